@@ -94,6 +94,8 @@ lane_counters! {
     Work from_guest_strays,
     /// Times the guest had more to send than the NIC had room for; the frames waited.
     Work from_guest_waits,
+    /// Times the guest had more to send than the port's limit allows; the frames waited.
+    Work from_guest_limit_waits,
     /// Times a frame waited because the guest had posted no buffer for it.
     Work to_guest_waits,
     /// Frame shorter than an Ethernet header (14 bytes).
@@ -138,6 +140,9 @@ lane_counters! {
     Drop to_guest_no_port,
     /// Network: the guest had no buffer for the frame, and not for some time, or the frame is to a group.
     Drop to_guest_no_buffer,
+    /// Frame beyond the port's limit of what its guest gets. A GSO packet of another guest counts as the frames that a
+    /// wire would carry.
+    Drop to_guest_limit,
     /// Frame longer than the guest's buffer (or than all its buffers, where they may be merged).
     Drop to_guest_buffer_too_small,
     /// Frame in several pieces that is longer than the interface's frames are, so that a piece or an end of another is

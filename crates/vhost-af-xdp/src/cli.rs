@@ -8,6 +8,7 @@ mod daemon;
 mod external;
 pub(crate) mod file;
 mod keys;
+mod limits;
 pub(crate) mod memory;
 mod network;
 mod offer;

@@ -15,6 +15,7 @@ use xsk::{BindRequest, BusyPoll};
 
 use self::file::ConfigFile;
 use crate::listener::Access;
+use crate::rates::PortRates;
 use crate::sandbox::{Layers, User};
 use device::features::OnRequest;
 use device::offloads::Offloads;
@@ -272,6 +273,8 @@ pub(crate) struct PortConfig {
     pub(crate) offload: Offloads,
     /// Features offered because somebody asked for them.
     pub(crate) offer: OnRequest,
+    /// How much the guest may send and get, at first.
+    pub(crate) rates: PortRates,
 }
 
 /// Ports that reach each other by address, and what they share.
@@ -801,6 +804,7 @@ mod tests {
             slices_from: None,
             offload: Offloads::NONE,
             offer: OnRequest::NONE,
+            rates: PortRates::UNLIMITED,
         }
     }
 

@@ -65,6 +65,7 @@ impl NullPort {
             slices_from: None,
             offload: Offloads::all(),
             offer: OnRequest::all(),
+            rates: crate::rates::PortRates::UNLIMITED,
         };
         let (interfaces, workers) = (Arc::new(Interfaces::default()), Arc::new(workers));
         let port = Port::open(config, interfaces, workers, Joined::Nothing);

@@ -24,6 +24,7 @@ mod network;
 mod nic;
 mod port;
 mod ports;
+mod rates;
 mod reload;
 mod sandbox;
 mod serve;

@@ -4,7 +4,8 @@
 //! Then, in this order: ports that are gone or changed end, networks that are gone, too, and uplinks that are to be others
 //! are given back; what the file says is what counts ([`keeper`](crate::guard::keeper)); networks have their uplinks, and
 //! ports that are new or changed begin. A port of which the file says the same as before is not looked at: its VMM stays
-//! connected, its frames go on, also to the other ports of a network whose uplink changes.
+//! connected, its frames go on, also to the other ports of a network whose uplink changes. So do those of a port that has
+//! other limits and nothing else.
 //!
 //! One thread does it, and one reading after the other. What cannot be done for one port is said, and the others are as
 //! the file has them; the next reading tries again.
@@ -23,6 +24,7 @@ use crate::config::file::{ConfigFile, Table};
 use crate::config::{Endpoint, NetworkConfig, NicConfig, PortConfig};
 use crate::guard::keeper::Requests;
 use crate::ports::{NO_THREAD, Ports};
+use crate::rates::{PortRates, is_limit};
 use crate::vhost_user::accept::VmmSource;
 
 /// What came of a reading.
@@ -163,6 +165,8 @@ struct Changes<C> {
 struct Difference {
     ports: Changes<PortConfig>,
     networks: Changes<NetworkConfig>,
+    /// Ports that go on with other limits.
+    limited: Vec<(Table, PortRates)>,
 }
 
 impl<C> Changes<C> {
@@ -199,6 +203,12 @@ impl<C> Changes<C> {
 
 fn of_name<'a>(tables: &'a [Table], name: &str) -> Option<&'a Table> {
     tables.iter().find(|table| table.name == name)
+}
+
+/// Lets a table take the place of the one of its name.
+fn replace(tables: &mut [Table], by: &Table) {
+    let known = tables.iter_mut().find(|table| table.name == by.name);
+    known.into_iter().for_each(|known| known.clone_from(by));
 }
 
 impl Reader {
@@ -276,14 +286,38 @@ impl Reader {
                 )),
             }
         };
+        let limited = self.limited(file)?;
+        let mut running = self.running.clone();
+        limited.iter().for_each(|(table, _)| replace(&mut running, table));
         Ok(Difference {
-            ports: Changes::between(&self.running, &file.ports, port)?,
+            limited,
+            ports: Changes::between(&running, &file.ports, port)?,
             networks: Changes::between(&self.networks, &file.networks, network)?,
         })
     }
 
+    /// Ports of which a file says other limits and nothing else.
+    /// Errors: they cannot be, with the line.
+    fn limited(&self, file: &ConfigFile) -> Result<Vec<(Table, PortRates)>, String> {
+        let mut limited = Vec::new();
+        for table in &file.ports {
+            let known = of_name(&self.running, &table.name);
+            let keys = known.map_or_else(Vec::new, |known| known.differences(table));
+            if !keys.is_empty() && keys.iter().all(|key| is_limit(key)) {
+                let built = (self.build.port)(&file.path, table, file.ports.len());
+                let port = built.map_err(|error| with_sources(&error))?;
+                limited.push((table.clone(), port.rates));
+            }
+        }
+        Ok(limited)
+    }
+
     fn apply(&mut self, file: ConfigFile, difference: Difference, outcome: &mut Outcome) {
-        let Difference { ports, networks } = difference;
+        let Difference {
+            ports,
+            networks,
+            limited,
+        } = difference;
         for (name, why) in ports.go {
             if let Err(error) = self.ports.remove(&name) {
                 outcome.failed.push(error.to_string());
@@ -309,6 +343,14 @@ impl Reader {
         if let Err(error) = self.requests.adopt() {
             outcome.failed.push(with_sources(&error));
             return;
+        }
+        for (table, rates) in limited {
+            self.ports.set_rates(&table.name, rates);
+            let name = &table.name;
+            outcome
+                .done
+                .push(format!("port {name} goes on with other limits: {rates}"));
+            replace(&mut self.running, &table);
         }
         for (table, network) in networks.come {
             self.have(table, network, outcome);

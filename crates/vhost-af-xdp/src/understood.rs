@@ -7,6 +7,7 @@ use xsk::BindRequest;
 
 use crate::api::status_view::{or_dash, table};
 use crate::config::{Control, Endpoint, ExternalProgram, MemberVlans, NicConfig, PortConfig, ServeConfig};
+use crate::rates::PortRates;
 
 /// All of it, with what was not said filled in; ends with a newline.
 pub(crate) fn render(config: &ServeConfig) -> String {
@@ -63,6 +64,13 @@ pub(crate) fn render(config: &ServeConfig) -> String {
         ports.add_row(row(port));
     }
     let _ = writeln!(text, "{ports}");
+    let limited = config
+        .ports
+        .iter()
+        .filter(|port| port.rates != PortRates::UNLIMITED);
+    for port in limited {
+        let _ = writeln!(text, "limits of {}: {}", port.name, port.rates);
+    }
     text
 }
 

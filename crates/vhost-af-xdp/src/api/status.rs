@@ -15,6 +15,7 @@ use super::network_status::NetworkStatus;
 use crate::guard::watchdog::{Hang, Watchdog};
 use crate::network::Network;
 use crate::port::Port;
+use crate::rates::PortRates;
 use crate::reload::Readings;
 use crate::sandbox::InForce;
 use crate::switch::workers::Workers;
@@ -74,6 +75,8 @@ pub(crate) struct PortStatus {
     pub(crate) busy: Option<String>,
     /// A VMM that came while another was there, and was refused.
     pub(crate) turned_away: Option<String>,
+    /// How much its guest may send and get.
+    pub(crate) limits: PortRates,
     /// How the last session ended: reason and sentence.
     pub(crate) last_closed: Option<(String, String)>,
     /// Its queue pairs.
@@ -226,6 +229,7 @@ impl PortStatus {
             sessions: shown.sessions,
             impaired: shown.impaired.as_ref().map(ToString::to_string),
             busy: busy.map(|busy| busy.to_string()),
+            limits: port.rates(),
             turned_away: port.window.turned_away().map(|turned| turned.to_string()),
             last_closed: (shown.last_closed.as_ref())
                 .map(|closed| (closed.name().to_owned(), closed.to_string())),

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use comfy_table::{CellAlignment, Row, Table, presets};
 
+use crate::rates::PortRates;
 use crate::reload::{self, Readings};
 
 use super::status::{LaneStatus, PortStatus, Status};
@@ -125,6 +126,9 @@ fn render_notes(text: &mut String, port: &PortStatus) {
     }
     if let Some(note) = &port.steering_note {
         let _ = writeln!(text, "  {note}");
+    }
+    if port.limits != PortRates::UNLIMITED {
+        let _ = writeln!(text, "  limits: {}", port.limits);
     }
     if let Some(reason) = &port.turned_away {
         let _ = writeln!(text, "  {reason}");

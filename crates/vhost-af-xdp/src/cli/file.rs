@@ -321,13 +321,17 @@ fn unknown(key: &str, keys: &Keys, port: &str) -> String {
 fn words_of(takes: Takes, value: &DeValue<'_>) -> Option<String> {
     match (takes, value) {
         (Takes::Flag, DeValue::Boolean(on)) => Some(on.to_string()),
-        (Takes::Number | Takes::Size | Takes::NameOrNumber | Takes::List(_), DeValue::Integer(number)) => {
+        (
+            Takes::Number | Takes::Size | Takes::Amount | Takes::NameOrNumber | Takes::List(_),
+            DeValue::Integer(number),
+        ) => {
             let number = i64::from_str_radix(number.as_str(), number.radix());
             number.ok().map(|number| number.to_string())
         }
-        (Takes::Size | Takes::NameOrNumber | Takes::Text | Takes::List(_), DeValue::String(text)) => {
-            Some(text.to_string())
-        }
+        (
+            Takes::Size | Takes::Amount | Takes::NameOrNumber | Takes::Text | Takes::List(_),
+            DeValue::String(text),
+        ) => Some(text.to_string()),
         (Takes::List(joint), DeValue::Array(list)) => {
             let word = |value: &Spanned<DeValue<'_>>| match value.get_ref() {
                 DeValue::Array(_) => None,

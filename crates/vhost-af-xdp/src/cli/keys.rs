@@ -16,6 +16,8 @@ pub(super) enum Takes {
     Number,
     /// A number, or with a unit, in quotes.
     Size,
+    /// A number, or with a unit of another kind.
+    Amount,
     Text,
     /// A user or a group.
     NameOrNumber,
@@ -31,6 +33,7 @@ impl Takes {
             _ if matches!(arg.get_action(), ArgAction::SetTrue) => Self::Flag,
             "N" | "M" | "BYTES" | "MICROSECONDS" | "SECONDS" | "FRAMES" | "FDNUM" | "FD" => Self::Number,
             "SIZE" => Self::Size,
+            "RATE" | "BURST" => Self::Amount,
             "USER" | "GROUP" => Self::NameOrNumber,
             "LIST" => Self::List(','),
             "FD:FD..." => Self::List(':'),
@@ -44,6 +47,7 @@ impl Takes {
             Self::Flag => "true or false",
             Self::Number => "a number such as 1, without quotes",
             Self::Size => "a size in quotes such as \"32GiB\", or a number of bytes",
+            Self::Amount => "an amount in quotes such as \"100M\", or a number",
             Self::Text => "text in quotes",
             Self::NameOrNumber => "a name in quotes, or a number",
             Self::List(_) => "a list such as [\"one\", 2], or text in quotes",

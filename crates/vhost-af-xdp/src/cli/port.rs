@@ -11,12 +11,14 @@ use super::access::AccessArgs;
 use super::busy_poll::BusyPollArgs;
 use super::external::ExternalArgs;
 use super::keys::Keys;
+use super::limits::LimitArgs;
 use super::memory::{MemoryArgs, of_a_pair, parse_packet_memory};
 use super::network::MemberArgs;
 use super::values::{ModeArg, VlanList, bind_request, mode_request, parse_mac, parse_vlans};
 use super::{keys, offer, offload, sentence};
 use crate::config::{Endpoint, NicConfig, Placement, PortConfig, Segments};
 use crate::nic::endpoint::COPY_BYTES;
+use crate::rates::Rates;
 
 /// Options that hold for all ports.
 #[derive(Debug, Clone, Args)]
@@ -103,6 +105,8 @@ pub(super) struct PortArgs {
     /// all, only some of ring-reset, access-platform, or all but some: a `-` before each. docs/vmm.md says which VMMs do
     #[arg(long, value_name = "LIST", default_value = "none", allow_hyphen_values = true)]
     offer: String,
+    #[command(flatten)]
+    limits: LimitArgs,
 }
 
 /// Keys of a port's table in a file: there each port says all of it.
@@ -216,6 +220,13 @@ impl PortArgs {
         let offload = offload::parse(&self.offload, self.memory.offloads())
             .map_err(anyhow::Error::msg)
             .with_context(|| format!("--offload {}", self.offload))?;
+        let rates = self.limits.build()?;
+        if self.memory == Placement::Direct && rates.to_guest != Rates::default() {
+            bail!(
+                "to-guest limits: with memory=direct a frame is in the guest's memory before anybody could drop it: use \
+                 memory=send-direct or copy for them"
+            );
+        }
         Ok(PortConfig {
             name: endpoint.to_string().into(),
             access: self.access.build()?,
@@ -231,6 +242,7 @@ impl PortArgs {
             },
             slices_from: None,
             memory: self.memory_rules.build(ports),
+            rates,
             segments: all.segments,
             busy_poll: all.busy_poll.build(),
             mac: self.mac,

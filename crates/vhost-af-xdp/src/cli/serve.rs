@@ -12,7 +12,7 @@ use super::port::{AllPortsArgs, PortArgs};
 use crate::config::{Endpoint, PortConfig, ServeConfig};
 
 /// Options that say something of ports: a file has all of that.
-pub(super) const OF_PORTS: [&str; 34] = [
+pub(super) const OF_PORTS: [&str; 42] = [
     "port",
     "socket_path",
     "fd",
@@ -38,6 +38,14 @@ pub(super) const OF_PORTS: [&str; 34] = [
     "vlan",
     "offload",
     "offer",
+    "from_guest_bits",
+    "from_guest_bits_burst",
+    "from_guest_packets",
+    "from_guest_packets_burst",
+    "to_guest_bits",
+    "to_guest_bits_burst",
+    "to_guest_packets",
+    "to_guest_packets_burst",
     "null",
     "frame_size",
     "mode",
@@ -62,8 +70,8 @@ pub(crate) struct ServeArgs {
     #[command(flatten)]
     all: AllPortsArgs,
     /// A further guest: KEY=VALUE pairs of socket-path, fd, client, ifname, cable, queues, start-queue, memory,
-    /// packet-memory, max-memory, memory-files, mac, vlan, offload, offer (lists joined by `+` here), and of --inhibit
-    /// and its companions; what is missing comes from the options above. May be repeated
+    /// packet-memory, max-memory, memory-files, mac, vlan, offload, offer (lists joined by `+` here), the limits, and of
+    /// --inhibit and its companions; what is missing comes from the options above. May be repeated
     #[arg(long, value_name = "KEY=VALUE,...")]
     port: Vec<String>,
     #[command(flatten)]

@@ -67,6 +67,7 @@ use crate::switch::from_guest::Sender;
 use crate::switch::gso::GsoPacket;
 use crate::switch::lane::{Blame, Lane, Near, Stopped, Work};
 use crate::switch::limits::BATCH;
+use crate::switch::rate_limit::PortLimits;
 use device::counters::PairCounters;
 use device::pair::{Piece, QueuePair};
 
@@ -298,7 +299,9 @@ impl<N: Nic> Lane for DirectLane<N> {
     }
 
     fn arm(&mut self, _near: Near<'_>) -> Work {
-        if self.pair.from_guest.enabled && self.pair.from_guest.queue.enable_kicks() {
+        // Kicks of a guest that is held back tell nothing.
+        let held = Work::held(self.sender.throttle.held());
+        if held == Work::None && self.pair.from_guest.enabled && self.pair.from_guest.queue.enable_kicks() {
             return self.end.when_chains_wait();
         }
         if self.pair.to_guest.enabled {
@@ -312,7 +315,7 @@ impl<N: Nic> Lane for DirectLane<N> {
             }
         }
         let soon = self.end.has_unsent() || self.pair.is_polled();
-        if soon { Work::Soon } else { Work::None }
+        if soon { held.max(Work::Soon) } else { held }
     }
 
     fn pair(&self) -> Option<&QueuePair> {
@@ -321,6 +324,10 @@ impl<N: Nic> Lane for DirectLane<N> {
 
     fn pair_mut(&mut self) -> Option<&mut QueuePair> {
         Some(&mut self.pair)
+    }
+
+    fn set_limits(&mut self, limits: &PortLimits) {
+        self.sender.throttle.set(limits.from_guest.as_ref());
     }
 
     fn nic(&self) -> Option<BorrowedFd<'_>> {

@@ -18,6 +18,7 @@ use crate::nic::interface_queue::Coupled;
 use crate::nic::queue::Nic;
 use crate::switch::from_guest::Sender;
 use crate::switch::lane::{Blame, Lane, Near, Peer, Stopped, Work};
+use crate::switch::rate_limit::{PortLimits, RateLimit};
 use crate::switch::receiver::{Receiver, has_frames};
 
 pub(crate) struct SendDirectLane<N> {
@@ -27,6 +28,8 @@ pub(crate) struct SendDirectLane<N> {
     sender: Sender,
     receiver: Receiver,
     buffers: Chains,
+    /// What its guest may get.
+    limit: Option<Arc<RateLimit>>,
 }
 
 impl<N: Nic> SendDirectLane<N> {
@@ -47,6 +50,7 @@ impl<N: Nic> SendDirectLane<N> {
             sender: Sender::default(),
             receiver,
             buffers: Chains::default(),
+            limit: None,
         }
     }
 
@@ -54,7 +58,8 @@ impl<N: Nic> SendDirectLane<N> {
         if !self.pair.to_guest.enabled || !has_frames(&mut self.end.queue) {
             return Ok(0);
         }
-        let mut guest = Peer::new(&mut self.pair, &mut self.buffers, &self.counters);
+        let guest = Peer::new(&mut self.pair, &mut self.buffers, &self.counters);
+        let mut guest = guest.limited(self.limit.as_ref());
         self.receiver.deliver(&mut self.end.queue, &mut guest)
     }
 }
@@ -74,15 +79,17 @@ impl<N: Nic> Lane for SendDirectLane<N> {
 
     fn arm(&mut self, _near: Near<'_>) -> Work {
         let waiting = self.receiver.arm(&mut self.end.queue);
-        if self.pair.from_guest.enabled && self.pair.from_guest.queue.enable_kicks() {
+        // Kicks of a guest that is held back tell nothing.
+        let held = Work::held(self.sender.throttle.held());
+        if held == Work::None && self.pair.from_guest.enabled && self.pair.from_guest.queue.enable_kicks() {
             return self.end.when_chains_wait();
         }
         if waiting && let Some(work) = self.receiver.when_frames_wait(&mut self.pair.to_guest) {
-            return work;
+            return work.max(held);
         }
         match self.end.has_unsent() || self.pair.is_polled() {
-            true => Work::Soon,
-            false => Work::None,
+            true => held.max(Work::Soon),
+            false => held,
         }
     }
 
@@ -92,6 +99,11 @@ impl<N: Nic> Lane for SendDirectLane<N> {
 
     fn pair_mut(&mut self) -> Option<&mut QueuePair> {
         Some(&mut self.pair)
+    }
+
+    fn set_limits(&mut self, limits: &PortLimits) {
+        self.sender.throttle.set(limits.from_guest.as_ref());
+        self.limit.clone_from(&limits.to_guest);
     }
 
     fn nic(&self) -> Option<BorrowedFd<'_>> {

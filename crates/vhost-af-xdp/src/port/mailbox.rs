@@ -18,6 +18,8 @@ pub(crate) enum Task {
     Disconnect,
     /// The interface may have changed.
     Link,
+    /// The operator changes something of it.
+    Change,
     /// The daemon ends, or the port alone.
     End,
 }
@@ -29,6 +31,7 @@ impl fmt::Display for Task {
             Self::Request => "a request of its VMM",
             Self::Disconnect => "the end of its session",
             Self::Link => "a look at its interface",
+            Self::Change => "a change of its configuration",
             Self::End => "its end",
         })
     }

@@ -12,6 +12,7 @@ pub(crate) mod features;
 pub(crate) mod journal;
 pub(crate) mod lane_facts;
 pub(crate) mod lanes;
+mod limits;
 mod link;
 mod mailbox;
 pub(crate) mod memory;
@@ -48,6 +49,7 @@ use crate::port::reasons::{Closed, Impaired};
 use crate::port::session::{FaultCell, PortContext, Session};
 use crate::port::shown::{Shown, ShownInterface, ShownSession, Window};
 use crate::port::wakers::Wakers;
+use crate::switch::rate_limit::PortLimits;
 use crate::switch::workers::Workers;
 
 /// How long a daemon that starts waits for a queue that is taken. The kernel gives up that of one that was killed under
@@ -174,6 +176,8 @@ pub(crate) struct Port {
     /// As the log and `status` have it.
     name: Arc<str>,
     mailbox: Mailbox<PortState>,
+    /// How much its guest may send and get.
+    limits: Mutex<PortLimits>,
     /// See [`PortContext::lines`].
     direct_lines: Mutex<LogLimit>,
     /// What is seen of the state from outside.
@@ -268,6 +272,7 @@ impl Port {
         let port = Self {
             name: Arc::clone(&config.name),
             counters: (0..config.queues).map(|_| Arc::default()).collect(),
+            limits: Mutex::new(PortLimits::new(config.rates)),
             config,
             interfaces,
             joined,
@@ -367,6 +372,7 @@ impl Port {
             name: &self.name,
             lines: &self.direct_lines,
             counters: &self.counters,
+            limits: self.limits(),
             far,
             opens: true,
         }

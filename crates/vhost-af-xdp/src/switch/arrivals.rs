@@ -22,6 +22,7 @@ use xsk::{Frame, RxDesc, Umem, UmemOffset};
 use super::bytes::{UmemRange, received_bytes_mut};
 use super::checksums::{self, Looks};
 use super::limits::BATCH;
+use super::rate_limit::{Cost, Policer};
 use super::to_guest::{Delivery, Fit, NO_OFFLOAD, UmemBytes, with_buffers};
 use crate::nic::custody::Stray;
 use crate::nic::endpoint::NicQueue;
@@ -68,6 +69,8 @@ pub(crate) struct Arrivals {
     whole: usize,
     /// Of that one a piece is missing.
     torn: bool,
+    /// The next piece is of a frame that the guest may not get.
+    refused: bool,
     /// Where the frame to be written lies.
     ranges: Vec<UmemRange>,
     /// The guest has buffers, but fewer than the frame in hand needs.
@@ -96,6 +99,7 @@ impl Arrivals {
             frames: [FramePieces::default(); MOST_FRAMES],
             whole: 0,
             torn: false,
+            refused: false,
             ranges: Vec::with_capacity(BATCH * 2),
             short: false,
         }
@@ -129,12 +133,13 @@ impl Arrivals {
         Ok(())
     }
 
-    /// Takes what the NIC received, and delivers it as far as the guest has buffers.
+    /// Takes what the NIC received, and delivers it as far as the guest has buffers, and may get it.
     /// Errors: what the guest did wrong.
     pub(crate) fn deliver<N: Nic>(
         &mut self,
         queue: &mut NicQueue<N>,
         delivery: &mut Delivery<'_>,
+        policer: &mut Policer<'_>,
     ) -> Result<(), Fault> {
         let NicQueue {
             nic,
@@ -147,12 +152,19 @@ impl Arrivals {
         let mut waits = self.deliver_batch(received, umem, delivery)?;
         if !waits {
             self.give_back(received, empty);
-            if self.looks.is_none() {
+            if self.looks.is_none() && policer.limit.is_none() {
                 waits = self.deliver_plainly(queue, delivery)?;
             } else if delivery.has_buffer()? {
                 // What finds no buffer is better left to the kernel to count.
                 for piece in nic.from_nic(MOST_FRAMES) {
-                    self.push(custody.judge(piece), received, umem, delivery.counters);
+                    let arrival = custody.judge(piece);
+                    if policer.limit.is_none()
+                        || self.may_get(&arrival, received.len(), policer, delivery.counters)
+                    {
+                        self.push(arrival, received, umem, delivery.counters);
+                    } else if let Ok(piece) = arrival {
+                        empty.push(piece.frame);
+                    }
                 }
                 waits = self.deliver_batch(received, umem, delivery)?;
                 if !waits {
@@ -198,6 +210,33 @@ impl Arrivals {
             self.give_back(received, empty);
         }
         Ok(false)
+    }
+
+    /// Whether the guest may get the frame that a piece is of; if not that is counted. `received`: pieces in hand.
+    #[cold]
+    fn may_get(
+        &mut self,
+        arrival: &Result<RxDesc, Stray>,
+        received: usize,
+        policer: &mut Policer<'_>,
+        counters: &PairCounters,
+    ) -> bool {
+        let Ok(piece) = arrival else {
+            self.refused = false;
+            return true;
+        };
+        let is_first = received == self.whole && !self.torn;
+        if std::mem::take(&mut self.refused) {
+            self.refused = piece.more;
+            return false;
+        }
+        if !is_first {
+            policer.owe(piece.len);
+            return true;
+        }
+        let may = policer.lets_pass(|| Cost::frame(piece.len), counters);
+        self.refused = !may && piece.more;
+        may
     }
 
     /// Takes a piece in; with its last one a frame is whole. What cannot be a frame is counted.

@@ -10,6 +10,7 @@ use device::pair::{Cursor, Fault, Piece, QueuePair, Sending};
 use virtqueue::{Buffer, ChainId, Chains};
 
 use super::limits::{BATCH, BYTES_A_FRAME, DESCRIPTORS_A_FRAME};
+use super::rate_limit::Throttle;
 
 /// A frame of the guest's that is to be sent, where it lies.
 #[derive(Clone, Copy)]
@@ -164,7 +165,9 @@ pub(crate) struct Sender {
     /// Frames that were sent beyond the turns so far.
     owed: usize,
     takes: Takes,
-    chains: Chains,
+    pub(super) chains: Chains,
+    /// Holds a guest back that sends more than it may.
+    pub(crate) throttle: Throttle,
 }
 
 /// What a burst did.
@@ -182,7 +185,10 @@ impl Sender {
     /// A turn begins; how many frames it has.
     #[inline]
     pub(crate) fn begin(&mut self) -> usize {
-        self.left = BATCH.saturating_sub(self.owed);
+        self.left = match self.throttle.is_held() {
+            true => 0,
+            false => BATCH.saturating_sub(self.owed),
+        };
         self.owed = self.owed.saturating_sub(BATCH);
         self.left
     }
@@ -256,9 +262,17 @@ impl Sender {
                                 head: &[],
                                 replaced: 0,
                             });
-                            let put = sink.put(chain.id, frame, &mut turn);
-                            full = put == Put::NoRoom;
-                            Some(put).filter(|_| !full)
+                            if self.throttle.holds(|| Some(frame?.cost()), counters) {
+                                None
+                            } else {
+                                let put = sink.put(chain.id, frame, &mut turn);
+                                full = put == Put::NoRoom;
+                                if full && frame.is_some() {
+                                    let cost = self.throttle.last();
+                                    self.throttle.give_back(cost);
+                                }
+                                Some(put).filter(|_| !full)
+                            }
                         }
                     }
                 }

@@ -21,6 +21,7 @@ use xsk::{FramePool, TxDesc, Umem, UmemOffset};
 
 use super::bytes::{guest_to_umem, own_bytes};
 use super::from_guest::GuestFrame;
+use super::rate_limit::Cost;
 use crate::nic::binding::TX_METADATA_BYTES;
 use crate::nic::queue::Sends;
 use device::counters::PairCounters;
@@ -88,6 +89,17 @@ impl GuestFrame<'_> {
         self.read_start(headers);
         let plan = Plan::new(headers, len, gso).ok()?;
         (self.sending.request.csum == Some(plan.checksum_at())).then_some(plan)
+    }
+
+    /// What it is on a wire.
+    pub(crate) fn cost(&self) -> Cost {
+        let one = Cost::frame(self.sending.len);
+        let gso = self.sending.request.gso;
+        let plan = gso.and_then(|gso| self.plan(gso, &mut [0; HEADERS_MAX]));
+        plan.map_or(one, |plan| Cost {
+            frames: plan.segments(),
+            bytes: one.bytes + u64::from(plan.segments() - 1) * plan.header_len() as u64,
+        })
     }
 
     /// Copies its first bytes.

@@ -25,6 +25,7 @@ use super::gso::{FromChain, GsoPacket};
 use super::lane::{Blame, Lane, Near, Peer, Stopped, Work};
 use super::limits::BATCH;
 use super::pending::Pending;
+use super::rate_limit::{Policer, PortLimits, RateLimit};
 use super::to_guest::{Bytes, Delivery, Fit, IN_ONE_BUFFER, NO_OFFLOAD, with_buffers};
 
 /// See the module's head: one end.
@@ -34,6 +35,8 @@ pub(crate) struct GuestLane {
     sender: Sender,
     buffers: Chains,
     pending: Pending,
+    /// What its guest may get.
+    limit: Option<Arc<RateLimit>>,
     /// A frame of its guest's waits for buffers of the peer.
     waits: bool,
 }
@@ -46,6 +49,7 @@ impl GuestLane {
             sender: Sender::default(),
             buffers: Chains::default(),
             pending: Pending::default(),
+            limit: None,
             waits: false,
         }
     }
@@ -105,7 +109,7 @@ struct GuestSink<'a> {
 pub(crate) enum Passed {
     /// The other guest has it, or will never have room for it.
     Yes,
-    /// Its headers are not what it asks for.
+    /// It is lost, which is counted: its headers are not what it asks for, or the other guest may not get it.
     Dropped,
     /// The other guest has no room for it now.
     Later,
@@ -190,6 +194,7 @@ impl GuestSink<'_> {
 pub(crate) struct Passing<'a> {
     delivery: Delivery<'a>,
     pending: &'a mut Pending,
+    policer: Policer<'a>,
 }
 
 impl<'a> Passing<'a> {
@@ -201,17 +206,35 @@ impl<'a> Passing<'a> {
             return Ok(None);
         };
         let delivery = Delivery::begin_with(guest.pair, guest.buffers, guest.counters, most)?;
-        Ok(Some(Self { delivery, pending }))
+        Ok(Some(Self {
+            delivery,
+            pending,
+            policer: guest.policer,
+        }))
     }
 
     /// Passes a frame on; `from`: counters of the guest that sends.
     /// Errors: what the guest that receives did wrong; then the burst is over.
     #[inline]
     pub(crate) fn pass(&mut self, frame: GuestFrame<'_>, from: &PairCounters) -> Result<Passed, Fault> {
-        let Self { delivery, pending } = self;
-        if pending.is_some() {
+        if self.pending.is_some() {
             return Ok(Passed::Later);
         }
+        if !self.policer.lets_pass(|| frame.cost(), self.delivery.counters) {
+            return Ok(Passed::Dropped);
+        }
+        let passed = self.put(frame, from)?;
+        if passed == Passed::Later {
+            self.policer.give_back(|| frame.cost());
+        }
+        Ok(passed)
+    }
+
+    #[inline]
+    fn put(&mut self, frame: GuestFrame<'_>, from: &PairCounters) -> Result<Passed, Fault> {
+        let Self {
+            delivery, pending, ..
+        } = self;
         let &Sending { len, request, .. } = frame.sending;
         if let Some(gso) = request.gso {
             return pass_packet(frame, gso, from, delivery, pending);
@@ -355,24 +378,26 @@ impl Lane for GuestLane {
     }
 
     fn arm(&mut self, near: Near<'_>) -> Work {
-        let frames = self.pair.from_guest.enabled && self.pair.from_guest.queue.enable_kicks();
+        // Kicks of a guest that is held back tell nothing.
+        let mut work = Work::held(self.sender.throttle.held());
+        let frames =
+            work == Work::None && self.pair.from_guest.enabled && self.pair.from_guest.queue.enable_kicks();
         if frames && !self.waits {
             return Work::Now;
         }
         // Buffers are there, but fewer than the frame needs: their kick may have come already.
-        let mut work = Work::None;
         if frames
             && near
                 .into_peer()
                 .is_some_and(|peer| peer.pair.to_guest.queue.enable_kicks())
         {
-            work = Work::Soon;
+            work = work.max(Work::Soon);
         }
         if self.pending.is_some() && self.pair.to_guest.enabled && self.pair.to_guest.queue.enable_kicks() {
-            work = Work::Soon;
+            work = work.max(Work::Soon);
         }
         if self.pair.is_polled() {
-            work = Work::Soon;
+            work = work.max(Work::Soon);
         }
         work
     }
@@ -391,7 +416,13 @@ impl Lane for GuestLane {
             buffers: &mut self.buffers,
             counters: &self.counters,
             pending: Some(&mut self.pending),
+            policer: Policer::new(self.limit.as_ref()),
         })
+    }
+
+    fn set_limits(&mut self, limits: &PortLimits) {
+        self.sender.throttle.set(limits.from_guest.as_ref());
+        self.limit.clone_from(&limits.to_guest);
     }
 
     fn inject(&mut self, frame: &[u8], near: Near<'_>) {

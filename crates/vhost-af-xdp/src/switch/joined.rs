@@ -17,6 +17,7 @@ use virtqueue::Chains;
 use super::from_guest::{Sender, Sink, Turn};
 use super::lane::{Blame, Lane, Near, Peer, Stopped, Work};
 use super::limits::SEGMENTS;
+use super::rate_limit::{PortLimits, RateLimit};
 use super::receiver::{Receiver, has_frames};
 use super::to_nic::{NicSink, Transmit};
 use crate::nic::endpoint::NicQueue;
@@ -31,6 +32,8 @@ pub(crate) struct CopyLane<N> {
     transmit: Transmit,
     receiver: Receiver,
     buffers: Chains,
+    /// What its guest may get.
+    limit: Option<Arc<RateLimit>>,
     /// The guest's next frame waits until frames that were sent come back.
     waits_for_room: bool,
 }
@@ -48,6 +51,7 @@ impl<N: Nic> CopyLane<N> {
             transmit: Transmit::default(),
             receiver,
             buffers: Chains::default(),
+            limit: None,
             waits_for_room: false,
         }
     }
@@ -90,8 +94,9 @@ impl<N: Nic> CopyLane<N> {
     }
 
     fn to_guest(&mut self) -> Result<usize, Fault> {
-        let mut guest = Peer::new(&mut self.pair, &mut self.buffers, &self.counters);
-        self.receiver.deliver(&mut self.queue, &mut guest)
+        let guest = Peer::new(&mut self.pair, &mut self.buffers, &self.counters);
+        self.receiver
+            .deliver(&mut self.queue, &mut guest.limited(self.limit.as_ref()))
     }
 
     /// What arrived for a pair that is off goes to another.
@@ -125,7 +130,9 @@ impl<N: Lent> Lane for CopyLane<N> {
     fn arm(&mut self, near: Near<'_>) -> Work {
         let waiting = self.receiver.arm(&mut self.queue);
         let wants_room = self.waits_for_room || self.transmit.has_rest();
-        if self.pair.from_guest.enabled && self.pair.from_guest.queue.enable_kicks() {
+        // Kicks of a guest that is held back tell nothing.
+        let held = Work::held(self.sender.throttle.held());
+        if held == Work::None && self.pair.from_guest.enabled && self.pair.from_guest.queue.enable_kicks() {
             let full = self.queue.nic.room_to_nic() == 0 || self.queue.pool.is_empty();
             let stuck = full || (wants_room && self.queue.nic.unsent() > 0);
             return if stuck { Work::Soon } else { Work::Now };
@@ -137,11 +144,11 @@ impl<N: Lent> Lane for CopyLane<N> {
                 None => None,
             };
             if let Some(work) = to_guest.and_then(|vring| self.receiver.when_frames_wait(vring)) {
-                return work;
+                return work.max(held);
             }
         }
         let soon = self.queue.nic.unsent() > 0 || self.transmit.has_rest() || self.pair.is_polled();
-        if soon { Work::Soon } else { Work::None }
+        if soon { held.max(Work::Soon) } else { held }
     }
 
     fn pair(&self) -> Option<&QueuePair> {
@@ -153,7 +160,13 @@ impl<N: Lent> Lane for CopyLane<N> {
     }
 
     fn peer(&mut self) -> Option<Peer<'_>> {
-        Some(Peer::new(&mut self.pair, &mut self.buffers, &self.counters))
+        let peer = Peer::new(&mut self.pair, &mut self.buffers, &self.counters);
+        Some(peer.limited(self.limit.as_ref()))
+    }
+
+    fn set_limits(&mut self, limits: &PortLimits) {
+        self.sender.throttle.set(limits.from_guest.as_ref());
+        self.limit.clone_from(&limits.to_guest);
     }
 
     fn nic(&self) -> Option<BorrowedFd<'_>> {

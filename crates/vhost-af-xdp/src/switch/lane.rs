@@ -13,8 +13,10 @@
 //!     any ──taken by control──▶ stop()         (consumed; the vring bases remain, and calls to be made)
 //! ```
 
+use std::cmp::Reverse;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use device::counters::PairCounters;
 use virtqueue::Chains;
@@ -22,6 +24,7 @@ use virtqueue::Chains;
 pub(crate) use super::lane_id::{LaneId, SlotAt};
 use super::members::Members;
 use super::pending::Pending;
+use super::rate_limit::{Policer, PortLimits, RateLimit};
 use crate::nic::endpoint::NicQueue;
 use crate::nic::xdp::XdpNic;
 
@@ -32,11 +35,24 @@ use device::pair::{Fault, QueuePair};
 pub(crate) enum Work {
     /// Nothing: a kick or a frame will wake.
     None,
+    /// Nothing for so long; then look again.
+    Later(Reverse<Duration>),
     /// Something that no file descriptor announces (frames the NIC has not sent yet): look again
     /// within a millisecond.
     Soon,
     /// Work is there: do not sleep.
     Now,
+}
+
+impl Work {
+    /// Of a lane whose guest is held back for so long; [`Self::None`]: it is not.
+    pub(crate) fn held(wait: Option<Duration>) -> Self {
+        match wait {
+            None => Self::None,
+            Some(Duration::ZERO) => Self::Now,
+            Some(wait) => Self::Later(Reverse(wait)),
+        }
+    }
 }
 
 /// Who did wrong.
@@ -56,6 +72,8 @@ pub(crate) struct Peer<'a> {
     pub(crate) counters: &'a PairCounters,
     /// What waits to be delivered to it, if it takes frames of other guests.
     pub(crate) pending: Option<&'a mut Pending>,
+    /// What it may get.
+    pub(crate) policer: Policer<'a>,
 }
 
 impl<'a> Peer<'a> {
@@ -66,6 +84,15 @@ impl<'a> Peer<'a> {
             buffers,
             counters,
             pending: None,
+            policer: Policer::default(),
+        }
+    }
+
+    /// The same, where there may be a limit of what it gets.
+    pub(crate) fn limited(self, limit: Option<&'a Arc<RateLimit>>) -> Self {
+        Self {
+            policer: Policer::new(limit),
+            ..self
         }
     }
 }
@@ -134,6 +161,8 @@ pub(crate) trait Lane: Send {
     }
     /// Who belongs to the lane's network now, and where.
     fn meet(&mut self, _members: &Arc<Members>) {}
+    /// What its guest may send and get, from now on.
+    fn set_limits(&mut self, _limits: &PortLimits) {}
     /// The NIC's descriptor, readable when frames arrive; `None`: there is none.
     fn nic(&self) -> Option<BorrowedFd<'_>> {
         None

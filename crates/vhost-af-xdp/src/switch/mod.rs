@@ -9,6 +9,7 @@
 #[cfg(test)]
 mod any_order_tests;
 pub(crate) mod arrivals;
+mod bucket;
 pub(crate) mod bytes;
 pub(crate) mod checksums;
 mod cutter;
@@ -34,6 +35,7 @@ pub(crate) mod pending;
 mod pieces_tests;
 pub(crate) mod port_lane;
 pub(crate) mod progress;
+pub(crate) mod rate_limit;
 pub(crate) mod receiver;
 pub(crate) mod role;
 mod slots;

@@ -23,33 +23,33 @@ use device::counters::PairCounters;
 use device::offloads::Offloads;
 
 const NETWORK: &str = "lan";
-const BROADCAST: Mac = [0xff; 6];
-const STRANGER: Mac = [2, 0, 0, 0, 1, 0];
+pub(super) const BROADCAST: Mac = [0xff; 6];
+pub(super) const STRANGER: Mac = [2, 0, 0, 0, 1, 0];
 
 /// A port with its guest.
-struct Port {
+pub(super) struct Port {
     memory: Memory,
-    from_guest: QueueDriver,
+    pub(super) from_guest: QueueDriver,
     to_guest: QueueDriver,
-    counters: Arc<PairCounters>,
+    pub(super) counters: Arc<PairCounters>,
     /// Where its receive buffers are, by the number that the driver knows them by.
     buffers: Vec<GuestAddr>,
 }
 
-struct World {
-    ports: Vec<Port>,
-    slots: Vec<Slot>,
+pub(super) struct World {
+    pub(super) ports: Vec<Port>,
+    pub(super) slots: Vec<Slot>,
     tables: Tables,
     /// Of the uplink, if there is one.
-    wire: Option<Arc<Mutex<Wire>>>,
+    pub(super) wire: Option<Arc<Mutex<Wire>>>,
     uplink: Arc<PairCounters>,
 }
 
-fn mac(port: u8) -> Mac {
+pub(super) fn mac(port: u8) -> Mac {
     [2, 0, 0, 0, 0, port]
 }
 
-fn frame(to: Mac, from: Mac, len: usize) -> Vec<u8> {
+pub(super) fn frame(to: Mac, from: Mac, len: usize) -> Vec<u8> {
     let mut frame = [&to[..], &from[..], &[0x88, 0xb5]].concat();
     frame.extend((0..len.saturating_sub(14)).map(|at| at as u8));
     frame
@@ -57,7 +57,7 @@ fn frame(to: Mac, from: Mac, len: usize) -> Vec<u8> {
 
 impl World {
     /// Ports with so many receive buffers each.
-    fn new(ports: &[usize]) -> Self {
+    pub(super) fn new(ports: &[usize]) -> Self {
         let known = (0..ports.len() as u8).map(|port| TablePort {
             mac: mac(port),
             ..TablePort::default()
@@ -134,7 +134,7 @@ impl World {
     }
 
     /// An uplink whose NIC has so many chunks, half of them to receive into.
-    fn with_uplink(mut self, chunks: usize) -> Self {
+    pub(super) fn with_uplink(mut self, chunks: usize) -> Self {
         let umem = own_memory(chunks);
         let mut wire = Wire::new(umem.clone(), chunks, chunks);
         wire.fill = chunks;
@@ -155,11 +155,11 @@ impl World {
         self
     }
 
-    fn acquaint(&mut self) {
+    pub(super) fn acquaint(&mut self) {
         slots::acquaint(&mut self.slots, &self.tables);
     }
 
-    fn breathe(&mut self) {
+    pub(super) fn breathe(&mut self) {
         for at in 0..self.slots.len() {
             let breath = slots::breathe(&mut self.slots, at);
             if breath.is_some_and(|breath| breath.left) {
@@ -169,7 +169,7 @@ impl World {
     }
 
     /// The NIC receives a frame.
-    fn arrive(&mut self, frame: &[u8]) {
+    pub(super) fn arrive(&mut self, frame: &[u8]) {
         let wire = self.wire.as_ref().expect("an uplink");
         let mut wire = wire.lock().expect("no panic");
         wire.receive(frame.len() as u32, false);
@@ -179,7 +179,7 @@ impl World {
 }
 
 impl Port {
-    fn post(&mut self, buffers: usize) {
+    pub(super) fn post(&mut self, buffers: usize) {
         for _ in 0..buffers {
             let addr = self.memory.ram.alloc(2048, 64).expect("memory is left");
             self.to_guest.add(&[Buffer::writable(addr, 2048)]).expect("room");
@@ -188,7 +188,8 @@ impl Port {
         self.to_guest.publish();
     }
 
-    fn send(&mut self, frame: &[u8]) {
+    /// Whether the driver would kick us for it.
+    pub(super) fn send(&mut self, frame: &[u8]) -> bool {
         let bytes = [&[0; HEADER as usize][..], frame].concat();
         let addr = self
             .memory
@@ -199,11 +200,11 @@ impl Port {
         self.from_guest
             .add(&[Buffer::readable(addr, bytes.len() as u32)])
             .expect("room");
-        self.from_guest.publish();
+        self.from_guest.publish()
     }
 
     /// Frames that it has got, in their order.
-    fn got(&mut self) -> Vec<Vec<u8>> {
+    pub(super) fn got(&mut self) -> Vec<Vec<u8>> {
         let mut got = Vec::new();
         while let Some(used) = self.to_guest.take_used() {
             let mut bytes = vec![0; used.len as usize];

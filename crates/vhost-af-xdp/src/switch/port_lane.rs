@@ -27,6 +27,7 @@ use super::lane::{Blame, Lane, Near, Network, Peer, SlotAt, Stopped, Work};
 use super::limits::BATCH;
 use super::members::Members;
 use super::pending::Pending;
+use super::rate_limit::{Cost, Policer, PortLimits, RateLimit};
 use super::table::{Destination, PortNumber, Station, Table, TablePort};
 use super::to_group::write_copy;
 use super::to_guest::NO_OFFLOAD;
@@ -46,6 +47,8 @@ struct Judged {
     vlan: u16,
     /// The frame has its tag.
     is_tagged: bool,
+    /// What it took of the port's limit, if there is one.
+    cost: Cost,
     head: [u8; HEAD_BYTES],
 }
 
@@ -64,6 +67,7 @@ impl Judged {
         to: Destination::Unknown,
         vlan: 0,
         is_tagged: false,
+        cost: Cost { frames: 0, bytes: 0 },
         head: [0; HEAD_BYTES],
     };
 
@@ -184,6 +188,8 @@ pub(crate) struct PortLane {
     /// Room for its buffers.
     buffers: Chains,
     pending: Pending,
+    /// What its guest may get.
+    limit: Option<Arc<RateLimit>>,
     /// A frame of its guest's waits for room.
     waits: bool,
 }
@@ -210,6 +216,7 @@ impl PortLane {
             transmit: Transmit::default(),
             buffers: Chains::default(),
             pending: Pending::default(),
+            limit: None,
             waits: false,
         }
     }
@@ -238,6 +245,13 @@ impl PortLane {
         }
         let Burst { network, turn, done } = burst;
         self.sender.settle(&mut self.pair, &turn, done, &self.counters);
+        if self.sender.throttle.is_on() {
+            let back = self.chains[done..self.judged]
+                .iter()
+                .filter(|judged| judged.is_sent);
+            let throttle = &mut self.sender.throttle;
+            back.for_each(|judged| throttle.give_back(judged.cost));
+        }
         if done > 0 {
             // Before they are sent: should we die in between, they are lost; the other way round a successor would
             // send them once more.
@@ -272,7 +286,12 @@ impl PortLane {
     fn judge(&mut self, turn: &Turn) -> Result<(), Fault> {
         let Self {
             pair,
-            sender,
+            sender:
+                Sender {
+                    chains: taken,
+                    throttle,
+                    ..
+                },
             chains,
             judged,
             counters,
@@ -284,17 +303,23 @@ impl PortLane {
         };
         let mut work = turn.anew();
         let mut known = Known::default();
-        for (chain, of_chain) in sender.chains().chains.iter().zip(chains) {
+        for (chain, of_chain) in taken.chains.iter().zip(chains) {
             if !work.takes_more() {
                 break;
             }
-            let buffers = sender.chains().buffers(chain);
+            let buffers = taken.buffers(chain);
             of_chain.is_sent = pair.judge_into(chain, buffers, None, counters, &mut of_chain.sending)?;
             if of_chain.is_sent {
                 read_head(pair, buffers, &of_chain.sending, &mut of_chain.head);
                 work.tally.add(of_chain.sending.len);
                 let found = known.find(&self.members.table, port, of_chain, counters);
                 of_chain.is_sent = found.is_some();
+                if throttle.is_on() {
+                    if throttle.holds(|| Some(of_chain.frame(pair, buffers)?.cost()), counters) {
+                        break;
+                    }
+                    of_chain.cost = throttle.last();
+                }
             }
             work.note(buffers.len());
             *judged += 1;
@@ -561,7 +586,10 @@ impl Lane for PortLane {
     }
 
     fn arm(&mut self, _near: Near<'_>) -> Work {
-        let frames = self.pair.from_guest.enabled && self.pair.from_guest.queue.enable_kicks();
+        // Kicks of a guest that is held back tell nothing.
+        let held = Work::held(self.sender.throttle.held());
+        let frames =
+            held == Work::None && self.pair.from_guest.enabled && self.pair.from_guest.queue.enable_kicks();
         if frames && !self.waits {
             return Work::Now;
         }
@@ -569,8 +597,8 @@ impl Lane for PortLane {
             self.pending.is_some() && self.pair.to_guest.enabled && self.pair.to_guest.queue.enable_kicks();
         // What frames wait for nobody tells of: room in another's queue.
         match frames || buffers || self.transmit.has_rest() || self.pair.is_polled() {
-            true => Work::Soon,
-            false => Work::None,
+            true => held.max(Work::Soon),
+            false => held,
         }
     }
 
@@ -588,7 +616,13 @@ impl Lane for PortLane {
             buffers: &mut self.buffers,
             counters: &self.counters,
             pending: Some(&mut self.pending),
+            policer: Policer::new(self.limit.as_ref()),
         })
+    }
+
+    fn set_limits(&mut self, limits: &PortLimits) {
+        self.sender.throttle.set(limits.from_guest.as_ref());
+        self.limit.clone_from(&limits.to_guest);
     }
 
     fn meet(&mut self, members: &Arc<Members>) {

@@ -39,7 +39,7 @@ impl Receiver {
         guest: &mut Peer<'_>,
     ) -> Result<usize, Fault> {
         let mut delivery = Delivery::begin(guest.pair, guest.buffers, guest.counters)?;
-        let delivered = self.arrivals.deliver(queue, &mut delivery);
+        let delivered = self.arrivals.deliver(queue, &mut delivery, &mut guest.policer);
         queue.give();
         delivered.map(|()| delivery.finish())
     }

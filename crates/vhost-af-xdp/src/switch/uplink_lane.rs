@@ -17,12 +17,14 @@ use device::pair::{Fault, QueuePair};
 use xsk::{Frame, RxDesc, Umem, UmemOffset};
 
 use super::arrivals::{Arrivals, Origin};
+use super::bucket::Ticks;
 use super::bytes::UmemRange;
 use super::checksums::PrivateLook;
 use super::ethernet::{self, ADDRESS_BYTES, Head, LOOK_BYTES, TAG_BYTES};
 use super::lane::{Blame, Lane, Near, Network, Stopped, Work};
 use super::limits::{BATCH, SEGMENTS};
 use super::members::{Guest, Members};
+use super::rate_limit::{Cost, RateLimit};
 use super::table::{Destination, PortNumber, Station, TablePort};
 use super::to_group::write_copy;
 use super::to_guest::{Delivery, NO_OFFLOAD, UmemBytes};
@@ -42,6 +44,8 @@ struct Inbox {
     waiting: VecDeque<RxDesc>,
     /// For frames to groups.
     look: Option<PrivateLook>,
+    /// What the guest may get.
+    limit: Option<Arc<RateLimit>>,
 }
 
 impl Inbox {
@@ -53,6 +57,7 @@ impl Inbox {
             received: Vec::with_capacity(BATCH),
             waiting: VecDeque::with_capacity(BATCH),
             look: PrivateLook::of(pair, origin.partial_checksums),
+            limit: None,
         }
     }
 
@@ -103,6 +108,8 @@ pub(crate) struct UplinkLane<N> {
     /// Pieces of frames to groups.
     group: Vec<RxDesc>,
     ranges: Vec<UmemRange>,
+    /// When the batch was received, once that was asked for.
+    now: Option<Ticks>,
     awaits_nic: bool,
 }
 
@@ -130,12 +137,14 @@ impl<N: Lent> UplinkLane<N> {
             incoming: Vec::with_capacity(BATCH),
             group: Vec::with_capacity(BATCH),
             ranges: Vec::with_capacity(BATCH),
+            now: None,
             awaits_nic: true,
         }
     }
 
     /// Takes a batch from the NIC, and sorts it.
     fn receive(&mut self, network: &mut dyn Network) {
+        self.now = None;
         let mut incoming = std::mem::take(&mut self.incoming);
         incoming.extend(self.queue.nic.from_nic(BATCH));
         for piece in incoming.drain(..) {
@@ -184,13 +193,18 @@ impl<N: Lent> UplinkLane<N> {
     #[inline]
     fn sort(&mut self, piece: RxDesc, route: Route, network: &mut dyn Network) -> Route {
         match route {
-            Route::Inbox(at) if self.inboxes[at].len() < self.room() => {
+            Route::Inbox(at)
+                if self.inboxes[at].len() < self.room()
+                    && (self.inboxes[at].limit.is_none() || self.may_get(at, &piece, network)) =>
+            {
                 self.inboxes[at].waiting.push_back(piece);
                 self.waiting += 1;
                 route
             }
             Route::Inbox(at) => {
-                if let Some(peer) = network.guest(self.inboxes[at].guest.at) {
+                if self.inboxes[at].len() >= self.room()
+                    && let Some(peer) = network.guest(self.inboxes[at].guest.at)
+                {
                     peer.counters.to_guest_no_buffer.add(1);
                 }
                 self.queue.empty.push(piece.frame);
@@ -208,6 +222,24 @@ impl<N: Lent> UplinkLane<N> {
                 route
             }
         }
+    }
+
+    /// Whether the guest of an inbox may get a frame, by its limit; if not that is counted. Of further pieces of one it
+    /// may.
+    #[cold]
+    fn may_get(&mut self, at: usize, piece: &RxDesc, network: &mut dyn Network) -> bool {
+        let now = *self.now.get_or_insert_with(Ticks::now);
+        let inbox = &self.inboxes[at];
+        let Some(limit) = &inbox.limit else { return true };
+        if self.route.is_some() {
+            limit.owe(piece.len, now);
+            return true;
+        }
+        let may = limit.take(Cost::frame(piece.len), now).is_ok();
+        if !may && let Some(peer) = network.guest(inbox.guest.at) {
+            peer.counters.to_guest_limit.add(1);
+        }
+        may
     }
 
     /// Chunks that an inbox may have now.
@@ -288,13 +320,19 @@ impl<N: Lent> UplinkLane<N> {
                 continue;
             };
             let known = before.iter().position(|inbox| inbox.guest.id == guest.id);
-            let inbox = match (known, network.guest(guest.at)) {
+            let peer = network.guest(guest.at);
+            let limit = peer.as_ref().and_then(|peer| peer.policer.limit.cloned());
+            let inbox = match (known, peer) {
                 (Some(at), _) => Inbox {
                     port,
                     guest,
+                    limit,
                     ..before.swap_remove(at)
                 },
-                (None, Some(peer)) => Inbox::new(port, guest, peer.pair, self.origin),
+                (None, Some(peer)) => Inbox {
+                    limit,
+                    ..Inbox::new(port, guest, peer.pair, self.origin)
+                },
                 (None, None) => continue,
             };
             let at = usize::from(port.0);

@@ -21,6 +21,7 @@
 //! A guest's fault takes that lane out of the rounds and is reported once through the lane's
 //! `on_fault`; the other lanes never notice.
 
+use std::cmp::Reverse;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
@@ -316,11 +317,16 @@ impl Worker {
         }
         if work != Work::Now {
             self.counters.sleeps.add(1);
-            let soon = Timespec::try_from(SOON).ok().filter(|_| work == Work::Soon);
+            let wait = match work {
+                Work::Soon => Some(SOON),
+                Work::Later(Reverse(wait)) => Some(wait),
+                Work::None | Work::Now => None,
+            };
+            let wait = wait.and_then(|wait| Timespec::try_from(wait).ok());
             self.watch_nics();
             let mut events = [MaybeUninit::<Event>::uninit(); 16];
             self.progress.sleep();
-            let woken = epoll::wait(&self.epoll, &mut events, soon.as_ref());
+            let woken = epoll::wait(&self.epoll, &mut events, wait.as_ref());
             self.progress.wake();
             // EINTR and every event mean the same: look again.
             if let Ok((events, _)) = woken {

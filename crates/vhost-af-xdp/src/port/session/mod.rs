@@ -37,6 +37,7 @@ use crate::port::lane_facts::LaneFacts;
 use crate::port::lanes::{LaneError, LentQueue, private_bytes};
 use crate::port::memory::{MemoryError, MemoryTable};
 use crate::switch::lane::{Lane, Near};
+use crate::switch::rate_limit::PortLimits;
 use crate::switch::workers::{LaneAt, Workers};
 use device::config_space::ConfigError;
 use device::counters::PairCounters;
@@ -100,6 +101,8 @@ pub(crate) struct PortContext<'a> {
     /// What is said of lanes because of what the VMM does with its memory.
     pub(crate) lines: &'a Mutex<LogLimit>,
     pub(crate) counters: &'a [Arc<PairCounters>],
+    /// How much the guest may send and get.
+    pub(crate) limits: PortLimits,
     /// The far side of each pair; empty while the interface is gone.
     pub(crate) far: &'a [FarSide],
     /// Queues can be opened now; those that are open go on in any case.
@@ -365,6 +368,14 @@ impl Session {
         match self.lanes.iter().flatten().next() {
             Some(lane) => lane.change(context.workers, move |lane, near| lane.inject(&frame, near)),
             None => tracing::debug!("SEND_RARP with no queue running: nothing to send it by"),
+        }
+    }
+
+    /// How much the guest may send and get from now on.
+    pub(crate) fn set_limits(&self, limits: &PortLimits, workers: &Workers) {
+        for lane in self.lanes.iter().flatten() {
+            let limits = limits.clone();
+            lane.change(workers, move |lane, _near| lane.set_limits(&limits));
         }
     }
 

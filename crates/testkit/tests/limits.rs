@@ -1,0 +1,161 @@
+//! Limits of ports, kept by the daemon's clock: a guest that sends as fast as it can, or gets as much, for some seconds.
+//!
+//! How much passes at least, this machine decides; the bucket's own tests do that with a clock of theirs
+//! (`switch/bucket.rs`). How much passes at most is asserted here.
+
+use std::time::{Duration, Instant};
+
+use rstest::rstest;
+use testkit::daemon::DIR;
+use testkit::{Daemon, Driver, DriverConfig, Layout, NetNs, Serve, wait};
+
+/// How long each guest tries.
+const LASTS: Duration = Duration::from_secs(2);
+const LEN: usize = 1250;
+
+/// Two ports of a network, the first with these keys.
+fn file(keys: &str) -> String {
+    let port = |at: usize, keys: &str| {
+        format!(
+            "[port.vm{at}]\nnetwork = \"lan\"\nsocket-path = \"{DIR}/vm{at}.sock\"\nmac = \"02:00:00:00:00:0{at}\"\n{keys}\n"
+        )
+    };
+    format!("[network.lan]\n{}{}", port(0, keys), port(1, ""))
+}
+
+struct Pair {
+    daemon: Daemon,
+    guests: Vec<Driver>,
+    _netns: NetNs,
+}
+
+impl Pair {
+    fn new(keys: &str) -> Self {
+        let netns = NetNs::new("limits");
+        let daemon = Daemon::start_file(&netns, &Serve::file(), &[], &file(keys));
+        let guests = (0..2).map(|at| {
+            let path = daemon.path(&format!("vm{at}.sock"));
+            let mut guest = Driver::connect(&path, &DriverConfig::default()).expect("accepted");
+            guest.pairs[0].post(128, &[2048]);
+            daemon.await_port(at, "a lane runs", |port| port["lanes"][0]["running"] == true);
+            guest
+        });
+        Self {
+            guests: guests.collect(),
+            daemon,
+            _netns: netns,
+        }
+    }
+
+    /// The guest sends to the other one as much as it can for some time; frames that arrived, and how long it took from
+    /// before the first one was sent until after the last one came.
+    fn flood(&mut self, from: usize) -> (u64, Duration) {
+        let [sends, receives] = [from, 1 - from];
+        let frame = frame(receives, sends);
+        let began = Instant::now();
+        let mut arrived = 0;
+        while began.elapsed() < LASTS {
+            let pair = &mut self.guests[sends].pairs[0];
+            pair.reap_sent();
+            while pair.has_room() {
+                pair.send(&frame, Layout::Whole);
+            }
+            while self.guests[receives].pairs[0].poll().is_some() {
+                arrived += 1;
+            }
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        while self.guests[receives].pairs[0].poll().is_some() {
+            arrived += 1;
+        }
+        (arrived, began.elapsed())
+    }
+}
+
+/// An EtherType for local experiments.
+fn frame(to: usize, from: usize) -> Vec<u8> {
+    let mac = |at: usize| [2, 0, 0, 0, 0, at as u8];
+    let mut frame = [&mac(to)[..], &mac(from), &[0x88, 0xb5]].concat();
+    frame.resize(LEN, 7);
+    frame
+}
+
+#[rstest]
+#[case::bits_sent("from-guest-bits = \"20M\"\nfrom-guest-bits-burst = \"200k\"", 0, 2000, 20)]
+#[case::packets_sent("from-guest-packets = 3000\nfrom-guest-packets-burst = 50", 0, 3000, 50)]
+#[case::bits_got("to-guest-bits = \"20M\"\nto-guest-bits-burst = \"200k\"", 1, 2000, 20)]
+#[case::packets_got("to-guest-packets = \"3k\"\nto-guest-packets-burst = 50", 1, 3000, 50)]
+fn no_more_passes_than_the_limit_and_a_burst(
+    #[case] keys: &str,
+    #[case] from: usize,
+    #[case] frames_a_second: u64,
+    #[case] burst: u64,
+) {
+    let mut pair = Pair::new(keys);
+    let (arrived, took) = pair.flood(from);
+    let most = (took.as_secs_f64() * frames_a_second as f64) * 1.05 + burst as f64;
+    assert!(
+        (arrived as f64) <= most,
+        "{arrived} frames in {took:?}, {most:.0} may"
+    );
+    // It is a limit and no wall: far less would be another mistake, whatever the machine does meanwhile.
+    assert!(
+        arrived > 2 * burst,
+        "{arrived} frames in {took:?}: {}",
+        pair.daemon.said()
+    );
+    let counter = if from == 0 {
+        "from_guest_limit_waits"
+    } else {
+        "to_guest_limit"
+    };
+    assert!(pair.daemon.counter(counter) > 0, "{:#}", pair.daemon.status());
+    println!(
+        "{:.1} % of the limit",
+        (arrived.saturating_sub(burst)) as f64 / took.as_secs_f64() / frames_a_second as f64 * 100.0
+    );
+}
+
+#[test]
+fn guest_that_is_held_back_leaves_the_worker_asleep() {
+    let mut pair = Pair::new("from-guest-packets = 1\nfrom-guest-packets-burst = 1");
+    for _ in 0..10 {
+        pair.guests[0].pairs[0].send(&frame(1, 0), Layout::Whole);
+    }
+    pair.daemon.await_counter("from_guest_limit_waits", 1);
+    let rounds = |daemon: &Daemon| {
+        let worker = &daemon.status()["workers"][0];
+        ["busy_rounds", "idle_rounds", "sleeps"].map(|name| worker[name].as_u64().expect("a number"))
+    };
+    let before = rounds(&pair.daemon);
+    std::thread::sleep(Duration::from_secs(1));
+    let after = rounds(&pair.daemon);
+    let [busy, idle, _] = [0, 1, 2].map(|at| after[at] - before[at]);
+    // It wakes for a frame a second, and to look at the clock; a worker that polls makes some million rounds.
+    assert!(busy + idle < 5000, "{before:?}, then {after:?}");
+}
+
+#[test]
+fn limits_are_changed_by_a_reload_and_the_guest_stays() {
+    let mut pair = Pair::new("from-guest-packets = 1\nfrom-guest-packets-burst = 2");
+    for _ in 0..10 {
+        pair.guests[0].pairs[0].send(&frame(1, 0), Layout::Whole);
+    }
+    pair.daemon.await_counter("from_guest_limit_waits", 1);
+    let said = pair.daemon.reload_with(&file("from-guest-packets = \"1M\""));
+    assert!(
+        said.contains("port vm0 goes on with other limits: from guest 1M packets/s (burst 50k)"),
+        "{said}"
+    );
+    for _ in 0..10 {
+        let got = pair.guests[1].pairs[0].receive(wait::SOON);
+        got.unwrap_or_else(|| panic!("all frames come: {:#}", pair.daemon.status()));
+    }
+    let port = pair.daemon.port_named("vm0").expect("it is there");
+    assert_eq!(port["sessions"], 1);
+    assert_eq!(port["limits"]["from_guest"]["packets"]["per_second"], 1_000_000);
+    let said = pair.daemon.reload_with(&file(""));
+    assert!(said.contains("other limits: none"), "{said}");
+    // Nothing but the limits was changed: it is not changed again.
+    assert!(pair.daemon.reload_with(&file("")).contains("nothing changed"));
+}

@@ -1,0 +1,171 @@
+//! How much a port may send and receive: limits as they are said, and shown.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// Highest rate, of bits or packets a second: more than any NIC has.
+pub(crate) const HIGHEST: u64 = 1_000_000_000_000;
+/// Longest time in which a burst may come together, seconds.
+pub(crate) const LONGEST_BURST_SECONDS: u64 = 3600;
+/// A burst of which nothing is said is what the limit lets pass in so many milliseconds: so long a worker that others
+/// keep busy may come late, and TCP that meets the limit has room to find its pace.
+const BURST_MS: u64 = 50;
+/// But not less than this: a GSO packet.
+const LEAST_BURST_BITS: u64 = 8 << 16;
+/// The same of packets.
+const LEAST_BURST_PACKETS: u64 = 16;
+
+/// Whether a key of a port says one of its limits.
+pub(crate) fn is_limit(key: &str) -> bool {
+    let key = key.strip_suffix("-burst").unwrap_or(key);
+    let key = key
+        .strip_prefix("from-guest-")
+        .or_else(|| key.strip_prefix("to-guest-"));
+    matches!(key, Some("bits" | "packets"))
+}
+
+/// What is counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Unit {
+    Bits,
+    Packets,
+}
+
+/// So much a second, and so much at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Rate {
+    pub(crate) per_second: u64,
+    pub(crate) burst: u64,
+}
+
+impl Rate {
+    /// With the burst that it has if nothing is said of that.
+    pub(crate) fn new(per_second: u64, unit: Unit) -> Self {
+        let least = match unit {
+            Unit::Bits => LEAST_BURST_BITS,
+            Unit::Packets => LEAST_BURST_PACKETS,
+        };
+        let burst = (per_second / 1000 * BURST_MS).max(least);
+        Self {
+            per_second,
+            burst: burst.min(Self::most_burst(per_second)),
+        }
+    }
+
+    /// Largest burst of a rate.
+    pub(crate) fn most_burst(per_second: u64) -> u64 {
+        per_second.saturating_mul(LONGEST_BURST_SECONDS)
+    }
+}
+
+/// Limits of one direction.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Rates {
+    /// Bits of Ethernet frames without their checksum.
+    pub(crate) bits: Option<Rate>,
+    /// Frames.
+    pub(crate) packets: Option<Rate>,
+}
+
+/// Limits of a port.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct PortRates {
+    pub(crate) from_guest: Rates,
+    pub(crate) to_guest: Rates,
+}
+
+impl PortRates {
+    /// None.
+    pub(crate) const UNLIMITED: Self = Self {
+        from_guest: Rates {
+            bits: None,
+            packets: None,
+        },
+        to_guest: Rates {
+            bits: None,
+            packets: None,
+        },
+    };
+}
+
+/// A number with the largest unit that it is a multiple of.
+struct Short(u64);
+
+impl fmt::Display for Short {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let units = [(1_000_000_000, "G"), (1_000_000, "M"), (1000, "k")];
+        match units
+            .iter()
+            .find(|(unit, _)| self.0 >= *unit && self.0.is_multiple_of(*unit))
+        {
+            Some((unit, name)) => write!(f, "{}{name}", self.0 / unit),
+            None => write!(f, "{}", self.0),
+        }
+    }
+}
+
+/// As `status` has it: `from guest 100M bits/s (burst 5M)`.
+impl fmt::Display for PortRates {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let directions = [("from guest", self.from_guest), ("to guest", self.to_guest)];
+        let mut is_first = true;
+        for (direction, rates) in directions {
+            for (rate, unit) in [(rates.bits, "bits"), (rates.packets, "packets")] {
+                let Some(Rate { per_second, burst }) = rate else {
+                    continue;
+                };
+                let between = if std::mem::take(&mut is_first) { "" } else { ", " };
+                let (rate, burst) = (Short(per_second), Short(burst));
+                write!(f, "{between}{direction} {rate} {unit}/s (burst {burst})")?;
+            }
+        }
+        if is_first {
+            f.write_str("none")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn burst_of_which_nothing_is_said_is_what_passes_in_50_ms_and_not_less_than_a_packet() {
+        let burst = |per_second, unit| Rate::new(per_second, unit).burst;
+        assert_eq!(burst(1_000_000_000, Unit::Bits), 50_000_000);
+        assert_eq!(burst(64_000, Unit::Bits), 8 << 16);
+        assert_eq!(burst(100_000, Unit::Packets), 5000);
+        assert_eq!(burst(10, Unit::Packets), 16);
+        // The longest that there is.
+        assert_eq!(burst(1, Unit::Bits), 3600);
+    }
+
+    #[test]
+    fn limits_are_told_from_other_keys() {
+        let limits = ["from-guest-bits", "to-guest-packets", "to-guest-bits-burst"];
+        assert!(limits.into_iter().all(is_limit));
+        let others = ["bits", "from-guest", "queues", "burst", "from-guest-bytes"];
+        assert!(!others.into_iter().any(is_limit));
+    }
+
+    #[test]
+    fn limits_are_shown_with_short_units() {
+        let rates = PortRates {
+            from_guest: Rates {
+                bits: Some(Rate::new(100_000_000, Unit::Bits)),
+                packets: None,
+            },
+            to_guest: Rates {
+                bits: None,
+                packets: Some(Rate::new(2500, Unit::Packets)),
+            },
+        };
+        assert_eq!(
+            rates.to_string(),
+            "from guest 100M bits/s (burst 5M), to guest 2500 packets/s (burst 100)"
+        );
+        assert_eq!(PortRates::UNLIMITED.to_string(), "none");
+    }
+}

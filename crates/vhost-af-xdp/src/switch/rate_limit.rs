@@ -1,0 +1,257 @@
+//! Limits of a port: how much its guest may send, and get, a second.
+//!
+//! What counts is what a wire would carry: a GSO packet counts as the frames that it is cut into, also where it passes
+//! whole to another guest. Bytes are those of Ethernet frames as the guest has them, without their checksum.
+//!
+//! A guest that sends more waits ([`Throttle`]): frames stay in its queue, it is not listened to, and its lane sleeps
+//! until the next frame may go. What comes for a guest beyond its limit is dropped and counted ([`Policer`]). A port's
+//! pairs share its limits.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use device::counters::PairCounters;
+
+use super::bucket::{Bucket, Ticks};
+use crate::rates::{PortRates, Rates};
+
+/// A lane that is held back is not woken for each frame: it waits as long as that, where bursts allow it.
+const NAP: Duration = Duration::from_millis(1);
+
+/// What a frame is on a wire.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Cost {
+    pub(crate) frames: u32,
+    pub(crate) bytes: u64,
+}
+
+impl Cost {
+    /// One frame of so many bytes.
+    #[inline]
+    pub(crate) fn frame(bytes: u32) -> Self {
+        Self {
+            frames: 1,
+            bytes: bytes.into(),
+        }
+    }
+}
+
+/// Of one direction.
+#[derive(Debug)]
+pub(crate) struct RateLimit {
+    bits: Option<Bucket>,
+    packets: Option<Bucket>,
+}
+
+impl RateLimit {
+    /// `None`: there is no limit.
+    pub(crate) fn new(rates: Rates) -> Option<Arc<Self>> {
+        let limit = Self {
+            bits: rates.bits.map(Bucket::new),
+            packets: rates.packets.map(Bucket::new),
+        };
+        (limit.bits.is_some() || limit.packets.is_some()).then(|| Arc::new(limit))
+    }
+
+    /// Lets a frame pass.
+    /// Errors: it may not yet; how long that takes.
+    #[inline]
+    pub(crate) fn take(&self, cost: Cost, now: Ticks) -> Result<(), Ticks> {
+        if let Some(bits) = &self.bits {
+            bits.take(cost.bytes * 8, now)?;
+        }
+        let Some(packets) = &self.packets else {
+            return Ok(());
+        };
+        packets.take(cost.frames.into(), now).inspect_err(|_| {
+            if let Some(bits) = &self.bits {
+                bits.give_back(cost.bytes * 8);
+            }
+        })
+    }
+
+    /// Further bytes of a frame that passed.
+    pub(crate) fn owe(&self, bytes: u32, now: Ticks) {
+        if let Some(bits) = &self.bits {
+            bits.owe(u64::from(bytes) * 8, now);
+        }
+    }
+
+    /// A frame did not pass after all.
+    #[cold]
+    pub(crate) fn give_back(&self, cost: Cost) {
+        if let Some(bits) = &self.bits {
+            bits.give_back(cost.bytes * 8);
+        }
+        if let Some(packets) = &self.packets {
+            packets.give_back(cost.frames.into());
+        }
+    }
+
+    /// How long who is held back sleeps at least: not so long that a bucket would be full before.
+    fn nap(&self) -> Ticks {
+        let buckets = self.bits.iter().chain(&self.packets);
+        let halves = buckets.map(|bucket| bucket.depth().half());
+        halves.fold(Ticks::of(NAP), Ticks::min)
+    }
+}
+
+/// Of both directions, as the lanes of a port's pairs have them in common.
+#[derive(Debug, Clone)]
+pub(crate) struct PortLimits {
+    /// As they are said.
+    pub(crate) rates: PortRates,
+    pub(crate) from_guest: Option<Arc<RateLimit>>,
+    pub(crate) to_guest: Option<Arc<RateLimit>>,
+}
+
+impl PortLimits {
+    pub(crate) fn new(rates: PortRates) -> Self {
+        Self {
+            rates,
+            from_guest: RateLimit::new(rates.from_guest),
+            to_guest: RateLimit::new(rates.to_guest),
+        }
+    }
+}
+
+/// What holds a guest back that sends more than it may.
+#[derive(Debug, Default)]
+pub(crate) struct Throttle {
+    limit: Option<Arc<RateLimit>>,
+    /// The time of this turn, once it was asked for.
+    now: Option<Ticks>,
+    /// Nothing is sent before.
+    until: Option<Ticks>,
+    /// Of the last frame that was let pass.
+    last: Cost,
+}
+
+impl Throttle {
+    /// Another limit; who was held back tries again.
+    pub(crate) fn set(&mut self, limit: Option<&Arc<RateLimit>>) {
+        *self = Self {
+            limit: limit.cloned(),
+            ..Self::default()
+        };
+    }
+
+    /// A turn begins; whether the guest is held back in it.
+    #[inline]
+    pub(crate) fn is_held(&mut self) -> bool {
+        self.limit.is_some() && self.is_held_still()
+    }
+
+    #[cold]
+    fn is_held_still(&mut self) -> bool {
+        self.now = None;
+        if let Some(until) = self.until {
+            let now = Ticks::now();
+            if now < until {
+                return true;
+            }
+            (self.now, self.until) = (Some(now), None);
+        }
+        false
+    }
+
+    /// Whether a frame has to wait, and with it all behind it. If not it is counted as sent.
+    #[inline]
+    pub(crate) fn holds(&mut self, cost: impl FnOnce() -> Option<Cost>, counters: &PairCounters) -> bool {
+        self.limit.is_some() && cost().is_some_and(|cost| !self.lets_pass(cost, counters))
+    }
+
+    #[cold]
+    fn lets_pass(&mut self, cost: Cost, counters: &PairCounters) -> bool {
+        let Some(limit) = &self.limit else { return true };
+        let now = *self.now.get_or_insert_with(Ticks::now);
+        match limit.take(cost, now) {
+            Ok(()) => {
+                self.last = cost;
+                true
+            }
+            Err(wait) => {
+                self.until = Some(now.plus(wait.max(limit.nap())));
+                counters.from_guest_limit_waits.add(1);
+                false
+            }
+        }
+    }
+
+    /// What the last frame was that was let pass, for [`Self::give_back`].
+    #[inline]
+    pub(crate) fn last(&self) -> Cost {
+        self.last
+    }
+
+    /// A frame was not sent after all. It comes again, and nothing that was held back behind it waits for its cost.
+    #[inline]
+    pub(crate) fn give_back(&mut self, cost: Cost) {
+        if let Some(limit) = &self.limit {
+            limit.give_back(cost);
+            self.until = None;
+        }
+    }
+
+    /// Whether there is a limit.
+    #[inline]
+    pub(crate) fn is_on(&self) -> bool {
+        self.limit.is_some()
+    }
+
+    /// How long the guest is held back still, if it is. Its kicks tell nothing meanwhile.
+    pub(crate) fn held(&self) -> Option<Duration> {
+        self.until.map(|until| until.minus(Ticks::now()).duration())
+    }
+}
+
+/// What drops frames for a guest that gets more than it may; for one burst.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Policer<'a> {
+    pub(crate) limit: Option<&'a Arc<RateLimit>>,
+    /// Once it was asked for.
+    now: Option<Ticks>,
+}
+
+impl<'a> Policer<'a> {
+    #[inline]
+    pub(crate) fn new(limit: Option<&'a Arc<RateLimit>>) -> Self {
+        Self { limit, now: None }
+    }
+
+    /// Whether a frame may be delivered; if not that is counted.
+    #[inline]
+    pub(crate) fn lets_pass(&mut self, cost: impl FnOnce() -> Cost, counters: &PairCounters) -> bool {
+        self.limit.is_none() || self.takes(cost(), counters)
+    }
+
+    #[cold]
+    fn takes(&mut self, cost: Cost, counters: &PairCounters) -> bool {
+        let Some(limit) = self.limit else { return true };
+        let now = *self.now.get_or_insert_with(Ticks::now);
+        let may = limit.take(cost, now).is_ok();
+        if !may {
+            counters.to_guest_limit.add(cost.frames.into());
+        }
+        may
+    }
+
+    /// Further bytes of a frame that was let pass.
+    pub(crate) fn owe(&mut self, bytes: u32) {
+        if let Some(limit) = self.limit {
+            limit.owe(bytes, *self.now.get_or_insert_with(Ticks::now));
+        }
+    }
+
+    /// A frame waits that was let pass, and comes again.
+    #[inline]
+    pub(crate) fn give_back(&self, cost: impl FnOnce() -> Cost) {
+        if let Some(limit) = self.limit {
+            limit.give_back(cost());
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "rate_limit_tests.rs"]
+mod tests;
