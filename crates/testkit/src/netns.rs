@@ -9,7 +9,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, netdevice, socket_with
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::process::{output_of, run};
-use crate::sweep;
+use crate::{sweep, wait};
 
 /// A network namespace of the test's own. Removed on drop, with the interfaces in it.
 #[derive(Debug)]
@@ -193,18 +193,35 @@ impl VethPair {
         self.far.ip(&["link", "set", wire, "arp", "off", "up"]);
     }
 
+    /// Waits until the near end's own stack can send: until then its frames are lost without a word (`noop_qdisc`,
+    /// net/sched/sch_generic.c). AF_XDP sockets do not pass a qdisc.
+    ///
+    /// # Panics
+    /// If that never comes.
+    pub fn await_near(&self) {
+        let can_send = || self.link()["qdisc"].as_str().is_some_and(|qdisc| qdisc != "noop");
+        assert!(wait::until(wait::SOON, can_send), "{}", self.link());
+    }
+
+    /// What ip(8) tells of the near end.
+    fn link(&self) -> serde_json::Value {
+        let said = output_of(
+            "ip",
+            &["-n", self.near.name(), "-s", "-j", "link", "show", Self::NIC],
+        );
+        let links: serde_json::Value = serde_json::from_str(&said).expect("JSON");
+        links[0].clone()
+    }
+
     /// Frames that the near end's queues have taken up so far.
     ///
     /// # Panics
     /// If there is no near end.
     #[must_use]
     pub fn received_by_nic(&self) -> u64 {
-        let said = output_of(
-            "ip",
-            &["-n", self.near.name(), "-s", "-j", "link", "show", Self::NIC],
-        );
-        let links: serde_json::Value = serde_json::from_str(&said).expect("JSON");
-        links[0]["stats64"]["rx"]["packets"].as_u64().expect("a number")
+        self.link()["stats64"]["rx"]["packets"]
+            .as_u64()
+            .expect("a number")
     }
 }
 

@@ -44,6 +44,7 @@ impl Kernel {
                 "off",
             ],
         );
+        pair.await_near();
         let near = PacketPort::open_with_header(&pair.near, VethPair::NIC);
         let far = PacketPort::open(&pair.far, VethPair::WIRE);
         Self {

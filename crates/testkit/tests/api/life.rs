@@ -83,18 +83,26 @@ fn requests_and_lives_leave_nothing_behind() {
         "/nothing",
     ];
     let ask_all = || all.iter().for_each(|path| drop(api.ask(path, &[])));
-    ask_all();
+    let ask_often = || {
+        for _ in 0..20 {
+            ask_all();
+            let stream = ["--header", "Accept: text/event-stream", "--max-time", "0.2"];
+            let _ = api.try_ask("/v1/events", &stream);
+        }
+    };
+    // What is made once is there then, also what the allocator keeps.
+    ask_often();
     let processes = Processes::of(&mut daemon);
     let (ours, theirs) = (
         holdings::steady(pid, wait::QUIET),
         holdings::steady(processes.child, wait::QUIET),
     );
-    for _ in 0..20 {
-        ask_all();
-        let stream = ["--header", "Accept: text/event-stream", "--max-time", "0.2"];
-        let _ = api.try_ask("/v1/events", &stream);
-    }
-    assert!(wait::until(wait::SOON, || holdings::of(processes.child) == theirs));
+    ask_often();
+    assert!(
+        wait::until(wait::SOON, || holdings::of(processes.child) == theirs),
+        "before {theirs:?}, after {:?}",
+        holdings::of(processes.child)
+    );
     for _ in 0..3 {
         let child = Processes::of(&mut daemon).child;
         kill(child);
