@@ -132,6 +132,8 @@ lane_counters! {
     Drop from_guest_no_station,
     /// Network: the frame's source address is not the port's.
     Drop from_guest_source_address,
+    /// Network: the port learns addresses, and has as many as it can, or may not have the frame's source.
+    Drop from_guest_not_learned,
     /// Network: the frame is for a port that is isolated, as the one is that sends it.
     Drop from_guest_isolated,
     /// Network: the frame has a VLAN tag that the port is not for.

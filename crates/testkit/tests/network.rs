@@ -230,6 +230,56 @@ fn network_without_an_uplink_needs_no_privilege() {
     daemon.await_counter("from_guest_no_station", 1);
 }
 
+/// What a guest inside a guest has.
+const INNER: [u8; 6] = [0x02, 0, 0, 0, 2, 0];
+
+#[rstest]
+fn guest_has_further_addresses_where_its_port_learns() {
+    require!(Root);
+    let ports = ["learning = true", "learning = true", ""];
+    let mut lan = Lan::new(&ports, &DriverConfig::default());
+    // It moves to who used it last.
+    for guest in [0, 1, 0] {
+        let sent = frame(STRANGER, INNER, 60, guest as u8);
+        lan.send(guest, &sent);
+        assert_eq!(lan.received_by_wire(), sent);
+        let back = frame(INNER, STRANGER, 60, guest as u8);
+        let came = wait::until(wait::SOON, || {
+            // Before the program knows whose it is such frames are the host's, or the other guest's.
+            lan.wire.send(&back);
+            let got = lan.guests[guest].pairs[0].receive(wait::QUIET);
+            got.is_some_and(|got| got.frame == back)
+        });
+        assert!(came, "guest {guest}: {:#}", lan.daemon.status());
+        let near = frame(INNER, mac(2), 60, 9);
+        lan.send(2, &near);
+        let frames = std::iter::from_fn(|| lan.guests[guest].pairs[0].receive(wait::SOON));
+        let until_near = frames.map(|got| got.frame).find(|frame| *frame != back);
+        assert_eq!(until_near, Some(near), "guest {guest}");
+    }
+    lan.send(0, &frame(STRANGER, mac(2), 60, 1));
+    lan.daemon.await_counter("from_guest_source_address", 1);
+}
+
+#[rstest]
+fn promiscuous_port_hears_what_the_network_moves() {
+    require!(Root);
+    let mut lan = Lan::new(&["", "", "promiscuous = true"], &DriverConfig::default());
+    for sent in [
+        frame(mac(1), mac(0), 1514, 1),
+        frame(STRANGER, mac(0), 60, 2),
+        frame(mac(2), mac(0), 60, 3),
+    ] {
+        lan.send(0, &sent);
+        assert_eq!(lan.received(2), sent);
+    }
+    assert_eq!(lan.received(1), frame(mac(1), mac(0), 1514, 1));
+    let came = frame(mac(0), STRANGER, 590, 4);
+    lan.wire.send(&came);
+    assert_eq!(lan.received(2), came);
+    assert_eq!(lan.received(0), came);
+}
+
 /// Addresses of two guests, in the LAN's network.
 const LINUX: [&str; 2] = ["10.77.0.11", "10.77.0.12"];
 

@@ -126,6 +126,10 @@ pub(crate) enum NicConfig {
         vlans: MemberVlans,
         /// It reaches no other port that is isolated, too.
         isolated: bool,
+        /// It gets copies of frames that are for others.
+        promiscuous: bool,
+        /// It may have further addresses, which are learned from what its guest sends.
+        learning: bool,
     },
     /// None: frames are made and dropped in this process.
     Null {

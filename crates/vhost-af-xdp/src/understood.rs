@@ -85,8 +85,16 @@ fn row(port: &PortConfig) -> [String; 9] {
         Endpoint::Client(_) | Endpoint::Fd(_) => "-".to_owned(),
     };
     let vlans: Vec<String> = port.vlans.iter().map(u16::to_string).collect();
-    let vlans = if let NicConfig::Network { vlans, .. } = &port.nic {
-        member(vlans)
+    let vlans = if let NicConfig::Network {
+        vlans,
+        promiscuous,
+        learning,
+        ..
+    } = &port.nic
+    {
+        let promiscuous = promiscuous.then_some(", promiscuous").unwrap_or_default();
+        let learning = learning.then_some(", learns").unwrap_or_default();
+        member(vlans) + promiscuous + learning
     } else if vlans.is_empty() {
         "all".to_owned()
     } else {

@@ -280,11 +280,16 @@ fn ports_of_networks_say_what_goes_together() {
     ] {
         assert_wrong(&format!("{lan}{line}\n"), &words);
     }
-    let read = read(&format!("{lan}trunk = \"7,3-4\"\nisolated = true\n")).expect("valid");
+    let read = read(&format!(
+        "{lan}trunk = \"7,3-4\"\nisolated = true\nlearning = true\n"
+    ))
+    .expect("valid");
     let wanted = NicConfig::Network {
         name: "lan".to_owned(),
         vlans: MemberVlans::Trunk(vec![3, 4, 7]),
         isolated: true,
+        promiscuous: false,
+        learning: true,
     };
     assert_eq!(read.ports[0].nic, wanted);
 }

@@ -81,6 +81,12 @@ pub(super) struct MemberArgs {
     /// Let the guest reach no other port of the network that is isolated, too
     #[arg(long)]
     isolated: bool,
+    /// Give the guest copies of the frames of its VLANs that the network moves for others
+    #[arg(long)]
+    promiscuous: bool,
+    /// Let the guest send from further addresses, which are learned, for what is inside it or behind it: up to 64
+    #[arg(long)]
+    learning: bool,
 }
 
 impl MemberArgs {
@@ -88,12 +94,16 @@ impl MemberArgs {
     /// Errors: one line, naming the key.
     pub(super) fn build(self, vlan: Option<&VlanList>) -> anyhow::Result<Option<NicConfig>> {
         let Some(name) = self.network else {
-            let key = match (&self.trunk, self.isolated) {
-                (Some(_), _) => "trunk",
-                (None, true) => "isolated",
-                (None, false) => return Ok(None),
-            };
-            bail!("{key}: goes with network: name one");
+            let keys = [
+                (self.trunk.is_some(), "trunk"),
+                (self.isolated, "isolated"),
+                (self.promiscuous, "promiscuous"),
+                (self.learning, "learning"),
+            ];
+            match keys.iter().find(|(said, _)| *said) {
+                Some((_, key)) => bail!("{key}: goes with network: name one"),
+                None => return Ok(None),
+            }
         };
         let vlans = match (self.trunk, vlan) {
             (Some(VlanList(mut trunk)), _) => {
@@ -110,11 +120,12 @@ impl MemberArgs {
             },
             (None, None) => MemberVlans::Untagged,
         };
-        let isolated = self.isolated;
         Ok(Some(NicConfig::Network {
             name,
             vlans,
-            isolated,
+            isolated: self.isolated,
+            promiscuous: self.promiscuous,
+            learning: self.learning,
         }))
     }
 }

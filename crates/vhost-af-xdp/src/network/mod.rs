@@ -4,17 +4,22 @@
 //! table of who has which address ([`crate::switch::table`]). Both outlive guests: lanes of ports come and go beside
 //! them. A thread of its own watches the interface, and tells the ports what their guests have to know of it.
 
+mod learner;
+mod learning;
+
 use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use device::counters::PairCounters;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use steer::{mac_text, with_sources};
 use steward::protocol::StationChange;
 use xsk::NumaNode;
 
+use self::learning::Learning;
 use crate::config::{MemberVlans, NetworkConfig, NicConfig, PortConfig, UplinkConfig};
 use crate::nic::binding::L2_BYTES;
 use crate::nic::error::InterfaceError;
@@ -26,9 +31,10 @@ use crate::port::wakers::Wakers;
 use crate::switch::arrivals::Origin;
 use crate::switch::ethernet::Mac;
 use crate::switch::groups_lane::GroupsLane;
+use crate::switch::learned::Learned;
 use crate::switch::new_lane::NewLane;
 use crate::switch::role::Role;
-use crate::switch::table::{PortNumber, Table, TablePort};
+use crate::switch::table::{PortNumber, Station, Table, TablePort};
 use crate::switch::uplink_lane::UplinkLane;
 use crate::switch::vlans::Vlans;
 use crate::switch::workers::{LaneAt, Workers};
@@ -53,6 +59,8 @@ pub(crate) enum NetworkError {
     Uplink(#[from] InterfaceError),
     #[error("no descriptor left")]
     Descriptor(#[source] io::Error),
+    #[error("cannot start a thread")]
+    Thread(#[source] io::Error),
 }
 
 /// What the guests have to know of a network's uplink.
@@ -97,6 +105,9 @@ struct State {
     groups: Option<LaneAt>,
     /// By number.
     ports: Vec<Option<TablePort>>,
+    learning: Learning,
+    /// A thread looks at what is learned.
+    learns: bool,
     /// Why no frames move over the uplink although they should.
     impaired: Option<String>,
     /// The interface's, as far as the queues are set up for it.
@@ -118,6 +129,8 @@ pub(crate) struct Network {
     /// Of frames to groups that came by it.
     pub(crate) group_counters: Arc<PairCounters>,
     wakers: Wakers,
+    /// An eventfd: a port's guest uses an address that was not learned yet.
+    news: Arc<OwnedFd>,
     state: Mutex<State>,
 }
 
@@ -168,6 +181,10 @@ impl Network {
             workers,
             group_counters: Arc::default(),
             wakers: Wakers::new().map_err(NetworkError::Descriptor)?,
+            news: Arc::new(
+                eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+                    .map_err(|error| NetworkError::Descriptor(error.into()))?,
+            ),
             state: Mutex::default(),
         };
         let mut state = network.state();
@@ -199,7 +216,7 @@ impl Network {
     /// A port begins.
     /// Errors: another one has its address; or what the uplink lacks.
     pub(crate) fn join(self: &Arc<Self>, port: &PortConfig, mac: Mac) -> Result<NetworkEnd, NetworkError> {
-        let port = table_port(port, mac);
+        let port = table_port(port, mac, &self.news);
         let mut state = self.state();
         let is_taken = |other: &TablePort| other.mac == port.mac && other.vlans.overlap(&port.vlans);
         if state.ports.iter().flatten().any(is_taken) {
@@ -214,6 +231,9 @@ impl Network {
             state.ports.push(None);
         }
         let number = PortNumber(u16::try_from(at).unwrap_or(u16::MAX));
+        if port.learned.is_some() && !std::mem::replace(&mut state.learns, true) {
+            self.watch_learning().map_err(NetworkError::Thread)?;
+        }
         if let Some(interface) = &state.interface {
             interface.steering.set_stations(&stations(&port, Some(number)))?;
         }
@@ -229,9 +249,12 @@ impl Network {
     pub(crate) fn leave(&self, number: PortNumber) {
         let mut state = self.state();
         let gone = state.ports.get_mut(usize::from(number.0)).and_then(Option::take);
+        let learned = state.learning.leave(number);
         if let (Some(gone), Some(interface)) = (gone, &state.interface)
+            && let learned = learned.into_iter().map(|station| change(station, None))
+            && let changes = stations(&gone, None).into_iter().chain(learned).collect::<Vec<_>>()
             // A steward that is away keeps them: their frames find nobody here.
-            && let Err(error) = interface.steering.set_stations(&stations(&gone, None))
+            && let Err(error) = interface.steering.set_stations(&changes)
         {
             tracing::warn!(
                 network = self.name,
@@ -454,6 +477,7 @@ impl Network {
         interface
             .steering
             .set_stations(&known.flatten().collect::<Vec<_>>())?;
+        state.learning.forget();
         let started = self.start_lanes(state, &interface);
         state.interface = Some(interface);
         started
@@ -549,8 +573,8 @@ impl Network {
     }
 
     fn tell_table(&self, state: &State) {
-        let table = Arc::new(Table::new(state.ports.clone()));
-        self.workers.tell_table(&self.owner, &table);
+        let table = configured(state).with_learned(state.learning.stations());
+        self.workers.tell_table(&self.owner, &Arc::new(table));
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -568,16 +592,36 @@ fn link_of(interface: &Interface, up: bool) -> NetworkLink {
 /// What the program has to know of a port's addresses: whose they are, or that they are nobody's.
 fn stations(port: &TablePort, whose: Option<PortNumber>) -> Vec<StationChange> {
     let vlans = port.vlans.all().iter();
-    let change = |&vlan: &u16| StationChange {
-        station: steer::Station { vlan, mac: port.mac },
+    vlans
+        .map(|&vlan| change(Station::new(vlan, port.mac), whose))
+        .collect()
+}
+
+/// The same of one address.
+fn change(station: Station, whose: Option<PortNumber>) -> StationChange {
+    let (vlan, mac) = (station.vlan(), station.mac());
+    StationChange {
+        station: steer::Station { vlan, mac },
         port: whose.map(|number| number.0.into()),
-    };
-    vlans.map(change).collect()
+    }
+}
+
+/// Who has which address by configuration.
+fn configured(state: &State) -> Table {
+    let host = state.interface.as_ref().map(|interface| interface.link.mac);
+    Table::new(state.ports.clone()).with_host(host)
 }
 
 /// A port as the table has it.
-fn table_port(port: &PortConfig, mac: Mac) -> TablePort {
-    let NicConfig::Network { vlans, isolated, .. } = &port.nic else {
+fn table_port(port: &PortConfig, mac: Mac, news: &Arc<OwnedFd>) -> TablePort {
+    let NicConfig::Network {
+        vlans,
+        isolated,
+        promiscuous,
+        learning,
+        ..
+    } = &port.nic
+    else {
         return TablePort {
             mac,
             ..TablePort::default()
@@ -591,5 +635,7 @@ fn table_port(port: &PortConfig, mac: Mac) -> TablePort {
             MemberVlans::Trunk(vlans) => Vlans::Trunk(vlans.clone()),
         },
         isolated: *isolated,
+        promiscuous: *promiscuous,
+        learned: learning.then(|| Arc::new(Learned::new(Arc::clone(news)))),
     }
 }

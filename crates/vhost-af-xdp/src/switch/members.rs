@@ -16,6 +16,8 @@ pub(crate) struct Members {
     guests: Vec<Vec<Guest>>,
     /// Ports that receive.
     present: Vec<PortNumber>,
+    /// Those of them that get copies of frames for others.
+    promiscuous: Vec<PortNumber>,
     /// Lanes of queues of the uplink.
     pub(crate) uplinks: Vec<SlotAt>,
 }
@@ -44,6 +46,9 @@ impl Members {
         }
         if self.guests[at].is_empty() {
             self.present.push(port);
+            if self.table.port(port).is_some_and(|port| port.promiscuous) {
+                self.promiscuous.push(port);
+            }
         }
         self.guests[at].push(guest);
     }
@@ -67,8 +72,12 @@ impl Members {
     }
 
     /// The first lane of each port that receives.
-    pub(crate) fn ports(&self) -> impl Iterator<Item = (PortNumber, Guest)> {
-        self.present
+    pub(crate) fn ports(&self) -> impl Iterator<Item = (PortNumber, Guest)> + Clone {
+        self.first_lanes(&self.present)
+    }
+
+    fn first_lanes(&self, ports: &[PortNumber]) -> impl Iterator<Item = (PortNumber, Guest)> + Clone {
+        ports
             .iter()
             .filter_map(|&port| Some((port, self.guest(port, 0)?)))
     }
@@ -78,10 +87,36 @@ impl Members {
         &self,
         vlan: u16,
         from: Option<PortNumber>,
-    ) -> impl Iterator<Item = (PortNumber, Guest)> {
+    ) -> impl Iterator<Item = (PortNumber, Guest)> + Clone {
+        self.of_vlan(&self.present, vlan, from)
+    }
+
+    /// Whether some port gets copies of frames for others.
+    #[inline]
+    pub(crate) fn has_promiscuous(&self) -> bool {
+        !self.promiscuous.is_empty()
+    }
+
+    /// Who gets copies of a frame that goes to that port, or to none.
+    pub(crate) fn listeners(
+        &self,
+        vlan: u16,
+        from: Option<PortNumber>,
+        to: Option<PortNumber>,
+    ) -> impl Iterator<Item = (PortNumber, Guest)> + Clone {
+        let listeners = self.of_vlan(&self.promiscuous, vlan, from);
+        listeners.filter(move |&(port, _)| to != Some(port))
+    }
+
+    fn of_vlan(
+        &self,
+        ports: &[PortNumber],
+        vlan: u16,
+        from: Option<PortNumber>,
+    ) -> impl Iterator<Item = (PortNumber, Guest)> + Clone {
         let sender = from.and_then(|from| self.table.port(from));
         let is_isolated = sender.is_some_and(|sender| sender.isolated);
-        self.ports().filter(move |&(port, _)| {
+        self.first_lanes(ports).filter(move |&(port, _)| {
             let known = self.table.port(port);
             let takes = known.is_some_and(|port| port.vlans.carries(vlan) && !(is_isolated && port.isolated));
             takes && from != Some(port)

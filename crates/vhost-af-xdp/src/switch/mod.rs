@@ -21,6 +21,7 @@ pub(crate) mod guests;
 pub(crate) mod joined;
 pub(crate) mod lane;
 mod lane_id;
+pub(crate) mod learned;
 pub(crate) mod limits;
 #[cfg(test)]
 mod long_chains_tests;
@@ -39,6 +40,7 @@ pub(crate) mod rate_limit;
 pub(crate) mod receiver;
 pub(crate) mod role;
 mod slots;
+mod station;
 #[cfg(test)]
 mod stray_tests;
 pub(crate) mod table;

@@ -1,5 +1,8 @@
 //! Lanes of a network beside each other, as a worker has them.
 
+mod learning;
+mod promiscuous;
+
 use std::sync::{Arc, Mutex};
 
 use rustix::event::{EventfdFlags, eventfd};
@@ -74,7 +77,7 @@ impl World {
         let known = (0..).zip(vlans).map(|(port, vlans)| TablePort {
             mac: mac(port),
             vlans: vlans.clone(),
-            isolated: false,
+            ..TablePort::default()
         });
         let mut world = Self::of(known.collect());
         world.ports.iter_mut().for_each(|port| port.post(16));

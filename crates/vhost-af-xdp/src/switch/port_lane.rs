@@ -13,6 +13,9 @@
 //! frames for a while loses those that come until it does ([`Pending::may_wait`]). What goes to a group waits for no
 //! guest.
 
+mod learning;
+mod mirror;
+
 use std::sync::Arc;
 
 use device::counters::{Counter, PairCounters};
@@ -235,12 +238,15 @@ impl PortLane {
             done: 0,
         };
         while burst.done < self.judged && !self.waits && burst.turn.takes_more() {
-            let run = self.run_from(burst.done);
+            let (first, run) = (burst.done, self.run_from(burst.done));
             match self.chains[burst.done].to {
                 Destination::Port(port) => self.to_port(port, run, &mut burst),
                 Destination::Unknown => self.to_uplink(run, &mut burst),
                 Destination::Group => self.to_group(&mut burst),
                 Destination::Nobody => self.lose(run, &mut burst, |counters| &counters.from_guest_isolated),
+            }
+            if self.members.has_promiscuous() {
+                self.mirror(first..burst.done, burst.network);
             }
         }
         let Burst { network, turn, done } = burst;
@@ -552,8 +558,10 @@ impl Known {
         };
         let source = Station::new(vlan, from);
         if self.source != Some(source) {
-            if from != port.mac {
-                counters.from_guest_source_address.add(1);
+            if from != port.mac
+                && let Err(counter) = learning::may_be_source(table, port, source)
+            {
+                counter(counters).add(1);
                 return None;
             }
             self.source = Some(source);

@@ -5,32 +5,16 @@
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::Arc;
 
 use super::ethernet::Mac;
+use super::learned::Learned;
+pub(crate) use super::station::Station;
 use super::vlans::Vlans;
 
 /// Names a port within its network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct PortNumber(pub(crate) u16);
-
-/// An address in a VLAN, as a number: bits 0 to 47 the address, its first byte the highest; from bit 48 on the VLAN, 0
-/// for frames without a tag.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Station(u64);
-
-impl Station {
-    #[inline]
-    pub(crate) fn new(vlan: u16, mac: Mac) -> Self {
-        let [a, b, c, d, e, f] = mac;
-        Self(u64::from_be_bytes([0, 0, a, b, c, d, e, f]) | u64::from(vlan) << 48)
-    }
-
-    /// Whether it is a group of stations: multicast or broadcast (IEEE 802: bit 0 of the first byte).
-    #[inline]
-    pub(crate) fn is_group(self) -> bool {
-        self.0 & 1 << 40 != 0
-    }
-}
 
 /// Where a frame goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,6 +36,10 @@ pub(crate) struct TablePort {
     pub(crate) vlans: Vlans,
     /// Neither gets frames of a port that is isolated, too, nor sends it any.
     pub(crate) isolated: bool,
+    /// It gets copies of frames that are for others.
+    pub(crate) promiscuous: bool,
+    /// Addresses that it has beside its own, if it may have any.
+    pub(crate) learned: Option<Arc<Learned>>,
 }
 
 /// See the module's head.
@@ -60,6 +48,8 @@ pub(crate) struct Table {
     stations: HashMap<Station, PortNumber, StationHash>,
     /// By number.
     ports: Vec<Option<TablePort>>,
+    /// The host's address on the uplink.
+    host: Option<Mac>,
 }
 
 impl Table {
@@ -72,7 +62,31 @@ impl Table {
                 stations.extend(its.map(|&vlan| (Station::new(vlan, port.mac), number)));
             }
         }
-        Self { stations, ports }
+        Self {
+            stations,
+            ports,
+            host: None,
+        }
+    }
+
+    /// With stations that ports have beside their own; none of them is another's.
+    pub(crate) fn with_learned(mut self, learned: impl Iterator<Item = (Station, PortNumber)>) -> Self {
+        for (station, port) in learned {
+            self.stations.entry(station).or_insert(port);
+        }
+        self
+    }
+
+    /// With the host's address, which is no port's to learn.
+    pub(crate) fn with_host(self, host: Option<Mac>) -> Self {
+        Self { host, ..self }
+    }
+
+    /// Whether a station may be learned: it is nobody's by configuration.
+    pub(crate) fn is_free(&self, station: Station) -> bool {
+        let its = self.stations.get(&station).and_then(|&port| self.port(port));
+        let mac = station.mac();
+        !station.is_group() && its.is_none_or(|port| port.mac != mac) && self.host != Some(mac)
     }
 
     /// What is known of a port.

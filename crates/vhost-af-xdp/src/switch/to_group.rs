@@ -1,10 +1,18 @@
-//! A frame to a group of stations: a copy for each guest that has a buffer now.
+//! A frame for several stations: a copy for each guest that has a buffer now.
 
+use device::counters::PairCounters;
 use device::pair::Fault;
+use offload::checksum::{self, ChecksumAt};
+use offload::coalesce::NetHeader;
+use offload::packet::{self, HEADERS_MAX};
+use offload::verify;
 
-use super::lane::Peer;
+use super::ethernet::{ADDRESS_BYTES, TAG_BYTES};
+use super::lane::{Network, Peer};
+use super::members::{Guest, Members};
 use super::rate_limit::Cost;
-use super::to_guest::{Bytes, Delivery, Fit};
+use super::table::PortNumber;
+use super::to_guest::{Bytes, Delivery, Fit, NO_OFFLOAD};
 
 /// Writes one of several copies of a frame for a guest, which loses it if it has no buffer now, or may not get it; the frames it got.
 /// Errors: what the guest did wrong.
@@ -30,4 +38,111 @@ pub(super) fn write_copy(
         Fit::Never => {}
     }
     Ok(delivery.finish())
+}
+
+/// A frame in memory of ours, to be copied for several guests, each as it takes it.
+pub(super) struct Several<'a> {
+    pub(super) frame: &'a mut Vec<u8>,
+    /// 0: none.
+    pub(super) vlan: u16,
+    /// It may come from a stack on the same machine, which leaves checksums unfinished.
+    pub(super) may_be_partial: bool,
+    /// Of who gives it.
+    pub(super) counters: &'a PairCounters,
+}
+
+impl Several<'_> {
+    /// Gives it to these ports; how many got it.
+    pub(super) fn give(
+        self,
+        to: impl Iterator<Item = (PortNumber, Guest)> + Clone,
+        members: &Members,
+        network: &mut dyn Network,
+    ) -> usize {
+        let (header, mut frames) = (self.unfinished(), 0);
+        frames += self.give_alike(to.clone(), members, header, true, network);
+        if let Some(unfinished) = header {
+            let at = ChecksumAt {
+                start: unfinished.csum_start,
+                offset: unfinished.csum_offset,
+            };
+            // In the headers, which were parsed.
+            let _ = checksum::complete(self.frame, at);
+            self.counters.to_guest_checksums_completed.add(1);
+            frames += self.give_alike(to, members, header, false, network);
+        }
+        frames
+    }
+
+    /// The same to those who take partial checksums, or to the others, if there is one in the frame; else to all.
+    fn give_alike(
+        &self,
+        to: impl Iterator<Item = (PortNumber, Guest)>,
+        members: &Members,
+        unfinished: Option<NetHeader>,
+        takes_partial: bool,
+        network: &mut dyn Network,
+    ) -> usize {
+        let mut frames = 0;
+        for (port, guest) in to {
+            let Some(peer) = network.guest(guest.at) else {
+                continue;
+            };
+            if unfinished.is_some() && peer.pair.offloads.guest_csum != takes_partial {
+                continue;
+            }
+            let tag_off = self.vlan != 0 && !members.is_tagged(port);
+            let offload = match unfinished.filter(|_| takes_partial) {
+                Some(header) if tag_off => moved_up(header).to_bytes(),
+                Some(header) => header.to_bytes(),
+                None => NO_OFFLOAD,
+            };
+            match write(peer, self.frame, tag_off, offload) {
+                Ok(delivered) => frames += delivered,
+                Err(fault) => network.blame(guest.at, fault),
+            }
+        }
+        frames
+    }
+
+    /// Where the frame's checksum is, if it has a partial one.
+    fn unfinished(&self) -> Option<NetHeader> {
+        if !self.may_be_partial {
+            return None;
+        }
+        let headers = &self.frame[..HEADERS_MAX.min(self.frame.len())];
+        let layers = packet::parse(headers, u32::try_from(self.frame.len()).ok()?)?;
+        let header = NetHeader::of_frame(&layers, verify::is_partial(headers, &layers));
+        (header.flags != 0).then_some(header)
+    }
+}
+
+/// The same of a frame whose tag is taken off.
+fn moved_up(header: NetHeader) -> NetHeader {
+    NetHeader {
+        csum_start: header.csum_start.saturating_sub(TAG_BYTES as u16),
+        ..header
+    }
+}
+
+fn write(peer: Peer<'_>, frame: &[u8], tag_off: bool, offload: [u8; 10]) -> Result<usize, Fault> {
+    let (addresses, rest) = frame.split_at(ADDRESS_BYTES.min(frame.len()));
+    let rest = match tag_off {
+        true => rest.get(TAG_BYTES..).unwrap_or(&[]),
+        false => rest,
+    };
+    let len = u32::try_from(addresses.len() + rest.len()).unwrap_or(u32::MAX);
+    write_copy(peer, len, offload, &mut TwoParts(addresses, rest))
+}
+
+/// A frame in two parts.
+struct TwoParts<'a>(&'a [u8], &'a [u8]);
+
+impl Bytes for TwoParts<'_> {
+    fn copy_to(&mut self, memory: &virtqueue::MemoryMap, to: device::pair::Piece) {
+        let first = u32::try_from(self.0.len()).unwrap_or(u32::MAX);
+        let (now, later) = to.split(to.len.min(first));
+        self.0.copy_to(memory, now);
+        self.1.copy_to(memory, later);
+    }
 }

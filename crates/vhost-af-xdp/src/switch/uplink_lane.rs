@@ -8,6 +8,8 @@
 //!
 //! The lanes of ports put what they send into the queue's TX ring; this one has the kernel send it, once a round.
 
+mod mirror;
+
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -16,6 +18,7 @@ use device::counters::PairCounters;
 use device::pair::{Fault, QueuePair};
 use xsk::{Frame, RxDesc, Umem, UmemOffset};
 
+use self::mirror::Mirror;
 use super::arrivals::{Arrivals, Origin};
 use super::bucket::Ticks;
 use super::bytes::UmemRange;
@@ -110,6 +113,7 @@ pub(crate) struct UplinkLane<N> {
     ranges: Vec<UmemRange>,
     /// When the batch was received, once that was asked for.
     now: Option<Ticks>,
+    mirror: Mirror,
     awaits_nic: bool,
 }
 
@@ -138,6 +142,7 @@ impl<N: Lent> UplinkLane<N> {
             group: Vec::with_capacity(BATCH),
             ranges: Vec::with_capacity(BATCH),
             now: None,
+            mirror: Mirror::default(),
             awaits_nic: true,
         }
     }
@@ -147,16 +152,26 @@ impl<N: Lent> UplinkLane<N> {
         self.now = None;
         let mut incoming = std::mem::take(&mut self.incoming);
         incoming.extend(self.queue.nic.from_nic(BATCH));
+        let is_heard = self.members.has_promiscuous();
         for piece in incoming.drain(..) {
             let (more, route) = match self.queue.custody.judge(piece) {
                 Ok(piece) => {
                     let more = piece.more;
                     let mut piece = piece;
+                    if is_heard {
+                        self.mirror.take(&self.queue.umem, &piece, self.route.is_none());
+                    }
                     let route = self.route.unwrap_or_else(|| self.route_of(&mut piece));
-                    (more, self.sort(piece, route, network))
+                    let route = self.sort(piece, route, network);
+                    if is_heard && !more {
+                        self.mirror
+                            .give(self.origin, &self.members, &self.counters, network);
+                    }
+                    (more, route)
                 }
                 Err(stray) => {
                     self.counters.to_guest_stray.add(1);
+                    self.mirror.spoil();
                     (stray.more, Route::Nobody)
                 }
             };

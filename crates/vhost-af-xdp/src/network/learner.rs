@@ -1,0 +1,71 @@
+//! The thread of a network that looks at what its ports learn ([`super::learning`]), while some port does.
+
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use steer::with_sources;
+
+use super::learning::Told;
+use super::{Network, change, configured};
+
+/// How often the notes are looked at without news.
+const SELDOM: Duration = Duration::from_secs(10);
+/// The same where there is something that nobody could be told yet.
+const AGAIN: Duration = Duration::from_secs(1);
+/// Least time between two looks.
+const PAUSE: Duration = Duration::from_millis(20);
+
+impl Network {
+    /// Looks at what ports learn on a thread of its own, until the network ends.
+    pub(super) fn watch_learning(self: &Arc<Self>) -> io::Result<()> {
+        let (network, news) = (Arc::downgrade(self), Arc::clone(&self.news));
+        let body = move || {
+            while let Some(pause) = network.upgrade().and_then(|network| network.learn()) {
+                let mut fds = [PollFd::new(&*news, PollFlags::IN)];
+                let _ = poll(&mut fds, Timespec::try_from(pause).ok().as_ref());
+                if rustix::io::read(&*news, &mut [0; 8]).is_ok() {
+                    // However fast a guest makes up addresses.
+                    std::thread::sleep(PAUSE);
+                }
+            }
+        };
+        std::thread::Builder::new()
+            .name("learning".to_owned())
+            .spawn(body)?;
+        Ok(())
+    }
+
+    /// Looks which addresses ports have beside their own; when to look again without news. `None`: never.
+    fn learn(&self) -> Option<Duration> {
+        let mut guard = self.state();
+        let state = &mut *guard;
+        if state.over {
+            return None;
+        }
+        let table = configured(state);
+        let (interface, uplink) = (state.interface.as_deref(), &state.uplink);
+        let tell = |station, port| {
+            let changes = [change(station, port)];
+            match interface.map(|interface| interface.steering.set_stations(&changes)) {
+                None if uplink.is_some() => Told::Later,
+                None | Some(Ok(())) => Told::Done,
+                Some(Err(error)) if error.is_away() => Told::Later,
+                Some(Err(error)) => {
+                    // A guest can make as many as it likes of them.
+                    tracing::debug!(
+                        network = self.name,
+                        "an address is not learned: {}",
+                        with_sources(&error)
+                    );
+                    Told::Refused
+                }
+            }
+        };
+        if state.learning.look(&state.ports, &table, Instant::now(), tell) {
+            self.tell_table(state);
+        }
+        Some(if state.learning.waits { AGAIN } else { SELDOM })
+    }
+}

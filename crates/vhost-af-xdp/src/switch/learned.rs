@@ -1,0 +1,189 @@
+//! Source addresses that a guest uses beside its own, where its port learns them (`learning`): those of guests inside
+//! it, or of what it bridges.
+//!
+//! A worker notes an address when it sees it first, and the frame goes on: nobody is waited for. Control looks at the
+//! notes ([`crate::network`]), puts the addresses into the table and has the XDP program told of them. One that is not
+//! used for some time is taken out by control, which alone removes notes.
+//!
+//! Notes are of a fixed number, so that no guest fills the tables of switches with addresses that it makes up: what it
+//! sends from further ones is lost. A note is found by a hash of the address, or behind that place; where one before it
+//! was removed it may be noted twice, which control mends.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use super::station::Station;
+
+/// Addresses that a port can have beside its own.
+pub(crate) const LEARNED_MAX: usize = 64;
+
+/// In a note beside the station: there is one.
+const NOTED: u64 = 1 << 61;
+/// A frame came from it since control looked.
+const USED: u64 = 1 << 62;
+/// It may not be the port's.
+const REFUSED: u64 = 1 << 63;
+const FLAGS: u64 = NOTED | USED | REFUSED;
+
+/// See the module's head. Notes are all that is shared: nothing is published through them, so relaxed accesses do.
+#[derive(Debug)]
+pub(crate) struct Learned {
+    /// 0: free.
+    notes: [AtomicU64; LEARNED_MAX],
+    /// An eventfd: something was noted.
+    news: Arc<OwnedFd>,
+}
+
+/// A note, as control sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Note {
+    at: usize,
+    word: u64,
+}
+
+impl Note {
+    pub(crate) fn station(self) -> Station {
+        Station::from_bits(self.word & !FLAGS)
+    }
+
+    /// A frame came from it since control looked.
+    pub(crate) fn is_used(self) -> bool {
+        self.word & USED != 0
+    }
+
+    pub(crate) fn is_refused(self) -> bool {
+        self.word & REFUSED != 0
+    }
+}
+
+impl Learned {
+    /// With nothing in it; who is to look waits for `news`.
+    pub(crate) fn new(news: Arc<OwnedFd>) -> Self {
+        Self {
+            notes: [const { AtomicU64::new(0) }; LEARNED_MAX],
+            news,
+        }
+    }
+
+    /// A frame comes from a station, which is nobody's by configuration; whether it may.
+    #[cold]
+    pub(crate) fn note(&self, station: Station) -> bool {
+        let first = place(station);
+        for at in 0..LEARNED_MAX {
+            let note = &self.notes[(first + at) % LEARNED_MAX];
+            let mut word = note.load(Relaxed);
+            if word == 0 {
+                let new = station.bits() | NOTED | USED;
+                match note.compare_exchange(0, new, Relaxed, Relaxed) {
+                    Ok(_) => {
+                        // Once for each note, which control alone makes room for. A counter that is full wakes, too.
+                        let _ = rustix::io::write(&*self.news, &1u64.to_ne_bytes());
+                        return true;
+                    }
+                    Err(other) => word = other,
+                }
+            }
+            if word & !FLAGS == station.bits() {
+                if word & USED == 0 {
+                    // It fails where control has just removed it: then the next frame is noted anew.
+                    let _ = note.compare_exchange(word, word | USED, Relaxed, Relaxed);
+                }
+                return word & REFUSED == 0;
+            }
+        }
+        false
+    }
+
+    /// All notes.
+    pub(crate) fn notes(&self) -> impl Iterator<Item = Note> {
+        let all = self.notes.iter().enumerate();
+        all.filter_map(|(at, note)| {
+            let word = note.load(Relaxed);
+            (word != 0).then_some(Note { at, word })
+        })
+    }
+
+    /// From now on a use of it is another one.
+    pub(crate) fn take_use(&self, note: Note) {
+        self.notes[note.at].fetch_and(!USED, Relaxed);
+    }
+
+    /// Frames from it are lost until it is removed.
+    pub(crate) fn refuse(&self, note: Note) {
+        self.notes[note.at].fetch_or(REFUSED, Relaxed);
+    }
+
+    /// Removes it.
+    pub(crate) fn remove(&self, note: Note) {
+        self.notes[note.at].store(0, Relaxed);
+    }
+}
+
+/// Where a station is noted, unless that is taken.
+fn place(station: Station) -> usize {
+    // The highest bits of a product with an odd number (Fibonacci hashing).
+    (station.bits().wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58) as usize % LEARNED_MAX
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::event::{EventfdFlags, eventfd};
+
+    use super::*;
+
+    fn station(number: u8) -> Station {
+        Station::new(7, [2, 0, 0, 0, 1, number])
+    }
+
+    fn learned() -> Learned {
+        let news = eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd");
+        Learned::new(Arc::new(news))
+    }
+
+    fn news(learned: &Learned) -> u64 {
+        let mut count = [0; 8];
+        let read = rustix::io::read(&*learned.news, &mut count);
+        read.map_or(0, |_| u64::from_ne_bytes(count))
+    }
+
+    #[test]
+    fn address_is_told_of_once_and_found_again() {
+        let learned = learned();
+        for _ in 0..3 {
+            assert!(learned.note(station(1)) && learned.note(station(2)));
+        }
+        assert_eq!(news(&learned), 2);
+        let mut stations: Vec<_> = learned.notes().map(|note| note.station().bits()).collect();
+        stations.sort_unstable();
+        assert_eq!(stations, [station(1).bits(), station(2).bits()]);
+    }
+
+    #[test]
+    fn there_is_room_for_a_fixed_number_and_again_when_one_is_removed() {
+        let learned = learned();
+        for number in 0..LEARNED_MAX as u8 {
+            assert!(learned.note(station(number)));
+        }
+        assert!(!learned.note(station(200)));
+        assert!(learned.note(station(5)));
+        let one = learned.notes().find(|note| note.station() == station(9));
+        learned.remove(one.expect("noted"));
+        assert!(learned.note(station(200)));
+    }
+
+    #[test]
+    fn use_shows_until_it_is_taken_and_refused_ones_may_not_send() {
+        let learned = learned();
+        learned.note(station(1));
+        let note = || learned.notes().next().expect("noted");
+        assert!(note().is_used());
+        learned.take_use(note());
+        assert!(!note().is_used());
+        learned.note(station(1));
+        assert!(note().is_used() && !note().is_refused());
+        learned.refuse(note());
+        assert!(!learned.note(station(1)));
+        assert!(note().is_refused());
+    }
+}

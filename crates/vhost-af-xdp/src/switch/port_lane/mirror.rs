@@ -1,0 +1,40 @@
+//! Copies of a guest's frames for promiscuous ports.
+
+use std::ops::Range;
+
+use device::counters::PairCounters;
+
+use super::{PortLane, pass_copy, with_tag};
+use crate::switch::lane::Network;
+use crate::switch::table::Destination;
+
+impl PortLane {
+    /// Passes copies of frames that are done to those who listen. Groups go to all anyway, and what was not let through
+    /// to nobody. A frame that has no destination here goes to them, too: one of them may bridge to it.
+    #[cold]
+    pub(super) fn mirror(&self, done: Range<usize>, network: &mut dyn Network) {
+        // What is wrong with a frame was counted when it went where it is for.
+        let uncounted = PairCounters::default();
+        for at in done {
+            let judged = &self.chains[at];
+            let to = match judged.to {
+                Destination::Port(port) => Some(port),
+                Destination::Unknown => None,
+                Destination::Group | Destination::Nobody => continue,
+            };
+            let chain = self.sender.chains().chains[at];
+            let buffers = self.sender.chains().buffers(&chain);
+            let Some(frame) = judged.frame(&self.pair, buffers) else {
+                continue;
+            };
+            for (port, guest) in self.members.listeners(judged.vlan, Some(self.number), to) {
+                let passed = with_tag(judged, frame, self.members.is_tagged(port), |frame| {
+                    pass_copy(network, guest.at, frame, &uncounted)
+                });
+                if let Err(fault) = passed {
+                    network.blame(guest.at, fault);
+                }
+            }
+        }
+    }
+}
