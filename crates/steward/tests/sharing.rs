@@ -12,6 +12,7 @@ use common::raw::Raw;
 use common::{World, holder, refusal, take, wanted};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_cookie;
+use rustix::process::Signal;
 use steward::client::Lease;
 use steward::protocol::{Answer, Reason, Request, Rings, Step};
 use testkit::{NetNs, VethPair, frame, require, wait};
@@ -311,6 +312,52 @@ fn descriptor_that_is_not_the_socket_it_is_said_to_be_is_refused() {
     drop((connection, bound, foreign));
     world.await_no_program();
     world.await_descriptors(before);
+}
+
+/// The child that waits for the queue is gone, with all that it had, and the queue is the next one's when it is free.
+#[track_caller]
+fn assert_bind_ends_with_the_lease(end: impl FnOnce(&mut World, Raw)) {
+    require!(Root);
+    let uid = common::holder_uid();
+    let mut world = World::with(3, &common::holder_may(VethPair::NIC, "all"));
+    let before = world.descriptors();
+    let mut one = leased(&world, uid, 0, 1);
+    let (first, cookie) = bind_first(&mut one);
+    let two = leased(&world, uid, 1, 1);
+    let busy = own_socket(&world.veth.near, VethPair::NIC, 1);
+    let request = share_within(10_000, 1, cookie).encode(77);
+    two.try_send_all(&request, &[first.as_fd()]).expect("room");
+    assert!(wait::until(wait::SOON, || world.children() == 1));
+    end(&mut world, two);
+    assert!(
+        wait::until(wait::SOON, || world.children() == 0),
+        "{}",
+        world.steward
+    );
+    drop(busy);
+    let mut next = leased(&world, uid, 1, 1);
+    let mut bound = || ask_with(&mut next, &share(1, cookie), &[first.as_fd()]) == Answer::Done;
+    assert!(wait::until(wait::SOON, &mut bound), "{}", world.steward);
+    drop((one, next, first));
+    world.await_no_program();
+    world.await_descriptors(before);
+}
+
+#[test]
+fn bind_over_shared_memory_ends_with_its_holder() {
+    assert_bind_ends_with_the_lease(|_, holder| drop(holder));
+}
+
+#[test]
+fn bind_over_shared_memory_ends_when_the_policy_does_not_allow_the_lease_any_more() {
+    assert_bind_ends_with_the_lease(|world, holder| {
+        common::write_policy(&world.dir, &common::holder_may(VethPair::NIC, "0"));
+        world.steward.signal(Signal::HUP);
+        let (_, said) = holder.receive(wait::SOON).expect("it is told");
+        assert!(is_refused(&said, Reason::NotAllowed), "{said:?}");
+        common::write_policy(&world.dir, &common::holder_may(VethPair::NIC, "all"));
+        world.steward.signal(Signal::HUP);
+    });
 }
 
 /// The successor knows nothing of the socket, and says so.
