@@ -86,6 +86,8 @@ pub(crate) struct Tally {
     pub(crate) frames: u64,
     pub(crate) bytes: u64,
     descriptors: u64,
+    /// What copies of them beyond the first count for, in frames.
+    copies: u64,
 }
 
 impl Tally {
@@ -99,7 +101,7 @@ impl Tally {
     #[inline]
     fn work(&self) -> u64 {
         let others = (self.descriptors / DESCRIPTORS_A_FRAME).max(self.bytes / BYTES_A_FRAME);
-        self.frames.max(others)
+        self.frames.max(others) + self.copies
     }
 
     /// Adds to the counters of the guest that sent.
@@ -146,13 +148,20 @@ impl Turn {
         self.tally.descriptors += descriptors as u64;
     }
 
+    /// A frame of `len` bytes was copied for so many stations.
+    #[inline]
+    pub(crate) fn note_copies(&mut self, copies: u64, len: u32) {
+        self.tally.copies += copies * (1 + u64::from(len) / BYTES_A_FRAME);
+    }
+
     /// Whether another chain may be taken in it: the tally's work is less than its frames. Without a division, as this
     /// is asked for each chain.
     #[inline]
     pub(crate) fn takes_more(&self) -> bool {
-        self.has_frames()
-            && self.tally.descriptors < self.frames.saturating_mul(DESCRIPTORS_A_FRAME)
-            && self.tally.bytes < self.frames.saturating_mul(BYTES_A_FRAME)
+        let frames = self.frames.saturating_sub(self.tally.copies);
+        self.tally.frames < frames
+            && self.tally.descriptors < frames.saturating_mul(DESCRIPTORS_A_FRAME)
+            && self.tally.bytes < frames.saturating_mul(BYTES_A_FRAME)
     }
 }
 
@@ -337,13 +346,16 @@ mod tests {
         for frames in 0..4 {
             for descriptors in 0..20 {
                 for bytes in (0..5 * BYTES_A_FRAME).step_by(1024).chain([BYTES_A_FRAME - 1]) {
-                    let tally = Tally {
-                        frames,
-                        bytes,
-                        descriptors,
-                    };
-                    let turn = Turn { frames: 3, tally };
-                    assert_eq!(turn.takes_more(), turn.tally.work() < 3, "{turn:?}");
+                    for copies in 0..4 {
+                        let tally = Tally {
+                            frames,
+                            bytes,
+                            descriptors,
+                            copies,
+                        };
+                        let turn = Turn { frames: 3, tally };
+                        assert_eq!(turn.takes_more(), turn.tally.work() < 3, "{turn:?}");
+                    }
                 }
             }
         }

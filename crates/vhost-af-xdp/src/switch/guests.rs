@@ -291,8 +291,10 @@ impl<'a> Passing<'a> {
     /// Gives the guest what it got.
     #[inline]
     pub(crate) fn finish(self) {
-        if self.delivery.finish() > 0 {
-            self.pending.took();
+        let bytes = self.delivery.bytes();
+        let frames = self.delivery.finish();
+        if frames > 0 {
+            self.pending.took(frames, bytes);
         }
     }
 }

@@ -25,6 +25,9 @@ use crate::nic::queue::Sends;
 use device::counters::PairCounters;
 use device::offloads::Offloads;
 
+#[path = "network_attacks_tests.rs"]
+mod attacks;
+
 const NETWORK: &str = "lan";
 pub(super) const BROADCAST: Mac = [0xff; 6];
 pub(super) const STRANGER: Mac = [2, 0, 0, 0, 1, 0];
@@ -86,6 +89,11 @@ impl World {
 
     /// These ports, without buffers.
     fn of(known: Vec<TablePort>) -> Self {
+        Self::offering(known, Offloads::NONE)
+    }
+
+    /// The same with offloads that their guests have accepted.
+    fn offering(known: Vec<TablePort>, offloads: Offloads) -> Self {
         let mut world = Self {
             ports: Vec::new(),
             slots: Vec::new(),
@@ -96,16 +104,16 @@ impl World {
         let ports = known.len() as u16;
         let table = Table::new(known.into_iter().map(Some).collect());
         world.tables.insert(NETWORK.into(), Arc::new(table));
-        (0..ports).for_each(|number| world.add_port(number));
+        (0..ports).for_each(|number| world.add_port(number, offloads));
         world.acquaint();
         world
     }
 
-    fn add_port(&mut self, number: u16) {
+    fn add_port(&mut self, number: u16, offloads: Offloads) {
         let memory = Memory::new(1 << 20, 0);
         let vring = || memory.vring(256, QueueFeatures::default(), Journal::None);
         let ((from, from_guest), (to, to_guest)) = (vring(), vring());
-        let mut pair = memory.side(from, to, Offloads::NONE);
+        let mut pair = memory.side(from, to, offloads);
         for vring in [&mut pair.from_guest, &mut pair.to_guest] {
             vring.kick = Some(eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd"));
         }
@@ -179,6 +187,20 @@ impl World {
         let at = wire.received.back().expect("just now").data;
         wire.umem.write(at, frame).expect("inside");
     }
+
+    /// The same by two descriptors.
+    fn arrive_in_pieces(&mut self, frame: &[u8]) {
+        let (first, last) = frame.split_at(frame.len() / 2);
+        self.arrive_piece(first, true);
+        self.arrive_piece(last, false);
+    }
+
+    /// A piece of a frame, of which more follow.
+    fn arrive_piece(&mut self, piece: &[u8], more: bool) {
+        self.arrive(piece);
+        let mut wire = self.wire.as_ref().expect("an uplink").lock().expect("no panic");
+        wire.received.back_mut().expect("just now").more = more;
+    }
 }
 
 impl Port {
@@ -193,7 +215,12 @@ impl Port {
 
     /// Whether the driver would kick us for it.
     pub(super) fn send(&mut self, frame: &[u8]) -> bool {
-        let bytes = [&[0; HEADER as usize][..], frame].concat();
+        self.send_with([0; HEADER as usize], frame)
+    }
+
+    /// The same with a virtio-net header.
+    fn send_with(&mut self, header: [u8; HEADER as usize], frame: &[u8]) -> bool {
+        let bytes = [&header[..], frame].concat();
         let addr = self
             .memory
             .ram

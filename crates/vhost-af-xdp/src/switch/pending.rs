@@ -17,13 +17,59 @@ use super::gso::{GsoPacket, Remainder};
 use super::limits::BATCH;
 use super::to_guest::{Delivery, Fit};
 
-/// How long frames of a network wait for a guest that takes none; those that come then are lost until it does.
-const PATIENCE: Duration = Duration::from_millis(5);
+/// How long frames of a network wait at most for a guest that takes none; those that come then are lost until it does.
+const MOST_PATIENCE: Duration = Duration::from_millis(5);
+/// A guest earns so much of it by what it takes, for each frame and for each KiB: one that is slower than that (50,000
+/// frames, or 250 Mb a second) loses frames, and does not make slow who sends to others, too.
+const FOR_A_FRAME: Duration = Duration::from_micros(20);
+const FOR_A_KIB: Duration = Duration::from_micros(32);
+
+/// How long others wait for a guest.
+#[derive(Debug)]
+struct Patience {
+    left: Duration,
+    /// Since when it takes no frames although some wait for it with who sent them.
+    starving: Option<Instant>,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self {
+            left: MOST_PATIENCE,
+            starving: None,
+        }
+    }
+}
+
+impl Patience {
+    /// A frame finds no buffer; whether it is worth to wait for one.
+    fn may_wait(&mut self, now: Instant) -> bool {
+        now.duration_since(*self.starving.get_or_insert(now)) < self.left
+    }
+
+    /// The guest took frames of so many bytes together.
+    #[inline]
+    fn took(&mut self, frames: u64, bytes: u64) {
+        if let Some(since) = self.starving.take() {
+            self.left = self.left.saturating_sub(since.elapsed());
+        }
+        if self.left < MOST_PATIENCE {
+            self.earn(frames, bytes);
+        }
+    }
+
+    #[cold]
+    fn earn(&mut self, frames: u64, bytes: u64) {
+        let times = |number: u64| u32::try_from(number).unwrap_or(u32::MAX);
+        let earned = FOR_A_FRAME.saturating_mul(times(frames));
+        let earned = earned.saturating_add(FOR_A_KIB.saturating_mul(times(bytes >> 10)));
+        self.left = self.left.saturating_add(earned).min(MOST_PATIENCE);
+    }
+}
 
 #[derive(Default)]
 pub(crate) struct Pending {
-    /// Since when it takes no frames although some wait for it with who sent them.
-    starving: Option<Instant>,
+    patience: Patience,
     packet: Remainder,
     /// The frame in hand; its memory is used again.
     frame: Vec<u8>,
@@ -36,16 +82,16 @@ impl Pending {
         self.packet.is_some()
     }
 
-    /// The guest took frames.
+    /// The guest took frames of so many bytes together.
     #[inline]
-    pub(crate) fn took(&mut self) {
-        self.starving = None;
+    pub(crate) fn took(&mut self, frames: usize, bytes: u64) {
+        self.patience.took(frames as u64, bytes);
     }
 
     /// A frame finds no buffer; whether it is worth to wait for one.
     #[cold]
     pub(crate) fn may_wait(&mut self) -> bool {
-        self.starving.get_or_insert_with(Instant::now).elapsed() < PATIENCE
+        self.patience.may_wait(Instant::now())
     }
 
     /// Takes a GSO packet in.
@@ -81,7 +127,12 @@ impl Pending {
             }
             self.next();
         }
-        Ok(delivery.finish())
+        let bytes = delivery.bytes();
+        let frames = delivery.finish();
+        if frames > 0 {
+            self.took(frames, bytes);
+        }
+        Ok(frames)
     }
 
     /// Makes the next segment the frame in hand, with its checksum completed unless the guest takes (`sums`) partial

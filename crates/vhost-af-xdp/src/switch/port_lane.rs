@@ -89,6 +89,15 @@ impl Judged {
         })
     }
 
+    /// Whether a tag can be taken off it, or put in, so that what the guest asks for stays inside the frame: one with a
+    /// tag goes on behind it, and no checksum begins before that.
+    #[inline]
+    fn may_be_retagged(&self, tags: Tags) -> bool {
+        let is_whole = tags == Tags::None || self.sending.len as usize >= ethernet::LOOK_BYTES;
+        let asked = self.sending.request.csum;
+        is_whole && asked.is_none_or(|asked| usize::from(asked.start) >= ethernet::LOOK_BYTES)
+    }
+
     /// What changes on the way to somebody who has frames of a VLAN with a tag, or without one.
     #[inline]
     fn retag(&self, with_tag: bool) -> Retag {
@@ -443,6 +452,7 @@ impl PortLane {
             if !has_uplink {
                 burst.turn.tally.add(frame.sending.len);
             }
+            let mut copies = 0;
             for (port, guest) in self.members.ports_of(judged.vlan, Some(self.number)) {
                 let passed = with_tag(judged, frame, self.members.is_tagged(port), |frame| {
                     pass_copy(burst.network, guest.at, frame, &self.counters)
@@ -450,7 +460,9 @@ impl PortLane {
                 if let Err(fault) = passed {
                     burst.network.blame(guest.at, fault);
                 }
+                copies += 1;
             }
+            burst.turn.note_copies(copies, frame.sending.len);
         }
         if !has_uplink {
             self.next(burst);
@@ -556,6 +568,10 @@ impl Known {
             counters.from_guest_vlan.add(1);
             return None;
         };
+        if vlan != 0 && !chain.may_be_retagged(tags) {
+            counters.from_guest_offload_malformed.add(1);
+            return None;
+        }
         let source = Station::new(vlan, from);
         if self.source != Some(source) {
             if from != port.mac

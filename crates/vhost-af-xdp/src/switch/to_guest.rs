@@ -341,6 +341,12 @@ impl<'a> Delivery<'a> {
         None
     }
 
+    /// Of the frames that were delivered.
+    #[inline]
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
     /// Gives unused buffers back to the queue, and the guest what it got; the frames delivered.
     pub(crate) fn finish(self) -> usize {
         self.pair.to_guest.queue.unpop(self.chains.slots(self.next));

@@ -208,8 +208,9 @@ impl<N: Lent> UplinkLane<N> {
     #[inline]
     fn sort(&mut self, piece: RxDesc, route: Route, network: &mut dyn Network) -> Route {
         match route {
+            // All of a frame or nothing: a few chunks too many are better than half a frame.
             Route::Inbox(at)
-                if self.inboxes[at].len() < self.room()
+                if (self.route.is_some() || self.inboxes[at].len() < self.room())
                     && (self.inboxes[at].limit.is_none() || self.may_get(at, &piece, network)) =>
             {
                 self.inboxes[at].waiting.push_back(piece);
@@ -328,6 +329,10 @@ impl<N: Lent> UplinkLane<N> {
     fn renew_inboxes(&mut self, network: &mut dyn Network) {
         self.is_stale = false;
         let members = Arc::clone(&self.members);
+        let unfinished = match self.route {
+            Some(Route::Inbox(at)) => self.inboxes.get(at).map(|inbox| inbox.guest.id),
+            _ => None,
+        };
         let mut before = std::mem::take(&mut self.inboxes);
         self.inbox_of.clear();
         for (port, _) in members.ports() {
@@ -361,8 +366,13 @@ impl<N: Lent> UplinkLane<N> {
             inbox.empty(&mut self.queue.empty, &self.counters);
         }
         self.waiting = self.inboxes.iter().map(Inbox::len).sum();
-        // It names an inbox by a place that it may not have any more.
-        self.route = self.route.map(|_| Route::Nobody);
+        if let Some(Route::Inbox(_)) = self.route {
+            let at = self
+                .inboxes
+                .iter()
+                .position(|inbox| Some(inbox.guest.id) == unfinished);
+            self.route = Some(at.map_or(Route::Nobody, Route::Inbox));
+        }
     }
 }
 

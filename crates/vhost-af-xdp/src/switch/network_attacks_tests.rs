@@ -1,0 +1,133 @@
+//! What a hostile guest of a network tries, and what the others notice of it.
+
+use std::time::{Duration, Instant};
+
+use super::*;
+
+/// A frame to a port with the tag of a VLAN, cut off after so many bytes.
+fn cut_off(to: Mac, vlan: u16, len: usize) -> Vec<u8> {
+    let mut frame = tagged(&frame(to, mac(0), 60), vlan);
+    frame.truncate(len);
+    frame
+}
+
+#[test]
+fn frame_that_ends_within_its_tag_is_dropped() {
+    // The first byte of the tag's second half alone says a VLAN.
+    let mut world = World::of_vlans(&[Vlans::Trunk(vec![256, 512]), Vlans::Access(256)]);
+    for to in [mac(1), BROADCAST] {
+        for len in 14..18 {
+            world.ports[0].send(&cut_off(to, 256, len));
+        }
+        world.ports[0].send(&cut_off(to, 256, 18));
+    }
+    world.breathe();
+    let whole = |to: Mac| [&to[..], &mac(0), &[0x88, 0xb5]].concat();
+    assert_eq!(world.ports[1].got(), [whole(mac(1)), whole(BROADCAST)]);
+    // Those that have nothing of the VLAN's number are of none.
+    let counters = &world.ports[0].counters;
+    assert_eq!(counters.from_guest_offload_malformed.get(), 2 * 3);
+    assert_eq!(counters.from_guest_vlan.get(), 2);
+}
+
+/// Where a tag is taken off, a place within it would become one outside the frame.
+#[test]
+fn checksum_of_the_addresses_is_nothing_to_ask_for_in_a_vlan() {
+    let port = |at: u8, vlans| TablePort {
+        mac: mac(at),
+        vlans,
+        ..TablePort::default()
+    };
+    let known = vec![port(0, Vlans::Trunk(vec![100])), port(1, Vlans::Access(100))];
+    let mut world = World::offering(known, Offloads::all());
+    world.ports[1].post(4);
+    let sent = cut_off(mac(1), 100, 64);
+    for start in [0u16, 2, 17, 18] {
+        let mut header = [0; HEADER as usize];
+        header[0] = 1;
+        header[6..8].copy_from_slice(&start.to_le_bytes());
+        header[8..10].copy_from_slice(&(62 - start).to_le_bytes());
+        world.ports[0].send_with(header, &sent);
+    }
+    world.breathe();
+    assert_eq!(world.ports[0].counters.from_guest_offload_malformed.get(), 3);
+    assert_eq!(world.ports[1].got().len(), 1);
+}
+
+/// A frame to a group is copied for each: a flood of them takes no more of the worker than one of other frames.
+#[test]
+fn copies_for_a_group_count_for_the_turn_of_who_sends_them() {
+    let mut world = World::new(&[0; 33]);
+    for _ in 0..64 {
+        world.ports[0].send(&frame(BROADCAST, mac(0), 60));
+    }
+    world.breathe();
+    let sent = world.ports[0].counters.from_guest_frames.get();
+    assert_eq!(sent, 2, "of 32 copies each, in a turn of 64");
+    for _ in 0..200 {
+        world.breathe();
+    }
+    assert_eq!(world.ports[0].counters.from_guest_frames.get(), 64);
+}
+
+/// One that gives a buffer now and then holds up who sends to it no longer than one that gives none.
+#[test]
+fn guest_with_few_buffers_does_not_hold_up_frames_to_others_for_long() {
+    let mut others = 0;
+    // One for it before each of the other's.
+    let mut world = World::new(&[0, 0, 200]);
+    for _ in 0..100 {
+        world.ports[0].send(&frame(mac(1), mac(0), 60));
+        world.ports[0].send(&frame(mac(2), mac(0), 60));
+    }
+    for _ in 0..20 {
+        world.ports[1].post(1);
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_millis(4) {
+            world.breathe();
+        }
+        world.ports[1].got();
+        others += world.ports[2].got().len();
+    }
+    assert_eq!(others, 100);
+}
+
+/// Of a frame in pieces all are taken, or none.
+#[test]
+fn frame_in_pieces_is_whole_though_its_guest_has_no_room_for_more() {
+    let mut world = World::new(&[0]).with_uplink(256);
+    world.breathe();
+    for _ in 0..31 {
+        world.arrive(&frame(mac(0), STRANGER, 60));
+    }
+    let long = frame(mac(0), STRANGER, 1200);
+    world.arrive_in_pieces(&long);
+    world.breathe();
+    world.arrive(&frame(mac(0), STRANGER, 61));
+    world.breathe();
+    world.ports[0].post(64);
+    world.breathe();
+    let got = world.ports[0].got();
+    assert_eq!(got.len(), 32);
+    assert!(got[31] == long);
+    // What came when there was no room is lost.
+    assert_eq!(world.ports[0].counters.to_guest_no_buffer.get(), 1);
+}
+
+/// Others come and go while its pieces do.
+#[test]
+fn frame_in_pieces_is_whole_though_another_port_leaves_meanwhile() {
+    let mut world = World::new(&[0, 8]).with_uplink(64);
+    world.breathe();
+    let long = frame(mac(1), STRANGER, 1200);
+    world.arrive_piece(&long[..600], true);
+    world.breathe();
+    world.slots.remove(0).lane.stop();
+    world.acquaint();
+    world.breathe();
+    world.arrive_piece(&long[600..], false);
+    let next = frame(mac(1), STRANGER, 60);
+    world.arrive(&next);
+    world.breathe();
+    assert!(world.ports[1].got() == [long, next]);
+}
