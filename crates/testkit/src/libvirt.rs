@@ -7,20 +7,28 @@
 //! then connect to a socket that QEMU makes (libvirt sets a umask of 002). There is no systemd, no virtlogd and no
 //! cgroup.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use tempfile::TempDir;
 
 use crate::directory::private_dir;
+use crate::systemd::Systemd;
 use crate::{Running, wait};
 
+/// Arguments: where its socket is to be, a hook or nothing, places that are to be empty.
 const START: &str = r#"set -e
-for place in /run /var/lib /var/cache /var/log /etc/libvirt; do mount -t tmpfs vax-libvirt "$place"; done
-for kind in passwd group; do
-    cp "/etc/$kind" "/run/$kind"
-    mount --bind "/run/$kind" "/etc/$kind"
+sockets="$1" hook="$2"
+shift 2
+for place in "$@" /var/lib /var/cache /var/log /etc/libvirt; do
+    mkdir -p "$place"
+    mount -t tmpfs vax-libvirt "$place"
 done
+for kind in passwd group; do
+    cp "/etc/$kind" "/var/lib/$kind"
+    mount --bind "/var/lib/$kind" "/etc/$kind"
+done
+if [ -n "$hook" ]; then install -D "$hook" "/etc/libvirt/hooks/qemu.d/$(basename "$hook")"; fi
 echo libvirt-qemu:x:64055:64055::/:/usr/sbin/nologin >>/etc/passwd
 echo libvirt-qemu:x:64055: >>/etc/group
 cat >/etc/libvirt/qemu.conf <<END
@@ -34,7 +42,7 @@ cgroup_controllers = []
 stdio_handler = "file"
 END
 cat >/etc/libvirt/libvirtd.conf <<END
-unix_sock_dir = "$1"
+unix_sock_dir = "$sockets"
 auth_unix_ro = "none"
 auth_unix_rw = "none"
 END
@@ -44,7 +52,8 @@ wait $!"#;
 /// A running libvirtd. Ended on drop, with its domains.
 pub struct Libvirt {
     running: Running,
-    dir: TempDir,
+    sockets: PathBuf,
+    _dir: Option<TempDir>,
 }
 
 impl Libvirt {
@@ -55,14 +64,46 @@ impl Libvirt {
     #[must_use]
     pub fn start() -> Self {
         let dir = private_dir();
-        let mut command = Command::new("unshare");
+        let sockets = dir.path().to_owned();
+        Self {
+            _dir: Some(dir),
+            ..Self::start_by(Command::new("env"), sockets, None, &["/run"])
+        }
+    }
+
+    /// Starts one in a systemd's namespaces, with a hook and with its socket in a directory that both sides have; waits
+    /// until it answers. It ends with that systemd.
+    ///
+    /// # Panics
+    /// If it does not.
+    #[must_use]
+    pub fn start_in(systemd: &Systemd, sockets: &Path, hook: &Path) -> Self {
+        Self::start_by(
+            systemd.command(),
+            sockets.to_owned(),
+            Some(hook),
+            &["/run/libvirt"],
+        )
+    }
+
+    /// `empty`: what it is not to find, beside what it never is.
+    fn start_by(mut command: Command, sockets: PathBuf, hook: Option<&Path>, empty: &[&str]) -> Self {
         command
-            .args(["--mount", "--propagation", "private", "--pid", "--fork"])
+            .args([
+                "unshare",
+                "--mount",
+                "--propagation",
+                "private",
+                "--pid",
+                "--fork",
+            ])
             .args(["--kill-child", "--mount-proc", "sh", "-c", START, "sh"])
-            .arg(dir.path());
+            .args([sockets.as_path(), hook.unwrap_or(Path::new(""))])
+            .args(empty);
         let mut libvirt = Self {
             running: Running::start(command),
-            dir,
+            sockets,
+            _dir: None,
         };
         let up = wait::until(3 * wait::SOON, || {
             libvirt.running.check();
@@ -101,6 +142,6 @@ impl Libvirt {
     }
 
     fn socket(&self) -> PathBuf {
-        self.dir.path().join("libvirt-sock")
+        self.sockets.join("libvirt-sock")
     }
 }

@@ -7,7 +7,7 @@
 //! There is no journal: one drop-in for all services has them write to a file.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -29,7 +29,7 @@ echo $$ >"$1/cgroup.procs"
 netns="$2"
 shift 2
 exec ip netns exec "$netns" unshare --mount --propagation private --pid --fork --kill-child --cgroup --uts --ipc "$@""#;
-/// Arguments: the directory with units, the daemon's program, the steward's.
+/// Arguments: the directory with units, the daemon's program, the steward's, directories to be seen in there, too.
 const INSIDE: &str = r#"set -e
 mount -t proc vax-proc /proc
 mount --bind /proc/sys /proc/sys
@@ -48,7 +48,17 @@ for device in null zero full random urandom; do
 done
 ln -s pts/ptmx /run/dev/ptmx
 mount --rbind /run/dev /dev
+shift 3
+for shared in "$@"; do
+    mkdir -p "/run/shared$shared"
+    mount --bind "$shared" "/run/shared$shared"
+done
 for place in /tmp /var/tmp /var/lib; do mount -t tmpfs vax-tmp "$place"; done
+chmod 1777 /tmp /var/tmp
+for shared in "$@"; do
+    mkdir -p "$shared"
+    mount --move "/run/shared$shared" "$shared"
+done
 mount -t cgroup2 vax-cgroup /sys/fs/cgroup
 mount -t bpf vax-bpf /sys/fs/bpf
 exec env -i container=vax PATH="$PATH" SYSTEMD_UNIT_PATH=/run/units SYSTEMD_GENERATOR_PATH=/run/none \
@@ -69,6 +79,15 @@ impl Systemd {
     /// If it does not.
     #[must_use]
     pub fn start(netns: &NetNs) -> Self {
+        Self::start_with(netns, &[])
+    }
+
+    /// Starts one that has these directories, too, in which it may write.
+    ///
+    /// # Panics
+    /// If it does not.
+    #[must_use]
+    pub fn start_with(netns: &NetNs, shared: &[&Path]) -> Self {
         let units = units();
         static SERIAL: AtomicU32 = AtomicU32::new(0);
         let name = format!(
@@ -81,7 +100,7 @@ impl Systemd {
         let mut command = Command::new("sh");
         command.args(["-c", START, "sh"]).arg(&cgroup).arg(netns.name());
         command.args(["sh", "-c", INSIDE, "sh"]).arg(units.path());
-        command.args([program::daemon(), program::steward()]);
+        command.args([program::daemon(), program::steward()]).args(shared);
         let mut systemd = Self {
             running: Running::start(command),
             cgroup,
@@ -122,12 +141,20 @@ impl Systemd {
     /// If there is no nsenter(1).
     #[must_use]
     pub fn try_run(&self, command: &[&str]) -> Output {
+        let mut inside = self.command();
+        inside.args(command).output().expect("nsenter is installed")
+    }
+
+    /// What runs a command in its namespaces: its words are to be added.
+    ///
+    /// # Panics
+    /// If it has ended.
+    #[must_use]
+    pub fn command(&self) -> Command {
         let first = self.first().expect("it runs").to_string();
-        Command::new("nsenter")
-            .args(["--target", &first, "--all", "--"])
-            .args(command)
-            .output()
-            .expect("nsenter is installed")
+        let mut command = Command::new("nsenter");
+        command.args(["--target", &first, "--all", "--"]);
+        command
     }
 
     /// Waits until a unit is in a state (`active`, `failed`).

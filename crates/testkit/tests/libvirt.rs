@@ -6,10 +6,12 @@ use rstest::rstest;
 use testkit::daemon::Placement;
 use testkit::guest::{Guest, Images};
 use testkit::libvirt::Libvirt;
+use testkit::systemd::Systemd;
 use testkit::world::{GUEST, HOST, Listener, give_address};
 use testkit::{Daemon, Serve, VethPair, require, wait};
 
 const NAME: &str = "vax-guest";
+const HOOK: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/deploy/libvirt-hook");
 
 /// The domain: as in docs/vmm.md, and a console and a command shell as `scripts/guest` has them. `state` is a directory of that kind.
 ///
@@ -114,4 +116,87 @@ fn domain_is_defined_started_destroyed_and_undefined(
     let _ = libvirt.virsh(&["undefine", NAME]);
     assert_eq!(libvirt.virsh(&["list", "--all", "--name"]).trim(), "");
     daemon.process().check();
+}
+
+/// A network without ports, and where they may have sockets later.
+fn lan() -> String {
+    let nic = VethPair::NIC;
+    format!(
+        "[daemon]\nsocket-directories = [\"/run/vhost-af-xdp-lan\"]\n\n[network.lan]\nuplink = \"{nic}\"\n"
+    )
+}
+
+#[rstest]
+fn hook_gives_a_domain_a_port_of_a_network_and_takes_it_back() {
+    require!(Root, Qemu, Libvirt, Systemd);
+    let veth = VethPair::new();
+    give_address(&veth);
+    let guest = Guest::elsewhere();
+    let systemd = Systemd::start_with(&veth.near, &[guest.state()]);
+    systemd.run(&["groupadd", "--system", "vhost-af-xdp"]);
+    systemd.run(&["install", "-d", "/etc/vhost-af-xdp"]);
+    let nic = VethPair::NIC;
+    let policy = format!(
+        "[[allow]]\ngroup = \"vhost-af-xdp\"\ninterface = \"{nic}\"\nqueues = \"all\"\nnetwork = true\n"
+    );
+    let write = |path: &str, text: &str| std::fs::write(systemd.path(path), text).expect("writable");
+    write("/etc/vhost-af-xdp/steward.toml", &policy);
+    write("/etc/vhost-af-xdp/lan.toml", &lan());
+    systemd.run(&[
+        "systemctl",
+        "start",
+        "vhost-af-xdp-steward.socket",
+        "vhost-af-xdp-network@lan",
+    ]);
+    let status =
+        || String::from_utf8_lossy(&systemd.try_run(&["vhost-af-xdp", "status"]).stdout).into_owned();
+    assert!(
+        wait::until(wait::SOON, || status().contains("network lan: up")),
+        "{}",
+        systemd.log()
+    );
+    let libvirt = Libvirt::start_in(&systemd, guest.state(), Path::new(HOOK));
+
+    let socket = "/run/vhost-af-xdp-lan/vm1.sock";
+    let xml = domain(&Images::get(), guest.state(), Path::new(socket), Listener::Daemon);
+    let with_keys = |keys: &str| {
+        let ports = format!("<v:ports xmlns:v='urn:vhost-af-xdp'><v:port name='vm1' {keys}/></v:ports>");
+        xml.replace("<memory ", &format!("<metadata>{ports}</metadata><memory "))
+    };
+    let define = |xml: &str| {
+        let file = guest.state().join("domain.xml");
+        std::fs::write(&file, xml).expect("a directory of our own");
+        let _ = libvirt.virsh(&["define", file.to_str().expect("ASCII")]);
+    };
+    // What the daemon refuses, libvirt refuses, with the reason; nothing of it stays.
+    define(&with_keys("vlan='none'"));
+    let refused = libvirt.try_virsh(&["start", NAME]);
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(
+        !refused.status.success() && said.contains("vlan = \"none\""),
+        "{said}"
+    );
+    let file = || std::fs::read_to_string(systemd.path("/etc/vhost-af-xdp/lan.toml")).expect("it is there");
+    assert_eq!(file(), lan());
+    let _ = libvirt.virsh(&["undefine", NAME]);
+
+    define(&with_keys("isolated='true'"));
+    let _ = libvirt.virsh(&["start", NAME]);
+    let owner = systemd.run(&["stat", "-c", "%u %a", socket]);
+    assert_eq!(
+        owner.trim(),
+        "64055 600",
+        "it is for the user that libvirt runs QEMU as"
+    );
+    let text = file();
+    for line in ["[port.\"vm1\"]", "mac = \"52:54:00:12:34:56\"", "isolated = true"] {
+        assert!(text.contains(line), "{line}: {text}");
+    }
+    guest.await_ready();
+    let said = guest.run(&format!("ping -c 5 -i 0.2 -W 60 {HOST}"));
+    assert!(said.contains(" 0% packet loss"), "{said}");
+
+    let _ = libvirt.virsh(&["destroy", NAME]);
+    assert!(!systemd.path(socket).exists(), "{}", status());
+    assert_eq!(file(), lan());
 }

@@ -17,17 +17,13 @@ getent group vhost-af-xdp
 ls -l /etc/systemd/system/sockets.target.wants/
 step verify
 systemd-analyze verify /usr/lib/systemd/system/vhost-af-xdp-steward.socket \
-    /usr/lib/systemd/system/vhost-af-xdp-steward.service vhost-af-xdp@vm1.service 2>&1 | grep vhost-af-xdp || true
+    /usr/lib/systemd/system/vhost-af-xdp-steward.service vhost-af-xdp@vm1.service \
+    vhost-af-xdp-network@lan.service 2>&1 | grep vhost-af-xdp || true
 step run
 vhost-af-xdp --version
 vhost-af-xdp check "$interface" --json
-cat >>/etc/vhost-af-xdp/steward.toml <<POLICY
-[[allow]]
-group = "vhost-af-xdp"
-interface = "$interface"
-queues = "all"
-memlock = "64 MiB"
-POLICY
+# Both of its rules, for this interface.
+sed -i "s/^#\(\[\[allow\]\]\|[a-z]* = \)/\1/; s/eth[01]/$interface/" /etc/vhost-af-xdp/steward.toml
 vhost-af-xdp-steward --check
 vhost-af-xdp-steward 2>/tmp/steward.log &
 steward=$!
@@ -44,12 +40,34 @@ step status
 vhost-af-xdp status --control /tmp/control.sock --json || cat /tmp/serve.log /tmp/steward.log
 step leases
 vhost-af-xdp queues "$interface" --json --control /tmp/control.sock
+kill "$daemon"
+wait "$daemon" || echo "the daemon ended with $?"
+step network
+groupadd --system vm1
+groupadd --system vm2
+# The example for this interface, and the command of the unit with what the unit gives it.
+sed "s/eth0/$interface/; s/queues = 4/queues = 2/" /usr/share/doc/vhost-af-xdp/examples/lan.toml >/etc/vhost-af-xdp/lan.toml
+vhost-af-xdp serve --config /etc/vhost-af-xdp/lan.toml --check
+install -d -m 711 -o nobody -g nogroup /run/vhost-af-xdp-lan
+command="$(sed -n '/^ExecStart=/,/[^\\]$/{s/^ExecStart=//;s/\\$//;s/%i/lan/g;p}' \
+    /usr/lib/systemd/system/vhost-af-xdp-network@.service | tr -d '\n')"
+# shellcheck disable=SC2086 # it is words
+setpriv --reuid=nobody --regid=nogroup --groups="$(getent group vhost-af-xdp | cut -d: -f3)" \
+    --inh-caps=+chown --ambient-caps=+chown $command 2>/tmp/network.log &
+daemon=$!
+tries=0
+until [ "$(grep -c ready /tmp/network.log)" = 2 ] || [ $tries = 150 ]; do sleep 0.1; tries=$((tries + 1)); done
+step "network status"
+vhost-af-xdp status --control /run/vhost-af-xdp-lan/control.sock --json || cat /tmp/network.log /tmp/steward.log
+step "network sockets"
+stat -c '%n %G %a' /run/vhost-af-xdp-lan/*.sock
 # What a steward leaves that was killed: who removes the package takes it back.
 kill -KILL "$steward"
 step pinned
 find /sys/fs/bpf -type f | head -n 3
 kill "$daemon"
 wait "$daemon" || echo "the daemon ended with $?"
+rm -r /etc/vhost-af-xdp/lan.toml /run/vhost-af-xdp-lan
 step remove
 dpkg -r vhost-af-xdp
 files >/tmp/removed

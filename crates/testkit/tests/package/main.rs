@@ -109,6 +109,9 @@ fn package_is_roots_and_has_what_it_should() {
         "usr/bin/vhost-af-xdp",
         "usr/bin/vhost-af-xdp-steward",
         "usr/lib/systemd/system/vhost-af-xdp@.service",
+        "usr/lib/systemd/system/vhost-af-xdp-network@.service",
+        "usr/share/doc/vhost-af-xdp/examples/lan.toml",
+        "usr/share/doc/vhost-af-xdp/examples/libvirt-hook",
         "usr/lib/systemd/system/vhost-af-xdp-steward.service",
         "usr/lib/systemd/system/vhost-af-xdp-steward.socket",
         "usr/lib/sysusers.d/vhost-af-xdp.conf",
@@ -175,6 +178,8 @@ fn step<'a>(said: &'a str, name: &str) -> &'a str {
 fn installed_programs_run_and_nothing_is_left_of_them() {
     require!(Root, Packager);
     let veth = VethPair::with(2, 1500);
+    // As the example says: a port has a VLAN.
+    veth.near.run("ethtool", &["-K", VethPair::NIC, "rxvlan", "off"]);
     let place = tempfile::tempdir().expect("a directory");
     let mut command = veth.near.command("unshare");
     command
@@ -210,6 +215,16 @@ fn installed_programs_run_and_nothing_is_left_of_them() {
     assert_eq!(status[0]["ports"][0]["nic"], VethPair::NIC, "{said}");
     let leases: Value = serde_json::from_str(step(&said, "leases")).expect("JSON");
     assert_eq!(leases[0]["lease"]["start_queue"], 0, "{said}");
+    let status: Value =
+        serde_json::from_str(step(&said, "network status")).unwrap_or_else(|_| panic!("{said}"));
+    let network = &status[0]["networks"][0];
+    assert_eq!(network["uplink"], VethPair::NIC, "{said}");
+    assert_eq!(network["ports"], serde_json::json!(["vm1", "vm2"]), "{said}");
+    let sockets = step(&said, "network sockets");
+    for port in ["vm1", "vm2"] {
+        let socket = format!("/run/vhost-af-xdp-lan/{port}.sock {port} 660\n");
+        assert!(sockets.contains(&socket), "{said}");
+    }
     assert!(!said.contains("ended with"), "{said}");
     // The steward that was killed left its program for the next one; who removes the package takes it off.
     assert_ne!(step(&said, "pinned"), "", "{said}");
