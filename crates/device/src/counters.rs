@@ -138,6 +138,22 @@ lane_counters! {
     Drop from_guest_isolated,
     /// Network: the frame has a VLAN tag that the port is not for.
     Drop from_guest_vlan,
+    /// Addresses given by `ips`: the frame is neither IPv4, IPv6 nor ARP.
+    Drop from_guest_protocol,
+    /// Addresses given by `ips`: an ARP message that is not of the port's addresses, or no request or reply.
+    Drop from_guest_arp,
+    /// Addresses given by `ips`: the frame's IPv4 or IPv6 source address is not the port's.
+    Drop from_guest_ip_source,
+    /// Addresses given by `ips`: IPv6 neighbour discovery that tells of others' addresses.
+    Drop from_guest_neighbour,
+    /// Addresses given by `ips`: a router advertisement or redirect, and the port is not a router.
+    Drop from_guest_router,
+    /// Addresses given by `ips`: DHCP or DHCPv6 as from a server, and the port is not one.
+    Drop from_guest_dhcp_server,
+    /// Addresses given by `ips`: headers that contradict themselves, or that are not all in the frame's first 256 bytes.
+    Drop from_guest_headers,
+    /// The guest asks for a checksum to be stored in the headers by which it was decided that it may send the frame.
+    Drop from_guest_checksum_in_headers,
     /// Network: no port that has a guest has the destination of a frame of the uplink's.
     Drop to_guest_no_port,
     /// Network: the guest had no buffer for the frame, and not for some time, or the frame is to a group.

@@ -1,5 +1,6 @@
 //! Frames to test with. All bytes are determined by length and seed, so two that should differ do.
 
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Destination of all test frames: nobody's, so no stack answers.
@@ -82,6 +83,35 @@ pub fn udp(flow: u16, len: usize) -> Vec<u8> {
     .concat();
     let header = [&TO[..], &FROM, &0x0800u16.to_be_bytes(), &ip, &udp].concat();
     filled(header, len, flow as u8)
+}
+
+/// An IPv4 packet without options.
+///
+/// # Panics
+/// If it is too long.
+#[must_use]
+pub fn ipv4(from: Ipv4Addr, to: Ipv4Addr, protocol: u8, payload: &[u8]) -> Vec<u8> {
+    let len = u16::try_from(20 + payload.len()).expect("short").to_be_bytes();
+    let head = [&[0x45, 0][..], &len, &[0, 1, 0, 0, 64, protocol, 0, 0]].concat();
+    [&head[..], &from.octets(), &to.octets(), payload].concat()
+}
+
+/// An IPv6 packet whose header names what comes next.
+///
+/// # Panics
+/// If it is too long.
+#[must_use]
+pub fn ipv6(from: Ipv6Addr, to: Ipv6Addr, next: u8, payload: &[u8]) -> Vec<u8> {
+    let len = u16::try_from(payload.len()).expect("short").to_be_bytes();
+    let head = [&[0x60, 0, 0, 0][..], &len, &[next, 255]].concat();
+    [&head[..], &from.octets(), &to.octets(), payload].concat()
+}
+
+/// A UDP datagram between these ports, of twelve bytes; without a checksum.
+#[must_use]
+pub fn udp_ports([from, to]: [u16; 2]) -> Vec<u8> {
+    let head = [from.to_be_bytes(), to.to_be_bytes(), [0, 20], [0, 0]].concat();
+    [&head[..], &[0x5a; 12]].concat()
 }
 
 fn filled(mut header: Vec<u8>, len: usize, seed: u8) -> Vec<u8> {

@@ -34,6 +34,7 @@ pub mod guest;
 pub mod holdings;
 pub mod huge_pages;
 pub mod kernel;
+pub mod lan;
 pub mod lessor;
 pub mod libvirt;
 pub mod message;

@@ -7,6 +7,7 @@ pub(crate) mod choice;
 mod daemon;
 mod external;
 pub(crate) mod file;
+mod guard;
 mod keys;
 mod limits;
 pub(crate) mod memory;

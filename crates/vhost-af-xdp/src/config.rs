@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use steer::{Filter, ModeRequest};
+use steer::{Filter, ModeRequest, mac_text};
 use steward::policy::Queues;
 use steward::protocol::{ENTRIES_MAX, STATIONS_MAX, Wanted};
 use xsk::{BindRequest, BusyPoll};
@@ -17,6 +17,7 @@ use self::file::ConfigFile;
 use crate::listener::Access;
 use crate::rates::PortRates;
 use crate::sandbox::{Layers, User};
+use crate::switch::guard::{Addresses, IpPrefix, Lock};
 use device::features::OnRequest;
 use device::offloads::Offloads;
 
@@ -158,15 +159,15 @@ impl NicConfig {
         }
     }
 
-    /// In how many VLANs of a network it has its address.
-    fn stations(&self) -> usize {
+    /// VLANs of a network in which it has its address, 0: none.
+    fn stations(&self) -> &[u16] {
         match self {
-            Self::Network {
-                vlans: MemberVlans::Trunk(vlans),
-                ..
-            } => vlans.len(),
-            Self::Network { .. } => 1,
-            Self::Interface { .. } | Self::Cable { .. } | Self::Null { .. } => 0,
+            Self::Network { vlans, .. } => match vlans {
+                MemberVlans::Untagged => &[0],
+                MemberVlans::Access(vlan) => std::slice::from_ref(vlan),
+                MemberVlans::Trunk(vlans) => vlans,
+            },
+            Self::Interface { .. } | Self::Cable { .. } | Self::Null { .. } => &[],
         }
     }
 
@@ -273,12 +274,36 @@ pub(crate) struct PortConfig {
     pub(crate) mac: Option<[u8; 6]>,
     /// VLANs whose frames the guest gets; none: all.
     pub(crate) vlans: Vec<u16>,
+    /// What it may send.
+    pub(crate) guard: GuardConfig,
     /// Offloads offered to the guest.
     pub(crate) offload: Offloads,
     /// Features offered because somebody asked for them.
     pub(crate) offer: OnRequest,
     /// How much the guest may send and get, at first.
     pub(crate) rates: PortRates,
+}
+
+/// What a guest may send.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct GuardConfig {
+    /// Its IP addresses; none: any.
+    pub(crate) ips: Vec<IpPrefix>,
+    /// It may say that it is a router.
+    pub(crate) router: bool,
+    /// It may answer as a DHCP server.
+    pub(crate) dhcp_server: bool,
+}
+
+impl GuardConfig {
+    /// By what frames are judged; `None`: nothing but the Ethernet header.
+    pub(crate) fn lock(&self) -> Option<Lock> {
+        (!self.ips.is_empty()).then(|| Lock {
+            addresses: Addresses::new(&self.ips),
+            router: self.router,
+            dhcp_server: self.dhcp_server,
+        })
+    }
 }
 
 /// Ports that reach each other by address, and what they share.
@@ -466,6 +491,15 @@ pub(crate) enum ConfigError {
          {STATIONS_MAX}: use several"
     )]
     ManyStations { name: String, stations: usize },
+    #[error("mac {mac}: port {port} of network {network} has this address{vlan}, too: give each its own")]
+    SharedAddress {
+        mac: String,
+        port: String,
+        network: String,
+        vlan: String,
+    },
+    #[error("ips: only frames to a network are judged by them, give network")]
+    Guard,
     #[error("frame-size {0}: the null NIC makes frames of 14 to 1514 bytes, or with 0 none")]
     FrameBytes(u32),
 }
@@ -572,7 +606,7 @@ impl ServeConfig {
             let network = self.networks.iter().find(|network| network.name == name);
             let network = network.ok_or_else(|| ConfigError::NoNetwork(name.to_owned()))?;
             let all = self.ports.iter().filter(|port| port.nic.network() == Some(name));
-            let stations = all.map(|port| port.nic.stations()).sum();
+            let stations = all.map(|port| port.nic.stations().len()).sum();
             if network.uplink.is_some() && stations > STATIONS_MAX {
                 let name = name.to_owned();
                 return Err(ConfigError::ManyStations { name, stations });
@@ -659,6 +693,9 @@ impl PortConfig {
             if self.has_external_program() {
                 return Err(ConfigError::NetworkExternal);
             }
+        }
+        if self.guard != GuardConfig::default() && self.nic.network().is_none() {
+            return Err(ConfigError::Guard);
         }
         self.check_bind()?;
         self.check_shared()?;
@@ -753,6 +790,24 @@ impl PortConfig {
         if self.endpoint == other.endpoint {
             return Err(ConfigError::SharedEndpoint(self.endpoint.clone()));
         }
+        if let (Some(mac), Some(network)) = (self.mac, self.nic.network())
+            && (other.mac, other.nic.network()) == (self.mac, self.nic.network())
+            && let Some(&vlan) = self
+                .nic
+                .stations()
+                .iter()
+                .find(|vlan| other.nic.stations().contains(vlan))
+        {
+            return Err(ConfigError::SharedAddress {
+                mac: mac_text(mac),
+                port: other.name.to_string(),
+                network: network.to_owned(),
+                vlan: match vlan {
+                    0 => String::new(),
+                    vlan => format!(" in VLAN {vlan}"),
+                },
+            });
+        }
         match (self.wanted(), other.wanted()) {
             (Some(wanted), Some(others)) => check_apart(&wanted, &others),
             _ => Ok(()),
@@ -804,6 +859,7 @@ mod tests {
             busy_poll: None,
             mac: None,
             vlans: Vec::new(),
+            guard: GuardConfig::default(),
             packet_bytes: COPY_BYTES,
             slices_from: None,
             offload: Offloads::NONE,

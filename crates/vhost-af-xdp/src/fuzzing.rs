@@ -61,6 +61,7 @@ impl NullPort {
             },
             mac: None,
             vlans: Vec::new(),
+            guard: crate::config::GuardConfig::default(),
             packet_bytes: COPY_BYTES,
             slices_from: None,
             offload: Offloads::all(),
@@ -174,13 +175,7 @@ impl Headers {
                         gso: None,
                     } => Verdict::Checksum(frame, at),
                     Request { gso: Some(gso), .. } => {
-                        let frame_of = GuestFrame {
-                            pair: &self.side,
-                            buffers,
-                            sending,
-                            head: &[],
-                            replaced: 0,
-                        };
+                        let frame_of = GuestFrame::new(&self.side, buffers, sending);
                         let headers = &mut [0; HEADERS_MAX];
                         let cut = GsoPacket::open(frame_of, gso, &self.counters, headers);
                         if let Some(cut) = cut {

@@ -280,6 +280,28 @@ fn ports_of_networks_say_what_goes_together() {
     ] {
         assert_wrong(&format!("{lan}{line}\n"), &words);
     }
+    let two = |first: &str, second: &str| {
+        format!(
+            "{lan}mac = \"02:00:00:00:00:01\"\n{first}\n[port.b]\nsocket-path = \"/b\"\nnetwork = \"lan\"\n{second}\nmac = \"02:00:00:00:00:01\"\n"
+        )
+    };
+    for (first, second) in [
+        ("", ""),
+        ("vlan = 7", "trunk = \"6-8\""),
+        ("trunk = \"1-9\"", "trunk = \"9-10\""),
+    ] {
+        assert_wrong(
+            &two(first, second),
+            &["line 12: port b: mac 02:00:00:00:00:01: port a of network lan"],
+        );
+    }
+    for (first, second) in [
+        ("", "vlan = 7"),
+        ("vlan = 7", "vlan = 8"),
+        ("trunk = \"1-9\"", "vlan = 10"),
+    ] {
+        assert!(read(&two(first, second)).is_ok(), "{first} {second}");
+    }
     let read = read(&format!(
         "{lan}trunk = \"7,3-4\"\nisolated = true\nlearning = true\n"
     ))
@@ -292,6 +314,34 @@ fn ports_of_networks_say_what_goes_together() {
         learning: true,
     };
     assert_eq!(read.ports[0].nic, wanted);
+}
+
+#[test]
+fn addresses_of_a_guest_are_read_as_they_are_written() {
+    let lan = "[network.lan]\n[port.a]\nsocket-path = \"/a\"\nnetwork = \"lan\"\n";
+    for (line, words) in [
+        (
+            "ips = \"192.0.2.300\"",
+            ["line 5: port a: ips", "is not an IP address"],
+        ),
+        (
+            "ips = [\"192.0.2.1\", \"192.0.2.1/24\"]",
+            ["line 5: port a: ips", "192.0.2.0/24"],
+        ),
+        ("ips = []", ["line 5: port a: ips", "is not an IP address"]),
+        ("router = true", ["line 5: port a: router", "goes with ips"]),
+        (
+            "dhcp-server = true",
+            ["line 5: port a: dhcp-server", "goes with ips"],
+        ),
+    ] {
+        assert_wrong(&format!("{lan}{line}\n"), &words);
+    }
+    let text = format!("{lan}ips = [\"192.0.2.10\", \"2001:db8:1::/64\"]\nrouter = true\n");
+    let guard = read(&text).expect("valid").ports[0].guard.clone();
+    let shown: Vec<_> = guard.ips.iter().map(ToString::to_string).collect();
+    assert_eq!(shown, ["192.0.2.10", "2001:db8:1::/64"]);
+    assert_eq!((guard.router, guard.dhcp_server), (true, false));
 }
 
 #[test]

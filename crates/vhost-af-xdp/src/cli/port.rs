@@ -10,6 +10,7 @@ use steward::protocol::is_interface_name;
 use super::access::AccessArgs;
 use super::busy_poll::BusyPollArgs;
 use super::external::ExternalArgs;
+use super::guard::GuardArgs;
 use super::keys::Keys;
 use super::limits::LimitArgs;
 use super::memory::{MemoryArgs, of_a_pair, parse_packet_memory};
@@ -96,6 +97,8 @@ pub(super) struct PortArgs {
     /// VLANs whose frames the guest gets, for instance 100,200-203; 0: untagged ones [default: all]
     #[arg(long, value_name = "LIST", value_parser = parse_vlans)]
     vlan: Option<VlanList>,
+    #[command(flatten)]
+    guard: GuardArgs,
     /// Work that the guest may leave to us, and we to it: all that --memory can do, none, only some of csum,
     /// tso4, tso6, ecn, uso, guest-csum, guest-tso4, guest-tso6, guest-ecn, guest-uso4, guest-uso6, or all but
     /// some: a `-` before each
@@ -247,6 +250,7 @@ impl PortArgs {
             busy_poll: all.busy_poll.build(),
             mac: self.mac,
             vlans: self.vlan.filter(|_| !is_member).unwrap_or_default().0,
+            guard: self.guard.build()?,
             offload,
             offer: offer::parse(&self.offer)
                 .map_err(anyhow::Error::msg)

@@ -614,6 +614,7 @@ fn configured(state: &State) -> Table {
 
 /// A port as the table has it.
 fn table_port(port: &PortConfig, mac: Mac, news: &Arc<OwnedFd>) -> TablePort {
+    let lock = port.guard.lock().map(Arc::new);
     let NicConfig::Network {
         vlans,
         isolated,
@@ -637,5 +638,6 @@ fn table_port(port: &PortConfig, mac: Mac, news: &Arc<OwnedFd>) -> TablePort {
         isolated: *isolated,
         promiscuous: *promiscuous,
         learned: learning.then(|| Arc::new(Learned::new(Arc::clone(news)))),
+        lock,
     }
 }

@@ -13,6 +13,9 @@ pub(crate) const LOOK_BYTES: usize = ADDRESS_BYTES + TAG_BYTES + 2;
 const TAG: u16 = 0x8100;
 /// `ETH_P_8021AD`
 const SERVICE_TAG: u16 = 0x88a8;
+/// What others took for a service tag before there was one (`ETH_P_QINQ1` to 3). Nothing here does, but a switch that
+/// frames go to may.
+const OLD_SERVICE_TAGS: [u16; 3] = [0x9100, 0x9200, 0x9300];
 /// The bits of a tag's second half that are the VLAN; the others say a priority.
 const VLAN_BITS: u16 = 0xfff;
 
@@ -28,8 +31,10 @@ pub(crate) struct Head {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Tags {
     None,
-    /// One, of that VLAN; 0: it says a priority only.
+    /// One (802.1Q), of that VLAN; 0: it says a priority only.
     One(u16),
+    /// The outermost is a service tag, of that VLAN; 0: one that the XDP program does not know.
+    Service(u16),
     /// Several, of which the outermost is of that VLAN.
     Several(u16),
 }
@@ -40,7 +45,7 @@ impl Tags {
     pub(crate) fn vlan(self) -> u16 {
         match self {
             Self::None => 0,
-            Self::One(vlan) | Self::Several(vlan) => vlan,
+            Self::One(vlan) | Self::Service(vlan) | Self::Several(vlan) => vlan,
         }
     }
 }
@@ -49,17 +54,28 @@ impl Tags {
 #[inline]
 pub(crate) fn head(bytes: &[u8; LOOK_BYTES]) -> Head {
     let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r] = *bytes;
-    let is_tag = |kind| matches!(kind, TAG | SERVICE_TAG);
+    let is_tag = |kind| matches!(kind, TAG | SERVICE_TAG) || OLD_SERVICE_TAGS.contains(&kind);
     let vlan = u16::from_be_bytes([o, p]) & VLAN_BITS;
     let tags = match (u16::from_be_bytes([m, n]), u16::from_be_bytes([q, r])) {
-        (outer, inner) if is_tag(outer) && is_tag(inner) => Tags::Several(vlan),
-        (outer, _) if is_tag(outer) => Tags::One(vlan),
+        (TAG, inner) if is_tag(inner) => Tags::Several(vlan),
+        (TAG, _) => Tags::One(vlan),
+        (SERVICE_TAG, _) => Tags::Service(vlan),
+        (old, _) if is_tag(old) => Tags::Service(0),
         _ => Tags::None,
     };
     Head {
         to: [a, b, c, d, e, f],
         from: [g, h, i, j, k, l],
         tags,
+    }
+}
+
+/// Writes a VLAN into the tag, which said none, of a frame that begins with these bytes; its priority stays.
+#[inline]
+pub(crate) fn set_vlan(head: &mut [u8], vlan: u16) {
+    if let [.., high, low] = &mut head[..ADDRESS_BYTES + TAG_BYTES] {
+        let [first, second] = vlan.to_be_bytes();
+        (*high, *low) = (*high & 0xf0 | first, second);
     }
 }
 
@@ -85,7 +101,11 @@ mod tests {
     fn tags_are_told_apart() {
         assert_eq!(of(&[0x08, 0x00, 0x81, 0x00]), Tags::None);
         assert_eq!(of(&[0x81, 0x00, 0xe0, 0x64, 0x08, 0x00]), Tags::One(100));
-        assert_eq!(of(&[0x88, 0xa8, 0x00, 0x64, 0x81, 0x00]), Tags::Several(100));
+        assert_eq!(of(&[0x81, 0x00, 0x00, 0x64, 0x81, 0x00]), Tags::Several(100));
+        assert_eq!(of(&[0x81, 0x00, 0x00, 0x64, 0x91, 0x00]), Tags::Several(100));
+        assert_eq!(of(&[0x88, 0xa8, 0x00, 0x64, 0x81, 0x00]), Tags::Service(100));
+        assert_eq!(of(&[0x88, 0xa8, 0x00, 0x64, 0x08, 0x00]), Tags::Service(100));
+        assert_eq!(of(&[0x91, 0x00, 0x00, 0x64, 0x08, 0x00]), Tags::Service(0));
         assert_eq!(of(&[0x81, 0x00, 0xe0, 0x00, 0x08, 0x06]), Tags::One(0));
         assert_eq!(of(&tag(4094)), Tags::One(4094));
     }

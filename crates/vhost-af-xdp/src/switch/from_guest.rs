@@ -26,7 +26,19 @@ pub(crate) struct GuestFrame<'a> {
     pub(crate) replaced: u32,
 }
 
-impl GuestFrame<'_> {
+impl<'a> GuestFrame<'a> {
+    /// One at which nobody has looked.
+    #[inline]
+    pub(crate) fn new(pair: &'a QueuePair, buffers: &'a [Buffer], sending: &'a Sending) -> Self {
+        Self {
+            pair,
+            buffers,
+            sending,
+            head: &[],
+            replaced: 0,
+        }
+    }
+
     /// Where a byte of the frame that is not of its head lies in the chain.
     #[inline]
     pub(crate) fn place_of(&self, byte: u32) -> Cursor {
@@ -264,13 +276,7 @@ impl Sender {
                     match pair.judge_into(chain, buffers, sink.unsendable(counters), counters, &mut sending) {
                         Err(fault) => return Err(fault),
                         Ok(is_one) => {
-                            let frame = is_one.then_some(GuestFrame {
-                                pair,
-                                buffers,
-                                sending: &sending,
-                                head: &[],
-                                replaced: 0,
-                            });
+                            let frame = is_one.then(|| GuestFrame::new(pair, buffers, &sending));
                             if self.throttle.holds(|| Some(frame?.cost()), counters) {
                                 None
                             } else {

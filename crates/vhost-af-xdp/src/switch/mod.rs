@@ -17,6 +17,7 @@ pub(crate) mod ethernet;
 pub(crate) mod from_guest;
 pub(crate) mod groups_lane;
 pub(crate) mod gso;
+pub(crate) mod guard;
 pub(crate) mod guests;
 pub(crate) mod joined;
 pub(crate) mod lane;

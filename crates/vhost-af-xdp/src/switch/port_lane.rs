@@ -23,8 +23,9 @@ use device::pair::{Cursor, Fault, QueuePair, Sending};
 use offload::segment::Request;
 use virtqueue::{Buffer, Chains};
 
-use super::ethernet::{self, ADDRESS_BYTES, Head, TAG_BYTES, Tags};
+use super::ethernet::{self, ADDRESS_BYTES, Head, Mac, TAG_BYTES, Tags};
 use super::from_guest::{GuestFrame, Put, Sender, Sink, Turn};
+use super::guard;
 use super::guests::{Passed, Passing};
 use super::lane::{Blame, Lane, Near, Network, Peer, SlotAt, Stopped, Work};
 use super::limits::BATCH;
@@ -37,8 +38,10 @@ use super::to_guest::NO_OFFLOAD;
 use super::to_nic::{NicSink, Transmit};
 use crate::nic::xdp::XdpNic;
 
-/// Bytes of a frame that are looked at.
-const HEAD_BYTES: usize = 64;
+/// Bytes of a frame that are looked at, if only its Ethernet header says whether it may be sent.
+const SHORT_HEAD: usize = 64;
+/// If IP addresses do, too.
+const LONG_HEAD: usize = guard::LOOK_BYTES;
 
 /// A chain of the turn, judged.
 struct Judged {
@@ -52,7 +55,9 @@ struct Judged {
     is_tagged: bool,
     /// What it took of the port's limit, if there is one.
     cost: Cost,
-    head: [u8; HEAD_BYTES],
+    /// So many bytes of `head` are the frame's.
+    known: u16,
+    head: [u8; LONG_HEAD],
 }
 
 impl Judged {
@@ -71,21 +76,19 @@ impl Judged {
         vlan: 0,
         is_tagged: false,
         cost: Cost { frames: 0, bytes: 0 },
-        head: [0; HEAD_BYTES],
+        known: 0,
+        head: [0; LONG_HEAD],
     };
 
     /// Its frame, in those buffers, as the guest sent it.
     #[inline]
     fn frame<'a>(&'a self, pair: &'a QueuePair, buffers: &'a [Buffer]) -> Option<GuestFrame<'a>> {
-        let known = HEAD_BYTES.min(self.sending.len as usize);
         self.is_sent.then_some(GuestFrame {
             pair,
             buffers,
             sending: &self.sending,
-            head: &self.head[..known],
-            // At most HEAD_BYTES.
-            #[allow(clippy::cast_possible_truncation)]
-            replaced: known as u32,
+            head: &self.head[..self.known.into()],
+            replaced: self.known.into(),
         })
     }
 
@@ -96,6 +99,52 @@ impl Judged {
         let is_whole = tags == Tags::None || self.sending.len as usize >= ethernet::LOOK_BYTES;
         let asked = self.sending.request.csum;
         is_whole && asked.is_none_or(|asked| usize::from(asked.start) >= ethernet::LOOK_BYTES)
+    }
+
+    /// Copies the frame's first bytes out of guest memory.
+    #[inline]
+    fn read_head(&mut self, pair: &QueuePair, buffers: &[Buffer], port: &TablePort) {
+        let most = if port.lock.is_some() {
+            LONG_HEAD
+        } else {
+            SHORT_HEAD
+        };
+        // At most LONG_HEAD.
+        #[allow(clippy::cast_possible_truncation)]
+        let known = most.min(self.sending.len as usize) as u16;
+        self.known = known;
+        if let (SHORT_HEAD, Some(short)) = (most, self.head.first_chunk_mut()) {
+            return read_short_head(pair, buffers, &self.sending, short);
+        }
+        self.head[..ethernet::LOOK_BYTES].fill(0);
+        GuestFrame::new(pair, buffers, &self.sending).read_start(&mut self.head[..known.into()]);
+    }
+
+    /// Whether what the frame says inside may be sent; `None`: no, which is counted.
+    #[inline]
+    fn check_content(
+        &self,
+        port: &TablePort,
+        (from, tags): (Mac, Tags),
+        counters: &PairCounters,
+    ) -> Option<()> {
+        let head = &self.head[..self.known.into()];
+        let judged = match &port.lock {
+            None => ethernet::LOOK_BYTES,
+            Some(lock) => match lock.check(from, head, self.sending.len, tags) {
+                Ok(judged) => judged,
+                Err(refusal) => {
+                    refusal.counter(counters).add(1);
+                    return None;
+                }
+            },
+        };
+        // Stored there it would make them others.
+        if self.sending.request.csum.is_some_and(|at| at.field() < judged) {
+            counters.from_guest_checksum_in_headers.add(1);
+            return None;
+        }
+        Some(())
     }
 
     /// What changes on the way to somebody who has frames of a VLAN with a tag, or without one.
@@ -120,7 +169,7 @@ enum Retag {
 /// The head of a frame whose tag is another one than the guest's.
 struct Retagged {
     sending: Sending,
-    head: [u8; HEAD_BYTES + TAG_BYTES],
+    head: [u8; LONG_HEAD + TAG_BYTES],
     known: usize,
 }
 
@@ -128,7 +177,7 @@ impl Retagged {
     #[cold]
     fn new(frame: GuestFrame<'_>, retag: Retag) -> Self {
         let mut sending = *frame.sending;
-        let mut head = [0; HEAD_BYTES + TAG_BYTES];
+        let mut head = [0; LONG_HEAD + TAG_BYTES];
         let (addresses, rest) = frame.head.split_at(ADDRESS_BYTES);
         head[..ADDRESS_BYTES].copy_from_slice(addresses);
         let behind = match retag {
@@ -325,7 +374,7 @@ impl PortLane {
             let buffers = taken.buffers(chain);
             of_chain.is_sent = pair.judge_into(chain, buffers, None, counters, &mut of_chain.sending)?;
             if of_chain.is_sent {
-                read_head(pair, buffers, &of_chain.sending, &mut of_chain.head);
+                of_chain.read_head(pair, buffers, port);
                 work.tally.add(of_chain.sending.len);
                 let found = known.find(&self.members.table, port, of_chain, counters);
                 of_chain.is_sent = found.is_some();
@@ -501,11 +550,11 @@ impl PortLane {
 
 /// Copies the first bytes of a frame; those that it does not have are 0.
 #[inline]
-fn read_head(pair: &QueuePair, buffers: &[Buffer], sending: &Sending, head: &mut [u8; HEAD_BYTES]) {
+fn read_short_head(pair: &QueuePair, buffers: &[Buffer], sending: &Sending, head: &mut [u8; SHORT_HEAD]) {
     let at = sending.start;
     let start = buffers.get(at.buffer).filter(|start| {
         // In one piece, as nearly all are: of a length that is known here, which takes no call.
-        start.len - at.within >= HEAD_BYTES as u32
+        start.len - at.within >= SHORT_HEAD as u32
     });
     if let Some(start) = start {
         // Inside the map, as checked when the descriptor was read.
@@ -514,15 +563,8 @@ fn read_head(pair: &QueuePair, buffers: &[Buffer], sending: &Sending, head: &mut
             .copy_from_guest(start.offset + u64::from(at.within), head);
         return;
     }
-    *head = [0; HEAD_BYTES];
-    let frame = GuestFrame {
-        pair,
-        buffers,
-        sending,
-        head: &[],
-        replaced: 0,
-    };
-    frame.read_start(&mut head[..HEAD_BYTES.min(sending.len as usize)]);
+    *head = [0; SHORT_HEAD];
+    GuestFrame::new(pair, buffers, sending).read_start(&mut head[..SHORT_HEAD.min(sending.len as usize)]);
 }
 
 /// Passes a frame to one of several guests, which loses it if it has no buffer now.
@@ -582,13 +624,17 @@ impl Known {
             }
             self.source = Some(source);
         }
+        chain.check_content(port, (from, tags), counters)?;
         let destination = Station::new(vlan, to);
         chain.to = match self.destination {
             Some((known, found)) if known == destination => found,
             _ => table.find_for(port, destination),
         };
         self.destination = Some((destination, chain.to));
-        // A tag that says a priority only stays where there is no VLAN, and is none where there is one.
+        // A tag that says a priority only stays where there is no VLAN, and is that VLAN's where there is one.
+        if tags == Tags::One(0) && vlan != 0 {
+            ethernet::set_vlan(&mut chain.head, vlan);
+        }
         (chain.vlan, chain.is_tagged) = (vlan, vlan != 0 && tags != Tags::None);
         Some(())
     }

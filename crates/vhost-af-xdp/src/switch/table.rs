@@ -8,6 +8,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 
 use super::ethernet::Mac;
+use super::guard::Lock;
 use super::learned::Learned;
 pub(crate) use super::station::Station;
 use super::vlans::Vlans;
@@ -40,6 +41,8 @@ pub(crate) struct TablePort {
     pub(crate) promiscuous: bool,
     /// Addresses that it has beside its own, if it may have any.
     pub(crate) learned: Option<Arc<Learned>>,
+    /// Its guest's IP addresses; `None`: any.
+    pub(crate) lock: Option<Arc<Lock>>,
 }
 
 /// See the module's head.

@@ -7,7 +7,8 @@
 //! | trunk, of several | with the tag of one of these VLANs | of these VLANs, with the tag |
 //!
 //! Towards the uplink frames of a VLAN have its tag. A tag that says a priority only counts as none. Frames with
-//! several tags are nobody's: what is behind the first would be a tag where that is taken off.
+//! several tags are nobody's: what is behind the first would be a tag where that is taken off. Nor are those with a
+//! service tag (802.1ad): who does not know it takes the frame for one without a tag.
 
 use super::ethernet::Tags;
 
@@ -77,14 +78,19 @@ mod tests {
             Tags::One(101),
             Tags::Several(100),
             Tags::Several(0),
+            Tags::Service(100),
+            Tags::Service(0),
         ];
         let may = |vlans: Vlans| tags.map(|tags| vlans.of_guests(tags));
-        assert_eq!(may(Vlans::Untagged), [Some(0), Some(0), None, None, None, None]);
+        assert_eq!(
+            may(Vlans::Untagged),
+            [Some(0), Some(0), None, None, None, None, None, None]
+        );
         assert_eq!(
             may(Vlans::Access(100)),
-            [Some(100), Some(100), None, None, None, None]
+            [Some(100), Some(100), None, None, None, None, None, None]
         );
         let trunk = Vlans::Trunk(vec![99, 100]);
-        assert_eq!(may(trunk), [None, None, Some(100), None, None, None]);
+        assert_eq!(may(trunk), [None, None, Some(100), None, None, None, None, None]);
     }
 }

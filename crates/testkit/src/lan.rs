@@ -1,0 +1,146 @@
+//! A network under test: a daemon by its file, guests that testkit plays, and the other end of the uplink.
+
+use std::fmt::Write as _;
+
+use crate::daemon::DIR;
+use crate::{Daemon, Driver, DriverConfig, Layout, PacketPort, Serve, VethPair, wait};
+
+/// A station of the LAN, behind the uplink.
+pub const STRANGER: [u8; 6] = [0x02, 0, 0, 0, 1, 0];
+/// All stations.
+pub const BROADCAST: [u8; 6] = [0xff; 6];
+
+/// The address of a guest, by number.
+#[must_use]
+pub fn mac(guest: usize) -> [u8; 6] {
+    [0x02, 0, 0, 0, 0, guest as u8]
+}
+
+/// An EtherType for local experiments, so that no stack looks inside; bytes by length and number.
+#[must_use]
+pub fn frame(to: [u8; 6], from: [u8; 6], len: usize, number: u8) -> Vec<u8> {
+    let mut frame = [&to[..], &from[..], &[0x88, 0xb5]].concat();
+    frame.extend((14..len).map(|at| (at as u8).wrapping_mul(31).wrapping_add(number)));
+    frame
+}
+
+/// The same frame with a tag (802.1Q).
+#[must_use]
+pub fn tagged(frame: &[u8], vlan: u16) -> Vec<u8> {
+    let tag = [0x8100u16.to_be_bytes(), vlan.to_be_bytes()].concat();
+    [&frame[..12], &tag, &frame[12..]].concat()
+}
+
+/// A table for a port of the network, with further keys.
+#[must_use]
+pub fn port(guest: usize, keys: &str) -> String {
+    let [.., last] = mac(guest);
+    format!(
+        "[port.vm{guest}]\nnetwork = \"lan\"\nsocket-path = \"{DIR}/vm{guest}.sock\"\nmac = \"02:00:00:00:00:{last:02x}\"\n{keys}\n"
+    )
+}
+
+/// Ports with these keys, on an uplink or on none.
+///
+/// # Panics
+/// Never.
+#[must_use]
+pub fn file(uplink: Option<&str>, ports: &[&str]) -> String {
+    let mut text = "[network.lan]\n".to_owned();
+    if let Some(uplink) = uplink {
+        writeln!(text, "uplink = \"{uplink}\"").expect("room");
+    }
+    for (guest, keys) in ports.iter().enumerate() {
+        text += &port(guest, keys);
+    }
+    text
+}
+
+/// A daemon, its guests, and the other end of its uplink.
+pub struct Lan {
+    /// By number.
+    pub guests: Vec<Driver>,
+    /// What is tested.
+    pub daemon: Daemon,
+    /// The other end of the uplink.
+    pub wire: PacketPort,
+    _veth: VethPair,
+}
+
+impl Lan {
+    /// Ports with these keys, and a guest at each.
+    ///
+    /// # Panics
+    /// If it cannot be made.
+    #[must_use]
+    pub fn new(ports: &[&str], config: &DriverConfig) -> Self {
+        let veth = VethPair::new();
+        // So that XDP sees tags.
+        veth.near.run("ethtool", &["-K", VethPair::NIC, "rxvlan", "off"]);
+        let text = file(Some(VethPair::NIC), ports);
+        let daemon = Daemon::start_file(&veth.near, &Serve::file(), &[VethPair::NIC], &text);
+        Self {
+            guests: guests(&daemon, ports.len(), config),
+            daemon,
+            wire: PacketPort::open(&veth.far, VethPair::WIRE),
+            _veth: veth,
+        }
+    }
+
+    /// A guest sends a frame.
+    pub fn send(&mut self, guest: usize, frame: &[u8]) {
+        self.guests[guest].pairs[0].send(frame, Layout::Whole);
+    }
+
+    /// What a guest gets next.
+    ///
+    /// # Panics
+    /// If nothing comes.
+    #[track_caller]
+    pub fn received(&mut self, guest: usize) -> Vec<u8> {
+        let got = self.guests[guest].pairs[0].receive(wait::SOON);
+        got.unwrap_or_else(|| panic!("nothing comes to guest {guest}: {}", self.daemon.said()))
+            .frame
+    }
+
+    /// What the wire gets next of our frames.
+    ///
+    /// # Panics
+    /// If nothing comes.
+    #[track_caller]
+    pub fn received_by_wire(&self) -> Vec<u8> {
+        let is_ours =
+            |frame: &Vec<u8>| frame[12..].starts_with(&[0x88, 0xb5]) || frame[12..].starts_with(&[0x81, 0]);
+        std::iter::from_fn(|| self.wire.receive(wait::SOON))
+            .find(is_ours)
+            .expect("a frame on the wire")
+    }
+
+    /// Nothing is under way to anybody: each gets one more frame of its own next.
+    ///
+    /// # Panics
+    /// If something is.
+    #[track_caller]
+    pub fn assert_quiet(&mut self) {
+        for guest in 0..self.guests.len() {
+            let last = frame(mac(guest), STRANGER, 60, 0xee);
+            self.wire.send(&last);
+            assert_eq!(self.received(guest), last, "guest {guest}");
+        }
+    }
+}
+
+/// Guests with receive buffers.
+///
+/// # Panics
+/// If the daemon refuses one.
+#[must_use]
+pub fn guests(daemon: &Daemon, count: usize, config: &DriverConfig) -> Vec<Driver> {
+    let guest = |at: usize| {
+        let mut driver = Driver::connect(&daemon.path(&format!("vm{at}.sock")), config).expect("accepted");
+        driver.pairs[0].post(32, &[2048]);
+        daemon.await_port(at, "a lane runs", |port| port["lanes"][0]["running"] == true);
+        driver
+    };
+    (0..count).map(guest).collect()
+}

@@ -1,0 +1,369 @@
+//! What guests of a network may not send: other's addresses, other VLANs, what routers and servers say. By real frames
+//! on a veth pair, from the configuration file on.
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rstest::rstest;
+use testkit::daemon::DIR;
+use testkit::driver::{F_CSUM, HEADER};
+use testkit::frame::{ipv4, ipv6, udp_ports};
+use testkit::lan::{BROADCAST, Lan, STRANGER, file, frame, mac, tagged};
+use testkit::{Daemon, DriverConfig, Layout, NetNs, Serve, require, wait};
+use virtqueue::driver::Buffer;
+
+const OWN: &str = "192.0.2.10";
+const OTHER: &str = "192.0.2.11";
+const OWN_6: &str = "2001:db8::10";
+const OTHER_6: &str = "2001:db8::11";
+/// Of the first guest's MAC address.
+const LINK_LOCAL: &str = "fe80::ff:fe00:0";
+const IPS: &str = "ips = [\"192.0.2.10\", \"2001:db8::10\", \"2001:db8:1::/64\"]";
+
+/// A frame of the first guest's.
+fn of_guest(to: [u8; 6], kind: u16, packet: &[u8]) -> Vec<u8> {
+    [&to[..], &mac(0), &kind.to_be_bytes(), packet].concat()
+}
+
+fn udp(to: [u8; 6], from: &str, ports: [u16; 2]) -> Vec<u8> {
+    let (from, all) = (from.parse().expect("valid"), Ipv4Addr::BROADCAST);
+    of_guest(to, 0x0800, &ipv4(from, all, 17, &udp_ports(ports)))
+}
+
+fn over_ipv6(to: [u8; 6], from: &str, next: u8, payload: &[u8]) -> Vec<u8> {
+    let (from, all): (_, Ipv6Addr) = (from.parse().expect("valid"), "ff02::1".parse().expect("valid"));
+    of_guest(to, 0x86dd, &ipv6(from, all, next, payload))
+}
+
+fn arp(to: [u8; 6], operation: u8, hardware: [u8; 6], sender: &str) -> Vec<u8> {
+    let address = |text: &str| text.parse::<Ipv4Addr>().expect("valid").octets();
+    let head = [0, 1, 8, 0, 6, 4, 0, operation];
+    let packet = [
+        &head[..],
+        &hardware,
+        &address(sender),
+        &[0; 6],
+        &address("192.0.2.1"),
+    ]
+    .concat();
+    of_guest(to, 0x0806, &packet)
+}
+
+/// Neighbour discovery of that kind, with an option for a link-layer address.
+fn neighbour(to: [u8; 6], from: &str, kind: u8, target: &str, (option, hardware): (u8, [u8; 6])) -> Vec<u8> {
+    over_ipv6(to, from, 58, &message(kind, target, (option, hardware)))
+}
+
+fn message(kind: u8, target: &str, (option, hardware): (u8, [u8; 6])) -> Vec<u8> {
+    let target = target.parse::<Ipv6Addr>().expect("valid").octets();
+    [&[kind, 0, 0, 0, 0, 0, 0, 0][..], &target, &[option, 1], &hardware].concat()
+}
+
+/// Behind so many headers with options.
+fn behind_options(count: usize, next: u8, payload: &[u8]) -> Vec<u8> {
+    let header = |at: usize| [if at + 1 < count { 60 } else { next }, 0, 1, 4, 0, 0, 0, 0];
+    let headers: Vec<u8> = (0..count).flat_map(header).collect();
+    [&headers[..], payload].concat()
+}
+
+/// What a guest with these addresses may not send, and where that is counted.
+fn forged(to: [u8; 6]) -> Vec<(&'static str, Vec<u8>)> {
+    let advertised = message(134, OTHER_6, (1, mac(0)));
+    let snap = [&[0xaa, 0xaa, 3, 0, 0, 0, 8, 0][..], &udp(to, OTHER, [1, 2])[14..]].concat();
+    let fragment = |next, payload: &[u8]| [&[next, 0, 0, 1, 0, 0, 0, 1], payload].concat();
+    vec![
+        ("ip_source", udp(to, OTHER, [1, 2])),
+        ("ip_source", udp(to, "0.0.0.0", [1, 2])),
+        ("ip_source", over_ipv6(to, OTHER_6, 6, &[0; 20])),
+        ("ip_source", over_ipv6(to, "fe80::1", 6, &[0; 20])),
+        ("ip_source", over_ipv6(to, "::", 17, &udp_ports([546, 547]))),
+        ("arp", arp(to, 1, mac(0), OTHER)),
+        ("arp", arp(to, 2, mac(0), OTHER)),
+        ("arp", arp(to, 2, mac(1), OWN)),
+        ("arp", arp(to, 3, mac(0), OWN)),
+        ("neighbour", neighbour(to, OWN_6, 136, OTHER_6, (2, mac(0)))),
+        ("neighbour", neighbour(to, OWN_6, 136, OWN_6, (2, mac(1)))),
+        ("neighbour", neighbour(to, OWN_6, 135, OTHER_6, (1, mac(1)))),
+        ("neighbour", neighbour(to, "::", 135, OTHER_6, (14, mac(1)))),
+        ("router", over_ipv6(to, LINK_LOCAL, 58, &advertised)),
+        (
+            "router",
+            over_ipv6(to, LINK_LOCAL, 60, &behind_options(3, 58, &advertised)),
+        ),
+        (
+            "router",
+            over_ipv6(to, LINK_LOCAL, 44, &fragment(58, &advertised)),
+        ),
+        ("router", neighbour(to, LINK_LOCAL, 137, OWN_6, (2, mac(0)))),
+        (
+            "headers",
+            over_ipv6(to, LINK_LOCAL, 60, &behind_options(40, 58, &advertised)),
+        ),
+        (
+            "headers",
+            over_ipv6(
+                to,
+                LINK_LOCAL,
+                44,
+                &fragment(60, &behind_options(2, 58, &[])[..8]),
+            ),
+        ),
+        ("dhcp_server", udp(to, OWN, [67, 68])),
+        (
+            "dhcp_server",
+            over_ipv6(to, LINK_LOCAL, 17, &udp_ports([547, 546])),
+        ),
+        ("protocol", of_guest(to, 0x8035, &[0; 46])),
+        ("protocol", frame(to, mac(0), 60, 1)),
+        ("protocol", of_guest(to, 44, &snap)),
+    ]
+}
+
+/// And what it may.
+fn honest(to: [u8; 6]) -> Vec<Vec<u8>> {
+    vec![
+        udp(to, OWN, [1, 2]),
+        udp(to, "0.0.0.0", [68, 67]),
+        arp(to, 1, mac(0), OWN),
+        arp(to, 2, mac(0), OWN),
+        over_ipv6(to, OWN_6, 6, &[0; 20]),
+        over_ipv6(to, LINK_LOCAL, 17, &udp_ports([546, 547])),
+        over_ipv6(to, "::", 58, &[133, 0, 0, 0, 0, 0, 0, 0]),
+        neighbour(to, LINK_LOCAL, 136, OWN_6, (2, mac(0))),
+        neighbour(to, LINK_LOCAL, 135, OTHER_6, (1, mac(0))),
+        neighbour(to, "::", 135, "2001:db8:1::7", (14, mac(1))),
+        over_ipv6(to, OWN_6, 60, &behind_options(20, 6, &[0; 20])),
+    ]
+}
+
+#[rstest]
+fn guest_speaks_only_for_itself_and_each_lie_is_counted(
+    #[values(Layout::Whole, Layout::HeaderApart, Layout::Pieces(7))] layout: Layout,
+) {
+    require!(Root);
+    let mut lan = Lan::new(&[IPS, ""], &DriverConfig::default());
+    let mut expected = std::collections::BTreeMap::<&str, u64>::new();
+    for to in [mac(1), STRANGER, BROADCAST] {
+        for (counter, frame) in forged(to) {
+            lan.guests[0].pairs[0].send(&frame, layout);
+            *expected.entry(counter).or_default() += 1;
+        }
+    }
+    for to in [mac(1), BROADCAST] {
+        for frame in honest(to) {
+            lan.guests[0].pairs[0].send(&frame, layout);
+            // What comes next: nothing of the others came before.
+            assert_eq!(lan.received(1), frame);
+        }
+    }
+    for frame in honest(STRANGER) {
+        lan.guests[0].pairs[0].send(&frame, layout);
+        let is_ours = |got: &Vec<u8>| got[6..12] == mac(0) && got[..6] == STRANGER;
+        let got = std::iter::from_fn(|| lan.wire.receive(wait::SOON)).find(is_ours);
+        assert_eq!(got.expect("on the wire"), frame);
+    }
+    for (counter, count) in expected {
+        lan.daemon.await_counter(&format!("from_guest_{counter}"), count);
+    }
+    lan.assert_quiet();
+}
+
+#[rstest]
+fn router_and_server_may_be_what_they_are() {
+    require!(Root);
+    let keys = format!("{IPS}\nrouter = true\ndhcp-server = true");
+    let mut lan = Lan::new(&[&keys, ""], &DriverConfig::default());
+    for (counter, frame) in forged(mac(1)) {
+        if matches!(counter, "router" | "dhcp_server") {
+            lan.send(0, &frame);
+            assert_eq!(lan.received(1), frame);
+        } else {
+            lan.send(0, &frame);
+        }
+    }
+    lan.assert_quiet();
+}
+
+/// A header that leaves a checksum to us, summed from the frame's begin and stored there.
+fn asking(field: u16) -> [u8; HEADER] {
+    let mut header = [0; HEADER];
+    header[0] = 1;
+    header[8..10].copy_from_slice(&field.to_le_bytes());
+    header
+}
+
+#[rstest]
+fn checksum_is_no_way_to_change_what_was_judged() {
+    require!(Root);
+    let mut lan = Lan::new(&[IPS, "", ""], &DriverConfig::with(F_CSUM));
+    let sent = udp(STRANGER, OWN, [1, 2]);
+    // The address in the Ethernet header, its kind, both IPv4 addresses, the ports.
+    for field in [6, 10, 12, 26, 28, 30, 34, 36] {
+        lan.guests[0].pairs[0].send_asking(&[(asking(field), &sent)], Layout::Whole);
+    }
+    lan.daemon.await_counter("from_guest_checksum_in_headers", 8);
+    // Without addresses: what says where from, and of which VLAN.
+    for field in [6, 8, 10, 11, 12, 13] {
+        let plain = frame(STRANGER, mac(2), 60, 1);
+        lan.guests[2].pairs[0].send_asking(&[(asking(field), &plain)], Layout::Whole);
+    }
+    lan.daemon.await_counter("from_guest_checksum_in_headers", 14);
+    // UDP's own.
+    let mut header = asking(0);
+    (header[6], header[8]) = (34, 6);
+    lan.guests[0].pairs[0].send_asking(&[(header, &udp(mac(1), OWN, [1, 2]))], Layout::Whole);
+    assert_eq!(lan.received(1)[..40], udp(mac(1), OWN, [1, 2])[..40]);
+    lan.assert_quiet();
+}
+
+#[rstest]
+fn header_that_changes_meanwhile_is_sent_as_it_was_judged() {
+    require!(Root);
+    let mut lan = Lan::new(&[IPS, ""], &DriverConfig::default());
+    let honest = udp(mac(1), OWN, [1, 2]);
+    let pair = &mut lan.guests[0].pairs[0];
+    let bytes = [&[0; HEADER][..], &honest].concat();
+    let addr = pair.ram().alloc(4096, 4096).expect("room");
+    pair.ram().write(addr, &bytes);
+    let over = Arc::new(AtomicBool::new(false));
+    let forger = std::thread::spawn({
+        let (ram, over) = (Arc::clone(pair.ram()), Arc::clone(&over));
+        move || {
+            let place = |at: usize| addr.checked_add((HEADER + at) as u64).expect("inside");
+            while !over.load(Ordering::Relaxed) {
+                for (source, last) in [(mac(0), 10), (mac(1), 11), (mac(0), 11), (mac(1), 10)] {
+                    ram.write(place(6), &source);
+                    ram.write(place(29), &[last]);
+                }
+            }
+        }
+    });
+    let mut got = 0;
+    let end = std::time::Instant::now() + wait::SOON;
+    while got < 5_000 && std::time::Instant::now() < end {
+        for _ in 0..16 {
+            let buffer = Buffer::readable(addr, bytes.len() as u32);
+            lan.guests[0].pairs[0].send_buffers(&[buffer], false);
+        }
+        while let Some(frame) = lan.guests[1].pairs[0].poll() {
+            let frame = frame.frame;
+            assert_eq!(frame, honest, "a header that was never judged");
+            got += 1;
+        }
+        lan.guests[0].pairs[0].reap_sent();
+    }
+    over.store(true, Ordering::Relaxed);
+    forger.join().expect("it ends");
+    assert!(got > 100, "{got} frames");
+    // There was something to catch.
+    let refused =
+        ["source_address", "ip_source"].map(|name| lan.daemon.counter(&format!("from_guest_{name}")));
+    assert!(refused.iter().all(|&count| count > 0), "{refused:?}");
+}
+
+#[rstest]
+fn no_guest_gets_into_another_vlan() {
+    require!(Root);
+    let ports = ["vlan = 100", "trunk = \"100,102\"", "vlan = 101", ""];
+    let mut lan = Lan::new(&ports, &DriverConfig::default());
+    let service = |frame: &[u8], kind: u16| {
+        let mut frame = tagged(frame, 101);
+        frame[12..14].copy_from_slice(&kind.to_be_bytes());
+        frame
+    };
+    let mut refused = 0;
+    for to in [mac(2), mac(3), STRANGER, BROADCAST] {
+        for guest in [0, 1, 3] {
+            let plain = frame(to, mac(guest), 60, 1);
+            let mut hops = vec![
+                tagged(&plain, 101),
+                tagged(&tagged(&plain, 101), 100),
+                tagged(&tagged(&plain, 100), 101),
+                tagged(&tagged(&plain, 101), 0),
+                // What others take for a tag.
+                service(&plain, 0x88a8),
+                service(&plain, 0x9100),
+                tagged(&service(&plain, 0x88a8), 100),
+                tagged(&service(&plain, 0x9100), 100),
+            ];
+            if guest == 1 {
+                // A trunk has no frames of no VLAN.
+                hops.extend([plain.clone(), tagged(&plain, 0)]);
+            }
+            refused += hops.len() as u64;
+            for hop in hops {
+                lan.send(guest, &hop);
+            }
+        }
+    }
+    lan.daemon.await_counter("from_guest_vlan", refused);
+    // A priority is no VLAN: the frame is of the port's own.
+    lan.send(0, &tagged(&frame(mac(1), mac(0), 60, 2), 7 << 13));
+    assert_eq!(
+        lan.received(1),
+        tagged(&frame(mac(1), mac(0), 60, 2), 7 << 13 | 100)
+    );
+    lan.send(0, &tagged(&frame(STRANGER, mac(0), 60, 2), 7 << 13));
+    let sent = tagged(&frame(STRANGER, mac(0), 60, 2), 7 << 13 | 100);
+    assert_eq!(lan.received_by_wire(), sent);
+    lan.send(1, &tagged(&frame(mac(0), mac(1), 60, 3), 100));
+    assert_eq!(lan.received(0), frame(mac(0), mac(1), 60, 3));
+    let wire = std::iter::from_fn(|| lan.wire.receive(std::time::Duration::ZERO));
+    let ours: Vec<_> = wire.filter(|frame| frame[6..11] == mac(0)[..5]).collect();
+    assert_eq!(ours, Vec::<Vec<u8>>::new());
+}
+
+#[rstest]
+fn flood_of_broadcasts_keeps_nobody_from_talking() {
+    require!(Root);
+    let mut lan = Lan::new(&["", "", ""], &DriverConfig::default());
+    let flood = frame(BROADCAST, mac(0), 60, 1);
+    let mut sent = 0;
+    for round in 0..200u8 {
+        let batch = vec![&flood[..]; 32];
+        lan.guests[0].pairs[0].send_batch(&batch, Layout::Whole);
+        sent += batch.len() as u64;
+        let word = frame(mac(2), mac(1), 60, round);
+        lan.send(1, &word);
+        let got = std::iter::from_fn(|| lan.guests[2].pairs[0].receive(wait::SOON));
+        assert!(got.map(|got| got.frame).any(|got| got == word), "round {round}");
+        while lan.guests[1].pairs[0].poll().is_some() {}
+    }
+    lan.guests[0].pairs[0].await_sent();
+    // Each went to the wire.
+    lan.daemon.await_counter("from_guest_frames", sent + 200);
+}
+
+#[rstest]
+fn no_two_ports_have_the_same_address() {
+    let netns = NetNs::new("guard");
+    let two = |first: &str, second: &str| {
+        let port = |name: &str, keys: &str| {
+            format!(
+                "[port.{name}]\nnetwork = \"lan\"\nsocket-path = \"{DIR}/{name}.sock\"\n{keys}\nmac = \
+                 \"02:00:00:00:00:09\"\n"
+            )
+        };
+        format!("[network.lan]\n{}{}", port("a", first), port("b", second))
+    };
+    let daemon = Daemon::start_file(&netns, &Serve::file(), &[], &file(None, &["", ""]));
+    for (first, second) in [("", ""), ("vlan = 5", "trunk = \"4-6\"")] {
+        daemon.write_file(&two(first, second));
+        let (done, said) = daemon.reload();
+        assert!(!done, "{said}");
+        for words in [
+            "line 11",
+            "port b",
+            "mac 02:00:00:00:00:09",
+            "port a",
+            "nothing was changed",
+        ] {
+            assert!(said.contains(words), "no {words:?} in {said}");
+        }
+    }
+    assert!(daemon.port_named("vm0").is_some());
+    // In another VLAN it is another station.
+    daemon.reload_with(&two("vlan = 5", "vlan = 6"));
+    assert!(daemon.port_named("b").is_some());
+}

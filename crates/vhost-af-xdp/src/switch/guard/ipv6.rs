@@ -1,0 +1,122 @@
+//! IPv6 (RFC 8200): the header, and the chain of those that extend it.
+
+use super::neighbours::{self, Message, OF_THE_UNNAMED};
+use super::{Lock, Packet, Refusal, UDP, is_of_server};
+use crate::switch::ethernet::Mac;
+
+const HEADER_BYTES: usize = 40;
+const HOP_BY_HOP: u8 = 0;
+const ROUTING: u8 = 43;
+const FRAGMENT: u8 = 44;
+const AUTHENTICATION: u8 = 51;
+pub(super) const ICMP: u8 = 58;
+const DESTINATION_OPTIONS: u8 = 60;
+const MOBILITY: u8 = 135;
+const HOST_IDENTITY: u8 = 139;
+const SHIM: u8 = 140;
+const DHCP_SERVER: u16 = 547;
+const DHCP_CLIENT: u16 = 546;
+
+/// What the headers lead to.
+struct Upper {
+    /// Its number; `None`: it is in a fragment before.
+    protocol: Option<u8>,
+    /// Where it begins.
+    at: usize,
+    /// It is one of fragments, or calls itself so.
+    fragment: bool,
+}
+
+pub(super) fn check(lock: &Lock, mac: Mac, packet: Packet<'_>) -> Result<usize, Refusal> {
+    let header = packet.bytes::<HEADER_BYTES>(packet.at)?;
+    if header[0] >> 4 != 6 {
+        return Err(Refusal::Headers);
+    }
+    let payload = usize::from(u16::from_be_bytes([header[4], header[5]]));
+    let packet = packet.until(packet.at + HEADER_BYTES + payload)?;
+    let source = *header[8..].first_chunk().ok_or(Refusal::Headers)?;
+    let upper = Upper::find(header[6], packet)?;
+    if !lock.is_own(mac, source) && source != [0; 16] {
+        return Err(Refusal::Source);
+    }
+    let is_unnamed = source == [0; 16];
+    match upper.protocol {
+        Some(ICMP) => {
+            let [kind] = *packet.bytes(upper.at)?;
+            if is_unnamed && !OF_THE_UNNAMED.contains(&kind) {
+                return Err(Refusal::Source);
+            }
+            let message = Message {
+                kind,
+                at: upper.at,
+                fragment: upper.fragment,
+                unnamed: is_unnamed,
+            };
+            neighbours::check(lock, mac, packet, &message)
+        }
+        _ if is_unnamed => Err(Refusal::Source),
+        Some(UDP) => {
+            let ports = *packet.bytes::<4>(upper.at)?;
+            if is_of_server(ports, DHCP_SERVER, DHCP_CLIENT) && !lock.dhcp_server {
+                return Err(Refusal::DhcpServer);
+            }
+            Ok(upper.at + ports.len())
+        }
+        Some(_) | None => Ok(upper.at),
+    }
+}
+
+impl Lock {
+    /// Whether an address is the port's: the link-local one that is made of its MAC (RFC 4291, appendix A), too.
+    #[inline]
+    pub(super) fn is_own(&self, mac: Mac, address: [u8; 16]) -> bool {
+        let [a, b, c, d, e, f] = mac;
+        address == [0xfe, 0x80, 0, 0, 0, 0, 0, 0, a ^ 2, b, c, 0xff, 0xfe, d, e, f]
+            || self.addresses.has_v6(address)
+    }
+}
+
+impl Upper {
+    /// Follows the headers, of which the first has that number.
+    /// Errors: they do not end in the bytes that are known.
+    fn find(first: u8, packet: Packet<'_>) -> Result<Self, Refusal> {
+        let (mut next, mut at, mut fragment) = (first, packet.at + HEADER_BYTES, false);
+        // Each has eight bytes at least, so that those that are known bound them.
+        loop {
+            let bytes = match next {
+                HOP_BY_HOP | ROUTING | DESTINATION_OPTIONS | MOBILITY | HOST_IDENTITY | SHIM => {
+                    let [_, more] = *packet.bytes(at)?;
+                    (usize::from(more) + 1) * 8
+                }
+                AUTHENTICATION => {
+                    let [_, more] = *packet.bytes(at)?;
+                    (usize::from(more) + 2) * 4
+                }
+                FRAGMENT => {
+                    let [_, _, high, low, ..] = *packet.bytes::<8>(at)?;
+                    fragment = true;
+                    if u16::from_be_bytes([high, low]) & !7 != 0 {
+                        return Ok(Self {
+                            protocol: None,
+                            at: at + 8,
+                            fragment,
+                        });
+                    }
+                    8
+                }
+                protocol => {
+                    return Ok(Self {
+                        protocol: Some(protocol),
+                        at,
+                        fragment,
+                    });
+                }
+            };
+            next = packet.bytes::<1>(at)?[0];
+            at += bytes;
+            if at > packet.known.len() {
+                return Err(Refusal::Headers);
+            }
+        }
+    }
+}

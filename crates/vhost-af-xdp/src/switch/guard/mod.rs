@@ -1,0 +1,158 @@
+//! What a guest may say of itself: which IP addresses stand in what it sends (`ips` of a port).
+//!
+//! A [`Lock`] judges the first bytes of a frame, behind the Ethernet header whose source address was judged before
+//! ([`super::port_lane`]). It is pure: bytes in, a verdict out. What it reads are bytes that the guest cannot change any
+//! more, and what it does not read decides nothing: its answer is how many bytes it went by, and a checksum that the
+//! guest leaves to us must not be stored there, or it would be the way to change them afterwards.
+//!
+//! | frame | is sent if |
+//! |---|---|
+//! | ARP | Ethernet and IPv4, a request or a reply, its sender is the port by both addresses; or a probe for one of them |
+//! | IPv4 | its source is the port's; or it asks a DHCP server from 0.0.0.0 |
+//! | IPv6 | its source is the port's, or the link-local address made of its MAC; or it is what a host without an address sends |
+//! | neighbour discovery | as IPv6, and what it announces, target and link-layer address, is the port's, too |
+//! | router advertisement, redirect (ICMPv6, ICMP) | the port is a router |
+//! | to a DHCP client, or from a server's port | the port is a DHCP server |
+//! | other protocols | never |
+//!
+//! Frames whose headers cannot be judged are refused, not passed: those that do not fit in [`LOOK_BYTES`], that
+//! contradict themselves, and first fragments that do not have what comes after them (RFC 7112, RFC 7113). Later
+//! fragments are judged by their source: what they continue was judged in the first one. Neighbour discovery is never
+//! fragmented (RFC 6980). What is inside of a tunnel is not looked at.
+
+mod addresses;
+mod arp;
+mod ipv4;
+mod ipv6;
+mod neighbours;
+#[cfg(test)]
+mod tests;
+
+use device::counters::{Counter, PairCounters};
+
+pub(crate) use self::addresses::{Addresses, IpPrefix};
+use super::ethernet::{ADDRESS_BYTES, Mac, TAG_BYTES, Tags};
+
+/// Bytes of a frame that are looked at. All headers have to be in them.
+pub(crate) const LOOK_BYTES: usize = 256;
+
+const ARP: u16 = 0x0806;
+const IPV4: u16 = 0x0800;
+const IPV6: u16 = 0x86dd;
+
+const UDP: u8 = 17;
+
+/// See the module's head.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Lock {
+    /// The port's addresses.
+    pub(crate) addresses: Addresses,
+    /// It may say that it is a router, and that another one is better.
+    pub(crate) router: bool,
+    /// It may give addresses to others.
+    pub(crate) dhcp_server: bool,
+}
+
+/// Why a frame is not sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// Neither IPv4, IPv6 nor ARP.
+    Protocol,
+    /// ARP that is not of the port's addresses.
+    Arp,
+    /// Source address that is not the port's.
+    Source,
+    /// Neighbour discovery for others.
+    Neighbour,
+    /// What a router says.
+    Router,
+    /// What a DHCP server says.
+    DhcpServer,
+    /// Headers that cannot be judged.
+    Headers,
+}
+
+impl Refusal {
+    /// Where it is counted.
+    pub(crate) fn counter(self, counters: &PairCounters) -> &Counter {
+        match self {
+            Self::Protocol => &counters.from_guest_protocol,
+            Self::Arp => &counters.from_guest_arp,
+            Self::Source => &counters.from_guest_ip_source,
+            Self::Neighbour => &counters.from_guest_neighbour,
+            Self::Router => &counters.from_guest_router,
+            Self::DhcpServer => &counters.from_guest_dhcp_server,
+            Self::Headers => &counters.from_guest_headers,
+        }
+    }
+}
+
+impl Lock {
+    /// Whether the guest with that address may send a frame; if so, how many of its bytes that was decided by.
+    /// `head`: its first bytes, all of them or [`LOOK_BYTES`]; `len`: its length.
+    /// Errors: why not.
+    #[inline]
+    pub(crate) fn check(&self, mac: Mac, head: &[u8], len: u32, tags: Tags) -> Result<usize, Refusal> {
+        let at = ADDRESS_BYTES + if tags == Tags::None { 0 } else { TAG_BYTES };
+        let packet = Packet {
+            known: head,
+            len: len as usize,
+            at: at + 2,
+        };
+        match word(head, at) {
+            Some(IPV4) => ipv4::check(self, packet),
+            Some(IPV6) => ipv6::check(self, mac, packet),
+            Some(ARP) => arp::check(self, mac, packet),
+            _ => Err(Refusal::Protocol),
+        }
+    }
+}
+
+/// The first bytes of a frame, in which a packet begins.
+#[derive(Clone, Copy)]
+struct Packet<'a> {
+    known: &'a [u8],
+    /// Bytes of the frame.
+    len: usize,
+    /// Where the packet begins.
+    at: usize,
+}
+
+impl<'a> Packet<'a> {
+    /// Bytes of the frame.
+    #[inline]
+    fn bytes<const N: usize>(&self, at: usize) -> Result<&'a [u8; N], Refusal> {
+        let bytes = self.known.get(at..).and_then(<[u8]>::first_chunk);
+        bytes.ok_or(Refusal::Headers)
+    }
+
+    /// The same packet, which ends there by what it says itself; padding may follow.
+    /// Errors: the frame ends before.
+    #[inline]
+    fn until(self, end: usize) -> Result<Self, Refusal> {
+        if end > self.len {
+            return Err(Refusal::Headers);
+        }
+        Ok(Self {
+            known: &self.known[..end.min(self.known.len())],
+            len: end,
+            ..self
+        })
+    }
+}
+
+#[inline]
+fn word(bytes: &[u8], at: usize) -> Option<u16> {
+    bytes
+        .get(at..)
+        .and_then(<[u8]>::first_chunk)
+        .map(|&word| u16::from_be_bytes(word))
+}
+
+/// Whether UDP between these ports is what a server says, or somebody else to one's clients: that alone is what they
+/// go by.
+#[inline]
+fn is_of_server(ports: [u8; 4], server: u16, client: u16) -> bool {
+    let [a, b, c, d] = ports;
+    u16::from_be_bytes([a, b]) == server || u16::from_be_bytes([c, d]) == client
+}

@@ -1,0 +1,87 @@
+//! ICMPv6, and in it neighbour discovery (RFC 4861): what one says of one's addresses, and what routers say.
+
+use super::{Lock, Packet, Refusal};
+use crate::switch::ethernet::Mac;
+
+const ROUTER_SOLICITATION: u8 = 133;
+const ROUTER_ADVERTISEMENT: u8 = 134;
+const SOLICITATION: u8 = 135;
+const ADVERTISEMENT: u8 = 136;
+const REDIRECT: u8 = 137;
+/// RFC 2894.
+const ROUTER_RENUMBERING: u8 = 138;
+/// RFC 3122: addresses of frame relay.
+const INVERSE: [u8; 2] = [141, 142];
+/// Reports of groups that one listens to (RFC 2710, RFC 3810).
+const LISTENERS: [u8; 3] = [131, 132, 143];
+
+/// What a host sends that has no address yet: the question whether somebody has the one that it means to use, where
+/// routers are, and what groups it listens to.
+pub(super) const OF_THE_UNNAMED: [u8; 5] = [
+    ROUTER_SOLICITATION,
+    SOLICITATION,
+    LISTENERS[0],
+    LISTENERS[1],
+    LISTENERS[2],
+];
+
+/// Options that are an Ethernet address: the sender's, and the target's.
+const LINK_LAYER: [u8; 2] = [1, 2];
+
+/// A message, as far as the headers tell of it.
+pub(super) struct Message {
+    pub(super) kind: u8,
+    /// Where it begins.
+    pub(super) at: usize,
+    /// It is one of fragments, or calls itself so.
+    pub(super) fragment: bool,
+    /// Its sender has no address.
+    pub(super) unnamed: bool,
+}
+
+pub(super) fn check(lock: &Lock, mac: Mac, packet: Packet<'_>, message: &Message) -> Result<usize, Refusal> {
+    let &Message { kind, at, .. } = message;
+    let options = match kind {
+        ROUTER_ADVERTISEMENT | REDIRECT | ROUTER_RENUMBERING if lock.router => return Ok(at + 1),
+        ROUTER_ADVERTISEMENT | REDIRECT | ROUTER_RENUMBERING => return Err(Refusal::Router),
+        ROUTER_SOLICITATION => at + 8,
+        SOLICITATION | ADVERTISEMENT => at + 24,
+        kind if INVERSE.contains(&kind) => return Err(Refusal::Neighbour),
+        _ => return Ok(at + 1),
+    };
+    if message.fragment {
+        return Err(Refusal::Neighbour);
+    }
+    let known = packet
+        .known
+        .get(options..)
+        .filter(|_| packet.known.len() == packet.len);
+    let known = known.ok_or(Refusal::Headers)?;
+    // One who asks whether somebody has the address that it means to use makes others that mean to use it give it up.
+    if kind == ADVERTISEMENT || (kind == SOLICITATION && message.unnamed) {
+        let target = *packet.bytes::<16>(at + 8)?;
+        if !lock.is_own(mac, target) {
+            return Err(Refusal::Neighbour);
+        }
+    }
+    match options_are_own(known, mac) {
+        true => Ok(packet.len),
+        false => Err(Refusal::Neighbour),
+    }
+}
+
+/// Whether all addresses among the options are that one.
+fn options_are_own(options: &[u8], mac: Mac) -> bool {
+    let mut rest = options;
+    while let [kind, eights, ..] = *rest {
+        let Some((option, later)) = rest.split_at_checked(usize::from(eights) * 8) else {
+            return false;
+        };
+        let is_others = LINK_LAYER.contains(&kind) && option.get(2..8) != Some(&mac);
+        if option.is_empty() || is_others {
+            return false;
+        }
+        rest = later;
+    }
+    rest.is_empty()
+}
