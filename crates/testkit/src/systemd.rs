@@ -157,6 +157,20 @@ impl Systemd {
         command
     }
 
+    /// Whether somebody may connect to a socket in there: `as_whom` is what runs a command as that user.
+    ///
+    /// # Panics
+    /// If it is not refused, but goes wrong.
+    #[must_use]
+    pub fn may_connect(&self, as_whom: &[&str], socket: &str) -> bool {
+        let connect =
+            "use Socket; socket(S, PF_UNIX, SOCK_STREAM, 0); exit !connect(S, sockaddr_un($ARGV[0]))";
+        let output = self.try_run(&[as_whom, &["perl", "-e", connect, socket]].concat());
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(said, "", "it is only refused");
+        output.status.success()
+    }
+
     /// Waits until a unit is in a state (`active`, `failed`).
     ///
     /// # Panics
