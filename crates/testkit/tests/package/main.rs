@@ -123,6 +123,7 @@ fn package_is_roots_and_has_what_it_should() {
         "usr/share/qemu/vhost-user/50-vhost-af-xdp.json",
         "usr/share/doc/vhost-af-xdp/copyright",
         "usr/share/doc/vhost-af-xdp/docs/cli.md",
+        "usr/share/doc/vhost-af-xdp/docs/deploy/network.md",
         "etc/vhost-af-xdp/steward.toml",
     ] {
         assert!(
