@@ -1,16 +1,18 @@
 //! What guests of a network may not send: other's addresses, other VLANs, what routers and servers say. By real frames
 //! on a veth pair, from the configuration file on.
 
+use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use rstest::rstest;
-use testkit::daemon::DIR;
+use testkit::daemon::{DIR, Placement};
 use testkit::driver::{F_CSUM, HEADER};
 use testkit::frame::{ipv4, ipv6, udp_ports};
 use testkit::lan::{BROADCAST, Lan, STRANGER, file, frame, mac, tagged};
-use testkit::{Daemon, DriverConfig, Layout, NetNs, Serve, require, wait};
+use testkit::{Daemon, DriverConfig, Layout, NetNs, Pair, Rig, Serve, VethPair, require, wait};
 use virtqueue::driver::Buffer;
 
 const OWN: &str = "192.0.2.10";
@@ -143,7 +145,7 @@ fn guest_speaks_only_for_itself_and_each_lie_is_counted(
 ) {
     require!(Root);
     let mut lan = Lan::new(&[IPS, ""], &DriverConfig::default());
-    let mut expected = std::collections::BTreeMap::<&str, u64>::new();
+    let mut expected = BTreeMap::<&str, u64>::new();
     for to in [mac(1), STRANGER, BROADCAST] {
         for (counter, frame) in forged(to) {
             lan.guests[0].pairs[0].send(&frame, layout);
@@ -217,18 +219,15 @@ fn checksum_is_no_way_to_change_what_was_judged() {
     lan.assert_quiet();
 }
 
-#[rstest]
-fn header_that_changes_meanwhile_is_sent_as_it_was_judged() {
-    require!(Root);
-    let mut lan = Lan::new(&[IPS, ""], &DriverConfig::default());
-    let honest = udp(mac(1), OWN, [1, 2]);
-    let pair = &mut lan.guests[0].pairs[0];
-    let bytes = [&[0; HEADER][..], &honest].concat();
-    let addr = pair.ram().alloc(4096, 4096).expect("room");
-    pair.ram().write(addr, &bytes);
+/// A guest that sends a frame over and over, and meanwhile makes others of its addresses. What arrives is the honest one,
+/// whole.
+fn forge_meanwhile(guest: &mut Pair, honest: &[u8], mut arrived: impl FnMut() -> Option<Vec<u8>>) {
+    let bytes = [&[0; HEADER][..], honest].concat();
+    let addr = guest.ram().alloc(4096, 4096).expect("room");
+    guest.ram().write(addr, &bytes);
     let over = Arc::new(AtomicBool::new(false));
     let forger = std::thread::spawn({
-        let (ram, over) = (Arc::clone(pair.ram()), Arc::clone(&over));
+        let (ram, over) = (Arc::clone(guest.ram()), Arc::clone(&over));
         move || {
             let place = |at: usize| addr.checked_add((HEADER + at) as u64).expect("inside");
             while !over.load(Ordering::Relaxed) {
@@ -240,26 +239,147 @@ fn header_that_changes_meanwhile_is_sent_as_it_was_judged() {
         }
     });
     let mut got = 0;
-    let end = std::time::Instant::now() + wait::SOON;
-    while got < 5_000 && std::time::Instant::now() < end {
+    let end = Instant::now() + wait::SOON;
+    while got < 2_000 && Instant::now() < end {
         for _ in 0..16 {
             let buffer = Buffer::readable(addr, bytes.len() as u32);
-            lan.guests[0].pairs[0].send_buffers(&[buffer], false);
+            guest.send_buffers(&[buffer], false);
         }
-        while let Some(frame) = lan.guests[1].pairs[0].poll() {
-            let frame = frame.frame;
-            assert_eq!(frame, honest, "a header that was never judged");
+        while let Some(frame) = arrived() {
+            assert_eq!(frame, honest, "what was never judged");
             got += 1;
         }
-        lan.guests[0].pairs[0].reap_sent();
+        guest.reap_sent();
     }
     over.store(true, Ordering::Relaxed);
     forger.join().expect("it ends");
     assert!(got > 100, "{got} frames");
-    // There was something to catch.
-    let refused =
-        ["source_address", "ip_source"].map(|name| lan.daemon.counter(&format!("from_guest_{name}")));
-    assert!(refused.iter().all(|&count| count > 0), "{refused:?}");
+}
+
+/// There was something to catch.
+fn assert_caught(daemon: &Daemon) {
+    let caught = ["source_address", "ip_source"].map(|name| daemon.counter(&format!("from_guest_{name}")));
+    assert!(caught.iter().all(|&count| count > 0), "{caught:?}");
+}
+
+#[rstest]
+fn header_that_changes_meanwhile_is_sent_as_it_was_judged() {
+    require!(Root);
+    let mut lan = Lan::new(&[IPS, ""], &DriverConfig::default());
+    let honest = udp(mac(1), OWN, [1, 2]);
+    let (from, to) = lan.guests.split_at_mut(1);
+    let arrived = || to[0].pairs[0].poll().map(|received| received.frame);
+    forge_meanwhile(&mut from[0].pairs[0], &honest, arrived);
+    assert_caught(&lan.daemon);
+}
+
+/// A guest with a queue to itself.
+fn own_queue(placement: Placement, segments: &str, options: &[(&str, &str)], config: &DriverConfig) -> Rig {
+    let serve = Serve::interface(VethPair::NIC).placement(placement);
+    let serve = serve
+        .with("--segments", segments)
+        .with("--mac", "02:00:00:00:00:00");
+    let serve = options.iter().fold(serve, |serve, (option, value)| match *value {
+        "" => serve.flag(option),
+        value => serve.with(option, value),
+    });
+    let veth = VethPair::new();
+    veth.near.run("ethtool", &["-K", VethPair::NIC, "rxvlan", "off"]);
+    Rig::with(veth, &serve, config)
+}
+
+const OWN_IPS: (&str, &str) = ("--ips", "192.0.2.10,2001:db8::10,2001:db8:1::/64");
+
+/// What the wire gets next of the guest.
+#[track_caller]
+fn on_wire(rig: &Rig) -> Vec<u8> {
+    let is_ours = |got: &Vec<u8>| got[6..12] == mac(0);
+    let got = std::iter::from_fn(|| rig.wire.receive(wait::SOON)).find(is_ours);
+    got.unwrap_or_else(|| panic!("nothing on the wire: {:#}", rig.daemon.status()))
+}
+
+/// Copied, from guest memory, and from there but for the bytes that were judged.
+#[rstest]
+fn guest_with_a_queue_of_its_own_is_guarded_as_well(
+    #[values(
+        (Placement::Copy, "auto"),
+        (Placement::SendDirect, "auto"),
+        (Placement::Direct, "auto"),
+        (Placement::Direct, "by-reference")
+    )]
+    (placement, segments): (Placement, &str),
+    #[values(Layout::Whole, Layout::HeaderApart, Layout::Pieces(100))] layout: Layout,
+) {
+    require!(Root);
+    let mut rig = own_queue(
+        placement,
+        segments,
+        &[OWN_IPS, ("--vlan", "0,100")],
+        &DriverConfig::default(),
+    );
+    let mut expected = BTreeMap::<&str, u64>::new();
+    for (counter, frame) in forged(STRANGER) {
+        for frame in [tagged(&frame, 100), frame] {
+            rig.pair().send(&frame, layout);
+            *expected.entry(counter).or_default() += 1;
+        }
+    }
+    rig.pair().send(&frame(STRANGER, mac(1), 60, 1), layout);
+    let honest_one = udp(STRANGER, OWN, [1, 2]);
+    rig.pair().send(&tagged(&honest_one, 101), layout);
+    expected.extend([("source_address", 1), ("vlan", 1)]);
+    for frame in honest(STRANGER) {
+        // With something behind it, so that it is longer than what is looked at.
+        for len in [frame.len(), 300, 1514] {
+            let mut frame = frame.clone();
+            frame.resize(len, 0x5a);
+            rig.pair().send(&frame, layout);
+            assert_eq!(on_wire(&rig), frame);
+        }
+    }
+    for (counter, count) in expected {
+        rig.daemon.await_counter(&format!("from_guest_{counter}"), count);
+    }
+}
+
+#[rstest]
+fn header_in_the_guests_own_memory_is_sent_as_it_was_judged(
+    #[values(
+        (Placement::Copy, "auto"),
+        (Placement::SendDirect, "auto"),
+        (Placement::Direct, "auto"),
+        (Placement::Direct, "by-reference")
+    )]
+    (placement, segments): (Placement, &str),
+    #[values(60, 1000)] len: usize,
+) {
+    require!(Root);
+    let mut rig = own_queue(placement, segments, &[OWN_IPS], &DriverConfig::default());
+    let mut honest = udp(STRANGER, OWN, [1, 2]);
+    honest.resize(len, 0x5a);
+    let Rig {
+        driver, wire, daemon, ..
+    } = &mut rig;
+    let is_ours = |got: &Vec<u8>| got[..6] == STRANGER;
+    let arrived = || std::iter::from_fn(|| wire.receive(Duration::from_millis(5))).find(is_ours);
+    forge_meanwhile(&mut driver.pairs[0], &honest, arrived);
+    assert_caught(daemon);
+}
+
+#[rstest]
+fn own_address_alone_is_an_option_too() {
+    require!(Root);
+    let mut rig = own_queue(
+        Placement::Copy,
+        "auto",
+        &[("--guard", "")],
+        &DriverConfig::default(),
+    );
+    rig.pair().send(&frame(STRANGER, mac(1), 60, 1), Layout::Whole);
+    let honest = frame(STRANGER, mac(0), 60, 2);
+    rig.pair().send(&honest, Layout::Whole);
+    assert_eq!(on_wire(&rig), honest);
+    rig.daemon.await_counter("from_guest_source_address", 1);
 }
 
 #[rstest]
@@ -309,7 +429,7 @@ fn no_guest_gets_into_another_vlan() {
     assert_eq!(lan.received_by_wire(), sent);
     lan.send(1, &tagged(&frame(mac(0), mac(1), 60, 3), 100));
     assert_eq!(lan.received(0), frame(mac(0), mac(1), 60, 3));
-    let wire = std::iter::from_fn(|| lan.wire.receive(std::time::Duration::ZERO));
+    let wire = std::iter::from_fn(|| lan.wire.receive(Duration::ZERO));
     let ours: Vec<_> = wire.filter(|frame| frame[6..11] == mac(0)[..5]).collect();
     assert_eq!(ours, Vec::<Vec<u8>>::new());
 }

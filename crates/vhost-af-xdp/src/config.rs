@@ -1,6 +1,7 @@
 //! What `serve` was asked for, checked: ports and workers.
 
 pub(crate) mod file;
+mod guard;
 
 use std::collections::{BTreeSet, HashSet};
 use std::net::SocketAddr;
@@ -14,10 +15,10 @@ use steward::protocol::{ENTRIES_MAX, STATIONS_MAX, Wanted};
 use xsk::{BindRequest, BusyPoll};
 
 use self::file::ConfigFile;
+pub(crate) use self::guard::GuardConfig;
 use crate::listener::Access;
 use crate::rates::PortRates;
 use crate::sandbox::{Layers, User};
-use crate::switch::guard::{Addresses, IpPrefix, Lock};
 use device::features::OnRequest;
 use device::offloads::Offloads;
 
@@ -284,28 +285,6 @@ pub(crate) struct PortConfig {
     pub(crate) rates: PortRates,
 }
 
-/// What a guest may send.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct GuardConfig {
-    /// Its IP addresses; none: any.
-    pub(crate) ips: Vec<IpPrefix>,
-    /// It may say that it is a router.
-    pub(crate) router: bool,
-    /// It may answer as a DHCP server.
-    pub(crate) dhcp_server: bool,
-}
-
-impl GuardConfig {
-    /// By what frames are judged; `None`: nothing but the Ethernet header.
-    pub(crate) fn lock(&self) -> Option<Lock> {
-        (!self.ips.is_empty()).then(|| Lock {
-            addresses: Addresses::new(&self.ips),
-            router: self.router,
-            dhcp_server: self.dhcp_server,
-        })
-    }
-}
-
 /// Ports that reach each other by address, and what they share.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NetworkConfig {
@@ -498,7 +477,7 @@ pub(crate) enum ConfigError {
         network: String,
         vlan: String,
     },
-    #[error("ips: only frames to a network are judged by them, give network")]
+    #[error("guard and ips go by the guest's address: name it by mac, the same one as its VMM does")]
     Guard,
     #[error("frame-size {0}: the null NIC makes frames of 14 to 1514 bytes, or with 0 none")]
     FrameBytes(u32),
@@ -694,7 +673,7 @@ impl PortConfig {
                 return Err(ConfigError::NetworkExternal);
             }
         }
-        if self.guard != GuardConfig::default() && self.nic.network().is_none() {
+        if self.guard != GuardConfig::default() && self.mac.is_none() {
             return Err(ConfigError::Guard);
         }
         self.check_bind()?;

@@ -121,7 +121,7 @@ fn row(port: &PortConfig) -> [String; 10] {
 /// IP addresses, and what else the guest may say.
 fn sends_from(guard: &GuardConfig) -> String {
     if guard.ips.is_empty() {
-        return "any".to_owned();
+        return if guard.source { "its mac" } else { "any" }.to_owned();
     }
     let mut words: Vec<_> = guard.ips.iter().map(ToString::to_string).collect();
     words.extend(guard.router.then(|| "router".to_owned()));

@@ -318,24 +318,32 @@ fn ports_of_networks_say_what_goes_together() {
 
 #[test]
 fn addresses_of_a_guest_are_read_as_they_are_written() {
-    let lan = "[network.lan]\n[port.a]\nsocket-path = \"/a\"\nnetwork = \"lan\"\n";
+    let lan =
+        "[network.lan]\n[port.a]\nsocket-path = \"/a\"\nnetwork = \"lan\"\nmac = \"02:00:00:00:00:01\"\n";
     for (line, words) in [
         (
             "ips = \"192.0.2.300\"",
-            ["line 5: port a: ips", "is not an IP address"],
+            ["line 6: port a: ips", "is not an IP address"],
         ),
         (
             "ips = [\"192.0.2.1\", \"192.0.2.1/24\"]",
-            ["line 5: port a: ips", "192.0.2.0/24"],
+            ["line 6: port a: ips", "192.0.2.0/24"],
         ),
-        ("ips = []", ["line 5: port a: ips", "is not an IP address"]),
-        ("router = true", ["line 5: port a: router", "goes with ips"]),
+        ("ips = []", ["line 6: port a: ips", "is not an IP address"]),
+        ("router = true", ["line 6: port a: router", "goes with ips"]),
         (
             "dhcp-server = true",
-            ["line 5: port a: dhcp-server", "goes with ips"],
+            ["line 6: port a: dhcp-server", "goes with ips"],
         ),
     ] {
         assert_wrong(&format!("{lan}{line}\n"), &words);
+    }
+    let nobody = "[port.a]\nsocket-path = \"/a\"\nifname = \"e\"\n";
+    for line in ["guard = true", "ips = \"192.0.2.10\""] {
+        assert_wrong(
+            &format!("{nobody}{line}\n"),
+            &["line 4: port a: guard and ips", "name it by mac"],
+        );
     }
     let text = format!("{lan}ips = [\"192.0.2.10\", \"2001:db8:1::/64\"]\nrouter = true\n");
     let guard = read(&text).expect("valid").ports[0].guard.clone();

@@ -12,6 +12,10 @@ const MOST_ADDRESSES: usize = 64;
 /// See the module's head.
 #[derive(Debug, Clone, Args)]
 pub(super) struct GuardArgs {
+    /// Let the guest send only from the address of --mac, and in the VLANs of --vlan. Guests of a network never send
+    /// otherwise
+    #[arg(long)]
+    guard: bool,
     /// IP addresses and networks of the guest, for instance 192.0.2.10,2001:db8:1::/64: it sends from these only, by
     /// ARP, IPv4, IPv6 and its neighbour discovery, and nothing else; neither router advertisements nor what DHCP
     /// servers answer [default: any, and all protocols]
@@ -29,6 +33,7 @@ impl GuardArgs {
     /// Errors: one line, naming the key.
     pub(super) fn build(self) -> anyhow::Result<GuardConfig> {
         let Self {
+            guard: source,
             ips,
             router,
             dhcp_server,
@@ -39,6 +44,7 @@ impl GuardArgs {
             bail!("{key}: goes with ips: name the guest's addresses; without them it may send what it likes");
         }
         Ok(GuardConfig {
+            source,
             ips,
             router,
             dhcp_server,

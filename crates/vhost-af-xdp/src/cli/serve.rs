@@ -12,7 +12,7 @@ use super::port::{AllPortsArgs, PortArgs};
 use crate::config::{Endpoint, PortConfig, ServeConfig};
 
 /// Options that say something of ports: a file has all of that.
-pub(super) const OF_PORTS: [&str; 45] = [
+pub(super) const OF_PORTS: [&str; 46] = [
     "port",
     "socket_path",
     "fd",
@@ -36,6 +36,7 @@ pub(super) const OF_PORTS: [&str; 45] = [
     "memory_files",
     "mac",
     "vlan",
+    "guard",
     "ips",
     "router",
     "dhcp_server",
@@ -73,7 +74,7 @@ pub(crate) struct ServeArgs {
     #[command(flatten)]
     all: AllPortsArgs,
     /// A further guest: KEY=VALUE pairs of socket-path, fd, client, ifname, cable, queues, start-queue, memory,
-    /// packet-memory, max-memory, memory-files, mac, vlan, ips, router, dhcp-server, offload, offer (lists joined by `+`
+    /// packet-memory, max-memory, memory-files, mac, vlan, guard, ips, router, dhcp-server, offload, offer (lists joined by `+`
     /// here), the limits, and of --inhibit and its companions; what is missing comes from the options above. May be
     /// repeated
     #[arg(long, value_name = "KEY=VALUE,...")]

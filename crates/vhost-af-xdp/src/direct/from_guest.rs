@@ -14,9 +14,8 @@ use xsk::{TxDesc, UmemOffset};
 use super::{Cutting, DirectEnd, Outbound};
 use crate::nic::interface_queue::Release;
 use crate::nic::queue::{LinkState, Nic};
-use crate::switch::bytes::guest_to_umem;
 use crate::switch::from_guest::{GuestFrame, Put, Sender, Sink, Turn};
-use crate::switch::gso::{Builder, FromChain, GsoPacket};
+use crate::switch::gso::{Builder, FromChain, GsoPacket, Source};
 use crate::switch::lane::Work;
 use crate::switch::limits::SEGMENTS;
 use crate::switch::to_nic::{LAST_KICKS, LAST_WAIT, LAST_WAITS, copied, fill_up};
@@ -213,6 +212,9 @@ impl<N: Nic> DirectEnd<N> {
     /// Queues one frame; false when it had to be dropped, `None` when there is no room for it now.
     #[inline]
     fn queue_frame(&mut self, chain: ChainId, frame: GuestFrame<'_>) -> Option<bool> {
+        if !frame.head.is_empty() {
+            return self.queue_judged(chain, frame);
+        }
         let &Sending { start, len, .. } = frame.sending;
         if len > self.queue.umem.max_sent_bytes() {
             return self.queue_multi_buffer(chain, start, frame.buffers);
@@ -270,14 +272,10 @@ impl<N: Nic> DirectEnd<N> {
 
     /// A frame in several pieces, gathered in a bounce chunk.
     fn queue_gathered(&mut self, chain: ChainId, frame: GuestFrame<'_>) -> Option<bool> {
-        let &Sending { start, len, .. } = frame.sending;
+        let len = frame.sending.len;
         let chunk = self.queue.pool.take()?;
         let offset = self.queue.umem.send_offset(&chunk);
-        let mut at = offset.get();
-        for piece in start.pieces(frame.buffers) {
-            let _ = guest_to_umem(&frame.pair.memory, piece, &self.queue.umem, UmemOffset::new(at));
-            at += u64::from(piece.len);
-        }
+        FromChain::frame(frame, &mut Cursor::default()).copy(len, &self.queue.umem, offset);
         self.outgoing.push(TxDesc {
             frame: chunk,
             offset,
@@ -286,6 +284,46 @@ impl<N: Nic> DirectEnd<N> {
             metadata: false,
         });
         self.note_bounced(self.outgoing.len() - 1, Some(chain));
+        Some(true)
+    }
+
+    /// A frame whose first bytes were judged: they are sent as they were, from a bounce chunk. What is behind them is
+    /// sent from where it lies, if the socket gains by that, or the frame is longer than a chunk.
+    #[inline(never)]
+    fn queue_judged(&mut self, chain: ChainId, frame: GuestFrame<'_>) -> Option<bool> {
+        // At most the frame's length.
+        #[allow(clippy::cast_possible_truncation)]
+        let (head, len) = (frame.head.len() as u32, frame.sending.len);
+        let is_long = len > self.queue.umem.max_sent_bytes();
+        let refers = (is_long || self.queue.sends.refers)
+            && self.find_pieces(frame.place_of(head), frame.buffers, len - head);
+        match (refers, is_long) {
+            (true, _) => {}
+            (false, false) => return self.queue_gathered(chain, frame),
+            (false, true) => {
+                self.counters.from_guest_too_many_pieces.add(1);
+                self.give_back(chain);
+                return Some(false);
+            }
+        }
+        if self.pieces.len() >= self.ring_room().min(self.sending.room()) {
+            return None;
+        }
+        let bounce = self.queue.pool.take()?;
+        let offset = self.queue.umem.send_offset(&bounce);
+        // Inside of the chunk.
+        let _ = self.queue.umem.write(offset, frame.head);
+        self.outgoing.push(TxDesc {
+            frame: bounce,
+            offset,
+            len: head,
+            more: true,
+            metadata: false,
+        });
+        self.note_bounced(self.outgoing.len() - 1, None);
+        let parts = std::mem::take(&mut self.pieces);
+        self.queue_pieces(chain, &parts);
+        self.pieces = parts;
         Some(true)
     }
 
@@ -309,12 +347,17 @@ impl<N: Nic> DirectEnd<N> {
         if parts.len() > self.ring_room().min(self.sending.room()) {
             return None;
         }
+        self.queue_pieces(chain, parts);
+        Some(true)
+    }
+
+    /// Queues what a frame ends with; the last piece gives `chain` back.
+    fn queue_pieces(&mut self, chain: ChainId, parts: &[Piece]) {
         for (at, part) in parts.iter().enumerate() {
             let last = at + 1 == parts.len();
             let data = UmemOffset::new(part.offset);
             self.queue_piece(last.then_some(chain), data, part.len, !last);
         }
-        Some(true)
     }
 
     /// A frame whose checksum is to be completed, gathered in a bounce chunk: the guest must not change what
@@ -443,6 +486,11 @@ impl<N: Nic> DirectEnd<N> {
     /// Whether the next `bytes` of a chain can be sent by reference behind a descriptor with headers: then `pieces`
     /// are the pieces. The checksum must be left to the NIC, since the guest may change them.
     fn refer_to(&mut self, from: Cursor, buffers: &[Buffer], bytes: u32) -> bool {
+        self.find_pieces(from, buffers, bytes) && self.queue.sends.checksum
+    }
+
+    /// Whether descriptors can refer to the next `bytes` of a chain, behind one of ours: then `pieces` are the pieces.
+    fn find_pieces(&mut self, from: Cursor, buffers: &[Buffer], bytes: u32) -> bool {
         self.pieces.clear();
         let (mut from, mut left) = (from, bytes);
         while left > 0
@@ -453,7 +501,7 @@ impl<N: Nic> DirectEnd<N> {
             left -= piece.len;
             self.pieces.push(piece);
         }
-        left == 0 && bytes > 0 && self.queue.sends.checksum
+        left == 0 && bytes > 0
     }
 
     /// Goes on with the GSO packet in hand for a turn; the segments that were queued.

@@ -65,6 +65,7 @@ use crate::nic::queue::{LinkState, MOST_PIECES, Nic};
 use crate::switch::checksums::PrivateLook;
 use crate::switch::from_guest::Sender;
 use crate::switch::gso::GsoPacket;
+use crate::switch::guard::Guard;
 use crate::switch::lane::{Blame, Lane, Near, Stopped, Work};
 use crate::switch::limits::BATCH;
 use crate::switch::rate_limit::PortLimits;
@@ -324,6 +325,10 @@ impl<N: Nic> Lane for DirectLane<N> {
 
     fn pair_mut(&mut self) -> Option<&mut QueuePair> {
         Some(&mut self.pair)
+    }
+
+    fn set_guard(&mut self, guard: &Guard) {
+        self.sender.set_guard(guard);
     }
 
     fn set_limits(&mut self, limits: &PortLimits) {

@@ -17,6 +17,7 @@ use super::{DirectEnd, DirectMemory};
 use crate::nic::interface_queue::Coupled;
 use crate::nic::queue::Nic;
 use crate::switch::from_guest::Sender;
+use crate::switch::guard::Guard;
 use crate::switch::lane::{Blame, Lane, Near, Peer, Stopped, Work};
 use crate::switch::rate_limit::{PortLimits, RateLimit};
 use crate::switch::receiver::{Receiver, has_frames};
@@ -99,6 +100,10 @@ impl<N: Nic> Lane for SendDirectLane<N> {
 
     fn pair_mut(&mut self) -> Option<&mut QueuePair> {
         Some(&mut self.pair)
+    }
+
+    fn set_guard(&mut self, guard: &Guard) {
+        self.sender.set_guard(guard);
     }
 
     fn set_limits(&mut self, limits: &PortLimits) {

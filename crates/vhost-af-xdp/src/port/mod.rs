@@ -49,6 +49,7 @@ use crate::port::reasons::{Closed, Impaired};
 use crate::port::session::{FaultCell, PortContext, Session};
 use crate::port::shown::{Shown, ShownInterface, ShownSession, Window};
 use crate::port::wakers::Wakers;
+use crate::switch::guard::Guard;
 use crate::switch::rate_limit::PortLimits;
 use crate::switch::workers::Workers;
 
@@ -178,6 +179,8 @@ pub(crate) struct Port {
     mailbox: Mailbox<PortState>,
     /// How much its guest may send and get.
     limits: Mutex<PortLimits>,
+    /// What the guest may send, where no network says it.
+    guard: Option<Guard>,
     /// See [`PortContext::lines`].
     direct_lines: Mutex<LogLimit>,
     /// What is seen of the state from outside.
@@ -273,6 +276,7 @@ impl Port {
             name: Arc::clone(&config.name),
             counters: (0..config.queues).map(|_| Arc::default()).collect(),
             limits: Mutex::new(PortLimits::new(config.rates)),
+            guard: config.guard(),
             config,
             interfaces,
             joined,
@@ -373,6 +377,7 @@ impl Port {
             lines: &self.direct_lines,
             counters: &self.counters,
             limits: self.limits(),
+            guard: self.guard.as_ref(),
             far,
             opens: true,
         }

@@ -9,6 +9,7 @@ use device::counters::{Counter, PairCounters};
 use device::pair::{Cursor, Fault, Piece, QueuePair, Sending};
 use virtqueue::{Buffer, ChainId, Chains};
 
+use super::guard::{Guard, Guarded};
 use super::limits::{BATCH, BYTES_A_FRAME, DESCRIPTORS_A_FRAME};
 use super::rate_limit::Throttle;
 
@@ -189,6 +190,8 @@ pub(crate) struct Sender {
     pub(super) chains: Chains,
     /// Holds a guest back that sends more than it may.
     pub(crate) throttle: Throttle,
+    /// Judges its frames, where no table of a network does; `None`: it may send what it likes.
+    guarded: Option<Box<Guarded>>,
 }
 
 /// What a burst did.
@@ -203,6 +206,11 @@ pub(crate) struct Burst {
 }
 
 impl Sender {
+    /// From now on the guest may send only so much.
+    pub(crate) fn set_guard(&mut self, guard: &Guard) {
+        self.guarded = Some(Box::new(Guarded::new(guard.clone())));
+    }
+
     /// A turn begins; how many frames it has.
     #[inline]
     pub(crate) fn begin(&mut self) -> usize {
@@ -277,6 +285,10 @@ impl Sender {
                         Err(fault) => return Err(fault),
                         Ok(is_one) => {
                             let frame = is_one.then(|| GuestFrame::new(pair, buffers, &sending));
+                            let frame = match (&mut self.guarded, frame) {
+                                (Some(guarded), Some(frame)) => guarded.judge(frame, counters),
+                                (_, frame) => frame,
+                            };
                             if self.throttle.holds(|| Some(frame?.cost()), counters) {
                                 None
                             } else {

@@ -22,6 +22,7 @@ use virtqueue::{ChainId, Chains, MemoryMap};
 use super::bytes::guest_to_guest;
 use super::from_guest::{GuestFrame, Put, Sender, Sink, Turn};
 use super::gso::{FromChain, GsoPacket};
+use super::guard::Guard;
 use super::lane::{Blame, Lane, Near, Peer, Stopped, Work};
 use super::limits::BATCH;
 use super::pending::Pending;
@@ -420,6 +421,10 @@ impl Lane for GuestLane {
             pending: Some(&mut self.pending),
             policer: Policer::new(self.limit.as_ref()),
         })
+    }
+
+    fn set_guard(&mut self, guard: &Guard) {
+        self.sender.set_guard(guard);
     }
 
     fn set_limits(&mut self, limits: &PortLimits) {

@@ -15,6 +15,7 @@ use device::pair::{Fault, QueuePair};
 use virtqueue::Chains;
 
 use super::from_guest::{Sender, Sink, Turn};
+use super::guard::Guard;
 use super::lane::{Blame, Lane, Near, Peer, Stopped, Work};
 use super::limits::SEGMENTS;
 use super::rate_limit::{PortLimits, RateLimit};
@@ -162,6 +163,10 @@ impl<N: Lent> Lane for CopyLane<N> {
     fn peer(&mut self) -> Option<Peer<'_>> {
         let peer = Peer::new(&mut self.pair, &mut self.buffers, &self.counters);
         Some(peer.limited(self.limit.as_ref()))
+    }
+
+    fn set_guard(&mut self, guard: &Guard) {
+        self.sender.set_guard(guard);
     }
 
     fn set_limits(&mut self, limits: &PortLimits) {

@@ -21,6 +21,7 @@ use std::time::Duration;
 use device::counters::PairCounters;
 use virtqueue::Chains;
 
+use super::guard::Guard;
 pub(crate) use super::lane_id::{LaneId, SlotAt};
 use super::members::Members;
 use super::pending::Pending;
@@ -163,6 +164,8 @@ pub(crate) trait Lane: Send {
     fn meet(&mut self, _members: &Arc<Members>) {}
     /// What its guest may send and get, from now on.
     fn set_limits(&mut self, _limits: &PortLimits) {}
+    /// As what its guest may send, where no network says it.
+    fn set_guard(&mut self, _guard: &Guard) {}
     /// The NIC's descriptor, readable when frames arrive; `None`: there is none.
     fn nic(&self) -> Option<BorrowedFd<'_>> {
         None

@@ -23,9 +23,9 @@ use device::pair::{Cursor, Fault, QueuePair, Sending};
 use offload::segment::Request;
 use virtqueue::{Buffer, Chains};
 
-use super::ethernet::{self, ADDRESS_BYTES, Head, Mac, TAG_BYTES, Tags};
+use super::ethernet::{self, ADDRESS_BYTES, Head, TAG_BYTES, Tags};
 use super::from_guest::{GuestFrame, Put, Sender, Sink, Turn};
-use super::guard;
+use super::guard::{LOOK_BYTES as LONG_HEAD, SHORT_LOOK_BYTES as SHORT_HEAD, check_content};
 use super::guests::{Passed, Passing};
 use super::lane::{Blame, Lane, Near, Network, Peer, SlotAt, Stopped, Work};
 use super::limits::BATCH;
@@ -37,11 +37,6 @@ use super::to_group::write_copy;
 use super::to_guest::NO_OFFLOAD;
 use super::to_nic::{NicSink, Transmit};
 use crate::nic::xdp::XdpNic;
-
-/// Bytes of a frame that are looked at, if only its Ethernet header says whether it may be sent.
-const SHORT_HEAD: usize = 64;
-/// If IP addresses do, too.
-const LONG_HEAD: usize = guard::LOOK_BYTES;
 
 /// A chain of the turn, judged.
 struct Judged {
@@ -118,33 +113,6 @@ impl Judged {
         }
         self.head[..ethernet::LOOK_BYTES].fill(0);
         GuestFrame::new(pair, buffers, &self.sending).read_start(&mut self.head[..known.into()]);
-    }
-
-    /// Whether what the frame says inside may be sent; `None`: no, which is counted.
-    #[inline]
-    fn check_content(
-        &self,
-        port: &TablePort,
-        (from, tags): (Mac, Tags),
-        counters: &PairCounters,
-    ) -> Option<()> {
-        let head = &self.head[..self.known.into()];
-        let judged = match &port.lock {
-            None => ethernet::LOOK_BYTES,
-            Some(lock) => match lock.check(from, head, self.sending.len, tags) {
-                Ok(judged) => judged,
-                Err(refusal) => {
-                    refusal.counter(counters).add(1);
-                    return None;
-                }
-            },
-        };
-        // Stored there it would make them others.
-        if self.sending.request.csum.is_some_and(|at| at.field() < judged) {
-            counters.from_guest_checksum_in_headers.add(1);
-            return None;
-        }
-        Some(())
     }
 
     /// What changes on the way to somebody who has frames of a VLAN with a tag, or without one.
@@ -624,7 +592,11 @@ impl Known {
             }
             self.source = Some(source);
         }
-        chain.check_content(port, (from, tags), counters)?;
+        let head = &chain.head[..chain.known.into()];
+        if let Err(refusal) = check_content(port.lock.as_deref(), from, (head, tags), &chain.sending) {
+            refusal.counter(counters).add(1);
+            return None;
+        }
         let destination = Station::new(vlan, to);
         chain.to = match self.destination {
             Some((known, found)) if known == destination => found,

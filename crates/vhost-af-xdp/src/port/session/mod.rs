@@ -36,6 +36,7 @@ use crate::port::features::{self, F_LOG_ALL, F_PROTOCOL_FEATURES};
 use crate::port::lane_facts::LaneFacts;
 use crate::port::lanes::{LaneError, LentQueue, private_bytes};
 use crate::port::memory::{MemoryError, MemoryTable};
+use crate::switch::guard::Guard;
 use crate::switch::lane::{Lane, Near};
 use crate::switch::rate_limit::PortLimits;
 use crate::switch::workers::{LaneAt, Workers};
@@ -103,6 +104,8 @@ pub(crate) struct PortContext<'a> {
     pub(crate) counters: &'a [Arc<PairCounters>],
     /// How much the guest may send and get.
     pub(crate) limits: PortLimits,
+    /// What the guest may send, where no network says it; `None`: what it likes.
+    pub(crate) guard: Option<&'a Guard>,
     /// The far side of each pair; empty while the interface is gone.
     pub(crate) far: &'a [FarSide],
     /// Queues can be opened now; those that are open go on in any case.

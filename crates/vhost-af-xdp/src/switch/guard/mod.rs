@@ -25,16 +25,21 @@ mod arp;
 mod ipv4;
 mod ipv6;
 mod neighbours;
+mod own;
 #[cfg(test)]
 mod tests;
 
 use device::counters::{Counter, PairCounters};
+use device::pair::Sending;
 
 pub(crate) use self::addresses::{Addresses, IpPrefix};
-use super::ethernet::{ADDRESS_BYTES, Mac, TAG_BYTES, Tags};
+pub(crate) use self::own::{Guard, Guarded};
+use super::ethernet::{self, ADDRESS_BYTES, Mac, TAG_BYTES, Tags};
 
 /// Bytes of a frame that are looked at. All headers have to be in them.
 pub(crate) const LOOK_BYTES: usize = 256;
+/// The same where only its Ethernet header says whether it may be sent.
+pub(crate) const SHORT_LOOK_BYTES: usize = 64;
 
 const ARP: u16 = 0x0806;
 const IPV4: u16 = 0x0800;
@@ -56,6 +61,12 @@ pub(crate) struct Lock {
 /// Why a frame is not sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Refusal {
+    /// An Ethernet address that is not the port's.
+    SourceAddress,
+    /// A VLAN that the port is not for.
+    Vlan,
+    /// A checksum is to be stored where that was judged.
+    Checksum,
     /// Neither IPv4, IPv6 nor ARP.
     Protocol,
     /// ARP that is not of the port's addresses.
@@ -76,6 +87,9 @@ impl Refusal {
     /// Where it is counted.
     pub(crate) fn counter(self, counters: &PairCounters) -> &Counter {
         match self {
+            Self::SourceAddress => &counters.from_guest_source_address,
+            Self::Vlan => &counters.from_guest_vlan,
+            Self::Checksum => &counters.from_guest_checksum_in_headers,
             Self::Protocol => &counters.from_guest_protocol,
             Self::Arp => &counters.from_guest_arp,
             Self::Source => &counters.from_guest_ip_source,
@@ -84,6 +98,27 @@ impl Refusal {
             Self::DhcpServer => &counters.from_guest_dhcp_server,
             Self::Headers => &counters.from_guest_headers,
         }
+    }
+}
+
+/// Whether the guest with that address may send what is behind a frame's Ethernet header. `head`: the frame's first
+/// bytes, as [`Lock::check`] has them.
+/// Errors: why not.
+#[inline]
+pub(crate) fn check_content(
+    lock: Option<&Lock>,
+    mac: Mac,
+    (head, tags): (&[u8], Tags),
+    sending: &Sending,
+) -> Result<(), Refusal> {
+    let judged = match lock {
+        None => ethernet::LOOK_BYTES,
+        Some(lock) => lock.check(mac, head, sending.len, tags)?,
+    };
+    // Stored there it would make them others.
+    match sending.request.csum {
+        Some(at) if at.field() < judged => Err(Refusal::Checksum),
+        _ => Ok(()),
     }
 }
 

@@ -1,0 +1,42 @@
+//! What a guest may send, as it was asked for.
+
+use super::PortConfig;
+use crate::switch::guard::{Addresses, Guard, IpPrefix, Lock};
+
+/// See the module's head.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct GuardConfig {
+    /// It sends from its own MAC address and VLANs only. In a network that goes without saying.
+    pub(crate) source: bool,
+    /// Its IP addresses; none: any.
+    pub(crate) ips: Vec<IpPrefix>,
+    /// It may say that it is a router.
+    pub(crate) router: bool,
+    /// It may answer as a DHCP server.
+    pub(crate) dhcp_server: bool,
+}
+
+impl GuardConfig {
+    /// By what frames are judged; `None`: nothing but the Ethernet header.
+    pub(crate) fn lock(&self) -> Option<Lock> {
+        (!self.ips.is_empty()).then(|| Lock {
+            addresses: Addresses::new(&self.ips),
+            router: self.router,
+            dhcp_server: self.dhcp_server,
+        })
+    }
+}
+
+impl PortConfig {
+    /// By what its guest's frames are judged, where no network does that.
+    pub(crate) fn guard(&self) -> Option<Guard> {
+        let lock = self.guard.lock();
+        let mac = self.mac.filter(|_| self.nic.network().is_none());
+        mac.filter(|_| self.guard.source || lock.is_some())
+            .map(|mac| Guard {
+                mac,
+                vlans: self.vlans.clone(),
+                lock,
+            })
+    }
+}

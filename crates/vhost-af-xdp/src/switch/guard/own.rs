@@ -1,0 +1,87 @@
+//! The guard of a guest that has a queue, or a cable, to itself: there is no table that knows it.
+
+use device::counters::PairCounters;
+
+use super::{LOOK_BYTES, Lock, Refusal, SHORT_LOOK_BYTES, check_content};
+use crate::switch::ethernet::{self, Head, Mac, Tags};
+use crate::switch::from_guest::GuestFrame;
+
+/// What it may send.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Guard {
+    pub(crate) mac: Mac,
+    /// Those of its VLANs, 0: none; empty: any.
+    pub(crate) vlans: Vec<u16>,
+    /// Its IP addresses; `None`: any.
+    pub(crate) lock: Option<Lock>,
+}
+
+/// It, with room for the bytes that are judged.
+#[derive(Debug)]
+pub(crate) struct Guarded {
+    guard: Guard,
+    head: [u8; LOOK_BYTES],
+}
+
+impl Guarded {
+    pub(crate) fn new(guard: Guard) -> Self {
+        Self {
+            guard,
+            head: [0; LOOK_BYTES],
+        }
+    }
+
+    /// The frame with the first bytes that were judged in the place of those in guest memory; `None`: it may not be sent,
+    /// which is counted.
+    #[inline(never)]
+    pub(crate) fn judge<'a>(
+        &'a mut self,
+        frame: GuestFrame<'a>,
+        counters: &PairCounters,
+    ) -> Option<GuestFrame<'a>> {
+        let Self { guard, head } = self;
+        let most = if guard.lock.is_some() {
+            LOOK_BYTES
+        } else {
+            SHORT_LOOK_BYTES
+        };
+        let known = most.min(frame.sending.len as usize);
+        // What a short frame does not have is 0.
+        head[..ethernet::LOOK_BYTES].fill(0);
+        frame.read_start(&mut head[..known]);
+        if let Err(refusal) = guard.check(head, known, &frame) {
+            refusal.counter(counters).add(1);
+            return None;
+        }
+        Some(GuestFrame {
+            head: &head[..known],
+            // At most LOOK_BYTES.
+            #[allow(clippy::cast_possible_truncation)]
+            replaced: known as u32,
+            ..frame
+        })
+    }
+}
+
+impl Guard {
+    fn check(&self, head: &[u8; LOOK_BYTES], known: usize, frame: &GuestFrame<'_>) -> Result<(), Refusal> {
+        let Head { from, tags, .. } = ethernet::head(head.first_chunk().ok_or(Refusal::Headers)?);
+        let vlan = match tags {
+            Tags::None => Some(0),
+            Tags::One(vlan) => Some(vlan),
+            Tags::Service(_) | Tags::Several(_) => None,
+        };
+        if !self.vlans.is_empty() && !vlan.is_some_and(|vlan| self.vlans.contains(&vlan)) {
+            return Err(Refusal::Vlan);
+        }
+        if from != self.mac {
+            return Err(Refusal::SourceAddress);
+        }
+        check_content(
+            self.lock.as_ref(),
+            self.mac,
+            (&head[..known], tags),
+            frame.sending,
+        )
+    }
+}
