@@ -10,7 +10,7 @@ use device::pair::{Cursor, Fault, Piece, QueuePair, Sending};
 use virtqueue::{Buffer, ChainId, Chains};
 
 use super::guard::{Guard, Guarded};
-use super::limits::{BATCH, BYTES_A_FRAME, DESCRIPTORS_A_FRAME};
+use super::limits::{BATCH, BYTES_A_FRAME, DESCRIPTORS_A_FRAME, SHARED_BYTES_A_FRAME};
 use super::rate_limit::Throttle;
 
 /// A frame of the guest's that is to be sent, where it lies.
@@ -99,8 +99,8 @@ pub(crate) struct Tally {
     pub(crate) frames: u64,
     pub(crate) bytes: u64,
     descriptors: u64,
-    /// What copies of them beyond the first count for, in frames.
-    copies: u64,
+    /// What they are work for besides, in frames: copies beyond the first, and segments that somebody else cuts.
+    further: u64,
 }
 
 impl Tally {
@@ -108,13 +108,6 @@ impl Tally {
     pub(crate) fn add(&mut self, bytes: u32) {
         self.frames += 1;
         self.bytes += u64::from(bytes);
-    }
-
-    /// What counts for a turn, in frames.
-    #[inline]
-    fn work(&self) -> u64 {
-        let others = (self.descriptors / DESCRIPTORS_A_FRAME).max(self.bytes / BYTES_A_FRAME);
-        self.frames.max(others) + self.copies
     }
 
     /// Adds to the counters of the guest that sent.
@@ -130,6 +123,8 @@ impl Tally {
 pub(crate) struct Turn {
     /// Frames that it has in all.
     frames: u64,
+    /// So many bytes are as much work as one.
+    bytes_a_frame: u64,
     pub(crate) tally: Tally,
 }
 
@@ -137,22 +132,44 @@ impl Turn {
     pub(crate) fn of(frames: usize) -> Self {
         Self {
             frames: frames as u64,
+            bytes_a_frame: BYTES_A_FRAME,
             tally: Tally::default(),
+        }
+    }
+
+    /// The same for a guest of a network.
+    pub(crate) fn shared(frames: usize) -> Self {
+        Self {
+            bytes_a_frame: SHARED_BYTES_A_FRAME,
+            ..Self::of(frames)
         }
     }
 
     /// One of the same length, in which nothing was sent yet.
     pub(crate) fn anew(&self) -> Self {
         Self {
-            frames: self.frames,
             tally: Tally::default(),
+            ..*self
         }
     }
 
     /// Whether another frame may be sent in it.
     #[inline]
     pub(crate) fn has_frames(&self) -> bool {
-        self.tally.frames < self.frames
+        self.tally.frames + self.tally.further < self.frames
+    }
+
+    /// What was done in it, in frames.
+    #[inline]
+    fn work(&self) -> u64 {
+        let Tally {
+            frames,
+            bytes,
+            descriptors,
+            further,
+        } = self.tally;
+        let others = (descriptors / DESCRIPTORS_A_FRAME).max(bytes / self.bytes_a_frame);
+        frames.max(others) + further
     }
 
     /// A chain of so many descriptors was taken.
@@ -164,17 +181,23 @@ impl Turn {
     /// A frame of `len` bytes was copied for so many stations.
     #[inline]
     pub(crate) fn note_copies(&mut self, copies: u64, len: u32) {
-        self.tally.copies += copies * (1 + u64::from(len) / BYTES_A_FRAME);
+        self.tally.further += copies * (1 + u64::from(len) / self.bytes_a_frame);
     }
 
-    /// Whether another chain may be taken in it: the tally's work is less than its frames. Without a division, as this
-    /// is asked for each chain.
+    /// Somebody else makes so many frames of one.
+    #[inline]
+    pub(crate) fn note_cut(&mut self, frames: u32) {
+        self.tally.further += u64::from(frames);
+    }
+
+    /// Whether another chain may be taken in it: its work is less than its frames. Without a division, as this is asked
+    /// for each chain.
     #[inline]
     pub(crate) fn takes_more(&self) -> bool {
-        let frames = self.frames.saturating_sub(self.tally.copies);
+        let frames = self.frames.saturating_sub(self.tally.further);
         self.tally.frames < frames
             && self.tally.descriptors < frames.saturating_mul(DESCRIPTORS_A_FRAME)
-            && self.tally.bytes < frames.saturating_mul(BYTES_A_FRAME)
+            && self.tally.bytes < frames.saturating_mul(self.bytes_a_frame)
     }
 }
 
@@ -225,18 +248,19 @@ impl Sender {
     /// A turn's work is done, which may be more than it had left.
     #[inline]
     pub(crate) fn spend(&mut self, turn: &Turn) {
-        let frames = usize::try_from(turn.tally.work()).unwrap_or(usize::MAX);
+        let frames = usize::try_from(turn.work()).unwrap_or(usize::MAX);
         self.owed += frames.saturating_sub(self.left);
         self.left = self.left.saturating_sub(frames);
     }
 
-    /// Takes chains for what is left of the turn, for somebody who puts them to several places ([`Self::settle`]).
+    /// Takes chains of a guest of a network for what is left of the turn, for somebody who puts them to several places
+    /// ([`Self::settle`]).
     /// Errors: what the guest did wrong.
     #[inline]
     pub(crate) fn take(&mut self, pair: &mut QueuePair) -> Result<Turn, Fault> {
         let most = self.left.min(self.takes.most);
         pair.from_guest.queue.pop(&mut self.chains, most)?;
-        Ok(Turn::of(self.left))
+        Ok(Turn::shared(self.left))
     }
 
     /// Those that were taken.
@@ -364,15 +388,15 @@ mod tests {
         for frames in 0..4 {
             for descriptors in 0..20 {
                 for bytes in (0..5 * BYTES_A_FRAME).step_by(1024).chain([BYTES_A_FRAME - 1]) {
-                    for copies in 0..4 {
+                    for further in 0..4 {
                         let tally = Tally {
                             frames,
                             bytes,
                             descriptors,
-                            copies,
+                            further,
                         };
-                        let turn = Turn { frames: 3, tally };
-                        assert_eq!(turn.takes_more(), turn.tally.work() < 3, "{turn:?}");
+                        let turn = Turn { tally, ..Turn::of(3) };
+                        assert_eq!(turn.takes_more(), turn.work() < 3, "{turn:?}");
                     }
                 }
             }

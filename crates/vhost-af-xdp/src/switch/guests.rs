@@ -110,6 +110,8 @@ struct GuestSink<'a> {
 pub(crate) enum Passed {
     /// The other guest has it, or will never have room for it.
     Yes,
+    /// The other guest gets it as so many frames, one after the other.
+    Cut(u32),
     /// It is lost, which is counted: its headers are not what it asks for, or the other guest may not get it.
     Dropped,
     /// The other guest has no room for it now.
@@ -138,6 +140,11 @@ impl Sink for GuestSink<'_> {
         match self.pass(frame) {
             Ok(Passed::Yes) => {
                 turn.tally.add(frame.sending.len);
+                Put::Done
+            }
+            Ok(Passed::Cut(frames)) => {
+                turn.tally.add(frame.sending.len);
+                turn.note_cut(frames);
                 Put::Done
             }
             Ok(Passed::Dropped) => Put::Done,
@@ -218,7 +225,8 @@ impl<'a> Passing<'a> {
     /// Errors: what the guest that receives did wrong; then the burst is over.
     #[inline]
     pub(crate) fn pass(&mut self, frame: GuestFrame<'_>, from: &PairCounters) -> Result<Passed, Fault> {
-        if self.pending.is_some() {
+        // Nothing overtakes what the same guest sent before.
+        if self.pending.is_of(from) {
             return Ok(Passed::Later);
         }
         if !self.policer.lets_pass(|| frame.cost(), self.delivery.counters) {
@@ -316,8 +324,11 @@ fn pass_packet(
     let headers = &headers[..packet.plan.header_len()];
     let len = frame.sending.len;
     if !takes(&delivery.pair().offloads, gso, headers, len) {
-        pending.keep(frame, &packet);
-        return Ok(Passed::Yes);
+        if pending.is_some() {
+            return Ok(Passed::Later);
+        }
+        pending.keep(frame, &packet, from);
+        return Ok(Passed::Cut(packet.left()));
     }
     let fit = delivery.fit(len)?;
     if fit == Fit::Now {

@@ -15,6 +15,10 @@ pub(crate) const DESCRIPTORS_A_FRAME: u64 = 4;
 /// by its bytes. More than most interfaces' frames have.
 pub(crate) const BYTES_A_FRAME: u64 = 8192;
 
+/// The same in a network, whose guests have a worker in common: a turn of long packets has as many bytes as one of
+/// frames of an MTU of 1500, so that neighbours get as many bytes.
+pub(crate) const SHARED_BYTES_A_FRAME: u64 = 1536;
+
 /// Most segments of a GSO packet that are built in one go. Those beyond a turn are taken from the lane's next turns.
 /// Few enough that the other direction, with the guest's acknowledgements, waits for some 200 µs at most.
 pub(crate) const SEGMENTS: usize = 256;

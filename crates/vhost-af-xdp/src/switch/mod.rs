@@ -14,6 +14,8 @@ pub(crate) mod bytes;
 pub(crate) mod checksums;
 mod cutter;
 pub(crate) mod ethernet;
+#[cfg(test)]
+mod fairness_tests;
 pub(crate) mod from_guest;
 pub(crate) mod groups_lane;
 pub(crate) mod gso;

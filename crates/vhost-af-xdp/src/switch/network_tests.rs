@@ -34,9 +34,9 @@ pub(super) const STRANGER: Mac = [2, 0, 0, 0, 1, 0];
 
 /// A port with its guest.
 pub(super) struct Port {
-    memory: Memory,
+    pub(super) memory: Memory,
     pub(super) from_guest: QueueDriver,
-    to_guest: QueueDriver,
+    pub(super) to_guest: QueueDriver,
     pub(super) counters: Arc<PairCounters>,
     /// Where its receive buffers are, by the number that the driver knows them by.
     buffers: Vec<GuestAddr>,
@@ -231,6 +231,21 @@ impl Port {
             .add(&[Buffer::readable(addr, bytes.len() as u32)])
             .expect("room");
         self.from_guest.publish()
+    }
+
+    /// Frames that it has got; their buffers are posted again.
+    pub(super) fn take(&mut self) -> Vec<Vec<u8>> {
+        let mut taken = Vec::new();
+        while let Some(used) = self.to_guest.take_used() {
+            let addr = self.buffers.remove(0);
+            let mut bytes = vec![0; used.len as usize];
+            self.memory.ram.read(addr, &mut bytes);
+            taken.push(bytes.split_off(HEADER as usize));
+            self.to_guest.add(&[Buffer::writable(addr, 2048)]).expect("room");
+            self.buffers.push(addr);
+        }
+        self.to_guest.publish();
+        taken
     }
 
     /// Frames that it has got, in their order.

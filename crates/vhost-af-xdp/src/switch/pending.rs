@@ -2,7 +2,7 @@
 //!
 //! Frames wait with the guest that sends them, as long as the other has no buffers. But a GSO packet that the other
 //! does not take whole becomes many frames, and not all of them may find buffers at once: so it is copied away and cut
-//! here.
+//! here, a turn after the other. Frames of the same sender wait behind it; those of others do not.
 
 use std::time::{Duration, Instant};
 
@@ -71,6 +71,8 @@ impl Patience {
 pub(crate) struct Pending {
     patience: Patience,
     packet: Remainder,
+    /// Who sent it, known by its counters.
+    sender: usize,
     /// The frame in hand; its memory is used again.
     frame: Vec<u8>,
 }
@@ -80,6 +82,12 @@ impl Pending {
     #[inline]
     pub(crate) fn is_some(&self) -> bool {
         self.packet.is_some()
+    }
+
+    /// Whether something waits that this guest sent.
+    #[inline]
+    pub(crate) fn is_of(&self, sender: &PairCounters) -> bool {
+        self.packet.is_some() && self.sender == std::ptr::from_ref(sender).addr()
     }
 
     /// The guest took frames of so many bytes together.
@@ -96,7 +104,8 @@ impl Pending {
 
     /// Takes a GSO packet in.
     #[cold]
-    pub(crate) fn keep(&mut self, frame: GuestFrame<'_>, packet: &GsoPacket) {
+    pub(crate) fn keep(&mut self, frame: GuestFrame<'_>, packet: &GsoPacket, sender: &PairCounters) {
+        self.sender = std::ptr::from_ref(sender).addr();
         self.packet.keep(frame, packet);
     }
 

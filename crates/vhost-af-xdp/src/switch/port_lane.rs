@@ -272,7 +272,7 @@ impl PortLane {
                 Destination::Nobody => self.lose(run, &mut burst, |counters| &counters.from_guest_isolated),
             }
             if self.members.has_promiscuous() {
-                self.mirror(first..burst.done, burst.network);
+                self.mirror(first..burst.done, burst.network, &mut burst.turn);
             }
         }
         let Burst { network, turn, done } = burst;
@@ -302,7 +302,7 @@ impl PortLane {
         if !self.transmit.has_rest() {
             return true;
         }
-        let mut turn = Turn::of(self.sender.left());
+        let mut turn = Turn::shared(self.sender.left());
         match self.uplink(network) {
             Some(mut sink) => _ = sink.send_rest(&mut turn),
             None => self.transmit.lose(&self.counters),
@@ -403,6 +403,10 @@ impl PortLane {
                     passing.pass(frame, &self.counters)
                 })? {
                     Passed::Yes => burst.turn.tally.add(frame.sending.len),
+                    Passed::Cut(frames) => {
+                        burst.turn.tally.add(frame.sending.len);
+                        burst.turn.note_cut(frames);
+                    }
                     Passed::Later if passing.may_wait() => {
                         self.waits = true;
                         self.counters.from_guest_waits.add(1);

@@ -53,7 +53,7 @@ const FUTILE_WAKES: u32 = 32;
 const DEAF: Duration = Duration::from_millis(10);
 /// Idle rounds between two looks at the clock.
 const ROUNDS_PER_LOOK: u32 = 16;
-/// Rounds between two looks at the kicks of guests whose lanes doze.
+/// Rounds between two looks at the kicks of guests whose lanes doze; then another lane is the first one, too.
 const ROUNDS_PER_LISTENING: u32 = 64;
 
 /// Something that control does to a running lane, on its worker's thread.
@@ -132,6 +132,7 @@ impl WorkerHandle {
             progress: Arc::clone(&progress),
             lanes: Vec::new(),
             awake: Vec::new(),
+            shifts: 0,
             tables: Tables::new(),
         };
         let thread = std::thread::Builder::new()
@@ -210,6 +211,8 @@ struct Worker {
     lanes: Vec<Slot>,
     /// Places of those that do not doze.
     awake: Vec<usize>,
+    /// How often another one became the first of them.
+    shifts: usize,
     tables: Tables,
 }
 
@@ -223,8 +226,11 @@ impl Worker {
                 return;
             }
             rounds = rounds.wrapping_add(1);
-            if self.has_dozing() && rounds.is_multiple_of(ROUNDS_PER_LISTENING) {
-                self.listen();
+            if rounds.is_multiple_of(ROUNDS_PER_LISTENING) {
+                self.shift();
+                if self.has_dozing() {
+                    self.listen();
+                }
             }
             if self.breathe() {
                 self.counters.busy_rounds.add(1);
@@ -277,6 +283,15 @@ impl Worker {
         self.awake.clear();
         let awake = self.lanes.iter().enumerate().filter(|(_, slot)| !slot.dozes);
         self.awake.extend(awake.map(|(at, _)| at));
+        let first = self.shifts.checked_rem(self.awake.len());
+        self.awake.rotate_left(first.unwrap_or(0));
+    }
+
+    /// Lets another lane breathe first, and with it take what is scarce in a round: room in a ring that several fill.
+    fn shift(&mut self) {
+        self.shifts = self.shifts.wrapping_add(1);
+        let by = self.awake.len().min(1);
+        self.awake.rotate_left(by);
     }
 
     /// Whether some lanes doze.
@@ -568,6 +583,7 @@ mod tests {
             progress: Arc::new(Progress::new(Arc::default())),
             lanes: Vec::new(),
             awake: Vec::new(),
+            shifts: 0,
             tables: Tables::new(),
         };
         // What the thread was told is seen.
@@ -592,6 +608,24 @@ mod tests {
             "it is told to send a buffer to be written"
         );
         assert_eq!(worker.lanes[0].peer, None);
+    }
+
+    #[test]
+    fn each_lane_is_the_first_one_in_its_turn() {
+        let (mut worker, _handle) = worker();
+        worker.shift();
+        for id in 0..3 {
+            worker.add(LaneId(id), lane(0, true, &[]));
+        }
+        let mut firsts = Vec::new();
+        for _ in 0..6 {
+            firsts.push(worker.awake[0]);
+            worker.shift();
+            // Lanes that doze and wake up begin no new order.
+            worker.count_awake();
+            assert_eq!(worker.awake.len(), 3);
+        }
+        assert_eq!(firsts, [1, 2, 0, 1, 2, 0]);
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::ops::Range;
 use device::counters::PairCounters;
 
 use super::{PortLane, pass_copy, with_tag};
+use crate::switch::from_guest::Turn;
 use crate::switch::lane::Network;
 use crate::switch::table::Destination;
 
@@ -12,7 +13,7 @@ impl PortLane {
     /// Passes copies of frames that are done to those who listen. Groups go to all anyway, and what was not let through
     /// to nobody. A frame that has no destination here goes to them, too: one of them may bridge to it.
     #[cold]
-    pub(super) fn mirror(&self, done: Range<usize>, network: &mut dyn Network) {
+    pub(super) fn mirror(&self, done: Range<usize>, network: &mut dyn Network, turn: &mut Turn) {
         // What is wrong with a frame was counted when it went where it is for.
         let uncounted = PairCounters::default();
         for at in done {
@@ -27,7 +28,9 @@ impl PortLane {
             let Some(frame) = judged.frame(&self.pair, buffers) else {
                 continue;
             };
+            let mut copies = 0;
             for (port, guest) in self.members.listeners(judged.vlan, Some(self.number), to) {
+                copies += 1;
                 let passed = with_tag(judged, frame, self.members.is_tagged(port), |frame| {
                     pass_copy(network, guest.at, frame, &uncounted)
                 });
@@ -35,6 +38,7 @@ impl PortLane {
                     network.blame(guest.at, fault);
                 }
             }
+            turn.note_copies(copies, frame.sending.len);
         }
     }
 }
