@@ -2,7 +2,7 @@
 
 import fnmatch
 
-from . import held_up, lease_wait, measure, neighbours, offload, outage, pairs, tcp, two_guests
+from . import held_up, lan, lease_wait, measure, neighbours, offload, outage, pairs, tcp, two_guests
 
 SIZES = (64, 1514)
 DIRECTIONS = ("from-guest", "to-guest")
@@ -147,6 +147,17 @@ class CableCase(Case):
         super().__init__(f"cable/{size}", ["cable", "network", "network-64", "dpdk", "ovs", "ovs-64"], "mpps", take)
 
 
+class LanCase(Case):
+    """A queue of a NIC for one guest, or for many; see lan.py."""
+
+    references = ("copy",)
+    also_compared = ("ns",)
+
+    def __init__(self, direction, size):
+        take = lambda run, who: lan.take(run, who, direction, size)  # noqa: E731
+        super().__init__(f"lan/{direction}/{size}", list(lan.CONTENDERS), "mpps", take)
+
+
 class PairsCase(Case):
     """Several queue pairs; see pairs.py."""
 
@@ -201,6 +212,7 @@ def all_cases():
     cases += [light(64, packed) for packed in (False, True)]
     cases += [CableCase(size) for size in SIZES]
     cases += [ForwardCase(size) for size in SIZES]
+    cases += [LanCase(direction, size) for direction in DIRECTIONS for size in SIZES]
     cases += [PairsCase(direction, count) for direction in DIRECTIONS for count in (1, 2, 4)]
     cases.append(Case("idle", ["copy", "direct", "dpdk"], "cpu_percent", measure.idle))
     cases.append(Case("memory", ["copy", "send-direct", "direct"], "process_bytes", measure.memory))

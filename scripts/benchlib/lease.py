@@ -56,7 +56,7 @@ class LeasedDaemon(Process):
         with open(policy, "w", encoding="ascii") as file:
             file.write(
                 "[limits]\nunbound-sockets = true\n"
-                f'[[allow]]\nuser = {NOBODY}\ninterface = "{self.interface}"\nqueues = "all"\nmemlock = "unlimited"\n'
+                f'[[allow]]\nuser = {NOBODY}\ninterface = "{self.interface}"\nqueues = "all"\nmemlock = "unlimited"\nnetwork = true\n'
             )
         # Of its own: another steward of this machine keeps its leases in the usual places.
         bpffs = os.path.join(self.directory, "bpf")

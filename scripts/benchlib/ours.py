@@ -35,17 +35,19 @@ def cable(run, cpu, socket_paths, directory=None):
     return Process("daemon", argv, directory)
 
 
-def network(run, cpu, socket_paths, directory=None):
-    """`vhost-af-xdp serve` with a network of ports and no uplink, as `cable`; the ports' addresses count up as the guests' do."""
+def network(run, cpu, socket_paths, directory=None, uplink=None):
+    """`vhost-af-xdp serve` with a network of ports, as `cable`; the ports' addresses count up as the guests' do. `uplink`: an interface and its
+    namespace."""
     directory = directory or run.log_dir
-    text = "[network.between]\n"
+    interface, netns = uplink or (None, None)
+    text = "[network.between]\n" + (f'uplink = "{interface}"\n' if interface else "")
     for number, path in enumerate(socket_paths):
         text += f'[port.p{number}]\nnetwork = "between"\nmac = "{mac(number)}"\nsocket-path = "{path}"\n'
     config = os.path.join(directory, "network.toml")
     with open(config, "w", encoding="ascii") as file:
         file.write(text)
     argv = [run.binary, "serve", "--config", config, *(["--cpus", str(cpu)] if cpu is not None else [])]
-    return Process("daemon", [*argv, "--control", os.path.join(directory, "control")], directory)
+    return start(run, [*argv, "--control", os.path.join(directory, "control")], directory, netns, interface)
 
 
 def mac(number):

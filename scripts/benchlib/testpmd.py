@@ -51,16 +51,28 @@ class Testpmd(Process):
         """Counters of a port: ipackets, opackets, ibytes and so on."""
         return self.ask(f"/ethdev/stats,{port}")["/ethdev/stats"]
 
+    def received(self):
+        """Frames that came to all its ports."""
+        ports = self.ask("/ethdev/list")["/ethdev/list"]
+        return sum(answer["/ethdev/stats"]["ipackets"] for answer in self.ask_all(f"/ethdev/stats,{port}" for port in ports))
+
     def ask(self, question):
-        """One question to the telemetry socket (SOCK_SEQPACKET, JSON answers)."""
+        """One question to the telemetry socket."""
+        return self.ask_all([question])[0]
+
+    def ask_all(self, questions):
+        """Questions to the telemetry socket (SOCK_SEQPACKET, JSON answers)."""
+        answers = []
         path = os.path.join(RUNTIME_DIR, self.prefix, "dpdk_telemetry.v2")
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
                 connection.settimeout(5)
                 connection.connect(path)
                 connection.recv(4096)  # its greeting
-                connection.send(question.encode())
-                return json.loads(connection.recv(1 << 16))
+                for question in questions:
+                    connection.send(question.encode())
+                    answers.append(json.loads(connection.recv(1 << 16)))
+                return answers
         except (OSError, ValueError) as error:
             self.check()
             raise Failed(f"{self.name}: no answer from {path}: {error}: {self.log_tail()}") from error
@@ -86,11 +98,17 @@ def guest_of_devices(run, cpu, socket_paths, direction, size):
     return guest_of(run, cpu, vdevs, direction, size)
 
 
-def guest_of(run, cpu, vdevs, direction, size, queues=1):
+def guest_of(run, cpu, vdevs, direction, size, queues=1, name="guest"):
     """A guest that has these devices."""
     mode = {"from-guest": "txonly", "to-guest": "rxonly", "forward": "macswap"}[direction]
     app_args = [f"--forward-mode={mode}", f"--txpkts={size}", f"--rxq={queues}", f"--txq={queues}"]
-    return Testpmd(run, "guest", cpu, vdevs, app_args)
+    return Testpmd(run, name, cpu, vdevs, app_args)
+
+
+def guests_of_network(run, cpu, socket_paths, direction, size):
+    """Guests with the addresses of their ports' numbers, by which the paths go."""
+    vdevs = [f"net_virtio_user{number},path={path},mac={ours.mac(number)}" for number, path in socket_paths.items()]
+    return guest_of(run, cpu, vdevs, direction, size, name=f"guest{min(socket_paths)}")
 
 
 def two_guests(run, cpu, socket_paths, size, server=False):

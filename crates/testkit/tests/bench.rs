@@ -136,6 +136,8 @@ fn txonly_numbers_its_frames(#[values("60", "64", "1514")] size: &str, #[values(
 #[case::budget_over_the_ring(&["txonly", "--tx-budget", "4096"], "--tx-budget 4096")]
 #[case::no_such_cpu(&["rxdrop", "--cpu", "4000"], "--cpu 4000")]
 #[case::bad_address(&["txonly", "--dst-mac", "02:00"], "--dst-mac 02:00")]
+#[case::no_destination(&["txonly", "--dst-macs", "0"], "--dst-macs 0: choose 1 to 1024")]
+#[case::destinations_of_none(&["rxdrop", "--dst-macs", "2"], "--dst-macs 2")]
 #[case::address_where_none_is_made(&["l2fwd", "--src-mac", "02:00:00:00:00:01"], "--src-mac")]
 #[case::negative_duration(&["rxdrop", "--duration", "-1"], "--duration -1")]
 #[case::option_of_another(&["rxdrop", "--reps", "2"], "--reps")]

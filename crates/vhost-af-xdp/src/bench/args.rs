@@ -18,6 +18,8 @@ use crate::nic::drivers;
 pub(super) const RING: u32 = 2048;
 /// Shortest Ethernet frame, without its checksum.
 const SHORTEST_FRAME: u32 = 60;
+/// Most destinations that `txonly` spreads frames over: each has some of the chunks.
+const MOST_DESTINATIONS: u32 = 1024;
 /// Longest frame that `txonly` makes: one chunk, and the largest chunk is a page.
 const LONGEST_FRAME: u32 = 4096;
 
@@ -63,6 +65,9 @@ pub(crate) struct BenchArgs {
     /// Destination of the frames that txonly sends [default: 02:00:00:00:00:01]
     #[arg(long, value_name = "MAC")]
     dst_mac: Option<String>,
+    /// Spread what txonly sends over so many destinations, which count up from --dst-mac: ports of a network
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(super) dst_macs: u32,
     /// Source of the frames that txonly sends [default: the interface's own]
     #[arg(long, value_name = "MAC")]
     src_mac: Option<String>,
@@ -115,6 +120,12 @@ impl BenchArgs {
             makes_frames || (self.dst_mac.is_none() && self.src_mac.is_none()),
             "--dst-mac and --src-mac are for txonly: {} makes no frames",
             self.benchmark().map_or("", Benchmark::name)
+        );
+        let most = MOST_DESTINATIONS;
+        ensure!(
+            (1..=most).contains(&self.dst_macs) && (self.dst_macs == 1 || matches!(self.what, What::Txonly)),
+            "--dst-macs {}: choose 1 to {most}, and more than 1 for txonly only",
+            self.dst_macs
         );
         ensure!(
             !(self.force_zero_copy && self.mode == Some(ModeArg::Skb)),

@@ -41,9 +41,21 @@ pub(super) fn template(to: Mac, from: Mac, len: u32) -> Vec<u8> {
     frame
 }
 
+/// The address that is so many behind another one.
+pub(super) fn counted(first: Mac, number: u32) -> Mac {
+    let [a, b, last @ ..] = first;
+    let [c, d, e, f] = u32::from_be_bytes(last).wrapping_add(number).to_be_bytes();
+    [a, b, c, d, e, f]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn addresses_count_up() {
+        assert_eq!(counted([2, 0, 0, 0, 0, 0xff], 2), [2, 0, 0, 0, 1, 1]);
+    }
 
     #[test]
     fn frame_is_valid_udp_of_every_size() {

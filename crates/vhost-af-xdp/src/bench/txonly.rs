@@ -9,7 +9,7 @@ use std::time::Duration;
 use xsk::{Kick, TxDesc, UmemOffset, WakeError};
 
 use super::args::Plan;
-use super::frame::{SEQUENCE_AT, template};
+use super::frame::{SEQUENCE_AT, counted, template};
 use super::meter::{Meter, Tally};
 use super::setup::Rig;
 
@@ -50,11 +50,16 @@ pub(super) fn run(rig: &mut Rig, plan: &Plan, meter: &Meter, tally: &mut Tally) 
     Ok(())
 }
 
-/// Puts the frame into every chunk.
+/// Puts the frame into every chunk, to one destination after the other.
 fn write_template(rig: &mut Rig, plan: &Plan) {
-    let bytes = template(plan.to, plan.from, plan.args.size);
+    let mut bytes = template(plan.to, plan.from, plan.args.size);
+    let mut destinations = (0..plan.args.dst_macs)
+        .cycle()
+        .map(|number| counted(plan.to, number));
     let mut written = xsk::FramePool::with_capacity(rig.pool.len());
     while let Some(frame) = rig.pool.take() {
+        let to = destinations.next().unwrap_or(plan.to);
+        bytes[..to.len()].copy_from_slice(&to);
         // A chunk is in the UMEM, and the plan was checked: the frame fits one.
         let fits = rig.umem.write(frame.offset(), &bytes);
         debug_assert!(fits.is_some());
