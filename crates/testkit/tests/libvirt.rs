@@ -150,11 +150,7 @@ fn hook_gives_a_domain_a_port_of_a_network_and_takes_it_back() {
     ]);
     let status =
         || String::from_utf8_lossy(&systemd.try_run(&["vhost-af-xdp", "status"]).stdout).into_owned();
-    assert!(
-        wait::until(wait::SOON, || status().contains("network lan: up")),
-        "{}",
-        systemd.log()
-    );
+    assert!(status().contains("network lan: up"), "{}", systemd.log());
     let libvirt = Libvirt::start_in(&systemd, guest.state(), Path::new(HOOK));
 
     let socket = "/run/vhost-af-xdp-lan/vm1.sock";

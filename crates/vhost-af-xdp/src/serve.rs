@@ -35,6 +35,7 @@ use crate::cli::file::{build_network, build_port};
 use crate::guard::alarm::Alarm;
 use crate::guard::interrupt;
 use crate::guard::keeper::{Keeper, Orders};
+use crate::guard::service_manager::ServiceManager;
 use crate::guard::sigbus;
 use crate::guard::watchdog::Watchdog;
 use crate::listener::{self, Access};
@@ -80,6 +81,8 @@ pub(crate) struct Sandboxed<'a> {
     steward: Option<PathBuf>,
     keeper: Keeper,
     in_force: sandbox::InForce,
+    /// Who is told when all of it is up.
+    manager: ServiceManager,
 }
 
 impl<'a> Sandboxed<'a> {
@@ -93,6 +96,7 @@ impl<'a> Sandboxed<'a> {
         let given = Given::take(config).map_err(|error| anyhow::anyhow!(with_sources(&error)))?;
         sigbus::install().context("cannot handle SIGBUS")?;
         interrupt::install().context("cannot handle SIGURG")?;
+        let manager = ServiceManager::of_this_process();
         let signals = Signals::new([SIGTERM, SIGINT, SIGHUP, SIGUSR1]).context("cannot handle signals")?;
         let changes = subscribe(config).context("cannot watch interfaces")?;
         let mut leftovers = Leftovers::default();
@@ -124,6 +128,7 @@ impl<'a> Sandboxed<'a> {
             steward,
             keeper,
             in_force,
+            manager,
         })
     }
 
@@ -186,6 +191,7 @@ impl<'a> Sandboxed<'a> {
         if let Some(link) = self.api {
             serve_api(link, Arc::clone(&read))?;
         }
+        self.manager.tell_ready();
         let lost = watch_keeper(&self.keeper, self.signals.handle())?;
         wait_for_the_end(&mut self.signals, &*read, reload.as_ref());
         ending.raise();

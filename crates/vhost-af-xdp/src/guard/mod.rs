@@ -7,5 +7,6 @@ pub(crate) mod handler;
 pub(crate) mod interrupt;
 pub(crate) mod keeper;
 pub(crate) mod private_memory;
+pub(crate) mod service_manager;
 pub(crate) mod sigbus;
 pub(crate) mod watchdog;
