@@ -171,6 +171,84 @@ fn promiscuous_port_hears_what_the_network_moves() {
     assert_eq!(lan.received(0), came);
 }
 
+/// A UDP packet of a flow between two stations, from the first or back.
+fn packet(ends: [[u8; 6]; 2], flow: u16, back: bool) -> Vec<u8> {
+    let [a, b] = ends.map(|mac| mac[5]);
+    let mut ends = [(ends[0], a, 1000 + flow), (ends[1], b, 7)];
+    if back {
+        ends.reverse();
+    }
+    let [(from_mac, from, from_port), (to_mac, to, to_port)] = ends;
+    let ip = [
+        0x45,
+        0,
+        0,
+        86,
+        0,
+        0,
+        0,
+        0,
+        64,
+        17,
+        0,
+        0,
+        10,
+        9,
+        from_mac[4],
+        from,
+        10,
+        9,
+        to_mac[4],
+        to,
+    ];
+    let ports = [from_port.to_be_bytes(), to_port.to_be_bytes()].concat();
+    let mut bytes = [&to_mac[..], &from_mac, &[8, 0], &ip, &ports].concat();
+    bytes.resize(100, flow as u8);
+    bytes
+}
+
+#[rstest]
+fn flow_comes_back_by_the_pair_that_sends_it(#[values(2, 4)] pairs: usize) {
+    require!(Root);
+    let config = DriverConfig {
+        pairs,
+        ..DriverConfig::default()
+    };
+    let keys = format!("queues = {pairs}");
+    let mut lan = Lan::new(&[&keys, &keys], &config);
+    for (at, pair) in (0..2).flat_map(|at| (0..pairs).map(move |pair| (at, pair))) {
+        lan.guests[at].pairs[pair].post(32, &[2048]);
+        lan.daemon
+            .await_port(at, "all lanes run", |port| port["lanes"][pair]["running"] == true);
+    }
+    for flow in 0..8 {
+        let pair = usize::from(flow) * 3 % pairs;
+        for peer in [mac(1), STRANGER] {
+            let (forth, back) = ([mac(0), peer], packet([mac(0), peer], flow, true));
+            let forth = packet(forth, flow, false);
+            lan.guests[0].pairs[pair].send(&forth, Layout::Whole);
+            if peer == STRANGER {
+                let mut came = std::iter::from_fn(|| lan.wire.receive(wait::SOON));
+                assert!(came.any(|frame| frame == forth), "on the wire");
+                lan.wire.send(&back);
+            } else {
+                let came = wait::until_some(wait::SOON, || {
+                    let pairs = lan.guests[1].pairs.iter_mut();
+                    pairs.filter_map(testkit::pair::Pair::poll).next()
+                });
+                assert_eq!(came.expect("it comes").frame, forth);
+                lan.guests[1].pairs[0].send(&back, Layout::Whole);
+            }
+            let got = lan.guests[0].pairs[pair].receive(wait::SOON);
+            assert_eq!(
+                got.expect("by the pair that sent").frame,
+                back,
+                "flow {flow}, pair {pair}"
+            );
+        }
+    }
+}
+
 /// Addresses of two guests, in the LAN's network.
 const LINUX: [&str; 2] = ["10.77.0.11", "10.77.0.12"];
 

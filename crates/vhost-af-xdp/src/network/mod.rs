@@ -525,7 +525,7 @@ impl Network {
                 return Err(InterfaceError::Duplicate(error));
             }
             let lane = NewLane {
-                lane: Box::new(UplinkLane::new(nic, number, origin, Arc::clone(counters))),
+                lane: Box::new(UplinkLane::new(nic, origin, Arc::clone(counters))),
                 role: Role::Uplink {
                     network: Arc::clone(&self.owner),
                     queue: number,
@@ -637,6 +637,7 @@ fn table_port(port: &PortConfig, mac: Mac, news: &Arc<OwnedFd>) -> TablePort {
         },
         isolated: *isolated,
         promiscuous: *promiscuous,
+        flows: (port.queues > 1).then(Arc::default),
         learned: learning.then(|| Arc::new(Learned::new(Arc::clone(news)))),
         lock,
     }

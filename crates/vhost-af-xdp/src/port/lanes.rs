@@ -187,7 +187,11 @@ impl LaneParts<'_> {
     /// Builds a lane of the port of that number in its network.
     fn build_member(self, number: PortNumber) -> Result<BuiltLane, LaneError> {
         Ok(BuiltLane {
-            lane: Box::new(PortLane::new(self.guest_side()?, self.counters, number)),
+            lane: Box::new(PortLane::new(
+                self.guest_side()?,
+                self.counters,
+                (number, self.pair),
+            )),
             facts: LaneFacts::network(),
             lent: None,
         })

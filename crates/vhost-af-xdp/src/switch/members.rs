@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 
+use super::flows::Flow;
 use super::lane_id::{LaneId, SlotAt};
 use super::table::{PortNumber, Table};
 
@@ -28,6 +29,7 @@ pub(crate) struct Guest {
     pub(crate) at: SlotAt,
     /// Tells one lane from the next one of the same pair.
     pub(crate) id: LaneId,
+    pub(crate) pair: u16,
 }
 
 impl Members {
@@ -53,15 +55,20 @@ impl Members {
         self.guests[at].push(guest);
     }
 
-    /// The lane that takes frames of a flow to a port; `None`: the port has none that receives.
+    /// The lanes of a port that receive.
     #[inline]
-    pub(crate) fn guest(&self, port: PortNumber, flow: usize) -> Option<Guest> {
-        let lanes = self.guests.get(usize::from(port.0))?;
-        match &lanes[..] {
-            [] => None,
-            [one] => Some(*one),
-            several => several.get(flow % several.len()).copied(),
-        }
+    pub(crate) fn lanes(&self, port: PortNumber) -> &[Guest] {
+        self.guests.get(usize::from(port.0)).map_or(&[], Vec::as_slice)
+    }
+
+    /// Which of these lanes of a port takes frames of a flow; `None`: there is none.
+    #[inline]
+    pub(crate) fn lane_for(&self, port: PortNumber, flow: Flow) -> Option<Guest> {
+        let lanes = self.lanes(port);
+        let flows = self.table.port(port).and_then(|port| port.flows.as_ref());
+        let pair = flows.and_then(|flows| flows.find(flow));
+        let noted = pair.and_then(|pair| lanes.iter().find(|lane| lane.pair == pair));
+        noted.or_else(|| lanes.get(flow.spread(lanes.len()))).copied()
     }
 
     /// The lane of the uplink's queue that a flow is sent by.
@@ -79,7 +86,7 @@ impl Members {
     fn first_lanes(&self, ports: &[PortNumber]) -> impl Iterator<Item = (PortNumber, Guest)> + Clone {
         ports
             .iter()
-            .filter_map(|&port| Some((port, self.guest(port, 0)?)))
+            .filter_map(|&port| Some((port, *self.lanes(port).first()?)))
     }
 
     /// The same of those that carry a VLAN, 0: none, and that may have frames of one of them, if it is one's.

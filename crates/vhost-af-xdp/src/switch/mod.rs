@@ -16,6 +16,7 @@ mod cutter;
 pub(crate) mod ethernet;
 #[cfg(test)]
 mod fairness_tests;
+pub(crate) mod flows;
 pub(crate) mod from_guest;
 pub(crate) mod groups_lane;
 pub(crate) mod gso;

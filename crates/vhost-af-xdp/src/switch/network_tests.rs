@@ -1,6 +1,7 @@
 //! Lanes of a network beside each other, as a worker has them.
 
 mod learning;
+mod pairs;
 mod promiscuous;
 
 use std::sync::{Arc, Mutex};
@@ -104,12 +105,12 @@ impl World {
         let ports = known.len() as u16;
         let table = Table::new(known.into_iter().map(Some).collect());
         world.tables.insert(NETWORK.into(), Arc::new(table));
-        (0..ports).for_each(|number| world.add_port(number, offloads));
+        (0..ports).for_each(|number| world.add_pair(number, 0, offloads));
         world.acquaint();
         world
     }
 
-    fn add_port(&mut self, number: u16, offloads: Offloads) {
+    fn add_pair(&mut self, number: u16, pair_number: u16, offloads: Offloads) {
         let memory = Memory::new(1 << 20, 0);
         let vring = || memory.vring(256, QueueFeatures::default(), Journal::None);
         let ((from, from_guest), (to, to_guest)) = (vring(), vring());
@@ -118,11 +119,11 @@ impl World {
             vring.kick = Some(eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd"));
         }
         let counters = Arc::<PairCounters>::default();
-        let lane = PortLane::new(pair, Arc::clone(&counters), PortNumber(number));
+        let lane = PortLane::new(pair, Arc::clone(&counters), (PortNumber(number), pair_number));
         let role = Role::Member {
             network: NETWORK.into(),
             port: PortNumber(number),
-            pair: 0,
+            pair: pair_number,
         };
         self.add_slot(Box::new(lane), role);
         self.ports.push(Port {
@@ -155,7 +156,7 @@ impl World {
             frame_limit: 1518,
             partial_checksums: false,
         };
-        let lane = UplinkLane::new(queue, 0, origin, Arc::clone(&self.uplink));
+        let lane = UplinkLane::new(queue, origin, Arc::clone(&self.uplink));
         let role = Role::Uplink {
             network: NETWORK.into(),
             queue: 0,

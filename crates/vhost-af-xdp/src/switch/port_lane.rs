@@ -24,12 +24,13 @@ use offload::segment::Request;
 use virtqueue::{Buffer, Chains};
 
 use super::ethernet::{self, ADDRESS_BYTES, Head, TAG_BYTES, Tags};
+use super::flows::Flow;
 use super::from_guest::{GuestFrame, Put, Sender, Sink, Turn};
 use super::guard::{LOOK_BYTES as LONG_HEAD, SHORT_LOOK_BYTES as SHORT_HEAD, check_content};
 use super::guests::{Passed, Passing};
 use super::lane::{Blame, Lane, Near, Network, Peer, SlotAt, Stopped, Work};
 use super::limits::BATCH;
-use super::members::Members;
+use super::members::{Guest, Members};
 use super::pending::Pending;
 use super::rate_limit::{Cost, Policer, PortLimits, RateLimit};
 use super::table::{Destination, PortNumber, Station, Table, TablePort};
@@ -113,6 +114,12 @@ impl Judged {
         }
         self.head[..ethernet::LOOK_BYTES].fill(0);
         GuestFrame::new(pair, buffers, &self.sending).read_start(&mut self.head[..known.into()]);
+    }
+
+    /// By what its frame is spread over pairs of the port that it goes to.
+    #[inline]
+    fn flow(&self) -> Flow {
+        self.head.first_chunk().map_or(Flow::default(), Flow::of)
     }
 
     /// What changes on the way to somebody who has frames of a VLAN with a tag, or without one.
@@ -206,6 +213,8 @@ pub(crate) struct PortLane {
     pair: QueuePair,
     counters: Arc<PairCounters>,
     number: PortNumber,
+    /// Which of the port's pairs it is.
+    pair_number: u16,
     members: Arc<Members>,
     sender: Sender,
     /// The first `judged` of them are of the turn. Written in place: what is put together elsewhere and moved here is
@@ -232,12 +241,17 @@ struct Burst<'a> {
 }
 
 impl PortLane {
-    /// A pair of the port of that number.
-    pub(crate) fn new(pair: QueuePair, counters: Arc<PairCounters>, number: PortNumber) -> Self {
+    /// The pair of that number of a port.
+    pub(crate) fn new(
+        pair: QueuePair,
+        counters: Arc<PairCounters>,
+        (number, pair_number): (PortNumber, u16),
+    ) -> Self {
         Self {
             pair,
             counters,
             number,
+            pair_number,
             members: Arc::default(),
             sender: Sender::default(),
             chains: (0..BATCH).map(|_| Judged::NOTHING).collect(),
@@ -327,6 +341,7 @@ impl PortLane {
             chains,
             judged,
             counters,
+            pair_number,
             ..
         } = self;
         *judged = 0;
@@ -346,6 +361,9 @@ impl PortLane {
                 work.tally.add(of_chain.sending.len);
                 let found = known.find(&self.members.table, port, of_chain, counters);
                 of_chain.is_sent = found.is_some();
+                if let (Some(flows), Some(())) = (&port.flows, found) {
+                    flows.note(of_chain.flow(), *pair_number);
+                }
                 if throttle.is_on() {
                     if throttle.holds(|| Some(of_chain.frame(pair, buffers)?.cost()), counters) {
                         break;
@@ -368,7 +386,8 @@ impl PortLane {
 
     /// Passes a run of frames to a port.
     fn to_port(&mut self, port: PortNumber, run: usize, burst: &mut Burst<'_>) {
-        let Some(guest) = self.members.guest(port, self.flow()) else {
+        let (guest, run) = self.lane_for(port, burst.done, run);
+        let Some(guest) = guest else {
             return self.lose(run, burst, |counters| &counters.from_guest_no_peer);
         };
         let is_tagged = self.members.is_tagged(port);
@@ -376,6 +395,21 @@ impl PortLane {
             Ok(true) => {}
             Ok(false) => self.lose(run, burst, |counters| &counters.from_guest_no_peer),
             Err(fault) => burst.network.blame(guest.at, fault),
+        }
+    }
+
+    /// Which lane of a port takes the next frame of a run to it, and how many of the run that one takes.
+    #[inline]
+    fn lane_for(&self, port: PortNumber, first: usize, run: usize) -> (Option<Guest>, usize) {
+        match self.members.lanes(port) {
+            [] => (None, run),
+            [one] => (Some(*one), run),
+            _ => {
+                let lane = |at: usize| self.members.lane_for(port, self.chains[at].flow());
+                let one = lane(first);
+                let others = (first + 1..first + run).take_while(|&at| lane(at) == one);
+                (one, 1 + others.count())
+            }
         }
     }
 

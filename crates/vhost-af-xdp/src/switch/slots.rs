@@ -227,7 +227,10 @@ pub(super) fn acquaint(slots: &mut [Slot], tables: &Tables) {
         });
         let (id, at) = (slot.id, SlotAt(at));
         match &slot.role {
-            Role::Member { port, .. } if slot.receives() => members.add(*port, Guest { at, id }),
+            Role::Member { port, pair, .. } if slot.receives() => {
+                let pair = *pair;
+                members.add(*port, Guest { at, id, pair });
+            }
             Role::Uplink { .. } => members.uplinks.push(at),
             _ => {}
         }

@@ -8,6 +8,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 
 use super::ethernet::Mac;
+use super::flows::Flows;
 use super::guard::Lock;
 use super::learned::Learned;
 pub(crate) use super::station::Station;
@@ -43,6 +44,8 @@ pub(crate) struct TablePort {
     pub(crate) learned: Option<Arc<Learned>>,
     /// Its guest's IP addresses; `None`: any.
     pub(crate) lock: Option<Arc<Lock>>,
+    /// By which pair its guest sends which flows, if it has several.
+    pub(crate) flows: Option<Arc<Flows>>,
 }
 
 /// See the module's head.

@@ -24,6 +24,7 @@ use super::bucket::Ticks;
 use super::bytes::UmemRange;
 use super::checksums::PrivateLook;
 use super::ethernet::{self, ADDRESS_BYTES, Head, LOOK_BYTES, TAG_BYTES};
+use super::flows::{FLOW_BYTES, Flow};
 use super::lane::{Blame, Lane, Near, Network, Stopped, Work};
 use super::limits::{BATCH, SEGMENTS};
 use super::members::{Guest, Members};
@@ -79,6 +80,13 @@ impl Inbox {
     }
 }
 
+/// The inboxes of a port, side by side: one for each pair that receives.
+#[derive(Debug, Clone, Copy, Default)]
+struct Inboxes {
+    first: usize,
+    count: usize,
+}
+
 /// Where a frame in hand goes.
 #[derive(Debug, Clone, Copy)]
 enum Route {
@@ -97,11 +105,9 @@ pub(crate) struct UplinkLane<N> {
     members: Arc<Members>,
     /// Other members than those that there are inboxes for.
     is_stale: bool,
-    /// By what flows are spread over pairs of a port: the queue's number, as the NIC spreads flows over queues.
-    flow: usize,
     inboxes: Vec<Inbox>,
-    /// By port number: its inbox.
-    inbox_of: Vec<Option<usize>>,
+    /// By port number: its inboxes.
+    inbox_of: Vec<Inboxes>,
     /// Chunks in all inboxes.
     waiting: usize,
     /// Of a frame whose next piece has not come.
@@ -118,13 +124,8 @@ pub(crate) struct UplinkLane<N> {
 }
 
 impl<N: Lent> UplinkLane<N> {
-    /// Of the queue of that number.
-    pub(crate) fn new(
-        mut queue: NicQueue<N>,
-        number: u32,
-        origin: Origin,
-        counters: Arc<PairCounters>,
-    ) -> Self {
+    /// Of a queue.
+    pub(crate) fn new(mut queue: NicQueue<N>, origin: Origin, counters: Arc<PairCounters>) -> Self {
         queue.discard(&counters);
         queue.begin();
         Self {
@@ -133,7 +134,6 @@ impl<N: Lent> UplinkLane<N> {
             counters,
             members: Arc::default(),
             is_stale: false,
-            flow: number as usize,
             inboxes: Vec::new(),
             inbox_of: Vec::new(),
             waiting: 0,
@@ -193,8 +193,10 @@ impl<N: Lent> UplinkLane<N> {
             Destination::Group => Route::Group,
             Destination::Unknown | Destination::Nobody => Route::Nobody,
             Destination::Port(port) => {
-                let Some(at) = self.inbox_of.get(usize::from(port.0)).copied().flatten() else {
-                    return Route::Nobody;
+                let at = match self.inbox_of.get(usize::from(port.0)) {
+                    None | Some(Inboxes { count: 0, .. }) => return Route::Nobody,
+                    Some(Inboxes { first, count: 1 }) => *first,
+                    Some(several) => self.inbox_for(port, several, piece),
                 };
                 if tags.vlan() != 0 && !self.members.is_tagged(port) {
                     take_tag_off(&self.queue.umem, piece, &bytes);
@@ -204,13 +206,25 @@ impl<N: Lent> UplinkLane<N> {
         }
     }
 
+    /// Which inbox of a port takes a frame, by its first piece.
+    fn inbox_for(&self, port: PortNumber, its: &Inboxes, piece: &RxDesc) -> usize {
+        let mut head = [0; FLOW_BYTES];
+        let known = (piece.len as usize).min(FLOW_BYTES);
+        // Inside the piece.
+        let _ = self.queue.umem.read(piece.data, &mut head[..known]);
+        let guest = self.members.lane_for(port, Flow::of(&head));
+        let mut its_places = its.first..its.first + its.count;
+        let found = its_places.find(|&at| Some(self.inboxes[at].guest) == guest);
+        found.unwrap_or(its.first)
+    }
+
     /// Puts a piece where it goes; where further ones of its frame do.
     #[inline]
     fn sort(&mut self, piece: RxDesc, route: Route, network: &mut dyn Network) -> Route {
         match route {
             // All of a frame or nothing: a few chunks too many are better than half a frame.
             Route::Inbox(at)
-                if (self.route.is_some() || self.inboxes[at].len() < self.room())
+                if (self.route.is_some() || self.waiting_with(at) < self.room())
                     && (self.inboxes[at].limit.is_none() || self.may_get(at, &piece, network)) =>
             {
                 self.inboxes[at].waiting.push_back(piece);
@@ -218,7 +232,7 @@ impl<N: Lent> UplinkLane<N> {
                 route
             }
             Route::Inbox(at) => {
-                if self.inboxes[at].len() >= self.room()
+                if self.waiting_with(at) >= self.room()
                     && let Some(peer) = network.guest(self.inboxes[at].guest.at)
                 {
                     peer.counters.to_guest_no_buffer.add(1);
@@ -258,7 +272,22 @@ impl<N: Lent> UplinkLane<N> {
         may
     }
 
-    /// Chunks that an inbox may have now.
+    /// Chunks in an inbox and those of the same port.
+    #[inline]
+    fn waiting_with(&self, at: usize) -> usize {
+        let port = usize::from(self.inboxes[at].port.0);
+        match self.inbox_of.get(port) {
+            Some(&Inboxes { first, count: 2.. }) => {
+                let its = self.inboxes[first..].iter();
+                its.take_while(|inbox| usize::from(inbox.port.0) == port)
+                    .map(Inbox::len)
+                    .sum()
+            }
+            _ => self.inboxes[at].len(),
+        }
+    }
+
+    /// Chunks that a port may have now.
     #[inline]
     fn room(&self) -> usize {
         (self.queue.to_receive() / 2).saturating_sub(self.waiting)
@@ -301,8 +330,12 @@ impl<N: Lent> UplinkLane<N> {
             self.ranges.clear();
             self.ranges.extend(self.group[..pieces].iter().map(UmemRange::of));
             let len = self.ranges.iter().map(|range| range.len).sum();
-            for inbox in &mut self.inboxes {
+            for (at, inbox) in self.inboxes.iter_mut().enumerate() {
                 let known = self.members.table.port(inbox.port);
+                // Groups go by the first pair.
+                if self.inbox_of[usize::from(inbox.port.0)].first != at {
+                    continue;
+                }
                 let takes =
                     |port: &TablePort| port.vlans.carries(vlan) && port.vlans.is_tagged() == is_tagged;
                 if !known.is_some_and(takes) {
@@ -335,10 +368,8 @@ impl<N: Lent> UplinkLane<N> {
         };
         let mut before = std::mem::take(&mut self.inboxes);
         self.inbox_of.clear();
-        for (port, _) in members.ports() {
-            let Some(guest) = members.guest(port, self.flow) else {
-                continue;
-            };
+        let lanes = |(port, _)| members.lanes(port).iter().map(move |&guest| (port, guest));
+        for (port, guest) in members.ports().flat_map(lanes) {
             let known = before.iter().position(|inbox| inbox.guest.id == guest.id);
             let peer = network.guest(guest.at);
             let limit = peer.as_ref().and_then(|peer| peer.policer.limit.cloned());
@@ -357,9 +388,13 @@ impl<N: Lent> UplinkLane<N> {
             };
             let at = usize::from(port.0);
             if self.inbox_of.len() <= at {
-                self.inbox_of.resize(at + 1, None);
+                self.inbox_of.resize(at + 1, Inboxes::default());
             }
-            self.inbox_of[at] = Some(self.inboxes.len());
+            let its = &mut self.inbox_of[at];
+            if its.count == 0 {
+                its.first = self.inboxes.len();
+            }
+            its.count += 1;
             self.inboxes.push(inbox);
         }
         for mut inbox in before {

@@ -1,0 +1,266 @@
+//! Automatic receive steering (VirtIO 1.3, 5.1.6.5.6): a flow's frames go to the receive queue of the pair on which the
+//! guest sends it.
+//!
+//! A flow is told by a hash that is the same for both directions. A port with several pairs has a table of a fixed
+//! number of places ([`Flows`]): its lanes note there what their guest sends, and who has frames for the port looks
+//! there. A flow that is not found goes by its hash, always to the same pair. Where there is no room a flow takes the
+//! place of another, which goes by its hash then.
+
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+/// First bytes of a frame that tell its flow: a tag, IPv6, ports.
+pub(crate) const FLOW_BYTES: usize = 64;
+/// Flows that a port's table has room for, in groups of which one is looked through.
+const GROUPS: usize = 256;
+const GROUP: usize = 4;
+
+/// The part of a place that tells the flow.
+const OF_FLOW: u32 = !0xffff;
+
+const IPV4: u16 = 0x0800;
+const IPV6: u16 = 0x86dd;
+const TAG: u16 = 0x8100;
+const SERVICE_TAG: u16 = 0x88a8;
+const TCP: u8 = 6;
+const UDP: u8 = 17;
+
+/// A hash of a frame's addresses, and of its ports where it has some: the same whoever of the two sends.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Flow(u64);
+
+impl Flow {
+    /// Of a frame with these first bytes; those that it does not have are 0.
+    #[inline]
+    pub(crate) fn of(head: &[u8; FLOW_BYTES]) -> Self {
+        let kind = |at: usize| u16::from_be_bytes([head[at], head[at + 1]]);
+        let ip = match kind(12) {
+            TAG | SERVICE_TAG => 18,
+            _ => 14,
+        };
+        match kind(ip - 2) {
+            IPV4 => Self::of_ipv4(head, ip),
+            IPV6 => Self::of_ipv6(head, ip),
+            other => Self::between(number(&head[..6]), number(&head[6..12]), other.into()),
+        }
+    }
+
+    fn of_ipv4(head: &[u8; FLOW_BYTES], ip: usize) -> Self {
+        let header_len = usize::from(head[ip] & 0xf) * 4;
+        // Fragments but the first have no ports, so that none of the packet's are looked at.
+        let is_fragment = u16::from_be_bytes([head[ip + 6], head[ip + 7]]) & 0x3fff != 0;
+        let protocol = head[ip + 9];
+        let (from, to) = match is_fragment {
+            true => (0, 0),
+            false => ports(head, protocol, ip + header_len),
+        };
+        Self::between(
+            number(&head[ip + 12..ip + 16]) << 16 | from,
+            number(&head[ip + 16..ip + 20]) << 16 | to,
+            protocol.into(),
+        )
+    }
+
+    fn of_ipv6(head: &[u8; FLOW_BYTES], ip: usize) -> Self {
+        let protocol = head[ip + 6];
+        let (from, to) = ports(head, protocol, ip + 40);
+        let end = |at: usize, port: u64| {
+            mix(number(&head[at..at + 8])) ^ number(&head[at + 8..at + 16]) ^ port << 48
+        };
+        Self::between(end(ip + 8, from), end(ip + 24, to), protocol.into())
+    }
+
+    /// Between two ends.
+    fn between(one: u64, other: u64, protocol: u64) -> Self {
+        Self(mix(mix(one).wrapping_add(mix(other)) ^ protocol))
+    }
+
+    /// One of so many places, at least one, by the hash alone.
+    #[inline]
+    pub(crate) fn spread(self, over: usize) -> usize {
+        // Less than `over`.
+        #[allow(clippy::cast_possible_truncation)]
+        let place = ((u128::from(self.0) * over as u128) >> 64) as usize;
+        place
+    }
+}
+
+/// TCP's and UDP's.
+fn ports(head: &[u8; FLOW_BYTES], protocol: u8, at: usize) -> (u64, u64) {
+    match (protocol, head.get(at..at + 4)) {
+        (TCP | UDP, Some(ports)) => (number(&ports[..2]), number(&ports[2..])),
+        _ => (0, 0),
+    }
+}
+
+/// At most eight bytes as a number.
+fn number(bytes: &[u8]) -> u64 {
+    bytes
+        .iter()
+        .fold(0, |number, &byte| number << 8 | u64::from(byte))
+}
+
+/// Each bit of the result depends on all of `value`: both halves of a product (as in wyhash).
+fn mix(value: u64) -> u64 {
+    let product = u128::from(value ^ 0x2d35_8dcc_aa6c_78a5) * u128::from(0x8bb8_4b93_962e_acc9_u64);
+    // The halves.
+    #[allow(clippy::cast_possible_truncation)]
+    let halves = ((product >> 64) as u64, product as u64);
+    halves.0 ^ halves.1
+}
+
+/// See the module's head. Places are all that is shared: nothing is published through them, so relaxed accesses do.
+#[derive(Debug)]
+pub(crate) struct Flows {
+    /// The hash's highest bits, and the pair's number and one; 0: free.
+    groups: Box<[[AtomicU32; GROUP]; GROUPS]>,
+}
+
+impl Default for Flows {
+    fn default() -> Self {
+        Self {
+            groups: Box::new([const { [const { AtomicU32::new(0) }; GROUP] }; GROUPS]),
+        }
+    }
+}
+
+impl Flows {
+    /// The guest sends a flow by that pair.
+    #[inline]
+    pub(crate) fn note(&self, flow: Flow, pair: u16) {
+        let (group, tag) = self.group(flow);
+        let word = tag | (u32::from(pair) + 1);
+        let is_its = |place: &&AtomicU32| place.load(Relaxed) & OF_FLOW == tag;
+        let is_free = |place: &&AtomicU32| place.load(Relaxed) == 0;
+        let place = group
+            .iter()
+            .find(is_its)
+            .or_else(|| group.iter().find(is_free))
+            // Which one it takes the flow's hash says.
+            .unwrap_or(&group[(tag >> 16) as usize % GROUP]);
+        if place.load(Relaxed) != word {
+            place.store(word, Relaxed);
+        }
+    }
+
+    /// The pair by which the guest sent it last.
+    #[inline]
+    pub(crate) fn find(&self, flow: Flow) -> Option<u16> {
+        let (group, tag) = self.group(flow);
+        let known = group.iter().map(|place| place.load(Relaxed));
+        let its = known.into_iter().find(|word| word & OF_FLOW == tag)?;
+        // Less than 2^16, as it was noted.
+        #[allow(clippy::cast_possible_truncation)]
+        let pair = (its & !OF_FLOW).checked_sub(1)? as u16;
+        Some(pair)
+    }
+
+    /// Where a flow may be noted, and what stands there beside the pair: a part of the hash, not 0.
+    #[inline]
+    fn group(&self, Flow(hash): Flow) -> (&[AtomicU32; GROUP], u32) {
+        // The highest and the lowest bits.
+        #[allow(clippy::cast_possible_truncation)]
+        let (tag, group) = ((hash >> 32) as u32 & OF_FLOW, hash as usize % GROUPS);
+        (&self.groups[group], tag | 1 << 31)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    /// Bytes at the beginning of a frame.
+    fn head(parts: &[&[u8]]) -> [u8; FLOW_BYTES] {
+        let mut head = [0; FLOW_BYTES];
+        let bytes = parts.concat();
+        let len = bytes.len().min(FLOW_BYTES);
+        head[..len].copy_from_slice(&bytes[..len]);
+        head
+    }
+
+    const MACS: [u8; 12] = [2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2];
+
+    fn ipv4(ends: [(u8, u16); 2], fragment: u16) -> [u8; FLOW_BYTES] {
+        let [(from, from_port), (to, to_port)] = ends;
+        let [a, b] = fragment.to_be_bytes();
+        head(&[
+            &MACS,
+            &[8, 0, 0x45, 0, 0, 100, 0, 0, a, b, 64, TCP, 0, 0],
+            &[10, 0, 0, from, 10, 0, 0, to],
+            &from_port.to_be_bytes(),
+            &to_port.to_be_bytes(),
+        ])
+    }
+
+    fn ipv6(ends: [(u8, u16); 2]) -> [u8; FLOW_BYTES] {
+        let [(from, from_port), (to, to_port)] = ends;
+        head(&[
+            &MACS,
+            &[0x86, 0xdd, 0x60, 0, 0, 0, 0, 100, UDP, 64],
+            &[0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, from],
+            &[0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, to],
+            &from_port.to_be_bytes(),
+            &to_port.to_be_bytes(),
+        ])
+    }
+
+    fn tagged(bytes: [u8; FLOW_BYTES]) -> [u8; FLOW_BYTES] {
+        head(&[&bytes[..12], &[0x81, 0, 0, 100], &bytes[12..]])
+    }
+
+    #[test]
+    fn flow_is_the_same_in_both_directions_with_and_without_a_tag() {
+        let (one, other) = ((1, 1000), (2, 2000));
+        for (forth, back) in [
+            (ipv4([one, other], 0), ipv4([other, one], 0)),
+            (ipv6([one, other]), ipv6([other, one])),
+        ] {
+            assert_eq!(Flow::of(&forth), Flow::of(&back));
+            assert_eq!(Flow::of(&forth), Flow::of(&tagged(forth)));
+        }
+        let arp = head(&[&MACS, &[8, 6]]);
+        let answer = head(&[&MACS[6..], &MACS[..6], &[8, 6]]);
+        assert_eq!(Flow::of(&arp), Flow::of(&answer));
+    }
+
+    #[test]
+    fn flows_are_told_apart() {
+        let mut seen = HashSet::new();
+        for port in 0..1000 {
+            assert!(seen.insert(Flow::of(&ipv4([(1, port), (2, 80)], 0)).0));
+            assert!(seen.insert(Flow::of(&ipv6([(1, port), (2, 80)])).0));
+        }
+        // Ports that are changed for each other are another flow.
+        let crossed = Flow::of(&ipv4([(1, 80), (2, 5)], 0));
+        assert_ne!(crossed, Flow::of(&ipv4([(1, 5), (2, 80)], 0)));
+    }
+
+    #[test]
+    fn fragments_of_a_packet_are_one_flow() {
+        let first = Flow::of(&ipv4([(1, 1000), (2, 2000)], 0x2000));
+        assert_eq!(first, Flow::of(&ipv4([(1, 7), (2, 9)], 185)));
+    }
+
+    #[test]
+    fn flow_is_found_where_it_was_sent_last() {
+        let flows = Flows::default();
+        let flow = |port| Flow::of(&ipv4([(1, port), (2, 80)], 0));
+        assert_eq!(flows.find(flow(1)), None);
+        flows.note(flow(1), 3);
+        flows.note(flow(2), 0);
+        assert_eq!((flows.find(flow(1)), flows.find(flow(2))), (Some(3), Some(0)));
+        flows.note(flow(1), 2);
+        assert_eq!(flows.find(flow(1)), Some(2));
+        assert_eq!(flows.find(flow(3)), None);
+    }
+
+    #[test]
+    fn flows_that_are_not_noted_are_spread_evenly() {
+        let mut pairs = [0; 4];
+        for port in 0..4000 {
+            pairs[Flow::of(&ipv4([(1, port), (2, 80)], 0)).spread(4)] += 1;
+        }
+        assert!(pairs.iter().all(|flows| (850..1150).contains(flows)), "{pairs:?}");
+    }
+}
