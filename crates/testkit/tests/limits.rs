@@ -6,8 +6,8 @@
 use std::time::{Duration, Instant};
 
 use rstest::rstest;
-use testkit::daemon::DIR;
-use testkit::{Daemon, Driver, DriverConfig, Layout, NetNs, Serve, wait};
+use testkit::daemon::{DIR, Placement, assert_complaint, run_to_end};
+use testkit::{Daemon, Driver, DriverConfig, Layout, NetNs, Rig, Serve, VethPair, require, wait};
 
 /// How long each guest tries.
 const LASTS: Duration = Duration::from_secs(2);
@@ -158,4 +158,105 @@ fn limits_are_changed_by_a_reload_and_the_guest_stays() {
     assert!(said.contains("other limits: none"), "{said}");
     // Nothing but the limits was changed: it is not changed again.
     assert!(pair.daemon.reload_with(&file("")).contains("nothing changed"));
+}
+
+/// Frames that may have passed a limit of one a second since then, with that burst.
+fn most(burst: u64, since: Instant) -> u64 {
+    burst + since.elapsed().as_secs() + 1
+}
+
+fn limited(placement: Placement, direction: &str) -> (Rig, Instant) {
+    let serve = Serve::interface(VethPair::NIC)
+        .placement(placement)
+        .with(&format!("--{direction}-packets"), "1")
+        .with(&format!("--{direction}-packets-burst"), "5");
+    let since = Instant::now();
+    let rig = Rig::with(VethPair::new(), &serve, &DriverConfig::default());
+    (rig, since)
+}
+
+#[rstest]
+fn guest_with_a_queue_of_its_own_is_held_back(
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
+) {
+    require!(Root);
+    let (mut rig, since) = limited(placement, "from-guest");
+    for number in 0..20 {
+        rig.pair().send(&testkit::frame::numbered(number), Layout::Whole);
+    }
+    rig.daemon.await_counter("from_guest_limit_waits", 1);
+    let arrives = || rig.wire.receive(wait::QUIET);
+    let numbers = std::iter::from_fn(arrives).filter_map(|frame| testkit::frame::number_of(&frame));
+    let arrived: Vec<_> = numbers.take(20).collect();
+    let count = arrived.len() as u64;
+    assert!((5..=most(5, since)).contains(&count), "{arrived:?}");
+    assert!(
+        (0..).zip(&arrived).all(|(at, number)| at == *number),
+        "{arrived:?}"
+    );
+}
+
+#[rstest]
+fn guest_with_a_queue_of_its_own_gets_no_more(
+    #[values(Placement::Copy, Placement::SendDirect)] placement: Placement,
+) {
+    require!(Root);
+    let (mut rig, since) = limited(placement, "to-guest");
+    rig.pair().post(64, &[2048]);
+    for number in 0..20 {
+        rig.wire.send(&testkit::frame::numbered(number));
+    }
+    let counter = |name: &str| rig.daemon.counter(name);
+    let all = wait::until(wait::SOON, || {
+        counter("to_guest_frames") + counter("to_guest_limit") >= 20
+    });
+    assert!(all, "{:#}", rig.daemon.status());
+    let got = counter("to_guest_frames");
+    assert!((5..=most(5, since)).contains(&got), "{got} frames");
+}
+
+#[test]
+fn guests_of_a_cable_have_limits() {
+    require!(Root);
+    let netns = NetNs::new("limits");
+    let ports = [
+        "from-guest-packets=1,from-guest-packets-burst=8",
+        "to-guest-packets=1,to-guest-packets-burst=5",
+    ];
+    let since = Instant::now();
+    let daemon = Daemon::start_ports(&netns, &Serve::cable("x"), &ports);
+    let mut guests = ["port0.sock", "port1.sock"]
+        .map(|name| Driver::connect(&daemon.path(name), &DriverConfig::default()).expect("accepted"));
+    guests[1].pairs[0].post(64, &[2048]);
+    for number in 0..20 {
+        guests[0].pairs[0].send(&testkit::frame::numbered(number), Layout::Whole);
+    }
+    daemon.await_counter("from_guest_limit_waits", 1);
+    daemon.await_counter("to_guest_limit", 1);
+    let (sent, got) = (
+        daemon.counter("from_guest_frames"),
+        daemon.counter("to_guest_frames"),
+    );
+    assert!(got >= 5 && got <= most(5, since), "{got} got");
+    assert!(
+        sent >= got && daemon.counter("to_guest_limit") + got <= most(8, since),
+        "{sent} sent"
+    );
+}
+
+#[test]
+fn limit_of_what_is_received_into_guest_memory_is_refused_with_the_remedy() {
+    let netns = NetNs::new("limits");
+    let args = [
+        "serve",
+        "--socket-path",
+        "/x",
+        "--null",
+        "--memory",
+        "direct",
+        "--to-guest-bits",
+        "1M",
+    ];
+    let (status, said) = run_to_end(&netns, &args);
+    assert_complaint(status, &said, &["memory=direct", "use memory=send-direct"]);
 }
