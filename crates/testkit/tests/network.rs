@@ -5,6 +5,7 @@ use testkit::guest::{Backend, Guest};
 use testkit::lan::{BROADCAST, Lan, STRANGER, file, frame, guests, mac, tagged};
 use testkit::world::{HOST, give_address, iperf_server, received_bytes};
 use testkit::{Daemon, DriverConfig, Layout, NetNs, Serve, VethPair, require, wait};
+use vhost::vhost_user::message::{FrontendReq, VhostUserProtocolFeatures as Protocol};
 
 #[rstest]
 fn everybody_reaches_everybody_and_nobody_hears_what_is_for_others() {
@@ -103,6 +104,46 @@ fn vlans_are_apart_and_have_their_tags_on_the_wire() {
     assert_eq!(lan.received_by_wire(), tagged(&group, 100));
     lan.send(3, &frame(BROADCAST, mac(3), 60, 3));
     assert_eq!(lan.received(2), tagged(&frame(BROADCAST, mac(3), 60, 3), 101));
+}
+
+#[rstest]
+fn announcement_stays_in_its_vlan_and_is_of_the_port_itself() {
+    require!(Root);
+    let ports = ["vlan = 100", "vlan = 100", "trunk = \"100-101\"", ""];
+    let config = DriverConfig {
+        protocol: DriverConfig::default().protocol | Protocol::RARP,
+        ..DriverConfig::default()
+    };
+    let mut lan = Lan::new(&ports, &config);
+    let announce = |lan: &mut Lan, guest: usize, address: [u8; 6]| {
+        let payload = [&address[..], &[0; 2]].concat();
+        assert_eq!(lan.guests[guest].say(FrontendReq::SEND_RARP, &payload, None), 0);
+    };
+    announce(&mut lan, 0, mac(3));
+    announce(&mut lan, 0, mac(0));
+    let bare = lan.received(1);
+    assert_eq!(
+        (&bare[..6], &bare[6..12], &bare[12..14]),
+        (&BROADCAST[..], &mac(0)[..], &[0x80, 0x35][..])
+    );
+    assert_eq!(lan.received(2), tagged(&bare, 100));
+    assert_eq!(lan.received_by_wire(), tagged(&bare, 100));
+    lan.daemon.await_counter("from_guest_source_address", 1);
+    // A trunk's in each of its VLANs.
+    announce(&mut lan, 2, mac(2));
+    for guest in [0, 1] {
+        assert_eq!(lan.received(guest)[6..12], mac(2));
+    }
+    for vlan in [100u16, 101] {
+        assert_eq!(
+            lan.received_by_wire()[12..16],
+            [[0x81, 0], vlan.to_be_bytes()].concat()
+        );
+    }
+    // Nobody else's.
+    let last = frame(mac(3), STRANGER, 60, 1);
+    lan.wire.send(&last);
+    assert_eq!(lan.received(3), last);
 }
 
 #[rstest]

@@ -87,6 +87,15 @@ pub(crate) fn tag(vlan: u16) -> [u8; TAG_BYTES] {
     [a, b, c, d]
 }
 
+/// A whole frame without a tag, as it is in a VLAN, 0: in none.
+pub(crate) fn tagged(frame: &[u8], vlan: u16) -> Vec<u8> {
+    let (addresses, rest) = frame.split_at(ADDRESS_BYTES.min(frame.len()));
+    match vlan {
+        0 => frame.to_vec(),
+        _ => [addresses, &tag(vlan), rest].concat(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -711,15 +711,29 @@ impl Lane for PortLane {
 
     fn inject(&mut self, frame: &[u8], near: Near<'_>) {
         let Near::Network(network) = near else { return };
-        if let Some(mut sink) = self.uplink(network) {
-            sink.inject(frame);
-        }
-        let len = u32::try_from(frame.len()).unwrap_or(u32::MAX);
-        for (_, guest) in self.members.ports_of(0, Some(self.number)) {
-            if let Some(peer) = network.guest(guest.at)
-                && let Err(fault) = write_copy(peer, len, NO_OFFLOAD, &mut { frame })
-            {
-                network.blame(guest.at, fault);
+        let members = Arc::clone(&self.members);
+        let own = members.table.port(self.number);
+        let Some(own) = own.filter(|own| frame.get(6..ADDRESS_BYTES) == Some(&own.mac)) else {
+            self.counters.from_guest_source_address.add(1);
+            return;
+        };
+        for &vlan in own.vlans.all() {
+            let tagged = ethernet::tagged(frame, vlan);
+            if let Some(mut sink) = self.uplink(network) {
+                sink.inject(&tagged);
+            }
+            for (port, guest) in members.ports_of(vlan, Some(self.number)) {
+                let shown = if members.is_tagged(port) {
+                    &tagged[..]
+                } else {
+                    frame
+                };
+                let len = u32::try_from(shown.len()).unwrap_or(u32::MAX);
+                if let Some(peer) = network.guest(guest.at)
+                    && let Err(fault) = write_copy(peer, len, NO_OFFLOAD, &mut { shown })
+                {
+                    network.blame(guest.at, fault);
+                }
             }
         }
     }
