@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::{coalesce, config_space, net_header, packed_ring, segment, session, split_ring};
+use crate::{addresses, coalesce, config_space, net_header, packed_ring, segment, session, split_ring};
 
 /// `session` counts the descriptors of the process, so nothing else may run beside it.
 static ALONE: Mutex<()> = Mutex::new(());
@@ -113,4 +113,9 @@ fn segment_stands_its_corpus() {
 #[test]
 fn coalesce_stands_its_corpus() {
     run_all("coalesce", coalesce::run);
+}
+
+#[test]
+fn addresses_stands_its_corpus() {
+    run_all("addresses", addresses::run);
 }

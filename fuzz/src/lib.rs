@@ -5,6 +5,7 @@
 //! would say and not bytes that no parser reads. A target panics when an invariant of the daemon's is broken; it is
 //! named at the head of each module.
 
+pub mod addresses;
 pub mod coalesce;
 pub mod config_space;
 #[cfg(test)]

@@ -18,8 +18,10 @@ use crate::guard::sigbus;
 use crate::nic::endpoint::COPY_BYTES;
 use crate::nic::interfaces::Interfaces;
 use crate::port::{Joined, Port};
+use crate::switch::ethernet::{self, Tags};
 use crate::switch::from_guest::GuestFrame;
 use crate::switch::gso::GsoPacket;
+use crate::switch::guard::{self, Lock};
 use crate::switch::workers::Workers;
 use crate::vhost_user::accept;
 use crate::vhost_user::connection::Connection;
@@ -201,5 +203,44 @@ impl Headers {
         }
         assert_eq!(frame.len(), len as usize, "it is not as long as was said");
         frame
+    }
+}
+
+/// What judges frames of a guest that has IP addresses.
+pub struct Addresses(Lock);
+
+impl Addresses {
+    /// Of these, as they are written in a file; `None` if one is none.
+    #[must_use]
+    pub fn new(addresses: &[&str], router: bool, dhcp_server: bool) -> Option<Self> {
+        let prefixes: Vec<_> = addresses
+            .iter()
+            .map(|text| text.parse().ok())
+            .collect::<Option<_>>()?;
+        Some(Self(Lock {
+            addresses: guard::Addresses::new(&prefixes),
+            router,
+            dhcp_server,
+        }))
+    }
+
+    /// Whether the guest may send a frame from that MAC address: how many of its bytes that rests on.
+    ///
+    /// # Panics
+    /// If the frame is shorter than an Ethernet header, which no frame is that is judged.
+    #[must_use]
+    pub fn judge(&self, mac: [u8; 6], frame: &[u8]) -> Option<usize> {
+        assert!(frame.len() >= 14, "a runt");
+        let mut first = [0; ethernet::LOOK_BYTES];
+        let known = frame.len().min(first.len());
+        first[..known].copy_from_slice(&frame[..known]);
+        let tags = match ethernet::head(&first).tags {
+            Tags::Several(_) | Tags::Service(_) => return None,
+            tags => tags,
+        };
+        let head = &frame[..frame.len().min(guard::LOOK_BYTES)];
+        self.0
+            .check(mac, head, u32::try_from(frame.len()).ok()?, tags)
+            .ok()
     }
 }
