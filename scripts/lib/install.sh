@@ -15,6 +15,8 @@
     # Not libvirt-daemon-system, which would start a libvirtd for good.
     PACKAGES_LIBVIRT=(libvirt-clients libvirt-daemon libvirt-daemon-driver-qemu)
     PACKAGES_RESULTS=(jq)
+    # The program alone, not the service.
+    PACKAGES_DHCP=(dnsmasq-base)
     # Its program, for the tests of the units: a system that runs none gets none to run.
     PACKAGES_SYSTEMD=(systemd)
     # What makes a Debian package of programs.

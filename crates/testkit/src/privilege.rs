@@ -20,6 +20,8 @@ pub enum Need {
     Libvirt,
     /// File systems that a process serves.
     Fuse,
+    /// dnsmasq: a server of addresses.
+    Dnsmasq,
     /// Prometheus and its promtool.
     Prometheus,
     /// systemd's program, and control groups of version 2 for it.
@@ -53,6 +55,7 @@ fn missing(need: Need) -> Option<String> {
         Need::Dpdk => missing_program("dpdk-testpmd").or_else(missing_hugepages),
         Need::Qemu => missing_program(&qemu()),
         Need::Libvirt => missing_program("virsh").or_else(|| missing_program("libvirtd")),
+        Need::Dnsmasq => missing_program("dnsmasq"),
         Need::Prometheus => missing_program("promtool").or_else(|| missing_program("prometheus")),
         Need::Fuse => missing_device("/dev/fuse"),
         Need::Packager => ["cargo-deb", "dpkg-deb", "dpkg-shlibdeps", "strip", "pivot_root"]

@@ -11,8 +11,8 @@ use rstest::rstest;
 use testkit::daemon::{DIR, Placement};
 use testkit::driver::{F_CSUM, HEADER};
 use testkit::frame::{ipv4, ipv6, udp_ports};
-use testkit::lan::{BROADCAST, Lan, STRANGER, file, frame, mac, tagged};
-use testkit::{Daemon, DriverConfig, Layout, NetNs, Pair, Rig, Serve, VethPair, require, wait};
+use testkit::lan::{BROADCAST, Lan, STRANGER, file, frame, guests, mac, tagged};
+use testkit::{Daemon, DriverConfig, Layout, NetNs, PacketPort, Pair, Rig, Serve, VethPair, require, wait};
 use virtqueue::driver::Buffer;
 
 const OWN: &str = "192.0.2.10";
@@ -432,6 +432,36 @@ fn no_guest_gets_into_another_vlan() {
     let wire = std::iter::from_fn(|| lan.wire.receive(Duration::ZERO));
     let ours: Vec<_> = wire.filter(|frame| frame[6..11] == mac(0)[..5]).collect();
     assert_eq!(ours, Vec::<Vec<u8>>::new());
+}
+
+#[rstest]
+fn port_with_vlans_is_refused_where_tags_are_taken_off(
+    #[values("vlan = 100", "trunk = \"100-101\"")] keys: &str,
+) {
+    require!(Root);
+    let veth = VethPair::new();
+    let take_tags_off = |how| veth.near.run("ethtool", &["-K", VethPair::NIC, "rxvlan", how]);
+    take_tags_off("on");
+    let (one, both) = ([""], ["", keys]);
+    let [one, both] = [&one[..], &both].map(|ports| file(Some(VethPair::NIC), ports));
+    let daemon = Daemon::start_file(&veth.near, &Serve::file(), &[VethPair::NIC], &one);
+    let mut first = guests(&daemon, 1, &DriverConfig::default());
+    daemon.write_file(&both);
+    let (done, said) = daemon.reload();
+    assert!(!done && said.contains("`ethtool -K nic0 rxvlan off`"), "{said}");
+    assert!(daemon.port_named("vm1").is_none());
+    // The others go on.
+    let wire = PacketPort::open(&veth.far, VethPair::WIRE);
+    let plain = frame(mac(0), STRANGER, 60, 1);
+    wire.send(&plain);
+    assert_eq!(
+        first[0].pairs[0].receive(wait::SOON).expect("it goes on").frame,
+        plain
+    );
+    // With what the remedy says it is there.
+    take_tags_off("off");
+    daemon.reload_with(&both);
+    assert!(daemon.port_named("vm1").is_some());
 }
 
 #[rstest]

@@ -74,6 +74,12 @@ impl Daemon {
         sum_named(&self.status(), name)
     }
 
+    /// The same of the lanes of one port, by its name.
+    #[must_use]
+    pub fn counter_of(&self, port: &str, name: &str) -> u64 {
+        self.port_named(port).map_or(0, |port| sum_named(&port, name))
+    }
+
     /// Waits until a counter has that value at least.
     ///
     /// # Panics
