@@ -130,6 +130,8 @@ lane_counters! {
     Drop from_guest_no_peer,
     /// Network: no port has the frame's destination, and there is no uplink.
     Drop from_guest_no_station,
+    /// Network: there was no room for the host's copy of a frame to a group.
+    Drop from_guest_host_no_room,
     /// Network: the frame's source address is not the port's.
     Drop from_guest_source_address,
     /// Network: the port learns addresses, and has as many as it can, or may not have the frame's source.

@@ -311,6 +311,8 @@ pub(crate) struct UplinkConfig {
     pub(crate) segments: Segments,
     /// Whether system calls poll the driver.
     pub(crate) busy_poll: Option<BusyPoll>,
+    /// The network reaches the host, too.
+    pub(crate) host: bool,
 }
 
 impl UplinkConfig {

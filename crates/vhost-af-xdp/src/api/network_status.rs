@@ -4,9 +4,10 @@ use std::fmt::Write as _;
 use std::sync::{Arc, Weak};
 
 use serde::{Deserialize, Serialize};
+use steer::mac_text;
 
 use super::lane_status::{LaneStatus, Named};
-use crate::network::Network;
+use crate::network::{Network, ShownHost};
 use crate::nic::drivers;
 use crate::port::Port;
 
@@ -31,6 +32,50 @@ pub(crate) struct NetworkStatus {
     pub(crate) queues: Vec<LaneStatus>,
     /// What is counted of frames to groups that came by the uplink.
     pub(crate) groups: Vec<Named>,
+    /// None without an uplink, or with `host = false`.
+    pub(crate) host: Option<HostStatus>,
+}
+
+/// The host, as one more receiver.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct HostStatus {
+    /// The end of a pair that joins it with the network; none: it is not reached.
+    pub(crate) interface: Option<String>,
+    /// Its addresses.
+    pub(crate) macs: Vec<String>,
+    /// Why it is not reached.
+    pub(crate) impaired: Option<String>,
+    /// That end's queue.
+    pub(crate) queue: LaneStatus,
+}
+
+impl HostStatus {
+    fn read(shown: &ShownHost) -> Self {
+        let interface = shown.interface.as_ref().and_then(Weak::upgrade);
+        let facts = shown.lane.as_ref().and_then(Weak::upgrade);
+        Self {
+            interface: interface.as_ref().map(|interface| interface.name()),
+            macs: shown.macs.iter().map(|&mac| mac_text(mac)).collect(),
+            impaired: shown.impaired.clone(),
+            queue: LaneStatus::read(
+                0,
+                Some(0),
+                &shown.counters,
+                facts.as_deref(),
+                interface.as_deref(),
+            ),
+        }
+    }
+
+    fn render(&self) -> String {
+        match (&self.impaired, &self.interface) {
+            (Some(why), _) => format!("host not reached: {why}"),
+            (None, Some(interface)) => {
+                format!("host reached at {}, by {interface}", self.macs.join(", "))
+            }
+            (None, None) => "host not reached yet".to_owned(),
+        }
+    }
 }
 
 impl NetworkStatus {
@@ -50,6 +95,7 @@ impl NetworkStatus {
             let facts = shown.lanes.get(at).and_then(Weak::upgrade);
             LaneStatus::read(at, queue, counters, facts.as_deref(), interface)
         });
+        let host = shown.host.as_ref().map(HostStatus::read);
         Self {
             name: name.to_owned(),
             uplink: shown.uplink.map(|uplink| uplink.name),
@@ -63,6 +109,7 @@ impl NetworkStatus {
             ports: members.map(|port| port.name().to_owned()).collect(),
             queues: queues.collect(),
             groups: Named::all_of(&network.group_counters).collect(),
+            host,
         }
     }
 
@@ -88,6 +135,9 @@ impl NetworkStatus {
         );
         if let Some(driver) = &self.driver {
             let _ = writeln!(text, "  driver {driver}");
+        }
+        if let Some(host) = &self.host {
+            let _ = writeln!(text, "  {}", host.render());
         }
     }
 }

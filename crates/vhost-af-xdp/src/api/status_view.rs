@@ -37,6 +37,10 @@ pub(crate) fn render(status: &Status) -> String {
     for network in &status.networks {
         network.render(&mut text);
         render_lanes(&mut text, &network.queues);
+        if let Some(host) = network.host.as_ref().filter(|host| host.queue.running) {
+            text.push_str("\n  host:\n");
+            render_lanes(&mut text, std::slice::from_ref(&host.queue));
+        }
     }
     for port in &status.ports {
         render_port(&mut text, port);

@@ -320,7 +320,7 @@ fn unknown(key: &str, keys: &Keys, port: &str) -> String {
 /// A value in the words of the command line, if it is of the right kind.
 fn words_of(takes: Takes, value: &DeValue<'_>) -> Option<String> {
     match (takes, value) {
-        (Takes::Flag, DeValue::Boolean(on)) => Some(on.to_string()),
+        (Takes::Flag | Takes::Switch, DeValue::Boolean(on)) => Some(on.to_string()),
         (
             Takes::Number | Takes::Size | Takes::Amount | Takes::NameOrNumber | Takes::List(_),
             DeValue::Integer(number),

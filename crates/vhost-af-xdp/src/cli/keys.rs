@@ -13,6 +13,8 @@ use crate::config::file::Table;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Takes {
     Flag,
+    /// A flag that is on where it is not said.
+    Switch,
     Number,
     /// A number, or with a unit, in quotes.
     Size,
@@ -32,6 +34,7 @@ impl Takes {
         match name.map_or("", |name| name.as_str()) {
             _ if matches!(arg.get_action(), ArgAction::SetTrue) => Self::Flag,
             "N" | "M" | "BYTES" | "MICROSECONDS" | "SECONDS" | "FRAMES" | "FDNUM" | "FD" => Self::Number,
+            "BOOL" => Self::Switch,
             "SIZE" => Self::Size,
             "RATE" | "BURST" => Self::Amount,
             "USER" | "GROUP" => Self::NameOrNumber,
@@ -44,7 +47,7 @@ impl Takes {
     /// What belongs there, in words.
     pub(super) fn meant(self) -> &'static str {
         match self {
-            Self::Flag => "true or false",
+            Self::Flag | Self::Switch => "true or false",
             Self::Number => "a number such as 1, without quotes",
             Self::Size => "a size in quotes such as \"32GiB\", or a number of bytes",
             Self::Amount => "an amount in quotes such as \"100M\", or a number",

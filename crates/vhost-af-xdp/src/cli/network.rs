@@ -1,7 +1,7 @@
 //! Keys of a network in a configuration file, and those of its ports.
 
 use anyhow::bail;
-use clap::Args;
+use clap::{ArgAction, Args};
 use steward::protocol::is_interface_name;
 
 use super::busy_poll::BusyPollArgs;
@@ -38,6 +38,9 @@ pub(super) struct NetworkArgs {
     packet_memory: Option<u64>,
     #[command(flatten)]
     busy_poll: BusyPollArgs,
+    /// Let the network reach the host over the uplink's own addresses
+    #[arg(long, value_name = "BOOL", action = ArgAction::Set, default_value_t = true)]
+    host: bool,
 }
 
 impl NetworkArgs {
@@ -58,6 +61,7 @@ impl NetworkArgs {
                 packet_bytes: of_a_pair(self.packet_memory)?,
                 segments: self.segments,
                 busy_poll: self.busy_poll.build(),
+                host: self.host,
             }),
             None => None,
         };

@@ -4,6 +4,7 @@
 //! table of who has which address ([`crate::switch::table`]). Both outlive guests: lanes of ports come and go beside
 //! them. A thread of its own watches the interface, and tells the ports what their guests have to know of it.
 
+mod host;
 mod learner;
 mod learning;
 
@@ -19,6 +20,8 @@ use steer::{mac_text, with_sources};
 use steward::protocol::StationChange;
 use xsk::NumaNode;
 
+use self::host::Host;
+pub(crate) use self::host::ShownHost;
 use self::learning::Learning;
 use crate::config::{MemberVlans, NetworkConfig, NicConfig, PortConfig, UplinkConfig};
 use crate::nic::binding::L2_BYTES;
@@ -92,6 +95,8 @@ pub(crate) struct ShownNetwork {
     pub(crate) interface: Option<Weak<Interface>>,
     /// Of each queue of the uplink that runs.
     pub(crate) lanes: Vec<Weak<LaneFacts>>,
+    /// Where it is to be reached.
+    pub(crate) host: Option<ShownHost>,
 }
 
 #[derive(Default)]
@@ -103,6 +108,7 @@ struct State {
     running: Vec<Running>,
     /// The lane of frames to groups.
     groups: Option<LaneAt>,
+    host: Host,
     /// By number.
     ports: Vec<Option<TablePort>>,
     learning: Learning,
@@ -292,6 +298,11 @@ impl Network {
                 .iter()
                 .map(|running| Arc::downgrade(&running.facts))
                 .collect(),
+            host: state
+                .uplink
+                .as_ref()
+                .filter(|uplink| uplink.host)
+                .map(|_| state.host.shown()),
         }
     }
 
@@ -405,6 +416,7 @@ impl Network {
                     let started = self.start_lanes(&mut state, &interface);
                     self.note(&mut state, started);
                 }
+                self.look_at_host(&mut state, &interface);
             }
             Some((Ok(_), _)) => {}
             Some((Err(lost), interface)) => {
@@ -442,6 +454,7 @@ impl Network {
 
     /// Gives all up that there is of an interface.
     fn lose_interface(&self, state: &mut State) {
+        self.lose_host(state);
         self.stop_lanes(state);
         state.link = None;
         if let Some(interface) = state.interface.take() {
@@ -479,8 +492,10 @@ impl Network {
             .set_stations(&known.flatten().collect::<Vec<_>>())?;
         state.learning.forget();
         let started = self.start_lanes(state, &interface);
-        state.interface = Some(interface);
-        started
+        state.interface = Some(Arc::clone(&interface));
+        started?;
+        self.look_at_host(state, &interface);
+        Ok(())
     }
 
     fn start_lanes(&self, state: &mut State, interface: &Arc<Interface>) -> Result<(), InterfaceError> {
@@ -510,38 +525,50 @@ impl Network {
             };
             *of_groups = Some(self.workers.add(lane, &self.owner));
         }
+        for (number, counters) in (uplink.start_queue..).zip(&*counters) {
+            let role = Role::Uplink {
+                network: Arc::clone(&self.owner),
+                queue: number,
+            };
+            running.push(self.run_queue(interface, number, counters, role)?);
+        }
+        Ok(())
+    }
+
+    /// Lets a queue run in a lane of that role.
+    fn run_queue(
+        &self,
+        interface: &Arc<Interface>,
+        number: u32,
+        counters: &Arc<PairCounters>,
+        role: Role,
+    ) -> Result<Running, InterfaceError> {
         let origin = Origin {
             frame_limit: interface.frame_limit(),
             partial_checksums: interface.link.partial_checksums,
         };
-        for (number, counters) in (uplink.start_queue..).zip(&*counters) {
-            let queue = InterfaceQueue::new(interface, number);
-            queue.open_until(Instant::now() + RETRY * 5)?;
-            let nic = queue.lend(counters)?;
-            // Guests leave checksums to us, whoever of them does.
-            let mut facts = LaneFacts::new(&nic.umem, nic.umem.len(), nic.backing.clone(), true);
-            if let Err(error) = facts.describe(interface, None, &nic.nic, nic.sends) {
-                queue.give_back(nic, counters);
-                return Err(InterfaceError::Duplicate(error));
-            }
-            let lane = NewLane {
-                lane: Box::new(UplinkLane::new(nic, origin, Arc::clone(counters))),
-                role: Role::Uplink {
-                    network: Arc::clone(&self.owner),
-                    queue: number,
-                },
-                node: interface.link.node,
-                // It has no guest that could do wrong.
-                on_fault: Box::new(|_| ()),
-            };
-            running.push(Running {
-                queue,
-                at: self.workers.add(lane, &self.owner),
-                counters: Arc::clone(counters),
-                facts: Arc::new(facts),
-            });
+        let queue = InterfaceQueue::new(interface, number);
+        queue.open_until(Instant::now() + RETRY * 5)?;
+        let nic = queue.lend(counters)?;
+        // Guests leave checksums to us, whoever of them does.
+        let mut facts = LaneFacts::new(&nic.umem, nic.umem.len(), nic.backing.clone(), true);
+        if let Err(error) = facts.describe(interface, None, &nic.nic, nic.sends) {
+            queue.give_back(nic, counters);
+            return Err(InterfaceError::Duplicate(error));
         }
-        Ok(())
+        let lane = NewLane {
+            lane: Box::new(UplinkLane::new(nic, origin, Arc::clone(counters))),
+            role,
+            node: interface.link.node,
+            // It has no guest that could do wrong.
+            on_fault: Box::new(|_| ()),
+        };
+        Ok(Running {
+            queue,
+            at: self.workers.add(lane, &self.owner),
+            counters: Arc::clone(counters),
+            facts: Arc::new(facts),
+        })
     }
 
     fn stop_lanes(&self, state: &mut State) {
@@ -549,17 +576,21 @@ impl Network {
             drop(self.workers.remove(at));
         }
         for running in state.running.drain(..) {
-            let Running {
-                queue,
-                at,
-                counters,
-                facts,
-            } = running;
-            drop(facts);
-            let nic = self.workers.remove(at).and_then(|lane| lane.stop().queue);
-            if let Some(nic) = nic {
-                queue.give_back(nic, &counters);
-            }
+            self.stop_queue(running);
+        }
+    }
+
+    fn stop_queue(&self, running: Running) {
+        let Running {
+            queue,
+            at,
+            counters,
+            facts,
+        } = running;
+        drop(facts);
+        let nic = self.workers.remove(at).and_then(|lane| lane.stop().queue);
+        if let Some(nic) = nic {
+            queue.give_back(nic, &counters);
         }
     }
 
@@ -609,7 +640,9 @@ fn change(station: Station, whose: Option<PortNumber>) -> StationChange {
 /// Who has which address by configuration.
 fn configured(state: &State) -> Table {
     let host = state.interface.as_ref().map(|interface| interface.link.mac);
-    Table::new(state.ports.clone()).with_host(host)
+    Table::new(state.ports.clone())
+        .with_host(host)
+        .with_reached(&state.host.macs)
 }
 
 /// A port as the table has it.

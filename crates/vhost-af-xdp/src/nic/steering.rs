@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use steer::{GroupReader, Mode, QueueConf, QueueCounters};
 use steward::client::{Lease, LeaseError, Waiting};
 use steward::links::{DriverSends, Link};
-use steward::protocol::{Facts, StationChange, Steered, Wanted};
+use steward::protocol::{Facts, HostEnd, StationChange, Steered, Wanted};
 use xsk::{First, OpenError, Socket, SocketConfig, Umem, Unbound};
 
 use super::binding::Judge;
@@ -76,6 +76,8 @@ pub(crate) struct Leased {
     is_own: bool,
     /// As the lease began.
     facts: Facts,
+    /// How often something had changed. Nothing is published through it.
+    changes: AtomicU32,
     /// The steward was away at the last look. Nothing is published through it.
     away: AtomicBool,
     /// What the program had done with a queue's frames when the steward answered last.
@@ -117,6 +119,7 @@ impl Steering {
             lease,
             is_own: steward.is_own,
             facts,
+            changes: AtomicU32::new(0),
             away: AtomicBool::new(false),
             counted: Mutex::default(),
             short: AtomicBool::new(false),
@@ -324,6 +327,19 @@ impl Steering {
         }
     }
 
+    /// How the network that the queues were leased for reaches the host, which it does from now on.
+    pub(crate) fn host(&self) -> Result<Option<HostEnd>, InterfaceError> {
+        match self {
+            Self::External(_) => Ok(None),
+            Self::Leased(leased) => Ok(Some(leased.lease.host()?)),
+        }
+    }
+
+    /// How often [`look`](Self::look) found something changed; it wraps.
+    pub(crate) fn changes(&self) -> u32 {
+        self.leased().map_or(0, |leased| leased.changes.load(Relaxed))
+    }
+
     /// The interface as it is now.
     /// Errors: why it cannot be used any more.
     pub(crate) fn look(&self, opened: &Link) -> Result<Link, Lost> {
@@ -363,7 +379,9 @@ impl Leased {
     }
 
     fn look(&self) -> Result<Link, Lost> {
-        self.lease.take_changes()?;
+        if self.lease.take_changes()?.is_some() {
+            self.changes.fetch_add(1, Relaxed);
+        }
         let (facts, away) = (self.lease.facts(), self.lease.is_away());
         if self.away.swap(away, Relaxed) != away {
             let said = match away {

@@ -1,5 +1,8 @@
 //! Frames to groups of stations that came to a network's uplink: copies, of which the host's stack has the frames
 //! ([`steer::GroupReader`]). Each goes to all ports of its VLAN that have a buffer now.
+//!
+//! What a guest sends to a group is given to the host, too, as received by the uplink; where XDP is in skb mode that comes
+//! here once more. The ports have it already.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -8,10 +11,15 @@ use device::counters::PairCounters;
 use device::pair::QueuePair;
 use steer::{Group, GroupReader};
 
+use super::ethernet::Mac;
 use super::lane::{Blame, Lane, Near, Stopped, Work};
 use super::limits::BATCH;
 use super::members::Members;
+use super::table::{Destination, Station};
 use super::to_group::Several;
+
+/// Of one address.
+const MAC_BYTES: usize = size_of::<Mac>();
 
 /// See the module's head.
 pub(crate) struct GroupsLane {
@@ -34,6 +42,15 @@ impl GroupsLane {
             frame: Vec::new(),
         }
     }
+
+    /// Whether a port of this network sent the frame in hand.
+    fn is_of_a_port(&self, vlan: u16) -> bool {
+        let from = self.frame.get(MAC_BYTES..).and_then(|rest| rest.first_chunk());
+        from.is_some_and(|&from| {
+            let found = self.members.table.find(Station::new(vlan, from));
+            matches!(found, Destination::Port(_))
+        })
+    }
 }
 
 impl Lane for GroupsLane {
@@ -45,6 +62,10 @@ impl Lane for GroupsLane {
         while read < BATCH
             && let Some(Group { vlan, .. }) = self.reader.read(&mut self.frame)
         {
+            read += 1;
+            if self.is_of_a_port(vlan) {
+                continue;
+            }
             let several = Several {
                 frame: &mut self.frame,
                 vlan,
@@ -52,7 +73,6 @@ impl Lane for GroupsLane {
                 counters: &self.counters,
             };
             several.give(self.members.ports_of(vlan, None), &self.members, network);
-            read += 1;
         }
         Ok(read)
     }

@@ -21,6 +21,8 @@ pub(crate) struct Members {
     promiscuous: Vec<PortNumber>,
     /// Lanes of queues of the uplink.
     pub(crate) uplinks: Vec<SlotAt>,
+    /// The one of the host's end.
+    pub(crate) host: Option<SlotAt>,
 }
 
 /// A lane of a port.

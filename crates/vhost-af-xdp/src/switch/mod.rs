@@ -42,6 +42,7 @@ pub(crate) mod port_lane;
 pub(crate) mod progress;
 pub(crate) mod rate_limit;
 pub(crate) mod receiver;
+mod retag;
 pub(crate) mod role;
 mod slots;
 mod station;

@@ -6,13 +6,14 @@
 //! place of the bytes in guest memory, which the guest may have changed meanwhile.
 //!
 //! To another port of the same worker a frame is copied once, from RAM to RAM, with its segmentation and checksum
-//! request as it came ([`Passing`]). To the uplink it is copied into a chunk, and cut where it asks for that
-//! ([`NicSink`]); the uplink's lane has the kernel send what all lanes put there ([`super::uplink_lane`]).
+//! request as it came ([`Passing`]). To the uplink, or to the host, it is copied into a chunk, and cut where it asks for
+//! that ([`NicSink`]); the lane there has the kernel send what all lanes put there ([`super::uplink_lane`]).
 //!
 //! A frame waits with the guest that sends it until its destination has room, but not for long: a guest that takes no
 //! frames for a while loses those that come until it does ([`Pending::may_wait`]). What goes to a group waits for no
 //! guest.
 
+mod exits;
 mod learning;
 mod mirror;
 
@@ -23,7 +24,8 @@ use device::pair::{Cursor, Fault, QueuePair, Sending};
 use offload::segment::Request;
 use virtqueue::{Buffer, Chains};
 
-use super::ethernet::{self, ADDRESS_BYTES, Head, TAG_BYTES, Tags};
+use self::exits::Exit;
+use super::ethernet::{self, ADDRESS_BYTES, Head, Tags};
 use super::flows::Flow;
 use super::from_guest::{GuestFrame, Put, Sender, Sink, Turn};
 use super::guard::{LOOK_BYTES as LONG_HEAD, SHORT_LOOK_BYTES as SHORT_HEAD, check_content};
@@ -33,11 +35,11 @@ use super::limits::BATCH;
 use super::members::{Guest, Members};
 use super::pending::Pending;
 use super::rate_limit::{Cost, Policer, PortLimits, RateLimit};
+use super::retag::{Retag, Retagged};
 use super::table::{Destination, PortNumber, Station, Table, TablePort};
 use super::to_group::write_copy;
 use super::to_guest::NO_OFFLOAD;
 use super::to_nic::{NicSink, Transmit};
-use crate::nic::xdp::XdpNic;
 
 /// A chain of the turn, judged.
 struct Judged {
@@ -133,67 +135,6 @@ impl Judged {
     }
 }
 
-/// What is done with a frame's tag.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Retag {
-    Keep,
-    Insert(u16),
-    Remove,
-}
-
-/// The head of a frame whose tag is another one than the guest's.
-struct Retagged {
-    sending: Sending,
-    head: [u8; LONG_HEAD + TAG_BYTES],
-    known: usize,
-}
-
-impl Retagged {
-    #[cold]
-    fn new(frame: GuestFrame<'_>, retag: Retag) -> Self {
-        let mut sending = *frame.sending;
-        let mut head = [0; LONG_HEAD + TAG_BYTES];
-        let (addresses, rest) = frame.head.split_at(ADDRESS_BYTES);
-        head[..ADDRESS_BYTES].copy_from_slice(addresses);
-        let behind = match retag {
-            Retag::Insert(vlan) => {
-                head[ADDRESS_BYTES..][..TAG_BYTES].copy_from_slice(&ethernet::tag(vlan));
-                head[ADDRESS_BYTES + TAG_BYTES..][..rest.len()].copy_from_slice(rest);
-                ADDRESS_BYTES + TAG_BYTES + rest.len()
-            }
-            Retag::Remove => {
-                let rest = &rest[TAG_BYTES..];
-                head[ADDRESS_BYTES..][..rest.len()].copy_from_slice(rest);
-                ADDRESS_BYTES + rest.len()
-            }
-            Retag::Keep => frame.head.len(),
-        };
-        let shift = |at: u32| match retag {
-            Retag::Insert(_) => at + TAG_BYTES as u32,
-            Retag::Remove => at.saturating_sub(TAG_BYTES as u32),
-            Retag::Keep => at,
-        };
-        sending.len = shift(sending.len);
-        if let Some(checksum) = &mut sending.request.csum {
-            checksum.start = u16::try_from(shift(checksum.start.into())).unwrap_or(u16::MAX);
-        }
-        Self {
-            sending,
-            head,
-            known: behind,
-        }
-    }
-
-    #[inline]
-    fn frame<'a>(&'a self, of: GuestFrame<'a>) -> GuestFrame<'a> {
-        GuestFrame {
-            sending: &self.sending,
-            head: &self.head[..self.known],
-            ..of
-        }
-    }
-}
-
 /// Does something with a frame, its tag as it is to be.
 #[inline]
 fn with_tag<R>(
@@ -221,8 +162,8 @@ pub(crate) struct PortLane {
     /// stored in pieces and loaded as a whole, which waits for the stores.
     chains: Box<[Judged]>,
     judged: usize,
-    /// To the uplink.
-    transmit: Transmit,
+    /// To the uplink and to the host, see [`Exit`].
+    transmit: [Transmit; 2],
     /// Room for its buffers.
     buffers: Chains,
     pending: Pending,
@@ -256,7 +197,7 @@ impl PortLane {
             sender: Sender::default(),
             chains: (0..BATCH).map(|_| Judged::NOTHING).collect(),
             judged: 0,
-            transmit: Transmit::default(),
+            transmit: Default::default(),
             buffers: Chains::default(),
             pending: Pending::default(),
             limit: None,
@@ -281,7 +222,8 @@ impl PortLane {
             let (first, run) = (burst.done, self.run_from(burst.done));
             match self.chains[burst.done].to {
                 Destination::Port(port) => self.to_port(port, run, &mut burst),
-                Destination::Unknown => self.to_uplink(run, &mut burst),
+                Destination::Unknown => self.to_nic(Exit::Uplink, run, &mut burst),
+                Destination::Host => self.to_nic(Exit::Host, run, &mut burst),
                 Destination::Group => self.to_group(&mut burst),
                 Destination::Nobody => self.lose(run, &mut burst, |counters| &counters.from_guest_isolated),
             }
@@ -302,28 +244,17 @@ impl PortLane {
             // Before they are sent: should we die in between, they are lost; the other way round a successor would
             // send them once more.
             self.pair.from_guest.publish(&self.counters);
-            match self.uplink(network) {
-                Some(mut sink) => sink.hand_over(),
-                None => self.transmit.lose(&self.counters),
+            for exit in Exit::ALL {
+                if self.transmit[exit as usize].is_empty() {
+                    continue;
+                }
+                match self.sink(exit, network) {
+                    Some(mut sink) => sink.hand_over(),
+                    None => self.transmit[exit as usize].lose(&self.counters),
+                }
             }
         }
         Ok(done)
-    }
-
-    /// Goes on with a GSO packet that is being cut for the uplink; whether there is more to do then.
-    #[inline]
-    fn send_rest(&mut self, network: &mut dyn Network) -> bool {
-        if !self.transmit.has_rest() {
-            return true;
-        }
-        let mut turn = Turn::shared(self.sender.left());
-        match self.uplink(network) {
-            Some(mut sink) => _ = sink.send_rest(&mut turn),
-            None => self.transmit.lose(&self.counters),
-        }
-        self.sender.spend(&turn);
-        self.waits = self.transmit.has_rest();
-        !self.waits && self.sender.left() > 0
     }
 
     /// Looks at the chains of the turn.
@@ -457,18 +388,18 @@ impl PortLane {
         Ok(true)
     }
 
-    /// Puts a run of frames to the uplink; what is not taken waits.
-    fn to_uplink(&mut self, run: usize, burst: &mut Burst<'_>) {
-        if self.put_to_uplink(run, burst).is_none() {
+    /// Puts a run of frames to a NIC; what is not taken waits.
+    fn to_nic(&mut self, exit: Exit, run: usize, burst: &mut Burst<'_>) {
+        if self.put_to_nic(exit, run, burst).is_none() {
             self.lose(run, burst, |counters| &counters.from_guest_no_station);
         }
     }
 
-    /// Puts the next frames to the uplink, as far as it has room; `None`, and nothing done: there is none.
-    fn put_to_uplink(&mut self, run: usize, burst: &mut Burst<'_>) -> Option<()> {
-        let at = self.members.uplink(self.flow())?;
-        let queue = burst.network.uplink(at)?;
-        let mut sink = NicSink::new(queue, &mut self.transmit, &self.counters);
+    /// Puts the next frames to a NIC, as far as it has room; `None`, and nothing done: there is none.
+    fn put_to_nic(&mut self, exit: Exit, run: usize, burst: &mut Burst<'_>) -> Option<()> {
+        let queue = burst.network.uplink(self.place_of(exit)?)?;
+        let transmit = &mut self.transmit[exit as usize];
+        let mut sink = NicSink::new(queue, transmit, &self.counters);
         let end = burst.done + run;
         while burst.done < end && burst.turn.takes_more() && !self.waits {
             let chain = self.sender.chains().chains[burst.done];
@@ -493,13 +424,14 @@ impl PortLane {
         Some(())
     }
 
-    /// Puts a frame to a group to the uplink, and passes it to all ports that receive.
+    /// Puts a frame to a group to the uplink, and passes it to the host and to all ports that receive.
     fn to_group(&mut self, burst: &mut Burst<'_>) {
         let first = burst.done;
-        let has_uplink = self.put_to_uplink(1, burst).is_some();
+        let has_uplink = self.put_to_nic(Exit::Uplink, 1, burst).is_some();
         if has_uplink && burst.done == first {
             return;
         }
+        self.copy_to_host(first, burst);
         let chain = self.sender.chains().chains[first];
         let buffers = self.sender.chains().buffers(&chain);
         let judged = &self.chains[first];
@@ -545,12 +477,6 @@ impl PortLane {
     /// By what the lane's frames are spread over what has several queues.
     fn flow(&self) -> usize {
         usize::from(self.number.0)
-    }
-
-    /// The uplink's queue that the lane sends by, if there is one.
-    fn uplink<'n>(&'n mut self, network: &'n mut dyn Network) -> Option<NicSink<'n, XdpNic>> {
-        let queue = network.uplink(self.members.uplink(self.flow())?)?;
-        Some(NicSink::new(queue, &mut self.transmit, &self.counters))
     }
 }
 
@@ -676,7 +602,7 @@ impl Lane for PortLane {
         let buffers =
             self.pending.is_some() && self.pair.to_guest.enabled && self.pair.to_guest.queue.enable_kicks();
         // What frames wait for nobody tells of: room in another's queue.
-        match frames || buffers || self.transmit.has_rest() || self.pair.is_polled() {
+        match frames || buffers || self.has_rest() || self.pair.is_polled() {
             true => held.max(Work::Soon),
             false => held,
         }
@@ -719,8 +645,10 @@ impl Lane for PortLane {
         };
         for &vlan in own.vlans.all() {
             let tagged = ethernet::tagged(frame, vlan);
-            if let Some(mut sink) = self.uplink(network) {
-                sink.inject(&tagged);
+            for exit in Exit::ALL {
+                if let Some(mut sink) = self.sink(exit, network) {
+                    sink.inject(&tagged);
+                }
             }
             for (port, guest) in members.ports_of(vlan, Some(self.number)) {
                 let shown = if members.is_tagged(port) {
@@ -740,7 +668,9 @@ impl Lane for PortLane {
 
     fn stop(mut self: Box<Self>) -> Stopped {
         self.pair.leave_calls();
-        self.transmit.lose(&self.counters);
+        self.transmit
+            .iter_mut()
+            .for_each(|transmit| transmit.lose(&self.counters));
         self.counters.to_guest_queue_stopped.add(self.pending.frames());
         Stopped {
             pair: Some(self.pair.stopped()),

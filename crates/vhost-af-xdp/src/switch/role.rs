@@ -23,6 +23,8 @@ pub(crate) enum Role {
     },
     /// A queue of a network's uplink.
     Uplink { network: Arc<str>, queue: u32 },
+    /// The end of a pair that joins a network with the host.
+    Host { network: Arc<str> },
     /// Frames to groups that came to a network's uplink.
     Groups { network: Arc<str> },
 }
@@ -32,9 +34,10 @@ impl Role {
     pub(super) fn group(&self, receives: bool) -> Option<&Arc<str>> {
         match self {
             Self::CableEnd { cable, .. } => Some(cable),
-            Self::Member { network, .. } | Self::Uplink { network, .. } | Self::Groups { network } => {
-                Some(network)
-            }
+            Self::Member { network, .. }
+            | Self::Uplink { network, .. }
+            | Self::Host { network }
+            | Self::Groups { network } => Some(network),
             Self::Pair { port, pair } => (*pair == 0 || !receives).then_some(port),
         }
     }
@@ -43,7 +46,11 @@ impl Role {
     pub(super) fn order(&self) -> (u16, u16) {
         match self {
             Self::Member { port, pair, .. } => (port.0, *pair),
-            Self::Pair { .. } | Self::CableEnd { .. } | Self::Uplink { .. } | Self::Groups { .. } => (0, 0),
+            Self::Pair { .. }
+            | Self::CableEnd { .. }
+            | Self::Uplink { .. }
+            | Self::Host { .. }
+            | Self::Groups { .. } => (0, 0),
         }
     }
 
@@ -56,9 +63,10 @@ impl Role {
     /// Its network, if it belongs to one.
     pub(super) fn network(&self) -> Option<&Arc<str>> {
         match self {
-            Self::Member { network, .. } | Self::Uplink { network, .. } | Self::Groups { network } => {
-                Some(network)
-            }
+            Self::Member { network, .. }
+            | Self::Uplink { network, .. }
+            | Self::Host { network }
+            | Self::Groups { network } => Some(network),
             Self::Pair { .. } | Self::CableEnd { .. } => None,
         }
     }
@@ -70,9 +78,11 @@ impl Role {
                 let port = Arc::clone(port);
                 [Some(Self::Pair { port, pair: 0 }), None]
             }
-            Self::Pair { .. } | Self::Member { .. } | Self::Uplink { .. } | Self::Groups { .. } => {
-                [None, None]
-            }
+            Self::Pair { .. }
+            | Self::Member { .. }
+            | Self::Uplink { .. }
+            | Self::Host { .. }
+            | Self::Groups { .. } => [None, None],
             Self::CableEnd { cable, end, pair } => [*pair, 0].map(|pair| {
                 Some(Self::CableEnd {
                     cable: Arc::clone(cable),

@@ -232,6 +232,7 @@ pub(super) fn acquaint(slots: &mut [Slot], tables: &Tables) {
                 members.add(*port, Guest { at, id, pair });
             }
             Role::Uplink { .. } => members.uplinks.push(at),
+            Role::Host { .. } => members.host = Some(at),
             _ => {}
         }
     }

@@ -22,8 +22,10 @@ pub(crate) struct PortNumber(pub(crate) u16);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Destination {
     Port(PortNumber),
-    /// All ports of the VLAN, and the uplink.
+    /// All ports of the VLAN, the uplink, and the host.
     Group,
+    /// The host, over its own interface.
+    Host,
     /// Nobody here: the uplink.
     Unknown,
     /// A port that it may not go to.
@@ -56,6 +58,8 @@ pub(crate) struct Table {
     ports: Vec<Option<TablePort>>,
     /// The host's address on the uplink.
     host: Option<Mac>,
+    /// Addresses of a host that is reached, in any VLAN.
+    reached: Vec<Mac>,
 }
 
 impl Table {
@@ -72,6 +76,7 @@ impl Table {
             stations,
             ports,
             host: None,
+            reached: Vec::new(),
         }
     }
 
@@ -88,11 +93,20 @@ impl Table {
         Self { host, ..self }
     }
 
+    /// With a host that is reached at these addresses, in any VLAN.
+    pub(crate) fn with_reached(self, macs: &[Mac]) -> Self {
+        let reached = macs.to_vec();
+        Self { reached, ..self }
+    }
+
     /// Whether a station may be learned: it is nobody's by configuration.
     pub(crate) fn is_free(&self, station: Station) -> bool {
         let its = self.stations.get(&station).and_then(|&port| self.port(port));
         let mac = station.mac();
-        !station.is_group() && its.is_none_or(|port| port.mac != mac) && self.host != Some(mac)
+        !station.is_group()
+            && its.is_none_or(|port| port.mac != mac)
+            && self.host != Some(mac)
+            && !self.reached.contains(&mac)
     }
 
     /// What is known of a port.
@@ -118,8 +132,11 @@ impl Table {
         if station.is_group() {
             return Destination::Group;
         }
-        let port = self.stations.get(&station);
-        port.map_or(Destination::Unknown, |&port| Destination::Port(port))
+        match self.stations.get(&station) {
+            Some(&port) => Destination::Port(port),
+            None if self.reached.contains(&station.mac()) => Destination::Host,
+            None => Destination::Unknown,
+        }
     }
 }
 
@@ -197,6 +214,22 @@ mod tests {
         assert_eq!(find(100, mac), Destination::Port(PortNumber(2)));
         assert_eq!(find(101, mac), Destination::Unknown);
         assert_eq!(find(0, [2, 0, 0, 0, 0, 2]), Destination::Unknown);
+    }
+
+    #[test]
+    fn host_is_found_in_every_vlan_and_after_ports() {
+        let mac = [2, 0, 0, 0, 0, 1];
+        let port = TablePort {
+            mac,
+            vlans: Vlans::Access(100),
+            ..TablePort::default()
+        };
+        let table = Table::new(vec![Some(port)]).with_reached(&[[2, 0, 0, 0, 0, 9], mac]);
+        let find = |vlan, mac| table.find(Station::new(vlan, mac));
+        assert_eq!(find(0, [2, 0, 0, 0, 0, 9]), Destination::Host);
+        assert_eq!(find(100, [2, 0, 0, 0, 0, 9]), Destination::Host);
+        assert_eq!(find(100, mac), Destination::Port(PortNumber(0)));
+        assert_eq!(find(100, [2, 0, 0, 0, 0, 8]), Destination::Unknown);
     }
 
     #[test]

@@ -52,6 +52,12 @@ impl Transmit {
         self.rest.is_some()
     }
 
+    /// Nothing waits to be handed over.
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.outgoing.is_empty()
+    }
+
     /// There is no NIC queue any more for what is left.
     #[cold]
     pub(super) fn lose(&mut self, counters: &PairCounters) {

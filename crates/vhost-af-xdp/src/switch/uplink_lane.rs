@@ -1,5 +1,5 @@
-//! A queue of a network's uplink: what it receives goes to the ports that frames are for, and what ports put there is
-//! sent.
+//! A queue of a network's uplink, or of the end of a pair that joins it with the host: what it receives goes to the ports
+//! that frames are for, and what ports put there is sent.
 //!
 //! Frames leave the NIC's ring a batch at a time and are sorted by port. Each port has an inbox here, in which frames
 //! wait for the guest's buffers, still in the chunks that they came in: each is copied once. A guest that is slow must
@@ -191,7 +191,8 @@ impl<N: Lent> UplinkLane<N> {
         let Head { to, tags, .. } = ethernet::head(&bytes);
         match self.members.table.find(Station::new(tags.vlan(), to)) {
             Destination::Group => Route::Group,
-            Destination::Unknown | Destination::Nobody => Route::Nobody,
+            // What is for the host comes to the uplink, and then not here.
+            Destination::Host | Destination::Unknown | Destination::Nobody => Route::Nobody,
             Destination::Port(port) => {
                 let at = match self.inbox_of.get(usize::from(port.0)) {
                     None | Some(Inboxes { count: 0, .. }) => return Route::Nobody,

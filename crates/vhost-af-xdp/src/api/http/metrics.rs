@@ -226,7 +226,9 @@ fn each_counter(status: &Status, samples: &mut Samples, label: &str, drops: bool
         add_counters(samples, labels, counters, (label, drops));
     });
     for network in &status.networks {
-        let counters = network.queues.iter().flat_map(|lane| &lane.counters);
+        let of_host = network.host.iter().map(|host| &host.queue);
+        let lanes = network.queues.iter().chain(of_host);
+        let counters = lanes.flat_map(|lane| &lane.counters);
         let labels = [("network", network.name.as_str()), ("port", "")];
         add_counters(samples, &labels, counters.chain(&network.groups), (label, drops));
     }

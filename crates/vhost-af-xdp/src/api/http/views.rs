@@ -24,6 +24,9 @@ pub(super) fn networks(status: &Status) -> Value {
     let of = |network: &NetworkStatus| {
         let mut value = json!(network);
         without_counters(&mut value["queues"]);
+        if let Some(queue) = value.pointer_mut("/host/queue").and_then(Value::as_object_mut) {
+            queue.remove("counters");
+        }
         value.as_object_mut().map(|fields| fields.remove("groups"));
         value
     };
@@ -54,7 +57,7 @@ fn without_counters(lanes: &mut Value) {
     }
 }
 
-/// All counters of all ports and uplinks.
+/// All counters of all ports, uplinks and ways to the host.
 pub(super) fn counters(status: &Status) -> Value {
     let of_lanes = |lanes: &[LaneStatus]| -> Vec<Value> {
         let lanes = lanes.iter();
@@ -69,7 +72,16 @@ pub(super) fn counters(status: &Status) -> Value {
     let networks = status.networks.iter();
     let networks: Vec<Value> = networks
         .map(|network| {
-            json!({ "name": network.name, "queues": of_lanes(&network.queues), "groups": network.groups })
+            let host = network
+                .host
+                .as_ref()
+                .map(|host| std::slice::from_ref(&host.queue));
+            json!({
+                "name": network.name,
+                "queues": of_lanes(&network.queues),
+                "host": of_lanes(host.unwrap_or_default()),
+                "groups": network.groups,
+            })
         })
         .collect();
     json!({ "ports": ports, "networks": networks, "workers": status.workers })

@@ -20,7 +20,7 @@ impl PortLane {
             let judged = &self.chains[at];
             let to = match judged.to {
                 Destination::Port(port) => Some(port),
-                Destination::Unknown => None,
+                Destination::Host | Destination::Unknown => None,
                 Destination::Group | Destination::Nobody => continue,
             };
             let chain = self.sender.chains().chains[at];

@@ -64,7 +64,7 @@ impl Mirror {
             _ if self.spoiled => return,
             Destination::Group => return,
             Destination::Port(port) => Some(port),
-            Destination::Unknown | Destination::Nobody => None,
+            Destination::Host | Destination::Unknown | Destination::Nobody => None,
         };
         let several = Several {
             frame: &mut self.frame,

@@ -1,0 +1,402 @@
+//! The host on a network: guests and the host reach each other over the uplink's own interface and addresses, while both
+//! reach the LAN.
+
+use std::time::Duration;
+
+use rstest::rstest;
+use testkit::daemon::DIR;
+use testkit::guest::{Backend, Guest};
+use testkit::world::{HOST as LAN_IP, give_address, iperf_server, received_bytes};
+use testkit::{
+    Daemon, Driver, DriverConfig, Layout, NetNs, PacketPort, Running, Serve, VethPair, require, wait,
+};
+
+/// Of the uplink, hence the host's.
+const HOST: [u8; 6] = [0x02, 0, 0, 0, 2, 0];
+const HOST_TEXT: &str = "02:00:00:00:02:00";
+const OTHER: [u8; 6] = [0x02, 0, 0, 0, 2, 1];
+const BROADCAST: [u8; 6] = [0xff; 6];
+
+fn mac(guest: usize) -> [u8; 6] {
+    [0x02, 0, 0, 0, 0, guest as u8]
+}
+
+/// An EtherType for local experiments, so that no stack looks inside; bytes by length and number.
+fn frame(to: [u8; 6], from: [u8; 6], len: usize, number: u8) -> Vec<u8> {
+    let mut frame = [&to[..], &from[..], &[0x88, 0xb5]].concat();
+    frame.extend((14..len).map(|at| (at as u8).wrapping_mul(31).wrapping_add(number)));
+    frame
+}
+
+/// A network with these keys, and a port for each of these.
+fn file(keys: &str, ports: &[&str]) -> String {
+    let port = |(guest, keys): (usize, &&str)| {
+        format!(
+            "[port.vm{guest}]\nnetwork = \"lan\"\nsocket-path = \"{DIR}/vm{guest}.sock\"\n\
+             mac = \"02:00:00:00:00:{guest:02x}\"\n{keys}\n"
+        )
+    };
+    let ports: String = ports.iter().enumerate().map(port).collect();
+    format!("[network.lan]\nuplink = \"{}\"\n{keys}\n{ports}", VethPair::NIC)
+}
+
+/// A veth pair whose near end is the host's, with tags where XDP sees them.
+fn uplink() -> VethPair {
+    let veth = VethPair::new();
+    veth.near.run("ethtool", &["-K", VethPair::NIC, "rxvlan", "off"]);
+    veth.near
+        .ip(&["link", "set", VethPair::NIC, "address", HOST_TEXT]);
+    veth
+}
+
+/// Frames of these tests, and no others, that come by an interface.
+struct Ear(PacketPort);
+
+impl Ear {
+    fn on(netns: &NetNs, interface: &str) -> Self {
+        Self(PacketPort::open(netns, interface))
+    }
+
+    fn next(&self, limit: Duration) -> Option<Vec<u8>> {
+        let is_ours = |frame: &Vec<u8>| {
+            let behind = if frame[12..].starts_with(&[0x81, 0]) {
+                16
+            } else {
+                12
+            };
+            frame[behind..].starts_with(&[0x88, 0xb5])
+        };
+        std::iter::from_fn(|| self.0.receive(limit)).find(is_ours)
+    }
+
+    #[track_caller]
+    fn hears(&self, frame: &[u8]) {
+        assert_eq!(self.next(wait::SOON).as_deref(), Some(frame));
+    }
+}
+
+/// A daemon, its guests, the host's stack, and the LAN.
+struct Lan {
+    guests: Vec<Driver>,
+    daemon: Daemon,
+    host: Ear,
+    wire: Ear,
+    veth: VethPair,
+}
+
+impl Lan {
+    fn new(serve: &Serve, keys: &str, ports: &[&str]) -> Self {
+        let veth = uplink();
+        let daemon = Daemon::start_file(&veth.near, serve, &[VethPair::NIC], &file(keys, ports));
+        let guest = |at: usize| {
+            let socket = daemon.path(&format!("vm{at}.sock"));
+            let mut driver = Driver::connect(&socket, &DriverConfig::default()).expect("accepted");
+            driver.pairs[0].post(64, &[2048]);
+            daemon.await_port(at, "a lane runs", |port| port["lanes"][0]["running"] == true);
+            driver
+        };
+        let guests = (0..ports.len()).map(guest).collect();
+        Self {
+            guests,
+            host: Ear::on(&veth.near, VethPair::NIC),
+            wire: Ear::on(&veth.far, VethPair::WIRE),
+            daemon,
+            veth,
+        }
+    }
+
+    fn send(&mut self, guest: usize, frame: &[u8]) {
+        self.guests[guest].pairs[0].send(frame, Layout::Whole);
+    }
+
+    /// What a guest gets next of our frames.
+    #[track_caller]
+    fn received(&mut self, guest: usize) -> Vec<u8> {
+        loop {
+            let got = self.guests[guest].pairs[0].receive(wait::SOON);
+            let frame = got
+                .unwrap_or_else(|| panic!("nothing comes to guest {guest}: {}", self.daemon.said()))
+                .frame;
+            if frame[12..].starts_with(&[0x88, 0xb5]) || frame[12..].starts_with(&[0x81, 0]) {
+                return frame;
+            }
+        }
+    }
+
+    /// Nothing is under way to anybody: each hears one more frame of its own next.
+    #[track_caller]
+    fn assert_quiet(&mut self) {
+        for guest in 0..self.guests.len() {
+            let last = frame(mac(guest), HOST, 60, 0xee);
+            self.host.0.send(&last);
+            assert_eq!(self.received(guest), last, "guest {guest}");
+        }
+        let last = frame(OTHER, mac(0), 60, 0xef);
+        self.send(0, &last);
+        self.wire.hears(&last);
+        let last = frame(HOST, mac(0), 60, 0xf0);
+        self.send(0, &last);
+        self.host.hears(&last);
+    }
+
+    fn host_status(&self) -> serde_json::Value {
+        self.daemon.status()["networks"][0]["host"].clone()
+    }
+}
+
+/// Whether there is a pair or a filter of a steward's in a namespace.
+fn is_left(netns: &NetNs) -> bool {
+    netns.output_of("ip", &["-o", "link"]).contains("vaxh")
+        || netns
+            .output_of("tc", &["filter", "show", "dev", VethPair::NIC, "egress"])
+            .contains("bpf")
+}
+
+#[rstest]
+fn host_and_guests_reach_each_other_and_the_lan_hears_nothing_of_it(
+    #[values(Serve::file().leased(), Serve::file().by_root())] serve: Serve,
+    #[values("", "mode = \"skb\"")] mode: &str,
+) {
+    require!(Root);
+    let mut lan = Lan::new(&serve, mode, &["", ""]);
+    for len in [60, 64, 65, 590, 1514] {
+        for guest in 0..2 {
+            let sent = frame(HOST, mac(guest), len, 1);
+            lan.send(guest, &sent);
+            lan.host.hears(&sent);
+            let back = frame(mac(guest), HOST, len, 2);
+            lan.host.0.send(&back);
+            assert_eq!(lan.received(guest), back);
+        }
+        // Everybody hears a group once.
+        let sent = frame(BROADCAST, mac(0), len, 3);
+        lan.send(0, &sent);
+        lan.host.hears(&sent);
+        lan.wire.hears(&sent);
+        assert_eq!(lan.received(1), sent);
+        let sent = frame(BROADCAST, HOST, len, 4);
+        lan.host.0.send(&sent);
+        lan.wire.hears(&sent);
+        assert_eq!([lan.received(0), lan.received(1)], [sent.clone(), sent]);
+        // And the LAN goes on as ever.
+        let sent = frame(BROADCAST, OTHER, len, 5);
+        lan.wire.0.send(&sent);
+        lan.host.hears(&sent);
+        assert_eq!([lan.received(0), lan.received(1)], [sent.clone(), sent]);
+        let sent = frame(HOST, OTHER, len, 6);
+        lan.wire.0.send(&sent);
+        lan.host.hears(&sent);
+        let sent = frame(OTHER, HOST, len, 7);
+        lan.host.0.send(&sent);
+        lan.wire.hears(&sent);
+    }
+    lan.assert_quiet();
+    let host = lan.host_status();
+    assert_eq!(host["macs"], serde_json::json!([HOST_TEXT]), "{host:#}");
+    lan.daemon.terminate();
+    drop(lan.guests);
+    let left = || is_left(&lan.veth.near);
+    assert!(wait::until(wait::SOON, || !left()), "{}", lan.daemon.said());
+}
+
+#[rstest]
+fn host_reaches_guests_of_vlans_by_tagged_frames() {
+    require!(Root);
+    let mut lan = Lan::new(&Serve::file(), "", &["vlan = 100", "trunk = \"100-101\"", ""]);
+    let tagged = |frame: &[u8]| [&frame[..12], &[0x81, 0, 0, 100], &frame[12..]].concat();
+    let sent = frame(HOST, mac(0), 200, 1);
+    lan.send(0, &sent);
+    lan.host.hears(&tagged(&sent));
+    let back = frame(mac(0), HOST, 200, 2);
+    lan.host.0.send(&tagged(&back));
+    assert_eq!(lan.received(0), back);
+    let back = frame(mac(1), HOST, 200, 3);
+    lan.host.0.send(&tagged(&back));
+    assert_eq!(lan.received(1), tagged(&back));
+    let group = frame(BROADCAST, HOST, 200, 4);
+    lan.host.0.send(&tagged(&group));
+    lan.wire.hears(&tagged(&group));
+    assert_eq!(lan.received(0), group);
+    assert_eq!(lan.received(1), tagged(&group));
+    let group = frame(BROADCAST, mac(0), 200, 5);
+    lan.send(0, &group);
+    lan.host.hears(&tagged(&group));
+    // Without its VLAN an address is nobody's, and who is in no VLAN hears nothing of one.
+    let sent = frame(mac(0), HOST, 60, 6);
+    lan.host.0.send(&sent);
+    lan.wire.hears(&tagged(&group));
+    lan.wire.hears(&sent);
+    let last = frame(mac(2), HOST, 60, 7);
+    lan.host.0.send(&last);
+    assert_eq!(lan.received(2), last);
+}
+
+#[rstest]
+fn addresses_of_the_host_are_followed() {
+    require!(Root);
+    let mut lan = Lan::new(&Serve::file(), "", &[""]);
+    let near = &lan.veth.near;
+    near.ip(&["link", "set", VethPair::NIC, "address", "02:00:00:00:02:01"]);
+    near.ip(&[
+        "link",
+        "add",
+        "link",
+        VethPair::NIC,
+        "name",
+        "above0",
+        "address",
+        "02:00:00:00:02:02",
+        "up",
+        "type",
+        "macvlan",
+        "mode",
+        "bridge",
+    ]);
+    let above = Ear::on(near, "above0");
+    let known = || lan.host_status()["macs"] == serde_json::json!(["02:00:00:00:02:01", "02:00:00:00:02:02"]);
+    assert!(wait::until(wait::SOON, known), "{:#}", lan.host_status());
+    let sent = frame(OTHER, mac(0), 100, 1);
+    lan.send(0, &sent);
+    lan.host.hears(&sent);
+    let sent = frame([0x02, 0, 0, 0, 2, 2], mac(0), 100, 2);
+    lan.send(0, &sent);
+    above.hears(&sent);
+    // Nobody's any more: out.
+    let sent = frame(HOST, mac(0), 100, 3);
+    lan.send(0, &sent);
+    lan.wire.hears(&sent);
+}
+
+#[rstest]
+fn network_without_the_host_is_as_before(#[values(false, true)] by_policy: bool) {
+    require!(Root);
+    let keys = if by_policy { "" } else { "host = false" };
+    let mut lan = Lan::new(&Serve::file().leased(), keys, &["", ""]);
+    if by_policy {
+        lan = forbidden(lan);
+    }
+    let sent = frame(HOST, mac(0), 100, 1);
+    lan.send(0, &sent);
+    lan.wire.hears(&sent);
+    let sent = frame(mac(1), mac(0), 100, 2);
+    lan.send(0, &sent);
+    assert_eq!(lan.received(1), sent);
+    let sent = frame(mac(0), HOST, 100, 3);
+    lan.host.0.send(&sent);
+    lan.wire.hears(&sent);
+    assert!(!is_left(&lan.veth.near));
+    match by_policy {
+        true => {
+            let said = lan.daemon.said();
+            assert!(said.contains("guests do not reach the host"), "{said}");
+            let why = lan.host_status()["impaired"].to_string();
+            assert!(why.contains("`host = false` out of rule"), "{why}");
+        }
+        false => assert!(lan.host_status().is_null()),
+    }
+}
+
+/// The policy lets the network not reach the host any more.
+fn forbidden(mut lan: Lan) -> Lan {
+    let policy = format!(
+        "[limits]\nunbound-sockets = true\n[[allow]]\nuser = {}\ninterface = \"{}\"\nqueues = \"all\"\n\
+         memlock = \"unlimited\"\nnetwork = true\nhost = false\n",
+        testkit::lessor::ID,
+        VethPair::NIC
+    );
+    let steward = lan.daemon.lessor.as_mut().expect("leased");
+    steward.change_policy(&policy);
+    steward.steward.signal(rustix::process::Signal::HUP);
+    let refused = || lan.host_status()["impaired"].is_string();
+    assert!(wait::until(wait::SOON, refused), "{:#}", lan.host_status());
+    lan
+}
+
+#[rstest]
+fn nothing_is_left_of_a_daemon_that_is_killed(
+    #[values(Serve::file().leased(), Serve::file().by_root())] serve: Serve,
+) {
+    require!(Root);
+    let mut lan = Lan::new(&serve, "", &[""]);
+    assert!(lan.veth.near.output_of("ip", &["-o", "link"]).contains("vaxh"));
+    lan.daemon.kill();
+    let left = || is_left(&lan.veth.near);
+    assert!(wait::until(wait::SOON, || !left()), "{}", lan.daemon.said());
+    let sent = frame(mac(0), HOST, 100, 1);
+    lan.host.0.send(&sent);
+    lan.wire.hears(&sent);
+}
+
+#[rstest]
+fn host_is_reached_when_the_steward_is_killed_and_after() {
+    require!(Root);
+    let mut lan = Lan::new(&Serve::file().leased(), "", &[""]);
+    for number in [1u8, 11] {
+        let both_ways = |lan: &mut Lan, number| {
+            let sent = frame(HOST, mac(0), 100, number);
+            lan.send(0, &sent);
+            lan.host.hears(&sent);
+            let back = frame(mac(0), HOST, 100, number + 1);
+            lan.host.0.send(&back);
+            assert_eq!(lan.received(0), back);
+        };
+        let steward = &mut lan.daemon.lessor.as_mut().expect("leased").steward;
+        steward.signal(rustix::process::Signal::KILL);
+        steward.wait(wait::SOON);
+        both_ways(&mut lan, number);
+        lan.daemon.start_lessor_again(&lan.veth.near);
+        let back = || lan.daemon.said().matches("the steward is back").count() >= 1;
+        assert!(wait::until(wait::SOON, back), "{}", lan.daemon.said());
+        both_ways(&mut lan, number + 4);
+    }
+    // Whatever the next one does.
+    let near = &lan.veth.near;
+    near.ip(&["link", "set", VethPair::NIC, "mtu", "1400"]);
+    let small = || {
+        let said = near.output_of("ip", &["-o", "link"]);
+        let ends = said.lines().filter(|line| line.contains("vaxh"));
+        ends.filter(|line| line.contains("mtu 1400")).count() == 2
+    };
+    assert!(wait::until(wait::SOON, small), "{}", lan.daemon.said());
+}
+
+#[rstest]
+fn linux_guest_reaches_the_host_and_the_lan_by_tcp() {
+    require!(Root, Qemu);
+    const HOST_IP: &str = "10.77.0.3";
+    let veth = uplink();
+    give_address(&veth);
+    veth.near.ip(&["link", "set", VethPair::NIC, "arp", "on"]);
+    veth.near
+        .ip(&["address", "add", &format!("{HOST_IP}/24"), "dev", VethPair::NIC]);
+    let text = file("", &[""]);
+    let daemon = Daemon::start_file(&veth.near, &Serve::file(), &[VethPair::NIC], &text);
+    let socket = daemon.path("vm0.sock");
+    let options = ["--mem", "256", "--mac", "02:00:00:00:00:00"];
+    let guest = Guest::boot(Backend::Daemon(&socket), "10.77.0.2/24", &options);
+    let _lan = iperf_server(&veth);
+    let mut server = veth.near.command("iperf3");
+    server.args(["-s", "--forceflush"]);
+    let mut server = Running::start(server);
+    server.await_text("Server listening");
+    let ping = |to: &str| guest.run_until_success(10 * wait::SOON, &format!("ping -c 3 -W 20 {to}"));
+    for to in [HOST_IP, LAN_IP] {
+        ping(to).unwrap_or_else(|said| panic!("no ping of {to}: {said}\n{:#}", daemon.status()));
+        for direction in ["", "-R"] {
+            let said = guest.run(&format!("iperf3 -c {to} -n 20M -J {direction}"));
+            let received = received_bytes(&said, "sum_received");
+            assert!(received > 1_000_000, "{to}: {received} bytes {direction}: {said}");
+        }
+    }
+    // From the host's side, too, over its own interface.
+    let pinged = veth
+        .near
+        .command("ping")
+        .args(["-c", "3", "-W", "20", "10.77.0.2"])
+        .output();
+    assert!(pinged.expect("ping(8)").status.success());
+    let neighbours = veth
+        .near
+        .output_of("ip", &["neighbour", "show", "dev", VethPair::NIC]);
+    assert!(neighbours.contains("02:00:00:00:00:00"), "{neighbours}");
+}
