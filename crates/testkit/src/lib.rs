@@ -57,6 +57,7 @@ pub mod systemd;
 pub mod testpmd;
 pub mod traffic;
 pub mod two_guests;
+pub mod two_ports;
 pub mod vmm;
 pub mod wait;
 pub mod wire;

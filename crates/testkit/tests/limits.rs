@@ -6,79 +6,13 @@
 use std::time::{Duration, Instant};
 
 use rstest::rstest;
-use testkit::daemon::{DIR, Placement, assert_complaint, run_to_end};
+use testkit::daemon::{Placement, assert_complaint, run_to_end};
+use testkit::frame::{number_of, numbered};
+use testkit::two_ports::{TwoPorts, file, frame};
 use testkit::{Daemon, Driver, DriverConfig, Layout, NetNs, Rig, Serve, VethPair, require, wait};
 
 /// How long each guest tries.
 const LASTS: Duration = Duration::from_secs(2);
-const LEN: usize = 1250;
-
-/// Two ports of a network, the first with these keys.
-fn file(keys: &str) -> String {
-    let port = |at: usize, keys: &str| {
-        format!(
-            "[port.vm{at}]\nnetwork = \"lan\"\nsocket-path = \"{DIR}/vm{at}.sock\"\nmac = \"02:00:00:00:00:0{at}\"\n{keys}\n"
-        )
-    };
-    format!("[network.lan]\n{}{}", port(0, keys), port(1, ""))
-}
-
-struct Pair {
-    daemon: Daemon,
-    guests: Vec<Driver>,
-    _netns: NetNs,
-}
-
-impl Pair {
-    fn new(keys: &str) -> Self {
-        let netns = NetNs::new("limits");
-        let daemon = Daemon::start_file(&netns, &Serve::file(), &[], &file(keys));
-        let guests = (0..2).map(|at| {
-            let path = daemon.path(&format!("vm{at}.sock"));
-            let mut guest = Driver::connect(&path, &DriverConfig::default()).expect("accepted");
-            guest.pairs[0].post(128, &[2048]);
-            daemon.await_port(at, "a lane runs", |port| port["lanes"][0]["running"] == true);
-            guest
-        });
-        Self {
-            guests: guests.collect(),
-            daemon,
-            _netns: netns,
-        }
-    }
-
-    /// The guest sends to the other one as much as it can for some time; frames that arrived, and how long it took from
-    /// before the first one was sent until after the last one came.
-    fn flood(&mut self, from: usize) -> (u64, Duration) {
-        let [sends, receives] = [from, 1 - from];
-        let frame = frame(receives, sends);
-        let began = Instant::now();
-        let mut arrived = 0;
-        while began.elapsed() < LASTS {
-            let pair = &mut self.guests[sends].pairs[0];
-            pair.reap_sent();
-            while pair.has_room() {
-                pair.send(&frame, Layout::Whole);
-            }
-            while self.guests[receives].pairs[0].poll().is_some() {
-                arrived += 1;
-            }
-            std::thread::sleep(Duration::from_micros(200));
-        }
-        while self.guests[receives].pairs[0].poll().is_some() {
-            arrived += 1;
-        }
-        (arrived, began.elapsed())
-    }
-}
-
-/// An EtherType for local experiments.
-fn frame(to: usize, from: usize) -> Vec<u8> {
-    let mac = |at: usize| [2, 0, 0, 0, 0, at as u8];
-    let mut frame = [&mac(to)[..], &mac(from), &[0x88, 0xb5]].concat();
-    frame.resize(LEN, 7);
-    frame
-}
 
 #[rstest]
 #[case::bits_sent("from-guest-bits = \"20M\"\nfrom-guest-bits-burst = \"200k\"", 0, 2000, 20)]
@@ -91,8 +25,8 @@ fn no_more_passes_than_the_limit_and_a_burst(
     #[case] frames_a_second: u64,
     #[case] burst: u64,
 ) {
-    let mut pair = Pair::new(keys);
-    let (arrived, took) = pair.flood(from);
+    let mut pair = TwoPorts::new(keys);
+    let (arrived, took) = pair.flood(from, LASTS);
     let most = (took.as_secs_f64() * frames_a_second as f64) * 1.05 + burst as f64;
     assert!(
         (arrived as f64) <= most,
@@ -118,7 +52,7 @@ fn no_more_passes_than_the_limit_and_a_burst(
 
 #[test]
 fn guest_that_is_held_back_leaves_the_worker_asleep() {
-    let mut pair = Pair::new("from-guest-packets = 1\nfrom-guest-packets-burst = 1");
+    let mut pair = TwoPorts::new("from-guest-packets = 1\nfrom-guest-packets-burst = 1");
     for _ in 0..10 {
         pair.guests[0].pairs[0].send(&frame(1, 0), Layout::Whole);
     }
@@ -137,7 +71,7 @@ fn guest_that_is_held_back_leaves_the_worker_asleep() {
 
 #[test]
 fn limits_are_changed_by_a_reload_and_the_guest_stays() {
-    let mut pair = Pair::new("from-guest-packets = 1\nfrom-guest-packets-burst = 2");
+    let mut pair = TwoPorts::new("from-guest-packets = 1\nfrom-guest-packets-burst = 2");
     for _ in 0..10 {
         pair.guests[0].pairs[0].send(&frame(1, 0), Layout::Whole);
     }
@@ -182,11 +116,11 @@ fn guest_with_a_queue_of_its_own_is_held_back(
     require!(Root);
     let (mut rig, since) = limited(placement, "from-guest");
     for number in 0..20 {
-        rig.pair().send(&testkit::frame::numbered(number), Layout::Whole);
+        rig.pair().send(&numbered(number), Layout::Whole);
     }
     rig.daemon.await_counter("from_guest_limit_waits", 1);
     let arrives = || rig.wire.receive(wait::QUIET);
-    let numbers = std::iter::from_fn(arrives).filter_map(|frame| testkit::frame::number_of(&frame));
+    let numbers = std::iter::from_fn(arrives).filter_map(|frame| number_of(&frame));
     let arrived: Vec<_> = numbers.take(20).collect();
     let count = arrived.len() as u64;
     assert!((5..=most(5, since)).contains(&count), "{arrived:?}");
@@ -204,7 +138,7 @@ fn guest_with_a_queue_of_its_own_gets_no_more(
     let (mut rig, since) = limited(placement, "to-guest");
     rig.pair().post(64, &[2048]);
     for number in 0..20 {
-        rig.wire.send(&testkit::frame::numbered(number));
+        rig.wire.send(&numbered(number));
     }
     let counter = |name: &str| rig.daemon.counter(name);
     let all = wait::until(wait::SOON, || {
@@ -229,7 +163,7 @@ fn guests_of_a_cable_have_limits() {
         .map(|name| Driver::connect(&daemon.path(name), &DriverConfig::default()).expect("accepted"));
     guests[1].pairs[0].post(64, &[2048]);
     for number in 0..20 {
-        guests[0].pairs[0].send(&testkit::frame::numbered(number), Layout::Whole);
+        guests[0].pairs[0].send(&numbered(number), Layout::Whole);
     }
     daemon.await_counter("from_guest_limit_waits", 1);
     daemon.await_counter("to_guest_limit", 1);
