@@ -56,16 +56,22 @@ fn place(directory: &Path, name: &str) -> anyhow::Result<PathBuf> {
     Ok(place)
 }
 
-/// A page for the command, and one for each of its own commands.
+/// A page for the command, and one for each of its own commands, and of theirs.
 fn write_pages(command: &Command, directory: &Path) -> anyhow::Result<()> {
-    let program = command.get_name().to_owned();
     let mut all = command.clone();
     all.build();
-    write_page(&all, &program, &directory.join(format!("{program}.1")))?;
-    for subcommand in all.get_subcommands() {
-        let name = format!("{program}-{}", subcommand.get_name());
-        let subcommand = subcommand.clone().version(VERSION);
-        write_page(&subcommand, &name, &directory.join(format!("{name}.1")))?;
+    write_page_and_below(&all, command.get_name(), directory)
+}
+
+fn write_page_and_below(command: &Command, name: &str, directory: &Path) -> anyhow::Result<()> {
+    let command = command.clone().version(VERSION);
+    write_page(&command, name, &directory.join(format!("{name}.1")))?;
+    for subcommand in command.get_subcommands() {
+        write_page_and_below(
+            subcommand,
+            &format!("{name}-{}", subcommand.get_name()),
+            directory,
+        )?;
     }
     Ok(())
 }

@@ -40,20 +40,24 @@ fn run(program: &str, args: &[&str], file: &Path) -> Option<Output> {
     output.ok()
 }
 
+/// Names of the pages of a command and of those below it.
+fn pages_of(name: &str, command: &clap::Command, into: &mut Vec<String>) {
+    into.push(format!("{name}.1"));
+    for below in command.get_subcommands().filter(|below| !below.is_hide_set()) {
+        pages_of(&format!("{name}-{}", below.get_name()), below, into);
+    }
+}
+
 #[test]
 fn each_program_and_each_command_has_a_page() {
     let directory = made();
-    let commands = vhost_af_xdp::command_line();
-    let commands = commands
-        .get_subcommands()
-        .filter(|command| !command.is_hide_set());
-    let mut wanted: Vec<_> = commands
-        .map(|command| format!("vhost-af-xdp-{}.1", command.get_name()))
-        .chain(["vhost-af-xdp.1".to_owned(), "vhost-af-xdp-steward.1".to_owned()])
-        .collect();
+    let mut wanted = vec!["vhost-af-xdp-steward.1".to_owned()];
+    pages_of("vhost-af-xdp", &vhost_af_xdp::command_line(), &mut wanted);
     wanted.sort_unstable();
     assert_eq!(names(&directory.path().join("man1")), wanted);
-    assert!(wanted.contains(&"vhost-af-xdp-serve.1".to_owned()));
+    for page in ["vhost-af-xdp-serve.1", "vhost-af-xdp-port-add.1"] {
+        assert!(wanted.contains(&page.to_owned()), "{page}");
+    }
 }
 
 #[test]

@@ -78,6 +78,24 @@ impl Api {
         answer.unwrap_or_else(|| panic!("no answer to {path} at {}", self.0.display()))
     }
 
+    /// Asks for a change, with a JSON body if that is one.
+    ///
+    /// # Panics
+    /// If there is no answer.
+    #[must_use]
+    pub fn change(&self, method: &str, path: &str, body: &Value) -> Answer {
+        let body = body.to_string();
+        let with_body = ["--request", method, "--data", &body];
+        self.ask(
+            path,
+            if body == "null" {
+                &with_body[..2]
+            } else {
+                &with_body
+            },
+        )
+    }
+
     /// Gets a document.
     ///
     /// # Panics

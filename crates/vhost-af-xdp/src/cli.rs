@@ -2,12 +2,14 @@
 
 mod access;
 mod api;
+pub(crate) mod ask;
 pub(crate) mod busy_poll;
 pub(crate) mod choice;
 mod daemon;
 mod external;
 pub(crate) mod file;
 mod guard;
+pub(crate) mod json;
 mod keys;
 mod limits;
 pub(crate) mod memory;
@@ -23,6 +25,9 @@ use std::process::ExitCode;
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
 
+use self::ask::{
+    EVENTS_EXAMPLES, EventsArgs, NETWORK_EXAMPLES, NetworkCommandArgs, PORT_EXAMPLES, PortCommandArgs,
+};
 use self::values::parse_pause;
 use crate::api::process::ProcessArgs;
 use crate::bench::BenchArgs;
@@ -75,6 +80,15 @@ pub(crate) enum Command {
     /// Let running daemons read their files again: ports that changed are replaced, all others go on
     #[command(after_help = RELOAD_EXAMPLES)]
     Reload(ReloadArgs),
+    /// List, add, change and remove ports of a running daemon, by its API
+    #[command(after_help = PORT_EXAMPLES)]
+    Port(PortCommandArgs),
+    /// List networks of a running daemon, by its API
+    #[command(after_help = NETWORK_EXAMPLES)]
+    Network(NetworkCommandArgs),
+    /// Print what happens in a running daemon, as it happens, by its API
+    #[command(after_help = EVENTS_EXAMPLES)]
+    Events(EventsArgs),
     /// Show who holds which NIC queue of this host: NAPI, interrupt, sockets, leases, rules, daemons
     #[command(after_help = QUEUES_EXAMPLES)]
     Queues(QueuesArgs),

@@ -2,6 +2,7 @@
 
 pub(crate) mod file;
 mod guard;
+pub(crate) mod live;
 
 use std::collections::{BTreeSet, HashSet};
 use std::net::SocketAddr;

@@ -9,6 +9,7 @@
 //! within (`examples/`); it has no interface for others. The program is `main.rs`, one line.
 
 mod api;
+mod ask;
 mod bench;
 mod check;
 mod cli;
@@ -82,10 +83,13 @@ pub fn run() -> ExitCode {
             (false, Ok(config)) => serve::run(&config),
             (_, Err(error)) => return explain(&error, ExitCode::from(2)),
         },
-        Command::Keeper(args) => keeper::run(args, cli::file::read_configured),
+        Command::Keeper(args) => keeper::run(args, cli::file::JUDGE),
         Command::Api(args) => process::run(&args),
         Command::Status(args) => status(&args),
         Command::Reload(args) => reload_all(&args),
+        Command::Port(args) => ask::port(&args.command, print),
+        Command::Network(args) => ask::network(&args.command, print),
+        Command::Events(args) => ask::events(&args, print),
         Command::Queues(args) => show_queues(&args),
         Command::Check(args) => show_check(&args),
         Command::Bench(args) => match args.check() {

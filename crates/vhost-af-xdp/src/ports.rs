@@ -115,6 +115,23 @@ impl Ports {
         self.run(ready, source)
     }
 
+    /// What a port says otherwise and needs no beginning ([`live`](crate::config::live)) holds from now on.
+    /// Errors: it cannot be, naming the remedy; nothing changes then.
+    pub(crate) fn change(&self, config: &PortConfig) -> anyhow::Result<()> {
+        let joined = {
+            let running = self.running();
+            let it = running.iter().find(|it| it.port.name() == &*config.name);
+            it.map(|it| it.joined.clone())
+        };
+        if let Some(Joined::Network(end)) = joined {
+            end.network
+                .change(end.number, config, mac_of(config))
+                .map_err(|error| anyhow!("port {}: {}", config.name, with_sources(&error)))?;
+        }
+        self.set_rates(&config.name, config.rates);
+        Ok(())
+    }
+
     /// Ends a port, if there is one of that name, and waits until it has ended.
     /// Errors: it has not in time, and may have its queues still.
     pub(crate) fn remove(&self, name: &str) -> anyhow::Result<()> {
@@ -144,7 +161,7 @@ impl Ports {
     }
 
     /// How much the guest of a port, if there is one of that name, may send and get from now on.
-    pub(crate) fn set_rates(&self, name: &str, rates: PortRates) {
+    fn set_rates(&self, name: &str, rates: PortRates) {
         if let Some(port) = self.all().iter().find(|port| port.name() == name) {
             port.set_rates(rates);
         }

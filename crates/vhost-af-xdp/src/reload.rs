@@ -9,7 +9,12 @@
 //!
 //! One thread does it, and one reading after the other. What cannot be done for one port is said, and the others are as
 //! the file has them; the next reading tries again.
+//!
+//! Ports that are not in the file come, change and go by the same way ([`changes`]).
 
+pub(crate) mod changes;
+
+use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -17,14 +22,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 use steer::with_sources;
 use steward::text_file::FileError;
 
+use self::changes::{Change, Changed, ReadKeys, Refused};
 use crate::config::file::{ConfigFile, Table};
-use crate::config::{Endpoint, NetworkConfig, NicConfig, PortConfig};
+use crate::config::{Endpoint, NetworkConfig, NicConfig, PortConfig, live};
 use crate::guard::keeper::Requests;
+use crate::port::journal::{JOURNAL, Of, What};
 use crate::ports::{NO_THREAD, Ports};
-use crate::rates::{PortRates, is_limit};
+use crate::rates::is_limit;
 use crate::vhost_user::accept::VmmSource;
 
 /// What came of a reading.
@@ -44,12 +52,39 @@ pub(crate) struct Readings {
     pub(crate) read_at: u64,
     /// What was wrong with the last one, or could not be done.
     pub(crate) failed: Vec<String>,
+    /// What is said of each port that runs, by name.
+    #[serde(default)]
+    pub(crate) ports: BTreeMap<String, Described>,
+}
+
+/// What is said of a port.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Described {
+    /// By whom.
+    pub(crate) source: Source,
+    /// Keys of a file's table, with their values.
+    pub(crate) keys: Map<String, Value>,
+}
+
+/// Who says what a port is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Source {
+    File,
+    Api,
+}
+
+/// What somebody wants.
+enum Wanted {
+    /// That the file is read again.
+    Reading(Option<Sender<Outcome>>),
+    Change(Change, Sender<Result<Changed, Refused>>),
 }
 
 /// For those who want it read again.
 #[derive(Clone)]
 pub(crate) struct Reload {
-    wanted: Sender<Option<Sender<Outcome>>>,
+    wanted: Sender<Wanted>,
     readings: Arc<Mutex<Readings>>,
 }
 
@@ -59,6 +94,14 @@ pub(crate) struct Build {
     /// That of a port, in a file that has so many.
     pub(crate) port: fn(&Path, &Table, usize) -> Result<PortConfig, FileError>,
     pub(crate) network: fn(&Path, &Table) -> Result<NetworkConfig, FileError>,
+}
+
+/// How tables are read and written.
+#[derive(Clone, Copy)]
+pub(crate) struct Forms {
+    pub(crate) build: Build,
+    pub(crate) read: ReadKeys,
+    pub(crate) write: fn(&Table) -> Map<String, Value>,
 }
 
 /// What cannot be had any more in the sandbox.
@@ -74,7 +117,7 @@ pub(crate) struct Reach {
 struct Reader {
     ports: Arc<Ports>,
     requests: Arc<Requests>,
-    build: Build,
+    forms: Forms,
     reach: Reach,
     /// What was read, and counts.
     file: ConfigFile,
@@ -91,24 +134,26 @@ impl Reload {
         file: ConfigFile,
         ports: Arc<Ports>,
         requests: Arc<Requests>,
-        (build, reach): (Build, Reach),
+        (forms, reach): (Forms, Reach),
     ) -> io::Result<Self> {
         let (wanted, asked) = mpsc::channel();
         let readings = Arc::new(Mutex::new(Readings {
             path: file.path.clone(),
             read_at: now(),
             failed: Vec::new(),
+            ports: BTreeMap::new(),
         }));
         let reader = Reader {
             ports,
             requests,
-            build,
+            forms,
             reach,
             running: file.ports.clone(),
             networks: file.networks.clone(),
             file,
             readings: Arc::clone(&readings),
         };
+        reader.describe();
         let thread = std::thread::Builder::new().name("reload".to_owned());
         thread.spawn(move || reader.work(&asked))?;
         Ok(Self { wanted, readings })
@@ -116,16 +161,24 @@ impl Reload {
 
     /// Some time soon.
     pub(crate) fn ask(&self) {
-        let _ = self.wanted.send(None);
+        let _ = self.wanted.send(Wanted::Reading(None));
     }
 
     /// Waits for what comes of it.
     pub(crate) fn run(&self) -> Outcome {
         let (answer, outcome) = mpsc::channel();
-        let _ = self.wanted.send(Some(answer));
+        let _ = self.wanted.send(Wanted::Reading(Some(answer)));
         outcome
             .recv()
             .unwrap_or_else(|_| Outcome::failed("the daemon ends".to_owned()))
+    }
+
+    /// Waits for what comes of a change.
+    /// Errors: [`Refused`]; all is as it was before, if that says nothing else.
+    pub(crate) fn change(&self, change: Change) -> Result<Changed, Refused> {
+        let (answer, outcome) = mpsc::channel();
+        let _ = self.wanted.send(Wanted::Change(change, answer));
+        outcome.recv().unwrap_or(Err(Refused::Ending))
     }
 
     pub(crate) fn readings(&self) -> Readings {
@@ -153,6 +206,9 @@ pub(crate) fn now() -> u64 {
     since.map_or(0, |since| since.as_secs())
 }
 
+/// Why something of the file ends.
+const GONE: &str = "is not in the file any more";
+
 /// What is to be done of one kind of things.
 struct Changes<C> {
     /// Names of those that end, and why.
@@ -165,8 +221,8 @@ struct Changes<C> {
 struct Difference {
     ports: Changes<PortConfig>,
     networks: Changes<NetworkConfig>,
-    /// Ports that go on with other limits.
-    limited: Vec<(Table, PortRates)>,
+    /// Ports that go on, of which something is said otherwise.
+    changed: Vec<(Table, PortConfig)>,
 }
 
 impl<C> Changes<C> {
@@ -174,12 +230,13 @@ impl<C> Changes<C> {
     fn between(
         before: &[Table],
         now: &[Table],
+        gone: &str,
         build: impl Fn(&Table) -> Result<C, String>,
     ) -> Result<Self, String> {
         let (mut go, mut come) = (Vec::new(), Vec::new());
         for table in before {
             match of_name(now, &table.name) {
-                None => go.push((table.name.clone(), "is not in the file any more".to_owned())),
+                None => go.push((table.name.clone(), gone.to_owned())),
                 Some(other) => match table.differences(other).as_slice() {
                     [] => {}
                     keys => go.push((table.name.clone(), format!("has another {}", keys.join(", ")))),
@@ -212,21 +269,37 @@ fn replace(tables: &mut [Table], by: &Table) {
 }
 
 impl Reader {
-    fn work(mut self, asked: &Receiver<Option<Sender<Outcome>>>) {
-        while let Ok(answer) = asked.recv() {
-            let outcome = self.read();
-            for line in &outcome.done {
-                tracing::info!("configuration: {line}");
-            }
-            for line in &outcome.failed {
-                tracing::error!("configuration: {line}");
-            }
-            locked(&self.readings).failed.clone_from(&outcome.failed);
-            if let Some(answer) = answer {
-                // Who asked may have gone.
-                let _ = answer.send(outcome);
+    fn work(mut self, asked: &Receiver<Wanted>) {
+        while let Ok(wanted) = asked.recv() {
+            // Who asked may have gone.
+            match wanted {
+                Wanted::Reading(answer) => {
+                    let outcome = self.read_and_tell();
+                    let _ = answer.map(|answer| answer.send(outcome));
+                }
+                Wanted::Change(change, answer) => drop(answer.send(self.change(&change))),
             }
         }
+    }
+
+    fn read_and_tell(&mut self) -> Outcome {
+        let outcome = self.read();
+        tell("configuration", &outcome);
+        locked(&self.readings).failed.clone_from(&outcome.failed);
+        outcome
+    }
+
+    /// For those who ask what is said of the ports.
+    fn describe(&self) {
+        let described = self.running.iter().map(|table| {
+            let source = match self.file.ports.iter().any(|port| port.name == table.name) {
+                true => Source::File,
+                false => Source::Api,
+            };
+            let keys = (self.forms.write)(table);
+            (table.name.clone(), Described { source, keys })
+        });
+        locked(&self.readings).ports = described.collect();
     }
 
     fn read(&mut self) -> Outcome {
@@ -235,7 +308,7 @@ impl Reader {
             Ok(file) => file,
             Err(error) => return nothing(with_sources(&error)),
         };
-        let difference = match self.difference(&file) {
+        let difference = match self.difference(&file, None) {
             Ok(difference) => difference,
             Err(why) => return nothing(why),
         };
@@ -251,72 +324,70 @@ impl Reader {
             outcome.failed.push(why);
         }
         self.apply(file, difference, &mut outcome);
+        locked(&self.readings).read_at = now();
         if outcome.done.is_empty() && outcome.failed.is_empty() {
             outcome.done.push("read again, nothing changed".to_owned());
         }
         outcome
     }
 
-    /// What a file says otherwise than what runs.
+    /// What a file says otherwise than what runs; `of`: only of the port of that name.
     /// Errors: what cannot be done at all, with its line.
-    fn difference(&self, file: &ConfigFile) -> Result<Difference, String> {
+    fn difference(&self, file: &ConfigFile, of: Option<&str>) -> Result<Difference, String> {
+        let is_meant = |table: &&Table| of.is_none_or(|name| table.name == name);
+        let now: Vec<Table> = file.all_ports().filter(is_meant).cloned().collect();
+        let mut running: Vec<Table> = self.running.iter().filter(is_meant).cloned().collect();
         let port = |table: &Table| {
-            let built = (self.build.port)(&file.path, table, file.ports.len());
+            let built = (self.forms.build.port)(&file.path, table, file.all_ports().count());
             let port = built.map_err(|error| with_sources(&error))?;
             match self.reach.lacks(&port) {
                 None => Ok(port),
-                Some((key, why)) => Err(unreachable(
-                    &file.path,
-                    table,
-                    key,
-                    &format!("port {}: {why}", table.name),
-                )),
+                Some((key, why)) => Err(format!("{}: {why}", file.place_of(table, key))),
             }
         };
         let network = |table: &Table| {
-            let built = (self.build.network)(&file.path, table);
+            let built = (self.forms.build.network)(&file.path, table);
             let network = built.map_err(|error| with_sources(&error))?;
             match self.reach.lacks_uplink(&network) {
                 None => Ok(network),
-                Some(why) => Err(unreachable(
-                    &file.path,
-                    table,
-                    "uplink",
-                    &format!("network {}: {why}", table.name),
-                )),
+                Some(why) => {
+                    let (path, line) = (file.path.display(), table.line_of("uplink"));
+                    Err(format!("{path} line {line}: network {}: {why}", table.name))
+                }
             }
         };
-        let limited = self.limited(file)?;
-        let mut running = self.running.clone();
-        limited.iter().for_each(|(table, _)| replace(&mut running, table));
-        Ok(Difference {
-            limited,
-            ports: Changes::between(&running, &file.ports, port)?,
-            networks: Changes::between(&self.networks, &file.networks, network)?,
-        })
-    }
-
-    /// Ports of which a file says other limits and nothing else.
-    /// Errors: they cannot be, with the line.
-    fn limited(&self, file: &ConfigFile) -> Result<Vec<(Table, PortRates)>, String> {
-        let mut limited = Vec::new();
-        for table in &file.ports {
-            let known = of_name(&self.running, &table.name);
-            let keys = known.map_or_else(Vec::new, |known| known.differences(table));
-            if !keys.is_empty() && keys.iter().all(|key| is_limit(key)) {
-                let built = (self.build.port)(&file.path, table, file.ports.len());
-                let port = built.map_err(|error| with_sources(&error))?;
-                limited.push((table.clone(), port.rates));
+        let mut changed = Vec::new();
+        for table in &now {
+            let known = running.iter_mut().find(|known| known.name == table.name);
+            if let Some(known) = known {
+                let keys = known.differences(table);
+                if !keys.is_empty() && live::needing_a_beginning(known, &keys).is_empty() {
+                    changed.push((table.clone(), port(table)?));
+                    known.clone_from(table);
+                }
             }
         }
-        Ok(limited)
+        let networks = match of {
+            None => Changes::between(&self.networks, &file.networks, GONE, network)?,
+            Some(_) => Changes {
+                go: Vec::new(),
+                come: Vec::new(),
+            },
+        };
+        let gone = if of.is_none() { GONE } else { "was removed" };
+        let ports = Changes::between(&running, &now, gone, port)?;
+        Ok(Difference {
+            ports,
+            networks,
+            changed,
+        })
     }
 
     fn apply(&mut self, file: ConfigFile, difference: Difference, outcome: &mut Outcome) {
         let Difference {
             ports,
             networks,
-            limited,
+            changed,
         } = difference;
         for (name, why) in ports.go {
             if let Err(error) = self.ports.remove(&name) {
@@ -328,6 +399,7 @@ impl Reader {
                 // Whoever replaced it keeps it.
                 let _ = self.requests.remove(&path);
             }
+            JOURNAL.tell(Of::Port(&name), What::Removed, Some(why.clone()));
             outcome.done.push(format!("port {name} {why}: ended"));
         }
         for (name, why) in &networks.go {
@@ -342,15 +414,14 @@ impl Reader {
         }
         if let Err(error) = self.requests.adopt() {
             outcome.failed.push(with_sources(&error));
+            self.describe();
             return;
         }
-        for (table, rates) in limited {
-            self.ports.set_rates(&table.name, rates);
-            let name = &table.name;
-            outcome
-                .done
-                .push(format!("port {name} goes on with other limits: {rates}"));
-            replace(&mut self.running, &table);
+        for (table, port) in changed {
+            match self.change_live(&table, &port) {
+                Ok(done) => outcome.done.push(done),
+                Err(error) => outcome.failed.push(format!("{error:#}")),
+            }
         }
         for (table, network) in networks.come {
             self.have(table, network, outcome);
@@ -359,13 +430,28 @@ impl Reader {
             match self.add(&port) {
                 Ok(()) => {
                     outcome.done.push(format!("port {} began", port.name));
+                    JOURNAL.tell(Of::Port(&port.name), What::Added, Some(port.endpoint.to_string()));
                     self.running.push(table);
                 }
                 Err(error) => outcome.failed.push(format!("{error:#}")),
             }
         }
-        locked(&self.readings).read_at = now();
         self.file = file;
+        self.describe();
+    }
+
+    /// A port goes on as another one; in words.
+    fn change_live(&mut self, table: &Table, port: &PortConfig) -> anyhow::Result<String> {
+        let known = of_name(&self.running, &table.name);
+        let keys = known.map_or_else(Vec::new, |known| known.differences(table));
+        self.ports.change(port)?;
+        replace(&mut self.running, table);
+        JOURNAL.tell(Of::Port(&port.name), What::Changed, Some(keys.join(", ")));
+        let name = &port.name;
+        Ok(match keys.iter().all(|key| is_limit(key)) {
+            true => format!("port {name} goes on with other limits: {}", port.rates),
+            false => format!("port {name} has another {}, and goes on", keys.join(", ")),
+        })
     }
 
     /// A network begins, or has another uplink.
@@ -409,10 +495,14 @@ impl Reader {
     }
 }
 
-/// What cannot be had any more, by file, line and name.
-fn unreachable(path: &Path, table: &Table, key: &str, what: &str) -> String {
-    let (path, line) = (path.display(), table.line_of(key));
-    format!("{path} line {line}: {what}")
+/// Says what was done, and what was not.
+fn tell(of: &str, outcome: &Outcome) {
+    for line in &outcome.done {
+        tracing::info!("{of}: {line}");
+    }
+    for line in &outcome.failed {
+        tracing::error!("{of}: {line}");
+    }
 }
 
 /// Where a port's socket is, if it was made here.

@@ -26,12 +26,13 @@ use signal_hook::iterator::{Handle, Signals};
 use super::config::{ApiConfig, Control, Endpoint, NicConfig, PortConfig, ServeConfig};
 use super::port::Port;
 use crate::api::control_socket;
-use crate::api::process::{self, Listeners};
-use crate::api::service;
+use crate::api::process::{self, Changers, Listeners};
+use crate::api::service::{self, Asked};
 use crate::api::status::Status;
 use crate::api::status_view;
 use crate::cli;
 use crate::cli::file::{build_network, build_port};
+use crate::cli::json;
 use crate::guard::alarm::Alarm;
 use crate::guard::interrupt;
 use crate::guard::keeper::{Keeper, Orders};
@@ -47,7 +48,8 @@ use crate::nic::numa::Nodes;
 use crate::nic::shared_memory::SharedMemory;
 use crate::nic::steering::StewardAt;
 use crate::ports::{NO_THREAD, Ports, STOPPING};
-use crate::reload::{self, Build, Reload};
+use crate::reload::changes::Refused;
+use crate::reload::{self, Build, Forms, Reload};
 use crate::sandbox::{self, Calls, Layer, Plan, Reach, User};
 use crate::switch::workers::Workers;
 use crate::vhost_user::accept::VmmSource;
@@ -58,6 +60,19 @@ use steward::client::Waiting;
 use steward::links::Changes;
 use steward::policy::Queues;
 use steward::protocol::DEFAULT_SOCKET;
+
+/// How what is said of ports while the daemon runs is read and written.
+const FORMS: Forms = Forms {
+    build: Build {
+        port: build_port,
+        network: build_network,
+    },
+    read: |name, keys| {
+        let table = json::table_of(name, keys);
+        table.map_err(|json::Mistake { key, what }| Refused::Mistake { key, what })
+    },
+    write: json::json_of,
+};
 
 /// Runs until a signal ends it, or the one connection that was passed in is over.
 /// Errors: what prevents the start; nothing stays behind then.
@@ -157,11 +172,7 @@ impl<'a> Sandboxed<'a> {
         ports.watch_uplinks().context(NO_THREAD)?;
         let reload = match (&config.file, self.keeper.requests()) {
             (Some(file), Some(requests)) => {
-                let build = Build {
-                    port: build_port,
-                    network: build_network,
-                };
-                let started = Reload::start(file.clone(), Arc::clone(&ports), requests, (build, reach));
+                let started = Reload::start(file.clone(), Arc::clone(&ports), requests, (FORMS, reach));
                 Some(started.context(NO_THREAD)?)
             }
             _ => None,
@@ -169,17 +180,21 @@ impl<'a> Sandboxed<'a> {
         let read = {
             let (ports, workers) = (Arc::clone(&ports), Arc::clone(&workers));
             let reload = reload.clone();
+            let api = config.api.all.as_ref();
+            let api = api.and_then(|(path, _)| std::path::absolute(path).ok());
             Arc::new(move || {
                 let readings = reload.as_ref().map(Reload::readings);
                 let networks = ports.networks();
-                Status::read(
+                let status = Status::read(
                     &ports.all(),
                     &networks,
                     &workers,
                     &watchdog,
                     &self.in_force,
                     readings,
-                )
+                );
+                let api = api.clone();
+                Status { api, ..status }
             })
         };
         if let Some(listener) = self.control {
@@ -189,7 +204,16 @@ impl<'a> Sandboxed<'a> {
             })?;
         }
         if let Some(link) = self.api {
-            serve_api(link, Arc::clone(&read))?;
+            let (read, reload) = (Arc::clone(&read), reload.clone());
+            // Who answers by a socket on which nothing is changed is given no way to.
+            let reload = reload.filter(|_| config.api.all.is_some());
+            serve_api(
+                link,
+                Asked {
+                    read: move || read(),
+                    reload,
+                },
+            )?;
         }
         self.manager.tell_ready();
         let lost = watch_keeper(&self.keeper, self.signals.handle())?;
@@ -371,6 +395,7 @@ fn leave_privileges(
         vmm_sockets: &config.paths(),
         config: file.map(|file| file.path.as_path()),
         directories: &file.map_or_else(Vec::new, |_| config.socket_directories()),
+        changes: config.api.all.is_some(),
     })?;
     leftovers.0.clear();
     let plan = Plan {
@@ -499,14 +524,31 @@ fn listen_for_http(api: &ApiConfig, leftovers: &mut Leftovers) -> anyhow::Result
         all,
         read_only,
         metrics: metrics.transpose()?.map(OwnedFd::from),
+        changers: api.all.as_ref().and_then(|(_, access)| changers(access)),
+    })
+}
+
+/// Who may change something, where others may connect, too.
+fn changers(access: &Access) -> Option<Changers> {
+    let others_connect = access.mode & 0o002 != 0;
+    others_connect.then(|| Changers {
+        user: access
+            .owner
+            .unwrap_or_else(|| rustix::process::geteuid().as_raw()),
+        group: access
+            .group
+            .unwrap_or_else(|| rustix::process::getegid().as_raw()),
     })
 }
 
 /// Answers what answers HTTP. The daemon goes on without it.
-fn serve_api(link: UnixStream, read: Arc<impl Fn() -> Status + Send + Sync + 'static>) -> anyhow::Result<()> {
+fn serve_api(
+    link: UnixStream,
+    asked: Asked<impl Fn() -> Status + Send + Sync + 'static>,
+) -> anyhow::Result<()> {
     let lost =
         || tracing::error!("what answers HTTP has ended: start the daemon again to have the API again");
-    service::start(link, move || read(), lost).context(NO_THREAD)
+    service::start(link, asked, lost).context(NO_THREAD)
 }
 
 /// What tells of changes of interfaces.

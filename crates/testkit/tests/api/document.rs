@@ -7,10 +7,10 @@ use testkit::{Driver, DriverConfig, Serve, frame, require, wait};
 
 const TEXT: &str = include_str!("../../../../docs/openapi.json");
 
-struct Document(Value);
+pub(crate) struct Document(Value);
 
 impl Document {
-    fn read() -> Self {
+    pub(crate) fn read() -> Self {
         Self(serde_json::from_str(TEXT).expect("JSON"))
     }
 
@@ -18,9 +18,17 @@ impl Document {
         self.0["paths"].as_object().expect("paths").keys().collect()
     }
 
-    /// Of what a path answers with this status.
-    fn validator(&self, path: &str, answer: &Answer) -> Validator {
-        let responses = &self.0["paths"][path]["get"]["responses"];
+    /// Whether a path has a method.
+    fn has(&self, path: &str, method: &str) -> bool {
+        self.0["paths"][path][method.to_lowercase()].is_object()
+    }
+
+    /// Of what a path answers to a method with this status. What it does not have is answered as where it is.
+    fn validator(&self, method: &str, path: &str, answer: &Answer) -> Validator {
+        let methods = &self.0["paths"][path];
+        let any = || methods.as_object().and_then(|methods| methods.values().next());
+        let method = methods.get(method.to_lowercase()).or_else(any);
+        let responses = &method.expect("a method")["responses"];
         let status = answer.status.to_string();
         let response = responses.get(&status).unwrap_or(&responses["default"]);
         let schema = &response["content"][&answer.media_type]["schema"];
@@ -32,11 +40,17 @@ impl Document {
 
     #[track_caller]
     fn check(&self, path: &str, answer: &Answer) {
+        self.check_of("GET", path, answer);
+    }
+
+    /// The same, of another method.
+    #[track_caller]
+    pub(crate) fn check_of(&self, method: &str, path: &str, answer: &Answer) {
         let body = match answer.media_type.ends_with("json") {
             true => answer.json(),
             false => json!(answer.body),
         };
-        let validator = self.validator(path, answer);
+        let validator = self.validator(method, path, answer);
         let errors: Vec<String> = validator
             .iter_errors(&body)
             .map(|error| format!("{} at {}", error, error.instance_path))
@@ -45,18 +59,24 @@ impl Document {
     }
 }
 
-/// A path that has a name in it, of the first port.
-fn filled(path: &str, api: &Api) -> String {
-    let name = api.get("/v1/ports")["ports"][0]["name"]
-        .as_str()
-        .expect("a name")
-        .to_owned();
-    path.replace("{name}", &name.replace('/', "%2F"))
+/// A path that has a name in it, of the first thing of its kind, if there is one.
+fn filled(path: &str, api: &Api) -> Option<String> {
+    let Some(all) = path.strip_suffix("/{name}") else {
+        return Some(path.to_owned());
+    };
+    let kind = all.rsplit('/').next().expect("a kind");
+    let name = api.get(all)[kind][0]["name"].as_str()?.to_owned();
+    Some(path.replace("{name}", &name.replace('/', "%2F")))
 }
 
 fn check_all(document: &Document, api: &Api) {
-    for path in document.paths() {
-        let answer = api.ask(&filled(path, api), &[]);
+    for path in document
+        .paths()
+        .into_iter()
+        .filter(|path| document.has(path, "get"))
+    {
+        let Some(asked) = filled(path, api) else { continue };
+        let answer = api.ask(&asked, &[]);
         assert_eq!(answer.status, 200, "{path}: {answer:?}");
         document.check(path, &answer);
     }
@@ -129,14 +149,19 @@ fn what_is_refused_is_refused_as_the_document_says() {
     let check = |path: &str, asked: &str, options: &[&str], status: u16| {
         let answer = api.ask(asked, options);
         assert_eq!(answer.status, status, "{asked} {options:?}: {answer:?}");
-        document.check(path, &answer);
+        let method = options.iter().position(|option| *option == "--request");
+        document.check_of(method.map_or("GET", |at| options[at + 1]), path, &answer);
         let remedy = answer.json()["remedy"].as_str().expect("words").to_owned();
         assert!(remedy.len() > 10, "{remedy}");
     };
     for path in document.paths() {
-        let asked = filled(path, &api);
-        for method in ["POST", "PUT", "PATCH", "DELETE", "OPTIONS"] {
+        let Some(asked) = filled(path, &api) else { continue };
+        let methods = ["POST", "PUT", "PATCH", "DELETE", "OPTIONS"];
+        for method in methods.into_iter().filter(|method| !document.has(path, method)) {
             check(path, &asked, &["--request", method], 405);
+        }
+        if !document.has(path, "get") {
+            continue;
         }
         let body = ["--request", "GET", "--data", "{}"];
         check(path, &asked, &body, 413);
@@ -145,6 +170,11 @@ fn what_is_refused_is_refused_as_the_document_says() {
         assert_eq!(head.status, 200, "{head:?}");
     }
     check("/v1/ports/{name}", "/v1/ports/nobody", &[], 404);
+    check("/v1/networks/{name}", "/v1/networks/nowhere", &[], 404);
+    // Its ports are those of the command line.
+    let [put, keys] = [["--request", "PUT"], ["--data", "{}"]];
+    check("/v1/ports/{name}", "/v1/ports/vm1", &[put, keys].concat(), 409);
+    check("/v1/reload", "/v1/reload", &["--request", "POST"], 409);
     for wrong in ["/v1/events?wait=21", "/v1/events?after=x"] {
         check("/v1/events", wrong, &[], 400);
     }

@@ -5,24 +5,11 @@ use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use rustix::process::Uid;
 use testkit::api::{Api, Processes};
 use testkit::{Daemon, NetNs, Serve, holdings, require, wait};
 
-/// Nobody else.
-const STRANGER: u32 = 2_000_000_011;
 /// Longer than the server has patience.
 const PATIENCE: Duration = Duration::from_secs(90);
-
-/// Does that as another user, on a thread of its own.
-fn as_stranger<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-    let body = move || {
-        let uid = Uid::from_raw(STRANGER);
-        rustix::thread::set_thread_res_uid(uid, uid, uid).expect("we are root");
-        work()
-    };
-    std::thread::spawn(body).join().expect("it does not panic")
-}
 
 /// A daemon whose API everybody may ask.
 fn open_to_all(netns: &NetNs, dir: &tempfile::TempDir) -> (Daemon, Api) {
@@ -55,7 +42,7 @@ fn stranger_who_takes_all_connections_leaves_others_theirs() {
     let pid = daemon.process().pid();
     let before = holdings::steady(pid, wait::QUIET);
     let strangers = api.clone();
-    let held = as_stranger(move || (0..2000).map(|_| connect(&strangers)).collect::<Vec<_>>());
+    let held = super::as_stranger(move || (0..2000).map(|_| connect(&strangers)).collect::<Vec<_>>());
     for _ in 0..10 {
         assert_eq!(api.ask("/v1/ports", &[]).status, 200);
     }
@@ -65,7 +52,7 @@ fn stranger_who_takes_all_connections_leaves_others_theirs() {
         rest(&mut stream);
     }
     let strangers = api.clone();
-    let mut again = as_stranger(move || connect(&strangers));
+    let mut again = super::as_stranger(move || connect(&strangers));
     again.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").expect("open");
     assert!(
         rest(&mut again).starts_with("HTTP/1.0 200"),

@@ -1,14 +1,19 @@
 //! The HTTP API: curl, Prometheus and hostile clients at a daemon with a guest.
 
+mod changes;
 mod document;
 mod hostile;
 mod life;
 mod prometheus;
 
+use rustix::process::{Gid, Uid};
 use tempfile::TempDir;
 use testkit::api::Api;
 use testkit::daemon::{DIR, private_dir};
 use testkit::{Daemon, Driver, DriverConfig, NetNs, Rig, Serve, VethPair};
+
+/// Nobody else.
+const STRANGER: u32 = 2_000_000_011;
 
 /// The interface of a network.
 const UPLINK: &str = "nic1";
@@ -54,6 +59,18 @@ fn rig_with_network(serve: &Serve) -> Rig {
     let mut rig = Rig::of(veth, daemon, guest);
     rig.post(64, &[2048]);
     rig
+}
+
+/// Does that as another user, on a thread of its own.
+fn as_stranger<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    let body = move || {
+        let uid = Uid::from_raw(STRANGER);
+        let gid = Gid::from_raw(STRANGER);
+        rustix::thread::set_thread_res_gid(gid, gid, gid).expect("we are root");
+        rustix::thread::set_thread_res_uid(uid, uid, uid).expect("we are root");
+        work()
+    };
+    std::thread::spawn(body).join().expect("it does not panic")
 }
 
 /// A daemon without a NIC.

@@ -293,7 +293,7 @@ fn ask_within(path: &Path, allowance: &Allowance) -> io::Result<Status> {
 }
 
 /// A terminal must not obey what a daemon says.
-fn without_control_characters(value: &mut Value) {
+pub(crate) fn without_control_characters(value: &mut Value) {
     match value {
         Value::String(text) if text.contains(char::is_control) => {
             *text = text.replace(char::is_control, "?");

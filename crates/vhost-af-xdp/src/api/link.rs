@@ -1,8 +1,8 @@
 //! What the daemon and the process that answers HTTP say to each other.
 //!
-//! Two connections for each life of that process. On one it asks, a line a question, and the daemon answers with a line;
-//! on the other, after a line that says from where on, the daemon tells what happens, a line an [`Event`]. Lines are
-//! JSON. What comes from that process is judged as if somebody had taken it over: a question is short, and is one of
+//! Three connections for each life of that process. On one it asks, a line a question, and the daemon answers with a
+//! line; on another one, after a line that says from where on, the daemon tells what happens, a line an [`Event`]; on the
+//! third it asks for a [`Change`](crate::reload::changes::Change) at a time, which may take a while. Lines are JSON. What comes from that process is judged as if somebody had taken it over: a question is short, and is one of
 //! these.
 
 use std::io::{self, BufRead, Read, Write};
@@ -11,7 +11,9 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// Most bytes of a question, its newline included.
-const LONGEST_QUESTION: u64 = 4096;
+pub(crate) const LONGEST_QUESTION: u64 = 4096;
+/// The same of a change.
+pub(crate) const LONGEST_CHANGE: u64 = 16 << 10;
 
 /// What is asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,11 +29,14 @@ pub(crate) struct EventsAfter {
     pub(crate) sequence: u64,
 }
 
-/// Reads a question; `None`: there will be no more.
+/// Reads a question of so many bytes; `None`: there will be no more.
 /// Errors: what it says is none, or too long for one.
-pub(crate) fn read_question<T: DeserializeOwned>(from: &mut impl BufRead) -> io::Result<Option<T>> {
+pub(crate) fn read_question<T: DeserializeOwned>(
+    from: &mut impl BufRead,
+    longest: u64,
+) -> io::Result<Option<T>> {
     let mut line = Vec::new();
-    from.take(LONGEST_QUESTION).read_until(b'\n', &mut line)?;
+    from.take(longest).read_until(b'\n', &mut line)?;
     match line.last() {
         None => Ok(None),
         Some(b'\n') => Ok(Some(serde_json::from_slice(&line)?)),
@@ -58,7 +63,7 @@ mod tests {
     use super::*;
 
     fn read(text: &[u8]) -> io::Result<Option<Question>> {
-        read_question(&mut io::BufReader::new(text))
+        read_question(&mut io::BufReader::new(text), LONGEST_QUESTION)
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! What an operator can ask: `status`, `queues`, the socket that answers, and the process that answers HTTP.
 
+pub(crate) mod client;
 pub(crate) mod control_socket;
 mod http;
 mod lane_status;

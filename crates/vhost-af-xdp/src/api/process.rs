@@ -39,6 +39,7 @@ use rustix::thread::CapabilitySet;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 
 use super::http;
+pub(crate) use super::http::Changers;
 use crate::guard::handed::{close_all_on_exec, taken};
 use crate::sandbox::{self, Calls, Layer, Layers, Plan, Reach, User};
 
@@ -56,6 +57,8 @@ pub(crate) struct Listeners {
     pub(crate) all: Option<OwnedFd>,
     pub(crate) read_only: Option<OwnedFd>,
     pub(crate) metrics: Option<OwnedFd>,
+    /// Who may change something by the first; `None`: all who can connect.
+    pub(crate) changers: Option<Changers>,
 }
 
 impl Listeners {
@@ -91,6 +94,9 @@ pub(crate) fn start(
         // Without its groups, of which nothing is needed.
         command.args(["--user", &format!("{}:{}", user.uid, user.gid)]);
     }
+    if let Some(Changers { user, group }) = listeners.changers {
+        command.args(["--changers", &format!("{user}:{group}")]);
+    }
     for (name, fd) in listeners.named() {
         command.args([name, &fd.as_raw_fd().to_string()]);
     }
@@ -123,6 +129,19 @@ pub(crate) struct ProcessArgs {
     read_only: Option<RawFd>,
     #[arg(long)]
     metrics: Option<RawFd>,
+    #[arg(long, value_parser = parse_changers)]
+    changers: Option<Changers>,
+}
+
+/// `UID:GID`.
+fn parse_changers(text: &str) -> Result<Changers, String> {
+    let numbers = text.split_once(':').and_then(|(user, group)| {
+        Some(Changers {
+            user: user.parse().ok()?,
+            group: group.parse().ok()?,
+        })
+    });
+    numbers.ok_or_else(|| format!("{text:?} is no user and group"))
 }
 
 /// The life of the parent.
@@ -134,6 +153,7 @@ pub(crate) fn run(args: &ProcessArgs) -> anyhow::Result<()> {
         all: take(args.all)?,
         read_only: take(args.read_only)?,
         metrics: take(args.metrics)?,
+        changers: args.changers,
     };
     // The daemon ends in order, then we do; a signal for the whole group is the daemon's.
     let ignored = Arc::new(AtomicBool::new(false));
@@ -213,14 +233,15 @@ impl Child {
     fn start(link: &UnixStream, listeners: &Listeners, limited: bool) -> anyhow::Result<Self> {
         let (questions, far_questions) = UnixStream::pair()?;
         let (events, far_events) = UnixStream::pair()?;
+        let (changes, far_changes) = UnixStream::pair()?;
         let parent = rustix::process::getpid();
         // SAFETY: this process has one thread, so the child may do whatever this one may.
         let forked = unsafe { libc::fork() };
         let Some(pid) = Pid::from_raw(forked) else {
-            drop((far_questions, far_events));
+            drop((far_questions, far_events, far_changes));
             // SAFETY: it is this process's copy, and nothing here uses it any more: the end of `serve` is its own.
             unsafe { libc::close(link.as_raw_fd()) };
-            let served = serve(parent, listeners, questions, events, limited);
+            let served = serve(parent, listeners, [questions, events, changes], limited);
             let failed = served.map_err(|error| tracing::error!("API: {error:#}")).is_err();
             std::process::exit(i32::from(failed));
         };
@@ -231,7 +252,7 @@ impl Child {
             pid,
             handle: pidfd_open(pid, PidfdFlags::empty())?,
         };
-        send_ends(link, &far_questions, &far_events);
+        send_ends(link, [&far_questions, &far_events, &far_changes]);
         Ok(child)
     }
 
@@ -262,10 +283,10 @@ impl Child {
 }
 
 /// Sends the daemon its ends. Should it be gone, the child sees that as well.
-fn send_ends(link: &UnixStream, questions: &UnixStream, events: &UnixStream) {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+fn send_ends(link: &UnixStream, ends: [&UnixStream; 3]) {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
     let mut control = SendAncillaryBuffer::new(&mut space);
-    let rights = [questions.as_fd(), events.as_fd()];
+    let rights = ends.map(AsFd::as_fd);
     if control.push(SendAncillaryMessage::ScmRights(&rights)) {
         let _ = sendmsg(link, &[IoSlice::new(&[0])], &mut control, SendFlags::NOSIGNAL);
     }
@@ -275,8 +296,7 @@ fn send_ends(link: &UnixStream, questions: &UnixStream, events: &UnixStream) {
 fn serve(
     parent: Pid,
     listeners: &Listeners,
-    questions: UnixStream,
-    events: UnixStream,
+    [questions, events, changes]: [UnixStream; 3],
     limited: bool,
 ) -> anyhow::Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
@@ -290,6 +310,8 @@ fn serve(
         metrics: copy(&listeners.metrics)?.map(TcpListener::from),
         questions,
         events,
+        changes,
+        changers: listeners.changers,
     };
     let limit = || -> anyhow::Result<()> {
         if limited {

@@ -1,8 +1,8 @@
 //! The daemon's side of the API: answers the process that answers HTTP.
 //!
 //! A thread waits for connections, which that process's parent makes for each of its lives and sends here
-//! ([`process`](super::process)): the sandbox lets the daemon make none. For each pair of them there are two threads,
-//! until its other ends are closed. Nothing that is asked reaches a worker: a [`Status`] is read from what ports show
+//! ([`process`](super::process)): the sandbox lets the daemon make none. For each three of them there are three threads,
+//! until their other ends are closed. Nothing that is asked reaches a worker: a [`Status`] is read from what ports show
 //! and from counters.
 
 use std::io::{self, BufReader};
@@ -14,25 +14,37 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
-use super::link::{EventsAfter, Question, read_question, write_line};
+use super::link::{EventsAfter, LONGEST_CHANGE, LONGEST_QUESTION, Question, read_question, write_line};
 use super::status::Status;
 use crate::port::journal::JOURNAL;
+use crate::reload::Reload;
+use crate::reload::changes::{Change, Changed, Refused};
 
-/// Descriptors in a message: for questions and for events.
-const ENDS: usize = 2;
+/// Descriptors in a message: for questions, for events and for changes.
+const ENDS: usize = 3;
+
+/// What is asked for.
+pub(crate) struct Asked<R> {
+    /// Takes a look.
+    pub(crate) read: R,
+    /// Changes ports, where that may be.
+    pub(crate) reload: Option<Reload>,
+}
 
 /// Serves what comes by `link`, until there will be no more; `lost` is called then.
 /// Errors: there is no thread for it.
-pub(crate) fn start(
+pub(crate) fn start<R: Fn() -> Status + Send + Sync + 'static>(
     link: UnixStream,
-    read: impl Fn() -> Status + Send + Sync + 'static,
+    asked: Asked<R>,
     lost: impl FnOnce() + Send + 'static,
 ) -> io::Result<()> {
+    let Asked { read, reload } = asked;
     let read = Arc::new(read);
     let body = move || {
-        while let Some([questions, events]) = receive(&link) {
-            let read = Arc::clone(&read);
+        while let Some([questions, events, changes]) = receive(&link) {
+            let (read, reload) = (Arc::clone(&read), reload.clone());
             // Without a thread its other end sees that nobody answers, and the process begins anew.
+            let _ = spawn("api-changes", move || drop(change_all(changes, reload.as_ref())));
             let _ = spawn("api", move || answer(questions, events, &*read));
         }
         lost();
@@ -88,7 +100,7 @@ fn answer(questions: UnixStream, events: UnixStream, read: &dyn Fn() -> Status) 
 fn answer_all(questions: UnixStream, read: &dyn Fn() -> Status) -> io::Result<()> {
     let mut answers = questions.try_clone()?;
     let mut questions = BufReader::new(questions);
-    while let Some(question) = read_question(&mut questions)? {
+    while let Some(question) = read_question(&mut questions, LONGEST_QUESTION)? {
         match question {
             Question::Status => write_line(&mut answers, &read())?,
         }
@@ -96,9 +108,24 @@ fn answer_all(questions: UnixStream, read: &dyn Fn() -> Status) -> io::Result<()
     Ok(())
 }
 
+/// Makes one change after the other.
+fn change_all(changes: UnixStream, reload: Option<&Reload>) -> io::Result<()> {
+    let mut answers = changes.try_clone()?;
+    let mut changes = BufReader::new(changes);
+    while let Some(change) = read_question::<Change>(&mut changes, LONGEST_CHANGE)? {
+        let done: Result<Changed, Refused> = match reload {
+            Some(reload) => reload.change(change),
+            None => Err(Refused::NoFile),
+        };
+        write_line(&mut answers, &done)?;
+    }
+    Ok(())
+}
+
 fn tell(events: UnixStream, over: &AtomicBool) -> io::Result<()> {
     let mut to = events.try_clone()?;
-    let Some(EventsAfter { mut sequence }) = read_question(&mut BufReader::new(events))? else {
+    let Some(EventsAfter { mut sequence }) = read_question(&mut BufReader::new(events), LONGEST_QUESTION)?
+    else {
         return Ok(());
     };
     while let Some(read) = JOURNAL.read_after(sequence, || over.load(Ordering::Acquire)) {

@@ -3,6 +3,7 @@
 //! Reading it asks no port's thread ([`crate::port::shown`]) and no other process. What XDP programs counted the ports'
 //! link threads ask for; that is waited for no longer than [`SAMPLES`].
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -110,6 +111,9 @@ pub(crate) struct Status {
     pub(crate) sandbox: InForce,
     /// The file that its ports are of; none without one.
     pub(crate) configuration: Option<Readings>,
+    /// Where its API is asked, if it has one.
+    #[serde(default)]
+    pub(crate) api: Option<PathBuf>,
     pub(crate) workers: Vec<WorkerStatus>,
     pub(crate) networks: Vec<NetworkStatus>,
     pub(crate) ports: Vec<PortStatus>,
@@ -137,6 +141,7 @@ impl Status {
             cpu_us: cpu_us(),
             sandbox: sandbox.clone(),
             configuration,
+            api: None,
             workers: workers
                 .counters()
                 .zip(hangs)

@@ -21,11 +21,12 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::daemon::DaemonArgs;
-use super::keys::{Keys, Takes, without_dashes};
+use super::keys::{Keys, Written, without_dashes, words_of};
 use super::network::NetworkArgs;
 use super::port::PortTableArgs;
-use crate::config::file::{ConfigFile, Said, Table};
+use crate::config::file::{ADDED, ConfigFile, Said, Table};
 use crate::config::{Endpoint, NetworkConfig, PortConfig, ServeConfig, Wrong};
+use crate::guard::keeper::Judge;
 
 /// Where a configuration comes from.
 const FILE: Kind = Kind {
@@ -48,19 +49,26 @@ pub(crate) fn read(path: &Path) -> anyhow::Result<ConfigFile> {
     Ok(parse(&path, &text_file::read(FILE, &path)?)?)
 }
 
+/// For the keeper.
+pub(crate) const JUDGE: Judge = Judge { read, judge };
+
 /// The configuration that a file means by itself.
-/// Errors: it cannot be read, or is wrong, by line and key.
-pub(crate) fn read_configured(path: &Path) -> anyhow::Result<ServeConfig> {
-    Ok(configured(read(path)?, DaemonArgs::default())?)
+/// Errors: [`FileError`], naming line and key.
+fn judge(file: ConfigFile) -> Result<ServeConfig, FileError> {
+    configured(file, DaemonArgs::default())
 }
 
 /// The configuration that a file means, with what the command line says of the daemon.
 /// Errors: [`FileError`], naming line and key.
 pub(crate) fn configured(file: ConfigFile, said: DaemonArgs) -> Result<ServeConfig, FileError> {
     let mut file = file;
-    let count = file.ports.len();
+    // Which the file names now is the file's.
+    let of_file = |table: &Table| file.ports.iter().any(|port| port.name == table.name);
+    let added = file.added.iter().filter(|table| !of_file(table)).cloned();
+    file.added = added.collect();
+    let count = file.all_ports().count();
     let mut ports = Vec::new();
-    for table in &mut file.ports {
+    for table in file.ports.iter_mut().chain(&mut file.added) {
         let port = build_port(&file.path, table, count)?;
         with_numbers(table, &port);
         ports.push(port);
@@ -76,7 +84,9 @@ pub(crate) fn configured(file: ConfigFile, said: DaemonArgs) -> Result<ServeConf
     let built = built.map_err(|error| wrong(&file.daemon, &format!("{error:#}")))?;
     let built = ServeConfig { networks, ..built };
     built.check().map_err(|Wrong { port, error }| {
-        let table = port.and_then(|port| file.ports.get(port)).unwrap_or(&file.daemon);
+        let table = port
+            .and_then(|port| file.all_ports().nth(port))
+            .unwrap_or(&file.daemon);
         wrong(table, &error.to_string())
     })?;
     Ok(ServeConfig {
@@ -155,9 +165,10 @@ fn wrong_in(path: &Path, table: &Table, what: &str) -> FileError {
         "" => "[daemon]".to_owned(),
         name => format!("port {name}"),
     };
+    let line = Some(table.line_of(what)).filter(|&line| line > 0 || table.name.is_empty());
     FileError::Syntax {
-        path: path.to_owned(),
-        line: Some(table.line_of(what)),
+        path: line.map_or(Path::new(ADDED), |_| path).to_owned(),
+        line,
         what: format!("{of}: {}", without_dashes(what)),
     }
 }
@@ -176,6 +187,7 @@ pub(crate) fn parse(path: &Path, text: &str) -> Result<ConfigFile, FileError> {
         directories: Vec::new(),
         networks: Vec::new(),
         ports: Vec::new(),
+        added: Vec::new(),
     };
     for (key, value) in tables.get_ref() {
         let place = Some(key.span());
@@ -233,10 +245,7 @@ impl Reader<'_> {
                 return Err(self.wrong(place, what));
             };
             if !is_name(called) {
-                let what = format!(
-                    "{kind} {called:?}: a name has 1 to {LONGEST_NAME} letters, digits, `-`, `_` or `.`, and begins with \
-                     a letter or a digit"
-                );
+                let what = format!("{kind} {called:?}: {}", name_rule());
                 return Err(self.wrong(place, what));
             }
             let line = line_of(self.text, name.span().start);
@@ -260,7 +269,7 @@ impl Reader<'_> {
             let Some(takes) = keys.takes(word) else {
                 return Err(self.wrong(Some(place), unknown(word, keys, name)));
             };
-            let Some(words) = words_of(takes, value.get_ref()) else {
+            let Some(words) = words_of(takes, &Written::from(value.get_ref())) else {
                 let what = format!("{word} = {}: give {}", self.written(value), takes.meant());
                 return Err(self.wrong(Some(place), what));
             };
@@ -299,7 +308,15 @@ impl Reader<'_> {
     }
 }
 
-fn unknown(key: &str, keys: &Keys, port: &str) -> String {
+/// What names are possible.
+pub(super) fn name_rule() -> String {
+    format!(
+        "a name has 1 to {LONGEST_NAME} letters, digits, `-`, `_` or `.`, and begins with a letter or a digit"
+    )
+}
+
+/// What to say of a key that is not known.
+pub(super) fn unknown(key: &str, keys: &Keys, port: &str) -> String {
     let (others, place) = match port {
         "" => (PortTableArgs::keys(), "[port.NAME]"),
         _ => (Keys::of::<DaemonArgs>(), "[daemon]"),
@@ -317,34 +334,8 @@ fn unknown(key: &str, keys: &Keys, port: &str) -> String {
     }
 }
 
-/// A value in the words of the command line, if it is of the right kind.
-fn words_of(takes: Takes, value: &DeValue<'_>) -> Option<String> {
-    match (takes, value) {
-        (Takes::Flag | Takes::Switch, DeValue::Boolean(on)) => Some(on.to_string()),
-        (
-            Takes::Number | Takes::Size | Takes::Amount | Takes::NameOrNumber | Takes::List(_),
-            DeValue::Integer(number),
-        ) => {
-            let number = i64::from_str_radix(number.as_str(), number.radix());
-            number.ok().map(|number| number.to_string())
-        }
-        (
-            Takes::Size | Takes::Amount | Takes::NameOrNumber | Takes::Text | Takes::List(_),
-            DeValue::String(text),
-        ) => Some(text.to_string()),
-        (Takes::List(joint), DeValue::Array(list)) => {
-            let word = |value: &Spanned<DeValue<'_>>| match value.get_ref() {
-                DeValue::Array(_) => None,
-                value => words_of(takes, value),
-            };
-            let words: Option<Vec<_>> = list.iter().map(word).collect();
-            Some(words?.join(&joint.to_string()))
-        }
-        _ => None,
-    }
-}
-
-fn is_name(name: &str) -> bool {
+/// Whether a port, or a network, can have this name.
+pub(super) fn is_name(name: &str) -> bool {
     let is_part = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     (1..=LONGEST_NAME).contains(&name.len())
         && name.chars().all(is_part)

@@ -5,6 +5,8 @@ use std::error::Error as _;
 use clap::builder::BoolishValueParser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgAction, Args, Command};
+use serde_json::Value;
+use toml::de::DeValue;
 
 use super::sentence;
 use crate::config::file::Table;
@@ -55,6 +57,66 @@ impl Takes {
             Self::NameOrNumber => "a name in quotes, or a number",
             Self::List(_) => "a list such as [\"one\", 2], or text in quotes",
         }
+    }
+}
+
+/// A value as TOML and JSON have it.
+pub(super) enum Written<'a> {
+    Flag(bool),
+    Number(i64),
+    Text(&'a str),
+    List(Vec<Self>),
+    /// What no key takes.
+    Other,
+}
+
+impl<'a> From<&'a DeValue<'_>> for Written<'a> {
+    fn from(value: &'a DeValue<'_>) -> Self {
+        match value {
+            DeValue::Boolean(on) => Self::Flag(*on),
+            DeValue::Integer(number) => {
+                i64::from_str_radix(number.as_str(), number.radix()).map_or(Self::Other, Self::Number)
+            }
+            DeValue::String(text) => Self::Text(text),
+            DeValue::Array(list) => Self::List(list.iter().map(|value| value.get_ref().into()).collect()),
+            _ => Self::Other,
+        }
+    }
+}
+
+impl<'a> From<&'a Value> for Written<'a> {
+    fn from(value: &'a Value) -> Self {
+        match value {
+            Value::Bool(on) => Self::Flag(*on),
+            Value::Number(number) => number.as_i64().map_or(Self::Other, Self::Number),
+            Value::String(text) => Self::Text(text),
+            Value::Array(list) => Self::List(list.iter().map(Self::from).collect()),
+            Value::Null | Value::Object(_) => Self::Other,
+        }
+    }
+}
+
+/// A value in the words of the command line, if it is of the right kind.
+pub(super) fn words_of(takes: Takes, value: &Written<'_>) -> Option<String> {
+    match (takes, value) {
+        (Takes::Flag | Takes::Switch, Written::Flag(on)) => Some(on.to_string()),
+        (
+            Takes::Number | Takes::Size | Takes::Amount | Takes::NameOrNumber | Takes::List(_),
+            Written::Number(number),
+        ) => Some(number.to_string()),
+        (
+            Takes::Size | Takes::Amount | Takes::NameOrNumber | Takes::Text | Takes::List(_),
+            Written::Text(text),
+        ) => Some((*text).to_owned()),
+        (Takes::List(joint), Written::List(list)) => {
+            let word = |value: &Written<'_>| match value {
+                Written::List(_) => None,
+                value => words_of(takes, value),
+            };
+            let words: Option<Vec<_>> = list.iter().map(word).collect();
+            Some(words?.join(&joint.to_string()))
+        }
+        _ => None,
     }
 }
 

@@ -8,11 +8,14 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+/// Where a port's table is from that no file has, as its mistakes are told.
+pub(crate) const ADDED: &str = "added by the API";
+
 /// A value, as the command line would have it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Said {
     pub(crate) value: String,
-    /// Counted from 1.
+    /// Counted from 1; 0: it is in no file.
     pub(crate) line: usize,
 }
 
@@ -21,7 +24,7 @@ pub(crate) struct Said {
 pub(crate) struct Table {
     /// Of the port; of `[daemon]` nothing.
     pub(crate) name: String,
-    /// Where it begins.
+    /// Where it begins; 0: in no file.
     pub(crate) line: usize,
     pub(crate) keys: BTreeMap<String, Said>,
 }
@@ -39,12 +42,16 @@ impl Table {
         keys.into_iter().filter(other_than).cloned().collect()
     }
 
-    /// The line that a mistake is in: that of the first of its keys that these words name, else the table's.
-    pub(crate) fn line_of(&self, words: &str) -> usize {
+    /// The first of its keys that these words name.
+    pub(crate) fn named_by(&self, words: &str) -> Option<(&String, &Said)> {
         let is_of_none = |c: char| !(c.is_ascii_alphanumeric() || c == '-');
         let mut keys = words.split(is_of_none).map(|word| word.trim_start_matches('-'));
-        keys.find_map(|key| self.keys.get(key))
-            .map_or(self.line, |said| said.line)
+        keys.find_map(|key| self.keys.get_key_value(key))
+    }
+
+    /// The line that a mistake is in: that of the first of its keys that these words name, else the table's.
+    pub(crate) fn line_of(&self, words: &str) -> usize {
+        self.named_by(words).map_or(self.line, |(_, said)| said.line)
     }
 }
 
@@ -62,6 +69,23 @@ pub(crate) struct ConfigFile {
     pub(crate) networks: Vec<Table>,
     /// `[port.NAME]`, in the order of the file.
     pub(crate) ports: Vec<Table>,
+    /// Ports of no file, which somebody added while the daemon ran.
+    pub(crate) added: Vec<Table>,
+}
+
+impl ConfigFile {
+    /// All ports, first those of the file.
+    pub(crate) fn all_ports(&self) -> impl Iterator<Item = &Table> {
+        self.ports.iter().chain(&self.added)
+    }
+
+    /// Where a port's table has what these words are about.
+    pub(crate) fn place_of(&self, port: &Table, words: &str) -> String {
+        match port.line_of(words) {
+            0 => format!("{ADDED}: port {}", port.name),
+            line => format!("{} line {line}: port {}", self.path.display(), port.name),
+        }
+    }
 }
 
 #[cfg(test)]

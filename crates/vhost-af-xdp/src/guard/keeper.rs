@@ -18,7 +18,8 @@
 //!     has locked it delays its own answer: each question is answered by a thread of its own, and
 //!     the daemon waits for no answer longer than two seconds.
 //!
-//!  4. reads the daemon's file again, if it has one, and makes the sockets of ports that are new there ([`requests`]).
+//!  4. reads the daemon's file again, if it has one, judges ports that are to be beside those of the file, and makes
+//!     the sockets of new ones ([`requests`]).
 //!
 //! Both hold an end of a socket pair, and each notices by it that the other is gone. The keeper then ends after its
 //! work is done; a daemon whose keeper dies ends with an error if its queues were leased from it, because the program
@@ -57,13 +58,13 @@ use steward::server::{NewPolicy, Server};
 
 use self::files::Files;
 use self::questions::VmmSockets;
-use self::requests::{Desk, Directories};
+use self::requests::{Beside, Desk, Directories};
 use crate::config::ServeConfig;
 use crate::guard::handed::{close_all_on_exec, taken};
 use crate::listener::{Access, ListenError, listen_as};
 
 pub(crate) use questions::private_address;
-pub(crate) use requests::{ReadConfig, Requests};
+pub(crate) use requests::{Judge, RequestError, Requests};
 
 /// How long the keeper may take to end after the daemon said so.
 const END_TIMEOUT: Duration = Duration::from_secs(5);
@@ -90,6 +91,8 @@ pub(crate) struct Orders<'a> {
     pub(crate) config: Option<&'a Path>,
     /// Where sockets may be made by it.
     pub(crate) directories: &'a [PathBuf],
+    /// There may be ports beside those of the file.
+    pub(crate) changes: bool,
 }
 
 /// The socket of a private steward.
@@ -152,6 +155,9 @@ impl Keeper {
         }
         for path in orders.directories {
             command.arg("--directory").arg(path);
+        }
+        if orders.changes {
+            command.arg("--changes");
         }
         for fd in &passed {
             fcntl_setfd(fd, FdFlags::empty())?;
@@ -276,6 +282,8 @@ pub(crate) struct KeeperArgs {
     requests: Option<RawFd>,
     #[arg(long = "directory")]
     directories: Vec<PathBuf>,
+    #[arg(long)]
+    changes: bool,
 }
 
 /// `FIRST+COUNT@NAME`.
@@ -291,8 +299,8 @@ fn parse_lease(text: &str) -> Result<Queues, String> {
     })
 }
 
-/// The keeper's life. `read` reads and checks a daemon's file.
-pub(crate) fn run(args: KeeperArgs, read: ReadConfig) -> anyhow::Result<()> {
+/// The keeper's life. `judge`: of a daemon's file.
+pub(crate) fn run(args: KeeperArgs, judge: Judge) -> anyhow::Result<()> {
     let (end, questions) = (taken(args.end)?, taken(args.questions)?);
     // The daemon ends in order, then we do; a signal for the whole group is the daemon's.
     let ignored = Arc::new(AtomicBool::new(false));
@@ -328,7 +336,12 @@ pub(crate) fn run(args: KeeperArgs, read: ReadConfig) -> anyhow::Result<()> {
         };
         let desk = Desk {
             file,
-            read,
+            judge,
+            beside: match (args.changes, args.listener) {
+                (false, _) => Beside::None,
+                (true, None) => Beside::All,
+                (true, Some(_)) => Beside::OfItsInterfaces,
+            },
             directories: Arc::clone(&directories),
             files: Arc::clone(&files),
             adopt: Box::new(adopt),

@@ -67,7 +67,8 @@ fn queues_are_leased_by_the_file_that_was_adopted_last() {
     let config = |text: &str| {
         let path = directory.join("c.toml");
         fs::write(&path, text).expect("written");
-        crate::cli::file::read_configured(&path).expect("a configuration")
+        let Judge { read, judge } = crate::cli::file::JUDGE;
+        judge(read(&path).expect("a file")).expect("a configuration")
     };
     assert_eq!(refusal(&file), Reason::NotAllowed, "of no file");
     let port = "[port.a]\nsocket-path = \"/x\"\nifname = \"no-such-nic\"\n";

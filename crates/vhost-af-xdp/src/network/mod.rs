@@ -8,6 +8,7 @@ mod host;
 mod learner;
 mod learning;
 
+use std::collections::HashSet;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::mpsc::Receiver;
@@ -29,6 +30,7 @@ use crate::nic::error::InterfaceError;
 use crate::nic::interface::Interface;
 use crate::nic::interface_queue::InterfaceQueue;
 use crate::nic::interfaces::Interfaces;
+use crate::port::journal::{JOURNAL, Of, What};
 use crate::port::lane_facts::LaneFacts;
 use crate::port::wakers::Wakers;
 use crate::switch::arrivals::Origin;
@@ -224,13 +226,7 @@ impl Network {
     pub(crate) fn join(self: &Arc<Self>, port: &PortConfig, mac: Mac) -> Result<NetworkEnd, NetworkError> {
         let port = table_port(port, mac, &self.news);
         let mut state = self.state();
-        let is_taken = |other: &TablePort| other.mac == port.mac && other.vlans.overlap(&port.vlans);
-        if state.ports.iter().flatten().any(is_taken) {
-            return Err(NetworkError::Address {
-                mac: mac_text(port.mac),
-                network: self.name.clone(),
-            });
-        }
+        self.check_address(&state, &port, None)?;
         let free = state.ports.iter().position(Option::is_none);
         let at = free.unwrap_or(state.ports.len());
         if at == state.ports.len() {
@@ -249,6 +245,60 @@ impl Network {
             network: Arc::clone(self),
             number,
         })
+    }
+
+    /// A port is of other VLANs, or isolated, or not any more; what is under way goes on.
+    /// Errors: another one has its address there; or what the uplink lacks. Nothing changes then.
+    pub(crate) fn change(&self, number: PortNumber, port: &PortConfig, mac: Mac) -> Result<(), NetworkError> {
+        let mut port = table_port(port, mac, &self.news);
+        let mut state = self.state();
+        self.check_address(&state, &port, Some(number))?;
+        let at = usize::from(number.0);
+        if let Some(Some(before)) = state.ports.get(at) {
+            // What was learned of it stays.
+            port.learned.clone_from(&before.learned);
+            port.flows.clone_from(&before.flows);
+        }
+        let before = state
+            .ports
+            .get_mut(at)
+            .and_then(|before| before.replace(port.clone()));
+        if let Some(interface) = &state.interface {
+            let changes = stations(&port, Some(number));
+            if let Err(error) = interface.steering.set_stations(&changes) {
+                state.ports[at] = before;
+                return Err(error.into());
+            }
+            let now: HashSet<_> = changes.iter().map(|change| change.station).collect();
+            let mut gone = before.map_or_else(Vec::new, |before| stations(&before, None));
+            gone.retain(|change| !now.contains(&change.station));
+            if let Err(error) = interface.steering.set_stations(&gone) {
+                tracing::warn!(network = %self.name, "an address stays with the uplink: {}", with_sources(&error));
+            }
+        }
+        self.tell_table(&state);
+        Ok(())
+    }
+
+    /// Errors: another port than that of this number has a station of these.
+    fn check_address(
+        &self,
+        state: &State,
+        port: &TablePort,
+        number: Option<PortNumber>,
+    ) -> Result<(), NetworkError> {
+        let others = (0..).map(PortNumber).zip(&state.ports);
+        let mut others = others.filter(|(other, _)| Some(*other) != number);
+        let is_taken = |(_, other): (_, &Option<TablePort>)| {
+            (other.as_ref()).is_some_and(|other| other.mac == port.mac && other.vlans.overlap(&port.vlans))
+        };
+        match others.any(is_taken) {
+            false => Ok(()),
+            true => Err(NetworkError::Address {
+                mac: mac_text(port.mac),
+                network: self.name.clone(),
+            }),
+        }
     }
 
     /// A port ends.
@@ -333,7 +383,12 @@ impl Network {
                     continue;
                 };
                 let link = network.link();
-                if std::mem::replace(&mut known, link) != link {
+                let before = std::mem::replace(&mut known, link);
+                if before.up != link.up {
+                    let what = if link.up { What::LinkUp } else { What::LinkDown };
+                    JOURNAL.tell(Of::Network(&network.name), what, None);
+                }
+                if before != link {
                     changed();
                 }
                 network.await_change(watched.as_deref());
@@ -597,9 +652,18 @@ impl Network {
     /// Takes note of what came of setting the queues up; said when it is another thing than before.
     fn note(&self, state: &mut State, done: Result<(), impl ToString>) {
         let why = done.err().map(|error| error.to_string());
-        if let (Some(why), true) = (&why, why != state.impaired) {
+        if why == state.impaired {
+            return;
+        }
+        if let Some(why) = &why {
             tracing::warn!(network = self.name, "no uplink: {why}");
         }
+        let what = if why.is_some() {
+            What::Impaired
+        } else {
+            What::Recovered
+        };
+        JOURNAL.tell(Of::Network(&self.name), what, why.clone());
         state.impaired = why;
     }
 

@@ -1,4 +1,5 @@
-//! What happened to ports, in order: guests that came and went, links, queues that could not be set up.
+//! What happened to ports and networks, in order: guests that came and went, links, queues that could not be set up;
+//! ports that were added, changed and removed.
 //!
 //! The journal is the daemon's only one. A port's thread writes what differs between the picture that it
 //! [shows](super::shown) and the one before. Others read from a place of theirs on, and wait for more; who reads too
@@ -34,6 +35,33 @@ pub(crate) enum What {
     Impaired,
     /// They do again.
     Recovered,
+    /// There is one more port; it is said otherwise; it is gone. Why, in words.
+    Added,
+    Changed,
+    Removed,
+}
+
+/// Of what something is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Of<'a> {
+    Port(&'a str),
+    Network(&'a str),
+}
+
+impl<'a> Of<'a> {
+    fn port(self) -> Option<&'a str> {
+        match self {
+            Self::Port(name) => Some(name),
+            Self::Network(_) => None,
+        }
+    }
+
+    fn network(self) -> Option<&'a str> {
+        match self {
+            Self::Network(name) => Some(name),
+            Self::Port(_) => None,
+        }
+    }
 }
 
 /// An entry.
@@ -43,7 +71,9 @@ pub(crate) struct Event {
     pub(crate) sequence: u64,
     /// Milliseconds since 1970.
     pub(crate) unix_ms: u64,
-    pub(crate) port: String,
+    /// Of the one or of the other.
+    pub(crate) port: Option<String>,
+    pub(crate) network: Option<String>,
     pub(crate) event: What,
     /// Stable name of the reason, where there is one.
     pub(crate) reason: Option<String>,
@@ -119,11 +149,16 @@ impl Journal {
     pub(super) fn note(&self, port: &str, before: Option<&Shown>, now: &Shown) {
         let none = Shown::default();
         for (event, reason, detail) in differences(before.unwrap_or(&none), now) {
-            self.add(port, event, reason, detail);
+            self.add(Of::Port(port), event, reason, detail);
         }
     }
 
-    fn add(&self, port: &str, event: What, reason: Option<String>, detail: Option<String>) {
+    /// Notes what no port shows.
+    pub(crate) fn tell(&self, of: Of<'_>, event: What, detail: Option<String>) {
+        self.add(of, event, None, detail);
+    }
+
+    fn add(&self, of: Of<'_>, event: What, reason: Option<String>, detail: Option<String>) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let unix_ms = now.map_or(0, |now| u64::try_from(now.as_millis()).unwrap_or(0));
         let mut ring = self.ring();
@@ -131,7 +166,8 @@ impl Journal {
         ring.push(Event {
             sequence,
             unix_ms,
-            port: port.to_owned(),
+            port: of.port().map(str::to_owned),
+            network: of.network().map(str::to_owned),
             event,
             reason,
             detail,
@@ -260,7 +296,7 @@ mod tests {
         let journal = Journal::new();
         let kept = u64::try_from(KEPT).expect("small");
         for _ in 0..kept + 10 {
-            journal.add("vm1", What::Connected, None, None);
+            journal.add(Of::Port("vm1"), What::Connected, None, None);
         }
         let read = journal.read_after(3, || false).expect("there is more");
         assert_eq!((read.lost, read.events.len()), (7, KEPT));

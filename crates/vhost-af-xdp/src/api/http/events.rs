@@ -124,7 +124,8 @@ mod tests {
         Event {
             sequence,
             unix_ms: 0,
-            port: "a\nid: 7".to_owned(),
+            port: Some("a\nid: 7".to_owned()),
+            network: None,
             event: What::LinkDown,
             reason: None,
             detail: None,

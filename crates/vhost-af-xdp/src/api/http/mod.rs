@@ -1,10 +1,11 @@
-//! HTTP/1.1 for an operator's programs: status, networks, ports, counters, events, metrics.
+//! HTTP/1.1 for an operator's programs: status, networks, ports, counters, events, metrics; and changes of ports.
 //!
 //! Nobody who connects can hold up anybody else: there are so many connections by each socket and of each user, a
 //! request's head has a length and a time, what does not move is given up, what is asked of the daemon is asked once for
 //! all who ask ([`daemon`]), and no connection lasts for ever. hyper reads and writes the protocol.
 
 mod body;
+mod changes;
 mod daemon;
 mod events;
 mod metrics;
@@ -29,6 +30,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::runtime::Builder;
 use tokio::time::{sleep, timeout};
 
+use self::changes::Changes;
 use self::daemon::Daemon;
 use self::events::Events;
 use self::patient::Patient;
@@ -50,6 +52,13 @@ const LIFETIME: Duration = Duration::from_secs(900);
 /// Pause after a connection that could not be accepted.
 const PAUSE: Duration = Duration::from_millis(100);
 
+/// A user and a group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Changers {
+    pub(crate) user: u32,
+    pub(crate) group: u32,
+}
+
 /// What it all goes by.
 #[derive(Debug)]
 pub(crate) struct Sockets {
@@ -59,6 +68,9 @@ pub(crate) struct Sockets {
     /// To the daemon, see [`link`](super::link).
     pub(crate) questions: UnixStream,
     pub(crate) events: UnixStream,
+    pub(crate) changes: UnixStream,
+    /// Who may change something by `all`; `None`: all who can connect.
+    pub(crate) changers: Option<Changers>,
 }
 
 /// Answers until the daemon ends. `limit` is called before anything is read.
@@ -77,16 +89,22 @@ async fn run(sockets: Sockets) -> anyhow::Result<()> {
         metrics,
         questions,
         events,
+        changes,
+        changers,
     } = sockets;
     let (daemon, askers) = Daemon::new();
+    let (asked, changing) = Changes::new();
     let state = State {
         daemon,
+        changes: asked,
         events: Events::new(),
     };
-    for listener in [all, read_only].into_iter().flatten() {
+    let all = all.map(|listener| (listener, May::Change(changers)));
+    let read_only = read_only.map(|listener| (listener, May::Look));
+    for (listener, may) in [all, read_only].into_iter().flatten() {
         listener.set_nonblocking(true)?;
         let listener = tokio::net::UnixListener::from_std(listener)?;
-        tokio::spawn(accept_local(listener, state.clone()));
+        tokio::spawn(accept_local(listener, may, state.clone()));
     }
     if let Some(listener) = metrics {
         listener.set_nonblocking(true)?;
@@ -95,12 +113,15 @@ async fn run(sockets: Sockets) -> anyhow::Result<()> {
     }
     questions.set_nonblocking(true)?;
     events.set_nonblocking(true)?;
+    changes.set_nonblocking(true)?;
     let questions = tokio::net::UnixStream::from_std(questions)?;
     let events = tokio::net::UnixStream::from_std(events)?;
-    // Both end when the daemon does.
+    let changes = tokio::net::UnixStream::from_std(changes)?;
+    // All end when the daemon does.
     let done = tokio::select! {
         done = askers.serve(questions) => done,
         done = state.events.serve(events) => done,
+        done = changing.serve(changes) => done,
     };
     match done {
         Err(error) if error.kind() == io::ErrorKind::InvalidData => Err(error.into()),
@@ -108,13 +129,33 @@ async fn run(sockets: Sockets) -> anyhow::Result<()> {
     }
 }
 
-async fn accept_local(listener: tokio::net::UnixListener, state: State) {
+/// What may be done by a socket.
+#[derive(Debug, Clone, Copy)]
+enum May {
+    Look,
+    /// By these; `None`: by all.
+    Change(Option<Changers>),
+}
+
+impl May {
+    /// Where a client came in.
+    fn door(self, user: u32, group: u32) -> Door {
+        match self {
+            Self::Look => Door::ReadOnly,
+            Self::Change(Some(of)) if user != 0 && user != of.user && group != of.group => Door::Others,
+            Self::Change(_) => Door::All,
+        }
+    }
+}
+
+async fn accept_local(listener: tokio::net::UnixListener, may: May, state: State) {
     let places = Places::new(MOST_BY_SOCKET, MOST_OF_USER);
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
-                let user = stream.peer_cred().map_or(u32::MAX, |peer| peer.uid());
-                let_in(stream, places.take(user), Door::Api, &state);
+                let peer = stream.peer_cred();
+                let (user, group) = peer.map_or((u32::MAX, u32::MAX), |peer| (peer.uid(), peer.gid()));
+                let_in(stream, places.take(user), may.door(user, group), &state);
             }
             // No descriptor is left, and the next attempt would fail at once, too.
             Err(_) => sleep(PAUSE).await,
@@ -219,6 +260,18 @@ impl Drop for Place {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn others_who_can_connect_may_look_only() {
+        let of = Changers { user: 7, group: 8 };
+        let door = |user, group| May::Change(Some(of)).door(user, group);
+        assert_eq!(door(1, 1), Door::Others);
+        for (user, group) in [(0, 1), (7, 1), (1, 8)] {
+            assert_eq!(door(user, group), Door::All);
+        }
+        assert_eq!(May::Change(None).door(1, 1), Door::All);
+        assert_eq!(May::Look.door(0, 0), Door::ReadOnly);
+    }
 
     #[test]
     fn user_who_takes_all_places_leaves_others_theirs() {

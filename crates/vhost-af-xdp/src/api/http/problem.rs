@@ -1,25 +1,44 @@
 //! Answers that say what is wrong and what to do about it (RFC 9457).
 
 use bytes::Bytes;
-use hyper::header::{ALLOW, CACHE_CONTROL, CONNECTION, CONTENT_TYPE, HeaderValue};
+use hyper::header::{ALLOW, CACHE_CONTROL, CONNECTION, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use hyper::{Response, StatusCode};
 use serde_json::json;
 
 use super::body::Body;
+use crate::reload::changes::Refused;
 
 /// Why a request is not answered as it was meant.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Problem {
     #[error("there is no {0:?}")]
     NoRoute(String),
-    #[error("{0} is not for this")]
-    Method(String),
+    #[error("{method} is not for this")]
+    Method { method: String, allowed: &'static str },
+    #[error("nothing can be changed by this socket")]
+    ReadOnly,
+    #[error("this user may look, and change nothing")]
+    Others,
     #[error("there is no port {0:?}")]
     NoPort(String),
+    #[error("there is no network {0:?}")]
+    NoNetwork(String),
     #[error("the request has a body")]
     Body,
+    #[error("the body is longer than {0} bytes")]
+    LongBody(usize),
+    #[error("the body did not come in time")]
+    SlowBody,
+    #[error("the body is no JSON object: {0}")]
+    Json(String),
     #[error("{0}")]
     Query(String),
+    #[error("{0}")]
+    Refused(Refused),
+    #[error("too many changes wait already")]
+    Busy,
+    #[error("the change takes longer, and goes on")]
+    UnderWay,
     #[error("the daemon has not answered in time")]
     Silent,
     #[error("the daemon ends")]
@@ -29,22 +48,58 @@ pub(super) enum Problem {
 impl Problem {
     fn status(&self) -> StatusCode {
         match self {
-            Self::NoRoute(_) | Self::NoPort(_) => StatusCode::NOT_FOUND,
-            Self::Method(_) => StatusCode::METHOD_NOT_ALLOWED,
-            Self::Body => StatusCode::PAYLOAD_TOO_LARGE,
-            Self::Query(_) => StatusCode::BAD_REQUEST,
-            Self::Silent => StatusCode::GATEWAY_TIMEOUT,
-            Self::Ending => StatusCode::SERVICE_UNAVAILABLE,
+            Self::NoRoute(_) | Self::NoPort(_) | Self::NoNetwork(_) => StatusCode::NOT_FOUND,
+            Self::Method { .. } => StatusCode::METHOD_NOT_ALLOWED,
+            Self::ReadOnly | Self::Others => StatusCode::FORBIDDEN,
+            Self::Body | Self::LongBody(_) => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::SlowBody => StatusCode::REQUEST_TIMEOUT,
+            Self::Query(_) | Self::Json(_) => StatusCode::BAD_REQUEST,
+            Self::Refused(refused) => match refused {
+                Refused::NoPort(_) => StatusCode::NOT_FOUND,
+                Refused::Mistake { .. } => StatusCode::UNPROCESSABLE_ENTITY,
+                Refused::Exists(_) => StatusCode::PRECONDITION_FAILED,
+                Refused::Ending => StatusCode::SERVICE_UNAVAILABLE,
+                Refused::NoFile | Refused::OfFile { .. } | Refused::Begins { .. } | Refused::Failed(_) => {
+                    StatusCode::CONFLICT
+                }
+            },
+            Self::Silent | Self::UnderWay => StatusCode::GATEWAY_TIMEOUT,
+            Self::Busy | Self::Ending => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
 
     fn remedy(&self) -> &'static str {
         match self {
             Self::NoRoute(_) => "GET /v1/openapi.json lists what there is; docs/api.md explains it",
-            Self::Method(_) => "use a method that the header Allow names",
-            Self::NoPort(_) => "GET /v1/ports lists their names; a name goes into the path percent-encoded",
+            Self::Method { .. } => "use a method that the header Allow names",
+            Self::ReadOnly => "ask by the socket of --api",
+            Self::Others => "ask as the user or the group that the socket belongs to, or as root",
+            Self::NoPort(_) | Self::Refused(Refused::NoPort(_)) => {
+                "GET /v1/ports lists their names; a name goes into the path percent-encoded"
+            }
+            Self::NoNetwork(_) => "GET /v1/networks lists their names",
             Self::Body => "send none with this method",
+            Self::LongBody(_) => {
+                "say less: a port has some 50 keys, and ranges such as \"100-199\" are short"
+            }
+            Self::SlowBody => "send it at once",
+            Self::Json(_) => "send an object with the keys that [port.NAME] of a file has (docs/config.md)",
             Self::Query(_) => "leave the parameter out, or give it a value that docs/api.md names",
+            Self::Refused(refused) => match refused {
+                Refused::NoFile => "start it with --config FILE, which may have no port",
+                Refused::OfFile { .. } => {
+                    "change the file, and have it read again: POST /v1/reload, or `vhost-af-xdp reload`"
+                }
+                Refused::Exists(_) => "change it with PATCH (`port set`), or remove it before",
+                Refused::Mistake { .. } => "correct it: docs/config.md says what each key may have",
+                Refused::Begins { .. } => {
+                    "ask again with ?disconnect=true, or with PUT: its guest is disconnected for it"
+                }
+                Refused::Failed(_) => "do away with what the detail names, and ask again",
+                Refused::NoPort(_) | Refused::Ending => "ask again once it was started again",
+            },
+            Self::Busy => "ask again in a second",
+            Self::UnderWay => "GET /v1/ports shows what comes of it, /v1/events tells it",
             Self::Silent => {
                 "see whether its process is stopped (ps -o stat), or the machine overloaded; ask again"
             }
@@ -52,25 +107,40 @@ impl Problem {
         }
     }
 
+    /// The key of a port that it is about.
+    fn key(&self) -> Option<&str> {
+        match self {
+            Self::Refused(Refused::Mistake { key, .. }) => key.as_deref(),
+            Self::Refused(Refused::Begins { keys, .. }) => keys.first().map(String::as_str),
+            _ => None,
+        }
+    }
+
     /// As an answer.
     pub(super) fn answer(&self) -> Response<Body> {
         let status = self.status();
-        let text = json!({
+        let mut text = json!({
             "type": "about:blank",
             "title": status.canonical_reason(),
             "status": status.as_u16(),
             "detail": self.to_string(),
             "remedy": self.remedy(),
         });
+        if let Some(key) = self.key() {
+            text["key"] = key.into();
+        }
         let mut response = Response::new(Body::whole(Bytes::from(text.to_string())));
         *response.status_mut() = status;
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
         match self {
-            Self::Method(_) => drop(headers.insert(ALLOW, HeaderValue::from_static("GET, HEAD"))),
+            Self::Method { allowed, .. } => drop(headers.insert(ALLOW, HeaderValue::from_static(allowed))),
+            Self::Busy => drop(headers.insert(RETRY_AFTER, HeaderValue::from_static("1"))),
             // What it sends is not read.
-            Self::Body => drop(headers.insert(CONNECTION, HeaderValue::from_static("close"))),
+            Self::Body | Self::LongBody(_) | Self::SlowBody | Self::ReadOnly | Self::Others => {
+                drop(headers.insert(CONNECTION, HeaderValue::from_static("close")));
+            }
             _ => {}
         }
         response

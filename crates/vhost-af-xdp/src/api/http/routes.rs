@@ -1,30 +1,42 @@
 //! What is answered to which request.
 
+use std::future::poll_fn;
+use std::pin::Pin;
 use std::time::Duration;
 
 use bytes::Bytes;
-use hyper::header::{ACCEPT, CACHE_CONTROL, CONTENT_TYPE, HeaderName, HeaderValue};
-use hyper::{HeaderMap, Method, Request, Response};
-use serde_json::{Value, json};
+use hyper::header::{ACCEPT, CACHE_CONTROL, CONTENT_TYPE, HeaderName, HeaderValue, IF_NONE_MATCH};
+use hyper::{HeaderMap, Method, Request, Response, StatusCode};
+use serde_json::{Map, Value, json};
+use tokio::time::timeout;
 
 use super::body::Body;
+use super::changes::Changes;
 use super::daemon::Daemon;
 use super::events::Events;
 use super::metrics;
 use super::problem::Problem;
 use super::views;
+use crate::reload::changes::{Change, Changed, Done};
 
 /// The API's document.
 const OPENAPI: &str = include_str!("../../../../../docs/openapi.json");
 /// Longest wait for events that a client may ask for.
 const LONGEST_WAIT: u64 = 20;
+/// Most bytes of a body, and how long it may take.
+const MOST_OF_A_BODY: usize = 8 << 10;
+const BODY: Duration = Duration::from_secs(10);
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
 /// Where a client came in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Door {
     /// A socket on which all is had.
-    Api,
+    All,
+    /// The same, by somebody who may look only.
+    Others,
+    /// A socket on which nothing is changed.
+    ReadOnly,
     /// An address at which only metrics are.
     Metrics,
 }
@@ -33,6 +45,7 @@ pub(super) enum Door {
 #[derive(Clone)]
 pub(super) struct State {
     pub(super) daemon: Daemon,
+    pub(super) changes: Changes,
     pub(super) events: Events,
 }
 
@@ -41,69 +54,165 @@ pub(super) struct State {
 enum Thing {
     Status,
     Networks,
+    Network,
     Ports,
     Port,
     Counters,
     Events,
     Metrics,
     OpenApi,
+    Reload,
+}
+
+impl Thing {
+    /// What may be done with it, beside GET and HEAD.
+    fn methods(self) -> (&'static [Method], &'static str) {
+        match self {
+            Self::Port => (
+                &[
+                    Method::GET,
+                    Method::HEAD,
+                    Method::PUT,
+                    Method::PATCH,
+                    Method::DELETE,
+                ],
+                "GET, HEAD, PUT, PATCH, DELETE",
+            ),
+            Self::Reload => (&[Method::POST], "POST"),
+            _ => (&[Method::GET, Method::HEAD], "GET, HEAD"),
+        }
+    }
 }
 
 /// Paths as the API's document has them.
 const ROUTES: &[(&str, Thing)] = &[
     ("/v1/status", Thing::Status),
     ("/v1/networks", Thing::Networks),
+    ("/v1/networks/{name}", Thing::Network),
     ("/v1/ports", Thing::Ports),
     ("/v1/ports/{name}", Thing::Port),
     ("/v1/counters", Thing::Counters),
     ("/v1/events", Thing::Events),
+    ("/v1/reload", Thing::Reload),
     ("/v1/openapi.json", Thing::OpenApi),
     ("/metrics", Thing::Metrics),
 ];
 
 /// Answers a request, whatever it is.
-pub(super) async fn answer<B: hyper::body::Body>(
-    state: &State,
-    door: Door,
-    request: Request<B>,
-) -> Response<Body> {
-    let made = make(state, door, &request).await;
+pub(super) async fn answer<B>(state: &State, door: Door, request: Request<B>) -> Response<Body>
+where
+    B: hyper::body::Body<Data = Bytes> + Unpin,
+{
+    let made = make(state, door, request).await;
     made.unwrap_or_else(|problem| problem.answer())
 }
 
-async fn make<B: hyper::body::Body>(
-    state: &State,
-    door: Door,
-    request: &Request<B>,
-) -> Result<Response<Body>, Problem> {
+async fn make<B>(state: &State, door: Door, request: Request<B>) -> Result<Response<Body>, Problem>
+where
+    B: hyper::body::Body<Data = Bytes> + Unpin,
+{
     let (thing, name) = find(door, request.uri().path())?;
-    if ![Method::GET, Method::HEAD].contains(request.method()) {
-        return Err(Problem::Method(request.method().to_string()));
+    let (methods, allowed) = thing.methods();
+    let method = request.method().clone();
+    if !methods.contains(&method) {
+        let method = method.to_string();
+        return Err(Problem::Method { method, allowed });
     }
-    if !request.body().is_end_stream() {
+    let looks = [Method::GET, Method::HEAD].contains(&method);
+    match door {
+        _ if looks => {}
+        Door::All => {}
+        Door::Others => return Err(Problem::Others),
+        Door::ReadOnly | Door::Metrics => return Err(Problem::ReadOnly),
+    }
+    let has_body = [Method::PUT, Method::PATCH].contains(&method);
+    if !has_body && !request.body().is_end_stream() {
         return Err(Problem::Body);
     }
     let query = Query::read(request.uri().query().unwrap_or(""))?;
-    if thing != Thing::Events && query != Query::default() {
-        return Err(Problem::Query("this takes no parameters".to_owned()));
+    query.check(thing, &method)?;
+    if !looks {
+        let disconnect = query.disconnect.unwrap_or(false);
+        let change = match method {
+            Method::PUT => Change::Put {
+                name,
+                only_new: is_new(request.headers())?,
+                keys: keys_of(request.into_body()).await?,
+            },
+            Method::PATCH => Change::Patch {
+                name,
+                keys: keys_of(request.into_body()).await?,
+                disconnect,
+            },
+            Method::DELETE => Change::Remove { name },
+            _ => Change::Reload,
+        };
+        return Ok(changed(&state.changes.make(change).await?));
     }
     Ok(match thing {
         Thing::Status => json_of(&views::daemon(&*state.daemon.status().await?)),
         Thing::Networks => json_of(&views::networks(&*state.daemon.status().await?)),
+        Thing::Network => {
+            let status = state.daemon.status().await?;
+            let network = status.networks.iter().find(|network| network.name == name);
+            json_of(&views::network(network.ok_or(Problem::NoNetwork(name))?))
+        }
         Thing::Ports => json_of(&views::ports(&*state.daemon.status().await?)),
         Thing::Counters => json_of(&views::counters(&*state.daemon.status().await?)),
         Thing::Port => {
             let status = state.daemon.status().await?;
             let port = status.ports.iter().find(|port| port.name == name);
-            json_of(&views::port(port.ok_or(Problem::NoPort(name))?))
+            json_of(&views::port(&status, port.ok_or(Problem::NoPort(name))?))
         }
         Thing::Events => events(state, request.headers(), request.method(), &query).await,
+        // It is changed only.
+        Thing::Reload => json_of(&Value::Null),
         Thing::OpenApi => whole("application/json", OPENAPI),
         Thing::Metrics => {
             let status = state.daemon.status().await?;
             whole(metrics::MEDIA_TYPE, metrics::render(&status))
         }
     })
+}
+
+/// Whether nothing is to be replaced (RFC 9110, 13.1.2).
+fn is_new(headers: &HeaderMap) -> Result<bool, Problem> {
+    match headers.get(IF_NONE_MATCH).map(HeaderValue::as_bytes) {
+        None => Ok(false),
+        Some(b"*") => Ok(true),
+        Some(_) => Err(Problem::Query(
+            "If-None-Match: only `*` means something".to_owned(),
+        )),
+    }
+}
+
+/// What a body says of a port.
+async fn keys_of<B>(mut body: B) -> Result<Map<String, Value>, Problem>
+where
+    B: hyper::body::Body<Data = Bytes> + Unpin,
+{
+    let read = async {
+        let mut text = Vec::new();
+        while let Some(frame) = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await {
+            let frame = frame.map_err(|_| Problem::Json("it ends too early".to_owned()))?;
+            if let Ok(data) = frame.into_data() {
+                if text.len() + data.len() > MOST_OF_A_BODY {
+                    return Err(Problem::LongBody(MOST_OF_A_BODY));
+                }
+                text.extend_from_slice(&data);
+            }
+        }
+        serde_json::from_slice(&text).map_err(|error| Problem::Json(error.to_string()))
+    };
+    timeout(BODY, read).await.unwrap_or(Err(Problem::SlowBody))
+}
+
+fn changed(changed: &Changed) -> Response<Body> {
+    let mut response = json_of(&json!(changed));
+    if changed.what == Done::Added {
+        *response.status_mut() = StatusCode::CREATED;
+    }
+    response
 }
 
 /// What a path names, and what stands for `{name}` in it.
@@ -150,6 +259,7 @@ struct Query {
     after: Option<u64>,
     /// Seconds.
     wait: Option<u64>,
+    disconnect: Option<bool>,
 }
 
 impl Query {
@@ -157,6 +267,12 @@ impl Query {
         let mut query = Self::default();
         for pair in text.split('&').filter(|pair| !pair.is_empty()) {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            if name == "disconnect" {
+                let value = value.parse().ok();
+                let wrong = || Problem::Query(format!("{pair:?}: true or false"));
+                query.disconnect = Some(value.ok_or_else(wrong)?);
+                continue;
+            }
             let into = match name {
                 "after" => &mut query.after,
                 "wait" => &mut query.wait,
@@ -169,6 +285,19 @@ impl Query {
             return Err(Problem::Query(format!("wait: {LONGEST_WAIT} seconds at most")));
         }
         Ok(query)
+    }
+
+    /// Errors: they are not for this.
+    fn check(&self, thing: Thing, method: &Method) -> Result<(), Problem> {
+        let of_events = self.after.is_some() || self.wait.is_some();
+        let no = |words: &str| Err(Problem::Query(words.to_owned()));
+        match (thing, method) {
+            _ if *self == Self::default() => Ok(()),
+            (Thing::Events, _) if self.disconnect.is_none() => Ok(()),
+            (Thing::Port, &Method::PATCH) if !of_events => Ok(()),
+            (Thing::Events | Thing::Port, _) => no("there is another parameter than this takes"),
+            _ => no("this takes no parameters"),
+        }
     }
 }
 
@@ -223,7 +352,7 @@ mod tests {
 
     #[test]
     fn name_in_a_path_is_decoded_and_ends_at_a_slash() {
-        let port = |path: &str| find(Door::Api, path).ok();
+        let port = |path: &str| find(Door::All, path).ok();
         let named = |name: &str| Some((Thing::Port, name.to_owned()));
         assert_eq!(port("/v1/ports/vm1"), named("vm1"));
         assert_eq!(port("/v1/ports/%2Frun%2fa.sock"), named("/run/a.sock"));
@@ -262,6 +391,8 @@ mod tests {
             "after=",
             "after",
             "x=1",
+            "disconnect=1",
+            "disconnect",
             "wait=1s",
             "after=99999999999999999999",
         ] {

@@ -8,12 +8,14 @@ use crate::api::status::{PortStatus, Status};
 
 /// The daemon, without its ports.
 pub(super) fn daemon(status: &Status) -> Value {
+    let mut configuration = json!(status.configuration);
+    configuration.as_object_mut().map(|fields| fields.remove("ports"));
     json!({
         "version": status.version,
         "pid": status.pid,
         "cpu_us": status.cpu_us,
         "sandbox": status.sandbox,
-        "configuration": status.configuration,
+        "configuration": configuration,
         "workers": status.workers,
         "networks": status.networks.len(),
         "ports": status.ports.len(),
@@ -21,27 +23,33 @@ pub(super) fn daemon(status: &Status) -> Value {
 }
 
 pub(super) fn networks(status: &Status) -> Value {
-    let of = |network: &NetworkStatus| {
-        let mut value = json!(network);
-        without_counters(&mut value["queues"]);
-        if let Some(queue) = value.pointer_mut("/host/queue").and_then(Value::as_object_mut) {
-            queue.remove("counters");
-        }
-        value.as_object_mut().map(|fields| fields.remove("groups"));
-        value
-    };
-    let networks: Vec<Value> = status.networks.iter().map(of).collect();
+    let networks: Vec<Value> = status.networks.iter().map(network).collect();
     json!({ "networks": networks })
 }
 
+/// A network without its counters.
+pub(super) fn network(network: &NetworkStatus) -> Value {
+    let mut value = json!(network);
+    without_counters(&mut value["queues"]);
+    if let Some(queue) = value.pointer_mut("/host/queue").and_then(Value::as_object_mut) {
+        queue.remove("counters");
+    }
+    value.as_object_mut().map(|fields| fields.remove("groups"));
+    value
+}
+
 pub(super) fn ports(status: &Status) -> Value {
-    let ports: Vec<Value> = status.ports.iter().map(port).collect();
+    let ports: Vec<Value> = status.ports.iter().map(|it| port(status, it)).collect();
     json!({ "ports": ports })
 }
 
 /// A port without its counters.
-pub(super) fn port(port: &PortStatus) -> Value {
+pub(super) fn port(status: &Status, port: &PortStatus) -> Value {
     let mut value = json!(port);
+    let readings = status.configuration.as_ref();
+    let said = readings.and_then(|readings| readings.ports.get(&port.name));
+    value["source"] = json!(said.map(|said| said.source));
+    value["configuration"] = json!(said.map(|said| &said.keys));
     value["last_closed"] = match &port.last_closed {
         Some((reason, detail)) => json!({ "reason": reason, "detail": detail }),
         None => Value::Null,

@@ -12,10 +12,14 @@
 //!  - a socket file is removed if the keeper or the daemon made it, and it is still that one;
 //!  - queues are leased by a policy made of the file.
 //!
+//! Where the operator said so (`--api`), the daemon may name ports beside those of the file. The keeper judges them as
+//! if they stood there, makes their sockets in the same directories, and leases queues to them of interfaces that the
+//! file names, and of no others.
+//!
 //! So what is possible beyond what runs is what the operator wrote into the file, perhaps before he said that it is to
 //! be read.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut, Read, Seek, Write};
 use std::mem::MaybeUninit;
@@ -32,16 +36,19 @@ use rustix::net::{
     SendFlags, recvmsg, sendmsg,
 };
 use serde::{Deserialize, Serialize};
+use steward::text_file::FileError;
 
 use super::files::Files;
-use crate::config::file::ConfigFile;
-use crate::config::{Endpoint, PortConfig, ServeConfig};
+use crate::config::file::{ConfigFile, Table};
+use crate::config::{Endpoint, PortConfig, ServeConfig, UplinkConfig};
 use crate::listener::{Access, listen_at};
 
 /// How long the keeper may take for an answer: it reads a file, and tells a steward of what is in it.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
 /// Longest request and answer, bytes; a file comes by a descriptor.
 const LONGEST: usize = 16 << 10;
+/// Most ports beside those of the file.
+const MOST_ADDED: usize = 1024;
 
 /// Why a request was not done.
 #[derive(Debug, thiserror::Error)]
@@ -63,7 +70,12 @@ impl From<rustix::io::Errno> for RequestError {
 enum Request {
     /// Reads the file again. Nothing is allowed by it yet.
     Read,
-    /// What was read last is what counts.
+    /// A port beside those of the file, which is not read again; in the place of one of this name that is there.
+    /// Nothing is allowed by it yet.
+    Put(Table),
+    /// The port of that name, which is beside those of the file, is not wanted any more.
+    Without(String),
+    /// What was read or put together last is what counts.
     Adopt,
     /// The listening socket of the port of that name.
     Listen(String),
@@ -100,9 +112,23 @@ impl Requests {
         })
     }
 
-    /// The file as it is now, checked.
+    /// The file as it is now, checked, with what was put beside it.
     pub(crate) fn read(&self) -> Result<ConfigFile, RequestError> {
-        let mut file = File::from(self.ask_for_one(&Request::Read)?);
+        self.ask_for_file(&Request::Read)
+    }
+
+    /// What counts, with this port beside those of the file, checked.
+    pub(crate) fn put(&self, port: &Table) -> Result<ConfigFile, RequestError> {
+        self.ask_for_file(&Request::Put(port.clone()))
+    }
+
+    /// What counts, without the port of that name beside those of the file.
+    pub(crate) fn without(&self, port: &str) -> Result<ConfigFile, RequestError> {
+        self.ask_for_file(&Request::Without(port.to_owned()))
+    }
+
+    fn ask_for_file(&self, request: &Request) -> Result<ConfigFile, RequestError> {
+        let mut file = File::from(self.ask_for_one(request)?);
         let mut text = String::new();
         let read = file.rewind().and_then(|()| file.read_to_string(&mut text));
         read.map_err(RequestError::Gone)?;
@@ -114,7 +140,7 @@ impl Requests {
         self.ask(&Request::Adopt).map(drop)
     }
 
-    /// A socket for a port that the file names.
+    /// A socket for a port that counts.
     pub(crate) fn listen(&self, port: &str) -> Result<UnixListener, RequestError> {
         Ok(self.ask_for_one(&Request::Listen(port.to_owned()))?.into())
     }
@@ -164,6 +190,12 @@ fn send<T: Serialize>(
     descriptor: Option<BorrowedFd<'_>>,
 ) -> Result<(), RequestError> {
     let bytes = serde_json::to_vec(message).map_err(|error| RequestError::Gone(error.into()))?;
+    if bytes.len() > LONGEST {
+        return Err(RequestError::Refused(format!(
+            "it says more than {} KiB",
+            LONGEST >> 10
+        )));
+    }
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     let rights: Vec<_> = descriptor.into_iter().collect();
@@ -249,7 +281,9 @@ impl Directory {
 pub(super) struct Desk {
     pub(super) file: PathBuf,
     /// Reads and checks it.
-    pub(super) read: ReadConfig,
+    pub(super) judge: Judge,
+    /// What may be beside it.
+    pub(super) beside: Beside,
     pub(super) directories: Arc<Directories>,
     /// What was made, to be removed in the end.
     pub(super) files: Arc<Files>,
@@ -262,8 +296,33 @@ pub(super) struct Desk {
 /// Errors: why it cannot count.
 pub(super) type Adopt = Box<dyn Fn(&ServeConfig) -> Result<(), String> + Send>;
 
-/// Reads and checks a file.
-pub(crate) type ReadConfig = fn(&Path) -> anyhow::Result<ServeConfig>;
+/// Who reads and checks a file.
+#[derive(Clone, Copy)]
+pub(crate) struct Judge {
+    pub(crate) read: fn(&Path) -> anyhow::Result<ConfigFile>,
+    /// What it means.
+    pub(crate) judge: fn(ConfigFile) -> Result<ServeConfig, FileError>,
+}
+
+/// Which ports there may be beside those of the file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Beside {
+    None,
+    /// All whose queues somebody else leases.
+    All,
+    /// Those without queues of their own, or of interfaces that the file names.
+    OfItsInterfaces,
+}
+
+/// What was said so far.
+#[derive(Default)]
+struct Books {
+    /// What counts; none if the file could not be read.
+    counts: Option<ConfigFile>,
+    /// What was read or put together last.
+    proposed: Option<ServeConfig>,
+    sockets: Sockets,
+}
 
 /// Where a port's socket is to be, and whose.
 type Sockets = HashMap<String, (PathBuf, Access)>;
@@ -271,11 +330,15 @@ type Sockets = HashMap<String, (PathBuf, Access)>;
 impl Desk {
     /// Answers requests, until there will be no more.
     pub(super) fn answer_all(&self, socket: BorrowedFd<'_>) {
-        let (mut read, mut sockets) = (None, Sockets::new());
+        let mut books = Books {
+            // As the daemon has just read it.
+            counts: (self.judge.read)(&self.file).ok(),
+            ..Books::default()
+        };
         while let Ok((request, _)) = receive::<Request>(socket) {
             let (number, done) = match request {
                 None => (0, Err("this is no request".to_owned())),
-                Some(Numbered { number, what }) => (number, self.answer(what, &mut read, &mut sockets)),
+                Some(Numbered { number, what }) => (number, self.answer(what, &mut books)),
             };
             let (what, descriptor) = match done {
                 Ok(descriptor) => (Answer::Done, descriptor),
@@ -292,28 +355,43 @@ impl Desk {
         }
     }
 
-    fn answer(
-        &self,
-        request: Request,
-        read: &mut Option<ServeConfig>,
-        sockets: &mut Sockets,
-    ) -> Result<Option<OwnedFd>, String> {
+    fn answer(&self, request: Request, books: &mut Books) -> Result<Option<OwnedFd>, String> {
         match request {
             Request::Read => {
-                let config = (self.read)(&self.file).map_err(|error| steer::with_sources(error.as_ref()))?;
-                self.check_directories(&config)?;
-                let text = in_memory(&config).map_err(|error| error.to_string())?;
-                *read = Some(config);
-                Ok(Some(text))
+                let file = (self.judge.read)(&self.file);
+                let mut file = file.map_err(|error| steer::with_sources(error.as_ref()))?;
+                if let Some(counts) = &books.counts {
+                    file.added.clone_from(&counts.added);
+                }
+                self.propose(file, books)
+            }
+            Request::Put(port) => {
+                let mut file = self.with_others(books)?;
+                match file.added.iter().position(|other| other.name == port.name) {
+                    Some(at) => file.added[at] = port,
+                    None if file.added.len() >= MOST_ADDED => {
+                        return Err(format!(
+                            "{MOST_ADDED} ports are there by the API already: put some into the file"
+                        ));
+                    }
+                    None => file.added.push(port),
+                }
+                self.propose(file, books)
+            }
+            Request::Without(port) => {
+                let mut file = self.with_others(books)?;
+                file.added.retain(|other| other.name != port);
+                self.propose(file, books)
             }
             Request::Adopt => {
-                let config = read.take().ok_or("nothing was read")?;
+                let config = books.proposed.take().ok_or("nothing was read")?;
                 (self.adopt)(&config)?;
-                *sockets = config.ports.iter().filter_map(socket_of).collect();
+                books.sockets = config.ports.iter().filter_map(socket_of).collect();
+                books.counts = config.file;
                 Ok(None)
             }
             Request::Listen(port) => {
-                let (path, access) = sockets.get(&port).ok_or("the file has no such port")?;
+                let (path, access) = books.sockets.get(&port).ok_or("the file has no such port")?;
                 self.listen(path, access).map(Some)
             }
             Request::Remove(path) => match self.files.remove(&path) {
@@ -323,19 +401,79 @@ impl Desk {
         }
     }
 
+    /// What counts, to put something beside the file.
+    fn with_others(&self, books: &Books) -> Result<ConfigFile, String> {
+        if self.beside == Beside::None {
+            return Err("the daemon was started without --api".to_owned());
+        }
+        let missing = || {
+            format!(
+                "{} could not be read when the daemon began: `reload`",
+                self.file.display()
+            )
+        };
+        books.counts.clone().ok_or_else(missing)
+    }
+
+    /// Checks all that it says. It counts once the daemon says so.
+    fn propose(&self, file: ConfigFile, books: &mut Books) -> Result<Option<OwnedFd>, String> {
+        let config = (self.judge.judge)(file).map_err(|error| steer::with_sources(&error))?;
+        self.check_directories(&config)?;
+        self.check_interfaces(&config)?;
+        let text = in_memory(&config).map_err(|error| error.to_string())?;
+        books.proposed = Some(config);
+        Ok(Some(text))
+    }
+
+    /// The daemon could be in somebody else's hands: by ports beside the file it gets no interface that the file does
+    /// not name.
+    fn check_interfaces(&self, config: &ServeConfig) -> Result<(), String> {
+        let Some(file) = config
+            .file
+            .as_ref()
+            .filter(|_| self.beside == Beside::OfItsInterfaces)
+        else {
+            return Ok(());
+        };
+        let (of_file, added) = config.ports.split_at(file.ports.len().min(config.ports.len()));
+        let uplinks = config
+            .networks
+            .iter()
+            .filter_map(|network| network.uplink.as_ref());
+        let named: HashSet<String> = of_file
+            .iter()
+            .filter_map(PortConfig::wanted)
+            .chain(uplinks.map(UplinkConfig::wanted))
+            .map(|wanted| wanted.interface)
+            .collect();
+        let other = added.iter().zip(&file.added).find_map(|(port, table)| {
+            let wanted = port.wanted()?;
+            (!named.contains(&wanted.interface)).then_some((table, wanted.interface))
+        });
+        other.map_or(Ok(()), |(table, interface)| {
+            Err(format!(
+                "{}: ifname = {interface:?}: the API may use interfaces that ports or networks of the file have: name \
+                 it there, or start the daemon with --steward, whose policy says what it may",
+                file.place_of(table, "ifname")
+            ))
+        })
+    }
+
     /// What is asked for later is refused now, before anything is done.
     fn check_directories(&self, config: &ServeConfig) -> Result<(), String> {
-        let tables = config.file.iter().flat_map(|file| &file.ports);
-        for (port, table) in config.ports.iter().zip(tables) {
-            if let Endpoint::Server(path) = &port.endpoint
-                && self.directories.of(path).is_none()
-            {
+        let Some(file) = &config.file else { return Ok(()) };
+        for (port, table) in config.ports.iter().zip(file.all_ports()) {
+            let path = match &port.endpoint {
+                Endpoint::Server(path) => path,
+                // Questions about the process that listens there are answered to the daemon.
+                Endpoint::Client(path) if table.line == 0 => path,
+                Endpoint::Client(_) | Endpoint::Fd(_) => continue,
+            };
+            if self.directories.of(path).is_none() {
                 return Err(format!(
-                    "{} line {}: port {}: socket-path = {:?}: the daemon may make sockets in {}: put it there, or \
-                     add its directory to `socket-directories` below [daemon] and start the daemon again",
-                    self.file.display(),
-                    table.line_of("socket-path"),
-                    port.name,
+                    "{}: socket-path = {:?}: the daemon may have sockets in {}: put it there, or add its directory to \
+                     `socket-directories` below [daemon] and start the daemon again",
+                    file.place_of(table, "socket-path"),
                     path.display().to_string(),
                     self.directories.names()
                 ));

@@ -1,0 +1,515 @@
+//! Ports that are added, changed and removed by the API, beside those of a file.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use testkit::api::{Answer, Api};
+use testkit::daemon::DIR;
+use testkit::{Daemon, Driver, DriverConfig, Layout, NetNs, Serve, VethPair, frame, require, soak, wait};
+
+use super::UPLINK;
+use super::document::Document;
+
+const PORT: &str = "/v1/ports/{name}";
+
+fn mac(guest: u8) -> [u8; 6] {
+    [0x02, 0, 0, 0, 0, guest]
+}
+
+/// What a file says of a port of the network, and of the directory of sockets.
+fn of_file(guest: u8) -> String {
+    format!(
+        "[port.vm{guest}]\nnetwork = \"lan\"\nsocket-path = \"{DIR}/vm{guest}.sock\"\nmac = \"02:00:00:00:00:{guest:02x}\"\n"
+    )
+}
+
+/// A network, and these ports on it.
+fn network(uplink: Option<&str>, ports: &[u8]) -> String {
+    let uplink = uplink.map_or_else(String::new, |uplink| format!("uplink = \"{uplink}\"\n"));
+    let ports: String = ports.iter().map(|&guest| of_file(guest)).collect();
+    format!("[daemon]\nsocket-directories = [\"{DIR}\"]\n[network.lan]\n{uplink}{ports}")
+}
+
+/// A daemon of this file, and its API.
+struct Scene {
+    daemon: Daemon,
+    api: Api,
+    document: Document,
+    _dir: TempDir,
+}
+
+impl Scene {
+    fn new(netns: &NetNs, serve: Serve, interfaces: &[&str], text: &str) -> Self {
+        let dir = super::open_dir();
+        let (serve, api) = super::with_api(serve, &dir);
+        Self {
+            daemon: Daemon::start_file(netns, &serve, interfaces, text),
+            api,
+            document: Document::read(),
+            _dir: dir,
+        }
+    }
+
+    /// The keys of a port of the network.
+    fn keys(&self, guest: u8) -> Value {
+        let socket = self.daemon.path(&format!("vm{guest}.sock"));
+        json!({"network": "lan", "socket-path": socket, "mac": format!("02:00:00:00:00:{guest:02x}")})
+    }
+
+    /// Asks for a change of a port, and holds the answer against the document.
+    #[track_caller]
+    fn change(&self, method: &str, port: &str, body: &Value) -> Answer {
+        let answer = self.api.change(method, &format!("/v1/ports/{port}"), body);
+        self.document.check_of(method, PORT, &answer);
+        answer
+    }
+
+    /// The same, where it is done.
+    #[track_caller]
+    fn do_change(&self, method: &str, port: &str, body: &Value, what: &str) {
+        let answer = self.change(method, port, body);
+        let status = if what == "added" { 201 } else { 200 };
+        assert_eq!(answer.status, status, "{answer:?}\n{}", self.daemon.said());
+        assert_eq!(answer.json()["what"], what, "{answer:?}");
+    }
+
+    /// The same, where it is refused: which key, and what is said.
+    #[track_caller]
+    fn refuse(
+        &self,
+        method: &str,
+        port: &str,
+        body: &Value,
+        (status, key, words): (u16, Option<&str>, &str),
+    ) {
+        let answer = self.change(method, port, body);
+        assert_eq!(answer.status, status, "{answer:?}");
+        let problem = answer.json();
+        assert_eq!(problem["key"].as_str(), key, "{problem}");
+        let detail = problem["detail"].as_str().expect("words");
+        assert!(detail.contains(words), "{detail}");
+        assert!(problem["remedy"].as_str().is_some_and(|remedy| remedy.len() > 10));
+    }
+
+    fn guest(&self, guest: u8) -> Driver {
+        let path = self.daemon.path(&format!("vm{guest}.sock"));
+        let mut driver = Driver::connect(&path, &DriverConfig::default()).expect("accepted");
+        driver.pairs[0].post(64, &[2048]);
+        let name = format!("vm{guest}");
+        let runs = || {
+            self.daemon
+                .port_named(&name)
+                .is_some_and(|port| port["lanes"][0]["running"] == true)
+        };
+        assert!(wait::until(wait::SOON, runs), "{}", self.daemon.said());
+        driver
+    }
+
+    fn events(&self) -> Vec<(String, String)> {
+        let events = self.api.get("/v1/events")["events"].clone();
+        let text = |value: &Value| value.as_str().unwrap_or("").to_owned();
+        let events = events.as_array().expect("events").iter();
+        events
+            .map(|event| (text(&event["port"]), text(&event["event"])))
+            .collect()
+    }
+}
+
+fn numbered(to: u8, from: u8, number: u32) -> Vec<u8> {
+    let mut frame = frame::numbered(number);
+    frame[..6].copy_from_slice(&mac(to));
+    frame[6..12].copy_from_slice(&mac(from));
+    frame
+}
+
+/// The number of such a frame from the first guest to the second; others are the uplink's.
+fn number_of(frame: &[u8]) -> Option<u32> {
+    let number = frame.get(14..18)?.try_into().map(u32::from_be_bytes).ok()?;
+    (*frame == numbered(2, 1, number)).then_some(number)
+}
+
+/// Sends a frame from one guest to the other, until it arrives.
+#[track_caller]
+fn assert_passes(from: &mut Driver, to: &mut Driver, sent: &[u8]) {
+    let arrives = wait::until(wait::SOON, || {
+        from.pairs[0].reap_sent();
+        from.pairs[0].send(sent, Layout::Whole);
+        to.pairs[0]
+            .receive(wait::QUIET)
+            .is_some_and(|got| got.frame == sent)
+    });
+    assert!(arrives, "nothing arrives");
+}
+
+#[test]
+fn port_is_added_changed_live_replaced_and_removed() {
+    require!(Root);
+    let netns = NetNs::new("api");
+    let scene = Scene::new(&netns, Serve::file(), &[], &network(None, &[1]));
+    let mut one = scene.guest(1);
+    scene.do_change("PUT", "vm2", &scene.keys(2), "added");
+    scene.do_change("PUT", "vm2", &scene.keys(2), "nothing");
+    let said = scene.api.get("/v1/ports/vm2");
+    assert_eq!(
+        (&said["source"], &said["configuration"]),
+        (&json!("api"), &scene.keys(2))
+    );
+    assert_eq!(scene.api.get("/v1/ports/vm1")["source"], "file");
+    assert_eq!(scene.api.get("/v1/networks/lan")["ports"], json!(["vm1", "vm2"]));
+    let mut two = scene.guest(2);
+    assert_passes(&mut one, &mut two, &numbered(2, 1, 1));
+    // In a VLAN of its own it is alone, and its guest stays.
+    scene.do_change(
+        "PATCH",
+        "vm2",
+        &json!({"vlan": 7, "to-guest-bits": "1G"}),
+        "changed",
+    );
+    one.pairs[0].send(&numbered(2, 1, 2), Layout::Whole);
+    assert!(
+        two.pairs[0].receive(wait::QUIET).is_none(),
+        "it is in another VLAN"
+    );
+    scene.do_change("PATCH", "vm2", &json!({"vlan": null}), "changed");
+    assert_passes(&mut one, &mut two, &numbered(2, 1, 3));
+    let said = scene.api.get("/v1/ports/vm2");
+    assert_eq!(
+        (&said["sessions"], &said["configuration"]["vlan"]),
+        (&json!(1), &Value::Null)
+    );
+    // What its guest was told.
+    let other = json!({"mac": "02:00:00:00:00:09"});
+    scene.refuse(
+        "PATCH",
+        "vm2",
+        &other,
+        (409, Some("mac"), "has to begin anew for another mac"),
+    );
+    scene.do_change("PATCH", "vm2?disconnect=true", &other, "replaced");
+    assert!(two.await_close(wait::SOON), "its VMM is disconnected");
+    scene.do_change("DELETE", "vm2", &Value::Null, "removed");
+    assert!(!scene.daemon.path("vm2.sock").exists());
+    scene.refuse("DELETE", "vm2", &Value::Null, (404, None, "no port \"vm2\""));
+    let told: Vec<String> = scene
+        .events()
+        .into_iter()
+        .filter(|(port, _)| port == "vm2")
+        .map(|it| it.1)
+        .collect();
+    assert_eq!(
+        told,
+        [
+            "added",
+            "connected",
+            "changed",
+            "changed",
+            "closed",
+            "removed",
+            "added",
+            "removed"
+        ]
+    );
+}
+
+#[test]
+fn what_cannot_be_is_refused_by_key_and_all_is_as_before() {
+    require!(Root);
+    let netns = NetNs::new("api");
+    let scene = Scene::new(&netns, Serve::file().by_root(), &[], &network(None, &[1]));
+    scene.do_change("PUT", "vm2", &scene.keys(2), "added");
+    let with = |guest: u8, key: &str, value: Value| {
+        let mut keys = scene.keys(guest);
+        keys[key] = value;
+        keys
+    };
+    for (body, key, words) in [
+        (with(3, "queus", json!(1)), Some("queus"), "unknown key"),
+        (with(3, "queues", json!(200)), Some("queues"), "1 to 128"),
+        (with(3, "queues", json!("2")), Some("queues"), "give a number"),
+        (
+            with(3, "network", json!("wan")),
+            Some("network"),
+            "none of that name",
+        ),
+        (
+            with(3, "socket-path", json!("/elsewhere/x")),
+            Some("socket-path"),
+            "socket-directories",
+        ),
+        (
+            with(3, "socket-path", json!("x.sock")),
+            Some("socket-path"),
+            "absolute",
+        ),
+        (
+            with(3, "socket-owner", json!("no such user")),
+            Some("socket-owner"),
+            "no such user",
+        ),
+        (
+            json!({"socket-path": scene.daemon.path("x.sock"), "ifname": "lo"}),
+            Some("ifname"),
+            "of the file",
+        ),
+        (json!({"fd": 7, "null": true}), Some("fd"), "inherited"),
+        (scene.keys(2), None, "asked for by two ports"),
+    ] {
+        scene.refuse("PUT", "vm3", &body, (422, key, words));
+    }
+    let of_file = (409, None, "is one of");
+    scene.refuse("PUT", "vm1", &scene.keys(1), of_file);
+    scene.refuse("PATCH", "vm1", &json!({"isolated": true}), of_file);
+    scene.refuse("DELETE", "vm1", &Value::Null, of_file);
+    scene.refuse("PUT", "a%2Fb", &scene.keys(3), (422, None, "a name has"));
+    scene.refuse(
+        "PUT",
+        "vm2?disconnect=true",
+        &scene.keys(2),
+        (400, None, "another parameter"),
+    );
+    // What only the host knows: another one's file is there. The port is put back to what it was.
+    std::fs::write(scene.daemon.path("taken"), "").expect("ours");
+    let taken = json!({"socket-path": scene.daemon.path("taken")});
+    scene.refuse(
+        "PATCH",
+        "vm2?disconnect=true",
+        &taken,
+        (409, None, "not a socket"),
+    );
+    assert_eq!(scene.api.get("/v1/ports/vm2")["configuration"], scene.keys(2));
+    let _guest = scene.guest(2);
+    let new = ["--request", "PUT", "--header", "If-None-Match: *", "--data", "{}"];
+    assert_eq!(scene.api.ask("/v1/ports/vm2", &new).status, 412);
+    for garbage in ["", "[]", "{", "null", "\"x\"", "{\"queues\":"] {
+        let answer = scene
+            .api
+            .ask("/v1/ports/vm3", &["--request", "PUT", "--data-binary", garbage]);
+        assert_eq!(answer.status, 400, "{garbage}: {answer:?}");
+        scene.document.check_of("PUT", PORT, &answer);
+    }
+    let names: Vec<Value> = scene.api.get("/v1/ports")["ports"]
+        .as_array()
+        .expect("ports")
+        .clone();
+    assert_eq!(names.len(), 2, "{names:?}");
+}
+
+#[test]
+fn file_that_is_read_again_leaves_what_was_added_and_takes_over_what_it_names() {
+    require!(Root);
+    let netns = NetNs::new("api");
+    let text = network(None, &[1]);
+    let scene = Scene::new(&netns, Serve::file().by_root(), &[], &text);
+    scene.do_change("PUT", "vm2", &scene.keys(2), "added");
+    scene.do_change("PUT", "vm3", &scene.keys(3), "added");
+    let two = scene.guest(2);
+    // The file has it now, by the same words, and it goes on.
+    scene.daemon.write_file(&format!("{text}{}", of_file(2)));
+    let answer = scene.api.change("POST", "/v1/reload", &Value::Null);
+    scene.document.check_of("POST", "/v1/reload", &answer);
+    assert_eq!(
+        (answer.status, &answer.json()["what"]),
+        (200, &json!("reloaded")),
+        "{answer:?}"
+    );
+    assert_eq!(scene.api.get("/v1/ports/vm2")["source"], "file");
+    assert_eq!(scene.api.get("/v1/ports/vm2")["connected"], true);
+    assert_eq!(scene.api.get("/v1/ports/vm3")["source"], "api");
+    scene.refuse("DELETE", "vm2", &Value::Null, (409, None, "is one of"));
+    // What contradicts what was added is refused, and says so.
+    scene
+        .daemon
+        .write_file(&format!("{text}{}", of_file(3).replace("vm3]", "vm4]")));
+    let answer = scene.api.change("POST", "/v1/reload", &Value::Null);
+    let said = answer.json()["detail"].as_str().expect("words").to_owned();
+    assert!(
+        answer.status == 409 && said.contains("added by the API: port vm3"),
+        "{said}"
+    );
+    // Out of the file it goes; what was added stays.
+    scene.daemon.reload_with(&text);
+    assert_eq!(scene.api.ask("/v1/ports/vm2", &[]).status, 404);
+    assert_eq!(scene.api.get("/v1/ports/vm3")["source"], "api");
+    drop(two);
+}
+
+#[test]
+fn who_may_look_only_changes_nothing() {
+    require!(Root);
+    let netns = NetNs::new("api");
+    let dir = super::open_dir();
+    let look = dir.path().join("look.sock");
+    let serve = Serve::file()
+        .by_root()
+        .with("--api-mode", "666")
+        .with("--api-read-only", look.to_str().expect("UTF-8"));
+    let scene = Scene::new(&netns, serve, &[], &network(None, &[]));
+    let look = Api::at(look);
+    for (method, path, documented) in [
+        ("PUT", "/v1/ports/vm1", PORT),
+        ("PATCH", "/v1/ports/vm1", PORT),
+        ("DELETE", "/v1/ports/vm1", PORT),
+        ("POST", "/v1/reload", "/v1/reload"),
+    ] {
+        let answer = look.change(method, path, &Value::Null);
+        assert_eq!(answer.status, 403, "{method}: {answer:?}");
+        scene.document.check_of(method, documented, &answer);
+        // Everybody may connect there, and only its user and group may change something.
+        let (api, stranger) = (scene.api.clone(), path.to_owned());
+        let answer = super::as_stranger(move || api.change(method, &stranger, &Value::Null));
+        assert_eq!(answer.status, 403, "{method}: {answer:?}");
+        scene.document.check_of(method, documented, &answer);
+    }
+    assert_eq!(look.ask("/v1/ports", &[]).status, 200);
+    let api = scene.api.clone();
+    assert_eq!(super::as_stranger(move || api.ask("/v1/ports", &[])).status, 200);
+    scene.do_change("PUT", "vm1", &scene.keys(1), "added");
+}
+
+/// Two guests of a network; one sends to the other a frame each millisecond, until it is ended.
+struct Flow {
+    over: Arc<AtomicBool>,
+    thread: std::thread::JoinHandle<(u32, Vec<u32>)>,
+}
+
+impl Flow {
+    fn start(from: Driver, to: Driver) -> Self {
+        let over = Arc::new(AtomicBool::new(false));
+        let told = Arc::clone(&over);
+        let body = move || {
+            // All of both: they hold their connections.
+            let (mut from, mut to) = (from, to);
+            let (mut sent, mut arrived) = (0, Vec::new());
+            while !told.load(Ordering::Relaxed) {
+                from.pairs[0].reap_sent();
+                if sent - u32::try_from(arrived.len()).expect("few") < 32 {
+                    from.pairs[0].send(&numbered(2, 1, sent), Layout::Whole);
+                    sent += 1;
+                }
+                std::thread::sleep(Duration::from_millis(1));
+                arrived.extend(
+                    std::iter::from_fn(|| to.pairs[0].poll()).filter_map(|got| number_of(&got.frame)),
+                );
+            }
+            while arrived.len() < sent as usize
+                && let Some(got) = to.pairs[0].receive(wait::SOON)
+            {
+                arrived.extend(number_of(&got.frame));
+            }
+            (sent, arrived)
+        };
+        Self {
+            over,
+            thread: std::thread::spawn(body),
+        }
+    }
+
+    /// Nothing was lost, repeated or out of order.
+    fn assert_whole(self) {
+        self.over.store(true, Ordering::Relaxed);
+        let (sent, arrived) = self.thread.join().expect("no panic");
+        assert!(sent > 1000, "{sent} frames only");
+        assert_eq!(arrived, (0..sent).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn ports_come_change_and_go_and_others_lose_no_frame() {
+    require!(Root);
+    let veth = VethPair::new();
+    veth.join_as(UPLINK, "wire1", 1, 1500);
+    let scene = Scene::new(
+        &veth.near,
+        Serve::file(),
+        &[UPLINK],
+        &network(Some(UPLINK), &[1, 2]),
+    );
+    let flow = Flow::start(scene.guest(1), scene.guest(2));
+    for round in 0..soak::count(100, 1000) {
+        scene.do_change("PUT", "vm3", &scene.keys(3), "added");
+        if round % 10 == 0 {
+            let mut guest = scene.guest(3);
+            guest.pairs[0].send(&numbered(9, 3, 1), Layout::Whole);
+            guest.pairs[0].await_sent();
+        }
+        scene.do_change("PATCH", "vm3", &json!({"isolated": true}), "changed");
+        scene.do_change("DELETE", "vm3", &Value::Null, "removed");
+    }
+    for guest in [1, 2] {
+        let port = scene.api.get(&format!("/v1/ports/vm{guest}"));
+        assert_eq!(
+            (&port["sessions"], &port["connected"]),
+            (&json!(1), &json!(true)),
+            "{port:#}"
+        );
+    }
+    flow.assert_whole();
+}
+
+#[test]
+fn commands_ask_the_api() {
+    require!(Root);
+    let netns = NetNs::new("api");
+    let scene = Scene::new(&netns, Serve::file().by_root(), &[], &network(None, &[1]));
+    let socket = scene.api.socket().to_str().expect("UTF-8").to_owned();
+    let run = |words: &[&str]| {
+        let words = [words, &["--api", &socket]].concat();
+        let (status, said) = testkit::daemon::run_to_end(&netns, &words);
+        (status.code(), said)
+    };
+    let path = scene.daemon.path("vm2.sock");
+    let keys = [
+        "network=lan",
+        &format!("socket-path={}", path.display()),
+        "mac=02:00:00:00:00:02",
+    ];
+    let add = [&["port", "add", "vm2"], &keys[..]].concat();
+    assert_eq!(run(&add), (Some(0), "port vm2 began\n".to_owned()));
+    let (code, said) = run(&add);
+    assert!(
+        code == Some(1) && said.contains("port vm2 is there already: "),
+        "{said}"
+    );
+    let (code, said) = run(&["port", "set", "vm2", "isolated", "vlan=5"]);
+    assert!(
+        code == Some(0) && said.contains("has another isolated, vlan, and goes on"),
+        "{said}"
+    );
+    let (code, said) = run(&["port", "set", "vm2", "mac=02:00:00:00:00:07"]);
+    assert!(
+        code == Some(1) && said.contains("has to begin anew for another mac: "),
+        "{said}"
+    );
+    let (code, _) = run(&["port", "set", "vm2", "mac=02:00:00:00:00:07", "--disconnect"]);
+    assert_eq!(code, Some(0));
+    let (code, said) = run(&["port", "list"]);
+    assert!(
+        code == Some(0) && said.contains("02:00:00:00:00:07") && said.contains(" api "),
+        "{said}"
+    );
+    let (code, said) = run(&["network", "list", "--json"]);
+    let networks: Value = serde_json::from_str(&said).expect("JSON");
+    assert_eq!((code, &networks["networks"][0]["name"]), (Some(0), &json!("lan")));
+    let (code, said) = run(&["port", "remove", "vm1"]);
+    assert!(code == Some(1) && said.contains("is one of"), "{said}");
+    assert_eq!(run(&["port", "remove", "vm2"]).0, Some(0));
+    let (code, said) = run(&["events", "--no-wait"]);
+    let events: Vec<&str> = said
+        .lines()
+        .filter_map(|line| line.split(" port vm2 ").nth(1))
+        .collect();
+    let begins = |at: usize, word: &str| events[at].starts_with(word);
+    assert!(
+        code == Some(0) && begins(0, "added: ") && begins(1, "changed: isolated, vlan"),
+        "{said}"
+    );
+    // The one that has an API is found by itself.
+    let (status, said) = testkit::daemon::run_to_end(&netns, &["port", "add", "x", "queus=1"]);
+    assert!(
+        status.code() == Some(1) && said.contains("unknown key \"queus\""),
+        "{said}"
+    );
+}

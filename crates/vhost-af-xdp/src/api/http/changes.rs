@@ -1,0 +1,79 @@
+//! Asks the daemon for changes: one at a time, in the order in which they came.
+//!
+//! A change may take seconds, while a guest is disconnected or a queue is waited for. Who asked may give up meanwhile:
+//! the change is made all the same, and its answer is for nobody.
+
+use std::io;
+use std::time::Duration;
+
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::net::UnixStream;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::timeout;
+
+use super::problem::Problem;
+use crate::api::link;
+use crate::reload::changes::{Change, Changed, Refused};
+
+/// How long a client is kept waiting: shorter than a connection on which nothing moves lasts.
+const ANSWER: Duration = Duration::from_secs(25);
+/// Changes that may wait for the one that is under way.
+const WAITING: usize = 16;
+
+type Done = Result<Changed, Refused>;
+type Asker = (Change, oneshot::Sender<Done>);
+
+/// See the module's head.
+#[derive(Clone)]
+pub(super) struct Changes(mpsc::Sender<Asker>);
+
+/// The end that [`Changing::serve`] takes them from.
+pub(super) struct Changing(mpsc::Receiver<Asker>);
+
+impl Changes {
+    pub(super) fn new() -> (Self, Changing) {
+        let (sender, receiver) = mpsc::channel(WAITING);
+        (Self(sender), Changing(receiver))
+    }
+
+    /// What came of it.
+    /// Errors: it was refused; too many wait; or it takes too long, and is still made.
+    pub(super) async fn make(&self, change: Change) -> Result<Changed, Problem> {
+        let (sender, receiver) = oneshot::channel();
+        self.0.try_send((change, sender)).map_err(|error| match error {
+            mpsc::error::TrySendError::Full(_) => Problem::Busy,
+            mpsc::error::TrySendError::Closed(_) => Problem::Ending,
+        })?;
+        match timeout(ANSWER, receiver).await {
+            Ok(Ok(done)) => done.map_err(Problem::Refused),
+            Ok(Err(_)) => Err(Problem::Ending),
+            Err(_) => Err(Problem::UnderWay),
+        }
+    }
+}
+
+impl Changing {
+    /// Makes them until the daemon ends.
+    /// Errors: the daemon has ended, or says what is no answer.
+    pub(super) async fn serve(mut self, stream: UnixStream) -> io::Result<()> {
+        let (from, mut to) = stream.into_split();
+        let mut from = BufReader::new(from);
+        loop {
+            let next = tokio::select! {
+                next = self.0.recv() => next,
+                // Nothing is said unasked: it is the end.
+                _ = from.fill_buf() => None,
+            };
+            let Some((change, asker)) = next else {
+                return Ok(());
+            };
+            to.write_all(&link::line(&change)?).await?;
+            let mut text = Vec::new();
+            if from.read_until(b'\n', &mut text).await? == 0 {
+                return Ok(());
+            }
+            // Who has gone needs none.
+            let _ = asker.send(serde_json::from_slice(&text)?);
+        }
+    }
+}

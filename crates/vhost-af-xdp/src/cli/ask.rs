@@ -1,0 +1,189 @@
+//! Commands that ask a running daemon by its API.
+
+use std::path::PathBuf;
+
+use anyhow::bail;
+use clap::{Args, Subcommand};
+use serde_json::{Map, Value};
+
+use super::file::unknown;
+use super::json::json_of;
+use super::port::PortTableArgs;
+use crate::config::file::{Said, Table};
+
+pub(crate) const PORT_EXAMPLES: &str = "\
+Examples:
+  One more guest on a network:
+    vhost-af-xdp port add vm3 network=lan socket-path=/run/vms/vm3.sock mac=52:54:00:00:00:03
+  Another VLAN, while the guest goes on; and none any more:
+    vhost-af-xdp port set vm3 vlan=100
+    vhost-af-xdp port set vm3 vlan=
+  The guest goes:
+    vhost-af-xdp port remove vm3";
+
+pub(crate) const NETWORK_EXAMPLES: &str = "\
+Examples:
+  Networks of the one daemon that has an API, and of another one:
+    vhost-af-xdp network list
+    vhost-af-xdp network list --api /run/vhost-af-xdp-2/api.sock --json";
+
+pub(crate) const EVENTS_EXAMPLES: &str = "\
+Examples:
+  What happened and what happens, until Ctrl-C:
+    vhost-af-xdp events
+  Ports whose guests went, and why:
+    vhost-af-xdp events --json | jq -r 'select(.event == \"closed\") | .port + \" \" + .reason'";
+
+/// Which daemon is asked.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct AtArgs {
+    /// Socket of the daemon's API [default: that of the one daemon that has one]
+    #[arg(long, value_name = "SOCKET")]
+    pub(crate) api: Option<PathBuf>,
+}
+
+/// The same, and in which form the answer is printed.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ListArgs {
+    #[command(flatten)]
+    pub(crate) at: AtArgs,
+    /// Print JSON, as the API has it
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(disable_help_subcommand = true)]
+pub(crate) struct PortCommandArgs {
+    #[command(subcommand)]
+    pub(crate) command: PortCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum PortCommand {
+    /// Add a port beside those of the file, until it is removed or the daemon ends
+    #[command(after_help = PORT_EXAMPLES)]
+    Add(KeysArgs),
+    /// Change a port that was added; its guest stays connected where that is possible
+    #[command(after_help = PORT_EXAMPLES)]
+    Set(SetArgs),
+    /// Remove a port that was added: its guest is disconnected
+    #[command(after_help = PORT_EXAMPLES)]
+    Remove(RemoveArgs),
+    /// List all ports
+    List(ListArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct KeysArgs {
+    /// Name of the port
+    #[arg(value_name = "NAME")]
+    pub(crate) name: String,
+    /// Keys as below [port.NAME] of a configuration file; one without a value is true, one with an empty value not said
+    #[arg(value_name = "KEY=VALUE", required = true)]
+    keys: Vec<String>,
+    #[command(flatten)]
+    pub(crate) at: AtArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SetArgs {
+    #[command(flatten)]
+    pub(crate) keys: KeysArgs,
+    /// Disconnect its guest where what changes takes that
+    #[arg(long)]
+    pub(crate) disconnect: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RemoveArgs {
+    /// Name of the port
+    #[arg(value_name = "NAME")]
+    pub(crate) name: String,
+    #[command(flatten)]
+    pub(crate) at: AtArgs,
+}
+
+#[derive(Debug, Args)]
+#[command(disable_help_subcommand = true)]
+pub(crate) struct NetworkCommandArgs {
+    #[command(subcommand)]
+    pub(crate) command: NetworkCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum NetworkCommand {
+    /// List all networks
+    List(ListArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct EventsArgs {
+    #[command(flatten)]
+    pub(crate) at: AtArgs,
+    /// Only events after the one of this number
+    #[arg(long, value_name = "SEQUENCE", default_value_t = 0)]
+    pub(crate) after: u64,
+    /// Print what there is, and do not wait for more
+    #[arg(long)]
+    pub(crate) no_wait: bool,
+    /// Print JSON, an event a line
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+impl KeysArgs {
+    /// The keys as the API takes them; null: not said any more.
+    /// Errors: one line, naming the key.
+    pub(crate) fn json(&self) -> anyhow::Result<Map<String, Value>> {
+        let known = PortTableArgs::keys();
+        let (mut table, mut unsaid) = (Table::default(), Vec::new());
+        for pair in &self.keys {
+            let (key, value) = pair.split_once('=').unwrap_or((pair, "true"));
+            if known.takes(key).is_none() {
+                bail!("{}", unknown(key, &known, &self.name));
+            }
+            match value {
+                "" => unsaid.push((key.to_owned(), Value::Null)),
+                value => {
+                    let value = value.to_owned();
+                    table.keys.insert(key.to_owned(), Said { value, line: 0 });
+                }
+            }
+        }
+        let mut keys = json_of(&table);
+        keys.extend(unsaid);
+        Ok(keys)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{Command, FromArgMatches};
+    use serde_json::json;
+
+    use super::*;
+
+    fn keys(words: &[&str]) -> anyhow::Result<Value> {
+        let command = KeysArgs::augment_args(Command::new("add").no_binary_name(true));
+        let args = KeysArgs::from_arg_matches(&command.get_matches_from([&["vm1"], words].concat()))?;
+        args.json().map(Value::Object)
+    }
+
+    #[test]
+    fn keys_are_json_of_their_kind() {
+        let said = keys(&[
+            "queues=2",
+            "isolated",
+            "force-copy=false",
+            "vlan=100,200-203",
+            "mac=",
+        ]);
+        let wanted = json!({
+            "queues": 2, "isolated": true, "force-copy": false, "vlan": "100,200-203", "mac": null
+        });
+        assert_eq!(said.expect("well said"), wanted);
+        let error = keys(&["queus=2"]).expect_err("misspelt").to_string();
+        assert!(error.contains("unknown key \"queus\": one of"), "{error}");
+    }
+}

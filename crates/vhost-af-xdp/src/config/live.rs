@@ -1,0 +1,50 @@
+//! What a port may say otherwise without a new beginning: its guest stays connected, and no frame is lost.
+
+use super::file::Table;
+use crate::rates::is_limit;
+
+/// Keys of a port of a network that the switch's table has.
+const OF_A_NETWORK: &[&str] = &["dhcp-server", "ips", "isolated", "promiscuous", "router"];
+/// The same, but for ports that have learned addresses in these VLANs.
+const VLANS: &[&str] = &["trunk", "vlan"];
+
+/// Those of these keys, in which two tables of a port differ, for which it has to begin anew.
+pub(crate) fn needing_a_beginning(table: &Table, keys: &[String]) -> Vec<String> {
+    let in_network = table.get("network").is_some();
+    let learns = table.get("learning") == Some("true");
+    let is_live = |key: &String| {
+        let key = key.as_str();
+        is_limit(key) || (in_network && (OF_A_NETWORK.contains(&key) || (!learns && VLANS.contains(&key))))
+    };
+    keys.iter().filter(|key| !is_live(key)).cloned().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::file::Said;
+    use super::*;
+
+    fn table(keys: &[&str]) -> Table {
+        let said = |key: &&str| {
+            (
+                (*key).to_owned(),
+                Said {
+                    value: String::new(),
+                    line: 0,
+                },
+            )
+        };
+        Table {
+            name: "vm1".to_owned(),
+            line: 0,
+            keys: keys.iter().map(said).collect(),
+        }
+    }
+
+    #[test]
+    fn vlan_is_changed_live_in_a_network_only() {
+        let keys = ["vlan", "mac", "to-guest-bits"].map(str::to_owned);
+        assert_eq!(needing_a_beginning(&table(&["network"]), &keys), ["mac"]);
+        assert_eq!(needing_a_beginning(&table(&["ifname"]), &keys), ["vlan", "mac"]);
+    }
+}

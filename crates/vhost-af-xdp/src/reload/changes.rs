@@ -1,0 +1,236 @@
+//! Ports that come, change and go because somebody says so while the daemon runs (`--api`), beside those of the file.
+//!
+//! A port of the file is the file's: it is changed there. One that was added is kept until it is removed, until the file
+//! has one of its name, which counts from then on, or until the daemon ends. All else is as with a file that is read
+//! again: the keeper judges the port as if it stood there, and what is said otherwise without a new beginning disturbs
+//! nobody. If a port cannot begin, all is put back to what it was before.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use steer::with_sources;
+
+use super::{Outcome, Reader, tell};
+use crate::config::file::{ADDED, ConfigFile, Table};
+use crate::config::live;
+use crate::guard::keeper::RequestError;
+
+/// What somebody wants.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Change {
+    /// The file is read again.
+    Reload,
+    /// A port that is this, and nothing else.
+    Put {
+        name: String,
+        keys: Map<String, Value>,
+        /// Nothing is to be replaced.
+        only_new: bool,
+    },
+    /// These keys of a port; null: not said any more.
+    Patch {
+        name: String,
+        keys: Map<String, Value>,
+        /// Its guest may be disconnected for it.
+        disconnect: bool,
+    },
+    Remove {
+        name: String,
+    },
+}
+
+/// What was done.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Changed {
+    pub(crate) what: Done,
+    /// In words, a line each.
+    pub(crate) done: Vec<String>,
+}
+
+/// See [`Changed`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Done {
+    /// It was so before.
+    Nothing,
+    Added,
+    /// Its guest stays connected.
+    Changed,
+    /// It began anew, without its guest.
+    Replaced,
+    Removed,
+    Reloaded,
+}
+
+/// Why nothing was done.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Refused {
+    #[error("the daemon was started without --config FILE, so its ports are fixed")]
+    NoFile,
+    #[error("there is no port {0:?}")]
+    NoPort(String),
+    #[error("port {0} is there already")]
+    Exists(String),
+    #[error("port {port} is one of {path}")]
+    OfFile { port: String, path: String },
+    #[error("{what}")]
+    Mistake { key: Option<String>, what: String },
+    #[error("port {port} has to begin anew for another {}", .keys.join(", "))]
+    Begins { port: String, keys: Vec<String> },
+    /// What the host lacks, or somebody else has.
+    #[error("{0}")]
+    Failed(String),
+    #[error("the daemon ends")]
+    Ending,
+}
+
+/// Makes a table of keys that were said of a port of that name.
+pub(crate) type ReadKeys = fn(&str, &Map<String, Value>) -> Result<Table, Refused>;
+
+impl Change {
+    fn port(&self) -> &str {
+        match self {
+            Self::Reload => "",
+            Self::Put { name, .. } | Self::Patch { name, .. } | Self::Remove { name } => name,
+        }
+    }
+}
+
+impl Reader {
+    /// Does it.
+    pub(super) fn change(&mut self, change: &Change) -> Result<Changed, Refused> {
+        if *change == Change::Reload {
+            let Outcome { done, failed } = self.read_and_tell();
+            let what = Done::Reloaded;
+            return match failed.is_empty() {
+                true => Ok(Changed { what, done }),
+                false => Err(Refused::Failed(failed.join("; "))),
+            };
+        }
+        let name = change.port();
+        let named = |table: &&Table| table.name == name;
+        if self.file.ports.iter().any(|table| table.name == name) {
+            return Err(Refused::OfFile {
+                port: name.to_owned(),
+                path: self.file.path.display().to_string(),
+            });
+        }
+        let before = self.file.added.iter().find(named).cloned();
+        if let (Change::Put { only_new: true, .. }, Some(_)) = (change, &before) {
+            return Err(Refused::Exists(name.to_owned()));
+        }
+        let wanted = self.wanted(change, before.as_ref())?;
+        let file = self.propose(name, wanted.as_ref())?;
+        // Judged: names of users became numbers.
+        let after = file.added.iter().find(named);
+        let what = self.what(change, before.as_ref(), after)?;
+        if what == Done::Nothing {
+            return Ok(Changed {
+                what,
+                done: Vec::new(),
+            });
+        }
+        let Outcome { done, mut failed } = self.settle(file, name)?;
+        if failed.is_empty() {
+            return Ok(Changed { what, done });
+        }
+        if what != Done::Removed {
+            failed.extend(self.put_back(name, before.as_ref()));
+        }
+        Err(Refused::Failed(failed.join("; ")))
+    }
+
+    /// What a change comes to.
+    /// Errors: the port would have to begin anew, and it was not said that it may.
+    fn what(&self, change: &Change, before: Option<&Table>, after: Option<&Table>) -> Result<Done, Refused> {
+        let (before, after) = match (before, after) {
+            (None, _) => return Ok(Done::Added),
+            (Some(_), None) => return Ok(Done::Removed),
+            (Some(before), Some(after)) => (before, after),
+        };
+        if !self.running.iter().any(|table| table.name == before.name) {
+            return Ok(Done::Added);
+        }
+        let keys = before.differences(after);
+        let begins = live::needing_a_beginning(before, &keys);
+        Ok(match change {
+            _ if keys.is_empty() => Done::Nothing,
+            _ if begins.is_empty() => Done::Changed,
+            Change::Patch {
+                name,
+                disconnect: false,
+                ..
+            } => {
+                return Err(Refused::Begins {
+                    port: name.clone(),
+                    keys: begins,
+                });
+            }
+            _ => Done::Replaced,
+        })
+    }
+
+    /// What the port is to be then; `None`: gone.
+    fn wanted(&self, change: &Change, before: Option<&Table>) -> Result<Option<Table>, Refused> {
+        let there = || before.ok_or_else(|| Refused::NoPort(change.port().to_owned()));
+        match change {
+            Change::Put { name, keys, .. } => (self.forms.read)(name, keys).map(Some),
+            Change::Patch { name, keys, .. } => {
+                let mut table = there()?.clone();
+                let said = (self.forms.read)(name, keys)?;
+                table.keys.retain(|key, _| !keys.contains_key(key));
+                table.keys.extend(said.keys);
+                Ok(Some(table))
+            }
+            Change::Remove { .. } | Change::Reload => there().map(|_| None),
+        }
+    }
+
+    /// Has the keeper judge it.
+    fn propose(&self, name: &str, port: Option<&Table>) -> Result<ConfigFile, Refused> {
+        let proposed = match port {
+            Some(port) => self.requests.put(port),
+            None => self.requests.without(name),
+        };
+        proposed.map_err(|error| match error {
+            RequestError::Refused(words) => mistake(port, &words),
+            error @ RequestError::Gone(_) => Refused::Failed(with_sources(&error)),
+        })
+    }
+
+    /// Lets the port be what the keeper has judged.
+    fn settle(&mut self, file: ConfigFile, name: &str) -> Result<Outcome, Refused> {
+        let table = file.added.iter().find(|table| table.name == name).cloned();
+        let difference = self.difference(&file, Some(name));
+        let difference = difference.map_err(|words| mistake(table.as_ref(), &words))?;
+        let mut outcome = Outcome::default();
+        self.apply(file, difference, &mut outcome);
+        tell("API", &outcome);
+        Ok(outcome)
+    }
+
+    /// What went wrong with that, too.
+    fn put_back(&mut self, name: &str, before: Option<&Table>) -> Vec<String> {
+        let proposed = self.propose(name, before);
+        match proposed.and_then(|file| self.settle(file, name)) {
+            Ok(outcome) => outcome.failed,
+            Err(refused) => vec![refused.to_string()],
+        }
+    }
+}
+
+/// A mistake in the words of who reads a file.
+fn mistake(port: Option<&Table>, words: &str) -> Refused {
+    let what = words
+        .strip_prefix(ADDED)
+        .and_then(|words| words.strip_prefix(": "));
+    let what = what.unwrap_or(words);
+    // Its name could be that of a key.
+    let said = port.and_then(|port| what.strip_prefix(&format!("port {}: ", port.name)));
+    let key = port.and_then(|port| port.named_by(said.unwrap_or(what)));
+    Refused::Mistake {
+        key: key.map(|(key, _)| key.clone()),
+        what: what.to_owned(),
+    }
+}
