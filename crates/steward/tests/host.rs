@@ -213,6 +213,18 @@ fn child_reaches_the_host() {
 }
 
 #[test]
+fn what_a_killed_steward_left_is_taken_back_by_command() {
+    require!(Root);
+    let mut world = World::kept_for(&policy(), "60");
+    let guest = Guest::new(&world);
+    world.end_steward(Signal::KILL);
+    let said = world.take_back();
+    assert!(!said.contains("ERROR") && !said.contains("WARN"), "{said}");
+    assert_nothing_left(&world);
+    drop(guest);
+}
+
+#[test]
 fn steward_that_dies_at_any_step_leaves_what_the_next_one_takes_over_or_removes() {
     require!(Root);
     for point in ["paired", "joined", "parted"] {
