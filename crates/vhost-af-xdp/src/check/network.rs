@@ -26,9 +26,9 @@ pub(super) struct NetworkReport {
     host: &'static str,
 }
 
-/// The host keeps the interface. What is missing is said as long as it is.
-const HOST: &str = "it keeps the interface, its addresses, and what is for no guest; host and guests do not reach each \
-                    other over it yet";
+/// The host keeps the interface.
+const HOST: &str = "it keeps the interface, its addresses, and what is for no guest; guests and it reach each other by \
+                    these addresses (host = false: they do not)";
 
 impl Seen {
     /// What a network gets. Frames are copied, as `copy` among the placements says.
