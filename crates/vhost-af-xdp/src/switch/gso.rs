@@ -92,6 +92,8 @@ impl GuestFrame<'_> {
     }
 
     /// What it is on a wire.
+    #[cold]
+    #[inline(never)]
     pub(crate) fn cost(&self) -> Cost {
         let one = Cost::frame(self.sending.len);
         let gso = self.sending.request.gso;

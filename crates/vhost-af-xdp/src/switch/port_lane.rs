@@ -51,8 +51,6 @@ struct Judged {
     vlan: u16,
     /// The frame has its tag.
     is_tagged: bool,
-    /// What it took of the port's limit, if there is one.
-    cost: Cost,
     /// So many bytes of `head` are the frame's.
     known: u16,
     head: [u8; LONG_HEAD],
@@ -73,7 +71,6 @@ impl Judged {
         to: Destination::Unknown,
         vlan: 0,
         is_tagged: false,
-        cost: Cost { frames: 0, bytes: 0 },
         known: 0,
         head: [0; LONG_HEAD],
     };
@@ -162,6 +159,8 @@ pub(crate) struct PortLane {
     /// stored in pieces and loaded as a whole, which waits for the stores.
     chains: Box<[Judged]>,
     judged: usize,
+    /// What they took of the port's limit, if there is one.
+    costs: Vec<Cost>,
     /// To the uplink and to the host, see [`Exit`].
     transmit: [Transmit; 2],
     /// Room for its buffers.
@@ -197,6 +196,7 @@ impl PortLane {
             sender: Sender::default(),
             chains: (0..BATCH).map(|_| Judged::NOTHING).collect(),
             judged: 0,
+            costs: Vec::with_capacity(BATCH),
             transmit: Default::default(),
             buffers: Chains::default(),
             pending: Pending::default(),
@@ -212,7 +212,10 @@ impl PortLane {
             return Ok(0);
         }
         let turn = self.sender.take(&mut self.pair)?;
-        self.judge(&turn)?;
+        match self.sender.throttle.is_on() {
+            true => self.judge::<true>(&turn)?,
+            false => self.judge::<false>(&turn)?,
+        }
         let mut burst = Burst {
             network,
             turn,
@@ -234,11 +237,9 @@ impl PortLane {
         let Burst { network, turn, done } = burst;
         self.sender.settle(&mut self.pair, &turn, done, &self.counters);
         if self.sender.throttle.is_on() {
-            let back = self.chains[done..self.judged]
-                .iter()
-                .filter(|judged| judged.is_sent);
             let throttle = &mut self.sender.throttle;
-            back.for_each(|judged| throttle.give_back(judged.cost));
+            let back = self.costs.drain(..).skip(done);
+            back.for_each(|cost| throttle.give_back(cost));
         }
         if done > 0 {
             // Before they are sent: should we die in between, they are lost; the other way round a successor would
@@ -257,10 +258,11 @@ impl PortLane {
         Ok(done)
     }
 
-    /// Looks at the chains of the turn.
+    /// Looks at the chains of the turn; where there is a limit, as far as it allows. Code for that in the loop of those
+    /// who have none would cost them.
     /// Errors: what the guest did wrong; nothing was done then.
     #[inline]
-    fn judge(&mut self, turn: &Turn) -> Result<(), Fault> {
+    fn judge<const LIMITED: bool>(&mut self, turn: &Turn) -> Result<(), Fault> {
         let Self {
             pair,
             sender:
@@ -271,11 +273,13 @@ impl PortLane {
                 },
             chains,
             judged,
+            costs,
             counters,
             pair_number,
             ..
         } = self;
         *judged = 0;
+        costs.clear();
         let Some(port) = self.members.table.port(self.number) else {
             return Ok(());
         };
@@ -295,12 +299,13 @@ impl PortLane {
                 if let (Some(flows), Some(())) = (&port.flows, found) {
                     flows.note(of_chain.flow(), *pair_number);
                 }
-                if throttle.is_on() {
-                    if throttle.holds(|| Some(of_chain.frame(pair, buffers)?.cost()), counters) {
-                        break;
-                    }
-                    of_chain.cost = throttle.last();
+            }
+            if LIMITED {
+                let frame = of_chain.frame(pair, buffers);
+                if throttle.holds(|| Some(frame?.cost()), counters) {
+                    break;
                 }
+                costs.push(frame.map_or(Cost::default(), |_| throttle.last()));
             }
             work.note(buffers.len());
             *judged += 1;

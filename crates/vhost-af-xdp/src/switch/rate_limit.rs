@@ -143,6 +143,7 @@ impl Throttle {
     }
 
     #[cold]
+    #[inline(never)]
     fn is_held_still(&mut self) -> bool {
         self.now = None;
         if let Some(until) = self.until {
@@ -162,6 +163,7 @@ impl Throttle {
     }
 
     #[cold]
+    #[inline(never)]
     fn lets_pass(&mut self, cost: Cost, counters: &PairCounters) -> bool {
         let Some(limit) = &self.limit else { return true };
         let now = *self.now.get_or_insert_with(Ticks::now);
@@ -187,7 +189,7 @@ impl Throttle {
     /// A frame was not sent after all. It comes again, and nothing that was held back behind it waits for its cost.
     #[inline]
     pub(crate) fn give_back(&mut self, cost: Cost) {
-        if let Some(limit) = &self.limit {
+        if let (Some(limit), 1..) = (&self.limit, cost.frames) {
             limit.give_back(cost);
             self.until = None;
         }
@@ -226,6 +228,7 @@ impl<'a> Policer<'a> {
     }
 
     #[cold]
+    #[inline(never)]
     fn takes(&mut self, cost: Cost, counters: &PairCounters) -> bool {
         let Some(limit) = self.limit else { return true };
         let now = *self.now.get_or_insert_with(Ticks::now);
