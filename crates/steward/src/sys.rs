@@ -7,34 +7,43 @@ pub(crate) mod child;
 
 use std::ffi::c_int;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use rustix::process::{Resource, getrlimit};
 use rustix::rand::{GetRandomFlags, getrandom};
 
-/// Lets an interface accept frames to these stations, too, as long as the socket that comes back is open (packet(7),
-/// PACKET_MR_UNICAST); it receives nothing.
-pub(crate) fn accept_stations(ifindex: u32, macs: &[[u8; 6]]) -> io::Result<OwnedFd> {
-    let socket = socket_with(AddressFamily::PACKET, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
-    for mac in macs {
-        let mut address = [0; 8];
-        address[..mac.len()].copy_from_slice(mac);
-        let request = libc::packet_mreq {
-            mr_ifindex: c_int::try_from(ifindex).map_err(|_| io::ErrorKind::InvalidInput)?,
-            mr_type: libc::PACKET_MR_UNICAST as libc::c_ushort,
-            mr_alen: 6,
-            mr_address: address,
-        };
-        set_option(
-            socket.as_fd(),
-            libc::SOL_PACKET,
-            libc::PACKET_ADD_MEMBERSHIP,
-            &request,
-        )?;
-    }
-    Ok(socket)
+/// A packet socket that receives nothing. What it lets an interface accept it does as long as it is open.
+pub(crate) fn new_packet_socket() -> io::Result<OwnedFd> {
+    Ok(socket_with(
+        AddressFamily::PACKET,
+        SocketType::RAW,
+        SocketFlags::CLOEXEC,
+        None,
+    )?)
+}
+
+/// Lets an interface accept frames to a station, too, or not any more (packet(7), PACKET_MR_UNICAST).
+pub(crate) fn accept_station(
+    socket: BorrowedFd<'_>,
+    ifindex: u32,
+    mac: [u8; 6],
+    accepts: bool,
+) -> io::Result<()> {
+    let mut address = [0; 8];
+    address[..mac.len()].copy_from_slice(&mac);
+    let request = libc::packet_mreq {
+        mr_ifindex: c_int::try_from(ifindex).map_err(|_| io::ErrorKind::InvalidInput)?,
+        mr_type: libc::PACKET_MR_UNICAST as libc::c_ushort,
+        mr_alen: 6,
+        mr_address: address,
+    };
+    let what = match accepts {
+        true => libc::PACKET_ADD_MEMBERSHIP,
+        false => libc::PACKET_DROP_MEMBERSHIP,
+    };
+    set_option(socket, libc::SOL_PACKET, what, &request)
 }
 
 /// Lets a netlink socket be told what a multicast group is told (netlink(7), NETLINK_ADD_MEMBERSHIP).

@@ -4,7 +4,7 @@
 //! after they are undone: a steward that dies in between leaves a note that leads its successor to them (see
 //! [`crate::hardware`]). Without a place for notes the NIC is told nothing.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::ops::Range;
@@ -32,10 +32,40 @@ pub(super) fn path_of(dir: &Path, interface: u64) -> PathBuf {
 pub(super) struct Ledger {
     path: Option<PathBuf>,
     notes: Notes,
-    /// Stations that the NIC accepts frames to, by the lease's first queue: the kernel forgets them when these are
-    /// closed, so they need no note. With the name under which the service manager keeps the socket while no steward
-    /// runs.
-    accepted: BTreeMap<u32, (OwnedFd, String)>,
+    /// Stations that the NIC accepts frames to, by the lease's first queue.
+    accepted: BTreeMap<u32, Accepted>,
+}
+
+/// Stations that a NIC accepts frames to: the kernel forgets them when the socket is closed, so they need no note.
+///
+/// One socket for all of them, whose list is changed: to close one takes an RCU grace period (`packet_release`,
+/// net/packet/af_packet.c), which is tens of milliseconds at best, and everybody waits for us meanwhile.
+#[derive(Debug)]
+struct Accepted {
+    socket: OwnedFd,
+    /// Under which the service manager keeps the socket while no steward runs.
+    name: String,
+    ifindex: u32,
+    macs: BTreeSet<[u8; 6]>,
+}
+
+impl Accepted {
+    /// Makes them these.
+    fn change(&mut self, macs: &[[u8; 6]]) -> io::Result<()> {
+        let wanted: BTreeSet<_> = macs.iter().copied().collect();
+        let gone = self.macs.difference(&wanted).map(|&mac| (mac, false));
+        let new = wanted.difference(&self.macs).map(|&mac| (mac, true));
+        // New ones first: a NIC that knows several does not become one that knows none in between.
+        let changes: Vec<_> = new.chain(gone).collect();
+        for (mac, accepts) in changes {
+            sys::accept_station(self.socket.as_fd(), self.ifindex, mac, accepts)?;
+            match accepts {
+                true => self.macs.insert(mac),
+                false => self.macs.remove(&mac),
+            };
+        }
+        Ok(())
+    }
 }
 
 /// What the file says.
@@ -101,22 +131,31 @@ impl Ledger {
 
     /// Lets the NIC accept frames to a lease's stations, until [`forget`](Self::forget).
     pub(super) fn accept(&mut self, ifindex: u32, first: u32, macs: &[[u8; 6]]) -> io::Result<()> {
-        let socket = sys::accept_stations(ifindex, macs)?;
-        let name = format!("{STATIONS}{}-{ifindex}-{first}", std::process::id());
+        let known = self.accepted.get_mut(&first);
+        if let Some(known) = known.filter(|known| known.ifindex == ifindex) {
+            return known.change(macs);
+        }
+        let mut accepted = Accepted {
+            socket: sys::new_packet_socket()?,
+            name: format!("{STATIONS}{}-{ifindex}-{first}", std::process::id()),
+            ifindex,
+            macs: BTreeSet::new(),
+        };
+        accepted.change(macs)?;
         self.refuse(first);
         if self.path.is_some() {
-            fd_store::keep(socket.as_fd(), &name);
+            fd_store::keep(accepted.socket.as_fd(), &accepted.name);
         }
-        self.accepted.insert(first, (socket, name));
+        self.accepted.insert(first, accepted);
         Ok(())
     }
 
     /// The NIC need not accept frames to a lease's stations any more.
     pub(super) fn refuse(&mut self, first: u32) {
-        if let Some((_socket, name)) = self.accepted.remove(&first)
+        if let Some(accepted) = self.accepted.remove(&first)
             && self.path.is_some()
         {
-            fd_store::forget(&name);
+            fd_store::forget(&accepted.name);
         }
     }
 
