@@ -131,3 +131,27 @@ fn frame_in_pieces_is_whole_though_another_port_leaves_meanwhile() {
     world.breathe();
     assert!(world.ports[1].got() == [long, next]);
 }
+
+/// It says where a guest is: of each VLAN of the port, and of nobody else.
+#[test]
+fn announcement_is_in_the_vlans_of_its_port_and_of_its_own_address() {
+    let (access, trunk) = (Vlans::Access(100), Vlans::Trunk(vec![100, 101]));
+    let mut world = World::of_vlans(&[access.clone(), access, trunk, Vlans::Access(101), Vlans::Untagged]);
+    let announce = |world: &mut World, port: usize, frame: &[u8]| {
+        slots::change(&mut world.slots, port, |lane, near| lane.inject(frame, near));
+        (0..5).map(|port| world.ports[port].got()).collect::<Vec<_>>()
+    };
+    let own = |port| frame(BROADCAST, mac(port), 60);
+    let [none, bare] = [vec![], vec![own(0)]];
+    let got = announce(&mut world, 0, &own(0));
+    let with_tag = vec![tagged(&own(0), 100)];
+    assert_eq!(got, [none.clone(), bare, with_tag, none.clone(), none.clone()]);
+    let got = announce(&mut world, 2, &own(2));
+    let bare = vec![own(2)];
+    assert_eq!(
+        got,
+        [bare.clone(), bare.clone(), none.clone(), bare, none.clone()]
+    );
+    assert_eq!(announce(&mut world, 0, &own(1)), vec![none; 5]);
+    assert_eq!(world.ports[0].counters.from_guest_source_address.get(), 1);
+}

@@ -324,7 +324,11 @@ impl PortLane {
     fn to_port(&mut self, port: PortNumber, run: usize, burst: &mut Burst<'_>) {
         let (guest, run) = self.lane_for(port, burst.done, run);
         let Some(guest) = guest else {
-            return self.lose(run, burst, |counters| &counters.from_guest_no_peer);
+            // It may be at another host still, or by now.
+            if self.put_to_nic(Exit::Uplink, run, burst).is_none() {
+                self.lose(run, burst, |counters| &counters.from_guest_no_peer);
+            }
+            return;
         };
         let is_tagged = self.members.is_tagged(port);
         match self.pass_to(guest.at, is_tagged, run, burst) {
