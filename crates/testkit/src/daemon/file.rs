@@ -6,7 +6,8 @@ use std::process::Command;
 use serde_json::Value;
 
 use super::{Daemon, Serve, lessor_for, private_dir, serving};
-use crate::{NetNs, Running, program};
+use crate::lessor::Lessor;
+use crate::{NetNs, Running, program, wait};
 
 /// In a file's text: the directory of its sockets.
 pub const DIR: &str = "@DIR@";
@@ -21,18 +22,28 @@ impl Daemon {
     pub fn start_file(netns: &NetNs, serve: &Serve, interfaces: &[&str], text: &str) -> Self {
         let dir = private_dir();
         let lessor = lessor_for(netns, &dir, serve, interfaces);
-        let mut command = serving(netns, &dir, lessor.as_ref(), serve);
-        command.arg("--config").arg(dir.path().join("config.toml"));
-        command.args(serve.args());
         std::fs::write(dir.path().join("config.toml"), in_dir(text, &dir)).expect("writable");
         let mut daemon = Self {
-            running: Running::start(command),
+            running: start(netns, &dir, lessor.as_ref(), serve),
             lessor,
             dir,
         };
         daemon.await_sockets(&[daemon.path("control")]);
         daemon.await_ready();
         daemon
+    }
+
+    /// Starts it again after its end, with its file, and waits until it answers.
+    ///
+    /// # Panics
+    /// If it still runs, what is left of it stays, or it ends.
+    pub fn restart_file(&mut self, netns: &NetNs, serve: &Serve) {
+        assert!(self.running.ended().is_some(), "it still runs: {}", self.running);
+        let control = self.path("control");
+        assert!(wait::until(wait::SOON, || !control.exists()), "its sockets stay");
+        self.running = start(netns, &self.dir, self.lessor.as_ref(), serve);
+        self.await_sockets(&[control]);
+        self.await_ready();
     }
 
     /// Another file, which is not read yet.
@@ -87,6 +98,13 @@ impl Daemon {
         let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).expect("it runs");
         children.trim().parse().expect("one child")
     }
+}
+
+fn start(netns: &NetNs, dir: &tempfile::TempDir, lessor: Option<&Lessor>, serve: &Serve) -> Running {
+    let mut command = serving(netns, dir, lessor, serve);
+    command.arg("--config").arg(dir.path().join("config.toml"));
+    command.args(serve.args());
+    Running::start(command)
 }
 
 fn in_dir(text: &str, dir: &tempfile::TempDir) -> String {
