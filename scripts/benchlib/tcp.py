@@ -12,6 +12,7 @@ first asked for and lives on to the end of the run, so that samples of all conte
                     CPUs, polling takes time from those that work
     …-gro           the peer's end of the veth with `gro on`, and the near end with `tso off`, which makes veth take frames through NAPI and
                     GRO (veth_skb_is_eligible_for_gro in drivers/net/veth.c). A tap has neither end, so there is no tap-gro
+    network-host    ours, a network: the iperf3 is on the host of the uplink, which a veth pair joins with the network, as the tap's is
     af-xdp          QEMU's own in native mode, where QEMU has it: Debian's does not, so GUEST_QEMU has to name one built
                     with libxdp. It offers the guest nothing, and the peer finishes its checksums
     af-xdp-skb      the same in skb mode
@@ -41,7 +42,7 @@ CONTENDERS = (
     "tap", "tap-veth", "tap-veth-gro", "copy", "copy-gro", "copy-nospin", "copy-none", "send-direct", "direct", "direct-gro", "direct-none", "af-xdp", "af-xdp-gro"
 )  # fmt: skip
 # Take part only if named.
-FURTHER = ("tap-intx", "send-direct-none", "send-direct-nospin", "direct-nospin", "af-xdp-skb")
+FURTHER = ("network-host", "tap-intx", "send-direct-none", "send-direct-nospin", "direct-nospin", "af-xdp-skb")
 MESSAGES = (1024, 4096, 16384, 65536)
 
 
@@ -93,6 +94,9 @@ class World:
             self.veth.ethtool(far, self.veth.wire, tx="off")
             mode = "skb" if self.kind == "af-xdp-skb" else "native"
             options, netns = ["--netdev", f"af-xdp,ifname={self.veth.nic},queues=1,mode={mode}"], near
+        elif self.kind == "network-host":
+            self.server_ns, peer = near, self.veth.nic
+            options = ["--socket", self._start_network(state), "--mac", ours.mac(0)]
         else:
             options = ["--socket", self._start_daemon(state)]
         ip("-n", self.server_ns, "address", "add", f"{PEER_IP}/24", "dev", peer)
@@ -113,7 +117,13 @@ class World:
         if variant == "none":
             # Nobody would finish the checksums that local senders on a veth leave.
             self.veth.ethtool(self.veth.far, self.veth.wire, tx="off")
-        daemon = ours.start(self.run, argv, state, self.veth.near, self.veth.nic)
+        return self._keep(ours.start(self.run, argv, state, self.veth.near, self.veth.nic), path)
+
+    def _start_network(self, state):
+        path = os.path.join(state, "vm.sock")
+        return self._keep(ours.network(self.run, None, [path], state, (self.veth.nic, self.veth.near)), path)
+
+    def _keep(self, daemon, path):
         self.daemon = self.stack.enter_context(daemon)
         self.run.remember(self.daemon)
         self.daemon.until("its socket", lambda: os.path.exists(path))
