@@ -19,6 +19,7 @@ mod direct;
 #[doc(hidden)]
 pub mod fuzzing;
 mod guard;
+mod limit_watch;
 mod listener;
 mod log_limit;
 mod network;

@@ -39,6 +39,7 @@ use crate::guard::keeper::{Keeper, Orders};
 use crate::guard::service_manager::ServiceManager;
 use crate::guard::sigbus;
 use crate::guard::watchdog::Watchdog;
+use crate::limit_watch;
 use crate::listener::{self, Access};
 use crate::nic::drivers;
 use crate::nic::external::{self, Given};
@@ -170,6 +171,7 @@ impl<'a> Sandboxed<'a> {
             ports.watch_links(changes).context(NO_THREAD)?;
         }
         ports.watch_uplinks().context(NO_THREAD)?;
+        limit_watch::start(Arc::clone(&ports)).context(NO_THREAD)?;
         let reload = match (&config.file, self.keeper.requests()) {
             (Some(file), Some(requests)) => {
                 let started = Reload::start(file.clone(), Arc::clone(&ports), requests, (FORMS, reach));

@@ -450,6 +450,34 @@ fn ports_come_change_and_go_and_others_lose_no_frame() {
 }
 
 #[test]
+fn limit_that_is_reached_is_told_once() {
+    require!(Root);
+    let netns = NetNs::new("api");
+    let scene = Scene::new(&netns, Serve::file().by_root(), &[], &network(None, &[1]));
+    scene.do_change("PUT", "vm2", &scene.keys(2), "added");
+    let (mut one, two) = (scene.guest(1), scene.guest(2));
+    scene.do_change("PATCH", "vm2", &json!({"to-guest-packets": 1}), "changed");
+    for number in 0..60 {
+        one.pairs[0].send(&numbered(2, 1, number), Layout::Whole);
+    }
+    one.pairs[0].await_sent();
+    let told = || {
+        scene
+            .events()
+            .into_iter()
+            .filter(|(_, event)| event == "limit-reached")
+            .collect::<Vec<_>>()
+    };
+    assert!(
+        wait::until(wait::SOON, || !told().is_empty()),
+        "{:?}",
+        scene.events()
+    );
+    assert_eq!(told(), [("vm2".to_owned(), "limit-reached".to_owned())]);
+    drop(two);
+}
+
+#[test]
 fn commands_ask_the_api() {
     require!(Root);
     let netns = NetNs::new("api");

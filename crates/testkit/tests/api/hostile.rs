@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use testkit::api::{Api, Processes};
-use testkit::{Daemon, NetNs, Serve, holdings, require, wait};
+use testkit::{Daemon, Driver, DriverConfig, NetNs, Serve, holdings, require, wait};
 
 /// Longer than the server has patience.
 const PATIENCE: Duration = Duration::from_secs(90);
@@ -112,6 +112,69 @@ fn heads_that_never_end_or_are_too_long_are_given_up() {
     assert_eq!(api.ask("/v1/status", &[]).status, 200);
     assert_eq!(rest(&mut silent), "");
     slow.join().expect("it was closed");
+    assert_eq!(Processes::of(&mut daemon).child, child, "it is the same process");
+}
+
+#[test]
+fn bodies_that_never_end_or_are_too_long_are_given_up() {
+    require!(Root);
+    let (netns, dir) = (NetNs::new("api"), super::open_dir());
+    let (mut daemon, api) = super::on_null(&netns, &dir);
+    let child = Processes::of(&mut daemon).child;
+    let head = "PUT /v1/ports/x HTTP/1.1\r\nhost: x\r\n";
+    let mut chunked = connect(&api);
+    chunked
+        .write_all(format!("{head}transfer-encoding: chunked\r\n\r\n").as_bytes())
+        .expect("open");
+    let chunk = format!("1000\r\n{}\r\n", "x".repeat(0x1000));
+    // It may be closed before all of it is sent.
+    for _ in 0..1000 {
+        let _ = chunked.write_all(chunk.as_bytes());
+    }
+    let said = rest(&mut chunked);
+    assert!(said.is_empty() || said.starts_with("HTTP/1.1 413"), "{said}");
+    // It says that it will send a lot, and sends a little now and then.
+    let mut slow = connect(&api);
+    slow.write_all(format!("{head}content-length: 8000\r\n\r\n").as_bytes())
+        .expect("open");
+    let mut sender = slow.try_clone().expect("a copy");
+    let sending = std::thread::spawn(move || {
+        let begun = Instant::now();
+        while sender.write_all(b" ").is_ok() {
+            assert!(begun.elapsed() < PATIENCE, "it is kept");
+            std::thread::sleep(Duration::from_millis(500));
+        }
+    });
+    assert_eq!(api.ask("/v1/status", &[]).status, 200);
+    let said = rest(&mut slow);
+    assert!(said.is_empty() || said.starts_with("HTTP/1.1 408"), "{said}");
+    sending.join().expect("it was closed");
+    assert_eq!(Processes::of(&mut daemon).child, child, "it is the same process");
+}
+
+#[test]
+fn unread_streams_of_events_hold_up_nobody() {
+    require!(Root);
+    let (netns, dir) = (NetNs::new("api"), super::open_dir());
+    let (mut daemon, api) = super::on_null(&netns, &dir);
+    let child = Processes::of(&mut daemon).child;
+    let mut deaf: Vec<_> = (0..12).map(|_| connect(&api)).collect();
+    for stream in &mut deaf {
+        let asked = b"GET /v1/events HTTP/1.1\r\nhost: x\r\naccept: text/event-stream\r\n\r\n";
+        stream.write_all(asked).expect("open");
+    }
+    for _ in 0..100 {
+        drop(Driver::connect(&daemon.socket(), &DriverConfig::default()).expect("accepted"));
+    }
+    let all = || {
+        let read = api.get("/v1/events");
+        (read["lost"].as_u64(), read["events"].as_array().map(Vec::len))
+    };
+    assert!(
+        wait::until(wait::SOON, || all() == (Some(0), Some(200))),
+        "{:?}",
+        all()
+    );
     assert_eq!(Processes::of(&mut daemon).child, child, "it is the same process");
 }
 

@@ -35,6 +35,8 @@ pub(crate) enum What {
     Impaired,
     /// They do again.
     Recovered,
+    /// It has more frames than its limit allows; which direction.
+    LimitReached,
     /// There is one more port; it is said otherwise; it is gone. Why, in words.
     Added,
     Changed,

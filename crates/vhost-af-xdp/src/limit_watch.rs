@@ -1,0 +1,104 @@
+//! Tells in the journal when a port reaches one of its limits: once, until it has kept to it for a while.
+//!
+//! A thread of its own looks at the counters of all ports now and then. Nobody is asked, and no worker notices.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::port::Port;
+use crate::port::journal::{JOURNAL, Of, What};
+use crate::ports::Ports;
+
+/// Between two looks.
+const PAUSE: Duration = Duration::from_secs(2);
+/// Looks without a frame beyond the limit after which it is reached anew.
+const QUIET: u32 = 5;
+
+/// One of a port's directions.
+#[derive(Debug, Clone, Copy, Default)]
+struct Seen {
+    /// Times, or frames, beyond the limit.
+    count: u64,
+    /// Looks until it is reached anew.
+    told: u32,
+}
+
+impl Seen {
+    /// Whether the limit was reached, and that is news.
+    fn look(&mut self, count: u64) -> bool {
+        let is_beyond = std::mem::replace(&mut self.count, count) != count;
+        let is_news = is_beyond && self.told == 0;
+        self.told = if is_beyond {
+            QUIET
+        } else {
+            self.told.saturating_sub(1)
+        };
+        is_news
+    }
+}
+
+/// Watches these ports, for ever.
+/// Errors: there is no thread for it.
+pub(crate) fn start(ports: Arc<Ports>) -> io::Result<()> {
+    let body = move || {
+        let mut seen: HashMap<String, [Seen; 2]> = HashMap::new();
+        loop {
+            let ports = ports.all();
+            seen.retain(|name, _| ports.iter().any(|port| port.name() == name));
+            for port in &ports {
+                let [from_guest, to_guest] = seen.entry(port.name().to_owned()).or_default();
+                for (seen, count, words) in [
+                    (from_guest, waits(port), "from the guest: its frames wait"),
+                    (
+                        to_guest,
+                        drops(port),
+                        "to the guest: frames beyond it are dropped",
+                    ),
+                ] {
+                    if seen.look(count) {
+                        JOURNAL.tell(Of::Port(port.name()), What::LimitReached, Some(words.to_owned()));
+                    }
+                }
+            }
+            std::thread::sleep(PAUSE);
+        }
+    };
+    std::thread::Builder::new()
+        .name("limits".to_owned())
+        .spawn(body)
+        .map(drop)
+}
+
+fn waits(port: &Port) -> u64 {
+    port.counters
+        .iter()
+        .map(|pair| pair.from_guest_limit_waits.get())
+        .sum()
+}
+
+fn drops(port: &Port) -> u64 {
+    port.counters.iter().map(|pair| pair.to_guest_limit.get()).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limit_is_told_once_until_it_was_kept_for_a_while() {
+        let mut seen = Seen::default();
+        assert!(!seen.look(0));
+        assert!(seen.look(3));
+        assert!(!seen.look(5), "it goes on");
+        for _ in 1..QUIET {
+            assert!(!seen.look(5));
+        }
+        assert!(!seen.look(6), "not long enough");
+        for _ in 0..QUIET {
+            assert!(!seen.look(6));
+        }
+        assert!(seen.look(7));
+    }
+}
