@@ -2,7 +2,7 @@
 
 import fnmatch
 
-from . import held_up, lan, lease_wait, measure, neighbours, offload, outage, pairs, tcp, two_guests
+from . import held_up, idle_guests, lan, lease_wait, measure, neighbours, offload, outage, pairs, tcp, two_guests
 
 SIZES = (64, 1514)
 DIRECTIONS = ("from-guest", "to-guest")
@@ -110,6 +110,17 @@ class HeldUpCase(Case):
 
     def __init__(self):
         super().__init__("held-up", list(held_up.CONTENDERS), "ms", held_up.wait)
+
+
+class IdleGuestsCase(Case):
+    """What guests of a network cost that do nothing; see idle_guests.py."""
+
+    references = ("8",)
+    parts = ("cpu_percent",)
+    needs_huge_pages = False
+
+    def __init__(self):
+        super().__init__("idle-guests", list(idle_guests.CONTENDERS), "kib", idle_guests.cost)
 
 
 def traffic(kind, direction, size):
@@ -220,6 +231,7 @@ def all_cases():
     cases += [NeighbourCase(placement) for placement in ("copy", "direct")]
     cases.append(LeaseCase())
     cases.append(HeldUpCase())
+    cases.append(IdleGuestsCase())
     cases += [OffloadCase(what, size) for what, sizes in offload.SIZES.items() for size in sizes]
     return cases + tcp_cases() + guests_cases()
 

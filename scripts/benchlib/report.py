@@ -94,7 +94,7 @@ def columns(case):
             *ratios(case),
             ("p99 us", lambda row: number(row["median"]["p99_us"], 1)),
         ]
-    if case.unit in ("ms", "kpps"):
+    if case.unit in ("ms", "kpps", "kib"):
         part = lambda key: (key.replace("_", " "), lambda row: number(row["median"][key], 1))  # noqa: E731
         return [
             (case.unit, lambda row: number(row["median"][case.unit], 1)),

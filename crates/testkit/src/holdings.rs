@@ -90,6 +90,29 @@ pub fn resident_kib(pid: u32) -> u64 {
     kib(pid, "VmRSS:")
 }
 
+/// Memory of a process that is nobody else's, KiB: resident anonymous pages, and tables for all of its pages.
+///
+/// # Panics
+/// If there is no such process.
+#[must_use]
+pub fn own_kib(pid: u32) -> u64 {
+    kib(pid, "RssAnon:") + kib(pid, "VmPTE:")
+}
+
+/// CPU time of all threads that a process has now.
+///
+/// # Panics
+/// If there is no such process.
+#[must_use]
+pub fn cpu_time(pid: u32) -> Duration {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).expect("it lives");
+    let on_cpu = |thread: std::io::Result<fs::DirEntry>| {
+        let text = fs::read_to_string(thread.ok()?.path().join("schedstat")).ok()?;
+        text.split_whitespace().next()?.parse::<u64>().ok()
+    };
+    Duration::from_nanos(threads.filter_map(on_cpu).sum::<u64>())
+}
+
 /// Address space of a process, KiB.
 ///
 /// # Panics
