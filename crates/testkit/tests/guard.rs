@@ -187,6 +187,64 @@ fn router_and_server_may_be_what_they_are() {
     lan.assert_quiet();
 }
 
+#[rstest]
+fn addresses_change_while_the_guest_stays() {
+    let netns = NetNs::new("guard");
+    let text = |keys: &str| file(None, &[keys, ""]);
+    let daemon = Daemon::start_file(&netns, &Serve::file(), &[], &text(""));
+    let mut both = guests(&daemon, 2, &DriverConfig::default());
+    let (own, other) = (udp(mac(1), OWN, [1, 2]), udp(mac(1), OTHER, [1, 2]));
+    let mut arrives = |frame: &[u8]| {
+        let (from, to) = both.split_at_mut(1);
+        from[0].pairs[0].send(frame, Layout::Whole);
+        let got = to[0].pairs[0].receive(wait::SOON);
+        assert_eq!(got.expect("it comes").frame, frame);
+    };
+    arrives(&own);
+    arrives(&other);
+    let said = daemon.reload_with(&text(IPS));
+    assert!(said.contains("port vm0 has another ips, and goes on"), "{said}");
+    daemon.await_port(0, "the guest stays", |port| port["connected"] == true);
+    arrives(&own);
+    // What was told a moment ago holds soon.
+    let refused = || daemon.counter_of("vm0", "from_guest_ip_source") > 0;
+    let soon = wait::until(wait::SOON, || {
+        both[0].pairs[0].send(&other, Layout::Whole);
+        refused()
+    });
+    assert!(soon, "{:#}", daemon.status());
+    let said = daemon.reload_with(&text("ips = \"192.0.2.11\"\nrouter = true"));
+    assert!(said.contains("ips, router, and goes on"), "{said}");
+}
+
+#[rstest]
+fn own_queue_gets_another_guard_while_the_guest_stays() {
+    require!(Root);
+    let veth = VethPair::new();
+    let text = |keys: &str| {
+        format!(
+            "[port.vm0]\nsocket-path = \"{DIR}/vm0.sock\"\nifname = \"{}\"\nmac = \"02:00:00:00:00:00\"\n{keys}\n",
+            VethPair::NIC
+        )
+    };
+    let daemon = Daemon::start_file(&veth.near, &Serve::file(), &[VethPair::NIC], &text(""));
+    let mut guest = guests(&daemon, 1, &DriverConfig::default());
+    let wire = PacketPort::open(&veth.far, VethPair::WIRE);
+    let forged = frame(STRANGER, mac(1), 60, 1);
+    let honest = frame(STRANGER, mac(0), 60, 2);
+    let mut send = |frame: &[u8]| guest[0].pairs[0].send(frame, Layout::Whole);
+    send(&forged);
+    assert_eq!(wire.receive_before(&forged), Vec::<Vec<u8>>::new());
+    daemon.reload_with(&text("guard = true"));
+    send(&forged);
+    send(&honest);
+    assert_eq!(wire.receive_before(&honest), Vec::<Vec<u8>>::new());
+    assert_eq!(daemon.counter_of("vm0", "from_guest_source_address"), 1);
+    daemon.reload_with(&text("guard = false"));
+    send(&forged);
+    assert_eq!(wire.receive_before(&forged), Vec::<Vec<u8>>::new());
+}
+
 /// A header that leaves a checksum to us, summed from the frame's begin and stored there.
 fn asking(field: u16) -> [u8; HEADER] {
     let mut header = [0; HEADER];

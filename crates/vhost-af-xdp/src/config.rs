@@ -16,7 +16,7 @@ use steward::protocol::{ENTRIES_MAX, STATIONS_MAX, Wanted};
 use xsk::{BindRequest, BusyPoll};
 
 use self::file::ConfigFile;
-pub(crate) use self::guard::GuardConfig;
+pub(crate) use self::guard::{GuardConfig, is_guard};
 use crate::listener::Access;
 use crate::rates::PortRates;
 use crate::sandbox::{Layers, User};

@@ -19,7 +19,6 @@ use crate::nic::interfaces::Interfaces;
 use crate::nic::numa::Nodes;
 use crate::port::far::CableEnd;
 use crate::port::{Joined, Opened, Port, Started, mac_of};
-use crate::rates::PortRates;
 use crate::switch::workers::Workers;
 use crate::vhost_user::accept::{VmmSource, serve_vmms};
 
@@ -128,7 +127,10 @@ impl Ports {
                 .change(end.number, config, mac_of(config))
                 .map_err(|error| anyhow!("port {}: {}", config.name, with_sources(&error)))?;
         }
-        self.set_rates(&config.name, config.rates);
+        if let Some(port) = self.all().iter().find(|port| port.name() == &*config.name) {
+            port.set_rates(config.rates);
+            port.set_guard(config);
+        }
         Ok(())
     }
 
@@ -158,13 +160,6 @@ impl Ports {
         // None of them panicked, or the process would have ended.
         gone.threads.into_iter().for_each(|thread| drop(thread.join()));
         Ok(())
-    }
-
-    /// How much the guest of a port, if there is one of that name, may send and get from now on.
-    fn set_rates(&self, name: &str, rates: PortRates) {
-        if let Some(port) = self.all().iter().find(|port| port.name() == name) {
-            port.set_rates(rates);
-        }
     }
 
     /// Those that there are, in the order in which they came.

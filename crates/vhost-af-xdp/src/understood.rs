@@ -6,9 +6,7 @@ use steer::{ModeRequest, mac_text};
 use xsk::BindRequest;
 
 use crate::api::status_view::{or_dash, table};
-use crate::config::{
-    Control, Endpoint, ExternalProgram, GuardConfig, MemberVlans, NicConfig, PortConfig, ServeConfig,
-};
+use crate::config::{Control, Endpoint, ExternalProgram, MemberVlans, NicConfig, PortConfig, ServeConfig};
 use crate::rates::PortRates;
 
 /// All of it, with what was not said filled in; ends with a newline.
@@ -113,20 +111,9 @@ fn row(port: &PortConfig) -> [String; 10] {
         format!("{}, {} KiB", port.placement, port.packet_bytes / 1024),
         port.mac.map_or_else(|| "made up".to_owned(), mac_text),
         vlans,
-        sends_from(&port.guard),
+        port.guard.to_string(),
         or_dash((!not_offered.is_empty()).then(|| not_offered.join(" "))),
     ]
-}
-
-/// IP addresses, and what else the guest may say.
-fn sends_from(guard: &GuardConfig) -> String {
-    if guard.ips.is_empty() {
-        return if guard.source { "its mac" } else { "any" }.to_owned();
-    }
-    let mut words: Vec<_> = guard.ips.iter().map(ToString::to_string).collect();
-    words.extend(guard.router.then(|| "router".to_owned()));
-    words.extend(guard.dhcp_server.then(|| "DHCP server".to_owned()));
-    words.join(", ")
 }
 
 /// VLANs of a port of a network.

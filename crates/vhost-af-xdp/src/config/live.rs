@@ -1,10 +1,11 @@
 //! What a port may say otherwise without a new beginning: its guest stays connected, and no frame is lost.
 
 use super::file::Table;
+use super::is_guard;
 use crate::rates::is_limit;
 
-/// Keys of a port of a network that the switch's table has.
-const OF_A_NETWORK: &[&str] = &["dhcp-server", "ips", "isolated", "promiscuous", "router"];
+/// Keys of a port of a network that the switch's table has, beside those of its guard.
+const OF_A_NETWORK: &[&str] = &["isolated", "promiscuous"];
 /// The same, but for ports that have learned addresses in these VLANs.
 const VLANS: &[&str] = &["trunk", "vlan"];
 
@@ -14,7 +15,9 @@ pub(crate) fn needing_a_beginning(table: &Table, keys: &[String]) -> Vec<String>
     let learns = table.get("learning") == Some("true");
     let is_live = |key: &String| {
         let key = key.as_str();
-        is_limit(key) || (in_network && (OF_A_NETWORK.contains(&key) || (!learns && VLANS.contains(&key))))
+        is_limit(key)
+            || is_guard(key)
+            || (in_network && (OF_A_NETWORK.contains(&key) || (!learns && VLANS.contains(&key))))
     };
     keys.iter().filter(|key| !is_live(key)).cloned().collect()
 }

@@ -327,7 +327,7 @@ impl<N: Nic> Lane for DirectLane<N> {
         Some(&mut self.pair)
     }
 
-    fn set_guard(&mut self, guard: &Guard) {
+    fn set_guard(&mut self, guard: Option<&Guard>) {
         self.sender.set_guard(guard);
     }
 

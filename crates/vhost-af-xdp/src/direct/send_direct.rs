@@ -102,7 +102,7 @@ impl<N: Nic> Lane for SendDirectLane<N> {
         Some(&mut self.pair)
     }
 
-    fn set_guard(&mut self, guard: &Guard) {
+    fn set_guard(&mut self, guard: Option<&Guard>) {
         self.sender.set_guard(guard);
     }
 

@@ -1,10 +1,12 @@
-//! How much a port's guest may send and get: changed while it runs.
+//! What a port's guest may send, and how much it may send and get: changed while it runs.
 
 use std::sync::{Arc, PoisonError};
 
 use super::mailbox::Task;
 use super::{Port, PortState};
+use crate::config::PortConfig;
 use crate::rates::PortRates;
+use crate::switch::guard::Guard;
 use crate::switch::rate_limit::PortLimits;
 
 impl Port {
@@ -25,6 +27,25 @@ impl Port {
             *port.limits.lock().unwrap_or_else(PoisonError::into_inner) = limits.clone();
             if let Some(session) = &state.session {
                 session.set_limits(&limits, &port.workers);
+            }
+        };
+        // A port that has ended has no lanes.
+        let _ = self.ask(Task::Change, change);
+    }
+
+    /// What its lanes go by, where no network knows it.
+    pub(super) fn guard(&self) -> Option<Guard> {
+        self.guard.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Its guest may say of itself what that allows, from now on; it stays connected. When this returns that is so. Of a
+    /// port of a network its network knows that.
+    pub(crate) fn set_guard(self: &Arc<Self>, config: &PortConfig) {
+        let guard = config.guard();
+        let change = move |port: &Arc<Self>, state: &mut PortState| {
+            (*port.guard.lock().unwrap_or_else(PoisonError::into_inner)).clone_from(&guard);
+            if let Some(session) = &state.session {
+                session.set_guard(guard.as_ref(), &port.workers);
             }
         };
         // A port that has ended has no lanes.

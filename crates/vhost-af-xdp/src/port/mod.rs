@@ -180,7 +180,7 @@ pub(crate) struct Port {
     /// How much its guest may send and get.
     limits: Mutex<PortLimits>,
     /// What the guest may send, where no network says it.
-    guard: Option<Guard>,
+    guard: Mutex<Option<Guard>>,
     /// See [`PortContext::lines`].
     direct_lines: Mutex<LogLimit>,
     /// What is seen of the state from outside.
@@ -276,7 +276,7 @@ impl Port {
             name: Arc::clone(&config.name),
             counters: (0..config.queues).map(|_| Arc::default()).collect(),
             limits: Mutex::new(PortLimits::new(config.rates)),
-            guard: config.guard(),
+            guard: Mutex::new(config.guard()),
             config,
             interfaces,
             joined,
@@ -377,7 +377,7 @@ impl Port {
             lines: &self.direct_lines,
             counters: &self.counters,
             limits: self.limits(),
-            guard: self.guard.as_ref(),
+            guard: self.guard(),
             far,
             opens: true,
         }

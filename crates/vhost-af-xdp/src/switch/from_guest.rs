@@ -229,9 +229,9 @@ pub(crate) struct Burst {
 }
 
 impl Sender {
-    /// From now on the guest may send only so much.
-    pub(crate) fn set_guard(&mut self, guard: &Guard) {
-        self.guarded = Some(Box::new(Guarded::new(guard.clone())));
+    /// What the guest may say of itself from now on; `None`: what it likes.
+    pub(crate) fn set_guard(&mut self, guard: Option<&Guard>) {
+        self.guarded = guard.map(|guard| Box::new(Guarded::new(guard.clone())));
     }
 
     /// A turn begins; how many frames it has.

@@ -434,7 +434,7 @@ impl Lane for GuestLane {
         })
     }
 
-    fn set_guard(&mut self, guard: &Guard) {
+    fn set_guard(&mut self, guard: Option<&Guard>) {
         self.sender.set_guard(guard);
     }
 

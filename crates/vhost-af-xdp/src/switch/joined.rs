@@ -165,7 +165,7 @@ impl<N: Lent> Lane for CopyLane<N> {
         Some(peer.limited(self.limit.as_ref()))
     }
 
-    fn set_guard(&mut self, guard: &Guard) {
+    fn set_guard(&mut self, guard: Option<&Guard>) {
         self.sender.set_guard(guard);
     }
 

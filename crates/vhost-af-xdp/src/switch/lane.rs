@@ -164,8 +164,8 @@ pub(crate) trait Lane: Send {
     fn meet(&mut self, _members: &Arc<Members>) {}
     /// What its guest may send and get, from now on.
     fn set_limits(&mut self, _limits: &PortLimits) {}
-    /// As what its guest may send, where no network says it.
-    fn set_guard(&mut self, _guard: &Guard) {}
+    /// What its guest may say of itself from now on, where no network knows it; `None`: what it likes.
+    fn set_guard(&mut self, _guard: Option<&Guard>) {}
     /// The NIC's descriptor, readable when frames arrive; `None`: there is none.
     fn nic(&self) -> Option<BorrowedFd<'_>> {
         None

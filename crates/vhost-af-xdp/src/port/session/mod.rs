@@ -105,7 +105,7 @@ pub(crate) struct PortContext<'a> {
     /// How much the guest may send and get.
     pub(crate) limits: PortLimits,
     /// What the guest may send, where no network says it; `None`: what it likes.
-    pub(crate) guard: Option<&'a Guard>,
+    pub(crate) guard: Option<Guard>,
     /// The far side of each pair; empty while the interface is gone.
     pub(crate) far: &'a [FarSide],
     /// Queues can be opened now; those that are open go on in any case.
@@ -379,6 +379,14 @@ impl Session {
         for lane in self.lanes.iter().flatten() {
             let limits = limits.clone();
             lane.change(workers, move |lane, _near| lane.set_limits(&limits));
+        }
+    }
+
+    /// What the guest may say of itself from now on.
+    pub(crate) fn set_guard(&self, guard: Option<&Guard>, workers: &Workers) {
+        for lane in self.lanes.iter().flatten() {
+            let guard = guard.cloned();
+            lane.change(workers, move |lane, _near| lane.set_guard(guard.as_ref()));
         }
     }
 
