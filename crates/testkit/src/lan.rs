@@ -74,10 +74,22 @@ impl Lan {
     /// If it cannot be made.
     #[must_use]
     pub fn new(ports: &[&str], config: &DriverConfig) -> Self {
+        Self::with_workers(1, ports, config)
+    }
+
+    /// The same, served by so many workers.
+    ///
+    /// # Panics
+    /// If it cannot be made.
+    #[must_use]
+    pub fn with_workers(workers: usize, ports: &[&str], config: &DriverConfig) -> Self {
         let veth = VethPair::new();
         // So that XDP sees tags.
         veth.near.run("ethtool", &["-K", VethPair::NIC, "rxvlan", "off"]);
-        let text = file(Some(VethPair::NIC), ports);
+        let text = format!(
+            "[daemon]\nworkers = {workers}\n{}",
+            file(Some(VethPair::NIC), ports)
+        );
         let daemon = Daemon::start_file(&veth.near, &Serve::file(), &[VethPair::NIC], &text);
         Self {
             guests: guests(&daemon, ports.len(), config),

@@ -4,13 +4,13 @@ use rstest::rstest;
 use testkit::guest::{Backend, Guest};
 use testkit::lan::{BROADCAST, Lan, STRANGER, file, frame, guests, mac, tagged};
 use testkit::world::{HOST, give_address, iperf_server, received_bytes};
-use testkit::{Daemon, DriverConfig, Layout, NetNs, Serve, VethPair, require, wait};
+use testkit::{Daemon, Driver, DriverConfig, Layout, NetNs, Serve, VethPair, require, wait};
 use vhost::vhost_user::message::{FrontendReq, VhostUserProtocolFeatures as Protocol};
 
 #[rstest]
-fn everybody_reaches_everybody_and_nobody_hears_what_is_for_others() {
+fn everybody_reaches_everybody_and_nobody_hears_what_is_for_others(#[values(1, 2, 3)] workers: usize) {
     require!(Root);
-    let mut lan = Lan::new(&["", "", "", ""], &DriverConfig::default());
+    let mut lan = Lan::with_workers(workers, &["", "", "", ""], &DriverConfig::default());
     for len in [60, 64, 65, 590, 1514] {
         for from in 0..4 {
             for to in (0..4).filter(|&to| to != from) {
@@ -30,9 +30,9 @@ fn everybody_reaches_everybody_and_nobody_hears_what_is_for_others() {
 }
 
 #[rstest]
-fn groups_are_for_all() {
+fn groups_are_for_all(#[values(1, 2, 4)] workers: usize) {
     require!(Root);
-    let mut lan = Lan::new(&["", "", ""], &DriverConfig::default());
+    let mut lan = Lan::with_workers(workers, &["", "", ""], &DriverConfig::default());
     let sent = frame(BROADCAST, mac(0), 60, 1);
     lan.send(0, &sent);
     assert_eq!(lan.received(1), sent);
@@ -194,9 +194,9 @@ fn guest_has_further_addresses_where_its_port_learns() {
 }
 
 #[rstest]
-fn promiscuous_port_hears_what_the_network_moves() {
+fn promiscuous_port_hears_what_the_network_moves(#[values(1, 2)] workers: usize) {
     require!(Root);
-    let mut lan = Lan::new(&["", "", "promiscuous = true"], &DriverConfig::default());
+    let mut lan = Lan::with_workers(workers, &["", "", "promiscuous = true"], &DriverConfig::default());
     for sent in [
         frame(mac(1), mac(0), 1514, 1),
         frame(STRANGER, mac(0), 60, 2),
@@ -290,15 +290,54 @@ fn flow_comes_back_by_the_pair_that_sends_it(#[values(2, 4)] pairs: usize) {
     }
 }
 
+#[rstest]
+fn order_is_kept_between_workers_while_guests_come_and_go() {
+    require!(Root);
+    let mut lan = Lan::with_workers(2, &["", "", "", ""], &DriverConfig::default());
+    for round in 0..20u8 {
+        for (from, to) in [(0, 1), (0, 2), (1, 2), (1, 0)] {
+            let frames: Vec<_> = (0..16)
+                .map(|at| frame(mac(to), mac(from), 100 + at, round))
+                .collect();
+            let all: Vec<_> = frames.iter().map(Vec::as_slice).collect();
+            lan.guests[from].pairs[0].send_batch(&all, Layout::Whole);
+            // One is gone, with what is under way to it.
+            if round % 4 == 0 {
+                lan.send(from, &frame(mac(3), mac(from), 60, round));
+            }
+            for wanted in &frames {
+                assert_eq!(lan.received(to), *wanted, "{from} to {to}, {round}");
+            }
+        }
+        if round % 4 == 0 {
+            let gone = lan.guests.pop();
+            drop(gone);
+            lan.daemon
+                .await_port(3, "its lane is gone", |port| port["lanes"][0]["running"] != true);
+            let path = lan.daemon.path("vm3.sock");
+            let mut guest = Driver::connect(&path, &DriverConfig::default()).expect("accepted");
+            guest.pairs[0].post(32, &[2048]);
+            lan.daemon
+                .await_port(3, "a lane runs", |port| port["lanes"][0]["running"] == true);
+            lan.guests.push(guest);
+        }
+    }
+    lan.assert_quiet();
+}
+
 /// Addresses of two guests, in the LAN's network.
 const LINUX: [&str; 2] = ["10.77.0.11", "10.77.0.12"];
 
 #[rstest]
-fn linux_guests_and_the_lan_reach_each_other_by_tcp(#[values(&[], &["--packed"])] options: &[&str]) {
+fn linux_guests_and_the_lan_reach_each_other_by_tcp(
+    #[values(&[], &["--packed"])] options: &[&str],
+    #[values(1, 2)] workers: usize,
+) {
     require!(Root, Qemu);
     let veth = VethPair::new();
     give_address(&veth);
     let text = file(Some(VethPair::NIC), &["", ""]);
+    let text = format!("[daemon]\nworkers = {workers}\n{text}");
     let daemon = Daemon::start_file(&veth.near, &Serve::file(), &[VethPair::NIC], &text);
     let guest = |at: usize| {
         let [.., last] = mac(at);

@@ -55,7 +55,7 @@ impl Flood {
 }
 
 /// TCP over IPv4 with its virtio-net header.
-fn gso_packet(to: Mac, from: Mac, payload: usize, size: u16) -> ([u8; 10], Vec<u8>) {
+pub(super) fn gso_packet(to: Mac, from: Mac, payload: usize, size: u16) -> ([u8; 10], Vec<u8>) {
     let mut ip = vec![0x45, 0, 0, 0, 0, 1, 0, 0, 64, 6, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2];
     ip[2..4].copy_from_slice(&(40 + payload as u16).to_be_bytes());
     checksum::complete(&mut ip, ChecksumAt { start: 0, offset: 10 }).expect("inside");

@@ -6,10 +6,12 @@ use std::sync::Arc;
 
 use super::flows::Flow;
 use super::lane_id::{LaneId, SlotAt};
-use super::table::{PortNumber, Table};
+use super::spread::Spread;
+use super::table::{PortNumber, Table, TablePort};
+use super::vlans::Vlans;
 
 /// See the module's head.
-#[derive(Default)]
+#[derive(Default, Clone)]
 pub(crate) struct Members {
     /// Who has which address.
     pub(crate) table: Arc<Table>,
@@ -23,6 +25,14 @@ pub(crate) struct Members {
     pub(crate) uplinks: Vec<SlotAt>,
     /// The one of the host's end.
     pub(crate) host: Option<SlotAt>,
+    /// Where the others are.
+    spread: Arc<Spread>,
+    /// Links to other workers, which have the numbers behind those of the table's ports.
+    links: Vec<TablePort>,
+    /// Ports of other workers, with the links there.
+    pub(crate) far: Vec<(PortNumber, Guest)>,
+    /// The links to workers by whose uplink and host frames go out, where there is none here.
+    pub(crate) ways_out: [Option<Guest>; 2],
 }
 
 /// A lane of a port.
@@ -32,6 +42,8 @@ pub(crate) struct Guest {
     /// Tells one lane from the next one of the same pair.
     pub(crate) id: LaneId,
     pub(crate) pair: u16,
+    /// It is a link to another worker.
+    pub(crate) is_link: bool,
 }
 
 impl Members {
@@ -57,7 +69,52 @@ impl Members {
         self.guests[at].push(guest);
     }
 
-    /// The lanes of a port that receive.
+    /// With those of other workers.
+    pub(super) fn among(self, spread: &Arc<Spread>) -> Self {
+        let spread = Arc::clone(spread);
+        Self { spread, ..self }
+    }
+
+    /// Whether a port has a guest at no worker.
+    pub(crate) fn is_absent(&self, port: PortNumber) -> bool {
+        self.lanes(port).is_empty() && !self.spread.ports.contains_key(&port)
+    }
+
+    /// Another worker is reached by a link, and with it these ports.
+    pub(super) fn add_link(&mut self, link: Guest, ports: impl Iterator<Item = PortNumber>) {
+        let ports: Vec<_> = ports.filter(|&port| self.lanes(port).is_empty()).collect();
+        let listens = |port: &PortNumber| self.table.port(*port).is_some_and(|port| port.promiscuous);
+        let is_heard = ports.iter().any(listens);
+        let number = self.table.end() + self.links.len();
+        let Ok(number) = u16::try_from(number).map(PortNumber) else {
+            return;
+        };
+        self.links.push(TablePort {
+            vlans: Vlans::All,
+            ..TablePort::default()
+        });
+        for port in ports {
+            let at = usize::from(port.0);
+            if self.guests.len() <= at {
+                self.guests.resize(at + 1, Vec::new());
+            }
+            self.guests[at].push(link);
+            self.far.push((port, link));
+        }
+        self.add(number, link);
+        if is_heard {
+            self.promiscuous.push(number);
+        }
+    }
+
+    /// What is known of a port, or of a link as if it were one.
+    #[inline]
+    pub(crate) fn port(&self, port: PortNumber) -> Option<&TablePort> {
+        let link = || self.links.get(usize::from(port.0).checked_sub(self.table.end())?);
+        self.table.port(port).or_else(link)
+    }
+
+    /// The lanes of a port that receive; of a port of another worker the link there.
     #[inline]
     pub(crate) fn lanes(&self, port: PortNumber) -> &[Guest] {
         self.guests.get(usize::from(port.0)).map_or(&[], Vec::as_slice)
@@ -106,15 +163,17 @@ impl Members {
         !self.promiscuous.is_empty()
     }
 
-    /// Who gets copies of a frame that goes to that port, or to none.
+    /// Who gets copies of a frame that goes to that port, or to none. `way`: where it goes: who listens behind the same
+    /// link hears it there.
     pub(crate) fn listeners(
         &self,
         vlan: u16,
         from: Option<PortNumber>,
         to: Option<PortNumber>,
+        way: Option<Guest>,
     ) -> impl Iterator<Item = (PortNumber, Guest)> + Clone {
         let listeners = self.of_vlan(&self.promiscuous, vlan, from);
-        listeners.filter(move |&(port, _)| to != Some(port))
+        listeners.filter(move |&(port, guest)| to != Some(port) && Some(guest) != way)
     }
 
     fn of_vlan(
@@ -126,7 +185,7 @@ impl Members {
         let sender = from.and_then(|from| self.table.port(from));
         let is_isolated = sender.is_some_and(|sender| sender.isolated);
         self.first_lanes(ports).filter(move |&(port, _)| {
-            let known = self.table.port(port);
+            let known = self.port(port);
             let takes = known.is_some_and(|port| port.vlans.carries(vlan) && !(is_isolated && port.isolated));
             takes && from != Some(port)
         })
@@ -135,6 +194,7 @@ impl Members {
     /// Whether a port has frames of its VLANs with a tag.
     #[inline]
     pub(crate) fn is_tagged(&self, port: PortNumber) -> bool {
-        self.table.port(port).is_some_and(|port| port.vlans.is_tagged())
+        let is_far = || self.lanes(port).first().is_some_and(|guest| guest.is_link);
+        self.port(port).is_some_and(|port| port.vlans.is_tagged()) || is_far()
     }
 }

@@ -27,6 +27,7 @@ pub(crate) mod lane;
 mod lane_id;
 pub(crate) mod learned;
 pub(crate) mod limits;
+pub(crate) mod link;
 #[cfg(test)]
 mod long_chains_tests;
 pub(crate) mod members;
@@ -45,6 +46,7 @@ pub(crate) mod receiver;
 mod retag;
 pub(crate) mod role;
 mod slots;
+mod spread;
 mod station;
 #[cfg(test)]
 mod stray_tests;

@@ -1,8 +1,10 @@
 //! Lanes of a network beside each other, as a worker has them.
 
 mod learning;
+mod links;
 mod pairs;
 mod promiscuous;
+mod threads;
 
 use std::sync::{Arc, Mutex};
 
@@ -16,7 +18,7 @@ use super::lane::LaneId;
 use super::new_lane::NewLane;
 use super::port_lane::PortLane;
 use super::role::Role;
-use super::slots::{self, Slot, Tables};
+use super::slots::{self, Place, Slot, Tables};
 use super::table::{PortNumber, Table, TablePort};
 use super::test_guest::{HEADER, Memory};
 use super::test_nic::{TestNic, Wire, own_memory, queue};
@@ -47,6 +49,7 @@ pub(super) struct World {
     pub(super) ports: Vec<Port>,
     pub(super) slots: Vec<Slot>,
     tables: Tables,
+    place: Place,
     /// Of the uplink, if there is one.
     pub(super) wire: Option<Arc<Mutex<Wire>>>,
     uplink: Arc<PairCounters>,
@@ -99,6 +102,7 @@ impl World {
             ports: Vec::new(),
             slots: Vec::new(),
             tables: Tables::new(),
+            place: Place::default(),
             wire: None,
             uplink: Arc::default(),
         };
@@ -168,7 +172,7 @@ impl World {
     }
 
     pub(super) fn acquaint(&mut self) {
-        slots::acquaint(&mut self.slots, &self.tables);
+        slots::acquaint(&mut self.slots, &self.tables, &self.place);
     }
 
     pub(super) fn breathe(&mut self) {

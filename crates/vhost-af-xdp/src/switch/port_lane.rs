@@ -15,6 +15,7 @@
 
 mod exits;
 mod learning;
+mod linked;
 mod mirror;
 
 use std::sync::Arc;
@@ -41,12 +42,17 @@ use super::to_group::write_copy;
 use super::to_guest::NO_OFFLOAD;
 use super::to_nic::{NicSink, Transmit};
 
+/// Where frames to addresses are counted that nobody has.
+const NO_STATION: fn(&PairCounters) -> &Counter = |counters| &counters.from_guest_no_station;
+
 /// A chain of the turn, judged.
 struct Judged {
     /// If there is something to be sent.
     sending: Sending,
     is_sent: bool,
     to: Destination,
+    /// Of one that came by a link: the port that sent it, if one did.
+    source: Option<PortNumber>,
     /// Of the frame; 0: none.
     vlan: u16,
     /// The frame has its tag.
@@ -69,6 +75,7 @@ impl Judged {
         },
         is_sent: false,
         to: Destination::Unknown,
+        source: None,
         vlan: 0,
         is_tagged: false,
         known: 0,
@@ -170,6 +177,8 @@ pub(crate) struct PortLane {
     limit: Option<Arc<RateLimit>>,
     /// A frame of its guest's waits for room.
     waits: bool,
+    /// It is the end of a link from another worker, where frames were judged.
+    is_link: bool,
 }
 
 /// A lane's turn, and the network that it goes to.
@@ -202,6 +211,15 @@ impl PortLane {
             pending: Pending::default(),
             limit: None,
             waits: false,
+            is_link: false,
+        }
+    }
+
+    /// The end of a link from another worker ([`super::link`]).
+    pub(crate) fn of_link(pair: QueuePair, counters: Arc<PairCounters>) -> Self {
+        Self {
+            is_link: true,
+            ..Self::new(pair, counters, (PortNumber(u16::MAX), 0))
         }
     }
 
@@ -212,9 +230,10 @@ impl PortLane {
             return Ok(0);
         }
         let turn = self.sender.take(&mut self.pair)?;
-        match self.sender.throttle.is_on() {
-            true => self.judge::<true>(&turn)?,
-            false => self.judge::<false>(&turn)?,
+        match (self.is_link, self.sender.throttle.is_on()) {
+            (true, _) => self.judge_link(&turn)?,
+            (false, true) => self.judge::<true>(&turn)?,
+            (false, false) => self.judge::<false>(&turn)?,
         }
         let mut burst = Burst {
             network,
@@ -225,8 +244,8 @@ impl PortLane {
             let (first, run) = (burst.done, self.run_from(burst.done));
             match self.chains[burst.done].to {
                 Destination::Port(port) => self.to_port(port, run, &mut burst),
-                Destination::Unknown => self.to_nic(Exit::Uplink, run, &mut burst),
-                Destination::Host => self.to_nic(Exit::Host, run, &mut burst),
+                Destination::Unknown => self.leave(Exit::Uplink, run, &mut burst, NO_STATION),
+                Destination::Host => self.leave(Exit::Host, run, &mut burst, NO_STATION),
                 Destination::Group => self.to_group(&mut burst),
                 Destination::Nobody => self.lose(run, &mut burst, |counters| &counters.from_guest_isolated),
             }
@@ -315,20 +334,23 @@ impl PortLane {
 
     /// How many from one on go the same way.
     fn run_from(&self, first: usize) -> usize {
-        let to = self.chains[first].to;
+        let &Judged { to, source, .. } = &self.chains[first];
         let rest = self.chains[first..self.judged].iter();
-        rest.take_while(|judged| judged.to == to).count()
+        rest.take_while(|judged| judged.to == to && judged.source == source)
+            .count()
     }
 
     /// Passes a run of frames to a port.
     fn to_port(&mut self, port: PortNumber, run: usize, burst: &mut Burst<'_>) {
         let (guest, run) = self.lane_for(port, burst.done, run);
         let Some(guest) = guest else {
-            // It may be at another host still, or by now.
-            if self.put_to_nic(Exit::Uplink, run, burst).is_none() {
-                self.lose(run, burst, |counters| &counters.from_guest_no_peer);
-            }
-            return;
+            let is_out = self.source(burst.done).is_some() && self.members.is_absent(port);
+            return match self.is_link && !is_out {
+                // A copy for who listens here.
+                true => self.skip(run, burst),
+                // It may be at another host still, or by now.
+                false => self.leave(Exit::Uplink, run, burst, |counters| &counters.from_guest_no_peer),
+            };
         };
         let is_tagged = self.members.is_tagged(port);
         match self.pass_to(guest.at, is_tagged, run, burst) {
@@ -381,6 +403,7 @@ impl PortLane {
                         burst.turn.tally.add(frame.sending.len);
                         burst.turn.note_cut(frames);
                     }
+                    Passed::Later if self.is_link => passing.lose(),
                     Passed::Later if passing.may_wait() => {
                         self.waits = true;
                         self.counters.from_guest_waits.add(1);
@@ -397,10 +420,26 @@ impl PortLane {
         Ok(true)
     }
 
-    /// Puts a run of frames to a NIC; what is not taken waits.
-    fn to_nic(&mut self, exit: Exit, run: usize, burst: &mut Burst<'_>) {
-        if self.put_to_nic(exit, run, burst).is_none() {
-            self.lose(run, burst, |counters| &counters.from_guest_no_station);
+    /// Puts a run of frames to a NIC, here or where another worker has it; what is not taken waits. `nobody`: where those
+    /// are counted for which there is none.
+    fn leave(
+        &mut self,
+        exit: Exit,
+        run: usize,
+        burst: &mut Burst<'_>,
+        nobody: fn(&PairCounters) -> &Counter,
+    ) {
+        if self.put_to_nic(exit, run, burst).is_some() {
+            return;
+        }
+        match self.members.ways_out[exit as usize] {
+            Some(link) => match self.pass_to(link.at, true, run, burst) {
+                Ok(true) => {}
+                Ok(false) => self.lose(run, burst, nobody),
+                Err(fault) => burst.network.blame(link.at, fault),
+            },
+            None if self.is_link => self.skip(run, burst),
+            None => self.lose(run, burst, nobody),
         }
     }
 
@@ -436,11 +475,14 @@ impl PortLane {
     /// Puts a frame to a group to the uplink, and passes it to the host and to all ports that receive.
     fn to_group(&mut self, burst: &mut Burst<'_>) {
         let first = burst.done;
-        let has_uplink = self.put_to_nic(Exit::Uplink, 1, burst).is_some();
+        let from = self.source(first);
+        let has_uplink = from.is_some() && self.put_to_nic(Exit::Uplink, 1, burst).is_some();
         if has_uplink && burst.done == first {
             return;
         }
-        self.copy_to_host(first, burst);
+        if from.is_some() {
+            self.copy_to_host(first, burst);
+        }
         let chain = self.sender.chains().chains[first];
         let buffers = self.sender.chains().buffers(&chain);
         let judged = &self.chains[first];
@@ -449,7 +491,7 @@ impl PortLane {
                 burst.turn.tally.add(frame.sending.len);
             }
             let mut copies = 0;
-            for (port, guest) in self.members.ports_of(judged.vlan, Some(self.number)) {
+            for (port, guest) in self.members.ports_of(judged.vlan, from) {
                 let passed = with_tag(judged, frame, self.members.is_tagged(port), |frame| {
                     pass_copy(burst.network, guest.at, frame, &self.counters)
                 });
@@ -480,6 +522,19 @@ impl PortLane {
             let is_frame = self.chains[burst.done].is_sent;
             counter(&self.counters).add(is_frame.into());
             self.next(burst);
+        }
+    }
+
+    /// A run of frames that are not lost here.
+    fn skip(&mut self, run: usize, burst: &mut Burst<'_>) {
+        (0..run).for_each(|_| self.next(burst));
+    }
+
+    /// The port that sent a frame; `None`: it came by an uplink.
+    fn source(&self, at: usize) -> Option<PortNumber> {
+        match self.is_link {
+            true => self.chains[at].source,
+            false => Some(self.number),
         }
     }
 

@@ -27,18 +27,32 @@ pub(crate) enum Role {
     Host { network: Arc<str> },
     /// Frames to groups that came to a network's uplink.
     Groups { network: Arc<str> },
+    /// A link to the worker of that number, for frames of a network ([`super::link`]).
+    LinkTo { network: Arc<str>, worker: usize },
+    /// A link from it.
+    LinkFrom { network: Arc<str>, worker: usize },
+}
+
+/// What lanes that must share a worker have in common.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) enum Group {
+    Name(Arc<str>),
+    /// Pairs of a port of a network.
+    Port(Arc<str>, PortNumber),
 }
 
 impl Role {
     /// What the lanes that must share a worker have in common; `None`: any worker will do. `receives`: the pair is on.
-    pub(super) fn group(&self, receives: bool) -> Option<&Arc<str>> {
+    pub(super) fn group(&self, receives: bool) -> Option<Group> {
         match self {
-            Self::CableEnd { cable, .. } => Some(cable),
-            Self::Member { network, .. }
-            | Self::Uplink { network, .. }
-            | Self::Host { network }
-            | Self::Groups { network } => Some(network),
-            Self::Pair { port, pair } => (*pair == 0 || !receives).then_some(port),
+            Self::CableEnd { cable, .. } => Some(Group::Name(Arc::clone(cable))),
+            Self::Member { network, port, .. } => Some(Group::Port(Arc::clone(network), *port)),
+            Self::Pair { port, pair } => (*pair == 0 || !receives).then(|| Group::Name(Arc::clone(port))),
+            Self::Uplink { .. }
+            | Self::Host { .. }
+            | Self::Groups { .. }
+            | Self::LinkTo { .. }
+            | Self::LinkFrom { .. } => None,
         }
     }
 
@@ -46,18 +60,17 @@ impl Role {
     pub(super) fn order(&self) -> (u16, u16) {
         match self {
             Self::Member { port, pair, .. } => (port.0, *pair),
-            Self::Pair { .. }
-            | Self::CableEnd { .. }
-            | Self::Uplink { .. }
-            | Self::Host { .. }
-            | Self::Groups { .. } => (0, 0),
+            _ => (0, 0),
         }
     }
 
     /// Whether the lane need not breathe while its guest is idle: others breathe for what it gets.
     #[inline]
     pub(super) fn may_doze(&self) -> bool {
-        matches!(self, Self::Member { .. })
+        matches!(
+            self,
+            Self::Member { .. } | Self::LinkTo { .. } | Self::LinkFrom { .. }
+        )
     }
 
     /// Its network, if it belongs to one.
@@ -66,7 +79,9 @@ impl Role {
             Self::Member { network, .. }
             | Self::Uplink { network, .. }
             | Self::Host { network }
-            | Self::Groups { network } => Some(network),
+            | Self::Groups { network }
+            | Self::LinkTo { network, .. }
+            | Self::LinkFrom { network, .. } => Some(network),
             Self::Pair { .. } | Self::CableEnd { .. } => None,
         }
     }
@@ -78,11 +93,6 @@ impl Role {
                 let port = Arc::clone(port);
                 [Some(Self::Pair { port, pair: 0 }), None]
             }
-            Self::Pair { .. }
-            | Self::Member { .. }
-            | Self::Uplink { .. }
-            | Self::Host { .. }
-            | Self::Groups { .. } => [None, None],
             Self::CableEnd { cable, end, pair } => [*pair, 0].map(|pair| {
                 Some(Self::CableEnd {
                     cable: Arc::clone(cable),
@@ -90,6 +100,7 @@ impl Role {
                     pair,
                 })
             }),
+            _ => [None, None],
         }
     }
 }

@@ -11,6 +11,7 @@ use super::lane::{Blame, Lane, LaneId, Near, Network, Peer, SlotAt, Work};
 use super::members::{Guest, Members};
 use super::new_lane::{NewLane, OnFault};
 use super::role::Role;
+use super::spread::Spread;
 use super::table::Table;
 use crate::nic::endpoint::NicQueue;
 use crate::nic::xdp::XdpNic;
@@ -203,9 +204,18 @@ pub(super) fn change(slots: &mut [Slot], at: usize, change: impl FnOnce(&mut dyn
     change(&mut *slot.lane, near);
 }
 
+/// A worker among the others.
+#[derive(Default)]
+pub(super) struct Place {
+    /// Its number.
+    pub(super) number: usize,
+    /// Of each network, by its name.
+    pub(super) spreads: HashMap<Arc<str>, Arc<Spread>>,
+}
+
 /// Who gives frames to whom, as the lanes are now.
 #[cold]
-pub(super) fn acquaint(slots: &mut [Slot], tables: &Tables) {
+pub(super) fn acquaint(slots: &mut [Slot], tables: &Tables, place: &Place) {
     let receivers = slots.iter().enumerate().filter(|(_, slot)| slot.receives());
     let receivers: HashMap<_, _> = receivers.map(|(at, slot)| (slot.role.clone(), at)).collect();
     for slot in &mut *slots {
@@ -229,7 +239,16 @@ pub(super) fn acquaint(slots: &mut [Slot], tables: &Tables) {
         match &slot.role {
             Role::Member { port, pair, .. } if slot.receives() => {
                 let pair = *pair;
-                members.add(*port, Guest { at, id, pair });
+                let is_link = false;
+                members.add(
+                    *port,
+                    Guest {
+                        at,
+                        id,
+                        pair,
+                        is_link,
+                    },
+                );
             }
             Role::Uplink { .. } => members.uplinks.push(at),
             Role::Host { .. } => members.host = Some(at),
@@ -237,14 +256,62 @@ pub(super) fn acquaint(slots: &mut [Slot], tables: &Tables) {
         }
     }
     for (network, members) in networks {
-        let members = Arc::new(members);
-        for slot in slots
-            .iter_mut()
-            .filter(|slot| slot.role.network() == Some(&network))
-        {
-            slot.lane.meet(&members);
+        let spread = place.spreads.get(&network).cloned().unwrap_or_default();
+        let members = members.among(&spread);
+        let all = Arc::new(with_links(
+            members.clone(),
+            slots,
+            (&network, &spread),
+            place.number,
+        ));
+        // What comes by a link goes no further, and out only where the other worker has no uplink.
+        let near = |worker: usize| {
+            let [uplink, host] = spread.ways_out(worker).map(|way| way == Some(place.number));
+            let mut near = members.clone();
+            if !uplink {
+                near.uplinks.clear();
+            }
+            near.host = near.host.filter(|_| host);
+            Arc::new(near)
+        };
+        for slot in &mut *slots {
+            match &slot.role {
+                role if role.network() != Some(&network) => {}
+                Role::LinkFrom { worker, .. } => slot.lane.meet(&near(*worker)),
+                _ => slot.lane.meet(&all),
+            }
         }
     }
+}
+
+/// Members of a worker, and how those of others are reached.
+fn with_links(
+    mut members: Members,
+    slots: &[Slot],
+    (network, spread): (&Arc<str>, &Spread),
+    here: usize,
+) -> Members {
+    for (at, slot) in slots.iter().enumerate() {
+        if let Role::LinkTo { network: of, worker } = &slot.role
+            && of == network
+            && slot.receives()
+        {
+            let link = Guest {
+                at: SlotAt(at),
+                id: slot.id,
+                pair: 0,
+                is_link: true,
+            };
+            let its = spread.ports.iter().filter(|(_, at)| *at == worker);
+            members.add_link(link, its.map(|(port, _)| *port));
+            for (way, known) in spread.ways_out(here).into_iter().zip(&mut members.ways_out) {
+                if way == Some(*worker) {
+                    *known = Some(link);
+                }
+            }
+        }
+    }
+    members
 }
 
 /// All slots but one.

@@ -115,6 +115,11 @@ impl Table {
         self.ports.get(usize::from(number.0))?.as_ref()
     }
 
+    /// The number behind that of the last port.
+    pub(crate) fn end(&self) -> usize {
+        self.ports.len()
+    }
+
     /// Where a frame of a port's to a station goes.
     #[inline]
     pub(crate) fn find_for(&self, from: &TablePort, to: Station) -> Destination {

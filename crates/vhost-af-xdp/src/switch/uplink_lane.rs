@@ -332,7 +332,7 @@ impl<N: Lent> UplinkLane<N> {
             self.ranges.extend(self.group[..pieces].iter().map(UmemRange::of));
             let len = self.ranges.iter().map(|range| range.len).sum();
             for (at, inbox) in self.inboxes.iter_mut().enumerate() {
-                let known = self.members.table.port(inbox.port);
+                let known = self.members.port(inbox.port);
                 // Groups go by the first pair.
                 if self.inbox_of[usize::from(inbox.port.0)].first != at {
                     continue;
@@ -397,6 +397,15 @@ impl<N: Lent> UplinkLane<N> {
             }
             its.count += 1;
             self.inboxes.push(inbox);
+        }
+        for (port, link) in &members.far {
+            let at = usize::from(port.0);
+            if self.inbox_of.len() <= at {
+                self.inbox_of.resize(at + 1, Inboxes::default());
+            }
+            if let Some(first) = self.inboxes.iter().position(|inbox| inbox.guest.id == link.id) {
+                self.inbox_of[at] = Inboxes { first, count: 1 };
+            }
         }
         for mut inbox in before {
             inbox.empty(&mut self.queue.empty, &self.counters);

@@ -20,6 +20,8 @@ pub(crate) enum Vlans {
     Access(u16),
     /// In ascending order.
     Trunk(Vec<u16>),
+    /// Frames of all and of none, with their tags: to another worker.
+    All,
 }
 
 impl Vlans {
@@ -27,8 +29,9 @@ impl Vlans {
     #[inline]
     pub(crate) fn of_guests(&self, tags: Tags) -> Option<u16> {
         match (self, tags) {
-            (Self::Untagged, Tags::None | Tags::One(0)) => Some(0),
+            (Self::Untagged, Tags::None | Tags::One(0)) | (Self::All, Tags::None) => Some(0),
             (Self::Access(vlan), Tags::None | Tags::One(0)) => Some(*vlan),
+            (Self::All, Tags::One(vlan)) => Some(vlan),
             (Self::Trunk(vlans), Tags::One(vlan)) => vlans.binary_search(&vlan).is_ok().then_some(vlan),
             _ => None,
         }
@@ -41,13 +44,14 @@ impl Vlans {
             Self::Untagged => vlan == 0,
             Self::Access(own) => vlan == *own,
             Self::Trunk(vlans) => vlans.binary_search(&vlan).is_ok(),
+            Self::All => true,
         }
     }
 
     /// Whether frames of its VLANs have a tag towards the guest.
     #[inline]
     pub(crate) fn is_tagged(&self) -> bool {
-        matches!(self, Self::Trunk(_))
+        matches!(self, Self::Trunk(_) | Self::All)
     }
 
     /// Whether both carry one.
@@ -61,6 +65,8 @@ impl Vlans {
             Self::Untagged => &[0],
             Self::Access(vlan) => std::slice::from_ref(vlan),
             Self::Trunk(vlans) => vlans,
+            // It has no address.
+            Self::All => &[],
         }
     }
 }

@@ -39,7 +39,8 @@ use xsk::NumaNode;
 use super::lane::{Lane, LaneId, Near, Work};
 use super::new_lane::NewLane;
 use super::progress::{Progress, Watcher};
-use super::slots::{self, Slot, Tables};
+use super::slots::{self, Place, Slot, Tables};
+use super::spread::Spread;
 use super::table::Table;
 use crate::nic::numa::WorkerPlace;
 use device::counters::Counter;
@@ -69,6 +70,8 @@ pub(crate) enum Command {
     Change(LaneId, Change, Sender<()>),
     /// Who has which address in a network.
     Table(Arc<str>, Arc<Table>),
+    /// Which workers have which ports of a network, if there are several.
+    Spread(Arc<str>, Arc<Spread>),
     /// Run on these CPUs only.
     RunOn(CpuSet),
     /// End the thread.
@@ -134,6 +137,10 @@ impl WorkerHandle {
             awake: Vec::new(),
             shifts: 0,
             tables: Tables::new(),
+            place: Place {
+                number: index,
+                ..Place::default()
+            },
         };
         let thread = std::thread::Builder::new()
             .name(format!("worker-{index}"))
@@ -214,6 +221,7 @@ struct Worker {
     /// How often another one became the first of them.
     shifts: usize,
     tables: Tables,
+    place: Place,
 }
 
 impl Worker {
@@ -274,7 +282,7 @@ impl Worker {
 
     /// Lets lanes know whom they give frames to.
     fn acquaint(&mut self) {
-        slots::acquaint(&mut self.lanes, &self.tables);
+        slots::acquaint(&mut self.lanes, &self.tables, &self.place);
         self.count_awake();
     }
 
@@ -462,6 +470,10 @@ impl Worker {
                     self.tables.insert(network, table);
                     self.acquaint();
                 }
+                Ok(Command::Spread(network, spread)) => {
+                    self.place.spreads.insert(network, spread);
+                    self.acquaint();
+                }
                 Ok(Command::RunOn(cpus)) => run_on(&cpus),
                 Ok(Command::End) | Err(TryRecvError::Disconnected) => return false,
                 Err(TryRecvError::Empty) => return true,
@@ -585,6 +597,7 @@ mod tests {
             awake: Vec::new(),
             shifts: 0,
             tables: Tables::new(),
+            place: Place::default(),
         };
         // What the thread was told is seen.
         let _ = epoll::wait(

@@ -12,9 +12,12 @@ use std::time::Duration;
 use xsk::NumaNode;
 
 use super::lane::{Lane, LaneId, Near};
+use super::link::{Link, LinkError};
 use super::new_lane::NewLane;
 use super::progress::{Activity, Watcher};
+use super::role::{Group, Role};
 use super::slots::receives;
+use super::spread::Spread;
 use super::table::Table;
 use super::worker::{Command, WorkerCounters, WorkerHandle};
 use crate::nic::numa::WorkerPlace;
@@ -35,6 +38,8 @@ struct Roster {
     loads: Vec<usize>,
     /// What is known of each lane.
     lanes: HashMap<LaneId, Entry>,
+    /// Of each network, from worker to worker: its two ends.
+    links: HashMap<(Arc<str>, usize, usize), [LaneAt; 2]>,
 }
 
 /// Which worker has a lane, and its number there.
@@ -49,16 +54,37 @@ struct Entry {
     owner: Arc<str>,
     worker: usize,
     /// See [`Role::group`].
-    group: Option<Arc<str>>,
+    group: Option<Group>,
+    role: Role,
 }
 
 impl Roster {
     /// The worker of a group, if a lane of it is there.
-    fn worker_of(&self, group: &Arc<str>) -> Option<usize> {
+    fn worker_of(&self, group: &Group) -> Option<usize> {
         let mut lanes = self.lanes.values();
         lanes
             .find(|lane| lane.group.as_ref() == Some(group))
             .map(|lane| lane.worker)
+    }
+
+    /// Lanes of a network.
+    fn of_network(&self, network: &Arc<str>) -> impl Iterator<Item = &Entry> {
+        let lanes = self.lanes.values();
+        lanes.filter(move |lane| lane.role.network() == Some(network))
+    }
+
+    /// Where its ports are, and its uplink's queues.
+    fn spread(&self, network: &Arc<str>) -> Spread {
+        let mut spread = Spread::default();
+        for lane in self.of_network(network) {
+            match &lane.role {
+                Role::Member { port, .. } => _ = spread.ports.insert(*port, lane.worker),
+                Role::Uplink { .. } => _ = spread.exits[0].insert(lane.worker),
+                Role::Host { .. } => _ = spread.exits[1].insert(lane.worker),
+                _ => {}
+            }
+        }
+        spread
     }
 }
 
@@ -82,6 +108,7 @@ impl Workers {
             roster: Mutex::new(Roster {
                 loads: vec![0; handles.len()],
                 lanes: HashMap::new(),
+                links: HashMap::new(),
             }),
             handles,
             next_id: AtomicU64::new(1),
@@ -107,8 +134,8 @@ impl Workers {
     /// Gives a lane of `owner` to the worker of its group, or, of those that do not hang, if possible of its NIC's
     /// node, to the one that has the fewest.
     pub(crate) fn add(&self, lane: NewLane, owner: &Arc<str>) -> LaneAt {
-        let id = LaneId(self.next_id.fetch_add(1, Relaxed));
-        let group = lane.role.group(receives(&*lane.lane)).cloned();
+        let id = self.next_id();
+        let group = lane.role.group(receives(&*lane.lane));
         let mut roster = self.roster();
         let by_load = |&worker: &usize| {
             let handle = &self.handles[worker];
@@ -120,15 +147,101 @@ impl Workers {
             .and_then(|group| roster.worker_of(group))
             .or_else(|| (0..self.handles.len()).min_by_key(by_load))
             .unwrap_or(0);
+        let worker = match lane.role.network() {
+            Some(network) => self.link(&mut roster, network, worker),
+            None => worker,
+        };
         roster.loads[worker] += 1;
         let entry = Entry {
             owner: Arc::clone(owner),
             worker,
             group,
+            role: lane.role.clone(),
         };
+        let network = lane.role.network().cloned();
         roster.lanes.insert(id, entry);
         self.handles[worker].send(Command::Add(id, lane));
+        self.tell_spread(&roster, network.as_ref());
         LaneAt { worker, id }
+    }
+
+    fn next_id(&self) -> LaneId {
+        LaneId(self.next_id.fetch_add(1, Relaxed))
+    }
+
+    /// Tells all where the lanes of a network are.
+    fn tell_spread(&self, roster: &Roster, network: Option<&Arc<str>>) {
+        if let (Some(network), 2..) = (network, self.handles.len()) {
+            let spread = Arc::new(roster.spread(network));
+            for handle in &self.handles {
+                handle.send(Command::Spread(Arc::clone(network), Arc::clone(&spread)));
+            }
+        }
+    }
+
+    /// Links a worker with all others that have lanes of a network; the worker, or one that has some if it cannot be
+    /// linked.
+    fn link(&self, roster: &mut Roster, network: &Arc<str>, worker: usize) -> usize {
+        let others: BTreeSet<_> = roster.of_network(network).map(|lane| lane.worker).collect();
+        if others.contains(&worker) {
+            return worker;
+        }
+        for &other in &others {
+            for (from, to) in [(worker, other), (other, worker)] {
+                let key = (Arc::clone(network), from, to);
+                if roster.links.contains_key(&key) {
+                    continue;
+                }
+                match self.new_link(&key) {
+                    Ok(ends) => _ = roster.links.insert(key, ends),
+                    Err(error) => {
+                        tracing::warn!(
+                            %network,
+                            "its lanes stay with one worker: {}",
+                            steer::with_sources(&error)
+                        );
+                        return other;
+                    }
+                }
+            }
+        }
+        worker
+    }
+
+    fn new_link(&self, key: &(Arc<str>, usize, usize)) -> Result<[LaneAt; 2], LinkError> {
+        let (network, from, to) = key;
+        let Link { giving, taking } = Link::new()?;
+        let network = || Arc::clone(network);
+        let ends: [(usize, Box<dyn Lane>, Role); 2] = [
+            (
+                *to,
+                Box::new(taking),
+                Role::LinkFrom {
+                    network: network(),
+                    worker: *from,
+                },
+            ),
+            (
+                *from,
+                Box::new(giving),
+                Role::LinkTo {
+                    network: network(),
+                    worker: *to,
+                },
+            ),
+        ];
+        Ok(ends.map(|(worker, lane, role)| {
+            let id = self.next_id();
+            let lane = NewLane {
+                lane,
+                role,
+                node: None,
+                // Both ends are ours.
+                on_fault: Box::new(|fault| tracing::error!(?fault, "a link between workers ended")),
+            };
+            self.handles[worker].send(Command::Add(id, lane));
+            LaneAt { worker, id }
+        }))
     }
 
     /// Takes a lane back from its worker.
@@ -136,7 +249,20 @@ impl Workers {
         let lane = self.handles[at.worker].remove(at.id);
         let mut roster = self.roster();
         roster.loads[at.worker] = roster.loads[at.worker].saturating_sub(1);
-        roster.lanes.remove(&at.id);
+        let gone = roster.lanes.remove(&at.id);
+        let network = gone.and_then(|gone| gone.role.network().cloned());
+        self.tell_spread(&roster, network.as_ref());
+        let links: Vec<_> = match network {
+            Some(network) if roster.of_network(&network).next().is_none() => {
+                let its = roster.links.extract_if(|(of, ..), _| *of == network);
+                its.flat_map(|(_, ends)| ends).collect()
+            }
+            _ => Vec::new(),
+        };
+        drop(roster);
+        for end in links {
+            drop(self.handles[end.worker].remove(end.id).map(Lane::stop));
+        }
         lane
     }
 
@@ -148,8 +274,24 @@ impl Workers {
     pub(crate) fn owners(&self, id: LaneId) -> Vec<Arc<str>> {
         let roster = self.roster();
         let group = roster.lanes.get(&id).and_then(|lane| lane.group.as_ref());
-        let is_meant =
-            |at: &LaneId, lane: &Entry| *at == id || (group.is_some() && lane.group.as_ref() == group);
+        // A network's lanes of one worker reach each other, and a link all of them.
+        let link = || {
+            let mut links = roster.links.iter();
+            links.find_map(|((network, ..), ends)| {
+                let end = ends.iter().find(|end| end.id == id)?;
+                Some((network, end.worker))
+            })
+        };
+        let lane = roster.lanes.get(&id);
+        let network = lane
+            .and_then(|lane| Some((lane.role.network()?, lane.worker)))
+            .or_else(link);
+        let is_meant = |at: &LaneId, lane: &Entry| {
+            let its = lane.role.network().map(|network| (network, lane.worker));
+            *at == id
+                || (group.is_some() && lane.group.as_ref() == group)
+                || (network.is_some() && its == network)
+        };
         let lanes = roster.lanes.iter().filter(|(at, lane)| is_meant(at, lane));
         let owners: BTreeSet<_> = lanes.map(|(_, lane)| Arc::clone(&lane.owner)).collect();
         owners.into_iter().collect()

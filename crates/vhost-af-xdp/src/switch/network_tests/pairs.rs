@@ -13,6 +13,7 @@ fn world(pairs: u16) -> World {
         ports: Vec::new(),
         slots: Vec::new(),
         tables: Tables::new(),
+        place: Place::default(),
         wire: None,
         uplink: Arc::default(),
     };

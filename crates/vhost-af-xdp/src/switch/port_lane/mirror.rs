@@ -18,9 +18,11 @@ impl PortLane {
         let uncounted = PairCounters::default();
         for at in done {
             let judged = &self.chains[at];
-            let to = match judged.to {
-                Destination::Port(port) => Some(port),
-                Destination::Host | Destination::Unknown => None,
+            let [to_uplink, to_host] = self.members.ways_out;
+            let (to, way) = match judged.to {
+                Destination::Port(port) => (Some(port), self.members.lanes(port).first().copied()),
+                Destination::Unknown => (None, to_uplink),
+                Destination::Host => (None, to_host),
                 Destination::Group | Destination::Nobody => continue,
             };
             let chain = self.sender.chains().chains[at];
@@ -29,7 +31,7 @@ impl PortLane {
                 continue;
             };
             let mut copies = 0;
-            for (port, guest) in self.members.listeners(judged.vlan, Some(self.number), to) {
+            for (port, guest) in self.members.listeners(judged.vlan, self.source(at), to, way) {
                 copies += 1;
                 let passed = with_tag(judged, frame, self.members.is_tagged(port), |frame| {
                     pass_copy(network, guest.at, frame, &uncounted)

@@ -72,6 +72,7 @@ impl Mirror {
             may_be_partial: origin.partial_checksums,
             counters,
         };
-        several.give(members.listeners(vlan, None, port), members, network);
+        let way = port.and_then(|port| members.lanes(port).first().copied());
+        several.give(members.listeners(vlan, None, port, way), members, network);
     }
 }

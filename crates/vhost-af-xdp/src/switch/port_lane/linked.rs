@@ -1,0 +1,57 @@
+//! Frames that came by a link from another worker: where they go here.
+
+use device::pair::Fault;
+
+use super::PortLane;
+use crate::switch::ethernet::{self, Head};
+use crate::switch::from_guest::Turn;
+use crate::switch::table::{Destination, Station, TablePort};
+use crate::switch::vlans::Vlans;
+
+impl PortLane {
+    /// Looks at the chains of the turn. Whether they may be sent was decided where they came from.
+    /// Errors: never of a guest: both ends are ours.
+    #[cold]
+    pub(super) fn judge_link(&mut self, turn: &Turn) -> Result<(), Fault> {
+        self.judged = 0;
+        let all = TablePort {
+            vlans: Vlans::All,
+            ..TablePort::default()
+        };
+        let table = &self.members.table;
+        let mut work = turn.anew();
+        for (chain, of_chain) in self.sender.chains().chains.iter().zip(&mut self.chains) {
+            if !work.takes_more() {
+                break;
+            }
+            let buffers = self.sender.chains().buffers(chain);
+            of_chain.is_sent =
+                self.pair
+                    .judge_into(chain, buffers, None, &self.counters, &mut of_chain.sending)?;
+            if of_chain.is_sent {
+                of_chain.read_head(&self.pair, buffers, &all);
+                work.tally.add(of_chain.sending.len);
+                let bytes = of_chain.head.first_chunk().copied().unwrap_or_default();
+                let Head { to, from, tags } = ethernet::head(&bytes);
+                let vlan = tags.vlan();
+                of_chain.source = match table.find(Station::new(vlan, from)) {
+                    Destination::Port(port) => Some(port),
+                    _ => None,
+                };
+                let to = Station::new(vlan, to);
+                let source = of_chain.source.and_then(|port| table.port(port));
+                of_chain.to = match source {
+                    Some(source) => table.find_for(source, to),
+                    // What came by an uplink goes out by none.
+                    None => Some(table.find(to))
+                        .filter(|found| !matches!(found, Destination::Unknown | Destination::Host))
+                        .unwrap_or(Destination::Nobody),
+                };
+                (of_chain.vlan, of_chain.is_tagged) = (vlan, vlan != 0);
+            }
+            work.note(buffers.len());
+            self.judged += 1;
+        }
+        Ok(())
+    }
+}
