@@ -221,10 +221,10 @@ fn host_reaches_guests_of_vlans_by_tagged_frames() {
     let group = frame(BROADCAST, mac(0), 200, 5);
     lan.send(0, &group);
     lan.host.hears(&tagged(&group));
+    lan.wire.hears(&tagged(&group));
     // Without its VLAN an address is nobody's, and who is in no VLAN hears nothing of one.
     let sent = frame(mac(0), HOST, 60, 6);
     lan.host.0.send(&sent);
-    lan.wire.hears(&tagged(&group));
     lan.wire.hears(&sent);
     let last = frame(mac(2), HOST, 60, 7);
     lan.host.0.send(&last);
