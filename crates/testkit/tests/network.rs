@@ -322,6 +322,13 @@ fn order_is_kept_between_workers_while_guests_come_and_go() {
             lan.guests.push(guest);
         }
     }
+    let status = lan.daemon.status();
+    let links = status["networks"][0]["links"]
+        .as_array()
+        .expect("what links count");
+    let passed = links.iter().find(|counter| counter["name"] == "to_guest_frames");
+    let passed = passed.and_then(|counter| counter["value"].as_u64());
+    assert!(passed.is_some_and(|frames| frames > 320), "by links: {passed:?}");
     lan.assert_quiet();
 }
 

@@ -1,5 +1,7 @@
 //! One queue pair, or one queue of an uplink, as `status` shows it.
 
+use std::sync::Arc;
+
 use std::os::fd::AsFd;
 
 use device::counters::{Kind, PairCounters};
@@ -29,6 +31,20 @@ impl Named {
             let is_drop = reading.kind == Kind::Drop;
             Self::new("lane", reading.name, reading.value, is_drop)
         })
+    }
+
+    /// The same of several, together; none of none.
+    pub(super) fn sum_of(all: &[Arc<PairCounters>]) -> Vec<Self> {
+        let mut sums: Vec<Self> = Vec::new();
+        for counters in all {
+            for (at, named) in Self::all_of(counters).enumerate() {
+                match sums.get_mut(at) {
+                    Some(sum) => sum.value = sum.value.wrapping_add(named.value),
+                    None => sums.push(named),
+                }
+            }
+        }
+        sums
     }
 
     fn new(source: &str, name: &str, value: u64, drop: bool) -> Self {

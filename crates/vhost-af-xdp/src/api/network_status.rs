@@ -32,6 +32,8 @@ pub(crate) struct NetworkStatus {
     pub(crate) queues: Vec<LaneStatus>,
     /// What is counted of frames to groups that came by the uplink.
     pub(crate) groups: Vec<Named>,
+    /// What is counted of frames from worker to worker, all links together.
+    pub(crate) links: Vec<Named>,
     /// None without an uplink, or with `host = false`.
     pub(crate) host: Option<HostStatus>,
 }
@@ -109,6 +111,7 @@ impl NetworkStatus {
             ports: members.map(|port| port.name().to_owned()).collect(),
             queues: queues.collect(),
             groups: Named::all_of(&network.group_counters).collect(),
+            links: Named::sum_of(&network.link_counters()),
             host,
         }
     }

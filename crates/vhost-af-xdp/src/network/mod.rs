@@ -333,6 +333,11 @@ impl Network {
         }
     }
 
+    /// What is counted of frames from worker to worker.
+    pub(crate) fn link_counters(&self) -> Vec<Arc<PairCounters>> {
+        self.workers.link_counters(&self.owner)
+    }
+
     /// What others see of it.
     pub(crate) fn shown(&self) -> ShownNetwork {
         let link = self.link();

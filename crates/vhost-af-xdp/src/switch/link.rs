@@ -21,6 +21,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use device::call::{Call, CallBlocked};
+use device::counters::PairCounters;
 use device::offloads::Offloads;
 use device::pair::{HEADER_BYTES, QueuePair, Vring};
 use rustix::event::{EventfdFlags, eventfd};
@@ -68,9 +69,9 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    /// Makes one.
+    /// Makes one, whose ends count there.
     /// Errors: [`LinkError`].
-    pub(crate) fn new() -> Result<Self, LinkError> {
+    pub(crate) fn new([gives, takes]: [Arc<PairCounters>; 2]) -> Result<Self, LinkError> {
         let buffers = u64::from(BUFFERS) * u64::from(BUFFER_BYTES);
         let ram = Arc::new(GuestRam::new(&[(GuestAddr(0), buffers + RING_BYTES)])?);
         let regions = ram.regions()?;
@@ -87,7 +88,7 @@ impl Link {
         let giving = memory.pair(memory.queue(None, None)?.0, given);
         let taking = memory.pair(taken, memory.queue(None, None)?.0);
         let mut taking = LinkLane {
-            lane: PortLane::of_link(taking, Arc::default()),
+            lane: PortLane::of_link(taking, takes),
             received,
             sent,
             posted,
@@ -106,7 +107,7 @@ impl Link {
         // It is given frames, and has none of its own.
         let nobody = (PortNumber(u16::MAX), 0);
         Ok(Self {
-            giving: PortLane::new(giving, Arc::default(), nobody),
+            giving: PortLane::new(giving, gives, nobody),
             taking,
         })
     }

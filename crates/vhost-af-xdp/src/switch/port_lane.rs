@@ -347,7 +347,8 @@ impl PortLane {
             let is_out = self.source(burst.done).is_some() && self.members.is_absent(port);
             return match self.is_link && !is_out {
                 // A copy for who listens here.
-                true => self.skip(run, burst),
+                true if self.members.has_promiscuous() => self.skip(run, burst),
+                true => self.lose(run, burst, |counters| &counters.from_guest_no_peer),
                 // It may be at another host still, or by now.
                 false => self.leave(Exit::Uplink, run, burst, |counters| &counters.from_guest_no_peer),
             };

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use device::counters::PairCounters;
 use xsk::NumaNode;
 
 use super::lane::{Lane, LaneId, Near};
@@ -39,8 +40,13 @@ struct Roster {
     /// What is known of each lane.
     lanes: HashMap<LaneId, Entry>,
     /// Of each network, from worker to worker: its two ends.
-    links: HashMap<(Arc<str>, usize, usize), [LaneAt; 2]>,
+    links: HashMap<Between, [LaneAt; 2]>,
+    /// What they count, and those that were there before.
+    link_counters: HashMap<Between, [Arc<PairCounters>; 2]>,
 }
+
+/// A network, and from which worker to which.
+type Between = (Arc<str>, usize, usize);
 
 /// Which worker has a lane, and its number there.
 #[derive(Debug, Clone, Copy)]
@@ -109,6 +115,7 @@ impl Workers {
                 loads: vec![0; handles.len()],
                 lanes: HashMap::new(),
                 links: HashMap::new(),
+                link_counters: HashMap::new(),
             }),
             handles,
             next_id: AtomicU64::new(1),
@@ -192,7 +199,8 @@ impl Workers {
                 if roster.links.contains_key(&key) {
                     continue;
                 }
-                match self.new_link(&key) {
+                let counters = roster.link_counters.entry(key.clone()).or_default().clone();
+                match self.new_link(&key, counters) {
                     Ok(ends) => _ = roster.links.insert(key, ends),
                     Err(error) => {
                         tracing::warn!(
@@ -208,9 +216,12 @@ impl Workers {
         worker
     }
 
-    fn new_link(&self, key: &(Arc<str>, usize, usize)) -> Result<[LaneAt; 2], LinkError> {
-        let (network, from, to) = key;
-        let Link { giving, taking } = Link::new()?;
+    fn new_link(
+        &self,
+        (network, from, to): &Between,
+        counters: [Arc<PairCounters>; 2],
+    ) -> Result<[LaneAt; 2], LinkError> {
+        let Link { giving, taking } = Link::new(counters)?;
         let network = || Arc::clone(network);
         let ends: [(usize, Box<dyn Lane>, Role); 2] = [
             (
@@ -295,6 +306,16 @@ impl Workers {
         let lanes = roster.lanes.iter().filter(|(at, lane)| is_meant(at, lane));
         let owners: BTreeSet<_> = lanes.map(|(_, lane)| Arc::clone(&lane.owner)).collect();
         owners.into_iter().collect()
+    }
+
+    /// What is counted of frames of a network from worker to worker.
+    pub(crate) fn link_counters(&self, network: &str) -> Vec<Arc<PairCounters>> {
+        let roster = self.roster();
+        let its = roster
+            .link_counters
+            .iter()
+            .filter(|((of, ..), _)| **of == *network);
+        its.flat_map(|(_, counters)| counters.clone()).collect()
     }
 
     /// The threads of the workers.

@@ -230,7 +230,8 @@ fn each_counter(status: &Status, samples: &mut Samples, label: &str, drops: bool
         let lanes = network.queues.iter().chain(of_host);
         let counters = lanes.flat_map(|lane| &lane.counters);
         let labels = [("network", network.name.as_str()), ("port", "")];
-        add_counters(samples, &labels, counters.chain(&network.groups), (label, drops));
+        let counters = counters.chain(&network.groups).chain(&network.links);
+        add_counters(samples, &labels, counters, (label, drops));
     }
 }
 

@@ -34,7 +34,9 @@ pub(super) fn network(network: &NetworkStatus) -> Value {
     if let Some(queue) = value.pointer_mut("/host/queue").and_then(Value::as_object_mut) {
         queue.remove("counters");
     }
-    value.as_object_mut().map(|fields| fields.remove("groups"));
+    if let Some(fields) = value.as_object_mut() {
+        fields.retain(|key, _| !matches!(key.as_str(), "groups" | "links"));
+    }
     value
 }
 
@@ -89,6 +91,7 @@ pub(super) fn counters(status: &Status) -> Value {
                 "queues": of_lanes(&network.queues),
                 "host": of_lanes(host.unwrap_or_default()),
                 "groups": network.groups,
+                "links": network.links,
             })
         })
         .collect();

@@ -44,7 +44,7 @@ impl Workers {
         };
         let mut worlds = [world(0), world(1)];
         for (from, to) in [(0, 1), (1, 0)] {
-            let Link { giving, taking } = Link::new().expect("memory");
+            let Link { giving, taking } = Link::new(Default::default()).expect("memory");
             let network = || NETWORK.into();
             let (role, other) = (
                 Role::LinkTo {
