@@ -9,6 +9,8 @@ use testkit::world::{HOST, give_address};
 use testkit::{VethPair, require, wait};
 
 const GUIDE: &str = include_str!("../../../docs/deploy/network.md");
+/// The server's own address.
+const SERVER: &str = "10.77.0.10";
 /// As the package has it.
 const POLICY: &str = include_str!("../../../docs/deploy/steward.toml");
 
@@ -39,6 +41,10 @@ impl Server {
         let veth = VethPair::with(4, 1500);
         give_address(&veth);
         veth.near.ip(&["link", "set", VethPair::NIC, "name", "eth0"]);
+        // The near end's own stack is silent in other tests.
+        veth.near.ip(&["link", "set", "eth0", "arp", "on"]);
+        veth.near
+            .ip(&["address", "add", &format!("{SERVER}/24"), "dev", "eth0"]);
         let systemd = Systemd::start(&veth.near);
         systemd.run(&["groupadd", "--system", "vhost-af-xdp"]);
         systemd.run(&["install", "-d", "/etc/vhost-af-xdp"]);
@@ -110,6 +116,10 @@ fn guide_leads_from_a_fresh_server_to_ten_guests_and_an_eleventh() {
     };
     pings(10 * wait::SOON, "10.77.0.12");
     pings(10 * wait::SOON, HOST);
+    // The host keeps its address, and is reached by it.
+    pings(10 * wait::SOON, SERVER);
+    server.systemd.run(&["ping", "-c", "3", "-W", "20", HOST]);
+    server.systemd.run(&["ping", "-c", "3", "-W", "20", "10.77.0.11"]);
 
     let said = server.follow(8);
     for words in ["process ", "\"vm10\"", "vhost_af_xdp_frames_total{"] {
@@ -133,6 +143,7 @@ fn guide_leads_from_a_fresh_server_to_ten_guests_and_an_eleventh() {
     server.follow(11);
     pings(10 * wait::SOON, HOST);
     pings(10 * wait::SOON, "10.77.0.12");
+    pings(10 * wait::SOON, SERVER);
     assert!(
         !server.systemd.log().contains("ERROR"),
         "{}",
