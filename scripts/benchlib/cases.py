@@ -223,7 +223,7 @@ def all_cases():
     cases += [light(64, packed) for packed in (False, True)]
     cases += [CableCase(size) for size in SIZES]
     cases += [ForwardCase(size) for size in SIZES]
-    cases += [LanCase(direction, size) for direction in DIRECTIONS for size in SIZES]
+    cases += [LanCase(direction, size) for direction in (*DIRECTIONS, "forward") for size in SIZES]
     cases += [PairsCase(direction, count) for direction in DIRECTIONS for count in (1, 2, 4)]
     cases.append(Case("idle", ["copy", "direct", "dpdk"], "cpu_percent", measure.idle))
     cases.append(Case("memory", ["copy", "send-direct", "direct"], "process_bytes", measure.memory))

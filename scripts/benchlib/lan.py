@@ -2,7 +2,8 @@
 
 *copy* has the queue alone. *network* is one guest of a network whose other ports have nobody, *network-64* is a guest at every port, all busy: each
 sends, or the generator sends to one after the other. What a network costs is the back end's CPU time a frame beside *copy*'s: *network* has
-the same traffic, *network-64* has frames of the same size in smaller batches for each guest.
+the same traffic, *network-64* has frames of the same size in smaller batches for each guest. In *forward* the guests send back what they get, and
+frames are counted where they come back to.
 """
 
 from contextlib import ExitStack
@@ -34,6 +35,8 @@ def take(run, contender, direction, size):
             guests.append(measure.up(run, stack, testpmd.guests_of_network(run, run.guest_cpu, some, direction, size)))
         if direction == "from-guest":
             return measure.rate(run, veth.arrived, backend)
-        further = ["--dst-mac", ours.mac(0), "--dst-macs", str(busy)]
+        further = ["--dst-mac", ours.mac(0), "--dst-macs", str(busy), "--src-mac", measure.FORWARDED_FROM]
         measure.start_generator(run, stack, veth, size, further)
+        if direction == "forward":
+            return measure.rate(run, veth.arrived, backend)
         return measure.rate(run, lambda: sum(guest.received() for guest in guests), backend)

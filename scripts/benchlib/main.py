@@ -22,7 +22,7 @@ from .process import Directory, Failed, NotHere
 class Run:
     """What a run was asked for, and what it remembers for the report."""
 
-    def __init__(self, options, log_dir, huge_dir):
+    def __init__(self, options, log_dir, config_dir, huge_dir):
         self.seconds = options.seconds
         self.warmup_s = min(1.0, options.seconds)
         self.idle_s = options.idle_seconds
@@ -30,7 +30,7 @@ class Run:
         self.generator = options.generator
         self.pause_us = options.generator_pause_us
         self.guest_cpu, self.backend_cpu = options.guest_cpu, options.backend_cpu
-        self.log_dir = log_dir
+        self.log_dir, self.config_dir = log_dir, config_dir
         self.huge_dir = huge_dir
         self.tsc_hz = machine.tsc_hz()
         self.commands = {}
@@ -148,8 +148,11 @@ def main(arguments):
     with ExitStack() as stack:
         stack.enter_context(caretaker.Caretaker())
         log_dir = stack.enter_context(Directory("vax-bench-log."))
+        # Root's, whoever log_dir is handed over to: a daemon reads no configuration that others could replace.
+        config_dir = stack.enter_context(Directory("vax-bench-config."))
+        os.chmod(config_dir, 0o755)
         huge_dir = stack.enter_context(machine.Hugepages()) if any(case.needs_huge_pages for case in what) else None
-        run = Run(options, log_dir, huge_dir)
+        run = Run(options, log_dir, config_dir, huge_dir)
         run.worlds = stack.enter_context(tcp.Worlds())
         if any(case.unit == "mpps" for case in what):
             run.cpu_state = stack.enter_context(cpu_state.CpuState(run))

@@ -43,7 +43,7 @@ def network(run, cpu, socket_paths, directory=None, uplink=None):
     text = "[network.between]\n" + (f'uplink = "{interface}"\n' if interface else "")
     for number, path in enumerate(socket_paths):
         text += f'[port.p{number}]\nnetwork = "between"\nmac = "{mac(number)}"\nsocket-path = "{path}"\n'
-    config = os.path.join(directory, "network.toml")
+    config = os.path.join(run.config_dir, "network.toml")
     with open(config, "w", encoding="ascii") as file:
         file.write(text)
     argv = [run.binary, "serve", "--config", config, *(["--cpus", str(cpu)] if cpu is not None else [])]

@@ -102,6 +102,8 @@ def guest_of(run, cpu, vdevs, direction, size, queues=1, name="guest"):
     """A guest that has these devices."""
     mode = {"from-guest": "txonly", "to-guest": "rxonly", "forward": "macswap"}[direction]
     app_args = [f"--forward-mode={mode}", f"--txpkts={size}", f"--rxq={queues}", f"--txq={queues}"]
+    # Of several devices each gets its own back.
+    app_args += ["--port-topology=loop"] if mode == "macswap" else []
     return Testpmd(run, name, cpu, vdevs, app_args)
 
 

@@ -18,7 +18,7 @@ const STEWARD_TIMEOUT: u64 = 10;
 
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct DaemonArgs {
-    /// Worker threads [default: one a queue pair, at most one a CPU]
+    /// Worker threads [default: one a queue pair, at most one a CPU, or one for each of --cpus]
     #[arg(long, value_name = "N")]
     workers: Option<usize>,
     /// CPUs to pin workers to, for instance 2,3 or 4-7
@@ -70,9 +70,14 @@ impl DaemonArgs {
     /// What they mean together, for these ports.
     /// Errors: one line, naming the option.
     pub(super) fn build(self, ports: Vec<PortConfig>) -> anyhow::Result<ServeConfig> {
+        let cpus = self.cpus.map_or_else(Vec::new, |list| list.0);
+        check_cpus(&cpus)?;
         let pairs: usize = ports.iter().map(|port| usize::from(port.queues)).sum();
-        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-        let workers = self.workers.unwrap_or_else(|| pairs.clamp(1, cpus));
+        let usable = match cpus.len() {
+            0 => std::thread::available_parallelism().map_or(1, usize::from),
+            named => named,
+        };
+        let workers = self.workers.unwrap_or_else(|| pairs.clamp(1, usable));
         if !(1..=256).contains(&workers) {
             bail!("--workers {workers}: 1 to 256 threads");
         }
@@ -86,8 +91,6 @@ impl DaemonArgs {
         if let Some(user) = self.user.as_deref().filter(|_| !layers.has(Layer::User)) {
             bail!("--user {user} with --sandbox {sandbox}, which leaves the user as it is: add `user` there");
         }
-        let cpus = self.cpus.map_or_else(Vec::new, |list| list.0);
-        check_cpus(&cpus)?;
         Ok(ServeConfig {
             file: None,
             ports,

@@ -420,12 +420,12 @@ fn slow_guest_does_not_take_the_chunks_of_the_others() {
         world.breathe();
         assert_eq!(world.ports[1].got().len(), 1);
     }
-    // A third of 128 chunks each: that is half of what is left of half of them.
+    // Half of 128 chunks: twice what is left of three quarters of them.
     let lost = world.ports[0].counters.to_guest_no_buffer.get();
-    assert_eq!(lost, 160 - 32);
+    assert_eq!(lost, 160 - 64);
     world.ports[0].post(64);
     world.breathe();
-    assert_eq!(world.ports[0].got().len(), 32);
+    assert_eq!(world.ports[0].got().len(), 64);
     let wire = world.wire.as_ref().expect("an uplink").lock().expect("no panic");
     assert_eq!(wire.given.len(), 128, "all chunks are with the NIC again");
 }

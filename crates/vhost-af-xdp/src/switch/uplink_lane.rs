@@ -3,8 +3,8 @@
 //!
 //! Frames leave the NIC's ring a batch at a time and are sorted by port. Each port has an inbox here, in which frames
 //! wait for the guest's buffers, still in the chunks that they came in: each is copied once. A guest that is slow must
-//! not take the chunks from the others: an inbox takes no more than is left of half of them (dynamic thresholds, as in
-//! switches with a shared buffer). What comes beyond is lost, and counted as that guest's.
+//! not take the chunks from the others: an inbox takes no more than twice what is left of three quarters of them (dynamic
+//! thresholds, as in switches with a shared buffer). What comes beyond is lost, and counted as that guest's.
 //!
 //! The lanes of ports put what they send into the queue's TX ring; this one has the kernel send it, once a round.
 
@@ -288,10 +288,11 @@ impl<N: Lent> UplinkLane<N> {
         }
     }
 
-    /// Chunks that a port may have now.
+    /// Chunks that a port may have now: twice what is left of three quarters. So one alone gets up to half of them, and the NIC always has
+    /// a quarter.
     #[inline]
     fn room(&self) -> usize {
-        (self.queue.to_receive() / 2).saturating_sub(self.waiting)
+        2 * (self.queue.to_receive() / 4 * 3).saturating_sub(self.waiting)
     }
 
     /// Delivers what waits, as far as guests have buffers; the frames that they got.
