@@ -1,0 +1,315 @@
+//! What goes together: each port by itself, beside the others, and with the networks.
+
+use std::collections::HashSet;
+
+use device::offloads::Offloads;
+use steer::{ModeRequest, mac_text};
+use steward::protocol::{ENTRIES_MAX, STATIONS_MAX, Wanted};
+use xsk::BindRequest;
+
+use super::error::{ConfigError, Wrong};
+use super::port::{Endpoint, ExternalProgram, Inherited, NicConfig, Placement, PortConfig};
+use super::{GuardConfig, MOST_BYTES, MOST_QUEUES, ServeConfig};
+
+impl ServeConfig {
+    /// Checks what can be checked without the kernel.
+    pub(crate) fn check(&self) -> Result<(), Wrong> {
+        let most = self.ports.iter().map(|port| port.memory.most_bytes);
+        let bytes = most.fold(0, u64::saturating_add);
+        if bytes > MOST_BYTES {
+            let error = ConfigError::MaxMemory { bytes };
+            return Err(Wrong { port: None, error });
+        }
+        let uplinks: Vec<_> = self
+            .networks
+            .iter()
+            .filter_map(|network| network.uplink.as_ref())
+            .collect();
+        for (at, uplink) in uplinks.iter().enumerate() {
+            for other in &uplinks[..at] {
+                let apart = check_apart(&uplink.wanted(), &other.wanted());
+                apart.map_err(|error| Wrong { port: None, error })?;
+            }
+        }
+        let mut descriptors = HashSet::new();
+        for at in 0..self.ports.len() {
+            let checked = self.check_port(at, &mut descriptors);
+            checked.map_err(|error| Wrong {
+                port: Some(at),
+                error,
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Checks a port by itself and beside those before it, whose descriptors these are.
+    fn check_port(&self, at: usize, descriptors: &mut HashSet<i32>) -> Result<(), ConfigError> {
+        let port = &self.ports[at];
+        port.check()?;
+        if port.has_external_program() && self.steward.is_some() {
+            return Err(ConfigError::ExternalAndSteward);
+        }
+        for Inherited { fd, .. } in port.descriptors() {
+            if !descriptors.insert(fd) {
+                return Err(ConfigError::SharedDescriptor(fd));
+            }
+        }
+        for other in &self.ports[..at] {
+            port.check_beside(other)?;
+        }
+        if let Some(name) = port.nic.network() {
+            let network = self.networks.iter().find(|network| network.name == name);
+            let network = network.ok_or_else(|| ConfigError::NoNetwork(name.to_owned()))?;
+            let all = self.ports.iter().filter(|port| port.nic.network() == Some(name));
+            let stations = all.map(|port| port.nic.stations().len()).sum();
+            if network.uplink.is_some() && stations > STATIONS_MAX {
+                let name = name.to_owned();
+                return Err(ConfigError::ManyStations { name, stations });
+            }
+        }
+        for uplink in self.networks.iter().filter_map(|network| network.uplink.as_ref()) {
+            if let Some(wanted) = port.wanted() {
+                check_apart(&wanted, &uplink.wanted())?;
+            }
+        }
+        if let Some(name) = port.nic.cable() {
+            let ends = self.ports.iter().filter(|port| port.nic.cable() == Some(name));
+            let (name, ends) = (name.to_owned(), ends.count());
+            if ends != 2 {
+                return Err(ConfigError::Cable { name, ends });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl PortConfig {
+    fn check(&self) -> Result<(), ConfigError> {
+        if !(1..=MOST_QUEUES).contains(&self.queues) {
+            return Err(ConfigError::Queues(self.queues));
+        }
+        let cannot = self.offload.without(self.placement.offloads());
+        if cannot != Offloads::NONE {
+            return Err(ConfigError::Offload(cannot));
+        }
+        if let (true, Some(name)) = (self.placement.has_guest_ram(), self.nic.cable()) {
+            return Err(ConfigError::CableDirect(name.to_owned()));
+        }
+        if self.nic.network().is_some() {
+            if self.placement.has_guest_ram() {
+                return Err(ConfigError::NetworkDirect);
+            }
+            if self.has_external_program() {
+                return Err(ConfigError::NetworkExternal);
+            }
+        }
+        if self.guard != GuardConfig::default() && self.mac.is_none() {
+            return Err(ConfigError::Guard);
+        }
+        self.check_bind()?;
+        self.check_shared()?;
+        if !self.vlans.is_empty() && !matches!(self.nic, NicConfig::Interface { .. }) {
+            return Err(ConfigError::Vlans);
+        }
+        if self.vlans.len() > ENTRIES_MAX {
+            return Err(ConfigError::ManyVlans(self.vlans.len()));
+        }
+        self.check_external()?;
+        if let NicConfig::Null { frame_bytes } = self.nic
+            && frame_bytes != 0
+            && !(14..=1514).contains(&frame_bytes)
+        {
+            return Err(ConfigError::FrameBytes(frame_bytes));
+        }
+        match &self.endpoint {
+            Endpoint::Server(path) | Endpoint::Client(path) if path.as_os_str().len() > 107 => {
+                Err(ConfigError::LongPath(path.clone()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn check_shared(&self) -> Result<(), ConfigError> {
+        match self.nic {
+            _ if self.slices_from.is_none() => Ok(()),
+            _ if self.has_external_program() => Err(ConfigError::SharedExternal),
+            NicConfig::Interface {
+                bind: BindRequest::ForceZeroCopy,
+                ..
+            } => Err(ConfigError::SharedZeroCopy),
+            _ => Ok(()),
+        }
+    }
+
+    fn check_bind(&self) -> Result<(), ConfigError> {
+        match self.nic {
+            NicConfig::Interface {
+                bind: BindRequest::ForceZeroCopy,
+                mode: ModeRequest::Skb,
+                ..
+            } => Err(ConfigError::ForcedSkb),
+            NicConfig::Interface {
+                bind: BindRequest::ForceZeroCopy,
+                ..
+            } if self.placement == Placement::Direct => Err(ConfigError::ForcedDirect),
+            _ => Ok(()),
+        }
+    }
+
+    fn check_external(&self) -> Result<(), ConfigError> {
+        if self.external == ExternalProgram::None {
+            return Ok(());
+        }
+        if !matches!(self.nic, NicConfig::Interface { .. }) {
+            return Err(ConfigError::ExternalWithoutInterface);
+        }
+        if self.placement.has_guest_ram() {
+            return Err(ConfigError::ExternalDirect);
+        }
+        if !self.vlans.is_empty() {
+            return Err(ConfigError::ExternalVlans);
+        }
+        match &self.external {
+            ExternalProgram::Sockets(fds) if fds.len() != usize::from(self.queues) => {
+                Err(ConfigError::SocketCount {
+                    fds: fds.len(),
+                    queues: self.queues,
+                })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn check_beside(&self, other: &Self) -> Result<(), ConfigError> {
+        if self.endpoint == other.endpoint {
+            return Err(ConfigError::SharedEndpoint(self.endpoint.clone()));
+        }
+        if let (Some(mac), Some(network)) = (self.mac, self.nic.network())
+            && (other.mac, other.nic.network()) == (self.mac, self.nic.network())
+            && let Some(&vlan) = self
+                .nic
+                .stations()
+                .iter()
+                .find(|vlan| other.nic.stations().contains(vlan))
+        {
+            return Err(ConfigError::SharedAddress {
+                mac: mac_text(mac),
+                port: other.name.to_string(),
+                network: network.to_owned(),
+                vlan: match vlan {
+                    0 => String::new(),
+                    vlan => format!(" in VLAN {vlan}"),
+                },
+            });
+        }
+        match (self.wanted(), other.wanted()) {
+            (Some(wanted), Some(others)) => check_apart(&wanted, &others),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Whether two leases can be had at a time.
+fn check_apart(wanted: &Wanted, others: &Wanted) -> Result<(), ConfigError> {
+    let name = wanted.interface.clone();
+    if name != others.interface {
+        return Ok(());
+    }
+    if wanted.mode != others.mode {
+        return Err(ConfigError::TwoModes(name));
+    }
+    let queue = wanted.start_queue.max(others.start_queue);
+    let end = |wanted: &Wanted| wanted.start_queue.saturating_add(wanted.queues);
+    match queue < end(wanted).min(end(others)) {
+        true => Err(ConfigError::SharedQueue { name, queue }),
+        false => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use device::features::OnRequest;
+
+    use super::super::{ApiConfig, Control, FileKinds, MemoryRules, Segments};
+    use super::*;
+    use crate::listener::Access;
+    use crate::nic::endpoint::COPY_BYTES;
+    use crate::rates::PortRates;
+    use crate::sandbox::Layers;
+
+    fn port(path: &str, start_queue: u32, queues: u16) -> PortConfig {
+        PortConfig {
+            name: path.into(),
+            access: Access::OWN,
+            endpoint: Endpoint::Server(path.into()),
+            queues,
+            nic: NicConfig::Interface {
+                name: "eth0".into(),
+                start_queue,
+                mode: ModeRequest::Auto,
+                bind: BindRequest::Auto,
+            },
+            external: ExternalProgram::None,
+            placement: Placement::Copy,
+            memory: MemoryRules {
+                most_bytes: 1 << 30,
+                files: FileKinds::Shared,
+            },
+            segments: Segments::Auto,
+            busy_poll: None,
+            mac: None,
+            vlans: Vec::new(),
+            guard: GuardConfig::default(),
+            packet_bytes: COPY_BYTES,
+            slices_from: None,
+            offload: Offloads::NONE,
+            offer: OnRequest::NONE,
+            rates: PortRates::UNLIMITED,
+        }
+    }
+
+    fn serve(ports: Vec<PortConfig>) -> ServeConfig {
+        ServeConfig {
+            file: None,
+            ports,
+            workers: 1,
+            cpus: Vec::new(),
+            spin: Duration::ZERO,
+            steward: None,
+            steward_timeout: Duration::from_secs(1),
+            control: Control::Nowhere,
+            api: ApiConfig::default(),
+            networks: Vec::new(),
+            layers: Layers::parse("off").expect("a word"),
+            user: None,
+        }
+    }
+
+    #[test]
+    fn disjoint_queues_of_one_interface_are_accepted() {
+        serve(vec![port("/a", 0, 2), port("/b", 2, 1)])
+            .check()
+            .expect("disjoint");
+    }
+
+    #[test]
+    fn overlapping_queues_are_refused_by_name() {
+        let error = serve(vec![port("/a", 0, 3), port("/b", 2, 1)])
+            .check()
+            .expect_err("overlap");
+        assert!(error.to_string().contains("queue 2 of eth0"), "{error}");
+    }
+
+    #[test]
+    fn one_socket_for_two_ports_is_refused() {
+        assert!(serve(vec![port("/a", 0, 1), port("/a", 1, 1)]).check().is_err());
+    }
+
+    #[test]
+    fn path_of_108_bytes_is_refused() {
+        assert!(serve(vec![port(&"x".repeat(107), 0, 1)]).check().is_ok());
+        assert!(serve(vec![port(&"x".repeat(108), 0, 1)]).check().is_err());
+    }
+}

@@ -1,0 +1,116 @@
+//! What is wrong with values that do not go together.
+
+use std::path::PathBuf;
+
+use device::offloads::Offloads;
+use steward::protocol::{ENTRIES_MAX, STATIONS_MAX};
+
+use super::port::Endpoint;
+use super::{MOST_BYTES, MOST_QUEUES};
+
+/// Values that do not go together.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ConfigError {
+    #[error("--queues {0}: a port has 1 to {MOST_QUEUES} queue pairs")]
+    Queues(u16),
+    #[error("queue {queue} of {name} is asked for by two ports: give them disjoint ranges with start-queue")]
+    SharedQueue { name: String, queue: u32 },
+    #[error("{0} is asked for by two ports: each needs a socket of its own")]
+    SharedEndpoint(Endpoint),
+    #[error("interface {0} is asked for with different modes: a program is attached once, choose one mode")]
+    TwoModes(String),
+    #[error("socket path {0:?} is {len} bytes long: a Unix socket path has at most 107: choose a shorter \
+             one", len = .0.as_os_str().len())]
+    LongPath(PathBuf),
+    #[error("--offload {0}: memory=direct receives each frame where it stays, use memory=copy for these")]
+    Offload(Offloads),
+    #[error(
+        "--max-memory: the ports may have {bytes} bytes together, a process has room for {MOST_BYTES}: say less, or \
+         use more processes"
+    )]
+    MaxMemory { bytes: u64 },
+    #[error("cable {name}: {ends} port(s) name it, a cable joins two: give cable={name} to two ports")]
+    Cable { name: String, ends: usize },
+    #[error(
+        "cable {0}: its guests have no queue of an interface that could read their memory, use memory=copy"
+    )]
+    CableDirect(String),
+    #[error(
+        "--force-zero-copy with memory=direct: whether that can be depends on the guest that comes. Leave the option out \
+         (zero-copy is used where it can be, and `status` says why not where it is not), or use memory=send-direct \
+         or copy"
+    )]
+    ForcedDirect,
+    #[error(
+        "--shared-umem and --force-zero-copy exclude each other: all queues are as the first that is opened, and not \
+         every interface may have zero-copy; leave one out"
+    )]
+    SharedZeroCopy,
+    #[error(
+        "--shared-umem and --inhibit exclude each other: what somebody else made is bound to memory of its own; leave \
+         one out"
+    )]
+    SharedExternal,
+    #[error(
+        "--force-zero-copy and --mode skb exclude each other: zero-copy takes a native program, leave one out"
+    )]
+    ForcedSkb,
+    #[error("--vlan: only frames of an interface are looked at, give --ifname NAME")]
+    Vlans,
+    #[error("--vlan: {0} VLANs, a port has {ENTRIES_MAX} at most: give fewer, or none for all")]
+    ManyVlans(usize),
+    #[error("--inhibit needs an interface: name it with --ifname")]
+    ExternalWithoutInterface,
+    #[error(
+        "--inhibit with memory=direct or send-direct: another's program writes no virtio-net header, and its queues \
+         are bound to memory of ours once; use memory=copy"
+    )]
+    ExternalDirect,
+    #[error(
+        "--inhibit and --vlan exclude each other: which frames come is up to the XDP program that is there"
+    )]
+    ExternalVlans,
+    #[error(
+        "--inhibit and --steward exclude each other: the steward has a program of its own, leave one out"
+    )]
+    ExternalAndSteward,
+    #[error(
+        "--sock-fds names {fds} descriptor(s) for {queues} queue pair(s): one each, in the order of the queues"
+    )]
+    SocketCount { fds: usize, queues: u16 },
+    #[error("descriptor {0} is named twice: each socket or map needs one of its own")]
+    SharedDescriptor(i32),
+    #[error("network {0:?}: there is none of that name: begin it with a line `[network.{0}]`")]
+    NoNetwork(String),
+    #[error(
+        "network: its ports share its queues, and frames of queues that are shared are copied: use memory = \"copy\""
+    )]
+    NetworkDirect,
+    #[error("inhibit goes with ifname: a port of a network has no queues of its own")]
+    NetworkExternal,
+    #[error(
+        "network {name}: its ports have {stations} addresses, each in as many VLANs as it has; an uplink can have \
+         {STATIONS_MAX}: use several"
+    )]
+    ManyStations { name: String, stations: usize },
+    #[error("mac {mac}: port {port} of network {network} has this address{vlan}, too: give each its own")]
+    SharedAddress {
+        mac: String,
+        port: String,
+        network: String,
+        vlan: String,
+    },
+    #[error("guard and ips go by the guest's address: name it by mac, the same one as its VMM does")]
+    Guard,
+    #[error("frame-size {0}: the null NIC makes frames of 14 to 1514 bytes, or with 0 none")]
+    FrameBytes(u32),
+}
+
+/// A configuration that cannot be.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
+pub(crate) struct Wrong {
+    /// The port, by its place, if it is one's; of two the later one.
+    pub(crate) port: Option<usize>,
+    pub(crate) error: ConfigError,
+}

@@ -1,0 +1,62 @@
+//! A network, as it was asked for.
+
+use steer::{Filter, ModeRequest};
+use steward::protocol::Wanted;
+use xsk::{BindRequest, BusyPoll};
+
+use super::port::Segments;
+
+/// VLANs of a port of a network.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum MemberVlans {
+    /// None: frames have no tag.
+    Untagged,
+    /// One, without a tag towards the guest.
+    Access(u16),
+    /// These, in ascending order, with their tags.
+    Trunk(Vec<u16>),
+}
+
+/// Ports that reach each other by address, and what they share.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct NetworkConfig {
+    pub(crate) name: String,
+    /// None: guests among themselves.
+    pub(crate) uplink: Option<UplinkConfig>,
+}
+
+/// Queues of an interface that a network has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct UplinkConfig {
+    /// The interface.
+    pub(crate) name: String,
+    pub(crate) start_queue: u32,
+    /// How many.
+    pub(crate) queues: u32,
+    /// How to attach the steering program.
+    pub(crate) mode: ModeRequest,
+    /// Zero-copy or copy, where the user says.
+    pub(crate) bind: BindRequest,
+    /// Packet memory of each queue, bytes.
+    pub(crate) packet_bytes: u32,
+    /// How segments leave.
+    pub(crate) segments: Segments,
+    /// Whether system calls poll the driver.
+    pub(crate) busy_poll: Option<BusyPoll>,
+    /// The network reaches the host, too.
+    pub(crate) host: bool,
+}
+
+impl UplinkConfig {
+    /// What is to be leased.
+    pub(crate) fn wanted(&self) -> Wanted {
+        Wanted {
+            interface: self.name.clone(),
+            start_queue: self.start_queue,
+            queues: self.queues,
+            mode: self.mode,
+            filter: Filter::default(),
+            network: true,
+        }
+    }
+}

@@ -1,0 +1,330 @@
+//! A port, as it was asked for.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use device::features::OnRequest;
+use device::offloads::Offloads;
+use steer::{Filter, ModeRequest};
+use steward::protocol::Wanted;
+use xsk::{BindRequest, BusyPoll};
+
+use super::guard::GuardConfig;
+use super::network::MemberVlans;
+use crate::listener::Access;
+use crate::rates::PortRates;
+
+/// Where a port and its VMM connect.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Endpoint {
+    /// We listen at this path.
+    Server(PathBuf),
+    /// The VMM listens at this path; we connect, and again after a disconnect.
+    Client(PathBuf),
+    /// A descriptor that we inherited: a listener or a connected socket.
+    Fd(i32),
+}
+
+impl std::fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Server(path) => write!(f, "{}", path.display()),
+            Self::Client(path) => write!(f, "{} (client)", path.display()),
+            Self::Fd(fd) => write!(f, "fd {fd}"),
+        }
+    }
+}
+
+/// Where frames lie while they are with the NIC.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Placement {
+    /// In memory of the daemon; each frame is copied once
+    Copy,
+    /// In the guest's RAM, which is pinned, when they are sent; in memory of the daemon, and copied once, when received
+    SendDirect,
+    /// In the guest's RAM, which is pinned; no copy in user space
+    Direct,
+}
+
+/// How the segments of a guest's GSO packet leave.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Segments {
+    /// By reference where the NIC reads frames itself (zero-copy), built whole where the kernel copies them
+    Auto,
+    /// Headers apart from the payload, which lies in the guest's memory (direct, send-direct) or in one copy of the GSO
+    /// packet's (copy), where socket and driver take frames in several pieces
+    ByReference,
+    /// Each in one piece in memory of ours
+    Whole,
+}
+
+impl Segments {
+    /// Whether they refer to their payload, on a socket that is zero-copy or not.
+    pub(crate) fn refer(self, zero_copy: bool) -> bool {
+        match self {
+            Self::Auto => zero_copy,
+            Self::ByReference => true,
+            Self::Whole => false,
+        }
+    }
+}
+
+impl Placement {
+    /// Guest RAM is registered with the NIC's queues.
+    pub(crate) fn has_guest_ram(self) -> bool {
+        matches!(self, Self::SendDirect | Self::Direct)
+    }
+
+    /// The offloads that it can do. Frames that lie in the guest's buffers already cannot be joined: all buffers
+    /// of a frame but the last must be filled to the end (VirtIO 1.3, 5.1.6.4.1).
+    pub(crate) fn offloads(self) -> Offloads {
+        match self {
+            Self::Copy | Self::SendDirect => Offloads::all(),
+            Self::Direct => Offloads::all().without(Offloads::coalescing()),
+        }
+    }
+}
+
+impl std::fmt::Display for Placement {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Copy => "copy",
+            Self::SendDirect => "send-direct",
+            Self::Direct => "direct",
+        })
+    }
+}
+
+/// What a port's frames go to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum NicConfig {
+    /// Queues `start_queue..` of an interface.
+    Interface {
+        name: String,
+        /// The first queue, for the first queue pair.
+        start_queue: u32,
+        /// How to attach the steering program.
+        mode: ModeRequest,
+        /// Zero-copy or copy, where the user says.
+        bind: BindRequest,
+    },
+    /// Another port of this process.
+    Cable {
+        /// What both call it.
+        name: String,
+    },
+    /// A network of this process.
+    Network {
+        name: String,
+        vlans: MemberVlans,
+        /// It reaches no other port that is isolated, too.
+        isolated: bool,
+        /// It gets copies of frames that are for others.
+        promiscuous: bool,
+        /// It may have further addresses, which are learned from what its guest sends.
+        learning: bool,
+    },
+    /// None: frames are made and dropped in this process.
+    Null {
+        /// Length of the frames made, bytes.
+        frame_bytes: u32,
+    },
+}
+
+impl NicConfig {
+    /// The cable's name, if it is one.
+    pub(crate) fn cable(&self) -> Option<&str> {
+        match self {
+            Self::Cable { name } => Some(name),
+            _ => None,
+        }
+    }
+
+    /// VLANs of a network in which it has its address, 0: none.
+    pub(super) fn stations(&self) -> &[u16] {
+        match self {
+            Self::Network { vlans, .. } => match vlans {
+                MemberVlans::Untagged => &[0],
+                MemberVlans::Access(vlan) => std::slice::from_ref(vlan),
+                MemberVlans::Trunk(vlans) => vlans,
+            },
+            Self::Interface { .. } | Self::Cable { .. } | Self::Null { .. } => &[],
+        }
+    }
+
+    /// The network's name, if it is one.
+    pub(crate) fn network(&self) -> Option<&str> {
+        match self {
+            Self::Network { name, .. } => Some(name),
+            _ => None,
+        }
+    }
+}
+
+impl std::fmt::Display for NicConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Interface { name, .. } => f.write_str(name),
+            Self::Cable { name } => write!(f, "cable {name}"),
+            Self::Network { name, .. } => write!(f, "network {name}"),
+            Self::Null { .. } => f.write_str("null"),
+        }
+    }
+}
+
+/// What somebody else made for a port's queues, who also has his own XDP program there: `--inhibit` and what belongs to
+/// it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum ExternalProgram {
+    /// Nothing: program and sockets are ours, or the steward's.
+    None,
+    /// AF_XDP sockets by descriptor, one a queue, in the order of the queues, each in its map.
+    Sockets(Vec<i32>),
+    /// A socket map by descriptor, and the place in it of the first queue's socket.
+    Map { fd: i32, first: u32 },
+    /// A socket map that is pinned in a bpffs.
+    PinnedMap { path: PathBuf, first: u32 },
+    /// The AF_XDP device plugin for Kubernetes, which listens there, gives the map.
+    Plugin(PathBuf),
+}
+
+/// A descriptor that is to be inherited.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Inherited {
+    /// The option that names it.
+    pub(crate) option: &'static str,
+    pub(crate) fd: i32,
+}
+
+impl ExternalProgram {
+    fn descriptors(&self) -> Vec<Inherited> {
+        let (option, fds) = match self {
+            Self::Sockets(numbers) => ("--sock-fds", numbers.as_slice()),
+            Self::Map { fd, .. } => ("--map-fd", std::slice::from_ref(fd)),
+            Self::None | Self::PinnedMap { .. } | Self::Plugin(_) => return Vec::new(),
+        };
+        fds.iter().map(|&fd| Inherited { option, fd }).collect()
+    }
+}
+
+/// Which files are taken as memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum FileKinds {
+    /// Of memfd, tmpfs and hugetlbfs
+    Shared,
+    /// Of any file system
+    Any,
+}
+
+/// What memory a port takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct MemoryRules {
+    /// Most of a guest's, bytes.
+    pub(crate) most_bytes: u64,
+    pub(crate) files: FileKinds,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct PortConfig {
+    /// As log and `status` have it: what the file calls it, else where the VMM is.
+    pub(crate) name: Arc<str>,
+    /// Who may connect to its socket, if that is made here.
+    pub(crate) access: Access,
+    /// Where the VMM is.
+    pub(crate) endpoint: Endpoint,
+    /// Queue pairs offered.
+    pub(crate) queues: u16,
+    /// The other side.
+    pub(crate) nic: NicConfig,
+    /// What somebody else made for it.
+    pub(crate) external: ExternalProgram,
+    /// `--memory`.
+    pub(crate) placement: Placement,
+    /// Packet memory of each queue pair while it copies, bytes.
+    pub(crate) packet_bytes: u32,
+    /// That is a slice of memory which several ports share (`--shared-umem`): the number of its first pair's. `None`:
+    /// each pair has a UMEM of its own.
+    pub(crate) slices_from: Option<u32>,
+    /// What memory is taken of a VMM.
+    pub(crate) memory: MemoryRules,
+    /// How segments leave.
+    pub(crate) segments: Segments,
+    /// Whether system calls poll the driver.
+    pub(crate) busy_poll: Option<BusyPoll>,
+    /// MAC address told to the guest; `None`: made from the endpoint and the interface.
+    pub(crate) mac: Option<[u8; 6]>,
+    /// VLANs whose frames the guest gets; none: all.
+    pub(crate) vlans: Vec<u16>,
+    /// What it may send.
+    pub(crate) guard: GuardConfig,
+    /// Offloads offered to the guest.
+    pub(crate) offload: Offloads,
+    /// Features offered because somebody asked for them.
+    pub(crate) offer: OnRequest,
+    /// How much the guest may send and get, at first.
+    pub(crate) rates: PortRates,
+}
+
+impl PortConfig {
+    /// The descriptors that are to be inherited for this port.
+    pub(crate) fn descriptors(&self) -> Vec<Inherited> {
+        let mut descriptors = self.external.descriptors();
+        if let Endpoint::Fd(fd) = self.endpoint {
+            descriptors.push(Inherited { option: "--fd", fd });
+        }
+        descriptors
+    }
+
+    /// What is to be leased, and which frames of it; `None` without an interface.
+    pub(crate) fn wanted(&self) -> Option<Wanted> {
+        let NicConfig::Interface {
+            name,
+            start_queue,
+            mode,
+            ..
+        } = &self.nic
+        else {
+            return None;
+        };
+        Some(Wanted {
+            interface: name.clone(),
+            start_queue: *start_queue,
+            queues: self.queues.into(),
+            mode: *mode,
+            filter: Filter {
+                macs: self.mac.into_iter().collect(),
+                vlans: self.vlans.clone(),
+            },
+            network: false,
+        })
+    }
+
+    /// Memory that is locked for its queues while it copies, bytes.
+    pub(crate) fn copy_bytes(&self) -> u64 {
+        match self.nic {
+            NicConfig::Interface { .. } => u64::from(self.queues) * u64::from(self.packet_bytes),
+            NicConfig::Cable { .. } | NicConfig::Network { .. } | NicConfig::Null { .. } => 0,
+        }
+    }
+
+    /// Offloads that are possible and not offered, by name.
+    pub(crate) fn offloads_off(&self) -> Vec<&'static str> {
+        self.placement.offloads().without(self.offload).names()
+    }
+
+    /// Whether its queues can have their memory in one UMEM with those of other ports; all others have their own.
+    pub(crate) fn can_share(&self) -> bool {
+        self.placement == Placement::Copy && matches!(self.nic, NicConfig::Interface { .. })
+    }
+
+    /// Whether it comes with sockets or a map of somebody else's.
+    pub(crate) fn has_external_program(&self) -> bool {
+        self.external != ExternalProgram::None
+    }
+
+    /// Whether its AF_XDP sockets are made by this process.
+    pub(crate) fn opens_sockets(&self) -> bool {
+        self.has_external_program() && !matches!(self.external, ExternalProgram::Sockets(_))
+    }
+}
