@@ -14,6 +14,8 @@
 //! guest.
 
 mod exits;
+mod judged;
+mod known;
 mod learning;
 mod linked;
 mod mirror;
@@ -21,137 +23,27 @@ mod mirror;
 use std::sync::Arc;
 
 use device::counters::{Counter, PairCounters};
-use device::pair::{Cursor, Fault, QueuePair, Sending};
-use offload::segment::Request;
-use virtqueue::{Buffer, Chains};
+use device::pair::{Fault, QueuePair};
+use virtqueue::Chains;
 
 use self::exits::Exit;
-use super::ethernet::{self, ADDRESS_BYTES, Head, Tags};
-use super::flows::Flow;
+use self::judged::{Judged, with_tag};
+use self::known::Known;
+use super::ethernet::{self, ADDRESS_BYTES};
 use super::from_guest::{GuestFrame, Put, Sender, Sink, Turn};
-use super::guard::{LOOK_BYTES as LONG_HEAD, SHORT_LOOK_BYTES as SHORT_HEAD, check_content};
 use super::guests::{Passed, Passing};
 use super::lane::{Blame, Lane, Near, Network, Peer, SlotAt, Stopped, Work};
 use super::limits::BATCH;
 use super::members::{Guest, Members};
 use super::pending::Pending;
 use super::rate_limit::{Cost, Policer, PortLimits, RateLimit};
-use super::retag::{Retag, Retagged};
-use super::table::{Destination, PortNumber, Station, Table, TablePort};
+use super::table::{Destination, PortNumber};
 use super::to_group::write_copy;
 use super::to_guest::NO_OFFLOAD;
 use super::to_nic::{NicSink, Transmit};
 
 /// Where frames to addresses are counted that nobody has.
 const NO_STATION: fn(&PairCounters) -> &Counter = |counters| &counters.from_guest_no_station;
-
-/// A chain of the turn, judged.
-struct Judged {
-    /// If there is something to be sent.
-    sending: Sending,
-    is_sent: bool,
-    to: Destination,
-    /// Of one that came by a link: the port that sent it, if one did.
-    source: Option<PortNumber>,
-    /// Of the frame; 0: none.
-    vlan: u16,
-    /// The frame has its tag.
-    is_tagged: bool,
-    /// So many bytes of `head` are the frame's.
-    known: u16,
-    head: [u8; LONG_HEAD],
-}
-
-impl Judged {
-    /// One of which nothing is known.
-    const NOTHING: Self = Self {
-        sending: Sending {
-            start: Cursor { buffer: 0, within: 0 },
-            len: 0,
-            request: Request {
-                csum: None,
-                gso: None,
-            },
-        },
-        is_sent: false,
-        to: Destination::Unknown,
-        source: None,
-        vlan: 0,
-        is_tagged: false,
-        known: 0,
-        head: [0; LONG_HEAD],
-    };
-
-    /// Its frame, in those buffers, as the guest sent it.
-    #[inline]
-    fn frame<'a>(&'a self, pair: &'a QueuePair, buffers: &'a [Buffer]) -> Option<GuestFrame<'a>> {
-        self.is_sent.then_some(GuestFrame {
-            pair,
-            buffers,
-            sending: &self.sending,
-            head: &self.head[..self.known.into()],
-            replaced: self.known.into(),
-        })
-    }
-
-    /// Whether a tag can be taken off it, or put in, so that what the guest asks for stays inside the frame: one with a
-    /// tag goes on behind it, and no checksum begins before that.
-    #[inline]
-    fn may_be_retagged(&self, tags: Tags) -> bool {
-        let is_whole = tags == Tags::None || self.sending.len as usize >= ethernet::LOOK_BYTES;
-        let asked = self.sending.request.csum;
-        is_whole && asked.is_none_or(|asked| usize::from(asked.start) >= ethernet::LOOK_BYTES)
-    }
-
-    /// Copies the frame's first bytes out of guest memory.
-    #[inline]
-    fn read_head(&mut self, pair: &QueuePair, buffers: &[Buffer], port: &TablePort) {
-        let most = if port.lock.is_some() {
-            LONG_HEAD
-        } else {
-            SHORT_HEAD
-        };
-        // At most LONG_HEAD.
-        #[allow(clippy::cast_possible_truncation)]
-        let known = most.min(self.sending.len as usize) as u16;
-        self.known = known;
-        if let (SHORT_HEAD, Some(short)) = (most, self.head.first_chunk_mut()) {
-            return read_short_head(pair, buffers, &self.sending, short);
-        }
-        self.head[..ethernet::LOOK_BYTES].fill(0);
-        GuestFrame::new(pair, buffers, &self.sending).read_start(&mut self.head[..known.into()]);
-    }
-
-    /// By what its frame is spread over pairs of the port that it goes to.
-    #[inline]
-    fn flow(&self) -> Flow {
-        self.head.first_chunk().map_or(Flow::default(), Flow::of)
-    }
-
-    /// What changes on the way to somebody who has frames of a VLAN with a tag, or without one.
-    #[inline]
-    fn retag(&self, with_tag: bool) -> Retag {
-        match (self.is_tagged, with_tag && self.vlan != 0) {
-            (false, true) => Retag::Insert(self.vlan),
-            (true, false) => Retag::Remove,
-            (false, false) | (true, true) => Retag::Keep,
-        }
-    }
-}
-
-/// Does something with a frame, its tag as it is to be.
-#[inline]
-fn with_tag<R>(
-    judged: &Judged,
-    frame: GuestFrame<'_>,
-    is_tagged: bool,
-    act: impl FnOnce(GuestFrame<'_>) -> R,
-) -> R {
-    match judged.retag(is_tagged) {
-        Retag::Keep => act(frame),
-        retag => act(Retagged::new(frame, retag).frame(frame)),
-    }
-}
 
 /// See the module's head.
 pub(crate) struct PortLane {
@@ -545,25 +437,6 @@ impl PortLane {
     }
 }
 
-/// Copies the first bytes of a frame; those that it does not have are 0.
-#[inline]
-fn read_short_head(pair: &QueuePair, buffers: &[Buffer], sending: &Sending, head: &mut [u8; SHORT_HEAD]) {
-    let at = sending.start;
-    let start = buffers.get(at.buffer).filter(|start| {
-        // In one piece, as nearly all are: of a length that is known here, which takes no call.
-        start.len - at.within >= SHORT_HEAD as u32
-    });
-    if let Some(start) = start {
-        // Inside the map, as checked when the descriptor was read.
-        let _ = pair
-            .memory
-            .copy_from_guest(start.offset + u64::from(at.within), head);
-        return;
-    }
-    *head = [0; SHORT_HEAD];
-    GuestFrame::new(pair, buffers, sending).read_start(&mut head[..SHORT_HEAD.min(sending.len as usize)]);
-}
-
 /// Passes a frame to one of several guests, which loses it if it has no buffer now.
 /// Errors: what that guest did wrong.
 fn pass_copy(
@@ -582,63 +455,6 @@ fn pass_copy(
         passing.finish();
     }
     Ok(())
-}
-
-/// What was found for the last frame: the next one most often is alike.
-#[derive(Default)]
-struct Known {
-    /// A source that is the port's.
-    source: Option<Station>,
-    destination: Option<(Station, Destination)>,
-}
-
-impl Known {
-    /// Finds out where a frame of a port's goes; `None`: it may not be sent, which is counted.
-    #[inline]
-    fn find(
-        &mut self,
-        table: &Table,
-        port: &TablePort,
-        chain: &mut Judged,
-        counters: &PairCounters,
-    ) -> Option<()> {
-        let Head { to, from, tags } = ethernet::head(chain.head.first_chunk()?);
-        let Some(vlan) = port.vlans.of_guests(tags) else {
-            counters.from_guest_vlan.add(1);
-            return None;
-        };
-        if vlan != 0 && !chain.may_be_retagged(tags) {
-            counters.from_guest_offload_malformed.add(1);
-            return None;
-        }
-        let source = Station::new(vlan, from);
-        if self.source != Some(source) {
-            if from != port.mac
-                && let Err(counter) = learning::may_be_source(table, port, source)
-            {
-                counter(counters).add(1);
-                return None;
-            }
-            self.source = Some(source);
-        }
-        let head = &chain.head[..chain.known.into()];
-        if let Err(refusal) = check_content(port.lock.as_deref(), from, (head, tags), &chain.sending) {
-            refusal.counter(counters).add(1);
-            return None;
-        }
-        let destination = Station::new(vlan, to);
-        chain.to = match self.destination {
-            Some((known, found)) if known == destination => found,
-            _ => table.find_for(port, destination),
-        };
-        self.destination = Some((destination, chain.to));
-        // A tag that says a priority only stays where there is no VLAN, and is that VLAN's where there is one.
-        if tags == Tags::One(0) && vlan != 0 {
-            ethernet::set_vlan(&mut chain.head, vlan);
-        }
-        (chain.vlan, chain.is_tagged) = (vlan, vlan != 0 && tags != Tags::None);
-        Some(())
-    }
 }
 
 impl Lane for PortLane {

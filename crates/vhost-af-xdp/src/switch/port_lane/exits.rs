@@ -1,6 +1,7 @@
 //! By what frames of a port leave the network: the uplink, and the host's end.
 
-use super::{Burst, PortLane, with_tag};
+use super::judged::with_tag;
+use super::{Burst, PortLane};
 use crate::nic::xdp::XdpNic;
 use crate::switch::from_guest::{GuestFrame, Put, Sink, Turn};
 use crate::switch::lane::{Network, SlotAt};

@@ -4,7 +4,8 @@ use std::ops::Range;
 
 use device::counters::PairCounters;
 
-use super::{PortLane, pass_copy, with_tag};
+use super::judged::with_tag;
+use super::{PortLane, pass_copy};
 use crate::switch::from_guest::Turn;
 use crate::switch::lane::Network;
 use crate::switch::table::Destination;

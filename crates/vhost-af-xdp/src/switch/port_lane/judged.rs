@@ -1,0 +1,139 @@
+//! A chain of a turn, judged: what of it is sent, and where it goes.
+
+use device::pair::{Cursor, QueuePair, Sending};
+use offload::segment::Request;
+use virtqueue::Buffer;
+
+use crate::switch::ethernet::{self, Tags};
+use crate::switch::flows::Flow;
+use crate::switch::from_guest::GuestFrame;
+use crate::switch::guard::{LOOK_BYTES as LONG_HEAD, SHORT_LOOK_BYTES as SHORT_HEAD};
+use crate::switch::retag::{Retag, Retagged};
+use crate::switch::table::{Destination, PortNumber, TablePort};
+
+/// A chain of the turn, judged.
+pub(super) struct Judged {
+    /// If there is something to be sent.
+    pub(super) sending: Sending,
+    pub(super) is_sent: bool,
+    pub(super) to: Destination,
+    /// Of one that came by a link: the port that sent it, if one did.
+    pub(super) source: Option<PortNumber>,
+    /// Of the frame; 0: none.
+    pub(super) vlan: u16,
+    /// The frame has its tag.
+    pub(super) is_tagged: bool,
+    /// So many bytes of `head` are the frame's.
+    pub(super) known: u16,
+    pub(super) head: [u8; LONG_HEAD],
+}
+
+impl Judged {
+    /// One of which nothing is known.
+    pub(super) const NOTHING: Self = Self {
+        sending: Sending {
+            start: Cursor { buffer: 0, within: 0 },
+            len: 0,
+            request: Request {
+                csum: None,
+                gso: None,
+            },
+        },
+        is_sent: false,
+        to: Destination::Unknown,
+        source: None,
+        vlan: 0,
+        is_tagged: false,
+        known: 0,
+        head: [0; LONG_HEAD],
+    };
+
+    /// Its frame, in those buffers, as the guest sent it.
+    #[inline]
+    pub(super) fn frame<'a>(&'a self, pair: &'a QueuePair, buffers: &'a [Buffer]) -> Option<GuestFrame<'a>> {
+        self.is_sent.then_some(GuestFrame {
+            pair,
+            buffers,
+            sending: &self.sending,
+            head: &self.head[..self.known.into()],
+            replaced: self.known.into(),
+        })
+    }
+
+    /// Whether a tag can be taken off it, or put in, so that what the guest asks for stays inside the frame: one with a
+    /// tag goes on behind it, and no checksum begins before that.
+    #[inline]
+    pub(super) fn may_be_retagged(&self, tags: Tags) -> bool {
+        let is_whole = tags == Tags::None || self.sending.len as usize >= ethernet::LOOK_BYTES;
+        let asked = self.sending.request.csum;
+        is_whole && asked.is_none_or(|asked| usize::from(asked.start) >= ethernet::LOOK_BYTES)
+    }
+
+    /// Copies the frame's first bytes out of guest memory.
+    #[inline]
+    pub(super) fn read_head(&mut self, pair: &QueuePair, buffers: &[Buffer], port: &TablePort) {
+        let most = if port.lock.is_some() {
+            LONG_HEAD
+        } else {
+            SHORT_HEAD
+        };
+        // At most LONG_HEAD.
+        #[allow(clippy::cast_possible_truncation)]
+        let known = most.min(self.sending.len as usize) as u16;
+        self.known = known;
+        if let (SHORT_HEAD, Some(short)) = (most, self.head.first_chunk_mut()) {
+            return read_short_head(pair, buffers, &self.sending, short);
+        }
+        self.head[..ethernet::LOOK_BYTES].fill(0);
+        GuestFrame::new(pair, buffers, &self.sending).read_start(&mut self.head[..known.into()]);
+    }
+
+    /// By what its frame is spread over pairs of the port that it goes to.
+    #[inline]
+    pub(super) fn flow(&self) -> Flow {
+        self.head.first_chunk().map_or(Flow::default(), Flow::of)
+    }
+
+    /// What changes on the way to somebody who has frames of a VLAN with a tag, or without one.
+    #[inline]
+    fn retag(&self, with_tag: bool) -> Retag {
+        match (self.is_tagged, with_tag && self.vlan != 0) {
+            (false, true) => Retag::Insert(self.vlan),
+            (true, false) => Retag::Remove,
+            (false, false) | (true, true) => Retag::Keep,
+        }
+    }
+}
+
+/// Does something with a frame, its tag as it is to be.
+#[inline]
+pub(super) fn with_tag<R>(
+    judged: &Judged,
+    frame: GuestFrame<'_>,
+    is_tagged: bool,
+    act: impl FnOnce(GuestFrame<'_>) -> R,
+) -> R {
+    match judged.retag(is_tagged) {
+        Retag::Keep => act(frame),
+        retag => act(Retagged::new(frame, retag).frame(frame)),
+    }
+}
+
+/// Copies the first bytes of a frame; those that it does not have are 0.
+#[inline]
+fn read_short_head(pair: &QueuePair, buffers: &[Buffer], sending: &Sending, head: &mut [u8; SHORT_HEAD]) {
+    let at = sending.start;
+    let start = buffers.get(at.buffer).filter(|start| {
+        // In one piece, as nearly all are: of a length that is known here, which takes no call.
+        start.len - at.within >= SHORT_HEAD as u32
+    });
+    if let Some(start) = start {
+        // Inside the map, as checked when the descriptor was read.
+        let _ = pair
+            .memory
+            .copy_from_guest(start.offset + u64::from(at.within), head);
+        return;
+    }
+    *head = [0; SHORT_HEAD];
+    GuestFrame::new(pair, buffers, sending).read_start(&mut head[..SHORT_HEAD.min(sending.len as usize)]);
+}
