@@ -10,7 +10,8 @@ use steer::{Filter, ModeRequest, with_sources};
 use steward::protocol::Wanted;
 use xsk::BindRequest;
 
-use super::{Network, RETRY, Running, State};
+use super::uplink::RETRY;
+use super::{Network, Running, State};
 use crate::nic::error::InterfaceError;
 use crate::nic::interface::{Interface, QueueOptions};
 use crate::port::lane_facts::LaneFacts;

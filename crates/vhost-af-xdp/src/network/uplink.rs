@@ -1,0 +1,346 @@
+//! The life of a network's uplink: taken up, watched, set up anew, given back.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+use std::time::{Duration, Instant};
+
+use device::counters::PairCounters;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use steer::with_sources;
+
+use super::{Network, NetworkLink, Running, State, stations};
+use crate::nic::binding::L2_BYTES;
+use crate::nic::error::InterfaceError;
+use crate::nic::interface::Interface;
+use crate::nic::interface_queue::InterfaceQueue;
+use crate::port::journal::{JOURNAL, Of, What};
+use crate::port::lane_facts::LaneFacts;
+use crate::switch::arrivals::Origin;
+use crate::switch::groups_lane::GroupsLane;
+use crate::switch::new_lane::NewLane;
+use crate::switch::role::Role;
+use crate::switch::table::PortNumber;
+use crate::switch::uplink_lane::UplinkLane;
+
+/// How often an interface is looked at of which nobody tells.
+pub(super) const RETRY: Duration = Duration::from_secs(1);
+/// How long others may have an interface still that is given back.
+const GIVING_BACK: Duration = Duration::from_secs(2);
+/// Between two looks whether they have.
+const LOOK: Duration = Duration::from_millis(1);
+/// How long a steward is asked for what the program counted.
+const SAMPLE_TIMEOUT: Duration = Duration::from_millis(500);
+
+impl Network {
+    /// Watches the uplink on a thread of its own, if there is one and nobody does, and calls `changed` when guests have
+    /// to know of something.
+    pub(crate) fn watch(self: &Arc<Self>, changed: impl Fn() + Send + 'static) -> io::Result<()> {
+        {
+            let mut state = self.state();
+            if state.uplink.is_none() || std::mem::replace(&mut state.watched, true) {
+                return Ok(());
+            }
+        }
+        let network = Arc::clone(self);
+        let body = move || {
+            let mut known = network.link();
+            loop {
+                let Some(watched) = network.look() else {
+                    if network.is_left() {
+                        break;
+                    }
+                    continue;
+                };
+                let link = network.link();
+                let before = std::mem::replace(&mut known, link);
+                if before.up != link.up {
+                    let what = if link.up { What::LinkUp } else { What::LinkDown };
+                    JOURNAL.tell(Of::Network(&network.name), what, None);
+                }
+                if before != link {
+                    changed();
+                }
+                network.await_change(watched.as_deref());
+            }
+        };
+        std::thread::Builder::new()
+            .name("uplink".to_owned())
+            .spawn(body)?;
+        Ok(())
+    }
+
+    /// Asks for what the program counted; the receiver's end tells that it is known.
+    pub(crate) fn ask_for_sample(&self) -> Option<Receiver<()>> {
+        self.state().uplink.as_ref()?;
+        Some(self.wakers.ask_for_sample())
+    }
+
+    /// Waits until it is time to look at the uplink, and serves those who want samples meanwhile.
+    fn await_change(&self, watched: Option<&Interface>) {
+        let deadline = Instant::now() + RETRY;
+        let lease = watched.and_then(|interface| interface.steering.watch());
+        loop {
+            let mut fds = vec![
+                PollFd::new(&self.wakers.sample, PollFlags::IN),
+                PollFd::new(&self.wakers.retry, PollFlags::IN),
+            ];
+            fds.extend(lease.map(|lease| PollFd::from_borrowed_fd(lease, PollFlags::IN)));
+            let left = deadline.saturating_duration_since(Instant::now());
+            let ready = poll(&mut fds, Timespec::try_from(left).ok().as_ref());
+            let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
+            let (sample, look) = (is_ready(&fds[0]), fds[1..].iter().any(is_ready));
+            if sample {
+                self.wakers.sample.clear();
+                let asked = self.wakers.take_asked();
+                let uplink = self.state().uplink.clone();
+                if let (Some(_), Some(uplink), Some(interface)) = (&asked, uplink, watched) {
+                    let (until, range) = (Instant::now() + SAMPLE_TIMEOUT, uplink.wanted().range());
+                    interface.steering.sample(&interface.link, range, until);
+                }
+            }
+            if look || ready == Ok(0) || Instant::now() >= deadline {
+                self.wakers.retry.clear();
+                return;
+            }
+        }
+    }
+
+    /// Takes the queues back; nothing is set up any more.
+    pub(crate) fn stop(&self) {
+        let mut state = self.state();
+        state.over = true;
+        self.give_back(&mut state);
+    }
+
+    /// Looks at the interface again: it may be gone, back, down, or have another MTU. `None`: nobody has to look any
+    /// more; else the interface that is there.
+    pub(crate) fn look(&self) -> Option<Option<Arc<Interface>>> {
+        let mut state = self.state();
+        if state.is_over() {
+            return None;
+        }
+        match state
+            .interface
+            .clone()
+            .map(|interface| (interface.look(), interface))
+        {
+            Some((Ok(link), interface)) if !interface.steering.is_away() => {
+                let other_mtu = link.mtu != interface.mtu();
+                interface.take_note(&link);
+                state.link = Some(link_of(&interface, link.up));
+                if other_mtu {
+                    tracing::info!(
+                        network = self.name,
+                        mtu = link.mtu,
+                        "MTU changed, queues are set up anew"
+                    );
+                    self.stop_lanes(&mut state);
+                }
+                if state.running.is_empty() {
+                    let started = self.start_lanes(&mut state, &interface);
+                    self.note(&mut state, started);
+                }
+                self.look_at_host(&mut state, &interface);
+            }
+            Some((Ok(_), _)) => {}
+            Some((Err(lost), interface)) => {
+                drop(interface);
+                self.lose_interface(&mut state);
+                self.note(&mut state, Err(with_sources(&lost)));
+                self.take_up_again(&mut state);
+            }
+            None => self.take_up_again(&mut state),
+        }
+        Some(state.interface.clone())
+    }
+
+    /// Gives the interface back; others can have its queues when this returns.
+    pub(super) fn give_back(&self, state: &mut State) {
+        let interface = state.interface.as_ref().map(Arc::downgrade);
+        self.lose_interface(state);
+        // Who watches it, and who asks for its state, have it for a moment still; with the last of them the lease ends.
+        self.wakers.retry();
+        let deadline = Instant::now() + GIVING_BACK;
+        while interface
+            .as_ref()
+            .is_some_and(|interface| interface.strong_count() > 0)
+        {
+            if Instant::now() >= deadline {
+                tracing::warn!(
+                    network = self.name,
+                    "its queues are in use still, and may stay leased a while"
+                );
+                return;
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    /// Gives all up that there is of an interface.
+    pub(super) fn lose_interface(&self, state: &mut State) {
+        self.lose_host(state);
+        self.stop_lanes(state);
+        state.link = None;
+        if let Some(interface) = state.interface.take() {
+            interface.close_queues();
+        }
+    }
+
+    /// Whoever watched the uplink may end, for there is none.
+    fn is_left(&self) -> bool {
+        let mut state = self.state();
+        state.watched = !state.is_over();
+        !state.watched
+    }
+
+    fn take_up_again(&self, state: &mut State) {
+        let taken_up = self.take_up(state);
+        if taken_up.is_ok() && state.interface.is_some() {
+            tracing::info!(network = self.name, "uplink is back");
+        }
+        self.note(state, taken_up.map_err(|error| with_sources(&error)));
+    }
+
+    /// Opens the uplink's interface, and lets its queues run.
+    pub(super) fn take_up(&self, state: &mut State) -> Result<(), InterfaceError> {
+        let Some(uplink) = &state.uplink else {
+            return Ok(());
+        };
+        let interface = self.interfaces.open(&uplink.wanted(), uplink.into())?;
+        let is_up = interface.look().is_ok_and(|link| link.up);
+        state.link = Some(link_of(&interface, is_up));
+        let ports = (0..).map(PortNumber).zip(&state.ports);
+        let known = ports.filter_map(|(number, port)| Some(stations(port.as_ref()?, Some(number))));
+        interface
+            .steering
+            .set_stations(&known.flatten().collect::<Vec<_>>())?;
+        state.learning.forget();
+        let started = self.start_lanes(state, &interface);
+        state.interface = Some(Arc::clone(&interface));
+        started?;
+        self.look_at_host(state, &interface);
+        Ok(())
+    }
+
+    fn start_lanes(&self, state: &mut State, interface: &Arc<Interface>) -> Result<(), InterfaceError> {
+        let State {
+            uplink: Some(uplink),
+            counters,
+            running,
+            groups: of_groups,
+            ..
+        } = state
+        else {
+            return Ok(());
+        };
+        if let Some(groups) = interface.steering.groups()? {
+            let counters = Arc::clone(&self.group_counters);
+            let lane = NewLane {
+                lane: Box::new(GroupsLane::new(
+                    groups,
+                    interface.link.partial_checksums,
+                    counters,
+                )),
+                role: Role::Groups {
+                    network: Arc::clone(&self.owner),
+                },
+                node: interface.link.node,
+                on_fault: Box::new(|_| ()),
+            };
+            *of_groups = Some(self.workers.add(lane, &self.owner));
+        }
+        for (number, counters) in (uplink.start_queue..).zip(&*counters) {
+            let role = Role::Uplink {
+                network: Arc::clone(&self.owner),
+                queue: number,
+            };
+            running.push(self.run_queue(interface, number, counters, role)?);
+        }
+        Ok(())
+    }
+
+    /// Lets a queue run in a lane of that role.
+    pub(super) fn run_queue(
+        &self,
+        interface: &Arc<Interface>,
+        number: u32,
+        counters: &Arc<PairCounters>,
+        role: Role,
+    ) -> Result<Running, InterfaceError> {
+        let origin = Origin {
+            frame_limit: interface.frame_limit(),
+            partial_checksums: interface.link.partial_checksums,
+        };
+        let queue = InterfaceQueue::new(interface, number);
+        queue.open_until(Instant::now() + RETRY * 5)?;
+        let nic = queue.lend(counters)?;
+        // Guests leave checksums to us, whoever of them does.
+        let mut facts = LaneFacts::new(&nic.umem, nic.umem.len(), nic.backing.clone(), true);
+        if let Err(error) = facts.describe(interface, None, &nic.nic, nic.sends) {
+            queue.give_back(nic, counters);
+            return Err(InterfaceError::Duplicate(error));
+        }
+        let lane = NewLane {
+            lane: Box::new(UplinkLane::new(nic, origin, Arc::clone(counters))),
+            role,
+            node: interface.link.node,
+            // It has no guest that could do wrong.
+            on_fault: Box::new(|_| ()),
+        };
+        Ok(Running {
+            queue,
+            at: self.workers.add(lane, &self.owner),
+            counters: Arc::clone(counters),
+            facts: Arc::new(facts),
+        })
+    }
+
+    pub(super) fn stop_lanes(&self, state: &mut State) {
+        if let Some(at) = state.groups.take() {
+            drop(self.workers.remove(at));
+        }
+        for running in state.running.drain(..) {
+            self.stop_queue(running);
+        }
+    }
+
+    pub(super) fn stop_queue(&self, running: Running) {
+        let Running {
+            queue,
+            at,
+            counters,
+            facts,
+        } = running;
+        drop(facts);
+        let nic = self.workers.remove(at).and_then(|lane| lane.stop().queue);
+        if let Some(nic) = nic {
+            queue.give_back(nic, &counters);
+        }
+    }
+
+    /// Takes note of what came of setting the queues up; said when it is another thing than before.
+    pub(super) fn note(&self, state: &mut State, done: Result<(), impl ToString>) {
+        let why = done.err().map(|error| error.to_string());
+        if why == state.impaired {
+            return;
+        }
+        if let Some(why) = &why {
+            tracing::warn!(network = self.name, "no uplink: {why}");
+        }
+        let what = if why.is_some() {
+            What::Impaired
+        } else {
+            What::Recovered
+        };
+        JOURNAL.tell(Of::Network(&self.name), what, why.clone());
+        state.impaired = why;
+    }
+}
+
+fn link_of(interface: &Interface, up: bool) -> NetworkLink {
+    NetworkLink {
+        up,
+        mtu: interface.frame_limit().saturating_sub(L2_BYTES),
+    }
+}
