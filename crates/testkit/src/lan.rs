@@ -64,7 +64,8 @@ pub struct Lan {
     pub daemon: Daemon,
     /// The other end of the uplink.
     pub wire: PacketPort,
-    _veth: VethPair,
+    /// The uplink's two ends.
+    pub veth: VethPair,
 }
 
 impl Lan {
@@ -83,19 +84,27 @@ impl Lan {
     /// If it cannot be made.
     #[must_use]
     pub fn with_workers(workers: usize, ports: &[&str], config: &DriverConfig) -> Self {
-        let veth = VethPair::new();
-        // So that XDP sees tags.
-        veth.near.run("ethtool", &["-K", VethPair::NIC, "rxvlan", "off"]);
         let text = format!(
             "[daemon]\nworkers = {workers}\n{}",
             file(Some(VethPair::NIC), ports)
         );
-        let daemon = Daemon::start_file(&veth.near, &Serve::file(), &[VethPair::NIC], &text);
+        Self::on(VethPair::new(), &Serve::file(), &text, ports.len(), config)
+    }
+
+    /// The same on an uplink that there is, by a file with so many ports.
+    ///
+    /// # Panics
+    /// If it cannot be made.
+    #[must_use]
+    pub fn on(veth: VethPair, serve: &Serve, text: &str, ports: usize, config: &DriverConfig) -> Self {
+        // So that XDP sees tags.
+        veth.near.run("ethtool", &["-K", VethPair::NIC, "rxvlan", "off"]);
+        let daemon = Daemon::start_file(&veth.near, serve, &[VethPair::NIC], text);
         Self {
-            guests: guests(&daemon, ports.len(), config),
+            guests: guests(&daemon, ports, config),
             daemon,
             wire: PacketPort::open(&veth.far, VethPair::WIRE),
-            _veth: veth,
+            veth,
         }
     }
 

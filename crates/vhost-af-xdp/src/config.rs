@@ -20,7 +20,8 @@ use self::file::ConfigFile;
 pub(crate) use self::guard::{GuardConfig, is_guard};
 pub(crate) use self::network::{MemberVlans, NetworkConfig, UplinkConfig};
 pub(crate) use self::port::{
-    Endpoint, ExternalProgram, FileKinds, Inherited, MemoryRules, NicConfig, Placement, PortConfig, Segments,
+    Endpoint, ExternalProgram, FileKinds, Inherited, MemoryRules, NicConfig, Placement, PortConfig,
+    PortQueues, Segments,
 };
 use crate::listener::Access;
 use crate::sandbox::{Layers, User};

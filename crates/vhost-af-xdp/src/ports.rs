@@ -13,7 +13,7 @@ use signal_hook::iterator::Handle;
 use steer::with_sources;
 use steward::links::Changes;
 
-use crate::config::{NetworkConfig, NicConfig, PortConfig, ServeConfig, UplinkConfig};
+use crate::config::{NetworkConfig, PortConfig, ServeConfig, UplinkConfig};
 use crate::network::Network;
 use crate::nic::interfaces::Interfaces;
 use crate::nic::numa::Nodes;
@@ -321,7 +321,7 @@ impl Ports {
         source: VmmSource,
         threads: &mut Vec<JoinHandle<()>>,
     ) -> anyhow::Result<()> {
-        if matches!(port.config.nic, NicConfig::Interface { .. }) {
+        if port.config.nic.queues().is_some() {
             threads.push(port.watch_link().context(NO_THREAD)?);
         }
         let name = format!("port {}", port.name());

@@ -28,7 +28,7 @@ use steward::text_file::FileError;
 
 use self::changes::{Change, Changed, ReadKeys, Refused};
 use crate::config::file::{ConfigFile, Table};
-use crate::config::{Endpoint, NetworkConfig, NicConfig, PortConfig, live};
+use crate::config::{Endpoint, NetworkConfig, PortConfig, live};
 use crate::guard::keeper::Requests;
 use crate::port::journal::{JOURNAL, Of, What};
 use crate::ports::{NO_THREAD, Ports};
@@ -533,8 +533,10 @@ impl Reach {
                      {again}"
                 ),
             )),
-            (_, NicConfig::Interface { name, .. }) => Some(("ifname", self.lacks_interface("ifname", name)?)),
-            _ => None,
+            (_, nic) => {
+                let name = &nic.queues()?.name;
+                Some(("ifname", self.lacks_interface("ifname", name)?))
+            }
         }
     }
 

@@ -23,7 +23,7 @@ use rustix::thread::CapabilitySet;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::{Handle, Signals};
 
-use super::config::{ApiConfig, Control, Endpoint, NicConfig, PortConfig, ServeConfig};
+use super::config::{ApiConfig, Control, Endpoint, PortConfig, ServeConfig};
 use super::port::Port;
 use crate::api::control_socket;
 use crate::api::process::{self, Changers, Listeners};
@@ -555,7 +555,7 @@ fn serve_api(
 
 /// What tells of changes of interfaces.
 fn subscribe(config: &ServeConfig) -> io::Result<Option<Changes>> {
-    let has_interface = |port: &PortConfig| matches!(port.nic, NicConfig::Interface { .. });
+    let has_interface = |port: &PortConfig| port.nic.queues().is_some();
     let wanted = config.file.is_some() || config.ports.iter().any(has_interface);
     wanted.then(Changes::subscribe).transpose()
 }

@@ -6,7 +6,9 @@ use steer::{ModeRequest, mac_text};
 use xsk::BindRequest;
 
 use crate::api::status_view::{or_dash, table};
-use crate::config::{Control, Endpoint, ExternalProgram, MemberVlans, NicConfig, PortConfig, ServeConfig};
+use crate::config::{
+    Control, Endpoint, ExternalProgram, MemberVlans, NicConfig, PortConfig, PortQueues, ServeConfig,
+};
 use crate::rates::PortRates;
 
 /// All of it, with what was not said filled in; ends with a newline.
@@ -130,17 +132,21 @@ fn member(vlans: &MemberVlans) -> String {
 
 /// The other side of a port.
 fn nic(port: &PortConfig) -> String {
-    let NicConfig::Interface {
+    let Some(PortQueues {
         name,
         start_queue,
         mode,
         bind,
-    } = &port.nic
+    }) = port.nic.queues()
     else {
         return port.nic.to_string();
     };
     let last = start_queue + u32::from(port.queues).saturating_sub(1);
-    let mut text = match last == *start_queue {
+    let mut text = match port.nic.network() {
+        Some(network) => format!("network {network}, "),
+        None => String::new(),
+    };
+    text += &match last == *start_queue {
         true => format!("{name} queue {start_queue}"),
         false => format!("{name} queues {start_queue}-{last}"),
     };

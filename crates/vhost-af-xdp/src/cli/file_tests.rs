@@ -109,7 +109,7 @@ fn defaults_of_a_file_are_those_of_the_options() {
         (file.spin, file.steward_timeout),
         (line.spin, line.steward_timeout)
     );
-    assert!(matches!(&file.ports[0].nic, NicConfig::Interface { name, .. } if name == "eth1"));
+    assert!(matches!(&file.ports[0].nic, NicConfig::Interface(queues) if queues.name == "eth1"));
 }
 
 #[test]
@@ -268,10 +268,10 @@ fn ports_of_networks_say_what_goes_together() {
             "vlan = 1\ntrunk = 2",
             ["port a: trunk excludes vlan", "leave one out"],
         ),
-        ("ifname = \"e\"", ["port a: ", "excludes"]),
+        ("cable = \"c\"", ["port a: ", "excludes"]),
         (
             "memory = \"direct\"",
-            ["line 5: port a: network", "memory = \"copy\""],
+            ["line 6: port a: memory", "memory = \"copy\""],
         ),
         (
             "[port.b]\nsocket-path = \"/b\"\nifname = \"e\"",
@@ -312,8 +312,49 @@ fn ports_of_networks_say_what_goes_together() {
         isolated: true,
         promiscuous: false,
         learning: true,
+        own: None,
     };
     assert_eq!(read.ports[0].nic, wanted);
+}
+
+#[test]
+fn port_of_a_network_may_have_a_queue_of_its_own() {
+    let lan =
+        "[network.lan]\nuplink = \"eth0\"\nqueues = 2\n[port.a]\nsocket-path = \"/a\"\nnetwork = \"lan\"\n";
+    let mac = "mac = \"02:00:00:00:00:01\"\n";
+    for (keys, words) in [
+        (
+            "memory = \"send-direct\"\n",
+            ["line 7: port a: memory", "name a queue of its own with ifname"],
+        ),
+        (
+            "ifname = \"eth0\"\nstart-queue = 2\n",
+            ["port a: network with ifname", "name it by mac"],
+        ),
+        (
+            "ifname = \"eth1\"\nmac = \"02:00:00:00:00:01\"\n",
+            ["line 7: port a: ifname eth1", "is eth0"],
+        ),
+        (
+            "ifname = \"eth0\"\nstart-queue = 1\nmac = \"02:00:00:00:00:01\"\n",
+            ["port a: queue 1 of eth0", "two ports"],
+        ),
+    ] {
+        assert_wrong(&format!("{lan}{keys}"), &words);
+    }
+    let alone = "[network.lan]\n[port.a]\nsocket-path = \"/a\"\nnetwork = \"lan\"\n";
+    assert_wrong(
+        &format!("{alone}{mac}ifname = \"eth0\"\n"),
+        &["port a: ifname eth0", "is none"],
+    );
+    let text = format!("{lan}{mac}ifname = \"eth0\"\nstart-queue = 2\nmemory = \"send-direct\"\nvlan = 7\n");
+    let read = read(&text).expect("valid");
+    let wanted = read.ports[0].wanted().expect("queues");
+    assert_eq!((wanted.start_queue, wanted.queues, wanted.network), (2, 1, false));
+    assert_eq!(
+        (wanted.filter.macs.as_slice(), wanted.filter.vlans.as_slice()),
+        (&[[2, 0, 0, 0, 0, 1]][..], &[7][..])
+    );
 }
 
 #[test]

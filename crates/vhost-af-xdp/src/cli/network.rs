@@ -76,8 +76,8 @@ impl NetworkArgs {
 #[derive(Debug, Clone, Args)]
 pub(super) struct MemberArgs {
     /// Network that the port is part of: one that the file has a table for. With `vlan` its frames are of that VLAN,
-    /// without a tag towards the guest
-    #[arg(long, value_name = "NAME", conflicts_with_all = ["ifname", "cable", "null"])]
+    /// without a tag towards the guest. With `ifname` the port has queues of the uplink's interface for itself
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["cable", "null"])]
     network: Option<String>,
     /// VLANs of the network whose frames the guest gets and sends, with their tags, for instance 100,200-203
     #[arg(long, value_name = "LIST", value_parser = parse_vlans, conflicts_with = "vlan")]
@@ -130,6 +130,7 @@ impl MemberArgs {
             isolated: self.isolated,
             promiscuous: self.promiscuous,
             learning: self.learning,
+            own: None,
         }))
     }
 }

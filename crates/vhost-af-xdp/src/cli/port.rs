@@ -17,7 +17,7 @@ use super::memory::{MemoryArgs, of_a_pair, parse_packet_memory};
 use super::network::MemberArgs;
 use super::values::{ModeArg, VlanList, bind_request, mode_request, parse_mac, parse_vlans};
 use super::{keys, offer, offload, sentence};
-use crate::config::{Endpoint, NicConfig, Placement, PortConfig, Segments};
+use crate::config::{Endpoint, NicConfig, Placement, PortConfig, PortQueues, Segments};
 use crate::nic::endpoint::COPY_BYTES;
 use crate::rates::Rates;
 
@@ -199,19 +199,22 @@ impl PortArgs {
             (None, None) => bail!("no socket-path and no fd: give one"),
         };
         let is_member = network.is_some();
-        let nic = match (network, self.ifname, self.cable) {
-            (Some(network), ..) => network,
-            (_, None, Some(name)) => NicConfig::Cable { name },
-            (_, Some(name), _) if !is_interface_name(&name) => bail!(
+        let queues = match self.ifname {
+            Some(name) if !is_interface_name(&name) => bail!(
                 "--ifname {name:?}: no interface can have this name: 1 to 15 bytes, no `/`, `:` or blank (`ip link` \
                  lists them)"
             ),
-            (_, Some(name), _) => NicConfig::Interface {
+            name => name.map(|name| PortQueues {
                 name,
                 start_queue: self.start_queue,
                 mode: mode_request(all.mode),
                 bind: bind_request(all.force_copy, all.force_zero_copy),
-            },
+            }),
+        };
+        let nic = match (network, queues, self.cable) {
+            (Some(network), queues, _) => network.with_queues(queues),
+            (_, None, Some(name)) => NicConfig::Cable { name },
+            (_, Some(queues), _) => NicConfig::Interface(queues),
             (_, None, None) if all.null => NicConfig::Null {
                 frame_bytes: all.frame_size,
             },

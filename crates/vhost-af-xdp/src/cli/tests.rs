@@ -3,7 +3,7 @@ use clap::Parser;
 
 use super::values::{parse_cpus, parse_mac};
 use super::{Cli, Command, sentence};
-use crate::config::{Control, NicConfig, Placement, ServeConfig};
+use crate::config::{Control, NicConfig, Placement, PortQueues, ServeConfig};
 
 fn serve(arguments: &[&str]) -> anyhow::Result<ServeConfig> {
     let arguments = ["vhost-af-xdp", "serve"].iter().chain(arguments);
@@ -26,7 +26,7 @@ fn ports_inherit_what_they_do_not_say() {
     assert_eq!(config.ports[0].placement, Placement::Direct);
     assert_eq!(config.ports[1].placement, Placement::Copy);
     assert!(
-        matches!(&config.ports[1].nic, NicConfig::Interface { name, start_queue: 1, .. } if name == "eth1")
+        matches!(&config.ports[1].nic, NicConfig::Interface(PortQueues { name, start_queue: 1, .. }) if name == "eth1")
     );
 }
 

@@ -8,7 +8,7 @@ use steward::protocol::{ENTRIES_MAX, STATIONS_MAX, Wanted};
 use xsk::BindRequest;
 
 use super::error::{ConfigError, Wrong};
-use super::port::{Endpoint, ExternalProgram, Inherited, NicConfig, Placement, PortConfig};
+use super::port::{Endpoint, ExternalProgram, Inherited, NicConfig, Placement, PortConfig, PortQueues};
 use super::{GuardConfig, MOST_BYTES, MOST_QUEUES, ServeConfig};
 
 impl ServeConfig {
@@ -66,6 +66,14 @@ impl ServeConfig {
                 let name = name.to_owned();
                 return Err(ConfigError::ManyStations { name, stations });
             }
+            let uplink = network.uplink.as_ref().map(|uplink| &uplink.name);
+            if let Some(own) = port.nic.queues().filter(|own| uplink != Some(&own.name)) {
+                return Err(ConfigError::NetworkInterface {
+                    name: own.name.clone(),
+                    network: name.to_owned(),
+                    uplink: uplink.map_or_else(|| "none".to_owned(), Clone::clone),
+                });
+            }
         }
         for uplink in self.networks.iter().filter_map(|network| network.uplink.as_ref()) {
             if let Some(wanted) = port.wanted() {
@@ -96,8 +104,15 @@ impl PortConfig {
             return Err(ConfigError::CableDirect(name.to_owned()));
         }
         if self.nic.network().is_some() {
-            if self.placement.has_guest_ram() {
-                return Err(ConfigError::NetworkDirect);
+            match self.placement {
+                Placement::SendDirect | Placement::Direct if self.nic.queues().is_none() => {
+                    return Err(ConfigError::NetworkDirect);
+                }
+                Placement::Direct => return Err(ConfigError::NetworkReceivesDirect),
+                Placement::Copy | Placement::SendDirect => {}
+            }
+            if self.nic.queues().is_some() && self.mac.is_none() {
+                return Err(ConfigError::NetworkMac);
             }
             if self.has_external_program() {
                 return Err(ConfigError::NetworkExternal);
@@ -108,7 +123,7 @@ impl PortConfig {
         }
         self.check_bind()?;
         self.check_shared()?;
-        if !self.vlans.is_empty() && !matches!(self.nic, NicConfig::Interface { .. }) {
+        if !self.vlans.is_empty() && !matches!(self.nic, NicConfig::Interface(_)) {
             return Err(ConfigError::Vlans);
         }
         if self.vlans.len() > ENTRIES_MAX {
@@ -133,26 +148,20 @@ impl PortConfig {
         match self.nic {
             _ if self.slices_from.is_none() => Ok(()),
             _ if self.has_external_program() => Err(ConfigError::SharedExternal),
-            NicConfig::Interface {
+            NicConfig::Interface(PortQueues {
                 bind: BindRequest::ForceZeroCopy,
                 ..
-            } => Err(ConfigError::SharedZeroCopy),
+            }) => Err(ConfigError::SharedZeroCopy),
             _ => Ok(()),
         }
     }
 
     fn check_bind(&self) -> Result<(), ConfigError> {
-        match self.nic {
-            NicConfig::Interface {
-                bind: BindRequest::ForceZeroCopy,
-                mode: ModeRequest::Skb,
-                ..
-            } => Err(ConfigError::ForcedSkb),
-            NicConfig::Interface {
-                bind: BindRequest::ForceZeroCopy,
-                ..
-            } if self.placement == Placement::Direct => Err(ConfigError::ForcedDirect),
-            _ => Ok(()),
+        match self.nic.queues() {
+            Some(queues) if queues.bind != BindRequest::ForceZeroCopy => Ok(()),
+            Some(queues) if queues.mode == ModeRequest::Skb => Err(ConfigError::ForcedSkb),
+            Some(_) if self.placement == Placement::Direct => Err(ConfigError::ForcedDirect),
+            Some(_) | None => Ok(()),
         }
     }
 
@@ -160,7 +169,7 @@ impl PortConfig {
         if self.external == ExternalProgram::None {
             return Ok(());
         }
-        if !matches!(self.nic, NicConfig::Interface { .. }) {
+        if !matches!(self.nic, NicConfig::Interface(_)) {
             return Err(ConfigError::ExternalWithoutInterface);
         }
         if self.placement.has_guest_ram() {
@@ -245,12 +254,12 @@ mod tests {
             access: Access::OWN,
             endpoint: Endpoint::Server(path.into()),
             queues,
-            nic: NicConfig::Interface {
+            nic: NicConfig::Interface(PortQueues {
                 name: "eth0".into(),
                 start_queue,
                 mode: ModeRequest::Auto,
                 bind: BindRequest::Auto,
-            },
+            }),
             external: ExternalProgram::None,
             placement: Placement::Copy,
             memory: MemoryRules {

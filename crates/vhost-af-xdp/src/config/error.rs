@@ -83,10 +83,29 @@ pub(crate) enum ConfigError {
     #[error("network {0:?}: there is none of that name: begin it with a line `[network.{0}]`")]
     NoNetwork(String),
     #[error(
-        "network: its ports share its queues, and frames of queues that are shared are copied: use memory = \"copy\""
+        "memory: ports of a network share its queues, and frames of queues that are shared are copied: use memory = \
+         \"copy\", or name a queue of its own with ifname and start-queue"
     )]
     NetworkDirect,
-    #[error("inhibit goes with ifname: a port of a network has no queues of its own")]
+    #[error(
+        "memory: what other ports send a guest cannot be put where the NIC receives: use memory = \"send-direct\""
+    )]
+    NetworkReceivesDirect,
+    #[error(
+        "network with ifname: a queue of a port's own gets frames by its address: name it by mac, the same one as its \
+         VMM does"
+    )]
+    NetworkMac,
+    #[error(
+        "ifname {name}: the uplink of network {network} is {uplink}, and a port's own queues are of the same interface: \
+         name that, or leave ifname out"
+    )]
+    NetworkInterface {
+        name: String,
+        network: String,
+        uplink: String,
+    },
+    #[error("inhibit: queues that somebody else made are no network's: leave network or inhibit out")]
     NetworkExternal,
     #[error(
         "network {name}: its ports have {stations} addresses, each in as many VLANs as it has; an uplink can have \

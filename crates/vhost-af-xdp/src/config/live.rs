@@ -6,18 +6,19 @@ use crate::rates::is_limit;
 
 /// Keys of a port of a network that the switch's table has, beside those of its guard.
 const OF_A_NETWORK: &[&str] = &["isolated", "promiscuous"];
-/// The same, but for ports that have learned addresses in these VLANs.
+/// The same, but for ports that have learned addresses in these VLANs, or queues of their own.
 const VLANS: &[&str] = &["trunk", "vlan"];
 
 /// Those of these keys, in which two tables of a port differ, for which it has to begin anew.
 pub(crate) fn needing_a_beginning(table: &Table, keys: &[String]) -> Vec<String> {
     let in_network = table.get("network").is_some();
-    let learns = table.get("learning") == Some("true");
+    // One with a queue of its own has them in that queue's lease.
+    let keeps_vlans = table.get("learning") == Some("true") || table.get("ifname").is_some();
     let is_live = |key: &String| {
         let key = key.as_str();
         is_limit(key)
             || is_guard(key)
-            || (in_network && (OF_A_NETWORK.contains(&key) || (!learns && VLANS.contains(&key))))
+            || (in_network && (OF_A_NETWORK.contains(&key) || (!keeps_vlans && VLANS.contains(&key))))
     };
     keys.iter().filter(|key| !is_live(key)).cloned().collect()
 }
@@ -49,5 +50,7 @@ mod tests {
         let keys = ["vlan", "mac", "to-guest-bits"].map(str::to_owned);
         assert_eq!(needing_a_beginning(&table(&["network"]), &keys), ["mac"]);
         assert_eq!(needing_a_beginning(&table(&["ifname"]), &keys), ["vlan", "mac"]);
+        let own = table(&["ifname", "network"]);
+        assert_eq!(needing_a_beginning(&own, &keys), ["vlan", "mac"]);
     }
 }

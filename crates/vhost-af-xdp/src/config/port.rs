@@ -99,16 +99,8 @@ impl std::fmt::Display for Placement {
 /// What a port's frames go to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum NicConfig {
-    /// Queues `start_queue..` of an interface.
-    Interface {
-        name: String,
-        /// The first queue, for the first queue pair.
-        start_queue: u32,
-        /// How to attach the steering program.
-        mode: ModeRequest,
-        /// Zero-copy or copy, where the user says.
-        bind: BindRequest,
-    },
+    /// Queues of an interface.
+    Interface(PortQueues),
     /// Another port of this process.
     Cable {
         /// What both call it.
@@ -124,6 +116,8 @@ pub(crate) enum NicConfig {
         promiscuous: bool,
         /// It may have further addresses, which are learned from what its guest sends.
         learning: bool,
+        /// Queues of the uplink's interface that are its alone.
+        own: Option<PortQueues>,
     },
     /// None: frames are made and dropped in this process.
     Null {
@@ -132,7 +126,45 @@ pub(crate) enum NicConfig {
     },
 }
 
+/// Queues `start_queue..` of an interface.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct PortQueues {
+    /// The interface.
+    pub(crate) name: String,
+    /// The first queue, for the first queue pair.
+    pub(crate) start_queue: u32,
+    /// How to attach the steering program.
+    pub(crate) mode: ModeRequest,
+    /// Zero-copy or copy, where the user says.
+    pub(crate) bind: BindRequest,
+}
+
 impl NicConfig {
+    /// Queues that are the port's alone.
+    pub(crate) fn queues(&self) -> Option<&PortQueues> {
+        match self {
+            Self::Interface(queues) => Some(queues),
+            Self::Network { own, .. } => own.as_ref(),
+            Self::Cable { .. } | Self::Null { .. } => None,
+        }
+    }
+
+    /// The same, where it is a network, with these for the port alone.
+    pub(crate) fn with_queues(mut self, queues: Option<PortQueues>) -> Self {
+        if let Self::Network { own, .. } = &mut self {
+            *own = queues;
+        }
+        self
+    }
+
+    /// Whether the guest has the frames of its one VLAN without their tag.
+    pub(crate) fn untags(&self) -> bool {
+        let Self::Network { vlans, .. } = self else {
+            return false;
+        };
+        matches!(vlans, MemberVlans::Access(_))
+    }
+
     /// The cable's name, if it is one.
     pub(crate) fn cable(&self) -> Option<&str> {
         match self {
@@ -149,7 +181,7 @@ impl NicConfig {
                 MemberVlans::Access(vlan) => std::slice::from_ref(vlan),
                 MemberVlans::Trunk(vlans) => vlans,
             },
-            Self::Interface { .. } | Self::Cable { .. } | Self::Null { .. } => &[],
+            Self::Interface(_) | Self::Cable { .. } | Self::Null { .. } => &[],
         }
     }
 
@@ -165,9 +197,14 @@ impl NicConfig {
 impl std::fmt::Display for NicConfig {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Interface { name, .. } => f.write_str(name),
+            Self::Interface(queues) => f.write_str(&queues.name),
             Self::Cable { name } => write!(f, "cable {name}"),
-            Self::Network { name, .. } => write!(f, "network {name}"),
+            Self::Network { name, own: None, .. } => write!(f, "network {name}"),
+            Self::Network {
+                name,
+                own: Some(queues),
+                ..
+            } => write!(f, "network {name}, {}", queues.name),
             Self::Null { .. } => f.write_str("null"),
         }
     }
@@ -278,23 +315,19 @@ impl PortConfig {
 
     /// What is to be leased, and which frames of it; `None` without an interface.
     pub(crate) fn wanted(&self) -> Option<Wanted> {
-        let NicConfig::Interface {
-            name,
-            start_queue,
-            mode,
-            ..
-        } = &self.nic
-        else {
-            return None;
+        let queues = self.nic.queues()?;
+        let vlans = match self.nic {
+            NicConfig::Network { .. } => self.nic.stations().to_vec(),
+            _ => self.vlans.clone(),
         };
         Some(Wanted {
-            interface: name.clone(),
-            start_queue: *start_queue,
+            interface: queues.name.clone(),
+            start_queue: queues.start_queue,
             queues: self.queues.into(),
-            mode: *mode,
+            mode: queues.mode,
             filter: Filter {
                 macs: self.mac.into_iter().collect(),
-                vlans: self.vlans.clone(),
+                vlans,
             },
             network: false,
         })
@@ -302,10 +335,8 @@ impl PortConfig {
 
     /// Memory that is locked for its queues while it copies, bytes.
     pub(crate) fn copy_bytes(&self) -> u64 {
-        match self.nic {
-            NicConfig::Interface { .. } => u64::from(self.queues) * u64::from(self.packet_bytes),
-            NicConfig::Cable { .. } | NicConfig::Network { .. } | NicConfig::Null { .. } => 0,
-        }
+        let bytes = |_| u64::from(self.queues) * u64::from(self.packet_bytes);
+        self.nic.queues().map_or(0, bytes)
     }
 
     /// Offloads that are possible and not offered, by name.
@@ -315,7 +346,7 @@ impl PortConfig {
 
     /// Whether its queues can have their memory in one UMEM with those of other ports; all others have their own.
     pub(crate) fn can_share(&self) -> bool {
-        self.placement == Placement::Copy && matches!(self.nic, NicConfig::Interface { .. })
+        self.placement == Placement::Copy && matches!(self.nic, NicConfig::Interface(_))
     }
 
     /// Whether it comes with sockets or a map of somebody else's.

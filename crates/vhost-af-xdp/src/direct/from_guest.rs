@@ -82,14 +82,8 @@ impl<N: Nic> DirectEnd<N> {
         sender: &mut Sender,
         counters: &PairCounters,
     ) -> Result<usize, Fault> {
-        let mut moved = self.reap(pair);
-        let left = sender.begin();
-        self.begin_burst();
-        if self.has_rest() && left > 0 {
-            let mut turn = Turn::of(left);
-            moved += self.go_on_cutting(pair, &mut turn);
-            sender.spend(&turn);
-        }
+        sender.begin();
+        let mut moved = self.begin_turn(pair, sender);
         if pair.from_guest.enabled && !self.has_rest() && sender.left() > 0 {
             let room = self.ring_room().min(self.sending.room());
             if room == 0 {
@@ -100,12 +94,30 @@ impl<N: Nic> DirectEnd<N> {
                 moved += burst.done;
             }
         }
+        Ok(moved + self.end_turn(pair, moved))
+    }
+
+    /// A turn begins, of which the sender knows: gives back what was sent, and goes on with the GSO packet in hand;
+    /// chains and descriptors that were moved.
+    pub(super) fn begin_turn(&mut self, pair: &mut QueuePair, sender: &mut Sender) -> usize {
+        let mut moved = self.reap(pair);
+        self.begin_burst();
+        if self.has_rest() && sender.left() > 0 {
+            let mut turn = Turn::of(sender.left());
+            moved += self.go_on_cutting(pair, &mut turn);
+            sender.spend(&turn);
+        }
+        moved
+    }
+
+    /// A turn is over in which so many were moved: has the kernel send what is queued; those that came back.
+    pub(super) fn end_turn(&mut self, pair: &mut QueuePair, moved: usize) -> usize {
         // While the interface is down every breath that sends asks whether it is up again.
         if self.queue.nic.unsent() > 0 || (moved > 0 && self.link == LinkState::Down) {
             self.kick();
-            moved += self.reap(pair);
+            return self.reap(pair);
         }
-        Ok(moved)
+        0
     }
 
     /// What a lane is to do about to sleep, for whose guest chains wait.
@@ -153,7 +165,7 @@ impl<N: Nic> DirectEnd<N> {
     }
 
     /// Gives the guest back what was sent.
-    fn reap(&mut self, pair: &mut QueuePair) -> usize {
+    pub(super) fn reap(&mut self, pair: &mut QueuePair) -> usize {
         let mut back = 0;
         for frame in self.queue.nic.sent(SEGMENTS * 2) {
             let Some(outbound) = self.sending.complete(frame.offset().get()) else {
@@ -189,13 +201,13 @@ impl<N: Nic> DirectEnd<N> {
         count
     }
 
-    fn hand_over(&mut self) {
+    pub(super) fn hand_over(&mut self) {
         self.queue.nic.to_nic(self.outgoing.drain(..));
         self.begin_burst();
     }
 
     /// Gives a chain back in its turn, unsent.
-    fn give_back(&mut self, chain: ChainId) {
+    pub(super) fn give_back(&mut self, chain: ChainId) {
         self.sending.push_done(Outbound {
             chain: Some(chain),
             bounce: false,

@@ -42,6 +42,7 @@
 
 mod from_guest;
 pub(crate) mod in_flight;
+pub(crate) mod member;
 mod place;
 pub(crate) mod registration;
 pub(crate) mod send_direct;
@@ -142,7 +143,7 @@ pub(crate) struct DirectLane<N> {
 
 /// A NIC queue coupled with a guest: its UMEM is the guest's memory, with memory of ours behind it. Frames from the
 /// guest are sent by it from where they lie.
-struct DirectEnd<N> {
+pub(crate) struct DirectEnd<N> {
     /// Chunks of its pool are those of the bounce area.
     queue: NicQueue<N>,
     counters: Arc<PairCounters>,

@@ -21,7 +21,7 @@ use xsk::{OpenError, RingSize, SocketConfig, Umem, Unbound};
 
 use super::afxdp_plugin::Plugin;
 use super::error::{ExternalError, InterfaceError};
-use crate::config::{ExternalProgram, Inherited, NicConfig, PortConfig, ServeConfig};
+use crate::config::{ExternalProgram, Inherited, PortConfig, PortQueues, ServeConfig};
 
 /// Whether all descriptors that the ports name were inherited. To be asked before this process opens any: later a
 /// number that was not inherited may be one of its own.
@@ -74,9 +74,9 @@ impl Given {
         let mut given = HashMap::new();
         let mut plugins = HashMap::new();
         for port in &config.ports {
-            let NicConfig::Interface {
+            let Some(PortQueues {
                 name, start_queue, ..
-            } = &port.nic
+            }) = port.nic.queues()
             else {
                 continue;
             };

@@ -24,7 +24,7 @@ use super::error::{InterfaceError, Lost};
 use super::queue_state::QueueState;
 use super::shared_memory::{SharedMemory, Slice};
 use super::steering::{Attached, Prepared, Steering};
-use crate::config::{NicConfig, Placement, PortConfig, Segments, UplinkConfig};
+use crate::config::{Placement, PortConfig, Segments, UplinkConfig};
 
 /// Entries of RX and fill ring.
 pub(crate) const RECEIVE_RING: u32 = 2048;
@@ -56,11 +56,8 @@ pub(crate) struct QueueOptions {
 impl QueueOptions {
     /// What a port says; none without an interface.
     pub(crate) fn of(port: &PortConfig) -> Option<Self> {
-        let NicConfig::Interface { bind, .. } = port.nic else {
-            return None;
-        };
         Some(Self {
-            bind,
+            bind: port.nic.queues()?.bind,
             placement: port.placement,
             packet_bytes: port.packet_bytes,
             segments: port.segments,

@@ -21,6 +21,15 @@ pub(crate) struct CableEnd {
     pub(crate) end: usize,
 }
 
+/// A network and a queue, see [`FarSide::Member`].
+#[derive(Clone)]
+pub(crate) struct Member {
+    pub(crate) end: NetworkEnd,
+    pub(crate) queue: InterfaceQueue,
+    /// The guest has the frames of its VLAN without their tag.
+    pub(crate) untags: bool,
+}
+
 /// The far side of a queue pair.
 #[derive(Clone)]
 pub(crate) enum FarSide {
@@ -29,6 +38,8 @@ pub(crate) enum FarSide {
     Cable(CableEnd),
     /// A network.
     Network(NetworkEnd),
+    /// A network, and a queue of its uplink's interface that is the pair's alone.
+    Member(Member),
     /// A null NIC that makes frames of so many bytes.
     Null {
         frame_bytes: u32,
@@ -39,7 +50,7 @@ impl FarSide {
     /// The queue, if it is one of an interface.
     pub(crate) fn queue(&self) -> Option<&InterfaceQueue> {
         match self {
-            Self::Queue(queue) => Some(queue),
+            Self::Queue(queue) | Self::Member(Member { queue, .. }) => Some(queue),
             Self::Cable(_) | Self::Network(_) | Self::Null { .. } => None,
         }
     }
@@ -52,7 +63,7 @@ impl FarSide {
     /// Whether frames may come from a stack on the same machine, which leaves checksums unfinished.
     pub(crate) fn partial_checksums(&self) -> bool {
         match self {
-            Self::Queue(queue) => queue.interface.link.partial_checksums,
+            Self::Queue(queue) | Self::Member(Member { queue, .. }) => queue.interface.link.partial_checksums,
             // What a network's uplink brings, its lane knows.
             Self::Network(_) | Self::Cable(_) | Self::Null { .. } => false,
         }
@@ -66,7 +77,7 @@ impl FarSide {
                 end: *end,
                 pair,
             },
-            Self::Network(end) => end.role(pair),
+            Self::Network(end) | Self::Member(Member { end, .. }) => end.role(pair),
             Self::Queue(_) | Self::Null { .. } => Role::Pair {
                 port: Arc::clone(port),
                 pair,
@@ -77,7 +88,7 @@ impl FarSide {
     /// Longest frame there is, bytes.
     pub(crate) fn frame_limit(&self) -> u32 {
         match self {
-            Self::Queue(queue) => queue.interface.frame_limit(),
+            Self::Queue(queue) | Self::Member(Member { queue, .. }) => queue.interface.frame_limit(),
             Self::Network(end) => end.network.link().mtu.saturating_add(L2_BYTES),
             Self::Cable(_) | Self::Null { .. } => NULL_MTU + L2_BYTES,
         }

@@ -8,9 +8,10 @@ use std::sync::Arc;
 use virtqueue::MemoryMap;
 use xsk::{OpenError, Umem, UmemError};
 
-use super::far::FarSide;
+use super::far::{FarSide, Member};
 use super::lane_facts::LaneFacts;
 use crate::config::Placement;
+use crate::direct::member::SendDirectQueue;
 use crate::direct::registration::{Registered, Registration};
 use crate::direct::send_direct::SendDirectLane;
 use crate::direct::{CHUNK_BYTES, DirectLane, DirectMemory};
@@ -25,6 +26,7 @@ use crate::nic::xdp::XdpNic;
 use crate::switch::guests::GuestLane;
 use crate::switch::joined::CopyLane;
 use crate::switch::lane::Lane;
+use crate::switch::own_queue::CopyQueue;
 use crate::switch::port_lane::PortLane;
 use crate::switch::table::PortNumber;
 use device::counters::PairCounters;
@@ -200,7 +202,7 @@ impl LaneParts<'_> {
     fn build_copy(self) -> Result<BuiltLane, LaneError> {
         let guest = self.guest_side()?;
         match &self.far {
-            FarSide::Queue(queue) => {
+            FarSide::Queue(queue) | FarSide::Member(Member { queue, .. }) => {
                 let (queue, nic) = (queue.clone(), queue.lend(&self.counters)?);
                 self.build_on(queue, nic, guest)
             }
@@ -234,10 +236,22 @@ impl LaneParts<'_> {
             return Err(LaneError::Duplicate(error));
         }
         Ok(BuiltLane {
-            lane: Box::new(CopyLane::new(guest, nic, self.counters)),
+            lane: self.copying(guest, nic),
             facts,
             lent: Some(lent),
         })
+    }
+
+    /// A lane of copy placement.
+    pub(crate) fn copying(self, guest: QueuePair, nic: NicQueue<XdpNic>) -> Box<dyn Lane> {
+        match &self.far {
+            FarSide::Member(Member { end, untags, .. }) => {
+                let own = CopyQueue::new(&guest, nic, *untags, &self.counters);
+                let of = (end.number, self.pair);
+                Box::new(PortLane::with_queue(guest, self.counters, of, own))
+            }
+            _ => Box::new(CopyLane::new(guest, nic, self.counters)),
+        }
     }
 
     /// Builds a lane of copy placement on a NIC that makes frames of so many bytes.
@@ -289,6 +303,10 @@ impl LaneParts<'_> {
 
     /// Builds a direct lane on memory that is registered.
     pub(crate) fn build_direct(self, registered: Registered) -> Result<BuiltLane, LaneError> {
+        if let FarSide::Network(end) = &self.far {
+            let number = end.number;
+            return self.build_member(number);
+        }
         let guest = self.guest_side()?;
         let memory = self.direct_memory(registered.umem.clone())?;
         let mut facts = LaneFacts::new(
@@ -303,7 +321,7 @@ impl LaneParts<'_> {
             Placement::SendDirect | Placement::Copy => 0,
         };
         let lane: Box<dyn Lane> = match (&self.far, registered.socket) {
-            (FarSide::Queue(queue), Some(socket)) => {
+            (FarSide::Queue(queue) | FarSide::Member(Member { queue, .. }), Some(socket)) => {
                 queue.interface.check_direct(guest.frame_limit)?;
                 let coupled = queue.couple(socket, header_bytes)?;
                 let guest_buffers = Some(self.guest_buffers()?);
@@ -314,7 +332,7 @@ impl LaneParts<'_> {
             (far, _) => {
                 let frame_bytes = match far {
                     FarSide::Null { frame_bytes } => *frame_bytes,
-                    FarSide::Queue(_) | FarSide::Cable(_) | FarSide::Network(_) => 0,
+                    FarSide::Queue(_) | FarSide::Cable(_) | FarSide::Network(_) | FarSide::Member(_) => 0,
                 };
                 let config = NullConfig {
                     frame_bytes,
@@ -342,6 +360,12 @@ impl LaneParts<'_> {
         queue: Coupled<N>,
         memory: DirectMemory,
     ) -> Box<dyn Lane> {
+        if let FarSide::Member(Member { end, untags, .. }) = &self.far {
+            let mut guest = guest;
+            let own = SendDirectQueue::new(&mut guest, queue, memory, (*untags, &self.counters));
+            let of = (end.number, self.pair);
+            return Box::new(PortLane::with_queue(guest, self.counters, of, own));
+        }
         match self.placement {
             Placement::SendDirect => Box::new(SendDirectLane::new(guest, queue, memory, self.counters)),
             Placement::Direct | Placement::Copy => {

@@ -19,7 +19,7 @@ use steward::protocol::Reason;
 use super::mailbox::Task;
 use super::reasons::Impaired;
 use super::{Port, PortState};
-use crate::config::NicConfig;
+use crate::config::PortQueues;
 use crate::nic::error::InterfaceError;
 use crate::nic::interface::Interface;
 
@@ -130,7 +130,7 @@ impl Port {
     /// Looks at the interface again: it may be gone, back, down, or have another MTU. True if the
     /// port's queues could not be set up, so that it is worth to look again soon.
     fn look(&self, state: &mut PortState) -> bool {
-        let NicConfig::Interface { name, .. } = &self.config.nic else {
+        let Some(PortQueues { name, .. }) = self.config.nic.queues() else {
             return false;
         };
         let before = state.link_config(&self.joined);
@@ -151,6 +151,9 @@ impl Port {
                 interface.close_queues();
                 drop(interface);
                 self.take_up(state, name);
+                if state.interface.is_none() {
+                    self.go_on_without(state);
+                }
             }
             None => self.take_up(state, name),
         }
@@ -180,6 +183,16 @@ impl Port {
                 if refusal.reason == Reason::NoInterface && state.impaired.is_some() => {}
             Err(InterfaceError::Link(LinkError::Unknown(_))) if state.impaired.is_some() => {}
             Err(error) => state.impaired = Some(Impaired::Interface(with_sources(&error))),
+        }
+    }
+
+    /// The interface is gone; a guest of a network reaches the other ports still.
+    fn go_on_without(&self, state: &mut PortState) {
+        let far = self.far_sides(None);
+        if let Some(session) = &mut state.session
+            && session.start_all(&self.context(&far)).is_err()
+        {
+            session.hang_up();
         }
     }
 

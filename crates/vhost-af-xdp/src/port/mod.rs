@@ -32,7 +32,7 @@ use std::time::{Duration, Instant};
 use device::counters::PairCounters;
 use xsk::NumaNode;
 
-use crate::config::{NicConfig, PortConfig};
+use crate::config::{NicConfig, PortConfig, PortQueues};
 use crate::guard::alarm::Alarm;
 use crate::log_limit::LogLimit;
 use crate::network::NetworkEnd;
@@ -41,7 +41,7 @@ use crate::nic::error::InterfaceError;
 use crate::nic::interface::{Interface, QueueOptions};
 use crate::nic::interface_queue::InterfaceQueue;
 use crate::nic::interfaces::Interfaces;
-use crate::port::far::{CableEnd, FarSide, NULL_MTU};
+use crate::port::far::{CableEnd, FarSide, Member, NULL_MTU};
 use crate::port::journal::JOURNAL;
 use crate::port::lanes::LaneError;
 use crate::port::mailbox::{Mailbox, Message, Task};
@@ -320,25 +320,38 @@ impl Port {
     fn far_sides(&self, interface: Option<&Arc<Interface>>) -> Vec<FarSide> {
         let pairs = u32::from(self.config.queues);
         match &self.config.nic {
-            NicConfig::Cable { .. } | NicConfig::Network { .. } => {
-                let far = match &self.joined {
-                    Joined::Cable(end) => Some(FarSide::Cable(end.clone())),
-                    Joined::Network(end) => Some(FarSide::Network(end.clone())),
-                    Joined::Nothing => None,
-                };
-                far.map_or_else(Vec::new, |far| vec![far; usize::from(self.config.queues)])
-            }
+            NicConfig::Cable { .. } | NicConfig::Network { .. } => match &self.joined {
+                Joined::Cable(end) => vec![FarSide::Cable(end.clone()); usize::from(self.config.queues)],
+                Joined::Network(end) => (0..pairs)
+                    .map(|pair| self.in_network(end, interface, pair))
+                    .collect(),
+                Joined::Nothing => Vec::new(),
+            },
             NicConfig::Null { frame_bytes } => (0..pairs)
                 .map(|_| FarSide::Null {
                     frame_bytes: *frame_bytes,
                 })
                 .collect(),
-            NicConfig::Interface { start_queue, .. } => interface
+            NicConfig::Interface(queues) => interface
                 .map(|interface| {
-                    let queue = |pair| FarSide::Queue(InterfaceQueue::new(interface, start_queue + pair));
+                    let first = queues.start_queue;
+                    let queue = |pair| FarSide::Queue(InterfaceQueue::new(interface, first + pair));
                     (0..pairs).map(queue).collect()
                 })
                 .unwrap_or_default(),
+        }
+    }
+
+    /// The far side of a pair of a port of a network. While the interface of its own queue is gone there is the network
+    /// alone.
+    fn in_network(&self, end: &NetworkEnd, interface: Option<&Arc<Interface>>, pair: u32) -> FarSide {
+        match (self.config.nic.queues(), interface) {
+            (Some(queues), Some(interface)) => FarSide::Member(Member {
+                end: end.clone(),
+                queue: InterfaceQueue::new(interface, queues.start_queue + pair),
+                untags: self.config.nic.untags(),
+            }),
+            _ => FarSide::Network(end.clone()),
         }
     }
 
@@ -438,10 +451,8 @@ impl Port {
 
     /// The interface's queue of a pair, if it has one of its own.
     pub(crate) fn queue_of(&self, pair: usize) -> Option<u32> {
-        match &self.config.nic {
-            NicConfig::Interface { start_queue, .. } => Some(start_queue + u32::try_from(pair).ok()?),
-            NicConfig::Null { .. } | NicConfig::Cable { .. } | NicConfig::Network { .. } => None,
-        }
+        let queues = self.config.nic.queues()?;
+        Some(queues.start_queue + u32::try_from(pair).ok()?)
     }
 
     /// MAC address told to the guest.
@@ -459,9 +470,9 @@ pub(crate) fn mac_of(config: &PortConfig) -> [u8; 6] {
 /// port is.
 fn stable_mac(config: &PortConfig) -> [u8; 6] {
     let text = match &config.nic {
-        NicConfig::Interface {
+        NicConfig::Interface(PortQueues {
             name, start_queue, ..
-        } => format!("{}|{name}|{start_queue}", config.endpoint),
+        }) => format!("{}|{name}|{start_queue}", config.endpoint),
         other => format!("{}|{other}", config.endpoint),
     };
     let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {

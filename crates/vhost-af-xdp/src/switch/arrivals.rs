@@ -23,6 +23,7 @@ use super::bytes::{UmemRange, received_bytes_mut};
 use super::checksums::{self, Looks};
 use super::limits::BATCH;
 use super::rate_limit::{Cost, Policer};
+use super::retag::untag;
 use super::to_guest::{Delivery, Fit, NO_OFFLOAD, UmemBytes, with_buffers};
 use crate::nic::custody::Stray;
 use crate::nic::endpoint::NicQueue;
@@ -71,6 +72,8 @@ pub(crate) struct Arrivals {
     torn: bool,
     /// The next piece is of a frame that the guest may not get.
     refused: bool,
+    /// The guest has frames without the tag that they come with.
+    untags: bool,
     /// Where the frame to be written lies.
     ranges: Vec<UmemRange>,
     /// The guest has buffers, but fewer than the frame in hand needs.
@@ -100,9 +103,15 @@ impl Arrivals {
             whole: 0,
             torn: false,
             refused: false,
+            untags: false,
             ranges: Vec::with_capacity(BATCH * 2),
             short: false,
         }
+    }
+
+    /// The same, for a guest that has the frames of its VLAN without their tag.
+    pub(crate) fn untagging(self, untags: bool) -> Self {
+        Self { untags, ..self }
     }
 
     /// Delivers frames that were received among others' into chunks of `umem`, as far as the guest has buffers.
@@ -152,12 +161,17 @@ impl Arrivals {
         let mut waits = self.deliver_batch(received, umem, delivery)?;
         if !waits {
             self.give_back(received, empty);
-            if self.looks.is_none() && policer.limit.is_none() {
+            if self.looks.is_none() && policer.limit.is_none() && !self.untags {
                 waits = self.deliver_plainly(queue, delivery)?;
             } else if delivery.has_buffer()? {
                 // What finds no buffer is better left to the kernel to count.
                 for piece in nic.from_nic(MOST_FRAMES) {
-                    let arrival = custody.judge(piece);
+                    let mut arrival = custody.judge(piece);
+                    if let (true, Ok(piece)) = (self.untags, &mut arrival)
+                        && self.is_first(received.len())
+                    {
+                        untag(umem, piece);
+                    }
                     if policer.limit.is_none()
                         || self.may_get(&arrival, received.len(), policer, delivery.counters)
                     {
@@ -212,6 +226,12 @@ impl Arrivals {
         Ok(false)
     }
 
+    /// Whether the next piece is the first of a frame. `received`: pieces in hand.
+    #[inline]
+    fn is_first(&self, received: usize) -> bool {
+        received == self.whole && !self.torn
+    }
+
     /// Whether the guest may get the frame that a piece is of; if not that is counted. `received`: pieces in hand.
     #[cold]
     fn may_get(
@@ -225,7 +245,7 @@ impl Arrivals {
             self.refused = false;
             return true;
         };
-        let is_first = received == self.whole && !self.torn;
+        let is_first = self.is_first(received);
         if std::mem::take(&mut self.refused) {
             self.refused = piece.more;
             return false;

@@ -93,6 +93,28 @@ pub(crate) trait Sink {
     fn has_rest(&self) -> bool;
 }
 
+impl<S: Sink> Sink for &mut S {
+    #[inline]
+    fn unsendable<'c>(&self, counters: &'c PairCounters) -> Option<&'c Counter> {
+        (**self).unsendable(counters)
+    }
+
+    #[inline]
+    fn has_room(&self) -> bool {
+        (**self).has_room()
+    }
+
+    #[inline]
+    fn put(&mut self, chain: ChainId, frame: Option<GuestFrame<'_>>, turn: &mut Turn) -> Put {
+        (**self).put(chain, frame, turn)
+    }
+
+    #[inline]
+    fn has_rest(&self) -> bool {
+        (**self).has_rest()
+    }
+}
+
 /// Frames that were sent, their bytes, and the descriptors of the chains that they were in.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {

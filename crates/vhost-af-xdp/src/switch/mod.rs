@@ -36,6 +36,7 @@ mod network_tests;
 pub(crate) mod new_lane;
 #[cfg(test)]
 mod no_allocation_tests;
+pub(crate) mod own_queue;
 pub(crate) mod pending;
 #[cfg(test)]
 mod pieces_tests;

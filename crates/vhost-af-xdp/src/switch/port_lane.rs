@@ -9,6 +9,9 @@
 //! request as it came ([`Passing`]). To the uplink, or to the host, it is copied into a chunk, and cut where it asks for
 //! that ([`NicSink`]); the lane there has the kernel send what all lanes put there ([`super::uplink_lane`]).
 //!
+//! A port may have a queue of a NIC for itself ([`OwnQueue`]): then its frames to the LAN go there, and what comes there
+//! is its guest's.
+//!
 //! A frame waits with the guest that sends it until its destination has room, but not for long: a guest that takes no
 //! frames for a while loses those that come until it does ([`Pending::may_wait`]). What goes to a group waits for no
 //! guest.
@@ -20,21 +23,23 @@ mod learning;
 mod linked;
 mod mirror;
 
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use device::counters::{Counter, PairCounters};
 use device::pair::{Fault, QueuePair};
 use virtqueue::Chains;
 
-use self::exits::Exit;
+use self::exits::{Exit, Frames};
 use self::judged::{Judged, with_tag};
 use self::known::Known;
 use super::ethernet::{self, ADDRESS_BYTES};
-use super::from_guest::{GuestFrame, Put, Sender, Sink, Turn};
+use super::from_guest::{GuestFrame, Sender, Turn};
 use super::guests::{Passed, Passing};
 use super::lane::{Blame, Lane, Near, Network, Peer, SlotAt, Stopped, Work};
 use super::limits::BATCH;
 use super::members::{Guest, Members};
+use super::own_queue::{NoQueue, OwnQueue};
 use super::pending::Pending;
 use super::rate_limit::{Cost, Policer, PortLimits, RateLimit};
 use super::table::{Destination, PortNumber};
@@ -46,7 +51,7 @@ use super::to_nic::{NicSink, Transmit};
 const NO_STATION: fn(&PairCounters) -> &Counter = |counters| &counters.from_guest_no_station;
 
 /// See the module's head.
-pub(crate) struct PortLane {
+pub(crate) struct PortLane<O = NoQueue> {
     pair: QueuePair,
     counters: Arc<PairCounters>,
     number: PortNumber,
@@ -62,6 +67,8 @@ pub(crate) struct PortLane {
     costs: Vec<Cost>,
     /// To the uplink and to the host, see [`Exit`].
     transmit: [Transmit; 2],
+    /// What it has of a NIC for itself: its frames to the LAN leave by that.
+    own: O,
     /// Room for its buffers.
     buffers: Chains,
     pending: Pending,
@@ -83,10 +90,26 @@ struct Burst<'a> {
 
 impl PortLane {
     /// The pair of that number of a port.
-    pub(crate) fn new(
+    pub(crate) fn new(pair: QueuePair, counters: Arc<PairCounters>, of: (PortNumber, u16)) -> Self {
+        Self::with_queue(pair, counters, of, NoQueue)
+    }
+
+    /// The end of a link from another worker ([`super::link`]).
+    pub(crate) fn of_link(pair: QueuePair, counters: Arc<PairCounters>) -> Self {
+        Self {
+            is_link: true,
+            ..Self::new(pair, counters, (PortNumber(u16::MAX), 0))
+        }
+    }
+}
+
+impl<O: OwnQueue> PortLane<O> {
+    /// The pair of that number of a port, with what it has of a NIC for itself.
+    pub(crate) fn with_queue(
         pair: QueuePair,
         counters: Arc<PairCounters>,
         (number, pair_number): (PortNumber, u16),
+        own: O,
     ) -> Self {
         Self {
             pair,
@@ -99,6 +122,7 @@ impl PortLane {
             judged: 0,
             costs: Vec::with_capacity(BATCH),
             transmit: Default::default(),
+            own,
             buffers: Chains::default(),
             pending: Pending::default(),
             limit: None,
@@ -107,17 +131,17 @@ impl PortLane {
         }
     }
 
-    /// The end of a link from another worker ([`super::link`]).
-    pub(crate) fn of_link(pair: QueuePair, counters: Arc<PairCounters>) -> Self {
-        Self {
-            is_link: true,
-            ..Self::new(pair, counters, (PortNumber(u16::MAX), 0))
-        }
-    }
-
+    /// Sends a turn of the guest's frames; what moved.
+    /// Errors: what the guest did wrong.
     fn send(&mut self, network: &mut dyn Network) -> Result<usize, Fault> {
         let left = self.sender.begin();
         self.waits = false;
+        let begun = self.own.begin(&mut self.pair, &mut self.sender, &self.counters);
+        let moved = begun + self.send_turn(left, network)?;
+        Ok(moved + self.own.finish(&mut self.pair, moved, &self.counters))
+    }
+
+    fn send_turn(&mut self, left: usize, network: &mut dyn Network) -> Result<usize, Fault> {
         if left == 0 || !self.pair.from_guest.enabled || !self.send_rest(network) {
             return Ok(0);
         }
@@ -132,7 +156,7 @@ impl PortLane {
             turn,
             done: 0,
         };
-        while burst.done < self.judged && !self.waits && burst.turn.takes_more() {
+        while self.goes_on(burst.done, self.judged, &burst.turn) {
             let (first, run) = (burst.done, self.run_from(burst.done));
             match self.chains[burst.done].to {
                 Destination::Port(port) => self.to_port(port, run, &mut burst),
@@ -224,6 +248,12 @@ impl PortLane {
         Ok(())
     }
 
+    /// Whether the next chain of a turn can be taken, of those before `end`.
+    #[inline]
+    fn goes_on(&self, next: usize, end: usize, turn: &Turn) -> bool {
+        next < end && turn.takes_more() && !self.waits && self.own.places() > 0
+    }
+
     /// How many from one on go the same way.
     fn run_from(&self, first: usize) -> usize {
         let &Judged { to, source, .. } = &self.chains[first];
@@ -284,7 +314,7 @@ impl PortLane {
             return Ok(false);
         };
         let end = burst.done + run;
-        while burst.done < end && burst.turn.takes_more() && !self.waits {
+        while self.goes_on(burst.done, end, &burst.turn) {
             let (judged, chain) = (&self.chains[burst.done], self.sender.chains().chains[burst.done]);
             let buffers = self.sender.chains().buffers(&chain);
             if let Some(frame) = judged.frame(&self.pair, buffers) {
@@ -305,7 +335,7 @@ impl PortLane {
                     Passed::Dropped | Passed::Later => {}
                 }
             }
-            self.pair.from_guest.queue.push_used(chain.id, 0);
+            self.own.give_back(&mut self.pair, chain.id);
             burst.turn.note(buffers.len());
             burst.done += 1;
         }
@@ -338,30 +368,34 @@ impl PortLane {
 
     /// Puts the next frames to a NIC, as far as it has room; `None`, and nothing done: there is none.
     fn put_to_nic(&mut self, exit: Exit, run: usize, burst: &mut Burst<'_>) -> Option<()> {
-        let queue = burst.network.uplink(self.place_of(exit)?)?;
-        let transmit = &mut self.transmit[exit as usize];
-        let mut sink = NicSink::new(queue, transmit, &self.counters);
-        let end = burst.done + run;
-        while burst.done < end && burst.turn.takes_more() && !self.waits {
-            let chain = self.sender.chains().chains[burst.done];
-            let buffers = self.sender.chains().buffers(&chain);
-            let judged = &self.chains[burst.done];
-            if let Some(frame) = judged.frame(&self.pair, buffers) {
-                if let Some(counter) = sink.unsendable(&self.counters) {
-                    counter.add(1);
-                } else {
-                    let put = |frame: GuestFrame<'_>| sink.put(chain.id, Some(frame), &mut burst.turn);
-                    if with_tag(judged, frame, true, put) == Put::NoRoom {
-                        self.waits = true;
-                        break;
-                    }
-                    self.waits = sink.has_rest();
-                }
-            }
-            self.pair.from_guest.queue.push_used(chain.id, 0);
-            burst.turn.note(buffers.len());
-            burst.done += 1;
+        let place = self.place_of(exit);
+        let Self {
+            own,
+            pair,
+            chains,
+            sender,
+            counters,
+            transmit,
+            ..
+        } = self;
+        let frames = Frames {
+            pair,
+            judged: chains,
+            chains: sender.chains(),
+            counters,
+            end: burst.done + run.min(own.places()),
+        };
+        let Burst { network, turn, done } = burst;
+        if O::IS_THERE && exit == Exit::Uplink {
+            // It keeps those itself that it gives back later.
+            let at_once = |pair: &mut QueuePair, chain| pair.from_guest.queue.push_used(chain, 0);
+            self.waits = frames.put(&mut own.sink(counters)?, at_once, (turn, done));
+            return Some(());
         }
+        let queue = network.uplink(place?)?;
+        let mut sink = NicSink::new(queue, &mut transmit[exit as usize], counters);
+        let give_back = |pair: &mut QueuePair, chain| own.give_back(pair, chain);
+        self.waits = frames.put(&mut sink, give_back, (turn, done));
         Some(())
     }
 
@@ -405,13 +439,14 @@ impl PortLane {
     fn next(&mut self, burst: &mut Burst<'_>) {
         let chain = self.sender.chains().chains[burst.done];
         burst.turn.note(usize::from(chain.readable));
-        self.pair.from_guest.queue.push_used(chain.id, 0);
+        self.own.give_back(&mut self.pair, chain.id);
         burst.done += 1;
     }
 
     /// A run of frames that nobody takes.
     fn lose(&mut self, run: usize, burst: &mut Burst<'_>, counter: fn(&PairCounters) -> &Counter) {
-        for _ in 0..run {
+        let end = burst.done + run;
+        while burst.done < end && self.own.places() > 0 {
             let is_frame = self.chains[burst.done].is_sent;
             counter(&self.counters).add(is_frame.into());
             self.next(burst);
@@ -420,7 +455,10 @@ impl PortLane {
 
     /// A run of frames that are not lost here.
     fn skip(&mut self, run: usize, burst: &mut Burst<'_>) {
-        (0..run).for_each(|_| self.next(burst));
+        let end = burst.done + run;
+        while burst.done < end && self.own.places() > 0 {
+            self.next(burst);
+        }
     }
 
     /// The port that sent a frame; `None`: it came by an uplink.
@@ -457,7 +495,7 @@ fn pass_copy(
     Ok(())
 }
 
-impl Lane for PortLane {
+impl<O: OwnQueue> Lane for PortLane<O> {
     fn breathe(&mut self, near: Near<'_>) -> Result<usize, Blame> {
         let mut moved = 0;
         if self.pending.is_some() && self.pair.to_guest.enabled {
@@ -467,25 +505,27 @@ impl Lane for PortLane {
             moved = delivered.map_err(Blame::Own)?;
         }
         match near {
+            Near::Network(network) if O::IS_THERE => Ok(moved + self.breathe_own(network)?),
             Near::Network(network) => Ok(moved + self.send(network).map_err(Blame::Own)?),
             Near::Nobody | Near::Peer(_) => Ok(moved),
         }
     }
 
     fn arm(&mut self, _near: Near<'_>) -> Work {
+        let own = self.own.arm(&mut self.pair.to_guest);
         // Kicks of a guest that is held back tell nothing.
         let held = Work::held(self.sender.throttle.held());
         let frames =
             held == Work::None && self.pair.from_guest.enabled && self.pair.from_guest.queue.enable_kicks();
-        if frames && !self.waits {
+        if frames && !self.waits && self.own.places() > 0 {
             return Work::Now;
         }
         let buffers =
             self.pending.is_some() && self.pair.to_guest.enabled && self.pair.to_guest.queue.enable_kicks();
         // What frames wait for nobody tells of: room in another's queue.
         match frames || buffers || self.has_rest() || self.pair.is_polled() {
-            true => held.max(Work::Soon),
-            false => held,
+            true => own.max(held).max(Work::Soon),
+            false => own.max(held),
         }
     }
 
@@ -507,6 +547,14 @@ impl Lane for PortLane {
         })
     }
 
+    fn nic(&self) -> Option<BorrowedFd<'_>> {
+        self.own.nic()
+    }
+
+    fn awaits_nic(&self) -> bool {
+        self.own.awaits_nic()
+    }
+
     fn set_limits(&mut self, limits: &PortLimits) {
         self.sender.throttle.set(limits.from_guest.as_ref());
         self.limit.clone_from(&limits.to_guest);
@@ -526,6 +574,7 @@ impl Lane for PortLane {
         };
         for &vlan in own.vlans.all() {
             let tagged = ethernet::tagged(frame, vlan);
+            self.own.inject(&tagged, &self.counters);
             for exit in Exit::ALL {
                 if let Some(mut sink) = self.sink(exit, network) {
                     sink.inject(&tagged);
@@ -547,15 +596,18 @@ impl Lane for PortLane {
         }
     }
 
-    fn stop(mut self: Box<Self>) -> Stopped {
-        self.pair.leave_calls();
-        self.transmit
+    fn stop(self: Box<Self>) -> Stopped {
+        let mut lane = *self;
+        lane.pair.leave_calls();
+        lane.transmit
             .iter_mut()
-            .for_each(|transmit| transmit.lose(&self.counters));
-        self.counters.to_guest_queue_stopped.add(self.pending.frames());
+            .for_each(|transmit| transmit.lose(&lane.counters));
+        lane.counters.to_guest_queue_stopped.add(lane.pending.frames());
+        let guest = Peer::new(&mut lane.pair, &mut lane.buffers, &lane.counters);
+        let queue = lane.own.stop(guest);
         Stopped {
-            pair: Some(self.pair.stopped()),
-            queue: None,
+            pair: Some(lane.pair.stopped()),
+            queue,
         }
     }
 }

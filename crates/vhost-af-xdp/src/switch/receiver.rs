@@ -30,6 +30,14 @@ impl Receiver {
         }
     }
 
+    /// The same, for a guest that has the frames of its VLAN without their tag.
+    pub(crate) fn untagging(self, untags: bool) -> Self {
+        Self {
+            arrivals: self.arrivals.untagging(untags),
+            ..self
+        }
+    }
+
     /// Delivers a batch, as far as the guest has buffers; the frames that it got.
     /// Errors: what the guest did wrong.
     #[inline]

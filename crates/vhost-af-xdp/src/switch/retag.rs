@@ -2,8 +2,9 @@
 //! round.
 
 use device::pair::Sending;
+use xsk::{RxDesc, Umem, UmemOffset};
 
-use super::ethernet::{self, ADDRESS_BYTES, TAG_BYTES};
+use super::ethernet::{self, ADDRESS_BYTES, LOOK_BYTES, TAG_BYTES, Tags};
 use super::from_guest::GuestFrame;
 use super::guard::LOOK_BYTES as LONG_HEAD;
 
@@ -65,5 +66,27 @@ impl Retagged {
             head: &self.head[..self.known],
             ..of
         }
+    }
+}
+
+/// Takes the first tag of a received frame off, of which `bytes` are the first: the addresses move up to what is behind
+/// it.
+#[cold]
+pub(super) fn take_tag_off(umem: &Umem, piece: &mut RxDesc, bytes: &[u8; LOOK_BYTES]) {
+    let begin = UmemOffset::new(piece.data.get() + TAG_BYTES as u64);
+    // In the chunk, which is ours: the piece is longer than that.
+    if piece.len as usize >= LOOK_BYTES && umem.write(begin, &bytes[..ADDRESS_BYTES]).is_some() {
+        piece.data = begin;
+        piece.len -= TAG_BYTES as u32;
+    }
+}
+
+/// The same of a piece that a frame begins with, if it has a tag.
+#[cold]
+pub(super) fn untag(umem: &Umem, piece: &mut RxDesc) {
+    let mut bytes = [0; LOOK_BYTES];
+    let is_long = piece.len as usize >= LOOK_BYTES;
+    if is_long && umem.read(piece.data, &mut bytes).is_some() && ethernet::head(&bytes).tags != Tags::None {
+        take_tag_off(umem, piece, &bytes);
     }
 }

@@ -137,7 +137,8 @@ pub(super) fn breathe(slots: &mut [Slot], at: usize) -> Option<Breath> {
     let mut is_idle = false;
     let frames = match moved {
         Ok(0) => {
-            is_idle = slot.role.may_doze();
+            // A NIC wakes only who is asleep with its worker.
+            is_idle = slot.role.may_doze() && slot.lane.nic().is_none();
             0
         }
         Ok(frames) => {

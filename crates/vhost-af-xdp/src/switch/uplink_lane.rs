@@ -16,19 +16,20 @@ use std::sync::Arc;
 
 use device::counters::PairCounters;
 use device::pair::{Fault, QueuePair};
-use xsk::{Frame, RxDesc, Umem, UmemOffset};
+use xsk::{Frame, RxDesc, Umem};
 
 use self::mirror::Mirror;
 use super::arrivals::{Arrivals, Origin};
 use super::bucket::Ticks;
 use super::bytes::UmemRange;
 use super::checksums::PrivateLook;
-use super::ethernet::{self, ADDRESS_BYTES, Head, LOOK_BYTES, TAG_BYTES};
+use super::ethernet::{self, Head, LOOK_BYTES};
 use super::flows::{FLOW_BYTES, Flow};
 use super::lane::{Blame, Lane, Near, Network, Stopped, Work};
 use super::limits::{BATCH, SEGMENTS};
 use super::members::{Guest, Members};
 use super::rate_limit::{Cost, RateLimit};
+use super::retag::take_tag_off;
 use super::table::{Destination, PortNumber, Station, TablePort};
 use super::to_group::write_copy;
 use super::to_guest::{Delivery, NO_OFFLOAD, UmemBytes};
@@ -428,17 +429,6 @@ fn vlan_of(umem: &Umem, piece: &RxDesc) -> u16 {
     let known = (piece.len as usize).min(LOOK_BYTES);
     let _ = umem.read(piece.data, &mut bytes[..known]);
     ethernet::head(&bytes).tags.vlan()
-}
-
-/// Takes the first tag of a frame off, of which `bytes` are the first: the addresses move up to what is behind it.
-#[cold]
-fn take_tag_off(umem: &Umem, piece: &mut RxDesc, bytes: &[u8; LOOK_BYTES]) {
-    let begin = UmemOffset::new(piece.data.get() + TAG_BYTES as u64);
-    // In the chunk, which is ours: the piece is longer than that.
-    if piece.len as usize >= LOOK_BYTES && umem.write(begin, &bytes[..ADDRESS_BYTES]).is_some() {
-        piece.data = begin;
-        piece.len -= TAG_BYTES as u32;
-    }
 }
 
 /// Delivers what waits in an inbox, as far as its guest has buffers; the frames that it got.

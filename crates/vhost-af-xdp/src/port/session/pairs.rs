@@ -18,7 +18,6 @@ use crate::port::far::FarSide;
 use crate::port::lane_facts::LaneFacts;
 use crate::port::lanes::{BuiltLane, LaneError, LaneParts, LentQueue};
 use crate::port::memory::{MemoryError, MemoryTable, RegionKey};
-use crate::switch::joined::CopyLane;
 use crate::switch::lane::Lane;
 use crate::switch::new_lane::NewLane;
 use crate::switch::role::Role;
@@ -209,8 +208,7 @@ impl Session {
         }
         match self.parts(pair, context).guest_side() {
             Ok(guest) => {
-                let counters = Arc::clone(&context.counters[pair]);
-                let lane = Box::new(CopyLane::new(guest, queue, counters));
+                let lane = self.parts(pair, context).copying(guest, queue);
                 let at = self.give_to_worker(pair, lane, context);
                 let lent = Some(lent);
                 self.lanes[pair] = Some(ActiveLane { at, facts, lent });

@@ -1,10 +1,15 @@
-//! By what frames of a port leave the network: the uplink, and the host's end.
+//! By what frames of a port leave the network: the uplink, or a queue of its own, and the host's end.
 
-use super::judged::with_tag;
+use device::counters::PairCounters;
+use device::pair::{Fault, QueuePair};
+use virtqueue::{ChainId, Chains};
+
+use super::judged::{Judged, with_tag};
 use super::{Burst, PortLane};
 use crate::nic::xdp::XdpNic;
 use crate::switch::from_guest::{GuestFrame, Put, Sink, Turn};
-use crate::switch::lane::{Network, SlotAt};
+use crate::switch::lane::{Blame, Network, Peer, SlotAt};
+use crate::switch::own_queue::OwnQueue;
 use crate::switch::to_nic::{NicSink, Transmit};
 
 /// A NIC of the network, which frames leave by.
@@ -18,7 +23,99 @@ impl Exit {
     pub(super) const ALL: [Self; 2] = [Self::Uplink, Self::Host];
 }
 
-impl PortLane {
+/// Chains of a turn that go the same way out.
+pub(super) struct Frames<'a> {
+    pub(super) pair: &'a mut QueuePair,
+    pub(super) judged: &'a [Judged],
+    pub(super) chains: &'a Chains,
+    pub(super) counters: &'a PairCounters,
+    /// Behind the last of them.
+    pub(super) end: usize,
+}
+
+impl Frames<'_> {
+    /// Puts them from `done` on, as far as there is room; true if the next one waits for some. Chains that the sink does
+    /// not keep are given back.
+    #[inline]
+    pub(super) fn put(
+        self,
+        sink: &mut impl Sink,
+        mut give_back: impl FnMut(&mut QueuePair, ChainId),
+        (turn, done): (&mut Turn, &mut usize),
+    ) -> bool {
+        let mut waits = false;
+        while *done < self.end && turn.takes_more() && !waits {
+            if !sink.has_room() {
+                self.counters.from_guest_waits.add(1);
+                return true;
+            }
+            let chain = self.chains.chains[*done];
+            let buffers = self.chains.buffers(&chain);
+            let judged = &self.judged[*done];
+            let frame = judged.frame(self.pair, buffers);
+            let lost = frame.and_then(|_| sink.unsendable(self.counters));
+            if let Some(counter) = lost {
+                counter.add(1);
+            }
+            let put = match frame.filter(|_| lost.is_none()) {
+                Some(frame) => {
+                    let put = |frame: GuestFrame<'_>| sink.put(chain.id, Some(frame), turn);
+                    with_tag(judged, frame, true, put)
+                }
+                None => sink.put(chain.id, None, turn),
+            };
+            match put {
+                Put::NoRoom => return true,
+                Put::Done => give_back(self.pair, chain.id),
+                Put::Taken => {}
+            }
+            waits = sink.has_rest();
+            turn.note(buffers.len());
+            *done += 1;
+        }
+        waits
+    }
+}
+
+impl<O: OwnQueue> PortLane<O> {
+    /// Sends for the guest, and delivers what its own queue received.
+    pub(super) fn breathe_own(&mut self, network: &mut dyn Network) -> Result<usize, Blame> {
+        let sent = self.send(network);
+        let moved = sent.and_then(|sent| Ok(sent + self.receive(network)?));
+        if moved.is_err() {
+            // Its queues are not used any more.
+            (self.pair.from_guest.enabled, self.pair.to_guest.enabled) = (false, false);
+        }
+        moved.map_err(Blame::Own)
+    }
+
+    fn receive(&mut self, network: &mut dyn Network) -> Result<usize, Fault> {
+        if !self.own.has_frames() {
+            return Ok(0);
+        }
+        if self.pair.to_guest.enabled {
+            let guest = Peer::new(&mut self.pair, &mut self.buffers, &self.counters);
+            return self.own.receive(&mut guest.limited(self.limit.as_ref()));
+        }
+        // What arrived for a pair that is off goes to the first one.
+        let Some(first) = self.members.lanes(self.number).first().map(|first| first.at) else {
+            return Ok(0);
+        };
+        let Some(mut guest) = network.guest(first) else {
+            return Ok(0);
+        };
+        match self.own.receive(&mut guest) {
+            Ok(frames) => {
+                self.counters.spilled_frames.add(frames as u64);
+                Ok(frames)
+            }
+            Err(fault) => {
+                network.blame(first, fault);
+                Ok(0)
+            }
+        }
+    }
+
     /// Goes on with GSO packets that are being cut for a NIC; whether there is more to do then.
     #[inline]
     pub(super) fn send_rest(&mut self, network: &mut dyn Network) -> bool {
@@ -43,7 +140,7 @@ impl PortLane {
     /// Part of a GSO packet waits to be sent.
     #[inline]
     pub(super) fn has_rest(&self) -> bool {
-        self.transmit.iter().any(Transmit::has_rest)
+        self.own.has_rest() || self.transmit.iter().any(Transmit::has_rest)
     }
 
     /// The host gets a frame to a group, if there is room for it now.

@@ -5,10 +5,11 @@ use device::pair::Fault;
 use super::PortLane;
 use crate::switch::ethernet::{self, Head};
 use crate::switch::from_guest::Turn;
+use crate::switch::own_queue::OwnQueue;
 use crate::switch::table::{Destination, Station, TablePort};
 use crate::switch::vlans::Vlans;
 
-impl PortLane {
+impl<O: OwnQueue> PortLane<O> {
     /// Looks at the chains of the turn. Whether they may be sent was decided where they came from.
     /// Errors: never of a guest: both ends are ours.
     #[cold]

@@ -8,9 +8,10 @@ use super::judged::with_tag;
 use super::{PortLane, pass_copy};
 use crate::switch::from_guest::Turn;
 use crate::switch::lane::Network;
+use crate::switch::own_queue::OwnQueue;
 use crate::switch::table::Destination;
 
-impl PortLane {
+impl<O: OwnQueue> PortLane<O> {
     /// Passes copies of frames that are done to those who listen. Groups go to all anyway, and what was not let through
     /// to nobody. A frame that has no destination here goes to them, too: one of them may bridge to it.
     #[cold]
@@ -22,7 +23,8 @@ impl PortLane {
             let [to_uplink, to_host] = self.members.ways_out;
             let (to, way) = match judged.to {
                 Destination::Port(port) => (Some(port), self.members.lanes(port).first().copied()),
-                Destination::Unknown => (None, to_uplink),
+                // By a queue of its own it does not go there.
+                Destination::Unknown => (None, to_uplink.filter(|_| !O::IS_THERE)),
                 Destination::Host => (None, to_host),
                 Destination::Group | Destination::Nobody => continue,
             };

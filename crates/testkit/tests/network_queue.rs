@@ -1,0 +1,491 @@
+//! A port of a network that has a queue of the NIC for itself: its frames to the LAN leave by that, and all else is as
+//! for any port of the network.
+
+use std::time::Duration;
+
+use rstest::rstest;
+use testkit::guest::{Backend, Guest};
+use testkit::lan::{BROADCAST, Lan, STRANGER, frame, mac, port, tagged};
+use testkit::world::{HOST as LAN_IP, give_address, iperf_server, received_bytes};
+use testkit::{Daemon, Driver, DriverConfig, Layout, NetNs, PacketPort, Serve, VethPair, require, wait};
+
+/// Of the uplink, hence the host's.
+const HOST: [u8; 6] = [0x02, 0, 0, 0, 2, 0];
+const HOST_TEXT: &str = "02:00:00:00:02:00";
+/// The guest whose port has a queue of its own.
+const OWN: usize = 0;
+
+/// What the wire sends comes to queue 0. Either the network has that, or the port: then what is for other ports does not
+/// reach them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Queue0 {
+    Networks,
+    Ports,
+}
+
+/// A port's keys with which it has a queue of its own.
+fn own(queue_0: Queue0, memory: &str, keys: &str) -> String {
+    let queue = u8::from(queue_0 == Queue0::Networks);
+    format!(
+        "ifname = \"{}\"\nstart-queue = {queue}\nmemory = \"{memory}\"\n{keys}",
+        VethPair::NIC
+    )
+}
+
+fn network(queue_0: Queue0, workers: usize) -> String {
+    let queue = u8::from(queue_0 == Queue0::Ports);
+    format!(
+        "[daemon]\nworkers = {workers}\n[network.lan]\nuplink = \"{}\"\nstart-queue = {queue}\n",
+        VethPair::NIC
+    )
+}
+
+/// Two queues, of which the wire's frames come to the first.
+fn uplink() -> VethPair {
+    let veth = VethPair::with(2, 1500);
+    veth.far.run("ethtool", &["-L", VethPair::WIRE, "tx", "1"]);
+    veth.near
+        .ip(&["link", "set", VethPair::NIC, "address", HOST_TEXT]);
+    veth
+}
+
+/// Frames of these tests, and no others, that the host's stack gets.
+struct Host(PacketPort);
+
+impl Host {
+    fn of(netns: &NetNs) -> Self {
+        Self(PacketPort::open(netns, VethPair::NIC))
+    }
+
+    #[track_caller]
+    fn hears(&self, frame: &[u8]) {
+        let is_ours = |frame: &Vec<u8>| frame[12..].starts_with(&[0x88, 0xb5]);
+        let mut came = std::iter::from_fn(|| self.0.receive(wait::SOON));
+        assert_eq!(came.find(is_ours).as_deref(), Some(frame));
+    }
+}
+
+/// Ports with these keys behind those of [`OWN`]'s, which has those at first.
+fn lan(queue_0: Queue0, memory: &str, ports: &[&str], workers: usize) -> Lan {
+    let mut text = network(queue_0, workers);
+    for (guest, keys) in ports.iter().enumerate() {
+        let keys = match guest {
+            OWN => own(queue_0, memory, keys),
+            _ => (*keys).to_owned(),
+        };
+        text += &port(guest, &keys);
+    }
+    let lan = Lan::on(
+        uplink(),
+        &Serve::file(),
+        &text,
+        ports.len(),
+        &DriverConfig::default(),
+    );
+    let shown = lan.daemon.port(OWN);
+    let mode = shown["lanes"][0]["mode"].as_str().expect("it runs").to_owned();
+    assert!(mode != "network", "it has its queue: {shown:#}");
+    lan
+}
+
+/// Frames of the LAN to a guest arrive once the wire's queue is served.
+fn send_back(lan: &mut Lan, guest: usize, frame: &[u8]) {
+    lan.wire.send(frame);
+    assert_eq!(lan.received(guest), frame, "guest {guest}");
+}
+
+#[rstest]
+fn it_reaches_everybody_and_everybody_it(
+    #[values("copy", "send-direct")] memory: &str,
+    #[values(Queue0::Networks, Queue0::Ports)] queue_0: Queue0,
+    #[values(1, 2)] workers: usize,
+) {
+    require!(Root);
+    let mut lan = lan(queue_0, memory, &["", "", ""], workers);
+    let host = Host::of(&lan.veth.near);
+    // More frames than its ring has entries, so that each is given back.
+    for round in 0..60 {
+        let len = [60, 64, 65, 590, 1514][round % 5];
+        for (from, to) in [(OWN, 1), (1, OWN), (OWN, 2), (2, OWN)] {
+            let sent = frame(mac(to), mac(from), len, round as u8);
+            lan.send(from, &sent);
+            assert_eq!(lan.received(to), sent, "{from} to {to}");
+        }
+        for guest in [OWN, 1] {
+            let out = frame(STRANGER, mac(guest), len, round as u8);
+            lan.send(guest, &out);
+            assert_eq!(lan.received_by_wire(), out, "guest {guest}");
+        }
+        send_back(&mut lan, OWN, &frame(mac(OWN), STRANGER, len, round as u8));
+        let to_host = frame(HOST, mac(OWN), len, round as u8);
+        lan.send(OWN, &to_host);
+        host.hears(&to_host);
+        let back = frame(mac(OWN), HOST, len, round as u8);
+        host.0.send(&back);
+        assert_eq!(lan.received(OWN), back);
+        for guest in &mut lan.guests {
+            guest.pairs[0].await_sent();
+        }
+    }
+    if queue_0 == Queue0::Networks {
+        lan.assert_quiet();
+    }
+    // By its own queue: nobody else's lane has the kernel send.
+    let kicks = lan.daemon.port(OWN)["lanes"][0]["counters"].to_string();
+    assert!(lan.daemon.counter_of("vm0", "nic_kicks") >= 60, "{kicks}");
+}
+
+#[rstest]
+fn frames_of_one_burst_go_to_whom_they_are_for_in_their_order(#[values("copy", "send-direct")] memory: &str) {
+    require!(Root);
+    let mut lan = lan(Queue0::Networks, memory, &["", "", ""], 1);
+    for round in 0..20 {
+        let to = [mac(1), STRANGER, mac(2), STRANGER];
+        let frames: Vec<_> = (0..16)
+            .map(|at| frame(to[at % 4], mac(OWN), 60 + 90 * at, round))
+            .collect();
+        let all: Vec<_> = frames.iter().map(Vec::as_slice).collect();
+        lan.guests[OWN].pairs[0].send_batch(&all, Layout::Whole);
+        for (at, wanted) in frames.iter().enumerate() {
+            match at % 4 {
+                0 => assert_eq!(lan.received(1), *wanted),
+                2 => assert_eq!(lan.received(2), *wanted),
+                _ => assert_eq!(lan.received_by_wire(), *wanted),
+            }
+        }
+        lan.guests[OWN].pairs[0].await_sent();
+    }
+}
+
+#[rstest]
+fn groups_reach_all_and_come_from_all(
+    #[values("copy", "send-direct")] memory: &str,
+    #[values(1, 2)] workers: usize,
+) {
+    require!(Root);
+    let mut lan = lan(Queue0::Networks, memory, &["", "", ""], workers);
+    let host = Host::of(&lan.veth.near);
+    let sent = frame(BROADCAST, mac(OWN), 60, 1);
+    lan.send(OWN, &sent);
+    assert_eq!(lan.received_by_wire(), sent);
+    host.hears(&sent);
+    assert_eq!([lan.received(1), lan.received(2)], [sent.clone(), sent]);
+    let sent = frame(BROADCAST, mac(1), 590, 2);
+    lan.send(1, &sent);
+    assert_eq!([lan.received(OWN), lan.received(2)], [sent.clone(), sent.clone()]);
+    assert_eq!(lan.received_by_wire(), sent);
+    host.hears(&sent);
+    for from in [&lan.wire, &host.0] {
+        let sent = frame(BROADCAST, STRANGER, 60, 3);
+        from.send(&sent);
+        for guest in 0..3 {
+            let got = lan.guests[guest].pairs[0].receive(wait::SOON).expect("it comes");
+            assert_eq!(got.frame, sent, "guest {guest}");
+        }
+    }
+    lan.assert_quiet();
+}
+
+#[rstest]
+fn it_sends_only_as_itself_and_reaches_only_whom_it_may(#[values("copy", "send-direct")] memory: &str) {
+    require!(Root);
+    let keys = "isolated = true\nips = [\"192.0.2.10\"]";
+    let mut lan = lan(Queue0::Networks, memory, &[keys, "isolated = true", ""], 1);
+    // IPv4 from an address.
+    let packet = |to: [u8; 6], from: [u8; 6], address: u8| {
+        let mut packet = frame(to, from, 60, 0);
+        packet[12..34].copy_from_slice(&[
+            8, 0, 0x45, 0, 0, 46, 0, 0, 0, 0, 64, 253, 0, 0, 192, 0, 2, address, 192, 0, 2, 99,
+        ]);
+        packet
+    };
+    for to in [mac(2), STRANGER, BROADCAST] {
+        lan.send(OWN, &packet(to, mac(1), 10));
+        lan.send(OWN, &packet(to, mac(OWN), 11));
+        lan.send(OWN, &tagged(&packet(to, mac(OWN), 10), 5));
+    }
+    let hidden = packet(mac(1), mac(OWN), 10);
+    lan.send(OWN, &hidden);
+    let honest = packet(mac(2), mac(OWN), 10);
+    lan.send(OWN, &honest);
+    assert_eq!(lan.received(2), honest);
+    let honest = packet(STRANGER, mac(OWN), 10);
+    lan.send(OWN, &honest);
+    let mut came = std::iter::from_fn(|| lan.wire.receive(wait::SOON));
+    let first = came.find(|frame| frame[12..].starts_with(&[8, 0]) && frame[23] == 253);
+    assert_eq!(first, Some(honest));
+    for (name, count) in [
+        ("from_guest_source_address", 3),
+        ("from_guest_ip_source", 3),
+        ("from_guest_vlan", 3),
+        ("from_guest_isolated", 1),
+    ] {
+        lan.daemon.await_counter(name, count);
+    }
+    // The other isolated one neither.
+    lan.send(1, &frame(mac(OWN), mac(1), 60, 1));
+    lan.send(1, &frame(BROADCAST, mac(1), 60, 2));
+    assert_eq!(lan.received(2), frame(BROADCAST, mac(1), 60, 2));
+    lan.assert_quiet();
+    for guest in &mut lan.guests {
+        guest.pairs[0].await_sent();
+    }
+}
+
+#[rstest]
+fn vlan_has_its_tag_on_the_wire_and_none_at_the_guest(
+    #[values("copy", "send-direct")] memory: &str,
+    #[values(Queue0::Networks, Queue0::Ports)] queue_0: Queue0,
+) {
+    require!(Root);
+    let mut lan = lan(
+        queue_0,
+        memory,
+        &["vlan = 100", "vlan = 100", "trunk = \"100-101\""],
+        1,
+    );
+    for len in [60, 65, 1514] {
+        let bare = |to, from| frame(to, from, len, 1);
+        lan.send(OWN, &bare(mac(1), mac(OWN)));
+        assert_eq!(lan.received(1), bare(mac(1), mac(OWN)));
+        lan.send(OWN, &bare(mac(2), mac(OWN)));
+        assert_eq!(lan.received(2), tagged(&bare(mac(2), mac(OWN)), 100));
+        lan.send(2, &tagged(&bare(mac(OWN), mac(2)), 100));
+        assert_eq!(lan.received(OWN), bare(mac(OWN), mac(2)));
+        lan.send(OWN, &bare(STRANGER, mac(OWN)));
+        assert_eq!(lan.received_by_wire(), tagged(&bare(STRANGER, mac(OWN)), 100));
+        // Of no VLAN, or of another: not for it.
+        lan.wire.send(&bare(mac(OWN), STRANGER));
+        lan.wire.send(&tagged(&bare(mac(OWN), STRANGER), 101));
+        let came = frame(mac(OWN), STRANGER, len, 7);
+        lan.wire.send(&tagged(&came, 100));
+        assert_eq!(lan.received(OWN), came);
+    }
+}
+
+#[rstest]
+fn trunk_has_its_tags(#[values("copy", "send-direct")] memory: &str) {
+    require!(Root);
+    let mut lan = lan(Queue0::Ports, memory, &["trunk = \"100-101\"", "vlan = 101"], 1);
+    let bare = frame(mac(OWN), STRANGER, 590, 1);
+    for vlan in [100, 101] {
+        lan.wire.send(&tagged(&bare, 102));
+        send_back(&mut lan, OWN, &tagged(&bare, vlan));
+    }
+    let sent = frame(mac(1), mac(OWN), 60, 1);
+    lan.send(OWN, &tagged(&sent, 101));
+    assert_eq!(lan.received(1), sent);
+}
+
+#[rstest]
+fn limits_hold_for_what_comes_by_the_network_and_by_the_queue(
+    #[values("copy", "send-direct")] memory: &str,
+    #[values(Queue0::Networks, Queue0::Ports)] queue_0: Queue0,
+) {
+    require!(Root);
+    let mut lan = lan(
+        queue_0,
+        memory,
+        &["to-guest-packets = 1\nto-guest-packets-burst = 8", ""],
+        1,
+    );
+    for round in 0..16 {
+        lan.wire.send(&frame(mac(OWN), STRANGER, 60, round));
+        lan.send(1, &frame(mac(OWN), mac(1), 60, round));
+    }
+    let lost = || lan.daemon.counter("to_guest_limit") >= 20;
+    assert!(wait::until(wait::SOON, lost), "{:#}", lan.daemon.status());
+}
+
+/// Whether a network's guest 1 and 2 lose no frame meanwhile.
+fn none_is_lost(lan: &mut [Driver; 2], during: impl FnOnce() + Send) {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            struct Raised<'a>(&'a AtomicBool);
+            impl Drop for Raised<'_> {
+                fn drop(&mut self) {
+                    self.0.store(true, Ordering::Release);
+                }
+            }
+            // Also if it panics.
+            let _over = Raised(&over);
+            during();
+        });
+        for number in 0..=u32::MAX {
+            let last = over.load(Ordering::Acquire);
+            let mut sent = frame(mac(2), mac(1), 100, 0);
+            sent[14..18].copy_from_slice(&number.to_be_bytes());
+            lan[0].pairs[0].reap_sent();
+            lan[0].pairs[0].send(&sent, Layout::Whole);
+            let got = lan[1].pairs[0].receive(wait::SOON).expect("it arrives");
+            assert_eq!(got.frame, sent);
+            if last {
+                return;
+            }
+        }
+    });
+}
+
+fn connect(daemon: &Daemon, number: usize) -> Driver {
+    let path = daemon.path(&format!("vm{number}.sock"));
+    let mut driver = Driver::connect(&path, &DriverConfig::default()).expect("accepted");
+    driver.pairs[0].post(32, &[2048]);
+    let runs = || {
+        let port = daemon.port_named(&format!("vm{number}"));
+        port.is_some_and(|port| port["lanes"][0]["running"] == true)
+    };
+    assert!(wait::until(wait::SOON, runs), "{}", daemon.said());
+    driver
+}
+
+/// Both ways over the uplink and to another port.
+#[track_caller]
+fn assert_reaches(guest: &mut Driver, wire: &PacketPort) {
+    let out = frame(STRANGER, mac(OWN), 100, 7);
+    let comes_out = || {
+        guest.pairs[0].reap_sent();
+        guest.pairs[0].send(&out, Layout::Whole);
+        std::iter::from_fn(|| wire.receive(wait::QUIET)).any(|frame| frame == out)
+    };
+    assert!(wait::until(wait::SOON, comes_out));
+    let back = frame(mac(OWN), STRANGER, 100, 8);
+    let comes_in = || {
+        wire.send(&back);
+        let got = guest.pairs[0].receive(wait::QUIET);
+        got.is_some_and(|got| got.frame == back)
+    };
+    assert!(wait::until(wait::SOON, comes_in));
+}
+
+#[rstest]
+fn it_comes_and_goes_and_the_others_lose_no_frame(
+    #[values(false, true)] leased: bool,
+    #[values("copy", "send-direct")] memory: &str,
+) {
+    require!(Root);
+    let veth = uplink();
+    veth.near.run("ethtool", &["-K", VethPair::NIC, "rxvlan", "off"]);
+    let serve = match leased {
+        true => Serve::file().leased(),
+        false => Serve::file().by_root(),
+    };
+    let stays = [network(Queue0::Networks, 1), port(1, ""), port(2, "")].concat();
+    let daemon = Daemon::start_file(&veth.near, &serve, &[VethPair::NIC], &stays);
+    let wire = PacketPort::open(&veth.far, VethPair::WIRE);
+    let mut guests = [1, 2].map(|number| connect(&daemon, number));
+    for _ in 0..3 {
+        none_is_lost(&mut guests, || {
+            let with = [&*stays, &port(OWN, &own(Queue0::Networks, memory, ""))].concat();
+            let told = daemon.reload_with(&with);
+            assert!(told.contains("port vm0 began"), "{told}");
+            let mut guest = connect(&daemon, OWN);
+            assert_reaches(&mut guest, &wire);
+            // Without its queue, and its guest comes again.
+            let told = daemon.reload_with(&[&*stays, &port(OWN, "")].concat());
+            assert!(told.contains("port vm0 has another"), "{told}");
+            drop(guest);
+            assert_reaches(&mut connect(&daemon, OWN), &wire);
+            daemon.reload_with(&stays);
+        });
+    }
+}
+
+#[rstest]
+fn nothing_is_left_of_a_daemon_that_is_killed(#[values("copy", "send-direct")] memory: &str) {
+    require!(Root);
+    let veth = uplink();
+    veth.near.run("ethtool", &["-K", VethPair::NIC, "rxvlan", "off"]);
+    let serve = Serve::file().leased();
+    let text = [
+        network(Queue0::Networks, 1),
+        port(OWN, &own(Queue0::Networks, memory, "")),
+        port(1, ""),
+    ]
+    .concat();
+    let mut daemon = Daemon::start_file(&veth.near, &serve, &[VethPair::NIC], &text);
+    let wire = PacketPort::open(&veth.far, VethPair::WIRE);
+    let nic = || veth.near.output_of("ip", &["-d", "link", "show", VethPair::NIC]);
+    for _ in 0..3 {
+        let mut guest = connect(&daemon, OWN);
+        assert_reaches(&mut guest, &wire);
+        assert!(nic().contains("xdp"));
+        daemon.kill();
+        let lessor = daemon.lessor.as_ref().expect("queues are leased");
+        let nothing = || !nic().contains("xdp") && lessor.bpffs.pinned().is_empty();
+        assert!(
+            wait::until(wait::SOON, nothing),
+            "{}: {:?}: {}",
+            nic(),
+            lessor.bpffs.pinned(),
+            lessor.steward
+        );
+        daemon.restart_file(&veth.near, &serve);
+    }
+}
+
+#[rstest]
+fn without_its_interface_it_reaches_the_other_ports(#[values("copy", "send-direct")] memory: &str) {
+    require!(Root);
+    let mut lan = lan(Queue0::Networks, memory, &["", ""], 1);
+    lan.veth.near.ip(&["link", "del", VethPair::NIC]);
+    let sent = frame(mac(1), mac(OWN), 100, 1);
+    let arrives = wait::until(wait::SOON, || {
+        lan.guests[OWN].pairs[0].reap_sent();
+        lan.send(OWN, &sent);
+        let got = lan.guests[1].pairs[0].receive(Duration::from_millis(100));
+        got.is_some_and(|got| got.frame == sent)
+    });
+    assert!(arrives, "{:#}", lan.daemon.status());
+    let gone = || lan.daemon.port(OWN)["lanes"][0]["mode"] == "network";
+    assert!(wait::until(wait::SOON, gone), "{:#}", lan.daemon.status());
+    lan.veth.join(2, 1500);
+    lan.veth
+        .near
+        .run("ethtool", &["-K", VethPair::NIC, "rxvlan", "off"]);
+    let back = || lan.daemon.port(OWN)["lanes"][0]["mode"] != "network";
+    assert!(wait::until(wait::SOON, back), "{}", lan.daemon.said());
+    let wire = PacketPort::open(&lan.veth.far, VethPair::WIRE);
+    assert_reaches(&mut lan.guests[OWN], &wire);
+}
+
+/// Addresses of two guests, in the LAN's network.
+const LINUX: [&str; 2] = ["10.77.0.11", "10.77.0.12"];
+
+#[rstest]
+fn linux_guest_reaches_another_one_and_the_lan_by_tcp(
+    #[values("copy", "send-direct")] memory: &str,
+    #[values(Queue0::Networks, Queue0::Ports)] queue_0: Queue0,
+) {
+    require!(Root, Qemu);
+    let veth = uplink();
+    veth.near.run("ethtool", &["-K", VethPair::NIC, "rxvlan", "off"]);
+    give_address(&veth);
+    let text = [
+        network(queue_0, 1),
+        port(OWN, &own(queue_0, memory, "")),
+        port(1, ""),
+    ]
+    .concat();
+    let daemon = Daemon::start_file(&veth.near, &Serve::file(), &[VethPair::NIC], &text);
+    let guest = |at: usize| {
+        let [.., last] = mac(at);
+        let mac = format!("02:00:00:00:00:{last:02x}");
+        let socket = daemon.path(&format!("vm{at}.sock"));
+        let options = ["--mem", "256", "--mac", &mac];
+        Guest::boot(Backend::Daemon(&socket), &format!("{}/24", LINUX[at]), &options)
+    };
+    let guests = [guest(OWN), guest(1)];
+    let _server = guests[1].run("iperf3 -s -D && sleep 1");
+    let _lan = iperf_server(&veth);
+    for to in [LINUX[1], LAN_IP] {
+        let pinged = guests[OWN].run_until_success(10 * wait::SOON, &format!("ping -c 3 -W 20 {to}"));
+        pinged.unwrap_or_else(|said| panic!("no ping of {to}: {said}\n{:#}", daemon.status()));
+        for direction in ["", "-R"] {
+            let said = guests[OWN].run(&format!("iperf3 -c {to} -n 20M -J {direction}"));
+            let received = received_bytes(&said, "sum_received");
+            assert!(received > 1_000_000, "{to}: {received} bytes {direction}: {said}");
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! A queue that a port of a network has for itself, in direct and send-direct placement: the guest's memory is its UMEM,
+//! and frames to the LAN leave from where they lie.
+//!
+//! A chain whose frame is copied for somebody else is done at once, but goes back in its turn behind those that the NIC
+//! still reads: the table of what it has ([`InFlight`](super::in_flight::InFlight)) knows all of them.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use device::counters::PairCounters;
+use device::pair::{Fault, QueuePair, Vring};
+use virtqueue::ChainId;
+
+use super::{DirectEnd, DirectMemory};
+use crate::nic::endpoint::NicQueue;
+use crate::nic::interface_queue::Coupled;
+use crate::nic::queue::Nic;
+use crate::nic::xdp::XdpNic;
+use crate::switch::from_guest::{Sender, Sink};
+use crate::switch::lane::{Peer, Work};
+use crate::switch::own_queue::OwnQueue;
+use crate::switch::receiver::{Receiver, has_frames};
+
+/// In send-direct placement: what the NIC receives lies in memory of ours, and is copied once.
+pub(crate) struct SendDirectQueue<N> {
+    end: DirectEnd<N>,
+    receiver: Receiver,
+}
+
+impl<N: Nic> SendDirectQueue<N> {
+    /// Joins a guest with a NIC queue whose UMEM is the guest's memory. `untags`: it has the frames of its VLAN without
+    /// their tag.
+    pub(crate) fn new(
+        pair: &mut QueuePair,
+        queue: Coupled<N>,
+        memory: DirectMemory,
+        (untags, counters): (bool, &Arc<PairCounters>),
+    ) -> Self {
+        let mut end = DirectEnd::new(pair, queue, memory, counters);
+        let receiver = Receiver::new(pair, &mut end.queue, counters).untagging(untags);
+        Self { end, receiver }
+    }
+}
+
+impl<N: Nic> OwnQueue for SendDirectQueue<N> {
+    const IS_THERE: bool = true;
+    type Sink<'a>
+        = &'a mut DirectEnd<N>
+    where
+        Self: 'a;
+
+    fn begin(&mut self, pair: &mut QueuePair, sender: &mut Sender, _counters: &PairCounters) -> usize {
+        self.end.begin_turn(pair, sender)
+    }
+
+    fn sink<'a>(&'a mut self, _counters: &'a PairCounters) -> Option<&'a mut DirectEnd<N>> {
+        Some(&mut self.end)
+    }
+
+    fn has_rest(&self) -> bool {
+        self.end.has_rest()
+    }
+
+    fn places(&self) -> usize {
+        self.end.sending.room()
+    }
+
+    fn give_back(&mut self, _pair: &mut QueuePair, chain: ChainId) {
+        self.end.give_back(chain);
+    }
+
+    fn finish(&mut self, pair: &mut QueuePair, moved: usize, _counters: &PairCounters) -> usize {
+        self.end.hand_over();
+        let back = self.end.end_turn(pair, moved);
+        // What others were given is done without the NIC.
+        back + self.end.reap(pair)
+    }
+
+    fn receive(&mut self, guest: &mut Peer<'_>) -> Result<usize, Fault> {
+        self.receiver.deliver(&mut self.end.queue, guest)
+    }
+
+    fn has_frames(&mut self) -> bool {
+        has_frames(&mut self.end.queue)
+    }
+
+    fn arm(&mut self, to_guest: &mut Vring) -> Work {
+        let waiting = self.receiver.arm(&mut self.end.queue);
+        let work = if self.end.has_unsent() {
+            Work::Soon
+        } else {
+            Work::None
+        };
+        let frames = waiting
+            .then(|| self.receiver.when_frames_wait(to_guest))
+            .flatten();
+        work.max(frames.unwrap_or(Work::None))
+    }
+
+    fn nic(&self) -> Option<BorrowedFd<'_>> {
+        self.end.queue.nic.fd()
+    }
+
+    fn awaits_nic(&self) -> bool {
+        self.receiver.awaits_nic
+    }
+
+    fn inject(&mut self, frame: &[u8], _counters: &PairCounters) {
+        self.end.inject(frame);
+    }
+
+    fn stop(mut self, guest: Peer<'_>) -> Option<NicQueue<XdpNic>> {
+        let Peer {
+            pair,
+            buffers,
+            counters,
+            ..
+        } = guest;
+        let half_sent = self.end.send_at_last(pair);
+        self.receiver
+            .finish(&mut self.end.queue, Peer::new(pair, buffers, counters));
+        self.end.queue.discard(counters);
+        self.end.close(pair, half_sent);
+        None
+    }
+}

@@ -1,0 +1,251 @@
+//! A NIC queue that a port of a network has for itself: its frames to the LAN leave by it, and what the NIC puts there is
+//! for its guest.
+//!
+//! All else goes by the switch: the port's lane ([`super::port_lane`]) judges each frame, and passes those for other
+//! ports and for the host on as any port's. What comes for the guest by a queue of the uplink, by the host's end, or
+//! from another port, reaches it through that lane, too.
+//!
+//! Three kinds: none, which costs nothing; one in whose memory frames are copied ([`CopyQueue`]); one whose memory is the
+//! guest's ([`crate::direct::member`]).
+
+use std::os::fd::BorrowedFd;
+
+use device::counters::{Counter, PairCounters};
+use device::pair::{Fault, QueuePair, Vring};
+use virtqueue::ChainId;
+
+use super::from_guest::{GuestFrame, Put, Sender, Sink, Turn};
+use super::lane::{Peer, Work};
+use super::limits::SEGMENTS;
+use super::receiver::{Receiver, has_frames};
+use super::to_nic::{NicSink, Transmit};
+use crate::nic::endpoint::NicQueue;
+use crate::nic::lent::Lent;
+use crate::nic::xdp::XdpNic;
+
+/// See the module's head.
+pub(crate) trait OwnQueue: Send {
+    /// There is one.
+    const IS_THERE: bool;
+    /// What frames to the LAN are put into.
+    type Sink<'a>: Sink
+    where
+        Self: 'a;
+
+    /// A turn begins: what was sent comes back, and a GSO packet in hand goes on. What moved.
+    fn begin(&mut self, pair: &mut QueuePair, sender: &mut Sender, counters: &PairCounters) -> usize;
+    /// What frames to the LAN are put into; `None`: a queue of the uplink takes them.
+    fn sink<'a>(&'a mut self, counters: &'a PairCounters) -> Option<Self::Sink<'a>>;
+    /// It has part of a GSO packet left, which nothing overtakes.
+    fn has_rest(&self) -> bool;
+    /// How many chains can be given back by it now.
+    fn places(&self) -> usize;
+    /// A chain that did not go to its NIC is the guest's again, in its turn.
+    fn give_back(&mut self, pair: &mut QueuePair, chain: ChainId);
+    /// A turn ends, in which so much moved: what was put is sent. What moved besides.
+    fn finish(&mut self, pair: &mut QueuePair, moved: usize, counters: &PairCounters) -> usize;
+    /// Delivers what the NIC received, as far as the guest has buffers; the frames that it got.
+    /// Errors: what the guest did wrong.
+    fn receive(&mut self, guest: &mut Peer<'_>) -> Result<usize, Fault>;
+    /// Whether frames wait for that.
+    fn has_frames(&mut self) -> bool;
+    /// The lane is about to sleep.
+    fn arm(&mut self, to_guest: &mut Vring) -> Work;
+    /// The NIC's descriptor, readable when frames arrive.
+    fn nic(&self) -> Option<BorrowedFd<'_>>;
+    /// See [`Lane::awaits_nic`](super::lane::Lane::awaits_nic).
+    fn awaits_nic(&self) -> bool;
+    /// Sends a frame of ours, if there is room for it now.
+    fn inject(&mut self, frame: &[u8], counters: &PairCounters);
+    /// The lane is stopped: takes back what the kernel holds; the queue, if that goes on without it.
+    fn stop(self, guest: Peer<'_>) -> Option<NicQueue<XdpNic>>;
+}
+
+/// None: frames go by the queues of the uplink, and come by them.
+#[derive(Debug, Default)]
+pub(crate) struct NoQueue;
+
+/// There is no such value.
+#[derive(Debug)]
+pub(crate) enum Never {}
+
+impl Sink for Never {
+    fn unsendable<'c>(&self, _counters: &'c PairCounters) -> Option<&'c Counter> {
+        match *self {}
+    }
+
+    fn put(&mut self, _chain: ChainId, _frame: Option<GuestFrame<'_>>, _turn: &mut Turn) -> Put {
+        match *self {}
+    }
+
+    fn has_rest(&self) -> bool {
+        match *self {}
+    }
+}
+
+impl OwnQueue for NoQueue {
+    const IS_THERE: bool = false;
+    type Sink<'a> = Never;
+
+    #[inline]
+    fn begin(&mut self, _pair: &mut QueuePair, _sender: &mut Sender, _counters: &PairCounters) -> usize {
+        0
+    }
+
+    #[inline]
+    fn sink<'a>(&'a mut self, _counters: &'a PairCounters) -> Option<Never> {
+        None
+    }
+
+    #[inline]
+    fn has_rest(&self) -> bool {
+        false
+    }
+
+    #[inline]
+    fn places(&self) -> usize {
+        usize::MAX
+    }
+
+    #[inline]
+    fn give_back(&mut self, pair: &mut QueuePair, chain: ChainId) {
+        pair.from_guest.queue.push_used(chain, 0);
+    }
+
+    #[inline]
+    fn finish(&mut self, _pair: &mut QueuePair, _moved: usize, _counters: &PairCounters) -> usize {
+        0
+    }
+
+    #[inline]
+    fn receive(&mut self, _guest: &mut Peer<'_>) -> Result<usize, Fault> {
+        Ok(0)
+    }
+
+    #[inline]
+    fn has_frames(&mut self) -> bool {
+        false
+    }
+
+    #[inline]
+    fn arm(&mut self, _to_guest: &mut Vring) -> Work {
+        Work::None
+    }
+
+    fn nic(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn awaits_nic(&self) -> bool {
+        false
+    }
+
+    fn inject(&mut self, _frame: &[u8], _counters: &PairCounters) {}
+
+    fn stop(self, _guest: Peer<'_>) -> Option<NicQueue<XdpNic>> {
+        None
+    }
+}
+
+/// One with memory of ours, in which each frame is copied once.
+pub(crate) struct CopyQueue<N> {
+    queue: NicQueue<N>,
+    transmit: Transmit,
+    receiver: Receiver,
+}
+
+impl<N: Lent> CopyQueue<N> {
+    /// A queue for that guest. `untags`: it has the frames of its VLAN without their tag.
+    pub(crate) fn new(guest: &QueuePair, queue: NicQueue<N>, untags: bool, counters: &PairCounters) -> Self {
+        let mut queue = queue;
+        let receiver = Receiver::new(guest, &mut queue, counters).untagging(untags);
+        Self {
+            queue,
+            transmit: Transmit::default(),
+            receiver,
+        }
+    }
+}
+
+impl<N: Lent> OwnQueue for CopyQueue<N> {
+    const IS_THERE: bool = true;
+    type Sink<'a>
+        = NicSink<'a, N>
+    where
+        Self: 'a;
+
+    fn begin(&mut self, _pair: &mut QueuePair, sender: &mut Sender, counters: &PairCounters) -> usize {
+        self.queue.reclaim(SEGMENTS * 2, counters);
+        let mut sink = NicSink::new(&mut self.queue, &mut self.transmit, counters);
+        if sender.left() == 0 || !sink.has_rest() {
+            return 0;
+        }
+        let mut turn = Turn::shared(sender.left());
+        let sent = sink.send_rest(&mut turn);
+        sender.spend(&turn);
+        sent
+    }
+
+    fn sink<'a>(&'a mut self, counters: &'a PairCounters) -> Option<NicSink<'a, N>> {
+        Some(NicSink::new(&mut self.queue, &mut self.transmit, counters))
+    }
+
+    fn has_rest(&self) -> bool {
+        self.transmit.has_rest()
+    }
+
+    fn places(&self) -> usize {
+        usize::MAX
+    }
+
+    fn give_back(&mut self, pair: &mut QueuePair, chain: ChainId) {
+        pair.from_guest.queue.push_used(chain, 0);
+    }
+
+    fn finish(&mut self, _pair: &mut QueuePair, _moved: usize, counters: &PairCounters) -> usize {
+        let is_empty = self.transmit.is_empty();
+        let mut sink = NicSink::new(&mut self.queue, &mut self.transmit, counters);
+        match is_empty {
+            true => sink.kick_unsent(),
+            false => sink.flush(),
+        }
+        0
+    }
+
+    fn receive(&mut self, guest: &mut Peer<'_>) -> Result<usize, Fault> {
+        self.receiver.deliver(&mut self.queue, guest)
+    }
+
+    fn has_frames(&mut self) -> bool {
+        has_frames(&mut self.queue)
+    }
+
+    fn arm(&mut self, to_guest: &mut Vring) -> Work {
+        let waiting = self.receiver.arm(&mut self.queue);
+        let soon = self.queue.nic.unsent() > 0 || self.transmit.has_rest();
+        let work = if soon { Work::Soon } else { Work::None };
+        let frames = waiting
+            .then(|| self.receiver.when_frames_wait(to_guest))
+            .flatten();
+        work.max(frames.unwrap_or(Work::None))
+    }
+
+    fn nic(&self) -> Option<BorrowedFd<'_>> {
+        self.queue.nic.fd()
+    }
+
+    fn awaits_nic(&self) -> bool {
+        self.receiver.awaits_nic
+    }
+
+    fn inject(&mut self, frame: &[u8], counters: &PairCounters) {
+        NicSink::new(&mut self.queue, &mut self.transmit, counters).inject(frame);
+    }
+
+    fn stop(self, guest: Peer<'_>) -> Option<NicQueue<XdpNic>> {
+        let (mut lane, counters) = (self, guest.counters);
+        NicSink::new(&mut lane.queue, &mut lane.transmit, counters).send_at_last();
+        lane.receiver.finish(&mut lane.queue, guest);
+        N::give_back(lane.queue, counters)
+    }
+}
