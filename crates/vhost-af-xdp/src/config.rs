@@ -18,10 +18,10 @@ use steward::policy::Queues;
 pub(crate) use self::error::Wrong;
 use self::file::ConfigFile;
 pub(crate) use self::guard::{GuardConfig, is_guard};
-pub(crate) use self::network::{MemberVlans, NetworkConfig, UplinkConfig};
+pub(crate) use self::network::{NetworkConfig, UplinkConfig};
 pub(crate) use self::port::{
-    Endpoint, ExternalProgram, FileKinds, Inherited, MemoryRules, NicConfig, Placement, PortConfig,
-    PortQueues, Segments,
+    Endpoint, ExternalProgram, FileKinds, Inherited, MemberVlans, MemoryRules, NicConfig, Placement,
+    PortConfig, PortQueues, Segments,
 };
 use crate::listener::Access;
 use crate::sandbox::{Layers, User};

@@ -6,17 +6,6 @@ use xsk::{BindRequest, BusyPoll};
 
 use super::port::Segments;
 
-/// VLANs of a port of a network.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum MemberVlans {
-    /// None: frames have no tag.
-    Untagged,
-    /// One, without a tag towards the guest.
-    Access(u16),
-    /// These, in ascending order, with their tags.
-    Trunk(Vec<u16>),
-}
-
 /// Ports that reach each other by address, and what they share.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NetworkConfig {

@@ -10,7 +10,6 @@ use steward::protocol::Wanted;
 use xsk::{BindRequest, BusyPoll};
 
 use super::guard::GuardConfig;
-use super::network::MemberVlans;
 use crate::listener::Access;
 use crate::rates::PortRates;
 
@@ -124,6 +123,17 @@ pub(crate) enum NicConfig {
         /// Length of the frames made, bytes.
         frame_bytes: u32,
     },
+}
+
+/// VLANs of a port of a network.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum MemberVlans {
+    /// None: frames have no tag.
+    Untagged,
+    /// One, without a tag towards the guest.
+    Access(u16),
+    /// These, in ascending order, with their tags.
+    Trunk(Vec<u16>),
 }
 
 /// Queues `start_queue..` of an interface.
