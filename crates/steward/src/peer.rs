@@ -3,8 +3,9 @@
 #![cfg_attr(not(feature = "server"), allow(dead_code))]
 
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
 
@@ -65,6 +66,29 @@ pub(crate) fn credentials(socket: BorrowedFd<'_>) -> io::Result<Credentials> {
 #[must_use]
 pub fn process(socket: BorrowedFd<'_>) -> Option<i32> {
     ucred(socket).ok().map(|ucred| ucred.pid).filter(|&pid| pid > 0)
+}
+
+/// SO_PEERPIDFD, Linux 6.5 (include/uapi/asm-generic/socket.h).
+const SO_PEERPIDFD: libc::c_int = 77;
+
+/// Whether that process has ended, as far as the kernel tells: what was read of its number until now may be another's.
+/// Before Linux 6.5 it does not tell.
+#[must_use]
+pub fn has_ended(socket: BorrowedFd<'_>) -> bool {
+    let mut number: libc::c_int = -1;
+    let len = size_of::<libc::c_int>();
+    match sys::get_option(socket, SO_PEERPIDFD, (&raw mut number).cast(), len) {
+        // A kernel that has no such option.
+        Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => false,
+        // Nobody has its number, or it was another's.
+        Err(_) => true,
+        Ok(_) => {
+            // SAFETY: a descriptor that the kernel has just made for this process, and that nobody else knows.
+            let process = unsafe { OwnedFd::from_raw_fd(number) };
+            let mut readable = [PollFd::new(&process, PollFlags::IN)];
+            !matches!(poll(&mut readable, Some(&Timespec::default())), Ok(0))
+        }
+    }
 }
 
 fn ucred(socket: BorrowedFd<'_>) -> io::Result<libc::ucred> {

@@ -30,6 +30,13 @@ pub(crate) struct Table {
 }
 
 impl Table {
+    /// The same, as it is in no file.
+    pub(crate) fn of_no_file(mut self) -> Self {
+        self.line = 0;
+        self.keys.values_mut().for_each(|said| said.line = 0);
+        self
+    }
+
     /// The value of a key.
     pub(crate) fn get(&self, key: &str) -> Option<&str> {
         self.keys.get(key).map(|said| said.value.as_str())

@@ -58,7 +58,7 @@ use steward::server::{NewPolicy, Server};
 
 use self::files::Files;
 use self::questions::VmmSockets;
-use self::requests::{Beside, Desk, Directories};
+use self::requests::{Adopt, Beside, Desk, Directories};
 use crate::config::ServeConfig;
 use crate::guard::handed::{close_all_on_exec, taken};
 use crate::listener::{Access, ListenError, listen_as};
@@ -327,13 +327,6 @@ pub(crate) fn run(args: KeeperArgs, judge: Judge) -> anyhow::Result<()> {
     let (policies, others) = Policies::new(args.user)?;
     if let (Some(file), Some(requests)) = (args.config, args.requests) {
         let policies = args.listener.is_some().then_some(policies);
-        let known = Arc::clone(&vmm_sockets);
-        let adopt = move |config: &ServeConfig| {
-            known.add(config.paths());
-            policies
-                .as_ref()
-                .map_or(Ok(()), |policies| policies.go_by(config))
-        };
         let desk = Desk {
             file,
             judge,
@@ -344,7 +337,7 @@ pub(crate) fn run(args: KeeperArgs, judge: Judge) -> anyhow::Result<()> {
             },
             directories: Arc::clone(&directories),
             files: Arc::clone(&files),
-            adopt: Box::new(adopt),
+            adopt: adopting(policies, &vmm_sockets, &files),
             made: Box::new(move |path| vmm_sockets.add([path])),
         };
         start_desk(desk, taken(requests)?)?;
@@ -365,6 +358,21 @@ pub(crate) fn run(args: KeeperArgs, judge: Judge) -> anyhow::Result<()> {
     // By way of them files are found.
     drop(directories);
     served.context("the keeper cannot wait for requests")
+}
+
+/// What lets a configuration count: the steward goes by it, if there is one here, and the sockets of what does not count
+/// any more are nobody's.
+fn adopting(policies: Option<Policies>, vmm_sockets: &Arc<VmmSockets>, files: &Arc<Files>) -> Adopt {
+    let (known, files) = (Arc::clone(vmm_sockets), Arc::clone(files));
+    Box::new(move |config| {
+        if let Some(policies) = &policies {
+            policies.go_by(config)?;
+        }
+        let paths = config.paths();
+        let reached = files.keep(&paths);
+        known.set(paths.into_iter().chain(reached));
+        Ok(())
+    })
 }
 
 /// Answers requests on a thread of its own.

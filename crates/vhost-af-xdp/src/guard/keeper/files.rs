@@ -1,6 +1,6 @@
 //! Socket files of a daemon, which its keeper removes when they are not listened on any more.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -15,6 +15,8 @@ struct SocketFile {
     /// Where it is reached.
     at: PathBuf,
     identity: Identity,
+    /// It was made while the daemon runs.
+    later: bool,
 }
 
 /// What tells a file from one that took its name.
@@ -38,10 +40,11 @@ impl Identity {
 }
 
 impl SocketFile {
-    fn new(at: &Path) -> io::Result<Self> {
+    fn new(at: &Path, later: bool) -> io::Result<Self> {
         Ok(Self {
             at: at.to_owned(),
             identity: Identity::of(at)?,
+            later,
         })
     }
 
@@ -56,7 +59,7 @@ impl Files {
     /// Those that are at these paths now.
     pub(super) fn of(paths: Vec<PathBuf>) -> Self {
         let known = |path: PathBuf| {
-            let file = SocketFile::new(&path).ok()?;
+            let file = SocketFile::new(&path, false).ok()?;
             Some((path, file))
         };
         Self(Mutex::new(paths.into_iter().filter_map(known).collect()))
@@ -72,7 +75,7 @@ impl Files {
         // Held until it is known: the end of the daemon, which may come meanwhile, is to find it.
         let mut files = self.files();
         let made = make()?;
-        files.insert(path.to_owned(), SocketFile::new(at)?);
+        files.insert(path.to_owned(), SocketFile::new(at, true)?);
         Ok(made)
     }
 
@@ -80,6 +83,16 @@ impl Files {
     pub(super) fn remove(&self, path: &Path) -> bool {
         let known = self.files().remove(path);
         known.as_ref().map(SocketFile::remove).is_some()
+    }
+
+    /// Removes those that were made later and are of none of these paths; where the others of them are reached.
+    pub(super) fn keep(&self, paths: &[PathBuf]) -> Vec<PathBuf> {
+        let mut files = self.files();
+        let paths: HashSet<&PathBuf> = paths.iter().collect();
+        let gone = files.extract_if(|path, file| file.later && !paths.contains(path));
+        gone.for_each(|(_, file)| file.remove());
+        let made = files.values().filter(|file| file.later);
+        made.map(|file| file.at.clone()).collect()
     }
 
     fn files(&self) -> MutexGuard<'_, HashMap<PathBuf, SocketFile>> {

@@ -175,6 +175,16 @@ impl VmmSockets {
         self.paths().extend(paths);
     }
 
+    /// These and no others.
+    pub(super) fn set(&self, paths: impl IntoIterator<Item = PathBuf>) {
+        *self.paths() = paths.into_iter().collect();
+    }
+
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.paths().len()
+    }
+
     fn has(&self, path: &Path) -> bool {
         self.paths().contains(path)
     }
@@ -222,7 +232,12 @@ fn private_of(question: &Question, vmm_sockets: &VmmSockets) -> Option<u64> {
     if !is_made_at(question.connection.as_fd(), vmm_sockets) {
         return None;
     }
-    let maps = private_memory::maps_of(peer::process(question.connection.as_fd())?)?;
+    let connection = question.connection.as_fd();
+    let maps = private_memory::maps_of(peer::process(connection)?)?;
+    // It may be another's, who has the number of one that has ended.
+    if peer::has_ended(connection) {
+        return None;
+    }
     private_memory::first_private(&maps, &question.files)
 }
 

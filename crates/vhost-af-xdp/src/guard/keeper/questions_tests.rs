@@ -126,3 +126,70 @@ fn question_of_one_port_is_not_behind_that_of_another() {
     });
     fs::remove_dir_all(directory).expect("ours");
 }
+
+/// A copy of this process with that number, which does `body` and ends.
+fn copy_numbered(number: libc::pid_t, body: impl FnOnce()) -> bool {
+    let numbers = [number];
+    // SAFETY: all zeros are valid.
+    let mut arguments: libc::clone_args = unsafe { std::mem::zeroed() };
+    arguments.exit_signal = libc::SIGCHLD as u64;
+    arguments.set_tid = numbers.as_ptr() as u64;
+    arguments.set_tid_size = 1;
+    let size = size_of::<libc::clone_args>();
+    // SAFETY: the arguments live; the copy has memory of its own, and does system calls only.
+    match unsafe { libc::syscall(libc::SYS_clone3, &raw const arguments, size) } {
+        0 => {
+            body();
+            // SAFETY: nothing of this copy is to be undone.
+            unsafe { libc::_exit(0) }
+        }
+        made => made > 0,
+    }
+}
+
+#[test]
+fn process_that_has_the_number_of_one_that_connected_is_not_looked_into() {
+    use std::os::unix::net::UnixListener;
+
+    use rustix::fs::{MemfdFlags, memfd_create};
+    use rustix::net::{SocketAddrUnix, connect};
+    use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+    if !rustix::process::geteuid().is_root() {
+        let required = std::env::var("REQUIRE_PRIV").is_ok_and(|value| value == "1");
+        assert!(!required, "REQUIRE_PRIV=1, but this is not root");
+        println!("SKIPPED: this needs root: processes by their numbers");
+        return;
+    }
+    let directory = make_directory().expect("a place");
+    let path = directory.join("vm.sock");
+    let met = UnixListener::bind(&path).expect("listens");
+    let vmm_sockets = Arc::new(VmmSockets::default());
+    vmm_sockets.add([path.clone()]);
+    // Copies have it, too.
+    let file = memfd_create("ram", MemfdFlags::CLOEXEC).expect("a file");
+    let address = map_privately(&file);
+    let socket = crate::listener::stream(rustix::net::SocketFlags::empty()).expect("a socket");
+    let at = SocketAddrUnix::new(&path).expect("short");
+    let number = (2000..).find(|&number| copy_numbered(number, || _ = connect(&socket, &at)));
+    let number = number.and_then(Pid::from_raw).expect("a number that is free");
+    let (connection, _) = met.accept().expect("connected");
+    let asked = || Question {
+        serial: 1,
+        connection: connection.try_clone().expect("a descriptor").into(),
+        files: vec![MappedFile {
+            address,
+            file: file.try_clone().expect("a descriptor"),
+        }],
+    };
+    waitpid(Some(number), WaitOptions::empty()).expect("ours");
+    let lives = copy_numbered(number.as_raw_pid(), || {
+        // SAFETY: waits for the signal that ends it.
+        let _ = unsafe { libc::pause() };
+    });
+    assert!(lives, "somebody else has taken the number");
+    let told = private_of(&asked(), &vmm_sockets);
+    kill_process(number, Signal::KILL).expect("ours");
+    waitpid(Some(number), WaitOptions::empty()).expect("ours");
+    assert_eq!(told, None);
+    fs::remove_dir_all(directory).expect("ours");
+}

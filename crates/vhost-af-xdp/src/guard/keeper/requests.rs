@@ -9,7 +9,8 @@
 //!    a directory that was open when the daemon began ([`Directories`]), by its name there: whatever is put in the way
 //!    of the directory's path later leads nowhere. A file in its place is not replaced, nor a socket that somebody
 //!    listens on; links are not followed;
-//!  - a socket file is removed if the keeper or the daemon made it, and it is still that one;
+//!  - a socket file is removed if the keeper or the daemon made it, and it is still that one; what the keeper made it
+//!    removes itself when its port does not count any more, so that there are no more of them than ports;
 //!  - queues are leased by a policy made of the file.
 //!
 //! Where the operator said so (`--api`), the daemon may name ports beside those of the file. The keeper judges them as
@@ -366,6 +367,8 @@ impl Desk {
                 self.propose(file, books)
             }
             Request::Put(port) => {
+                // Whatever line it says that it is in.
+                let port = port.of_no_file();
                 let mut file = self.with_others(books)?;
                 match file.added.iter().position(|other| other.name == port.name) {
                     Some(at) => file.added[at] = port,
@@ -519,3 +522,7 @@ fn in_memory(config: &ServeConfig) -> io::Result<OwnedFd> {
     file.write_all(&serde_json::to_vec(&config.file)?)?;
     Ok(file.into())
 }
+
+#[cfg(test)]
+#[path = "requests_tests.rs"]
+mod tests;
