@@ -69,6 +69,15 @@ impl GroupRing {
         Ok(Self { map })
     }
 
+    /// The same one by another descriptor.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn try_clone(&self) -> io::Result<Self> {
+        let map = MapHandle::try_from(&self.map).map_err(io::Error::other)?;
+        Ok(Self { map })
+    }
+
     /// Pins it on a bpffs, so that it outlives the process.
     ///
     /// # Errors
@@ -166,6 +175,13 @@ impl GroupReader {
         // Relaxed: of a reader before us, which is not there any more. Records begin at multiples of eight.
         reader.at = reader.consumed().load(Ordering::Relaxed) & !7;
         Ok(reader)
+    }
+
+    /// Gives back what there is, unread.
+    pub fn skip(&mut self) {
+        // Relaxed: nothing of it is looked at.
+        self.at = self.produced().load(Ordering::Relaxed) & !7;
+        self.publish();
     }
 
     fn consumed(&self) -> &AtomicUsize {

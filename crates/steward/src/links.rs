@@ -5,6 +5,8 @@
 //! messages were lost before.
 
 #[cfg(feature = "server")]
+pub(crate) mod above;
+#[cfg(feature = "server")]
 pub(crate) mod pair;
 
 use std::ffi::CString;

@@ -19,7 +19,8 @@
 //! ```
 //!
 //! A network's stations are judged one by one, as they come: address and VLAN must be among `macs` and `vlans`, where there
-//! are such. The interface's own address is the host's, unless `macs` names it.
+//! are such. Addresses of the interface, and of interfaces above it (VLANs, macvlans, its bridge), are the host's, unless
+//! `macs` names them.
 //!
 //! The NIC itself is told to bring frames to leased queues, away from others', only by rules for an address that the
 //! policy's rule names, or for a VLAN that it names and that is not 0: otherwise a holder could take the host's own
@@ -178,10 +179,15 @@ impl Policy {
         self.rules.get(rule).map(names).unwrap_or_default()
     }
 
-    /// Whether a network under a rule may have a station, on an interface of this address.
+    /// Whether a network under a rule may have a station, on an interface on which the host has these addresses.
     /// Errors: why not, and what to do.
-    pub(crate) fn check_station(&self, rule: usize, station: Station, own: [u8; 6]) -> Result<(), String> {
-        let checked = |rule: &Rule| rule.check_station(station, own);
+    pub(crate) fn check_station(
+        &self,
+        rule: usize,
+        station: Station,
+        of_host: &BTreeSet<[u8; 6]>,
+    ) -> Result<(), String> {
+        let checked = |rule: &Rule| rule.check_station(station, of_host);
         self.rules.get(rule).map_or(Ok(()), checked)
     }
 
@@ -291,12 +297,12 @@ impl Rule {
 }
 
 impl Rule {
-    fn check_station(&self, station: Station, own: [u8; 6]) -> Result<(), String> {
+    fn check_station(&self, station: Station, of_host: &BTreeSet<[u8; 6]>) -> Result<(), String> {
         let Station { mac, vlan } = station;
         let is_named = self.macs.contains(&mac);
-        if mac == own && !is_named {
+        if of_host.contains(&mac) && !is_named {
             return Err(format!(
-                "{} is the interface's own address, which is the host's: give the guest another",
+                "{} is the host's, the address of the interface or of one above it: give the guest another",
                 mac_text(mac)
             ));
         }

@@ -521,12 +521,14 @@ fn stations_of_a_network_are_judged_one_by_one() {
     assert!(closed.to_string().ends_with(", networks\n"), "{closed}");
     let vain = Policy::parse(Path::new("p"), &format!("{rule}host = true\n")).expect_err("no network");
     assert!(vain.to_string().contains("network = true"), "{vain}");
-    let own = [2, 0, 0, 0, 0, 1];
-    let judged = |policy: &Policy, last: u8, vlan, own| {
+    let of_host = [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 3]].into();
+    let judged = |policy: &Policy, last: u8, vlan| {
         let mac = [2, 0, 0, 0, 0, last];
-        policy.check_station(0, steer::Station { vlan, mac }, own).is_ok()
+        let station = steer::Station { vlan, mac };
+        policy.check_station(0, station, &of_host).is_ok()
     };
-    assert!(judged(&any, 2, 9, own) && !judged(&any, 1, 9, own), "the host's");
-    assert!(judged(&some, 1, 5, own), "the host's, and named");
-    assert!(!judged(&some, 1, 7, own) && !judged(&some, 1, 0, own) && !judged(&some, 2, 5, own));
+    assert!(judged(&any, 2, 9));
+    assert!(!judged(&any, 1, 9) && !judged(&any, 3, 9), "the host's");
+    assert!(judged(&some, 1, 5), "the host's, and named");
+    assert!(!judged(&some, 1, 7) && !judged(&some, 1, 0) && !judged(&some, 2, 5));
 }

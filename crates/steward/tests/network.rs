@@ -1,15 +1,19 @@
 //! Leases of networks: stations that come and go at run time, groups by a ring, what the policy says to each, and what is
 //! left when stewards and holders are gone.
+#![allow(unsafe_code)]
 
 mod common;
 
+use std::collections::BTreeSet;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::Duration;
 
+use common::raw::Raw;
 use common::{World, holder, holder_may, refusal, take, wanted};
 use rustix::process::Signal;
 use steer::{GroupReader, Station};
 use steward::client::Lease;
-use steward::protocol::{Reason, STATIONS_MAX, StationChange, Steered, Wanted};
+use steward::protocol::{Answer, Reason, Request, STATIONS_MAX, StationChange, Steered, Wanted};
 use testkit::{VethPair, frame, require, wait};
 
 const OURS: [u8; 6] = [2, 0, 0, 0, 0, 0xaa];
@@ -352,4 +356,171 @@ fn station_that_a_new_policy_does_not_allow_is_taken_back() {
     world.steward.signal(Signal::HUP);
     let over = || guest.lease.take_changes().is_err();
     assert!(wait::until(wait::SOON, over), "a lease of a network");
+}
+
+#[test]
+fn addresses_of_interfaces_above_are_the_hosts_and_no_stations() {
+    require!(Root);
+    let world = World::with(1, &policy());
+    let near = &world.veth.near;
+    let nic = VethPair::NIC;
+    let add = |name: &str, of: &str, mac: &str, kind: &[&str]| {
+        let said = ["link", "add", "link", of, "name", name, "address", mac, "type"];
+        near.ip(&[&said, kind].concat());
+    };
+    add("mv0", nic, "02:00:00:00:00:c1", &["macvlan", "mode", "bridge"]);
+    let mut guest = Guest::new(&world);
+    let of_host = |last| [2, 0, 0, 0, 0, last];
+    let theirs = [on(0, MORE, 2), on(0, of_host(0xc1), 1)];
+    let refused = refusal(guest.lease.set_stations(&theirs));
+    assert_eq!(refused.reason, Reason::NotAllowed, "{refused}");
+    assert!(refused.text.contains("the host's"), "{refused}");
+    // What the host gets later is taken away from who has it.
+    let stations = [on(0, MORE, 2), on(0, OURS, 1), on(0, of_host(0xc4), 3)];
+    guest.lease.set_stations(&stations).expect("nobody's");
+    assert!(guest.answers(&world, of_host(0xc4), 1) && guest.answers(&world, OURS, 2));
+    add("mv2", nic, "02:00:00:00:00:c4", &["macvlan", "mode", "bridge"]);
+    let mut seed = 3;
+    let gone = wait::until(wait::SOON, || {
+        seed += 1;
+        !guest.answers(&world, of_host(0xc4), seed)
+    });
+    assert!(gone, "{}", world.steward);
+    assert!(guest.answers(&world, OURS, 2), "the others go on");
+    // And can be had when the host has it no more.
+    near.ip(&["link", "delete", "mv2"]);
+    let again = || guest.lease.set_stations(&[on(0, of_host(0xc4), 3)]).is_ok();
+    assert!(wait::until(wait::SOON, again), "{}", world.steward);
+}
+
+#[test]
+fn addresses_of_the_bridge_that_an_interface_is_part_of_are_the_hosts() {
+    require!(Root);
+    let world = World::with(1, &policy());
+    let near = &world.veth.near;
+    near.ip(&[
+        "link",
+        "add",
+        "br0",
+        "address",
+        "02:00:00:00:00:d1",
+        "type",
+        "bridge",
+    ]);
+    near.ip(&["link", "set", VethPair::NIC, "master", "br0"]);
+    let above = ["link", "add", "link", "br0", "name", "mv0", "address"];
+    near.ip(&[&above as &[&str], &["02:00:00:00:00:d2", "type", "macvlan"]].concat());
+    let lease = take(&world.socket(), &network(0, 1)).expect("allowed");
+    for last in [0xd1, 0xd2] {
+        let refused = refusal(lease.set_stations(&[on(0, [2, 0, 0, 0, 0, last], 1)]));
+        assert!(refused.text.contains("the host's"), "{refused}");
+    }
+    lease.set_stations(&[on(0, OURS, 1)]).expect("nobody's");
+}
+
+#[test]
+fn steward_that_comes_with_another_policy_takes_its_stations_from_a_lease_that_waits() {
+    require!(Root);
+    let mut world = World::kept_for(&policy(), "60");
+    let mut guest = Guest::new(&world);
+    guest
+        .lease
+        .set_stations(&[on(0, OURS, 1), on(0, MORE, 2)])
+        .expect("allowed");
+    assert!(guest.answers(&world, OURS, 1));
+    world.end_steward(Signal::KILL);
+    common::write_policy(
+        &world.dir,
+        &policy().replace(
+            "queues = \"all\"\nnetwork = true\n",
+            "queues = \"all\"\nnetwork = true\nmacs = [\"02:00:00:00:00:ab\"]\n",
+        ),
+    );
+    // The holder does not come back, and is there: its queues are kept for it.
+    world.restart();
+    assert!(!guest.answers(&world, OURS, 2), "{}", world.steward);
+}
+
+/// A connection with a lease of queue 0 as a network, of that user, and its ring.
+fn ring_of(world: &World, uid: u32) -> (Raw, OwnedFd) {
+    let request = Request::Lease(network(0, 1));
+    let leased = || {
+        let mut holder = Raw::connect_as(&world.socket(), uid, uid);
+        matches!(holder.ask(&request), Answer::Facts(_)).then_some(holder)
+    };
+    let mut holder = wait::until_some(wait::SOON, leased).expect("free");
+    let ring = holder.ask_for_descriptor(&Request::Groups);
+    (holder, ring)
+}
+
+/// The kernel's number of a ring.
+fn number_of(ring: &impl AsFd) -> u32 {
+    let path = format!("/proc/self/fdinfo/{}", ring.as_fd().as_raw_fd());
+    let said = std::fs::read_to_string(path).expect("open");
+    let number = said.lines().find_map(|line| line.strip_prefix("map_id:"));
+    number.expect("a map").trim().parse().expect("a number")
+}
+
+#[test]
+fn user_that_keeps_the_rings_of_all_its_leases_has_one() {
+    require!(Root);
+    let world = World::lingering(&policy(), "60");
+    let kept: Vec<_> = (0..20).map(|_| ring_of(&world, common::holder_uid()).1).collect();
+    let numbers: BTreeSet<u32> = kept.iter().map(number_of).collect();
+    assert_eq!(numbers.len(), 1, "{numbers:?}");
+    let others = number_of(&ring_of(&world, 0).1);
+    assert!(!numbers.contains(&others), "another user's");
+}
+
+#[test]
+fn ring_that_a_user_has_again_is_empty_and_can_be_mapped() {
+    require!(Root);
+    let world = World::with(1, &policy());
+    let (holder, ring) = ring_of(&world, 0);
+    assert_eq!(freeze(&ring), Err(libc::EBUSY));
+    drop(holder);
+    let again = || take(&world.socket(), &network(0, 1)).ok();
+    let serve = || {
+        let lease = wait::until_some(wait::SOON, again).expect("free");
+        let groups = lease.groups().expect("mapped");
+        assert_eq!(number_of(&groups), number_of(&ring));
+        let echo = holder::Echo::open(&lease, 0);
+        (Guest { lease, echo }, groups)
+    };
+    let (guest, mut kept) = serve();
+    world.wire.send(&to(GROUP, 1));
+    assert!(comes(&mut kept, &to(GROUP, 1)));
+    world.wire.send(&to(GROUP, 2));
+    let counted = || {
+        guest
+            .lease
+            .counters(0, common::soon())
+            .expect("ours")
+            .group_copied
+    };
+    let before = counted();
+    assert!(before >= 1 && wait::until(wait::SOON, || counted() >= 2));
+    drop(guest);
+    let (_guest, mut groups) = serve();
+    world.wire.send(&to(GROUP, 3));
+    let (mut came, mut frame) = (Vec::new(), Vec::new());
+    let last = wait::until(wait::SOON, || {
+        while groups.read(&mut frame).is_some() {
+            came.push(frame.clone());
+        }
+        came.contains(&to(GROUP, 3))
+    });
+    assert!(last && !came.contains(&to(GROUP, 2)), "of the last lease");
+}
+
+/// BPF_MAP_FREEZE: nobody maps it for writing, or writes to it, any more.
+fn freeze(map: &OwnedFd) -> Result<(), i32> {
+    const BPF_MAP_FREEZE: libc::c_long = 22;
+    let attributes = [map.as_raw_fd(), 0];
+    let size = size_of_val(&attributes);
+    // SAFETY: the kernel reads attributes that live.
+    match unsafe { libc::syscall(libc::SYS_bpf, BPF_MAP_FREEZE, attributes.as_ptr(), size) } {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error().raw_os_error().unwrap_or_default()),
+    }
 }

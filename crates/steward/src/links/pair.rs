@@ -206,7 +206,7 @@ fn acknowledged(request: &impl NetlinkRequest) -> io::Result<()> {
     socket.request(request)?.recv_ack().map_err(io::Error::from)
 }
 
-fn for_each(mut look: impl FnMut(&Ifinfomsg, &IterableLinkAttrs<'_>)) -> io::Result<()> {
+pub(super) fn for_each(mut look: impl FnMut(&Ifinfomsg, &IterableLinkAttrs<'_>)) -> io::Result<()> {
     let mut socket = NetlinkSocket::new();
     let mut replies = socket.request(&rt_link::Request::new().op_getlink_dump(&Ifinfomsg::default()))?;
     while let Some(reply) = replies.recv() {

@@ -18,7 +18,7 @@ mod take_back;
 
 pub use program::wants_frags;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -65,6 +65,8 @@ pub(super) struct Interface {
     entries: BTreeMap<u32, Entries>,
     /// Those that are networks, by their first queue.
     networks: BTreeMap<u32, Network>,
+    /// Addresses of the host's on it, which no network may have; none while it has no network.
+    pub(super) of_host: BTreeSet<[u8; 6]>,
     /// Leases that were taken back, all of them, since this was taken last.
     pub(super) ended: Vec<u64>,
     /// Since when it has no lease, as far as that was noticed.
@@ -230,6 +232,7 @@ impl Interface {
         for network in self.networks.values_mut() {
             network.look(&self.link.name);
         }
+        self.look_at_host();
         before != (self.facts(), self.entries.clone(), self.tags_of_networks())
     }
 

@@ -6,9 +6,10 @@ use std::time::Instant;
 use super::connection::Held;
 use super::file::may_crash;
 use super::interface::{self, Interface};
+use super::rings::RingOf;
 use super::state::LeaseRecord;
 use super::{Answered, Server};
-use steer::with_sources;
+use steer::{GroupRing, with_sources};
 
 use crate::links::Link;
 use crate::listing::Listed;
@@ -152,16 +153,32 @@ impl Server {
         let peer = &self.connections.get(&number).ok_or_else(gone)?.peer;
         let record = LeaseRecord::new(number, at, peer, wanted);
         let names = self.policy.names(rule);
+        let of = (wanted.interface.clone(), peer.uid, wanted.start_queue);
+        let ring = match wanted.network {
+            true => Some(self.ring_for(at, &of, rule)?),
+            false => None,
+        };
         self.record(|records| records.put_lease(record));
         may_crash("recorded");
         let interface = self.interfaces.get_mut(&at).ok_or_else(gone)?;
-        if let Err(refusal) = interface.reserve(wanted, number, names) {
+        if let Err(refusal) = interface.reserve(wanted, number, names, ring) {
             if !interface.has(number) {
                 self.record(|records| records.leases.retain(|record| record.number != number));
             }
             return Err(refusal);
         }
         Ok(())
+    }
+
+    /// The ring of a network that is leased.
+    fn ring_for(&mut self, at: u64, of: &RingOf, rule: usize) -> Result<GroupRing, Refusal> {
+        let (name, _, first) = of;
+        // One that had this name, and has another now, has it still.
+        let is_used = |(&other, interface): (&u64, &Interface)| {
+            other != at && interface.name() == name && interface.ring(*first).is_some()
+        };
+        let is_used = self.interfaces.iter().any(is_used);
+        self.rings.take(of, is_used, rule)
     }
 
     /// A connection has a lease from now on; what it is told of it.

@@ -53,14 +53,14 @@ impl Bucket {
 
 /// A rate for each of several.
 #[derive(Debug)]
-struct Buckets<K> {
+pub(super) struct Buckets<K> {
     rate: Rate,
     /// Those who have used some of it.
     used: BTreeMap<K, Bucket>,
 }
 
 impl<K: Ord + Clone> Buckets<K> {
-    fn new(rate: Rate) -> Self {
+    pub(super) fn new(rate: Rate) -> Self {
         Self {
             rate,
             used: BTreeMap::new(),
@@ -68,7 +68,7 @@ impl<K: Ord + Clone> Buckets<K> {
     }
 
     /// After which time this one may do it once; none: now.
-    fn wait(&mut self, of: &K, now: Instant) -> Option<Duration> {
+    pub(super) fn wait(&mut self, of: &K, now: Instant) -> Option<Duration> {
         let bucket = self.used.get_mut(of)?;
         bucket.refill(self.rate, now);
         let next = bucket.since + self.rate.each;
@@ -83,7 +83,7 @@ impl<K: Ord + Clone> Buckets<K> {
         });
     }
 
-    fn take(&mut self, of: &K, now: Instant) {
+    pub(super) fn take(&mut self, of: &K, now: Instant) {
         let rate = self.rate;
         if !self.used.contains_key(of) {
             self.forget_full(now);

@@ -37,6 +37,7 @@ mod named_tests;
 mod networks;
 mod reload;
 mod restore;
+mod rings;
 mod sockets;
 mod state;
 mod teardown;
@@ -65,6 +66,7 @@ use limits::{Attaches, Quiet, Turns, Waiting};
 pub use reload::NewPolicy;
 use reload::Reload;
 use restore::{ORPHANS_LOOK, Orphan};
+use rings::Rings;
 use sockets::LostErrand;
 
 pub use interface::wants_frags;
@@ -92,6 +94,8 @@ pub struct Server {
     connections: BTreeMap<u64, Connection>,
     /// Of networks that reach it.
     hosts: BTreeMap<NetworkAt, Host>,
+    /// Of networks, and of those who had one.
+    rings: Rings,
     /// Leases of another steward's whose holders have not come back yet.
     orphans: BTreeMap<u64, Orphan>,
     /// Where leases outlive this process.
@@ -158,6 +162,7 @@ impl Server {
             interfaces: BTreeMap::new(),
             connections: BTreeMap::new(),
             hosts: BTreeMap::new(),
+            rings: Rings::new(),
             orphans: BTreeMap::new(),
             store: None,
             next: 1,
@@ -515,14 +520,18 @@ impl Server {
 
     /// Looks at all interfaces again.
     fn look(&mut self) {
-        let mut other = Vec::new();
+        let (mut other, mut of_host) = (Vec::new(), Vec::new());
         let taken: Vec<u32> = self
             .interfaces
             .values()
             .map(|interface| interface.link.index)
             .collect();
         for (&at, interface) in &mut self.interfaces {
+            let before = interface.of_host.clone();
             let changed = interface.look(&taken);
+            if interface.of_host != before {
+                of_host.push(at);
+            }
             if changed {
                 other.push(at);
             }
@@ -532,6 +541,7 @@ impl Server {
                 .filter(|connection| connection.held.as_ref().is_some_and(|held| held.interface == at));
             holders.for_each(|connection| connection.dirty |= changed);
         }
+        of_host.into_iter().for_each(|at| self.judge_stations_on(at));
         self.look_at_hosts();
         // Before holders are told.
         other.into_iter().for_each(|at| self.record_interface(at));

@@ -13,7 +13,7 @@ impl Server {
         let interface = self.interfaces.get_mut(&held.interface).ok_or_else(no_lease)?;
         for change in changes.iter().filter(|change| change.port.is_some()) {
             self.policy
-                .check_station(held.rule, change.station, interface.link.mac)
+                .check_station(held.rule, change.station, &interface.of_host)
                 .map_err(|why| Refusal::new(Reason::NotAllowed, format!("{}: {why}", interface.link.name)))?;
         }
         interface.change_stations(held.wanted.start_queue, changes)?;
@@ -49,18 +49,30 @@ impl Server {
 
     /// A lease is charged to another rule, or to one that says something else now: what its network may not have any more
     /// it loses.
-    pub(super) fn judge_stations(&mut self, held: &Held) {
+    pub(super) fn judge_network(&mut self, held: &Held) {
         if self.policy.check_host(held.rule).is_err() {
             self.end_host((held.interface, held.wanted.start_queue));
         }
+        self.judge_stations(held);
+    }
+
+    /// The host has other addresses on an interface: what it has now no network may have.
+    pub(super) fn judge_stations_on(&mut self, interface: u64) {
+        let held = self.all_leases().map(|lease| lease.held);
+        let networks = held.filter(|held| held.interface == interface && held.wanted.network);
+        let networks: Vec<Held> = networks.cloned().collect();
+        networks.iter().for_each(|held| self.judge_stations(held));
+    }
+
+    fn judge_stations(&mut self, held: &Held) {
         let Some(interface) = self.interfaces.get_mut(&held.interface) else {
             return;
         };
-        let own = interface.link.mac;
         let first = held.wanted.start_queue;
+        let judged = |station| self.policy.check_station(held.rule, station, &interface.of_host);
         let refused = interface
             .stations(first)
-            .filter(|&station| self.policy.check_station(held.rule, station, own).is_err());
+            .filter(|&station| judged(station).is_err());
         let changes: Vec<StationChange> = refused
             .map(|station| StationChange { station, port: None })
             .collect();
@@ -71,7 +83,7 @@ impl Server {
         tracing::warn!(
             interface = name,
             stations = changes.len(),
-            "taken from a network by the policy"
+            "taken from a network: not allowed by the policy, or the host's"
         );
         if let Err(refusal) = interface.change_stations(first, &changes) {
             tracing::error!(interface = name, "they stay: {refusal}");

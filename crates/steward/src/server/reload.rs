@@ -178,7 +178,7 @@ impl Server {
         let held = held.clone();
         let (at, queues) = (held.interface, held.wanted.range());
         if held.wanted.network {
-            self.judge_stations(&held);
+            self.judge_network(&held);
         }
         if let Some(interface) = self.interfaces.get_mut(&at) {
             let before = interface.facts_for(&queues);

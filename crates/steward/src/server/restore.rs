@@ -77,6 +77,9 @@ impl Server {
         }
         self.interfaces.values_mut().for_each(Interface::sweep);
         self.sweep_hosts();
+        // The policy may be another, and the host have other addresses.
+        let interfaces: Vec<u64> = self.interfaces.keys().copied().collect();
+        interfaces.into_iter().for_each(|at| self.judge_stations_on(at));
         let orphaned: Vec<u64> = self.orphans.keys().copied().collect();
         self.record(|records| records.leases.retain(|record| orphaned.contains(&record.number)));
         self.forget_idle();
@@ -101,6 +104,12 @@ impl Server {
         let names = self.policy.names(rule);
         if !interface.hold(&wanted, record.number, names) {
             return None;
+        }
+        let first = wanted.start_queue;
+        if let Some(ring) = interface.ring(first) {
+            let of = (wanted.interface.clone(), peer.uid, first);
+            // Else its user gets another one next time.
+            let _ = self.rings.keep(of, ring);
         }
         let held = Held {
             interface: record.interface,

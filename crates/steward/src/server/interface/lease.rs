@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 
-use steer::{MAX_QUEUES, QueueConf, QueueCounters, with_sources};
+use steer::{GroupRing, MAX_QUEUES, QueueConf, QueueCounters, with_sources};
 
 use super::{Holder, Interface};
 use crate::hardware::Names;
@@ -12,12 +12,13 @@ use crate::protocol::{Reason, Refusal, Wanted};
 use crate::server::entries::{self, Entries};
 
 impl Interface {
-    /// Reserves queues for a connection. `names`: what the policy names of what they are for.
+    /// Reserves queues for a connection. `names`: what the policy names of what they are for; `ring`: of a network.
     pub(in crate::server) fn reserve(
         &mut self,
         wanted: &Wanted,
         connection: u64,
         names: Names,
+        ring: Option<GroupRing>,
     ) -> Result<(), Refusal> {
         let queues = wanted.range();
         let name = &self.link.name;
@@ -56,11 +57,11 @@ impl Interface {
             entries.apply(&self.link, &mut self.ledger);
         }
         self.entries.insert(queues.start, entries);
-        let installed = kernel(installed).and_then(|()| match wanted.network {
-            true => self
-                .open_network(queues.clone())
+        let installed = kernel(installed).and_then(|()| match ring {
+            Some(ring) => self
+                .open_network(queues.clone(), ring)
                 .map_err(|text| Refusal::new(Reason::Kernel, text)),
-            false => Ok(()),
+            None => Ok(()),
         });
         installed.inspect_err(|_| self.release(connection, queues))
     }

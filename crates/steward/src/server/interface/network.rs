@@ -13,6 +13,7 @@ use steer::{GroupLimit, GroupRing, Program, QueueError, Station, StationError, w
 
 use super::Interface;
 use crate::hardware::{Ethtool, Tags};
+use crate::links::above::addresses_above;
 use crate::protocol::{Reason, Refusal, STATIONS_MAX, StationChange};
 
 #[derive(Debug)]
@@ -65,12 +66,12 @@ impl Network {
 impl Interface {
     /// Makes queues that are reserved those of a network.
     /// Errors: in words.
-    pub(super) fn open_network(&mut self, queues: Range<u32>) -> Result<(), String> {
+    pub(super) fn open_network(&mut self, queues: Range<u32>, ring: GroupRing) -> Result<(), String> {
         let first = queues.start;
         let mut network = Network {
             queues,
             stations: BTreeMap::new(),
-            ring: GroupRing::new().map_err(|error| format!("no ring for a network: {error}"))?,
+            ring,
             strips_tags: strips_tags(&self.link.name),
         };
         if let Some(pins) = self.pins.as_ref().filter(|pins| pins.is_dir()) {
@@ -82,13 +83,15 @@ impl Interface {
             network.install(program)?;
         }
         self.networks.insert(first, network);
+        self.look_at_host();
         Ok(())
     }
 
     /// Goes on with a network that another steward has set up; one whose program is lost begins anew.
     pub(super) fn adopt_network(&mut self, queues: Range<u32>) -> Result<(), String> {
         let (Some(program), Some(pins)) = (&self.program, &self.pins) else {
-            return self.open_network(queues);
+            let ring = GroupRing::new().map_err(|error| format!("no ring for a network: {error}"))?;
+            return self.open_network(queues, ring);
         };
         let first = queues.start;
         let ring = GroupRing::open_pinned(&ring_path(pins, first)).map_err(|error| error.to_string())?;
@@ -101,6 +104,7 @@ impl Interface {
         // What its predecessor may not have finished.
         network.install(program)?;
         self.networks.insert(first, network);
+        self.look_at_host();
         self.accept_stations(first);
         Ok(())
     }
@@ -136,6 +140,21 @@ impl Interface {
             if first.is_some_and(|first: u32| !self.networks.contains_key(&first)) {
                 let _ = fs::remove_file(entry.path());
             }
+        }
+    }
+
+    /// Looks which addresses the host has on it.
+    pub(super) fn look_at_host(&mut self) {
+        if self.networks.is_empty() || self.link.index == 0 {
+            return;
+        }
+        match addresses_above(&self.link) {
+            Ok(of_host) => self.of_host = of_host,
+            // Those that are known are the host's still.
+            Err(error) => tracing::warn!(
+                interface = self.link.name,
+                "cannot ask which addresses the host has on it: {error}"
+            ),
         }
     }
 
@@ -194,6 +213,7 @@ impl Interface {
             let text = format!("more than {STATIONS_MAX} stations of one network");
             return Err(Refusal::new(Reason::Limit, text));
         }
+        let blind = set().any(|change| change.station.vlan != 0) && strips_tags(name);
         for StationChange { station, .. } in set() {
             let others = self.networks.iter().filter(|&(&other, _)| other != first);
             if others
@@ -207,7 +227,7 @@ impl Interface {
                 );
                 return Err(Refusal::new(Reason::Taken, text));
             }
-            if station.vlan != 0 && strips_tags(name) {
+            if station.vlan != 0 && blind {
                 let text = crate::server::entries::blind(name);
                 return Err(Refusal::new(Reason::NoInterface, text));
             }

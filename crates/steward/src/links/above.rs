@@ -1,0 +1,103 @@
+//! Addresses that the host has on an interface, wherever they are configured.
+
+use std::collections::BTreeSet;
+use std::io;
+
+use super::Link;
+use super::pair::for_each;
+
+/// What an interface says of itself that matters here.
+struct Seen {
+    index: u32,
+    mac: [u8; 6],
+    /// The interface that it is on, in this network namespace: of a VLAN, a macvlan.
+    below: Option<u32>,
+    /// The bridge or bond that it is part of.
+    master: Option<u32>,
+}
+
+/// Addresses of the host's on an interface: its own, those of the bridge or bond that it is part of, and those of
+/// interfaces on any of these (VLANs, macvlans). What is in another network namespace is not seen.
+///
+/// # Errors
+/// The kernel's.
+pub(crate) fn addresses_above(link: &Link) -> io::Result<BTreeSet<[u8; 6]>> {
+    let mut all = Vec::new();
+    for_each(|header, attributes| {
+        let info = attributes.get_linkinfo().and_then(|info| info.get_kind());
+        // What a veth says that it is on is its other end.
+        let is_on = info.is_ok_and(|kind| kind != c"veth") && attributes.get_link_netnsid().is_err();
+        let mac = attributes.get_address().ok().and_then(|mac| mac.try_into().ok());
+        all.push(Seen {
+            index: u32::try_from(header.ifi_index).unwrap_or_default(),
+            mac: mac.unwrap_or_default(),
+            below: attributes.get_link().ok().filter(|_| is_on),
+            master: attributes.get_master().ok(),
+        });
+    })?;
+    let mut of_host = addresses(&all, link.index);
+    of_host.insert(link.mac);
+    of_host.retain(|&mac| mac[0] & 1 == 0 && mac != [0; 6]);
+    Ok(of_host)
+}
+
+/// Those of an interface and of all that are above it.
+fn addresses(all: &[Seen], index: u32) -> BTreeSet<[u8; 6]> {
+    let mut above = BTreeSet::from([index]);
+    loop {
+        let before = above.len();
+        for seen in all {
+            if seen.below.is_some_and(|below| above.contains(&below)) {
+                above.insert(seen.index);
+            }
+            if above.contains(&seen.index) {
+                above.extend(seen.master);
+            }
+        }
+        if above.len() == before {
+            break;
+        }
+    }
+    let theirs = all.iter().filter(|seen| above.contains(&seen.index));
+    theirs.map(|seen| seen.mac).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seen(index: u32, below: Option<u32>, master: Option<u32>) -> Seen {
+        Seen {
+            index,
+            mac: [2, 0, 0, 0, 0, index as u8],
+            below,
+            master,
+        }
+    }
+
+    #[test]
+    fn what_is_above_is_found_however_far_up() {
+        let (on, part) = (
+            |index, below| seen(index, Some(below), None),
+            |index, of| seen(index, None, Some(of)),
+        );
+        // A VLAN on a macvlan on a bridge that the first is part of; beside it another port of that bridge, an
+        // interface of its own, and what is on that one.
+        let all = [
+            on(9, 8),
+            on(8, 7),
+            part(1, 7),
+            seen(7, None, None),
+            part(2, 7),
+            part(3, 6),
+            seen(6, None, None),
+            on(4, 3),
+        ];
+        let last = |index| -> Vec<u8> { addresses(&all, index).iter().map(|mac| mac[5]).collect() };
+        assert_eq!(last(1), [1, 7, 8, 9]);
+        assert_eq!(last(3), [3, 4, 6]);
+        assert_eq!(last(4), [4]);
+        // A circle, which the kernel does not make, has an end.
+        assert_eq!(addresses(&[on(1, 2), on(2, 1)], 1).len(), 2);
+    }
+}

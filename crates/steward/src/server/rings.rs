@@ -1,0 +1,91 @@
+//! Rings of networks, which are kept for who had them.
+//!
+//! A holder that has been handed a ring can keep it, 256 KiB of the kernel's memory, as long as it likes, and its memory
+//! counts for nobody but this process. So a user gets the same one again, whenever it leases the same queue: there are no
+//! more than users and queues. What a group of users with many numbers could make of that is limited by time.
+//!
+//! The next lease of a user has what the last one left unread taken away. Whoever of that user has kept the ring can
+//! read what comes into it, and lose it for the other: processes of one user are not kept apart here.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use steer::{GroupReader, GroupRing};
+
+use super::limits::{Buckets, Rate};
+use crate::protocol::{Reason, Refusal};
+
+/// New rings under a rule of the policy: 64 MiB, and 2 GiB a day.
+const NEW: Rate = Rate {
+    burst: 256,
+    each: Duration::from_secs(10),
+};
+
+/// Most that are kept, two descriptors each: beyond that the next user's takes the place of another's.
+const KEPT: usize = 256;
+
+/// Whose: an interface's name, a user, and a first queue.
+pub(super) type RingOf = (String, u32, u32);
+
+/// See the module's head.
+#[derive(Debug)]
+pub(super) struct Rings {
+    kept: BTreeMap<RingOf, Kept>,
+    new: Buckets<usize>,
+}
+
+#[derive(Debug)]
+struct Kept {
+    ring: GroupRing,
+    /// While it is mapped for writing nobody can freeze it (BPF_MAP_FREEZE), after which nobody else could map it so.
+    reader: GroupReader,
+}
+
+impl Rings {
+    pub(super) fn new() -> Self {
+        Self {
+            kept: BTreeMap::new(),
+            new: Buckets::new(NEW),
+        }
+    }
+
+    /// The ring for a new lease under a rule. `is_used`: the one that it would have again is somebody's.
+    /// Errors: the kernel has none, or there were too many.
+    pub(super) fn take(&mut self, of: &RingOf, is_used: bool, rule: usize) -> Result<GroupRing, Refusal> {
+        let refused = |error: io::Error| {
+            let text = format!("no ring for a network: {error}");
+            Refusal::new(Reason::Kernel, text)
+        };
+        if let Some(kept) = self.kept.get_mut(of).filter(|_| !is_used) {
+            kept.reader.skip();
+            return kept.ring.try_clone().map_err(refused);
+        }
+        let now = Instant::now();
+        if let Some(wait) = self.new.wait(&rule, now) {
+            let text = format!(
+                "rule {} has had too many networks of different users: try again in {} s",
+                rule + 1,
+                wait.as_secs() + 1
+            );
+            return Err(Refusal::new(Reason::Limit, text));
+        }
+        let ring = GroupRing::new().map_err(refused)?;
+        self.new.take(&rule, now);
+        self.keep(of.clone(), &ring).map_err(refused)?;
+        Ok(ring)
+    }
+
+    /// Takes note of one that another steward has made.
+    /// Errors: the kernel's.
+    pub(super) fn keep(&mut self, of: RingOf, ring: &GroupRing) -> io::Result<()> {
+        let ring = ring.try_clone()?;
+        let reader = GroupReader::new(ring.as_fd().try_clone_to_owned()?)?;
+        if self.kept.len() >= KEPT {
+            self.kept.pop_first();
+        }
+        self.kept.insert(of, Kept { ring, reader });
+        Ok(())
+    }
+}
