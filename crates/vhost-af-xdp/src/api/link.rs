@@ -6,10 +6,14 @@
 //! these.
 
 use std::io::{self, BufRead, Read, Write};
+use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+/// From the beginning of a question to the beginning of the next. Who asks keeps to it, and who answers lets nobody ask
+/// more often: each answer takes a look at all ports.
+pub(crate) const PAUSE: Duration = Duration::from_millis(50);
 /// Most bytes of a question, its newline included.
 pub(crate) const LONGEST_QUESTION: u64 = 4096;
 /// The same of a change.

@@ -50,6 +50,10 @@ const FIRST_PAUSE: Duration = Duration::from_millis(250);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// Descriptors: all clients at a time and what the process has itself.
 const DESCRIPTORS: u64 = 160;
+/// Bytes of memory that one of the processes may have mapped, its program included: who took it over is not to take the
+/// machine's from the daemon. It has a few MiB, and a few hundred with answers about a thousand ports for clients that
+/// are slow to read them.
+const MEMORY: u64 = 1 << 30;
 
 /// Sockets that listen.
 #[derive(Debug, Default)]
@@ -161,14 +165,16 @@ pub(crate) fn run(args: &ProcessArgs) -> anyhow::Result<()> {
         signal_hook::flag::register(signal, Arc::clone(&ignored)).context("cannot handle signals")?;
     }
     let _ = rustix::thread::set_name(c"api");
-    let most = Some(DESCRIPTORS);
-    setrlimit(
-        Resource::Nofile,
-        Rlimit {
-            current: most,
-            maximum: most,
-        },
-    )?;
+    for (of, most) in [(Resource::Nofile, DESCRIPTORS), (Resource::As, MEMORY)] {
+        let most = Some(most);
+        setrlimit(
+            of,
+            Rlimit {
+                current: most,
+                maximum: most,
+            },
+        )?;
+    }
     let layers = Layers::parse(&args.sandbox)?;
     let plan = Plan {
         user: args.user.as_deref().map(User::parse).transpose()?,

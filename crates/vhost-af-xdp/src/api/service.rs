@@ -11,10 +11,14 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use serde::Serialize;
 
-use super::link::{EventsAfter, LONGEST_CHANGE, LONGEST_QUESTION, Question, read_question, write_line};
+use super::link::{
+    EventsAfter, LONGEST_CHANGE, LONGEST_QUESTION, PAUSE, Question, read_question, write_line,
+};
 use super::status::Status;
 use crate::port::journal::JOURNAL;
 use crate::reload::Reload;
@@ -97,13 +101,15 @@ fn answer(questions: UnixStream, events: UnixStream, read: &dyn Fn() -> Status) 
     JOURNAL.wake();
 }
 
-fn answer_all(questions: UnixStream, read: &dyn Fn() -> Status) -> io::Result<()> {
+fn answer_all<S: Serialize>(questions: UnixStream, read: &dyn Fn() -> S) -> io::Result<()> {
     let mut answers = questions.try_clone()?;
     let mut questions = BufReader::new(questions);
     while let Some(question) = read_question(&mut questions, LONGEST_QUESTION)? {
+        let begun = Instant::now();
         match question {
             Question::Status => write_line(&mut answers, &read())?,
         }
+        std::thread::sleep(PAUSE.saturating_sub(begun.elapsed()));
     }
     Ok(())
 }
@@ -135,4 +141,30 @@ fn tell(events: UnixStream, over: &AtomicBool) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, Write};
+
+    use super::*;
+    use crate::api::link::line;
+
+    #[test]
+    fn who_asks_all_the_time_makes_it_take_a_look_now_and_then() {
+        let (mut ours, theirs) = UnixStream::pair().expect("sockets");
+        let begun = Instant::now();
+        let answering = std::thread::spawn(move || answer_all(theirs, &|| 7));
+        let questions = line(&Question::Status).expect("JSON").repeat(100);
+        ours.write_all(&questions).expect("read, or kept");
+        let mut answers = BufReader::new(ours);
+        for _ in 0..5 {
+            let mut answer = String::new();
+            answers.read_line(&mut answer).expect("answered");
+            assert_eq!(answer, "7\n");
+        }
+        assert!(begun.elapsed() >= 4 * PAUSE, "{:?}", begun.elapsed());
+        drop(answers);
+        let _ = answering.join().expect("no panic");
+    }
 }

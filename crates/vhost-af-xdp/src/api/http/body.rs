@@ -1,4 +1,7 @@
 //! What answers consist of: bytes that are there, or that come as something happens.
+//!
+//! Bytes that are there are handed on in pieces, as they are sent: what a client does not read stays here, where it is
+//! counted ([`Place::hold`](super::Place::hold)), and not in copies of hyper's.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -8,16 +11,40 @@ use bytes::Bytes;
 use hyper::body::{Frame, SizeHint};
 use tokio::sync::mpsc;
 
+/// Bytes that are handed on at a time.
+const PIECE: usize = 64 << 10;
+
 /// See the module's head.
-#[derive(Debug)]
 pub(super) enum Body {
-    Whole(Option<Bytes>),
+    Whole {
+        rest: Bytes,
+        /// Counts them until they are sent, or given up.
+        _held: Option<Box<dyn Send>>,
+    },
     Coming(mpsc::Receiver<Bytes>),
 }
 
 impl Body {
     pub(super) fn whole(bytes: impl Into<Bytes>) -> Self {
-        Self::Whole(Some(bytes.into()).filter(|bytes: &Bytes| !bytes.is_empty()))
+        let rest = bytes.into();
+        Self::Whole { rest, _held: None }
+    }
+
+    /// Bytes that are there.
+    pub(super) fn bytes(&self) -> usize {
+        match self {
+            Self::Whole { rest, .. } => rest.len(),
+            Self::Coming(_) => 0,
+        }
+    }
+
+    /// Drops that once nothing is to be sent of it any more.
+    pub(super) fn held(self, held: impl Send + 'static) -> Self {
+        let held: Option<Box<dyn Send>> = Some(Box::new(held));
+        match self {
+            Self::Whole { rest, .. } => Self::Whole { rest, _held: held },
+            coming => coming,
+        }
     }
 }
 
@@ -30,20 +57,23 @@ impl hyper::body::Body for Body {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         let next = match &mut *self {
-            Self::Whole(bytes) => Poll::Ready(bytes.take()),
+            Self::Whole { rest, .. } => {
+                let piece = rest.split_to(rest.len().min(PIECE));
+                Poll::Ready(Some(piece).filter(|piece| !piece.is_empty()))
+            }
             Self::Coming(chunks) => chunks.poll_recv(context),
         };
         next.map(|bytes| bytes.map(|bytes| Ok(Frame::data(bytes))))
     }
 
     fn is_end_stream(&self) -> bool {
-        matches!(self, Self::Whole(None))
+        !matches!(self, Self::Coming(_)) && self.bytes() == 0
     }
 
     fn size_hint(&self) -> SizeHint {
         match self {
-            Self::Whole(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
             Self::Coming(_) => SizeHint::default(),
+            there => SizeHint::with_exact(there.bytes() as u64),
         }
     }
 }

@@ -13,11 +13,9 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::problem::Problem;
-use crate::api::link::{self, Question};
+use crate::api::link::{self, PAUSE, Question};
 use crate::api::status::Status;
 
-/// From the beginning of a question to the beginning of the next.
-const PAUSE: Duration = Duration::from_millis(50);
 /// How long an answer is waited for.
 const ANSWER: Duration = Duration::from_secs(10);
 /// Clients that may wait to be taken in; more wait for them.

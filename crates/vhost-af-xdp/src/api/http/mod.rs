@@ -16,13 +16,15 @@ mod views;
 
 use std::collections::HashMap;
 use std::convert::Infallible;
+use std::hash::Hash;
 use std::io;
-use std::net::TcpListener;
+use std::net::{IpAddr, Ipv6Addr, TcpListener};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::Context;
+use hyper::Response;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -34,12 +36,18 @@ use self::changes::Changes;
 use self::daemon::Daemon;
 use self::events::Events;
 use self::patient::Patient;
+use self::problem::Problem;
 use self::routes::{Door, State};
 
-/// Connections at a time by one Unix socket, of one user there, and by TCP.
+/// Connections at a time by one Unix socket, of one user there, by TCP, and of one address there.
 const MOST_BY_SOCKET: usize = 48;
 const MOST_OF_USER: usize = 16;
-const MOST_BY_TCP: usize = 16;
+const MOST_BY_TCP: usize = 32;
+const MOST_OF_ADDRESS: usize = 16;
+/// Bytes of answers by one socket that wait to be read, and of one user, or address, there: who has as many gets no more
+/// until they are read. A daemon with a thousand ports has answers of some MiB.
+const MOST_BYTES: usize = 64 << 20;
+const MOST_BYTES_OF_ONE: usize = 16 << 20;
 /// How long a request's head may take, and how long a connection is kept without one.
 const HEAD: Duration = Duration::from_secs(10);
 /// Bytes of a head, and headers in it.
@@ -164,35 +172,48 @@ async fn accept_local(listener: tokio::net::UnixListener, may: May, state: State
 }
 
 async fn accept_remote(listener: tokio::net::TcpListener, state: State) {
-    let places = Places::new(MOST_BY_TCP, MOST_BY_TCP);
+    let places = Places::new(MOST_BY_TCP, MOST_OF_ADDRESS);
     loop {
         match listener.accept().await {
-            Ok((stream, _)) => let_in(stream, places.take(0), Door::Metrics, &state),
+            Ok((stream, from)) => let_in(stream, places.take(network_of(from.ip())), Door::Metrics, &state),
             Err(_) => sleep(PAUSE).await,
         }
     }
 }
 
+/// Who counts as one: an IPv4 address, or an IPv6 network of 64 bits, in which a machine has what addresses it likes.
+fn network_of(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX)).into(),
+        address => address,
+    }
+}
+
 /// Without a place it is closed.
-fn let_in<S>(stream: S, place: Option<Place>, door: Door, state: &State)
+fn let_in<S, K>(stream: S, place: Option<Place<K>>, door: Door, state: &State)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    K: Who,
 {
     let Some(place) = place else { return };
     let state = state.clone();
-    tokio::spawn(async move {
-        converse(stream, door, state).await;
-        drop(place);
-    });
+    tokio::spawn(converse(stream, Arc::new(place), door, state));
 }
 
-async fn converse<S>(stream: S, door: Door, state: State)
+async fn converse<S, K>(stream: S, place: Arc<Place<K>>, door: Door, state: State)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    K: Who,
 {
     let answer = service_fn(move |request| {
-        let state = state.clone();
-        async move { Ok::<_, Infallible>(routes::answer(&state, door, request).await) }
+        let (state, place) = (state.clone(), Arc::clone(&place));
+        async move {
+            let (head, body) = routes::answer(&state, door, request).await.into_parts();
+            Ok::<_, Infallible>(match place.hold(body.bytes()) {
+                Some(held) => Response::from_parts(head, body.held(held)),
+                None => Problem::Unread.answer(),
+            })
+        }
     });
     let mut protocol = http1::Builder::new();
     protocol
@@ -205,54 +226,95 @@ where
     let _ = timeout(LIFETIME, protocol.serve_connection(stream, answer)).await;
 }
 
-/// Connections by one socket, by user.
+/// Who has connections: a user's number, or an address.
+trait Who: Copy + Eq + Hash + Send + Sync + 'static {}
+
+impl Who for u32 {}
+impl Who for IpAddr {}
+
+/// What one has.
+#[derive(Debug, Clone, Copy, Default)]
+struct Taken {
+    connections: usize,
+    /// Of answers that wait to be read.
+    bytes: usize,
+}
+
+/// Connections by one socket, by who has them.
 #[derive(Clone)]
-struct Places {
-    taken: Arc<Mutex<HashMap<u32, usize>>>,
+struct Places<K> {
+    taken: Arc<Mutex<HashMap<K, Taken>>>,
     most: usize,
-    most_of_user: usize,
+    most_of_one: usize,
 }
 
 /// One of them, until it is dropped.
-struct Place {
-    places: Places,
-    user: u32,
+struct Place<K: Who> {
+    places: Places<K>,
+    whose: K,
 }
 
-impl Places {
-    fn new(most: usize, most_of_user: usize) -> Self {
+impl<K: Who> Places<K> {
+    fn new(most: usize, most_of_one: usize) -> Self {
         Self {
             taken: Arc::default(),
             most,
-            most_of_user,
+            most_of_one,
         }
     }
 
-    fn take(&self, user: u32) -> Option<Place> {
+    fn take(&self, whose: K) -> Option<Place<K>> {
         let mut taken = self.taken();
-        let all: usize = taken.values().sum();
-        let of_user = taken.get(&user).copied().unwrap_or(0);
-        if all >= self.most || of_user >= self.most_of_user {
+        let all: usize = taken.values().map(|taken| taken.connections).sum();
+        let of_one = taken.get(&whose).map_or(0, |taken| taken.connections);
+        if all >= self.most || of_one >= self.most_of_one {
             return None;
         }
-        taken.insert(user, of_user + 1);
-        Some(Place {
-            places: self.clone(),
-            user,
-        })
+        taken.entry(whose).or_default().connections += 1;
+        let places = self.clone();
+        Some(Place { places, whose })
     }
 
-    fn taken(&self) -> MutexGuard<'_, HashMap<u32, usize>> {
+    fn taken(&self) -> MutexGuard<'_, HashMap<K, Taken>> {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for Place {
+impl<K: Who> Drop for Place<K> {
     fn drop(&mut self) {
         let mut taken = self.places.taken();
-        match taken.get_mut(&self.user) {
-            Some(count) if *count > 1 => *count -= 1,
-            _ => drop(taken.remove(&self.user)),
+        match taken.get_mut(&self.whose) {
+            Some(taken) if taken.connections > 1 => taken.connections -= 1,
+            _ => drop(taken.remove(&self.whose)),
+        }
+    }
+}
+
+/// Bytes of an answer, until it is dropped; its place is kept as long.
+struct Held<K: Who> {
+    place: Arc<Place<K>>,
+    bytes: usize,
+}
+
+impl<K: Who> Place<K> {
+    /// Counts the bytes of an answer; none, where too many wait to be read.
+    fn hold(self: &Arc<Self>, bytes: usize) -> Option<Held<K>> {
+        let mut taken = self.places.taken();
+        let all: usize = taken.values().map(|taken| taken.bytes).sum();
+        let of_one = taken.get_mut(&self.whose)?;
+        if all >= MOST_BYTES || of_one.bytes >= MOST_BYTES_OF_ONE {
+            return None;
+        }
+        of_one.bytes += bytes;
+        let place = Arc::clone(self);
+        Some(Held { place, bytes })
+    }
+}
+
+impl<K: Who> Drop for Held<K> {
+    fn drop(&mut self) {
+        if let Some(taken) = self.place.places.taken().get_mut(&self.place.whose) {
+            taken.bytes -= self.bytes;
         }
     }
 }
@@ -274,6 +336,15 @@ mod tests {
     }
 
     #[test]
+    fn machine_with_many_addresses_of_a_network_counts_as_one() {
+        let of = |text: &str| network_of(text.parse().expect("an address"));
+        assert_eq!(of("192.0.2.1"), of("::ffff:192.0.2.1"));
+        assert_ne!(of("192.0.2.1"), of("192.0.2.2"));
+        assert_eq!(of("2001:db8::1"), of("2001:db8::ffff:0:0:2"));
+        assert_ne!(of("2001:db8::1"), of("2001:db8:0:1::1"));
+    }
+
+    #[test]
     fn user_who_takes_all_places_leaves_others_theirs() {
         let places = Places::new(6, 4);
         let mut greedy: Vec<_> = (0..4).map(|_| places.take(1).expect("a place")).collect();
@@ -284,5 +355,34 @@ mod tests {
         assert!(places.take(4).is_some(), "one is free again");
         drop(greedy);
         assert_eq!(places.taken().len(), 2, "nothing is kept of those who went");
+    }
+
+    #[test]
+    fn who_reads_no_answers_gets_no_more_and_others_get_theirs() {
+        let places = Places::new(10, 10);
+        let deaf = [places.take(1), places.take(1)].map(|place| Arc::new(place.expect("a place")));
+        let mut unread: Vec<_> = deaf
+            .iter()
+            .map(|place| place.hold(MOST_BYTES_OF_ONE / 2))
+            .collect();
+        assert!(unread.iter().all(Option::is_some));
+        assert!(deaf[0].hold(1).is_none() && deaf[1].hold(1).is_none());
+        let other = Arc::new(places.take(2).expect("a place"));
+        drop(other.hold(2 * MOST_BYTES).expect("however long it is"));
+        drop(other.hold(2 * MOST_BYTES).expect("the other one was read"));
+        unread.pop();
+        assert!(deaf[0].hold(1).is_some(), "one was read");
+        let [kept, gone] = deaf;
+        drop((unread, gone));
+        assert_eq!(places.taken()[&1].bytes, 0);
+        let others: Vec<_> = (3..6)
+            .map(|whose| Arc::new(places.take(whose).expect("a place")))
+            .collect();
+        let unread: Vec<_> = others
+            .iter()
+            .map(|place| place.hold(MOST_BYTES / 3 + 1))
+            .collect();
+        assert!(unread.iter().all(Option::is_some));
+        assert!(kept.hold(1).is_none(), "all together have so many");
     }
 }

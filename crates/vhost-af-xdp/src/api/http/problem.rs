@@ -37,6 +37,8 @@ pub(super) enum Problem {
     Refused(Refused),
     #[error("too many changes wait already")]
     Busy,
+    #[error("answers that were asked for before are not read")]
+    Unread,
     #[error("the change takes longer, and goes on")]
     UnderWay,
     #[error("the daemon has not answered in time")]
@@ -64,7 +66,7 @@ impl Problem {
                 }
             },
             Self::Silent | Self::UnderWay => StatusCode::GATEWAY_TIMEOUT,
-            Self::Busy | Self::Ending => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Busy | Self::Unread | Self::Ending => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
 
@@ -99,6 +101,7 @@ impl Problem {
                 Refused::NoPort(_) | Refused::Ending => "ask again once it was started again",
             },
             Self::Busy => "ask again in a second",
+            Self::Unread => "read them, or close their connections; ask again in a second",
             Self::UnderWay => "GET /v1/ports shows what comes of it, /v1/events tells it",
             Self::Silent => {
                 "see whether its process is stopped (ps -o stat), or the machine overloaded; ask again"
@@ -136,7 +139,7 @@ impl Problem {
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
         match self {
             Self::Method { allowed, .. } => drop(headers.insert(ALLOW, HeaderValue::from_static(allowed))),
-            Self::Busy => drop(headers.insert(RETRY_AFTER, HeaderValue::from_static("1"))),
+            Self::Busy | Self::Unread => drop(headers.insert(RETRY_AFTER, HeaderValue::from_static("1"))),
             // What it sends is not read.
             Self::Body | Self::LongBody(_) | Self::SlowBody | Self::ReadOnly | Self::Others => {
                 drop(headers.insert(CONNECTION, HeaderValue::from_static("close")));

@@ -309,7 +309,7 @@ async fn events(state: &State, headers: &HeaderMap, method: &Method, query: &Que
     let wants_stream = text(ACCEPT).is_some_and(|accepted| accepted.contains("text/event-stream"));
     if wants_stream {
         let body = match *method == Method::HEAD {
-            true => Body::Whole(None),
+            true => Body::whole(Bytes::new()),
             false => state.events.stream(after),
         };
         return with_type("text/event-stream", body);
