@@ -1,13 +1,17 @@
 //! A port of a network that has a queue of the NIC for itself: its frames to the LAN leave by that, and all else is as
 //! for any port of the network.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use rstest::rstest;
+use rustix::process::Signal;
+use testkit::driver::{self, F_IN_ORDER, F_RING_PACKED};
 use testkit::guest::{Backend, Guest};
 use testkit::lan::{BROADCAST, Lan, STRANGER, frame, mac, port, tagged};
 use testkit::world::{HOST as LAN_IP, give_address, iperf_server, received_bytes};
 use testkit::{Daemon, Driver, DriverConfig, Layout, NetNs, PacketPort, Serve, VethPair, require, wait};
+use vhost::vhost_user::VhostUserFrontend;
 
 /// Of the uplink, hence the host's.
 const HOST: [u8; 6] = [0x02, 0, 0, 0, 2, 0];
@@ -155,6 +159,119 @@ fn frames_of_one_burst_go_to_whom_they_are_for_in_their_order(#[values("copy", "
         }
         lan.guests[OWN].pairs[0].await_sent();
     }
+}
+
+#[rstest]
+fn every_kind_of_ring_and_layout_goes_every_way(
+    #[values("copy", "send-direct")] memory: &str,
+    #[values(0, F_IN_ORDER, F_RING_PACKED, F_RING_PACKED | F_IN_ORDER)] features: u64,
+) {
+    require!(Root);
+    let text = [
+        network(Queue0::Networks, 1),
+        port(OWN, &own(Queue0::Networks, memory, "")),
+        port(1, ""),
+    ]
+    .concat();
+    let config = DriverConfig::with(features);
+    let mut lan = Lan::on(uplink(), &Serve::file(), &text, 2, &config);
+    let layouts = [
+        Layout::Whole,
+        Layout::HeaderApart,
+        Layout::Pieces(200),
+        Layout::Indirect(300),
+    ];
+    for round in 0..40usize {
+        let layout = layouts[round % 4];
+        let frames = [
+            frame(STRANGER, mac(OWN), 1000, round as u8),
+            // Done before the NIC is done with the first one.
+            frame(mac(1), mac(OWN), 1514, round as u8),
+            // For nobody: nothing comes of it but its chain.
+            frame(mac(1), STRANGER, 100, round as u8),
+            frame(BROADCAST, mac(OWN), 600, round as u8),
+        ];
+        let all: Vec<_> = frames.iter().map(Vec::as_slice).collect();
+        lan.guests[OWN].pairs[0].send_batch(&all, layout);
+        for wanted in [&frames[1], &frames[3]] {
+            assert_eq!(lan.received(1), *wanted);
+        }
+        for wanted in [&frames[0], &frames[3]] {
+            assert_eq!(lan.received_by_wire(), *wanted);
+        }
+        lan.guests[OWN].pairs[0].await_sent();
+    }
+    lan.daemon.await_counter("from_guest_source_address", 40);
+    lan.assert_quiet();
+}
+
+/// Sends UDP flows to the guest by all queues of the NIC; each arrives, once, at one of its pairs.
+#[track_caller]
+fn all_flows_arrive(guest: &mut Driver, wire: &PacketPort, len: usize) -> Vec<usize> {
+    const FLOWS: u16 = 64;
+    let flow = |flow| {
+        let mut packet = testkit::frame::udp(flow, len);
+        packet[..6].copy_from_slice(&mac(OWN));
+        packet
+    };
+    let mut missing: BTreeSet<u16> = (0..FLOWS).collect();
+    let mut counts = vec![0; guest.pairs.len()];
+    (0..FLOWS).for_each(|at| wire.send(&flow(at)));
+    let all = wait::until(wait::SOON, || {
+        for (pair, count) in guest.pairs.iter_mut().zip(&mut counts) {
+            while let Some(got) = pair.poll() {
+                let at = (0..FLOWS).find(|&at| got.frame == flow(at));
+                let at = at.expect("as it was sent");
+                assert!(missing.remove(&at), "flow {at} comes twice");
+                *count += 1;
+            }
+        }
+        missing.is_empty()
+    });
+    assert!(all, "missing: {missing:?}");
+    counts
+}
+
+#[rstest]
+fn frames_reach_it_by_whichever_queue_they_come(
+    #[values("copy", "send-direct")] memory: &str,
+    #[values(1, 2)] pairs: usize,
+    #[values(1, 2)] workers: usize,
+) {
+    require!(Root);
+    let queues = u32::try_from(pairs + 1).expect("few");
+    let keys = own(Queue0::Networks, memory, &format!("queues = {pairs}"));
+    let text = [network(Queue0::Networks, workers), port(OWN, &keys)].concat();
+    let config = DriverConfig {
+        pairs,
+        ..DriverConfig::default()
+    };
+    let mut lan = Lan::on(VethPair::with(queues, 1500), &Serve::file(), &text, 1, &config);
+    for pair in 1..pairs {
+        lan.guests[OWN].pairs[pair].post(64, &[2048]);
+    }
+    lan.guests[OWN].pairs[0].post(64, &[2048]);
+    lan.daemon.await_port(OWN, "all lanes run", |port| {
+        (0..pairs).all(|pair| port["lanes"][pair]["running"] == true)
+    });
+    let switch = |guest: &mut Driver, on: bool| {
+        for index in 2..2 * pairs {
+            guest.frontend().set_vring_enable(index, on).expect("switched");
+        }
+    };
+    for (round, on) in [true, false, true, false].into_iter().enumerate() {
+        switch(&mut lan.guests[OWN], on);
+        let counts = all_flows_arrive(&mut lan.guests[OWN], &lan.wire, 200 + round);
+        assert!(on || counts[0] == 64, "by the first pair: {counts:?}");
+        let out = frame(STRANGER, mac(OWN), 60, round as u8);
+        lan.send(OWN, &out);
+        assert_eq!(lan.received_by_wire(), out);
+    }
+    let program = lan.daemon.port(OWN).to_string();
+    assert!(
+        lan.daemon.counter_of("vm0", "redirected") > 0,
+        "by its queue: {program}"
+    );
 }
 
 #[rstest]
@@ -422,6 +539,79 @@ fn nothing_is_left_of_a_daemon_that_is_killed(#[values("copy", "send-direct")] m
             lessor.steward
         );
         daemon.restart_file(&veth.near, &serve);
+    }
+}
+
+#[rstest]
+fn it_goes_on_after_daemon_and_steward_were_killed(#[values("copy", "send-direct")] memory: &str) {
+    require!(Root);
+    let serve = Serve::file().leased();
+    let text = [
+        network(Queue0::Networks, 1),
+        port(OWN, &own(Queue0::Networks, memory, "")),
+        port(1, ""),
+    ]
+    .concat();
+    let mut lan = Lan::on(uplink(), &serve, &text, 2, &DriverConfig::default());
+    for _ in 0..3 {
+        let to_port = frame(mac(1), mac(OWN), 200, 1);
+        let to_wire = frame(STRANGER, mac(OWN), 200, 1);
+        // Some of it is under way then.
+        for _ in 0..8 {
+            lan.send(OWN, &to_port);
+            lan.send(OWN, &to_wire);
+        }
+        lan.daemon.kill();
+        lan.daemon.restart_file(&lan.veth.near, &serve);
+        let again = |(number, guest): (usize, Driver)| {
+            let path = lan.daemon.path(&format!("vm{number}.sock"));
+            guest.resume(driver::connect(&path)).expect("accepted")
+        };
+        lan.guests = std::mem::take(&mut lan.guests)
+            .into_iter()
+            .enumerate()
+            .map(again)
+            .collect();
+        assert_reaches(&mut lan.guests[OWN], &lan.wire);
+        let lessor = lan.daemon.lessor.as_mut().expect("queues are leased");
+        lessor.steward.signal(Signal::KILL);
+        lessor.steward.wait(wait::SOON);
+        assert_reaches(&mut lan.guests[OWN], &lan.wire);
+        lan.daemon.restart_lessor(&lan.veth.near);
+        assert_reaches(&mut lan.guests[OWN], &lan.wire);
+        // What was under way to the other guest, and then something new.
+        let last = frame(mac(1), mac(OWN), 300, 9);
+        lan.send(OWN, &last);
+        let mut came = std::iter::from_fn(|| lan.guests[1].pairs[0].receive(wait::SOON));
+        assert!(came.any(|got| got.frame == last));
+    }
+}
+
+#[rstest]
+fn while_its_interface_is_down_it_reaches_the_other_ports(#[values("copy", "send-direct")] memory: &str) {
+    require!(Root);
+    let mut lan = lan(Queue0::Networks, memory, &["", ""], 1);
+    for round in 0..3 {
+        lan.veth.near.ip(&["link", "set", VethPair::NIC, "down"]);
+        let down = || !lan.daemon.port(OWN)["impaired"].is_null();
+        assert!(wait::until(wait::SOON, down), "{:#}", lan.daemon.port(OWN));
+        for number in 0..200 {
+            let pair = &mut lan.guests[OWN].pairs[0];
+            // Lost, and no obstacle to what comes behind it.
+            pair.send(&frame(STRANGER, mac(OWN), 300, number), Layout::Whole);
+            let sent = frame(mac(1), mac(OWN), 300, number);
+            pair.send(&sent, Layout::Whole);
+            assert_eq!(lan.received(1), sent, "round {round}");
+            lan.guests[OWN].pairs[0].await_sent();
+            let back = frame(mac(OWN), mac(1), 300, number);
+            lan.guests[1].pairs[0].reap_sent();
+            lan.send(1, &back);
+            assert_eq!(lan.received(OWN), back, "round {round}");
+        }
+        lan.veth.near.ip(&["link", "set", VethPair::NIC, "up"]);
+        let wire = &lan.wire;
+        assert_reaches(&mut lan.guests[OWN], wire);
+        while lan.guests[OWN].pairs[0].receive(wait::QUIET).is_some() {}
     }
 }
 
