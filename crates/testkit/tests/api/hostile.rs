@@ -1,10 +1,11 @@
 //! Clients that want to hold up others: none of them does, and no frame is lost by any.
 
 use std::io::{Read, Write};
-use std::net::Shutdown;
+use std::net::{Ipv4Addr, Shutdown, SocketAddrV4, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect as connect_to, socket_with};
 use testkit::api::{Api, Processes};
 use testkit::{Daemon, Driver, DriverConfig, NetNs, Serve, holdings, require, wait};
 
@@ -58,6 +59,59 @@ fn stranger_who_takes_all_connections_leaves_others_theirs() {
         rest(&mut again).starts_with("HTTP/1.0 200"),
         "it has a place again"
     );
+}
+
+#[test]
+fn address_that_takes_all_connections_leaves_others_theirs() {
+    require!(Root);
+    let netns = NetNs::new("api");
+    netns.ip(&["link", "set", "lo", "up"]);
+    let _daemon = Daemon::start(&netns, &Serve::null().with("--metrics", "127.0.0.1:9419"));
+    // A thread of this namespace: sockets keep it.
+    let from = |last: u8| {
+        netns.enter(|| {
+            let own = SocketAddrV4::new(Ipv4Addr::new(127, 0, 0, last), 0);
+            let socket = socket_with(
+                AddressFamily::INET,
+                SocketType::STREAM,
+                SocketFlags::CLOEXEC,
+                None,
+            );
+            let socket = socket.expect("a socket");
+            bind(&socket, &own).expect("an address of lo");
+            connect_to(&socket, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 9419)).expect("it listens");
+            TcpStream::from(socket)
+        })
+    };
+    let metrics = |last| {
+        let mut stream = from(last);
+        stream.set_read_timeout(Some(PATIENCE)).expect("a socket");
+        let mut said = String::new();
+        // It may be closed before it is read.
+        let _ = stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n");
+        let _ = stream.read_to_string(&mut said);
+        said
+    };
+    assert!(metrics(2).starts_with("HTTP/1.0 200"));
+    let _held: Vec<_> = (0..40).map(|_| from(2)).collect();
+    assert_eq!(metrics(2), "", "it has all that one may have");
+    for _ in 0..10 {
+        assert!(metrics(3).starts_with("HTTP/1.0 200"));
+    }
+}
+
+#[test]
+fn process_that_talks_to_clients_has_so_much_memory_and_no_more() {
+    require!(Root);
+    let (netns, dir) = (NetNs::new("api"), super::open_dir());
+    let (mut daemon, _api) = super::on_null(&netns, &dir);
+    let Processes { parent, child } = Processes::of(&mut daemon);
+    for pid in [parent, child] {
+        let limits = std::fs::read_to_string(format!("/proc/{pid}/limits")).expect("it runs");
+        let line = limits.lines().find(|line| line.starts_with("Max address space"));
+        let words: Vec<_> = line.expect("a limit").split_ascii_whitespace().collect();
+        assert_eq!(words[3..5], ["1073741824"; 2]);
+    }
 }
 
 #[test]
