@@ -86,9 +86,13 @@ fn render_port(text: &mut String, port: &PortStatus) {
         (None, Some(_)) => " (no program attached)".to_owned(),
         (None, None) => String::new(),
     };
+    // One with a queue of its own is there by both.
+    let of_network = port.network.as_ref();
+    let network = of_network.filter(|_| !port.nic.starts_with("network "));
+    let network = network.map_or_else(String::new, |network| format!("network {network}, "));
     let _ = writeln!(
         text,
-        "  {}{attached}, memory={}, mac {}, mtu {}, features {}, session {}",
+        "  {network}{}{attached}, memory={}, mac {}, mtu {}, features {}, session {}",
         port.nic, port.memory, port.mac, port.mtu, port.features, port.sessions
     );
     let _ = writeln!(
