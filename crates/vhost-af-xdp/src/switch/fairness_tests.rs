@@ -154,3 +154,25 @@ fn packets_of_64_kib_take_as_many_bytes_as_frames() {
     let bytes = |port: usize| world.ports[port].counters.to_guest_bytes.get() as usize;
     assert_fair(bytes(2), bytes(3));
 }
+
+#[test]
+fn packets_of_several_for_a_guest_that_takes_none_are_cut_in_turns() {
+    // Whoever breathes before and behind the guest that gets them, and whoever leaves while he waits for his turn.
+    for gone in 0..3 {
+        let mut world = World::new(&[0, 0, 0, 128]);
+        let mut floods: Vec<_> = (0..3)
+            .map(|port| {
+                with_offloads(&mut world, port, Offloads::all());
+                Flood::packets(&mut world, port, mac(3), 20_000, 1000)
+            })
+            .collect();
+        floods.iter().for_each(|flood| flood.go_on(&mut world));
+        world.breathe();
+        world.slots.remove(gone).lane.stop();
+        world.acquaint();
+        floods.remove(gone);
+        let came = compete(&mut world, [&floods[0], &floods[1]]);
+        assert_fair(came[0], came[1]);
+        assert_fair(came[1], came[0]);
+    }
+}

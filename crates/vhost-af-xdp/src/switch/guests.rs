@@ -324,10 +324,11 @@ fn pass_packet(
     let headers = &headers[..packet.plan.header_len()];
     let len = frame.sending.len;
     if !takes(&delivery.pair().offloads, gso, headers, len) {
-        if pending.is_some() {
+        if !pending.admits(from) {
             return Ok(Passed::Later);
         }
         pending.keep(frame, &packet, from);
+        pending.cut_into(delivery)?;
         return Ok(Passed::Cut(packet.left()));
     }
     let fit = delivery.fit(len)?;

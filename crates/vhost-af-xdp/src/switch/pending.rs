@@ -2,7 +2,8 @@
 //!
 //! Frames wait with the guest that sends them, as long as the other has no buffers. But a GSO packet that the other
 //! does not take whole becomes many frames, and not all of them may find buffers at once: so it is copied away and cut
-//! here, a turn after the other. Frames of the same sender wait behind it; those of others do not.
+//! here, as far as there are buffers at once, and then a turn after the other. Frames of the same sender wait behind it;
+//! those of others do not. Further such packets wait with who sends them, for a place here that they get in turns.
 
 use std::time::{Duration, Instant};
 
@@ -23,6 +24,9 @@ const MOST_PATIENCE: Duration = Duration::from_millis(5);
 /// frames, or 250 Mb a second) loses frames, and does not make slow who sends to others, too.
 const FOR_A_FRAME: Duration = Duration::from_micros(20);
 const FOR_A_KIB: Duration = Duration::from_micros(32);
+/// How long the place for a packet is kept for the sender whose turn it is. All lanes of a worker have breathed by then;
+/// who has not come has nothing more to send, or is gone.
+const MOST_KEPT: Duration = Duration::from_millis(1);
 
 /// How long others wait for a guest.
 #[derive(Debug)]
@@ -67,12 +71,44 @@ impl Patience {
     }
 }
 
+/// Whose packet is next, of several that send some. Without it the lane that breathes next to the guest's own would find
+/// the place free each time, and the others never.
+#[derive(Default)]
+struct NextTurn {
+    /// Who found the place taken first; 0: nobody did.
+    sender: usize,
+    /// Since when the place is free and kept.
+    kept: Option<Instant>,
+}
+
+impl NextTurn {
+    /// Somebody finds the place taken.
+    fn wait(&mut self, sender: usize) {
+        if self.sender == 0 {
+            self.sender = sender;
+        }
+    }
+
+    /// Somebody finds it free; whether it is his.
+    fn take(&mut self, sender: usize) -> bool {
+        if self.sender != 0 && self.sender != sender {
+            let now = Instant::now();
+            if now.duration_since(*self.kept.get_or_insert(now)) < MOST_KEPT {
+                return false;
+            }
+        }
+        *self = Self::default();
+        true
+    }
+}
+
 #[derive(Default)]
 pub(crate) struct Pending {
     patience: Patience,
     packet: Remainder,
     /// Who sent it, known by its counters.
     sender: usize,
+    next: NextTurn,
     /// The frame in hand; its memory is used again.
     frame: Vec<u8>,
 }
@@ -88,6 +124,17 @@ impl Pending {
     #[inline]
     pub(crate) fn is_of(&self, sender: &PairCounters) -> bool {
         self.packet.is_some() && self.sender == std::ptr::from_ref(sender).addr()
+    }
+
+    /// Whether a packet of this sender can be kept now.
+    #[cold]
+    pub(crate) fn admits(&mut self, sender: &PairCounters) -> bool {
+        let sender = std::ptr::from_ref(sender).addr();
+        if self.is_some() {
+            self.next.wait(sender);
+            return false;
+        }
+        self.next.take(sender)
     }
 
     /// The guest took frames of so many bytes together.
@@ -124,8 +171,21 @@ impl Pending {
         buffers: &mut Chains,
         counters: &PairCounters,
     ) -> Result<usize, Fault> {
-        let sums = pair.offloads.guest_csum;
         let mut delivery = Delivery::begin(pair, buffers, counters)?;
+        self.cut_into(&mut delivery)?;
+        let bytes = delivery.bytes();
+        let frames = delivery.finish();
+        if frames > 0 {
+            self.took(frames, bytes);
+        }
+        Ok(frames)
+    }
+
+    /// The same in a burst, a turn of them at most.
+    /// Errors: what the guest did wrong.
+    #[cold]
+    pub(crate) fn cut_into(&mut self, delivery: &mut Delivery<'_>) -> Result<(), Fault> {
+        let sums = delivery.pair().offloads.guest_csum;
         for _ in 0..BATCH {
             let Some(request) = self.cut(sums) else { break };
             let len = u32::try_from(self.frame.len()).unwrap_or(u32::MAX);
@@ -136,12 +196,7 @@ impl Pending {
             }
             self.next();
         }
-        let bytes = delivery.bytes();
-        let frames = delivery.finish();
-        if frames > 0 {
-            self.took(frames, bytes);
-        }
-        Ok(frames)
+        Ok(())
     }
 
     /// Makes the next segment the frame in hand, with its checksum completed unless the guest takes (`sums`) partial

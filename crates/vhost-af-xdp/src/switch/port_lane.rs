@@ -121,7 +121,7 @@ impl<O: OwnQueue> PortLane<O> {
             chains: (0..BATCH).map(|_| Judged::NOTHING).collect(),
             judged: 0,
             costs: Vec::with_capacity(BATCH),
-            transmit: Default::default(),
+            transmit: [Transmit::shared(), Transmit::shared()],
             own,
             buffers: Chains::default(),
             pending: Pending::default(),

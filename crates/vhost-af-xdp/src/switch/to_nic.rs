@@ -5,6 +5,10 @@
 //! in the guest's queue until there is room for all. One with more segments than that ([`SEGMENTS`]), or than there can
 //! ever be room for, is copied away whole, and goes out in portions ([`Remainder`]). So a chain is used, here too,
 //! before anything of it is with the NIC: a daemon that comes after one that died sends nothing twice.
+//!
+//! A queue that several guests fill may never have room for all segments of a packet: those who send frames take each
+//! place that becomes free. There a packet that has waited in vain is copied away, too, and its segments take places like
+//! others' frames.
 
 use std::time::Duration;
 
@@ -35,6 +39,10 @@ pub(crate) struct Transmit {
     /// What is left of a GSO packet with more segments than leave at once.
     rest: Remainder,
     outgoing: Vec<TxDesc>,
+    /// Others fill the queue, too.
+    is_shared: bool,
+    /// The guest's next GSO packet found no room before.
+    has_waited: bool,
 }
 
 impl Default for Transmit {
@@ -42,11 +50,21 @@ impl Default for Transmit {
         Self {
             rest: Remainder::default(),
             outgoing: Vec::with_capacity(SEGMENTS * 2),
+            is_shared: false,
+            has_waited: false,
         }
     }
 }
 
 impl Transmit {
+    /// To a queue that others fill, too.
+    pub(super) fn shared() -> Self {
+        Self {
+            is_shared: true,
+            ..Self::default()
+        }
+    }
+
     /// Part of a GSO packet waits to be sent.
     pub(super) fn has_rest(&self) -> bool {
         self.rest.is_some()
@@ -306,11 +324,14 @@ impl<'a, N: Nic> NicSink<'a, N> {
         };
         let many = packet.plan.segments() as usize > SEGMENTS;
         if many || !cutter.has_room(&packet.plan, 0..packet.plan.segments()) {
-            if !many && waits {
+            let in_vain = self.transmit.is_shared && self.transmit.has_waited;
+            if !many && waits && !in_vain {
+                self.transmit.has_waited = true;
                 return None;
             }
-            // It would take more than a few turns, or everything that can come back is back, and there will never be
-            // more room than now.
+            self.transmit.has_waited = false;
+            // It would take more than a few turns, or others take what comes back, or all has come back and there will
+            // never be more room than now.
             self.keep(frame, &packet);
             self.build_rest(turn);
             return Some(());
@@ -319,6 +340,7 @@ impl<'a, N: Nic> NicSink<'a, N> {
         for index in 0..packet.plan.segments() {
             turn.tally.add(cutter.segment(&packet.plan, index, &mut source));
         }
+        self.transmit.has_waited = false;
         self.counters.from_guest_super_frames.add(1);
         Some(())
     }
