@@ -1,11 +1,37 @@
 //! The daemon's HTTP API as its clients see it: curl on a Unix socket; and the processes that answer.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
+use tempfile::TempDir;
 
-use crate::{Daemon, wait};
+use crate::daemon::private_dir;
+use crate::{Daemon, Serve, wait};
+
+/// A directory in which every user's daemon may make sockets, and everybody look for them.
+///
+/// # Panics
+/// If it cannot be made.
+#[must_use]
+pub fn open_dir() -> TempDir {
+    let dir = private_dir();
+    std::fs::set_permissions(dir.path(), Permissions::from_mode(0o777)).expect("ours");
+    dir
+}
+
+/// With a socket there on which it answers HTTP.
+///
+/// # Panics
+/// Never: the directory's name is ASCII.
+#[must_use]
+pub fn with_api(serve: Serve, dir: &TempDir) -> (Serve, Api) {
+    let socket = dir.path().join("api.sock");
+    let serve = serve.with("--api", socket.to_str().expect("ASCII"));
+    (serve, Api::at(socket))
+}
 
 /// What came back.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -234,8 +234,9 @@ impl GsoPacket {
     }
 }
 
-/// RFC 1071 as it is written.
-fn fold(bytes: &[u8]) -> u16 {
+/// The sum of RFC 1071, as it is written there; a checksum is what is left to all ones.
+#[must_use]
+pub fn fold(bytes: &[u8]) -> u16 {
     let sum = bytes.chunks(2).fold(0u32, |sum, word| {
         sum + u32::from(word[0]) * 256 + u32::from(*word.get(1).unwrap_or(&0))
     });

@@ -10,6 +10,9 @@ pub const STRANGER: [u8; 6] = [0x02, 0, 0, 0, 1, 0];
 /// All stations.
 pub const BROADCAST: [u8; 6] = [0xff; 6];
 
+/// An EtherType for local experiments, so that no stack looks inside.
+const LOCAL: [u8; 2] = [0x88, 0xb5];
+
 /// The address of a guest, by number.
 #[must_use]
 pub fn mac(guest: usize) -> [u8; 6] {
@@ -19,9 +22,24 @@ pub fn mac(guest: usize) -> [u8; 6] {
 /// An EtherType for local experiments, so that no stack looks inside; bytes by length and number.
 #[must_use]
 pub fn frame(to: [u8; 6], from: [u8; 6], len: usize, number: u8) -> Vec<u8> {
-    let mut frame = [&to[..], &from[..], &[0x88, 0xb5]].concat();
+    let mut frame = [&to[..], &from[..], &LOCAL].concat();
     frame.extend((14..len).map(|at| (at as u8).wrapping_mul(31).wrapping_add(number)));
     frame
+}
+
+/// A frame of 60 bytes that says to whom it is sent, in which VLAN, and a number.
+#[must_use]
+pub fn telling(to: [u8; 6], from: [u8; 6], vlan: u16, number: u32) -> Vec<u8> {
+    let said = [&vlan.to_be_bytes()[..], &number.to_be_bytes(), &to].concat();
+    let mut frame = [&to[..], &from, &LOCAL, &said].concat();
+    frame.resize(60, 0x5a);
+    frame
+}
+
+/// Whether a frame is one that tests send, and none of a stack's; it may have a tag.
+#[must_use]
+pub fn is_ours(frame: &[u8]) -> bool {
+    frame[12..].starts_with(&LOCAL) || frame[16..].starts_with(&LOCAL)
 }
 
 /// The same frame with a tag (802.1Q).
@@ -130,8 +148,8 @@ impl Lan {
     /// If nothing comes.
     #[track_caller]
     pub fn received_by_wire(&self) -> Vec<u8> {
-        let is_ours =
-            |frame: &Vec<u8>| frame[12..].starts_with(&[0x88, 0xb5]) || frame[12..].starts_with(&[0x81, 0]);
+        // Announcements and frames with two tags are ours, too.
+        let is_ours = |frame: &Vec<u8>| is_ours(frame) || frame[12..].starts_with(&[0x81, 0]);
         std::iter::from_fn(|| self.wire.receive(wait::SOON))
             .find(is_ours)
             .expect("a frame on the wire")

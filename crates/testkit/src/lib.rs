@@ -16,6 +16,7 @@
 //!
 //! Without the privilege that it needs a test prints `SKIPPED: reason` and passes; with `REQUIRE_PRIV=1` it fails.
 
+pub mod any_frame;
 pub mod api;
 pub mod bad_wire;
 mod bpf;
@@ -49,6 +50,7 @@ pub mod program;
 pub mod qmp;
 pub mod redirect;
 pub mod rig;
+pub mod scribble;
 pub mod soak;
 pub mod stalled;
 pub mod sweep;

@@ -155,11 +155,18 @@ impl Shared {
                 let at = rings(index)[1] + 4 + 2 * u64::from(slot);
                 self.write(at, &slot.to_le_bytes());
             }
-            let addr = buffers(1) + u64::from(slot) * u64::from(BUFFER);
-            self.write(addr + 12, &frame::plain(frame::NUMBERED, 0x77));
         }
+        self.set_frame(&frame::plain(frame::NUMBERED, 0x77));
         if !self.packed {
             self.write(rings(0)[1] + 2, &POSTED.to_le_bytes());
+        }
+    }
+
+    /// Has the guest send that, of [`frame::NUMBERED`] bytes, each time.
+    pub fn set_frame(&self, frame: &[u8]) {
+        for slot in 0..POSTED {
+            let addr = buffers(1) + u64::from(slot) * u64::from(BUFFER);
+            self.write(addr + 12, frame);
         }
     }
 

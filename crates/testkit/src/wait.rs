@@ -2,6 +2,8 @@
 #![allow(unsafe_code)]
 
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -27,13 +29,45 @@ pub fn until_some<T>(limit: Duration, mut poll: impl FnMut() -> Option<T>) -> Op
         if Instant::now() > deadline {
             return None;
         }
-        std::thread::sleep(Duration::from_millis(5));
+        thread::sleep(Duration::from_millis(5));
     }
 }
 
 /// Lets the daemon see what it cannot say that it has seen.
 pub fn a_moment() {
-    std::thread::sleep(Duration::from_millis(100));
+    thread::sleep(Duration::from_millis(100));
+}
+
+/// Raises a flag when it goes.
+struct Raised<'a>(&'a AtomicBool);
+
+impl Drop for Raised<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+/// Does something in rounds, which are numbered, as long as something else lasts on a thread of its own, and once more then;
+/// how many.
+pub fn rounds_during(during: impl FnOnce() + Send, mut round: impl FnMut(u32)) -> u32 {
+    let over = AtomicBool::new(false);
+    let mut number = 0;
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            // Also if it panics.
+            let _over = Raised(&over);
+            during();
+        });
+        loop {
+            let last = over.load(Ordering::Acquire);
+            round(number);
+            number += 1;
+            if last {
+                return;
+            }
+        }
+    });
+    number
 }
 
 /// Whether there is something to be read within `limit`.

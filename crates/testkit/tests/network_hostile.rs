@@ -1,22 +1,33 @@
 //! Guests of a network whose VMMs do what hurts who copies from and to their memory: it hurts their own port.
 
 use std::fs::File;
+use std::io::Write;
+use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
 
 use rstest::rstest;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-use testkit::daemon::DIR;
-use testkit::{Daemon, Driver, DriverConfig, Layout, NetNs, Serve, driver, wait};
+use testkit::any_frame::{any_frame, any_header, assert_sane};
+use testkit::driver::{F_GUEST_ALL, F_HOST_ALL, region_info};
+use testkit::frame::NUMBERED;
+use testkit::gso_packet::Ip;
+use testkit::lan::{self, mac};
+use testkit::pair::Ring;
+use testkit::vmm::{Act, Shared, Vmm};
+use testkit::{
+    Daemon, Driver, DriverConfig, GsoPacket, Layout, NetNs, Noise, Serve, driver, message, scribble, soak,
+    wait,
+};
+use vhost::vhost_user::VhostUserFrontend;
 use virtqueue::driver::{Buffer, GuestRam};
+use virtqueue::layout::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Descriptor};
 use virtqueue::{GuestAddr, Region};
 
 const MIB: u64 = 1 << 20;
 /// Where the memory of a guest is that does wrong, beside that of its rings.
 const LOST: u64 = 16 * MIB;
-
-fn mac(guest: usize) -> [u8; 6] {
-    [0x02, 0, 0, 0, 0, guest as u8]
-}
 
 fn frame(to: usize, from: usize, number: u32) -> Vec<u8> {
     let mut frame = [&mac(to)[..], &mac(from), &[0x88, 0xb5], &number.to_be_bytes()].concat();
@@ -24,7 +35,7 @@ fn frame(to: usize, from: usize, number: u32) -> Vec<u8> {
     frame
 }
 
-/// A network of three, of which the last one does wrong.
+/// A network of guests, of which the last ones do wrong.
 struct World {
     honest: [Driver; 2],
     daemon: Daemon,
@@ -32,23 +43,25 @@ struct World {
     _netns: NetNs,
 }
 
+/// The first of those that do wrong.
 const LIAR: usize = 2;
 
 impl World {
+    /// With one that does wrong.
     fn new() -> Self {
+        Self::with(1, 0)
+    }
+
+    /// With so many that do wrong; the first of the others has these features, too.
+    fn with(liars: usize, features: u64) -> Self {
         let netns = NetNs::new("hostile");
-        let port = |guest: usize| {
-            format!(
-                "[port.vm{guest}]\nnetwork = \"lan\"\nsocket-path = \"{DIR}/vm{guest}.sock\"\nmac = \
-                 \"02:00:00:00:00:{guest:02x}\"\n"
-            )
-        };
-        let text = format!("[network.lan]\n{}{}{}", port(0), port(1), port(LIAR));
+        let text = lan::file(None, &vec![""; LIAR + liars]);
+        let text = format!("[daemon]\nworkers = 1\n{text}");
         let daemon = Daemon::start_file(&netns, &Serve::file(), &[], &text);
-        let honest = [0, 1].map(|guest| {
+        let honest = [(0, features), (1, 0)].map(|(guest, features)| {
             let path = daemon.path(&format!("vm{guest}.sock"));
-            let mut driver = Driver::connect(&path, &DriverConfig::default()).expect("accepted");
-            driver.pairs[0].post(64, &[2048]);
+            let mut driver = Driver::connect(&path, &DriverConfig::with(features)).expect("accepted");
+            driver.pairs[0].post(200, &[2048]);
             driver
         });
         Self {
@@ -71,10 +84,18 @@ impl World {
     /// A frame from one honest guest to the other, behind one to the one that does wrong.
     #[track_caller]
     fn assert_goes_on(&mut self) {
+        self.assert_goes_on_beside(LIAR);
+    }
+
+    /// The same, where that one does wrong.
+    #[track_caller]
+    fn assert_goes_on_beside(&mut self, liar: usize) {
         self.number += 1;
-        let frames = [LIAR, 1].map(|to| frame(to, 0, self.number));
+        let frames = [liar, 1].map(|to| frame(to, 0, self.number));
         let pair = &mut self.honest[0].pairs[0];
         pair.reap_sent();
+        // What others send to this one does not matter.
+        while pair.poll().is_some() {}
         pair.send_batch(&[&frames[0], &frames[1]], Layout::Whole);
         loop {
             let got = self.honest[1].pairs[0].receive(wait::SOON);
@@ -85,6 +106,21 @@ impl World {
                 return;
             }
         }
+    }
+}
+
+impl World {
+    /// Frames from one honest guest to the other as long as something lasts, each behind one to who does wrong just then,
+    /// whose number is told; how many.
+    #[track_caller]
+    fn goes_on_while(&mut self, during: impl FnOnce(&AtomicUsize) + Send) -> u32 {
+        let liar = AtomicUsize::new(LIAR);
+        let rounds = wait::rounds_during(
+            || during(&liar),
+            |_| self.assert_goes_on_beside(liar.load(Ordering::Relaxed)),
+        );
+        self.daemon.process().check();
+        rounds
     }
 }
 
@@ -177,5 +213,292 @@ fn guest_that_comes_and_goes_in_a_storm_costs_others_no_frame() {
         world.assert_goes_on();
         drop(liar);
         world.assert_goes_on();
+    }
+}
+
+/// A GSO packet with sound headers, and what it asks for.
+fn nearly_right(noise: &mut Noise) -> (Vec<u8>, [u8; 12]) {
+    let payload = noise.one(&[0, 1, 100, 2000, 2048, 20_001, 64_000]);
+    let ip = match noise.index(2) {
+        0 => Ip::V4(0),
+        _ => Ip::V6(vec![]),
+    };
+    let packet = match noise.index(3) {
+        0 => GsoPacket::udp(ip, payload),
+        _ => GsoPacket::tcp(ip, payload),
+    };
+    let frame = packet.bytes();
+    let mut header = [0; 12];
+    header[..10].copy_from_slice(&packet.request(noise.one(&[0, 1, 48, 1000, 1448, 9000, 65_535])));
+    let right = packet.header_len();
+    // How long they are is a hint (VirtIO 1.3, 5.1.6.2).
+    let said = noise.one(&[right, right, 0, 14, frame.len(), 65_535]) as u16;
+    header[2..4].copy_from_slice(&said.to_le_bytes());
+    (frame, header)
+}
+
+/// They ask for segments of no bytes, of 65,535, for headers beyond the frame's end, and for what is right; for a guest that
+/// takes packets whole, and for one for which they are cut.
+#[rstest]
+fn packets_with_any_request_come_as_what_they_are_or_not_at_all(#[values(0, F_GUEST_ALL)] offloads: u64) {
+    const FRAMES: usize = 400;
+    let mut world = World::with(1, offloads);
+    let path = world.daemon.path("vm2.sock");
+    let config = DriverConfig {
+        regions: vec![(GuestAddr(0), 64 * MIB)],
+        ..DriverConfig::with(F_HOST_ALL)
+    };
+    let mut liar = Driver::connect(&path, &config).expect("accepted");
+    let mut noise = Noise::new(0x9e37_79b9_7f4a_7c15);
+    let mut came = 0;
+    for number in 0..soak::count(FRAMES, 100 * FRAMES) {
+        let (mut frame, header) = match noise.index(2) {
+            0 => nearly_right(&mut noise),
+            _ => {
+                let frame = any_frame(&mut noise);
+                let header = any_header(&mut noise, &frame);
+                (frame, header)
+            }
+        };
+        if let Some(addresses) = frame.get_mut(..12) {
+            addresses.copy_from_slice(&[mac(0), mac(LIAR)].concat());
+        }
+        let layout = match noise.index(3) {
+            0 => Layout::Indirect((frame.len() + 12).div_ceil(noise.one(&[1, 2, 19, 200]))),
+            _ => Layout::Whole,
+        };
+        liar.pairs[0].send_asking(&[(header, &frame)], layout);
+        let deadline = Instant::now() + wait::SOON;
+        while liar.pairs[0].from_guest.driver.in_flight() > 0 {
+            assert!(Instant::now() < deadline, "frame {number} stays");
+            liar.pairs[0].reap_sent();
+            while let Some(got) = world.honest[0].pairs[0].poll() {
+                assert_sane(&got, offloads);
+                came += 1;
+            }
+        }
+        if number % 20 == 0 {
+            world.assert_goes_on();
+        }
+    }
+    println!("{came} came");
+    assert!(came > FRAMES / 4, "{came} came: they show little");
+    assert!(!liar.await_close(wait::QUIET), "{}", world.daemon.said());
+}
+
+/// A descriptor: its flags, and the number of the next one.
+type Entry = (u16, u16);
+
+/// Makes the guest's first chain one of these entries, which are its ring's or those of a table.
+fn lie(ring: &Ring, entries: &[Entry], in_table: bool, kind: u16) {
+    let split = ring.driver.split();
+    let table = GuestAddr(8 * MIB);
+    for (at, &(flags, next)) in (0..).zip(entries) {
+        let addr = if flags & DESC_INDIRECT == 0 {
+            GuestAddr(9 * MIB)
+        } else {
+            table
+        };
+        let entry = Descriptor {
+            addr: addr.get(),
+            len: 64,
+            flags: flags | if flags & DESC_INDIRECT == 0 { kind } else { 0 },
+            next,
+        };
+        match in_table {
+            true => split.write_table_entry(table, at, entry),
+            false => split.write_descriptor(at, entry),
+        }
+    }
+    if in_table {
+        let entry = Descriptor {
+            addr: table.get(),
+            len: 16 * entries.len() as u32,
+            flags: DESC_INDIRECT,
+            next: 0,
+        };
+        split.write_descriptor(0, entry);
+    }
+    split.set_avail_entry(0, 0);
+    split.set_avail_idx(1);
+    ring.kick();
+}
+
+/// Chains without an end, which are found when frames are sent, and when somebody else's frame is to be written into them.
+#[rstest]
+fn chains_without_an_end_close_their_own_port(#[values(false, true)] sends: bool) {
+    let cases: [(&str, &[Entry], bool); 4] = [
+        ("descriptor-loop", &[(DESC_NEXT, 1), (DESC_NEXT, 0)], false),
+        ("descriptor-loop", &[(DESC_NEXT, 1), (DESC_NEXT, 0)], true),
+        ("descriptor-loop", &[(DESC_NEXT, 0)], true),
+        ("nested-indirect", &[(DESC_INDIRECT, 0), (0, 0)], true),
+    ];
+    let mut world = World::with(cases.len(), 0);
+    for (number, (reason, entries, in_table)) in (LIAR..).zip(cases) {
+        let path = world.daemon.path(&format!("vm{number}.sock"));
+        let liar = Driver::connect(&path, &DriverConfig::default()).expect("accepted");
+        world.assert_goes_on_beside(number);
+        let pair = &liar.pairs[0];
+        match sends {
+            true => lie(&pair.from_guest, entries, in_table, 0),
+            false => lie(&pair.to_guest, entries, in_table, DESC_WRITE),
+        }
+        (0..20).for_each(|_| world.assert_goes_on_beside(number));
+        assert!(liar.await_close(wait::SOON), "{reason}: {}", world.daemon.said());
+        world.daemon.await_port(number, reason, |port| {
+            port["last_closed"][0].as_str() == Some(reason)
+        });
+    }
+}
+
+/// Rings, descriptors, frames with their headers change while the switch reads and copies them.
+#[rstest]
+fn shared_bytes_that_change_under_copies_cost_others_no_frame() {
+    const LIARS: usize = 4;
+    let mut world = World::with(LIARS, 0);
+    let paths: Vec<_> = (LIAR..LIAR + LIARS)
+        .map(|liar| world.daemon.path(&format!("vm{liar}.sock")))
+        .collect();
+    let whole = AtomicUsize::new(0);
+    let frames = world.goes_on_while(|now| {
+        for number in 0..soak::count(28, 2000) {
+            let liar = LIAR + number % LIARS;
+            now.store(liar, Ordering::Relaxed);
+            let mut sent = frame(0, liar, 0);
+            sent.truncate(NUMBERED);
+            let kind = (F_HOST_ALL | F_GUEST_ALL, number % 8 >= LIARS);
+            if scribble::session(&paths[liar - LIAR], kind, &sent, number) {
+                whole.fetch_add(1, Ordering::Relaxed);
+            }
+            // Who came once and did no wrong is met without a pause the next time.
+            drop(driver::connect(&paths[liar - LIAR]));
+        }
+    });
+    println!("{frames} frames, {whole:?} sessions to their end");
+    assert!(
+        whole.into_inner() > 0,
+        "no session comes to its end: they show little"
+    );
+}
+
+/// Memory is plugged in and out of a guest that gets frames and sends some.
+#[rstest]
+fn memory_that_is_plugged_and_unplugged_under_copies_costs_others_no_frame() {
+    let mut world = World::new();
+    let mut liar = world.connect_liar(memory().0);
+    liar.pairs[0].post(64, &[2048]);
+    let (more, _file) = memory();
+    let mut more = more.regions().expect("a descriptor is left").remove(0);
+    (more.guest_addr, more.user_addr) = (GuestAddr(1 << 32), 1 << 46);
+    let frames = world.goes_on_while(|_| {
+        for number in 0..100 {
+            liar.frontend()
+                .add_mem_region(&region_info(&more))
+                .expect("a slot");
+            liar.pairs[0].reap_sent();
+            liar.pairs[0].send(&frame(0, LIAR, number), Layout::Pieces(100));
+            let gone = liar.frontend().remove_mem_region(&region_info(&more));
+            gone.expect("it is one");
+            while liar.pairs[0].poll().is_some() {}
+        }
+    });
+    println!("{frames} frames");
+    assert!(!liar.await_close(wait::QUIET), "{}", world.daemon.said());
+}
+
+/// Its receive buffers are in memory that is taken out.
+#[rstest]
+fn buffers_in_memory_that_is_unplugged_close_their_own_port() {
+    let mut world = World::new();
+    let (ram, _file) = memory();
+    let mut liar = world.connect_liar(Arc::clone(&ram));
+    for number in 0..64 {
+        let at = GuestAddr(LOST + number * 4096);
+        liar.pairs[0].post_buffers(vec![Buffer::writable(at, 2048)]);
+    }
+    liar.pairs[0].to_guest.publish();
+    (0..10).for_each(|_| world.assert_goes_on());
+    let lost = ram.regions().expect("a descriptor is left").remove(1);
+    world.goes_on_while(|_| {
+        // The connection may be over before the answer.
+        let _ = liar.frontend().remove_mem_region(&region_info(&lost));
+        assert!(liar.await_close(wait::SOON), "it goes on without its buffers");
+    });
+    world.daemon.await_port(LIAR, "its reason", |port| {
+        port["last_closed"][0].as_str() == Some("outside-memory")
+    });
+}
+
+/// How far a VMM comes with what it says last.
+#[derive(Debug, Clone, Copy)]
+enum Last {
+    HalfTheHeader,
+    HalfThePayload,
+    WithoutWaitingForTheAnswer,
+}
+
+/// A VMM is killed in the middle of each of its requests, while others send to its guest: the connection ends, with all that it
+/// shared.
+#[rstest]
+fn vmm_that_is_killed_in_a_request_costs_others_no_frame(
+    #[values(Last::HalfTheHeader, Last::HalfThePayload, Last::WithoutWaitingForTheAnswer)] last: Last,
+    #[values(false, true)] packed: bool,
+) {
+    let acts = Shared::new(packed).session().len();
+    let mut world = World::with(acts, 0);
+    let paths: Vec<_> = (LIAR..LIAR + acts)
+        .map(|liar| world.daemon.path(&format!("vm{liar}.sock")))
+        .collect();
+    let frames = world.goes_on_while(|now| {
+        for (at, path) in paths.iter().enumerate() {
+            let liar = LIAR + at;
+            now.store(liar, Ordering::Relaxed);
+            let shared = Shared::new(packed);
+            shared.set_frame(&frame(0, liar, 0)[..NUMBERED]);
+            let acts = shared.session();
+            let vmm = Vmm::connect(path);
+            let done = vmm.perform(&shared, &acts[..at]).expect("answered");
+            assert_eq!(done, at, "refused");
+            say_last(&vmm, &shared, &acts[at], last);
+        }
+    });
+    println!("{} requests, {frames} frames", paths.len());
+    // Its successor is served.
+    for liar in [LIAR, LIAR + acts / 2, LIAR + acts - 1] {
+        let mut guest = Driver::connect(&paths[liar - LIAR], &DriverConfig::default()).expect("accepted");
+        guest.pairs[0].post(64, &[2048]);
+        let runs = |port: &serde_json::Value| port["lanes"][0]["running"] == true;
+        world.daemon.await_port(liar, "it runs", runs);
+        world.assert_goes_on_beside(liar);
+        let got = guest.pairs[0].receive(wait::SOON).expect("it comes");
+        assert!(got.frame == frame(liar, 0, world.number), "guest {liar}");
+    }
+}
+
+fn say_last(vmm: &Vmm, shared: &Shared, act: &Act<'_>, last: Last) {
+    let (request, payload, files) = match act {
+        Act::Say(request, payload, files) => (*request, &payload[..], &files[..]),
+        Act::Tell(request, payload) => (*request, &payload[..], &[][..]),
+        Act::Send(_) => {
+            vmm.act(shared, act).expect("nothing is answered");
+            return;
+        }
+    };
+    match last {
+        Last::HalfTheHeader => {
+            let half = (request as u32).to_ne_bytes();
+            vmm.socket()
+                .write_all(&[half, [1, 0, 0, 0]].concat())
+                .expect("room");
+        }
+        Last::HalfThePayload => {
+            let half = payload.len() / 2;
+            let more = (payload.len() - half).max(8) as i32;
+            let file = files.first().map(AsFd::as_fd);
+            message::send_saying(vmm.socket(), request, &payload[..half], more, file);
+        }
+        Last::WithoutWaitingForTheAnswer => {
+            message::try_send(vmm.socket(), request, payload, files).expect("room");
+        }
     }
 }

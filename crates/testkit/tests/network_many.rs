@@ -1,116 +1,18 @@
-//! Networks of many guests, and what happens to them: who reaches whom of 64, ports that come and go by the hundred,
-//! processes that are killed, and a guest that moves to another host.
+//! Networks of many guests, and what happens to them: ports that come and go by the hundred, processes that are killed.
 
-use std::collections::BTreeMap;
-use std::fmt::Write as _;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rstest::rstest;
 use rustix::process::Signal;
-use testkit::daemon::DIR;
+use testkit::lan::{self, BROADCAST, STRANGER, is_ours, mac, port, telling};
 use testkit::{
     Daemon, Driver, DriverConfig, Layout, PacketPort, Serve, VethPair, driver, holdings, require, soak, wait,
 };
 
-/// A station of the LAN, behind the uplink.
-const STRANGER: [u8; 6] = [0x02, 0, 0, 0, 1, 0];
-const BROADCAST: [u8; 6] = [0xff; 6];
-/// An EtherType for local experiments, so that no stack looks inside.
-const LOCAL: [u8; 2] = [0x88, 0xb5];
-
-fn mac(guest: usize) -> [u8; 6] {
-    [0x02, 0, 0, 0, 0, guest as u8]
-}
-
-/// A frame that says who sends it, in which VLAN, and a number.
-fn frame(to: [u8; 6], from: [u8; 6], vlan: u16, number: u32) -> Vec<u8> {
-    let said = [&vlan.to_be_bytes()[..], &number.to_be_bytes(), &to].concat();
-    let mut frame = [&to[..], &from, &LOCAL, &said].concat();
-    frame.resize(60, 0x5a);
-    frame
-}
-
-fn tagged(frame: &[u8], vlan: u16) -> Vec<u8> {
-    let tag = [0x8100u16.to_be_bytes(), vlan.to_be_bytes()].concat();
-    [&frame[..12], &tag, &frame[12..]].concat()
-}
-
-fn is_ours(frame: &[u8]) -> bool {
-    frame[12..].starts_with(&LOCAL) || frame[16..].starts_with(&LOCAL)
-}
-
-/// What a port takes part in.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Part {
-    Untagged,
-    Isolated,
-    Access(u16),
-    /// VLANs 100 and 101.
-    Trunk,
-}
-
-impl Part {
-    /// 64 ports have all kinds.
-    fn of(guest: usize) -> Self {
-        match guest {
-            0..24 => Self::Untagged,
-            24..32 => Self::Isolated,
-            32..44 => Self::Access(100),
-            44..56 => Self::Access(101),
-            _ => Self::Trunk,
-        }
-    }
-
-    fn keys(self) -> String {
-        match self {
-            Self::Untagged => String::new(),
-            Self::Isolated => "isolated = true\n".into(),
-            Self::Access(vlan) => format!("vlan = {vlan}\n"),
-            Self::Trunk => "trunk = \"100-101\"\n".into(),
-        }
-    }
-
-    fn vlans(self) -> &'static [u16] {
-        match self {
-            Self::Untagged | Self::Isolated => &[0],
-            Self::Access(100) => &[100],
-            Self::Access(_) => &[101],
-            Self::Trunk => &[100, 101],
-        }
-    }
-
-    /// A frame of a VLAN as the guest has it.
-    fn seen(self, frame: &[u8], vlan: u16) -> Vec<u8> {
-        match self {
-            Self::Trunk => tagged(frame, vlan),
-            _ => frame.to_vec(),
-        }
-    }
-}
-
-/// A frame of a VLAN as the wire has it.
-fn on_wire(frame: &[u8], vlan: u16) -> Vec<u8> {
-    match vlan {
-        0 => frame.to_vec(),
-        _ => tagged(frame, vlan),
-    }
-}
-
-fn port(guest: usize, keys: &str) -> String {
-    let [.., last] = mac(guest);
-    format!(
-        "[port.vm{guest}]\nnetwork = \"lan\"\nsocket-path = \"{DIR}/vm{guest}.sock\"\nmac = \
-         \"02:00:00:00:00:{last:02x}\"\n{keys}"
-    )
-}
-
-/// Ports of these numbers, with their parts if there are parts, on an uplink.
-fn file(guests: impl IntoIterator<Item = usize>, keys: impl Fn(usize) -> String) -> String {
-    let mut text = format!("[network.lan]\nuplink = \"{}\"\n", VethPair::NIC);
-    for guest in guests {
-        write!(text, "{}", port(guest, &keys(guest))).expect("room");
-    }
+/// Ports of these numbers, on an uplink.
+fn file(guests: impl IntoIterator<Item = usize>) -> String {
+    let mut text = lan::file(Some(VethPair::NIC), &[]);
+    text.extend(guests.into_iter().map(|guest| port(guest, "")));
     text
 }
 
@@ -127,192 +29,31 @@ fn connect(daemon: &Daemon, guest: usize) -> Driver {
     driver
 }
 
-/// Frames, each with how often there was one.
-type Frames = BTreeMap<Vec<u8>, usize>;
-
-fn note(frames: &mut Frames, frame: Vec<u8>) {
-    *frames.entry(frame).or_default() += 1;
-}
-
-/// A network whose ports are of all kinds.
-struct Many {
-    guests: Vec<Driver>,
-    daemon: Daemon,
-    wire: PacketPort,
-    _veth: VethPair,
-}
-
-impl Many {
-    fn new(count: usize) -> Self {
-        let veth = VethPair::new();
-        // So that XDP sees tags.
-        veth.near.run("ethtool", &["-K", VethPair::NIC, "rxvlan", "off"]);
-        let text = file(0..count, |guest| Part::of(guest).keys());
-        let daemon = Daemon::start_file(&veth.near, &Serve::file(), &[VethPair::NIC], &text);
-        let guests: Vec<_> = (0..count).map(|guest| connect(&daemon, guest)).collect();
-        let all_run = || {
-            let status = daemon.status();
-            let ports = status["ports"].as_array().expect("ports");
-            ports.iter().all(|port| port["lanes"][0]["running"] == true)
-        };
-        assert!(wait::until(wait::SOON, all_run), "{}", daemon.said());
-        Self {
-            guests,
-            daemon,
-            wire: PacketPort::open(&veth.far, VethPair::WIRE),
-            _veth: veth,
-        }
-    }
-
-    /// A guest sends these; when it has all of them back, other guests have theirs.
-    fn send(&mut self, guest: usize, frames: &[Vec<u8>]) {
-        let frames: Vec<_> = frames.iter().map(Vec::as_slice).collect();
-        let pair = &mut self.guests[guest].pairs[0];
-        pair.send_batch(&frames, Layout::Whole);
-        pair.await_sent();
-    }
-
-    /// What guests have got, and no other, and what the wire gets.
-    #[track_caller]
-    fn assert_got(&mut self, what: &str, wanted: &mut [Frames], wire: &mut Frames) {
-        for (number, (guest, wanted)) in self.guests.iter_mut().zip(wanted).enumerate() {
-            // Frames of another worker's guests come when it has passed them on. One too many is seen now or next time.
-            let (mut got, many) = (Frames::new(), wanted.values().sum());
-            let due = std::iter::from_fn(|| guest.pairs[0].receive(wait::SOON)).take(many);
-            due.for_each(|received| note(&mut got, received.frame));
-            while let Some(received) = guest.pairs[0].poll() {
-                note(&mut got, received.frame);
-            }
-            assert_eq!(got, std::mem::take(wanted), "{what}: guest {number}");
-        }
-        let (mut got, many) = (Frames::new(), wire.values().sum());
-        let ours = std::iter::from_fn(|| self.wire.receive(wait::SOON)).filter(|frame| is_ours(frame));
-        ours.take(many).for_each(|frame| note(&mut got, frame));
-        assert_eq!(got, std::mem::take(wire), "{what}: the wire");
-    }
-
-    /// Nothing is under way to anybody: each gets one more frame of its own next, and so does the wire.
-    #[track_caller]
-    fn assert_quiet(&mut self) {
-        for guest in 0..self.guests.len() {
-            let vlan = Part::of(guest).vlans()[0];
-            let last = frame(mac(guest), STRANGER, vlan, u32::MAX);
-            self.wire.send(&on_wire(&last, vlan));
-            let got = self.guests[guest].pairs[0].receive(wait::SOON).expect("it comes");
-            assert_eq!(got.frame, Part::of(guest).seen(&last, vlan), "guest {guest}");
-        }
-        let last = frame(STRANGER, mac(0), 0, u32::MAX);
-        self.send(0, std::slice::from_ref(&last));
-        let mut ours = std::iter::from_fn(|| self.wire.receive(wait::SOON)).filter(|frame| is_ours(frame));
-        assert_eq!(ours.next(), Some(last));
-    }
-}
-
-/// By unicast and by groups, from each to each, in each of its VLANs, and from the wire.
-#[rstest]
-fn of_64_guests_each_reaches_whom_it_may_and_nobody_else() {
-    const GUESTS: usize = 64;
-    require!(Root);
-    let mut many = Many::new(GUESTS);
-    let may = |from: Part, to: Part, vlan: u16| {
-        to.vlans().contains(&vlan) && !(from == Part::Isolated && to == Part::Isolated)
-    };
-    for from in 0..GUESTS {
-        let part = Part::of(from);
-        let mut wanted = vec![Frames::new(); GUESTS];
-        let mut wire = Frames::new();
-        let mut sent = Vec::new();
-        for &vlan in part.vlans() {
-            for to in (0..GUESTS).filter(|&to| to != from) {
-                let frame = frame(mac(to), mac(from), vlan, 1);
-                sent.push(part.seen(&frame, vlan));
-                let other = Part::of(to);
-                if may(part, other, vlan) {
-                    note(&mut wanted[to], other.seen(&frame, vlan));
-                } else if !other.vlans().contains(&vlan) {
-                    // Nobody's address there.
-                    note(&mut wire, on_wire(&frame, vlan));
-                }
-            }
-            let group = frame(BROADCAST, mac(from), vlan, 2);
-            sent.push(part.seen(&group, vlan));
-            note(&mut wire, on_wire(&group, vlan));
-            for to in (0..GUESTS).filter(|&to| to != from && may(part, Part::of(to), vlan)) {
-                note(&mut wanted[to], Part::of(to).seen(&group, vlan));
-            }
-        }
-        many.send(from, &sent);
-        many.assert_got(&format!("of guest {from}"), &mut wanted, &mut wire);
-    }
-    many.assert_quiet();
-    for vlan in [0, 100, 101, 102] {
-        for to in 0..GUESTS {
-            let sent = frame(mac(to), STRANGER, vlan, 3);
-            many.wire.send(&on_wire(&sent, vlan));
-            if Part::of(to).vlans().contains(&vlan) {
-                let got = many.guests[to].pairs[0].receive(wait::SOON).expect("it comes");
-                assert_eq!(got.frame, Part::of(to).seen(&sent, vlan), "guest {to}");
-            }
-        }
-        let group = frame(BROADCAST, STRANGER, vlan, 4);
-        many.wire.send(&on_wire(&group, vlan));
-        for to in (0..GUESTS).filter(|&to| Part::of(to).vlans().contains(&vlan)) {
-            let got = many.guests[to].pairs[0].receive(wait::SOON).expect("it comes");
-            assert_eq!(got.frame, Part::of(to).seen(&group, vlan), "guest {to}");
-        }
-    }
-    many.assert_quiet();
-    let spoofed = many.daemon.counter("from_guest_source_address");
-    assert_eq!(spoofed, 0);
-}
-
-/// Raises a flag when it goes.
-struct Raised<'a>(&'a AtomicBool);
-
-impl Drop for Raised<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Release);
-    }
-}
-
 /// Frames from one guest to the other, to the wire and back, each waited for, as long as something lasts; how many.
 fn none_is_lost(guests: &mut [Driver; 2], wire: &PacketPort, during: impl FnOnce() + Send) -> u32 {
-    let over = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            // Also if it panics.
-            let _over = Raised(&over);
-            during();
-        });
-        for number in 0.. {
-            let last = over.load(Ordering::Acquire);
-            let sent = [mac(1), STRANGER].map(|to| frame(to, mac(0), 0, number));
-            let [sender, receiver] = guests;
-            sender.pairs[0].reap_sent();
-            let both: Vec<_> = sent.iter().map(Vec::as_slice).collect();
-            sender.pairs[0].send_batch(&both, Layout::Whole);
-            let got = receiver.pairs[0].receive(wait::SOON);
-            assert_eq!(
-                got.map(|got| got.frame).as_ref(),
-                Some(&sent[0]),
-                "frame {number}"
-            );
-            let ours = |frame: &Vec<u8>| is_ours(frame) && frame[6..12] == mac(0);
-            let ours = std::iter::from_fn(|| wire.receive(wait::SOON)).find(ours);
-            assert_eq!(ours.as_ref(), Some(&sent[1]), "frame {number} on the wire");
-            let back = frame(mac(0), STRANGER, 0, number);
-            wire.send(&back);
-            let got = sender.pairs[0].receive(wait::SOON);
-            assert_eq!(
-                got.map(|got| got.frame),
-                Some(back),
-                "frame {number} from the wire"
-            );
-            if last {
-                return number;
-            }
-        }
-        unreachable!("numbers do not end")
+    wait::rounds_during(during, |number| {
+        let sent = [mac(1), STRANGER].map(|to| telling(to, mac(0), 0, number));
+        let [sender, receiver] = &mut *guests;
+        sender.pairs[0].reap_sent();
+        let both: Vec<_> = sent.iter().map(Vec::as_slice).collect();
+        sender.pairs[0].send_batch(&both, Layout::Whole);
+        let got = receiver.pairs[0].receive(wait::SOON);
+        assert_eq!(
+            got.map(|got| got.frame).as_ref(),
+            Some(&sent[0]),
+            "frame {number}"
+        );
+        let ours = |frame: &Vec<u8>| is_ours(frame) && frame[6..12] == mac(0);
+        let ours = std::iter::from_fn(|| wire.receive(wait::SOON)).find(ours);
+        assert_eq!(ours.as_ref(), Some(&sent[1]), "frame {number} on the wire");
+        let back = telling(mac(0), STRANGER, 0, number);
+        wire.send(&back);
+        let got = sender.pairs[0].receive(wait::SOON);
+        assert_eq!(
+            got.map(|got| got.frame),
+            Some(back),
+            "frame {number} from the wire"
+        );
     })
 }
 
@@ -326,9 +67,8 @@ fn ports_come_and_go_by_the_hundred_and_the_others_lose_no_frame(#[values(false,
         true => Serve::file().leased(),
         false => Serve::file().by_root(),
     };
-    let none = |_| String::new();
-    let two = file(0..2, none);
-    let all = file(0..2 + AT_ONCE, none);
+    let two = file(0..2);
+    let all = file(0..2 + AT_ONCE);
     let mut daemon = Daemon::start_file(&veth.near, &serve, &[VethPair::NIC], &two);
     let mut guests = [0, 1].map(|guest| connect(&daemon, guest));
     let wire = PacketPort::open(&veth.far, VethPair::WIRE);
@@ -336,7 +76,7 @@ fn ports_come_and_go_by_the_hundred_and_the_others_lose_no_frame(#[values(false,
         daemon.reload_with(&all);
         let guest = with_guest.then(|| {
             let mut guest = connect(daemon, 2);
-            let sent = frame(mac(3), mac(2), 0, 0);
+            let sent = telling(mac(3), mac(2), 0, 0);
             guest.pairs[0].send(&sent, Layout::Whole);
             guest.pairs[0].await_sent();
             guest
@@ -408,10 +148,10 @@ impl Mortal {
             pair.reap_sent();
             for to in [mac((from + 1) % all), STRANGER, BROADCAST] {
                 if pair.has_room() {
-                    pair.send(&frame(to, mac(from), 0, 0), Layout::Whole);
+                    pair.send(&telling(to, mac(from), 0, 0), Layout::Whole);
                 }
             }
-            let _ = self.wire.try_send(&frame(mac(from), STRANGER, 0, 0));
+            let _ = self.wire.try_send(&telling(mac(from), STRANGER, 0, 0));
         }
     }
 
@@ -468,7 +208,7 @@ impl Mortal {
         at: Option<usize>,
     ) {
         self.number += 1;
-        let sent = frame(to, from, 0, self.number);
+        let sent = telling(to, from, 0, self.number);
         let arrives = wait::until(wait::SOON, || {
             send(self, &sent);
             let deadline = std::time::Instant::now() + Duration::from_millis(20);
@@ -511,7 +251,7 @@ fn whoever_is_killed_under_traffic_comes_back_and_leaves_nothing_behind() {
     let mut random = Random::new();
     let veth = VethPair::new();
     let serve = Serve::file().leased();
-    let text = file(0..GUESTS, |_| String::new());
+    let text = file(0..GUESTS);
     let daemon = Daemon::start_file(&veth.near, &serve, &[VethPair::NIC], &text);
     let guests = (0..GUESTS).map(|guest| connect(&daemon, guest)).collect();
     let mut world = Mortal {

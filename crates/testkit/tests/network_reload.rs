@@ -1,9 +1,6 @@
 //! Networks of a configuration file that is read again: they come, go and have other uplinks, and guests that are not
 //! concerned lose no frame.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
-
 use rstest::rstest;
 use testkit::daemon::DIR;
 use testkit::{Daemon, Driver, DriverConfig, Layout, PacketPort, Serve, VethPair, frame, require, wait};
@@ -54,37 +51,14 @@ fn numbered(to: [u8; 6], from: [u8; 6], number: u32) -> Vec<u8> {
     frame
 }
 
-/// Raises a flag when it goes.
-struct Raised<'a>(&'a AtomicBool);
-
-impl Drop for Raised<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Release);
-    }
-}
-
 /// Frames from one guest to the other, one after the other, for as long as this lasts; none may be missing.
 fn all_arrive(guests: &mut [Driver; 2], during: impl FnOnce() + Send) -> u32 {
-    let over = AtomicBool::new(false);
-    thread::scope(|scope| {
-        scope.spawn(|| {
-            // Also if it panics.
-            let _over = Raised(&over);
-            during();
-        });
-        let mut number = 0;
-        loop {
-            let last = over.load(Ordering::Acquire);
-            let sent = numbered(mac(1), mac(0), number);
-            guests[0].pairs[0].reap_sent();
-            guests[0].pairs[0].send(&sent, Layout::Whole);
-            let got = guests[1].pairs[0].receive(wait::SOON).expect("it arrives");
-            frame::assert_same(&got.frame, &sent);
-            number += 1;
-            if last {
-                return number;
-            }
-        }
+    wait::rounds_during(during, |number| {
+        let sent = numbered(mac(1), mac(0), number);
+        guests[0].pairs[0].reap_sent();
+        guests[0].pairs[0].send(&sent, Layout::Whole);
+        let got = guests[1].pairs[0].receive(wait::SOON).expect("it arrives");
+        frame::assert_same(&got.frame, &sent);
     })
 }
 

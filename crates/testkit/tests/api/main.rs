@@ -8,8 +8,8 @@ mod prometheus;
 
 use rustix::process::{Gid, Uid};
 use tempfile::TempDir;
-use testkit::api::Api;
-use testkit::daemon::{DIR, private_dir};
+use testkit::api::{Api, open_dir, with_api};
+use testkit::daemon::DIR;
 use testkit::{Daemon, Driver, DriverConfig, NetNs, Rig, Serve, VethPair};
 
 /// Nobody else.
@@ -17,20 +17,6 @@ const STRANGER: u32 = 2_000_000_011;
 
 /// The interface of a network.
 const UPLINK: &str = "nic1";
-
-/// A directory in which every user's daemon may make sockets, and everybody look for them.
-fn open_dir() -> TempDir {
-    use std::os::unix::fs::PermissionsExt;
-    let dir = private_dir();
-    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o777)).expect("ours");
-    dir
-}
-
-fn with_api(serve: Serve, dir: &TempDir) -> (Serve, Api) {
-    let socket = dir.path().join("api.sock");
-    let serve = serve.with("--api", socket.to_str().expect("ASCII"));
-    (serve, Api::at(socket))
-}
 
 /// A daemon on a veth, with a guest.
 fn rig(dir: &TempDir) -> (Rig, Api) {
