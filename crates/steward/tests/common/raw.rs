@@ -24,6 +24,10 @@ pub(crate) struct Raw {
 
 impl Raw {
     pub(crate) fn connect(path: &Path) -> Self {
+        Self::try_connect(path).expect("the steward listens")
+    }
+
+    fn try_connect(path: &Path) -> rustix::io::Result<Self> {
         let socket = socket_with(
             AddressFamily::UNIX,
             SocketType::SEQPACKET,
@@ -31,8 +35,8 @@ impl Raw {
             None,
         )
         .expect("a socket");
-        connect(&socket, &SocketAddrUnix::new(path).expect("short")).expect("the steward listens");
-        Self { socket, serial: 0 }
+        connect(&socket, &SocketAddrUnix::new(path).expect("short"))?;
+        Ok(Self { socket, serial: 0 })
     }
 
     /// A connection to nobody, with its other end.
@@ -45,6 +49,11 @@ impl Raw {
     /// A connection by a thread of another user. Threads have numbers of their own (the C library's calls would change those of the
     /// whole process).
     pub(crate) fn connect_as(path: &Path, uid: u32, gid: u32) -> Self {
+        Self::try_connect_as(path, uid, gid).expect("the steward listens")
+    }
+
+    /// The same, where there may be no steward.
+    pub(crate) fn try_connect_as(path: &Path, uid: u32, gid: u32) -> rustix::io::Result<Self> {
         std::thread::scope(|scope| {
             let connect = || {
                 let set = |call, number: u32| {
@@ -54,9 +63,9 @@ impl Raw {
                 };
                 set(libc::SYS_setresgid, gid);
                 set(libc::SYS_setresuid, uid);
-                Self::connect(path)
+                Self::try_connect(path)
             };
-            scope.spawn(connect).join().expect("connected")
+            scope.spawn(connect).join().expect("no panic")
         })
     }
 

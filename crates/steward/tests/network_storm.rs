@@ -1,0 +1,188 @@
+//! Holders of networks that ask for as much as they can, while others are served, and stewards that are killed meanwhile.
+
+mod common;
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use common::raw::Raw;
+use common::{World, holder, take, wanted};
+use rustix::process::Signal;
+use steer::Station;
+use steward::client::Lease;
+use steward::protocol::{Answer, CHANGES_MAX, Reason, Request, StationChange, Wanted};
+use testkit::{VethPair, frame, require, soak, wait};
+
+const OURS: [u8; 6] = [2, 0, 0, 0, 0, 0xaa];
+/// Who storms.
+const HOSTILE: u32 = 4321;
+
+/// Root has one queue, who storms another; no rule says for which stations.
+const POLICY: &str = "[[allow]]\nuser = 0\ninterface = \"nic0\"\nqueues = \"0\"\nnetwork = true\n\
+                      [[allow]]\nuser = 4321\ninterface = \"nic0\"\nqueues = \"1\"\nnetwork = true\n";
+
+fn network(queue: u32) -> Wanted {
+    Wanted {
+        network: true,
+        ..wanted(queue, 1)
+    }
+}
+
+/// The holder that is to lose nothing.
+struct Guest {
+    lease: Lease,
+    echo: holder::Echo,
+    serial: u16,
+}
+
+impl Guest {
+    fn new(world: &World) -> Self {
+        // All frames come to its queue.
+        world.veth.far.run("ethtool", &["-L", VethPair::WIRE, "tx", "1"]);
+        let lease = take(&world.socket(), &network(0)).expect("allowed");
+        let echo = holder::Echo::open(&lease, 0);
+        let station = Station { vlan: 0, mac: OURS };
+        let port = Some(1);
+        lease
+            .set_stations(&[StationChange { station, port }])
+            .expect("free");
+        Self {
+            lease,
+            echo,
+            serial: 0,
+        }
+    }
+
+    /// A frame to it comes back.
+    #[track_caller]
+    fn assert_answers(&mut self, world: &World) {
+        let mut sent = frame::plain(200, 7);
+        sent[..6].copy_from_slice(&OURS);
+        self.serial += 1;
+        sent[100..102].copy_from_slice(&self.serial.to_be_bytes());
+        world.wire.send(&sent);
+        let came = wait::until(wait::SOON, || {
+            self.echo.run(Duration::from_millis(5));
+            std::iter::from_fn(|| world.wire.receive(Duration::ZERO)).any(|got| got == sent)
+        });
+        assert!(came, "frame {} is lost: {}", self.serial, world.steward);
+    }
+}
+
+/// As many as a message has, from that one on.
+fn batch(from: u16, port: Option<u32>) -> Vec<StationChange> {
+    let change = |number: u16| {
+        let [high, low] = number.to_be_bytes();
+        let mac = [2, 0, 0, 9, high, low];
+        let station = Station { vlan: 0, mac };
+        StationChange { station, port }
+    };
+    (from..).take(CHANGES_MAX).map(change).collect()
+}
+
+/// Sets and clears stations as fast as it is answered, asks for others' and for more than there may be; how often.
+fn storm(holder: &mut Raw, over: &AtomicBool) -> usize {
+    let per_message = CHANGES_MAX as u16;
+    let mut asked = 0;
+    let mut ask = |changes: Vec<StationChange>| {
+        asked += 1;
+        holder.ask(&Request::Stations { changes })
+    };
+    while !over.load(Ordering::Relaxed) {
+        let mut others = batch(0, Some(3));
+        others[CHANGES_MAX - 1].station.mac = OURS;
+        let Answer::Refused(refusal) = ask(others) else {
+            panic!("another's")
+        };
+        assert_eq!(refusal.reason, Reason::Taken);
+        let all = (0..20).map(|number| number * per_message);
+        let set = all.clone().map(|from| ask(batch(from, Some(3))));
+        let refused = set.filter(|answer| matches!(answer, Answer::Refused(_))).count();
+        assert_eq!(refused, 4, "of 1,280, 1,024 may be");
+        for from in all {
+            assert!(matches!(ask(batch(from, None)), Answer::Done));
+        }
+    }
+    asked
+}
+
+struct End<'a>(&'a AtomicBool);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn stations_in_a_storm_cost_another_holder_no_frame_and_no_answer() {
+    require!(Root);
+    let world = World::with(2, POLICY);
+    let mut guest = Guest::new(&world);
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let storming = scope.spawn(|| {
+            let mut holder = Raw::connect_as(&world.socket(), HOSTILE, HOSTILE);
+            let leased = holder.ask(&Request::Lease(network(1)));
+            assert!(matches!(leased, Answer::Facts(_)), "{leased:?}");
+            storm(&mut holder, &over)
+        });
+        // Also when it panics.
+        let end = End(&over);
+        let mut longest = Duration::ZERO;
+        for _ in 0..soak::count(1000, 20_000) {
+            guest.assert_answers(&world);
+            let begun = Instant::now();
+            guest.lease.counters(0, common::soon()).expect("ours");
+            longest = longest.max(begun.elapsed());
+        }
+        drop(end);
+        let asked = storming.join().expect("as it should be answered");
+        println!("{asked} messages in the storm, the longest answer to another one: {longest:?}");
+    });
+}
+
+#[test]
+fn steward_killed_in_a_storm_of_networks_leaves_nothing_and_another_holder_is_served() {
+    require!(Root);
+    let mut world = World::kept_lingering(POLICY, "0");
+    let mut guest = Guest::new(&world);
+    let (over, leases) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let socket = world.socket();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                // Whatever is answered, and whether it is.
+                let Ok(holder) = Raw::try_connect_as(&socket, HOSTILE, HOSTILE) else {
+                    continue;
+                };
+                let stations = Request::Stations {
+                    changes: batch(0, Some(3)),
+                };
+                for (serial, request) in [Request::Lease(network(1)), stations, Request::Groups]
+                    .iter()
+                    .enumerate()
+                {
+                    let _ = holder.send(&request.encode(serial as u32 + 1));
+                    if let Some((_, Answer::Facts(_))) = holder.receive(Duration::from_millis(200)) {
+                        leases.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+            }
+        });
+        let end = End(&over);
+        for round in 0..soak::count(20, 200) {
+            std::thread::sleep(Duration::from_millis(20 + 7 * (round as u64 % 9)));
+            world.end_steward(Signal::KILL);
+            guest.assert_answers(&world);
+            world.restart();
+            let back = || guest.lease.take_changes().is_ok() && !guest.lease.is_away();
+            assert!(wait::until(wait::SOON, back), "{}", world.steward);
+            guest.assert_answers(&world);
+        }
+        drop(end);
+    });
+    assert_ne!(leases.into_inner(), 0, "it had none");
+    drop(guest);
+    world.await_nothing();
+}
