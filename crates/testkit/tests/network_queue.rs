@@ -100,12 +100,17 @@ fn send_back(lan: &mut Lan, guest: usize, frame: &[u8]) {
 
 #[rstest]
 fn it_reaches_everybody_and_everybody_it(
-    #[values("copy", "send-direct")] memory: &str,
+    #[values("copy", "send-direct", "direct")] memory: &str,
     #[values(Queue0::Networks, Queue0::Ports)] queue_0: Queue0,
     #[values(1, 2)] workers: usize,
 ) {
     require!(Root);
     let mut lan = lan(queue_0, memory, &["", "", ""], workers);
+    let shown = lan.daemon.port(OWN);
+    let says_why = shown["lanes"][0]["fallbacks"]
+        .to_string()
+        .contains("direct not used: ");
+    assert_eq!(says_why, memory == "direct", "{shown:#}");
     let host = Host::of(&lan.veth.near);
     // More frames than its ring has entries, so that each is given back.
     for round in 0..60 {

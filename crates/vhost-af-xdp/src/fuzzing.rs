@@ -43,6 +43,11 @@ impl NullPort {
     pub fn new(queues: u16, direct: bool) -> Self {
         sigbus::install().expect("a handler");
         let workers = Workers::start(1, &[], Duration::ZERO).expect("a thread");
+        let placement = if direct {
+            Placement::Direct
+        } else {
+            Placement::Copy
+        };
         let config = PortConfig {
             name: "fuzz".into(),
             access: crate::listener::Access::OWN,
@@ -56,11 +61,8 @@ impl NullPort {
             segments: Segments::Auto,
             busy_poll: None,
             external: ExternalProgram::None,
-            placement: if direct {
-                Placement::Direct
-            } else {
-                Placement::Copy
-            },
+            placement,
+            asked: placement,
             mac: None,
             vlans: Vec::new(),
             guard: crate::config::GuardConfig::default(),

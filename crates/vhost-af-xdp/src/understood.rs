@@ -110,7 +110,7 @@ fn row(port: &PortConfig) -> [String; 10] {
         may_connect,
         nic(port),
         port.queues.to_string(),
-        format!("{}, {} KiB", port.placement, port.packet_bytes / 1024),
+        format!("{}, {} KiB", placement(port), port.packet_bytes / 1024),
         port.mac.map_or_else(|| "made up".to_owned(), mac_text),
         vlans,
         port.guard.to_string(),
@@ -127,6 +127,14 @@ fn member(vlans: &MemberVlans) -> String {
             let vlans: Vec<_> = vlans.iter().map(u16::to_string).collect();
             format!("VLANs {}, tagged", vlans.join(","))
         }
+    }
+}
+
+/// Where frames lie, and what was asked for if that is something else.
+fn placement(port: &PortConfig) -> String {
+    match port.placement == port.asked {
+        true => port.placement.to_string(),
+        false => format!("{} for {}", port.placement, port.asked),
     }
 }
 

@@ -7,7 +7,7 @@ use clap::Parser;
 use super::super::serve::OF_PORTS;
 use super::super::{Cli, Command};
 use super::*;
-use crate::config::{MemberVlans, NicConfig};
+use crate::config::{MemberVlans, NicConfig, Placement};
 
 fn read(text: &str) -> Result<ServeConfig, FileError> {
     configured(parse(Path::new("c.toml"), text)?, DaemonArgs::default())
@@ -348,9 +348,15 @@ fn port_of_a_network_may_have_a_queue_of_its_own() {
         &["port a: ifname eth0", "is none"],
     );
     let text = format!("{lan}{mac}ifname = \"eth0\"\nstart-queue = 2\nmemory = \"send-direct\"\nvlan = 7\n");
-    let read = read(&text).expect("valid");
+    let read_of = |text: &str| read(text).expect("valid");
+    let read = read_of(&text);
     let wanted = read.ports[0].wanted().expect("queues");
     assert_eq!((wanted.start_queue, wanted.queues, wanted.network), (2, 1, false));
+    let direct = &read_of(&text.replace("send-direct", "direct")).ports[0];
+    assert_eq!(
+        (direct.placement, direct.asked),
+        (Placement::SendDirect, Placement::Direct)
+    );
     assert_eq!(
         (wanted.filter.macs.as_slice(), wanted.filter.vlans.as_slice()),
         (&[[2, 0, 0, 0, 0, 1]][..], &[7][..])

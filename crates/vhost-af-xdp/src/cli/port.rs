@@ -222,12 +222,13 @@ impl PortArgs {
                 bail!("no interface: name one with --ifname NAME, or give --cable NAME or --null for none")
             }
         };
+        let placement = nic.placement(self.memory);
         // What is named must be possible (config.rs), `all` means what is.
-        let offload = offload::parse(&self.offload, self.memory.offloads())
+        let offload = offload::parse(&self.offload, placement.offloads())
             .map_err(anyhow::Error::msg)
             .with_context(|| format!("--offload {}", self.offload))?;
         let rates = self.limits.build()?;
-        if self.memory == Placement::Direct && rates.to_guest != Rates::default() {
+        if placement == Placement::Direct && rates.to_guest != Rates::default() {
             bail!(
                 "to-guest limits: with memory=direct a frame is in the guest's memory before anybody could drop it: use \
                  memory=send-direct or copy for them"
@@ -240,7 +241,8 @@ impl PortArgs {
             queues: self.queues,
             nic,
             external: self.external.build()?,
-            placement: self.memory,
+            placement,
+            asked: self.memory,
             packet_bytes: match all.shared_umem {
                 // Of a port that shares nothing; of others `share` says it, when all ports are known.
                 true => COPY_BYTES,

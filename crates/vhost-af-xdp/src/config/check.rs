@@ -108,8 +108,7 @@ impl PortConfig {
                 Placement::SendDirect | Placement::Direct if self.nic.queues().is_none() => {
                     return Err(ConfigError::NetworkDirect);
                 }
-                Placement::Direct => return Err(ConfigError::NetworkReceivesDirect),
-                Placement::Copy | Placement::SendDirect => {}
+                Placement::Copy | Placement::SendDirect | Placement::Direct => {}
             }
             if self.nic.queues().is_some() && self.mac.is_none() {
                 return Err(ConfigError::NetworkMac);
@@ -262,6 +261,7 @@ mod tests {
             }),
             external: ExternalProgram::None,
             placement: Placement::Copy,
+            asked: Placement::Copy,
             memory: MemoryRules {
                 most_bytes: 1 << 30,
                 files: FileKinds::Shared,

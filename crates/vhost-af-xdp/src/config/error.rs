@@ -88,10 +88,6 @@ pub(crate) enum ConfigError {
     )]
     NetworkDirect,
     #[error(
-        "memory: what other ports send a guest cannot be put where the NIC receives: use memory = \"send-direct\""
-    )]
-    NetworkReceivesDirect,
-    #[error(
         "network with ifname: a queue of a port's own gets frames by its address: name it by mac, the same one as its \
          VMM does"
     )]

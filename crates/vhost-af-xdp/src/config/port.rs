@@ -167,6 +167,16 @@ impl NicConfig {
         self
     }
 
+    /// The placement that a port gets which asks for one. Direct placement has the guest's receive buffers with the NIC,
+    /// all of them, in their order, where what other ports of a network send would have to overtake them; so a port of a
+    /// network sends from guest memory, and receives by a copy.
+    pub(crate) fn placement(&self, asked: Placement) -> Placement {
+        match (self, asked) {
+            (Self::Network { own: Some(_), .. }, Placement::Direct) => Placement::SendDirect,
+            _ => asked,
+        }
+    }
+
     /// Whether the guest has the frames of its one VLAN without their tag.
     pub(crate) fn untags(&self) -> bool {
         let Self::Network { vlans, .. } = self else {
@@ -286,8 +296,9 @@ pub(crate) struct PortConfig {
     pub(crate) nic: NicConfig,
     /// What somebody else made for it.
     pub(crate) external: ExternalProgram,
-    /// `--memory`.
     pub(crate) placement: Placement,
+    /// `--memory`: what it is instead is said in the status.
+    pub(crate) asked: Placement,
     /// Packet memory of each queue pair while it copies, bytes.
     pub(crate) packet_bytes: u32,
     /// That is a slice of memory which several ports share (`--shared-umem`): the number of its first pair's. `None`:

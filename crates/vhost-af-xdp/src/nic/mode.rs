@@ -58,6 +58,9 @@ pub(crate) enum Fallback {
     NotYet(Placement),
     #[error("{0} not used: {1}")]
     PlacementRefused(Placement, String),
+    /// Of a port of a network with a queue of its own, see config/port.rs.
+    #[error("direct not used: what other ports send a guest cannot be put where the NIC receives")]
+    SendsOnly,
     #[error(
         "no busy polling: the kernel does it for zero-copy sockets and, before Linux 6.13, in native mode"
     )]

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use xsk::NumaNode;
 
+use crate::config::Placement;
 use crate::network::NetworkEnd;
 use crate::nic::binding::L2_BYTES;
 use crate::nic::interface_queue::InterfaceQueue;
@@ -28,6 +29,8 @@ pub(crate) struct Member {
     pub(crate) queue: InterfaceQueue,
     /// The guest has the frames of its VLAN without their tag.
     pub(crate) untags: bool,
+    /// `--memory`.
+    pub(crate) asked: Placement,
 }
 
 /// The far side of a queue pair.

@@ -20,6 +20,7 @@ use crate::nic::endpoint::{COPY_BYTES, Chunks, ChunksError, NicQueue};
 use crate::nic::error::InterfaceError;
 use crate::nic::interface::{RECEIVE_RING, SEND_RING};
 use crate::nic::interface_queue::{Coupled, InterfaceQueue};
+use crate::nic::mode::Fallback;
 use crate::nic::null::{NullConfig, NullNic};
 use crate::nic::queue::{Nic, Sends};
 use crate::nic::xdp::XdpNic;
@@ -327,6 +328,13 @@ impl LaneParts<'_> {
                 let guest_buffers = Some(self.guest_buffers()?);
                 let described = facts.describe(&queue.interface, guest_buffers, &coupled.nic, coupled.sends);
                 described.map_err(LaneError::Duplicate)?;
+                if let FarSide::Member(Member {
+                    asked: Placement::Direct,
+                    ..
+                }) = self.far
+                {
+                    facts.fallbacks.push(Fallback::SendsOnly);
+                }
                 self.join(guest, coupled, memory)
             }
             (far, _) => {

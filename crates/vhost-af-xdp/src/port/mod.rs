@@ -350,6 +350,7 @@ impl Port {
                 end: end.clone(),
                 queue: InterfaceQueue::new(interface, queues.start_queue + pair),
                 untags: self.config.nic.untags(),
+                asked: self.config.asked,
             }),
             _ => FarSide::Network(end.clone()),
         }
