@@ -202,7 +202,7 @@ impl Interface {
     /// Tries again what was not done, and attaches the program again if it is missing. True if the facts changed.
     /// `taken`: indexes of interfaces that are leased, which it cannot come back as.
     pub(super) fn look(&mut self, taken: &[u32]) -> bool {
-        let before = (self.facts(), self.entries.clone(), self.tags_of_networks());
+        let before = (self.facts(), self.entries.clone(), self.known_of_networks());
         self.take_back();
         match Link::find(self.link.index) {
             Ok(Some(link)) => self.link = link,
@@ -233,13 +233,15 @@ impl Interface {
             network.look(&self.link.name);
         }
         self.look_at_host();
-        before != (self.facts(), self.entries.clone(), self.tags_of_networks())
+        before != (self.facts(), self.entries.clone(), self.known_of_networks())
     }
 
-    /// What holders of networks are told of tags.
-    fn tags_of_networks(&self) -> Vec<bool> {
+    /// What holders of networks are told of tags, and of queues that they lack.
+    fn known_of_networks(&self) -> Vec<(bool, String)> {
         let networks = self.networks.values();
-        networks.map(|network| network.strips_tags).collect()
+        networks
+            .map(|network| (network.strips_tags, network.note(&self.link.name)))
+            .collect()
     }
 
     /// Whether there is something to attach to: the interface, whatever its name is now, or, if it is gone, one that

@@ -18,6 +18,9 @@ pub(crate) struct NetworkStatus {
     pub(crate) uplink: Option<String>,
     /// How the steering program is attached: `native` or `skb`; none without an uplink, or a program on it.
     pub(crate) attached: Option<String>,
+    /// What its holder should know of how frames come to its queues.
+    #[serde(default)]
+    pub(crate) steering_note: Option<String>,
     /// What is known of the uplink's driver.
     pub(crate) driver: Option<String>,
     /// Frames can leave; without an uplink always.
@@ -104,6 +107,9 @@ impl NetworkStatus {
             attached: interface
                 .and_then(|interface| interface.steering.attached())
                 .map(|mode| mode.to_string()),
+            steering_note: interface
+                .map(|interface| interface.steering.report().note)
+                .filter(|note| !note.is_empty()),
             driver: interface.map(|interface| drivers::said_of(&interface.link.driver)),
             up: shown.link.up,
             mtu: shown.link.mtu,
@@ -138,6 +144,9 @@ impl NetworkStatus {
         );
         if let Some(driver) = &self.driver {
             let _ = writeln!(text, "  driver {driver}");
+        }
+        if let Some(note) = &self.steering_note {
+            let _ = writeln!(text, "  {note}");
         }
         if let Some(host) = &self.host {
             let _ = writeln!(text, "  {}", host.render());

@@ -17,13 +17,14 @@ impl Interface {
         };
         facts.generation = facts.generation.wrapping_add(entries.renewed);
         facts.steered = entries.outcome.steered;
+        facts.steering = entries.note();
         if let Some(network) = self.networks.get(&queues.start) {
             facts.steered = Steered::ByNetwork;
             facts.strips_tags = network.strips_tags;
+            facts.steering = entries::joined([&network.note(&self.link.name), &facts.steering]);
         }
         let impaired = self.impairment(queues);
         facts.impaired = impaired.is_some();
-        facts.steering = entries.note();
         facts.note = entries::joined([impaired.as_deref().unwrap_or(""), &facts.note]);
         facts
     }
