@@ -138,6 +138,8 @@ lane_counters! {
     Drop from_guest_not_learned,
     /// Network: the frame is for a port that is isolated, as the one is that sends it.
     Drop from_guest_isolated,
+    /// Network: the frame is for an address of the port that sends it, which has no `hairpin`.
+    Drop from_guest_to_itself,
     /// Network: the frame has a VLAN tag that the port is not for.
     Drop from_guest_vlan,
     /// Addresses given by `ips`: the frame is neither IPv4, IPv6 nor ARP.

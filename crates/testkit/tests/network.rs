@@ -212,6 +212,52 @@ fn promiscuous_port_hears_what_the_network_moves(#[values(1, 2)] workers: usize)
     assert_eq!(lan.received(0), came);
 }
 
+#[rstest]
+fn guest_gets_back_what_it_sends_to_itself_where_its_port_says_so(#[values(1, 2)] workers: usize) {
+    require!(Root);
+    let ports = ["hairpin = true\nlearning = true\nisolated = true", "", ""];
+    let mut lan = Lan::with_workers(workers, &ports, &DriverConfig::default());
+    for len in [60, 65, 1514] {
+        let own = frame(mac(0), mac(0), len, 1);
+        lan.send(0, &own);
+        assert_eq!(lan.received(0), own);
+        let group = frame(BROADCAST, mac(0), len, 2);
+        lan.send(0, &group);
+        (0..3).for_each(|guest| assert_eq!(lan.received(guest), group, "{guest}"));
+        assert_eq!(lan.received_by_wire(), group);
+    }
+    lan.send(1, &frame(mac(1), mac(1), 60, 3));
+    lan.daemon.await_counter("from_guest_to_itself", 1);
+    lan.assert_quiet();
+    // As a guest that stays connected hears it from now on.
+    let ports = [
+        "hairpin = true\nlearning = true\nisolated = true",
+        "hairpin = true",
+        "",
+    ];
+    let text = format!(
+        "[daemon]\nworkers = {workers}\n{}",
+        file(Some(VethPair::NIC), &ports)
+    );
+    let told = lan.daemon.reload_with(&text);
+    assert!(
+        told.contains("port vm1 has another hairpin, and goes on"),
+        "{told}"
+    );
+    let own = frame(mac(1), mac(1), 1514, 4);
+    lan.send(1, &own);
+    assert_eq!(lan.received(1), own);
+    // Of two that are behind one port each hears the other, as soon as that is known.
+    lan.send(0, &frame(STRANGER, INNER, 60, 5));
+    let near = frame(INNER, mac(0), 60, 6);
+    let came = wait::until(wait::SOON, || {
+        lan.send(0, &near);
+        let got = lan.guests[0].pairs[0].receive(wait::QUIET);
+        got.is_some_and(|got| got.frame == near)
+    });
+    assert!(came, "{:#}", lan.daemon.status());
+}
+
 /// A UDP packet of a flow between two stations, from the first or back.
 fn packet(ends: [[u8; 6]; 2], flow: u16, back: bool) -> Vec<u8> {
     let [a, b] = ends.map(|mac| mac[5]);

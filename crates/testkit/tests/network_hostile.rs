@@ -54,8 +54,13 @@ impl World {
 
     /// With so many that do wrong; the first of the others has these features, too.
     fn with(liars: usize, features: u64) -> Self {
+        Self::with_keys(&vec![""; liars], features)
+    }
+
+    /// The same, where ports of those that do wrong have these keys.
+    fn with_keys(liars: &[&str], features: u64) -> Self {
         let netns = NetNs::new("hostile");
-        let text = lan::file(None, &vec![""; LIAR + liars]);
+        let text = lan::file(None, &[&[""; LIAR], liars].concat());
         let text = format!("[daemon]\nworkers = 1\n{text}");
         let daemon = Daemon::start_file(&netns, &Serve::file(), &[], &text);
         let honest = [(0, features), (1, 0)].map(|(guest, features)| {
@@ -501,4 +506,64 @@ fn say_last(vmm: &Vmm, shared: &Shared, act: &Act<'_>, last: Last) {
             message::try_send(vmm.socket(), request, payload, files).expect("room");
         }
     }
+}
+
+/// It receives what it sends into the place where it sends from, over and over, and writes there all the time: other
+/// addresses, and requests for segmentation.
+#[rstest]
+fn guest_whose_frames_come_back_over_themselves_while_they_change_hurts_nobody() {
+    let mut world = World::with_keys(&["hairpin = true\nips = [\"192.0.2.1\"]"], 0);
+    let (ram, _file) = memory();
+    let mut liar = world.connect_liar(Arc::clone(&ram));
+    let at = |number: u64| GuestAddr(LOST + number * 2048);
+    // IPv4 from its own address, and from one that is another's.
+    let packet = |to: [u8; 6], from: usize, ip: u8| {
+        let header = [
+            0x45, 0, 0, 200, 0, 0, 0, 0, 64, 99, 0, 0, 192, 0, 2, ip, 192, 0, 2, 9,
+        ];
+        let mut bytes = [&[0; 12], &to[..], &mac(from), &[8, 0], &header].concat();
+        bytes.resize(1012, 7);
+        bytes
+    };
+    let mut packets = [
+        packet(mac(LIAR), LIAR, 1),
+        packet(lan::BROADCAST, LIAR, 1),
+        packet(mac(1), LIAR, 1),
+        packet(mac(1), 0, 1),
+        packet(mac(0), LIAR, 2),
+        packet(mac(LIAR), 0, 2),
+    ];
+    packets[5][..12].copy_from_slice(&[1, 1, 54, 0, 8, 0, 34, 0, 16, 0, 9, 9]);
+    let mut came = 0;
+    let send_and_look = || {
+        for _ in 0..200 {
+            let pair = &mut liar.pairs[0];
+            came += std::iter::from_fn(|| pair.to_guest.driver.take_used()).count();
+            while pair.from_guest.driver.take_used().is_some() {}
+            for number in 0..64 {
+                let shifted = GuestAddr(at(number).get() + number % 30);
+                pair.to_guest.driver.add(&[Buffer::writable(shifted, 2048)]);
+                let rest = GuestAddr(at(number).get() + 30);
+                let buffers = [Buffer::readable(at(number), 30), Buffer::readable(rest, 982)];
+                pair.from_guest.driver.add(&buffers);
+            }
+            pair.to_guest.publish();
+            pair.from_guest.publish();
+            // Nothing in the name of another, whatever stood there a moment later.
+            let others = std::iter::from_fn(|| world.honest[0].pairs[0].poll());
+            others.for_each(|got| assert_eq!((&got.frame[6..12], got.frame[29]), (&mac(LIAR)[..], 1)));
+            world.assert_goes_on();
+        }
+    };
+    let mut number = 0u64;
+    wait::rounds_during(send_and_look, |_| {
+        for bytes in &packets {
+            ram.write(at(number % 64), bytes);
+            number = number.wrapping_mul(5).wrapping_add(3);
+        }
+    });
+    assert!(!liar.await_close(wait::QUIET), "{}", world.daemon.said());
+    let spoofed = world.daemon.counter("from_guest_source_address");
+    // Beside those of the honest one.
+    assert!(spoofed > 0 && came > 1000, "{spoofed}, {came} came");
 }

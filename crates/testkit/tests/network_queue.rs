@@ -210,6 +210,33 @@ fn every_kind_of_ring_and_layout_goes_every_way(
     lan.assert_quiet();
 }
 
+#[rstest]
+fn what_it_sends_to_itself_comes_back(#[values("copy", "send-direct")] memory: &str) {
+    require!(Root);
+    let mut lan = lan(Queue0::Networks, memory, &["hairpin = true", ""], 1);
+    let layouts = [Layout::Whole, Layout::Pieces(200), Layout::Indirect(300)];
+    // More than its ring has entries.
+    for round in 0..120usize {
+        let frames = [
+            frame(STRANGER, mac(OWN), 1000, round as u8),
+            // Done before the NIC is done with the first one.
+            frame(mac(OWN), mac(OWN), 1514, round as u8),
+            frame(BROADCAST, mac(OWN), 600, round as u8),
+        ];
+        let all: Vec<_> = frames.iter().map(Vec::as_slice).collect();
+        lan.guests[OWN].pairs[0].send_batch(&all, layouts[round % 3]);
+        for wanted in &frames[1..] {
+            assert_eq!(lan.received(OWN), *wanted);
+        }
+        assert_eq!(lan.received(1), frames[2]);
+        for wanted in [&frames[0], &frames[2]] {
+            assert_eq!(lan.received_by_wire(), *wanted);
+        }
+        lan.guests[OWN].pairs[0].await_sent();
+    }
+    lan.assert_quiet();
+}
+
 /// Sends UDP flows to the guest by all queues of the NIC; each arrives, once, at one of its pairs.
 #[track_caller]
 fn all_flows_arrive(guest: &mut Driver, wire: &PacketPort, len: usize) -> Vec<usize> {

@@ -91,13 +91,15 @@ fn row(port: &PortConfig) -> [String; 10] {
     let vlans = if let NicConfig::Network {
         vlans,
         promiscuous,
+        hairpin,
         learning,
         ..
     } = &port.nic
     {
         let promiscuous = promiscuous.then_some(", promiscuous").unwrap_or_default();
         let learning = learning.then_some(", learns").unwrap_or_default();
-        member(vlans) + promiscuous + learning
+        let hairpin = hairpin.then_some(", hairpin").unwrap_or_default();
+        member(vlans) + promiscuous + learning + hairpin
     } else if vlans.is_empty() {
         "all".to_owned()
     } else {

@@ -303,7 +303,7 @@ fn ports_of_networks_say_what_goes_together() {
         assert!(read(&two(first, second)).is_ok(), "{first} {second}");
     }
     let read = read(&format!(
-        "{lan}trunk = \"7,3-4\"\nisolated = true\nlearning = true\n"
+        "{lan}trunk = \"7,3-4\"\nisolated = true\nlearning = true\nhairpin = true\n"
     ))
     .expect("valid");
     let wanted = NicConfig::Network {
@@ -311,6 +311,7 @@ fn ports_of_networks_say_what_goes_together() {
         vlans: MemberVlans::Trunk(vec![3, 4, 7]),
         isolated: true,
         promiscuous: false,
+        hairpin: true,
         learning: true,
         own: None,
     };

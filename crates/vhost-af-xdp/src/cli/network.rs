@@ -88,6 +88,9 @@ pub(super) struct MemberArgs {
     /// Give the guest copies of the frames of its VLANs that the network moves for others
     #[arg(long)]
     promiscuous: bool,
+    /// Give the guest back what it sends to an address of its own port, or to a group, as a bridge in hairpin mode does
+    #[arg(long)]
+    hairpin: bool,
     /// Let the guest send from further addresses, which are learned, for what is inside it or behind it: up to 64
     #[arg(long)]
     learning: bool,
@@ -102,6 +105,7 @@ impl MemberArgs {
                 (self.trunk.is_some(), "trunk"),
                 (self.isolated, "isolated"),
                 (self.promiscuous, "promiscuous"),
+                (self.hairpin, "hairpin"),
                 (self.learning, "learning"),
             ];
             match keys.iter().find(|(said, _)| *said) {
@@ -129,6 +133,7 @@ impl MemberArgs {
             vlans,
             isolated: self.isolated,
             promiscuous: self.promiscuous,
+            hairpin: self.hairpin,
             learning: self.learning,
             own: None,
         }))

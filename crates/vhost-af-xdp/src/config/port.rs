@@ -113,6 +113,8 @@ pub(crate) enum NicConfig {
         isolated: bool,
         /// It gets copies of frames that are for others.
         promiscuous: bool,
+        /// What its guest sends to itself, or to a group, comes back to it.
+        hairpin: bool,
         /// It may have further addresses, which are learned from what its guest sends.
         learning: bool,
         /// Queues of the uplink's interface that are its alone.

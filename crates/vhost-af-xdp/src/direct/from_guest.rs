@@ -428,7 +428,7 @@ impl<N: Nic> DirectEnd<N> {
         self.cut_buffers.clear();
         self.cut_buffers.extend_from_slice(frame.buffers);
         self.cutting = Some(Cutting { packet, chain });
-        self.queue_segments(&frame.pair.memory, turn);
+        self.queue_segments(frame.memory, turn);
     }
 
     /// Queues as many segments of the GSO packet in hand as there is room for, and as the turn has left.

@@ -395,6 +395,7 @@ fn table_port(port: &PortConfig, mac: Mac, news: &Arc<OwnedFd>) -> TablePort {
         vlans,
         isolated,
         promiscuous,
+        hairpin,
         learning,
         ..
     } = &port.nic
@@ -413,6 +414,7 @@ fn table_port(port: &PortConfig, mac: Mac, news: &Arc<OwnedFd>) -> TablePort {
         },
         isolated: *isolated,
         promiscuous: *promiscuous,
+        hairpin: *hairpin,
         flows: (port.queues > 1).then(Arc::default),
         learned: learning.then(|| Arc::new(Learned::new(Arc::clone(news)))),
         lock,

@@ -15,7 +15,7 @@ const ROUNDS: usize = 500;
 const LEAST: f64 = 0.4;
 
 /// What a guest sends, over and over, from the same place.
-struct Flood {
+pub(super) struct Flood {
     port: usize,
     addr: GuestAddr,
     len: u32,
@@ -35,7 +35,7 @@ impl Flood {
     }
 
     /// Frames that ask for nothing.
-    fn plain(world: &mut World, port: usize, frame: &[u8]) -> Self {
+    pub(super) fn plain(world: &mut World, port: usize, frame: &[u8]) -> Self {
         Self::new(world, port, [0; 10], frame)
     }
 
@@ -97,7 +97,7 @@ fn with_offloads(world: &mut World, port: usize, offloads: Offloads) {
 }
 
 /// Lets both send for some rounds; buffers with frames that came to anybody, by who sent them.
-fn compete(world: &mut World, floods: [&Flood; 2]) -> [usize; 2] {
+pub(super) fn compete(world: &mut World, floods: [&Flood; 2]) -> [usize; 2] {
     let mut came = [0, 0];
     for _ in 0..ROUNDS {
         floods.iter().for_each(|flood| flood.go_on(world));
@@ -114,7 +114,7 @@ fn compete(world: &mut World, floods: [&Flood; 2]) -> [usize; 2] {
 }
 
 #[track_caller]
-fn assert_fair(noisy: usize, usual: usize) {
+pub(super) fn assert_fair(noisy: usize, usual: usize) {
     let share = usual as f64 / (noisy + usual) as f64;
     assert!(
         share >= LEAST,

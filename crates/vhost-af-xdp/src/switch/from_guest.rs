@@ -7,7 +7,7 @@
 
 use device::counters::{Counter, PairCounters};
 use device::pair::{Cursor, Fault, Piece, QueuePair, Sending};
-use virtqueue::{Buffer, ChainId, Chains};
+use virtqueue::{Buffer, ChainId, Chains, MemoryMap};
 
 use super::guard::{Guard, Guarded};
 use super::limits::{BATCH, BYTES_A_FRAME, DESCRIPTORS_A_FRAME, SHARED_BYTES_A_FRAME};
@@ -16,7 +16,10 @@ use super::rate_limit::Throttle;
 /// A frame of the guest's that is to be sent, where it lies.
 #[derive(Clone, Copy)]
 pub(crate) struct GuestFrame<'a> {
-    pub(crate) pair: &'a QueuePair,
+    /// The guest's.
+    pub(crate) memory: &'a MemoryMap,
+    /// Longest frame that its interface carries, bytes.
+    pub(crate) frame_limit: u32,
     /// Those of its chain.
     pub(crate) buffers: &'a [Buffer],
     pub(crate) sending: &'a Sending,
@@ -32,7 +35,8 @@ impl<'a> GuestFrame<'a> {
     #[inline]
     pub(crate) fn new(pair: &'a QueuePair, buffers: &'a [Buffer], sending: &'a Sending) -> Self {
         Self {
-            pair,
+            memory: &pair.memory,
+            frame_limit: pair.frame_limit,
             buffers,
             sending,
             head: &[],

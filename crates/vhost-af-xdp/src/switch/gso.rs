@@ -58,7 +58,7 @@ impl GsoPacket {
             counters.from_guest_offload_malformed.add(1);
             return None;
         };
-        if plan.segment_bytes_max() > frame.pair.frame_limit {
+        if plan.segment_bytes_max() > frame.frame_limit {
             counters.from_guest_segment_too_long.add(1);
             return None;
         }
@@ -119,7 +119,7 @@ impl GuestFrame<'_> {
         while let Some(piece) = from.next(self.buffers, u32::try_from(rest.len()).unwrap_or(u32::MAX)) {
             let (now, later) = rest.split_at_mut(piece.len as usize);
             // Inside the map, as checked when the descriptor was read.
-            let _ = self.pair.memory.copy_from_guest(piece.offset, now);
+            let _ = self.memory.copy_from_guest(piece.offset, now);
             rest = later;
             if rest.is_empty() {
                 return;
@@ -187,7 +187,7 @@ impl<'a> FromChain<'a> {
     pub(crate) fn rest(frame: GuestFrame<'a>, at: &'a mut Cursor) -> Self {
         Self {
             head: &[],
-            memory: &frame.pair.memory,
+            memory: frame.memory,
             buffers: frame.buffers,
             at,
         }

@@ -1,5 +1,6 @@
 //! Lanes of a network beside each other, as a worker has them.
 
+mod hairpin;
 mod learning;
 mod links;
 mod pairs;

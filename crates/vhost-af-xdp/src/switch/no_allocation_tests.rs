@@ -19,7 +19,10 @@ use super::arrivals::Arrivals;
 use super::bytes::GuestRam as Ram;
 use super::guests::GuestLane;
 use super::joined::CopyLane;
-use super::lane::{Lane, Near};
+use super::lane::{Lane, Near, Network, Peer, SlotAt};
+use super::members::Members;
+use super::port_lane::PortLane;
+use super::table::{PortNumber, Table, TablePort};
 use super::test_guest::{HEADER, Memory};
 use super::test_nic::{TestNic, Wire, own_memory, queue};
 use crate::direct::send_direct::SendDirectLane;
@@ -28,8 +31,10 @@ use crate::nic::endpoint::NicQueue;
 use crate::nic::interface_queue::Coupled;
 use crate::nic::null::{NullConfig, NullNic};
 use crate::nic::queue::{MOST_PIECES, Sends};
+use crate::nic::xdp::XdpNic;
 use device::counters::PairCounters;
 use device::offloads::Offloads;
+use device::pair::Fault;
 
 struct Counting;
 
@@ -317,6 +322,48 @@ fn guest_to_guest_allocates_nothing() {
             received += receiver.work();
         };
         assert_eq!(allocations(breathe, between), 0, "{offloads:?}");
+        assert!(received > ROUNDS, "frames moved");
+    }
+}
+
+/// Nobody else.
+struct Alone;
+
+impl Network for Alone {
+    fn guest(&mut self, _at: SlotAt) -> Option<Peer<'_>> {
+        None
+    }
+
+    fn uplink(&mut self, _at: SlotAt) -> Option<&mut NicQueue<XdpNic>> {
+        None
+    }
+
+    fn blame(&mut self, _at: SlotAt, fault: Fault) {
+        panic!("{fault}");
+    }
+}
+
+#[test]
+fn frames_that_come_back_allocate_nothing() {
+    for offloads in [ALL, SENDS] {
+        let (mut guest, pair) = Guest::new(&asking(), offloads, 0);
+        // All addresses of its frames are 0.
+        let port = TablePort {
+            hairpin: true,
+            ..TablePort::default()
+        };
+        let table = Table::new(vec![Some(port)]);
+        let mut lane = PortLane::new(pair, Arc::default(), (PortNumber(0), 0));
+        lane.meet(&Arc::new(Members::new(Arc::new(table))));
+        let breathe = || {
+            lane.breathe(Near::Network(&mut Alone)).expect("no fault");
+        };
+        let mut received = 0;
+        assert_eq!(
+            allocations(breathe, || received += guest.work()),
+            0,
+            "{offloads:?}"
+        );
         assert!(received > ROUNDS, "frames moved");
     }
 }

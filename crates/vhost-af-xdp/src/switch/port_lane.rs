@@ -17,6 +17,7 @@
 //! guest.
 
 mod exits;
+mod hairpin;
 mod judged;
 mod known;
 mod learning;
@@ -86,6 +87,8 @@ struct Burst<'a> {
     turn: Turn,
     /// Chains that are done.
     done: usize,
+    /// What the lane's own guest did wrong where it receives.
+    fault: Option<Fault>,
 }
 
 impl PortLane {
@@ -155,6 +158,7 @@ impl<O: OwnQueue> PortLane<O> {
             network,
             turn,
             done: 0,
+            fault: None,
         };
         while self.goes_on(burst.done, self.judged, &burst.turn) {
             let (first, run) = (burst.done, self.run_from(burst.done));
@@ -169,7 +173,12 @@ impl<O: OwnQueue> PortLane<O> {
                 self.mirror(first..burst.done, burst.network, &mut burst.turn);
             }
         }
-        let Burst { network, turn, done } = burst;
+        let Burst {
+            network,
+            turn,
+            done,
+            fault,
+        } = burst;
         self.sender.settle(&mut self.pair, &turn, done, &self.counters);
         if self.sender.throttle.is_on() {
             let throttle = &mut self.sender.throttle;
@@ -190,7 +199,7 @@ impl<O: OwnQueue> PortLane<O> {
                 }
             }
         }
-        Ok(done)
+        fault.map_or(Ok(done), Err)
     }
 
     /// Looks at the chains of the turn; where there is a limit, as far as it allows. Code for that in the loop of those
@@ -264,6 +273,9 @@ impl<O: OwnQueue> PortLane<O> {
 
     /// Passes a run of frames to a port.
     fn to_port(&mut self, port: PortNumber, run: usize, burst: &mut Burst<'_>) {
+        if port == self.number {
+            return self.to_itself(run, burst);
+        }
         let (guest, run) = self.lane_for(port, burst.done, run);
         let Some(guest) = guest else {
             let is_out = self.source(burst.done).is_some() && self.members.is_absent(port);
@@ -385,7 +397,9 @@ impl<O: OwnQueue> PortLane<O> {
             counters,
             end: burst.done + run.min(own.places()),
         };
-        let Burst { network, turn, done } = burst;
+        let Burst {
+            network, turn, done, ..
+        } = burst;
         if O::IS_THERE && exit == Exit::Uplink {
             // It keeps those itself that it gives back later.
             let at_once = |pair: &mut QueuePair, chain| pair.from_guest.queue.push_used(chain, 0);
@@ -399,7 +413,8 @@ impl<O: OwnQueue> PortLane<O> {
         Some(())
     }
 
-    /// Puts a frame to a group to the uplink, and passes it to the host and to all ports that receive.
+    /// Puts a frame to a group to the uplink, and passes it to the host and to all other ports that receive, and to the
+    /// port itself where it is one that frames come back to.
     fn to_group(&mut self, burst: &mut Burst<'_>) {
         let first = burst.done;
         let from = self.source(first);
@@ -428,6 +443,9 @@ impl<O: OwnQueue> PortLane<O> {
                 copies += 1;
             }
             burst.turn.note_copies(copies, frame.sending.len);
+            if self.is_hairpin() {
+                self.copy_to_itself(first, burst);
+            }
         }
         if !has_uplink {
             self.next(burst);

@@ -42,6 +42,8 @@ pub(crate) struct TablePort {
     pub(crate) isolated: bool,
     /// It gets copies of frames that are for others.
     pub(crate) promiscuous: bool,
+    /// What its guest sends to an address of the port, or to a group, comes back to it.
+    pub(crate) hairpin: bool,
     /// Addresses that it has beside its own, if it may have any.
     pub(crate) learned: Option<Arc<Learned>>,
     /// Its guest's IP addresses; `None`: any.
@@ -124,11 +126,17 @@ impl Table {
     #[inline]
     pub(crate) fn find_for(&self, from: &TablePort, to: Station) -> Destination {
         match self.find(to) {
-            Destination::Port(port) if from.isolated && self.port(port).is_some_and(|port| port.isolated) => {
+            Destination::Port(port) if from.isolated && self.is_isolated_from(from, port) => {
                 Destination::Nobody
             }
             found => found,
         }
+    }
+
+    /// Whether that port is another isolated one; `from` is one of this table.
+    fn is_isolated_from(&self, from: &TablePort, port: PortNumber) -> bool {
+        let port = self.port(port).filter(|port| !std::ptr::eq(*port, from));
+        port.is_some_and(|port| port.isolated)
     }
 
     /// Where a frame to a station goes.

@@ -253,8 +253,8 @@ impl<'a> Delivery<'a> {
         if chain.writable != 1 || buffer.len < written || self.pair.header_bytes != HEADER_BYTES {
             return false;
         }
-        let from = &frame.pair.memory;
-        if between_guests(from, frame.head, rest, &self.pair.memory, buffer.offset, header).is_none() {
+        let (from, to) = (frame.memory, &self.pair.memory);
+        if between_guests(from, frame.head, rest, to, buffer.offset, header).is_none() {
             return false;
         }
         self.pair.wrote(buffer.offset, written);

@@ -210,7 +210,7 @@ impl<'a, N: Nic> NicSink<'a, N> {
             start = frame.place_of(frame.head.len() as u32);
         }
         for piece in start.pieces(frame.buffers) {
-            guest_to_umem(&frame.pair.memory, piece, &self.queue.umem, UmemOffset::new(at))?;
+            guest_to_umem(frame.memory, piece, &self.queue.umem, UmemOffset::new(at))?;
             at += u64::from(piece.len);
         }
         self.transmit.outgoing.push(TxDesc {

@@ -145,6 +145,29 @@ fn group_comes_once_to_all_and_not_back() {
 }
 
 #[test]
+fn frames_of_a_hairpin_port_come_back_once() {
+    for has_uplink in [false, true] {
+        let port = |at| TablePort {
+            mac: mac(at),
+            hairpin: true,
+            ..TablePort::default()
+        };
+        let mut workers = Workers::new((0..4).map(port).collect(), has_uplink);
+        workers.post(16);
+        for from in 0..4 {
+            let sent = [BROADCAST, mac(from as u8)].map(|to| frame(to, mac(from as u8), 60));
+            sent.iter().for_each(|frame| _ = workers.port(from).send(frame));
+            workers.breathe();
+            for to in 0..4 {
+                let got = workers.port(to).got();
+                let its = if to == from { &sent[..] } else { &sent[..1] };
+                assert_eq!(got, its, "{from} to {to}");
+            }
+        }
+    }
+}
+
+#[test]
 fn all_get_what_the_uplink_of_one_worker_receives() {
     let mut workers = Workers::plain(16, true);
     for to in 0..4 {

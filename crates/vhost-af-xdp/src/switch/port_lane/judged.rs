@@ -2,7 +2,7 @@
 
 use device::pair::{Cursor, QueuePair, Sending};
 use offload::segment::Request;
-use virtqueue::Buffer;
+use virtqueue::{Buffer, MemoryMap};
 
 use crate::switch::ethernet::{self, Tags};
 use crate::switch::flows::Flow;
@@ -51,8 +51,20 @@ impl Judged {
     /// Its frame, in those buffers, as the guest sent it.
     #[inline]
     pub(super) fn frame<'a>(&'a self, pair: &'a QueuePair, buffers: &'a [Buffer]) -> Option<GuestFrame<'a>> {
+        self.frame_in(&pair.memory, pair.frame_limit, buffers)
+    }
+
+    /// The same, where the pair is in other hands.
+    #[inline]
+    pub(super) fn frame_in<'a>(
+        &'a self,
+        memory: &'a MemoryMap,
+        frame_limit: u32,
+        buffers: &'a [Buffer],
+    ) -> Option<GuestFrame<'a>> {
         self.is_sent.then_some(GuestFrame {
-            pair,
+            memory,
+            frame_limit,
             buffers,
             sending: &self.sending,
             head: &self.head[..self.known.into()],

@@ -22,6 +22,7 @@ impl<O: OwnQueue> PortLane<O> {
             let judged = &self.chains[at];
             let [to_uplink, to_host] = self.members.ways_out;
             let (to, way) = match judged.to {
+                Destination::Port(port) if port == self.number && !self.is_hairpin() => continue,
                 Destination::Port(port) => (Some(port), self.members.lanes(port).first().copied()),
                 // By a queue of its own it does not go there.
                 Destination::Unknown => (None, to_uplink.filter(|_| !O::IS_THERE)),

@@ -1,0 +1,156 @@
+//! What a guest sends to addresses of its own port, and to groups: where the port says so (`hairpin`) it comes back.
+//!
+//! The lane's pair gives and takes here. So a frame is known by the memory that it lies in and not by its pair, which
+//! the delivery has: it is copied once, as to another guest, of whose rules all hold. But nobody waits for himself: what
+//! finds no buffer is lost at once.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use device::pair::Fault;
+
+use super::judged::{Judged, with_tag};
+use super::{Burst, PortLane, pass_copy};
+use crate::switch::from_guest::Turn;
+use crate::switch::guests::{Passed, Passing};
+use crate::switch::lane::Peer;
+use crate::switch::own_queue::OwnQueue;
+use crate::switch::rate_limit::Policer;
+
+impl<O: OwnQueue> PortLane<O> {
+    /// Whether the guest's frames come back to it.
+    pub(super) fn is_hairpin(&self) -> bool {
+        let port = self.members.table.port(self.number);
+        port.is_some_and(|port| port.hairpin)
+    }
+
+    /// Passes a run of frames to the guest that sends them.
+    #[cold]
+    pub(super) fn to_itself(&mut self, run: usize, burst: &mut Burst<'_>) {
+        if !self.is_hairpin() {
+            return self.lose(run, burst, |counters| &counters.from_guest_to_itself);
+        }
+        if !self.pair.to_guest.enabled {
+            return self.to_first_pair(run, burst);
+        }
+        let first = burst.done;
+        // As many as can be given back afterwards.
+        let frames = first..first + run.min(self.own.places());
+        match self.pass_back(frames, &mut burst.turn) {
+            Ok(done) => burst.done += done,
+            Err(fault) => self.end_turn(fault, burst),
+        }
+        for at in first..burst.done {
+            let chain = self.sender.chains().chains[at];
+            self.own.give_back(&mut self.pair, chain.id);
+        }
+    }
+
+    /// The guest gets a frame to a group back.
+    #[cold]
+    pub(super) fn copy_to_itself(&mut self, index: usize, burst: &mut Burst<'_>) {
+        burst.turn.note_copies(1, self.chains[index].sending.len);
+        if !self.pair.to_guest.enabled {
+            return self.copy_to_first_pair(index, burst);
+        }
+        let mut of_copy = burst.turn.anew();
+        if let Err(fault) = self.pass_back(index..index + 1, &mut of_copy) {
+            self.end_turn(fault, burst);
+        }
+    }
+
+    /// The guest did wrong where it receives: no other frame of it is taken.
+    fn end_turn(&mut self, fault: Fault, burst: &mut Burst<'_>) {
+        burst.fault = Some(fault);
+        self.waits = true;
+    }
+
+    /// Passes frames to the pair that they come from, as long as the turn allows it; how many are done.
+    /// Errors: what the guest did wrong.
+    fn pass_back(&mut self, frames: Range<usize>, turn: &mut Turn) -> Result<usize, Fault> {
+        let (done, is_cut) = self.pass_back_until_cut(frames, turn)?;
+        if is_cut {
+            // It takes what buffers there are before the next frame comes, which would be lost else.
+            self.pending
+                .deliver(&mut self.pair, &mut self.buffers, &self.counters)?;
+        }
+        Ok(done)
+    }
+
+    /// The same, up to a GSO packet that is to be cut; whether there is one.
+    fn pass_back_until_cut(&mut self, frames: Range<usize>, turn: &mut Turn) -> Result<(usize, bool), Fault> {
+        let (mut done, mut is_cut) = (0, false);
+        let is_tagged = self.members.is_tagged(self.number);
+        let memory = Arc::clone(&self.pair.memory);
+        let frame_limit = self.pair.frame_limit;
+        let guest = Peer {
+            pair: &mut self.pair,
+            buffers: &mut self.buffers,
+            counters: &self.counters,
+            pending: Some(&mut self.pending),
+            policer: Policer::new(self.limit.as_ref()),
+        };
+        let Some(mut passing) = Passing::begin(guest, frames.len())? else {
+            return Ok((0, false));
+        };
+        for at in frames {
+            if is_cut || !turn.takes_more() {
+                break;
+            }
+            let (judged, chain) = (&self.chains[at], self.sender.chains().chains[at]);
+            let buffers = self.sender.chains().buffers(&chain);
+            if let Some(frame) = judged.frame_in(&memory, frame_limit, buffers) {
+                match with_tag(judged, frame, is_tagged, |frame| {
+                    passing.pass(frame, &self.counters)
+                })? {
+                    Passed::Yes => turn.tally.add(frame.sending.len),
+                    Passed::Cut(frames) => {
+                        turn.tally.add(frame.sending.len);
+                        turn.note_cut(frames);
+                        is_cut = true;
+                    }
+                    Passed::Later => passing.lose(),
+                    Passed::Dropped => {}
+                }
+            }
+            turn.note(buffers.len());
+            done += 1;
+        }
+        passing.finish();
+        Ok((done, is_cut))
+    }
+
+    /// Passes a run of frames to the first pair of the port that receives, where the one that sends does not.
+    fn to_first_pair(&mut self, run: usize, burst: &mut Burst<'_>) {
+        if self.members.lanes(self.number).is_empty() {
+            return self.lose(run, burst, |counters| &counters.from_guest_no_peer);
+        }
+        let end = burst.done + run;
+        while self.goes_on(burst.done, end, &burst.turn) {
+            let Judged { is_sent, sending, .. } = &self.chains[burst.done];
+            if *is_sent {
+                burst.turn.tally.add(sending.len);
+            }
+            self.copy_to_first_pair(burst.done, burst);
+            self.next(burst);
+        }
+    }
+
+    fn copy_to_first_pair(&mut self, index: usize, burst: &mut Burst<'_>) {
+        let Some(first) = self.members.lanes(self.number).first() else {
+            return;
+        };
+        let (judged, chain) = (&self.chains[index], self.sender.chains().chains[index]);
+        let buffers = self.sender.chains().buffers(&chain);
+        let Some(frame) = judged.frame(&self.pair, buffers) else {
+            return;
+        };
+        let is_tagged = self.members.is_tagged(self.number);
+        let passed = with_tag(judged, frame, is_tagged, |frame| {
+            pass_copy(burst.network, first.at, frame, &self.counters)
+        });
+        if let Err(fault) = passed {
+            burst.network.blame(first.at, fault);
+        }
+    }
+}
