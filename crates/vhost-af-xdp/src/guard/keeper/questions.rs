@@ -207,6 +207,8 @@ pub(super) fn answer_all(questions: &Arc<OwnedFd>, vmm_sockets: &Arc<VmmSockets>
         let (socket, vmm_sockets, one) = (Arc::clone(questions), Arc::clone(vmm_sockets), Arc::clone(&busy));
         let body = move || {
             tell(&socket, serial, private_of(&question, &vmm_sockets));
+            // Its files are closed before it counts as answered: that may take for ever.
+            drop(question);
             drop(one);
         };
         // One is ours, one this question's.

@@ -2,6 +2,8 @@
 #![allow(unsafe_code)]
 
 use std::fs;
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
@@ -191,5 +193,51 @@ fn process_that_has_the_number_of_one_that_connected_is_not_looked_into() {
     kill_process(number, Signal::KILL).expect("ours");
     waitpid(Some(number), WaitOptions::empty()).expect("ours");
     assert_eq!(told, None);
+    fs::remove_dir_all(directory).expect("ours");
+}
+
+/// A socket that takes an hour to close, as long as its other end is there.
+fn lingering() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let mut socket = TcpStream::connect(listener.local_addr().expect("bound")).expect("it listens");
+    let (other, _) = listener.accept().expect("it connects");
+    let hour = Some(Duration::from_secs(3600));
+    rustix::net::sockopt::set_socket_linger(&socket, hour).expect("an option");
+    socket.set_nonblocking(true).expect("an option");
+    while socket.write(&[0; 1 << 16]).is_ok() {}
+    (socket, other)
+}
+
+/// Threads that answer questions.
+fn answering() -> usize {
+    let threads = fs::read_dir("/proc/self/task").expect("ours").flatten();
+    let names = threads.filter_map(|thread| fs::read_to_string(thread.path().join("comm")).ok());
+    names.filter(|name| name.trim() == "answer").count()
+}
+
+#[test]
+fn files_that_take_for_ever_to_close_hold_up_so_many_threads_and_no_more() {
+    let (questions, answers, [_ours, theirs], (directory, vmm_sockets)) = asked(Duration::from_millis(20));
+    let mut others = Vec::new();
+    for serial in 0..2 * ANSWERS_MAX as u64 {
+        let (file, other) = lingering();
+        others.push(other);
+        let file = OwnedFd::from(file);
+        let asked = questions.send(serial, theirs.as_fd(), &[mapped(0x1000, &file)]);
+        asked.expect("room");
+    }
+    // Not before: it is to have the last one of each. One that it cannot answer holds up the one who reads questions.
+    let keeper = std::thread::spawn(move || answer_all(&Arc::new(answers), &vmm_sockets));
+    let started = Instant::now();
+    while answering() < ANSWERS_MAX && started.elapsed() < LONG {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    for _ in 0..20 {
+        // Other tests of this process have some for a moment.
+        assert!(answering() < ANSWERS_MAX + 8, "{} of {ANSWERS_MAX}", answering());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    drop((others, questions));
+    keeper.join().expect("it ends with its daemon");
     fs::remove_dir_all(directory).expect("ours");
 }
