@@ -4,12 +4,12 @@
  *
  * THEORY OF OPERATION
  *
- * A veth pair joins host and network: its inner end belongs to who serves the network, its host end has no address and
- * nobody looks at it. Two programs move frames between the host end and the uplink, the host's own interface:
+ * A device joins host and network, a tap that belongs to who serves the network: it has no address, and nobody looks at
+ * it. Two programs move frames between it and the uplink, the host's own interface:
  *
- *   to_network   at egress of the uplink. What the host sends to a station of the network goes into the pair instead of
+ *   to_network   at egress of the uplink. What the host sends to a station of the network goes into the device instead of
  *                out of the NIC. Of frames to groups a copy goes there. Everything else leaves as ever.
- *   to_host      at ingress of the host end. What the network sends to the host is received by the uplink, as if it had
+ *   to_host      at ingress of the device. What the network sends to the host is received by the uplink, as if it had
  *                come from outside. So the host has one interface, one address, one neighbour table.
  *
  * Stations are those of the XDP program on the uplink: it is the same map. A frame that the host receives this way meets
@@ -29,7 +29,7 @@ char _license[] SEC("license") = "Dual BSD/GPL";
 /* Set before the programs are loaded. */
 const volatile __u32 host_network;
 const volatile __u32 host_uplink;
-const volatile __u32 host_end;
+const volatile __u32 host_device;
 
 /* The one of steer.bpf.c. */
 struct {
@@ -57,7 +57,7 @@ int to_network(struct __sk_buff *skb)
 	/* Bit 0 of the first byte: multicast or broadcast (IEEE 802). */
 	if (head[0] & 1) {
 		/* Without memory for a copy the network has lost a frame, as on any wire. */
-		bpf_clone_redirect(skb, host_end, 0);
+		bpf_clone_redirect(skb, host_device, 0);
 		return GO_ON;
 	}
 	type = head[12] << 8 | head[13];
@@ -69,7 +69,7 @@ int to_network(struct __sk_buff *skb)
 	member = bpf_map_lookup_elem(&steer_stations, (const void *)&key);
 	if (!member || member->network != host_network)
 		return GO_ON;
-	return bpf_redirect(host_end, 0);
+	return bpf_redirect(host_device, 0);
 }
 
 SEC("tc")

@@ -12,7 +12,7 @@ first asked for and lives on to the end of the run, so that samples of all conte
                     CPUs, polling takes time from those that work
     …-gro           the peer's end of the veth with `gro on`, and the near end with `tso off`, which makes veth take frames through NAPI and
                     GRO (veth_skb_is_eligible_for_gro in drivers/net/veth.c). A tap has neither end, so there is no tap-gro
-    network-host    ours, a network: the iperf3 is on the host of the uplink, which a veth pair joins with the network, as the tap's is
+    network-host    ours, a network: the iperf3 is on the host of the uplink, which a tap device joins with the network
     af-xdp          QEMU's own in native mode, where QEMU has it: Debian's does not, so GUEST_QEMU has to name one built
                     with libxdp. It offers the guest nothing, and the peer finishes its checksums
     af-xdp-skb      the same in skb mode

@@ -130,8 +130,6 @@ lane_counters! {
     Drop from_guest_no_peer,
     /// Network: no port has the frame's destination, and there is no uplink.
     Drop from_guest_no_station,
-    /// Network: there was no room for the host's copy of a frame to a group.
-    Drop from_guest_host_no_room,
     /// Network: the frame's source address is not the port's.
     Drop from_guest_source_address,
     /// Network: the port learns addresses, and has as many as it can, or may not have the frame's source.
@@ -162,6 +160,9 @@ lane_counters! {
     Drop to_guest_no_port,
     /// Network: the guest had no buffer for the frame, and not for some time, or the frame is to a group.
     Drop to_guest_no_buffer,
+    /// Network: the host's kernel did not take the frame: its end of the network is down or gone, or it knows no such
+    /// request for a checksum or segmentation.
+    Drop to_guest_host_refused,
     /// Frame beyond the port's limit of what its guest gets. A GSO packet of another guest counts as the frames that a
     /// wire would carry.
     Drop to_guest_limit,

@@ -1,14 +1,13 @@
-//! The host as one more receiver of a network: the programs of `bpf/host.bpf.c`, between the uplink and one end of a veth
-//! pair.
+//! The host as one more receiver of a network: the programs of `bpf/host.bpf.c`, between the uplink and a device
+//! (a tap, or one end of a veth pair) by which frames go to and from who serves the network.
 //!
 //! They hang on tcx links, which go with the [`HostAccess`] or the process, unless they are pinned
 //! ([`HostAccess::pin`]). Before Linux 6.6, which has none, they are filters of the qdisc clsact: these stay when the
 //! process is killed, and who comes next puts its own in their place, or removes them ([`detach_host`]). A clsact that
 //! was not there stays, without filters, as nobody can tell whether others use it by then.
 //!
-//! The pair is its maker's. Its host end must leave nothing to its other end, where XDP takes frames as they are:
-//! segmentation, checksums and VLAN tags beside frames are switched off on it (`tso`, `gso`, `tx`, `txvlan`), and the
-//! kernel does all of that before it hands a frame over.
+//! The device is its maker's. Frames come to it with checksums unfinished, packets uncut and VLAN tags beside them, as far
+//! as its features say that it takes them so.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -92,7 +91,7 @@ fn pin_paths(dir: &Path, network: u32) -> [PathBuf; 2] {
 
 impl HostAccess {
     /// Joins the host with the network of this number, whose program is `program`: frames go between the interface with
-    /// index `uplink`, which the program is on, and the veth `host_end`.
+    /// index `uplink`, which the program is on, and this `device`.
     ///
     /// # Errors
     /// [`HostError`]; nothing is attached then.
@@ -100,10 +99,10 @@ impl HostAccess {
         program: &Program,
         network: u32,
         uplink: u32,
-        host_end: u32,
+        device: u32,
         hook: HostHook,
     ) -> Result<Self, HostError> {
-        let (loaded, detail) = messages_of(|| load(program, network, uplink, host_end));
+        let (loaded, detail) = messages_of(|| load(program, network, uplink, device));
         let loaded = loaded.map_err(|source| HostError::Load { detail, source })?;
         // First the way to the host: a network that only hears is no harm.
         let place = |ifindex, at| Place {
@@ -111,7 +110,7 @@ impl HostAccess {
             at,
             handle: HANDLE | network,
         };
-        let ingress = hang(loaded.to_host.as_fd(), place(host_end, TC_INGRESS), hook)?;
+        let ingress = hang(loaded.to_host.as_fd(), place(device, TC_INGRESS), hook)?;
         let egress = hang(loaded.to_network.as_fd(), place(uplink, TC_EGRESS), hook)?;
         Ok(Self {
             network,
@@ -249,13 +248,13 @@ struct Loaded {
     to_host: OwnedFd,
 }
 
-fn load(program: &Program, network: u32, uplink: u32, host_end: u32) -> libbpf_rs::Result<Loaded> {
+fn load(program: &Program, network: u32, uplink: u32, device: u32) -> libbpf_rs::Result<Loaded> {
     let mut storage = MaybeUninit::uninit();
     let mut open = HostSkelBuilder::default().open(&mut storage)?;
     if let Some(values) = open.maps.rodata_data.as_deref_mut() {
         values.host_network = network;
         values.host_uplink = uplink;
-        values.host_end = host_end;
+        values.host_device = device;
     }
     open.maps
         .steer_stations

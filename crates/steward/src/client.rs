@@ -189,15 +189,16 @@ impl Lease {
         }
     }
 
-    /// Lets the network that the lease is for reach the host, or asks how it does: frames go both ways by an interface,
-    /// whose one queue is to be leased, too. With the addresses of the host, which may change with the facts of the lease
-    /// ([`Lease::take_changes`]).
+    /// Lets the network that the lease is for reach the host, or asks how it does, which may change with the facts of the
+    /// lease ([`Lease::take_changes`]). `has`: index of the device whose descriptor is here, or 0. With a descriptor, if
+    /// it is another device, in whose place the one that is here is gone.
     ///
     /// # Errors
     /// [`LeaseError`].
-    pub fn host(&self) -> Result<HostEnd, LeaseError> {
-        match self.ask(&Request::Host)?.answer {
-            Answer::Host(host) => Ok(host),
+    pub fn host(&self, has: u32) -> Result<(HostEnd, Option<OwnedFd>), LeaseError> {
+        let mut answered = self.ask(&Request::Host { has })?;
+        match (answered.answer, answered.descriptors.pop()) {
+            (Answer::Host(host), tap) if tap.is_some() || host.index == has => Ok((host, tap)),
             _ => Err(LeaseError::Mismatch),
         }
     }

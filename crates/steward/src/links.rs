@@ -7,7 +7,7 @@
 #[cfg(feature = "server")]
 pub(crate) mod above;
 #[cfg(feature = "server")]
-pub(crate) mod pair;
+pub(crate) mod tap;
 
 use std::ffi::CString;
 use std::io;

@@ -113,7 +113,7 @@ fn requests() -> Vec<Request> {
             changes: vec![change(5, 1, Some(7)), change(0, 2, None)],
         },
         Request::Groups,
-        Request::Host,
+        Request::Host { has: 7 },
         Request::Lease(Wanted {
             filter: Filter::default(),
             network: true,
@@ -172,7 +172,9 @@ fn answers() -> Vec<Answer> {
         }),
         Answer::Counters(counters([1, 2, 3, 4, 5, 6, 7, 8, 9])),
         Answer::Host(HostEnd {
-            interface: "vaxg3-0".to_owned(),
+            interface: "vaxh3-0".to_owned(),
+            index: 9,
+            cuts_udp: true,
             macs: vec![[2; 6], [4; 6]],
         }),
         Answer::Refused(Refusal::new(Reason::Taken, "queue 2 is taken")),

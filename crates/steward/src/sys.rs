@@ -6,10 +6,14 @@
 pub(crate) mod child;
 
 use std::ffi::c_int;
+#[cfg(feature = "server")]
+use std::ffi::{CStr, c_ulong};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr;
 
+#[cfg(feature = "server")]
+use rustix::fs::{Mode, OFlags};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use rustix::process::{Resource, getrlimit};
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -44,6 +48,58 @@ pub(crate) fn accept_station(
         false => libc::PACKET_DROP_MEMBERSHIP,
     };
     set_option(socket, libc::SOL_PACKET, what, &request)
+}
+
+/// `IFF_TUN_EXCL`: no device that is there already; include/uapi/linux/if_tun.h, as what follows.
+#[cfg(feature = "server")]
+const TUN_EXCL: c_int = 0x8000;
+/// What a reader takes: partial checksums, and packets that are to be cut.
+#[cfg(feature = "server")]
+const TUN_CSUM_TSO: c_ulong = 1 | 2 | 4 | 8;
+#[cfg(feature = "server")]
+const TUN_USO: c_ulong = 0x20 | 0x40;
+/// `_IOW('T', number, int)`.
+#[cfg(feature = "server")]
+const fn tun_request(number: u32) -> c_ulong {
+    (1 << 30 | 4 << 16 | (b'T' as u32) << 8 | number) as c_ulong
+}
+
+/// A new tap device, by its descriptor, which does not block; each frame has the virtio-net header before it, of 12
+/// bytes in VirtIO's order. Whether it takes and gives UDP packets that are to be cut, too.
+#[cfg(feature = "server")]
+pub(crate) fn new_tap(name: &CStr) -> io::Result<(OwnedFd, bool)> {
+    let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let tap = rustix::fs::open("/dev/net/tun", flags, Mode::empty())?;
+    // SAFETY: all zeros are a valid ifreq.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    let mut bytes = name.to_bytes().iter();
+    // One less: it ends with a zero.
+    let room = request.ifr_name.len() - 1;
+    for (to, &from) in request.ifr_name[..room].iter_mut().zip(&mut bytes) {
+        *to = from.cast_signed() as libc::c_char;
+    }
+    let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR | TUN_EXCL;
+    request.ifr_ifru.ifru_flags = flags as libc::c_short;
+    // TUNSETIFF, TUNSETVNETHDRSZ, TUNSETVNETLE.
+    ioctl(&tap, tun_request(202), (&raw mut request) as c_ulong)?;
+    for (number, value) in [(216, 12), (220, 1)] {
+        let value: c_int = value;
+        ioctl(&tap, tun_request(number), (&raw const value) as c_ulong)?;
+    }
+    // TUNSETOFFLOAD, declared with unsigned int and given by value.
+    let offload = |which| ioctl(&tap, tun_request(208), which);
+    let cuts_udp = offload(TUN_CSUM_TSO | TUN_USO).is_ok();
+    if !cuts_udp {
+        offload(TUN_CSUM_TSO)?;
+    }
+    Ok((tap, cuts_udp))
+}
+
+/// `argument`: a number, or where the request's structure is, which lives during the call.
+#[cfg(feature = "server")]
+fn ioctl(file: &OwnedFd, request: c_ulong, argument: c_ulong) -> io::Result<()> {
+    // SAFETY: these requests read or write no more than the structure that the caller names.
+    done(unsafe { libc::ioctl(file.as_raw_fd(), request as _, argument) })
 }
 
 /// Lets a netlink socket be told what a multicast group is told (netlink(7), NETLINK_ADD_MEMBERSHIP).

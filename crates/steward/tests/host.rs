@@ -3,13 +3,16 @@
 
 mod common;
 
+use std::fs::File;
+use std::io::{Read, Write};
 use std::time::Duration;
 
-use common::{World, holder, holder_may, refusal, take, wanted, wanted_of};
+use common::{World, holder, holder_may, refusal, take, wanted};
+use rustix::io::Errno;
 use rustix::process::Signal;
 use steer::Station;
 use steward::client::Lease;
-use steward::protocol::{Reason, StationChange, Wanted};
+use steward::protocol::{HostEnd, Reason, StationChange, Wanted};
 use testkit::{PacketPort, VethPair, frame, require, wait};
 
 const OURS: [u8; 6] = [2, 0, 0, 0, 0, 0xaa];
@@ -52,20 +55,19 @@ fn set_ours(lease: &Lease) {
 /// Who has a network and reaches the host, in this process: what comes from the host goes back.
 struct Guest {
     lease: Lease,
-    inner: Lease,
-    echo: holder::Echo,
+    end: HostEnd,
+    tap: File,
 }
 
 impl Guest {
     fn new(world: &World) -> Self {
         let lease = network_of_ours(world);
-        let host = lease
-            .host()
+        let (end, tap) = lease
+            .host(0)
             .unwrap_or_else(|error| panic!("{error} {}", world.steward));
-        assert_eq!(host.macs, [lease.facts().mac]);
-        let inner = take(&world.socket(), &wanted_of(&host.interface, 0, 1)).expect("who has the network");
-        let echo = holder::Echo::open(&inner, 0);
-        Self { lease, inner, echo }
+        assert_eq!(end.macs, [lease.facts().mac]);
+        let tap = File::from(tap.expect("a new one's descriptor"));
+        Self { lease, end, tap }
     }
 
     /// Whether what the host sends comes back to its own interface.
@@ -73,14 +75,38 @@ impl Guest {
         while host.receive(Duration::ZERO).is_some() {}
         host.send(sent);
         wait::until(limit, || {
-            self.echo.run(Duration::from_millis(5));
+            self.echo();
             std::iter::from_fn(|| host.receive(Duration::ZERO)).any(|got| got == sent)
         })
     }
 
+    /// Gives the host back what it sent.
+    fn echo(&mut self) {
+        let mut frame = [0; 4096];
+        while let Ok(bytes) = self.tap.read(&mut frame) {
+            self.tap.write_all(&frame[..bytes]).expect("the device is up");
+        }
+    }
+
     fn is_back(&self) -> bool {
-        let back = |lease: &Lease| lease.take_changes().is_ok() && !lease.is_away();
-        back(&self.lease) && back(&self.inner)
+        self.lease.take_changes().is_ok() && !self.lease.is_away()
+    }
+
+    /// The device is as it was.
+    #[track_caller]
+    fn assert_same(&self) {
+        let (end, tap) = self.lease.host(self.end.index).expect("as before");
+        assert_eq!(
+            (end.interface, end.index),
+            (self.end.interface.clone(), self.end.index)
+        );
+        assert!(tap.is_none(), "there is one descriptor");
+    }
+
+    /// Nothing can be read or written any more.
+    fn is_gone(&mut self) -> bool {
+        let failed = self.tap.read(&mut [0; 64]).map_err(|error| error.raw_os_error());
+        failed == Err(Some(Errno::BADFD.raw_os_error()))
     }
 }
 
@@ -89,7 +115,7 @@ fn host(world: &World) -> PacketPort {
     PacketPort::open(&world.veth.near, VethPair::NIC)
 }
 
-/// Frames to a guest leave by the wire, and there is no pair.
+/// Frames to a guest leave by the wire, and there is no device.
 #[track_caller]
 fn assert_nothing_left(world: &World) {
     let links = || world.veth.near.output_of("ip", &["-o", "link"]);
@@ -121,24 +147,88 @@ fn host_and_network_reach_each_other_until_the_lease_ends() {
     host.send(&stranger);
     // Groups go both ways, what is for the guest does not leave.
     assert_eq!(world.wire.receive_before(&stranger), [group]);
-    let again = guest.lease.host().expect("as before");
-    assert_eq!(again.interface, guest.inner.facts().name);
+    guest.assert_same();
     drop(guest);
     assert_nothing_left(&world);
 }
 
 #[test]
-fn pair_goes_with_the_network_also_when_its_own_lease_stays() {
+fn device_goes_with_the_network_also_when_its_descriptor_stays() {
     require!(Root);
     let world = World::with(1, &policy());
-    let Guest { lease, inner, echo } = Guest::new(&world);
+    let Guest { lease, end, tap } = Guest::new(&world);
     drop(lease);
-    let over = || inner.take_changes().is_err();
-    assert!(wait::until(wait::SOON, over), "{}", world.steward);
-    drop(echo);
     assert_nothing_left(&world);
     // Nothing that was left is in the way of the next one.
-    drop(Guest::new(&world));
+    let mut next = Guest::new(&world);
+    let host = host(&world);
+    assert!(next.answers(&host, &to(OURS, 1), wait::SOON), "{}", world.steward);
+    assert_ne!(next.end.index, end.index);
+    drop((next, tap));
+    assert_nothing_left(&world);
+}
+
+#[test]
+fn device_whose_descriptor_is_lost_is_made_anew() {
+    require!(Root);
+    let world = World::with(1, &policy());
+    let mut guest = Guest::new(&world);
+    // Somebody deletes it: the holder is told, and asks.
+    while guest.lease.take_changes().expect("it goes on").is_some() {}
+    world.veth.near.ip(&["link", "delete", &guest.end.interface]);
+    let told = || guest.lease.take_changes().expect("it goes on").is_some();
+    assert!(wait::until(wait::SOON, told), "{}", world.steward);
+    assert!(guest.is_gone());
+    // By itself it goes with its descriptor, and whoever says that he has none gets another.
+    for has in [guest.end.index, 0] {
+        let (end, tap) = guest.lease.host(has).expect("allowed");
+        assert_ne!(end.index, guest.end.index);
+        let before = std::mem::replace(&mut guest.tap, File::from(tap.expect("another")));
+        guest.end = end;
+        assert!(
+            guest.answers(&host(&world), &to(OURS, 1), wait::SOON),
+            "{}",
+            world.steward
+        );
+        drop(before);
+    }
+}
+
+/// What a holder that was taken over can do with the descriptor: none of it outlives its lease, or reaches others.
+#[test]
+fn holder_that_turns_hostile_has_no_more_than_its_own_device() {
+    require!(Root);
+    const CALLS: [(u32, u64); 9] = [
+        (203, 1),    // TUNSETPERSIST: it stays without its descriptor
+        (204, 1234), // TUNSETOWNER
+        (206, 1234), // TUNSETGROUP
+        (205, 24),   // TUNSETLINK: refused, as it is up
+        (208, 0),    // TUNSETOFFLOAD
+        (201, 1),    // TUNSETDEBUG
+        (200, 1),    // TUNSETNOCSUM
+        (226, 0),    // TUNSETCARRIER takes a pointer: refused
+        (217, 0),    // TUNSETQUEUE takes one, too
+    ];
+    let world = World::with(1, &policy());
+    let mut guest = Guest::new(&world);
+    for (number, value) in CALLS {
+        let refused = holder::tun_ioctl(&guest.tap, number, value);
+        println!("{number}: {refused:?}");
+        assert!(number != 205 || refused.is_err(), "another kind of interface");
+    }
+    // What it writes is the kernel's to refuse: headers that contradict themselves or the frame.
+    for header in [[0xff; 12], [1, 1, 0xff, 0xff, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 0]] {
+        let frame = [&header[..], &to(OURS, 1)].concat();
+        assert!(guest.tap.write(&frame).is_err(), "{header:?}");
+    }
+    assert!(guest.tap.write(&[0; 13]).is_err(), "no frame");
+    // It is not the interface that the host's address is on, whatever address it has.
+    assert!(
+        guest.answers(&host(&world), &to(OURS, 2), wait::SOON),
+        "{}",
+        world.steward
+    );
+    drop(guest.lease);
     assert_nothing_left(&world);
 }
 
@@ -170,10 +260,7 @@ fn host_is_reached_without_a_steward_and_with_the_next_one() {
             "{}",
             world.steward
         );
-        assert_eq!(
-            guest.lease.host().expect("as before").interface,
-            guest.inner.facts().name
-        );
+        guest.assert_same();
     }
     drop(guest);
     world.await_nothing();
@@ -205,9 +292,7 @@ fn child_reaches_the_host() {
     holder::give_up_privileges();
     let lease = take(&holder::socket(), &network()).unwrap_or_else(|error| panic!("{error}"));
     set_ours(&lease);
-    let host = lease.host().expect("allowed");
-    let inner = take(&holder::socket(), &wanted_of(&host.interface, 0, 1)).expect("who has the network");
-    let _echo = holder::Echo::open(&inner, 0);
+    let _tap = lease.host(0).expect("allowed").1.expect("a new one's descriptor");
     println!("reached");
     std::thread::sleep(Duration::from_secs(600));
 }
@@ -227,7 +312,7 @@ fn what_a_killed_steward_left_is_taken_back_by_command() {
 #[test]
 fn steward_that_dies_at_any_step_leaves_what_the_next_one_takes_over_or_removes() {
     require!(Root);
-    for point in ["paired", "joined", "parted"] {
+    for point in ["made", "joined", "parted"] {
         let mut world = World::kept_for(&policy(), "10");
         let lease = network_of_ours(&world);
         world.end_steward(Signal::TERM);
@@ -235,16 +320,16 @@ fn steward_that_dies_at_any_step_leaves_what_the_next_one_takes_over_or_removes(
         let here = |lease: &Lease| lease.take_changes().is_ok() && !lease.is_away();
         assert!(wait::until(wait::SOON, || here(&lease)), "{}", world.steward);
         // It dies of it, or of the end of the lease.
-        let host = lease.host();
+        let host = lease.host(0);
         match point {
             "parted" => drop((host.expect("allowed"), lease)),
             _ => {
                 world.steward.wait(wait::SOON);
                 world.restart();
                 assert!(wait::until(wait::SOON, || here(&lease)), "{}", world.steward);
-                let again = lease.host().expect("allowed");
-                drop(take(&world.socket(), &wanted_of(&again.interface, 0, 1)).expect("it is there"));
-                drop(lease);
+                let again = lease.host(0).expect("allowed");
+                assert!(again.1.is_some());
+                drop((again, lease));
                 world.await_nothing();
                 assert_nothing_left(&world);
                 continue;
@@ -265,44 +350,29 @@ fn host_is_refused_with_the_reason() {
     let closed = policy().replace("network = true\n", "network = true\nhost = false\n");
     let mut world = World::with(2, &closed);
     let lease = network_of_ours(&world);
-    let refused = refusal(lease.host());
+    let refused = refusal(lease.host(0));
     assert_eq!(refused.reason, Reason::NotAllowed);
     assert!(refused.text.contains("`host = false`"), "{refused}");
     let plain = world.lease(1, 1).expect("allowed");
-    assert_eq!(refusal(plain.host()).reason, Reason::Lease);
+    assert_eq!(refusal(plain.host(0)).reason, Reason::Lease);
     drop((lease, plain));
     // A policy that allows it, and then not any more.
     common::write_policy(&world.dir, &policy());
     world.steward.signal(Signal::HUP);
     world.steward.await_text("the policy was read again");
-    let Guest { lease, inner, .. } = Guest::new(&world);
-    let inner_end = inner.facts().name;
+    let mut guest = Guest::new(&world);
+    while guest.lease.take_changes().expect("it goes on").is_some() {}
     common::write_policy(&world.dir, &closed);
     world.steward.signal(Signal::HUP);
-    assert!(
-        wait::until(wait::SOON, || inner.take_changes().is_err()),
-        "{}",
-        world.steward
+    // Who has it is told, and asks.
+    let told = || guest.lease.take_changes().expect("the network goes on").is_some();
+    assert!(wait::until(wait::SOON, told), "{}", world.steward);
+    assert_eq!(
+        refusal(guest.lease.host(guest.end.index)).reason,
+        Reason::NotAllowed
     );
+    assert!(guest.is_gone());
     assert_nothing_left(&world);
-    lease.take_changes().expect("the network goes on");
-    assert!(
-        take(&world.socket(), &wanted_of(&inner_end, 0, 1)).is_err(),
-        "no such rule"
-    );
-}
-
-#[test]
-fn pair_is_for_who_has_the_network_alone() {
-    require!(Root);
-    let world = World::with(1, &policy());
-    let mut running = holder::spawn(&world, "child_reaches_the_host", 0);
-    running.await_text("reached");
-    let links = world.veth.near.output_of("ip", &["-o", "link"]);
-    let inner = links.split([' ', '@', ':']).find(|word| word.starts_with("vaxg"));
-    let refused = refusal(take(&world.socket(), &wanted_of(inner.expect("a pair"), 0, 1)));
-    assert_eq!(refused.reason, Reason::NotAllowed, "{refused}");
-    assert!(refused.text.contains("only who has that"), "{refused}");
 }
 
 #[test]
@@ -325,9 +395,13 @@ fn interface_made_anew_is_joined_again_and_its_mtu_is_followed() {
         guest.answers(&host, &to(OURS, seed), Duration::from_millis(100))
     });
     assert!(again, "{}", world.steward);
-    let said = world.veth.near.output_of("ip", &["-o", "link"]);
-    let ends = said.lines().filter(|line| line.contains("vaxh"));
-    assert_eq!(ends.filter(|line| line.contains("mtu 1400")).count(), 2, "{said}");
+    guest.assert_same();
+    let small = || {
+        let said = world.veth.near.output_of("ip", &["-o", "link"]);
+        let device = said.lines().find(|line| line.contains("vaxh"));
+        device.is_some_and(|line| line.contains("mtu 1400"))
+    };
+    assert!(wait::until(wait::SOON, small), "{}", world.steward);
 }
 
 #[test]
@@ -351,6 +425,6 @@ fn addresses_of_the_host_are_told_as_they_change() {
     world.veth.near.ip(&above);
     let told = || guest.lease.take_changes().expect("it goes on").is_some();
     assert!(wait::until(wait::SOON, told), "{}", world.steward);
-    let macs = guest.lease.host().expect("as before").macs;
+    let macs = guest.lease.host(guest.end.index).expect("as before").0.macs;
     assert_eq!(macs, [guest.lease.facts().mac, [2, 0, 0, 0, 0, 0xcc]]);
 }

@@ -36,13 +36,13 @@ mount --bind /proc/sys /proc/sys
 mount -o remount,bind,ro /proc/sys
 mount -t tmpfs -o mode=755 vax-run /run
 cp -r "$1" /run/units
-mkdir -p /run/none /run/bin /run/etc/upper /run/etc/work /run/dev/pts /run/dev/shm
+mkdir -p /run/none /run/bin /run/etc/upper /run/etc/work /run/dev/pts /run/dev/shm /run/dev/net
 touch /run/bin/vhost-af-xdp /run/bin/vhost-af-xdp-steward
 mount -t overlay -o lowerdir=/etc,upperdir=/run/etc/upper,workdir=/run/etc/work vax-etc /etc
 mount -t overlay -o lowerdir=/run/bin:/usr/bin vax-bin /usr/bin
 mount --bind "$2" /usr/bin/vhost-af-xdp
 mount --bind "$3" /usr/bin/vhost-af-xdp-steward
-for device in null zero full random urandom; do
+for device in null zero full random urandom net/tun; do
     touch "/run/dev/$device"
     mount --bind "/dev/$device" "/run/dev/$device"
 done

@@ -5,10 +5,12 @@ use std::time::Duration;
 
 use rstest::rstest;
 use testkit::daemon::DIR;
+use testkit::driver::{F_GUEST_ALL, F_HOST_ALL, HEADER};
+use testkit::gso_packet::{GsoPacket, Ip};
 use testkit::guest::{Backend, Guest};
 use testkit::world::{HOST as LAN_IP, give_address, iperf_server, received_bytes};
 use testkit::{
-    Daemon, Driver, DriverConfig, Layout, NetNs, PacketPort, Running, Serve, VethPair, require, wait,
+    Daemon, Driver, DriverConfig, Layout, NetNs, PacketPort, Running, Serve, VethPair, kernel, require, wait,
 };
 
 /// Of the uplink, hence the host's.
@@ -86,16 +88,21 @@ struct Lan {
 
 impl Lan {
     fn new(serve: &Serve, keys: &str, ports: &[&str]) -> Self {
+        Self::with(serve, &file(keys, ports), &vec![0; ports.len()])
+    }
+
+    /// Guests with these features beside the usual ones.
+    fn with(serve: &Serve, file: &str, features: &[u64]) -> Self {
         let veth = uplink();
-        let daemon = Daemon::start_file(&veth.near, serve, &[VethPair::NIC], &file(keys, ports));
-        let guest = |at: usize| {
+        let daemon = Daemon::start_file(&veth.near, serve, &[VethPair::NIC], file);
+        let guest = |(at, &features): (usize, &u64)| {
             let socket = daemon.path(&format!("vm{at}.sock"));
-            let mut driver = Driver::connect(&socket, &DriverConfig::default()).expect("accepted");
+            let mut driver = Driver::connect(&socket, &DriverConfig::with(features)).expect("accepted");
             driver.pairs[0].post(64, &[2048]);
             daemon.await_port(at, "a lane runs", |port| port["lanes"][0]["running"] == true);
             driver
         };
-        let guests = (0..ports.len()).map(guest).collect();
+        let guests = features.iter().enumerate().map(guest).collect();
         Self {
             guests,
             host: Ear::on(&veth.near, VethPair::NIC),
@@ -142,9 +149,22 @@ impl Lan {
     fn host_status(&self) -> serde_json::Value {
         self.daemon.status()["networks"][0]["host"].clone()
     }
+
+    /// What is counted of the way to the host.
+    fn host_counter(&self, name: &str) -> u64 {
+        counter_of(&self.host_status(), name)
+    }
 }
 
-/// Whether there is a pair or a filter of a steward's in a namespace.
+fn counter_of(host: &serde_json::Value, name: &str) -> u64 {
+    let counters = host["queue"]["counters"].as_array().expect("a list");
+    let counter = counters.iter().find(|counter| counter["name"] == name);
+    counter
+        .and_then(|counter| counter["value"].as_u64())
+        .expect("counted")
+}
+
+/// Whether there is a device or a filter of a steward's in a namespace.
 fn is_left(netns: &NetNs) -> bool {
     netns.output_of("ip", &["-o", "link"]).contains("vaxh")
         || netns
@@ -229,6 +249,135 @@ fn host_reaches_guests_of_vlans_by_tagged_frames() {
     let last = frame(mac(2), HOST, 60, 7);
     lan.host.0.send(&last);
     assert_eq!(lan.received(2), last);
+}
+
+/// From one address to another, with a tag or none, and what is asked for it: segments of so many bytes.
+fn gso(packet: &GsoPacket, to: [u8; 6], from: [u8; 6], tag: &[u8]) -> (Vec<u8>, [u8; 10]) {
+    let bytes = packet.bytes();
+    let mut request = packet.request(1000);
+    for at in [2, 6] {
+        request[at] += tag.len() as u8;
+    }
+    ([&to[..], &from[..], tag, &bytes[12..]].concat(), request)
+}
+
+/// The next frame that an interface gets with a port's address as source, behind the first ten bytes of its header.
+#[track_caller]
+fn heard(ear: &PacketPort, from: [u8; 6]) -> (Vec<u8>, [u8; 10]) {
+    let mut bytes = vec![0; 70_000];
+    let frame = wait::until_some(wait::SOON, || {
+        let (len, tag) = ear.read_into(&mut bytes, Duration::from_millis(100)).ok()?;
+        let (header, frame) = bytes[..len].split_at(10);
+        let mut frame = frame.to_vec();
+        frame.splice(12..12, tag.into_iter().flatten());
+        (frame[6..12] == from).then(|| (frame, header.try_into().expect("ten bytes")))
+    });
+    frame.expect("it comes")
+}
+
+#[rstest]
+fn gso_packets_pass_whole_both_ways(
+    #[values(1, 2)] workers: usize,
+    #[values(&[], &[0x81, 0, 0, 100])] tag: &[u8],
+) {
+    require!(Root);
+    let keys = if tag.is_empty() { "" } else { "trunk = \"100\"" };
+    let text = format!("[daemon]\nworkers = {workers}\n{}", file("", &[keys, keys]));
+    let mut lan = Lan::with(&Serve::file(), &text, &[F_HOST_ALL | F_GUEST_ALL; 2]);
+    let ear = PacketPort::open_to_read_with_header(&lan.veth.near, VethPair::NIC);
+    let mouth = PacketPort::open_with_header(&lan.veth.near, VethPair::NIC);
+    // UDP packets that are to be cut pass whole since Linux 6.2.
+    let udp = (kernel::version() >= (6, 2)).then(|| GsoPacket::udp(Ip::V4(0), 40_000));
+    let kinds = [
+        GsoPacket::tcp(Ip::V4(0), 60_000),
+        GsoPacket::tcp(Ip::V6(Vec::new()), 30_001),
+    ];
+    for packet in kinds.into_iter().chain(udp) {
+        // In so many pieces that they are not written from where they lie, too.
+        for (guest, piece) in [(0, 9000), (1, 9000), (0, 1000), (1, 1000)] {
+            let (frame, request) = gso(&packet, HOST, mac(guest), tag);
+            let mut header = [0; HEADER];
+            header[..10].copy_from_slice(&request);
+            lan.guests[guest].pairs[0].send_asking(&[(header, &frame)], Layout::Pieces(piece));
+            let (got, asked) = heard(&ear, mac(guest));
+            assert_eq!(got.len(), frame.len(), "guest {guest}: whole");
+            assert_eq!(got, frame);
+            // Kind, and bytes of a segment.
+            assert_eq!((asked[1], &asked[4..6]), (request[1], &request[4..6]));
+
+            let (frame, request) = gso(&packet, mac(guest), HOST, tag);
+            mouth.send(&[&request[..], &frame].concat());
+            let got = lan.guests[guest].pairs[0].receive(wait::SOON).expect("it comes");
+            assert_eq!(got.frame.len(), frame.len(), "guest {guest}: whole");
+            assert_eq!(got.frame, frame);
+            assert_eq!((got.header[1], &got.header[4..6]), (request[1], &request[4..6]));
+        }
+    }
+}
+
+#[rstest]
+fn guest_without_offloads_gets_segments_with_whole_checksums() {
+    require!(Root);
+    let mut lan = Lan::new(&Serve::file(), "", &[""]);
+    let mouth = PacketPort::open_with_header(&lan.veth.near, VethPair::NIC);
+    let packet = GsoPacket::tcp(Ip::V4(0), 10_500);
+    let (frame, request) = gso(&packet, mac(0), HOST, &[]);
+    mouth.send(&[&request[..], &frame].concat());
+    let headers = packet.header_len();
+    let mut payload: Vec<u8> = Vec::new();
+    while payload.len() < 10_500 {
+        let got = lan.guests[0].pairs[0].receive(wait::SOON).expect("it comes");
+        assert_eq!(got.header[..6], [0; 6], "nothing is left to be done");
+        assert!(got.frame.len() <= headers + 1000);
+        assert_eq!(tcp_sum(&got.frame), 0xffff, "of {} bytes", got.frame.len());
+        payload.extend(&got.frame[headers..]);
+    }
+    assert_eq!(payload, frame[headers..]);
+}
+
+/// The sum over an IPv4 frame's TCP segment and its pseudo-header (RFC 1071), all ones where it is right.
+fn tcp_sum(frame: &[u8]) -> u16 {
+    let ip = &frame[14..];
+    let [tcp, addresses] = [&ip[20..], &ip[12..20]];
+    let pseudo = [addresses, &[0, 6], &(tcp.len() as u16).to_be_bytes()].concat();
+    let words = pseudo.chunks(2).chain(tcp.chunks(2));
+    let sum = words.fold(0u32, |sum, word| {
+        sum + u32::from(word[0]) * 256 + u32::from(*word.get(1).unwrap_or(&0))
+    });
+    let sum = (sum & 0xffff) + (sum >> 16);
+    ((sum & 0xffff) + (sum >> 16)) as u16
+}
+
+#[rstest]
+fn frames_that_the_host_does_not_take_are_counted_and_the_others_go_on() {
+    require!(Root);
+    let mut lan = Lan::new(&Serve::file(), "", &["", ""]);
+    let name = lan.host_status()["interface"]
+        .as_str()
+        .expect("reached")
+        .to_owned();
+    lan.veth.near.ip(&["link", "set", &name, "down"]);
+    for number in 0..9 {
+        lan.send(0, &frame(HOST, mac(0), 100, number));
+    }
+    let refused = || lan.host_counter("to_guest_host_refused");
+    assert!(wait::until(wait::SOON, || refused() == 9), "{}", refused());
+    let sent = frame(mac(1), mac(0), 100, 10);
+    lan.send(0, &sent);
+    assert_eq!(lan.received(1), sent);
+    lan.veth.near.ip(&["link", "set", &name, "up"]);
+    lan.assert_quiet();
+    // Whoever deletes it gets another one.
+    lan.veth.near.ip(&["link", "delete", &name]);
+    let is_back = || lan.veth.near.output_of("ip", &["-o", "link"]).contains("vaxh");
+    assert!(wait::until(wait::SOON, is_back), "{}", lan.daemon.said());
+    let reached = || {
+        let sent = frame(mac(0), HOST, 60, 0xaa);
+        lan.host.0.send(&sent);
+        let got = lan.guests[0].pairs[0].receive(Duration::from_millis(100));
+        got.is_some_and(|got| got.frame == sent)
+    };
+    assert!(wait::until(wait::SOON, reached), "{}", lan.daemon.said());
 }
 
 #[rstest]
@@ -354,14 +503,14 @@ fn host_is_reached_when_the_steward_is_killed_and_after() {
     near.ip(&["link", "set", VethPair::NIC, "mtu", "1400"]);
     let small = || {
         let said = near.output_of("ip", &["-o", "link"]);
-        let ends = said.lines().filter(|line| line.contains("vaxh"));
-        ends.filter(|line| line.contains("mtu 1400")).count() == 2
+        let device = said.lines().find(|line| line.contains("vaxh"));
+        device.is_some_and(|line| line.contains("mtu 1400"))
     };
     assert!(wait::until(wait::SOON, small), "{}", lan.daemon.said());
 }
 
 #[rstest]
-fn linux_guest_reaches_the_host_and_the_lan_by_tcp() {
+fn linux_guest_reaches_the_host_and_the_lan_by_tcp(#[values(1, 2)] workers: usize) {
     require!(Root, Qemu);
     const HOST_IP: &str = "10.77.0.3";
     let veth = uplink();
@@ -369,7 +518,7 @@ fn linux_guest_reaches_the_host_and_the_lan_by_tcp() {
     veth.near.ip(&["link", "set", VethPair::NIC, "arp", "on"]);
     veth.near
         .ip(&["address", "add", &format!("{HOST_IP}/24"), "dev", VethPair::NIC]);
-    let text = file("", &[""]);
+    let text = format!("[daemon]\nworkers = {workers}\n{}", file("", &[""]));
     let daemon = Daemon::start_file(&veth.near, &Serve::file(), &[VethPair::NIC], &text);
     let socket = daemon.path("vm0.sock");
     let options = ["--mem", "256", "--mac", "02:00:00:00:00:00"];
@@ -387,6 +536,16 @@ fn linux_guest_reaches_the_host_and_the_lan_by_tcp() {
             let received = received_bytes(&said, "sum_received");
             assert!(received > 1_000_000, "{to}: {received} bytes {direction}: {said}");
         }
+    }
+    // Between host and guest in packets longer than a wire takes.
+    let host = daemon.status()["networks"][0]["host"].clone();
+    for direction in ["from_guest", "to_guest"] {
+        let [frames, bytes] =
+            ["frames", "bytes"].map(|what| counter_of(&host, &format!("{direction}_{what}")));
+        assert!(
+            bytes > 3000 * frames,
+            "{direction}: {bytes} bytes in {frames} frames"
+        );
     }
     // From the host's side, too, over its own interface.
     let pinged = veth

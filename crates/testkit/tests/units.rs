@@ -177,6 +177,7 @@ fn networks_ports_are_each_for_its_own_group_and_come_and_go_by_a_reload() {
     for words in ["network lan: up", "capabilities none", "ports: vm-a, vm-d, vm-c"] {
         assert!(status.contains(words), "{words}: {status}");
     }
+    assert!(status.contains("host reached at "), "{status}");
     assert!(!systemd.log().contains("refused"), "{}", systemd.log());
     systemd.run(&["systemctl", "stop", unit]);
     assert!(!systemd.path("/run/vhost-af-xdp-lan").exists());

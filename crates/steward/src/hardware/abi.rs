@@ -7,11 +7,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 /// Commands, `ETHTOOL_…`.
 pub(super) mod command {
     pub(in super::super) const GDRVINFO: u32 = 0x03;
-    pub(in super::super) const STXCSUM: u32 = 0x17;
-    pub(in super::super) const STSO: u32 = 0x1f;
-    pub(in super::super) const SGSO: u32 = 0x24;
     pub(in super::super) const GFLAGS: u32 = 0x25;
-    pub(in super::super) const SFLAGS: u32 = 0x26;
     pub(in super::super) const GRXCLSRLCNT: u32 = 0x2e;
     pub(in super::super) const GRXCLSRULE: u32 = 0x2f;
     pub(in super::super) const GRXCLSRLALL: u32 = 0x30;
@@ -23,8 +19,6 @@ pub(super) mod command {
 
 /// `ETH_FLAG_RXVLAN`: the driver takes tags off.
 pub(super) const FLAG_RXVLAN: u32 = 1 << 8;
-/// The same of what it sends.
-pub(super) const FLAG_TXVLAN: u32 = 1 << 7;
 /// `ETHER_FLOW`: by Ethernet header.
 pub(super) const ETHER_FLOW: u32 = 0x12;
 /// `FLOW_EXT`: the `…_ext` fields count.

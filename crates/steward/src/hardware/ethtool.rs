@@ -68,24 +68,6 @@ impl Ethtool {
         Ok(self.device.channels()?.most_receiving)
     }
 
-    /// Leaves the driver nothing to do for frames that are sent: the kernel completes checksums, cuts packets and puts
-    /// VLAN tags in before it hands frames over.
-    ///
-    /// # Errors
-    /// The kernel's.
-    pub fn leave_nothing(&self) -> io::Result<()> {
-        for cmd in [command::STSO, command::SGSO, command::STXCSUM] {
-            self.ask(Value { cmd, data: 0 }.as_mut_bytes())?;
-        }
-        let mut flags = Value {
-            cmd: command::GFLAGS,
-            data: 0,
-        };
-        self.ask(flags.as_mut_bytes())?;
-        (flags.cmd, flags.data) = (command::SFLAGS, flags.data & !abi::FLAG_TXVLAN);
-        self.ask(flags.as_mut_bytes())
-    }
-
     /// Where VLAN tags are when XDP sees a frame.
     #[must_use]
     pub fn tags(&self) -> Tags {

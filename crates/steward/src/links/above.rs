@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::io;
 
 use super::Link;
-use super::pair::for_each;
+use super::tap::for_each;
 
 /// What an interface says of itself that matters here.
 struct Seen {

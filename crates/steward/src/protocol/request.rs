@@ -87,9 +87,13 @@ pub enum Request {
     },
     /// The ring with the frames to groups of stations that come to the network; see [`steer::GroupReader`].
     Groups,
-    /// The network is to reach the host; see [`HostEnd`](super::HostEnd). Asked again, it tells what is so now. It ends with
-    /// the lease.
-    Host,
+    /// The network is to reach the host; see [`HostEnd`](super::HostEnd). The device's descriptor comes with the answer
+    /// if it was made for this request: because there was none, or not the one that the holder has. It ends with the
+    /// lease.
+    Host {
+        /// Index of the device whose descriptor the holder has; 0: of none.
+        has: u32,
+    },
     /// The first lease of a higher number, of any holder. Who asks needs no lease.
     Leases {
         /// Of the last lease that is known; 0 at first.
@@ -302,7 +306,7 @@ impl Request {
             Self::Facts => message(kind::FACTS, serial, &[0u8; 0]),
             Self::Stations { changes } => message(kind::STATIONS, serial, &stations::body(changes)),
             Self::Groups => message(kind::GROUPS, serial, &[0u8; 0]),
-            Self::Host => message(kind::HOST, serial, &[0u8; 0]),
+            Self::Host { has } => message(kind::HOST, serial, has),
             Self::Leases { after } => message(kind::LEASES, serial, after),
             Self::Keep { token } => message(kind::KEEP, serial, token),
             Self::Resume { token } => message(kind::RESUME, serial, token),
@@ -341,7 +345,9 @@ impl Request {
                 changes: stations::read(&read(kind, body)?)?,
             },
             kind::GROUPS => read::<[u8; 0]>(kind, body).map(|_| Self::Groups)?,
-            kind::HOST => read::<[u8; 0]>(kind, body).map(|_| Self::Host)?,
+            kind::HOST => Self::Host {
+                has: read(kind, body)?,
+            },
             kind::KEEP => Self::Keep {
                 token: read(kind, body)?,
             },

@@ -1,25 +1,25 @@
 //! The host as one more receiver of networks (`steer::HostAccess`).
 //!
-//! A holder of a network asks for it ([`Request::Host`](crate::protocol::Request::Host)). Then there is a veth pair, with
-//! programs between its one end and the interface of the network. The other end is an interface like any: its queue is
-//! leased, by whoever has the network, under the same rule of the policy. Both go with the lease of the network.
+//! A holder of a network asks for it ([`Request::Host`](crate::protocol::Request::Host)). Then there is a tap device, with
+//! programs between it and the interface of the network. Its descriptor is the holder's alone, so that the device goes
+//! with the holder, and stays without a steward; it goes with the lease of the network, too.
 //!
-//! What a steward left that died is found by what the pair says in its alias, and by pins beside those of the interface's
-//! program: the next one goes on with those of leases that go on, and removes all others.
+//! What a steward left that died is found by what the device says in its alias, and by pins beside those of the
+//! interface's program: the next one goes on with those of leases that go on, and removes all others.
 
+use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use steer::{HostAccess, HostHook, detach_host, pinned_hosts, program_on, with_sources};
 
-use super::connection::Held;
+use super::connection::{Held, Reply};
 use super::file::may_crash;
 use super::interface::Interface;
 use super::lease::LeaseRef;
 use super::state::Records;
 use super::{Answered, Server, no_lease};
-use crate::links::pair::{Pair, addresses_on};
+use crate::links::tap::{NewTap, Tap, addresses_on};
 use crate::links::{Link, LinkError};
-use crate::peer::Credentials;
 use crate::protocol::{Answer, ENTRIES_MAX, HostEnd, Reason, Refusal, Wanted};
 
 /// A network: its interface's number, and its first queue.
@@ -28,7 +28,9 @@ pub(super) type NetworkAt = (u64, u32);
 /// The host of a network.
 #[derive(Debug)]
 pub(super) struct Host {
-    pair: Pair,
+    tap: Tap,
+    /// See [`HostEnd::cuts_udp`].
+    cuts_udp: bool,
     joined: Option<Joined>,
     /// Addresses of the host.
     macs: Vec<[u8; 6]>,
@@ -49,7 +51,7 @@ struct Between {
     program: u32,
     /// Indexes.
     uplink: u32,
-    host_end: u32,
+    tap: u32,
 }
 
 fn network_at(held: &Held) -> NetworkAt {
@@ -57,145 +59,151 @@ fn network_at(held: &Held) -> NetworkAt {
 }
 
 impl Host {
-    fn new(pair: Pair) -> Self {
+    fn new(tap: Tap) -> Self {
         Self {
-            pair,
+            tap,
+            cuts_udp: false,
             joined: None,
             macs: Vec::new(),
             why: String::new(),
         }
     }
 
-    /// Makes what is missing, and sees to it that all is for the interface as it is now.
+    /// The device, if it is there.
     /// Errors: in words.
-    fn look(&mut self, interface: &Interface) -> Result<(), String> {
-        let program = interface.program().map_err(|refusal| refusal.text)?;
-        let uplink = &interface.link;
-        let found = || Link::by_name(&self.pair.host_end);
-        let host_end = match found() {
-            Err(LinkError::Unknown(_)) => {
-                let made = self.pair.make(uplink.mtu);
-                made.map_err(|error| format!("cannot make a veth pair: {error}"))?;
-                may_crash("paired");
+    fn device(&self) -> Result<Option<Link>, String> {
+        match Link::by_name(&self.tap.name) {
+            Ok(link) => Ok(Some(link)),
+            Err(LinkError::Unknown(_)) => Ok(None),
+            Err(error) => Err(with_sources(&error)),
+        }
+    }
+
+    /// Sees to it that there is a device whose descriptor the holder has, who has that of the one with this index: a new
+    /// one's, if it is another.
+    /// Errors: in words.
+    fn give(&mut self, interface: &Interface, has: u32) -> Result<(Link, Option<OwnedFd>), String> {
+        let name = &self.tap.name;
+        let made = match self.device()? {
+            Some(device) if device.index == has => None,
+            there => {
+                if there.is_some() {
+                    let removed = self.tap.remove();
+                    removed.map_err(|error| format!("cannot remove {name}: {error}"))?;
+                }
+                let made = self.tap.make(interface.link.mtu);
+                let NewTap { descriptor, cuts_udp } = made.map_err(|error| {
+                    format!("cannot make the tap device {name} (by /dev/net/tun): {error}")
+                })?;
+                may_crash("made");
                 tracing::info!(
-                    interface = uplink.name,
-                    pair = self.pair.host_end,
+                    interface = interface.link.name,
+                    tap = name,
                     "joined with the host"
                 );
-                found()
+                self.cuts_udp = cuts_udp;
+                Some(descriptor)
             }
-            found => found,
         };
-        let host_end = host_end.map_err(|error| with_sources(&error))?;
-        if host_end.mtu != uplink.mtu {
-            let set = self.pair.set_mtu(uplink.mtu);
-            set.map_err(|error| format!("cannot set the MTU of {}: {error}", self.pair.host_end))?;
+        match self.look(interface)? {
+            Some(device) => Ok((device, made)),
+            None => Err(format!("{} is gone again", self.tap.name)),
         }
+    }
+
+    /// Sees to it that all is for the interface as it is now; `None`: the device is gone.
+    /// Errors: in words.
+    fn look(&mut self, interface: &Interface) -> Result<Option<Link>, String> {
+        let program = interface.program().map_err(|refusal| refusal.text)?;
+        let uplink = &interface.link;
         if let Ok(macs) = addresses_on(uplink) {
             self.macs = macs;
             self.macs.truncate(ENTRIES_MAX);
         }
+        let Some(device) = self.device()? else {
+            return Ok(None);
+        };
+        if device.mtu != uplink.mtu {
+            let set = self.tap.set_mtu(uplink.mtu);
+            set.map_err(|error| format!("cannot set the MTU of {}: {error}", self.tap.name))?;
+        }
         let between = Between {
             program: program.id(),
             uplink: uplink.index,
-            host_end: host_end.index,
+            tap: device.index,
         };
         if self
             .joined
             .as_ref()
             .is_some_and(|joined| joined.between == between)
         {
-            return Ok(());
+            return Ok(Some(device));
         }
         // A filter of its own would be taken for the next one's.
         self.joined = None;
-        let Between { uplink, host_end, .. } = between;
-        let access = HostAccess::attach(program, self.pair.first, uplink, host_end, HostHook::Best);
+        let Between { uplink, tap, .. } = between;
+        let access = HostAccess::attach(program, self.tap.first, uplink, tap, HostHook::Best);
         let mut access = access.map_err(|error| with_sources(&error))?;
         may_crash("joined");
         if let Some(pins) = interface.pins()
             && let Err(error) = access.pin(pins)
         {
             tracing::warn!(
-                pair = self.pair.host_end,
+                tap = self.tap.name,
                 "the host will not outlive this process: {}: {error}",
                 pins.display()
             );
         }
         self.joined = Some(Joined { access, between });
-        Ok(())
+        // Not before: what comes by it is nobody else's than the program's.
+        let up = self.tap.set_up(true);
+        up.map_err(|error| format!("cannot set {} up: {error}", self.tap.name))?;
+        Ok(Some(device))
     }
 
     /// Takes all of it back.
     fn end(self, interface: Option<&Interface>) {
+        // Nothing comes by it any more when the program is taken off.
+        let _ = self.tap.set_up(false);
         let pins = interface.and_then(Interface::pins);
         let detached = match self.joined {
             Some(joined) => joined.access.detach(pins),
             None => {
                 let uplink = interface.map_or(0, |interface| interface.link.index);
-                detach_host(pins, self.pair.first, uplink)
+                detach_host(pins, self.tap.first, uplink)
             }
         };
         may_crash("parted");
-        if let Err(error) = detached.and_then(|()| self.pair.remove()) {
-            tracing::error!("cannot take {} back: {error}", self.pair.host_end);
+        if let Err(error) = detached.and_then(|()| self.tap.remove()) {
+            tracing::error!("cannot take {} back: {error}", self.tap.name);
         }
     }
 }
 
 impl Server {
     /// A network is to reach the host.
-    pub(super) fn host(&mut self, number: u64) -> Answered {
+    pub(super) fn host(&mut self, number: u64, has: u32) -> Answered {
         let held = self.held_network(number)?;
         self.policy.check_host(held.rule)?;
         let at = network_at(&held);
         let interface = self.interfaces.get(&held.interface).ok_or_else(no_lease)?;
         interface.program()?;
-        let pair = || Pair::new(interface.name(), interface.link.index, at.1);
-        let host = self.hosts.entry(at).or_insert_with(|| Host::new(pair()));
-        if let Err(why) = host.look(interface) {
-            let text = format!("{} cannot be joined with a network: {why}", interface.link.name);
-            self.end_host(at);
-            return Err(Refusal::new(Reason::Kernel, text));
-        }
-        Ok(Answer::Host(HostEnd {
-            interface: host.pair.inner_end.clone(),
-            macs: host.macs.clone(),
-        })
-        .into())
-    }
-
-    /// The network whose host is at that interface.
-    fn network_of(&self, interface: &str) -> Option<NetworkAt> {
-        let mut hosts = self.hosts.iter();
-        hosts
-            .find(|(_, host)| host.pair.inner_end == interface)
-            .map(|(&at, _)| at)
-    }
-
-    /// Whether a lease is one of a host's: it counts for no rule but its network's.
-    pub(super) fn is_of_host(&self, wanted: &Wanted) -> bool {
-        self.network_of(&wanted.interface).is_some()
-    }
-
-    /// The rule that allows all that is wanted.
-    pub(super) fn rule_for(&self, peer: &Credentials, wanted: &Wanted) -> Result<usize, Refusal> {
-        let Some(at) = self.network_of(&wanted.interface) else {
-            return self.policy.find(peer, wanted, |rule| self.leased(rule));
-        };
-        let is_network = |lease: &LeaseRef<'_>| lease.held.wanted.network && network_at(lease.held) == at;
-        let mut networks = self.all_leases().filter(is_network);
-        match networks.find(|lease| lease.peer.uid == peer.uid) {
-            Some(lease) if !wanted.network => {
-                let rule = lease.held.rule;
-                self.policy.check_host(rule).map(|()| rule)
-            }
-            _ => {
-                let text = format!(
-                    "{} joins the host with a network, and only who has that may have it",
-                    wanted.interface
-                );
-                Err(Refusal::new(Reason::NotAllowed, text))
+        let tap = || Tap::new(interface.name(), interface.link.index, at.1);
+        let host = self.hosts.entry(at).or_insert_with(|| Host::new(tap()));
+        match host.give(interface, has) {
+            Ok((device, descriptor)) => Ok(Reply {
+                answer: Answer::Host(HostEnd {
+                    interface: device.name,
+                    index: device.index,
+                    cuts_udp: host.cuts_udp,
+                    macs: host.macs.clone(),
+                }),
+                socket: descriptor,
+            }),
+            Err(why) => {
+                let text = format!("{} cannot be joined with a network: {why}", interface.link.name);
+                self.end_host(at);
+                Err(Refusal::new(Reason::Kernel, text))
             }
         }
     }
@@ -206,15 +214,22 @@ impl Server {
             let Some(interface) = self.interfaces.get(&at.0) else {
                 continue;
             };
-            let macs = host.macs.clone();
+            let (macs, was_joined) = (host.macs.clone(), host.joined.is_some());
             // It is looked at again when the interface is back.
-            let looked = interface.program().map_or(Ok(()), |_| host.look(interface));
+            let looked: Result<bool, String> = interface.program().map_or(Ok(true), |_| {
+                let is_there = host.look(interface)?.is_some();
+                if !is_there {
+                    host.joined = None;
+                }
+                Ok(is_there)
+            });
+            let is_lost = was_joined && matches!(looked, Ok(false));
             let why = looked.err().unwrap_or_default();
             if !why.is_empty() && why != host.why {
                 tracing::error!(interface = interface.link.name, "not joined with the host: {why}");
             }
             host.why = why;
-            if host.macs != macs {
+            if is_lost || host.macs != macs {
                 let held = self.connections.values_mut();
                 held.filter(|other| other.held.as_ref().is_some_and(|held| network_at(held) == *at))
                     .for_each(|holder| holder.dirty = true);
@@ -224,50 +239,37 @@ impl Server {
 
     /// The host of a network is not reached any more: with its lease, or because the policy says so.
     pub(super) fn end_host(&mut self, at: NetworkAt) {
-        let Some(inner_end) = self.take_host_back(at) else {
+        let Some(host) = self.hosts.remove(&at) else {
             return;
         };
-        let is_theirs = |lease: &LeaseRef<'_>| lease.held.wanted.interface == inner_end;
-        let theirs = self.all_leases().filter(is_theirs);
-        for number in theirs.map(|lease| lease.number).collect::<Vec<_>>() {
-            match self.orphans.contains_key(&number) {
-                true => self.end_orphan(number),
-                false => {
-                    let text = "the network that it joined with the host has it no more";
-                    self.revoke(number, Refusal::new(Reason::Lease, text));
-                }
-            }
-        }
-    }
-
-    fn take_host_back(&mut self, at: NetworkAt) -> Option<String> {
-        let host = self.hosts.remove(&at)?;
-        let inner_end = host.pair.inner_end.clone();
         host.end(self.interfaces.get(&at.0));
-        Some(inner_end)
+        // Who has the network still asks, and hears why.
+        let held = self.connections.values_mut();
+        held.filter(|other| other.held.as_ref().is_some_and(|held| network_at(held) == at))
+            .for_each(|holder| holder.dirty = true);
     }
 
     /// Takes all of them back, for a process that ends and has no successor.
     pub(super) fn take_hosts_back(&mut self) {
         for at in self.hosts.keys().copied().collect::<Vec<_>>() {
-            self.take_host_back(at);
+            self.end_host(at);
         }
     }
 
-    /// Takes note of pairs that another steward has left for leases that may go on.
+    /// Takes note of devices that another steward has left for leases that may go on.
     pub(super) fn adopt_hosts(&mut self, records: &Records) {
-        for pair in all_pairs() {
+        for tap in all_taps() {
             let interfaces = self.interfaces.iter();
             let mut uplink = interfaces
-                .filter(|(_, interface)| interface.name() == pair.uplink)
+                .filter(|(_, interface)| interface.name() == tap.uplink)
                 .map(|(&at, _)| at);
             let is_network = |&at: &u64| {
                 let mut leases = records.leases.iter().filter(|lease| lease.interface == at);
-                let wants = |wanted: Wanted| wanted.network && wanted.start_queue == pair.first;
+                let wants = |wanted: Wanted| wanted.network && wanted.start_queue == tap.first;
                 leases.any(|lease| lease.wanted().is_some_and(wants))
             };
             if let Some(at) = uplink.find(is_network) {
-                self.hosts.insert((at, pair.first), Host::new(pair));
+                self.hosts.insert((at, tap.first), Host::new(tap));
             }
         }
     }
@@ -289,25 +291,25 @@ impl Server {
                 }
             }
         }
-        self.remove_stray_pairs();
+        self.remove_stray_taps();
     }
 
-    /// Removes pairs that no steward has: of interfaces that are ours, or that have no program of a steward's.
-    pub(super) fn remove_stray_pairs(&self) {
-        for pair in all_pairs() {
-            let is_known = self.hosts.values().any(|host| host.pair == pair);
+    /// Removes devices that no steward has: of interfaces that are ours, or that have no program of a steward's.
+    pub(super) fn remove_stray_taps(&self) {
+        for tap in all_taps() {
+            let is_known = self.hosts.values().any(|host| host.tap == tap);
             let is_ours = self
                 .interfaces
                 .values()
-                .any(|interface| interface.name() == pair.uplink);
-            let uplink = Link::by_name(&pair.uplink).map_or(0, |link| link.index);
+                .any(|interface| interface.name() == tap.uplink);
+            let uplink = Link::by_name(&tap.uplink).map_or(0, |link| link.index);
             if is_known || !(is_ours || uplink == 0 || program_on(uplink).is_none()) {
                 continue;
             }
-            tracing::info!(pair = pair.host_end, "removed: another steward left it");
-            remove_left(None, pair.first, uplink);
-            if let Err(error) = pair.remove() {
-                tracing::warn!("cannot remove {}: {error}", pair.host_end);
+            tracing::info!(tap = tap.name, "removed: another steward left it");
+            remove_left(None, tap.first, uplink);
+            if let Err(error) = tap.remove() {
+                tracing::warn!("cannot remove {}: {error}", tap.name);
             }
         }
     }
@@ -319,8 +321,8 @@ fn remove_left(pins: Option<&Path>, first: u32, uplink: u32) {
     }
 }
 
-fn all_pairs() -> Vec<Pair> {
-    Pair::all().unwrap_or_else(|error| {
+fn all_taps() -> Vec<Tap> {
+    Tap::all().unwrap_or_else(|error| {
         tracing::warn!("cannot look for what another steward left: {error}");
         Vec::new()
     })

@@ -30,7 +30,7 @@ impl Server {
         self.end_orphans(Instant::now());
         let peer = self.newcomer(number)?;
         self.end_given_up(&peer, wanted);
-        let rule = self.rule_for(&peer, wanted)?;
+        let rule = self.policy.find(&peer, wanted, |rule| self.leased(rule))?;
         let link = Link::by_name(&wanted.interface)
             .map_err(|error| Refusal::new(Reason::NoInterface, with_sources(&error)))?;
         let at = self.interface_for(link, wanted, &peer)?;
@@ -208,9 +208,7 @@ impl Server {
 
     /// How many queues are leased under a rule.
     pub(super) fn leased(&self, rule: usize) -> u32 {
-        let is_of_rule =
-            |lease: &LeaseRef<'_>| lease.held.rule == rule && !self.is_of_host(&lease.held.wanted);
-        let of_rule = self.all_leases().filter(is_of_rule);
+        let of_rule = self.all_leases().filter(|lease| lease.held.rule == rule);
         of_rule.map(|lease| lease.held.wanted.queues).sum()
     }
 }

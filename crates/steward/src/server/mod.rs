@@ -179,7 +179,7 @@ impl Server {
             refusals: Quiet::new(10),
         };
         server.fill_reserve();
-        server.remove_stray_pairs();
+        server.remove_stray_taps();
         Ok(server)
     }
 
@@ -383,7 +383,7 @@ impl Server {
             Request::Leases { after } => return Ok(self.next_lease(number, *after).into()),
             Request::Stations { changes } => return self.change_stations(number, changes),
             Request::Groups => return self.groups(number),
-            Request::Host => return self.host(number),
+            Request::Host { has } => return self.host(number, *has),
             _ => {}
         }
         let connection = self.connections.get(&number).ok_or_else(no_lease)?;
@@ -398,7 +398,7 @@ impl Server {
             | Request::Leases { .. }
             | Request::Stations { .. }
             | Request::Groups
-            | Request::Host
+            | Request::Host { .. }
             | Request::Register { .. }
             | Request::Bind { .. }
             | Request::Share { .. }

@@ -129,12 +129,8 @@ impl Server {
         let held = held.filter_map(|connection| connection.held.as_mut());
         let orphaned = self.orphans.values_mut().map(|orphan| &mut orphan.held);
         held.chain(orphaned).for_each(|held| held.rule = usize::MAX);
-        // Networks first: what joins them with the host is judged by their rules.
-        let numbers: BTreeSet<(bool, u64)> = self
-            .all_leases()
-            .map(|lease| (!lease.held.wanted.network, lease.number))
-            .collect();
-        numbers.into_iter().for_each(|(_, number)| self.judge(number));
+        let numbers: BTreeSet<u64> = self.all_leases().map(|lease| lease.number).collect();
+        numbers.into_iter().for_each(|number| self.judge(number));
         // There may be room under other rules.
         self.connections
             .values_mut()
@@ -147,7 +143,7 @@ impl Server {
         let Some(LeaseRef { peer, held, .. }) = found else {
             return;
         };
-        match self.rule_for(peer, &held.wanted) {
+        match self.policy.find(peer, &held.wanted, |rule| self.leased(rule)) {
             Ok(rule) => self.charge(number, rule),
             Err(refusal) => {
                 let (pid, queues) = (peer.pid, held.wanted.range());

@@ -67,10 +67,7 @@ impl Server {
         self.store = Some(store);
         may_crash("adopted");
         self.adopt_hosts(&records);
-        // Networks first: what joins them with the host is theirs.
-        let mut leases: Vec<&LeaseRecord> = records.leases.iter().collect();
-        leases.sort_by_key(|record| !record.wanted().is_some_and(|wanted| wanted.network));
-        for record in leases {
+        for record in &records.leases {
             if let Some(orphan) = self.orphan(record) {
                 self.orphans.insert(record.number, orphan);
             }
@@ -96,7 +93,8 @@ impl Server {
     fn orphan(&mut self, record: &LeaseRecord) -> Option<Orphan> {
         let (token, wanted, peer) = (record.token()?, record.wanted()?, record.peer.clone());
         let rule = self
-            .rule_for(&peer, &wanted)
+            .policy
+            .find(&peer, &wanted, |rule| self.leased(rule))
             .inspect_err(|refusal| tracing::warn!(pid = peer.pid, "lease ended: {refusal}"))
             .ok()?;
         let grace = self.store.as_ref().map_or(Duration::ZERO, |store| store.grace);
@@ -189,7 +187,9 @@ impl Server {
                 "no lease waits for this holder: it has been taken back, or was never kept; ask for a new one",
             );
         };
-        let found = self.rule_for(&peer, &orphan.held.wanted);
+        let found = self
+            .policy
+            .find(&peer, &orphan.held.wanted, |rule| self.leased(rule));
         // The process may be of other groups than it was, and the rule another.
         orphan.held.rule = found.inspect_err(|_| self.release(lease, &orphan.held))?;
         let at = orphan.held.interface;

@@ -1,8 +1,9 @@
 //! A holder without privileges, in a process of its own: this test program again, which gives up what root can do before it does anything.
 #![allow(unsafe_code)]
 
+use std::fs::File;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
@@ -99,6 +100,16 @@ pub(crate) fn give_up_privileges() {
         None,
     );
     assert_eq!(refused.err(), Some(rustix::io::Errno::PERM));
+}
+
+/// An ioctl of a tap device's descriptor (`_IOW('T', number, int)`), with a value where the kernel takes one.
+pub(crate) fn tun_ioctl(tap: &File, number: u32, value: u64) -> io::Result<()> {
+    let request = u64::from(1 << 30 | 4 << 16 | u32::from(b'T') << 8 | number);
+    // SAFETY: what takes a pointer gets one that is no memory, and answers EFAULT.
+    match unsafe { libc::ioctl(tap.as_raw_fd(), request as _, value) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 fn limit_memory() {

@@ -66,7 +66,7 @@ pub(crate) struct LaneStatus {
     pub(crate) queue: Option<u32>,
     /// A guest uses it now.
     pub(crate) running: bool,
-    /// The data path in use: `zero-copy`, `copy (native)`, `copy (skb)`, `cable`, `network`, `null`.
+    /// The data path in use: `zero-copy`, `copy (native)`, `copy (skb)`, `cable`, `network`, `tap`, `null`.
     pub(crate) mode: Option<String>,
     /// Why not a better one, in the order tried.
     pub(crate) fallbacks: Vec<String>,

@@ -44,31 +44,24 @@ pub(crate) struct NetworkStatus {
 /// The host, as one more receiver.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct HostStatus {
-    /// The end of a pair that joins it with the network; none: it is not reached.
+    /// The tap device that joins it with the network; none: it is not reached.
     pub(crate) interface: Option<String>,
     /// Its addresses.
     pub(crate) macs: Vec<String>,
     /// Why it is not reached.
     pub(crate) impaired: Option<String>,
-    /// That end's queue.
+    /// That device's queue.
     pub(crate) queue: LaneStatus,
 }
 
 impl HostStatus {
     fn read(shown: &ShownHost) -> Self {
-        let interface = shown.interface.as_ref().and_then(Weak::upgrade);
         let facts = shown.lane.as_ref().and_then(Weak::upgrade);
         Self {
-            interface: interface.as_ref().map(|interface| interface.name()),
+            interface: shown.interface.clone(),
             macs: shown.macs.iter().map(|&mac| mac_text(mac)).collect(),
             impaired: shown.impaired.clone(),
-            queue: LaneStatus::read(
-                0,
-                Some(0),
-                &shown.counters,
-                facts.as_deref(),
-                interface.as_deref(),
-            ),
+            queue: LaneStatus::read(0, None, &shown.counters, facts.as_deref(), None),
         }
     }
 

@@ -1,22 +1,26 @@
-//! The host as one more receiver of a network: the inner end of a veth pair that the steward joins with the uplink's
-//! interface. It is an interface of its own, with a lease of its own, served by a lane like the uplink's. The network works
-//! without it; why it is not reached is said once, and it is tried again less and less often.
+//! The host as one more receiver of a network: a tap device that the steward joins with the uplink's interface, and whose
+//! descriptor it hands over. It is served by a lane of its own ([`crate::switch::host_lane`]). The network works without
+//! it; why it is not reached is said once, and it is tried again less and less often.
 
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use device::counters::PairCounters;
-use steer::{Filter, ModeRequest, with_sources};
-use steward::protocol::Wanted;
-use xsk::BindRequest;
+use steer::with_sources;
+use steward::protocol::HostEnd;
 
 use super::uplink::RETRY;
-use super::{Network, Running, State};
+use super::{Network, State};
 use crate::nic::error::InterfaceError;
-use crate::nic::interface::{Interface, QueueOptions};
+use crate::nic::interface::Interface;
+use crate::nic::tap::Tap;
 use crate::port::lane_facts::LaneFacts;
 use crate::switch::ethernet::Mac;
+use crate::switch::host_lane::HostLane;
+use crate::switch::new_lane::NewLane;
 use crate::switch::role::Role;
+use crate::switch::workers::LaneAt;
 
 /// Longest pause between two attempts.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
@@ -24,8 +28,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// As far as it is reached.
 #[derive(Default)]
 pub(super) struct Host {
-    interface: Option<Arc<Interface>>,
-    running: Option<Running>,
+    end: Option<End>,
     counters: Arc<PairCounters>,
     /// Its addresses.
     pub(super) macs: Vec<Mac>,
@@ -37,9 +40,17 @@ pub(super) struct Host {
     pause: Duration,
 }
 
+/// A device, in the hands of a worker.
+struct End {
+    name: String,
+    index: u32,
+    at: LaneAt,
+    facts: Arc<LaneFacts>,
+}
+
 /// What is seen of it from outside.
 pub(crate) struct ShownHost {
-    pub(crate) interface: Option<Weak<Interface>>,
+    pub(crate) interface: Option<String>,
     pub(crate) macs: Vec<Mac>,
     pub(crate) counters: Arc<PairCounters>,
     pub(crate) lane: Option<Weak<LaneFacts>>,
@@ -48,44 +59,31 @@ pub(crate) struct ShownHost {
 
 impl Host {
     pub(super) fn shown(&self) -> ShownHost {
-        let running = self.running.as_ref();
+        let end = self.end.as_ref();
         ShownHost {
-            interface: self.interface.as_ref().map(Arc::downgrade),
+            interface: end.map(|end| end.name.clone()),
             macs: self.macs.clone(),
             counters: Arc::clone(&self.counters),
-            lane: running.map(|running| Arc::downgrade(&running.facts)),
+            lane: end.map(|end| Arc::downgrade(&end.facts)),
             impaired: self.impaired.clone(),
         }
     }
 }
 
 impl Network {
-    /// Looks at the host again, whose uplink is there: its end may be missing, gone, or have another MTU, and the host
-    /// other addresses.
+    /// Looks at the host again, whose uplink is there: it may not be reached yet, or not any more, or have other
+    /// addresses.
     pub(super) fn look_at_host(&self, state: &mut State, uplink: &Interface) {
-        if !state.uplink.as_ref().is_some_and(|uplink| uplink.host) {
+        let is_wanted = state.uplink.as_ref().is_some_and(|uplink| uplink.host);
+        if !is_wanted || uplink.steering.is_away() {
             return;
-        }
-        if let Some(interface) = state.host.interface.clone() {
-            match interface.look() {
-                Ok(_) if interface.steering.is_away() => return,
-                Ok(link) => {
-                    let other_mtu = link.mtu != interface.mtu();
-                    interface.take_note(&link);
-                    if other_mtu {
-                        self.stop_host(state);
-                    }
-                }
-                Err(_) => {
-                    drop(interface);
-                    self.lose_host(state);
-                }
-            }
         }
         let changes = uplink.steering.changes();
         if state.host.seen != changes {
             (state.host.next, state.host.pause) = (None, Duration::ZERO);
-        } else if state.host.running.is_some() || state.host.next.is_some_and(|next| Instant::now() < next) {
+        } else if (state.host.end.is_some() && state.host.impaired.is_none())
+            || state.host.next.is_some_and(|next| Instant::now() < next)
+        {
             return;
         }
         state.host.seen = changes;
@@ -95,43 +93,50 @@ impl Network {
 
     /// Asks how the host is reached, and does what is missing.
     fn reach_host(&self, state: &mut State, uplink: &Interface) -> Result<(), InterfaceError> {
-        let (Some(end), Some(config)) = (uplink.steering.host()?, &state.uplink) else {
+        let has = state.host.end.as_ref().map_or(0, |end| end.index);
+        let asked = uplink.steering.host(has).inspect_err(|error| {
+            // What there was is not joined with the host any more.
+            if !error.is_away() {
+                self.lose_host(state);
+            }
+        });
+        let Some((end, tap)) = asked? else {
             return Ok(());
         };
-        let known = state.host.interface.clone();
-        let interface = match known.filter(|interface| interface.name() == end.interface) {
-            Some(interface) => interface,
-            None => {
-                let wanted = Wanted {
-                    interface: end.interface,
-                    start_queue: 0,
-                    queues: 1,
-                    mode: ModeRequest::Auto,
-                    filter: Filter::default(),
-                    network: false,
-                };
-                let options = QueueOptions {
-                    bind: BindRequest::default(),
-                    busy_poll: None,
-                    ..config.into()
-                };
-                self.lose_host(state);
-                self.interfaces.open(&wanted, options)?
-            }
-        };
-        state.host.interface = Some(Arc::clone(&interface));
-        if state.host.running.is_none() {
-            let role = Role::Host {
-                network: Arc::clone(&self.owner),
-            };
-            let counters = Arc::clone(&state.host.counters);
-            state.host.running = Some(self.run_queue(&interface, 0, &counters, role)?);
+        if let Some(tap) = tap {
+            self.stop_host(state);
+            state.host.end = Some(self.serve_host(state, &end, tap)?);
         }
         if state.host.macs != end.macs {
             state.host.macs = end.macs;
             self.tell_table(state);
         }
         Ok(())
+    }
+
+    /// Lets a lane serve a device.
+    fn serve_host(&self, state: &State, end: &HostEnd, tap: OwnedFd) -> Result<End, InterfaceError> {
+        let counters = Arc::clone(&state.host.counters);
+        let lane = HostLane::new(Tap::new(tap), end.cuts_udp, counters);
+        let lane = lane.map_err(|source| InterfaceError::Host {
+            name: end.interface.clone(),
+            source: source.into(),
+        })?;
+        let lane = NewLane {
+            lane: Box::new(lane),
+            role: Role::Host {
+                network: Arc::clone(&self.owner),
+            },
+            node: None,
+            // Both ends of its queues are ours.
+            on_fault: Box::new(|fault| tracing::error!(?fault, "the way to the host ended")),
+        };
+        Ok(End {
+            name: end.interface.clone(),
+            index: end.index,
+            at: self.workers.add(lane, &self.owner),
+            facts: Arc::new(LaneFacts::tap()),
+        })
     }
 
     /// Takes note of what came of it; said when it is another thing than before.
@@ -151,18 +156,16 @@ impl Network {
         host.impaired = why;
     }
 
+    /// Lets go of the device, which goes with that.
     fn stop_host(&self, state: &mut State) {
-        if let Some(running) = state.host.running.take() {
-            self.stop_queue(running);
+        if let Some(end) = state.host.end.take() {
+            drop(self.workers.remove(end.at));
         }
     }
 
-    /// Gives the host's end up: frames to the host go to the uplink.
+    /// Gives the host up: frames to it go to the uplink.
     pub(super) fn lose_host(&self, state: &mut State) {
         self.stop_host(state);
-        if let Some(interface) = state.host.interface.take() {
-            interface.close_queues();
-        }
         if !state.host.macs.is_empty() {
             state.host.macs.clear();
             self.tell_table(state);

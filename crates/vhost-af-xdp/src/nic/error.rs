@@ -33,6 +33,12 @@ pub(crate) enum InterfaceError {
     Chunks(#[from] ChunksError),
     #[error(transparent)]
     Umem(#[from] UmemError),
+    #[error("{name} cannot be served")]
+    Host {
+        name: String,
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// Somebody moves frames over it.
     #[error("the queue's socket is in use")]
     InUse,

@@ -31,4 +31,5 @@ pub(crate) mod queue;
 mod queue_state;
 pub(crate) mod shared_memory;
 pub(crate) mod steering;
+pub(crate) mod tap;
 pub(crate) mod xdp;

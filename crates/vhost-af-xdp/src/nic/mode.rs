@@ -15,6 +15,8 @@ pub(crate) enum DataPath {
     Cable,
     /// To a network of this process.
     Network,
+    /// To the host, by a tap device.
+    Tap,
     /// Frames are made and dropped in this process.
     Null,
     /// An AF_XDP socket.
@@ -26,6 +28,7 @@ impl fmt::Display for DataPath {
         match self {
             Self::Cable => f.write_str("cable"),
             Self::Network => f.write_str("network"),
+            Self::Tap => f.write_str("tap"),
             Self::Null => f.write_str("null"),
             Self::Socket(mode) => mode.fmt(f),
         }

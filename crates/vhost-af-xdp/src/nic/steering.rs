@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -327,11 +327,11 @@ impl Steering {
         }
     }
 
-    /// How the network that the queues were leased for reaches the host, which it does from now on.
-    pub(crate) fn host(&self) -> Result<Option<HostEnd>, InterfaceError> {
+    /// How the network that the queues were leased for reaches the host, which it does from now on: see [`Lease::host`].
+    pub(crate) fn host(&self, has: u32) -> Result<Option<(HostEnd, Option<OwnedFd>)>, InterfaceError> {
         match self {
             Self::External(_) => Ok(None),
-            Self::Leased(leased) => Ok(Some(leased.lease.host()?)),
+            Self::Leased(leased) => Ok(Some(leased.lease.host(has)?)),
         }
     }
 

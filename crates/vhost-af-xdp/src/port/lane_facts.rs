@@ -65,6 +65,14 @@ impl LaneFacts {
         }
     }
 
+    /// Of a way to the host, which does checksums itself.
+    pub(crate) fn tap() -> Self {
+        Self {
+            mode: DataPath::Tap,
+            ..Self::cable()
+        }
+    }
+
     /// Of a lane with that memory; `csum`: the guest leaves checksums to us.
     pub(crate) fn new(umem: &Umem, packet_bytes: u64, backing: String, csum: bool) -> Self {
         Self {

@@ -111,9 +111,9 @@ pub(super) const CALLS: &[Call] = table! {
     SYS_epoll_ctl: ALWAYS, "lanes come and go";
     SYS_eventfd2: ALWAYS, "a worker's mailbox, a port's bell";
     SYS_read: ALWAYS, "kicks, messages, signals";
-    SYS_readv: ALWAYS, "messages";
+    SYS_readv: ALWAYS, "messages; what the host sends to a network";
     SYS_write: ALWAYS, "interrupts of the guest, the log, answers";
-    SYS_writev: ALWAYS, "the log";
+    SYS_writev: ALWAYS, "the log; what a network sends to the host";
     #[cfg(target_arch = "x86_64")]
     SYS_poll: ALWAYS, "control threads wait";
     SYS_ppoll: ALWAYS, "control threads wait";

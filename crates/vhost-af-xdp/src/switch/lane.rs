@@ -26,6 +26,7 @@ pub(crate) use super::lane_id::{LaneId, SlotAt};
 use super::members::Members;
 use super::pending::Pending;
 use super::rate_limit::{Policer, PortLimits, RateLimit};
+use super::to_host::ToHost;
 use crate::nic::endpoint::NicQueue;
 use crate::nic::xdp::XdpNic;
 
@@ -128,6 +129,8 @@ pub(crate) trait Network {
     fn guest(&mut self, at: SlotAt) -> Option<Peer<'_>>;
     /// The NIC queue of a lane, if it is one of the network's uplink.
     fn uplink(&mut self, at: SlotAt) -> Option<&mut NicQueue<XdpNic>>;
+    /// The way to the host, if the lane is that.
+    fn host(&mut self, at: SlotAt) -> Option<&mut ToHost>;
     /// A guest that was given frames did wrong: it takes none any more.
     fn blame(&mut self, at: SlotAt, fault: Fault);
 }
@@ -158,6 +161,10 @@ pub(crate) trait Lane: Send {
     }
     /// Its NIC queue, for frames of other lanes of its network; `None`: it takes none.
     fn uplink(&mut self) -> Option<&mut NicQueue<XdpNic>> {
+        None
+    }
+    /// The way to the host that it is, for frames of other lanes; `None`: it is none.
+    fn host(&mut self) -> Option<&mut ToHost> {
         None
     }
     /// Who belongs to the lane's network now, and where.

@@ -23,8 +23,8 @@ pub(crate) struct Members {
     promiscuous: Vec<PortNumber>,
     /// Lanes of queues of the uplink.
     pub(crate) uplinks: Vec<SlotAt>,
-    /// The one of the host's end.
-    pub(crate) host: Option<SlotAt>,
+    /// The one of the host.
+    pub(crate) host: Option<Guest>,
     /// Where the others are.
     spread: Arc<Spread>,
     /// Links to other workers, which have the numbers behind those of the table's ports.
@@ -73,6 +73,16 @@ impl Members {
     pub(super) fn among(self, spread: &Arc<Spread>) -> Self {
         let spread = Arc::clone(spread);
         Self { spread, ..self }
+    }
+
+    /// The same for frames that stay among the ports.
+    pub(super) fn without_ways_out(&self) -> Self {
+        Self {
+            uplinks: Vec::new(),
+            host: None,
+            ways_out: [None; 2],
+            ..self.clone()
+        }
     }
 
     /// Whether a port has a guest at no worker.

@@ -25,6 +25,7 @@ use super::port_lane::PortLane;
 use super::table::{PortNumber, Table, TablePort};
 use super::test_guest::{HEADER, Memory};
 use super::test_nic::{TestNic, Wire, own_memory, queue};
+use super::to_host::ToHost;
 use crate::direct::send_direct::SendDirectLane;
 use crate::direct::{CHUNK_BYTES, DirectLane, DirectMemory};
 use crate::nic::endpoint::NicQueue;
@@ -335,6 +336,10 @@ impl Network for Alone {
     }
 
     fn uplink(&mut self, _at: SlotAt) -> Option<&mut NicQueue<XdpNic>> {
+        None
+    }
+
+    fn host(&mut self, _at: SlotAt) -> Option<&mut ToHost> {
         None
     }
 

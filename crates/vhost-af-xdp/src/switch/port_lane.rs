@@ -6,8 +6,9 @@
 //! place of the bytes in guest memory, which the guest may have changed meanwhile.
 //!
 //! To another port of the same worker a frame is copied once, from RAM to RAM, with its segmentation and checksum
-//! request as it came ([`Passing`]). To the uplink, or to the host, it is copied into a chunk, and cut where it asks for
-//! that ([`NicSink`]); the lane there has the kernel send what all lanes put there ([`super::uplink_lane`]).
+//! request as it came ([`Passing`]), and so to the host ([`super::to_host`]). To the uplink it is copied into a chunk, and
+//! cut where it asks for that ([`super::to_nic`]); the lane there has the kernel send what all lanes put there
+//! ([`super::uplink_lane`]).
 //!
 //! A port may have a queue of a NIC for itself ([`OwnQueue`]): then its frames to the LAN go there, and what comes there
 //! is its guest's.
@@ -31,7 +32,6 @@ use device::counters::{Counter, PairCounters};
 use device::pair::{Fault, QueuePair};
 use virtqueue::Chains;
 
-use self::exits::{Exit, Frames};
 use self::judged::{Judged, with_tag};
 use self::known::Known;
 use super::ethernet::{self, ADDRESS_BYTES};
@@ -46,7 +46,7 @@ use super::rate_limit::{Cost, Policer, PortLimits, RateLimit};
 use super::table::{Destination, PortNumber};
 use super::to_group::write_copy;
 use super::to_guest::NO_OFFLOAD;
-use super::to_nic::{NicSink, Transmit};
+use super::to_nic::Transmit;
 
 /// Where frames to addresses are counted that nobody has.
 const NO_STATION: fn(&PairCounters) -> &Counter = |counters| &counters.from_guest_no_station;
@@ -66,8 +66,8 @@ pub(crate) struct PortLane<O = NoQueue> {
     judged: usize,
     /// What they took of the port's limit, if there is one.
     costs: Vec<Cost>,
-    /// To the uplink and to the host, see [`Exit`].
-    transmit: [Transmit; 2],
+    /// To the uplink.
+    transmit: Transmit,
     /// What it has of a NIC for itself: its frames to the LAN leave by that.
     own: O,
     /// Room for its buffers.
@@ -77,8 +77,17 @@ pub(crate) struct PortLane<O = NoQueue> {
     limit: Option<Arc<RateLimit>>,
     /// A frame of its guest's waits for room.
     waits: bool,
-    /// It is the end of a link from another worker, where frames were judged.
-    is_link: bool,
+    from: From,
+}
+
+/// Whose frames a lane has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum From {
+    Guest,
+    /// Those of a link from another worker, where they were judged.
+    Link,
+    /// The host's, of which those for its ports are the network's.
+    Host,
 }
 
 /// A lane's turn, and the network that it goes to.
@@ -100,8 +109,16 @@ impl PortLane {
     /// The end of a link from another worker ([`super::link`]).
     pub(crate) fn of_link(pair: QueuePair, counters: Arc<PairCounters>) -> Self {
         Self {
-            is_link: true,
+            from: From::Link,
             ..Self::new(pair, counters, (PortNumber(u16::MAX), 0))
+        }
+    }
+
+    /// The way from the host, and to it ([`super::host_lane`]).
+    pub(crate) fn of_host(pair: QueuePair, counters: Arc<PairCounters>) -> Self {
+        Self {
+            from: From::Host,
+            ..Self::of_link(pair, counters)
         }
     }
 }
@@ -124,14 +141,20 @@ impl<O: OwnQueue> PortLane<O> {
             chains: (0..BATCH).map(|_| Judged::NOTHING).collect(),
             judged: 0,
             costs: Vec::with_capacity(BATCH),
-            transmit: [Transmit::shared(), Transmit::shared()],
+            transmit: Transmit::shared(),
             own,
             buffers: Chains::default(),
             pending: Pending::default(),
             limit: None,
             waits: false,
-            is_link: false,
+            from: From::Guest,
         }
+    }
+
+    /// Its frames were judged already.
+    #[inline]
+    fn is_trusted(&self) -> bool {
+        self.from != From::Guest
     }
 
     /// Sends a turn of the guest's frames; what moved.
@@ -149,8 +172,8 @@ impl<O: OwnQueue> PortLane<O> {
             return Ok(0);
         }
         let turn = self.sender.take(&mut self.pair)?;
-        match (self.is_link, self.sender.throttle.is_on()) {
-            (true, _) => self.judge_link(&turn)?,
+        match (self.is_trusted(), self.sender.throttle.is_on()) {
+            (true, _) => self.judge_trusted(&turn)?,
             (false, true) => self.judge::<true>(&turn)?,
             (false, false) => self.judge::<false>(&turn)?,
         }
@@ -164,8 +187,8 @@ impl<O: OwnQueue> PortLane<O> {
             let (first, run) = (burst.done, self.run_from(burst.done));
             match self.chains[burst.done].to {
                 Destination::Port(port) => self.to_port(port, run, &mut burst),
-                Destination::Unknown => self.leave(Exit::Uplink, run, &mut burst, NO_STATION),
-                Destination::Host => self.leave(Exit::Host, run, &mut burst, NO_STATION),
+                Destination::Unknown => self.leave(run, &mut burst, NO_STATION),
+                Destination::Host => self.to_host(run, &mut burst, NO_STATION),
                 Destination::Group => self.to_group(&mut burst),
                 Destination::Nobody => self.lose(run, &mut burst, |counters| &counters.from_guest_isolated),
             }
@@ -189,13 +212,10 @@ impl<O: OwnQueue> PortLane<O> {
             // Before they are sent: should we die in between, they are lost; the other way round a successor would
             // send them once more.
             self.pair.from_guest.publish(&self.counters);
-            for exit in Exit::ALL {
-                if self.transmit[exit as usize].is_empty() {
-                    continue;
-                }
-                match self.sink(exit, network) {
+            if !self.transmit.is_empty() {
+                match self.sink(network) {
                     Some(mut sink) => sink.hand_over(),
-                    None => self.transmit[exit as usize].lose(&self.counters),
+                    None => self.transmit.lose(&self.counters),
                 }
             }
         }
@@ -279,12 +299,12 @@ impl<O: OwnQueue> PortLane<O> {
         let (guest, run) = self.lane_for(port, burst.done, run);
         let Some(guest) = guest else {
             let is_out = self.source(burst.done).is_some() && self.members.is_absent(port);
-            return match self.is_link && !is_out {
+            return match self.is_trusted() && !is_out {
                 // A copy for who listens here.
                 true if self.members.has_promiscuous() => self.skip(run, burst),
                 true => self.lose(run, burst, |counters| &counters.from_guest_no_peer),
                 // It may be at another host still, or by now.
-                false => self.leave(Exit::Uplink, run, burst, |counters| &counters.from_guest_no_peer),
+                false => self.leave(run, burst, |counters| &counters.from_guest_no_peer),
             };
         };
         let is_tagged = self.members.is_tagged(port);
@@ -325,6 +345,8 @@ impl<O: OwnQueue> PortLane<O> {
         let Some(mut passing) = Passing::begin(peer, run)? else {
             return Ok(false);
         };
+        // The host holds nobody up: its lane gives it all in each round.
+        let loses = self.from == From::Link && self.members.host.is_none_or(|host| host.at != at);
         let end = burst.done + run;
         while self.goes_on(burst.done, end, &burst.turn) {
             let (judged, chain) = (&self.chains[burst.done], self.sender.chains().chains[burst.done]);
@@ -338,7 +360,7 @@ impl<O: OwnQueue> PortLane<O> {
                         burst.turn.tally.add(frame.sending.len);
                         burst.turn.note_cut(frames);
                     }
-                    Passed::Later if self.is_link => passing.lose(),
+                    Passed::Later if loses => passing.lose(),
                     Passed::Later if passing.may_wait() => {
                         self.waits = true;
                         self.counters.from_guest_waits.add(1);
@@ -355,75 +377,14 @@ impl<O: OwnQueue> PortLane<O> {
         Ok(true)
     }
 
-    /// Puts a run of frames to a NIC, here or where another worker has it; what is not taken waits. `nobody`: where those
-    /// are counted for which there is none.
-    fn leave(
-        &mut self,
-        exit: Exit,
-        run: usize,
-        burst: &mut Burst<'_>,
-        nobody: fn(&PairCounters) -> &Counter,
-    ) {
-        if self.put_to_nic(exit, run, burst).is_some() {
-            return;
-        }
-        match self.members.ways_out[exit as usize] {
-            Some(link) => match self.pass_to(link.at, true, run, burst) {
-                Ok(true) => {}
-                Ok(false) => self.lose(run, burst, nobody),
-                Err(fault) => burst.network.blame(link.at, fault),
-            },
-            None if self.is_link => self.skip(run, burst),
-            None => self.lose(run, burst, nobody),
-        }
-    }
-
-    /// Puts the next frames to a NIC, as far as it has room; `None`, and nothing done: there is none.
-    fn put_to_nic(&mut self, exit: Exit, run: usize, burst: &mut Burst<'_>) -> Option<()> {
-        let place = self.place_of(exit);
-        let Self {
-            own,
-            pair,
-            chains,
-            sender,
-            counters,
-            transmit,
-            ..
-        } = self;
-        let frames = Frames {
-            pair,
-            judged: chains,
-            chains: sender.chains(),
-            counters,
-            end: burst.done + run.min(own.places()),
-        };
-        let Burst {
-            network, turn, done, ..
-        } = burst;
-        if O::IS_THERE && exit == Exit::Uplink {
-            // It keeps those itself that it gives back later.
-            let at_once = |pair: &mut QueuePair, chain| pair.from_guest.queue.push_used(chain, 0);
-            self.waits = frames.put(&mut own.sink(counters)?, at_once, (turn, done));
-            return Some(());
-        }
-        let queue = network.uplink(place?)?;
-        let mut sink = NicSink::new(queue, &mut transmit[exit as usize], counters);
-        let give_back = |pair: &mut QueuePair, chain| own.give_back(pair, chain);
-        self.waits = frames.put(&mut sink, give_back, (turn, done));
-        Some(())
-    }
-
     /// Puts a frame to a group to the uplink, and passes it to the host and to all other ports that receive, and to the
     /// port itself where it is one that frames come back to.
     fn to_group(&mut self, burst: &mut Burst<'_>) {
         let first = burst.done;
         let from = self.source(first);
-        let has_uplink = from.is_some() && self.put_to_nic(Exit::Uplink, 1, burst).is_some();
+        let has_uplink = from.is_some() && self.put_to_nic(1, burst).is_some();
         if has_uplink && burst.done == first {
             return;
-        }
-        if from.is_some() {
-            self.copy_to_host(first, burst);
         }
         let chain = self.sender.chains().chains[first];
         let buffers = self.sender.chains().buffers(&chain);
@@ -433,8 +394,11 @@ impl<O: OwnQueue> PortLane<O> {
                 burst.turn.tally.add(frame.sending.len);
             }
             let mut copies = 0;
-            for (port, guest) in self.members.ports_of(judged.vlan, from) {
-                let passed = with_tag(judged, frame, self.members.is_tagged(port), |frame| {
+            let host = self.members.host.filter(|_| from.is_some());
+            let ports = self.members.ports_of(judged.vlan, from);
+            let ports = ports.map(|(port, guest)| (guest, self.members.is_tagged(port)));
+            for (guest, is_tagged) in host.map(|host| (host, true)).into_iter().chain(ports) {
+                let passed = with_tag(judged, frame, is_tagged, |frame| {
                     pass_copy(burst.network, guest.at, frame, &self.counters)
                 });
                 if let Err(fault) = passed {
@@ -479,11 +443,12 @@ impl<O: OwnQueue> PortLane<O> {
         }
     }
 
-    /// The port that sent a frame; `None`: it came by an uplink.
+    /// The port that sent a frame; `None`: it came by an uplink, or from the host.
     fn source(&self, at: usize) -> Option<PortNumber> {
-        match self.is_link {
-            true => self.chains[at].source,
-            false => Some(self.number),
+        match self.from {
+            From::Guest => Some(self.number),
+            From::Link => self.chains[at].source,
+            From::Host => None,
         }
     }
 
@@ -593,17 +558,13 @@ impl<O: OwnQueue> Lane for PortLane<O> {
         for &vlan in own.vlans.all() {
             let tagged = ethernet::tagged(frame, vlan);
             self.own.inject(&tagged, &self.counters);
-            for exit in Exit::ALL {
-                if let Some(mut sink) = self.sink(exit, network) {
-                    sink.inject(&tagged);
-                }
+            if let Some(mut sink) = self.sink(network) {
+                sink.inject(&tagged);
             }
-            for (port, guest) in members.ports_of(vlan, Some(self.number)) {
-                let shown = if members.is_tagged(port) {
-                    &tagged[..]
-                } else {
-                    frame
-                };
+            let ports = members.ports_of(vlan, Some(self.number));
+            let ports = ports.map(|(port, guest)| (guest, members.is_tagged(port)));
+            for (guest, is_tagged) in members.host.map(|host| (host, true)).into_iter().chain(ports) {
+                let shown = if is_tagged { &tagged[..] } else { frame };
                 let len = u32::try_from(shown.len()).unwrap_or(u32::MAX);
                 if let Some(peer) = network.guest(guest.at)
                     && let Err(fault) = write_copy(peer, len, NO_OFFLOAD, &mut { shown })
@@ -617,9 +578,7 @@ impl<O: OwnQueue> Lane for PortLane<O> {
     fn stop(self: Box<Self>) -> Stopped {
         let mut lane = *self;
         lane.pair.leave_calls();
-        lane.transmit
-            .iter_mut()
-            .for_each(|transmit| transmit.lose(&lane.counters));
+        lane.transmit.lose(&lane.counters);
         lane.counters.to_guest_queue_stopped.add(lane.pending.frames());
         let guest = Peer::new(&mut lane.pair, &mut lane.buffers, &lane.counters);
         let queue = lane.own.stop(guest);

@@ -23,7 +23,7 @@ pub(crate) enum Role {
     },
     /// A queue of a network's uplink.
     Uplink { network: Arc<str>, queue: u32 },
-    /// The end of a pair that joins a network with the host.
+    /// The way to the host of a network's uplink.
     Host { network: Arc<str> },
     /// Frames to groups that came to a network's uplink.
     Groups { network: Arc<str> },

@@ -13,6 +13,7 @@ use super::new_lane::{NewLane, OnFault};
 use super::role::Role;
 use super::spread::Spread;
 use super::table::Table;
+use super::to_host::ToHost;
 use crate::nic::endpoint::NicQueue;
 use crate::nic::xdp::XdpNic;
 use device::pair::{Fault, QueuePair};
@@ -252,7 +253,14 @@ pub(super) fn acquaint(slots: &mut [Slot], tables: &Tables, place: &Place) {
                 );
             }
             Role::Uplink { .. } => members.uplinks.push(at),
-            Role::Host { .. } => members.host = Some(at),
+            Role::Host { .. } => {
+                members.host = Some(Guest {
+                    at,
+                    id,
+                    pair: 0,
+                    is_link: false,
+                });
+            }
             _ => {}
         }
     }
@@ -279,6 +287,8 @@ pub(super) fn acquaint(slots: &mut [Slot], tables: &Tables, place: &Place) {
             match &slot.role {
                 role if role.network() != Some(&network) => {}
                 Role::LinkFrom { worker, .. } => slot.lane.meet(&near(*worker)),
+                // What it sends out of the uplink goes there without us.
+                Role::Host { .. } => slot.lane.meet(&Arc::new(all.without_ways_out())),
                 _ => slot.lane.meet(&all),
             }
         }
@@ -389,6 +399,10 @@ impl Network for Others<'_> {
 
     fn uplink(&mut self, at: SlotAt) -> Option<&mut NicQueue<XdpNic>> {
         self.other(at)?.lane.uplink()
+    }
+
+    fn host(&mut self, at: SlotAt) -> Option<&mut ToHost> {
+        self.other(at)?.lane.host()
     }
 
     fn blame(&mut self, at: SlotAt, fault: Fault) {

@@ -1,5 +1,5 @@
-//! A queue of a network's uplink, or of the end of a pair that joins it with the host: what it receives goes to the ports
-//! that frames are for, and what ports put there is sent.
+//! A queue of a network's uplink: what it receives goes to the ports that frames are for, and what ports put there is
+//! sent.
 //!
 //! Frames leave the NIC's ring a batch at a time and are sorted by port. Each port has an inbox here, in which frames
 //! wait for the guest's buffers, still in the chunks that they came in: each is copied once. A guest that is slow must

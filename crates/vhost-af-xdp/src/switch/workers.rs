@@ -12,8 +12,9 @@ use std::time::Duration;
 use device::counters::PairCounters;
 use xsk::NumaNode;
 
+use super::inner_queue::InnerQueueError;
 use super::lane::{Lane, LaneId, Near};
-use super::link::{Link, LinkError};
+use super::link::Link;
 use super::new_lane::NewLane;
 use super::progress::{Activity, Watcher};
 use super::role::{Group, Role};
@@ -220,7 +221,7 @@ impl Workers {
         &self,
         (network, from, to): &Between,
         counters: [Arc<PairCounters>; 2],
-    ) -> Result<[LaneAt; 2], LinkError> {
+    ) -> Result<[LaneAt; 2], InnerQueueError> {
         let Link { giving, taking } = Link::new(counters)?;
         let network = || Arc::clone(network);
         let ends: [(usize, Box<dyn Lane>, Role); 2] = [

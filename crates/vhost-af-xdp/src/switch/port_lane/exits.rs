@@ -1,43 +1,33 @@
-//! By what frames of a port leave the network: the uplink, or a queue of its own, and the host's end.
+//! By what frames of a port leave the network: the uplink, or a queue of its own, and the way to the host.
 
-use device::counters::PairCounters;
+use device::counters::{Counter, PairCounters};
 use device::pair::{Fault, QueuePair};
 use virtqueue::{ChainId, Chains};
 
 use super::judged::{Judged, with_tag};
-use super::{Burst, PortLane};
+use super::{Burst, From, PortLane};
 use crate::nic::xdp::XdpNic;
 use crate::switch::from_guest::{GuestFrame, Put, Sink, Turn};
-use crate::switch::lane::{Blame, Network, Peer, SlotAt};
+use crate::switch::lane::{Blame, Network, Peer};
+use crate::switch::members::Guest;
 use crate::switch::own_queue::OwnQueue;
-use crate::switch::to_nic::{NicSink, Transmit};
-
-/// A NIC of the network, which frames leave by.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Exit {
-    Uplink = 0,
-    Host = 1,
-}
-
-impl Exit {
-    pub(super) const ALL: [Self; 2] = [Self::Uplink, Self::Host];
-}
+use crate::switch::to_nic::NicSink;
 
 /// Chains of a turn that go the same way out.
-pub(super) struct Frames<'a> {
-    pub(super) pair: &'a mut QueuePair,
-    pub(super) judged: &'a [Judged],
-    pub(super) chains: &'a Chains,
-    pub(super) counters: &'a PairCounters,
+struct Frames<'a> {
+    pair: &'a mut QueuePair,
+    judged: &'a [Judged],
+    chains: &'a Chains,
+    counters: &'a PairCounters,
     /// Behind the last of them.
-    pub(super) end: usize,
+    end: usize,
 }
 
 impl Frames<'_> {
     /// Puts them from `done` on, as far as there is room; true if the next one waits for some. Chains that the sink does
     /// not keep are given back.
     #[inline]
-    pub(super) fn put(
+    fn put(
         self,
         sink: &mut impl Sink,
         mut give_back: impl FnMut(&mut QueuePair, ChainId),
@@ -122,14 +112,11 @@ impl<O: OwnQueue> PortLane<O> {
         if !self.has_rest() {
             return true;
         }
-        for exit in Exit::ALL {
-            if !self.transmit[exit as usize].has_rest() {
-                continue;
-            }
+        if self.transmit.has_rest() {
             let mut turn = Turn::shared(self.sender.left());
-            match self.sink(exit, network) {
+            match self.sink(network) {
                 Some(mut sink) => _ = sink.send_rest(&mut turn),
-                None => self.transmit[exit as usize].lose(&self.counters),
+                None => self.transmit.lose(&self.counters),
             }
             self.sender.spend(&turn);
         }
@@ -140,44 +127,114 @@ impl<O: OwnQueue> PortLane<O> {
     /// Part of a GSO packet waits to be sent.
     #[inline]
     pub(super) fn has_rest(&self) -> bool {
-        self.own.has_rest() || self.transmit.iter().any(Transmit::has_rest)
+        self.own.has_rest() || self.transmit.has_rest()
     }
 
-    /// The host gets a frame to a group, if there is room for it now.
-    pub(super) fn copy_to_host(&mut self, index: usize, burst: &mut Burst<'_>) {
-        let Some(queue) = self.members.host.and_then(|at| burst.network.uplink(at)) else {
+    /// Puts a run of frames to the uplink, here or where another worker has it; what is not taken waits. `nobody`: where
+    /// those are counted for which there is none.
+    pub(super) fn leave(&mut self, run: usize, burst: &mut Burst<'_>, nobody: fn(&PairCounters) -> &Counter) {
+        if self.put_to_nic(run, burst).is_none() {
+            let [link, _] = self.members.ways_out;
+            self.leave_by(link, run, burst, nobody);
+        }
+    }
+
+    /// Passes a run of frames to the host, here or where another worker reaches it.
+    pub(super) fn to_host(
+        &mut self,
+        run: usize,
+        burst: &mut Burst<'_>,
+        nobody: fn(&PairCounters) -> &Counter,
+    ) {
+        let [_, link] = self.members.ways_out;
+        let Some(host) = self.members.host else {
+            return self.leave_by(link, run, burst, nobody);
+        };
+        let end = burst.done + run;
+        self.write_to_host(host, end, burst);
+        // What cannot be written from where it lies, if the turn has more.
+        if self.goes_on(burst.done, end, &burst.turn) {
+            self.leave_by(Some(host), 1, burst, nobody);
+        }
+    }
+
+    /// Writes the next frames from where they lie, as far as that can be done.
+    fn write_to_host(&mut self, host: Guest, end: usize, burst: &mut Burst<'_>) {
+        let Some(host) = burst.network.host(host.at) else {
             return;
         };
-        let transmit = &mut self.transmit[Exit::Host as usize];
-        let mut sink = NicSink::new(queue, transmit, &self.counters);
-        let (judged, chain) = (&self.chains[index], self.sender.chains().chains[index]);
-        if let Some(frame) = judged.frame(&self.pair, self.sender.chains().buffers(&chain)) {
-            let is_down = sink.unsendable(&self.counters).is_some();
-            let put = |frame: GuestFrame<'_>| sink.put(chain.id, Some(frame), &mut burst.turn);
-            if is_down || with_tag(judged, frame, true, put) == Put::NoRoom {
-                self.counters.from_guest_host_no_room.add(1);
+        while self.goes_on(burst.done, end, &burst.turn) {
+            let (judged, chain) = (&self.chains[burst.done], self.sender.chains().chains[burst.done]);
+            let buffers = self.sender.chains().buffers(&chain);
+            if let Some(frame) = judged.frame(&self.pair, buffers) {
+                if !with_tag(judged, frame, true, |frame| host.put(frame)) {
+                    return;
+                }
+                burst.turn.tally.add(frame.sending.len);
             }
-            self.waits |= self.transmit[Exit::Host as usize].has_rest();
+            self.own.give_back(&mut self.pair, chain.id);
+            burst.turn.note(buffers.len());
+            burst.done += 1;
         }
     }
 
-    /// Where the lane is that it sends by.
-    #[inline]
-    pub(super) fn place_of(&self, exit: Exit) -> Option<SlotAt> {
-        match exit {
-            Exit::Uplink => self.members.uplink(self.flow()),
-            Exit::Host => self.members.host,
+    /// Passes a run of frames to the lane of one that is no port.
+    fn leave_by(
+        &mut self,
+        way: Option<Guest>,
+        run: usize,
+        burst: &mut Burst<'_>,
+        nobody: fn(&PairCounters) -> &Counter,
+    ) {
+        match way {
+            Some(way) => match self.pass_to(way.at, true, run, burst) {
+                Ok(true) => {}
+                Ok(false) => self.lose(run, burst, nobody),
+                Err(fault) => burst.network.blame(way.at, fault),
+            },
+            None if self.from == From::Link => self.skip(run, burst),
+            None => self.lose(run, burst, nobody),
         }
     }
 
-    /// The NIC queue that the lane sends by, if there is one.
-    pub(super) fn sink<'n>(
-        &'n mut self,
-        exit: Exit,
-        network: &'n mut dyn Network,
-    ) -> Option<NicSink<'n, XdpNic>> {
-        let queue = network.uplink(self.place_of(exit)?)?;
-        let transmit = &mut self.transmit[exit as usize];
-        Some(NicSink::new(queue, transmit, &self.counters))
+    /// Puts the next frames to the uplink, as far as it has room; `None`, and nothing done: there is none.
+    pub(super) fn put_to_nic(&mut self, run: usize, burst: &mut Burst<'_>) -> Option<()> {
+        let place = self.members.uplink(self.flow());
+        let Self {
+            own,
+            pair,
+            chains,
+            sender,
+            counters,
+            transmit,
+            ..
+        } = self;
+        let frames = Frames {
+            pair,
+            judged: chains,
+            chains: sender.chains(),
+            counters,
+            end: burst.done + run.min(own.places()),
+        };
+        let Burst {
+            network, turn, done, ..
+        } = burst;
+        if O::IS_THERE {
+            // It keeps those itself that it gives back later.
+            let at_once = |pair: &mut QueuePair, chain| pair.from_guest.queue.push_used(chain, 0);
+            self.waits = frames.put(&mut own.sink(counters)?, at_once, (turn, done));
+            return Some(());
+        }
+        let queue = network.uplink(place?)?;
+        let mut sink = NicSink::new(queue, transmit, counters);
+        let give_back = |pair: &mut QueuePair, chain| own.give_back(pair, chain);
+        self.waits = frames.put(&mut sink, give_back, (turn, done));
+        Some(())
+    }
+
+    /// The uplink's queue that the lane sends by, if there is one.
+    pub(super) fn sink<'n>(&'n mut self, network: &'n mut dyn Network) -> Option<NicSink<'n, XdpNic>> {
+        let queue = network.uplink(self.members.uplink(self.flow())?)?;
+        Some(NicSink::new(queue, &mut self.transmit, &self.counters))
     }
 }

@@ -1,8 +1,8 @@
-//! Frames that came by a link from another worker: where they go here.
+//! Frames that came by a link from another worker, or from the host: where they go here.
 
 use device::pair::Fault;
 
-use super::PortLane;
+use super::{From, PortLane};
 use crate::switch::ethernet::{self, Head};
 use crate::switch::from_guest::Turn;
 use crate::switch::own_queue::OwnQueue;
@@ -13,7 +13,7 @@ impl<O: OwnQueue> PortLane<O> {
     /// Looks at the chains of the turn. Whether they may be sent was decided where they came from.
     /// Errors: never of a guest: both ends are ours.
     #[cold]
-    pub(super) fn judge_link(&mut self, turn: &Turn) -> Result<(), Fault> {
+    pub(super) fn judge_trusted(&mut self, turn: &Turn) -> Result<(), Fault> {
         self.judged = 0;
         let all = TablePort {
             vlans: Vlans::All,
@@ -36,13 +36,15 @@ impl<O: OwnQueue> PortLane<O> {
                 let Head { to, from, tags } = ethernet::head(&bytes);
                 let vlan = tags.vlan();
                 of_chain.source = match table.find(Station::new(vlan, from)) {
-                    Destination::Port(port) => Some(port),
+                    Destination::Port(port) if self.from == From::Link => Some(port),
                     _ => None,
                 };
                 let to = Station::new(vlan, to);
                 let source = of_chain.source.and_then(|port| table.port(port));
                 of_chain.to = match source {
                     Some(source) => table.find_for(source, to),
+                    // The host has no way out here.
+                    None if self.from == From::Host => table.find(to),
                     // What came by an uplink goes out by none.
                     None => Some(table.find(to))
                         .filter(|found| !matches!(found, Destination::Unknown | Destination::Host))

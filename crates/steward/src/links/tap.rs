@@ -1,10 +1,12 @@
-//! Pairs of veth that a steward makes between the host and a network (see `server::hosts`).
+//! Tap devices that a steward makes between the host and a network (see `server::hosts`).
 //!
-//! The host end says in its alias (`ip link show`) what it is for, by which a successor of the steward finds it.
+//! A device is there as long as somebody has its descriptor, and no longer: it is never made persistent. It says in its
+//! alias (`ip link show`) what it is for, by which a successor of the steward finds it.
 
 use std::collections::BTreeSet;
 use std::ffi::CString;
 use std::io;
+use std::os::fd::OwnedFd;
 
 use netlink_bindings::rt_link::{self, Ifinfomsg, IterableLinkAttrs, PushLinkAttrs};
 use netlink_bindings::traits::{NetlinkRequest, Pusher};
@@ -13,39 +15,42 @@ use netlink_socket2::NetlinkSocket;
 use rustix::io::Errno;
 
 use super::Link;
-use crate::hardware::Ethtool;
+use crate::sys;
 
-/// What follows says whose the pair is.
+/// What its name begins with.
+const PREFIX: &str = "vaxh";
+/// What follows says whose it is.
 const ALIAS: &str = "vhost-af-xdp: the host on ";
-/// `IFLA_INFO_DATA` and `IFLA_AF_SPEC`, include/uapi/linux/if_link.h.
-const INFO_DATA: u16 = 2;
+/// `IFLA_AF_SPEC`, include/uapi/linux/if_link.h.
 const AF_SPEC: u16 = 26;
-/// `VETH_INFO_PEER`, include/uapi/linux/veth.h.
-const INFO_PEER: u16 = 1;
 /// Of `IFLA_AF_SPEC`: `AF_INET6`, in it `IFLA_INET6_ADDR_GEN_MODE`: `IN6_ADDR_GEN_MODE_NONE`.
 const OF_INET6: u16 = libc::AF_INET6.cast_unsigned() as u16;
 const ADDR_GEN_MODE: u16 = 8;
 const NO_ADDRESS: u8 = 1;
 
-/// A pair, by the names of its ends, and what it is for.
+/// A device, by its name, and what it is for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Pair {
-    /// The end that the host's programs are on.
-    pub(crate) host_end: String,
-    /// The end that is leased.
-    pub(crate) inner_end: String,
+pub(crate) struct Tap {
+    pub(crate) name: String,
     /// Name of the interface whose host it joins, as it was leased first.
     pub(crate) uplink: String,
     /// The network's first queue.
     pub(crate) first: u32,
 }
 
-impl Pair {
-    /// For the network of that first queue of an interface. The ends have names by its index, which no other has.
+/// One that was made: it goes with this descriptor.
+#[derive(Debug)]
+pub(crate) struct NewTap {
+    pub(crate) descriptor: OwnedFd,
+    /// It takes and gives UDP packets that are to be cut (Linux 6.2).
+    pub(crate) cuts_udp: bool,
+}
+
+impl Tap {
+    /// For the network of that first queue of an interface, named by its index, which no other has.
     pub(crate) fn new(uplink: &str, ifindex: u32, first: u32) -> Self {
         Self {
-            host_end: format!("vaxh{ifindex}-{first}"),
-            inner_end: format!("vaxg{ifindex}-{first}"),
+            name: format!("{PREFIX}{ifindex}-{first}"),
             uplink: uplink.to_owned(),
             first,
         }
@@ -67,12 +72,12 @@ impl Pair {
         Ok(found)
     }
 
-    /// By the alias and the name of its host end.
-    fn of(alias: &str, host_end: &str) -> Option<Self> {
+    /// By alias and name.
+    fn of(alias: &str, name: &str) -> Option<Self> {
         let (uplink, first) = alias.strip_prefix(ALIAS)?.split_once(", queue ")?;
+        name.strip_prefix(PREFIX)?;
         Some(Self {
-            inner_end: format!("vaxg{}", host_end.strip_prefix("vaxh")?),
-            host_end: host_end.to_owned(),
+            name: name.to_owned(),
             uplink: uplink.to_owned(),
             first: first.parse().ok()?,
         })
@@ -82,68 +87,35 @@ impl Pair {
         format!("{ALIAS}{}, queue {}", self.uplink, self.first)
     }
 
-    /// Makes it, with an MTU in bytes: no end has an address, or looks for neighbours, and the host end leaves nothing to
-    /// the inner one that XDP there would see unfinished.
-    pub(crate) fn make(&self, mtu: u32) -> io::Result<()> {
-        match self.create(mtu) {
-            // Of a steward that died before it wrote the alias.
-            Err(error) if error.raw_os_error() == Some(Errno::EXIST.raw_os_error()) => {
-                self.remove()?;
-                self.create(mtu)?;
-            }
-            created => created?,
-        }
-        let furnished = || {
-            for end in [&self.inner_end, &self.host_end] {
-                let mut request = rt_link::Request::new().op_setlink_do(&Ifinfomsg::default());
-                without_address(request.encode().push_ifname(&text(end)?))
-                    .push_ifalias(&text(&self.alias())?);
-                acknowledged(&request)?;
-            }
-            Ethtool::open(&self.host_end)?.leave_nothing()?;
-            for end in [&self.inner_end, &self.host_end] {
-                let mut request = rt_link::Request::new().op_setlink_do(&header(libc::IFF_UP));
-                request.encode().push_ifname(&text(end)?);
-                acknowledged(&request)?;
-            }
-            Ok(())
-        };
-        furnished().inspect_err(|_| _ = self.remove())
+    /// Makes it, down, with an MTU in bytes: it has no address and looks for no neighbours.
+    pub(crate) fn make(&self, mtu: u32) -> io::Result<NewTap> {
+        let (descriptor, cuts_udp) = sys::new_tap(&text(&self.name)?)?;
+        let mut request = rt_link::Request::new().op_setlink_do(&header(libc::IFF_NOARP, libc::IFF_NOARP));
+        without_address(request.encode().push_ifname(&text(&self.name)?).push_mtu(mtu))
+            .push_ifalias(&text(&self.alias())?);
+        acknowledged(&request)?;
+        Ok(NewTap { descriptor, cuts_udp })
     }
 
-    fn create(&self, mtu: u32) -> io::Result<()> {
-        let (host_end, inner_end) = (text(&self.host_end)?, text(&self.inner_end)?);
-        let request = rt_link::Request::new().set_create().set_excl();
-        let mut request = request.op_newlink_do(&header(libc::IFF_NOARP));
-        let attributes = request.encode().push_ifname(&host_end).push_mtu(mtu);
-        let mut info = attributes.nested_linkinfo().push_kind(c"veth");
-        let buffer = info.as_vec_mut();
-        let data = push_nested_header(buffer, INFO_DATA);
-        let peer = push_nested_header(buffer, INFO_PEER);
-        buffer.extend(header(libc::IFF_NOARP).as_slice());
-        PushLinkAttrs::new(&mut *buffer)
-            .push_ifname(&inner_end)
-            .push_mtu(mtu);
-        finalize_nested_header(buffer, peer);
-        finalize_nested_header(buffer, data);
-        drop(info);
+    /// Lets frames pass, or none any more.
+    pub(crate) fn set_up(&self, up: bool) -> io::Result<()> {
+        let flags = if up { libc::IFF_UP } else { 0 };
+        let mut request = rt_link::Request::new().op_setlink_do(&header(flags, libc::IFF_UP));
+        request.encode().push_ifname(&text(&self.name)?);
         acknowledged(&request)
     }
 
-    /// Gives both ends another MTU.
+    /// Gives it another MTU.
     pub(crate) fn set_mtu(&self, mtu: u32) -> io::Result<()> {
-        for end in [&self.inner_end, &self.host_end] {
-            let mut request = rt_link::Request::new().op_setlink_do(&Ifinfomsg::default());
-            request.encode().push_ifname(&text(end)?).push_mtu(mtu);
-            acknowledged(&request)?;
-        }
-        Ok(())
+        let mut request = rt_link::Request::new().op_setlink_do(&Ifinfomsg::default());
+        request.encode().push_ifname(&text(&self.name)?).push_mtu(mtu);
+        acknowledged(&request)
     }
 
-    /// Removes it, if it is there.
+    /// Removes it, if it is there, whoever has its descriptor.
     pub(crate) fn remove(&self) -> io::Result<()> {
         let mut request = rt_link::Request::new().op_dellink_do(&Ifinfomsg::default());
-        request.encode().push_ifname(&text(&self.host_end)?);
+        request.encode().push_ifname(&text(&self.name)?);
         match acknowledged(&request) {
             Err(error) if error.raw_os_error() == Some(Errno::NODEV.raw_os_error()) => Ok(()),
             removed => removed,
@@ -180,11 +152,11 @@ pub(crate) fn addresses_on(link: &Link) -> io::Result<Vec<[u8; 6]>> {
     Ok(all)
 }
 
-/// A header with these flags set.
-fn header(flags: libc::c_int) -> Ifinfomsg {
+/// A header with these flags, of those that change.
+fn header(flags: libc::c_int, change: libc::c_int) -> Ifinfomsg {
     Ifinfomsg {
         ifi_flags: flags.cast_unsigned(),
-        ifi_change: flags.cast_unsigned(),
+        ifi_change: change.cast_unsigned(),
         ..Ifinfomsg::default()
     }
 }
@@ -225,13 +197,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pair_is_known_by_alias_and_name() {
-        let pair = Pair::new("eth0", 7, 2);
-        assert_eq!(Pair::of(&pair.alias(), &pair.host_end), Some(pair.clone()));
-        assert_eq!(Pair::of("", &pair.host_end), None);
-        assert_eq!(Pair::of(&pair.alias(), &pair.inner_end), None, "the other end");
+    fn device_is_known_by_alias_and_name() {
+        let tap = Tap::new("eth0", 7, 2);
+        assert_eq!(Tap::of(&tap.alias(), &tap.name), Some(tap.clone()));
+        assert_eq!(Tap::of("", &tap.name), None);
+        assert_eq!(Tap::of(&tap.alias(), "eth0"), None, "another's");
         // IFNAMSIZ, with its end.
-        let longest = Pair::new("eth0", 9_999_999, 127);
-        assert!(longest.host_end.len() < 16);
+        let longest = Tap::new("eth0", 9_999_999, 127);
+        assert!(longest.name.len() < 16);
     }
 }

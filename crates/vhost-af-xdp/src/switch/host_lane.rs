@@ -1,0 +1,199 @@
+//! The host as one more receiver of a network: frames go to it and come from it by a tap device.
+//!
+//! To the others the host is a guest that takes GSO packets whole and checksums unfinished, but that frames can be written
+//! to where they lie ([`super::to_host`]): a frame a system call, in which the host's stack does its part. What the host sends is read
+//! into buffers of ours, with its segmentation and checksum request, and from there it goes the ways of a guest's frames
+//! ([`PortLane`]), judged by its addresses only: to ports, and to other workers where those are. Guests without these
+//! offloads get it cut and completed, as from each other.
+//!
+//! A turn reads no more than one of a guest's has; the rest waits in the device, as long as its queue is, and what finds
+//! no room there is lost, which the kernel counts (`ip -s link`).
+
+use std::io::ErrorKind;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use device::counters::PairCounters;
+use device::offloads::Offloads;
+use device::pair::{HEADER_BYTES, QueuePair};
+use rustix::io::Errno;
+use virtqueue::GuestAddr;
+use virtqueue::driver::{Buffer, SplitDriver};
+
+use super::inner_queue::{BUFFER_BYTES, BUFFERS, InnerQueueError, Memory, PARTS, Received};
+use super::lane::{Blame, Lane, Near, Peer, Stopped, Work};
+use super::limits::BATCH;
+use super::members::Members;
+use super::port_lane::PortLane;
+use super::to_host::{ToHost, push};
+use crate::nic::tap::{Parts, Tap};
+
+/// See the module's head.
+pub(crate) struct HostLane {
+    lane: PortLane,
+    to_host: ToHost,
+    /// What our half takes.
+    from_host: SplitDriver,
+    /// Buffers to read into; the one that was used last is the next.
+    free: Vec<GuestAddr>,
+    /// By chain of `from_host`: its buffers.
+    parts_of: Vec<Vec<GuestAddr>>,
+    frame: Vec<Buffer>,
+    /// The device is gone.
+    is_gone: bool,
+    awaits: bool,
+}
+
+impl HostLane {
+    /// By that device; `cuts_udp`: its kernel cuts UDP packets, too.
+    /// Errors: [`InnerQueueError`].
+    pub(crate) fn new(
+        tap: Tap,
+        cuts_udp: bool,
+        counters: Arc<PairCounters>,
+    ) -> Result<Self, InnerQueueError> {
+        let read_into = BATCH + PARTS;
+        let memory = Memory::new(u64::from(BUFFERS) + read_into as u64, 2)?;
+        let (mut to_guest, received) = memory.queue(None, None)?;
+        let (mut from_guest, from_host) = memory.queue(None, None)?;
+        (to_guest.enabled, from_guest.enabled) = (true, true);
+        let offloads = Offloads {
+            guest_uso4: cuts_udp,
+            guest_uso6: cuts_udp,
+            ..Offloads::all()
+        };
+        let pair = memory.pair(from_guest, to_guest, offloads);
+        let free = (0..read_into).map(|_| memory.ram.alloc(BUFFER_BYTES.into(), 64));
+        Ok(Self {
+            lane: PortLane::of_host(pair, Arc::clone(&counters)),
+            from_host,
+            free: free.collect::<Result<_, _>>()?,
+            to_host: ToHost {
+                tap,
+                waiting: Received::new(received, &memory)?,
+                ram: memory.ram,
+                cuts_udp,
+                counters,
+            },
+            parts_of: vec![Vec::with_capacity(PARTS); usize::from(BUFFERS)],
+            frame: Vec::with_capacity(PARTS),
+            is_gone: false,
+            awaits: true,
+        })
+    }
+
+    /// Reads what the host sends into the queue of our half.
+    fn read(&mut self) {
+        let mut any = false;
+        while !self.is_gone && self.free.len() >= PARTS {
+            let mut parts = Parts::new();
+            for &buffer in self.free.iter().rev().take(PARTS) {
+                push(
+                    &mut parts,
+                    &self.to_host.ram,
+                    Buffer::writable(buffer, BUFFER_BYTES),
+                );
+            }
+            let bytes = match self.to_host.tap.read(&parts) {
+                Ok(bytes) => bytes,
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(error) => {
+                    self.is_gone = error.raw_os_error() == Some(Errno::BADFD.raw_os_error());
+                    break;
+                }
+            };
+            if bytes > HEADER_BYTES as usize {
+                self.take(bytes);
+                any = true;
+            }
+        }
+        if any {
+            // It looks right after.
+            self.from_host.publish();
+        }
+    }
+
+    /// Puts a frame that was read, of so many bytes, into the queue.
+    fn take(&mut self, bytes: usize) {
+        self.frame.clear();
+        let mut left = bytes.min(PARTS * BUFFER_BYTES as usize) as u32;
+        while left > 0
+            && let Some(buffer) = self.free.pop()
+        {
+            let len = left.min(BUFFER_BYTES);
+            self.frame.push(Buffer::readable(buffer, len));
+            left -= len;
+        }
+        // There are more descriptors than buffers.
+        if let Some(chain) = self.from_host.add(&self.frame) {
+            let parts = self.frame.iter().map(|part| part.addr);
+            self.parts_of[usize::from(chain)].extend(parts);
+        }
+    }
+
+    /// Takes the buffers back that our half is done with.
+    fn take_back(&mut self) {
+        while let Some(used) = self.from_host.take_used() {
+            let parts = &mut self.parts_of[usize::from(used.head)];
+            self.free.extend(parts.drain(..).rev());
+        }
+    }
+}
+
+impl Lane for HostLane {
+    fn breathe(&mut self, near: Near<'_>) -> Result<usize, Blame> {
+        let written = self.to_host.write_waiting();
+        self.read();
+        let moved = self.lane.breathe(near)?;
+        self.take_back();
+        Ok(written + moved)
+    }
+
+    fn arm(&mut self, near: Near<'_>) -> Work {
+        // Not while frames wait here: the epoll would tell of those behind them again and again.
+        self.awaits = !self.is_gone && self.free.len() >= PARTS;
+        match self.to_host.waiting.driver.enable_calls() {
+            true => Work::Now,
+            false => self.lane.arm(near),
+        }
+    }
+
+    fn disarm(&mut self) {
+        self.to_host.waiting.driver.disable_calls();
+        self.lane.disarm();
+    }
+
+    fn pair(&self) -> Option<&QueuePair> {
+        self.lane.pair()
+    }
+
+    fn pair_mut(&mut self) -> Option<&mut QueuePair> {
+        self.lane.pair_mut()
+    }
+
+    fn peer(&mut self) -> Option<Peer<'_>> {
+        self.lane.peer()
+    }
+
+    fn host(&mut self) -> Option<&mut ToHost> {
+        Some(&mut self.to_host)
+    }
+
+    fn meet(&mut self, members: &Arc<Members>) {
+        self.lane.meet(members);
+    }
+
+    fn nic(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.to_host.tap.as_fd())
+    }
+
+    fn awaits_nic(&self) -> bool {
+        self.awaits
+    }
+
+    fn inject(&mut self, _frame: &[u8], _near: Near<'_>) {}
+
+    fn stop(self: Box<Self>) -> Stopped {
+        Box::new(self.lane).stop()
+    }
+}

@@ -1,0 +1,179 @@
+//! Virtqueues in memory of ours, whose driver is ours, too: how frames come to, and from, those who are no guest but take
+//! part in a network as one does: other workers ([`super::link`]), and the host ([`super::host_lane`]).
+//!
+//! To who gives frames the device's half is a guest that takes them with their tags, GSO packets whole and checksums
+//! unfinished. So all that is done for guests is done here, too: batches, back-pressure, loss after that.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use device::call::{Call, CallBlocked};
+use device::offloads::Offloads;
+use device::pair::{HEADER_BYTES, QueuePair, Vring};
+use virtqueue::driver::{Buffer, DriverFeatures, GuestRam, RamError, SplitDriver};
+use virtqueue::{
+    GuestAddr, Journal, MapError, MemoryMap, Queue, QueueFeatures, QueueSize, QueueStart, RingError,
+    RingFormat, RingLayout, RingShape, TrustedFiles,
+};
+
+/// Buffers that a queue has, and its entries.
+pub(super) const BUFFERS: u16 = 256;
+/// Of each, bytes: one has a frame, 17 a GSO packet.
+pub(super) const BUFFER_BYTES: u32 = 4096;
+/// Bytes for the rings of a queue.
+const RING_BYTES: u64 = 1 << 16;
+/// `num_buffers` in the virtio-net header.
+const NUM_BUFFERS_AT: u64 = 10;
+/// More than a GSO packet with its tag.
+const FRAME_LIMIT: u32 = 65_550;
+/// Most buffers that a frame is in, with its header.
+pub(super) const PARTS: usize = (FRAME_LIMIT + HEADER_BYTES).div_ceil(BUFFER_BYTES) as usize;
+
+/// Why there is no such queue.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum InnerQueueError {
+    #[error("no memory for frames to other workers or the host")]
+    Memory(#[from] RamError),
+    #[error("cannot map the memory of frames to other workers or the host")]
+    Map(#[from] MapError),
+    #[error("no descriptor left")]
+    Descriptor(#[from] std::io::Error),
+    #[error("a ring of ours does not fit")]
+    Ring(#[from] RingError),
+}
+
+/// What the queues are in.
+pub(super) struct Memory {
+    pub(super) ram: Arc<GuestRam>,
+    map: Arc<MemoryMap>,
+}
+
+impl Memory {
+    /// For so many buffers and queues.
+    pub(super) fn new(buffers: u64, queues: u64) -> Result<Self, InnerQueueError> {
+        let len = buffers * u64::from(BUFFER_BYTES) + queues * RING_BYTES;
+        let ram = Arc::new(GuestRam::new(&[(GuestAddr(0), len)])?);
+        let regions = ram.regions()?;
+        Ok(Self {
+            map: Arc::new(MemoryMap::new(regions, 0, &TrustedFiles)?),
+            ram,
+        })
+    }
+
+    /// A queue, off, and its driver.
+    pub(super) fn queue(
+        &self,
+        kick: Option<OwnedFd>,
+        call: Option<OwnedFd>,
+    ) -> Result<(Vring, SplitDriver), InnerQueueError> {
+        let size = QueueSize::new(BUFFERS.into()).map_err(|_| std::io::Error::other("a power of two"))?;
+        let features = DriverFeatures {
+            event_idx: true,
+            in_order: false,
+        };
+        let driver = SplitDriver::new(&self.ram, size, features)?;
+        let shape = RingShape::new(RingFormat::Split, size);
+        let rings = RingLayout::from_user(&self.map, shape, driver.ring_user_addresses())?;
+        let features = QueueFeatures {
+            event_idx: true,
+            ..QueueFeatures::default()
+        };
+        let start = QueueStart {
+            base: 0,
+            journal: Journal::None,
+            log: None,
+        };
+        let vring = Vring {
+            queue: Queue::new(&self.map, rings, features, start)?,
+            kick,
+            call: Call::new(call, CallBlocked::default()),
+            enabled: false,
+        };
+        Ok((vring, driver))
+    }
+
+    /// A pair that takes these offloads.
+    pub(super) fn pair(&self, from_guest: Vring, to_guest: Vring, offloads: Offloads) -> QueuePair {
+        QueuePair {
+            sent_before: 0,
+            memory: Arc::clone(&self.map),
+            from_guest,
+            to_guest,
+            header_bytes: HEADER_BYTES,
+            mergeable: true,
+            frame_limit: FRAME_LIMIT,
+            offloads,
+            partial_checksums: false,
+            log: None,
+        }
+    }
+}
+
+/// The driver of a queue that frames come by.
+pub(super) struct Received {
+    pub(super) driver: SplitDriver,
+    ram: Arc<GuestRam>,
+    /// By chain: its buffer.
+    address_of: Vec<GuestAddr>,
+    /// The frame that is put together, or was.
+    frame: Vec<Buffer>,
+    /// Buffers of it that have not come.
+    missing: u16,
+}
+
+impl Received {
+    /// With all its buffers, which the other side has by then.
+    pub(super) fn new(driver: SplitDriver, memory: &Memory) -> Result<Self, InnerQueueError> {
+        let mut received = Self {
+            driver,
+            ram: Arc::clone(&memory.ram),
+            address_of: vec![GuestAddr(0); usize::from(BUFFERS)],
+            frame: Vec::with_capacity(PARTS + 1),
+            missing: 0,
+        };
+        for _ in 0..BUFFERS {
+            let buffer = received.ram.alloc(BUFFER_BYTES.into(), 64)?;
+            received.post(buffer);
+        }
+        received.driver.publish();
+        received.driver.disable_calls();
+        Ok(received)
+    }
+
+    /// Gives the other side a buffer, not yet published.
+    pub(super) fn post(&mut self, buffer: GuestAddr) {
+        // There are as many descriptors as buffers.
+        if let Some(chain) = self.driver.add(&[Buffer::writable(buffer, BUFFER_BYTES)]) {
+            self.address_of[usize::from(chain)] = buffer;
+        }
+    }
+
+    /// The next frame that is whole, with its header, in the buffers that it came in.
+    pub(super) fn next(&mut self) -> Option<&[Buffer]> {
+        if self.missing == 0 {
+            self.frame.clear();
+        }
+        loop {
+            let used = self.driver.take_used()?;
+            let buffer = self.address_of[usize::from(used.head)];
+            if self.missing == 0 {
+                let mut count = [0; 2];
+                self.ram
+                    .read(GuestAddr(buffer.get() + NUM_BUFFERS_AT), &mut count);
+                self.missing = u16::from_le_bytes(count).max(1);
+            }
+            self.frame.push(Buffer::readable(buffer, used.len));
+            self.missing -= 1;
+            if self.missing == 0 {
+                return Some(&self.frame);
+            }
+        }
+    }
+
+    /// Gives the other side the buffers of the frame again that came last.
+    pub(super) fn post_again(&mut self) {
+        let mut frame = std::mem::take(&mut self.frame);
+        frame.drain(..).for_each(|part| self.post(part.addr));
+        self.frame = frame;
+    }
+}

@@ -1,0 +1,114 @@
+//! To the host: frames that are written to its tap device.
+//!
+//! What guests send to the host is written from where it lies, as a guest's own device would do it: our copy of the first
+//! bytes, by which the frame was judged, and behind it guest memory. The kernel copies each byte once and looks at its
+//! copy. What is put together here, or comes to several, or is in too many pieces, or asks for what this kernel does not
+//! do, waits in a queue of ours ([`Received`]), as for a guest, until the lane has its turn. Nothing overtakes it.
+
+use std::sync::Arc;
+
+use device::counters::PairCounters;
+use device::pair::HEADER_BYTES;
+use offload::segment::GsoKind;
+use virtqueue::driver::{Buffer, GuestRam};
+
+use super::from_guest::GuestFrame;
+use super::inner_queue::Received;
+use crate::nic::tap::{Parts, Tap};
+
+/// Most segments of a GSO packet that is not looked at here.
+const SEGMENTS: u32 = 256;
+/// Longest headers behind where the checksum begins: TCP's.
+const TRANSPORT_BYTES: u32 = 60;
+
+/// See the module's head.
+pub(crate) struct ToHost {
+    pub(super) tap: Tap,
+    pub(super) waiting: Received,
+    pub(super) ram: Arc<GuestRam>,
+    /// Its kernel cuts UDP packets, too.
+    pub(super) cuts_udp: bool,
+    pub(super) counters: Arc<PairCounters>,
+}
+
+impl ToHost {
+    /// Writes what waits; frames that the host took.
+    pub(super) fn write_waiting(&mut self) -> usize {
+        let (mut frames, mut any) = (0, false);
+        while let Some(frame) = self.waiting.next() {
+            any = true;
+            let mut parts = Parts::new();
+            for part in frame {
+                push(&mut parts, &self.ram, *part);
+            }
+            frames += usize::from(write(&self.tap, &parts, &self.counters));
+            self.waiting.post_again();
+        }
+        if any {
+            self.waiting.driver.publish();
+        }
+        frames
+    }
+
+    /// Writes a frame of a guest's; false, and nothing done: it has to wait with the others.
+    pub(crate) fn put(&mut self, frame: GuestFrame<'_>) -> bool {
+        let len = frame.sending.len;
+        let request = frame.sending.request;
+        if let Some(gso) = request.gso
+            && (u32::from(gso.size) * SEGMENTS < len || (gso.kind == GsoKind::Udp && !self.cuts_udp))
+        {
+            return false;
+        }
+        let headers = request.csum.map_or(0, |at| u32::from(at.start) + TRANSPORT_BYTES);
+        let mut header = [0; HEADER_BYTES as usize];
+        let (asked, _) = header.split_at_mut(10);
+        asked.copy_from_slice(&request.to_header(u16::try_from(headers.min(len)).unwrap_or(u16::MAX)));
+        let mut parts = Parts::new();
+        if !(parts.push_bytes(&header) && parts.push_bytes(frame.head) && push_rest(&mut parts, frame)) {
+            return false;
+        }
+        self.write_waiting();
+        if write(&self.tap, &parts, &self.counters) {
+            self.counters.to_guest_frames.add(1);
+            self.counters.to_guest_bytes.add(len.into());
+        }
+        true
+    }
+}
+
+/// Whether the host took a frame; counted if not.
+fn write(tap: &Tap, frame: &Parts<'_>, counters: &PairCounters) -> bool {
+    let is_taken = tap.write(frame).is_ok();
+    if !is_taken {
+        counters.to_guest_host_refused.add(1);
+    }
+    is_taken
+}
+
+/// Adds what is behind a frame's head, from guest memory; false: it is in too many pieces.
+fn push_rest<'a>(parts: &mut Parts<'a>, frame: GuestFrame<'a>) -> bool {
+    let head = frame.head.len() as u32;
+    let place = frame.place_of(head);
+    let mut left = frame.sending.len.saturating_sub(head);
+    let mut within = place.within;
+    let mut buffers = frame.buffers.get(place.buffer..).unwrap_or_default().iter();
+    while left > 0 {
+        let Some(buffer) = buffers.next() else {
+            return false;
+        };
+        let len = left.min(buffer.len - within);
+        let at = buffer.offset + u64::from(within);
+        if len > 0 && !parts.push(frame.memory, at, len as usize) {
+            return false;
+        }
+        (left, within) = (left - len, 0);
+    }
+    true
+}
+
+/// Adds a buffer, which is in the memory, as one of as many as there can be.
+pub(super) fn push<'a>(parts: &mut Parts<'a>, ram: &'a GuestRam, buffer: Buffer) {
+    let offset = ram.map().translate(buffer.addr, buffer.len.into());
+    let is_in = offset.is_some_and(|offset| parts.push(ram.map(), offset, buffer.len as usize));
+    debug_assert!(is_in, "{buffer:?}");
+}
