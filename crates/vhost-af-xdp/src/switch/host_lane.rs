@@ -102,10 +102,11 @@ impl HostLane {
                     break;
                 }
             };
-            if bytes > HEADER_BYTES as usize {
-                self.take(bytes);
-                any = true;
+            if bytes <= HEADER_BYTES as usize {
+                break;
             }
+            self.take(bytes);
+            any = true;
         }
         if any {
             // It looks right after.

@@ -1,6 +1,7 @@
 //! Lanes of a network beside each other, as a worker has them.
 
 mod hairpin;
+mod host;
 mod learning;
 mod links;
 mod pairs;

@@ -1,0 +1,112 @@
+//! The host as one more receiver: its tap device is played by a socket that keeps frames apart.
+
+use std::os::fd::OwnedFd;
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+use super::*;
+use crate::nic::tap::Tap;
+use crate::switch::host_lane::HostLane;
+
+const HOST: Mac = [2, 0, 0, 0, 2, 0];
+const BEFORE: usize = HEADER as usize;
+
+/// Ports with 16 receive buffers each, and what the host reads and writes.
+fn world(ports: u8) -> (World, OwnedFd, Arc<PairCounters>) {
+    let mut world = World::new(&vec![16; ports.into()]);
+    let known = (0..ports).map(|port| {
+        Some(TablePort {
+            mac: mac(port),
+            ..TablePort::default()
+        })
+    });
+    let table = Table::new(known.collect()).with_reached(&[HOST]);
+    world.tables.insert(NETWORK.into(), Arc::new(table));
+    let (family, flags) = (AddressFamily::UNIX, SocketFlags::NONBLOCK);
+    let (host, tap) = socketpair(family, SocketType::SEQPACKET, flags, None).expect("sockets");
+    let counters = Arc::<PairCounters>::default();
+    let lane = HostLane::new(Tap::new(tap), true, Arc::clone(&counters));
+    let role = Role::Host {
+        network: NETWORK.into(),
+    };
+    world.add_slot(Box::new(lane.expect("memory")), role);
+    world.acquaint();
+    (world, host, counters)
+}
+
+/// What the host got, behind its headers.
+fn read(host: &OwnedFd) -> Vec<Vec<u8>> {
+    let mut bytes = vec![0; 70_000];
+    let next = || {
+        let len = rustix::io::read(host, &mut bytes).ok()?;
+        Some(bytes[BEFORE..len].to_vec())
+    };
+    std::iter::from_fn(next).collect()
+}
+
+/// Whether there is room for it.
+fn write(host: &OwnedFd, frame: &[u8]) -> bool {
+    rustix::io::write(host, &[&[0; BEFORE][..], frame].concat()).is_ok()
+}
+
+#[test]
+fn order_is_kept_between_what_is_written_at_once_and_what_waits() {
+    let (mut world, host, _) = world(2);
+    let mut sent = Vec::new();
+    for at in 0..20 {
+        // Groups wait, as there are others to get them.
+        let to = if at % 3 == 1 { BROADCAST } else { HOST };
+        let frame = frame(to, mac(0), 60 + at);
+        world.ports[0].send(&frame);
+        sent.push(frame);
+    }
+    world.breathe();
+    world.breathe();
+    assert_eq!(read(&host), sent);
+}
+
+#[test]
+fn host_gives_frames_to_ports_and_to_nobody_else() {
+    let (mut world, host, counters) = world(2);
+    for len in [14, 60, 1514] {
+        let to_one = frame(mac(1), HOST, len);
+        let to_all = frame(BROADCAST, HOST, len);
+        assert!(write(&host, &to_one));
+        assert!(write(&host, &to_all));
+        assert!(write(&host, &frame(STRANGER, HOST, len)));
+        assert!(write(&host, &frame(HOST, HOST, len)));
+        world.breathe();
+        assert_eq!(world.ports[1].take(), [to_one, to_all.clone()]);
+        assert_eq!(world.ports[0].take(), [to_all]);
+    }
+    assert!(read(&host).is_empty(), "nothing comes back to it");
+    assert_eq!(counters.from_guest_no_station.get(), 6);
+}
+
+#[test]
+fn what_the_host_does_not_take_is_counted_and_holds_nobody_up() {
+    let (mut world, host, counters) = world(2);
+    drop(host);
+    for _ in 0..5 {
+        world.ports[0].send(&frame(HOST, mac(0), 60));
+    }
+    let last = frame(mac(1), mac(0), 60);
+    world.ports[0].send(&last);
+    world.breathe();
+    assert_eq!(world.ports[1].got(), [last]);
+    assert_eq!(counters.to_guest_host_refused.get(), 5);
+}
+
+#[test]
+fn turn_takes_no_more_of_the_host_than_it_has_buffers_for() {
+    let (mut world, host, _) = world(1);
+    world.ports[0].post(112);
+    let mut sent = 0;
+    while write(&host, &frame(mac(0), HOST, 60)) {
+        sent += 1;
+    }
+    assert!(sent > 128, "{sent}");
+    world.breathe();
+    let first = world.ports[0].got().len();
+    assert!(first > 0 && first <= 64, "{first} of {sent}");
+}
