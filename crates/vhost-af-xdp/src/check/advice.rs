@@ -49,7 +49,7 @@ fn first(seen: &Seen) -> Vec<String> {
     if let Some(program) = &seen.program {
         lines.push(format!(
             "# an XDP program is there already ({program}): end its holder (`vhost-af-xdp queues {name}` shows ours), \
-             share it by vhost-af-xdp-steward, or use it (--xsks-map, docs/cli.md)"
+             share it by vhost-af-xdp-steward, or use it (--inhibit --map-path, docs/cli.md)"
         ));
     }
     if !seen.lacking.is_empty() {

@@ -11,7 +11,7 @@
 //!
 //! ```text
 //!     worker A                                      worker B
-//!     PortLane ── to_guest ══ calls ═══▶ driver ── driver ══▶ PortLane (Judge::Link) ── ports of B, uplink
+//!     PortLane ── to_guest ══ calls ═══▶ driver ── driver ══▶ PortLane (From::Link)  ── ports of B, uplink
 //!               ◀══ kicks ═ posts buffers again ◀── used ══
 //! ```
 
