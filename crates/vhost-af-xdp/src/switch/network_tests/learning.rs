@@ -1,6 +1,7 @@
 //! Ports whose guests have several addresses.
 
 use super::*;
+use crate::switch::guard::Lock;
 use crate::switch::learned::{LEARNED_MAX, Learned};
 use crate::switch::table::Station;
 
@@ -8,11 +9,17 @@ const HOST: Mac = [2, 0, 0, 0, 3, 0];
 
 /// Ports with 16 receive buffers each, of which the first learns.
 fn world() -> (World, Arc<Learned>) {
+    world_with(None)
+}
+
+/// The same where the first one's guest has these IP addresses alone.
+fn world_with(lock: Option<&Arc<Lock>>) -> (World, Arc<Learned>) {
     let news = eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd");
     let learned = Arc::new(Learned::new(Arc::new(news)));
     let port = |at: u8| TablePort {
         mac: mac(at),
         learned: (at == 0).then(|| Arc::clone(&learned)),
+        lock: lock.filter(|_| at == 0).cloned(),
         ..TablePort::default()
     };
     let known: Vec<_> = (0..3).map(port).collect();
@@ -57,6 +64,17 @@ fn guest_that_learns_does_not_send_as_others_or_as_the_host() {
     assert!(world.ports[2].got().is_empty());
     assert_eq!(world.ports[0].counters.from_guest_source_address.get(), 3);
     assert_eq!(world.ports[1].counters.from_guest_source_address.get(), 1);
+    assert!(learned.notes().next().is_none());
+}
+
+#[test]
+fn guest_whose_frames_are_refused_learns_nothing_by_them() {
+    let (mut world, learned) = world_with(Some(&Arc::default()));
+    let sent = frame(mac(1), [2, 0, 0, 0, 5, 1], 60);
+    (0..2).for_each(|_| _ = world.ports[0].send(&sent));
+    world.breathe();
+    assert!(world.ports[1].got().is_empty());
+    assert_eq!(world.ports[0].counters.from_guest_protocol.get(), 2);
     assert!(learned.notes().next().is_none());
 }
 

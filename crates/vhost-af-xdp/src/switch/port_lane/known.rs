@@ -36,20 +36,28 @@ impl Known {
             return None;
         }
         let source = Station::new(vlan, from);
-        if self.source != Some(source) {
-            if from != port.mac
-                && let Err(counter) = learning::may_be_source(table, port, source)
-            {
-                counter(counters).add(1);
-                return None;
+        let mut learned = None;
+        if self.source != Some(source) && from != port.mac {
+            match learning::may_learn(table, port, source) {
+                Ok(its) => learned = Some(its),
+                Err(counter) => {
+                    counter(counters).add(1);
+                    return None;
+                }
             }
-            self.source = Some(source);
         }
         let head = &chain.head[..chain.known.into()];
         if let Err(refusal) = check_content(port.lock.as_deref(), from, (head, tags), &chain.sending) {
             refusal.counter(counters).add(1);
             return None;
         }
+        if let Some(learned) = learned
+            && let Err(counter) = learning::note(learned, source)
+        {
+            counter(counters).add(1);
+            return None;
+        }
+        self.source = Some(source);
         let destination = Station::new(vlan, to);
         chain.to = match self.destination {
             Some((known, found)) if known == destination => found,

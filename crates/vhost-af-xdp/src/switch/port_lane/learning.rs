@@ -2,18 +2,28 @@
 
 use device::counters::{Counter, PairCounters};
 
+use crate::switch::learned::Learned;
 use crate::switch::table::{Station, Table, TablePort};
 
 /// Where a frame is counted that may not be sent.
 pub(super) type Refusal = fn(&PairCounters) -> &Counter;
 
-/// Whether a guest may send from a station that is not its port's by configuration.
+/// Where a source is to be noted that is not the port's by configuration: its port learns, and it is nobody else's.
 /// Errors: where the frame is counted that it does not send.
 #[cold]
-pub(super) fn may_be_source(table: &Table, port: &TablePort, source: Station) -> Result<(), Refusal> {
-    let Some(learned) = port.learned.as_ref().filter(|_| table.is_free(source)) else {
-        return Err(|counters| &counters.from_guest_source_address);
-    };
+pub(super) fn may_learn<'a>(
+    table: &Table,
+    port: &'a TablePort,
+    source: Station,
+) -> Result<&'a Learned, Refusal> {
+    let learned = port.learned.as_deref().filter(|_| table.is_free(source));
+    learned.ok_or(|counters| &counters.from_guest_source_address)
+}
+
+/// Notes the source of a frame that may be sent; one that is refused for another reason takes no address from anybody.
+/// Errors: where the frame is counted that it does not send.
+#[cold]
+pub(super) fn note(learned: &Learned, source: Station) -> Result<(), Refusal> {
     match learned.note(source) {
         true => Ok(()),
         false => Err(|counters| &counters.from_guest_not_learned),
