@@ -28,7 +28,8 @@ struct Seen {
 impl Seen {
     /// Whether the limit was reached, and that is news.
     fn look(&mut self, count: u64) -> bool {
-        let is_beyond = std::mem::replace(&mut self.count, count) != count;
+        // Fewer are those of another port, which has its name now.
+        let is_beyond = std::mem::replace(&mut self.count, count) < count;
         let is_news = is_beyond && self.told == 0;
         self.told = if is_beyond {
             QUIET
@@ -100,5 +101,16 @@ mod tests {
             assert!(!seen.look(6));
         }
         assert!(seen.look(7));
+    }
+
+    #[test]
+    fn counters_that_begin_anew_are_no_limit_reached() {
+        let mut seen = Seen::default();
+        assert!(seen.look(7));
+        for _ in 0..QUIET {
+            assert!(!seen.look(7));
+        }
+        assert!(!seen.look(0), "another port has the name");
+        assert!(seen.look(1));
     }
 }
