@@ -7,6 +7,7 @@
 //! ([`ASK_AGAIN`]). Nothing here is asked for by a worker that waits.
 
 use std::collections::{HashMap, HashSet};
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use crate::switch::learned::{Learned, Note};
@@ -48,9 +49,11 @@ impl Learning {
         self.owners.iter().map(|(&station, owner)| (station, owner.port))
     }
 
-    /// The uplink knows of none any more: all are told again when the notes are looked at.
-    pub(super) fn forget(&mut self) {
+    /// The uplink knows of none any more: all are told again when the notes are looked at, which is asked for by `news`.
+    pub(super) fn forget(&mut self, news: &OwnedFd) {
         self.owners.clear();
+        // A counter that is full wakes, too.
+        let _ = rustix::io::write(news, &1u64.to_ne_bytes());
     }
 
     /// A port is gone; stations that it had.
@@ -296,6 +299,18 @@ mod tests {
             1,
             "it is the other port's, as was told when that came"
         );
+    }
+
+    #[test]
+    fn uplink_that_returns_is_told_of_all_again_at_once() {
+        let mut world = World::new();
+        world.learned(0).note(station(GUEST));
+        world.look();
+        let news = eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd");
+        world.learning.forget(&news);
+        assert!(rustix::io::read(&news, &mut [0; 8]).is_ok(), "nobody looks");
+        assert!(world.look());
+        assert_eq!(world.told, [(station(GUEST), Some(PortNumber(0))); 2]);
     }
 
     #[test]

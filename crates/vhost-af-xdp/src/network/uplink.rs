@@ -215,7 +215,7 @@ impl Network {
         interface
             .steering
             .set_stations(&known.flatten().collect::<Vec<_>>())?;
-        state.learning.forget();
+        state.learning.forget(&self.news);
         let started = self.start_lanes(state, &interface);
         state.interface = Some(Arc::clone(&interface));
         started?;
