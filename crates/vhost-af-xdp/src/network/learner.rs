@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use steer::with_sources;
 
-use super::learning::Told;
+use super::learning::{Change, Told, tell_each};
 use super::{Network, change, configured};
 
 /// How often the notes are looked at without news.
 const SELDOM: Duration = Duration::from_secs(10);
-/// The same where there is something that nobody could be told yet.
+/// The same where there is something that nobody could be told yet, or that is not to move yet.
 const AGAIN: Duration = Duration::from_secs(1);
 /// Least time between two looks.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -46,8 +46,11 @@ impl Network {
         }
         let table = configured(state);
         let (interface, uplink) = (state.interface.as_deref(), &state.uplink);
-        let tell = |station, port| {
-            let changes = [change(station, port)];
+        let tell = |changes: &[Change]| {
+            let changes: Vec<_> = changes
+                .iter()
+                .map(|&(station, port)| change(station, port))
+                .collect();
             match interface.map(|interface| interface.steering.set_stations(&changes)) {
                 None if uplink.is_some() => Told::Later,
                 None | Some(Ok(())) => Told::Done,
@@ -63,6 +66,7 @@ impl Network {
                 }
             }
         };
+        let tell = |changes: &[Change]| tell_each(changes, tell);
         if state.learning.look(&state.ports, &table, Instant::now(), tell) {
             self.tell_table(state);
         }

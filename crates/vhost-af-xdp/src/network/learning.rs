@@ -5,6 +5,9 @@
 //! belongs to the port that used it last ("moves"); one that is a port's by configuration, or the host's, is never
 //! noted. The uplink's steward may refuse one: what the port sends from it is lost then, until it is asked again
 //! ([`ASK_AGAIN`]). Nothing here is asked for by a worker that waits.
+//!
+//! What one look finds is told in one list. Ports that take a station from each other without end have it moved all the
+//! same, but once in a while only, with all others that wait ([`MOVES`]): each list costs a new table of all workers.
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
@@ -17,6 +20,10 @@ use crate::switch::table::{PortNumber, Station, Table, TablePort};
 const AGE: Duration = Duration::from_secs(300);
 /// How long one is not asked for again that was refused.
 const ASK_AGAIN: Duration = Duration::from_secs(60);
+/// A station that has not moved for so long moves when it is seen elsewhere.
+const SETTLED: Duration = Duration::from_secs(60);
+/// Between moves of others.
+const MOVES: Duration = Duration::from_secs(1);
 
 /// What came of telling the uplink whose a station is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,11 +34,24 @@ pub(super) enum Told {
     Later,
 }
 
+/// Whose a station is to be.
+pub(super) type Change = (Station, Option<PortNumber>);
+
 /// Whose a station is.
 #[derive(Debug, Clone, Copy)]
 struct Owner {
     port: PortNumber,
     used: Instant,
+    /// When it became this port's that had been another one's.
+    moved: Option<Instant>,
+}
+
+/// A note of a port, of which the uplink is to be told.
+struct Found<'a> {
+    port: PortNumber,
+    learned: &'a Learned,
+    note: Note,
+    change: Change,
 }
 
 /// See the module's head.
@@ -39,7 +59,9 @@ struct Owner {
 pub(super) struct Learning {
     owners: HashMap<Station, Owner>,
     refused: HashMap<(PortNumber, Station), Instant>,
-    /// Somebody could not be told of all.
+    /// Unsettled stations moved last.
+    moved: Option<Instant>,
+    /// Somebody could not be told of all, or a station is not to move yet.
     pub(super) waits: bool,
 }
 
@@ -65,21 +87,19 @@ impl Learning {
     }
 
     /// Looks at the notes of all ports; whether something is to be told to workers. `table`: of stations by
-    /// configuration. `tell`: has the uplink know whose a station is.
+    /// configuration. `tell`: has the uplink know whose stations are, and says of each what came of it.
     pub(super) fn look(
         &mut self,
         ports: &[Option<TablePort>],
         table: &Table,
         now: Instant,
-        mut tell: impl FnMut(Station, Option<PortNumber>) -> Told,
+        tell: impl FnOnce(&[Change]) -> Vec<Told>,
     ) -> bool {
         let mut changed = false;
-        let mut waits = false;
-        let mut tell = |station, port| {
-            let told = tell(station, port);
-            waits |= told == Told::Later;
-            told
-        };
+        let mut found: Vec<Found<'_>> = Vec::new();
+        // Each is one port's at the end of a look, whoever else used it meanwhile.
+        let mut in_list = HashSet::new();
+        self.waits = false;
         for (port, learned) in learners(ports) {
             let mut seen = HashSet::new();
             for note in learned.notes() {
@@ -99,56 +119,101 @@ impl Learning {
                         self.refused.remove(&(port, station));
                         learned.remove(note);
                     }
-                } else {
-                    changed |= self.place((port, learned), note, ports, now, &mut tell);
+                } else if let Some(whose) = self.whose(port, note, now) {
+                    if in_list.insert(station) {
+                        let change = (station, whose);
+                        found.push(Found {
+                            port,
+                            learned,
+                            note,
+                            change,
+                        });
+                    } else {
+                        self.waits = true;
+                    }
                 }
             }
         }
-        self.waits = waits;
+        if found.is_empty() {
+            return changed;
+        }
+        let changes: Vec<_> = found.iter().map(|found| found.change).collect();
+        for (found, told) in found.into_iter().zip(tell(&changes)) {
+            match told {
+                Told::Later => self.waits = true,
+                Told::Refused if found.change.1.is_some() => found.learned.refuse(found.note),
+                Told::Refused | Told::Done => {
+                    self.place(&found, ports, now);
+                    changed = true;
+                }
+            }
+        }
         changed
     }
 
-    /// Looks at a note of a port; whether a station has another port now.
-    fn place(
-        &mut self,
-        (port, learned): (PortNumber, &Learned),
-        note: Note,
-        ports: &[Option<TablePort>],
-        now: Instant,
-        tell: &mut impl FnMut(Station, Option<PortNumber>) -> Told,
-    ) -> bool {
-        let station = note.station();
-        let before = self.owners.get_mut(&station);
-        if let Some(owner) = before.filter(|owner| owner.port == port) {
-            if note.is_used() {
-                owner.used = now;
-            }
-            if now.duration_since(owner.used) < AGE || tell(station, None) == Told::Later {
-                return false;
-            }
+    /// Whose the station of a port's note is to be, if something changes.
+    fn whose(&mut self, port: PortNumber, note: Note, now: Instant) -> Option<Option<PortNumber>> {
+        let Some(owner) = self.owners.get_mut(&note.station()) else {
+            return Some(Some(port));
+        };
+        if owner.port != port {
+            let is_settled = is_past(owner.moved, SETTLED, now);
+            let moves = is_settled || is_past(self.moved, MOVES, now);
+            self.waits |= !moves;
+            return moves.then_some(Some(port));
+        }
+        if note.is_used() {
+            owner.used = now;
+        }
+        (now.duration_since(owner.used) >= AGE).then_some(None)
+    }
+
+    /// What was found is so.
+    fn place(&mut self, found: &Found<'_>, ports: &[Option<TablePort>], now: Instant) {
+        let &Found {
+            port,
+            learned,
+            note,
+            change: (station, whose),
+        } = found;
+        if whose.is_none() {
             learned.remove(note);
             self.owners.remove(&station);
-            return true;
+            return;
         }
-        match tell(station, Some(port)) {
-            Told::Later => false,
-            Told::Refused => {
-                learned.refuse(note);
-                false
-            }
-            Told::Done => {
-                let owner = Owner { port, used: now };
-                if let Some(before) = self.owners.insert(station, owner) {
-                    let its = learners(ports).find(|&(port, _)| port == before.port);
-                    if let Some((_, its)) = its {
-                        its.notes()
-                            .filter(|note| note.station() == station)
-                            .for_each(|note| its.remove(note));
-                    }
-                }
-                true
-            }
+        let owner = Owner {
+            port,
+            used: now,
+            moved: None,
+        };
+        let Some(before) = self.owners.insert(station, owner) else {
+            return;
+        };
+        self.owners
+            .entry(station)
+            .and_modify(|owner| owner.moved = Some(now));
+        if !is_past(before.moved, SETTLED, now) {
+            self.moved = Some(now);
         }
+        let its = learners(ports).find(|&(port, _)| port == before.port);
+        if let Some((_, its)) = its {
+            its.notes()
+                .filter(|note| note.station() == station)
+                .for_each(|note| its.remove(note));
+        }
+    }
+}
+
+/// Whether something was so long ago, or never.
+fn is_past(at: Option<Instant>, pause: Duration, now: Instant) -> bool {
+    at.is_none_or(|at| now.duration_since(at) >= pause)
+}
+
+/// Tells a list as a whole, or one by one where something in it is refused; of each what came of it.
+pub(super) fn tell_each(changes: &[Change], mut tell: impl FnMut(&[Change]) -> Told) -> Vec<Told> {
+    match tell(changes) {
+        Told::Refused if changes.len() > 1 => changes.chunks(1).map(tell).collect(),
+        told => vec![told; changes.len()],
     }
 }
 
@@ -180,7 +245,9 @@ mod tests {
         learning: Learning,
         now: Instant,
         /// What the uplink was told.
-        told: Vec<(Station, Option<PortNumber>)>,
+        told: Vec<Change>,
+        /// In so many lists.
+        lists: usize,
         answer: Told,
     }
 
@@ -199,6 +266,7 @@ mod tests {
                 learning: Learning::default(),
                 now: Instant::now(),
                 told: Vec::new(),
+                lists: 0,
                 answer: Told::Done,
             }
         }
@@ -213,10 +281,11 @@ mod tests {
         }
 
         fn look(&mut self) -> bool {
-            let (told, answer) = (&mut self.told, self.answer);
-            let tell = |station, port| {
-                told.push((station, port));
-                answer
+            let (told, lists, answer) = (&mut self.told, &mut self.lists, self.answer);
+            let tell = |changes: &[Change]| {
+                told.extend(changes);
+                *lists += 1;
+                vec![answer; changes.len()]
             };
             self.learning.look(&self.ports, &self.table, self.now, tell)
         }
@@ -258,6 +327,49 @@ mod tests {
         world.learned(0).note(station(GUEST));
         assert!(world.look());
         assert_eq!(world.stations(), [(station(GUEST), PortNumber(0))]);
+    }
+
+    #[test]
+    fn ports_that_take_addresses_from_each_other_move_them_once_in_a_while() {
+        let mut world = World::new();
+        let all = (0..50).map(|at| station([2, 0, 0, 0, 9, at]));
+        // Both use them all the time, and are looked at 50 times a second.
+        for _ in 0..500 {
+            for port in [0, 1] {
+                all.clone()
+                    .for_each(|station| _ = world.learned(port).note(station));
+            }
+            world.look();
+            world.now += Duration::from_millis(20);
+        }
+        assert!((10..=16).contains(&world.lists), "{} lists", world.lists);
+        assert!(world.learning.waits, "some are to be moved still");
+        // Nobody else waits for that.
+        let settled = station([2, 0, 0, 0, 8, 1]);
+        for port in [0, 1] {
+            world.learned(port).note(settled);
+            world.look();
+            let its = world.stations().into_iter().find(|&(its, _)| its == settled);
+            assert_eq!(its, Some((settled, PortNumber(port as u16))));
+        }
+        // Who comes last has it at last.
+        world.now += MOVES;
+        world.look();
+        world.now += MOVES;
+        world.look();
+        assert!(!world.learning.waits);
+    }
+
+    #[test]
+    fn address_that_is_refused_keeps_no_other_one_from_being_learned() {
+        let [good, bad] = [GUEST, [2, 0, 0, 0, 9, 2]].map(|mac| (station(mac), Some(PortNumber(0))));
+        let tell = |changes: &[Change]| match changes.contains(&bad) {
+            true => Told::Refused,
+            false => Told::Done,
+        };
+        let told = tell_each(&[good, bad, good], tell);
+        assert_eq!(told, [Told::Done, Told::Refused, Told::Done]);
+        assert_eq!(tell_each(&[good; 2], |_| Told::Later), [Told::Later; 2]);
     }
 
     #[test]
