@@ -230,6 +230,11 @@ fn what_cannot_be_is_refused_by_key_and_all_is_as_before() {
         (with(3, "queues", json!(200)), Some("queues"), "1 to 128"),
         (with(3, "queues", json!("2")), Some("queues"), "give a number"),
         (
+            with(3, "isolated", json!("yes")),
+            Some("isolated"),
+            "isolated = \"yes\": give true or false",
+        ),
+        (
             with(3, "network", json!("wan")),
             Some("network"),
             "none of that name",
@@ -506,6 +511,15 @@ fn commands_ask_the_api() {
         code == Some(0) && said.contains("has another isolated, vlan, and goes on"),
         "{said}"
     );
+    // What is neither true nor false switches nothing off.
+    for value in ["yes", "TRUE", "on", "1"] {
+        let (code, said) = run(&["port", "set", "vm2", &format!("isolated={value}")]);
+        assert!(
+            code == Some(1) && said.contains(&format!("isolated = \"{value}\": give true or false")),
+            "{said}"
+        );
+    }
+    assert_eq!(scene.api.get("/v1/ports/vm2")["configuration"]["isolated"], true);
     let (code, said) = run(&["port", "set", "vm2", "mac=02:00:00:00:00:07"]);
     assert!(
         code == Some(1) && said.contains("has to begin anew for another mac: "),

@@ -2,13 +2,11 @@
 
 use std::path::PathBuf;
 
-use anyhow::bail;
+use anyhow::anyhow;
 use clap::{Args, Subcommand};
 use serde_json::{Map, Value};
 
-use super::file::unknown;
-use super::json::json_of;
-use super::port::PortTableArgs;
+use super::json::{Mistake, json_of, table_of};
 use crate::config::file::{Said, Table};
 
 pub(crate) const PORT_EXAMPLES: &str = "\
@@ -136,13 +134,9 @@ impl KeysArgs {
     /// The keys as the API takes them; null: not said any more.
     /// Errors: one line, naming the key.
     pub(crate) fn json(&self) -> anyhow::Result<Map<String, Value>> {
-        let known = PortTableArgs::keys();
         let (mut table, mut unsaid) = (Table::default(), Vec::new());
         for pair in &self.keys {
             let (key, value) = pair.split_once('=').unwrap_or((pair, "true"));
-            if known.takes(key).is_none() {
-                bail!("{}", unknown(key, &known, &self.name));
-            }
             match value {
                 "" => unsaid.push((key.to_owned(), Value::Null)),
                 value => {
@@ -153,6 +147,8 @@ impl KeysArgs {
         }
         let mut keys = json_of(&table);
         keys.extend(unsaid);
+        // As the daemon reads it, so that what is wrong is said without one, too.
+        table_of(&self.name, &keys).map_err(|Mistake { what, .. }| anyhow!(what))?;
         Ok(keys)
     }
 }
@@ -162,6 +158,7 @@ mod tests {
     use clap::{Command, FromArgMatches};
     use serde_json::json;
 
+    use super::super::port::PortTableArgs;
     use super::*;
 
     fn keys(words: &[&str]) -> anyhow::Result<Value> {
@@ -185,5 +182,27 @@ mod tests {
         assert_eq!(said.expect("well said"), wanted);
         let error = keys(&["queus=2"]).expect_err("misspelt").to_string();
         assert!(error.contains("unknown key \"queus\": one of"), "{error}");
+    }
+
+    #[test]
+    fn every_key_of_true_and_false_refuses_all_else() {
+        let known = PortTableArgs::keys();
+        let flags: Vec<&str> = known.flags().collect();
+        for known in ["isolated", "learning", "guard", "router", "promiscuous"] {
+            assert!(flags.contains(&known), "{known}: {flags:?}");
+        }
+        for flag in flags {
+            for (word, on) in [("", true), ("=true", true), ("=false", false)] {
+                let said = keys(&[&format!("{flag}{word}")]).expect("well said");
+                assert_eq!(said[flag], on, "{flag}{word}");
+            }
+            for value in [
+                "yes", "no", "on", "off", "1", "0", "TRUE", "True", "FALSE", " true",
+            ] {
+                let error = keys(&[&format!("{flag}={value}")]).expect_err("neither of both");
+                let wanted = format!("{flag} = \"{value}\": give true or false");
+                assert_eq!(error.to_string(), wanted);
+            }
+        }
     }
 }

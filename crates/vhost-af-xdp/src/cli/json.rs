@@ -51,7 +51,8 @@ pub(crate) fn json_of(table: &Table) -> Map<String, Value> {
     let value = |(key, said): (&String, &Said)| {
         let text = said.value.as_str();
         let value = match (keys.takes(key), text.parse::<i64>()) {
-            (Some(Takes::Flag | Takes::Switch), _) => Value::Bool(text == "true"),
+            // Text that is neither of both stays what it is: the reader refuses it.
+            (Some(Takes::Flag | Takes::Switch), _) => text.parse().map_or_else(|_| text.into(), Value::Bool),
             (
                 Some(Takes::Number | Takes::Size | Takes::Amount | Takes::NameOrNumber | Takes::List(_)),
                 Ok(number),
@@ -105,6 +106,19 @@ mod tests {
             let mistake = table(&said).expect_err(key);
             assert_eq!(mistake.key.as_deref(), Some(key));
             assert!(mistake.what.contains(words), "{}", mistake.what);
+        }
+        for flag in PortTableArgs::keys().flags() {
+            for value in [
+                json!("yes"),
+                json!("true"),
+                json!("TRUE"),
+                json!(1),
+                json!(0),
+                json!([true]),
+            ] {
+                let mistake = table(&json!({flag: value})).expect_err(flag);
+                assert_eq!(mistake.what, format!("{flag} = {value}: give true or false"));
+            }
         }
         for name in ["", "a/b", "-a", &"x".repeat(33), "../x"] {
             assert!(table_of(name, &Map::new()).is_err(), "{name}");

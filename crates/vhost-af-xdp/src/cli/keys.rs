@@ -156,6 +156,14 @@ impl Keys {
         known.map(|&(_, takes)| takes)
     }
 
+    /// Those that are true or false.
+    #[cfg(test)]
+    pub(super) fn flags(&self) -> impl Iterator<Item = &str> {
+        let is_flag = |takes| matches!(takes, Takes::Flag | Takes::Switch);
+        let flags = self.known.iter().filter(move |(_, takes)| is_flag(*takes));
+        flags.map(|(name, _)| name.as_str())
+    }
+
     /// All of them.
     pub(super) fn names(&self) -> String {
         let names: Vec<&str> = self.known.iter().map(|(name, _)| name.as_str()).collect();
@@ -165,7 +173,7 @@ impl Keys {
     /// What a table's keys say, as options.
     /// Errors: one sentence, which begins with the key.
     pub(super) fn read<A: Args>(&self, table: &Table) -> Result<A, String> {
-        let is_said = |key: &str, value: &str| self.takes(key) != Some(Takes::Flag) || value == "true";
+        let is_said = |key: &str, value: &str| self.takes(key) != Some(Takes::Flag) || value != "false";
         let said = table.keys.iter().map(|(key, said)| (key, &said.value));
         let words = said
             .filter(|(key, value)| is_said(key, value))
