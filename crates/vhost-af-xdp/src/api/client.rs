@@ -1,6 +1,7 @@
 //! A client of the API: what this program's own commands ask of a daemon.
 
 use std::future::poll_fn;
+use std::io::{Error, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::time::Duration;
@@ -100,13 +101,9 @@ impl Client {
     }
 
     async fn send(&self, ask: &Ask<'_>, accepted: &str) -> anyhow::Result<Response<Incoming>> {
-        let nobody = || {
-            format!(
-                "no daemon answers at {}: is it running, with --api?",
-                self.socket.display()
-            )
-        };
-        let stream = UnixStream::connect(&self.socket).await.with_context(nobody)?;
+        let nobody = || nobody(&self.socket);
+        let stream = UnixStream::connect(&self.socket).await;
+        let stream = stream.map_err(|error| unreached(&self.socket, error))?;
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream))
             .await
             .with_context(nobody)?;
@@ -125,6 +122,26 @@ impl Client {
         let request = request.body(body).context("this cannot be asked")?;
         sender.send_request(request).await.with_context(nobody)
     }
+}
+
+/// What to say where nobody answers.
+fn nobody(socket: &Path) -> String {
+    format!(
+        "no daemon answers at {}: is it running, with --api?",
+        socket.display()
+    )
+}
+
+/// Why there is no connection.
+fn unreached(socket: &Path, error: Error) -> anyhow::Error {
+    let what = match error.kind() {
+        ErrorKind::PermissionDenied => format!(
+            "this user may not ask at {}: ask as root, or as one of the group that the daemon has by --api-group",
+            socket.display()
+        ),
+        _ => nobody(socket),
+    };
+    anyhow::Error::new(error).context(what)
 }
 
 async fn next(body: &mut Incoming) -> anyhow::Result<Option<Bytes>> {
@@ -155,4 +172,30 @@ async fn document(mut body: Incoming) -> anyhow::Result<Value> {
 fn words_of(problem: &Value) -> String {
     let text = |key: &str| problem[key].as_str().unwrap_or("no reason was given").to_owned();
     format!("{}: {}", text("detail"), text("remedy"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_may_not_ask_is_told_who_may() {
+        let said = |kind: ErrorKind| format!("{:#}", unreached(Path::new("/run/api.sock"), kind.into()));
+        let denied = said(ErrorKind::PermissionDenied);
+        assert!(
+            denied.starts_with("this user may not ask at /run/api.sock: ask as root, or"),
+            "{denied}"
+        );
+        assert!(
+            denied.contains("--api-group") && !denied.contains("no daemon"),
+            "{denied}"
+        );
+        for kind in [ErrorKind::NotFound, ErrorKind::ConnectionRefused] {
+            let absent = said(kind);
+            assert!(
+                absent.starts_with("no daemon answers at /run/api.sock: is it running"),
+                "{absent}"
+            );
+        }
+    }
 }

@@ -117,6 +117,7 @@ pub(crate) fn build_network(path: &Path, table: &Table) -> Result<NetworkConfig,
 /// Errors: [`FileError`], naming line and key.
 pub(crate) fn build_port(path: &Path, table: &Table, ports: usize) -> Result<PortConfig, FileError> {
     let args = PortTableArgs::keys().read::<PortTableArgs>(table);
+    let args = args.and_then(|args| check_own_queue(table).map(|()| args));
     let built = args.and_then(|args| args.build(ports).map_err(|error| format!("{error:#}")));
     let built = built.and_then(|port| {
         check_path(&port.endpoint)?;
@@ -127,6 +128,22 @@ pub(crate) fn build_port(path: &Path, table: &Table, ports: usize) -> Result<Por
         name: table.name.as_str().into(),
         ..port
     })
+}
+
+/// What says how a port has queues of its own means nothing where it has those of a network, and who says it expects
+/// some.
+fn check_own_queue(table: &Table) -> Result<(), String> {
+    if table.get("network").is_none() || table.get("ifname").is_some() {
+        return Ok(());
+    }
+    let of_a_queue = ["start-queue", "mode", "force-copy", "force-zero-copy"];
+    let is_said = |key: &&str| table.get(key).is_some_and(|value| value != "false");
+    match of_a_queue.into_iter().find(is_said) {
+        Some(key) => Err(format!(
+            "{key}: the queues are the network's: name the uplink by ifname for one of the port's own, or leave it out"
+        )),
+        None => Ok(()),
+    }
 }
 
 /// A file is read again from wherever the daemon is, and its sockets are made in directories that were named.

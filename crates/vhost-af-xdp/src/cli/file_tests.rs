@@ -340,9 +340,17 @@ fn port_of_a_network_may_have_a_queue_of_its_own() {
             "ifname = \"eth0\"\nstart-queue = 1\nmac = \"02:00:00:00:00:01\"\n",
             ["port a: queue 1 of eth0", "two ports"],
         ),
+        ("start-queue = 0\n", ["line 7: port a: start-queue: ", "ifname"]),
+        ("mode = \"skb\"\n", ["line 7: port a: mode: ", "ifname"]),
+        ("force-copy = true\n", ["line 7: port a: force-copy: ", "ifname"]),
+        (
+            "force-zero-copy = true\n",
+            ["line 7: port a: force-zero-copy: ", "ifname"],
+        ),
     ] {
         assert_wrong(&format!("{lan}{keys}"), &words);
     }
+    assert!(read(&format!("{lan}force-copy = false\n")).is_ok());
     let alone = "[network.lan]\n[port.a]\nsocket-path = \"/a\"\nnetwork = \"lan\"\n";
     assert_wrong(
         &format!("{alone}{mac}ifname = \"eth0\"\n"),
