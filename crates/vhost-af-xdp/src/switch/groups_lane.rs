@@ -43,12 +43,13 @@ impl GroupsLane {
         }
     }
 
-    /// Whether a port of this network sent the frame in hand.
+    /// Whether a port of this network whose guest is here sent the frame in hand. One that has none here has moved, and
+    /// what it sends there comes once.
     fn is_of_a_port(&self, vlan: u16) -> bool {
         let from = self.frame.get(MAC_BYTES..).and_then(|rest| rest.first_chunk());
         from.is_some_and(|&from| {
             let found = self.members.table.find(Station::new(vlan, from));
-            matches!(found, Destination::Port(_))
+            matches!(found, Destination::Port(port) if !self.members.is_absent(port))
         })
     }
 }

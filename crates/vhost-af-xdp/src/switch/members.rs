@@ -75,14 +75,20 @@ impl Members {
         Self { spread, ..self }
     }
 
-    /// The same for frames that stay among the ports.
-    pub(super) fn without_ways_out(&self) -> Self {
+    /// The same for frames of the host.
+    pub(super) fn without_host(&self) -> Self {
+        let [uplink, _] = self.ways_out;
         Self {
-            uplinks: Vec::new(),
             host: None,
-            ways_out: [None; 2],
+            ways_out: [uplink, None],
             ..self.clone()
         }
+    }
+
+    /// Whether frames leave by the uplink, here or at another worker.
+    pub(crate) fn has_uplink(&self) -> bool {
+        let [uplink, _] = self.ways_out;
+        !self.uplinks.is_empty() || uplink.is_some()
     }
 
     /// Whether a port has a guest at no worker.

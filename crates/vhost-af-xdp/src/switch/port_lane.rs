@@ -298,7 +298,9 @@ impl<O: OwnQueue> PortLane<O> {
         }
         let (guest, run) = self.lane_for(port, burst.done, run);
         let Some(guest) = guest else {
-            let is_out = self.source(burst.done).is_some() && self.members.is_absent(port);
+            // What came by an uplink meets none.
+            let may_leave = self.source(burst.done).is_some() || self.members.has_uplink();
+            let is_out = may_leave && self.members.is_absent(port);
             return match self.is_trusted() && !is_out {
                 // A copy for who listens here.
                 true if self.members.has_promiscuous() => self.skip(run, burst),

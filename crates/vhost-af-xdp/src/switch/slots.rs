@@ -287,8 +287,7 @@ pub(super) fn acquaint(slots: &mut [Slot], tables: &Tables, place: &Place) {
             match &slot.role {
                 role if role.network() != Some(&network) => {}
                 Role::LinkFrom { worker, .. } => slot.lane.meet(&near(*worker)),
-                // What it sends out of the uplink goes there without us.
-                Role::Host { .. } => slot.lane.meet(&Arc::new(all.without_ways_out())),
+                Role::Host { .. } => slot.lane.meet(&Arc::new(all.without_host())),
                 _ => slot.lane.meet(&all),
             }
         }

@@ -325,3 +325,28 @@ fn frame_for_a_guest_that_is_nowhere_goes_where_the_uplink_is() {
     assert_eq!(workers.port(0).counters.from_guest_no_peer.get(), 0);
     assert_eq!(workers.port(0).counters.from_guest_frames.get(), 2);
 }
+
+#[test]
+fn frame_for_a_guest_that_has_moved_is_heard_once() {
+    let port = |at| TablePort {
+        mac: mac(at),
+        promiscuous: at == 1,
+        ..TablePort::default()
+    };
+    let mut workers = Workers::new((0..4).map(port).collect(), true);
+    workers.post(8);
+    let spread = Spread {
+        ports: [(PortNumber(0), 0), (PortNumber(1), 0), (PortNumber(2), 1)].into(),
+        exits: [[0].into(), BTreeSet::new()],
+    };
+    for world in &mut workers.0 {
+        let spread = Arc::new(spread.clone());
+        world.place.spreads.insert(NETWORK.into(), spread);
+    }
+    workers.0[1].slots.remove(1).lane.stop();
+    workers.0.iter_mut().for_each(World::acquaint);
+    let sent = frame(mac(3), mac(2), 60);
+    workers.port(2).send(&sent);
+    workers.breathe();
+    assert_eq!(workers.port(1).got(), [sent]);
+}

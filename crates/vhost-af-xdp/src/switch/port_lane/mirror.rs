@@ -21,11 +21,16 @@ impl<O: OwnQueue> PortLane<O> {
         for at in done {
             let judged = &self.chains[at];
             let [to_uplink, to_host] = self.members.ways_out;
+            // By a queue of its own it does not go there.
+            let to_uplink = to_uplink.filter(|_| !O::IS_THERE);
             let (to, way) = match judged.to {
                 Destination::Port(port) if port == self.number && !self.is_hairpin() => continue,
-                Destination::Port(port) => (Some(port), self.members.lanes(port).first().copied()),
-                // By a queue of its own it does not go there.
-                Destination::Unknown => (None, to_uplink.filter(|_| !O::IS_THERE)),
+                // Without a guest here it left.
+                Destination::Port(port) => {
+                    let guest = self.members.lanes(port).first().copied();
+                    (Some(port), guest.or(to_uplink))
+                }
+                Destination::Unknown => (None, to_uplink),
                 Destination::Host => (None, to_host),
                 Destination::Group | Destination::Nobody => continue,
             };
