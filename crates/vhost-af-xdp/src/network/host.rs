@@ -4,13 +4,13 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use device::counters::PairCounters;
 use steer::with_sources;
 use steward::protocol::HostEnd;
 
-use super::uplink::RETRY;
+use super::retry::Retry;
 use super::{Network, State};
 use crate::nic::error::InterfaceError;
 use crate::nic::interface::Interface;
@@ -22,9 +22,6 @@ use crate::switch::new_lane::NewLane;
 use crate::switch::role::Role;
 use crate::switch::workers::LaneAt;
 
-/// Longest pause between two attempts.
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-
 /// As far as it is reached.
 #[derive(Default)]
 pub(super) struct Host {
@@ -32,12 +29,8 @@ pub(super) struct Host {
     counters: Arc<PairCounters>,
     /// Its addresses.
     pub(super) macs: Vec<Mac>,
-    /// Changes of the uplink's lease that were seen when it was asked last.
-    seen: u32,
     impaired: Option<String>,
-    /// Not tried again before; and the pause after that.
-    next: Option<Instant>,
-    pause: Duration,
+    retry: Retry,
 }
 
 /// A device, in the hands of a worker.
@@ -78,15 +71,11 @@ impl Network {
         if !is_wanted || uplink.steering.is_away() {
             return;
         }
+        let is_reached = state.host.end.is_some() && state.host.impaired.is_none();
         let changes = uplink.steering.changes();
-        if state.host.seen != changes {
-            (state.host.next, state.host.pause) = (None, Duration::ZERO);
-        } else if (state.host.end.is_some() && state.host.impaired.is_none())
-            || state.host.next.is_some_and(|next| Instant::now() < next)
-        {
+        if !state.host.retry.is_due(changes, is_reached, Instant::now()) {
             return;
         }
-        state.host.seen = changes;
         let reached = self.reach_host(state, uplink);
         self.note_host(state, reached);
     }
@@ -146,13 +135,7 @@ impl Network {
         if let (Some(why), true) = (&why, why != host.impaired) {
             tracing::warn!(network = self.name, "guests do not reach the host: {why}");
         }
-        (host.next, host.pause) = match why {
-            Some(_) => {
-                let pause = (host.pause * 2).clamp(RETRY, LONGEST_PAUSE);
-                (Some(Instant::now() + pause), pause)
-            }
-            None => (None, Duration::ZERO),
-        };
+        host.retry.note(why.is_none(), Instant::now());
         host.impaired = why;
     }
 

@@ -7,6 +7,7 @@
 mod host;
 mod learner;
 mod learning;
+mod retry;
 mod uplink;
 
 use std::collections::HashSet;
@@ -23,6 +24,7 @@ use xsk::NumaNode;
 use self::host::Host;
 pub(crate) use self::host::ShownHost;
 use self::learning::Learning;
+use self::retry::Retry;
 use crate::config::{MemberVlans, NetworkConfig, NicConfig, PortConfig, UplinkConfig};
 use crate::nic::error::InterfaceError;
 use crate::nic::interface::Interface;
@@ -92,7 +94,10 @@ struct State {
     /// Of each queue of the uplink.
     counters: Vec<Arc<PairCounters>>,
     interface: Option<Arc<Interface>>,
+    /// The first of the uplink's queues, all of them unless something is lacking.
     running: Vec<Running>,
+    /// When those that do not run are tried again.
+    retry: Retry,
     /// The lane of frames to groups.
     groups: Option<LaneAt>,
     host: Host,

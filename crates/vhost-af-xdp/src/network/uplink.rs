@@ -9,6 +9,7 @@ use device::counters::PairCounters;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use steer::with_sources;
 
+use super::retry::Retry;
 use super::{Network, NetworkLink, Running, State, stations};
 use crate::nic::binding::L2_BYTES;
 use crate::nic::error::InterfaceError;
@@ -136,9 +137,13 @@ impl Network {
                         "MTU changed, queues are set up anew"
                     );
                     self.stop_lanes(&mut state);
+                    state.retry = Retry::default();
                 }
-                if state.running.is_empty() {
+                let (changes, now) = (interface.steering.changes(), Instant::now());
+                let all_run = state.running.len() == state.counters.len();
+                if state.retry.is_due(changes, all_run, now) && !all_run {
                     let started = self.start_lanes(&mut state, &interface);
+                    state.retry.note(started.is_ok(), now);
                     self.note(&mut state, started);
                 }
                 self.look_at_host(&mut state, &interface);
@@ -181,6 +186,7 @@ impl Network {
     pub(super) fn lose_interface(&self, state: &mut State) {
         self.lose_host(state);
         self.stop_lanes(state);
+        state.retry = Retry::default();
         state.link = None;
         if let Some(interface) = state.interface.take() {
             interface.close_queues();
@@ -223,6 +229,7 @@ impl Network {
         Ok(())
     }
 
+    /// Lets those queues run that do not yet.
     fn start_lanes(&self, state: &mut State, interface: &Arc<Interface>) -> Result<(), InterfaceError> {
         let State {
             uplink: Some(uplink),
@@ -234,7 +241,9 @@ impl Network {
         else {
             return Ok(());
         };
-        if let Some(groups) = interface.steering.groups()? {
+        if of_groups.is_none()
+            && let Some(groups) = interface.steering.groups()?
+        {
             let counters = Arc::clone(&self.group_counters);
             let lane = NewLane {
                 lane: Box::new(GroupsLane::new(
@@ -250,7 +259,8 @@ impl Network {
             };
             *of_groups = Some(self.workers.add(lane, &self.owner));
         }
-        for (number, counters) in (uplink.start_queue..).zip(&*counters) {
+        let queues = (uplink.start_queue..).zip(&*counters);
+        for (number, counters) in queues.skip(running.len()) {
             let role = Role::Uplink {
                 network: Arc::clone(&self.owner),
                 queue: number,
