@@ -1,5 +1,6 @@
 //! A steward whose policy changes under a network that runs: what it takes is said, and comes back with it.
 
+use rstest::rstest;
 use testkit::daemon::DIR;
 use testkit::{Daemon, Driver, DriverConfig, PacketPort, Serve, VethPair, frame, require, wait};
 
@@ -18,21 +19,26 @@ fn file(keys: &str) -> String {
     format!("[network.lan]\nuplink = \"{nic}\"\nhost = false\n{keys}\n{first}{second}")
 }
 
-/// From now on the rule of the daemon's network has these keys.
-fn change_policy(daemon: &mut Daemon, keys: &str) {
+/// The rule of the daemon's network has these keys for a steward that reads it.
+fn write_policy(daemon: &Daemon, keys: &str) {
     let policy = format!(
         "[limits]\nunbound-sockets = true\n[[allow]]\nuser = {}\ninterface = \"{}\"\nqueues = \"all\"\n\
          network = true\n{keys}\n",
         testkit::lessor::ID,
         VethPair::NIC
     );
+    daemon.lessor.as_ref().expect("leased").change_policy(&policy);
+}
+
+/// And the steward reads it.
+fn change_policy(daemon: &mut Daemon, keys: &str) {
     let read = |daemon: &Daemon| {
         let lessor = daemon.lessor.as_ref().expect("leased");
         lessor.steward.said().matches("the policy was read again").count()
     };
     let before = read(daemon);
+    write_policy(daemon, keys);
     let lessor = daemon.lessor.as_mut().expect("leased");
-    lessor.change_policy(&policy);
     lessor.steward.signal(rustix::process::Signal::HUP);
     let is_read = || read(daemon) > before;
     assert!(wait::until(wait::SOON, is_read), "{}", daemon.said());
@@ -74,14 +80,55 @@ fn queue_that_lacks_memory_is_tried_again() {
     let said = daemon.said().matches("no uplink").count();
     assert_eq!(said, 1, "{}", daemon.said());
     change_policy(&mut daemon, "memlock = \"unlimited\"");
-    let is_whole = || network(&daemon)["impaired"].is_null();
-    assert!(wait::until(3 * wait::SOON, is_whole), "{:#}", network(&daemon));
+    await_whole(&daemon);
     // What comes by either queue arrives.
     let wire = PacketPort::open(&veth.far, VethPair::WIRE);
     let mut guest = guest(&daemon, 0);
     for number in 0..64 {
         assert_hears(&mut guest, 0, &wire, number);
     }
+}
+
+/// Both ways of a policy that says so little that a guest's address is not in it.
+#[rstest]
+fn guest_that_a_policy_cuts_off_is_named_and_comes_back_with_it(#[values(false, true)] restarted: bool) {
+    require!(Root);
+    let veth = VethPair::with(1, 1500);
+    let serve = Serve::file().leased();
+    let mut daemon = Daemon::start_file(&veth.near, &serve, &[VethPair::NIC], &file(""));
+    let mut guests = [0, 1].map(|number| guest(&daemon, number));
+    let wire = PacketPort::open(&veth.far, VethPair::WIRE);
+    let little = "memlock = \"unlimited\"\nmacs = [\"02:00:00:00:00:00\"]";
+    for frame in [10, 20] {
+        let all = "memlock = \"unlimited\"";
+        for (number, guest) in (0..).zip(&mut guests) {
+            assert_hears(guest, number, &wire, frame);
+        }
+        match restarted {
+            false => change_policy(&mut daemon, little),
+            true => {
+                let steward = &mut daemon.lessor.as_mut().expect("leased").steward;
+                steward.signal(rustix::process::Signal::KILL);
+                steward.wait(wait::SOON);
+                write_policy(&daemon, little);
+                daemon.start_lessor_again(&veth.near);
+            }
+        }
+        await_impaired(&daemon, &["02:00:00:00:00:01", "`macs`"]);
+        assert!(
+            !network(&daemon)["impaired"]
+                .to_string()
+                .contains("02:00:00:00:00:00")
+        );
+        assert_hears(&mut guests[0], 0, &wire, frame + 1);
+        wire.send(&numbered(1, frame + 2));
+        assert!(guests[1].pairs[0].receive(wait::QUIET).is_none(), "it is cut off");
+        change_policy(&mut daemon, all);
+        await_whole(&daemon);
+        assert_hears(&mut guests[1], 1, &wire, frame + 3);
+    }
+    let said = daemon.said();
+    assert_eq!(said.matches("guests are cut off").count(), 2, "{said}");
 }
 
 fn guest(daemon: &Daemon, number: u8) -> Driver {

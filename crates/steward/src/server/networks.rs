@@ -70,23 +70,41 @@ impl Server {
         };
         let first = held.wanted.start_queue;
         let judged = |station| self.policy.check_station(held.rule, station, &interface.of_host);
-        let refused = interface
-            .stations(first)
-            .filter(|&station| judged(station).is_err());
-        let changes: Vec<StationChange> = refused
-            .map(|station| StationChange { station, port: None })
+        let refused = interface.stations(first);
+        let refused: Vec<_> = refused
+            .filter_map(|station| Some((station, judged(station).err()?)))
             .collect();
-        if changes.is_empty() {
+        let Some((_, why)) = refused.first() else {
             return;
-        }
+        };
         let name = interface.link.name.clone();
         tracing::warn!(
             interface = name,
-            stations = changes.len(),
+            stations = refused.len(),
+            first = why,
             "taken from a network: not allowed by the policy, or the host's"
         );
+        let taken = |&(station, _): &_| StationChange { station, port: None };
+        let changes: Vec<_> = refused.iter().map(taken).collect();
         if let Err(refusal) = interface.change_stations(first, &changes) {
             tracing::error!(interface = name, "they stay: {refusal}");
+        }
+        let at = (held.interface, first);
+        let mut others = self.connections.values_mut();
+        let holder = others.find(|other| {
+            let held = other.held.as_ref().filter(|held| held.wanted.network);
+            held.is_some_and(|held| (held.interface, held.wanted.start_queue) == at)
+        });
+        if let Some(holder) = holder {
+            holder.dirty = true;
+        }
+    }
+
+    /// Has the holder of a lease name its stations again, if it is one of a network: they are judged otherwise than when it
+    /// named them.
+    pub(super) fn ask_for_stations(&mut self, number: u64) {
+        if let Some(connection) = self.connections.get_mut(&number) {
+            connection.dirty |= connection.held.as_ref().is_some_and(|held| held.wanted.network);
         }
     }
 }

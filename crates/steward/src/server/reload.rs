@@ -144,7 +144,10 @@ impl Server {
             return;
         };
         match self.policy.find(peer, &held.wanted, |rule| self.leased(rule)) {
-            Ok(rule) => self.charge(number, rule),
+            Ok(rule) => {
+                self.charge(number, rule);
+                self.ask_for_stations(number);
+            }
             Err(refusal) => {
                 let (pid, queues) = (peer.pid, held.wanted.range());
                 let why = refusal.to_string();

@@ -205,6 +205,8 @@ impl Server {
         });
         may_crash("resumed");
         let facts = self.note_lease(number, orphan.held, "resumed")?;
+        // This steward may have another policy.
+        self.ask_for_stations(number);
         Ok(Answer::Facts(facts).into())
     }
 

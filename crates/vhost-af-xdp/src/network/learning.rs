@@ -78,6 +78,11 @@ impl Learning {
         let _ = rustix::io::write(news, &1u64.to_ne_bytes());
     }
 
+    /// The uplink does not know of one any more: it is told again when the notes are looked at.
+    pub(super) fn lose(&mut self, station: Station) {
+        self.owners.remove(&station);
+    }
+
     /// A port is gone; stations that it had.
     pub(super) fn leave(&mut self, port: PortNumber) -> Vec<Station> {
         self.refused.retain(|&(of, _), _| of != port);

@@ -7,6 +7,7 @@
 mod host;
 mod learner;
 mod learning;
+mod naming;
 mod retry;
 mod uplink;
 
@@ -24,6 +25,7 @@ use xsk::NumaNode;
 use self::host::Host;
 pub(crate) use self::host::ShownHost;
 use self::learning::Learning;
+use self::naming::Named;
 use self::retry::Retry;
 use crate::config::{MemberVlans, NetworkConfig, NicConfig, PortConfig, UplinkConfig};
 use crate::nic::error::InterfaceError;
@@ -104,6 +106,7 @@ struct State {
     /// By number.
     ports: Vec<Option<TablePort>>,
     learning: Learning,
+    named: Named,
     /// A thread looks at what is learned.
     learns: bool,
     /// Why no frames move over the uplink although they should.
@@ -266,6 +269,7 @@ impl Network {
                 tracing::warn!(network = %self.name, "an address stays with the uplink: {}", with_sources(&error));
             }
         }
+        state.named.hurry();
         self.tell_table(&state);
         Ok(())
     }
@@ -296,6 +300,7 @@ impl Network {
         let mut state = self.state();
         let gone = state.ports.get_mut(usize::from(number.0)).and_then(Option::take);
         let learned = state.learning.leave(number);
+        state.named.hurry();
         if let (Some(gone), Some(interface)) = (gone, &state.interface)
             && let learned = learned.into_iter().map(|station| change(station, None))
             && let changes = stations(&gone, None).into_iter().chain(learned).collect::<Vec<_>>()
@@ -336,7 +341,7 @@ impl Network {
             uplink: state.uplink.clone(),
             counters: state.counters.clone(),
             link,
-            impaired: state.impaired.clone(),
+            impaired: state.impaired.clone().or_else(|| state.named.refused.clone()),
             interface: state.interface.as_ref().map(Arc::downgrade),
             lanes: state
                 .running

@@ -22,10 +22,15 @@ impl Retry {
     /// changed.
     pub(super) fn is_due(&mut self, changes: u32, is_whole: bool, now: Instant) -> bool {
         if std::mem::replace(&mut self.seen, changes) != changes {
-            (self.next, self.pause) = (None, Duration::ZERO);
+            self.hurry();
             return true;
         }
         !is_whole && self.next.is_none_or(|next| now >= next)
+    }
+
+    /// It is tried the next time, whenever that is.
+    pub(super) fn hurry(&mut self) {
+        (self.next, self.pause) = (None, Duration::ZERO);
     }
 
     /// Takes note of an attempt.

@@ -146,6 +146,7 @@ impl Network {
                     state.retry.note(started.is_ok(), now);
                     self.note(&mut state, started);
                 }
+                self.look_at_stations(&mut state, &interface);
                 self.look_at_host(&mut state, &interface);
             }
             Some((Ok(_), _)) => {}
@@ -187,6 +188,7 @@ impl Network {
         self.lose_host(state);
         self.stop_lanes(state);
         state.retry = Retry::default();
+        state.named.forget();
         state.link = None;
         if let Some(interface) = state.interface.take() {
             interface.close_queues();

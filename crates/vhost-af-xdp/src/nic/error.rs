@@ -74,6 +74,11 @@ impl From<LeaseError> for InterfaceError {
 }
 
 impl InterfaceError {
+    /// Whether a steward answered, and said no.
+    pub(crate) fn is_refusal(&self) -> bool {
+        matches!(self, Self::Refused(_) | Self::Lease(LeaseError::Refused(_)))
+    }
+
     /// Whether it will be otherwise when the steward is back.
     pub(crate) fn is_away(&self) -> bool {
         matches!(self, Self::Lease(LeaseError::Away { .. }))

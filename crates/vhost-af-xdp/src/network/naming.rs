@@ -1,0 +1,121 @@
+//! Stations that the uplink's steward does not allow any more, or again: it has another policy, or an address became the
+//! host's. Then it takes them away, and says that something changed: all are named again. What is refused is said, and
+//! named again less and less often.
+
+use std::time::Instant;
+
+use steer::{mac_text, with_sources};
+use steward::protocol::StationChange;
+
+use super::retry::Retry;
+use super::{Network, State, change, stations};
+use crate::nic::error::InterfaceError;
+use crate::nic::interface::Interface;
+use crate::port::journal::{JOURNAL, Of, What};
+use crate::switch::table::PortNumber;
+
+/// So many are named of those that are refused.
+const SAID: usize = 3;
+
+/// What came of naming them.
+#[derive(Default)]
+pub(super) struct Named {
+    retry: Retry,
+    /// The steward did not answer when they were named last.
+    unfinished: bool,
+    /// Which are refused, and why.
+    pub(super) refused: Option<String>,
+}
+
+impl Named {
+    /// The interface is another one, where all are named as it is opened.
+    pub(super) fn forget(&mut self) {
+        *self = Self::default();
+    }
+
+    /// Ports changed: what is refused may be another thing now.
+    pub(super) fn hurry(&mut self) {
+        self.retry.hurry();
+    }
+}
+
+impl Network {
+    /// Names all stations again if the lease of the uplink, which is there, changed, or if some are refused.
+    pub(super) fn look_at_stations(&self, state: &mut State, uplink: &Interface) {
+        let (changes, now) = (uplink.steering.changes(), Instant::now());
+        let is_whole = state.named.refused.is_none() && !state.named.unfinished;
+        if uplink.steering.is_away() || !state.named.retry.is_due(changes, is_whole, now) {
+            return;
+        }
+        let named = self.name_stations(state, uplink);
+        state.named.unfinished = named.is_err();
+        let is_whole = named.as_ref().is_ok_and(Vec::is_empty);
+        state.named.retry.note(is_whole, now);
+        if let Ok(refused) = named {
+            self.note_refused(state, &refused);
+        }
+    }
+
+    /// Which are refused, and why. Learned ones are no matter: their ports ask for them again when they use them.
+    /// Errors: the steward did not answer.
+    fn name_stations(&self, state: &mut State, uplink: &Interface) -> Result<Vec<String>, InterfaceError> {
+        let why_not = |changes: &[StationChange]| match uplink.steering.set_stations(changes) {
+            Ok(()) => Ok(None),
+            Err(refusal) if refusal.is_refusal() => Ok(Some(with_sources(&refusal))),
+            Err(error) => Err(error),
+        };
+        let mut refused = Vec::new();
+        let ports = (0..).map(PortNumber).zip(&state.ports);
+        let all = ports.filter_map(|(number, port)| Some(stations(port.as_ref()?, Some(number))));
+        for of_port in all {
+            if why_not(&of_port)?.is_none() {
+                continue;
+            }
+            for station in of_port {
+                if let Some(why) = why_not(&[station])? {
+                    let steer::Station { vlan, mac } = station.station;
+                    let vlan = (vlan != 0).then(|| format!(" in VLAN {vlan}"));
+                    let (mac, vlan) = (mac_text(mac), vlan.unwrap_or_default());
+                    refused.push(format!("frames for {mac}{vlan} do not come: {why}"));
+                }
+            }
+        }
+        let learned: Vec<_> = state.learning.stations().collect();
+        let mut is_lost = false;
+        for (station, port) in learned {
+            if why_not(&[change(station, Some(port))])?.is_some() {
+                state.learning.lose(station);
+                is_lost = true;
+            }
+        }
+        if is_lost {
+            self.tell_table(state);
+        }
+        Ok(refused)
+    }
+
+    /// Said when it is another thing than before.
+    fn note_refused(&self, state: &mut State, refused: &[String]) {
+        let more = refused.len().saturating_sub(SAID);
+        let mut why = refused[..refused.len() - more].join("; ");
+        if more > 0 {
+            why += &format!("; and {more} more");
+        }
+        let why = (!why.is_empty()).then_some(why);
+        if why == state.named.refused {
+            return;
+        }
+        let of = Of::Network(&self.name);
+        match &why {
+            Some(why) => {
+                tracing::warn!(network = self.name, "guests are cut off: {why}");
+                JOURNAL.tell(of, What::Impaired, Some(why.clone()));
+            }
+            None => {
+                tracing::info!(network = self.name, "no guest is cut off any more");
+                JOURNAL.tell(of, What::Recovered, None);
+            }
+        }
+        state.named.refused = why;
+    }
+}
