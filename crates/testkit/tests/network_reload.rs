@@ -2,6 +2,7 @@
 //! concerned lose no frame.
 
 use rstest::rstest;
+use rustix::process::Signal;
 use testkit::daemon::DIR;
 use testkit::{Daemon, Driver, DriverConfig, Layout, PacketPort, Serve, VethPair, frame, require, wait};
 
@@ -198,4 +199,91 @@ fn mistake_of_a_network_is_told_and_changes_nothing() {
     assert!(!done && said.contains("absent0"), "{said}");
     daemon.reload_with(&good);
     assert_reaches(&mut guest, 0, &wire);
+}
+
+/// Two networks of an interface, each with a queue, and what else is said.
+fn two_networks(ports: &str) -> String {
+    let nic = VethPair::NIC;
+    let of = |name, queue| network(name, &format!("uplink = \"{nic}\"\nstart-queue = {queue}"));
+    [&*of("a", 0), &of("b", 1), ports].concat()
+}
+
+/// Whose VLANs the program sees.
+fn two_queues() -> VethPair {
+    let veth = VethPair::with(2, 1500);
+    veth.near.run("ethtool", &["-K", VethPair::NIC, "rxvlan", "off"]);
+    veth
+}
+
+/// Reads a file in which something cannot be.
+#[track_caller]
+fn refused(daemon: &Daemon, text: &str, words: &str) {
+    daemon.write_file(text);
+    let (done, said) = daemon.reload();
+    assert!(!done && said.contains(words), "{said}");
+}
+
+#[rstest]
+fn port_that_cannot_begin_leaves_nothing_in_its_network(#[values(false, true)] leased: bool) {
+    require!(Root);
+    let veth = VethPair::with(2, 1500);
+    let nic = VethPair::NIC;
+    let stays = network("lan", &format!("uplink = \"{nic}\"")) + &port(0, "lan");
+    let daemon = Daemon::start_file(&veth.near, &serve(leased), &[nic], &stays);
+    let wire = PacketPort::open(&veth.far, VethPair::WIRE);
+    // A driver without zero-copy mode.
+    let own = format!("ifname = \"{nic}\"\nstart-queue = 1\nforce-zero-copy = true\n");
+    for _ in 0..2 {
+        refused(&daemon, &[&*stays, &port(1, "lan"), &own].concat(), "port vm1");
+        // Another with its address.
+        let other = port(1, "lan").replace("port.vm1", "port.vm2");
+        daemon.reload_with(&[&*stays, &other.replace("vm1.sock", "vm2.sock")].concat());
+        let mut guest = guest(&daemon, 2);
+        assert_reaches(&mut guest, 1, &wire);
+        daemon.reload_with(&stays);
+    }
+}
+
+#[rstest]
+fn what_is_refused_half_way_leaves_no_address_with_the_uplink(#[values(false, true)] changes: bool) {
+    require!(Root);
+    let veth = two_queues();
+    let with = |vm: u8, network: &str, keys: &str| {
+        // All have one address.
+        let port = port(vm, network).replace(&format!("00:00:{vm:02x}"), "00:00:09");
+        format!("{port}{keys}\n")
+    };
+    let mut stays = with(0, "b", "vlan = 200");
+    if changes {
+        stays += &with(1, "a", "vlan = 5");
+    }
+    let serve = Serve::file().leased();
+    let daemon = Daemon::start_file(&veth.near, &serve, &[VethPair::NIC], &two_networks(&stays));
+    // More than one message to the steward has; the last is the other network's.
+    let wide = with(0, "b", "vlan = 200") + &with(1, "a", "trunk = \"1-200\"");
+    refused(&daemon, &two_networks(&wide), "another lease");
+    daemon.reload_with(&two_networks(&(stays.clone() + &with(2, "b", "vlan = 10"))));
+    // What it had before is its own still.
+    if changes {
+        let fifth = two_networks(&(stays + &with(3, "b", "vlan = 5")));
+        refused(&daemon, &fifth, "another lease");
+    }
+}
+
+#[test]
+fn port_that_ends_without_a_steward_leaves_its_address_when_there_is_one_again() {
+    require!(Root);
+    let veth = two_queues();
+    let serve = Serve::file().leased();
+    let stays = port(0, "a");
+    let first = two_networks(&(stays.clone() + &port(1, "a")));
+    let mut daemon = Daemon::start_file(&veth.near, &serve, &[VethPair::NIC], &first);
+    let lessor = daemon.lessor.as_mut().expect("queues are leased");
+    lessor.steward.signal(Signal::KILL);
+    lessor.steward.wait(wait::SOON);
+    daemon.reload_with(&two_networks(&stays));
+    daemon.restart_lessor(&veth.near);
+    daemon.write_file(&two_networks(&(stays + &port(1, "b"))));
+    let begins = || daemon.reload().0;
+    assert!(wait::until(wait::SOON, begins), "{}", daemon.said());
 }

@@ -109,7 +109,7 @@ impl Ports {
         let others: u64 = self.all().iter().map(|port| port.config.copy_bytes()).sum();
         self.interfaces.expect_copies(others + port.copy_bytes());
         let ready = self.open(port, &ends)?;
-        open_queues(&ready.opened)?;
+        open_queues(&ready.opened).inspect_err(|_| leave(&ready.joined))?;
         ready.opened.close_queues();
         self.run(ready, source)
     }
@@ -300,7 +300,8 @@ impl Ports {
 
     fn run(&self, ready: Ready, source: VmmSource) -> anyhow::Result<()> {
         let Ready { opened, joined } = ready;
-        let Started { port, thread } = opened.start().context(NO_THREAD)?;
+        let started = opened.start().context(NO_THREAD);
+        let Started { port, thread } = started.inspect_err(|_| leave(&joined))?;
         let mut threads = vec![thread];
         let started = self.start_threads(&port, source, &mut threads);
         self.running().push(Running {

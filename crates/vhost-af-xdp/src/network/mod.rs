@@ -8,6 +8,7 @@ mod host;
 mod learner;
 mod learning;
 mod naming;
+mod owed;
 mod retry;
 mod uplink;
 
@@ -105,8 +106,12 @@ struct State {
     host: Host,
     /// By number.
     ports: Vec<Option<TablePort>>,
+    /// Of each number: somebody may have lanes of it still.
+    held: Vec<Weak<()>>,
     learning: Learning,
     named: Named,
+    /// Of which the uplink may know another thing than holds.
+    owed: HashSet<Station>,
     /// A thread looks at what is learned.
     learns: bool,
     /// Why no frames move over the uplink although they should.
@@ -140,9 +145,18 @@ pub(crate) struct Network {
 pub(crate) struct NetworkEnd {
     pub(crate) network: Arc<Network>,
     pub(crate) number: PortNumber,
+    /// While anybody has it no other port gets the number.
+    _held: Arc<()>,
 }
 
 impl State {
+    /// A number that no port has, and none that is left to itself.
+    fn free_number(&self) -> usize {
+        let is_free = |&at: &usize| self.ports[at].is_none() && self.held[at].strong_count() == 0;
+        let last = self.ports.len();
+        (0..last).find(is_free).unwrap_or(last)
+    }
+
     /// Nobody has to look at an uplink.
     fn is_over(&self) -> bool {
         self.over || self.uplink.is_none()
@@ -220,23 +234,25 @@ impl Network {
         let port = table_port(port, mac, &self.news);
         let mut state = self.state();
         self.check_address(&state, &port, None)?;
-        let free = state.ports.iter().position(Option::is_none);
-        let at = free.unwrap_or(state.ports.len());
+        if port.learned.is_some() && !state.learns {
+            self.watch_learning().map_err(NetworkError::Thread)?;
+            state.learns = true;
+        }
+        let at = state.free_number();
         if at == state.ports.len() {
             state.ports.push(None);
+            state.held.push(Weak::new());
         }
         let number = PortNumber(u16::try_from(at).unwrap_or(u16::MAX));
-        if port.learned.is_some() && !std::mem::replace(&mut state.learns, true) {
-            self.watch_learning().map_err(NetworkError::Thread)?;
-        }
-        if let Some(interface) = &state.interface {
-            interface.steering.set_stations(&stations(&port, Some(number)))?;
-        }
+        self.set_stations(&mut state, &stations(&port, Some(number)))?;
+        let held = Arc::new(());
+        state.held[at] = Arc::downgrade(&held);
         state.ports[at] = Some(port);
         self.tell_table(&state);
         Ok(NetworkEnd {
             network: Arc::clone(self),
             number,
+            _held: held,
         })
     }
 
@@ -252,23 +268,10 @@ impl Network {
             port.learned.clone_from(&before.learned);
             port.flows.clone_from(&before.flows);
         }
-        let before = state
-            .ports
-            .get_mut(at)
-            .and_then(|before| before.replace(port.clone()));
-        if let Some(interface) = &state.interface {
-            let changes = stations(&port, Some(number));
-            if let Err(error) = interface.steering.set_stations(&changes) {
-                state.ports[at] = before;
-                return Err(error.into());
-            }
-            let now: HashSet<_> = changes.iter().map(|change| change.station).collect();
-            let mut gone = before.map_or_else(Vec::new, |before| stations(&before, None));
-            gone.retain(|change| !now.contains(&change.station));
-            if let Err(error) = interface.steering.set_stations(&gone) {
-                tracing::warn!(network = %self.name, "an address stays with the uplink: {}", with_sources(&error));
-            }
-        }
+        self.set_stations(&mut state, &stations(&port, Some(number)))?;
+        let before = state.ports.get_mut(at).and_then(|before| before.replace(port));
+        let before = before.map_or_else(Vec::new, |before| stations(&before, None));
+        self.owe(&mut state, before.iter().map(station_of));
         state.named.hurry();
         self.tell_table(&state);
         Ok(())
@@ -295,24 +298,14 @@ impl Network {
         }
     }
 
-    /// A port ends.
+    /// A port ends. Its number stays its own as long as anybody has its [`NetworkEnd`].
     pub(crate) fn leave(&self, number: PortNumber) {
         let mut state = self.state();
         let gone = state.ports.get_mut(usize::from(number.0)).and_then(Option::take);
         let learned = state.learning.leave(number);
         state.named.hurry();
-        if let (Some(gone), Some(interface)) = (gone, &state.interface)
-            && let learned = learned.into_iter().map(|station| change(station, None))
-            && let changes = stations(&gone, None).into_iter().chain(learned).collect::<Vec<_>>()
-            // A steward that is away keeps them: their frames find nobody here.
-            && let Err(error) = interface.steering.set_stations(&changes)
-        {
-            tracing::warn!(
-                network = self.name,
-                "a port's address stays with the uplink: {}",
-                with_sources(&error)
-            );
-        }
+        let its = gone.map_or_else(Vec::new, |gone| stations(&gone, None));
+        self.owe(&mut state, its.iter().map(station_of).chain(learned));
         self.tell_table(&state);
     }
 
@@ -364,8 +357,7 @@ impl Network {
     }
 
     fn tell_table(&self, state: &State) {
-        let table = configured(state).with_learned(state.learning.stations());
-        self.workers.tell_table(&self.owner, &Arc::new(table));
+        self.workers.tell_table(&self.owner, &Arc::new(table(state)));
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -388,6 +380,16 @@ fn change(station: Station, whose: Option<PortNumber>) -> StationChange {
         station: steer::Station { vlan, mac },
         port: whose.map(|number| number.0.into()),
     }
+}
+
+/// Which one a change is of.
+fn station_of(change: &StationChange) -> Station {
+    Station::new(change.station.vlan, change.station.mac)
+}
+
+/// Who has which address.
+fn table(state: &State) -> Table {
+    configured(state).with_learned(state.learning.stations())
 }
 
 /// Who has which address by configuration.

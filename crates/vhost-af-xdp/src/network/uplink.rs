@@ -147,6 +147,7 @@ impl Network {
                     self.note(&mut state, started);
                 }
                 self.look_at_stations(&mut state, &interface);
+                self.pay(&mut state);
                 self.look_at_host(&mut state, &interface);
             }
             Some((Ok(_), _)) => {}
@@ -223,6 +224,7 @@ impl Network {
         interface
             .steering
             .set_stations(&known.flatten().collect::<Vec<_>>())?;
+        state.owed.clear();
         state.learning.forget(&self.news);
         let started = self.start_lanes(state, &interface);
         state.interface = Some(Arc::clone(&interface));
