@@ -227,6 +227,8 @@ fn refused(daemon: &Daemon, text: &str, words: &str) {
 fn port_that_cannot_begin_leaves_nothing_in_its_network(#[values(false, true)] leased: bool) {
     require!(Root);
     let veth = VethPair::with(2, 1500);
+    // All to the network's queue.
+    veth.far.run("ethtool", &["-L", VethPair::WIRE, "tx", "1"]);
     let nic = VethPair::NIC;
     let stays = network("lan", &format!("uplink = \"{nic}\"")) + &port(0, "lan");
     let daemon = Daemon::start_file(&veth.near, &serve(leased), &[nic], &stays);
@@ -250,7 +252,7 @@ fn what_is_refused_half_way_leaves_no_address_with_the_uplink(#[values(false, tr
     let veth = two_queues();
     let with = |vm: u8, network: &str, keys: &str| {
         // All have one address.
-        let port = port(vm, network).replace(&format!("00:00:{vm:02x}"), "00:00:09");
+        let port = port(vm, network).replace(&format!("00:{vm:02x}\""), "00:09\"");
         format!("{port}{keys}\n")
     };
     let mut stays = with(0, "b", "vlan = 200");
