@@ -432,3 +432,24 @@ fn table_port(port: &PortConfig, mac: Mac, news: &Arc<OwnedFd>) -> TablePort {
         lock,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn number_is_free_when_its_port_is_gone_and_nobody_has_it() {
+        let [stuck, gone] = [Arc::new(()), Arc::new(())];
+        let mut state = State {
+            ports: vec![None, Some(TablePort::default())],
+            held: vec![Arc::downgrade(&stuck), Arc::downgrade(&gone)],
+            ..State::default()
+        };
+        drop(gone);
+        assert_eq!(state.free_number(), 2, "one is stuck, one is there");
+        state.ports[1] = None;
+        assert_eq!(state.free_number(), 1);
+        drop(stuck);
+        assert_eq!(state.free_number(), 0);
+    }
+}
