@@ -29,6 +29,8 @@ pub(crate) struct ToHost {
     /// Its kernel cuts UDP packets, too.
     pub(super) cuts_udp: bool,
     pub(super) counters: Arc<PairCounters>,
+    /// A guest's frame was written since the lane looked.
+    pub(super) is_given: bool,
 }
 
 impl ToHost {
@@ -68,6 +70,7 @@ impl ToHost {
             return false;
         }
         self.write_waiting();
+        self.is_given = true;
         if write(&self.tap, &parts, &self.counters) {
             self.counters.to_guest_frames.add(1);
             self.counters.to_guest_bytes.add(len.into());
