@@ -170,6 +170,12 @@ pub fn pinned_hosts(dir: &Path) -> Vec<u32> {
         .collect()
 }
 
+/// The network whose filter has this handle, if it is one of ours.
+#[must_use]
+pub fn network_of_filter(handle: u32) -> Option<u32> {
+    (handle & HANDLE == HANDLE).then_some(handle & !HANDLE)
+}
+
 fn unpin_all(dir: &Path, network: u32) -> io::Result<()> {
     pin_paths(dir, network).iter().try_for_each(|path| unpin(path))
 }

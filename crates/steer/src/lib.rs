@@ -67,7 +67,7 @@ mod verdict;
 
 pub use error::{AttachError, KernelRefusal, PinError, with_sources};
 pub use foreign::{AttachedAs, ForeignProgram, Held, is_detached, program_on, unnamed_program_on};
-pub use host::{HostAccess, HostError, HostHook, detach_host, pinned_hosts};
+pub use host::{HostAccess, HostError, HostHook, detach_host, network_of_filter, pinned_hosts};
 pub use layout::{Filter, LAST_VLAN, MAX_QUEUES, QueueConf, QueueCounters, VirtioHeader};
 pub use mode::{Mode, ModeRequest};
 pub use network::{GroupLimit, MAX_STATIONS, NOTE_BYTES, Station, StationError, noted_port};

@@ -7,6 +7,8 @@
 #[cfg(feature = "server")]
 pub(crate) mod above;
 #[cfg(feature = "server")]
+pub(crate) mod filters;
+#[cfg(feature = "server")]
 pub(crate) mod tap;
 
 use std::ffi::CString;

@@ -18,6 +18,7 @@ use super::interface::Interface;
 use super::lease::LeaseRef;
 use super::state::Records;
 use super::{Answered, Server, no_lease};
+use crate::links::filters;
 use crate::links::tap::{NewTap, Tap, addresses_on};
 use crate::links::{Link, LinkError};
 use crate::protocol::{Answer, ENTRIES_MAX, HostEnd, Reason, Refusal, Wanted};
@@ -310,6 +311,29 @@ impl Server {
             remove_left(None, tap.first, uplink);
             if let Err(error) = tap.remove() {
                 tracing::warn!("cannot remove {}: {error}", tap.name);
+            }
+        }
+        self.remove_stray_filters();
+    }
+
+    /// Removes filters whose device went with its holder, who died with the steward: frames to stations would go nowhere.
+    fn remove_stray_filters(&self) {
+        let filters = filters::of_hosts().unwrap_or_else(|error| {
+            tracing::warn!("cannot look for filters that another steward left: {error}");
+            Vec::new()
+        });
+        for (uplink, first) in filters {
+            let mut ours = self
+                .interfaces
+                .iter()
+                .filter(|(_, interface)| interface.link.index == uplink);
+            let is_left = match ours.next() {
+                Some((&at, _)) => !self.hosts.contains_key(&(at, first)),
+                None => program_on(uplink).is_none(),
+            };
+            if is_left {
+                tracing::info!(uplink, first, "a filter is removed: another steward left it");
+                remove_left(None, first, uplink);
             }
         }
     }
