@@ -36,7 +36,10 @@ impl<O: OwnQueue> PortLane<O> {
                 let Head { to, from, tags } = ethernet::head(&bytes);
                 let vlan = tags.vlan();
                 of_chain.source = match table.find(Station::new(vlan, from)) {
-                    Destination::Port(port) if self.from == From::Link => Some(port),
+                    // Of one without a guest here it came by the LAN, and does not go there again.
+                    Destination::Port(port) if self.from == From::Link && !self.members.is_absent(port) => {
+                        Some(port)
+                    }
                     _ => None,
                 };
                 let to = Station::new(vlan, to);
