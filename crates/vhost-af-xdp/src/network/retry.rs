@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use super::uplink::RETRY;
-
+/// Shortest pause between two attempts, and how often an interface is looked at of which nobody tells.
+pub(super) const RETRY: Duration = Duration::from_secs(1);
 /// Longest pause between two attempts.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 

@@ -9,7 +9,7 @@ use device::counters::PairCounters;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use steer::with_sources;
 
-use super::retry::Retry;
+use super::retry::{RETRY, Retry};
 use super::{Network, NetworkLink, Running, State, stations};
 use crate::nic::binding::L2_BYTES;
 use crate::nic::error::InterfaceError;
@@ -24,8 +24,6 @@ use crate::switch::role::Role;
 use crate::switch::table::PortNumber;
 use crate::switch::uplink_lane::UplinkLane;
 
-/// How often an interface is looked at of which nobody tells.
-pub(super) const RETRY: Duration = Duration::from_secs(1);
 /// How long others may have an interface still that is given back.
 const GIVING_BACK: Duration = Duration::from_secs(2);
 /// Between two looks whether they have.
