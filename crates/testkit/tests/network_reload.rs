@@ -226,7 +226,7 @@ fn refused(daemon: &Daemon, text: &str, words: &str) {
 #[rstest]
 fn port_that_cannot_begin_leaves_nothing_in_its_network(#[values(false, true)] leased: bool) {
     require!(Root);
-    let veth = VethPair::with(2, 1500);
+    let veth = two_queues();
     // All to the network's queue.
     veth.far.run("ethtool", &["-L", VethPair::WIRE, "tx", "1"]);
     let nic = VethPair::NIC;
@@ -236,7 +236,7 @@ fn port_that_cannot_begin_leaves_nothing_in_its_network(#[values(false, true)] l
     // A driver without zero-copy mode.
     let own = format!("ifname = \"{nic}\"\nstart-queue = 1\nforce-zero-copy = true\n");
     for _ in 0..2 {
-        refused(&daemon, &[&*stays, &port(1, "lan"), &own].concat(), "port vm1");
+        refused(&daemon, &[&*stays, &port(1, "lan"), &own].concat(), "zero-copy");
         // Another with its address.
         let other = port(1, "lan").replace("port.vm1", "port.vm2");
         daemon.reload_with(&[&*stays, &other.replace("vm1.sock", "vm2.sock")].concat());
