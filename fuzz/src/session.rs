@@ -323,9 +323,10 @@ pub fn run(data: &[u8]) {
         world.ports[port].is_idle(),
         "the session is over, and the port not idle"
     );
-    // The daemon's thread may still be dropping the connection itself.
-    let deadline = Instant::now() + Duration::from_secs(2);
-    while descriptors() != before {
+    // The daemon's thread may still be dropping the connection itself. Fewer are no leak: other corpora, which are read on other threads,
+    // had files open before.
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while descriptors() > before {
         assert!(
             Instant::now() < deadline,
             "{before} descriptors before and {} after",
