@@ -74,7 +74,7 @@ pub use network::{GroupLimit, MAX_STATIONS, NOTE_BYTES, Station, StationError, n
 pub use program::{Program, QueueError, detach_pinned};
 pub use ring::{Group, GroupReader, GroupRing};
 pub use socket_map::{SocketMap, SocketMapError};
-pub use text::{mac_bytes, mac_text, ranges};
+pub use text::{mac_bytes, mac_text, ranges, ranges_text};
 pub use verdict::{Verdict, VerdictError, VerdictProgram};
 
 /// The skeletons that `build.rs` makes of the programs below `bpf`.

@@ -38,6 +38,24 @@ where
     Some(numbers)
 }
 
+/// Numbers in ascending order as such a text.
+#[must_use]
+pub fn ranges_text<T: Into<u32>>(numbers: impl IntoIterator<Item = T>) -> String {
+    let mut numbers = numbers.into_iter().map(T::into).peekable();
+    let mut parts = Vec::new();
+    while let Some(from) = numbers.next() {
+        let mut to: u32 = from;
+        while let Some(next) = numbers.next_if(|&next| Some(next) == to.checked_add(1)) {
+            to = next;
+        }
+        parts.push(match from == to {
+            true => from.to_string(),
+            false => format!("{from}-{to}"),
+        });
+    }
+    parts.join(",")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -65,5 +83,15 @@ mod tests {
         for bad in ["", "3-1", "8", "0-8", "x", "1,", "-1"] {
             assert_eq!(ranges(bad, 7u32), None, "{bad}");
         }
+    }
+
+    #[test]
+    fn ranges_are_written_as_they_are_read() {
+        for text in ["7", "0-3,6", "100,200-203,4094", "1-2"] {
+            let numbers: Vec<u16> = ranges(text, 4094).expect("a list");
+            assert_eq!(ranges_text(numbers), text);
+        }
+        assert_eq!(ranges_text::<u32>([]), "");
+        assert_eq!(ranges_text([u32::MAX]), "4294967295");
     }
 }

@@ -36,7 +36,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::path::Path;
 
-use steer::{Filter, MAX_QUEUES, Station, mac_text};
+use steer::{Filter, MAX_QUEUES, Station, mac_text, ranges_text};
 
 use crate::hardware::Names;
 use crate::peer::Credentials;
@@ -227,7 +227,7 @@ impl Policy {
             if !rule.is_for(peer) || rule.interface != wanted.interface {
                 continue;
             }
-            let (leased, may) = (leased(index), Ranges(&rule.queues));
+            let (leased, may) = (leased(index), listed(&rule.queues));
             if let Some(queue) = wanted.range().find(|queue| !rule.queues.contains(queue)) {
                 refusal.text = format!(
                     "user {uid} may not lease queue {queue} of {interface}: the policy allows it {may}: ask for these \
@@ -265,7 +265,7 @@ impl Rule {
             return (!self.network).then(|| missing.to_owned());
         }
         let macs: Vec<String> = self.macs.iter().map(|&mac| mac_text(mac)).collect();
-        let (macs, vlans) = (macs.join(", "), Ranges(&self.vlans));
+        let (macs, vlans) = (macs.join(", "), listed(&self.vlans));
         if !self.macs.is_empty() {
             if let Some(&mac) = filter.macs.iter().find(|mac| !self.macs.contains(mac)) {
                 let mac = mac_text(mac);
@@ -315,7 +315,7 @@ impl Rule {
         if !self.vlans.is_empty() && !self.vlans.contains(&vlan.into()) {
             return Err(format!(
                 "the policy does not allow VLAN {vlan}, it allows {}",
-                Ranges(&self.vlans)
+                listed(&self.vlans)
             ));
         }
         Ok(())
@@ -323,25 +323,8 @@ impl Rule {
 }
 
 /// A set of numbers as `0-3,6`.
-struct Ranges<'a>(&'a BTreeSet<u32>);
-
-impl fmt::Display for Ranges<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut numbers = self.0.iter().copied().peekable();
-        let mut comma = "";
-        while let Some(from) = numbers.next() {
-            let mut to = from;
-            while let Some(next) = numbers.next_if_eq(&(to + 1)) {
-                to = next;
-            }
-            match from == to {
-                true => write!(f, "{comma}{from}")?,
-                false => write!(f, "{comma}{from}-{to}")?,
-            }
-            comma = ",";
-        }
-        Ok(())
-    }
+fn listed(numbers: &BTreeSet<u32>) -> String {
+    ranges_text(numbers.iter().copied())
 }
 
 impl fmt::Display for Policy {
@@ -372,7 +355,7 @@ impl fmt::Display for Rule {
         };
         named(f, "user", self.user)?;
         named(f, "group", self.group)?;
-        write!(f, "{} queues {}", self.interface, Ranges(&self.queues))?;
+        write!(f, "{} queues {}", self.interface, listed(&self.queues))?;
         if self.at_most < MAX_QUEUES {
             write!(f, ", at most {} at a time", self.at_most)?;
         }
@@ -385,7 +368,7 @@ impl fmt::Display for Rule {
             write!(f, ", MAC {}", mac_text(mac))?;
         }
         if !self.vlans.is_empty() {
-            write!(f, ", VLANs {}", Ranges(&self.vlans))?;
+            write!(f, ", VLANs {}", listed(&self.vlans))?;
         }
         if self.network {
             write!(f, ", networks{}", if self.host { " with the host" } else { "" })?;

@@ -10,8 +10,9 @@ use serde_json::Value;
 
 use crate::api::client::{Ask, Client};
 use crate::api::control_socket::{ask_all, find_all, without_control_characters};
-use crate::api::status_view::table;
+use crate::api::status_view::{or_dash, table, takes};
 use crate::cli::ask::{AtArgs, EventsArgs, KeysArgs, ListArgs, NetworkCommand, PortCommand, SetArgs};
+use crate::config::PortRules;
 
 /// Pause before a stream of events that ended is asked for again.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -41,6 +42,8 @@ pub(crate) fn port(command: &PortCommand, print: Print) -> anyhow::Result<()> {
                 "network or NIC",
                 "socket",
                 "mac",
+                "VLANs",
+                "options",
                 "from",
                 "guest",
                 "impaired",
@@ -177,22 +180,42 @@ fn list<const N: usize>(
     print(&format!("{listed}\n")).map(drop)
 }
 
-fn port_row(port: &Value) -> [String; 7] {
+fn port_row(port: &Value) -> [String; 9] {
     let guest = match (port["connected"].as_bool(), port["peer"].as_i64()) {
         (Some(true), Some(peer)) => format!("process {peer}"),
         (Some(true), None) => "connected".to_owned(),
         _ => "-".to_owned(),
     };
     let text = |key: &str| port[key].as_str().unwrap_or("-").to_owned();
+    // An older daemon says less.
+    let rules: PortRules = serde_json::from_value(port.clone()).unwrap_or_default();
+    let network = port["network"].as_str();
+    let place = match network.filter(|_| !text("nic").starts_with("network ")) {
+        Some(network) => format!("network {network}, {}", text("nic")),
+        None => text("nic"),
+    };
+    let options = rules.short(network.is_some());
     [
         text("name"),
-        text("nic"),
+        place,
         text("endpoint"),
         text("mac"),
+        or_dash(rules.vlans().or_else(|| of_own_queues(port))),
+        or_dash(Some(options).filter(|options| !options.is_empty())),
         text("source"),
         guest,
         text("impaired"),
     ]
+}
+
+/// VLANs whose frames a port gets that has its queues for itself.
+fn of_own_queues(port: &Value) -> Option<String> {
+    let vlans = port["vlans"].as_array().filter(|_| port["network"].is_null())?;
+    let vlans: Vec<u16> = vlans
+        .iter()
+        .filter_map(|vlan| vlan.as_u64()?.try_into().ok())
+        .collect();
+    (!vlans.is_empty()).then(|| takes(&[], &vlans).trim_start_matches("of ").to_owned())
 }
 
 fn network_row(network: &Value) -> [String; 7] {
@@ -285,6 +308,31 @@ mod tests {
         assert_eq!(event_line(&json!({"lost": 7})), "7 events are lost\n");
         assert_eq!(clock(951_782_400_000), "2000-02-29T00:00:00.000Z");
         assert_eq!(clock(0), "1970-01-01T00:00:00.000Z");
+    }
+
+    #[test]
+    fn port_is_a_row_with_what_is_not_as_usual() {
+        let row = |port: Value| port_row(&port).join("|");
+        let of_network = json!({
+            "name": "vm1", "nic": "network lan", "network": "lan", "endpoint": "/run/vm1.sock", "vlans": [],
+            "mac": "02:00:00:00:00:01", "connected": true, "peer": 7, "source": "file", "vlan": 100, "guard": true,
+            "isolated": true, "ips": ["192.0.2.10"],
+        });
+        assert_eq!(
+            row(of_network.clone()),
+            "vm1|network lan|/run/vm1.sock|02:00:00:00:00:01|VLAN 100|isolated, ips 192.0.2.10|file|process 7|-"
+        );
+        let mut own = of_network;
+        (own["nic"], own["vlan"], own["trunk"]) = (json!("eth0"), Value::Null, json!("100,200-203"));
+        assert!(row(own).contains("|network lan, eth0|"), "it is there by both");
+        let alone = json!({
+            "name": "/a", "nic": "eth0", "network": null, "endpoint": "/a", "vlans": [0, 5, 6, 7], "guard": true,
+        });
+        assert!(row(alone.clone()).contains("|VLAN 5-7 and without one|guard|"));
+        // Of a daemon that says nothing of all this.
+        let mut old = alone;
+        (old["guard"], old["vlans"]) = (Value::Null, json!([]));
+        assert!(row(old).contains("|-|-|-|-|-"));
     }
 
     #[test]

@@ -7,6 +7,7 @@ mod guard;
 pub(crate) mod live;
 mod network;
 mod port;
+mod port_rules;
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -23,6 +24,7 @@ pub(crate) use self::port::{
     Endpoint, ExternalProgram, FileKinds, Inherited, MemberVlans, MemoryRules, NicConfig, Placement,
     PortConfig, PortQueues, Segments,
 };
+pub(crate) use self::port_rules::PortRules;
 use crate::listener::Access;
 use crate::sandbox::{Layers, User};
 

@@ -455,6 +455,61 @@ fn ports_come_change_and_go_and_others_lose_no_frame() {
 }
 
 #[test]
+fn what_a_port_may_send_and_gets_is_shown_as_it_is_now() {
+    require!(Root);
+    let netns = NetNs::new("api");
+    let scene = Scene::new(&netns, Serve::file(), &[], &network(None, &[1]));
+    let mut keys = scene.keys(2);
+    (keys["hairpin"], keys["vlan"]) = (json!(true), json!(7));
+    scene.do_change("PUT", "vm2", &keys, "added");
+    let by_command = |words: &[&str]| {
+        let (status, said) = testkit::daemon::run_to_end(&netns, words);
+        assert!(status.success(), "{said}");
+        said
+    };
+    let control = scene.daemon.path("control").display().to_string();
+    let api = scene.api.socket().display().to_string();
+    let assert_shown = |named: &Value, line: &str, listed: &[&str]| {
+        let status = scene.daemon.port_named("vm2").expect("a port");
+        for (key, value) in named.as_object().expect("keys") {
+            assert_eq!(scene.api.get("/v1/ports/vm2")[key], *value, "{key}");
+            assert_eq!(status[key], *value, "{key}");
+        }
+        let text = by_command(&["status", "--control", &control]);
+        assert!(text.lines().any(|it| it.trim() == line), "{line}:\n{text}");
+        let text = by_command(&["port", "list", "--api", &api]);
+        let row = text.lines().find(|row| row.contains("vm2.sock")).expect("a row");
+        assert!(listed.iter().all(|word| row.contains(word)), "{text}");
+    };
+    let named = json!({
+        "vlan": 7, "trunk": null, "isolated": false, "promiscuous": false, "hairpin": true, "learning": false,
+        "guard": true, "ips": [], "router": false, "dhcp_server": false,
+    });
+    assert_shown(&named, "VLAN 7, hairpin", &["VLAN 7 ", " hairpin "]);
+    let other = json!({
+        "vlan": null, "trunk": [9, "7-8"], "isolated": true, "ips": "192.0.2.10,2001:db8::/64", "router": true,
+    });
+    scene.do_change("PATCH", "vm2", &other, "changed");
+    let named = json!({
+        "vlan": null, "trunk": "7-9", "isolated": true, "hairpin": true, "ips": ["192.0.2.10", "2001:db8::/64"],
+        "router": true,
+    });
+    assert_shown(
+        &named,
+        "VLANs 7-9 with tags, isolated, hairpin, sends from its mac only, of IP addresses 192.0.2.10, 2001:db8::/64; as a \
+         router, too",
+        &[
+            "VLANs 7-9 with tags",
+            "isolated, hairpin, ips 192.0.2.10 2001:db8::/64, router",
+        ],
+    );
+    // What cannot be changes nothing of it.
+    let taken = json!({"mac": "02:00:00:00:00:01", "trunk": null});
+    scene.refuse("PATCH", "vm2", &taken, (422, Some("mac"), "has this address"));
+    assert_eq!(scene.api.get("/v1/ports/vm2")["trunk"], "7-9");
+}
+
+#[test]
 fn limit_that_is_reached_is_told_once() {
     require!(Root);
     let netns = NetNs::new("api");

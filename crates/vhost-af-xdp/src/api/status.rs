@@ -13,6 +13,7 @@ use xsk::NumaNode;
 
 pub(crate) use super::lane_status::LaneStatus;
 use super::network_status::NetworkStatus;
+use crate::config::PortRules;
 use crate::guard::watchdog::{Hang, Watchdog};
 use crate::network::Network;
 use crate::port::Port;
@@ -48,11 +49,14 @@ pub(crate) struct PortStatus {
     pub(crate) driver: Option<String>,
     /// NUMA node of the interface; none where there is one only, or that is not known.
     pub(crate) node: Option<u16>,
-    /// Addresses of stations whose frames the guest gets; empty: all.
+    /// Of what comes to its own queues: addresses of stations whose frames the guest gets; empty: all.
     pub(crate) macs: Vec<String>,
-    /// VLANs whose frames the guest gets; empty: all.
+    /// The same of VLANs; empty: all.
     pub(crate) vlans: Vec<u16>,
-    /// `copy` or `direct`.
+    /// Which frames its guest may send and gets beside, as it was asked for.
+    #[serde(flatten)]
+    pub(crate) rules: PortRules,
+    /// `copy`, `send-direct` or `direct`.
     pub(crate) memory: String,
     /// Address told to the guest.
     pub(crate) mac: String,
@@ -223,6 +227,7 @@ impl PortStatus {
                 .map(NumaNode::number),
             macs: filter.macs.into_iter().map(mac_text).collect(),
             vlans: filter.vlans,
+            rules: port.rules(),
             memory: port.config.placement.to_string(),
             mac: mac_text(port.mac()),
             mtu: u16::try_from(shown.mtu).unwrap_or(u16::MAX),

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use comfy_table::{CellAlignment, Row, Table, presets};
+use steer::ranges_text;
 
 use crate::rates::PortRates;
 use crate::reload::{self, Readings};
@@ -135,6 +136,9 @@ fn render_notes(text: &mut String, port: &PortStatus) {
     if let Some(note) = &port.steering_note {
         let _ = writeln!(text, "  {note}");
     }
+    if let Some(rules) = port.rules.line(port.network.is_some()) {
+        let _ = writeln!(text, "  {rules}");
+    }
     if port.limits != PortRates::UNLIMITED {
         let _ = writeln!(text, "  limits: {}", port.limits);
     }
@@ -177,16 +181,24 @@ fn listed(mut nodes: Vec<Option<u16>>) -> String {
 
 /// Which frames, in words.
 pub(crate) fn takes(macs: &[String], vlans: &[u16]) -> String {
-    let vlans: Vec<String> = vlans.iter().map(u16::to_string).collect();
-    match (macs, vlans.as_slice()) {
-        ([], []) => "of all stations and VLANs".to_owned(),
-        (macs, []) => format!("to {} and to groups", macs.join(", ")),
-        ([], vlans) => format!("of VLAN {}", vlans.join(", ")),
-        (macs, vlans) => format!(
-            "to {} and to groups of VLAN {}",
-            macs.join(", "),
-            vlans.join(", ")
-        ),
+    let vlans = words_of_vlans(vlans);
+    match (macs, vlans) {
+        ([], None) => "of all stations and VLANs".to_owned(),
+        (macs, None) => format!("to {} and to groups", macs.join(", ")),
+        ([], Some(vlans)) => vlans,
+        (macs, Some(vlans)) => format!("to {} and to groups {vlans}", macs.join(", ")),
+    }
+}
+
+/// Frames of these VLANs, if not of all: number 0 is none.
+fn words_of_vlans(vlans: &[u16]) -> Option<String> {
+    let tagged: Vec<u16> = vlans.iter().copied().filter(|&vlan| vlan > 0).collect();
+    let numbers = ranges_text(tagged.iter().copied());
+    match (vlans, tagged.as_slice()) {
+        ([], _) => None,
+        (_, []) => Some("without a VLAN".to_owned()),
+        (all, tagged) if all.len() > tagged.len() => Some(format!("of VLAN {numbers} and without one")),
+        _ => Some(format!("of VLAN {numbers}")),
     }
 }
 

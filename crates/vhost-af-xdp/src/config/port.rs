@@ -216,17 +216,16 @@ impl NicConfig {
     }
 }
 
+/// Where its queues are, as `status` has it.
 impl std::fmt::Display for NicConfig {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Interface(queues) => f.write_str(&queues.name),
+            Self::Interface(queues)
+            | Self::Network {
+                own: Some(queues), ..
+            } => f.write_str(&queues.name),
             Self::Cable { name } => write!(f, "cable {name}"),
             Self::Network { name, own: None, .. } => write!(f, "network {name}"),
-            Self::Network {
-                name,
-                own: Some(queues),
-                ..
-            } => write!(f, "network {name}, {}", queues.name),
             Self::Null { .. } => f.write_str("null"),
         }
     }

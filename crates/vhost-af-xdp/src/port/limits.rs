@@ -4,7 +4,7 @@ use std::sync::{Arc, PoisonError};
 
 use super::mailbox::Task;
 use super::{Port, PortState};
-use crate::config::PortConfig;
+use crate::config::{PortConfig, PortRules};
 use crate::rates::PortRates;
 use crate::switch::guard::Guard;
 use crate::switch::rate_limit::PortLimits;
@@ -33,6 +33,11 @@ impl Port {
         let _ = self.ask(Task::Change, change);
     }
 
+    /// What holds of its guest's frames.
+    pub(crate) fn rules(&self) -> PortRules {
+        self.rules.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// What its lanes go by, where no network knows it.
     pub(super) fn guard(&self) -> Option<Guard> {
         self.guard.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -41,9 +46,10 @@ impl Port {
     /// Its guest may say of itself what that allows, from now on; it stays connected. When this returns that is so. Of a
     /// port of a network its network knows that.
     pub(crate) fn set_guard(self: &Arc<Self>, config: &PortConfig) {
-        let guard = config.guard();
+        let (guard, rules) = (config.guard(), PortRules::of(config));
         let change = move |port: &Arc<Self>, state: &mut PortState| {
             (*port.guard.lock().unwrap_or_else(PoisonError::into_inner)).clone_from(&guard);
+            *port.rules.lock().unwrap_or_else(PoisonError::into_inner) = rules.clone();
             if let Some(session) = &state.session {
                 session.set_guard(guard.as_ref(), &port.workers);
             }

@@ -32,7 +32,7 @@ use std::time::{Duration, Instant};
 use device::counters::PairCounters;
 use xsk::NumaNode;
 
-use crate::config::{NicConfig, PortConfig, PortQueues};
+use crate::config::{NicConfig, PortConfig, PortQueues, PortRules};
 use crate::guard::alarm::Alarm;
 use crate::log_limit::LogLimit;
 use crate::network::NetworkEnd;
@@ -181,6 +181,8 @@ pub(crate) struct Port {
     limits: Mutex<PortLimits>,
     /// What the guest may send, where no network says it.
     guard: Mutex<Option<Guard>>,
+    /// What is said of that, and of what it gets.
+    rules: Mutex<PortRules>,
     /// See [`PortContext::lines`].
     direct_lines: Mutex<LogLimit>,
     /// What is seen of the state from outside.
@@ -277,6 +279,7 @@ impl Port {
             counters: (0..config.queues).map(|_| Arc::default()).collect(),
             limits: Mutex::new(PortLimits::new(config.rates)),
             guard: Mutex::new(config.guard()),
+            rules: Mutex::new(PortRules::of(&config)),
             config,
             interfaces,
             joined,

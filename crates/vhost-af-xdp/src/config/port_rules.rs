@@ -1,0 +1,203 @@
+//! Which frames a port's guest may send and gets, as it was asked for: what `status`, `port list` and `serve --check` tell
+//! of that.
+
+use serde::{Deserialize, Serialize};
+use steer::ranges_text;
+
+use super::port::{MemberVlans, NicConfig, PortConfig};
+
+/// IP addresses that are named where there is little room.
+const FEW: usize = 2;
+
+/// See the module's head.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct PortRules {
+    /// The one VLAN of a port of a network, whose tag the guest does not see.
+    pub(crate) vlan: Option<u16>,
+    /// Those of a port of a network whose tags the guest sees, as a file has them.
+    pub(crate) trunk: Option<String>,
+    /// It reaches no other port of the network that is isolated, too.
+    pub(crate) isolated: bool,
+    /// It gets copies of frames that are for others.
+    pub(crate) promiscuous: bool,
+    /// What its guest sends to itself, or to a group, comes back to it.
+    pub(crate) hairpin: bool,
+    /// It may have further addresses, which are learned from what its guest sends.
+    pub(crate) learning: bool,
+    /// The guest sends from its own address and VLANs only.
+    pub(crate) guard: bool,
+    /// And from these IP addresses and networks only; empty: from any.
+    pub(crate) ips: Vec<String>,
+    /// With `ips`: it may say that it is a router.
+    pub(crate) router: bool,
+    /// With `ips`: it may answer as a DHCP server.
+    pub(crate) dhcp_server: bool,
+}
+
+impl PortRules {
+    pub(crate) fn of(port: &PortConfig) -> Self {
+        let guard = &port.guard;
+        let mut rules = Self {
+            guard: guard.source || !guard.ips.is_empty(),
+            ips: guard.ips.iter().map(ToString::to_string).collect(),
+            router: guard.router,
+            dhcp_server: guard.dhcp_server,
+            ..Self::default()
+        };
+        if let NicConfig::Network {
+            vlans,
+            isolated,
+            promiscuous,
+            hairpin,
+            learning,
+            ..
+        } = &port.nic
+        {
+            match vlans {
+                MemberVlans::Untagged => {}
+                MemberVlans::Access(vlan) => rules.vlan = Some(*vlan),
+                MemberVlans::Trunk(vlans) => rules.trunk = Some(ranges_text(vlans.iter().copied())),
+            }
+            (rules.isolated, rules.promiscuous) = (*isolated, *promiscuous);
+            (rules.hairpin, rules.learning) = (*hairpin, *learning);
+            rules.guard = !learning;
+        }
+        rules
+    }
+
+    /// Of which VLANs it is, if any was named.
+    pub(crate) fn vlans(&self) -> Option<String> {
+        match (self.vlan, &self.trunk) {
+            (Some(vlan), _) => Some(format!("VLAN {vlan}")),
+            (None, Some(trunk)) => Some(format!("VLANs {trunk} with tags")),
+            (None, None) => None,
+        }
+    }
+
+    /// What it is beside that.
+    pub(crate) fn options(&self) -> Vec<&'static str> {
+        let options = [
+            (self.isolated, "isolated"),
+            (self.promiscuous, "promiscuous"),
+            (self.hairpin, "hairpin"),
+            (self.learning, "learning"),
+        ];
+        let said = options.into_iter().filter(|(is_said, _)| *is_said);
+        said.map(|(_, option)| option).collect()
+    }
+
+    /// From where its guest sends.
+    pub(crate) fn sends_from(&self) -> String {
+        let mut words = match (self.guard, self.learning) {
+            (true, _) => "its mac only".to_owned(),
+            (false, true) => "its mac, and further ones that are learned".to_owned(),
+            (false, false) => return "any address".to_owned(),
+        };
+        if self.ips.is_empty() {
+            return words + ", any IP address";
+        }
+        words += &format!(", of IP addresses {}", self.ips.join(", "));
+        for (is_said, role) in [(self.router, "router"), (self.dhcp_server, "DHCP server")] {
+            if is_said {
+                words += &format!("; as a {role}, too");
+            }
+        }
+        words
+    }
+
+    /// All that is not as it is where nothing is said, in a line; `None`: nothing. `in_network`: of a port of one, which
+    /// is always guarded.
+    pub(crate) fn line(&self, in_network: bool) -> Option<String> {
+        let options = self.options().into_iter().map(str::to_owned);
+        let mut words: Vec<String> = self.vlans().into_iter().chain(options).collect();
+        if self.guard != in_network || !self.ips.is_empty() {
+            words.push(format!("sends from {}", self.sends_from()));
+        }
+        (!words.is_empty()).then(|| words.join(", "))
+    }
+
+    /// The same but for VLANs by the names of keys, where there is little room.
+    pub(crate) fn short(&self, in_network: bool) -> String {
+        let mut words: Vec<String> = self.options().into_iter().map(str::to_owned).collect();
+        if !self.ips.is_empty() {
+            let mut ips = self.ips.iter().take(FEW).cloned().collect::<Vec<_>>().join(" ");
+            if let Some(more @ 1..) = self.ips.len().checked_sub(FEW) {
+                ips += &format!(" and {more} more");
+            }
+            words.push(format!("ips {ips}"));
+        } else if self.guard && !in_network {
+            words.push("guard".to_owned());
+        }
+        for (is_said, key) in [(self.router, "router"), (self.dhcp_server, "dhcp-server")] {
+            words.extend(is_said.then(|| key.to_owned()));
+        }
+        words.join(", ")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn trunk() -> PortRules {
+        PortRules {
+            trunk: Some("100,200-203".to_owned()),
+            isolated: true,
+            hairpin: true,
+            guard: true,
+            ips: ["192.0.2.10", "192.0.2.11", "2001:db8::/64"]
+                .map(str::to_owned)
+                .to_vec(),
+            router: true,
+            ..PortRules::default()
+        }
+    }
+
+    #[test]
+    fn line_has_what_was_said_and_nothing_else() {
+        let guarded = PortRules {
+            guard: true,
+            ..PortRules::default()
+        };
+        assert_eq!(guarded.line(true), None, "in a network nobody has to say that");
+        assert_eq!(
+            guarded.line(false).as_deref(),
+            Some("sends from its mac only, any IP address")
+        );
+        assert_eq!(PortRules::default().line(false), None);
+        let access = PortRules {
+            vlan: Some(7),
+            ..guarded
+        };
+        assert_eq!(access.line(true).as_deref(), Some("VLAN 7"));
+        assert_eq!(
+            trunk().line(true).as_deref(),
+            Some(
+                "VLANs 100,200-203 with tags, isolated, hairpin, sends from its mac only, of IP addresses 192.0.2.10, \
+                 192.0.2.11, 2001:db8::/64; as a router, too"
+            )
+        );
+        let learns = PortRules {
+            learning: true,
+            ..PortRules::default()
+        };
+        assert_eq!(
+            learns.line(true).as_deref(),
+            Some("learning, sends from its mac, and further ones that are learned, any IP address")
+        );
+    }
+
+    #[test]
+    fn short_form_has_keys_and_the_first_addresses() {
+        assert_eq!(
+            trunk().short(true),
+            "isolated, hairpin, ips 192.0.2.10 192.0.2.11 and 1 more, router"
+        );
+        let guarded = PortRules {
+            guard: true,
+            ..PortRules::default()
+        };
+        assert_eq!([guarded.short(true), guarded.short(false)], ["", "guard"]);
+    }
+}
