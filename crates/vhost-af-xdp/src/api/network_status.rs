@@ -96,7 +96,11 @@ impl NetworkStatus {
         let host = shown.host.as_ref().map(HostStatus::read);
         Self {
             name: name.to_owned(),
-            uplink: shown.uplink.map(|uplink| uplink.name),
+            uplink: match interface {
+                // By its name now.
+                Some(interface) => Some(interface.name()),
+                None => shown.uplink.map(|uplink| uplink.name),
+            },
             attached: interface
                 .and_then(|interface| interface.steering.attached())
                 .map(|mode| mode.to_string()),

@@ -18,7 +18,9 @@ use netlink_socket2::NetlinkSocket;
 use serde::Serialize;
 
 use super::control_socket;
+use super::network_status::NetworkStatus;
 use super::status::{LaneStatus, PortStatus, Status};
+use super::status_view::or_dash;
 use rules::{Answers, Leased, Rule};
 
 pub(crate) use view::{Earlier, render};
@@ -46,34 +48,36 @@ pub(crate) struct Queue {
     pub(crate) lease: Option<Leased>,
     /// What brings frames to it, or lets them through.
     pub(crate) rules: Vec<Rule>,
-    /// Our daemon whose port has it.
+    /// Our daemon that has it, for a port or for a network.
     pub(crate) holder: Option<Holder>,
 }
 
 /// A daemon of ours that has a queue.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Default, Serialize)]
 pub(crate) struct Holder {
     /// Its process.
     pub(crate) pid: u32,
     /// That one's command line.
     pub(crate) command: String,
-    /// The port's socket.
-    pub(crate) port: String,
+    /// The network that it is for; with a port: that the port is part of.
+    pub(crate) network: Option<String>,
+    /// The port whose queue it is alone, by its name; none: the network's ports share it.
+    pub(crate) port: Option<String>,
     /// Queue pair of that port.
-    pub(crate) pair: usize,
+    pub(crate) pair: Option<usize>,
     /// Process of the VMM, while one is connected.
     pub(crate) vmm: Option<i32>,
     /// The data path in use; none while no guest runs.
     pub(crate) mode: Option<String>,
     /// Why no frames move although they should.
     pub(crate) impaired: Option<String>,
-    /// Addresses of stations whose frames its guest gets; empty: all.
+    /// Addresses of stations whose frames the port's guest gets; empty: all.
     pub(crate) macs: Vec<String>,
-    /// VLANs whose frames its guest gets; empty: all.
+    /// VLANs whose frames the port's guest gets; empty: all.
     pub(crate) vlans: Vec<u16>,
-    /// Frames of the guest sent so far.
+    /// Frames of guests sent so far.
     pub(crate) from_guest_frames: u64,
-    /// Frames delivered to the guest so far.
+    /// Frames delivered to guests so far.
     pub(crate) to_guest_frames: u64,
     /// Frames lost so far, whatever the reason.
     pub(crate) drops: u64,
@@ -142,11 +146,12 @@ impl Queue {
         self.rules = answers.rules_of(&self.interface, self.queue);
         self.rules.extend(lease.and_then(rules::entries));
         self.lease = lease.map(Leased::from);
-        // A daemon that has no lease has told a program of its own.
-        if let (None, Some(holder)) = (&self.lease, &self.holder) {
-            self.rules
-                .extend(rules::program_rule(&holder.macs, &holder.vlans));
-        }
+        // A daemon that has no lease has told a program of its own; a lease of a network names no stations.
+        self.rules.extend(match (&self.lease, &self.holder) {
+            (_, Some(holder)) if holder.port.is_none() => holder.network.as_deref().map(rules::network_rule),
+            (None, Some(holder)) => rules::program_rule(&holder.macs, &holder.vlans),
+            _ => None,
+        });
         self
     }
 
@@ -186,29 +191,62 @@ impl Queue {
 
 impl Holder {
     fn find(statuses: &[Status], interface: &str, queue: u32) -> Option<Self> {
+        let of = |lanes: &[LaneStatus]| lanes.iter().position(|lane| lane.queue == Some(queue));
         statuses.iter().find_map(|status| {
-            let mut ports = status.ports.iter().filter(|port| port.nic == interface);
-            ports.find_map(|port| {
-                let lane = port.lanes.iter().find(|lane| lane.queue == Some(queue))?;
-                Some(Self::new(status.pid, port, lane))
-            })
+            let ports = status.ports.iter().filter(|port| port.nic == interface);
+            let networks = status.networks.iter();
+            let networks = networks.filter(|network| network.uplink.as_deref() == Some(interface));
+            let mut of_ports = ports.filter_map(|port| Some((port, &port.lanes[of(&port.lanes)?])));
+            let mut of_networks =
+                networks.filter_map(|network| Some((network, &network.queues[of(&network.queues)?])));
+            match of_ports.next() {
+                Some((port, lane)) => Some(Self::of_port(status.pid, port, lane)),
+                None => of_networks
+                    .next()
+                    .map(|(network, lane)| Self::of_network(status.pid, network, lane)),
+            }
         })
     }
 
-    fn new(pid: u32, port: &PortStatus, lane: &LaneStatus) -> Self {
+    fn of_port(pid: u32, port: &PortStatus, lane: &LaneStatus) -> Self {
         Self {
-            pid,
-            command: command_of(pid),
-            port: port.endpoint.clone(),
-            pair: lane.pair,
+            network: port.network.clone(),
+            port: Some(port.name.clone()),
+            pair: Some(lane.pair),
             vmm: port.peer.filter(|_| port.connected),
-            mode: lane.mode.clone(),
             impaired: port.impaired.clone(),
             macs: port.macs.clone(),
             vlans: port.vlans.clone(),
+            ..Self::of_lane(pid, lane)
+        }
+    }
+
+    fn of_network(pid: u32, network: &NetworkStatus, lane: &LaneStatus) -> Self {
+        Self {
+            network: Some(network.name.clone()),
+            impaired: network.impaired.clone(),
+            ..Self::of_lane(pid, lane)
+        }
+    }
+
+    fn of_lane(pid: u32, lane: &LaneStatus) -> Self {
+        Self {
+            pid,
+            command: command_of(pid),
+            mode: lane.mode.clone(),
             from_guest_frames: lane.counter("from_guest_frames"),
             to_guest_frames: lane.counter("to_guest_frames"),
             drops: lane.drops(),
+            ..Self::default()
+        }
+    }
+
+    /// For whom it has the queue, in words.
+    pub(crate) fn whom(&self) -> String {
+        match (&self.port, &self.network) {
+            (Some(port), Some(network)) => format!("port {port} of network {network}"),
+            (Some(port), None) => format!("port {port}"),
+            (None, network) => format!("network {}", or_dash(network.as_ref())),
         }
     }
 }

@@ -129,6 +129,16 @@ pub(super) fn program_rule(macs: &[String], vlans: &[u16]) -> Option<Rule> {
     })
 }
 
+/// What a program lets through of a network's queue.
+pub(super) fn network_rule(network: &str) -> Rule {
+    Rule {
+        by: "program",
+        location: None,
+        what: format!("for the ports of network {network}"),
+        to: None,
+    }
+}
+
 /// The NIC's rules, by the queue that they point at; none, if it has none or does not say.
 fn rules_in(interface: &str) -> BTreeMap<u32, Vec<Rule>> {
     let mut by_queue: BTreeMap<u32, Vec<Rule>> = BTreeMap::new();

@@ -31,6 +31,7 @@ pub(crate) fn render(queues: &[Queue], earlier: Option<Earlier<'_>>) -> String {
         "lease",
         "rules",
         "daemon",
+        "network",
         "port",
         "pair",
         "mode",
@@ -39,7 +40,7 @@ pub(crate) fn render(queues: &[Queue], earlier: Option<Earlier<'_>>) -> String {
         "drops",
     ];
     let columns = header.len();
-    let mut table = table(header, |column| [1, 3, 4, 7, 8, 11, 13, 14, 15].contains(&column));
+    let mut table = table(header, |column| [1, 3, 4, 7, 8, 12, 14, 15, 16].contains(&column));
     for queue in queues {
         let mut row = row(queue, earlier);
         row.resize(columns, or_dash(None::<&str>));
@@ -56,8 +57,11 @@ pub(crate) fn render(queues: &[Queue], earlier: Option<Earlier<'_>>) -> String {
             // Writing to a String cannot fail.
             let _ = writeln!(text, "process {}: {}", holder.pid, holder.command);
         }
-        if let Some(reason) = &holder.impaired {
-            let _ = writeln!(text, "port {} is impaired: {reason}", holder.port);
+        let impaired = holder.impaired.as_ref();
+        let line = impaired.map(|reason| format!("{} is impaired: {reason}", holder.whom()));
+        // A network has several queues.
+        if let Some(line) = line.filter(|line| !text.lines().any(|said| said == line)) {
+            let _ = writeln!(text, "{line}");
         }
     }
     text
@@ -83,8 +87,9 @@ fn row(queue: &Queue, earlier: Option<Earlier<'_>>) -> Vec<String> {
     };
     row.extend([
         holder.pid.to_string(),
-        holder.port.clone(),
-        holder.pair.to_string(),
+        or_dash(holder.network.as_ref()),
+        or_dash(holder.port.as_ref()),
+        or_dash(holder.pair),
         holder.mode.clone().unwrap_or_else(|| "stopped".to_owned()),
     ]);
     let earlier = earlier.and_then(|Earlier { queues, ago }| {
@@ -173,16 +178,11 @@ mod tests {
                 holder: Some(Holder {
                     pid: 7,
                     command: "vhost-af-xdp serve".to_owned(),
-                    port: "/run/a.sock".to_owned(),
-                    pair: 0,
-                    vmm: None,
-                    mode: None,
+                    port: Some("/run/a.sock".to_owned()),
+                    pair: Some(0),
                     impaired: Some("interface eth1 is down".to_owned()),
-                    macs: Vec::new(),
-                    vlans: Vec::new(),
                     from_guest_frames: frames,
-                    to_guest_frames: 0,
-                    drops: 0,
+                    ..Holder::default()
                 }),
                 lease: Some(Leased {
                     pid: 7,
@@ -230,6 +230,38 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part} is not in\n{text}");
         }
+    }
+
+    #[test]
+    fn queues_of_networks_and_of_their_ports_are_told_by_name() {
+        let queue = |number, port: Option<&str>| Queue {
+            interface: "eth0".to_owned(),
+            queue: number,
+            holder: Some(Holder {
+                pid: 7,
+                network: Some("lan".to_owned()),
+                port: port.map(str::to_owned),
+                pair: port.map(|_| 0),
+                impaired: Some("queue 0 is taken".to_owned()),
+                ..Holder::default()
+            }),
+            ..Queue::default()
+        };
+        let queues = [queue(0, None), queue(1, None), queue(2, Some("vm1"))];
+        let text = render(&queues, None);
+        let row = |at: usize| -> Vec<String> {
+            let cells = row(&queues[at], None).into_iter();
+            cells.skip(9).take(4).collect()
+        };
+        assert_eq!(row(0), ["7", "lan", "-", "-"]);
+        assert_eq!(row(2), ["7", "lan", "vm1", "0"]);
+        let said = |line: &str| text.lines().filter(|said| *said == line).count();
+        assert_eq!(said("network lan is impaired: queue 0 is taken"), 1, "{text}");
+        assert_eq!(
+            said("port vm1 of network lan is impaired: queue 0 is taken"),
+            1,
+            "{text}"
+        );
     }
 
     #[test]
