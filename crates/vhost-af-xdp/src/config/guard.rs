@@ -1,7 +1,5 @@
 //! What a guest may send, as it was asked for.
 
-use std::fmt;
-
 use super::PortConfig;
 use crate::switch::guard::{Addresses, Guard, IpPrefix, Lock};
 
@@ -21,18 +19,6 @@ pub(crate) struct GuardConfig {
 /// Whether a key of a port says something of that, and nothing else.
 pub(crate) fn is_guard(key: &str) -> bool {
     matches!(key, "guard" | "ips" | "router" | "dhcp-server")
-}
-
-impl fmt::Display for GuardConfig {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.ips.is_empty() {
-            return f.write_str(if self.source { "its mac" } else { "any address" });
-        }
-        let mut words: Vec<_> = self.ips.iter().map(ToString::to_string).collect();
-        words.extend(self.router.then(|| "as a router".to_owned()));
-        words.extend(self.dhcp_server.then(|| "as a DHCP server".to_owned()));
-        f.write_str(&words.join(", "))
-    }
 }
 
 impl GuardConfig {

@@ -196,7 +196,7 @@ impl NicConfig {
     }
 
     /// VLANs of a network in which it has its address, 0: none.
-    pub(super) fn stations(&self) -> &[u16] {
+    pub(crate) fn stations(&self) -> &[u16] {
         match self {
             Self::Network { vlans, .. } => match vlans {
                 MemberVlans::Untagged => &[0],
