@@ -92,16 +92,16 @@ def status(run):
 
 
 def rounds(run):
-    """(rounds of the first worker that moved frames, those that did not), or nothing."""
+    """(rounds of the first worker that moved frames, those that did not, nanoseconds in the former), or nothing."""
     answer = status(run)
     worker = answer[0]["workers"][0] if answer else None
-    return worker and (worker["busy_rounds"], worker["idle_rounds"])
+    return worker and (worker["busy_rounds"], worker["idle_rounds"], worker["busy_ns"])
 
 
 def rounds_since(run, before, frames):
     """What the worker's rounds tell of a measurement in which so many frames were moved."""
     now = rounds(run)
-    busy, idle = (now[i] - before[i] for i in range(2)) if now else (0, 0)
+    busy, idle, busy_ns = (now[i] - before[i] for i in range(3)) if now else (0, 0, 0)
     if not busy:
         return {}
-    return {"batch": frames / busy, "idle_rounds_percent": idle / (busy + idle) * 100}
+    return {"batch": frames / busy, "idle_rounds_percent": idle / (busy + idle) * 100, "busy_ns": busy_ns / frames}

@@ -68,6 +68,7 @@ def columns(case):
             ("ns/frame", lambda row: number(row["median"]["ns"], 1)),
             ("cycles", lambda row: number(row["median"]["cycles"], 0)),
             ("CPU %", lambda row: number(row["median"]["cpu_percent"], 0)),
+            ("busy ns", lambda row: number(row["median"].get("busy_ns"), 0)),
             ("frames/round", lambda row: number(row["median"].get("batch"), 1)),
             ("idle rounds %", lambda row: number(row["median"].get("idle_rounds_percent"), 0)),
         ]

@@ -151,7 +151,7 @@ fn prometheus_scrapes_and_answers_every_query_of_the_dashboard() {
                 .map(str::to_owned),
         );
     }
-    // What has no place on the dashboard: the version, sleeps, and what is no loss.
+    // What has no place on the dashboard: the version, rounds and sleeps, and what is no loss.
     let there: BTreeSet<String> = metrics(&rig)
         .lines()
         .filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next().map(str::to_owned))
@@ -160,6 +160,7 @@ fn prometheus_scrapes_and_answers_every_query_of_the_dashboard() {
     let known = [
         "vhost_af_xdp_build_info",
         "vhost_af_xdp_operations_total",
+        "vhost_af_xdp_worker_rounds_total",
         "vhost_af_xdp_worker_sleeps_total",
     ];
     assert_eq!(without, known);

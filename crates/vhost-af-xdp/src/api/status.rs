@@ -96,6 +96,12 @@ pub(crate) struct WorkerStatus {
     pub(crate) idle_rounds: u64,
     /// Times it slept.
     pub(crate) sleeps: u64,
+    /// Nanoseconds in rounds that moved frames.
+    pub(crate) busy_ns: u64,
+    /// In those that did not, and falling asleep.
+    pub(crate) idle_ns: u64,
+    /// Asleep, until it woke last.
+    pub(crate) asleep_ns: u64,
     /// That it hangs, for how long, and in which port: on a cable it may be either of two.
     pub(crate) hangs: Option<String>,
     /// NUMA node that it runs on, see [`PortStatus::node`].
@@ -154,6 +160,9 @@ impl Status {
                     busy_rounds: counters.busy_rounds.get(),
                     idle_rounds: counters.idle_rounds.get(),
                     sleeps: counters.sleeps.get(),
+                    busy_ns: counters.time.busy.get(),
+                    idle_ns: counters.time.idle.get(),
+                    asleep_ns: counters.time.asleep.get(),
                     hangs,
                     node: node.map(NumaNode::number),
                 })

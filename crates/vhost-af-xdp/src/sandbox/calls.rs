@@ -104,9 +104,9 @@ pub(super) const CALLS: &[Call] = table! {
     SYS_sendto: ALWAYS, "wakes the kernel for frames to send (AF_XDP rings)";
     SYS_recvfrom: ALWAYS, "lets the kernel poll the NIC; looks ahead at messages of a VMM";
     #[cfg(target_arch = "x86_64")]
-    SYS_epoll_wait: ALWAYS, "a worker sleeps";
-    SYS_epoll_pwait: ALWAYS, "a worker sleeps";
-    SYS_epoll_pwait2: ALWAYS, "a worker sleeps";
+    SYS_epoll_wait: ALWAYS, "a worker looks who kicked";
+    SYS_epoll_pwait: ALWAYS, "a worker looks who kicked";
+    SYS_epoll_pwait2: ALWAYS, "a worker looks who kicked";
     SYS_epoll_create1: ALWAYS, "what a worker sleeps on, what tells of a lease";
     SYS_epoll_ctl: ALWAYS, "lanes come and go";
     SYS_eventfd2: ALWAYS, "a worker's mailbox, a port's bell";
@@ -116,7 +116,7 @@ pub(super) const CALLS: &[Call] = table! {
     SYS_writev: ALWAYS, "the log; what a network sends to the host";
     #[cfg(target_arch = "x86_64")]
     SYS_poll: ALWAYS, "control threads wait";
-    SYS_ppoll: ALWAYS, "control threads wait";
+    SYS_ppoll: ALWAYS, "a worker sleeps; control threads wait";
     // Sockets.
     SYS_socket: &[&[If::Is(0, AF_UNIX as u64)]], "to a VMM that listens, to the steward: Unix sockets, no others";
     SYS_connect: ALWAYS, "to a VMM that listens, to the steward";

@@ -32,6 +32,12 @@ use crate::nic::tap::{Parts, Tap};
 /// stream come in fewer batches then, each of which may cost a guest an interrupt. Whoever waits for an answer gives none
 /// meanwhile, and has it in the next round.
 const PUT_OFF: u32 = 4;
+/// After so many rounds in which it neither said nor got anything, the host is asked in one of [`ASKED_EACH`] only, and in
+/// the first one after the worker has slept, until it says or gets something. Asking is a system call: in each round it would cost
+/// guests that are busy with others a quarter of what a frame of theirs costs.
+const QUIET: u64 = 8;
+/// See [`QUIET`].
+const ASKED_EACH: u64 = 8;
 
 /// See the module's head.
 pub(crate) struct HostLane {
@@ -46,6 +52,8 @@ pub(crate) struct HostLane {
     frame: Vec<Buffer>,
     /// Rounds in a row in which the host was given frames, and what it said was left for later.
     put_off: u32,
+    /// Rounds in a row in which it neither said nor got anything.
+    quiet: u64,
     /// The device is gone.
     is_gone: bool,
     awaits: bool,
@@ -86,13 +94,14 @@ impl HostLane {
             parts_of: vec![Vec::with_capacity(PARTS); usize::from(BUFFERS)],
             frame: Vec::with_capacity(PARTS),
             put_off: 0,
+            quiet: 0,
             is_gone: false,
             awaits: true,
         })
     }
 
-    /// Reads what the host sends into the queue of our half.
-    fn read(&mut self) {
+    /// Reads what the host sends into the queue of our half; whether there was something.
+    fn read(&mut self) -> bool {
         let mut any = false;
         while !self.is_gone && self.free.len() >= PARTS {
             let mut parts = Parts::new();
@@ -121,6 +130,12 @@ impl HostLane {
             // It looks right after.
             self.from_host.publish();
         }
+        any
+    }
+
+    /// Whether the host is asked in this round.
+    fn is_asked(&self) -> bool {
+        self.put_off == 0 && (self.quiet < QUIET || self.quiet.is_multiple_of(ASKED_EACH))
     }
 
     /// Puts a frame that was read, of so many bytes, into the queue.
@@ -158,9 +173,11 @@ impl Lane for HostLane {
             true => self.put_off + 1,
             false => 0,
         };
-        if self.put_off == 0 {
-            self.read();
-        }
+        let said = self.is_asked() && self.read();
+        self.quiet = match said || is_given {
+            true => 0,
+            false => self.quiet + 1,
+        };
         let moved = self.lane.breathe(near)?;
         self.take_back();
         Ok(written + moved)
@@ -176,6 +193,8 @@ impl Lane for HostLane {
     }
 
     fn disarm(&mut self) {
+        // What ended the sleep may be the host's: it is asked in the next round.
+        self.quiet = self.quiet.next_multiple_of(ASKED_EACH);
         self.to_host.waiting.driver.disable_calls();
         self.lane.disarm();
     }

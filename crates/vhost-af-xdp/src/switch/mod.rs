@@ -65,4 +65,5 @@ pub(crate) mod to_nic;
 pub(crate) mod uplink_lane;
 pub(crate) mod vlans;
 pub(crate) mod worker;
+mod worker_time;
 pub(crate) mod workers;

@@ -34,8 +34,6 @@ pub(super) struct Slot {
     pub(super) peer: Option<usize>,
     /// Taken when it is called; a slot without it is out of the rounds.
     pub(super) on_fault: Option<OnFault>,
-    /// Its NIC is watched: only while the worker sleeps.
-    pub(super) watched: bool,
     /// Times that it woke the worker since it moved a frame.
     pub(super) futile: u32,
     /// Its eventfds are not watched until then.
@@ -65,7 +63,6 @@ impl Slot {
             role: new.role,
             peer: None,
             on_fault: Some(new.on_fault),
-            watched: false,
             futile: 0,
             deaf: None,
             idle: 0,

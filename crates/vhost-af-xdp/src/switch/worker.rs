@@ -2,11 +2,11 @@
 //!
 //! Theory of operation. A worker breathes all its lanes in turn. When none has moved a frame for
 //! the spin time it arms them (drivers are asked for kicks, with the re-check that makes a lost
-//! kick impossible) and waits in `epoll_wait` on kick eventfds, AF_XDP sockets and its mailbox.
-//! Eventfds are watched edge-triggered: readiness is only a reason to look, never consumed by
-//! reading, so a stale counter does not make it spin. Sockets are watched only while it sleeps: a
-//! waiter on an AF_XDP socket makes the kernel go through a wake-up for every frame that is sent
-//! (`sock_wfree` calls `sk_write_space`, net/core/sock.c), a tenth of the cost of sending.
+//! kick impossible) and sleeps in one ppoll(2): on an epoll set of the kick eventfds and its mailbox, and beside it on
+//! the AF_XDP sockets. Eventfds are watched edge-triggered: readiness is only a reason to look, never consumed by
+//! reading, so a stale counter does not make it spin. Sockets are not in the set, since one who waits on an AF_XDP
+//! socket makes the kernel go through a wake-up for every frame that is sent (`sock_wfree` calls `sk_write_space`,
+//! net/core/sock.c), a tenth of the cost of sending; ppoll waits on them while it lasts only, without a call for each.
 //!
 //! A guest may kick as often as it likes. One whose kicks bring nothing ([`FUTILE_WAKES`] of them without a frame
 //! between) is not listened to for a while ([`DEAF`]): its lane is looked at once a millisecond then, as by the
@@ -32,7 +32,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
-use rustix::event::{EventfdFlags, Timespec, eventfd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use xsk::NumaNode;
 
@@ -42,6 +42,7 @@ use super::progress::{Progress, Watcher};
 use super::slots::{self, Place, Slot, Tables};
 use super::spread::Spread;
 use super::table::Table;
+use super::worker_time::{Watch, WorkerTime};
 use crate::nic::numa::WorkerPlace;
 use device::counters::Counter;
 
@@ -52,8 +53,6 @@ const SOON: Duration = Duration::from_millis(1);
 const FUTILE_WAKES: u32 = 32;
 /// How long kicks of a lane beyond that are not listened to.
 const DEAF: Duration = Duration::from_millis(10);
-/// Idle rounds between two looks at the clock.
-const ROUNDS_PER_LOOK: u32 = 16;
 /// Rounds between two looks at the kicks of guests whose lanes doze; then another lane is the first one, too.
 const ROUNDS_PER_LISTENING: u32 = 64;
 
@@ -87,6 +86,8 @@ pub(crate) struct WorkerCounters {
     pub(crate) idle_rounds: Counter,
     /// Times it went to sleep.
     pub(crate) sleeps: Counter,
+    /// How long it did which.
+    pub(crate) time: WorkerTime,
 }
 
 /// Control's end of a worker.
@@ -229,6 +230,8 @@ impl Worker {
         let mut idle_since: Option<Instant> = None;
         let mut rounds = 0u32;
         let mut polling = Polling::new(self.spin);
+        let mut watch = Watch::new(Instant::now());
+        let counters = Arc::clone(&self.counters);
         loop {
             if !self.read_mail() {
                 return;
@@ -236,25 +239,27 @@ impl Worker {
             rounds = rounds.wrapping_add(1);
             if rounds.is_multiple_of(ROUNDS_PER_LISTENING) {
                 self.shift();
+                watch.look(Instant::now(), &counters.time);
                 if self.has_dozing() {
                     self.listen();
                 }
             }
             if self.breathe() {
-                self.counters.busy_rounds.add(1);
+                counters.busy_rounds.add(1);
+                watch.note_busy();
                 idle_since = None;
                 continue;
             }
-            self.counters.idle_rounds.add(1);
+            counters.idle_rounds.add(1);
             std::hint::spin_loop();
-            if !polling.now.is_zero() && !rounds.is_multiple_of(ROUNDS_PER_LOOK) {
-                continue;
-            }
             let now = Instant::now();
+            watch.note_idle(now, &counters.time);
             let since = *idle_since.get_or_insert(now);
             if now.duration_since(since) >= polling.now {
-                self.rest();
-                polling.adapt(since.elapsed());
+                let asleep = self.rest();
+                let now = Instant::now();
+                watch.note_sleep(asleep, now, &counters.time);
+                polling.adapt(now.duration_since(since));
                 idle_since = None;
             }
         }
@@ -331,13 +336,14 @@ impl Worker {
         }
     }
 
-    /// Arms all lanes and sleeps until something happens.
-    fn rest(&mut self) {
+    /// Arms all lanes and sleeps until something happens; how long.
+    fn rest(&mut self) -> Duration {
         let mut work = self.listen_again();
         for &at in &self.awake {
             self.progress.take_up(self.lanes[at].id);
             work = work.max(slots::arm(&mut self.lanes, at).unwrap_or(Work::None));
         }
+        let mut asleep = Duration::ZERO;
         if work != Work::Now {
             self.counters.sleeps.add(1);
             let wait = match work {
@@ -346,22 +352,42 @@ impl Worker {
                 Work::None | Work::Now => None,
             };
             let wait = wait.and_then(|wait| Timespec::try_from(wait).ok());
-            self.watch_nics();
-            let mut events = [MaybeUninit::<Event>::uninit(); 16];
-            self.progress.sleep();
-            let woken = epoll::wait(&self.epoll, &mut events, wait.as_ref());
-            self.progress.wake();
-            // EINTR and every event mean the same: look again.
-            if let Ok((events, _)) = woken {
-                self.note_wakes(events);
-                self.wake(events);
-            }
-            self.unwatch_nics();
+            asleep = self.wait(wait.as_ref());
         }
         for slot in self.lanes.iter_mut().filter(|slot| !slot.dozes) {
             self.progress.take_up(slot.id);
             slot.lane.disarm();
         }
+        asleep
+    }
+
+    /// Sleeps until a guest kicks, control has sent something, a NIC that a lane awaits has frames, or so long; how
+    /// long that was.
+    fn wait(&mut self, limit: Option<&Timespec>) -> Duration {
+        let awaits = |slot: &&Slot| slot.is_in_rounds() && slot.lane.awaits_nic();
+        let nics = self
+            .lanes
+            .iter()
+            .filter(awaits)
+            .filter_map(|slot| slot.lane.nic());
+        let mut fds = Vec::with_capacity(1 + self.lanes.len());
+        fds.push(PollFd::new(&self.epoll, PollFlags::IN));
+        fds.extend(nics.map(|nic| PollFd::from_borrowed_fd(nic, PollFlags::IN)));
+        self.progress.sleep();
+        let before = Instant::now();
+        // EINTR and whatever is ready mean the same: look again.
+        let _ = poll(&mut fds, limit);
+        let asleep = before.elapsed();
+        self.progress.wake();
+        if fds[0].revents().is_empty() {
+            return asleep;
+        }
+        let mut events = [MaybeUninit::<Event>::uninit(); 16];
+        if let Ok((events, _)) = epoll::wait(&self.epoll, &mut events, Some(&Timespec::default())) {
+            self.note_wakes(events);
+            self.wake(events);
+        }
+        asleep
     }
 
     /// Counts who woke the worker, and listens no more to a lane that does so for nothing.
@@ -403,28 +429,6 @@ impl Worker {
         match self.lanes.iter().any(|slot| slot.deaf.is_some()) {
             true => Work::Soon,
             false => Work::None,
-        }
-    }
-
-    fn watch_nics(&mut self) {
-        for slot in self.lanes.iter_mut().filter(|slot| slot.is_in_rounds()) {
-            if slot.lane.awaits_nic()
-                && let Some(nic) = slot.lane.nic()
-            {
-                let flags = EventFlags::IN | EventFlags::ET;
-                // Readiness since the last look is reported at once. Without watching (no memory for
-                // it) frames wait for the next kick.
-                slot.watched = epoll::add(&self.epoll, nic, EventData::new_u64(slot.id.0), flags).is_ok();
-            }
-        }
-    }
-
-    fn unwatch_nics(&mut self) {
-        for slot in self.lanes.iter_mut().filter(|slot| slot.watched) {
-            if let Some(nic) = slot.lane.nic() {
-                let _ = epoll::delete(&self.epoll, nic);
-            }
-            slot.watched = false;
         }
     }
 

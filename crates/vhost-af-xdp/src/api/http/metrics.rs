@@ -176,6 +176,25 @@ const FAMILIES: &[Family] = &[
         },
     },
     Family {
+        name: "vhost_af_xdp_worker_seconds_total",
+        kind: "counter",
+        help: "What a worker did with its time: busy in rounds that moved frames, idle in others, asleep.",
+        samples: |status, samples| {
+            for (index, worker) in status.workers.iter().enumerate() {
+                let index = index.to_string();
+                let states = [
+                    ("busy", worker.busy_ns),
+                    ("idle", worker.idle_ns),
+                    ("asleep", worker.asleep_ns),
+                ];
+                for (state, ns) in states {
+                    let seconds = Micros(ns / 1_000);
+                    samples.add(&[("worker", &index), ("state", state)], seconds);
+                }
+            }
+        },
+    },
+    Family {
         name: "vhost_af_xdp_worker_sleeps_total",
         kind: "counter",
         help: "Times that a worker slept.",

@@ -110,3 +110,47 @@ fn turn_takes_no_more_of_the_host_than_it_has_buffers_for() {
     let first = world.ports[0].got().len();
     assert!(first > 0 && first <= 64, "{first} of {sent}");
 }
+
+/// It says something; in how many rounds that has come to the first port.
+fn rounds_until_heard(world: &mut World, host: &OwnedFd) -> u32 {
+    let said = frame(mac(0), HOST, 60);
+    assert!(write(host, &said));
+    for round in 1..100 {
+        world.breathe();
+        match &world.ports[0].take()[..] {
+            [] => {}
+            heard => {
+                assert_eq!(heard, [said]);
+                return round;
+            }
+        }
+    }
+    panic!("not heard in a hundred rounds");
+}
+
+#[test]
+fn host_that_is_quiet_is_asked_less_often_until_something_happens() {
+    let (mut world, host, _) = world(1);
+    let is_quiet = |world: &mut World| (0..1001).for_each(|_| world.breathe());
+    assert_eq!(rounds_until_heard(&mut world, &host), 1, "at first");
+    is_quiet(&mut world);
+    let rounds = rounds_until_heard(&mut world, &host);
+    assert!((2..=8).contains(&rounds), "{rounds}");
+    assert_eq!(
+        rounds_until_heard(&mut world, &host),
+        1,
+        "after it said something"
+    );
+    is_quiet(&mut world);
+    world.ports[0].send(&frame(HOST, mac(0), 60));
+    world.breathe();
+    assert!(
+        rounds_until_heard(&mut world, &host) <= 5,
+        "after it got something"
+    );
+    is_quiet(&mut world);
+    for slot in &mut world.slots {
+        slot.lane.disarm();
+    }
+    assert_eq!(rounds_until_heard(&mut world, &host), 1, "after the worker slept");
+}

@@ -1,0 +1,113 @@
+//! What a worker does with its time.
+//!
+//! The clock is read at the end of each round that moved no frame, and now and then in a long run of those that did: who
+//! is busy pays nothing for it. What passed between two readings is time of the rounds that moved frames, if there were
+//! some, but for as long as an idle round takes, since one ends each such run.
+
+use std::time::{Duration, Instant};
+
+use device::counters::Counter;
+
+/// Nanoseconds, each as of the worker's last look at the clock: what it sleeps is added once it wakes.
+#[derive(Debug, Default)]
+pub(crate) struct WorkerTime {
+    /// In rounds that moved frames.
+    pub(crate) busy: Counter,
+    /// In rounds that did not, and falling asleep.
+    pub(crate) idle: Counter,
+    /// Asleep.
+    pub(crate) asleep: Counter,
+}
+
+/// Reads the clock for [`WorkerTime`].
+pub(super) struct Watch {
+    last: Instant,
+    /// How long the last idle round took that followed another one.
+    idle_round: Duration,
+    /// Rounds since then moved frames.
+    was_busy: bool,
+}
+
+impl Watch {
+    pub(super) fn new(now: Instant) -> Self {
+        Self {
+            last: now,
+            idle_round: Duration::ZERO,
+            was_busy: false,
+        }
+    }
+
+    /// A round moved frames.
+    #[inline]
+    pub(super) fn note_busy(&mut self) {
+        self.was_busy = true;
+    }
+
+    /// In a run of busy rounds, one of many.
+    pub(super) fn look(&mut self, now: Instant, time: &WorkerTime) {
+        if std::mem::take(&mut self.was_busy) {
+            time.busy.add(ns(self.pass(now)));
+        }
+    }
+
+    /// A round has moved none.
+    #[inline]
+    pub(super) fn note_idle(&mut self, now: Instant, time: &WorkerTime) {
+        let passed = self.pass(now);
+        if std::mem::take(&mut self.was_busy) {
+            let idle = self.idle_round.min(passed);
+            time.busy.add(ns(passed - idle));
+            time.idle.add(ns(idle));
+        } else {
+            self.idle_round = passed;
+            time.idle.add(ns(passed));
+        }
+    }
+
+    /// It has slept so long.
+    pub(super) fn note_sleep(&mut self, asleep: Duration, now: Instant, time: &WorkerTime) {
+        let awake = self.pass(now).saturating_sub(asleep);
+        time.asleep.add(ns(asleep));
+        time.idle.add(ns(awake));
+    }
+
+    /// Since the last look.
+    fn pass(&mut self, now: Instant) -> Duration {
+        let passed = now.duration_since(self.last);
+        self.last = now;
+        passed
+    }
+}
+
+fn ns(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_is_told_apart_and_none_is_lost() {
+        let (time, began) = (WorkerTime::default(), Instant::now());
+        let at = |us| began + Duration::from_micros(us);
+        let read = || [&time.busy, &time.idle, &time.asleep].map(|time| time.get() / 1000);
+        let mut watch = Watch::new(began);
+        watch.note_idle(at(2), &time);
+        watch.note_idle(at(5), &time);
+        assert_eq!(read(), [0, 5, 0]);
+        for _ in 0..10 {
+            watch.note_busy();
+        }
+        watch.look(at(105), &time);
+        watch.note_busy();
+        watch.note_idle(at(118), &time);
+        assert_eq!(read(), [110, 8, 0], "the last of these rounds was an idle one");
+        watch.look(at(119), &time);
+        watch.note_sleep(Duration::from_micros(70), at(200), &time);
+        assert_eq!(read(), [110, 20, 70]);
+        watch.note_busy();
+        watch.note_idle(at(201), &time);
+        assert_eq!(read(), [110, 21, 70], "shorter than the idle round before");
+    }
+}
