@@ -127,6 +127,19 @@ impl Link {
     /// # Errors
     /// The kernel's.
     pub fn has_carrier(index: u32) -> io::Result<bool> {
+        Ok(Self::flags(index)? & libc::IFF_LOWER_UP.cast_unsigned() != 0)
+    }
+
+    /// Whether the interface of that index is the host with itself (`IFF_LOOPBACK`).
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn is_loopback(index: u32) -> io::Result<bool> {
+        Ok(Self::flags(index)? & libc::IFF_LOOPBACK.cast_unsigned() != 0)
+    }
+
+    /// Of `IFF_`.
+    fn flags(index: u32) -> io::Result<u32> {
         let header = Ifinfomsg {
             ifi_index: i32::try_from(index).unwrap_or_default(),
             ..Ifinfomsg::default()
@@ -135,7 +148,7 @@ impl Link {
         let request = rt_link::Request::new().op_getlink_do(&header);
         let mut replies = socket.request(&request)?;
         let (header, _) = replies.recv_one().map_err(io::Error::from)?;
-        Ok(header.ifi_flags & libc::IFF_LOWER_UP.cast_unsigned() != 0)
+        Ok(header.ifi_flags)
     }
 
     fn ask(header: &Ifinfomsg, name: Option<&CString>) -> io::Result<Self> {

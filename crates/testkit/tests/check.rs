@@ -2,6 +2,7 @@
 
 use std::process::{Command, Output};
 
+use rstest::rstest;
 use serde_json::{Value, json};
 use testkit::daemon::DIR;
 use testkit::driver::F_CSUM;
@@ -121,8 +122,72 @@ fn network_is_what_serve_then_makes_of_it() {
         "{status:#}"
     );
 
+    // Of a daemon that is not asked only its sockets are seen.
     let beside = report(&veth.near, &[VethPair::NIC]);
     assert_eq!(beside["network"]["taken_queues"], json!([0, 1]), "{beside:#}");
+}
+
+/// While a network has the interface, what is said goes beside it: nothing of ours has to go.
+#[rstest]
+fn network_that_runs_is_named_with_how_a_guest_more_is_had(#[values(false, true)] leased: bool) {
+    require!(Root);
+    let (veth, nic) = (VethPair::with(3, 1500), VethPair::NIC);
+    veth.near.run("ethtool", &["-K", nic, "rxvlan", "off"]);
+    let network = format!(
+        "[network.lan]\nuplink = \"{nic}\"\nqueues = 2\n[port.vm1]\nnetwork = \"lan\"\nsocket-path = \"{DIR}/vm1.sock\"\n"
+    );
+    let serve = match leased {
+        true => Serve::file().leased(),
+        false => Serve::file().by_root(),
+    };
+    let mut daemon = Daemon::start_file(&veth.near, &serve, &[nic], &network);
+    let pid = daemon.process().pid();
+    let (control, steward) = (daemon.path("control"), daemon.path("steward.sock"));
+    let mut words = vec![nic, "--try", "--control", control.to_str().expect("UTF-8")];
+    if leased {
+        words.extend(["--steward", steward.to_str().expect("UTF-8")]);
+    }
+    let before = state(&veth.near, nic);
+    let seen = report(&veth.near, &words);
+    assert_eq!(
+        seen["held_queues"],
+        json!([format!("queues 0-1: network lan, process {pid}")]),
+        "{seen:#}"
+    );
+    assert_eq!(seen["free_queues"], json!([2]));
+    let lines = typed(&seen);
+    let file = daemon.path("config.toml").display().to_string();
+    let alone = match leased {
+        true => format!(
+            "vhost-af-xdp serve --socket-path /run/vm1.sock --ifname {nic} --start-queue 2 --steward {}",
+            steward.display()
+        ),
+        false => format!(
+            "# in {file}, then `vhost-af-xdp reload`: [port.NAME] with socket-path = \\\"PATH\\\", ifname = \\\"{nic}\\\", \
+             start-queue = 2"
+        ),
+    };
+    for said in [
+        format!("network lan of process {pid} has queues 0-1: a further guest is a port of it"),
+        format!(
+            "# in {file}, then `vhost-af-xdp reload`: [port.NAME] with socket-path = \\\"PATH\\\", network = \\\"lan\\\""
+        ),
+        "its XDP program is".to_owned(),
+        "queue 2 is not its own".to_owned(),
+        "a port of network lan has as many as it says".to_owned(),
+        alone,
+    ] {
+        assert!(lines.contains(&said), "{said}: {lines}");
+    }
+    for wrong in ["end its holder", "another's", "[network.lan]"] {
+        assert!(!lines.contains(wrong), "{wrong}: {lines}");
+    }
+    let tried = seen["tried"]["refused"].as_str().expect("a reason");
+    assert!(
+        tried.contains("the XDP program there is") && tried.contains("`vhost-af-xdp status`"),
+        "{tried}"
+    );
+    assert_eq!(state(&veth.near, nic), before);
 }
 
 #[test]
@@ -160,7 +225,17 @@ fn interfaces_that_are_no_nics_are_told_apart() {
         [&json!("copy (skb)"), &Value::Null, &Value::Null],
         "{lo:#}"
     );
-    assert!(typed(&lo).contains("mtu 3822"), "{lo:#}");
+    assert!(typed(&lo).contains("lo is this host with itself"), "{lo:#}");
+    assert!(!typed(&lo).contains("ifname lo"), "{lo:#}");
+    // What is said to serve instead does: a pair of which a network has one end.
+    for line in [
+        "ip link add vms type veth peer name vms-host",
+        "ip link set dev vms up",
+    ] {
+        assert!(typed(&lo).contains(line), "{lo:#}");
+        netns.run("ip", &line.split(' ').skip(1).collect::<Vec<_>>());
+    }
+    assert_eq!(modes(&report(netns, &["vms"])), [&json!("copy (native)"); 3]);
     // Not every kernel has these.
     for (name, kind) in [
         ("dummy0", &["type", "dummy"][..]),

@@ -21,7 +21,8 @@ use super::control_socket;
 use super::network_status::NetworkStatus;
 use super::status::{LaneStatus, PortStatus, Status};
 use super::status_view::or_dash;
-use rules::{Answers, Leased, Rule};
+pub(crate) use rules::Leased;
+use rules::{Answers, Rule};
 
 pub(crate) use view::{Earlier, render};
 
@@ -59,6 +60,10 @@ pub(crate) struct Holder {
     pub(crate) pid: u32,
     /// That one's command line.
     pub(crate) command: String,
+    /// The file that the daemon's ports are of.
+    pub(crate) configuration: Option<PathBuf>,
+    /// Where its API is asked.
+    pub(crate) api: Option<PathBuf>,
     /// The network that it is for; with a port: that the port is part of.
     pub(crate) network: Option<String>,
     /// The port whose queue it is alone, by its name; none: the network's ports share it.
@@ -140,6 +145,11 @@ impl Queue {
         }
     }
 
+    /// Nobody is seen to have it.
+    pub(crate) fn is_free(&self) -> bool {
+        self.bound.is_empty() && self.lease.is_none() && self.holder.is_none()
+    }
+
     /// With what stewards and drivers said.
     fn with(mut self, answers: &Answers) -> Self {
         let lease = answers.lease_of(&self.interface, self.queue);
@@ -200,15 +210,15 @@ impl Holder {
             let mut of_networks =
                 networks.filter_map(|network| Some((network, &network.queues[of(&network.queues)?])));
             match of_ports.next() {
-                Some((port, lane)) => Some(Self::of_port(status.pid, port, lane)),
+                Some((port, lane)) => Some(Self::of_port(status, port, lane)),
                 None => of_networks
                     .next()
-                    .map(|(network, lane)| Self::of_network(status.pid, network, lane)),
+                    .map(|(network, lane)| Self::of_network(status, network, lane)),
             }
         })
     }
 
-    fn of_port(pid: u32, port: &PortStatus, lane: &LaneStatus) -> Self {
+    fn of_port(status: &Status, port: &PortStatus, lane: &LaneStatus) -> Self {
         Self {
             network: port.network.clone(),
             port: Some(port.name.clone()),
@@ -217,22 +227,25 @@ impl Holder {
             impaired: port.impaired.clone(),
             macs: port.macs.clone(),
             vlans: port.vlans.clone(),
-            ..Self::of_lane(pid, lane)
+            ..Self::of_lane(status, lane)
         }
     }
 
-    fn of_network(pid: u32, network: &NetworkStatus, lane: &LaneStatus) -> Self {
+    fn of_network(status: &Status, network: &NetworkStatus, lane: &LaneStatus) -> Self {
         Self {
             network: Some(network.name.clone()),
             impaired: network.impaired.clone(),
-            ..Self::of_lane(pid, lane)
+            ..Self::of_lane(status, lane)
         }
     }
 
-    fn of_lane(pid: u32, lane: &LaneStatus) -> Self {
+    fn of_lane(status: &Status, lane: &LaneStatus) -> Self {
+        let readings = status.configuration.as_ref();
         Self {
-            pid,
-            command: command_of(pid),
+            pid: status.pid,
+            command: command_of(status.pid),
+            configuration: readings.map(|readings| readings.path.clone()),
+            api: status.api.clone(),
             mode: lane.mode.clone(),
             from_guest_frames: lane.counter("from_guest_frames"),
             to_guest_frames: lane.counter("to_guest_frames"),

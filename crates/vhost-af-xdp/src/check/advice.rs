@@ -5,6 +5,8 @@ use steward::hardware::Tags;
 use steward::protocol::DEFAULT_SOCKET;
 
 use super::expected::Expected;
+use super::held::named;
+use super::loopback;
 use super::network::NetworkReport;
 use super::seen::Seen;
 use crate::nic::binding::{L2_BYTES, LONGEST_FRAME};
@@ -23,13 +25,16 @@ pub(super) struct Advice {
 
 /// In the order in which they are to be read; a goal that takes nothing is left out.
 pub(super) fn lines(seen: &Seen, placements: &[Expected], network: &NetworkReport) -> Vec<Advice> {
-    let all = [
-        ("first", first(seen)),
-        ("many guests by address", seen.network_lines(network)),
-        ("one guest on a queue", one_guest(seen)),
-        ("direct placement", direct(seen, placements)),
-        ("several pairs", several(seen)),
-    ];
+    let all = match seen.loopback {
+        true => loopback::lines(&seen.link.name),
+        false => vec![
+            ("first", first(seen)),
+            ("many guests by address", seen.network_lines(network)),
+            ("one guest on a queue", one_guest(seen)),
+            ("direct placement", direct(seen, placements)),
+            ("several pairs", several(seen)),
+        ],
+    };
     let is_said = |(_, lines): &(_, Vec<String>)| !lines.is_empty();
     let advice = |(goal, lines)| Advice { goal, lines };
     all.into_iter().filter(is_said).map(advice).collect()
@@ -47,10 +52,13 @@ fn first(seen: &Seen) -> Vec<String> {
         ));
     }
     if let Some(program) = &seen.program {
-        lines.push(format!(
+        lines.push(match seen.program_holder() {
+            Some(whose) => format!("# its XDP program is {whose}: what follows goes beside that"),
+            None => format!(
             "# an XDP program is there already ({program}): end its holder (`vhost-af-xdp queues {name}` shows ours), \
              share it by vhost-af-xdp-steward, or use it (--inhibit --map-path, docs/cli.md)"
-        ));
+            ),
+        });
     }
     if !seen.lacking.is_empty() {
         lines.push(match seen.steward {
@@ -73,11 +81,21 @@ fn first(seen: &Seen) -> Vec<String> {
 
 fn one_guest(seen: &Seen) -> Vec<String> {
     let Some(&queue) = seen.free_queues().first() else {
-        return vec!["# no queue is free".to_owned()];
+        let mut lines = vec![format!("# no queue is free: {}", seen.held().join("; "))];
+        lines.extend(one_more(seen, 1));
+        return lines;
     };
     let name = &seen.link.name;
-    let mut lines = vec![serve(seen, queue, "")];
+    let mut lines = vec![seen.guest_line(queue, &[])];
     if seen.link.rx_queues < 2 {
+        return lines;
+    }
+    if let Some((holder, queues)) = seen.network_there() {
+        let network = holder.network.as_deref().unwrap_or_default();
+        lines.push(format!(
+            "# the NIC is to spread over {} of network {network} alone: docs/networks.md, a queue of its own",
+            named(&queues)
+        ));
         return lines;
     }
     lines.push(match seen.link.partial_checksums {
@@ -121,19 +139,21 @@ fn direct(seen: &Seen, placements: &[Expected]) -> Vec<String> {
             );
         }
     }
-    lines.push(serve(seen, queue, " --memory direct"));
+    lines.push(seen.guest_line(queue, &[("memory", "direct")]));
     if mode_of("direct") != zero_copy && mode_of("send-direct") == zero_copy {
-        lines.push(serve(
-            seen,
-            queue,
-            " --memory send-direct    # zero-copy for both directions",
-        ));
+        let line = seen.guest_line(queue, &[("memory", "send-direct")]);
+        lines.push(line + "    # zero-copy for both directions");
     }
     lines
 }
 
 fn several(seen: &Seen) -> Vec<String> {
-    let name = &seen.link.name;
+    if let Some((holder, _)) = seen.network_there() {
+        let network = holder.network.as_deref().unwrap_or_default();
+        return vec![format!(
+            "# a port of network {network} has as many as it says (queues = {MOST_PAIRS}), whatever queues there are"
+        )];
+    }
     let free = seen.free_queues();
     let run = |at: usize| {
         let follows = |&(ahead, queue): &(u32, &u32)| free[at].checked_add(ahead) == Some(*queue);
@@ -141,34 +161,38 @@ fn several(seen: &Seen) -> Vec<String> {
     };
     let longest = (0..free.len()).max_by_key(|&at| (run(at), std::cmp::Reverse(at)));
     match longest.map(|at| (free[at], run(at).min(MOST_PAIRS))) {
-        Some((queue, pairs)) if pairs > 1 => vec![serve(seen, queue, &format!(" --queues {pairs}"))],
-        _ => match seen.most_queues.filter(|&most| most > seen.link.rx_queues) {
-            Some(_) if seen.link.partial_checksums => {
-                vec![format!("ethtool -L {name} rx 2 tx 2    # and at the far end")]
-            }
-            Some(most) => vec![format!("ethtool -L {name} combined 2    # up to {most}")],
-            None => {
-                vec!["# it has no further queues: guests of several pairs have the first only".to_owned()]
-            }
+        Some((queue, pairs)) if pairs > 1 => vec![seen.guest_line(queue, &[("queues", &pairs.to_string())])],
+        _ => match one_more(seen, 2 - free.len().min(1)).as_slice() {
+            [] => vec!["# it has no further queues: guests of several pairs have the first only".to_owned()],
+            lines => lines.to_vec(),
         },
     }
+}
+
+/// What gives the interface so many more queues, if it can have them.
+fn one_more(seen: &Seen, more: usize) -> Vec<String> {
+    let (name, have) = (&seen.link.name, seen.link.rx_queues);
+    let want = have.saturating_add(u32::try_from(more).unwrap_or(u32::MAX));
+    let Some(most) = seen.most_queues.filter(|&most| most >= want) else {
+        return Vec::new();
+    };
+    let mut lines = vec![match seen.link.partial_checksums {
+        true => format!("ethtool -L {name} rx {want} tx {want}    # and at the far end"),
+        false => format!("ethtool -L {name} combined {want}    # up to {most}"),
+    }];
+    if seen.network_there().is_some() {
+        lines.push(match seen.link.partial_checksums {
+            true => {
+                format!("ethtool -L PEER tx {have}    # at the far end: what it chooses is the network's")
+            }
+            false => format!("ethtool -X {name} equal {have}    # the NIC spreads over the network's alone"),
+        });
+    }
+    lines
 }
 
 /// Whether rules by address are known to work.
 fn takes_rules(seen: &Seen) -> bool {
     let known = seen.line.is_some_and(|line| line.by_address != "no");
     known && seen.rules.is_ok()
-}
-
-fn serve(seen: &Seen, queue: u32, more: &str) -> String {
-    let start = match queue {
-        0 => String::new(),
-        queue => format!(" --start-queue {queue}"),
-    };
-    let steward = match seen.steward && !seen.lacking.is_empty() {
-        true => format!(" --steward {DEFAULT_SOCKET}"),
-        false => String::new(),
-    };
-    let name = &seen.link.name;
-    format!("vhost-af-xdp serve --socket-path /run/vm1.sock --ifname {name}{start}{steward}{more}")
 }

@@ -78,8 +78,8 @@ impl Seen {
     fn into_guest(&self, guest: GuestBuffers) -> IntoGuest {
         IntoGuest {
             judge: match self.program {
-                Some(_) => Judge::Foreign,
-                None => Judge::Nic,
+                Some(_) if self.program_holder().is_none() => Judge::Foreign,
+                Some(_) | None => Judge::Nic,
             },
             is_own: true,
             translated: self.link.translated,

@@ -9,11 +9,15 @@
 
 mod advice;
 mod expected;
+mod held;
 mod kernels;
+mod loopback;
 mod network;
 mod seen;
 mod trial;
 mod view;
+
+use std::path::PathBuf;
 
 use clap::Args;
 use serde::Serialize;
@@ -47,6 +51,12 @@ pub(crate) struct CheckArgs {
     /// Attach a program and bind a free queue for a moment, and say what came of it; all of it is taken back
     #[arg(long = "try")]
     attempt: bool,
+    /// Control socket of the one daemon to ask for its queues [default: all that are found]
+    #[arg(long, value_name = "PATH")]
+    control: Option<PathBuf>,
+    /// Socket of the steward to ask for leases [default: /run/vhost-af-xdp/steward.sock, if one is there]
+    #[arg(long, value_name = "PATH")]
+    steward: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
@@ -66,6 +76,8 @@ pub(crate) struct Report {
     queues: Vec<Queue>,
     /// Queues that nobody is seen to have.
     free_queues: Vec<u32>,
+    /// Who has the others, in words.
+    held_queues: Vec<String>,
     steering: SteeringReport,
     memory: MemoryReport,
     /// Capabilities that a daemon needs without a steward, and that this process lacks.
@@ -150,7 +162,7 @@ struct MemoryReport {
 /// Looks, and tries if that was asked for.
 /// Errors: no such interface, or the kernel does not answer.
 pub(crate) fn run(args: &CheckArgs) -> anyhow::Result<Report> {
-    let seen = Seen::of(&args.interface)?;
+    let seen = Seen::of(&args.interface, args.control.as_deref(), args.steward.as_deref())?;
     let tried = args.attempt.then(|| trial::run(&seen));
     Ok(Report::new(seen, tried))
 }
@@ -195,6 +207,7 @@ impl Report {
             placements: placements.into(),
             network,
             free_queues: seen.free_queues(),
+            held_queues: seen.held(),
             steering: SteeringReport {
                 rules: seen.rules.as_ref().ok().copied(),
                 rules_why: seen.rules.as_ref().err().cloned(),

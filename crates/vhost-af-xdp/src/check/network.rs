@@ -5,7 +5,9 @@ use steward::hardware::Tags;
 use steward::protocol::STATIONS_MAX;
 
 use super::expected::Expected;
+use super::held::{named, port_line};
 use super::seen::Seen;
+use crate::api::queues::Holder;
 
 /// Of a network on all queues of the interface.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -16,8 +18,14 @@ pub(super) struct NetworkReport {
     pub(super) why_not_more: Vec<String>,
     /// As many as the interface spreads frames over: each of them has to be the network's.
     queues: u32,
-    /// Of these, those that somebody else has.
+    /// Of these, those that somebody has.
     taken_queues: Vec<u32>,
+    /// By whom, in words.
+    taken_by: Vec<String>,
+    /// The one that has queues of it.
+    there: Option<String>,
+    #[serde(skip)]
+    is_loopback: bool,
     /// Addresses of guests, each in a VLAN, that there can be.
     most_stations: usize,
     /// What guests can be told apart by, and what happens to tags.
@@ -40,6 +48,11 @@ impl Seen {
             why_not_more: copy.why_not_more.clone(),
             queues: self.link.rx_queues,
             taken_queues: taken.collect(),
+            taken_by: self.held(),
+            there: self
+                .network_there()
+                .and_then(|(holder, _)| holder.network.clone()),
+            is_loopback: self.loopback,
             most_stations: STATIONS_MAX,
             vlans: vlans(self.tags, &self.link.name),
             host: HOST,
@@ -48,11 +61,14 @@ impl Seen {
 
     /// The lines of a file that make one, and what starts it.
     pub(super) fn network_lines(&self, network: &NetworkReport) -> Vec<String> {
+        if let Some((holder, queues)) = self.network_there() {
+            return self.lines_of_one_more(holder, &queues);
+        }
         let mut lines = Vec::new();
-        if !network.taken_queues.is_empty() {
+        if !network.taken_by.is_empty() {
             lines.push(format!(
-                "# {}: frames for its guests that come there would be the host's",
-                taken(&network.taken_queues)
+                "# {}: frames for its guests that come there would be the host's, so the network has to have them",
+                network.taken_by.join("; ")
             ));
         }
         let (name, queues) = (&self.link.name, network.queues);
@@ -68,6 +84,33 @@ impl Seen {
                 false => "vhost-af-xdp serve --config /etc/vhost-af-xdp/lan.toml".to_owned(),
             },
         ]);
+        lines
+    }
+}
+
+impl Seen {
+    /// The same where one is there, with these queues: its ports share them, so none has to be free.
+    fn lines_of_one_more(&self, holder: &Holder, queues: &[u32]) -> Vec<String> {
+        let (name, pid) = (holder.network.as_deref().unwrap_or_default(), holder.pid);
+        let mut lines = vec![
+            format!(
+                "# network {name} of process {pid} has {}: a further guest is a port of it, and takes no queue",
+                named(queues)
+            ),
+            port_line(holder, &[("network", name), ("mac", "MAC")]),
+        ];
+        let lacks: Vec<u32> = (0..self.link.rx_queues)
+            .filter(|queue| !queues.contains(queue))
+            .collect();
+        if !lacks.is_empty() {
+            lines.push(format!(
+                "# {} not its own: if the NIC spreads over them, frames for its guests that come there are the host's",
+                match lacks.len() {
+                    1 => format!("{} is", named(&lacks)),
+                    _ => format!("{} are", named(&lacks)),
+                }
+            ));
+        }
         lines
     }
 }
@@ -89,24 +132,23 @@ fn vlans(tags: Tags, interface: &str) -> String {
     }
 }
 
-fn taken(queues: &[u32]) -> String {
-    let numbers: Vec<_> = queues.iter().map(ToString::to_string).collect();
-    match numbers.len() {
-        1 => format!("queue {} is another's", numbers[0]),
-        _ => format!("queues {} are others'", numbers.join(", ")),
-    }
-}
-
 impl NetworkReport {
     /// As a person reads it.
     pub(super) fn line(&self) -> String {
+        if self.is_loopback {
+            return "none: no LAN and no guest is behind it".to_owned();
+        }
+        let there = match &self.there {
+            Some(name) => format!("{name} is there, "),
+            None => String::new(),
+        };
         let mode = self.mode.as_deref().unwrap_or("refused");
-        let taken = match self.taken_queues.is_empty() {
+        let taken = match self.taken_by.is_empty() || self.there.is_some() {
             true => String::new(),
-            false => format!(" ({})", taken(&self.taken_queues)),
+            false => format!(" ({})", self.taken_by.join("; ")),
         };
         format!(
-            "{mode} on {} queue(s){taken}, {} addresses; VLANs: {}; host: {}",
+            "{there}{mode} on {} queue(s){taken}, {} addresses; VLANs: {}; host: {}",
             self.queues, self.most_stations, self.vlans, self.host
         )
     }

@@ -33,6 +33,8 @@ pub(super) struct Seen {
     pub(super) link: Link,
     /// None: the kernel does not say.
     pub(super) carrier: Option<bool>,
+    /// It is the host with itself.
+    pub(super) loopback: bool,
     pub(super) kernel: Option<(u32, u32)>,
     pub(super) release: String,
     /// What the driver says; none before Linux 6.3.
@@ -59,14 +61,21 @@ pub(super) struct Seen {
     pub(super) huge_pages: Vec<HugePages>,
     /// A steward's socket is where one is by default.
     pub(super) steward: bool,
+    /// Where a steward is asked for leases.
+    pub(super) steward_at: String,
     /// What could not be seen, and why.
     pub(super) not_seen: Vec<String>,
 }
 
 impl Seen {
-    /// Looks at an interface of this network namespace.
+    /// Looks at an interface of this network namespace; daemons are asked at `control` or where they are found, a steward at
+    /// `steward` or where one is by default.
     /// Errors: there is none of that name, or the kernel does not answer.
-    pub(super) fn of(interface: &str) -> anyhow::Result<Self> {
+    pub(super) fn of(
+        interface: &str,
+        control: Option<&Path>,
+        steward: Option<&Path>,
+    ) -> anyhow::Result<Self> {
         let link = Link::by_name(interface)?;
         let mut not_seen = Vec::new();
         let driver = DriverXdp::by_index(link.index);
@@ -77,7 +86,8 @@ impl Seen {
             );
         }
         let program = program_of(link.index, &mut not_seen);
-        let queues = match queues::read(Some(interface), &control_socket::find_all(), None) {
+        let controls = control.map_or_else(control_socket::find_all, |path| vec![path.to_owned()]);
+        let queues = match queues::read(Some(interface), &controls, steward) {
             Ok(queues) => queues,
             Err(error) => {
                 not_seen.push(format!("who has which queue: {error:#}"));
@@ -96,8 +106,10 @@ impl Seen {
             not_seen.push("daemons and leases of other users: root sees them".to_owned());
         }
         let uname = rustix::system::uname();
+        let steward_at = steward.unwrap_or(Path::new(DEFAULT_SOCKET));
         Ok(Self {
             carrier: Link::has_carrier(link.index).ok(),
+            loopback: Link::is_loopback(link.index).unwrap_or(false),
             kernel: drivers::kernel(),
             release: uname.release().to_string_lossy().into_owned(),
             driver,
@@ -112,7 +124,8 @@ impl Seen {
             memlock_bytes: getrlimit(Resource::Memlock).current,
             locks_any,
             huge_pages: huge_pages(Path::new(HUGE_PAGES)),
-            steward: Path::new(DEFAULT_SOCKET).exists(),
+            steward: steward_at.exists(),
+            steward_at: steward_at.display().to_string(),
             not_seen,
             link,
         })
@@ -120,10 +133,8 @@ impl Seen {
 
     /// Its queues that nobody is seen to have.
     pub(super) fn free_queues(&self) -> Vec<u32> {
-        let is_free =
-            |queue: &Queue| queue.bound.is_empty() && queue.lease.is_none() && queue.holder.is_none();
         let taken = |number: u32| {
-            let mut held = self.queues.iter().filter(|queue| !is_free(queue));
+            let mut held = self.queues.iter().filter(|queue| !queue.is_free());
             held.any(|queue| queue.queue == number)
         };
         (0..self.link.rx_queues).filter(|&queue| !taken(queue)).collect()

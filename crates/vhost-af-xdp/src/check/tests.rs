@@ -1,6 +1,10 @@
+use steer::{AttachedAs, ForeignProgram, Mode};
 use steward::links::{DriverSends, DriverXdp, Link};
 
+use steward::protocol::DEFAULT_SOCKET;
+
 use super::*;
+use crate::api::queues::{Holder, Leased};
 use crate::nic::drivers::TABLE;
 
 /// igb with two queues, beside nothing else, as root sees it.
@@ -16,6 +20,7 @@ fn igb() -> Seen {
             ..Link::default()
         },
         carrier: Some(true),
+        loopback: false,
         kernel: Some((7, 2)),
         release: "7.2.13".to_owned(),
         driver: Some(DriverXdp {
@@ -35,6 +40,7 @@ fn igb() -> Seen {
         locks_any: true,
         huge_pages: Vec::new(),
         steward: false,
+        steward_at: DEFAULT_SOCKET.to_owned(),
         not_seen: Vec::new(),
     }
 }
@@ -143,9 +149,160 @@ fn queues_that_are_taken_are_not_proposed() {
         typed(&none, "one guest on a queue").contains("no queue is free"),
         "{none}"
     );
+    let all_taken = typed(&none, "one guest on a queue");
     assert!(
-        typed(&none, "several pairs").contains("ethtool -L eth1 combined 2"),
+        all_taken.contains("queues 0-1: somebody else's") && all_taken.contains("ethtool -L eth1 combined 3"),
         "{none}"
+    );
+    assert!(
+        typed(&none, "several pairs").contains("ethtool -L eth1 combined 4"),
+        "{none}"
+    );
+    assert_eq!(none.held_queues, ["queues 0-1: somebody else's"]);
+}
+
+/// A queue that process 7 has for network lan, or for a port of it.
+fn ours(number: u32, port: Option<&str>) -> Queue {
+    Queue {
+        interface: "eth1".to_owned(),
+        queue: number,
+        bound: vec!["xsk".to_owned()],
+        holder: Some(Holder {
+            pid: 7,
+            network: Some("lan".to_owned()),
+            port: port.map(str::to_owned),
+            configuration: Some("/etc/lan.toml".into()),
+            api: Some("/run/api.sock".into()),
+            ..Holder::default()
+        }),
+        ..Queue::default()
+    }
+}
+
+fn program() -> Option<ForeignProgram> {
+    Some(ForeignProgram {
+        id: 5,
+        mode: AttachedAs::Mode(Mode::Native),
+        name: None,
+    })
+}
+
+#[test]
+fn network_that_has_the_queues_gets_one_more_port_and_nothing_has_to_go() {
+    let report = with(|seen| {
+        seen.queues = vec![ours(0, None), ours(1, None)];
+        seen.program = program();
+    });
+    assert_eq!(report.held_queues, ["queues 0-1: network lan, process 7"]);
+    let text = report.to_string();
+    for wrong in [
+        "another's",
+        "others'",
+        "would be the host's",
+        "end its holder",
+        "somebody else",
+        "[network.lan]",
+    ] {
+        assert!(!text.contains(wrong), "{wrong}: {text}");
+    }
+    assert_eq!(
+        typed(&report, "many guests by address"),
+        "# network lan of process 7 has queues 0-1: a further guest is a port of it, and takes no queue\n\
+         vhost-af-xdp port add NAME socket-path=PATH network=lan mac=MAC --api /run/api.sock"
+    );
+    assert!(
+        typed(&report, "first").contains("its XDP program is process 7's, for network lan"),
+        "{text}"
+    );
+    // A queue more is for a guest alone: the NIC goes on spreading over those of the network.
+    let more = typed(&report, "one guest on a queue");
+    for line in ["ethtool -L eth1 combined 3", "ethtool -X eth1 equal 2"] {
+        assert!(more.contains(line), "{line}: {more}");
+    }
+    // Frames for its guests come to all queues, unless the NIC is told.
+    let half = with(|seen| {
+        seen.link.rx_queues = 3;
+        seen.queues = vec![ours(0, None), ours(1, Some("vm1"))];
+        seen.program = program();
+    });
+    assert_eq!(
+        half.held_queues,
+        [
+            "queue 0: network lan, process 7",
+            "queue 1: port vm1 of network lan, process 7"
+        ]
+    );
+    assert!(
+        typed(&half, "many guests by address").contains("# queues 1-2 are not its own"),
+        "{half}"
+    );
+    assert!(
+        typed(&half, "one guest on a queue").starts_with(
+            "vhost-af-xdp port add NAME socket-path=PATH ifname=eth1 start-queue=2 network=lan mac=MAC --api /run/api.sock"
+        ),
+        "{half}"
+    );
+}
+
+#[test]
+fn further_guests_go_where_the_program_is() {
+    let line = |change: fn(&mut Queue)| {
+        let report = with(|seen| {
+            let mut queue = ours(0, Some("vm1"));
+            queue.holder.as_mut().expect("one").network = None;
+            change(&mut queue);
+            seen.queues = vec![queue];
+            seen.program = program();
+        });
+        typed(&report, "one guest on a queue")
+    };
+    let by_file = line(|queue| queue.holder.as_mut().expect("one").api = None);
+    assert!(
+        by_file.starts_with(
+            "# in /etc/lan.toml, then `vhost-af-xdp reload`: [port.NAME] with socket-path = \"PATH\", ifname = \"eth1\", \
+             start-queue = 1"
+        ),
+        "{by_file}"
+    );
+    let fixed = line(|queue| queue.holder.as_mut().expect("one").configuration = None);
+    assert!(fixed.contains("its ports are fixed"), "{fixed}");
+    // A steward's program is for other daemons, too.
+    let leased = line(|queue| {
+        queue.lease = Some(Leased {
+            pid: 7,
+            command: String::new(),
+            uid: 1,
+            start_queue: 0,
+            queues: 1,
+            steered: "queue",
+            impaired: false,
+            orphaned: false,
+        });
+    });
+    assert!(
+        leased.contains("--start-queue 1 --steward /run/vhost-af-xdp/steward.sock"),
+        "{leased}"
+    );
+}
+
+#[test]
+fn loopback_is_told_what_serves_instead() {
+    let report = with(|seen| {
+        seen.loopback = true;
+        seen.link.name = "lo".to_owned();
+    });
+    let text = report.to_string();
+    assert!(
+        !text.contains("--ifname lo") && !text.contains("uplink = \"lo\""),
+        "{text}"
+    );
+    assert!(
+        typed(&report, "guests among themselves").contains("[network.inner]"),
+        "{text}"
+    );
+    assert!(
+        typed(&report, "guests and this host").contains("type veth"),
+        "{text}"
     );
 }
 
@@ -171,7 +328,7 @@ fn network_takes_all_queues_and_says_what_becomes_of_tags() {
     let vlans = of(&report)["vlans"].to_string();
     assert!(vlans.contains("ethtool -K eth1 rxvlan off"), "{vlans}");
     let lines = typed(&report, "many guests by address");
-    for words in ["queue 1 is another's", "uplink = \"eth1\"", "queues = 2"] {
+    for words in ["queue 1: somebody else's", "uplink = \"eth1\"", "queues = 2"] {
         assert!(lines.contains(words), "{words}: {lines}");
     }
     // Frames in guest memory are of no use to it.
@@ -220,6 +377,7 @@ fn json_has_these_fields() {
         "network",
         "queues",
         "free_queues",
+        "held_queues",
         "steering",
         "memory",
         "lacking_capabilities",

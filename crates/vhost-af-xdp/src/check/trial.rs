@@ -37,6 +37,15 @@ pub(super) struct Tried {
 
 /// Tries copy placement, on the first queue that nobody is seen to have.
 pub(super) fn run(seen: &Seen) -> Tried {
+    if let Some(whose) = seen.program_holder().filter(|_| seen.program.is_some()) {
+        let why = format!(
+            "the XDP program there is {whose}; `vhost-af-xdp status` says in which modes its queues are"
+        );
+        return Tried {
+            refused: Some(why),
+            ..Tried::default()
+        };
+    }
     let mut tried = Tried {
         queue: seen.free_queues().first().copied(),
         ..Tried::default()

@@ -120,7 +120,12 @@ impl Report {
             true => "none".to_owned(),
             false => free.join(", "),
         };
-        format!("{}{most} in use, free: {free}", interface.receive_queues)
+        let held = self.held_queues.iter().map(|held| format!("; {held}"));
+        format!(
+            "{}{most} in use, free: {free}{}",
+            interface.receive_queues,
+            held.collect::<String>()
+        )
     }
 
     fn rules_line(&self) -> String {
@@ -188,7 +193,8 @@ fn of_trial(tried: &Tried) -> String {
         (Some(mode), _) => format!("tried{queue}{program}: bound in {mode}; all of it was taken back"),
         (None, why) => {
             let why = why.as_deref().unwrap_or_default();
-            format!("tried{queue}{program}: {why}")
+            let not = if tried.queue.is_none() { "not " } else { "" };
+            format!("{not}tried{queue}{program}: {why}")
         }
     }
 }

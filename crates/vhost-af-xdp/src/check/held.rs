@@ -1,0 +1,145 @@
+//! Queues of the interface that somebody has, and how a further guest is to be had beside our own daemons: what the NIC is
+//! asked for already by one of these is no obstacle that has to go.
+
+use steer::ranges_text;
+
+use super::seen::Seen;
+use crate::api::queues::{Holder, Queue};
+
+/// How a further guest gets a queue of the interface.
+pub(super) enum Way<'a> {
+    /// By a daemon of its own, by a steward if there is one for it.
+    Daemon { steward: bool },
+    /// By this one, whose XDP program is there.
+    Port(&'a Holder),
+}
+
+impl Seen {
+    /// Who has which of its queues, in words, each once.
+    pub(super) fn held(&self) -> Vec<String> {
+        let taken = self.queues.iter().filter(|queue| !queue.is_free());
+        let mut all: Vec<(String, Vec<u32>)> = Vec::new();
+        for queue in taken.filter(|queue| queue.queue < self.link.rx_queues) {
+            let whose = whose(queue);
+            match all.iter_mut().find(|(known, _)| *known == whose) {
+                Some((_, queues)) => queues.push(queue.queue),
+                None => all.push((whose, vec![queue.queue])),
+            }
+        }
+        all.into_iter()
+            .map(|(whose, queues)| format!("{}: {whose}", named(&queues)))
+            .collect()
+    }
+
+    /// A network that has queues of it, with these.
+    pub(super) fn network_there(&self) -> Option<(&Holder, Vec<u32>)> {
+        let of_network = |queue: &&Queue| {
+            let holder = queue.holder.as_ref();
+            holder.is_some_and(|holder| holder.port.is_none())
+        };
+        let holder = self.queues.iter().find(of_network)?.holder.as_ref()?;
+        let same = |queue: &&Queue| {
+            let other = queue.holder.as_ref().filter(|other| other.port.is_none());
+            other.is_some_and(|other| (other.pid, &other.network) == (holder.pid, &holder.network))
+        };
+        let queues = self.queues.iter().filter(same).map(|queue| queue.queue);
+        Some((holder, queues.collect()))
+    }
+
+    /// Whose its XDP program is, if it is one of ours.
+    pub(super) fn program_holder(&self) -> Option<String> {
+        let held = self
+            .queues
+            .iter()
+            .find(|queue| queue.lease.is_some() || queue.holder.is_some())?;
+        Some(match (&held.lease, &held.holder) {
+            (None, Some(holder)) => format!("process {}'s, for {}", holder.pid, holder.whom()),
+            _ => "the steward's".to_owned(),
+        })
+    }
+
+    /// How a further guest gets one.
+    pub(super) fn way(&self) -> Way<'_> {
+        // Without a lease the program is its daemon's own, beside which no other one can be.
+        let mut own = self.queues.iter().filter(|queue| queue.lease.is_none());
+        match own.find_map(|queue| queue.holder.as_ref()) {
+            Some(holder) => Way::Port(holder),
+            None => Way::Daemon {
+                steward: self.queues.iter().any(|queue| queue.lease.is_some())
+                    || (self.steward && !self.lacking.is_empty()),
+            },
+        }
+    }
+
+    /// What to type for a guest with queues of its own, from this one on; `keys`: what it says beside.
+    pub(super) fn guest_line(&self, queue: u32, keys: &[(&str, &str)]) -> String {
+        let first = queue.to_string();
+        let mut all = vec![("ifname", self.link.name.as_str())];
+        all.extend((queue > 0).then_some(("start-queue", first.as_str())));
+        match self.way() {
+            Way::Daemon { steward } => {
+                all.extend(steward.then_some(("steward", self.steward_at.as_str())));
+                all.extend(keys);
+                let options = all.iter().map(|(key, value)| format!(" --{key} {value}"));
+                let options: String = options.collect();
+                format!("vhost-af-xdp serve --socket-path /run/vm1.sock{options}")
+            }
+            Way::Port(holder) => {
+                if let Some(network) = &holder.network {
+                    all.extend([("network", network.as_str()), ("mac", "MAC")]);
+                }
+                all.extend(keys);
+                port_line(holder, &all)
+            }
+        }
+    }
+}
+
+/// What to type for one more port of a daemon.
+pub(super) fn port_line(holder: &Holder, keys: &[(&str, &str)]) -> String {
+    let socket = [("socket-path", "PATH")];
+    let keys = || socket.iter().chain(keys);
+    match (&holder.configuration, &holder.api) {
+        (Some(_), Some(api)) => {
+            let keys: String = keys().map(|(key, value)| format!(" {key}={value}")).collect();
+            format!("vhost-af-xdp port add NAME{keys} --api {}", api.display())
+        }
+        (Some(file), None) => {
+            let keys: Vec<_> = keys().map(|(key, value)| in_toml(key, value)).collect();
+            format!(
+                "# in {}, then `vhost-af-xdp reload`: [port.NAME] with {}",
+                file.display(),
+                keys.join(", ")
+            )
+        }
+        (None, _) => format!(
+            "# process {} has its XDP program there, and its ports are fixed: start it with all ports, or with --config FILE",
+            holder.pid
+        ),
+    }
+}
+
+/// As a file has it.
+fn in_toml(key: &str, value: &str) -> String {
+    match value.parse::<u32>() {
+        Ok(number) => format!("{key} = {number}"),
+        Err(_) => format!("{key} = \"{value}\""),
+    }
+}
+
+fn whose(queue: &Queue) -> String {
+    match (&queue.holder, &queue.lease) {
+        (Some(holder), _) => format!("{}, process {}", holder.whom(), holder.pid),
+        (None, Some(lease)) => format!("leased by process {} of user {}", lease.pid, lease.uid),
+        (None, None) => "somebody else's".to_owned(),
+    }
+}
+
+/// Queues by number.
+pub(super) fn named(queues: &[u32]) -> String {
+    let numbers = ranges_text(queues.iter().copied());
+    match queues.len() {
+        1 => format!("queue {numbers}"),
+        _ => format!("queues {numbers}"),
+    }
+}
