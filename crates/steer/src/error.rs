@@ -59,7 +59,7 @@ pub enum AttachError {
     #[error("the MTU of {interface} ({mtu}) or of its peer is too large for XDP in {mode} mode{}: lower it{}",
         if *.frags { "" } else { " without multi-buffer frames" },
         match .mode {
-            Mode::Native => ", or use skb mode (--mode skb)",
+            Mode::Native => ", or use skb mode (mode=skb)",
             Mode::Skb => "",
         })]
     MtuTooLarge {
@@ -80,7 +80,7 @@ pub enum AttachError {
     },
     /// The kernel or the driver refused for another reason.
     #[error("{interface} refuses an XDP program in {mode} mode{}", match .mode {
-        Mode::Native => "; the driver may lack XDP: try skb mode (--mode skb)",
+        Mode::Native => "; the driver may lack XDP: try skb mode (mode=skb)",
         Mode::Skb => "",
     })]
     Refused {

@@ -91,8 +91,7 @@ impl ForeignProgram {
             AttachedAs::Several => "xdp",
         };
         // Our own programs are on links.
-        let shared =
-            "(daemons share an interface by vhost-af-xdp-steward, guests by several --port of one daemon)";
+        let shared = "(daemons share an interface by vhost-af-xdp-steward, guests as ports of one daemon)";
         match held {
             Held::Link(link) => format!("end its holder {shared}, or `bpftool link detach id {link}`"),
             Held::SomeLink => format!("end its holder {shared}"),

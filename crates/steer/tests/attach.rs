@@ -101,7 +101,7 @@ fn large_mtu_is_named_in_native_mode_and_frags_or_skb_take_it() {
     let text = with_sources(&error);
     assert!(
         text.contains("nic0 (9000)")
-            && text.contains("without multi-buffer frames: lower it, or use skb mode (--mode skb)"),
+            && text.contains("without multi-buffer frames: lower it, or use skb mode (mode=skb)"),
         "{text}"
     );
 

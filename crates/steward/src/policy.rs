@@ -231,7 +231,7 @@ impl Policy {
             if let Some(queue) = wanted.range().find(|queue| !rule.queues.contains(queue)) {
                 refusal.text = format!(
                     "user {uid} may not lease queue {queue} of {interface}: the policy allows it {may}: ask for these \
-                     (--start-queue, --queues), or widen `queues` of rule {}",
+                     (start-queue, queues), or widen `queues` of rule {}",
                     index + 1
                 );
             } else if let Some(why) = rule.check(filter, wanted.network) {
@@ -270,12 +270,12 @@ impl Rule {
             if let Some(&mac) = filter.macs.iter().find(|mac| !self.macs.contains(mac)) {
                 let mac = mac_text(mac);
                 return Some(format!(
-                    "the policy does not allow MAC {mac}, it allows {macs}: ask for one of these (--mac)"
+                    "the policy does not allow MAC {mac}, it allows {macs}: ask for one of these (mac)"
                 ));
             }
             if filter.macs.is_empty() {
                 return Some(format!(
-                    "the policy allows frames of certain addresses only: ask for one of {macs} (--mac)"
+                    "the policy allows frames of certain addresses only: ask for one of {macs} (mac)"
                 ));
             }
         }
@@ -283,12 +283,12 @@ impl Rule {
             let is_other = |vlan: &&u16| !self.vlans.contains(&u32::from(**vlan));
             if let Some(vlan) = filter.vlans.iter().find(is_other) {
                 return Some(format!(
-                    "the policy does not allow VLAN {vlan}, it allows {vlans}: ask for some of these (--vlan)"
+                    "the policy does not allow VLAN {vlan}, it allows {vlans}: ask for some of these (vlan)"
                 ));
             }
             if filter.vlans.is_empty() {
                 return Some(format!(
-                    "the policy allows frames of certain VLANs only: ask for one of {vlans} (--vlan)"
+                    "the policy allows frames of certain VLANs only: ask for one of {vlans} (vlan)"
                 ));
             }
         }

@@ -243,8 +243,8 @@ fn what_a_lease_is_for_is_held_against_the_policy() {
         assert_eq!(refusal.reason, Reason::NotAllowed);
         assert!(refusal.text.contains(words), "{words} in: {refusal}");
     };
-    refused(&wanted(0, 1), "(--mac)");
-    refused(&filtered(0, &[OURS], &[]), "(--vlan)");
+    refused(&wanted(0, 1), "(mac)");
+    refused(&filtered(0, &[OURS], &[]), "(vlan)");
     refused(&filtered(0, &[OURS, THEIRS], &[100]), "02:00:00:00:00:bb");
     refused(&filtered(0, &[OURS], &[100, 102]), "VLAN 102");
     assert_eq!(world.program(), None);

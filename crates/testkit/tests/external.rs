@@ -434,13 +434,13 @@ fn wrong_sockets_are_refused_by_what_is_wrong() {
         assert_refused(&veth, descriptors, &serve, words);
     };
     let (unix, _other) = UnixStream::pair().expect("sockets");
-    refused(&[&unix.into()], &["--sock-fds", "no AF_XDP socket"]);
-    refused(&[&program.map], &["--sock-fds", "no AF_XDP socket"]);
+    refused(&[&unix.into()], &["sock-fds", "no AF_XDP socket"]);
+    refused(&[&program.map], &["sock-fds", "no AF_XDP socket"]);
     let (first, second) = (foreign::socket(&veth.near), foreign::socket(&veth.near));
     refused(&[&first, &second], &["2 descriptor(s)", "1 queue pair(s)"]);
     refused(&[&foreign::socket(&veth.far)], &["another network namespace"]);
     let missing = inhibited().with("--sock-fds", "777");
-    assert_refused(&veth, &[], &missing, &["--sock-fds 777", "inherited"]);
+    assert_refused(&veth, &[], &missing, &["sock-fds 777", "inherited"]);
     let words = inhibited().with("--sock-fds", "3:x");
     assert_refused(&veth, &[], &words, &["3:x", "colons"]);
     let number = list(&[&first]);
@@ -450,7 +450,7 @@ fn wrong_sockets_are_refused_by_what_is_wrong() {
     assert_refused(&veth, &[&first], &twice, &["twice"]);
 
     let small = foreign::with_ring(foreign::bare_socket(&veth.near), 16);
-    refused(&[&small], &["--sock-fds", "fewer than 256 entries"]);
+    refused(&[&small], &["sock-fds", "fewer than 256 entries"]);
 
     let serve = inhibited().with("--sock-fds", number);
     let _daemon = listening(&veth, &[&first], &serve);
@@ -470,7 +470,7 @@ fn wrong_maps_are_refused_by_what_is_wrong() {
     let pinned_numbers = foreign::pin(&bpffs, &numbers, "numbers");
     refused(
         &by_path(&pinned_numbers),
-        &["--map-path", "type 2", "not an XSKMAP"],
+        &["map-path", "type 2", "not an XSKMAP"],
     );
     refused(&by_path("/nowhere/map"), &["/nowhere/map", "bpffs"]);
     refused(&by_path("/etc/hostname"), &["/etc/hostname", "bpffs"]);
@@ -486,8 +486,8 @@ fn wrong_maps_are_refused_by_what_is_wrong() {
         let serve = inhibited().with("--map-fd", list(&[map]));
         assert_refused(&veth, &[map], &serve, words);
     };
-    by_number(&numbers, &["--map-fd", "not an XSKMAP"]);
-    by_number(&socket, &["--map-fd", "no BPF map but socket"]);
+    by_number(&numbers, &["map-fd", "not an XSKMAP"]);
+    by_number(&socket, &["map-fd", "no BPF map but socket"]);
 }
 
 #[test]
@@ -518,6 +518,6 @@ fn options_that_do_not_go_together_are_refused() {
         &veth,
         &[&program.map],
         &serve,
-        &["attached in skb mode", "--mode"],
+        &["attached in skb mode", "mode says otherwise"],
     );
 }

@@ -259,7 +259,7 @@ fn file_of_a_disk_is_refused_by_name_with_the_remedy(#[case] give: Give) {
     give(&mut hostile, &file);
     let words = [
         "not a shared memory file",
-        "--memory-files any",
+        "memory-files=any",
         "crates/testkit/",
         "(deleted)",
     ];
@@ -303,7 +303,7 @@ fn guest_of_86_tib_is_refused_beside_one_of_32_gib() {
         .collect();
     let mut hostile = neighbours.hostile();
     let _ = hostile.frontend().set_mem_table(&table);
-    neighbours.assert_only_one_is_closed(&hostile, "refused", &["94557999988736", "--max-memory"]);
+    neighbours.assert_only_one_is_closed(&hostile, "refused", &["94557999988736", "max-memory"]);
     let large = DriverConfig {
         regions: vec![(GuestAddr(0), 2 << 30), (GuestAddr(4 << 30), 30 << 30)],
         ..DriverConfig::default()
@@ -321,7 +321,7 @@ fn memory_of_the_machine_is_the_limit_where_none_is_said() {
     let _ = hostile
         .frontend()
         .set_mem_table(&[region(&file, (0, 0, 86 * TIB, 0))]);
-    neighbours.assert_only_one_is_closed(&hostile, "refused", &["94557999988736", "--max-memory"]);
+    neighbours.assert_only_one_is_closed(&hostile, "refused", &["94557999988736", "max-memory"]);
 }
 
 #[test]
@@ -335,7 +335,7 @@ fn slots_count_together() {
         let added = hostile.frontend().add_mem_region(&slot);
         assert_eq!(added.is_ok(), at < 2, "slot {at}");
     }
-    neighbours.assert_only_one_is_closed(&hostile, "refused", &["201326592", "134217728", "--max-memory"]);
+    neighbours.assert_only_one_is_closed(&hostile, "refused", &["201326592", "134217728", "max-memory"]);
 }
 
 #[test]
@@ -367,7 +367,7 @@ fn dirty_log_of_42_tib_is_refused_and_that_of_a_large_guest_is_not() {
     let long = (TIB + (4 << 30)) / 4096 / 8;
     assert!(set_log(&mut hostile, &sparse(long), long));
     assert!(!set_log(&mut hostile, &sparse(42 * TIB), 42 * TIB));
-    neighbours.assert_only_one_is_closed(&hostile, "refused", &["46179488366592", "--max-memory"]);
+    neighbours.assert_only_one_is_closed(&hostile, "refused", &["46179488366592", "max-memory"]);
 }
 
 #[test]

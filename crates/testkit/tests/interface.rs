@@ -190,7 +190,7 @@ fn second_daemon_on_the_same_interface_is_refused_and_the_first_goes_on() {
         VethPair::NIC,
         &id,
         "end its holder (daemons share an interface by vhost-af-xdp-steward",
-        "--port",
+        "guests as ports of one daemon",
     ];
     for serve in both_ways(VethPair::NIC) {
         assert_refused(&rig.veth.near, &serve, &words);

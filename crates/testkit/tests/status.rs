@@ -248,7 +248,7 @@ fn descriptor_that_is_no_stream_is_refused() {
     let netns = NetNs::new("fd");
     let (datagram, _other) = UnixDatagram::pair().expect("sockets");
     let datagram = OwnedFd::from(datagram);
-    Daemon::spawn_on_fd(&netns, &datagram, &Serve::null().by_root()).assert_complains(&["--fd", "stream"]);
+    Daemon::spawn_on_fd(&netns, &datagram, &Serve::null().by_root()).assert_complains(&["fd ", "stream"]);
     let lonely = rustix::net::socket(
         rustix::net::AddressFamily::UNIX,
         rustix::net::SocketType::STREAM,
@@ -321,7 +321,7 @@ fn start_that_is_not_possible_names_the_remedy() {
     let mut running = Running::start(command);
     let status = running.wait(wait::SOON);
     for words in [
-        "--ifname lo",
+        "interface lo",
         "CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF",
         "--steward /run/vhost-af-xdp/steward.sock",
     ] {

@@ -270,7 +270,7 @@ fn check_privileges(config: &ServeConfig) -> anyhow::Result<()> {
         return Ok(());
     }
     bail!(
-        "--ifname {interface}: an XDP program and AF_XDP sockets take {}, which this process lacks: start it as root \
+        "interface {interface}: an XDP program and AF_XDP sockets take {}, which this process lacks: start it as root \
          or with these, or lease queues from a steward (--steward {DEFAULT_SOCKET})",
         lacking.join(", ")
     )
@@ -285,7 +285,7 @@ fn tell_what_is_off(config: &ServeConfig) {
     for port in &config.ports {
         let offloads = port.offloads_off();
         if !offloads.is_empty() {
-            tracing::warn!(port = %port.endpoint, "{} off by --offload", offloads.join(", "));
+            tracing::warn!(port = %port.endpoint, "{} off by offload", offloads.join(", "));
         }
         if port.offer.features() & F_RING_RESET != 0 {
             tracing::warn!(
@@ -335,7 +335,9 @@ fn steward_of(config: &ServeConfig) -> anyhow::Result<Option<PathBuf>> {
 /// Which paths the daemon connects to later on.
 fn reach(config: &ServeConfig, steward: Option<&Path>) -> Reach {
     if connects_to_vmms(config) {
-        return Reach::Any("--client connects to sockets of VMMs, whose directories come and go");
+        return Reach::Any(
+            "a port connects to the socket of its VMM (client), whose directory comes and goes",
+        );
     }
     let directories = steward.and_then(Path::parent).map(Path::to_owned);
     Reach::Only(directories.into_iter().collect())
@@ -463,16 +465,16 @@ fn inherited(fd: i32) -> anyhow::Result<VmmSource> {
     // it is named once (config.rs).
     let socket = unsafe { OwnedFd::from_raw_fd(fd) };
     let domain = sockopt::socket_domain(&socket)
-        .map_err(|_| anyhow::anyhow!("--fd {fd}: not a socket: pass a Unix stream socket"))?;
+        .map_err(|_| anyhow::anyhow!("fd {fd}: not a socket: pass a Unix stream socket"))?;
     if domain != rustix::net::AddressFamily::UNIX || sockopt::socket_type(&socket)? != SocketType::STREAM {
-        bail!("--fd {fd}: not a Unix stream socket, which vhost-user needs: pass one");
+        bail!("fd {fd}: not a Unix stream socket, which vhost-user needs: pass one");
     }
     let _ = rustix::io::fcntl_setfd(&socket, rustix::io::FdFlags::CLOEXEC);
     if sockopt::socket_acceptconn(&socket)? {
         return Ok(VmmSource::Listen(socket.into()));
     }
     if rustix::net::getpeername(&socket).is_err() {
-        bail!("--fd {fd}: a socket that neither listens nor is connected: pass one that does");
+        bail!("fd {fd}: a socket that neither listens nor is connected: pass one that does");
     }
     Ok(VmmSource::Once(socket.into()))
 }

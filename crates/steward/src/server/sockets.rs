@@ -454,7 +454,7 @@ impl Server {
         let text = format!(
             "queue {queue} is to have {} KiB of memory, which makes {} KiB with user {uid}'s other queues, and rule {} \
              of the policy allows {} KiB: raise its `memlock`, or ask for less (fewer queues, memory=copy, a smaller \
-             --packet-memory)",
+             packet-memory)",
             kib(used - before),
             kib(used),
             held.rule + 1,

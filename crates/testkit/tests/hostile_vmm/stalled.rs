@@ -21,7 +21,7 @@ fn file_whose_pages_never_come_is_refused_unasked(
         assert_eq!(stalled.go(), "refused", "{role:?}: {}", scene.daemon.said());
         // The port notes the end after it has answered.
         let why = || scene.daemon.port(1)["last_closed"][1].to_string();
-        let told = wait::until(wait::SOON, || why().contains("--memory-files any"));
+        let told = wait::until(wait::SOON, || why().contains("memory-files=any"));
         assert!(told, "{role:?}: {}", why());
         // Closing it is all that the back end may do, which it cannot help; nothing of the file was looked at.
         let asked = stalled.asked_by_others();
@@ -69,7 +69,7 @@ fn assert_frames_pass(guest: &mut Driver) {
     }
 }
 
-/// What `--memory-files any` risks: a worker, if a lane touches the page, else the thread of that port. The other worker's guests go on.
+/// What `memory-files=any` risks: a worker, if a lane touches the page, else the thread of that port. The other worker's guests go on.
 /// Of a log either may be first: the worker with the next frames, or the thread of the port, if that stops the lane before.
 #[rstest]
 #[case::with_frames_of_a_copy(Role::Buffers, Placement::Copy, true)]

@@ -70,7 +70,7 @@ fn modes_are_those_of_the_conditions_that_serve_goes_by() {
     assert_eq!(modes(&report), [ZERO_COPY; 3]);
     // What the guest and its VMM have to be for direct placement, each once.
     let depends = report.placements[2].depends_on.join("\n");
-    for word in ["--mac", "steward", "IN_ORDER", "inflight", "huge pages"] {
+    for word in ["(mac, vlan)", "steward", "IN_ORDER", "inflight", "huge pages"] {
         assert!(depends.contains(word), "{word}: {depends}");
     }
     assert_eq!(report.placements[2].depends_on.len(), 5);

@@ -173,7 +173,13 @@ fn mistakes_are_told_with_line_key_and_remedy() {
             "null = true\nifname = \"e\"",
             ["line 4: port vm1: ifname excludes null", "leave one out"],
         ),
-        ("", ["line 1: port vm1: no interface", "ifname NAME"]),
+        (
+            "",
+            [
+                "line 1: port vm1: no network and no interface",
+                "by network or ifname",
+            ],
+        ),
         (
             "null = true\noffload = \"ufo\"",
             ["line 4: port vm1: offload ufo", "guest-uso6"],
@@ -242,6 +248,73 @@ fn mistakes_are_told_with_line_key_and_remedy() {
     ] {
         assert_wrong(text, &words);
     }
+}
+
+/// What is said of ports that run, or cannot begin, is for files and command lines alike: it names keys, as `--port` and
+/// files have them. Only what `cli` and `config` say becomes the file's before it is told.
+#[test]
+fn messages_name_keys_and_no_options() {
+    fn sources(directory: &Path, into: &mut Vec<PathBuf>) {
+        for entry in std::fs::read_dir(directory).expect("the sources") {
+            let path = entry.expect("an entry").path();
+            match path.is_dir() {
+                true => sources(&path, into),
+                false => into.push(path),
+            }
+        }
+    }
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut files = Vec::new();
+    for of in [
+        "vhost-af-xdp/src",
+        "steer/src",
+        "steward/src/server",
+        "steward/src/policy.rs",
+        "steward/src/client",
+        "xsk/src",
+    ] {
+        let path = crates.join(of);
+        match path.is_dir() {
+            true => sources(&path, &mut files),
+            false => files.push(path),
+        }
+    }
+    // Command lines of others' and of our own, and reasons that only documents have.
+    let apart = [
+        "/cli",
+        "/bench/",
+        "/check/",
+        "config/error.rs",
+        "sandbox/calls.rs",
+        "tests.rs",
+    ];
+    files.retain(|path| !apart.iter().any(|part| path.to_string_lossy().contains(part)));
+    assert!(files.len() > 100, "{}", files.len());
+    let (ports, networks) = (PortTableArgs::keys(), Keys::of::<NetworkArgs>());
+    let is_key = |word: &str| ports.takes(word).or_else(|| networks.takes(word)).is_some();
+    let mut wrong = Vec::new();
+    for path in files {
+        let text = std::fs::read_to_string(&path).expect("text");
+        let product = text
+            .split("\n#[cfg(test)]\nmod tests {")
+            .next()
+            .unwrap_or_default();
+        for line in product
+            .lines()
+            .filter(|line| !line.trim_start().starts_with("//"))
+        {
+            let words = line.split("--").skip(1).map(|rest| {
+                let end = rest.find(|c: char| !(c.is_ascii_lowercase() || c == '-'));
+                &rest[..end.unwrap_or(rest.len())]
+            });
+            wrong.extend(
+                words
+                    .filter(|word| is_key(word))
+                    .map(|word| format!("--{word} in {}", path.display())),
+            );
+        }
+    }
+    assert_eq!(wrong, <Vec<String>>::new());
 }
 
 #[test]

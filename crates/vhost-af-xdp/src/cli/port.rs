@@ -134,6 +134,12 @@ impl PortTableArgs {
     pub(super) fn build(self, ports: usize) -> anyhow::Result<PortConfig> {
         self.own.check_access(&self.own.access)?;
         let network = self.member.build(self.own.vlan.as_ref())?;
+        let own = &self.own;
+        if network.is_none() && own.ifname.is_none() && own.cable.is_none() && !self.all.null {
+            bail!(
+                "no network and no interface: name one by network or ifname, or give cable, or null = true"
+            );
+        }
         self.own.build_for(network, &self.all, ports)
     }
 }

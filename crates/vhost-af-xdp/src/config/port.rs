@@ -250,7 +250,7 @@ pub(crate) enum ExternalProgram {
 /// A descriptor that is to be inherited.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Inherited {
-    /// The option that names it.
+    /// The option, or key, that names it.
     pub(crate) option: &'static str,
     pub(crate) fd: i32,
 }
@@ -258,8 +258,8 @@ pub(crate) struct Inherited {
 impl ExternalProgram {
     fn descriptors(&self) -> Vec<Inherited> {
         let (option, fds) = match self {
-            Self::Sockets(numbers) => ("--sock-fds", numbers.as_slice()),
-            Self::Map { fd, .. } => ("--map-fd", std::slice::from_ref(fd)),
+            Self::Sockets(numbers) => ("sock-fds", numbers.as_slice()),
+            Self::Map { fd, .. } => ("map-fd", std::slice::from_ref(fd)),
             Self::None | Self::PinnedMap { .. } | Self::Plugin(_) => return Vec::new(),
         };
         fds.iter().map(|&fd| Inherited { option, fd }).collect()
@@ -330,7 +330,7 @@ impl PortConfig {
     pub(crate) fn descriptors(&self) -> Vec<Inherited> {
         let mut descriptors = self.external.descriptors();
         if let Endpoint::Fd(fd) = self.endpoint {
-            descriptors.push(Inherited { option: "--fd", fd });
+            descriptors.push(Inherited { option: "fd", fd });
         }
         descriptors
     }

@@ -120,7 +120,7 @@ pub(crate) enum NoZeroCopy {
     )]
     Shared,
     #[error(
-        "with memory=direct and an XDP program that judges frames (--mac, --vlan) the NIC would write those of others \
+        "with memory=direct and an XDP program that judges frames (mac, vlan) the NIC would write those of others \
          into guest memory before that: leave them out, or use memory=send-direct"
     )]
     Judged,
@@ -170,7 +170,7 @@ pub(crate) enum NoZeroCopy {
     SkbMode,
     #[error("the driver has no zero-copy")]
     Driver,
-    #[error("it is known bad with this driver (--force-zero-copy uses it all the same): {}", .0.why)]
+    #[error("it is known bad with this driver (force-zero-copy uses it all the same): {}", .0.why)]
     KnownBad(&'static Line),
     #[error(
         "beyond MTU 1500 a driver without multi-buffer in zero-copy may cut a frame into several: set an MTU of 1500"

@@ -57,7 +57,7 @@ pub(crate) enum InterfaceError {
          add channels with `ethtool -L`"
     )]
     NoSuchQueue { name: String, have: u32, queue: u32 },
-    #[error("--force-zero-copy on {name}: {why}: change that, or leave the option out")]
+    #[error("force-zero-copy on {name}: {why}: change that, or leave it out")]
     NoZeroCopy { name: String, why: NoZeroCopy },
     #[error("{name} has MTU {mtu}, frames in guest memory have {limit} bytes at most: lower the MTU to {most} or use \
              memory=copy", most = limit - L2_BYTES)]
@@ -90,23 +90,21 @@ impl InterfaceError {
 pub(crate) enum ExternalError {
     #[error("{option} {fd}: no such descriptor was inherited (0 to 2 are not accepted)")]
     NotInherited { option: &'static str, fd: RawFd },
-    #[error(
-        "--sock-fds {fd}: no AF_XDP socket: open one with socket(AF_XDP, SOCK_RAW, 0), and do not bind it"
-    )]
+    #[error("sock-fds {fd}: no AF_XDP socket: open one with socket(AF_XDP, SOCK_RAW, 0), and do not bind it")]
     NotXdp { fd: RawFd },
-    #[error("--sock-fds {fd}")]
+    #[error("sock-fds {fd}")]
     ReceiveRing {
         fd: RawFd,
         #[source]
         source: OpenError,
     },
     #[error(
-        "--sock-fds {fd}: the socket was opened in another network namespace, where interfaces have other numbers: \
+        "sock-fds {fd}: the socket was opened in another network namespace, where interfaces have other numbers: \
          start the daemon in that one"
     )]
     OtherNamespace { fd: RawFd },
     #[error(
-        "--sock-fds {fd}: the socket has memory or a queue already: pass one that was opened, given an RX ring and put \
+        "sock-fds {fd}: the socket has memory or a queue already: pass one that was opened, given an RX ring and put \
          into the map, and nothing else"
     )]
     InUse { fd: RawFd },
@@ -123,7 +121,7 @@ pub(crate) enum ExternalError {
     },
     #[error(transparent)]
     Plugin(#[from] PluginError),
-    #[error("the XDP program on {name} (id {id}) is attached in {mode} mode, and --mode says otherwise: leave --mode \
+    #[error("the XDP program on {name} (id {id}) is attached in {mode} mode, and mode says otherwise: leave that \
              out", id = .program.id, mode = .program.mode)]
     Mode { name: String, program: ForeignProgram },
     #[error(

@@ -84,17 +84,17 @@ impl Given {
                 ExternalProgram::None => continue,
                 ExternalProgram::Sockets(numbers) => take_sockets(numbers, *start_queue)?,
                 ExternalProgram::Map { fd, first } => {
-                    let option = format!("--map-fd {fd}");
+                    let option = format!("map-fd {fd}");
                     let map = duplicate(*fd)?;
                     Source::map(SocketMap::from_fd(map), *first, option)?
                 }
                 ExternalProgram::PinnedMap { path, first } => {
-                    let option = format!("--map-path {}", path.display());
+                    let option = format!("map-path {}", path.display());
                     Source::map(SocketMap::open(path), *first, option)?
                 }
                 ExternalProgram::Plugin(path) => {
                     let map = plugin(&mut plugins, path)?.map(name)?;
-                    let option = format!("--afxdp-plugin {}", path.display());
+                    let option = format!("afxdp-plugin {}", path.display());
                     // Its program looks a frame's queue up.
                     Source::map(SocketMap::from_fd(map), *start_queue, option)?
                 }

@@ -26,13 +26,11 @@ const HOLES_BYTES: u64 = 16 << 40;
 pub(crate) enum MemoryError {
     #[error(transparent)]
     Map(MapError),
-    #[error(
-        "the guest has {bytes} bytes of memory, {most} are allowed: start the daemon with a larger --max-memory"
-    )]
+    #[error("the guest has {bytes} bytes of memory, {most} are allowed: allow more by max-memory")]
     TooMuch { bytes: u64, most: u64 },
     #[error(
-        "SET_LOG_BASE: a dirty log of {bytes} bytes, {most} are enough for this port: start the daemon with a larger \
-         --max-memory"
+        "SET_LOG_BASE: a dirty log of {bytes} bytes, {most} are enough for this port: allow more memory by \
+         max-memory"
     )]
     LongLog { bytes: u64, most: u64 },
     #[error(

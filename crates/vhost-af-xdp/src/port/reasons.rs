@@ -25,8 +25,8 @@ pub(crate) enum Impaired {
     LinkDown(String),
     #[error(
         "VMMs connect, are told what is offered ({0:#x}), and leave: most likely the guest uses features that an \
-         earlier daemon offered and this one does not. Start it with the options that the earlier one had (--memory, \
-         --offload, --queues), or start the VMs anew"
+         earlier daemon offered and this one does not. Start it with the options that the earlier one had (memory, \
+         offload, queues), or start the VMs anew"
     )]
     Declined(u64),
 }

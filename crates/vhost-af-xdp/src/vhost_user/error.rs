@@ -21,7 +21,7 @@ pub(super) enum MessageError {
     Descriptor { index: u32, said: bool },
     #[error(
         "IOTLB_MSG: the VMM has an IOMMU in front of this device, and there is no IOTLB here: leave the IOMMU device \
-         out, or iommu_platform=on (QEMU) of this device, or start the daemon without access-platform in --offer"
+         out, or iommu_platform=on (QEMU) of this device, or leave access-platform out of what is offered (offer)"
     )]
     Iotlb,
     #[error("SET_BACKEND_REQ_FD came without a Unix stream socket")]

@@ -34,7 +34,7 @@ impl std::fmt::Display for NotMemory {
         }
         f.write_str(
             " is not a shared memory file: memfd and files of tmpfs and hugetlbfs are, another may never answer; \
-             let the VMM use one (QEMU: memory-backend-memfd,share=on), or start the daemon with --memory-files any",
+             let the VMM use one (QEMU: memory-backend-memfd,share=on), or accept any (memory-files=any)",
         )
     }
 }
@@ -91,7 +91,7 @@ mod tests {
         let other = fs::File::open("/proc/self/mountinfo").expect("a file");
         let said = check(other).expect_err("not memory").to_string();
         assert!(said.contains("mountinfo\" on proc "), "{said}");
-        assert!(said.contains("--memory-files any"), "{said}");
+        assert!(said.contains("memory-files=any"), "{said}");
         let (pipe, _) = rustix::pipe::pipe().expect("a pipe");
         let pipe: OwnedFd = pipe;
         assert!(check(pipe).is_err());

@@ -28,7 +28,7 @@ impl Interface {
                 Reason::Program,
                 format!(
                     "the program on {name} is attached in {} mode for other leases: ask for that mode, or for none \
-                     (--mode)",
+                     (mode)",
                     program.mode()
                 ),
             ));
