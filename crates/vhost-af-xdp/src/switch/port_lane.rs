@@ -73,6 +73,9 @@ pub(crate) struct PortLane<O = NoQueue> {
     /// Room for its buffers.
     buffers: Chains,
     pending: Pending,
+    /// Of copies that it passes to who listens, as their sender: a guest's [`Pending`] knows senders by the place of their
+    /// counters, and these are no other lane's. What is wrong with a frame was counted when it went where it is for.
+    uncounted: Box<PairCounters>,
     /// What its guest may get.
     limit: Option<Arc<RateLimit>>,
     /// A frame of its guest's waits for room.
@@ -145,6 +148,7 @@ impl<O: OwnQueue> PortLane<O> {
             own,
             buffers: Chains::default(),
             pending: Pending::default(),
+            uncounted: Box::default(),
             limit: None,
             waits: false,
             from: From::Guest,

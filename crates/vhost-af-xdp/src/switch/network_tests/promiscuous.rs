@@ -1,6 +1,7 @@
 //! Ports that get copies of frames for others.
 
 use super::*;
+use crate::switch::fairness_tests::gso_packet;
 
 /// Ports of these VLANs, with 16 receive buffers each; the last one listens.
 fn heard(vlans: &[Vlans]) -> World {
@@ -86,4 +87,34 @@ fn promiscuous_port_without_buffers_holds_nobody_up() {
     assert_eq!(world.ports[2].got().len(), 16);
     assert_eq!(world.ports[2].counters.to_guest_no_buffer.get(), 30 - 16);
     assert_eq!(world.ports[0].counters.from_guest_waits.get(), 0);
+}
+
+#[test]
+fn packet_that_a_listener_gets_cut_holds_up_copies_of_the_same_sender_only() {
+    let port = |at: u8| TablePort {
+        mac: mac(at),
+        promiscuous: at == 3,
+        ..TablePort::default()
+    };
+    let sends = Offloads {
+        csum: true,
+        tso4: true,
+        ..Offloads::NONE
+    };
+    let mut world = World::offering((0..4).map(port).collect(), sends);
+    world.ports[2].post(120);
+    world.ports[3].post(120);
+    // More segments than a turn has frames.
+    let (asked, packet) = gso_packet(mac(2), mac(0), 100 * 600, 600);
+    let mut header = [0; HEADER as usize];
+    header[..asked.len()].copy_from_slice(&asked);
+    world.ports[0].send_with(header, &packet);
+    let other = frame(mac(2), mac(1), 60);
+    world.ports[1].send(&other);
+    world.breathe();
+    for at in [2, 3] {
+        let got = world.ports[at].got();
+        assert_eq!((got.len(), &got[64]), (101, &other), "{at}");
+        assert_eq!(world.ports[at].counters.to_guest_no_buffer.get(), 0);
+    }
 }

@@ -2,8 +2,6 @@
 
 use std::ops::Range;
 
-use device::counters::PairCounters;
-
 use super::judged::with_tag;
 use super::{PortLane, pass_copy};
 use crate::switch::from_guest::Turn;
@@ -16,8 +14,6 @@ impl<O: OwnQueue> PortLane<O> {
     /// to nobody. A frame that has no destination here goes to them, too: one of them may bridge to it.
     #[cold]
     pub(super) fn mirror(&self, done: Range<usize>, network: &mut dyn Network, turn: &mut Turn) {
-        // What is wrong with a frame was counted when it went where it is for.
-        let uncounted = PairCounters::default();
         for at in done {
             let judged = &self.chains[at];
             let [to_uplink, to_host] = self.members.ways_out;
@@ -43,7 +39,7 @@ impl<O: OwnQueue> PortLane<O> {
             for (port, guest) in self.members.listeners(judged.vlan, self.source(at), to, way) {
                 copies += 1;
                 let passed = with_tag(judged, frame, self.members.is_tagged(port), |frame| {
-                    pass_copy(network, guest.at, frame, &uncounted)
+                    pass_copy(network, guest.at, frame, &self.uncounted)
                 });
                 if let Err(fault) = passed {
                     network.blame(guest.at, fault);
