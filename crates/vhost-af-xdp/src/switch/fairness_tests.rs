@@ -89,7 +89,7 @@ pub(super) fn gso_packet(to: Mac, from: Mac, payload: usize, size: u16) -> ([u8;
     ([1, 1, 54, 0, low, high, 34, 0, 16, 0], frame)
 }
 
-fn with_offloads(world: &mut World, port: usize, offloads: Offloads) {
+pub(super) fn with_offloads(world: &mut World, port: usize, offloads: Offloads) {
     slots::change(&mut world.slots, port, |lane, _| {
         let pair = lane.pair_mut().expect("a guest");
         pair.offloads = offloads;

@@ -6,6 +6,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 use super::*;
 use crate::nic::tap::Tap;
+use crate::switch::fairness_tests::with_offloads;
 use crate::switch::host_lane::HostLane;
 
 const HOST: Mac = [2, 0, 0, 0, 2, 0];
@@ -13,6 +14,11 @@ const BEFORE: usize = HEADER as usize;
 
 /// Ports with 16 receive buffers each, and what the host reads and writes.
 fn world(ports: u8) -> (World, OwnedFd, Arc<PairCounters>) {
+    world_with(ports, true)
+}
+
+/// The same; `cuts_udp`: the host's kernel cuts UDP packets.
+fn world_with(ports: u8, cuts_udp: bool) -> (World, OwnedFd, Arc<PairCounters>) {
     let mut world = World::new(&vec![16; ports.into()]);
     let known = (0..ports).map(|port| {
         Some(TablePort {
@@ -25,7 +31,7 @@ fn world(ports: u8) -> (World, OwnedFd, Arc<PairCounters>) {
     let (family, flags) = (AddressFamily::UNIX, SocketFlags::NONBLOCK);
     let (host, tap) = socketpair(family, SocketType::SEQPACKET, flags, None).expect("sockets");
     let counters = Arc::<PairCounters>::default();
-    let lane = HostLane::new(Tap::new(tap), true, Arc::clone(&counters));
+    let lane = HostLane::new(Tap::new(tap), cuts_udp, Arc::clone(&counters));
     let role = Role::Host {
         network: NETWORK.into(),
     };
@@ -47,6 +53,55 @@ fn read(host: &OwnedFd) -> Vec<Vec<u8>> {
 /// Whether there is room for it.
 fn write(host: &OwnedFd, frame: &[u8]) -> bool {
     rustix::io::write(host, &[&[0; BEFORE][..], frame].concat()).is_ok()
+}
+
+/// UDP over IPv4 to the host, to be cut into so many datagrams, with its virtio-net header. Its sums are nobody's matter
+/// here.
+fn udp_packet(from: Mac, datagrams: u16, size: u16) -> ([u8; BEFORE], Vec<u8>) {
+    let mut header = [0; BEFORE];
+    // VIRTIO_NET_HDR_F_NEEDS_CSUM, VIRTIO_NET_HDR_GSO_UDP_L4.
+    header[..10].copy_from_slice(&[1, 5, 42, 0, 0, 0, 34, 0, 6, 0]);
+    header[4..6].copy_from_slice(&size.to_le_bytes());
+    let len = 8 + datagrams * size;
+    let mut ip = [0x45, 0, 0, 0, 0, 1, 0, 0, 64, 17, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2];
+    ip[2..4].copy_from_slice(&(20 + len).to_be_bytes());
+    let mut udp = [0, 80, 0, 80, 0, 0, 0, 0];
+    udp[4..6].copy_from_slice(&len.to_be_bytes());
+    let payload = vec![7; (datagrams * size).into()];
+    (header, [&HOST[..], &from, &[8, 0], &ip, &udp, &payload].concat())
+}
+
+#[test]
+fn frames_behind_a_packet_that_a_host_does_not_cut_wait_until_it_has_all_of_it() {
+    let (mut world, host, _) = world_with(2, false);
+    for port in [0, 1] {
+        let sends = Offloads {
+            csum: true,
+            uso: true,
+            ..Offloads::NONE
+        };
+        with_offloads(&mut world, port, sends);
+    }
+    // More datagrams than a turn has frames, and few enough that the sender has some left in its next.
+    let (header, packet) = udp_packet(mac(0), 70, 500);
+    world.ports[0].send_with(header, &packet);
+    let behind = frame(HOST, mac(0), 60);
+    world.ports[0].send(&behind);
+    let other = frame(HOST, mac(1), 61);
+    world.ports[1].send(&other);
+    // Where rounds begin changes now and then: a lane may have two turns before the host's has one.
+    for at in [0, 0, 1] {
+        slots::breathe(&mut world.slots, at);
+    }
+    let mut got = read(&host);
+    for _ in 0..4 {
+        world.breathe();
+        got.extend(read(&host));
+    }
+    let place = |wanted: &[u8]| got.iter().position(|frame| frame == wanted);
+    assert_eq!(got.len(), 72);
+    assert_eq!(place(&behind), Some(71), "the last one");
+    assert_eq!(place(&other), Some(64), "it is another's");
 }
 
 #[test]

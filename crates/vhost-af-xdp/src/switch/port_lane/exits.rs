@@ -158,8 +158,13 @@ impl<O: OwnQueue> PortLane<O> {
         }
     }
 
-    /// Writes the next frames from where they lie, as far as that can be done.
+    /// Writes the next frames from where they lie, as far as that can be done: not before the rest of a packet of the same
+    /// sender that the host gets cut.
     fn write_to_host(&mut self, host: Guest, end: usize, burst: &mut Burst<'_>) {
+        let pending = burst.network.guest(host.at).and_then(|guest| guest.pending);
+        if pending.is_some_and(|pending| pending.is_of(&self.counters)) {
+            return;
+        }
         let Some(host) = burst.network.host(host.at) else {
             return;
         };
