@@ -2,8 +2,8 @@
 # A real Linux guest under QEMU, small and quick to boot, driven from the host by commands.
 #
 # Theory of operation. The kernel is Debian's cloud kernel, taken out of its package without installing it; the
-# initramfs is a static busybox, iperf3 and ethtool with their libraries, netcheck (netcheck.c), modules for virtio
-# and VLANs, and guest-init. Both are built once and kept in $CACHE, under names made from what they were built of. A
+# initramfs is a static busybox, iperf3 and ethtool with their libraries, netcheck (netcheck.c), modules for virtio,
+# VLANs and macvlan, and guest-init. Both are built once and kept in $CACHE, under names made from what they were built of. A
 # guest lives in a state directory:
 #     pid          number and start time of its QEMU        accel       kvm or tcg
 #     console.log  what the kernel said (ttyS0)              qemu.log    what QEMU said
@@ -29,7 +29,7 @@ readonly GUEST_CMDLINE="console=ttyS0 panic=-1 mitigations=off nokaslr net.ifnam
 readonly GUEST_MODULES=(
     drivers/virtio/virtio_ring drivers/virtio/virtio drivers/virtio/virtio_pci_legacy_dev
     drivers/virtio/virtio_pci_modern_dev drivers/virtio/virtio_pci net/core/failover drivers/net/net_failover
-    drivers/net/virtio_net net/llc/llc net/802/stp net/802/garp net/802/mrp net/8021q/8021q
+    drivers/net/virtio_net net/llc/llc net/802/stp net/802/garp net/802/mrp net/8021q/8021q drivers/net/macvlan
 )
 
 # ---- images ------------------------------------------------------------------------------------------------------

@@ -162,6 +162,8 @@ fn network_without_an_uplink_needs_no_privilege() {
     daemon.await_counter("from_guest_no_station", 1);
 }
 
+/// Of the first guest, for its VMM.
+const MAC_0: &str = "02:00:00:00:00:00";
 /// What a guest inside a guest has.
 const INNER: [u8; 6] = [0x02, 0, 0, 0, 2, 0];
 
@@ -416,4 +418,65 @@ fn linux_guests_and_the_lan_reach_each_other_by_tcp(
     let status = daemon.status();
     let spoofed = daemon.counter("from_guest_source_address");
     assert_eq!(spoofed, 0, "{status:#}");
+}
+
+/// Two addresses behind one port, each in a namespace of the guest: macvlan's mode is VEPA where none is said. So nothing
+/// that one sends reaches the other inside the guest.
+const MAKE_VEPA: &str = "set -e
+for at in 1 2; do ip link add link eth0 vepa$at address 02:00:00:00:05:0$at type macvlan; done
+unshare -n sleep 100000 >/dev/null 2>&1 &
+echo $! >/tmp/inner
+while [ $(readlink /proc/$!/ns/net) = $(readlink /proc/self/ns/net) ]; do sleep 0.1; done
+ip link set vepa2 netns $!
+ip addr add 10.77.0.21/24 dev vepa1; ip link set vepa1 up
+nsenter -t $! -n sh -ec 'ip addr add 10.77.0.22/24 dev vepa2; ip link set vepa2 up; ip link set lo up'";
+
+#[rstest]
+fn linux_guest_with_macvlans_in_vepa_mode_hears_itself_where_its_port_says_so(
+    #[values(1, 2)] workers: usize,
+) {
+    require!(Root, Qemu);
+    let veth = VethPair::new();
+    give_address(&veth);
+    let text = |keys: &str| {
+        let ports = file(Some(VethPair::NIC), &[keys]);
+        format!("[daemon]\nworkers = {workers}\n{ports}")
+    };
+    let daemon = Daemon::start_file(
+        &veth.near,
+        &Serve::file(),
+        &[VethPair::NIC],
+        &text("learning = true"),
+    );
+    let socket = daemon.path("vm0.sock");
+    let guest = Guest::boot(Backend::Daemon(&socket), "", &["--mem", "256", "--mac", MAC_0]);
+    let _ = guest.run(MAKE_VEPA);
+    let inner = |command: &str| format!("nsenter -t $(cat /tmp/inner) -n {command}");
+    let ping = |command: &str| {
+        let pinged = guest.run_until_success(10 * wait::SOON, command);
+        pinged.unwrap_or_else(|said| panic!("{command}: {said}\n{:#}", daemon.status()));
+    };
+    let to_inner = "ping -c 2 -W 2 10.77.0.22";
+    // The LAN knows both.
+    ping(&format!("ping -c 2 -W 20 {HOST}"));
+    ping(&inner(&format!("ping -c 2 -W 20 {HOST}")));
+    assert!(!guest.try_run(to_inner).status.success(), "nothing comes back");
+    daemon.reload_with(&text("learning = true\nhairpin = true"));
+    ping(to_inner);
+    let _ = guest.run(&inner("iperf3 -s -D && sleep 1"));
+    for direction in ["", "-R"] {
+        let said = guest.run(&format!("iperf3 -c 10.77.0.22 -n 10M -J {direction}"));
+        let received = received_bytes(&said, "sum_received");
+        assert!(received > 1_000_000, "{received} bytes {direction}: {said}");
+    }
+    // What comes back of duplicate address detection is known to be its own (RFC 7527).
+    let _ = guest.run("ip link set vepa1 down && ip link set vepa1 up");
+    let is_whole = "ip -6 addr show dev vepa1 | grep fe80: | grep -v -e tentative -e dadfailed";
+    let whole = guest.run_until_success(wait::SOON, is_whole);
+    whole.unwrap_or_else(|said| panic!("{said}: {}", guest.run("ip -6 addr")));
+    // Packets came back as they were, longer than any frame.
+    let [frames, bytes] = ["frames", "bytes"].map(|of| daemon.counter_of("vm0", &format!("to_guest_{of}")));
+    assert!(bytes > 1514 * frames, "{bytes} bytes in {frames} frames");
+    let lost = daemon.counter("from_guest_source_address");
+    assert_eq!(lost, 0, "{:#}", daemon.status());
 }
