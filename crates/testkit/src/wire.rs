@@ -109,6 +109,34 @@ impl Wire {
             } => lay_nics(driver, nic, peer),
         }
     }
+
+    /// Whether the daemon's NIC can have a queue beside the one that all frames come to.
+    #[must_use]
+    pub fn has_a_queue_to_spare(&self) -> bool {
+        matches!(self.driver(), "veth" | "igb")
+    }
+
+    /// The same as [`lay`](Self::lay), where the daemon's NIC has two queues, all frames come to the first, and it leaves
+    /// tags in them.
+    ///
+    /// # Panics
+    /// If it cannot be so.
+    #[must_use]
+    pub fn lay_with_a_queue_to_spare(&self) -> VethPair {
+        assert!(self.has_a_queue_to_spare(), "{}", self.driver());
+        let nic = VethPair::NIC;
+        if *self == Self::Veth {
+            let pair = VethPair::with(2, 1500);
+            pair.far.run("ethtool", &["-L", VethPair::WIRE, "tx", "1"]);
+            pair.near.run("ethtool", &["-K", nic, "rxvlan", "off"]);
+            return pair;
+        }
+        let pair = self.lay();
+        pair.near.run("ethtool", &["-L", nic, "combined", "2"]);
+        pair.near.run("ethtool", &["-X", nic, "equal", "1"]);
+        await_link(&pair.near, nic);
+        pair
+    }
 }
 
 fn lay_nics(driver: &str, nic: &str, peer: &str) -> VethPair {

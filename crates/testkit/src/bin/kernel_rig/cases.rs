@@ -20,6 +20,7 @@ use crate::busy_poll;
 use crate::canaries;
 use crate::dpdk;
 use crate::foreseen;
+use crate::own_queue::{self, OwnQueue};
 use crate::raw;
 use crate::setting::Setting;
 use crate::stack;
@@ -83,6 +84,8 @@ enum Task {
     Offloads(Setting),
     /// A guest that is DPDK's sends every frame back.
     Dpdk(Setting),
+    /// A port of a network has a queue of its own.
+    OwnQueue(OwnQueue),
     /// What is said of it beforehand.
     Foreseen,
     /// The raw benchmarks.
@@ -131,6 +134,9 @@ pub(crate) fn all(wire: &Wire, short: bool) -> Vec<Case> {
             tasks.extend(Setting::few().into_iter().map(Task::Dpdk));
             tasks.push(Task::Dpdk(Setting::WHOLE_QUEUE));
         }
+        if wire.has_a_queue_to_spare() {
+            tasks.extend(OwnQueue::all().map(Task::OwnQueue));
+        }
         tasks.extend([Task::Foreseen, Task::Raw]);
     } else if zero_copy {
         let busy_poll = Setting {
@@ -148,6 +154,9 @@ pub(crate) fn all(wire: &Wire, short: bool) -> Vec<Case> {
         ]);
         if wire.driver() == "virtio_net" {
             tasks.push(Task::Dpdk(Setting::SEND_DIRECT));
+        }
+        if wire.has_a_queue_to_spare() {
+            tasks.push(Task::OwnQueue(OwnQueue::SEND_DIRECT));
         }
     }
     let case = |task: Task| Case {
@@ -175,6 +184,7 @@ impl Task {
             },
             Self::Offloads(setting) => format!("{} --offload all, TCP, UDP", setting.name()),
             Self::Dpdk(setting) => format!("{}, DPDK's guest", setting.name()),
+            Self::OwnQueue(own) => own.name(),
             Self::Foreseen => "check --try, then serve".to_owned(),
             Self::Raw => "bench rxdrop, l2fwd, txonly".to_owned(),
         }
@@ -195,6 +205,7 @@ impl Case {
             Task::Canaries(setting) => canaries::run(wire, setting),
             Task::Offloads(setting) => stack::run(wire, setting),
             Task::Dpdk(setting) => dpdk::run(wire, setting),
+            Task::OwnQueue(own) => own_queue::run(wire, own),
             Task::Foreseen => foreseen::run(wire),
             Task::Raw => raw::run(wire),
         }

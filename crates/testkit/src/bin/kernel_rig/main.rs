@@ -23,6 +23,7 @@ mod cases;
 mod dpdk;
 mod foreseen;
 mod measure;
+mod own_queue;
 mod raw;
 mod setting;
 mod stack;
