@@ -193,6 +193,10 @@ impl<N: Nic> NicQueue<N> {
             }
         }
         self.nic.came_back(back);
+        if back > 0 && self.link == LinkState::Down {
+            // The kernel sends again: poll(2) has it do so, too (`xsk_poll`), so that no kick need have told of it.
+            self.link = LinkState::Up;
+        }
         if strays > 0 {
             counters.from_guest_strays.add(strays);
         }
