@@ -12,6 +12,7 @@ use testkit::lan::{BROADCAST, Lan, STRANGER, frame, mac, port, tagged};
 use testkit::world::{HOST as LAN_IP, give_address, iperf_server, received_bytes};
 use testkit::{Daemon, Driver, DriverConfig, Layout, NetNs, PacketPort, Serve, VethPair, require, wait};
 use vhost::vhost_user::VhostUserFrontend;
+use vhost::vhost_user::message::{FrontendReq, VhostUserProtocolFeatures as Protocol};
 
 /// Of the uplink, hence the host's.
 const HOST: [u8; 6] = [0x02, 0, 0, 0, 2, 0];
@@ -333,6 +334,44 @@ fn groups_reach_all_and_come_from_all(
         }
     }
     lan.assert_quiet();
+}
+
+/// Which worker has the port, and which one the uplink, is up to how many ports there are.
+#[rstest]
+fn groups_and_announcements_leave_once_whichever_worker_has_the_uplink(
+    #[values("copy", "send-direct")] memory: &str,
+    #[values(0, 1, 2)] others: usize,
+) {
+    require!(Root);
+    let mut text = network(Queue0::Networks, 2) + "host = false\n";
+    text += &port(OWN, &own(Queue0::Networks, memory, ""));
+    text.extend((1..=others).map(|number| port(number, "")));
+    let config = DriverConfig {
+        protocol: DriverConfig::default().protocol | Protocol::RARP,
+        ..DriverConfig::default()
+    };
+    let mut lan = Lan::on(uplink(), &Serve::file(), &text, 1 + others, &config);
+    for round in 0..20 {
+        let sent = frame(BROADCAST, mac(OWN), 590, round);
+        lan.send(OWN, &sent);
+        assert_eq!(lan.received_by_wire(), sent);
+        for other in 1..=others {
+            assert_eq!(lan.received(other), sent);
+        }
+    }
+    let mut payload = [0; 8];
+    payload[..6].copy_from_slice(&mac(OWN));
+    assert_eq!(lan.guests[OWN].say(FrontendReq::SEND_RARP, &payload, None), 0);
+    let announced: Vec<_> = (1..=others).map(|other| lan.received(other)).collect();
+    let is_announcement = |frame: &[u8]| frame[..14] == [&BROADCAST[..], &mac(OWN), &[0x80, 0x35]].concat();
+    assert!(
+        announced.iter().all(|frame| is_announcement(frame)),
+        "{announced:?}"
+    );
+    let last = frame(BROADCAST, mac(OWN), 60, 1);
+    lan.send(OWN, &last);
+    let on_wire = std::iter::from_fn(|| lan.wire.receive(wait::SOON)).take_while(|frame| *frame != last);
+    assert_eq!(on_wire.filter(|frame| is_announcement(frame)).count(), 1);
 }
 
 #[rstest]

@@ -91,6 +91,12 @@ impl Members {
         !self.uplinks.is_empty() || uplink.is_some()
     }
 
+    /// Whether frames of this worker reach the uplink by a link only. What goes to a group goes by that link in any case.
+    pub(crate) fn reaches_uplink_by_link(&self) -> bool {
+        let [uplink, _] = self.ways_out;
+        self.uplinks.is_empty() && uplink.is_some()
+    }
+
     /// Whether a port has a guest at no worker.
     pub(crate) fn is_absent(&self, port: PortNumber) -> bool {
         self.lanes(port).is_empty() && !self.spread.ports.contains_key(&port)

@@ -388,7 +388,9 @@ impl<O: OwnQueue> PortLane<O> {
     fn to_group(&mut self, burst: &mut Burst<'_>) {
         let first = burst.done;
         let from = self.source(first);
-        let has_uplink = from.is_some() && self.put_to_nic(1, burst).is_some();
+        // At the other end of a link it leaves by the uplink there, and not by the port's own queue as well.
+        let leaves_here = from.is_some() && !self.members.reaches_uplink_by_link();
+        let has_uplink = leaves_here && self.put_to_nic(1, burst).is_some();
         if has_uplink && burst.done == first {
             return;
         }
@@ -563,8 +565,9 @@ impl<O: OwnQueue> Lane for PortLane<O> {
         };
         for &vlan in own.vlans.all() {
             let tagged = ethernet::tagged(frame, vlan);
-            self.own.inject(&tagged, &self.counters);
-            if let Some(mut sink) = self.sink(network) {
+            if O::IS_THERE && !members.reaches_uplink_by_link() {
+                self.own.inject(&tagged, &self.counters);
+            } else if let Some(mut sink) = self.sink(network) {
                 sink.inject(&tagged);
             }
             let ports = members.ports_of(vlan, Some(self.number));

@@ -94,9 +94,7 @@ impl OwnQueue {
             self.placement.name()
         );
         // The rig's kernels have no tap devices.
-        let network = format!(
-            "[daemon]\nworkers = 1\n[network.lan]\nuplink = \"{nic}\"\nstart-queue = {network}\nhost = false\n"
-        );
+        let network = format!("[network.lan]\nuplink = \"{nic}\"\nstart-queue = {network}\nhost = false\n");
         [network, lan::port(OWN, &keys), lan::port(OTHER, &vlan)].concat()
     }
 }
