@@ -207,7 +207,7 @@ fn refusals_name_value_and_remedy() {
     check(
         refusal(take(&world.socket(), &skb)),
         Reason::Program,
-        &["native mode for other leases: ask for that mode", "(--mode)"],
+        &["native mode for other leases: ask for that mode", "(mode)"],
     );
     check(
         refusal(holder::register(&lease, 1)),

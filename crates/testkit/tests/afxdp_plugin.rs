@@ -167,7 +167,7 @@ fn wrong_descriptors_of_the_kubernetes_plugin_are_refused() {
     let numbers = foreign::map_of_numbers();
     let program = Foreign::attach(&veth.near, VethPair::NIC, Mode::Native, 0);
     let cases: [(&[&OwnedFd], &[&str]); 3] = [
-        (&[&numbers], &["--afxdp-plugin", "not an XSKMAP"]),
+        (&[&numbers], &["afxdp-plugin", "not an XSKMAP"]),
         (&[&program.map, &program.map], &["2 descriptors instead of 1"]),
         (&[&foreign::socket(&veth.near)], &["no BPF map but socket"]),
     ];

@@ -18,7 +18,7 @@ fn daemon_that_connects_to_vmms_keeps_its_paths_and_says_so() {
     let directory = private_dir();
     let path = directory.path().join("vm.sock");
     let mut running = client_of(&path, &veth, &[]);
-    running.await_text("mounts not confined (--client connects");
+    running.await_text("mounts not confined (a port connects to the socket of its VMM (client)");
 }
 
 #[test]
