@@ -215,13 +215,16 @@ impl Scene {
     fn await_arrival(&mut self) {
         let registered = |port: &Value| {
             let fallbacks = port["lanes"][0]["fallbacks"].as_array().expect("a list");
-            !fallbacks
-                .iter()
-                .filter_map(Value::as_str)
-                .any(|why| why.contains("being registered"))
+            let mut reasons = fallbacks.iter().filter_map(Value::as_str);
+            port["lanes"][0]["running"] == true && !reasons.any(|why| why.contains("being registered"))
         };
-        self.rig.daemon.await_port(0, "registered", registered);
-        self.rig.await_to_guest();
+        // What the status says may be of before the last request: it is asked once more when frames pass.
+        let is_over = wait::until(3 * wait::SOON, || {
+            self.rig.daemon.await_port(0, "registered", registered);
+            self.rig.await_to_guest();
+            registered(&self.rig.daemon.port(0))
+        });
+        assert!(is_over, "{:#}", self.rig.daemon.status());
     }
 
     fn enable(&mut self, pair: usize, on: bool) {

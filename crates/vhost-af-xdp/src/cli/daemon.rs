@@ -18,7 +18,7 @@ const STEWARD_TIMEOUT: u64 = 10;
 
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct DaemonArgs {
-    /// Worker threads [default: one a queue pair, at most one a CPU, or one for each of --cpus]
+    /// Worker threads [default: one a queue pair, at most one for two CPUs, or one for each of --cpus]
     #[arg(long, value_name = "N")]
     workers: Option<usize>,
     /// CPUs to pin workers to, for instance 2,3 or 4-7
@@ -74,7 +74,8 @@ impl DaemonArgs {
         check_cpus(&cpus)?;
         let pairs: usize = ports.iter().map(|port| usize::from(port.queues)).sum();
         let usable = match cpus.len() {
-            0 => std::thread::available_parallelism().map_or(1, usize::from),
+            // The other half is for guests: where they have all CPUs, further workers take from them what they add.
+            0 => std::thread::available_parallelism().map_or(1, |all| usize::from(all).div_ceil(2)),
             named => named,
         };
         let workers = self.workers.unwrap_or_else(|| pairs.clamp(1, usable));
