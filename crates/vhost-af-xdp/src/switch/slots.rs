@@ -36,7 +36,7 @@ pub(super) struct Slot {
     pub(super) on_fault: Option<OnFault>,
     /// Times that it woke the worker since it moved a frame.
     pub(super) futile: u32,
-    /// Its eventfds are not watched until then.
+    /// Its eventfds are not watched until then; so it does not doze.
     pub(super) deaf: Option<Instant>,
     /// Breaths in a row in which no frame moved.
     idle: u32,
@@ -179,6 +179,10 @@ pub(super) fn breathe(slots: &mut [Slot], at: usize) -> Option<Breath> {
 /// Lets the lane at a place doze, if it has nothing to do; whether it does.
 #[cold]
 fn try_doze(slots: &mut [Slot], at: usize) -> bool {
+    // Nobody hears its guest's kicks, and a worker that never sleeps does not begin to listen again.
+    if slots[at].deaf.is_some() {
+        return false;
+    }
     let is_quiet = arm(slots, at) == Some(Work::None);
     let slot = &mut slots[at];
     match is_quiet {

@@ -536,6 +536,7 @@ mod tests {
     use super::*;
     use crate::switch::guests::GuestLane;
     use crate::switch::role::Role;
+    use crate::switch::table::PortNumber;
     use crate::switch::test_guest::Memory;
     use device::offloads::Offloads;
 
@@ -625,6 +626,43 @@ mod tests {
             "it is told to send a buffer to be written"
         );
         assert_eq!(worker.lanes[0].peer, None);
+    }
+
+    /// While others are busy the worker does not begin to listen to it again, which it does before it sleeps.
+    #[test]
+    fn guest_that_is_not_listened_to_is_looked_at_for_as_long() {
+        let (mut worker, _handle) = worker();
+        let role = Role::Member {
+            network: "lan".into(),
+            port: PortNumber(0),
+            pair: 0,
+        };
+        worker.add(
+            LaneId(1),
+            NewLane {
+                role,
+                ..lane(0, true, &[])
+            },
+        );
+        worker.lanes[0].futile = FUTILE_WAKES;
+        let kick = |worker: &Worker| {
+            let pair = worker.lanes[0].lane.pair().expect("a guest");
+            let kick = pair.from_guest.kick.as_ref().expect("an eventfd");
+            rustix::io::write(kick, &1u64.to_ne_bytes()).expect("room");
+        };
+        kick(&worker);
+        worker.wait(Some(&Timespec::default()));
+        assert!(worker.lanes[0].deaf.is_some());
+        let idle = |worker: &mut Worker| (0..1000).for_each(|_| _ = worker.breathe());
+        idle(&mut worker);
+        assert!(!worker.has_dozing(), "its next kick would wake nobody");
+        worker.lanes[0].deaf = Some(Instant::now());
+        worker.listen_again();
+        idle(&mut worker);
+        assert!(worker.has_dozing());
+        kick(&worker);
+        worker.listen();
+        assert!(!worker.has_dozing());
     }
 
     #[test]
