@@ -209,3 +209,31 @@ fn host_that_is_quiet_is_asked_less_often_until_something_happens() {
     }
     assert_eq!(rounds_until_heard(&mut world, &host), 1, "after the worker slept");
 }
+
+/// Who is root here can give the device what no stack sends.
+#[test]
+fn frame_of_the_host_that_ends_within_its_tag_is_dropped() {
+    let (mut world, host, counters) = world(2);
+    let known = (0..2).map(|port| {
+        Some(TablePort {
+            mac: mac(port),
+            vlans: Vlans::Access(256),
+            ..TablePort::default()
+        })
+    });
+    let table = Table::new(known.collect()).with_reached(&[HOST]);
+    world.tables.insert(NETWORK.into(), Arc::new(table));
+    world.acquaint();
+    for to in [mac(0), BROADCAST] {
+        let whole = tagged(&frame(to, HOST, 60), 256);
+        for len in 15..18 {
+            assert!(write(&host, &whole[..len]));
+        }
+        assert!(write(&host, &whole));
+    }
+    world.breathe();
+    let wanted = [mac(0), BROADCAST].map(|to| frame(to, HOST, 60));
+    assert_eq!(world.ports[0].got(), wanted);
+    assert_eq!(world.ports[1].got(), wanted[1..]);
+    assert_eq!(counters.from_guest_offload_malformed.get(), 2 * 3);
+}

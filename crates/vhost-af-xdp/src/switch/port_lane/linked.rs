@@ -35,6 +35,10 @@ impl<O: OwnQueue> PortLane<O> {
                 let bytes = of_chain.head.first_chunk().copied().unwrap_or_default();
                 let Head { to, from, tags } = ethernet::head(&bytes);
                 let vlan = tags.vlan();
+                if vlan != 0 && !of_chain.may_be_retagged(tags) {
+                    self.counters.from_guest_offload_malformed.add(1);
+                    of_chain.is_sent = false;
+                }
                 of_chain.source = match table.find(Station::new(vlan, from)) {
                     // Of one without a guest here it came by the LAN, and does not go there again.
                     Destination::Port(port) if self.from == From::Link && !self.members.is_absent(port) => {
