@@ -403,7 +403,9 @@ impl<O: OwnQueue> PortLane<O> {
             }
             let mut copies = 0;
             let host = self.members.host.filter(|_| from.is_some());
+            let crosses = self.is_known_elsewhere(first);
             let ports = self.members.ports_of(judged.vlan, from);
+            let ports = ports.filter(|(_, guest)| crosses || !guest.is_link);
             let ports = ports.map(|(port, guest)| (guest, self.members.is_tagged(port)));
             for (guest, is_tagged) in host.map(|host| (host, true)).into_iter().chain(ports) {
                 let passed = with_tag(judged, frame, is_tagged, |frame| {

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use super::*;
 use crate::switch::fairness_tests::gso_packet;
+use crate::switch::learned::Learned;
 use crate::switch::link::Link;
 use crate::switch::spread::Spread;
 
@@ -210,6 +211,28 @@ fn vlans_and_isolation_hold_between_workers() {
     assert!(workers.port(1).got().is_empty() && workers.port(2).got().is_empty());
     let wanted = [mac(3), BROADCAST].map(|to| tagged(&frame(to, mac(0), 60), 100));
     assert_eq!(workers.port(3).got(), wanted);
+}
+
+/// The other worker tells whose a frame is by its source, which is in the table when control has told of it.
+#[test]
+fn isolation_holds_between_workers_for_addresses_that_were_not_learned_yet() {
+    let news = Arc::new(eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd"));
+    let port = |at: u8| TablePort {
+        mac: mac(at),
+        isolated: at != 3,
+        learned: (at == 0).then(|| Arc::new(Learned::new(Arc::clone(&news)))),
+        ..TablePort::default()
+    };
+    let mut workers = Workers::new((0..4).map(port).collect(), false);
+    workers.post(16);
+    let inner = [2, 0, 0, 0, 5, 1];
+    let sent =
+        [(BROADCAST, inner), (mac(3), inner), (BROADCAST, mac(0))].map(|(to, from)| frame(to, from, 60));
+    sent.iter().for_each(|frame| _ = workers.port(0).send(frame));
+    workers.breathe();
+    assert!(workers.port(1).got().is_empty(), "of the same worker");
+    assert!(workers.port(2).got().is_empty());
+    assert_eq!(workers.port(3).got(), sent[1..]);
 }
 
 #[test]

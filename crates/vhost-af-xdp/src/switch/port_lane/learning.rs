@@ -2,8 +2,11 @@
 
 use device::counters::{Counter, PairCounters};
 
+use super::PortLane;
+use crate::switch::ethernet::{self, Head};
 use crate::switch::learned::Learned;
-use crate::switch::table::{Station, Table, TablePort};
+use crate::switch::own_queue::OwnQueue;
+use crate::switch::table::{Destination, Station, Table, TablePort};
 
 /// Where a frame is counted that may not be sent.
 pub(super) type Refusal = fn(&PairCounters) -> &Counter;
@@ -27,5 +30,24 @@ pub(super) fn note(learned: &Learned, source: Station) -> Result<(), Refusal> {
     match learned.note(source) {
         true => Ok(()),
         false => Err(|counters| &counters.from_guest_not_learned),
+    }
+}
+
+impl<O: OwnQueue> PortLane<O> {
+    /// Whether other workers may have copies of a frame of an isolated port. They tell whose it is by its source, and one
+    /// that is not in the table yet, or is another port's there, is nobody's who is isolated.
+    pub(super) fn is_known_elsewhere(&self, at: usize) -> bool {
+        let table = &self.members.table;
+        let Some(port) = table.port(self.number) else {
+            return true;
+        };
+        if !port.isolated || port.learned.is_none() {
+            return true;
+        }
+        let judged = &self.chains[at];
+        judged.head.first_chunk().is_some_and(|bytes| {
+            let Head { from, .. } = ethernet::head(bytes);
+            table.find(Station::new(judged.vlan, from)) == Destination::Port(self.number)
+        })
     }
 }

@@ -36,7 +36,9 @@ impl<O: OwnQueue> PortLane<O> {
                 continue;
             };
             let mut copies = 0;
-            for (port, guest) in self.members.listeners(judged.vlan, self.source(at), to, way) {
+            let crosses = self.is_known_elsewhere(at);
+            let listeners = self.members.listeners(judged.vlan, self.source(at), to, way);
+            for (port, guest) in listeners.filter(|(_, guest)| crosses || !guest.is_link) {
                 copies += 1;
                 let passed = with_tag(judged, frame, self.members.is_tagged(port), |frame| {
                     pass_copy(network, guest.at, frame, &self.uncounted)
