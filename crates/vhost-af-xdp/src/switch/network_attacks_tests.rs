@@ -30,6 +30,44 @@ fn frame_that_ends_within_its_tag_is_dropped() {
     assert_eq!(counters.from_guest_vlan.get(), 2);
 }
 
+/// A switch whose port gets a bridge's message from a host may close that port, and one that is asked to pause does: for
+/// all guests.
+#[test]
+fn what_ends_of_a_link_tell_each_other_no_guest_says() {
+    let vlans = [
+        Vlans::Untagged,
+        Vlans::Untagged,
+        Vlans::Access(100),
+        Vlans::Trunk(vec![100]),
+    ];
+    let mut world = World::of_vlans(&vlans);
+    let reserved = |last: u8| [0x01, 0x80, 0xc2, 0, 0, last];
+    let pause = |to: Mac, from: Mac| {
+        let mut pause = frame(to, from, 60);
+        pause[12..14].copy_from_slice(&[0x88, 0x08]);
+        pause
+    };
+    for last in 0..16 {
+        world.ports[0].send(&frame(reserved(last), mac(0), 60));
+        world.ports[2].send(&frame(reserved(last), mac(2), 60));
+        world.ports[3].send(&tagged(&frame(reserved(last), mac(3), 60), 100));
+        world.breathe();
+    }
+    for to in [mac(1), STRANGER, BROADCAST] {
+        world.ports[0].send(&pause(to, mac(0)));
+        world.ports[0].send(&tagged(&pause(to, mac(0)), 0));
+        world.ports[3].send(&tagged(&pause(to, mac(3)), 100));
+    }
+    // The next ones are like any group.
+    let others = [reserved(16), [0x01, 0x80, 0xc2, 0, 1, 0]].map(|to| frame(to, mac(0), 60));
+    others.iter().for_each(|frame| _ = world.ports[0].send(frame));
+    world.breathe();
+    assert_eq!(world.ports[1].got(), others);
+    assert!(world.ports[2].got().is_empty() && world.ports[3].got().is_empty());
+    let refused = [0, 2, 3].map(|port: usize| world.ports[port].counters.from_guest_link_control.get());
+    assert_eq!(refused, [16 + 6, 16, 16 + 3]);
+}
+
 /// Where a tag is taken off, a place within it would become one outside the frame.
 #[test]
 fn checksum_of_the_addresses_is_nothing_to_ask_for_in_a_vlan() {

@@ -26,7 +26,12 @@ impl Known {
         chain: &mut Judged,
         counters: &PairCounters,
     ) -> Option<()> {
-        let Head { to, from, tags } = ethernet::head(chain.head.first_chunk()?);
+        let bytes = chain.head.first_chunk()?;
+        let Head { to, from, tags } = ethernet::head(bytes);
+        if ethernet::is_link_control(bytes, tags) {
+            counters.from_guest_link_control.add(1);
+            return None;
+        }
         let Some(vlan) = port.vlans.of_guests(tags) else {
             counters.from_guest_vlan.add(1);
             return None;
