@@ -22,6 +22,7 @@ use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
 
 use super::counters::PairCounters;
+use super::meter::{self, KernelCall};
 
 /// From here on a call is slow. One takes a microsecond or a few; tens where waking a thread means to leave a virtual
 /// machine.
@@ -104,6 +105,7 @@ impl Call {
             // write that need not wait is never interrupted (eventfd_write, fs/eventfd.c).
             let waited = rustix::io::write(event, &1u64.to_ne_bytes()) == Err(Errno::INTR);
             let took = begun.elapsed();
+            meter::called(KernelCall::Call, took);
             if waited || ((took >= SLOW || used.is_some()) && self.times.is_too_much(took, used)) {
                 self.blocked.store(true, Relaxed);
             }

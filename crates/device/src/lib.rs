@@ -78,6 +78,7 @@ pub mod call;
 pub mod config_space;
 pub mod counters;
 pub mod features;
+pub mod meter;
 pub mod net_device;
 pub mod offloads;
 pub mod pair;

@@ -77,6 +77,9 @@ pub(crate) enum Command {
     /// Show what running daemons do: modes, queues, counters, drops by reason
     #[command(after_help = STATUS_EXAMPLES)]
     Status(StatusArgs),
+    /// Show what workers of running daemons do: where their time goes, frames and cycles a frame, shares of ports
+    #[command(after_help = WORKERS_EXAMPLES)]
+    Workers(WorkersArgs),
     /// Let running daemons read their files again: ports that changed are replaced, all others go on
     #[command(after_help = RELOAD_EXAMPLES)]
     Reload(ReloadArgs),
@@ -115,6 +118,33 @@ pub(crate) struct StatusArgs {
     #[arg(long)]
     pub(crate) json: bool,
 }
+
+#[derive(Debug, Args)]
+pub(crate) struct WorkersArgs {
+    /// Control socket of one daemon [default: all that are found]
+    #[arg(long, value_name = "PATH")]
+    pub(crate) control: Option<PathBuf>,
+    /// Print JSON, one document for all daemons
+    #[arg(long, conflicts_with = "watch")]
+    pub(crate) json: bool,
+    /// Show them again and again, each time what they did since the last one
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1", value_parser = parse_pause)]
+    pub(crate) watch: Option<u64>,
+    /// Let these statistics begin anew, and print nothing else; counters of `status` and metrics go on
+    #[arg(long, conflicts_with_all = ["json", "watch"])]
+    pub(crate) reset: bool,
+}
+
+const WORKERS_EXAMPLES: &str = "\
+Examples:
+  What workers have done since they started, or since the last reset:
+    vhost-af-xdp workers
+  What they do each second, until Ctrl-C:
+    vhost-af-xdp workers --watch
+  What they do in ten seconds:
+    vhost-af-xdp workers --reset && sleep 10 && vhost-af-xdp workers
+  Ports that take more than a quarter of a worker:
+    vhost-af-xdp workers --json | jq '.[].workers[].lanes[] | select(.time.percent > 25) | .port'";
 
 #[derive(Debug, Args)]
 pub(crate) struct ReloadArgs {

@@ -35,16 +35,18 @@ mod understood;
 mod vhost_user;
 
 use std::io::{IsTerminal, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::{CommandFactory, Parser};
 use tracing_subscriber::EnvFilter;
 
-use api::{control_socket, process, queues, status_view};
+use api::status::Status;
+use api::workers::WorkersDocument;
+use api::{control_socket, process, queues, status_view, workers_view};
 use check::CheckArgs;
-use cli::{Cli, Command, QueuesArgs, ReloadArgs, ServeArgs, StatusArgs};
+use cli::{Cli, Command, QueuesArgs, ReloadArgs, ServeArgs, StatusArgs, WorkersArgs};
 use config::ServeConfig;
 use guard::keeper;
 use serve::Sandboxed;
@@ -87,6 +89,7 @@ pub fn run() -> ExitCode {
         Command::Keeper(args) => keeper::run(args, cli::file::JUDGE),
         Command::Api(args) => process::run(&args),
         Command::Status(args) => status(&args),
+        Command::Workers(args) => show_workers(&args),
         Command::Reload(args) => reload_all(&args),
         Command::Port(args) => ask::port(&args.command, print),
         Command::Network(args) => ask::network(&args.command, print),
@@ -161,27 +164,97 @@ fn shortage(text: &str) -> &'static str {
     }
 }
 
-fn status(args: &StatusArgs) -> anyhow::Result<()> {
-    let found = match &args.control {
+/// The one daemon that answers there, or all that are found.
+fn ask_daemons(control: Option<&Path>) -> anyhow::Result<Vec<Status>> {
+    match control {
         Some(path) => match control_socket::ask(path) {
-            Ok(status) => vec![status],
+            Ok(status) => Ok(vec![status]),
             Err(error) => anyhow::bail!(
                 "no daemon answers at {}: {error} (without --control all that are found are asked)",
                 path.display()
             ),
         },
-        None => control_socket::ask_all(&control_socket::find_all()),
-    };
-    let text = if args.json {
-        serde_json::to_string_pretty(&found)? + "\n"
-    } else if found.is_empty() {
+        None => Ok(control_socket::ask_all(&control_socket::find_all())),
+    }
+}
+
+/// The same, at least one.
+fn some_daemons(control: Option<&Path>) -> anyhow::Result<Vec<Status>> {
+    let found = ask_daemons(control)?;
+    if found.is_empty() {
         anyhow::bail!(
             "no daemon found: start one with `vhost-af-xdp serve`, or name its socket with --control PATH"
         );
-    } else {
-        found.iter().map(status_view::render).collect()
+    }
+    Ok(found)
+}
+
+fn status(args: &StatusArgs) -> anyhow::Result<()> {
+    let control = args.control.as_deref();
+    let text = match args.json {
+        true => serde_json::to_string_pretty(&ask_daemons(control)?)? + "\n",
+        false => some_daemons(control)?.iter().map(status_view::render).collect(),
     };
     print(&text).map(|_| ())
+}
+
+fn show_workers(args: &WorkersArgs) -> anyhow::Result<()> {
+    let control = args.control.as_deref();
+    if args.reset {
+        return reset_workers(control);
+    }
+    if args.json {
+        let found = ask_daemons(control)?;
+        let documents: Vec<_> = found.iter().map(WorkersDocument::of).collect();
+        return print(&(serde_json::to_string_pretty(&documents)? + "\n")).map(|_| ());
+    }
+    let now = some_daemons(control)?;
+    let Some(seconds) = args.watch else {
+        let documents = now.iter().map(WorkersDocument::of);
+        let text: String = documents
+            .map(|document| workers_view::render(&document))
+            .collect();
+        return print(&text).map(|_| ());
+    };
+    watch(
+        seconds,
+        now,
+        || ask_daemons(control),
+        |now, earlier, _| {
+            let documents = now.iter().map(|status| {
+                let same = earlier.iter().find(|earlier| earlier.pid == status.pid);
+                same.map_or_else(
+                    || WorkersDocument::of(status),
+                    |same| WorkersDocument::between(same, status),
+                )
+            });
+            documents
+                .map(|document| workers_view::render(&document))
+                .collect()
+        },
+    )
+}
+
+fn reset_workers(control: Option<&Path>) -> anyhow::Result<()> {
+    let daemons = match control {
+        Some(path) => vec![path.to_owned()],
+        None => {
+            let mut found = control_socket::find_all();
+            // Sockets of daemons that were killed are left behind.
+            found.retain(|path| control_socket::ask(path).is_ok());
+            found
+        }
+    };
+    if daemons.is_empty() {
+        anyhow::bail!("no daemon found: name its socket with --control PATH");
+    }
+    for path in daemons {
+        match control_socket::reset_workers(&path) {
+            Ok(outcome) => _ = print(&(outcome.done.join("\n") + "\n"))?,
+            Err(error) => anyhow::bail!("no daemon answers at {}: {error}", path.display()),
+        }
+    }
+    Ok(())
 }
 
 fn reload_all(args: &ReloadArgs) -> anyhow::Result<()> {
@@ -224,22 +297,33 @@ fn show_queues(args: &QueuesArgs) -> anyhow::Result<()> {
         let controls = named.unwrap_or_else(control_socket::find_all);
         queues::read(interface, &controls, args.steward.as_deref())
     };
-    let mut now = read()?;
+    let now = read()?;
     if args.json {
         return print(&(serde_json::to_string_pretty(&now)? + "\n")).map(|_| ());
     }
     let Some(seconds) = args.watch else {
         return print(&queues::render(&now, None)).map(|_| ());
     };
+    watch(seconds, now, read, |now, queues, ago| {
+        queues::render(now, Some(queues::Earlier { queues, ago }))
+    })
+}
+
+/// Shows something again and again, as it is now beside what it was earlier, until nobody reads any more.
+/// Errors: it cannot be read.
+fn watch<T>(
+    seconds: u64,
+    begin: T,
+    read: impl Fn() -> anyhow::Result<T>,
+    render: impl Fn(&T, &T, Duration) -> String,
+) -> anyhow::Result<()> {
     let pause = Duration::from_secs(seconds);
+    let mut now = begin;
     loop {
         let begun = Instant::now();
         std::thread::sleep(pause);
-        let earlier = queues::Earlier {
-            queues: &std::mem::replace(&mut now, read()?),
-            ago: begun.elapsed(),
-        };
-        let table = queues::render(&now, Some(earlier));
+        let earlier = std::mem::replace(&mut now, read()?);
+        let table = render(&now, &earlier, begun.elapsed());
         // The cursor to the first column of the first line, and what is left of the last table cleared (ECMA-48).
         let clear = if std::io::stdout().is_terminal() {
             "\x1b[H\x1b[J"

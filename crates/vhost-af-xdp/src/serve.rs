@@ -27,7 +27,7 @@ use super::config::{ApiConfig, Control, Endpoint, PortConfig, ServeConfig};
 use super::port::Port;
 use crate::api::control_socket;
 use crate::api::process::{self, Changers, Listeners};
-use crate::api::service::{self, Asked};
+use crate::api::service::{self, Asked, Reset};
 use crate::api::status::Status;
 use crate::api::status_view;
 use crate::cli;
@@ -199,10 +199,11 @@ impl<'a> Sandboxed<'a> {
                 Status { api, ..status }
             })
         };
+        let reset = reset_of(&workers);
         if let Some(listener) = self.control {
-            let (read, reload) = (Arc::clone(&read), reload.clone());
+            let (read, reload, reset) = (Arc::clone(&read), reload.clone(), Arc::clone(&reset));
             spawn("status", move || {
-                control_socket::serve(&listener, &*read, reload.as_ref());
+                control_socket::serve(&listener, &*read, reload.as_ref(), &*reset);
             })?;
         }
         if let Some(link) = self.api {
@@ -214,6 +215,7 @@ impl<'a> Sandboxed<'a> {
                 Asked {
                     read: move || read(),
                     reload,
+                    reset: config.api.all.is_some().then_some(reset),
                 },
             )?;
         }
@@ -543,6 +545,12 @@ fn changers(access: &Access) -> Option<Changers> {
             .group
             .unwrap_or_else(|| rustix::process::getegid().as_raw()),
     })
+}
+
+/// Lets statistics of workers begin anew.
+fn reset_of(workers: &Arc<Workers>) -> Reset {
+    let workers = Arc::clone(workers);
+    Arc::new(move || workers.reset_statistics())
 }
 
 /// Answers what answers HTTP. The daemon goes on without it.

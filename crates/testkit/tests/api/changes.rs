@@ -358,6 +358,7 @@ fn who_may_look_only_changes_nothing() {
         ("PATCH", "/v1/ports/vm1", PORT),
         ("DELETE", "/v1/ports/vm1", PORT),
         ("POST", "/v1/reload", "/v1/reload"),
+        ("POST", "/v1/workers/reset", "/v1/workers/reset"),
     ] {
         let answer = look.change(method, path, &Value::Null);
         assert_eq!(answer.status, 403, "{method}: {answer:?}");

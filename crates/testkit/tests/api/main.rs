@@ -5,6 +5,7 @@ mod document;
 mod hostile;
 mod life;
 mod prometheus;
+mod workers;
 
 use rustix::process::{Gid, Uid};
 use tempfile::TempDir;

@@ -1,7 +1,7 @@
 //! Where `vhost-af-xdp status` finds a running daemon.
 //!
 //! A connection gets one JSON document, the [`Status`], and is closed; with the request `reload` before, the document
-//! says what came of that ([`Outcome`]). Who connects and says nothing is given the status after [`REQUEST_WAIT`]. The
+//! says what came of that ([`Outcome`]); so it does with `reset`, after which statistics of workers begin anew. Who connects and says nothing is given the status after [`REQUEST_WAIT`]. The
 //! socket is for its owner only (and root).
 //!
 //! Daemons are looked for only in directories that nobody but their user can have made or filled: in /tmp anybody may
@@ -28,14 +28,16 @@ use serde_json::Value;
 
 use super::status::Status;
 use crate::listener::{Access, ListenError, listen_at, remove_stale, stream};
+use crate::reload::changes::RESET;
 use crate::reload::{Outcome, Reload};
 
 /// How long a peer may take to read its answer.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long a request is waited for. `status` says at once that it has none.
 const REQUEST_WAIT: Duration = Duration::from_millis(100);
-/// The one request that there is.
+/// Requests that there are.
 const RELOAD: &[u8] = b"reload\n";
+const RESET_WORKERS: &[u8] = b"reset\n";
 /// How often it is said again where the status came back: the daemon was too busy to see it in time.
 const ATTEMPTS: usize = 10;
 /// Pause after a connection that could not be accepted.
@@ -128,23 +130,42 @@ fn make_own(directory: &Path, user: u32) -> Result<(), ListenError> {
 }
 
 /// Answers everybody who connects, for ever. `reload`: for a daemon that has a file.
-pub(crate) fn serve(listener: &UnixListener, read: impl Fn() -> Status, reload: Option<&Reload>) {
+pub(crate) fn serve(
+    listener: &UnixListener,
+    read: impl Fn() -> Status,
+    reload: Option<&Reload>,
+    reset: impl Fn(),
+) {
     for stream in listener.incoming() {
-        match stream {
-            Ok(stream) if wants_reload(&stream) => answer_reload(stream, reload),
-            Ok(stream) => drop(answer(stream, &read())),
+        let Ok(stream) = stream else {
             // No descriptor is left, and the next attempt would fail at once, too.
-            Err(_) => std::thread::sleep(PAUSE),
+            std::thread::sleep(PAUSE);
+            continue;
+        };
+        match request_of(&stream).as_slice() {
+            RELOAD => answer_reload(stream, reload),
+            RESET_WORKERS => {
+                reset();
+                let done = vec![RESET.to_owned()];
+                let failed = Vec::new();
+                drop(answer(stream, &Outcome { done, failed }));
+            }
+            _ => drop(answer(stream, &read())),
         }
     }
 }
 
-fn wants_reload(mut stream: &UnixStream) -> bool {
-    let mut request = [0; RELOAD.len()];
-    let read = stream
-        .set_read_timeout(Some(REQUEST_WAIT))
-        .and_then(|()| stream.read_exact(&mut request));
-    read.is_ok() && request == RELOAD
+/// What somebody wants, as far as he says that in time.
+fn request_of(mut stream: &UnixStream) -> Vec<u8> {
+    let (mut request, mut byte) = (Vec::new(), [0]);
+    let _ = stream.set_read_timeout(Some(REQUEST_WAIT));
+    while request.len() < RELOAD.len() && !request.ends_with(b"\n") {
+        match stream.read(&mut byte) {
+            Ok(1..) => request.push(byte[0]),
+            Ok(0) | Err(_) => break,
+        }
+    }
+    request
 }
 
 /// On a thread of its own: it may take a while, and others want the status.
@@ -170,9 +191,19 @@ fn answer(mut stream: UnixStream, document: &impl Serialize) -> io::Result<()> {
 /// Lets the daemon at `path` read its file again, however long that takes.
 /// Errors: nobody listens there, or it ends meanwhile.
 pub(crate) fn reload(path: &Path) -> io::Result<Outcome> {
+    request(path, RELOAD)
+}
+
+/// Lets statistics of the workers of the daemon at `path` begin anew.
+/// Errors: nobody listens there, it ends meanwhile, or is too old to know of that.
+pub(crate) fn reset_workers(path: &Path) -> io::Result<Outcome> {
+    request(path, RESET_WORKERS)
+}
+
+fn request(path: &Path, request: &[u8]) -> io::Result<Outcome> {
     for _ in 0..ATTEMPTS {
         let mut stream = UnixStream::connect(path)?;
-        stream.write_all(RELOAD)?;
+        stream.write_all(request)?;
         let mut text = Vec::new();
         (&stream).take(LONGEST).read_to_end(&mut text)?;
         let mut value: Value = serde_json::from_slice(&text)?;

@@ -2,7 +2,7 @@
 //!
 //! Three connections for each life of that process. On one it asks, a line a question, and the daemon answers with a
 //! line; on another one, after a line that says from where on, the daemon tells what happens, a line an [`Event`]; on the
-//! third it asks for a [`Change`](crate::reload::changes::Change) at a time, which may take a while. Lines are JSON. What comes from that process is judged as if somebody had taken it over: a question is short, and is one of
+//! third it has a [`Wish`] at a time, which may take a while. Lines are JSON. What comes from that process is judged as if somebody had taken it over: a question is short, and is one of
 //! these.
 
 use std::io::{self, BufRead, Read, Write};
@@ -10,6 +10,8 @@ use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+
+use crate::reload::changes::Change;
 
 /// From the beginning of a question to the beginning of the next. Who asks keeps to it, and who answers lets nobody ask
 /// more often: each answer takes a look at all ports.
@@ -25,6 +27,16 @@ pub(crate) const LONGEST_CHANGE: u64 = 16 << 10;
 pub(crate) enum Question {
     /// For the [`Status`](super::status::Status).
     Status,
+}
+
+/// What is to be done.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Wish {
+    /// Ports change, or the file is read again.
+    Change(Change),
+    /// Statistics of workers begin anew.
+    ResetWorkers,
 }
 
 /// From where on events are wanted.

@@ -1,4 +1,4 @@
-//! What an operator can ask: `status`, `queues`, the socket that answers, and the process that answers HTTP.
+//! What an operator can ask: `status`, `workers`, `queues`, the socket that answers, and the process that answers HTTP.
 
 pub(crate) mod client;
 pub(crate) mod control_socket;
@@ -11,3 +11,5 @@ pub(crate) mod queues;
 pub(crate) mod service;
 pub(crate) mod status;
 pub(crate) mod status_view;
+pub(crate) mod workers;
+pub(crate) mod workers_view;

@@ -17,12 +17,12 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg}
 use serde::Serialize;
 
 use super::link::{
-    EventsAfter, LONGEST_CHANGE, LONGEST_QUESTION, PAUSE, Question, read_question, write_line,
+    EventsAfter, LONGEST_CHANGE, LONGEST_QUESTION, PAUSE, Question, Wish, read_question, write_line,
 };
 use super::status::Status;
 use crate::port::journal::JOURNAL;
 use crate::reload::Reload;
-use crate::reload::changes::{Change, Changed, Refused};
+use crate::reload::changes::{Changed, Refused};
 
 /// Descriptors in a message: for questions, for events and for changes.
 const ENDS: usize = 3;
@@ -33,7 +33,12 @@ pub(crate) struct Asked<R> {
     pub(crate) read: R,
     /// Changes ports, where that may be.
     pub(crate) reload: Option<Reload>,
+    /// Lets statistics of workers begin anew, where that may be.
+    pub(crate) reset: Option<Reset>,
 }
+
+/// See [`Asked`].
+pub(crate) type Reset = Arc<dyn Fn() + Send + Sync>;
 
 /// Serves what comes by `link`, until there will be no more; `lost` is called then.
 /// Errors: there is no thread for it.
@@ -42,13 +47,15 @@ pub(crate) fn start<R: Fn() -> Status + Send + Sync + 'static>(
     asked: Asked<R>,
     lost: impl FnOnce() + Send + 'static,
 ) -> io::Result<()> {
-    let Asked { read, reload } = asked;
+    let Asked { read, reload, reset } = asked;
     let read = Arc::new(read);
     let body = move || {
         while let Some([questions, events, changes]) = receive(&link) {
-            let (read, reload) = (Arc::clone(&read), reload.clone());
+            let (read, reload, reset) = (Arc::clone(&read), reload.clone(), reset.clone());
             // Without a thread its other end sees that nobody answers, and the process begins anew.
-            let _ = spawn("api-changes", move || drop(change_all(changes, reload.as_ref())));
+            let _ = spawn("api-changes", move || {
+                drop(change_all(changes, reload.as_ref(), reset.as_ref()));
+            });
             let _ = spawn("api", move || answer(questions, events, &*read));
         }
         lost();
@@ -115,13 +122,19 @@ fn answer_all<S: Serialize>(questions: UnixStream, read: &dyn Fn() -> S) -> io::
 }
 
 /// Makes one change after the other.
-fn change_all(changes: UnixStream, reload: Option<&Reload>) -> io::Result<()> {
+fn change_all(changes: UnixStream, reload: Option<&Reload>, reset: Option<&Reset>) -> io::Result<()> {
     let mut answers = changes.try_clone()?;
     let mut changes = BufReader::new(changes);
-    while let Some(change) = read_question::<Change>(&mut changes, LONGEST_CHANGE)? {
-        let done: Result<Changed, Refused> = match reload {
-            Some(reload) => reload.change(change),
-            None => Err(Refused::NoFile),
+    while let Some(wish) = read_question::<Wish>(&mut changes, LONGEST_CHANGE)? {
+        let done: Result<Changed, Refused> = match (wish, reload, reset) {
+            (Wish::Change(change), Some(reload), _) => reload.change(change),
+            (Wish::Change(_), None, _) => Err(Refused::NoFile),
+            (Wish::ResetWorkers, _, Some(reset)) => {
+                reset();
+                Ok(Changed::reset())
+            }
+            // Of who answers where nothing is changed.
+            (Wish::ResetWorkers, _, None) => Err(Refused::Ending),
         };
         write_line(&mut answers, &done)?;
     }

@@ -20,6 +20,7 @@ use crate::port::Port;
 use crate::rates::PortRates;
 use crate::reload::Readings;
 use crate::sandbox::InForce;
+use crate::switch::readings::WorkerReading;
 use crate::switch::workers::Workers;
 use device::features::Negotiated;
 use device::offloads::Offloads;
@@ -100,7 +101,7 @@ pub(crate) struct WorkerStatus {
     pub(crate) busy_ns: u64,
     /// In those that did not, and falling asleep.
     pub(crate) idle_ns: u64,
-    /// Asleep, until it woke last.
+    /// Asleep, as of now.
     pub(crate) asleep_ns: u64,
     /// That it hangs, for how long, and in which port: on a cable it may be either of two.
     pub(crate) hangs: Option<String>,
@@ -125,6 +126,12 @@ pub(crate) struct Status {
     #[serde(default)]
     pub(crate) api: Option<PathBuf>,
     pub(crate) workers: Vec<WorkerStatus>,
+    /// What they did, in detail.
+    #[serde(default)]
+    pub(crate) work: Vec<WorkerReading>,
+    /// Cycles of a microsecond; none where the CPU does not tell.
+    #[serde(default)]
+    pub(crate) cycles_per_us: Option<f64>,
     pub(crate) networks: Vec<NetworkStatus>,
     pub(crate) ports: Vec<PortStatus>,
 }
@@ -140,6 +147,7 @@ impl Status {
         configuration: Option<Readings>,
     ) -> Self {
         await_samples(ports, networks);
+        let now = Instant::now();
         let hangs: Vec<_> = watchdog
             .hangs()
             .iter()
@@ -162,11 +170,13 @@ impl Status {
                     sleeps: counters.sleeps.get(),
                     busy_ns: counters.time.busy.get(),
                     idle_ns: counters.time.idle.get(),
-                    asleep_ns: counters.time.asleep.get(),
+                    asleep_ns: counters.time.asleep(now),
                     hangs,
                     node: node.map(NumaNode::number),
                 })
                 .collect(),
+            work: read_work(ports, workers),
+            cycles_per_us: workers.cycles_per_us(),
             networks: networks
                 .iter()
                 .map(|network| NetworkStatus::read(network, ports))
@@ -174,6 +184,21 @@ impl Status {
             ports: ports.iter().map(|port| PortStatus::read(port)).collect(),
         }
     }
+}
+
+/// What workers did, with the NIC queues of ports that have some for themselves.
+fn read_work(ports: &[Arc<Port>], workers: &Workers) -> Vec<WorkerReading> {
+    let mut readings = workers.readings();
+    let lanes = readings.iter_mut().flat_map(|reading| &mut reading.lanes);
+    for lane in lanes.map(|reading| &mut reading.lane) {
+        let port = ports
+            .iter()
+            .find(|port| Some(port.name()) == lane.port.as_deref());
+        if let (Some(port), Some(pair)) = (port, lane.pair) {
+            lane.queue = port.queue_of(usize::from(pair));
+        }
+    }
+    readings
 }
 
 /// Waits until it is known what the programs of ports and networks counted and how they are attached, all at a time.

@@ -8,6 +8,7 @@ use crate::nic::queue::Nic;
 use crate::switch::bytes::UmemRange;
 use crate::switch::limits::BATCH;
 use crate::switch::to_guest::{NO_OFFLOAD, UmemBytes, with_buffers, write};
+use device::meter;
 use device::pair::{Fault, QueuePair};
 
 impl<N: Nic> DirectLane<N> {
@@ -35,9 +36,10 @@ impl<N: Nic> DirectLane<N> {
     /// Notes for each buffer that the NIC gave back what came in it; whether there was one.
     #[inline]
     fn take_received(&mut self) -> bool {
-        let mut any = false;
+        let (mut any, mut taken) = (false, 0);
         for piece in self.end.queue.nic.from_nic(BATCH) {
             any = true;
+            taken += usize::from(!piece.more);
             let inside = std::mem::replace(&mut self.inside, piece.more);
             let Some(posted) = self.posted.complete(piece.frame.offset().get()) else {
                 self.counters.to_guest_stray.add(1);
@@ -75,6 +77,7 @@ impl<N: Nic> DirectLane<N> {
                 Posted::Bounce { filled } => *filled = Some(piece),
             }
         }
+        meter::took(taken);
         any
     }
 
@@ -107,6 +110,7 @@ impl<N: Nic> DirectLane<N> {
         }
         self.counters.to_guest_frames.add(frames);
         self.counters.to_guest_bytes.add(bytes);
+        meter::gave(frames);
         usize::try_from(frames).unwrap_or(usize::MAX)
     }
 

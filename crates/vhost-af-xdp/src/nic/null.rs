@@ -8,6 +8,7 @@
 
 use std::os::fd::BorrowedFd;
 
+use device::meter;
 use xsk::{Frame, RxDesc, TxDesc, Umem, UmemOffset};
 
 use crate::nic::queue::{LinkState, Nic};
@@ -145,7 +146,12 @@ impl Nic for NullNic {
     }
 
     fn to_nic(&mut self, frames: impl ExactSizeIterator<Item = TxDesc>) {
-        self.sent.extend(frames.map(|desc| desc.frame));
+        let mut given = 0;
+        self.sent.extend(frames.map(|desc| {
+            given += u64::from(!desc.more);
+            desc.frame
+        }));
+        meter::gave(given);
     }
 
     fn kick(&mut self) -> LinkState {

@@ -9,6 +9,7 @@ use std::marker::PhantomData;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr;
 
+use device::meter::{self, KernelCall};
 use virtqueue::MemoryMap;
 
 /// Most parts of a frame.
@@ -81,7 +82,9 @@ impl Tap {
         }
         let (parts, count) = (into.parts.as_ptr(), into.count as libc::c_int);
         // SAFETY: each part is inside a map that lives as long as `into`, of which nobody has references to bytes.
-        let bytes = unsafe { libc::readv(self.0.as_raw_fd(), parts, count) };
+        let bytes = meter::call(KernelCall::Host, || unsafe {
+            libc::readv(self.0.as_raw_fd(), parts, count)
+        });
         usize::try_from(bytes).map_err(|_| io::Error::last_os_error())
     }
 
@@ -90,7 +93,9 @@ impl Tap {
     pub(crate) fn write(&self, frame: &Parts<'_>) -> io::Result<()> {
         let (parts, count) = (frame.parts.as_ptr(), frame.count as libc::c_int);
         // SAFETY: as in read, or of a slice that is borrowed as long; the kernel reads only, and answers EFAULT where memory is gone.
-        let bytes = unsafe { libc::writev(self.0.as_raw_fd(), parts, count) };
+        let bytes = meter::call(KernelCall::Host, || unsafe {
+            libc::writev(self.0.as_raw_fd(), parts, count)
+        });
         match bytes {
             ..0 => Err(io::Error::last_os_error()),
             _ => Ok(()),

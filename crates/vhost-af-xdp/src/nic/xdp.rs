@@ -6,6 +6,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 
+use device::meter::{self, KernelCall};
 use xsk::{Frame, Kick, RxDesc, Socket, TxDesc, WakeError};
 
 use crate::nic::queue::{LinkState, Nic};
@@ -56,8 +57,13 @@ impl Nic for XdpNic {
     fn to_nic(&mut self, frames: impl ExactSizeIterator<Item = TxDesc>) {
         self.unsent += frames.len();
         let mut batch = self.socket.tx.reserve(frames.len() as u32);
-        frames.for_each(|desc| batch.push(desc));
+        let mut given = 0;
+        frames.for_each(|desc| {
+            given += u64::from(!desc.more);
+            batch.push(desc);
+        });
         batch.submit();
+        meter::gave(given);
     }
 
     fn kick(&mut self) -> LinkState {
@@ -66,7 +72,7 @@ impl Nic for XdpNic {
         }
         self.link = LinkState::Up;
         for _ in 0..MOST_CALLS {
-            match self.socket.kick_tx() {
+            match meter::call(KernelCall::Kick, || self.socket.kick_tx()) {
                 Ok(Kick::Done | Kick::Busy) => break,
                 Ok(Kick::Again) => {}
                 // An error that the kernel does not document ends nothing: the next kick tells.
@@ -115,7 +121,7 @@ impl Nic for XdpNic {
         }
         if self.socket.fill.needs_wakeup() {
             // An interface that is down or gone shows at the next transmit kick, or not at all.
-            let _ = self.socket.wake_rx();
+            let _ = meter::call(KernelCall::Wake, || self.socket.wake_rx());
         }
     }
 
@@ -130,7 +136,7 @@ impl Nic for XdpNic {
         if self.socket.busy_polls() && self.socket.rx.available() == 0 {
             // Lets the driver look for some. An interface that is down or gone shows at the next transmit kick, or not
             // at all.
-            let _ = self.socket.wake_rx();
+            let _ = meter::call(KernelCall::Wake, || self.socket.wake_rx());
         }
         self.socket.rx.available() > 0
     }

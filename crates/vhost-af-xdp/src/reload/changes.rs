@@ -60,7 +60,22 @@ pub(crate) enum Done {
     Replaced,
     Removed,
     Reloaded,
+    /// Statistics of workers began anew.
+    Reset,
 }
+
+impl Changed {
+    /// Statistics of workers began anew.
+    pub(crate) fn reset() -> Self {
+        Self {
+            what: Done::Reset,
+            done: vec![RESET.to_owned()],
+        }
+    }
+}
+
+/// In words.
+pub(crate) const RESET: &str = "statistics of workers begin anew";
 
 /// Why nothing was done.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]

@@ -13,6 +13,7 @@
 use std::collections::VecDeque;
 
 use device::counters::PairCounters;
+use device::meter;
 use device::offloads::Offloads;
 use device::pair::{Fault, QueuePair};
 use offload::coalesce::{Batch, MOST_FRAMES, Position, Rules, Run};
@@ -76,6 +77,8 @@ pub(crate) struct Arrivals {
     untags: bool,
     /// Where the frame to be written lies.
     ranges: Vec<UmemRange>,
+    /// Frames that were taken from the NIC in this batch.
+    taken: u64,
     /// The guest has buffers, but fewer than the frame in hand needs.
     pub(super) short: bool,
 }
@@ -105,6 +108,7 @@ impl Arrivals {
             refused: false,
             untags: false,
             ranges: Vec::with_capacity(BATCH * 2),
+            taken: 0,
             short: false,
         }
     }
@@ -159,6 +163,7 @@ impl Arrivals {
             ..
         } = queue;
         let mut waits = self.deliver_batch(received, umem, delivery)?;
+        self.taken = 0;
         if !waits {
             self.give_back(received, empty);
             if self.looks.is_none() && policer.limit.is_none() && !self.untags {
@@ -177,6 +182,7 @@ impl Arrivals {
                     {
                         self.push(arrival, received, umem, delivery.counters);
                     } else if let Ok(piece) = arrival {
+                        self.taken += u64::from(!piece.more);
                         empty.push(piece.frame);
                     }
                 }
@@ -186,6 +192,7 @@ impl Arrivals {
                 }
             }
         }
+        meter::took(usize::try_from(self.taken).unwrap_or(usize::MAX));
         self.short = waits && delivery.is_short();
         Ok(())
     }
@@ -207,10 +214,12 @@ impl Arrivals {
         } = queue;
         let mut incoming = nic.from_nic(BATCH);
         while delivery.has_buffer()? {
+            let before = delivery.frames();
             let arrival = match received.is_empty() && !self.torn {
                 true => delivery.take_whole(umem, &mut incoming, custody, empty),
                 false => incoming.next().map(|piece| custody.judge(piece)),
             };
+            self.taken += delivery.frames() - before;
             let Some(arrival) = arrival else {
                 if delivery.is_short() {
                     break;
@@ -280,6 +289,7 @@ impl Arrivals {
                 more
             }
         };
+        self.taken += u64::from(!more);
         if self.torn && !more {
             // Its chunks go back with the batch's.
             counters.to_guest_in_pieces.add(1);

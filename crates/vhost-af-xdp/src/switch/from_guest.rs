@@ -6,6 +6,7 @@
 //! guest (`guests.rs`).
 
 use device::counters::{Counter, PairCounters};
+use device::meter;
 use device::pair::{Cursor, Fault, Piece, QueuePair, Sending};
 use virtqueue::{Buffer, ChainId, Chains, MemoryMap};
 
@@ -372,6 +373,7 @@ impl Sender {
         self.spend(&turn);
         // Counted before they are given back: who sees a chain again finds it counted.
         turn.tally.count(counters);
+        meter::took(done);
         Ok(Burst {
             any: !self.chains.is_empty(),
             done,

@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use device::counters::PairCounters;
+use device::meter;
 use device::pair::QueuePair;
 use steer::{Group, GroupReader};
 
@@ -75,6 +76,7 @@ impl Lane for GroupsLane {
             };
             several.give(self.members.ports_of(vlan, None), &self.members, network);
         }
+        meter::took(read);
         Ok(read)
     }
 

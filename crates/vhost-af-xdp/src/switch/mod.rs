@@ -13,6 +13,7 @@ mod bucket;
 pub(crate) mod bytes;
 pub(crate) mod checksums;
 mod cutter;
+pub(crate) mod cycles;
 pub(crate) mod ethernet;
 #[cfg(test)]
 mod fairness_tests;
@@ -45,12 +46,14 @@ mod pieces_tests;
 pub(crate) mod port_lane;
 pub(crate) mod progress;
 pub(crate) mod rate_limit;
+pub(crate) mod readings;
 pub(crate) mod receiver;
 mod retag;
 pub(crate) mod role;
 mod slots;
 mod spread;
 mod station;
+pub(crate) mod statistics;
 #[cfg(test)]
 mod stray_tests;
 pub(crate) mod table;

@@ -29,6 +29,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use device::counters::{Counter, PairCounters};
+use device::meter;
 use device::pair::{Fault, QueuePair};
 use virtqueue::Chains;
 
@@ -207,6 +208,10 @@ impl<O: OwnQueue> PortLane<O> {
             fault,
         } = burst;
         self.sender.settle(&mut self.pair, &turn, done, &self.counters);
+        match self.from {
+            From::Guest | From::Host => meter::took(done),
+            From::Link => meter::took_linked(done),
+        }
         if self.sender.throttle.is_on() {
             let throttle = &mut self.sender.throttle;
             let back = self.costs.drain(..).skip(done);

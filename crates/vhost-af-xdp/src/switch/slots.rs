@@ -12,6 +12,7 @@ use super::members::{Guest, Members};
 use super::new_lane::{NewLane, OnFault};
 use super::role::Role;
 use super::spread::Spread;
+use super::statistics::LaneCounted;
 use super::table::Table;
 use super::to_host::ToHost;
 use crate::nic::endpoint::NicQueue;
@@ -30,6 +31,8 @@ pub(super) struct Slot {
     pub(super) id: LaneId,
     pub(super) lane: Box<dyn Lane>,
     pub(super) role: Role,
+    /// What it does of what its worker does.
+    pub(super) counted: Arc<LaneCounted>,
     /// Which slot takes frames that this one has for others.
     pub(super) peer: Option<usize>,
     /// Taken when it is called; a slot without it is out of the rounds.
@@ -61,6 +64,7 @@ impl Slot {
             id,
             lane: new.lane,
             role: new.role,
+            counted: Arc::default(),
             peer: None,
             on_fault: Some(new.on_fault),
             futile: 0,

@@ -5,6 +5,7 @@
 //! [`Bytes`]: chunks of a UMEM, another guest's chain, or memory of ours.
 
 use device::counters::PairCounters;
+use device::meter;
 use device::pair::{Cursor, Fault, HEADER_BYTES, Piece, QueuePair};
 use virtqueue::{Buffer, Chain, Chains, MemoryMap};
 use xsk::{Frame, RxDesc, Umem, UmemOffset};
@@ -347,12 +348,19 @@ impl<'a> Delivery<'a> {
         self.bytes
     }
 
+    /// Frames that were delivered.
+    #[inline]
+    pub(super) fn frames(&self) -> u64 {
+        self.frames
+    }
+
     /// Gives unused buffers back to the queue, and the guest what it got; the frames delivered.
     pub(crate) fn finish(self) -> usize {
         self.pair.to_guest.queue.unpop(self.chains.slots(self.next));
         self.chains.clear();
         self.counters.to_guest_frames.add(self.frames);
         self.counters.to_guest_bytes.add(self.bytes);
+        meter::gave(self.frames);
         if self.frames > 0 {
             self.pair.to_guest.publish(self.counters);
         }

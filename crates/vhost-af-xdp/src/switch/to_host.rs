@@ -8,6 +8,7 @@
 use std::sync::Arc;
 
 use device::counters::PairCounters;
+use device::meter;
 use device::pair::HEADER_BYTES;
 use offload::segment::GsoKind;
 use virtqueue::driver::{Buffer, GuestRam};
@@ -73,6 +74,7 @@ impl ToHost {
         self.is_given = true;
         if write(&self.tap, &parts, &self.counters) {
             self.counters.to_guest_frames.add(1);
+            meter::gave(1);
             self.counters.to_guest_bytes.add(len.into());
         }
         true

@@ -15,6 +15,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use device::counters::PairCounters;
+use device::meter;
 use device::pair::{Fault, QueuePair};
 use xsk::{Frame, RxDesc, Umem};
 
@@ -154,6 +155,7 @@ impl<N: Lent> UplinkLane<N> {
         let mut incoming = std::mem::take(&mut self.incoming);
         incoming.extend(self.queue.nic.from_nic(BATCH));
         let is_heard = self.members.has_promiscuous();
+        let mut taken = 0;
         for piece in incoming.drain(..) {
             let (more, route) = match self.queue.custody.judge(piece) {
                 Ok(piece) => {
@@ -176,8 +178,10 @@ impl<N: Lent> UplinkLane<N> {
                     (stray.more, Route::Nobody)
                 }
             };
+            taken += usize::from(!more);
             self.route = more.then_some(route);
         }
+        meter::took(taken);
         self.incoming = incoming;
     }
 

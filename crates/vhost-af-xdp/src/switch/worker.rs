@@ -41,10 +41,12 @@ use super::new_lane::NewLane;
 use super::progress::{Progress, Watcher};
 use super::slots::{self, Place, Slot, Tables};
 use super::spread::Spread;
+use super::statistics::{Counted, LOOKS_PER_TIMED, LaneCounted, Stopwatch};
 use super::table::Table;
 use super::worker_time::{Watch, WorkerTime};
 use crate::nic::numa::WorkerPlace;
 use device::counters::Counter;
+use device::meter;
 
 /// How long to sleep when frames are with the NIC that nothing will announce.
 const SOON: Duration = Duration::from_millis(1);
@@ -53,16 +55,17 @@ const SOON: Duration = Duration::from_millis(1);
 const FUTILE_WAKES: u32 = 32;
 /// How long kicks of a lane beyond that are not listened to.
 const DEAF: Duration = Duration::from_millis(10);
-/// Rounds between two looks at the kicks of guests whose lanes doze; then another lane is the first one, too.
-const ROUNDS_PER_LISTENING: u32 = 64;
+/// Rounds between two looks at the clock, and at the kicks of guests whose lanes doze; then another lane is the first
+/// one, too. A prime, see [`LOOKS_PER_TIMED`].
+const ROUNDS_PER_LOOK: u32 = 61;
 
 /// Something that control does to a running lane, on its worker's thread.
 pub(crate) type Change = Box<dyn FnOnce(&mut dyn Lane, Near<'_>) + Send>;
 
 /// What control asks of a worker.
 pub(crate) enum Command {
-    /// Take this lane into the rounds.
-    Add(LaneId, NewLane),
+    /// Take this lane into the rounds, and count there what it does.
+    Add(LaneId, NewLane, Arc<LaneCounted>),
     /// Hand this lane back.
     Remove(LaneId, Sender<Option<Box<dyn Lane>>>),
     /// Change this lane, between two rounds.
@@ -88,6 +91,8 @@ pub(crate) struct WorkerCounters {
     pub(crate) sleeps: Counter,
     /// How long it did which.
     pub(crate) time: WorkerTime,
+    /// What it did for frames.
+    pub(crate) counted: Counted,
 }
 
 /// Control's end of a worker.
@@ -232,19 +237,28 @@ impl Worker {
         let mut polling = Polling::new(self.spin);
         let mut watch = Watch::new(Instant::now());
         let counters = Arc::clone(&self.counters);
+        let (mut work, mut looks) = (meter::read(), 0u32);
         loop {
             if !self.read_mail() {
                 return;
             }
             rounds = rounds.wrapping_add(1);
-            if rounds.is_multiple_of(ROUNDS_PER_LISTENING) {
+            let mut is_timed = false;
+            if rounds.is_multiple_of(ROUNDS_PER_LOOK) {
                 self.shift();
                 watch.look(Instant::now(), &counters.time);
+                counters.counted.publish(&mut work);
                 if self.has_dozing() {
                     self.listen();
                 }
+                looks = looks.wrapping_add(1);
+                is_timed = looks.is_multiple_of(LOOKS_PER_TIMED);
             }
-            if self.breathe() {
+            let moved = match is_timed {
+                false => self.breathe(&mut ()),
+                true => self.breathe_timed(),
+            };
+            if moved {
                 counters.busy_rounds.add(1);
                 watch.note_busy();
                 idle_since = None;
@@ -256,6 +270,7 @@ impl Worker {
             watch.note_idle(now, &counters.time);
             let since = *idle_since.get_or_insert(now);
             if now.duration_since(since) >= polling.now {
+                counters.counted.publish(&mut work);
                 let asleep = self.rest();
                 let now = Instant::now();
                 watch.note_sleep(asleep, now, &counters.time);
@@ -265,9 +280,11 @@ impl Worker {
         }
     }
 
-    /// One round over the lanes; whether a frame moved.
-    fn breathe(&mut self) -> bool {
+    /// One round over the lanes; whether a frame moved. `laps`: is told of each lane, and whether it moved frames.
+    #[inline]
+    fn breathe(&mut self, laps: &mut impl Laps) -> bool {
         let (mut moved, mut next) = (0, 0);
+        let mut taken = meter::passes();
         // Who is awake may change meanwhile: then a lane breathes a round later, or twice in one.
         while let Some(&at) = self.awake.get(next) {
             next += 1;
@@ -276,6 +293,12 @@ impl Worker {
                 continue;
             };
             moved += breath.frames;
+            let counted = &self.lanes[at].counted;
+            let before = std::mem::replace(&mut taken, meter::passes());
+            if taken != before {
+                counted.frames.add(taken.wrapping_sub(before));
+            }
+            laps.lap(counted, taken != before || breath.frames > 0);
             if breath.left {
                 self.acquaint();
             } else if breath.turned {
@@ -283,6 +306,17 @@ impl Worker {
             }
         }
         moved > 0
+    }
+
+    /// The same, where it is timed what each lane takes of it.
+    #[cold]
+    fn breathe_timed(&mut self) -> bool {
+        let mut stopwatch = Stopwatch::start(Instant::now());
+        let moved = self.breathe(&mut stopwatch);
+        if moved {
+            stopwatch.stop(&self.counters.counted);
+        }
+        moved
     }
 
     /// Lets lanes know whom they give frames to.
@@ -375,9 +409,12 @@ impl Worker {
         fds.extend(nics.map(|nic| PollFd::from_borrowed_fd(nic, PollFlags::IN)));
         self.progress.sleep();
         let before = Instant::now();
+        self.counters.time.fall_asleep(before);
         // EINTR and whatever is ready mean the same: look again.
         let _ = poll(&mut fds, limit);
-        let asleep = before.elapsed();
+        let now = Instant::now();
+        self.counters.time.wake(now);
+        let asleep = now.duration_since(before);
         self.progress.wake();
         if fds[0].revents().is_empty() {
             return asleep;
@@ -450,7 +487,7 @@ impl Worker {
     fn act_on_commands(&mut self) -> bool {
         loop {
             match self.inbox.try_recv() {
-                Ok(Command::Add(id, lane)) => self.add(id, lane),
+                Ok(Command::Add(id, lane, counted)) => self.add(id, lane, counted),
                 Ok(Command::Remove(id, answer)) => {
                     let at = self.lanes.iter().position(|slot| slot.id == id);
                     let slot = at.map(|at| self.lanes.remove(at));
@@ -485,13 +522,31 @@ impl Worker {
         }
     }
 
-    fn add(&mut self, id: LaneId, mut new: NewLane) {
+    fn add(&mut self, id: LaneId, mut new: NewLane, counted: Arc<LaneCounted>) {
         self.progress.take_up(id);
         new.lane.disarm();
-        let slot = Slot::new(id, new);
+        let mut slot = Slot::new(id, new);
+        slot.counted = counted;
         slot.listen(&self.epoll);
         self.lanes.push(slot);
         self.acquaint();
+    }
+}
+
+/// Who is told of each lane of a round.
+trait Laps {
+    fn lap(&mut self, lane: &LaneCounted, moved: bool);
+}
+
+/// Nobody.
+impl Laps for () {
+    #[inline]
+    fn lap(&mut self, _lane: &LaneCounted, _moved: bool) {}
+}
+
+impl Laps for Stopwatch {
+    fn lap(&mut self, lane: &LaneCounted, moved: bool) {
+        self.lap(Instant::now(), lane, moved);
     }
 }
 
@@ -529,197 +584,5 @@ impl Polling {
 }
 
 #[cfg(test)]
-mod tests {
-    use virtqueue::driver::Buffer;
-    use virtqueue::{GuestAddr, Journal, QueueFeatures};
-
-    use super::*;
-    use crate::switch::guests::GuestLane;
-    use crate::switch::role::Role;
-    use crate::switch::table::PortNumber;
-    use crate::switch::test_guest::Memory;
-    use device::offloads::Offloads;
-
-    #[test]
-    fn polling_stops_where_pauses_are_long_and_comes_back_where_they_are_short() {
-        let limit = Duration::from_micros(50);
-        let mut polling = Polling::new(limit);
-        for _ in 0..5 {
-            polling.adapt(Duration::from_millis(1));
-        }
-        assert_eq!(polling.now, Duration::ZERO);
-        polling.adapt(Duration::from_micros(20));
-        assert_eq!(polling.now, Polling::LEAST);
-        for _ in 0..5 {
-            polling.adapt(Duration::from_micros(20));
-        }
-        assert_eq!(polling.now, limit);
-    }
-
-    /// The lane of a pair of a port's, whose guest has these in its transmit queue.
-    fn lane(pair: u16, enabled: bool, sends: &[Buffer]) -> NewLane {
-        let memory = Memory::new(1 << 20, 0);
-        let vring = || memory.vring(64, QueueFeatures::default(), Journal::None);
-        let ((from_guest, mut driver), (to_guest, _)) = (vring(), vring());
-        if !sends.is_empty() {
-            driver.add(sends).expect("room in the ring");
-            driver.publish();
-        }
-        let mut side = memory.side(from_guest, to_guest, Offloads::NONE);
-        for vring in [&mut side.from_guest, &mut side.to_guest] {
-            let kick = eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd");
-            (vring.kick, vring.enabled) = (Some(kick), enabled);
-        }
-        NewLane {
-            lane: Box::new(GuestLane::new(side, Arc::default())),
-            role: Role::Pair {
-                port: "test".into(),
-                pair,
-            },
-            node: None,
-            on_fault: Box::new(|_| ()),
-        }
-    }
-
-    /// What a worker's thread would have, and the other end of it.
-    fn worker() -> (Worker, WorkerHandle) {
-        let mut handle = WorkerHandle::start(0, None, Duration::ZERO, &Arc::default()).expect("a worker");
-        handle.send(Command::End);
-        handle.thread.take().map(JoinHandle::join);
-        let (commands, inbox) = mpsc::channel();
-        handle.commands = commands;
-        let epoll = epoll::create(CreateFlags::CLOEXEC).expect("an epoll");
-        let flags = EventFlags::IN | EventFlags::ET;
-        epoll::add(&epoll, &*handle.mailbox, EventData::new_u64(0), flags).expect("watched");
-        let worker = Worker {
-            inbox,
-            posted: Arc::clone(&handle.posted),
-            epoll,
-            spin: Duration::ZERO,
-            counters: Arc::default(),
-            progress: Arc::new(Progress::new(Arc::default())),
-            lanes: Vec::new(),
-            awake: Vec::new(),
-            shifts: 0,
-            tables: Tables::new(),
-            place: Place::default(),
-        };
-        // What the thread was told is seen.
-        let _ = epoll::wait(
-            &worker.epoll,
-            &mut [MaybeUninit::<Event>::uninit(); 16],
-            Some(&Timespec::default()),
-        );
-        worker.posted.store(false, Ordering::Relaxed);
-        (worker, handle)
-    }
-
-    #[test]
-    fn lane_of_a_guest_that_did_wrong_takes_no_frames_of_others() {
-        let (mut worker, _handle) = worker();
-        worker.add(LaneId(1), lane(1, false, &[]));
-        worker.add(LaneId(2), lane(0, true, &[Buffer::writable(GuestAddr(0), 100)]));
-        assert_eq!(worker.lanes[0].peer, Some(1), "of a pair that is off");
-        assert!(!worker.breathe());
-        assert!(
-            worker.lanes[1].on_fault.is_none(),
-            "it is told to send a buffer to be written"
-        );
-        assert_eq!(worker.lanes[0].peer, None);
-    }
-
-    /// While others are busy the worker does not begin to listen to it again, which it does before it sleeps.
-    #[test]
-    fn guest_that_is_not_listened_to_is_looked_at_for_as_long() {
-        let (mut worker, _handle) = worker();
-        let role = Role::Member {
-            network: "lan".into(),
-            port: PortNumber(0),
-            pair: 0,
-        };
-        worker.add(
-            LaneId(1),
-            NewLane {
-                role,
-                ..lane(0, true, &[])
-            },
-        );
-        worker.lanes[0].futile = FUTILE_WAKES;
-        let kick = |worker: &Worker| {
-            let pair = worker.lanes[0].lane.pair().expect("a guest");
-            let kick = pair.from_guest.kick.as_ref().expect("an eventfd");
-            rustix::io::write(kick, &1u64.to_ne_bytes()).expect("room");
-        };
-        kick(&worker);
-        worker.wait(Some(&Timespec::default()));
-        assert!(worker.lanes[0].deaf.is_some());
-        let idle = |worker: &mut Worker| (0..1000).for_each(|_| _ = worker.breathe());
-        idle(&mut worker);
-        assert!(!worker.has_dozing(), "its next kick would wake nobody");
-        worker.lanes[0].deaf = Some(Instant::now());
-        worker.listen_again();
-        idle(&mut worker);
-        assert!(worker.has_dozing());
-        kick(&worker);
-        worker.listen();
-        assert!(!worker.has_dozing());
-    }
-
-    #[test]
-    fn each_lane_is_the_first_one_in_its_turn() {
-        let (mut worker, _handle) = worker();
-        worker.shift();
-        for id in 0..3 {
-            worker.add(LaneId(id), lane(0, true, &[]));
-        }
-        let mut firsts = Vec::new();
-        for _ in 0..6 {
-            firsts.push(worker.awake[0]);
-            worker.shift();
-            // Lanes that doze and wake up begin no new order.
-            worker.count_awake();
-            assert_eq!(worker.awake.len(), 3);
-        }
-        assert_eq!(firsts, [1, 2, 0, 1, 2, 0]);
-    }
-
-    #[test]
-    fn lanes_of_a_cable_give_to_the_same_pair_of_the_other_end_or_where_that_is_off_to_its_first() {
-        let (mut worker, _handle) = worker();
-        for (id, (end, pair)) in (0..).zip([(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]) {
-            let cable = "c".into();
-            let role = Role::CableEnd { cable, end, pair };
-            let enabled = (end, pair) != (1, 2);
-            let lane = lane(pair, enabled, &[]);
-            worker.add(LaneId(id), NewLane { role, ..lane });
-        }
-        let peers: Vec<_> = worker.lanes.iter().map(|slot| slot.peer).collect();
-        assert_eq!(peers, [3, 4, 3, 0, 1, 2].map(Some));
-    }
-
-    /// Who listens to a guest's kicks again looks whether there were some, and is told of the mailbox, too: once.
-    #[test]
-    fn command_is_not_slept_through_that_comes_when_a_guest_is_listened_to_again() {
-        let (mut worker, handle) = worker();
-        worker.add(LaneId(1), lane(0, true, &[]));
-        worker.lanes[0].deaf = Some(Instant::now());
-        // It has read its mail, and is about to rest.
-        let (rested, rests) = mpsc::channel();
-        let (answer, _answered) = mpsc::channel();
-        handle.send(Command::Change(LaneId(1), Box::new(|_, _| ()), answer));
-        std::thread::spawn(move || {
-            worker.rest();
-            let _ = rested.send(());
-        });
-        rests
-            .recv_timeout(Duration::from_secs(10))
-            .expect("it does not sleep");
-    }
-
-    #[test]
-    fn worker_that_is_told_not_to_poll_never_does() {
-        let mut polling = Polling::new(Duration::ZERO);
-        polling.adapt(Duration::ZERO);
-        assert_eq!(polling.now, Duration::ZERO);
-    }
-}
+#[path = "worker_tests.rs"]
+mod tests;

@@ -4,19 +4,63 @@
 //! is busy pays nothing for it. What passed between two readings is time of the rounds that moved frames, if there were
 //! some, but for as long as an idle round takes, since one ends each such run.
 
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use device::counters::Counter;
 
-/// Nanoseconds, each as of the worker's last look at the clock: what it sleeps is added once it wakes.
-#[derive(Debug, Default)]
+/// Nanoseconds, those awake as of the worker's last look at the clock.
+#[derive(Debug)]
 pub(crate) struct WorkerTime {
     /// In rounds that moved frames.
     pub(crate) busy: Counter,
     /// In rounds that did not, and falling asleep.
     pub(crate) idle: Counter,
-    /// Asleep.
-    pub(crate) asleep: Counter,
+    /// Asleep. While it sleeps ([`SLEEPS`]) when it would have fallen asleep, had it not slept before; by one number, so
+    /// that nobody sees a sleep twice or not at all. Written by the worker alone; nothing is published through it.
+    asleep: AtomicU64,
+    /// From when on that is told.
+    began: Instant,
+}
+
+/// Of [`WorkerTime::asleep`].
+const SLEEPS: u64 = 1 << 63;
+
+impl Default for WorkerTime {
+    fn default() -> Self {
+        Self {
+            busy: Counter::default(),
+            idle: Counter::default(),
+            asleep: AtomicU64::new(0),
+            began: Instant::now(),
+        }
+    }
+}
+
+impl WorkerTime {
+    /// How long it has been there, nanoseconds.
+    pub(crate) fn age(&self, now: Instant) -> u64 {
+        ns(now.saturating_duration_since(self.began))
+    }
+
+    /// How long it has slept, as of now.
+    pub(crate) fn asleep(&self, now: Instant) -> u64 {
+        match self.asleep.load(Relaxed) {
+            sleeps @ SLEEPS.. => self.age(now).saturating_sub(sleeps & !SLEEPS),
+            slept => slept,
+        }
+    }
+
+    /// It falls asleep.
+    pub(super) fn fall_asleep(&self, now: Instant) {
+        let since = self.age(now).saturating_sub(self.asleep.load(Relaxed));
+        self.asleep.store(since | SLEEPS, Relaxed);
+    }
+
+    /// It has woken.
+    pub(super) fn wake(&self, now: Instant) {
+        self.asleep.store(self.asleep(now), Relaxed);
+    }
 }
 
 /// Reads the clock for [`WorkerTime`].
@@ -64,10 +108,9 @@ impl Watch {
         }
     }
 
-    /// It has slept so long.
+    /// It has slept so long, which [`WorkerTime::wake`] has noted.
     pub(super) fn note_sleep(&mut self, asleep: Duration, now: Instant, time: &WorkerTime) {
         let awake = self.pass(now).saturating_sub(asleep);
-        time.asleep.add(ns(asleep));
         time.idle.add(ns(awake));
     }
 
@@ -79,7 +122,8 @@ impl Watch {
     }
 }
 
-fn ns(time: Duration) -> u64 {
+/// Nanoseconds.
+pub(super) fn ns(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
@@ -89,25 +133,29 @@ mod tests {
 
     #[test]
     fn time_is_told_apart_and_none_is_lost() {
-        let (time, began) = (WorkerTime::default(), Instant::now());
+        let time = WorkerTime::default();
+        let began = time.began;
         let at = |us| began + Duration::from_micros(us);
-        let read = || [&time.busy, &time.idle, &time.asleep].map(|time| time.get() / 1000);
+        let read = |us| [time.busy.get(), time.idle.get(), time.asleep(at(us))].map(|ns| ns / 1000);
         let mut watch = Watch::new(began);
         watch.note_idle(at(2), &time);
         watch.note_idle(at(5), &time);
-        assert_eq!(read(), [0, 5, 0]);
+        assert_eq!(read(5), [0, 5, 0]);
         for _ in 0..10 {
             watch.note_busy();
         }
         watch.look(at(105), &time);
         watch.note_busy();
         watch.note_idle(at(118), &time);
-        assert_eq!(read(), [110, 8, 0], "the last of these rounds was an idle one");
+        assert_eq!(read(118), [110, 8, 0], "the last of these rounds was an idle one");
         watch.look(at(119), &time);
+        time.fall_asleep(at(125));
+        assert_eq!(read(140), [110, 8, 15], "as it sleeps");
+        time.wake(at(195));
         watch.note_sleep(Duration::from_micros(70), at(200), &time);
-        assert_eq!(read(), [110, 20, 70]);
+        assert_eq!(read(200), [110, 20, 70]);
         watch.note_busy();
         watch.note_idle(at(201), &time);
-        assert_eq!(read(), [110, 21, 70], "shorter than the idle round before");
+        assert_eq!(read(300), [110, 21, 70], "shorter than the idle round before");
     }
 }

@@ -12,11 +12,13 @@ use std::time::Duration;
 use device::counters::PairCounters;
 use xsk::NumaNode;
 
+use super::cycles::CycleRate;
 use super::inner_queue::InnerQueueError;
 use super::lane::{Lane, LaneId, Near};
 use super::link::Link;
 use super::new_lane::NewLane;
 use super::progress::{Activity, Watcher};
+use super::readings::{LaneList, Reading, WorkerReading};
 use super::role::{Group, Role};
 use super::slots::receives;
 use super::spread::Spread;
@@ -32,6 +34,7 @@ pub(crate) struct Workers {
     next_id: AtomicU64,
     /// The thread that looks whether they hang.
     pub(crate) watcher: Arc<Watcher>,
+    cycles: CycleRate,
 }
 
 /// Who has which lanes.
@@ -44,6 +47,10 @@ struct Roster {
     links: HashMap<Between, [LaneAt; 2]>,
     /// What they count, and those that were there before.
     link_counters: HashMap<Between, [Arc<PairCounters>; 2]>,
+    /// What they do, links included.
+    listed: LaneList,
+    /// What each worker had done when statistics began anew.
+    before: Vec<Reading>,
 }
 
 /// A network, and from which worker to which.
@@ -117,10 +124,13 @@ impl Workers {
                 lanes: HashMap::new(),
                 links: HashMap::new(),
                 link_counters: HashMap::new(),
+                listed: LaneList::default(),
+                before: vec![Reading::default(); handles.len()],
             }),
             handles,
             next_id: AtomicU64::new(1),
             watcher,
+            cycles: CycleRate::begin(),
         })
     }
 
@@ -167,8 +177,9 @@ impl Workers {
             role: lane.role.clone(),
         };
         let network = lane.role.network().cloned();
+        let counted = roster.listed.add(id, worker, owner, &entry.role);
         roster.lanes.insert(id, entry);
-        self.handles[worker].send(Command::Add(id, lane));
+        self.handles[worker].send(Command::Add(id, lane, counted));
         self.tell_spread(&roster, network.as_ref());
         LaneAt { worker, id }
     }
@@ -201,7 +212,7 @@ impl Workers {
                     continue;
                 }
                 let counters = roster.link_counters.entry(key.clone()).or_default().clone();
-                match self.new_link(&key, counters) {
+                match self.new_link(&key, counters, &mut roster.listed) {
                     Ok(ends) => _ = roster.links.insert(key, ends),
                     Err(error) => {
                         tracing::warn!(
@@ -221,6 +232,7 @@ impl Workers {
         &self,
         (network, from, to): &Between,
         counters: [Arc<PairCounters>; 2],
+        listed: &mut LaneList,
     ) -> Result<[LaneAt; 2], InnerQueueError> {
         let Link { giving, taking } = Link::new(counters)?;
         let network = || Arc::clone(network);
@@ -251,7 +263,8 @@ impl Workers {
                 // Both ends are ours.
                 on_fault: Box::new(|fault| tracing::error!(?fault, "a link between workers ended")),
             };
-            self.handles[worker].send(Command::Add(id, lane));
+            let counted = listed.add(id, worker, "", &lane.role);
+            self.handles[worker].send(Command::Add(id, lane, counted));
             LaneAt { worker, id }
         }))
     }
@@ -262,6 +275,7 @@ impl Workers {
         let mut roster = self.roster();
         roster.loads[at.worker] = roster.loads[at.worker].saturating_sub(1);
         let gone = roster.lanes.remove(&at.id);
+        roster.listed.remove(at.id);
         let network = gone.and_then(|gone| gone.role.network().cloned());
         self.tell_spread(&roster, network.as_ref());
         let links: Vec<_> = match network {
@@ -271,6 +285,7 @@ impl Workers {
             }
             _ => Vec::new(),
         };
+        links.iter().for_each(|end| roster.listed.remove(end.id));
         drop(roster);
         for end in links {
             drop(self.handles[end.worker].remove(end.id).map(Lane::stop));
@@ -355,6 +370,30 @@ impl Workers {
         for handle in &self.handles {
             handle.send(Command::Table(Arc::clone(network), Arc::clone(table)));
         }
+    }
+
+    /// What each worker did, and its lanes.
+    pub(crate) fn readings(&self) -> Vec<WorkerReading> {
+        let roster = self.roster();
+        let workers = self.counters().zip(&roster.before).enumerate();
+        let readings = workers.map(|(worker, (counters, before))| WorkerReading {
+            total: Reading::of(counters),
+            before: *before,
+            lanes: roster.listed.of(worker),
+        });
+        readings.collect()
+    }
+
+    /// Statistics begin anew: what was done so far is what was before. Counters of workers only grow.
+    pub(crate) fn reset_statistics(&self) {
+        let mut roster = self.roster();
+        roster.before = self.counters().map(Reading::of).collect();
+        roster.listed.reset();
+    }
+
+    /// Cycles of a microsecond, see [`CycleRate`].
+    pub(crate) fn cycles_per_us(&self) -> Option<f64> {
+        self.cycles.per_us()
     }
 
     /// The counters of each worker.

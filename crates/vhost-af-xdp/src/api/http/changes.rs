@@ -12,8 +12,8 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
 use super::problem::Problem;
-use crate::api::link;
-use crate::reload::changes::{Change, Changed, Refused};
+use crate::api::link::{self, Wish};
+use crate::reload::changes::{Changed, Refused};
 
 /// How long a client is kept waiting: shorter than a connection on which nothing moves lasts.
 const ANSWER: Duration = Duration::from_secs(25);
@@ -21,7 +21,7 @@ const ANSWER: Duration = Duration::from_secs(25);
 const WAITING: usize = 16;
 
 type Done = Result<Changed, Refused>;
-type Asker = (Change, oneshot::Sender<Done>);
+type Asker = (Wish, oneshot::Sender<Done>);
 
 /// See the module's head.
 #[derive(Clone)]
@@ -38,9 +38,9 @@ impl Changes {
 
     /// What came of it.
     /// Errors: it was refused; too many wait; or it takes too long, and is still made.
-    pub(super) async fn make(&self, change: Change) -> Result<Changed, Problem> {
+    pub(super) async fn make(&self, wish: Wish) -> Result<Changed, Problem> {
         let (sender, receiver) = oneshot::channel();
-        self.0.try_send((change, sender)).map_err(|error| match error {
+        self.0.try_send((wish, sender)).map_err(|error| match error {
             mpsc::error::TrySendError::Full(_) => Problem::Busy,
             mpsc::error::TrySendError::Closed(_) => Problem::Ending,
         })?;
@@ -64,10 +64,10 @@ impl Changing {
                 // Nothing is said unasked: it is the end.
                 _ = from.fill_buf() => None,
             };
-            let Some((change, asker)) = next else {
+            let Some((wish, asker)) = next else {
                 return Ok(());
             };
-            to.write_all(&link::line(&change)?).await?;
+            to.write_all(&link::line(&wish)?).await?;
             let mut text = Vec::new();
             if from.read_until(b'\n', &mut text).await? == 0 {
                 return Ok(());

@@ -6,8 +6,11 @@
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 
+use device::meter::KernelCall;
+
 use crate::api::lane_status::Named;
 use crate::api::status::{PortStatus, Status};
+use crate::switch::readings::Reading;
 
 /// Media type of what [`render`] makes.
 pub(super) const MEDIA_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -195,6 +198,40 @@ const FAMILIES: &[Family] = &[
         },
     },
     Family {
+        name: "vhost_af_xdp_worker_frames_total",
+        kind: "counter",
+        help: "Frames that a worker took of guests, NICs and the host (in), and gave (out).",
+        samples: |status, samples| {
+            each_worker(status, |worker, total| {
+                for (direction, frames) in [("in", total.frames_in), ("out", total.frames_out)] {
+                    samples.add(&[("worker", worker), ("direction", direction)], frames);
+                }
+            });
+        },
+    },
+    Family {
+        name: "vhost_af_xdp_worker_batches_total",
+        kind: "counter",
+        help: "How often a worker took some at once.",
+        samples: |status, samples| {
+            each_worker(status, |worker, total| {
+                samples.add(&[("worker", worker)], total.batches.iter().sum::<u64>());
+            });
+        },
+    },
+    Family {
+        name: "vhost_af_xdp_worker_kernel_calls_total",
+        kind: "counter",
+        help: "Calls of the kernel: kick (sendto), wake (recvfrom), host (tap device), call (guest's interrupt).",
+        samples: |status, samples| {
+            each_worker(status, |worker, total| {
+                for (call, calls) in KernelCall::ALL.iter().zip(&total.calls) {
+                    samples.add(&[("worker", worker), ("call", call.name())], calls.all);
+                }
+            });
+        },
+    },
+    Family {
         name: "vhost_af_xdp_worker_sleeps_total",
         kind: "counter",
         help: "Times that a worker slept.",
@@ -220,6 +257,13 @@ const FAMILIES: &[Family] = &[
 ];
 
 type Label<'a> = (&'a str, &'a str);
+
+/// What each worker did since it started.
+fn each_worker(status: &Status, mut add: impl FnMut(&str, &Reading)) {
+    for (index, reading) in status.work.iter().enumerate() {
+        add(&index.to_string(), &reading.total);
+    }
+}
 
 /// Labels of every port's metrics: a network's ports have its name there.
 fn each_port(status: &Status, mut add: impl FnMut(&PortStatus, &[Label<'_>])) {

@@ -17,6 +17,8 @@ use super::events::Events;
 use super::metrics;
 use super::problem::Problem;
 use super::views;
+use crate::api::link::Wish;
+use crate::api::workers::WorkersDocument;
 use crate::reload::changes::{Change, Changed, Done};
 
 /// The API's document.
@@ -58,6 +60,8 @@ enum Thing {
     Ports,
     Port,
     Counters,
+    Workers,
+    ResetWorkers,
     Events,
     Metrics,
     OpenApi,
@@ -78,7 +82,7 @@ impl Thing {
                 ],
                 "GET, HEAD, PUT, PATCH, DELETE",
             ),
-            Self::Reload => (&[Method::POST], "POST"),
+            Self::Reload | Self::ResetWorkers => (&[Method::POST], "POST"),
             _ => (&[Method::GET, Method::HEAD], "GET, HEAD"),
         }
     }
@@ -92,6 +96,8 @@ const ROUTES: &[(&str, Thing)] = &[
     ("/v1/ports", Thing::Ports),
     ("/v1/ports/{name}", Thing::Port),
     ("/v1/counters", Thing::Counters),
+    ("/v1/workers", Thing::Workers),
+    ("/v1/workers/reset", Thing::ResetWorkers),
     ("/v1/events", Thing::Events),
     ("/v1/reload", Thing::Reload),
     ("/v1/openapi.json", Thing::OpenApi),
@@ -147,7 +153,11 @@ where
             Method::DELETE => Change::Remove { name },
             _ => Change::Reload,
         };
-        return Ok(changed(&state.changes.make(change).await?));
+        let wish = match thing {
+            Thing::ResetWorkers => Wish::ResetWorkers,
+            _ => Wish::Change(change),
+        };
+        return Ok(changed(&state.changes.make(wish).await?));
     }
     Ok(match thing {
         Thing::Status => json_of(&views::daemon(&*state.daemon.status().await?)),
@@ -165,8 +175,9 @@ where
             json_of(&views::port(&status, port.ok_or(Problem::NoPort(name))?))
         }
         Thing::Events => events(state, request.headers(), request.method(), &query).await,
-        // It is changed only.
-        Thing::Reload => json_of(&Value::Null),
+        Thing::Workers => json_of(&json!(WorkersDocument::of(&*state.daemon.status().await?))),
+        // They are done only.
+        Thing::Reload | Thing::ResetWorkers => json_of(&Value::Null),
         Thing::OpenApi => whole("application/json", OPENAPI),
         Thing::Metrics => {
             let status = state.daemon.status().await?;

@@ -1,0 +1,291 @@
+//! What a thread does for frames: how many it takes and gives and how many at once, its calls of the kernel, and how
+//! often its flow cache knew a frame.
+//!
+//! Theory of operation. Each of these is counted where it happens, by the batch, in cells of the thread that does it:
+//! nothing is shared, nothing is handed down to who counts, and counting is an addition in memory that is in the cache.
+//! A worker reads the cells of its thread when it looks at the clock anyway, and shows them to others then. Cells only
+//! grow; what other threads do is counted for nobody.
+//!
+//! Reading the clock costs more than counting. So of the calls of the kernel one in [`TIMED_EACH`] is timed, the first
+//! one among them; how long all of them took follows from how many there were.
+
+use std::cell::Cell;
+use std::time::{Duration, Instant};
+
+/// Of so many calls of a kind one is timed. A prime, so that it does not keep step with what lanes do each second or
+/// eighth time.
+pub const TIMED_EACH: u64 = 31;
+
+/// Kinds of batches, by how many frames they have: 1, 2 to 3, 4 to 7 and so on, and 64 or more.
+pub const SIZES: usize = 7;
+
+/// Kinds of [`KernelCall`].
+pub const CALLS: usize = 4;
+
+/// A call of the kernel that moves frames, or tells somebody of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KernelCall {
+    /// It is asked to send what is in a transmit ring (sendto).
+    Kick,
+    /// It is asked to receive into what is in a fill ring, or to look for frames (recvfrom).
+    Wake,
+    /// The host is given a frame, or asked for one (writev and readv of its tap device).
+    Host,
+    /// A guest is interrupted (write to an eventfd). Each of these is timed, as they are anyway.
+    Call,
+}
+
+impl KernelCall {
+    /// All kinds, in the order of [`Work::calls`].
+    pub const ALL: [Self; CALLS] = [Self::Kick, Self::Wake, Self::Host, Self::Call];
+
+    /// Its name in documents.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Kick => "kick",
+            Self::Wake => "wake",
+            Self::Host => "host",
+            Self::Call => "call",
+        }
+    }
+}
+
+/// Calls of a kind.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Calls {
+    /// How many.
+    pub all: u64,
+    /// How many of them were timed.
+    pub timed: u64,
+    /// What these took, nanoseconds.
+    pub timed_ns: u64,
+}
+
+/// What a flow cache did.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Cached {
+    /// Frames whose flow it knew.
+    pub hits: u64,
+    /// Frames whose flow it did not know.
+    pub misses: u64,
+    /// Flows that went for others.
+    pub evictions: u64,
+}
+
+/// What a thread has done so far.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Work {
+    /// Frames taken: from a guest, a NIC or the host, or of those that another worker took, and so once more.
+    pub passes: u64,
+    /// Those of them that another worker had taken.
+    pub linked: u64,
+    /// Frames given: to a guest, a NIC, the host or another worker.
+    pub given: u64,
+    /// How many batches of which size were taken.
+    pub batches: [u64; SIZES],
+    /// By [`KernelCall::ALL`].
+    pub calls: [Calls; CALLS],
+    /// Nothing, where there is no cache.
+    pub cached: Cached,
+}
+
+struct Meter {
+    passes: Cell<u64>,
+    linked: Cell<u64>,
+    given: Cell<u64>,
+    batches: [Cell<u64>; SIZES],
+    calls: [Cell<Calls>; CALLS],
+    cached: Cell<Cached>,
+}
+
+const NO_CALLS: Calls = Calls {
+    all: 0,
+    timed: 0,
+    timed_ns: 0,
+};
+
+thread_local! {
+    static METER: Meter = const {
+        Meter {
+            passes: Cell::new(0),
+            linked: Cell::new(0),
+            given: Cell::new(0),
+            batches: [const { Cell::new(0) }; SIZES],
+            calls: [const { Cell::new(NO_CALLS) }; CALLS],
+            cached: Cell::new(Cached { hits: 0, misses: 0, evictions: 0 }),
+        }
+    };
+}
+
+/// So many frames were taken at once, from a guest, a NIC or the host.
+#[inline]
+pub fn took(frames: usize) {
+    if frames > 0 {
+        METER.with(|meter| meter.take(frames as u64));
+    }
+}
+
+/// The same of a link from another worker.
+#[inline]
+pub fn took_linked(frames: usize) {
+    if frames > 0 {
+        METER.with(|meter| {
+            meter.take(frames as u64);
+            add(&meter.linked, frames as u64);
+        });
+    }
+}
+
+/// So many frames were given to a guest, a NIC, the host or another worker.
+#[inline]
+pub fn gave(frames: u64) {
+    METER.with(|meter| add(&meter.given, frames));
+}
+
+/// A flow cache was asked for so many frames.
+#[inline]
+pub fn looked_up(hits: u64, misses: u64) {
+    METER.with(|meter| {
+        let mut cached = meter.cached.get();
+        cached.hits = cached.hits.wrapping_add(hits);
+        cached.misses = cached.misses.wrapping_add(misses);
+        meter.cached.set(cached);
+    });
+}
+
+/// So many flows of a cache went for others.
+#[inline]
+pub fn evicted(flows: u64) {
+    METER.with(|meter| {
+        let mut cached = meter.cached.get();
+        cached.evictions = cached.evictions.wrapping_add(flows);
+        meter.cached.set(cached);
+    });
+}
+
+/// Makes a call of the kernel.
+#[inline]
+pub fn call<R>(kind: KernelCall, make: impl FnOnce() -> R) -> R {
+    let is_timed = METER.with(|meter| meter.calls[kind as usize].get().all.is_multiple_of(TIMED_EACH));
+    if !is_timed {
+        METER.with(|meter| meter.note(kind, None));
+        return make();
+    }
+    let begun = Instant::now();
+    let made = make();
+    called(kind, begun.elapsed());
+    made
+}
+
+/// A call of the kernel was made, and timed.
+#[inline]
+pub fn called(kind: KernelCall, took: Duration) {
+    METER.with(|meter| meter.note(kind, Some(took)));
+}
+
+/// Frames that this thread has taken so far.
+#[inline]
+#[must_use]
+pub fn passes() -> u64 {
+    METER.with(|meter| meter.passes.get())
+}
+
+/// What this thread has done so far.
+#[must_use]
+pub fn read() -> Work {
+    METER.with(|meter| Work {
+        passes: meter.passes.get(),
+        linked: meter.linked.get(),
+        given: meter.given.get(),
+        batches: meter.batches.each_ref().map(Cell::get),
+        calls: meter.calls.each_ref().map(Cell::get),
+        cached: meter.cached.get(),
+    })
+}
+
+/// In which place of [`Work::batches`] a batch of so many frames is counted.
+#[inline]
+#[must_use]
+pub fn size(frames: u64) -> usize {
+    (frames.max(1).ilog2() as usize).min(SIZES - 1)
+}
+
+impl Meter {
+    #[inline]
+    fn take(&self, frames: u64) {
+        add(&self.passes, frames);
+        add(&self.batches[size(frames)], 1);
+    }
+
+    #[inline]
+    fn note(&self, kind: KernelCall, took: Option<Duration>) {
+        let cell = &self.calls[kind as usize];
+        let mut calls = cell.get();
+        calls.all = calls.all.wrapping_add(1);
+        if let Some(took) = took {
+            calls.timed = calls.timed.wrapping_add(1);
+            let ns = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+            calls.timed_ns = calls.timed_ns.wrapping_add(ns);
+        }
+        cell.set(calls);
+    }
+}
+
+#[inline]
+fn add(cell: &Cell<u64>, n: u64) {
+    cell.set(cell.get().wrapping_add(n));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn batches_are_counted_by_size_and_each_thread_counts_for_itself() {
+        for (frames, at) in [(1, 0), (2, 1), (3, 1), (4, 2), (63, 5), (64, 6), (1000, 6)] {
+            assert_eq!(size(frames), at, "{frames}");
+        }
+        let before = read();
+        took(0);
+        assert_eq!(read(), before, "no batch");
+        took(3);
+        took_linked(64);
+        gave(5);
+        looked_up(2, 1);
+        evicted(4);
+        std::thread::spawn(|| took(9)).join().expect("no panic");
+        let now = read();
+        assert_eq!((now.passes, now.linked, now.given), (67, 64, 5));
+        assert_eq!(now.batches, [0, 1, 0, 0, 0, 0, 1]);
+        assert_eq!(
+            now.cached,
+            Cached {
+                hits: 2,
+                misses: 1,
+                evictions: 4
+            }
+        );
+        assert_eq!(passes(), 67);
+    }
+
+    #[test]
+    fn first_call_is_timed_and_then_one_of_many() {
+        for n in 1..=TIMED_EACH + 1 {
+            assert_eq!(call(KernelCall::Wake, || n), n);
+        }
+        called(KernelCall::Call, Duration::from_nanos(7));
+        let calls = read().calls;
+        let [kicks, wakes, _, of_guests] = calls;
+        assert_eq!((kicks.all, kicks.timed), (0, 0));
+        assert_eq!((wakes.all, wakes.timed), (TIMED_EACH + 1, 2));
+        assert_eq!((of_guests.all, of_guests.timed_ns), (1, 7));
+    }
+
+    #[test]
+    fn kinds_of_calls_are_in_their_places() {
+        for (at, kind) in KernelCall::ALL.into_iter().enumerate() {
+            assert_eq!(kind as usize, at, "{}", kind.name());
+        }
+    }
+}

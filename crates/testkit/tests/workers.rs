@@ -1,0 +1,249 @@
+//! `vhost-af-xdp workers`: what it says of workers that moved a known number of frames.
+
+use std::process::Command;
+
+use rstest::rstest;
+use serde_json::Value;
+use testkit::lan::{Lan, STRANGER, frame as lan_frame, mac};
+use testkit::{Daemon, Driver, DriverConfig, Layout, NetNs, Running, Serve, daemon, frame, require, wait};
+
+const FRAMES: u64 = 1000;
+
+fn command(daemon: &Daemon, args: &[&str]) -> Command {
+    let mut command = Command::new(daemon::binary());
+    command
+        .arg("workers")
+        .args(args)
+        .arg("--control")
+        .arg(daemon.path("control"));
+    command
+}
+
+fn said(daemon: &Daemon, args: &[&str]) -> String {
+    let output = command(daemon, args).output().expect("it runs");
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && error.is_empty(), "{error}");
+    String::from_utf8(output.stdout).expect("text")
+}
+
+fn number(value: &Value) -> u64 {
+    value.as_u64().unwrap_or_else(|| panic!("{value}: a number"))
+}
+
+/// The workers of a daemon, once these move no frames any more: what they did is told then.
+fn workers(daemon: &Daemon) -> Vec<Value> {
+    let read = || {
+        let all: Value = serde_json::from_str(&said(daemon, &["--json"])).expect("JSON");
+        all[0]["workers"].as_array().expect("a list").clone()
+    };
+    wait::until_some(wait::SOON, || {
+        let before = read();
+        wait::a_moment();
+        Some(read()).filter(|now| frames(now) == frames(&before))
+    })
+    .expect("they rest")
+}
+
+/// What is true of each worker, whatever it did.
+fn check(worker: &Value) {
+    let percents =
+        ["busy", "idle", "asleep"].map(|of| worker["time"][of]["percent"].as_f64().expect("a number"));
+    let whole: f64 = percents.iter().sum();
+    assert!((whole - 100.0).abs() < 1e-6, "{percents:?}");
+    let sizes = worker["batches"]["sizes"].as_array().expect("a list");
+    let batches: u64 = sizes.iter().map(|size| number(&size["count"])).sum();
+    assert_eq!(batches, number(&worker["batches"]["count"]), "{worker:#}");
+    let least: u64 = sizes
+        .iter()
+        .map(|size| number(&size["count"]) * number(&size["from"]))
+        .sum();
+    assert!(least <= number(&worker["frames"]["passes"]), "{worker:#}");
+    let lanes = worker["lanes"].as_array().expect("a list");
+    let frames: u64 = lanes.iter().map(|lane| number(&lane["frames"])).sum();
+    assert_eq!(
+        frames,
+        number(&worker["frames"]["passes"]),
+        "no lane went: {worker:#}"
+    );
+    if frames > 0 {
+        let percents = lanes
+            .iter()
+            .map(|lane| lane["frames_percent"].as_f64().expect("a number"));
+        assert!((percents.sum::<f64>() - 100.0).abs() < 1e-6, "{lanes:#?}");
+    }
+    assert!(worker.get("cache").is_none(), "there is none");
+}
+
+/// Sums of all workers.
+fn frames(workers: &[Value]) -> [u64; 3] {
+    ["in", "passes", "out"].map(|of| workers.iter().map(|worker| number(&worker["frames"][of])).sum())
+}
+
+fn send(guest: &mut Driver, frame: &[u8]) {
+    for _ in 0..FRAMES {
+        guest.pairs[0].send(frame, Layout::Whole);
+        guest.pairs[0].await_sent();
+    }
+}
+
+#[rstest]
+fn frames_to_a_null_nic_are_counted_in_and_out_and_a_reset_begins_anew() {
+    let netns = NetNs::new("workers");
+    let daemon = Daemon::start(&netns, &Serve::null().with("--frame-size", "0"));
+    let mut guest = Driver::connect(&daemon.socket(), &DriverConfig::default()).expect("accepted");
+    send(&mut guest, &frame::plain(100, 1));
+    let now = workers(&daemon);
+    check(&now[0]);
+    assert_eq!(frames(&now), [FRAMES; 3], "{now:#?}");
+    let worker = &now[0];
+    assert!(number(&worker["iterations"]["busy"]) > 0 && worker["frames"]["ns_each"].is_number());
+    let lane = &worker["lanes"][0];
+    assert_eq!((&lane["kind"], number(&lane["frames"])), (&"pair".into(), FRAMES));
+    let calls = number(&worker["kernel"][3]["count"]);
+    assert_eq!(calls, daemon.counter("calls"), "{worker:#}");
+    let text = said(&daemon, &[]);
+    for words in [
+        "Iterations:",
+        "- busy:",
+        "Frames in:",
+        "Batches:",
+        "% of frames",
+        "Overhead:",
+    ] {
+        assert!(text.contains(words), "{words}: {text}");
+    }
+    assert_eq!(said(&daemon, &["--reset"]), "statistics of workers begin anew\n");
+    let now = workers(&daemon);
+    check(&now[0]);
+    assert_eq!(frames(&now), [0; 3]);
+    assert_eq!(number(&now[0]["lanes"][0]["frames"]), 0);
+    assert_eq!(number(&now[0]["kernel"][3]["count"]), 0);
+    // What is counted since the start goes on.
+    assert_eq!(daemon.counter("from_guest_frames"), FRAMES);
+    assert!(number(&daemon.status()["workers"][0]["busy_rounds"]) > 0);
+    send(&mut guest, &frame::plain(100, 1));
+    assert_eq!(frames(&workers(&daemon)), [FRAMES; 3]);
+}
+
+#[test]
+fn frames_over_a_cable_are_counted_once_in_and_once_out() {
+    let netns = NetNs::new("workers");
+    let daemon = Daemon::start_ports(&netns, &Serve::cable("x"), &["queues=1", "queues=1"]);
+    let guest = |name| Driver::connect(&daemon.path(name), &DriverConfig::default()).expect("accepted");
+    let (mut a, mut b) = (guest("port0.sock"), guest("port1.sock"));
+    b.pairs[0].post(128, &[2048]);
+    for seed in 0..100 {
+        a.pairs[0].send(&frame::plain(100, seed), Layout::Whole);
+        b.pairs[0].receive(wait::SOON).expect("it arrives");
+    }
+    let now = workers(&daemon);
+    now.iter().for_each(check);
+    assert_eq!(frames(&now), [100; 3], "{now:#?}");
+    let lanes = now
+        .iter()
+        .flat_map(|worker| worker["lanes"].as_array().expect("a list"));
+    let mut frames: Vec<_> = lanes.map(|lane| number(&lane["frames"])).collect();
+    frames.sort_unstable();
+    assert_eq!(frames, [0, 100], "who sends has the work");
+}
+
+/// From guest to guest, to the LAN and back.
+#[rstest]
+fn frames_of_a_network_are_counted_and_its_lanes_named(#[values(1, 2)] count: usize) {
+    require!(Root);
+    let mut lan = Lan::with_workers(count, &["", ""], &DriverConfig::default());
+    // What the kernel says of itself on the wire is over.
+    said(&lan.daemon, &["--reset"]);
+    let before = frames(&workers(&lan.daemon));
+    for number in 0..50 {
+        let sent = lan_frame(mac(1), mac(0), 100, number);
+        lan.send(0, &sent);
+        assert_eq!(lan.received(1), sent);
+        let out = lan_frame(STRANGER, mac(0), 100, number);
+        lan.send(0, &out);
+        assert_eq!(lan.received_by_wire(), out);
+        let back = lan_frame(mac(0), STRANGER, 100, number);
+        lan.wire.send(&back);
+        assert_eq!(lan.received(0), back);
+    }
+    let now = workers(&lan.daemon);
+    now.iter().for_each(check);
+    let [taken, passes, out] = [0, 1, 2].map(|at| frames(&now)[at] - before[at]);
+    let lanes: Vec<_> = now
+        .iter()
+        .flat_map(|worker| worker["lanes"].as_array().expect("a list"))
+        .collect();
+    let of_kind = |kind: &str| lanes.iter().filter(|lane| lane["kind"] == kind).count();
+    assert_eq!(of_kind("pair"), 2, "{lanes:#?}");
+    assert!(
+        of_kind("uplink") > 0 && of_kind("link") == if count > 1 { 4 } else { 0 },
+        "{lanes:#?}"
+    );
+    // Who sits with the uplink or the other guest sends directly, the others by a link; a network's host may speak, too.
+    assert!(taken >= 150, "{now:#?}");
+    match count {
+        1 => assert_eq!((passes, out >= 150), (taken, true), "{now:#?}"),
+        _ => assert!(passes > taken && out >= passes, "{now:#?}"),
+    }
+    let kicks = now.iter().map(|worker| number(&worker["kernel"][0]["count"]));
+    assert!(kicks.sum::<u64>() > 0, "frames went out: {now:#?}");
+}
+
+#[test]
+fn worker_of_an_idle_daemon_is_asleep_and_its_sleep_grows() {
+    let netns = NetNs::new("workers");
+    let daemon = Daemon::start(&netns, &Serve::null());
+    let before = workers(&daemon)[0]["time"]["asleep"]["ns"].clone();
+    let sleeps = wait::until(wait::SOON, || {
+        let now = &workers(&daemon)[0];
+        number(&now["time"]["asleep"]["ns"]) > number(&before)
+            && now["time"]["asleep"]["percent"].as_f64() > Some(50.0)
+    });
+    assert!(sleeps, "{:#?}", workers(&daemon));
+    assert_eq!(number(&workers(&daemon)[0]["frames"]["in"]), 0);
+}
+
+#[test]
+fn watcher_sees_table_after_table_of_what_was_done_between() {
+    let netns = NetNs::new("workers");
+    let mut daemon = Daemon::start(&netns, &Serve::null().with("--frame-size", "0"));
+    let mut guest = Driver::connect(&daemon.socket(), &DriverConfig::default()).expect("accepted");
+    send(&mut guest, &frame::plain(100, 1));
+    workers(&daemon);
+    let mut watcher = Running::start(command(&daemon, &["--watch"]));
+    let head = format!("process {}, worker 0, in ", daemon.process().pid());
+    let tables = wait::until_some(wait::SOON, || {
+        let said = watcher.said();
+        Some(said.clone()).filter(|said| said.matches(&head).count() >= 3)
+    });
+    let tables = tables.unwrap_or_else(|| panic!("{}", watcher.said()));
+    // Nothing was sent since it looked first.
+    assert!(
+        !tables.contains("- of 1:") && tables.contains("Batches:"),
+        "{tables}"
+    );
+    watcher.check();
+}
+
+#[test]
+fn what_contradicts_is_refused_in_a_line() {
+    for args in [["--reset", "--json"], ["--watch", "--json"]] {
+        let output = Command::new(daemon::binary())
+            .arg("workers")
+            .args(args)
+            .output()
+            .expect("it runs");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            output.status.code() == Some(2) && said.lines().count() == 1,
+            "{said}"
+        );
+    }
+    let nowhere = ["workers", "--reset", "--control", "/nonexistent"];
+    let output = Command::new(daemon::binary())
+        .args(nowhere)
+        .output()
+        .expect("it runs");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("no daemon answers at /nonexistent"), "{said}");
+}

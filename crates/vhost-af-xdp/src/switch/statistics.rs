@@ -1,0 +1,168 @@
+//! What workers do, and which of their lanes for how much of it, for others to read.
+//!
+//! Theory of operation. A worker and its lanes count for themselves ([`device::meter`]). In one of
+//! [`ROUNDS_PER_LOOK`](super::worker) rounds, and in the first one after a run of rounds that moved frames, the worker
+//! adds what they counted since to [`Counted`], where others read it: so that is never behind for longer than a look at
+//! the clock is, and a worker that rests is told of exactly.
+//!
+//! The frames that a lane takes are counted for it in each round. Its time is not measured: a look at the clock for each
+//! lane would cost more than a lane that has nothing to do. One round of many ([`LOOKS_PER_TIMED`]) is timed, lane by
+//! lane, and by what they took in such rounds the worker's busy time is shared out.
+//!
+//! One writer, the worker; see [`Counter`].
+
+use std::time::Instant;
+
+use device::counters::Counter;
+use device::meter::{self, CALLS, SIZES, Work};
+
+use super::worker_time::ns;
+
+/// The round after one of so many looks at the clock is timed. Odd, as is the number of rounds from one to the next:
+/// some lanes do something each eighth round.
+pub(super) const LOOKS_PER_TIMED: u32 = 3;
+
+/// See the module's head: of a worker.
+#[derive(Debug, Default)]
+pub(crate) struct Counted {
+    /// See [`Work::passes`].
+    pub(crate) passes: Counter,
+    /// See [`Work::linked`].
+    pub(crate) linked: Counter,
+    /// See [`Work::given`].
+    pub(crate) given: Counter,
+    /// See [`Work::batches`].
+    pub(crate) batches: [Counter; SIZES],
+    /// See [`Work::calls`].
+    pub(crate) calls: [CallsCounted; CALLS],
+    /// Hits, misses and evictions of a flow cache, see [`meter::Cached`].
+    pub(crate) cached: [Counter; 3],
+    /// Rounds that moved frames and were timed.
+    pub(crate) timed_rounds: Counter,
+    /// What these took, nanoseconds.
+    pub(crate) timed_ns: Counter,
+}
+
+/// See [`meter::Calls`].
+#[derive(Debug, Default)]
+pub(crate) struct CallsCounted {
+    pub(crate) all: Counter,
+    pub(crate) timed: Counter,
+    pub(crate) timed_ns: Counter,
+}
+
+/// The same of a lane.
+#[derive(Debug, Default)]
+pub(crate) struct LaneCounted {
+    /// Frames that it took.
+    pub(crate) frames: Counter,
+    /// What it took of rounds that were timed and in which it moved frames, nanoseconds.
+    pub(crate) timed_ns: Counter,
+}
+
+impl Counted {
+    /// Adds what the calling thread did since it `was` read last.
+    pub(super) fn publish(&self, was: &mut Work) {
+        let now = meter::read();
+        let before = std::mem::replace(was, now);
+        let add = |to: &Counter, now: u64, before: u64| {
+            if now != before {
+                to.add(now.wrapping_sub(before));
+            }
+        };
+        add(&self.passes, now.passes, before.passes);
+        add(&self.linked, now.linked, before.linked);
+        add(&self.given, now.given, before.given);
+        for (at, to) in self.batches.iter().enumerate() {
+            add(to, now.batches[at], before.batches[at]);
+        }
+        for (at, to) in self.calls.iter().enumerate() {
+            let (now, before) = (now.calls[at], before.calls[at]);
+            if now.all != before.all {
+                add(&to.all, now.all, before.all);
+                add(&to.timed, now.timed, before.timed);
+                add(&to.timed_ns, now.timed_ns, before.timed_ns);
+            }
+        }
+        if now.cached != before.cached {
+            let of = |work: Work| [work.cached.hits, work.cached.misses, work.cached.evictions];
+            for ((to, now), before) in self.cached.iter().zip(of(now)).zip(of(before)) {
+                add(to, now, before);
+            }
+        }
+    }
+}
+
+/// Times a round, lane by lane.
+pub(super) struct Stopwatch {
+    begun: Instant,
+    last: Instant,
+}
+
+impl Stopwatch {
+    /// A round begins.
+    pub(super) fn start(now: Instant) -> Self {
+        Self {
+            begun: now,
+            last: now,
+        }
+    }
+
+    /// A lane is done, which moved frames or did not.
+    pub(super) fn lap(&mut self, now: Instant, lane: &LaneCounted, moved: bool) {
+        if moved {
+            lane.timed_ns.add(ns(now.saturating_duration_since(self.last)));
+        }
+        self.last = now;
+    }
+
+    /// The round is over, in which frames moved.
+    pub(super) fn stop(self, counted: &Counted) {
+        counted.timed_rounds.add(1);
+        counted
+            .timed_ns
+            .add(ns(self.last.saturating_duration_since(self.begun)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn what_a_thread_did_is_added_once() {
+        let (counted, mut was) = (Counted::default(), meter::read());
+        meter::took(5);
+        meter::took_linked(2);
+        meter::gave(6);
+        meter::looked_up(4, 3);
+        meter::call(meter::KernelCall::Kick, || ());
+        for _ in 0..2 {
+            counted.publish(&mut was);
+            let counters = [&counted.passes, &counted.linked, &counted.given];
+            assert_eq!(counters.map(Counter::get), [7, 2, 6]);
+            assert_eq!(
+                counted.batches.each_ref().map(Counter::get),
+                [0, 1, 1, 0, 0, 0, 0]
+            );
+            assert_eq!(counted.cached.each_ref().map(Counter::get), [4, 3, 0]);
+            assert_eq!((counted.calls[0].all.get(), counted.calls[0].timed.get()), (1, 1));
+        }
+    }
+
+    #[test]
+    fn time_of_a_round_is_that_of_lanes_and_what_is_between() {
+        let (counted, begun) = (Counted::default(), Instant::now());
+        let [one, other] = [LaneCounted::default(), LaneCounted::default()];
+        let at = |ns| begun + Duration::from_nanos(ns);
+        let mut stopwatch = Stopwatch::start(begun);
+        stopwatch.lap(at(100), &one, true);
+        stopwatch.lap(at(110), &other, false);
+        stopwatch.lap(at(150), &one, true);
+        stopwatch.stop(&counted);
+        assert_eq!((one.timed_ns.get(), other.timed_ns.get()), (140, 0));
+        assert_eq!((counted.timed_rounds.get(), counted.timed_ns.get()), (1, 150));
+    }
+}

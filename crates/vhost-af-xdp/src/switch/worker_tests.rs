@@ -1,0 +1,193 @@
+//! See [`super`].
+
+use virtqueue::driver::Buffer;
+use virtqueue::{GuestAddr, Journal, QueueFeatures};
+
+use super::*;
+use crate::switch::guests::GuestLane;
+use crate::switch::role::Role;
+use crate::switch::table::PortNumber;
+use crate::switch::test_guest::Memory;
+use device::offloads::Offloads;
+
+#[test]
+fn polling_stops_where_pauses_are_long_and_comes_back_where_they_are_short() {
+    let limit = Duration::from_micros(50);
+    let mut polling = Polling::new(limit);
+    for _ in 0..5 {
+        polling.adapt(Duration::from_millis(1));
+    }
+    assert_eq!(polling.now, Duration::ZERO);
+    polling.adapt(Duration::from_micros(20));
+    assert_eq!(polling.now, Polling::LEAST);
+    for _ in 0..5 {
+        polling.adapt(Duration::from_micros(20));
+    }
+    assert_eq!(polling.now, limit);
+}
+
+/// The lane of a pair of a port's, whose guest has these in its transmit queue.
+fn lane(pair: u16, enabled: bool, sends: &[Buffer]) -> NewLane {
+    let memory = Memory::new(1 << 20, 0);
+    let vring = || memory.vring(64, QueueFeatures::default(), Journal::None);
+    let ((from_guest, mut driver), (to_guest, _)) = (vring(), vring());
+    if !sends.is_empty() {
+        driver.add(sends).expect("room in the ring");
+        driver.publish();
+    }
+    let mut side = memory.side(from_guest, to_guest, Offloads::NONE);
+    for vring in [&mut side.from_guest, &mut side.to_guest] {
+        let kick = eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd");
+        (vring.kick, vring.enabled) = (Some(kick), enabled);
+    }
+    NewLane {
+        lane: Box::new(GuestLane::new(side, Arc::default())),
+        role: Role::Pair {
+            port: "test".into(),
+            pair,
+        },
+        node: None,
+        on_fault: Box::new(|_| ()),
+    }
+}
+
+/// What a worker's thread would have, and the other end of it.
+fn worker() -> (Worker, WorkerHandle) {
+    let mut handle = WorkerHandle::start(0, None, Duration::ZERO, &Arc::default()).expect("a worker");
+    handle.send(Command::End);
+    handle.thread.take().map(JoinHandle::join);
+    let (commands, inbox) = mpsc::channel();
+    handle.commands = commands;
+    let epoll = epoll::create(CreateFlags::CLOEXEC).expect("an epoll");
+    let flags = EventFlags::IN | EventFlags::ET;
+    epoll::add(&epoll, &*handle.mailbox, EventData::new_u64(0), flags).expect("watched");
+    let worker = Worker {
+        inbox,
+        posted: Arc::clone(&handle.posted),
+        epoll,
+        spin: Duration::ZERO,
+        counters: Arc::default(),
+        progress: Arc::new(Progress::new(Arc::default())),
+        lanes: Vec::new(),
+        awake: Vec::new(),
+        shifts: 0,
+        tables: Tables::new(),
+        place: Place::default(),
+    };
+    // What the thread was told is seen.
+    let _ = epoll::wait(
+        &worker.epoll,
+        &mut [MaybeUninit::<Event>::uninit(); 16],
+        Some(&Timespec::default()),
+    );
+    worker.posted.store(false, Ordering::Relaxed);
+    (worker, handle)
+}
+
+#[test]
+fn lane_of_a_guest_that_did_wrong_takes_no_frames_of_others() {
+    let (mut worker, _handle) = worker();
+    worker.add(LaneId(1), lane(1, false, &[]), Arc::default());
+    let wrong = lane(0, true, &[Buffer::writable(GuestAddr(0), 100)]);
+    worker.add(LaneId(2), wrong, Arc::default());
+    assert_eq!(worker.lanes[0].peer, Some(1), "of a pair that is off");
+    assert!(!worker.breathe(&mut ()));
+    assert!(
+        worker.lanes[1].on_fault.is_none(),
+        "it is told to send a buffer to be written"
+    );
+    assert_eq!(worker.lanes[0].peer, None);
+}
+
+/// While others are busy the worker does not begin to listen to it again, which it does before it sleeps.
+#[test]
+fn guest_that_is_not_listened_to_is_looked_at_for_as_long() {
+    let (mut worker, _handle) = worker();
+    let role = Role::Member {
+        network: "lan".into(),
+        port: PortNumber(0),
+        pair: 0,
+    };
+    let new = NewLane {
+        role,
+        ..lane(0, true, &[])
+    };
+    worker.add(LaneId(1), new, Arc::default());
+    worker.lanes[0].futile = FUTILE_WAKES;
+    let kick = |worker: &Worker| {
+        let pair = worker.lanes[0].lane.pair().expect("a guest");
+        let kick = pair.from_guest.kick.as_ref().expect("an eventfd");
+        rustix::io::write(kick, &1u64.to_ne_bytes()).expect("room");
+    };
+    kick(&worker);
+    worker.wait(Some(&Timespec::default()));
+    assert!(worker.lanes[0].deaf.is_some());
+    let idle = |worker: &mut Worker| (0..1000).for_each(|_| _ = worker.breathe(&mut ()));
+    idle(&mut worker);
+    assert!(!worker.has_dozing(), "its next kick would wake nobody");
+    worker.lanes[0].deaf = Some(Instant::now());
+    worker.listen_again();
+    idle(&mut worker);
+    assert!(worker.has_dozing());
+    kick(&worker);
+    worker.listen();
+    assert!(!worker.has_dozing());
+}
+
+#[test]
+fn each_lane_is_the_first_one_in_its_turn() {
+    let (mut worker, _handle) = worker();
+    worker.shift();
+    for id in 0..3 {
+        worker.add(LaneId(id), lane(0, true, &[]), Arc::default());
+    }
+    let mut firsts = Vec::new();
+    for _ in 0..6 {
+        firsts.push(worker.awake[0]);
+        worker.shift();
+        // Lanes that doze and wake up begin no new order.
+        worker.count_awake();
+        assert_eq!(worker.awake.len(), 3);
+    }
+    assert_eq!(firsts, [1, 2, 0, 1, 2, 0]);
+}
+
+#[test]
+fn lanes_of_a_cable_give_to_the_same_pair_of_the_other_end_or_where_that_is_off_to_its_first() {
+    let (mut worker, _handle) = worker();
+    for (id, (end, pair)) in (0..).zip([(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]) {
+        let cable = "c".into();
+        let role = Role::CableEnd { cable, end, pair };
+        let enabled = (end, pair) != (1, 2);
+        let lane = lane(pair, enabled, &[]);
+        worker.add(LaneId(id), NewLane { role, ..lane }, Arc::default());
+    }
+    let peers: Vec<_> = worker.lanes.iter().map(|slot| slot.peer).collect();
+    assert_eq!(peers, [3, 4, 3, 0, 1, 2].map(Some));
+}
+
+/// Who listens to a guest's kicks again looks whether there were some, and is told of the mailbox, too: once.
+#[test]
+fn command_is_not_slept_through_that_comes_when_a_guest_is_listened_to_again() {
+    let (mut worker, handle) = worker();
+    worker.add(LaneId(1), lane(0, true, &[]), Arc::default());
+    worker.lanes[0].deaf = Some(Instant::now());
+    // It has read its mail, and is about to rest.
+    let (rested, rests) = mpsc::channel();
+    let (answer, _answered) = mpsc::channel();
+    handle.send(Command::Change(LaneId(1), Box::new(|_, _| ()), answer));
+    std::thread::spawn(move || {
+        worker.rest();
+        let _ = rested.send(());
+    });
+    rests
+        .recv_timeout(Duration::from_secs(10))
+        .expect("it does not sleep");
+}
+
+#[test]
+fn worker_that_is_told_not_to_poll_never_does() {
+    let mut polling = Polling::new(Duration::ZERO);
+    polling.adapt(Duration::ZERO);
+    assert_eq!(polling.now, Duration::ZERO);
+}
