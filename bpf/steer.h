@@ -47,6 +47,12 @@
 #define STEER_QUEUE_NETWORK 0x20
 #define STEER_NETWORK_SHIFT 8
 
+/*
+ * The bound program leaves a structure of hints before each frame of the queue (steer_hints.h), unless a virtio header
+ * stands there: what lies before that is other memory of the guest's. The plain program has none to leave.
+ */
+#define STEER_QUEUE_HINTS 0x40
+
 #define STEER_HEADER_NONE 0
 /* VirtIO 1.3, section 5.1.6: struct virtio_net_hdr with num_buffers */
 #define STEER_HEADER_LEN 12
@@ -87,6 +93,33 @@ struct steer_member {
 	__u32 network;
 };
 _Static_assert(sizeof(struct steer_member) == 8, "twin in network.rs");
+
+/* What the bound program leaves before a frame: a set of these, decided when it is loaded. */
+#define STEER_HINT_HASH 0x1
+#define STEER_HINT_VLAN 0x2
+#define STEER_HINT_TIMESTAMP 0x4
+#define STEER_HINT_MARK 0x8
+/* Beside those in `absent` only: the frame is of no network. */
+#define STEER_HINT_PORT 0x10
+
+/* Most flows that have a mark. */
+#define STEER_MAX_MARKS 16384
+
+/*
+ * A flow that has a mark: the key of a mark. Addresses and ports as in the frame, IPv4 as ::ffff:a.b.c.d; ports are 0
+ * where the protocol has none, and in fragments but the first. A key whose `from` and `from_port` are 0 is a service:
+ * it marks all frames to it that have no mark of their flow.
+ */
+struct steer_flow {
+	__u8 from[16];
+	__u8 to[16];
+	__u8 from_port[2];
+	__u8 to_port[2];
+	/* as in the header of IPv4, or the fixed one of IPv6: extension headers are not looked behind */
+	__u8 protocol;
+	__u8 zero[3];
+};
+_Static_assert(sizeof(struct steer_flow) == 40, "twin in marks.rs");
 
 /*
  * Stands directly before a frame in a network's socket, where the driver leaves room for metadata. Who gives the
@@ -134,7 +167,7 @@ struct steer_counters {
 	__u64 passed;
 	/* dropped: longer than frame_limit */
 	__u64 too_long;
-	/* dropped: the driver left no room before the frame for the virtio header */
+	/* dropped: the driver left no room before the frame for the virtio header, or for the hints */
 	__u64 no_header_room;
 	/* passed to the host: the queue is ours, but no socket is in the map (it was closed) */
 	__u64 no_socket;

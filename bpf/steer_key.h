@@ -14,8 +14,11 @@
 /* Shift of a field of so many bytes at a place of a word. */
 #if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
 #define SHIFT(at, bytes) (8 * (at))
+/* A number in network order. */
+#define NETWORK16(number) __builtin_bswap16(number)
 #else
 #define SHIFT(at, bytes) (64 - 8 * ((at) + (bytes)))
+#define NETWORK16(number) ((__be16)(number))
 #endif
 #define BYTE(bytes, i, at) ((__u64)(bytes)[i] << SHIFT(at, 1))
 

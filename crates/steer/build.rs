@@ -15,7 +15,7 @@ fn main() {
     let out_dir = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
     let bpf_dir = manifest_dir.join("../../bpf");
 
-    for header in ["steer.h", "steer_key.h"] {
+    for header in ["steer.h", "steer_body.h", "steer_hints.h", "steer_key.h"] {
         println!("cargo:rerun-if-changed={}", bpf_dir.join(header).display());
     }
     println!("cargo:rerun-if-env-changed=CLANG");
@@ -31,7 +31,7 @@ fn main() {
         args.push(dir.into());
     }
 
-    for name in ["steer", "verdict", "host"] {
+    for name in ["steer", "steer_bound", "verdict", "host"] {
         let source = bpf_dir.join(name).with_extension("bpf.c");
         println!("cargo:rerun-if-changed={}", source.display());
         let mut builder = SkeletonBuilder::new();

@@ -22,6 +22,8 @@ const VLANS: u64 = 0x10;
 const NETWORK: u64 = 0x20;
 /// `STEER_NETWORK_SHIFT`
 const NETWORK_SHIFT: u32 = 8;
+/// `STEER_QUEUE_HINTS`
+const HINTS: u64 = 0x40;
 /// Addresses and VLANs of all queues together; `STEER_MAX_ENTRIES`.
 pub(crate) const MAX_ENTRIES: u32 = 16_384;
 /// `STEER_ENTRY_MAC`
@@ -134,7 +136,8 @@ pub(crate) fn word_of_network(network: u32) -> u64 {
 pub enum VirtioHeader {
     /// 12 bytes: the header of every device that offers `VIRTIO_F_VERSION_1`.
     Basic,
-    /// 20 bytes: with `VIRTIO_NET_F_HASH_REPORT` negotiated. The report says "no hash".
+    /// 20 bytes: with `VIRTIO_NET_F_HASH_REPORT` negotiated. The report says "no hash", or, of a program that leaves the
+    /// NIC's hash ([`HintSet::HASH`](crate::HintSet::HASH)), has that if its type is one that virtio knows.
     HashReport,
 }
 
@@ -157,6 +160,10 @@ pub struct QueueConf {
     /// Longest frame in bytes, from the destination MAC to the last byte of payload; without the virtio header.
     /// What is longer is dropped and counted as [`QueueCounters::too_long`].
     pub frame_limit: u32,
+    /// Leave hints before each frame, while the program has any ([`Program::set_hints`](crate::Program::set_hints)); not
+    /// with a virtio-net header. A frame without room for them is dropped and counted as
+    /// [`QueueCounters::no_header_room`].
+    pub hints: bool,
 }
 
 impl QueueConf {
@@ -165,6 +172,7 @@ impl QueueConf {
         let header_len = self.virtio_header.map_or(0, VirtioHeader::len_bytes);
         slot.inactive_word()
             | (ACTIVE << FLAGS_SHIFT)
+            | (if self.hints { HINTS << FLAGS_SHIFT } else { 0 })
             | (u64::from(header_len) << HEADER_LEN_SHIFT)
             | u64::from(self.frame_limit)
     }
@@ -230,7 +238,7 @@ pub struct QueueCounters {
     pub passed: u64,
     /// Dropped: longer than [`QueueConf::frame_limit`].
     pub too_long: u64,
-    /// Dropped: the driver left no room before the frame for the virtio-net header.
+    /// Dropped: the driver left no room before the frame for the virtio-net header, or for the hints.
     pub no_header_room: u64,
     /// Passed to the host: the queue is ours, but its socket is gone from the map, because it was closed.
     pub no_socket: u64,
@@ -303,12 +311,14 @@ mod tests {
         let conf = QueueConf {
             virtio_header: Some(VirtioHeader::HashReport),
             frame_limit: 0xdead_beef,
+            hints: true,
         };
-        assert_eq!(conf.to_word(MapSlot::First), 0x0001_0014_dead_beef);
-        assert_eq!(conf.to_word(MapSlot::Second), 0x0003_0014_dead_beef);
+        assert_eq!(conf.to_word(MapSlot::First), 0x0041_0014_dead_beef);
+        assert_eq!(conf.to_word(MapSlot::Second), 0x0043_0014_dead_beef);
         let conf = QueueConf {
             virtio_header: None,
             frame_limit: 1514,
+            hints: false,
         };
         assert_eq!(conf.to_word(MapSlot::First), 0x0001_0000_0000_05ea);
     }

@@ -18,6 +18,10 @@
 //! address and VLAN ([`Program::set_station`]). Their number comes with each frame ([`noted_port`]); frames to groups of
 //! stations go to the host, and a copy into a [`GroupRing`].
 //!
+//! A NIC knows more of a frame than its bytes: [`Program::set_hints`] puts a program in the place of the one that is there,
+//! without losing a frame, that leaves it before the frames of queues that ask for it ([`QueueConf::hints`]). What stands
+//! where is said by [`Program::layouts`], and read by [`xsk::metadata`].
+//!
 //! [`HostAccess`] lets such a network and the host reach each other.
 //!
 //! [`VerdictProgram`] is for measuring beside it: every frame is dropped, or sent back, in the driver.
@@ -40,24 +44,30 @@
 //! if let Some(reason) = program.fallback() {
 //!     eprintln!("{} mode, because native was refused: {reason}", program.mode());
 //! }
-//! program.enable_queue(0, xsk, QueueConf { virtio_header: Some(VirtioHeader::Basic), frame_limit: 1514 })?;
+//! program.enable_queue(0, xsk, QueueConf { virtio_header: Some(VirtioHeader::Basic), frame_limit: 1514, hints: false })?;
 //! println!("{:?}", program.counters(0)?);
 //! # Ok(())
 //! # }
 //! ```
 
 mod attach;
+mod btf;
 mod capture;
 mod config;
 mod error;
 mod foreign;
+mod hints;
 mod host;
 mod layout;
 mod link;
+mod load;
+mod marks;
 mod mode;
 mod netlink;
 mod network;
+mod notes;
 mod program;
+mod program_hints;
 mod program_networks;
 mod ring;
 mod shape;
@@ -65,13 +75,17 @@ mod socket_map;
 mod text;
 mod verdict;
 
+pub use btf::{LayoutOfError, layout_of_map, layout_of_program};
 pub use error::{AttachError, KernelRefusal, PinError, with_sources};
 pub use foreign::{AttachedAs, ForeignProgram, Held, is_detached, program_on, unnamed_program_on};
+pub use hints::{HintSet, NoSuchHint};
 pub use host::{HostAccess, HostError, HostHook, detach_host, network_of_filter, pinned_hosts};
 pub use layout::{Filter, LAST_VLAN, MAX_QUEUES, QueueConf, QueueCounters, VirtioHeader};
+pub use marks::{Flow, MAX_MARKS};
 pub use mode::{Mode, ModeRequest};
-pub use network::{GroupLimit, MAX_STATIONS, NOTE_BYTES, Station, StationError, noted_port};
+pub use network::{GroupLimit, MAX_STATIONS, NOTE_BYTES, Station, StationError, note_layout, noted_port};
 pub use program::{Program, QueueError, detach_pinned};
+pub use program_hints::{HintsError, MarkError};
 pub use ring::{Group, GroupReader, GroupRing};
 pub use socket_map::{SocketMap, SocketMapError};
 pub use text::{mac_bytes, mac_text, ranges, ranges_text};
@@ -86,6 +100,10 @@ pub use verdict::{Verdict, VerdictError, VerdictProgram};
 )]
 mod skel {
     include!(concat!(env!("OUT_DIR"), "/steer.skel.rs"));
+
+    pub(crate) mod bound {
+        include!(concat!(env!("OUT_DIR"), "/steer_bound.skel.rs"));
+    }
 
     pub(crate) mod host {
         include!(concat!(env!("OUT_DIR"), "/host.skel.rs"));

@@ -10,6 +10,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::ptr;
 
 use libbpf_rs::query::{LinkInfo, LinkTypeInfo};
 use libbpf_rs::{Link, libbpf_sys};
@@ -24,7 +25,7 @@ use crate::netlink::as_int;
 #[derive(Debug)]
 pub(crate) struct Attached {
     pub(crate) link: OwnedFd,
-    /// The kernel's id of the program.
+    /// The kernel's id of the program that was there first.
     pub(crate) program: u32,
     /// Its link is pinned: it outlives this value.
     pub(crate) stays: bool,
@@ -38,6 +39,17 @@ impl Attached {
         // SAFETY: no memory is passed; the descriptor is open.
         let (result, _) = messages_of(|| unsafe { libbpf_sys::bpf_link_detach(self.link.as_raw_fd()) });
         match result {
+            0 => Ok(()),
+            code => Err(io::Error::from_raw_os_error(-code)),
+        }
+    }
+
+    /// Puts another program in the place of the one that is there, between two frames.
+    pub(crate) fn replace(&self, program: BorrowedFd<'_>) -> io::Result<()> {
+        let link = self.link.as_raw_fd();
+        // SAFETY: both descriptors are open; null options are allowed.
+        let update = || unsafe { libbpf_sys::bpf_link_update(link, program.as_raw_fd(), ptr::null()) };
+        match messages_of(update).0 {
             0 => Ok(()),
             code => Err(io::Error::from_raw_os_error(-code)),
         }

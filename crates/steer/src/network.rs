@@ -1,6 +1,7 @@
 //! What a program knows of networks: their stations, their rings, how much they get (see `bpf/steer.h`).
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
+use xsk::metadata::{Field, Layout};
 
 use crate::capture::messages_of;
 use crate::layout::{LAST_VLAN, MAX_QUEUES};
@@ -121,6 +122,14 @@ impl GroupLimit {
 pub fn noted_port(note: [u8; NOTE_BYTES]) -> Option<u32> {
     let [a, b, c, d, mark @ ..] = note;
     (u32::from_ne_bytes(mark) == NOTE_MARK).then(|| u32::from_ne_bytes([a, b, c, d]))
+}
+
+/// The note as a structure that names itself, as those of hints do: who reads hints of a network's socket reads notes by
+/// this layout, too, of a program that has none ([`xsk::metadata`]).
+#[must_use]
+pub fn note_layout() -> Layout {
+    let fields = [(Field::Port, 0)];
+    Layout::new(NOTE_MARK, NOTE_BYTES as u8, &fields).expect("four bytes before the mark")
 }
 
 /// Why a station is not set.

@@ -1,8 +1,8 @@
 //! The steering program on one interface.
 //!
 //! A [`Program`] owns one BPF link, whose closing detaches the program, and the program's maps: the configuration of each
-//! queue (mapped, see `config.rs`), the sockets, the addresses and VLANs that queues take, the counters, and those of
-//! networks (`network.rs`). A queue changes hands in an order that leaves no moment in which frames are lost uncounted:
+//! queue (mapped, see `config.rs`), the sockets, the addresses and VLANs that queues take, the counters, those of
+//! networks (`network.rs`), and what goes with hints (`program_hints.rs`). A queue changes hands in an order that leaves no moment in which frames are lost uncounted:
 //!
 //! - enable: the socket into the slot that is not in use, then active there;
 //! - disable: inactive, then both slots emptied.
@@ -11,26 +11,29 @@
 //! slot, is passed to the host, and counted as `no_socket`.
 
 use std::io;
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
-use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType};
 
 use crate::attach::Target;
 use crate::capture::messages_of;
 use crate::config::QueueWords;
 use crate::error::{AttachError, PinError};
+use crate::hints::HintSet;
 use crate::layout::{
     Entry, Filter, LAST_VLAN, MAX_ENTRIES, MAX_QUEUES, MapSlot, QueueConf, QueueCounters, filter_bits,
     lasting_bits, word_has_successor, word_with_successor,
 };
 use crate::link::{self, Attached};
+use crate::load;
+use crate::marks::Marks;
 use crate::mode::{Mode, ModeRequest};
 use crate::network::NetworkMaps;
+use crate::notes::{Generation, Note, Notes};
+use crate::program_hints::Now;
 use crate::shape::Shape;
-use crate::skel::SteerSkelBuilder;
 
 /// Why a queue could not be configured or read.
 ///
@@ -92,15 +95,21 @@ pub enum QueueError {
 #[derive(Debug)]
 pub struct Program {
     // Dropped first: the program goes before its maps.
-    attached: Attached,
-    id: u32,
+    pub(crate) attached: Attached,
     words: QueueWords,
     /// What `words` is mapped from.
-    queues: MapHandle,
-    sockets: MapHandle,
-    entries: MapHandle,
-    counts: MapHandle,
+    pub(crate) queues: MapHandle,
+    pub(crate) sockets: MapHandle,
+    pub(crate) entries: MapHandle,
+    pub(crate) counts: MapHandle,
     pub(crate) networks: NetworkMaps,
+    /// Which program is on the link, and what it leaves before frames.
+    pub(crate) now: Now,
+    pub(crate) notes: Notes,
+    /// Made when the first flow gets one.
+    pub(crate) marks: OnceLock<Marks>,
+    /// Where all this is pinned.
+    pub(crate) dir: Option<PathBuf>,
 }
 
 impl Program {
@@ -115,19 +124,36 @@ impl Program {
     /// [`ModeRequest::Auto`] a refusal of native mode by the driver is no error: see [`Program::fallback`].
     pub fn attach(ifindex: u32, request: ModeRequest, frags: bool) -> Result<Self, AttachError> {
         let target = Target::check(ifindex, frags)?;
-        let (loaded, said) = messages_of(|| load(frags));
-        let loaded = loaded.map_err(|source| AttachError::Load { detail: said, source })?;
-        let words = QueueWords::map(loaded.queues.as_fd()).map_err(AttachError::Config)?;
+        let (loaded, said) = messages_of(|| {
+            let (loaded, maps) = load::plain(frags, &[])?;
+            let (first, notes) = (Generation::first(&maps.queues)?, Notes::new()?);
+            Ok((loaded, maps, first, notes))
+        });
+        let (loaded, maps, generation, notes) =
+            loaded.map_err(|source| AttachError::Load { detail: said, source })?;
+        let words = QueueWords::map(maps.queues.as_fd()).map_err(AttachError::Config)?;
         let attached = target.attach(loaded.program.as_fd(), loaded.id, request)?;
+        let note = Note {
+            program: loaded.id,
+            generation,
+            frags,
+            hints: HintSet::NONE,
+            layout: None,
+        };
+        // What it is for is to be had without, too: it leaves nothing.
+        let _ = notes.add(&note);
         Ok(Self {
-            id: attached.program,
             attached,
             words,
-            queues: loaded.queues,
-            sockets: loaded.sockets,
-            entries: loaded.entries,
-            counts: loaded.counts,
-            networks: loaded.networks,
+            queues: maps.queues,
+            sockets: maps.sockets,
+            entries: maps.entries,
+            counts: maps.counts,
+            networks: maps.networks,
+            now: Now::new(ifindex, note),
+            notes,
+            marks: OnceLock::new(),
+            dir: None,
         })
     }
 
@@ -141,9 +167,10 @@ impl Program {
         self.attached.fallback.as_deref()
     }
 
-    /// The kernel's id of the program, as `bpftool prog` and `ip link` show it.
+    /// The kernel's id of the program, as `bpftool prog` and `ip link` show it. Another one after
+    /// [`Program::set_hints`].
     pub fn id(&self) -> u32 {
-        self.id
+        self.now.get().program
     }
 
     /// Takes the program off the interface ahead of the value's end; nothing happens if it is off already.
@@ -362,41 +389,63 @@ impl Program {
             (ENTRIES, &mut self.entries),
             (COUNTS, &mut self.counts),
         ];
-        for (shape, map) in maps.into_iter().chain(self.networks.all()) {
+        let marks = self.marks.get_mut().map(|marks| (Marks::SHAPE, &mut marks.0));
+        let hints = marks.into_iter().chain([(Notes::SHAPE, &mut self.notes.0)]);
+        for (shape, map) in maps.into_iter().chain(self.networks.all()).chain(hints) {
             let (pinned, _) = messages_of(|| map.pin(dir.join(shape.name)));
             pinned.map_err(|error| failed(shape.name, io::Error::other(error)))?;
         }
         self.attached
             .pin(&dir.join(LINK))
-            .map_err(|source| failed(LINK, source))
+            .map_err(|source| failed(LINK, source))?;
+        self.dir = Some(dir.to_owned());
+        Ok(())
     }
 
-    /// Takes over the program that was pinned into `dir`, and is on the interface with this index. Queues, sockets
-    /// and counters are as they were left.
+    /// Takes over the program that was pinned into `dir`, and is on the interface with this index. Queues, sockets,
+    /// counters and hints are as they were left.
     ///
     /// # Errors
     /// [`PinError`]: what is pinned cannot be used, and is as it was.
     pub fn open_pinned(ifindex: u32, dir: &Path) -> Result<Self, PinError> {
         let attached = Attached::open_pinned(ifindex, &dir.join(LINK))?;
+        let refused = |path: PathBuf, error| PinError::Pin {
+            path,
+            source: io::Error::other::<libbpf_rs::Error>(error),
+        };
         let map = |shape: Shape| {
             let path = dir.join(shape.name);
             let (map, _) = messages_of(|| MapHandle::from_pinned_path(&path));
             match map {
                 Ok(map) if shape.is_of(&map) => Ok(map),
                 Ok(_) => Err(PinError::Other { path }),
-                Err(error) => Err(PinError::Pin {
-                    path,
-                    source: io::Error::other(error),
-                }),
+                Err(error) => Err(refused(path, error)),
             }
         };
+        // A version without hints has pinned none of these.
+        let later_map = |shape: Shape| dir.join(shape.name).exists().then(|| map(shape)).transpose();
         let queues = map(QUEUES)?;
         let words = QueueWords::map(queues.as_fd()).map_err(|source| PinError::Pin {
             path: dir.join(QUEUES.name),
             source,
         })?;
+        let notes = match later_map(Notes::SHAPE)? {
+            Some(notes) => Notes(notes),
+            None => Notes::pinned(dir)?,
+        };
+        let generation = Generation::first(&queues).map_err(|error| refused(dir.join(QUEUES.name), error))?;
+        let note = notes.of_program(attached.program).unwrap_or(Note {
+            program: attached.program,
+            generation,
+            frags: false,
+            hints: HintSet::NONE,
+            layout: None,
+        });
+        let marks = OnceLock::new();
+        if let Some(map) = later_map(Marks::SHAPE)? {
+            let _ = marks.set(Marks(map));
+        }
         Ok(Self {
-            id: attached.program,
             attached,
             words,
             queues,
@@ -408,6 +457,10 @@ impl Program {
                 rings: map(NetworkMaps::RINGS)?,
                 limits: map(NetworkMaps::LIMITS)?,
             },
+            now: Now::new(ifindex, note),
+            notes,
+            marks,
+            dir: Some(dir.to_owned()),
         })
     }
 }
@@ -452,41 +505,3 @@ const COUNTS: Shape = Shape {
     value_bytes: size_of::<QueueCounters>() as u32,
     entries: MAX_QUEUES,
 };
-
-/// The loaded program and handles of its maps, freed from the skeleton's lifetime.
-struct Loaded {
-    program: std::os::fd::OwnedFd,
-    id: u32,
-    queues: MapHandle,
-    sockets: MapHandle,
-    entries: MapHandle,
-    counts: MapHandle,
-    networks: NetworkMaps,
-}
-
-fn load(frags: bool) -> libbpf_rs::Result<Loaded> {
-    let mut storage = MaybeUninit::uninit();
-    let mut open = SteerSkelBuilder::default().open(&mut storage)?;
-    open.progs.steer.set_autoload(!frags);
-    open.progs.steer_frags.set_autoload(frags);
-    let skel = open.load()?;
-    let program = if frags {
-        skel.progs.steer_frags.as_fd()
-    } else {
-        skel.progs.steer.as_fd()
-    };
-    let program = program.try_clone_to_owned()?;
-    Ok(Loaded {
-        id: libbpf_rs::Program::id_from_fd(program.as_fd())?,
-        program,
-        queues: MapHandle::try_from(&skel.maps.steer_queues)?,
-        sockets: MapHandle::try_from(&skel.maps.steer_sockets)?,
-        entries: MapHandle::try_from(&skel.maps.steer_entries)?,
-        counts: MapHandle::try_from(&skel.maps.steer_counts)?,
-        networks: NetworkMaps {
-            stations: MapHandle::try_from(&skel.maps.steer_stations)?,
-            rings: MapHandle::try_from(&skel.maps.steer_rings)?,
-            limits: MapHandle::try_from(&skel.maps.steer_limits)?,
-        },
-    })
-}

@@ -1,4 +1,4 @@
-//! Networks: queues of an interface that serve many receivers, told apart by their stations (see `bpf/steer.bpf.c`).
+//! Networks: queues of an interface that serve many receivers, told apart by their stations (see `bpf/steer_body.h`).
 //!
 //! A network has the number of its first queue. What it has in the program (the queues' words, its stations, its place
 //! among the rings, its limit) is put there and taken away in an order in which nothing points at what is not there:

@@ -20,6 +20,7 @@ fn enabled(pair: &Pair, request: ModeRequest, filter: &Filter) -> (Program, std:
     let conf = QueueConf {
         virtio_header: None,
         frame_limit: 1514,
+        hints: false,
     };
     program.enable_queue(0, xsk.as_fd(), conf).expect("queue 0");
     (program, xsk)
@@ -123,6 +124,7 @@ fn filter_is_changed_and_taken_away_while_frames_flow() {
     let conf = QueueConf {
         virtio_header: None,
         frame_limit: 1514,
+        hints: false,
     };
     program.enable_queue(0, xsk.as_fd(), conf).expect("queue 0");
     assert!(!takes(&pair, &program, &frame_to(OURS, &[])));

@@ -20,6 +20,7 @@ fn bare(frame_limit: u32) -> QueueConf {
     QueueConf {
         virtio_header: None,
         frame_limit,
+        hints: false,
     }
 }
 
@@ -131,6 +132,7 @@ fn closed_socket_gives_its_frames_back_to_the_host_unchanged() {
             let conf = QueueConf {
                 virtio_header,
                 frame_limit: 1514,
+                hints: false,
             };
             program
                 .enable_queue(0, xsk.as_fd(), conf)
@@ -172,6 +174,7 @@ fn no_room_for_the_header_drops_and_counts() {
     let conf = QueueConf {
         virtio_header: Some(VirtioHeader::Basic),
         frame_limit: 1514,
+        hints: false,
     };
     program
         .enable_queue(0, xsk.as_fd(), conf)

@@ -70,6 +70,7 @@ impl World {
         let conf = QueueConf {
             virtio_header: None,
             frame_limit: 1514,
+            hints: false,
         };
         program.enable_queue(0, xsk.as_fd(), conf).expect("queue 0");
         let host_end = near.index_of(HOST_END);

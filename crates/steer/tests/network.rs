@@ -33,6 +33,7 @@ fn bare(frame_limit: u32) -> QueueConf {
     QueueConf {
         virtio_header: None,
         frame_limit,
+        hints: false,
     }
 }
 

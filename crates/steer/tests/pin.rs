@@ -24,6 +24,7 @@ fn conf(frame_limit: u32) -> QueueConf {
     QueueConf {
         virtio_header: None,
         frame_limit,
+        hints: false,
     }
 }
 

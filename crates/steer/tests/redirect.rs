@@ -30,6 +30,7 @@ fn frame_and_header_land_together_and_nothing_else_is_touched() {
                 let conf = QueueConf {
                     virtio_header: header,
                     frame_limit: 1514,
+                    hints: false,
                 };
                 program
                     .enable_queue(0, receiver.socket.as_fd(), conf)
@@ -76,6 +77,7 @@ fn dropped_program_gives_the_interface_back_to_the_host() {
     let conf = QueueConf {
         virtio_header: None,
         frame_limit: 1514,
+        hints: false,
     };
     program
         .enable_queue(0, receiver.socket.as_fd(), conf)
@@ -96,6 +98,7 @@ fn socket_that_waits_takes_no_frame_before_it_takes_over() {
     let conf = QueueConf {
         virtio_header: None,
         frame_limit: 1514,
+        hints: false,
     };
     for _ in 0..3 {
         let mut receiver = Receiver::open(&pair, &program);

@@ -147,6 +147,7 @@ impl Lease {
             virtio_header: None,
             // Less than any frame has.
             frame_limit: *FRAME_LIMITS.start(),
+            hints: false,
         };
         let request = Request::Activate { queue, conf };
         match self.ask_to_the_end(&request, self.deadline())?.answer {

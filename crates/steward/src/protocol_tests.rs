@@ -75,6 +75,7 @@ fn requests() -> Vec<Request> {
     let conf = |virtio_header| QueueConf {
         virtio_header,
         frame_limit: 1518,
+        hints: false,
     };
     vec![
         Request::Lease(wanted()),

@@ -131,6 +131,7 @@ fn interface_that_is_made_again_or_moves_away_and_back_takes_the_same_frames() {
         let conf = steer::QueueConf {
             virtio_header: None,
             frame_limit: 1518,
+            hints: false,
         };
         lease.activate(0, conf).expect("ours");
         let wire = testkit::PacketPort::open(&world.veth.far, VethPair::WIRE);

@@ -557,6 +557,7 @@ fn any_message() -> impl Strategy<Value = (Vec<u8>, bool)> {
     let conf = steer::QueueConf {
         virtio_header: None,
         frame_limit: 1518,
+        hints: false,
     };
     let token = [7; 16];
     let known = prop::sample::select(vec![

@@ -91,6 +91,7 @@ fn child_echoes_and_asks() {
     let conf = steer::QueueConf {
         virtio_header: None,
         frame_limit: 1518,
+        hints: false,
     };
     println!("echoing");
     let mut asked = Instant::now();

@@ -184,6 +184,7 @@ fn lease_for_vlans_gets_nothing_from_when_tags_are_taken_off_until_they_are_not(
     let conf = steer::QueueConf {
         virtio_header: None,
         frame_limit: 1518,
+        hints: false,
     };
     let before = lease.facts();
     lease.activate(0, conf).expect("ours");
@@ -294,6 +295,7 @@ fn lease_for_an_address_takes_the_same_frames_over_a_restart_of_the_steward() {
     let conf = steer::QueueConf {
         virtio_header: None,
         frame_limit: 1518,
+        hints: false,
     };
     lease.activate(0, conf).expect("ours");
     for (round, signal) in (1..).zip([rustix::process::Signal::KILL, rustix::process::Signal::TERM]) {

@@ -86,6 +86,7 @@ mod desc;
 mod error;
 mod frame;
 mod memory;
+pub mod metadata;
 mod netdevice;
 #[cfg(not(loom))]
 mod numa;

@@ -4,7 +4,11 @@ use std::sync::Arc;
 
 use steer::{Mode, Program};
 use testkit::wait;
-use xsk::{AttachMode, FramePool, OwnMemory, QueueId, RxDesc, Socket, SocketConfig, Umem, UmemOffset};
+use xsk::metadata::forget;
+use xsk::{
+    AttachMode, Frame, FramePool, OwnMemory, QueueId, RxDesc, Socket, SocketConfig, Umem, UmemOffset,
+    XDP_PACKET_HEADROOM,
+};
 
 use super::Pair;
 
@@ -14,17 +18,33 @@ pub(crate) const UNTOUCHED: u8 = 0xa5;
 /// Bytes looked at before the frame: room for the longest header and some.
 pub(crate) const BEFORE: usize = 32;
 
+/// Where a frame comes to in a chunk.
+fn frame_start(chunk: &Frame) -> UmemOffset {
+    UmemOffset::new(chunk.offset().get() + u64::from(XDP_PACKET_HEADROOM))
+}
+
 pub(crate) struct Receiver {
     pub(crate) socket: Socket,
-    umem: Umem,
+    pub(crate) umem: Umem,
     pub(crate) pool: FramePool,
+    reads_hints: bool,
 }
 
 impl Receiver {
     pub(crate) fn open(pair: &Pair, program: &Program) -> Self {
+        Self::open_for(pair.ifindex(), program, false)
+    }
+
+    /// What a chunk held is forgotten before it is given to the kernel.
+    pub(crate) fn reading_hints(pair: &Pair, program: &Program) -> Self {
+        Self::open_for(pair.ifindex(), program, true)
+    }
+
+    /// The same of another interface.
+    pub(crate) fn open_for(ifindex: u32, program: &Program, reads_hints: bool) -> Self {
         let memory = OwnMemory::new(64 * CHUNK as usize).expect("128 KiB");
         let umem = Umem::aligned(Arc::new(memory), CHUNK, 0).expect("valid chunks");
-        let mut config = SocketConfig::new(pair.ifindex(), QueueId(0));
+        let mut config = SocketConfig::new(ifindex, QueueId(0));
         config.tx = None;
         config.bind_timeout = wait::SOON;
         config.attach = match program.mode() {
@@ -33,7 +53,12 @@ impl Receiver {
         };
         let socket = Socket::open(&umem, &config).expect("veth takes a socket");
         let pool = umem.all_frames().expect("first time").collect();
-        let mut receiver = Self { socket, umem, pool };
+        let mut receiver = Self {
+            socket,
+            umem,
+            pool,
+            reads_hints,
+        };
         receiver.post();
         receiver
     }
@@ -45,6 +70,9 @@ impl Receiver {
             self.umem
                 .write(frame.offset(), &[UNTOUCHED; CHUNK as usize])
                 .expect("inside");
+            if self.reads_hints {
+                forget(&self.umem, frame_start(&frame));
+            }
             fresh.put(frame);
         }
         self.pool = fresh;

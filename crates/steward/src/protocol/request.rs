@@ -514,6 +514,7 @@ fn activate(body: &ActivateBody) -> Result<Request, Malformed> {
         conf: QueueConf {
             virtio_header,
             frame_limit: body.frame_limit,
+            hints: false,
         },
     })
 }

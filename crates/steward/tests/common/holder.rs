@@ -183,6 +183,7 @@ impl Echo {
         let conf = QueueConf {
             virtio_header: None,
             frame_limit: 1518,
+            hints: false,
         };
         lease.activate(queue, conf).map_err(|error| error.to_string())?;
         let mut echo = Self { socket, pool };

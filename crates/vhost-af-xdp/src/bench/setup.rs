@@ -85,6 +85,7 @@ impl Rig {
             let conf = QueueConf {
                 virtio_header: None,
                 frame_limit,
+                hints: false,
             };
             rig.program
                 .enable_queue(plan.args.queue, rig.socket.as_fd(), conf)?;

@@ -177,6 +177,7 @@ impl InterfaceQueue {
         let conf = QueueConf {
             virtio_header: None,
             frame_limit: open.opened.frame_limit,
+            hints: false,
         };
         if let Err(error) = self.interface.steering.activate(self.number, conf) {
             // A steward that did not answer in time may do it yet: then frames find no socket, and go to the host.
@@ -265,6 +266,7 @@ impl InterfaceQueue {
         let conf = QueueConf {
             virtio_header: (header_bytes > 0).then_some(VirtioHeader::Basic),
             frame_limit: self.interface.frame_limit(),
+            hints: false,
         };
         self.interface.steering.activate(self.number, conf)?;
         let ended = Ended::default();

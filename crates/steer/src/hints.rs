@@ -1,0 +1,199 @@
+//! Which hints the program leaves before frames, and which there can be.
+
+use std::fmt;
+use std::io;
+use std::str::FromStr;
+use std::sync::OnceLock;
+
+use libbpf_rs::btf::Btf;
+use libbpf_rs::btf::types::Func;
+use netlink_bindings::netdev::{self, XdpRxMetadata};
+use netlink_socket2::NetlinkSocket;
+
+use crate::capture::messages_of;
+
+/// A set of hints: what the program leaves before the frames of queues that ask for hints
+/// ([`QueueConf::hints`](crate::QueueConf::hints)). As text: `hash,vlan`, or `none`.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct HintSet(u8);
+
+/// Each with its bit, `STEER_HINT_*`, and its name, which is a part of the structure's (`bpf/steer_hints.h`).
+const NAMES: [(HintSet, &str); 4] = [
+    (HintSet::HASH, "hash"),
+    (HintSet::VLAN, "vlan"),
+    (HintSet::TIMESTAMP, "timestamp"),
+    (HintSet::MARK, "mark"),
+];
+
+impl HintSet {
+    /// No hints.
+    pub const NONE: Self = Self(0);
+    /// The NIC's hash of the frame's flow.
+    pub const HASH: Self = Self(0x1);
+    /// The VLAN tag that the NIC took off. The program then also takes it for the outermost one.
+    pub const VLAN: Self = Self(0x2);
+    /// When the NIC received the frame.
+    pub const TIMESTAMP: Self = Self(0x4);
+    /// The mark of the frame's flow ([`Program::set_mark`](crate::Program::set_mark)); needs nothing of the NIC.
+    pub const MARK: Self = Self(0x8);
+    /// All.
+    pub const ALL: Self = Self(0xf);
+
+    /// Whether it has none.
+    #[must_use]
+    pub const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// Whether it has all of the others.
+    #[must_use]
+    pub const fn has(self, others: Self) -> bool {
+        self.0 & others.0 == others.0
+    }
+
+    /// What is in either.
+    #[must_use]
+    pub const fn with(self, others: Self) -> Self {
+        Self(self.0 | others.0)
+    }
+
+    /// What is in both.
+    #[must_use]
+    pub const fn among(self, others: Self) -> Self {
+        Self(self.0 & others.0)
+    }
+
+    /// What is not in the other.
+    #[must_use]
+    pub const fn without(self, others: Self) -> Self {
+        Self(self.0 & !others.0)
+    }
+
+    /// What this kernel's programs can ask for at all: it has the functions for it (the hash and the time from Linux
+    /// 6.3 on, the tag from 6.8 on), and tells of their types (CONFIG_DEBUG_INFO_BTF). It is read once.
+    #[must_use]
+    pub fn of_kernel() -> Self {
+        static KNOWN: OnceLock<HintSet> = OnceLock::new();
+        if let Some(&known) = KNOWN.get() {
+            return known;
+        }
+        let (btf, _) = messages_of(Btf::from_vmlinux);
+        // Whoever may read it later finds what there is.
+        let Ok(btf) = btf else { return Self::NONE };
+        let has = |function: &str| btf.type_by_name::<Func<'_>>(function).is_some();
+        let functions = [
+            (Self::HASH, "bpf_xdp_metadata_rx_hash"),
+            (Self::VLAN, "bpf_xdp_metadata_rx_vlan_tag"),
+            (Self::TIMESTAMP, "bpf_xdp_metadata_rx_timestamp"),
+        ];
+        let there = functions.into_iter().filter(|&(_, function)| has(function));
+        *KNOWN.get_or_init(|| there.fold(Self::MARK, |set, (hint, _)| set.with(hint)))
+    }
+
+    /// What the driver of this interface says it can tell (`xdp-rx-metadata-features`,
+    /// Documentation/netlink/specs/netdev.yaml), of the network namespace of the calling thread. It is no promise for
+    /// each frame: veth tells no time but that of a sender that has one. Nothing needs to be loaded for the question.
+    ///
+    /// # Errors
+    /// There is no such interface, or the kernel does not tell (before Linux 6.3).
+    pub fn of_driver(ifindex: u32) -> io::Result<Self> {
+        let mut socket = NetlinkSocket::new();
+        let mut request = netdev::Request::new().op_dev_get_do();
+        request.encode().push_ifindex(ifindex);
+        let mut replies = socket.request(&request)?;
+        let attributes = replies.recv_one().map_err(io::Error::from)?;
+        // The kernel leaves the attribute out where there is none.
+        let features = attributes.get_xdp_rx_metadata_features().unwrap_or(0);
+        let bits = [
+            (Self::HASH, XdpRxMetadata::Hash),
+            (Self::VLAN, XdpRxMetadata::VlanTag),
+            (Self::TIMESTAMP, XdpRxMetadata::Timestamp),
+        ];
+        let there = bits.into_iter().filter(|&(_, bit)| features & bit as u64 != 0);
+        Ok(there.fold(Self::NONE, |set, (hint, _)| set.with(hint)))
+    }
+
+    /// The bits of `STEER_HINT_*`.
+    pub(crate) const fn bits(self) -> u8 {
+        self.0
+    }
+
+    /// The same of these bits; none of others.
+    pub(crate) const fn of_bits(bits: u8) -> Self {
+        Self(bits & Self::ALL.0)
+    }
+
+    /// The names of those that it has.
+    pub fn names(self) -> impl Iterator<Item = &'static str> {
+        NAMES
+            .into_iter()
+            .filter(move |&(hint, _)| self.has(hint))
+            .map(|(_, name)| name)
+    }
+
+    /// Name of the structure that the program leaves.
+    pub(crate) fn structure(self) -> String {
+        self.names()
+            .fold("steer_hints".to_owned(), |name, hint| name + "_" + hint)
+    }
+}
+
+impl fmt::Display for HintSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.is_empty() {
+            true => f.write_str("none"),
+            false => f.write_str(&self.names().collect::<Vec<_>>().join(",")),
+        }
+    }
+}
+
+impl fmt::Debug for HintSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "HintSet({self})")
+    }
+}
+
+/// A word that is no hint.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no hint: choose some of hash, vlan, timestamp and mark, separated by commas, or none")]
+pub struct NoSuchHint(String);
+
+impl FromStr for HintSet {
+    type Err = NoSuchHint;
+
+    fn from_str(text: &str) -> Result<Self, NoSuchHint> {
+        if text == "none" {
+            return Ok(Self::NONE);
+        }
+        let hint = |word: &str| NAMES.into_iter().find(|&(_, name)| name == word);
+        text.split(',')
+            .try_fold(Self::NONE, |set, word| match hint(word) {
+                Some((hint, _)) => Ok(set.with(hint)),
+                None => Err(NoSuchHint(word.to_owned())),
+            })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sets_are_written_and_read_by_name() {
+        for bits in 0..16 {
+            let set = HintSet::of_bits(bits);
+            assert_eq!(set.to_string().parse(), Ok(set));
+        }
+        assert_eq!(HintSet::ALL.to_string(), "hash,vlan,timestamp,mark");
+        assert_eq!("vlan,hash,vlan".parse(), Ok(HintSet::HASH.with(HintSet::VLAN)));
+        for wrong in ["", "none,hash", "Hash", "hash,", "time"] {
+            wrong.parse::<HintSet>().expect_err(wrong);
+        }
+    }
+
+    #[test]
+    fn structures_are_called_as_steer_hints_h_has_them() {
+        assert_eq!(HintSet::ALL.structure(), "steer_hints_hash_vlan_timestamp_mark");
+        assert_eq!(HintSet::TIMESTAMP.structure(), "steer_hints_timestamp");
+    }
+}

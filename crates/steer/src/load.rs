@@ -1,0 +1,142 @@
+//! Loading the programs, the plain ones and those bound to an interface, with maps of their own or those of a program
+//! that they are to follow.
+
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use libbpf_rs::btf::Btf;
+use libbpf_rs::skel::{OpenSkel, Skel, SkelBuilder};
+use libbpf_rs::{MapHandle, OpenObject};
+use xsk::metadata::Layout;
+
+use crate::btf::{LayoutOfError, layout_of};
+use crate::hints::HintSet;
+use crate::network::NetworkMaps;
+use crate::skel::SteerSkelBuilder;
+use crate::skel::bound::SteerBoundSkelBuilder;
+
+/// Maps of a program that another one uses after it, by their names in `bpf/`.
+pub(crate) type Reused<'a> = &'a [(&'static str, BorrowedFd<'a>)];
+
+/// Name of the map of marks in `bpf/`.
+pub(crate) const MARKS: &str = "steer_marks";
+
+/// `BPF_F_XDP_DEV_BOUND_ONLY` (include/uapi/linux/bpf.h)
+const DEV_BOUND_ONLY: u32 = 1 << 6;
+
+/// A loaded program and the kernel's number of it.
+pub(crate) struct Loaded {
+    pub(crate) program: OwnedFd,
+    pub(crate) id: u32,
+}
+
+impl Loaded {
+    fn new(program: BorrowedFd<'_>) -> libbpf_rs::Result<Self> {
+        let program = program.try_clone_to_owned()?;
+        Ok(Self {
+            id: libbpf_rs::Program::id_from_fd(program.as_fd())?,
+            program,
+        })
+    }
+}
+
+/// Handles of a program's maps, freed from the skeleton's lifetime.
+pub(crate) struct Maps {
+    pub(crate) queues: MapHandle,
+    pub(crate) sockets: MapHandle,
+    pub(crate) entries: MapHandle,
+    pub(crate) counts: MapHandle,
+    pub(crate) networks: NetworkMaps,
+}
+
+/// Loads a plain program.
+pub(crate) fn plain(frags: bool, reused: Reused<'_>) -> libbpf_rs::Result<(Loaded, Maps)> {
+    let mut storage = MaybeUninit::uninit();
+    let mut open = SteerSkelBuilder::default().open(&mut storage)?;
+    open.progs.steer.set_autoload(!frags);
+    open.progs.steer_frags.set_autoload(frags);
+    reuse(open.open_object_mut(), reused)?;
+    let skel = open.load()?;
+    let program = match frags {
+        true => skel.progs.steer_frags.as_fd(),
+        false => skel.progs.steer.as_fd(),
+    };
+    let maps = Maps {
+        queues: MapHandle::try_from(&skel.maps.steer_queues)?,
+        sockets: MapHandle::try_from(&skel.maps.steer_sockets)?,
+        entries: MapHandle::try_from(&skel.maps.steer_entries)?,
+        counts: MapHandle::try_from(&skel.maps.steer_counts)?,
+        networks: NetworkMaps {
+            stations: MapHandle::try_from(&skel.maps.steer_stations)?,
+            rings: MapHandle::try_from(&skel.maps.steer_rings)?,
+            limits: MapHandle::try_from(&skel.maps.steer_limits)?,
+        },
+    };
+    Ok((Loaded::new(program)?, maps))
+}
+
+/// Why a bound program is not loaded.
+pub(crate) enum BoundError {
+    /// libbpf, or the kernel.
+    Load(libbpf_rs::Error),
+    /// Its types are not what they should be: a bug of ours.
+    Layout(LayoutOfError),
+}
+
+impl From<libbpf_rs::Error> for BoundError {
+    fn from(error: libbpf_rs::Error) -> Self {
+        Self::Load(error)
+    }
+}
+
+/// Loads a program that is bound to the interface and leaves these hints, not none; `generation` is the upper half of
+/// its ids, the lower is 0. All maps that a plain one has are among those that it reuses.
+pub(crate) fn bound(
+    frags: bool,
+    ifindex: u32,
+    hints: HintSet,
+    generation: u32,
+    reused: Reused<'_>,
+) -> Result<(Loaded, Layout), BoundError> {
+    let mut storage = MaybeUninit::uninit();
+    let mut open = SteerBoundSkelBuilder::default().open(&mut storage)?;
+    open.progs.steer_bound.set_autoload(!frags);
+    open.progs.steer_bound_frags.set_autoload(frags);
+    let program = match frags {
+        true => &mut open.progs.steer_bound_frags,
+        false => &mut open.progs.steer_bound,
+    };
+    program.set_ifindex(ifindex);
+    program.set_flags(DEV_BOUND_ONLY);
+    let Some(constants) = open.maps.rodata_data.as_deref_mut() else {
+        return Err(libbpf_rs::Error::from(std::io::Error::other("no .rodata")).into());
+    };
+    constants.steer_asked = hints.bits().into();
+    constants.steer_generation = generation;
+    reuse(open.open_object_mut(), reused)?;
+    let skel = open.load()?;
+    let program = match frags {
+        true => skel.progs.steer_bound_frags.as_fd(),
+        false => skel.progs.steer_bound.as_fd(),
+    };
+    let loaded = Loaded::new(program)?;
+    let missing = || LayoutOfError::Missing {
+        structure: hints.structure(),
+    };
+    let btf: Option<Btf<'_>> = skel.object().btf()?;
+    let btf = btf.ok_or_else(|| BoundError::Layout(missing()))?;
+    let layout = layout_of(&btf, &hints.structure(), generation).map_err(BoundError::Layout)?;
+    Ok((loaded, layout))
+}
+
+/// Has the object use these maps. The map of marks is not made where it is not among them.
+fn reuse(object: &mut OpenObject, reused: Reused<'_>) -> libbpf_rs::Result<()> {
+    for mut map in object.maps_mut() {
+        match reused.iter().find(|&&(name, _)| map.name() == name) {
+            Some(&(_, fd)) => map.reuse_fd(fd)?,
+            None if map.name() == MARKS => map.set_autocreate(false)?,
+            None => {}
+        }
+    }
+    Ok(())
+}

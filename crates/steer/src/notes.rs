@@ -1,0 +1,200 @@
+//! The loader's notes on the programs that followed each other on a link: what each leaves before frames. They stand in
+//! a map that no program reads, so that they can be pinned with the others, and tell the next owner of the link which
+//! layouts frames may have that are under way.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::path::Path;
+
+use libbpf_rs::{MapCore, MapFlags, MapHandle, MapInfo, MapType, libbpf_sys};
+use xsk::metadata::{Layout, MAX_LAYOUTS};
+
+use crate::capture::messages_of;
+use crate::error::PinError;
+use crate::hints::HintSet;
+use crate::shape::Shape;
+
+/// Number of a program among those of its link, below 2^15; the next program's is one higher, round and round. The
+/// first one's is the number of its map, so that programs that come and go have others, too.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Generation(u16);
+
+impl Generation {
+    const BITS: u16 = 0x7fff;
+
+    /// Of the first program with this map.
+    pub(crate) fn first(queues: &MapHandle) -> libbpf_rs::Result<Self> {
+        let info = MapInfo::new(queues.as_fd())?;
+        Ok(Self((info.info.id & u32::from(Self::BITS)) as u16))
+    }
+
+    pub(crate) fn next(self) -> Self {
+        Self(self.0.wrapping_add(1) & Self::BITS)
+    }
+
+    /// The upper half of ids, with its highest bit set: see `bpf/steer_hints.h`.
+    pub(crate) fn upper_half(self) -> u32 {
+        1 << 31 | u32::from(self.0) << 16
+    }
+}
+
+/// What is noted of a program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Note {
+    /// The kernel's number of it.
+    pub(crate) program: u32,
+    pub(crate) generation: Generation,
+    /// It takes frames in several buffers.
+    pub(crate) frags: bool,
+    pub(crate) hints: HintSet,
+    /// What it leaves, if anything.
+    pub(crate) layout: Option<Layout>,
+}
+
+impl Note {
+    const BYTES: usize = 32;
+    /// In a place that was written.
+    const WRITTEN: u8 = 0x80;
+
+    fn value(&self) -> [u8; Self::BYTES] {
+        let mut value = [0; Self::BYTES];
+        value[..4].copy_from_slice(&self.program.to_ne_bytes());
+        value[4..6].copy_from_slice(&self.generation.0.to_ne_bytes());
+        value[6] = u8::from(self.frags);
+        value[7] = self.hints.bits() | Self::WRITTEN;
+        if let Some(layout) = &self.layout {
+            value[8..24].copy_from_slice(&layout.to_bytes());
+        }
+        value
+    }
+
+    fn of_value(value: &[u8]) -> Option<Self> {
+        let &[a, b, c, d, g0, g1, frags, hints, ref rest @ ..] = value else {
+            return None;
+        };
+        let layout = *rest.first_chunk()?;
+        (hints & Self::WRITTEN != 0).then(|| Self {
+            program: u32::from_ne_bytes([a, b, c, d]),
+            generation: Generation(u16::from_ne_bytes([g0, g1]) & Generation::BITS),
+            frags: frags != 0,
+            hints: HintSet::of_bits(hints),
+            layout: Layout::from_bytes(layout).ok(),
+        })
+    }
+}
+
+/// The map of notes: the latest [`MAX_LAYOUTS`].
+#[derive(Debug)]
+pub(crate) struct Notes(pub(crate) MapHandle);
+
+impl Notes {
+    pub(crate) const SHAPE: Shape = Shape {
+        name: "layouts",
+        kind: MapType::Array,
+        key_bytes: 4,
+        value_bytes: Note::BYTES as u32,
+        entries: MAX_LAYOUTS as u32,
+    };
+
+    pub(crate) fn new() -> libbpf_rs::Result<Self> {
+        Self::SHAPE.create(0).map(Self)
+    }
+
+    /// The same, pinned beside the maps of a program of a version without.
+    pub(crate) fn pinned(dir: &Path) -> Result<Self, PinError> {
+        let path = dir.join(Self::SHAPE.name);
+        let (made, _) = messages_of(|| {
+            let mut map = Self::SHAPE.create(0)?;
+            map.pin(&path)?;
+            Ok(map)
+        });
+        match made {
+            Ok(map) => Ok(Self(map)),
+            Err(error) => Err(PinError::Pin {
+                path,
+                source: io::Error::other::<libbpf_rs::Error>(error),
+            }),
+        }
+    }
+
+    /// Takes a note, in the place of the oldest.
+    pub(crate) fn add(&self, note: &Note) -> libbpf_rs::Result<()> {
+        let key = u32::from(note.generation.0) % Self::SHAPE.entries;
+        let (updated, _) = messages_of(|| self.0.update(&key.to_ne_bytes(), &note.value(), MapFlags::ANY));
+        updated
+    }
+
+    /// What is noted of this program.
+    pub(crate) fn of_program(&self, program: u32) -> Option<Note> {
+        self.all().find(|note| note.program == program)
+    }
+
+    /// The layouts of the programs up to this generation, the latest first.
+    pub(crate) fn layouts(&self, upto: Generation) -> Vec<Layout> {
+        let age = |note: &Note| upto.0.wrapping_sub(note.generation.0) & Generation::BITS;
+        let mut notes: Vec<Note> = self.all().filter(|note| age(note) < MAX_LAYOUTS as u16).collect();
+        notes.sort_by_key(age);
+        notes.into_iter().filter_map(|note| note.layout).collect()
+    }
+
+    fn all(&self) -> impl Iterator<Item = Note> {
+        (0..Self::SHAPE.entries).filter_map(|key| {
+            let (found, _) = messages_of(|| self.0.lookup(&key.to_ne_bytes(), MapFlags::ANY));
+            Note::of_value(&found.ok().flatten()?)
+        })
+    }
+}
+
+impl Shape {
+    /// Makes such a map, which no program has.
+    pub(crate) fn create(self, flags: u32) -> libbpf_rs::Result<MapHandle> {
+        let options = libbpf_sys::bpf_map_create_opts {
+            sz: size_of::<libbpf_sys::bpf_map_create_opts>() as libbpf_sys::size_t,
+            map_flags: flags,
+            ..Default::default()
+        };
+        let name = format!("steer_{}", self.name);
+        let (made, _) = messages_of(|| {
+            MapHandle::create(
+                self.kind,
+                Some(name),
+                self.key_bytes,
+                self.value_bytes,
+                self.entries,
+                &options,
+            )
+        });
+        made
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use xsk::metadata::Field;
+
+    use super::*;
+
+    #[test]
+    fn notes_come_back_from_their_bytes() {
+        let layout = Layout::new(0x8005_0011, 16, &[(Field::Hash, 0)]).expect("inside");
+        for (hints, layout) in [(HintSet::NONE, None), (HintSet::HASH, Some(layout))] {
+            let note = Note {
+                program: 77,
+                generation: Generation(5),
+                frags: true,
+                hints,
+                layout,
+            };
+            assert_eq!(Note::of_value(&note.value()), Some(note));
+        }
+        assert_eq!(Note::of_value(&[0; Note::BYTES]), None, "never written");
+        assert_eq!(Note::of_value(&[]), None);
+    }
+
+    #[test]
+    fn ids_of_generations_are_nobody_elses() {
+        assert_eq!(Generation(0).upper_half(), 0x8000_0000);
+        assert_eq!(Generation(0x7fff).upper_half(), 0xffff_0000);
+        assert_eq!(Generation(0x7fff).next(), Generation(0));
+    }
+}

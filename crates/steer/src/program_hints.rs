@@ -1,0 +1,223 @@
+//! Hints: one program in the place of another on the same link, without a frame lost, and what each leaves before
+//! frames.
+//!
+//! # Theory of operation
+//!
+//! A plain program knows nothing of a frame but its bytes. One that is *bound* to the interface can ask its driver, and
+//! is loaded for one set of hints (`bpf/steer_hints.h`). Which of them is on the link changes by `BPF_LINK_UPDATE`: the
+//! new program is loaded with the maps of the old one, so queues, sockets, filters, stations and counters go on, and
+//! the driver takes it between two frames (`bpf_xdp_link_update`, net/core/dev.c). Two things a program keeps for
+//! itself: when the next frame to a group is due, and the constants that say what it leaves.
+//!
+//! Frames of the old program may be under way still, in the driver and in the rings of sockets. Each names its own
+//! layout by an id that no other program of the link has, as it is partly a number that counts programs (`notes.rs`).
+//! So who reads frames learns the new layout ([`Program::layouts`]) and keeps the old ones. A frame of the new program
+//! may come before its reader has learned the layout: it is then one without hints.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use xsk::metadata::Layout;
+
+use crate::btf::LayoutOfError;
+use crate::capture::messages_of;
+use crate::hints::HintSet;
+use crate::load::{self, BoundError, Loaded, MARKS};
+use crate::marks::{Flow, Marks};
+use crate::mode::Mode;
+use crate::notes::Note;
+use crate::program::Program;
+
+/// Why the hints are not changed. The program that was there goes on.
+///
+/// `source` is libbpf's answer, or the kernel's.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "fields are described above")]
+pub enum HintsError {
+    /// Bound programs are for native mode.
+    #[error("hints take native mode, and the program is in {mode} mode")]
+    Mode { mode: Mode },
+    /// The kernel has no such functions.
+    #[error(
+        "this kernel gives XDP programs no {missing} (Linux 6.3, for vlan 6.8, with CONFIG_DEBUG_INFO_BTF)"
+    )]
+    Kernel { missing: HintSet },
+    /// The program cannot be loaded.
+    #[error("cannot load the XDP program for {hints}: {}", last_line(.detail))]
+    Load {
+        hints: HintSet,
+        /// libbpf's messages, the verifier's log among them; may be empty.
+        detail: String,
+        #[source]
+        source: libbpf_rs::Error,
+    },
+    /// The program's types are not what they should be: a bug of ours.
+    #[error("cannot tell what the XDP program leaves before frames")]
+    Layout(#[source] LayoutOfError),
+    /// A map that goes with hints cannot be made, pinned or written.
+    #[error("cannot keep what goes with hints")]
+    Map(#[source] libbpf_rs::Error),
+    /// The link does not take the program.
+    #[error("cannot put the XDP program for {hints} in the place of the one that is there")]
+    Replace {
+        hints: HintSet,
+        #[source]
+        source: io::Error,
+    },
+}
+
+fn last_line(detail: &str) -> &str {
+    let mut lines = detail.lines().rev().map(str::trim);
+    lines
+        .find(|line| !line.is_empty())
+        .unwrap_or("libbpf says nothing")
+}
+
+/// The kernel refuses a mark; most often there are too many.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot note the mark of a flow")]
+pub struct MarkError(#[source] libbpf_rs::Error);
+
+/// Which program is on the link.
+#[derive(Debug)]
+pub(crate) struct Now {
+    pub(crate) ifindex: u32,
+    note: Mutex<Note>,
+}
+
+impl Now {
+    pub(crate) fn new(ifindex: u32, note: Note) -> Self {
+        Self {
+            ifindex,
+            note: Mutex::new(note),
+        }
+    }
+
+    pub(crate) fn get(&self) -> Note {
+        *self.lock()
+    }
+
+    /// Plain values: whole at any time, also if its holder has panicked.
+    fn lock(&self) -> MutexGuard<'_, Note> {
+        self.note.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Hints, and the marks of flows.
+impl Program {
+    /// What the program leaves before frames of queues that ask for hints
+    /// ([`QueueConf::hints`](crate::QueueConf::hints)).
+    pub fn hints(&self) -> HintSet {
+        self.now.get().hints
+    }
+
+    /// From now on the program leaves these hints: another one takes its place, with the same maps, and no frame is
+    /// lost. Nothing happens if it leaves them already. [`Program::id`] and [`Program::layouts`] change.
+    ///
+    /// Hints that the driver lacks ([`HintSet::of_driver`]) cost a call each and are absent in every frame: leave them
+    /// out.
+    ///
+    /// # Errors
+    /// [`HintsError`]; the program that was there goes on.
+    pub fn set_hints(&self, hints: HintSet) -> Result<(), HintsError> {
+        let mut now = self.now.lock();
+        if now.hints == hints {
+            return Ok(());
+        }
+        let (mode, missing) = (self.mode(), hints.without(HintSet::of_kernel()));
+        if !hints.is_empty() && mode != Mode::Native {
+            return Err(HintsError::Mode { mode });
+        }
+        if !missing.is_empty() {
+            return Err(HintsError::Kernel { missing });
+        }
+        let generation = now.generation.next();
+        let (loaded, layout) = self.load_after(&now, hints)?;
+        let note = Note {
+            program: loaded.id,
+            generation,
+            frags: now.frags,
+            hints,
+            layout,
+        };
+        // First the note, so that the next owner of the link finds it whenever this one ends.
+        self.notes.add(&note).map_err(HintsError::Map)?;
+        self.attached
+            .replace(loaded.program.as_fd())
+            .map_err(|source| HintsError::Replace { hints, source })?;
+        *now = note;
+        Ok(())
+    }
+
+    /// What may stand before frames of queues that ask for hints: the layouts of the program that is there and of those
+    /// before it, the latest first. Beside them, in a network's queue, [`note_layout`](crate::note_layout).
+    pub fn layouts(&self) -> Vec<Layout> {
+        self.notes.layouts(self.now.get().generation)
+    }
+
+    /// Gives the frames of a flow a mark, or takes it away; nothing happens if it has none. Programs leave marks that
+    /// have [`HintSet::MARK`]; marks stay when the hints change.
+    ///
+    /// # Errors
+    /// [`MarkError`].
+    pub fn set_mark(&self, flow: &Flow, mark: Option<u32>) -> Result<(), MarkError> {
+        self.marks()
+            .and_then(|marks| marks.set(flow, mark))
+            .map_err(MarkError)
+    }
+
+    /// All marks, in order.
+    pub fn all_marks(&self) -> Vec<(Flow, u32)> {
+        self.marks.get().map_or_else(Vec::new, Marks::all)
+    }
+
+    /// The map of marks, made where there is none.
+    fn marks(&self) -> libbpf_rs::Result<&Marks> {
+        if let Some(marks) = self.marks.get() {
+            return Ok(marks);
+        }
+        let mut marks = Marks::new()?;
+        if let Some(dir) = &self.dir {
+            let (pinned, _) = messages_of(|| marks.0.pin(dir.join(Marks::SHAPE.name)));
+            pinned?;
+        }
+        // Whose is not taken, when two make one at the same time, is nobody's: pinning has refused the second.
+        Ok(self.marks.get_or_init(|| marks))
+    }
+
+    /// Loads the program that leaves these hints, with the maps of the one that is there.
+    fn load_after(&self, now: &Note, hints: HintSet) -> Result<(Loaded, Option<Layout>), HintsError> {
+        let mut reused = vec![
+            ("steer_queues", self.queues.as_fd()),
+            ("steer_sockets", self.sockets.as_fd()),
+            ("steer_entries", self.entries.as_fd()),
+            ("steer_counts", self.counts.as_fd()),
+            ("steer_stations", self.networks.stations.as_fd()),
+            ("steer_rings", self.networks.rings.as_fd()),
+            ("steer_limits", self.networks.limits.as_fd()),
+        ];
+        if hints.has(HintSet::MARK) {
+            let marks = self.marks().map_err(HintsError::Map)?;
+            reused.push((MARKS, marks.0.as_fd()));
+        }
+        let (loaded, detail) = messages_of(|| match hints.is_empty() {
+            true => load::plain(now.frags, &reused)
+                .map(|(loaded, _)| (loaded, None))
+                .map_err(BoundError::Load),
+            false => {
+                let generation = now.generation.next().upper_half();
+                load::bound(now.frags, self.now.ifindex, hints, generation, &reused)
+                    .map(|(loaded, layout)| (loaded, Some(layout)))
+            }
+        });
+        loaded.map_err(|error| match error {
+            BoundError::Load(source) => HintsError::Load {
+                hints,
+                detail,
+                source,
+            },
+            BoundError::Layout(source) => HintsError::Layout(source),
+        })
+    }
+}

@@ -1,0 +1,306 @@
+//! Reading what stands before frames.
+
+use std::num::NonZeroU64;
+
+use super::layout::{Field, Layout, MAX_LEN_BYTES};
+use crate::{Umem, UmemOffset};
+
+/// Most layouts that are known at once: so many programs may have followed each other while a frame was under way.
+pub const MAX_LAYOUTS: usize = 8;
+
+/// What is read before each frame: the longest structure that kernels before 6.8 let a program leave.
+const USUAL_BYTES: usize = 32;
+
+/// The NIC's hash of a frame's flow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Hash {
+    /// The hash.
+    pub value: u32,
+    /// What it is of: `enum xdp_rss_hash_type` of `include/net/xdp.h`; 0: not said.
+    pub kind: u16,
+}
+
+/// A VLAN tag that the NIC took off the frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tag {
+    /// 0x8100 or 0x88a8.
+    pub proto: u16,
+    /// Priority (3 bits), drop eligibility (1 bit), number (12 bits).
+    pub tci: u16,
+}
+
+/// What is known of one frame beside its bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Hints {
+    /// The NIC's hash.
+    pub hash: Option<Hash>,
+    /// The VLAN tag that is not in the frame.
+    pub tag: Option<Tag>,
+    /// When the NIC received it, ns of the NIC's clock.
+    pub timestamp: Option<NonZeroU64>,
+    /// The mark of its flow.
+    pub mark: Option<u32>,
+    /// Who it is for.
+    pub port: Option<u32>,
+}
+
+/// What stands before a frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Found {
+    /// A structure of a known layout.
+    Hints(Hints),
+    /// Nothing: no program has left anything.
+    Nothing,
+    /// Something else, with this id: to be counted; nothing is known of the frame.
+    Unknown(u32),
+}
+
+impl Found {
+    /// What is known of the frame; of unknown layouts nothing.
+    #[must_use]
+    pub fn hints(self) -> Hints {
+        match self {
+            Self::Hints(hints) => hints,
+            Self::Nothing | Self::Unknown(_) => Hints::default(),
+        }
+    }
+}
+
+/// Makes sure that nothing is found before a frame that comes to `frame` and that no program leaves anything before: to
+/// be called before the chunk goes to the fill ring.
+#[inline]
+pub fn forget(umem: &Umem, frame: UmemOffset) {
+    if let Some(at) = frame.get().checked_sub(4) {
+        // Outside the UMEM nothing is read either.
+        let _ = umem.write(UmemOffset::new(at), &[0; 4]);
+    }
+}
+
+/// The bytes before a frame, the last directly before it.
+type Before = [u8; USUAL_BYTES];
+
+#[inline]
+fn before(umem: &Umem, frame: UmemOffset) -> Option<Before> {
+    let start = frame.get().checked_sub(USUAL_BYTES as u64)?;
+    let mut bytes = [0; USUAL_BYTES];
+    umem.read(UmemOffset::new(start), &mut bytes)?;
+    Some(bytes)
+}
+
+#[inline]
+fn id_of(before: &Before) -> u32 {
+    let [.., a, b, c, d] = *before;
+    u32::from_ne_bytes([a, b, c, d])
+}
+
+/// A layout prepared for reading: where fields stand in the bytes that end at the frame.
+#[derive(Debug, Clone, Copy)]
+struct Places {
+    layout: Layout,
+    /// Which of HASH, TAG, TIMESTAMP, MARK, PORT, ABSENT there are.
+    shape: u8,
+    /// By [`Field`]: from the start of the last [`USUAL_BYTES`], or of the structure if it is longer.
+    at: [u8; Field::ALL.len()],
+}
+
+/// Bits of `absent`, and of a shape.
+const HASH: u8 = 1;
+const TAG: u8 = 1 << 1;
+const TIMESTAMP: u8 = 1 << 2;
+const MARK: u8 = 1 << 3;
+const PORT: u8 = 1 << 4;
+/// Of a shape only.
+const ABSENT: u8 = 1 << 5;
+const SHAPES: u8 = 1 << 6;
+
+impl Places {
+    fn new(layout: Layout) -> Self {
+        // What is shorter than the usual length lies at its end.
+        let skipped = (USUAL_BYTES as u8).saturating_sub(layout.len_bytes());
+        let bits = [
+            (Field::Hash, HASH),
+            (Field::VlanProto, TAG),
+            (Field::Timestamp, TIMESTAMP),
+            (Field::Mark, MARK),
+            (Field::Port, PORT),
+            (Field::Absent, ABSENT),
+        ];
+        let bits = bits.into_iter().filter(|&(field, _)| layout.has(field));
+        Self {
+            layout,
+            shape: bits.fold(0, |shape, (_, bit)| shape | bit),
+            // At most MAX_LEN_BYTES: no sum is larger than a byte.
+            at: Field::ALL.map(|field| layout.offset(field).map_or(0, |offset| offset + skipped)),
+        }
+    }
+
+    fn is_long(&self) -> bool {
+        usize::from(self.layout.len_bytes()) > USUAL_BYTES
+    }
+
+    /// The field, of a structure that has it. It lies in `bytes`, as the layout was checked; if not, it is 0.
+    #[inline(always)]
+    fn read<const N: usize>(&self, field: Field, bytes: &[u8]) -> [u8; N] {
+        let at = usize::from(self.at[field as usize]);
+        match bytes.get(at..).and_then(<[u8]>::first_chunk) {
+            Some(field) => *field,
+            None => [0; N],
+        }
+    }
+
+    /// The hints in `bytes`, of a structure with this shape.
+    #[inline(always)]
+    fn hints(&self, shape: u8, bytes: &[u8]) -> Hints {
+        let absent = match shape & ABSENT {
+            0 => 0,
+            _ => u16::from_ne_bytes(self.read(Field::Absent, bytes)),
+        };
+        let there = shape & !(absent as u8);
+        Hints {
+            hash: (there & HASH != 0).then(|| Hash {
+                value: u32::from_ne_bytes(self.read(Field::Hash, bytes)),
+                kind: match self.layout.has(Field::HashType) {
+                    true => u16::from_ne_bytes(self.read(Field::HashType, bytes)),
+                    false => 0,
+                },
+            }),
+            tag: (there & TAG != 0)
+                .then(|| Tag {
+                    proto: u16::from_be_bytes(self.read(Field::VlanProto, bytes)),
+                    tci: u16::from_ne_bytes(self.read(Field::VlanTci, bytes)),
+                })
+                .filter(|tag| tag.proto != 0),
+            timestamp: match there & TIMESTAMP {
+                0 => None,
+                _ => NonZeroU64::new(u64::from_ne_bytes(self.read(Field::Timestamp, bytes))),
+            },
+            mark: (there & MARK != 0).then(|| u32::from_ne_bytes(self.read(Field::Mark, bytes))),
+            port: (there & PORT != 0).then(|| u32::from_ne_bytes(self.read(Field::Port, bytes))),
+        }
+    }
+
+    /// The hints of a structure that is longer than usual.
+    #[cold]
+    fn long(&self, umem: &Umem, frame: UmemOffset) -> Found {
+        let mut bytes = [0; MAX_LEN_BYTES as usize];
+        let bytes = &mut bytes[..usize::from(self.layout.len_bytes())];
+        let start = frame.get().checked_sub(bytes.len() as u64);
+        match start.and_then(|start| umem.read(UmemOffset::new(start), bytes)) {
+            Some(()) => Found::Hints(self.hints(self.shape, bytes)),
+            None => Found::Nothing,
+        }
+    }
+}
+
+/// The layouts that a receiver knows, the latest first.
+#[derive(Debug, Clone, Default)]
+pub struct Layouts {
+    known: [Option<Places>; MAX_LAYOUTS],
+}
+
+impl Layouts {
+    /// Knows these, the latest first; of more than [`MAX_LAYOUTS`] the first.
+    #[must_use]
+    pub fn new(latest_first: &[Layout]) -> Self {
+        let mut layouts = Self::default();
+        let some = &latest_first[..latest_first.len().min(MAX_LAYOUTS)];
+        some.iter().rev().for_each(|&layout| layouts.learn(layout));
+        layouts
+    }
+
+    /// From now on knows this layout, as the latest, instead of one with the same id; of more than [`MAX_LAYOUTS`] the
+    /// oldest is forgotten.
+    pub fn learn(&mut self, layout: Layout) {
+        let is_same = |known: &Option<Places>| known.is_some_and(|known| known.layout.id() == layout.id());
+        let last = self.known.iter().position(is_same).unwrap_or(MAX_LAYOUTS - 1);
+        self.known[..=last].rotate_right(1);
+        self.known[0] = Some(Places::new(layout));
+    }
+
+    /// Those that are known, the latest first.
+    pub fn iter(&self) -> impl Iterator<Item = Layout> {
+        self.known.iter().flatten().map(|known| known.layout)
+    }
+
+    /// What stands before a frame that begins at `frame`.
+    #[inline]
+    #[must_use]
+    pub fn read(&self, umem: &Umem, frame: UmemOffset) -> Found {
+        match before(umem, frame) {
+            Some(bytes) => self.read_bytes(umem, frame, &bytes),
+            None => Found::Nothing,
+        }
+    }
+
+    #[inline]
+    fn read_bytes(&self, umem: &Umem, frame: UmemOffset, bytes: &Before) -> Found {
+        let id = id_of(bytes);
+        let known = self.known.iter().map_while(Option::as_ref);
+        for places in known {
+            if places.layout.id() == id {
+                return match places.is_long() {
+                    false => Found::Hints(places.hints(places.shape, bytes)),
+                    true => places.long(umem, frame),
+                };
+            }
+        }
+        match id {
+            0 => Found::Nothing,
+            id => Found::Unknown(id),
+        }
+    }
+}
+
+/// One layout that most frames have, decided once: see the [module](self).
+#[derive(Debug, Clone, Copy)]
+pub struct Expected {
+    places: Places,
+}
+
+impl Expected {
+    /// Expects the latest of what is known; `None` if none is.
+    #[must_use]
+    pub fn latest(layouts: &Layouts) -> Option<Self> {
+        layouts.known[0].map(|places| Self { places })
+    }
+
+    /// Reads what stands before each of `frames` into `found`, as far as both go: as [`Layouts::read`], of the same
+    /// layouts, each time.
+    pub fn read_batch(&self, layouts: &Layouts, umem: &Umem, frames: &[UmemOffset], found: &mut [Found]) {
+        macro_rules! one_of {
+            ($($shape:literal)*) => {
+                match self.places.shape {
+                    $($shape => self.batch_of::<$shape>(layouts, umem, frames, found),)*
+                    SHAPES.. => unreachable!("of six bits"),
+                }
+            };
+        }
+        if self.places.is_long() {
+            for (&frame, found) in frames.iter().zip(found) {
+                *found = layouts.read(umem, frame);
+            }
+            return;
+        }
+        one_of!(
+            0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34 35 36 37 38
+            39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63
+        );
+    }
+
+    fn batch_of<const SHAPE: u8>(
+        &self,
+        layouts: &Layouts,
+        umem: &Umem,
+        frames: &[UmemOffset],
+        found: &mut [Found],
+    ) {
+        let (places, id) = (self.places, self.places.layout.id());
+        for (&frame, found) in frames.iter().zip(found) {
+            *found = match before(umem, frame) {
+                Some(bytes) if id_of(&bytes) == id => Found::Hints(places.hints(SHAPE, &bytes)),
+                Some(bytes) => layouts.read_bytes(umem, frame, &bytes),
+                None => Found::Nothing,
+            };
+        }
+    }
+}
