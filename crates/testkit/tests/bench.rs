@@ -63,6 +63,36 @@ fn rxdrop_counts_the_frames_that_came(#[values(0, 1)] mode: usize, #[values(fals
 }
 
 #[rstest]
+fn rxdrop_tells_which_hints_frames_have(#[values("auto", "hash,vlan", "none")] hints: &str) {
+    require!(Root);
+    let pair = VethPair::new();
+    let wire = PacketPort::open(&pair.far, VethPair::WIRE);
+    let mut running = start_receiving(&pair, &["rxdrop", "--duration", "0", "--hints", hints]);
+    for flow in 0..200 {
+        wire.send(&frame::udp(flow, 64));
+    }
+    // The kernel may be late with them on a busy machine, and this program as well.
+    running.await_text(": 3 s");
+    running.signal(Signal::TERM);
+    assert!(running.wait(wait::SOON).success());
+    let said = running.said();
+    let (hash, nothing) = if hints == "none" { (0, 100) } else { (100, 0) };
+    // veth has no clock, and the frames no tag.
+    let with = format!("hash {hash}.0 %, vlan 0.0 %, timestamp 0.0 %, mark 0.0 %");
+    assert_eq!(row(&said, "frames with"), with, "{said}");
+    let without = format!("{nothing}.0 % nothing left, 0.0 % of an unknown layout");
+    assert_eq!(row(&said, "frames without"), without, "{said}");
+    let asked = row(&said, "hints");
+    assert_eq!(asked.contains("timestamp"), hints == "auto", "{said}");
+    assert_eq!(
+        row(&said, "latency").contains("veth never has"),
+        hints == "auto",
+        "{said}"
+    );
+    assert_nothing_attached(&pair);
+}
+
+#[rstest]
 fn l2fwd_sends_back_each_frame_with_its_addresses_swapped(
     #[values(0, 1)] mode: usize,
     #[values(false, true)] unaligned: bool,
@@ -141,6 +171,8 @@ fn txonly_numbers_its_frames(#[values("60", "64", "1514")] size: &str, #[values(
 #[case::address_where_none_is_made(&["l2fwd", "--src-mac", "02:00:00:00:00:01"], "--src-mac")]
 #[case::negative_duration(&["rxdrop", "--duration", "-1"], "--duration -1")]
 #[case::option_of_another(&["rxdrop", "--reps", "2"], "--reps")]
+#[case::hints_of_none(&["l2fwd", "--hints", "auto"], "--hints")]
+#[case::hints_in_skb_mode(&["rxdrop", "--hints", "hash", "--mode", "skb"], "hints take native mode")]
 fn bad_value_is_one_line_that_names_it(#[case] args: &[&str], #[case] named: &str) {
     require!(Root);
     let pair = VethPair::new();

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
 use clap::Args;
-use steer::{Mode, mac_bytes};
+use steer::{HintSet, Mode, NoSuchHint, mac_bytes};
 use steward::links::{DriverSends, Link};
 
 use super::choice::{Benchmark, MatrixArgs, What};
@@ -22,6 +22,23 @@ const SHORTEST_FRAME: u32 = 60;
 const MOST_DESTINATIONS: u32 = 1024;
 /// Longest frame that `txonly` makes: one chunk, and the largest chunk is a page.
 const LONGEST_FRAME: u32 = 4096;
+
+/// What `--hints` says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum HintsArg {
+    /// What the driver says it has.
+    Auto,
+    These(HintSet),
+}
+
+impl HintsArg {
+    fn parse(text: &str) -> Result<Self, NoSuchHint> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            text => text.parse().map(Self::These),
+        }
+    }
+}
 
 /// Measure a raw AF_XDP socket, without a guest
 #[derive(Debug, Clone, Args)]
@@ -78,6 +95,10 @@ pub(crate) struct BenchArgs {
     /// Put frames at any offset (unaligned chunks) instead of one a chunk
     #[arg(long)]
     pub(super) unaligned: bool,
+    /// rxdrop: have the NIC's hints left before frames, and read them: a list of hash, vlan and timestamp, none, or auto,
+    /// what the driver says it has; in native mode only
+    #[arg(long, value_name = "LIST", value_parser = HintsArg::parse)]
+    pub(super) hints: Option<HintsArg>,
     #[command(flatten)]
     pub(super) busy_poll: BusyPollArgs,
     #[command(flatten)]
@@ -126,6 +147,10 @@ impl BenchArgs {
             (1..=most).contains(&self.dst_macs) && (self.dst_macs == 1 || matches!(self.what, What::Txonly)),
             "--dst-macs {}: choose 1 to {most}, and more than 1 for txonly only",
             self.dst_macs
+        );
+        ensure!(
+            self.hints.is_none() || matches!(self.what, What::Rxdrop),
+            "--hints is for rxdrop: nothing else reads what stands before frames"
         );
         ensure!(
             !(self.force_zero_copy && self.mode == Some(ModeArg::Skb)),
@@ -191,6 +216,19 @@ impl Plan {
         plan.args.force_copy = !zero_copy;
         plan.args.force_zero_copy = zero_copy;
         plan
+    }
+
+    /// What the program is to leave before frames, in this mode.
+    pub(super) fn hints(&self, mode: Mode) -> HintSet {
+        match self.args.hints {
+            None => HintSet::NONE,
+            Some(HintsArg::These(hints)) => hints,
+            Some(HintsArg::Auto) if mode == Mode::Skb => HintSet::NONE,
+            // A kernel that does not tell has hints of which nobody knows.
+            Some(HintsArg::Auto) => HintSet::of_driver(self.link.index)
+                .unwrap_or(HintSet::NONE)
+                .among(HintSet::of_kernel()),
+        }
     }
 
     /// Longest frame that the interface can receive, in bytes.

@@ -16,13 +16,18 @@
 //! shows it, and raises the flag when time is up; signals raise it too. The loop ends after the batch in hand, and the
 //! [`report`] is made of what was counted between its start and its end, the process's CPU time included.
 //!
+//! `rxdrop --hints` reads, beside, what the program leaves before frames ([`hints`]); it looks at the CPU's counter
+//! twice a batch, and at a clock once where frames have times.
+//!
 //! Everything is undone by dropping [`setup::Rig`]: program off the interface, socket closed, memory freed.
 //!
 //! [`matrix`] runs all of them in every mode, and the same over AF_PACKET ([`packet`]) and by an XDP program alone.
 
 mod args;
 mod choice;
+mod cycles;
 mod frame;
+mod hints;
 mod l2fwd;
 mod matrix;
 mod meter;

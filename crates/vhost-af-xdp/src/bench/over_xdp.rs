@@ -12,7 +12,14 @@ use super::{l2fwd, rxdrop, txonly};
 /// Errors: the interface is down or gone.
 pub(super) fn run(rig: &mut Rig, plan: &Plan, meter: &Meter, tally: &mut Tally) -> Result<(), WakeError> {
     match plan.benchmark {
-        Benchmark::Rxdrop => rxdrop::run(rig, plan, meter, tally),
+        Benchmark::Rxdrop => match rig.hints.take() {
+            Some(mut hints) => {
+                let end = rxdrop::run(rig, plan, meter, tally, &mut hints);
+                rig.hints = Some(hints);
+                end
+            }
+            None => rxdrop::run(rig, plan, meter, tally, &mut ()),
+        },
         Benchmark::Txonly => txonly::run(rig, plan, meter, tally),
         Benchmark::L2fwd => l2fwd::run(rig, plan, meter, tally),
     }

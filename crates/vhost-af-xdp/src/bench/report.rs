@@ -9,6 +9,7 @@ use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 
 use super::args::Plan;
+use super::hints::{HintReader, HintsReport};
 use super::meter::{Spent, Tally};
 use super::setup::{Counted, Rig};
 use crate::nic::drivers;
@@ -56,6 +57,9 @@ pub(super) struct Report {
     xdp_statistics: BTreeMap<&'static str, u64>,
     /// What the XDP program counted on the queue.
     xdp_program: BTreeMap<&'static str, u64>,
+    /// What stood before frames, where `--hints` asked for it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hints: Option<HintsReport>,
 }
 
 #[derive(Debug, Serialize)]
@@ -116,6 +120,7 @@ impl Report {
             tx_refused: tally.refused,
             xdp_statistics: counted.socket.named().into(),
             xdp_program: counted.program.named().into(),
+            hints: rig.hints.as_ref().map(HintReader::report),
         }
     }
 
@@ -180,6 +185,7 @@ impl Report {
             rows.push(("tx system calls", grouped(self.tx_kicks)));
             rows.push(("tx refused", grouped(self.tx_refused)));
         }
+        rows.extend(self.hints.iter().flat_map(HintsReport::rows));
         rows.extend(self.rows_of_kernel());
         rows
     }

@@ -3,12 +3,21 @@
 use xsk::WakeError;
 
 use super::args::Plan;
+use super::hints::Reads;
 use super::meter::{Meter, Tally};
 use super::setup::{Idle, Rig};
 
 /// Runs until the meter says stop.
-pub(super) fn run(rig: &mut Rig, plan: &Plan, meter: &Meter, tally: &mut Tally) -> Result<(), WakeError> {
+pub(super) fn run(
+    rig: &mut Rig,
+    plan: &Plan,
+    meter: &Meter,
+    tally: &mut Tally,
+    reads: &mut impl Reads,
+) -> Result<(), WakeError> {
     let mut idle = Idle::default();
+    // What is left stands before a frame's first piece.
+    let mut is_first = true;
     while !meter.is_stopped() {
         let received = rig.socket.rx.peek(plan.args.batch);
         if received.len() == 0 {
@@ -20,6 +29,10 @@ pub(super) fn run(rig: &mut Rig, plan: &Plan, meter: &Meter, tally: &mut Tally) 
         // There is room for all: the fill ring has as many entries as there are frames.
         let mut fill = rig.socket.fill.reserve(received.len() as u32);
         for desc in received {
+            if is_first {
+                reads.note(desc.data);
+            }
+            is_first = !desc.more;
             tally.frames += u64::from(!desc.more);
             tally.bytes += u64::from(desc.len);
             if fill.room() > 0 {
@@ -28,6 +41,8 @@ pub(super) fn run(rig: &mut Rig, plan: &Plan, meter: &Meter, tally: &mut Tally) 
                 rig.pool.put(desc.frame);
             }
         }
+        // The kernel has none of them back yet.
+        reads.read(&rig.umem);
         fill.submit();
         if rig.socket.fill.needs_wakeup() {
             rig.socket.wake_rx()?;

@@ -15,6 +15,7 @@ use xsk::{
 };
 
 use super::args::{Plan, RING};
+use super::hints::HintReader;
 use crate::cli::values::mode_request;
 use crate::nic::binding::{Binding, NoZeroCopy};
 
@@ -47,6 +48,8 @@ pub(super) struct Rig {
     pub(super) backing: Backing,
     /// Why zero-copy was not asked for.
     pub(super) note: Option<NoZeroCopy>,
+    /// Reads what the program leaves before frames, where that was asked for.
+    pub(super) hints: Option<HintReader>,
 }
 
 /// The kernel's counters.
@@ -62,6 +65,8 @@ impl Rig {
         let multi_buffer = plan.benchmark.receives() && plan.longest_received() > LONGEST_IN_ONE_BUFFER;
         let had_link = has_link(plan);
         let program = Program::attach(plan.link.index, mode_request(plan.args.mode), multi_buffer)?;
+        let hints = plan.hints(program.mode());
+        program.set_hints(hints)?;
         let binding = plan.binding(program.mode())?;
         let _near = plan.link.node.and_then(PreferNode::begin);
         let (umem, backing) = memory(plan, binding.chunk_bytes)?;
@@ -74,7 +79,11 @@ impl Rig {
             umem,
             backing,
             note: binding.note,
+            hints: None,
         };
+        if plan.args.hints.is_some() {
+            rig.hints = Some(HintReader::new(&rig.program, plan.args.batch));
+        }
         if plan.benchmark.receives() {
             rig.socket.fill.refill(&mut rig.pool, FRAMES);
             let frame_limit = if rig.socket.multi_buffer() {
@@ -85,7 +94,7 @@ impl Rig {
             let conf = QueueConf {
                 virtio_header: None,
                 frame_limit,
-                hints: false,
+                hints: !hints.is_empty(),
             };
             rig.program
                 .enable_queue(plan.args.queue, rig.socket.as_fd(), conf)?;
