@@ -1,6 +1,8 @@
 //! The device's config space: what a driver may read of it beside features and queues (VirtIO 1.3, 5.1.4).
 
-use virtio_bindings::bindings::virtio_net::{VIRTIO_NET_S_LINK_UP, virtio_net_config};
+use virtio_bindings::bindings::virtio_net::{VIRTIO_NET_S_ANNOUNCE, VIRTIO_NET_S_LINK_UP, virtio_net_config};
+
+use crate::hash::HashTypes;
 
 /// Longest read that is answered, bytes: the most that vhost-user carries.
 const LONGEST_READ: u32 = 256;
@@ -14,7 +16,18 @@ pub struct ConfigError {
     size: usize,
 }
 
-/// The fields of `struct virtio_net_config` up to the MTU. All are read-only.
+/// What a driver may ask for of hashes and of RSS.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HashLimits {
+    /// Longest key, bytes: `rss_max_key_size`.
+    pub key_bytes: u8,
+    /// Longest indirection table, entries: `rss_max_indirection_table_length`.
+    pub table_entries: u16,
+    /// `supported_hash_types`.
+    pub types: HashTypes,
+}
+
+/// The fields of `struct virtio_net_config` that this device has. All are read-only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConfigSpace {
     /// The device's address.
@@ -25,6 +38,10 @@ pub struct ConfigSpace {
     pub max_pairs: u16,
     /// Bytes that a frame may have behind its Ethernet header.
     pub mtu: u16,
+    /// The guest is asked to announce itself; where the device has the control queue itself.
+    pub announce: bool,
+    /// Where RSS or hash reports are offered.
+    pub hashing: Option<HashLimits>,
 }
 
 impl ConfigSpace {
@@ -32,14 +49,18 @@ impl ConfigSpace {
     pub fn bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(size_of::<virtio_net_config>());
         bytes.extend(self.mac);
-        // The status field is 16 bits wide and LINK_UP its bit 0.
-        let status = if self.link_up {
-            VIRTIO_NET_S_LINK_UP as u16
-        } else {
-            0
-        };
-        for field in [status, self.max_pairs, self.mtu] {
+        let flag = |on, flag: u32| if on { flag } else { 0 };
+        let status = flag(self.link_up, VIRTIO_NET_S_LINK_UP) | flag(self.announce, VIRTIO_NET_S_ANNOUNCE);
+        // The status field is 16 bits wide, and these are its bits 0 and 1.
+        for field in [status as u16, self.max_pairs, self.mtu] {
             bytes.extend(field.to_le_bytes());
+        }
+        if let Some(hashing) = self.hashing {
+            // Speed and duplex, which are not known: VIRTIO_NET_F_SPEED_DUPLEX is not offered.
+            bytes.extend([0xff; 5]);
+            bytes.push(hashing.key_bytes);
+            bytes.extend(hashing.table_entries.to_le_bytes());
+            bytes.extend(hashing.types.bits().to_le_bytes());
         }
         bytes
     }
@@ -72,6 +93,8 @@ mod tests {
         link_up: true,
         max_pairs: 0x0102,
         mtu: 0x05dc,
+        announce: false,
+        hashing: None,
     };
 
     #[test]
@@ -82,6 +105,26 @@ mod tests {
             ..SPACE
         };
         assert_eq!(down.read(6, 2).expect("within"), [0, 0]);
+        let announced = ConfigSpace {
+            announce: true,
+            ..SPACE
+        };
+        assert_eq!(announced.read(6, 2).expect("within"), [3, 0]);
+    }
+
+    #[test]
+    fn limits_of_hashing_are_where_virtio_has_them() {
+        let space = ConfigSpace {
+            hashing: Some(HashLimits {
+                key_bytes: 40,
+                table_entries: 0x0180,
+                types: HashTypes::ALL,
+            }),
+            ..SPACE
+        };
+        assert_eq!(space.bytes().len(), 24);
+        assert_eq!(space.read(12, 5).expect("within"), [0xff; 5]);
+        assert_eq!(space.read(17, 7).expect("within"), [40, 0x80, 1, 0xff, 1, 0, 0]);
     }
 
     #[test]

@@ -43,13 +43,13 @@ pub struct Reading {
     pub value: u64,
 }
 
-macro_rules! lane_counters {
-    ($($(#[doc = $doc:literal])+ $kind:ident $name:ident,)+) => {
-        /// Everything that a lane counts.
+macro_rules! counters {
+    ($(#[doc = $all:literal])+ $set:ident: $($(#[doc = $doc:literal])+ $kind:ident $name:ident,)+) => {
+        $(#[doc = $all])+
         #[derive(Debug, Default)]
-        pub struct PairCounters { $($(#[doc = $doc])+ pub $name: Counter,)+ }
+        pub struct $set { $($(#[doc = $doc])+ pub $name: Counter,)+ }
 
-        impl PairCounters {
+        impl $set {
             /// All values, in the order of their declaration.
             pub fn read(&self) -> Vec<Reading> {
                 vec![$(Reading { name: stringify!($name), kind: Kind::$kind, value: self.$name.get() },)+]
@@ -58,7 +58,22 @@ macro_rules! lane_counters {
     };
 }
 
-lane_counters! {
+counters! {
+    /// What is counted of frames before they come to a pair, where the device has its control queue itself.
+    ReceiveCounters:
+    /// Frames whose hash was computed by the NIC, and is what the driver wants.
+    Work hashes_of_nic,
+    /// Frames whose hash was computed here.
+    Work hashes_computed,
+    /// Frames that no hash type which the driver enabled is for.
+    Work hashes_none,
+    /// Frame that the guest does not want: it asked for filters by address or VLAN.
+    Drop to_guest_filtered,
+}
+
+counters! {
+    /// Everything that a lane counts.
+    PairCounters:
     /// Frames handed to the NIC for the guest.
     Work from_guest_frames,
     /// Bytes of these frames, without the virtio-net header.

@@ -5,7 +5,7 @@ use virtio_bindings::bindings::{virtio_config, virtio_ring};
 use virtqueue::QueueFeatures;
 
 use crate::offloads::Offloads;
-use crate::pair::{HEADER_BYTES, LEGACY_HEADER_BYTES};
+use crate::pair::{HASH_HEADER_BYTES, HEADER_BYTES, LEGACY_HEADER_BYTES};
 
 /// VIRTIO_F_VERSION_1.
 pub const F_VERSION_1: u64 = 1 << virtio_config::VIRTIO_F_VERSION_1;
@@ -18,18 +18,37 @@ pub const F_ACCESS_PLATFORM: u64 = 1 << virtio_config::VIRTIO_F_ACCESS_PLATFORM;
 const F_IN_ORDER: u64 = 1 << virtio_config::VIRTIO_F_IN_ORDER;
 const F_INDIRECT: u64 = 1 << virtio_ring::VIRTIO_RING_F_INDIRECT_DESC;
 const F_EVENT_IDX: u64 = 1 << virtio_ring::VIRTIO_RING_F_EVENT_IDX;
-const F_MRG_RXBUF: u64 = 1 << net::VIRTIO_NET_F_MRG_RXBUF;
+/// VIRTIO_NET_F_MRG_RXBUF.
+pub const F_MRG_RXBUF: u64 = 1 << net::VIRTIO_NET_F_MRG_RXBUF;
 const F_MAC: u64 = 1 << net::VIRTIO_NET_F_MAC;
 const F_MTU: u64 = 1 << net::VIRTIO_NET_F_MTU;
 const F_STATUS: u64 = 1 << net::VIRTIO_NET_F_STATUS;
-const F_MQ: u64 = 1 << net::VIRTIO_NET_F_MQ;
-const F_CTRL_VQ: u64 = 1 << net::VIRTIO_NET_F_CTRL_VQ;
-const F_GUEST_ANNOUNCE: u64 = 1 << net::VIRTIO_NET_F_GUEST_ANNOUNCE;
+/// VIRTIO_NET_F_MQ.
+pub const F_MQ: u64 = 1 << net::VIRTIO_NET_F_MQ;
+/// VIRTIO_NET_F_CTRL_VQ.
+pub const F_CTRL_VQ: u64 = 1 << net::VIRTIO_NET_F_CTRL_VQ;
+/// VIRTIO_NET_F_GUEST_ANNOUNCE.
+pub const F_GUEST_ANNOUNCE: u64 = 1 << net::VIRTIO_NET_F_GUEST_ANNOUNCE;
+/// VIRTIO_NET_F_CTRL_RX.
+pub const F_CTRL_RX: u64 = 1 << net::VIRTIO_NET_F_CTRL_RX;
+/// VIRTIO_NET_F_CTRL_RX_EXTRA.
+pub const F_CTRL_RX_EXTRA: u64 = 1 << net::VIRTIO_NET_F_CTRL_RX_EXTRA;
+/// VIRTIO_NET_F_CTRL_VLAN.
+pub const F_CTRL_VLAN: u64 = 1 << net::VIRTIO_NET_F_CTRL_VLAN;
+/// VIRTIO_NET_F_CTRL_MAC_ADDR.
+pub const F_CTRL_MAC_ADDR: u64 = 1 << net::VIRTIO_NET_F_CTRL_MAC_ADDR;
+/// VIRTIO_NET_F_CTRL_GUEST_OFFLOADS.
+pub const F_CTRL_GUEST_OFFLOADS: u64 = 1 << net::VIRTIO_NET_F_CTRL_GUEST_OFFLOADS;
+/// VIRTIO_NET_F_RSS.
+pub const F_RSS: u64 = 1 << net::VIRTIO_NET_F_RSS;
+/// VIRTIO_NET_F_HASH_REPORT.
+pub const F_HASH_REPORT: u64 = 1 << net::VIRTIO_NET_F_HASH_REPORT;
 
 /// The virtio features that a device with so many queue pairs and such offloads offers.
 ///
 /// CTRL_VQ is the VMM's to serve (vhost-user has no message for it); a backend that does not offer
-/// it keeps VMMs from having one, and GUEST_ANNOUNCE and MQ need it (VirtIO 1.3, 5.1.3.1).
+/// it keeps VMMs from having one, and GUEST_ANNOUNCE and MQ need it (VirtIO 1.3, 5.1.3.1). What only a device can
+/// offer that has the queue itself is in [`crate::control::OFFERED`].
 pub fn offered(pairs: u16, offload: Offloads) -> u64 {
     let multi_queue = if pairs > 1 { F_MQ } else { 0 };
     F_VERSION_1
@@ -45,6 +64,94 @@ pub fn offered(pairs: u16, offload: Offloads) -> u64 {
         | F_GUEST_ANNOUNCE
         | multi_queue
         | offload.features()
+}
+
+/// A feature without any of those that it rests on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("feature {feature} was acknowledged without {needs}, on which it rests (VirtIO 1.3, 5.1.3.1)")]
+pub struct Unmet {
+    feature: &'static str,
+    needs: &'static str,
+}
+
+/// A feature's name and bit, and the name and bits of what it needs one of.
+type Requirement = (&'static str, u64, &'static str, u64);
+
+/// VirtIO 1.3, 5.1.3.1, as far as features are offered here.
+const REQUIREMENTS: [Requirement; 18] = {
+    const fn bit(number: u32) -> u64 {
+        1 << number
+    }
+    const GUEST_TSO: u64 = bit(net::VIRTIO_NET_F_GUEST_TSO4) | bit(net::VIRTIO_NET_F_GUEST_TSO6);
+    const HOST_TSO: u64 = bit(net::VIRTIO_NET_F_HOST_TSO4) | bit(net::VIRTIO_NET_F_HOST_TSO6);
+    const GUEST_CSUM: (&str, u64) = ("GUEST_CSUM", bit(net::VIRTIO_NET_F_GUEST_CSUM));
+    const CSUM: (&str, u64) = ("CSUM", bit(net::VIRTIO_NET_F_CSUM));
+    const CTRL_VQ: (&str, u64) = ("CTRL_VQ", F_CTRL_VQ);
+    [
+        (
+            "GUEST_TSO4",
+            bit(net::VIRTIO_NET_F_GUEST_TSO4),
+            GUEST_CSUM.0,
+            GUEST_CSUM.1,
+        ),
+        (
+            "GUEST_TSO6",
+            bit(net::VIRTIO_NET_F_GUEST_TSO6),
+            GUEST_CSUM.0,
+            GUEST_CSUM.1,
+        ),
+        (
+            "GUEST_ECN",
+            bit(net::VIRTIO_NET_F_GUEST_ECN),
+            "GUEST_TSO4 or GUEST_TSO6",
+            GUEST_TSO,
+        ),
+        (
+            "GUEST_USO4",
+            bit(net::VIRTIO_NET_F_GUEST_USO4),
+            GUEST_CSUM.0,
+            GUEST_CSUM.1,
+        ),
+        (
+            "GUEST_USO6",
+            bit(net::VIRTIO_NET_F_GUEST_USO6),
+            GUEST_CSUM.0,
+            GUEST_CSUM.1,
+        ),
+        ("HOST_TSO4", bit(net::VIRTIO_NET_F_HOST_TSO4), CSUM.0, CSUM.1),
+        ("HOST_TSO6", bit(net::VIRTIO_NET_F_HOST_TSO6), CSUM.0, CSUM.1),
+        (
+            "HOST_ECN",
+            bit(net::VIRTIO_NET_F_HOST_ECN),
+            "HOST_TSO4 or HOST_TSO6",
+            HOST_TSO,
+        ),
+        ("HOST_USO", bit(net::VIRTIO_NET_F_HOST_USO), CSUM.0, CSUM.1),
+        ("CTRL_RX", F_CTRL_RX, CTRL_VQ.0, CTRL_VQ.1),
+        ("CTRL_VLAN", F_CTRL_VLAN, CTRL_VQ.0, CTRL_VQ.1),
+        ("GUEST_ANNOUNCE", F_GUEST_ANNOUNCE, CTRL_VQ.0, CTRL_VQ.1),
+        ("MQ", F_MQ, CTRL_VQ.0, CTRL_VQ.1),
+        ("CTRL_MAC_ADDR", F_CTRL_MAC_ADDR, CTRL_VQ.0, CTRL_VQ.1),
+        ("RSS", F_RSS, CTRL_VQ.0, CTRL_VQ.1),
+        // A driver "SHOULD NOT" negotiate these two without (5.1.4.2), and the next makes no sense without.
+        ("CTRL_RX_EXTRA", F_CTRL_RX_EXTRA, CTRL_VQ.0, CTRL_VQ.1),
+        ("HASH_REPORT", F_HASH_REPORT, CTRL_VQ.0, CTRL_VQ.1),
+        ("CTRL_GUEST_OFFLOADS", F_CTRL_GUEST_OFFLOADS, CTRL_VQ.0, CTRL_VQ.1),
+    ]
+};
+
+/// Whether each of these features comes with what it rests on.
+///
+/// # Errors
+/// The first that does not.
+pub fn check_requirements(features: u64) -> Result<(), Unmet> {
+    let mut unmet = REQUIREMENTS
+        .iter()
+        .filter(|(_, feature, _, needs)| features & feature != 0 && features & needs == 0);
+    match unmet.next() {
+        Some(&(feature, _, needs, _)) => Err(Unmet { feature, needs }),
+        None => Ok(()),
+    }
 }
 
 /// Features that are offered only where somebody asks for them, because a VMM has to do its part; by name.
@@ -124,10 +231,10 @@ impl From<u64> for Negotiated {
         let has = |feature| features & feature != 0;
         let long_header = has(F_VERSION_1) || has(F_MRG_RXBUF);
         Self {
-            header_bytes: if long_header {
-                HEADER_BYTES
-            } else {
-                LEGACY_HEADER_BYTES
+            header_bytes: match long_header {
+                _ if has(F_HASH_REPORT) => HASH_HEADER_BYTES,
+                true => HEADER_BYTES,
+                false => LEGACY_HEADER_BYTES,
             },
             mergeable: has(F_MRG_RXBUF),
             offloads: Offloads::from_features(features).sound(),
@@ -137,6 +244,44 @@ impl From<u64> for Negotiated {
                 in_order: has(F_IN_ORDER),
                 packed: has(F_RING_PACKED),
             },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn header_is_as_long_as_the_features_say() {
+        let bytes = |features| Negotiated::from(features).header_bytes;
+        assert_eq!([0, F_MRG_RXBUF, F_VERSION_1].map(bytes), [10, 12, 12]);
+        assert_eq!(bytes(F_VERSION_1 | F_HASH_REPORT), 20);
+        assert_eq!(
+            bytes(F_VERSION_1 | F_RSS),
+            12,
+            "RSS alone tells the guest nothing"
+        );
+    }
+
+    #[test]
+    fn back_end_of_vhost_user_offers_nothing_that_needs_a_control_queue_of_its_own() {
+        let offered = offered(8, Offloads::all()) | OnRequest::all().features();
+        assert_eq!(offered & crate::control::OFFERED, 0);
+        assert_eq!(check_requirements(offered), Ok(()));
+    }
+
+    #[test]
+    fn feature_is_accepted_with_what_it_rests_on_only() {
+        for (name, feature, needs, any_of) in REQUIREMENTS {
+            let unmet = check_requirements(F_VERSION_1 | feature).expect_err(name);
+            assert_eq!((unmet.feature, unmet.needs), (name, needs));
+            let [low, high] = [any_of.trailing_zeros(), 63 - any_of.leading_zeros()];
+            for one in [1 << low, 1 << high] {
+                // What is needed may need something in turn: all else is there.
+                let rest = !any_of;
+                assert_eq!(check_requirements(rest | one), Ok(()), "{name} with {one:#x}");
+            }
         }
     }
 }

@@ -2,9 +2,13 @@
 //!
 //! Features and what rests on them ([`features`], [`offloads`]), the config space ([`config_space`]), vrings
 //! ([`vring`]), the state that they make up ([`net_device`]), and the queue pairs that are made of it ([`pair`]), which
-//! judge each frame of the guest. Who speaks with a VMM, and where frames go, is not known here: a front calls
-//! [`net_device::NetDevice`], and what moves frames takes its [`pair::QueuePair`]s. vhost-user is one front, in the
-//! daemon.
+//! judge each frame of the guest and take those for it ([`deliver`]). Who speaks with a VMM, and where frames go, is
+//! not known here: a front calls [`net_device::NetDevice`], and what moves frames takes its [`pair::QueuePair`]s.
+//! vhost-user is one front, in the daemon.
+//!
+//! A VMM that embeds the device leaves the control queue to it, too ([`control`]): address filters, VLANs, multiqueue,
+//! RSS and the hash report, which a vhost-user back end cannot have. How a frame is hashed is said in [`hash`], and
+//! where a frame for the guest goes in [`receive`].
 //!
 //! Another front is a program that is VMM, driver and network in one process:
 //!
@@ -76,10 +80,15 @@
 
 pub mod call;
 pub mod config_space;
+pub mod control;
 pub mod counters;
+pub mod deliver;
 pub mod features;
+pub mod filter;
+pub mod hash;
 pub mod meter;
 pub mod net_device;
 pub mod offloads;
 pub mod pair;
+pub mod receive;
 pub mod vring;

@@ -18,7 +18,8 @@ use virtqueue::{
 };
 
 use crate::call::{Call, CallBlocked};
-use crate::features::{self, F_ACCESS_PLATFORM, F_RING_PACKED, F_RING_RESET, Negotiated, OnRequest};
+use crate::control::State;
+use crate::features::{self, F_ACCESS_PLATFORM, F_RING_PACKED, F_RING_RESET, Negotiated, OnRequest, Unmet};
 use crate::offloads::Offloads;
 use crate::pair::{Bases, QueuePair, Vring};
 use crate::vring::{VringError, VringState};
@@ -32,6 +33,9 @@ pub enum DeviceError {
     /// These were not offered.
     #[error("features {0:#x} were acknowledged that were not offered")]
     Features(u64),
+    /// One without what it rests on.
+    #[error(transparent)]
+    Unmet(#[from] Unmet),
     /// The device status has 8 bits (VirtIO 1.3, 2.1).
     #[error("device status {0:#x} has bits beyond the 8 that VirtIO defines")]
     Status(u64),
@@ -83,7 +87,10 @@ pub struct NetDevice {
     log: Option<Arc<DirtyLog>>,
     /// Where chains under way are noted for a successor, if the VMM keeps such a region.
     inflight: Option<Arc<InflightRegion>>,
+    /// Those of the pairs, and of the control queue where the device has it.
     vrings: Vec<VringState>,
+    /// What the driver said by the control queue; `None`: the VMM has that.
+    pub(crate) control: Option<State>,
     /// A call made somebody wait.
     call_blocked: CallBlocked,
 }
@@ -100,6 +107,7 @@ impl NetDevice {
             log: None,
             inflight: None,
             vrings: (0..pairs * 2).map(|_| VringState::default()).collect(),
+            control: None,
             call_blocked: CallBlocked::default(),
         }
     }
@@ -109,6 +117,13 @@ impl NetDevice {
     pub fn offering(mut self, features: OnRequest) -> Self {
         self.offered |= features.features();
         self
+    }
+
+    /// Has a control queue of its own, and offers these, too.
+    pub(crate) fn add_control(&mut self, state: State, features: u64) {
+        self.offered |= features;
+        self.vrings.push(VringState::default());
+        self.control = Some(state);
     }
 
     /// Queue pairs.
@@ -128,18 +143,31 @@ impl NetDevice {
 
     /// What follows from these.
     pub fn negotiated(&self) -> Negotiated {
-        self.features.into()
+        let negotiated = Negotiated::from(self.features);
+        let offloads = self
+            .control
+            .as_ref()
+            .map(|state| state.offloads(negotiated.offloads));
+        Negotiated {
+            offloads: offloads.unwrap_or(negotiated.offloads),
+            ..negotiated
+        }
     }
 
     /// The driver acknowledges features. All queue pairs that run are to be made anew if these are others than before.
     ///
     /// # Errors
-    /// [`DeviceError::Features`].
+    /// [`DeviceError::Features`]. With a control queue of its own, where a driver's features come from the driver and
+    /// not from a VMM, [`DeviceError::Unmet`], too: FEATURES_OK is not to be set then.
     pub fn acknowledge(&mut self, features: u64) -> Result<(), DeviceError> {
         match features & !self.offered {
-            0 => self.features = features,
+            0 => (),
             unknown => return Err(DeviceError::Features(unknown)),
         }
+        if self.control.is_some() {
+            features::check_requirements(features)?;
+        }
+        self.features = features;
         Ok(())
     }
 
@@ -178,6 +206,9 @@ impl NetDevice {
         }
         (self.log, self.inflight) = (None, None);
         (self.features, self.status) = (0, 0);
+        if let Some(state) = &mut self.control {
+            state.reset();
+        }
     }
 
     /// Guest memory, once there is some.
@@ -350,7 +381,7 @@ impl NetDevice {
 
     /// Whether the guest receives on all pairs but the first, which it cannot switch off.
     pub fn all_pairs_on(&self) -> bool {
-        let mut others = self.vrings.iter().step_by(2).skip(1);
+        let mut others = self.vrings[..self.pairs() * 2].iter().step_by(2).skip(1);
         others.all(|to_guest| to_guest.enabled)
     }
 
@@ -430,6 +461,12 @@ impl NetDevice {
             call: Call::new(duplicate(&state.call)?, Arc::clone(&self.call_blocked)),
             enabled: state.enabled,
         })
+    }
+
+    /// Enters the control queue's ring.
+    pub(crate) fn enter_control(&self, index: u32, memory: &Arc<MemoryMap>) -> Result<Vring, PairError> {
+        // A command that was taken and not answered is done again: it says what is to be, not what is to change.
+        self.enter(index, memory, Journal::None)
     }
 
     /// In the place of a ring that is not there.

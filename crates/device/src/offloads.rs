@@ -84,6 +84,19 @@ impl Offloads {
         Self::from_features(u64::MAX)
     }
 
+    /// Those of this set that are for frames to the guest.
+    #[must_use]
+    pub fn for_guest(self) -> Self {
+        Self {
+            csum: false,
+            tso4: false,
+            tso6: false,
+            ecn: false,
+            uso: false,
+            ..self
+        }
+    }
+
     /// Those that let us give the guest frames longer than the interface carries.
     pub fn coalescing() -> Self {
         Self {

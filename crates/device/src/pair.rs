@@ -20,6 +20,8 @@ use super::offloads::Offloads;
 
 /// Length of the virtio-net header with `num_buffers`, bytes (VirtIO 1.3, 5.1.6).
 pub const HEADER_BYTES: u32 = 12;
+/// Length of the same with a hash behind it, bytes: VIRTIO_NET_F_HASH_REPORT.
+pub const HASH_HEADER_BYTES: u32 = 20;
 /// Length of the legacy header without `num_buffers`, bytes.
 pub const LEGACY_HEADER_BYTES: u32 = 10;
 /// Shortest frame that has an Ethernet header, bytes.
@@ -48,6 +50,9 @@ pub enum Fault {
     /// A writable descriptor where the guest sends.
     #[error("the transmit queue holds a chain with a device-writable descriptor (head {head})")]
     WritableInTransmit { head: u16 },
+    /// A command without a byte for its answer.
+    #[error("the control queue holds a chain without a device-writable byte for the answer (head {head})")]
+    ControlWithoutAck { head: u16 },
     /// Writing to a call eventfd made a worker wait, or the thread that stopped a lane; or it took a worker very long.
     #[error(
         "the VMM made its call eventfd block, or so many wait for it that writing to it takes very long, which holds \
@@ -65,6 +70,7 @@ impl Fault {
         match self {
             Self::Ring(fault) => fault.name(),
             Self::ChainShorterThanHeader { .. } => "chain-shorter-than-header",
+            Self::ControlWithoutAck { .. } => "control-without-ack",
             Self::CallBlocks => "call-blocks",
             Self::WritableInTransmit { .. } => "writable-in-transmit",
             Self::ReadableInReceive { .. } => "readable-in-receive",

@@ -187,6 +187,9 @@ impl Port {
             link_up: link.up,
             max_pairs: self.config.queues,
             mtu: u16::try_from(link.mtu.unwrap_or(NULL_MTU)).unwrap_or(u16::MAX),
+            // Both are by the control queue, which the VMM has.
+            announce: false,
+            hashing: None,
         }
     }
 

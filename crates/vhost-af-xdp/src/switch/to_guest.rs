@@ -6,7 +6,7 @@
 
 use device::counters::PairCounters;
 use device::meter;
-use device::pair::{Cursor, Fault, HEADER_BYTES, Piece, QueuePair};
+use device::pair::{Cursor, Fault, HASH_HEADER_BYTES, HEADER_BYTES, Piece, QueuePair};
 use virtqueue::{Buffer, Chain, Chains, MemoryMap};
 use xsk::{Frame, RxDesc, Umem, UmemOffset};
 
@@ -415,7 +415,10 @@ pub(crate) fn write(
     let mut written = 0;
     let mut from = Cursor::default();
     if let Some(header) = header {
-        written = write_header(pair, buffers, &header[..pair.header_bytes as usize]);
+        // Behind it would be a hash report, which says "none"; no session of vhost-user has one.
+        let mut whole = [0; HASH_HEADER_BYTES as usize];
+        whole[..header.len()].copy_from_slice(&header);
+        written = write_header(pair, buffers, &whole[..pair.header_bytes as usize]);
         from = Cursor::after(buffers, written);
     }
     for target in from.pieces(buffers) {

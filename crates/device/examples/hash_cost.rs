@@ -1,0 +1,232 @@
+//! What the hash of a frame costs, in nanoseconds a frame.
+//!
+//! `cargo run --release -p device --example hash_cost`
+//!
+//! For frames of TCP over IPv4, TCP over IPv6, and that with extension headers: the Toeplitz hash alone bit by bit, by
+//! masks, by tables for half bytes and by tables for whole bytes, which is what the device does; then finding what is
+//! to be hashed, and all that [`Hashing::report`] does, where the hash is computed and where the NIC's serves. "cold":
+//! other memory is read between two frames, as much as a level-1 cache holds, which is what frames do to it. Each
+//! figure is the least of [`ROUNDS`] rounds over [`FLOWS`] flows.
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use device::hash::fields::Input;
+use device::hash::nic::{NicHash, NicKey};
+use device::hash::toeplitz::{KEY_BYTES, MOST_INPUT, Toeplitz};
+use device::hash::{HashConfig, HashTypes, Hashing};
+
+const ROUNDS: usize = 101;
+const FLOWS: usize = 512;
+/// Read between two frames, where the cache is to be another's: lines of 64 bytes.
+const COLD_LINES: usize = 32 * 1024 / 64;
+
+/// The sums of half bytes.
+struct ByNibble(Box<[[[u32; 16]; 2]; MOST_INPUT]>);
+
+fn bit_by_bit(key: &[u8; KEY_BYTES], input: &[u8]) -> u32 {
+    let start = u64::from_be_bytes(*key.first_chunk().expect("longer"));
+    let mut window = start;
+    let mut hash = 0;
+    for (at, &byte) in input.iter().enumerate() {
+        for bit in (0..8).rev() {
+            if byte >> bit & 1 == 1 {
+                hash ^= (window >> 32) as u32;
+            }
+            window <<= 1;
+        }
+        window |= u64::from(key.get(at + 8).copied().unwrap_or(0));
+    }
+    hash
+}
+
+impl ByNibble {
+    fn new(key: &[u8; KEY_BYTES]) -> Self {
+        let mut tables = Box::new([[[0; 16]; 2]; MOST_INPUT]);
+        for (at, halves) in tables.iter_mut().enumerate() {
+            for (sums, shift) in halves.iter_mut().zip([4, 0]) {
+                for (value, sum) in sums.iter_mut().enumerate() {
+                    let mut input = [0; MOST_INPUT];
+                    input[at] = (value as u8) << shift;
+                    *sum = bit_by_bit(key, &input[..=at]);
+                }
+            }
+        }
+        Self(tables)
+    }
+
+    fn hash(&self, input: &[u8]) -> u32 {
+        let tables = self.0.iter().zip(input);
+        tables.fold(0, |hash, ([high, low], &byte)| {
+            hash ^ high[usize::from(byte >> 4)] ^ low[usize::from(byte & 15)]
+        })
+    }
+}
+
+/// 32 bits of the key for each bit of the input, taken or not by masks: what vector instructions do four at a time.
+struct ByMask(Box<[[u32; 8]; MOST_INPUT]>);
+
+impl ByMask {
+    fn new(key: &[u8; KEY_BYTES]) -> Self {
+        let mut tables = Box::new([[0; 8]; MOST_INPUT]);
+        for (at, windows) in tables.iter_mut().enumerate() {
+            for (bit, window) in windows.iter_mut().enumerate() {
+                let mut input = [0; MOST_INPUT];
+                input[at] = 0x80 >> bit;
+                *window = bit_by_bit(key, &input[..=at]);
+            }
+        }
+        Self(tables)
+    }
+
+    fn hash(&self, input: &[u8]) -> u32 {
+        const BITS: [u32; 8] = [0x80, 0x40, 0x20, 0x10, 8, 4, 2, 1];
+        let mut sums = [0; 8];
+        for (windows, &byte) in self.0.iter().zip(input) {
+            let byte = u32::from(byte);
+            for lane in 0..8 {
+                let taken = if byte & BITS[lane] == BITS[lane] {
+                    u32::MAX
+                } else {
+                    0
+                };
+                sums[lane] ^= windows[lane] & taken;
+            }
+        }
+        sums.iter().fold(0, |all, sum| all ^ sum)
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Kind {
+    V4,
+    V6,
+    V6Extended,
+}
+
+/// A frame of that kind; `flow` makes addresses and ports.
+fn frame(kind: Kind, flow: usize) -> Vec<u8> {
+    let mut noise = flow as u64 * 2 + 1;
+    let mut next = || {
+        // xorshift64 (Marsaglia, 2003).
+        noise ^= noise << 13;
+        noise ^= noise >> 7;
+        noise ^= noise << 17;
+        (noise >> 24) as u8
+    };
+    let mut frame = vec![2; 12];
+    let addresses = match kind {
+        Kind::V4 => {
+            frame.extend([8, 0, 0x45, 0, 0, 46, 0, 0, 0, 0, 64, 6, 0, 0]);
+            8
+        }
+        Kind::V6 => {
+            frame.extend([0x86, 0xdd, 0x60, 0, 0, 0, 0, 20, 6, 64]);
+            32
+        }
+        Kind::V6Extended => {
+            frame.extend([0x86, 0xdd, 0x60, 0, 0, 0, 0, 44, 60, 64]);
+            32
+        }
+    };
+    frame.extend((0..addresses).map(|_| next()));
+    if let Kind::V6Extended = kind {
+        frame.extend([6, 2, 1, 2, 0, 0, 0xc9, 16]);
+        frame.extend((0..16).map(|_| next()));
+    }
+    frame.extend((0..4).map(|_| next()));
+    frame.extend([0; 16]);
+    frame
+}
+
+/// Nanoseconds of `work` for each of `items`; with `cold` memory read between, whose own time is taken off.
+fn time<T>(items: &[T], cold: Option<&[[u64; 8]]>, mut work: impl FnMut(&T) -> u32) -> f64 {
+    let lines = cold.unwrap_or_default();
+    let mut round = |works: bool| {
+        let start = Instant::now();
+        for item in items {
+            black_box(black_box(lines).iter().fold(0, |sum, line| sum ^ line[0]));
+            if works {
+                black_box(work(black_box(item)));
+            }
+        }
+        start.elapsed().as_nanos() as f64 / items.len() as f64
+    };
+    let mut least = |works| (0..ROUNDS).map(|_| round(works)).fold(f64::MAX, f64::min);
+    least(true) - least(false)
+}
+
+fn fields(frame: &[u8]) -> u32 {
+    let input = Input::of(frame, HashTypes::ALL);
+    input.map_or(0, |input| {
+        u32::from(input.kind().number()) + u32::from(input.parts()[0][0])
+    })
+}
+
+fn main() {
+    let mut key = [0; KEY_BYTES];
+    for (at, byte) in key.iter_mut().enumerate() {
+        *byte = (at as u8).wrapping_mul(157).wrapping_add(0x6d);
+    }
+    let (by_byte, by_nibble, by_mask) = (Toeplitz::new(&key), ByNibble::new(&key), ByMask::new(&key));
+    let config = HashConfig {
+        types: HashTypes::ALL,
+        key,
+    };
+    let computed = Hashing::new(&config, None);
+    let of_nic = Hashing::new(&config, Some(&NicKey::toeplitz(&key)));
+    let lines = vec![[1; 8]; COLD_LINES];
+    let kinds = [
+        (Kind::V4, "IPv4"),
+        (Kind::V6, "IPv6"),
+        (Kind::V6Extended, "IPv6, home address"),
+    ];
+    println!("{:40} {:>8} {:>8}", "ns a frame", "warm", "cold");
+    for (kind, name) in kinds {
+        let frames: Vec<_> = (0..FLOWS).map(|flow| frame(kind, flow)).collect();
+        let inputs = frames.iter().map(|frame| Input::of(frame, HashTypes::ALL));
+        let inputs: Vec<_> = inputs
+            .map(|input| input.expect("a hash").parts().concat())
+            .collect();
+        for input in &inputs {
+            let hash = bit_by_bit(&key, input);
+            assert_eq!([by_nibble.hash(input), by_byte.hash(&[input])], [hash; 2]);
+        }
+        let print = |what: &str, [warm, cold]: [f64; 2]| {
+            println!("{:40} {warm:8.1} {cold:8.1}", format!("{name}: {what}"));
+        };
+        let both = [None, Some(&lines[..])];
+        print(
+            "bit by bit",
+            both.map(|cold| time(&inputs, cold, |input| bit_by_bit(&key, input))),
+        );
+        print(
+            "masks",
+            both.map(|cold| time(&inputs, cold, |input| by_mask.hash(input))),
+        );
+        print(
+            "tables of bytes",
+            both.map(|cold| time(&inputs, cold, |input| by_byte.hash(&[input]))),
+        );
+        print(
+            "tables of half bytes",
+            both.map(|cold| time(&inputs, cold, |input| by_nibble.hash(input))),
+        );
+        print(
+            "fields",
+            both.map(|cold| time(&frames, cold, |frame| fields(frame))),
+        );
+        print(
+            "report, computed",
+            both.map(|cold| time(&frames, cold, |frame| computed.report(frame, None).0.value)),
+        );
+        let hash = NicHash {
+            value: 7,
+            rss_type: 0x19,
+        };
+        if let Kind::V4 = kind {
+            let report = |frame: &Vec<u8>| of_nic.report(frame, Some(hash)).0.value;
+            print("report, of the NIC", both.map(|cold| time(&frames, cold, report)));
+        }
+    }
+}

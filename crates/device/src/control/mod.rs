@@ -1,0 +1,204 @@
+//! The control queue (VirtIO 1.3, 5.1.6.5): for a device that is embedded in a VMM, and serves it itself.
+//!
+//! A vhost-user back end has none: the VMM serves it, and tells the back end by messages what it has them for. A device
+//! that is made [with one](crate::net_device::NetDevice::with_control) offers what rests on it ([`OFFERED`]): receive
+//! modes and address filters, VLAN filters, the device's address, automatic receive steering and RSS, hash reports,
+//! and offloads that change while the device runs.
+//!
+//! # How it is served
+//! [`ControlQueue::serve`] takes commands off the queue. Each is read byte by byte out of guest memory into a
+//! [`command::Command`], judged against what was negotiated, and applied to the device's [`State`]. Then the caller is
+//! told, and makes its data path work by the new state *before* it returns; only then the guest gets its answer. VirtIO
+//! asks for this order: once the answer is there, no frame may go to a queue that was switched off (5.1.6.5.6.2).
+//!
+//! ```text
+//!     guest: command ─▶ read once, judged ─▶ State ─▶ caller: Change ─▶ data path has a new Receive ─▶ ack ─▶ guest
+//!                            │ no                          │ cannot
+//!                            └──── VIRTIO_NET_ERR ◀────────┘ (State is as before)
+//! ```
+//!
+//! The data path never sees the state itself, only a [`Receive`], which is made for it and does not change:
+//! [`NetDevice::receive`](crate::net_device::NetDevice::receive).
+//!
+//! # What a hostile guest can do
+//! A command that is too short, too long, unknown or not negotiated is answered with VIRTIO_NET_ERR, and nothing
+//! changes. One that leaves no byte for the answer is a [`Fault`]. No command allocates more than a table's limit,
+//! and a guest that sends many costs the thread that serves them `most` at a time.
+
+//!
+//! ```
+//! use std::sync::Arc;
+//!
+//! use device::control::{self, Change};
+//! use device::counters::ReceiveCounters;
+//! use device::features::{F_CTRL_VLAN, F_CTRL_VQ, F_VERSION_1};
+//! use device::net_device::NetDevice;
+//! use device::offloads::Offloads;
+//! use virtqueue::driver::{Buffer, DriverFeatures, GuestRam, QueueDriver};
+//! use virtqueue::{GuestAddr, MemoryMap, QueueSize, RingFormat, RingShape, TrustedFiles};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! // The VMM: a device whose control queue is its own.
+//! let ram = Arc::new(GuestRam::new(&[(GuestAddr(0), 1 << 20)])?);
+//! let mac = [0x52, 0x54, 0, 0, 0, 1];
+//! let mut device = NetDevice::new(1, Offloads::NONE).with_control(mac, control::OFFERED);
+//! device.set_memory(Some(Arc::new(MemoryMap::new(ram.regions()?, 0, &TrustedFiles)?)));
+//!
+//! // The guest's driver: features, and the control queue.
+//! device.acknowledge(F_VERSION_1 | F_CTRL_VQ | F_CTRL_VLAN)?;
+//! let shape = RingShape::new(RingFormat::Split, QueueSize::new(64)?);
+//! let mut driver = QueueDriver::new(&ram, shape, DriverFeatures::default())?;
+//! let index = device.control_index();
+//! device.set_size(index, 64)?;
+//! device.set_addresses(index, driver.ring_user_addresses())?;
+//! device.start(index, None)?;
+//!
+//! // It lets VLAN 7 through: VIRTIO_NET_CTRL_VLAN, VIRTIO_NET_CTRL_VLAN_ADD, and the number.
+//! let (at, ack) = (ram.alloc(4, 4)?, ram.alloc(1, 1)?);
+//! ram.write(at, &[2, 0, 7, 0]);
+//! driver.add(&[Buffer::readable(at, 4), Buffer::writable(ack, 1)]);
+//! driver.publish();
+//!
+//! // The VMM serves the queue, and its data path works by what was said before the guest learns that it was done.
+//! let mut receive = device.receive(None);
+//! let mut queue = device.control_queue()?;
+//! queue.serve(&mut device, 16, |device, change| {
+//!     assert_eq!(change, Change::Filter);
+//!     receive = device.receive(None);
+//!     true
+//! })?;
+//! assert!(driver.take_used().is_some());
+//! assert_eq!(ram.read_vec(ack, 1), [0], "VIRTIO_NET_OK");
+//!
+//! // Frames of that VLAN are for the guest, and others are not.
+//! let frame = |vlan| [&mac[..], &[2; 6], &[0x81, 0, 0, vlan], &[8, 0]].concat();
+//! let counters = ReceiveCounters::default();
+//! assert!(receive.place(&frame(7), None, &counters).is_some());
+//! assert!(receive.place(&frame(8), None, &counters).is_none());
+//! assert_eq!(counters.to_guest_filtered.get(), 1);
+//! # Ok(())
+//! # }
+//! ```
+
+pub mod command;
+mod state;
+
+use std::sync::Arc;
+
+use virtio_bindings::bindings::virtio_net as net;
+use virtqueue::{Chains, DirtyLog, MemoryMap};
+
+use crate::counters::PairCounters;
+use crate::features::{
+    F_CTRL_GUEST_OFFLOADS, F_CTRL_MAC_ADDR, F_CTRL_RX, F_CTRL_RX_EXTRA, F_CTRL_VLAN, F_HASH_REPORT, F_RSS,
+};
+use crate::net_device::NetDevice;
+use crate::pair::{Fault, Vring};
+use command::{Command, Rules};
+pub use state::{Change, State};
+
+/// Features that a device with a control queue of its own may offer beside those of every device.
+pub const OFFERED: u64 = F_CTRL_RX
+    | F_CTRL_RX_EXTRA
+    | F_CTRL_VLAN
+    | F_CTRL_MAC_ADDR
+    | F_CTRL_GUEST_OFFLOADS
+    | F_RSS
+    | F_HASH_REPORT;
+
+/// Longest indirection table, entries (`rss_max_indirection_table_length`). VirtIO asks for 128 at least.
+pub const MOST_TABLE_ENTRIES: u16 = 512;
+
+const ACK_OK: u8 = net::VIRTIO_NET_OK as u8;
+const ACK_ERR: u8 = net::VIRTIO_NET_ERR as u8;
+
+/// The control queue of a device that runs; [`NetDevice::control_queue`] makes it.
+pub struct ControlQueue {
+    /// Its ring and eventfds.
+    pub vring: Vring,
+    memory: Arc<MemoryMap>,
+    log: Option<Arc<DirtyLog>>,
+    chains: Chains,
+}
+
+impl ControlQueue {
+    pub(crate) fn new(vring: Vring, memory: &Arc<MemoryMap>, log: Option<Arc<DirtyLog>>) -> Self {
+        Self {
+            vring,
+            memory: Arc::clone(memory),
+            log,
+            chains: Chains::default(),
+        }
+    }
+
+    /// Serves at most `most` commands that wait; how many there were. `apply` is called for each that changed the
+    /// device, and returns when the data path works by it; false, if it cannot: then the device is as it was, and the
+    /// guest is told.
+    ///
+    /// # Errors
+    /// What the guest did wrong; the queue must not be used any more.
+    pub fn serve(
+        &mut self,
+        device: &mut NetDevice,
+        most: usize,
+        mut apply: impl FnMut(&NetDevice, Change) -> bool,
+    ) -> Result<usize, Fault> {
+        let mut served = 0;
+        while served < most {
+            // One at a time: what a chain asks for may change what the next one may.
+            let popped = self.vring.queue.pop(&mut self.chains, 1);
+            match popped
+                .map_err(Fault::from)
+                .and_then(|_| self.answer(device, &mut apply))
+            {
+                Ok(true) => served += 1,
+                Ok(false) => break,
+                Err(fault) => {
+                    self.publish();
+                    return Err(fault);
+                }
+            }
+        }
+        self.publish();
+        Ok(served)
+    }
+
+    /// Answers the command in hand, if there is one.
+    fn answer(
+        &mut self,
+        device: &mut NetDevice,
+        apply: &mut impl FnMut(&NetDevice, Change) -> bool,
+    ) -> Result<bool, Fault> {
+        let Some(chain) = self.chains.iter().next() else {
+            return Ok(false);
+        };
+        let Some(ack) = self.chains.writable(chain).first() else {
+            return Err(Fault::ControlWithoutAck { head: chain.id.head });
+        };
+        let command = Command::read(&self.memory, self.chains.readable(chain), &Rules::of(device));
+        let done = command.is_some_and(|command| device.control(command, apply));
+        let answer = if done { ACK_OK } else { ACK_ERR };
+        // Inside the map, as checked when the descriptor was read.
+        let _ = self.memory.copy_to_guest(ack.offset, &[answer]);
+        if let Some(log) = &self.log {
+            self.memory.log(log, ack.offset, 1);
+        }
+        self.vring.queue.push_used(chain.id, 1);
+        Ok(true)
+    }
+
+    fn publish(&mut self) {
+        // A call of this queue is none of a pair's.
+        self.vring.publish(&PairCounters::default());
+    }
+
+    /// Notes writes in `log` from now on, or no more.
+    pub fn set_log(&mut self, log: Option<&Arc<DirtyLog>>) {
+        self.log = log.cloned();
+        self.vring.queue.set_log(log.cloned());
+    }
+}
+
+#[cfg(test)]
+#[path = "control_tests.rs"]
+mod tests;

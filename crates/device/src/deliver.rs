@@ -1,0 +1,154 @@
+//! Frames of ours into a guest's receive queue, with the virtio-net header that was negotiated.
+//!
+//! For who embeds the device and has frames as bytes. The daemon has a way of its own, from a UMEM, with as few copies
+//! of a header as that allows.
+
+use virtqueue::{Buffer, Chain, Chains};
+
+use crate::counters::PairCounters;
+use crate::hash::Report;
+use crate::pair::{Cursor, Fault, HASH_HEADER_BYTES, QueuePair};
+
+/// Most chains that are taken at a time, and so the most that one frame may be spread over.
+const BATCH: usize = 64;
+
+/// A frame for the guest.
+#[derive(Debug, Clone, Copy)]
+pub struct Incoming<'a> {
+    /// From its Ethernet header on.
+    pub frame: &'a [u8],
+    /// The virtio-net header up to `num_buffers`: zeros, unless an offload for the guest was negotiated.
+    pub offload: [u8; 10],
+    /// What is told of its hash, if that was negotiated.
+    pub report: Report,
+}
+
+impl<'a> Incoming<'a> {
+    /// A plain frame, with that said of its hash.
+    #[must_use]
+    pub fn plain(frame: &'a [u8], report: Report) -> Self {
+        Self {
+            frame,
+            offload: [0; 10],
+            report,
+        }
+    }
+
+    fn header(&self, buffers: u16) -> [u8; HASH_HEADER_BYTES as usize] {
+        let mut header = [0; HASH_HEADER_BYTES as usize];
+        header[..10].copy_from_slice(&self.offload);
+        header[10..12].copy_from_slice(&buffers.to_le_bytes());
+        header[12..].copy_from_slice(&self.report.bytes());
+        header
+    }
+}
+
+/// Chains in hand, and those of them that were used.
+struct Hand<'a> {
+    chains: &'a Chains,
+    next: usize,
+}
+
+impl QueuePair {
+    /// Gives these frames to the guest, and tells it once. How many were dealt with: the rest waits for buffers. One
+    /// that fits no buffer is dropped and counted.
+    ///
+    /// # Errors
+    /// What the guest did wrong.
+    pub fn deliver(
+        &mut self,
+        frames: &[Incoming],
+        chains: &mut Chains,
+        counters: &PairCounters,
+    ) -> Result<usize, Fault> {
+        if !self.to_guest.enabled {
+            return Ok(0);
+        }
+        let most = BATCH.min(self.to_guest.queue.size().get().into());
+        self.pop_buffers(chains, most)?;
+        let mut hand = Hand { chains, next: 0 };
+        let (mut done, mut delivered) = (0, 0);
+        for incoming in frames {
+            let wanted = incoming.frame.len() + self.header_bytes as usize;
+            match hand.chains_for(wanted, self.mergeable, most) {
+                Room::Chains(count) => {
+                    self.write(&hand.chains.chains[hand.next..][..count], hand.chains, incoming);
+                    hand.next += count;
+                    delivered += 1;
+                    counters.to_guest_bytes.add(incoming.frame.len() as u64);
+                }
+                Room::Never => counters.to_guest_buffer_too_small.add(1),
+                Room::Later => {
+                    counters.to_guest_waits.add(1);
+                    break;
+                }
+            }
+            done += 1;
+        }
+        let unused = hand.chains.slots(hand.next);
+        self.to_guest.queue.unpop(unused);
+        counters.to_guest_frames.add(delivered);
+        self.to_guest.publish(counters);
+        Ok(done)
+    }
+
+    /// Writes header and frame over these chains, which hold them.
+    fn write(&mut self, over: &[Chain], chains: &Chains, incoming: &Incoming) {
+        // At most BATCH.
+        #[allow(clippy::cast_possible_truncation)]
+        let header = incoming.header(over.len() as u16);
+        let mut parts = [&header[..self.header_bytes as usize], incoming.frame];
+        for chain in over {
+            let mut written = 0;
+            for part in &mut parts {
+                written = self.fill(chains.buffers(chain), written, part);
+            }
+            self.to_guest.queue.push_used(chain.id, written);
+        }
+    }
+
+    /// Writes as much of `part` as fits behind the `from` bytes that were written, and takes it off; bytes written now.
+    fn fill(&self, buffers: &[Buffer], from: u32, part: &mut &[u8]) -> u32 {
+        let mut written = from;
+        for piece in Cursor::after(buffers, from).pieces(buffers) {
+            let (now, later) = part.split_at(part.len().min(piece.len as usize));
+            if now.is_empty() {
+                break;
+            }
+            // Inside the map, as checked when the descriptor was read.
+            let _ = self.memory.copy_to_guest(piece.offset, now);
+            let len = now.len() as u32;
+            self.wrote(piece.offset, len);
+            written += len;
+            *part = later;
+        }
+        written
+    }
+}
+
+/// Whether a frame fits.
+enum Room {
+    /// Over so many chains.
+    Chains(usize),
+    /// When there are more buffers.
+    Later,
+    /// Not with more of them either.
+    Never,
+}
+
+impl Hand<'_> {
+    /// For a frame and its header; no more than `batch` chains were asked for.
+    fn chains_for(&self, wanted: usize, mergeable: bool, batch: usize) -> Room {
+        let rest = &self.chains.chains[self.next..];
+        let most = if mergeable { rest.len() } else { rest.len().min(1) };
+        let mut left = wanted;
+        for (at, chain) in rest[..most].iter().enumerate() {
+            if chain.writable_bytes as usize >= left {
+                return Room::Chains(at + 1);
+            }
+            left -= chain.writable_bytes as usize;
+        }
+        let in_vain = if mergeable { rest.len() == batch } else { most == 1 };
+        if in_vain { Room::Never } else { Room::Later }
+    }
+}

@@ -1,0 +1,108 @@
+//! What becomes of a frame for the guest: whether it wants it, on which pair it comes, and what it is told of its hash.
+//!
+//! [`Receive`] is what the driver last said by the control queue, made ready for the data path: it does not change, and
+//! nothing in it is shared with what the driver says next. Who moves frames gets a new one when something changed
+//! ([`crate::control`]), and calls [`Receive::place`] for each frame.
+
+use std::sync::Arc;
+
+use crate::counters::ReceiveCounters;
+use crate::filter::Filter;
+use crate::hash::nic::NicHash;
+use crate::hash::{Hashing, Report, Source};
+
+/// How frames find their pair.
+#[derive(Debug, Clone, Default)]
+pub(crate) enum Steering {
+    /// Multiqueue is off.
+    #[default]
+    FirstPair,
+    /// Where the guest sends the flow: automatic receive steering (VirtIO 1.3, 5.1.6.5.6).
+    Automatic,
+    /// As the driver's table says: RSS (5.1.6.5.7).
+    Table(Arc<Table>),
+}
+
+/// The indirection table of RSS; each entry is checked to be a pair of the device's.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Table {
+    /// A pair for each value of the hash's low bits: a power of two of them.
+    pub(crate) pairs: Vec<u16>,
+    /// Where frames without a hash go.
+    pub(crate) unclassified: u16,
+}
+
+impl Table {
+    #[inline]
+    fn pair(&self, report: &Report) -> u16 {
+        if report.kind.is_none() {
+            return self.unclassified;
+        }
+        let mask = self.pairs.len() - 1;
+        self.pairs[report.value as usize & mask]
+    }
+}
+
+/// See the module's head.
+#[derive(Debug, Clone)]
+pub struct Receive {
+    pub(crate) filter: Filter,
+    pub(crate) steering: Steering,
+    /// Where hashes are wanted, for a queue or for a report.
+    pub(crate) hashing: Option<Hashing>,
+    /// VIRTIO_NET_F_HASH_REPORT: the guest is told.
+    pub(crate) reports: bool,
+}
+
+/// Where a frame goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    /// The pair in whose receive queue it belongs. `None`: automatic receive steering, which is the affair of who sees
+    /// what the guest sends. A pair that is not started, or is being reset, takes no frame: it is dropped (VirtIO 1.3,
+    /// 5.1.6.5.7.2).
+    pub pair: Option<u16>,
+    /// For the virtio-net header.
+    pub report: Report,
+}
+
+impl Receive {
+    /// Of a frame that begins with `head`: all its headers, or the first [`crate::hash::fields::MOST_HEAD`] bytes. A
+    /// VLAN tag that the NIC took off must be in its place again. `nic`: what the NIC said of its hash. `None`: the
+    /// guest does not want it, which is counted.
+    #[inline]
+    #[must_use]
+    pub fn place(&self, head: &[u8], nic: Option<NicHash>, counters: &ReceiveCounters) -> Option<Place> {
+        if !self.filter.accepts(head) {
+            counters.to_guest_filtered.add(1);
+            return None;
+        }
+        let report = match &self.hashing {
+            Some(hashing) => hashed(hashing, head, nic, counters),
+            None => Report::NONE,
+        };
+        let pair = match &self.steering {
+            Steering::FirstPair => Some(0),
+            Steering::Automatic => None,
+            Steering::Table(table) => Some(table.pair(&report)),
+        };
+        let report = if self.reports { report } else { Report::NONE };
+        Some(Place { pair, report })
+    }
+
+    /// Types of a NIC's hashes that are used as they are.
+    #[must_use]
+    pub fn hashing(&self) -> Option<&Hashing> {
+        self.hashing.as_ref()
+    }
+}
+
+#[inline]
+fn hashed(hashing: &Hashing, head: &[u8], nic: Option<NicHash>, counters: &ReceiveCounters) -> Report {
+    let (report, source) = hashing.report(head, nic);
+    match source {
+        Source::Nic => counters.hashes_of_nic.add(1),
+        Source::Device => counters.hashes_computed.add(1),
+        Source::Nobody => counters.hashes_none.add(1),
+    }
+    report
+}
