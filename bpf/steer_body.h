@@ -142,16 +142,17 @@ struct {
 /* The plain program knows nothing of a frame but its bytes; all this leaves no instruction. */
 struct hints {};
 #define ask_for_tag(ctx, hints) ((void)(hints))
-#define ask_for_rest(ctx, hints) ((void)(hints))
 #define has_tag(hints) ((void)(hints), 0)
 #define tag_len(hints) ((void)(hints), 0)
-#define report_hash(header, hints) ((void)(header), (void)(hints))
+#define hash_to_report(ctx) 0
+#define report_hash(header, hash) ((void)(header), (void)(hash))
 #define copy_tagged(ctx, hints, to, len) (-1)
 #endif
 
 /* Makes room of `len` (a constant after inlining) before the frame and writes the header there. */
-static __always_inline int prepend_virtio_header(struct xdp_md *ctx, int len, const struct hints *hints)
+static __always_inline int prepend_virtio_header(struct xdp_md *ctx, int len)
 {
+	__u64 hash = len == STEER_HEADER_HASH_LEN ? hash_to_report(ctx) : 0;
 	struct steer_virtio_header *header;
 	void *meta, *frame;
 
@@ -167,19 +168,19 @@ static __always_inline int prepend_virtio_header(struct xdp_md *ctx, int len, co
 	header = meta;
 	header->num_buffers[0] = 1;
 	if (len == STEER_HEADER_HASH_LEN)
-		report_hash(meta, hints);
+		report_hash(meta, hash);
 	return 0;
 }
 
-static __always_inline int write_header(struct xdp_md *ctx, __u32 header_len, const struct hints *hints)
+static __always_inline int write_header(struct xdp_md *ctx, __u32 header_len)
 {
 	switch (header_len) {
 	case STEER_HEADER_NONE:
 		return 0;
 	case STEER_HEADER_LEN:
-		return prepend_virtio_header(ctx, STEER_HEADER_LEN, hints);
+		return prepend_virtio_header(ctx, STEER_HEADER_LEN);
 	case STEER_HEADER_HASH_LEN:
-		return prepend_virtio_header(ctx, STEER_HEADER_HASH_LEN, hints);
+		return prepend_virtio_header(ctx, STEER_HEADER_HASH_LEN);
 	default:
 		/* the loader writes no other length */
 		return -1;
@@ -358,7 +359,7 @@ static __always_inline int to_socket(struct xdp_md *ctx, __u32 queue, __u32 flag
 }
 
 static __always_inline int steer_in_network(struct xdp_md *ctx, __u32 queue, __u64 config,
-					    struct steer_counters *counters, struct hints *hints)
+					    struct steer_counters *counters, const struct hints *hints)
 {
 	const __u8 *frame = (void *)(long)ctx->data;
 	const void *end = (void *)(long)ctx->data_end;
@@ -395,12 +396,9 @@ static __always_inline int steer_in_network(struct xdp_md *ctx, __u32 queue, __u
 		COUNT(counters, too_long);
 		return XDP_DROP;
 	}
-	ask_for_rest(ctx, hints);
 #ifdef STEER_BOUND
 	if (flags & STEER_QUEUE_HINTS) {
-		hints->port = port;
-		hints->absent &= ~STEER_HINT_PORT;
-		before = leave_hints(ctx, hints);
+		before = leave_hints(ctx, hints->vlan_proto, hints->vlan_tci, port, 0);
 		if (before < 0) {
 			COUNT(counters, no_header_room);
 			return XDP_DROP;
@@ -452,10 +450,9 @@ static __always_inline int steer_frame(struct xdp_md *ctx)
 		COUNT(counters, too_long);
 		return XDP_DROP;
 	}
-	ask_for_rest(ctx, &hints);
 #ifdef STEER_BOUND
 	if (header_len == STEER_HEADER_NONE && flags & STEER_QUEUE_HINTS) {
-		int before = leave_hints(ctx, &hints);
+		int before = leave_hints(ctx, hints.vlan_proto, hints.vlan_tci, 0, STEER_HINT_PORT);
 
 		if (before < 0) {
 			COUNT(counters, no_header_room);
@@ -464,7 +461,7 @@ static __always_inline int steer_frame(struct xdp_md *ctx)
 		return to_socket(ctx, queue, flags, before, counters);
 	}
 #endif
-	if (write_header(ctx, header_len, &hints)) {
+	if (write_header(ctx, header_len)) {
 		COUNT(counters, no_header_room);
 		return XDP_DROP;
 	}

@@ -102,38 +102,37 @@ struct {
 
 STEER_LAYOUTS(STEER_LAYOUT)
 
-/* What is known of one frame. */
+/*
+ * What is known of a frame from the beginning, as it tells who the frame is for: the tag that is not in it. Zeros where
+ * there is none. All else is asked for last, in leave_hints.
+ *
+ * Little is kept in memory here and below: where the loader has no CAP_PERFMON the verifier puts a barrier against
+ * speculation behind the first write to each place of the stack, some ten nanoseconds.
+ */
 struct hints {
-	__u64 timestamp;
-	__u32 hash;
-	__u32 mark;
-	__u32 port;
-	__u16 hash_type;
 	/* network order, as the kernel has it */
 	__be16 vlan_proto;
 	__u16 vlan_tci;
-	/* STEER_HINT_*, of all that there are */
-	__u16 absent;
 };
 
-/* First of all: who a frame is for depends on its tag. */
 static __always_inline void ask_for_tag(struct xdp_md *ctx, struct hints *hints)
 {
-	__be16 proto = 0;
-	__u16 tci = 0;
+	union {
+		__u32 word;
+		struct hints tag;
+	} off = { 0 };
 
-	__builtin_memset(hints, 0, sizeof(*hints));
-	hints->absent = STEER_HINT_HASH | STEER_HINT_VLAN | STEER_HINT_TIMESTAMP | STEER_HINT_MARK | STEER_HINT_PORT;
-	if (!(steer_asked & STEER_HINT_VLAN) || bpf_xdp_metadata_rx_vlan_tag(ctx, &proto, &tci))
+	hints->vlan_proto = 0;
+	hints->vlan_tci = 0;
+	if (!(steer_asked & STEER_HINT_VLAN) ||
+	    bpf_xdp_metadata_rx_vlan_tag(ctx, &off.tag.vlan_proto, &off.tag.vlan_tci))
 		return;
-	hints->vlan_proto = proto;
-	hints->vlan_tci = tci;
-	hints->absent &= ~STEER_HINT_VLAN;
+	*hints = off.tag;
 }
 
 static __always_inline int has_tag(const struct hints *hints)
 {
-	return !(hints->absent & STEER_HINT_VLAN);
+	return !!hints->vlan_proto;
 }
 
 /* Bytes that the frame had more on the wire. */
@@ -198,13 +197,14 @@ no_ports:
 	return 0;
 }
 
-static __always_inline void ask_for_mark(struct xdp_md *ctx, struct hints *hints)
+/* The mark of the frame's flow, and bit 32; 0: it has none. */
+static __noinline __u64 mark_of(struct xdp_md *ctx)
 {
 	volatile __u64 key[5];
 	__u32 *mark;
 
 	if (flow_of(ctx, key))
-		return;
+		return 0;
 	mark = bpf_map_lookup_elem(&steer_marks, (const void *)key);
 	if (!mark) {
 		/* As a service: without where it comes from. */
@@ -213,61 +213,66 @@ static __always_inline void ask_for_mark(struct xdp_md *ctx, struct hints *hints
 		key[4] &= ~((__u64)0xffff << SHIFT(0, 2));
 		mark = bpf_map_lookup_elem(&steer_marks, (const void *)key);
 	}
-	if (!mark)
-		return;
-	hints->mark = *mark;
-	hints->absent &= ~STEER_HINT_MARK;
+	return mark ? 1ull << 32 | *mark : 0;
 }
 
-/* All but the tag, of a frame that is ours. Some drivers keep what they know in the place of the metadata (igc): so before
- * anything is written there. */
-static __always_inline void ask_for_rest(struct xdp_md *ctx, struct hints *hints)
+/* A hash and its type, as the kernel writes them. */
+union rss {
+	__u64 word;
+	struct {
+		__u32 hash;
+		enum xdp_rss_hash_type type;
+	};
+};
+
+/*
+ * Asks, then writes: some drivers keep what they know in the place of the metadata (igc). A clock that shows 0 is none:
+ * so does veth, of a sender without one.
+ */
+#define LEAVE_AS(name, hash_, vlan_, timestamp_, mark_)                                                \
+	case (hash_ * STEER_HINT_HASH | vlan_ * STEER_HINT_VLAN | timestamp_ * STEER_HINT_TIMESTAMP |  \
+	      mark_ * STEER_HINT_MARK): {                                                              \
+		struct steer_hints##name *to;                                                          \
+		void *frame;                                                                           \
+		IF_##timestamp_(__u64 timestamp = 0;)                                                  \
+		IF_##hash_(union rss rss = { 0 };)                                                     \
+		IF_##mark_(__u64 mark = mark_of(ctx);)                                                 \
+                                                                                                       \
+		absent |= UNLESS_##hash_(STEER_HINT_HASH |) UNLESS_##timestamp_(STEER_HINT_TIMESTAMP |)\
+			UNLESS_##mark_(STEER_HINT_MARK |) (tag.vlan_proto ? 0 : STEER_HINT_VLAN);      \
+		IF_##mark_(if (!mark) absent |= STEER_HINT_MARK;)                                      \
+		IF_##hash_(if (bpf_xdp_metadata_rx_hash(ctx, &rss.hash, &rss.type)) {                  \
+			rss.word = 0;                                                                  \
+			absent |= STEER_HINT_HASH;                                                     \
+		})                                                                                     \
+		IF_##timestamp_(if (bpf_xdp_metadata_rx_timestamp(ctx, &timestamp)) timestamp = 0;     \
+				if (!timestamp) absent |= STEER_HINT_TIMESTAMP;)                       \
+		if (bpf_xdp_adjust_meta(ctx, -(int)sizeof(*to)))                                       \
+			return -1;                                                                     \
+		to = (void *)(long)ctx->data_meta;                                                     \
+		frame = (void *)(long)ctx->data;                                                       \
+		/* for the verifier: adjust_meta just made this room */                                \
+		if ((void *)(to + 1) > frame)                                                          \
+			return -1;                                                                     \
+		IF_##timestamp_(to->rx_timestamp = timestamp;)                                         \
+		IF_##hash_(to->rx_hash = rss.hash; to->rx_hash_type = rss.type;)                       \
+		UNLESS_##hash_(to->zero = 0;)                                                          \
+		IF_##mark_(to->flow_mark = mark;)                                                      \
+		IF_##vlan_(to->vlan_proto = tag.vlan_proto; to->vlan_tci = tag.vlan_tci;)              \
+		to->port = port;                                                                       \
+		to->absent = absent;                                                                   \
+		to->id = steer_generation | bpf_core_type_id_local(struct steer_hints##name);          \
+		return sizeof(*to);                                                                    \
+	}
+
+/*
+ * Leaves the structure of the program's set before the frame; its length, or -1: no room. `absent` is STEER_HINT_PORT or
+ * 0.
+ */
+static __always_inline int leave_hints(struct xdp_md *ctx, __u32 proto, __u32 tci, __u32 port, __u32 absent)
 {
-	enum xdp_rss_hash_type type = 0;
-	__u64 timestamp = 0;
-	__u32 hash = 0;
+	struct hints tag = { .vlan_proto = proto, .vlan_tci = tci };
 
-	if ((steer_asked & STEER_HINT_HASH) && !bpf_xdp_metadata_rx_hash(ctx, &hash, &type)) {
-		hints->hash = hash;
-		hints->hash_type = type;
-		hints->absent &= ~STEER_HINT_HASH;
-	}
-	/* A driver without a clock, or veth of a sender without one, says 0. */
-	if ((steer_asked & STEER_HINT_TIMESTAMP) && !bpf_xdp_metadata_rx_timestamp(ctx, &timestamp) && timestamp) {
-		hints->timestamp = timestamp;
-		hints->absent &= ~STEER_HINT_TIMESTAMP;
-	}
-	if (steer_asked & STEER_HINT_MARK)
-		ask_for_mark(ctx, hints);
-}
-
-#define LEAVE_AS(name, hash_, vlan_, timestamp_, mark_)                                            \
-	case (hash_ * STEER_HINT_HASH | vlan_ * STEER_HINT_VLAN | timestamp_ * STEER_HINT_TIMESTAMP | \
-	      mark_ * STEER_HINT_MARK): {                                                          \
-		struct steer_hints##name *to;                                                      \
-		void *frame;                                                                       \
-                                                                                                   \
-		if (bpf_xdp_adjust_meta(ctx, -(int)sizeof(*to)))                                   \
-			return -1;                                                                 \
-		to = (void *)(long)ctx->data_meta;                                                 \
-		frame = (void *)(long)ctx->data;                                                   \
-		/* for the verifier: adjust_meta just made this room */                            \
-		if ((void *)(to + 1) > frame)                                                      \
-			return -1;                                                                 \
-		IF_##timestamp_(to->rx_timestamp = hints->timestamp;)                              \
-		IF_##hash_(to->rx_hash = hints->hash; to->rx_hash_type = hints->hash_type;)        \
-		UNLESS_##hash_(to->zero = 0;)                                                      \
-		IF_##mark_(to->flow_mark = hints->mark;)                                           \
-		IF_##vlan_(to->vlan_proto = hints->vlan_proto; to->vlan_tci = hints->vlan_tci;)    \
-		to->port = hints->port;                                                            \
-		to->absent = hints->absent;                                                        \
-		to->id = steer_generation | bpf_core_type_id_local(struct steer_hints##name);      \
-		return sizeof(*to);                                                                \
-	}
-
-/* Leaves the structure of the program's set before the frame; its length, or -1: no room. */
-static __always_inline int leave_hints(struct xdp_md *ctx, const struct hints *hints)
-{
 	switch (steer_asked) {
 	STEER_LAYOUTS(LEAVE_AS)
 	default:
@@ -303,17 +308,25 @@ static __always_inline __u8 report_of(__u16 type)
 	}
 }
 
-static __always_inline void report_hash(struct steer_virtio_header_hash *header, const struct hints *hints)
+/* Of a frame that a virtio header is put before: the hash for it, and the type that the guest knows; 0: none. */
+static __always_inline __u64 hash_to_report(struct xdp_md *ctx)
 {
-	__u8 report = report_of(hints->hash_type);
+	union rss rss = { 0 };
 
-	if ((hints->absent & STEER_HINT_HASH) || !report)
+	if (!(steer_asked & STEER_HINT_HASH) || bpf_xdp_metadata_rx_hash(ctx, &rss.hash, &rss.type))
+		return 0;
+	return (__u64)report_of(rss.type) << 32 | rss.hash;
+}
+
+static __always_inline void report_hash(struct steer_virtio_header_hash *header, __u64 hash)
+{
+	if (!(hash >> 32))
 		return;
-	header->hash_value[0] = hints->hash;
-	header->hash_value[1] = hints->hash >> 8;
-	header->hash_value[2] = hints->hash >> 16;
-	header->hash_value[3] = hints->hash >> 24;
-	header->hash_report[0] = report;
+	header->hash_value[0] = hash;
+	header->hash_value[1] = hash >> 8;
+	header->hash_value[2] = hash >> 16;
+	header->hash_value[3] = hash >> 24;
+	header->hash_report[0] = hash >> 32;
 }
 
 /* Copies a frame to where there is room for `len` bytes, which it has with its tag put back. */

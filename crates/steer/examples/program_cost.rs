@@ -60,7 +60,13 @@ fn cost_of_hints(pair: &Pair) {
     let mut rounds: Vec<[f64; 7]> = Vec::new();
     for _ in 0..ROUNDS {
         rounds.push(words.map(|word| {
-            as_a_steward(|| program.set_hints(word.parse().expect("hints"))).expect("a kernel with them");
+            let change = || program.set_hints(word.parse().expect("hints"));
+            let changed = if std::env::var_os("AS_ROOT").is_some() {
+                change()
+            } else {
+                as_a_steward(change)
+            };
+            changed.expect("a kernel with them");
             let send = || (0..SENT).for_each(|_| pair.far_socket.send(&frame));
             ns_a_run(program.id(), send)
         }));
