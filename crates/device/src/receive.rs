@@ -89,7 +89,7 @@ impl Receive {
         Some(Place { pair, report })
     }
 
-    /// Types of a NIC's hashes that are used as they are.
+    /// How frames are hashed; `None`: they are not.
     #[must_use]
     pub fn hashing(&self) -> Option<&Hashing> {
         self.hashing.as_ref()

@@ -1,5 +1,8 @@
 //! Hashes of whole frames: the published vectors, and what each rule of VirtIO's says.
 
+use etherparse::{PacketBuilder, VlanId};
+use proptest::prelude::*;
+
 use super::nic::NicKey;
 use super::*;
 
@@ -420,4 +423,66 @@ fn hash_over_plain_ipv6_serves_only_where_extension_headers_do_not_matter() {
         .from_nic(),
         HashTypes::NONE
     );
+}
+
+/// The Toeplitz hash by its definition, bit by bit.
+fn by_definition(key: &[u8; KEY_BYTES], input: &[u8]) -> u32 {
+    let bits = |bytes: &[u8]| -> Vec<bool> {
+        let bits = bytes
+            .iter()
+            .flat_map(|byte| (0..8).rev().map(move |bit| byte >> bit & 1 == 1));
+        bits.collect()
+    };
+    let key = bits(key);
+    let set = bits(input).into_iter().enumerate().filter(|(_, set)| *set);
+    set.fold(0, |hash, (at, _)| {
+        let window = key[at..at + 32].iter();
+        hash ^ window.fold(0, |all, &bit| all << 1 | u32::from(bit))
+    })
+}
+
+proptest! {
+    /// Packets that others built, hashed by the definition with what was put into them.
+    #[test]
+    fn any_packet_has_the_hash_of_its_fields(
+        addresses: [[u8; 16]; 2], ports: [u16; 2], v6: bool, protocol in 0..3usize, tags in 0..3usize,
+        bits in 0..=HashTypes::ALL.bits(), payload in 0..80usize,
+        key in prop::collection::vec(any::<u8>(), KEY_BYTES),
+    ) {
+        use HashType as T;
+        let key: [u8; KEY_BYTES] = key.try_into().expect("so many");
+        let ethernet = PacketBuilder::ethernet2([2; 6], [4; 6]);
+        let [source, destination] = addresses;
+        let short = |address: [u8; 16]| *address.first_chunk::<4>().expect("longer");
+        let (outer, inner) = (VlanId::try_new(7).expect("12 bits"), VlanId::try_new(0xfff).expect("12 bits"));
+        let ip = match (tags, v6) {
+            (0, false) => ethernet.ipv4(short(source), short(destination), 64),
+            (0, true) => ethernet.ipv6(source, destination, 64),
+            (1, false) => ethernet.single_vlan(outer).ipv4(short(source), short(destination), 64),
+            (1, true) => ethernet.single_vlan(outer).ipv6(source, destination, 64),
+            (_, false) => ethernet.double_vlan(outer, inner).ipv4(short(source), short(destination), 64),
+            (_, true) => ethernet.double_vlan(outer, inner).ipv6(source, destination, 64),
+        };
+        let (mut frame, payload) = (Vec::new(), vec![0x5a; payload]);
+        let written = match protocol {
+            0 => ip.tcp(ports[0], ports[1], 1, 2).write(&mut frame, &payload),
+            1 => ip.udp(ports[0], ports[1]).write(&mut frame, &payload),
+            _ => ip.icmpv4_echo_request(3, 4).write(&mut frame, &payload),
+        };
+        written.expect("a vector takes it");
+
+        let types = HashTypes::from_bits(bits).expect("only these");
+        let with_ports = [[T::TcpV4, T::UdpV4], [T::TcpV6, T::UdpV6]][usize::from(v6)].get(protocol);
+        let with_ports = with_ports.filter(|&&kind| types.has(kind));
+        let alone = [T::Ipv4, T::Ipv6][usize::from(v6)];
+        let kind = with_ports.copied().or(types.has(alone).then_some(alone));
+        let len = if v6 { 16 } else { 4 };
+        let mut input = [&source[..len], &destination[..len]].concat();
+        if with_ports.is_some() {
+            input.extend(ports.map(u16::to_be_bytes).concat());
+        }
+        let value = kind.map_or(0, |_| by_definition(&key, &input));
+        let (report, _) = Hashing::new(&HashConfig { types, key }, None).report(&frame, None);
+        prop_assert_eq!(report, Report { value, kind });
+    }
 }
