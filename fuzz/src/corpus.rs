@@ -7,7 +7,9 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::{addresses, coalesce, config_space, net_header, packed_ring, segment, session, split_ring};
+use crate::{
+    addresses, coalesce, config_space, control, net_header, packed_ring, segment, session, split_ring,
+};
 
 /// `session` counts the descriptors of the process, so nothing else may run beside it.
 static ALONE: Mutex<()> = Mutex::new(());
@@ -103,6 +105,11 @@ fn net_header_stands_its_corpus() {
 #[test]
 fn config_space_stands_its_corpus() {
     run_all("config_space", config_space::run);
+}
+
+#[test]
+fn control_stands_its_corpus() {
+    run_all("control", control::run);
 }
 
 #[test]

@@ -8,6 +8,7 @@
 pub mod addresses;
 pub mod coalesce;
 pub mod config_space;
+pub mod control;
 #[cfg(test)]
 mod corpus;
 pub mod net_header;
