@@ -87,6 +87,12 @@ counters! {
     Work from_guest_checksums,
     /// Frames of the guest, segments included, whose checksum was left to the kernel or the NIC (XDP TX metadata).
     Work from_guest_checksums_left,
+    /// Frames that filter rules were asked about whose flow was known.
+    Work filter_hits,
+    /// The same of a flow that was not known: it was looked up in the rules.
+    Work filter_misses,
+    /// Known flows that made room for others.
+    Work filter_evictions,
     /// Frames delivered into the guest's buffers.
     Work to_guest_frames,
     /// Bytes of these frames, without the virtio-net header.
@@ -172,6 +178,8 @@ counters! {
     Drop from_guest_dhcp_server,
     /// Addresses given by `ips`: headers that contradict themselves, or that are not all in the frame's first 256 bytes.
     Drop from_guest_headers,
+    /// Filter rules of the port do not let the guest send the frame.
+    Drop from_guest_filter,
     /// The guest asks for a checksum to be stored in the headers by which it was decided that it may send the frame.
     Drop from_guest_checksum_in_headers,
     /// Network: no port that has a guest has the destination of a frame of the uplink's.
@@ -184,6 +192,11 @@ counters! {
     /// Frame beyond the port's limit of what its guest gets. A GSO packet of another guest counts as the frames that a
     /// wire would carry.
     Drop to_guest_limit,
+    /// Filter rules of the port do not let the guest get the frame.
+    Drop to_guest_filter,
+    /// Frame whose headers contradict themselves, or go on behind the bytes that are looked at, for a guest with filter
+    /// rules for what it gets.
+    Drop to_guest_filter_headers,
     /// Frame longer than the guest's buffer (or than all its buffers, where they may be merged).
     Drop to_guest_buffer_too_small,
     /// Frame in several pieces that is longer than the interface's frames are, so that a piece or an end of another is

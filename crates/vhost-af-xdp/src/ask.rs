@@ -11,8 +11,11 @@ use serde_json::Value;
 use crate::api::client::{Ask, Client};
 use crate::api::control_socket::{ask_all, find_all, without_control_characters};
 use crate::api::status_view::{or_dash, table, takes};
-use crate::cli::ask::{AtArgs, EventsArgs, KeysArgs, ListArgs, NetworkCommand, PortCommand, SetArgs};
+use crate::cli::ask::{
+    AtArgs, EventsArgs, KeysArgs, ListArgs, NetworkCommand, PortCommand, RulesArgs, SetArgs,
+};
 use crate::config::PortRules;
+use crate::switch::filter::rule::KEYS;
 
 /// Pause before a stream of events that ended is asked for again.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -50,6 +53,7 @@ pub(crate) fn port(command: &PortCommand, print: Print) -> anyhow::Result<()> {
             ];
             return list(args, print, "ports", &header, port_row);
         }
+        PortCommand::Rules(args) => return rules(args, print),
     };
     let lines = done["done"].as_array().into_iter().flatten();
     let mut text: String = lines
@@ -105,6 +109,53 @@ pub(crate) fn events(args: &EventsArgs, print: Print) -> anyhow::Result<()> {
         // Connections last for a while only; a daemon that has gone is an error next.
         std::thread::sleep(AGAIN);
     }
+}
+
+/// Prints the filter rules of a port.
+fn rules(args: &RulesArgs, print: Print) -> anyhow::Result<()> {
+    let document = client(&args.list.at)?.ask(&Ask::get(&(path_of(&args.name) + "/rules")))?;
+    if args.list.json {
+        return print(&(serde_json::to_string_pretty(&document)? + "\n")).map(drop);
+    }
+    let mut listed = table(["", "direction", "action", "frames", "of"], |_| false);
+    let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    let rules = document["rules"].as_array().into_iter().flatten();
+    for (number, rule) in (1..).zip(rules) {
+        let keys = KEYS.iter().skip(2).filter_map(|&key| Some((key, rule.get(key)?)));
+        let words: Vec<_> = keys
+            .map(|(key, value)| format!("{key}={}", text(value)))
+            .collect();
+        let of = if words.is_empty() {
+            "IPv4 and IPv6".to_owned()
+        } else {
+            words.join(" ")
+        };
+        let [direction, action, frames] = ["direction", "action", "frames"].map(|key| text(&rule[key]));
+        listed.add_row([number.to_string(), direction, action, frames, of].map(|cell| clean(&cell)));
+    }
+    for (key, direction) in [("from_guest", "from-guest"), ("to_guest", "to-guest")] {
+        let of = &document[key];
+        let [action, frames] = ["default", "default_frames"].map(|key| text(&of[key]));
+        let rest = "what no rule matches".to_owned();
+        listed.add_row(["-".to_owned(), direction.to_owned(), action, frames, rest].map(|cell| clean(&cell)));
+        if of["link_frames"].as_u64().is_some_and(|frames| frames > 0) {
+            let (frames, of) = (
+                text(&of["link_frames"]),
+                "of that: ARP and neighbour discovery".to_owned(),
+            );
+            listed.add_row(
+                [
+                    "-".to_owned(),
+                    direction.to_owned(),
+                    "allow".to_owned(),
+                    frames,
+                    of,
+                ]
+                .map(|cell| clean(&cell)),
+            );
+        }
+    }
+    print(&format!("{listed}\n")).map(drop)
 }
 
 fn change(keys: &KeysArgs, method: Method, query: &str) -> anyhow::Result<Value> {

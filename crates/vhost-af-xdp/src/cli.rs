@@ -8,6 +8,7 @@ pub(crate) mod choice;
 mod daemon;
 mod external;
 pub(crate) mod file;
+pub(crate) mod filter;
 mod guard;
 pub(crate) mod json;
 mod keys;

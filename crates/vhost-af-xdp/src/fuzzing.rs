@@ -19,6 +19,7 @@ use crate::nic::endpoint::COPY_BYTES;
 use crate::nic::interfaces::Interfaces;
 use crate::port::{Joined, Port};
 use crate::switch::ethernet::{self, Tags};
+use crate::switch::filter::{Action, Classifier, FilterConfig, FlowKey, PortFilter, Rule};
 use crate::switch::from_guest::GuestFrame;
 use crate::switch::gso::GsoPacket;
 use crate::switch::guard::{self, Lock};
@@ -66,6 +67,7 @@ impl NullPort {
             mac: None,
             vlans: Vec::new(),
             guard: crate::config::GuardConfig::default(),
+            filter: crate::switch::filter::FilterConfig::default(),
             packet_bytes: COPY_BYTES,
             slices_from: None,
             offload: Offloads::all(),
@@ -244,5 +246,45 @@ impl Addresses {
         self.0
             .check(mac, head, u32::try_from(frame.len()).ok()?, tags)
             .ok()
+    }
+}
+
+/// Filter rules of one direction, with a flow cache, as a lane of a port has them for what its guest gets.
+pub struct Filter {
+    classifier: Classifier,
+    counters: PairCounters,
+}
+
+impl Filter {
+    /// Of rules as `docs/filter.md` has them, as words `key=value`, a line each; `None`: they are none.
+    #[must_use]
+    pub fn new(rules: &str, default_denies: bool) -> Option<Self> {
+        let rules: Result<Vec<Rule>, String> = rules.lines().map(Rule::of_words).collect();
+        let filter = PortFilter::new(&FilterConfig {
+            rules: rules.ok()?,
+            to_guest_default: default_denies.then_some(Action::Deny),
+            ..FilterConfig::default()
+        });
+        Some(Self {
+            classifier: filter.for_a_lane()?.to_guest?,
+            counters: PairCounters::default(),
+        })
+    }
+
+    /// Whether a frame passes. `head`: its first bytes; `len`: its length.
+    pub fn lets_pass(&mut self, head: &[u8], len: usize) -> bool {
+        self.classifier.lets_pass(head, len, &self.counters)
+    }
+
+    /// The same without the cache.
+    #[must_use]
+    pub fn looks_up(&self, head: &[u8], len: usize) -> bool {
+        FlowKey::of(head, len).is_ok_and(|looked| self.classifier.look_up(&looked.key).allows)
+    }
+
+    /// Frames whose flow was known, and was not.
+    #[must_use]
+    pub fn found(&self) -> [u64; 2] {
+        [self.counters.filter_hits.get(), self.counters.filter_misses.get()]
     }
 }

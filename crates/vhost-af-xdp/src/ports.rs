@@ -130,6 +130,7 @@ impl Ports {
         if let Some(port) = self.all().iter().find(|port| port.name() == &*config.name) {
             port.set_rates(config.rates);
             port.set_guard(config);
+            port.set_filter(&config.filter);
         }
         Ok(())
     }

@@ -27,7 +27,7 @@ use steer::with_sources;
 use steward::text_file::FileError;
 
 use self::changes::{Change, Changed, ReadKeys, Refused};
-use crate::config::file::{ConfigFile, Table};
+use crate::config::file::{ConfigFile, RULE, Table};
 use crate::config::{Endpoint, NetworkConfig, PortConfig, live};
 use crate::guard::keeper::Requests;
 use crate::port::journal::{JOURNAL, Of, What};
@@ -296,7 +296,9 @@ impl Reader {
                 true => Source::File,
                 false => Source::Api,
             };
-            let keys = (self.forms.write)(table);
+            let mut keys = (self.forms.write)(table);
+            // There may be many; they are asked for by themselves.
+            keys.remove(RULE);
             (table.name.clone(), Described { source, keys })
         });
         locked(&self.readings).ports = described.collect();
@@ -305,7 +307,7 @@ impl Reader {
     fn read(&mut self) -> Outcome {
         let nothing = |why: String| Outcome::failed(format!("{why}; nothing was changed"));
         let file = match self.requests.read() {
-            Ok(file) => file,
+            Ok(file) => self.with_rules(file, None),
             Err(error) => return nothing(with_sources(&error)),
         };
         let difference = match self.difference(&file, None) {

@@ -27,6 +27,7 @@ use super::config::{ApiConfig, Control, Endpoint, PortConfig, ServeConfig};
 use super::port::Port;
 use crate::api::control_socket;
 use crate::api::process::{self, Changers, Listeners};
+use crate::api::rules_status::RulesStatus;
 use crate::api::service::{self, Asked, Reset};
 use crate::api::status::Status;
 use crate::api::status_view;
@@ -208,12 +209,18 @@ impl<'a> Sandboxed<'a> {
         }
         if let Some(link) = self.api {
             let (read, reload) = (Arc::clone(&read), reload.clone());
+            let rules_of = Arc::clone(&ports);
             // Who answers by a socket on which nothing is changed is given no way to.
             let reload = reload.filter(|_| config.api.all.is_some());
             serve_api(
                 link,
                 Asked {
                     read: move || read(),
+                    rules: Arc::new(move |name: &str| {
+                        let ports = rules_of.all();
+                        let port = ports.iter().find(|port| port.name() == name);
+                        port.map(|port| RulesStatus::of(port))
+                    }),
                     reload,
                     reset: config.api.all.is_some().then_some(reset),
                 },

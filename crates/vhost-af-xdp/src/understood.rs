@@ -13,6 +13,9 @@ use crate::config::{
 };
 use crate::listener::Access;
 
+/// Filter rules of a port that are shown.
+const RULES_SHOWN: usize = 32;
+
 /// What a thing is called, and what is said of it.
 type Line = (&'static str, String);
 
@@ -144,6 +147,7 @@ fn port_lines(port: &PortConfig) -> Vec<Line> {
     lines.push(("sends from", rules.sends_from()));
     let options = rules.options();
     lines.extend((!options.is_empty()).then(|| ("options", options.join(", "))));
+    lines.extend(filter_lines(port, &rules));
     lines.push(("limits", port.rates.to_string()));
     if let Some(own) = port.nic.queues() {
         lines.push(match port.external {
@@ -162,6 +166,24 @@ fn port_lines(port: &PortConfig) -> Vec<Line> {
     lines.extend((!not_offered.is_empty()).then(|| ("not offered", not_offered.join(" "))));
     let offered = port.offer.names();
     lines.extend((!offered.is_empty()).then(|| ("offered, too", offered.join(" "))));
+    lines
+}
+
+/// Which frames it filters: by the first of these rules that matches.
+fn filter_lines(port: &PortConfig, rules: &PortRules) -> Vec<Line> {
+    let Some(summary) = &rules.filter else {
+        return Vec::new();
+    };
+    let shown = port.filter.rules.iter().take(RULES_SHOWN);
+    let mut lines: Vec<Line> = (1..)
+        .zip(shown)
+        .map(|(number, rule)| ("rule", format!("{number} {rule}")))
+        .collect();
+    if let Some(more @ 1..) = port.filter.rules.len().checked_sub(RULES_SHOWN) {
+        lines.push(("rule", format!("and {more} more")));
+    }
+    let (from, to) = (&summary.from_guest_default, &summary.to_guest_default);
+    lines.push(("else", format!("{from} from the guest, {to} to the guest")));
     lines
 }
 

@@ -61,7 +61,7 @@ impl Document {
 
 /// A path that has a name in it, of the first thing of its kind, if there is one.
 fn filled(path: &str, api: &Api) -> Option<String> {
-    let Some(all) = path.strip_suffix("/{name}") else {
+    let Some((all, _)) = path.split_once("/{name}") else {
         return Some(path.to_owned());
     };
     let kind = all.rsplit('/').next().expect("a kind");

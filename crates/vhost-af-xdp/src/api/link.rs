@@ -18,15 +18,17 @@ use crate::reload::changes::Change;
 pub(crate) const PAUSE: Duration = Duration::from_millis(50);
 /// Most bytes of a question, its newline included.
 pub(crate) const LONGEST_QUESTION: u64 = 4096;
-/// The same of a change.
-pub(crate) const LONGEST_CHANGE: u64 = 16 << 10;
+/// The same of a change: 10,000 filter rules have less.
+pub(crate) const LONGEST_CHANGE: u64 = 4 << 20;
 
 /// What is asked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Question {
     /// For the [`Status`](super::status::Status).
     Status,
+    /// For the [`RulesStatus`](super::rules_status::RulesStatus) of the port of that name; null: there is none.
+    Rules(String),
 }
 
 /// What is to be done.

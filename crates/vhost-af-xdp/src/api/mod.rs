@@ -8,6 +8,7 @@ mod link;
 mod network_status;
 pub(crate) mod process;
 pub(crate) mod queues;
+pub(crate) mod rules_status;
 pub(crate) mod service;
 pub(crate) mod status;
 pub(crate) mod status_view;

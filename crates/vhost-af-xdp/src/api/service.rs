@@ -19,6 +19,7 @@ use serde::Serialize;
 use super::link::{
     EventsAfter, LONGEST_CHANGE, LONGEST_QUESTION, PAUSE, Question, Wish, read_question, write_line,
 };
+use super::rules_status::RulesStatus;
 use super::status::Status;
 use crate::port::journal::JOURNAL;
 use crate::reload::Reload;
@@ -31,6 +32,8 @@ const ENDS: usize = 3;
 pub(crate) struct Asked<R> {
     /// Takes a look.
     pub(crate) read: R,
+    /// Takes a look at the filter rules of a port.
+    pub(crate) rules: ReadRules,
     /// Changes ports, where that may be.
     pub(crate) reload: Option<Reload>,
     /// Lets statistics of workers begin anew, where that may be.
@@ -40,6 +43,9 @@ pub(crate) struct Asked<R> {
 /// See [`Asked`].
 pub(crate) type Reset = Arc<dyn Fn() + Send + Sync>;
 
+/// Reads the filter rules of the port of a name, if there is one.
+pub(crate) type ReadRules = Arc<dyn Fn(&str) -> Option<RulesStatus> + Send + Sync>;
+
 /// Serves what comes by `link`, until there will be no more; `lost` is called then.
 /// Errors: there is no thread for it.
 pub(crate) fn start<R: Fn() -> Status + Send + Sync + 'static>(
@@ -47,16 +53,22 @@ pub(crate) fn start<R: Fn() -> Status + Send + Sync + 'static>(
     asked: Asked<R>,
     lost: impl FnOnce() + Send + 'static,
 ) -> io::Result<()> {
-    let Asked { read, reload, reset } = asked;
+    let Asked {
+        read,
+        rules,
+        reload,
+        reset,
+    } = asked;
     let read = Arc::new(read);
     let body = move || {
         while let Some([questions, events, changes]) = receive(&link) {
-            let (read, reload, reset) = (Arc::clone(&read), reload.clone(), reset.clone());
+            let (read, rules) = (Arc::clone(&read), Arc::clone(&rules));
+            let (reload, reset) = (reload.clone(), reset.clone());
             // Without a thread its other end sees that nobody answers, and the process begins anew.
             let _ = spawn("api-changes", move || {
                 drop(change_all(changes, reload.as_ref(), reset.as_ref()));
             });
-            let _ = spawn("api", move || answer(questions, events, &*read));
+            let _ = spawn("api", move || answer(questions, events, (&*read, &*rules)));
         }
         lost();
     };
@@ -91,8 +103,11 @@ fn receive(link: &UnixStream) -> Option<[UnixStream; ENDS]> {
     }
 }
 
+/// What answers are read from.
+type Readers<'a, S> = (&'a dyn Fn() -> S, &'a dyn Fn(&str) -> Option<RulesStatus>);
+
 /// Answers questions until the other end is closed, and lets the thread that tells of events end then, too.
-fn answer(questions: UnixStream, events: UnixStream, read: &dyn Fn() -> Status) {
+fn answer(questions: UnixStream, events: UnixStream, read: Readers<'_, Status>) {
     let over = Arc::new(AtomicBool::new(false));
     let told = Arc::clone(&over);
     let telling = spawn("api-events", move || {
@@ -108,13 +123,14 @@ fn answer(questions: UnixStream, events: UnixStream, read: &dyn Fn() -> Status) 
     JOURNAL.wake();
 }
 
-fn answer_all<S: Serialize>(questions: UnixStream, read: &dyn Fn() -> S) -> io::Result<()> {
+fn answer_all<S: Serialize>(questions: UnixStream, (read, rules): Readers<'_, S>) -> io::Result<()> {
     let mut answers = questions.try_clone()?;
     let mut questions = BufReader::new(questions);
     while let Some(question) = read_question(&mut questions, LONGEST_QUESTION)? {
         let begun = Instant::now();
         match question {
             Question::Status => write_line(&mut answers, &read())?,
+            Question::Rules(port) => write_line(&mut answers, &rules(&port))?,
         }
         std::thread::sleep(PAUSE.saturating_sub(begun.elapsed()));
     }
@@ -167,7 +183,7 @@ mod tests {
     fn who_asks_all_the_time_makes_it_take_a_look_now_and_then() {
         let (mut ours, theirs) = UnixStream::pair().expect("sockets");
         let begun = Instant::now();
-        let answering = std::thread::spawn(move || answer_all(theirs, &|| 7));
+        let answering = std::thread::spawn(move || answer_all(theirs, (&|| 7, &|_| None)));
         let questions = line(&Question::Status).expect("JSON").repeat(100);
         ours.write_all(&questions).expect("read, or kept");
         let mut answers = BufReader::new(ours);

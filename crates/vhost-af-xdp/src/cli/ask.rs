@@ -70,6 +70,8 @@ pub(crate) enum PortCommand {
     Remove(RemoveArgs),
     /// List all ports
     List(ListArgs),
+    /// List the filter rules of a port, and how many frames each decided about
+    Rules(RulesArgs),
 }
 
 #[derive(Debug, Args)]
@@ -100,6 +102,15 @@ pub(crate) struct RemoveArgs {
     pub(crate) name: String,
     #[command(flatten)]
     pub(crate) at: AtArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RulesArgs {
+    /// Name of the port
+    #[arg(value_name = "NAME")]
+    pub(crate) name: String,
+    #[command(flatten)]
+    pub(crate) list: ListArgs,
 }
 
 #[derive(Debug, Args)]

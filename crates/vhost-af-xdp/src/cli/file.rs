@@ -18,10 +18,11 @@ use std::path::{Component, Path, PathBuf};
 
 use steward::text_file::{self, FileError, Kind, cut, line_of, quoted};
 use toml::Spanned;
-use toml::de::{DeTable, DeValue};
+use toml::de::{DeString, DeTable, DeValue};
 
 use super::daemon::DaemonArgs;
-use super::keys::{Keys, Written, without_dashes, words_of};
+use super::filter::{WrongRule, rules_in_words};
+use super::keys::{Keys, Takes, Written, without_dashes, words_of};
 use super::network::NetworkArgs;
 use super::port::PortTableArgs;
 use crate::config::file::{ADDED, ConfigFile, Said, Table};
@@ -286,6 +287,12 @@ impl Reader<'_> {
             let Some(takes) = keys.takes(word) else {
                 return Err(self.wrong(Some(place), unknown(word, keys, name)));
             };
+            if takes == Takes::Rules {
+                let words = rules_in_words(&Written::from(value.get_ref()));
+                let words = words.map_err(|wrong| self.wrong_rule((key, value), name, &wrong))?;
+                read.say_rules(word, words, line_of(self.text, place.start));
+                continue;
+            }
             let Some(words) = words_of(takes, &Written::from(value.get_ref())) else {
                 let what = format!("{word} = {}: give {}", self.written(value), takes.meant());
                 return Err(self.wrong(Some(place), what));
@@ -297,6 +304,25 @@ impl Reader<'_> {
             read.keys.insert(word.to_owned(), said);
         }
         Ok(read)
+    }
+
+    /// What is wrong with a rule of a port, in the line of the rule's key that it begins with.
+    fn wrong_rule(
+        &self,
+        (key, value): (&Spanned<DeString<'_>>, &Spanned<DeValue<'_>>),
+        port: &str,
+        wrong: &WrongRule,
+    ) -> FileError {
+        let list = value.get_ref().as_array();
+        let rule = list.and_then(|list| list.get(wrong.number.checked_sub(1)?));
+        let keys = rule.and_then(|rule| rule.get_ref().as_table());
+        let named = |key: &&Spanned<DeString<'_>>| {
+            let rest = wrong.what.strip_prefix(key.get_ref().as_ref());
+            rest.is_some_and(|rest| rest.starts_with([' ', ':']))
+        };
+        let its = keys.and_then(|keys| keys.iter().map(|(key, _)| key).find(named));
+        let place = its.map_or_else(|| rule.map_or(key.span(), Spanned::span), Spanned::span);
+        self.wrong(Some(place), format!("port {port}: {wrong}"))
     }
 
     fn directories(&self, daemon: &DeTable<'_>) -> Result<Vec<PathBuf>, FileError> {

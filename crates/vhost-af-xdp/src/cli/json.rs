@@ -3,6 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::file::{is_name, name_rule, unknown};
+use super::filter::{json_of_rules, rules_in_words};
 use super::keys::{Keys, Takes, Written, words_of};
 use super::port::PortTableArgs;
 use crate::config::file::{Said, Table};
@@ -36,6 +37,11 @@ pub(crate) fn table_of(name: &str, json: &Map<String, Value>) -> Result<Table, M
         if value.is_null() {
             continue;
         }
+        if takes == Takes::Rules {
+            let value = rules_in_words(&Written::from(value)).map_err(|why| wrong(why.to_string()))?;
+            table.say_rules(key, value, 0);
+            continue;
+        }
         let value = words_of(takes, &Written::from(value)).ok_or_else(|| {
             let written: String = value.to_string().chars().take(40).collect();
             wrong(format!("{key} = {written}: give {}", takes.meant()))
@@ -52,6 +58,7 @@ pub(crate) fn json_of(table: &Table) -> Map<String, Value> {
         let text = said.value.as_str();
         let value = match (keys.takes(key), text.parse::<i64>()) {
             // Text that is neither of both stays what it is: the reader refuses it.
+            (Some(Takes::Rules), _) => json_of_rules(text),
             (Some(Takes::Flag | Takes::Switch), _) => text.parse().map_or_else(|_| text.into(), Value::Bool),
             (
                 Some(Takes::Number | Takes::Size | Takes::Amount | Takes::NameOrNumber | Takes::List(_)),

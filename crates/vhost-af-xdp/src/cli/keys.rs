@@ -6,7 +6,8 @@ use clap::builder::BoolishValueParser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgAction, Args, Command};
 use serde_json::Value;
-use toml::de::DeValue;
+use toml::Spanned;
+use toml::de::{DeString, DeValue};
 
 use super::sentence;
 use crate::config::file::Table;
@@ -27,6 +28,8 @@ pub(super) enum Takes {
     NameOrNumber,
     /// Of numbers or text, joined by this character where it is an option's value.
     List(char),
+    /// Filter rules.
+    Rules,
 }
 
 impl Takes {
@@ -40,6 +43,7 @@ impl Takes {
             "SIZE" => Self::Size,
             "RATE" | "BURST" => Self::Amount,
             "USER" | "GROUP" => Self::NameOrNumber,
+            "RULES" => Self::Rules,
             "LIST" => Self::List(','),
             "FD:FD..." => Self::List(':'),
             _ => Self::Text,
@@ -56,6 +60,7 @@ impl Takes {
             Self::Text => "text in quotes",
             Self::NameOrNumber => "a name in quotes, or a number",
             Self::List(_) => "a list such as [\"one\", 2], or text in quotes",
+            Self::Rules => "a list of tables, or `[[port.NAME.rule]]` each",
         }
     }
 }
@@ -66,6 +71,7 @@ pub(super) enum Written<'a> {
     Number(i64),
     Text(&'a str),
     List(Vec<Self>),
+    Table(Vec<(&'a str, Self)>),
     /// What no key takes.
     Other,
 }
@@ -79,6 +85,14 @@ impl<'a> From<&'a DeValue<'_>> for Written<'a> {
             }
             DeValue::String(text) => Self::Text(text),
             DeValue::Array(list) => Self::List(list.iter().map(|value| value.get_ref().into()).collect()),
+            DeValue::Table(table) => {
+                let entries = table.iter();
+                let entry = |(key, value): (&'a Spanned<_>, &'a Spanned<DeValue<'_>>)| {
+                    let key: &DeString<'_> = key.get_ref();
+                    (key.as_ref(), value.get_ref().into())
+                };
+                Self::Table(entries.map(entry).collect())
+            }
             _ => Self::Other,
         }
     }
@@ -91,7 +105,11 @@ impl<'a> From<&'a Value> for Written<'a> {
             Value::Number(number) => number.as_i64().map_or(Self::Other, Self::Number),
             Value::String(text) => Self::Text(text),
             Value::Array(list) => Self::List(list.iter().map(Self::from).collect()),
-            Value::Null | Value::Object(_) => Self::Other,
+            Value::Object(keys) => {
+                let keys = keys.iter().map(|(key, value)| (key.as_str(), value.into()));
+                Self::Table(keys.collect())
+            }
+            Value::Null => Self::Other,
         }
     }
 }
@@ -110,7 +128,7 @@ pub(super) fn words_of(takes: Takes, value: &Written<'_>) -> Option<String> {
         ) => Some((*text).to_owned()),
         (Takes::List(joint), Written::List(list)) => {
             let word = |value: &Written<'_>| match value {
-                Written::List(_) => None,
+                Written::List(_) | Written::Table(_) => None,
                 value => words_of(takes, value),
             };
             let words: Option<Vec<_>> = list.iter().map(word).collect();

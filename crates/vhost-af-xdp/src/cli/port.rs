@@ -10,6 +10,7 @@ use steward::protocol::is_interface_name;
 use super::access::AccessArgs;
 use super::busy_poll::BusyPollArgs;
 use super::external::ExternalArgs;
+use super::filter::FilterArgs;
 use super::guard::GuardArgs;
 use super::keys::Keys;
 use super::limits::LimitArgs;
@@ -20,6 +21,7 @@ use super::{keys, offer, offload, sentence};
 use crate::config::{Endpoint, NicConfig, Placement, PortConfig, PortQueues, Segments};
 use crate::nic::endpoint::COPY_BYTES;
 use crate::rates::Rates;
+use crate::switch::filter::FilterConfig;
 
 /// Options that hold for all ports.
 #[derive(Debug, Clone, Args)]
@@ -121,6 +123,8 @@ pub(super) struct PortTableArgs {
     all: AllPortsArgs,
     #[command(flatten)]
     member: MemberArgs,
+    #[command(flatten)]
+    filter: FilterArgs,
 }
 
 impl PortTableArgs {
@@ -140,7 +144,9 @@ impl PortTableArgs {
                 "no network and no interface: name one by network or ifname, or give cable, or null = true"
             );
         }
-        self.own.build_for(network, &self.all, ports)
+        let filter = self.filter.build(network.is_some())?;
+        let port = self.own.build_for(network, &self.all, ports)?;
+        Ok(PortConfig { filter, ..port })
     }
 }
 
@@ -262,6 +268,7 @@ impl PortArgs {
             mac: self.mac,
             vlans: self.vlan.filter(|_| !is_member).unwrap_or_default().0,
             guard: self.guard.build()?,
+            filter: FilterConfig::default(),
             offload,
             offer: offer::parse(&self.offer)
                 .map_err(anyhow::Error::msg)

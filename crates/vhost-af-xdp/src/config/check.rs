@@ -271,6 +271,7 @@ mod tests {
             mac: None,
             vlans: Vec::new(),
             guard: GuardConfig::default(),
+            filter: crate::switch::filter::FilterConfig::default(),
             packet_bytes: COPY_BYTES,
             slices_from: None,
             offload: Offloads::NONE,

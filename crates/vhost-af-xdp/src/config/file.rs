@@ -11,6 +11,9 @@ use serde::{Deserialize, Serialize};
 /// Where a port's table is from that no file has, as its mistakes are told.
 pub(crate) const ADDED: &str = "added by the API";
 
+/// The key of filter rules.
+pub(crate) const RULE: &str = "rule";
+
 /// A value, as the command line would have it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Said {
@@ -35,6 +38,20 @@ impl Table {
         self.line = 0;
         self.keys.values_mut().for_each(|said| said.line = 0);
         self
+    }
+
+    /// The same, but for a key.
+    pub(crate) fn without(&self, key: &str) -> Self {
+        let mut table = self.clone();
+        table.keys.remove(key);
+        table
+    }
+
+    /// Says filter rules; no rules are the same as nothing said.
+    pub(crate) fn say_rules(&mut self, key: &str, value: String, line: usize) {
+        if !value.is_empty() {
+            self.keys.insert(key.to_owned(), Said { value, line });
+        }
     }
 
     /// The value of a key.

@@ -4,8 +4,15 @@ use super::file::Table;
 use super::is_guard;
 use crate::rates::is_limit;
 
-/// Keys of a port of a network that the switch's table has, beside those of its guard.
-const OF_A_NETWORK: &[&str] = &["hairpin", "isolated", "promiscuous"];
+/// Keys of a port of a network that the switch's table or its lanes have, beside those of its guard.
+const OF_A_NETWORK: &[&str] = &[
+    "from-guest-default",
+    "hairpin",
+    "isolated",
+    "promiscuous",
+    "rule",
+    "to-guest-default",
+];
 /// The same, but for ports that have learned addresses in these VLANs, or queues of their own.
 const VLANS: &[&str] = &["trunk", "vlan"];
 

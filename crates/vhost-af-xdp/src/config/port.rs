@@ -12,6 +12,7 @@ use xsk::{BindRequest, BusyPoll};
 use super::guard::GuardConfig;
 use crate::listener::Access;
 use crate::rates::PortRates;
+use crate::switch::filter::FilterConfig;
 
 /// Where a port and its VMM connect.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -317,6 +318,8 @@ pub(crate) struct PortConfig {
     pub(crate) vlans: Vec<u16>,
     /// What it may send.
     pub(crate) guard: GuardConfig,
+    /// Which frames it may send and gets, by rules.
+    pub(crate) filter: FilterConfig,
     /// Offloads offered to the guest.
     pub(crate) offload: Offloads,
     /// Features offered because somebody asked for them.

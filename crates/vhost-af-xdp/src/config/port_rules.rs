@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use steer::ranges_text;
 
 use super::port::{MemberVlans, NicConfig, PortConfig};
+use crate::switch::filter::{Action, Direction, FilterConfig};
 
 /// IP addresses that are named where there is little room.
 const FEW: usize = 2;
@@ -33,6 +34,45 @@ pub(crate) struct PortRules {
     pub(crate) router: bool,
     /// With `ips`: it may answer as a DHCP server.
     pub(crate) dhcp_server: bool,
+    /// Filter rules, if it has some, or a default that says more than none; an older daemon says nothing of them.
+    #[serde(default)]
+    pub(crate) filter: Option<FilterSummary>,
+}
+
+/// How a port is filtered.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct FilterSummary {
+    /// How many rules it has, of both directions.
+    pub(crate) rules: usize,
+    /// What becomes of what the guest sends and none of them matches: `allow` or `deny`.
+    pub(crate) from_guest_default: String,
+    /// The same of what it gets.
+    pub(crate) to_guest_default: String,
+}
+
+impl FilterSummary {
+    fn of(filter: &FilterConfig) -> Option<Self> {
+        let default = |direction| filter.default_for(direction).name().to_owned();
+        let of = [Direction::FromGuest, Direction::ToGuest];
+        let denies = of
+            .iter()
+            .any(|&direction| filter.default_for(direction) == Action::Deny);
+        (denies || !filter.rules.is_empty()).then(|| Self {
+            rules: filter.rules.len(),
+            from_guest_default: default(Direction::FromGuest),
+            to_guest_default: default(Direction::ToGuest),
+        })
+    }
+}
+
+impl std::fmt::Display for FilterSummary {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "{} filter rules, else from guest {}, to guest {}",
+            self.rules, self.from_guest_default, self.to_guest_default
+        )
+    }
 }
 
 impl PortRules {
@@ -43,6 +83,7 @@ impl PortRules {
             ips: guard.ips.iter().map(ToString::to_string).collect(),
             router: guard.router,
             dhcp_server: guard.dhcp_server,
+            filter: FilterSummary::of(&port.filter),
             ..Self::default()
         };
         if let NicConfig::Network {
@@ -114,6 +155,7 @@ impl PortRules {
         if self.guard != in_network || !self.ips.is_empty() {
             words.push(format!("sends from {}", self.sends_from()));
         }
+        words.extend(self.filter.as_ref().map(FilterSummary::to_string));
         (!words.is_empty()).then(|| words.join(", "))
     }
 
@@ -132,6 +174,11 @@ impl PortRules {
         for (is_said, key) in [(self.router, "router"), (self.dhcp_server, "dhcp-server")] {
             words.extend(is_said.then(|| key.to_owned()));
         }
+        words.extend(
+            self.filter
+                .as_ref()
+                .map(|filter| format!("rules {}", filter.rules)),
+        );
         words.join(", ")
     }
 }

@@ -6,6 +6,7 @@ use super::mailbox::Task;
 use super::{Port, PortState};
 use crate::config::{PortConfig, PortRules};
 use crate::rates::PortRates;
+use crate::switch::filter::{FilterConfig, PortFilter};
 use crate::switch::guard::Guard;
 use crate::switch::rate_limit::PortLimits;
 
@@ -27,6 +28,38 @@ impl Port {
             *port.limits.lock().unwrap_or_else(PoisonError::into_inner) = limits.clone();
             if let Some(session) = &state.session {
                 session.set_limits(&limits, &port.workers);
+            }
+        };
+        // A port that has ended has no lanes.
+        let _ = self.ask(Task::Change, change);
+    }
+
+    /// As its lanes have them.
+    pub(super) fn filter(&self) -> PortFilter {
+        self.filter
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .1
+            .clone()
+    }
+
+    /// Its rules, and what they were compiled to, which counts.
+    pub(crate) fn filter_rules(&self) -> (FilterConfig, PortFilter) {
+        self.filter.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Its guest may send and get what these rules allow from now on; it stays connected. When this returns that is so
+    /// for every frame that comes. Counters begin anew, unless the rules are what they were.
+    pub(crate) fn set_filter(self: &Arc<Self>, config: &FilterConfig) {
+        if self.filter.lock().unwrap_or_else(PoisonError::into_inner).0 == *config {
+            return;
+        }
+        let compiled = PortFilter::new(config);
+        let config = config.clone();
+        let change = move |port: &Arc<Self>, state: &mut PortState| {
+            *port.filter.lock().unwrap_or_else(PoisonError::into_inner) = (config, compiled.clone());
+            if let Some(session) = &state.session {
+                session.set_filter(&compiled, &port.workers);
             }
         };
         // A port that has ended has no lanes.

@@ -49,6 +49,7 @@ use crate::port::reasons::{Closed, Impaired};
 use crate::port::session::{FaultCell, PortContext, Session};
 use crate::port::shown::{Shown, ShownInterface, ShownSession, Window};
 use crate::port::wakers::Wakers;
+use crate::switch::filter::{FilterConfig, PortFilter};
 use crate::switch::guard::Guard;
 use crate::switch::rate_limit::PortLimits;
 use crate::switch::workers::Workers;
@@ -181,6 +182,8 @@ pub(crate) struct Port {
     limits: Mutex<PortLimits>,
     /// What the guest may send, where no network says it.
     guard: Mutex<Option<Guard>>,
+    /// Which frames it may send and gets: as it was said, and compiled.
+    filter: Mutex<(FilterConfig, PortFilter)>,
     /// What is said of that, and of what it gets.
     rules: Mutex<PortRules>,
     /// See [`PortContext::lines`].
@@ -279,6 +282,7 @@ impl Port {
             counters: (0..config.queues).map(|_| Arc::default()).collect(),
             limits: Mutex::new(PortLimits::new(config.rates)),
             guard: Mutex::new(config.guard()),
+            filter: Mutex::new((config.filter.clone(), PortFilter::new(&config.filter))),
             rules: Mutex::new(PortRules::of(&config)),
             config,
             interfaces,
@@ -395,6 +399,7 @@ impl Port {
             counters: &self.counters,
             limits: self.limits(),
             guard: self.guard(),
+            filter: self.filter(),
             far,
             opens: true,
         }

@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 use steer::with_sources;
 
 use super::{Outcome, Reader, tell};
-use crate::config::file::{ADDED, ConfigFile, Table};
+use crate::config::file::{ADDED, ConfigFile, RULE, Table};
 use crate::config::live;
 use crate::guard::keeper::RequestError;
 
@@ -205,13 +205,28 @@ impl Reader {
     /// Has the keeper judge it.
     fn propose(&self, name: &str, port: Option<&Table>) -> Result<ConfigFile, Refused> {
         let proposed = match port {
-            Some(port) => self.requests.put(port),
+            // Rules give nobody anything that the keeper watches over, and are longer than its messages.
+            Some(port) => self.requests.put(&port.without(RULE)),
             None => self.requests.without(name),
         };
+        let proposed = proposed.map(|file| self.with_rules(file, port));
         proposed.map_err(|error| match error {
             RequestError::Refused(words) => mistake(port, &words),
             error @ RequestError::Gone(_) => Refused::Failed(with_sources(&error)),
         })
+    }
+
+    /// The same with the filter rules of ports that are in no file, which only this thread has; `port`: one that says them
+    /// anew.
+    pub(super) fn with_rules(&self, mut file: ConfigFile, port: Option<&Table>) -> ConfigFile {
+        for table in &mut file.added {
+            let anew = port.filter(|port| port.name == table.name);
+            let known = anew.or_else(|| self.file.added.iter().find(|known| known.name == table.name));
+            if let Some(said) = known.and_then(|known| known.keys.get(RULE)) {
+                table.keys.insert(RULE.to_owned(), said.clone());
+            }
+        }
+        file
     }
 
     /// Lets the port be what the keeper has judged.

@@ -22,6 +22,8 @@ use xsk::{Frame, RxDesc, Umem, UmemOffset};
 
 use super::bytes::{UmemRange, received_bytes_mut};
 use super::checksums::{self, Looks};
+use super::filter::Classifier;
+use super::guard::LOOK_BYTES;
 use super::limits::BATCH;
 use super::rate_limit::{Cost, Policer};
 use super::retag::untag;
@@ -55,6 +57,39 @@ impl Origin {
             frame_limit: pair.frame_limit,
             partial_checksums: pair.partial_checksums,
         }
+    }
+}
+
+/// Which frames the guest gets, and how many.
+pub(crate) struct Admission<'a, 'b> {
+    pub(crate) policer: &'a mut Policer<'b>,
+    pub(crate) filter: Option<&'a mut Classifier>,
+}
+
+impl Admission<'_, '_> {
+    #[inline]
+    fn admits_all(&self) -> bool {
+        self.policer.limit.is_none() && self.filter.is_none()
+    }
+
+    /// Whether the guest gets a frame, by its first piece; if not that is counted.
+    #[cold]
+    fn lets_pass(&mut self, piece: &RxDesc, umem: &Umem, counters: &PairCounters) -> bool {
+        if let Some(filter) = &mut self.filter {
+            let mut head = [0; LOOK_BYTES];
+            let known = (piece.len as usize).min(LOOK_BYTES);
+            // Of one in several pieces only the first is there.
+            let len = if piece.more {
+                usize::MAX
+            } else {
+                piece.len as usize
+            };
+            let is_read = umem.read(piece.data, &mut head[..known]).is_some();
+            if !is_read || !filter.lets_pass(&head[..known], len, counters) {
+                return false;
+            }
+        }
+        self.policer.lets_pass(|| Cost::frame(piece.len), counters)
     }
 }
 
@@ -152,7 +187,7 @@ impl Arrivals {
         &mut self,
         queue: &mut NicQueue<N>,
         delivery: &mut Delivery<'_>,
-        policer: &mut Policer<'_>,
+        mut admission: Admission<'_, '_>,
     ) -> Result<(), Fault> {
         let NicQueue {
             nic,
@@ -166,7 +201,8 @@ impl Arrivals {
         self.taken = 0;
         if !waits {
             self.give_back(received, empty);
-            if self.looks.is_none() && policer.limit.is_none() && !self.untags {
+            let admits_all = admission.admits_all();
+            if self.looks.is_none() && admits_all && !self.untags {
                 waits = self.deliver_plainly(queue, delivery)?;
             } else if delivery.has_buffer()? {
                 // What finds no buffer is better left to the kernel to count.
@@ -177,8 +213,13 @@ impl Arrivals {
                     {
                         untag(umem, piece);
                     }
-                    if policer.limit.is_none()
-                        || self.may_get(&arrival, received.len(), policer, delivery.counters)
+                    if admits_all
+                        || self.may_get(
+                            &arrival,
+                            (received.len(), umem),
+                            &mut admission,
+                            delivery.counters,
+                        )
                     {
                         self.push(arrival, received, umem, delivery.counters);
                     } else if let Ok(piece) = arrival {
@@ -246,8 +287,8 @@ impl Arrivals {
     fn may_get(
         &mut self,
         arrival: &Result<RxDesc, Stray>,
-        received: usize,
-        policer: &mut Policer<'_>,
+        (received, umem): (usize, &Umem),
+        admission: &mut Admission<'_, '_>,
         counters: &PairCounters,
     ) -> bool {
         let Ok(piece) = arrival else {
@@ -260,10 +301,10 @@ impl Arrivals {
             return false;
         }
         if !is_first {
-            policer.owe(piece.len);
+            admission.policer.owe(piece.len);
             return true;
         }
-        let may = policer.lets_pass(|| Cost::frame(piece.len), counters);
+        let may = admission.lets_pass(piece, umem, counters);
         self.refused = !may && piece.more;
         may
     }

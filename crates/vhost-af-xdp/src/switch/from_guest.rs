@@ -211,6 +211,12 @@ impl Turn {
         self.tally.further += copies * (1 + u64::from(len) / self.bytes_a_frame);
     }
 
+    /// It is work for so many frames more.
+    #[inline]
+    pub(crate) fn note_work(&mut self, frames: u64) {
+        self.tally.further += frames;
+    }
+
     /// Somebody else makes so many frames of one.
     #[inline]
     pub(crate) fn note_cut(&mut self, frames: u32) {

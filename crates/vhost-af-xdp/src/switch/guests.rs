@@ -20,6 +20,7 @@ use offload::segment::{Gso, GsoKind};
 use virtqueue::{ChainId, Chains, MemoryMap};
 
 use super::bytes::guest_to_guest;
+use super::filter::Classifier;
 use super::from_guest::{GuestFrame, Put, Sender, Sink, Turn};
 use super::gso::{FromChain, GsoPacket};
 use super::guard::Guard;
@@ -203,6 +204,7 @@ pub(crate) struct Passing<'a> {
     delivery: Delivery<'a>,
     pending: &'a mut Pending,
     policer: Policer<'a>,
+    filter: Option<&'a mut Classifier>,
 }
 
 impl<'a> Passing<'a> {
@@ -218,6 +220,7 @@ impl<'a> Passing<'a> {
             delivery,
             pending,
             policer: guest.policer,
+            filter: guest.filter,
         }))
     }
 
@@ -229,6 +232,33 @@ impl<'a> Passing<'a> {
         if self.pending.is_of(from) {
             return Ok(Passed::Later);
         }
+        if self.filter.is_some() {
+            return self.pass_filtered(frame, from);
+        }
+        self.pass_limited(frame, from)
+    }
+
+    /// The same, of a frame that it gets if rules say so.
+    #[cold]
+    #[inline(never)]
+    fn pass_filtered(&mut self, frame: GuestFrame<'_>, from: &PairCounters) -> Result<Passed, Fault> {
+        let counters = self.delivery.counters;
+        let admits =
+            |filter: &mut &mut Classifier| filter.admits(frame.head, frame.sending.len as usize, counters);
+        let Some(verdict) = self.filter.as_mut().and_then(admits) else {
+            return Ok(Passed::Dropped);
+        };
+        let passed = self.pass_limited(frame, from)?;
+        if passed != Passed::Later
+            && let Some(filter) = &self.filter
+        {
+            filter.count(verdict);
+        }
+        Ok(passed)
+    }
+
+    #[inline]
+    fn pass_limited(&mut self, frame: GuestFrame<'_>, from: &PairCounters) -> Result<Passed, Fault> {
         if !self.policer.lets_pass(|| frame.cost(), self.delivery.counters) {
             return Ok(Passed::Dropped);
         }
@@ -237,6 +267,12 @@ impl<'a> Passing<'a> {
             self.policer.give_back(|| frame.cost());
         }
         Ok(passed)
+    }
+
+    /// What judging its frames was work for, beside passing them; asked for once.
+    #[inline]
+    pub(crate) fn take_work(&mut self) -> u64 {
+        self.filter.as_mut().map_or(0, |filter| filter.take_work())
     }
 
     #[inline]
@@ -432,6 +468,7 @@ impl Lane for GuestLane {
             counters: &self.counters,
             pending: Some(&mut self.pending),
             policer: Policer::new(self.limit.as_ref()),
+            filter: None,
         })
     }
 

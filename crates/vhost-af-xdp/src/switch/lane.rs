@@ -21,6 +21,7 @@ use std::time::Duration;
 use device::counters::PairCounters;
 use virtqueue::Chains;
 
+use super::filter::{Classifier, LaneFilter};
 use super::guard::Guard;
 pub(crate) use super::lane_id::{LaneId, SlotAt};
 use super::members::Members;
@@ -76,6 +77,8 @@ pub(crate) struct Peer<'a> {
     pub(crate) pending: Option<&'a mut Pending>,
     /// What it may get.
     pub(crate) policer: Policer<'a>,
+    /// Which frames it may get; `None`: all.
+    pub(crate) filter: Option<&'a mut Classifier>,
 }
 
 impl<'a> Peer<'a> {
@@ -87,7 +90,37 @@ impl<'a> Peer<'a> {
             counters,
             pending: None,
             policer: Policer::default(),
+            filter: None,
         }
+    }
+
+    /// Whether rules let it have a frame, which does not come again; counted if not. `head`: its first bytes, all of them
+    /// or as many as are looked at.
+    #[inline]
+    pub(crate) fn lets_pass(&mut self, head: &[u8], len: usize) -> bool {
+        match &mut self.filter {
+            Some(filter) => filter.lets_pass(head, len, self.counters),
+            None => true,
+        }
+    }
+
+    /// The same, where the work is nobody's: such frames are few.
+    pub(crate) fn lets_pass_at_last(&mut self, frame: &[u8]) -> bool {
+        let admits = self.lets_pass(frame, frame.len());
+        let _ = self.take_work();
+        admits
+    }
+
+    /// What asking them was work for, in frames of a turn; asked for once.
+    #[inline]
+    pub(crate) fn take_work(&mut self) -> usize {
+        let work = self.filter.as_mut().map_or(0, |filter| filter.take_work());
+        usize::try_from(work).unwrap_or(usize::MAX)
+    }
+
+    /// The same, where there may be rules which frames it gets.
+    pub(crate) fn filtered(self, filter: Option<&'a mut Classifier>) -> Self {
+        Self { filter, ..self }
     }
 
     /// The same, where there may be a limit of what it gets.
@@ -171,6 +204,15 @@ pub(crate) trait Lane: Send {
     fn meet(&mut self, _members: &Arc<Members>) {}
     /// What its guest may send and get, from now on.
     fn set_limits(&mut self, _limits: &PortLimits) {}
+    /// Which frames its guest may send and get from now on, where that is possible; `None`: all. What it went by before
+    /// is given back, so that its memory is freed elsewhere.
+    fn set_filter(&mut self, filter: Option<Box<LaneFilter>>) -> Option<Box<LaneFilter>> {
+        filter
+    }
+    /// Whether frames to its guest are judged by their headers.
+    fn is_filtered(&self) -> bool {
+        false
+    }
     /// What its guest may say of itself from now on, where no network knows it; `None`: what it likes.
     fn set_guard(&mut self, _guard: Option<&Guard>) {}
     /// The NIC's descriptor, readable when frames arrive; `None`: there is none.

@@ -21,6 +21,8 @@ pub(crate) struct Members {
     present: Vec<PortNumber>,
     /// Those of them that get copies of frames for others.
     promiscuous: Vec<PortNumber>,
+    /// For some of them rules say which frames they get.
+    pub(crate) is_filtered: bool,
     /// Lanes of queues of the uplink.
     pub(crate) uplinks: Vec<SlotAt>,
     /// The one of the host.

@@ -17,6 +17,7 @@ pub(crate) mod cycles;
 pub(crate) mod ethernet;
 #[cfg(test)]
 mod fairness_tests;
+pub(crate) mod filter;
 pub(crate) mod flows;
 pub(crate) mod from_guest;
 pub(crate) mod groups_lane;

@@ -1,5 +1,6 @@
 //! Lanes of a network beside each other, as a worker has them.
 
+mod filter;
 mod hairpin;
 mod host;
 mod learning;

@@ -17,6 +17,7 @@ use xsk::Umem;
 
 use super::arrivals::Arrivals;
 use super::bytes::GuestRam as Ram;
+use super::filter::{FilterConfig, LaneFilter, PortFilter, Rule};
 use super::guests::GuestLane;
 use super::joined::CopyLane;
 use super::lane::{Lane, Near, Network, Peer, SlotAt};
@@ -348,9 +349,20 @@ impl Network for Alone {
     }
 }
 
+/// Rules for what a guest sends and gets, by which frames without addresses pass.
+fn filter() -> Option<Box<LaneFilter>> {
+    let rule = |direction: &str| Rule::of_words(&format!("direction={direction} action=allow ethertype=llc"));
+    let rules = ["from-guest", "to-guest"].map(|direction| rule(direction).expect("a rule"));
+    PortFilter::new(&FilterConfig {
+        rules: rules.to_vec(),
+        ..FilterConfig::default()
+    })
+    .for_a_lane()
+}
+
 #[test]
 fn frames_that_come_back_allocate_nothing() {
-    for offloads in [ALL, SENDS] {
+    for (offloads, is_filtered) in [(ALL, false), (SENDS, false), (ALL, true)] {
         let (mut guest, pair) = Guest::new(&asking(), offloads, 0);
         // All addresses of its frames are 0.
         let port = TablePort {
@@ -360,6 +372,9 @@ fn frames_that_come_back_allocate_nothing() {
         let table = Table::new(vec![Some(port)]);
         let mut lane = PortLane::new(pair, Arc::default(), (PortNumber(0), 0));
         lane.meet(&Arc::new(Members::new(Arc::new(table))));
+        if is_filtered {
+            drop(lane.set_filter(filter()));
+        }
         let breathe = || {
             lane.breathe(Near::Network(&mut Alone)).expect("no fault");
         };

@@ -17,7 +17,9 @@
 //! frames for a while loses those that come until it does ([`Pending::may_wait`]). What goes to a group waits for no
 //! guest.
 
+mod copies;
 mod exits;
+mod filtered;
 mod hairpin;
 mod judged;
 mod known;
@@ -33,10 +35,11 @@ use device::meter;
 use device::pair::{Fault, QueuePair};
 use virtqueue::Chains;
 
+use self::copies::pass_copy;
 use self::judged::{Judged, with_tag};
 use self::known::Known;
-use super::ethernet::{self, ADDRESS_BYTES};
-use super::from_guest::{GuestFrame, Sender, Turn};
+use super::filter::LaneFilter;
+use super::from_guest::{Sender, Turn};
 use super::guests::{Passed, Passing};
 use super::lane::{Blame, Lane, Near, Network, Peer, SlotAt, Stopped, Work};
 use super::limits::BATCH;
@@ -45,8 +48,6 @@ use super::own_queue::{NoQueue, OwnQueue};
 use super::pending::Pending;
 use super::rate_limit::{Cost, Policer, PortLimits, RateLimit};
 use super::table::{Destination, PortNumber};
-use super::to_group::write_copy;
-use super::to_guest::NO_OFFLOAD;
 use super::to_nic::Transmit;
 
 /// Where frames to addresses are counted that nobody has.
@@ -79,6 +80,10 @@ pub(crate) struct PortLane<O = NoQueue> {
     uncounted: Box<PairCounters>,
     /// What its guest may get.
     limit: Option<Arc<RateLimit>>,
+    /// Which frames its guest may send, and get; `None`: all.
+    filter: Option<Box<LaneFilter>>,
+    /// What was done for frames of its own queue beyond turns so far, in frames.
+    received_beyond: usize,
     /// A frame of its guest's waits for room.
     waits: bool,
     from: From,
@@ -151,6 +156,8 @@ impl<O: OwnQueue> PortLane<O> {
             pending: Pending::default(),
             uncounted: Box::default(),
             limit: None,
+            filter: None,
+            received_beyond: 0,
             waits: false,
             from: From::Guest,
         }
@@ -177,10 +184,13 @@ impl<O: OwnQueue> PortLane<O> {
             return Ok(0);
         }
         let turn = self.sender.take(&mut self.pair)?;
-        match (self.is_trusted(), self.sender.throttle.is_on()) {
-            (true, _) => self.judge_trusted(&turn)?,
-            (false, true) => self.judge::<true>(&turn)?,
-            (false, false) => self.judge::<false>(&turn)?,
+        let mut looked_up = 0;
+        let is_filtered = self.filter.as_ref().is_some_and(|it| it.from_guest.is_some());
+        match (self.is_trusted(), is_filtered, self.sender.throttle.is_on()) {
+            (true, ..) => self.judge_trusted(&turn)?,
+            (false, true, _) => looked_up = self.judge::<true, true>(&turn)?,
+            (false, false, true) => _ = self.judge::<true, false>(&turn)?,
+            (false, false, false) => _ = self.judge::<false, false>(&turn)?,
         }
         let mut burst = Burst {
             network,
@@ -203,10 +213,14 @@ impl<O: OwnQueue> PortLane<O> {
         }
         let Burst {
             network,
-            turn,
+            mut turn,
             done,
             fault,
         } = burst;
+        if is_filtered {
+            turn.note_work(looked_up);
+            self.count_filtered(done);
+        }
         self.sender.settle(&mut self.pair, &turn, done, &self.counters);
         match self.from {
             From::Guest | From::Host => meter::took(done),
@@ -231,11 +245,11 @@ impl<O: OwnQueue> PortLane<O> {
         fault.map_or(Ok(done), Err)
     }
 
-    /// Looks at the chains of the turn; where there is a limit, as far as it allows. Code for that in the loop of those
-    /// who have none would cost them.
+    /// Looks at the chains of the turn; where there is a limit, as far as it allows, and where there are filter rules, by
+    /// them. Code for that in the loop of those who have none would cost them. What looking flows up was work for.
     /// Errors: what the guest did wrong; nothing was done then.
     #[inline]
-    fn judge<const LIMITED: bool>(&mut self, turn: &Turn) -> Result<(), Fault> {
+    fn judge<const LIMITED: bool, const FILTERED: bool>(&mut self, turn: &Turn) -> Result<u64, Fault> {
         let Self {
             pair,
             sender:
@@ -249,12 +263,16 @@ impl<O: OwnQueue> PortLane<O> {
             costs,
             counters,
             pair_number,
+            filter,
             ..
         } = self;
         *judged = 0;
         costs.clear();
+        let mut filter = filter.as_mut().and_then(|filter| filter.from_guest.as_mut());
+        let reads_all = self.members.is_filtered;
+        let mut looked_up = 0;
         let Some(port) = self.members.table.port(self.number) else {
-            return Ok(());
+            return Ok(looked_up);
         };
         let mut work = turn.anew();
         let mut known = Known::default();
@@ -264,10 +282,23 @@ impl<O: OwnQueue> PortLane<O> {
             }
             let buffers = taken.buffers(chain);
             of_chain.is_sent = pair.judge_into(chain, buffers, None, counters, &mut of_chain.sending)?;
+            if FILTERED {
+                of_chain.verdict = None;
+            }
             if of_chain.is_sent {
-                of_chain.read_head(pair, buffers, port);
+                of_chain.read_head(pair, buffers, (port, reads_all));
                 work.tally.add(of_chain.sending.len);
-                let found = known.find(&self.members.table, port, of_chain, counters);
+                let found = match &mut filter {
+                    Some(filter) if FILTERED => {
+                        let found =
+                            known.find_filtered(&self.members.table, port, (of_chain, filter), counters);
+                        let took = filter.take_work();
+                        work.note_work(took);
+                        looked_up += took;
+                        found
+                    }
+                    _ => known.find(&self.members.table, port, of_chain, counters),
+                };
                 of_chain.is_sent = found.is_some();
                 if let (Some(flows), Some(())) = (&port.flows, found) {
                     flows.note(of_chain.flow(), *pair_number);
@@ -283,7 +314,7 @@ impl<O: OwnQueue> PortLane<O> {
             work.note(buffers.len());
             *judged += 1;
         }
-        Ok(())
+        Ok(looked_up)
     }
 
     /// Whether the next chain of a turn can be taken, of those before `end`.
@@ -384,6 +415,7 @@ impl<O: OwnQueue> PortLane<O> {
             burst.turn.note(buffers.len());
             burst.done += 1;
         }
+        burst.turn.note_work(passing.take_work());
         passing.finish();
         Ok(true)
     }
@@ -416,8 +448,9 @@ impl<O: OwnQueue> PortLane<O> {
                 let passed = with_tag(judged, frame, is_tagged, |frame| {
                     pass_copy(burst.network, guest.at, frame, &self.counters)
                 });
-                if let Err(fault) = passed {
-                    burst.network.blame(guest.at, fault);
+                match passed {
+                    Ok(work) => burst.turn.note_work(work),
+                    Err(fault) => burst.network.blame(guest.at, fault),
                 }
                 copies += 1;
             }
@@ -440,24 +473,6 @@ impl<O: OwnQueue> PortLane<O> {
         burst.done += 1;
     }
 
-    /// A run of frames that nobody takes.
-    fn lose(&mut self, run: usize, burst: &mut Burst<'_>, counter: fn(&PairCounters) -> &Counter) {
-        let end = burst.done + run;
-        while burst.done < end && self.own.places() > 0 {
-            let is_frame = self.chains[burst.done].is_sent;
-            counter(&self.counters).add(is_frame.into());
-            self.next(burst);
-        }
-    }
-
-    /// A run of frames that are not lost here.
-    fn skip(&mut self, run: usize, burst: &mut Burst<'_>) {
-        let end = burst.done + run;
-        while burst.done < end && self.own.places() > 0 {
-            self.next(burst);
-        }
-    }
-
     /// The port that sent a frame; `None`: it came by an uplink, or from the host.
     fn source(&self, at: usize) -> Option<PortNumber> {
         match self.from {
@@ -471,26 +486,6 @@ impl<O: OwnQueue> PortLane<O> {
     fn flow(&self) -> usize {
         usize::from(self.number.0)
     }
-}
-
-/// Passes a frame to one of several guests, which loses it if it has no buffer now.
-/// Errors: what that guest did wrong.
-fn pass_copy(
-    network: &mut dyn Network,
-    at: SlotAt,
-    frame: GuestFrame<'_>,
-    from: &PairCounters,
-) -> Result<(), Fault> {
-    let Some(peer) = network.guest(at) else {
-        return Ok(());
-    };
-    if let Some(mut passing) = Passing::begin(peer, 1)? {
-        if passing.pass(frame, from)? == Passed::Later {
-            passing.lose();
-        }
-        passing.finish();
-    }
-    Ok(())
 }
 
 impl<O: OwnQueue> Lane for PortLane<O> {
@@ -542,6 +537,7 @@ impl<O: OwnQueue> Lane for PortLane<O> {
             counters: &self.counters,
             pending: Some(&mut self.pending),
             policer: Policer::new(self.limit.as_ref()),
+            filter: self.filter.as_mut().and_then(|filter| filter.to_guest.as_mut()),
         })
     }
 
@@ -558,36 +554,25 @@ impl<O: OwnQueue> Lane for PortLane<O> {
         self.limit.clone_from(&limits.to_guest);
     }
 
+    fn set_filter(&mut self, filter: Option<Box<LaneFilter>>) -> Option<Box<LaneFilter>> {
+        std::mem::replace(&mut self.filter, filter)
+    }
+
+    fn is_filtered(&self) -> bool {
+        self.filter.is_some()
+    }
+
     fn meet(&mut self, members: &Arc<Members>) {
         self.members = Arc::clone(members);
+        // Where frames go may be another place now.
+        if let Some(filter) = self.filter.as_mut().and_then(|filter| filter.from_guest.as_mut()) {
+            filter.forget();
+        }
     }
 
     fn inject(&mut self, frame: &[u8], near: Near<'_>) {
-        let Near::Network(network) = near else { return };
-        let members = Arc::clone(&self.members);
-        let own = members.table.port(self.number);
-        let Some(own) = own.filter(|own| frame.get(6..ADDRESS_BYTES) == Some(&own.mac)) else {
-            self.counters.from_guest_source_address.add(1);
-            return;
-        };
-        for &vlan in own.vlans.all() {
-            let tagged = ethernet::tagged(frame, vlan);
-            if O::IS_THERE && !members.reaches_uplink_by_link() {
-                self.own.inject(&tagged, &self.counters);
-            } else if let Some(mut sink) = self.sink(network) {
-                sink.inject(&tagged);
-            }
-            let ports = members.ports_of(vlan, Some(self.number));
-            let ports = ports.map(|(port, guest)| (guest, members.is_tagged(port)));
-            for (guest, is_tagged) in members.host.map(|host| (host, true)).into_iter().chain(ports) {
-                let shown = if is_tagged { &tagged[..] } else { frame };
-                let len = u32::try_from(shown.len()).unwrap_or(u32::MAX);
-                if let Some(peer) = network.guest(guest.at)
-                    && let Err(fault) = write_copy(peer, len, NO_OFFLOAD, &mut { shown })
-                {
-                    network.blame(guest.at, fault);
-                }
-            }
+        if let Near::Network(network) = near {
+            self.announce(frame, network);
         }
     }
 
@@ -596,7 +581,8 @@ impl<O: OwnQueue> Lane for PortLane<O> {
         lane.pair.leave_calls();
         lane.transmit.lose(&lane.counters);
         lane.counters.to_guest_queue_stopped.add(lane.pending.frames());
-        let guest = Peer::new(&mut lane.pair, &mut lane.buffers, &lane.counters);
+        let filter = lane.filter.as_mut().and_then(|filter| filter.to_guest.as_mut());
+        let guest = Peer::new(&mut lane.pair, &mut lane.buffers, &lane.counters).filtered(filter);
         let queue = lane.own.stop(guest);
         Stopped {
             pair: Some(lane.pair.stopped()),

@@ -3,7 +3,7 @@
 use device::counters::PairCounters;
 use device::pair::{Fault, QueuePair, Vring};
 
-use super::arrivals::Arrivals;
+use super::arrivals::{Admission, Arrivals};
 use super::lane::{Peer, Work};
 use super::to_guest::Delivery;
 use crate::nic::endpoint::NicQueue;
@@ -47,7 +47,11 @@ impl Receiver {
         guest: &mut Peer<'_>,
     ) -> Result<usize, Fault> {
         let mut delivery = Delivery::begin(guest.pair, guest.buffers, guest.counters)?;
-        let delivered = self.arrivals.deliver(queue, &mut delivery, &mut guest.policer);
+        let admission = Admission {
+            policer: &mut guest.policer,
+            filter: guest.filter.as_deref_mut(),
+        };
+        let delivered = self.arrivals.deliver(queue, &mut delivery, admission);
         queue.give();
         delivered.map(|()| delivery.finish())
     }

@@ -242,6 +242,7 @@ pub(super) fn acquaint(slots: &mut [Slot], tables: &Tables, place: &Place) {
             let table = tables.get(network).cloned();
             Members::new(table.unwrap_or_default())
         });
+        members.is_filtered |= slot.lane.is_filtered();
         let (id, at) = (slot.id, SlotAt(at));
         match &slot.role {
             Role::Member { port, pair, .. } if slot.receives() => {

@@ -15,6 +15,7 @@ use super::table::PortNumber;
 use super::to_guest::{Bytes, Delivery, Fit, NO_OFFLOAD};
 
 /// Writes one of several copies of a frame for a guest, which loses it if it has no buffer now, or may not get it; the frames it got.
+/// Whether rules let the guest have it was asked before ([`Peer::lets_pass`]).
 /// Errors: what the guest did wrong.
 pub(super) fn write_copy(
     Peer {
@@ -125,7 +126,11 @@ fn moved_up(header: NetHeader) -> NetHeader {
     }
 }
 
-fn write(peer: Peer<'_>, frame: &[u8], tag_off: bool, offload: [u8; 10]) -> Result<usize, Fault> {
+fn write(mut peer: Peer<'_>, frame: &[u8], tag_off: bool, offload: [u8; 10]) -> Result<usize, Fault> {
+    // How many come is limited where they come from.
+    if !peer.lets_pass_at_last(frame) {
+        return Ok(0);
+    }
     let (addresses, rest) = frame.split_at(ADDRESS_BYTES.min(frame.len()));
     let rest = match tag_off {
         true => rest.get(TAG_BYTES..).unwrap_or(&[]),

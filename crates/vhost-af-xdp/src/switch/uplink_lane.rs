@@ -26,6 +26,7 @@ use super::bytes::UmemRange;
 use super::checksums::PrivateLook;
 use super::ethernet::{self, Head, LOOK_BYTES};
 use super::flows::{FLOW_BYTES, Flow};
+use super::guard::LOOK_BYTES as LONG_LOOK_BYTES;
 use super::lane::{Blame, Lane, Near, Network, Stopped, Work};
 use super::limits::{BATCH, SEGMENTS};
 use super::members::{Guest, Members};
@@ -52,6 +53,8 @@ struct Inbox {
     look: Option<PrivateLook>,
     /// What the guest may get.
     limit: Option<Arc<RateLimit>>,
+    /// Rules say which frames it gets.
+    is_filtered: bool,
 }
 
 impl Inbox {
@@ -64,6 +67,7 @@ impl Inbox {
             waiting: VecDeque::with_capacity(BATCH),
             look: PrivateLook::of(pair, origin.partial_checksums),
             limit: None,
+            is_filtered: false,
         }
     }
 
@@ -122,6 +126,8 @@ pub(crate) struct UplinkLane<N> {
     /// When the batch was received, once that was asked for.
     now: Option<Ticks>,
     mirror: Mirror,
+    /// What was done for frames beyond turns so far, in frames: the next batches are shorter.
+    owed: usize,
     awaits_nic: bool,
 }
 
@@ -145,6 +151,7 @@ impl<N: Lent> UplinkLane<N> {
             ranges: Vec::with_capacity(BATCH),
             now: None,
             mirror: Mirror::default(),
+            owed: 0,
             awaits_nic: true,
         }
     }
@@ -153,7 +160,9 @@ impl<N: Lent> UplinkLane<N> {
     fn receive(&mut self, network: &mut dyn Network) {
         self.now = None;
         let mut incoming = std::mem::take(&mut self.incoming);
-        incoming.extend(self.queue.nic.from_nic(BATCH));
+        let turn = BATCH.saturating_sub(self.owed);
+        self.owed = self.owed.saturating_sub(BATCH);
+        incoming.extend(self.queue.nic.from_nic(turn));
         let is_heard = self.members.has_promiscuous();
         let mut taken = 0;
         for piece in incoming.drain(..) {
@@ -231,6 +240,7 @@ impl<N: Lent> UplinkLane<N> {
             // All of a frame or nothing: a few chunks too many are better than half a frame.
             Route::Inbox(at)
                 if (self.route.is_some() || self.waiting_with(at) < self.room())
+                    && (!self.inboxes[at].is_filtered || self.admits(at, &piece, network))
                     && (self.inboxes[at].limit.is_none() || self.may_get(at, &piece, network)) =>
             {
                 self.inboxes[at].waiting.push_back(piece);
@@ -258,6 +268,28 @@ impl<N: Lent> UplinkLane<N> {
                 route
             }
         }
+    }
+
+    /// Whether the guest of an inbox gets a frame, by its rules; if not that is counted. Of further pieces of one it does.
+    #[cold]
+    fn admits(&mut self, at: usize, piece: &RxDesc, network: &mut dyn Network) -> bool {
+        if self.route.is_some() {
+            return true;
+        }
+        let Some(mut peer) = network.guest(self.inboxes[at].guest.at) else {
+            return true;
+        };
+        let mut head = [0; LONG_LOOK_BYTES];
+        let head = first_bytes(&self.queue.umem, piece, &mut head);
+        // Of one in several pieces only the first is there.
+        let len = if piece.more {
+            usize::MAX
+        } else {
+            piece.len as usize
+        };
+        let admits = peer.lets_pass(head, len);
+        self.owed += peer.take_work();
+        admits
     }
 
     /// Whether the guest of an inbox may get a frame, by its limit; if not that is counted. Of further pieces of one it
@@ -336,7 +368,7 @@ impl<N: Lent> UplinkLane<N> {
             }
             self.ranges.clear();
             self.ranges.extend(self.group[..pieces].iter().map(UmemRange::of));
-            let len = self.ranges.iter().map(|range| range.len).sum();
+            let len: u32 = self.ranges.iter().map(|range| range.len).sum();
             for (at, inbox) in self.inboxes.iter_mut().enumerate() {
                 let known = self.members.port(inbox.port);
                 // Groups go by the first pair.
@@ -348,9 +380,18 @@ impl<N: Lent> UplinkLane<N> {
                 if !known.is_some_and(takes) {
                     continue;
                 }
-                let Some(peer) = network.guest(inbox.guest.at) else {
+                let Some(mut peer) = network.guest(inbox.guest.at) else {
                     continue;
                 };
+                if inbox.is_filtered {
+                    let mut head = [0; LONG_LOOK_BYTES];
+                    let head = first_bytes(umem, &self.group[0], &mut head);
+                    let admits = peer.lets_pass(head, len as usize);
+                    self.owed += peer.take_work();
+                    if !admits {
+                        continue;
+                    }
+                }
                 let offload = match (&mut inbox.look, &self.ranges[..]) {
                     (Some(look), &[range]) => look.look(umem, range, peer.counters),
                     _ => NO_OFFLOAD,
@@ -380,15 +421,18 @@ impl<N: Lent> UplinkLane<N> {
             let known = before.iter().position(|inbox| inbox.guest.id == guest.id);
             let peer = network.guest(guest.at);
             let limit = peer.as_ref().and_then(|peer| peer.policer.limit.cloned());
+            let is_filtered = peer.as_ref().is_some_and(|peer| peer.filter.is_some());
             let inbox = match (known, peer) {
                 (Some(at), _) => Inbox {
                     port,
                     guest,
                     limit,
+                    is_filtered,
                     ..before.swap_remove(at)
                 },
                 (None, Some(peer)) => Inbox {
                     limit,
+                    is_filtered,
                     ..Inbox::new(port, guest, peer.pair, self.origin)
                 },
                 (None, None) => continue,
@@ -424,6 +468,16 @@ impl<N: Lent> UplinkLane<N> {
                 .position(|inbox| Some(inbox.guest.id) == unfinished);
             self.route = Some(at.map_or(Route::Nobody, Route::Inbox));
         }
+    }
+}
+
+/// The first bytes of a frame, as many as rules look at, by its first piece.
+fn first_bytes<'a>(umem: &Umem, piece: &RxDesc, room: &'a mut [u8; LONG_LOOK_BYTES]) -> &'a [u8] {
+    let known = (piece.len as usize).min(LONG_LOOK_BYTES);
+    // Inside the piece; else there is none to be judged.
+    match umem.read(piece.data, &mut room[..known]) {
+        Some(_) => &room[..known],
+        None => &[],
     }
 }
 

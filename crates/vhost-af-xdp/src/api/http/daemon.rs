@@ -3,6 +3,7 @@
 //! Who asks while a question is under way shares the next answer with all who do; so an answer is never older than its
 //! question. Between questions is a pause: clients can make the daemon read its status so often, and not more often.
 
+use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,6 +15,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::problem::Problem;
 use crate::api::link::{self, PAUSE, Question};
+use crate::api::rules_status::RulesStatus;
 use crate::api::status::Status;
 
 /// How long an answer is waited for.
@@ -21,7 +23,12 @@ const ANSWER: Duration = Duration::from_secs(10);
 /// Clients that may wait to be taken in; more wait for them.
 const WAITING: usize = 64;
 
-type Asker = oneshot::Sender<Arc<Status>>;
+/// Who asks, and waits for the answer.
+enum Asker {
+    Status(oneshot::Sender<Arc<Status>>),
+    /// For filter rules of the port of that name.
+    Rules(String, oneshot::Sender<Option<RulesStatus>>),
+}
 
 /// See the module's head.
 #[derive(Clone)]
@@ -39,9 +46,19 @@ impl Daemon {
     /// What it is doing.
     /// Errors: it does not answer.
     pub(super) async fn status(&self) -> Result<Arc<Status>, Problem> {
+        self.ask(Asker::Status).await
+    }
+
+    /// The filter rules of the port of that name; `None`: there is none.
+    /// Errors: it does not answer.
+    pub(super) async fn rules(&self, port: &str) -> Result<Option<RulesStatus>, Problem> {
+        self.ask(|sender| Asker::Rules(port.to_owned(), sender)).await
+    }
+
+    async fn ask<T>(&self, asker: impl FnOnce(oneshot::Sender<T>) -> Asker) -> Result<T, Problem> {
         let asked = async {
             let (sender, receiver) = oneshot::channel();
-            self.0.send(sender).await.map_err(|_| Problem::Ending)?;
+            self.0.send(asker(sender)).await.map_err(|_| Problem::Ending)?;
             receiver.await.map_err(|_| Problem::Ending)
         };
         timeout(ANSWER, asked).await.unwrap_or(Err(Problem::Silent))
@@ -54,31 +71,44 @@ impl Askers {
     pub(super) async fn serve(mut self, stream: UnixStream) -> io::Result<()> {
         let (from, mut to) = stream.into_split();
         let mut from = BufReader::new(from);
-        let question = link::line(&Question::Status)?;
         let mut next = Instant::now();
-        let mut text = Vec::new();
+        let mut waiting: VecDeque<Asker> = VecDeque::new();
         loop {
-            let first = tokio::select! {
-                first = self.0.recv() => first,
-                // Nothing is said unasked: it is the end.
-                _ = from.fill_buf() => None,
-            };
-            let Some(first) = first else { return Ok(()) };
+            if waiting.is_empty() {
+                let first = tokio::select! {
+                    first = self.0.recv() => first,
+                    // Nothing is said unasked: it is the end.
+                    _ = from.fill_buf() => None,
+                };
+                let Some(first) = first else { return Ok(()) };
+                waiting.push_back(first);
+            }
             sleep_until(next).await;
             next = Instant::now() + PAUSE;
-            let mut askers = vec![first];
             while let Ok(asker) = self.0.try_recv() {
-                askers.push(asker);
+                waiting.push_back(asker);
             }
-            to.write_all(&question).await?;
-            text.clear();
+            let question = match waiting.front() {
+                Some(Asker::Rules(port, _)) => Question::Rules(port.clone()),
+                _ => Question::Status,
+            };
+            to.write_all(&link::line(&question)?).await?;
+            let mut text = Vec::new();
             if from.read_until(b'\n', &mut text).await? == 0 {
                 return Ok(());
             }
-            let status: Arc<Status> = Arc::new(serde_json::from_slice(&text)?);
-            for asker in askers {
-                // Who has gone needs none.
-                let _ = asker.send(Arc::clone(&status));
+            // Who has gone needs none.
+            match waiting.pop_front() {
+                Some(Asker::Rules(_, sender)) => _ = sender.send(serde_json::from_slice(&text)?),
+                first => {
+                    let status: Arc<Status> = Arc::new(serde_json::from_slice(&text)?);
+                    for asker in first.into_iter().chain(std::mem::take(&mut waiting)) {
+                        match asker {
+                            Asker::Status(sender) => _ = sender.send(Arc::clone(&status)),
+                            rules => waiting.push_back(rules),
+                        }
+                    }
+                }
             }
         }
     }

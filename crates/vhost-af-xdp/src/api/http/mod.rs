@@ -30,6 +30,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::runtime::Builder;
+use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 
 use self::changes::Changes;
@@ -106,6 +107,7 @@ async fn run(sockets: Sockets) -> anyhow::Result<()> {
         daemon,
         changes: asked,
         events: Events::new(),
+        long_bodies: Arc::new(Semaphore::new(routes::LONG_BODIES)),
     };
     let all = all.map(|listener| (listener, May::Change(changers)));
     let read_only = read_only.map(|listener| (listener, May::Look));

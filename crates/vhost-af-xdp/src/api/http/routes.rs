@@ -2,12 +2,14 @@
 
 use std::future::poll_fn;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use hyper::header::{ACCEPT, CACHE_CONTROL, CONTENT_TYPE, HeaderName, HeaderValue, IF_NONE_MATCH};
 use hyper::{HeaderMap, Method, Request, Response, StatusCode};
 use serde_json::{Map, Value, json};
+use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use super::body::Body;
@@ -27,6 +29,9 @@ const OPENAPI: &str = include_str!("../../../../../docs/openapi.json");
 const LONGEST_WAIT: u64 = 20;
 /// Most bytes of a body, and how long it may take.
 const MOST_OF_A_BODY: usize = 8 << 10;
+/// The same of one with filter rules, and how many of them are read at a time.
+const MOST_OF_A_LONG_BODY: usize = 2 << 20;
+pub(super) const LONG_BODIES: usize = 4;
 const BODY: Duration = Duration::from_secs(10);
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
@@ -49,6 +54,7 @@ pub(super) struct State {
     pub(super) daemon: Daemon,
     pub(super) changes: Changes,
     pub(super) events: Events,
+    pub(super) long_bodies: Arc<Semaphore>,
 }
 
 /// Something that can be had.
@@ -59,6 +65,7 @@ enum Thing {
     Network,
     Ports,
     Port,
+    Rules,
     Counters,
     Workers,
     ResetWorkers,
@@ -82,6 +89,7 @@ impl Thing {
                 ],
                 "GET, HEAD, PUT, PATCH, DELETE",
             ),
+            Self::Rules => (&[Method::GET, Method::HEAD, Method::PUT], "GET, HEAD, PUT"),
             Self::Reload | Self::ResetWorkers => (&[Method::POST], "POST"),
             _ => (&[Method::GET, Method::HEAD], "GET, HEAD"),
         }
@@ -95,6 +103,7 @@ const ROUTES: &[(&str, Thing)] = &[
     ("/v1/networks/{name}", Thing::Network),
     ("/v1/ports", Thing::Ports),
     ("/v1/ports/{name}", Thing::Port),
+    ("/v1/ports/{name}/rules", Thing::Rules),
     ("/v1/counters", Thing::Counters),
     ("/v1/workers", Thing::Workers),
     ("/v1/workers/reset", Thing::ResetWorkers),
@@ -140,14 +149,19 @@ where
     if !looks {
         let disconnect = query.disconnect.unwrap_or(false);
         let change = match method {
+            Method::PUT if thing == Thing::Rules => Change::Patch {
+                name,
+                keys: rules_of(long_keys_of(state, request.into_body()).await?)?,
+                disconnect: false,
+            },
             Method::PUT => Change::Put {
                 name,
                 only_new: is_new(request.headers())?,
-                keys: keys_of(request.into_body()).await?,
+                keys: long_keys_of(state, request.into_body()).await?,
             },
             Method::PATCH => Change::Patch {
                 name,
-                keys: keys_of(request.into_body()).await?,
+                keys: long_keys_of(state, request.into_body()).await?,
                 disconnect,
             },
             Method::DELETE => Change::Remove { name },
@@ -172,7 +186,18 @@ where
         Thing::Port => {
             let status = state.daemon.status().await?;
             let port = status.ports.iter().find(|port| port.name == name);
-            json_of(&views::port(&status, port.ok_or(Problem::NoPort(name))?))
+            let port = port.ok_or_else(|| Problem::NoPort(name.clone()))?;
+            let mut view = views::port(&status, port);
+            if port.rules.filter.is_some()
+                && let Some(rules) = state.daemon.rules(&name).await?
+            {
+                views::with_rules(&mut view, rules);
+            }
+            json_of(&view)
+        }
+        Thing::Rules => {
+            let rules = state.daemon.rules(&name).await?;
+            json_of(&json!(rules.ok_or(Problem::NoPort(name))?))
         }
         Thing::Events => events(state, request.headers(), request.method(), &query).await,
         Thing::Workers => json_of(&json!(WorkersDocument::of(&*state.daemon.status().await?))),
@@ -197,8 +222,44 @@ fn is_new(headers: &HeaderMap) -> Result<bool, Problem> {
     }
 }
 
-/// What a body says of a port.
-async fn keys_of<B>(mut body: B) -> Result<Map<String, Value>, Problem>
+/// What a body says of a port, which may be long where it says filter rules: few of these are read at a time.
+async fn long_keys_of<B>(state: &State, body: B) -> Result<Map<String, Value>, Problem>
+where
+    B: hyper::body::Body<Data = Bytes> + Unpin,
+{
+    let is_short = body
+        .size_hint()
+        .upper()
+        .is_some_and(|bytes| bytes <= MOST_OF_A_BODY as u64);
+    if is_short {
+        return keys_of(body, MOST_OF_A_BODY).await;
+    }
+    let Ok(_place) = state.long_bodies.try_acquire() else {
+        return Err(Problem::Busy);
+    };
+    keys_of(body, MOST_OF_A_LONG_BODY).await
+}
+
+/// As keys of a port: all rules, and both defaults, which are not said where the body does not say them.
+fn rules_of(mut body: Map<String, Value>) -> Result<Map<String, Value>, Problem> {
+    let rules = body
+        .remove("rules")
+        .ok_or_else(|| Problem::Json("rules: is missing".to_owned()))?;
+    let mut keys = Map::new();
+    keys.insert("rule".to_owned(), rules);
+    for key in ["from-guest-default", "to-guest-default"] {
+        keys.insert(key.to_owned(), body.remove(key).unwrap_or(Value::Null));
+    }
+    match body.keys().next() {
+        Some(key) => Err(Problem::Json(format!(
+            "{key}: there are rules, from-guest-default and to-guest-default"
+        ))),
+        None => Ok(keys),
+    }
+}
+
+/// What a body of so many bytes at most says of a port.
+async fn keys_of<B>(mut body: B, most: usize) -> Result<Map<String, Value>, Problem>
 where
     B: hyper::body::Body<Data = Bytes> + Unpin,
 {
@@ -207,8 +268,8 @@ where
         while let Some(frame) = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await {
             let frame = frame.map_err(|_| Problem::Json("it ends too early".to_owned()))?;
             if let Ok(data) = frame.into_data() {
-                if text.len() + data.len() > MOST_OF_A_BODY {
-                    return Err(Problem::LongBody(MOST_OF_A_BODY));
+                if text.len() + data.len() > most {
+                    return Err(Problem::LongBody(most));
                 }
                 text.extend_from_slice(&data);
             }
@@ -233,10 +294,13 @@ fn find(door: Door, path: &str) -> Result<(Thing, String), Problem> {
         if door == Door::Metrics && *thing != Thing::Metrics {
             continue;
         }
-        match route.strip_suffix("{name}") {
+        match route.split_once("{name}") {
             None if *route == path => return Ok((*thing, String::new())),
-            Some(before) => {
-                if let Some(name) = path.strip_prefix(before).filter(|name| !name.contains('/')) {
+            Some((before, behind)) => {
+                let name = path
+                    .strip_prefix(before)
+                    .and_then(|rest| rest.strip_suffix(behind));
+                if let Some(name) = name.filter(|name| !name.contains('/')) {
                     return Ok((*thing, decoded(name).ok_or_else(unknown)?));
                 }
             }
@@ -368,6 +432,8 @@ mod tests {
         assert_eq!(port("/v1/ports/vm1"), named("vm1"));
         assert_eq!(port("/v1/ports/%2Frun%2fa.sock"), named("/run/a.sock"));
         assert_eq!(port("/v1/ports/f%C3%BCr"), named("für"));
+        let rules = Some((Thing::Rules, "vm1".to_owned()));
+        assert_eq!(port("/v1/ports/vm1/rules"), rules);
         for path in [
             "/v1/ports/a/b",
             "/v1/ports/%",

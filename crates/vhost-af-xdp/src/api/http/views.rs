@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 
 use crate::api::lane_status::LaneStatus;
 use crate::api::network_status::NetworkStatus;
+use crate::api::rules_status::RulesStatus;
 use crate::api::status::{PortStatus, Status};
 
 /// The daemon, without its ports.
@@ -58,6 +59,18 @@ pub(super) fn port(status: &Status, port: &PortStatus) -> Value {
     };
     without_counters(&mut value["lanes"]);
     value
+}
+
+/// With its filter rules among what was said of it.
+pub(super) fn with_rules(port: &mut Value, rules: RulesStatus) {
+    let Some(said) = port["configuration"].as_object_mut() else {
+        return;
+    };
+    let mut rules = rules.rules;
+    rules.iter_mut().for_each(|rule| _ = rule.remove("frames"));
+    if !rules.is_empty() {
+        said.insert("rule".to_owned(), json!(rules));
+    }
 }
 
 fn without_counters(lanes: &mut Value) {

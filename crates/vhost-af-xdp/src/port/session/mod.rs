@@ -36,6 +36,7 @@ use crate::port::features::{self, F_LOG_ALL, F_PROTOCOL_FEATURES};
 use crate::port::lane_facts::LaneFacts;
 use crate::port::lanes::{LaneError, LentQueue, private_bytes};
 use crate::port::memory::{MemoryError, MemoryTable};
+use crate::switch::filter::PortFilter;
 use crate::switch::guard::Guard;
 use crate::switch::lane::{Lane, Near};
 use crate::switch::rate_limit::PortLimits;
@@ -106,6 +107,8 @@ pub(crate) struct PortContext<'a> {
     pub(crate) limits: PortLimits,
     /// What the guest may send, where no network says it; `None`: what it likes.
     pub(crate) guard: Option<Guard>,
+    /// Which frames it may send and gets.
+    pub(crate) filter: PortFilter,
     /// The far side of each pair; empty while the interface is gone.
     pub(crate) far: &'a [FarSide],
     /// Queues can be opened now; those that are open go on in any case.
@@ -379,6 +382,18 @@ impl Session {
         for lane in self.lanes.iter().flatten() {
             let limits = limits.clone();
             lane.change(workers, move |lane, _near| lane.set_limits(&limits));
+        }
+    }
+
+    /// Which frames the guest may send and gets from now on. What lanes went by before is freed here, not by a worker.
+    pub(crate) fn set_filter(&self, filter: &PortFilter, workers: &Workers) {
+        for lane in self.lanes.iter().flatten() {
+            let filter = filter.for_a_lane();
+            let (give, before) = mpsc::channel();
+            lane.change(workers, move |lane, _near| {
+                let _ = give.send(lane.set_filter(filter));
+            });
+            drop(before.recv());
         }
     }
 

@@ -14,8 +14,21 @@ pub(crate) struct IpPrefix {
 impl FromStr for IpPrefix {
     type Err = String;
 
-    /// An address, or one with the number of bits that count.
+    /// An address, or one with the number of bits that count, of stations.
     fn from_str(text: &str) -> Result<Self, String> {
+        let prefix = Self::of_any(text)?;
+        let all = if prefix.address.is_ipv4() { 32 } else { 128 };
+        if prefix.address.is_multicast() || (prefix.bits == all && prefix.address.is_unspecified()) {
+            return Err(format!("{text} is the address of no station"));
+        }
+        Ok(prefix)
+    }
+}
+
+impl IpPrefix {
+    /// The same, groups and the unspecified address included.
+    /// Errors: one line.
+    pub(crate) fn of_any(text: &str) -> Result<Self, String> {
         let (address, bits) = text.split_once('/').map_or((text, None), |(a, b)| (a, Some(b)));
         let wrong =
             || format!("{text:?} is not an IP address or network, such as 192.0.2.10 or 2001:db8:1::/64");
@@ -30,9 +43,6 @@ impl FromStr for IpPrefix {
             }
         };
         let prefix = Self { address, bits };
-        if address.is_multicast() || (bits == all && address.is_unspecified()) {
-            return Err(format!("{text} is the address of no station"));
-        }
         let network = prefix.network();
         if network != address {
             return Err(format!(
@@ -55,6 +65,25 @@ impl fmt::Display for IpPrefix {
 
 impl IpPrefix {
     /// Its first address.
+    pub(crate) fn first(&self) -> IpAddr {
+        self.address
+    }
+
+    /// Its first address and its last, as numbers.
+    pub(crate) fn range(&self) -> (u128, u128) {
+        match self.address {
+            IpAddr::V4(address) => {
+                let first = address.to_bits();
+                (first.into(), (first | !mask_v4(self.bits)).into())
+            }
+            IpAddr::V6(address) => {
+                let first = address.to_bits();
+                (first, first | !mask_v6(self.bits))
+            }
+        }
+    }
+
+    /// The address with those bits only that count.
     fn network(&self) -> IpAddr {
         match self.address {
             IpAddr::V4(address) => Ipv4Addr::from_bits(address.to_bits() & mask_v4(self.bits)).into(),

@@ -8,8 +8,9 @@ const HEADER_BYTES: usize = 40;
 const HOP_BY_HOP: u8 = 0;
 const ROUTING: u8 = 43;
 const FRAGMENT: u8 = 44;
+pub(crate) const FRAGMENT_BYTES: usize = 8;
 const AUTHENTICATION: u8 = 51;
-pub(super) const ICMP: u8 = 58;
+pub(crate) const ICMP: u8 = 58;
 const DESTINATION_OPTIONS: u8 = 60;
 const MOBILITY: u8 = 135;
 const HOST_IDENTITY: u8 = 139;
@@ -18,13 +19,13 @@ const DHCP_SERVER: u16 = 547;
 const DHCP_CLIENT: u16 = 546;
 
 /// What the headers lead to.
-struct Upper {
+pub(crate) struct Upper {
     /// Its number; `None`: it is in a fragment before.
-    protocol: Option<u8>,
+    pub(crate) protocol: Option<u8>,
     /// Where it begins.
-    at: usize,
+    pub(crate) at: usize,
     /// It is one of fragments, or calls itself so.
-    fragment: bool,
+    pub(crate) fragment: bool,
 }
 
 pub(super) fn check(lock: &Lock, mac: Mac, packet: Packet<'_>) -> Result<usize, Refusal> {
@@ -35,7 +36,7 @@ pub(super) fn check(lock: &Lock, mac: Mac, packet: Packet<'_>) -> Result<usize, 
     let payload = usize::from(u16::from_be_bytes([header[4], header[5]]));
     let packet = packet.until(packet.at + HEADER_BYTES + payload)?;
     let source = *header[8..].first_chunk().ok_or(Refusal::Headers)?;
-    let upper = Upper::find(header[6], packet)?;
+    let upper = Upper::behind(header[6], packet.known, packet.at + HEADER_BYTES).ok_or(Refusal::Headers)?;
     if !lock.is_own(mac, source) && source != [0; 16] {
         return Err(Refusal::Source);
     }
@@ -77,45 +78,41 @@ impl Lock {
 }
 
 impl Upper {
-    /// Follows the headers, of which the first has that number.
-    /// Errors: they do not end in the bytes that are known.
-    fn find(first: u8, packet: Packet<'_>) -> Result<Self, Refusal> {
-        let (mut next, mut at, mut fragment) = (first, packet.at + HEADER_BYTES, false);
+    /// Follows the headers, of which the first has that number and begins there; `None`: they do not end in the bytes that
+    /// are known. Of a later fragment the header that says so is the last.
+    pub(crate) fn behind(first: u8, known: &[u8], begin: usize) -> Option<Self> {
+        let (mut next, mut at, mut fragment) = (first, begin, false);
         // Each has eight bytes at least, so that those that are known bound them.
         loop {
             let bytes = match next {
                 HOP_BY_HOP | ROUTING | DESTINATION_OPTIONS | MOBILITY | HOST_IDENTITY | SHIM => {
-                    let [_, more] = *packet.bytes(at)?;
-                    (usize::from(more) + 1) * 8
+                    (usize::from(*known.get(at + 1)?) + 1) * 8
                 }
-                AUTHENTICATION => {
-                    let [_, more] = *packet.bytes(at)?;
-                    (usize::from(more) + 2) * 4
-                }
+                AUTHENTICATION => (usize::from(*known.get(at + 1)?) + 2) * 4,
                 FRAGMENT => {
-                    let [_, _, high, low, ..] = *packet.bytes::<8>(at)?;
+                    let [_, _, high, low, ..] = *known.get(at..)?.first_chunk::<FRAGMENT_BYTES>()?;
                     fragment = true;
                     if u16::from_be_bytes([high, low]) & !7 != 0 {
-                        return Ok(Self {
+                        return Some(Self {
                             protocol: None,
-                            at: at + 8,
+                            at: at + FRAGMENT_BYTES,
                             fragment,
                         });
                     }
-                    8
+                    FRAGMENT_BYTES
                 }
                 protocol => {
-                    return Ok(Self {
+                    return Some(Self {
                         protocol: Some(protocol),
                         at,
                         fragment,
                     });
                 }
             };
-            next = packet.bytes::<1>(at)?[0];
+            next = *known.get(at)?;
             at += bytes;
-            if at > packet.known.len() {
-                return Err(Refusal::Headers);
+            if at > known.len() {
+                return None;
             }
         }
     }

@@ -33,6 +33,7 @@ use device::counters::{Counter, PairCounters};
 use device::pair::Sending;
 
 pub(crate) use self::addresses::{Addresses, IpPrefix};
+pub(crate) use self::ipv6::{FRAGMENT_BYTES, ICMP as ICMP_V6, Upper};
 pub(crate) use self::own::{Guard, Guarded};
 use super::ethernet::{self, ADDRESS_BYTES, Mac, TAG_BYTES, Tags};
 

@@ -9,6 +9,7 @@ use super::{Burst, From, PortLane};
 use crate::nic::xdp::XdpNic;
 use crate::switch::from_guest::{GuestFrame, Put, Sink, Turn};
 use crate::switch::lane::{Blame, Network, Peer};
+use crate::switch::limits::BATCH;
 use crate::switch::members::Guest;
 use crate::switch::own_queue::OwnQueue;
 use crate::switch::to_nic::NicSink;
@@ -83,9 +84,13 @@ impl<O: OwnQueue> PortLane<O> {
         if !self.own.has_frames() {
             return Ok(0);
         }
+        if self.received_beyond >= BATCH {
+            // To make up for batches that were too much work.
+            self.received_beyond -= BATCH;
+            return Ok(0);
+        }
         if self.pair.to_guest.enabled {
-            let guest = Peer::new(&mut self.pair, &mut self.buffers, &self.counters);
-            return self.own.receive(&mut guest.limited(self.limit.as_ref()));
+            return self.receive_own();
         }
         // What arrived for a pair that is off goes to the first one.
         let Some(first) = self.members.lanes(self.number).first().map(|first| first.at) else {
@@ -94,7 +99,9 @@ impl<O: OwnQueue> PortLane<O> {
         let Some(mut guest) = network.guest(first) else {
             return Ok(0);
         };
-        match self.own.receive(&mut guest) {
+        let received = self.own.receive(&mut guest);
+        self.received_beyond += guest.take_work();
+        match received {
             Ok(frames) => {
                 self.counters.spilled_frames.add(frames as u64);
                 Ok(frames)
@@ -104,6 +111,16 @@ impl<O: OwnQueue> PortLane<O> {
                 Ok(0)
             }
         }
+    }
+
+    /// The same for its own guest.
+    fn receive_own(&mut self) -> Result<usize, Fault> {
+        let filter = self.filter.as_mut().and_then(|filter| filter.to_guest.as_mut());
+        let guest = Peer::new(&mut self.pair, &mut self.buffers, &self.counters);
+        let mut guest = guest.limited(self.limit.as_ref()).filtered(filter);
+        let frames = self.own.receive(&mut guest);
+        self.received_beyond += guest.take_work();
+        frames
     }
 
     /// Goes on with GSO packets that are being cut for a NIC; whether there is more to do then.
@@ -180,6 +197,24 @@ impl<O: OwnQueue> PortLane<O> {
             self.own.give_back(&mut self.pair, chain.id);
             burst.turn.note(buffers.len());
             burst.done += 1;
+        }
+    }
+
+    /// A run of frames that nobody takes.
+    pub(super) fn lose(&mut self, run: usize, burst: &mut Burst<'_>, counter: fn(&PairCounters) -> &Counter) {
+        let end = burst.done + run;
+        while burst.done < end && self.own.places() > 0 {
+            let is_frame = self.chains[burst.done].is_sent;
+            counter(&self.counters).add(is_frame.into());
+            self.next(burst);
+        }
+    }
+
+    /// A run of frames that are not lost here.
+    pub(super) fn skip(&mut self, run: usize, burst: &mut Burst<'_>) {
+        let end = burst.done + run;
+        while burst.done < end && self.own.places() > 0 {
+            self.next(burst);
         }
     }
 

@@ -9,8 +9,9 @@ use std::sync::Arc;
 
 use device::pair::Fault;
 
+use super::copies::pass_copy;
 use super::judged::{Judged, with_tag};
-use super::{Burst, PortLane, pass_copy};
+use super::{Burst, PortLane};
 use crate::switch::from_guest::Turn;
 use crate::switch::guests::{Passed, Passing};
 use crate::switch::lane::Peer;
@@ -89,6 +90,7 @@ impl<O: OwnQueue> PortLane<O> {
             counters: &self.counters,
             pending: Some(&mut self.pending),
             policer: Policer::new(self.limit.as_ref()),
+            filter: self.filter.as_mut().and_then(|filter| filter.to_guest.as_mut()),
         };
         let Some(mut passing) = Passing::begin(guest, frames.len())? else {
             return Ok((0, false));
@@ -116,6 +118,7 @@ impl<O: OwnQueue> PortLane<O> {
             turn.note(buffers.len());
             done += 1;
         }
+        turn.note_work(passing.take_work());
         passing.finish();
         Ok((done, is_cut))
     }
@@ -149,8 +152,9 @@ impl<O: OwnQueue> PortLane<O> {
         let passed = with_tag(judged, frame, is_tagged, |frame| {
             pass_copy(burst.network, first.at, frame, &self.counters)
         });
-        if let Err(fault) = passed {
-            burst.network.blame(first.at, fault);
+        match passed {
+            Ok(work) => burst.turn.note_work(work),
+            Err(fault) => burst.network.blame(first.at, fault),
         }
     }
 }

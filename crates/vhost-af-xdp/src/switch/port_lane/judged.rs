@@ -5,6 +5,7 @@ use offload::segment::Request;
 use virtqueue::{Buffer, MemoryMap};
 
 use crate::switch::ethernet::{self, Tags};
+use crate::switch::filter::{Verdict, is_long};
 use crate::switch::flows::Flow;
 use crate::switch::from_guest::GuestFrame;
 use crate::switch::guard::{LOOK_BYTES as LONG_HEAD, SHORT_LOOK_BYTES as SHORT_HEAD};
@@ -23,6 +24,8 @@ pub(super) struct Judged {
     pub(super) vlan: u16,
     /// The frame has its tag.
     pub(super) is_tagged: bool,
+    /// What filter rules say of it, where there are some.
+    pub(super) verdict: Option<Verdict>,
     /// So many bytes of `head` are the frame's.
     pub(super) known: u16,
     pub(super) head: [u8; LONG_HEAD],
@@ -44,6 +47,7 @@ impl Judged {
         source: None,
         vlan: 0,
         is_tagged: false,
+        verdict: None,
         known: 0,
         head: [0; LONG_HEAD],
     };
@@ -81,14 +85,28 @@ impl Judged {
         is_whole && asked.is_none_or(|asked| usize::from(asked.start) >= ethernet::LOOK_BYTES)
     }
 
-    /// Copies the frame's first bytes out of guest memory.
+    /// Copies the frame's first bytes out of guest memory. `is_filtered`: rules may look at all of its headers.
     #[inline]
-    pub(super) fn read_head(&mut self, pair: &QueuePair, buffers: &[Buffer], port: &TablePort) {
-        let most = if port.lock.is_some() {
-            LONG_HEAD
-        } else {
-            SHORT_HEAD
-        };
+    pub(super) fn read_head(
+        &mut self,
+        pair: &QueuePair,
+        buffers: &[Buffer],
+        (port, is_filtered): (&TablePort, bool),
+    ) {
+        match port.lock.is_some() {
+            true => self.read_as_much(LONG_HEAD, pair, buffers),
+            false => {
+                self.read_as_much(SHORT_HEAD, pair, buffers);
+                if is_filtered && self.head.first_chunk().is_some_and(is_long) {
+                    // All of it anew: nothing that was read before is used.
+                    self.read_as_much(LONG_HEAD, pair, buffers);
+                }
+            }
+        }
+    }
+
+    #[inline]
+    fn read_as_much(&mut self, most: usize, pair: &QueuePair, buffers: &[Buffer]) {
         // At most LONG_HEAD.
         #[allow(clippy::cast_possible_truncation)]
         let known = most.min(self.sending.len as usize) as u16;

@@ -5,7 +5,9 @@ use device::counters::PairCounters;
 use super::judged::Judged;
 use super::learning;
 use crate::switch::ethernet::{self, Head, Tags};
+use crate::switch::filter::{Classifier, FlowKey, Looked};
 use crate::switch::guard::check_content;
+use crate::switch::learned::Learned;
 use crate::switch::table::{Destination, Station, Table, TablePort};
 
 /// What was found for the last frame: the next one most often is alike.
@@ -14,6 +16,14 @@ pub(super) struct Known {
     /// A source that is the port's.
     source: Option<Station>,
     destination: Option<(Station, Destination)>,
+}
+
+/// Where a frame is from.
+#[derive(Clone, Copy)]
+struct Source<'a> {
+    station: Station,
+    /// Where that is to be noted, if it has to be.
+    learned: Option<&'a Learned>,
 }
 
 impl Known {
@@ -26,6 +36,69 @@ impl Known {
         chain: &mut Judged,
         counters: &PairCounters,
     ) -> Option<()> {
+        let (destination, source) = self.check(table, port, chain, counters)?;
+        self.note_source(source, counters)?;
+        chain.to = match self.destination {
+            Some((known, found)) if known == destination => found,
+            _ => table.find_for(port, destination),
+        };
+        self.destination = Some((destination, chain.to));
+        Some(())
+    }
+
+    /// The same where rules say which frames may be sent; what they say is noted and counted later.
+    #[inline]
+    pub(super) fn find_filtered(
+        &mut self,
+        table: &Table,
+        port: &TablePort,
+        (chain, filter): (&mut Judged, &mut Classifier),
+        counters: &PairCounters,
+    ) -> Option<()> {
+        let (destination, source) = self.check(table, port, chain, counters)?;
+        let head = &chain.head[..chain.known.into()];
+        let Ok(Looked { key, bytes }) = FlowKey::of(head, chain.sending.len as usize) else {
+            counters.from_guest_headers.add(1);
+            return None;
+        };
+        // Stored there it would make them others.
+        if chain.sending.request.csum.is_some_and(|at| at.field() < bytes) {
+            counters.from_guest_checksum_in_headers.add(1);
+            return None;
+        }
+        let flow = (&key, destination.bits(), key.hash());
+        let decision = filter.decide(flow, counters, || table.find_for(port, destination));
+        chain.verdict = Some(decision.verdict);
+        chain.to = decision.destination;
+        if !decision.verdict.allows {
+            return None;
+        }
+        self.note_source(source, counters)
+    }
+
+    /// Learns the source of a frame that may be sent, where that has to be.
+    #[inline]
+    fn note_source(&mut self, source: Source<'_>, counters: &PairCounters) -> Option<()> {
+        if let Some(learned) = source.learned
+            && let Err(counter) = learning::note(learned, source.station)
+        {
+            counter(counters).add(1);
+            return None;
+        }
+        self.source = Some(source.station);
+        Some(())
+    }
+
+    /// Whether a frame of a port's may be sent, by all but filter rules; the station that it is for, and where it is from.
+    /// `None`: it may not, which is counted.
+    #[inline]
+    fn check<'a>(
+        &self,
+        table: &Table,
+        port: &'a TablePort,
+        chain: &mut Judged,
+        counters: &PairCounters,
+    ) -> Option<(Station, Source<'a>)> {
         let bytes = chain.head.first_chunk()?;
         let Head { to, from, tags } = ethernet::head(bytes);
         if ethernet::is_link_control(bytes, tags) {
@@ -56,24 +129,12 @@ impl Known {
             refusal.counter(counters).add(1);
             return None;
         }
-        if let Some(learned) = learned
-            && let Err(counter) = learning::note(learned, source)
-        {
-            counter(counters).add(1);
-            return None;
-        }
-        self.source = Some(source);
-        let destination = Station::new(vlan, to);
-        chain.to = match self.destination {
-            Some((known, found)) if known == destination => found,
-            _ => table.find_for(port, destination),
-        };
-        self.destination = Some((destination, chain.to));
         // A tag that says a priority only stays where there is no VLAN, and is that VLAN's where there is one.
         if tags == Tags::One(0) && vlan != 0 {
             ethernet::set_vlan(&mut chain.head, vlan);
         }
         (chain.vlan, chain.is_tagged) = (vlan, vlan != 0 && tags != Tags::None);
-        Some(())
+        let station = source;
+        Some((Station::new(vlan, to), Source { station, learned }))
     }
 }

@@ -30,7 +30,7 @@ impl<O: OwnQueue> PortLane<O> {
                 self.pair
                     .judge_into(chain, buffers, None, &self.counters, &mut of_chain.sending)?;
             if of_chain.is_sent {
-                of_chain.read_head(&self.pair, buffers, &all);
+                of_chain.read_head(&self.pair, buffers, (&all, self.members.is_filtered));
                 work.tally.add(of_chain.sending.len);
                 let bytes = of_chain.head.first_chunk().copied().unwrap_or_default();
                 let Head { to, from, tags } = ethernet::head(&bytes);

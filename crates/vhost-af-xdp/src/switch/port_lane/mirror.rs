@@ -2,8 +2,9 @@
 
 use std::ops::Range;
 
+use super::PortLane;
+use super::copies::pass_copy;
 use super::judged::with_tag;
-use super::{PortLane, pass_copy};
 use crate::switch::from_guest::Turn;
 use crate::switch::lane::Network;
 use crate::switch::own_queue::OwnQueue;
@@ -43,8 +44,9 @@ impl<O: OwnQueue> PortLane<O> {
                 let passed = with_tag(judged, frame, self.members.is_tagged(port), |frame| {
                     pass_copy(network, guest.at, frame, &self.uncounted)
                 });
-                if let Err(fault) = passed {
-                    network.blame(guest.at, fault);
+                match passed {
+                    Ok(work) => turn.note_work(work),
+                    Err(fault) => network.blame(guest.at, fault),
                 }
             }
             turn.note_copies(copies, frame.sending.len);

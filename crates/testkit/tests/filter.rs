@@ -1,0 +1,445 @@
+//! Filter rules of ports of a network: which frames guests send and get, whoever sends them.
+//!
+//! Each test sends frames that are to pass and others that are not, and then one that passes by another rule: when that
+//! has come, what was sent before has been judged.
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use rstest::rstest;
+use serde_json::{Value, json};
+use testkit::api::{open_dir, with_api};
+use testkit::daemon::DIR;
+use testkit::frame::{ipv4, ipv6, udp_ports};
+use testkit::lan::{BROADCAST, Lan, STRANGER, file, mac, port, tagged};
+use testkit::{DriverConfig, Layout, Serve, VethPair, require, wait};
+
+const HOST: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
+const OTHER: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 1);
+
+fn v6(last: u16) -> Ipv6Addr {
+    Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, last)
+}
+
+fn rule(words: &str) -> String {
+    let keys = words.split(' ').map(|word| {
+        let (key, value) = word.split_once('=').expect("key=value");
+        format!("{key} = \"{value}\"\n")
+    });
+    keys.collect()
+}
+
+/// Tables of rules of a port.
+fn rules(guest: usize, list: &[&str]) -> String {
+    let table = |words: &&str| format!("[[port.vm{guest}.rule]]\n{}", rule(words));
+    list.iter().map(table).collect()
+}
+
+fn framed(to: [u8; 6], from: [u8; 6], ethertype: u16, packet: &[u8]) -> Vec<u8> {
+    let mut frame = [&to[..], &from, &ethertype.to_be_bytes(), packet].concat();
+    frame.resize(frame.len().max(60), 0);
+    frame
+}
+
+fn udp(to: [u8; 6], from: [u8; 6], source: Ipv4Addr, port: u16) -> Vec<u8> {
+    framed(
+        to,
+        from,
+        0x0800,
+        &ipv4(source, HOST, 17, &udp_ports([1024, port])),
+    )
+}
+
+fn ping(to: [u8; 6], from: [u8; 6], kind: u8) -> Vec<u8> {
+    framed(
+        to,
+        from,
+        0x0800,
+        &ipv4(HOST, OTHER, 1, &[kind, 0, 0, 0, 0, 1, 0, 1]),
+    )
+}
+
+fn arp(to: [u8; 6], from: [u8; 6]) -> Vec<u8> {
+    framed(to, from, 0x0806, &[0, 1, 8, 0, 6, 4, 0, 1])
+}
+
+/// What the uplink gets, of these tests' frames.
+fn on_the_wire(lan: &Lan, count: usize) -> Vec<Vec<u8>> {
+    let ours = |frame: &Vec<u8>| frame[..6] == STRANGER || frame[..6] == BROADCAST && frame[6] == 2;
+    let all = std::iter::from_fn(|| lan.wire.receive(wait::SOON));
+    all.filter(ours).take(count).collect()
+}
+
+fn counter(lan: &Lan, guest: usize, name: &str) -> u64 {
+    lan.daemon.counter_of(&format!("vm{guest}"), name)
+}
+
+fn lan_of(workers: usize, keys: &[&str], tables: &str) -> Lan {
+    let text = format!(
+        "[daemon]\nworkers = {workers}\n{}{tables}",
+        file(Some(VethPair::NIC), keys)
+    );
+    Lan::on(
+        VethPair::new(),
+        &Serve::file(),
+        &text,
+        keys.len(),
+        &DriverConfig::default(),
+    )
+}
+
+#[test]
+fn guest_sends_what_the_first_rule_that_matches_allows() {
+    require!(Root);
+    let list = [
+        "direction=from-guest action=deny protocol=udp destination-ports=53 source=10.0.1.0/24",
+        "direction=from-guest action=allow protocol=udp destination-ports=53",
+        "direction=from-guest action=allow protocol=icmp icmp-type=8",
+    ];
+    let mut lan = lan_of(1, &["", ""], &rules(0, &list));
+    let to = STRANGER;
+    let passes = [udp(to, mac(0), HOST, 53), ping(to, mac(0), 8), arp(to, mac(0))];
+    let refused = [
+        udp(to, mac(0), OTHER, 53),
+        udp(to, mac(0), HOST, 54),
+        ping(to, mac(0), 0),
+    ];
+    for frame in refused.iter().chain(&passes) {
+        lan.send(0, frame);
+    }
+    assert_eq!(on_the_wire(&lan, 3), passes);
+    // Another guest's are not judged.
+    let free = udp(to, mac(1), HOST, 54);
+    lan.send(1, &free);
+    assert_eq!(on_the_wire(&lan, 1), [free]);
+    assert_eq!(counter(&lan, 0, "from_guest_filter"), 3);
+    assert_eq!(counter(&lan, 1, "from_guest_filter"), 0);
+}
+
+#[rstest]
+fn guest_gets_what_rules_allow_whoever_sends_it(#[values(1, 3)] workers: usize) {
+    require!(Root);
+    let list = ["direction=to-guest action=allow protocol=udp destination-ports=80"];
+    let mut lan = lan_of(workers, &["", "", "promiscuous = true"], &rules(0, &list));
+    let sent = |from, port| udp(mac(0), from, HOST, port);
+    // Of the LAN.
+    lan.wire.send(&sent(STRANGER, 81));
+    lan.wire.send(&sent(STRANGER, 80));
+    assert_eq!(lan.received(0), sent(STRANGER, 80));
+    // Of another port.
+    lan.send(1, &sent(mac(1), 81));
+    lan.send(1, &sent(mac(1), 80));
+    assert_eq!(lan.received(0), sent(mac(1), 80));
+    // To a group, of both.
+    for port in [81, 80] {
+        lan.send(1, &udp(BROADCAST, mac(1), HOST, port));
+    }
+    assert_eq!(lan.received(0), udp(BROADCAST, mac(1), HOST, 80));
+    for port in [81, 80] {
+        lan.wire.send(&udp(BROADCAST, STRANGER, HOST, port));
+    }
+    assert_eq!(lan.received(0), udp(BROADCAST, STRANGER, HOST, 80));
+    assert_eq!(counter(&lan, 0, "to_guest_filter"), 4);
+    // What it sends itself is not judged.
+    lan.send(0, &udp(STRANGER, mac(0), HOST, 9));
+    assert_eq!(on_the_wire(&lan, 1).len(), 1);
+}
+
+#[test]
+fn ipv6_tags_and_fragments_are_judged() {
+    require!(Root);
+    let list = [
+        "direction=from-guest action=allow protocol=udp destination-ports=53 destination=2001:db8::/64",
+        "direction=from-guest action=allow protocol=icmpv6 icmp-type=128",
+    ];
+    let mut lan = lan_of(1, &["trunk = \"100\""], &rules(0, &list));
+    let of = |next, payload: &[u8]| framed(STRANGER, mac(0), 0x86dd, &ipv6(v6(1), v6(2), next, payload));
+    let hop_by_hop = |payload: &[u8]| [&[17, 0, 1, 4, 0, 0, 0, 0][..], payload].concat();
+    let fragment = |offset: u16, payload: &[u8]| {
+        [
+            &[17, 0][..],
+            &(offset << 3 | 1).to_be_bytes(),
+            &[0, 0, 0, 7],
+            payload,
+        ]
+        .concat()
+    };
+    let passes = [
+        of(17, &udp_ports([7, 53])),
+        // 80 bytes of headers and more: behind what is copied of others.
+        of(0, &hop_by_hop(&udp_ports([7, 53]))),
+        of(44, &fragment(0, &udp_ports([7, 53]))),
+        of(58, &[128, 0, 0, 0]),
+        // Neighbour solicitation.
+        of(58, &[&[135, 0, 0, 0, 0, 0, 0, 0][..], &v6(2).octets()].concat()),
+    ];
+    let refused = [
+        of(17, &udp_ports([7, 54])),
+        of(0, &hop_by_hop(&udp_ports([7, 54]))),
+        // A later one has no ports, whatever its bytes are.
+        of(44, &fragment(5, &udp_ports([7, 53]))),
+        of(58, &[129, 0, 0, 0]),
+    ];
+    // It says that it is longer than it is, and has no place for its ports.
+    let mut long = of(17, &udp_ports([7, 53]));
+    long[14 + 5] = 200;
+    let cut = of(17, &[0, 7]);
+    for frame in refused.iter().chain([&long, &cut]).chain(&passes) {
+        lan.send(0, &tagged(frame, 100));
+    }
+    let wanted: Vec<_> = passes.iter().map(|frame| tagged(frame, 100)).collect();
+    assert_eq!(on_the_wire(&lan, passes.len()), wanted);
+    assert_eq!(counter(&lan, 0, "from_guest_filter"), 4);
+    assert_eq!(counter(&lan, 0, "from_guest_headers"), 2);
+}
+
+#[test]
+fn long_headers_are_judged_for_the_guest_that_gets_them() {
+    require!(Root);
+    let list = ["direction=to-guest action=allow protocol=udp destination-ports=80"];
+    let mut lan = lan_of(1, &["", ""], &rules(1, &list));
+    let of = |from, port: u16| {
+        let options = [&[17, 4, 1, 34][..], &[0; 36], &udp_ports([7, port])].concat();
+        framed(mac(1), from, 0x86dd, &ipv6(v6(1), v6(2), 0, &options))
+    };
+    for port in [81, 80] {
+        lan.send(0, &of(mac(0), port));
+    }
+    assert_eq!(lan.received(1), of(mac(0), 80));
+    for port in [81, 80] {
+        lan.wire.send(&of(STRANGER, port));
+    }
+    assert_eq!(lan.received(1), of(STRANGER, 80));
+    assert_eq!(counter(&lan, 1, "to_guest_filter"), 2);
+    // What goes on behind what is looked at is for nobody that looks.
+    let endless = [&[17, 40][..], &[0; 326], &udp_ports([7, 80])].concat();
+    lan.send(
+        0,
+        &framed(mac(1), mac(0), 0x86dd, &ipv6(v6(1), v6(2), 0, &endless)),
+    );
+    lan.send(0, &of(mac(0), 80));
+    assert_eq!(lan.received(1), of(mac(0), 80));
+    assert_eq!(counter(&lan, 1, "to_guest_filter_headers"), 1);
+}
+
+#[test]
+fn reload_applies_other_rules_and_the_guest_stays() {
+    require!(Root);
+    let keys = [""];
+    let text = |list: &[&str]| format!("{}{}", file(Some(VethPair::NIC), &keys), rules(0, list));
+    let first = "direction=from-guest action=allow protocol=udp destination-ports=1";
+    let mut lan = Lan::on(
+        VethPair::new(),
+        &Serve::file(),
+        &text(&[first]),
+        1,
+        &DriverConfig::default(),
+    );
+    let sent = |port| udp(STRANGER, mac(0), HOST, port);
+    for port in [2, 1] {
+        lan.send(0, &sent(port));
+    }
+    assert_eq!(on_the_wire(&lan, 1), [sent(1)]);
+    let said = lan.daemon.reload_with(&text(&[
+        "direction=from-guest action=allow protocol=udp destination-ports=2",
+    ]));
+    assert!(said.contains("port vm0 has another rule, and goes on"), "{said}");
+    for port in [1, 2] {
+        lan.send(0, &sent(port));
+    }
+    assert_eq!(on_the_wire(&lan, 1), [sent(2)]);
+    let said = lan.daemon.reload_with(&text(&[]));
+    assert!(said.contains("port vm0 has another rule, and goes on"), "{said}");
+    lan.send(0, &sent(3));
+    assert_eq!(on_the_wire(&lan, 1), [sent(3)]);
+    assert_eq!(lan.daemon.port_named("vm0").expect("it is there")["sessions"], 1);
+    // A mistake is told with its line, and nothing changes.
+    let wrong = text(&[first, "direction=from-guest action=allow destination-ports=1"]);
+    let line = wrong.lines().count();
+    lan.daemon.write_file(&wrong);
+    let (done, said) = lan.daemon.reload();
+    assert!(
+        !done
+            && said.contains(&format!(
+                "line {line}: port vm0: rule 2: destination-ports: goes with protocol tcp"
+            )),
+        "{said}"
+    );
+}
+
+#[test]
+fn rules_of_the_api_hold_for_every_frame_after_the_answer() {
+    require!(Root);
+    let dir = open_dir();
+    let (serve, api) = with_api(Serve::file(), &dir);
+    let text = format!(
+        "[daemon]\nsocket-directories = [\"{DIR}\"]\n[network.lan]\nuplink = \"{}\"\n",
+        VethPair::NIC
+    );
+    let mut lan = Lan::on(VethPair::new(), &serve, &text, 0, &DriverConfig::default());
+    let socket = lan.daemon.path("vm0.sock");
+    let added = api.change(
+        "PUT",
+        "/v1/ports/vm0",
+        &json!({"network": "lan", "socket-path": socket, "mac": "02:00:00:00:00:00"}),
+    );
+    assert_eq!(added.status, 201, "{added:?}");
+    lan.guests = testkit::lan::guests(&lan.daemon, 1, &DriverConfig::default());
+    let path = "/v1/ports/vm0/rules";
+    let put = |rules: &Value| {
+        let answer = api.change("PUT", path, rules);
+        assert_eq!(answer.status, 200, "{answer:?}");
+    };
+    let only = |port: u16| {
+        let (direction, protocol) = ("from-guest", "udp");
+        json!({"rules": [{
+            "direction": direction, "action": "allow", "protocol": protocol, "destination-ports": [port], "mark": 7,
+        }]})
+    };
+    let sent = |port| udp(STRANGER, mac(0), HOST, port);
+    for round in 0..100u16 {
+        // What the last one allowed is known to the cache, and refused from now on.
+        put(&only(1000 + round));
+        lan.guests[0].pairs[0].reap_sent();
+        for port in [999 + round, 1000 + round] {
+            lan.send(0, &sent(port));
+        }
+        assert_eq!(on_the_wire(&lan, 1), [sent(1000 + round)], "{round}");
+    }
+    let seen = api.get(path);
+    assert_eq!(seen["rules"][0]["frames"], 1, "{seen}");
+    assert_eq!(seen["rules"][0]["destination-ports"], "1099");
+    assert_eq!(
+        (
+            &seen["from_guest"]["default"],
+            &seen["from_guest"]["default_frames"]
+        ),
+        (&json!("deny"), &json!(1))
+    );
+    assert_eq!(seen["to_guest"]["default"], "allow");
+    // What was told can be said again, and changes nothing: counters go on.
+    put(&json!({"rules": seen["rules"]}));
+    assert_eq!(api.get(path)["rules"][0]["frames"], 1);
+    assert_eq!(counter(&lan, 0, "from_guest_filter"), 100);
+    let port = api.get("/v1/ports/vm0");
+    assert_eq!(port["filter"]["rules"], 1);
+    assert_eq!(port["configuration"]["rule"][0]["mark"], 7, "{port}");
+    // None any more.
+    put(&json!({"rules": []}));
+    lan.send(0, &sent(1));
+    assert_eq!(on_the_wire(&lan, 1), [sent(1)]);
+    let answer = api.change(
+        "PUT",
+        path,
+        &json!({"rules": [{"direction": "from-guest", "action": "no"}]}),
+    );
+    assert_eq!(
+        (answer.status, &answer.json()["key"]),
+        (422, &json!("rule")),
+        "{answer:?}"
+    );
+    assert_eq!(api.ask("/v1/ports/vm9/rules", &[]).status, 404);
+}
+
+#[test]
+fn ten_thousand_rules_are_taken_by_the_api_and_one_more_is_not() {
+    require!(Root);
+    let dir = open_dir();
+    let (serve, api) = with_api(Serve::file(), &dir);
+    let text = format!("[daemon]\nsocket-directories = [\"{DIR}\"]\n[network.lan]\n");
+    let netns = testkit::NetNs::new("filter");
+    let daemon = testkit::Daemon::start_file(&netns, &serve, &[], &text);
+    let keys = json!({"network": "lan", "socket-path": daemon.path("vm0.sock"), "mac": "02:00:00:00:00:00"});
+    assert_eq!(api.change("PUT", "/v1/ports/vm0", &keys).status, 201);
+    let rule = |at: usize| {
+        let [.., a, b] = at.to_be_bytes();
+        json!({"direction": "to-guest", "action": "allow", "protocol": "tcp", "source": format!("10.0.{a}.{b}")})
+    };
+    let body = dir.path().join("rules.json");
+    let data = format!("@{}", body.display());
+    let put = |count: usize| {
+        let list: Vec<Value> = (0..count).map(rule).collect();
+        std::fs::write(&body, json!({"rules": list}).to_string()).expect("room");
+        api.ask("/v1/ports/vm0/rules", &["--request", "PUT", "--data", &data])
+    };
+    let answer = put(10_000);
+    assert_eq!(answer.status, 200, "{answer:?}");
+    let seen = api.get("/v1/ports/vm0/rules");
+    assert_eq!(seen["rules"].as_array().map(Vec::len), Some(10_000));
+    assert!(
+        seen["to_guest"]["memory_bytes"]
+            .as_u64()
+            .is_some_and(|bytes| bytes < 4 << 20)
+    );
+    let answer = put(10_001);
+    assert_eq!(answer.status, 422, "{answer:?}");
+    assert_eq!(
+        api.get("/v1/ports/vm0/rules")["rules"].as_array().map(Vec::len),
+        Some(10_000)
+    );
+}
+
+#[test]
+fn flood_of_new_flows_does_not_displace_what_others_flows_are_known_for() {
+    require!(Root);
+    let any = ["direction=from-guest action=allow protocol=udp"];
+    let tables = rules(0, &any) + &rules(1, &any);
+    let mut lan = lan_of(1, &["", ""], &tables);
+    let honest = udp(STRANGER, mac(1), HOST, 80);
+    for flow in 0..20_000u32 {
+        lan.guests[0].pairs[0].reap_sent();
+        let source = Ipv4Addr::from_bits(0x0b00_0000 + flow);
+        lan.guests[0].pairs[0].send(&udp(mac(0), mac(0), source, flow as u16), Layout::Whole);
+        if flow % 100 == 0 {
+            lan.guests[1].pairs[0].reap_sent();
+            lan.send(1, &honest);
+            assert_eq!(on_the_wire(&lan, 1), [&honest[..]]);
+        }
+    }
+    // Once, and again should the table of stations change meanwhile.
+    let missed = counter(&lan, 1, "filter_misses");
+    assert!(missed <= 10, "its one flow is looked up {missed} times");
+    assert_eq!(counter(&lan, 1, "filter_hits") + missed, 200);
+    assert!(wait::until(wait::SOON, || counter(
+        &lan,
+        0,
+        "from_guest_to_itself"
+    ) == 20_000));
+    assert!(counter(&lan, 0, "filter_misses") >= 20_000);
+    assert!(counter(&lan, 0, "filter_evictions") > 0);
+}
+
+#[test]
+fn rules_are_for_ports_of_a_network_and_check_shows_them() {
+    let netns = testkit::NetNs::new("filter");
+    let dir = tempfile::tempdir().expect("room");
+    let path = dir.path().join("c.toml");
+    let check = |text: &str| {
+        std::fs::write(&path, text).expect("room");
+        testkit::daemon::run_to_end(
+            &netns,
+            &["serve", "--check", "--config", path.to_str().expect("ASCII")],
+        )
+    };
+    let list = rules(
+        0,
+        &["direction=from-guest action=allow protocol=tcp destination-ports=443,22"],
+    );
+    let (status, said) = check(&format!(
+        "[network.lan]\n{}{list}",
+        port(0, "").replace(DIR, "/run")
+    ));
+    assert!(status.success(), "{said}");
+    for line in [
+        "rule          1 direction=from-guest action=allow protocol=tcp destination-ports=22,443",
+        "else          deny from the guest, allow to the guest",
+    ] {
+        assert!(said.contains(line), "{said}");
+    }
+    let alone = format!("[port.vm0]\nsocket-path = \"/run/x\"\nnull = true\n{list}");
+    let (status, said) = check(&alone);
+    assert!(!status.success());
+    assert!(
+        said.contains("rule: rules are for ports of a network: name one"),
+        "{said}"
+    );
+}

@@ -1,0 +1,325 @@
+//! What rules look at of a frame.
+//!
+//! The headers are read from a copy of the frame's first bytes. What they say of lengths is held against the frame: a
+//! packet that says it is longer than it is, or ends inside its headers, is judged by nobody, since its receiver may read
+//! something else than was read here.
+
+use crate::switch::ethernet::ADDRESS_BYTES;
+use crate::switch::guard::{FRAGMENT_BYTES, ICMP_V6, Upper};
+
+pub(crate) const ARP: u16 = 0x0806;
+pub(crate) const IPV4: u16 = 0x0800;
+pub(crate) const IPV6: u16 = 0x86dd;
+/// What frames count as whose type is a length (IEEE 802.3 with LLC).
+pub(crate) const LLC: u16 = 0;
+const FIRST_TYPE: u16 = 0x0600;
+const TAG: u16 = 0x8100;
+const TAG_BYTES: usize = 4;
+
+pub(crate) const ICMP: u8 = 1;
+pub(crate) const TCP: u8 = 6;
+pub(crate) const UDP: u8 = 17;
+pub(crate) const DCCP: u8 = 33;
+pub(crate) const SCTP: u8 = 132;
+pub(crate) const UDP_LITE: u8 = 136;
+
+const IPV4_BYTES: usize = 20;
+const IPV6_BYTES: usize = 40;
+/// What the first of several fragments has to have of what it carries: all that rules look at.
+const FIRST_BYTES: usize = 8;
+
+/// Multicast listeners' queries, reports and dones (RFC 2710, RFC 3810).
+const LISTENERS: [u8; 4] = [130, 131, 132, 143];
+const ROUTER_SOLICITATION: u8 = 133;
+const ROUTER_ADVERTISEMENT: u8 = 134;
+const NEIGHBOUR_SOLICITATION: u8 = 135;
+const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
+
+/// A frame has ports, or an ICMP type.
+const HAS_PORTS: u8 = 1;
+/// It is one of several fragments.
+const IS_FRAGMENT: u8 = 2;
+
+/// The frame's headers contradict themselves, or go on behind the bytes that are looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Malformed;
+
+/// All of a frame that rules look at: two frames with the same key are alike to all of them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct FlowKey {
+    /// Addresses; of IPv4 in the second half.
+    source: [u64; 2],
+    destination: [u64; 2],
+    /// Source and destination; of ICMP type and code in the second half.
+    ports: u32,
+    pub(crate) ethertype: u16,
+    /// 0 where there is no IP.
+    pub(crate) protocol: u8,
+    flags: u8,
+}
+
+/// A key, and how many of the frame's bytes it was made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Looked {
+    pub(crate) key: FlowKey,
+    pub(crate) bytes: usize,
+}
+
+impl FlowKey {
+    /// Of a frame. `head`: its first bytes, all of them or as many as are looked at; `len`: its length.
+    /// Errors: [`Malformed`].
+    #[inline]
+    pub(crate) fn of(head: &[u8], len: usize) -> Result<Looked, Malformed> {
+        let (ethertype, at) = match word(head, ADDRESS_BYTES).ok_or(Malformed)? {
+            TAG => (
+                word(head, ADDRESS_BYTES + TAG_BYTES).ok_or(Malformed)?,
+                ADDRESS_BYTES + TAG_BYTES + 2,
+            ),
+            ethertype => (ethertype, ADDRESS_BYTES + 2),
+        };
+        match ethertype {
+            IPV4 => of_ipv4(head, at, len),
+            IPV6 => of_ipv6(head, at, len),
+            other => Ok(Looked {
+                key: Self {
+                    ethertype: if other < FIRST_TYPE { LLC } else { other },
+                    ..Self::default()
+                },
+                bytes: at,
+            }),
+        }
+    }
+
+    /// Of no frame.
+    pub(crate) const NONE: Self = Self {
+        source: [0; 2],
+        destination: [0; 2],
+        ports: 0,
+        ethertype: 0,
+        protocol: 0,
+        flags: 0,
+    };
+
+    pub(crate) fn source(&self) -> u128 {
+        wide(self.source)
+    }
+
+    pub(crate) fn destination(&self) -> u128 {
+        wide(self.destination)
+    }
+
+    /// The source port; `None`: it has none.
+    pub(crate) fn source_port(&self) -> Option<u16> {
+        self.has_ports().then_some((self.ports >> 16) as u16)
+    }
+
+    /// The destination port, or ICMP's type and code.
+    pub(crate) fn destination_port(&self) -> Option<u16> {
+        // The lower half.
+        #[allow(clippy::cast_possible_truncation)]
+        self.has_ports().then_some(self.ports as u16)
+    }
+
+    /// A hash of all of it. Who knows how it is made can send flows with the same one, and gains nothing: it is a hint
+    /// where in the cache to look.
+    #[inline]
+    pub(crate) fn hash(&self) -> u64 {
+        let [a, b] = self.source;
+        let [c, d] = self.destination;
+        let rest = u64::from(self.ports) << 32
+            | u64::from(self.ethertype) << 16
+            | u64::from(self.protocol) << 8
+            | u64::from(self.flags);
+        fold(
+            fold(a ^ FACTORS[0], c ^ FACTORS[1]) ^ b,
+            fold(d ^ FACTORS[2], rest ^ FACTORS[3]),
+        )
+    }
+
+    fn has_ports(&self) -> bool {
+        self.flags & HAS_PORTS != 0
+    }
+
+    /// Without it no address is found on the link: ARP, and what IPv6 has in its place. What a router says of itself is
+    /// not to be said by a guest of which nothing is said.
+    pub(crate) fn is_of_the_link(&self, to_guest: bool) -> bool {
+        if self.ethertype == ARP {
+            return true;
+        }
+        let is_message = (self.ethertype, self.protocol, self.flags) == (IPV6, ICMP_V6, HAS_PORTS);
+        let kind = self.ports.to_be_bytes()[2];
+        let is_meant = match kind {
+            ROUTER_SOLICITATION | NEIGHBOUR_SOLICITATION | NEIGHBOUR_ADVERTISEMENT => true,
+            ROUTER_ADVERTISEMENT => to_guest,
+            kind => LISTENERS.contains(&kind),
+        };
+        is_message && is_meant
+    }
+}
+
+const FACTORS: [u64; 4] = [
+    0x2d35_8dcc_aa6c_78a5,
+    0x8bb8_4b93_962e_acc9,
+    0x4b33_a62e_d433_d4a3,
+    0x4d5a_2da5_1de1_aa47,
+];
+
+/// Both halves of a product, as wyhash does it.
+#[inline]
+fn fold(a: u64, b: u64) -> u64 {
+    let product = u128::from(a) * u128::from(b);
+    // The halves.
+    #[allow(clippy::cast_possible_truncation)]
+    let folded = (product >> 64) as u64 ^ product as u64;
+    folded
+}
+
+fn wide([high, low]: [u64; 2]) -> u128 {
+    u128::from(high) << 64 | u128::from(low)
+}
+
+/// Whether more than the first 64 bytes say what [`FlowKey::of`] wants to know of a frame that begins with these:
+/// options, or headers behind that of IPv6.
+#[inline]
+pub(crate) fn is_long(head: &[u8; 64]) -> bool {
+    let (ethertype, ip) = match u16::from_be_bytes([head[12], head[13]]) {
+        TAG => (u16::from_be_bytes([head[16], head[17]]), 18),
+        ethertype => (ethertype, 14),
+    };
+    match ethertype {
+        IPV4 => head[ip] & 0xf > 5,
+        IPV6 => !matches!(head[ip + 6], TCP | UDP | ICMP_V6),
+        _ => false,
+    }
+}
+
+#[inline]
+fn word(bytes: &[u8], at: usize) -> Option<u16> {
+    let bytes = bytes.get(at..)?.first_chunk()?;
+    Some(u16::from_be_bytes(*bytes))
+}
+
+#[inline]
+fn double(bytes: &[u8; 8]) -> u64 {
+    u64::from_be_bytes(*bytes)
+}
+
+#[inline]
+fn of_ipv4(head: &[u8], at: usize, len: usize) -> Result<Looked, Malformed> {
+    let header: &[u8; IPV4_BYTES] = head.get(at..).and_then(<[u8]>::first_chunk).ok_or(Malformed)?;
+    let header_bytes = usize::from(header[0] & 0xf) * 4;
+    let total = usize::from(u16::from_be_bytes([header[2], header[3]]));
+    let (payload, end) = (at + header_bytes, at + total);
+    if header[0] >> 4 != 4 || header_bytes < IPV4_BYTES || total < header_bytes || end > len {
+        return Err(Malformed);
+    }
+    let fragment = u16::from_be_bytes([header[6], header[7]]);
+    let (is_first, is_last) = (fragment & 0x1fff == 0, fragment & 0x2000 == 0);
+    let address = |at: usize| {
+        let [a, b, c, d] = [header[at], header[at + 1], header[at + 2], header[at + 3]];
+        [0, u64::from(u32::from_be_bytes([a, b, c, d]))]
+    };
+    let key = FlowKey {
+        source: address(12),
+        destination: address(16),
+        ports: 0,
+        ethertype: IPV4,
+        protocol: header[9],
+        flags: if is_first && is_last { 0 } else { IS_FRAGMENT },
+    };
+    if !is_first {
+        return Ok(Looked { key, bytes: payload });
+    }
+    with_ports(key, (head, payload, end))
+}
+
+#[inline]
+fn of_ipv6(head: &[u8], at: usize, len: usize) -> Result<Looked, Malformed> {
+    let header: &[u8; IPV6_BYTES] = head.get(at..).and_then(<[u8]>::first_chunk).ok_or(Malformed)?;
+    let end = at + IPV6_BYTES + usize::from(u16::from_be_bytes([header[4], header[5]]));
+    if header[0] >> 4 != 6 || end > len {
+        return Err(Malformed);
+    }
+    let address = |at: usize| {
+        let double = |at: usize| header[at..].first_chunk().map_or(0, double);
+        [double(at), double(at + 8)]
+    };
+    let key = FlowKey {
+        source: address(8),
+        destination: address(24),
+        ports: 0,
+        ethertype: IPV6,
+        protocol: header[6],
+        flags: 0,
+    };
+    let payload = at + IPV6_BYTES;
+    if matches!(header[6], TCP | UDP | ICMP_V6) {
+        return with_ports(key, (head, payload, end));
+    }
+    behind_further_headers(key, (head, payload, end))
+}
+
+#[cold]
+#[inline(never)]
+fn behind_further_headers(
+    key: FlowKey,
+    (head, payload, end): (&[u8], usize, usize),
+) -> Result<Looked, Malformed> {
+    let known = &head[..end.min(head.len())];
+    let upper = Upper::behind(key.protocol, known, payload).ok_or(Malformed)?;
+    let flags = if upper.fragment { IS_FRAGMENT } else { 0 };
+    match upper.protocol {
+        Some(protocol) => with_ports(
+            FlowKey {
+                protocol,
+                flags,
+                ..key
+            },
+            (head, upper.at, end),
+        ),
+        // A later fragment: its header says what the first one began with.
+        None => Ok(Looked {
+            key: FlowKey {
+                protocol: known[upper.at - FRAGMENT_BYTES],
+                flags,
+                ..key
+            },
+            bytes: upper.at,
+        }),
+    }
+}
+
+/// With what the packet's payload begins with, from `at` to `end`, where that is said.
+/// Errors: it is not there.
+#[inline]
+fn with_ports(key: FlowKey, (head, at, end): (&[u8], usize, usize)) -> Result<Looked, Malformed> {
+    let known = head.get(at..end.min(head.len())).ok_or(Malformed)?;
+    let (ports, bytes) = match key.protocol {
+        TCP | UDP | DCCP | SCTP | UDP_LITE => {
+            (known.first_chunk().map(|ports| u32::from_be_bytes(*ports)), 4)
+        }
+        protocol if protocol == icmp_of(key.ethertype) => {
+            let kind = known
+                .first_chunk()
+                .map(|kind| u32::from(u16::from_be_bytes(*kind)));
+            (kind, 2)
+        }
+        _ => return Ok(Looked { key, bytes: at }),
+    };
+    let is_cut = key.flags & IS_FRAGMENT != 0 && known.len() < FIRST_BYTES;
+    let ports = ports.filter(|_| !is_cut).ok_or(Malformed)?;
+    let flags = key.flags | HAS_PORTS;
+    Ok(Looked {
+        key: FlowKey { ports, flags, ..key },
+        bytes: at + bytes,
+    })
+}
+
+/// The number of ICMP in that version of IP.
+#[inline]
+pub(crate) fn icmp_of(ethertype: u16) -> u8 {
+    match ethertype {
+        IPV4 => ICMP,
+        _ => ICMP_V6,
+    }
+}

@@ -1,0 +1,230 @@
+//! Filter rules of a port: which IP packets its guest may send, and which it gets.
+//!
+//! Theory of operation. A port has a list of rules for each direction ([`Rule`]), of which the first that matches a frame
+//! decides, and a default for frames that none matches. Rules are stateless: nothing is known of connections, so replies
+//! need rules of their own. Control compiles a list as a whole ([`Rules`]); it is never changed, and reaches a lane by
+//! message.
+//!
+//! A lane has for each direction what it judges by ([`Classifier`]): the compiled rules, and in front of them a cache of
+//! decisions for flows that were seen ([`FlowCache`]). A flow is all that rules look at ([`FlowKey`]) and the station
+//! that the frame is for. What is found there costs the same however many rules there are. What is not found is looked up
+//! in the rules, whose cost is bounded ([`Rules::find`]), and counts as work of whoever sends the frame
+//! ([`Classifier::take_work`]): a flood of new flows shortens the turns of who floods.
+//!
+//! Caches are a lane's own, so that no guest displaces what another one's lane knows. Their memory is fixed, and taken by
+//! control before the lane gets it. A decision is valid for one generation: with other rules, or another table of
+//! stations, those before are as if they were not there.
+//!
+//! What is not IP is judged by rules that name its ethertype, and else by the default; ARP, and what IPv6 needs instead of
+//! it, pass unless a rule says otherwise ([`FlowKey::is_of_the_link`]). Headers that contradict themselves are refused
+//! wherever there are rules ([`Malformed`]).
+
+mod cache;
+mod dimension;
+mod key;
+pub(crate) mod rule;
+mod rules;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+use device::counters::{Counter, PairCounters};
+
+use self::cache::FlowCache;
+pub(crate) use self::key::{FlowKey, Looked, is_long};
+pub(crate) use self::rule::{Action, Direction, Rule};
+pub(crate) use self::rules::{Rules, Verdict};
+use super::guard::LOOK_BYTES;
+use super::table::Destination;
+
+/// Most rules of a port, of both directions together: what a frame of an unknown flow costs stays about a microsecond, and
+/// their memory within [`Rules`]' bound.
+pub(crate) const MOST_RULES: usize = 10_000;
+
+/// As a port has them: one list, in its order, and a default for each direction; `None`: what follows from the list.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct FilterConfig {
+    pub(crate) rules: Vec<Rule>,
+    pub(crate) from_guest_default: Option<Action>,
+    pub(crate) to_guest_default: Option<Action>,
+}
+
+impl FilterConfig {
+    /// What becomes of frames that no rule matches. What is not said is as with security groups: all pass where there are
+    /// no rules, none where there are some.
+    pub(crate) fn default_for(&self, direction: Direction) -> Action {
+        let has_rules = self.rules.iter().any(|rule| rule.direction == direction);
+        let follows = if has_rules { Action::Deny } else { Action::Allow };
+        self.said_default(direction).unwrap_or(follows)
+    }
+
+    /// What was said of that.
+    pub(crate) fn said_default(&self, direction: Direction) -> Option<Action> {
+        match direction {
+            Direction::FromGuest => self.from_guest_default,
+            Direction::ToGuest => self.to_guest_default,
+        }
+    }
+
+    /// Compiles those of a direction; `None`: all frames pass.
+    fn compile(&self, direction: Direction) -> Option<Arc<Rules>> {
+        let numbered = (0..).zip(&self.rules);
+        let its: Vec<(usize, &Rule)> = numbered.filter(|(_, rule)| rule.direction == direction).collect();
+        let default = self.default_for(direction);
+        (!its.is_empty() || default == Action::Deny).then(|| Arc::new(Rules::new(&its, default, direction)))
+    }
+}
+
+/// The rules of a port, compiled, as the lanes of its pairs have them in common.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct PortFilter {
+    pub(crate) from_guest: Option<Arc<Rules>>,
+    pub(crate) to_guest: Option<Arc<Rules>>,
+}
+
+impl PortFilter {
+    pub(crate) fn new(config: &FilterConfig) -> Self {
+        Self {
+            from_guest: config.compile(Direction::FromGuest),
+            to_guest: config.compile(Direction::ToGuest),
+        }
+    }
+
+    /// Whether no frame is judged.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.from_guest.is_none() && self.to_guest.is_none()
+    }
+
+    /// What a lane judges by, with memory of its own; `None`: it judges nothing.
+    pub(crate) fn for_a_lane(&self) -> Option<Box<LaneFilter>> {
+        let classifier = |rules: &Option<Arc<Rules>>| rules.clone().map(Classifier::new);
+        (!self.is_empty()).then(|| {
+            Box::new(LaneFilter {
+                from_guest: classifier(&self.from_guest),
+                to_guest: classifier(&self.to_guest),
+            })
+        })
+    }
+}
+
+/// What a lane judges frames by.
+#[derive(Debug, Default)]
+pub(crate) struct LaneFilter {
+    pub(crate) from_guest: Option<Classifier>,
+    pub(crate) to_guest: Option<Classifier>,
+}
+
+/// What was found for a frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Decision {
+    pub(crate) verdict: Verdict,
+    /// Where frames of the flow go, as the table of stations said that the decision was made with.
+    pub(crate) destination: Destination,
+}
+
+/// Judges frames of one direction for one lane. See the module's head.
+#[derive(Debug)]
+pub(crate) struct Classifier {
+    rules: Arc<Rules>,
+    cache: FlowCache,
+    /// What was looked up is work for that nobody was charged with yet, in frames of a turn.
+    work: u64,
+}
+
+impl Classifier {
+    pub(crate) fn new(rules: Arc<Rules>) -> Self {
+        Self {
+            rules,
+            cache: FlowCache::new(),
+            work: 0,
+        }
+    }
+
+    /// Decides about a flow. `hash`: any hash of the flow, the NIC's or [`FlowKey::hash`]; `station`: what else decides
+    /// where the frame goes, which `find` looks up where the cache does not know it. `counters`: of the lane.
+    #[inline]
+    pub(crate) fn decide(
+        &mut self,
+        (key, station, hash): (&FlowKey, u64, u64),
+        counters: &PairCounters,
+        find: impl FnOnce() -> Destination,
+    ) -> Decision {
+        if let Some((verdict, destination)) = self.cache.find(key, station, hash) {
+            counters.filter_hits.add(1);
+            return Decision { verdict, destination };
+        }
+        self.miss((key, station, hash), counters, find())
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn miss(
+        &mut self,
+        (key, station, hash): (&FlowKey, u64, u64),
+        counters: &PairCounters,
+        destination: Destination,
+    ) -> Decision {
+        let verdict = self.rules.find(key);
+        let evicts = self.cache.note(key, station, hash, (verdict, destination));
+        counters.filter_misses.add(1);
+        counters.filter_evictions.add(evicts.into());
+        self.work += self.rules.miss_work();
+        Decision { verdict, destination }
+    }
+
+    /// What the rules say of a flow, whatever the cache knows.
+    #[cfg(feature = "fuzzing")]
+    pub(crate) fn look_up(&self, key: &FlowKey) -> Verdict {
+        self.rules.find(key)
+    }
+
+    /// Whether the guest gets a frame, which is counted if it does not. `head`: the frame's first bytes, all of them or as
+    /// many as tell its flow; `len`: its length.
+    #[inline]
+    pub(crate) fn admits(&mut self, head: &[u8], len: usize, counters: &PairCounters) -> Option<Verdict> {
+        let head = &head[..head.len().min(LOOK_BYTES)];
+        let Ok(Looked { key, .. }) = FlowKey::of(head, len) else {
+            counters.to_guest_filter_headers.add(1);
+            return None;
+        };
+        let flow = (&key, 0, key.hash());
+        let Decision { verdict, .. } = self.decide(flow, counters, || Destination::Unknown);
+        if !verdict.allows {
+            self.count(verdict);
+            counters.to_guest_filter.add(1);
+            return None;
+        }
+        Some(verdict)
+    }
+
+    /// The same of a frame that does not come again.
+    #[inline]
+    pub(crate) fn lets_pass(&mut self, head: &[u8], len: usize, counters: &PairCounters) -> bool {
+        let verdict = self.admits(head, len, counters);
+        verdict.is_some_and(|verdict| {
+            self.count(verdict);
+            true
+        })
+    }
+
+    /// A frame on which that was decided is done.
+    #[inline]
+    pub(crate) fn count(&self, verdict: Verdict) {
+        self.rules.counter(verdict.slot).add(1);
+    }
+
+    /// The table of stations is another one.
+    pub(crate) fn forget(&mut self) {
+        self.cache.forget();
+    }
+
+    /// What was looked up since this was asked last, in frames of a turn.
+    #[inline]
+    pub(crate) fn take_work(&mut self) -> u64 {
+        std::mem::take(&mut self.work)
+    }
+}
+
+/// A rule's counter, or a default's.
+pub(crate) type RuleCounter = Counter;

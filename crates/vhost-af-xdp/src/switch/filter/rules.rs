@@ -1,0 +1,183 @@
+//! The rules of one direction, compiled.
+//!
+//! Each field that rules look at is a [`Dimension`]. For a frame each gives the set of rules that match its value; the
+//! first rule that is in all sets decides. The time that takes depends on how many rules there are, and on nothing that
+//! they say: with 10,000 it is below a microsecond (examples/filter_cost.rs). They take about 0.3 KiB of memory each, and
+//! at most 2.4 KiB where all of them name fifteen port ranges on both sides.
+
+use super::dimension::{Dimension, words_for};
+use super::key::FlowKey;
+use super::rule::{Action, Direction, Intervals, NO_PORT, Rule};
+use super::{MOST_RULES, RuleCounter};
+
+/// Words of a set of as many rules as there can be.
+const MOST_WORDS: usize = MOST_RULES.div_ceil(64);
+/// Rules that are found in the time that a frame takes elsewhere: that many more are another frame of a turn.
+const RULES_A_FRAME: usize = 2048;
+
+/// What decided: a rule, by its place among those of its direction, or one of what is behind them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct RuleSlot(pub(crate) u16);
+
+/// What was decided.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Verdict {
+    pub(crate) allows: bool,
+    pub(crate) slot: RuleSlot,
+    /// The rule's; 0: none.
+    pub(crate) mark: u32,
+}
+
+/// What a rule does.
+#[derive(Debug, Clone, Copy)]
+struct Does {
+    allows: bool,
+    mark: u32,
+}
+
+/// See the module's head.
+#[derive(Debug)]
+pub(crate) struct Rules {
+    kinds: Dimension<u32>,
+    sources: Dimension<u128>,
+    destinations: Dimension<u128>,
+    source_ports: Dimension<u32>,
+    destination_ports: Dimension<u32>,
+    does: Vec<Does>,
+    /// Those that are in the port's list, by slot.
+    numbers: Vec<usize>,
+    default: Action,
+    to_guest: bool,
+    /// By slot: of each rule, of the default, and of what passes in its place.
+    counters: Vec<RuleCounter>,
+}
+
+impl Rules {
+    /// Of rules of one direction, at most [`MOST_RULES`], with their numbers in the port's list.
+    pub(super) fn new(rules: &[(usize, &Rule)], default: Action, direction: Direction) -> Self {
+        let rules = &rules[..rules.len().min(MOST_RULES)];
+        let count = rules.len();
+        let each = || (0..).zip(rules.iter().map(|(_, rule)| *rule));
+        let ports = |of: fn(&Rule) -> Intervals| {
+            let intervals = each().flat_map(move |(at, rule)| {
+                let its = of(rule).into_iter();
+                its.map(move |(first, last)| (at, first, Some(last + 1).filter(|_| last < NO_PORT)))
+            });
+            Dimension::new(count, intervals, 0)
+        };
+        let addresses = |of: fn(&Rule) -> (u128, u128)| {
+            let intervals = each().map(move |(at, rule)| {
+                let (first, last) = of(rule);
+                (at, first, last.checked_add(1))
+            });
+            Dimension::new(count, intervals, 0)
+        };
+        let kinds = each().flat_map(|(at, rule)| {
+            let its = rule.kinds().into_iter();
+            its.map(move |(first, last)| (at, first, last.checked_add(1)))
+        });
+        Self {
+            kinds: Dimension::new(count, kinds, 0),
+            sources: addresses(Rule::sources),
+            destinations: addresses(Rule::destinations),
+            source_ports: ports(Rule::source_ports),
+            destination_ports: ports(Rule::destination_ports),
+            does: each()
+                .map(|(_, rule)| Does {
+                    allows: rule.action == Action::Allow,
+                    mark: rule.mark,
+                })
+                .collect(),
+            numbers: rules.iter().map(|(number, _)| *number).collect(),
+            default,
+            to_guest: direction == Direction::ToGuest,
+            counters: (0..count + 2).map(|_| RuleCounter::default()).collect(),
+        }
+    }
+
+    /// What they say of a frame.
+    pub(crate) fn find(&self, key: &FlowKey) -> Verdict {
+        if let Some(at) = self.first(key) {
+            let Does { allows, mark } = self.does[at];
+            return Verdict {
+                allows,
+                slot: slot(at),
+                mark,
+            };
+        }
+        let is_default = self.default == Action::Allow || !key.is_of_the_link(self.to_guest);
+        Verdict {
+            allows: !is_default || self.default == Action::Allow,
+            slot: slot(self.does.len() + usize::from(!is_default)),
+            mark: 0,
+        }
+    }
+
+    /// The place of the first that matches.
+    fn first(&self, key: &FlowKey) -> Option<usize> {
+        let words = words_for(self.does.len());
+        let (mut found, mut room) = ([u64::MAX; MOST_WORDS], [0; MOST_WORDS]);
+        let (found, room) = (&mut found[..words], &mut room[..words]);
+        self.kinds.narrow(kind_of(key), found, room);
+        self.sources.narrow(key.source(), found, room);
+        self.destinations.narrow(key.destination(), found, room);
+        let port = |port: Option<u16>| port.map_or(NO_PORT, u32::from);
+        self.source_ports.narrow(port(key.source_port()), found, room);
+        self.destination_ports
+            .narrow(port(key.destination_port()), found, room);
+        let word = found.iter().position(|&word| word != 0)?;
+        Some(word * 64 + found[word].trailing_zeros() as usize)
+    }
+
+    /// What a look at them is work for, in frames of a turn.
+    #[inline]
+    pub(super) fn miss_work(&self) -> u64 {
+        (1 + self.does.len() / RULES_A_FRAME) as u64
+    }
+
+    /// Frames that a slot decided about.
+    #[inline]
+    pub(crate) fn counter(&self, slot: RuleSlot) -> &RuleCounter {
+        &self.counters[usize::from(slot.0)]
+    }
+
+    /// Frames that each rule decided about, by its number in the port's list.
+    pub(crate) fn counts(&self) -> impl Iterator<Item = (usize, u64)> {
+        let counts = self.counters.iter().map(RuleCounter::get);
+        self.numbers.iter().copied().zip(counts)
+    }
+
+    /// Frames that none matched: by default, and such as passed although the default refuses.
+    pub(crate) fn default_counts(&self) -> [u64; 2] {
+        let count = |at: usize| self.counters[self.does.len() + at].get();
+        [count(0), count(1)]
+    }
+
+    /// What becomes of frames that none matches.
+    #[cfg(test)]
+    pub(crate) fn default(&self) -> Action {
+        self.default
+    }
+
+    /// Bytes that they take.
+    pub(crate) fn bytes(&self) -> usize {
+        let dimensions = self.kinds.bytes()
+            + self.sources.bytes()
+            + self.destinations.bytes()
+            + self.source_ports.bytes()
+            + self.destination_ports.bytes();
+        dimensions + self.does.len() * (size_of::<Does>() + size_of::<RuleCounter>() + size_of::<usize>())
+    }
+}
+
+/// At most those of all rules, and two.
+#[allow(clippy::cast_possible_truncation)]
+fn slot(at: usize) -> RuleSlot {
+    RuleSlot(at as u16)
+}
+
+/// The value of a frame among [`Rule::kinds`].
+#[inline]
+fn kind_of(key: &FlowKey) -> u32 {
+    u32::from(key.ethertype) << 8 | u32::from(key.protocol)
+}

@@ -1,0 +1,153 @@
+//! Filter rules of ports, as their lanes go by them.
+
+use std::net::Ipv4Addr;
+
+use super::*;
+use crate::switch::filter::{FilterConfig, PortFilter, Rule, Rules};
+use crate::switch::slots;
+
+/// A port has these rules from now on, a line each.
+fn filter(world: &mut World, port: usize, rules: &str) -> PortFilter {
+    let rules = rules
+        .lines()
+        .map(|words| Rule::of_words(words.trim()).expect(words));
+    let filter = PortFilter::new(&FilterConfig {
+        rules: rules.collect(),
+        ..FilterConfig::default()
+    });
+    let lane_filter = filter.for_a_lane();
+    slots::change(&mut world.slots, port, |lane, _| {
+        drop(lane.set_filter(lane_filter));
+    });
+    world.acquaint();
+    filter
+}
+
+fn udp(to: Mac, from: Mac, source: u32, port: u16) -> Vec<u8> {
+    let mut frame = frame(to, from, 60);
+    frame[12..24].copy_from_slice(&[8, 0, 0x45, 0, 0, 46, 0, 0, 0, 0, 64, 17]);
+    frame[26..30].copy_from_slice(&Ipv4Addr::from_bits(source).octets());
+    frame[34..36].copy_from_slice(&[4, 0]);
+    frame[36..38].copy_from_slice(&port.to_be_bytes());
+    frame
+}
+
+fn counts(rules: Option<&Rules>) -> Vec<u64> {
+    rules.expect("some").counts().map(|(_, count)| count).collect()
+}
+
+#[test]
+fn frame_that_waits_for_a_buffer_is_counted_once_by_both_ports_rules() {
+    let mut world = World::new(&[0, 1]);
+    let rules = "direction=from-guest action=deny protocol=udp destination-ports=7
+                 direction=from-guest action=allow protocol=udp
+                 direction=to-guest action=deny protocol=udp destination-ports=9
+                 direction=to-guest action=allow protocol=udp";
+    let [sender, receiver] = [0, 1].map(|port| filter(&mut world, port, rules));
+    for port in [1, 7, 2, 9, 3, 7, 4, 9] {
+        world.ports[0].send(&udp(mac(1), mac(0), 1, port));
+    }
+    let mut got = Vec::new();
+    for _ in 0..12 {
+        // A buffer at a time: all of the guest's frames but one are put back.
+        world.breathe();
+        got.extend(world.ports[1].got());
+        world.ports[1].post(1);
+    }
+    let wanted = [1, 2, 3, 4].map(|port| udp(mac(1), mac(0), 1, port));
+    assert_eq!(got, wanted);
+    assert_eq!(counts(sender.from_guest.as_deref()), [2, 6]);
+    assert_eq!(counts(receiver.to_guest.as_deref()), [2, 4]);
+    assert_eq!(world.ports[0].counters.from_guest_filter.get(), 2);
+    assert_eq!(world.ports[1].counters.to_guest_filter.get(), 2);
+}
+
+#[test]
+fn guest_that_sends_new_flows_all_the_time_has_shorter_turns_and_its_neighbour_the_same() {
+    let mut world = World::new(&[0, 0, 200]);
+    let many: Vec<String> = (0..9_999)
+        .map(|at| {
+            format!(
+                "direction=from-guest action=deny protocol=tcp destination-ports={}",
+                at + 1
+            )
+        })
+        .collect();
+    let rules = many.join("\n") + "\ndirection=from-guest action=allow protocol=udp";
+    let filters = [0, 1].map(|port| filter(&mut world, port, &rules));
+    let (mut flow, mut room) = (0, [128; 2]);
+    let sent = |filters: &[PortFilter; 2]| {
+        filters
+            .each_ref()
+            .map(|filter| counts(filter.from_guest.as_deref())[9_999])
+    };
+    let mut before = [0; 2];
+    for round in 0..50 {
+        for _ in 0..room[0] {
+            flow += 1;
+            world.ports[0].send(&udp(mac(2), mac(0), flow, 53));
+        }
+        for _ in 0..room[1] {
+            world.ports[1].send(&udp(mac(2), mac(1), 1, 53));
+        }
+        world.breathe();
+        world.ports[2].take();
+        room = [0, 1].map(|port| {
+            let driver = &mut world.ports[port].from_guest;
+            std::iter::from_fn(|| driver.take_used()).count()
+        });
+        let after = sent(&filters);
+        if round > 0 {
+            assert_eq!(after[1] - before[1], 64, "a whole turn");
+            assert!(after[0] - before[0] <= 16, "{} of 64", after[0] - before[0]);
+        }
+        before = after;
+    }
+    assert!(before[0] >= 50, "it is not starved: {before:?}");
+}
+
+#[test]
+fn uplink_that_brings_new_flows_all_the_time_has_shorter_batches() {
+    let mut world = World::new(&[200]).with_uplink(1024);
+    let many: Vec<String> = (0..9_999)
+        .map(|at| {
+            format!(
+                "direction=to-guest action=deny protocol=tcp destination-ports={}",
+                at + 1
+            )
+        })
+        .collect();
+    let rules = many.join("\n") + "\ndirection=to-guest action=allow protocol=udp";
+    let port_filter = filter(&mut world, 0, &rules);
+    world.breathe();
+    for flow in 0..320 {
+        world.arrive(&udp(mac(0), STRANGER, flow, 53));
+    }
+    let (mut rounds, mut got) = (0, 0);
+    while counts(port_filter.to_guest.as_deref())[9_999] < 320 {
+        world.breathe();
+        got += world.ports[0].take().len();
+        rounds += 1;
+        assert!(rounds < 100, "all are delivered");
+    }
+    assert!(rounds > 20, "{rounds} rounds for what were 5 batches");
+    assert_eq!(got, 320);
+}
+
+#[test]
+fn decision_does_not_outlive_the_table_that_it_was_made_by() {
+    let mut world = World::new(&[0, 8, 8]);
+    filter(&mut world, 0, "direction=from-guest action=allow protocol=udp");
+    for _ in 0..3 {
+        world.ports[0].send(&udp(mac(1), mac(0), 1, 53));
+    }
+    world.breathe();
+    assert_eq!(world.ports[1].got().len(), 3);
+    assert_eq!(world.ports[0].counters.filter_misses.get(), 1);
+    world.acquaint();
+    world.ports[0].send(&udp(mac(1), mac(0), 1, 53));
+    world.ports[0].send(&udp(mac(2), mac(0), 1, 53));
+    world.breathe();
+    assert_eq!((world.ports[1].got().len(), world.ports[2].got().len()), (1, 1));
+    assert_eq!(world.ports[0].counters.filter_misses.get(), 3);
+}

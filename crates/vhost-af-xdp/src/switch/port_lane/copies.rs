@@ -1,0 +1,70 @@
+//! Frames that several get: what is for a group, and announcements.
+
+use std::sync::Arc;
+
+use device::counters::PairCounters;
+use device::pair::Fault;
+
+use super::PortLane;
+use crate::switch::ethernet::{self, ADDRESS_BYTES};
+use crate::switch::from_guest::GuestFrame;
+use crate::switch::guests::{Passed, Passing};
+use crate::switch::lane::{Network, SlotAt};
+use crate::switch::own_queue::OwnQueue;
+use crate::switch::to_group::write_copy;
+use crate::switch::to_guest::NO_OFFLOAD;
+
+/// Passes a frame to one of several guests, which loses it if it has no buffer now; what that was work for beside the
+/// copy, in frames.
+/// Errors: what that guest did wrong.
+pub(super) fn pass_copy(
+    network: &mut dyn Network,
+    at: SlotAt,
+    frame: GuestFrame<'_>,
+    from: &PairCounters,
+) -> Result<u64, Fault> {
+    let Some(peer) = network.guest(at) else {
+        return Ok(0);
+    };
+    let mut work = 0;
+    if let Some(mut passing) = Passing::begin(peer, 1)? {
+        if passing.pass(frame, from)? == Passed::Later {
+            passing.lose();
+        }
+        work = passing.take_work();
+        passing.finish();
+    }
+    Ok(work)
+}
+
+impl<O: OwnQueue> PortLane<O> {
+    /// Sends a frame of ours in each of the port's VLANs, if it is of the port's address.
+    pub(super) fn announce(&mut self, frame: &[u8], network: &mut dyn Network) {
+        let members = Arc::clone(&self.members);
+        let own = members.table.port(self.number);
+        let Some(own) = own.filter(|own| frame.get(6..ADDRESS_BYTES) == Some(&own.mac)) else {
+            self.counters.from_guest_source_address.add(1);
+            return;
+        };
+        for &vlan in own.vlans.all() {
+            let tagged = ethernet::tagged(frame, vlan);
+            if O::IS_THERE && !members.reaches_uplink_by_link() {
+                self.own.inject(&tagged, &self.counters);
+            } else if let Some(mut sink) = self.sink(network) {
+                sink.inject(&tagged);
+            }
+            let ports = members.ports_of(vlan, Some(self.number));
+            let ports = ports.map(|(port, guest)| (guest, members.is_tagged(port)));
+            for (guest, is_tagged) in members.host.map(|host| (host, true)).into_iter().chain(ports) {
+                let shown = if is_tagged { &tagged[..] } else { frame };
+                let len = u32::try_from(shown.len()).unwrap_or(u32::MAX);
+                if let Some(mut peer) = network.guest(guest.at)
+                    && peer.lets_pass_at_last(shown)
+                    && let Err(fault) = write_copy(peer, len, NO_OFFLOAD, &mut { shown })
+                {
+                    network.blame(guest.at, fault);
+                }
+            }
+        }
+    }
+}
