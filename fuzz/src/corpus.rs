@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::{
-    addresses, coalesce, config_space, control, net_header, packed_ring, segment, session, split_ring,
+    addresses, coalesce, config_space, control, filter, net_header, packed_ring, segment, session, split_ring,
 };
 
 /// `session` counts the descriptors of the process, so nothing else may run beside it.
@@ -125,4 +125,9 @@ fn coalesce_stands_its_corpus() {
 #[test]
 fn addresses_stands_its_corpus() {
     run_all("addresses", addresses::run);
+}
+
+#[test]
+fn filter_stands_its_corpus() {
+    run_all("filter", filter::run);
 }

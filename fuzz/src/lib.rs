@@ -11,6 +11,7 @@ pub mod config_space;
 pub mod control;
 #[cfg(test)]
 mod corpus;
+pub mod filter;
 pub mod net_header;
 pub mod packed_ring;
 mod ring;
