@@ -83,6 +83,7 @@ pub mod config_space;
 pub mod control;
 pub mod counters;
 pub mod deliver;
+mod driver_state;
 pub mod features;
 pub mod filter;
 pub mod hash;

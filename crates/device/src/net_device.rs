@@ -18,7 +18,7 @@ use virtqueue::{
 };
 
 use crate::call::{Call, CallBlocked};
-use crate::control::State;
+use crate::driver_state::State;
 use crate::features::{self, F_ACCESS_PLATFORM, F_RING_PACKED, F_RING_RESET, Negotiated, OnRequest, Unmet};
 use crate::offloads::Offloads;
 use crate::pair::{Bases, QueuePair, Vring};

@@ -89,13 +89,14 @@ use virtio_bindings::bindings::virtio_net as net;
 use virtqueue::{Chains, DirtyLog, MemoryMap};
 
 use crate::counters::PairCounters;
+pub use crate::driver_state::State;
 use crate::features::{
     F_CTRL_GUEST_OFFLOADS, F_CTRL_MAC_ADDR, F_CTRL_RX, F_CTRL_RX_EXTRA, F_CTRL_VLAN, F_HASH_REPORT, F_RSS,
 };
 use crate::net_device::NetDevice;
 use crate::pair::{Fault, Vring};
 use command::{Command, Rules};
-pub use state::{Change, State};
+pub use state::Change;
 
 /// Features that a device with a control queue of its own may offer beside those of every device.
 pub const OFFERED: u64 = F_CTRL_RX

@@ -1,17 +1,17 @@
-//! What a driver said by the control queue, and what follows from it.
+//! What commands change of what a driver said, and what follows from it.
 
 use std::sync::Arc;
 
 use crate::config_space::HashLimits;
 use crate::control::command::{Command, RssConfig};
 use crate::control::{ControlQueue, MOST_TABLE_ENTRIES};
+use crate::driver_state::State;
 use crate::features::{F_CTRL_RX, F_CTRL_VLAN, F_HASH_REPORT, F_MQ, F_RSS};
-use crate::filter::{Filter, Mac, MacTable, RxModes, Stations, VlanTable};
+use crate::filter::{Filter, Mac, Stations};
 use crate::hash::nic::NicKey;
 use crate::hash::toeplitz::KEY_BYTES;
-use crate::hash::{HashConfig, HashTypes, Hashing};
+use crate::hash::{HashTypes, Hashing};
 use crate::net_device::{NetDevice, PairError};
-use crate::offloads::Offloads;
 use crate::receive::{Receive, Steering};
 
 /// What a command changed, and the data path has to follow.
@@ -31,79 +31,7 @@ pub enum Change {
     Announced,
 }
 
-/// The state that commands change.
-#[derive(Debug, Clone)]
-pub struct State {
-    /// The address that the device was made with.
-    first_mac: Mac,
-    mac: Mac,
-    announce: bool,
-    modes: RxModes,
-    macs: MacTable,
-    vlans: VlanTable,
-    /// Pairs that are on.
-    pairs: u16,
-    steering: Steering,
-    hash: Option<HashConfig>,
-    /// `None`: those that were negotiated.
-    offloads: Option<Offloads>,
-}
-
 impl State {
-    /// As after a reset.
-    pub(crate) fn new(mac: Mac) -> Self {
-        Self {
-            first_mac: mac,
-            mac,
-            announce: false,
-            modes: RxModes::default(),
-            macs: MacTable::default(),
-            vlans: VlanTable::default(),
-            pairs: 1,
-            steering: Steering::FirstPair,
-            hash: None,
-            offloads: None,
-        }
-    }
-
-    /// Forgets all that a driver said.
-    pub(crate) fn reset(&mut self) {
-        *self = Self::new(self.first_mac);
-    }
-
-    /// The device's address, for the config space.
-    #[must_use]
-    pub fn mac(&self) -> Mac {
-        self.mac
-    }
-
-    /// Whether the guest is asked to announce itself, for the config space (VIRTIO_NET_S_ANNOUNCE).
-    #[must_use]
-    pub fn announce(&self) -> bool {
-        self.announce
-    }
-
-    /// Pairs that are on: the first so many.
-    #[must_use]
-    pub fn pairs(&self) -> u16 {
-        self.pairs
-    }
-
-    /// What the driver wants to be hashed and with which key, once it has said so. Who can give the NIC that key spares
-    /// the device from computing ([`crate::hash`]).
-    #[must_use]
-    pub fn hash(&self) -> Option<&HashConfig> {
-        self.hash.as_ref()
-    }
-
-    /// Those of the negotiated offloads that are on.
-    pub(crate) fn offloads(&self, negotiated: Offloads) -> Offloads {
-        let Some(on) = self.offloads else {
-            return negotiated;
-        };
-        negotiated.without(negotiated.for_guest().without(on)).sound()
-    }
-
     /// Does what is asked for; it was judged already.
     fn apply(&mut self, command: Command) -> Change {
         match command {

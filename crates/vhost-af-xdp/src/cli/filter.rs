@@ -71,8 +71,14 @@ impl std::fmt::Display for WrongRule {
 /// Errors: [`WrongRule`].
 pub(super) fn rules_in_words(value: &Written<'_>) -> Result<String, WrongRule> {
     let all = |what: String| WrongRule { number: 0, what };
+    let too_many = || {
+        all(format!(
+            "a port has {MOST_RULES} rules at most: networks and lists of ports make one of several"
+        ))
+    };
     let read: Vec<Result<Rule, String>> = match value {
-        Written::Text(text) => rules_of(text).collect(),
+        Written::Text(text) => rules_of(text).take(MOST_RULES + 1).collect(),
+        Written::List(list) if list.len() > MOST_RULES => return Err(too_many()),
         Written::List(list) => list.iter().map(rule_of).collect(),
         _ => {
             return Err(all(
@@ -81,10 +87,7 @@ pub(super) fn rules_in_words(value: &Written<'_>) -> Result<String, WrongRule> {
         }
     };
     if read.len() > MOST_RULES {
-        return Err(all(format!(
-            "{} rules, a port has {MOST_RULES} at most: networks and lists of ports make one of several",
-            read.len()
-        )));
+        return Err(too_many());
     }
     let words = (1..).zip(read).map(|(number, rule)| {
         let words = rule.map(|rule| rule.to_string());
@@ -198,7 +201,7 @@ mod tests {
         let many = vec![good; MOST_RULES + 1];
         let wrong = words(&json!(many)).expect_err("too many").to_string();
         assert!(
-            wrong.starts_with("rule: 10001 rules, a port has 10000 at most"),
+            wrong.starts_with("rule: a port has 10000 rules at most"),
             "{wrong}"
         );
     }

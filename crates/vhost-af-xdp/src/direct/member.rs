@@ -114,11 +114,12 @@ impl<N: Nic> OwnQueue for SendDirectQueue<N> {
             pair,
             buffers,
             counters,
+            filter,
             ..
         } = guest;
         let half_sent = self.end.send_at_last(pair);
-        self.receiver
-            .finish(&mut self.end.queue, Peer::new(pair, buffers, counters));
+        let guest = Peer::new(pair, buffers, counters).filtered(filter);
+        self.receiver.finish(&mut self.end.queue, guest);
         self.end.queue.discard(counters);
         self.end.close(pair, half_sent);
         None

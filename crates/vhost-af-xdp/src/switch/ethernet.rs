@@ -54,11 +54,16 @@ impl Tags {
     }
 }
 
+/// Whether a type says that a tag follows.
+#[inline]
+pub(crate) fn is_tag(kind: u16) -> bool {
+    matches!(kind, TAG | SERVICE_TAG) || OLD_SERVICE_TAGS.contains(&kind)
+}
+
 /// Reads a header. `bytes`: the frame's first; those that a short frame does not have are 0.
 #[inline]
 pub(crate) fn head(bytes: &[u8; LOOK_BYTES]) -> Head {
     let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r] = *bytes;
-    let is_tag = |kind| matches!(kind, TAG | SERVICE_TAG) || OLD_SERVICE_TAGS.contains(&kind);
     let vlan = u16::from_be_bytes([o, p]) & VLAN_BITS;
     let tags = match (u16::from_be_bytes([m, n]), u16::from_be_bytes([q, r])) {
         (TAG, inner) if is_tag(inner) => Tags::Several(vlan),

@@ -563,9 +563,12 @@ impl<O: OwnQueue> Lane for PortLane<O> {
     }
 
     fn meet(&mut self, members: &Arc<Members>) {
+        let is_same = Arc::ptr_eq(&self.members.table, &members.table);
         self.members = Arc::clone(members);
-        // Where frames go may be another place now.
-        if let Some(filter) = self.filter.as_mut().and_then(|filter| filter.from_guest.as_mut()) {
+        // Where frames go may be another place by another table.
+        if let Some(filter) = self.filter.as_mut().and_then(|filter| filter.from_guest.as_mut())
+            && !is_same
+        {
             filter.forget();
         }
     }

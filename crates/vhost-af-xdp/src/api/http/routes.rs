@@ -245,6 +245,9 @@ fn rules_of(mut body: Map<String, Value>) -> Result<Map<String, Value>, Problem>
     let rules = body
         .remove("rules")
         .ok_or_else(|| Problem::Json("rules: is missing".to_owned()))?;
+    if !matches!(rules, Value::Array(_) | Value::String(_)) {
+        return Err(Problem::Json("rules: give a list, [] for none".to_owned()));
+    }
     let mut keys = Map::new();
     keys.insert("rule".to_owned(), rules);
     for key in ["from-guest-default", "to-guest-default"] {

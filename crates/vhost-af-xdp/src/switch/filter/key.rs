@@ -4,7 +4,7 @@
 //! packet that says it is longer than it is, or ends inside its headers, is judged by nobody, since its receiver may read
 //! something else than was read here.
 
-use crate::switch::ethernet::ADDRESS_BYTES;
+use crate::switch::ethernet::{self, ADDRESS_BYTES};
 use crate::switch::guard::{FRAGMENT_BYTES, ICMP_V6, Upper};
 
 pub(crate) const ARP: u16 = 0x0806;
@@ -78,6 +78,8 @@ impl FlowKey {
             ethertype => (ethertype, ADDRESS_BYTES + 2),
         };
         match ethertype {
+            // Receivers take off tags of VLAN 0, any number of them, and read what is behind the last.
+            kind if ethernet::is_tag(kind) => Err(Malformed),
             IPV4 => of_ipv4(head, at, len),
             IPV6 => of_ipv6(head, at, len),
             other => Ok(Looked {

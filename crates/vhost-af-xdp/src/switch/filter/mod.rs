@@ -28,8 +28,9 @@ mod rules;
 mod tests;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use device::counters::{Counter, PairCounters};
+use device::counters::PairCounters;
 
 use self::cache::FlowCache;
 pub(crate) use self::key::{FlowKey, Looked, is_long};
@@ -180,11 +181,20 @@ impl Classifier {
     }
 
     /// Whether the guest gets a frame, which is counted if it does not. `head`: the frame's first bytes, all of them or as
-    /// many as tell its flow; `len`: its length.
+    /// many as tell its flow; `len`: its length; `stored`: where its sender asks for a checksum to be stored. In what was
+    /// looked at that would make another frame of it.
     #[inline]
-    pub(crate) fn admits(&mut self, head: &[u8], len: usize, counters: &PairCounters) -> Option<Verdict> {
+    pub(crate) fn admits(
+        &mut self,
+        head: &[u8],
+        (len, stored): (usize, Option<usize>),
+        counters: &PairCounters,
+    ) -> Option<Verdict> {
         let head = &head[..head.len().min(LOOK_BYTES)];
-        let Ok(Looked { key, .. }) = FlowKey::of(head, len) else {
+        let looked = FlowKey::of(head, len).ok();
+        let Some(Looked { key, .. }) =
+            looked.filter(|looked| stored.is_none_or(|field| field >= looked.bytes))
+        else {
             counters.to_guest_filter_headers.add(1);
             return None;
         };
@@ -201,7 +211,7 @@ impl Classifier {
     /// The same of a frame that does not come again.
     #[inline]
     pub(crate) fn lets_pass(&mut self, head: &[u8], len: usize, counters: &PairCounters) -> bool {
-        let verdict = self.admits(head, len, counters);
+        let verdict = self.admits(head, (len, None), counters);
         verdict.is_some_and(|verdict| {
             self.count(verdict);
             true
@@ -211,7 +221,7 @@ impl Classifier {
     /// A frame on which that was decided is done.
     #[inline]
     pub(crate) fn count(&self, verdict: Verdict) {
-        self.rules.counter(verdict.slot).add(1);
+        self.rules.counter(verdict.slot).add_one();
     }
 
     /// The table of stations is another one.
@@ -226,5 +236,18 @@ impl Classifier {
     }
 }
 
-/// A rule's counter, or a default's.
-pub(crate) type RuleCounter = Counter;
+/// A rule's counter, or a default's. Lanes of a port's pairs, which may be of several workers, add to the same: relaxed, as
+/// nothing is published through it.
+#[derive(Debug, Default)]
+pub(crate) struct RuleCounter(AtomicU64);
+
+impl RuleCounter {
+    #[inline]
+    fn add_one(&self) {
+        self.0.fetch_add(1, Relaxed);
+    }
+
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Relaxed)
+    }
+}

@@ -144,6 +144,17 @@ fn decision_does_not_outlive_the_table_that_it_was_made_by() {
     world.breathe();
     assert_eq!(world.ports[1].got().len(), 3);
     assert_eq!(world.ports[0].counters.filter_misses.get(), 1);
+    // Other lanes come and go, and the table stays.
+    world.acquaint();
+    world.ports[0].send(&udp(mac(1), mac(0), 1, 53));
+    world.breathe();
+    assert_eq!(world.ports[1].got().len(), 1);
+    assert_eq!(world.ports[0].counters.filter_misses.get(), 1);
+    let table = Arc::clone(&world.tables[NETWORK]);
+    let known = (0..3).map(|number| table.port(PortNumber(number)).cloned());
+    world
+        .tables
+        .insert(NETWORK.into(), Arc::new(Table::new(known.collect())));
     world.acquaint();
     world.ports[0].send(&udp(mac(1), mac(0), 1, 53));
     world.ports[0].send(&udp(mac(2), mac(0), 1, 53));

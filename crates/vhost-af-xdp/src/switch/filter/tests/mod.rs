@@ -363,6 +363,41 @@ fn keys_that_cannot_be_together_are_refused_with_the_remedy() {
 }
 
 #[test]
+fn frame_whose_sender_has_a_sum_stored_in_what_was_looked_at_is_refused() {
+    let rules = [rule("action=allow protocol=udp destination-ports=53")];
+    let mut classifier = Classifier::new(Arc::new(compiled(&rules, Action::Deny)));
+    let (counters, packet) = (PairCounters::default(), udp(53).bytes());
+    let mut admits = |stored| classifier.admits(&packet, (300, stored), &counters).is_some();
+    // IPv4 source, destination port, and where UDP has its own.
+    assert_eq!(
+        [26, 36, 40].map(|field| admits(Some(field))),
+        [false, false, true]
+    );
+    assert!(admits(None));
+    assert_eq!(counters.to_guest_filter_headers.get(), 2);
+}
+
+#[test]
+fn tags_behind_a_tag_hide_nothing() {
+    let rules = [rule("action=deny protocol=udp")];
+    let mut classifier = Classifier::new(Arc::new(compiled(&rules, Action::Allow)));
+    let (counters, packet) = (PairCounters::default(), udp(53).bytes());
+    for tags in [
+        &[0x81, 0, 0, 0][..],
+        &[0x81, 0, 0, 0, 0x81, 0, 0, 0],
+        &[0x88, 0xa8, 0, 0],
+        &[0x81, 0, 0, 0, 0x91, 0, 0, 0],
+    ] {
+        let tagged = [&packet[..12], tags, &packet[12..]].concat();
+        assert!(
+            !classifier.lets_pass(&tagged, 300 + tags.len(), &counters),
+            "{tags:02x?}"
+        );
+    }
+    assert_eq!(counters.to_guest_filter_headers.get(), 3);
+}
+
+#[test]
 fn flood_of_new_flows_evicts_no_more_than_there_is_room_for() {
     let mut classifier = Classifier::new(Arc::new(compiled(
         &[rule("action=allow protocol=udp")],

@@ -1,0 +1,80 @@
+//! What a driver said by the control queue. Commands change it ([`crate::control`]), the device goes by it.
+
+use crate::filter::{Mac, MacTable, RxModes, VlanTable};
+use crate::hash::HashConfig;
+use crate::offloads::Offloads;
+use crate::receive::Steering;
+
+/// The state that commands change.
+#[derive(Debug, Clone)]
+pub struct State {
+    /// The address that the device was made with.
+    pub(crate) first_mac: Mac,
+    pub(crate) mac: Mac,
+    pub(crate) announce: bool,
+    pub(crate) modes: RxModes,
+    pub(crate) macs: MacTable,
+    pub(crate) vlans: VlanTable,
+    /// Pairs that are on.
+    pub(crate) pairs: u16,
+    pub(crate) steering: Steering,
+    pub(crate) hash: Option<HashConfig>,
+    /// `None`: those that were negotiated.
+    pub(crate) offloads: Option<Offloads>,
+}
+
+impl State {
+    /// As after a reset.
+    pub(crate) fn new(mac: Mac) -> Self {
+        Self {
+            first_mac: mac,
+            mac,
+            announce: false,
+            modes: RxModes::default(),
+            macs: MacTable::default(),
+            vlans: VlanTable::default(),
+            pairs: 1,
+            steering: Steering::FirstPair,
+            hash: None,
+            offloads: None,
+        }
+    }
+
+    /// Forgets all that a driver said.
+    pub(crate) fn reset(&mut self) {
+        *self = Self::new(self.first_mac);
+    }
+
+    /// The device's address, for the config space.
+    #[must_use]
+    pub fn mac(&self) -> Mac {
+        self.mac
+    }
+
+    /// Whether the guest is asked to announce itself, for the config space (VIRTIO_NET_S_ANNOUNCE).
+    #[must_use]
+    pub fn announce(&self) -> bool {
+        self.announce
+    }
+
+    /// Pairs that are on: the first so many.
+    #[must_use]
+    pub fn pairs(&self) -> u16 {
+        self.pairs
+    }
+
+    /// What the driver wants to be hashed and with which key, once it has said so. Who can give the NIC that key spares
+    /// the device from computing ([`crate::hash`]).
+    #[must_use]
+    pub fn hash(&self) -> Option<&HashConfig> {
+        self.hash.as_ref()
+    }
+
+    /// Those of the negotiated offloads that are on.
+    pub(crate) fn offloads(&self, negotiated: Offloads) -> Offloads {
+        let Some(on) = self.offloads else {
+            return negotiated;
+        };
+        negotiated.without(negotiated.for_guest().without(on)).sound()
+    }
+}
