@@ -17,8 +17,8 @@
 //!                            └──── VIRTIO_NET_ERR ◀────────┘ (State is as before)
 //! ```
 //!
-//! The data path never sees the state itself, only a [`Receive`], which is made for it and does not change:
-//! [`NetDevice::receive`](crate::net_device::NetDevice::receive).
+//! The data path never sees the state itself, only a [`Receive`](crate::receive::Receive), which is made for it and
+//! does not change: [`NetDevice::receive`](crate::net_device::NetDevice::receive).
 //!
 //! # What a hostile guest can do
 //! A command that is too short, too long, unknown or not negotiated is answered with VIRTIO_NET_ERR, and nothing
