@@ -22,6 +22,8 @@ use super::cycles;
 const PLAUSIBLE: Duration = Duration::from_secs(1);
 /// Longest latency that is told apart.
 const LONGEST_NS: u64 = 10_000_000_000;
+/// Most that a frame may take to be read, if it is told apart: tenths of a cycle.
+const MOST_TENTHS: u64 = 1_000_000;
 const CLOCKS: [(Clock, &str); 4] = [
     (Clock::Tai, "TAI"),
     (Clock::Kernel(ClockId::Realtime), "real time"),
@@ -80,16 +82,24 @@ struct Seen {
     unknown: u64,
 }
 
-#[derive(Debug, Clone, Copy, Default)]
-struct Cost {
-    frames: u64,
-    cycles: Option<u64>,
-}
+/// What reading takes: tenths of a cycle a frame, by frames.
+#[derive(Debug)]
+struct Cost(Histogram<u64>);
 
 impl Cost {
+    fn new() -> Self {
+        Self(Histogram::new_with_bounds(1, MOST_TENTHS, 3).expect("constants that it takes"))
+    }
+
+    fn record(&mut self, cycles: u64, frames: u64) {
+        if let Some(tenths) = cycles.saturating_mul(10).checked_div(frames) {
+            self.0.saturating_record_n(tenths.max(1), frames);
+        }
+    }
+
+    /// Of the frame in the middle: whoever else had the CPU in between does not count.
     fn a_frame(&self) -> Option<f64> {
-        let cycles = self.cycles.filter(|_| self.frames > 0)?;
-        Some(cycles as f64 / self.frames as f64)
+        (!self.0.is_empty()).then(|| self.0.value_at_quantile(0.5) as f64 / 10.0)
     }
 }
 
@@ -106,8 +116,8 @@ impl HintReader {
             found: vec![Found::Nothing; batch],
             by_id_next: false,
             seen: Seen::default(),
-            by_expected: Cost::default(),
-            by_id: Cost::default(),
+            by_expected: Cost::new(),
+            by_id: Cost::new(),
             latency: None,
         }
     }
@@ -187,10 +197,8 @@ impl Reads for HintReader {
                 &mut self.by_id
             }
         };
-        cost.frames += self.frames.len() as u64;
         if let (Some(begun), Some(ended)) = (begun, cycles::now()) {
-            let before = cost.cycles.unwrap_or(0);
-            cost.cycles = Some(before.wrapping_add(ended.wrapping_sub(begun)));
+            cost.record(ended.saturating_sub(begun), self.frames.len() as u64);
         }
         self.count();
     }
@@ -275,7 +283,7 @@ pub(super) struct HintsReport {
     with_mark: f64,
     with_nothing: f64,
     of_unknown_layout: f64,
-    /// Reading alone, the layout expected; none where cycles are not known.
+    /// Reading alone, the layout expected, of the median frame; none where cycles are not known.
     cycles_a_frame_expected: Option<f64>,
     /// The same, the layout of each frame looked up by its id.
     cycles_a_frame_by_id: Option<f64>,
@@ -359,6 +367,18 @@ impl HintsReport {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn cost_is_that_of_the_frame_in_the_middle() {
+        let mut cost = Cost::new();
+        assert_eq!(cost.a_frame(), None);
+        cost.record(100, 0);
+        assert_eq!(cost.a_frame(), None);
+        for (cycles, frames) in [(640, 64), (u64::MAX, 1), (30, 2)] {
+            cost.record(cycles, frames);
+        }
+        assert_eq!(cost.a_frame(), Some(10.0));
+    }
 
     #[test]
     fn clock_that_the_nic_is_kept_at_is_recognised() {
