@@ -243,7 +243,11 @@ impl<'a> Passing<'a> {
     #[inline(never)]
     fn pass_filtered(&mut self, frame: GuestFrame<'_>, from: &PairCounters) -> Result<Passed, Fault> {
         let counters = self.delivery.counters;
-        let stored = frame.sending.request.csum.map(offload::checksum::ChecksumAt::field);
+        let stored = frame
+            .sending
+            .request
+            .csum
+            .map(offload::checksum::ChecksumAt::field);
         let known = (frame.sending.len as usize, stored);
         let admits = |filter: &mut &mut Classifier| filter.admits(frame.head, known, counters);
         let Some(verdict) = self.filter.as_mut().and_then(admits) else {
