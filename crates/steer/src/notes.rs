@@ -5,6 +5,7 @@
 use std::io;
 use std::os::fd::AsFd;
 use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle, MapInfo, MapType, libbpf_sys};
 use xsk::metadata::{Layout, MAX_LAYOUTS};
@@ -165,6 +166,31 @@ impl Shape {
             )
         });
         made
+    }
+}
+
+/// Which program is on the link.
+#[derive(Debug)]
+pub(crate) struct Now {
+    pub(crate) ifindex: u32,
+    note: Mutex<Note>,
+}
+
+impl Now {
+    pub(crate) fn new(ifindex: u32, note: Note) -> Self {
+        Self {
+            ifindex,
+            note: Mutex::new(note),
+        }
+    }
+
+    pub(crate) fn get(&self) -> Note {
+        *self.lock()
+    }
+
+    /// Plain values: whole at any time, also if its holder has panicked.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Note> {
+        self.note.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

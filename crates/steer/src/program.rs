@@ -31,8 +31,7 @@ use crate::load;
 use crate::marks::Marks;
 use crate::mode::{Mode, ModeRequest};
 use crate::network::NetworkMaps;
-use crate::notes::{Generation, Note, Notes};
-use crate::program_hints::Now;
+use crate::notes::{Generation, Note, Notes, Now};
 use crate::shape::Shape;
 
 /// Why a queue could not be configured or read.

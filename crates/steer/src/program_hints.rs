@@ -16,7 +16,6 @@
 
 use std::io;
 use std::os::fd::AsFd;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use xsk::metadata::Layout;
 
@@ -78,31 +77,6 @@ fn last_line(detail: &str) -> &str {
 #[derive(Debug, thiserror::Error)]
 #[error("cannot note the mark of a flow")]
 pub struct MarkError(#[source] libbpf_rs::Error);
-
-/// Which program is on the link.
-#[derive(Debug)]
-pub(crate) struct Now {
-    pub(crate) ifindex: u32,
-    note: Mutex<Note>,
-}
-
-impl Now {
-    pub(crate) fn new(ifindex: u32, note: Note) -> Self {
-        Self {
-            ifindex,
-            note: Mutex::new(note),
-        }
-    }
-
-    pub(crate) fn get(&self) -> Note {
-        *self.lock()
-    }
-
-    /// Plain values: whole at any time, also if its holder has panicked.
-    fn lock(&self) -> MutexGuard<'_, Note> {
-        self.note.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
 
 /// Hints, and the marks of flows.
 impl Program {
