@@ -31,6 +31,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use device::counters::PairCounters;
+use device::meter;
 
 use self::cache::FlowCache;
 pub(crate) use self::key::{FlowKey, Looked, is_long};
@@ -153,6 +154,7 @@ impl Classifier {
     ) -> Decision {
         if let Some((verdict, destination)) = self.cache.find(key, station, hash) {
             counters.filter_hits.add(1);
+            meter::looked_up(1, 0);
             return Decision { verdict, destination };
         }
         self.miss((key, station, hash), counters, find())
@@ -170,6 +172,9 @@ impl Classifier {
         let evicts = self.cache.note(key, station, hash, (verdict, destination));
         counters.filter_misses.add(1);
         counters.filter_evictions.add(evicts.into());
+        // What the worker did, whichever lane it was for.
+        meter::looked_up(0, 1);
+        meter::evicted(evicts.into());
         self.work += self.rules.miss_work();
         Decision { verdict, destination }
     }

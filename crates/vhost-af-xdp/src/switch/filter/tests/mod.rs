@@ -404,6 +404,7 @@ fn flood_of_new_flows_evicts_no_more_than_there_is_room_for() {
         Action::Deny,
     )));
     let (flows, counters) = (40_000u32, PairCounters::default());
+    let before = device::meter::read().cached;
     for flow in 0..flows {
         let packet = Packet {
             source: IpAddr::V4(Ipv4Addr::from_bits(flow)),
@@ -417,6 +418,9 @@ fn flood_of_new_flows_evicts_no_more_than_there_is_room_for() {
         (0, flows.into())
     );
     assert!(counters.filter_evictions.get() >= u64::from(flows) - 16_384);
+    let told = device::meter::read().cached;
+    assert_eq!(told.misses - before.misses, u64::from(flows));
+    assert_eq!(told.evictions - before.evictions, counters.filter_evictions.get());
     assert_eq!(classifier.rules.counts().collect::<Vec<_>>(), [(0, flows.into())]);
 }
 
