@@ -1,0 +1,237 @@
+//! Ports with a queue of their own that come and go, daemons and stewards that are killed, interfaces that go away.
+
+use std::time::Duration;
+
+use rstest::rstest;
+use rustix::process::Signal;
+use testkit::driver;
+use testkit::lan::{Lan, STRANGER, frame, mac, port};
+use testkit::{Daemon, Driver, DriverConfig, Layout, PacketPort, Serve, VethPair, require, wait};
+
+use super::{OWN, Queue0, lan, network, own, uplink};
+
+/// Whether a network's guest 1 and 2 lose no frame meanwhile.
+fn none_is_lost(lan: &mut [Driver; 2], during: impl FnOnce() + Send) {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            struct Raised<'a>(&'a AtomicBool);
+            impl Drop for Raised<'_> {
+                fn drop(&mut self) {
+                    self.0.store(true, Ordering::Release);
+                }
+            }
+            // Also if it panics.
+            let _over = Raised(&over);
+            during();
+        });
+        for number in 0..=u32::MAX {
+            let last = over.load(Ordering::Acquire);
+            let mut sent = frame(mac(2), mac(1), 100, 0);
+            sent[14..18].copy_from_slice(&number.to_be_bytes());
+            lan[0].pairs[0].reap_sent();
+            lan[0].pairs[0].send(&sent, Layout::Whole);
+            let got = lan[1].pairs[0].receive(wait::SOON).expect("it arrives");
+            assert_eq!(got.frame, sent);
+            if last {
+                return;
+            }
+        }
+    });
+}
+
+fn connect(daemon: &Daemon, number: usize) -> Driver {
+    let path = daemon.path(&format!("vm{number}.sock"));
+    let mut driver = Driver::connect(&path, &DriverConfig::default()).expect("accepted");
+    driver.pairs[0].post(32, &[2048]);
+    let runs = || {
+        let port = daemon.port_named(&format!("vm{number}"));
+        port.is_some_and(|port| port["lanes"][0]["running"] == true)
+    };
+    assert!(wait::until(wait::SOON, runs), "{}", daemon.said());
+    driver
+}
+
+/// Both ways over the uplink and to another port.
+#[track_caller]
+fn assert_reaches(guest: &mut Driver, wire: &PacketPort) {
+    let out = frame(STRANGER, mac(OWN), 100, 7);
+    let comes_out = || {
+        guest.pairs[0].reap_sent();
+        guest.pairs[0].send(&out, Layout::Whole);
+        std::iter::from_fn(|| wire.receive(wait::QUIET)).any(|frame| frame == out)
+    };
+    assert!(wait::until(wait::SOON, comes_out));
+    let back = frame(mac(OWN), STRANGER, 100, 8);
+    let comes_in = || {
+        wire.send(&back);
+        let got = guest.pairs[0].receive(wait::QUIET);
+        got.is_some_and(|got| got.frame == back)
+    };
+    assert!(wait::until(wait::SOON, comes_in));
+}
+
+#[rstest]
+fn it_comes_and_goes_and_the_others_lose_no_frame(
+    #[values(false, true)] leased: bool,
+    #[values("copy", "send-direct")] memory: &str,
+) {
+    require!(Root);
+    let veth = uplink();
+    veth.near.run("ethtool", &["-K", VethPair::NIC, "rxvlan", "off"]);
+    let serve = match leased {
+        true => Serve::file().leased(),
+        false => Serve::file().by_root(),
+    };
+    let stays = [network(Queue0::Networks, 1), port(1, ""), port(2, "")].concat();
+    let daemon = Daemon::start_file(&veth.near, &serve, &[VethPair::NIC], &stays);
+    let wire = PacketPort::open(&veth.far, VethPair::WIRE);
+    let mut guests = [1, 2].map(|number| connect(&daemon, number));
+    for _ in 0..3 {
+        none_is_lost(&mut guests, || {
+            let with = [&*stays, &port(OWN, &own(Queue0::Networks, memory, ""))].concat();
+            let told = daemon.reload_with(&with);
+            assert!(told.contains("port vm0 began"), "{told}");
+            let mut guest = connect(&daemon, OWN);
+            assert_reaches(&mut guest, &wire);
+            // Without its queue, and its guest comes again.
+            let told = daemon.reload_with(&[&*stays, &port(OWN, "")].concat());
+            assert!(told.contains("port vm0 has another"), "{told}");
+            drop(guest);
+            assert_reaches(&mut connect(&daemon, OWN), &wire);
+            daemon.reload_with(&stays);
+        });
+    }
+}
+
+#[rstest]
+fn nothing_is_left_of_a_daemon_that_is_killed(#[values("copy", "send-direct")] memory: &str) {
+    require!(Root);
+    let veth = uplink();
+    veth.near.run("ethtool", &["-K", VethPair::NIC, "rxvlan", "off"]);
+    let serve = Serve::file().leased();
+    let text = [
+        network(Queue0::Networks, 1),
+        port(OWN, &own(Queue0::Networks, memory, "")),
+        port(1, ""),
+    ]
+    .concat();
+    let mut daemon = Daemon::start_file(&veth.near, &serve, &[VethPair::NIC], &text);
+    let wire = PacketPort::open(&veth.far, VethPair::WIRE);
+    let nic = || veth.near.output_of("ip", &["-d", "link", "show", VethPair::NIC]);
+    for _ in 0..3 {
+        let mut guest = connect(&daemon, OWN);
+        assert_reaches(&mut guest, &wire);
+        assert!(nic().contains("xdp"));
+        daemon.kill();
+        let lessor = daemon.lessor.as_ref().expect("queues are leased");
+        let nothing = || !nic().contains("xdp") && lessor.bpffs.pinned().is_empty();
+        assert!(
+            wait::until(wait::SOON, nothing),
+            "{}: {:?}: {}",
+            nic(),
+            lessor.bpffs.pinned(),
+            lessor.steward
+        );
+        daemon.restart_file(&veth.near, &serve);
+    }
+}
+
+#[rstest]
+fn it_goes_on_after_daemon_and_steward_were_killed(#[values("copy", "send-direct")] memory: &str) {
+    require!(Root);
+    let serve = Serve::file().leased();
+    let text = [
+        network(Queue0::Networks, 1),
+        port(OWN, &own(Queue0::Networks, memory, "")),
+        port(1, ""),
+    ]
+    .concat();
+    let mut lan = Lan::on(uplink(), &serve, &text, 2, &DriverConfig::default());
+    for _ in 0..3 {
+        let to_port = frame(mac(1), mac(OWN), 200, 1);
+        let to_wire = frame(STRANGER, mac(OWN), 200, 1);
+        // Some of it is under way then.
+        for _ in 0..8 {
+            lan.send(OWN, &to_port);
+            lan.send(OWN, &to_wire);
+        }
+        lan.daemon.kill();
+        lan.daemon.restart_file(&lan.veth.near, &serve);
+        let again = |(number, guest): (usize, Driver)| {
+            let path = lan.daemon.path(&format!("vm{number}.sock"));
+            guest.resume(driver::connect(&path)).expect("accepted")
+        };
+        lan.guests = std::mem::take(&mut lan.guests)
+            .into_iter()
+            .enumerate()
+            .map(again)
+            .collect();
+        assert_reaches(&mut lan.guests[OWN], &lan.wire);
+        let lessor = lan.daemon.lessor.as_mut().expect("queues are leased");
+        lessor.steward.signal(Signal::KILL);
+        lessor.steward.wait(wait::SOON);
+        assert_reaches(&mut lan.guests[OWN], &lan.wire);
+        lan.daemon.restart_lessor(&lan.veth.near);
+        assert_reaches(&mut lan.guests[OWN], &lan.wire);
+        // What was under way to the other guest, and then something new.
+        let last = frame(mac(1), mac(OWN), 300, 9);
+        lan.send(OWN, &last);
+        let mut came = std::iter::from_fn(|| lan.guests[1].pairs[0].receive(wait::SOON));
+        assert!(came.any(|got| got.frame == last));
+    }
+}
+
+#[rstest]
+fn while_its_interface_is_down_it_reaches_the_other_ports(#[values("copy", "send-direct")] memory: &str) {
+    require!(Root);
+    let mut lan = lan(Queue0::Networks, memory, &["", ""], 1);
+    for round in 0..3 {
+        lan.veth.near.ip(&["link", "set", VethPair::NIC, "down"]);
+        let down = || !lan.daemon.port(OWN)["impaired"].is_null();
+        assert!(wait::until(wait::SOON, down), "{:#}", lan.daemon.port(OWN));
+        for number in 0..200 {
+            let pair = &mut lan.guests[OWN].pairs[0];
+            // Lost, and no obstacle to what comes behind it.
+            pair.send(&frame(STRANGER, mac(OWN), 300, number), Layout::Whole);
+            let sent = frame(mac(1), mac(OWN), 300, number);
+            pair.send(&sent, Layout::Whole);
+            assert_eq!(lan.received(1), sent, "round {round}");
+            lan.guests[OWN].pairs[0].await_sent();
+            let back = frame(mac(OWN), mac(1), 300, number);
+            lan.guests[1].pairs[0].reap_sent();
+            lan.send(1, &back);
+            assert_eq!(lan.received(OWN), back, "round {round}");
+        }
+        lan.veth.near.ip(&["link", "set", VethPair::NIC, "up"]);
+        let wire = &lan.wire;
+        assert_reaches(&mut lan.guests[OWN], wire);
+        while lan.guests[OWN].pairs[0].receive(wait::QUIET).is_some() {}
+    }
+}
+
+#[rstest]
+fn without_its_interface_it_reaches_the_other_ports(#[values("copy", "send-direct")] memory: &str) {
+    require!(Root);
+    let mut lan = lan(Queue0::Networks, memory, &["", ""], 1);
+    lan.veth.near.ip(&["link", "del", VethPair::NIC]);
+    let sent = frame(mac(1), mac(OWN), 100, 1);
+    let arrives = wait::until(wait::SOON, || {
+        lan.guests[OWN].pairs[0].reap_sent();
+        lan.send(OWN, &sent);
+        let got = lan.guests[1].pairs[0].receive(Duration::from_millis(100));
+        got.is_some_and(|got| got.frame == sent)
+    });
+    assert!(arrives, "{:#}", lan.daemon.status());
+    let gone = || lan.daemon.port(OWN)["lanes"][0]["mode"] == "network";
+    assert!(wait::until(wait::SOON, gone), "{:#}", lan.daemon.status());
+    lan.veth.join(2, 1500);
+    lan.veth
+        .near
+        .run("ethtool", &["-K", VethPair::NIC, "rxvlan", "off"]);
+    let back = || lan.daemon.port(OWN)["lanes"][0]["mode"] != "network";
+    assert!(wait::until(wait::SOON, back), "{}", lan.daemon.said());
+    let wire = PacketPort::open(&lan.veth.far, VethPair::WIRE);
+    assert_reaches(&mut lan.guests[OWN], &wire);
+}
