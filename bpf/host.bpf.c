@@ -31,7 +31,7 @@ const volatile __u32 host_network;
 const volatile __u32 host_uplink;
 const volatile __u32 host_device;
 
-/* The one of steer.bpf.c. */
+/* The one of steer_body.h. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
