@@ -23,24 +23,40 @@ use super::to_group::Several;
 const MAC_BYTES: usize = size_of::<Mac>();
 
 /// See the module's head.
-pub(crate) struct GroupsLane {
-    reader: GroupReader,
+pub(crate) struct GroupsLane<R = GroupReader> {
+    reader: R,
     counters: Arc<PairCounters>,
     /// Frames may come from a stack on the same machine, which leaves checksums unfinished.
     partial_checksums: bool,
     members: Arc<Members>,
     /// The one in hand; its memory is used again.
     frame: Vec<u8>,
+    /// What was done for frames beyond turns so far, in frames: the next turns are shorter. One is a look-up for each port
+    /// that has filter rules.
+    owed: usize,
 }
 
-impl GroupsLane {
-    pub(crate) fn new(reader: GroupReader, partial_checksums: bool, counters: Arc<PairCounters>) -> Self {
+/// Where frames to groups come from.
+pub(crate) trait ReadGroups: AsFd + Send {
+    /// The next one, into `frame`.
+    fn read(&mut self, frame: &mut Vec<u8>) -> Option<Group>;
+}
+
+impl ReadGroups for GroupReader {
+    fn read(&mut self, frame: &mut Vec<u8>) -> Option<Group> {
+        Self::read(self, frame)
+    }
+}
+
+impl<R: ReadGroups> GroupsLane<R> {
+    pub(crate) fn new(reader: R, partial_checksums: bool, counters: Arc<PairCounters>) -> Self {
         Self {
             reader,
             counters,
             partial_checksums,
             members: Arc::default(),
             frame: Vec::new(),
+            owed: 0,
         }
     }
 
@@ -55,13 +71,15 @@ impl GroupsLane {
     }
 }
 
-impl Lane for GroupsLane {
+impl<R: ReadGroups> Lane for GroupsLane<R> {
     fn breathe(&mut self, near: Near<'_>) -> Result<usize, Blame> {
         let Near::Network(network) = near else {
             return Ok(0);
         };
-        let mut read = 0;
-        while read < BATCH
+        let turn = BATCH.saturating_sub(self.owed);
+        self.owed = self.owed.saturating_sub(BATCH);
+        let (mut read, mut looked_up) = (0, 0);
+        while read + looked_up < turn
             && let Some(Group { vlan, .. }) = self.reader.read(&mut self.frame)
         {
             read += 1;
@@ -74,8 +92,9 @@ impl Lane for GroupsLane {
                 may_be_partial: self.partial_checksums,
                 counters: &self.counters,
             };
-            several.give(self.members.ports_of(vlan, None), &self.members, network);
+            looked_up += several.give(self.members.ports_of(vlan, None), &self.members, network);
         }
+        self.owed += (read + looked_up).saturating_sub(turn);
         meter::took(read);
         Ok(read)
     }

@@ -8,6 +8,7 @@ use offload::packet::{self, HEADERS_MAX};
 use offload::verify;
 
 use super::ethernet::{ADDRESS_BYTES, TAG_BYTES};
+use super::guard::LOOK_BYTES;
 use super::lane::{Network, Peer};
 use super::members::{Guest, Members};
 use super::rate_limit::Cost;
@@ -53,15 +54,15 @@ pub(super) struct Several<'a> {
 }
 
 impl Several<'_> {
-    /// Gives it to these ports; how many got it.
+    /// Gives it to these ports; what looking it up in their filter rules was work for, in frames of a turn.
     pub(super) fn give(
         self,
         to: impl Iterator<Item = (PortNumber, Guest)> + Clone,
         members: &Members,
         network: &mut dyn Network,
     ) -> usize {
-        let (header, mut frames) = (self.unfinished(), 0);
-        frames += self.give_alike(to.clone(), members, header, true, network);
+        let header = self.unfinished();
+        let mut work = self.give_alike(to.clone(), members, header, true, network);
         if let Some(unfinished) = header {
             let at = ChecksumAt {
                 start: unfinished.csum_start,
@@ -70,9 +71,9 @@ impl Several<'_> {
             // In the headers, which were parsed.
             let _ = checksum::complete(self.frame, at);
             self.counters.to_guest_checksums_completed.add(1);
-            frames += self.give_alike(to, members, header, false, network);
+            work += self.give_alike(to, members, header, false, network);
         }
-        frames
+        work
     }
 
     /// The same to those who take partial checksums, or to the others, if there is one in the frame; else to all.
@@ -84,9 +85,9 @@ impl Several<'_> {
         takes_partial: bool,
         network: &mut dyn Network,
     ) -> usize {
-        let mut frames = 0;
+        let mut work = 0;
         for (port, guest) in to {
-            let Some(peer) = network.guest(guest.at) else {
+            let Some(mut peer) = network.guest(guest.at) else {
                 continue;
             };
             if unfinished.is_some() && peer.pair.offloads.guest_csum != takes_partial {
@@ -98,12 +99,15 @@ impl Several<'_> {
                 Some(header) => header.to_bytes(),
                 None => NO_OFFLOAD,
             };
-            match write(peer, self.frame, tag_off, offload) {
-                Ok(delivered) => frames += delivered,
-                Err(fault) => network.blame(guest.at, fault),
+            let mut shown = TwoParts::of(self.frame, tag_off);
+            let admits = shown.is_let_pass(&mut peer);
+            work += peer.take_work();
+            // How many come is limited where they come from.
+            if admits && let Err(fault) = write_copy(peer, shown.len(), offload, &mut shown) {
+                network.blame(guest.at, fault);
             }
         }
-        frames
+        work
     }
 
     /// Where the frame's checksum is, if it has a partial one.
@@ -126,22 +130,36 @@ fn moved_up(header: NetHeader) -> NetHeader {
     }
 }
 
-fn write(mut peer: Peer<'_>, frame: &[u8], tag_off: bool, offload: [u8; 10]) -> Result<usize, Fault> {
-    // How many come is limited where they come from.
-    if !peer.lets_pass_at_last(frame) {
-        return Ok(0);
-    }
-    let (addresses, rest) = frame.split_at(ADDRESS_BYTES.min(frame.len()));
-    let rest = match tag_off {
-        true => rest.get(TAG_BYTES..).unwrap_or(&[]),
-        false => rest,
-    };
-    let len = u32::try_from(addresses.len() + rest.len()).unwrap_or(u32::MAX);
-    write_copy(peer, len, offload, &mut TwoParts(addresses, rest))
-}
-
 /// A frame in two parts.
 struct TwoParts<'a>(&'a [u8], &'a [u8]);
+
+impl<'a> TwoParts<'a> {
+    /// `tag_off`: without its tag.
+    fn of(frame: &'a [u8], tag_off: bool) -> Self {
+        let (addresses, rest) = frame.split_at(ADDRESS_BYTES.min(frame.len()));
+        match tag_off {
+            true => Self(addresses, rest.get(TAG_BYTES..).unwrap_or(&[])),
+            false => Self(addresses, rest),
+        }
+    }
+
+    fn len(&self) -> u32 {
+        u32::try_from(self.0.len() + self.1.len()).unwrap_or(u32::MAX)
+    }
+
+    /// Whether rules let a guest have it, as it is written.
+    fn is_let_pass(&self, peer: &mut Peer<'_>) -> bool {
+        if peer.filter.is_none() {
+            return true;
+        }
+        let mut head = [0; LOOK_BYTES];
+        let (addresses, rest) = head.split_at_mut(self.0.len());
+        addresses.copy_from_slice(self.0);
+        let known = rest.len().min(self.1.len());
+        rest[..known].copy_from_slice(&self.1[..known]);
+        peer.lets_pass(&head[..self.0.len() + known], self.len() as usize)
+    }
+}
 
 impl Bytes for TwoParts<'_> {
     fn copy_to(&mut self, memory: &virtqueue::MemoryMap, to: device::pair::Piece) {

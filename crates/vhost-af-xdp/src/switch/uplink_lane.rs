@@ -8,6 +8,7 @@
 //!
 //! The lanes of ports put what they send into the queue's TX ring; this one has the kernel send it, once a round.
 
+mod groups;
 mod mirror;
 
 use std::collections::VecDeque;
@@ -32,9 +33,8 @@ use super::limits::{BATCH, SEGMENTS};
 use super::members::{Guest, Members};
 use super::rate_limit::{Cost, RateLimit};
 use super::retag::take_tag_off;
-use super::table::{Destination, PortNumber, Station, TablePort};
-use super::to_group::write_copy;
-use super::to_guest::{Delivery, NO_OFFLOAD, UmemBytes};
+use super::table::{Destination, PortNumber, Station};
+use super::to_guest::Delivery;
 use super::to_nic::{NicSink, Transmit};
 use crate::nic::endpoint::NicQueue;
 use crate::nic::lent::Lent;
@@ -128,6 +128,8 @@ pub(crate) struct UplinkLane<N> {
     mirror: Mirror,
     /// What was done for frames beyond turns so far, in frames: the next batches are shorter.
     owed: usize,
+    /// Of it, what asking filter rules about frames to groups was in this round: one frame is a look-up for each port.
+    of_groups: usize,
     awaits_nic: bool,
 }
 
@@ -152,6 +154,7 @@ impl<N: Lent> UplinkLane<N> {
             now: None,
             mirror: Mirror::default(),
             owed: 0,
+            of_groups: 0,
             awaits_nic: true,
         }
     }
@@ -176,7 +179,8 @@ impl<N: Lent> UplinkLane<N> {
                     let route = self.route.unwrap_or_else(|| self.route_of(&mut piece));
                     let route = self.sort(piece, route, network);
                     if is_heard && !more {
-                        self.mirror
+                        self.owed += self
+                            .mirror
                             .give(self.origin, &self.members, &self.counters, network);
                     }
                     (more, route)
@@ -345,64 +349,7 @@ impl<N: Lent> UplinkLane<N> {
                 self.waiting -= before - inbox.len();
             }
         }
-        while let Some(end) = self.group.iter().position(|piece| !piece.more) {
-            frames += self.deliver_to_all(end + 1, network);
-            self.queue
-                .empty
-                .extend(self.group.drain(..=end).map(|piece| piece.frame));
-        }
-        frames
-    }
-
-    /// Delivers a frame to a group, in that many pieces, to all guests that have buffers now.
-    fn deliver_to_all(&mut self, pieces: usize, network: &mut dyn Network) -> usize {
-        let umem = &self.queue.umem;
-        let vlan = vlan_of(umem, &self.group[0]);
-        let mut frames = 0;
-        // Those who have it with its tag first: without it is another frame.
-        for is_tagged in [true, false] {
-            if !is_tagged && vlan != 0 {
-                let mut bytes = [0; LOOK_BYTES];
-                let _ = umem.read(self.group[0].data, &mut bytes);
-                take_tag_off(umem, &mut self.group[0], &bytes);
-            }
-            self.ranges.clear();
-            self.ranges.extend(self.group[..pieces].iter().map(UmemRange::of));
-            let len: u32 = self.ranges.iter().map(|range| range.len).sum();
-            for (at, inbox) in self.inboxes.iter_mut().enumerate() {
-                let known = self.members.port(inbox.port);
-                // Groups go by the first pair.
-                if self.inbox_of[usize::from(inbox.port.0)].first != at {
-                    continue;
-                }
-                let takes =
-                    |port: &TablePort| port.vlans.carries(vlan) && port.vlans.is_tagged() == is_tagged;
-                if !known.is_some_and(takes) {
-                    continue;
-                }
-                let Some(mut peer) = network.guest(inbox.guest.at) else {
-                    continue;
-                };
-                if inbox.is_filtered {
-                    let mut head = [0; LONG_LOOK_BYTES];
-                    let head = first_bytes(umem, &self.group[0], &mut head);
-                    let admits = peer.lets_pass(head, len as usize);
-                    self.owed += peer.take_work();
-                    if !admits {
-                        continue;
-                    }
-                }
-                let offload = match (&mut inbox.look, &self.ranges[..]) {
-                    (Some(look), &[range]) => look.look(umem, range, peer.counters),
-                    _ => NO_OFFLOAD,
-                };
-                match write_copy(peer, len, offload, &mut UmemBytes::new(umem, &self.ranges)) {
-                    Ok(delivered) => frames += delivered,
-                    Err(fault) => network.blame(inbox.guest.at, fault),
-                }
-            }
-        }
-        frames
+        frames + self.deliver_groups(network)
     }
 
     /// Inboxes for those who belong to the network now; what waits for one who does not any more is lost.
@@ -481,14 +428,6 @@ fn first_bytes<'a>(umem: &Umem, piece: &RxDesc, room: &'a mut [u8; LONG_LOOK_BYT
     }
 }
 
-/// The VLAN of a frame, by its first piece; 0: none.
-fn vlan_of(umem: &Umem, piece: &RxDesc) -> u16 {
-    let mut bytes = [0; LOOK_BYTES];
-    let known = (piece.len as usize).min(LOOK_BYTES);
-    let _ = umem.read(piece.data, &mut bytes[..known]);
-    ethernet::head(&bytes).tags.vlan()
-}
-
 /// Delivers what waits in an inbox, as far as its guest has buffers; the frames that it got.
 /// Errors: what the guest did wrong.
 fn deliver_inbox(
@@ -523,6 +462,7 @@ impl<N: Lent> Lane for UplinkLane<N> {
         if self.queue.nic.unsent() > 0 || self.queue.link != LinkState::Up {
             self.queue.kick(&self.counters);
         }
+        self.of_groups = 0;
         // What waited first: it came first.
         let mut moved = self.deliver(network);
         self.receive(network);
@@ -533,7 +473,7 @@ impl<N: Lent> Lane for UplinkLane<N> {
 
     fn arm(&mut self, near: Near<'_>) -> Work {
         self.awaits_nic = !self.queue.nic.has_frames();
-        if !self.awaits_nic || self.is_stale {
+        if !self.awaits_nic || self.is_stale || self.has_group() {
             return Work::Now;
         }
         let mut work = Work::None;

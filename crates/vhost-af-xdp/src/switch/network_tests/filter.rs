@@ -1,13 +1,24 @@
 //! Filter rules of ports, as their lanes go by them.
 
+use std::collections::VecDeque;
 use std::net::Ipv4Addr;
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use steer::Group;
 
 use super::*;
 use crate::switch::filter::{FilterConfig, PortFilter, Rule, Rules};
+use crate::switch::groups_lane::{GroupsLane, ReadGroups};
 use crate::switch::slots;
 
 /// A port has these rules from now on, a line each.
 fn filter(world: &mut World, port: usize, rules: &str) -> PortFilter {
+    filter_all(world, port..port + 1, rules)
+}
+
+/// The same of several, which have them in common.
+fn filter_all(world: &mut World, ports: Range<usize>, rules: &str) -> PortFilter {
     let rules = rules
         .lines()
         .map(|words| Rule::of_words(words.trim()).expect(words));
@@ -15,12 +26,26 @@ fn filter(world: &mut World, port: usize, rules: &str) -> PortFilter {
         rules: rules.collect(),
         ..FilterConfig::default()
     });
-    let lane_filter = filter.for_a_lane();
-    slots::change(&mut world.slots, port, |lane, _| {
-        drop(lane.set_filter(lane_filter));
-    });
+    for port in ports {
+        let lane_filter = filter.for_a_lane();
+        slots::change(&mut world.slots, port, |lane, _| {
+            drop(lane.set_filter(lane_filter));
+        });
+    }
     world.acquaint();
     filter
+}
+
+/// As many as there can be, of which the last one allows UDP: an unknown flow is work for five frames.
+fn many(direction: &str) -> String {
+    let rule = |at: usize| {
+        format!(
+            "direction={direction} action=deny protocol=tcp destination-ports={}",
+            at + 1
+        )
+    };
+    let all: Vec<String> = (0..9_999).map(rule).collect();
+    all.join("\n") + &format!("\ndirection={direction} action=allow protocol=udp")
 }
 
 fn udp(to: Mac, from: Mac, source: u32, port: u16) -> Vec<u8> {
@@ -65,15 +90,7 @@ fn frame_that_waits_for_a_buffer_is_counted_once_by_both_ports_rules() {
 #[test]
 fn guest_that_sends_new_flows_all_the_time_has_shorter_turns_and_its_neighbour_the_same() {
     let mut world = World::new(&[0, 0, 200]);
-    let many: Vec<String> = (0..9_999)
-        .map(|at| {
-            format!(
-                "direction=from-guest action=deny protocol=tcp destination-ports={}",
-                at + 1
-            )
-        })
-        .collect();
-    let rules = many.join("\n") + "\ndirection=from-guest action=allow protocol=udp";
+    let rules = many("from-guest");
     let filters = [0, 1].map(|port| filter(&mut world, port, &rules));
     let (mut flow, mut room) = (0, [128; 2]);
     let sent = |filters: &[PortFilter; 2]| {
@@ -109,16 +126,7 @@ fn guest_that_sends_new_flows_all_the_time_has_shorter_turns_and_its_neighbour_t
 #[test]
 fn uplink_that_brings_new_flows_all_the_time_has_shorter_batches() {
     let mut world = World::new(&[200]).with_uplink(1024);
-    let many: Vec<String> = (0..9_999)
-        .map(|at| {
-            format!(
-                "direction=to-guest action=deny protocol=tcp destination-ports={}",
-                at + 1
-            )
-        })
-        .collect();
-    let rules = many.join("\n") + "\ndirection=to-guest action=allow protocol=udp";
-    let port_filter = filter(&mut world, 0, &rules);
+    let port_filter = filter(&mut world, 0, &many("to-guest"));
     world.breathe();
     for flow in 0..320 {
         world.arrive(&udp(mac(0), STRANGER, flow, 53));
@@ -161,4 +169,144 @@ fn decision_does_not_outlive_the_table_that_it_was_made_by() {
     world.breathe();
     assert_eq!((world.ports[1].got().len(), world.ports[2].got().len()), (1, 1));
     assert_eq!(world.ports[0].counters.filter_misses.get(), 3);
+}
+
+/// What a network does while 64 new flows to groups come to its first eight ports, which are filtered: the ninth sends to
+/// the tenth all the time.
+fn assert_groups_hold_nobody_up(mut world: World) {
+    const FRAMES: u64 = 64;
+    let looked_up = |world: &World| -> u64 {
+        world.ports[..8]
+            .iter()
+            .map(|port| port.counters.filter_misses.get())
+            .sum()
+    };
+    let (mut room, mut rounds, mut got) = (64, 0, 0);
+    while looked_up(&world) < 8 * FRAMES {
+        let before = looked_up(&world);
+        for _ in 0..room {
+            world.ports[8].send(&frame(mac(9), mac(8), 60));
+        }
+        world.breathe();
+        // A frame is eight look-ups, of five each. One that was begun is done.
+        let in_a_round = looked_up(&world) - before;
+        assert!(in_a_round <= 16, "{in_a_round} look-ups in a round");
+        let to_it = world.ports[9]
+            .take()
+            .into_iter()
+            .filter(|frame| frame.starts_with(&mac(9)));
+        assert_eq!(to_it.count(), 64, "a whole turn");
+        room = std::iter::from_fn(|| world.ports[8].from_guest.take_used()).count();
+        got += world.ports[..8]
+            .iter_mut()
+            .map(|port| port.take().len())
+            .sum::<usize>();
+        rounds += 1;
+        assert!(rounds < 200, "all are looked up");
+    }
+    world.breathe();
+    got += world.ports[..8]
+        .iter_mut()
+        .map(|port| port.take().len())
+        .sum::<usize>();
+    assert_eq!(got as u64, 8 * FRAMES);
+}
+
+#[test]
+fn new_flows_to_groups_that_an_uplink_brings_hold_nobody_up() {
+    let mut world = World::new(&[100; 10]).with_uplink(1024);
+    filter_all(&mut world, 0..8, &many("to-guest"));
+    world.breathe();
+    for flow in 0..64 {
+        world.arrive(&udp(BROADCAST, STRANGER, flow, 53));
+    }
+    assert_groups_hold_nobody_up(world);
+}
+
+/// Frames that a program copied.
+struct Copied {
+    frames: VecDeque<Vec<u8>>,
+    event: OwnedFd,
+}
+
+impl AsFd for Copied {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
+    }
+}
+
+impl ReadGroups for Copied {
+    fn read(&mut self, frame: &mut Vec<u8>) -> Option<Group> {
+        *frame = self.frames.pop_front()?;
+        Some(Group { queue: 0, vlan: 0 })
+    }
+}
+
+#[test]
+fn new_flows_to_groups_that_the_host_has_hold_nobody_up() {
+    let mut world = World::new(&[100; 10]);
+    let copied = Copied {
+        frames: (0..64).map(|flow| udp(BROADCAST, STRANGER, flow, 53)).collect(),
+        event: eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd"),
+    };
+    let role = Role::Groups {
+        network: NETWORK.into(),
+    };
+    world.add_slot(Box::new(GroupsLane::new(copied, false, Arc::default())), role);
+    filter_all(&mut world, 0..8, &many("to-guest"));
+    assert_groups_hold_nobody_up(world);
+}
+
+/// Two ports of VLAN 100, the second of which hears everything, with an uplink.
+fn heard() -> World {
+    let port = |at: u8| TablePort {
+        mac: mac(at),
+        vlans: Vlans::Access(100),
+        promiscuous: at == 1,
+        ..TablePort::default()
+    };
+    let mut world = World::of(vec![port(0), port(1)]).with_uplink(1024);
+    world.ports.iter_mut().for_each(|port| port.post(200));
+    world
+}
+
+#[test]
+fn copies_for_a_listener_that_are_new_flows_all_the_time_make_shorter_batches() {
+    let mut world = heard();
+    filter(&mut world, 1, &many("to-guest"));
+    world.breathe();
+    for flow in 0..320 {
+        world.arrive(&tagged(&udp(mac(0), STRANGER, flow, 53), 100));
+    }
+    let (mut rounds, mut heard) = (0, 0);
+    while heard < 320 {
+        world.breathe();
+        world.ports[0].take();
+        heard += world.ports[1].take().len();
+        rounds += 1;
+        assert!(rounds < 100, "all are delivered");
+    }
+    assert!(rounds > 20, "{rounds} rounds for what were 5 batches");
+}
+
+#[test]
+fn copy_for_a_listener_is_judged_as_it_is_written() {
+    let mut world = heard();
+    let rules = "direction=to-guest action=allow protocol=udp destination-ports=53";
+    let filter = filter(&mut world, 1, rules);
+    world.breathe();
+    let [allowed, refused] = [53, 54].map(|port| udp(mac(0), STRANGER, 1, port));
+    // Without the network's tag each has one: more than one is refused.
+    for sent in [
+        &tagged(&refused, 0),
+        &tagged(&allowed, 0),
+        &tagged(&tagged(&allowed, 0), 0),
+    ] {
+        world.arrive(&tagged(sent, 100));
+    }
+    world.breathe();
+    assert_eq!(world.ports[1].got(), [tagged(&allowed, 0)]);
+    assert_eq!(counts(filter.to_guest.as_deref()), [1]);
+    assert_eq!(world.ports[1].counters.to_guest_filter.get(), 1);
+    assert_eq!(world.ports[1].counters.to_guest_filter_headers.get(), 1);
 }

@@ -46,7 +46,8 @@ impl Mirror {
         self.spoiled = true;
     }
 
-    /// The frame is whole. Groups go to all anyway.
+    /// The frame is whole. Groups go to all anyway. What asking the listeners' filter rules was work for, in frames of a
+    /// turn.
     #[cold]
     pub(super) fn give(
         &mut self,
@@ -54,15 +55,15 @@ impl Mirror {
         members: &Members,
         counters: &PairCounters,
         network: &mut dyn Network,
-    ) {
+    ) -> usize {
         let Some(bytes) = self.frame.first_chunk::<LOOK_BYTES>() else {
-            return;
+            return 0;
         };
         let Head { to, tags, .. } = ethernet::head(bytes);
         let vlan = tags.vlan();
         let port = match members.table.find(Station::new(vlan, to)) {
-            _ if self.spoiled => return,
-            Destination::Group => return,
+            _ if self.spoiled => return 0,
+            Destination::Group => return 0,
             Destination::Port(port) => Some(port),
             Destination::Host | Destination::Unknown | Destination::Nobody => None,
         };
@@ -73,6 +74,6 @@ impl Mirror {
             counters,
         };
         let way = port.and_then(|port| members.lanes(port).first().copied());
-        several.give(members.listeners(vlan, None, port, way), members, network);
+        several.give(members.listeners(vlan, None, port, way), members, network)
     }
 }
