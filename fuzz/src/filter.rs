@@ -11,6 +11,8 @@ direction=to-guest action=deny protocol=udp source=10.0.0.0/8 destination-ports=
 direction=to-guest action=allow protocol=udp source-ports=53,67-68
 direction=to-guest action=deny protocol=tcp destination=2001:db8::/32 destination-ports=22,80-443
 direction=to-guest action=allow protocol=tcp
+direction=to-guest action=deny mark=2
+direction=to-guest action=allow protocol=udp mark=1
 direction=to-guest action=allow protocol=icmp icmp-type=8
 direction=to-guest action=deny protocol=icmpv6 icmp-type=134/0
 direction=to-guest action=allow protocol=icmpv6
@@ -29,6 +31,7 @@ struct Input<'a> {
 struct Frame<'a> {
     kind: Kind,
     tagged: bool,
+    mark: Option<u8>,
     packet: &'a [u8],
 }
 
@@ -59,6 +62,7 @@ pub fn run(data: &[u8]) {
         let tag: &[u8] = if frame.tagged { &[0x81, 0, 0, 7] } else { &[] };
         let bytes = [&[2; 12][..], tag, &u16::to_be_bytes(kind), frame.packet].concat();
         let head = &bytes[..bytes.len().min(LOOK_BYTES)];
+        filter.mark(frame.mark.map(|mark| u32::from(mark) % 4));
         let passes = filter.lets_pass(head, bytes.len());
         assert_eq!(passes, filter.looks_up(head, bytes.len()), "{frame:?}");
         if passes {

@@ -292,7 +292,7 @@ fn rules_of_the_api_hold_for_every_frame_after_the_answer() {
     let only = |port: u16| {
         let (direction, protocol) = ("from-guest", "udp");
         json!({"rules": [{
-            "direction": direction, "action": "allow", "protocol": protocol, "destination-ports": [port], "mark": 7,
+            "direction": direction, "action": "allow", "protocol": protocol, "destination-ports": [port],
         }]})
     };
     let sent = |port| udp(STRANGER, mac(0), HOST, port);
@@ -322,7 +322,14 @@ fn rules_of_the_api_hold_for_every_frame_after_the_answer() {
     assert_eq!(counter(&lan, 0, "from_guest_filter"), 100);
     let port = api.get("/v1/ports/vm0");
     assert_eq!(port["filter"]["rules"], 1);
-    assert_eq!(port["configuration"]["rule"][0]["mark"], 7, "{port}");
+    assert_eq!(port["configuration"]["rule"][0]["protocol"], "udp", "{port}");
+    put(
+        &json!({"rules": [{"direction": "to-guest", "action": "deny", "mark": 7}], "to-guest-default": "allow"}),
+    );
+    assert_eq!(api.get(path)["rules"][0]["mark"], 7);
+    // No frame from another port has one, nor one of a NIC that notes none.
+    lan.wire.send(&udp(mac(0), STRANGER, HOST, 1));
+    assert_eq!(lan.received(0), udp(mac(0), STRANGER, HOST, 1));
     // None any more.
     put(&json!({"rules": []}));
     lan.send(0, &sent(1));

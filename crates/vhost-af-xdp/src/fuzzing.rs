@@ -19,7 +19,7 @@ use crate::nic::endpoint::COPY_BYTES;
 use crate::nic::interfaces::Interfaces;
 use crate::port::{Joined, Port};
 use crate::switch::ethernet::{self, Tags};
-use crate::switch::filter::{Action, Classifier, FilterConfig, FlowKey, PortFilter, Rule};
+use crate::switch::filter::{Action, Classifier, Facts, FilterConfig, FlowKey, PortFilter, Rule};
 use crate::switch::from_guest::GuestFrame;
 use crate::switch::gso::GsoPacket;
 use crate::switch::guard::{self, Lock};
@@ -253,6 +253,7 @@ impl Addresses {
 pub struct Filter {
     classifier: Classifier,
     counters: PairCounters,
+    mark: Option<u32>,
 }
 
 impl Filter {
@@ -268,18 +269,28 @@ impl Filter {
         Some(Self {
             classifier: filter.for_a_lane()?.to_guest?,
             counters: PairCounters::default(),
+            mark: None,
         })
+    }
+
+    /// Frames have that mark from now on.
+    pub fn mark(&mut self, mark: Option<u32>) {
+        self.mark = mark;
     }
 
     /// Whether a frame passes. `head`: its first bytes; `len`: its length.
     pub fn lets_pass(&mut self, head: &[u8], len: usize) -> bool {
-        self.classifier.lets_pass(head, len, &self.counters)
+        let facts = Facts {
+            mark: self.mark,
+            ..Facts::of_len(len)
+        };
+        self.classifier.lets_pass(head, facts, &self.counters)
     }
 
     /// The same without the cache.
     #[must_use]
     pub fn looks_up(&self, head: &[u8], len: usize) -> bool {
-        FlowKey::of(head, len).is_ok_and(|looked| self.classifier.look_up(&looked.key).allows)
+        FlowKey::of(head, len).is_ok_and(|looked| self.classifier.look_up(&looked.key, self.mark).allows)
     }
 
     /// Frames whose flow was known, and was not.

@@ -22,7 +22,7 @@ use xsk::{Frame, RxDesc, Umem, UmemOffset};
 
 use super::bytes::{UmemRange, received_bytes_mut};
 use super::checksums::{self, Looks};
-use super::filter::Classifier;
+use super::filter::{Classifier, Facts};
 use super::guard::LOOK_BYTES;
 use super::limits::BATCH;
 use super::rate_limit::{Cost, Policer};
@@ -85,7 +85,7 @@ impl Admission<'_, '_> {
                 piece.len as usize
             };
             let is_read = umem.read(piece.data, &mut head[..known]).is_some();
-            if !is_read || !filter.lets_pass(&head[..known], len, counters) {
+            if !is_read || !filter.lets_pass(&head[..known], Facts::of_len(len), counters) {
                 return false;
             }
         }

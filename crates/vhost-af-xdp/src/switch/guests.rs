@@ -20,7 +20,7 @@ use offload::segment::{Gso, GsoKind};
 use virtqueue::{ChainId, Chains, MemoryMap};
 
 use super::bytes::guest_to_guest;
-use super::filter::Classifier;
+use super::filter::{Classifier, Facts};
 use super::from_guest::{GuestFrame, Put, Sender, Sink, Turn};
 use super::gso::{FromChain, GsoPacket};
 use super::guard::Guard;
@@ -248,8 +248,11 @@ impl<'a> Passing<'a> {
             .request
             .csum
             .map(offload::checksum::ChecksumAt::field);
-        let known = (frame.sending.len as usize, stored);
-        let admits = |filter: &mut &mut Classifier| filter.admits(frame.head, known, counters);
+        let facts = Facts {
+            stored,
+            ..Facts::of_len(frame.sending.len as usize)
+        };
+        let admits = |filter: &mut &mut Classifier| filter.admits(frame.head, facts, counters);
         let Some(verdict) = self.filter.as_mut().and_then(admits) else {
             return Ok(Passed::Dropped);
         };

@@ -21,7 +21,7 @@ use std::time::Duration;
 use device::counters::PairCounters;
 use virtqueue::Chains;
 
-use super::filter::{Classifier, LaneFilter};
+use super::filter::{Classifier, Facts, LaneFilter};
 use super::guard::Guard;
 pub(crate) use super::lane_id::{LaneId, SlotAt};
 use super::members::Members;
@@ -97,16 +97,16 @@ impl<'a> Peer<'a> {
     /// Whether rules let it have a frame, which does not come again; counted if not. `head`: its first bytes, all of them
     /// or as many as are looked at.
     #[inline]
-    pub(crate) fn lets_pass(&mut self, head: &[u8], len: usize) -> bool {
+    pub(crate) fn lets_pass(&mut self, head: &[u8], facts: Facts) -> bool {
         match &mut self.filter {
-            Some(filter) => filter.lets_pass(head, len, self.counters),
+            Some(filter) => filter.lets_pass(head, facts, self.counters),
             None => true,
         }
     }
 
     /// The same, where the work is nobody's: such frames are few.
     pub(crate) fn lets_pass_at_last(&mut self, frame: &[u8]) -> bool {
-        let admits = self.lets_pass(frame, frame.len());
+        let admits = self.lets_pass(frame, Facts::of_len(frame.len()));
         let _ = self.take_work();
         admits
     }

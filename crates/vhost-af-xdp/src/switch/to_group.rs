@@ -8,6 +8,7 @@ use offload::packet::{self, HEADERS_MAX};
 use offload::verify;
 
 use super::ethernet::{ADDRESS_BYTES, TAG_BYTES};
+use super::filter::Facts;
 use super::guard::LOOK_BYTES;
 use super::lane::{Network, Peer};
 use super::members::{Guest, Members};
@@ -157,7 +158,7 @@ impl<'a> TwoParts<'a> {
         addresses.copy_from_slice(self.0);
         let known = rest.len().min(self.1.len());
         rest[..known].copy_from_slice(&self.1[..known]);
-        peer.lets_pass(&head[..self.0.len() + known], self.len() as usize)
+        peer.lets_pass(&head[..self.0.len() + known], Facts::of_len(self.len() as usize))
     }
 }
 

@@ -26,6 +26,7 @@ use super::bucket::Ticks;
 use super::bytes::UmemRange;
 use super::checksums::PrivateLook;
 use super::ethernet::{self, Head, LOOK_BYTES};
+use super::filter::Facts;
 use super::flows::{FLOW_BYTES, Flow};
 use super::guard::LOOK_BYTES as LONG_LOOK_BYTES;
 use super::lane::{Blame, Lane, Near, Network, Stopped, Work};
@@ -291,7 +292,7 @@ impl<N: Lent> UplinkLane<N> {
         } else {
             piece.len as usize
         };
-        let admits = peer.lets_pass(head, len);
+        let admits = peer.lets_pass(head, Facts::of_len(len));
         self.owed += peer.take_work();
         admits
     }

@@ -23,7 +23,6 @@ struct Place {
     station: u64,
     /// It is valid in this one only; 0: in none.
     generation: u32,
-    mark: u32,
     slot: RuleSlot,
     port: PortNumber,
     to: To,
@@ -47,7 +46,6 @@ impl Place {
         key: FlowKey::NONE,
         station: 0,
         generation: 0,
-        mark: 0,
         slot: RuleSlot(0),
         port: PortNumber(0),
         to: To::Nobody,
@@ -71,7 +69,6 @@ impl Place {
             key: *key,
             station,
             generation,
-            mark: verdict.mark,
             slot: verdict.slot,
             port,
             to,
@@ -84,7 +81,6 @@ impl Place {
         let verdict = Verdict {
             allows: self.allows,
             slot: self.slot,
-            mark: self.mark,
         };
         let destination = match self.to {
             To::Port => Destination::Port(self.port),

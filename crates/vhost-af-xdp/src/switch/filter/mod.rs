@@ -6,8 +6,8 @@
 //! message.
 //!
 //! A lane has for each direction what it judges by ([`Classifier`]): the compiled rules, and in front of them a cache of
-//! decisions for flows that were seen ([`FlowCache`]). A flow is all that rules look at ([`FlowKey`]) and the station
-//! that the frame is for. What is found there costs the same however many rules there are. What is not found is looked up
+//! decisions for flows that were seen ([`FlowCache`]). A flow is all that rules look at ([`FlowKey`], and its mark) and
+//! the station that the frame is for. What is found there costs the same however many rules there are. What is not found is looked up
 //! in the rules, whose cost is bounded ([`Rules::find`]), and counts as work of whoever sends the frame
 //! ([`Classifier::take_work`]): a flood of new flows shortens the turns of who floods.
 //!
@@ -117,6 +117,26 @@ pub(crate) struct LaneFilter {
     pub(crate) to_guest: Option<Classifier>,
 }
 
+/// What is known of a frame that a guest is to get, beside its first bytes.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Facts {
+    pub(crate) len: usize,
+    /// Where its sender asks for a checksum to be stored. In what was looked at that would make another frame of it.
+    pub(crate) stored: Option<usize>,
+    /// Of its flow, as the program at the NIC noted it; `None`: it has none, or came from elsewhere.
+    pub(crate) mark: Option<u32>,
+}
+
+impl Facts {
+    /// One of that length of which nothing else is known.
+    pub(crate) fn of_len(len: usize) -> Self {
+        Self {
+            len,
+            ..Self::default()
+        }
+    }
+}
+
 /// What was found for a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Decision {
@@ -143,33 +163,34 @@ impl Classifier {
         }
     }
 
-    /// Decides about a flow. `hash`: any hash of the flow, the NIC's or [`FlowKey::hash`]; `station`: what else decides
-    /// where the frame goes, which `find` looks up where the cache does not know it. `counters`: of the lane.
+    /// Decides about a flow. `hash`: any hash of the flow, the NIC's or [`FlowKey::hash`]; `beside`: what else decides. Of
+    /// what a guest sends that is the station, of which `find` says where frames to it go where the cache does not know
+    /// it; of what it gets the mark, which rules look at. `counters`: of the lane.
     #[inline]
     pub(crate) fn decide(
         &mut self,
-        (key, station, hash): (&FlowKey, u64, u64),
+        (key, beside, hash): (&FlowKey, u64, u64),
         counters: &PairCounters,
         find: impl FnOnce() -> Destination,
     ) -> Decision {
-        if let Some((verdict, destination)) = self.cache.find(key, station, hash) {
+        if let Some((verdict, destination)) = self.cache.find(key, beside, hash) {
             counters.filter_hits.add(1);
             meter::looked_up(1, 0);
             return Decision { verdict, destination };
         }
-        self.miss((key, station, hash), counters, find())
+        self.miss((key, beside, hash), counters, find())
     }
 
     #[cold]
     #[inline(never)]
     fn miss(
         &mut self,
-        (key, station, hash): (&FlowKey, u64, u64),
+        (key, beside, hash): (&FlowKey, u64, u64),
         counters: &PairCounters,
         destination: Destination,
     ) -> Decision {
-        let verdict = self.rules.find(key);
-        let evicts = self.cache.note(key, station, hash, (verdict, destination));
+        let verdict = self.rules.find(key, beside);
+        let evicts = self.cache.note(key, beside, hash, (verdict, destination));
         counters.filter_misses.add(1);
         counters.filter_evictions.add(evicts.into());
         // What the worker did, whichever lane it was for.
@@ -181,18 +202,17 @@ impl Classifier {
 
     /// What the rules say of a flow, whatever the cache knows.
     #[cfg(feature = "fuzzing")]
-    pub(crate) fn look_up(&self, key: &FlowKey) -> Verdict {
-        self.rules.find(key)
+    pub(crate) fn look_up(&self, key: &FlowKey, mark: Option<u32>) -> Verdict {
+        self.rules.find(key, mark.unwrap_or(0).into())
     }
 
     /// Whether the guest gets a frame, which is counted if it does not. `head`: the frame's first bytes, all of them or as
-    /// many as tell its flow; `len`: its length; `stored`: where its sender asks for a checksum to be stored. In what was
-    /// looked at that would make another frame of it.
+    /// many as tell its flow.
     #[inline]
     pub(crate) fn admits(
         &mut self,
         head: &[u8],
-        (len, stored): (usize, Option<usize>),
+        Facts { len, stored, mark }: Facts,
         counters: &PairCounters,
     ) -> Option<Verdict> {
         let head = &head[..head.len().min(LOOK_BYTES)];
@@ -203,7 +223,7 @@ impl Classifier {
             counters.to_guest_filter_headers.add(1);
             return None;
         };
-        let flow = (&key, 0, key.hash());
+        let flow = (&key, mark.unwrap_or(0).into(), key.hash());
         let Decision { verdict, .. } = self.decide(flow, counters, || Destination::Unknown);
         if !verdict.allows {
             self.count(verdict);
@@ -215,8 +235,8 @@ impl Classifier {
 
     /// The same of a frame that does not come again.
     #[inline]
-    pub(crate) fn lets_pass(&mut self, head: &[u8], len: usize, counters: &PairCounters) -> bool {
-        let verdict = self.admits(head, (len, None), counters);
+    pub(crate) fn lets_pass(&mut self, head: &[u8], facts: Facts, counters: &PairCounters) -> bool {
+        let verdict = self.admits(head, facts, counters);
         verdict.is_some_and(|verdict| {
             self.count(verdict);
             true

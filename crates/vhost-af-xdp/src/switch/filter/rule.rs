@@ -45,8 +45,8 @@ pub(crate) struct Rule {
     destination_ports: Option<Ports>,
     /// And code.
     icmp: Option<(u8, Option<u8>)>,
-    /// 0: none.
-    pub(crate) mark: u32,
+    /// That the NIC's queue has noted of the frame's flow; 0: any, and none.
+    mark: u32,
 }
 
 /// Ranges of ports, first and last, in ascending order, apart from each other.
@@ -192,6 +192,11 @@ impl Rule {
         if icmp.is_some_and(|version| said.is_some_and(|said| said != version)) {
             return Err("protocol: icmp is IPv4's, icmpv6 is IPv6's: give the other one".to_owned());
         }
+        if self.mark != 0 && self.direction == Direction::FromGuest {
+            return Err(
+                "mark: frames have one that come from a NIC: give it to rules to-guest only".to_owned(),
+            );
+        }
         if self.icmp.is_some() && icmp.is_none() {
             return Err("icmp-type: goes with protocol icmp or icmpv6: name one".to_owned());
         }
@@ -251,6 +256,11 @@ impl Rule {
             }
             None => Ports::intervals(self.destination_ports.as_ref()),
         }
+    }
+
+    /// Marks that it matches; `None`: any, and none.
+    pub(super) fn mark(&self) -> Option<u64> {
+        Some(u64::from(self.mark)).filter(|&mark| mark != 0)
     }
 
     /// What was said, key by key.

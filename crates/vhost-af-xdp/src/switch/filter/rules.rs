@@ -24,15 +24,6 @@ pub(crate) struct RuleSlot(pub(crate) u16);
 pub(crate) struct Verdict {
     pub(crate) allows: bool,
     pub(crate) slot: RuleSlot,
-    /// The rule's; 0: none.
-    pub(crate) mark: u32,
-}
-
-/// What a rule does.
-#[derive(Debug, Clone, Copy)]
-struct Does {
-    allows: bool,
-    mark: u32,
 }
 
 /// See the module's head.
@@ -43,7 +34,10 @@ pub(crate) struct Rules {
     destinations: Dimension<u128>,
     source_ports: Dimension<u32>,
     destination_ports: Dimension<u32>,
-    does: Vec<Does>,
+    /// `None`: no rule names one.
+    marks: Option<Dimension<u64>>,
+    /// By slot: whether it allows.
+    allow: Vec<bool>,
     /// Those that are in the port's list, by slot.
     numbers: Vec<usize>,
     default: Action,
@@ -72,6 +66,11 @@ impl Rules {
             });
             Dimension::new(count, intervals, 0)
         };
+        let marks = each().map(|(at, rule)| {
+            let mark = rule.mark();
+            (at, mark.unwrap_or(0), mark.map(|mark| mark + 1))
+        });
+        let names_marks = rules.iter().any(|(_, rule)| rule.mark().is_some());
         let kinds = each().flat_map(|(at, rule)| {
             let its = rule.kinds().into_iter();
             its.map(move |(first, last)| (at, first, last.checked_add(1)))
@@ -82,12 +81,8 @@ impl Rules {
             destinations: addresses(Rule::destinations),
             source_ports: ports(Rule::source_ports),
             destination_ports: ports(Rule::destination_ports),
-            does: each()
-                .map(|(_, rule)| Does {
-                    allows: rule.action == Action::Allow,
-                    mark: rule.mark,
-                })
-                .collect(),
+            marks: names_marks.then(|| Dimension::new(count, marks, 0)),
+            allow: each().map(|(_, rule)| rule.action == Action::Allow).collect(),
             numbers: rules.iter().map(|(number, _)| *number).collect(),
             default,
             to_guest: direction == Direction::ToGuest,
@@ -95,27 +90,25 @@ impl Rules {
         }
     }
 
-    /// What they say of a frame.
-    pub(crate) fn find(&self, key: &FlowKey) -> Verdict {
-        if let Some(at) = self.first(key) {
-            let Does { allows, mark } = self.does[at];
+    /// What they say of a frame. `beside`: of what a guest gets its mark, 0: none; of what it sends something that no rule
+    /// looks at.
+    pub(crate) fn find(&self, key: &FlowKey, beside: u64) -> Verdict {
+        if let Some(at) = self.first(key, beside) {
             return Verdict {
-                allows,
+                allows: self.allow[at],
                 slot: slot(at),
-                mark,
             };
         }
         let is_default = self.default == Action::Allow || !key.is_of_the_link(self.to_guest);
         Verdict {
             allows: !is_default || self.default == Action::Allow,
-            slot: slot(self.does.len() + usize::from(!is_default)),
-            mark: 0,
+            slot: slot(self.allow.len() + usize::from(!is_default)),
         }
     }
 
     /// The place of the first that matches.
-    fn first(&self, key: &FlowKey) -> Option<usize> {
-        let words = words_for(self.does.len());
+    fn first(&self, key: &FlowKey, mark: u64) -> Option<usize> {
+        let words = words_for(self.allow.len());
         let (mut found, mut room) = ([u64::MAX; MOST_WORDS], [0; MOST_WORDS]);
         let (found, room) = (&mut found[..words], &mut room[..words]);
         self.kinds.narrow(kind_of(key), found, room);
@@ -125,6 +118,9 @@ impl Rules {
         self.source_ports.narrow(port(key.source_port()), found, room);
         self.destination_ports
             .narrow(port(key.destination_port()), found, room);
+        if let Some(marks) = &self.marks {
+            marks.narrow(mark, found, room);
+        }
         let word = found.iter().position(|&word| word != 0)?;
         Some(word * 64 + found[word].trailing_zeros() as usize)
     }
@@ -132,7 +128,7 @@ impl Rules {
     /// What a look at them is work for, in frames of a turn.
     #[inline]
     pub(super) fn miss_work(&self) -> u64 {
-        (1 + self.does.len() / RULES_A_FRAME) as u64
+        (1 + self.allow.len() / RULES_A_FRAME) as u64
     }
 
     /// Frames that a slot decided about.
@@ -149,7 +145,7 @@ impl Rules {
 
     /// Frames that none matched: by default, and such as passed although the default refuses.
     pub(crate) fn default_counts(&self) -> [u64; 2] {
-        let count = |at: usize| self.counters[self.does.len() + at].get();
+        let count = |at: usize| self.counters[self.allow.len() + at].get();
         [count(0), count(1)]
     }
 
@@ -165,8 +161,9 @@ impl Rules {
             + self.sources.bytes()
             + self.destinations.bytes()
             + self.source_ports.bytes()
-            + self.destination_ports.bytes();
-        dimensions + self.does.len() * (size_of::<Does>() + size_of::<RuleCounter>() + size_of::<usize>())
+            + self.destination_ports.bytes()
+            + self.marks.as_ref().map_or(0, Dimension::bytes);
+        dimensions + self.allow.len() * (size_of::<bool>() + size_of::<RuleCounter>() + size_of::<usize>())
     }
 }
 

@@ -9,6 +9,7 @@ use super::{UplinkLane, first_bytes};
 use crate::nic::lent::Lent;
 use crate::switch::bytes::UmemRange;
 use crate::switch::ethernet::{self, LOOK_BYTES};
+use crate::switch::filter::Facts;
 use crate::switch::guard::LOOK_BYTES as LONG_LOOK_BYTES;
 use crate::switch::lane::Network;
 use crate::switch::limits::BATCH;
@@ -69,7 +70,7 @@ impl<N: Lent> UplinkLane<N> {
                 if inbox.is_filtered {
                     let mut head = [0; LONG_LOOK_BYTES];
                     let head = first_bytes(umem, &self.group[0], &mut head);
-                    let admits = peer.lets_pass(head, len as usize);
+                    let admits = peer.lets_pass(head, Facts::of_len(len as usize));
                     let work = peer.take_work();
                     self.owed += work;
                     self.of_groups += work;

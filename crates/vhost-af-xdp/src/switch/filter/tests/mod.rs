@@ -12,7 +12,7 @@ use crate::switch::table::PortNumber;
 
 fn compiled(rules: &[Rule], default: Action) -> Rules {
     let numbered: Vec<(usize, &Rule)> = rules.iter().enumerate().collect();
-    Rules::new(&numbered, default, Direction::FromGuest)
+    Rules::new(&numbered, default, Direction::ToGuest)
 }
 
 fn key(packet: &Packet) -> FlowKey {
@@ -23,8 +23,7 @@ fn key(packet: &Packet) -> FlowKey {
 }
 
 fn rule(words: &str) -> Rule {
-    Rule::of_words(&format!("direction=from-guest {words}"))
-        .unwrap_or_else(|error| panic!("{words}: {error}"))
+    Rule::of_words(&format!("direction=to-guest {words}")).unwrap_or_else(|error| panic!("{words}: {error}"))
 }
 
 fn udp(port: u16) -> Packet {
@@ -37,6 +36,7 @@ fn udp(port: u16) -> Packet {
         ports: (1024, port),
         fragment: Fragment::Whole,
         further: 0,
+        mark: 0,
     }
 }
 
@@ -53,18 +53,17 @@ proptest! {
         let (wanted, said): (Vec<Wanted>, Vec<Rule>) = rules.into_iter().unzip();
         let rules = compiled(&said, default);
         for packet in packets {
-            let found = rules.find(&key(&packet));
+            let found = rules.find(&key(&packet), packet.mark.into());
             match reference(&wanted, &packet) {
                 Some((at, action)) => {
                     let verdict = Verdict {
                         allows: action == Action::Allow,
                         slot: RuleSlot(at as u16),
-                        mark: wanted[at].mark,
                     };
                     prop_assert_eq!(found, verdict, "{:?}", packet);
                 }
                 None => {
-                    let is_of_the_link = key(&packet).is_of_the_link(false);
+                    let is_of_the_link = key(&packet).is_of_the_link(true);
                     prop_assert_eq!(found.allows, allows || is_of_the_link, "{:?}", packet);
                     let behind = usize::from(!allows && is_of_the_link);
                     prop_assert_eq!(usize::from(found.slot.0), wanted.len() + behind);
@@ -101,10 +100,10 @@ proptest! {
                 }
                 _ => {
                     let key = key(&packets[usize::from(at) % packets.len()]);
-                    // All flows in one set, or each by its number.
+                    // What rules look at as a mark, too. All flows in one set, or each by its number.
                     let hash = if same_hash { 7 } else { u64::from(at) };
                     let found = cached.decide((&key, station, hash), &counters, || destination(station, table));
-                    let wanted = compiled(&lists[list], Action::Deny).find(&key);
+                    let wanted = compiled(&lists[list], Action::Deny).find(&key, station);
                     prop_assert_eq!(found.verdict, wanted);
                     prop_assert_eq!(found.destination, destination(station, table));
                 }
@@ -169,7 +168,7 @@ fn first_of_ten_thousand_rules_decides() {
         let [_, a, b, c] = at.to_be_bytes();
         rule(&format!(
             "action=allow protocol=udp destination=10.{a}.{b}.{c} mark={}",
-            at + 1
+            at % 7 + 1
         ))
     };
     let mut list: Vec<Rule> = (0..5000).map(each).collect();
@@ -182,17 +181,21 @@ fn first_of_ten_thousand_rules_decides() {
             destination: IpAddr::V4(Ipv4Addr::new(10, a, b, c)),
             ..udp(80)
         };
-        let found = rules.find(&key(&packet));
+        let find = |mark: u32| rules.find(&key(&packet), mark.into());
+        let found = find(at % 7 + 1);
         match at {
             5000 => assert_eq!((found.allows, found.slot.0), (false, 10_000)),
-            at => assert_eq!((u32::from(found.slot.0), found.mark), (at, at + 1)),
+            at => assert_eq!(u32::from(found.slot.0), at),
+        }
+        for other in [0, at % 7 + 2] {
+            assert_eq!((find(other).allows, find(other).slot.0), (false, 10_000));
         }
     }
     let other = Packet {
         destination: IpAddr::V4(Ipv4Addr::new(11, 0, 0, 1)),
         ..udp(9)
     };
-    assert_eq!(rules.find(&key(&other)).slot.0, 9999);
+    assert_eq!(rules.find(&key(&other), 0).slot.0, 9999);
     assert!(rules.bytes() < 4 << 20, "{}", rules.bytes());
 }
 
@@ -204,11 +207,46 @@ fn most_memory_that_ten_thousand_rules_take_is_bounded() {
     let each = |at: u32| {
         let [_, a, b, c] = at.to_be_bytes();
         rule(&format!(
-            "{words} source=10.{a}.{b}.{c} destination=11.{a}.{b}.{c}"
+            "{words} source=10.{a}.{b}.{c} destination=11.{a}.{b}.{c} mark={}",
+            at + 1
         ))
     };
     let rules = compiled(&(0..10_000).map(each).collect::<Vec<_>>(), Action::Deny);
     assert!(rules.bytes() < 24 << 20, "{}", rules.bytes());
+}
+
+#[test]
+fn frame_without_a_mark_matches_no_rule_that_names_one() {
+    let rules = [
+        rule("action=allow protocol=udp mark=7"),
+        rule("action=deny protocol=udp mark=0xffffffff"),
+        rule("action=allow protocol=udp destination-ports=53"),
+    ];
+    let mut classifier = Classifier::new(Arc::new(compiled(&rules, Action::Deny)));
+    let counters = PairCounters::default();
+    let mut passes = |port, mark| {
+        let facts = Facts {
+            mark,
+            ..Facts::of_len(300)
+        };
+        classifier.lets_pass(&udp(port).bytes(), facts, &counters)
+    };
+    // Twice: the second time the flow is known, with that mark.
+    for _ in 0..2 {
+        for (mark, both) in [
+            (None, [true, false]),
+            (Some(0), [true, false]),
+            (Some(7), [true, true]),
+            (Some(8), [true, false]),
+            (Some(u32::MAX), [false, false]),
+        ] {
+            assert_eq!([passes(53, mark), passes(54, mark)], both, "{mark:?}");
+        }
+    }
+    assert_eq!(
+        (counters.filter_misses.get(), counters.filter_hits.get()),
+        (8, 12)
+    );
 }
 
 #[test]
@@ -220,7 +258,7 @@ fn later_fragment_matches_no_rule_that_names_ports() {
     let rules = compiled(&rules, Action::Deny);
     let of = |fragment| {
         let packet = Packet { fragment, ..udp(53) };
-        rules.find(&key(&packet)).slot.0
+        rules.find(&key(&packet), 0).slot.0
     };
     assert_eq!(
         [of(Fragment::Whole), of(Fragment::First), of(Fragment::Later)],
@@ -245,8 +283,8 @@ fn link_works_without_a_rule_and_not_against_one() {
         ethertype: Some(0x88cc),
         ..udp(0)
     };
-    let passes = |rules: &Rules, packet: &Packet| rules.find(&key(packet)).allows;
-    let none = compiled(&[], Action::Deny);
+    let passes = |rules: &Rules, packet: &Packet| rules.find(&key(packet), 0).allows;
+    let none = Rules::new(&[], Action::Deny, Direction::FromGuest);
     for kind in [130, 131, 132, 133, 135, 136, 143] {
         assert!(passes(&none, &message(kind)), "{kind}");
     }
@@ -273,7 +311,8 @@ fn default_follows_from_the_rules_where_it_is_not_said() {
     let mut config = FilterConfig::default();
     assert_eq!(config.default_for(Direction::FromGuest), Action::Allow);
     assert!(PortFilter::new(&config).is_empty());
-    config.rules.push(rule("action=allow protocol=tcp"));
+    let words = "direction=from-guest action=allow protocol=tcp";
+    config.rules.push(Rule::of_words(words).expect(words));
     assert_eq!(config.default_for(Direction::FromGuest), Action::Deny);
     assert_eq!(config.default_for(Direction::ToGuest), Action::Allow);
     config.from_guest_default = Some(Action::Allow);
@@ -353,6 +392,7 @@ fn keys_that_cannot_be_together_are_refused_with_the_remedy() {
         ),
         ("direction=to-guest action=deny protocol=sip", "protocol", "tcp"),
         ("direction=to-guest action=deny mark=0", "mark", "1 to"),
+        ("direction=from-guest action=deny mark=1", "mark", "to-guest only"),
     ] {
         let error = Rule::of_words(words).expect_err(words);
         assert!(
@@ -367,7 +407,13 @@ fn frame_whose_sender_has_a_sum_stored_in_what_was_looked_at_is_refused() {
     let rules = [rule("action=allow protocol=udp destination-ports=53")];
     let mut classifier = Classifier::new(Arc::new(compiled(&rules, Action::Deny)));
     let (counters, packet) = (PairCounters::default(), udp(53).bytes());
-    let mut admits = |stored| classifier.admits(&packet, (300, stored), &counters).is_some();
+    let mut admits = |stored| {
+        let facts = Facts {
+            stored,
+            ..Facts::of_len(300)
+        };
+        classifier.admits(&packet, facts, &counters).is_some()
+    };
     // IPv4 source, destination port, and where UDP has its own.
     assert_eq!(
         [26, 36, 40].map(|field| admits(Some(field))),
@@ -390,7 +436,7 @@ fn tags_behind_a_tag_hide_nothing() {
     ] {
         let tagged = [&packet[..12], tags, &packet[12..]].concat();
         assert!(
-            !classifier.lets_pass(&tagged, 300 + tags.len(), &counters),
+            !classifier.lets_pass(&tagged, Facts::of_len(300 + tags.len()), &counters),
             "{tags:02x?}"
         );
     }
@@ -410,7 +456,7 @@ fn flood_of_new_flows_evicts_no_more_than_there_is_room_for() {
             source: IpAddr::V4(Ipv4Addr::from_bits(flow)),
             ..udp(53)
         };
-        assert!(classifier.lets_pass(&packet.bytes(), 300, &counters));
+        assert!(classifier.lets_pass(&packet.bytes(), Facts::of_len(300), &counters));
         assert_eq!(classifier.take_work(), 1);
     }
     assert_eq!(
@@ -437,7 +483,7 @@ fn ten_thousand_flows_are_nearly_all_found_again() {
                 source: IpAddr::V4(Ipv4Addr::from_bits(0x0a00_0000 + flow)),
                 ..udp(53)
             };
-            assert!(classifier.lets_pass(&packet.bytes(), 300, &counters));
+            assert!(classifier.lets_pass(&packet.bytes(), Facts::of_len(300), &counters));
         }
     }
     let hits = counters.filter_hits.get();

@@ -29,6 +29,8 @@ pub(super) struct Packet {
     pub(super) fragment: Fragment,
     /// Bytes of options (IPv4, in steps of four), or of a hop-by-hop header (IPv6, in steps of eight).
     pub(super) further: usize,
+    /// That its flow has; 0: none.
+    pub(super) mark: u32,
 }
 
 impl Packet {
@@ -216,6 +218,9 @@ impl Wanted {
         if matches!(self.protocol, Some(1 | 58)) && !packet.is_icmp() {
             return false;
         }
+        if self.mark != 0 && self.mark != packet.mark {
+            return false;
+        }
         if !is_in(self.source, packet.source) || !is_in(self.destination, packet.destination) {
             return false;
         }
@@ -320,7 +325,7 @@ pub(super) fn packet() -> impl Strategy<Value = Packet> {
     let vlan = select(vec![None, None, Some(100)]);
     let further = select(vec![0, 0, 0, 8, 40]);
     let of_ip = (addresses(), protocol(), (port(), port()), fragment);
-    (vlan, ethertype, of_ip, further).prop_map(|(vlan, ethertype, of_ip, further)| {
+    (vlan, ethertype, of_ip, further, mark()).prop_map(|(vlan, ethertype, of_ip, further, mark)| {
         let ((source, destination), protocol, ports, fragment) = of_ip;
         Packet {
             vlan,
@@ -331,8 +336,13 @@ pub(super) fn packet() -> impl Strategy<Value = Packet> {
             ports,
             fragment,
             further,
+            mark,
         }
     })
+}
+
+fn mark() -> impl Strategy<Value = u32> {
+    prop_oneof![3 => Just(0), 3 => 1u32..4, 1 => Just(u32::MAX)]
 }
 
 fn ranges() -> impl Strategy<Value = Vec<(u16, u16)>> {
@@ -362,7 +372,7 @@ pub(super) fn wanted() -> impl Strategy<Value = Wanted> {
         ethertype,
         prop::option::of(protocol()),
         icmp,
-        0u32..4,
+        mark(),
     );
     (what, prefixes, ranges(), ranges()).prop_map(|(what, (source, destination), from_ports, to_ports)| {
         let (deny, ethertype, protocol, icmp, mark) = what;
@@ -384,7 +394,7 @@ pub(super) fn wanted() -> impl Strategy<Value = Wanted> {
 /// Rules that can be, and what they are.
 pub(super) fn rules(most: usize) -> impl Strategy<Value = Vec<(Wanted, Rule)>> {
     let one = wanted().prop_filter_map("keys that cannot be together", |wanted| {
-        let rule = wanted.rule(Direction::FromGuest)?;
+        let rule = wanted.rule(Direction::ToGuest)?;
         Some((wanted, rule))
     });
     prop::collection::vec(one, 0..most)
