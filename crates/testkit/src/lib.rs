@@ -26,6 +26,7 @@ mod cgroup;
 pub mod daemon;
 pub mod directory;
 pub mod driver;
+pub mod filter_rules;
 pub mod foreign;
 pub mod four_ports;
 pub mod frame;

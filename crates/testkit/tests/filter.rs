@@ -9,44 +9,15 @@ use rstest::rstest;
 use serde_json::{Value, json};
 use testkit::api::{open_dir, with_api};
 use testkit::daemon::DIR;
+use testkit::filter_rules::{HOST, framed, tables as rules, udp};
 use testkit::frame::{ipv4, ipv6, udp_ports};
 use testkit::lan::{BROADCAST, Lan, STRANGER, file, mac, port, tagged};
 use testkit::{DriverConfig, Layout, Serve, VethPair, require, wait};
 
-const HOST: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 const OTHER: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 1);
 
 fn v6(last: u16) -> Ipv6Addr {
     Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, last)
-}
-
-fn rule(words: &str) -> String {
-    let keys = words.split(' ').map(|word| {
-        let (key, value) = word.split_once('=').expect("key=value");
-        format!("{key} = \"{value}\"\n")
-    });
-    keys.collect()
-}
-
-/// Tables of rules of a port.
-fn rules(guest: usize, list: &[&str]) -> String {
-    let table = |words: &&str| format!("[[port.vm{guest}.rule]]\n{}", rule(words));
-    list.iter().map(table).collect()
-}
-
-fn framed(to: [u8; 6], from: [u8; 6], ethertype: u16, packet: &[u8]) -> Vec<u8> {
-    let mut frame = [&to[..], &from, &ethertype.to_be_bytes(), packet].concat();
-    frame.resize(frame.len().max(60), 0);
-    frame
-}
-
-fn udp(to: [u8; 6], from: [u8; 6], source: Ipv4Addr, port: u16) -> Vec<u8> {
-    framed(
-        to,
-        from,
-        0x0800,
-        &ipv4(source, HOST, 17, &udp_ports([1024, port])),
-    )
 }
 
 fn ping(to: [u8; 6], from: [u8; 6], kind: u8) -> Vec<u8> {
@@ -416,7 +387,7 @@ fn flood_of_new_flows_does_not_displace_what_others_flows_are_known_for() {
 }
 
 #[test]
-fn rules_are_for_ports_of_a_network_and_check_shows_them() {
+fn check_shows_rules_and_why_some_cannot_be() {
     let netns = testkit::NetNs::new("filter");
     let dir = tempfile::tempdir().expect("room");
     let path = dir.path().join("c.toml");
@@ -442,11 +413,27 @@ fn rules_are_for_ports_of_a_network_and_check_shows_them() {
     ] {
         assert!(said.contains(line), "{said}");
     }
-    let alone = format!("[port.vm0]\nsocket-path = \"/run/x\"\nnull = true\n{list}");
-    let (status, said) = check(&alone);
+    // What the kernel puts into guest memory itself nobody can judge before.
+    let alone = |memory: &str, words: &str| {
+        let keys = format!("ifname = \"eth0\"\nmemory = \"{memory}\"\n");
+        format!(
+            "[port.vm0]\nsocket-path = \"/run/x\"\n{keys}{}",
+            rules(0, &[words])
+        )
+    };
+    let to_guest = "direction=to-guest action=allow protocol=tcp";
+    let from_guest = "direction=from-guest action=allow protocol=tcp";
+    let (status, said) = check(&alone("direct", to_guest));
     assert!(!status.success());
-    assert!(
-        said.contains("rule: rules are for ports of a network: name one"),
-        "{said}"
-    );
+    let why = "rule: with memory=direct a frame is in the guest's memory before anybody could judge it";
+    assert!(said.contains(why), "{said}");
+    for (memory, words) in [
+        ("direct", from_guest),
+        ("send-direct", to_guest),
+        ("copy", to_guest),
+    ] {
+        let (status, said) = check(&alone(memory, words));
+        assert!(status.success(), "{said}");
+        assert!(said.contains(&format!("rule          1 {words}")), "{said}");
+    }
 }

@@ -7,14 +7,17 @@ use anyhow::bail;
 use clap::Args;
 
 use super::keys::Written;
-use crate::switch::filter::{Action, FilterConfig, MOST_RULES, Rule};
+use crate::config::Placement;
+use crate::switch::filter::{Action, Direction, FilterConfig, MOST_RULES, Rule};
 
 /// See the module's head.
 #[derive(Debug, Clone, Args)]
 pub(super) struct FilterArgs {
-    /// Which frames the guest may send and gets: rules, of which the first that matches a frame decides
+    /// Which frames the guest may send and gets: rules, of which the first that matches a frame decides, as words with `;`
+    /// between two, for instance "direction=to-guest action=allow protocol=tcp destination-ports=22". May be repeated.
+    /// docs/filter.md has the words
     #[arg(long, value_name = "RULES", value_parser = parse_rules)]
-    rule: Option<RuleList>,
+    rule: Vec<RuleList>,
     /// What becomes of frames of the guest that no rule matches, allow or deny [default: allow; deny, if there are rules
     /// from-guest]
     #[arg(long, value_name = "ACTION", value_parser = Action::of)]
@@ -26,16 +29,24 @@ pub(super) struct FilterArgs {
 
 impl FilterArgs {
     /// Errors: one line, naming the key.
-    pub(super) fn build(self, in_network: bool) -> anyhow::Result<FilterConfig> {
-        let RuleList(rules) = self.rule.unwrap_or_default();
+    pub(super) fn build(self, placement: Placement) -> anyhow::Result<FilterConfig> {
+        let rules: Vec<Rule> = self.rule.into_iter().flat_map(|RuleList(rules)| rules).collect();
+        if rules.len() > MOST_RULES {
+            bail!("rule: {}", too_many());
+        }
         let keys = [
-            (!rules.is_empty(), "rule"),
-            (self.from_guest_default.is_some(), "from-guest-default"),
-            (self.to_guest_default.is_some(), "to-guest-default"),
+            (
+                rules.iter().any(|rule| rule.direction == Direction::ToGuest),
+                "rule",
+            ),
+            (self.to_guest_default == Some(Action::Deny), "to-guest-default"),
         ];
-        if let Some((_, key)) = keys.iter().find(|(said, _)| *said && !in_network) {
+        if placement == Placement::Direct
+            && let Some((_, key)) = keys.iter().find(|(is_said, _)| *is_said)
+        {
             bail!(
-                "{key}: rules are for ports of a network: name one by network, with ifname for a queue of its own there"
+                "{key}: with memory=direct a frame is in the guest's memory before anybody could judge it: use \
+                 memory=send-direct or copy for rules of what a guest gets"
             );
         }
         Ok(FilterConfig {
@@ -71,14 +82,9 @@ impl std::fmt::Display for WrongRule {
 /// Errors: [`WrongRule`].
 pub(super) fn rules_in_words(value: &Written<'_>) -> Result<String, WrongRule> {
     let all = |what: String| WrongRule { number: 0, what };
-    let too_many = || {
-        all(format!(
-            "a port has {MOST_RULES} rules at most: networks and lists of ports make one of several"
-        ))
-    };
     let read: Vec<Result<Rule, String>> = match value {
         Written::Text(text) => rules_of(text).take(MOST_RULES + 1).collect(),
-        Written::List(list) if list.len() > MOST_RULES => return Err(too_many()),
+        Written::List(list) if list.len() > MOST_RULES => return Err(all(too_many())),
         Written::List(list) => list.iter().map(rule_of).collect(),
         _ => {
             return Err(all(
@@ -87,13 +93,17 @@ pub(super) fn rules_in_words(value: &Written<'_>) -> Result<String, WrongRule> {
         }
     };
     if read.len() > MOST_RULES {
-        return Err(too_many());
+        return Err(all(too_many()));
     }
     let words = (1..).zip(read).map(|(number, rule)| {
         let words = rule.map(|rule| rule.to_string());
         words.map_err(|what| WrongRule { number, what })
     });
     Ok(words.collect::<Result<Vec<_>, _>>()?.join("\n"))
+}
+
+fn too_many() -> String {
+    format!("a port has {MOST_RULES} rules at most: networks and lists of ports make one of several")
 }
 
 /// A rule as a table has it.

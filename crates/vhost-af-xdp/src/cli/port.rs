@@ -21,7 +21,6 @@ use super::{keys, offer, offload, sentence};
 use crate::config::{Endpoint, NicConfig, Placement, PortConfig, PortQueues, Segments};
 use crate::nic::endpoint::COPY_BYTES;
 use crate::rates::Rates;
-use crate::switch::filter::FilterConfig;
 
 /// Options that hold for all ports.
 #[derive(Debug, Clone, Args)]
@@ -112,6 +111,8 @@ pub(super) struct PortArgs {
     offer: String,
     #[command(flatten)]
     limits: LimitArgs,
+    #[command(flatten)]
+    filter: FilterArgs,
 }
 
 /// Keys of a port's table in a file: there each port says all of it.
@@ -123,8 +124,6 @@ pub(super) struct PortTableArgs {
     all: AllPortsArgs,
     #[command(flatten)]
     member: MemberArgs,
-    #[command(flatten)]
-    filter: FilterArgs,
 }
 
 impl PortTableArgs {
@@ -144,9 +143,7 @@ impl PortTableArgs {
                 "no network and no interface: name one by network or ifname, or give cable, or null = true"
             );
         }
-        let filter = self.filter.build(network.is_some())?;
-        let port = self.own.build_for(network, &self.all, ports)?;
-        Ok(PortConfig { filter, ..port })
+        self.own.build_for(network, &self.all, ports)
     }
 }
 
@@ -268,7 +265,7 @@ impl PortArgs {
             mac: self.mac,
             vlans: self.vlan.filter(|_| !is_member).unwrap_or_default().0,
             guard: self.guard.build()?,
-            filter: FilterConfig::default(),
+            filter: self.filter.build(placement)?,
             offload,
             offer: offer::parse(&self.offer)
                 .map_err(anyhow::Error::msg)

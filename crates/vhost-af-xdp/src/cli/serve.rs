@@ -12,7 +12,7 @@ use super::port::{AllPortsArgs, PortArgs};
 use crate::config::{Endpoint, PortConfig, ServeConfig};
 
 /// Options that say something of ports: a file has all of that.
-pub(super) const OF_PORTS: [&str; 46] = [
+pub(super) const OF_PORTS: [&str; 49] = [
     "port",
     "socket_path",
     "fd",
@@ -50,6 +50,9 @@ pub(super) const OF_PORTS: [&str; 46] = [
     "to_guest_bits_burst",
     "to_guest_packets",
     "to_guest_packets_burst",
+    "rule",
+    "from_guest_default",
+    "to_guest_default",
     "null",
     "frame_size",
     "mode",
@@ -75,7 +78,7 @@ pub(crate) struct ServeArgs {
     all: AllPortsArgs,
     /// A further guest: KEY=VALUE pairs of socket-path, fd, client, ifname, cable, queues, start-queue, memory,
     /// packet-memory, max-memory, memory-files, mac, vlan, guard, ips, router, dhcp-server, offload, offer (lists joined by `+`
-    /// here), the limits, and of --inhibit and its companions; what is missing comes from the options above. May be
+    /// here), the limits, the rules (lists of ports joined by `+`), and of --inhibit and its companions; what is missing comes from the options above. May be
     /// repeated
     #[arg(long, value_name = "KEY=VALUE,...")]
     port: Vec<String>,

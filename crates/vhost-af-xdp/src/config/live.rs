@@ -4,15 +4,10 @@ use super::file::Table;
 use super::is_guard;
 use crate::rates::is_limit;
 
-/// Keys of a port of a network that the switch's table or its lanes have, beside those of its guard.
-const OF_A_NETWORK: &[&str] = &[
-    "from-guest-default",
-    "hairpin",
-    "isolated",
-    "promiscuous",
-    "rule",
-    "to-guest-default",
-];
+/// Keys of a port of a network that the switch's table has, beside those of its guard.
+const OF_A_NETWORK: &[&str] = &["hairpin", "isolated", "promiscuous"];
+/// Keys of every port that its lanes have.
+const FILTER: &[&str] = &["from-guest-default", "rule", "to-guest-default"];
 /// The same, but for ports that have learned addresses in these VLANs, or queues of their own.
 const VLANS: &[&str] = &["trunk", "vlan"];
 
@@ -25,6 +20,7 @@ pub(crate) fn needing_a_beginning(table: &Table, keys: &[String]) -> Vec<String>
         let key = key.as_str();
         is_limit(key)
             || is_guard(key)
+            || FILTER.contains(&key)
             || (in_network && (OF_A_NETWORK.contains(&key) || (!keeps_vlans && VLANS.contains(&key))))
     };
     keys.iter().filter(|key| !is_live(key)).cloned().collect()
@@ -54,7 +50,7 @@ mod tests {
 
     #[test]
     fn vlan_is_changed_live_in_a_network_only() {
-        let keys = ["vlan", "mac", "to-guest-bits"].map(str::to_owned);
+        let keys = ["vlan", "mac", "to-guest-bits", "rule"].map(str::to_owned);
         assert_eq!(needing_a_beginning(&table(&["network"]), &keys), ["mac"]);
         assert_eq!(needing_a_beginning(&table(&["ifname"]), &keys), ["vlan", "mac"]);
         let own = table(&["ifname", "network"]);

@@ -64,6 +64,7 @@ use crate::nic::interface::RECEIVE_RING;
 use crate::nic::interface_queue::{Coupled, Release};
 use crate::nic::queue::{LinkState, MOST_PIECES, Nic};
 use crate::switch::checksums::PrivateLook;
+use crate::switch::filter::LaneFilter;
 use crate::switch::from_guest::Sender;
 use crate::switch::gso::GsoPacket;
 use crate::switch::guard::Guard;
@@ -329,7 +330,11 @@ impl<N: Nic> Lane for DirectLane<N> {
     }
 
     fn set_guard(&mut self, guard: Option<&Guard>) {
-        self.sender.set_guard(guard);
+        self.sender.gate.set_guard(guard);
+    }
+
+    fn set_filter(&mut self, filter: Option<Box<LaneFilter>>) -> Option<Box<LaneFilter>> {
+        self.sender.gate.set_filter(filter)
     }
 
     fn set_limits(&mut self, limits: &PortLimits) {

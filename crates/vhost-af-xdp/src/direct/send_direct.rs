@@ -16,6 +16,7 @@ use virtqueue::Chains;
 use super::{DirectEnd, DirectMemory};
 use crate::nic::interface_queue::Coupled;
 use crate::nic::queue::Nic;
+use crate::switch::filter::LaneFilter;
 use crate::switch::from_guest::Sender;
 use crate::switch::guard::Guard;
 use crate::switch::lane::{Blame, Lane, Near, Peer, Stopped, Work};
@@ -60,6 +61,7 @@ impl<N: Nic> SendDirectLane<N> {
             return Ok(0);
         }
         let guest = Peer::new(&mut self.pair, &mut self.buffers, &self.counters);
+        let guest = guest.filtered(self.sender.gate.to_guest());
         let mut guest = guest.limited(self.limit.as_ref());
         self.receiver.deliver(&mut self.end.queue, &mut guest)
     }
@@ -103,7 +105,11 @@ impl<N: Nic> Lane for SendDirectLane<N> {
     }
 
     fn set_guard(&mut self, guard: Option<&Guard>) {
-        self.sender.set_guard(guard);
+        self.sender.gate.set_guard(guard);
+    }
+
+    fn set_filter(&mut self, filter: Option<Box<LaneFilter>>) -> Option<Box<LaneFilter>> {
+        self.sender.gate.set_filter(filter)
     }
 
     fn set_limits(&mut self, limits: &PortLimits) {
@@ -128,6 +134,7 @@ impl<N: Nic> Lane for SendDirectLane<N> {
         lane.pair.leave_calls();
         let half_sent = lane.end.send_at_last(&mut lane.pair);
         let guest = Peer::new(&mut lane.pair, &mut lane.buffers, &lane.counters);
+        let guest = guest.filtered(lane.sender.gate.to_guest());
         lane.receiver.finish(&mut lane.end.queue, guest);
         lane.end.queue.discard(&lane.counters);
         lane.end.close(&mut lane.pair, half_sent);

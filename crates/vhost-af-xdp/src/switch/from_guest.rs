@@ -10,7 +10,7 @@ use device::meter;
 use device::pair::{Cursor, Fault, Piece, QueuePair, Sending};
 use virtqueue::{Buffer, ChainId, Chains, MemoryMap};
 
-use super::guard::{Guard, Guarded};
+use super::gate::Gate;
 use super::limits::{BATCH, BYTES_A_FRAME, DESCRIPTORS_A_FRAME, SHARED_BYTES_A_FRAME};
 use super::rate_limit::Throttle;
 
@@ -246,8 +246,8 @@ pub(crate) struct Sender {
     pub(super) chains: Chains,
     /// Holds a guest back that sends more than it may.
     pub(crate) throttle: Throttle,
-    /// Judges its frames, where no table of a network does; `None`: it may send what it likes.
-    guarded: Option<Box<Guarded>>,
+    /// Judges its frames, where no table of a network does.
+    pub(crate) gate: Gate,
 }
 
 /// What a burst did.
@@ -262,11 +262,6 @@ pub(crate) struct Burst {
 }
 
 impl Sender {
-    /// What the guest may say of itself from now on; `None`: what it likes.
-    pub(crate) fn set_guard(&mut self, guard: Option<&Guard>) {
-        self.guarded = guard.map(|guard| Box::new(Guarded::new(guard.clone())));
-    }
-
     /// A turn begins; how many frames it has.
     #[inline]
     pub(crate) fn begin(&mut self) -> usize {
@@ -332,6 +327,7 @@ impl Sender {
         let mut turn = Turn::of(self.left);
         pair.from_guest.queue.pop(&mut self.chains, most)?;
         let (mut done, mut full) = (0, false);
+        let is_open = self.gate.is_open();
         let mut sending = Sending::default();
         for (at, chain) in self.chains.iter().enumerate() {
             let buffers = self.chains.buffers(chain);
@@ -342,9 +338,9 @@ impl Sender {
                         Err(fault) => return Err(fault),
                         Ok(is_one) => {
                             let frame = is_one.then(|| GuestFrame::new(pair, buffers, &sending));
-                            let frame = match (&mut self.guarded, frame) {
-                                (Some(guarded), Some(frame)) => guarded.judge(frame, counters),
-                                (_, frame) => frame,
+                            let frame = match frame {
+                                Some(frame) if !is_open => self.gate.judge(frame, counters),
+                                frame => frame,
                             };
                             if self.throttle.holds(|| Some(frame?.cost()), counters) {
                                 None
@@ -361,6 +357,10 @@ impl Sender {
                     }
                 }
             };
+            if !is_open {
+                turn.note_work(self.gate.take_work());
+                self.gate.settle(put.is_some(), counters);
+            }
             let Some(put) = put else {
                 pair.from_guest.queue.unpop(self.chains.slots(at));
                 break;

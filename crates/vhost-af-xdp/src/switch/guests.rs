@@ -20,10 +20,11 @@ use offload::segment::{Gso, GsoKind};
 use virtqueue::{ChainId, Chains, MemoryMap};
 
 use super::bytes::guest_to_guest;
-use super::filter::{Classifier, Facts};
+use super::filter::{Classifier, Facts, LaneFilter};
 use super::from_guest::{GuestFrame, Put, Sender, Sink, Turn};
+use super::gate::with_head;
 use super::gso::{FromChain, GsoPacket};
-use super::guard::Guard;
+use super::guard::{Guard, LOOK_BYTES};
 use super::lane::{Blame, Lane, Near, Peer, Stopped, Work};
 use super::limits::BATCH;
 use super::pending::Pending;
@@ -138,7 +139,11 @@ impl Sink for GuestSink<'_> {
     #[inline]
     fn put(&mut self, _chain: ChainId, frame: Option<GuestFrame<'_>>, turn: &mut Turn) -> Put {
         let Some(frame) = frame else { return Put::Done };
-        match self.pass(frame) {
+        let passed = self.pass(frame);
+        if let To::Open(passing) = &mut self.to {
+            turn.note_work(passing.take_work());
+        }
+        match passed {
             Ok(Passed::Yes) => {
                 turn.tally.add(frame.sending.len);
                 Put::Done
@@ -175,6 +180,9 @@ impl GuestSink<'_> {
             self.open()?;
         }
         match &mut self.to {
+            To::Open(passing) if passing.filter.is_some() => {
+                passing.pass(with_head(frame, &mut [0; LOOK_BYTES]), self.from)
+            }
             To::Open(passing) => passing.pass(frame, self.from),
             To::Nobody | To::Peer(_) => Ok(Passed::Later),
         }
@@ -476,12 +484,16 @@ impl Lane for GuestLane {
             counters: &self.counters,
             pending: Some(&mut self.pending),
             policer: Policer::new(self.limit.as_ref()),
-            filter: None,
+            filter: self.sender.gate.to_guest(),
         })
     }
 
     fn set_guard(&mut self, guard: Option<&Guard>) {
-        self.sender.set_guard(guard);
+        self.sender.gate.set_guard(guard);
+    }
+
+    fn set_filter(&mut self, filter: Option<Box<LaneFilter>>) -> Option<Box<LaneFilter>> {
+        self.sender.gate.set_filter(filter)
     }
 
     fn set_limits(&mut self, limits: &PortLimits) {
@@ -490,7 +502,8 @@ impl Lane for GuestLane {
     }
 
     fn inject(&mut self, frame: &[u8], near: Near<'_>) {
-        if let Some(peer) = near.into_peer()
+        if let Some(mut peer) = near.into_peer()
+            && peer.lets_pass_at_last(frame)
             && let Ok(mut delivery) = Delivery::begin(peer.pair, peer.buffers, peer.counters)
         {
             let len = u32::try_from(frame.len()).unwrap_or(u32::MAX);

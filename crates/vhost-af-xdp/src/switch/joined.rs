@@ -14,6 +14,7 @@ use device::counters::PairCounters;
 use device::pair::{Fault, QueuePair};
 use virtqueue::Chains;
 
+use super::filter::LaneFilter;
 use super::from_guest::{Sender, Sink, Turn};
 use super::guard::Guard;
 use super::lane::{Blame, Lane, Near, Peer, Stopped, Work};
@@ -96,6 +97,7 @@ impl<N: Nic> CopyLane<N> {
 
     fn to_guest(&mut self) -> Result<usize, Fault> {
         let guest = Peer::new(&mut self.pair, &mut self.buffers, &self.counters);
+        let guest = guest.filtered(self.sender.gate.to_guest());
         self.receiver
             .deliver(&mut self.queue, &mut guest.limited(self.limit.as_ref()))
     }
@@ -162,11 +164,16 @@ impl<N: Lent> Lane for CopyLane<N> {
 
     fn peer(&mut self) -> Option<Peer<'_>> {
         let peer = Peer::new(&mut self.pair, &mut self.buffers, &self.counters);
+        let peer = peer.filtered(self.sender.gate.to_guest());
         Some(peer.limited(self.limit.as_ref()))
     }
 
     fn set_guard(&mut self, guard: Option<&Guard>) {
-        self.sender.set_guard(guard);
+        self.sender.gate.set_guard(guard);
+    }
+
+    fn set_filter(&mut self, filter: Option<Box<LaneFilter>>) -> Option<Box<LaneFilter>> {
+        self.sender.gate.set_filter(filter)
     }
 
     fn set_limits(&mut self, limits: &PortLimits) {
@@ -191,6 +198,7 @@ impl<N: Lent> Lane for CopyLane<N> {
         lane.pair.leave_calls();
         NicSink::new(&mut lane.queue, &mut lane.transmit, &lane.counters).send_at_last();
         let guest = Peer::new(&mut lane.pair, &mut lane.buffers, &lane.counters);
+        let guest = guest.filtered(lane.sender.gate.to_guest());
         lane.receiver.finish(&mut lane.queue, guest);
         Stopped {
             pair: Some(lane.pair.stopped()),

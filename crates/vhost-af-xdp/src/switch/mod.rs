@@ -20,6 +20,9 @@ mod fairness_tests;
 pub(crate) mod filter;
 pub(crate) mod flows;
 pub(crate) mod from_guest;
+mod gate;
+#[cfg(test)]
+mod gate_tests;
 pub(crate) mod groups_lane;
 pub(crate) mod gso;
 pub(crate) mod guard;

@@ -17,7 +17,7 @@ use xsk::Umem;
 
 use super::arrivals::Arrivals;
 use super::bytes::GuestRam as Ram;
-use super::filter::{FilterConfig, LaneFilter, PortFilter, Rule};
+use super::filter::{Action, FilterConfig, LaneFilter, PortFilter, Rule};
 use super::guests::GuestLane;
 use super::joined::CopyLane;
 use super::lane::{Lane, Near, Network, Peer, SlotAt};
@@ -208,9 +208,16 @@ fn null_queue() -> NicQueue<NullNic> {
 
 #[test]
 fn copying_to_and_from_a_null_nic_allocates_nothing() {
-    for (frames, offloads) in [(plain(), Offloads::NONE), (asking(), ALL), (asking(), SENDS)] {
+    let guests = [(plain(), Offloads::NONE), (asking(), ALL), (asking(), SENDS)];
+    for (is_filtered, (frames, offloads)) in [false, true]
+        .into_iter()
+        .flat_map(|is| guests.clone().map(|it| (is, it)))
+    {
         let (mut guest, pair) = Guest::new(&frames, offloads, 0);
         let mut lane = CopyLane::new(pair, null_queue(), Arc::default());
+        if is_filtered {
+            drop(lane.set_filter(filter()));
+        }
         let (mut received, breathe) = (0, || {
             lane.breathe(Near::Nobody).expect("no fault");
         });
@@ -269,9 +276,10 @@ fn segments_by_reference_allocate_nothing() {
 #[test]
 fn direct_placements_allocate_nothing() {
     let guests = [(plain(), Offloads::NONE), (asking(), SENDS)];
-    for (into_guest, (frames, offloads)) in [true, false]
+    let ways = [(true, false), (false, false), (true, true), (false, true)];
+    for ((into_guest, is_filtered), (frames, offloads)) in ways
         .into_iter()
-        .flat_map(|into| guests.clone().map(|it| (into, it)))
+        .flat_map(|way| guests.clone().map(|it| (way, it)))
     {
         let private = 192 * CHUNK_BYTES as usize;
         let (mut guest, pair) = Guest::new(&frames, offloads, private);
@@ -294,6 +302,7 @@ fn direct_placements_allocate_nothing() {
             true => Box::new(DirectLane::new(pair, queue, memory, Arc::default())),
             false => Box::new(SendDirectLane::new(pair, queue, memory, Arc::default())),
         };
+        drop(lane.set_filter(filter().filter(|_| is_filtered)));
         let (mut received, breathe) = (0, || {
             lane.breathe(Near::Nobody).expect("no fault");
         });
@@ -309,11 +318,14 @@ fn direct_placements_allocate_nothing() {
 #[test]
 fn guest_to_guest_allocates_nothing() {
     // Taken whole, or cut and summed for a guest that takes nothing.
-    for offloads in [ALL, SENDS] {
+    for (offloads, is_filtered) in [(ALL, false), (SENDS, false), (ALL, true)] {
         let (mut sender, from) = Guest::new(&asking(), ALL, 0);
         let (mut receiver, to) = Guest::new(&plain(), offloads, 0);
         let mut from = GuestLane::new(from, Arc::default());
         let mut to = GuestLane::new(to, Arc::default());
+        for lane in [&mut from, &mut to] {
+            drop(lane.set_filter(filter().filter(|_| is_filtered)));
+        }
         let breathe = || {
             from.breathe(Near::peer(to.peer())).expect("no fault");
             to.breathe(Near::Nobody).expect("no fault");
@@ -349,13 +361,14 @@ impl Network for Alone {
     }
 }
 
-/// Rules for what a guest sends and gets, by which frames without addresses pass.
+/// Rules for what a guest sends and gets; all frames pass.
 fn filter() -> Option<Box<LaneFilter>> {
     let rule = |direction: &str| Rule::of_words(&format!("direction={direction} action=allow ethertype=llc"));
     let rules = ["from-guest", "to-guest"].map(|direction| rule(direction).expect("a rule"));
     PortFilter::new(&FilterConfig {
         rules: rules.to_vec(),
-        ..FilterConfig::default()
+        from_guest_default: Some(Action::Allow),
+        to_guest_default: Some(Action::Allow),
     })
     .for_a_lane()
 }

@@ -82,8 +82,6 @@ pub(crate) struct PortLane<O = NoQueue> {
     limit: Option<Arc<RateLimit>>,
     /// Which frames its guest may send, and get; `None`: all.
     filter: Option<Box<LaneFilter>>,
-    /// What was done for frames of its own queue beyond turns so far, in frames.
-    received_beyond: usize,
     /// A frame of its guest's waits for room.
     waits: bool,
     from: From,
@@ -157,7 +155,6 @@ impl<O: OwnQueue> PortLane<O> {
             uncounted: Box::default(),
             limit: None,
             filter: None,
-            received_beyond: 0,
             waits: false,
             from: From::Guest,
         }

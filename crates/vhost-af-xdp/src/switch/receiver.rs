@@ -5,6 +5,7 @@ use device::pair::{Fault, QueuePair, Vring};
 
 use super::arrivals::{Admission, Arrivals};
 use super::lane::{Peer, Work};
+use super::limits::BATCH;
 use super::to_guest::Delivery;
 use crate::nic::endpoint::NicQueue;
 use crate::nic::queue::Nic;
@@ -17,6 +18,8 @@ pub(crate) struct Receiver {
     arrivals: Arrivals,
     /// See [`Lane::awaits_nic`](super::lane::Lane::awaits_nic).
     pub(crate) awaits_nic: bool,
+    /// What asking filter rules was work for beyond batches so far, in frames: batches are left out for it.
+    owed: usize,
 }
 
 impl Receiver {
@@ -27,6 +30,7 @@ impl Receiver {
         Self {
             arrivals,
             awaits_nic: true,
+            owed: 0,
         }
     }
 
@@ -46,6 +50,10 @@ impl Receiver {
         queue: &mut NicQueue<N>,
         guest: &mut Peer<'_>,
     ) -> Result<usize, Fault> {
+        if self.owed >= BATCH {
+            self.owed -= BATCH;
+            return Ok(0);
+        }
         let mut delivery = Delivery::begin(guest.pair, guest.buffers, guest.counters)?;
         let admission = Admission {
             policer: &mut guest.policer,
@@ -53,7 +61,9 @@ impl Receiver {
         };
         let delivered = self.arrivals.deliver(queue, &mut delivery, admission);
         queue.give();
-        delivered.map(|()| delivery.finish())
+        let frames = delivered.map(|()| delivery.finish());
+        self.owed += guest.take_work();
+        frames
     }
 
     /// The lane is about to sleep: whether frames wait already. Else the next one has to wake it.
@@ -80,6 +90,7 @@ impl Receiver {
     pub(crate) fn finish<N: Nic>(mut self, queue: &mut NicQueue<N>, mut guest: Peer<'_>) {
         if guest.pair.to_guest.enabled {
             for _ in 0..LAST_BATCHES {
+                self.owed = 0;
                 if !has_frames(queue) || !matches!(self.deliver(queue, &mut guest), Ok(1..)) {
                     break;
                 }

@@ -302,11 +302,11 @@ impl fmt::Display for Rule {
 }
 
 impl Ports {
-    /// Numbers and ranges, joined by commas.
+    /// Numbers and ranges, joined by commas, or by `+` where commas have another meaning.
     fn read(text: &str) -> Result<Self, String> {
         let wrong = |_| format!("{text:?} is no list of ports such as 22,80,8000-8100");
         let mut ranges = Vec::new();
-        for part in text.split(',').map(str::trim) {
+        for part in text.split([',', '+']).map(str::trim) {
             let (first, last) = part.split_once('-').unwrap_or((part, part));
             let first: u16 = first.trim().parse().map_err(wrong)?;
             let last: u16 = last.trim().parse().map_err(wrong)?;

@@ -9,7 +9,6 @@ use super::{Burst, From, PortLane};
 use crate::nic::xdp::XdpNic;
 use crate::switch::from_guest::{GuestFrame, Put, Sink, Turn};
 use crate::switch::lane::{Blame, Network, Peer};
-use crate::switch::limits::BATCH;
 use crate::switch::members::Guest;
 use crate::switch::own_queue::OwnQueue;
 use crate::switch::to_nic::NicSink;
@@ -84,11 +83,6 @@ impl<O: OwnQueue> PortLane<O> {
         if !self.own.has_frames() {
             return Ok(0);
         }
-        if self.received_beyond >= BATCH {
-            // To make up for batches that were too much work.
-            self.received_beyond -= BATCH;
-            return Ok(0);
-        }
         if self.pair.to_guest.enabled {
             return self.receive_own();
         }
@@ -99,9 +93,7 @@ impl<O: OwnQueue> PortLane<O> {
         let Some(mut guest) = network.guest(first) else {
             return Ok(0);
         };
-        let received = self.own.receive(&mut guest);
-        self.received_beyond += guest.take_work();
-        match received {
+        match self.own.receive(&mut guest) {
             Ok(frames) => {
                 self.counters.spilled_frames.add(frames as u64);
                 Ok(frames)
@@ -118,9 +110,7 @@ impl<O: OwnQueue> PortLane<O> {
         let filter = self.filter.as_mut().and_then(|filter| filter.to_guest.as_mut());
         let guest = Peer::new(&mut self.pair, &mut self.buffers, &self.counters);
         let mut guest = guest.limited(self.limit.as_ref()).filtered(filter);
-        let frames = self.own.receive(&mut guest);
-        self.received_beyond += guest.take_work();
-        frames
+        self.own.receive(&mut guest)
     }
 
     /// Goes on with GSO packets that are being cut for a NIC; whether there is more to do then.

@@ -1,0 +1,276 @@
+//! Filter rules of guests that have queues of an interface, or a cable, to themselves: no network knows them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use rstest::rstest;
+use serde_json::json;
+use testkit::api::{open_dir, with_api};
+use testkit::daemon::{DIR, Placement};
+use testkit::driver::{F_GUEST_ALL, F_HOST_ALL, HEADER};
+use testkit::filter_rules::{HOST, framed, tables, udp};
+use testkit::frame::{ipv6, udp_ports};
+use testkit::gso_packet::{GsoPacket, Ip};
+use testkit::lan::{Lan, STRANGER, guests, mac};
+use testkit::{Daemon, Driver, DriverConfig, Layout, NetNs, Rig, Serve, VethPair, require, wait};
+use virtqueue::driver::Buffer;
+
+/// A port with queue 0 to itself.
+fn port(memory: &str, keys: &str, list: &[&str]) -> String {
+    let socket = format!("socket-path = \"{DIR}/vm0.sock\"");
+    let queue = format!("ifname = \"{}\"\nmemory = \"{memory}\"", VethPair::NIC);
+    format!("[port.vm0]\n{socket}\n{queue}\n{keys}\n{}", tables(0, list))
+}
+
+fn alone(memory: &str, keys: &str, list: &[&str]) -> Lan {
+    let text = port(memory, keys, list);
+    Lan::on(
+        VethPair::new(),
+        &Serve::file(),
+        &text,
+        1,
+        &DriverConfig::default(),
+    )
+}
+
+/// What the wire gets next of the guest.
+#[track_caller]
+fn on_wire(lan: &Lan) -> Vec<u8> {
+    let mut got = std::iter::from_fn(|| lan.wire.receive(wait::SOON));
+    let got = got.find(|frame| frame[6..12] == mac(0));
+    got.unwrap_or_else(|| panic!("nothing on the wire: {}", lan.daemon.said()))
+}
+
+/// What the guest gets next of the wire's.
+#[track_caller]
+fn to_guest(lan: &mut Lan) -> Vec<u8> {
+    loop {
+        let got = lan.received(0);
+        if got[6..12] == STRANGER {
+            return got;
+        }
+    }
+}
+
+fn sent(port: u16) -> Vec<u8> {
+    udp(STRANGER, mac(0), HOST, port)
+}
+
+fn back(port: u16) -> Vec<u8> {
+    udp(mac(0), STRANGER, HOST, port)
+}
+
+/// Over IPv6 behind a header with options: behind what is copied of other frames.
+fn long(port: u16) -> Vec<u8> {
+    let options = [&[17, 4, 1, 34][..], &[0; 36], &udp_ports([7, port])].concat();
+    let of = |last: u16| std::net::Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, last);
+    framed(STRANGER, mac(0), 0x86dd, &ipv6(of(1), of(2), 0, &options))
+}
+
+const FROM: &str = "direction=from-guest action=allow protocol=udp destination-ports=53";
+const TO: &str = "direction=to-guest action=allow protocol=udp destination-ports=80";
+
+#[rstest]
+fn it_sends_what_rules_allow(
+    #[values("copy", "send-direct", "direct")] memory: &str,
+    #[values("", "guard = true\nmac = \"02:00:00:00:00:00\"")] guard: &str,
+) {
+    require!(Root);
+    let mut lan = alone(memory, guard, &[FROM]);
+    let layouts = [Layout::Whole, Layout::HeaderApart, Layout::Pieces(40)];
+    // More than its ring has entries.
+    for round in 0..100 {
+        let frames = [sent(54), sent(53), long(54), long(53)];
+        let all: Vec<_> = frames.iter().map(Vec::as_slice).collect();
+        lan.guests[0].pairs[0].send_batch(&all, layouts[round % 3]);
+        assert_eq!([on_wire(&lan), on_wire(&lan)], [sent(53), long(53)]);
+        lan.guests[0].pairs[0].await_sent();
+    }
+    assert_eq!(lan.daemon.counter_of("vm0", "from_guest_filter"), 200);
+    // What it gets is not judged.
+    lan.wire.send(&back(9));
+    assert_eq!(to_guest(&mut lan), back(9));
+    // A packet that ends inside its headers.
+    let mut cut = sent(53);
+    cut[17] = 22;
+    lan.send(0, &cut);
+    lan.send(0, &sent(53));
+    assert_eq!(on_wire(&lan), sent(53));
+    assert_eq!(lan.daemon.counter_of("vm0", "from_guest_headers"), 1);
+}
+
+#[rstest]
+fn it_gets_what_rules_allow(#[values("copy", "send-direct")] memory: &str) {
+    require!(Root);
+    let mut lan = alone(memory, "", &[TO]);
+    for _ in 0..100 {
+        lan.wire.send(&back(81));
+        lan.wire.send(&back(80));
+        assert_eq!(to_guest(&mut lan), back(80));
+    }
+    let refused = lan.daemon.counter_of("vm0", "to_guest_filter");
+    // Beside ours some of what a stack says by itself.
+    assert!(refused >= 100, "{refused}");
+    lan.send(0, &sent(9));
+    assert_eq!(on_wire(&lan), sent(9));
+}
+
+#[rstest]
+fn header_that_changes_meanwhile_is_sent_as_it_was_judged(
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
+) {
+    require!(Root);
+    let serve = Serve::interface(VethPair::NIC)
+        .placement(placement)
+        .with("--rule", FROM);
+    let mut rig = Rig::with(VethPair::new(), &serve, &DriverConfig::default());
+    let bytes = [&[0; HEADER][..], &sent(53)].concat();
+    let guest = &mut rig.driver.pairs[0];
+    let addr = guest.ram().alloc(bytes.len() as u64, 64).expect("room");
+    guest.ram().write(addr, &bytes);
+    let over = Arc::new(AtomicBool::new(false));
+    let forger = std::thread::spawn({
+        let (ram, over) = (Arc::clone(guest.ram()), Arc::clone(&over));
+        move || {
+            let port = addr.checked_add((HEADER + 36) as u64).expect("inside");
+            while !over.load(Ordering::Relaxed) {
+                ram.write(port, &54u16.to_be_bytes());
+                ram.write(port, &53u16.to_be_bytes());
+            }
+        }
+    });
+    let (mut got, end) = (0, Instant::now() + wait::SOON);
+    let refused = || rig.daemon.counter("from_guest_filter");
+    while (got < 500 || refused() == 0) && Instant::now() < end {
+        for _ in 0..16 {
+            let buffer = Buffer::readable(addr, bytes.len() as u32);
+            guest.send_buffers(&[buffer], false);
+        }
+        while let Some(frame) = rig.wire.receive(std::time::Duration::ZERO) {
+            if frame[6..12] == mac(0) {
+                assert_eq!(frame, sent(53), "what was never judged");
+                got += 1;
+            }
+        }
+        guest.reap_sent();
+    }
+    over.store(true, Ordering::Relaxed);
+    forger.join().expect("it ends");
+    assert!(got >= 100 && refused() > 0, "{got} frames, {} refused", refused());
+}
+
+#[test]
+fn reload_changes_its_rules_and_the_guest_stays() {
+    require!(Root);
+    let mut lan = alone("copy", "", &[FROM]);
+    lan.send(0, &sent(54));
+    lan.send(0, &sent(53));
+    assert_eq!(on_wire(&lan), sent(53));
+    let other = [
+        "direction=from-guest action=allow protocol=udp destination-ports=54",
+        TO,
+    ];
+    let said = lan.daemon.reload_with(&port("copy", "", &other));
+    assert!(said.contains("port vm0 has another rule, and goes on"), "{said}");
+    lan.send(0, &sent(53));
+    lan.send(0, &sent(54));
+    assert_eq!(on_wire(&lan), sent(54));
+    lan.wire.send(&back(81));
+    lan.wire.send(&back(80));
+    assert_eq!(to_guest(&mut lan), back(80));
+    let said = lan.daemon.reload_with(&port("copy", "", &[]));
+    assert!(said.contains("and goes on"), "{said}");
+    lan.send(0, &sent(53));
+    assert_eq!(on_wire(&lan), sent(53));
+    assert_eq!(lan.daemon.port_named("vm0").expect("it is there")["sessions"], 1);
+}
+
+#[test]
+fn api_changes_its_rules() {
+    require!(Root);
+    let dir = open_dir();
+    let (serve, api) = with_api(Serve::file(), &dir);
+    let text = format!("[daemon]\nsocket-directories = [\"{DIR}\"]\n");
+    let mut lan = Lan::on(VethPair::new(), &serve, &text, 0, &DriverConfig::default());
+    let socket = lan.daemon.path("vm0.sock");
+    let keys = json!({"ifname": VethPair::NIC, "socket-path": socket, "memory": "direct"});
+    assert_eq!(api.change("PUT", "/v1/ports/vm0", &keys).status, 201);
+    lan.guests = guests(&lan.daemon, 1, &DriverConfig::default());
+    let path = "/v1/ports/vm0/rules";
+    let rule = |direction: &str, port: u16| {
+        json!({"rules": [
+            {"direction": direction, "action": "allow", "protocol": "udp", "destination-ports": [port]},
+        ]})
+    };
+    for port in [53, 54] {
+        assert_eq!(api.change("PUT", path, &rule("from-guest", port)).status, 200);
+        for other in [55, port] {
+            lan.send(0, &sent(other));
+        }
+        assert_eq!(on_wire(&lan), sent(port));
+    }
+    let answer = api.change("PUT", path, &rule("to-guest", 80));
+    assert_eq!(answer.status, 422, "{answer:?}");
+    let what = answer.json().to_string();
+    assert!(what.contains("with memory=direct"), "{what}");
+    assert_eq!(api.get(path)["rules"][0]["destination-ports"], "54");
+}
+
+#[test]
+fn both_ends_of_a_cable_have_their_say() {
+    require!(Root);
+    let netns = NetNs::new("filter");
+    let rules = [
+        "rule=direction=from-guest action=allow protocol=udp destination-ports=53+80",
+        "rule=direction=to-guest action=allow protocol=udp destination-ports=80;direction=to-guest action=allow \
+         protocol=tcp",
+    ];
+    let daemon = Daemon::start_ports(&netns, &Serve::cable("x"), &rules);
+    let config = DriverConfig::with(F_HOST_ALL | F_GUEST_ALL);
+    let connect = |name| Driver::connect(&daemon.path(name), &config).expect("accepted");
+    let [mut a, mut b] = ["port0.sock", "port1.sock"].map(connect);
+    b.pairs[0].post(64, &[2048]);
+    a.pairs[0].post(64, &[2048]);
+    let of = |port| udp(mac(1), mac(0), HOST, port);
+    let frames = [of(9), of(53), of(80)];
+    let all: Vec<_> = frames.iter().map(Vec::as_slice).collect();
+    a.pairs[0].send_batch(&all, Layout::Whole);
+    let got = b.pairs[0].receive(wait::SOON).expect("it arrives");
+    assert_eq!(got.frame, of(80));
+    // The other way nothing is judged but what its guest gets.
+    let free = udp(mac(0), mac(1), HOST, 9);
+    b.pairs[0].send(&free, Layout::Whole);
+    assert_eq!(a.pairs[0].receive(wait::SOON).expect("it arrives").frame, free);
+    assert_eq!(daemon.counter("from_guest_filter"), 1);
+    assert_eq!(daemon.counter("to_guest_filter"), 1);
+}
+
+/// A GSO packet is judged as one.
+#[test]
+fn packet_to_be_cut_is_judged_once() {
+    require!(Root);
+    let netns = NetNs::new("filter");
+    let rules = ["queues=1", "rule=direction=to-guest action=allow protocol=tcp"];
+    let daemon = Daemon::start_ports(&netns, &Serve::cable("x").offload("all"), &rules);
+    let connect = |name, features| {
+        Driver::connect(&daemon.path(name), &DriverConfig::with(features)).expect("accepted")
+    };
+    let mut a = connect("port0.sock", F_HOST_ALL);
+    let mut b = connect("port1.sock", 0);
+    b.pairs[0].post(64, &[2048]);
+    let packet = GsoPacket {
+        payload_len: 9000,
+        ..GsoPacket::tcp(Ip::V4(0), 0)
+    };
+    let whole = [&packet.request(1000)[..], &[0, 0], &packet.bytes()].concat();
+    let place = a.pairs[0].ram().alloc(whole.len() as u64, 64).expect("room");
+    a.pairs[0].ram().write(place, &whole);
+    a.pairs[0].send_buffers(&[Buffer::readable(place, whole.len() as u32)], true);
+    assert!(b.pairs[0].receive(wait::SOON).is_some());
+    let refused = udp(mac(1), mac(0), HOST, 9);
+    a.pairs[0].send(&refused, Layout::Whole);
+    let refuses = || daemon.counter("to_guest_filter") == 1;
+    assert!(wait::until(wait::SOON, refuses), "{:#}", daemon.status());
+    assert_eq!(daemon.counter("filter_misses"), 2);
+}

@@ -1,0 +1,129 @@
+//! What decides which frames a guest may send that has a queue, or a cable, to itself: its guard, then its filter rules.
+//! There is no table of a network that knows it.
+//!
+//! As in a network the first bytes of a frame are copied out of guest memory, judged, and sent in the place of those that
+//! the guest may have changed meanwhile; so also where the others are sent from where they lie. A frame that finds no room
+//! comes again and is judged again: rules count it when it is done ([`Gate::settle`]).
+
+use device::counters::PairCounters;
+
+use super::filter::{Classifier, FlowKey, LaneFilter, Looked, Verdict, is_long};
+use super::from_guest::GuestFrame;
+use super::guard::{Guard, Guarded, LOOK_BYTES, SHORT_LOOK_BYTES};
+use super::table::Destination;
+
+/// See the module's head. Of a lane.
+#[derive(Debug)]
+pub(crate) struct Gate {
+    guarded: Option<Box<Guarded>>,
+    filter: Option<Box<LaneFilter>>,
+    /// What rules said of the last frame, until it is counted.
+    verdict: Option<Verdict>,
+    head: [u8; LOOK_BYTES],
+}
+
+impl Default for Gate {
+    fn default() -> Self {
+        Self {
+            guarded: None,
+            filter: None,
+            verdict: None,
+            head: [0; LOOK_BYTES],
+        }
+    }
+}
+
+impl Gate {
+    /// What the guest may say of itself from now on; `None`: what it likes.
+    pub(crate) fn set_guard(&mut self, guard: Option<&Guard>) {
+        self.guarded = guard.map(|guard| Box::new(Guarded::new(guard.clone())));
+    }
+
+    /// Which frames it may send and get from now on; what it went by before.
+    pub(crate) fn set_filter(&mut self, filter: Option<Box<LaneFilter>>) -> Option<Box<LaneFilter>> {
+        self.verdict = None;
+        std::mem::replace(&mut self.filter, filter)
+    }
+
+    /// Which frames it may get; `None`: all.
+    #[inline]
+    pub(crate) fn to_guest(&mut self) -> Option<&mut Classifier> {
+        self.filter.as_mut().and_then(|filter| filter.to_guest.as_mut())
+    }
+
+    /// Whether all frames are let through.
+    #[inline]
+    pub(super) fn is_open(&self) -> bool {
+        self.guarded.is_none() && self.filter.is_none()
+    }
+
+    /// The frame with the first bytes that were judged in the place of those in guest memory; `None`: it may not be sent,
+    /// which is counted, now or when it is done.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn judge<'a>(
+        &'a mut self,
+        frame: GuestFrame<'a>,
+        counters: &PairCounters,
+    ) -> Option<GuestFrame<'a>> {
+        self.verdict = None;
+        let frame = match &mut self.guarded {
+            Some(guarded) => guarded.judge(frame, counters)?,
+            None => frame,
+        };
+        let Some(filter) = self.filter.as_mut().and_then(|filter| filter.from_guest.as_mut()) else {
+            return Some(frame);
+        };
+        let frame = with_head(frame, &mut self.head);
+        let Ok(Looked { key, bytes }) = FlowKey::of(frame.head, frame.sending.len as usize) else {
+            counters.from_guest_headers.add(1);
+            return None;
+        };
+        // Stored there it would make them others.
+        if frame.sending.request.csum.is_some_and(|at| at.field() < bytes) {
+            counters.from_guest_checksum_in_headers.add(1);
+            return None;
+        }
+        let decision = filter.decide((&key, 0, key.hash()), counters, || Destination::Unknown);
+        self.verdict = Some(decision.verdict);
+        decision.verdict.allows.then_some(frame)
+    }
+
+    /// What looking the last frame up was work for, in frames of a turn.
+    #[inline]
+    pub(super) fn take_work(&mut self) -> u64 {
+        let filter = self.filter.as_mut().and_then(|filter| filter.from_guest.as_mut());
+        filter.map_or(0, Classifier::take_work)
+    }
+
+    /// The last frame is done; or it comes again.
+    #[inline]
+    pub(super) fn settle(&mut self, is_done: bool, counters: &PairCounters) {
+        let verdict = self.verdict.take().filter(|_| is_done);
+        let filter = self.filter.as_ref().and_then(|filter| filter.from_guest.as_ref());
+        if let (Some(filter), Some(verdict)) = (filter, verdict) {
+            filter.count(verdict);
+            counters.from_guest_filter.add((!verdict.allows).into());
+        }
+    }
+}
+
+/// The frame with as many of its first bytes in `head` as rules look at, to be sent in the place of those in guest memory.
+/// What somebody has looked at before stays what that was.
+pub(super) fn with_head<'a>(frame: GuestFrame<'a>, head: &'a mut [u8; LOOK_BYTES]) -> GuestFrame<'a> {
+    let len = frame.sending.len as usize;
+    let mut known = SHORT_LOOK_BYTES.max(frame.head.len()).min(len).min(LOOK_BYTES);
+    frame.read_start(&mut head[..known]);
+    if known < LOOK_BYTES && head.first_chunk().is_some_and(is_long) {
+        // All of it anew: nothing that was read before is used.
+        known = LOOK_BYTES.min(len);
+        frame.read_start(&mut head[..known]);
+    }
+    GuestFrame {
+        head: &head[..known],
+        // At most LOOK_BYTES.
+        #[allow(clippy::cast_possible_truncation)]
+        replaced: known as u32,
+        ..frame
+    }
+}
