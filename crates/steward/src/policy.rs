@@ -52,6 +52,8 @@ const FILE: Kind = Kind {
     example: "`vhost-af-xdp-steward --help`",
     option: "--policy",
 };
+/// Longest one, bytes: thousands of rules.
+const LONGEST: u64 = 1 << 20;
 
 /// Queues of an interface, one after the other.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -109,7 +111,7 @@ impl Policy {
     /// # Errors
     /// [`PolicyError`], naming the place.
     pub fn read(path: &Path) -> Result<Self, PolicyError> {
-        Self::parse(path, &text_file::read(FILE, path)?)
+        Self::parse(path, &text_file::read(FILE, path, LONGEST)?)
     }
 
     /// How much memory the sockets of a user have under a rule, bytes, if the rule says so.

@@ -7,9 +7,6 @@ use std::ops::Range;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// Longest file that is read, bytes: thousands of rules.
-const LONGEST: u64 = 1 << 20;
-
 /// What a file is for, in words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Kind {
@@ -93,11 +90,11 @@ fn read_remedy(kind: &Kind, error: &io::Error) -> String {
     }
 }
 
-/// The text of a file.
+/// The text of a file of at most so many bytes.
 ///
 /// # Errors
 /// [`FileError`]: it cannot be read, or others could change it.
-pub fn read(kind: Kind, path: &Path) -> Result<String, FileError> {
+pub fn read(kind: Kind, path: &Path, most_bytes: u64) -> Result<String, FileError> {
     let wrong = |source| FileError::Read {
         kind,
         path: path.to_owned(),
@@ -122,11 +119,12 @@ pub fn read(kind: Kind, path: &Path) -> Result<String, FileError> {
     }
     check_place(kind, path)?;
     let mut text = String::new();
-    file.take(LONGEST + 1).read_to_string(&mut text).map_err(wrong)?;
-    if text.len() as u64 > LONGEST {
+    let limited = &mut file.take(most_bytes + 1);
+    limited.read_to_string(&mut text).map_err(wrong)?;
+    if text.len() as u64 > most_bytes {
         return Err(wrong(io::Error::other(format!(
             "it is longer than {} KiB",
-            LONGEST / 1024
+            most_bytes / 1024
         ))));
     }
     Ok(text)

@@ -437,3 +437,33 @@ fn check_shows_rules_and_why_some_cannot_be() {
         assert!(said.contains(&format!("rule          1 {words}")), "{said}");
     }
 }
+
+#[test]
+fn file_has_room_for_ten_thousand_rules_as_tables_and_is_bounded() {
+    let netns = testkit::NetNs::new("filter");
+    let dir = tempfile::tempdir().expect("room");
+    let path = dir.path().join("c.toml");
+    let check = |text: &str| {
+        std::fs::write(&path, text).expect("room");
+        let args = ["serve", "--check", "--config", path.to_str().expect("ASCII")];
+        testkit::daemon::run_to_end(&netns, &args)
+    };
+    let rule = |at: usize| {
+        let [.., a, b] = at.to_be_bytes();
+        format!(
+            "direction=to-guest action=allow protocol=tcp source=10.0.{a}.{b} destination-ports=1000-2000"
+        )
+    };
+    let list: Vec<String> = (0..10_000).map(rule).collect();
+    let list: Vec<&str> = list.iter().map(String::as_str).collect();
+    let port = port(0, "").replace(DIR, "/run");
+    let text = format!("[network.lan]\n{port}{}", rules(0, &list));
+    assert!(text.len() > 1 << 20, "{}", text.len());
+    let (status, said) = check(&text);
+    assert!(status.success() && said.contains("and 9"), "{said}");
+    let (status, said) = check(&format!("#{}", " ".repeat(16 << 20)));
+    assert!(
+        !status.success() && said.contains("it is longer than 16384 KiB"),
+        "{said}"
+    );
+}

@@ -36,6 +36,8 @@ const FILE: Kind = Kind {
     example: "docs/deploy/vhost-af-xdp.toml",
     option: "--config",
 };
+/// Longest one, bytes: a thousand filter rules for each of 64 ports, as tables, and more.
+const LONGEST: u64 = 16 << 20;
 
 /// The one key that is no option.
 const DIRECTORIES: &str = "socket-directories";
@@ -47,7 +49,7 @@ const LONGEST_NAME: usize = 32;
 /// Errors: it cannot be read, others could change it, or it has other keys, or other kinds of values, than are known.
 pub(crate) fn read(path: &Path) -> anyhow::Result<ConfigFile> {
     let path = std::path::absolute(path)?;
-    Ok(parse(&path, &text_file::read(FILE, &path)?)?)
+    Ok(parse(&path, &text_file::read(FILE, &path, LONGEST)?)?)
 }
 
 /// For the keeper.
