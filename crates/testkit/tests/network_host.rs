@@ -220,6 +220,21 @@ fn host_and_guests_reach_each_other_and_the_lan_hears_nothing_of_it(
 }
 
 #[rstest]
+fn idle_network_with_its_host_leaves_the_worker_asleep() {
+    require!(Root);
+    let mut lan = Lan::new(&Serve::file(), "", &[""]);
+    lan.assert_quiet();
+    let sleeps = || lan.daemon.status()["workers"][0]["sleeps"].as_u64();
+    // What the host's stack sends by itself wakes it, too, and ends.
+    let rests = wait::until(wait::SOON, || {
+        let before = sleeps();
+        std::thread::sleep(Duration::from_secs(1));
+        sleeps() == before
+    });
+    assert!(rests, "{}", lan.daemon.status()["workers"]);
+}
+
+#[rstest]
 fn host_reaches_a_guest_that_has_moved_by_the_lan(#[values(1, 2)] workers: usize) {
     require!(Root);
     let text = format!("[daemon]\nworkers = {workers}\n{}", file("", &["", ""]));

@@ -512,8 +512,10 @@ impl<O: OwnQueue> Lane for PortLane<O> {
         }
         let buffers =
             self.pending.is_some() && self.pair.to_guest.enabled && self.pair.to_guest.queue.enable_kicks();
+        // Queues of ours have no kicks: who fills them is here. Those of a guest without any have to be looked at.
+        let is_polled = self.from == From::Guest && self.pair.is_polled();
         // What frames wait for nobody tells of: room in another's queue.
-        match frames || buffers || self.has_rest() || self.pair.is_polled() {
+        match frames || buffers || self.has_rest() || is_polled {
             true => own.max(held).max(Work::Soon),
             false => own.max(held),
         }

@@ -8,6 +8,7 @@ use super::*;
 use crate::nic::tap::Tap;
 use crate::switch::fairness_tests::with_offloads;
 use crate::switch::host_lane::HostLane;
+use crate::switch::lane::Work;
 
 const HOST: Mac = [2, 0, 0, 0, 2, 0];
 const BEFORE: usize = HEADER as usize;
@@ -208,6 +209,25 @@ fn host_that_is_quiet_is_asked_less_often_until_something_happens() {
         slot.lane.disarm();
     }
     assert_eq!(rounds_until_heard(&mut world, &host), 1, "after the worker slept");
+}
+
+#[test]
+fn host_without_frames_leaves_the_worker_asleep() {
+    let (mut world, host, _) = world(1);
+    let lane = world.slots.len() - 1;
+    let arm = |world: &mut World| slots::arm(&mut world.slots, lane);
+    world.breathe();
+    assert_eq!(arm(&mut world), Some(Work::None), "at first");
+    // One that nobody has a buffer for: what it waits for nobody tells of.
+    (0..17).for_each(|_| assert!(write(&host, &frame(mac(0), HOST, 60))));
+    world.breathe();
+    assert_eq!(arm(&mut world), Some(Work::Soon), "a frame waits");
+    assert_eq!(world.ports[0].got().len(), 16);
+    world.ports[0].post(16);
+    world.breathe();
+    world.breathe();
+    assert_eq!(world.ports[0].got().len(), 1);
+    assert_eq!(arm(&mut world), Some(Work::None), "once it has gone");
 }
 
 /// Who is root here can give the device what no stack sends.
