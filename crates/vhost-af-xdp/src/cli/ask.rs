@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use anyhow::anyhow;
+use anyhow::{anyhow, bail};
 use clap::{Args, Subcommand};
 use serde_json::{Map, Value};
 
@@ -16,8 +16,15 @@ Examples:
   Another VLAN, while the guest goes on; and none any more:
     vhost-af-xdp port set vm3 vlan=100
     vhost-af-xdp port set vm3 vlan=
+  Filter rules, in their order; and none any more:
+    vhost-af-xdp port set vm3 rule='direction=to-guest action=allow protocol=tcp destination-ports=22,80' \\
+        rule='direction=to-guest action=allow protocol=icmp'
+    vhost-af-xdp port set vm3 rule=
   The guest goes:
     vhost-af-xdp port remove vm3";
+
+/// The key that may be given several times.
+const RULE: &str = "rule";
 
 pub(crate) const NETWORK_EXAMPLES: &str = "\
 Examples:
@@ -79,7 +86,8 @@ pub(crate) struct KeysArgs {
     /// Name of the port
     #[arg(value_name = "NAME")]
     pub(crate) name: String,
-    /// Keys as below [port.NAME] of a configuration file; one without a value is true, one with an empty value not said
+    /// Keys as below [port.NAME] of a configuration file; one without a value is true, one with an empty value not
+    /// said; rule once for each rule
     #[arg(value_name = "KEY=VALUE", required = true)]
     keys: Vec<String>,
     #[command(flatten)]
@@ -148,12 +156,17 @@ impl KeysArgs {
         let (mut table, mut unsaid) = (Table::default(), Vec::new());
         for pair in &self.keys {
             let (key, value) = pair.split_once('=').unwrap_or((pair, "true"));
-            match value {
-                "" => unsaid.push((key.to_owned(), Value::Null)),
-                value => {
-                    let value = value.to_owned();
-                    table.keys.insert(key.to_owned(), Said { value, line: 0 });
-                }
+            let before = table.keys.get(key).map(|said| said.value.clone());
+            let is_unsaid = unsaid.iter().any(|(unsaid, _)| unsaid == key);
+            let value = match before {
+                // Each word is one, and all of them are the list.
+                Some(before) if key == RULE && !value.is_empty() => format!("{before}\n{value}"),
+                None if !is_unsaid => value.to_owned(),
+                _ => bail!("{key} is given more than once: give it once"),
+            };
+            match value.is_empty() {
+                true => unsaid.push((key.to_owned(), Value::Null)),
+                false => drop(table.keys.insert(key.to_owned(), Said { value, line: 0 })),
             }
         }
         let mut keys = json_of(&table);
@@ -193,6 +206,41 @@ mod tests {
         assert_eq!(said.expect("well said"), wanted);
         let error = keys(&["queus=2"]).expect_err("misspelt").to_string();
         assert!(error.contains("unknown key \"queus\": one of"), "{error}");
+    }
+
+    #[test]
+    fn rules_are_given_one_by_one_and_other_keys_once() {
+        let said = keys(&[
+            "rule=direction=to-guest action=allow protocol=tcp destination-ports=22,80",
+            "rule=direction=to-guest action=deny",
+        ]);
+        let wanted = json!({"rule": [
+            {"direction": "to-guest", "action": "allow", "protocol": "tcp", "destination-ports": "22,80"},
+            {"direction": "to-guest", "action": "deny"},
+        ]});
+        assert_eq!(said.expect("well said"), wanted);
+        for [first, second] in [
+            ["mac=02:00:00:00:00:01", "mac=02:00:00:00:00:02"],
+            ["isolated", "isolated=false"],
+            ["vlan=", "vlan=100"],
+            ["vlan=100", "vlan="],
+            ["vlan=", "vlan="],
+            ["rule=", "rule=direction=to-guest action=deny"],
+            ["rule=direction=to-guest action=deny", "rule="],
+        ] {
+            let error = keys(&[first, second]).expect_err("one would be lost").to_string();
+            assert!(
+                error.ends_with("is given more than once: give it once"),
+                "{error}"
+            );
+        }
+        let error = keys(&["rule=direction=to-guest deny"])
+            .expect_err("no key")
+            .to_string();
+        assert!(
+            error.contains("rule 1: \"deny\": a rule is written as words key=value"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -77,7 +77,7 @@ impl Problem {
             Self::ReadOnly => "ask by the socket of --api",
             Self::Others => "ask as the user or the group that the socket belongs to, or as root",
             Self::NoPort(_) | Self::Refused(Refused::NoPort(_)) => {
-                "GET /v1/ports lists their names; a name goes into the path percent-encoded"
+                "GET /v1/ports (`port list`) lists their names; a name goes into the path percent-encoded"
             }
             Self::NoNetwork(_) => "GET /v1/networks lists their names",
             Self::Body => "send none with this method",
@@ -93,11 +93,11 @@ impl Problem {
                     "change the file, and have it read again: POST /v1/reload, or `vhost-af-xdp reload`"
                 }
                 Refused::Exists(_) => "change it with PATCH (`port set`), or remove it before",
-                Refused::Mistake { .. } => "correct it: docs/config.md says what each key may have",
+                Refused::Mistake { .. } => "docs/config.md says what each key may have",
                 Refused::Begins { .. } => {
-                    "ask again with ?disconnect=true, or with PUT: its guest is disconnected for it"
+                    "ask again with ?disconnect=true (`port set --disconnect`), or with PUT: its guest is disconnected for it"
                 }
-                Refused::Failed(_) => "do away with what the detail names, and ask again",
+                Refused::Failed(_) => "then ask again",
                 Refused::NoPort(_) | Refused::Ending => "ask again once it was started again",
             },
             Self::Busy => "ask again in a second",

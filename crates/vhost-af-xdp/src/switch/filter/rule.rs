@@ -113,11 +113,14 @@ impl Rule {
     /// One that is written as words.
     /// Errors: one line, which begins with the key.
     pub(crate) fn of_words(words: &str) -> Result<Self, String> {
-        let pairs: Option<Vec<_>> = words
+        let pairs: Result<Vec<_>, String> = words
             .split_whitespace()
-            .map(|word| word.split_once('='))
+            .map(|word| {
+                let no_pair = || format!("{word:?}: a rule is written as words key=value");
+                word.split_once('=').ok_or_else(no_pair)
+            })
             .collect();
-        Self::of(&pairs.ok_or("a rule is written as words key=value")?)
+        Self::of(&pairs?)
     }
 
     /// One with these keys.
