@@ -161,8 +161,8 @@ counters! {
     Drop from_guest_to_itself,
     /// Network: the frame has a VLAN tag that the port is not for.
     Drop from_guest_vlan,
-    /// Network: the frame is of those that no bridge passes on: to 01:80:c2:00:00:00 to 0f (pauses, spanning tree, LACP,
-    /// 802.1X, LLDP), or MAC control (type 0x8808).
+    /// Network: the frame is of those that no bridge passes on: MAC control (type 0x8808, or to 01:80:c2:00:00:01), or,
+    /// unless the port may, to one of 01:80:c2:00:00:00 to 0f (spanning tree, LACP, 802.1X, LLDP).
     Drop from_guest_link_control,
     /// Addresses given by `ips`: the frame is neither IPv4, IPv6 nor ARP.
     Drop from_guest_protocol,

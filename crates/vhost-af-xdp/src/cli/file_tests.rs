@@ -384,7 +384,7 @@ fn ports_of_networks_say_what_goes_together() {
         assert!(read(&two(first, second)).is_ok(), "{first} {second}");
     }
     let read = read(&format!(
-        "{lan}trunk = \"7,3-4\"\nisolated = true\nlearning = true\nhairpin = true\n"
+        "{lan}trunk = \"7,3-4\"\nisolated = true\nlearning = true\nhairpin = true\nlink-control = true\n"
     ))
     .expect("valid");
     let wanted = NicConfig::Network {
@@ -393,6 +393,7 @@ fn ports_of_networks_say_what_goes_together() {
         isolated: true,
         promiscuous: false,
         hairpin: true,
+        link_control: true,
         learning: true,
         own: None,
     };

@@ -91,6 +91,10 @@ pub(super) struct MemberArgs {
     /// Give the guest back what it sends to an address of its own port, or to a group, as a bridge in hairpin mode does
     #[arg(long)]
     hairpin: bool,
+    /// Let the guest send what the two ends of a link tell each other, and switches may act on: spanning tree, LACP,
+    /// 802.1X, LLDP
+    #[arg(long)]
+    link_control: bool,
     /// Let the guest send from further addresses, which are learned, for what is inside it or behind it: up to 64
     #[arg(long)]
     learning: bool,
@@ -106,6 +110,7 @@ impl MemberArgs {
                 (self.isolated, "isolated"),
                 (self.promiscuous, "promiscuous"),
                 (self.hairpin, "hairpin"),
+                (self.link_control, "link-control"),
                 (self.learning, "learning"),
             ];
             match keys.iter().find(|(said, _)| *said) {
@@ -134,6 +139,7 @@ impl MemberArgs {
             isolated: self.isolated,
             promiscuous: self.promiscuous,
             hairpin: self.hairpin,
+            link_control: self.link_control,
             learning: self.learning,
             own: None,
         }))

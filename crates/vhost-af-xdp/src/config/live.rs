@@ -5,7 +5,7 @@ use super::is_guard;
 use crate::rates::is_limit;
 
 /// Keys of a port of a network that the switch's table has, beside those of its guard.
-const OF_A_NETWORK: &[&str] = &["hairpin", "isolated", "promiscuous"];
+const OF_A_NETWORK: &[&str] = &["hairpin", "isolated", "link-control", "promiscuous"];
 /// Keys of every port that its lanes have.
 const FILTER: &[&str] = &["from-guest-default", "rule", "to-guest-default"];
 /// The same, but for ports that have learned addresses in these VLANs, or queues of their own.

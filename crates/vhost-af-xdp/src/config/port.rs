@@ -116,6 +116,8 @@ pub(crate) enum NicConfig {
         promiscuous: bool,
         /// What its guest sends to itself, or to a group, comes back to it.
         hairpin: bool,
+        /// Its guest may send what the two ends of a link tell each other.
+        link_control: bool,
         /// It may have further addresses, which are learned from what its guest sends.
         learning: bool,
         /// Queues of the uplink's interface that are its alone.

@@ -24,6 +24,8 @@ pub(crate) struct PortRules {
     pub(crate) promiscuous: bool,
     /// What its guest sends to itself, or to a group, comes back to it.
     pub(crate) hairpin: bool,
+    /// Its guest may send what the two ends of a link tell each other.
+    pub(crate) link_control: bool,
     /// It may have further addresses, which are learned from what its guest sends.
     pub(crate) learning: bool,
     /// The guest sends from its own address and VLANs only.
@@ -91,6 +93,7 @@ impl PortRules {
             isolated,
             promiscuous,
             hairpin,
+            link_control,
             learning,
             ..
         } = &port.nic
@@ -102,6 +105,7 @@ impl PortRules {
             }
             (rules.isolated, rules.promiscuous) = (*isolated, *promiscuous);
             (rules.hairpin, rules.learning) = (*hairpin, *learning);
+            rules.link_control = *link_control;
             rules.guard = !learning;
         }
         rules
@@ -122,6 +126,7 @@ impl PortRules {
             (self.isolated, "isolated"),
             (self.promiscuous, "promiscuous"),
             (self.hairpin, "hairpin"),
+            (self.link_control, "link-control"),
             (self.learning, "learning"),
         ];
         let said = options.into_iter().filter(|(is_said, _)| *is_said);
@@ -192,6 +197,7 @@ mod tests {
             trunk: Some("100,200-203".to_owned()),
             isolated: true,
             hairpin: true,
+            link_control: false,
             guard: true,
             ips: ["192.0.2.10", "192.0.2.11", "2001:db8::/64"]
                 .map(str::to_owned)

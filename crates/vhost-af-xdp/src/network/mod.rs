@@ -408,6 +408,7 @@ fn table_port(port: &PortConfig, mac: Mac, news: &Arc<OwnedFd>) -> TablePort {
         isolated,
         promiscuous,
         hairpin,
+        link_control,
         learning,
         ..
     } = &port.nic
@@ -427,6 +428,7 @@ fn table_port(port: &PortConfig, mac: Mac, news: &Arc<OwnedFd>) -> TablePort {
         isolated: *isolated,
         promiscuous: *promiscuous,
         hairpin: *hairpin,
+        link_control: *link_control,
         flows: (port.queues > 1).then(Arc::default),
         learned: learning.then(|| Arc::new(Learned::new(Arc::clone(news)))),
         lock,

@@ -18,6 +18,8 @@ const SERVICE_TAG: u16 = 0x88a8;
 const OLD_SERVICE_TAGS: [u16; 3] = [0x9100, 0x9200, 0x9300];
 /// What the 16 addresses begin with that are reserved for the two ends of a link.
 const RESERVED: [u8; 5] = [0x01, 0x80, 0xc2, 0x00, 0x00];
+/// The last byte of that of a pause.
+const PAUSE: u8 = 1;
 /// Type of MAC control.
 const MAC_CONTROL: u16 = 0x8808;
 /// The bits of a tag's second half that are the VLAN; the others say a priority.
@@ -79,17 +81,30 @@ pub(crate) fn head(bytes: &[u8; LOOK_BYTES]) -> Head {
     }
 }
 
+/// What a frame is for that goes to the other end of its link alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum LinkControl {
+    /// MAC control, such as a pause: what takes it is no program.
+    Mac,
+    /// Spanning tree, LACP, 802.1X, LLDP and others.
+    Protocol,
+}
+
 /// Whether a frame is for the other end of its link alone, so that no bridge passes it on: to an address that is reserved
 /// for that (IEEE 802.1Q, table 8-1), or MAC control, such as a pause, to whatever address (IEEE 802.3, clause 31). A guest
 /// would have the switch behind the uplink close it, or wait.
 #[inline]
-pub(crate) fn is_link_control(bytes: &[u8; LOOK_BYTES], tags: Tags) -> bool {
+pub(crate) fn link_control(bytes: &[u8; LOOK_BYTES], tags: Tags) -> Option<LinkControl> {
     let [a, b, c, d, e, f, .., m, n, _, _, q, r] = *bytes;
     let kind = match tags {
         Tags::None => [m, n],
         _ => [q, r],
     };
-    ([a, b, c, d, e] == RESERVED && f < 16) || u16::from_be_bytes(kind) == MAC_CONTROL
+    let is_reserved = [a, b, c, d, e] == RESERVED && f < 16;
+    if u16::from_be_bytes(kind) == MAC_CONTROL || (is_reserved && f == PAUSE) {
+        return Some(LinkControl::Mac);
+    }
+    is_reserved.then_some(LinkControl::Protocol)
 }
 
 /// Writes a VLAN into the tag, which said none, of a frame that begins with these bytes; its priority stays.

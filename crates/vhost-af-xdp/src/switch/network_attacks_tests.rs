@@ -68,6 +68,45 @@ fn what_ends_of_a_link_tell_each_other_no_guest_says() {
     assert_eq!(refused, [16 + 6, 16, 16 + 3]);
 }
 
+#[test]
+fn guest_that_may_tells_the_other_end_of_its_link_all_but_to_be_quiet() {
+    let port = |at: u8, vlans| TablePort {
+        mac: mac(at),
+        vlans,
+        link_control: at < 2,
+        ..TablePort::default()
+    };
+    let known = vec![
+        port(0, Vlans::Untagged),
+        port(1, Vlans::Access(100)),
+        port(2, Vlans::Untagged),
+        port(3, Vlans::Trunk(vec![100])),
+    ];
+    let mut world = World::of(known);
+    world.ports.iter_mut().for_each(|port| port.post(16));
+    let reserved = |last: u8, from: u8| frame([0x01, 0x80, 0xc2, 0, 0, last], mac(from), 60);
+    for last in 0..16 {
+        for from in 0..3 {
+            world.ports[usize::from(from)].send(&reserved(last, from));
+        }
+        world.breathe();
+    }
+    let mut pause = reserved(14, 0);
+    pause[12..14].copy_from_slice(&[0x88, 0x08]);
+    world.ports[0].send(&pause);
+    world.breathe();
+    let said = |from: u8| {
+        (0..16)
+            .filter(|&last| last != 1)
+            .map(move |last| reserved(last, from))
+    };
+    assert_eq!(world.ports[2].got(), said(0).collect::<Vec<_>>());
+    let of_vlan: Vec<_> = said(1).map(|frame| tagged(&frame, 100)).collect();
+    assert_eq!(world.ports[3].got(), of_vlan);
+    let refused = [0, 1, 2].map(|port: usize| world.ports[port].counters.from_guest_link_control.get());
+    assert_eq!(refused, [2, 1, 16]);
+}
+
 /// Where a tag is taken off, a place within it would become one outside the frame.
 #[test]
 fn checksum_of_the_addresses_is_nothing_to_ask_for_in_a_vlan() {

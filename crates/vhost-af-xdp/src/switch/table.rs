@@ -44,6 +44,8 @@ pub(crate) struct TablePort {
     pub(crate) promiscuous: bool,
     /// What its guest sends to an address of the port, or to a group, comes back to it.
     pub(crate) hairpin: bool,
+    /// Its guest may send what the two ends of a link tell each other, but for MAC control.
+    pub(crate) link_control: bool,
     /// Addresses that it has beside its own, if it may have any.
     pub(crate) learned: Option<Arc<Learned>>,
     /// Its guest's IP addresses; `None`: any.

@@ -95,7 +95,7 @@ impl Problem {
                 Refused::Exists(_) => "change it with PATCH (`port set`), or remove it before",
                 Refused::Mistake { .. } => "docs/config.md says what each key may have",
                 Refused::Begins { .. } => {
-                    "ask again with ?disconnect=true (`port set --disconnect`), or with PUT: its guest is disconnected for it"
+                    "with ?disconnect=true (`port set --disconnect`), or with PUT, its guest is disconnected for it"
                 }
                 Refused::Failed(_) => "then ask again",
                 Refused::NoPort(_) | Refused::Ending => "ask again once it was started again",

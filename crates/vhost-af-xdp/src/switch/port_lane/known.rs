@@ -4,7 +4,7 @@ use device::counters::PairCounters;
 
 use super::judged::Judged;
 use super::learning;
-use crate::switch::ethernet::{self, Head, Tags};
+use crate::switch::ethernet::{self, Head, LinkControl, Tags};
 use crate::switch::filter::{Classifier, FlowKey, Looked};
 use crate::switch::guard::check_content;
 use crate::switch::learned::Learned;
@@ -101,7 +101,9 @@ impl Known {
     ) -> Option<(Station, Source<'a>)> {
         let bytes = chain.head.first_chunk()?;
         let Head { to, from, tags } = ethernet::head(bytes);
-        if ethernet::is_link_control(bytes, tags) {
+        if let Some(kind) = ethernet::link_control(bytes, tags)
+            && (kind == LinkControl::Mac || !port.link_control)
+        {
             counters.from_guest_link_control.add(1);
             return None;
         }
