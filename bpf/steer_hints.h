@@ -9,8 +9,9 @@
  * before the frame, name it. So a receiver can read frames of several programs that follow each other on the interface,
  * and those of other people's programs.
  *
- * `id` is the structure's type in the program's BTF, below a generation that the loader chooses: two programs have the
- * same types. The loader reads the offsets of the fields from that BTF (crates/steer/src/btf.rs), and a receiver gets
+ * `id` is the structure's type in the program's BTF, below a generation that the loader makes of all structures: those
+ * of another version of this file have other ids, and the same version's the same on each link, so that readers know
+ * all of them (crates/steer/src/own_layouts.rs). The loader reads the offsets of the fields from that BTF (crates/steer/src/btf.rs), and a receiver gets
  * them from the loader (crates/xsk/src/metadata.rs). So nothing here has a twin but the names of the fields, and the
  * bits of `absent`, which are STEER_HINT_*.
  *

@@ -113,13 +113,15 @@ impl HintSet {
         Ok(there.fold(Self::NONE, |set, (hint, _)| set.with(hint)))
     }
 
-    /// The bits of `STEER_HINT_*`.
-    pub(crate) const fn bits(self) -> u8 {
+    /// As a number, for another process: the bits of `STEER_HINT_*`.
+    #[must_use]
+    pub const fn bits(self) -> u8 {
         self.0
     }
 
-    /// The same of these bits; none of others.
-    pub(crate) const fn of_bits(bits: u8) -> Self {
+    /// The same from there; bits that mean nothing are left out.
+    #[must_use]
+    pub const fn of_bits(bits: u8) -> Self {
         Self(bits & Self::ALL.0)
     }
 

@@ -66,6 +66,7 @@ mod mode;
 mod netlink;
 mod network;
 mod notes;
+mod own_layouts;
 mod program;
 mod program_hints;
 mod program_networks;

@@ -3,39 +3,29 @@
 //! layouts frames may have that are under way.
 
 use std::io;
-use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use libbpf_rs::{MapCore, MapFlags, MapHandle, MapInfo, MapType, libbpf_sys};
-use xsk::metadata::{Layout, MAX_LAYOUTS};
+use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType, libbpf_sys};
+use xsk::metadata::Layout;
 
 use crate::capture::messages_of;
 use crate::error::PinError;
 use crate::hints::HintSet;
 use crate::shape::Shape;
 
-/// Number of a program among those of its link, below 2^15; the next program's is one higher, round and round. The
-/// first one's is the number of its map, so that programs that come and go have others, too.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Generation(u16);
+/// How many programs are remembered: so many may have followed each other while a frame was under way.
+const PROGRAMS: u32 = 8;
 
-impl Generation {
+/// Number of a program among those of its link, below 2^15; the next program's is one higher, round and round.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Turn(u16);
+
+impl Turn {
     const BITS: u16 = 0x7fff;
-
-    /// Of the first program with this map.
-    pub(crate) fn first(queues: &MapHandle) -> libbpf_rs::Result<Self> {
-        let info = MapInfo::new(queues.as_fd())?;
-        Ok(Self((info.info.id & u32::from(Self::BITS)) as u16))
-    }
 
     pub(crate) fn next(self) -> Self {
         Self(self.0.wrapping_add(1) & Self::BITS)
-    }
-
-    /// The upper half of ids, with its highest bit set: see `bpf/steer_hints.h`.
-    pub(crate) fn upper_half(self) -> u32 {
-        1 << 31 | u32::from(self.0) << 16
     }
 }
 
@@ -44,7 +34,7 @@ impl Generation {
 pub(crate) struct Note {
     /// The kernel's number of it.
     pub(crate) program: u32,
-    pub(crate) generation: Generation,
+    pub(crate) turn: Turn,
     /// It takes frames in several buffers.
     pub(crate) frags: bool,
     pub(crate) hints: HintSet,
@@ -60,7 +50,7 @@ impl Note {
     fn value(&self) -> [u8; Self::BYTES] {
         let mut value = [0; Self::BYTES];
         value[..4].copy_from_slice(&self.program.to_ne_bytes());
-        value[4..6].copy_from_slice(&self.generation.0.to_ne_bytes());
+        value[4..6].copy_from_slice(&self.turn.0.to_ne_bytes());
         value[6] = u8::from(self.frags);
         value[7] = self.hints.bits() | Self::WRITTEN;
         if let Some(layout) = &self.layout {
@@ -70,13 +60,13 @@ impl Note {
     }
 
     fn of_value(value: &[u8]) -> Option<Self> {
-        let &[a, b, c, d, g0, g1, frags, hints, ref rest @ ..] = value else {
+        let &[a, b, c, d, t0, t1, frags, hints, ref rest @ ..] = value else {
             return None;
         };
         let layout = *rest.first_chunk()?;
         (hints & Self::WRITTEN != 0).then(|| Self {
             program: u32::from_ne_bytes([a, b, c, d]),
-            generation: Generation(u16::from_ne_bytes([g0, g1]) & Generation::BITS),
+            turn: Turn(u16::from_ne_bytes([t0, t1]) & Turn::BITS),
             frags: frags != 0,
             hints: HintSet::of_bits(hints),
             layout: Layout::from_bytes(layout).ok(),
@@ -84,7 +74,7 @@ impl Note {
     }
 }
 
-/// The map of notes: the latest [`MAX_LAYOUTS`].
+/// The map of notes: the latest [`PROGRAMS`].
 #[derive(Debug)]
 pub(crate) struct Notes(pub(crate) MapHandle);
 
@@ -94,7 +84,7 @@ impl Notes {
         kind: MapType::Array,
         key_bytes: 4,
         value_bytes: Note::BYTES as u32,
-        entries: MAX_LAYOUTS as u32,
+        entries: PROGRAMS,
     };
 
     pub(crate) fn new() -> libbpf_rs::Result<Self> {
@@ -120,7 +110,7 @@ impl Notes {
 
     /// Takes a note, in the place of the oldest.
     pub(crate) fn add(&self, note: &Note) -> libbpf_rs::Result<()> {
-        let key = u32::from(note.generation.0) % Self::SHAPE.entries;
+        let key = u32::from(note.turn.0) % Self::SHAPE.entries;
         let (updated, _) = messages_of(|| self.0.update(&key.to_ne_bytes(), &note.value(), MapFlags::ANY));
         updated
     }
@@ -130,12 +120,21 @@ impl Notes {
         self.all().find(|note| note.program == program)
     }
 
-    /// The layouts of the programs up to this generation, the latest first.
-    pub(crate) fn layouts(&self, upto: Generation) -> Vec<Layout> {
-        let age = |note: &Note| upto.0.wrapping_sub(note.generation.0) & Generation::BITS;
-        let mut notes: Vec<Note> = self.all().filter(|note| age(note) < MAX_LAYOUTS as u16).collect();
+    /// The layouts of the programs up to this one, the latest first, each once.
+    pub(crate) fn layouts(&self, upto: Turn) -> Vec<Layout> {
+        let age = |note: &Note| upto.0.wrapping_sub(note.turn.0) & Turn::BITS;
+        let mut notes: Vec<Note> = self
+            .all()
+            .filter(|note| u32::from(age(note)) < PROGRAMS)
+            .collect();
         notes.sort_by_key(age);
-        notes.into_iter().filter_map(|note| note.layout).collect()
+        let mut layouts: Vec<Layout> = Vec::new();
+        for layout in notes.into_iter().filter_map(|note| note.layout) {
+            if !layouts.contains(&layout) {
+                layouts.push(layout);
+            }
+        }
+        layouts
     }
 
     fn all(&self) -> impl Iterator<Item = Note> {
@@ -206,7 +205,7 @@ mod tests {
         for (hints, layout) in [(HintSet::NONE, None), (HintSet::HASH, Some(layout))] {
             let note = Note {
                 program: 77,
-                generation: Generation(5),
+                turn: Turn(5),
                 frags: true,
                 hints,
                 layout,
@@ -215,12 +214,5 @@ mod tests {
         }
         assert_eq!(Note::of_value(&[0; Note::BYTES]), None, "never written");
         assert_eq!(Note::of_value(&[]), None);
-    }
-
-    #[test]
-    fn ids_of_generations_are_nobody_elses() {
-        assert_eq!(Generation(0).upper_half(), 0x8000_0000);
-        assert_eq!(Generation(0x7fff).upper_half(), 0xffff_0000);
-        assert_eq!(Generation(0x7fff).next(), Generation(0));
     }
 }

@@ -15,7 +15,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType};
+use libbpf_rs::{MapCore, MapFlags, MapHandle, MapInfo, MapType};
 
 use crate::attach::Target;
 use crate::capture::messages_of;
@@ -31,7 +31,8 @@ use crate::load;
 use crate::marks::Marks;
 use crate::mode::{Mode, ModeRequest};
 use crate::network::NetworkMaps;
-use crate::notes::{Generation, Note, Notes, Now};
+use crate::notes::{Note, Notes, Now, Turn};
+use crate::own_layouts::Generation;
 use crate::shape::Shape;
 
 /// Why a queue could not be configured or read.
@@ -98,6 +99,8 @@ pub struct Program {
     words: QueueWords,
     /// What `words` is mapped from.
     pub(crate) queues: MapHandle,
+    /// The kernel's, of that map.
+    number: u32,
     pub(crate) sockets: MapHandle,
     pub(crate) entries: MapHandle,
     pub(crate) counts: MapHandle,
@@ -105,6 +108,8 @@ pub struct Program {
     /// Which program is on the link, and what it leaves before frames.
     pub(crate) now: Now,
     pub(crate) notes: Notes,
+    /// Of the programs that follow.
+    pub(crate) generation: Generation,
     /// Made when the first flow gets one.
     pub(crate) marks: OnceLock<Marks>,
     /// Where all this is pinned.
@@ -125,16 +130,16 @@ impl Program {
         let target = Target::check(ifindex, frags)?;
         let (loaded, said) = messages_of(|| {
             let (loaded, maps) = load::plain(frags, &[])?;
-            let (first, notes) = (Generation::first(&maps.queues)?, Notes::new()?);
-            Ok((loaded, maps, first, notes))
+            let (number, notes) = (number_of(&maps.queues)?, Notes::new()?);
+            Ok((loaded, maps, number, notes))
         });
-        let (loaded, maps, generation, notes) =
+        let (loaded, maps, number, notes) =
             loaded.map_err(|source| AttachError::Load { detail: said, source })?;
         let words = QueueWords::map(maps.queues.as_fd()).map_err(AttachError::Config)?;
         let attached = target.attach(loaded.program.as_fd(), loaded.id, request)?;
         let note = Note {
             program: loaded.id,
-            generation,
+            turn: Turn::default(),
             frags,
             hints: HintSet::NONE,
             layout: None,
@@ -149,8 +154,10 @@ impl Program {
             entries: maps.entries,
             counts: maps.counts,
             networks: maps.networks,
+            number,
             now: Now::new(ifindex, note),
             notes,
+            generation: Generation::after(&[]),
             marks: OnceLock::new(),
             dir: None,
         })
@@ -170,6 +177,12 @@ impl Program {
     /// [`Program::set_hints`].
     pub fn id(&self) -> u32 {
         self.now.get().program
+    }
+
+    /// A number that is the same for as long as the program is attached, whatever hints it leaves, also for the next
+    /// owner of a pinned one: the kernel's id of one of its maps.
+    pub fn number(&self) -> u32 {
+        self.number
     }
 
     /// Takes the program off the interface ahead of the value's end; nothing happens if it is off already.
@@ -432,10 +445,10 @@ impl Program {
             Some(notes) => Notes(notes),
             None => Notes::pinned(dir)?,
         };
-        let generation = Generation::first(&queues).map_err(|error| refused(dir.join(QUEUES.name), error))?;
+        let number = number_of(&queues).map_err(|error| refused(dir.join(QUEUES.name), error))?;
         let note = notes.of_program(attached.program).unwrap_or(Note {
             program: attached.program,
-            generation,
+            turn: Turn::default(),
             frags: false,
             hints: HintSet::NONE,
             layout: None,
@@ -456,6 +469,8 @@ impl Program {
                 rings: map(NetworkMaps::RINGS)?,
                 limits: map(NetworkMaps::LIMITS)?,
             },
+            number,
+            generation: Generation::after(&notes.layouts(note.turn)),
             now: Now::new(ifindex, note),
             notes,
             marks,
@@ -471,6 +486,10 @@ impl Program {
 /// The kernel's.
 pub fn detach_pinned(dir: &Path) -> io::Result<()> {
     link::detach_pinned(&dir.join(LINK))
+}
+
+fn number_of(queues: &MapHandle) -> libbpf_rs::Result<u32> {
+    Ok(MapInfo::new(queues.as_fd())?.info.id)
 }
 
 /// Name of the pinned link.

@@ -10,9 +10,9 @@
 //! itself: when the next frame to a group is due, and the constants that say what it leaves.
 //!
 //! Frames of the old program may be under way still, in the driver and in the rings of sockets. Each names its own
-//! layout by an id that no other program of the link has, as it is partly a number that counts programs (`notes.rs`).
-//! So who reads frames learns the new layout ([`Program::layouts`]) and keeps the old ones. A frame of the new program
-//! may come before its reader has learned the layout: it is then one without hints.
+//! layout by an id that means nothing else on the link (`own_layouts.rs`). So who reads frames knows several: those of
+//! the programs that were (`notes.rs`), and those of all that may be ([`Program::all_layouts`]). A program of another
+//! version has others: a frame of it may come before its reader has learned of them, and is then one without hints.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -106,11 +106,10 @@ impl Program {
         if !missing.is_empty() {
             return Err(HintsError::Kernel { missing });
         }
-        let generation = now.generation.next();
         let (loaded, layout) = self.load_after(&now, hints)?;
         let note = Note {
             program: loaded.id,
-            generation,
+            turn: now.turn.next(),
             frags: now.frags,
             hints,
             layout,
@@ -127,7 +126,19 @@ impl Program {
     /// What may stand before frames of queues that ask for hints: the layouts of the program that is there and of those
     /// before it, the latest first. Beside them, in a network's queue, [`note_layout`](crate::note_layout).
     pub fn layouts(&self) -> Vec<Layout> {
-        self.notes.layouts(self.now.get().generation)
+        self.notes.layouts(self.now.get().turn)
+    }
+
+    /// The same, and those of all programs that may follow by [`Program::set_hints`]: so who reads frames knows each
+    /// before it comes. They change only when the program of another version is taken over ([`Program::open_pinned`]).
+    pub fn all_layouts(&self) -> Vec<Layout> {
+        let mut all = self.layouts();
+        for layout in self.generation.layouts() {
+            if !all.contains(&layout) {
+                all.push(layout);
+            }
+        }
+        all
     }
 
     /// Gives the frames of a flow a mark, or takes it away; nothing happens if it has none. Programs leave marks that
@@ -180,7 +191,7 @@ impl Program {
                 .map(|(loaded, _)| (loaded, None))
                 .map_err(BoundError::Load),
             false => {
-                let generation = now.generation.next().upper_half();
+                let generation = self.generation.upper_half();
                 load::bound(now.frags, self.now.ifindex, hints, generation, &reused)
                     .map(|(loaded, layout)| (loaded, Some(layout)))
             }

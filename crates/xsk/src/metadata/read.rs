@@ -5,8 +5,9 @@ use std::num::NonZeroU64;
 use super::layout::{Field, Layout, MAX_LEN_BYTES};
 use crate::{Umem, UmemOffset};
 
-/// Most layouts that are known at once: so many programs may have followed each other while a frame was under way.
-pub const MAX_LAYOUTS: usize = 8;
+/// Most layouts that are known at once: all that a program may have, those of programs before it whose frames are under
+/// way, and what stands there without hints.
+pub const MAX_LAYOUTS: usize = 24;
 
 /// What is read before each frame: the longest structure that kernels before 6.8 let a program leave.
 const USUAL_BYTES: usize = 32;

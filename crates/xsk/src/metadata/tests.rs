@@ -210,14 +210,23 @@ fn latest_layouts_are_known_and_the_oldest_goes() {
     let layout = |id| Layout::new(id, 4, &[]).unwrap();
     let mut layouts = Layouts::default();
     assert!(Expected::latest(&layouts).is_none());
-    (1..=9).for_each(|id| layouts.learn(layout(id)));
+    let last = MAX_LAYOUTS as u32 + 1;
+    (1..=last).for_each(|id| layouts.learn(layout(id)));
     let ids: Vec<u32> = layouts.iter().map(|layout| layout.id()).collect();
-    assert_eq!(ids, [9, 8, 7, 6, 5, 4, 3, 2]);
+    assert_eq!(ids, (2..=last).rev().collect::<Vec<_>>());
     layouts.learn(layout(4));
     let ids: Vec<u32> = layouts.iter().map(|layout| layout.id()).collect();
-    assert_eq!(ids, [4, 9, 8, 7, 6, 5, 3, 2], "none is there twice");
-    let many: Vec<Layout> = (1..20).map(layout).collect();
-    assert_eq!(Layouts::new(&many).iter().collect::<Vec<_>>(), many[..8]);
+    let others = (2..=last).rev().filter(|&id| id != 4);
+    assert_eq!(
+        ids,
+        [4].into_iter().chain(others).collect::<Vec<_>>(),
+        "none is there twice"
+    );
+    let many: Vec<Layout> = (1..2 * last).map(layout).collect();
+    assert_eq!(
+        Layouts::new(&many).iter().collect::<Vec<_>>(),
+        many[..MAX_LAYOUTS]
+    );
 }
 
 #[test]
