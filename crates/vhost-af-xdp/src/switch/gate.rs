@@ -8,8 +8,8 @@
 use device::counters::PairCounters;
 
 use super::filter::{Classifier, FlowKey, LaneFilter, Looked, Verdict, is_long};
-use super::from_guest::GuestFrame;
 use super::guard::{Guard, Guarded, LOOK_BYTES, SHORT_LOOK_BYTES};
+use super::guest_frame::GuestFrame;
 use super::table::Destination;
 
 /// See the module's head. Of a lane.

@@ -20,7 +20,7 @@ use virtqueue::{Buffer, MemoryMap};
 use xsk::{FramePool, TxDesc, Umem, UmemOffset};
 
 use super::bytes::{guest_to_umem, own_bytes};
-use super::from_guest::GuestFrame;
+use super::guest_frame::GuestFrame;
 use super::rate_limit::Cost;
 use crate::nic::binding::TX_METADATA_BYTES;
 use crate::nic::queue::Sends;

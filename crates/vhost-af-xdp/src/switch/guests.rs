@@ -21,10 +21,11 @@ use virtqueue::{ChainId, Chains, MemoryMap};
 
 use super::bytes::guest_to_guest;
 use super::filter::{Classifier, Facts, LaneFilter};
-use super::from_guest::{GuestFrame, Put, Sender, Sink, Turn};
+use super::from_guest::{Put, Sender, Sink, Turn};
 use super::gate::with_head;
 use super::gso::{FromChain, GsoPacket};
 use super::guard::{Guard, LOOK_BYTES};
+use super::guest_frame::GuestFrame;
 use super::lane::{Blame, Lane, Near, Peer, Stopped, Work};
 use super::limits::BATCH;
 use super::pending::Pending;

@@ -26,6 +26,7 @@ mod gate_tests;
 pub(crate) mod groups_lane;
 pub(crate) mod gso;
 pub(crate) mod guard;
+pub(crate) mod guest_frame;
 pub(crate) mod guests;
 pub(crate) mod host_lane;
 pub(crate) mod inner_queue;

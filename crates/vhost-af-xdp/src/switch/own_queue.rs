@@ -14,7 +14,8 @@ use device::counters::{Counter, PairCounters};
 use device::pair::{Fault, QueuePair, Vring};
 use virtqueue::ChainId;
 
-use super::from_guest::{GuestFrame, Put, Sender, Sink, Turn};
+use super::from_guest::{Put, Sender, Sink, Turn};
+use super::guest_frame::GuestFrame;
 use super::lane::{Peer, Work};
 use super::limits::SEGMENTS;
 use super::receiver::{Receiver, has_frames};

@@ -13,8 +13,8 @@ use offload::checksum::{self, ChecksumAt};
 use offload::segment::Request;
 use virtqueue::Chains;
 
-use super::from_guest::GuestFrame;
 use super::gso::{GsoPacket, Remainder};
+use super::guest_frame::GuestFrame;
 use super::limits::BATCH;
 use super::to_guest::{Delivery, Fit};
 

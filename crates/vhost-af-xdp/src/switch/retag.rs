@@ -5,8 +5,8 @@ use device::pair::Sending;
 use xsk::{RxDesc, Umem, UmemOffset};
 
 use super::ethernet::{self, ADDRESS_BYTES, LOOK_BYTES, TAG_BYTES, Tags};
-use super::from_guest::GuestFrame;
 use super::guard::LOOK_BYTES as LONG_HEAD;
+use super::guest_frame::GuestFrame;
 
 /// What is done with a frame's tag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

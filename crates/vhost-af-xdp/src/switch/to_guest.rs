@@ -11,7 +11,7 @@ use virtqueue::{Buffer, Chain, Chains, MemoryMap};
 use xsk::{Frame, RxDesc, Umem, UmemOffset};
 
 use super::bytes::{UmemRange, between_guests, frame_to_guest, umem_to_guest};
-use super::from_guest::GuestFrame;
+use super::guest_frame::GuestFrame;
 use super::limits::{BATCH, DESCRIPTORS};
 use crate::nic::custody::{Custody, Stray};
 

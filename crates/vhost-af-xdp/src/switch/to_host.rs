@@ -13,7 +13,7 @@ use device::pair::HEADER_BYTES;
 use offload::segment::GsoKind;
 use virtqueue::driver::{Buffer, GuestRam};
 
-use super::from_guest::GuestFrame;
+use super::guest_frame::GuestFrame;
 use super::inner_queue::Received;
 use crate::nic::tap::{Parts, Tap};
 

@@ -21,8 +21,9 @@ use xsk::{TxDesc, Umem, UmemOffset};
 
 use super::bytes::guest_to_umem;
 use super::cutter::Cutter;
-use super::from_guest::{GuestFrame, Put, Sink, Tally, Turn};
+use super::from_guest::{Put, Sink, Tally, Turn};
 use super::gso::{Builder, FromChain, GsoPacket, Remainder, Source};
+use super::guest_frame::GuestFrame;
 use super::limits::SEGMENTS;
 use crate::nic::endpoint::{NicQueue, References};
 use crate::nic::queue::{LinkState, Nic, SHORTEST_BY_DMA, Sends};

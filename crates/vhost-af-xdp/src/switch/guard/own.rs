@@ -4,7 +4,7 @@ use device::counters::PairCounters;
 
 use super::{LOOK_BYTES, Lock, Refusal, SHORT_LOOK_BYTES, check_content};
 use crate::switch::ethernet::{self, Head, Mac, Tags};
-use crate::switch::from_guest::GuestFrame;
+use crate::switch::guest_frame::GuestFrame;
 
 /// What it may send.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -7,7 +7,7 @@ use device::pair::Fault;
 
 use super::PortLane;
 use crate::switch::ethernet::{self, ADDRESS_BYTES};
-use crate::switch::from_guest::GuestFrame;
+use crate::switch::guest_frame::GuestFrame;
 use crate::switch::guests::{Passed, Passing};
 use crate::switch::lane::{Network, SlotAt};
 use crate::switch::own_queue::OwnQueue;

@@ -7,8 +7,8 @@ use virtqueue::{Buffer, MemoryMap};
 use crate::switch::ethernet::{self, Tags};
 use crate::switch::filter::{Verdict, is_long};
 use crate::switch::flows::Flow;
-use crate::switch::from_guest::GuestFrame;
 use crate::switch::guard::{LOOK_BYTES as LONG_HEAD, SHORT_LOOK_BYTES as SHORT_HEAD};
+use crate::switch::guest_frame::GuestFrame;
 use crate::switch::retag::{Retag, Retagged};
 use crate::switch::table::{Destination, PortNumber, TablePort};
 

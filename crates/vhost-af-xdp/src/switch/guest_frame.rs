@@ -1,0 +1,62 @@
+//! A frame of a guest's on its way to where it is sent.
+
+use device::pair::{Cursor, Piece, QueuePair, Sending};
+use virtqueue::{Buffer, MemoryMap};
+
+/// A frame of the guest's that is to be sent, where it lies.
+#[derive(Clone, Copy)]
+pub(crate) struct GuestFrame<'a> {
+    /// The guest's.
+    pub(crate) memory: &'a MemoryMap,
+    /// Longest frame that its interface carries, bytes.
+    pub(crate) frame_limit: u32,
+    /// Those of its chain.
+    pub(crate) buffers: &'a [Buffer],
+    pub(crate) sending: &'a Sending,
+    /// The frame's first bytes as somebody has looked at them, to be sent in the place of those in the chain, which the
+    /// guest may change; empty, if nobody has.
+    pub(crate) head: &'a [u8],
+    /// So many bytes of the chain, from where the frame begins there, they stand for.
+    pub(crate) replaced: u32,
+}
+
+impl<'a> GuestFrame<'a> {
+    /// One at which nobody has looked.
+    #[inline]
+    pub(crate) fn new(pair: &'a QueuePair, buffers: &'a [Buffer], sending: &'a Sending) -> Self {
+        Self {
+            memory: &pair.memory,
+            frame_limit: pair.frame_limit,
+            buffers,
+            sending,
+            head: &[],
+            replaced: 0,
+        }
+    }
+
+    /// Where a byte of the frame that is not of its head lies in the chain.
+    #[inline]
+    pub(crate) fn place_of(&self, byte: u32) -> Cursor {
+        let mut place = self.sending.start;
+        if !self.head.is_empty() {
+            let head = u32::try_from(self.head.len()).unwrap_or(u32::MAX);
+            place.pass(self.buffers, (byte + self.replaced).saturating_sub(head));
+        } else if byte > 0 {
+            place.pass(self.buffers, byte);
+        }
+        place
+    }
+
+    /// The bytes behind `head`, if they lie in one buffer.
+    #[inline]
+    pub(crate) fn rest_in_one(&self) -> Option<Piece> {
+        let start = self.sending.start;
+        let buffer = self.buffers.get(start.buffer)?;
+        let len = (self.sending.len as usize).checked_sub(self.head.len())? as u32;
+        let within = start.within + self.replaced;
+        (u64::from(within) + u64::from(len) <= u64::from(buffer.len)).then(|| Piece {
+            offset: buffer.offset + u64::from(within),
+            len,
+        })
+    }
+}
