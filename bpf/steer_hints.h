@@ -11,9 +11,9 @@
  *
  * `id` is the structure's type in the program's BTF, below a generation that the loader makes of all structures: those
  * of another version of this file have other ids, and the same version's the same on each link, so that readers know
- * all of them (crates/steer/src/own_layouts.rs). The loader reads the offsets of the fields from that BTF (crates/steer/src/btf.rs), and a receiver gets
- * them from the loader (crates/xsk/src/metadata.rs). So nothing here has a twin but the names of the fields, and the
- * bits of `absent`, which are STEER_HINT_*.
+ * all of them (crates/steer/src/own_layouts.rs). The loader reads the offsets of the fields from that BTF
+ * (crates/steer/src/btf.rs), and a receiver gets them from the loader (crates/xsk/src/metadata.rs). So nothing here has
+ * a twin but the names of the fields, and the bits of `absent`, which are STEER_HINT_*.
  *
  * The set is constant in a loaded program: the verifier leaves out what is not asked for. It leaves the branches in
  * where the loader has no CAP_PERFMON; they are never taken.

@@ -128,13 +128,7 @@ impl Notes {
             .filter(|note| u32::from(age(note)) < PROGRAMS)
             .collect();
         notes.sort_by_key(age);
-        let mut layouts: Vec<Layout> = Vec::new();
-        for layout in notes.into_iter().filter_map(|note| note.layout) {
-            if !layouts.contains(&layout) {
-                layouts.push(layout);
-            }
-        }
-        layouts
+        each_once(notes.into_iter().filter_map(|note| note.layout))
     }
 
     fn all(&self) -> impl Iterator<Item = Note> {
@@ -143,6 +137,17 @@ impl Notes {
             Note::of_value(&found.ok().flatten()?)
         })
     }
+}
+
+/// In their order, where they come first.
+pub(crate) fn each_once(layouts: impl IntoIterator<Item = Layout>) -> Vec<Layout> {
+    let mut once = Vec::new();
+    for layout in layouts {
+        if !once.contains(&layout) {
+            once.push(layout);
+        }
+    }
+    once
 }
 
 impl Shape {
@@ -214,5 +219,11 @@ mod tests {
         }
         assert_eq!(Note::of_value(&[0; Note::BYTES]), None, "never written");
         assert_eq!(Note::of_value(&[]), None);
+    }
+
+    #[test]
+    fn turns_go_round() {
+        assert_eq!(Turn::default().next(), Turn(1));
+        assert_eq!(Turn(0x7fff).next(), Turn(0));
     }
 }

@@ -69,7 +69,7 @@ impl Generation {
 /// All of our layouts, without a generation.
 fn own() -> &'static [Layout] {
     static OWN: OnceLock<Vec<Layout>> = OnceLock::new();
-    // It fails by a bug of ours only: then readers learn of layouts when programs are loaded.
+    // It fails by a bug of ours only: then no program that leaves hints is put on a link.
     OWN.get_or_init(|| read_own().unwrap_or_default())
 }
 

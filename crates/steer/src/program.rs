@@ -108,8 +108,8 @@ pub struct Program {
     /// Which program is on the link, and what it leaves before frames.
     pub(crate) now: Now,
     pub(crate) notes: Notes,
-    /// Of the programs that follow.
-    pub(crate) generation: Generation,
+    /// Of the programs that follow; known when one is asked for.
+    pub(crate) generation: OnceLock<Generation>,
     /// Made when the first flow gets one.
     pub(crate) marks: OnceLock<Marks>,
     /// Where all this is pinned.
@@ -157,7 +157,7 @@ impl Program {
             number,
             now: Now::new(ifindex, note),
             notes,
-            generation: Generation::after(&[]),
+            generation: OnceLock::new(),
             marks: OnceLock::new(),
             dir: None,
         })
@@ -470,7 +470,7 @@ impl Program {
                 limits: map(NetworkMaps::LIMITS)?,
             },
             number,
-            generation: Generation::after(&notes.layouts(note.turn)),
+            generation: OnceLock::new(),
             now: Now::new(ifindex, note),
             notes,
             marks,

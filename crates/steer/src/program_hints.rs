@@ -25,7 +25,8 @@ use crate::hints::HintSet;
 use crate::load::{self, BoundError, Loaded, MARKS};
 use crate::marks::{Flow, Marks};
 use crate::mode::Mode;
-use crate::notes::Note;
+use crate::notes::{Note, Turn, each_once};
+use crate::own_layouts::Generation;
 use crate::program::Program;
 
 /// Why the hints are not changed. The program that was there goes on.
@@ -132,13 +133,15 @@ impl Program {
     /// The same, and those of all programs that may follow by [`Program::set_hints`]: so who reads frames knows each
     /// before it comes. They change only when the program of another version is taken over ([`Program::open_pinned`]).
     pub fn all_layouts(&self) -> Vec<Layout> {
-        let mut all = self.layouts();
-        for layout in self.generation.layouts() {
-            if !all.contains(&layout) {
-                all.push(layout);
-            }
-        }
-        all
+        let turn = self.now.get().turn;
+        let noted = self.notes.layouts(turn);
+        each_once(noted.into_iter().chain(self.generation(turn).layouts()))
+    }
+
+    /// Of programs that follow. What was noted before the first of them it keeps clear of.
+    fn generation(&self, turn: Turn) -> Generation {
+        let after = || Generation::after(&self.notes.layouts(turn));
+        *self.generation.get_or_init(after)
     }
 
     /// Gives the frames of a flow a mark, or takes it away; nothing happens if it has none. Programs leave marks that
@@ -191,9 +194,15 @@ impl Program {
                 .map(|(loaded, _)| (loaded, None))
                 .map_err(BoundError::Load),
             false => {
-                let generation = self.generation.upper_half();
-                load::bound(now.frags, self.now.ifindex, hints, generation, &reused)
-                    .map(|(loaded, layout)| (loaded, Some(layout)))
+                let generation = self.generation(now.turn);
+                let (ifindex, half) = (self.now.ifindex, generation.upper_half());
+                let (loaded, layout) = load::bound(now.frags, ifindex, hints, half, &reused)?;
+                // Else its readers would not know it.
+                if !generation.layouts().any(|own| own == layout) {
+                    let structure = hints.structure();
+                    return Err(BoundError::Layout(LayoutOfError::Missing { structure }));
+                }
+                Ok((loaded, Some(layout)))
             }
         });
         loaded.map_err(|error| match error {

@@ -25,6 +25,7 @@ fn next_owner_of_a_pinned_program_finds_its_hints_marks_and_layouts() {
     std::fs::create_dir(&dir).expect("new");
     let mut program = attach(&pair, HintSet::HASH);
     program.pin(&dir).expect("a bpffs");
+    let number = program.number();
     program.set_hints(set("vlan,mark")).expect("all of them");
     let flow = Flow {
         protocol: 17,
@@ -39,6 +40,7 @@ fn next_owner_of_a_pinned_program_finds_its_hints_marks_and_layouts() {
 
     let program = Program::open_pinned(pair.ifindex(), &dir).expect("all is there");
     assert_eq!((program.id(), program.hints()), (id, set("vlan,mark")));
+    assert_eq!(program.number(), number, "whatever it leaves, and whoever has it");
     assert_eq!(
         (program.layouts(), program.all_marks()),
         (layouts.clone(), vec![(flow, 5)])

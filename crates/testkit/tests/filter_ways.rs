@@ -27,7 +27,11 @@ fn lan(queue: u32, workers: usize, keys: &str, list: &[&str]) -> Lan {
     Lan::on(veth, &Serve::file(), &text, 2, &DriverConfig::default())
 }
 
+/// Keys of a port with a queue of its own in that placement; empty: without one.
 fn own(queue: u32, memory: &str) -> String {
+    if memory.is_empty() {
+        return String::new();
+    }
     format!(
         "ifname = \"{}\"\nstart-queue = {queue}\nmemory = \"{memory}\"",
         VethPair::NIC
@@ -111,10 +115,7 @@ fn what_comes_back_to_its_sender_is_judged_both_ways(
     #[values(1, 2)] workers: usize,
 ) {
     require!(Root);
-    let keys = match memory {
-        "" => String::new(),
-        memory => own(1, memory),
-    };
+    let keys = own(1, memory);
     let list = [
         "direction=from-guest action=allow protocol=udp destination-ports=53-54",
         "direction=to-guest action=allow protocol=udp destination-ports=53",
@@ -154,11 +155,7 @@ fn they_hold_for_what_the_hosts_own_stack_says_and_hears(
     #[values(1, 2)] workers: usize,
 ) {
     require!(Root);
-    let keys = match memory {
-        "" => String::new(),
-        memory => own(1, memory),
-    };
-    let mut lan = lan(0, workers, &keys, &[FROM, TO]);
+    let mut lan = lan(0, workers, &own(1, memory), &[FROM, TO]);
     let near = &lan.veth.near;
     near.ip(&["address", "add", "10.0.0.1/24", "dev", VethPair::NIC]);
     let address = GUEST.to_string();

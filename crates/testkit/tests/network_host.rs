@@ -224,7 +224,10 @@ fn idle_network_with_its_host_leaves_the_worker_asleep() {
     require!(Root);
     let mut lan = Lan::new(&Serve::file(), "", &[""]);
     lan.assert_quiet();
-    let sleeps = || lan.daemon.status()["workers"][0]["sleeps"].as_u64();
+    let sleeps = || {
+        let status = lan.daemon.status();
+        status["workers"][0]["sleeps"].as_u64().expect("a number")
+    };
     // What the host's stack sends by itself wakes it, too, and ends.
     let rests = wait::until(wait::SOON, || {
         let before = sleeps();

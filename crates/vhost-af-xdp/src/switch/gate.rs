@@ -51,10 +51,14 @@ impl Gate {
         self.filter.as_mut().and_then(|filter| filter.to_guest.as_mut())
     }
 
-    /// Whether all frames are let through.
+    /// Whether all frames of the guest are let through.
     #[inline]
     pub(super) fn is_open(&self) -> bool {
-        self.guarded.is_none() && self.filter.is_none()
+        self.guarded.is_none()
+            && self
+                .filter
+                .as_ref()
+                .is_none_or(|filter| filter.from_guest.is_none())
     }
 
     /// The frame with the first bytes that were judged in the place of those in guest memory; `None`: it may not be sent,
@@ -119,11 +123,5 @@ pub(super) fn with_head<'a>(frame: GuestFrame<'a>, head: &'a mut [u8; LOOK_BYTES
         known = LOOK_BYTES.min(len);
         frame.read_start(&mut head[..known]);
     }
-    GuestFrame {
-        head: &head[..known],
-        // At most LOOK_BYTES.
-        #[allow(clippy::cast_possible_truncation)]
-        replaced: known as u32,
-        ..frame
-    }
+    frame.headed(&head[..known])
 }

@@ -38,24 +38,13 @@ impl Guest {
             counters: Arc::default(),
             buffers: Vec::new(),
         };
-        for _ in 0..buffers {
-            let addr = guest.memory.ram.alloc(2048, 64).expect("memory is left");
-            guest.gets.add(&[Buffer::writable(addr, 2048)]).expect("room");
-            guest.buffers.push(addr);
-        }
-        guest.gets.publish();
+        (0..buffers).for_each(|_| guest.post_one());
         (guest, pair)
     }
 
     fn send(&mut self, flow: u32, port: u16) {
         let bytes = [&[0; HEADER as usize][..], &udp(flow, port)].concat();
-        let addr = self
-            .memory
-            .ram
-            .alloc(bytes.len() as u64, 64)
-            .expect("memory is left");
-        self.memory.ram.write(addr, &bytes);
-        let buffer = Buffer::readable(addr, bytes.len() as u32);
+        let buffer = Buffer::readable(self.memory.put(&bytes), bytes.len() as u32);
         self.sends.add(&[buffer]).expect("room");
         self.sends.publish();
     }

@@ -34,6 +34,16 @@ impl<'a> GuestFrame<'a> {
         }
     }
 
+    /// The same with `head`, copied from its beginning, in the place of as many bytes of the chain.
+    #[inline]
+    pub(crate) fn headed(self, head: &'a [u8]) -> Self {
+        Self {
+            head,
+            replaced: u32::try_from(head.len()).unwrap_or(u32::MAX),
+            ..self
+        }
+    }
+
     /// Where a byte of the frame that is not of its head lies in the chain.
     #[inline]
     pub(crate) fn place_of(&self, byte: u32) -> Cursor {

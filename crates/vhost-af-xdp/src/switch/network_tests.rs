@@ -229,12 +229,7 @@ impl Port {
     /// The same with a virtio-net header.
     fn send_with(&mut self, header: [u8; HEADER as usize], frame: &[u8]) -> bool {
         let bytes = [&header[..], frame].concat();
-        let addr = self
-            .memory
-            .ram
-            .alloc(bytes.len() as u64, 64)
-            .expect("memory is left");
-        self.memory.ram.write(addr, &bytes);
+        let addr = self.memory.put(&bytes);
         self.from_guest
             .add(&[Buffer::readable(addr, bytes.len() as u32)])
             .expect("room");

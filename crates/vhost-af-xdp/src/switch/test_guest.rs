@@ -33,6 +33,13 @@ impl Memory {
         }
     }
 
+    /// Bytes somewhere in it.
+    pub(crate) fn put(&self, bytes: &[u8]) -> GuestAddr {
+        let addr = self.ram.alloc(bytes.len() as u64, 64).expect("memory is left");
+        self.ram.write(addr, bytes);
+        addr
+    }
+
     /// A queue of so many entries, polled, and its driver.
     pub(crate) fn vring(&self, size: u32, features: QueueFeatures, journal: Journal) -> (Vring, QueueDriver) {
         let size = QueueSize::new(size).expect("a power of two");

@@ -97,7 +97,7 @@ impl Problem {
                 Refused::Begins { .. } => {
                     "with ?disconnect=true (`port set --disconnect`), or with PUT, its guest is disconnected for it"
                 }
-                Refused::Failed(_) => "then ask again",
+                Refused::Failed(_) => "ask again once that is done away with",
                 Refused::NoPort(_) | Refused::Ending => "ask again once it was started again",
             },
             Self::Busy => "ask again in a second",

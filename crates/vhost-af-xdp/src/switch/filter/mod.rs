@@ -7,8 +7,8 @@
 //!
 //! A lane has for each direction what it judges by ([`Classifier`]): the compiled rules, and in front of them a cache of
 //! decisions for flows that were seen ([`FlowCache`]). A flow is all that rules look at ([`FlowKey`], and its mark) and
-//! the station that the frame is for. What is found there costs the same however many rules there are. What is not found is looked up
-//! in the rules, whose cost is bounded ([`Rules::find`]), and counts as work of whoever sends the frame
+//! the station that the frame is for. What is found there costs the same however many rules there are. What is not found
+//! is looked up in the rules, whose cost is bounded ([`Rules::find`]), and counts as work of whoever sends the frame
 //! ([`Classifier::take_work`]): a flood of new flows shortens the turns of who floods.
 //!
 //! Caches are a lane's own, so that no guest displaces what another one's lane knows. Their memory is fixed, and taken by

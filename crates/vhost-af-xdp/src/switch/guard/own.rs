@@ -53,13 +53,7 @@ impl Guarded {
             refusal.counter(counters).add(1);
             return None;
         }
-        Some(GuestFrame {
-            head: &head[..known],
-            // At most LOOK_BYTES.
-            #[allow(clippy::cast_possible_truncation)]
-            replaced: known as u32,
-            ..frame
-        })
+        Some(frame.headed(&head[..known]))
     }
 }
 
