@@ -61,9 +61,10 @@ int to_network(struct __sk_buff *skb)
 		return GO_ON;
 	}
 	type = head[12] << 8 | head[13];
+	/* A service tag (802.1ad) is of no VLAN here, as in steer_body.h. */
 	if (skb->vlan_present)
-		vlan = skb->vlan_tci & 0xfff;
-	else if (type == 0x8100 || type == 0x88a8)
+		vlan = skb->vlan_proto == NETWORK16(0x8100) ? skb->vlan_tci & 0xfff : 0;
+	else if (type == 0x8100)
 		vlan = (head[14] & 0x0f) << 8 | head[15];
 	key = station_key(vlan, head);
 	member = bpf_map_lookup_elem(&steer_stations, (const void *)&key);

@@ -187,18 +187,21 @@ static __always_inline int write_header(struct xdp_md *ctx, __u32 header_len)
 	}
 }
 
-/* Number of the VLAN of the frame's outermost tag (IEEE 802.1Q, 802.1ad); 0: no tag; -1: the tag is cut off. */
+/*
+ * Number of the VLAN of the frame's outermost tag (IEEE 802.1Q); 0: no tag; -1: the tag is cut off. A service tag
+ * (802.1ad) numbers others' VLANs: with it a frame is of none, as to any bridge that goes by 802.1Q's tags.
+ */
 static __always_inline int vlan_of(const struct hints *hints, const __u8 *frame, const void *end)
 {
 	__u16 type = frame[12] << 8 | frame[13];
 
 #ifdef STEER_BOUND
 	if (has_tag(hints))
-		return hints->vlan_tci & 0x0fff;
+		return hints->vlan_proto == NETWORK16(0x8100) ? hints->vlan_tci & 0x0fff : 0;
 #else
 	(void)hints;
 #endif
-	if (type != 0x8100 && type != 0x88a8)
+	if (type != 0x8100)
 		return 0;
 	if ((const void *)(frame + 16) > end)
 		return -1;

@@ -73,11 +73,13 @@ fn queue_takes_its_vlans_by_the_outermost_tag() {
         vlans: vec![100, 4094],
     };
     let (program, _xsk) = enabled(&pair, ModeRequest::Native, &filter);
-    let cases: [(&[(u16, u16)], bool); 7] = [
+    let cases: [(&[(u16, u16)], bool); 8] = [
         (&[], false),
         (&[(0x8100, 100)], true),
         (&[(0x8100, 0xe000 | 100)], true),
-        (&[(0x88a8, 4094), (0x8100, 7)], true),
+        (&[(0x8100, 4094), (0x8100, 7)], true),
+        // A service tag's number is no VLAN's.
+        (&[(0x88a8, 4094), (0x8100, 100)], false),
         (&[(0x8100, 7), (0x8100, 100)], false),
         (&[(0x8100, 101)], false),
         (&[(0x8100, 0)], false),
@@ -95,7 +97,7 @@ fn queue_takes_its_vlans_by_the_outermost_tag() {
 }
 
 #[test]
-fn vlan_0_is_untagged_and_priority_tagged() {
+fn vlan_0_is_untagged_priority_tagged_and_service_tagged() {
     let Some(pair) = Pair::new(1500) else { return };
     let filter = Filter {
         macs: Vec::new(),
@@ -104,6 +106,11 @@ fn vlan_0_is_untagged_and_priority_tagged() {
     let (program, _xsk) = enabled(&pair, ModeRequest::Native, &filter);
     assert!(takes(&pair, &program, &frame_to(THEIRS, &[])));
     assert!(takes(&pair, &program, &frame_to(THEIRS, &[(0x8100, 0x6000)])));
+    assert!(takes(
+        &pair,
+        &program,
+        &frame_to(THEIRS, &[(0x88a8, 1), (0x8100, 1)])
+    ));
     assert!(!takes(&pair, &program, &frame_to(THEIRS, &[(0x8100, 1)])));
 }
 

@@ -138,7 +138,7 @@ fn every_set_loads_in_both_variants_with_the_capabilities_of_a_steward() {
 #[test]
 fn each_kind_of_frame_has_the_bytes_that_its_layout_says() {
     let Some(pair) = pair() else { return };
-    let tagged = TaggedPort::open(&pair, VLAN);
+    let tagged = TaggedPort::open(&pair, 0x8100, VLAN);
     let cases: [(&str, Vec<u8>, Option<u16>); 6] = [
         ("IPv4 UDP", v4(17, &frame::udp_ports([1000, 2000])), Some(L4)),
         ("IPv6 UDP", v6(17, &frame::udp_ports([1000, 2000])), Some(L4)),
@@ -205,7 +205,7 @@ fn marks_are_those_of_the_flow_or_else_of_the_service() {
     let layout = program.layouts()[0];
     let mut receiver = Receiver::reading_hints(&pair, &program);
     enable(&program, &receiver);
-    let tagged = TaggedPort::open(&pair, VLAN);
+    let tagged = TaggedPort::open(&pair, 0x8100, VLAN);
     let mut mark_of = |port: &PacketPort, sent: &[u8]| {
         port.send(sent);
         next_hints(&mut receiver, &layout, sent).mark
@@ -261,7 +261,7 @@ fn marks_are_those_of_the_flow_or_else_of_the_service() {
 #[test]
 fn station_is_found_by_the_tag_that_is_not_in_the_frame() {
     let Some(pair) = pair() else { return };
-    let tagged = TaggedPort::open(&pair, VLAN);
+    let tagged = TaggedPort::open(&pair, 0x8100, VLAN);
     let program = attach(&pair, set("hash,vlan"));
     let layout = program.layouts()[0];
     let ring = GroupRing::new().expect("memory");
@@ -315,6 +315,46 @@ fn station_is_found_by_the_tag_that_is_not_in_the_frame() {
     };
     assert_eq!(layouts.read(&receiver.umem, desc.data), Found::Hints(port));
     receiver.pool.put(desc.frame);
+}
+
+/// A service tag's number is no VLAN's, in the frame or beside it.
+#[test]
+fn service_tag_that_is_not_in_the_frame_is_of_no_vlan_and_is_told() {
+    let Some(pair) = pair() else { return };
+    let tagged = TaggedPort::open(&pair, 0x88a8, VLAN);
+    let program = attach(&pair, set("vlan"));
+    let layout = program.layouts()[0];
+    let ring = GroupRing::new().expect("memory");
+    let limit = GroupLimit {
+        a_second: 0,
+        burst: 1,
+    };
+    program.set_network(0..1, limit, &ring).expect("queue 0");
+    for (vlan, port) in [(VLAN.into(), 7), (0, 8)] {
+        let station = Station { vlan, mac: STATION };
+        program.set_station(0, station, port).expect("room");
+    }
+    let mut receiver = Receiver::reading_hints(&pair, &program);
+    enable(&program, &receiver);
+    let sent = frame_to(STATION, &[]);
+    tagged.port().send(&sent);
+    let tag = Tag {
+        proto: 0x88a8,
+        tci: VLAN.into(),
+    };
+    let got = next_hints(&mut receiver, &layout, &sent);
+    assert_eq!((got.port, got.tag), (Some(8), Some(tag)));
+
+    let ring = ring.as_fd().try_clone_to_owned().expect("a descriptor");
+    let mut groups = GroupReader::new(ring).expect("a ring");
+    let mut sent = frame::plain(60, 9);
+    sent[..6].copy_from_slice(&[0xff; 6]);
+    tagged.port().send(&sent);
+    let mut copy = Vec::new();
+    let group = wait::until_some(wait::SOON, || groups.read(&mut copy)).expect("copied");
+    assert_eq!(group.vlan, 0);
+    let whole = [&sent[..12], &[0x88, 0xa8, 0, VLAN], &sent[12..]].concat();
+    frame::assert_same(&copy, &whole);
 }
 
 #[test]

@@ -138,7 +138,7 @@ fn mark_of(flow: u16) -> u32 {
 #[test]
 fn hints_switched_under_traffic_lose_no_frame_and_misread_none() {
     let Some(pair) = pair() else { return };
-    let tagged = TaggedPort::open(&pair, VLAN);
+    let tagged = TaggedPort::open(&pair, 0x8100, VLAN);
     let program = attach(&pair, HintSet::NONE);
     for flow in 0..8u16 {
         let from = Some((Ipv4Addr::new(10, 9, 0, 1).into(), flow));

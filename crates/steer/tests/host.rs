@@ -8,6 +8,7 @@ use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::time::Duration;
 
+use common::tagger::TaggedPort;
 use common::{Pair, as_a_steward};
 use steer::{GroupLimit, GroupRing, HostAccess, HostHook, ModeRequest, Program, QueueConf, Station};
 use testkit::{NetNs, PacketPort, VethPair, frame, wait};
@@ -195,4 +196,41 @@ fn groups_go_both_ways_and_strangers_out_of_the_nic_only() {
         world.program.counters(0).expect("counters").group_copied == 0,
         "native XDP does not see it again"
     );
+}
+
+/// A service tag's number is no VLAN's, in the frame or beside it.
+#[test]
+fn frame_of_the_host_with_a_service_tag_is_of_no_vlan() {
+    let Some(world) = World::new(HostHook::Best) else {
+        return;
+    };
+    let inside = PacketPort::open(&world.guest, INNER_END);
+    let out = PacketPort::open(world.host(), VethPair::NIC);
+    let of_vlan = [2, 0, 0, 0, 0, 0x64];
+    let station = Station {
+        vlan: 100,
+        mac: of_vlan,
+    };
+    world.program.set_station(0, station, 2).expect("room");
+    let to = |mac: [u8; 6], tag: &[u8], seed| {
+        let mut sent = frame::plain(100, seed);
+        sent[..6].copy_from_slice(&mac);
+        sent.splice(12..12, tag.iter().copied());
+        sent
+    };
+    let reach = |mac: [u8; 6]| {
+        let last = to(GUEST, &[], 9);
+        out.send(&last);
+        let got = inside.receive_before(&last);
+        got.iter().filter(|got| got[..6] == mac).count()
+    };
+    out.send(&to(of_vlan, &[0x81, 0, 0, 100], 1));
+    assert_eq!(reach(of_vlan), 1, "a tag of ours");
+    out.send(&to(of_vlan, &[0x88, 0xa8, 0, 100], 2));
+    assert_eq!(reach(of_vlan), 0, "in the frame");
+    for (kind, reached) in [(0x8100, 1), (0x88a8, 0)] {
+        let tagged = TaggedPort::on((world.host(), VethPair::NIC), kind, 100);
+        tagged.port().send(&to(of_vlan, &[], 3));
+        assert_eq!(reach(of_vlan), reached, "{kind:#x} beside the frame");
+    }
 }

@@ -130,13 +130,16 @@ fn stations_are_told_apart_by_the_outermost_tag() {
         .program
         .set_station(0, station(100, OTHER), 4)
         .expect("room");
-    let cases: [(_, &[(u16, u16)], _); 11] = [
+    let cases: [(_, &[(u16, u16)], _); 13] = [
         (OURS, &[], true),
         (OURS, &[(0x8100, 0)], true),
         (OURS, &[(0x8100, 0xe000)], true),
         (OURS, &[(0x8100, 100)], true),
         (OURS, &[(0x8100, 0xe000 | 100)], true),
-        (OURS, &[(0x88a8, 4094), (0x8100, 7)], true),
+        (OURS, &[(0x8100, 4094), (0x8100, 7)], true),
+        // A service tag's number is no VLAN's: with it a frame is of none.
+        (OURS, &[(0x88a8, 101), (0x8100, 7)], true),
+        (OTHER, &[(0x88a8, 100), (0x8100, 100)], false),
         (OURS, &[(0x8100, 7), (0x8100, 100)], false),
         (OURS, &[(0x8100, 101)], false),
         (OTHER, &[], false),
@@ -221,11 +224,12 @@ fn group_is_of_the_vlan_of_its_outermost_tag() {
         .program
         .enable_queue(0, xsk.as_fd(), bare(1514))
         .expect("queue 0");
-    let cases: [(&[(u16, u16)], u16); 4] = [
+    let cases: [(&[(u16, u16)], u16); 5] = [
         (&[], 0),
         (&[(0x8100, 0x6000)], 0),
         (&[(0x8100, 0x2000 | 100)], 100),
-        (&[(0x88a8, 4094), (0x8100, 7)], 4094),
+        (&[(0x8100, 4094), (0x8100, 7)], 4094),
+        (&[(0x88a8, 4094), (0x8100, 7)], 0),
     ];
     for (tags, vlan) in cases {
         let sent = frame_to(EVERYBODY, tags);

@@ -239,7 +239,7 @@ impl Addresses {
         let known = frame.len().min(first.len());
         first[..known].copy_from_slice(&frame[..known]);
         let tags = match ethernet::head(&first).tags {
-            Tags::Several(_) | Tags::Service(_) => return None,
+            Tags::Several(_) | Tags::Service => return None,
             tags => tags,
         };
         let head = &frame[..frame.len().min(guard::LOOK_BYTES)];

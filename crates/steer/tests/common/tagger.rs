@@ -1,11 +1,11 @@
-//! Frames of the far end whose VLAN tag is beside the frame, as from a VLAN device on a driver with `txvlan`: a program
-//! at the egress of the interface has the kernel put it there (`bpf_skb_vlan_push`).
+//! Frames whose VLAN tag is beside the frame, as from a VLAN device on a driver with `txvlan`: a program at the egress of
+//! the interface, before all others, has the kernel put it there (`bpf_skb_vlan_push`).
 
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;
 
 use libbpf_rs::libbpf_sys;
-use testkit::{PacketPort, VethPair};
+use testkit::{NetNs, PacketPort, VethPair};
 
 use super::Pair;
 
@@ -16,17 +16,23 @@ pub(crate) struct TaggedPort {
 }
 
 impl TaggedPort {
-    /// 802.1Q, with this number.
-    pub(crate) fn open(pair: &Pair, vlan: u8) -> Self {
+    /// At the far end, with tags of that type, 0x8100 or 0x88a8, and number.
+    pub(crate) fn open(pair: &Pair, kind: u16, vlan: u8) -> Self {
+        Self::on((&pair.veth.far, VethPair::WIRE), kind, vlan)
+    }
+
+    /// The same at an interface.
+    pub(crate) fn on((netns, interface): (&NetNs, &str), kind: u16, vlan: u8) -> Self {
+        let [high, low] = kind.to_be_bytes();
         // struct bpf_insn, include/uapi/linux/bpf.h: code, registers (source, destination), offset, immediate.
         let code: [[u8; 8]; 7] = [
             [0x61, 0x12, 8, 0, 0, 0, 0, 0],          // r2 = __sk_buff.mark
-            [0xb7, 0, 0, 0, 0xff, 0xff, 0xff, 0xff], // r0 = TCX_NEXT
             [0x15, 0x02, 3, 0, 0, 0, 0, 0],          // without a mark: the end
-            [0xb7, 0x02, 0, 0, 0x81, 0, 0, 0],       // r2 = 0x8100 in network order
+            [0xb7, 0x02, 0, 0, high, low, 0, 0],     // r2 = the type in network order
             [0xb7, 0x03, 0, 0, vlan, 0, 0, 0],       // r3 = the tag
             [0x85, 0, 0, 0, 18, 0, 0, 0],            // bpf_skb_vlan_push
-            [0x95, 0, 0, 0, 0, 0, 0, 0],             // the end; 0 is TCX_PASS
+            [0xb7, 0, 0, 0, 0xff, 0xff, 0xff, 0xff], // r0 = TCX_NEXT
+            [0x95, 0, 0, 0, 0, 0, 0, 0],             // the end
         ];
         // SAFETY: so many instructions of eight bytes, a C string each for name and licence; null options are allowed.
         let program = unsafe {
@@ -42,14 +48,20 @@ impl TaggedPort {
         assert!(program >= 0, "bpf_prog_load: {program}");
         // SAFETY: the call just returned this descriptor, and nobody else has it.
         let program = unsafe { OwnedFd::from_raw_fd(program) };
-        let far = &pair.veth.far;
-        let wire = far.index_of(VethPair::WIRE).cast_signed();
+        let target = netns.index_of(interface).cast_signed();
         let place = libbpf_sys::BPF_TCX_EGRESS;
-        // SAFETY: null options are allowed; for this place the target is an interface's index.
-        let link = far
-            .enter(|| unsafe { libbpf_sys::bpf_link_create(program.as_raw_fd(), wire, place, ptr::null()) });
+        let link = netns.enter(|| {
+            let opts = libbpf_sys::bpf_link_create_opts {
+                sz: size_of::<libbpf_sys::bpf_link_create_opts>() as libbpf_sys::size_t,
+                flags: libbpf_sys::BPF_F_BEFORE,
+                ..Default::default()
+            };
+            // SAFETY: the options are live, and of the size that they say; for this place the target is an interface's
+            // index.
+            unsafe { libbpf_sys::bpf_link_create(program.as_raw_fd(), target, place, &raw const opts) }
+        });
         assert!(link >= 0, "bpf_link_create: {link}");
-        let port = PacketPort::open(far, VethPair::WIRE);
+        let port = PacketPort::open(netns, interface);
         let mark = 1u32;
         // SAFETY: the kernel reads four bytes of a live value.
         let marked = unsafe {

@@ -13,8 +13,7 @@ pub(crate) const LOOK_BYTES: usize = ADDRESS_BYTES + TAG_BYTES + 2;
 const TAG: u16 = 0x8100;
 /// `ETH_P_8021AD`
 const SERVICE_TAG: u16 = 0x88a8;
-/// What others took for a service tag before there was one (`ETH_P_QINQ1` to 3). Nothing here does, but a switch that
-/// frames go to may.
+/// What others took for a service tag before there was one (`ETH_P_QINQ1` to 3). A switch that frames go to may still.
 const OLD_SERVICE_TAGS: [u16; 3] = [0x9100, 0x9200, 0x9300];
 /// What the 16 addresses begin with that are reserved for the two ends of a link.
 const RESERVED: [u8; 5] = [0x01, 0x80, 0xc2, 0x00, 0x00];
@@ -39,19 +38,20 @@ pub(crate) enum Tags {
     None,
     /// One (802.1Q), of that VLAN; 0: it says a priority only.
     One(u16),
-    /// The outermost is a service tag, of that VLAN; 0: one that the XDP program does not know.
-    Service(u16),
+    /// The outermost is a service tag. Its number is none of our VLANs': to a bridge that goes by 802.1Q's tags such a
+    /// frame is one without a tag (IEEE 802.1Q, 6.9: only the component's own type of tag is looked at).
+    Service,
     /// Several, of which the outermost is of that VLAN.
     Several(u16),
 }
 
 impl Tags {
-    /// The VLAN of the outermost; 0: of none.
+    /// The frame's VLAN; 0: of none.
     #[inline]
     pub(crate) fn vlan(self) -> u16 {
         match self {
-            Self::None => 0,
-            Self::One(vlan) | Self::Service(vlan) | Self::Several(vlan) => vlan,
+            Self::None | Self::Service => 0,
+            Self::One(vlan) | Self::Several(vlan) => vlan,
         }
     }
 }
@@ -70,8 +70,7 @@ pub(crate) fn head(bytes: &[u8; LOOK_BYTES]) -> Head {
     let tags = match (u16::from_be_bytes([m, n]), u16::from_be_bytes([q, r])) {
         (TAG, inner) if is_tag(inner) => Tags::Several(vlan),
         (TAG, _) => Tags::One(vlan),
-        (SERVICE_TAG, _) => Tags::Service(vlan),
-        (old, _) if is_tag(old) => Tags::Service(0),
+        (other, _) if is_tag(other) => Tags::Service,
         _ => Tags::None,
     };
     Head {
@@ -149,10 +148,19 @@ mod tests {
         assert_eq!(of(&[0x81, 0x00, 0xe0, 0x64, 0x08, 0x00]), Tags::One(100));
         assert_eq!(of(&[0x81, 0x00, 0x00, 0x64, 0x81, 0x00]), Tags::Several(100));
         assert_eq!(of(&[0x81, 0x00, 0x00, 0x64, 0x91, 0x00]), Tags::Several(100));
-        assert_eq!(of(&[0x88, 0xa8, 0x00, 0x64, 0x81, 0x00]), Tags::Service(100));
-        assert_eq!(of(&[0x88, 0xa8, 0x00, 0x64, 0x08, 0x00]), Tags::Service(100));
-        assert_eq!(of(&[0x91, 0x00, 0x00, 0x64, 0x08, 0x00]), Tags::Service(0));
+        assert_eq!(of(&[0x88, 0xa8, 0x00, 0x64, 0x81, 0x00]), Tags::Service);
+        assert_eq!(of(&[0x88, 0xa8, 0x00, 0x64, 0x08, 0x00]), Tags::Service);
+        assert_eq!(of(&[0x91, 0x00, 0x00, 0x64, 0x08, 0x00]), Tags::Service);
         assert_eq!(of(&[0x81, 0x00, 0xe0, 0x00, 0x08, 0x06]), Tags::One(0));
         assert_eq!(of(&tag(4094)), Tags::One(4094));
+    }
+
+    #[test]
+    fn service_tag_is_of_no_vlan() {
+        let vlan = |kind: &[u8]| of(kind).vlan();
+        assert_eq!(vlan(&[0x81, 0x00, 0xe0, 0x64, 0x88, 0xa8]), 100);
+        assert_eq!(vlan(&[0x88, 0xa8, 0x00, 0x64, 0x81, 0x00]), 0);
+        assert_eq!(vlan(&[0x88, 0xa8, 0x00, 0x64, 0x08, 0x00]), 0);
+        assert_eq!(vlan(&[0x91, 0x00, 0x00, 0x64, 0x08, 0x00]), 0);
     }
 }

@@ -7,6 +7,7 @@ mod learning;
 mod links;
 mod pairs;
 mod promiscuous;
+mod service_tags;
 mod threads;
 
 use std::sync::{Arc, Mutex};

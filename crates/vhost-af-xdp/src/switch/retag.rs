@@ -4,7 +4,7 @@
 use device::pair::Sending;
 use xsk::{RxDesc, Umem, UmemOffset};
 
-use super::ethernet::{self, ADDRESS_BYTES, LOOK_BYTES, TAG_BYTES, Tags};
+use super::ethernet::{self, ADDRESS_BYTES, LOOK_BYTES, TAG_BYTES};
 use super::guard::LOOK_BYTES as LONG_HEAD;
 use super::guest_frame::GuestFrame;
 
@@ -81,12 +81,12 @@ pub(super) fn take_tag_off(umem: &Umem, piece: &mut RxDesc, bytes: &[u8; LOOK_BY
     }
 }
 
-/// The same of a piece that a frame begins with, if it has a tag.
+/// The same of a piece that a frame begins with, if it has the tag of a VLAN.
 #[cold]
 pub(super) fn untag(umem: &Umem, piece: &mut RxDesc) {
     let mut bytes = [0; LOOK_BYTES];
     let is_long = piece.len as usize >= LOOK_BYTES;
-    if is_long && umem.read(piece.data, &mut bytes).is_some() && ethernet::head(&bytes).tags != Tags::None {
+    if is_long && umem.read(piece.data, &mut bytes).is_some() && ethernet::head(&bytes).tags.vlan() != 0 {
         take_tag_off(umem, piece, &bytes);
     }
 }

@@ -84,19 +84,18 @@ mod tests {
             Tags::One(101),
             Tags::Several(100),
             Tags::Several(0),
-            Tags::Service(100),
-            Tags::Service(0),
+            Tags::Service,
         ];
         let may = |vlans: Vlans| tags.map(|tags| vlans.of_guests(tags));
         assert_eq!(
             may(Vlans::Untagged),
-            [Some(0), Some(0), None, None, None, None, None, None]
+            [Some(0), Some(0), None, None, None, None, None]
         );
         assert_eq!(
             may(Vlans::Access(100)),
-            [Some(100), Some(100), None, None, None, None, None, None]
+            [Some(100), Some(100), None, None, None, None, None]
         );
         let trunk = Vlans::Trunk(vec![99, 100]);
-        assert_eq!(may(trunk), [None, None, Some(100), None, None, None, None, None]);
+        assert_eq!(may(trunk), [None, None, Some(100), None, None, None, None]);
     }
 }

@@ -63,7 +63,7 @@ impl Guard {
         let vlan = match tags {
             Tags::None => Some(0),
             Tags::One(vlan) => Some(vlan),
-            Tags::Service(_) | Tags::Several(_) => None,
+            Tags::Service | Tags::Several(_) => None,
         };
         if !self.vlans.is_empty() && !vlan.is_some_and(|vlan| self.vlans.contains(&vlan)) {
             return Err(Refusal::Vlan);
