@@ -107,6 +107,9 @@ counters! {
     Work bounced_frames,
     /// Frames that came in at a queue whose pair the guest has switched off, and went by its first pair.
     Work spilled_frames,
+    /// Network: frames to groups that came to the uplink with the source of a port whose guest is here: they are that
+    /// guest's own, which the kernel gives the XDP program once more in skb mode. The other ports have them already.
+    Work returned_frames,
     /// Times the driver was notified (call eventfd written).
     Work calls,
     /// Times the NIC's transmit side was kicked.

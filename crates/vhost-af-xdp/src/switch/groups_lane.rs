@@ -2,7 +2,7 @@
 //! ([`steer::GroupReader`]). Each goes to all ports of its VLAN that have a buffer now.
 //!
 //! What a guest sends to a group is given to the host, too, as received by the uplink; where XDP is in skb mode that comes
-//! here once more. The ports have it already.
+//! here once more. The ports have it already: it is counted (`returned_frames`), and goes to nobody.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -84,6 +84,7 @@ impl<R: ReadGroups> Lane for GroupsLane<R> {
         {
             read += 1;
             if self.is_of_a_port(vlan) {
+                self.counters.returned_frames.add(1);
                 continue;
             }
             let several = Several {

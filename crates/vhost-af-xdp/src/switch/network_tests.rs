@@ -1,6 +1,7 @@
 //! Lanes of a network beside each other, as a worker has them.
 
 mod filter;
+mod groups;
 mod hairpin;
 mod host;
 mod learning;

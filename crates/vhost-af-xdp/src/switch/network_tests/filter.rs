@@ -1,15 +1,12 @@
 //! Filter rules of ports, as their lanes go by them.
 
-use std::collections::VecDeque;
 use std::net::Ipv4Addr;
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use steer::Group;
-
+use super::groups::Copies;
 use super::*;
 use crate::switch::filter::{FilterConfig, PortFilter, Rule, Rules};
-use crate::switch::groups_lane::{GroupsLane, ReadGroups};
+use crate::switch::groups_lane::GroupsLane;
 use crate::switch::slots;
 
 /// A port has these rules from now on, a line each.
@@ -223,36 +220,17 @@ fn new_flows_to_groups_that_an_uplink_brings_hold_nobody_up() {
     assert_groups_hold_nobody_up(world);
 }
 
-/// Frames that a program copied.
-struct Copied {
-    frames: VecDeque<Vec<u8>>,
-    event: OwnedFd,
-}
-
-impl AsFd for Copied {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.event.as_fd()
-    }
-}
-
-impl ReadGroups for Copied {
-    fn read(&mut self, frame: &mut Vec<u8>) -> Option<Group> {
-        *frame = self.frames.pop_front()?;
-        Some(Group { queue: 0, vlan: 0 })
-    }
-}
-
 #[test]
 fn new_flows_to_groups_that_the_host_has_hold_nobody_up() {
     let mut world = World::new(&[100; 10]);
-    let copied = Copied {
-        frames: (0..64).map(|flow| udp(BROADCAST, STRANGER, flow, 53)).collect(),
-        event: eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd"),
-    };
+    let copies = (0..64).map(|flow| (0, udp(BROADCAST, STRANGER, flow, 53)));
     let role = Role::Groups {
         network: NETWORK.into(),
     };
-    world.add_slot(Box::new(GroupsLane::new(copied, false, Arc::default())), role);
+    world.add_slot(
+        Box::new(GroupsLane::new(Copies::new(copies), false, Arc::default())),
+        role,
+    );
     filter_all(&mut world, 0..8, &many("to-guest"));
     assert_groups_hold_nobody_up(world);
 }
