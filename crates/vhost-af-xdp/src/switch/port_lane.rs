@@ -52,7 +52,6 @@ use super::to_nic::Transmit;
 
 /// Where frames to addresses are counted that nobody has.
 const NO_STATION: fn(&PairCounters) -> &Counter = |counters| &counters.from_guest_no_station;
-
 /// See the module's head.
 pub(crate) struct PortLane<O = NoQueue> {
     pair: QueuePair,
@@ -346,6 +345,9 @@ impl<O: OwnQueue> PortLane<O> {
                 false => self.leave(run, burst, |counters| &counters.from_guest_no_peer),
             };
         };
+        if run == 0 {
+            return self.lose(1, burst, |counters| &counters.from_guest_isolated);
+        }
         let is_tagged = self.members.is_tagged(port);
         match self.pass_to(guest.at, is_tagged, run, burst) {
             Ok(true) => {}
@@ -354,12 +356,12 @@ impl<O: OwnQueue> PortLane<O> {
         }
     }
 
-    /// Which lane of a port takes the next frame of a run to it, and how many of the run that one takes.
+    /// Which lane of a port takes the next frame of a run to it, and how many of the run that one takes; 0: it may not.
     #[inline]
     fn lane_for(&self, port: PortNumber, first: usize, run: usize) -> (Option<Guest>, usize) {
         match self.members.lanes(port) {
             [] => (None, run),
-            [one] => (Some(*one), run),
+            [one] => (Some(*one), self.crossing(*one, first, run)),
             _ => {
                 let lane = |at: usize| self.members.lane_for(port, self.chains[at].flow());
                 let one = lane(first);

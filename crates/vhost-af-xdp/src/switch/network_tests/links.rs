@@ -235,6 +235,32 @@ fn isolation_holds_between_workers_for_addresses_that_were_not_learned_yet() {
     assert_eq!(workers.port(3).got(), sent[1..]);
 }
 
+/// What is for another port there, which may have it, the listener would hear: nobody knows there whose it is.
+#[test]
+fn isolated_port_that_listens_hears_nothing_of_another_one_whose_address_was_not_learned_yet() {
+    let news = Arc::new(eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd"));
+    for listens in [false, true] {
+        let port = |at: u8| TablePort {
+            mac: mac(at),
+            isolated: at != 3,
+            promiscuous: at == 2 && listens,
+            learned: (at == 0).then(|| Arc::new(Learned::new(Arc::clone(&news)))),
+            ..TablePort::default()
+        };
+        let mut workers = Workers::new((0..4).map(port).collect(), false);
+        workers.post(16);
+        let inner = [2, 0, 0, 0, 5, 1];
+        let sent = [mac(0), inner, mac(0), mac(0), inner].map(|from| frame(mac(3), from, 60));
+        sent.iter().for_each(|frame| _ = workers.port(0).send(frame));
+        workers.breathe();
+        assert!(workers.port(2).got().is_empty());
+        let known = [&sent[..1], &sent[2..4]].concat();
+        let (got, lost) = if listens { (known, 2) } else { (sent.to_vec(), 0) };
+        assert_eq!(workers.port(3).got(), got);
+        assert_eq!(workers.port(0).counters.from_guest_isolated.get(), lost);
+    }
+}
+
 #[test]
 fn promiscuous_port_of_another_worker_hears_each_frame_once() {
     for listener in [1, 3] {
