@@ -5,14 +5,18 @@
 //! something else than was read here.
 
 use crate::switch::ethernet::{self, ADDRESS_BYTES};
-use crate::switch::guard::{FRAGMENT_BYTES, ICMP_V6, Upper};
+use crate::switch::guard::{AUTHENTICATION, FRAGMENT_BYTES, HOST_IDENTITY, ICMP_V6, MOBILITY, SHIM, Upper};
 
 pub(crate) const ARP: u16 = 0x0806;
 pub(crate) const IPV4: u16 = 0x0800;
 pub(crate) const IPV6: u16 = 0x86dd;
-/// What frames count as whose type is a length (IEEE 802.3 with LLC).
+/// What frames count as whose type is a length (IEEE 802.3 with LLC), but for those that have a type behind it.
 pub(crate) const LLC: u16 = 0;
 const FIRST_TYPE: u16 = 0x0600;
+/// SNAP whose protocol is an ethertype (IEEE 802; RFC 1042 for IP): some receivers take such frames like others.
+const SNAP: [u8; 6] = [0xaa, 0xaa, 0x03, 0, 0, 0];
+/// The same with that type.
+const SNAP_BYTES: usize = SNAP.len() + 2;
 const TAG: u16 = 0x8100;
 const TAG_BYTES: usize = 4;
 
@@ -22,6 +26,9 @@ pub(crate) const UDP: u8 = 17;
 pub(crate) const DCCP: u8 = 33;
 pub(crate) const SCTP: u8 = 132;
 pub(crate) const UDP_LITE: u8 = 136;
+/// Headers of IPv6 that are protocols of their own to rules: none but hosts that agreed on it go on behind them (IPsec,
+/// shim6), or nobody does (mobility, RFC 6275; host identity, RFC 7401).
+const NOT_FOLLOWED: [u8; 4] = [AUTHENTICATION, MOBILITY, HOST_IDENTITY, SHIM];
 
 const IPV4_BYTES: usize = 20;
 const IPV6_BYTES: usize = 40;
@@ -34,18 +41,25 @@ const ROUTER_SOLICITATION: u8 = 133;
 const ROUTER_ADVERTISEMENT: u8 = 134;
 const NEIGHBOUR_SOLICITATION: u8 = 135;
 const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
+/// Hop limit of neighbour discovery, which no router has passed on then; with another one receivers ignore it (RFC 4861,
+/// 6.1 and 7.1).
+const NEIGHBOURS_HOPS: u8 = 255;
+/// The one of what listeners say (RFC 2710, section 3; RFC 3810, section 5).
+const LISTENERS_HOPS: u8 = 1;
 
 /// A frame has ports, or an ICMP type.
 const HAS_PORTS: u8 = 1;
 /// It is one of several fragments.
 const IS_FRAGMENT: u8 = 2;
+/// It is what IPv6 has in ARP's place.
+const IS_OF_THE_LINK: u8 = 4;
 
 /// The frame's headers contradict themselves, or go on behind the bytes that are looked at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Malformed;
 
 /// All of a frame that rules look at: two frames with the same key are alike to all of them.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FlowKey {
     /// Addresses; of IPv4 in the second half.
     source: [u64; 2],
@@ -78,17 +92,8 @@ impl FlowKey {
             ethertype => (ethertype, ADDRESS_BYTES + 2),
         };
         match ethertype {
-            // Receivers take off tags of VLAN 0, any number of them, and read what is behind the last.
-            kind if ethernet::is_tag(kind) => Err(Malformed),
-            IPV4 => of_ipv4(head, at, len),
-            IPV6 => of_ipv6(head, at, len),
-            other => Ok(Looked {
-                key: Self {
-                    ethertype: if other < FIRST_TYPE { LLC } else { other },
-                    ..Self::default()
-                },
-                bytes: at,
-            }),
+            ..FIRST_TYPE => of_llc(head, at, len),
+            ethertype => of_type(ethertype, head, at, len),
         }
     }
 
@@ -145,17 +150,32 @@ impl FlowKey {
     /// Without it no address is found on the link: ARP, and what IPv6 has in its place. What a router says of itself is
     /// not to be said by a guest of which nothing is said.
     pub(crate) fn is_of_the_link(&self, to_guest: bool) -> bool {
-        if self.ethertype == ARP {
-            return true;
+        let is_message = self.flags & IS_OF_THE_LINK != 0;
+        self.ethertype == ARP || (is_message && (to_guest || self.icmp_type() != ROUTER_ADVERTISEMENT))
+    }
+
+    fn icmp_type(&self) -> u8 {
+        self.ports.to_be_bytes()[2]
+    }
+
+    /// The key of an IPv6 packet with that hop limit: of the link are messages that no router has passed on.
+    #[inline]
+    fn with_hops(self, hops: u8) -> Self {
+        if (self.protocol, self.flags) != (ICMP_V6, HAS_PORTS) {
+            return self;
         }
-        let is_message = (self.ethertype, self.protocol, self.flags) == (IPV6, ICMP_V6, HAS_PORTS);
-        let kind = self.ports.to_be_bytes()[2];
-        let is_meant = match kind {
-            ROUTER_SOLICITATION | NEIGHBOUR_SOLICITATION | NEIGHBOUR_ADVERTISEMENT => true,
-            ROUTER_ADVERTISEMENT => to_guest,
-            kind => LISTENERS.contains(&kind),
+        let needed = match self.icmp_type() {
+            ROUTER_SOLICITATION | ROUTER_ADVERTISEMENT | NEIGHBOUR_SOLICITATION | NEIGHBOUR_ADVERTISEMENT => {
+                NEIGHBOURS_HOPS
+            }
+            kind if LISTENERS.contains(&kind) => LISTENERS_HOPS,
+            _ => return self,
         };
-        is_message && is_meant
+        let its = if hops == needed { IS_OF_THE_LINK } else { 0 };
+        Self {
+            flags: self.flags | its,
+            ..self
+        }
     }
 }
 
@@ -181,7 +201,7 @@ fn wide([high, low]: [u64; 2]) -> u128 {
 }
 
 /// Whether more than the first 64 bytes say what [`FlowKey::of`] wants to know of a frame that begins with these:
-/// options, or headers behind that of IPv6.
+/// options, headers behind that of IPv6, or a type behind LLC.
 #[inline]
 pub(crate) fn is_long(head: &[u8; 64]) -> bool {
     let (ethertype, ip) = match u16::from_be_bytes([head[12], head[13]]) {
@@ -191,7 +211,7 @@ pub(crate) fn is_long(head: &[u8; 64]) -> bool {
     match ethertype {
         IPV4 => head[ip] & 0xf > 5,
         IPV6 => !matches!(head[ip + 6], TCP | UDP | ICMP_V6),
-        _ => false,
+        other => other < FIRST_TYPE,
     }
 }
 
@@ -204,6 +224,45 @@ fn word(bytes: &[u8], at: usize) -> Option<u16> {
 #[inline]
 fn double(bytes: &[u8; 8]) -> u64 {
     u64::from_be_bytes(*bytes)
+}
+
+/// Of a frame that has an ethertype, and behind it what begins there.
+#[inline]
+fn of_type(ethertype: u16, head: &[u8], at: usize, len: usize) -> Result<Looked, Malformed> {
+    match ethertype {
+        // Receivers take off tags of VLAN 0, any number of them, and read what is behind the last.
+        kind if ethernet::is_tag(kind) => Err(Malformed),
+        IPV4 => of_ipv4(head, at, len),
+        IPV6 => of_ipv6(head, at, len),
+        ethertype => Ok(Looked {
+            key: FlowKey {
+                ethertype,
+                ..FlowKey::NONE
+            },
+            bytes: at,
+        }),
+    }
+}
+
+/// Of a frame whose type is a length.
+#[cold]
+#[inline(never)]
+fn of_llc(head: &[u8], at: usize, len: usize) -> Result<Looked, Malformed> {
+    let behind = at + SNAP_BYTES;
+    let known = &head[at..behind.min(head.len())];
+    match known.strip_prefix(&SNAP) {
+        Some(&[a, b]) if u16::from_be_bytes([a, b]) >= FIRST_TYPE => {
+            of_type(u16::from_be_bytes([a, b]), head, behind, len)
+        }
+        _ => Ok(Looked {
+            key: FlowKey {
+                ethertype: LLC,
+                ..FlowKey::NONE
+            },
+            // What stands there says that it is no SNAP.
+            bytes: at + known.len(),
+        }),
+    }
 }
 
 #[inline]
@@ -255,10 +314,14 @@ fn of_ipv6(head: &[u8], at: usize, len: usize) -> Result<Looked, Malformed> {
         flags: 0,
     };
     let payload = at + IPV6_BYTES;
-    if matches!(header[6], TCP | UDP | ICMP_V6) {
-        return with_ports(key, (head, payload, end));
-    }
-    behind_further_headers(key, (head, payload, end))
+    let Looked { key, bytes } = match header[6] {
+        TCP | UDP | ICMP_V6 => with_ports(key, (head, payload, end)),
+        _ => behind_further_headers(key, (head, payload, end)),
+    }?;
+    Ok(Looked {
+        key: key.with_hops(header[7]),
+        bytes,
+    })
 }
 
 #[cold]
@@ -268,7 +331,7 @@ fn behind_further_headers(
     (head, payload, end): (&[u8], usize, usize),
 ) -> Result<Looked, Malformed> {
     let known = &head[..end.min(head.len())];
-    let upper = Upper::behind(key.protocol, known, payload).ok_or(Malformed)?;
+    let upper = Upper::behind((key.protocol, payload), known, &NOT_FOLLOWED).ok_or(Malformed)?;
     let flags = if upper.fragment { IS_FRAGMENT } else { 0 };
     match upper.protocol {
         Some(protocol) => with_ports(

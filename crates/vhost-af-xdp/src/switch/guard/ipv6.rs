@@ -9,12 +9,12 @@ const HOP_BY_HOP: u8 = 0;
 const ROUTING: u8 = 43;
 const FRAGMENT: u8 = 44;
 pub(crate) const FRAGMENT_BYTES: usize = 8;
-const AUTHENTICATION: u8 = 51;
+pub(crate) const AUTHENTICATION: u8 = 51;
 pub(crate) const ICMP: u8 = 58;
 const DESTINATION_OPTIONS: u8 = 60;
-const MOBILITY: u8 = 135;
-const HOST_IDENTITY: u8 = 139;
-const SHIM: u8 = 140;
+pub(crate) const MOBILITY: u8 = 135;
+pub(crate) const HOST_IDENTITY: u8 = 139;
+pub(crate) const SHIM: u8 = 140;
 const DHCP_SERVER: u16 = 547;
 const DHCP_CLIENT: u16 = 546;
 
@@ -36,7 +36,8 @@ pub(super) fn check(lock: &Lock, mac: Mac, packet: Packet<'_>) -> Result<usize, 
     let payload = usize::from(u16::from_be_bytes([header[4], header[5]]));
     let packet = packet.until(packet.at + HEADER_BYTES + payload)?;
     let source = *header[8..].first_chunk().ok_or(Refusal::Headers)?;
-    let upper = Upper::behind(header[6], packet.known, packet.at + HEADER_BYTES).ok_or(Refusal::Headers)?;
+    let upper = Upper::behind((header[6], packet.at + HEADER_BYTES), packet.known, &[]);
+    let upper = upper.ok_or(Refusal::Headers)?;
     if !lock.is_own(mac, source) && source != [0; 16] {
         return Err(Refusal::Source);
     }
@@ -79,16 +80,19 @@ impl Lock {
 
 impl Upper {
     /// Follows the headers, of which the first has that number and begins there; `None`: they do not end in the bytes that
-    /// are known. Of a later fragment the header that says so is the last.
-    pub(crate) fn behind(first: u8, known: &[u8], begin: usize) -> Option<Self> {
+    /// are known. Of a later fragment the header that says so is the last. `ends`: numbers of headers that are not
+    /// followed, as if they were of protocols.
+    pub(crate) fn behind((first, begin): (u8, usize), known: &[u8], ends: &[u8]) -> Option<Self> {
         let (mut next, mut at, mut fragment) = (first, begin, false);
         // Each has eight bytes at least, so that those that are known bound them.
         loop {
             let bytes = match next {
-                HOP_BY_HOP | ROUTING | DESTINATION_OPTIONS | MOBILITY | HOST_IDENTITY | SHIM => {
+                HOP_BY_HOP | ROUTING | DESTINATION_OPTIONS | MOBILITY | HOST_IDENTITY | SHIM
+                    if !ends.contains(&next) =>
+                {
                     (usize::from(*known.get(at + 1)?) + 1) * 8
                 }
-                AUTHENTICATION => (usize::from(*known.get(at + 1)?) + 2) * 4,
+                AUTHENTICATION if !ends.contains(&next) => (usize::from(*known.get(at + 1)?) + 2) * 4,
                 FRAGMENT => {
                     let [_, _, high, low, ..] = *known.get(at..)?.first_chunk::<FRAGMENT_BYTES>()?;
                     fragment = true;

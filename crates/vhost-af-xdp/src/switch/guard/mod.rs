@@ -33,7 +33,9 @@ use device::counters::{Counter, PairCounters};
 use device::pair::Sending;
 
 pub(crate) use self::addresses::{Addresses, IpPrefix};
-pub(crate) use self::ipv6::{FRAGMENT_BYTES, ICMP as ICMP_V6, Upper};
+pub(crate) use self::ipv6::{
+    AUTHENTICATION, FRAGMENT_BYTES, HOST_IDENTITY, ICMP as ICMP_V6, MOBILITY, SHIM, Upper,
+};
 pub(crate) use self::own::{Guard, Guarded};
 use super::ethernet::{self, ADDRESS_BYTES, Mac, TAG_BYTES, Tags};
 

@@ -1,3 +1,4 @@
+mod headers;
 mod packets;
 
 use std::net::{IpAddr, Ipv4Addr};
@@ -35,6 +36,7 @@ fn udp(port: u16) -> Packet {
         protocol: 17,
         ports: (1024, port),
         fragment: Fragment::Whole,
+        hops: 64,
         further: 0,
         mark: 0,
     }
@@ -277,6 +279,7 @@ fn link_works_without_a_rule_and_not_against_one() {
         destination: "ff02::1".parse().expect("an address"),
         protocol: 58,
         ports: (0, kind << 8),
+        hops: if matches!(kind, 130..=132 | 143) { 1 } else { 255 },
         ..udp(0)
     };
     let lldp = Packet {

@@ -27,6 +27,8 @@ pub(super) struct Packet {
     /// Of ICMP: the type in the first half of the second one, and the code.
     pub(super) ports: (u16, u16),
     pub(super) fragment: Fragment,
+    /// Hop limit (IPv6).
+    pub(super) hops: u8,
     /// Bytes of options (IPv4, in steps of four), or of a hop-by-hop header (IPv6, in steps of eight).
     pub(super) further: usize,
     /// That its flow has; 0: none.
@@ -109,7 +111,7 @@ impl Packet {
                         .expect("short")
                         .to_be_bytes(),
                 );
-                bytes.extend([first, 64]);
+                bytes.extend([first, self.hops]);
                 bytes.extend(source.octets());
                 bytes.extend(destination.octets());
                 bytes.extend(behind);
@@ -324,9 +326,10 @@ pub(super) fn packet() -> impl Strategy<Value = Packet> {
     ];
     let vlan = select(vec![None, None, Some(100)]);
     let further = select(vec![0, 0, 0, 8, 40]);
-    let of_ip = (addresses(), protocol(), (port(), port()), fragment);
+    let hops = select(vec![1, 64, 255]);
+    let of_ip = (addresses(), protocol(), (port(), port()), fragment, hops);
     (vlan, ethertype, of_ip, further, mark()).prop_map(|(vlan, ethertype, of_ip, further, mark)| {
-        let ((source, destination), protocol, ports, fragment) = of_ip;
+        let ((source, destination), protocol, ports, fragment, hops) = of_ip;
         Packet {
             vlan,
             ethertype,
@@ -335,6 +338,7 @@ pub(super) fn packet() -> impl Strategy<Value = Packet> {
             protocol,
             ports,
             fragment,
+            hops,
             further,
             mark,
         }

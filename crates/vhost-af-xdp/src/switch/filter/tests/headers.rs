@@ -1,0 +1,118 @@
+//! What is read of headers: hop limits, what SNAP carries, and which headers of IPv6 are followed.
+
+use super::*;
+use crate::switch::filter::key::{ARP, LLC};
+
+#[test]
+fn what_a_router_may_have_passed_on_is_not_of_the_link() {
+    let rules = Rules::new(&[], Action::Deny, Direction::ToGuest);
+    for (kinds, own) in [(&[133u16, 134, 135, 136][..], 255u8), (&[130, 131, 132, 143], 1)] {
+        for kind in kinds {
+            let passes = [0, 1, 64, 254, 255].map(|hops| {
+                let packet = Packet {
+                    source: "2001:db8::1".parse().expect("an address"),
+                    destination: "2001:db8::2".parse().expect("an address"),
+                    protocol: 58,
+                    ports: (0, kind << 8),
+                    hops,
+                    ..udp(0)
+                };
+                (hops, rules.find(&key(&packet), 0).allows)
+            });
+            assert_eq!(
+                passes,
+                [0, 1, 64, 254, 255].map(|hops| (hops, hops == own)),
+                "{kind}"
+            );
+        }
+    }
+}
+
+/// A packet as it is behind IEEE 802.2 with SNAP, of that organisation, and a tag if it has one.
+fn behind_snap(packet: &Packet, organisation: [u8; 3]) -> Vec<u8> {
+    let mut bytes = packet.bytes();
+    let at = if packet.vlan.is_some() { 16 } else { 12 };
+    let len = u16::try_from(bytes.len() - at + 6).expect("short").to_be_bytes();
+    let [a, b, c] = organisation;
+    bytes.splice(at..at, [len[0], len[1], 0xaa, 0xaa, 3, a, b, c]);
+    bytes
+}
+
+#[test]
+fn packet_behind_snap_is_judged_as_what_it_is() {
+    let v6 = Packet {
+        source: "2001:db8::1".parse().expect("an address"),
+        destination: "2001:db8::2".parse().expect("an address"),
+        ..udp(53)
+    };
+    let arp = Packet {
+        ethertype: Some(ARP),
+        ..udp(0)
+    };
+    let tagged = Packet {
+        vlan: Some(7),
+        ..v6.clone()
+    };
+    for packet in [udp(53), v6, arp, tagged] {
+        let bytes = behind_snap(&packet, [0; 3]);
+        let looked = FlowKey::of(&bytes, bytes.len()).expect("whole");
+        assert_eq!(looked.key, key(&packet), "{packet:?}");
+        assert!(is_long(bytes.first_chunk().unwrap_or(&[0; 64])));
+        // It ends within its packet.
+        if packet.ethertype.is_none() {
+            assert_eq!(
+                FlowKey::of(&bytes[..bytes.len() - 9], bytes.len() - 9),
+                Err(Malformed)
+            );
+        }
+    }
+    let other = behind_snap(&udp(53), [0, 0, 0x0c]);
+    let looked = FlowKey::of(&other, other.len()).expect("whole");
+    assert_eq!((looked.key.ethertype, looked.key.protocol), (LLC, 0));
+    // What says that it is another one's is looked at, too.
+    assert_eq!(looked.bytes, 22);
+    let mut tag = behind_snap(&udp(53), [0; 3]);
+    tag[20..22].copy_from_slice(&[0x81, 0]);
+    assert_eq!(FlowKey::of(&tag, tag.len()), Err(Malformed));
+}
+
+#[test]
+fn headers_that_are_protocols_of_their_own_are_not_followed() {
+    let packet = Packet {
+        source: "2001:db8::1".parse().expect("an address"),
+        destination: "2001:db8::2".parse().expect("an address"),
+        ..udp(53)
+    };
+    // A header of 8 bytes in front of UDP, 24 for AH, as its length counts otherwise.
+    let behind = |header: u8, bytes: usize| {
+        let mut frame = packet.bytes();
+        frame[20] = header;
+        frame[19] += u8::try_from(bytes).expect("short");
+        let mut further = vec![0; bytes];
+        (further[0], further[1]) = (17, if header == 51 { 4 } else { 0 });
+        frame.splice(54..54, further);
+        let key = FlowKey::of(&frame, frame.len()).expect("whole").key;
+        (key.protocol, key.destination_port())
+    };
+    // Hop-by-hop, routing, destination options.
+    for header in [0, 43, 60] {
+        assert_eq!(behind(header, 8), (17, Some(53)), "{header}");
+    }
+    for (header, bytes) in [(51, 24), (135, 8), (139, 8), (140, 8)] {
+        assert_eq!(behind(header, bytes), (header, None), "{header}");
+    }
+    let rules = compiled(&[rule("action=allow protocol=ah")], Action::Deny);
+    let of_v4 = Packet {
+        protocol: 51,
+        ..udp(0)
+    };
+    let of_v6 = Packet {
+        protocol: 51,
+        ..packet
+    };
+    assert!(
+        [of_v4, of_v6]
+            .iter()
+            .all(|packet| rules.find(&key(packet), 0).allows)
+    );
+}
