@@ -10,7 +10,7 @@ use libbpf_rs::MapInfo;
 use libbpf_rs::btf::types::{Enum, Int, MemberAttr, Struct};
 use libbpf_rs::btf::{Btf, BtfType, HasSize};
 use libbpf_rs::query::{ProgInfoIter, ProgInfoQueryOptions};
-use xsk::metadata::{Field, Layout, LayoutError, MAX_LEN_BYTES};
+use xsk::metadata::{Field, Layout, LayoutError};
 
 use crate::capture::messages_of;
 
@@ -99,7 +99,8 @@ pub(crate) fn layout_of(btf: &Btf<'_>, structure: &str, generation: u32) -> Resu
         source,
     };
     let size = found.size();
-    let len = u8::try_from(size).map_err(|_| unfit(LayoutError::Len(MAX_LEN_BYTES)))?;
+    let len =
+        u8::try_from(size).map_err(|_| unfit(LayoutError::Len(u32::try_from(size).unwrap_or(u32::MAX))))?;
     let (mut fields, mut id_at) = (Vec::new(), None);
     for member in found.iter() {
         let MemberAttr::Normal { offset } = member.attr else {

@@ -78,7 +78,7 @@ pub enum LayoutError {
     Id,
     /// Of this length, in bytes, metadata cannot be.
     #[error("metadata of {0} bytes: it must be a multiple of 4, and 4 to {MAX_LEN_BYTES}")]
-    Len(u8),
+    Len(u32),
     /// A field does not lie in front of the id, or is there twice.
     #[error("the field {} lies outside the structure, or is there twice", .0.name())]
     Field(Field),
@@ -109,7 +109,7 @@ impl Layout {
             return Err(LayoutError::Id);
         }
         if !len.is_multiple_of(4) || !(ID_BYTES..=MAX_LEN_BYTES).contains(&len) {
-            return Err(LayoutError::Len(len));
+            return Err(LayoutError::Len(len.into()));
         }
         let mut offsets = [NONE; Field::ALL.len()];
         for &(field, offset) in fields {

@@ -234,7 +234,7 @@ fn what_is_no_layout_is_refused() {
     let refused = |id, len, fields: &[(Field, u8)]| Layout::new(id, len, fields).unwrap_err();
     assert_eq!(refused(0, 8, &[]), LayoutError::Id);
     for len in [0, 3, 5, 255] {
-        assert_eq!(refused(1, len, &[]), LayoutError::Len(len));
+        assert_eq!(refused(1, len, &[]), LayoutError::Len(len.into()));
     }
     assert_eq!(
         refused(1, 8, &[(Field::Hash, 1)]),
