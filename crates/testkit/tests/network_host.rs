@@ -150,6 +150,18 @@ impl Lan {
         self.daemon.status()["networks"][0]["host"].clone()
     }
 
+    /// Frames to groups that came back, and were not given to the ports again.
+    fn returned(&self) -> u64 {
+        let status = self.daemon.status();
+        let counters = status["networks"][0]["groups"].as_array().expect("a list");
+        let counter = counters
+            .iter()
+            .find(|counter| counter["name"] == "returned_frames");
+        counter
+            .and_then(|counter| counter["value"].as_u64())
+            .expect("it is told")
+    }
+
     /// What is counted of the way to the host.
     fn host_counter(&self, name: &str) -> u64 {
         counter_of(&self.host_status(), name)
@@ -211,6 +223,8 @@ fn host_and_guests_reach_each_other_and_the_lan_hears_nothing_of_it(
         lan.wire.hears(&sent);
     }
     lan.assert_quiet();
+    // In skb mode the program sees what a guest sends to a group once more.
+    assert_eq!(lan.returned(), if mode.is_empty() { 0 } else { 5 });
     let host = lan.host_status();
     assert_eq!(host["macs"], serde_json::json!([HOST_TEXT]), "{host:#}");
     lan.daemon.terminate();
