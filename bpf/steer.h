@@ -67,7 +67,7 @@
 /* What a queue takes: the key of a set. An entry is either an address, or a VLAN with an address of zeros. */
 struct steer_entry {
 	__u16 queue;
-	/* 0: untagged, or tagged with a priority only; else 1 to 4094; STEER_ENTRY_MAC */
+	/* 0: untagged, or tagged with a priority only, or with a service tag; else 1 to 4094; STEER_ENTRY_MAC */
 	__u16 vlan;
 	__u8 mac[6];
 	__u8 zero[2];
@@ -79,7 +79,7 @@ _Static_assert(sizeof(struct steer_entry) == 12, "twin in layout.rs");
 
 /* Who a frame is for: the key of a station. No interface has two networks with the same one. */
 struct steer_station {
-	/* 0: untagged, or tagged with a priority only; else 1 to 4094 */
+	/* 0: untagged, or tagged with a priority only, or with a service tag; else 1 to 4094 */
 	__u16 vlan;
 	__u8 mac[6];
 };

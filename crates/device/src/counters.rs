@@ -158,7 +158,8 @@ counters! {
     Drop from_guest_source_address,
     /// Network: the port learns addresses, and has as many as it can, or may not have the frame's source.
     Drop from_guest_not_learned,
-    /// Network: the frame is for a port that is isolated, as the one is that sends it.
+    /// Network: the frame is for a port that is isolated, as the one is that sends it; or another worker would let such a
+    /// one hear it, which does not know yet whose address it is from.
     Drop from_guest_isolated,
     /// Network: the frame is for an address of the port that sends it, which has no `hairpin`.
     Drop from_guest_to_itself,
@@ -179,7 +180,8 @@ counters! {
     Drop from_guest_router,
     /// Addresses given by `ips`: DHCP or DHCPv6 as from a server, and the port is not one.
     Drop from_guest_dhcp_server,
-    /// Addresses given by `ips`: headers that contradict themselves, or that are not all in the frame's first 256 bytes.
+    /// Addresses given by `ips`, or filter rules: headers that contradict themselves, or that are not all in the frame's
+    /// first 256 bytes.
     Drop from_guest_headers,
     /// Filter rules of the port do not let the guest send the frame.
     Drop from_guest_filter,

@@ -24,7 +24,6 @@
 //! A command that is too short, too long, unknown or not negotiated is answered with VIRTIO_NET_ERR, and nothing
 //! changes. One that leaves no byte for the answer is a [`Fault`]. No command allocates more than a table's limit,
 //! and a guest that sends many costs the thread that serves them `most` at a time.
-
 //!
 //! ```
 //! use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! Frames whose VLAN tag is beside the frame, as from a VLAN device on a driver with `txvlan`: a program at the egress of
-//! the interface, before all others, has the kernel put it there (`bpf_skb_vlan_push`).
+//! Frames whose VLAN tag is beside the frame, as from a VLAN device on a driver with `txvlan`: a program at the egress
+//! of the interface, before all others, has the kernel put it there (`bpf_skb_vlan_push`).
 
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;

@@ -84,8 +84,12 @@ impl Admission<'_, '_> {
             } else {
                 piece.len as usize
             };
-            let is_read = umem.read(piece.data, &mut head[..known]).is_some();
-            if !is_read || !filter.lets_pass(&head[..known], Facts::of_len(len), counters) {
+            // Inside the piece; else there is none to be judged, and that is counted there.
+            let head = match umem.read(piece.data, &mut head[..known]) {
+                Some(()) => &head[..known],
+                None => &[],
+            };
+            if !filter.lets_pass(head, Facts::of_len(len), counters) {
                 return false;
             }
         }

@@ -16,7 +16,8 @@ use super::rate_limit::Cost;
 use super::table::PortNumber;
 use super::to_guest::{Bytes, Delivery, Fit, NO_OFFLOAD};
 
-/// Writes one of several copies of a frame for a guest, which loses it if it has no buffer now, or may not get it; the frames it got.
+/// Writes one of several copies of a frame for a guest, which loses it if it has no buffer now, or may not get it; the
+/// frames it got.
 /// Whether rules let the guest have it was asked before ([`Peer::lets_pass`]).
 /// Errors: what the guest did wrong.
 pub(super) fn write_copy(

@@ -1,11 +1,12 @@
 //! Decisions about flows that were seen.
 //!
 //! A fixed number of places, four to a set; its hash says which two sets a flow may be in, so that places are used up
-//! before flows displace each other. The hash is a hint only: a decision is found if its whole key is the flow's. Tags, a part of the hash for each place of a set, lie apart, so
-//! that a look at a set touches one line of the CPU's cache, and one more for the place that is it.
+//! before flows displace each other. The hash is a hint only: a decision is found if its whole key is the flow's. Tags,
+//! a part of the hash for each place of a set, lie apart, so that a look at a set touches one line of the CPU's cache,
+//! and one more for the place that is it.
 //!
-//! Who sends can have flows that fall into one set, and none of them found: then each is looked up in the rules, which is
-//! bounded.
+//! Who sends can have flows that fall into one set, and none of them found: then each is looked up in the rules, which
+//! is bounded.
 
 use super::key::FlowKey;
 use super::rules::{RuleSlot, Verdict};

@@ -41,8 +41,8 @@ const ROUTER_SOLICITATION: u8 = 133;
 const ROUTER_ADVERTISEMENT: u8 = 134;
 const NEIGHBOUR_SOLICITATION: u8 = 135;
 const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
-/// Hop limit of neighbour discovery, which no router has passed on then; with another one receivers ignore it (RFC 4861,
-/// 6.1 and 7.1).
+/// Hop limit of neighbour discovery, which no router has passed on then; with another one receivers ignore it
+/// (RFC 4861, 6.1 and 7.1).
 const NEIGHBOURS_HOPS: u8 = 255;
 /// The one of what listeners say (RFC 2710, section 3; RFC 3810, section 5).
 const LISTENERS_HOPS: u8 = 1;

@@ -79,8 +79,8 @@ impl Lock {
 }
 
 impl Upper {
-    /// Follows the headers, of which the first has that number and begins there; `None`: they do not end in the bytes that
-    /// are known. Of a later fragment the header that says so is the last. `ends`: numbers of headers that are not
+    /// Follows the headers, of which the first has that number and begins there; `None`: they do not end in the bytes
+    /// that are known. Of a later fragment the header that says so is the last. `ends`: numbers of headers that are not
     /// followed, as if they were of protocols.
     pub(crate) fn behind((first, begin): (u8, usize), known: &[u8], ends: &[u8]) -> Option<Self> {
         let (mut next, mut at, mut fragment) = (first, begin, false);

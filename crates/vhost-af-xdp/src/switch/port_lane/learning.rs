@@ -35,8 +35,8 @@ pub(super) fn note(learned: &Learned, source: Station) -> Result<(), Refusal> {
 }
 
 impl<O: OwnQueue> PortLane<O> {
-    /// How many of a run of frames for a port may go by that lane of it. To another worker, where an isolated port listens,
-    /// only those of which it is known there that it must not hear them.
+    /// How many of a run of frames for a port may go by that lane of it. To another worker, where an isolated port
+    /// listens, only those of which it is known there that it must not hear them.
     #[inline]
     pub(super) fn crossing(&self, to: Guest, first: usize, run: usize) -> usize {
         match to.is_link && self.is_told_by_source() && self.members.is_heard_by_isolated(to) {
