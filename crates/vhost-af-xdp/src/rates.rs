@@ -8,9 +8,12 @@ use serde::{Deserialize, Serialize};
 pub(crate) const HIGHEST: u64 = 1_000_000_000_000;
 /// Longest time in which a burst may come together, seconds.
 pub(crate) const LONGEST_BURST_SECONDS: u64 = 3600;
-/// A burst of which nothing is said is what the limit lets pass in so many milliseconds: so long a worker that others
-/// keep busy may come late, and TCP that meets the limit has room to find its pace.
-const BURST_MS: u64 = 50;
+/// A burst of which nothing is said, where what is beyond the limit waits, is what the limit lets pass in so many
+/// milliseconds: so long a worker that others keep busy may come late.
+const WAITING_BURST_MS: u64 = 50;
+/// The same where it is dropped. TCP sends packets of 64 KiB at once, and what it has learned of the way is in flight: in
+/// 50 ms of 20 Mbit/s there is room for two of them, and it found a quarter of the limit (docs/limits.md).
+const DROPPING_BURST_MS: u64 = 200;
 /// But not less than this: a GSO packet.
 const LEAST_BURST_BITS: u64 = 8 << 16;
 /// The same of packets.
@@ -32,6 +35,13 @@ pub(crate) enum Unit {
     Packets,
 }
 
+/// What becomes of frames beyond a limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Beyond {
+    Waits,
+    IsDropped,
+}
+
 /// So much a second, and so much at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Rate {
@@ -41,12 +51,16 @@ pub(crate) struct Rate {
 
 impl Rate {
     /// With the burst that it has if nothing is said of that.
-    pub(crate) fn new(per_second: u64, unit: Unit) -> Self {
+    pub(crate) fn new(per_second: u64, unit: Unit, beyond: Beyond) -> Self {
         let least = match unit {
             Unit::Bits => LEAST_BURST_BITS,
             Unit::Packets => LEAST_BURST_PACKETS,
         };
-        let burst = (per_second / 1000 * BURST_MS).max(least);
+        let ms = match beyond {
+            Beyond::Waits => WAITING_BURST_MS,
+            Beyond::IsDropped => DROPPING_BURST_MS,
+        };
+        let burst = (per_second / 1000 * ms).max(least);
         Self {
             per_second,
             burst: burst.min(Self::most_burst(per_second)),
@@ -132,9 +146,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn burst_of_which_nothing_is_said_is_what_passes_in_50_ms_and_not_less_than_a_packet() {
-        let burst = |per_second, unit| Rate::new(per_second, unit).burst;
+    fn burst_of_which_nothing_is_said_is_what_passes_in_a_while_and_not_less_than_a_packet() {
+        let burst = |per_second, unit| Rate::new(per_second, unit, Beyond::Waits).burst;
+        let dropped = |per_second, unit| Rate::new(per_second, unit, Beyond::IsDropped).burst;
         assert_eq!(burst(1_000_000_000, Unit::Bits), 50_000_000);
+        assert_eq!(dropped(1_000_000_000, Unit::Bits), 200_000_000);
+        assert_eq!(dropped(100_000, Unit::Packets), 20_000);
+        assert_eq!(dropped(10, Unit::Packets), 16);
         assert_eq!(burst(64_000, Unit::Bits), 8 << 16);
         assert_eq!(burst(100_000, Unit::Packets), 5000);
         assert_eq!(burst(10, Unit::Packets), 16);
@@ -154,17 +172,17 @@ mod tests {
     fn limits_are_shown_with_short_units() {
         let rates = PortRates {
             from_guest: Rates {
-                bits: Some(Rate::new(100_000_000, Unit::Bits)),
+                bits: Some(Rate::new(100_000_000, Unit::Bits, Beyond::Waits)),
                 packets: None,
             },
             to_guest: Rates {
                 bits: None,
-                packets: Some(Rate::new(2500, Unit::Packets)),
+                packets: Some(Rate::new(2500, Unit::Packets, Beyond::IsDropped)),
             },
         };
         assert_eq!(
             rates.to_string(),
-            "from guest 100M bits/s (burst 5M), to guest 2500 packets/s (burst 100)"
+            "from guest 100M bits/s (burst 5M), to guest 2500 packets/s (burst 400)"
         );
         assert_eq!(PortRates::UNLIMITED.to_string(), "none");
     }

@@ -329,7 +329,7 @@ fn messages_name_keys_and_no_options() {
 fn ports_that_do_not_go_together_are_told_by_the_later_one() {
     let one =
         "[port.a]\nsocket-path = \"/a\"\nifname = \"e\"\n[port.b]\nsocket-path = \"/b\"\nifname = \"e\"\n";
-    assert_wrong(one, &["line 4: port b: queue 0 of e is asked for by two ports"]);
+    assert_wrong(one, &["line 4: port b: queue 0 of e is asked for by port a, too"]);
     assert_wrong(
         &format!("{one}mode = \"skb\"\nstart-queue = 1\n"),
         &["port b: interface e is asked for with"],
@@ -356,7 +356,7 @@ fn ports_of_networks_say_what_goes_together() {
         ),
         (
             "[port.b]\nsocket-path = \"/b\"\nifname = \"e\"",
-            ["line 6: port b: queue 0 of e", "two ports"],
+            ["line 6: port b: queue 0 of e", "network lan, too"],
         ),
     ] {
         assert_wrong(&format!("{lan}{line}\n"), &words);
@@ -420,7 +420,7 @@ fn port_of_a_network_may_have_a_queue_of_its_own() {
         ),
         (
             "ifname = \"eth0\"\nstart-queue = 1\nmac = \"02:00:00:00:00:01\"\n",
-            ["port a: queue 1 of eth0", "two ports"],
+            ["port a: queue 1 of eth0", "network lan, too"],
         ),
         ("start-queue = 0\n", ["line 7: port a: start-queue: ", "ifname"]),
         ("mode = \"skb\"\n", ["line 7: port a: mode: ", "ifname"]),

@@ -3,7 +3,7 @@
 use anyhow::bail;
 use clap::Args;
 
-use crate::rates::{HIGHEST, LONGEST_BURST_SECONDS, PortRates, Rate, Rates, Unit};
+use crate::rates::{Beyond, HIGHEST, LONGEST_BURST_SECONDS, PortRates, Rate, Rates, Unit};
 
 /// As a port has them.
 #[derive(Debug, Clone, Args)]
@@ -24,13 +24,13 @@ pub(super) struct LimitArgs {
     /// Most bits a second that the guest gets: what is more is dropped [default: no limit]
     #[arg(long, value_name = "RATE", value_parser = parse_rate)]
     to_guest_bits: Option<u64>,
-    /// So many of them at once [default: what the limit lets pass in 50 ms, at least 524288]
+    /// So many of them at once [default: what the limit lets pass in 200 ms, at least 524288]
     #[arg(long, value_name = "BURST", value_parser = parse_amount)]
     to_guest_bits_burst: Option<u64>,
     /// Most frames a second that the guest gets: what is more is dropped [default: no limit]
     #[arg(long, value_name = "RATE", value_parser = parse_rate)]
     to_guest_packets: Option<u64>,
-    /// So many of them at once [default: what the limit lets pass in 50 ms, at least 16]
+    /// So many of them at once [default: what the limit lets pass in 200 ms, at least 16]
     #[arg(long, value_name = "BURST", value_parser = parse_amount)]
     to_guest_packets_burst: Option<u64>,
 }
@@ -70,7 +70,13 @@ fn build(key: &str, rate: Option<u64>, burst: Option<u64>, unit: Unit) -> anyhow
     match (rate, burst) {
         (None, None) => Ok(None),
         (None, Some(_)) => bail!("{key}-burst: there is no {key} that it belongs to: name both, or neither"),
-        (Some(rate), None) => Ok(Some(Rate::new(rate, unit))),
+        (Some(rate), None) => {
+            let beyond = match key.starts_with("to-guest") {
+                true => Beyond::IsDropped,
+                false => Beyond::Waits,
+            };
+            Ok(Some(Rate::new(rate, unit, beyond)))
+        }
         (Some(rate), Some(burst)) if burst > Rate::most_burst(rate) => bail!(
             "{key}-burst {burst}: takes more than {LONGEST_BURST_SECONDS} s at {rate} a second: give {} at most",
             Rate::most_burst(rate)
@@ -163,7 +169,7 @@ mod tests {
                 packets: rate(20_000, 1000),
             },
             to_guest: Rates {
-                bits: rate(1_000_000_000, 50_000_000),
+                bits: rate(1_000_000_000, 200_000_000),
                 packets: rate(1, 16),
             },
         };

@@ -20,15 +20,13 @@ impl ServeConfig {
             let error = ConfigError::MaxMemory { bytes };
             return Err(Wrong { port: None, error });
         }
-        let uplinks: Vec<_> = self
-            .networks
-            .iter()
-            .filter_map(|network| network.uplink.as_ref())
-            .collect();
-        for (at, uplink) in uplinks.iter().enumerate() {
-            for other in &uplinks[..at] {
-                let apart = check_apart(&uplink.wanted(), &other.wanted());
-                apart.map_err(|error| Wrong { port: None, error })?;
+        for (at, network) in self.networks.iter().enumerate() {
+            for other in &self.networks[..at] {
+                if let (Some(uplink), Some(others)) = (&network.uplink, &other.uplink) {
+                    let whose = format_args!("network {}", other.name);
+                    let apart = check_apart(&uplink.wanted(), &others.wanted(), whose);
+                    apart.map_err(|error| Wrong { port: None, error })?;
+                }
             }
         }
         let mut descriptors = HashSet::new();
@@ -75,9 +73,13 @@ impl ServeConfig {
                 });
             }
         }
-        for uplink in self.networks.iter().filter_map(|network| network.uplink.as_ref()) {
-            if let Some(wanted) = port.wanted() {
-                check_apart(&wanted, &uplink.wanted())?;
+        for network in &self.networks {
+            if let (Some(wanted), Some(uplink)) = (port.wanted(), &network.uplink) {
+                check_apart(
+                    &wanted,
+                    &uplink.wanted(),
+                    format_args!("network {}", network.name),
+                )?;
             }
         }
         if let Some(name) = port.nic.cable() {
@@ -211,14 +213,16 @@ impl PortConfig {
             });
         }
         match (self.wanted(), other.wanted()) {
-            (Some(wanted), Some(others)) => check_apart(&wanted, &others),
+            (Some(wanted), Some(others)) => {
+                check_apart(&wanted, &others, format_args!("port {}", other.name))
+            }
             _ => Ok(()),
         }
     }
 }
 
-/// Whether two leases can be had at a time.
-fn check_apart(wanted: &Wanted, others: &Wanted) -> Result<(), ConfigError> {
+/// Whether two leases can be had at a time, of which the second one is that one's.
+fn check_apart(wanted: &Wanted, others: &Wanted, other: std::fmt::Arguments<'_>) -> Result<(), ConfigError> {
     let name = wanted.interface.clone();
     if name != others.interface {
         return Ok(());
@@ -229,7 +233,11 @@ fn check_apart(wanted: &Wanted, others: &Wanted) -> Result<(), ConfigError> {
     let queue = wanted.start_queue.max(others.start_queue);
     let end = |wanted: &Wanted| wanted.start_queue.saturating_add(wanted.queues);
     match queue < end(wanted).min(end(others)) {
-        true => Err(ConfigError::SharedQueue { name, queue }),
+        true => Err(ConfigError::SharedQueue {
+            name,
+            queue,
+            other: other.to_string(),
+        }),
         false => Ok(()),
     }
 }

@@ -13,8 +13,15 @@ use super::{MOST_BYTES, MOST_QUEUES};
 pub(crate) enum ConfigError {
     #[error("--queues {0}: a port has 1 to {MOST_QUEUES} queue pairs")]
     Queues(u16),
-    #[error("queue {queue} of {name} is asked for by two ports: give them disjoint ranges with start-queue")]
-    SharedQueue { name: String, queue: u32 },
+    #[error(
+        "queue {queue} of {name} is asked for by {other}, too: give them disjoint ranges with start-queue"
+    )]
+    SharedQueue {
+        name: String,
+        queue: u32,
+        /// `port vm1`, or `network lan`.
+        other: String,
+    },
     #[error("{0} is asked for by two ports: each needs a socket of its own")]
     SharedEndpoint(Endpoint),
     #[error("interface {0} is asked for with different modes: a program is attached once, choose one mode")]

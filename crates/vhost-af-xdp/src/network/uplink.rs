@@ -54,7 +54,11 @@ impl Network {
                 let link = network.link();
                 let before = std::mem::replace(&mut known, link);
                 if before.up != link.up {
-                    let what = if link.up { What::LinkUp } else { What::LinkDown };
+                    let (what, now) = match link.up {
+                        true => (What::LinkUp, "up"),
+                        false => (What::LinkDown, "down"),
+                    };
+                    tracing::info!(network = %network.name, "uplink is {now}");
                     JOURNAL.tell(Of::Network(&network.name), what, None);
                 }
                 if before != link {
