@@ -182,8 +182,12 @@ fn ask_daemons(control: Option<&Path>) -> anyhow::Result<Vec<Status>> {
 fn some_daemons(control: Option<&Path>) -> anyhow::Result<Vec<Status>> {
     let found = ask_daemons(control)?;
     if found.is_empty() {
+        let others = match rustix::process::geteuid().is_root() {
+            true => "",
+            false => " ask as root for those of other users,",
+        };
         anyhow::bail!(
-            "no daemon found: start one with `vhost-af-xdp serve`, or name its socket with --control PATH"
+            "no daemon found: start one with `vhost-af-xdp serve`,{others} or name its socket with --control PATH"
         );
     }
     Ok(found)
