@@ -17,7 +17,8 @@ Examples:
     vhost-af-xdp port set vm3 vlan=100
     vhost-af-xdp port set vm3 vlan=
   Filter rules, in their order; and none any more:
-    vhost-af-xdp port set vm3 rule='direction=to-guest action=allow protocol=tcp destination-ports=22,80' \\
+    vhost-af-xdp port set vm3 \\
+        rule='direction=to-guest action=allow protocol=tcp destination-ports=22,80' \\
         rule='direction=to-guest action=allow protocol=icmp'
     vhost-af-xdp port set vm3 rule=
   The guest goes:
