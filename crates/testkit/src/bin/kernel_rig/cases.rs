@@ -90,6 +90,8 @@ enum Task {
     Foreseen,
     /// The raw benchmarks.
     Raw,
+    /// What the NIC tells of frames.
+    Hints,
 }
 
 /// What `status` said meanwhile.
@@ -137,7 +139,7 @@ pub(crate) fn all(wire: &Wire, short: bool) -> Vec<Case> {
         if wire.has_a_queue_to_spare() {
             tasks.extend(OwnQueue::all().map(Task::OwnQueue));
         }
-        tasks.extend([Task::Foreseen, Task::Raw]);
+        tasks.extend([Task::Foreseen, Task::Raw, Task::Hints]);
     } else if zero_copy {
         let busy_poll = Setting {
             busy_poll: true,
@@ -151,6 +153,7 @@ pub(crate) fn all(wire: &Wire, short: bool) -> Vec<Case> {
             Task::Canaries(Setting::SEND_DIRECT),
             Task::Foreseen,
             Task::Raw,
+            Task::Hints,
         ]);
         if wire.driver() == "virtio_net" {
             tasks.push(Task::Dpdk(Setting::SEND_DIRECT));
@@ -187,6 +190,7 @@ impl Task {
             Self::OwnQueue(own) => own.name(),
             Self::Foreseen => "check --try, then serve".to_owned(),
             Self::Raw => "bench rxdrop, l2fwd, txonly".to_owned(),
+            Self::Hints => "bench rxdrop --hints auto".to_owned(),
         }
     }
 }
@@ -208,6 +212,7 @@ impl Case {
             Task::OwnQueue(own) => own_queue::run(wire, own),
             Task::Foreseen => foreseen::run(wire),
             Task::Raw => raw::run(wire),
+            Task::Hints => raw::hints(wire),
         }
     }
 }

@@ -20,8 +20,8 @@ const NUMBER: std::ops::Range<usize> = 42..50;
 pub(crate) fn run(wire: &Wire) -> Seen {
     let pair = wire.lay();
     let port = PacketPort::open(&pair.far, VethPair::WIRE);
-    let dropped = receive(&pair, "rxdrop", |number| port.send(&frame::numbered(number)));
-    let echoed = receive(&pair, "l2fwd", |number| {
+    let dropped = receive(&pair, &["rxdrop"], |number| port.send(&frame::numbered(number)));
+    let echoed = receive(&pair, &["l2fwd"], |number| {
         let sent = frame::numbered(number);
         port.send(&sent);
         let got = port.receive(wait::SOON);
@@ -46,9 +46,32 @@ pub(crate) fn run(wire: &Wire) -> Seen {
     }
 }
 
+/// Receives with all hints that driver and kernel say they have: each frame is counted, and none has a layout that nobody
+/// knows. Which hints there are is told, for people to read; on veth they are known.
+pub(crate) fn hints(wire: &Wire) -> Seen {
+    let pair = wire.lay();
+    let port = PacketPort::open(&pair.far, VethPair::WIRE);
+    let said = receive(&pair, &["rxdrop", "--hints", "auto"], |number| {
+        let flow = u16::try_from(number).expect("few");
+        port.send(&frame::udp(flow, 64));
+    });
+    let (asked, with) = (row(&said, "hints"), row(&said, "frames with"));
+    let without = row(&said, "frames without");
+    let nothing = if asked == "none" { 100 } else { 0 };
+    let expected = format!("{nothing}.0 % nothing left, 0.0 % of an unknown layout");
+    assert_eq!(without, expected, "{said}");
+    if *wire == Wire::Veth && asked != "none" {
+        assert!(asked.contains("hash") && with.contains("hash 100.0 %"), "{said}");
+    }
+    Seen {
+        mode: row(&said, "mode in use"),
+        note: format!("asked for {asked}; frames with {with}"),
+    }
+}
+
 /// Runs one that receives, while `exchange` is done with each number; all frames are counted. What it said.
-fn receive(pair: &VethPair, benchmark: &str, exchange: impl Fn(u32)) -> String {
-    let mut running = start(pair, &[benchmark, "--duration", "0"]);
+fn receive(pair: &VethPair, benchmark: &[&str], exchange: impl Fn(u32)) -> String {
+    let mut running = start(pair, &[benchmark, &["--duration", "0"]].concat());
     // It shows progress after a second: by then it receives.
     running.await_text(": 1 s");
     for number in 0..FRAMES {
@@ -60,7 +83,7 @@ fn receive(pair: &VethPair, benchmark: &str, exchange: impl Fn(u32)) -> String {
     wait::a_moment();
     running.signal(Signal::TERM);
     let said = end(&mut running);
-    assert_eq!(row(&said, "frames"), FRAMES.to_string(), "{benchmark}: {said}");
+    assert_eq!(row(&said, "frames"), FRAMES.to_string(), "{benchmark:?}: {said}");
     said
 }
 
