@@ -1,7 +1,7 @@
 //! Filter rules of a port: any frame.
 //!
-//! Invariants: a frame is judged the same with a flow cache and without; what lies behind its packet does not change the
-//! verdict.
+//! Invariants: a frame is judged the same with a flow cache and without, whatever hash the NIC told; what lies behind its
+//! packet does not change the verdict.
 
 use vhost_af_xdp::fuzzing::Filter;
 
@@ -32,6 +32,7 @@ struct Frame<'a> {
     kind: Kind,
     tagged: bool,
     mark: Option<u8>,
+    hash: Option<u8>,
     packet: &'a [u8],
 }
 
@@ -63,7 +64,7 @@ pub fn run(data: &[u8]) {
         let bytes = [&[2; 12][..], tag, &u16::to_be_bytes(kind), frame.packet].concat();
         let head = &bytes[..bytes.len().min(LOOK_BYTES)];
         filter.mark(frame.mark.map(|mark| u32::from(mark) % 4));
-        let passes = filter.lets_pass(head, bytes.len());
+        let passes = filter.lets_pass(head, bytes.len(), frame.hash.map(u32::from));
         assert_eq!(passes, filter.looks_up(head, bytes.len()), "{frame:?}");
         if passes {
             let longer = [&bytes[..], &[0xff; 8]].concat();

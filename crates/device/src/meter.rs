@@ -96,7 +96,9 @@ struct Meter {
     given: Cell<u64>,
     batches: [Cell<u64>; SIZES],
     calls: [Cell<Calls>; CALLS],
-    cached: Cell<Cached>,
+    hits: Cell<u64>,
+    misses: Cell<u64>,
+    evictions: Cell<u64>,
 }
 
 const NO_CALLS: Calls = Calls {
@@ -113,7 +115,9 @@ thread_local! {
             given: Cell::new(0),
             batches: [const { Cell::new(0) }; SIZES],
             calls: [const { Cell::new(NO_CALLS) }; CALLS],
-            cached: Cell::new(Cached { hits: 0, misses: 0, evictions: 0 }),
+            hits: Cell::new(0),
+            misses: Cell::new(0),
+            evictions: Cell::new(0),
         }
     };
 }
@@ -147,21 +151,15 @@ pub fn gave(frames: u64) {
 #[inline]
 pub fn looked_up(hits: u64, misses: u64) {
     METER.with(|meter| {
-        let mut cached = meter.cached.get();
-        cached.hits = cached.hits.wrapping_add(hits);
-        cached.misses = cached.misses.wrapping_add(misses);
-        meter.cached.set(cached);
+        add(&meter.hits, hits);
+        add(&meter.misses, misses);
     });
 }
 
 /// So many flows of a cache went for others.
 #[inline]
 pub fn evicted(flows: u64) {
-    METER.with(|meter| {
-        let mut cached = meter.cached.get();
-        cached.evictions = cached.evictions.wrapping_add(flows);
-        meter.cached.set(cached);
-    });
+    METER.with(|meter| add(&meter.evictions, flows));
 }
 
 /// Makes a call of the kernel.
@@ -200,7 +198,11 @@ pub fn read() -> Work {
         given: meter.given.get(),
         batches: meter.batches.each_ref().map(Cell::get),
         calls: meter.calls.each_ref().map(Cell::get),
-        cached: meter.cached.get(),
+        cached: Cached {
+            hits: meter.hits.get(),
+            misses: meter.misses.get(),
+            evictions: meter.evictions.get(),
+        },
     })
 }
 

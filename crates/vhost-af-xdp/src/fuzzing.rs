@@ -278,10 +278,11 @@ impl Filter {
         self.mark = mark;
     }
 
-    /// Whether a frame passes. `head`: its first bytes; `len`: its length.
-    pub fn lets_pass(&mut self, head: &[u8], len: usize) -> bool {
+    /// Whether a frame passes. `head`: its first bytes; `len`: its length; `hash`: the NIC's, if it told one.
+    pub fn lets_pass(&mut self, head: &[u8], len: usize, hash: Option<u32>) -> bool {
         let facts = Facts {
             mark: self.mark,
+            hash,
             ..Facts::of_len(len)
         };
         self.classifier.lets_pass(head, facts, &self.counters)

@@ -124,7 +124,7 @@ fn frame_that_waits_for_a_buffer_is_counted_once_by_both_ends_rules() {
     assert_eq!(got, [1, 2, 3, 4]);
     let counts = |rules: Option<Arc<_>>| -> Vec<u64> {
         let rules: Arc<super::filter::Rules> = rules.expect("some");
-        rules.counts().map(|(_, count)| count).collect()
+        rules.counts().into_iter().map(|(_, count)| count).collect()
     };
     assert_eq!(counts(sends.from_guest), [2, 6]);
     assert_eq!(counts(gets.to_guest), [2, 4]);

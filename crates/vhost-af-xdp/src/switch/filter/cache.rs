@@ -2,15 +2,15 @@
 //!
 //! A fixed number of places, four to a set; its hash says which two sets a flow may be in, so that places are used up
 //! before flows displace each other. The hash is a hint only: a decision is found if its whole key is the flow's. Tags,
-//! a part of the hash for each place of a set, lie apart, so that a look at a set touches one line of the CPU's cache,
-//! and one more for the place that is it.
+//! a part of the hash for each place of a set, lie apart, so that a look at both sets touches two lines of the CPU's
+//! cache, and one more for the place that is it.
 //!
 //! Who sends can have flows that fall into one set, and none of them found: then each is looked up in the rules, which
 //! is bounded.
 
 use super::key::FlowKey;
 use super::rules::{RuleSlot, Verdict};
-use crate::switch::table::{Destination, PortNumber};
+use crate::switch::table::Destination;
 
 /// Sets; a power of two.
 const SETS: usize = 4096;
@@ -24,58 +24,22 @@ struct Place {
     station: u64,
     /// It is valid in this one only; 0: in none.
     generation: u32,
+    destination: Destination,
     slot: RuleSlot,
-    port: PortNumber,
-    to: To,
     allows: bool,
 }
 
 const _: () = assert!(size_of::<Place>() == 64);
-
-/// A [`Destination`] without its port.
-#[derive(Debug, Clone, Copy)]
-enum To {
-    Port,
-    Group,
-    Host,
-    Unknown,
-    Nobody,
-}
 
 impl Place {
     const EMPTY: Self = Self {
         key: FlowKey::NONE,
         station: 0,
         generation: 0,
+        destination: Destination::Nobody,
         slot: RuleSlot(0),
-        port: PortNumber(0),
-        to: To::Nobody,
         allows: false,
     };
-
-    fn new(
-        key: &FlowKey,
-        station: u64,
-        generation: u32,
-        (verdict, destination): (Verdict, Destination),
-    ) -> Self {
-        let (to, port) = match destination {
-            Destination::Port(port) => (To::Port, port),
-            Destination::Group => (To::Group, PortNumber(0)),
-            Destination::Host => (To::Host, PortNumber(0)),
-            Destination::Unknown => (To::Unknown, PortNumber(0)),
-            Destination::Nobody => (To::Nobody, PortNumber(0)),
-        };
-        Self {
-            key: *key,
-            station,
-            generation,
-            slot: verdict.slot,
-            port,
-            to,
-            allows: verdict.allows,
-        }
-    }
 
     #[inline]
     fn decision(&self) -> (Verdict, Destination) {
@@ -83,22 +47,37 @@ impl Place {
             allows: self.allows,
             slot: self.slot,
         };
-        let destination = match self.to {
-            To::Port => Destination::Port(self.port),
-            To::Group => Destination::Group,
-            To::Host => Destination::Host,
-            To::Unknown => Destination::Unknown,
-            To::Nobody => Destination::Nobody,
-        };
-        (verdict, destination)
+        (verdict, self.destination)
+    }
+}
+
+/// Those of a set: 16 bits for each place.
+#[derive(Debug, Clone, Copy)]
+struct Tags(u64);
+
+/// The lowest bit for each place.
+const LOWEST: u64 = 0x0001_0001_0001_0001;
+const _: () = assert!(WAYS == 4);
+
+impl Tags {
+    /// Which places have this one: the highest of the bits for each. Those above one that has it may seem to.
+    #[inline]
+    fn alike(self, tag: u16) -> u64 {
+        let differ = self.0 ^ (u64::from(tag) * LOWEST);
+        differ.wrapping_sub(LOWEST) & !differ & (LOWEST << 15)
+    }
+
+    fn put(&mut self, way: usize, tag: u16) {
+        let at = way * 16;
+        self.0 = self.0 & !(0xffff << at) | u64::from(tag) << at;
     }
 }
 
 /// See the module's head.
 #[derive(Debug)]
 pub(super) struct FlowCache {
-    tags: Box<[[u32; WAYS]]>,
-    places: Box<[[Place; WAYS]]>,
+    tags: Box<[Tags; SETS]>,
+    places: Box<[[Place; WAYS]; SETS]>,
     generation: u32,
     /// Which place of two full sets makes room next.
     next: usize,
@@ -107,29 +86,31 @@ pub(super) struct FlowCache {
 impl FlowCache {
     pub(super) fn new() -> Self {
         Self {
-            tags: vec![[0; WAYS]; SETS].into(),
-            places: vec![[Place::EMPTY; WAYS]; SETS].into(),
+            tags: sets_of(Tags(0)),
+            places: sets_of([Place::EMPTY; WAYS]),
             generation: 1,
             next: 0,
         }
     }
 
     /// What was decided about a flow; `None`: that is not known.
-    #[inline]
+    #[inline(always)]
     pub(super) fn find(&self, key: &FlowKey, station: u64, hash: u64) -> Option<(Verdict, Destination)> {
-        let ([first, second], tag) = places_of(hash);
-        let found = self.find_in(first, tag, key, station);
-        let found = found.or_else(|| self.find_in(second, tag, key, station));
-        found.map(Place::decision)
-    }
-
-    #[inline]
-    fn find_in(&self, set: usize, tag: u32, key: &FlowKey, station: u64) -> Option<&Place> {
-        let ways = self.tags[set].iter().zip(&self.places[set]);
-        let mut tagged = ways.filter(|(its, _)| **its == tag).map(|(_, place)| place);
-        tagged.find(|place| {
-            place.generation == self.generation && place.station == station && place.key == *key
-        })
+        let (sets, tag) = places_of(hash);
+        // Both sets at once: which of them it is in is not to be guessed. Each place has 16 bits, of which one says so.
+        let mut tagged = self.tags[sets[0]].alike(tag) | self.tags[sets[1]].alike(tag) >> 1;
+        while tagged != 0 {
+            let at = tagged.trailing_zeros() as usize;
+            // The first set has odd bits. Without a branch, as which it is does not repeat.
+            let first = 0usize.wrapping_sub(at % 2);
+            let set = sets[0] & first | sets[1] & !first;
+            let place = &self.places[set][at / 16];
+            if place.generation == self.generation && place.station == station && place.key.is(key) {
+                return Some(place.decision());
+            }
+            tagged &= tagged - 1;
+        }
+        None
     }
 
     /// Notes what was decided about a flow that was not found; whether another one made room for it.
@@ -149,8 +130,16 @@ impl FlowCache {
         if free.is_none() {
             self.next = (self.next + 1) % (2 * WAYS);
         }
-        self.places[set][way] = Place::new(key, station, self.generation, decision);
-        self.tags[set][way] = tag;
+        let (verdict, destination) = decision;
+        self.places[set][way] = Place {
+            key: *key,
+            station,
+            generation: self.generation,
+            destination,
+            slot: verdict.slot,
+            allows: verdict.allows,
+        };
+        self.tags[set].put(way, tag);
         free.is_none()
     }
 
@@ -165,16 +154,23 @@ impl FlowCache {
     }
 }
 
+/// As many as there are sets, made where they stay: they are too many for a stack.
+fn sets_of<T: Clone>(set: T) -> Box<[T; SETS]> {
+    let sets = vec![set; SETS].into_boxed_slice();
+    sets.try_into()
+        .unwrap_or_else(|_| unreachable!("as many as there are"))
+}
+
 /// Both sets and the tag of a hash, of which any bits may be the good ones.
 #[inline]
-fn places_of(hash: u64) -> ([usize; 2], u32) {
+fn places_of(hash: u64) -> ([usize; 2], u16) {
     let mixed = hash.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     // All are parts of it.
     #[allow(clippy::cast_possible_truncation)]
     let (first, second, tag) = (
         (mixed >> 52) as usize,
         (mixed >> 40) as usize,
-        (mixed >> 24) as u32,
+        (mixed >> 24) as u16,
     );
     ([first % SETS, second % SETS], tag)
 }

@@ -125,6 +125,8 @@ pub(crate) struct Facts {
     pub(crate) stored: Option<usize>,
     /// Of its flow, as the program at the NIC noted it; `None`: it has none, or came from elsewhere.
     pub(crate) mark: Option<u32>,
+    /// The NIC's of its flow, whose frames all have the same; `None`: one is computed.
+    pub(crate) hash: Option<u32>,
 }
 
 impl Facts {
@@ -149,6 +151,8 @@ pub(crate) struct Decision {
 #[derive(Debug)]
 pub(crate) struct Classifier {
     rules: Arc<Rules>,
+    /// Of the rules, what this one counts.
+    counts: Arc<[RuleCounter]>,
     cache: FlowCache,
     /// What was looked up is work for that nobody was charged with yet, in frames of a turn.
     work: u64,
@@ -157,6 +161,7 @@ pub(crate) struct Classifier {
 impl Classifier {
     pub(crate) fn new(rules: Arc<Rules>) -> Self {
         Self {
+            counts: rules.new_counters(),
             rules,
             cache: FlowCache::new(),
             work: 0,
@@ -166,7 +171,8 @@ impl Classifier {
     /// Decides about a flow. `hash`: any hash of the flow, the NIC's or [`FlowKey::hash`]; `beside`: what else decides. Of
     /// what a guest sends that is the station, of which `find` says where frames to it go where the cache does not know
     /// it; of what it gets the mark, which rules look at. `counters`: of the lane.
-    #[inline]
+    // What is found stays in registers: in memory it would be written in pieces and read at once.
+    #[inline(always)]
     pub(crate) fn decide(
         &mut self,
         (key, beside, hash): (&FlowKey, u64, u64),
@@ -178,19 +184,20 @@ impl Classifier {
             meter::looked_up(1, 0);
             return Decision { verdict, destination };
         }
-        self.miss((key, beside, hash), counters, find())
+        // By value, so that where it is known it stays in registers.
+        self.miss((*key, beside, hash), counters, find())
     }
 
     #[cold]
     #[inline(never)]
     fn miss(
         &mut self,
-        (key, beside, hash): (&FlowKey, u64, u64),
+        (key, beside, hash): (FlowKey, u64, u64),
         counters: &PairCounters,
         destination: Destination,
     ) -> Decision {
-        let verdict = self.rules.find(key, beside);
-        let evicts = self.cache.note(key, beside, hash, (verdict, destination));
+        let verdict = self.rules.find(&key, beside);
+        let evicts = self.cache.note(&key, beside, hash, (verdict, destination));
         counters.filter_misses.add(1);
         counters.filter_evictions.add(evicts.into());
         // What the worker did, whichever lane it was for.
@@ -209,21 +216,35 @@ impl Classifier {
     /// Whether the guest gets a frame, which is counted if it does not. `head`: the frame's first bytes, all of them or as
     /// many as tell its flow.
     #[inline]
-    pub(crate) fn admits(
+    pub(crate) fn admits(&mut self, head: &[u8], facts: Facts, counters: &PairCounters) -> Option<Verdict> {
+        match FlowKey::of_plain(head, facts.len) {
+            Some(looked) => self.admits_flow(Some(looked), facts, counters),
+            None => self.admits_any(head, facts, counters),
+        }
+    }
+
+    #[inline(never)]
+    fn admits_any(&mut self, head: &[u8], facts: Facts, counters: &PairCounters) -> Option<Verdict> {
+        let head = &head[..head.len().min(LOOK_BYTES)];
+        self.admits_flow(FlowKey::of(head, facts.len).ok(), facts, counters)
+    }
+
+    // For each of both callers: from one to the other a key would go through memory.
+    #[inline(always)]
+    fn admits_flow(
         &mut self,
-        head: &[u8],
-        Facts { len, stored, mark }: Facts,
+        looked: Option<Looked>,
+        facts: Facts,
         counters: &PairCounters,
     ) -> Option<Verdict> {
-        let head = &head[..head.len().min(LOOK_BYTES)];
-        let looked = FlowKey::of(head, len).ok();
         let Some(Looked { key, .. }) =
-            looked.filter(|looked| stored.is_none_or(|field| field >= looked.bytes))
+            looked.filter(|looked| facts.stored.is_none_or(|field| field >= looked.bytes))
         else {
             counters.to_guest_filter_headers.add(1);
             return None;
         };
-        let flow = (&key, mark.unwrap_or(0).into(), key.hash());
+        let hash = facts.hash.map_or_else(|| key.hash(), u64::from);
+        let flow = (&key, facts.mark.unwrap_or(0).into(), hash);
         let Decision { verdict, .. } = self.decide(flow, counters, || Destination::Unknown);
         if !verdict.allows {
             self.count(verdict);
@@ -246,7 +267,7 @@ impl Classifier {
     /// A frame on which that was decided is done.
     #[inline]
     pub(crate) fn count(&self, verdict: Verdict) {
-        self.rules.counter(verdict.slot).add_one();
+        self.counts[usize::from(verdict.slot.0)].add_one();
     }
 
     /// The table of stations is another one.
@@ -261,15 +282,20 @@ impl Classifier {
     }
 }
 
-/// A rule's counter, or a default's. Lanes of a port's pairs, which may be of several workers, add to the same: relaxed, as
-/// nothing is published through it.
+/// A rule's counter, or a default's, of one classifier: whoever has that is the only one who adds. Relaxed, as nothing is
+/// published through it.
 #[derive(Debug, Default)]
 pub(crate) struct RuleCounter(AtomicU64);
 
 impl RuleCounter {
     #[inline]
     fn add_one(&self) {
-        self.0.fetch_add(1, Relaxed);
+        self.add(1);
+    }
+
+    #[inline]
+    fn add(&self, frames: u64) {
+        self.0.store(self.get().wrapping_add(frames), Relaxed);
     }
 
     pub(crate) fn get(&self) -> u64 {

@@ -5,6 +5,8 @@
 //! they say: with 10,000 it is below a microsecond (examples/filter_cost.rs). They take about 0.3 KiB of memory each, and
 //! at most 2.4 KiB where all of them name fifteen port ranges on both sides.
 
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
 use super::dimension::{Dimension, words_for};
 use super::key::FlowKey;
 use super::rule::{Action, Direction, Intervals, NO_PORT, Rule};
@@ -42,8 +44,40 @@ pub(crate) struct Rules {
     numbers: Vec<usize>,
     default: Action,
     to_guest: bool,
-    /// By slot: of each rule, of the default, and of what passes in its place.
-    counters: Vec<RuleCounter>,
+    counted: Mutex<Counted>,
+}
+
+/// Frames by slot: of each rule, of the default, and of what passes in its place.
+#[derive(Debug)]
+struct Counted {
+    /// Of classifiers that there are no more.
+    before: Vec<RuleCounter>,
+    /// As each classifier counts them, without regard for the others.
+    now: Vec<Arc<[RuleCounter]>>,
+}
+
+impl Counted {
+    fn get(&self, slot: usize) -> u64 {
+        let now = self.now.iter().map(|counters| counters[slot].get());
+        now.fold(self.before[slot].get(), u64::wrapping_add)
+    }
+
+    /// Counts of classifiers that are gone are kept as a sum.
+    fn tidy(&mut self) {
+        let before = &self.before;
+        self.now.retain_mut(|counters| {
+            let is_gone = Arc::get_mut(counters).is_some();
+            if is_gone {
+                let each = before.iter().zip(counters.iter());
+                each.for_each(|(sum, counter)| sum.add(counter.get()));
+            }
+            !is_gone
+        });
+    }
+}
+
+fn counters(slots: usize) -> impl Iterator<Item = RuleCounter> {
+    (0..slots).map(|_| RuleCounter::default())
 }
 
 impl Rules {
@@ -86,7 +120,10 @@ impl Rules {
             numbers: rules.iter().map(|(number, _)| *number).collect(),
             default,
             to_guest: direction == Direction::ToGuest,
-            counters: (0..count + 2).map(|_| RuleCounter::default()).collect(),
+            counted: Mutex::new(Counted {
+                before: counters(count + 2).collect(),
+                now: Vec::new(),
+            }),
         }
     }
 
@@ -131,22 +168,31 @@ impl Rules {
         (1 + self.allow.len() / RULES_A_FRAME) as u64
     }
 
-    /// Frames that a slot decided about.
-    #[inline]
-    pub(crate) fn counter(&self, slot: RuleSlot) -> &RuleCounter {
-        &self.counters[usize::from(slot.0)]
+    /// Counters for one more classifier, by slot.
+    pub(super) fn new_counters(&self) -> Arc<[RuleCounter]> {
+        let new: Arc<[RuleCounter]> = counters(self.allow.len() + 2).collect();
+        let mut counted = self.counted();
+        counted.tidy();
+        counted.now.push(Arc::clone(&new));
+        new
+    }
+
+    /// For control only: workers have counters of their own. Who panicked meanwhile left none half done.
+    fn counted(&self) -> MutexGuard<'_, Counted> {
+        self.counted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Frames that each rule decided about, by its number in the port's list.
-    pub(crate) fn counts(&self) -> impl Iterator<Item = (usize, u64)> {
-        let counts = self.counters.iter().map(RuleCounter::get);
-        self.numbers.iter().copied().zip(counts)
+    pub(crate) fn counts(&self) -> Vec<(usize, u64)> {
+        let counted = self.counted();
+        let counts = (0..).map(|slot| counted.get(slot));
+        self.numbers.iter().copied().zip(counts).collect()
     }
 
     /// Frames that none matched: by default, and such as passed although the default refuses.
     pub(crate) fn default_counts(&self) -> [u64; 2] {
-        let count = |at: usize| self.counters[self.allow.len() + at].get();
-        [count(0), count(1)]
+        let counted = self.counted();
+        [0, 1].map(|at: usize| counted.get(self.allow.len() + at))
     }
 
     /// What becomes of frames that none matches.
@@ -163,7 +209,9 @@ impl Rules {
             + self.source_ports.bytes()
             + self.destination_ports.bytes()
             + self.marks.as_ref().map_or(0, Dimension::bytes);
-        dimensions + self.allow.len() * (size_of::<bool>() + size_of::<RuleCounter>() + size_of::<usize>())
+        let lists = 1 + self.counted().now.len();
+        let each = size_of::<bool>() + lists * size_of::<RuleCounter>() + size_of::<usize>();
+        dimensions + self.allow.len() * each
     }
 }
 
@@ -176,5 +224,5 @@ fn slot(at: usize) -> RuleSlot {
 /// The value of a frame among [`Rule::kinds`].
 #[inline]
 fn kind_of(key: &FlowKey) -> u32 {
-    u32::from(key.ethertype) << 8 | u32::from(key.protocol)
+    u32::from(key.ethertype()) << 8 | u32::from(key.protocol())
 }

@@ -55,7 +55,12 @@ fn udp(to: Mac, from: Mac, source: u32, port: u16) -> Vec<u8> {
 }
 
 fn counts(rules: Option<&Rules>) -> Vec<u64> {
-    rules.expect("some").counts().map(|(_, count)| count).collect()
+    rules
+        .expect("some")
+        .counts()
+        .into_iter()
+        .map(|(_, count)| count)
+        .collect()
 }
 
 #[test]

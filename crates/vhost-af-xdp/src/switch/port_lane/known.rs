@@ -18,6 +18,41 @@ pub(super) struct Known {
     destination: Option<(Station, Destination)>,
 }
 
+/// Has rules say whether a frame may be sent, which is noted; `None`: it may not, which is counted, now or later.
+// For each of both callers: from one to the other a key would go through memory.
+#[inline(always)]
+fn judge(
+    Looked { key, bytes }: Looked,
+    (table, port, destination): (&Table, &TablePort, Station),
+    (chain, filter): (&mut Judged, &mut Classifier),
+    counters: &PairCounters,
+) -> Option<()> {
+    // Stored there it would make them others.
+    if chain.sending.request.csum.is_some_and(|at| at.field() < bytes) {
+        counters.from_guest_checksum_in_headers.add(1);
+        return None;
+    }
+    let flow = (&key, destination.bits(), key.hash());
+    let decision = filter.decide(flow, counters, || table.find_for(port, destination));
+    chain.verdict = Some(decision.verdict);
+    chain.to = decision.destination;
+    decision.verdict.allows.then_some(())
+}
+
+#[inline(never)]
+fn judge_any(
+    to: (&Table, &TablePort, Station),
+    (chain, filter): (&mut Judged, &mut Classifier),
+    counters: &PairCounters,
+) -> Option<()> {
+    let head = &chain.head[..chain.known.into()];
+    let Ok(looked) = FlowKey::of(head, chain.sending.len as usize) else {
+        counters.from_guest_headers.add(1);
+        return None;
+    };
+    judge(looked, to, (chain, filter), counters)
+}
+
 /// Where a frame is from.
 #[derive(Clone, Copy)]
 struct Source<'a> {
@@ -56,23 +91,13 @@ impl Known {
         counters: &PairCounters,
     ) -> Option<()> {
         let (destination, source) = self.check(table, port, chain, counters)?;
-        let head = &chain.head[..chain.known.into()];
-        let Ok(Looked { key, bytes }) = FlowKey::of(head, chain.sending.len as usize) else {
-            counters.from_guest_headers.add(1);
-            return None;
+        let (head, len) = (&chain.head[..chain.known.into()], chain.sending.len as usize);
+        let looked = FlowKey::of_plain(head, len);
+        let may_pass = match looked {
+            Some(looked) => judge(looked, (table, port, destination), (chain, filter), counters),
+            None => judge_any((table, port, destination), (chain, filter), counters),
         };
-        // Stored there it would make them others.
-        if chain.sending.request.csum.is_some_and(|at| at.field() < bytes) {
-            counters.from_guest_checksum_in_headers.add(1);
-            return None;
-        }
-        let flow = (&key, destination.bits(), key.hash());
-        let decision = filter.decide(flow, counters, || table.find_for(port, destination));
-        chain.verdict = Some(decision.verdict);
-        chain.to = decision.destination;
-        if !decision.verdict.allows {
-            return None;
-        }
+        may_pass?;
         self.note_source(source, counters)
     }
 

@@ -68,7 +68,7 @@ fn packet_behind_snap_is_judged_as_what_it_is() {
     }
     let other = behind_snap(&udp(53), [0, 0, 0x0c]);
     let looked = FlowKey::of(&other, other.len()).expect("whole");
-    assert_eq!((looked.key.ethertype, looked.key.protocol), (LLC, 0));
+    assert_eq!((looked.key.ethertype(), looked.key.protocol()), (LLC, 0));
     // What says that it is another one's is looked at, too.
     assert_eq!(looked.bytes, 22);
     let mut tag = behind_snap(&udp(53), [0; 3]);
@@ -92,7 +92,7 @@ fn headers_that_are_protocols_of_their_own_are_not_followed() {
         (further[0], further[1]) = (17, if header == 51 { 4 } else { 0 });
         frame.splice(54..54, further);
         let key = FlowKey::of(&frame, frame.len()).expect("whole").key;
-        (key.protocol, key.destination_port())
+        (key.protocol(), key.destination_port())
     };
     // Hop-by-hop, routing, destination options.
     for header in [0, 43, 60] {

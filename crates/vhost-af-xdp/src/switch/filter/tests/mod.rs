@@ -27,6 +27,15 @@ fn rule(words: &str) -> Rule {
     Rule::of_words(&format!("direction=to-guest {words}")).unwrap_or_else(|error| panic!("{words}: {error}"))
 }
 
+fn is_plain(packet: &Packet) -> bool {
+    packet.vlan.is_none()
+        && packet.ethertype.is_none()
+        && packet.source.is_ipv4()
+        && matches!(packet.protocol, 6 | 17)
+        && packet.fragment == Fragment::Whole
+        && packet.further < 4
+}
+
 fn udp(port: u16) -> Packet {
     Packet {
         vlan: None,
@@ -143,6 +152,22 @@ proptest! {
         }
         let padded = [&bytes[..], &vec![0xff; pad]].concat();
         prop_assert_eq!(FlowKey::of(&padded, padded.len()), FlowKey::of(&bytes, bytes.len()));
+    }
+
+    #[test]
+    fn plain_packet_is_judged_as_any_is(packet in packet(), at in 0usize..40, byte in any::<u8>(), len in 0usize..400) {
+        let mut bytes = packet.bytes();
+        let whole = bytes.len();
+        prop_assert_eq!(FlowKey::of_plain(&bytes, whole).is_some(), is_plain(&packet), "{:?}", packet);
+        if let Some(place) = bytes.get_mut(at) {
+            *place = byte;
+        }
+        for len in [whole, len] {
+            let head = &bytes[..whole.min(len)];
+            if let Some(looked) = FlowKey::of_plain(head, len) {
+                prop_assert_eq!(FlowKey::of(head, len), Ok(looked));
+            }
+        }
     }
 
     #[test]
@@ -470,7 +495,7 @@ fn flood_of_new_flows_evicts_no_more_than_there_is_room_for() {
     let told = device::meter::read().cached;
     assert_eq!(told.misses - before.misses, u64::from(flows));
     assert_eq!(told.evictions - before.evictions, counters.filter_evictions.get());
-    assert_eq!(classifier.rules.counts().collect::<Vec<_>>(), [(0, flows.into())]);
+    assert_eq!(classifier.rules.counts(), [(0, flows.into())]);
 }
 
 #[test]
@@ -491,4 +516,57 @@ fn ten_thousand_flows_are_nearly_all_found_again() {
     }
     let hits = counters.filter_hits.get();
     assert!(hits > 29_700, "{hits} of 30,000");
+}
+
+#[test]
+fn flows_that_a_nic_hashes_alike_displace_eight_others_at_most() {
+    let mut classifier = Classifier::new(Arc::new(compiled(
+        &[rule("action=allow protocol=udp")],
+        Action::Deny,
+    )));
+    let counters = PairCounters::default();
+    let mut pass = |first: u32, flows: u32, hash: Option<u32>| {
+        let before = counters.filter_misses.get();
+        for flow in first..first + flows {
+            let packet = Packet {
+                source: IpAddr::V4(Ipv4Addr::from_bits(flow)),
+                ..udp(53)
+            };
+            assert!(classifier.lets_pass(
+                &packet.bytes(),
+                Facts {
+                    hash,
+                    ..Facts::of_len(300)
+                },
+                &counters
+            ));
+        }
+        counters.filter_misses.get() - before
+    };
+    pass(0, 4000, None);
+    assert_eq!(pass(0, 4000, None), 0);
+    assert_eq!(pass(1 << 24, 10_000, Some(0x1234_5678)), 10_000);
+    assert!(pass(0, 4000, None) <= 8);
+}
+
+#[test]
+fn frames_are_counted_by_rule_whoever_judged_them_and_when() {
+    let rules = Arc::new(compiled(&[rule("action=allow protocol=udp")], Action::Deny));
+    let (counters, packet) = (PairCounters::default(), udp(53).bytes());
+    let tcp = Packet {
+        protocol: 6,
+        ..udp(53)
+    };
+    let mut first = Classifier::new(Arc::clone(&rules));
+    let mut second = Classifier::new(Arc::clone(&rules));
+    assert!(first.lets_pass(&packet, Facts::of_len(300), &counters));
+    assert!(second.lets_pass(&packet, Facts::of_len(300), &counters));
+    assert!(!second.lets_pass(&tcp.bytes(), Facts::of_len(300), &counters));
+    drop(first);
+    let mut third = Classifier::new(Arc::clone(&rules));
+    drop(second);
+    assert!(third.lets_pass(&packet, Facts::of_len(300), &counters));
+    assert_eq!((rules.counts(), rules.default_counts()), (vec![(0, 3)], [1, 0]));
+    let _fourth = Classifier::new(Arc::clone(&rules));
+    assert_eq!((rules.counts(), rules.default_counts()), (vec![(0, 3)], [1, 0]));
 }
