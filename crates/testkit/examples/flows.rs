@@ -46,8 +46,8 @@ fn main() {
         panic!("flows INTERFACE BYTES FLOWS PAUSE_US");
     };
     let numbers: Vec<u16> = numbers.iter().filter_map(|text| text.parse().ok()).collect();
-    let [len @ 60..=9000, flows @ 1..=4096, pause_us] = numbers[..] else {
-        panic!("flows: 60 to 9000 bytes, 1 to 4096 flows, a pause of up to 65535 us: {arguments:?}");
+    let [len @ 60..=9000, flows @ 1..=50_000, pause_us] = numbers[..] else {
+        panic!("flows: 60 to 9000 bytes, 1 to 50000 flows, a pause of up to 65535 us: {arguments:?}");
     };
     let frames: Vec<_> = (0..flows).map(|flow| frame(len, flow)).collect();
     let port = PacketPort::open_here(interface);

@@ -300,6 +300,13 @@ impl Umem {
         self.view.write(offset.get(), bytes)
     }
 
+    /// Asks the CPU's cache for what stands at `offset`, which is about to be read. The kernel wrote it, on another CPU
+    /// often, so that it takes its time; of several at once that is hardly more than of one.
+    #[inline]
+    pub fn prefetch(&self, offset: UmemOffset) {
+        self.view.prefetch(offset.get());
+    }
+
     /// Fills `bytes` from `offset`; `None`, and nothing read, if they are not all in the UMEM.
     #[inline]
     #[must_use]

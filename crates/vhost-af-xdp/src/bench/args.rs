@@ -20,6 +20,8 @@ pub(super) const RING: u32 = 2048;
 const SHORTEST_FRAME: u32 = 60;
 /// Most destinations that `txonly` spreads frames over: each has some of the chunks.
 const MOST_DESTINATIONS: u32 = 1024;
+/// Most flows that `txonly` sends frames of.
+const MOST_FLOWS: u32 = 60_000;
 /// Longest frame that `txonly` makes: one chunk, and the largest chunk is a page.
 const LONGEST_FRAME: u32 = 4096;
 
@@ -70,7 +72,8 @@ pub(crate) struct BenchArgs {
     /// Frames handled at a time
     #[arg(long, value_name = "N", default_value_t = 64)]
     pub(super) batch: u32,
-    /// Sleep this long after each batch that txonly sends: paces it, and lets others on its CPU run
+    /// Sleep this long after each batch: paces txonly, and lets others on its CPU run; has frames gather where they are
+    /// received
     #[arg(long, value_name = "MICROSECONDS", default_value_t = 0)]
     pub(super) pause_us: u32,
     /// Pin the measuring thread to this CPU
@@ -95,6 +98,15 @@ pub(crate) struct BenchArgs {
     /// Put frames at any offset (unaligned chunks) instead of one a chunk
     #[arg(long)]
     pub(super) unaligned: bool,
+    /// UDP flows that txonly sends frames of, one after the other: as many source ports, from 1024
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(super) flows: u32,
+    /// rxdrop, l2fwd: classify each frame by a port's filter and its flow cache, by the NIC's hash where --hints has it
+    #[arg(long)]
+    pub(super) classify: bool,
+    /// Rules of that filter, of which the last one is for the frames that txonly sends
+    #[arg(long, value_name = "N", default_value_t = 10, requires = "classify")]
+    pub(super) rules: u32,
     /// rxdrop: have the NIC's hints left before frames, and read them: a list of hash, vlan and timestamp, none, or auto,
     /// what the driver says it has; in native mode only
     #[arg(long, value_name = "LIST", value_parser = HintsArg::parse)]
@@ -148,9 +160,19 @@ impl BenchArgs {
             "--dst-macs {}: choose 1 to {most}, and more than 1 for txonly only",
             self.dst_macs
         );
+        let receives = matches!(self.what, What::Rxdrop | What::L2fwd);
         ensure!(
-            self.hints.is_none() || matches!(self.what, What::Rxdrop),
-            "--hints is for rxdrop: nothing else reads what stands before frames"
+            !self.classify || receives,
+            "--classify is for rxdrop and l2fwd: they receive frames"
+        );
+        ensure!(
+            self.hints.is_none() || matches!(self.what, What::Rxdrop) || self.classify,
+            "--hints is for rxdrop, and beside --classify: nothing else reads what stands before frames"
+        );
+        let flows = self.flows;
+        ensure!(
+            (1..=MOST_FLOWS).contains(&flows) && (flows == 1 || matches!(self.what, What::Txonly)),
+            "--flows {flows}: choose 1 to {MOST_FLOWS}, and more than 1 for txonly only"
         );
         ensure!(
             !(self.force_zero_copy && self.mode == Some(ModeArg::Skb)),
@@ -228,6 +250,14 @@ impl Plan {
             Some(HintsArg::Auto) => HintSet::of_driver(self.link.index)
                 .unwrap_or(HintSet::NONE)
                 .among(HintSet::of_kernel()),
+        }
+    }
+
+    /// Sleeps after a batch, if that was asked for.
+    #[inline]
+    pub(super) fn pause(&self) {
+        if self.args.pause_us > 0 {
+            std::thread::sleep(Duration::from_micros(self.args.pause_us.into()));
         }
     }
 

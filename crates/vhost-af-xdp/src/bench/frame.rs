@@ -10,6 +10,10 @@
 
 use offload::checksum::Sum;
 
+/// Where the source port stands, in bytes from the start.
+pub(super) const SOURCE_PORT_AT: u64 = 34;
+/// That of the first of several flows.
+pub(super) const FIRST_SOURCE_PORT: u16 = 1024;
 /// Where the sequence number stands, in bytes from the start.
 pub(super) const SEQUENCE_AT: u64 = 42;
 

@@ -40,8 +40,8 @@ enum Clock {
 
 /// What a loop that receives does with the places of frames.
 pub(super) trait Reads {
-    /// A frame begins there.
-    fn note(&mut self, frame: UmemOffset);
+    /// A frame begins there, whose first piece has so many bytes.
+    fn note(&mut self, frame: UmemOffset, len: u32);
     /// Reads what was noted since; before any of these frames is given back.
     fn read(&mut self, umem: &Umem);
 }
@@ -49,7 +49,7 @@ pub(super) trait Reads {
 /// Nothing, and it costs nothing.
 impl Reads for () {
     #[inline]
-    fn note(&mut self, _frame: UmemOffset) {}
+    fn note(&mut self, _frame: UmemOffset, _len: u32) {}
     #[inline]
     fn read(&mut self, _umem: &Umem) {}
 }
@@ -82,23 +82,23 @@ struct Seen {
     unknown: u64,
 }
 
-/// What reading takes: tenths of a cycle a frame, by frames.
+/// What reading, or judging, takes: tenths of a cycle a frame, by frames.
 #[derive(Debug)]
-struct Cost(Histogram<u64>);
+pub(super) struct Cost(Histogram<u64>);
 
 impl Cost {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self(Histogram::new_with_bounds(1, MOST_TENTHS, 3).expect("constants that it takes"))
     }
 
-    fn record(&mut self, cycles: u64, frames: u64) {
+    pub(super) fn record(&mut self, cycles: u64, frames: u64) {
         if let Some(tenths) = cycles.saturating_mul(10).checked_div(frames) {
             self.0.saturating_record_n(tenths.max(1), frames);
         }
     }
 
     /// Of the frame in the middle: whoever else had the CPU in between does not count.
-    fn a_frame(&self) -> Option<f64> {
+    pub(super) fn a_frame(&self) -> Option<f64> {
         (!self.0.is_empty()).then(|| self.0.value_at_quantile(0.5) as f64 / 10.0)
     }
 }
@@ -181,7 +181,7 @@ impl HintReader {
 
 impl Reads for HintReader {
     #[inline]
-    fn note(&mut self, frame: UmemOffset) {
+    fn note(&mut self, frame: UmemOffset, _len: u32) {
         // No batch is larger than there was room made for.
         self.frames.push(frame);
     }

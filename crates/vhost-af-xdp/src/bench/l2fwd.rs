@@ -3,11 +3,18 @@
 use xsk::{Kick, TxDesc, Umem, UmemOffset, WakeError};
 
 use super::args::Plan;
+use super::hints::Reads;
 use super::meter::{Meter, Tally};
 use super::setup::{Idle, Rig};
 
 /// Runs until the meter says stop.
-pub(super) fn run(rig: &mut Rig, plan: &Plan, meter: &Meter, tally: &mut Tally) -> Result<(), WakeError> {
+pub(super) fn run(
+    rig: &mut Rig,
+    plan: &Plan,
+    meter: &Meter,
+    tally: &mut Tally,
+    reads: &mut impl Reads,
+) -> Result<(), WakeError> {
     let mut idle = Idle::default();
     let mut in_flight: u32 = 0;
     // Whether the last piece that was received belongs to a frame that goes on.
@@ -19,6 +26,7 @@ pub(super) fn run(rig: &mut Rig, plan: &Plan, meter: &Meter, tally: &mut Tally) 
         let count = received.len() as u32;
         for desc in received {
             if !inside {
+                reads.note(desc.data, desc.len);
                 swap_macs(&rig.umem, desc.data);
             }
             inside = desc.more;
@@ -32,6 +40,8 @@ pub(super) fn run(rig: &mut Rig, plan: &Plan, meter: &Meter, tally: &mut Tally) 
                 metadata: false,
             });
         }
+        // The kernel has none of them yet.
+        reads.read(&rig.umem);
         sending.submit();
         in_flight += count;
 
@@ -47,6 +57,7 @@ pub(super) fn run(rig: &mut Rig, plan: &Plan, meter: &Meter, tally: &mut Tally) 
             }
         }
         meter.show(tally);
+        plan.pause();
     }
     Ok(())
 }

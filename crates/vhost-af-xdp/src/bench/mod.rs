@@ -16,8 +16,9 @@
 //! shows it, and raises the flag when time is up; signals raise it too. The loop ends after the batch in hand, and the
 //! [`report`] is made of what was counted between its start and its end, the process's CPU time included.
 //!
-//! `rxdrop --hints` reads, beside, what the program leaves before frames ([`hints`]); it looks at the CPU's counter
-//! twice a batch, and at a clock once where frames have times.
+//! `rxdrop --hints` reads, beside, what the program leaves before frames ([`hints`]), and `--classify` judges frames as
+//! a port's filter does ([`classify`]); they look at the CPU's counter twice a batch, and at a clock once where frames have
+//! times.
 //!
 //! Everything is undone by dropping [`setup::Rig`]: program off the interface, socket closed, memory freed.
 //!
@@ -25,6 +26,7 @@
 
 mod args;
 mod choice;
+mod classify;
 mod cycles;
 mod frame;
 mod hints;

@@ -9,9 +9,10 @@ use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 
 use super::args::Plan;
-use super::hints::{HintReader, HintsReport};
+use super::classify::ClassifyReport;
+use super::hints::HintsReport;
 use super::meter::{Spent, Tally};
-use super::setup::{Counted, Rig};
+use super::setup::{Counted, Looks, Rig};
 use crate::nic::drivers;
 use crate::nic::mode::{Fallback, is_polled};
 
@@ -60,6 +61,9 @@ pub(super) struct Report {
     /// What stood before frames, where `--hints` asked for it.
     #[serde(skip_serializing_if = "Option::is_none")]
     hints: Option<HintsReport>,
+    /// What judging frames took, where `--classify` asked for it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    classify: Option<ClassifyReport>,
 }
 
 #[derive(Debug, Serialize)]
@@ -86,6 +90,11 @@ impl Report {
         let socket = rig.socket.fallbacks().iter().map(ToString::to_string);
         let polls = !rig.socket.busy_polls() || is_polled(rig.socket.mode(), drivers::kernel());
         let unpolled = (!polls).then(|| Fallback::NotPolled.to_string());
+        let (hints, classify) = match &rig.looks {
+            None => (None, None),
+            Some(Looks::Hints(hints)) => (Some(hints.report()), None),
+            Some(Looks::Flows(judge)) => (None, Some(judge.report())),
+        };
         Self {
             benchmark: plan.benchmark.name(),
             interface: plan.link.name.clone(),
@@ -120,7 +129,8 @@ impl Report {
             tx_refused: tally.refused,
             xdp_statistics: counted.socket.named().into(),
             xdp_program: counted.program.named().into(),
-            hints: rig.hints.as_ref().map(HintReader::report),
+            hints,
+            classify,
         }
     }
 
@@ -186,6 +196,7 @@ impl Report {
             rows.push(("tx refused", grouped(self.tx_refused)));
         }
         rows.extend(self.hints.iter().flat_map(HintsReport::rows));
+        rows.extend(self.classify.iter().flat_map(ClassifyReport::rows));
         rows.extend(self.rows_of_kernel());
         rows
     }

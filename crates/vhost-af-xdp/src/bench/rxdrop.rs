@@ -30,7 +30,7 @@ pub(super) fn run(
         let mut fill = rig.socket.fill.reserve(received.len() as u32);
         for desc in received {
             if is_first {
-                reads.note(desc.data);
+                reads.note(desc.data, desc.len);
             }
             is_first = !desc.more;
             tally.frames += u64::from(!desc.more);
@@ -48,6 +48,7 @@ pub(super) fn run(
             rig.socket.wake_rx()?;
         }
         meter.show(tally);
+        plan.pause();
     }
     Ok(())
 }

@@ -15,6 +15,7 @@ use xsk::{
 };
 
 use super::args::{Plan, RING};
+use super::classify::FlowJudge;
 use super::hints::HintReader;
 use crate::cli::values::mode_request;
 use crate::nic::binding::{Binding, NoZeroCopy};
@@ -48,8 +49,31 @@ pub(super) struct Rig {
     pub(super) backing: Backing,
     /// Why zero-copy was not asked for.
     pub(super) note: Option<NoZeroCopy>,
-    /// Reads what the program leaves before frames, where that was asked for.
-    pub(super) hints: Option<HintReader>,
+    pub(super) looks: Option<Looks>,
+}
+
+/// What looks at frames beside, where that was asked for.
+#[derive(Debug)]
+pub(super) enum Looks {
+    /// At what the program leaves before them.
+    Hints(Box<HintReader>),
+    /// At their flows.
+    Flows(Box<FlowJudge>),
+}
+
+impl Looks {
+    fn new(plan: &Plan, program: &Program) -> anyhow::Result<Option<Self>> {
+        let batch = plan.args.batch;
+        Ok(match (plan.args.classify, plan.args.hints) {
+            (true, _) => Some(Self::Flows(Box::new(FlowJudge::new(
+                plan.args.rules,
+                program,
+                batch,
+            )?))),
+            (false, Some(_)) => Some(Self::Hints(Box::new(HintReader::new(program, batch)))),
+            (false, None) => None,
+        })
+    }
 }
 
 /// The kernel's counters.
@@ -79,11 +103,9 @@ impl Rig {
             umem,
             backing,
             note: binding.note,
-            hints: None,
+            looks: None,
         };
-        if plan.args.hints.is_some() {
-            rig.hints = Some(HintReader::new(&rig.program, plan.args.batch));
-        }
+        rig.looks = Looks::new(plan, &rig.program)?;
         if plan.benchmark.receives() {
             rig.socket.fill.refill(&mut rig.pool, FRAMES);
             let frame_limit = if rig.socket.multi_buffer() {

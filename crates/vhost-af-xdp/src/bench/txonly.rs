@@ -4,12 +4,10 @@
 //! is one kick a round, after a whole batch was put into the ring; the default budget of a kick is lifted to the
 //! ring's size (`--tx-budget`), so that one kick takes the whole batch.
 
-use std::time::Duration;
-
 use xsk::{Kick, TxDesc, UmemOffset, WakeError};
 
 use super::args::Plan;
-use super::frame::{SEQUENCE_AT, counted, template};
+use super::frame::{FIRST_SOURCE_PORT, SEQUENCE_AT, SOURCE_PORT_AT, counted, template};
 use super::meter::{Meter, Tally};
 use super::setup::Rig;
 
@@ -18,6 +16,8 @@ pub(super) fn run(rig: &mut Rig, plan: &Plan, meter: &Meter, tally: &mut Tally) 
     write_template(rig, plan);
     let mut sequence: u64 = 0;
     let mut in_flight: u64 = 0;
+    let mut ports = (FIRST_SOURCE_PORT..).take(plan.args.flows as usize).cycle();
+    let has_flows = plan.args.flows > 1;
     while !meter.is_stopped() {
         let completed = rig.socket.completion.peek(u32::MAX);
         let done = completed.len() as u64;
@@ -32,6 +32,10 @@ pub(super) fn run(rig: &mut Rig, plan: &Plan, meter: &Meter, tally: &mut Tally) 
             let stamp = UmemOffset::new(frame.offset().get() + SEQUENCE_AT);
             let _ = rig.umem.write(stamp, &sequence.to_be_bytes());
             sequence += 1;
+            if has_flows && let Some(port) = ports.next() {
+                let port_at = UmemOffset::new(frame.offset().get() + SOURCE_PORT_AT);
+                let _ = rig.umem.write(port_at, &port.to_be_bytes());
+            }
             batch.push(TxDesc::whole(frame, plan.args.size));
         }
         in_flight += u64::from(batch.submit());
@@ -43,9 +47,7 @@ pub(super) fn run(rig: &mut Rig, plan: &Plan, meter: &Meter, tally: &mut Tally) 
             }
         }
         meter.show(tally);
-        if plan.args.pause_us > 0 {
-            std::thread::sleep(Duration::from_micros(plan.args.pause_us.into()));
-        }
+        plan.pause();
     }
     Ok(())
 }

@@ -21,6 +21,19 @@ pub struct Hash {
     pub kind: u16,
 }
 
+/// `XDP_RSS_L4` of `enum xdp_rss_hash_type`.
+const OF_PORTS: u16 = 1 << 3;
+
+impl Hash {
+    /// Whether it is of the ports, too, so that flows between the same two addresses have different ones. Many NICs leave
+    /// them out for UDP.
+    #[inline]
+    #[must_use]
+    pub fn is_of_ports(self) -> bool {
+        self.kind & OF_PORTS != 0
+    }
+}
+
 /// A VLAN tag that the NIC took off the frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tag {

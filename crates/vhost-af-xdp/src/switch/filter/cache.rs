@@ -5,8 +5,10 @@
 //! a part of the hash for each place of a set, lie apart, so that a look at both sets touches two lines of the CPU's
 //! cache, and one more for the place that is it.
 //!
-//! Who sends can have flows that fall into one set, and none of them found: then each is looked up in the rules, which
-//! is bounded.
+//! A NIC's hash may be the same for many flows: it may look at addresses only, or who sends may know its key. Where the
+//! eight places that it has are taken ([`FlowCache::has_room`]) a flow goes by the hash that is computed, so that such
+//! flows displace nobody, and are found nevertheless. Who sends can have flows that fall into one set by that one, too,
+//! and none of them found: then each is looked up in the rules, which is bounded.
 
 use super::key::FlowKey;
 use super::rules::{RuleSlot, Verdict};
@@ -97,20 +99,51 @@ impl FlowCache {
     #[inline(always)]
     pub(super) fn find(&self, key: &FlowKey, station: u64, hash: u64) -> Option<(Verdict, Destination)> {
         let (sets, tag) = places_of(hash);
-        // Both sets at once: which of them it is in is not to be guessed. Each place has 16 bits, of which one says so.
-        let mut tagged = self.tags[sets[0]].alike(tag) | self.tags[sets[1]].alike(tag) >> 1;
+        let mut tagged = self.tagged(sets, tag);
         while tagged != 0 {
-            let at = tagged.trailing_zeros() as usize;
-            // The first set has odd bits. Without a branch, as which it is does not repeat.
-            let first = 0usize.wrapping_sub(at % 2);
-            let set = sets[0] & first | sets[1] & !first;
-            let place = &self.places[set][at / 16];
+            let place = self.first_tagged(sets, tagged);
             if place.generation == self.generation && place.station == station && place.key.is(key) {
                 return Some(place.decision());
             }
             tagged &= tagged - 1;
         }
         None
+    }
+
+    /// The places of both sets that have the tag, 16 bits for each, of which one says so. Both at once, as which of the sets
+    /// it is in is not to be guessed.
+    #[inline(always)]
+    fn tagged(&self, [first, second]: [usize; 2], tag: u16) -> u64 {
+        self.tags[first].alike(tag) | self.tags[second].alike(tag) >> 1
+    }
+
+    /// The first of these places; any, if there is none.
+    #[inline(always)]
+    fn first_tagged(&self, sets: [usize; 2], tagged: u64) -> &Place {
+        let at = tagged.trailing_zeros() as usize;
+        // The first set has odd bits. Without a branch, as which it is does not repeat.
+        let first = 0usize.wrapping_sub(at % 2);
+        let set = sets[0] & first | sets[1] & !first;
+        &self.places[set][at / 16 % WAYS]
+    }
+
+    /// Reads what is needed to find flows with these hashes, before any is looked for: so the CPU waits for all of it at
+    /// once, and not each time.
+    pub(super) fn look_ahead(&self, hashes: &[u32]) {
+        let read = hashes.iter().fold(0, |read, &hash| {
+            let (sets, tag) = places_of(hash.into());
+            read ^ self.first_tagged(sets, self.tagged(sets, tag)).generation
+        });
+        std::hint::black_box(read);
+    }
+
+    /// Whether a place of this hash is free.
+    pub(super) fn has_room(&self, hash: u64) -> bool {
+        let (sets, _) = places_of(hash);
+        let places = sets.into_iter().flat_map(|set| &self.places[set]);
+        places
+            .into_iter()
+            .any(|place| place.generation != self.generation)
     }
 
     /// Notes what was decided about a flow that was not found; whether another one made room for it.

@@ -185,7 +185,13 @@ impl Classifier {
             return Decision { verdict, destination };
         }
         // By value, so that where it is known it stays in registers.
-        self.miss((*key, beside, hash), counters, find())
+        self.miss((*key, beside, hash), counters, find)
+    }
+
+    /// Frames with these hashes, of the NIC's, are about to be judged.
+    #[inline]
+    pub(crate) fn look_ahead(&self, hashes: &[u32]) {
+        self.cache.look_ahead(hashes);
     }
 
     #[cold]
@@ -194,9 +200,23 @@ impl Classifier {
         &mut self,
         (key, beside, hash): (FlowKey, u64, u64),
         counters: &PairCounters,
-        destination: Destination,
+        find: impl FnOnce() -> Destination,
     ) -> Decision {
+        let computed = key.hash();
+        if hash != computed
+            && let Some((verdict, destination)) = self.cache.find(&key, beside, computed)
+        {
+            counters.filter_hits.add(1);
+            meter::looked_up(1, 0);
+            return Decision { verdict, destination };
+        }
+        let destination = find();
         let verdict = self.rules.find(&key, beside);
+        let hash = if hash == computed || self.cache.has_room(hash) {
+            hash
+        } else {
+            computed
+        };
         let evicts = self.cache.note(&key, beside, hash, (verdict, destination));
         counters.filter_misses.add(1);
         counters.filter_evictions.add(evicts.into());
