@@ -2,7 +2,7 @@
 
 import fnmatch
 
-from . import held_up, idle_guests, lan, lease_wait, measure, neighbours, offload, outage, pairs, tcp, two_guests
+from . import held_up, hints, idle_guests, lan, lease_wait, measure, neighbours, offload, outage, pairs, tcp, two_guests
 
 SIZES = (64, 1514)
 DIRECTIONS = ("from-guest", "to-guest")
@@ -191,6 +191,39 @@ class ForwardCase(Case):
         super().__init__(f"forward/{size}", ["copy", "direct", "copy-polling", "dpdk", "raw"], "mpps", take)
 
 
+class HintsCase(Case):
+    """What classifying a frame takes; see hints.py."""
+
+    references = ("off", "by-id")
+    needs_huge_pages = False
+    only_by_name = True
+
+    def __init__(self, name, contenders, take):
+        super().__init__(f"hints/{name}", contenders, "judge_cycles", take)
+
+
+class HintsOvsCase(Case):
+    """Open vSwitch beside the flow cache; see hints.py."""
+
+    references = ("ovs",)
+    only_by_name = True
+
+    def __init__(self, flows):
+        take = lambda run, who: hints.beside_ovs(run, who, flows)  # noqa: E731
+        super().__init__(f"hints/ovs/{flows}", ["l2fwd", "ovs"], "mpps", take)
+
+
+def hints_cases():
+    """Those of hints and the flow cache."""
+    cases = []
+    for verb in hints.VERBS:
+        for flows in hints.FLOWS:
+            take = lambda run, who, verb=verb, flows=flows: hints.classify(run, who, verb, flows)  # noqa: E731
+            cases.append(HintsCase(f"{verb}/{flows}", ["off", "nic"], take))
+    cases.append(HintsCase("reading", list(hints.READERS), hints.reading))
+    return cases + [HintsOvsCase(flows) for flows in hints.FLOWS]
+
+
 def tcp_throughput(direction, streams, message):
     """A case of iperf3: `streams` connections, writes of `message` bytes."""
     take = lambda run, who: tcp.throughput(run, who, direction, streams, message)  # noqa: E731
@@ -233,7 +266,7 @@ def all_cases():
     cases.append(HeldUpCase())
     cases.append(IdleGuestsCase())
     cases += [OffloadCase(what, size) for what, sizes in offload.SIZES.items() for size in sizes]
-    return cases + tcp_cases() + guests_cases()
+    return cases + tcp_cases() + guests_cases() + hints_cases()
 
 
 def chosen(patterns):

@@ -23,17 +23,19 @@ BRIDGE = "br0"
 
 
 class Switch(Process):
-    """ovs-vswitchd, with the database before it. `socket_paths`: a port each; of those nobody serves it tries again and again."""
+    """ovs-vswitchd, with the database before it. `socket_paths`: a port each; of those nobody serves it tries again and again.
+    `uplink`: an interface and its namespace, which DPDK drives by AF_XDP; alone on the bridge each of its frames goes back out of it."""
 
-    def __init__(self, run, socket_paths, tso=False):
+    def __init__(self, run, socket_paths, tso=False, uplink=None):
         if not ROOT:
             raise NotHere("no Open vSwitch with DPDK among this machine's packages")
         self.run, self.socket_paths, self.tso = run, socket_paths, tso
+        self.uplink, netns = uplink or (None, None)
         self.home, self.database, self.left = Directory("vax-ovs."), None, None
         self.db = f"unix:{self.home.path}/db.sock"
         self.prefix = f"vax{os.getpid()}-ovs"
         program = f"{ROOT}/usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk"
-        super().__init__("ovs", self._program(program, self.db, "ovs"), run.log_dir)
+        super().__init__("ovs", self._program(program, self.db, "ovs"), run.log_dir, netns)
 
     def __enter__(self):
         try:
@@ -62,7 +64,12 @@ class Switch(Process):
             name = f"vhost{number}"
             ports += ["--", "add-port", BRIDGE, name, "--", "set", "Interface", name, "type=dpdkvhostuserclient"]
             ports += [f"options:vhost-server-path={path}"]
+        if self.uplink:
+            ports += ["--", "add-port", BRIDGE, "uplink", "--", "set", "Interface", "uplink", "type=dpdk"]
+            ports += [f"options:dpdk-devargs=net_af_xdp0,iface={self.uplink}"]
         self.vsctl("add-br", BRIDGE, "--", "set", "bridge", BRIDGE, "datapath_type=netdev", *ports)
+        if self.uplink and not self.socket_paths:
+            self._tool("usr/bin/ovs-ofctl", "add-flow", f"unix:{self.home.path}/{BRIDGE}.mgmt", "actions=in_port")
         return self
 
     def _set_up(self):

@@ -110,6 +110,15 @@ def columns(case):
             ("GB/s", lambda row: number(row["median"]["gbytes_per_s"], 2)),
             *ratios(case),
         ]
+    if case.unit == "judge_cycles":
+        return [
+            ("cycles a frame", lambda row: number(row["median"]["judge_cycles"], 1)),
+            ("± %", lambda row: number(row["spread_percent"], 1)),
+            *ratios(case),
+            ("Mpps", lambda row: number(row["median"]["mpps"], 3)),
+            ("hits %", lambda row: number(row["median"].get("hits_percent"), 1)),
+            ("CPU ns/frame", lambda row: number(row["median"]["cpu_ns"], 0)),
+        ]
     if case.unit == "cpu_percent":
         return [
             ("CPU %", lambda row: number(row["median"]["cpu_percent"], 3)),
