@@ -205,12 +205,13 @@ class HintsCase(Case):
 class HintsOvsCase(Case):
     """Open vSwitch beside the flow cache; see hints.py."""
 
-    references = ("ovs",)
+    references = ("ovs", "ovs-emc")
+    shown = (("EMC hits %", "emc_percent"),)
     only_by_name = True
 
     def __init__(self, flows):
         take = lambda run, who: hints.beside_ovs(run, who, flows)  # noqa: E731
-        super().__init__(f"hints/ovs/{flows}", ["l2fwd", "ovs"], "mpps", take)
+        super().__init__(f"hints/ovs/{flows}", ["l2fwd", "ovs", "ovs-emc"], "mpps", take)
 
 
 def hints_cases():

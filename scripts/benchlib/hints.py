@@ -8,8 +8,8 @@ finds many, as a worker does that has much to do.
 
 hints/reading: reading alone, by the layout that is expected (`read_batch`) and by the one that is looked up for each frame.
 
-hints/ovs: *ovs* is a bridge over DPDK with the NIC as its only port, which sends each frame back to where it came from; *l2fwd* does that
-with the socket alone and 10 rules before it. The frames are ours, of so many flows, sent as fast as it goes, and counted where they come back to.
+hints/ovs: *ovs* is a bridge over DPDK with the NIC as its only port, which sends each frame back to where it came from; *ovs-emc* takes each flow into its cache of
+exact flows at once (emc-insert-inv-prob 1). *l2fwd* does the same with the socket alone and 10 rules before it. The frames are ours, of so many flows, sent as fast as it goes, and counted where they come back to.
 """
 
 import json
@@ -74,8 +74,9 @@ def beside_ovs(run, contender, flows):
     with ExitStack() as stack:
         veth = stack.enter_context(Veth())
         stack.enter_context(generator_of(run, veth, flows))
-        if contender == "ovs":
-            backend = measure.up(run, stack, ovs.Switch(run, [], uplink=(veth.nic, veth.near)))
+        if contender.startswith("ovs"):
+            switch = ovs.Switch(run, [], uplink=(veth.nic, veth.near), emc_all=contender == "ovs-emc")
+            backend = measure.up(run, stack, switch)
         else:
             further = ["--classify", "--cpu", str(run.backend_cpu)]
             seconds = measure.seconds_of_bench(run)
@@ -83,7 +84,8 @@ def beside_ovs(run, contender, flows):
             stack.enter_context(backend)
             run.remember(backend)
         time.sleep(run.warmup_s)
-        return measure.rate(run, veth.arrived, backend)
+        result = measure.rate(run, veth.arrived, backend)
+        return result | ({"emc_percent": backend.emc_percent()} if contender.startswith("ovs") else {})
 
 
 def generator_of(run, veth, flows):

@@ -7,6 +7,7 @@ like. Nothing else is changed, but userspace-tso-enable for guests that send TCP
 """
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -24,13 +25,15 @@ BRIDGE = "br0"
 
 class Switch(Process):
     """ovs-vswitchd, with the database before it. `socket_paths`: a port each; of those nobody serves it tries again and again.
-    `uplink`: an interface and its namespace, which DPDK drives by AF_XDP; alone on the bridge each of its frames goes back out of it."""
+    `uplink`: an interface and its namespace, which DPDK drives by AF_XDP; alone on the bridge each of its frames goes back out of it. `emc_all`: its cache of exact
+    flows takes each one at once, and not one of 100 frames' only, as it comes."""
 
-    def __init__(self, run, socket_paths, tso=False, uplink=None):
+    def __init__(self, run, socket_paths, tso=False, uplink=None, emc_all=False):
         if not ROOT:
             raise NotHere("no Open vSwitch with DPDK among this machine's packages")
         self.run, self.socket_paths, self.tso = run, socket_paths, tso
         self.uplink, netns = uplink or (None, None)
+        self.emc_all = emc_all
         self.home, self.database, self.left = Directory("vax-ovs."), None, None
         self.db = f"unix:{self.home.path}/db.sock"
         self.prefix = f"vax{os.getpid()}-ovs"
@@ -78,8 +81,16 @@ class Switch(Process):
         extra = f"--no-pci --file-prefix={self.prefix} --single-file-segments"
         config = {"dpdk-init": "true", "pmd-cpu-mask": hex(1 << self.run.backend_cpu), "dpdk-socket-mem": memory, "dpdk-socket-limit": memory,
                   "dpdk-hugepage-dir": self.run.huge_dir, "dpdk-extra": f'"{extra}"', "userspace-tso-enable": str(self.tso).lower()}  # fmt: skip
+        if self.emc_all:
+            config["emc-insert-inv-prob"] = "1"
         self.vsctl("--no-wait", "init")
         self.vsctl("--no-wait", "set", "Open_vSwitch", ".", *(f"other_config:{key}={value}" for key, value in config.items()))
+
+    def emc_percent(self):
+        """Of what its PMD thread has received since it started, what its cache of exact flows knew."""
+        said = self._tool("usr/bin/ovs-appctl", "-t", f"{self.home.path}/ovs.ctl", "dpif-netdev/pmd-stats-show")
+        received, hits = (int(re.search(rf"{name}: (\d+)", said).group(1)) for name in ("packets received", "emc hits"))
+        return hits / received * 100 if received else 0.0
 
     def vsctl(self, *words):
         """Asks or tells the database; what it said."""
