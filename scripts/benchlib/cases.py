@@ -2,7 +2,8 @@
 
 import fnmatch
 
-from . import held_up, hints, idle_guests, lan, lease_wait, measure, neighbours, offload, outage, pairs, tcp, two_guests
+from . import flood, held_up, hints, idle_guests, lan, lease_wait, measure, neighbours, offload, outage, pairs, tcp
+from . import two_guests
 
 SIZES = (64, 1514)
 DIRECTIONS = ("from-guest", "to-guest")
@@ -80,6 +81,18 @@ class NeighbourCase(Case):
     def __init__(self, placement):
         take = lambda run, who: neighbours.rate(run, who, placement)  # noqa: E731
         super().__init__(f"neighbours/{placement}", list(neighbours.CONTENDERS), "kpps", take)
+
+
+class FloodCase(Case):
+    """What a flood of new flows costs a neighbour that has filter rules, too; see flood.py."""
+
+    references = ("one-flow", "alone")
+    parts = ("flood_kpps",)
+    needs_huge_pages = False
+
+    def __init__(self, rules):
+        take = lambda run, who: flood.rate(run, who, rules)  # noqa: E731
+        super().__init__(f"flood/{rules}", list(flood.CONTENDERS), "kpps", take)
 
 
 class LeaseCase(Case):
@@ -263,6 +276,7 @@ def all_cases():
     cases.append(Case("memory", ["copy", "send-direct", "direct"], "process_bytes", measure.memory))
     cases.append(OutageCase())
     cases += [NeighbourCase(placement) for placement in ("copy", "direct")]
+    cases += [FloodCase(rules) for rules in flood.RULES]
     cases.append(LeaseCase())
     cases.append(HeldUpCase())
     cases.append(IdleGuestsCase())

@@ -266,6 +266,17 @@ impl Pair {
         head
     }
 
+    /// Sends frames that lie in these buffers, one each, which the caller wrote, shown to the device together.
+    ///
+    /// # Panics
+    /// As [`send_batch`](Self::send_batch).
+    pub fn send_each(&mut self, frames: &[Buffer]) {
+        for frame in frames {
+            self.add_or_wait(std::slice::from_ref(frame), false);
+        }
+        self.from_guest.publish();
+    }
+
     fn add_or_wait(&mut self, buffers: &[Buffer], indirect: bool) -> u16 {
         loop {
             let ring = &mut self.from_guest;
