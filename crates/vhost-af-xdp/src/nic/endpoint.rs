@@ -9,7 +9,12 @@
 use std::sync::Arc;
 
 use device::counters::PairCounters;
-use xsk::{Frame, FramePool, MemoryError, OwnMemory, RxDesc, TxDesc, Umem, UmemError, UmemOffset};
+use steer::HintSet;
+use xsk::metadata::{Layouts, forget};
+use xsk::{
+    Frame, FramePool, MemoryError, OwnMemory, RxDesc, TxDesc, Umem, UmemError, UmemOffset,
+    XDP_PACKET_HEADROOM,
+};
 
 use super::custody::Custody;
 use super::queue::{LinkState, Nic, Sends};
@@ -84,6 +89,12 @@ pub(crate) struct NicQueue<N> {
     pub(crate) backing: String,
     /// Of the chunks, its own only.
     pub(crate) packet_bytes: u64,
+    /// What the program was asked to leave before frames, and promised.
+    pub(crate) hints: HintSet,
+    /// How it stands there. None: nothing is to be read before frames.
+    pub(crate) layouts: Layouts,
+    /// Nothing of an older frame stands in a chunk that the NIC gets, where something is to be read before frames.
+    forgets: bool,
     /// How many chunks the NIC is to have to receive into.
     to_receive: usize,
 }
@@ -110,8 +121,25 @@ impl<N: Nic> NicQueue<N> {
             sends,
             link: LinkState::Up,
             backing,
+            hints: HintSet::NONE,
+            layouts: Layouts::default(),
+            forgets: false,
             to_receive,
         }
+    }
+
+    /// What is left before frames may be read, from now on or later. To be said before the NIC has any chunk.
+    pub(crate) fn forgetting(self) -> Self {
+        Self {
+            forgets: true,
+            ..self
+        }
+    }
+
+    /// Before frames stand these hints, in one of these layouts; of one that is [`Self::forgetting`].
+    pub(crate) fn promise(&mut self, hints: HintSet, layouts: Layouts) {
+        self.hints = hints;
+        self.layouts = layouts;
     }
 
     /// A lane begins with it: what its kicks told the last one was for that.
@@ -150,8 +178,14 @@ impl<N: Nic> NicQueue<N> {
     /// Gives the NIC the empty chunks, as many as it has room for now.
     #[inline]
     pub(crate) fn give(&mut self) {
-        let custody = &mut self.custody;
-        self.nic.give(&mut self.empty, |frames| custody.give(frames));
+        let (custody, umem) = (&mut self.custody, &self.umem);
+        let forgets = self.forgets;
+        self.nic.give(&mut self.empty, |frames| {
+            custody.give(frames);
+            if forgets {
+                frames.iter().for_each(|frame| forget_before(umem, frame));
+            }
+        });
     }
 
     /// Drops what was received for nobody, and counts it.
@@ -208,6 +242,14 @@ impl<N: Nic> NicQueue<N> {
         self.pool
             .extend(frames.filter_map(|frame| references.give_back(frame)));
     }
+}
+
+/// Lets nothing of an older frame stand before the one that comes into this chunk, at the usual place of a UMEM in
+/// aligned mode (`xsk_copy_xdp`, net/xdp/xsk.c).
+#[inline]
+fn forget_before(umem: &Umem, frame: &Frame) {
+    let begins = u64::from(umem.headroom() + XDP_PACKET_HEADROOM);
+    forget(umem, UmemOffset::new(frame.offset().get() + begins));
 }
 
 /// For each chunk of a queue, how many descriptors refer to it beside the first. (A chunk has 4096 bytes at most, and
@@ -306,6 +348,31 @@ mod tests {
         assert_eq!((queue.custody.receiving(), queue.missing()), (10, 0));
         queue.fill();
         assert_eq!(queue.pool.len(), 4, "never more than its share");
+    }
+
+    #[test]
+    fn nothing_of_an_older_frame_stands_before_the_next_one() {
+        for forgets in [false, true] {
+            let umem = own_memory(16);
+            let mut wire = Wire::new(umem.clone(), 8, 1);
+            wire.fill = 16;
+            let wire = Arc::new(Mutex::new(wire));
+            let mut queue = queue(TestNic(Arc::clone(&wire)), umem.clone(), 10, Sends::PLAIN);
+            queue.forgets = forgets;
+            for chunk in 0..16 {
+                let _ = umem.write(UmemOffset::new(chunk * 2048), &[0xa5; 2048]);
+            }
+            queue.fill();
+            let given = std::mem::take(&mut wire.lock().expect("no panic").given);
+            assert_eq!(given.len(), 10);
+            for frame in &given {
+                let id = frame.offset().get() + u64::from(XDP_PACKET_HEADROOM) - 4;
+                let mut bytes = [0; 5];
+                umem.read(UmemOffset::new(id), &mut bytes).expect("inside");
+                let expected = [if forgets { 0 } else { 0xa5 }; 4];
+                assert_eq!((&bytes[..4], bytes[4]), (&expected[..], 0xa5));
+            }
+        }
     }
 
     #[test]
