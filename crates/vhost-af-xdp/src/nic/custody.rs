@@ -53,6 +53,14 @@ impl Custody {
         self.with_nic.iter().filter(|&&chunk| chunk == TO_RECEIVE).count()
     }
 
+    /// Where these begin.
+    pub(crate) fn to_receive(&self) -> impl Iterator<Item = UmemOffset> {
+        let (first, bytes) = (self.first, self.chunk_bytes);
+        let chunks = (0..).zip(&self.with_nic);
+        let theirs = chunks.filter(|&(_, &chunk)| chunk == TO_RECEIVE);
+        theirs.map(move |(number, _): (u64, _)| UmemOffset::new(first + number * bytes))
+    }
+
     /// The NIC is given empty chunks.
     #[inline]
     pub(crate) fn give(&mut self, frames: &[Frame]) {

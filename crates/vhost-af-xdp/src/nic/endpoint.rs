@@ -10,13 +10,14 @@ use std::sync::Arc;
 
 use device::counters::PairCounters;
 use steer::HintSet;
-use xsk::metadata::{Layouts, forget};
+use xsk::metadata::{Layout, Layouts, forget};
 use xsk::{
     Frame, FramePool, MemoryError, OwnMemory, RxDesc, TxDesc, Umem, UmemError, UmemOffset,
     XDP_PACKET_HEADROOM,
 };
 
 use super::custody::Custody;
+use super::hints::SeenHints;
 use super::queue::{LinkState, Nic, Sends};
 
 /// Packet memory of a queue in copy placement, bytes, unless somebody asks for less; two fifths of it wait to be sent.
@@ -90,8 +91,13 @@ pub(crate) struct NicQueue<N> {
     /// Of the chunks, its own only.
     pub(crate) packet_bytes: u64,
     /// What the program was asked to leave before frames, and promised.
+    #[allow(dead_code, reason = "read by the readers of frames, in switch/")]
     pub(crate) hints: HintSet,
+    /// Which of it frames really had.
+    #[allow(dead_code, reason = "said by the readers of frames, in switch/")]
+    pub(crate) seen: Arc<SeenHints>,
     /// How it stands there. None: nothing is to be read before frames.
+    #[allow(dead_code, reason = "read by the readers of frames, in switch/")]
     pub(crate) layouts: Layouts,
     /// Nothing of an older frame stands in a chunk that the NIC gets, where something is to be read before frames.
     forgets: bool,
@@ -122,24 +128,27 @@ impl<N: Nic> NicQueue<N> {
             link: LinkState::Up,
             backing,
             hints: HintSet::NONE,
+            seen: Arc::default(),
             layouts: Layouts::default(),
             forgets: false,
             to_receive,
         }
     }
 
-    /// What is left before frames may be read, from now on or later. To be said before the NIC has any chunk.
-    pub(crate) fn forgetting(self) -> Self {
-        Self {
-            forgets: true,
-            ..self
-        }
-    }
-
-    /// Before frames stand these hints, in one of these layouts; of one that is [`Self::forgetting`].
-    pub(crate) fn promise(&mut self, hints: HintSet, layouts: Layouts) {
+    /// Before frames that come from now on stand these hints, in one of these layouts. To be said while no program leaves
+    /// anything in the queue yet that is to be read.
+    #[allow(dead_code, reason = "said once hints can be asked for")]
+    pub(crate) fn promise(&mut self, hints: HintSet, layouts: &[Layout]) {
         self.hints = hints;
-        self.layouts = layouts;
+        self.layouts = Layouts::new(layouts);
+        if self.forgets || layouts.is_empty() {
+            return;
+        }
+        self.forgets = true;
+        // What the NIC was given before may hold anything.
+        for chunk in self.custody.to_receive() {
+            forget_before(&self.umem, chunk);
+        }
     }
 
     /// A lane begins with it: what its kicks told the last one was for that.
@@ -183,7 +192,9 @@ impl<N: Nic> NicQueue<N> {
         self.nic.give(&mut self.empty, |frames| {
             custody.give(frames);
             if forgets {
-                frames.iter().for_each(|frame| forget_before(umem, frame));
+                frames
+                    .iter()
+                    .for_each(|frame| forget_before(umem, frame.offset()));
             }
         });
     }
@@ -247,9 +258,9 @@ impl<N: Nic> NicQueue<N> {
 /// Lets nothing of an older frame stand before the one that comes into this chunk, at the usual place of a UMEM in
 /// aligned mode (`xsk_copy_xdp`, net/xdp/xsk.c).
 #[inline]
-fn forget_before(umem: &Umem, frame: &Frame) {
+fn forget_before(umem: &Umem, chunk: UmemOffset) {
     let begins = u64::from(umem.headroom() + XDP_PACKET_HEADROOM);
-    forget(umem, UmemOffset::new(frame.offset().get() + begins));
+    forget(umem, UmemOffset::new(chunk.get() + begins));
 }
 
 /// For each chunk of a queue, how many descriptors refer to it beside the first. (A chunk has 4096 bytes at most, and
@@ -352,24 +363,30 @@ mod tests {
 
     #[test]
     fn nothing_of_an_older_frame_stands_before_the_next_one() {
-        for forgets in [false, true] {
+        let layout = Layout::new(7, 8, &[]).expect("an id");
+        for [before, reads] in [[false, false], [false, true], [true, true]] {
             let umem = own_memory(16);
             let mut wire = Wire::new(umem.clone(), 8, 1);
             wire.fill = 16;
             let wire = Arc::new(Mutex::new(wire));
             let mut queue = queue(TestNic(Arc::clone(&wire)), umem.clone(), 10, Sends::PLAIN);
-            queue.forgets = forgets;
             for chunk in 0..16 {
                 let _ = umem.write(UmemOffset::new(chunk * 2048), &[0xa5; 2048]);
             }
+            if before {
+                queue.promise(HintSet::HASH, &[layout]);
+            }
             queue.fill();
+            if reads && !before {
+                queue.promise(HintSet::HASH, &[layout]);
+            }
             let given = std::mem::take(&mut wire.lock().expect("no panic").given);
             assert_eq!(given.len(), 10);
             for frame in &given {
                 let id = frame.offset().get() + u64::from(XDP_PACKET_HEADROOM) - 4;
                 let mut bytes = [0; 5];
                 umem.read(UmemOffset::new(id), &mut bytes).expect("inside");
-                let expected = [if forgets { 0 } else { 0xa5 }; 4];
+                let expected = [if reads { 0 } else { 0xa5 }; 4];
                 assert_eq!((&bytes[..4], bytes[4]), (&expected[..], 0xa5));
             }
         }

@@ -9,6 +9,7 @@
 //! | [`binding`], [`drivers`], [`mode`], [`demand`] | how a queue is bound, why no better, what memory that locks |
 //! | [`queue`], [`xdp`], [`null`] | the four rings, as a lane sees them: of a socket, or of no NIC |
 //! | [`endpoint`], [`custody`], [`lent`] | rings and UMEM together, who has which chunk, what outlives a lane |
+//! | [`hints`] | what the NIC tells of frames, as it is shown |
 //! | [`shared_memory`] | one UMEM for the queues of all ports, by option |
 //! | [`numa`] | the machine's nodes, and which of them workers run on |
 
@@ -20,6 +21,7 @@ pub(crate) mod drivers;
 pub(crate) mod endpoint;
 pub(crate) mod error;
 pub(crate) mod external;
+pub(crate) mod hints;
 pub(crate) mod interface;
 pub(crate) mod interface_queue;
 pub(crate) mod interfaces;
