@@ -33,7 +33,8 @@ use self::connection::{Incoming, Message, Phase};
 pub use self::error::LeaseError;
 pub use self::sockets::Prepared;
 use crate::protocol::{
-    Answer, CHANGES_MAX, FRAME_LIMITS, Facts, HostEnd, Request, StationChange, Token, Wanted,
+    Answer, CHANGES_MAX, FRAME_LIMITS, Facts, HintWish, Hinted, HostEnd, Reason, Request, StationChange,
+    Token, Wanted,
 };
 use crate::sys;
 
@@ -78,6 +79,7 @@ pub struct Lease {
 #[derive(Debug)]
 struct Seen {
     facts: Facts,
+    hinted: Option<Hinted>,
     away: bool,
 }
 
@@ -87,6 +89,29 @@ impl Lease {
     /// # Errors
     /// [`LeaseError`].
     pub fn take(path: &Path, wanted: &Wanted, waiting: Waiting) -> Result<Self, LeaseError> {
+        Self::take_with(path, wanted, None, waiting)
+    }
+
+    /// The same, with hints before the frames of the lease's queues, if the steward knows of hints: see
+    /// [`Lease::hinted`].
+    ///
+    /// # Errors
+    /// [`LeaseError`].
+    pub fn take_hinted(
+        path: &Path,
+        wanted: &Wanted,
+        wish: HintWish,
+        waiting: Waiting,
+    ) -> Result<Self, LeaseError> {
+        Self::take_with(path, wanted, Some(wish), waiting)
+    }
+
+    fn take_with(
+        path: &Path,
+        wanted: &Wanted,
+        wish: Option<HintWish>,
+        waiting: Waiting,
+    ) -> Result<Self, LeaseError> {
         let waker = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(io::Error::from)?;
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         let timer = timerfd_create(TimerfdClockId::Monotonic, flags).map_err(io::Error::from)?;
@@ -103,20 +128,74 @@ impl Lease {
             waker,
             timer,
             state: Mutex::new(Connection::new(facts.clone())),
-            seen: Mutex::new(Seen { facts, away: false }),
+            seen: Mutex::new(Seen {
+                facts,
+                hinted: None,
+                away: false,
+            }),
         };
+        lease.state().wish = wish;
         lease.state().socket = Some(lease.connect(SocketFlags::empty())?);
+        if let Some(wish) = wish {
+            lease.announce(wish)?;
+        }
         let answered = lease.ask(&Request::Lease(wanted.clone()))?;
         let Answer::Facts(facts) = answered.answer else {
             return Err(LeaseError::Mismatch);
         };
         lease.state().facts = facts;
         lease.ask_done(&Request::Keep { token: lease.token })?;
+        let knows_hints = !lease.state().is_plain;
+        if let Some(wish) = wish.filter(|_| knows_hints) {
+            lease.ask_for_hints(wish)?;
+        }
         let mut state = lease.state();
         state.phase = Phase::Here;
         lease.show(&state);
         drop(state);
         Ok(lease)
+    }
+
+    /// Says which hints are wanted before the lease is asked for. A steward that does not know the message ends the
+    /// connection: then it is another one, without hints.
+    fn announce(&self, wish: HintWish) -> Result<(), LeaseError> {
+        match self.ask_done(&Request::Hints(wish)) {
+            Err(LeaseError::Refused(refusal)) if refusal.reason == Reason::Malformed => {
+                let socket = self.connect(SocketFlags::empty())?;
+                let mut state = self.state();
+                (state.socket, state.over, state.is_plain) = (Some(socket), false, true);
+                Ok(())
+            }
+            announced => announced,
+        }
+    }
+
+    /// The hints that the lease's queues are to have from now on, or as soon as the steward is back. Of a lease that was
+    /// taken with [`Lease::take_hinted`]; nothing happens where the steward knows of no hints.
+    ///
+    /// # Errors
+    /// [`LeaseError`].
+    pub fn ask_for_hints(&self, wish: HintWish) -> Result<(), LeaseError> {
+        let is_plain = {
+            let mut state = self.state();
+            state.wish = Some(wish);
+            state.is_plain
+        };
+        if is_plain {
+            return Ok(());
+        }
+        let Answer::Hinted(hinted) = self.ask(&Request::Hints(wish))?.answer else {
+            return Err(LeaseError::Mismatch);
+        };
+        let mut state = self.state();
+        state.hinted = Some(hinted);
+        self.show(&state);
+        Ok(())
+    }
+
+    /// What stands before frames, as far as the steward told; `None`: it knows of no hints, or was not asked for any.
+    pub fn hinted(&self) -> Option<Hinted> {
+        self.seen().hinted.clone()
     }
 
     /// Whether the steward is away, and the lease not over for all that is known.
@@ -219,8 +298,9 @@ impl Lease {
         }
     }
 
-    /// What changed since it was asked last: the interface as it is now, or nothing. Goes on with coming back to a
-    /// steward that is away. Nothing while another thread waits for an answer, which takes note of changes, too.
+    /// What changed since it was asked last, of the interface or its hints: the interface as it is now, or nothing.
+    /// Goes on with coming back to a steward that is away. Nothing while another thread waits for an answer, which
+    /// takes note of changes, too.
     ///
     /// # Errors
     /// [`LeaseError::Gone`], or [`LeaseError::Refused`], when the lease is over.
@@ -308,6 +388,7 @@ impl Lease {
     fn show(&self, state: &Connection) {
         let mut seen = self.seen();
         seen.facts.clone_from(&state.facts);
+        seen.hinted.clone_from(&state.hinted);
         seen.away = matches!(state.phase, Phase::Away { .. } | Phase::Asked { .. });
     }
 

@@ -15,6 +15,7 @@
 //! macs = ["52:54:00:00:00:01"]  # a lease must be for addresses, all of them among these; any or none if not said
 //! vlans = ["100", "200-299"]    # the same for VLANs; 0: frames without one
 //! network = true                # a lease may be of a network: `macs` and `vlans` then say which stations it may have
+//! hints = "hash,vlan"           # which hints of the NIC a lease may have, or "none"; all if not said
 //! busy-poll = 64                # sockets may poll the driver, so many frames at a time at most; not if not said
 //! ```
 //!
@@ -36,7 +37,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::path::Path;
 
-use steer::{Filter, MAX_QUEUES, Station, mac_text, ranges_text};
+use steer::{Filter, HintSet, MAX_QUEUES, Station, mac_text, ranges_text};
 
 use crate::hardware::Names;
 use crate::peer::Credentials;
@@ -101,6 +102,8 @@ pub(crate) struct Rule {
     network: bool,
     /// These networks may reach the host.
     host: bool,
+    /// Those that leases may have.
+    hints: HintSet,
     /// Frames; `None`: sockets are not made ready for it.
     busy_poll: Option<u16>,
 }
@@ -134,6 +137,7 @@ impl Policy {
             vlans: BTreeSet::new(),
             network: true,
             host: true,
+            hints: HintSet::ALL,
             busy_poll: None,
         };
         Self {
@@ -155,6 +159,11 @@ impl Policy {
     /// How many frames at a time sockets under a rule may poll the driver for, if they may.
     pub(crate) fn busy_poll(&self, rule: usize) -> Option<u16> {
         self.rules.get(rule).and_then(|rule| rule.busy_poll)
+    }
+
+    /// Which hints leases under a rule may have.
+    pub(crate) fn hints(&self, rule: usize) -> HintSet {
+        self.rules.get(rule).map_or(HintSet::NONE, |rule| rule.hints)
     }
 
     /// The rules that are for this user.
@@ -374,6 +383,9 @@ impl fmt::Display for Rule {
         }
         if self.network {
             write!(f, ", networks{}", if self.host { " with the host" } else { "" })?;
+        }
+        if self.hints != HintSet::ALL {
+            write!(f, ", hints {}", self.hints)?;
         }
         match self.busy_poll {
             Some(frames) => write!(f, ", busy polling of up to {frames} frames"),

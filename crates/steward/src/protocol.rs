@@ -9,8 +9,8 @@
 //!
 //! The holder sends requests ([`Request`]) with a serial number of its choice, not 0. Each has exactly one answer
 //! ([`Answer`]) with the same serial number, in order. Serial number 0 is the steward's own: [`Answer::Changed`], when
-//! the interface of the lease changed, and [`Answer::Refused`], before it closes a connection whose holder broke the
-//! rules.
+//! the interface of the lease changed, [`Answer::Hinted`], when its hints did, and [`Answer::Refused`], before it closes
+//! a connection whose holder broke the rules.
 //!
 //! Descriptors travel with these messages. With `Register` the holder passes the memory of a socket, one file for each
 //! part, and with `Share` a socket that it has already, whose memory a further one is to have. With the answer to
@@ -26,7 +26,7 @@
 //! | 2 `Register` | 1080 | queue, number of parts, chunk, headroom, metadata (bytes), flags, four rings, see below |
 //! | 5 `Bind` | 12 | queue, flags, how long to wait for it (ms): the socket that was registered last |
 //! | 11 `Share` | 32 | queue, how long to wait for it (ms), SO_COOKIE of the socket that comes along (8), four rings |
-//! | 3 `Activate` | 12 | queue, bytes of virtio-net header (0, 12, 20), longest frame in bytes: see below |
+//! | 3 `Activate` | 12 | queue, bytes of virtio-net header (0, 12, 20; 0x10000: none, hints), longest frame in bytes: see below |
 //! | 4 `Deactivate` | 4 | queue: its frames go to the host |
 //! | 6 `Counters` | 4 | queue |
 //! | 7 `Facts` | 0 | |
@@ -37,23 +37,25 @@
 //! | 13 `Groups` | 0 | |
 //! | 14 `Host` | 0 | |
 //! | 16 `Leases` | 8 | the first lease whose number is higher, of those that the asker may know of; needs no lease |
+//! | 17 `Hints` | 4 | which hints (1 hash, 2 VLAN, 4 timestamp, 8 mark, 0x100 VLAN where it is needed); see `hints` |
 //!
 //! `Lease`: mode 0 is any, 1 native, 2 skb; then follow addresses (16 × 6), VLANs (16 × 2), and 1 for the queues of a network
 //! (4; addresses and VLANs are none then), else 0. `Stations`, `Groups` and `Host` are for such a lease: who its frames are
 //! for; the ring with its frames to groups (a BPF map), which comes with the answer; and that it is to reach the host, by an
 //! interface of whose queue its user can have a lease then. `Register`: rings are
 //! fill, completion, RX, TX; then follow parts (65 × 16: offset in the file, length, bytes). `Activate`: from now on
-//! the socket is used that was bound last.
+//! the socket is used that was bound last; with hints only who has said `Hints`.
 //!
 //! | kind | body, bytes | from the steward |
 //! |---|---|---|
-//! | 64 `Done` | 0 | to `Stations`, `Groups` (with the ring), `Leases`, `Register`, `Bind` and `Share` (with a descriptor, see above), `Await`, `Activate`, `Deactivate`, `Keep` |
+//! | 64 `Done` | 0 | to `Stations`, `Groups` (with the ring), `Hints` without a lease, `Leases`, `Register`, `Bind` and `Share` (with a descriptor, see above), `Await`, `Activate`, `Deactivate`, `Keep` |
 //! | 65 `Facts` | 520 | to `Lease`, `Resume` and `Facts` |
 //! | 66 `Counters` | 72 | to `Counters` |
 //! | 67 `Refused` | 488 | to anything: code (4), zero (4), text (480) |
 //! | 68 `Changed` | 520 | by itself |
 //! | 69 `Failed` | 8 | to `Register`, `Bind`, `Share` and `Await`: step (4), the kernel's error number (4) |
 //! | 70 `Host` | 116 | to `Host`: interface (16), number of addresses (4), addresses of the host (16 × 6) |
+//! | 71 `Hinted` | 636 | to `Hints`, with a lease, and by itself: what is possible and what is on (4 each), number of layouts (4), layouts (24 × 16), why not more (240) |
 //! | 80 `Lease` | 192 | to `Leases`; after the last one `Done` (see `listing`) |
 //!
 //! Requests are in `protocol/request.rs`, answers in `protocol/answer.rs`, what both are made of in
@@ -70,12 +72,14 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 mod answer;
 mod field;
+mod hints;
 mod host;
 mod request;
 mod stations;
 
 pub use answer::{Answer, Facts, Reason, Refusal, Steered, Step};
 pub use field::is_interface_name;
+pub use hints::{HintWish, Hinted};
 pub use host::HostEnd;
 pub use request::{Part, Request, Rings, UmemLayout, Wanted};
 pub use stations::StationChange;
@@ -210,6 +214,7 @@ mod kind {
     pub(super) const HOST: u16 = 14;
 
     pub(super) const LEASES: u16 = 16;
+    pub(super) const HINTS: u16 = 17;
 
     pub(super) const DONE: u16 = 64;
     pub(super) const THESE_FACTS: u16 = 65;
@@ -218,6 +223,7 @@ mod kind {
     pub(super) const CHANGED: u16 = 68;
     pub(super) const FAILED: u16 = 69;
     pub(super) const THIS_HOST: u16 = 70;
+    pub(super) const HINTED: u16 = 71;
     pub(super) const LISTED: u16 = 80;
 }
 

@@ -1,6 +1,7 @@
 use proptest::prelude::*;
-use steer::{Filter, Mode, ModeRequest, QueueConf, VirtioHeader};
+use steer::{Filter, HintSet, Mode, ModeRequest, QueueConf, VirtioHeader};
 use xsk::NumaNode;
+use xsk::metadata::{Field, Layout, MAX_LAYOUTS};
 
 use super::answer::counters;
 use super::request::ActivateBody;
@@ -107,6 +108,18 @@ fn requests() -> Vec<Request> {
             queue: 3,
             conf: conf(Some(VirtioHeader::HashReport)),
         },
+        Request::Activate {
+            queue: 3,
+            conf: QueueConf {
+                hints: true,
+                ..conf(None)
+            },
+        },
+        Request::Hints(HintWish::default()),
+        Request::Hints(HintWish {
+            asked: HintSet::ALL,
+            tags: true,
+        }),
         Request::Deactivate { queue: 4 },
         Request::Counters { queue: 0 },
         Request::Facts,
@@ -178,6 +191,13 @@ fn answers() -> Vec<Answer> {
             cuts_udp: true,
             macs: vec![[2; 6], [4; 6]],
         }),
+        Answer::Hinted(Hinted {
+            possible: HintSet::ALL,
+            on: HintSet::HASH,
+            why: "no timestamp".to_owned(),
+            layouts: vec![Layout::new(0x8001_0007, 16, &[(Field::Hash, 0)]).expect("inside"); MAX_LAYOUTS],
+        }),
+        Answer::Hinted(Hinted::default()),
         Answer::Refused(Refusal::new(Reason::Taken, "queue 2 is taken")),
         Answer::Changed(facts()),
         Answer::Lease(Listed {
@@ -410,7 +430,7 @@ proptest! {
 
     #[test]
     fn any_body_of_the_right_kind_is_read_or_refused(
-        kind in 0u16..70, body in prop::collection::vec(any::<u8>(), 0..200),
+        kind in 0u16..72, body in prop::collection::vec(any::<u8>(), 0..200),
     ) {
         let head = Head { version: VERSION, kind, serial: 9 };
         let bytes = [head.as_bytes(), &body].concat();

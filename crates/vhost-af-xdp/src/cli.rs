@@ -10,6 +10,7 @@ mod external;
 pub(crate) mod file;
 pub(crate) mod filter;
 mod guard;
+mod hints;
 pub(crate) mod json;
 mod keys;
 mod limits;

@@ -4,6 +4,7 @@ mod check;
 mod error;
 pub(crate) mod file;
 mod guard;
+mod hints;
 pub(crate) mod live;
 mod network;
 mod port;
@@ -19,6 +20,7 @@ use steward::policy::Queues;
 pub(crate) use self::error::Wrong;
 use self::file::ConfigFile;
 pub(crate) use self::guard::{GuardConfig, is_guard};
+pub(crate) use self::hints::HintsConfig;
 pub(crate) use self::network::{NetworkConfig, UplinkConfig};
 pub(crate) use self::port::{
     Endpoint, ExternalProgram, FileKinds, Inherited, MemberVlans, MemoryRules, NicConfig, Placement,

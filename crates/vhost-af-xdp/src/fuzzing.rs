@@ -61,6 +61,7 @@ impl NullPort {
             },
             segments: Segments::Auto,
             busy_poll: None,
+            hints: crate::config::HintsConfig::default(),
             external: ExternalProgram::None,
             placement,
             asked: placement,

@@ -16,7 +16,9 @@ use rustix::net::{
 
 use super::Waiting;
 use super::error::LeaseError;
-use crate::protocol::{Answer, Facts, MESSAGE_MAX, Malformed, PARTS_MAX, Request, new_socket};
+use crate::protocol::{
+    Answer, Facts, HintWish, Hinted, MESSAGE_MAX, Malformed, PARTS_MAX, Request, new_socket,
+};
 
 /// The connection to the steward, and what came by it.
 #[derive(Debug)]
@@ -26,6 +28,12 @@ pub(crate) struct Connection {
     /// Of the last request.
     serial: u32,
     pub(super) facts: Facts,
+    /// Which hints are wanted, if any are known of.
+    pub(super) wish: Option<HintWish>,
+    /// What is told of them.
+    pub(super) hinted: Option<Hinted>,
+    /// The steward knows of no hints.
+    pub(super) is_plain: bool,
     /// Facts came that nobody has taken.
     pub(super) changed: bool,
     /// The lease is over.
@@ -43,7 +51,7 @@ pub(super) enum Phase {
         next: Instant,
         pause: Duration,
     },
-    /// There is one, and the steward was asked for the lease.
+    /// There is one, and the steward was asked for the lease, or told of hints before that.
     Asked {
         serial: u32,
         until: Instant,
@@ -105,6 +113,9 @@ impl Connection {
             phase: Phase::New,
             serial: 0,
             facts,
+            wish: None,
+            hinted: None,
+            is_plain: false,
             changed: false,
             over: false,
         }
@@ -234,12 +245,22 @@ impl Connection {
                 (self.facts, self.changed) = (facts, true);
                 Ok(())
             }
+            Answer::Hinted(hinted) => {
+                self.changed |= self.hinted.as_ref() != Some(&hinted);
+                self.hinted = Some(hinted);
+                Ok(())
+            }
             Answer::Refused(refusal) => {
                 self.over = true;
                 Err(LeaseError::Refused(refusal))
             }
             _ => Err(LeaseError::Mismatch),
         }
+    }
+
+    /// Whether it says which hints are wanted, in each connection.
+    pub(super) fn says_hints(&self) -> bool {
+        self.wish.is_some() && !self.is_plain
     }
 
     /// Serial number 0 is the steward's.

@@ -59,8 +59,11 @@ impl Lease {
             Phase::Away { pause, .. } | Phase::Asked { pause, .. } => {
                 (now + pause, (pause * 2).min(LONGEST_PAUSE))
             }
-            // At once.
-            Phase::New | Phase::Here => (now, FIRST_PAUSE),
+            // At once; the next one may know of hints, or not.
+            Phase::New | Phase::Here => {
+                state.is_plain = false;
+                (now, FIRST_PAUSE)
+            }
         };
         state.socket = None;
         state.phase = Phase::Away { next, pause };
@@ -85,8 +88,19 @@ impl Lease {
             Incoming::Nothing if Instant::now() < until => return Ok(false),
             Incoming::Nothing | Incoming::End => self.disconnected(state)?,
             Incoming::Message(message) => match (message.serial, message.answer) {
+                // It knows of hints.
+                (serial, Answer::Done) if serial == asked => self.ask_for_lease(state)?,
+                (_, Answer::Refused(refusal))
+                    if refusal.reason == Reason::Malformed && state.says_hints() =>
+                {
+                    state.is_plain = true;
+                    self.disconnected(state)?;
+                }
                 (serial, Answer::Facts(facts)) if serial == asked => {
                     state.changed |= state.facts != facts;
+                    if !state.says_hints() {
+                        state.changed |= state.hinted.take().is_some();
+                    }
                     (state.facts, state.phase) = (facts, Phase::Here);
                     self.sleep()?;
                     return Ok(true);
@@ -102,23 +116,37 @@ impl Lease {
         Ok(false)
     }
 
-    /// Connects, and asks for the lease.
+    /// Connects, and asks for the lease, after it has said which hints that is to have.
     fn resume(&self, state: &mut Connection) -> Result<(), LeaseError> {
-        let pause = match state.phase {
-            Phase::Away { pause, .. } => pause,
-            _ => FIRST_PAUSE,
-        };
-        let serial = state.next_serial();
-        let request = Request::Resume { token: self.token }.encode(serial);
-        let asked = self.connect(SocketFlags::NONBLOCK).and_then(|socket| {
-            send(&socket, &request, SendFlags::NOSIGNAL).map_err(io::Error::from)?;
-            Ok(socket)
-        });
-        let Ok(socket) = asked else {
+        let Ok(socket) = self.connect(SocketFlags::NONBLOCK) else {
             return self.disconnected(state);
         };
-        let until = self.deadline();
         state.socket = Some(socket);
+        match state.wish.filter(|_| state.says_hints()) {
+            Some(wish) => self.ask_on_return(state, &Request::Hints(wish)),
+            None => self.ask_for_lease(state),
+        }
+    }
+
+    fn ask_for_lease(&self, state: &mut Connection) -> Result<(), LeaseError> {
+        self.ask_on_return(state, &Request::Resume { token: self.token })
+    }
+
+    fn ask_on_return(&self, state: &mut Connection, request: &Request) -> Result<(), LeaseError> {
+        let pause = match state.phase {
+            Phase::Away { pause, .. } | Phase::Asked { pause, .. } => pause,
+            Phase::New | Phase::Here => FIRST_PAUSE,
+        };
+        let serial = state.next_serial();
+        let request = request.encode(serial);
+        let sent = state
+            .socket
+            .as_ref()
+            .is_some_and(|socket| send(socket, &request, SendFlags::NOSIGNAL | SendFlags::DONTWAIT).is_ok());
+        if !sent {
+            return self.disconnected(state);
+        }
+        let until = self.deadline();
         state.phase = Phase::Asked { serial, until, pause };
         self.wake_at(until)
     }

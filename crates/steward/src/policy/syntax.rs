@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use serde::Deserialize;
-use steer::{LAST_VLAN, MAX_QUEUES};
+use steer::{HintSet, LAST_VLAN, MAX_QUEUES};
 use toml::Spanned;
 
 use super::{CONNECTIONS, CONNECTIONS_MAX, Policy, PolicyError, Rule};
@@ -17,7 +17,7 @@ use crate::users;
 const NOBODY_AT_ALL: u32 = u32::MAX;
 
 /// What belongs to each key, told to who wrote something else.
-const MEANT: [(&str, &str); 15] = [
+const MEANT: [(&str, &str); 16] = [
     ("user", "a name in quotes, or a number of 0 to 4294967294"),
     ("group", "a name in quotes, or a number of 0 to 4294967294"),
     ("interface", "a name in quotes such as \"eth1\""),
@@ -36,6 +36,10 @@ const MEANT: [(&str, &str); 15] = [
         "a list of numbers and ranges in quotes such as [\"100\", \"200-299\"]",
     ),
     ("busy-poll", "a number of frames, 1 to 65535, such as 64"),
+    (
+        "hints",
+        "some of hash, vlan, timestamp and mark in quotes such as \"hash,vlan\", or \"none\"",
+    ),
     ("network", "true or false"),
     ("host", "true or false"),
     ("connections", "a number of 1 to 900"),
@@ -75,6 +79,7 @@ struct Allow {
     #[serde(default)]
     network: bool,
     host: Option<bool>,
+    hints: Option<String>,
     busy_poll: Option<u16>,
 }
 
@@ -227,6 +232,10 @@ impl Allow {
             vlans,
             network: self.network,
             host: self.network && self.host.unwrap_or(true),
+            hints: match self.hints {
+                Some(text) => text.parse().map_err(|error| format!("hints: {error}"))?,
+                None => HintSet::ALL,
+            },
             busy_poll: self.busy_poll,
         })
     }

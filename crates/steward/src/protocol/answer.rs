@@ -5,6 +5,7 @@ use xsk::NumaNode;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes};
 
 use super::field::{NAME_BYTES, enumerated, field, flags_of, interface_name, text, value, zero};
+use super::hints::Hinted;
 use super::{HostEnd, Malformed, kind, message, read, split};
 use crate::links::DriverSends;
 use crate::listing::Listed;
@@ -27,6 +28,8 @@ pub enum Answer {
     Counters(QueueCounters),
     /// How the network reaches the host.
     Host(HostEnd),
+    /// What stands before frames. Also by itself, to who asked.
+    Hinted(Hinted),
     /// Not done.
     Refused(Refusal),
     /// The interface of the lease is now like this; never an answer to a request.
@@ -270,6 +273,7 @@ impl Answer {
                 message(kind::THESE_COUNTERS, serial, &values)
             }
             Self::Host(host) => message(kind::THIS_HOST, serial, &host.body()),
+            Self::Hinted(hinted) => message(kind::HINTED, serial, &hinted.body()),
             Self::Refused(refusal) => message(
                 kind::REFUSED,
                 serial,
@@ -297,6 +301,7 @@ impl Answer {
             kind::THESE_FACTS => Self::Facts(Facts::read(&read(kind, body)?)?),
             kind::THESE_COUNTERS => Self::Counters(counters(read(kind, body)?)),
             kind::THIS_HOST => Self::Host(HostEnd::read(&read(kind, body)?)?),
+            kind::HINTED => Self::Hinted(Hinted::read(&read(kind, body)?)?),
             kind::REFUSED => Self::Refused(refusal(&read(kind, body)?)?),
             kind::CHANGED => Self::Changed(Facts::read(&read(kind, body)?)?),
             kind::LISTED => Self::Lease(Listed::read(&read(kind, body)?)?),

@@ -6,6 +6,7 @@ use steer::{Filter, LAST_VLAN, ModeRequest, QueueConf, VirtioHeader};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::field::{NAME_BYTES, field, interface_name, listed, mode_request, padded, value};
+use super::hints::HintWish;
 use super::stations::{self, StationChange};
 use super::{
     BIND_FLAGS, BIND_WAIT_MAX, ENTRIES_MAX, FRAME_LIMITS, Head, MESSAGE_MAX, Malformed, PARTS_MAX,
@@ -94,6 +95,9 @@ pub enum Request {
         /// Index of the device whose descriptor the holder has; 0: of none.
         has: u32,
     },
+    /// The hints that the lease's queues are to have, from now on. Without a lease: of that which this connection asks for
+    /// or comes back to.
+    Hints(HintWish),
     /// The first lease of a higher number, of any holder. Who asks needs no lease.
     Leases {
         /// Of the last lease that is known; 0 at first.
@@ -229,6 +233,9 @@ const _: () = assert!(size_of::<RegisterBody>() == 1080 && size_of::<BindBody>()
 const _: () = assert!(size_of::<ShareBody>() == 32);
 const _: () = assert!(size_of::<Head>() + size_of::<RegisterBody>() == MESSAGE_MAX);
 
+/// In the place of a virtio-net header's length: hints, which no frame has beside one.
+const HINTS: u32 = 0x1_0000;
+
 impl Request {
     /// The message, with this serial number.
     #[must_use]
@@ -297,7 +304,11 @@ impl Request {
                 serial,
                 &ActivateBody {
                     queue: *queue,
-                    header_bytes: conf.virtio_header.map_or(0, VirtioHeader::len_bytes),
+                    header_bytes: match conf.virtio_header {
+                        Some(header) => header.len_bytes(),
+                        None if conf.hints => HINTS,
+                        None => 0,
+                    },
                     frame_limit: conf.frame_limit,
                 },
             ),
@@ -307,6 +318,7 @@ impl Request {
             Self::Stations { changes } => message(kind::STATIONS, serial, &stations::body(changes)),
             Self::Groups => message(kind::GROUPS, serial, &[0u8; 0]),
             Self::Host { has } => message(kind::HOST, serial, has),
+            Self::Hints(wish) => message(kind::HINTS, serial, &wish.number()),
             Self::Leases { after } => message(kind::LEASES, serial, after),
             Self::Keep { token } => message(kind::KEEP, serial, token),
             Self::Resume { token } => message(kind::RESUME, serial, token),
@@ -354,6 +366,7 @@ impl Request {
             kind::RESUME => Self::Resume {
                 token: read(kind, body)?,
             },
+            kind::HINTS => Self::Hints(HintWish::of_number(read(kind, body)?)?),
             kind::LEASES => Self::Leases {
                 after: read(kind, body)?,
             },
@@ -501,7 +514,7 @@ fn check_wait(wait_ms: u32) -> Result<(), Malformed> {
 
 fn activate(body: &ActivateBody) -> Result<Request, Malformed> {
     let virtio_header = match body.header_bytes {
-        0 => None,
+        0 | HINTS => None,
         12 => Some(VirtioHeader::Basic),
         20 => Some(VirtioHeader::HashReport),
         other => return Err(value("length of the virtio-net header", other)),
@@ -514,7 +527,7 @@ fn activate(body: &ActivateBody) -> Result<Request, Malformed> {
         conf: QueueConf {
             virtio_header,
             frame_limit: body.frame_limit,
-            hints: false,
+            hints: body.header_bytes == HINTS,
         },
     })
 }

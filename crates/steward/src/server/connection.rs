@@ -26,7 +26,8 @@ use super::errand::Pending;
 use super::limits::{Bucket, Rate};
 use crate::peer::{self, Credentials};
 use crate::protocol::{
-    Answer, Head, MESSAGE_MAX, Malformed, Reason, Refusal, Wanted, is_for_errand, may_have_files, serial_of,
+    Answer, Head, HintWish, MESSAGE_MAX, Malformed, Reason, Refusal, Wanted, is_for_errand, may_have_files,
+    serial_of,
 };
 use crate::sys;
 
@@ -51,6 +52,8 @@ pub(super) struct Held {
     pub(super) wanted: Wanted,
     /// The policy's rule that it is charged to.
     pub(super) rule: usize,
+    /// The hints that its frames are to have.
+    pub(super) wish: HintWish,
 }
 
 impl Held {
@@ -122,6 +125,10 @@ pub(super) struct Connection {
     pub(super) since: Instant,
     /// Facts changed, and the holder has not been told.
     pub(super) dirty: bool,
+    /// The hints that its lease is to have, if its holder knows of hints.
+    pub(super) wish: Option<HintWish>,
+    /// They changed, and the holder has not been told.
+    pub(super) other_hints: bool,
     /// Somebody can send files, or could.
     pub(super) may_have_files: bool,
     /// What is worked on.
@@ -145,6 +152,8 @@ impl Connection {
             rule: None,
             since: Instant::now(),
             dirty: false,
+            wish: None,
+            other_hints: false,
             pending: None,
             waits: false,
             unsent: None,

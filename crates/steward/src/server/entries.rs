@@ -35,10 +35,16 @@ fn tags_of(interface: &str, filter: &Filter) -> Option<Tags> {
     looks.then(driver)
 }
 
-/// Whether the program can tell VLANs on this interface, if a filter is for any.
+/// Whether the program can tell VLANs on this interface, if a filter is for any. `may_restore`: whether the driver may
+/// tell it of tags that it takes off.
 /// Errors: why not, and what to do.
-pub(super) fn check_tags(interface: &str, filter: &Filter) -> Result<(), String> {
+pub(super) fn check_tags(
+    interface: &str,
+    filter: &Filter,
+    may_restore: impl FnOnce() -> bool,
+) -> Result<(), String> {
     match tags_of(interface, filter) {
+        Some(Tags::TakenOff) if may_restore() => Ok(()),
         Some(Tags::TakenOff) => Err(blind(interface)),
         Some(Tags::Lost) => Err(format!(
             "the kernel takes VLAN tags off before XDP sees frames of {interface}, so that its VLANs cannot be told: \
@@ -52,7 +58,7 @@ pub(super) fn check_tags(interface: &str, filter: &Filter) -> Result<(), String>
 pub(super) fn blind(interface: &str) -> String {
     format!(
         "the driver of {interface} takes VLAN tags off before XDP sees frames, so that VLANs cannot be told: `ethtool \
-         -K {interface} rxvlan off`"
+         -K {interface} rxvlan off`, or hints with vlan (native mode, if the driver has them)"
     )
 }
 
@@ -73,6 +79,8 @@ pub(super) struct Entries {
     pub(super) outcome: SteeringOutcome,
     /// What is known of tags on its interface, if tags are looked for.
     tags: Option<Tags>,
+    /// The program is told of tags that the driver takes off.
+    pub(super) restored: bool,
     /// How often tags have come to be seen again: holders set up their queues anew then.
     pub(super) renewed: u32,
 }
@@ -86,6 +94,7 @@ impl Entries {
             names,
             outcome: SteeringOutcome::default(),
             tags: None,
+            restored: false,
             renewed: 0,
         };
         entries.begin();
@@ -145,14 +154,26 @@ impl Entries {
 
     /// Looks what of the frames the program will not see on this interface.
     pub(super) fn look(&mut self, interface: &str) {
-        let was_blind = self.is_blind();
         self.tags = tags_of(interface, &self.filter);
+    }
+
+    /// Takes note of whether tags are seen that were not.
+    pub(super) fn note_renewed(&mut self, was_blind: bool) {
         self.renewed += u32::from(was_blind && !self.is_blind());
+    }
+
+    /// Whether the driver takes tags off that are looked for.
+    pub(super) fn lacks_tags(&self) -> bool {
+        self.tags == Some(Tags::TakenOff)
     }
 
     /// Whether the program cannot tell frames of its VLANs from others: then none may come.
     pub(super) fn is_blind(&self) -> bool {
-        matches!(self.tags, Some(Tags::TakenOff | Tags::Lost))
+        match self.tags {
+            Some(Tags::Lost) => true,
+            Some(Tags::TakenOff) => !self.restored,
+            Some(Tags::There | Tags::AsSent) | None => false,
+        }
     }
 
     /// What the holder should know; may be empty.

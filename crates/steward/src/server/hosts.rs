@@ -129,7 +129,7 @@ impl Host {
             set.map_err(|error| format!("cannot set the MTU of {}: {error}", self.tap.name))?;
         }
         let between = Between {
-            program: program.id(),
+            program: program.number(),
             uplink: uplink.index,
             tap: device.index,
         };

@@ -10,6 +10,7 @@
 //! of its name is there again, the program is attached anew, under another generation.
 
 mod facts;
+mod hints;
 mod lease;
 mod network;
 mod program;
@@ -24,6 +25,7 @@ use std::time::{Duration, Instant};
 
 use steer::{Mode, ModeRequest, Program, with_sources};
 
+use self::hints::Hints;
 use self::network::Network;
 use self::sockets::Sockets;
 use self::take_back::Leaving;
@@ -33,6 +35,7 @@ use super::state::{InterfaceRecord, Places};
 use crate::links::{DriverSends, Link};
 use crate::protocol::{Reason, Refusal, mode_request};
 
+pub(super) use self::hints::LeaseHints;
 pub(super) use self::lease::check;
 pub(super) use self::program::remove_pins;
 pub(super) use self::sockets::{Bound, Holds, bytes_held};
@@ -75,6 +78,7 @@ pub(super) struct Interface {
     pins: Option<PathBuf>,
     /// What the NIC was told of that.
     ledger: Ledger,
+    hints: Hints,
     /// Of its queues.
     pub(super) sockets: Sockets,
 }
@@ -108,7 +112,12 @@ impl Interface {
         match opened {
             Ok(program) => {
                 // Attached again and not recorded yet: holders do not know of it.
-                if program.id() != record.program {
+                let is_same = match record.attached {
+                    // Of a version that did not know.
+                    0 => program.id() == record.program,
+                    attached => program.number() == attached,
+                };
+                if !is_same {
                     interface.generation = interface.generation.wrapping_add(1);
                 }
                 interface.note.clone_from(&record.note);
@@ -157,6 +166,7 @@ impl Interface {
             name: self.name.clone(),
             ifindex: self.link.index,
             program: self.program.as_ref().map_or(0, Program::id),
+            attached: self.program.as_ref().map_or(0, Program::number),
             generation: self.generation,
             mode: self.mode as u32,
             note: self.note.clone(),
@@ -219,8 +229,17 @@ impl Interface {
         if self.program.is_none() && !self.is_idle() && self.find_again(taken) {
             self.attach();
         }
+        let mut were_blind = Vec::new();
         for entries in self.entries.values_mut() {
+            were_blind.push(entries.is_blind());
             entries.look(&self.link.name);
+        }
+        for network in self.networks.values_mut() {
+            network.look(&self.link.name);
+        }
+        self.decide_hints();
+        for (entries, was_blind) in self.entries.values_mut().zip(were_blind) {
+            entries.note_renewed(was_blind);
             // Rather no frames than those of others.
             if let Some(program) = self.program.as_ref().filter(|_| entries.is_blind()) {
                 for queue in entries.queues.clone() {
@@ -229,9 +248,6 @@ impl Interface {
             }
             entries.renew(&self.link, &mut self.ledger);
         }
-        for network in self.networks.values_mut() {
-            network.look(&self.link.name);
-        }
         self.look_at_host();
         before != (self.facts(), self.entries.clone(), self.known_of_networks())
     }
@@ -239,8 +255,12 @@ impl Interface {
     /// What holders of networks are told of tags, and of queues that they lack.
     fn known_of_networks(&self) -> Vec<(bool, String)> {
         let networks = self.networks.values();
+        let restores = self.restores_tags();
         networks
-            .map(|network| (network.strips_tags, network.note(&self.link.name)))
+            .map(|network| {
+                let strips = network.strips_tags && !restores;
+                (strips, network.note(&self.link.name))
+            })
             .collect()
     }
 

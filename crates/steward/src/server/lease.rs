@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::connection::Held;
 use super::file::may_crash;
-use super::interface::{self, Interface};
+use super::interface::{self, Interface, LeaseHints};
 use super::rings::RingOf;
 use super::state::LeaseRecord;
 use super::{Answered, Server};
@@ -33,14 +33,18 @@ impl Server {
         let rule = self.policy.find(&peer, wanted, |rule| self.leased(rule))?;
         let link = Link::by_name(&wanted.interface)
             .map_err(|error| Refusal::new(Reason::NoInterface, with_sources(&error)))?;
-        let at = self.interface_for(link, wanted, &peer)?;
+        let wish = self.connections.get(&number).and_then(|asker| asker.wish);
+        let wish = wish.unwrap_or_default();
+        let hints = self.hints_under(rule, wish);
+        let at = self.interface_for(link, wanted, &peer, hints)?;
         self.record_interface(at);
-        match self.give(at, number, wanted, rule) {
+        match self.give(at, number, wanted, (rule, hints)) {
             Ok(()) => {
                 let held = Held {
                     interface: at,
                     wanted: wanted.clone(),
                     rule,
+                    wish,
                 };
                 may_crash("leased");
                 let facts = self.note_lease(number, held, "leased")?;
@@ -67,8 +71,14 @@ impl Server {
 
     /// The interface with the program, which is attached if the request can be granted otherwise and the user has not
     /// caused that too often.
-    fn interface_for(&mut self, link: Link, wanted: &Wanted, peer: &Credentials) -> Result<u64, Refusal> {
-        interface::check(&link, wanted)?;
+    fn interface_for(
+        &mut self,
+        link: Link,
+        wanted: &Wanted,
+        peer: &Credentials,
+        hints: LeaseHints,
+    ) -> Result<u64, Refusal> {
+        interface::check(&link, wanted, hints)?;
         let find =
             |is: &dyn Fn(&Interface) -> bool| self.interfaces.iter().find(|(_, interface)| is(interface));
         let known = find(&|interface| interface.link.index == link.index)
@@ -148,10 +158,17 @@ impl Server {
     }
 
     /// Reserves queues; all or nothing.
-    fn give(&mut self, at: u64, number: u64, wanted: &Wanted, rule: usize) -> Result<(), Refusal> {
+    fn give(
+        &mut self,
+        at: u64,
+        number: u64,
+        wanted: &Wanted,
+        (rule, hints): (usize, LeaseHints),
+    ) -> Result<(), Refusal> {
         let gone = || Refusal::new(Reason::NoInterface, "the interface is gone");
         let peer = &self.connections.get(&number).ok_or_else(gone)?.peer;
-        let record = LeaseRecord::new(number, at, peer, wanted);
+        let mut record = LeaseRecord::new(number, at, peer, wanted);
+        record.set_hints(hints.wish);
         let names = self.policy.names(rule);
         let of = (wanted.interface.clone(), peer.uid, wanted.start_queue);
         let ring = match wanted.network {
@@ -161,7 +178,7 @@ impl Server {
         self.record(|records| records.put_lease(record));
         may_crash("recorded");
         let interface = self.interfaces.get_mut(&at).ok_or_else(gone)?;
-        if let Err(refusal) = interface.reserve(wanted, number, names, ring) {
+        if let Err(refusal) = interface.reserve(wanted, number, names, (ring, hints)) {
             if !interface.has(number) {
                 self.record(|records| records.leases.retain(|record| record.number != number));
             }

@@ -27,6 +27,7 @@ mod connection;
 mod entries;
 mod errand;
 mod file;
+mod hints;
 mod hosts;
 mod interface;
 mod lease;
@@ -35,6 +36,7 @@ mod limits;
 #[cfg(test)]
 mod named_tests;
 mod networks;
+mod notify;
 mod reload;
 mod restore;
 mod rings;
@@ -120,6 +122,8 @@ pub struct Server {
     /// What may be logged: leases that come and go, and what is refused.
     leases: Quiet,
     refusals: Quiet,
+    /// How often hints may be asked for.
+    hints: hints::Limit,
 }
 
 type Answered = Result<Reply, Refusal>;
@@ -177,6 +181,7 @@ impl Server {
             reserve: Vec::new(),
             leases: Quiet::new(64),
             refusals: Quiet::new(10),
+            hints: hints::Limit::default(),
         };
         server.fill_reserve();
         server.remove_stray_taps();
@@ -218,6 +223,7 @@ impl Server {
             self.end_idle(now);
             self.forget_idle();
             self.record_ends();
+            self.note_hints();
             self.notify_holders();
             self.close_rest();
             let is_unfinished = |interface: &Interface| interface.is_unfinished(now, self.linger);
@@ -384,6 +390,7 @@ impl Server {
             Request::Stations { changes } => return self.change_stations(number, changes),
             Request::Groups => return self.groups(number),
             Request::Host { has } => return self.host(number, *has),
+            &Request::Hints(wish) => return self.ask_for_hints(number, wish),
             _ => {}
         }
         let connection = self.connections.get(&number).ok_or_else(no_lease)?;
@@ -399,6 +406,7 @@ impl Server {
             | Request::Stations { .. }
             | Request::Groups
             | Request::Host { .. }
+            | Request::Hints(_)
             | Request::Register { .. }
             | Request::Bind { .. }
             | Request::Share { .. }
@@ -546,26 +554,6 @@ impl Server {
         // Before holders are told.
         other.into_iter().for_each(|at| self.record_interface(at));
         self.forget_idle();
-    }
-
-    /// Tells holders what changed, those who read.
-    fn notify_holders(&mut self) {
-        let mut over = Vec::new();
-        for (&number, connection) in &mut self.connections {
-            if !connection.dirty || connection.has_unsent() {
-                continue;
-            }
-            connection.dirty = false;
-            if let Some(held) = &connection.held
-                && let Some(interface) = self.interfaces.get(&held.interface)
-            {
-                let changed = Answer::Changed(interface.facts_for(&held.wanted.range()));
-                if !connection.answer(0, changed.into()) {
-                    over.push(number);
-                }
-            }
-        }
-        over.into_iter().for_each(|number| self.end(number, None));
     }
 }
 

@@ -179,8 +179,10 @@ impl Server {
         if held.wanted.network {
             self.judge_network(&held);
         }
+        let hints = self.hints_under(rule, held.wish);
         if let Some(interface) = self.interfaces.get_mut(&at) {
             let before = interface.facts_for(&queues);
+            interface.ask_for_hints(queues.start, hints);
             interface.rename_entries(&queues, self.policy.names(rule));
             let changed = before != interface.facts_for(&queues);
             if let Some(connection) = self.connections.get_mut(&number) {

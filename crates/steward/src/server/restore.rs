@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::connection::Held;
 use super::file::may_crash;
-use super::interface::{Interface, remove_pins};
+use super::interface::{Interface, LeaseHints, remove_pins};
 use super::state::{LeaseRecord, Records, Store};
 use super::{Answered, Server};
 use steer::with_sources;
@@ -73,6 +73,8 @@ impl Server {
             }
         }
         self.interfaces.values_mut().for_each(Interface::sweep);
+        // What leases of before asked for is known; the policy may be another.
+        self.interfaces.values_mut().for_each(Interface::decide_hints);
         self.sweep_hosts();
         // The policy may be another, and the host have other addresses.
         let interfaces: Vec<u64> = self.interfaces.keys().copied().collect();
@@ -103,7 +105,9 @@ impl Server {
         if !interface.hold(&wanted, record.number, names) {
             return None;
         }
-        let first = wanted.start_queue;
+        let (first, wish) = (wanted.start_queue, record.hints());
+        let allowed = self.policy.hints(rule);
+        interface.adopt_hints(first, LeaseHints { wish, allowed });
         if let Some(ring) = interface.ring(first) {
             let of = (wanted.interface.clone(), peer.uid, first);
             // Else its user gets another one next time.
@@ -113,6 +117,7 @@ impl Server {
             interface: record.interface,
             wanted,
             rule,
+            wish,
         };
         Some(Orphan {
             held,
@@ -190,6 +195,9 @@ impl Server {
         let found = self
             .policy
             .find(&peer, &orphan.held.wanted, |rule| self.leased(rule));
+        // One of another version may know nothing of hints.
+        let wish = self.connections.get(&number).and_then(|asker| asker.wish);
+        orphan.held.wish = wish.unwrap_or_default();
         // The process may be of other groups than it was, and the rule another.
         orphan.held.rule = found.inspect_err(|_| self.release(lease, &orphan.held))?;
         let at = orphan.held.interface;
@@ -199,12 +207,16 @@ impl Server {
         interface.hand_over(lease, number);
         let mut record = LeaseRecord::new(number, at, &peer, &orphan.held.wanted);
         record.set_token(token);
+        record.set_hints(orphan.held.wish);
         self.record(|records| {
             records.leases.retain(|record| record.number != lease);
             records.put_lease(record);
         });
         may_crash("resumed");
         let facts = self.note_lease(number, orphan.held, "resumed")?;
+        if let Some(connection) = self.connections.get_mut(&number) {
+            connection.other_hints = true;
+        }
         // This steward may have another policy.
         self.ask_for_stations(number);
         Ok(Answer::Facts(facts).into())

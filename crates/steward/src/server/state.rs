@@ -27,7 +27,7 @@ use serde::{Deserialize, Serialize};
 use super::file::{new_of, replace};
 use super::ledger::{self, Ledger};
 use crate::peer::Credentials;
-use crate::protocol::{Request, Token, Wanted};
+use crate::protocol::{HintWish, Request, Token, Wanted};
 
 /// Of the form of the records.
 const VERSION: u32 = 1;
@@ -69,6 +69,9 @@ pub(super) struct InterfaceRecord {
     pub(super) ifindex: u32,
     /// The kernel's id of the program, 0 if there was none.
     pub(super) program: u32,
+    /// What it is told by whatever hints it leaves; 0: not known.
+    #[serde(default)]
+    pub(super) attached: u32,
     pub(super) generation: u32,
     /// As in the protocol.
     pub(super) mode: u32,
@@ -84,6 +87,9 @@ pub(super) struct LeaseRecord {
     pub(super) peer: Credentials,
     /// The request for it, as it was sent, in hexadecimal digits: so all that can be wanted is kept.
     wanted: String,
+    /// The hints that it asks for, as in the protocol; none: its holder knows nothing of hints.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    hints: Option<u32>,
     /// None: the holder cannot come back to it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     token: Option<String>,
@@ -120,8 +126,19 @@ impl LeaseRecord {
             interface,
             peer: peer.clone(),
             wanted: hex(&Request::Lease(wanted.clone()).encode(1)),
+            hints: None,
             token: None,
         }
+    }
+
+    pub(super) fn set_hints(&mut self, wish: HintWish) {
+        self.hints = (wish != HintWish::default()).then(|| wish.number());
+    }
+
+    /// The hints that it asks for.
+    pub(super) fn hints(&self) -> HintWish {
+        let wish = self.hints.map(HintWish::of_number);
+        wish.and_then(Result::ok).unwrap_or_default()
     }
 
     pub(super) fn set_token(&mut self, token: &Token) {
@@ -345,9 +362,14 @@ fn unhex(text: &str) -> Option<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
-    use steer::{Filter, ModeRequest};
+    use steer::{Filter, HintSet, ModeRequest};
 
     use super::*;
+
+    const HINTS: HintWish = HintWish {
+        asked: HintSet::HASH,
+        tags: true,
+    };
 
     fn lease(number: u64) -> LeaseRecord {
         let peer = Credentials {
@@ -369,6 +391,7 @@ mod tests {
         };
         let mut lease = LeaseRecord::new(number, 1, &peer, &wanted);
         lease.set_token(&[0xa5; 16]);
+        lease.set_hints(HINTS);
         lease
     }
 
@@ -380,6 +403,7 @@ mod tests {
             name: "eth1".to_owned(),
             ifindex: 7,
             program: 8,
+            attached: 9,
             generation: 3,
             mode: ModeRequest::Skb as u32,
             note: "native: \"no\"\n".to_owned(),
@@ -392,7 +416,7 @@ mod tests {
         let read: Records = toml::from_str(&text).expect("what was written");
         assert_eq!(read, records);
         let lease = &read.leases[0];
-        assert_eq!(lease.token(), Some([0xa5; 16]));
+        assert_eq!((lease.token(), lease.hints()), (Some([0xa5; 16]), HINTS));
         assert_eq!(lease.peer.groups, [10, 11]);
         let wanted = lease.wanted().expect("readable");
         assert_eq!((wanted.range(), wanted.mode), (2..5, ModeRequest::Native));

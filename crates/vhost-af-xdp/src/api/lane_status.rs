@@ -8,6 +8,7 @@ use device::counters::{Kind, PairCounters};
 use serde::{Deserialize, Serialize};
 use xsk::NumaNode;
 
+use crate::nic::hints::HintsStatus;
 use crate::nic::interface::Interface;
 use crate::port::lane_facts::LaneFacts;
 
@@ -84,6 +85,9 @@ pub(crate) struct LaneStatus {
     pub(crate) backing: Option<String>,
     /// NUMA node that most of it is on, see [`PortStatus::node`].
     pub(crate) node: Option<u16>,
+    /// What the NIC tells of its frames; none without an interface, or with a steward that knows of no hints.
+    #[serde(default)]
+    pub(crate) hints: Option<HintsStatus>,
     /// Everything counted.
     pub(crate) counters: Vec<Named>,
 }
@@ -133,6 +137,7 @@ impl LaneStatus {
             umem_sockets: facts.and_then(|facts| Some(facts.shared.as_ref()?.sockets())),
             backing: facts.map(|facts| facts.backing.clone()),
             node: facts.and_then(|facts| facts.node).map(NumaNode::number),
+            hints: interface.and_then(Interface::hints_status),
             counters: Named::all_of(counters)
                 .chain(of_socket)
                 .chain(of_program)

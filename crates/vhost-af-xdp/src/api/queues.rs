@@ -16,11 +16,13 @@ use netlink_bindings::netdev::{self, QueueType};
 use netlink_bindings::rt_link::{self, Ifinfomsg};
 use netlink_socket2::NetlinkSocket;
 use serde::Serialize;
+use steer::HintSet;
 
 use super::control_socket;
 use super::network_status::NetworkStatus;
 use super::status::{LaneStatus, PortStatus, Status};
 use super::status_view::or_dash;
+use crate::nic::hints::{self, HintsStatus};
 pub(crate) use rules::Leased;
 use rules::{Answers, Rule};
 
@@ -49,6 +51,8 @@ pub(crate) struct Queue {
     pub(crate) lease: Option<Leased>,
     /// What brings frames to it, or lets them through.
     pub(crate) rules: Vec<Rule>,
+    /// Hints that the driver says it can tell programs in native mode; none: the kernel does not say.
+    pub(crate) driver_hints: Option<Vec<String>>,
     /// Our daemon that has it, for a port or for a network.
     pub(crate) holder: Option<Holder>,
 }
@@ -74,6 +78,8 @@ pub(crate) struct Holder {
     pub(crate) vmm: Option<i32>,
     /// The data path in use; none while no guest runs.
     pub(crate) mode: Option<String>,
+    /// What stands before its frames.
+    pub(crate) hints: Option<HintsStatus>,
     /// Why no frames move although they should.
     pub(crate) impaired: Option<String>,
     /// Addresses of stations whose frames the port's guest gets; empty: all.
@@ -109,6 +115,7 @@ pub(crate) fn read(
     let napis = napis()?;
     let statuses = control_socket::ask_all(controls);
     let mut queues: BTreeMap<(String, u32), Queue> = BTreeMap::new();
+    let mut hints: BTreeMap<u32, Option<Vec<String>>> = BTreeMap::new();
     for_each_queue(|index, kind, attributes| {
         let Some(name) = names.get(&index) else { return };
         if !is_wanted(name) {
@@ -118,6 +125,8 @@ pub(crate) fn read(
         let queue = queues
             .entry((name.clone(), number))
             .or_insert_with(|| Queue::new(name, number, &statuses).with(&answers));
+        let hints = hints.entry(index).or_insert_with(|| driver_hints(index));
+        queue.driver_hints.clone_from(hints);
         queue.add(kind, &attributes, &napis);
     })?;
     let mut elsewhere = answers.elsewhere(|name, queue| queues.contains_key(&(name.to_owned(), queue)));
@@ -247,6 +256,7 @@ impl Holder {
             configuration: readings.map(|readings| readings.path.clone()),
             api: status.api.clone(),
             mode: lane.mode.clone(),
+            hints: lane.hints.clone(),
             from_guest_frames: lane.counter("from_guest_frames"),
             to_guest_frames: lane.counter("to_guest_frames"),
             drops: lane.drops(),
@@ -262,6 +272,10 @@ impl Holder {
             (None, network) => format!("network {}", or_dash(network.as_ref())),
         }
     }
+}
+
+fn driver_hints(index: u32) -> Option<Vec<String>> {
+    HintSet::of_driver(index).ok().map(hints::names)
 }
 
 /// Names by index.

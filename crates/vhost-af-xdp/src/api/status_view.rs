@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use comfy_table::{CellAlignment, Row, Table, presets};
 use steer::ranges_text;
 
+use crate::nic::hints::HintsStatus;
 use crate::rates::PortRates;
 use crate::reload::{self, Readings};
 
@@ -106,10 +107,25 @@ fn render_port(text: &mut String, port: &PortStatus) {
     render_lanes(text, &port.lanes);
 }
 
+/// Lines on hints, each once; of those who have none and asked for none by name nothing is said.
+fn render_hints(text: &mut String, lanes: &[LaneStatus]) {
+    let is_said = |hints: &&HintsStatus| !hints.on.is_empty() || hints.why.is_some();
+    let hints = lanes
+        .iter()
+        .filter_map(|lane| lane.hints.as_ref())
+        .filter(is_said);
+    let mut said: Vec<String> = hints.map(ToString::to_string).collect();
+    said.dedup();
+    for line in said {
+        let _ = writeln!(text, "  {line}");
+    }
+}
+
 fn render_lanes(text: &mut String, all: &[LaneStatus]) {
     if all.is_empty() {
         return;
     }
+    render_hints(text, all);
     let _ = writeln!(text, "{}", lanes(all));
     if let Some(table) = counters(all) {
         let _ = writeln!(text, "{table}");

@@ -21,7 +21,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use serde::Serialize;
-use steer::mac_text;
+use steer::{HintSet, mac_text};
 use steward::hardware::Tags;
 
 use self::advice::Advice;
@@ -33,6 +33,7 @@ use crate::api::queues::Queue;
 use crate::config::Placement;
 use crate::nic::drivers;
 use crate::nic::endpoint::COPY_BYTES;
+use crate::nic::hints;
 
 pub(crate) const CHECK_EXAMPLES: &str = "\
 Examples:
@@ -79,6 +80,7 @@ pub(crate) struct Report {
     /// Who has the others, in words.
     held_queues: Vec<String>,
     steering: SteeringReport,
+    hints: HintsReport,
     memory: MemoryReport,
     /// Capabilities that a daemon needs without a steward, and that this process lacks.
     lacking_capabilities: Vec<&'static str>,
@@ -144,6 +146,16 @@ struct SteeringReport {
     contexts_why: Option<String>,
     /// Whether `--vlan` works, and why not.
     vlans: String,
+}
+
+#[derive(Debug, Clone, Serialize)]
+struct HintsReport {
+    /// What the driver says it can tell of frames, in native mode; none: the kernel does not say.
+    driver: Option<Vec<String>>,
+    /// What this kernel has functions for.
+    kernel: Vec<String>,
+    /// What `--hints` gives.
+    line: String,
 }
 
 #[derive(Debug, Clone, Serialize)]
@@ -213,8 +225,9 @@ impl Report {
                 rules_why: seen.rules.as_ref().err().cloned(),
                 contexts: seen.contexts.as_ref().ok().copied(),
                 contexts_why: seen.contexts.as_ref().err().cloned(),
-                vlans: vlans(seen.tags, &seen.link.name),
+                vlans: vlans(seen.tags, &seen.link.name, seen.hints),
             },
+            hints: hints_of(&seen),
             memory: memory(&seen),
             lacking_capabilities: seen.lacking,
             steward: seen.steward,
@@ -236,11 +249,42 @@ fn memory(seen: &Seen) -> MemoryReport {
     }
 }
 
-fn vlans(tags: Tags, interface: &str) -> String {
+fn hints_of(seen: &Seen) -> HintsReport {
+    let (kernel, native) = (
+        HintSet::of_kernel(),
+        seen.driver.as_ref().map(|driver| driver.native),
+    );
+    let line = match (seen.hints, native) {
+        (None, _) => "none: the kernel does not say which (Linux 6.3 does)".to_owned(),
+        (_, Some(false)) => "none: they take native mode, which the driver has not".to_owned(),
+        (Some(driver), _) => {
+            let both = driver.among(kernel);
+            let lost = driver.without(kernel);
+            let lost = match lost.is_empty() {
+                true => String::new(),
+                false => format!("; not {lost}, which this kernel gives no program"),
+            };
+            match both.is_empty() {
+                true => format!("mark only: the driver tells nothing{lost}"),
+                false => format!("{both} of the driver, and mark, in native mode (--hints){lost}"),
+            }
+        }
+    };
+    HintsReport {
+        driver: seen.hints.map(hints::names),
+        kernel: hints::names(kernel),
+        line,
+    }
+}
+
+fn vlans(tags: Tags, interface: &str, hints: Option<HintSet>) -> String {
     match tags {
         Tags::There => "tags are in the frame: --vlan works".to_owned(),
         Tags::AsSent => {
             "tags are where the far end puts them: `txvlan off` there, or --vlan does not see them".to_owned()
+        }
+        Tags::TakenOff if hints.is_some_and(|hints| hints.has(HintSet::VLAN)) => {
+            "the driver takes tags off, and tells of them: --vlan works in native mode (--hints)".to_owned()
         }
         Tags::TakenOff => {
             format!("the driver takes tags off, and --vlan is refused: `ethtool -K {interface} rxvlan off`")

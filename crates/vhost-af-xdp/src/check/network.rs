@@ -1,6 +1,7 @@
 //! What a network gives whose uplink is this interface: queues that many guests share.
 
 use serde::Serialize;
+use steer::HintSet;
 use steward::hardware::Tags;
 use steward::protocol::STATIONS_MAX;
 
@@ -54,7 +55,7 @@ impl Seen {
                 .and_then(|(holder, _)| holder.network.clone()),
             is_loopback: self.loopback,
             most_stations: STATIONS_MAX,
-            vlans: vlans(self.tags, &self.link.name),
+            vlans: vlans(self.tags, &self.link.name, self.hints),
             host: HOST,
         }
     }
@@ -115,11 +116,15 @@ impl Seen {
     }
 }
 
-fn vlans(tags: Tags, interface: &str) -> String {
+fn vlans(tags: Tags, interface: &str, hints: Option<HintSet>) -> String {
     match tags {
         Tags::There => "told apart, tags stay in the frame".to_owned(),
         Tags::AsSent => {
             "told apart by tags that the far end puts into the frame: `txvlan off` there".to_owned()
+        }
+        Tags::TakenOff if hints.is_some_and(|hints| hints.has(HintSet::VLAN)) => {
+            "told apart in native mode, where the driver tells of the tags that it takes off (--hints)"
+                .to_owned()
         }
         Tags::TakenOff => format!(
             "the driver takes tags off: ports with VLANs are refused, others get frames of any VLAN: `ethtool -K \

@@ -7,7 +7,7 @@ use std::path::Path;
 use anyhow::Context as _;
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
-use steer::{ForeignProgram, program_on, unnamed_program_on};
+use steer::{ForeignProgram, HintSet, program_on, unnamed_program_on};
 use steward::capabilities;
 use steward::hardware::{Ethtool, Tags};
 use steward::links::{DriverXdp, Link};
@@ -50,6 +50,8 @@ pub(super) struct Seen {
     /// How many RSS contexts there are beside the main one, or why none can be.
     pub(super) contexts: Result<usize, String>,
     pub(super) tags: Tags,
+    /// What the driver says it can tell of frames; none before Linux 6.3.
+    pub(super) hints: Option<HintSet>,
     /// Its queues and who has them.
     pub(super) queues: Vec<Queue>,
     /// Of what a daemon needs that begins without a steward.
@@ -119,6 +121,7 @@ impl Seen {
             rules: count(ethtool.rules()),
             contexts: count(ethtool.rss_contexts()),
             tags: ethtool.tags(),
+            hints: HintSet::of_driver(link.index).ok(),
             queues,
             lacking: lacks,
             memlock_bytes: getrlimit(Resource::Memlock).current,

@@ -1,4 +1,4 @@
-use steer::{AttachedAs, ForeignProgram, Mode};
+use steer::{AttachedAs, ForeignProgram, HintSet, Mode};
 use steward::links::{DriverSends, DriverXdp, Link};
 
 use steward::protocol::DEFAULT_SOCKET;
@@ -34,6 +34,7 @@ fn igb() -> Seen {
         rules: Ok(0),
         contexts: Ok(0),
         tags: Tags::There,
+        hints: Some(HintSet::NONE),
         queues: Vec::new(),
         lacking: Vec::new(),
         memlock_bytes: Some(8 << 20),
@@ -378,6 +379,7 @@ fn json_has_these_fields() {
         "queues",
         "free_queues",
         "held_queues",
+        "hints",
         "steering",
         "memory",
         "lacking_capabilities",

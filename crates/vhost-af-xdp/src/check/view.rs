@@ -37,7 +37,7 @@ impl fmt::Display for Report {
 }
 
 impl Report {
-    fn facts(&self) -> [(&'static str, String); 10] {
+    fn facts(&self) -> [(&'static str, String); 11] {
         [
             ("interface", self.interface_line()),
             ("driver", self.driver.known.clone()),
@@ -46,6 +46,7 @@ impl Report {
             ("queues", self.queues_line()),
             ("rules", self.rules_line()),
             ("VLANs", self.steering.vlans.clone()),
+            ("hints", self.hints.line.clone()),
             ("network", self.network.line()),
             ("memory", self.memory_line()),
             ("privileges", self.privileges_line()),

@@ -5,6 +5,7 @@ use clap::{ArgAction, Args};
 use steward::protocol::is_interface_name;
 
 use super::busy_poll::BusyPollArgs;
+use super::hints::HintsArgs;
 use super::memory::{of_a_pair, parse_packet_memory};
 use super::values::{ModeArg, VlanList, bind_request, mode_request, parse_vlans};
 use crate::config::{MemberVlans, NetworkConfig, NicConfig, Segments, UplinkConfig};
@@ -37,6 +38,8 @@ pub(super) struct NetworkArgs {
     #[arg(long, value_name = "SIZE", value_parser = parse_packet_memory)]
     packet_memory: Option<u64>,
     #[command(flatten)]
+    hints: HintsArgs,
+    #[command(flatten)]
     busy_poll: BusyPollArgs,
     /// Let the network reach the host over the uplink's own addresses
     #[arg(long, value_name = "BOOL", action = ArgAction::Set, default_value_t = true)]
@@ -61,6 +64,7 @@ impl NetworkArgs {
                 packet_bytes: of_a_pair(self.packet_memory)?,
                 segments: self.segments,
                 busy_poll: self.busy_poll.build(),
+                hints: self.hints.build(),
                 host: self.host,
             }),
             None => None,

@@ -12,6 +12,7 @@ use super::busy_poll::BusyPollArgs;
 use super::external::ExternalArgs;
 use super::filter::FilterArgs;
 use super::guard::GuardArgs;
+use super::hints::HintsArgs;
 use super::keys::Keys;
 use super::limits::LimitArgs;
 use super::memory::{MemoryArgs, of_a_pair, parse_packet_memory};
@@ -43,6 +44,8 @@ pub(super) struct AllPortsArgs {
     /// How segments of the guest's GSO packets leave
     #[arg(long, value_enum, default_value = "auto")]
     segments: Segments,
+    #[command(flatten)]
+    hints: HintsArgs,
     #[command(flatten)]
     busy_poll: BusyPollArgs,
     /// One UMEM for all queue pairs with --memory copy, each with a slice of its own, registered once; --packet-memory
@@ -262,6 +265,7 @@ impl PortArgs {
             rates,
             segments: all.segments,
             busy_poll: all.busy_poll.build(),
+            hints: all.hints.build(),
             mac: self.mac,
             vlans: self.vlan.filter(|_| !is_member).unwrap_or_default().0,
             guard: self.guard.build()?,

@@ -12,7 +12,7 @@ use super::port::{AllPortsArgs, PortArgs};
 use crate::config::{Endpoint, PortConfig, ServeConfig};
 
 /// Options that say something of ports: a file has all of that.
-pub(super) const OF_PORTS: [&str; 49] = [
+pub(super) const OF_PORTS: [&str; 50] = [
     "port",
     "socket_path",
     "fd",
@@ -62,6 +62,7 @@ pub(super) const OF_PORTS: [&str; 49] = [
     "shared_umem",
     "busy_poll_us",
     "busy_poll_budget",
+    "hints",
 ];
 
 #[derive(Debug, Args)]

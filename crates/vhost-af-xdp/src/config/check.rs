@@ -21,8 +21,14 @@ impl ServeConfig {
             return Err(Wrong { port: None, error });
         }
         for (at, network) in self.networks.iter().enumerate() {
+            let Some(uplink) = &network.uplink else { continue };
+            let named = uplink.hints.named();
+            if uplink.mode == ModeRequest::Skb && !named.is_empty() {
+                let error = ConfigError::HintsSkb(named);
+                return Err(Wrong { port: None, error });
+            }
             for other in &self.networks[..at] {
-                if let (Some(uplink), Some(others)) = (&network.uplink, &other.uplink) {
+                if let Some(others) = &other.uplink {
                     let whose = format_args!("network {}", other.name);
                     let apart = check_apart(&uplink.wanted(), &others.wanted(), whose);
                     apart.map_err(|error| Wrong { port: None, error })?;
@@ -123,6 +129,7 @@ impl PortConfig {
             return Err(ConfigError::Guard);
         }
         self.check_bind()?;
+        self.check_hints()?;
         self.check_shared()?;
         if !self.vlans.is_empty() && !matches!(self.nic, NicConfig::Interface(_)) {
             return Err(ConfigError::Vlans);
@@ -163,6 +170,24 @@ impl PortConfig {
             Some(queues) if queues.mode == ModeRequest::Skb => Err(ConfigError::ForcedSkb),
             Some(_) if self.placement == Placement::Direct => Err(ConfigError::ForcedDirect),
             Some(_) | None => Ok(()),
+        }
+    }
+
+    /// Whether hints that are named can stand before its frames.
+    fn check_hints(&self) -> Result<(), ConfigError> {
+        let named = self.hints.named();
+        let Some(queues) = self.nic.queues().filter(|_| !named.is_empty()) else {
+            return Ok(());
+        };
+        if self.placement.has_guest_ram() {
+            return Err(ConfigError::HintsDirect(named, self.asked));
+        }
+        if self.has_external_program() {
+            return Err(ConfigError::HintsExternal(named));
+        }
+        match queues.mode {
+            ModeRequest::Skb => Err(ConfigError::HintsSkb(named)),
+            ModeRequest::Auto | ModeRequest::Native => Ok(()),
         }
     }
 
@@ -276,6 +301,7 @@ mod tests {
             },
             segments: Segments::Auto,
             busy_poll: None,
+            hints: super::super::HintsConfig::default(),
             mac: None,
             vlans: Vec::new(),
             guard: GuardConfig::default(),

@@ -3,9 +3,10 @@
 use std::path::PathBuf;
 
 use device::offloads::Offloads;
+use steer::HintSet;
 use steward::protocol::{ENTRIES_MAX, STATIONS_MAX};
 
-use super::port::Endpoint;
+use super::port::{Endpoint, Placement};
 use super::{MOST_BYTES, MOST_QUEUES};
 
 /// Values that do not go together.
@@ -62,6 +63,19 @@ pub(crate) enum ConfigError {
         "--force-zero-copy and --mode skb exclude each other: zero-copy takes a native program, leave one out"
     )]
     ForcedSkb,
+    #[error(
+        "--hints {0} with memory={1}: frames lie in the guest's memory, where the virtio-net header stands in the place \
+         of hints: use memory=copy for them, or leave hints out"
+    )]
+    HintsDirect(HintSet, Placement),
+    #[error(
+        "--hints {0} and --inhibit exclude each other: what stands before frames is up to the XDP program that is there"
+    )]
+    HintsExternal(HintSet),
+    #[error(
+        "--hints {0} and --mode skb exclude each other: only in native mode a driver tells anything, leave one out"
+    )]
+    HintsSkb(HintSet),
     #[error("--vlan: only frames of an interface are looked at, give --ifname NAME")]
     Vlans,
     #[error("--vlan: {0} VLANs, a port has {ENTRIES_MAX} at most: give fewer, or none for all")]

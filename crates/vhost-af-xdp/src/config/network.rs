@@ -4,6 +4,7 @@ use steer::{Filter, ModeRequest};
 use steward::protocol::Wanted;
 use xsk::{BindRequest, BusyPoll};
 
+use super::hints::HintsConfig;
 use super::port::Segments;
 
 /// Ports that reach each other by address, and what they share.
@@ -32,6 +33,8 @@ pub(crate) struct UplinkConfig {
     pub(crate) segments: Segments,
     /// Whether system calls poll the driver.
     pub(crate) busy_poll: Option<BusyPoll>,
+    /// What the NIC is to tell of frames.
+    pub(crate) hints: HintsConfig,
     /// The network reaches the host, too.
     pub(crate) host: bool,
 }

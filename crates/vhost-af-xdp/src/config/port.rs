@@ -10,6 +10,7 @@ use steward::protocol::Wanted;
 use xsk::{BindRequest, BusyPoll};
 
 use super::guard::GuardConfig;
+use super::hints::HintsConfig;
 use crate::listener::Access;
 use crate::rates::PortRates;
 use crate::switch::filter::FilterConfig;
@@ -314,6 +315,8 @@ pub(crate) struct PortConfig {
     pub(crate) segments: Segments,
     /// Whether system calls poll the driver.
     pub(crate) busy_poll: Option<BusyPoll>,
+    /// What the NIC is to tell of frames.
+    pub(crate) hints: HintsConfig,
     /// MAC address told to the guest; `None`: made from the endpoint and the interface.
     pub(crate) mac: Option<[u8; 6]>,
     /// VLANs whose frames the guest gets; none: all.

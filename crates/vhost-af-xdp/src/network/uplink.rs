@@ -132,12 +132,15 @@ impl Network {
                 let other_mtu = link.mtu != interface.mtu();
                 interface.take_note(&link);
                 state.link = Some(link_of(&interface, link.up));
+                let other_hints = interface.has_other_hints();
                 if other_mtu {
                     tracing::info!(
                         network = self.name,
                         mtu = link.mtu,
                         "MTU changed, queues are set up anew"
                     );
+                }
+                if other_mtu || other_hints {
                     self.stop_lanes(&mut state);
                     state.retry = Retry::default();
                 }

@@ -137,7 +137,6 @@ impl<N: Nic> NicQueue<N> {
 
     /// Before frames that come from now on stand these hints, in one of these layouts. To be said while no program leaves
     /// anything in the queue yet that is to be read.
-    #[allow(dead_code, reason = "said once hints can be asked for")]
     pub(crate) fn promise(&mut self, hints: HintSet, layouts: &[Layout]) {
         self.hints = hints;
         self.layouts = Layouts::new(layouts);

@@ -174,10 +174,13 @@ impl InterfaceQueue {
         };
         open.nic.discard(counters);
         open.nic.fill();
+        let promise = self.interface.promise();
+        open.nic.promise(promise.hints, &promise.layouts);
+        open.nic.seen = Arc::clone(&self.interface.seen);
         let conf = QueueConf {
             virtio_header: None,
             frame_limit: open.opened.frame_limit,
-            hints: false,
+            hints: !promise.layouts.is_empty(),
         };
         if let Err(error) = self.interface.steering.activate(self.number, conf) {
             // A steward that did not answer in time may do it yet: then frames find no socket, and go to the host.

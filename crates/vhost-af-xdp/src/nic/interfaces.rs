@@ -89,14 +89,21 @@ impl Interfaces {
             return Ok(self.interface(given.into(), wanted, options));
         }
         loop {
-            match Steering::lease(&self.steward, wanted) {
+            match Steering::lease(&self.steward, wanted, options.hints) {
                 // The keeper of a daemon that was killed just now may not be done yet.
                 Err(InterfaceError::Refused(refusal))
                     if refusal.reason == Reason::Program && self.began.elapsed() < PREDECESSOR =>
                 {
                     std::thread::sleep(PREDECESSOR / 50);
                 }
-                leased => return Ok(self.interface(leased?, wanted, options)),
+                leased => {
+                    let interface = self.interface(leased?, wanted, options);
+                    if let Some(why) = interface.lacks_hints() {
+                        let (name, asked) = (interface.name(), options.hints);
+                        tracing::warn!(interface = name, hints = %asked, "{why}");
+                    }
+                    return Ok(interface);
+                }
             }
         }
     }

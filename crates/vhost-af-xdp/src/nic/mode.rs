@@ -68,6 +68,9 @@ pub(crate) enum Fallback {
         "no busy polling: the kernel does it for zero-copy sockets and, before Linux 6.13, in native mode"
     )]
     NotPolled,
+    /// Hints that were asked for by name are not before frames, or not all; the reason as the steward says it.
+    #[error("hints: {0}")]
+    NoHints(String),
 }
 
 /// Whether a kernel polls the driver for sockets of a mode. From 6.13 on a queue is told no number of its NAPI

@@ -16,12 +16,13 @@ use std::time::{Duration, Instant};
 use steer::{GroupReader, Mode, QueueConf, QueueCounters};
 use steward::client::{Lease, LeaseError, Waiting};
 use steward::links::{DriverSends, Link};
-use steward::protocol::{Facts, HostEnd, StationChange, Steered, Wanted};
+use steward::protocol::{Facts, Hinted, HostEnd, StationChange, Steered, Wanted};
 use xsk::{First, OpenError, Socket, SocketConfig, Umem, Unbound};
 
 use super::binding::Judge;
 use super::error::{InterfaceError, Lost};
 use super::external::External;
+use crate::config::HintsConfig;
 
 /// A queue is free an RCU grace period after its socket was closed (`SOCK_RCU_FREE`, net/xdp/xsk.c), 14 to 23 ms here,
 /// several times that on a busy machine.
@@ -106,8 +107,12 @@ impl Prepared {
 
 impl Steering {
     /// Leases queues of an interface.
-    pub(crate) fn lease(steward: &StewardAt, wanted: &Wanted) -> Result<Attached, InterfaceError> {
-        let taken = Lease::take(&steward.path, wanted, steward.waiting.clone());
+    pub(crate) fn lease(
+        steward: &StewardAt,
+        wanted: &Wanted,
+        hints: HintsConfig,
+    ) -> Result<Attached, InterfaceError> {
+        let taken = Lease::take_hinted(&steward.path, wanted, hints.wish(), steward.waiting.clone());
         let lease = taken.map_err(|error| match error {
             // That there is a steward is nothing that the user has to know.
             LeaseError::Refused(refusal) if steward.is_own => InterfaceError::Refused(refusal),
@@ -198,6 +203,11 @@ impl Steering {
     /// Whether no queue can be opened at the moment because the steward is away; those that are go on.
     pub(crate) fn is_away(&self) -> bool {
         self.leased().is_some_and(|leased| leased.lease.is_away())
+    }
+
+    /// What stands before frames, as the steward told; `None`: it knows of no hints, or the program is not ours.
+    pub(crate) fn hinted(&self) -> Option<Hinted> {
+        self.leased()?.lease.hinted()
     }
 
     /// Asks what the program did with the queues' frames, until `deadline` at most; of somebody else's only how it is

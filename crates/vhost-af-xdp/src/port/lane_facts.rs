@@ -120,6 +120,8 @@ impl LaneFacts {
         if bound.busy_polls() && !is_polled(bound.mode(), drivers::kernel()) {
             self.fallbacks.push(Fallback::NotPolled);
         }
+        self.fallbacks
+            .extend(interface.lacks_hints().map(Fallback::NoHints));
         self.multi_buffer = bound.multi_buffer();
         self.node = interface.link.node.and_then(|_| bound.umem().node());
         self.socket = Some(bound.as_fd().try_clone_to_owned()?);

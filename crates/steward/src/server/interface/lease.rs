@@ -5,20 +5,21 @@ use std::os::fd::BorrowedFd;
 
 use steer::{GroupRing, MAX_QUEUES, QueueConf, QueueCounters, with_sources};
 
-use super::{Holder, Interface};
+use super::{Holder, Interface, LeaseHints};
 use crate::hardware::Names;
 use crate::links::Link;
 use crate::protocol::{Reason, Refusal, Wanted};
 use crate::server::entries::{self, Entries};
 
 impl Interface {
-    /// Reserves queues for a connection. `names`: what the policy names of what they are for; `ring`: of a network.
+    /// Reserves queues for a connection. `names`: what the policy names of what they are for; `ring`: of a network; the hints that its frames are
+    /// to have.
     pub(in crate::server) fn reserve(
         &mut self,
         wanted: &Wanted,
         connection: u64,
         names: Names,
-        ring: Option<GroupRing>,
+        (ring, hints): (Option<GroupRing>, LeaseHints),
     ) -> Result<(), Refusal> {
         let queues = wanted.range();
         let name = &self.link.name;
@@ -33,7 +34,7 @@ impl Interface {
                 ),
             ));
         }
-        check(&self.link, wanted)?;
+        check(&self.link, wanted, hints)?;
         for queue in queues.clone() {
             let text = match self.holders.get(&queue) {
                 None => continue,
@@ -62,6 +63,11 @@ impl Interface {
                 .open_network(queues.clone(), ring)
                 .map_err(|text| Refusal::new(Reason::Kernel, text)),
             None => Ok(()),
+        });
+        self.ask_for_hints(queues.start, hints);
+        let installed = installed.and_then(|()| match self.is_blind(queues.start) {
+            true => Err(Refusal::new(Reason::NoInterface, entries::blind(&self.link.name))),
+            false => Ok(()),
         });
         installed.inspect_err(|_| self.release(connection, queues))
     }
@@ -134,6 +140,7 @@ impl Interface {
         }
         let mut entries = Entries::new(queues.clone(), wanted.filter.clone(), names);
         entries.look(&self.link.name);
+        entries.restored = self.restores_tags();
         if let Some(program) = &self.program {
             let stopped = |queue| !entries.is_blind() || program.deactivate_queue(queue).is_ok();
             if entries.install(program).is_err() || !queues.clone().all(stopped) {
@@ -177,7 +184,7 @@ impl Interface {
 }
 
 /// Whether an interface can have such a lease at all, as far as that is known without the program.
-pub(in crate::server) fn check(link: &Link, wanted: &Wanted) -> Result<(), Refusal> {
+pub(in crate::server) fn check(link: &Link, wanted: &Wanted, hints: LeaseHints) -> Result<(), Refusal> {
     let (name, have, last) = (&link.name, link.rx_queues, wanted.range().end - 1);
     if last >= have.min(MAX_QUEUES) {
         let text = format!(
@@ -186,7 +193,9 @@ pub(in crate::server) fn check(link: &Link, wanted: &Wanted) -> Result<(), Refus
         );
         return Err(Refusal::new(Reason::NoInterface, text));
     }
-    entries::check_tags(name, &wanted.filter).map_err(|text| Refusal::new(Reason::NoInterface, text))
+    let may_restore = || Interface::may_restore_tags(link.index, hints);
+    entries::check_tags(name, &wanted.filter, may_restore)
+        .map_err(|text| Refusal::new(Reason::NoInterface, text))
 }
 
 fn kernel<T>(result: Result<T, steer::QueueError>) -> Result<T, Refusal> {

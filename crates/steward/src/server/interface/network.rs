@@ -23,6 +23,8 @@ pub(in crate::server) struct Network {
     ring: GroupRing,
     /// The NIC or the kernel takes tags off before the program sees frames.
     pub(super) strips_tags: bool,
+    /// It has stations of VLANs, or is to have some.
+    has_vlans: bool,
     /// Queues beside its own that the NIC spreads frames over.
     beyond: Vec<u32>,
 }
@@ -71,8 +73,14 @@ fn lost_beyond(interface: &str, queues: &Range<u32>, beyond: &[u32]) -> String {
 
 impl Network {
     pub(super) fn look(&mut self, interface: &str) {
+        self.has_vlans = self.stations.keys().any(|station| station.vlan != 0);
         self.strips_tags = strips_tags(interface);
         self.beyond = beyond(interface, &self.queues);
+    }
+
+    /// Whether tags are taken off by which its stations are to be told.
+    pub(super) fn lacks_tags(&self) -> bool {
+        self.strips_tags && self.has_vlans
     }
 
     /// What its holder should know; may be empty.
@@ -112,6 +120,7 @@ impl Interface {
             stations: BTreeMap::new(),
             ring,
             strips_tags: strips_tags(&self.link.name),
+            has_vlans: false,
         };
         if let Some(pins) = self.pins.as_ref().filter(|pins| pins.is_dir()) {
             network
@@ -134,8 +143,10 @@ impl Interface {
         };
         let first = queues.start;
         let ring = GroupRing::open_pinned(&ring_path(pins, first)).map_err(|error| error.to_string())?;
+        let stations: BTreeMap<_, _> = program.stations(first).into_iter().collect();
         let network = Network {
-            stations: program.stations(first).into_iter().collect(),
+            has_vlans: stations.keys().any(|station| station.vlan != 0),
+            stations,
             ring,
             strips_tags: strips_tags(&self.link.name),
             beyond: beyond(&self.link.name, &queues),
@@ -216,6 +227,7 @@ impl Interface {
         first: u32,
         changes: &[StationChange],
     ) -> Result<(), Refusal> {
+        self.see_tags(first, changes);
         self.check_changes(first, changes)?;
         let refused = |error: StationError| Refusal::new(Reason::Kernel, with_sources(&error));
         let Some(network) = self.networks.get_mut(&first) else {
@@ -241,6 +253,18 @@ impl Interface {
         changed.map_err(refused)
     }
 
+    /// Has the program told of tags, if it is to be, before there are stations of VLANs.
+    fn see_tags(&mut self, first: u32, changes: &[StationChange]) {
+        let mut set = changes.iter().filter(|change| change.port.is_some());
+        if let Some(network) = self.networks.get_mut(&first)
+            && set.any(|change| change.station.vlan != 0)
+        {
+            network.has_vlans = true;
+            network.strips_tags = strips_tags(&self.link.name);
+            self.decide_hints();
+        }
+    }
+
     fn check_changes(&self, first: u32, changes: &[StationChange]) -> Result<(), Refusal> {
         let name = &self.link.name;
         let Some(network) = self.networks.get(&first) else {
@@ -253,7 +277,7 @@ impl Interface {
             let text = format!("more than {STATIONS_MAX} stations of one network");
             return Err(Refusal::new(Reason::Limit, text));
         }
-        let blind = set().any(|change| change.station.vlan != 0) && strips_tags(name);
+        let blind = network.strips_tags && !self.restores_tags();
         for StationChange { station, .. } in set() {
             let others = self.networks.iter().filter(|&(&other, _)| other != first);
             if others

@@ -49,6 +49,7 @@ impl Interface {
                 tracing::info!(interface = self.link.name, %mode, program = program_id, "program attached");
                 self.pin(&mut program);
                 self.program = Some(program);
+                self.hints_of_new_program();
                 // An interface that was made anew has no rules; one that came back may have them still.
                 let entries = self.entries.values_mut();
                 entries.for_each(|entries| entries.apply(&self.link, &mut self.ledger));

@@ -61,6 +61,7 @@ impl Interface {
             self.holders.insert(queue, Holder::Leaving);
         }
         self.entries.remove(&queues.start);
+        self.forget_hints(queues.start);
         let network = self.networks.remove(&queues.start).map(|_| Step::Network {
             first: queues.start,
             end: queues.end,

@@ -47,7 +47,11 @@ pub(crate) fn render(queues: &[Queue], earlier: Option<Earlier<'_>>) -> String {
         table.add_row(row);
     }
     let mut text = format!("{table}\n");
-    for line in leases(queues).into_iter().chain(rules(queues)) {
+    for line in leases(queues)
+        .into_iter()
+        .chain(rules(queues))
+        .chain(hints(queues))
+    {
         text.push_str(&line);
     }
     let mut listed = Vec::new();
@@ -111,6 +115,30 @@ fn row(queue: &Queue, earlier: Option<Earlier<'_>>) -> Vec<String> {
         figure(|holder| holder.drops),
     ]);
     row
+}
+
+/// What interfaces tell of frames, in words, each once; those that tell nothing are left out.
+fn hints(queues: &[Queue]) -> Vec<String> {
+    let mut lines = Vec::new();
+    for queue in queues {
+        let driver = queue.driver_hints.as_deref().unwrap_or_default();
+        let of_holder = queue.holder.as_ref().and_then(|holder| holder.hints.as_ref());
+        let is_said = of_holder.is_some_and(|hints| !hints.on.is_empty() || hints.why.is_some());
+        let said = match of_holder.filter(|_| is_said) {
+            Some(hints) => format!("; {hints}"),
+            None if driver.is_empty() => continue,
+            None => String::new(),
+        };
+        let driver = match driver {
+            [] => "none".to_owned(),
+            driver => driver.join(", "),
+        };
+        let line = format!("hints of {}: its driver has {driver}{said}\n", queue.interface);
+        if !lines.contains(&line) {
+            lines.push(line);
+        }
+    }
+    lines
 }
 
 /// Each lease once, in words.

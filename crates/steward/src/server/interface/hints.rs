@@ -1,0 +1,189 @@
+//! Hints of an interface: what its leases ask for together, as far as it can be had.
+//!
+//! One program serves all leases, so it leaves what any of them asks for and may have. Who does not ask has nothing before
+//! its frames. The program is another one whenever that changes, in the place of the one before it; which layouts there
+//! may be holders know from the beginning (`Program::all_layouts`).
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use steer::{HintSet, HintsError, Mode, with_sources};
+
+use super::Interface;
+use super::network::Network;
+use crate::protocol::{HintWish, Hinted};
+use crate::server::entries::{self, Entries};
+
+/// What a lease asks for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(in crate::server) struct LeaseHints {
+    pub(in crate::server) wish: HintWish,
+    /// By the policy.
+    pub(in crate::server) allowed: HintSet,
+}
+
+/// See the module's head.
+#[derive(Debug, Default)]
+pub(super) struct Hints {
+    /// By the first queue of the lease.
+    leases: BTreeMap<u32, LeaseHints>,
+    /// What the driver tells programs; of marks all do.
+    driver: HintSet,
+    /// Why the program does not leave what could be had.
+    why: String,
+    /// Other ones than holders were told.
+    pub(super) changed: bool,
+}
+
+impl Interface {
+    /// A lease asks for these from now on.
+    pub(in crate::server) fn ask_for_hints(&mut self, first: u32, asked: LeaseHints) {
+        if self.hints.leases.insert(first, asked) != Some(asked) {
+            self.decide_hints();
+        }
+    }
+
+    /// The same of a lease that another steward had given, before all such leases are known.
+    pub(in crate::server) fn adopt_hints(&mut self, first: u32, asked: LeaseHints) {
+        self.hints.leases.insert(first, asked);
+    }
+
+    pub(super) fn forget_hints(&mut self, first: u32) {
+        // Without a lease the program goes soon, and nothing comes to anybody.
+        if self.hints.leases.remove(&first).is_some() && !self.hints.leases.is_empty() {
+            self.decide_hints();
+        }
+    }
+
+    /// Whether holders are to be told of their hints again, once.
+    pub(in crate::server) fn take_hints_changed(&mut self) -> bool {
+        std::mem::take(&mut self.hints.changed)
+    }
+
+    /// Whether a lease would be told of tags that the driver takes off, as far as that is known before it is tried.
+    pub(in crate::server) fn may_restore_tags(ifindex: u32, asked: LeaseHints) -> bool {
+        let LeaseHints { wish, allowed } = asked;
+        let wishes = wish.tags || wish.asked.has(HintSet::VLAN);
+        wishes && allowed.has(HintSet::VLAN) && driver_has(ifindex).has(HintSet::VLAN)
+    }
+
+    /// The program was attached just now: it leaves nothing yet, and its driver may be another one.
+    pub(super) fn hints_of_new_program(&mut self) {
+        self.hints.driver = HintSet::NONE;
+        self.hints.changed = true;
+        self.decide_hints();
+    }
+
+    /// Lets the program leave what leases ask for, if it does not.
+    pub(in crate::server) fn decide_hints(&mut self) {
+        let Some(program) = &self.program else { return };
+        let wishes = self.hints.leases.iter();
+        let wanted = wishes.fold(HintSet::NONE, |all, (&first, asked)| {
+            all.with(self.effective(first, asked))
+        });
+        let before = (program.hints(), self.hints.why.clone());
+        if !wanted.is_empty() {
+            self.hints.driver = driver_has(self.link.index);
+        }
+        let possible = match program.mode() {
+            Mode::Native => self.hints.driver.with(HintSet::MARK),
+            Mode::Skb => HintSet::NONE,
+        };
+        let wanted = wanted.among(possible);
+        let mut set = program.set_hints(wanted);
+        self.hints.why.clear();
+        if let Err(error @ HintsError::Kernel { missing }) = &set {
+            self.hints.why = error.to_string();
+            set = program.set_hints(wanted.without(*missing));
+        }
+        if let Err(error) = set {
+            self.hints.why = with_sources(&error);
+        }
+        let on = program.hints();
+        if before != (on, self.hints.why.clone()) {
+            let why = &self.hints.why;
+            tracing::info!(interface = self.link.name, hints = %on, why, "hints");
+            self.hints.changed = true;
+        }
+        let restores = on.has(HintSet::VLAN);
+        for entries in self.entries.values_mut() {
+            entries.restored = restores;
+        }
+    }
+
+    /// What a lease gets if all can be had.
+    fn effective(&self, first: u32, asked: &LeaseHints) -> HintSet {
+        let LeaseHints { wish, allowed } = asked;
+        let by_need = match wish.tags && self.lacks_tags(first) {
+            true => HintSet::VLAN,
+            false => HintSet::NONE,
+        };
+        wish.asked.with(by_need).among(*allowed)
+    }
+
+    /// Whether a lease is for VLANs whose tags the driver takes off.
+    fn lacks_tags(&self, first: u32) -> bool {
+        let of_entries = self.entries.get(&first).is_some_and(Entries::lacks_tags);
+        let of_network = self.networks.get(&first).is_some_and(Network::lacks_tags);
+        of_entries || of_network
+    }
+
+    /// Whether the program tells of tags that are taken off.
+    pub(super) fn restores_tags(&self) -> bool {
+        let hints = self.program.as_ref().map(steer::Program::hints);
+        hints.is_some_and(|hints| hints.has(HintSet::VLAN))
+    }
+
+    /// What the holder of the lease of these queues is told.
+    pub(in crate::server) fn hinted_for(&self, queues: &Range<u32>) -> Hinted {
+        let asked = self.hints.leases.get(&queues.start).copied().unwrap_or_default();
+        let Some(program) = &self.program else {
+            return Hinted::default();
+        };
+        let driver = match self.hints.driver.is_empty() {
+            true => driver_has(self.link.index),
+            false => self.hints.driver,
+        };
+        let possible = match program.mode() {
+            Mode::Native => driver.with(HintSet::MARK),
+            Mode::Skb => HintSet::NONE,
+        };
+        let on = program.hints();
+        Hinted {
+            possible,
+            on,
+            why: self.why_not(&asked, possible, on),
+            layouts: program.all_layouts(),
+        }
+    }
+
+    fn why_not(&self, asked: &LeaseHints, possible: HintSet, on: HintSet) -> String {
+        let missing = asked.wish.asked.without(on);
+        if missing.is_empty() {
+            return String::new();
+        }
+        if let Some(Mode::Skb) = self.program.as_ref().map(steer::Program::mode) {
+            return format!("no {missing}: hints take native mode, and the program is in skb mode");
+        }
+        let refused = missing.without(asked.allowed);
+        let refused = match refused.is_empty() {
+            true => String::new(),
+            false => format!("no {refused}: the policy does not allow it, see `hints` of the rule"),
+        };
+        let lacking = missing.among(asked.allowed).without(possible);
+        let lacking = match lacking.is_empty() {
+            true => String::new(),
+            false => {
+                let (name, driver) = (&self.link.name, &self.link.driver);
+                format!("no {lacking}: the driver of {name} ({driver}) has none")
+            }
+        };
+        entries::joined([&refused, &lacking, &self.hints.why])
+    }
+}
+
+/// What the driver tells programs.
+fn driver_has(ifindex: u32) -> HintSet {
+    // Before Linux 6.3 none does.
+    HintSet::of_driver(ifindex).unwrap_or_default()
+}

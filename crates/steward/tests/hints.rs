@@ -1,0 +1,337 @@
+//! Hints of the NIC: what leases of an interface ask for together, how it changes while they live, and what those are
+//! told who know nothing of hints.
+
+mod common;
+
+use std::fs;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use common::{World, refusal, take, wanted};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{
+    RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, accept, bind, connect, listen, recv, send,
+};
+use rustix::process::Signal;
+use steer::{Filter, HintSet, Mode, ModeRequest, Station};
+use steward::client::{Lease, LeaseError, Waiting};
+use steward::protocol::{
+    Answer, HintWish, Hinted, MESSAGE_MAX, Malformed, Reason, Refusal, StationChange, Wanted, new_socket,
+};
+use testkit::{VethPair, require, wait};
+
+const POLICY: &str =
+    "[[allow]]\nuser = 0\ninterface = \"nic0\"\nqueues = \"all\"\nnetwork = true\nmemlock = \"64 MiB\"\n";
+
+fn set(text: &str) -> HintSet {
+    text.parse().expect("hints")
+}
+
+fn wish(text: &str) -> HintWish {
+    HintWish {
+        asked: set(text),
+        tags: false,
+    }
+}
+
+fn hinted(path: &Path, wanted: &Wanted, wish: HintWish) -> Result<Lease, LeaseError> {
+    Lease::take_hinted(path, wanted, wish, Waiting::default())
+}
+
+fn told(lease: &Lease) -> Hinted {
+    lease.hinted().expect("the steward knows of hints")
+}
+
+/// Whether veth tells hints here at all.
+fn has_hints() -> bool {
+    let kernel = HintSet::of_kernel();
+    let has = kernel.has(set("hash,vlan"));
+    if !has {
+        println!("SKIPPED: this kernel has no hints but {kernel}");
+    }
+    has
+}
+
+/// Goes on with a lease until it is told what is waited for.
+#[track_caller]
+fn await_hints(lease: &Lease, what: &str, holds: impl Fn(&Hinted) -> bool) -> Hinted {
+    let deadline = Instant::now() + wait::SOON;
+    while Instant::now() < deadline {
+        lease
+            .take_changes()
+            .unwrap_or_else(|error| panic!("{what}: {error}"));
+        if let Some(hinted) = lease.hinted().filter(&holds) {
+            return hinted;
+        }
+        let second = Timespec {
+            tv_sec: 1,
+            tv_nsec: 0,
+        };
+        let _ = poll(
+            &mut [PollFd::from_borrowed_fd(lease.as_fd(), PollFlags::IN)],
+            Some(&second),
+        );
+    }
+    panic!("never: {what}: {:?}", lease.hinted());
+}
+
+fn rxvlan(world: &World, on: &str) {
+    world
+        .veth
+        .near
+        .run("ethtool", &["-K", VethPair::NIC, "rxvlan", on]);
+}
+
+#[test]
+fn program_leaves_what_leases_ask_for_together() {
+    require!(Root);
+    if !has_hints() {
+        return;
+    }
+    let world = World::with(4, POLICY);
+    let first = hinted(&world.socket(), &wanted(0, 1), wish("hash")).expect("allowed");
+    let of_first = told(&first);
+    assert_eq!((of_first.on, of_first.why.as_str()), (set("hash"), ""));
+    assert_eq!(of_first.possible, HintSet::ALL, "veth");
+    assert_eq!(of_first.layouts.len(), 15);
+
+    let second = hinted(&world.socket(), &wanted(1, 1), wish("mark")).expect("allowed");
+    assert_eq!(told(&second).on, set("hash,mark"));
+    let of_first = await_hints(&first, "the other's hints", |hints| hints.on == set("hash,mark"));
+    assert_eq!(of_first.layouts.len(), 15, "all were known before");
+
+    // Who knows nothing of hints is told nothing, and changes nothing.
+    let old = take(&world.socket(), &wanted(2, 1)).expect("allowed");
+    assert_eq!(old.hinted(), None);
+    second.ask_for_hints(wish("none")).expect("as often as that");
+    assert_eq!(told(&second).on, set("hash"));
+    await_hints(&first, "what is left", |hints| hints.on == set("hash"));
+    second
+        .ask_for_hints(wish("vlan,timestamp"))
+        .expect("as often as that");
+    await_hints(&first, "other ones", |hints| {
+        hints.on == set("hash,vlan,timestamp")
+    });
+    drop(second);
+    await_hints(&first, "its own alone", |hints| hints.on == set("hash"));
+    old.take_changes().expect("its lease goes on");
+    assert_eq!(old.facts().generation, first.facts().generation);
+    assert_eq!(world.attached(1), 1, "{}", world.steward);
+}
+
+#[test]
+fn what_cannot_be_had_is_said_and_the_lease_goes_on_without() {
+    require!(Root);
+    if !has_hints() {
+        return;
+    }
+    let mut world = World::with(2, &format!("{POLICY}hints = \"hash\"\n"));
+    let lease = hinted(&world.socket(), &wanted(0, 1), wish("hash,mark")).expect("allowed");
+    let hints = told(&lease);
+    assert_eq!(hints.on, set("hash"));
+    assert!(hints.why.contains("no mark: the policy"), "{}", hints.why);
+    // Another policy counts at once.
+    common::write_policy(&world.dir, POLICY);
+    world.steward.signal(Signal::HUP);
+    let hints = await_hints(&lease, "what the new policy allows", |hints| {
+        hints.on == set("hash,mark")
+    });
+    assert_eq!(hints.why, "");
+    drop(lease);
+
+    let world = World::with(2, POLICY);
+    let skb = Wanted {
+        mode: ModeRequest::Skb,
+        ..wanted(0, 1)
+    };
+    let lease = hinted(&world.socket(), &skb, wish("hash")).expect("allowed");
+    let hints = told(&lease);
+    assert_eq!((lease.facts().mode, hints.on), (Some(Mode::Skb), HintSet::NONE));
+    assert_eq!(hints.possible, HintSet::NONE);
+    assert!(hints.why.contains("native mode"), "{}", hints.why);
+}
+
+#[test]
+fn vlans_can_be_told_where_the_driver_takes_tags_off() {
+    require!(Root);
+    if !has_hints() {
+        return;
+    }
+    let world = World::with(2, POLICY);
+    rxvlan(&world, "on");
+    let tagged = Wanted {
+        filter: Filter {
+            vlans: vec![100],
+            ..Filter::default()
+        },
+        ..wanted(0, 1)
+    };
+    let where_needed = HintWish {
+        asked: HintSet::NONE,
+        tags: true,
+    };
+    for wish in [None, Some(wish("hash"))] {
+        let lease = match wish {
+            None => take(&world.socket(), &tagged),
+            Some(wish) => hinted(&world.socket(), &tagged, wish),
+        };
+        let refused = refusal(lease);
+        assert!(refused.text.contains("hints with vlan"), "{refused}");
+    }
+    let lease = hinted(&world.socket(), &tagged, where_needed).expect("the program is told of tags");
+    assert_eq!(told(&lease).on, set("vlan"));
+    // Only where it is needed.
+    rxvlan(&world, "off");
+    await_hints(&lease, "tags are in frames", |hints| hints.on.is_empty());
+    rxvlan(&world, "on");
+    await_hints(&lease, "tags are taken off", |hints| hints.on == set("vlan"));
+    assert!(!lease.facts().impaired, "{:?}", lease.facts());
+    drop(lease);
+
+    let network = Wanted {
+        network: true,
+        ..wanted(0, 1)
+    };
+    let change = |vlan, port| StationChange {
+        station: Station {
+            vlan,
+            mac: [2, 0, 0, 0, 0, 9],
+        },
+        port,
+    };
+    let lease = hinted(&world.socket(), &network, where_needed).expect("allowed");
+    lease.set_stations(&[change(0, Some(1))]).expect("allowed");
+    assert_eq!(told(&lease).on, HintSet::NONE, "no VLANs yet");
+    assert!(lease.facts().strips_tags);
+    lease
+        .set_stations(&[change(7, Some(1))])
+        .expect("the program is told of tags");
+    await_hints(&lease, "a station of a VLAN", |hints| hints.on == set("vlan"));
+}
+
+#[test]
+fn hints_outlive_the_steward() {
+    require!(Root);
+    if !has_hints() {
+        return;
+    }
+    let mut world = World::kept_for(POLICY, "10");
+    let lease = hinted(&world.socket(), &wanted(0, 1), wish("hash,mark")).expect("allowed");
+    let (before, program, facts) = (told(&lease), world.program(), lease.facts());
+    for signal in [Signal::TERM, Signal::KILL] {
+        world.restart_after(signal);
+        assert_eq!(world.program(), program, "{}", world.steward);
+        await_hints(&lease, "back", |hints| !lease.is_away() && hints.on == before.on);
+        assert_eq!(told(&lease), before);
+        assert_eq!(lease.facts().generation, facts.generation);
+    }
+    lease.ask_for_hints(wish("vlan")).expect("as with any steward");
+    assert_eq!((told(&lease).on, told(&lease).layouts.len()), (set("vlan"), 15));
+    let program = world.program();
+    world.restart_after(Signal::KILL);
+    await_hints(&lease, "back", |hints| {
+        !lease.is_away() && hints.on == set("vlan")
+    });
+    assert_eq!(world.program(), program);
+    assert_eq!(lease.facts().generation, facts.generation, "the same sockets");
+}
+
+/// A steward of a version without hints: it passes on what it knows, and ends the connection of who says more.
+struct WithoutHints {
+    path: PathBuf,
+}
+
+/// `Hints`, see `protocol.rs`.
+const HINTS: u16 = 17;
+
+impl WithoutHints {
+    fn start(world: &World) -> Self {
+        let path = world.dir.path().join("old.sock");
+        let listener = new_socket(SocketFlags::empty()).expect("a socket");
+        bind(&listener, &SocketAddrUnix::new(&path).expect("short")).expect("new");
+        listen(&listener, 16).expect("bound");
+        let to = world.socket();
+        std::thread::spawn(move || {
+            while let Ok(holder) = accept(&listener) {
+                let steward = new_socket(SocketFlags::empty()).expect("a socket");
+                connect(&steward, &SocketAddrUnix::new(&to).expect("short")).expect("it listens");
+                std::thread::spawn(move || Self::pass_on(&holder, &steward));
+            }
+        });
+        Self { path }
+    }
+
+    fn pass_on(holder: &OwnedFd, steward: &OwnedFd) {
+        let mut bytes = vec![0; MESSAGE_MAX];
+        loop {
+            let mut fds = [holder, steward].map(|fd| PollFd::new(fd, PollFlags::IN));
+            poll(&mut fds, None).expect("both are open");
+            let ready = fds.map(|fd| !fd.revents().is_empty());
+            let (from, to) = if ready[0] {
+                (holder, steward)
+            } else {
+                (steward, holder)
+            };
+            let len = recv(from, &mut bytes, RecvFlags::empty()).map_or(0, |(len, _)| len);
+            if len == 0 {
+                return;
+            }
+            if ready[0] && bytes[2..4] == HINTS.to_ne_bytes() {
+                let text = Malformed::Kind(HINTS).to_string();
+                let refused = Answer::Refused(Refusal::new(Reason::Malformed, text)).encode(0);
+                let _ = send(holder, &refused, SendFlags::NOSIGNAL);
+                return;
+            }
+            let _ = send(to, &bytes[..len], SendFlags::NOSIGNAL);
+        }
+    }
+}
+
+#[test]
+fn lease_of_a_steward_without_hints_has_none() {
+    require!(Root);
+    let mut world = World::kept_for(POLICY, "10");
+    let old = WithoutHints::start(&world);
+    let lease = hinted(&old.path, &wanted(0, 1), wish("hash")).expect("as without hints");
+    assert_eq!(lease.hinted(), None);
+    lease.ask_for_hints(wish("vlan")).expect("nothing happens");
+    assert_eq!(lease.hinted(), None);
+    lease.deactivate(0).expect("other requests work");
+    // One of this version comes after it, and knows what is wanted.
+    fs::remove_file(&old.path).expect("it is there");
+    world.end_steward(Signal::TERM);
+    std::os::unix::fs::symlink(world.socket(), &old.path).expect("new");
+    world.restart();
+    if has_hints() {
+        await_hints(&lease, "hints of the new one", |hints| hints.on == set("vlan"));
+    }
+    // And one without comes after that.
+    fs::remove_file(&old.path).expect("it is there");
+    let _again = WithoutHints::start(&world);
+    let path = world.dir.path().join("old.sock");
+    assert!(path.exists());
+    world.restart_after(Signal::TERM);
+    let gone = wait::until(wait::SOON, || {
+        lease.take_changes().expect("the lease goes on");
+        !lease.is_away() && lease.hinted().is_none()
+    });
+    assert!(gone, "{:?}: {}", lease.hinted(), world.steward);
+    lease.deactivate(0).expect("the lease goes on");
+}
+
+#[test]
+fn other_hints_cannot_be_asked_for_without_end() {
+    require!(Root);
+    let world = World::with(2, POLICY);
+    let lease = hinted(&world.socket(), &wanted(0, 1), HintWish::default()).expect("allowed");
+    let refused = (0..1000).find_map(|n| {
+        let wish = wish(["mark", "none"][n % 2]);
+        lease.ask_for_hints(wish).err()
+    });
+    match refused {
+        Some(LeaseError::Refused(refusal)) => assert_eq!(refusal.reason, Reason::Limit, "{refusal}"),
+        other => panic!("{other:?}"),
+    }
+    lease.deactivate(0).expect("the lease goes on");
+}

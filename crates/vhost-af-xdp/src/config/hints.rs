@@ -1,0 +1,74 @@
+//! Which hints of the NIC frames are to have, as it was asked for.
+
+use std::fmt;
+use std::str::FromStr;
+
+use steer::{HintSet, NoSuchHint};
+use steward::protocol::HintWish;
+
+/// `--hints`, and the key of that name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum HintsConfig {
+    /// What is needed and can be had: the VLAN tag, where the driver takes tags off and VLANs are to be told.
+    Auto,
+    /// These.
+    Only(HintSet),
+}
+
+impl Default for HintsConfig {
+    fn default() -> Self {
+        Self::NONE
+    }
+}
+
+impl HintsConfig {
+    /// Nothing is left before frames.
+    pub(crate) const NONE: Self = Self::Only(HintSet::NONE);
+
+    /// What a steward is asked for.
+    pub(crate) fn wish(self) -> HintWish {
+        match self {
+            Self::Auto => HintWish {
+                asked: HintSet::NONE,
+                tags: true,
+            },
+            Self::Only(asked) => HintWish { asked, tags: false },
+        }
+    }
+
+    /// Of what a steward's program leaves for all leases together, what this is about.
+    pub(crate) fn among(self, on: HintSet) -> HintSet {
+        match self {
+            Self::Auto => on.among(HintSet::VLAN),
+            Self::Only(asked) => on.among(asked),
+        }
+    }
+
+    /// What is named, and must be possible.
+    pub(crate) fn named(self) -> HintSet {
+        match self {
+            Self::Auto => HintSet::NONE,
+            Self::Only(asked) => asked,
+        }
+    }
+}
+
+impl FromStr for HintsConfig {
+    type Err = NoSuchHint;
+
+    fn from_str(text: &str) -> Result<Self, NoSuchHint> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            text => text.parse().map(Self::Only),
+        }
+    }
+}
+
+impl fmt::Display for HintsConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Only(hints) => hints.fmt(f),
+        }
+    }
+}
