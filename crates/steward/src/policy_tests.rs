@@ -532,3 +532,22 @@ fn stations_of_a_network_are_judged_one_by_one() {
     assert!(judged(&some, 1, 5), "the host's, and named");
     assert!(!judged(&some, 1, 7) && !judged(&some, 1, 0) && !judged(&some, 2, 5));
 }
+
+#[test]
+fn hints_are_all_that_a_rule_names_or_all() {
+    let rule = "[[allow]]\nuser = 7\ninterface = \"eth1\"\nqueues = \"0-3\"\n";
+    let parse = |more: &str| Policy::parse(Path::new("p"), &format!("{rule}{more}"));
+    let hints = |more: &str| parse(more).expect("a policy").hints(0);
+    assert_eq!(hints(""), HintSet::ALL);
+    assert_eq!(hints("hints = \"none\"\n"), HintSet::NONE);
+    assert_eq!(
+        hints("hints = \"vlan,hash\"\n"),
+        HintSet::HASH.with(HintSet::VLAN)
+    );
+    let said = parse("hints = \"hash\"\n").expect("a policy").to_string();
+    assert!(said.ends_with(", hints hash\n"), "{said}");
+    for wrong in ["hints = \"time\"\n", "hints = true\n"] {
+        let said = parse(wrong).expect_err(wrong).to_string();
+        assert!(said.contains("hash, vlan, timestamp and mark"), "{said}");
+    }
+}

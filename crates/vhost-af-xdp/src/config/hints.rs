@@ -72,3 +72,29 @@ impl fmt::Display for HintsConfig {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn auto_asks_for_tags_where_they_are_needed_and_for_nothing_else() {
+        let auto: HintsConfig = "auto".parse().expect("a word");
+        assert_eq!((auto, auto.to_string().as_str()), (HintsConfig::Auto, "auto"));
+        assert_eq!((auto.wish().asked, auto.wish().tags), (HintSet::NONE, true));
+        assert_eq!(auto.among(HintSet::ALL), HintSet::VLAN);
+        assert_eq!(auto.named(), HintSet::NONE);
+    }
+
+    #[test]
+    fn what_is_named_is_asked_for() {
+        for text in ["none", "hash", "hash,vlan,timestamp,mark"] {
+            let named: HintsConfig = text.parse().expect("names");
+            let hints: HintSet = text.parse().expect("names");
+            assert_eq!(named.to_string(), text);
+            assert_eq!((named.wish().asked, named.wish().tags), (hints, false));
+            assert_eq!((named.among(HintSet::ALL), named.named()), (hints, hints));
+        }
+        assert!("auto,hash".parse::<HintsConfig>().is_err());
+    }
+}
