@@ -150,11 +150,11 @@ fn ports_with_vlans_are_taken_where_tags_are_taken_off_and_told(#[values(false, 
     let auto = |ports: &[&str]| with_hints("auto", &file(Some(VethPair::NIC), ports));
     let daemon = Daemon::start_file(&veth.near, &serve, &[VethPair::NIC], &auto(&[""]));
     let on = || daemon.status()["networks"][0]["queues"][0]["hints"]["on"].clone();
-    assert_eq!(on(), json!([]), "nobody needs any");
+    assert_eq!(on(), json!(["hash"]), "nobody needs tags");
     let mut first = guests(&daemon, 1, &DriverConfig::default());
     daemon.reload_with(&auto(&["", "vlan = 100"]));
     assert!(
-        wait::until(wait::SOON, || on() == json!(["vlan"])),
+        wait::until(wait::SOON, || on() == json!(["hash", "vlan"])),
         "{}",
         daemon.status()
     );
@@ -188,7 +188,8 @@ fn frames_go_on_while_hints_are_switched_by_the_file() {
         lan.daemon.reload_with(&with(hints));
         let on = || lan.daemon.status()["networks"][0]["queues"][0]["hints"].clone();
         let expected: Vec<&str> = match hints {
-            "none" | "auto" => Vec::new(),
+            "none" => Vec::new(),
+            "auto" => vec!["hash"],
             names => names.split(',').collect(),
         };
         assert!(

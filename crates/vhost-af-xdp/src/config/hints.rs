@@ -9,7 +9,8 @@ use steward::protocol::HintWish;
 /// `--hints`, and the key of that name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HintsConfig {
-    /// What is needed and can be had: the VLAN tag, where the driver takes tags off and VLANs are to be told.
+    /// What something uses and can be had: the hash; the VLAN tag where the driver takes tags off and VLANs are to be
+    /// told.
     Auto,
     /// These.
     Only(HintSet),
@@ -29,7 +30,7 @@ impl HintsConfig {
     pub(crate) fn wish(self) -> HintWish {
         match self {
             Self::Auto => HintWish {
-                asked: HintSet::NONE,
+                asked: HintSet::HASH,
                 tags: true,
             },
             Self::Only(asked) => HintWish { asked, tags: false },
@@ -39,7 +40,7 @@ impl HintsConfig {
     /// Of what a steward's program leaves for all leases together, what this is about.
     pub(crate) fn among(self, on: HintSet) -> HintSet {
         match self {
-            Self::Auto => on.among(HintSet::VLAN),
+            Self::Auto => on.among(HintSet::HASH.with(HintSet::VLAN)),
             Self::Only(asked) => on.among(asked),
         }
     }
@@ -78,11 +79,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn auto_asks_for_tags_where_they_are_needed_and_for_nothing_else() {
+    fn auto_asks_for_the_hash_and_for_tags_where_they_are_needed() {
         let auto: HintsConfig = "auto".parse().expect("a word");
         assert_eq!((auto, auto.to_string().as_str()), (HintsConfig::Auto, "auto"));
-        assert_eq!((auto.wish().asked, auto.wish().tags), (HintSet::NONE, true));
-        assert_eq!(auto.among(HintSet::ALL), HintSet::VLAN);
+        assert_eq!((auto.wish().asked, auto.wish().tags), (HintSet::HASH, true));
+        assert_eq!(auto.among(HintSet::ALL), HintSet::HASH.with(HintSet::VLAN));
         assert_eq!(auto.named(), HintSet::NONE);
     }
 
