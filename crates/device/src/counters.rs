@@ -122,6 +122,10 @@ counters! {
     Work from_guest_limit_waits,
     /// Times a frame waited because the guest had posted no buffer for it.
     Work to_guest_waits,
+    /// Frames before which something stood that nobody knows, where hints are to be read: they are as if they had none.
+    Work to_guest_hints_unknown,
+    /// VLAN tags that the NIC had taken off, and that were put back.
+    Work to_guest_tags_put_back,
     /// Frame shorter than an Ethernet header (14 bytes).
     Drop from_guest_runt,
     /// Frame longer than the interface's MTU plus Ethernet and VLAN header.
@@ -189,6 +193,8 @@ counters! {
     Drop from_guest_checksum_in_headers,
     /// Network: no port that has a guest has the destination of a frame of the uplink's.
     Drop to_guest_no_port,
+    /// What stood before the frame nobody knows, and a VLAN tag that the NIC took off is told there: it may be of any VLAN.
+    Drop to_guest_tag_unknown,
     /// Network: the guest had no buffer for the frame, and not for some time, or the frame is to a group.
     Drop to_guest_no_buffer,
     /// Network: the host's kernel did not take the frame: its end of the network is down or gone, or it knows no such

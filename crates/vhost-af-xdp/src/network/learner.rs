@@ -8,7 +8,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use steer::with_sources;
 
 use super::learning::{Change, Told, tell_each};
-use super::{Network, change, configured};
+use super::{Network, change, configured, note_of};
 
 /// How often the notes are looked at without news.
 const SELDOM: Duration = Duration::from_secs(10);
@@ -45,11 +45,11 @@ impl Network {
             return None;
         }
         let table = configured(state);
-        let (interface, uplink) = (state.interface.as_deref(), &state.uplink);
+        let (interface, uplink, ports) = (state.interface.as_deref(), &state.uplink, &state.ports);
         let tell = |changes: &[Change]| {
             let changes: Vec<_> = changes
                 .iter()
-                .map(|&(station, port)| change(station, port))
+                .map(|&(station, port)| change(station, port.and_then(|port| note_of(ports, port))))
                 .collect();
             match interface.map(|interface| interface.steering.set_stations(&changes)) {
                 None if uplink.is_some() => Told::Later,

@@ -38,7 +38,7 @@ use crate::port::wakers::Wakers;
 use crate::switch::ethernet::Mac;
 use crate::switch::learned::Learned;
 use crate::switch::role::Role;
-use crate::switch::table::{PortNumber, Station, Table, TablePort};
+use crate::switch::table::{PortNote, PortNumber, Station, Table, TablePort};
 use crate::switch::vlans::Vlans;
 use crate::switch::workers::{LaneAt, Workers};
 
@@ -106,6 +106,8 @@ struct State {
     host: Host,
     /// By number.
     ports: Vec<Option<TablePort>>,
+    /// How often ports began, or had other addresses ([`TablePort::life`]).
+    lives: u16,
     /// Of each number: somebody may have lanes of it still.
     held: Vec<Weak<()>>,
     learning: Learning,
@@ -155,6 +157,13 @@ impl State {
         let is_free = |&at: &usize| self.ports[at].is_none() && self.held[at].strong_count() == 0;
         let last = self.ports.len();
         (0..last).find(is_free).unwrap_or(last)
+    }
+
+    /// A port begins, or has other addresses. After 65,536 of them one comes again, when frames that were noted for the
+    /// first are long gone.
+    fn next_life(&mut self) -> u16 {
+        self.lives = self.lives.wrapping_add(1);
+        self.lives
     }
 
     /// Nobody has to look at an uplink.
@@ -231,7 +240,7 @@ impl Network {
     /// A port begins.
     /// Errors: another one has its address; or what the uplink lacks.
     pub(crate) fn join(self: &Arc<Self>, port: &PortConfig, mac: Mac) -> Result<NetworkEnd, NetworkError> {
-        let port = table_port(port, mac, &self.news);
+        let mut port = table_port(port, mac, &self.news);
         let mut state = self.state();
         self.check_address(&state, &port, None)?;
         if port.learned.is_some() && !state.learns {
@@ -244,6 +253,7 @@ impl Network {
             state.held.push(Weak::new());
         }
         let number = PortNumber(u16::try_from(at).unwrap_or(u16::MAX));
+        port.life = state.next_life();
         self.set_stations(&mut state, &stations(&port, Some(number)))?;
         let held = Arc::new(());
         state.held[at] = Arc::downgrade(&held);
@@ -268,10 +278,14 @@ impl Network {
             port.learned.clone_from(&before.learned);
             port.flows.clone_from(&before.flows);
         }
+        // What is under way to an address that it has no more is not for it.
+        port.life = state.next_life();
         self.set_stations(&mut state, &stations(&port, Some(number)))?;
         let before = state.ports.get_mut(at).and_then(|before| before.replace(port));
         let before = before.map_or_else(Vec::new, |before| stations(&before, None));
-        self.owe(&mut state, before.iter().map(station_of));
+        let learned = state.learning.stations().filter(|&(_, of)| of == number);
+        let learned: Vec<_> = learned.map(|(station, _)| station).collect();
+        self.owe(&mut state, before.iter().map(station_of).chain(learned));
         state.named.hurry();
         self.tell_table(&state);
         Ok(())
@@ -369,17 +383,28 @@ impl Network {
 fn stations(port: &TablePort, whose: Option<PortNumber>) -> Vec<StationChange> {
     let vlans = port.vlans.all().iter();
     vlans
-        .map(|&vlan| change(Station::new(vlan, port.mac), whose))
+        .map(|&vlan| {
+            change(
+                Station::new(vlan, port.mac),
+                whose.map(|number| port.note(number)),
+            )
+        })
         .collect()
 }
 
-/// The same of one address.
-fn change(station: Station, whose: Option<PortNumber>) -> StationChange {
+/// The same of one address; `note`: what is to be noted of whose it is.
+fn change(station: Station, note: Option<PortNote>) -> StationChange {
     let (vlan, mac) = (station.vlan(), station.mac());
     StationChange {
         station: steer::Station { vlan, mac },
-        port: whose.map(|number| number.0.into()),
+        port: note.map(|note| note.0),
     }
+}
+
+/// What is noted of the port of a number, if there is one.
+fn note_of(ports: &[Option<TablePort>], number: PortNumber) -> Option<PortNote> {
+    let port = ports.get(usize::from(number.0))?.as_ref()?;
+    Some(port.note(number))
 }
 
 /// Which one a change is of.
@@ -432,6 +457,8 @@ fn table_port(port: &PortConfig, mac: Mac, news: &Arc<OwnedFd>) -> TablePort {
         flows: (port.queues > 1).then(Arc::default),
         learned: learning.then(|| Arc::new(Learned::new(Arc::clone(news)))),
         lock,
+        // Of who has its number.
+        life: 0,
     }
 }
 

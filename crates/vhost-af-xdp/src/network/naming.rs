@@ -8,7 +8,7 @@ use steer::{mac_text, with_sources};
 use steward::protocol::StationChange;
 
 use super::retry::Retry;
-use super::{Network, State, change, stations};
+use super::{Network, State, change, note_of, stations};
 use crate::nic::error::InterfaceError;
 use crate::nic::interface::Interface;
 use crate::port::journal::{JOURNAL, Of, What};
@@ -83,7 +83,7 @@ impl Network {
         let learned: Vec<_> = state.learning.stations().collect();
         let mut is_lost = false;
         for (station, port) in learned {
-            if why_not(&[change(station, Some(port))])?.is_some() {
+            if why_not(&[change(station, note_of(&state.ports, port))])?.is_some() {
                 state.learning.lose(station);
                 is_lost = true;
             }

@@ -4,7 +4,7 @@
 use steer::with_sources;
 use steward::protocol::StationChange;
 
-use super::{Network, State, change, station_of, table};
+use super::{Network, State, change, note_of, station_of, table};
 use crate::nic::error::InterfaceError;
 use crate::switch::table::{Destination, Station};
 
@@ -40,7 +40,7 @@ impl Network {
         if let Some(interface) = &state.interface {
             let table = table(state);
             let whose = |&station: &Station| match table.find(station) {
-                Destination::Port(port) => change(station, Some(port)),
+                Destination::Port(port) => change(station, note_of(&state.ports, port)),
                 _ => change(station, None),
             };
             let changes: Vec<_> = state.owed.iter().map(whose).collect();

@@ -91,13 +91,10 @@ pub(crate) struct NicQueue<N> {
     /// Of the chunks, its own only.
     pub(crate) packet_bytes: u64,
     /// What the program was asked to leave before frames, and promised.
-    #[allow(dead_code, reason = "read by the readers of frames, in switch/")]
     pub(crate) hints: HintSet,
     /// Which of it frames really had.
-    #[allow(dead_code, reason = "said by the readers of frames, in switch/")]
     pub(crate) seen: Arc<SeenHints>,
     /// How it stands there. None: nothing is to be read before frames.
-    #[allow(dead_code, reason = "read by the readers of frames, in switch/")]
     pub(crate) layouts: Layouts,
     /// Nothing of an older frame stands in a chunk that the NIC gets, where something is to be read before frames.
     forgets: bool,
@@ -254,12 +251,17 @@ impl<N: Nic> NicQueue<N> {
     }
 }
 
-/// Lets nothing of an older frame stand before the one that comes into this chunk, at the usual place of a UMEM in
-/// aligned mode (`xsk_copy_xdp`, net/xdp/xsk.c).
+/// Lets nothing of an older frame stand before the one that comes into this chunk.
 #[inline]
 fn forget_before(umem: &Umem, chunk: UmemOffset) {
-    let begins = u64::from(umem.headroom() + XDP_PACKET_HEADROOM);
-    forget(umem, UmemOffset::new(chunk.get() + begins));
+    forget(umem, usual_place(umem, chunk));
+}
+
+/// Where the kernel lets the frame begin that it receives into a chunk, in aligned mode (`xsk_copy_xdp`, net/xdp/xsk.c).
+#[inline]
+pub(crate) fn usual_place(umem: &Umem, chunk: UmemOffset) -> UmemOffset {
+    let before = u64::from(umem.headroom() + XDP_PACKET_HEADROOM);
+    UmemOffset::new(chunk.get() + before)
 }
 
 /// For each chunk of a queue, how many descriptors refer to it beside the first. (A chunk has 4096 bytes at most, and

@@ -14,7 +14,6 @@ pub(crate) struct SeenHints(AtomicU8);
 impl SeenHints {
     /// A frame came with these. Costs a look where each was there before.
     #[inline]
-    #[allow(dead_code, reason = "said by the readers of frames, in switch/")]
     pub(crate) fn note(&self, hints: &Hints) {
         let of = |is_there: bool, hint: HintSet| if is_there { hint.bits() } else { 0 };
         let there = of(hints.hash.is_some(), HintSet::HASH)

@@ -263,16 +263,14 @@ impl Interface {
     }
 
     fn promise_now(&self) -> Promise {
-        let Some(hinted) = self.steering.hinted() else {
-            return Promise::default();
-        };
+        let hinted = self.steering.hinted().unwrap_or_default();
         let hints = self.options.hints.among(hinted.on);
-        if hints.is_empty() {
-            return Promise::default();
-        }
-        let mut layouts = hinted.layouts;
+        let mut layouts = match hints.is_empty() {
+            true => Vec::new(),
+            false => hinted.layouts,
+        };
         if self.is_of_network {
-            // Of frames that the plain program gave a network's queue, before it was replaced.
+            // What the plain program leaves before frames of a network's queue.
             layouts.push(note_layout());
         }
         Promise { hints, layouts }

@@ -180,7 +180,7 @@ impl InterfaceQueue {
         let conf = QueueConf {
             virtio_header: None,
             frame_limit: open.opened.frame_limit,
-            hints: !promise.layouts.is_empty(),
+            hints: !promise.hints.is_empty(),
         };
         if let Err(error) = self.interface.steering.activate(self.number, conf) {
             // A steward that did not answer in time may do it yet: then frames find no socket, and go to the host.

@@ -18,15 +18,17 @@ use device::offloads::Offloads;
 use device::pair::{Fault, QueuePair};
 use offload::coalesce::{Batch, MOST_FRAMES, Position, Rules, Run};
 use offload::verify::Verdict;
+use xsk::metadata::Hints;
 use xsk::{Frame, RxDesc, Umem, UmemOffset};
 
+use super::before::Before;
 use super::bytes::{UmemRange, received_bytes_mut};
 use super::checksums::{self, Looks};
 use super::filter::{Classifier, Facts};
 use super::guard::LOOK_BYTES;
 use super::limits::BATCH;
 use super::rate_limit::{Cost, Policer};
-use super::retag::untag;
+use super::retag::{put_tag_back, untag};
 use super::to_guest::{Delivery, Fit, NO_OFFLOAD, UmemBytes, with_buffers};
 use crate::nic::custody::Stray;
 use crate::nic::endpoint::NicQueue;
@@ -72,9 +74,9 @@ impl Admission<'_, '_> {
         self.policer.limit.is_none() && self.filter.is_none()
     }
 
-    /// Whether the guest gets a frame, by its first piece; if not that is counted.
+    /// Whether the guest gets a frame, by its first piece and what stood before it; if not that is counted.
     #[cold]
-    fn lets_pass(&mut self, piece: &RxDesc, umem: &Umem, counters: &PairCounters) -> bool {
+    fn lets_pass(&mut self, piece: &RxDesc, hints: &Hints, umem: &Umem, counters: &PairCounters) -> bool {
         if let Some(filter) = &mut self.filter {
             let mut head = [0; LOOK_BYTES];
             let known = (piece.len as usize).min(LOOK_BYTES);
@@ -89,7 +91,7 @@ impl Admission<'_, '_> {
                 Some(()) => &head[..known],
                 None => &[],
             };
-            if !filter.lets_pass(head, Facts::of_len(len), counters) {
+            if !filter.lets_pass(head, Facts::with_hints(len, hints), counters) {
                 return false;
             }
         }
@@ -110,7 +112,7 @@ pub(crate) struct Arrivals {
     whole: usize,
     /// Of that one a piece is missing.
     torn: bool,
-    /// The next piece is of a frame that the guest may not get.
+    /// The next piece is of a frame that the guest does not get.
     refused: bool,
     /// The guest has frames without the tag that they come with.
     untags: bool,
@@ -193,53 +195,73 @@ impl Arrivals {
         delivery: &mut Delivery<'_>,
         mut admission: Admission<'_, '_>,
     ) -> Result<(), Fault> {
-        let NicQueue {
-            nic,
-            umem,
-            custody,
-            received,
-            empty,
-            ..
-        } = queue;
-        let mut waits = self.deliver_batch(received, umem, delivery)?;
+        let mut waits = self.deliver_batch(&mut queue.received, &queue.umem, delivery)?;
         self.taken = 0;
         if !waits {
-            self.give_back(received, empty);
+            self.give_back(&mut queue.received, &mut queue.empty);
             let admits_all = admission.admits_all();
-            if self.looks.is_none() && admits_all && !self.untags {
+            let is_read = Before::of(queue).is_read();
+            if self.looks.is_none() && admits_all && !self.untags && !is_read {
                 waits = self.deliver_plainly(queue, delivery)?;
             } else if delivery.has_buffer()? {
                 // What finds no buffer is better left to the kernel to count.
-                for piece in nic.from_nic(MOST_FRAMES) {
-                    let mut arrival = custody.judge(piece);
-                    if let (true, Ok(piece)) = (self.untags, &mut arrival)
-                        && self.is_first(received.len())
-                    {
-                        untag(umem, piece);
-                    }
-                    if admits_all
-                        || self.may_get(
-                            &arrival,
-                            (received.len(), umem),
-                            &mut admission,
-                            delivery.counters,
-                        )
-                    {
-                        self.push(arrival, received, umem, delivery.counters);
-                    } else if let Ok(piece) = arrival {
-                        self.taken += u64::from(!piece.more);
-                        empty.push(piece.frame);
-                    }
-                }
+                self.take_batch(queue, &mut admission, delivery.counters);
+                let NicQueue { umem, received, .. } = queue;
                 waits = self.deliver_batch(received, umem, delivery)?;
                 if !waits {
-                    self.give_back(received, empty);
+                    self.give_back(&mut queue.received, &mut queue.empty);
                 }
             }
         }
         meter::took(usize::try_from(self.taken).unwrap_or(usize::MAX));
         self.short = waits && delivery.is_short();
         Ok(())
+    }
+
+    /// Takes what the NIC received, as many as a batch holds, each with the tag that the guest shall see, or without.
+    fn take_batch<N: Nic>(
+        &mut self,
+        queue: &mut NicQueue<N>,
+        admission: &mut Admission<'_, '_>,
+        counters: &PairCounters,
+    ) {
+        let NicQueue {
+            nic,
+            umem,
+            custody,
+            received,
+            empty,
+            layouts,
+            hints: promised,
+            seen,
+            ..
+        } = queue;
+        let (umem, promised) = (&*umem, *promised);
+        let before = Before {
+            umem,
+            layouts,
+            promised,
+            seen,
+        };
+        for piece in nic.from_nic(MOST_FRAMES) {
+            let mut arrival = custody.judge(piece);
+            let is_first = self.is_first(received.len()) && !self.refused;
+            let mut hints = Some(Hints::default());
+            if let (true, Ok(piece)) = (is_first, &mut arrival) {
+                hints = before.read(piece, counters);
+                match hints.and_then(|hints| hints.tag) {
+                    None if self.untags => untag(umem, piece),
+                    Some(tag) if !self.untags => put_tag_back(umem, piece, tag, counters),
+                    _ => {}
+                }
+            }
+            if self.may_get(&arrival, hints, (is_first, umem), admission, counters) {
+                self.push(arrival, received, umem, counters);
+            } else if let Ok(piece) = arrival {
+                self.taken += u64::from(!piece.more);
+                empty.push(piece.frame);
+            }
+        }
     }
 
     /// Frames at which nobody looks; true if one is in hand that waits for buffers.
@@ -286,12 +308,14 @@ impl Arrivals {
         received == self.whole && !self.torn
     }
 
-    /// Whether the guest may get the frame that a piece is of; if not that is counted. `received`: pieces in hand.
-    #[cold]
+    /// Whether the guest gets the frame that a piece is of; if not that is counted. `hints`: what stood before it; `None`: it
+    /// is to be dropped, which is counted.
+    #[inline]
     fn may_get(
         &mut self,
         arrival: &Result<RxDesc, Stray>,
-        (received, umem): (usize, &Umem),
+        hints: Option<Hints>,
+        (is_first, umem): (bool, &Umem),
         admission: &mut Admission<'_, '_>,
         counters: &PairCounters,
     ) -> bool {
@@ -299,16 +323,18 @@ impl Arrivals {
             self.refused = false;
             return true;
         };
-        let is_first = self.is_first(received);
         if std::mem::take(&mut self.refused) {
             self.refused = piece.more;
             return false;
+        }
+        if admission.admits_all() && hints.is_some() {
+            return true;
         }
         if !is_first {
             admission.policer.owe(piece.len);
             return true;
         }
-        let may = admission.lets_pass(piece, umem, counters);
+        let may = hints.is_some_and(|hints| admission.lets_pass(piece, &hints, umem, counters));
         self.refused = !may && piece.more;
         may
     }

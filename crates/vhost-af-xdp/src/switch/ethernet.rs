@@ -118,9 +118,25 @@ pub(crate) fn set_vlan(head: &mut [u8], vlan: u16) {
 /// A tag of a VLAN, without a priority.
 #[inline]
 pub(crate) fn tag(vlan: u16) -> [u8; TAG_BYTES] {
-    let [a, b] = TAG.to_be_bytes();
-    let [c, d] = vlan.to_be_bytes();
+    any_tag(TAG, vlan)
+}
+
+/// A tag of that type, with that VLAN and priority.
+#[inline]
+pub(crate) fn any_tag(proto: u16, tci: u16) -> [u8; TAG_BYTES] {
+    let [a, b] = proto.to_be_bytes();
+    let [c, d] = tci.to_be_bytes();
     [a, b, c, d]
+}
+
+/// The first bytes of a frame with the tag that the NIC took off (`proto` and `tci` as in the header), by those that it
+/// has without.
+#[inline]
+pub(crate) fn with_tag(bytes: &[u8; LOOK_BYTES], (proto, tci): (u16, u16)) -> [u8; LOOK_BYTES] {
+    let mut tagged = *bytes;
+    tagged[ADDRESS_BYTES..][..TAG_BYTES].copy_from_slice(&any_tag(proto, tci));
+    tagged[ADDRESS_BYTES + TAG_BYTES..].copy_from_slice(&bytes[ADDRESS_BYTES..][..2]);
+    tagged
 }
 
 /// A whole frame without a tag, as it is in a VLAN, 0: in none.
@@ -153,6 +169,20 @@ mod tests {
         assert_eq!(of(&[0x91, 0x00, 0x00, 0x64, 0x08, 0x00]), Tags::Service);
         assert_eq!(of(&[0x81, 0x00, 0xe0, 0x00, 0x08, 0x06]), Tags::One(0));
         assert_eq!(of(&tag(4094)), Tags::One(4094));
+    }
+
+    #[test]
+    fn tag_that_was_taken_off_is_the_outermost() {
+        let of = |kind: &[u8], tag| {
+            let mut bytes = [7; LOOK_BYTES];
+            bytes[ADDRESS_BYTES..][..kind.len()].copy_from_slice(kind);
+            let tagged = with_tag(&bytes, tag);
+            assert_eq!(tagged[..ADDRESS_BYTES], bytes[..ADDRESS_BYTES]);
+            head(&tagged).tags
+        };
+        assert_eq!(of(&[0x08, 0x00, 0x45, 0], (0x8100, 0xe064)), Tags::One(100));
+        assert_eq!(of(&[0x81, 0x00, 0x00, 5], (0x8100, 100)), Tags::Several(100));
+        assert_eq!(of(&[0x08, 0x06, 0x00, 1], (0x88a8, 9)), Tags::Service);
     }
 
     #[test]

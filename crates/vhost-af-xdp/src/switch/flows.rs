@@ -108,17 +108,20 @@ fn mix(value: u64) -> u64 {
     halves.0 ^ halves.1
 }
 
-/// See the module's head. Places are all that is shared: nothing is published through them, so relaxed accesses do.
+/// See the module's head. Nothing is published through what is shared, so relaxed accesses do.
 #[derive(Debug)]
 pub(crate) struct Flows {
     /// The hash's highest bits, and the pair's number and one; 0: free.
     groups: Box<[[AtomicU32; GROUP]; GROUPS]>,
+    /// How often something else was noted; it begins again after 2^32.
+    changes: AtomicU32,
 }
 
 impl Default for Flows {
     fn default() -> Self {
         Self {
             groups: Box::new([const { [const { AtomicU32::new(0) }; GROUP] }; GROUPS]),
+            changes: AtomicU32::new(0),
         }
     }
 }
@@ -139,7 +142,14 @@ impl Flows {
             .unwrap_or(&group[(tag >> 16) as usize % GROUP]);
         if place.load(Relaxed) != word {
             place.store(word, Relaxed);
+            self.changes.fetch_add(1, Relaxed);
         }
+    }
+
+    /// As long as this is the same, so is what is found.
+    #[inline]
+    pub(crate) fn changes(&self) -> u32 {
+        self.changes.load(Relaxed)
     }
 
     /// The pair by which the guest sent it last.

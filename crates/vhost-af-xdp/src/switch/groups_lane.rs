@@ -91,6 +91,7 @@ impl<R: ReadGroups> Lane for GroupsLane<R> {
                 frame: &mut self.frame,
                 vlan,
                 may_be_partial: self.partial_checksums,
+                mark: None,
                 counters: &self.counters,
             };
             looked_up += several.give(self.members.ports_of(vlan, None), &self.members, network);

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use super::flows::Flow;
+use super::flows::{Flow, Flows};
 use super::lane_id::{LaneId, SlotAt};
 use super::spread::Spread;
 use super::table::{PortNumber, Table, TablePort};
@@ -148,10 +148,15 @@ impl Members {
     #[inline]
     pub(crate) fn lane_for(&self, port: PortNumber, flow: Flow) -> Option<Guest> {
         let lanes = self.lanes(port);
-        let flows = self.table.port(port).and_then(|port| port.flows.as_ref());
-        let pair = flows.and_then(|flows| flows.find(flow));
+        let pair = self.flows(port).and_then(|flows| flows.find(flow));
         let noted = pair.and_then(|pair| lanes.iter().find(|lane| lane.pair == pair));
         noted.or_else(|| lanes.get(flow.spread(lanes.len()))).copied()
+    }
+
+    /// By which pair the guest of a port sends which flows, if it has several.
+    #[inline]
+    pub(crate) fn flows(&self, port: PortNumber) -> Option<&Flows> {
+        self.table.port(port)?.flows.as_deref()
     }
 
     /// The lane of the uplink's queue that a flow is sent by.

@@ -9,6 +9,7 @@
 #[cfg(test)]
 mod any_order_tests;
 pub(crate) mod arrivals;
+mod before;
 mod bucket;
 pub(crate) mod bytes;
 pub(crate) mod checksums;

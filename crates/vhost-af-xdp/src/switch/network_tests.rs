@@ -6,6 +6,7 @@ mod hairpin;
 mod host;
 mod learning;
 mod links;
+mod notes;
 mod pairs;
 mod promiscuous;
 mod service_tags;
@@ -19,7 +20,7 @@ use virtqueue::{GuestAddr, Journal, QueueFeatures};
 
 use super::arrivals::Origin;
 use super::ethernet::Mac;
-use super::lane::LaneId;
+use super::lane::{Lane, LaneId};
 use super::new_lane::NewLane;
 use super::port_lane::PortLane;
 use super::role::Role;
@@ -29,9 +30,11 @@ use super::test_guest::{HEADER, Memory};
 use super::test_nic::{TestNic, Wire, own_memory, queue};
 use super::uplink_lane::UplinkLane;
 use super::vlans::Vlans;
+use crate::nic::endpoint::NicQueue;
 use crate::nic::queue::Sends;
 use device::counters::PairCounters;
 use device::offloads::Offloads;
+use device::pair::QueuePair;
 
 #[path = "network_attacks_tests.rs"]
 mod attacks;
@@ -120,6 +123,17 @@ impl World {
     }
 
     fn add_pair(&mut self, number: u16, pair_number: u16, offloads: Offloads) {
+        self.add_lane((number, pair_number), offloads, |pair, counters, of| {
+            Box::new(PortLane::new(pair, counters, of))
+        });
+    }
+
+    fn add_lane(
+        &mut self,
+        (number, pair_number): (u16, u16),
+        offloads: Offloads,
+        lane: impl FnOnce(QueuePair, Arc<PairCounters>, (PortNumber, u16)) -> Box<dyn Lane>,
+    ) {
         let memory = Memory::new(1 << 20, 0);
         let vring = || memory.vring(256, QueueFeatures::default(), Journal::None);
         let ((from, from_guest), (to, to_guest)) = (vring(), vring());
@@ -128,13 +142,13 @@ impl World {
             vring.kick = Some(eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd"));
         }
         let counters = Arc::<PairCounters>::default();
-        let lane = PortLane::new(pair, Arc::clone(&counters), (PortNumber(number), pair_number));
+        let lane = lane(pair, Arc::clone(&counters), (PortNumber(number), pair_number));
         let role = Role::Member {
             network: NETWORK.into(),
             port: PortNumber(number),
             pair: pair_number,
         };
-        self.add_slot(Box::new(lane), role);
+        self.add_slot(lane, role);
         self.ports.push(Port {
             memory,
             from_guest,
@@ -144,7 +158,7 @@ impl World {
         });
     }
 
-    fn add_slot(&mut self, lane: Box<dyn super::lane::Lane>, role: Role) {
+    fn add_slot(&mut self, lane: Box<dyn Lane>, role: Role) {
         let new = NewLane {
             lane,
             role,
@@ -155,12 +169,18 @@ impl World {
     }
 
     /// An uplink whose NIC has so many chunks, half of them to receive into.
-    pub(super) fn with_uplink(mut self, chunks: usize) -> Self {
+    pub(super) fn with_uplink(self, chunks: usize) -> Self {
+        self.with_uplink_of(chunks, |_| ())
+    }
+
+    /// The same, of a queue of which that is said before.
+    fn with_uplink_of(mut self, chunks: usize, say: impl FnOnce(&mut NicQueue<TestNic>)) -> Self {
         let umem = own_memory(chunks);
         let mut wire = Wire::new(umem.clone(), chunks, chunks);
         wire.fill = chunks;
         let wire = Arc::new(Mutex::new(wire));
-        let queue = queue(TestNic(Arc::clone(&wire)), umem, chunks / 2, Sends::PLAIN);
+        let mut queue = queue(TestNic(Arc::clone(&wire)), umem, chunks / 2, Sends::PLAIN);
+        say(&mut queue);
         let origin = Origin {
             frame_limit: 1518,
             partial_checksums: false,

@@ -1,7 +1,9 @@
 //! A frame on its way to somebody who has frames of a VLAN with a tag, from one who has them without, or the other way
 //! round.
 
+use device::counters::PairCounters;
 use device::pair::Sending;
+use xsk::metadata::Tag;
 use xsk::{RxDesc, Umem, UmemOffset};
 
 use super::ethernet::{self, ADDRESS_BYTES, LOOK_BYTES, TAG_BYTES};
@@ -81,7 +83,28 @@ pub(super) fn take_tag_off(umem: &Umem, piece: &mut RxDesc, bytes: &[u8; LOOK_BY
     }
 }
 
-/// The same of a piece that a frame begins with, if it has the tag of a VLAN.
+/// Puts the tag back that the NIC took off a received frame, of which this is the first piece: the addresses move down
+/// into the room where the tag was told of. Counted.
+#[cold]
+pub(super) fn put_tag_back(umem: &Umem, piece: &mut RxDesc, tag: Tag, counters: &PairCounters) {
+    let mut head = [0; ADDRESS_BYTES + TAG_BYTES];
+    let begin = piece.data.get().checked_sub(TAG_BYTES as u64);
+    let Some(begin) = begin.filter(|&begin| begin >= piece.frame.offset().get()) else {
+        return;
+    };
+    let (addresses, rest) = head.split_at_mut(ADDRESS_BYTES);
+    if (piece.len as usize) < ADDRESS_BYTES || umem.read(piece.data, addresses).is_none() {
+        return;
+    }
+    rest.copy_from_slice(&ethernet::any_tag(tag.proto, tag.tci));
+    if umem.write(UmemOffset::new(begin), &head).is_some() {
+        piece.data = UmemOffset::new(begin);
+        piece.len += TAG_BYTES as u32;
+        counters.to_guest_tags_put_back.add(1);
+    }
+}
+
+/// Takes the tag of a VLAN off a piece that a frame begins with, if it has one.
 #[cold]
 pub(super) fn untag(umem: &Umem, piece: &mut RxDesc) {
     let mut bytes = [0; LOOK_BYTES];

@@ -15,7 +15,7 @@ pub(crate) use super::station::Station;
 use super::vlans::Vlans;
 
 /// Names a port within its network.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct PortNumber(pub(crate) u16);
 
 /// Where a frame goes.
@@ -37,6 +37,8 @@ pub(crate) enum Destination {
 pub(crate) struct TablePort {
     /// Its guest's address.
     pub(crate) mac: Mac,
+    /// Tells it, with the addresses that it has now, from others that had its number, and from itself with others.
+    pub(crate) life: u16,
     pub(crate) vlans: Vlans,
     /// Neither gets frames of a port that is isolated, too, nor sends it any.
     pub(crate) isolated: bool,
@@ -52,6 +54,29 @@ pub(crate) struct TablePort {
     pub(crate) lock: Option<Arc<Lock>>,
     /// By which pair its guest sends which flows, if it has several.
     pub(crate) flows: Option<Arc<Flows>>,
+}
+
+impl TablePort {
+    /// What the XDP program leaves before frames for the port of that number: the number, and above it its life.
+    pub(crate) fn note(&self, number: PortNumber) -> PortNote {
+        PortNote(u32::from(self.life) << 16 | u32::from(number.0))
+    }
+}
+
+/// Who a frame is for, as the XDP program noted it. Such a frame may wait until its port is gone, and another has the
+/// number: so it is believed as long as the port lives as it did then, and else the table is asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PortNote(pub(crate) u32);
+
+impl PortNote {
+    /// The port's number, and its life.
+    #[inline]
+    pub(crate) fn parts(self) -> (PortNumber, u16) {
+        // The halves.
+        #[allow(clippy::cast_possible_truncation)]
+        let (number, life) = (self.0 as u16, (self.0 >> 16) as u16);
+        (PortNumber(number), life)
+    }
 }
 
 /// See the module's head.

@@ -51,6 +51,8 @@ pub(super) struct Several<'a> {
     pub(super) vlan: u16,
     /// It may come from a stack on the same machine, which leaves checksums unfinished.
     pub(super) may_be_partial: bool,
+    /// Of its flow, as the program at the NIC noted it.
+    pub(super) mark: Option<u32>,
     /// Of who gives it.
     pub(super) counters: &'a PairCounters,
 }
@@ -102,7 +104,7 @@ impl Several<'_> {
                 None => NO_OFFLOAD,
             };
             let mut shown = TwoParts::of(self.frame, tag_off);
-            let admits = shown.is_let_pass(&mut peer);
+            let admits = shown.is_let_pass(self.mark, &mut peer);
             work += peer.take_work();
             // How many come is limited where they come from.
             if admits && let Err(fault) = write_copy(peer, shown.len(), offload, &mut shown) {
@@ -150,7 +152,7 @@ impl<'a> TwoParts<'a> {
     }
 
     /// Whether rules let a guest have it, as it is written.
-    fn is_let_pass(&self, peer: &mut Peer<'_>) -> bool {
+    fn is_let_pass(&self, mark: Option<u32>, peer: &mut Peer<'_>) -> bool {
         if peer.filter.is_none() {
             return true;
         }
@@ -159,7 +161,11 @@ impl<'a> TwoParts<'a> {
         addresses.copy_from_slice(self.0);
         let known = rest.len().min(self.1.len());
         rest[..known].copy_from_slice(&self.1[..known]);
-        peer.lets_pass(&head[..self.0.len() + known], Facts::of_len(self.len() as usize))
+        let facts = Facts {
+            mark,
+            ..Facts::of_len(self.len() as usize)
+        };
+        peer.lets_pass(&head[..self.0.len() + known], facts)
     }
 }
 

@@ -6,10 +6,19 @@
 //! not take the chunks from the others: an inbox takes no more than twice what is left of three quarters of them (dynamic
 //! thresholds, as in switches with a shared buffer). What comes beyond is lost, and counted as that guest's.
 //!
+//! Who a frame is for the XDP program has found already, and left before the frame with what else is known of it
+//! ([`super::before`]). It is believed if the port still is what it was then ([`PortNote`](super::table::PortNote)): so
+//! the address is looked up once. Else, and where no program of ours is on the interface, the table tells. A VLAN tag that
+//! the NIC took off counts as if it were in the frame, and is put back for who has frames with it.
+//!
+//! A frame in several pieces goes nowhere before all of them are here.
+//!
 //! The lanes of ports put what they send into the queue's TX ring; this one has the kernel send it, once a round.
 
+mod choices;
 mod groups;
 mod mirror;
+mod route;
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
@@ -18,23 +27,24 @@ use std::sync::Arc;
 use device::counters::PairCounters;
 use device::meter;
 use device::pair::{Fault, QueuePair};
+use xsk::metadata::Hints;
 use xsk::{Frame, RxDesc, Umem};
 
+use self::choices::Choices;
 use self::mirror::Mirror;
+use self::route::{Inboxes, Route};
 use super::arrivals::{Arrivals, Origin};
+use super::before::Before;
 use super::bucket::Ticks;
 use super::bytes::UmemRange;
 use super::checksums::PrivateLook;
-use super::ethernet::{self, Head, LOOK_BYTES};
 use super::filter::Facts;
-use super::flows::{FLOW_BYTES, Flow};
 use super::guard::LOOK_BYTES as LONG_LOOK_BYTES;
 use super::lane::{Blame, Lane, Near, Network, Stopped, Work};
 use super::limits::{BATCH, SEGMENTS};
 use super::members::{Guest, Members};
 use super::rate_limit::{Cost, RateLimit};
-use super::retag::take_tag_off;
-use super::table::{Destination, PortNumber, Station};
+use super::table::PortNumber;
 use super::to_guest::Delivery;
 use super::to_nic::{NicSink, Transmit};
 use crate::nic::endpoint::NicQueue;
@@ -87,22 +97,6 @@ impl Inbox {
     }
 }
 
-/// The inboxes of a port, side by side: one for each pair that receives.
-#[derive(Debug, Clone, Copy, Default)]
-struct Inboxes {
-    first: usize,
-    count: usize,
-}
-
-/// Where a frame in hand goes.
-#[derive(Debug, Clone, Copy)]
-enum Route {
-    /// To an inbox, by its place.
-    Inbox(usize),
-    Group,
-    Nobody,
-}
-
 /// See the module's head.
 pub(crate) struct UplinkLane<N> {
     queue: NicQueue<N>,
@@ -119,6 +113,10 @@ pub(crate) struct UplinkLane<N> {
     waiting: usize,
     /// Of a frame whose next piece has not come.
     route: Option<Route>,
+    /// Its pieces.
+    unfinished: Vec<RxDesc>,
+    /// Who the frame in hand is for, whatever becomes of it.
+    found: Option<PortNumber>,
     /// Pieces as the NIC gives them, for a moment.
     incoming: Vec<RxDesc>,
     /// Pieces of frames to groups.
@@ -126,6 +124,7 @@ pub(crate) struct UplinkLane<N> {
     ranges: Vec<UmemRange>,
     /// When the batch was received, once that was asked for.
     now: Option<Ticks>,
+    choices: Choices,
     mirror: Mirror,
     /// What was done for frames beyond turns so far, in frames: the next batches are shorter.
     owed: usize,
@@ -149,10 +148,13 @@ impl<N: Lent> UplinkLane<N> {
             inbox_of: Vec::new(),
             waiting: 0,
             route: None,
+            unfinished: Vec::with_capacity(BATCH),
+            found: None,
             incoming: Vec::with_capacity(BATCH),
             group: Vec::with_capacity(BATCH),
             ranges: Vec::with_capacity(BATCH),
             now: None,
+            choices: Choices::default(),
             mirror: Mirror::default(),
             owed: 0,
             of_groups: 0,
@@ -170,26 +172,14 @@ impl<N: Lent> UplinkLane<N> {
         let is_heard = self.members.has_promiscuous();
         let mut taken = 0;
         for piece in incoming.drain(..) {
-            let (more, route) = match self.queue.custody.judge(piece) {
-                Ok(piece) => {
-                    let more = piece.more;
-                    let mut piece = piece;
-                    if is_heard {
-                        self.mirror.take(&self.queue.umem, &piece, self.route.is_none());
-                    }
-                    let route = self.route.unwrap_or_else(|| self.route_of(&mut piece));
-                    let route = self.sort(piece, route, network);
-                    if is_heard && !more {
-                        self.owed += self
-                            .mirror
-                            .give(self.origin, &self.members, &self.counters, network);
-                    }
-                    (more, route)
-                }
-                Err(stray) => {
+            let more = piece.more;
+            let route = match self.queue.custody.judge(piece) {
+                Ok(piece) => self.take(piece, is_heard, network),
+                Err(_) => {
                     self.counters.to_guest_stray.add(1);
                     self.mirror.spoil();
-                    (stray.more, Route::Nobody)
+                    self.tear();
+                    Route::Lost
                 }
             };
             taken += usize::from(!more);
@@ -199,57 +189,53 @@ impl<N: Lent> UplinkLane<N> {
         self.incoming = incoming;
     }
 
-    /// Where a frame goes, by its first piece; there a tag is taken off that the guest shall not see.
+    /// Takes a piece in; where further ones of its frame go.
     #[inline]
-    fn route_of(&self, piece: &mut RxDesc) -> Route {
-        let mut bytes = [0; LOOK_BYTES];
-        let known = (piece.len as usize).min(LOOK_BYTES);
-        if self.queue.umem.read(piece.data, &mut bytes[..known]).is_none() {
-            return Route::Nobody;
-        }
-        let Head { to, tags, .. } = ethernet::head(&bytes);
-        match self.members.table.find(Station::new(tags.vlan(), to)) {
-            Destination::Group => Route::Group,
-            // What is for the host comes to the uplink, and then not here.
-            Destination::Host | Destination::Unknown | Destination::Nobody => Route::Nobody,
-            Destination::Port(port) => {
-                let at = match self.inbox_of.get(usize::from(port.0)) {
-                    None | Some(Inboxes { count: 0, .. }) => return Route::Nobody,
-                    Some(Inboxes { first, count: 1 }) => *first,
-                    Some(several) => self.inbox_for(port, several, piece),
-                };
-                if tags.vlan() != 0 && !self.members.is_tagged(port) {
-                    take_tag_off(&self.queue.umem, piece, &bytes);
-                }
-                Route::Inbox(at)
+    fn take(&mut self, mut piece: RxDesc, is_heard: bool, network: &mut dyn Network) -> Route {
+        let (is_first, more) = (self.route.is_none(), piece.more);
+        let mut hints = Hints::default();
+        let mut lost = false;
+        if is_first {
+            self.found = None;
+            match Before::of(&self.queue).read(&piece, &self.counters) {
+                Some(found) => hints = found,
+                None => lost = true,
             }
         }
-    }
-
-    /// Which inbox of a port takes a frame, by its first piece.
-    fn inbox_for(&self, port: PortNumber, its: &Inboxes, piece: &RxDesc) -> usize {
-        let mut head = [0; FLOW_BYTES];
-        let known = (piece.len as usize).min(FLOW_BYTES);
-        // Inside the piece.
-        let _ = self.queue.umem.read(piece.data, &mut head[..known]);
-        let guest = self.members.lane_for(port, Flow::of(&head));
-        let mut its_places = its.first..its.first + its.count;
-        let found = its_places.find(|&at| Some(self.inboxes[at].guest) == guest);
-        found.unwrap_or(its.first)
+        // As it came.
+        if is_heard {
+            self.mirror
+                .take(&self.queue.umem, &piece, is_first.then_some(&hints));
+        }
+        let route = match self.route {
+            _ if lost => Route::Lost,
+            Some(route) => route,
+            None => self.route_of(&mut piece, &hints),
+        };
+        if lost {
+            self.mirror.spoil();
+        }
+        let route = self.sort(piece, route, &hints, network);
+        if is_heard && !more && !matches!(route, Route::Group) {
+            let (members, counters) = (&self.members, &self.counters);
+            self.owed += self
+                .mirror
+                .give((self.found, self.origin), members, counters, network);
+        }
+        route
     }
 
     /// Puts a piece where it goes; where further ones of its frame do.
     #[inline]
-    fn sort(&mut self, piece: RxDesc, route: Route, network: &mut dyn Network) -> Route {
+    fn sort(&mut self, piece: RxDesc, route: Route, hints: &Hints, network: &mut dyn Network) -> Route {
         match route {
             // All of a frame or nothing: a few chunks too many are better than half a frame.
             Route::Inbox(at)
                 if (self.route.is_some() || self.waiting_with(at) < self.room())
-                    && (!self.inboxes[at].is_filtered || self.admits(at, &piece, network))
+                    && (!self.inboxes[at].is_filtered || self.admits(at, &piece, hints, network))
                     && (self.inboxes[at].limit.is_none() || self.may_get(at, &piece, network)) =>
             {
-                self.inboxes[at].waiting.push_back(piece);
-                self.waiting += 1;
+                self.put(piece, route);
                 route
             }
             Route::Inbox(at) => {
@@ -259,25 +245,68 @@ impl<N: Lent> UplinkLane<N> {
                     peer.counters.to_guest_no_buffer.add(1);
                 }
                 self.queue.empty.push(piece.frame);
-                Route::Nobody
+                Route::Lost
             }
             Route::Group => {
-                self.group.push(piece);
+                self.put(piece, route);
                 route
             }
             Route::Nobody => {
-                if self.route.is_none() {
-                    self.counters.to_guest_no_port.add(1);
-                }
+                self.counters.to_guest_no_port.add(1);
+                self.queue.empty.push(piece.frame);
+                Route::Lost
+            }
+            Route::Lost => {
                 self.queue.empty.push(piece.frame);
                 route
             }
         }
     }
 
+    /// Puts a piece where its frame waits, as soon as that is whole.
+    #[inline]
+    fn put(&mut self, piece: RxDesc, route: Route) {
+        if piece.more || !self.unfinished.is_empty() {
+            self.put_whole(piece, route);
+            return;
+        }
+        match route {
+            Route::Inbox(at) => {
+                self.inboxes[at].waiting.push_back(piece);
+                self.waiting += 1;
+            }
+            _ => self.group.push(piece),
+        }
+    }
+
+    /// The same of a frame in several pieces.
+    #[cold]
+    fn put_whole(&mut self, piece: RxDesc, route: Route) {
+        let more = piece.more;
+        self.unfinished.push(piece);
+        match route {
+            _ if more => {}
+            Route::Inbox(at) => {
+                self.waiting += self.unfinished.len();
+                self.inboxes[at].waiting.extend(self.unfinished.drain(..));
+            }
+            _ => self.group.append(&mut self.unfinished),
+        }
+    }
+
+    /// A piece of the frame in hand is missing: the others are of no use.
+    #[cold]
+    fn tear(&mut self) {
+        if !self.unfinished.is_empty() {
+            self.counters.to_guest_in_pieces.add(1);
+            let pieces = self.unfinished.drain(..).map(|piece| piece.frame);
+            self.queue.empty.extend(pieces);
+        }
+    }
+
     /// Whether the guest of an inbox gets a frame, by its rules; if not that is counted. Of further pieces of one it does.
     #[cold]
-    fn admits(&mut self, at: usize, piece: &RxDesc, network: &mut dyn Network) -> bool {
+    fn admits(&mut self, at: usize, piece: &RxDesc, hints: &Hints, network: &mut dyn Network) -> bool {
         if self.route.is_some() {
             return true;
         }
@@ -292,7 +321,7 @@ impl<N: Lent> UplinkLane<N> {
         } else {
             piece.len as usize
         };
-        let admits = peer.lets_pass(head, Facts::of_len(len));
+        let admits = peer.lets_pass(head, Facts::with_hints(len, hints));
         self.owed += peer.take_work();
         admits
     }
@@ -320,7 +349,9 @@ impl<N: Lent> UplinkLane<N> {
     fn waiting_with(&self, at: usize) -> usize {
         let port = usize::from(self.inboxes[at].port.0);
         match self.inbox_of.get(port) {
-            Some(&Inboxes { first, count: 2.. }) => {
+            Some(&Inboxes {
+                first, count: 2.., ..
+            }) => {
                 let its = self.inboxes[first..].iter();
                 its.take_while(|inbox| usize::from(inbox.port.0) == port)
                     .map(Inbox::len)
@@ -357,6 +388,7 @@ impl<N: Lent> UplinkLane<N> {
     #[cold]
     fn renew_inboxes(&mut self, network: &mut dyn Network) {
         self.is_stale = false;
+        self.choices.forget();
         let members = Arc::clone(&self.members);
         let unfinished = match self.route {
             Some(Route::Inbox(at)) => self.inboxes.get(at).map(|inbox| inbox.guest.id),
@@ -391,7 +423,7 @@ impl<N: Lent> UplinkLane<N> {
             }
             let its = &mut self.inbox_of[at];
             if its.count == 0 {
-                its.first = self.inboxes.len();
+                *its = inboxes_of(&members, port, self.inboxes.len());
             }
             its.count += 1;
             self.inboxes.push(inbox);
@@ -402,7 +434,8 @@ impl<N: Lent> UplinkLane<N> {
                 self.inbox_of.resize(at + 1, Inboxes::default());
             }
             if let Some(first) = self.inboxes.iter().position(|inbox| inbox.guest.id == link.id) {
-                self.inbox_of[at] = Inboxes { first, count: 1 };
+                let its = inboxes_of(&members, *port, first);
+                self.inbox_of[at] = Inboxes { count: 1, ..its };
             }
         }
         for mut inbox in before {
@@ -414,8 +447,22 @@ impl<N: Lent> UplinkLane<N> {
                 .inboxes
                 .iter()
                 .position(|inbox| Some(inbox.guest.id) == unfinished);
-            self.route = Some(at.map_or(Route::Nobody, Route::Inbox));
+            self.route = Some(at.map_or(Route::Lost, Route::Inbox));
+            if at.is_none() {
+                self.tear();
+            }
         }
+    }
+}
+
+/// Inboxes of a port from that place on, none yet.
+fn inboxes_of(members: &Members, port: PortNumber, first: usize) -> Inboxes {
+    let known = members.table.port(port);
+    Inboxes {
+        first,
+        count: 0,
+        life: known.map_or(0, |port| port.life),
+        untags: !members.is_tagged(port) && known.is_some_and(|port| port.vlans.untags()),
     }
 }
 
@@ -530,8 +577,8 @@ impl<N: Lent> Lane for UplinkLane<N> {
         for inbox in &mut lane.inboxes {
             inbox.empty(&mut lane.queue.empty, &lane.counters);
         }
-        let group = lane.group.drain(..).map(|piece| piece.frame);
-        lane.queue.empty.extend(group);
+        let pieces = lane.group.drain(..).chain(lane.unfinished.drain(..));
+        lane.queue.empty.extend(pieces.map(|piece| piece.frame));
         NicSink::new(&mut lane.queue, &mut Transmit::default(), &lane.counters).send_at_last();
         Stopped {
             pair: None,

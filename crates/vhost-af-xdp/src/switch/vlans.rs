@@ -54,6 +54,12 @@ impl Vlans {
         matches!(self, Self::Trunk(_) | Self::All)
     }
 
+    /// Whether frames towards the guest lose their tag.
+    #[inline]
+    pub(crate) fn untags(&self) -> bool {
+        matches!(self, Self::Access(_))
+    }
+
     /// Whether both carry one.
     pub(crate) fn overlap(&self, other: &Self) -> bool {
         self.all().iter().any(|&vlan| other.carries(vlan))

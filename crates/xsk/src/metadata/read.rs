@@ -231,6 +231,13 @@ impl Layouts {
         self.known[0] = Some(Places::new(layout));
     }
 
+    /// Whether none is known.
+    #[inline]
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.known[0].is_none()
+    }
+
     /// Those that are known, the latest first.
     pub fn iter(&self) -> impl Iterator<Item = Layout> {
         self.known.iter().flatten().map(|known| known.layout)

@@ -32,6 +32,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use device::counters::PairCounters;
 use device::meter;
+use xsk::metadata::Hints;
 
 use self::cache::FlowCache;
 pub(crate) use self::key::{FlowKey, Looked, is_long};
@@ -130,6 +131,18 @@ pub(crate) struct Facts {
 }
 
 impl Facts {
+    /// One of that length, with what came before it from the NIC.
+    #[inline]
+    pub(crate) fn with_hints(len: usize, hints: &Hints) -> Self {
+        let hash = hints.hash.filter(|hash| hash.is_of_ports());
+        Self {
+            len,
+            mark: hints.mark,
+            hash: hash.map(|hash| hash.value),
+            ..Self::default()
+        }
+    }
+
     /// One of that length of which nothing else is known.
     pub(crate) fn of_len(len: usize) -> Self {
         Self {

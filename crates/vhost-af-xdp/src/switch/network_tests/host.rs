@@ -107,7 +107,10 @@ fn frames_behind_a_packet_that_a_host_does_not_cut_wait_until_it_has_all_of_it()
         assert_eq!(place(&behind), Some(71), "the last one");
         assert_eq!(place(&other), Some(64), "it is another's");
     } else {
-        assert!(place(&behind).is_none_or(|at| at == got.len() - 1), "the last one");
+        assert!(
+            place(&behind).is_none_or(|at| at == got.len() - 1),
+            "the last one"
+        );
     }
 }
 

@@ -4,13 +4,14 @@
 //! when its last piece is there. Only while there is somebody who does.
 
 use device::counters::PairCounters;
+use xsk::metadata::{Hints, Tag};
 use xsk::{RxDesc, Umem};
 
 use crate::switch::arrivals::Origin;
-use crate::switch::ethernet::{self, Head, LOOK_BYTES};
+use crate::switch::ethernet::{self, ADDRESS_BYTES, LOOK_BYTES, TAG_BYTES};
 use crate::switch::lane::Network;
 use crate::switch::members::Members;
-use crate::switch::table::{Destination, Station};
+use crate::switch::table::PortNumber;
 use crate::switch::to_group::Several;
 
 /// Bytes that no frame is longer than.
@@ -22,15 +23,18 @@ pub(super) struct Mirror {
     frame: Vec<u8>,
     /// A piece of it is missing.
     spoiled: bool,
+    /// Of its flow.
+    mark: Option<u32>,
 }
 
 impl Mirror {
-    /// A piece came.
+    /// A piece came; `first`: what is known of the frame that it is the first of.
     #[cold]
-    pub(super) fn take(&mut self, umem: &Umem, piece: &RxDesc, is_first: bool) {
-        if is_first {
+    pub(super) fn take(&mut self, umem: &Umem, piece: &RxDesc, first: Option<&Hints>) {
+        if let Some(hints) = first {
             self.frame.clear();
             self.spoiled = false;
+            self.mark = hints.mark;
         }
         let before = self.frame.len();
         if before > LONGEST {
@@ -39,6 +43,21 @@ impl Mirror {
         }
         self.frame.resize(before + piece.len as usize, 0);
         self.spoiled |= umem.read(piece.data, &mut self.frame[before..]).is_none();
+        if let Some(tag) = first.and_then(|hints| hints.tag) {
+            self.put_tag_back(tag);
+        }
+    }
+
+    /// The NIC took that tag off the frame, which the first piece is of.
+    fn put_tag_back(&mut self, tag: Tag) {
+        let len = self.frame.len();
+        if len >= ADDRESS_BYTES {
+            self.frame.resize(len + TAG_BYTES, 0);
+            self.frame
+                .copy_within(ADDRESS_BYTES..len, ADDRESS_BYTES + TAG_BYTES);
+            let tag = ethernet::any_tag(tag.proto, tag.tci);
+            self.frame[ADDRESS_BYTES..][..TAG_BYTES].copy_from_slice(&tag);
+        }
     }
 
     /// A piece of the frame in hand is none.
@@ -46,12 +65,12 @@ impl Mirror {
         self.spoiled = true;
     }
 
-    /// The frame is whole. Groups go to all anyway. What asking the listeners' filter rules was work for, in frames of a
-    /// turn.
+    /// The frame, which is to no group, is whole; `found`: who it is for. Groups go to all anyway. What asking the
+    /// listeners' filter rules was work for, in frames of a turn.
     #[cold]
     pub(super) fn give(
         &mut self,
-        origin: Origin,
+        (found, origin): (Option<PortNumber>, Origin),
         members: &Members,
         counters: &PairCounters,
         network: &mut dyn Network,
@@ -59,21 +78,18 @@ impl Mirror {
         let Some(bytes) = self.frame.first_chunk::<LOOK_BYTES>() else {
             return 0;
         };
-        let Head { to, tags, .. } = ethernet::head(bytes);
-        let vlan = tags.vlan();
-        let port = match members.table.find(Station::new(vlan, to)) {
-            _ if self.spoiled => return 0,
-            Destination::Group => return 0,
-            Destination::Port(port) => Some(port),
-            Destination::Host | Destination::Unknown | Destination::Nobody => None,
-        };
+        if self.spoiled {
+            return 0;
+        }
+        let vlan = ethernet::head(bytes).tags.vlan();
         let several = Several {
             frame: &mut self.frame,
             vlan,
             may_be_partial: origin.partial_checksums,
+            mark: self.mark,
             counters,
         };
-        let way = port.and_then(|port| members.lanes(port).first().copied());
-        several.give(members.listeners(vlan, None, port, way), members, network)
+        let way = found.and_then(|port| members.lanes(port).first().copied());
+        several.give(members.listeners(vlan, None, found, way), members, network)
     }
 }

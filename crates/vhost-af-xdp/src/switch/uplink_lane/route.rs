@@ -1,0 +1,113 @@
+//! Where a frame that came to the uplink's queue goes, by what the program noted before it, or else by its address.
+
+use xsk::RxDesc;
+use xsk::metadata::{Hash, Hints, Tag};
+
+use super::UplinkLane;
+use crate::nic::lent::Lent;
+use crate::switch::ethernet::{self, Head, LOOK_BYTES};
+use crate::switch::flows::{FLOW_BYTES, Flow, Flows};
+use crate::switch::retag::{put_tag_back, untag};
+use crate::switch::table::{Destination, PortNote, PortNumber, Station};
+
+/// The inboxes of a port, side by side: one for each pair that receives.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Inboxes {
+    pub(super) first: usize,
+    pub(super) count: usize,
+    /// [`TablePort::life`](crate::switch::table::TablePort::life) of the port.
+    pub(super) life: u16,
+    /// The guest has the frames of its VLAN without their tag.
+    pub(super) untags: bool,
+}
+
+/// Where a frame in hand goes.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Route {
+    /// To an inbox, by its place.
+    Inbox(usize),
+    Group,
+    Nobody,
+    /// The same, and it is counted already.
+    Lost,
+}
+
+impl<N: Lent> UplinkLane<N> {
+    /// Where a frame goes, by its first piece and what stood before it. What the guest shall not see of the frame is taken
+    /// off there, and what it shall see is put back.
+    #[inline]
+    pub(super) fn route_of(&mut self, piece: &mut RxDesc, hints: &Hints) -> Route {
+        if let Some(port) = hints.port.and_then(|note| self.noted(PortNote(note))) {
+            return self.to_port(port, piece, hints);
+        }
+        let mut bytes = [0; LOOK_BYTES];
+        let known = (piece.len as usize).min(LOOK_BYTES);
+        if self.queue.umem.read(piece.data, &mut bytes[..known]).is_none() {
+            return Route::Nobody;
+        }
+        if let Some(Tag { proto, tci }) = hints.tag {
+            bytes = ethernet::with_tag(&bytes, (proto, tci));
+        }
+        let Head { to, tags, .. } = ethernet::head(&bytes);
+        match self.members.table.find(Station::new(tags.vlan(), to)) {
+            Destination::Group => {
+                if let Some(tag) = hints.tag {
+                    put_tag_back(&self.queue.umem, piece, tag, &self.counters);
+                }
+                Route::Group
+            }
+            // What is for the host comes to the uplink, and then not here.
+            Destination::Host | Destination::Unknown | Destination::Nobody => Route::Nobody,
+            Destination::Port(port) => self.to_port(port, piece, hints),
+        }
+    }
+
+    /// The port that a note names, if it still is the one that was noted, and has a guest.
+    #[inline]
+    fn noted(&self, note: PortNote) -> Option<PortNumber> {
+        let (port, life) = note.parts();
+        let its = self.inbox_of.get(usize::from(port.0))?;
+        (its.count > 0 && its.life == life).then_some(port)
+    }
+
+    #[inline]
+    fn to_port(&mut self, port: PortNumber, piece: &mut RxDesc, hints: &Hints) -> Route {
+        self.found = Some(port);
+        let its = match self.inbox_of.get(usize::from(port.0)) {
+            None | Some(Inboxes { count: 0, .. }) => return Route::Nobody,
+            Some(&its) => its,
+        };
+        let at = match its.count {
+            1 => its.first,
+            _ => self.inbox_for(port, its, piece, hints.hash),
+        };
+        match (its.untags, hints.tag) {
+            (false, None) | (true, Some(_)) => {}
+            (false, Some(tag)) => put_tag_back(&self.queue.umem, piece, tag, &self.counters),
+            (true, None) => untag(&self.queue.umem, piece),
+        }
+        Route::Inbox(at)
+    }
+
+    /// Which inbox of a port takes a frame: that of its flow, by the NIC's hash where it is of the ports, too, or by the
+    /// frame's first piece.
+    fn inbox_for(&mut self, port: PortNumber, its: Inboxes, piece: &RxDesc, hash: Option<Hash>) -> usize {
+        let changes = self.members.flows(port).map_or(0, Flows::changes);
+        let hash = hash.filter(|hash| hash.is_of_ports()).map(|hash| hash.value);
+        if let Some(at) = hash.and_then(|hash| self.choices.find((port, hash), changes)) {
+            return at;
+        }
+        let mut head = [0; FLOW_BYTES];
+        let known = (piece.len as usize).min(FLOW_BYTES);
+        // Inside the piece.
+        let _ = self.queue.umem.read(piece.data, &mut head[..known]);
+        let guest = self.members.lane_for(port, Flow::of(&head));
+        let mut its_places = its.first..its.first + its.count;
+        let found = its_places.find(|&at| Some(self.inboxes[at].guest) == guest);
+        let at = found.unwrap_or(its.first);
+        if let Some(hash) = hash {
+            self.choices.note((port, hash), changes, at);
+        }
+        at
+    }
+}
