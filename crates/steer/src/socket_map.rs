@@ -14,6 +14,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use libbpf_rs::{MapInfo, libbpf_sys};
+use xsk::metadata::Layout;
+
+use crate::btf::{LayoutOfError, layout_of_map};
 
 /// Why a map cannot be used, or a socket not be put into it.
 ///
@@ -122,6 +125,14 @@ impl SocketMap {
             map,
             entries: info.max_entries,
         })
+    }
+
+    /// How a program that uses the map leaves a structure before frames, see [`layout_of_map`].
+    ///
+    /// # Errors
+    /// [`LayoutOfError`]; to ask takes CAP_SYS_ADMIN.
+    pub fn layout(&self, structure: &str) -> Result<Layout, LayoutOfError> {
+        layout_of_map(self.map.as_fd(), structure)
     }
 
     /// Whether it has these places.

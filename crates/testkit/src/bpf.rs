@@ -13,6 +13,7 @@ const BPF_MAP_CREATE: u32 = 0;
 const BPF_MAP_UPDATE_ELEM: u32 = 2;
 const BPF_PROG_LOAD: u32 = 5;
 const BPF_OBJ_PIN: u32 = 6;
+const BPF_BTF_LOAD: u32 = 18;
 const BPF_LINK_CREATE: u32 = 28;
 pub(crate) const BPF_MAP_TYPE_ARRAY: u32 = 2;
 pub(crate) const BPF_MAP_TYPE_XSKMAP: u32 = 17;
@@ -57,6 +58,19 @@ struct ProgLoad {
     name: [u8; 16],
     ifindex: u32,
     expected_attach_type: u32,
+    btf: u32,
+    function_bytes: u32,
+    functions: u64,
+    function_count: u32,
+    line_bytes: u32,
+}
+
+#[repr(C)]
+struct BtfLoad {
+    btf: u64,
+    log: u64,
+    btf_bytes: u32,
+    log_bytes: u32,
 }
 
 #[repr(C)]
@@ -111,7 +125,39 @@ pub(crate) fn pin(object: &OwnedFd, path: &CStr) -> io::Result<()> {
 /// `return bpf_redirect_map(&map, ctx->rx_queue_index + first, XDP_PASS);`, with or without support for frames in
 /// several buffers.
 pub(crate) fn load_redirect(map: &OwnedFd, first: u32, frags: bool) -> io::Result<OwnedFd> {
-    let program: [u64; 7] = [
+    load(&redirect(map, first), frags, None)
+}
+
+/// The same, behind which stands before each frame a [`STRUCTURE`] with this mark, as the program's types tell.
+pub(crate) fn load_marking(map: &OwnedFd, first: u32, mark: u32) -> io::Result<OwnedFd> {
+    let leave = [
+        instruction(0xbf, 6, 1, 0, 0),                    // r6 = r1
+        instruction(0xb7, 2, 0, 0, 12u32.wrapping_neg()), // r2 = -12
+        instruction(0x85, 0, 0, 0, 54),                   // call bpf_xdp_adjust_meta
+        instruction(0x55, 0, 0, 8, 0),                    // if r0 != 0 goto redirect
+        instruction(0x61, 2, 6, 8, 0),                    // r2 = *(u32 *)(r6 + 8)     xdp_md.data_meta
+        instruction(0x61, 3, 6, 0, 0),                    // r3 = *(u32 *)(r6 + 0)     xdp_md.data
+        instruction(0xbf, 4, 2, 0, 0),                    // r4 = r2
+        instruction(0x07, 4, 0, 0, 12),                   // r4 += 12
+        instruction(0x2d, 4, 3, 3, 0),                    // if r4 > r3 goto redirect
+        instruction(0x62, 2, 0, 0, 0),                    // *(u32 *)(r2 + 0) = 0      rx_hash
+        instruction(0x62, 2, 0, 4, mark),                 // *(u32 *)(r2 + 4) = mark   flow_mark
+        instruction(0x62, 2, 0, 8, STRUCTURE_ID),         // *(u32 *)(r2 + 8) = id     btf_id
+        instruction(0xbf, 1, 6, 0, 0),                    // redirect: r1 = r6
+    ];
+    let types = types();
+    let btf = BtfLoad {
+        btf: types.as_ptr() as u64,
+        log: 0,
+        btf_bytes: types.len() as u32,
+        log_bytes: 0,
+    };
+    let btf = bpf(BPF_BTF_LOAD, &btf).map(descriptor)?;
+    load(&[&leave[..], &redirect(map, first)].concat(), false, Some(&btf))
+}
+
+fn redirect(map: &OwnedFd, first: u32) -> [u64; 7] {
+    [
         instruction(0x61, 2, 1, 16, 0), // r2 = *(u32 *)(r1 + 16)    xdp_md.rx_queue_index
         instruction(0x07, 2, 0, 0, first), // r2 += first
         instruction(0x18, 1, 1, 0, number(map)), // r1 = map (BPF_LD_IMM64, BPF_PSEUDO_MAP_FD)
@@ -119,17 +165,62 @@ pub(crate) fn load_redirect(map: &OwnedFd, first: u32, frags: bool) -> io::Resul
         instruction(0xb7, 3, 0, 0, 2),  // r3 = XDP_PASS
         instruction(0x85, 0, 0, 0, 51), // call bpf_redirect_map
         instruction(0x95, 0, 0, 0, 0),  // exit
-    ];
+    ]
+}
+
+fn load(program: &[u64], frags: bool, btf: Option<&OwnedFd>) -> io::Result<OwnedFd> {
+    // struct bpf_func_info: the first instruction, and its function's type.
+    let function = [0, FUNCTION_ID];
     let load = ProgLoad {
         prog_type: BPF_PROG_TYPE_XDP,
-        insn_count: 7,
+        insn_count: program.len() as u32,
         insns: program.as_ptr() as u64,
         license: c"Apache-2.0".as_ptr() as u64,
         prog_flags: if frags { BPF_F_XDP_HAS_FRAGS } else { 0 },
         expected_attach_type: BPF_ATTACH_XDP,
+        btf: btf.map_or(0, number),
+        function_bytes: size_of_val(&function) as u32,
+        functions: function.as_ptr() as u64,
+        function_count: btf.is_some().into(),
         ..ProgLoad::default()
     };
     bpf(BPF_PROG_LOAD, &load).map(descriptor)
+}
+
+/// What [`load_marking`] leaves before frames.
+pub(crate) const STRUCTURE: &str = "frame_hints";
+const FUNCTION_ID: u32 = 3;
+const STRUCTURE_ID: u32 = 4;
+
+/// The types of [`load_marking`]'s program (Documentation/bpf/btf.rst): `unsigned int`, `unsigned int (void)`, a function
+/// of that type, and the structure.
+fn types() -> Vec<u8> {
+    let mut names = vec![0];
+    let mut name = |text: &str| {
+        let at = names.len() as u32;
+        names.extend(text.bytes().chain([0]));
+        at
+    };
+    let types = [
+        [name("unsigned int"), 1 << 24, 4, 32].to_vec(),
+        [0, 13 << 24, 1].to_vec(),
+        [name("leave"), 12 << 24, 2].to_vec(),
+        [name(STRUCTURE), 4 << 24 | 3, 12].to_vec(),
+        [name("rx_hash"), 1, 0].to_vec(),
+        [name("flow_mark"), 1, 32].to_vec(),
+        [name("btf_id"), 1, 64].to_vec(),
+    ];
+    let types: Vec<u8> = types.concat().into_iter().flat_map(u32::to_le_bytes).collect();
+    let head = [
+        0x0001_eb9f,
+        24,
+        0,
+        types.len() as u32,
+        types.len() as u32,
+        names.len() as u32,
+    ];
+    let head = head.into_iter().flat_map(u32::to_le_bytes);
+    head.chain(types).chain(names).collect()
 }
 
 /// Attaches a program to an interface, natively or in skb mode, for as long as the link is open.

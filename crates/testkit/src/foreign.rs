@@ -45,6 +45,25 @@ impl Foreign {
         }
     }
 
+    /// Of the structure that [`Self::attach_marking`]'s program leaves before frames.
+    pub const STRUCTURE: &str = bpf::STRUCTURE;
+
+    /// Attaches one that leaves a structure with this mark before each frame, which its types describe.
+    ///
+    /// # Panics
+    /// If that fails.
+    #[must_use]
+    pub fn attach_marking(netns: &NetNs, interface: &str, mark: u32) -> Self {
+        let map = make_map(bpf::BPF_MAP_TYPE_XSKMAP);
+        let program = bpf::load_marking(&map, 0, mark).expect("the verifier accepts it");
+        let link = link(&program, netns, interface, Mode::Native);
+        Self {
+            map,
+            program,
+            _link: link,
+        }
+    }
+
     /// Attaches it to an interface that was made again, for as long as the result lives.
     ///
     /// # Panics

@@ -490,6 +490,61 @@ fn wrong_maps_are_refused_by_what_is_wrong() {
     by_number(&socket, &["map-fd", "no BPF map but socket"]);
 }
 
+#[rstest]
+fn rules_match_the_mark_that_anothers_program_leaves_where_it_is_said_how(
+    #[values(false, true)] is_said: bool,
+) {
+    require!(Root);
+    let veth = VethPair::new();
+    let program = Foreign::attach_marking(&veth.near, VethPair::NIC, 7);
+    let mut serve = inhibited()
+        .with("--map-fd", list(&[&program.map]))
+        .with("--rule", "direction=to-guest action=allow mark=7");
+    if is_said {
+        serve = serve.with("--map-layout", Foreign::STRUCTURE);
+    }
+    let daemon = listening(&veth, &[&program.map], &serve);
+    let mut driver = Driver::connect(&daemon.socket(), &DriverConfig::default()).expect("accepted");
+    driver.pairs[0].post(8, &[BUFFER]);
+    let wire = PacketPort::open(&veth.far, VethPair::WIRE);
+    for flow in 0..4 {
+        wire.send(&frame::udp(flow, 64));
+    }
+    let counter = if is_said {
+        "to_guest_frames"
+    } else {
+        "to_guest_filter"
+    };
+    let is_done = || daemon.counter(counter) >= 4;
+    assert!(wait::until(wait::SOON, is_done), "{}", daemon.said());
+    assert_eq!(daemon.counter("to_guest_hints_unknown"), 0);
+    let other = ["to_guest_filter", "to_guest_frames"][usize::from(!is_said)];
+    assert_eq!(daemon.counter(other), 0);
+    let hints = &daemon.port(0)["lanes"][0]["hints"];
+    if is_said {
+        assert_eq!(hints["on"], serde_json::json!(["hash", "mark"]), "{hints}");
+        assert_eq!(hints["seen"], hints["on"], "{hints}");
+    } else {
+        assert!(hints.is_null(), "{hints}");
+    }
+}
+
+#[test]
+fn structure_that_no_program_of_the_map_has_is_refused_by_its_name() {
+    require!(Root);
+    let veth = VethPair::new();
+    let program = Foreign::attach_marking(&veth.near, VethPair::NIC, 7);
+    let serve = inhibited()
+        .with("--map-fd", list(&[&program.map]))
+        .with("--map-layout", "other_hints");
+    assert_refused(
+        &veth,
+        &[&program.map],
+        &serve,
+        &["map-layout", "map-fd", "`struct other_hints`"],
+    );
+}
+
 #[test]
 fn options_that_do_not_go_together_are_refused() {
     require!(Root);

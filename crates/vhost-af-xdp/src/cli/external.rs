@@ -31,6 +31,10 @@ pub(crate) struct ExternalArgs {
     /// program
     #[arg(long, value_name = "PATH")]
     afxdp_plugin: Option<PathBuf>,
+    /// What the program leaves before frames: the structure of this name, as the types (BTF) of a program that uses the
+    /// map describe it [default: nothing that is read]
+    #[arg(long, value_name = "STRUCT")]
+    map_layout: Option<String>,
 }
 
 impl ExternalArgs {
@@ -42,9 +46,15 @@ impl ExternalArgs {
         if self.map_start_index.is_some() && !has_map {
             bail!("map-start-index requires map-path or map-fd");
         }
+        if self.map_layout.is_some() && !has_map && self.afxdp_plugin.is_none() {
+            bail!(
+                "map-layout requires map-path, map-fd or afxdp-plugin: its types are those of a program that uses the map"
+            );
+        }
         if !self.inhibit && (has_map || self.sock_fds.is_some()) {
             bail!("sock-fds, map-path and map-fd require inhibit");
         }
+        let layout = self.map_layout.clone();
         match (&self.sock_fds, &self.map_path, self.map_fd, &self.afxdp_plugin) {
             (None, None, None, None) if self.inhibit => {
                 bail!("inhibit requires sock-fds, map-path, map-fd or afxdp-plugin")
@@ -59,9 +69,13 @@ impl ExternalArgs {
             (None, Some(path), None, None) => Ok(ExternalProgram::PinnedMap {
                 path: path.clone(),
                 first,
+                layout,
             }),
-            (None, None, Some(fd), None) => Ok(ExternalProgram::Map { fd, first }),
-            (None, None, None, Some(path)) => Ok(ExternalProgram::Plugin(path.clone())),
+            (None, None, Some(fd), None) => Ok(ExternalProgram::Map { fd, first, layout }),
+            (None, None, None, Some(path)) => Ok(ExternalProgram::Plugin {
+                path: path.clone(),
+                layout,
+            }),
             _ => bail!("sock-fds, map-path, map-fd and afxdp-plugin exclude each other: give one"),
         }
     }
@@ -88,16 +102,24 @@ mod tests {
         );
         assert_eq!(
             build(&[on, "--map-fd=9", "--map-start-index=3"]).expect("a map"),
-            ExternalProgram::Map { fd: 9, first: 3 }
+            ExternalProgram::Map {
+                fd: 9,
+                first: 3,
+                layout: None
+            }
         );
         let path = PathBuf::from("/sys/fs/bpf/x");
         assert_eq!(
-            build(&[on, "--map-path=/sys/fs/bpf/x"]).expect("a pinned map"),
-            ExternalProgram::PinnedMap { path, first: 0 }
+            build(&[on, "--map-path=/sys/fs/bpf/x", "--map-layout=frame_hints"]).expect("a pinned map"),
+            ExternalProgram::PinnedMap {
+                path,
+                first: 0,
+                layout: Some("frame_hints".to_owned())
+            }
         );
         assert!(matches!(
             build(&["--afxdp-plugin=/x"]),
-            Ok(ExternalProgram::Plugin(_))
+            Ok(ExternalProgram::Plugin { layout: None, .. })
         ));
     }
 
@@ -109,6 +131,7 @@ mod tests {
         assert!(refused(&["--sock-fds=7"]).contains("require inhibit"));
         assert!(refused(&[on, "--sock-fds=7", "--map-path=/x"]).contains("exclude"));
         assert!(refused(&[on, "--sock-fds=7", "--map-start-index=1"]).contains("requires map-path"));
+        assert!(refused(&[on, "--sock-fds=7", "--map-layout=x"]).contains("map-layout requires"));
         assert!(refused(&[on, "--sock-fds=7:"]).contains("colons"));
         assert!(refused(&[on, "--map-fd=x"]).contains("'x' for '--map-fd"));
         assert!(refused(&[on, "--map-start-index=-1"]).contains("'-1' for '--map-start-index"));

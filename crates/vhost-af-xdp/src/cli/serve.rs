@@ -12,7 +12,7 @@ use super::port::{AllPortsArgs, PortArgs};
 use crate::config::{Endpoint, PortConfig, ServeConfig};
 
 /// Options that say something of ports: a file has all of that.
-pub(super) const OF_PORTS: [&str; 50] = [
+pub(super) const OF_PORTS: [&str; 51] = [
     "port",
     "socket_path",
     "fd",
@@ -29,6 +29,7 @@ pub(super) const OF_PORTS: [&str; 50] = [
     "map_path",
     "map_fd",
     "map_start_index",
+    "map_layout",
     "afxdp_plugin",
     "memory",
     "packet_memory",

@@ -14,6 +14,8 @@ pub(crate) enum HintsConfig {
     Auto,
     /// These.
     Only(HintSet),
+    /// What somebody else's program leaves, of which it was said how (`--map-layout`).
+    OfProgram,
 }
 
 impl Default for HintsConfig {
@@ -34,6 +36,8 @@ impl HintsConfig {
                 tags: true,
             },
             Self::Only(asked) => HintWish { asked, tags: false },
+            // There is no steward.
+            Self::OfProgram => HintWish::default(),
         }
     }
 
@@ -42,13 +46,14 @@ impl HintsConfig {
         match self {
             Self::Auto => on.among(HintSet::HASH.with(HintSet::VLAN)),
             Self::Only(asked) => on.among(asked),
+            Self::OfProgram => on,
         }
     }
 
     /// What is named, and must be possible.
     pub(crate) fn named(self) -> HintSet {
         match self {
-            Self::Auto => HintSet::NONE,
+            Self::Auto | Self::OfProgram => HintSet::NONE,
             Self::Only(asked) => asked,
         }
     }
@@ -70,6 +75,7 @@ impl fmt::Display for HintsConfig {
         match self {
             Self::Auto => f.write_str("auto"),
             Self::Only(hints) => hints.fmt(f),
+            Self::OfProgram => f.write_str("what the program leaves"),
         }
     }
 }

@@ -236,7 +236,7 @@ impl std::fmt::Display for NicConfig {
 }
 
 /// What somebody else made for a port's queues, who also has his own XDP program there: `--inhibit` and what belongs to
-/// it.
+/// it. `layout` is the name of the structure that the program leaves before frames, if it leaves one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ExternalProgram {
     /// Nothing: program and sockets are ours, or the steward's.
@@ -244,11 +244,19 @@ pub(crate) enum ExternalProgram {
     /// AF_XDP sockets by descriptor, one a queue, in the order of the queues, each in its map.
     Sockets(Vec<i32>),
     /// A socket map by descriptor, and the place in it of the first queue's socket.
-    Map { fd: i32, first: u32 },
+    Map {
+        fd: i32,
+        first: u32,
+        layout: Option<String>,
+    },
     /// A socket map that is pinned in a bpffs.
-    PinnedMap { path: PathBuf, first: u32 },
+    PinnedMap {
+        path: PathBuf,
+        first: u32,
+        layout: Option<String>,
+    },
     /// The AF_XDP device plugin for Kubernetes, which listens there, gives the map.
-    Plugin(PathBuf),
+    Plugin { path: PathBuf, layout: Option<String> },
 }
 
 /// A descriptor that is to be inherited.
@@ -260,11 +268,21 @@ pub(crate) struct Inherited {
 }
 
 impl ExternalProgram {
+    /// The structure that the program leaves before frames.
+    pub(crate) fn layout(&self) -> Option<&str> {
+        match self {
+            Self::None | Self::Sockets(_) => None,
+            Self::Map { layout, .. } | Self::PinnedMap { layout, .. } | Self::Plugin { layout, .. } => {
+                layout.as_deref()
+            }
+        }
+    }
+
     fn descriptors(&self) -> Vec<Inherited> {
         let (option, fds) = match self {
             Self::Sockets(numbers) => ("sock-fds", numbers.as_slice()),
             Self::Map { fd, .. } => ("map-fd", std::slice::from_ref(fd)),
-            Self::None | Self::PinnedMap { .. } | Self::Plugin(_) => return Vec::new(),
+            Self::None | Self::PinnedMap { .. } | Self::Plugin { .. } => return Vec::new(),
         };
         fds.iter().map(|&fd| Inherited { option, fd }).collect()
     }

@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::RawFd;
 
-use steer::{ForeignProgram, SocketMapError};
+use steer::{ForeignProgram, LayoutOfError, SocketMapError};
 use steward::client::LeaseError;
 use steward::links::LinkError;
 use steward::protocol::Refusal;
@@ -118,6 +118,12 @@ pub(crate) enum ExternalError {
         option: String,
         #[source]
         source: SocketMapError,
+    },
+    #[error("map-layout, with the map of {option}")]
+    Layout {
+        option: String,
+        #[source]
+        source: LayoutOfError,
     },
     #[error(transparent)]
     Plugin(#[from] PluginError),

@@ -14,9 +14,10 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with, sockopt};
-use steer::{AttachedAs, ForeignProgram, Mode, ModeRequest, SocketMap, SocketMapError};
+use steer::{AttachedAs, ForeignProgram, HintSet, Mode, ModeRequest, SocketMap, SocketMapError};
 use steward::links::Link;
-use steward::protocol::Wanted;
+use steward::protocol::{Hinted, Wanted};
+use xsk::metadata::{Field, Layout};
 use xsk::{OpenError, RingSize, SocketConfig, Umem, Unbound};
 
 use super::afxdp_plugin::Plugin;
@@ -55,6 +56,8 @@ enum Source {
         map: SocketMap,
         first: u32,
         option: String,
+        /// Of what the program leaves before frames.
+        layout: Option<Layout>,
     },
 }
 
@@ -83,21 +86,25 @@ impl Given {
             let source = match &port.external {
                 ExternalProgram::None => continue,
                 ExternalProgram::Sockets(numbers) => take_sockets(numbers, *start_queue)?,
-                ExternalProgram::Map { fd, first } => {
+                ExternalProgram::Map { fd, first, .. } => {
                     let option = format!("map-fd {fd}");
                     let map = duplicate(*fd)?;
                     Source::map(SocketMap::from_fd(map), *first, option)?
                 }
-                ExternalProgram::PinnedMap { path, first } => {
+                ExternalProgram::PinnedMap { path, first, .. } => {
                     let option = format!("map-path {}", path.display());
                     Source::map(SocketMap::open(path), *first, option)?
                 }
-                ExternalProgram::Plugin(path) => {
+                ExternalProgram::Plugin { path, .. } => {
                     let map = plugin(&mut plugins, path)?.map(name)?;
                     let option = format!("afxdp-plugin {}", path.display());
                     // Its program looks a frame's queue up.
                     Source::map(SocketMap::from_fd(map), *start_queue, option)?
                 }
+            };
+            let source = match port.external.layout() {
+                Some(structure) => source.with_layout(structure)?,
+                None => source,
             };
             source.check(port.queues)?;
             given.insert((name.clone(), *start_queue), Arc::new(source));
@@ -125,13 +132,37 @@ impl Source {
         option: String,
     ) -> Result<Self, ExternalError> {
         match map {
-            Ok(map) => Ok(Self::Map { map, first, option }),
+            Ok(map) => Ok(Self::Map {
+                map,
+                first,
+                option,
+                layout: None,
+            }),
             Err(source) => Err(ExternalError::Map { option, source }),
         }
     }
 
+    /// Reads how a program that uses the map leaves that structure before frames. It is asked for while this process may
+    /// look at others' programs: later one that is replaced keeps its layout, or its frames are of an unknown one.
+    fn with_layout(mut self, structure: &str) -> Result<Self, ExternalError> {
+        if let Self::Map {
+            map, option, layout, ..
+        } = &mut self
+        {
+            let found = map.layout(structure);
+            *layout = Some(found.map_err(|source| ExternalError::Layout {
+                option: option.clone(),
+                source,
+            })?);
+        }
+        Ok(self)
+    }
+
     fn check(&self, queues: u16) -> Result<(), ExternalError> {
-        let Self::Map { map, first, option } = self else {
+        let Self::Map {
+            map, first, option, ..
+        } = self
+        else {
             return Ok(());
         };
         let first = u64::from(*first);
@@ -201,6 +232,30 @@ impl External {
         }
     }
 
+    /// What the program leaves before frames, if that was said.
+    pub(super) fn hinted(&self) -> Option<Hinted> {
+        let Source::Map {
+            layout: Some(layout), ..
+        } = &*self.source
+        else {
+            return None;
+        };
+        let fields = [
+            (Field::Hash, HintSet::HASH),
+            (Field::VlanTci, HintSet::VLAN),
+            (Field::Timestamp, HintSet::TIMESTAMP),
+            (Field::Mark, HintSet::MARK),
+        ];
+        let there = fields.into_iter().filter(|&(field, _)| layout.has(field));
+        let bits = there.fold(0, |bits, (_, hint)| bits | hint.bits());
+        Some(Hinted {
+            possible: HintSet::of_bits(bits),
+            on: HintSet::of_bits(bits),
+            why: String::new(),
+            layouts: vec![*layout],
+        })
+    }
+
     pub(super) fn attached(&self) -> Option<Mode> {
         *self.last_attached()
     }
@@ -240,7 +295,10 @@ impl External {
 
     /// Puts a socket, which is bound, where the program looks for it. One that was passed in is there.
     pub(crate) fn place(&self, queue: u32, socket: BorrowedFd<'_>) -> Result<(), InterfaceError> {
-        let Source::Map { map, first, option } = &*self.source else {
+        let Source::Map {
+            map, first, option, ..
+        } = &*self.source
+        else {
             return Ok(());
         };
         // As checked at the start.

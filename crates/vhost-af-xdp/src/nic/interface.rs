@@ -68,6 +68,7 @@ impl QueueOptions {
             busy_poll: port.busy_poll,
             // A virtio-net header stands there.
             hints: match port.placement {
+                Placement::Copy if port.external.layout().is_some() => HintsConfig::OfProgram,
                 Placement::Copy => port.hints,
                 Placement::SendDirect | Placement::Direct => HintsConfig::NONE,
             },

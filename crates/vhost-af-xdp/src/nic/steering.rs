@@ -205,9 +205,12 @@ impl Steering {
         self.leased().is_some_and(|leased| leased.lease.is_away())
     }
 
-    /// What stands before frames, as the steward told; `None`: it knows of no hints, or the program is not ours.
+    /// What stands before frames, as the steward told, or as was said of somebody else's program; `None`: nothing is known.
     pub(crate) fn hinted(&self) -> Option<Hinted> {
-        self.leased()?.lease.hinted()
+        match self {
+            Self::External(external) => external.hinted(),
+            Self::Leased(leased) => leased.lease.hinted(),
+        }
     }
 
     /// Asks what the program did with the queues' frames, until `deadline` at most; of somebody else's only how it is
