@@ -4,6 +4,7 @@ mod access;
 mod api;
 pub(crate) mod ask;
 pub(crate) mod busy_poll;
+pub(crate) mod capture;
 pub(crate) mod choice;
 mod daemon;
 mod external;
@@ -30,6 +31,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand};
 use self::ask::{
     EVENTS_EXAMPLES, EventsArgs, NETWORK_EXAMPLES, NetworkCommandArgs, PORT_EXAMPLES, PortCommandArgs,
 };
+use self::capture::{CAPTURE_EXAMPLES, CaptureArgs};
 use self::values::parse_pause;
 use crate::api::process::ProcessArgs;
 use crate::bench::BenchArgs;
@@ -82,6 +84,9 @@ pub(crate) enum Command {
     /// Show what workers of running daemons do: where their time goes, frames and cycles a frame, shares of ports
     #[command(after_help = WORKERS_EXAMPLES)]
     Workers(WorkersArgs),
+    /// Capture what the guest of a port sends and gets, headers of frames, as pcapng for tcpdump and wireshark
+    #[command(after_help = CAPTURE_EXAMPLES)]
+    Capture(CaptureArgs),
     /// Let running daemons read their files again: ports that changed are replaced, all others go on
     #[command(after_help = RELOAD_EXAMPLES)]
     Reload(ReloadArgs),

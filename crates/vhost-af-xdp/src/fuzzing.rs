@@ -19,7 +19,7 @@ use crate::nic::endpoint::COPY_BYTES;
 use crate::nic::interfaces::Interfaces;
 use crate::port::{Joined, Port};
 use crate::switch::ethernet::{self, Tags};
-use crate::switch::filter::{Action, Classifier, Facts, FilterConfig, FlowKey, PortFilter, Rule};
+use crate::switch::filter::{Action, Facts, FilterConfig, FlowKey, Judge, PortFilter, Rule};
 use crate::switch::gso::GsoPacket;
 use crate::switch::guard::{self, Lock};
 use crate::switch::guest_frame::GuestFrame;
@@ -252,7 +252,7 @@ impl Addresses {
 
 /// Filter rules of one direction, with a flow cache, as a lane of a port has them for what its guest gets.
 pub struct Filter {
-    classifier: Classifier,
+    judge: Judge,
     counters: PairCounters,
     mark: Option<u32>,
 }
@@ -268,7 +268,7 @@ impl Filter {
             ..FilterConfig::default()
         });
         Some(Self {
-            classifier: filter.for_a_lane()?.to_guest?,
+            judge: filter.for_a_lane(0)?.to_guest?,
             counters: PairCounters::default(),
             mark: None,
         })
@@ -286,13 +286,14 @@ impl Filter {
             hash,
             ..Facts::of_len(len)
         };
-        self.classifier.lets_pass(head, facts, &self.counters)
+        self.judge.lets_pass(head, facts, &self.counters)
     }
 
     /// The same without the cache.
     #[must_use]
     pub fn looks_up(&self, head: &[u8], len: usize) -> bool {
-        FlowKey::of(head, len).is_ok_and(|looked| self.classifier.look_up(&looked.key, self.mark).allows)
+        let looked = FlowKey::of(head, len).ok().zip(self.judge.rules.as_ref());
+        looked.is_some_and(|(looked, rules)| rules.look_up(&looked.key, self.mark).allows)
     }
 
     /// Frames whose flow was known, and was not.

@@ -11,6 +11,7 @@
 mod api;
 mod ask;
 mod bench;
+mod capture;
 mod check;
 mod cli;
 mod config;
@@ -90,6 +91,7 @@ pub fn run() -> ExitCode {
         Command::Api(args) => process::run(&args),
         Command::Status(args) => status(&args),
         Command::Workers(args) => show_workers(&args),
+        Command::Capture(args) => capture::run(&args),
         Command::Reload(args) => reload_all(&args),
         Command::Port(args) => ask::port(&args.command, print),
         Command::Network(args) => ask::network(&args.command, print),

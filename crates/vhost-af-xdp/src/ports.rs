@@ -127,7 +127,7 @@ impl Ports {
                 .change(end.number, config, mac_of(config))
                 .map_err(|error| anyhow!("port {}: {}", config.name, with_sources(&error)))?;
         }
-        if let Some(port) = self.all().iter().find(|port| port.name() == &*config.name) {
+        if let Some(port) = self.named(&config.name) {
             port.set_rates(config.rates);
             port.set_guard(config);
             port.set_filter(&config.filter);
@@ -167,6 +167,13 @@ impl Ports {
     pub(crate) fn all(&self) -> Vec<Arc<Port>> {
         let running = self.running();
         running.iter().map(|it| Arc::clone(&it.port)).collect()
+    }
+
+    /// The one of a name.
+    pub(crate) fn named(&self, name: &str) -> Option<Arc<Port>> {
+        let running = self.running();
+        let it = running.iter().find(|it| it.port.name() == name);
+        it.map(|it| Arc::clone(&it.port))
     }
 
     /// Tells all ports, on a thread of its own, when interfaces change.

@@ -25,6 +25,7 @@ use signal_hook::iterator::{Handle, Signals};
 
 use super::config::{ApiConfig, Control, Endpoint, PortConfig, ServeConfig};
 use super::port::Port;
+use crate::api::capture::Captures;
 use crate::api::control_socket;
 use crate::api::process::{self, Changers, Listeners};
 use crate::api::rules_status::RulesStatus;
@@ -203,8 +204,9 @@ impl<'a> Sandboxed<'a> {
         let reset = reset_of(&workers);
         if let Some(listener) = self.control {
             let (read, reload, reset) = (Arc::clone(&read), reload.clone(), Arc::clone(&reset));
+            let captures = Captures::of(&ports);
             spawn("status", move || {
-                control_socket::serve(&listener, &*read, reload.as_ref(), &*reset);
+                control_socket::serve(&listener, &*read, reload.as_ref(), &*reset, &captures);
             })?;
         }
         if let Some(link) = self.api {
@@ -217,9 +219,7 @@ impl<'a> Sandboxed<'a> {
                 Asked {
                     read: move || read(),
                     rules: Arc::new(move |name: &str| {
-                        let ports = rules_of.all();
-                        let port = ports.iter().find(|port| port.name() == name);
-                        port.map(|port| RulesStatus::of(port))
+                        rules_of.named(name).map(|port| RulesStatus::of(&port))
                     }),
                     reload,
                     reset: config.api.all.is_some().then_some(reset),

@@ -1,8 +1,9 @@
 //! Where `vhost-af-xdp status` finds a running daemon.
 //!
 //! A connection gets one JSON document, the [`Status`], and is closed; with the request `reload` before, the document
-//! says what came of that ([`Outcome`]); so it does with `reset`, after which statistics of workers begin anew. Who connects and says nothing is given the status after [`REQUEST_WAIT`]. The
-//! socket is for its owner only (and root).
+//! says what came of that ([`Outcome`]); so it does with `reset`, after which statistics of workers begin anew. With
+//! `capture` it stays, and frames of a port are shown ([`Captures`]). Who connects and says nothing is given the status
+//! after [`REQUEST_WAIT`]. The socket is for its owner only (and root).
 //!
 //! Daemons are looked for only in directories that nobody but their user can have made or filled: in /tmp anybody may
 //! make one that is named after another user, and say there what he likes.
@@ -17,6 +18,7 @@ use std::net::Shutdown;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
@@ -26,6 +28,8 @@ use rustix::net::{SocketAddrUnix, SocketFlags, connect};
 use serde::Serialize;
 use serde_json::Value;
 
+use super::capture::Captures;
+use super::capture::link::{Answer, Request};
 use super::status::Status;
 use crate::listener::{Access, ListenError, listen_at, remove_stale, stream};
 use crate::reload::changes::RESET;
@@ -38,6 +42,10 @@ const REQUEST_WAIT: Duration = Duration::from_millis(100);
 /// Requests that there are.
 const RELOAD: &[u8] = b"reload\n";
 const RESET_WORKERS: &[u8] = b"reset\n";
+/// What follows is what is to be captured.
+const CAPTURE: &[u8] = b"capture ";
+/// Longest request.
+const LONGEST_REQUEST: usize = 4096;
 /// How often it is said again where the status came back: the daemon was too busy to see it in time.
 const ATTEMPTS: usize = 10;
 /// Pause after a connection that could not be accepted.
@@ -135,6 +143,7 @@ pub(crate) fn serve(
     read: impl Fn() -> Status,
     reload: Option<&Reload>,
     reset: impl Fn(),
+    captures: &Arc<Captures>,
 ) {
     for stream in listener.incoming() {
         let Ok(stream) = stream else {
@@ -150,7 +159,10 @@ pub(crate) fn serve(
                 let failed = Vec::new();
                 drop(answer(stream, &Outcome { done, failed }));
             }
-            _ => drop(answer(stream, &read())),
+            request => match request.strip_prefix(CAPTURE) {
+                Some(request) => captures.serve(stream, request),
+                None => drop(answer(stream, &read())),
+            },
         }
     }
 }
@@ -159,7 +171,11 @@ pub(crate) fn serve(
 fn request_of(mut stream: &UnixStream) -> Vec<u8> {
     let (mut request, mut byte) = (Vec::new(), [0]);
     let _ = stream.set_read_timeout(Some(REQUEST_WAIT));
-    while request.len() < RELOAD.len() && !request.ends_with(b"\n") {
+    let is_whole = |request: &[u8]| match CAPTURE.starts_with(&request[..request.len().min(CAPTURE.len())]) {
+        true => request.len() >= LONGEST_REQUEST,
+        false => request.len() >= RELOAD.len(),
+    };
+    while !is_whole(&request) && !request.ends_with(b"\n") {
         match stream.read(&mut byte) {
             Ok(1..) => request.push(byte[0]),
             Ok(0) | Err(_) => break,
@@ -198,6 +214,28 @@ pub(crate) fn reload(path: &Path) -> io::Result<Outcome> {
 /// Errors: nobody listens there, it ends meanwhile, or is too old to know of that.
 pub(crate) fn reset_workers(path: &Path) -> io::Result<Outcome> {
     request(path, RESET_WORKERS)
+}
+
+/// Lets the daemon at `path` show frames of a port; they follow its answer.
+/// Errors: nobody listens there, or it is too old to know of that.
+pub(crate) fn begin_capture(path: &Path, wanted: &Request) -> io::Result<(UnixStream, Answer)> {
+    let wanted = serde_json::to_vec(wanted)?;
+    let request = [CAPTURE, &wanted, b"\n"].concat();
+    for _ in 0..ATTEMPTS {
+        let mut stream = UnixStream::connect(path)?;
+        stream.set_read_timeout(Some(ANSWER))?;
+        stream.write_all(&request)?;
+        let (mut line, mut byte) = (Vec::new(), [0]);
+        // Byte by byte: what follows is not of the answer. A status is longer, or is none.
+        while line.len() < LONGEST_REQUEST && !line.ends_with(b"\n") && stream.read(&mut byte)? == 1 {
+            line.push(byte[0]);
+        }
+        if let Ok(answer) = serde_json::from_slice(&line) {
+            return Ok((stream, answer));
+        }
+    }
+    let old = "it answers with its status: is it older than this command?";
+    Err(io::Error::new(io::ErrorKind::InvalidData, old))
 }
 
 fn request(path: &Path, request: &[u8]) -> io::Result<Outcome> {

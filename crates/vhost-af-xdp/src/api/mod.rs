@@ -1,5 +1,6 @@
 //! What an operator can ask: `status`, `workers`, `queues`, the socket that answers, and the process that answers HTTP.
 
+pub(crate) mod capture;
 pub(crate) mod client;
 pub(crate) mod control_socket;
 mod http;

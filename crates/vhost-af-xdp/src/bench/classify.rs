@@ -44,7 +44,7 @@ impl FlowJudge {
             rules: list(rules)?,
             ..FilterConfig::default()
         });
-        let lane = filter.for_a_lane().and_then(|lane| lane.to_guest);
+        let lane = filter.for_a_lane(0).and_then(|lane| lane.to_guest?.rules);
         let layouts = match program.hints().is_empty() {
             true => Layouts::default(),
             false => Layouts::new(&program.layouts()),

@@ -6,6 +6,7 @@ use super::mailbox::Task;
 use super::{Port, PortState};
 use crate::config::{PortConfig, PortRules};
 use crate::rates::PortRates;
+use crate::switch::capture::Capture;
 use crate::switch::filter::{FilterConfig, PortFilter};
 use crate::switch::guard::Guard;
 use crate::switch::rate_limit::PortLimits;
@@ -56,10 +57,30 @@ impl Port {
         }
         let compiled = PortFilter::new(config);
         let config = config.clone();
+        self.change_filter(move |before| {
+            let capture = before.1.capture.take();
+            *before = (config, PortFilter { capture, ..compiled });
+        });
+    }
+
+    /// Frames of its guest are shown there from now on; `None`: nowhere any more. When this returns that is so for every
+    /// frame that comes. What rules decide stays.
+    pub(crate) fn set_capture(self: &Arc<Self>, capture: Option<Arc<Capture>>) {
+        self.change_filter(move |before| before.1.capture = capture);
+    }
+
+    fn change_filter(
+        self: &Arc<Self>,
+        change: impl FnOnce(&mut (FilterConfig, PortFilter)) + Send + 'static,
+    ) {
         let change = move |port: &Arc<Self>, state: &mut PortState| {
-            *port.filter.lock().unwrap_or_else(PoisonError::into_inner) = (config, compiled.clone());
+            let filter = {
+                let mut filter = port.filter.lock().unwrap_or_else(PoisonError::into_inner);
+                change(&mut filter);
+                filter.1.clone()
+            };
             if let Some(session) = &state.session {
-                session.set_filter(&compiled, &port.workers);
+                session.set_filter(&filter, &port.workers);
             }
         };
         // A port that has ended has no lanes.

@@ -24,7 +24,7 @@ use xsk::{Frame, RxDesc, Umem, UmemOffset};
 use super::before::Before;
 use super::bytes::{UmemRange, received_bytes_mut};
 use super::checksums::{self, Looks};
-use super::filter::{Classifier, Facts};
+use super::filter::{Facts, Judge};
 use super::guard::LOOK_BYTES;
 use super::limits::BATCH;
 use super::rate_limit::{Cost, Policer};
@@ -65,7 +65,7 @@ impl Origin {
 /// Which frames the guest gets, and how many.
 pub(crate) struct Admission<'a, 'b> {
     pub(crate) policer: &'a mut Policer<'b>,
-    pub(crate) filter: Option<&'a mut Classifier>,
+    pub(crate) filter: Option<&'a mut Judge>,
 }
 
 impl Admission<'_, '_> {

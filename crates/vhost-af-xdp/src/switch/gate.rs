@@ -7,7 +7,7 @@
 
 use device::counters::PairCounters;
 
-use super::filter::{Classifier, FlowKey, LaneFilter, Looked, Verdict, is_long};
+use super::filter::{Classifier, Facts, FlowKey, Judge, LaneFilter, Looked, Verdict, is_long};
 use super::guard::{Guard, Guarded, LOOK_BYTES, SHORT_LOOK_BYTES};
 use super::guest_frame::GuestFrame;
 use super::table::Destination;
@@ -20,6 +20,18 @@ pub(crate) struct Gate {
     /// What rules said of the last frame, until it is counted.
     verdict: Option<Verdict>,
     head: [u8; LOOK_BYTES],
+    shown: Shown,
+}
+
+/// What is shown of a frame to who watches, when it is done.
+#[derive(Debug)]
+struct Shown {
+    /// `None`: nothing.
+    said: Option<Result<Verdict, Option<Verdict>>>,
+    len: usize,
+    /// So many bytes of `head`.
+    known: usize,
+    head: [u8; LOOK_BYTES],
 }
 
 impl Default for Gate {
@@ -29,6 +41,12 @@ impl Default for Gate {
             filter: None,
             verdict: None,
             head: [0; LOOK_BYTES],
+            shown: Shown {
+                said: None,
+                len: 0,
+                known: 0,
+                head: [0; LOOK_BYTES],
+            },
         }
     }
 }
@@ -42,12 +60,13 @@ impl Gate {
     /// Which frames it may send and get from now on; what it went by before.
     pub(crate) fn set_filter(&mut self, filter: Option<Box<LaneFilter>>) -> Option<Box<LaneFilter>> {
         self.verdict = None;
+        self.shown.said = None;
         std::mem::replace(&mut self.filter, filter)
     }
 
     /// Which frames it may get; `None`: all.
     #[inline]
-    pub(crate) fn to_guest(&mut self) -> Option<&mut Classifier> {
+    pub(crate) fn to_guest(&mut self) -> Option<&mut Judge> {
         self.filter.as_mut().and_then(|filter| filter.to_guest.as_mut())
     }
 
@@ -70,46 +89,105 @@ impl Gate {
         frame: GuestFrame<'a>,
         counters: &PairCounters,
     ) -> Option<GuestFrame<'a>> {
-        self.verdict = None;
-        let frame = match &mut self.guarded {
-            Some(guarded) => guarded.judge(frame, counters)?,
-            None => frame,
+        let Self {
+            guarded,
+            filter,
+            verdict,
+            head,
+            shown,
+        } = self;
+        let judge = filter.as_mut().and_then(|filter| filter.from_guest.as_mut());
+        let is_watched = judge.as_ref().is_some_and(|judge| judge.is_watched());
+        let Shown {
+            said,
+            len,
+            known,
+            head: shown,
+        } = shown;
+        let frame = match is_watched {
+            true => read_shown(frame, shown, (len, known)),
+            false => frame,
         };
-        let Some(filter) = self.filter.as_mut().and_then(|filter| filter.from_guest.as_mut()) else {
-            return Some(frame);
-        };
-        let frame = with_head(frame, &mut self.head);
-        let Ok(Looked { key, bytes }) = FlowKey::of(frame.head, frame.sending.len as usize) else {
-            counters.from_guest_headers.add(1);
-            return None;
-        };
-        // Stored there it would make them others.
-        if frame.sending.request.csum.is_some_and(|at| at.field() < bytes) {
-            counters.from_guest_checksum_in_headers.add(1);
-            return None;
-        }
-        let decision = filter.decide((&key, 0, key.hash()), counters, || Destination::Unknown);
-        self.verdict = Some(decision.verdict);
-        decision.verdict.allows.then_some(frame)
+        *verdict = None;
+        let rules = judge.and_then(|judge| judge.rules.as_mut());
+        let judged = judge_by(frame, (guarded.as_deref_mut(), rules), (verdict, head), counters);
+        *said = is_watched.then(|| match &judged {
+            Some(_) => Ok(verdict.unwrap_or(Verdict::UNJUDGED)),
+            None => Err(*verdict),
+        });
+        judged
     }
 
     /// What looking the last frame up was work for, in frames of a turn.
     #[inline]
     pub(super) fn take_work(&mut self) -> u64 {
         let filter = self.filter.as_mut().and_then(|filter| filter.from_guest.as_mut());
-        filter.map_or(0, Classifier::take_work)
+        filter.map_or(0, Judge::take_work)
     }
 
     /// The last frame is done; or it comes again.
     #[inline]
     pub(super) fn settle(&mut self, is_done: bool, counters: &PairCounters) {
         let verdict = self.verdict.take().filter(|_| is_done);
-        let filter = self.filter.as_ref().and_then(|filter| filter.from_guest.as_ref());
-        if let (Some(filter), Some(verdict)) = (filter, verdict) {
-            filter.count(verdict);
+        let said = self.shown.said.take().filter(|_| is_done);
+        let Some(judge) = self.filter.as_ref().and_then(|filter| filter.from_guest.as_ref()) else {
+            return;
+        };
+        if let (Some(rules), Some(verdict)) = (&judge.rules, verdict) {
+            rules.count(verdict);
             counters.from_guest_filter.add((!verdict.allows).into());
         }
+        if let Some(said) = said {
+            let Shown { len, known, head, .. } = &self.shown;
+            judge.show(said, Facts::of_len(*len), *known, |to| {
+                to.copy_from_slice(&head[..to.len()]);
+            });
+        }
     }
+}
+
+/// Judges a frame by the guard and the rules that there are; the rules' verdict is noted. See [`Gate::judge`].
+fn judge_by<'a>(
+    frame: GuestFrame<'a>,
+    (guarded, rules): (Option<&'a mut Guarded>, Option<&mut Classifier>),
+    (verdict, head): (&mut Option<Verdict>, &'a mut [u8; LOOK_BYTES]),
+    counters: &PairCounters,
+) -> Option<GuestFrame<'a>> {
+    let frame = match guarded {
+        Some(guarded) => guarded.judge(frame, counters)?,
+        None => frame,
+    };
+    let Some(rules) = rules else {
+        return Some(frame);
+    };
+    let frame = with_head(frame, head);
+    let Ok(Looked { key, bytes }) = FlowKey::of(frame.head, frame.sending.len as usize) else {
+        counters.from_guest_headers.add(1);
+        return None;
+    };
+    // Stored there it would make them others.
+    if frame.sending.request.csum.is_some_and(|at| at.field() < bytes) {
+        counters.from_guest_checksum_in_headers.add(1);
+        return None;
+    }
+    let decision = rules.decide((&key, 0, key.hash()), counters, || Destination::Unknown);
+    *verdict = Some(decision.verdict);
+    decision.verdict.allows.then_some(frame)
+}
+
+/// Copies the first bytes of a frame to show them. As many of them as are looked at stand in the place of those in guest
+/// memory from here on: what is judged is what is shown.
+fn read_shown<'a>(
+    frame: GuestFrame<'a>,
+    head: &'a mut [u8; LOOK_BYTES],
+    (len, known): (&mut usize, &mut usize),
+) -> GuestFrame<'a> {
+    *len = frame.sending.len as usize;
+    *known = LOOK_BYTES.min(*len);
+    frame.read_start(&mut head[..*known]);
+    let is_long = head.first_chunk().is_some_and(is_long);
+    let looked = if is_long { LOOK_BYTES } else { SHORT_LOOK_BYTES };
+    frame.headed(&head[..looked.min(*known)])
 }
 
 /// The frame with as many of its first bytes in `head` as rules look at, to be sent in the place of those in guest memory.

@@ -110,8 +110,8 @@ fn frame_that_waits_for_a_buffer_is_counted_once_by_both_ends_rules() {
         "direction=to-guest action=deny protocol=udp destination-ports=9",
         "direction=to-guest action=allow protocol=udp",
     ]);
-    assert!(from.set_filter(sends.for_a_lane()).is_none());
-    assert!(to.set_filter(gets.for_a_lane()).is_none());
+    assert!(from.set_filter(sends.for_a_lane(0)).is_none());
+    assert!(to.set_filter(gets.for_a_lane(0)).is_none());
     for port in [1, 7, 2, 9, 3, 7, 4, 9] {
         a.send(1, port);
     }
@@ -140,8 +140,8 @@ fn new_flows_all_the_time_make_a_guests_turns_shorter_whoever_has_the_rules() {
         let mut from = GuestLane::new(from, Arc::clone(&a.counters));
         let mut to = GuestLane::new(to, Arc::clone(&b.counters));
         match of_sender {
-            true => drop(from.set_filter(many("from-guest").for_a_lane())),
-            false => drop(to.set_filter(many("to-guest").for_a_lane())),
+            true => drop(from.set_filter(many("from-guest").for_a_lane(0))),
+            false => drop(to.set_filter(many("to-guest").for_a_lane(0))),
         }
         (0..128).for_each(|flow| a.send(flow, 53));
         let mut got = 0;
@@ -164,7 +164,7 @@ fn new_flows_that_a_queue_brings_all_the_time_make_shorter_batches() {
     let wire = Arc::new(std::sync::Mutex::new(wire));
     let nic = queue(TestNic(Arc::clone(&wire)), umem, 256, Sends::PLAIN);
     let mut lane = CopyLane::new(pair, nic, Arc::clone(&guest.counters));
-    drop(lane.set_filter(many("to-guest").for_a_lane()));
+    drop(lane.set_filter(many("to-guest").for_a_lane(0)));
     for flow in 0..192 {
         let frame = udp(flow, 53);
         let mut wire = wire.lock().expect("no panic");

@@ -20,7 +20,7 @@ use offload::segment::{Gso, GsoKind};
 use virtqueue::{ChainId, Chains, MemoryMap};
 
 use super::bytes::guest_to_guest;
-use super::filter::{Classifier, Facts, LaneFilter};
+use super::filter::{Facts, Judge, LaneFilter};
 use super::from_guest::{Put, Sender, Sink, Turn};
 use super::gate::with_head;
 use super::gso::{FromChain, GsoPacket};
@@ -213,7 +213,7 @@ pub(crate) struct Passing<'a> {
     delivery: Delivery<'a>,
     pending: &'a mut Pending,
     policer: Policer<'a>,
-    filter: Option<&'a mut Classifier>,
+    filter: Option<&'a mut Judge>,
 }
 
 impl<'a> Passing<'a> {
@@ -261,15 +261,18 @@ impl<'a> Passing<'a> {
             stored,
             ..Facts::of_len(frame.sending.len as usize)
         };
-        let admits = |filter: &mut &mut Classifier| filter.admits(frame.head, facts, counters);
-        let Some(verdict) = self.filter.as_mut().and_then(admits) else {
-            return Ok(Passed::Dropped);
+        let Some(filter) = self.filter.as_mut() else {
+            return self.pass_limited(frame, from);
         };
-        let passed = self.pass_limited(frame, from)?;
+        let said = filter.admits(frame.head, facts, counters);
+        let passed = match said {
+            Ok(_) => self.pass_limited(frame, from)?,
+            Err(_) => Passed::Dropped,
+        };
         if passed != Passed::Later
             && let Some(filter) = &self.filter
         {
-            filter.count(verdict);
+            filter.settle(said, facts, facts.len, |to| frame.read_start(to));
         }
         Ok(passed)
     }

@@ -21,7 +21,7 @@ use std::time::Duration;
 use device::counters::PairCounters;
 use virtqueue::Chains;
 
-use super::filter::{Classifier, Facts, LaneFilter};
+use super::filter::{Facts, Judge, LaneFilter};
 use super::guard::Guard;
 pub(crate) use super::lane_id::{LaneId, SlotAt};
 use super::members::Members;
@@ -78,7 +78,7 @@ pub(crate) struct Peer<'a> {
     /// What it may get.
     pub(crate) policer: Policer<'a>,
     /// Which frames it may get; `None`: all.
-    pub(crate) filter: Option<&'a mut Classifier>,
+    pub(crate) filter: Option<&'a mut Judge>,
 }
 
 impl<'a> Peer<'a> {
@@ -119,7 +119,7 @@ impl<'a> Peer<'a> {
     }
 
     /// The same, where there may be rules which frames it gets.
-    pub(crate) fn filtered(self, filter: Option<&'a mut Classifier>) -> Self {
+    pub(crate) fn filtered(self, filter: Option<&'a mut Judge>) -> Self {
         Self { filter, ..self }
     }
 

@@ -12,6 +12,7 @@ pub(crate) mod arrivals;
 mod before;
 mod bucket;
 pub(crate) mod bytes;
+pub(crate) mod capture;
 pub(crate) mod checksums;
 mod cutter;
 pub(crate) mod cycles;

@@ -370,7 +370,7 @@ fn filter() -> Option<Box<LaneFilter>> {
         from_guest_default: Some(Action::Allow),
         to_guest_default: Some(Action::Allow),
     })
-    .for_a_lane()
+    .for_a_lane(0)
 }
 
 #[test]

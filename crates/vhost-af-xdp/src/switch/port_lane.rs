@@ -264,7 +264,9 @@ impl<O: OwnQueue> PortLane<O> {
         } = self;
         *judged = 0;
         costs.clear();
-        let mut filter = filter.as_mut().and_then(|filter| filter.from_guest.as_mut());
+        let mut filter = filter
+            .as_mut()
+            .and_then(|filter| filter.from_guest.as_mut()?.rules.as_mut());
         let reads_all = self.members.is_filtered;
         let mut looked_up = 0;
         let Some(port) = self.members.table.port(self.number) else {
@@ -279,7 +281,7 @@ impl<O: OwnQueue> PortLane<O> {
             let buffers = taken.buffers(chain);
             of_chain.is_sent = pair.judge_into(chain, buffers, None, counters, &mut of_chain.sending)?;
             if FILTERED {
-                of_chain.verdict = None;
+                (of_chain.verdict, of_chain.known) = (None, 0);
             }
             if of_chain.is_sent {
                 of_chain.read_head(pair, buffers, (port, reads_all));

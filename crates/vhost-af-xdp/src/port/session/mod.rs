@@ -387,8 +387,9 @@ impl Session {
 
     /// Which frames the guest may send and gets from now on. What lanes went by before is freed here, not by a worker.
     pub(crate) fn set_filter(&self, filter: &PortFilter, workers: &Workers) {
-        for lane in self.lanes.iter().flatten() {
-            let filter = filter.for_a_lane();
+        for (pair, lane) in (0..).zip(&self.lanes) {
+            let Some(lane) = lane else { continue };
+            let filter = filter.for_a_lane(pair);
             let (give, before) = mpsc::channel();
             lane.change(workers, move |lane, _near| {
                 let _ = give.send(lane.set_filter(filter));

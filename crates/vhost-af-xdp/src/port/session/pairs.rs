@@ -391,10 +391,10 @@ impl Session {
     fn give_to_worker(&self, pair: usize, mut lane: Box<dyn Lane>, context: &PortContext<'_>) -> LaneAt {
         lane.set_limits(&context.limits);
         lane.set_guard(context.guard.as_ref());
-        drop(lane.set_filter(context.filter.for_a_lane()));
         let (cell, alarm) = (Arc::clone(&self.fault), self.connection.alarm.clone());
         let on_fault = Box::new(move |fault| report(&cell, fault, &alarm));
         let pair = u16::try_from(pair).unwrap_or(u16::MAX);
+        drop(lane.set_filter(context.filter.for_a_lane(pair)));
         let far = context.far.get(usize::from(pair));
         let role = match far {
             Some(far) => far.role(context.name, pair),

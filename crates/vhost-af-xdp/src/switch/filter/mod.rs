@@ -21,12 +21,14 @@
 
 mod cache;
 mod dimension;
+mod judge;
 mod key;
 pub(crate) mod rule;
 mod rules;
 #[cfg(test)]
 mod tests;
 
+use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -35,9 +37,11 @@ use device::meter;
 use xsk::metadata::Hints;
 
 use self::cache::FlowCache;
+pub(crate) use self::judge::Judge;
 pub(crate) use self::key::{FlowKey, Looked, is_long};
 pub(crate) use self::rule::{Action, Direction, Rule};
 pub(crate) use self::rules::{Rules, Verdict};
+use super::capture::Capture;
 use super::guard::LOOK_BYTES;
 use super::table::Destination;
 
@@ -84,6 +88,8 @@ impl FilterConfig {
 pub(crate) struct PortFilter {
     pub(crate) from_guest: Option<Arc<Rules>>,
     pub(crate) to_guest: Option<Arc<Rules>>,
+    /// Somebody who watches.
+    pub(crate) capture: Option<Arc<Capture>>,
 }
 
 impl PortFilter {
@@ -91,31 +97,25 @@ impl PortFilter {
         Self {
             from_guest: config.compile(Direction::FromGuest),
             to_guest: config.compile(Direction::ToGuest),
+            capture: None,
         }
     }
 
-    /// Whether no frame is judged.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.from_guest.is_none() && self.to_guest.is_none()
-    }
-
-    /// What a lane judges by, with memory of its own; `None`: it judges nothing.
-    pub(crate) fn for_a_lane(&self) -> Option<Box<LaneFilter>> {
-        let classifier = |rules: &Option<Arc<Rules>>| rules.clone().map(Classifier::new);
-        (!self.is_empty()).then(|| {
-            Box::new(LaneFilter {
-                from_guest: classifier(&self.from_guest),
-                to_guest: classifier(&self.to_guest),
-            })
-        })
+    /// What the lane of a queue pair judges by, with memory of its own; `None`: it looks at nothing.
+    pub(crate) fn for_a_lane(&self, pair: u16) -> Option<Box<LaneFilter>> {
+        let judge = |rules: &Option<Arc<Rules>>, to_guest| {
+            Judge::new(rules.as_ref(), self.capture.as_ref(), (to_guest, pair))
+        };
+        let (from_guest, to_guest) = (judge(&self.from_guest, false), judge(&self.to_guest, true));
+        (from_guest.is_some() || to_guest.is_some()).then(|| Box::new(LaneFilter { from_guest, to_guest }))
     }
 }
 
 /// What a lane judges frames by.
 #[derive(Debug, Default)]
 pub(crate) struct LaneFilter {
-    pub(crate) from_guest: Option<Classifier>,
-    pub(crate) to_guest: Option<Classifier>,
+    pub(crate) from_guest: Option<Judge>,
+    pub(crate) to_guest: Option<Judge>,
 }
 
 /// What is known of a frame that a guest is to get, beside its first bytes.
@@ -128,6 +128,8 @@ pub(crate) struct Facts {
     pub(crate) mark: Option<u32>,
     /// The NIC's of its flow, whose frames all have the same; `None`: one is computed.
     pub(crate) hash: Option<u32>,
+    /// When the NIC received it, nanoseconds of the NIC's clock; `None`: that is not known, or it came from elsewhere.
+    pub(crate) received: Option<u64>,
 }
 
 impl Facts {
@@ -139,6 +141,7 @@ impl Facts {
             len,
             mark: hints.mark,
             hash: hash.map(|hash| hash.value),
+            received: hints.timestamp.map(NonZeroU64::get),
             ..Self::default()
         }
     }
@@ -248,8 +251,14 @@ impl Classifier {
 
     /// Whether the guest gets a frame, which is counted if it does not. `head`: the frame's first bytes, all of them or as
     /// many as tell its flow.
+    /// Errors: it does not, by that verdict; `None`: its headers cannot be judged.
     #[inline]
-    pub(crate) fn admits(&mut self, head: &[u8], facts: Facts, counters: &PairCounters) -> Option<Verdict> {
+    pub(crate) fn admits(
+        &mut self,
+        head: &[u8],
+        facts: Facts,
+        counters: &PairCounters,
+    ) -> Result<Verdict, Option<Verdict>> {
         match FlowKey::of_plain(head, facts.len) {
             Some(looked) => self.admits_flow(Some(looked), facts, counters),
             None => self.admits_any(head, facts, counters),
@@ -257,7 +266,12 @@ impl Classifier {
     }
 
     #[inline(never)]
-    fn admits_any(&mut self, head: &[u8], facts: Facts, counters: &PairCounters) -> Option<Verdict> {
+    fn admits_any(
+        &mut self,
+        head: &[u8],
+        facts: Facts,
+        counters: &PairCounters,
+    ) -> Result<Verdict, Option<Verdict>> {
         let head = &head[..head.len().min(LOOK_BYTES)];
         self.admits_flow(FlowKey::of(head, facts.len).ok(), facts, counters)
     }
@@ -269,12 +283,12 @@ impl Classifier {
         looked: Option<Looked>,
         facts: Facts,
         counters: &PairCounters,
-    ) -> Option<Verdict> {
+    ) -> Result<Verdict, Option<Verdict>> {
         let Some(Looked { key, .. }) =
             looked.filter(|looked| facts.stored.is_none_or(|field| field >= looked.bytes))
         else {
             counters.to_guest_filter_headers.add(1);
-            return None;
+            return Err(None);
         };
         let hash = facts.hash.map_or_else(|| key.hash(), u64::from);
         let flow = (&key, facts.mark.unwrap_or(0).into(), hash);
@@ -282,19 +296,20 @@ impl Classifier {
         if !verdict.allows {
             self.count(verdict);
             counters.to_guest_filter.add(1);
-            return None;
+            return Err(Some(verdict));
         }
-        Some(verdict)
+        Ok(verdict)
     }
 
     /// The same of a frame that does not come again.
-    #[inline]
     pub(crate) fn lets_pass(&mut self, head: &[u8], facts: Facts, counters: &PairCounters) -> bool {
         let verdict = self.admits(head, facts, counters);
-        verdict.is_some_and(|verdict| {
-            self.count(verdict);
-            true
-        })
+        verdict.map(|verdict| self.count(verdict)).is_ok()
+    }
+
+    /// The rule that decided, by its place in the port's list; `None`: none did.
+    fn number_of(&self, verdict: Verdict) -> Option<u16> {
+        u16::try_from(self.rules.number_of(verdict.slot)?).ok()
     }
 
     /// A frame on which that was decided is done.

@@ -28,6 +28,14 @@ pub(crate) struct Verdict {
     pub(crate) slot: RuleSlot,
 }
 
+impl Verdict {
+    /// Of a frame that no rules judged.
+    pub(crate) const UNJUDGED: Self = Self {
+        allows: true,
+        slot: RuleSlot(u16::MAX),
+    };
+}
+
 /// See the module's head.
 #[derive(Debug)]
 pub(crate) struct Rules {
@@ -175,6 +183,11 @@ impl Rules {
         counted.tidy();
         counted.now.push(Arc::clone(&new));
         new
+    }
+
+    /// The number of a slot's rule in the port's list; `None`: it is none of them.
+    pub(super) fn number_of(&self, slot: RuleSlot) -> Option<usize> {
+        self.numbers.get(usize::from(slot.0)).copied()
     }
 
     /// For control only: workers have counters of their own. Who panicked meanwhile left none half done.

@@ -377,7 +377,7 @@ fn filter(world: &mut World, rules: &str) {
         ..FilterConfig::default()
     });
     slots::change(&mut world.slots, 0, |lane, _| {
-        drop(lane.set_filter(filter.for_a_lane()));
+        drop(lane.set_filter(filter.for_a_lane(0)));
     });
     world.acquaint();
 }

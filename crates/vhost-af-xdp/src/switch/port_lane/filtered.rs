@@ -1,18 +1,45 @@
 //! What filter rules said of a turn's frames.
 
 use super::PortLane;
+use crate::switch::filter::{Facts, Judge, Verdict};
 use crate::switch::own_queue::OwnQueue;
 
 impl<O: OwnQueue> PortLane<O> {
-    /// Counts what they said of the first `done` chains. Those that were put back come again, and are judged again.
+    /// Counts what they said of the first `done` chains, and shows these to who watches. Those that were put back come
+    /// again, and are judged again.
     #[cold]
     pub(super) fn count_filtered(&self, done: usize) {
         let Some(filter) = self.filter.as_ref().and_then(|filter| filter.from_guest.as_ref()) else {
             return;
         };
-        for verdict in self.chains[..done].iter().filter_map(|judged| judged.verdict) {
-            filter.count(verdict);
-            self.counters.from_guest_filter.add((!verdict.allows).into());
+        if let Some(rules) = &filter.rules {
+            for verdict in self.chains[..done].iter().filter_map(|judged| judged.verdict) {
+                rules.count(verdict);
+                self.counters.from_guest_filter.add((!verdict.allows).into());
+            }
+        }
+        if filter.is_watched() {
+            self.show(filter, done);
+        }
+    }
+
+    /// Shows the frames of the first `done` chains, as the guest sent them.
+    fn show(&self, to: &Judge, done: usize) {
+        let chains = self.sender.chains();
+        // Of those that held no frame nothing was read.
+        let frames = self.chains[..done]
+            .iter()
+            .zip(&chains.chains)
+            .filter(|(it, _)| it.known > 0);
+        for (judged, chain) in frames {
+            let buffers = chains.buffers(chain);
+            let frame = judged.any_frame(&self.pair.memory, self.pair.frame_limit, buffers);
+            let facts = Facts::of_len(judged.sending.len as usize);
+            let said = match judged.is_sent {
+                true => Ok(judged.verdict.unwrap_or(Verdict::UNJUDGED)),
+                false => Err(judged.verdict),
+            };
+            to.show(said, facts, facts.len, |bytes| frame.read_start(bytes));
         }
     }
 }

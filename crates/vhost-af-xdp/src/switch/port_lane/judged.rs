@@ -66,14 +66,25 @@ impl Judged {
         frame_limit: u32,
         buffers: &'a [Buffer],
     ) -> Option<GuestFrame<'a>> {
-        self.is_sent.then_some(GuestFrame {
+        self.is_sent.then(|| self.any_frame(memory, frame_limit, buffers))
+    }
+
+    /// The same of one that may not be sent.
+    #[inline]
+    pub(super) fn any_frame<'a>(
+        &'a self,
+        memory: &'a MemoryMap,
+        frame_limit: u32,
+        buffers: &'a [Buffer],
+    ) -> GuestFrame<'a> {
+        GuestFrame {
             memory,
             frame_limit,
             buffers,
             sending: &self.sending,
             head: &self.head[..self.known.into()],
             replaced: self.known.into(),
-        })
+        }
     }
 
     /// Whether a tag can be taken off it, or put in, so that what the guest asks for stays inside the frame: one with a

@@ -1,0 +1,260 @@
+//! The daemon's side of `vhost-af-xdp capture`: shows who asks what a port's guest sends and gets.
+//!
+//! Theory of operation. Who asks comes by the control socket, which is for those who may control the daemon: its owner and
+//! root ([`super::control_socket`]). What guests say is nobody else's business, so the API's sockets have nothing of this.
+//! Each capture has a thread, which takes records out of the queue that lanes put them into
+//! ([`crate::switch::capture`]) and writes them to the connection, as [`link`] says. It waits for nobody: a client that
+//! reads slowly or not at all makes the queue full, and what finds no room there is counted.
+//!
+//! A capture ends when the client has closed its side or is gone, and with the port; then lanes show nothing any more, and
+//! what waits is written, with how many were lost. There is one of a port, and [`MOST`] in all, so memory is bounded.
+
+pub(crate) mod link;
+#[cfg(test)]
+mod tests;
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::sockopt::socket_peercred;
+
+use self::link::{Answer, End, Request, SHOWN, put_end, put_record};
+use crate::config::Placement;
+use crate::port::Port;
+use crate::ports::Ports;
+use crate::switch::capture::{Capture, Wanted};
+
+/// Captures at a time: each has 2.5 MiB.
+const MOST: usize = 8;
+/// Bytes that are written at once.
+const AT_ONCE: usize = 64 << 10;
+/// Between two looks for records, and for the end of the port or the client.
+const LOOK: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 10_000_000,
+};
+/// How long a client may take for what waits when the capture is over.
+const LAST_WRITE: Duration = Duration::from_secs(2);
+
+/// Finds the port of a name.
+type Find = Box<dyn Fn(&str) -> Option<Arc<Port>> + Send + Sync>;
+
+/// See the module's head. All captures of the daemon.
+pub(crate) struct Captures {
+    find: Find,
+    /// Ports that are captured.
+    running: Mutex<Vec<String>>,
+}
+
+impl Captures {
+    fn new(find: impl Fn(&str) -> Option<Arc<Port>> + Send + Sync + 'static) -> Arc<Self> {
+        Arc::new(Self {
+            find: Box::new(find),
+            running: Mutex::default(),
+        })
+    }
+
+    /// Of these ports.
+    pub(crate) fn of(ports: &Arc<Ports>) -> Arc<Self> {
+        let ports = Arc::clone(ports);
+        Self::new(move |name| ports.named(name))
+    }
+
+    /// Answers a request, on a thread of its own.
+    pub(crate) fn serve(self: &Arc<Self>, stream: UnixStream, request: &[u8]) {
+        let captures = Arc::clone(self);
+        let request = serde_json::from_slice::<Request>(request);
+        let body = move || {
+            // Who asked is gone, or reads nothing; there is nobody to be told.
+            let _ = match request {
+                Ok(request) => captures.run(&stream, &request),
+                Err(error) => answer(
+                    &stream,
+                    &Answer::Refused(format!("this cannot be asked: {error}")),
+                ),
+            };
+        };
+        // Who asks sees the end of the connection.
+        let _ = std::thread::Builder::new().name("capture".to_owned()).spawn(body);
+    }
+
+    fn run(&self, stream: &UnixStream, request: &Request) -> io::Result<()> {
+        let begun = match self.begin(request) {
+            Ok(begun) => begun,
+            Err(why) => return answer(stream, &Answer::Refused(why)),
+        };
+        let user = socket_peercred(stream).map(|peer| peer.uid.as_raw()).ok();
+        tracing::info!(port = %request.port, user, "a capture begins");
+        let notes = begun.notes(request);
+        let mut waiting = Vec::with_capacity(AT_ONCE + SHOWN);
+        let shown = answer(stream, &Answer::Begun { notes })
+            .and_then(|()| show(stream, (&begun.capture, &mut waiting), || begun.is_there(self)));
+        let Begun { port, capture, place } = begun;
+        // When this returns lanes show nothing any more.
+        port.set_capture(None);
+        drop(place);
+        let lost = capture.lost();
+        tracing::info!(port = %request.port, user, lost, "the capture is over");
+        finish(stream, (&capture, waiting), shown?)
+    }
+
+    /// Lets lanes of the port show frames.
+    /// Errors: why not, with the remedy.
+    fn begin(&self, request: &Request) -> Result<Begun<'_>, String> {
+        let name = &request.port;
+        let port =
+            (self.find)(name).ok_or_else(|| format!("there is no port {name}: `status` lists them"))?;
+        let place = self.place(name)?;
+        let capture = Arc::new(Capture::new(Wanted {
+            from_guest: request.from_guest,
+            to_guest: request.to_guest,
+        }));
+        port.set_capture(Some(Arc::clone(&capture)));
+        Ok(Begun { port, capture, place })
+    }
+
+    /// Takes the place of a port's capture.
+    /// Errors: there is one, or there are too many.
+    fn place(&self, name: &str) -> Result<Place<'_>, String> {
+        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        if running.iter().any(|it| it == name) {
+            return Err(format!("port {name} is captured already: one at a time"));
+        }
+        if running.len() >= MOST {
+            return Err(format!("there are {MOST} captures already: end one of them"));
+        }
+        running.push(name.to_owned());
+        Ok(Place {
+            captures: self,
+            name: name.to_owned(),
+        })
+    }
+}
+
+/// A place among the captures, until it is dropped.
+struct Place<'a> {
+    captures: &'a Captures,
+    name: String,
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        let mut running = self
+            .captures
+            .running
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        running.retain(|it| *it != self.name);
+    }
+}
+
+/// A capture that lanes show frames to.
+struct Begun<'a> {
+    port: Arc<Port>,
+    capture: Arc<Capture>,
+    place: Place<'a>,
+}
+
+impl Begun<'_> {
+    /// What is not captured although it was asked for.
+    fn notes(&self, request: &Request) -> Vec<String> {
+        let config = &self.port.config;
+        let is_direct = config.placement == Placement::Direct && config.nic.queues().is_some();
+        let direct = "frames to the guest are not captured where its memory is direct: the kernel writes them there, and \
+                      nobody looks at them; use memory = \"send-direct\" or \"copy\" to see them";
+        let notes = (is_direct && request.to_guest).then(|| direct.to_owned());
+        notes.into_iter().collect()
+    }
+
+    /// Whether it is the same port still.
+    fn is_there(&self, captures: &Captures) -> bool {
+        let port = (captures.find)(&self.place.name);
+        port.is_some_and(|port| Arc::ptr_eq(&port, &self.port))
+    }
+}
+
+fn answer(mut stream: &UnixStream, answer: &Answer) -> io::Result<()> {
+    stream.set_write_timeout(Some(LAST_WRITE))?;
+    let mut text = serde_json::to_vec(answer)?;
+    text.push(b'\n');
+    stream.write_all(&text)
+}
+
+/// Shows what comes, until it is over.
+/// Errors: the client is gone.
+fn show(
+    stream: &UnixStream,
+    (capture, waiting): (&Capture, &mut Vec<u8>),
+    is_there: impl Fn() -> bool,
+) -> io::Result<End> {
+    stream.set_nonblocking(true)?;
+    loop {
+        fill(waiting, capture);
+        if !is_there() {
+            return Ok(End::PortGone);
+        }
+        let wanted = match waiting.is_empty() {
+            true => PollFlags::IN,
+            false => PollFlags::IN | PollFlags::OUT,
+        };
+        let mut polled = [PollFd::new(stream, wanted)];
+        match poll(&mut polled, Some(&LOOK)) {
+            Ok(_) => {}
+            Err(rustix::io::Errno::INTR) => continue,
+            Err(error) => return Err(error.into()),
+        }
+        let ready = polled[0].revents();
+        if ready.intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR) && has_ended(stream)? {
+            return Ok(End::Asked);
+        }
+        if ready.contains(PollFlags::OUT) {
+            write_some(stream, waiting)?;
+        }
+    }
+}
+
+/// Whether the client wants no more. It says nothing else than that.
+fn has_ended(mut stream: &UnixStream) -> io::Result<bool> {
+    match stream.read(&mut [0; 64]) {
+        Ok(read) => Ok(read == 0),
+        Err(error) if [ErrorKind::WouldBlock, ErrorKind::Interrupted].contains(&error.kind()) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+fn write_some(mut stream: &UnixStream, waiting: &mut Vec<u8>) -> io::Result<()> {
+    match stream.write(waiting) {
+        Ok(written) => drop(waiting.drain(..written)),
+        Err(error) if [ErrorKind::WouldBlock, ErrorKind::Interrupted].contains(&error.kind()) => {}
+        Err(error) => return Err(error),
+    }
+    Ok(())
+}
+
+/// Takes records, as many as are written at once.
+fn fill(waiting: &mut Vec<u8>, capture: &Capture) {
+    while waiting.len() < AT_ONCE
+        && let Some(record) = capture.take()
+    {
+        put_record(&record, waiting);
+    }
+}
+
+/// Lanes show nothing any more: writes what waits, and why it is over.
+fn finish(mut stream: &UnixStream, (capture, mut waiting): (&Capture, Vec<u8>), why: End) -> io::Result<()> {
+    stream.set_nonblocking(false)?;
+    stream.set_write_timeout(Some(LAST_WRITE))?;
+    loop {
+        fill(&mut waiting, capture);
+        if waiting.is_empty() {
+            break;
+        }
+        stream.write_all(&waiting)?;
+        waiting.clear();
+    }
+    put_end(why, capture.lost(), &mut waiting);
+    stream.write_all(&waiting)
+}

@@ -1,0 +1,243 @@
+//! `vhost-af-xdp capture`: writes what a daemon shows of a port's frames to a file.
+//!
+//! What a daemon of another user says is anything: lengths are checked, and its words go to a terminal and into the file
+//! without control characters, and not without end.
+
+mod pcapng;
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufWriter, ErrorKind, IsTerminal, Read, Write};
+use std::net::Shutdown;
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use signal_hook::consts::{SIGINT, SIGTERM};
+
+use self::pcapng::PcapNg;
+use crate::api::capture::link::{Answer, End, Message, Request, message_of};
+use crate::api::control_socket::{ask, begin_capture, find_all};
+use crate::cli::capture::{CaptureArgs, CaptureClock, CaptureDirection};
+use crate::switch::capture::SHOWN_BYTES;
+
+/// Between two looks whether it is to end.
+const LOOK: Duration = Duration::from_millis(100);
+/// How long the daemon may take for the rest, when it was told that it is enough.
+const REST: Duration = Duration::from_secs(5);
+/// Most of what a daemon says is not captured, and of its words.
+const MOST_NOTES: usize = 8;
+const LONGEST_NOTE: usize = 500;
+
+/// Captures until it is enough.
+/// Errors: nobody shows frames of the port, or they cannot be written.
+pub(crate) fn run(args: &CaptureArgs) -> anyhow::Result<()> {
+    let to_stdout = args.write == Path::new("-");
+    if to_stdout && io::stdout().is_terminal() {
+        bail!(
+            "--write -: this is for a program, not for a terminal: add `| tcpdump -n -r -`, or name a file"
+        );
+    }
+    let signalled = told_to_end()?;
+    let control = match &args.control {
+        Some(path) => path.clone(),
+        None => daemon_with(&args.port)?,
+    };
+    let request = Request {
+        port: args.port.clone(),
+        from_guest: args.direction != CaptureDirection::ToGuest,
+        to_guest: args.direction != CaptureDirection::FromGuest,
+    };
+    let (stream, answer) = begin_capture(&control, &request)
+        .with_context(|| format!("no daemon shows frames at {}", control.display()))?;
+    let notes = match answer {
+        Answer::Begun { notes } => notes,
+        Answer::Refused(why) => bail!("{}", plain(&why)),
+    };
+    let notes: Vec<String> = notes.iter().take(MOST_NOTES).map(|note| plain(note)).collect();
+    notes.iter().for_each(|note| eprintln!("note: {note}"));
+    let file = output(&args.write, to_stdout)?;
+    let mut writer = Writer {
+        file: PcapNg::new(BufWriter::new(file), args.clock == CaptureClock::Nic),
+        frames: 0,
+        most: args.count.unwrap_or(u64::MAX),
+    };
+    eprintln!(
+        "{}: capturing the first {SHOWN_BYTES} bytes of each frame",
+        args.port
+    );
+    let until = args
+        .duration
+        .map(|seconds| Instant::now() + Duration::from_secs(seconds));
+    let is_over = || signalled.load(Relaxed) || until.is_some_and(|until| Instant::now() >= until);
+    match writer
+        .begin(&args.port, &notes)
+        .and_then(|()| writer.copy(&stream, is_over))
+    {
+        Ok(ended) => tell(&args.port, writer.frames, ended),
+        // Who reads has seen enough.
+        Err(error) if to_stdout && error.kind() == ErrorKind::BrokenPipe => Ok(()),
+        Err(error) => Err(error).with_context(|| format!("cannot write {}", args.write.display())),
+    }
+}
+
+/// The control socket of the daemon that has a port.
+/// Errors: none has, or several have.
+fn daemon_with(port: &str) -> anyhow::Result<PathBuf> {
+    let (mut found, mut others) = (Vec::new(), Vec::new());
+    for path in find_all() {
+        let Ok(status) = ask(&path) else { continue };
+        match status.ports.iter().any(|its| its.name == port) {
+            true => found.push(path),
+            false => others.extend(status.ports.into_iter().map(|its| its.name)),
+        }
+    }
+    match found.as_slice() {
+        [one] => Ok(one.clone()),
+        [] if others.is_empty() => bail!("no daemon with ports found: name its socket with --control PATH"),
+        [] => bail!("no daemon has a port {port}: there are {}", others.join(", ")),
+        [first, ..] => bail!(
+            "{} daemons have a port {port}: name one with --control PATH, as {}",
+            found.len(),
+            first.display()
+        ),
+    }
+}
+
+/// Raised when a signal says that it is enough.
+fn told_to_end() -> anyhow::Result<Arc<AtomicBool>> {
+    let signalled = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        // The second one ends it at once.
+        signal_hook::flag::register_conditional_default(signal, Arc::clone(&signalled))
+            .and_then(|_| signal_hook::flag::register(signal, Arc::clone(&signalled)))
+            .context("cannot handle signals")?;
+    }
+    Ok(signalled)
+}
+
+/// A file is for this user only: what guests say is secret.
+fn output(path: &Path, to_stdout: bool) -> anyhow::Result<File> {
+    if to_stdout {
+        return Ok(File::from(
+            rustix::io::dup(io::stdout()).context("no standard output")?,
+        ));
+    }
+    let mut options = OpenOptions::new();
+    let options = options.write(true).create(true).truncate(true).mode(0o600);
+    options
+        .open(path)
+        .with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// What somebody says, for a terminal.
+fn plain(text: &str) -> String {
+    let clean = |c: char| if c.is_control() { '?' } else { c };
+    text.chars().map(clean).take(LONGEST_NOTE).collect()
+}
+
+/// How a capture ended.
+#[derive(Clone, Copy)]
+enum Ended {
+    /// So many were lost; the port is gone.
+    Whole { lost: u64, port_gone: bool },
+    /// The daemon ended, or did not say the rest in time.
+    Cut,
+    /// It says what is no message.
+    Wrong,
+}
+
+fn tell(port: &str, frames: u64, ended: Ended) -> anyhow::Result<()> {
+    match ended {
+        Ended::Whole { lost, port_gone } => {
+            let gone = if port_gone { ", and the port is gone" } else { "" };
+            let lost = match lost {
+                0 => "none lost".to_owned(),
+                lost => format!("{lost} more lost, as they came faster than they were read"),
+            };
+            eprintln!("{port}: {frames} frames captured, {lost}{gone}");
+            Ok(())
+        }
+        Ended::Cut => bail!("the daemon ended: {frames} frames captured until then, others may be lost"),
+        Ended::Wrong => bail!("the daemon says what is no frame: is it of another version?"),
+    }
+}
+
+struct Writer<W: Write> {
+    file: PcapNg<W>,
+    frames: u64,
+    most: u64,
+}
+
+impl<W: Write> Writer<W> {
+    fn begin(&mut self, port: &str, notes: &[String]) -> io::Result<()> {
+        self.file.begin(port, notes)?;
+        self.file.flush()
+    }
+
+    /// Writes what comes until it is over, then the rest.
+    /// Errors: it cannot be written.
+    fn copy(&mut self, mut stream: &UnixStream, is_over: impl Fn() -> bool) -> io::Result<Ended> {
+        let mut part = vec![0; 64 << 10];
+        let mut bytes: Vec<u8> = Vec::new();
+        let mut asked: Option<Instant> = None;
+        stream.set_read_timeout(Some(LOOK))?;
+        let ended = loop {
+            if asked.is_none() && (self.frames >= self.most || is_over()) {
+                asked = Some(Instant::now());
+                // Fails where the daemon has closed it, which is seen next.
+                let _ = stream.shutdown(Shutdown::Write);
+            }
+            if asked.is_some_and(|asked| asked.elapsed() > REST) {
+                break Ended::Cut;
+            }
+            match stream.read(&mut part) {
+                Ok(0) => break Ended::Cut,
+                Ok(read) => bytes.extend_from_slice(&part[..read]),
+                Err(error) if is_later(error.kind()) => continue,
+                Err(_) => break Ended::Cut,
+            }
+            if let Some(ended) = self.messages(&mut bytes)? {
+                break ended;
+            }
+            // Who reads it has all that is known.
+            self.file.flush()?;
+        };
+        if let Ended::Whole { lost, .. } = ended {
+            self.file.end(self.frames, lost)?;
+        }
+        self.file.flush()?;
+        Ok(ended)
+    }
+
+    /// Writes the frames of these bytes; what is left is part of a message. Some: it is over.
+    fn messages(&mut self, bytes: &mut Vec<u8>) -> io::Result<Option<Ended>> {
+        let mut at = 0;
+        let ended = loop {
+            match message_of(&bytes[at..]) {
+                Ok(Some((Message::Frame(record), len))) => {
+                    at += len;
+                    if self.frames < self.most {
+                        self.frames += 1;
+                        self.file.frame(&record)?;
+                    }
+                }
+                Ok(Some((Message::End { why, lost }, _))) => {
+                    let port_gone = why == End::PortGone;
+                    break Some(Ended::Whole { lost, port_gone });
+                }
+                Ok(None) => break None,
+                Err(_) => break Some(Ended::Wrong),
+            }
+        };
+        bytes.drain(..at);
+        Ok(ended)
+    }
+}
+
+fn is_later(kind: ErrorKind) -> bool {
+    [ErrorKind::WouldBlock, ErrorKind::TimedOut, ErrorKind::Interrupted].contains(&kind)
+}

@@ -1,0 +1,161 @@
+//! What a port's guest sends and gets, shown to who watches: first bytes of frames, and what was decided about them.
+//!
+//! Theory of operation. A [`Capture`] is made by control for one port and one who watches. Lanes of the port get a
+//! [`Tap`] for each direction that is wanted, by the message that brings them filter rules, and show it each frame where
+//! rules judge it ([`super::filter::Judge`]): so in both directions, in whichever lane and worker. Without a capture, and
+//! without rules, nothing looks at frames, and nothing of this costs anything.
+//!
+//! Records are of one size and go through one bounded queue from all lanes to one thread of control, which takes them
+//! out. A lane never waits: what finds no room is counted as lost ([`Capture::lost`]), and the frame goes its way. Only
+//! half of the queue's places are used. So a lane never meets the place that the reader is just emptying, at which it
+//! would have to wait for a reader that has no CPU.
+//!
+//! A frame is shown once, when it is done: one that comes again because there was no room for it is shown the last time.
+//! What is shown decides nothing.
+
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use crossbeam_queue::ArrayQueue;
+
+/// Most bytes of a frame that are shown: its headers.
+pub(crate) const SHOWN_BYTES: usize = 256;
+/// Records that wait for the reader: 20 ms of 200,000 frames a second.
+const ROOM: usize = 4096;
+
+/// Which frames are shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Wanted {
+    pub(crate) from_guest: bool,
+    pub(crate) to_guest: bool,
+}
+
+/// What was decided about a frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Seen {
+    Passed,
+    /// By the filter rule of that place in the port's list, from 0; `None`: by the default.
+    Denied(Option<u16>),
+    /// For another reason: its headers cannot be judged, or are not what the guest may send.
+    Refused,
+}
+
+/// What is known of a frame beside its bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct About {
+    /// Its length; `None`: not known, as it came in several pieces.
+    pub(crate) len: Option<u32>,
+    /// When the NIC received it, nanoseconds of the NIC's clock.
+    pub(crate) received: Option<u64>,
+    pub(crate) seen: Seen,
+}
+
+/// A frame that was shown.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Record {
+    /// When it was shown, nanoseconds since 1970 of the host's clock.
+    pub(crate) at_ns: u64,
+    pub(crate) to_guest: bool,
+    /// Queue pair of the port.
+    pub(crate) pair: u16,
+    pub(crate) about: About,
+    /// So many bytes of `head` are the frame's.
+    pub(crate) known: u16,
+    pub(crate) head: [u8; SHOWN_BYTES],
+}
+
+impl Record {
+    /// The frame's first bytes.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.head[..usize::from(self.known).min(SHOWN_BYTES)]
+    }
+}
+
+/// See the module's head.
+#[derive(Debug)]
+pub(crate) struct Capture {
+    wanted: Wanted,
+    records: ArrayQueue<Record>,
+    /// Records that found no room. A number only: nothing is published with it.
+    lost: AtomicU64,
+}
+
+impl Capture {
+    pub(crate) fn new(wanted: Wanted) -> Self {
+        Self::with_room(wanted, ROOM)
+    }
+
+    fn with_room(wanted: Wanted, room: usize) -> Self {
+        Self {
+            wanted,
+            records: ArrayQueue::new(room * 2),
+            lost: AtomicU64::new(0),
+        }
+    }
+
+    /// What a lane of a queue pair shows frames of a direction to; `None`: those are not wanted.
+    pub(crate) fn tap(self: &Arc<Self>, to_guest: bool, pair: u16) -> Option<Tap> {
+        let is_wanted = if to_guest {
+            self.wanted.to_guest
+        } else {
+            self.wanted.from_guest
+        };
+        is_wanted.then(|| Tap {
+            capture: Arc::clone(self),
+            to_guest,
+            pair,
+        })
+    }
+
+    /// The next frame. Of one reader only.
+    pub(crate) fn take(&self) -> Option<Record> {
+        self.records.pop()
+    }
+
+    /// Frames that were not shown because their records found no room.
+    pub(crate) fn lost(&self) -> u64 {
+        self.lost.load(Relaxed)
+    }
+
+    fn put(&self, record: Record) {
+        let has_room = self.records.len() < self.records.capacity() / 2;
+        if !has_room || self.records.push(record).is_err() {
+            self.lost.fetch_add(1, Relaxed);
+        }
+    }
+}
+
+/// A lane's way to a capture, for one direction.
+#[derive(Debug)]
+pub(crate) struct Tap {
+    capture: Arc<Capture>,
+    to_guest: bool,
+    pair: u16,
+}
+
+impl Tap {
+    /// Shows a frame. `most`: bytes of it that are there; `read` copies as many as it is asked for.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn show(&self, about: About, most: usize, read: impl FnOnce(&mut [u8])) {
+        // By the vDSO: no system call where the machine's clock source has one.
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let known = most.min(SHOWN_BYTES);
+        let mut record = Record {
+            at_ns: u64::try_from(now.as_nanos()).unwrap_or(u64::MAX),
+            to_guest: self.to_guest,
+            pair: self.pair,
+            about,
+            // At most SHOWN_BYTES.
+            #[allow(clippy::cast_possible_truncation)]
+            known: known as u16,
+            head: [0; SHOWN_BYTES],
+        };
+        read(&mut record.head[..known]);
+        self.capture.put(record);
+    }
+}
