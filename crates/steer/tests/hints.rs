@@ -9,7 +9,6 @@ use std::os::fd::AsFd;
 
 use common::hinted::{L4, VLAN, all_sets, attach, enable, pair, set};
 use common::receiver::{BEFORE, Receiver, UNTOUCHED};
-use common::tagger::TaggedPort;
 use common::tap::Tap;
 use common::{Pair, as_a_steward, frame_to, program_on};
 use libbpf_rs::MapHandle;
@@ -17,7 +16,7 @@ use steer::{
     Flow, GroupLimit, GroupReader, GroupRing, HintSet, HintsError, LayoutOfError, Mode, ModeRequest, Program,
     QueueConf, Station, VirtioHeader, layout_of_map, layout_of_program, note_layout,
 };
-use testkit::{BpfFs, PacketPort, frame, wait};
+use testkit::{BpfFs, PacketPort, TaggedPort, VethPair, frame, wait};
 use xsk::RxDesc;
 use xsk::metadata::{Field, Found, Hash, Hints, Layout, Layouts, Tag};
 
@@ -138,7 +137,7 @@ fn every_set_loads_in_both_variants_with_the_capabilities_of_a_steward() {
 #[test]
 fn each_kind_of_frame_has_the_bytes_that_its_layout_says() {
     let Some(pair) = pair() else { return };
-    let tagged = TaggedPort::open(&pair, 0x8100, VLAN);
+    let tagged = TaggedPort::on((&pair.veth.far, VethPair::WIRE), 0x8100, VLAN);
     let cases: [(&str, Vec<u8>, Option<u16>); 6] = [
         ("IPv4 UDP", v4(17, &frame::udp_ports([1000, 2000])), Some(L4)),
         ("IPv6 UDP", v6(17, &frame::udp_ports([1000, 2000])), Some(L4)),
@@ -205,7 +204,7 @@ fn marks_are_those_of_the_flow_or_else_of_the_service() {
     let layout = program.layouts()[0];
     let mut receiver = Receiver::reading_hints(&pair, &program);
     enable(&program, &receiver);
-    let tagged = TaggedPort::open(&pair, 0x8100, VLAN);
+    let tagged = TaggedPort::on((&pair.veth.far, VethPair::WIRE), 0x8100, VLAN);
     let mut mark_of = |port: &PacketPort, sent: &[u8]| {
         port.send(sent);
         next_hints(&mut receiver, &layout, sent).mark
@@ -261,7 +260,7 @@ fn marks_are_those_of_the_flow_or_else_of_the_service() {
 #[test]
 fn station_is_found_by_the_tag_that_is_not_in_the_frame() {
     let Some(pair) = pair() else { return };
-    let tagged = TaggedPort::open(&pair, 0x8100, VLAN);
+    let tagged = TaggedPort::on((&pair.veth.far, VethPair::WIRE), 0x8100, VLAN);
     let program = attach(&pair, set("hash,vlan"));
     let layout = program.layouts()[0];
     let ring = GroupRing::new().expect("memory");
@@ -321,7 +320,7 @@ fn station_is_found_by_the_tag_that_is_not_in_the_frame() {
 #[test]
 fn service_tag_that_is_not_in_the_frame_is_of_no_vlan_and_is_told() {
     let Some(pair) = pair() else { return };
-    let tagged = TaggedPort::open(&pair, 0x88a8, VLAN);
+    let tagged = TaggedPort::on((&pair.veth.far, VethPair::WIRE), 0x88a8, VLAN);
     let program = attach(&pair, set("vlan"));
     let layout = program.layouts()[0];
     let ring = GroupRing::new().expect("memory");

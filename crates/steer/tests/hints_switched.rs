@@ -11,9 +11,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use common::hinted::{L4, VLAN, all_sets, attach, enable, pair, set};
 use common::program_on;
 use common::receiver::Receiver;
-use common::tagger::TaggedPort;
 use steer::{Flow, HintSet, Program};
-use testkit::{BpfFs, frame, soak, wait};
+use testkit::{BpfFs, TaggedPort, VethPair, frame, soak, wait};
 use xsk::RxDesc;
 use xsk::metadata::{Field, Found, Layouts, Tag};
 
@@ -138,7 +137,7 @@ fn mark_of(flow: u16) -> u32 {
 #[test]
 fn hints_switched_under_traffic_lose_no_frame_and_misread_none() {
     let Some(pair) = pair() else { return };
-    let tagged = TaggedPort::open(&pair, 0x8100, VLAN);
+    let tagged = TaggedPort::on((&pair.veth.far, VethPair::WIRE), 0x8100, VLAN);
     let program = attach(&pair, HintSet::NONE);
     for flow in 0..8u16 {
         let from = Some((Ipv4Addr::new(10, 9, 0, 1).into(), flow));

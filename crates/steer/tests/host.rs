@@ -8,10 +8,9 @@ use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-use common::tagger::TaggedPort;
 use common::{Pair, as_a_steward};
 use steer::{GroupLimit, GroupRing, HostAccess, HostHook, ModeRequest, Program, QueueConf, Station};
-use testkit::{NetNs, PacketPort, VethPair, frame, wait};
+use testkit::{NetNs, PacketPort, TaggedPort, VethPair, frame, wait};
 
 const GUEST: [u8; 6] = [2, 0, 0, 0, 0, 0x11];
 const GUEST_TEXT: &str = "02:00:00:00:00:11";

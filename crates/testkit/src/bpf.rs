@@ -17,8 +17,11 @@ const BPF_BTF_LOAD: u32 = 18;
 const BPF_LINK_CREATE: u32 = 28;
 pub(crate) const BPF_MAP_TYPE_ARRAY: u32 = 2;
 pub(crate) const BPF_MAP_TYPE_XSKMAP: u32 = 17;
+const BPF_PROG_TYPE_SCHED_CLS: u32 = 3;
 const BPF_PROG_TYPE_XDP: u32 = 6;
 const BPF_ATTACH_XDP: u32 = 37;
+const BPF_TCX_EGRESS: u32 = 47;
+const BPF_F_BEFORE: u32 = 1 << 3;
 const BPF_F_XDP_HAS_FRAGS: u32 = 1 << 5;
 // include/uapi/linux/if_link.h.
 const XDP_FLAGS_SKB_MODE: u32 = 1 << 1;
@@ -221,6 +224,39 @@ fn types() -> Vec<u8> {
     ];
     let head = head.into_iter().flat_map(u32::to_le_bytes);
     head.chain(types).chain(names).collect()
+}
+
+/// Has the kernel put a tag of that type and number beside frames with the mark of a socket
+/// (`bpf_skb_vlan_push(skb, kind, vlan)`).
+pub(crate) fn load_tagger(kind: u16, vlan: u8) -> io::Result<OwnedFd> {
+    let program: [u64; 7] = [
+        instruction(0x61, 2, 1, 8, 0), // r2 = *(u32 *)(r1 + 8)    __sk_buff.mark
+        instruction(0x15, 2, 0, 3, 0), // if !r2 goto r0
+        instruction(0xb7, 2, 0, 0, kind.to_be().into()),
+        instruction(0xb7, 3, 0, 0, vlan.into()),
+        instruction(0x85, 0, 0, 0, 18),       // call bpf_skb_vlan_push
+        instruction(0xb7, 0, 0, 0, u32::MAX), // r0 = TCX_NEXT
+        instruction(0x95, 0, 0, 0, 0),        // exit
+    ];
+    let load = ProgLoad {
+        prog_type: BPF_PROG_TYPE_SCHED_CLS,
+        insn_count: 7,
+        insns: program.as_ptr() as u64,
+        license: c"GPL".as_ptr() as u64,
+        ..ProgLoad::default()
+    };
+    bpf(BPF_PROG_LOAD, &load).map(descriptor)
+}
+
+/// Attaches a program at the egress of an interface, before all others there, for as long as the link is open.
+pub(crate) fn attach_at_egress(program: &OwnedFd, ifindex: u32) -> io::Result<OwnedFd> {
+    let create = LinkCreate {
+        program: number(program),
+        target_ifindex: ifindex,
+        attach_type: BPF_TCX_EGRESS,
+        flags: BPF_F_BEFORE,
+    };
+    bpf(BPF_LINK_CREATE, &create).map(descriptor)
 }
 
 /// Attaches a program to an interface, natively or in skb mode, for as long as the link is open.

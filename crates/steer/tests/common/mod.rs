@@ -6,7 +6,6 @@
 
 pub(crate) mod hinted;
 pub(crate) mod receiver;
-pub(crate) mod tagger;
 pub(crate) mod tap;
 
 use std::ffi::CStr;
