@@ -12,7 +12,7 @@ use virtqueue::{ChainId, Chains};
 
 use super::gate::Gate;
 use super::guest_frame::GuestFrame;
-use super::limits::{BATCH, BYTES_A_FRAME, DESCRIPTORS_A_FRAME, SHARED_BYTES_A_FRAME};
+use super::limits::{BATCH, BYTES_A_FRAME, DESCRIPTORS_A_FRAME, LOOK_UP_WEIGHT, SHARED_BYTES_A_FRAME};
 use super::rate_limit::Throttle;
 
 /// What became of a chain.
@@ -95,6 +95,8 @@ pub(crate) struct Turn {
     frames: u64,
     /// So many bytes are as much work as one.
     bytes_a_frame: u64,
+    /// How often look-ups of unknown flows count.
+    look_up_weight: u64,
     pub(crate) tally: Tally,
 }
 
@@ -103,6 +105,7 @@ impl Turn {
         Self {
             frames: frames as u64,
             bytes_a_frame: BYTES_A_FRAME,
+            look_up_weight: LOOK_UP_WEIGHT,
             tally: Tally::default(),
         }
     }
@@ -112,6 +115,14 @@ impl Turn {
         Self {
             bytes_a_frame: SHARED_BYTES_A_FRAME,
             ..Self::of(frames)
+        }
+    }
+
+    /// The same for frames of several guests.
+    pub(crate) fn of_many(self) -> Self {
+        Self {
+            look_up_weight: 1,
+            ..self
         }
     }
 
@@ -154,10 +165,10 @@ impl Turn {
         self.tally.further += copies * (1 + u64::from(len) / self.bytes_a_frame);
     }
 
-    /// It is work for so many frames more.
+    /// Flows of its frames were looked up, which took as long as so many frames.
     #[inline]
-    pub(crate) fn note_work(&mut self, frames: u64) {
-        self.tally.further += frames;
+    pub(crate) fn note_look_ups(&mut self, frames: u64) {
+        self.tally.further += frames * self.look_up_weight;
     }
 
     /// Somebody else makes so many frames of one.
@@ -301,7 +312,7 @@ impl Sender {
                 }
             };
             if !is_open {
-                turn.note_work(self.gate.take_work());
+                turn.note_look_ups(self.gate.take_work());
                 self.gate.settle(put.is_some(), counters);
             }
             let Some(put) = put else {

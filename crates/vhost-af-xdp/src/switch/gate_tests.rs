@@ -87,7 +87,7 @@ fn rules(lines: &[&str]) -> PortFilter {
     })
 }
 
-/// As many as there can be: an unknown flow is work for five frames.
+/// As many as there can be: an unknown flow is work for twelve frames.
 fn many(direction: &str) -> PortFilter {
     let line = |at| format!("direction={direction} action=deny protocol=tcp destination-ports={at}");
     let lines: Vec<String> = (1..10_000).map(line).collect();
@@ -148,7 +148,7 @@ fn new_flows_all_the_time_make_a_guests_turns_shorter_whoever_has_the_rules() {
         for round in 0..100 {
             from.breathe(Near::peer(to.peer())).expect("no fault");
             let of_a_turn = b.got().len();
-            assert!(of_a_turn <= 14, "{of_a_turn} in round {round}");
+            assert!(of_a_turn <= 2, "{of_a_turn} in round {round}");
             got += of_a_turn;
         }
         assert_eq!(got, 128);
@@ -177,7 +177,7 @@ fn new_flows_that_a_queue_brings_all_the_time_make_shorter_batches() {
         lane.breathe(Near::Nobody).expect("no fault");
         got += guest.got().len();
         rounds += 1;
-        assert!(rounds < 100, "all are delivered");
+        assert!(rounds < 400, "all are delivered");
     }
     assert!(rounds > 10, "{rounds} rounds for what were 3 batches");
 }

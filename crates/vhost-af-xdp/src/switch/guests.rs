@@ -142,7 +142,7 @@ impl Sink for GuestSink<'_> {
         let Some(frame) = frame else { return Put::Done };
         let passed = self.pass(frame);
         if let To::Open(passing) = &mut self.to {
-            turn.note_work(passing.take_work());
+            turn.note_look_ups(passing.take_work());
         }
         match passed {
             Ok(Passed::Yes) => {

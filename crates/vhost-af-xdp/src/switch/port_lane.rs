@@ -179,7 +179,10 @@ impl<O: OwnQueue> PortLane<O> {
         if left == 0 || !self.pair.from_guest.enabled || !self.send_rest(network) {
             return Ok(0);
         }
-        let turn = self.sender.take(&mut self.pair)?;
+        let mut turn = self.sender.take(&mut self.pair)?;
+        if self.is_trusted() {
+            turn = turn.of_many();
+        }
         let mut looked_up = 0;
         let is_filtered = self.filter.as_ref().is_some_and(|it| it.from_guest.is_some());
         match (self.is_trusted(), is_filtered, self.sender.throttle.is_on()) {
@@ -214,7 +217,7 @@ impl<O: OwnQueue> PortLane<O> {
             fault,
         } = burst;
         if is_filtered {
-            turn.note_work(looked_up);
+            turn.note_look_ups(looked_up);
             self.count_filtered(done);
         }
         self.sender.settle(&mut self.pair, &turn, done, &self.counters);
@@ -291,7 +294,7 @@ impl<O: OwnQueue> PortLane<O> {
                         let found =
                             known.find_filtered(&self.members.table, port, (of_chain, filter), counters);
                         let took = filter.take_work();
-                        work.note_work(took);
+                        work.note_look_ups(took);
                         looked_up += took;
                         found
                     }
@@ -416,7 +419,7 @@ impl<O: OwnQueue> PortLane<O> {
             burst.turn.note(buffers.len());
             burst.done += 1;
         }
-        burst.turn.note_work(passing.take_work());
+        burst.turn.note_look_ups(passing.take_work());
         passing.finish();
         Ok(true)
     }
@@ -450,7 +453,7 @@ impl<O: OwnQueue> PortLane<O> {
                     pass_copy(burst.network, guest.at, frame, &self.counters)
                 });
                 match passed {
-                    Ok(work) => burst.turn.note_work(work),
+                    Ok(work) => burst.turn.note_look_ups(work),
                     Err(fault) => burst.network.blame(guest.at, fault),
                 }
                 copies += 1;

@@ -33,7 +33,7 @@ fn filter_all(world: &mut World, ports: Range<usize>, rules: &str) -> PortFilter
     filter
 }
 
-/// As many as there can be, of which the last one allows UDP: an unknown flow is work for five frames.
+/// As many as there can be, of which the last one allows UDP: an unknown flow is work for twelve frames.
 fn many(direction: &str) -> String {
     let rule = |at: usize| {
         format!(
@@ -116,9 +116,10 @@ fn guest_that_sends_new_flows_all_the_time_has_shorter_turns_and_its_neighbour_t
             std::iter::from_fn(|| driver.take_used()).count()
         });
         let after = sent(&filters);
-        if round > 0 {
+        // Once the neighbour's flow is known.
+        if round > 2 {
             assert_eq!(after[1] - before[1], 64, "a whole turn");
-            assert!(after[0] - before[0] <= 16, "{} of 64", after[0] - before[0]);
+            assert!(after[0] - before[0] <= 2, "{} of 64", after[0] - before[0]);
         }
         before = after;
     }
@@ -190,9 +191,9 @@ fn assert_groups_hold_nobody_up(mut world: World) {
             world.ports[8].send(&frame(mac(9), mac(8), 60));
         }
         world.breathe();
-        // A frame is eight look-ups, of five each. One that was begun is done.
+        // A frame is eight look-ups, of twelve each. One that was begun is done.
         let in_a_round = looked_up(&world) - before;
-        assert!(in_a_round <= 16, "{in_a_round} look-ups in a round");
+        assert!(in_a_round <= 8, "{in_a_round} look-ups in a round");
         let to_it = world.ports[9]
             .take()
             .into_iter()

@@ -118,7 +118,7 @@ impl<O: OwnQueue> PortLane<O> {
             turn.note(buffers.len());
             done += 1;
         }
-        turn.note_work(passing.take_work());
+        turn.note_look_ups(passing.take_work());
         passing.finish();
         Ok((done, is_cut))
     }
@@ -153,7 +153,7 @@ impl<O: OwnQueue> PortLane<O> {
             pass_copy(burst.network, first.at, frame, &self.counters)
         });
         match passed {
-            Ok(work) => burst.turn.note_work(work),
+            Ok(work) => burst.turn.note_look_ups(work),
             Err(fault) => burst.network.blame(first.at, fault),
         }
     }

@@ -45,7 +45,7 @@ impl<O: OwnQueue> PortLane<O> {
                     pass_copy(network, guest.at, frame, &self.uncounted)
                 });
                 match passed {
-                    Ok(work) => turn.note_work(work),
+                    Ok(work) => turn.note_look_ups(work),
                     Err(fault) => network.blame(guest.at, fault),
                 }
             }
