@@ -169,6 +169,7 @@ impl FromStr for HintSet {
         }
         let hint = |word: &str| NAMES.into_iter().find(|&(_, name)| name == word);
         text.split(',')
+            .map(str::trim)
             .try_fold(Self::NONE, |set, word| match hint(word) {
                 Some((hint, _)) => Ok(set.with(hint)),
                 None => Err(NoSuchHint(word.to_owned())),
@@ -187,7 +188,7 @@ mod tests {
             assert_eq!(set.to_string().parse(), Ok(set));
         }
         assert_eq!(HintSet::ALL.to_string(), "hash,vlan,timestamp,mark");
-        assert_eq!("vlan,hash,vlan".parse(), Ok(HintSet::HASH.with(HintSet::VLAN)));
+        assert_eq!("vlan,hash, vlan".parse(), Ok(HintSet::HASH.with(HintSet::VLAN)));
         for wrong in ["", "none,hash", "Hash", "hash,", "time"] {
             wrong.parse::<HintSet>().expect_err(wrong);
         }

@@ -120,6 +120,7 @@ fn network_lines(config: &ServeConfig, network: &NetworkConfig) -> Vec<Line> {
         ("uplink", queues(&uplink.name, uplink.start_queue, uplink.queues)),
         ("program", program(uplink.mode).to_owned()),
         ("frames", frames(uplink.bind, uplink.segments, uplink.busy_poll)),
+        ("hints", uplink.hints.to_string()),
         (
             "packet memory",
             format!("{kib} KiB for each queue, {all_kib} KiB in all, which its ports share"),

@@ -173,10 +173,11 @@ impl InterfaceQueue {
             return Err(InterfaceError::InUse);
         };
         open.nic.discard(counters);
-        open.nic.fill();
+        // Before the NIC gets a chunk: somebody else's program may leave something at once.
         let promise = self.interface.promise();
         open.nic.promise(promise.hints, &promise.layouts);
         open.nic.seen = Arc::clone(&self.interface.seen);
+        open.nic.fill();
         let conf = QueueConf {
             virtio_header: None,
             frame_limit: open.opened.frame_limit,

@@ -16,7 +16,7 @@ mod tests;
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::socket_peercred;
@@ -36,7 +36,7 @@ const LOOK: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 10_000_000,
 };
-/// How long a client may take for what waits when the capture is over.
+/// How long a client may take for all that waits when the capture is over.
 const LAST_WRITE: Duration = Duration::from_secs(2);
 
 /// Finds the port of a name.
@@ -92,13 +92,13 @@ impl Captures {
         let mut waiting = Vec::with_capacity(AT_ONCE + SHOWN);
         let shown = answer(stream, &Answer::Begun { notes })
             .and_then(|()| show(stream, (&begun.capture, &mut waiting), || begun.is_there(self)));
-        let Begun { port, capture, place } = begun;
+        // It has its place until what waits is written, which has a limit.
+        let Begun { port, capture, .. } = &begun;
         // When this returns lanes show nothing any more.
         port.set_capture(None);
-        drop(place);
         let lost = capture.lost();
         tracing::info!(port = %request.port, user, lost, "the capture is over");
-        finish(stream, (&capture, waiting), shown?)
+        finish(stream, (capture, waiting), shown?)
     }
 
     /// Lets lanes of the port show frames.
@@ -216,10 +216,10 @@ fn show(
     }
 }
 
-/// Whether the client wants no more. It says nothing else than that.
+/// Whether the client wants no more: it closes its side. It says nothing, and whoever does is told no more, either.
 fn has_ended(mut stream: &UnixStream) -> io::Result<bool> {
     match stream.read(&mut [0; 64]) {
-        Ok(read) => Ok(read == 0),
+        Ok(_) => Ok(true),
         Err(error) if [ErrorKind::WouldBlock, ErrorKind::Interrupted].contains(&error.kind()) => Ok(false),
         Err(error) => Err(error),
     }
@@ -245,16 +245,25 @@ fn fill(waiting: &mut Vec<u8>, capture: &Capture) {
 
 /// Lanes show nothing any more: writes what waits, and why it is over.
 fn finish(mut stream: &UnixStream, (capture, mut waiting): (&Capture, Vec<u8>), why: End) -> io::Result<()> {
+    let until = Instant::now() + LAST_WRITE;
     stream.set_nonblocking(false)?;
-    stream.set_write_timeout(Some(LAST_WRITE))?;
+    let mut is_told = false;
     loop {
         fill(&mut waiting, capture);
         if waiting.is_empty() {
-            break;
+            if is_told {
+                return Ok(());
+            }
+            put_end(why, capture.lost(), &mut waiting);
+            is_told = true;
         }
-        stream.write_all(&waiting)?;
-        waiting.clear();
+        // A timeout of zero is none.
+        let left = until.saturating_duration_since(Instant::now());
+        stream.set_write_timeout(Some(left.max(Duration::from_millis(1))))?;
+        let written = stream.write(&waiting)?;
+        waiting.drain(..written);
+        if left.is_zero() {
+            return Err(ErrorKind::TimedOut.into());
+        }
     }
-    put_end(why, capture.lost(), &mut waiting);
-    stream.write_all(&waiting)
 }

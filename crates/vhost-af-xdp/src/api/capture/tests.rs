@@ -66,6 +66,30 @@ fn what_is_no_message_is_refused() {
 }
 
 #[test]
+fn client_that_reads_ever_so_slowly_keeps_no_capture() {
+    let capture = Arc::new(Capture::new(BOTH));
+    let tap = capture.tap(true, 0).expect("wanted");
+    for _ in 0..2000 {
+        let about = About {
+            len: Some(300),
+            received: None,
+            seen: Seen::Passed,
+        };
+        tap.show(about, SHOWN_BYTES, |to| to.fill(1));
+    }
+    let (ours, mut client) = UnixStream::pair().expect("sockets");
+    let reader = std::thread::spawn(move || {
+        let mut some = [0; 1024];
+        while client.read(&mut some).is_ok_and(|read| read > 0) {
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    });
+    finish(&ours, (&capture, Vec::new()), End::Asked).expect_err("it takes a minute for all");
+    // What it has not read yet stays readable.
+    drop(reader);
+}
+
+#[test]
 fn one_capture_of_a_port_and_so_many_in_all() {
     let captures = Captures::new(|_| None);
     let refused = |name: &str| captures.place(name).err().unwrap_or_default();

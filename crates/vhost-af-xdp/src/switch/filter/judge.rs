@@ -1,12 +1,13 @@
 //! What a lane does with frames of one direction where rules say something, or somebody watches: judges them, and shows
 //! them with what was decided.
 
+use std::sync::Arc;
+
 use device::counters::PairCounters;
 
 use super::{Classifier, Facts, Rules, Verdict};
 use crate::switch::capture::{About, Capture, Seen, Tap};
 use crate::switch::guard::LOOK_BYTES;
-use std::sync::Arc;
 
 /// See the module's head.
 #[derive(Debug)]
