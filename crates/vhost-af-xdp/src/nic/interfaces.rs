@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use steward::client::LeaseError;
 use steward::protocol::{Reason, Wanted};
 
 use super::demand::Demand;
@@ -15,7 +16,8 @@ use super::numa::Nodes;
 use super::shared_memory::SharedMemory;
 use super::steering::{Attached, Steering, StewardAt};
 
-/// How long the program of a daemon that was killed may stay: its keeper takes it off, some 30 ms later.
+/// How long what a daemon had that has just ended may stay: its keeper takes its program off some 30 ms later, and until
+/// then has its leases, too.
 const PREDECESSOR: Duration = Duration::from_millis(1000);
 
 pub(crate) struct Interfaces {
@@ -90,9 +92,11 @@ impl Interfaces {
         }
         loop {
             match Steering::lease(&self.steward, wanted, options.hints) {
-                // The keeper of a daemon that was killed just now may not be done yet.
-                Err(InterfaceError::Refused(refusal))
-                    if refusal.reason == Reason::Program && self.began.elapsed() < PREDECESSOR =>
+                // The keeper of a daemon that ended just now may not be done yet.
+                Err(
+                    InterfaceError::Refused(refusal) | InterfaceError::Lease(LeaseError::Refused(refusal)),
+                ) if matches!(refusal.reason, Reason::Program | Reason::Taken)
+                    && self.began.elapsed() < PREDECESSOR =>
                 {
                     std::thread::sleep(PREDECESSOR / 50);
                 }
