@@ -92,12 +92,7 @@ impl Interfaces {
         }
         loop {
             match Steering::lease(&self.steward, wanted, options.hints) {
-                // The keeper of a daemon that ended just now may not be done yet.
-                Err(
-                    InterfaceError::Refused(refusal) | InterfaceError::Lease(LeaseError::Refused(refusal)),
-                ) if matches!(refusal.reason, Reason::Program | Reason::Taken)
-                    && self.began.elapsed() < PREDECESSOR =>
-                {
+                Err(error) if is_predecessors(&error) && self.began.elapsed() < PREDECESSOR => {
                     std::thread::sleep(PREDECESSOR / 50);
                 }
                 leased => {
@@ -145,5 +140,15 @@ impl From<GivenInterface> for Attached {
             steering: Steering::External(given.external),
             link: given.link,
         }
+    }
+}
+
+/// Whether what is in the way may be a daemon's that ended just now, whose keeper is not done yet. A steward is not
+/// asked again for another's program: it would count each as an attempt to attach one, of which a user has a few.
+fn is_predecessors(error: &InterfaceError) -> bool {
+    match error {
+        InterfaceError::Refused(refusal) => refusal.reason == Reason::Program,
+        InterfaceError::Lease(LeaseError::Refused(refusal)) => refusal.reason == Reason::Taken,
+        _ => false,
     }
 }
