@@ -82,11 +82,11 @@ pub use foreign::{AttachedAs, ForeignProgram, Held, is_detached, program_on, unn
 pub use hints::{HintSet, NoSuchHint};
 pub use host::{HostAccess, HostError, HostHook, detach_host, network_of_filter, pinned_hosts};
 pub use layout::{Filter, LAST_VLAN, MAX_QUEUES, QueueConf, QueueCounters, VirtioHeader};
-pub use marks::{Flow, MAX_MARKS};
+pub use marks::{Flow, InterfaceMarks, InterfaceMarksError, MAX_MARKS, MarkError};
 pub use mode::{Mode, ModeRequest};
 pub use network::{GroupLimit, MAX_STATIONS, NOTE_BYTES, Station, StationError, note_layout, noted_port};
 pub use program::{Program, QueueError, detach_pinned};
-pub use program_hints::{HintsError, MarkError};
+pub use program_hints::HintsError;
 pub use ring::{Group, GroupReader, GroupRing};
 pub use socket_map::{SocketMap, SocketMapError};
 pub use text::{mac_bytes, mac_text, ranges, ranges_text};

@@ -1,10 +1,14 @@
 //! Marks: 32 bits that a rule of the user's gives a flow, which the program leaves before the flow's frames.
 
+use std::io;
 use std::net::{IpAddr, Ipv6Addr};
 
+use libbpf_rs::query::{ProgInfoIter, ProgInfoQueryOptions};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType, libbpf_sys};
 
 use crate::capture::messages_of;
+use crate::foreign::unnamed_program_on;
+use crate::load::MARKS;
 use crate::shape::Shape;
 
 /// Most flows of an interface that have a mark; `STEER_MAX_MARKS`.
@@ -82,15 +86,18 @@ impl Marks {
         Self::SHAPE.create(libbpf_sys::BPF_F_NO_PREALLOC).map(Self)
     }
 
-    pub(crate) fn set(&self, flow: &Flow, mark: Option<u32>) -> libbpf_rs::Result<()> {
-        let (result, _) = messages_of(|| match mark {
-            Some(mark) => self.0.update(&flow.key(), &mark.to_ne_bytes(), MapFlags::ANY),
-            None => match self.0.delete(&flow.key()) {
-                Err(error) if error.kind() == libbpf_rs::ErrorKind::NotFound => Ok(()),
-                result => result,
-            },
-        });
-        result
+    pub(crate) fn set(&self, flow: &Flow, mark: u32) -> Result<(), MarkError> {
+        let set = || self.0.update(&flow.key(), &mark.to_ne_bytes(), MapFlags::ANY);
+        messages_of(set).0.map_err(MarkError)
+    }
+
+    /// Whether it had one.
+    pub(crate) fn remove(&self, flow: &Flow) -> Result<bool, MarkError> {
+        match messages_of(|| self.0.delete(&flow.key())).0 {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == libbpf_rs::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(MarkError(error)),
+        }
     }
 
     pub(crate) fn all(&self) -> Vec<(Flow, u32)> {
@@ -102,6 +109,85 @@ impl Marks {
         let mut all: Vec<(Flow, u32)> = self.0.keys().filter_map(|key| mark(&key)).collect();
         all.sort_unstable();
         all
+    }
+}
+
+/// The kernel refuses a mark.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot note the mark of a flow: an interface has at most {MAX_MARKS}")]
+pub struct MarkError(#[source] pub(crate) libbpf_rs::Error);
+
+/// Why the marks of an interface cannot be had.
+///
+/// `program` is the kernel's id of the XDP program that is on the interface. `source` is the kernel's answer.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "fields are described above")]
+pub enum InterfaceMarksError {
+    /// The kernel gives no answer.
+    #[error("cannot ask which XDP program is there")]
+    Ask(#[source] io::Error),
+    /// No program, so no frames have marks.
+    #[error("no XDP program is there")]
+    NoProgram,
+    /// The program may not be looked at.
+    #[error("cannot look at the XDP program that is there (id {program}): that takes CAP_SYS_ADMIN")]
+    Hidden { program: u32 },
+    /// The program has no map of marks.
+    #[error("the XDP program that is there (id {program}) leaves no marks of ours")]
+    NoMarks { program: u32 },
+    /// Its map cannot be opened.
+    #[error("cannot open the map of marks")]
+    Open(#[source] libbpf_rs::Error),
+}
+
+/// The marks of the program that is on an interface, whoever loaded it. They last as long as the interface has programs
+/// of ours: also while one takes the place of another.
+#[derive(Debug)]
+pub struct InterfaceMarks(Marks);
+
+impl InterfaceMarks {
+    /// Looks for them.
+    ///
+    /// # Errors
+    /// [`InterfaceMarksError`]; to look takes CAP_SYS_ADMIN.
+    pub fn of(ifindex: u32) -> Result<Self, InterfaceMarksError> {
+        let on = unnamed_program_on(ifindex).map_err(InterfaceMarksError::Ask)?;
+        let program = on.ok_or(InterfaceMarksError::NoProgram)?.id;
+        let options = ProgInfoQueryOptions::default().include_map_ids(true);
+        let (found, _) = messages_of(|| {
+            let mut all = ProgInfoIter::with_query_opts(options);
+            all.find(|it| it.id == program).map(|it| it.map_ids)
+        });
+        for id in found.ok_or(InterfaceMarksError::Hidden { program })? {
+            let (map, _) = messages_of(|| MapHandle::from_map_id(id));
+            let map = map.map_err(InterfaceMarksError::Open)?;
+            if map.name() == MARKS && Marks::SHAPE.is_of(&map) {
+                return Ok(Self(Marks(map)));
+            }
+        }
+        Err(InterfaceMarksError::NoMarks { program })
+    }
+
+    /// Gives the frames of a flow a mark, in the place of one that it has.
+    ///
+    /// # Errors
+    /// [`MarkError`].
+    pub fn set(&self, flow: &Flow, mark: u32) -> Result<(), MarkError> {
+        self.0.set(flow, mark)
+    }
+
+    /// Takes the mark of a flow away; whether it had one.
+    ///
+    /// # Errors
+    /// [`MarkError`].
+    pub fn remove(&self, flow: &Flow) -> Result<bool, MarkError> {
+        self.0.remove(flow)
+    }
+
+    /// All marks, in order.
+    #[must_use]
+    pub fn all(&self) -> Vec<(Flow, u32)> {
+        self.0.all()
     }
 }
 

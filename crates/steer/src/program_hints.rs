@@ -23,7 +23,7 @@ use crate::btf::LayoutOfError;
 use crate::capture::messages_of;
 use crate::hints::HintSet;
 use crate::load::{self, BoundError, Loaded, MARKS};
-use crate::marks::{Flow, Marks};
+use crate::marks::{Flow, MarkError, Marks};
 use crate::mode::Mode;
 use crate::notes::{Note, Turn, each_once};
 use crate::own_layouts::Generation;
@@ -73,11 +73,6 @@ fn last_line(detail: &str) -> &str {
         .find(|line| !line.is_empty())
         .unwrap_or("libbpf says nothing")
 }
-
-/// The kernel refuses a mark; most often there are too many.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot note the mark of a flow")]
-pub struct MarkError(#[source] libbpf_rs::Error);
 
 /// Hints, and the marks of flows.
 impl Program {
@@ -150,9 +145,11 @@ impl Program {
     /// # Errors
     /// [`MarkError`].
     pub fn set_mark(&self, flow: &Flow, mark: Option<u32>) -> Result<(), MarkError> {
-        self.marks()
-            .and_then(|marks| marks.set(flow, mark))
-            .map_err(MarkError)
+        let marks = self.marks().map_err(MarkError)?;
+        match mark {
+            Some(mark) => marks.set(flow, mark),
+            None => marks.remove(flow).map(drop),
+        }
     }
 
     /// All marks, in order.

@@ -15,6 +15,7 @@ mod hints;
 pub(crate) mod json;
 mod keys;
 mod limits;
+pub(crate) mod mark;
 pub(crate) mod memory;
 mod network;
 mod offer;
@@ -32,6 +33,7 @@ use self::ask::{
     EVENTS_EXAMPLES, EventsArgs, NETWORK_EXAMPLES, NetworkCommandArgs, PORT_EXAMPLES, PortCommandArgs,
 };
 use self::capture::{CAPTURE_EXAMPLES, CaptureArgs};
+use self::mark::{MARK_EXAMPLES, MarkCommandArgs};
 use self::values::parse_pause;
 use crate::api::process::ProcessArgs;
 use crate::bench::BenchArgs;
@@ -99,6 +101,9 @@ pub(crate) enum Command {
     /// Print what happens in a running daemon, as it happens, by its API
     #[command(after_help = EVENTS_EXAMPLES)]
     Events(EventsArgs),
+    /// Give flows marks, which filter rules of ports match, in the XDP program of an interface
+    #[command(after_help = MARK_EXAMPLES)]
+    Mark(MarkCommandArgs),
     /// Show who holds which NIC queue of this host: NAPI, interrupt, sockets, leases, rules, daemons
     #[command(after_help = QUEUES_EXAMPLES)]
     Queues(QueuesArgs),

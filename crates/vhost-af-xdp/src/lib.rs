@@ -23,6 +23,7 @@ mod guard;
 mod limit_watch;
 mod listener;
 mod log_limit;
+mod mark;
 mod network;
 mod nic;
 mod port;
@@ -96,6 +97,7 @@ pub fn run() -> ExitCode {
         Command::Port(args) => ask::port(&args.command, print),
         Command::Network(args) => ask::network(&args.command, print),
         Command::Events(args) => ask::events(&args, print),
+        Command::Mark(args) => mark::run(&args.command, print),
         Command::Queues(args) => show_queues(&args),
         Command::Check(args) => show_check(&args),
         Command::Bench(args) => match args.check() {

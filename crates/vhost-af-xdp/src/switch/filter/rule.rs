@@ -278,8 +278,7 @@ impl Rule {
             Some(self.action.name().to_owned()),
             self.ethertype
                 .map(|ethertype| name_of(&ETHERTYPES, ethertype).unwrap_or(format!("{ethertype:#06x}"))),
-            self.protocol
-                .map(|protocol| name_of(&PROTOCOLS, protocol).unwrap_or(protocol.to_string())),
+            self.protocol.map(protocol_name),
             self.source.map(|prefix| prefix.to_string()),
             self.destination.map(|prefix| prefix.to_string()),
             ports(&self.source_ports),
@@ -390,7 +389,13 @@ fn ethertype(text: &str) -> Result<u16, String> {
     ))
 }
 
-fn protocol(text: &str) -> Result<u8, String> {
+/// As it is written: by its name, or its number.
+pub(crate) fn protocol_name(protocol: u8) -> String {
+    name_of(&PROTOCOLS, protocol).unwrap_or(protocol.to_string())
+}
+
+/// Errors: what would be one.
+pub(crate) fn protocol(text: &str) -> Result<u8, String> {
     if let Some((_, number)) = PROTOCOLS.iter().find(|(name, _)| *name == text) {
         return Ok(*number);
     }

@@ -1,0 +1,197 @@
+//! The command line of `mark`.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use clap::{Args, Subcommand, value_parser};
+use steer::Flow;
+
+use crate::switch::filter::rule::protocol;
+
+pub(crate) const MARK_EXAMPLES: &str = "\
+Examples:
+  Frames of TCP to 10.0.0.5 port 443, from anywhere, have the mark 7 (a service):
+    vhost-af-xdp mark set eth1 7 --protocol tcp --destination 10.0.0.5 --destination-port 443
+  Those of one flow to it have the mark 8:
+    vhost-af-xdp mark set eth1 8 --protocol tcp --source 192.0.2.9 --source-port 40000 \\
+        --destination 10.0.0.5 --destination-port 443
+  What a port of vhost-af-xdp does with them: lets none in but these:
+    vhost-af-xdp port set vm1 to-guest-default=deny rule='direction=to-guest action=allow mark=7'
+  All marks of eth1:
+    vhost-af-xdp mark list eth1";
+
+#[derive(Debug, Args)]
+pub(crate) struct MarkCommandArgs {
+    #[command(subcommand)]
+    pub(crate) command: MarkCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum MarkCommand {
+    /// Give the frames of a flow, or of all flows to a service, a mark; one that they have is replaced
+    #[command(after_help = MARK_EXAMPLES)]
+    Set(SetArgs),
+    /// Take the mark of a flow, or of a service, away
+    #[command(after_help = MARK_EXAMPLES)]
+    Remove(RemoveArgs),
+    /// List all marks of an interface
+    List(ListArgs),
+    /// Take all marks of an interface away
+    Clear(ClearArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SetArgs {
+    /// The interface
+    #[arg(value_name = "IFNAME")]
+    pub(crate) interface: String,
+    /// The mark, 1 to 4294967295: what a rule names as mark=
+    #[arg(value_name = "MARK", value_parser = value_parser!(u32).range(1..))]
+    pub(crate) mark: u32,
+    #[command(flatten)]
+    pub(crate) flow: FlowArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RemoveArgs {
+    /// The interface
+    #[arg(value_name = "IFNAME")]
+    pub(crate) interface: String,
+    #[command(flatten)]
+    pub(crate) flow: FlowArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ListArgs {
+    /// The interface
+    #[arg(value_name = "IFNAME")]
+    pub(crate) interface: String,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ClearArgs {
+    /// The interface
+    #[arg(value_name = "IFNAME")]
+    pub(crate) interface: String,
+}
+
+/// A flow as its packets have it, or a service.
+#[derive(Debug, Args)]
+pub(crate) struct FlowArgs {
+    /// tcp, udp, sctp, icmp, icmpv6 and others by their names, or a number
+    #[arg(long, value_name = "PROTOCOL", value_parser = protocol)]
+    protocol: u8,
+    /// Where packets come from [default: anywhere; the destination is a service then]
+    #[arg(long, value_name = "ADDRESS")]
+    source: Option<IpAddr>,
+    /// The source's port; of tcp, udp and sctp
+    #[arg(long, value_name = "PORT", requires = "source")]
+    source_port: Option<u16>,
+    /// Where packets go to
+    #[arg(long, value_name = "ADDRESS")]
+    destination: IpAddr,
+    /// The destination's port; of tcp, udp and sctp
+    #[arg(long, value_name = "PORT")]
+    destination_port: Option<u16>,
+}
+
+/// Protocols whose ports are looked at.
+const WITH_PORTS: [u8; 3] = [6, 17, 132];
+
+impl FlowArgs {
+    /// Errors: options that do not go together, and what would.
+    pub(crate) fn flow(&self) -> anyhow::Result<Flow> {
+        let has_ports = WITH_PORTS.contains(&self.protocol);
+        let given = [
+            ("--source-port", self.source_port),
+            ("--destination-port", self.destination_port),
+        ];
+        let named = given.iter().find(|(_, port)| port.is_some());
+        if let (false, Some((option, _))) = (has_ports, named) {
+            anyhow::bail!(
+                "{option}: only packets of tcp, udp and sctp have ports that are looked at: leave it out"
+            );
+        }
+        if has_ports && self.destination_port.is_none() {
+            anyhow::bail!("--destination-port: missing: a flow of this protocol is known by its ports");
+        }
+        if let (true, Some(source), None) = (has_ports, self.source, self.source_port) {
+            anyhow::bail!(
+                "--source-port: missing: a flow is from one port of {source}; from anywhere it is without --source"
+            );
+        }
+        let is_v4 = |address: IpAddr| address.to_canonical().is_ipv4();
+        if let Some(source) = self.source
+            && is_v4(source) != is_v4(self.destination)
+        {
+            let destination = self.destination;
+            anyhow::bail!("--source {source}, --destination {destination}: one is IPv4, the other IPv6");
+        }
+        if let Some(source) = self.source
+            && (source.is_unspecified() || source.to_canonical() == Ipv4Addr::UNSPECIFIED)
+        {
+            anyhow::bail!("--source {source}: leave it out: that is anywhere");
+        }
+        Ok(Flow {
+            protocol: self.protocol,
+            from: self.source.map(|source| (source, self.source_port.unwrap_or(0))),
+            to: (self.destination, self.destination_port.unwrap_or(0)),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        flow: FlowArgs,
+    }
+
+    fn flow(line: &str) -> anyhow::Result<Flow> {
+        let words = std::iter::once("mark").chain(line.split_whitespace());
+        Line::try_parse_from(words)?.flow.flow()
+    }
+
+    #[test]
+    fn flows_and_services_are_told_apart_by_their_source() {
+        let service = flow("--protocol udp --destination fd00::1 --destination-port 53").expect("a service");
+        assert_eq!((service.protocol, service.from), (17, None));
+        assert_eq!(service.to, ("fd00::1".parse().expect("an address"), 53));
+        let one = flow("--protocol 1 --source 10.0.0.1 --destination 10.0.0.2").expect("a flow");
+        assert_eq!((one.from.expect("said").1, one.to.1), (0, 0));
+    }
+
+    #[test]
+    fn what_no_packet_is_of_is_refused_by_the_name_of_the_option() {
+        for (line, word) in [
+            (
+                "--protocol icmp --destination 10.0.0.1 --destination-port 1",
+                "--destination-port: only",
+            ),
+            (
+                "--protocol tcp --destination 10.0.0.1",
+                "--destination-port: missing",
+            ),
+            (
+                "--protocol tcp --source 10.0.0.2 --destination 10.0.0.1 --destination-port 1",
+                "--source-port: missing",
+            ),
+            ("--protocol icmp --source fd00::1 --destination 10.0.0.1", "IPv6"),
+            (
+                "--protocol icmp --source 0.0.0.0 --destination 10.0.0.1",
+                "anywhere",
+            ),
+            ("--protocol nothing --destination 10.0.0.1", "--protocol"),
+        ] {
+            let said = flow(line).expect_err(line).to_string();
+            assert!(said.contains(word), "{line}: {said}");
+        }
+    }
+}

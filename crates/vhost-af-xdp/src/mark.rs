@@ -1,0 +1,114 @@
+//! `vhost-af-xdp mark`: which flows have which mark, in the table of the XDP program that is on an interface.
+//!
+//! The program's table is asked and changed itself, by who may (root): no daemon takes part, and whether a steward, a
+//! daemon or the library loaded the program makes no difference. Marks last as long as the program: those who give them
+//! do so after it came.
+
+use std::net::IpAddr;
+
+use anyhow::{anyhow, bail};
+use serde::Serialize;
+use steer::{Flow, InterfaceMarks, InterfaceMarksError, with_sources};
+use steward::links::Link;
+
+use crate::api::status_view::{or_dash, table};
+use crate::ask::Print;
+use crate::cli::mark::MarkCommand;
+use crate::switch::filter::rule::protocol_name;
+
+/// A mark, as `mark list --json` prints it.
+#[derive(Debug, Serialize)]
+struct Marked {
+    mark: u32,
+    protocol: String,
+    /// Null: anywhere; this is a service.
+    source: Option<IpAddr>,
+    source_port: Option<u16>,
+    destination: IpAddr,
+    destination_port: u16,
+}
+
+impl Marked {
+    fn new((flow, mark): (Flow, u32)) -> Self {
+        let (destination, destination_port) = flow.to;
+        Self {
+            mark,
+            protocol: protocol_name(flow.protocol),
+            source: flow.from.map(|(address, _)| address),
+            source_port: flow.from.map(|(_, port)| port),
+            destination,
+            destination_port,
+        }
+    }
+
+    fn row(&self) -> [String; 6] {
+        [
+            self.mark.to_string(),
+            self.protocol.clone(),
+            self.source
+                .map_or("anywhere".to_owned(), |source| source.to_string()),
+            or_dash(self.source_port),
+            self.destination.to_string(),
+            self.destination_port.to_string(),
+        ]
+    }
+}
+
+/// Does what `mark` was called for.
+/// Errors: what was refused, with the remedy.
+pub(crate) fn run(command: &MarkCommand, print: Print) -> anyhow::Result<()> {
+    match command {
+        MarkCommand::Set(args) => {
+            let flow = args.flow.flow()?;
+            marks_of(&args.interface)?.set(&flow, args.mark)?;
+        }
+        MarkCommand::Remove(args) => {
+            let (flow, interface) = (args.flow.flow()?, &args.interface);
+            if !marks_of(interface)?.remove(&flow)? {
+                bail!(
+                    "{interface}: this flow has no mark: `vhost-af-xdp mark list {interface}` lists those that have one"
+                );
+            }
+        }
+        MarkCommand::Clear(args) => {
+            let marks = marks_of(&args.interface)?;
+            for (flow, _) in marks.all() {
+                marks.remove(&flow)?;
+            }
+        }
+        MarkCommand::List(args) => {
+            let all = marks_of(&args.interface)?.all();
+            let all: Vec<Marked> = all.into_iter().map(Marked::new).collect();
+            let text = match args.json {
+                true => serde_json::to_string_pretty(&all)? + "\n",
+                false => listed(&all),
+            };
+            print(&text)?;
+        }
+    }
+    Ok(())
+}
+
+fn listed(all: &[Marked]) -> String {
+    let header = ["mark", "protocol", "source", "port", "destination", "port"];
+    let mut listed = table(header, |column| matches!(column, 0 | 3 | 5));
+    for marked in all {
+        listed.add_row(marked.row());
+    }
+    format!("{listed}\n")
+}
+
+/// The table of the program that is on an interface of this network namespace.
+fn marks_of(interface: &str) -> anyhow::Result<InterfaceMarks> {
+    let link = Link::by_name(interface)?;
+    InterfaceMarks::of(link.index).map_err(|error| {
+        let remedy = match error {
+            InterfaceMarksError::NoProgram | InterfaceMarksError::NoMarks { .. } => {
+                "; have `mark` among the hints that the daemon asks for (hints)"
+            }
+            InterfaceMarksError::Hidden { .. } => "; run this as root",
+            InterfaceMarksError::Ask(_) | InterfaceMarksError::Open(_) => "",
+        };
+        anyhow!("{interface}: {}{remedy}", with_sources(&error))
+    })
+}
