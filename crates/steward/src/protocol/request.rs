@@ -190,12 +190,42 @@ struct LeaseBody {
     network: u32,
 }
 
+impl LeaseBody {
+    fn of(wanted: &Wanted) -> Self {
+        Self {
+            interface: field(&wanted.interface),
+            start_queue: wanted.start_queue,
+            queues: wanted.queues,
+            mode: wanted.mode as u32,
+            mac_count: wanted.filter.macs.len().try_into().unwrap_or(u32::MAX),
+            vlan_count: wanted.filter.vlans.len().try_into().unwrap_or(u32::MAX),
+            macs: padded(&wanted.filter.macs),
+            vlans: padded(&wanted.filter.vlans),
+            network: wanted.network.into(),
+        }
+    }
+}
+
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(super) struct ActivateBody {
     pub(super) queue: u32,
     pub(super) header_bytes: u32,
     pub(super) frame_limit: u32,
+}
+
+impl ActivateBody {
+    fn of(queue: u32, conf: &QueueConf) -> Self {
+        Self {
+            queue,
+            header_bytes: match conf.virtio_header {
+                Some(header) => header.len_bytes(),
+                None if conf.hints => HINTS,
+                None => 0,
+            },
+            frame_limit: conf.frame_limit,
+        }
+    }
 }
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -209,6 +239,21 @@ struct RegisterBody {
     flags: u32,
     rings: Rings,
     parts: [Part; PARTS_MAX],
+}
+
+impl RegisterBody {
+    fn of(queue: u32, umem: &UmemLayout, rings: Rings) -> Self {
+        Self {
+            queue,
+            part_count: umem.parts.len().try_into().unwrap_or(u32::MAX),
+            chunk_bytes: umem.chunk_bytes,
+            headroom_bytes: umem.headroom_bytes,
+            tx_metadata_bytes: umem.tx_metadata_bytes,
+            flags: umem.flags,
+            rings,
+            parts: padded(&umem.parts),
+        }
+    }
 }
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -241,77 +286,40 @@ impl Request {
     #[must_use]
     pub fn encode(&self, serial: u32) -> Vec<u8> {
         match self {
-            Self::Lease(wanted) => message(
-                kind::LEASE,
-                serial,
-                &LeaseBody {
-                    interface: field(&wanted.interface),
-                    start_queue: wanted.start_queue,
-                    queues: wanted.queues,
-                    mode: wanted.mode as u32,
-                    mac_count: wanted.filter.macs.len().try_into().unwrap_or(u32::MAX),
-                    vlan_count: wanted.filter.vlans.len().try_into().unwrap_or(u32::MAX),
-                    macs: padded(&wanted.filter.macs),
-                    vlans: padded(&wanted.filter.vlans),
-                    network: wanted.network.into(),
-                },
-            ),
-            Self::Register { queue, umem, rings } => message(
-                kind::REGISTER,
-                serial,
-                &RegisterBody {
-                    queue: *queue,
-                    part_count: umem.parts.len().try_into().unwrap_or(u32::MAX),
-                    chunk_bytes: umem.chunk_bytes,
-                    headroom_bytes: umem.headroom_bytes,
-                    tx_metadata_bytes: umem.tx_metadata_bytes,
-                    flags: umem.flags,
-                    rings: *rings,
-                    parts: padded(&umem.parts),
-                },
-            ),
+            Self::Lease(wanted) => message(kind::LEASE, serial, &LeaseBody::of(wanted)),
+            Self::Register { queue, umem, rings } => {
+                message(kind::REGISTER, serial, &RegisterBody::of(*queue, umem, *rings))
+            }
             &Self::Bind {
                 queue,
                 flags,
                 wait_ms,
-            } => message(
-                kind::BIND,
-                serial,
-                &BindBody {
+            } => {
+                let body = BindBody {
                     queue,
                     flags,
                     wait_ms,
-                },
-            ),
+                };
+                message(kind::BIND, serial, &body)
+            }
             &Self::Share {
                 queue,
                 wait_ms,
                 cookie,
                 rings,
-            } => message(
-                kind::SHARE,
-                serial,
-                &ShareBody {
+            } => {
+                let body = ShareBody {
                     queue,
                     wait_ms,
                     cookie,
                     rings,
-                },
-            ),
+                };
+                message(kind::SHARE, serial, &body)
+            }
             &Self::Await { queue, wait_ms } => message(kind::AWAIT, serial, &[queue, wait_ms]),
-            Self::Activate { queue, conf } => message(
-                kind::ACTIVATE,
-                serial,
-                &ActivateBody {
-                    queue: *queue,
-                    header_bytes: match conf.virtio_header {
-                        Some(header) => header.len_bytes(),
-                        None if conf.hints => HINTS,
-                        None => 0,
-                    },
-                    frame_limit: conf.frame_limit,
-                },
-            ),
+            Self::Activate { queue, conf } => {
+                message(kind::ACTIVATE, serial, &ActivateBody::of(*queue, conf))
+            }
             Self::Deactivate { queue } => message(kind::DEACTIVATE, serial, queue),
             Self::Counters { queue } => message(kind::COUNTERS, serial, queue),
             Self::Facts => message(kind::FACTS, serial, &[0u8; 0]),
