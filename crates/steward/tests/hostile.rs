@@ -8,13 +8,12 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::Command;
 
-use common::hostile::{BIND, assert_serves, failed, leased, lingering, memfd, registration};
+use common::hostile::{BIND, assert_serves, failed, leased, memfd, registration};
 use common::raw::Raw;
 use common::{POLICY, World, holder, take, wanted};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use steward::protocol::{Answer, MESSAGE_MAX, Part, Reason, Request, Step, VERSION};
-use testkit::stalled::SilentFile;
 use testkit::{require, wait};
 
 /// Bytes that take a while to pin.
@@ -340,54 +339,6 @@ fn memory_that_is_none_costs_a_request_and_leaves_nothing_behind() {
     let few = wait::until(wait::SOON, || world.descriptors() <= quiet + 1);
     assert!(few, "{quiet} descriptors became {}", world.descriptors());
     drop(connection);
-    world.await_descriptors(before);
-}
-
-/// Files of a file system that the sender serves (FUSE): whoever looks at one waits, and whoever closes it.
-#[test]
-fn files_that_hang_hold_up_nobody_but_who_sent_them() {
-    require!(Root, Fuse);
-    let world = World::new();
-    let before = world.descriptors();
-    let silent = SilentFile::new(2 << 20);
-    let connection = leased(&world);
-    connection.send_with(&registration(0, 1).encode(1), &silent.file, 1);
-    for bytes in [Request::Facts.encode(1), registration(0, 1).encode(1), vec![1; 7]] {
-        // Also where nobody asked for it.
-        let stray = Raw::connect(&world.socket());
-        let _ = stray.try_send_with(&bytes, &silent.file, 1);
-        assert_serves(&world);
-    }
-    assert_serves(&world);
-    // Its lease ends although its errand does not.
-    drop(connection);
-    drop(leased(&world));
-    drop(silent);
-    world.await_descriptors(before);
-}
-
-/// Whoever closes the last descriptor of such a TCP socket waits until its peer has read what was sent, which it never does
-/// (SO_LINGER). Also a user without any rule may send one.
-#[test]
-fn sockets_that_take_for_ever_to_close_hold_up_nobody() {
-    require!(Root);
-    let world = World::new();
-    let before = world.descriptors();
-    for bytes in [Request::Facts.encode(1), registration(0, 1).encode(1), vec![1; 7]] {
-        for uid in [0, 1_234_567] {
-            let (lingering, peer) = lingering();
-            let stray = Raw::connect_as(&world.socket(), uid, uid);
-            // Who has no rule may be refused already; who has no lease cannot send it from Linux 6.16 on.
-            if stray.try_send_with(&bytes, &lingering, 1).is_err() {
-                drop(peer);
-                continue;
-            }
-            drop(lingering);
-            drop(stray);
-            assert_serves(&world);
-            drop(peer);
-        }
-    }
     world.await_descriptors(before);
 }
 
