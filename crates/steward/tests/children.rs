@@ -1,9 +1,9 @@
-//! What a hostile user tries on the children that the steward starts for it, and by them on others: mostly by files that
-//! take for ever to close.
+//! What a hostile user tries on the children that the steward starts for it, and by them on others: mostly by files
+//! that take for ever to close.
 //!
-//! These tests run one at a time, in one process, too ([`alone`]). A process that another test starts has our files from its
-//! fork to its exec, which closes them: of such a file it would wait for ever, and with it who starts it; and its server
-//! counts how often the file is closed.
+//! These tests run one at a time, in one process, too ([`alone`]). A process that another test starts has our files
+//! from its fork to its exec, which closes them: of such a file it would wait for ever, and with it who starts it; and
+//! its server counts how often the file is closed.
 
 mod common;
 
@@ -129,8 +129,8 @@ fn request_that_waits_for_others_is_done_when_the_policy_changes() {
     );
 }
 
-/// In what a holder leaves unread there may be files that nobody can close. Of the processes that try it there are few, and
-/// what they do not close counts as the connections that it was.
+/// In what a holder leaves unread there may be files that nobody can close. Of the processes that try it there are few,
+/// and what they do not close counts as the connections that it was.
 #[test]
 fn connections_that_hang_when_they_are_closed_count() {
     require!(Root, Fuse);
@@ -192,8 +192,8 @@ fn files_that_hang_hold_up_nobody_but_who_sent_them() {
     world.await_descriptors(before);
 }
 
-/// Whoever closes the last descriptor of such a TCP socket waits until its peer has read what was sent, which it never does
-/// (SO_LINGER). Also a user without any rule may send one.
+/// Whoever closes the last descriptor of such a TCP socket waits until its peer has read what was sent, which it never
+/// does (SO_LINGER). Also a user without any rule may send one.
 #[test]
 fn sockets_that_take_for_ever_to_close_hold_up_nobody() {
     require!(Root);

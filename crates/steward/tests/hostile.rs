@@ -1,4 +1,5 @@
-//! Peers that do not keep to the protocol, or use it to do harm: each loses its own connection, and others notice nothing.
+//! Peers that do not keep to the protocol, or use it to do harm: each loses its own connection, and others notice
+//! nothing.
 
 mod common;
 
@@ -242,8 +243,8 @@ fn steward_without_descriptors_serves_on_and_accepts_again_when_it_has_some() {
     assert_serves(&world);
 }
 
-/// Descriptors that a process has sent and nobody has taken count for its user, and no process of that user may send more while
-/// they are more than it may have open.
+/// Descriptors that a process has sent and nobody has taken count for its user, and no process of that user may send
+/// more while they are more than it may have open.
 #[test]
 fn descriptors_on_their_way_between_others_cost_a_request_and_not_the_lease() {
     require!(Root);
@@ -377,8 +378,8 @@ fn memory_that_a_holder_keeps_counts() {
     }
 }
 
-/// Of hugetlbfs a whole page is mapped, also for less of it. What may lie behind the last part is reserved (`map_parts`,
-/// src/sys/child.rs), which this cannot show.
+/// Of hugetlbfs a whole page is mapped, also for less of it. What may lie behind the last part is reserved
+/// (`map_parts`, src/sys/child.rs), which this cannot show.
 #[test]
 fn parts_that_end_within_a_page_are_refused() {
     require!(Root);
@@ -422,8 +423,8 @@ fn parts_that_end_within_a_page_are_refused() {
     assert_serves(&world);
 }
 
-/// Pages that the steward's child made would be its own to pay for. Of hugetlbfs it cannot see which are there; nor could it
-/// of those that go while it pins the others.
+/// Pages that the steward's child made would be its own to pay for. Of hugetlbfs it cannot see which are there; nor
+/// could it of those that go while it pins the others.
 #[test]
 fn pages_that_nobody_has_made_are_not_made_for_a_holder() {
     require!(Root);

@@ -80,8 +80,9 @@ pub enum Request {
         /// As given with [`Request::Keep`].
         token: Token,
     },
-    /// Stations of the network that the lease is for: these change, others stay as they are. At most [`CHANGES_MAX`](super::CHANGES_MAX), each
-    /// station once; a lease has [`STATIONS_MAX`](super::STATIONS_MAX) at most. All are judged before any is changed.
+    /// Stations of the network that the lease is for: these change, others stay as they are. At most
+    /// [`CHANGES_MAX`](super::CHANGES_MAX), each station once; a lease has [`STATIONS_MAX`](super::STATIONS_MAX) at
+    /// most. All are judged before any is changed.
     Stations {
         /// What changes.
         changes: Vec<StationChange>,
@@ -95,8 +96,8 @@ pub enum Request {
         /// Index of the device whose descriptor the holder has; 0: of none.
         has: u32,
     },
-    /// The hints that the lease's queues are to have, from now on. Without a lease: of that which this connection asks for
-    /// or comes back to.
+    /// The hints that the lease's queues are to have, from now on. Without a lease: of that which this connection asks
+    /// for or comes back to.
     Hints(HintWish),
     /// The first lease of a higher number, of any holder. Who asks needs no lease.
     Leases {
@@ -164,8 +165,8 @@ pub struct Wanted {
     /// asked to bring such frames to these queues, where it can and the policy names them; what else comes to the
     /// queues goes to the host.
     pub filter: Filter,
-    /// The queues are those of a network: only frames to its stations come, which [`Request::Stations`] names, and copies
-    /// of frames to groups. There is no filter then.
+    /// The queues are those of a network: only frames to its stations come, which [`Request::Stations`] names, and
+    /// copies of frames to groups. There is no filter then.
     pub network: bool,
 }
 

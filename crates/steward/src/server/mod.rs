@@ -569,8 +569,8 @@ impl Server {
     }
 }
 
-/// Whether sockets are bound before they are handed over. Where not, a holder could bind its own to any free queue; looked
-/// at once.
+/// Whether sockets are bound before they are handed over. Where not, a holder could bind its own to any free queue;
+/// looked at once.
 #[must_use]
 pub fn hands_over_bound() -> bool {
     static BOUND: OnceLock<bool> = OnceLock::new();

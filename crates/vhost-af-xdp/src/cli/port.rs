@@ -109,7 +109,8 @@ pub(super) struct PortArgs {
     #[arg(long, value_name = "LIST", default_value = "all", allow_hyphen_values = true)]
     offload: String,
     /// Features that the guest is offered only where they are named here, because its VMM has to do its part: none,
-    /// all, only some of ring-reset, access-platform, or all but some: a `-` before each. docs/vmm.md says which VMMs do
+    /// all, only some of ring-reset, access-platform, or all but some: a `-` before each. docs/vmm.md says which VMMs
+    /// do
     #[arg(long, value_name = "LIST", default_value = "none", allow_hyphen_values = true)]
     offer: String,
     #[command(flatten)]

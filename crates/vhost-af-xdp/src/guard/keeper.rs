@@ -360,8 +360,8 @@ pub(crate) fn run(args: KeeperArgs, judge: Judge) -> anyhow::Result<()> {
     served.context("the keeper cannot wait for requests")
 }
 
-/// What lets a configuration count: the steward goes by it, if there is one here, and the sockets of what does not count
-/// any more are nobody's.
+/// What lets a configuration count: the steward goes by it, if there is one here, and the sockets of what does not
+/// count any more are nobody's.
 fn adopting(policies: Option<Policies>, vmm_sockets: &Arc<VmmSockets>, files: &Arc<Files>) -> Adopt {
     let (known, files) = (Arc::clone(vmm_sockets), Arc::clone(files));
     Box::new(move |config| {

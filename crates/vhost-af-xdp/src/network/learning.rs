@@ -71,7 +71,8 @@ impl Learning {
         self.owners.iter().map(|(&station, owner)| (station, owner.port))
     }
 
-    /// The uplink knows of none any more: all are told again when the notes are looked at, which is asked for by `news`.
+    /// The uplink knows of none any more: all are told again when the notes are looked at, which is asked for by
+    /// `news`.
     pub(super) fn forget(&mut self, news: &OwnedFd) {
         self.owners.clear();
         // A counter that is full wakes, too.

@@ -1,14 +1,14 @@
 //! The daemon's side of `vhost-af-xdp capture`: shows who asks what a port's guest sends and gets.
 //!
-//! Theory of operation. Who asks comes by the control socket, which is for those who may control the daemon: its owner and
-//! root ([`super::control_socket`]). What guests say is nobody else's business, so the API's sockets have nothing of this.
-//! Each capture has a thread, which takes records out of the queue that lanes put them into
+//! Theory of operation. Who asks comes by the control socket, which is for those who may control the daemon: its owner
+//! and root ([`super::control_socket`]). What guests say is nobody else's business, so the API's sockets have nothing
+//! of this. Each capture has a thread, which takes records out of the queue that lanes put them into
 //! ([`crate::switch::capture`]) and writes them to the connection, as [`link`] says. It waits for nobody: a client that
 //! reads slowly or not at all makes the queue full, and what finds no room there is counted.
 //!
-//! A capture ends when the client has closed its side or is gone, and with the port; then lanes show nothing any more, and
-//! what waits is written, with how many were lost. There is one of a port, and [`MOST`] in all, so memory and threads are
-//! bounded: what is refused has no thread.
+//! A capture ends when the client has closed its side or is gone, and with the port; then lanes show nothing any more,
+//! and what waits is written, with how many were lost. There is one of a port, and [`MOST`] in all, so memory and
+//! threads are bounded: what is refused has no thread.
 
 pub(crate) mod link;
 #[cfg(test)]
@@ -134,8 +134,8 @@ struct Admitted {
 }
 
 impl Admitted {
-    /// Lets lanes of the port show frames until the capture is over. It has its place until what waits is written, which
-    /// has a limit.
+    /// Lets lanes of the port show frames until the capture is over. It has its place until what waits is written,
+    /// which has a limit.
     fn run(&self, stream: &UnixStream) -> io::Result<()> {
         let Self { request, port, .. } = self;
         let capture = Arc::new(Capture::new(Wanted {

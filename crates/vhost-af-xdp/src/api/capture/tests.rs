@@ -1,5 +1,5 @@
-//! What is said between both sides of a capture, and what a client can make of it that reads slowly, not at all, or asks
-//! for what there is not.
+//! What is said between both sides of a capture, and what a client can make of it that reads slowly, not at all, or
+//! asks for what there is not.
 
 use super::link::{Message, NoMessage, message_of};
 use super::*;
