@@ -144,7 +144,19 @@ impl Learning {
             return changed;
         }
         let changes: Vec<_> = found.iter().map(|found| found.change).collect();
-        for (found, told) in found.into_iter().zip(tell(&changes)) {
+        let told = tell(&changes);
+        self.settle(found.into_iter().zip(told), ports, now) || changed
+    }
+
+    /// What came of changes that were told; whether something is to be told to workers.
+    fn settle<'a>(
+        &mut self,
+        told: impl Iterator<Item = (Found<'a>, Told)>,
+        ports: &[Option<TablePort>],
+        now: Instant,
+    ) -> bool {
+        let mut changed = false;
+        for (found, told) in told {
             match told {
                 Told::Later => self.waits = true,
                 Told::Refused if found.change.1.is_some() => found.learned.refuse(found.note),
