@@ -1,5 +1,5 @@
-//! What a socket has before it is bound: its memory registered, its rings made and mapped, and the options that depend on
-//! them. Each step is one question to the kernel, and a refusal says which.
+//! What a socket has before it is bound: its memory registered, its rings made and mapped, and the options that depend
+//! on them. Each step is one question to the kernel, and a refusal says which.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};

@@ -1,4 +1,5 @@
-//! GSO packets between the host and guests: whole where the guest takes them, cut with whole checksums where it does not.
+//! GSO packets between the host and guests: whole where the guest takes them, cut with whole checksums where it does
+//! not.
 
 use std::time::Duration;
 

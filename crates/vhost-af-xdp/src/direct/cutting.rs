@@ -1,6 +1,6 @@
-//! Direct placement, guest → NIC: GSO packets cut. Headers are made in the bounce area, and payload is sent from where it
-//! lies, where the NIC completes checksums; else it is copied behind them. One packet is in hand at a time: what there is
-//! no room for waits for the next turn.
+//! Direct placement, guest → NIC: GSO packets cut. Headers are made in the bounce area, and payload is sent from where
+//! it lies, where the NIC completes checksums; else it is copied behind them. One packet is in hand at a time: what
+//! there is no room for waits for the next turn.
 
 use device::pair::{Cursor, QueuePair};
 use offload::packet::HEADERS_MAX;

@@ -1,5 +1,5 @@
-//! A GSO packet in hand when its lane is stopped, or when the interface goes or comes up again: the rest is sent where it
-//! can be, and counted once where it cannot.
+//! A GSO packet in hand when its lane is stopped, or when the interface goes or comes up again: the rest is sent where
+//! it can be, and counted once where it cannot.
 
 use super::*;
 
