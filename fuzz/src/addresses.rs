@@ -1,8 +1,8 @@
 //! The guard of a guest that has IP addresses: any frame.
 //!
-//! Invariants: a verdict rests on the bytes that it names, so that what lies behind them does not change it; what may be
-//! sent by a guest that is neither router nor server may be sent by one that is both; what may be sent names none but the
-//! guest's addresses, where a look that knows nothing of extension headers finds them.
+//! Invariants: a verdict rests on the bytes that it names, so that what lies behind them does not change it; what may
+//! be sent by a guest that is neither router nor server may be sent by one that is both; what may be sent names none
+//! but the guest's addresses, where a look that knows nothing of extension headers finds them.
 
 use vhost_af_xdp::fuzzing::Addresses;
 

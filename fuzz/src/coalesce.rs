@@ -1,8 +1,9 @@
 //! Coalescing: any frames from the network, whole flows with what a fuzzer does to them.
 //!
-//! Invariants: every frame is delivered once; those of one flow in their order, and what belongs to no flow in its place; a frame that is
-//! delivered alone is as it came; a GSO packet fits the room that there was, and cut again by `offload::segment` it is the frames that it
-//! was made of, but for what merging gives up (timestamps, ids with "don't fragment", which segment had PSH and FIN).
+//! Invariants: every frame is delivered once; those of one flow in their order, and what belongs to no flow in its
+//! place; a frame that is delivered alone is as it came; a GSO packet fits the room that there was, and cut again by
+//! `offload::segment` it is the frames that it was made of, but for what merging gives up (timestamps, ids with "don't
+//! fragment", which segment had PSH and FIN).
 
 use offload::checksum::{self, Sum};
 use offload::coalesce::{Batch, MOST_FRAMES, Position, Rules, Run};

@@ -1,7 +1,7 @@
 //! Filter rules of a port: any frame.
 //!
-//! Invariants: a frame is judged the same with a flow cache and without, whatever hash the NIC told; what lies behind its
-//! packet does not change the verdict.
+//! Invariants: a frame is judged the same with a flow cache and without, whatever hash the NIC told; what lies behind
+//! its packet does not change the verdict.
 
 use vhost_af_xdp::fuzzing::Filter;
 

@@ -1,8 +1,8 @@
 //! The virtio-net header and the chain that it comes in, as the daemon judges them.
 //!
-//! Invariants: only a chain that is readable throughout, long enough, within the limit and without offloads that were not
-//! accepted becomes a frame; the frame is exactly the bytes that follow the header, however descriptors cut them; no segment of
-//! a GSO packet is longer than the limit.
+//! Invariants: only a chain that is readable throughout, long enough, within the limit and without offloads that were
+//! not accepted becomes a frame; the frame is exactly the bytes that follow the header, however descriptors cut them;
+//! no segment of a GSO packet is longer than the limit.
 
 use offload::checksum::ChecksumAt;
 use std::sync::Arc;

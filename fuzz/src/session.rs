@@ -323,8 +323,8 @@ pub fn run(data: &[u8]) {
         world.ports[port].is_idle(),
         "the session is over, and the port not idle"
     );
-    // The daemon's thread may still be dropping the connection itself. Fewer are no leak: other corpora, which are read on other threads,
-    // had files open before.
+    // The daemon's thread may still be dropping the connection itself. Fewer are no leak: other corpora, which are read
+    // on other threads, had files open before.
     let deadline = Instant::now() + Duration::from_secs(10);
     while descriptors() > before {
         assert!(
@@ -364,7 +364,8 @@ const GET_INFLIGHT_FD: u32 = 31;
 const SET_INFLIGHT_FD: u32 = 32;
 const ADD_MEM_REG: u32 = 37;
 const REM_MEM_REG: u32 = 38;
-/// RESET_OWNER, GET_QUEUE_NUM, GET_MAX_MEM_SLOTS, GET_STATUS, RESET_DEVICE, POSTCOPY_*, CHECK_DEVICE_STATE among others.
+/// RESET_OWNER, GET_QUEUE_NUM, GET_MAX_MEM_SLOTS, GET_STATUS, RESET_DEVICE, POSTCOPY_*, CHECK_DEVICE_STATE among
+/// others.
 const PLAIN: [u32; 14] = [1, 3, 4, 15, 17, 28, 29, 30, 34, 36, 40, 41, 43, 44];
 /// SET_FEATURES, SET_PROTOCOL_FEATURES, SET_LOG_FD, SEND_RARP, NET_SET_MTU, SET_STATUS and neighbours.
 const NUMBERS: [u32; 8] = [2, 16, 7, 19, 20, 39, 42, 22];
@@ -423,7 +424,8 @@ impl Vmm<'_> {
         plain(self, SET_OWNER, &[]);
         plain(self, GET_FEATURES, &[]);
         plain(self, GET_PROTOCOL_FEATURES, &[]);
-        // All that the daemon may offer: MQ, LOG_SHMFD, RARP, REPLY_ACK, MTU, BACKEND_REQ, CONFIG, INFLIGHT, RESET, SLOTS, STATUS.
+        // All that the daemon may offer: MQ, LOG_SHMFD, RARP, REPLY_ACK, MTU, BACKEND_REQ, CONFIG, INFLIGHT, RESET,
+        // SLOTS, STATUS.
         let offered =
             1 | 1 << 1 | 1 << 2 | 1 << 3 | 1 << 4 | 1 << 5 | 1 << 9 | 1 << 12 | 1 << 13 | 1 << 15 | 1 << 16;
         plain(self, SET_PROTOCOL_FEATURES, &longs([offered]));

@@ -1,5 +1,5 @@
-//! What it costs a worker to count what `workers` tells: nanoseconds a frame, for batches of some sizes, beside the same
-//! loop without counting.
+//! What it costs a worker to count what `workers` tells: nanoseconds a frame, for batches of some sizes, beside the
+//! same loop without counting.
 //!
 //!     cargo run --release -p device --example meter_cost
 //!

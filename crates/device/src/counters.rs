@@ -162,8 +162,8 @@ counters! {
     Drop from_guest_source_address,
     /// Network: the port learns addresses, and has as many as it can, or may not have the frame's source.
     Drop from_guest_not_learned,
-    /// Network: the frame is for a port that is isolated, as the one is that sends it; or another worker would let such a
-    /// one hear it, which does not know yet whose address it is from.
+    /// Network: the frame is for a port that is isolated, as the one is that sends it; or another worker would let such
+    /// a one hear it, which does not know yet whose address it is from.
     Drop from_guest_isolated,
     /// Network: the frame is for an address of the port that sends it, which has no `hairpin`.
     Drop from_guest_to_itself,
@@ -184,8 +184,8 @@ counters! {
     Drop from_guest_router,
     /// Addresses given by `ips`: DHCP or DHCPv6 as from a server, and the port is not one.
     Drop from_guest_dhcp_server,
-    /// Addresses given by `ips`, or filter rules: headers that contradict themselves, or that are not all in the frame's
-    /// first 256 bytes.
+    /// Addresses given by `ips`, or filter rules: headers that contradict themselves, or that are not all in the
+    /// frame's first 256 bytes.
     Drop from_guest_headers,
     /// Filter rules of the port do not let the guest send the frame.
     Drop from_guest_filter,
@@ -193,7 +193,8 @@ counters! {
     Drop from_guest_checksum_in_headers,
     /// Network: no port that has a guest has the destination of a frame of the uplink's.
     Drop to_guest_no_port,
-    /// What stood before the frame nobody knows, and a VLAN tag that the NIC took off is told there: it may be of any VLAN.
+    /// What stood before the frame nobody knows, and a VLAN tag that the NIC took off is told there: it may be of any
+    /// VLAN.
     Drop to_guest_tag_unknown,
     /// Network: the guest had no buffer for the frame, and not for some time, or the frame is to a group.
     Drop to_guest_no_buffer,

@@ -1,11 +1,12 @@
 //! What the program costs a frame that stays with the host, beside one that passes everything: BPF_PROG_TEST_RUN, the
-//! lowest of some runs, loaded with the capabilities that a steward has. As root: `cargo run --release -p steer --example program_cost`.
+//! lowest of some runs, loaded with the capabilities that a steward has. As root:
+//! `cargo run --release -p steer --example program_cost`.
 //!
 //! A run's own part, some nanoseconds, is in all figures, and goes with the difference.
 //!
-//! BPF_PROG_TEST_RUN does not take programs that are bound to an interface. So what hints cost is measured by the kernel's
-//! statistics, on frames of a veth that go to a socket, beside the plain program on the same: of each set the median of some
-//! rounds, which take turns.
+//! BPF_PROG_TEST_RUN does not take programs that are bound to an interface. So what hints cost is measured by the
+//! kernel's statistics, on frames of a veth that go to a socket, beside the plain program on the same: of each set the
+//! median of some rounds, which take turns.
 
 #[path = "../tests/common/mod.rs"]
 mod common;

@@ -6,8 +6,8 @@
 //! process is killed, and who comes next puts its own in their place, or removes them ([`detach_host`]). A clsact that
 //! was not there stays, without filters, as nobody can tell whether others use it by then.
 //!
-//! The device is its maker's. Frames come to it with checksums unfinished, packets uncut and VLAN tags beside them, as far
-//! as its features say that it takes them so.
+//! The device is its maker's. Frames come to it with checksums unfinished, packets uncut and VLAN tags beside them, as
+//! far as its features say that it takes them so.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -77,8 +77,8 @@ enum Hold {
     Filter(Place),
 }
 
-/// Of our filters, so that the next ones take the place of those that a process left which was killed; and the network's
-/// number, so that several have theirs on one interface.
+/// Of our filters, so that the next ones take the place of those that a process left which was killed; and the
+/// network's number, so that several have theirs on one interface.
 const HANDLE: u32 = 0x7661_0000;
 const PRIORITY: u32 = 1;
 
@@ -146,8 +146,8 @@ impl HostAccess {
     }
 }
 
-/// Takes off what somebody has left who joined the host with the network of this number: links that are pinned in `dir`,
-/// and a filter at the interface with index `uplink`.
+/// Takes off what somebody has left who joined the host with the network of this number: links that are pinned in
+/// `dir`, and a filter at the interface with index `uplink`.
 ///
 /// # Errors
 /// The kernel's.

@@ -136,8 +136,8 @@ pub(crate) fn word_of_network(network: u32) -> u64 {
 pub enum VirtioHeader {
     /// 12 bytes: the header of every device that offers `VIRTIO_F_VERSION_1`.
     Basic,
-    /// 20 bytes: with `VIRTIO_NET_F_HASH_REPORT` negotiated. The report says "no hash", or, of a program that leaves the
-    /// NIC's hash ([`HintSet::HASH`](crate::HintSet::HASH)), has that if its type is one that virtio knows.
+    /// 20 bytes: with `VIRTIO_NET_F_HASH_REPORT` negotiated. The report says "no hash", or, of a program that leaves
+    /// the NIC's hash ([`HintSet::HASH`](crate::HintSet::HASH)), has that if its type is one that virtio knows.
     HashReport,
 }
 
@@ -160,8 +160,8 @@ pub struct QueueConf {
     /// Longest frame in bytes, from the destination MAC to the last byte of payload; without the virtio header.
     /// What is longer is dropped and counted as [`QueueCounters::too_long`].
     pub frame_limit: u32,
-    /// Leave hints before each frame, while the program has any ([`Program::set_hints`](crate::Program::set_hints)); not
-    /// with a virtio-net header. A frame without room for them is dropped and counted as
+    /// Leave hints before each frame, while the program has any ([`Program::set_hints`](crate::Program::set_hints));
+    /// not with a virtio-net header. A frame without room for them is dropped and counted as
     /// [`QueueCounters::no_header_room`].
     pub hints: bool,
 }

@@ -15,12 +15,12 @@
 //! later process takes it over ([`Program::open_pinned`]) or takes it off ([`detach_pinned`]).
 //!
 //! Queues can also be of a *network* ([`Program::set_network`]): one socket a queue for many receivers, told apart by
-//! address and VLAN ([`Program::set_station`]). Their number comes with each frame ([`noted_port`]); frames to groups of
-//! stations go to the host, and a copy into a [`GroupRing`].
+//! address and VLAN ([`Program::set_station`]). Their number comes with each frame ([`noted_port`]); frames to groups
+//! of stations go to the host, and a copy into a [`GroupRing`].
 //!
-//! A NIC knows more of a frame than its bytes: [`Program::set_hints`] puts a program in the place of the one that is there,
-//! without losing a frame, that leaves it before the frames of queues that ask for it ([`QueueConf::hints`]). What stands
-//! where is said by [`Program::layouts`], and read by [`xsk::metadata`].
+//! A NIC knows more of a frame than its bytes: [`Program::set_hints`] puts a program in the place of the one that is
+//! there, without losing a frame, that leaves it before the frames of queues that ask for it ([`QueueConf::hints`]).
+//! What stands where is said by [`Program::layouts`], and read by [`xsk::metadata`].
 //!
 //! [`HostAccess`] lets such a network and the host reach each other.
 //!
@@ -44,7 +44,8 @@
 //! if let Some(reason) = program.fallback() {
 //!     eprintln!("{} mode, because native was refused: {reason}", program.mode());
 //! }
-//! program.enable_queue(0, xsk, QueueConf { virtio_header: Some(VirtioHeader::Basic), frame_limit: 1514, hints: false })?;
+//! let header = Some(VirtioHeader::Basic);
+//! program.enable_queue(0, xsk, QueueConf { virtio_header: header, frame_limit: 1514, hints: false })?;
 //! println!("{:?}", program.counters(0)?);
 //! # Ok(())
 //! # }

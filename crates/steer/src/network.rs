@@ -124,8 +124,8 @@ pub fn noted_port(note: [u8; NOTE_BYTES]) -> Option<u32> {
     (u32::from_ne_bytes(mark) == NOTE_MARK).then(|| u32::from_ne_bytes([a, b, c, d]))
 }
 
-/// The note as a structure that names itself, as those of hints do: who reads hints of a network's socket reads notes by
-/// this layout, too, of a program that has none ([`xsk::metadata`]).
+/// The note as a structure that names itself, as those of hints do: who reads hints of a network's socket reads notes
+/// by this layout, too, of a program that has none ([`xsk::metadata`]).
 #[must_use]
 pub fn note_layout() -> Layout {
     let fields = [(Field::Port, 0)];

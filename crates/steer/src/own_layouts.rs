@@ -1,10 +1,10 @@
 //! What our own programs may leave before frames: all layouts, known before any program is loaded.
 //!
 //! A structure is named by its number among the types of the object that it was compiled in, below a *generation*
-//! (`bpf/steer_hints.h`). That is made of the layouts themselves: the same object has the same one on each link and after
-//! each restart, so that who reads frames knows the layouts of all programs that may follow, whatever hints they leave.
-//! Another version's object, whose structures are others, has another generation; where that is not so by chance, and
-//! frames of the other one may be under way, the next one is taken.
+//! (`bpf/steer_hints.h`). That is made of the layouts themselves: the same object has the same one on each link and
+//! after each restart, so that who reads frames knows the layouts of all programs that may follow, whatever hints they
+//! leave. Another version's object, whose structures are others, has another generation; where that is not so by
+//! chance, and frames of the other one may be under way, the next one is taken.
 #![allow(unsafe_code)]
 
 use std::mem::MaybeUninit;

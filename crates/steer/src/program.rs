@@ -1,9 +1,9 @@
 //! The steering program on one interface.
 //!
-//! A [`Program`] owns one BPF link, whose closing detaches the program, and the program's maps: the configuration of each
-//! queue (mapped, see `config.rs`), the sockets, the addresses and VLANs that queues take, the counters, those of
-//! networks (`network.rs`), and what goes with hints (`program_hints.rs`). A queue changes hands in an order that leaves
-//! no moment in which frames are lost uncounted:
+//! A [`Program`] owns one BPF link, whose closing detaches the program, and the program's maps: the configuration of
+//! each queue (mapped, see `config.rs`), the sockets, the addresses and VLANs that queues take, the counters, those of
+//! networks (`network.rs`), and what goes with hints (`program_hints.rs`). A queue changes hands in an order that
+//! leaves no moment in which frames are lost uncounted:
 //!
 //! - enable: the socket into the slot that is not in use, then active there;
 //! - disable: inactive, then both slots emptied.

@@ -21,8 +21,9 @@ use crate::ring::GroupRing;
 
 /// Networks, each named by its first queue.
 impl Program {
-    /// Makes `queues` those of one network, whose frames to groups go to `ring`. While a queue is not enabled its frames
-    /// go to the host as before, and without stations all that are for one station. Filters of these queues do not count.
+    /// Makes `queues` those of one network, whose frames to groups go to `ring`. While a queue is not enabled its
+    /// frames go to the host as before, and without stations all that are for one station. Filters of these queues do
+    /// not count.
     ///
     /// # Errors
     /// [`QueueError::OutOfRange`], or [`QueueError::Network`]; [`Program::end_network`] undoes what was done then.
@@ -53,8 +54,8 @@ impl Program {
     /// ring. Nothing happens if that is so already.
     ///
     /// # Errors
-    /// [`QueueError::OutOfRange`], or [`QueueError::Network`]; no frame comes to the queues by the network then, either,
-    /// if they are not enabled.
+    /// [`QueueError::OutOfRange`], or [`QueueError::Network`]; no frame comes to the queues by the network then,
+    /// either, if they are not enabled.
     pub fn end_network(&self, queues: Range<u32>) -> Result<(), QueueError> {
         let network = queues.start;
         for queue in queues {

@@ -11,9 +11,9 @@
 //! | the rest, mapped twice in a row | the kernel | records: a head of eight bytes, then what the program wrote |
 //!
 //! A record lies in one piece, as what crosses the end goes on in the second mapping. Its head has its length; bit 31
-//! while the program has not finished it, bit 30 if it is to be skipped. All but the first page can be mapped for reading
-//! only (`ringbuf_map_mmap_kern`), so no reader can write where the kernel or another reader looks. One that writes
-//! nonsense into the first page loses frames of its own network.
+//! while the program has not finished it, bit 30 if it is to be skipped. All but the first page can be mapped for
+//! reading only (`ringbuf_map_mmap_kern`), so no reader can write where the kernel or another reader looks. One that
+//! writes nonsense into the first page loses frames of its own network.
 //!
 //! What is read here is not believed: lengths and positions are bounded by the mapping, whatever they are.
 #![allow(unsafe_code)]
@@ -143,8 +143,8 @@ impl GroupReader {
         let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
         let page = usize::try_from(page).map_err(io::Error::other)?;
         let map = |bytes: usize, protection, from: usize| {
-            // SAFETY: a new mapping at an address of the kernel's choice touches no memory of ours. The kernel refuses a
-            // length beyond the map (remap_vmalloc_range), so all of it is backed.
+            // SAFETY: a new mapping at an address of the kernel's choice touches no memory of ours. The kernel refuses
+            // a length beyond the map (remap_vmalloc_range), so all of it is backed.
             let base = unsafe {
                 libc::mmap(
                     ptr::null_mut(),
@@ -241,8 +241,8 @@ impl GroupReader {
             .checked_sub(GROUP_BYTES)?;
         let record = self.records(self.at);
         // SAFETY: from an offset below RING_BYTES, head and record have RING_BYTES at most, and the mapping twice that.
-        // The kernel leaves a record alone from its commit on until the first page says that it was read, which only this
-        // reader does.
+        // The kernel leaves a record alone from its commit on until the first page says that it was read, which only
+        // this reader does.
         let head: [u8; GROUP_BYTES] = unsafe { record.add(HEAD_BYTES).cast().read() };
         let [a, b, c, d, q0, q1, v0, v1] = head;
         let len = u32::from_ne_bytes([a, b, c, d]) as usize;
@@ -267,8 +267,8 @@ impl GroupReader {
         // Release: pairs with the kernel's smp_load_acquire of the position (`__bpf_ringbuf_reserve`): the copy is made
         // before the kernel writes there again.
         self.consumed().store(self.at, Ordering::Release);
-        // The kernel commits a record and then looks how far we are, to wake us if we are at that record; we say how far we
-        // are and then look at the next head. Without a full barrier between, both could miss each other.
+        // The kernel commits a record and then looks how far we are, to wake us if we are at that record; we say how
+        // far we are and then look at the next head. Without a full barrier between, both could miss each other.
         fence(Ordering::SeqCst);
     }
 }

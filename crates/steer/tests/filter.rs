@@ -1,4 +1,5 @@
-//! Queues that take certain addresses and VLANs: what is theirs goes to the socket, everything else to the host as it came.
+//! Queues that take certain addresses and VLANs: what is theirs goes to the socket, everything else to the host as it
+//! came.
 
 mod common;
 

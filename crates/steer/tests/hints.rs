@@ -257,12 +257,8 @@ fn marks_are_those_of_the_flow_or_else_of_the_service() {
     assert_eq!(mark_of(&pair.far_socket, &udp), Some(4));
 }
 
-#[test]
-fn station_is_found_by_the_tag_that_is_not_in_the_frame() {
-    let Some(pair) = pair() else { return };
-    let tagged = TaggedPort::on((&pair.veth.far, VethPair::WIRE), 0x8100, VLAN);
-    let program = attach(&pair, set("hash,vlan"));
-    let layout = program.layouts()[0];
+/// Makes queue 0 a network: [`STATION`] is port 7 in [`VLAN`], and port 8 without one.
+fn network_of_two(program: &Program) -> GroupRing {
     let ring = GroupRing::new().expect("memory");
     let limit = GroupLimit {
         a_second: 0,
@@ -273,6 +269,23 @@ fn station_is_found_by_the_tag_that_is_not_in_the_frame() {
         let station = Station { vlan, mac: STATION };
         program.set_station(0, station, port).expect("room");
     }
+    ring
+}
+
+/// The next copy that is in the ring.
+fn next_copy(groups: &mut GroupReader) -> (u16, Vec<u8>) {
+    let mut copy = Vec::new();
+    let group = wait::until_some(wait::SOON, || groups.read(&mut copy)).expect("copied");
+    (group.vlan, copy)
+}
+
+#[test]
+fn station_is_found_by_the_tag_that_is_not_in_the_frame() {
+    let Some(pair) = pair() else { return };
+    let tagged = TaggedPort::on((&pair.veth.far, VethPair::WIRE), 0x8100, VLAN);
+    let program = attach(&pair, set("hash,vlan"));
+    let layout = program.layouts()[0];
+    let ring = network_of_two(&program);
     let mut receiver = Receiver::reading_hints(&pair, &program);
     enable(&program, &receiver);
     let sent = frame_to(STATION, &[]);
@@ -288,9 +301,8 @@ fn station_is_found_by_the_tag_that_is_not_in_the_frame() {
         let mut sent = frame::plain(len, 9);
         sent[..6].copy_from_slice(&[0xff; 6]);
         tagged.port().send(&sent);
-        let mut copy = Vec::new();
-        let group = wait::until_some(wait::SOON, || groups.read(&mut copy)).expect("copied");
-        assert_eq!(group.vlan, u16::from(VLAN));
+        let (vlan, copy) = next_copy(&mut groups);
+        assert_eq!(vlan, u16::from(VLAN));
         let whole = [&sent[..12], &[0x81, 0, 0, VLAN], &sent[12..]].concat();
         frame::assert_same(&copy, &whole);
     }
@@ -323,16 +335,7 @@ fn service_tag_that_is_not_in_the_frame_is_of_no_vlan_and_is_told() {
     let tagged = TaggedPort::on((&pair.veth.far, VethPair::WIRE), 0x88a8, VLAN);
     let program = attach(&pair, set("vlan"));
     let layout = program.layouts()[0];
-    let ring = GroupRing::new().expect("memory");
-    let limit = GroupLimit {
-        a_second: 0,
-        burst: 1,
-    };
-    program.set_network(0..1, limit, &ring).expect("queue 0");
-    for (vlan, port) in [(VLAN.into(), 7), (0, 8)] {
-        let station = Station { vlan, mac: STATION };
-        program.set_station(0, station, port).expect("room");
-    }
+    let ring = network_of_two(&program);
     let mut receiver = Receiver::reading_hints(&pair, &program);
     enable(&program, &receiver);
     let sent = frame_to(STATION, &[]);
@@ -349,9 +352,8 @@ fn service_tag_that_is_not_in_the_frame_is_of_no_vlan_and_is_told() {
     let mut sent = frame::plain(60, 9);
     sent[..6].copy_from_slice(&[0xff; 6]);
     tagged.port().send(&sent);
-    let mut copy = Vec::new();
-    let group = wait::until_some(wait::SOON, || groups.read(&mut copy)).expect("copied");
-    assert_eq!(group.vlan, 0);
+    let (vlan, copy) = next_copy(&mut groups);
+    assert_eq!(vlan, 0);
     let whole = [&sent[..12], &[0x88, 0xa8, 0, VLAN], &sent[12..]].concat();
     frame::assert_same(&copy, &whole);
 }

@@ -170,8 +170,8 @@ impl Lease {
         }
     }
 
-    /// The hints that the lease's queues are to have from now on, or as soon as the steward is back. Of a lease that was
-    /// taken with [`Lease::take_hinted`]; nothing happens where the steward knows of no hints.
+    /// The hints that the lease's queues are to have from now on, or as soon as the steward is back. Of a lease that
+    /// was taken with [`Lease::take_hinted`]; nothing happens where the steward knows of no hints.
     ///
     /// # Errors
     /// [`LeaseError`].
@@ -216,8 +216,8 @@ impl Lease {
         self.ask_done(&Request::Activate { queue, conf })
     }
 
-    /// From now on the queue's frames are dropped, until it is activated or deactivated. Said also when nothing is to be
-    /// waited for any more ([`Waiting::end`]).
+    /// From now on the queue's frames are dropped, until it is activated or deactivated. Said also when nothing is to
+    /// be waited for any more ([`Waiting::end`]).
     ///
     /// # Errors
     /// [`LeaseError`].
@@ -243,8 +243,8 @@ impl Lease {
         self.ask_done(&Request::Deactivate { queue })
     }
 
-    /// Changes stations of the network that the lease is for, as many as there are. What was changed before something was
-    /// refused stays so; all of it can be said again. A lease whose generation is another one than before
+    /// Changes stations of the network that the lease is for, as many as there are. What was changed before something
+    /// was refused stays so; all of it can be said again. A lease whose generation is another one than before
     /// ([`Facts::generation`]) may have lost its stations: name all again then.
     ///
     /// # Errors
@@ -269,9 +269,9 @@ impl Lease {
         }
     }
 
-    /// Lets the network that the lease is for reach the host, or asks how it does, which may change with the facts of the
-    /// lease ([`Lease::take_changes`]). `has`: index of the device whose descriptor is here, or 0. With a descriptor, if
-    /// it is another device, in whose place the one that is here is gone.
+    /// Lets the network that the lease is for reach the host, or asks how it does, which may change with the facts of
+    /// the lease ([`Lease::take_changes`]). `has`: index of the device whose descriptor is here, or 0. With a
+    /// descriptor, if it is another device, in whose place the one that is here is gone.
     ///
     /// # Errors
     /// [`LeaseError`].

@@ -19,9 +19,9 @@
 //! busy-poll = 64                # sockets may poll the driver, so many frames at a time at most; not if not said
 //! ```
 //!
-//! A network's stations are judged one by one, as they come: address and VLAN must be among `macs` and `vlans`, where there
-//! are such. Addresses of the interface, and of interfaces above it (VLANs, macvlans, its bridge), are the host's, unless
-//! `macs` names them.
+//! A network's stations are judged one by one, as they come: address and VLAN must be among `macs` and `vlans`, where
+//! there are such. Addresses of the interface, and of interfaces above it (VLANs, macvlans, its bridge), are the
+//! host's, unless `macs` names them.
 //!
 //! The NIC itself is told to bring frames to leased queues, away from others', only by rules for an address that the
 //! policy's rule names, or for a VLAN that it names and that is not 0: otherwise a holder could take the host's own

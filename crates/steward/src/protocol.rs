@@ -9,8 +9,8 @@
 //!
 //! The holder sends requests ([`Request`]) with a serial number of its choice, not 0. Each has exactly one answer
 //! ([`Answer`]) with the same serial number, in order. Serial number 0 is the steward's own: [`Answer::Changed`], when
-//! the interface of the lease changed, [`Answer::Hinted`], when its hints did, and [`Answer::Refused`], before it closes
-//! a connection whose holder broke the rules.
+//! the interface of the lease changed, [`Answer::Hinted`], when its hints did, and [`Answer::Refused`], before it
+//! closes a connection whose holder broke the rules.
 //!
 //! Descriptors travel with these messages. With `Register` the holder passes the memory of a socket, one file for each
 //! part, and with `Share` a socket that it has already, whose memory a further one is to have. With the answer to
@@ -26,36 +26,36 @@
 //! | 2 `Register` | 1080 | queue, number of parts, chunk, headroom, metadata (bytes), flags, four rings, see below |
 //! | 5 `Bind` | 12 | queue, flags, how long to wait for it (ms): the socket that was registered last |
 //! | 11 `Share` | 32 | queue, how long to wait for it (ms), SO_COOKIE of the socket that comes along (8), four rings |
-//! | 3 `Activate` | 12 | queue, bytes of virtio-net header (0, 12, 20; 0x10000: none, hints), longest frame in bytes: see below |
+//! | 3 `Activate` | 12 | queue, bytes of virtio-net header (0, 12, 20; 0x10000: none, hints), longest frame (bytes) |
 //! | 4 `Deactivate` | 4 | queue: its frames go to the host |
 //! | 6 `Counters` | 4 | queue |
 //! | 7 `Facts` | 0 | |
 //! | 8 `Keep` | 16 | a token of the holder's choice, to come back with after a restart; once for each lease |
 //! | 9 `Resume` | 16 | the token: this connection takes over the lease; instead of `Lease` |
 //! | 10 `Await` | 8 | queue, how long at most (ms): until no socket has the queue |
-//! | 12 `Stations` | 772 | how many (4), then 64 × 12: VLAN (2), address (6), number of its port (4) or all ones for none |
+//! | 12 `Stations` | 772 | how many (4), then 64 × 12: VLAN (2), address (6), number of its port (4; none: all ones) |
 //! | 13 `Groups` | 0 | |
 //! | 14 `Host` | 0 | |
 //! | 16 `Leases` | 8 | the first lease whose number is higher, of those that the asker may know of; needs no lease |
 //! | 17 `Hints` | 4 | which hints (1 hash, 2 VLAN, 4 timestamp, 8 mark, 0x100 VLAN where it is needed); see `hints` |
 //!
-//! `Lease`: mode 0 is any, 1 native, 2 skb; then follow addresses (16 × 6), VLANs (16 × 2), and 1 for the queues of a network
-//! (4; addresses and VLANs are none then), else 0. `Stations`, `Groups` and `Host` are for such a lease: who its frames are
-//! for; the ring with its frames to groups (a BPF map), which comes with the answer; and that it is to reach the host, by an
-//! interface of whose queue its user can have a lease then. `Register`: rings are
+//! `Lease`: mode 0 is any, 1 native, 2 skb; then follow addresses (16 × 6), VLANs (16 × 2), and 1 for the queues of a
+//! network (4; addresses and VLANs are none then), else 0. `Stations`, `Groups` and `Host` are for such a lease: who
+//! its frames are for; the ring with its frames to groups (a BPF map), which comes with the answer; and that it is to
+//! reach the host, by an interface of whose queue its user can have a lease then. `Register`: rings are
 //! fill, completion, RX, TX; then follow parts (65 × 16: offset in the file, length, bytes). `Activate`: from now on
 //! the socket is used that was bound last; with hints only who has said `Hints`.
 //!
 //! | kind | body, bytes | from the steward |
 //! |---|---|---|
-//! | 64 `Done` | 0 | to `Stations`, `Groups` (with the ring), `Hints` without a lease, `Leases`, `Register`, `Bind` and `Share` (with a descriptor, see above), `Await`, `Activate`, `Deactivate`, `Keep` |
+//! | 64 `Done` | 0 | to all that have no other answer, `Hints` without a lease, too; with the ring to `Groups` |
 //! | 65 `Facts` | 520 | to `Lease`, `Resume` and `Facts` |
 //! | 66 `Counters` | 72 | to `Counters` |
 //! | 67 `Refused` | 488 | to anything: code (4), zero (4), text (480) |
 //! | 68 `Changed` | 520 | by itself |
 //! | 69 `Failed` | 8 | to `Register`, `Bind`, `Share` and `Await`: step (4), the kernel's error number (4) |
 //! | 70 `Host` | 116 | to `Host`: interface (16), number of addresses (4), addresses of the host (16 × 6) |
-//! | 71 `Hinted` | 636 | to `Hints`, with a lease, and by itself: what is possible and what is on (4 each), number of layouts (4), layouts (24 × 16), why not more (240) |
+//! | 71 `Hinted` | 636 | to `Hints`, by itself: possible, on, layouts (4 each), these (24 × 16), why not (240) |
 //! | 80 `Lease` | 192 | to `Leases`; after the last one `Done` (see `listing`) |
 //!
 //! Requests are in `protocol/request.rs`, answers in `protocol/answer.rs`, what both are made of in

@@ -127,8 +127,8 @@ pub(crate) fn can_limit_memory(bytes: u64) -> bool {
     bytes < u64::MAX && limit.is_none_or(|limit| bytes <= limit)
 }
 
-/// Whether another process can map the rings of a socket that is bound: Linux 6.4 (`xsk_mmap`, net/xdp/xsk.c; 5f5a7d8d8bd4).
-/// There is no asking for it without a queue to bind.
+/// Whether another process can map the rings of a socket that is bound: Linux 6.4 (`xsk_mmap`, net/xdp/xsk.c;
+/// 5f5a7d8d8bd4). There is no asking for it without a queue to bind.
 pub(crate) fn maps_bound_rings() -> bool {
     // In a debug build tests may play an old kernel.
     if cfg!(debug_assertions) && std::env::var_os("STEWARD_OLD_KERNEL").is_some() {

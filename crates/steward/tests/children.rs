@@ -1,4 +1,9 @@
-//! What a hostile user tries on the children that the steward starts for it, and by them on others.
+//! What a hostile user tries on the children that the steward starts for it, and by them on others: mostly by files
+//! that take for ever to close.
+//!
+//! These tests run one at a time, in one process, too ([`alone`]). A process that another test starts has our files
+//! from its fork to its exec, which closes them: of such a file it would wait for ever, and with it who starts it; and
+//! its server counts how often the file is closed.
 
 mod common;
 
@@ -6,6 +11,7 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use common::hostile::{assert_serves, leased, lingering, memfd, registration};
 use common::raw::Raw;
@@ -15,6 +21,12 @@ use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 use steward::protocol::{Answer, Request};
 use testkit::stalled::{LateFile, SilentFile};
 use testkit::{kernel, require, wait};
+
+/// The one test of this file that runs now, until it is dropped. What failed in another one is no matter.
+fn alone() -> MutexGuard<'static, ()> {
+    static ONE: Mutex<()> = Mutex::new(());
+    ONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// A rule by which a user may lease, and pin as much as even a steward may count that cannot raise its own limit.
 fn rule_for(uid: u32) -> String {
@@ -41,6 +53,7 @@ fn registering_child(world: &World) -> PathBuf {
 #[test]
 fn child_of_the_steward_cannot_be_looked_into_by_the_user_it_works_for() {
     require!(Root);
+    let _alone = alone();
     let mut world = World::with(2, &rule_for(0));
     let connection = leased(&world);
     // Its child hangs when it drops what is no memory, and has it last.
@@ -72,6 +85,7 @@ fn child_of_the_steward_cannot_be_looked_into_by_the_user_it_works_for() {
 #[test]
 fn steward_ends_at_once_whatever_lies_unread_in_its_connections() {
     require!(Root);
+    let _alone = alone();
     let mut world = World::new();
     let (socket, _peer) = lingering();
     let _connection = leaves_unread(&world, 0, 0, &socket);
@@ -83,6 +97,7 @@ fn steward_ends_at_once_whatever_lies_unread_in_its_connections() {
 #[test]
 fn request_that_waits_for_others_is_done_when_the_policy_changes() {
     require!(Root, Fuse);
+    let _alone = alone();
     let users = [1_400_001, 1_400_002, 1_400_003];
     let rule = "[[allow]]\ngroup = 1400000\ninterface = \"nic0\"\nqueues = \"all\"\nmemlock = \"2 MiB\"\n";
     let mut world = World::with(2, &format!("{rule}{POLICY}"));
@@ -114,11 +129,12 @@ fn request_that_waits_for_others_is_done_when_the_policy_changes() {
     );
 }
 
-/// In what a holder leaves unread there may be files that nobody can close. Of the processes that try it there are few, and
-/// what they do not close counts as the connections that it was.
+/// In what a holder leaves unread there may be files that nobody can close. Of the processes that try it there are few,
+/// and what they do not close counts as the connections that it was.
 #[test]
 fn connections_that_hang_when_they_are_closed_count() {
     require!(Root, Fuse);
+    let _alone = alone();
     if kernel::version() < (6, 16) {
         println!("SKIPPED: which files hang when they are closed is known from Linux 6.16 on only");
         return;
@@ -149,6 +165,56 @@ fn connections_that_hang_when_they_are_closed_count() {
     assert_eq!(come.len(), CLOSING, "of {CONNECTIONS} others");
     assert_serves(&world);
     drop((late, come));
+    world.await_descriptors(before);
+}
+
+/// Files of a file system that the sender serves (FUSE): whoever looks at one waits, and whoever closes it.
+#[test]
+fn files_that_hang_hold_up_nobody_but_who_sent_them() {
+    require!(Root, Fuse);
+    let _alone = alone();
+    let world = World::new();
+    let before = world.descriptors();
+    let silent = SilentFile::new(2 << 20);
+    let connection = leased(&world);
+    connection.send_with(&registration(0, 1).encode(1), &silent.file, 1);
+    for bytes in [Request::Facts.encode(1), registration(0, 1).encode(1), vec![1; 7]] {
+        // Also where nobody asked for it.
+        let stray = Raw::connect(&world.socket());
+        let _ = stray.try_send_with(&bytes, &silent.file, 1);
+        assert_serves(&world);
+    }
+    assert_serves(&world);
+    // Its lease ends although its errand does not.
+    drop(connection);
+    drop(leased(&world));
+    drop(silent);
+    world.await_descriptors(before);
+}
+
+/// Whoever closes the last descriptor of such a TCP socket waits until its peer has read what was sent, which it never
+/// does (SO_LINGER). Also a user without any rule may send one.
+#[test]
+fn sockets_that_take_for_ever_to_close_hold_up_nobody() {
+    require!(Root);
+    let _alone = alone();
+    let world = World::new();
+    let before = world.descriptors();
+    for bytes in [Request::Facts.encode(1), registration(0, 1).encode(1), vec![1; 7]] {
+        for uid in [0, 1_234_567] {
+            let (lingering, peer) = lingering();
+            let stray = Raw::connect_as(&world.socket(), uid, uid);
+            // Who has no rule may be refused already; who has no lease cannot send it from Linux 6.16 on.
+            if stray.try_send_with(&bytes, &lingering, 1).is_err() {
+                drop(peer);
+                continue;
+            }
+            drop(lingering);
+            drop(stray);
+            assert_serves(&world);
+            drop(peer);
+        }
+    }
     world.await_descriptors(before);
 }
 

@@ -1,5 +1,5 @@
-//! The host as one more receiver of a network: frames go between the host's own interface and who has the network, without
-//! a bridge, and whatever ends, nothing is left of it.
+//! The host as one more receiver of a network: frames go between the host's own interface and who has the network,
+//! without a bridge, and whatever ends, nothing is left of it.
 
 mod common;
 

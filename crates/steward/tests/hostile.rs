@@ -1,4 +1,5 @@
-//! Peers that do not keep to the protocol, or use it to do harm: each loses its own connection, and others notice nothing.
+//! Peers that do not keep to the protocol, or use it to do harm: each loses its own connection, and others notice
+//! nothing.
 
 mod common;
 
@@ -8,13 +9,12 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::Command;
 
-use common::hostile::{BIND, assert_serves, failed, leased, lingering, memfd, registration};
+use common::hostile::{BIND, assert_serves, failed, leased, memfd, registration};
 use common::raw::Raw;
 use common::{POLICY, World, holder, take, wanted};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use steward::protocol::{Answer, MESSAGE_MAX, Part, Reason, Request, Step, VERSION};
-use testkit::stalled::SilentFile;
 use testkit::{require, wait};
 
 /// Bytes that take a while to pin.
@@ -243,8 +243,8 @@ fn steward_without_descriptors_serves_on_and_accepts_again_when_it_has_some() {
     assert_serves(&world);
 }
 
-/// Descriptors that a process has sent and nobody has taken count for its user, and no process of that user may send more while
-/// they are more than it may have open.
+/// Descriptors that a process has sent and nobody has taken count for its user, and no process of that user may send
+/// more while they are more than it may have open.
 #[test]
 fn descriptors_on_their_way_between_others_cost_a_request_and_not_the_lease() {
     require!(Root);
@@ -343,54 +343,6 @@ fn memory_that_is_none_costs_a_request_and_leaves_nothing_behind() {
     world.await_descriptors(before);
 }
 
-/// Files of a file system that the sender serves (FUSE): whoever looks at one waits, and whoever closes it.
-#[test]
-fn files_that_hang_hold_up_nobody_but_who_sent_them() {
-    require!(Root, Fuse);
-    let world = World::new();
-    let before = world.descriptors();
-    let silent = SilentFile::new(2 << 20);
-    let connection = leased(&world);
-    connection.send_with(&registration(0, 1).encode(1), &silent.file, 1);
-    for bytes in [Request::Facts.encode(1), registration(0, 1).encode(1), vec![1; 7]] {
-        // Also where nobody asked for it.
-        let stray = Raw::connect(&world.socket());
-        let _ = stray.try_send_with(&bytes, &silent.file, 1);
-        assert_serves(&world);
-    }
-    assert_serves(&world);
-    // Its lease ends although its errand does not.
-    drop(connection);
-    drop(leased(&world));
-    drop(silent);
-    world.await_descriptors(before);
-}
-
-/// Whoever closes the last descriptor of such a TCP socket waits until its peer has read what was sent, which it never does
-/// (SO_LINGER). Also a user without any rule may send one.
-#[test]
-fn sockets_that_take_for_ever_to_close_hold_up_nobody() {
-    require!(Root);
-    let world = World::new();
-    let before = world.descriptors();
-    for bytes in [Request::Facts.encode(1), registration(0, 1).encode(1), vec![1; 7]] {
-        for uid in [0, 1_234_567] {
-            let (lingering, peer) = lingering();
-            let stray = Raw::connect_as(&world.socket(), uid, uid);
-            // Who has no rule may be refused already; who has no lease cannot send it from Linux 6.16 on.
-            if stray.try_send_with(&bytes, &lingering, 1).is_err() {
-                drop(peer);
-                continue;
-            }
-            drop(lingering);
-            drop(stray);
-            assert_serves(&world);
-            drop(peer);
-        }
-    }
-    world.await_descriptors(before);
-}
-
 /// The memory of a socket counts for its holder's user as long as anybody has it, whatever became of the lease.
 #[test]
 fn memory_that_a_holder_keeps_counts() {
@@ -426,8 +378,8 @@ fn memory_that_a_holder_keeps_counts() {
     }
 }
 
-/// Of hugetlbfs a whole page is mapped, also for less of it. What may lie behind the last part is reserved (`map_parts`,
-/// src/sys/child.rs), which this cannot show.
+/// Of hugetlbfs a whole page is mapped, also for less of it. What may lie behind the last part is reserved
+/// (`map_parts`, src/sys/child.rs), which this cannot show.
 #[test]
 fn parts_that_end_within_a_page_are_refused() {
     require!(Root);
@@ -471,8 +423,8 @@ fn parts_that_end_within_a_page_are_refused() {
     assert_serves(&world);
 }
 
-/// Pages that the steward's child made would be its own to pay for. Of hugetlbfs it cannot see which are there; nor could it
-/// of those that go while it pins the others.
+/// Pages that the steward's child made would be its own to pay for. Of hugetlbfs it cannot see which are there; nor
+/// could it of those that go while it pins the others.
 #[test]
 fn pages_that_nobody_has_made_are_not_made_for_a_holder() {
     require!(Root);

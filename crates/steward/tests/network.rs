@@ -1,5 +1,5 @@
-//! Leases of networks: stations that come and go at run time, groups by a ring, what the policy says to each, and what is
-//! left when stewards and holders are gone.
+//! Leases of networks: stations that come and go at run time, groups by a ring, what the policy says to each, and what
+//! is left when stewards and holders are gone.
 #![allow(unsafe_code)]
 
 mod common;
@@ -290,7 +290,8 @@ fn lease_that_nobody_comes_back_to_leaves_no_station() {
     lease.set_stations(&[on(0, OURS, 1)]).expect("allowed");
     world.end_steward(Signal::KILL);
     drop(lease);
-    // This process lives, so its lease is not over for the steward before its grace period is; another asks for it anew.
+    // This process lives, so its lease is not over for the steward before its grace period is; another asks for it
+    // anew.
     world.restart();
     let again = take(&world.socket(), &network(0, 2)).expect("given up by asking anew");
     again.set_stations(&[on(0, MORE, 1)]).expect("allowed");

@@ -1,4 +1,5 @@
-//! Holders of networks that ask for as much as they can, while others are served, and stewards that are killed meanwhile.
+//! Holders of networks that ask for as much as they can, while others are served, and stewards that are killed
+//! meanwhile.
 
 mod common;
 

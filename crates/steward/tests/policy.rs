@@ -221,7 +221,8 @@ fn steward_without_capabilities_says_which_it_lacks_and_not_that_it_is_ready() {
     }
 }
 
-/// Linux 6.1, for instance. (That cannot be had here; what is different in it is that rings of bound sockets are not mapped.)
+/// Linux 6.1, for instance. (That cannot be had here; what is different in it is that rings of bound sockets are not
+/// mapped.)
 #[test]
 fn kernel_on_which_holders_bind_themselves_is_served_only_if_the_policy_says_so() {
     require!(Root);

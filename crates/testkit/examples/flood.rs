@@ -2,12 +2,13 @@
 //! `scripts/bench --only flood/`.
 //!
 //! `VHOST_AF_XDP_BIN=DAEMON flood alone|one-flow|new-flows RULES SECONDS WORKER_CPU GUEST_CPU`. Two guests send to null
-//! NICs, both played by this thread, which gives each all that its ring takes. One sends TCP of one flow, in packets that
-//! the daemon cuts into segments, so that the worker has more to do than the guests. The other one floods with datagrams
-//! of 64 bytes: each of a new flow (`new-flows`); or all of one flow, as many a second as it gets out of new ones, which
-//! is tried before (`one-flow`); or nothing (`alone`). Prints JSON: `kpps`, thousand frames that the daemon takes of the
-//! first, and `flood_kpps` of the other one, each in a second of its CPU time, in the best of ten parts of the time: what
-//! others take of the CPUs meanwhile is not the flood's doing. `busy_percent`: how much of the time that was.
+//! NICs, both played by this thread, which gives each all that its ring takes. One sends TCP of one flow, in packets
+//! that the daemon cuts into segments, so that the worker has more to do than the guests. The other one floods with
+//! datagrams of 64 bytes: each of a new flow (`new-flows`); or all of one flow, as many a second as it gets out of new
+//! ones, which is tried before (`one-flow`); or nothing (`alone`). Prints JSON: `kpps`, thousand frames that the daemon
+//! takes of the first, and `flood_kpps` of the other one, each in a second of its CPU time, in the best of ten parts of
+//! the time: what others take of the CPUs meanwhile is not the flood's doing. `busy_percent`: how much of the time that
+//! was.
 
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};

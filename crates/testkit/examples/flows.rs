@@ -4,8 +4,9 @@
 //! flows INTERFACE BYTES FLOWS PAUSE_US     frames of so many bytes without FCS; a pause after each 64 of them
 //! ```
 //!
-//! The kernel chooses the queue of a frame by a hash of its addresses and ports (`skb_tx_hash`, net/core/dev.c), as a NIC
-//! does for frames that come (RSS). A veth delivers to the queue of that number at its other end (`veth_xmit`, drivers/net/veth.c).
+//! The kernel chooses the queue of a frame by a hash of its addresses and ports (`skb_tx_hash`, net/core/dev.c), as a
+//! NIC does for frames that come (RSS). A veth delivers to the queue of that number at its other end (`veth_xmit`,
+//! drivers/net/veth.c).
 
 use std::thread::sleep;
 use std::time::Duration;

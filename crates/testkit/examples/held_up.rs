@@ -1,10 +1,10 @@
-//! How long a daemon's other ports, its `status` and its end wait while one port waits for its steward, for an hour if need be:
-//! `scripts/bench --only held-up` runs it.
+//! How long a daemon's other ports, its `status` and its end wait while one port waits for its steward, for an hour if
+//! need be: `scripts/bench --only held-up` runs it.
 //!
-//! `VHOST_AF_XDP_BIN=DAEMON VHOST_AF_XDP_STEWARD_BIN=STEWARD held_up runs|stopped`, as root: starts both, gives the port whose
-//! queue is leased a guest, stops the steward (SIGSTOP) or lets it run, and takes that guest away. Prints JSON, milliseconds, the
-//! longest of several each: from the question to the answer of `status`, from a VMM's connection to a port until its lane is
-//! known to run (asked every 5 ms), and from SIGTERM to the daemon's end (once).
+//! `VHOST_AF_XDP_BIN=DAEMON VHOST_AF_XDP_STEWARD_BIN=STEWARD held_up runs|stopped`, as root: starts both, gives the
+//! port whose queue is leased a guest, stops the steward (SIGSTOP) or lets it run, and takes that guest away. Prints
+//! JSON, milliseconds, the longest of several each: from the question to the answer of `status`, from a VMM's
+//! connection to a port until its lane is known to run (asked every 5 ms), and from SIGTERM to the daemon's end (once).
 
 use std::time::{Duration, Instant};
 

@@ -1,6 +1,7 @@
-//! `VHOST_AF_XDP_BIN=DAEMON idle_guests COUNT`, as root: what guests of a network cost that do nothing. Prints JSON: `kib`, the
-//! daemon's own memory for each guest (resident anonymous pages and page tables, with the guests connected less without them;
-//! the guests' RAM is theirs), and `cpu_percent`, of one core and by all of its threads, for ten seconds with all of them.
+//! `VHOST_AF_XDP_BIN=DAEMON idle_guests COUNT`, as root: what guests of a network cost that do nothing. Prints JSON:
+//! `kib`, the daemon's own memory for each guest (resident anonymous pages and page tables, with the guests connected
+//! less without them; the guests' RAM is theirs), and `cpu_percent`, of one core and by all of its threads, for ten
+//! seconds with all of them.
 
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};

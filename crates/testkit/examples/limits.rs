@@ -1,5 +1,5 @@
-//! How exact limits of ports are: a guest sends, or gets, as much as it can, and what passed in the time is compared with
-//! what the limit allows.
+//! How exact limits of ports are: a guest sends, or gets, as much as it can, and what passed in the time is compared
+//! with what the limit allows.
 //!
 //! ```text
 //! cargo run --release -p testkit --example limits [SECONDS]

@@ -81,7 +81,8 @@ pub fn any_header(noise: &mut Noise, frame: &[u8]) -> [u8; 12] {
     header
 }
 
-/// What a guest gets of such frames of another guest must be what the header before it says; `offloads`: those that it takes.
+/// What a guest gets of such frames of another guest must be what the header before it says; `offloads`: those that it
+/// takes.
 ///
 /// # Panics
 /// If it is not.

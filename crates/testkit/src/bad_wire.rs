@@ -19,7 +19,8 @@ use std::time::{Duration, Instant};
 
 use crate::{NetNs, PacketPort, VethPair};
 
-/// Length of the header before each frame: `struct virtio_net_hdr` (`linux/virtio_net.h`), in the byte order of the host.
+/// Length of the header before each frame: `struct virtio_net_hdr` (`linux/virtio_net.h`), in the byte order of the
+/// host.
 const HEADER: usize = 10;
 /// In its first byte: the checksum is partial, from byte 6 on follow where it starts and where it goes.
 const NEEDS_CSUM: u8 = 1;

@@ -195,8 +195,8 @@ pub(crate) const STRUCTURE: &str = "frame_hints";
 const FUNCTION_ID: u32 = 3;
 const STRUCTURE_ID: u32 = 4;
 
-/// The types of [`load_marking`]'s program (Documentation/bpf/btf.rst): `unsigned int`, `unsigned int (void)`, a function
-/// of that type, and the structure.
+/// The types of [`load_marking`]'s program (Documentation/bpf/btf.rst): `unsigned int`, `unsigned int (void)`, a
+/// function of that type, and the structure.
 fn types() -> Vec<u8> {
     let mut names = vec![0];
     let mut name = |text: &str| {

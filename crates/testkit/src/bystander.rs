@@ -1,4 +1,5 @@
-//! An honest guest on the worker that also has hostile ports: it must not notice, and the daemon must be afterwards what it was.
+//! An honest guest on the worker that also has hostile ports: it must not notice, and the daemon must be afterwards
+//! what it was.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -19,7 +20,8 @@ const WINDOW: usize = 128;
 const HOSTILE_NIC: &str = "nic1";
 const HOSTILE_WIRE: &str = "wire1";
 
-/// A daemon of one worker with an honest guest on one interface, whose numbered frames pass all the time, and ports on another.
+/// A daemon of one worker with an honest guest on one interface, whose numbered frames pass all the time, and ports on
+/// another.
 pub struct Bystander {
     traffic: Traffic,
     /// The daemon.
@@ -111,8 +113,9 @@ impl Bystander {
         PacketPort::open(&self.veth.far, HOSTILE_WIRE)
     }
 
-    /// All frames of the honest guest and for it have arrived, once; its connection is the first one. The daemon lives, tells its
-    /// status, and once nobody uses the other ports, which an honest guest can do then, it holds what it held before.
+    /// All frames of the honest guest and for it have arrived, once; its connection is the first one. The daemon lives,
+    /// tells its status, and once nobody uses the other ports, which an honest guest can do then, it holds what it held
+    /// before.
     ///
     /// # Panics
     /// If any of that is not so.

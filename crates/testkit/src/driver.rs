@@ -1,9 +1,9 @@
 //! A guest without a machine: a vhost-user front end and a virtio-net driver in this process.
 //!
-//! Theory of operation. [`Driver`] speaks vhost-user as QEMU does (owner, features, protocol features, memory table, then for each
-//! vring its size, base, addresses, call, kick, enable), with a reply asked for each request, so that a refusal is
-//! seen where it happens. Its queue pairs, a [`Pair`] each, send and receive. After the back end went it connects again as
-//! QEMU does: with the same memory and rings, from where used.idx stands.
+//! Theory of operation. [`Driver`] speaks vhost-user as QEMU does (owner, features, protocol features, memory table,
+//! then for each vring its size, base, addresses, call, kick, enable), with a reply asked for each request, so that a
+//! refusal is seen where it happens. Its queue pairs, a [`Pair`] each, send and receive. After the back end went it
+//! connects again as QEMU does: with the same memory and rings, from where used.idx stands.
 
 use std::fs::File;
 use std::io;
@@ -328,7 +328,8 @@ impl Driver {
         )
     }
 
-    /// Stops one vring; where it stands. So a VMM begins when its guest resets the queue (QEMU: `vhost_virtqueue_stop`).
+    /// Stops one vring; where it stands. So a VMM begins when its guest resets the queue (QEMU:
+    /// `vhost_virtqueue_stop`).
     ///
     /// # Errors
     /// What the back end refused.
@@ -336,8 +337,8 @@ impl Driver {
         self.frontend.get_vring_base(index)
     }
 
-    /// As [`stop_vring`](Self::stop_vring), and lets the guest do something with the pair again and again until the answer
-    /// is there.
+    /// As [`stop_vring`](Self::stop_vring), and lets the guest do something with the pair again and again until the
+    /// answer is there.
     ///
     /// # Errors
     /// What the back end refused.

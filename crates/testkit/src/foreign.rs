@@ -1,6 +1,7 @@
 //! An XDP program, a map and sockets of somebody else's, by bare system calls: what QEMU's `inhibit` is for.
 //!
-//! The program sends each frame to the socket in the place of its queue, counted from a first place on, and passes on what finds none.
+//! The program sends each frame to the socket in the place of its queue, counted from a first place on, and passes on
+//! what finds none.
 
 use std::ffi::CString;
 use std::io;
@@ -172,7 +173,8 @@ fn link(program: &OwnedFd, netns: &NetNs, interface: &str, mode: Mode) -> OwnedF
     link.expect("the program can be attached")
 }
 
-/// Guests come and go on a daemon that listens; frames pass for each, and what came between them does not reach the next.
+/// Guests come and go on a daemon that listens; frames pass for each, and what came between them does not reach the
+/// next.
 ///
 /// # Panics
 /// If that is not so.

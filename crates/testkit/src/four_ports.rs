@@ -1,5 +1,6 @@
-//! A daemon with four ports that can be held up by different things: one whose queue is leased from a steward that it waits for
-//! an hour for, or was given from outside (no daemon has both), two that a cable joins, and one of the null NIC.
+//! A daemon with four ports that can be held up by different things: one whose queue is leased from a steward that it
+//! waits for an hour for, or was given from outside (no daemon has both), two that a cable joins, and one of the null
+//! NIC.
 
 use std::path::PathBuf;
 

@@ -56,7 +56,8 @@ pub fn qemu() -> String {
     std::env::var("GUEST_QEMU").unwrap_or_else(|_| "qemu-system-x86_64".to_owned())
 }
 
-/// `true` if that QEMU has an AF_XDP back end of its own: it is of 8.2 or later and was built with libxdp. Otherwise says what is not run.
+/// `true` if that QEMU has an AF_XDP back end of its own: it is of 8.2 or later and was built with libxdp. Otherwise
+/// says what is not run.
 ///
 /// # Panics
 /// If it does not run.
@@ -107,7 +108,8 @@ impl Guest {
         })
     }
 
-    /// Boots one whose QEMU is in a namespace and has a network of its own making there: `netdev` is what follows `-netdev`.
+    /// Boots one whose QEMU is in a namespace and has a network of its own making there: `netdev` is what follows
+    /// `-netdev`.
     ///
     /// # Panics
     /// If it does not come up.
@@ -151,8 +153,8 @@ impl Guest {
         }
     }
 
-    /// Waits until a guest that was started [elsewhere](Self::elsewhere) takes commands. Its QEMU is found by the path of
-    /// the pipes in its command line, which no other guest has.
+    /// Waits until a guest that was started [elsewhere](Self::elsewhere) takes commands. Its QEMU is found by the path
+    /// of the pipes in its command line, which no other guest has.
     ///
     /// # Panics
     /// If it does not come up.
@@ -267,7 +269,8 @@ impl Guest {
         run.output().expect("scripts/guest runs").status.success()
     }
 
-    /// Starts a command in its shell, which goes on by itself; [`finish`](Self::finish) waits for it. `name` is of the caller's choice.
+    /// Starts a command in its shell, which goes on by itself; [`finish`](Self::finish) waits for it. `name` is of the
+    /// caller's choice.
     ///
     /// # Panics
     /// If that fails.

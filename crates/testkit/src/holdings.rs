@@ -11,8 +11,8 @@ use crate::wait;
 pub struct Holdings {
     /// Open descriptors.
     pub descriptors: usize,
-    /// Mappings, without what the C library keeps for threads, stacks and heaps: how much that is is a matter of how many threads ran at
-    /// the same time.
+    /// Mappings, without what the C library keeps for threads, stacks and heaps: how much that is is a matter of how
+    /// many threads ran at the same time.
     pub mappings: usize,
     /// Threads.
     pub threads: usize,
@@ -49,8 +49,9 @@ pub fn xdp_sockets(pid: u32) -> BTreeSet<String> {
     named.map(|(_, inode)| inode.to_owned()).collect()
 }
 
-/// Counts them in the text of proc_pid_maps(5). Left out is what is anonymous and either has no access, or lies behind such a guard, as
-/// stacks do, or begins at a multiple of 64 MiB, as the heaps of arenas do (`HEAP_MAX_SIZE`, malloc/arena.c in glibc).
+/// Counts them in the text of proc_pid_maps(5). Left out is what is anonymous and either has no access, or lies behind
+/// such a guard, as stacks do, or begins at a multiple of 64 MiB, as the heaps of arenas do (`HEAP_MAX_SIZE`,
+/// malloc/arena.c in glibc).
 fn mappings(maps: &str) -> usize {
     let mut guard_end = "";
     let mut count = 0;

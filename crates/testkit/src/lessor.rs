@@ -1,5 +1,5 @@
-//! A steward for one daemon, which then runs without privileges: as nobody, without a capability and without a way to one, in an
-//! empty network namespace.
+//! A steward for one daemon, which then runs without privileges: as nobody, without a capability and without a way to
+//! one, in an empty network namespace.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -30,8 +30,8 @@ pub struct Lessor {
 }
 
 impl Lessor {
-    /// Starts a steward that lets the daemon lease all queues of these interfaces of a namespace; its files are in `dir`, which becomes the
-    /// daemon's.
+    /// Starts a steward that lets the daemon lease all queues of these interfaces of a namespace; its files are in
+    /// `dir`, which becomes the daemon's.
     ///
     /// # Panics
     /// If it does not start.
@@ -106,8 +106,8 @@ impl Lessor {
         as_nobody(&self.home, &self.program, "-all")
     }
 
-    /// As a daemon that has no steward: its program, to be run in a namespace with as little privilege but for `further` capabilities (as
-    /// setpriv(1) has them, such as `+net_raw`), and its files in `dir`.
+    /// As a daemon that has no steward: its program, to be run in a namespace with as little privilege but for
+    /// `further` capabilities (as setpriv(1) has them, such as `+net_raw`), and its files in `dir`.
     #[must_use]
     pub fn nobody(netns: &NetNs, dir: &TempDir, further: &[&str]) -> Command {
         let all = [&[memory_capabilities()], further].concat().join(",");
@@ -138,8 +138,8 @@ fn as_nobody(netns: &NetNs, program: &Path, capabilities: &str) -> Command {
     command
 }
 
-/// What a daemon needs that locks memory itself: where this machine does not let root raise the limit (no CAP_SYS_RESOURCE),
-/// CAP_IPC_LOCK, which lets a process pin memory, and nothing else.
+/// What a daemon needs that locks memory itself: where this machine does not let root raise the limit (no
+/// CAP_SYS_RESOURCE), CAP_IPC_LOCK, which lets a process pin memory, and nothing else.
 fn memory_capabilities() -> &'static str {
     if may_raise_limits() {
         "-all"

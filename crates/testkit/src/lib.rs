@@ -7,9 +7,10 @@
 //!   PacketPort ── veth end ═════════ veth end ── Daemon (its own process) ── vhost-user ── Driver
 //! ```
 //!
-//! Everything made is a guard: namespaces, interfaces, processes, files go when the guard is dropped, which is also when
-//! a test panics; processes but QEMU also go when the test process is killed (PR_SET_PDEATHSIG). Names carry the process
-//! number and a serial, so tests run beside each other, and what a test leaves that was killed is removed by the next one ([`sweep`]).
+//! Everything made is a guard: namespaces, interfaces, processes, files go when the guard is dropped, which is also
+//! when a test panics; processes but QEMU also go when the test process is killed (PR_SET_PDEATHSIG). Names carry the
+//! process number and a serial, so tests run beside each other, and what a test leaves that was killed is removed by
+//! the next one ([`sweep`]).
 //!
 //! Misuse and broken surroundings panic with what happened: this is test support. Only what a test may want to see
 //! fail returns a `Result`.

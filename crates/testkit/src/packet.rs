@@ -1,7 +1,8 @@
 //! Frames in and out of an interface, byte for byte, by packet socket (packet(7)).
 //!
 //! The kernel takes a VLAN tag out of a frame before a packet socket sees it and tells it beside the frame
-//! (PACKET_AUXDATA, `net/core/dev.c` __netif_receive_skb_core); it is put back here, so that what a test reads is what was on the wire.
+//! (PACKET_AUXDATA, `net/core/dev.c` __netif_receive_skb_core); it is put back here, so that what a test reads is what
+//! was on the wire.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -20,8 +21,8 @@ const PACKET_VNET_HDR: libc::c_int = 15;
 /// Most bytes of a frame that is read.
 const LONGEST: usize = 65_536;
 
-/// Room for frames that a test has not read yet, bytes as the kernel counts them (net.core.rmem_default is reached by 277 frames
-/// of 200 bytes): what is missing was lost on its way, and not here.
+/// Room for frames that a test has not read yet, bytes as the kernel counts them (net.core.rmem_default is reached by
+/// 277 frames of 200 bytes): what is missing was lost on its way, and not here.
 const WAITING_BYTES: libc::c_int = 64 << 20;
 
 /// A packet socket on one interface: what is sent goes out of it, what is read came in by it.
@@ -61,8 +62,9 @@ impl PacketPort {
         }
     }
 
-    /// Opens it so that each frame to be sent has the first ten bytes of a virtio-net header before it, by which the kernel completes the
-    /// checksum and cuts GSO packets (PACKET_VNET_HDR, `net/packet/af_packet.c` packet_snd). For sending only.
+    /// Opens it so that each frame to be sent has the first ten bytes of a virtio-net header before it, by which the
+    /// kernel completes the checksum and cuts GSO packets (PACKET_VNET_HDR, `net/packet/af_packet.c` packet_snd). For
+    /// sending only.
     ///
     /// # Panics
     /// If there is no such interface.
@@ -75,8 +77,8 @@ impl PacketPort {
         Self { fd }
     }
 
-    /// Opens it so that each frame that is read has such a header before it, which says whether its checksum is yet to be completed, and
-    /// whether it is to be cut.
+    /// Opens it so that each frame that is read has such a header before it, which says whether its checksum is yet to
+    /// be completed, and whether it is to be cut.
     ///
     /// # Panics
     /// If there is no such interface.
@@ -115,8 +117,8 @@ impl PacketPort {
         self.receive_with_status(limit).map(|(frame, _)| frame)
     }
 
-    /// What comes in before `last`, a frame like no other that was sent behind everything else on the same way: so that nothing has to
-    /// be waited for in silence, which on a slow machine proves nothing.
+    /// What comes in before `last`, a frame like no other that was sent behind everything else on the same way: so that
+    /// nothing has to be waited for in silence, which on a slow machine proves nothing.
     ///
     /// # Panics
     /// If it never comes.
@@ -132,8 +134,8 @@ impl PacketPort {
         }
     }
 
-    /// As [`receive`](Self::receive), with what the kernel says of the frame beside it (`TP_STATUS_…`, `linux/if_packet.h`): for instance that its
-    /// checksum is yet to be completed.
+    /// As [`receive`](Self::receive), with what the kernel says of the frame beside it (`TP_STATUS_…`,
+    /// `linux/if_packet.h`): for instance that its checksum is yet to be completed.
     ///
     /// # Panics
     /// As [`receive`](Self::receive).

@@ -153,8 +153,8 @@ pub struct Pair {
     /// Memory that held frames, to be used again.
     free: Vec<Slot>,
     mergeable: bool,
-    /// Receive chains may come back with nothing in them: they come back in any order, and some were with the NIC when the
-    /// device was stopped.
+    /// Receive chains may come back with nothing in them: they come back in any order, and some were with the NIC when
+    /// the device was stopped.
     takes_empty: bool,
 }
 
@@ -322,7 +322,8 @@ impl Pair {
         2 * ring.in_flight() < ring.size().get().into()
     }
 
-    /// Takes back what the device has given back of what was sent, as Linux does before it sends. Looks at the ring and waits for no call.
+    /// Takes back what the device has given back of what was sent, as Linux does before it sends. Looks at the ring and
+    /// waits for no call.
     pub fn reap_sent(&mut self) {
         while let Some(used) = self.from_guest.driver.take_used() {
             self.free.extend(self.sending.remove(&used.head));
@@ -457,8 +458,8 @@ impl Pair {
         })
     }
 
-    /// The next receive chain that has come back, whatever is in it: its buffers, which are not posted again, and what the
-    /// device says it wrote.
+    /// The next receive chain that has come back, whatever is in it: its buffers, which are not posted again, and what
+    /// the device says it wrote.
     ///
     /// # Panics
     /// If the device says that it wrote more than the chain holds.

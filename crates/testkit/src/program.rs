@@ -41,8 +41,8 @@ pub fn manual() -> &'static Path {
     PROGRAM.get_or_init(|| named_or_built("MANUAL_BIN", manifest, &[]))
 }
 
-/// What tries things from within the daemon's sandbox: `$SANDBOX_ATTEMPT_BIN`, or what `cargo build` makes of this tree, once
-/// a test process.
+/// What tries things from within the daemon's sandbox: `$SANDBOX_ATTEMPT_BIN`, or what `cargo build` makes of this
+/// tree, once a test process.
 ///
 /// # Panics
 /// If it does not build.

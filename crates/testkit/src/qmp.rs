@@ -1,6 +1,7 @@
 //! Orders to a running QEMU (QMP, QEMU's docs/interop/qmp-spec.txt).
 //!
-//! One command at a time, each answered before the next. Events that come between are skipped: what a test waits for it asks for.
+//! One command at a time, each answered before the next. Events that come between are skipped: what a test waits for it
+//! asks for.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;

@@ -117,8 +117,8 @@ impl Rig {
         &mut self.driver.pairs[0]
     }
 
-    /// Posts receive chains in the first pair, and returns when frames arrive in them: a NIC drops what comes before it has
-    /// buffers, and when it has seen them the driver cannot tell.
+    /// Posts receive chains in the first pair, and returns when frames arrive in them: a NIC drops what comes before it
+    /// has buffers, and when it has seen them the driver cannot tell.
     ///
     /// # Panics
     /// If none ever does.
@@ -186,8 +186,8 @@ impl Rig {
         self.wire.receive_before(&last)
     }
 
-    /// What arrives in the guest's first pair before a frame that is sent into the wire now: all that was under way there. Buffers must be
-    /// posted.
+    /// What arrives in the guest's first pair before a frame that is sent into the wire now: all that was under way
+    /// there. Buffers must be posted.
     ///
     /// # Panics
     /// If that never comes.
@@ -250,7 +250,8 @@ impl Rig {
         self.assert_to_guest(&frame::plain(100, 0x5a));
     }
 
-    /// As [`assert_passes_both_ways`](Self::assert_passes_both_ways), where it may take a while and frames may be lost until then.
+    /// As [`assert_passes_both_ways`](Self::assert_passes_both_ways), where it may take a while and frames may be lost
+    /// until then.
     ///
     /// # Panics
     /// If frames never pass.

@@ -1,5 +1,5 @@
-//! A VMM whose session goes by the book while what it shares changes all the time: rings, descriptors, headers, the inflight
-//! region, the log.
+//! A VMM whose session goes by the book while what it shares changes all the time: rings, descriptors, headers, the
+//! inflight region, the log.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,8 +14,8 @@ use crate::vmm::{LOG, RAM, Shared, Vmm, inflight_bytes};
 
 /// Where the scribbler has the files.
 const FILES: [GuestAddr; 3] = [GuestAddr(0), GuestAddr(1 << 40), GuestAddr(2 << 40)];
-/// States of the first ring in a split inflight region that say that a chain is under way, and bytes of each (vhost-user, "Inflight I/O
-/// tracking": `struct DescStateSplit` behind 16 bytes of header).
+/// States of the first ring in a split inflight region that say that a chain is under way, and bytes of each
+/// (vhost-user, "Inflight I/O tracking": `struct DescStateSplit` behind 16 bytes of header).
 const MARKED: u64 = 32;
 const STATE: u64 = 16;
 
@@ -36,8 +36,8 @@ const fn anywhere(file: usize, start: u64, end: u64) -> Range {
     }
 }
 
-/// The rings with their indices, the descriptors alone, frames with their headers, the inflight region, the numbers in it by which
-/// chains are put into their order, the log.
+/// The rings with their indices, the descriptors alone, frames with their headers, the inflight region, the numbers in
+/// it by which chains are put into their order, the log.
 const WHAT: [Range; 6] = [
     anywhere(0, 0, 0x8000),
     anywhere(0, 0x4000, 0x4400),

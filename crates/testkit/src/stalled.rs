@@ -1,4 +1,5 @@
-//! A hostile VMM whose file never answers, beside its file system's server: both are processes of their own (`src/bin/stalled`).
+//! A hostile VMM whose file never answers, beside its file system's server: both are processes of their own
+//! (`src/bin/stalled`).
 
 use std::fs::File;
 use std::path::Path;
@@ -87,8 +88,9 @@ impl SilentFile {
     }
 }
 
-/// A file that is opened and closed like any other until something was written to it. From Linux 6.16 on, which makes no
-/// copies of such pages, whoever closes it then waits for its server, which does not take them: until this is dropped.
+/// A file that is opened and closed like any other until something was written to it. From Linux 6.16 on, which makes
+/// no copies of such pages, whoever closes it then waits for its server, which does not take them: until this is
+/// dropped.
 pub struct LateFile {
     _server: Running,
     path: String,
@@ -126,7 +128,8 @@ pub struct Stalled {
 }
 
 impl Stalled {
-    /// Starts both; `program` is the binary `stalled`. The VMM has the file open, and has said nothing yet to the back end at `socket`.
+    /// Starts both; `program` is the binary `stalled`. The VMM has the file open, and has said nothing yet to the back
+    /// end at `socket`.
     ///
     /// # Panics
     /// If one does not start.

@@ -1,7 +1,8 @@
-//! What a test process leaves behind when it is killed by force, and nobody drops its guards: namespaces, mounts, directories, guests.
+//! What a test process leaves behind when it is killed by force, and nobody drops its guards: namespaces, mounts,
+//! directories, guests.
 //!
-//! Their names begin with [`prefix`], which has the number of the process. The first guard that a test process makes removes those of
-//! processes that are no more; a number that is in use, also by another process, keeps its things.
+//! Their names begin with [`prefix`], which has the number of the process. The first guard that a test process makes
+//! removes those of processes that are no more; a number that is in use, also by another process, keeps its things.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,10 +1,10 @@
 //! A systemd of the test's own, with the units of docs/deploy.
 //!
-//! Theory of operation. systemd runs as the first process of a PID namespace, in a control group and a network namespace
-//! of its own. Where it and its services write (/etc, /run, /tmp, /var, /dev) there are file systems that go with it; of
-//! the kernel's settings it sees a copy that is read-only. It finds no units but those of docs/deploy, copied
-//! unchanged, and empty ones in the place of the targets that every unit depends on: nothing of this machine's is started.
-//! There is no journal: one drop-in for all services has them write to a file.
+//! Theory of operation. systemd runs as the first process of a PID namespace, in a control group and a network
+//! namespace of its own. Where it and its services write (/etc, /run, /tmp, /var, /dev) there are file systems that go
+//! with it; of the kernel's settings it sees a copy that is read-only. It finds no units but those of docs/deploy,
+//! copied unchanged, and empty ones in the place of the targets that every unit depends on: nothing of this machine's
+//! is started. There is no journal: one drop-in for all services has them write to a file.
 
 use std::fs;
 use std::path::{Path, PathBuf};

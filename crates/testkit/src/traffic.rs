@@ -102,8 +102,8 @@ impl Traffic {
         Self::start_within(guest, wire, pace, usize::MAX)
     }
 
-    /// The same, with no more than `window` frames to the guest that have not arrived: each one that is lost is one less under way,
-    /// for good.
+    /// The same, with no more than `window` frames to the guest that have not arrived: each one that is lost is one
+    /// less under way, for good.
     #[must_use]
     pub fn start_within(guest: Driver, wire: PacketPort, pace: Duration, window: usize) -> Self {
         let mut traffic = Self {
@@ -152,7 +152,8 @@ impl Traffic {
                 let now = Instant::now();
                 work(&flows, now >= due);
                 if now >= due {
-                    // Who was held up does not make up for it: a burst of all that would fill the ring of a daemon that is gone.
+                    // Who was held up does not make up for it: a burst of all that would fill the ring of a daemon that
+                    // is gone.
                     due = now.max(due + pace);
                 }
                 std::thread::sleep(REST);

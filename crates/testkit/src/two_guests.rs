@@ -38,7 +38,8 @@ impl TwoGuests {
         }
     }
 
-    /// Sends frames until each queue of the NIC will have got one: the kernel chooses by a hash of the flow, whose key is made at boot.
+    /// Sends frames until each queue of the NIC will have got one: the kernel chooses by a hash of the flow, whose key
+    /// is made at boot.
     ///
     /// # Panics
     /// If the interface does not take them.

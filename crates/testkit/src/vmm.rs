@@ -1,8 +1,10 @@
-//! A VMM with a guest, message by message: all that it shares is in files that it never maps, so that it may do to them whatever it likes.
+//! A VMM with a guest, message by message: all that it shares is in files that it never maps, so that it may do to them
+//! whatever it likes.
 //!
-//! Theory of operation. A [`Shared`] is what a VMM shares: guest memory, the dirty log, the inflight region. [`Act`]s are a session in
-//! the order in which QEMU has it, from the first message to the end, with frames each way in between; the rings are written into
-//! the file of guest memory beforehand. A [`Vmm`] does act by act, and tells whether the back end is still there.
+//! Theory of operation. A [`Shared`] is what a VMM shares: guest memory, the dirty log, the inflight region. [`Act`]s
+//! are a session in the order in which QEMU has it, from the first message to the end, with frames each way in between;
+//! the rings are written into the file of guest memory beforehand. A [`Vmm`] does act by act, and tells whether the
+//! back end is still there.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-/// Time given to what should happen at once. It only ends what hangs: on a busy machine the kernel alone may take ten seconds to end a
-/// process that has a socket on an interface.
+/// Time given to what should happen at once. It only ends what hangs: on a busy machine the kernel alone may take ten
+/// seconds to end a process that has a socket on an interface.
 pub const SOON: Duration = Duration::from_secs(30);
 /// Time after which something that must not happen is taken not to.
 pub const QUIET: Duration = Duration::from_millis(300);
@@ -47,8 +47,8 @@ impl Drop for Raised<'_> {
     }
 }
 
-/// Does something in rounds, which are numbered, as long as something else lasts on a thread of its own, and once more then;
-/// how many.
+/// Does something in rounds, which are numbered, as long as something else lasts on a thread of its own, and once more
+/// then; how many.
 pub fn rounds_during(during: impl FnOnce() + Send, mut round: impl FnMut(u32)) -> u32 {
     let over = AtomicBool::new(false);
     let mut number = 0;

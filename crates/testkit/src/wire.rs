@@ -116,8 +116,8 @@ impl Wire {
         matches!(self.driver(), "veth" | "igb")
     }
 
-    /// The same as [`lay`](Self::lay), where the daemon's NIC has two queues, all frames come to the first, and it leaves
-    /// tags in them.
+    /// The same as [`lay`](Self::lay), where the daemon's NIC has two queues, all frames come to the first, and it
+    /// leaves tags in them.
     ///
     /// # Panics
     /// If it cannot be so.

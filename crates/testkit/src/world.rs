@@ -1,5 +1,5 @@
-//! The usual arrangement with a real VMM: a veth pair, the daemon on its near end, a Linux stack on its far end, a Linux
-//! guest under QEMU.
+//! The usual arrangement with a real VMM: a veth pair, the daemon on its near end, a Linux stack on its far end, a
+//! Linux guest under QEMU.
 
 use crate::daemon::Placement;
 use crate::guest::{Backend, Guest};
@@ -106,8 +106,8 @@ impl World {
         assert!(said.contains(" 0% packet loss"), "{said}\n{}", self.daemon.said());
     }
 
-    /// Waits until the lanes are what they will be: one that copies until the guest's memory is registered gives way to a
-    /// direct one, and frames to the guest are lost meanwhile.
+    /// Waits until the lanes are what they will be: one that copies until the guest's memory is registered gives way to
+    /// a direct one, and frames to the guest are lost meanwhile.
     ///
     /// # Panics
     /// If a lane never becomes direct.

@@ -1,8 +1,9 @@
-//! Each port is an actor: whatever waits in one, or in one worker, for an hour if need be, holds up nothing else: not other
-//! ports, not `status`, not the daemon's end.
+//! Each port is an actor: whatever waits in one, or in one worker, for an hour if need be, holds up nothing else: not
+//! other ports, not `status`, not the daemon's end.
 //!
-//! One daemon with a port whose queue is leased from a steward that it waits for an hour for, or was given from outside, one of
-//! the null NIC, and two that a cable joins. Limits are long: they catch what hangs. `scripts/bench --only held-up` measures how long things take.
+//! One daemon with a port whose queue is leased from a steward that it waits for an hour for, or was given from
+//! outside, one of the null NIC, and two that a cable joins. Limits are long: they catch what hangs.
+//! `scripts/bench --only held-up` measures how long things take.
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;
@@ -80,7 +81,8 @@ fn daemon_ends_while_a_port_waits_for_a_steward_that_is_stopped() {
     let mut daemon = daemon(&veth, &[]);
     let guest = connect(&daemon, LEASED);
     signal_steward(&mut daemon, Signal::STOP);
-    // Another MTU needs another bind, and the end of the session may need the steward: the port waits for one or the other.
+    // Another MTU needs another bind, and the end of the session may need the steward: the port waits for one or the
+    // other.
     veth.near.ip(&["link", "set", VethPair::NIC, "mtu", "1400"]);
     drop(guest);
     std::thread::sleep(wait::QUIET);

@@ -1,4 +1,5 @@
-//! The AF_XDP device plugin for Kubernetes, played by the test: what it gives is used, and each of its refusals is said.
+//! The AF_XDP device plugin for Kubernetes, played by the test: what it gives is used, and each of its refusals is
+//! said.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -28,7 +29,8 @@ fn step<'a>(request: &str, answer: &str, descriptors: &[&'a OwnedFd]) -> Step<'a
     }
 }
 
-/// A plugin in a thread of this process, at a path that a daemon is told; it plays its steps to one connection, and waits for its end.
+/// A plugin in a thread of this process, at a path that a daemon is told; it plays its steps to one connection, and
+/// waits for its end.
 fn with_plugin(veth: &VethPair, steps: &[Step<'_>], check: impl FnOnce(Daemon)) {
     with_plugin_for(steps, |serve| check(Daemon::spawn(&veth.near, serve)));
 }
@@ -122,7 +124,8 @@ fn ports_share_one_conversation_with_the_kubernetes_plugin() {
         for guest in &mut guests {
             guest.pairs[0].post(64, &[BUFFER]);
         }
-        // The kernel chooses a queue, and so the guest, by a hash of the flow; what comes before the daemon has given it buffers is lost.
+        // The kernel chooses a queue, and so the guest, by a hash of the flow; what comes before the daemon has given
+        // it buffers is lost.
         for guest in &mut guests {
             let arrives = wait::until(wait::SOON, || {
                 (0..64).for_each(|flow| wire.send(&frame::udp(flow, 200)));

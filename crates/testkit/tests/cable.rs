@@ -1,5 +1,5 @@
-//! Two guests of one process on one cable: GSO packets and partial checksums pass as they are, to a guest that takes them; to
-//! one that does not, as the frames that a wire would carry.
+//! Two guests of one process on one cable: GSO packets and partial checksums pass as they are, to a guest that takes
+//! them; to one that does not, as the frames that a wire would carry.
 
 use std::time::Duration;
 

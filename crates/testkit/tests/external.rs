@@ -169,7 +169,8 @@ fn linux_guests_boot_and_talk_over_sockets_passed_in() {
     );
 }
 
-/// A guest of QEMU's own AF_XDP and one of the daemon, one after the other, with the options of both word by word the same.
+/// A guest of QEMU's own AF_XDP and one of the daemon, one after the other, with the options of both word by word the
+/// same.
 fn assert_either_serves(veth: &VethPair, options: impl Fn() -> (Vec<OwnedFd>, Vec<(&'static str, String)>)) {
     give_address(veth);
     let check = |guest: &Guest| {

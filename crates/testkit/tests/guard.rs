@@ -277,8 +277,8 @@ fn checksum_is_no_way_to_change_what_was_judged() {
     lan.assert_quiet();
 }
 
-/// A guest that sends a frame over and over, and meanwhile makes others of its addresses. What arrives is the honest one,
-/// whole.
+/// A guest that sends a frame over and over, and meanwhile makes others of its addresses. What arrives is the honest
+/// one, whole.
 fn forge_meanwhile(guest: &mut Pair, honest: &[u8], mut arrived: impl FnMut() -> Option<Vec<u8>>) {
     let bytes = [&[0; HEADER][..], honest].concat();
     let addr = guest.ram().alloc(4096, 4096).expect("room");

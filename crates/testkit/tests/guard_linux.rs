@@ -21,8 +21,8 @@ fn mac_text(guest: usize) -> String {
     format!("02:00:00:00:00:{last:02x}")
 }
 
-/// One that gives those of these guests their addresses, and advertises itself as a router of a network (2001:db8:NET::/64),
-/// at an interface that has addresses of both.
+/// One that gives those of these guests their addresses, and advertises itself as a router of a network
+/// (2001:db8:NET::/64), at an interface that has addresses of both.
 fn dnsmasq(netns: &NetNs, interface: &str, serves: &[usize], network: u16) -> Running {
     let host = |guest: usize| {
         let what = if serves.contains(&guest) {

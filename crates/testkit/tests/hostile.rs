@@ -1,7 +1,7 @@
 //! A guest that lies: each lie closes its own port, with a named reason, and no other.
 //!
-//! Two guests in one process, each on a queue of its own of a veth pair. The first lies; its connection must be closed and the
-//! reason be told in the log and in `status`; the second goes on; the first may come back.
+//! Two guests in one process, each on a queue of its own of a veth pair. The first lies; its connection must be closed
+//! and the reason be told in the log and in `status`; the second goes on; the first may come back.
 
 use rstest::rstest;
 use testkit::daemon::Placement;

@@ -29,8 +29,8 @@ fn limit((pid, user): (u32, u32), resource: &str, most: usize) {
     process::run("setpriv", &[&of[..], &[&pid.to_string(), &what]].concat());
 }
 
-/// The limit of a process's descriptors that lets it open so many more. The limit bounds their numbers, not how many there are: some may
-/// be high, of what the process inherited, and some between others free.
+/// The limit of a process's descriptors that lets it open so many more. The limit bounds their numbers, not how many
+/// there are: some may be high, of what the process inherited, and some between others free.
 fn limit_for(pid: u32, more: usize) -> usize {
     let is_free = |number: &usize| !Path::new(&format!("/proc/{pid}/fd/{number}")).exists();
     let last = (0..).filter(is_free).nth(more);
@@ -53,8 +53,8 @@ fn session_without_descriptors_is_refused_at_each_step_and_harms_nobody_else(
     let mut scene = Bystander::new(placement, 1);
     let (pid, socket) = (scene.daemon.process().pid(), scene.socket(1));
     let held = holdings::steady(pid, wait::QUIET).descriptors;
-    // One number that looks free is taken: a thread that waits in accept(2) for who asks for the status has it already (net/socket.c,
-    // `__sys_accept4_file`). With one more the connection is accepted, and with none it waits.
+    // One number that looks free is taken: a thread that waits in accept(2) for who asks for the status has it already
+    // (net/socket.c, `__sys_accept4_file`). With one more the connection is accepted, and with none it waits.
     let whole: Vec<_> = (2..=FEW)
         .chain([ENOUGH])
         .map(|more| {

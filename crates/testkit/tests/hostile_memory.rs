@@ -1,5 +1,5 @@
-//! Files that a VMM gives as guest memory, dirty log or inflight region, and that a daemon must not be hurt by: each closes or
-//! refuses its own port, and a neighbour in the same process goes on.
+//! Files that a VMM gives as guest memory, dirty log or inflight region, and that a daemon must not be hurt by: each
+//! closes or refuses its own port, and a neighbour in the same process goes on.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;

@@ -1,9 +1,10 @@
-//! A sender on the network that sets traps for a device that joins segments: what its frames become in two guests of one daemon.
+//! A sender on the network that sets traps for a device that joins segments: what its frames become in two guests of
+//! one daemon.
 //!
-//! Each frame carries a number, so whatever a guest gets can be taken apart again: a frame must be one that was sent, byte for byte;
-//! a GSO packet, cut by the letter of what its virtio-net header says, must be frames of one flow in their order, all of them
-//! sound, whose headers differ in nothing but what a NIC that joins segments may lose (identification, checksums, PSH, FIN, CWR,
-//! timestamps). All frames must arrive, once.
+//! Each frame carries a number, so whatever a guest gets can be taken apart again: a frame must be one that was sent,
+//! byte for byte; a GSO packet, cut by the letter of what its virtio-net header says, must be frames of one flow in
+//! their order, all of them sound, whose headers differ in nothing but what a NIC that joins segments may lose
+//! (identification, checksums, PSH, FIN, CWR, timestamps). All frames must arrive, once.
 
 use std::collections::HashMap;
 
@@ -314,7 +315,8 @@ impl Ledger {
             self.take(guest, number, &bare(&got.frame, self.sent[number].layers));
             return;
         }
-        // Its layers are those of the frame whose headers it has, which the number at the beginning of the payload names.
+        // Its layers are those of the frame whose headers it has, which the number at the beginning of the payload
+        // names.
         let payload = usize::from(u16::from_le_bytes([got.header[2], got.header[3]]));
         let first = [0, 1, 2, 3].map(|at| got.frame[payload + at]);
         let layers = self.sent[u32::from_be_bytes(first) as usize].layers;

@@ -1,8 +1,8 @@
 //! Guests come and go, ten thousand in a soak, and the daemon is what it was: as many descriptors,
 //! mappings and threads, and as much memory.
 //!
-//! Half of them come as a good VMM does and leave at any point of the set-up; the ways are taken in turn. CVE-2019-14818 and CVE-2020-10726 (descriptors and memory lost by messages that come twice) are
-//! among the ways.
+//! Half of them come as a good VMM does and leave at any point of the set-up; the ways are taken in turn.
+//! CVE-2019-14818 and CVE-2020-10726 (descriptors and memory lost by messages that come twice) are among the ways.
 
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;

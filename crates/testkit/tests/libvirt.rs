@@ -13,7 +13,8 @@ use testkit::{Daemon, Serve, VethPair, require, wait};
 const NAME: &str = "vax-guest";
 const HOOK: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/deploy/libvirt-hook");
 
-/// The domain: as in docs/vmm.md, and a console and a command shell as `scripts/guest` has them. `state` is a directory of that kind.
+/// The domain: as in docs/vmm.md, and a console and a command shell as `scripts/guest` has them. `state` is a directory
+/// of that kind.
 ///
 /// `vectors` is 0 because Debian 12's QEMU crashes when a vhost-user device masks an MSI-X vector without KVM.
 fn domain(images: &Images, state: &Path, socket: &Path, listener: Listener) -> String {

@@ -1,4 +1,5 @@
-//! Limits of ports, kept by the daemon's clock: a guest that sends as fast as it can, or gets as much, for some seconds.
+//! Limits of ports, kept by the daemon's clock: a guest that sends as fast as it can, or gets as much, for some
+//! seconds.
 //!
 //! How much passes at least, this machine decides; the bucket's own tests do that with a clock of theirs
 //! (`switch/bucket.rs`). How much passes at most is asserted here.

@@ -1,7 +1,7 @@
 //! Memory for packets that does not do: said at the start, with the sum that does, or borne while a guest is there.
 //!
-//! Daemons of a user of this test's own, to whom the policy gives little; the limit of their processes is next to nothing, which is
-//! of no matter: the steward pins their memory.
+//! Daemons of a user of this test's own, to whom the policy gives little; the limit of their processes is next to
+//! nothing, which is of no matter: the steward pins their memory.
 
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::process::Command;

@@ -8,9 +8,10 @@
 //! ```
 //!
 //! The bridge stands for the switch: it learns from the guest's announcement where the guest is now. Three streams
-//! cross the migration: iperf3; a file that the guest sends, whose second half is read only after the guest has moved; and bytes
-//! that pile up in the guest's receive buffers, where only the daemon (in direct placement, the kernel) has written them, and
-//! which the guest reads only after it has moved. However long the migration takes, it does not outlast them. Before it goes on at its destination both memories are compared byte for byte: a page that the dirty
+//! cross the migration: iperf3; a file that the guest sends, whose second half is read only after the guest has moved;
+//! and bytes that pile up in the guest's receive buffers, where only the daemon (in direct placement, the kernel) has
+//! written them, and which the guest reads only after it has moved. However long the migration takes, it does not
+//! outlast them. Before it goes on at its destination both memories are compared byte for byte: a page that the dirty
 //! log missed shows there.
 
 use std::io::{Read, Write};

@@ -420,8 +420,8 @@ fn linux_guests_and_the_lan_reach_each_other_by_tcp(
     assert_eq!(spoofed, 0, "{status:#}");
 }
 
-/// Two addresses behind one port, each in a namespace of the guest: macvlan's mode is VEPA where none is said. So nothing
-/// that one sends reaches the other inside the guest.
+/// Two addresses behind one port, each in a namespace of the guest: macvlan's mode is VEPA where none is said. So
+/// nothing that one sends reaches the other inside the guest.
 const MAKE_VEPA: &str = "set -e
 for at in 1 2; do ip link add link eth0 vepa$at address 02:00:00:00:05:0$at type macvlan; done
 unshare -n sleep 100000 >/dev/null 2>&1 &

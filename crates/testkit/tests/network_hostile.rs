@@ -115,8 +115,8 @@ impl World {
 }
 
 impl World {
-    /// Frames from one honest guest to the other as long as something lasts, each behind one to who does wrong just then,
-    /// whose number is told; how many.
+    /// Frames from one honest guest to the other as long as something lasts, each behind one to who does wrong just
+    /// then, whose number is told; how many.
     #[track_caller]
     fn goes_on_while(&mut self, during: impl FnOnce(&AtomicUsize) + Send) -> u32 {
         let liar = AtomicUsize::new(LIAR);
@@ -242,8 +242,8 @@ fn nearly_right(noise: &mut Noise) -> (Vec<u8>, [u8; 12]) {
     (frame, header)
 }
 
-/// They ask for segments of no bytes, of 65,535, for headers beyond the frame's end, and for what is right; for a guest that
-/// takes packets whole, and for one for which they are cut.
+/// They ask for segments of no bytes, of 65,535, for headers beyond the frame's end, and for what is right; for a guest
+/// that takes packets whole, and for one for which they are cut.
 #[rstest]
 fn packets_with_any_request_come_as_what_they_are_or_not_at_all(#[values(0, F_GUEST_ALL)] offloads: u64) {
     const FRAMES: usize = 400;
@@ -329,7 +329,8 @@ fn lie(ring: &Ring, entries: &[Entry], in_table: bool, kind: u16) {
     ring.kick();
 }
 
-/// Chains without an end, which are found when frames are sent, and when somebody else's frame is to be written into them.
+/// Chains without an end, which are found when frames are sent, and when somebody else's frame is to be written into
+/// them.
 #[rstest]
 fn chains_without_an_end_close_their_own_port(#[values(false, true)] sends: bool) {
     let cases: [(&str, &[Entry], bool); 4] = [
@@ -442,8 +443,8 @@ enum Last {
     WithoutWaitingForTheAnswer,
 }
 
-/// A VMM is killed in the middle of each of its requests, while others send to its guest: the connection ends, with all that it
-/// shared.
+/// A VMM is killed in the middle of each of its requests, while others send to its guest: the connection ends, with all
+/// that it shared.
 #[rstest]
 fn vmm_that_is_killed_in_a_request_costs_others_no_frame(
     #[values(Last::HalfTheHeader, Last::HalfThePayload, Last::WithoutWaitingForTheAnswer)] last: Last,

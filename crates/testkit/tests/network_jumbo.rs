@@ -1,4 +1,5 @@
-//! Frames longer than a chunk on a network of guarded ports: between guests, the host and the LAN, with tags and without.
+//! Frames longer than a chunk on a network of guarded ports: between guests, the host and the LAN, with tags and
+//! without.
 
 use std::net::Ipv4Addr;
 

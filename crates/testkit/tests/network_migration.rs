@@ -6,7 +6,8 @@
 //!                                        br0 ─ lan ═ the LAN's station
 //! ```
 //!
-//! The bridge stands for the switch, and `lan` is a port of it: it learns from the guest's announcement where the guest is now.
+//! The bridge stands for the switch, and `lan` is a port of it: it learns from the guest's announcement where the guest
+//! is now.
 
 use rstest::rstest;
 use testkit::daemon::DIR;

@@ -1,5 +1,5 @@
-//! Who reaches whom on a network with ports of all kinds, its host and a LAN: everybody whom he may, and nobody else; also
-//! while other ports are added, changed and removed.
+//! Who reaches whom on a network with ports of all kinds, its host and a LAN: everybody whom he may, and nobody else;
+//! also while other ports are added, changed and removed.
 
 use std::collections::BTreeMap;
 

@@ -1,9 +1,9 @@
-//! Who gets how much where several guests of a worker send more than there is room for: on the uplink's transmit ring, and
-//! in the queue of a guest that takes no GSO packets.
+//! Who gets how much where several guests of a worker send more than there is room for: on the uplink's transmit ring,
+//! and in the queue of a guest that takes no GSO packets.
 //!
-//! Two guests have their transmit queues full before the first frame leaves, and fill them up again. Who gets how much is
-//! told by the order in which frames arrive, and by no clock: of what came between the usual guest's first frame and its
-//! last one, how much is of whom.
+//! Two guests have their transmit queues full before the first frame leaves, and fill them up again. Who gets how much
+//! is told by the order in which frames arrive, and by no clock: of what came between the usual guest's first frame and
+//! its last one, how much is of whom.
 
 use std::sync::Arc;
 
@@ -112,8 +112,8 @@ struct Came {
 }
 
 impl Came {
-    /// All fill their queues, and begin; those behind the first two send what the usual one does. `next`: what arrives next,
-    /// until so many of the usual guest's have: its source, and its length.
+    /// All fill their queues, and begin; those behind the first two send what the usual one does. `next`: what arrives
+    /// next, until so many of the usual guest's have: its source, and its length.
     fn between(
         guests: &mut [Driver],
         [usual, noisy]: [&Flood; 2],
@@ -285,8 +285,8 @@ fn packets_of_64_kib_in_segments_of_one_byte_take_nothing_of_the_uplink() {
     shared.daemon.await_counter(dropped, QUEUE as u64);
 }
 
-/// A guest takes no GSO packets of two others: neither keeps the other one's from being cut, whoever has its turn behind
-/// that guest's.
+/// A guest takes no GSO packets of two others: neither keeps the other one's from being cut, whoever has its turn
+/// behind that guest's.
 #[rstest]
 fn guest_without_tso_gets_packets_of_both_who_send_it_some(
     #[values([USUAL, NOISY], [NOISY, USUAL])] order: [usize; 2],

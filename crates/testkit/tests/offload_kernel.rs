@@ -1,8 +1,9 @@
-//! Segments of ours are the kernel's: a GSO packet goes to both, and what the kernel's software segmentation sends is compared byte
-//! for byte.
+//! Segments of ours are the kernel's: a GSO packet goes to both, and what the kernel's software segmentation sends is
+//! compared byte for byte.
 //!
-//! The GSO packet enters the near end of a veth pair by a packet socket, with its virtio-net header. The near end has neither checksum
-//! nor segmentation offload, so the kernel cuts the GSO packet and completes the checksums before it leaves; it is read from the far end.
+//! The GSO packet enters the near end of a veth pair by a packet socket, with its virtio-net header. The near end has
+//! neither checksum nor segmentation offload, so the kernel cuts the GSO packet and completes the checksums before it
+//! leaves; it is read from the far end.
 
 use std::time::Duration;
 
@@ -12,7 +13,8 @@ use offload::segment::{Plan, Request};
 use testkit::gso_packet::{ACK, CWR, ECE, FIN, GsoPacket, Ip, PSH, Transport};
 use testkit::{PacketPort, VethPair, frame, require};
 
-/// Payload bytes of a segment: of an MTU of 1500 with and without timestamps, the classic one, less than a header, odd, jumbo.
+/// Payload bytes of a segment: of an MTU of 1500 with and without timestamps, the classic one, less than a header, odd,
+/// jumbo.
 const SIZES: [u16; 7] = [1448, 1460, 536, 48, 1001, 8000, 7];
 /// Payload bytes of a GSO packet.
 const LENGTHS: [usize; 4] = [2896, 10_000, 40_001, 65_000];
@@ -186,8 +188,9 @@ fn flags_are_where_the_kernel_has_them() {
     }
 }
 
-/// What is no longer than one segment leaves as it is, its checksum completed. (Where the payload alone fits and the payload
-/// with options does not, the kernel takes it for a GSO packet, and then refuses to cut it: `linux/virtio_net.h` virtio_net_hdr_to_skb.)
+/// What is no longer than one segment leaves as it is, its checksum completed. (Where the payload alone fits and the
+/// payload with options does not, the kernel takes it for a GSO packet, and then refuses to cut it:
+/// `linux/virtio_net.h` virtio_net_hdr_to_skb.)
 #[test]
 fn short_gso_packets_are_one_segment() {
     require!(Root);

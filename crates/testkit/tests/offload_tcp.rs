@@ -1,7 +1,8 @@
-//! TCP and UDP of a real guest with offloads, over a wire that loses, doubles and reorders frames, while the guest's offloads are switched.
+//! TCP and UDP of a real guest with offloads, over a wire that loses, doubles and reorders frames, while the guest's
+//! offloads are switched.
 //!
-//! Streams of pseudo-random bytes, in pieces of all sizes, run both ways at once, over IPv4, IPv6 and a VLAN; sender and receiver hash them
-//! (`scripts/lib/netcheck.c`). 24 MiB go each way in each test, in a soak 2 GiB.
+//! Streams of pseudo-random bytes, in pieces of all sizes, run both ways at once, over IPv4, IPv6 and a VLAN; sender
+//! and receiver hash them (`scripts/lib/netcheck.c`). 24 MiB go each way in each test, in a soak 2 GiB.
 
 use std::time::{Duration, Instant};
 
@@ -25,7 +26,8 @@ const PEERS: [&str; 3] = [HOST, "fd77::1", "10.79.0.1"];
 /// Datagrams a path, and their greatest length: some need fragments.
 const DATAGRAMS: u64 = 150;
 const DATAGRAM_BYTES: u64 = 4000;
-/// `ethtool -K eth0 …` in the guest, one after the other while streams run. What the guest's driver cannot switch is refused, and stays.
+/// `ethtool -K eth0 …` in the guest, one after the other while streams run. What the guest's driver cannot switch is
+/// refused, and stays.
 const SWITCHES: [&str; 14] = [
     "tso off",
     "gro off",
@@ -101,7 +103,8 @@ impl Bench {
         echo
     }
 
-    /// Streams of `mib` MiB both ways at once to one of the peer's addresses; `during` is called again and again until they have ended.
+    /// Streams of `mib` MiB both ways at once to one of the peer's addresses; `during` is called again and again until
+    /// they have ended.
     fn streams(&self, peer: &str, mib: u64, mut during: impl FnMut()) {
         let (mib, up_seed, down_seed) = (mib.to_string(), (2 * mib).to_string(), (2 * mib + 1).to_string());
         let (up, down) = (UPLOAD.to_string(), DOWNLOAD.to_string());
@@ -311,8 +314,9 @@ fn streams_are_intact_over_a_bad_wire_while_offloads_are_switched(
     assert_eq!(bench.drops(), [], "{:#}", bench.daemon.port(0));
 }
 
-/// One system call in the guest sends datagrams of `PIECE` bytes, and the peer's echo sends them back in one go. Where the guest leaves the
-/// cutting to us (USO: Linux 6.2, QEMU 8.2), the frames on the wire are those that it makes itself when that is switched off.
+/// One system call in the guest sends datagrams of `PIECE` bytes, and the peer's echo sends them back in one go. Where
+/// the guest leaves the cutting to us (USO: Linux 6.2, QEMU 8.2), the frames on the wire are those that it makes itself
+/// when that is switched off.
 #[rstest]
 #[case::copy(Placement::Copy)]
 #[case::direct(Placement::Direct)]

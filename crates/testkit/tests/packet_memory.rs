@@ -1,5 +1,5 @@
-//! Less memory for frames (`--packet-memory`): every frame comes through it all the same, and it is as much as was asked
-//! for, a queue pair.
+//! Less memory for frames (`--packet-memory`): every frame comes through it all the same, and it is as much as was
+//! asked for, a queue pair.
 
 use rstest::rstest;
 use testkit::daemon::Placement;

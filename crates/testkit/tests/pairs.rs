@@ -103,8 +103,9 @@ fn frames_of_all_queues_reach_the_guest_however_many_pairs_it_uses(
     }
 }
 
-/// Waits until a frame of each flow arrives, and some in each of the first pairs: after the switch sockets may have been opened anew,
-/// and what came meanwhile was lost. Each try has a length of its own, by which what is late of an earlier one is known.
+/// Waits until a frame of each flow arrives, and some in each of the first pairs: after the switch sockets may have
+/// been opened anew, and what came meanwhile was lost. Each try has a length of its own, by which what is late of an
+/// earlier one is known.
 fn await_flows(rig: &mut Rig, on: usize) {
     let mut len = 100;
     let arrive = wait::until(wait::SOON, || {

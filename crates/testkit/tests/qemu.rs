@@ -68,8 +68,8 @@ fn guest_survives_a_restart_of_the_daemon(
     }
 }
 
-/// `ethtool -L` in the guest. Whatever queue of the NIC a frame comes by, and whatever pairs the guest uses, it arrives: each of
-/// the short connections is steered by its ports.
+/// `ethtool -L` in the guest. Whatever queue of the NIC a frame comes by, and whatever pairs the guest uses, it
+/// arrives: each of the short connections is steered by its ports.
 #[rstest]
 fn queue_pairs_come_and_go_while_tcp_runs_both_ways(
     #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,

@@ -3,9 +3,10 @@
 //! Theory of operation. The guest is the testkit's own driver, with numbered frames every 10 ms both ways
 //! ([`Traffic`]). Before each kill it sends a burst, so that the daemon dies with frames in its hands; then the new
 //! daemon is started and the driver connects again as QEMU does. Frames must pass again both ways, no number may arrive
-//! twice, and of what the guest sends once the new daemon has accepted nothing is lost. The outage, which is printed, is the
-//! time from the moment when the new daemon was ready and accepted until the first frame arrives, the longer of both directions.
-//! What a restart costs with a real QEMU, whose own timer is the longest part of it, is printed for a Linux guest.
+//! twice, and of what the guest sends once the new daemon has accepted nothing is lost. The outage, which is printed,
+//! is the time from the moment when the new daemon was ready and accepted until the first frame arrives, the longer of
+//! both directions. What a restart costs with a real QEMU, whose own timer is the longest part of it, is printed for a
+//! Linux guest.
 
 use std::collections::HashSet;
 use std::os::unix::net::UnixListener;
@@ -331,9 +332,10 @@ fn answered(world: &World) -> HashSet<u16> {
     said.lines().filter_map(|line| line.trim().parse().ok()).collect()
 }
 
-/// Pings until the new daemon is told to come, which is when the guest has seen its link go; then until one is answered that was sent
-/// after the new daemon got its connection. Printed is the time between: QEMU's own timer counts before that, 20 ms here, but a
-/// second in QEMU 7.2 (`reconnect-ms` is of 9.2). Where QEMU listens there is no timer, and the daemon tries every 20 ms.
+/// Pings until the new daemon is told to come, which is when the guest has seen its link go; then until one is answered
+/// that was sent after the new daemon got its connection. Printed is the time between: QEMU's own timer counts before
+/// that, 20 ms here, but a second in QEMU 7.2 (`reconnect-ms` is of 9.2). Where QEMU listens there is no timer, and the
+/// daemon tries every 20 ms.
 #[rstest]
 fn linux_guest_sees_the_link_go_and_come_and_pings_on(
     #[values((Listener::Daemon, Placement::Copy), (Listener::Vmm, Placement::Direct))] (listener, placement): (

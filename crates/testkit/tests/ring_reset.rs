@@ -144,8 +144,9 @@ fn arrives(rig: &mut Rig, sent: &[u8]) -> bool {
     })
 }
 
-/// A storm: numbered frames both ways, and between them resets of one queue, or the other, or both. What the guest sends arrives once and
-/// in order, but for what was in the ring still; what is sent to it arrives once at most, and in order.
+/// A storm: numbered frames both ways, and between them resets of one queue, or the other, or both. What the guest
+/// sends arrives once and in order, but for what was in the ring still; what is sent to it arrives once at most, and in
+/// order.
 #[rstest]
 fn no_frame_comes_twice_or_late_while_queues_are_reset_without_end(
     #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
@@ -218,7 +219,8 @@ fn queue_comes_back_with_more_or_fewer_entries(
     }
 }
 
-/// The successor of a daemon that was killed finds a ring that was reset where it stands, by the inflight region or by the ring.
+/// The successor of a daemon that was killed finds a ring that was reset where it stands, by the inflight region or by
+/// the ring.
 #[rstest]
 fn daemon_that_takes_over_goes_on_with_a_ring_that_was_reset(
     #[values(Placement::Copy, Placement::Direct)] placement: Placement,
@@ -311,7 +313,8 @@ fn assert_sends(guest: &mut Driver, wire: &PacketPort) {
     let _ = wire.receive_before(&sent);
 }
 
-/// By default neither is offered: a VMM that passes the feature on and resets not would let the device go on with a ring that is none.
+/// By default neither is offered: a VMM that passes the feature on and resets not would let the device go on with a
+/// ring that is none.
 #[test]
 fn features_that_need_the_vmm_are_offered_on_request_only() {
     require!(Root);
@@ -340,7 +343,8 @@ fn features_that_need_the_vmm_are_offered_on_request_only() {
     }
 }
 
-/// A guest behind no IOMMU that accepts ACCESS_PLATFORM is like any other; one behind an IOMMU is refused with the remedy, and no other.
+/// A guest behind no IOMMU that accepts ACCESS_PLATFORM is like any other; one behind an IOMMU is refused with the
+/// remedy, and no other.
 #[test]
 fn platform_access_is_that_of_guest_memory_and_an_iommu_is_refused() {
     require!(Root);

@@ -82,7 +82,8 @@ fn private_mapping(file: &std::os::fd::OwnedFd, len: usize) -> u64 {
 #[test]
 fn memory_that_the_vmm_does_not_share_is_refused_with_the_remedy() {
     require!(Root);
-    // By root, whose keeper looks for it: only root and the VMM's own user may see how it maps its memory (ptrace(2), PTRACE_MODE_READ).
+    // By root, whose keeper looks for it: only root and the VMM's own user may see how it maps its memory (ptrace(2),
+    // PTRACE_MODE_READ).
     let (netns, mut daemon) = daemon_on(&Serve::null().by_root());
     assert_private_memory_refused(&mut daemon);
     drop(daemon);
@@ -500,7 +501,8 @@ fn idle_guest_costs_no_cpu(
     );
 }
 
-/// A thread that spins takes about a whole CPU, or its share of one on a busy machine; one that wakes each 20 ms, a hundredth.
+/// A thread that spins takes about a whole CPU, or its share of one on a busy machine; one that wakes each 20 ms, a
+/// hundredth.
 const SPINS: f64 = 0.1;
 
 /// CPU time of the daemon in this time, by the time that really passed.

@@ -1,9 +1,10 @@
 //! Any order of requests that a VMM may make, with frames flowing: every frame is accounted for.
 //!
-//! A guest of two queue pairs, and a random sequence of what the protocol allows: pairs are switched off and on, stopped and
-//! started, single queues are reset, memory comes and goes, the table is sent again, call eventfds are replaced. The guest sends at any time, into
-//! pairs that are off or stopped, too. What must hold: each of its frames arrives on the wire once, in order within its pair, and its
-//! bytes are right; each frame that comes from the wire while the first pair is on arrives in the guest.
+//! A guest of two queue pairs, and a random sequence of what the protocol allows: pairs are switched off and on,
+//! stopped and started, single queues are reset, memory comes and goes, the table is sent again, call eventfds are
+//! replaced. The guest sends at any time, into pairs that are off or stopped, too. What must hold: each of its frames
+//! arrives on the wire once, in order within its pair, and its bytes are right; each frame that comes from the wire
+//! while the first pair is on arrives in the guest.
 
 use std::collections::VecDeque;
 use std::time::Duration;

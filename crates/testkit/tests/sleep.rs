@@ -65,7 +65,8 @@ fn kick_that_comes_while_the_worker_falls_asleep_is_heard(
     }
 }
 
-/// A worker that does not listen to kicks looks once a millisecond, by a timer: on a slow machine later, and never earlier.
+/// A worker that does not listen to kicks looks once a millisecond, by a timer: on a slow machine later, and never
+/// earlier.
 #[rstest]
 fn kicks_for_nothing_wake_the_worker_no_more_often_than_its_timer(
     #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,

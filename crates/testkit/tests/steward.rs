@@ -1,4 +1,5 @@
-//! The daemon without privileges: queues leased from a steward, no capability, nobody's user, an empty network namespace.
+//! The daemon without privileges: queues leased from a steward, no capability, nobody's user, an empty network
+//! namespace.
 //!
 //! The tests of all other files run this way, too, unless they say otherwise; here is what only a lease has.
 
@@ -183,7 +184,8 @@ fn steward_that_is_killed_again_and_again_costs_no_frame(
         end_steward(&mut rig, Signal::KILL);
         rig.assert_passes_both_ways();
         rig.daemon.start_lessor_again(&rig.veth.near);
-        // While it starts, takes over, is asked for the lease; and after that, or in the midst of it, it is killed again.
+        // While it starts, takes over, is asked for the lease; and after that, or in the midst of it, it is killed
+        // again.
         for seed in 0..round % 7 {
             rig.assert_from_guest(&frame::plain(60 + usize::from(round) * 8, seed), Layout::Whole);
             rig.assert_to_guest(&frame::plain(60 + usize::from(round) * 8, seed));
@@ -362,6 +364,30 @@ fn daemon_that_is_killed_gives_its_lease_back() {
         rig.post(64, &[BUFFER]);
         rig.assert_passes_both_ways();
     }
+}
+
+/// The steward takes queues back as soon as their holder's connection is over, and that is before the process is: who
+/// comes next is never told that they are taken, however slow the machine is.
+#[rstest]
+fn daemon_that_is_started_as_soon_as_one_was_killed_has_its_queues(
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
+) {
+    require!(Root);
+    let serve = leased(placement);
+    let mut rig = rig(&serve);
+    for _ in 0..10 {
+        rig.daemon.kill();
+        rig.daemon.restart(&rig.veth.near, &serve);
+        rig.daemon.await_listening();
+        rig = rig.next_guest();
+        rig.post(64, &[BUFFER]);
+        rig.assert_passes_both_ways();
+    }
+    let lessor = rig.daemon.lessor.as_ref().expect("leased");
+    let said = lessor.steward.said();
+    assert!(!said.contains("refused"), "{said}");
+    // That of the first, and of each of the others.
+    assert_eq!(said.matches(" leased ").count(), 11, "{said}");
 }
 
 #[test]

@@ -179,7 +179,8 @@ fn frames_of_a_network_are_counted_and_its_lanes_named(#[values(1, 2)] count: us
         of_kind("uplink") > 0 && of_kind("link") == if count > 1 { 4 } else { 0 },
         "{lanes:#?}"
     );
-    // Who sits with the uplink or the other guest sends directly, the others by a link; a network's host may speak, too.
+    // Who sits with the uplink or the other guest sends directly, the others by a link; a network's host may speak,
+    // too.
     assert!(taken >= 150, "{now:#?}");
     match count {
         1 => assert_eq!((passes, out >= 150), (taken, true), "{now:#?}"),

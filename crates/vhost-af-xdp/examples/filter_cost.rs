@@ -1,5 +1,5 @@
-//! What filter rules cost a frame (docs/filter.md): nanoseconds for a flow that the cache knows, and for one that it does
-//! not, with few rules and with many.
+//! What filter rules cost a frame (docs/filter.md): nanoseconds for a flow that the cache knows, and for one that it
+//! does not, with few rules and with many.
 //!
 //!     cargo run --release -p vhost-af-xdp --features fuzzing --example filter_cost
 

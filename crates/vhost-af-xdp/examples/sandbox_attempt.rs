@@ -156,7 +156,8 @@ fn ask(socket: &UnixDatagram, request: &serde_json::Value) -> io::Result<String>
 
 /// Whatever it is.
 fn socket_at(fd: RawFd) -> ManuallyDrop<UnixDatagram> {
-    // SAFETY: not closed by us, and asked nothing that harms another descriptor of this process, which only serves this.
+    // SAFETY: not closed by us, and asked nothing that harms another descriptor of this process, which only serves
+    // this.
     ManuallyDrop::new(unsafe { UnixDatagram::from_raw_fd(fd) })
 }
 

@@ -1,7 +1,8 @@
 //! The ports of a daemon, which come and go while it runs: each with its threads, none with another's.
 //!
-//! Adding a port opens its interface and its queues, as at the start; removing one disconnects its VMM, gives its queues
-//! back and waits for its threads. Only who does that waits: no port's thread and no worker does for another's sake.
+//! Adding a port opens its interface and its queues, as at the start; removing one disconnects its VMM, gives its
+//! queues back and waits for its threads. Only who does that waits: no port's thread and no worker does for another's
+//! sake.
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

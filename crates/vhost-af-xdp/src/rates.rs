@@ -11,8 +11,8 @@ pub(crate) const LONGEST_BURST_SECONDS: u64 = 3600;
 /// A burst of which nothing is said, where what is beyond the limit waits, is what the limit lets pass in so many
 /// milliseconds: so long a worker that others keep busy may come late.
 const WAITING_BURST_MS: u64 = 50;
-/// The same where it is dropped. TCP sends packets of 64 KiB at once, and what it has learned of the way is in flight: in
-/// 50 ms of 20 Mbit/s there is room for two of them, and it found a quarter of the limit (docs/limits.md).
+/// The same where it is dropped. TCP sends packets of 64 KiB at once, and what it has learned of the way is in flight:
+/// in 50 ms of 20 Mbit/s there is room for two of them, and it found a quarter of the limit (docs/limits.md).
 const DROPPING_BURST_MS: u64 = 200;
 /// But not less than this: a GSO packet.
 const LEAST_BURST_BITS: u64 = 8 << 16;

@@ -6,10 +6,10 @@
 //! workers sleep nearly always. A thread of a port may wait, for the kernel, the steward or its VMM; no other port
 //! waits with it.
 
-use std::fs;
+mod answering;
+mod listening;
+
 use std::io::{self, Write};
-use std::net::TcpListener;
-use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,18 +18,15 @@ use std::sync::mpsc;
 use std::time::Instant;
 
 use anyhow::{Context, bail};
-use rustix::net::{SocketType, sockopt};
 use rustix::thread::CapabilitySet;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::{Handle, Signals};
 
-use super::config::{ApiConfig, Control, Endpoint, PortConfig, ServeConfig};
+use self::answering::Answers;
+use self::listening::{Leftovers, listen_for_http, listen_for_status, vmm_source};
+use super::config::{Endpoint, PortConfig, ServeConfig};
 use super::port::Port;
-use crate::api::capture::Captures;
-use crate::api::control_socket;
-use crate::api::process::{self, Changers, Listeners};
-use crate::api::rules_status::RulesStatus;
-use crate::api::service::{self, Asked, Reset};
+use crate::api::process;
 use crate::api::status::Status;
 use crate::api::status_view;
 use crate::cli;
@@ -37,12 +34,11 @@ use crate::cli::file::{build_network, build_port};
 use crate::cli::json;
 use crate::guard::alarm::Alarm;
 use crate::guard::interrupt;
-use crate::guard::keeper::{Keeper, Orders};
+use crate::guard::keeper::{Keeper, Orders, Requests};
 use crate::guard::service_manager::ServiceManager;
 use crate::guard::sigbus;
 use crate::guard::watchdog::Watchdog;
 use crate::limit_watch;
-use crate::listener::{self, Access};
 use crate::nic::drivers;
 use crate::nic::external::{self, Given};
 use crate::nic::interface::QueueOptions;
@@ -157,75 +153,28 @@ impl<'a> Sandboxed<'a> {
         let watchdog = Watchdog::start(Arc::clone(&workers)).context(NO_THREAD)?;
         let ending = Alarm::new().context("no descriptor left")?;
         let reach = self.later();
-        let interfaces = self.interfaces.leased_from(StewardAt {
-            path: self.steward.or_else(|| self.keeper.steward()).unwrap_or_default(),
-            is_own: config.steward.is_none(),
-            waiting: Waiting {
-                answer: config.steward_timeout,
-                end: Some(ending.event()),
-            },
-        });
+        let at = self.steward_at(&ending);
+        let interfaces = self.interfaces.leased_from(at);
         let ports = Arc::new(Ports::new(interfaces, &workers, self.signals.handle()));
         ports.start(config, self.sources, &self.nodes)?;
         tracing::info!("sandbox: {}", self.in_force);
         tell_what_is_off(config);
-        if let Some(changes) = self.changes {
-            ports.watch_links(changes).context(NO_THREAD)?;
-        }
-        ports.watch_uplinks().context(NO_THREAD)?;
-        limit_watch::start(Arc::clone(&ports)).context(NO_THREAD)?;
-        let reload = match (&config.file, self.keeper.requests()) {
-            (Some(file), Some(requests)) => {
-                let started = Reload::start(file.clone(), Arc::clone(&ports), requests, (FORMS, reach));
-                Some(started.context(NO_THREAD)?)
-            }
-            _ => None,
+        watch(&ports, self.changes)?;
+        let reload = start_reload(config, &ports, self.keeper.requests(), reach)?;
+        let read = answering::status_of(
+            config,
+            (&ports, &workers),
+            watchdog,
+            self.in_force,
+            reload.clone(),
+        );
+        let answers = Answers {
+            ports: &ports,
+            workers: &workers,
+            read: &read,
+            reload: reload.as_ref(),
         };
-        let read = {
-            let (ports, workers) = (Arc::clone(&ports), Arc::clone(&workers));
-            let reload = reload.clone();
-            let api = config.api.all.as_ref();
-            let api = api.and_then(|(path, _)| std::path::absolute(path).ok());
-            Arc::new(move || {
-                let readings = reload.as_ref().map(Reload::readings);
-                let networks = ports.networks();
-                let status = Status::read(
-                    &ports.all(),
-                    &networks,
-                    &workers,
-                    &watchdog,
-                    &self.in_force,
-                    readings,
-                );
-                let api = api.clone();
-                Status { api, ..status }
-            })
-        };
-        let reset = reset_of(&workers);
-        if let Some(listener) = self.control {
-            let (read, reload, reset) = (Arc::clone(&read), reload.clone(), Arc::clone(&reset));
-            let captures = Captures::of(&ports);
-            spawn("status", move || {
-                control_socket::serve(&listener, &*read, reload.as_ref(), &*reset, &captures);
-            })?;
-        }
-        if let Some(link) = self.api {
-            let (read, reload) = (Arc::clone(&read), reload.clone());
-            let rules_of = Arc::clone(&ports);
-            // Who answers by a socket on which nothing is changed is given no way to.
-            let reload = reload.filter(|_| config.api.all.is_some());
-            serve_api(
-                link,
-                Asked {
-                    read: move || read(),
-                    rules: Arc::new(move |name: &str| {
-                        rules_of.named(name).map(|port| RulesStatus::of(&port))
-                    }),
-                    reload,
-                    reset: config.api.all.is_some().then_some(reset),
-                },
-            )?;
-        }
+        answers.start(self.control, self.api, config.api.all.is_some())?;
         self.manager.tell_ready();
         let lost = watch_keeper(&self.keeper, self.signals.handle())?;
         wait_for_the_end(&mut self.signals, &*read, reload.as_ref());
@@ -240,6 +189,19 @@ impl<'a> Sandboxed<'a> {
         Ok(())
     }
 
+    /// Where queues are leased: of the steward that was named, or of the keeper. `ending` ends what waits for it.
+    fn steward_at(&self, ending: &Alarm) -> StewardAt {
+        let named = self.steward.clone();
+        StewardAt {
+            path: named.or_else(|| self.keeper.steward()).unwrap_or_default(),
+            is_own: self.config.steward.is_none(),
+            waiting: Waiting {
+                answer: self.config.steward_timeout,
+                end: Some(ending.event()),
+            },
+        }
+    }
+
     /// What ports that come later can have.
     fn later(&self) -> reload::Reach {
         reload::Reach {
@@ -249,10 +211,27 @@ impl<'a> Sandboxed<'a> {
     }
 }
 
-/// Starts a thread that nobody waits for.
-fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> anyhow::Result<()> {
-    let started = std::thread::Builder::new().name(name.to_owned()).spawn(body);
-    started.map(drop).context(NO_THREAD)
+/// Watches what ports depend on: their interfaces, the uplinks of networks, and limits of this process.
+fn watch(ports: &Arc<Ports>, changes: Option<Changes>) -> anyhow::Result<()> {
+    if let Some(changes) = changes {
+        ports.watch_links(changes).context(NO_THREAD)?;
+    }
+    ports.watch_uplinks().context(NO_THREAD)?;
+    limit_watch::start(Arc::clone(ports)).context(NO_THREAD)
+}
+
+/// Starts what reads the file again, where there is one.
+fn start_reload(
+    config: &ServeConfig,
+    ports: &Arc<Ports>,
+    requests: Option<Arc<Requests>>,
+    reach: reload::Reach,
+) -> anyhow::Result<Option<Reload>> {
+    let (Some(file), Some(requests)) = (&config.file, requests) else {
+        return Ok(None);
+    };
+    let started = Reload::start(file.clone(), Arc::clone(ports), requests, (FORMS, reach));
+    started.map(Some).context(NO_THREAD)
 }
 
 /// Until a signal ends the daemon, or somebody who closes what they come by.
@@ -440,134 +419,6 @@ fn watch_keeper(keeper: &Keeper, signals: Handle) -> anyhow::Result<Arc<AtomicBo
     };
     keeper.watch(gone).context("cannot watch the keeper")?;
     Ok(lost)
-}
-
-/// Socket files of ours, removed if the start fails before the keeper takes over.
-#[derive(Default)]
-struct Leftovers(Vec<PathBuf>);
-
-impl Drop for Leftovers {
-    fn drop(&mut self) {
-        for path in &self.0 {
-            let _ = fs::remove_file(path);
-        }
-    }
-}
-
-fn vmm_source(port: &PortConfig, leftovers: &mut Leftovers) -> anyhow::Result<VmmSource> {
-    Ok(match &port.endpoint {
-        Endpoint::Server(path) => {
-            let listened = listener::listen_at(path, &port.access);
-            let listener = listened.with_context(|| format!("cannot listen at {}", path.display()))?;
-            leftovers.0.push(path.clone());
-            VmmSource::Listen(listener)
-        }
-        Endpoint::Client(path) => VmmSource::Connect(path.clone()),
-        Endpoint::Fd(fd) => inherited(*fd)?,
-    })
-}
-
-/// A descriptor that the parent left us: SO_ACCEPTCONN tells which kind it is.
-#[allow(unsafe_code)]
-fn inherited(fd: i32) -> anyhow::Result<VmmSource> {
-    // SAFETY: the descriptor was inherited (`external::check_inherited`), by the meaning of --fd it is ours alone, and
-    // it is named once (config.rs).
-    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
-    let domain = sockopt::socket_domain(&socket)
-        .map_err(|_| anyhow::anyhow!("fd {fd}: not a socket: pass a Unix stream socket"))?;
-    if domain != rustix::net::AddressFamily::UNIX || sockopt::socket_type(&socket)? != SocketType::STREAM {
-        bail!("fd {fd}: not a Unix stream socket, which vhost-user needs: pass one");
-    }
-    let _ = rustix::io::fcntl_setfd(&socket, rustix::io::FdFlags::CLOEXEC);
-    if sockopt::socket_acceptconn(&socket)? {
-        return Ok(VmmSource::Listen(socket.into()));
-    }
-    if rustix::net::getpeername(&socket).is_err() {
-        bail!("fd {fd}: a socket that neither listens nor is connected: pass one that does");
-    }
-    Ok(VmmSource::Once(socket.into()))
-}
-
-/// Listens for `status`. Not having that is no reason not to serve.
-fn listen_for_status(control: &Control, leftovers: &mut Leftovers) -> anyhow::Result<Option<UnixListener>> {
-    let (path, listened) = match control {
-        Control::Nowhere => return Ok(None),
-        Control::At(path) => {
-            let listened = control_socket::listen(path);
-            let listened = listened.with_context(|| format!("--control {}", path.display()))?;
-            (path.clone(), listened)
-        }
-        // Nobody asked for it, and guests can do without.
-        Control::Usual => {
-            let usual = control_socket::default_path();
-            match control_socket::listen(&usual) {
-                Ok(listened) => (usual, listened),
-                Err(error) => {
-                    tracing::warn!(
-                        "no control socket, `status` will not find this daemon: {error} (--control PATH)"
-                    );
-                    return Ok(None);
-                }
-            }
-        }
-    };
-    leftovers.0.push(path);
-    Ok(Some(listened))
-}
-
-/// Listens for HTTP, where that was asked for.
-fn listen_for_http(api: &ApiConfig, leftovers: &mut Leftovers) -> anyhow::Result<Listeners> {
-    let mut local = |option: &str, socket: &Option<(PathBuf, Access)>| -> anyhow::Result<Option<OwnedFd>> {
-        let Some((path, access)) = socket else {
-            return Ok(None);
-        };
-        let listened = listener::listen_at(path, access);
-        let listener = listened.with_context(|| format!("{option} {}", path.display()))?;
-        leftovers.0.push(path.clone());
-        Ok(Some(listener.into()))
-    };
-    let all = local("--api", &api.all)?;
-    let read_only = local("--api-read-only", &api.read_only)?;
-    let metrics = api.metrics.map(|address| {
-        let listened = TcpListener::bind(address);
-        listened
-            .with_context(|| format!("--metrics {address}: choose an address of this host and a free port"))
-    });
-    Ok(Listeners {
-        all,
-        read_only,
-        metrics: metrics.transpose()?.map(OwnedFd::from),
-        changers: api.all.as_ref().and_then(|(_, access)| changers(access)),
-    })
-}
-
-/// Who may change something, where others may connect, too.
-fn changers(access: &Access) -> Option<Changers> {
-    let others_connect = access.mode & 0o002 != 0;
-    others_connect.then(|| Changers {
-        user: access
-            .owner
-            .unwrap_or_else(|| rustix::process::geteuid().as_raw()),
-        group: access
-            .group
-            .unwrap_or_else(|| rustix::process::getegid().as_raw()),
-    })
-}
-
-/// Lets statistics of workers begin anew.
-fn reset_of(workers: &Arc<Workers>) -> Reset {
-    let workers = Arc::clone(workers);
-    Arc::new(move || workers.reset_statistics())
-}
-
-/// Answers what answers HTTP. The daemon goes on without it.
-fn serve_api(
-    link: UnixStream,
-    asked: Asked<impl Fn() -> Status + Send + Sync + 'static>,
-) -> anyhow::Result<()> {
-    let lost =
-        || tracing::error!("what answers HTTP has ended: start the daemon again to have the API again");
-    service::start(link, asked, lost).context(NO_THREAD)
 }
 
 /// What tells of changes of interfaces.

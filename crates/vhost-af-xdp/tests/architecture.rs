@@ -1,7 +1,7 @@
 //! The arrows between the files of a crate: who imports whom, as its sources say.
 //!
-//! No circles in any crate, and a few arrows of the daemon's that must never be: frames know nothing of those who decide
-//! about them.
+//! No circles in any crate, and a few arrows of the daemon's that must never be: frames know nothing of those who
+//! decide about them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

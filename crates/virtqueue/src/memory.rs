@@ -128,11 +128,7 @@ impl MemoryMap {
         let shapes: Vec<_> = regions
             .iter()
             .zip(&facts)
-            .map(|(region, facts)| region::Shape {
-                file_offset: region.file_offset,
-                len: region.len,
-                page_size: facts.page_size,
-            })
+            .map(|(region, facts)| region::Shape::of(region, facts))
             .collect();
         let Layout {
             placements,
@@ -149,12 +145,8 @@ impl MemoryMap {
             .checked_next_multiple_of(system_page)
             .ok_or(MapError::TooLarge)?;
         let len = guest_len.checked_add(private_len).ok_or(MapError::TooLarge)?;
-        let align = facts
-            .iter()
-            .map(|facts| facts.page_size)
-            .max()
-            .unwrap_or(0)
-            .max(MIN_ALIGN);
+        let page_sizes = facts.iter().map(|facts| facts.page_size);
+        let align = page_sizes.max().unwrap_or(0).max(MIN_ALIGN);
 
         let reservation = Reservation::new(len, align)?;
         for (region, place) in regions.iter().zip(&placements) {

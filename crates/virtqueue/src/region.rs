@@ -362,6 +362,16 @@ pub(crate) struct Shape {
     pub(crate) page_size: u64,
 }
 
+impl Shape {
+    pub(crate) fn of(region: &Region, facts: &FileFacts) -> Self {
+        Self {
+            file_offset: region.file_offset,
+            len: region.len,
+            page_size: facts.page_size,
+        }
+    }
+}
+
 /// Where all regions go.
 pub(crate) struct Layout {
     /// In the order in which the regions were given.

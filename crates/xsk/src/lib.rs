@@ -92,6 +92,8 @@ mod netdevice;
 mod numa;
 mod ring;
 #[cfg(not(loom))]
+mod setup;
+#[cfg(not(loom))]
 mod share;
 #[cfg(not(loom))]
 mod socket;
@@ -113,9 +115,11 @@ pub use netdevice::{Channels, Netdevice};
 #[cfg(not(loom))]
 pub use numa::{NumaNode, PreferNode};
 #[cfg(not(loom))]
+pub use setup::made_rx_ring;
+#[cfg(not(loom))]
 pub use share::{First, Lender};
 #[cfg(not(loom))]
-pub use socket::{Kick, Socket, Unbound, WakeError, made_rx_ring};
+pub use socket::{Kick, Socket, Unbound, WakeError};
 #[cfg(not(loom))]
 pub use statistics::Statistics;
 pub use umem::{Frames, MIN_CHUNK_BYTES, Umem, UmemError, XDP_PACKET_HEADROOM};

@@ -14,22 +14,20 @@ use std::sync::Arc;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::xdp::{
-    XDP_PGOFF_RX_RING, XDP_PGOFF_TX_RING, XDP_UMEM_PGOFF_COMPLETION_RING, XDP_UMEM_PGOFF_FILL_RING,
-    XdpMmapOffsets, XdpOptionsFlags, XdpRingOffset, XdpUmemReg, XdpUmemRegFlags,
-};
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, recv, send, sockopt};
+use rustix::net::xdp::XdpOptionsFlags;
+use rustix::net::{RecvFlags, SendFlags, recv, send, sockopt};
 
 use crate::bind::{Bound, bind_queue, try_all};
 use crate::config::{AttachMode, Fallback, Mode, SocketConfig};
-use crate::desc::{CompletionRing, Descriptor, FillRing, RxRing, TxRing};
+use crate::desc::{CompletionRing, FillRing, RxRing, TxRing};
 use crate::error::OpenError;
-use crate::ring::{Consumer, Producer, Shared};
+use crate::setup::{
+    Rings, check_family, map_rings, open_socket, query, register, set_busy_poll, set_tx_budget, size_rings,
+};
 use crate::share::{First, Lender};
 use crate::statistics::Statistics;
-use crate::sys::{self, Mapping, RingOffsets};
 use crate::umem::Umem;
-use crate::units::{QueueId, RingSize};
+use crate::units::QueueId;
 
 /// A socket bound to one queue of one interface. Dropping it frees the queue.
 ///
@@ -418,217 +416,4 @@ fn kick_result(errno: Option<Errno>) -> Result<Kick, WakeError> {
         Some(Errno::NXIO | Errno::NODEV) => Err(WakeError::InterfaceGone),
         Some(errno) => Err(WakeError::Other(errno.into())),
     }
-}
-
-fn query(what: &'static str, errno: Errno) -> OpenError {
-    OpenError::Query {
-        what,
-        source: errno.into(),
-    }
-}
-
-fn open_socket() -> Result<OwnedFd, OpenError> {
-    sys::open_socket().map_err(|source| OpenError::Create { source })
-}
-
-fn check_family(fd: BorrowedFd<'_>) -> Result<(), OpenError> {
-    match sockopt::socket_domain(fd) {
-        Ok(AddressFamily::XDP) => Ok(()),
-        Ok(other) => Err(OpenError::NotXdp {
-            domain: other.as_raw(),
-        }),
-        Err(_) => Err(OpenError::NotXdp { domain: 0 }),
-    }
-}
-
-fn register(fd: BorrowedFd<'_>, umem: &Umem) -> Result<(), OpenError> {
-    let registration = XdpUmemReg {
-        addr: umem.address(),
-        len: umem.len(),
-        chunk_size: umem.chunk_size(),
-        headroom: umem.headroom(),
-        flags: XdpUmemRegFlags::from_bits_retain(umem.flags()),
-        tx_metadata_len: umem.tx_metadata_len(),
-    };
-    sockopt::set_xdp_umem_reg(fd, registration).map_err(|errno| umem.refusal(&errno.into()))
-}
-
-fn size_rings(fd: BorrowedFd<'_>, config: &SocketConfig) -> Result<(), OpenError> {
-    let refused = |ring, size: RingSize| {
-        move |errno: Errno| OpenError::Ring {
-            ring,
-            entries: size.get(),
-            source: errno.into(),
-        }
-    };
-    let (fill, completion) = (config.fill, config.completion);
-    sockopt::set_xdp_umem_fill_ring_size(fd, fill.get()).map_err(refused("fill", fill))?;
-    sockopt::set_xdp_umem_completion_ring_size(fd, completion.get())
-        .map_err(refused("completion", completion))?;
-    if let Some(rx) = config.rx
-        && !config.rx_is_made
-    {
-        sockopt::set_xdp_rx_ring_size(fd, rx.get()).map_err(refused("rx", rx))?;
-    }
-    if let Some(tx) = config.tx {
-        sockopt::set_xdp_tx_ring_size(fd, tx.get()).map_err(refused("tx", tx))?;
-    }
-    Ok(())
-}
-
-fn set_tx_budget(fd: BorrowedFd<'_>, config: &SocketConfig) -> Result<(), OpenError> {
-    let Some(budget) = config.max_tx_skb_budget else {
-        return Ok(());
-    };
-    match sys::set_option(fd, libc::SOL_XDP, sys::XDP_MAX_TX_SKB_BUDGET, budget) {
-        // A kernel before 6.18: its budget is fixed.
-        Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => Ok(()),
-        result => result.map_err(|source| {
-            let tx_entries = config.tx.map_or(0, RingSize::get);
-            OpenError::TxBudget {
-                budget,
-                tx_entries,
-                source,
-            }
-        }),
-    }
-}
-
-fn set_busy_poll(fd: BorrowedFd<'_>, config: &SocketConfig) -> Result<(), OpenError> {
-    let Some(poll) = config.busy_poll else {
-        // Who has opened the socket may have allowed it. A kernel that has no such option polls for none.
-        let _ = sys::set_option(fd, libc::SOL_SOCKET, libc::SO_BUSY_POLL, 0);
-        return Ok(());
-    };
-    let options = [
-        (
-            "SO_PREFER_BUSY_POLL",
-            libc::SO_PREFER_BUSY_POLL,
-            u32::from(poll.prefer),
-        ),
-        ("SO_BUSY_POLL", libc::SO_BUSY_POLL, poll.usecs),
-        ("SO_BUSY_POLL_BUDGET", libc::SO_BUSY_POLL_BUDGET, poll.budget),
-    ];
-    for (option, name, value) in options {
-        // Who has opened the socket may have set it, for whom it takes no privilege.
-        if name == libc::SO_PREFER_BUSY_POLL
-            && sys::option(fd, libc::SOL_SOCKET, name).is_ok_and(|set| set == value)
-        {
-            continue;
-        }
-        sys::set_option(fd, libc::SOL_SOCKET, name, value).map_err(|source| OpenError::BusyPoll {
-            option,
-            value,
-            source,
-        })?;
-    }
-    Ok(())
-}
-
-#[derive(Debug)]
-struct Rings {
-    fill: FillRing,
-    completion: CompletionRing,
-    rx: RxRing,
-    tx: TxRing,
-}
-
-fn map_rings(
-    fd: BorrowedFd<'_>,
-    umem: &Umem,
-    config: &SocketConfig,
-    offsets: &XdpMmapOffsets,
-) -> Result<Rings, OpenError> {
-    let codec = umem.codec();
-    let refused = |ring, size: RingSize| {
-        let entries = size.get();
-        move |source: Option<io::Error>| match source {
-            Some(source) => OpenError::Ring {
-                ring,
-                entries,
-                source,
-            },
-            None => OpenError::KernelTooOld,
-        }
-    };
-    let fill = map_ring(fd, &offsets.fr, XDP_UMEM_PGOFF_FILL_RING, config.fill)
-        .map_err(refused("fill", config.fill))?;
-    let completion = map_ring(fd, &offsets.cr, XDP_UMEM_PGOFF_COMPLETION_RING, config.completion)
-        .map_err(refused("completion", config.completion))?;
-    let rx = match config.rx {
-        None => Shared::absent(),
-        Some(size) => map_ring(fd, &offsets.rx, XDP_PGOFF_RX_RING, size).map_err(|source| match source {
-            // EINVAL: there is no such ring, or a smaller one (`xsk_mmap`, net/xdp/xsk.c). We made all but this one.
-            Some(source) if config.rx_is_made && is_invalid(&source) => {
-                OpenError::RxRingNotMade { entries: size.get() }
-            }
-            source => refused("rx", size)(source),
-        })?,
-    };
-    let tx = match config.tx {
-        None => Shared::absent(),
-        Some(size) => map_ring(fd, &offsets.tx, XDP_PGOFF_TX_RING, size).map_err(refused("tx", size))?,
-    };
-    Ok(Rings {
-        fill: Producer::new(fill, codec),
-        completion: Consumer::new(completion, codec),
-        rx: Consumer::new(rx, codec),
-        tx: Producer::new(tx, codec),
-    })
-}
-
-fn is_invalid(error: &io::Error) -> bool {
-    error.raw_os_error() == Some(libc::EINVAL)
-}
-
-/// Entries of the rx ring that somebody else has made for a socket; `None` without one.
-///
-/// The kernel does not say how many there are, but refuses to map more pages than they take: asked for ever fewer, it
-/// answers at the ring's own size. That is exact for rings of more than a page.
-///
-/// # Errors
-/// [`OpenError::NotXdp`]; [`OpenError::RxRingTooSmall`] for a ring that might be smaller than its page;
-/// [`OpenError::Query`].
-pub fn made_rx_ring(fd: BorrowedFd<'_>) -> Result<Option<RingSize>, OpenError> {
-    check_family(fd)?;
-    let offsets = sockopt::xdp_mmap_offsets(fd).map_err(|error| query("XDP_MMAP_OFFSETS", error))?;
-    let page_entries =
-        u32::try_from(rustix::param::page_size() / size_of::<Descriptor>()).unwrap_or(RingSize::MAX);
-    for size in RingSize::descending() {
-        match map_ring::<Descriptor>(fd, &offsets.rx, XDP_PGOFF_RX_RING, size) {
-            // A ring of half the entries would take as many pages.
-            Ok(_) if size.get() < page_entries => {
-                return Err(OpenError::RxRingTooSmall {
-                    least_entries: RingSize::at_least(page_entries),
-                });
-            }
-            Ok(_) => return Ok(Some(size)),
-            Err(Some(error)) if is_invalid(&error) => {}
-            Err(Some(source)) => {
-                let what = "the rx ring";
-                return Err(OpenError::Query { what, source });
-            }
-            Err(None) => return Err(OpenError::KernelTooOld),
-        }
-    }
-    Ok(None)
-}
-
-/// Maps one ring; `Err(None)` if the kernel has no flags word in it.
-fn map_ring<T: Copy + Default>(
-    fd: BorrowedFd<'_>,
-    offset: &XdpRingOffset,
-    place: u64,
-    size: RingSize,
-) -> Result<Shared<T>, Option<io::Error>> {
-    let parts = RingOffsets {
-        producer: offset.producer,
-        consumer: offset.consumer,
-        flags: offset.flags.ok_or(None)?,
-        slots: offset.desc,
-    };
-    let len = offset.desc + u64::from(size.get()) * size_of::<T>() as u64;
-    let len = usize::try_from(len).map_err(|_| Some(io::ErrorKind::OutOfMemory.into()))?;
-    let mapping = Mapping::new(fd, len, place).map_err(Some)?;
-    Ok(Shared::mapped(mapping, &parts, size.get()))
 }

@@ -184,8 +184,9 @@ pub(crate) fn test_runs(id: u32, metadata_bytes: u32, frame: &[u8], repeat: u32)
     (opts.retval, opts.duration)
 }
 
-/// What one run of the program with this id takes while `traffic` gives it frames, ns: the kernel's own measurement, which is
-/// in it (some 20 ns). For programs that BPF_PROG_TEST_RUN does not take: those bound to an interface (EINVAL).
+/// What one run of the program with this id takes while `traffic` gives it frames, ns: the kernel's own measurement,
+/// which is in it (some 20 ns). For programs that BPF_PROG_TEST_RUN does not take: those bound to an interface
+/// (EINVAL).
 pub(crate) fn ns_a_run(id: u32, traffic: impl FnOnce()) -> f64 {
     // SAFETY: no memory is passed.
     let on: RawFd = unsafe { libbpf_sys::bpf_enable_stats(libbpf_sys::BPF_STATS_RUN_TIME) };

@@ -1,5 +1,5 @@
-//! Filters at the egress of interfaces, that outlive who put them there: before Linux 6.6 those that join the host with a
-//! network.
+//! Filters at the egress of interfaces, that outlive who put them there: before Linux 6.6 those that join the host with
+//! a network.
 
 use std::io;
 

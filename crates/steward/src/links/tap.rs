@@ -123,8 +123,8 @@ impl Tap {
     }
 }
 
-/// Addresses that the host has on an interface: its own, those of interfaces above it (VLANs, macvlans), and that of the
-/// bridge or bond that it is part of.
+/// Addresses that the host has on an interface: its own, those of interfaces above it (VLANs, macvlans), and that of
+/// the bridge or bond that it is part of.
 pub(crate) fn addresses_on(link: &Link) -> io::Result<Vec<[u8; 6]>> {
     let (mut all, mut others, mut master) = (vec![link.mac], Vec::new(), None);
     for_each(|header, attributes| {

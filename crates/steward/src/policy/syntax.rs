@@ -178,43 +178,20 @@ impl Allow {
                 "it says neither user nor group, and a rule for everybody is not meant to be".to_owned(),
             );
         }
+        self.check_values()?;
         let missing = |what: &str, example: &str| format!("it says no {what}: add `{what} = {example}`");
         let interface = self.interface.ok_or_else(|| missing("interface", "\"eth1\""))?;
         let queues = self
             .queues
             .ok_or_else(|| missing("queues", "\"0-3\"` or `queues = \"all\""))?;
-        if self.at_most == Some(0) {
-            return Err(
-                "at-most = 0: nothing could be leased: give 1 or more, or leave the rule out".to_owned(),
-            );
-        }
-        if self.busy_poll == Some(0) {
-            return Err(
-                "busy-poll = 0: nothing could be polled for: give 1 or more, or leave it out".to_owned(),
-            );
-        }
-        if self.host == Some(true) && !self.network {
-            return Err("host = true: it goes with network = true: add that, or leave it out".to_owned());
-        }
         if !is_interface_name(&interface) {
             return Err(format!(
                 "interface = {interface:?}: it is not a name of one: `ip link` lists them"
             ));
         }
-        let queues = match queues.as_str() {
-            "all" => (0..MAX_QUEUES).collect(),
-            list => ranges(list, MAX_QUEUES - 1)
-                .map_err(|what| format!("queues = {list:?}: {what}"))?
-                .into_iter()
-                .collect(),
-        };
+        let queues = queue_numbers(&queues)?;
         let macs = named("macs", self.macs)?;
-        let mut vlans = BTreeSet::new();
-        for list in &named("vlans", self.vlans)? {
-            let numbers =
-                ranges(list, LAST_VLAN.into()).map_err(|what| format!("vlans: {list:?}: {what}"))?;
-            vlans.extend(numbers);
-        }
+        let vlans = vlan_numbers(self.vlans)?;
         Ok(Rule {
             user: self
                 .user
@@ -239,6 +216,41 @@ impl Allow {
             busy_poll: self.busy_poll,
         })
     }
+
+    /// Errors: what cannot be meant so.
+    fn check_values(&self) -> Result<(), String> {
+        if self.at_most == Some(0) {
+            return Err(
+                "at-most = 0: nothing could be leased: give 1 or more, or leave the rule out".to_owned(),
+            );
+        }
+        if self.busy_poll == Some(0) {
+            return Err(
+                "busy-poll = 0: nothing could be polled for: give 1 or more, or leave it out".to_owned(),
+            );
+        }
+        if self.host == Some(true) && !self.network {
+            return Err("host = true: it goes with network = true: add that, or leave it out".to_owned());
+        }
+        Ok(())
+    }
+}
+
+fn queue_numbers(text: &str) -> Result<BTreeSet<u32>, String> {
+    if text == "all" {
+        return Ok((0..MAX_QUEUES).collect());
+    }
+    let numbers = ranges(text, MAX_QUEUES - 1).map_err(|what| format!("queues = {text:?}: {what}"))?;
+    Ok(numbers.into_iter().collect())
+}
+
+fn vlan_numbers(lists: Option<Vec<String>>) -> Result<BTreeSet<u32>, String> {
+    let mut vlans = BTreeSet::new();
+    for list in &named("vlans", lists)? {
+        let numbers = ranges(list, LAST_VLAN.into()).map_err(|what| format!("vlans: {list:?}: {what}"))?;
+        vlans.extend(numbers);
+    }
+    Ok(vlans)
 }
 
 impl NameOrNumber {

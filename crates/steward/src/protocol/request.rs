@@ -80,8 +80,9 @@ pub enum Request {
         /// As given with [`Request::Keep`].
         token: Token,
     },
-    /// Stations of the network that the lease is for: these change, others stay as they are. At most [`CHANGES_MAX`](super::CHANGES_MAX), each
-    /// station once; a lease has [`STATIONS_MAX`](super::STATIONS_MAX) at most. All are judged before any is changed.
+    /// Stations of the network that the lease is for: these change, others stay as they are. At most
+    /// [`CHANGES_MAX`](super::CHANGES_MAX), each station once; a lease has [`STATIONS_MAX`](super::STATIONS_MAX) at
+    /// most. All are judged before any is changed.
     Stations {
         /// What changes.
         changes: Vec<StationChange>,
@@ -95,8 +96,8 @@ pub enum Request {
         /// Index of the device whose descriptor the holder has; 0: of none.
         has: u32,
     },
-    /// The hints that the lease's queues are to have, from now on. Without a lease: of that which this connection asks for
-    /// or comes back to.
+    /// The hints that the lease's queues are to have, from now on. Without a lease: of that which this connection asks
+    /// for or comes back to.
     Hints(HintWish),
     /// The first lease of a higher number, of any holder. Who asks needs no lease.
     Leases {
@@ -164,8 +165,8 @@ pub struct Wanted {
     /// asked to bring such frames to these queues, where it can and the policy names them; what else comes to the
     /// queues goes to the host.
     pub filter: Filter,
-    /// The queues are those of a network: only frames to its stations come, which [`Request::Stations`] names, and copies
-    /// of frames to groups. There is no filter then.
+    /// The queues are those of a network: only frames to its stations come, which [`Request::Stations`] names, and
+    /// copies of frames to groups. There is no filter then.
     pub network: bool,
 }
 
@@ -190,12 +191,42 @@ struct LeaseBody {
     network: u32,
 }
 
+impl LeaseBody {
+    fn of(wanted: &Wanted) -> Self {
+        Self {
+            interface: field(&wanted.interface),
+            start_queue: wanted.start_queue,
+            queues: wanted.queues,
+            mode: wanted.mode as u32,
+            mac_count: wanted.filter.macs.len().try_into().unwrap_or(u32::MAX),
+            vlan_count: wanted.filter.vlans.len().try_into().unwrap_or(u32::MAX),
+            macs: padded(&wanted.filter.macs),
+            vlans: padded(&wanted.filter.vlans),
+            network: wanted.network.into(),
+        }
+    }
+}
+
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(super) struct ActivateBody {
     pub(super) queue: u32,
     pub(super) header_bytes: u32,
     pub(super) frame_limit: u32,
+}
+
+impl ActivateBody {
+    fn of(queue: u32, conf: &QueueConf) -> Self {
+        Self {
+            queue,
+            header_bytes: match conf.virtio_header {
+                Some(header) => header.len_bytes(),
+                None if conf.hints => HINTS,
+                None => 0,
+            },
+            frame_limit: conf.frame_limit,
+        }
+    }
 }
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -209,6 +240,21 @@ struct RegisterBody {
     flags: u32,
     rings: Rings,
     parts: [Part; PARTS_MAX],
+}
+
+impl RegisterBody {
+    fn of(queue: u32, umem: &UmemLayout, rings: Rings) -> Self {
+        Self {
+            queue,
+            part_count: umem.parts.len().try_into().unwrap_or(u32::MAX),
+            chunk_bytes: umem.chunk_bytes,
+            headroom_bytes: umem.headroom_bytes,
+            tx_metadata_bytes: umem.tx_metadata_bytes,
+            flags: umem.flags,
+            rings,
+            parts: padded(&umem.parts),
+        }
+    }
 }
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -241,77 +287,40 @@ impl Request {
     #[must_use]
     pub fn encode(&self, serial: u32) -> Vec<u8> {
         match self {
-            Self::Lease(wanted) => message(
-                kind::LEASE,
-                serial,
-                &LeaseBody {
-                    interface: field(&wanted.interface),
-                    start_queue: wanted.start_queue,
-                    queues: wanted.queues,
-                    mode: wanted.mode as u32,
-                    mac_count: wanted.filter.macs.len().try_into().unwrap_or(u32::MAX),
-                    vlan_count: wanted.filter.vlans.len().try_into().unwrap_or(u32::MAX),
-                    macs: padded(&wanted.filter.macs),
-                    vlans: padded(&wanted.filter.vlans),
-                    network: wanted.network.into(),
-                },
-            ),
-            Self::Register { queue, umem, rings } => message(
-                kind::REGISTER,
-                serial,
-                &RegisterBody {
-                    queue: *queue,
-                    part_count: umem.parts.len().try_into().unwrap_or(u32::MAX),
-                    chunk_bytes: umem.chunk_bytes,
-                    headroom_bytes: umem.headroom_bytes,
-                    tx_metadata_bytes: umem.tx_metadata_bytes,
-                    flags: umem.flags,
-                    rings: *rings,
-                    parts: padded(&umem.parts),
-                },
-            ),
+            Self::Lease(wanted) => message(kind::LEASE, serial, &LeaseBody::of(wanted)),
+            Self::Register { queue, umem, rings } => {
+                message(kind::REGISTER, serial, &RegisterBody::of(*queue, umem, *rings))
+            }
             &Self::Bind {
                 queue,
                 flags,
                 wait_ms,
-            } => message(
-                kind::BIND,
-                serial,
-                &BindBody {
+            } => {
+                let body = BindBody {
                     queue,
                     flags,
                     wait_ms,
-                },
-            ),
+                };
+                message(kind::BIND, serial, &body)
+            }
             &Self::Share {
                 queue,
                 wait_ms,
                 cookie,
                 rings,
-            } => message(
-                kind::SHARE,
-                serial,
-                &ShareBody {
+            } => {
+                let body = ShareBody {
                     queue,
                     wait_ms,
                     cookie,
                     rings,
-                },
-            ),
+                };
+                message(kind::SHARE, serial, &body)
+            }
             &Self::Await { queue, wait_ms } => message(kind::AWAIT, serial, &[queue, wait_ms]),
-            Self::Activate { queue, conf } => message(
-                kind::ACTIVATE,
-                serial,
-                &ActivateBody {
-                    queue: *queue,
-                    header_bytes: match conf.virtio_header {
-                        Some(header) => header.len_bytes(),
-                        None if conf.hints => HINTS,
-                        None => 0,
-                    },
-                    frame_limit: conf.frame_limit,
-                },
-            ),
+            Self::Activate { queue, conf } => {
+                message(kind::ACTIVATE, serial, &ActivateBody::of(*queue, conf))
+            }
             Self::Deactivate { queue } => message(kind::DEACTIVATE, serial, queue),
             Self::Counters { queue } => message(kind::COUNTERS, serial, queue),
             Self::Facts => message(kind::FACTS, serial, &[0u8; 0]),

@@ -1,14 +1,14 @@
 //! Closing connections that are over.
 //!
-//! What nobody has read of one goes with it, files of the holder's perhaps. Whoever has the last descriptor of such a file
-//! may have to wait: of a TCP socket until all is sent (SO_LINGER), of a file in FUSE until its server has taken the pages
-//! that were written. So the end of a child closes them ([`errand::close`]), one of each user's in a round, however many
-//! they are. Their peers have learned of it by then, and leases have ended.
+//! What nobody has read of one goes with it, files of the holder's perhaps. Whoever has the last descriptor of such a
+//! file may have to wait: of a TCP socket until all is sent (SO_LINGER), of a file in FUSE until its server has taken
+//! the pages that were written. So the end of a child closes them ([`errand::close`]), one of each user's in a round,
+//! however many they are. Their peers have learned of it by then, and leases have ended.
 //!
 //! From Linux 6.16 on only who has a lease can send files (SO_PASSRIGHTS): other connections are closed at once.
 //!
-//! Children may hang, which even SIGKILL does not change. Of a user, and under a rule, there are as many as errands at most;
-//! what else is over waits, and counts as a connection.
+//! Children may hang, which even SIGKILL does not change. Of a user, and under a rule, there are as many as errands at
+//! most; what else is over waits, and counts as a connection.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};

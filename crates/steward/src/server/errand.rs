@@ -1,23 +1,24 @@
-//! What the kernel may take long for, done by a process of its own: registering memory, binding, and waiting for a queue.
+//! What the kernel may take long for, done by a process of its own: registering memory, binding, and waiting for a
+//! queue.
 //!
 //! # Theory of operation
 //!
-//! A holder's memory is pinned page by page, seconds for a large guest; a bind waits for the lock of all interfaces, and
-//! for a driver that starts its rings anew. Neither may hold up the others. And the files of that memory are the
+//! A holder's memory is pinned page by page, seconds for a large guest; a bind waits for the lock of all interfaces,
+//! and for a driver that starts its rings anew. Neither may hold up the others. And the files of that memory are the
 //! holder's: looking at one, or closing it, may wait for ever for a file system that the holder itself serves (FUSE).
 //!
 //! So each such request is done by a child of the steward (fork(2)), which ends when it is done. The child takes the
 //! descriptors from the connection itself: they are never in the steward's own table. It looks at each by
-//! F_GET_SEALS, which asks nobody and only files of tmpfs and hugetlbfs answer (`memfd_file_seals_ptr`, mm/memfd.c), maps
-//! them side by side, and registers them with the socket. Memory that is registered stays so when the child and its
-//! mappings are gone: it belongs to the socket, which the steward has, too.
+//! F_GET_SEALS, which asks nobody and only files of tmpfs and hugetlbfs answer (`memfd_file_seals_ptr`, mm/memfd.c),
+//! maps them side by side, and registers them with the socket. Memory that is registered stays so when the child and
+//! its mappings are gone: it belongs to the socket, which the steward has, too.
 //!
 //! What the child could not do comes back over a pipe as two numbers, step and errno, and is read when the child has
 //! ended (pidfd_open(2)). One that is killed, or that the kernel does not let go, says nothing, and hurts the one whose
 //! memory it was: it counts against the errands that its user may have, and its rule. It dies with the steward.
 //!
-//! Before it registers, the child takes the holder's user for its real one, so that the kernel counts the memory for that
-//! user, as long as anybody has a socket with it. And connections are closed by the end of a child ([`close`]).
+//! Before it registers, the child takes the holder's user for its real one, so that the kernel counts the memory for
+//! that user, as long as anybody has a socket with it. And connections are closed by the end of a child ([`close`]).
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -114,8 +115,8 @@ impl Probe {
         }
     }
 
-    /// Whether nobody has the queue, by what became of a bind. What is not known to come after the look at who has it, as
-    /// a lack of memory, says nothing.
+    /// Whether nobody has the queue, by what became of a bind. What is not known to come after the look at who has it,
+    /// as a lack of memory, says nothing.
     fn is_free(self, bound: Result<(), Errno>) -> Result<(), Errno> {
         match (self, bound) {
             // Refused as meant; or the interface is gone, or has no such queue any more, which the kernel allows only
@@ -172,7 +173,8 @@ pub(super) struct Memory {
 impl Memory {
     /// What the kernel has for each socket beside the memory, at most, bytes: for a chunk of 2048 up to 144 (`struct
     /// xdp_buff_xsk`, Linux 6.6 to 6.12) and 8 in unaligned mode, and for all chunks, whoever uses them
-    /// (`xp_create_and_assign_umem`, net/xdp/xsk_buff_pool.c); in zero-copy 8 for a page (`xp_init_dma_info`, same file).
+    /// (`xp_create_and_assign_umem`, net/xdp/xsk_buff_pool.c); in zero-copy 8 for a page (`xp_init_dma_info`, same
+    /// file).
     pub(super) fn kernel_bytes(self) -> u64 {
         self.bytes.div_ceil(13)
     }

@@ -1,8 +1,8 @@
 //! The host as one more receiver of networks (`steer::HostAccess`).
 //!
-//! A holder of a network asks for it ([`Request::Host`](crate::protocol::Request::Host)). Then there is a tap device, with
-//! programs between it and the interface of the network. Its descriptor is the holder's alone, so that the device goes
-//! with the holder, and stays without a steward; it goes with the lease of the network, too.
+//! A holder of a network asks for it ([`Request::Host`](crate::protocol::Request::Host)). Then there is a tap device,
+//! with programs between it and the interface of the network. Its descriptor is the holder's alone, so that the device
+//! goes with the holder, and stays without a steward; it goes with the lease of the network, too.
 //!
 //! What a steward left that died is found by what the device says in its alias, and by pins beside those of the
 //! interface's program: the next one goes on with those of leases that go on, and removes all others.
@@ -80,8 +80,8 @@ impl Host {
         }
     }
 
-    /// Sees to it that there is a device whose descriptor the holder has, who has that of the one with this index: a new
-    /// one's, if it is another.
+    /// Sees to it that there is a device whose descriptor the holder has, who has that of the one with this index: a
+    /// new one's, if it is another.
     /// Errors: in words.
     fn give(&mut self, interface: &Interface, has: u32) -> Result<(Link, Option<OwnedFd>), String> {
         let name = &self.tap.name;
@@ -316,7 +316,8 @@ impl Server {
         self.remove_stray_filters();
     }
 
-    /// Removes filters whose device went with its holder, who died with the steward: frames to stations would go nowhere.
+    /// Removes filters whose device went with its holder, who died with the steward: frames to stations would go
+    /// nowhere.
     fn remove_stray_filters(&self) {
         let filters = filters::of_hosts().unwrap_or_else(|error| {
             tracing::warn!("cannot look for filters that another steward left: {error}");

@@ -81,6 +81,8 @@ const RETRY: Duration = Duration::from_secs(1);
 pub const LINGER: Duration = Duration::from_secs(5);
 /// Descriptors that are kept for what has to be done without any: two processes at a time.
 const RESERVE: usize = 12;
+/// Descriptors that are polled before those of connections.
+const OF_THE_SERVER: usize = 4;
 /// Pause before a connection is accepted when there was no descriptor for it.
 const NO_DESCRIPTOR: Duration = Duration::from_millis(100);
 
@@ -232,37 +234,51 @@ impl Server {
         }
     }
 
+    /// Waits until there is something to do: at a time that something falls due, or because somebody is ready.
     fn wait(&mut self, end: BorrowedFd<'_>, look_at: Option<Instant>) -> io::Result<Ready> {
         let now = Instant::now();
         let accepts = self.pause.is_none_or(|until| until <= now);
-        let orphans = (!self.orphans.is_empty()).then(|| now + ORPHANS_LOOK);
-        let lingering = self
-            .interfaces
-            .values()
-            .filter_map(|interface| interface.idle_since);
-        let lingering = lingering
-            .map(|since| since + self.linger)
-            .filter(|&at| at > now)
-            .min();
-        let pause = self.pause.filter(|_| !accepts);
-        let is_late = self.connections.values().any(Connection::has_unsent) || !self.unclosed.is_empty();
-        let late = is_late.then(|| now + RETRY);
-        let mut wake = [look_at, pause, orphans, lingering, late, self.next_idle()]
-            .into_iter()
-            .flatten()
-            .min();
+        let mut wake = self.next_due(now, look_at);
         let mut interests = Vec::new();
         for connection in self.connections.values_mut() {
             let interest = connection.interest(now);
             wake = [wake, interest.wake].into_iter().flatten().min();
             interests.push(interest.events);
         }
+        let mut fds = self.polled(end, accepts, &interests);
+        let timeout = wake.and_then(|at| Timespec::try_from(at.saturating_duration_since(now)).ok());
+        match poll(&mut fds, timeout.as_ref()) {
+            Ok(_) => Ok(self.ready(&fds)),
+            Err(Errno::INTR) => Ok(Ready::default()),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// When something falls due that no descriptor tells, beside what connections wait for.
+    fn next_due(&self, now: Instant, look_at: Option<Instant>) -> Option<Instant> {
+        let orphans = (!self.orphans.is_empty()).then(|| now + ORPHANS_LOOK);
+        let idle = self
+            .interfaces
+            .values()
+            .filter_map(|interface| interface.idle_since);
+        let lingering = idle.map(|since| since + self.linger).filter(|&at| at > now);
+        let pause = self.pause.filter(|&until| until > now);
+        let is_late = self.connections.values().any(Connection::has_unsent) || !self.unclosed.is_empty();
+        let late = is_late.then(|| now + RETRY);
+        [look_at, pause, orphans, lingering.min(), late, self.next_idle()]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+
+    /// What is waited for: the four that [`OF_THE_SERVER`] counts, connections with their `interests`, and processes.
+    fn polled<'a>(&'a self, end: BorrowedFd<'a>, accepts: bool, interests: &[PollFlags]) -> Vec<PollFd<'a>> {
         let accepting = if accepts {
             PollFlags::IN
         } else {
             PollFlags::empty()
         };
-        let mut fds = vec![
+        let of_the_server: [_; OF_THE_SERVER] = [
             PollFd::from_borrowed_fd(end, PollFlags::IN),
             PollFd::new(&self.listener, accepting),
             PollFd::new(&self.changes, PollFlags::IN),
@@ -271,9 +287,9 @@ impl Server {
                 None => PollFd::from_borrowed_fd(end, PollFlags::IN),
             },
         ];
+        let mut fds = Vec::from(of_the_server);
         let connections = self.connections.values().zip(interests);
-        fds.extend(connections.map(|(connection, events)| PollFd::new(connection, events)));
-        let of_connections = fds.len();
+        fds.extend(connections.map(|(connection, &events)| PollFd::new(connection, events)));
         let pending = self
             .connections
             .values()
@@ -281,21 +297,17 @@ impl Server {
         let errands = pending.map(|pending| &pending.errand);
         let errands = errands.chain(self.lost_errands.iter().map(|lost| &lost.errand));
         fds.extend(errands.map(|errand| PollFd::new(errand, PollFlags::IN)));
-        fds.extend(
-            self.closing
-                .iter()
-                .map(|closing| PollFd::new(&closing.child, PollFlags::IN)),
-        );
-        let timeout = wake.and_then(|at| Timespec::try_from(at.saturating_duration_since(now)).ok());
-        match poll(&mut fds, timeout.as_ref()) {
-            Ok(_) => {}
-            Err(Errno::INTR) => return Ok(Ready::default()),
-            Err(errno) => return Err(errno.into()),
-        }
+        let closing = self.closing.iter().map(|closing| &closing.child);
+        fds.extend(closing.map(|child| PollFd::new(child, PollFlags::IN)));
+        fds
+    }
+
+    /// Who is ready of those that were [polled](Self::polled).
+    fn ready(&self, fds: &[PollFd<'_>]) -> Ready {
         let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
         let numbers = self.connections.keys().copied();
-        let events = fds[4..of_connections].iter().map(PollFd::revents);
-        Ok(Ready {
+        let events = fds[OF_THE_SERVER..].iter().map(PollFd::revents);
+        Ready {
             end: is_ready(&fds[0]),
             accept: is_ready(&fds[1]),
             changes: is_ready(&fds[2]),
@@ -305,7 +317,7 @@ impl Server {
                 .filter(|(_, events)| !events.is_empty())
                 .map(|(number, events)| ReadyConnection { number, events })
                 .collect(),
-        })
+        }
     }
 
     /// Ends connections whose answers nobody reads, and whose process is gone: one can be open yet, on its own way here
@@ -557,8 +569,8 @@ impl Server {
     }
 }
 
-/// Whether sockets are bound before they are handed over. Where not, a holder could bind its own to any free queue; looked
-/// at once.
+/// Whether sockets are bound before they are handed over. Where not, a holder could bind its own to any free queue;
+/// looked at once.
 #[must_use]
 pub fn hands_over_bound() -> bool {
     static BOUND: OnceLock<bool> = OnceLock::new();

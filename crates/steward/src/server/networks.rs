@@ -47,8 +47,8 @@ impl Server {
         }
     }
 
-    /// A lease is charged to another rule, or to one that says something else now: what its network may not have any more
-    /// it loses.
+    /// A lease is charged to another rule, or to one that says something else now: what its network may not have any
+    /// more it loses.
     pub(super) fn judge_network(&mut self, held: &Held) {
         if self.policy.check_host(held.rule).is_err() {
             self.end_host((held.interface, held.wanted.start_queue));
@@ -100,8 +100,8 @@ impl Server {
         }
     }
 
-    /// Has the holder of a lease name its stations again, if it is one of a network: they are judged otherwise than when it
-    /// named them.
+    /// Has the holder of a lease name its stations again, if it is one of a network: they are judged otherwise than
+    /// when it named them.
     pub(super) fn ask_for_stations(&mut self, number: u64) {
         if let Some(connection) = self.connections.get_mut(&number) {
             connection.dirty |= connection.held.as_ref().is_some_and(|held| held.wanted.network);

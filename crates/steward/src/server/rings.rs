@@ -1,8 +1,9 @@
 //! Rings of networks, which are kept for who had them.
 //!
-//! A holder that has been handed a ring can keep it, 256 KiB of the kernel's memory, as long as it likes, and its memory
-//! counts for nobody but this process. So a user gets the same one again, whenever it leases the same queue: there are no
-//! more than users and queues. What a group of users with many numbers could make of that is limited by time.
+//! A holder that has been handed a ring can keep it, 256 KiB of the kernel's memory, as long as it likes, and its
+//! memory counts for nobody but this process. So a user gets the same one again, whenever it leases the same queue:
+//! there are no more than users and queues. What a group of users with many numbers could make of that is limited by
+//! time.
 //!
 //! The next lease of a user has what the last one left unread taken away. Whoever of that user has kept the ring can
 //! read what comes into it, and lose it for the other: processes of one user are not kept apart here.

@@ -4,8 +4,8 @@
 //! A holder has one such request under way at a time; its further ones wait on its connection, as do those of a rule
 //! under which there are as many errands as there may be. A socket is the steward's alone until it is bound.
 //!
-//! Before Linux 6.4 nobody can map the rings of a socket that is bound. There it is handed over as soon as it has memory,
-//! and its holder binds it.
+//! Before Linux 6.4 nobody can map the rings of a socket that is bound. There it is handed over as soon as it has
+//! memory, and its holder binds it.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -267,8 +267,8 @@ impl Server {
         self.policy.memory(rule).unwrap_or(queues * OF_A_QUEUE)
     }
 
-    /// Whether the kernel is to count a user's memory, and how much it may be: twice what the policy says, as a queue that
-    /// goes from one memory to another has both for a moment. It counts for whom it may limit only.
+    /// Whether the kernel is to count a user's memory, and how much it may be: twice what the policy says, as a queue
+    /// that goes from one memory to another has both for a moment. It counts for whom it may limit only.
     fn locked_for(&self, uid: u32, rule: usize) -> Option<LockedFor> {
         let allowed = self.allowed_memory(uid, rule);
         let bytes = allowed.saturating_mul(2);

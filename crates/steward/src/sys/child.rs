@@ -130,9 +130,9 @@ pub(crate) struct LockedFor {
 /// net/xdp/xdp_umem.c), of which none is left.
 ///
 /// The effective user stays. So that user may send signals (kill(2)), and no more: not trace this process nor limit it
-/// (`__ptrace_may_access`, kernel/ptrace.c; `check_prlimit_permission`, kernel/sys.c). With a change of the effective user
-/// it would be as dumpable as `fs.suid_dumpable` says, and the user could have the kernel write its memory to a core file
-/// (`commit_creds`, kernel/cred.c).
+/// (`__ptrace_may_access`, kernel/ptrace.c; `check_prlimit_permission`, kernel/sys.c). With a change of the effective
+/// user it would be as dumpable as `fs.suid_dumpable` says, and the user could have the kernel write its memory to a
+/// core file (`commit_creds`, kernel/cred.c).
 pub(crate) fn count_for(of: LockedFor) -> Result<(), Errno> {
     let limit = Rlimit {
         current: Some(of.bytes),
@@ -172,9 +172,9 @@ fn close_range(first: RawFd, last: RawFd) {
 }
 
 /// Maps the files of the connection's next message side by side; where. They stay mapped until the process ends.
-/// Errors: EINVAL for a file that is not of tmpfs or hugetlbfs, or a part that does not consist of its pages; EBADMSG if
-/// there are not as many files as parts; ENODATA for pages that nobody has made yet: they would be made here, and charged
-/// to us. Those that are seen to be missing later cannot be registered ([`make_no_pages`]).
+/// Errors: EINVAL for a file that is not of tmpfs or hugetlbfs, or a part that does not consist of its pages; EBADMSG
+/// if there are not as many files as parts; ENODATA for pages that nobody has made yet: they would be made here, and
+/// charged to us. Those that are seen to be missing later cannot be registered ([`make_no_pages`]).
 pub(crate) fn map_parts(connection: BorrowedFd<'_>, parts: &[Part]) -> Result<u64, Errno> {
     let files = take_files(connection)?;
     let count = files.iter().flatten().count();
@@ -240,7 +240,8 @@ const USER_MODE_ONLY: u32 = 1;
 /// What [`make_no_pages`] needs, where the kernel has it and lets this process.
 fn user_faults() -> Option<OwnedFd> {
     let flags = UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::from_bits_retain(USER_MODE_ONLY);
-    // SAFETY: it changes no memory by itself; the next calls are for mappings of our own, whose pages nobody else makes.
+    // SAFETY: it changes no memory by itself; the next calls are for mappings of our own, whose pages nobody else
+    // makes.
     let faults = unsafe { userfaultfd(flags) }.ok()?;
     let mut api = UserFaultApi {
         version: UFFD_API,
@@ -252,8 +253,8 @@ fn user_faults() -> Option<OwnedFd> {
     (done == 0).then_some(faults)
 }
 
-/// Has the kernel refuse what would make pages in this mapping, also those that its owner takes out of the file while we
-/// pin the others (fallocate(2), FALLOC_FL_PUNCH_HOLE): they would be charged to us, for as long as the file lives.
+/// Has the kernel refuse what would make pages in this mapping, also those that its owner takes out of the file while
+/// we pin the others (fallocate(2), FALLOC_FL_PUNCH_HOLE): they would be charged to us, for as long as the file lives.
 fn make_no_pages(faults: BorrowedFd<'_>, start: u64, len: u64) -> Result<(), Errno> {
     let mut range = UserFaultRange {
         start,
@@ -268,9 +269,9 @@ fn make_no_pages(faults: BorrowedFd<'_>, start: u64, len: u64) -> Result<(), Err
     }
 }
 
-/// What is to be known of a file before it is mapped; the size of its pages. A part that begins or ends within a page of its file the kernel
-/// refuses: it maps no such offset, and does not cut a large page for the part behind (`hugetlb_vm_op_split`,
-/// mm/hugetlb.c).
+/// What is to be known of a file before it is mapped; the size of its pages. A part that begins or ends within a page
+/// of its file the kernel refuses: it maps no such offset, and does not cut a large page for the part behind
+/// (`hugetlb_vm_op_split`, mm/hugetlb.c).
 fn check_part(file: &OwnedFd, part: &Part) -> Result<u64, Errno> {
     // First, because it asks no file system that somebody serves.
     fcntl_get_seals(file)?;

@@ -1,4 +1,5 @@
-//! A holder without privileges, in a process of its own: this test program again, which gives up what root can do before it does anything.
+//! A holder without privileges, in a process of its own: this test program again, which gives up what root can do
+//! before it does anything.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -74,10 +75,12 @@ pub(crate) fn queue() -> u32 {
 /// An empty network namespace, the holders' user, no capability and no way to one, 64 KiB of locked memory.
 pub(crate) fn give_up_privileges() {
     limit_memory();
-    // Before Linux 6.4 (PR_GET_AUXV) rustix reads it from /proc/self/auxv, which is root's once this process is another's.
+    // Before Linux 6.4 (PR_GET_AUXV) rustix reads it from /proc/self/auxv, which is root's once this process is
+    // another's.
     let _ = rustix::param::page_size();
     let uid = holder_uid();
-    // SAFETY: system calls without memory of ours. The C library's calls are those that apply to all threads of the process.
+    // SAFETY: system calls without memory of ours. The C library's calls are those that apply to all threads of the
+    // process.
     unsafe {
         assert_eq!(
             libc::unshare(libc::CLONE_NEWNET),

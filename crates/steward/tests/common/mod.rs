@@ -1,5 +1,5 @@
-//! What the tests of this crate stand on: the real steward on the near end of a veth pair, holders without privileges in processes of
-//! their own, a packet socket on the far end.
+//! What the tests of this crate stand on: the real steward on the near end of a veth pair, holders without privileges
+//! in processes of their own, a packet socket on the far end.
 #![allow(dead_code, reason = "each test file uses a part")]
 
 pub(crate) mod holder;
@@ -267,8 +267,8 @@ impl World {
         })
     }
 
-    /// How often the steward has attached its program, as it says: it says each. What it says comes here a little later, so
-    /// this waits until it has done so as often as it must have.
+    /// How often the steward has attached its program, as it says: it says each. What it says comes here a little
+    /// later, so this waits until it has done so as often as it must have.
     pub(crate) fn attached(&self, at_least: usize) -> usize {
         let count = || self.steward.said().matches("program attached").count();
         wait::until(wait::SOON, || count() >= at_least);

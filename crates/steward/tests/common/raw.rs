@@ -46,8 +46,8 @@ impl Raw {
         (Self { socket, serial: 0 }, other)
     }
 
-    /// A connection by a thread of another user. Threads have numbers of their own (the C library's calls would change those of the
-    /// whole process).
+    /// A connection by a thread of another user. Threads have numbers of their own (the C library's calls would change
+    /// those of the whole process).
     pub(crate) fn connect_as(path: &Path, uid: u32, gid: u32) -> Self {
         Self::try_connect_as(path, uid, gid).expect("the steward listens")
     }

@@ -1,13 +1,15 @@
 //! What two CPUs are like at the moment: how far they are from each other, and how fast each of them is.
 //!
-//! `cargo run --release -p testkit --example cpu_state -- CPU CPU`: for each line on standard input measures once, and prints three
-//! numbers of nanoseconds: the time in which a cache line goes from one to the other and comes back (`-` if the two were not to be had
-//! together within 20 ms), and what a piece of work takes on either. `scripts/bench` asks it between measurements.
+//! `cargo run --release -p testkit --example cpu_state -- CPU CPU`: for each line on standard input measures once, and
+//! prints three numbers of nanoseconds: the time in which a cache line goes from one to the other and comes back (`-`
+//! if the two were not to be had together within 20 ms), and what a piece of work takes on either. `scripts/bench` asks
+//! it between measurements.
 //!
-//! In a virtual machine both change from one second to the next, unseen from within. A virtqueue between two CPUs costs above all such
-//! round trips (of descriptors, of the two indices, and of the frame where the device reads it), and one takes five times as
-//! long between cores that share no cache. A core whose other hardware thread is at work for somebody else is slower by up to a half. With
-//! a real-time policy (`chrt`) the example gets its CPUs at once, and has given them back a fraction of a millisecond later.
+//! In a virtual machine both change from one second to the next, unseen from within. A virtqueue between two CPUs costs
+//! above all such round trips (of descriptors, of the two indices, and of the frame where the device reads it), and one
+//! takes five times as long between cores that share no cache. A core whose other hardware thread is at work for
+//! somebody else is slower by up to a half. With a real-time policy (`chrt`) the example gets its CPUs at once, and has
+//! given them back a fraction of a millisecond later.
 
 use std::io::BufRead;
 use std::process::ExitCode;
@@ -24,7 +26,8 @@ const NOT_COUNTED: u64 = 100;
 const WORK_STEPS: u64 = 10_000;
 const TRIP_LIMIT: Duration = Duration::from_millis(20);
 
-/// A counter with cache lines of its own (two, as they are fetched in pairs): even values are the first CPU's doing, odd ones the second's.
+/// A counter with cache lines of its own (two, as they are fetched in pairs): even values are the first CPU's doing,
+/// odd ones the second's.
 #[repr(align(128))]
 struct Line(AtomicU64);
 
@@ -70,7 +73,8 @@ fn ask(since: Instant) -> Option<u64> {
         .map(|ns| ns / (TRIPS - NOT_COUNTED))
 }
 
-/// Time for a piece of work that keeps all of a core's units busy, in nanoseconds: what else runs on the core shows in it.
+/// Time for a piece of work that keeps all of a core's units busy, in nanoseconds: what else runs on the core shows in
+/// it.
 fn work_ns() -> u64 {
     let begun = Instant::now();
     let mut words = [1u64, 3, 5, 7, 11, 13];

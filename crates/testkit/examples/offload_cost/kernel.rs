@@ -76,8 +76,8 @@ fn sender(netns: &NetNs, interface: &str, size: usize) -> Box<dyn FnMut()> {
     Box::new(move || port.send(&frame))
 }
 
-/// What arrives is what it ought to be, before anything is measured. GRO leaves the last segment alone and delivers it first: software GSO
-/// makes that one the owner of the packet socket's memory.
+/// What arrives is what it ought to be, before anything is measured. GRO leaves the last segment alone and delivers it
+/// first: software GSO makes that one the owner of the packet socket's memory.
 fn check_merged(pair: &VethPair, size: usize, gro: bool, send: &mut dyn FnMut()) {
     let far = PacketPort::open(&pair.far, VethPair::WIRE);
     send();

@@ -5,7 +5,7 @@
 //!
 //! | case | contender | what is measured |
 //! |---|---|---|
-//! | segment | copy | [`Plan`], headers, payload copied into chunks, checksums: what copy placement does without a NIC's help |
+//! | segment | copy | [`Plan`], headers, payload copied into chunks, checksums: copy placement without a NIC's help |
 //! | | reference | [`Plan`] and headers: payload by reference, checksum by the NIC |
 //! | | kernel-copy | software GSO towards an interface that has neither checksums nor scatter-gather |
 //! | | kernel-reference | software GSO towards one that has both |

@@ -1,13 +1,13 @@
 //! What a segment of a guest's GSO packet costs the daemon on a veth pair: built whole, or by reference (`--segments`),
 //! in copy and in direct placement.
 //!
-//! `cargo run --release -p testkit --example segments_cost -- [SIZE [ROUNDS]]`, as root; VHOST_AF_XDP_BIN names a daemon
-//! that was built for release.
+//! `cargo run --release -p testkit --example segments_cost -- [SIZE [ROUNDS]]`, as root; VHOST_AF_XDP_BIN names a
+//! daemon that was built for release.
 //!
 //! A driver in this process hands over the same TCP GSO packet of 65,160 bytes (or the next less that SIZE divides)
 //! again and again; on the wire is a packet socket that nobody reads. CPU time is that of all threads of the daemon, in
-//! which the kernel sends, too. The contenders take turns within seconds. Prints median, least and most of the rounds, in
-//! ns a segment, and what share of the segments was sent by reference.
+//! which the kernel sends, too. The contenders take turns within seconds. Prints median, least and most of the rounds,
+//! in ns a segment, and what share of the segments was sent by reference.
 
 use std::fs;
 

@@ -13,8 +13,8 @@ use crate::{NetNs, Running, program, wait};
 pub const DIR: &str = "@DIR@";
 
 impl Daemon {
-    /// Starts it with a file of this text ([`DIR`] stands for where its sockets are), and waits until it answers. Where `serve` says
-    /// leased, these interfaces' queues are.
+    /// Starts it with a file of this text ([`DIR`] stands for where its sockets are), and waits until it answers. Where
+    /// `serve` says leased, these interfaces' queues are.
     ///
     /// # Panics
     /// If it ends.

@@ -123,8 +123,8 @@ impl Daemon {
         }
     }
 
-    /// Starts it with a port for each of `ports` (what `--port` says beside the socket), options for all in `serve`. The socket
-    /// of port N is [`path`](Self::path)`("portN.sock")`.
+    /// Starts it with a port for each of `ports` (what `--port` says beside the socket), options for all in `serve`.
+    /// The socket of port N is [`path`](Self::path)`("portN.sock")`.
     #[must_use]
     pub fn start_ports(netns: &NetNs, serve: &Serve, ports: &[&str]) -> Self {
         let dir = private_dir();

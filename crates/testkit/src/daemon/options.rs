@@ -72,7 +72,8 @@ pub struct Serve {
 }
 
 impl Serve {
-    /// With an interface, without privileges: its queues are leased from a steward. `TESTKIT_STEWARD=0`: as root, without one.
+    /// With an interface, without privileges: its queues are leased from a steward. `TESTKIT_STEWARD=0`: as root,
+    /// without one.
     #[must_use]
     pub fn interface(name: &str) -> Self {
         Self {

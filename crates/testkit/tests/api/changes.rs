@@ -27,22 +27,22 @@ fn of_file(guest: u8) -> String {
 }
 
 /// A network, and these ports on it.
-fn network(uplink: Option<&str>, ports: &[u8]) -> String {
+pub(super) fn network(uplink: Option<&str>, ports: &[u8]) -> String {
     let uplink = uplink.map_or_else(String::new, |uplink| format!("uplink = \"{uplink}\"\n"));
     let ports: String = ports.iter().map(|&guest| of_file(guest)).collect();
     format!("[daemon]\nsocket-directories = [\"{DIR}\"]\n[network.lan]\n{uplink}{ports}")
 }
 
 /// A daemon of this file, and its API.
-struct Scene {
-    daemon: Daemon,
-    api: Api,
+pub(super) struct Scene {
+    pub(super) daemon: Daemon,
+    pub(super) api: Api,
     document: Document,
     _dir: TempDir,
 }
 
 impl Scene {
-    fn new(netns: &NetNs, serve: Serve, interfaces: &[&str], text: &str) -> Self {
+    pub(super) fn new(netns: &NetNs, serve: Serve, interfaces: &[&str], text: &str) -> Self {
         let dir = super::open_dir();
         let (serve, api) = super::with_api(serve, &dir);
         Self {
@@ -536,78 +536,4 @@ fn limit_that_is_reached_is_told_once() {
     );
     assert_eq!(told(), [("vm2".to_owned(), "limit-reached".to_owned())]);
     drop(two);
-}
-
-#[test]
-fn commands_ask_the_api() {
-    require!(Root);
-    let netns = NetNs::new("api");
-    let scene = Scene::new(&netns, Serve::file().by_root(), &[], &network(None, &[1]));
-    let socket = scene.api.socket().to_str().expect("UTF-8").to_owned();
-    let run = |words: &[&str]| {
-        let words = [words, &["--api", &socket]].concat();
-        let (status, said) = testkit::daemon::run_to_end(&netns, &words);
-        (status.code(), said)
-    };
-    let path = scene.daemon.path("vm2.sock");
-    let keys = [
-        "network=lan",
-        &format!("socket-path={}", path.display()),
-        "mac=02:00:00:00:00:02",
-    ];
-    let add = [&["port", "add", "vm2"], &keys[..]].concat();
-    assert_eq!(run(&add), (Some(0), "port vm2 began\n".to_owned()));
-    let (code, said) = run(&add);
-    assert!(
-        code == Some(1) && said.contains("port vm2 is there already: "),
-        "{said}"
-    );
-    let (code, said) = run(&["port", "set", "vm2", "isolated", "vlan=5"]);
-    assert!(
-        code == Some(0) && said.contains("has another isolated, vlan, and goes on"),
-        "{said}"
-    );
-    // What is neither true nor false switches nothing off.
-    for value in ["yes", "TRUE", "on", "1"] {
-        let (code, said) = run(&["port", "set", "vm2", &format!("isolated={value}")]);
-        assert!(
-            code == Some(1) && said.contains(&format!("isolated = \"{value}\": give true or false")),
-            "{said}"
-        );
-    }
-    assert_eq!(scene.api.get("/v1/ports/vm2")["configuration"]["isolated"], true);
-    let (code, said) = run(&["port", "set", "vm2", "mac=02:00:00:00:00:07"]);
-    assert!(
-        code == Some(1) && said.contains("has to begin anew for another mac: "),
-        "{said}"
-    );
-    let (code, _) = run(&["port", "set", "vm2", "mac=02:00:00:00:00:07", "--disconnect"]);
-    assert_eq!(code, Some(0));
-    let (code, said) = run(&["port", "list"]);
-    assert!(
-        code == Some(0) && said.contains("02:00:00:00:00:07") && said.contains(" api "),
-        "{said}"
-    );
-    let (code, said) = run(&["network", "list", "--json"]);
-    let networks: Value = serde_json::from_str(&said).expect("JSON");
-    assert_eq!((code, &networks["networks"][0]["name"]), (Some(0), &json!("lan")));
-    let (code, said) = run(&["port", "remove", "vm1"]);
-    assert!(code == Some(1) && said.contains("is one of"), "{said}");
-    assert_eq!(run(&["port", "remove", "vm2"]).0, Some(0));
-    let (code, said) = run(&["events", "--no-wait"]);
-    let events: Vec<&str> = said
-        .lines()
-        .filter_map(|line| line.split(" port vm2 ").nth(1))
-        .collect();
-    let begins = |at: usize, word: &str| events[at].starts_with(word);
-    assert!(
-        code == Some(0) && begins(0, "added: ") && begins(1, "changed: isolated, vlan"),
-        "{said}"
-    );
-    // The one that has an API is found by itself.
-    let (status, said) = testkit::daemon::run_to_end(&netns, &["port", "add", "x", "queus=1"]);
-    assert!(
-        status.code() == Some(1) && said.contains("unknown key \"queus\""),
-        "{said}"
-    );
 }

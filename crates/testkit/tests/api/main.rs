@@ -1,6 +1,7 @@
 //! The HTTP API: curl, Prometheus and hostile clients at a daemon with a guest.
 
 mod changes;
+mod commands;
 mod document;
 mod hostile;
 mod life;

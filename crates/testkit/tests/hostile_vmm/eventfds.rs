@@ -152,8 +152,8 @@ fn block(event: &OwnedFd) {
     fcntl_setfl(event.as_fd(), OFlags::RDWR).expect("it is ours");
 }
 
-/// A session with frames for which it has no buffers until just before its lane is stopped: those are delivered by the thread that stops
-/// it, and the call for them blocks.
+/// A session with frames for which it has no buffers until just before its lane is stopped: those are delivered by the
+/// thread that stops it, and the call for them blocks.
 fn session_that_ends_badly(scene: &Bystander, shared: &Shared) -> Vmm {
     let vmm = Vmm::connect(&scene.socket(1));
     let mut acts = shared.session();

@@ -191,7 +191,8 @@ fn cpu_ticks(pid: u32, name: &str) -> u64 {
     tasks.flatten().filter_map(of).sum()
 }
 
-/// Who lets go of the last of a file frees it, page by page. That must not be a worker, which has other guests to serve.
+/// Who lets go of the last of a file frees it, page by page. That must not be a worker, which has other guests to
+/// serve.
 #[test]
 fn logs_that_the_vmm_has_closed_are_not_freed_by_a_worker() {
     require!(Root);

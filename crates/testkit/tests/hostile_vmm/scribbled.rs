@@ -9,8 +9,9 @@ use testkit::daemon::Placement;
 use testkit::driver::{F_GUEST_ALL, F_GUEST_CSUM, F_HOST_ALL};
 use testkit::{Bystander, driver, frame, require, scribble, soak};
 
-/// Hostile VMMs at a time, every second one with packed rings, and sessions of each outside a soak. A session mostly waits: for the grace period of the
-/// kernel between a socket and the next one on its queue, and for the pause after one that did wrong.
+/// Hostile VMMs at a time, every second one with packed rings, and sessions of each outside a soak. A session mostly
+/// waits: for the grace period of the kernel between a socket and the next one on its queue, and for the pause after
+/// one that did wrong.
 const PORTS: u32 = 4;
 const SESSIONS: usize = 14;
 /// After so many sessions an honest guest is served in the place of the hostile ones.

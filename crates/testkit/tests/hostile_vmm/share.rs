@@ -1,8 +1,9 @@
-//! Two guests on one worker both have work at any time, and one of them makes as much of it as it can: the other keeps its share.
+//! Two guests on one worker both have work at any time, and one of them makes as much of it as it can: the other keeps
+//! its share.
 //!
-//! The worker is held while the guests fill their rings, so that it finds all of it at once; then frames are counted on the wire, in the
-//! order in which they come, up to the last one of the honest guest. How fast the machine is, and who was scheduled when, is nothing to
-//! that.
+//! The worker is held while the guests fill their rings, so that it finds all of it at once; then frames are counted on
+//! the wire, in the order in which they come, up to the last one of the honest guest. How fast the machine is, and who
+//! was scheduled when, is nothing to that.
 
 use rstest::rstest;
 use testkit::daemon::Placement;

@@ -69,7 +69,8 @@ fn sparse_file_on_a_full_tmpfs_harms_nobody_else(
         let done = Vmm::connect(&socket)
             .perform(&shared, &acts)
             .expect("answered or closed");
-        // A worker may not have looked before the session was over; what the control thread reads itself it must refuse.
+        // A worker may not have looked before the session was over; what the control thread reads itself it must
+        // refuse.
         assert!(
             file != 2 || done < acts.len(),
             "an inflight region that cannot be read was accepted"

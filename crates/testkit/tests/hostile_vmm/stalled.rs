@@ -69,8 +69,9 @@ fn assert_frames_pass(guest: &mut Driver) {
     }
 }
 
-/// What `memory-files=any` risks: a worker, if a lane touches the page, else the thread of that port. The other worker's guests go on.
-/// Of a log either may be first: the worker with the next frames, or the thread of the port, if that stops the lane before.
+/// What `memory-files=any` risks: a worker, if a lane touches the page, else the thread of that port. The other
+/// worker's guests go on. Of a log either may be first: the worker with the next frames, or the thread of the port, if
+/// that stops the lane before.
 #[rstest]
 #[case::with_frames_of_a_copy(Role::Buffers, Placement::Copy, true)]
 #[case::with_frames_in_place(Role::Buffers, Placement::Direct, true)]

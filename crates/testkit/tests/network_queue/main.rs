@@ -20,8 +20,8 @@ const HOST_TEXT: &str = "02:00:00:00:02:00";
 /// The guest whose port has a queue of its own.
 const OWN: usize = 0;
 
-/// What the wire sends comes to queue 0. Either the network has that, or the port: then what is for other ports does not
-/// reach them.
+/// What the wire sends comes to queue 0. Either the network has that, or the port: then what is for other ports does
+/// not reach them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Queue0 {
     Networks,

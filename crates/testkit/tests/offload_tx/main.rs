@@ -442,7 +442,8 @@ fn kernels_udp_takes_datagrams_whose_checksum_was_left_to_us(
         frame::assert_same(&buffer[..got], wanted);
     }
 
-    // To see that somebody looks: the same datagram with a wrong checksum, not left to us; a good one behind it comes first.
+    // To see that somebody looks: the same datagram with a wrong checksum, not left to us; a good one behind it comes
+    // first.
     let (mut wrong, ..) = partial(&kind, 1001);
     wrong[40] ^= 0x55;
     rig.pair().send(&wrong, Layout::Whole);

@@ -112,7 +112,8 @@ fn call_that_is_not_in_the_table_ends_the_process(
         "ioctl",
         "owner:1",
         "io-uring",
-        // Bind, interleave, local, many preferred, weights (MPOL_…, include/uapi/linux/mempolicy.h); preferred with flags.
+        // Bind, interleave, local, many preferred, weights (MPOL_…, include/uapi/linux/mempolicy.h); preferred with
+        // flags.
         "memory-policy:2",
         "memory-policy:3",
         "memory-policy:4",

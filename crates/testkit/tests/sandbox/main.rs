@@ -1,8 +1,8 @@
 //! The daemon's sandbox: what must fail is tried, from within, and what must work is seen to work.
 //!
-//! `sandbox_attempt` (crates/vhost-af-xdp/examples) is the daemon up to its sandbox, by the same code; there it tries one
-//! thing on a thread of its own. How it ended tells which layer stopped it: by SIGSYS (`calls`), or with an error of the
-//! kernel's.
+//! `sandbox_attempt` (crates/vhost-af-xdp/examples) is the daemon up to its sandbox, by the same code; there it tries
+//! one thing on a thread of its own. How it ended tells which layer stopped it: by SIGSYS (`calls`), or with an error
+//! of the kernel's.
 
 mod attempts;
 mod keeper;

@@ -1,9 +1,9 @@
 //! What the daemon and the process that answers HTTP say to each other.
 //!
 //! Three connections for each life of that process. On one it asks, a line a question, and the daemon answers with a
-//! line; on another one, after a line that says from where on, the daemon tells what happens, a line an [`Event`]; on the
-//! third it has a [`Wish`] at a time, which may take a while. Lines are JSON. What comes from that process is judged as if somebody had taken it over: a question is short, and is one of
-//! these.
+//! line; on another one, after a line that says from where on, the daemon tells what happens, a line an [`Event`]; on
+//! the third it has a [`Wish`] at a time, which may take a while. Lines are JSON. What comes from that process is
+//! judged as if somebody had taken it over: a question is short, and is one of these.
 
 use std::io::{self, BufRead, Read, Write};
 use std::time::Duration;

@@ -1,9 +1,9 @@
 //! The daemon's side of the API: answers the process that answers HTTP.
 //!
 //! A thread waits for connections, which that process's parent makes for each of its lives and sends here
-//! ([`process`](super::process)): the sandbox lets the daemon make none. For each three of them there are three threads,
-//! until their other ends are closed. Nothing that is asked reaches a worker: a [`Status`] is read from what ports show
-//! and from counters.
+//! ([`process`](super::process)): the sandbox lets the daemon make none. For each three of them there are three
+//! threads, until their other ends are closed. Nothing that is asked reaches a worker: a [`Status`] is read from what
+//! ports show and from counters.
 
 use std::io::{self, BufReader};
 use std::mem::MaybeUninit;

@@ -1,7 +1,7 @@
 //! `vhost-af-xdp capture`: writes what a daemon shows of a port's frames to a file.
 //!
-//! What a daemon of another user says is anything: lengths are checked, and its words go to a terminal and into the file
-//! without control characters, and not without end.
+//! What a daemon of another user says is anything: lengths are checked, and its words go to a terminal and into the
+//! file without control characters, and not without end.
 
 mod pcapng;
 

@@ -1,5 +1,5 @@
-//! Queues of the interface that somebody has, and how a further guest is to be had beside our own daemons: what the NIC is
-//! asked for already by one of these is no obstacle that has to go.
+//! Queues of the interface that somebody has, and how a further guest is to be had beside our own daemons: what the NIC
+//! is asked for already by one of these is no obstacle that has to go.
 
 use steer::ranges_text;
 

@@ -1,4 +1,5 @@
-//! What kernels have by version, as data. docs/hardware.md has the same lines, and a test holds both against each other.
+//! What kernels have by version, as data. docs/hardware.md has the same lines, and a test holds both against each
+//! other.
 
 /// From which version on, and what. The first is the least that the program needs.
 pub(super) const TABLE: &[((u32, u32), &str)] = &[

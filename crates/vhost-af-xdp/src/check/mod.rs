@@ -3,9 +3,9 @@
 //!
 //! # Theory of operation
 //! [`seen`] reads what is there; nothing is attached, bound or set. [`expected`] asks the same conditions that `serve`
-//! goes by (`nic/binding.rs`), with what was seen and with the best that a guest and its VMM can be, and takes its words
-//! from the same places as `status`. [`advice`] says what to type, [`view`] puts all of it into tables. What needs a
-//! try to be known is said by [`trial`], and only if it was asked for.
+//! goes by (`nic/binding.rs`), with what was seen and with the best that a guest and its VMM can be, and takes its
+//! words from the same places as `status`. [`advice`] says what to type, [`view`] puts all of it into tables. What
+//! needs a try to be known is said by [`trial`], and only if it was asked for.
 
 mod advice;
 mod expected;

@@ -70,8 +70,8 @@ pub(super) struct Seen {
 }
 
 impl Seen {
-    /// Looks at an interface of this network namespace; daemons are asked at `control` or where they are found, a steward at
-    /// `steward` or where one is by default.
+    /// Looks at an interface of this network namespace; daemons are asked at `control` or where they are found, a
+    /// steward at `steward` or where one is by default.
     /// Errors: there is none of that name, or the kernel does not answer.
     pub(super) fn of(
         interface: &str,

@@ -1,7 +1,7 @@
 //! `check --try`: a program is attached and a free queue bound, and both are taken back at once.
 //!
-//! The program lets all frames pass to the host: no queue of it is enabled. A driver may take its link down for a moment
-//! when a program comes or goes, and when a socket is bound.
+//! The program lets all frames pass to the host: no queue of it is enabled. A driver may take its link down for a
+//! moment when a program comes or goes, and when a socket is bound.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -250,8 +250,8 @@ fn mistakes_are_told_with_line_key_and_remedy() {
     }
 }
 
-/// What is said of ports that run, or cannot begin, is for files and command lines alike: it names keys, as `--port` and
-/// files have them. Only what `cli` and `config` say becomes the file's before it is told.
+/// What is said of ports that run, or cannot begin, is for files and command lines alike: it names keys, as `--port`
+/// and files have them. Only what `cli` and `config` say becomes the file's before it is told.
 #[test]
 fn messages_name_keys_and_no_options() {
     fn sources(directory: &Path, into: &mut Vec<PathBuf>) {

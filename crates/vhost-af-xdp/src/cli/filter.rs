@@ -13,13 +13,13 @@ use crate::switch::filter::{Action, Direction, FilterConfig, MOST_RULES, Rule};
 /// See the module's head.
 #[derive(Debug, Clone, Args)]
 pub(super) struct FilterArgs {
-    /// Which frames the guest may send and gets: rules, of which the first that matches a frame decides, as words with `;`
-    /// between two, for instance "direction=to-guest action=allow protocol=tcp destination-ports=22". May be repeated.
-    /// docs/filter.md has the words
+    /// Which frames the guest may send and gets: rules, of which the first that matches a frame decides, as words with
+    /// `;` between two, for instance "direction=to-guest action=allow protocol=tcp destination-ports=22". May be
+    /// repeated. docs/filter.md has the words
     #[arg(long, value_name = "RULES", value_parser = parse_rules)]
     rule: Vec<RuleList>,
-    /// What becomes of frames of the guest that no rule matches, allow or deny [default: allow; deny, if there are rules
-    /// from-guest]
+    /// What becomes of frames of the guest that no rule matches, allow or deny [default: allow; deny, if there are
+    /// rules from-guest]
     #[arg(long, value_name = "ACTION", value_parser = Action::of)]
     from_guest_default: Option<Action>,
     /// The same of frames to the guest [default: allow; deny, if there are rules to-guest]

@@ -8,8 +8,8 @@ use crate::rates::{Beyond, HIGHEST, LONGEST_BURST_SECONDS, PortRates, Rate, Rate
 /// As a port has them.
 #[derive(Debug, Clone, Args)]
 pub(super) struct LimitArgs {
-    /// Most bits a second that the guest may send, for instance 100M: what is more waits. Bits of Ethernet frames without
-    /// their checksum, of a GSO packet those of the frames that it is cut into [default: no limit]
+    /// Most bits a second that the guest may send, for instance 100M: what is more waits. Bits of Ethernet frames
+    /// without their checksum, of a GSO packet those of the frames that it is cut into [default: no limit]
     #[arg(long, value_name = "RATE", value_parser = parse_rate)]
     from_guest_bits: Option<u64>,
     /// So many of them at once [default: what the limit lets pass in 50 ms, at least 524288]

@@ -21,7 +21,7 @@ use super::values::{ModeArg, VlanList, bind_request, mode_request, parse_mac, pa
 use super::{keys, offer, offload, sentence};
 use crate::config::{Endpoint, NicConfig, Placement, PortConfig, PortQueues, Segments};
 use crate::nic::endpoint::COPY_BYTES;
-use crate::rates::Rates;
+use crate::rates::{PortRates, Rates};
 
 /// Options that hold for all ports.
 #[derive(Debug, Clone, Args)]
@@ -109,7 +109,8 @@ pub(super) struct PortArgs {
     #[arg(long, value_name = "LIST", default_value = "all", allow_hyphen_values = true)]
     offload: String,
     /// Features that the guest is offered only where they are named here, because its VMM has to do its part: none,
-    /// all, only some of ring-reset, access-platform, or all but some: a `-` before each. docs/vmm.md says which VMMs do
+    /// all, only some of ring-reset, access-platform, or all but some: a `-` before each. docs/vmm.md says which VMMs
+    /// do
     #[arg(long, value_name = "LIST", default_value = "none", allow_hyphen_values = true)]
     offer: String,
     #[command(flatten)]
@@ -202,50 +203,15 @@ impl PortArgs {
         all: &AllPortsArgs,
         ports: usize,
     ) -> anyhow::Result<PortConfig> {
-        let endpoint = match (self.socket_path, self.fd) {
-            (Some(path), None) if self.client => Endpoint::Client(path),
-            (Some(path), None) => Endpoint::Server(path),
-            (None, Some(_)) if self.client => bail!("client goes with socket-path, not with fd"),
-            (None, Some(fd)) => Endpoint::Fd(fd),
-            (Some(_), Some(_)) => bail!("socket-path and fd exclude each other: give one"),
-            (None, None) => bail!("no socket-path and no fd: give one"),
-        };
+        let endpoint = self.endpoint()?;
         let is_member = network.is_some();
-        let queues = match self.ifname {
-            Some(name) if !is_interface_name(&name) => bail!(
-                "--ifname {name:?}: no interface can have this name: 1 to 15 bytes, no `/`, `:` or blank (`ip link` \
-                 lists them)"
-            ),
-            name => name.map(|name| PortQueues {
-                name,
-                start_queue: self.start_queue,
-                mode: mode_request(all.mode),
-                bind: bind_request(all.force_copy, all.force_zero_copy),
-            }),
-        };
-        let nic = match (network, queues, self.cable) {
-            (Some(network), queues, _) => network.with_queues(queues),
-            (_, None, Some(name)) => NicConfig::Cable { name },
-            (_, Some(queues), _) => NicConfig::Interface(queues),
-            (_, None, None) if all.null => NicConfig::Null {
-                frame_bytes: all.frame_size,
-            },
-            (_, None, None) => {
-                bail!("no interface: name one with --ifname NAME, or give --cable NAME or --null for none")
-            }
-        };
+        let nic = self.nic(network, all)?;
         let placement = nic.placement(self.memory);
         // What is named must be possible (config.rs), `all` means what is.
         let offload = offload::parse(&self.offload, placement.offloads())
             .map_err(anyhow::Error::msg)
             .with_context(|| format!("--offload {}", self.offload))?;
-        let rates = self.limits.build()?;
-        if placement == Placement::Direct && rates.to_guest != Rates::default() {
-            bail!(
-                "to-guest limits: with memory=direct a frame is in the guest's memory before anybody could drop it: use \
-                 memory=send-direct or copy for them"
-            );
-        }
+        let rates = self.rates(placement)?;
         Ok(PortConfig {
             name: endpoint.to_string().into(),
             access: self.access.build()?,
@@ -275,6 +241,64 @@ impl PortArgs {
                 .map_err(anyhow::Error::msg)
                 .with_context(|| format!("--offer {}", self.offer))?,
         })
+    }
+
+    /// Where the VMM is.
+    fn endpoint(&self) -> anyhow::Result<Endpoint> {
+        Ok(match (self.socket_path.clone(), self.fd) {
+            (Some(path), None) if self.client => Endpoint::Client(path),
+            (Some(path), None) => Endpoint::Server(path),
+            (None, Some(_)) if self.client => bail!("client goes with socket-path, not with fd"),
+            (None, Some(fd)) => Endpoint::Fd(fd),
+            (Some(_), Some(_)) => bail!("socket-path and fd exclude each other: give one"),
+            (None, None) => bail!("no socket-path and no fd: give one"),
+        })
+    }
+
+    /// Where frames go to and come from, of one in this network, if it is.
+    fn nic(&self, network: Option<NicConfig>, all: &AllPortsArgs) -> anyhow::Result<NicConfig> {
+        let queues = self.queues_of_interface(all)?;
+        Ok(match (network, queues, self.cable.clone()) {
+            (Some(network), queues, _) => network.with_queues(queues),
+            (_, None, Some(name)) => NicConfig::Cable { name },
+            (_, Some(queues), _) => NicConfig::Interface(queues),
+            (_, None, None) if all.null => NicConfig::Null {
+                frame_bytes: all.frame_size,
+            },
+            (_, None, None) => {
+                bail!("no interface: name one with --ifname NAME, or give --cable NAME or --null for none")
+            }
+        })
+    }
+
+    fn queues_of_interface(&self, all: &AllPortsArgs) -> anyhow::Result<Option<PortQueues>> {
+        let Some(name) = self.ifname.clone() else {
+            return Ok(None);
+        };
+        if !is_interface_name(&name) {
+            bail!(
+                "--ifname {name:?}: no interface can have this name: 1 to 15 bytes, no `/`, `:` or blank (`ip link` \
+                 lists them)"
+            );
+        }
+        Ok(Some(PortQueues {
+            name,
+            start_queue: self.start_queue,
+            mode: mode_request(all.mode),
+            bind: bind_request(all.force_copy, all.force_zero_copy),
+        }))
+    }
+
+    /// Limits, of which those to the guest take somebody who can drop a frame.
+    fn rates(&self, placement: Placement) -> anyhow::Result<PortRates> {
+        let rates = self.limits.build()?;
+        if placement == Placement::Direct && rates.to_guest != Rates::default() {
+            bail!(
+                "to-guest limits: with memory=direct a frame is in the guest's memory before anybody could drop it: use \
+                 memory=send-direct or copy for them"
+            );
+        }
+        Ok(rates)
     }
 }
 

@@ -79,9 +79,9 @@ pub(crate) struct ServeArgs {
     #[command(flatten)]
     all: AllPortsArgs,
     /// A further guest: KEY=VALUE pairs of socket-path, fd, client, ifname, cable, queues, start-queue, memory,
-    /// packet-memory, max-memory, memory-files, mac, vlan, guard, ips, router, dhcp-server, offload, offer (lists joined by `+`
-    /// here), the limits, the rules (lists of ports joined by `+`), and of --inhibit and its companions; what is missing
-    /// comes from the options above. May be repeated
+    /// packet-memory, max-memory, memory-files, mac, vlan, guard, ips, router, dhcp-server, offload, offer (lists
+    /// joined by `+` here), the limits, the rules (lists of ports joined by `+`), and of --inhibit and its companions;
+    /// what is missing comes from the options above. May be repeated
     #[arg(long, value_name = "KEY=VALUE,...")]
     port: Vec<String>,
     #[command(flatten)]

@@ -173,9 +173,9 @@ impl NicConfig {
         self
     }
 
-    /// The placement that a port gets which asks for one. Direct placement has the guest's receive buffers with the NIC,
-    /// all of them, in their order, where what other ports of a network send would have to overtake them; so a port of a
-    /// network sends from guest memory, and receives by a copy.
+    /// The placement that a port gets which asks for one. Direct placement has the guest's receive buffers with the
+    /// NIC, all of them, in their order, where what other ports of a network send would have to overtake them; so a
+    /// port of a network sends from guest memory, and receives by a copy.
     pub(crate) fn placement(&self, asked: Placement) -> Placement {
         match (self, asked) {
             (Self::Network { own: Some(_), .. }, Placement::Direct) => Placement::SendDirect,

@@ -1,5 +1,5 @@
-//! Which frames a port's guest may send and gets, as it was asked for: what `status`, `port list` and `serve --check` tell
-//! of that.
+//! Which frames a port's guest may send and gets, as it was asked for: what `status`, `port list` and `serve --check`
+//! tell of that.
 
 use serde::{Deserialize, Serialize};
 use steer::ranges_text;
@@ -152,8 +152,8 @@ impl PortRules {
         words
     }
 
-    /// All that is not as it is where nothing is said, in a line; `None`: nothing. `in_network`: of a port of one, which
-    /// is always guarded.
+    /// All that is not as it is where nothing is said, in a line; `None`: nothing. `in_network`: of a port of one,
+    /// which is always guarded.
     pub(crate) fn line(&self, in_network: bool) -> Option<String> {
         let options = self.options().into_iter().map(str::to_owned);
         let mut words: Vec<String> = self.vlans().into_iter().chain(options).collect();

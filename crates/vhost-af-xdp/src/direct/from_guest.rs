@@ -1,21 +1,20 @@
-//! Direct placement, guest → NIC: frames sent from where they lie, or gathered in the bounce area; GSO packets cut.
+//! Direct placement, guest → NIC: frames sent from where they lie, or gathered in the bounce area.
 
 use std::time::Duration;
 
 use device::counters::{Counter, PairCounters};
 use device::pair::{Cursor, Fault, Piece, QueuePair, Sending};
 use offload::checksum::ChecksumAt;
-use offload::packet::HEADERS_MAX;
-use offload::segment::{Gso, Request};
+use offload::segment::Request;
 use steer::with_sources;
-use virtqueue::{Buffer, ChainId, MemoryMap};
+use virtqueue::{Buffer, ChainId};
 use xsk::{TxDesc, UmemOffset};
 
-use super::{Cutting, DirectEnd, Outbound};
+use super::{DirectEnd, Outbound};
 use crate::nic::interface_queue::Release;
 use crate::nic::queue::{LinkState, Nic};
 use crate::switch::from_guest::{Put, Sender, Sink, Turn};
-use crate::switch::gso::{Builder, FromChain, GsoPacket, Source};
+use crate::switch::gso::{Builder, FromChain, Source};
 use crate::switch::guest_frame::GuestFrame;
 use crate::switch::lane::Work;
 use crate::switch::limits::SEGMENTS;
@@ -155,13 +154,13 @@ impl<N: Nic> DirectEnd<N> {
     }
 
     #[inline]
-    fn begin_burst(&mut self) {
+    pub(super) fn begin_burst(&mut self) {
         self.ring = self.queue.nic.room_to_nic();
     }
 
     /// Descriptors that can be queued now.
     #[inline]
-    fn ring_room(&self) -> usize {
+    pub(super) fn ring_room(&self) -> usize {
         self.ring.saturating_sub(self.outgoing.len())
     }
 
@@ -255,7 +254,7 @@ impl<N: Nic> DirectEnd<N> {
 
     /// Queues a descriptor that refers to guest memory.
     #[inline]
-    fn queue_piece(&mut self, chain: Option<ChainId>, data: UmemOffset, len: u32, more: bool) {
+    pub(super) fn queue_piece(&mut self, chain: Option<ChainId>, data: UmemOffset, len: u32, more: bool) {
         // The kernel keeps the lowest bit of a sent address for itself (6.18), so that the chunk,
         // by which the completion is recognised, starts at an even one.
         if let Ok(frame) = self.queue.umem.adopt(UmemOffset::new(data.get() & !1)) {
@@ -389,7 +388,7 @@ impl<N: Nic> DirectEnd<N> {
     }
 
     /// Notes descriptors of the bounce area from the first one on; the last one gives `chain` back.
-    fn note_bounced(&mut self, first: usize, chain: Option<ChainId>) {
+    pub(super) fn note_bounced(&mut self, first: usize, chain: Option<ChainId>) {
         self.counters.bounced_frames.add(1);
         let descs = &self.outgoing[first..];
         for (at, desc) in descs.iter().enumerate() {
@@ -404,7 +403,7 @@ impl<N: Nic> DirectEnd<N> {
     }
 
     /// What builds frames in the bounce area.
-    fn builder(&mut self) -> Builder<'_> {
+    pub(super) fn builder(&mut self) -> Builder<'_> {
         Builder {
             umem: &self.queue.umem,
             pool: &mut self.queue.pool,
@@ -414,96 +413,8 @@ impl<N: Nic> DirectEnd<N> {
         }
     }
 
-    /// Begins to cut a GSO packet.
-    #[inline(never)]
-    fn cut(&mut self, chain: ChainId, frame: GuestFrame<'_>, gso: Gso, turn: &mut Turn) {
-        let packet = GsoPacket::open(frame, gso, &self.counters, &mut [0; HEADERS_MAX]);
-        let Some(packet) = packet else {
-            return self.give_back(chain);
-        };
-        if packet.plan.segment_bytes_max() > self.queue.umem.max_sent_bytes() {
-            self.counters.from_guest_too_many_pieces.add(1);
-            return self.give_back(chain);
-        }
-        self.counters.from_guest_super_frames.add(1);
-        self.cut_buffers.clear();
-        self.cut_buffers.extend_from_slice(frame.buffers);
-        self.cutting = Some(Cutting { packet, chain });
-        self.queue_segments(frame.memory, turn);
-    }
-
-    /// Queues as many segments of the GSO packet in hand as there is room for, and as the turn has left.
-    fn queue_segments(&mut self, memory: &MemoryMap, turn: &mut Turn) {
-        let Some(mut cutting) = self.cutting.take() else {
-            return;
-        };
-        let buffers = std::mem::take(&mut self.cut_buffers);
-        while cutting.packet.left() > 0 && turn.has_frames() {
-            let Some(bytes) = self.queue_segment(memory, &mut cutting, &buffers) else {
-                break;
-            };
-            turn.tally.add(bytes);
-        }
-        self.cut_buffers = buffers;
-        if cutting.packet.left() > 0 {
-            self.cutting = Some(cutting);
-        }
-    }
-
-    /// Queues the next segment; its bytes, or `None` when there is no room for it now.
-    fn queue_segment(
-        &mut self,
-        memory: &MemoryMap,
-        cutting: &mut Cutting,
-        buffers: &[Buffer],
-    ) -> Option<u32> {
-        let room = self.ring_room().min(self.sending.room());
-        if room == 0 || self.queue.pool.is_empty() {
-            return None;
-        }
-        let packet = &mut cutting.packet;
-        let index = packet.next;
-        let chain = (packet.left() == 1).then_some(cutting.chain);
-        let first = self.outgoing.len();
-        let payload = packet.plan.payload(index);
-        let bytes = payload.end - payload.start;
-        if self.queue.sends.refers && self.refer_to(packet.payload, buffers, bytes) {
-            if self.pieces.len() + 1 > room {
-                return None;
-            }
-            self.builder().headers(&packet.plan, index);
-            self.note_bounced(first, None);
-            let parts = std::mem::take(&mut self.pieces);
-            for (at, part) in parts.iter().enumerate() {
-                let last = at + 1 == parts.len();
-                let data = UmemOffset::new(part.offset);
-                self.queue_piece(chain.filter(|_| last), data, part.len, !last);
-            }
-            self.pieces = parts;
-            packet.payload.pass(buffers, bytes);
-            self.counters.from_guest_referred_segments.add(1);
-        } else {
-            let mut source = FromChain {
-                head: &[],
-                memory,
-                buffers,
-                at: &mut packet.payload,
-            };
-            self.builder().segment(&packet.plan, index, &mut source);
-            self.note_bounced(first, chain);
-        }
-        packet.next += 1;
-        Some(packet.plan.header_len() as u32 + bytes)
-    }
-
-    /// Whether the next `bytes` of a chain can be sent by reference behind a descriptor with headers: then `pieces`
-    /// are the pieces. The checksum must be left to the NIC, since the guest may change them.
-    fn refer_to(&mut self, from: Cursor, buffers: &[Buffer], bytes: u32) -> bool {
-        self.find_pieces(from, buffers, bytes) && self.queue.sends.checksum
-    }
-
     /// Whether descriptors can refer to the next `bytes` of a chain, behind one of ours: then `pieces` are the pieces.
-    fn find_pieces(&mut self, from: Cursor, buffers: &[Buffer], bytes: u32) -> bool {
+    pub(super) fn find_pieces(&mut self, from: Cursor, buffers: &[Buffer], bytes: u32) -> bool {
         self.pieces.clear();
         let (mut from, mut left) = (from, bytes);
         while left > 0
@@ -515,26 +426,6 @@ impl<N: Nic> DirectEnd<N> {
             self.pieces.push(piece);
         }
         left == 0 && bytes > 0
-    }
-
-    /// Goes on with the GSO packet in hand for a turn; the segments that were queued.
-    #[cold]
-    fn go_on_cutting(&mut self, pair: &QueuePair, turn: &mut Turn) -> usize {
-        if self.link == LinkState::Gone
-            && self.sending.room() > 0
-            && let Some(cutting) = self.cutting.take()
-        {
-            self.counters.from_guest_rest_of_super_frame.add(1);
-            self.give_back(cutting.chain);
-            return 1;
-        }
-        self.queue_segments(&pair.memory, turn);
-        if turn.tally.frames == 0 {
-            self.counters.from_guest_waits.add(1);
-        }
-        turn.tally.count(&self.counters);
-        self.hand_over();
-        usize::try_from(turn.tally.frames).unwrap_or(usize::MAX)
     }
 
     /// The lane is stopped, on a thread that may wait: what is queued is sent or given up now, because repeating a
@@ -587,25 +478,7 @@ impl<N: Nic> DirectEnd<N> {
         true
     }
 
-    /// The lane is stopped, on a thread that may wait: the GSO packet in hand goes out now, as far as the kernel takes
-    /// it. Its chain, if that was not all of it.
-    fn cut_at_last(&mut self, pair: &mut QueuePair) -> Option<ChainId> {
-        let mut waits = 0;
-        while self.cutting.is_some() && self.link == LinkState::Up && waits < LAST_WAITS {
-            self.begin_burst();
-            let sent = self.go_on_cutting(pair, &mut Turn::of(usize::MAX));
-            self.kick();
-            if sent + self.reap(pair) == 0 {
-                std::thread::sleep(LAST_WAIT);
-                waits += 1;
-            }
-        }
-        let cutting = self.cutting.take()?;
-        self.counters.from_guest_rest_of_super_frame.add(1);
-        Some(cutting.chain)
-    }
-
-    fn kick(&mut self) {
+    pub(super) fn kick(&mut self) {
         self.link = self.queue.nic.kick();
         self.counters.nic_kicks.add(1);
     }

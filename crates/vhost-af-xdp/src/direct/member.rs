@@ -1,5 +1,5 @@
-//! A queue that a port of a network has for itself, in direct and send-direct placement: the guest's memory is its UMEM,
-//! and frames to the LAN leave from where they lie.
+//! A queue that a port of a network has for itself, in direct and send-direct placement: the guest's memory is its
+//! UMEM, and frames to the LAN leave from where they lie.
 //!
 //! A chain whose frame is copied for somebody else is done at once, but goes back in its turn behind those that the NIC
 //! still reads: the table of what it has ([`InFlight`](super::in_flight::InFlight)) knows all of them.

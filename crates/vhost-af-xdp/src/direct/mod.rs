@@ -40,6 +40,7 @@
 //! nobody knows that it has, nothing goes back at all: a guest that lacks buffers is better off than one whose memory
 //! is written when it uses it for something else.
 
+mod cutting;
 mod from_guest;
 pub(crate) mod in_flight;
 pub(crate) mod member;

@@ -95,6 +95,31 @@ pub(crate) struct Orders<'a> {
     pub(crate) changes: bool,
 }
 
+impl Orders<'_> {
+    /// Those that come with no descriptor, as options.
+    fn say_to(&self, command: &mut Command) {
+        if let Some(frames) = self.busy_poll {
+            command.args(["--busy-poll", &frames.to_string()]);
+        }
+        for lease in self.leases {
+            let text = format!("{}+{}@{}", lease.first, lease.count, lease.interface);
+            command.arg("--lease").arg(text);
+        }
+        for file in self.files {
+            command.arg("--remove").arg(file);
+        }
+        for path in self.vmm_sockets {
+            command.arg("--vmm-socket").arg(path);
+        }
+        for path in self.directories {
+            command.arg("--directory").arg(path);
+        }
+        if self.changes {
+            command.arg("--changes");
+        }
+    }
+}
+
 /// The socket of a private steward.
 struct Private {
     listener: OwnedFd,
@@ -113,6 +138,7 @@ pub(crate) struct Keeper {
 }
 
 impl Keeper {
+    /// Starts it.
     pub(crate) fn start(orders: &Orders<'_>) -> anyhow::Result<Self> {
         let (end, theirs) = UnixStream::pair().context("no socket pair")?;
         let (questions, answers) = message_pair()?;
@@ -135,29 +161,11 @@ impl Keeper {
             command.args(["--user", &orders.user.to_string()]);
             passed.push(private.listener.as_fd());
         }
-        if let Some(frames) = orders.busy_poll {
-            command.args(["--busy-poll", &frames.to_string()]);
-        }
-        for lease in orders.leases {
-            let text = format!("{}+{}@{}", lease.first, lease.count, lease.interface);
-            command.arg("--lease").arg(text);
-        }
-        for file in orders.files {
-            command.arg("--remove").arg(file);
-        }
-        for path in orders.vmm_sockets {
-            command.arg("--vmm-socket").arg(path);
-        }
+        orders.say_to(&mut command);
         if let (Some((_, theirs)), Some(path)) = (&desk, orders.config) {
             command.arg("--config").arg(path);
             command.args(["--requests", &theirs.as_raw_fd().to_string()]);
             passed.push(theirs.as_fd());
-        }
-        for path in orders.directories {
-            command.arg("--directory").arg(path);
-        }
-        if orders.changes {
-            command.arg("--changes");
         }
         for fd in &passed {
             fcntl_setfd(fd, FdFlags::empty())?;
@@ -360,8 +368,8 @@ pub(crate) fn run(args: KeeperArgs, judge: Judge) -> anyhow::Result<()> {
     served.context("the keeper cannot wait for requests")
 }
 
-/// What lets a configuration count: the steward goes by it, if there is one here, and the sockets of what does not count
-/// any more are nobody's.
+/// What lets a configuration count: the steward goes by it, if there is one here, and the sockets of what does not
+/// count any more are nobody's.
 fn adopting(policies: Option<Policies>, vmm_sockets: &Arc<VmmSockets>, files: &Arc<Files>) -> Adopt {
     let (known, files) = (Arc::clone(vmm_sockets), Arc::clone(files));
     Box::new(move |config| {

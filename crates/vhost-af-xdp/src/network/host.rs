@@ -1,6 +1,6 @@
-//! The host as one more receiver of a network: a tap device that the steward joins with the uplink's interface, and whose
-//! descriptor it hands over. It is served by a lane of its own ([`crate::switch::host_lane`]). The network works without
-//! it; why it is not reached is said once, and it is tried again less and less often.
+//! The host as one more receiver of a network: a tap device that the steward joins with the uplink's interface, and
+//! whose descriptor it hands over. It is served by a lane of its own ([`crate::switch::host_lane`]). The network works
+//! without it; why it is not reached is said once, and it is tried again less and less often.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};

@@ -71,7 +71,8 @@ impl Learning {
         self.owners.iter().map(|(&station, owner)| (station, owner.port))
     }
 
-    /// The uplink knows of none any more: all are told again when the notes are looked at, which is asked for by `news`.
+    /// The uplink knows of none any more: all are told again when the notes are looked at, which is asked for by
+    /// `news`.
     pub(super) fn forget(&mut self, news: &OwnedFd) {
         self.owners.clear();
         // A counter that is full wakes, too.
@@ -143,7 +144,19 @@ impl Learning {
             return changed;
         }
         let changes: Vec<_> = found.iter().map(|found| found.change).collect();
-        for (found, told) in found.into_iter().zip(tell(&changes)) {
+        let told = tell(&changes);
+        self.settle(found.into_iter().zip(told), ports, now) || changed
+    }
+
+    /// What came of changes that were told; whether something is to be told to workers.
+    fn settle<'a>(
+        &mut self,
+        told: impl Iterator<Item = (Found<'a>, Told)>,
+        ports: &[Option<TablePort>],
+        now: Instant,
+    ) -> bool {
+        let mut changed = false;
+        for (found, told) in told {
             match told {
                 Told::Later => self.waits = true,
                 Told::Refused if found.change.1.is_some() => found.learned.refuse(found.note),

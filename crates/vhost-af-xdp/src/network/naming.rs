@@ -1,6 +1,6 @@
-//! Stations that the uplink's steward does not allow any more, or again: it has another policy, or an address became the
-//! host's. Then it takes them away, and says that something changed: all are named again. What is refused is said, and
-//! named again less and less often.
+//! Stations that the uplink's steward does not allow any more, or again: it has another policy, or an address became
+//! the host's. Then it takes them away, and says that something changed: all are named again. What is refused is said,
+//! and named again less and less often.
 
 use std::time::Instant;
 

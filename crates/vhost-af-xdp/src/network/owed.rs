@@ -1,5 +1,5 @@
-//! Stations of which the uplink may know another thing than holds: a steward that is away is told when it is back, and of
-//! changes that were refused half way the first half is taken back.
+//! Stations of which the uplink may know another thing than holds: a steward that is away is told when it is back, and
+//! of changes that were refused half way the first half is taken back.
 
 use steer::with_sources;
 use steward::protocol::StationChange;

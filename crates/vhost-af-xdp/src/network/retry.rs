@@ -1,4 +1,5 @@
-//! When something that a network lacks is tried again: less and less often, and at once when the uplink's lease changed.
+//! When something that a network lacks is tried again: less and less often, and at once when the uplink's lease
+//! changed.
 
 use std::time::{Duration, Instant};
 

@@ -63,8 +63,8 @@ impl Port {
         });
     }
 
-    /// Frames of its guest are shown there from now on; `None`: nowhere any more. When this returns that is so for every
-    /// frame that comes. What rules decide stays.
+    /// Frames of its guest are shown there from now on; `None`: nowhere any more. When this returns that is so for
+    /// every frame that comes. What rules decide stays.
     pub(crate) fn set_capture(self: &Arc<Self>, capture: Option<Arc<Capture>>) {
         self.change_filter(move |before| before.1.capture = capture);
     }
@@ -97,8 +97,8 @@ impl Port {
         self.guard.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Its guest may say of itself what that allows, from now on; it stays connected. When this returns that is so. Of a
-    /// port of a network its network knows that.
+    /// Its guest may say of itself what that allows, from now on; it stays connected. When this returns that is so. Of
+    /// a port of a network its network knows that.
     pub(crate) fn set_guard(self: &Arc<Self>, config: &PortConfig) {
         let (guard, rules) = (config.guard(), PortRules::of(config));
         let change = move |port: &Arc<Self>, state: &mut PortState| {

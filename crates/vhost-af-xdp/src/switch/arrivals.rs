@@ -308,8 +308,8 @@ impl Arrivals {
         received == self.whole && !self.torn
     }
 
-    /// Whether the guest gets the frame that a piece is of; if not that is counted. `hints`: what stood before it; `None`: it
-    /// is to be dropped, which is counted.
+    /// Whether the guest gets the frame that a piece is of; if not that is counted. `hints`: what stood before it;
+    /// `None`: it is to be dropped, which is counted.
     #[inline]
     fn may_get(
         &mut self,

@@ -1,7 +1,8 @@
 //! What the XDP program left before the frames of a NIC queue ([`xsk::metadata`]), as a lane reads it.
 //!
 //! It is believed where the kernel lets frames begin, and nowhere else: only there was what stood in the chunk before
-//! overwritten when the NIC got it ([`NicQueue::promise`]), an older frame for instance, whose bytes somebody else chose.
+//! overwritten when the NIC got it ([`NicQueue::promise`]), an older frame for instance, whose bytes somebody else
+//! chose.
 //!
 //! A program may be replaced while frames are under way. Those of the one before name their own layout, and are read by
 //! that. What nobody knows is counted, and the frame is one of which nothing is known. That is not enough where the

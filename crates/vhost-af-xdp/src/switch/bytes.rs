@@ -100,8 +100,8 @@ pub(crate) fn guest_to_guest(from: &MemoryMap, piece: Piece, to: &MemoryMap, off
     Some(())
 }
 
-/// Copies a frame of a guest's into the memory of another, or of the same, with its virtio-net header in front: bytes of
-/// ours, then those of a piece; as [`guest_to_umem`].
+/// Copies a frame of a guest's into the memory of another, or of the same, with its virtio-net header in front: bytes
+/// of ours, then those of a piece; as [`guest_to_umem`].
 #[inline]
 pub(crate) fn between_guests(
     from: &MemoryMap,

@@ -89,9 +89,9 @@ pub(crate) enum LinkControl {
     Protocol,
 }
 
-/// Whether a frame is for the other end of its link alone, so that no bridge passes it on: to an address that is reserved
-/// for that (IEEE 802.1Q, table 8-1), or MAC control, such as a pause, to whatever address (IEEE 802.3, clause 31). A guest
-/// would have the switch behind the uplink close it, or wait.
+/// Whether a frame is for the other end of its link alone, so that no bridge passes it on: to an address that is
+/// reserved for that (IEEE 802.1Q, table 8-1), or MAC control, such as a pause, to whatever address (IEEE 802.3, clause
+/// 31). A guest would have the switch behind the uplink close it, or wait.
 #[inline]
 pub(crate) fn link_control(bytes: &[u8; LOOK_BYTES], tags: Tags) -> Option<LinkControl> {
     let [a, b, c, d, e, f, .., m, n, _, _, q, r] = *bytes;

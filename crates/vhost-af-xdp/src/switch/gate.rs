@@ -1,9 +1,9 @@
-//! What decides which frames a guest may send that has a queue, or a cable, to itself: its guard, then its filter rules.
-//! There is no table of a network that knows it.
+//! What decides which frames a guest may send that has a queue, or a cable, to itself: its guard, then its filter
+//! rules. There is no table of a network that knows it.
 //!
-//! As in a network the first bytes of a frame are copied out of guest memory, judged, and sent in the place of those that
-//! the guest may have changed meanwhile; so also where the others are sent from where they lie. A frame that finds no room
-//! comes again and is judged again: rules count it when it is done ([`Gate::settle`]).
+//! As in a network the first bytes of a frame are copied out of guest memory, judged, and sent in the place of those
+//! that the guest may have changed meanwhile; so also where the others are sent from where they lie. A frame that finds
+//! no room comes again and is judged again: rules count it when it is done ([`Gate::settle`]).
 
 use device::counters::PairCounters;
 
@@ -80,8 +80,8 @@ impl Gate {
                 .is_none_or(|filter| filter.from_guest.is_none())
     }
 
-    /// The frame with the first bytes that were judged in the place of those in guest memory; `None`: it may not be sent,
-    /// which is counted, now or when it is done.
+    /// The frame with the first bytes that were judged in the place of those in guest memory; `None`: it may not be
+    /// sent, which is counted, now or when it is done.
     #[cold]
     #[inline(never)]
     pub(super) fn judge<'a>(
@@ -175,8 +175,8 @@ fn judge_by<'a>(
     decision.verdict.allows.then_some(frame)
 }
 
-/// Copies the first bytes of a frame to show them. As many of them as are looked at stand in the place of those in guest
-/// memory from here on: what is judged is what is shown.
+/// Copies the first bytes of a frame to show them. As many of them as are looked at stand in the place of those in
+/// guest memory from here on: what is judged is what is shown.
 fn read_shown<'a>(
     frame: GuestFrame<'a>,
     head: &'a mut [u8; LOOK_BYTES],
@@ -190,8 +190,8 @@ fn read_shown<'a>(
     frame.headed(&head[..looked.min(*known)])
 }
 
-/// The frame with as many of its first bytes in `head` as rules look at, to be sent in the place of those in guest memory.
-/// What somebody has looked at before stays what that was.
+/// The frame with as many of its first bytes in `head` as rules look at, to be sent in the place of those in guest
+/// memory. What somebody has looked at before stays what that was.
 pub(super) fn with_head<'a>(frame: GuestFrame<'a>, head: &'a mut [u8; LOOK_BYTES]) -> GuestFrame<'a> {
     let len = frame.sending.len as usize;
     let mut known = SHORT_LOOK_BYTES.max(frame.head.len()).min(len).min(LOOK_BYTES);

@@ -1,8 +1,8 @@
 //! Frames to groups of stations that came to a network's uplink: copies, of which the host's stack has the frames
 //! ([`steer::GroupReader`]). Each goes to all ports of its VLAN that have a buffer now.
 //!
-//! What a guest sends to a group is given to the host, too, as received by the uplink; where XDP is in skb mode that comes
-//! here once more. The ports have it already: it is counted (`returned_frames`), and goes to nobody.
+//! What a guest sends to a group is given to the host, too, as received by the uplink; where XDP is in skb mode that
+//! comes here once more. The ports have it already: it is counted (`returned_frames`), and goes to nobody.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -31,8 +31,8 @@ pub(crate) struct GroupsLane<R = GroupReader> {
     members: Arc<Members>,
     /// The one in hand; its memory is used again.
     frame: Vec<u8>,
-    /// What was done for frames beyond turns so far, in frames: the next turns are shorter. One is a look-up for each port
-    /// that has filter rules.
+    /// What was done for frames beyond turns so far, in frames: the next turns are shorter. One is a look-up for each
+    /// port that has filter rules.
     owed: usize,
 }
 

@@ -3,11 +3,11 @@
 //! To the others the host is a guest that takes GSO packets whole and checksums unfinished, but that frames can be
 //! written to from where they lie ([`super::to_host`]): a frame a system call, in which the host's stack does its part.
 //! What the host sends is read into buffers of ours, with its segmentation and checksum request, and from there it goes
-//! the ways of a guest's frames ([`PortLane`]), judged by its addresses only: to ports, and to other workers where those
-//! are. Guests without these offloads get it cut and completed, as from each other.
+//! the ways of a guest's frames ([`PortLane`]), judged by its addresses only: to ports, and to other workers where
+//! those are. Guests without these offloads get it cut and completed, as from each other.
 //!
-//! A turn reads no more than one of a guest's has; the rest waits in the device, as long as its queue is, and what finds
-//! no room there is lost, which the kernel counts (`ip -s link`).
+//! A turn reads no more than one of a guest's has; the rest waits in the device, as long as its queue is, and what
+//! finds no room there is lost, which the kernel counts (`ip -s link`).
 
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -29,8 +29,8 @@ use super::to_host::{ToHost, push};
 use crate::nic::tap::{Parts, Tap};
 
 /// While guests give the host frames, what it says meanwhile is read once in so many rounds more: acknowledgements of a
-/// stream come in fewer batches then, each of which may cost a guest an interrupt. Whoever waits for an answer gives none
-/// meanwhile, and has it in the next round.
+/// stream come in fewer batches then, each of which may cost a guest an interrupt. Whoever waits for an answer gives
+/// none meanwhile, and has it in the next round.
 const PUT_OFF: u32 = 4;
 /// After so many rounds in which it neither said nor got anything, the host is asked in one of [`ASKED_EACH`] only, and
 /// in the first one after the worker has slept, until it says or gets something. Asking is a system call: in each round

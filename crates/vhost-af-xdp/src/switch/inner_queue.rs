@@ -1,5 +1,5 @@
-//! Virtqueues in memory of ours, whose driver is ours, too: how frames come to, and from, those who are no guest but take
-//! part in a network as one does: other workers ([`super::link`]), and the host ([`super::host_lane`]).
+//! Virtqueues in memory of ours, whose driver is ours, too: how frames come to, and from, those who are no guest but
+//! take part in a network as one does: other workers ([`super::link`]), and the host ([`super::host_lane`]).
 //!
 //! To who gives frames the device's half is a guest that takes them with their tags, GSO packets whole and checksums
 //! unfinished. So all that is done for guests is done here, too: batches, back-pressure, loss after that.

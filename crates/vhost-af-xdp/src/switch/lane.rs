@@ -94,8 +94,8 @@ impl<'a> Peer<'a> {
         }
     }
 
-    /// Whether rules let it have a frame, which does not come again; counted if not. `head`: its first bytes, all of them
-    /// or as many as are looked at.
+    /// Whether rules let it have a frame, which does not come again; counted if not. `head`: its first bytes, all of
+    /// them or as many as are looked at.
     #[inline]
     pub(crate) fn lets_pass(&mut self, head: &[u8], facts: Facts) -> bool {
         match &mut self.filter {

@@ -19,9 +19,9 @@ pub(crate) const BYTES_A_FRAME: u64 = 8192;
 /// frames of an MTU of 1500, so that neighbours get as many bytes.
 pub(crate) const SHARED_BYTES_A_FRAME: u64 = 1536;
 
-/// What a look-up of an unknown flow takes counts so often in the turn of the guest that sends: a guest that floods with new
-/// flows gets a fifth of what its neighbours have, and not the half. Where frames of many come by one way (an uplink, a
-/// link from another worker), it counts once: there it would be taken from all of them.
+/// What a look-up of an unknown flow takes counts so often in the turn of the guest that sends: a guest that floods
+/// with new flows gets a fifth of what its neighbours have, and not the half. Where frames of many come by one way (an
+/// uplink, a link from another worker), it counts once: there it would be taken from all of them.
 pub(crate) const LOOK_UP_WEIGHT: u64 = 4;
 
 /// Most segments of a GSO packet that are built in one go. Those beyond a turn are taken from the lane's next turns.

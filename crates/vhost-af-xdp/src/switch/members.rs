@@ -1,6 +1,7 @@
 //! Who belongs to a network, and where the lanes of its members are: as the lanes of one worker know it.
 //!
-//! A worker makes it anew each time its lanes change, and shows it to those of the network ([`super::lane::Lane::meet`]).
+//! A worker makes it anew each time its lanes change, and shows it to those of the network
+//! ([`super::lane::Lane::meet`]).
 
 use std::sync::Arc;
 
@@ -93,7 +94,8 @@ impl Members {
         !self.uplinks.is_empty() || uplink.is_some()
     }
 
-    /// Whether frames of this worker reach the uplink by a link only. What goes to a group goes by that link in any case.
+    /// Whether frames of this worker reach the uplink by a link only. What goes to a group goes by that link in any
+    /// case.
     pub(crate) fn reaches_uplink_by_link(&self) -> bool {
         let [uplink, _] = self.ways_out;
         self.uplinks.is_empty() && uplink.is_some()

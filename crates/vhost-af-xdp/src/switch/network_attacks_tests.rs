@@ -30,8 +30,8 @@ fn frame_that_ends_within_its_tag_is_dropped() {
     assert_eq!(counters.from_guest_vlan.get(), 2);
 }
 
-/// A switch whose port gets a bridge's message from a host may close that port, and one that is asked to pause does: for
-/// all guests.
+/// A switch whose port gets a bridge's message from a host may close that port, and one that is asked to pause does:
+/// for all guests.
 #[test]
 fn what_ends_of_a_link_tell_each_other_no_guest_says() {
     let vlans = [

@@ -53,6 +53,7 @@ pub(super) struct Port {
     buffers: Vec<GuestAddr>,
 }
 
+#[derive(Default)]
 pub(super) struct World {
     pub(super) ports: Vec<Port>,
     pub(super) slots: Vec<Slot>,
@@ -106,14 +107,7 @@ impl World {
 
     /// The same with offloads that their guests have accepted.
     fn offering(known: Vec<TablePort>, offloads: Offloads) -> Self {
-        let mut world = Self {
-            ports: Vec::new(),
-            slots: Vec::new(),
-            tables: Tables::new(),
-            place: Place::default(),
-            wire: None,
-            uplink: Arc::default(),
-        };
+        let mut world = Self::default();
         let ports = known.len() as u16;
         let table = Table::new(known.into_iter().map(Some).collect());
         world.tables.insert(NETWORK.into(), Arc::new(table));

@@ -1,12 +1,12 @@
-//! A NIC queue that a port of a network has for itself: its frames to the LAN leave by it, and what the NIC puts there is
-//! for its guest.
+//! A NIC queue that a port of a network has for itself: its frames to the LAN leave by it, and what the NIC puts there
+//! is for its guest.
 //!
 //! All else goes by the switch: the port's lane ([`super::port_lane`]) judges each frame, and passes those for other
 //! ports and for the host on as any port's. What comes for the guest by a queue of the uplink, by the host's end, or
 //! from another port, reaches it through that lane, too.
 //!
-//! Three kinds: none, which costs nothing; one in whose memory frames are copied ([`CopyQueue`]); one whose memory is the
-//! guest's ([`crate::direct::member`]).
+//! Three kinds: none, which costs nothing; one in whose memory frames are copied ([`CopyQueue`]); one whose memory is
+//! the guest's ([`crate::direct::member`]).
 
 use std::os::fd::BorrowedFd;
 

@@ -2,8 +2,8 @@
 //!
 //! Frames wait with the guest that sends them, as long as the other has no buffers. But a GSO packet that the other
 //! does not take whole becomes many frames, and not all of them may find buffers at once: so it is copied away and cut
-//! here, as far as there are buffers at once, and then a turn after the other. Frames of the same sender wait behind it;
-//! those of others do not. Further such packets wait with who sends them, for a place here that they get in turns.
+//! here, as far as there are buffers at once, and then a turn after the other. Frames of the same sender wait behind
+//! it; those of others do not. Further such packets wait with who sends them, for a place here that they get in turns.
 
 use std::time::{Duration, Instant};
 
@@ -24,8 +24,8 @@ const MOST_PATIENCE: Duration = Duration::from_millis(5);
 /// frames, or 250 Mb a second) loses frames, and does not make slow who sends to others, too.
 const FOR_A_FRAME: Duration = Duration::from_micros(20);
 const FOR_A_KIB: Duration = Duration::from_micros(32);
-/// How long the place for a packet is kept for the sender whose turn it is. All lanes of a worker have breathed by then;
-/// who has not come has nothing more to send, or is gone.
+/// How long the place for a packet is kept for the sender whose turn it is. All lanes of a worker have breathed by
+/// then; who has not come has nothing more to send, or is gone.
 const MOST_KEPT: Duration = Duration::from_millis(1);
 
 /// How long others wait for a guest.
@@ -71,8 +71,8 @@ impl Patience {
     }
 }
 
-/// Whose packet is next, of several that send some. Without it the lane that breathes next to the guest's own would find
-/// the place free each time, and the others never.
+/// Whose packet is next, of several that send some. Without it the lane that breathes next to the guest's own would
+/// find the place free each time, and the others never.
 #[derive(Default)]
 struct NextTurn {
     /// Who found the place taken first; 0: nobody did.

@@ -1,5 +1,5 @@
-//! Limits of ports of a network, as their lanes keep them. Rates are so low that nothing flows in while a test runs, even
-//! where that stands still for a minute.
+//! Limits of ports of a network, as their lanes keep them. Rates are so low that nothing flows in while a test runs,
+//! even where that stands still for a minute.
 
 use std::cmp::Reverse;
 use std::sync::Arc;

@@ -5,9 +5,9 @@
 //! adds what they counted since to [`Counted`], where others read it: so that is never behind for longer than a look at
 //! the clock is, and a worker that rests is told of exactly.
 //!
-//! The frames that a lane takes are counted for it in each round. Its time is not measured: a look at the clock for each
-//! lane would cost more than a lane that has nothing to do. One round of many ([`LOOKS_PER_TIMED`]) is timed, lane by
-//! lane, and by what they took in such rounds the worker's busy time is shared out.
+//! The frames that a lane takes are counted for it in each round. Its time is not measured: a look at the clock for
+//! each lane would cost more than a lane that has nothing to do. One round of many ([`LOOKS_PER_TIMED`]) is timed, lane
+//! by lane, and by what they took in such rounds the worker's busy time is shared out.
 //!
 //! One writer, the worker; see [`Counter`].
 

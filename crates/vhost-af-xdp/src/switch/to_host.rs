@@ -1,9 +1,10 @@
 //! To the host: frames that are written to its tap device.
 //!
-//! What guests send to the host is written from where it lies, as a guest's own device would do it: our copy of the first
-//! bytes, by which the frame was judged, and behind it guest memory. The kernel copies each byte once and looks at its
-//! copy. What is put together here, or comes to several, or is in too many pieces, or asks for what this kernel does not
-//! do, waits in a queue of ours ([`Received`]), as for a guest, until the lane has its turn. Nothing overtakes it.
+//! What guests send to the host is written from where it lies, as a guest's own device would do it: our copy of the
+//! first bytes, by which the frame was judged, and behind it guest memory. The kernel copies each byte once and looks
+//! at its copy. What is put together here, or comes to several, or is in too many pieces, or asks for what this kernel
+//! does not do, waits in a queue of ours ([`Received`]), as for a guest, until the lane has its turn. Nothing overtakes
+//! it.
 
 use std::sync::Arc;
 

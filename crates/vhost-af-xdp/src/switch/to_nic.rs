@@ -7,8 +7,8 @@
 //! before anything of it is with the NIC: a daemon that comes after one that died sends nothing twice.
 //!
 //! A queue that several guests fill may never have room for all segments of a packet: those who send frames take each
-//! place that becomes free. There a packet that has waited in vain is copied away, too, and its segments take places like
-//! others' frames.
+//! place that becomes free. There a packet that has waited in vain is copied away, too, and its segments take places
+//! like others' frames.
 
 use std::time::Duration;
 

@@ -1,8 +1,8 @@
 //! What a worker does with its time.
 //!
-//! The clock is read at the end of each round that moved no frame, and now and then in a long run of those that did: who
-//! is busy pays nothing for it. What passed between two readings is time of the rounds that moved frames, if there were
-//! some, but for as long as an idle round takes, since one ends each such run.
+//! The clock is read at the end of each round that moved no frame, and now and then in a long run of those that did:
+//! who is busy pays nothing for it. What passed between two readings is time of the rounds that moved frames, if there
+//! were some, but for as long as an idle round takes, since one ends each such run.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -16,8 +16,8 @@ pub(crate) struct WorkerTime {
     pub(crate) busy: Counter,
     /// In rounds that did not, and falling asleep.
     pub(crate) idle: Counter,
-    /// Asleep. While it sleeps ([`SLEEPS`]) when it would have fallen asleep, had it not slept before; by one number, so
-    /// that nobody sees a sleep twice or not at all. Written by the worker alone; nothing is published through it.
+    /// Asleep. While it sleeps ([`SLEEPS`]) when it would have fallen asleep, had it not slept before; by one number,
+    /// so that nobody sees a sleep twice or not at all. Written by the worker alone; nothing is published through it.
     asleep: AtomicU64,
     /// From when on that is told.
     began: Instant,

@@ -25,8 +25,8 @@ pub struct Hash {
 const OF_PORTS: u16 = 1 << 3;
 
 impl Hash {
-    /// Whether it is of the ports, too, so that flows between the same two addresses have different ones. Many NICs leave
-    /// them out for UDP.
+    /// Whether it is of the ports, too, so that flows between the same two addresses have different ones. Many NICs
+    /// leave them out for UDP.
     #[inline]
     #[must_use]
     pub fn is_of_ports(self) -> bool {

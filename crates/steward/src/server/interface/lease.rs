@@ -12,8 +12,8 @@ use crate::protocol::{Reason, Refusal, Wanted};
 use crate::server::entries::{self, Entries};
 
 impl Interface {
-    /// Reserves queues for a connection. `names`: what the policy names of what they are for; `ring`: of a network; the hints that its frames are
-    /// to have.
+    /// Reserves queues for a connection. `names`: what the policy names of what they are for; `ring`: of a network; the
+    /// hints that its frames are to have.
     pub(in crate::server) fn reserve(
         &mut self,
         wanted: &Wanted,

@@ -40,9 +40,9 @@ pub(in crate::server) struct Holds {
 
 /// What queues hold together, bytes.
 ///
-/// Of a queue's two sockets only the larger counts: at most one of them is bound. What several sockets share counts once,
-/// and beside what waits for their queues, since it stays when one of them is closed; and for each that shares it, what
-/// the kernel has for that.
+/// Of a queue's two sockets only the larger counts: at most one of them is bound. What several sockets share counts
+/// once, and beside what waits for their queues, since it stays when one of them is closed; and for each that shares
+/// it, what the kernel has for that.
 pub(in crate::server) fn bytes_held(queues: &[Holds]) -> u64 {
     let mut sockets: BTreeMap<u64, (u64, usize)> = BTreeMap::new();
     for (memory, _) in queues.iter().filter_map(|holds| holds.bound) {

@@ -1,6 +1,6 @@
-//! Receive buffers at the borders of a guest's memory: of regions, of huge pages, between them and small ones; in regions
-//! that begin and end amidst a huge page; one that is posted many times, and such as overlap. Each comes back once, and
-//! nothing beside them changes, also while the memory table is said anew.
+//! Receive buffers at the borders of a guest's memory: of regions, of huge pages, between them and small ones; in
+//! regions that begin and end amidst a huge page; one that is posted many times, and such as overlap. Each comes back
+//! once, and nothing beside them changes, also while the memory table is said anew.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -36,8 +36,8 @@ const BORDERS: [(u64, bool, bool); 10] = [
     (34 * MIB, true, false),
     (48 * MIB, false, true),
 ];
-/// Where buffers begin or end, bytes from a border: on it, and so far behind that a chunk with a frame's place in it may
-/// begin there on igb, and on virtio_net.
+/// Where buffers begin or end, bytes from a border: on it, and so far behind that a chunk with a frame's place in it
+/// may begin there on igb, and on virtio_net.
 const SHIFTS: [u64; 9] = [0, 1, 12, 2035, 2036, 2037, 2547, 2548, 2549];
 /// What is looked at before a border and behind it, bytes.
 const AROUND: u64 = 16 << 10;

@@ -104,72 +104,79 @@ pub(crate) struct Seen {
 
 /// All of them, for a wire.
 pub(crate) fn all(wire: &Wire, short: bool) -> Vec<Case> {
-    let mut tasks: Vec<_> = match (wire.is_served(), short) {
+    let zero_copy = Setting::DEFAULT.expected(wire.driver()) == "zero-copy";
+    let settings = match (wire.is_served(), short) {
         (true, true) => Vec::new(),
         (true, false) | (false, true) => Setting::few(),
         (false, false) => Setting::all(),
-    }
-    .into_iter()
-    .map(Task::Frames)
-    .collect();
-    let zero_copy = Setting::DEFAULT.expected(wire.driver()) == "zero-copy";
-    if wire.is_served() {
-        tasks.push(Task::Raw);
-    } else if !short {
-        tasks.extend(Setting::few().into_iter().map(Task::TwoTags));
-        let upset = |setting| Task::Upsets(setting, &Upset::MOST);
-        tasks.extend(Setting::few().into_iter().map(upset));
-        tasks.push(Task::Upsets(Setting::INTO_GUEST, &Upset::ALL));
-        tasks.extend([Setting::DEFAULT, Setting::INTO_GUEST].map(Task::SmallMtu));
-        tasks.push(Task::Borders(Setting::INTO_GUEST));
-        tasks.push(Task::TakenBack(Setting::INTO_GUEST));
-        tasks.extend(Setting::few().into_iter().map(|setting| {
-            Task::BusyPoll(Setting {
-                busy_poll: true,
-                ..setting
-            })
-        }));
-        tasks.extend(Setting::leased().into_iter().map(Task::Canaries));
-        tasks.extend([Setting::WHOLE_QUEUE, Setting::INTO_GUEST].map(Task::Canaries));
-        if *wire != Wire::Veth {
-            tasks.extend(Setting::leased().into_iter().map(Task::Offloads));
-            tasks.extend(Setting::few().into_iter().map(Task::Dpdk));
-            tasks.push(Task::Dpdk(Setting::WHOLE_QUEUE));
-        }
-        if wire.has_a_queue_to_spare() {
-            tasks.extend(OwnQueue::all().map(Task::OwnQueue));
-        }
-        tasks.extend([Task::Foreseen, Task::Raw, Task::Hints]);
-    } else if zero_copy {
-        let busy_poll = Setting {
-            busy_poll: true,
-            ..Setting::DEFAULT
-        };
-        tasks.extend([
-            Task::Upsets(Setting::DEFAULT, &Upset::FEW),
-            Task::Frames(Setting::INTO_GUEST),
-            Task::TakenBack(Setting::INTO_GUEST),
-            Task::BusyPoll(busy_poll),
-            Task::Canaries(Setting::SEND_DIRECT),
-            Task::Foreseen,
-            Task::Raw,
-            Task::Hints,
-        ]);
-        if wire.driver() == "virtio_net" {
-            tasks.push(Task::Dpdk(Setting::SEND_DIRECT));
-        }
-        if wire.has_a_queue_to_spare() {
-            tasks.push(Task::OwnQueue(OwnQueue::SEND_DIRECT));
-        }
-    }
+    };
+    let more = match (wire.is_served(), short) {
+        (true, _) => vec![Task::Raw],
+        (false, false) => every_task(wire),
+        (false, true) if zero_copy => few_of_zero_copy(wire),
+        (false, true) => Vec::new(),
+    };
+    let tasks = settings.into_iter().map(Task::Frames).chain(more);
     let case = |task: Task| Case {
         name: task.name(),
         task,
     };
-    tasks.into_iter().map(case).collect()
+    tasks.map(case).collect()
+}
+
+/// All that there is beside frames of all settings.
+fn every_task(wire: &Wire) -> Vec<Task> {
+    let mut tasks: Vec<_> = Setting::few().into_iter().map(Task::TwoTags).collect();
+    let upset = |setting| Task::Upsets(setting, &Upset::MOST);
+    tasks.extend(Setting::few().into_iter().map(upset));
+    tasks.push(Task::Upsets(Setting::INTO_GUEST, &Upset::ALL));
+    tasks.extend([Setting::DEFAULT, Setting::INTO_GUEST].map(Task::SmallMtu));
+    tasks.push(Task::Borders(Setting::INTO_GUEST));
+    tasks.push(Task::TakenBack(Setting::INTO_GUEST));
+    tasks.extend(Setting::few().into_iter().map(Task::with_busy_poll));
+    tasks.extend(Setting::leased().into_iter().map(Task::Canaries));
+    tasks.extend([Setting::WHOLE_QUEUE, Setting::INTO_GUEST].map(Task::Canaries));
+    if *wire != Wire::Veth {
+        tasks.extend(Setting::leased().into_iter().map(Task::Offloads));
+        tasks.extend(Setting::few().into_iter().map(Task::Dpdk));
+        tasks.push(Task::Dpdk(Setting::WHOLE_QUEUE));
+    }
+    if wire.has_a_queue_to_spare() {
+        tasks.extend(OwnQueue::all().map(Task::OwnQueue));
+    }
+    tasks.extend([Task::Foreseen, Task::Raw, Task::Hints]);
+    tasks
+}
+
+/// One of each that zero-copy makes a difference for.
+fn few_of_zero_copy(wire: &Wire) -> Vec<Task> {
+    let mut tasks = vec![
+        Task::Upsets(Setting::DEFAULT, &Upset::FEW),
+        Task::Frames(Setting::INTO_GUEST),
+        Task::TakenBack(Setting::INTO_GUEST),
+        Task::with_busy_poll(Setting::DEFAULT),
+        Task::Canaries(Setting::SEND_DIRECT),
+        Task::Foreseen,
+        Task::Raw,
+        Task::Hints,
+    ];
+    if wire.driver() == "virtio_net" {
+        tasks.push(Task::Dpdk(Setting::SEND_DIRECT));
+    }
+    if wire.has_a_queue_to_spare() {
+        tasks.push(Task::OwnQueue(OwnQueue::SEND_DIRECT));
+    }
+    tasks
 }
 
 impl Task {
+    fn with_busy_poll(setting: Setting) -> Self {
+        Self::BusyPoll(Setting {
+            busy_poll: true,
+            ..setting
+        })
+    }
+
     fn name(self) -> String {
         match self {
             Self::Frames(setting) | Self::BusyPoll(setting) => setting.name(),

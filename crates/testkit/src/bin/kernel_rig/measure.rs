@@ -80,7 +80,8 @@ struct Sample {
     interrupts: f64,
 }
 
-/// Measures all, or those whose heads contain `only`, and prints a table for each receiver and sender; panics if something does not run.
+/// Measures all, or those whose heads contain `only`, and prints a table for each receiver and sender; panics if
+/// something does not run.
 pub(crate) fn run(wire: &Wire, plan: &Plan, only: Option<&str>) {
     let cpus = thread::available_parallelism().map_or(1, usize::from);
     println!(

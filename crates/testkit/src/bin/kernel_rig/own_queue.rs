@@ -1,14 +1,14 @@
-//! A port of a network that has a queue of the NIC for itself, beside one that has none: both queues are in the best mode
-//! that the driver has, the NIC reads the first guest's frames from its memory where that is asked for, and everybody
-//! reaches everybody.
+//! A port of a network that has a queue of the NIC for itself, beside one that has none: both queues are in the best
+//! mode that the driver has, the NIC reads the first guest's frames from its memory where that is asked for, and
+//! everybody reaches everybody.
 //!
-//! All frames of the wire come to the NIC's first queue. Either the network has that one: then each guest gets what is for
-//! it by way of the network. Or the port has it: then its guest gets its own frames by it, and what is for the others goes
-//! to the host. No driver here has n-tuple rules, which would bring a guest's frames to its queue.
+//! All frames of the wire come to the NIC's first queue. Either the network has that one: then each guest gets what is
+//! for it by way of the network. Or the port has it: then its guest gets its own frames by it, and what is for the
+//! others goes to the host. No driver here has n-tuple rules, which would bring a guest's frames to its queue.
 //!
 //! Frames of all lengths pass byte by byte, in several layouts, more of them than a guest's ring has entries. Frames to
-//! others leave no byte in the memory of the guest whose queue they come by, or whose memory the NIC reads. Then the daemon
-//! is killed, another takes its place, and the same holds again.
+//! others leave no byte in the memory of the guest whose queue they come by, or whose memory the NIC reads. Then the
+//! daemon is killed, another takes its place, and the same holds again.
 
 use testkit::daemon::Placement;
 use testkit::driver::{self, Driver};

@@ -46,8 +46,8 @@ pub(crate) fn run(wire: &Wire) -> Seen {
     }
 }
 
-/// Receives with all hints that driver and kernel say they have: each frame is counted, and none has a layout that nobody
-/// knows. Which hints there are is told, for people to read; on veth they are known.
+/// Receives with all hints that driver and kernel say they have: each frame is counted, and none has a layout that
+/// nobody knows. Which hints there are is told, for people to read; on veth they are known.
 pub(crate) fn hints(wire: &Wire) -> Seen {
     let pair = wire.lay();
     let port = PacketPort::open(&pair.far, VethPair::WIRE);

@@ -29,8 +29,8 @@ pub(crate) struct Setting {
     pub(crate) passed_in: bool,
     /// `--busy-poll-us`, by a worker that never sleeps.
     pub(crate) busy_poll: bool,
-    /// The guest is one that a NIC may write to by itself: its VMM keeps an inflight region, and its buffers are as long
-    /// as the NIC may write.
+    /// The guest is one that a NIC may write to by itself: its VMM keeps an inflight region, and its buffers are as
+    /// long as the NIC may write.
     pub(crate) into_guest: bool,
 }
 
@@ -60,8 +60,8 @@ impl Setting {
         ..Self::DEFAULT
     };
 
-    /// Received into the guest's memory by the NIC itself, where it has zero-copy: the queue is the guest's alone, and the
-    /// steward the daemon's.
+    /// Received into the guest's memory by the NIC itself, where it has zero-copy: the queue is the guest's alone, and
+    /// the steward the daemon's.
     pub(crate) const INTO_GUEST: Self = Self {
         placement: Placement::Direct,
         leased: false,
@@ -181,7 +181,8 @@ impl Setting {
         }
     }
 
-    /// How long receive buffers of the guest are, bytes: as the longest frame with its header, or what the NIC may write.
+    /// How long receive buffers of the guest are, bytes: as the longest frame with its header, or what the NIC may
+    /// write.
     pub(crate) fn buffer(self, driver: &str) -> u32 {
         let longest = match (self.into_guest, driver) {
             (true, "igb") => 2048,

@@ -1,10 +1,10 @@
-//! A guest takes its queues back while frames come, as when its driver ends: once the daemon has answered, its memory is
-//! its own. It writes to every receive buffer that was with the NIC, and finds it so later.
+//! A guest takes its queues back while frames come, as when its driver ends: once the daemon has answered, its memory
+//! is its own. It writes to every receive buffer that was with the NIC, and finds it so later.
 //!
 //! The kernel takes the memory of a closed socket from the NIC some 20 ms later, and frames come all that time. Between
-//! them come such as are too long for the MTU: the NIC has written them when the program drops them, and the driver keeps
-//! their buffers while later ones are used. Those come back with nothing in them, before the answer does, and are written
-//! to at once.
+//! them come such as are too long for the MTU: the NIC has written them when the program drops them, and the driver
+//! keeps their buffers while later ones are used. Those come back with nothing in them, before the answer does, and are
+//! written to at once.
 //!
 //! The guest also writes to all that is with the NIC meanwhile. What the kernel reads from there is for nobody: a frame
 //! that it gave to the host's stack then could be the guest's, and would seem to come from the wire.

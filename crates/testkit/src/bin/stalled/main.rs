@@ -1,14 +1,18 @@
-//! A hostile VMM and its file system, which answers as long as it likes: two processes that tests start (testkit's `stalled.rs`).
+//! A hostile VMM and its file system, which answers as long as it likes: two processes that tests start (testkit's
+//! `stalled.rs`).
 //!
 //! ```text
-//! stalled serve BYTES [late]       a file system of one file of so many bytes, mounted nowhere; says where the file can be opened
-//! stalled give ROLE FILE SOCKET    a VMM that gives it as `ram`, `buffers`, `log` or `inflight` to the back end at SOCKET
+//! stalled serve BYTES [late]       a file system of one file of so many bytes, mounted nowhere; says where it can be
+//!                                  opened
+//! stalled give ROLE FILE SOCKET    a VMM that gives it as `ram`, `buffers`, `log` or `inflight` to the back end at
+//!                                  SOCKET
 //! ```
 //!
-//! Theory of operation. Closing a file of FUSE waits for an answer of its server, and nothing ends that wait but the end of the server:
-//! so a process with such a file must not be the server itself, nor start a program while nothing is answered, which closes copies of
-//! its files. Hence these processes. Either ends with its standard input, and after a while in any case; both end with the process that started
-//! them. With the server its connection ends: all who wait get an error. The file system is mounted nowhere, and nothing is left of it.
+//! Theory of operation. Closing a file of FUSE waits for an answer of its server, and nothing ends that wait but the
+//! end of the server: so a process with such a file must not be the server itself, nor start a program while nothing is
+//! answered, which closes copies of its files. Hence these processes. Either ends with its standard input, and after a
+//! while in any case; both end with the process that started them. With the server its connection ends: all who wait
+//! get an error. The file system is mounted nowhere, and nothing is left of it.
 
 mod server;
 mod vmm;

@@ -1,7 +1,8 @@
 //! A file system (FUSE) of one file whose pages never come.
 //!
-//! It answers what is needed to open the file and to look at it, and never a READ or a WRITE; once it was told `mute`, nothing any more.
-//! Each request is a line on the standard output: `asked NAME by THREAD`. The protocol is that of include/uapi/linux/fuse.h, 7.31.
+//! It answers what is needed to open the file and to look at it, and never a READ or a WRITE; once it was told `mute`,
+//! nothing any more. Each request is a line on the standard output: `asked NAME by THREAD`. The protocol is that of
+//! include/uapi/linux/fuse.h, 7.31.
 
 use std::fs::File;
 use std::io::{Read, Write};

@@ -1,5 +1,5 @@
-//! What the daemon and `vhost-af-xdp capture` say to each other. A line of JSON each way ([`Request`], [`Answer`]), then
-//! the daemon sends messages, numbers in little endian:
+//! What the daemon and `vhost-af-xdp capture` say to each other. A line of JSON each way ([`Request`], [`Answer`]),
+//! then the daemon sends messages, numbers in little endian:
 //!
 //! ```text
 //!     frame:  1, flags, seen, 0, pair:2, known:2, rule:2, 0:2, len:4, at_ns:8, received:8, bytes:known

@@ -1,13 +1,14 @@
 //! The daemon's side of `vhost-af-xdp capture`: shows who asks what a port's guest sends and gets.
 //!
-//! Theory of operation. Who asks comes by the control socket, which is for those who may control the daemon: its owner and
-//! root ([`super::control_socket`]). What guests say is nobody else's business, so the API's sockets have nothing of this.
-//! Each capture has a thread, which takes records out of the queue that lanes put them into
+//! Theory of operation. Who asks comes by the control socket, which is for those who may control the daemon: its owner
+//! and root ([`super::control_socket`]). What guests say is nobody else's business, so the API's sockets have nothing
+//! of this. Each capture has a thread, which takes records out of the queue that lanes put them into
 //! ([`crate::switch::capture`]) and writes them to the connection, as [`link`] says. It waits for nobody: a client that
 //! reads slowly or not at all makes the queue full, and what finds no room there is counted.
 //!
-//! A capture ends when the client has closed its side or is gone, and with the port; then lanes show nothing any more, and
-//! what waits is written, with how many were lost. There is one of a port, and [`MOST`] in all, so memory is bounded.
+//! A capture ends when the client has closed its side or is gone, and with the port; then lanes show nothing any more,
+//! and what waits is written, with how many were lost. There is one of a port, and [`MOST`] in all, so memory and
+//! threads are bounded: what is refused has no thread.
 
 pub(crate) mod link;
 #[cfg(test)]
@@ -63,62 +64,36 @@ impl Captures {
         Self::new(move |name| ports.named(name))
     }
 
-    /// Answers a request, on a thread of its own.
+    /// Answers a request: at once, if it is refused, else on a thread of its own, of which there are [`MOST`].
     pub(crate) fn serve(self: &Arc<Self>, stream: UnixStream, request: &[u8]) {
-        let captures = Arc::clone(self);
-        let request = serde_json::from_slice::<Request>(request);
-        let body = move || {
+        let admitted = serde_json::from_slice::<Request>(request)
+            .map_err(|error| format!("this cannot be asked: {error}"))
+            .and_then(|request| self.admit(request));
+        match admitted {
             // Who asked is gone, or reads nothing; there is nobody to be told.
-            let _ = match request {
-                Ok(request) => captures.run(&stream, &request),
-                Err(error) => answer(
-                    &stream,
-                    &Answer::Refused(format!("this cannot be asked: {error}")),
-                ),
-            };
-        };
-        // Who asks sees the end of the connection.
-        let _ = std::thread::Builder::new().name("capture".to_owned()).spawn(body);
+            Err(why) => drop(answer(&stream, &Answer::Refused(why))),
+            // Who asks sees the end of the connection.
+            Ok(admitted) => drop(
+                std::thread::Builder::new()
+                    .name("capture".to_owned())
+                    .spawn(move || admitted.run(&stream)),
+            ),
+        }
     }
 
-    fn run(&self, stream: &UnixStream, request: &Request) -> io::Result<()> {
-        let begun = match self.begin(request) {
-            Ok(begun) => begun,
-            Err(why) => return answer(stream, &Answer::Refused(why)),
-        };
-        let user = socket_peercred(stream).map(|peer| peer.uid.as_raw()).ok();
-        tracing::info!(port = %request.port, user, "a capture begins");
-        let notes = begun.notes(request);
-        let mut waiting = Vec::with_capacity(AT_ONCE + SHOWN);
-        let shown = answer(stream, &Answer::Begun { notes })
-            .and_then(|()| show(stream, (&begun.capture, &mut waiting), || begun.is_there(self)));
-        // It has its place until what waits is written, which has a limit.
-        let Begun { port, capture, .. } = &begun;
-        // When this returns lanes show nothing any more.
-        port.set_capture(None);
-        let lost = capture.lost();
-        tracing::info!(port = %request.port, user, lost, "the capture is over");
-        finish(stream, (capture, waiting), shown?)
-    }
-
-    /// Lets lanes of the port show frames.
+    /// Gives what is asked for a place, before there is a thread for it.
     /// Errors: why not, with the remedy.
-    fn begin(&self, request: &Request) -> Result<Begun<'_>, String> {
+    fn admit(self: &Arc<Self>, request: Request) -> Result<Admitted, String> {
         let name = &request.port;
+        let place = self.place(name)?;
         let port =
             (self.find)(name).ok_or_else(|| format!("there is no port {name}: `status` lists them"))?;
-        let place = self.place(name)?;
-        let capture = Arc::new(Capture::new(Wanted {
-            from_guest: request.from_guest,
-            to_guest: request.to_guest,
-        }));
-        port.set_capture(Some(Arc::clone(&capture)));
-        Ok(Begun { port, capture, place })
+        Ok(Admitted { request, port, place })
     }
 
     /// Takes the place of a port's capture.
     /// Errors: there is one, or there are too many.
-    fn place(&self, name: &str) -> Result<Place<'_>, String> {
+    fn place(self: &Arc<Self>, name: &str) -> Result<Place, String> {
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         if running.iter().any(|it| it == name) {
             return Err(format!("port {name} is captured already: one at a time"));
@@ -128,19 +103,19 @@ impl Captures {
         }
         running.push(name.to_owned());
         Ok(Place {
-            captures: self,
+            captures: Arc::clone(self),
             name: name.to_owned(),
         })
     }
 }
 
 /// A place among the captures, until it is dropped.
-struct Place<'a> {
-    captures: &'a Captures,
+struct Place {
+    captures: Arc<Captures>,
     name: String,
 }
 
-impl Drop for Place<'_> {
+impl Drop for Place {
     fn drop(&mut self) {
         let mut running = self
             .captures
@@ -151,27 +126,49 @@ impl Drop for Place<'_> {
     }
 }
 
-/// A capture that lanes show frames to.
-struct Begun<'a> {
+/// What is captured, and has its place.
+struct Admitted {
+    request: Request,
     port: Arc<Port>,
-    capture: Arc<Capture>,
-    place: Place<'a>,
+    place: Place,
 }
 
-impl Begun<'_> {
+impl Admitted {
+    /// Lets lanes of the port show frames until the capture is over. It has its place until what waits is written,
+    /// which has a limit.
+    fn run(&self, stream: &UnixStream) -> io::Result<()> {
+        let Self { request, port, .. } = self;
+        let capture = Arc::new(Capture::new(Wanted {
+            from_guest: request.from_guest,
+            to_guest: request.to_guest,
+        }));
+        port.set_capture(Some(Arc::clone(&capture)));
+        let user = socket_peercred(stream).map(|peer| peer.uid.as_raw()).ok();
+        tracing::info!(port = %request.port, user, "a capture begins");
+        let notes = self.notes();
+        let mut waiting = Vec::with_capacity(AT_ONCE + SHOWN);
+        let shown = answer(stream, &Answer::Begun { notes })
+            .and_then(|()| show(stream, (&capture, &mut waiting), || self.is_there()));
+        // When this returns lanes show nothing any more.
+        port.set_capture(None);
+        let lost = capture.lost();
+        tracing::info!(port = %request.port, user, lost, "the capture is over");
+        finish(stream, (&capture, waiting), shown?)
+    }
+
     /// What is not captured although it was asked for.
-    fn notes(&self, request: &Request) -> Vec<String> {
+    fn notes(&self) -> Vec<String> {
         let config = &self.port.config;
         let is_direct = config.placement == Placement::Direct && config.nic.queues().is_some();
         let direct = "frames to the guest are not captured where its memory is direct: the kernel writes them there, and \
                       nobody looks at them; use memory = \"send-direct\" or \"copy\" to see them";
-        let notes = (is_direct && request.to_guest).then(|| direct.to_owned());
+        let notes = (is_direct && self.request.to_guest).then(|| direct.to_owned());
         notes.into_iter().collect()
     }
 
     /// Whether it is the same port still.
-    fn is_there(&self, captures: &Captures) -> bool {
-        let port = (captures.find)(&self.place.name);
+    fn is_there(&self) -> bool {
+        let port = (self.place.captures.find)(&self.place.name);
         port.is_some_and(|port| Arc::ptr_eq(&port, &self.port))
     }
 }

@@ -1,4 +1,5 @@
-//! What happened, for clients that wait for more: the newest events as the daemon tells them, and two ways to read them.
+//! What happened, for clients that wait for more: the newest events as the daemon tells them, and two ways to read
+//! them.
 //!
 //! A client that reads too slowly holds up nobody: it loses the oldest events and is told how many.
 

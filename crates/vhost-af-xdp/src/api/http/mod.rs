@@ -1,8 +1,8 @@
 //! HTTP/1.1 for an operator's programs: status, networks, ports, counters, events, metrics; and changes of ports.
 //!
 //! Nobody who connects can hold up anybody else: there are so many connections by each socket and of each user, a
-//! request's head has a length and a time, what does not move is given up, what is asked of the daemon is asked once for
-//! all who ask ([`daemon`]), and no connection lasts for ever. hyper reads and writes the protocol.
+//! request's head has a length and a time, what does not move is given up, what is asked of the daemon is asked once
+//! for all who ask ([`daemon`]), and no connection lasts for ever. hyper reads and writes the protocol.
 
 mod body;
 mod changes;
@@ -45,8 +45,8 @@ const MOST_BY_SOCKET: usize = 48;
 const MOST_OF_USER: usize = 16;
 const MOST_BY_TCP: usize = 32;
 const MOST_OF_ADDRESS: usize = 16;
-/// Bytes of answers by one socket that wait to be read, and of one user, or address, there: who has as many gets no more
-/// until they are read. A daemon with a thousand ports has answers of some MiB.
+/// Bytes of answers by one socket that wait to be read, and of one user, or address, there: who has as many gets no
+/// more until they are read. A daemon with a thousand ports has answers of some MiB.
 const MOST_BYTES: usize = 64 << 20;
 const MOST_BYTES_OF_ONE: usize = 16 << 20;
 /// How long a request's head may take, and how long a connection is kept without one.

@@ -146,33 +146,54 @@ where
     }
     let query = Query::read(request.uri().query().unwrap_or(""))?;
     query.check(thing, &method)?;
-    if !looks {
-        let disconnect = query.disconnect.unwrap_or(false);
-        let change = match method {
-            Method::PUT if thing == Thing::Rules => Change::Patch {
-                name,
-                keys: rules_of(long_keys_of(state, request.into_body()).await?)?,
-                disconnect: false,
-            },
-            Method::PUT => Change::Put {
-                name,
-                only_new: is_new(request.headers())?,
-                keys: long_keys_of(state, request.into_body()).await?,
-            },
-            Method::PATCH => Change::Patch {
-                name,
-                keys: long_keys_of(state, request.into_body()).await?,
-                disconnect,
-            },
-            Method::DELETE => Change::Remove { name },
-            _ => Change::Reload,
-        };
-        let wish = match thing {
-            Thing::ResetWorkers => Wish::ResetWorkers,
-            _ => Wish::Change(change),
-        };
-        return Ok(changed(&state.changes.make(wish).await?));
+    if looks {
+        return look(state, (thing, name), &request, &query).await;
     }
+    let wish = match thing {
+        Thing::ResetWorkers => Wish::ResetWorkers,
+        _ => Wish::Change(change_of(state, (thing, name), request, &query).await?),
+    };
+    Ok(changed(&state.changes.make(wish).await?))
+}
+
+/// What is to be changed of a thing.
+async fn change_of<B>(
+    state: &State,
+    (thing, name): (Thing, String),
+    request: Request<B>,
+    query: &Query,
+) -> Result<Change, Problem>
+where
+    B: hyper::body::Body<Data = Bytes> + Unpin,
+{
+    Ok(match *request.method() {
+        Method::PUT if thing == Thing::Rules => Change::Patch {
+            name,
+            keys: rules_of(long_keys_of(state, request.into_body()).await?)?,
+            disconnect: false,
+        },
+        Method::PUT => Change::Put {
+            name,
+            only_new: is_new(request.headers())?,
+            keys: long_keys_of(state, request.into_body()).await?,
+        },
+        Method::PATCH => Change::Patch {
+            name,
+            keys: long_keys_of(state, request.into_body()).await?,
+            disconnect: query.disconnect.unwrap_or(false),
+        },
+        Method::DELETE => Change::Remove { name },
+        _ => Change::Reload,
+    })
+}
+
+/// What a thing looks like now.
+async fn look<B>(
+    state: &State,
+    (thing, name): (Thing, String),
+    request: &Request<B>,
+    query: &Query,
+) -> Result<Response<Body>, Problem> {
     Ok(match thing {
         Thing::Status => json_of(&views::daemon(&*state.daemon.status().await?)),
         Thing::Networks => json_of(&views::networks(&*state.daemon.status().await?)),
@@ -199,7 +220,7 @@ where
             let rules = state.daemon.rules(&name).await?;
             json_of(&json!(rules.ok_or(Problem::NoPort(name))?))
         }
-        Thing::Events => events(state, request.headers(), request.method(), &query).await,
+        Thing::Events => events(state, request.headers(), request.method(), query).await,
         Thing::Workers => json_of(&json!(WorkersDocument::of(&*state.daemon.status().await?))),
         // They are done only.
         Thing::Reload | Thing::ResetWorkers => json_of(&Value::Null),

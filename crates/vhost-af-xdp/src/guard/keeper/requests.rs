@@ -1,8 +1,8 @@
 //! What a daemon that reads a file asks its keeper for while it runs: the file, and sockets for ports that are new.
 //!
-//! The daemon in its sandbox can neither read its file again nor make a socket file. It asks by messages, one at a time,
-//! each with a number that its answer has, too. An attacker who took the daemon over can send what he likes here, so
-//! the keeper takes no word of it for what may be:
+//! The daemon in its sandbox can neither read its file again nor make a socket file. It asks by messages, one at a
+//! time, each with a number that its answer has, too. An attacker who took the daemon over can send what he likes here,
+//! so the keeper takes no word of it for what may be:
 //!  - the file is the one that the daemon was started with. The keeper reads it, refuses what others could change, and
 //!    checks all of it, before the daemon gets it;
 //!  - a socket is asked for by the name of a port. Its path, owner, group and mode are those of the file. It is made in

@@ -1,17 +1,17 @@
 //! What a port's guest sends and gets, shown to who watches: first bytes of frames, and what was decided about them.
 //!
 //! Theory of operation. A [`Capture`] is made by control for one port and one who watches. Lanes of the port get a
-//! [`Tap`] for each direction that is wanted, by the message that brings them filter rules, and show it each frame where
-//! rules judge it ([`super::filter::Judge`]): so in both directions, in whichever lane and worker. Without a capture, and
-//! without rules, nothing looks at frames, and nothing of this costs anything.
+//! [`Tap`] for each direction that is wanted, by the message that brings them filter rules, and show it each frame
+//! where rules judge it ([`super::filter::Judge`]): so in both directions, in whichever lane and worker. Without a
+//! capture, and without rules, nothing looks at frames, and nothing of this costs anything.
 //!
 //! Records are of one size and go through one bounded queue from all lanes to one thread of control, which takes them
 //! out. A lane never waits: what finds no room is counted as lost ([`Capture::lost`]), and the frame goes its way. Only
 //! half of the queue's places are used. So a lane never meets the place that the reader is just emptying, at which it
 //! would have to wait for a reader that has no CPU.
 //!
-//! A frame is shown once, when it is done: one that comes again because there was no room for it is shown the last time.
-//! What is shown decides nothing.
+//! A frame is shown once, when it is done: one that comes again because there was no room for it is shown the last
+//! time. What is shown decides nothing.
 
 #[cfg(test)]
 mod tests;

@@ -1,3 +1,5 @@
+//! What lanes show is taken out once and in order, or counted as lost; and no more of a frame than there is room for.
+
 use std::thread;
 
 use super::*;

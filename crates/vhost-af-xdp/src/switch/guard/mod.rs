@@ -1,15 +1,15 @@
 //! What a guest may say of itself: which IP addresses stand in what it sends (`ips` of a port).
 //!
 //! A [`Lock`] judges the first bytes of a frame, behind the Ethernet header whose source address was judged before
-//! ([`super::port_lane`]). It is pure: bytes in, a verdict out. What it reads are bytes that the guest cannot change any
-//! more, and what it does not read decides nothing: its answer is how many bytes it went by, and a checksum that the
-//! guest leaves to us must not be stored there, or it would be the way to change them afterwards.
+//! ([`super::port_lane`]). It is pure: bytes in, a verdict out. What it reads are bytes that the guest cannot change
+//! any more, and what it does not read decides nothing: its answer is how many bytes it went by, and a checksum that
+//! the guest leaves to us must not be stored there, or it would be the way to change them afterwards.
 //!
 //! | frame | is sent if |
 //! |---|---|
-//! | ARP | Ethernet and IPv4, a request or a reply, its sender is the port by both addresses; or a probe for one of them |
+//! | ARP | Ethernet and IPv4, a request or a reply, its sender is the port by both addresses; or a probe for one |
 //! | IPv4 | its source is the port's; or it asks a DHCP server from 0.0.0.0 |
-//! | IPv6 | its source is the port's, or the link-local address made of its MAC; or it is what a host without an address sends |
+//! | IPv6 | its source is the port's, or the link-local address of its MAC; or a host without an address sends it |
 //! | neighbour discovery | as IPv6, and what it announces, target and link-layer address, is the port's, too |
 //! | router advertisement, redirect (ICMPv6, ICMP) | the port is a router |
 //! | to a DHCP client, or from a server's port | the port is a DHCP server |

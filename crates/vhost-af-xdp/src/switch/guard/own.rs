@@ -31,8 +31,8 @@ impl Guarded {
         }
     }
 
-    /// The frame with the first bytes that were judged in the place of those in guest memory; `None`: it may not be sent,
-    /// which is counted.
+    /// The frame with the first bytes that were judged in the place of those in guest memory; `None`: it may not be
+    /// sent, which is counted.
     #[inline(never)]
     pub(crate) fn judge<'a>(
         &'a mut self,

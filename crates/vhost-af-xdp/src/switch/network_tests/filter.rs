@@ -174,8 +174,8 @@ fn decision_does_not_outlive_the_table_that_it_was_made_by() {
     assert_eq!(world.ports[0].counters.filter_misses.get(), 3);
 }
 
-/// What a network does while 64 new flows to groups come to its first eight ports, which are filtered: the ninth sends to
-/// the tenth all the time.
+/// What a network does while 64 new flows to groups come to its first eight ports, which are filtered: the ninth sends
+/// to the tenth all the time.
 fn assert_groups_hold_nobody_up(mut world: World) {
     const FRAMES: u64 = 64;
     let looked_up = |world: &World| -> u64 {

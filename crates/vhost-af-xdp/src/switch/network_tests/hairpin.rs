@@ -355,7 +355,8 @@ fn guest_whose_frames_go_round_for_ever_takes_no_turns_of_others() {
     }
 }
 
-/// Its receive buffers are where its frames are: what is written over them is itself, and what was judged goes to others.
+/// Its receive buffers are where its frames are: what is written over them is itself, and what was judged goes to
+/// others.
 #[test]
 fn guest_that_receives_into_what_it_sends_changes_nothing_for_others() {
     let mut world = World::of(vec![hairpin(0), plain(1)]);

@@ -56,8 +56,8 @@ fn write(host: &OwnedFd, frame: &[u8]) -> bool {
     rustix::io::write(host, &[&[0; BEFORE][..], frame].concat()).is_ok()
 }
 
-/// UDP over IPv4 to the host, to be cut into so many datagrams, with its virtio-net header. Its sums are nobody's matter
-/// here.
+/// UDP over IPv4 to the host, to be cut into so many datagrams, with its virtio-net header. Its sums are nobody's
+/// matter here.
 fn udp_packet(from: Mac, datagrams: u16, size: u16) -> ([u8; BEFORE], Vec<u8>) {
     let mut header = [0; BEFORE];
     // VIRTIO_NET_HDR_F_NEEDS_CSUM, VIRTIO_NET_HDR_GSO_UDP_L4.

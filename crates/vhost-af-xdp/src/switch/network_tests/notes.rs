@@ -493,14 +493,7 @@ fn with_own_queue(hints: HintSet, untags: bool) -> World {
     } else {
         Vlans::Untagged
     };
-    let mut world = World {
-        ports: Vec::new(),
-        slots: Vec::new(),
-        tables: Tables::new(),
-        place: Place::default(),
-        wire: None,
-        uplink: Arc::default(),
-    };
+    let mut world = World::default();
     let umem = own_memory(64);
     let mut wire = Wire::new(umem.clone(), 64, 64);
     wire.fill = 64;

@@ -9,14 +9,7 @@ fn world(pairs: u16) -> World {
         flows: (at == 0).then(Arc::default),
         ..TablePort::default()
     };
-    let mut world = World {
-        ports: Vec::new(),
-        slots: Vec::new(),
-        tables: Tables::new(),
-        place: Place::default(),
-        wire: None,
-        uplink: Arc::default(),
-    };
+    let mut world = World::default();
     let table = Table::new(vec![Some(port(0)), Some(port(1))]);
     world.tables.insert(NETWORK.into(), Arc::new(table));
     (0..pairs).for_each(|pair| world.add_pair(0, pair, Offloads::NONE));

@@ -16,14 +16,7 @@ struct Guest {
 impl Guest {
     /// The port of that number, given to the workers; where it is.
     fn new(workers: &Workers, number: u8) -> (Self, LaneAt) {
-        let mut world = World {
-            ports: Vec::new(),
-            slots: Vec::new(),
-            tables: Tables::new(),
-            place: Place::default(),
-            wire: None,
-            uplink: Arc::default(),
-        };
+        let mut world = World::default();
         world.add_pair(number.into(), 0, Offloads::NONE);
         let mut slot = world.slots.pop().expect("its lane");
         let port = world.ports.pop().expect("just added");

@@ -1,16 +1,16 @@
-//! The host on a network: guests and the host reach each other over the uplink's own interface and addresses, while both
-//! reach the LAN.
+//! The host on a network: guests and the host reach each other over the uplink's own interface and addresses, while
+//! both reach the LAN.
+
+mod gso;
 
 use std::time::Duration;
 
 use rstest::rstest;
 use testkit::daemon::DIR;
-use testkit::driver::{F_GUEST_ALL, F_HOST_ALL, HEADER};
-use testkit::gso_packet::{GsoPacket, Ip};
 use testkit::guest::{Backend, Guest};
 use testkit::world::{HOST as LAN_IP, give_address, iperf_server, received_bytes};
 use testkit::{
-    Daemon, Driver, DriverConfig, Layout, NetNs, PacketPort, Running, Serve, VethPair, kernel, require, wait,
+    Daemon, Driver, DriverConfig, Layout, NetNs, PacketPort, Running, Serve, VethPair, require, wait,
 };
 
 /// Of the uplink, hence the host's.
@@ -299,103 +299,6 @@ fn host_reaches_guests_of_vlans_by_tagged_frames() {
     let last = frame(mac(2), HOST, 60, 7);
     lan.host.0.send(&last);
     assert_eq!(lan.received(2), last);
-}
-
-/// From one address to another, with a tag or none, and what is asked for it: segments of so many bytes.
-fn gso(packet: &GsoPacket, to: [u8; 6], from: [u8; 6], tag: &[u8]) -> (Vec<u8>, [u8; 10]) {
-    let bytes = packet.bytes();
-    let mut request = packet.request(1000);
-    for at in [2, 6] {
-        request[at] += tag.len() as u8;
-    }
-    ([&to[..], &from[..], tag, &bytes[12..]].concat(), request)
-}
-
-/// The next frame that an interface gets with a port's address as source, behind the first ten bytes of its header.
-#[track_caller]
-fn heard(ear: &PacketPort, from: [u8; 6]) -> (Vec<u8>, [u8; 10]) {
-    let mut bytes = vec![0; 70_000];
-    let frame = wait::until_some(wait::SOON, || {
-        let (len, tag) = ear.read_into(&mut bytes, Duration::from_millis(100)).ok()?;
-        let (header, frame) = bytes[..len].split_at(10);
-        let mut frame = frame.to_vec();
-        frame.splice(12..12, tag.into_iter().flatten());
-        (frame[6..12] == from).then(|| (frame, header.try_into().expect("ten bytes")))
-    });
-    frame.expect("it comes")
-}
-
-#[rstest]
-fn gso_packets_pass_whole_both_ways(
-    #[values(1, 2)] workers: usize,
-    #[values(&[], &[0x81, 0, 0, 100])] tag: &[u8],
-) {
-    require!(Root);
-    let keys = if tag.is_empty() { "" } else { "trunk = \"100\"" };
-    let text = format!("[daemon]\nworkers = {workers}\n{}", file("", &[keys, keys]));
-    let mut lan = Lan::with(&Serve::file(), &text, &[F_HOST_ALL | F_GUEST_ALL; 2]);
-    let ear = PacketPort::open_to_read_with_header(&lan.veth.near, VethPair::NIC);
-    let mouth = PacketPort::open_with_header(&lan.veth.near, VethPair::NIC);
-    // UDP packets that are to be cut pass whole since Linux 6.2.
-    let udp = (kernel::version() >= (6, 2)).then(|| GsoPacket::udp(Ip::V4(0), 40_000));
-    let kinds = [
-        GsoPacket::tcp(Ip::V4(0), 60_000),
-        GsoPacket::tcp(Ip::V6(Vec::new()), 30_001),
-    ];
-    for packet in kinds.into_iter().chain(udp) {
-        // In so many pieces that they are not written from where they lie, too.
-        for (guest, piece) in [(0, 9000), (1, 9000), (0, 1000), (1, 1000)] {
-            let (frame, request) = gso(&packet, HOST, mac(guest), tag);
-            let mut header = [0; HEADER];
-            header[..10].copy_from_slice(&request);
-            lan.guests[guest].pairs[0].send_asking(&[(header, &frame)], Layout::Pieces(piece));
-            let (got, asked) = heard(&ear, mac(guest));
-            assert_eq!(got.len(), frame.len(), "guest {guest}: whole");
-            assert_eq!(got, frame);
-            // Kind, and bytes of a segment.
-            assert_eq!((asked[1], &asked[4..6]), (request[1], &request[4..6]));
-
-            let (frame, request) = gso(&packet, mac(guest), HOST, tag);
-            mouth.send(&[&request[..], &frame].concat());
-            let got = lan.guests[guest].pairs[0].receive(wait::SOON).expect("it comes");
-            assert_eq!(got.frame.len(), frame.len(), "guest {guest}: whole");
-            assert_eq!(got.frame, frame);
-            assert_eq!((got.header[1], &got.header[4..6]), (request[1], &request[4..6]));
-        }
-    }
-}
-
-#[rstest]
-fn guest_without_offloads_gets_segments_with_whole_checksums() {
-    require!(Root);
-    let mut lan = Lan::new(&Serve::file(), "", &[""]);
-    let mouth = PacketPort::open_with_header(&lan.veth.near, VethPair::NIC);
-    let packet = GsoPacket::tcp(Ip::V4(0), 10_500);
-    let (frame, request) = gso(&packet, mac(0), HOST, &[]);
-    mouth.send(&[&request[..], &frame].concat());
-    let headers = packet.header_len();
-    let mut payload: Vec<u8> = Vec::new();
-    while payload.len() < 10_500 {
-        let got = lan.guests[0].pairs[0].receive(wait::SOON).expect("it comes");
-        assert_eq!(got.header[..6], [0; 6], "nothing is left to be done");
-        assert!(got.frame.len() <= headers + 1000);
-        assert_eq!(tcp_sum(&got.frame), 0xffff, "of {} bytes", got.frame.len());
-        payload.extend(&got.frame[headers..]);
-    }
-    assert_eq!(payload, frame[headers..]);
-}
-
-/// The sum over an IPv4 frame's TCP segment and its pseudo-header (RFC 1071), all ones where it is right.
-fn tcp_sum(frame: &[u8]) -> u16 {
-    let ip = &frame[14..];
-    let [tcp, addresses] = [&ip[20..], &ip[12..20]];
-    let pseudo = [addresses, &[0, 6], &(tcp.len() as u16).to_be_bytes()].concat();
-    let words = pseudo.chunks(2).chain(tcp.chunks(2));
-    let sum = words.fold(0u32, |sum, word| {
-        sum + u32::from(word[0]) * 256 + u32::from(*word.get(1).unwrap_or(&0))
-    });
-    let sum = (sum & 0xffff) + (sum >> 16);
-    ((sum & 0xffff) + (sum >> 16)) as u16
 }
 
 #[rstest]
