@@ -2,7 +2,8 @@
 //!
 //! A structure that names itself as our own do (`bpf/steer_hints.h`): its last four bytes are called `id`, or `btf_id`,
 //! and hold its number among the program's types (`bpf_core_type_id_local`), for ours below a generation. Other fields
-//! count by their names ([`Field::name`]); what has another name, or another size, means nothing to us. So do bit-fields.
+//! count by their names ([`Field::name`]); what has another name, or another size, means nothing to us, nor do
+//! bit-fields.
 //!
 //! The kernel has checked the types of a program that it has: numbers of types and offsets of names lie inside, and no
 //! type is made of itself. It does not keep them short, so each is looked at once, for a bounded time ([`DEEPEST`]).

@@ -1,12 +1,12 @@
 //! Hints of an interface: what its leases ask for together, as far as it can be had.
 //!
-//! One program serves all leases, so it leaves what any of them asks for and may have. Who does not ask has nothing before
-//! its frames. The program is another one whenever that changes, in the place of the one before it; which layouts there
-//! may be holders know from the beginning (`Program::all_layouts`).
+//! One program serves all leases, so it leaves what any of them asks for and may have. Who does not ask has nothing
+//! before its frames. The program is another one whenever that changes, in the place of the one before it; which
+//! layouts there may be holders know from the beginning (`Program::all_layouts`).
 //!
-//! What is asked for comes at once. What nobody asks for any more goes a while later ([`STAYS`]). To load a program takes
-//! some milliseconds in which nobody else is served, and other holders may set up their queues anew for other hints. So
-//! who takes leases and gives them up again and again causes both no more often than that.
+//! What is asked for comes at once. What nobody asks for any more goes a while later ([`STAYS`]). To load a program
+//! takes some milliseconds, in which nobody else is served, and other holders may set up their queues anew for other
+//! hints. So who takes leases and gives them up again and again causes both no more often than that.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
