@@ -2,17 +2,27 @@
 //!
 //! A structure that names itself as our own do (`bpf/steer_hints.h`): its last four bytes are called `id`, or `btf_id`,
 //! and hold its number among the program's types (`bpf_core_type_id_local`), for ours below a generation. Other fields
-//! count by their names ([`Field::name`]); what has another name, or another size, means nothing to us.
+//! count by their names ([`Field::name`]); what has another name, or another size, means nothing to us, nor do
+//! bit-fields.
+//!
+//! The kernel has checked the types of a program that it has: numbers of types and offsets of names lie inside, and no
+//! type is made of itself. It does not keep them short, so each is looked at once, for a bounded time ([`DEEPEST`]).
+
+#[cfg(test)]
+mod tests;
 
 use std::os::fd::BorrowedFd;
 
 use libbpf_rs::MapInfo;
 use libbpf_rs::btf::types::{Enum, Int, MemberAttr, Struct};
-use libbpf_rs::btf::{Btf, BtfType, HasSize};
+use libbpf_rs::btf::{Btf, BtfKind, BtfType, HasSize};
 use libbpf_rs::query::{ProgInfoIter, ProgInfoQueryOptions};
 use xsk::metadata::{Field, Layout, LayoutError};
 
 use crate::capture::messages_of;
+
+/// Most typedefs and qualifiers before the type of a field; compilers make a few.
+const DEEPEST: usize = 32;
 
 /// Why there is no layout of that structure.
 ///
@@ -88,11 +98,9 @@ pub fn layout_of_map(map: BorrowedFd<'_>, structure: &str) -> Result<Layout, Lay
 /// The layout of `structure`, whose id is its number below `generation`.
 pub(crate) fn layout_of(btf: &Btf<'_>, structure: &str, generation: u32) -> Result<Layout, LayoutOfError> {
     let named = || structure.to_owned();
-    // A name that C cannot have; libbpf-rs would panic.
-    if structure.contains('\0') {
-        return Err(LayoutOfError::Missing { structure: named() });
-    }
-    let found: Option<Struct<'_>> = btf.type_by_name(structure);
+    // By its kind, too: a typedef, or what was declared before, may have the same name.
+    let mut structures = btf.type_by_kind::<Struct<'_>>();
+    let found = structures.find(|found| found.name().is_some_and(|name| name == structure));
     let found = found.ok_or_else(|| LayoutOfError::Missing { structure: named() })?;
     let unfit = |source| LayoutOfError::Unfit {
         structure: named(),
@@ -109,14 +117,20 @@ pub(crate) fn layout_of(btf: &Btf<'_>, structure: &str, generation: u32) -> Resu
         let Some(name) = member.name.and_then(|name| name.to_str()) else {
             continue;
         };
+        let field = Field::ALL.into_iter().find(|field| field.name() == name);
+        let is_id = matches!(name, "id" | "btf_id");
+        // C knows no second one.
+        if !is_id && field.is_none_or(|field| fields.iter().any(|&(known, _)| known == field)) {
+            continue;
+        }
         let member_size = btf.type_by_id::<BtfType<'_>>(member.ty).and_then(size_of_type);
-        let (Some(member_size), Ok(offset)) = (member_size, u8::try_from(offset / 8)) else {
+        let (Some(member_size), Some(offset)) = (member_size, byte_of(offset)) else {
             continue;
         };
-        if matches!(name, "id" | "btf_id") && member_size == 4 {
+        if is_id && member_size == 4 {
             id_at = Some(usize::from(offset));
         }
-        if let Some(field) = Field::ALL.into_iter().find(|field| field.name() == name) {
+        if let Some(field) = field {
             fields.extend(lower_bytes(field, offset, member_size).map(|offset| (field, offset)));
         }
     }
@@ -139,10 +153,18 @@ fn lower_bytes(field: Field, offset: u8, size: u8) -> Option<u8> {
     }
 }
 
-/// Bytes of a number or an enum.
+/// The byte that begins at this bit; `None`: none does, as in a bit-field of older types, or it is too far.
+fn byte_of(bits: u32) -> Option<u8> {
+    bits.is_multiple_of(8).then(|| u8::try_from(bits / 8).ok())?
+}
+
+/// Bytes of a number or an enum, all of which it has.
 fn size_of_type(ty: BtfType<'_>) -> Option<u8> {
-    let ty = ty.skip_mods_and_typedefs();
+    let is_other_name = |ty: &BtfType<'_>| ty.is_mod() || ty.kind() == BtfKind::Typedef;
+    let mut types = std::iter::successors(Some(ty), BtfType::next_type).take(DEEPEST);
+    let ty = types.find(|ty| !is_other_name(ty))?;
     let size = match (Int::try_from(ty), Enum::try_from(ty)) {
+        (Ok(int), _) if usize::from(int.bits) != 8 * int.size() || int.offset != 0 => return None,
         (Ok(int), _) => int.size(),
         (_, Ok(kinds)) => kinds.size(),
         _ => return None,

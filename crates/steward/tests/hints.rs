@@ -105,7 +105,8 @@ fn program_leaves_what_leases_ask_for_together() {
     let old = take(&world.socket(), &wanted(2, 1)).expect("allowed");
     assert_eq!(old.hinted(), None);
     second.ask_for_hints(wish("none")).expect("as often as that");
-    assert_eq!(told(&second).on, set("hash"));
+    assert_eq!(told(&second).on, set("hash,mark"), "it goes later");
+    await_hints(&second, "what is left", |hints| hints.on == set("hash"));
     await_hints(&first, "what is left", |hints| hints.on == set("hash"));
     second
         .ask_for_hints(wish("vlan,timestamp"))
@@ -227,7 +228,8 @@ fn hints_outlive_the_steward() {
         assert_eq!(lease.facts().generation, facts.generation);
     }
     lease.ask_for_hints(wish("vlan")).expect("as with any steward");
-    assert_eq!((told(&lease).on, told(&lease).layouts.len()), (set("vlan"), 15));
+    let hints = await_hints(&lease, "what is left", |hints| hints.on == set("vlan"));
+    assert_eq!(hints.layouts.len(), 15);
     let program = world.program();
     world.restart_after(Signal::KILL);
     await_hints(&lease, "back", |hints| {
@@ -334,4 +336,29 @@ fn other_hints_cannot_be_asked_for_without_end() {
         other => panic!("{other:?}"),
     }
     lease.deactivate(0).expect("the lease goes on");
+}
+
+#[test]
+fn leases_that_come_and_go_do_not_have_programs_loaded_without_end() {
+    require!(Root);
+    let world = World::with(2, POLICY);
+    let kept = hinted(&world.socket(), &wanted(0, 1), HintWish::default()).expect("allowed");
+    let (begun, mut given) = (Instant::now(), 0);
+    for _ in 0..200 {
+        match hinted(&world.socket(), &wanted(1, 1), wish("mark")) {
+            Ok(_) => given += 1,
+            // The one before is being taken back.
+            Err(LeaseError::Refused(refusal)) if refusal.reason == Reason::Taken => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
+    assert!(given > 1, "{given} leases: {}", world.steward);
+    // It comes and goes once in the time that it stays, 5 s.
+    let most = 2 * (1 + begun.elapsed().as_secs() / 5);
+    let loaded = world.steward.said().matches(" hints=").count();
+    assert!(
+        (1..=most).contains(&(loaded as u64)),
+        "{loaded} programs, {most} at most"
+    );
+    await_hints(&kept, "what nobody asks for goes", |hints| hints.on.is_empty());
 }

@@ -9,7 +9,7 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::Command;
 
-use common::hostile::{BIND, assert_serves, failed, leased, memfd, registration};
+use common::hostile::{BIND, assert_serves, failed, leased, memfd, registration, requests};
 use common::raw::Raw;
 use common::{POLICY, World, holder, take, wanted};
 use proptest::prelude::*;
@@ -505,31 +505,11 @@ impl AnswerCounts {
 
 /// Mostly requests as they should be, in no sensible order; some that are none. With or without a file.
 fn any_message() -> impl Strategy<Value = (Vec<u8>, bool)> {
-    let queue = 0;
-    let conf = steer::QueueConf {
-        virtio_header: None,
-        frame_limit: 1518,
-        hints: false,
-    };
-    let token = [7; 16];
-    let known = prop::sample::select(vec![
-        Request::Lease(wanted(0, 1)),
-        Request::Lease(wanted(0, 1)),
-        BIND,
-        Request::Await { queue, wait_ms: 1 },
-        Request::Activate { queue, conf },
-        Request::Deactivate { queue },
-        Request::Counters { queue },
-        Request::Counters { queue: 2 },
-        Request::Facts,
-        Request::Keep { token },
-        Request::Resume { token },
-        Request::Leases { after: 0 },
-    ]);
+    let known = prop::sample::select(requests());
     let known = (known, 1u32..4).prop_map(|(request, serial)| (request.encode(serial), false));
     let registered =
         (0u32..2, any::<bool>()).prop_map(|(queue, has_file)| (registration(queue, 1).encode(1), has_file));
-    let kind = prop_oneof![8 => 1u16..=16, 1 => any::<u16>()];
+    let kind = prop_oneof![8 => 1u16..=17, 1 => any::<u16>()];
     let body = prop::collection::vec(any::<u8>(), 0..64);
     let strange = (kind, 0u32..4, body).prop_map(|(kind, serial, body)| {
         let head = [VERSION.to_ne_bytes(), kind.to_ne_bytes()].concat();
@@ -541,7 +521,8 @@ fn any_message() -> impl Strategy<Value = (Vec<u8>, bool)> {
 #[test]
 fn any_messages_in_any_order_leave_the_steward_serving() {
     require!(Root);
-    let world = World::new();
+    let networks = POLICY.replace("memlock", "network = true\nmemlock");
+    let world = World::with(2, &networks);
     let before = world.descriptors();
     let memory = memfd(2 << 20);
     let counts = AnswerCounts::default();

@@ -314,3 +314,36 @@ fn capture_of(daemon: &Daemon, port: &str) -> (Running, PathBuf) {
     running.await_text("capturing the first 256 bytes");
     (running, path)
 }
+
+#[test]
+fn file_that_was_there_is_for_its_owner_only_and_is_none_of_others() {
+    require!(Root);
+    let netns = NetNs::new("capture");
+    let daemon = Daemon::start(&netns, &Serve::null());
+    let port = daemon.status()["ports"][0]["name"]
+        .as_str()
+        .expect("a name")
+        .to_owned();
+    let path = daemon.path("null.pcapng");
+    let there = |owner| {
+        fs::write(&path, "of before").expect("a file");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).expect("ours");
+        std::os::unix::fs::chown(&path, owner, None).expect("we are root");
+    };
+    there(None);
+    end(capture_of(&daemon, &port));
+    assert_eq!(
+        fs::metadata(&path).expect("it is there").permissions().mode() & 0o777,
+        0o600
+    );
+
+    there(Some(4321));
+    let mut command = command(&daemon, &port, &["--duration", "1"]);
+    let output = command.arg("--write").arg(&path).output().expect("it runs");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        !output.status.success() && said.contains("belongs to user 4321"),
+        "{said}"
+    );
+    assert_eq!(fs::read(&path).expect("we are root"), b"of before");
+}

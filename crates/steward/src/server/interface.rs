@@ -206,7 +206,8 @@ impl Interface {
     /// Whether something is to be tried again soon.
     pub(super) fn is_unfinished(&self, now: Instant, linger: Duration) -> bool {
         let lingers = self.idle_since.is_some_and(|since| now < since + linger);
-        self.program.is_none() || !self.leaving.is_empty() || (self.is_idle() && !lingers)
+        let waits = self.program.is_none() || !self.leaving.is_empty() || self.hints.has_surplus();
+        waits || (self.is_idle() && !lingers)
     }
 
     /// Tries again what was not done, and attaches the program again if it is missing. True if the facts changed.

@@ -5,8 +5,11 @@ use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
+use steer::{HintSet, QueueConf, Station};
 use steward::client::LeaseError;
-use steward::protocol::{Answer, Part, Reason, Request, Rings, Step, UmemLayout};
+use steward::protocol::{
+    Answer, HintWish, Part, Reason, Request, Rings, StationChange, Step, UmemLayout, Wanted,
+};
 use testkit::wait;
 
 use super::raw::Raw;
@@ -96,4 +99,58 @@ pub(crate) fn lingering() -> (TcpStream, TcpStream) {
     sender.set_nonblocking(true).expect("an option");
     while sender.write(&[0; 1 << 16]).is_ok() {}
     (sender, peer)
+}
+
+/// Requests as they should be, of all kinds, for one after the other in any order.
+pub(crate) fn requests() -> Vec<Request> {
+    let queue = 0;
+    let conf = QueueConf {
+        virtio_header: None,
+        frame_limit: 1518,
+        hints: false,
+    };
+    let with_hints = QueueConf { hints: true, ..conf };
+    let token = [7; 16];
+    let network = Wanted {
+        network: true,
+        ..wanted(0, 1)
+    };
+    let hints = |bits, tags| {
+        let asked = HintSet::of_bits(bits);
+        Request::Hints(HintWish { asked, tags })
+    };
+    let station = |vlan, port| StationChange {
+        station: Station {
+            vlan,
+            mac: [2, 0, 0, 0, 0, 0xaa],
+        },
+        port,
+    };
+    let changes = vec![station(0, Some(1)), station(7, Some(2)), station(0, None)];
+    vec![
+        Request::Lease(wanted(0, 1)),
+        Request::Lease(wanted(0, 1)),
+        Request::Lease(network),
+        hints(0, false),
+        hints(0, true),
+        hints(9, false),
+        hints(15, true),
+        Request::Stations { changes },
+        Request::Groups,
+        Request::Host { has: 0 },
+        BIND,
+        Request::Await { queue, wait_ms: 1 },
+        Request::Activate { queue, conf },
+        Request::Activate {
+            queue,
+            conf: with_hints,
+        },
+        Request::Deactivate { queue },
+        Request::Counters { queue },
+        Request::Counters { queue: 2 },
+        Request::Facts,
+        Request::Keep { token },
+        Request::Resume { token },
+        Request::Leases { after: 0 },
+    ]
 }

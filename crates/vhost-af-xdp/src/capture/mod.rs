@@ -5,10 +5,10 @@
 
 mod pcapng;
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, BufWriter, ErrorKind, IsTerminal, Read, Write};
 use std::net::Shutdown;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -120,17 +120,35 @@ fn told_to_end() -> anyhow::Result<Arc<AtomicBool>> {
 }
 
 /// A file is for this user only: what guests say is secret.
+/// Errors: it cannot be written, or was there before and is somebody else's.
 fn output(path: &Path, to_stdout: bool) -> anyhow::Result<File> {
     if to_stdout {
         return Ok(File::from(
             rustix::io::dup(io::stdout()).context("no standard output")?,
         ));
     }
+    let cannot = || format!("cannot write {}", path.display());
     let mut options = OpenOptions::new();
-    let options = options.write(true).create(true).truncate(true).mode(0o600);
-    options
-        .open(path)
-        .with_context(|| format!("cannot write {}", path.display()))
+    match options.write(true).create_new(true).mode(0o600).open(path) {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+        made => return made.with_context(cannot),
+    }
+    let file = OpenOptions::new().write(true).open(path).with_context(cannot)?;
+    let there = file.metadata().with_context(cannot)?;
+    // A pipe keeps nothing, and has a reader that was let in.
+    if there.is_file() {
+        let (owner, user) = (there.uid(), rustix::process::geteuid().as_raw());
+        if owner != user {
+            bail!(
+                "{} belongs to user {owner}, who may not know what guests say: name another file, or remove it",
+                path.display()
+            );
+        }
+        file.set_permissions(Permissions::from_mode(0o600))
+            .with_context(cannot)?;
+        file.set_len(0).with_context(cannot)?;
+    }
+    Ok(file)
 }
 
 /// What somebody says, for a terminal.

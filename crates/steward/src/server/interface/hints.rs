@@ -1,11 +1,16 @@
 //! Hints of an interface: what its leases ask for together, as far as it can be had.
 //!
-//! One program serves all leases, so it leaves what any of them asks for and may have. Who does not ask has nothing before
-//! its frames. The program is another one whenever that changes, in the place of the one before it; which layouts there
-//! may be holders know from the beginning (`Program::all_layouts`).
+//! One program serves all leases, so it leaves what any of them asks for and may have. Who does not ask has nothing
+//! before its frames. The program is another one whenever that changes, in the place of the one before it; which
+//! layouts there may be holders know from the beginning (`Program::all_layouts`).
+//!
+//! What is asked for comes at once. What nobody asks for any more goes a while later ([`STAYS`]). To load a program
+//! takes some milliseconds, in which nobody else is served, and other holders may set up their queues anew for other
+//! hints. So who takes leases and gives them up again and again causes both no more often than that.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::time::{Duration, Instant};
 
 use steer::{HintSet, HintsError, Mode, with_sources};
 
@@ -13,6 +18,9 @@ use super::Interface;
 use super::network::Network;
 use crate::protocol::{HintWish, Hinted};
 use crate::server::entries::{self, Entries};
+
+/// How long the program leaves hints that nobody asks for any more.
+const STAYS: Duration = Duration::from_secs(5);
 
 /// What a lease asks for.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -31,8 +39,31 @@ pub(super) struct Hints {
     driver: HintSet,
     /// Why the program does not leave what could be had.
     why: String,
+    /// Since when the program leaves more than is asked for.
+    surplus_since: Option<Instant>,
     /// Other ones than holders were told.
     pub(super) changed: bool,
+}
+
+impl Hints {
+    /// Those of a surplus that the program leaves for now.
+    fn staying(&mut self, surplus: HintSet, now: Instant) -> HintSet {
+        if surplus.is_empty() {
+            self.surplus_since = None;
+            return surplus;
+        }
+        let since = *self.surplus_since.get_or_insert(now);
+        if now < since + STAYS {
+            return surplus;
+        }
+        self.surplus_since = None;
+        HintSet::NONE
+    }
+
+    /// Whether something is to go soon.
+    pub(super) fn has_surplus(&self) -> bool {
+        self.surplus_since.is_some()
+    }
 }
 
 impl Interface {
@@ -70,6 +101,7 @@ impl Interface {
     /// The program was attached just now: it leaves nothing yet, and its driver may be another one.
     pub(super) fn hints_of_new_program(&mut self) {
         self.hints.driver = HintSet::NONE;
+        self.hints.surplus_since = None;
         self.hints.changed = true;
         self.decide_hints();
     }
@@ -90,6 +122,8 @@ impl Interface {
             Mode::Skb => HintSet::NONE,
         };
         let wanted = wanted.among(possible);
+        let surplus = program.hints().among(possible).without(wanted);
+        let wanted = wanted.with(self.hints.staying(surplus, Instant::now()));
         let mut set = program.set_hints(wanted);
         self.hints.why.clear();
         if let Err(error @ HintsError::Kernel { missing }) = &set {
