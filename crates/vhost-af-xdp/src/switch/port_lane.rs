@@ -26,18 +26,17 @@ mod known;
 mod learning;
 mod linked;
 mod mirror;
+mod turn;
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use device::counters::{Counter, PairCounters};
-use device::meter;
 use device::pair::{Fault, QueuePair};
 use virtqueue::Chains;
 
 use self::copies::pass_copy;
 use self::judged::{Judged, with_tag};
-use self::known::Known;
 use super::filter::LaneFilter;
 use super::from_guest::{Sender, Turn};
 use super::guests::{Passed, Passing};
@@ -47,11 +46,12 @@ use super::members::{Guest, Members};
 use super::own_queue::{NoQueue, OwnQueue};
 use super::pending::Pending;
 use super::rate_limit::{Cost, Policer, PortLimits, RateLimit};
-use super::table::{Destination, PortNumber};
+use super::table::PortNumber;
 use super::to_nic::Transmit;
 
 /// Where frames to addresses are counted that nobody has.
 const NO_STATION: fn(&PairCounters) -> &Counter = |counters| &counters.from_guest_no_station;
+
 /// See the module's head.
 pub(crate) struct PortLane<O = NoQueue> {
     pair: QueuePair,
@@ -163,173 +163,6 @@ impl<O: OwnQueue> PortLane<O> {
     #[inline]
     fn is_trusted(&self) -> bool {
         self.from != From::Guest
-    }
-
-    /// Sends a turn of the guest's frames; what moved.
-    /// Errors: what the guest did wrong.
-    fn send(&mut self, network: &mut dyn Network) -> Result<usize, Fault> {
-        let left = self.sender.begin();
-        self.waits = false;
-        let begun = self.own.begin(&mut self.pair, &mut self.sender, &self.counters);
-        let moved = begun + self.send_turn(left, network)?;
-        Ok(moved + self.own.finish(&mut self.pair, moved, &self.counters))
-    }
-
-    fn send_turn(&mut self, left: usize, network: &mut dyn Network) -> Result<usize, Fault> {
-        if left == 0 || !self.pair.from_guest.enabled || !self.send_rest(network) {
-            return Ok(0);
-        }
-        let mut turn = self.sender.take(&mut self.pair)?;
-        if self.is_trusted() {
-            turn = turn.of_many();
-        }
-        let mut looked_up = 0;
-        let is_filtered = self.filter.as_ref().is_some_and(|it| it.from_guest.is_some());
-        match (self.is_trusted(), is_filtered, self.sender.throttle.is_on()) {
-            (true, ..) => self.judge_trusted(&turn)?,
-            (false, true, _) => looked_up = self.judge::<true, true>(&turn)?,
-            (false, false, true) => _ = self.judge::<true, false>(&turn)?,
-            (false, false, false) => _ = self.judge::<false, false>(&turn)?,
-        }
-        let mut burst = Burst {
-            network,
-            turn,
-            done: 0,
-            fault: None,
-        };
-        while self.goes_on(burst.done, self.judged, &burst.turn) {
-            let (first, run) = (burst.done, self.run_from(burst.done));
-            match self.chains[burst.done].to {
-                Destination::Port(port) => self.to_port(port, run, &mut burst),
-                Destination::Unknown => self.leave(run, &mut burst, NO_STATION),
-                Destination::Host => self.to_host(run, &mut burst, NO_STATION),
-                Destination::Group => self.to_group(&mut burst),
-                Destination::Nobody => self.lose(run, &mut burst, |counters| &counters.from_guest_isolated),
-            }
-            if self.members.has_promiscuous() {
-                self.mirror(first..burst.done, burst.network, &mut burst.turn);
-            }
-        }
-        let Burst {
-            network,
-            mut turn,
-            done,
-            fault,
-        } = burst;
-        if is_filtered {
-            turn.note_look_ups(looked_up);
-            self.count_filtered(done);
-        }
-        self.sender.settle(&mut self.pair, &turn, done, &self.counters);
-        match self.from {
-            From::Guest | From::Host => meter::took(done),
-            From::Link => meter::took_linked(done),
-        }
-        if self.sender.throttle.is_on() {
-            let throttle = &mut self.sender.throttle;
-            let back = self.costs.drain(..).skip(done);
-            back.for_each(|cost| throttle.give_back(cost));
-        }
-        if done > 0 {
-            // Before they are sent: should we die in between, they are lost; the other way round a successor would
-            // send them once more.
-            self.pair.from_guest.publish(&self.counters);
-            if !self.transmit.is_empty() {
-                match self.sink(network) {
-                    Some(mut sink) => sink.hand_over(),
-                    None => self.transmit.lose(&self.counters),
-                }
-            }
-        }
-        fault.map_or(Ok(done), Err)
-    }
-
-    /// Looks at the chains of the turn; where there is a limit, as far as it allows, and where there are filter rules, by
-    /// them. Code for that in the loop of those who have none would cost them. What looking flows up was work for.
-    /// Errors: what the guest did wrong; nothing was done then.
-    #[inline]
-    fn judge<const LIMITED: bool, const FILTERED: bool>(&mut self, turn: &Turn) -> Result<u64, Fault> {
-        let Self {
-            pair,
-            sender:
-                Sender {
-                    chains: taken,
-                    throttle,
-                    ..
-                },
-            chains,
-            judged,
-            costs,
-            counters,
-            pair_number,
-            filter,
-            ..
-        } = self;
-        *judged = 0;
-        costs.clear();
-        let mut filter = filter
-            .as_mut()
-            .and_then(|filter| filter.from_guest.as_mut()?.rules.as_mut());
-        let reads_all = self.members.is_filtered;
-        let mut looked_up = 0;
-        let Some(port) = self.members.table.port(self.number) else {
-            return Ok(looked_up);
-        };
-        let mut work = turn.anew();
-        let mut known = Known::default();
-        for (chain, of_chain) in taken.chains.iter().zip(chains) {
-            if !work.takes_more() {
-                break;
-            }
-            let buffers = taken.buffers(chain);
-            of_chain.is_sent = pair.judge_into(chain, buffers, None, counters, &mut of_chain.sending)?;
-            if FILTERED {
-                (of_chain.verdict, of_chain.known) = (None, 0);
-            }
-            if of_chain.is_sent {
-                of_chain.read_head(pair, buffers, (port, reads_all));
-                work.tally.add(of_chain.sending.len);
-                let found = match &mut filter {
-                    Some(filter) if FILTERED => {
-                        let found =
-                            known.find_filtered(&self.members.table, port, (of_chain, filter), counters);
-                        let took = filter.take_work();
-                        work.note_look_ups(took);
-                        looked_up += took;
-                        found
-                    }
-                    _ => known.find(&self.members.table, port, of_chain, counters),
-                };
-                of_chain.is_sent = found.is_some();
-                if let (Some(flows), Some(())) = (&port.flows, found) {
-                    flows.note(of_chain.flow(), *pair_number);
-                }
-            }
-            if LIMITED {
-                let frame = of_chain.frame(pair, buffers);
-                if throttle.holds(|| Some(frame?.cost()), counters) {
-                    break;
-                }
-                costs.push(frame.map_or(Cost::default(), |_| throttle.last()));
-            }
-            work.note(buffers.len());
-            *judged += 1;
-        }
-        Ok(looked_up)
-    }
-
-    /// Whether the next chain of a turn can be taken, of those before `end`.
-    #[inline]
-    fn goes_on(&self, next: usize, end: usize, turn: &Turn) -> bool {
-        next < end && turn.takes_more() && !self.waits && self.own.places() > 0
-    }
-
-    /// How many from one on go the same way.
-    fn run_from(&self, first: usize) -> usize {
-        let &Judged { to, source, .. } = &self.chains[first];
-        let rest = self.chains[first..self.judged].iter();
-        rest.take_while(|judged| judged.to == to && judged.source == source)
-            .count()
     }
 
     /// Passes a run of frames to a port.

@@ -17,85 +17,39 @@
 
 mod choices;
 mod groups;
+mod inboxes;
 mod mirror;
 mod route;
 
-use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use device::counters::PairCounters;
 use device::meter;
-use device::pair::{Fault, QueuePair};
+use device::pair::QueuePair;
 use xsk::metadata::Hints;
-use xsk::{Frame, RxDesc, Umem};
+use xsk::{RxDesc, Umem};
 
 use self::choices::Choices;
+use self::inboxes::{Inbox, Inboxes};
 use self::mirror::Mirror;
-use self::route::{Inboxes, Route};
-use super::arrivals::{Arrivals, Origin};
+use self::route::Route;
+use super::arrivals::Origin;
 use super::before::Before;
 use super::bucket::Ticks;
 use super::bytes::UmemRange;
-use super::checksums::PrivateLook;
 use super::filter::Facts;
 use super::guard::LOOK_BYTES as LONG_LOOK_BYTES;
 use super::lane::{Blame, Lane, Near, Network, Stopped, Work};
 use super::limits::{BATCH, SEGMENTS};
-use super::members::{Guest, Members};
-use super::rate_limit::{Cost, RateLimit};
+use super::members::Members;
+use super::rate_limit::Cost;
 use super::table::PortNumber;
-use super::to_guest::Delivery;
 use super::to_nic::{NicSink, Transmit};
 use crate::nic::endpoint::NicQueue;
 use crate::nic::lent::Lent;
 use crate::nic::queue::LinkState;
 use crate::nic::xdp::XdpNic;
-
-/// Frames that wait for a guest's buffers.
-struct Inbox {
-    port: PortNumber,
-    guest: Guest,
-    arrivals: Arrivals,
-    /// Those that the arrivals have in hand.
-    received: Vec<RxDesc>,
-    waiting: VecDeque<RxDesc>,
-    /// For frames to groups.
-    look: Option<PrivateLook>,
-    /// What the guest may get.
-    limit: Option<Arc<RateLimit>>,
-    /// Rules say which frames it gets.
-    is_filtered: bool,
-}
-
-impl Inbox {
-    fn new(port: PortNumber, guest: Guest, pair: &QueuePair, origin: Origin) -> Self {
-        Self {
-            port,
-            guest,
-            arrivals: Arrivals::from(origin, pair),
-            received: Vec::with_capacity(BATCH),
-            waiting: VecDeque::with_capacity(BATCH),
-            look: PrivateLook::of(pair, origin.partial_checksums),
-            limit: None,
-            is_filtered: false,
-        }
-    }
-
-    /// Chunks that wait.
-    fn len(&self) -> usize {
-        self.received.len() + self.waiting.len()
-    }
-
-    /// What waits is for nobody.
-    fn empty(&mut self, empty: &mut Vec<Frame>, counters: &PairCounters) {
-        let pieces = self.received.drain(..).chain(self.waiting.drain(..));
-        for piece in pieces {
-            counters.to_guest_queue_stopped.add(u64::from(!piece.more));
-            empty.push(piece.frame);
-        }
-    }
-}
 
 /// See the module's head.
 pub(crate) struct UplinkLane<N> {
@@ -361,8 +315,8 @@ impl<N: Lent> UplinkLane<N> {
         }
     }
 
-    /// Chunks that a port may have now: twice what is left of three quarters. So one alone gets up to half of them, and the NIC always has
-    /// a quarter.
+    /// Chunks that a port may have now: twice what is left of three quarters. So one alone gets up to half of them, and the
+    /// NIC always has a quarter.
     #[inline]
     fn room(&self) -> usize {
         2 * (self.queue.to_receive() / 4 * 3).saturating_sub(self.waiting)
@@ -374,7 +328,7 @@ impl<N: Lent> UplinkLane<N> {
         if self.waiting > 0 {
             for inbox in self.inboxes.iter_mut().filter(|inbox| inbox.len() > 0) {
                 let before = inbox.len();
-                match deliver_inbox(inbox, &self.queue.umem, &mut self.queue.empty, network) {
+                match inbox.deliver(&self.queue.umem, &mut self.queue.empty, network) {
                     Ok(delivered) => frames += delivered,
                     Err(fault) => network.blame(inbox.guest.at, fault),
                 }
@@ -382,87 +336,6 @@ impl<N: Lent> UplinkLane<N> {
             }
         }
         frames + self.deliver_groups(network)
-    }
-
-    /// Inboxes for those who belong to the network now; what waits for one who does not any more is lost.
-    #[cold]
-    fn renew_inboxes(&mut self, network: &mut dyn Network) {
-        self.is_stale = false;
-        self.choices.forget();
-        let members = Arc::clone(&self.members);
-        let unfinished = match self.route {
-            Some(Route::Inbox(at)) => self.inboxes.get(at).map(|inbox| inbox.guest.id),
-            _ => None,
-        };
-        let mut before = std::mem::take(&mut self.inboxes);
-        self.inbox_of.clear();
-        let lanes = |(port, _)| members.lanes(port).iter().map(move |&guest| (port, guest));
-        for (port, guest) in members.ports().flat_map(lanes) {
-            let known = before.iter().position(|inbox| inbox.guest.id == guest.id);
-            let peer = network.guest(guest.at);
-            let limit = peer.as_ref().and_then(|peer| peer.policer.limit.cloned());
-            let is_filtered = peer.as_ref().is_some_and(|peer| peer.filter.is_some());
-            let inbox = match (known, peer) {
-                (Some(at), _) => Inbox {
-                    port,
-                    guest,
-                    limit,
-                    is_filtered,
-                    ..before.swap_remove(at)
-                },
-                (None, Some(peer)) => Inbox {
-                    limit,
-                    is_filtered,
-                    ..Inbox::new(port, guest, peer.pair, self.origin)
-                },
-                (None, None) => continue,
-            };
-            let at = usize::from(port.0);
-            if self.inbox_of.len() <= at {
-                self.inbox_of.resize(at + 1, Inboxes::default());
-            }
-            let its = &mut self.inbox_of[at];
-            if its.count == 0 {
-                *its = inboxes_of(&members, port, self.inboxes.len());
-            }
-            its.count += 1;
-            self.inboxes.push(inbox);
-        }
-        for (port, link) in &members.far {
-            let at = usize::from(port.0);
-            if self.inbox_of.len() <= at {
-                self.inbox_of.resize(at + 1, Inboxes::default());
-            }
-            if let Some(first) = self.inboxes.iter().position(|inbox| inbox.guest.id == link.id) {
-                let its = inboxes_of(&members, *port, first);
-                self.inbox_of[at] = Inboxes { count: 1, ..its };
-            }
-        }
-        for mut inbox in before {
-            inbox.empty(&mut self.queue.empty, &self.counters);
-        }
-        self.waiting = self.inboxes.iter().map(Inbox::len).sum();
-        if let Some(Route::Inbox(_)) = self.route {
-            let at = self
-                .inboxes
-                .iter()
-                .position(|inbox| Some(inbox.guest.id) == unfinished);
-            self.route = Some(at.map_or(Route::Lost, Route::Inbox));
-            if at.is_none() {
-                self.tear();
-            }
-        }
-    }
-}
-
-/// Inboxes of a port from that place on, none yet.
-fn inboxes_of(members: &Members, port: PortNumber, first: usize) -> Inboxes {
-    let known = members.table.port(port);
-    Inboxes {
-        first,
-        count: 0,
-        life: known.map_or(0, |port| port.life),
-        untags: !members.is_tagged(port) && known.is_some_and(|port| port.vlans.untags()),
     }
 }
 
@@ -474,28 +347,6 @@ fn first_bytes<'a>(umem: &Umem, piece: &RxDesc, room: &'a mut [u8; LONG_LOOK_BYT
         Some(_) => &room[..known],
         None => &[],
     }
-}
-
-/// Delivers what waits in an inbox, as far as its guest has buffers; the frames that it got.
-/// Errors: what the guest did wrong.
-fn deliver_inbox(
-    inbox: &mut Inbox,
-    umem: &Umem,
-    empty: &mut Vec<Frame>,
-    network: &mut dyn Network,
-) -> Result<usize, Fault> {
-    let Some(peer) = network.guest(inbox.guest.at) else {
-        return Ok(0);
-    };
-    let mut delivery = Delivery::begin_with(peer.pair, peer.buffers, peer.counters, inbox.len())?;
-    let Inbox {
-        arrivals,
-        received,
-        waiting,
-        ..
-    } = inbox;
-    arrivals.deliver_waiting(waiting, received, umem, empty, &mut delivery)?;
-    Ok(delivery.finish())
 }
 
 impl<N: Lent> Lane for UplinkLane<N> {

@@ -4,22 +4,12 @@ use xsk::RxDesc;
 use xsk::metadata::{Hash, Hints, Tag};
 
 use super::UplinkLane;
+use super::inboxes::Inboxes;
 use crate::nic::lent::Lent;
 use crate::switch::ethernet::{self, Head, LOOK_BYTES};
 use crate::switch::flows::{FLOW_BYTES, Flow, Flows};
 use crate::switch::retag::{put_tag_back, untag};
 use crate::switch::table::{Destination, PortNote, PortNumber, Station};
-
-/// The inboxes of a port, side by side: one for each pair that receives.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Inboxes {
-    pub(super) first: usize,
-    pub(super) count: usize,
-    /// [`TablePort::life`](crate::switch::table::TablePort::life) of the port.
-    pub(super) life: u16,
-    /// The guest has the frames of its VLAN without their tag.
-    pub(super) untags: bool,
-}
 
 /// Where a frame in hand goes.
 #[derive(Debug, Clone, Copy)]
