@@ -42,6 +42,7 @@ use super::from_guest::{Sender, Turn};
 use super::guests::{Passed, Passing};
 use super::lane::{Blame, Lane, Near, Network, Peer, SlotAt, Stopped, Work};
 use super::limits::BATCH;
+use super::link_note::{LinkNote, LinkNotes};
 use super::members::{Guest, Members};
 use super::own_queue::{NoQueue, OwnQueue};
 use super::pending::Pending;
@@ -84,6 +85,8 @@ pub(crate) struct PortLane<O = NoQueue> {
     /// A frame of its guest's waits for room.
     waits: bool,
     from: From,
+    /// Of a link, at either end: what goes with its frames.
+    notes: Option<Arc<LinkNotes>>,
 }
 
 /// Whose frames a lane has.
@@ -112,11 +115,20 @@ impl PortLane {
         Self::with_queue(pair, counters, of, NoQueue)
     }
 
-    /// The end of a link from another worker ([`super::link`]).
-    pub(crate) fn of_link(pair: QueuePair, counters: Arc<PairCounters>) -> Self {
+    /// The end of a link to another worker ([`super::link`]). It is given frames, and has none of its own.
+    pub(crate) fn to_link(pair: QueuePair, counters: Arc<PairCounters>, notes: Arc<LinkNotes>) -> Self {
+        let nobody = (PortNumber(u16::MAX), 0);
+        Self {
+            notes: Some(notes),
+            ..Self::new(pair, counters, nobody)
+        }
+    }
+
+    /// The end of a link from another worker.
+    pub(crate) fn of_link(pair: QueuePair, counters: Arc<PairCounters>, notes: Arc<LinkNotes>) -> Self {
         Self {
             from: From::Link,
-            ..Self::new(pair, counters, (PortNumber(u16::MAX), 0))
+            ..Self::to_link(pair, counters, notes)
         }
     }
 
@@ -124,7 +136,7 @@ impl PortLane {
     pub(crate) fn of_host(pair: QueuePair, counters: Arc<PairCounters>) -> Self {
         Self {
             from: From::Host,
-            ..Self::of_link(pair, counters)
+            ..Self::new(pair, counters, (PortNumber(u16::MAX), 0))
         }
     }
 }
@@ -156,6 +168,7 @@ impl<O: OwnQueue> PortLane<O> {
             filter: None,
             waits: false,
             from: From::Guest,
+            notes: None,
         }
     }
 
@@ -183,9 +196,6 @@ impl<O: OwnQueue> PortLane<O> {
                 false => self.leave(run, burst, |counters| &counters.from_guest_no_peer),
             };
         };
-        if run == 0 {
-            return self.lose(1, burst, |counters| &counters.from_guest_isolated);
-        }
         let is_tagged = self.members.is_tagged(port);
         match self.pass_to(guest.at, is_tagged, run, burst) {
             Ok(true) => {}
@@ -194,12 +204,12 @@ impl<O: OwnQueue> PortLane<O> {
         }
     }
 
-    /// Which lane of a port takes the next frame of a run to it, and how many of the run that one takes; 0: it may not.
+    /// Which lane of a port takes the next frame of a run to it, and how many of the run that one takes.
     #[inline]
     fn lane_for(&self, port: PortNumber, first: usize, run: usize) -> (Option<Guest>, usize) {
         match self.members.lanes(port) {
             [] => (None, run),
-            [one] => (Some(*one), self.crossing(*one, first, run)),
+            [one] => (Some(*one), run),
             _ => {
                 let lane = |at: usize| self.members.lane_for(port, self.chains[at].flow());
                 let one = lane(first);
@@ -224,6 +234,8 @@ impl<O: OwnQueue> PortLane<O> {
         let Some(mut passing) = Passing::begin(peer, run)? else {
             return Ok(false);
         };
+        // Only who came by a link has hints of flows, and goes to no other one.
+        passing.about(|| self.note(burst.done));
         // The host holds nobody up: its lane gives it all in each round.
         let loses = self.from == From::Link && self.members.host.is_none_or(|host| host.at != at);
         let end = burst.done + run;
@@ -277,13 +289,12 @@ impl<O: OwnQueue> PortLane<O> {
             }
             let mut copies = 0;
             let host = self.members.host.filter(|_| from.is_some());
-            let crosses = self.is_known_elsewhere(first);
+            let note = self.note(first);
             let ports = self.members.ports_of(judged.vlan, from);
-            let ports = ports.filter(|(_, guest)| crosses || !guest.is_link);
             let ports = ports.map(|(port, guest)| (guest, self.members.is_tagged(port)));
             for (guest, is_tagged) in host.map(|host| (host, true)).into_iter().chain(ports) {
                 let passed = with_tag(judged, frame, is_tagged, |frame| {
-                    pass_copy(burst.network, guest.at, frame, &self.counters)
+                    pass_copy(burst.network, guest.at, (frame, note), &self.counters)
                 });
                 match passed {
                     Ok(work) => burst.turn.note_look_ups(work),
@@ -317,6 +328,11 @@ impl<O: OwnQueue> PortLane<O> {
             From::Link => self.chains[at].source,
             From::Host => None,
         }
+    }
+
+    /// What another worker is told of a frame: where it goes, and who sent it.
+    fn note(&self, at: usize) -> LinkNote {
+        LinkNote::new(self.chains[at].to, self.source(at), &self.members.table)
     }
 
     /// By what the lane's frames are spread over what has several queues.
@@ -377,6 +393,7 @@ impl<O: OwnQueue> Lane for PortLane<O> {
             pending: Some(&mut self.pending),
             policer: Policer::new(self.limit.as_ref()),
             filter: self.filter.as_mut().and_then(|filter| filter.to_guest.as_mut()),
+            notes: self.notes.as_deref(),
         })
     }
 

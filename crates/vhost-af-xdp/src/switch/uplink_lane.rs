@@ -8,14 +8,16 @@
 //!
 //! Who a frame is for the XDP program has found already, and left before the frame with what else is known of it
 //! ([`super::before`]). It is believed if the port still is what it was then ([`PortNote`](super::table::PortNote)): so
-//! the address is looked up once. Else, and where no program of ours is on the interface, the table tells. A VLAN tag that
-//! the NIC took off counts as if it were in the frame, and is put back for who has frames with it.
+//! the address is looked up once. Else, and where no program of ours is on the interface, the table tells. A VLAN tag
+//! that the NIC took off counts as if it were in the frame, and is put back for who has frames with it. For a port of
+//! another worker all that goes along ([`far`]).
 //!
 //! A frame in several pieces goes nowhere before all of them are here.
 //!
 //! The lanes of ports put what they send into the queue's TX ring; this one has the kernel send it, once a round.
 
 mod choices;
+mod far;
 mod groups;
 mod inboxes;
 mod mirror;
@@ -31,7 +33,7 @@ use xsk::metadata::Hints;
 use xsk::{RxDesc, Umem};
 
 use self::choices::Choices;
-use self::inboxes::{Inbox, Inboxes};
+use self::inboxes::{Inbox, Inboxes, Place};
 use self::mirror::Mirror;
 use self::route::Route;
 use super::arrivals::Origin;
@@ -42,6 +44,7 @@ use super::filter::Facts;
 use super::guard::LOOK_BYTES as LONG_LOOK_BYTES;
 use super::lane::{Blame, Lane, Near, Network, Stopped, Work};
 use super::limits::{BATCH, SEGMENTS};
+use super::link_note::LinkNote;
 use super::members::Members;
 use super::rate_limit::Cost;
 use super::table::PortNumber;
@@ -71,6 +74,8 @@ pub(crate) struct UplinkLane<N> {
     unfinished: Vec<RxDesc>,
     /// Who the frame in hand is for, whatever becomes of it.
     found: Option<PortNumber>,
+    /// What goes with it if that is a port of another worker.
+    note: LinkNote,
     /// Pieces as the NIC gives them, for a moment.
     incoming: Vec<RxDesc>,
     /// Pieces of frames to groups.
@@ -104,6 +109,7 @@ impl<N: Lent> UplinkLane<N> {
             route: None,
             unfinished: Vec::with_capacity(BATCH),
             found: None,
+            note: LinkNote::NOTHING,
             incoming: Vec::with_capacity(BATCH),
             group: Vec::with_capacity(BATCH),
             ranges: Vec::with_capacity(BATCH),
@@ -192,15 +198,8 @@ impl<N: Lent> UplinkLane<N> {
                 self.put(piece, route);
                 route
             }
-            Route::Inbox(at) => {
-                if self.waiting_with(at) >= self.room()
-                    && let Some(peer) = network.guest(self.inboxes[at].guest.at)
-                {
-                    peer.counters.to_guest_no_buffer.add(1);
-                }
-                self.queue.empty.push(piece.frame);
-                Route::Lost
-            }
+            Route::Inbox(at) => self.lose(at, piece, network),
+            Route::Far(at) => self.sort_far(at, piece, hints, network),
             Route::Group => {
                 self.put(piece, route);
                 route
@@ -217,6 +216,18 @@ impl<N: Lent> UplinkLane<N> {
         }
     }
 
+    /// A frame for an inbox is lost; where further pieces of it go. That there is no room for it is counted here.
+    #[cold]
+    fn lose(&mut self, at: usize, piece: RxDesc, network: &mut dyn Network) -> Route {
+        if self.waiting_with(at) >= self.room()
+            && let Some(peer) = network.guest(self.inboxes[at].guest.at)
+        {
+            peer.counters.to_guest_no_buffer.add(1);
+        }
+        self.queue.empty.push(piece.frame);
+        Route::Lost
+    }
+
     /// Puts a piece where its frame waits, as soon as that is whole.
     #[inline]
     fn put(&mut self, piece: RxDesc, route: Route) {
@@ -225,7 +236,7 @@ impl<N: Lent> UplinkLane<N> {
             return;
         }
         match route {
-            Route::Inbox(at) => {
+            Route::Inbox(at) | Route::Far(at) => {
                 self.inboxes[at].waiting.push_back(piece);
                 self.waiting += 1;
             }
@@ -240,7 +251,7 @@ impl<N: Lent> UplinkLane<N> {
         self.unfinished.push(piece);
         match route {
             _ if more => {}
-            Route::Inbox(at) => {
+            Route::Inbox(at) | Route::Far(at) => {
                 self.waiting += self.unfinished.len();
                 self.inboxes[at].waiting.extend(self.unfinished.drain(..));
             }
@@ -302,10 +313,8 @@ impl<N: Lent> UplinkLane<N> {
     #[inline]
     fn waiting_with(&self, at: usize) -> usize {
         let port = usize::from(self.inboxes[at].port.0);
-        match self.inbox_of.get(port) {
-            Some(&Inboxes {
-                first, count: 2.., ..
-            }) => {
+        match self.inbox_of.get(port).map(|its| its.place) {
+            Some(Place::Several { first, .. }) => {
                 let its = self.inboxes[first..].iter();
                 its.take_while(|inbox| usize::from(inbox.port.0) == port)
                     .map(Inbox::len)

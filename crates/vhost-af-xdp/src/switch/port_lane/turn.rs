@@ -113,8 +113,8 @@ impl<O: OwnQueue> PortLane<O> {
         }
     }
 
-    /// Looks at the chains of the turn; where there is a limit, as far as it allows, and where there are filter rules, by
-    /// them. Code for that in the loop of those who have none would cost them. What looking flows up was work for.
+    /// Looks at the chains of the turn; where there is a limit, as far as it allows, and where there are filter rules,
+    /// by them. Code for that in the loop of those who have none would cost them. What looking flows up was work for.
     /// Errors: what the guest did wrong; nothing was done then.
     #[inline]
     fn judge<const LIMITED: bool, const FILTERED: bool>(&mut self, turn: &Turn) -> Result<u64, Fault> {

@@ -9,6 +9,7 @@ use device::pair::{Fault, QueuePair};
 use xsk::{Frame, RxDesc, Umem};
 
 use super::UplinkLane;
+use super::far::FarNotes;
 use super::route::Route;
 use crate::nic::lent::Lent;
 use crate::switch::arrivals::{Arrivals, Origin};
@@ -29,6 +30,8 @@ pub(super) struct Inbox {
     /// Those that the arrivals have in hand.
     pub(super) received: Vec<RxDesc>,
     pub(super) waiting: VecDeque<RxDesc>,
+    /// Of a link to another worker: what goes with these frames.
+    pub(super) far: Option<Box<FarNotes>>,
     /// For frames to groups.
     pub(super) look: Option<PrivateLook>,
     /// What the guest may get.
@@ -45,6 +48,7 @@ impl Inbox {
             arrivals: Arrivals::from(origin, pair),
             received: Vec::with_capacity(BATCH),
             waiting: VecDeque::with_capacity(BATCH),
+            far: guest.is_link.then(Box::default),
             look: PrivateLook::of(pair, origin.partial_checksums),
             limit: None,
             is_filtered: false,
@@ -69,13 +73,12 @@ impl Inbox {
             return Ok(0);
         };
         let mut delivery = Delivery::begin_with(peer.pair, peer.buffers, peer.counters, self.len())?;
-        let Self {
-            arrivals,
-            received,
-            waiting,
-            ..
-        } = self;
-        arrivals.deliver_waiting(waiting, received, umem, empty, &mut delivery)?;
+        delivery.note_in(peer.notes);
+        let (arrivals, frames) = (&mut self.arrivals, (&mut self.waiting, &mut self.received));
+        match &mut self.far {
+            None => arrivals.deliver_waiting(frames, &mut (), umem, empty, &mut delivery)?,
+            Some(far) => arrivals.deliver_waiting(frames, &mut **far, umem, empty, &mut delivery)?,
+        }
         Ok(delivery.finish())
     }
 
@@ -86,14 +89,52 @@ impl Inbox {
             counters.to_guest_queue_stopped.add(u64::from(!piece.more));
             empty.push(piece.frame);
         }
+        if let Some(far) = &mut self.far {
+            far.empty();
+        }
     }
 }
 
-/// The inboxes of a port, side by side: one for each pair that receives.
+/// Where the inboxes of a port are.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) enum Place {
+    /// It has no guest.
+    #[default]
+    Nowhere,
+    /// One pair receives.
+    One(usize),
+    /// Several do: an inbox for each, side by side.
+    Several { first: usize, count: usize },
+    /// Its guest is another worker's: the link there has one, for all of its ports.
+    Far(usize),
+}
+
+impl Place {
+    /// With another inbox, the last one so far.
+    fn and(self, at: usize) -> Self {
+        match self {
+            Self::Nowhere | Self::Far(_) => Self::One(at),
+            Self::One(first) => Self::Several { first, count: 2 },
+            Self::Several { first, count } => Self::Several {
+                first,
+                count: count + 1,
+            },
+        }
+    }
+
+    /// That of the first pair.
+    pub(super) fn first(self) -> Option<usize> {
+        match self {
+            Self::Nowhere => None,
+            Self::One(at) | Self::Several { first: at, .. } | Self::Far(at) => Some(at),
+        }
+    }
+}
+
+/// The inboxes of a port, and what is known of it.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Inboxes {
-    pub(super) first: usize,
-    pub(super) count: usize,
+    pub(super) place: Place,
     /// [`TablePort::life`](crate::switch::table::TablePort::life) of the port.
     pub(super) life: u16,
     /// The guest has the frames of its VLAN without their tag.
@@ -101,12 +142,11 @@ pub(super) struct Inboxes {
 }
 
 impl Inboxes {
-    /// Of a port from that place on, none yet.
-    fn of(members: &Members, port: PortNumber, first: usize) -> Self {
+    /// Of a port, in that place.
+    fn of(members: &Members, port: PortNumber, place: Place) -> Self {
         let known = members.table.port(port);
         Self {
-            first,
-            count: 0,
+            place,
             life: known.map_or(0, |port| port.life),
             untags: !members.is_tagged(port) && known.is_some_and(|port| port.vlans.untags()),
         }
@@ -120,7 +160,7 @@ impl<N: Lent> UplinkLane<N> {
         self.is_stale = false;
         self.choices.forget();
         let unfinished = match self.route {
-            Some(Route::Inbox(at)) => self.inboxes.get(at).map(|inbox| inbox.guest.id),
+            Some(Route::Inbox(at) | Route::Far(at)) => self.inboxes.get(at).map(|inbox| inbox.guest.id),
             _ => None,
         };
         let members = Arc::clone(&self.members);
@@ -131,18 +171,14 @@ impl<N: Lent> UplinkLane<N> {
             let Some(inbox) = self.inbox_among(&mut before, (port, guest), network) else {
                 continue;
             };
-            let first = self.inboxes.len();
+            let at = self.inboxes.len();
             let its = self.inboxes_of(port);
-            if its.count == 0 {
-                *its = Inboxes::of(&members, port, first);
-            }
-            its.count += 1;
+            *its = Inboxes::of(&members, port, its.place.and(at));
             self.inboxes.push(inbox);
         }
         for (port, link) in &members.far {
-            if let Some(first) = self.inboxes.iter().position(|inbox| inbox.guest.id == link.id) {
-                let its = Inboxes::of(&members, *port, first);
-                *self.inboxes_of(*port) = Inboxes { count: 1, ..its };
+            if let Some(at) = self.inboxes.iter().position(|inbox| inbox.guest.id == link.id) {
+                *self.inboxes_of(*port) = Inboxes::of(&members, *port, Place::Far(at));
             }
         }
         for mut inbox in before {
@@ -186,12 +222,15 @@ impl<N: Lent> UplinkLane<N> {
 
     /// Further pieces of the frame in hand go to that lane's inbox, if there still is one.
     fn go_on_with(&mut self, lane: Option<LaneId>) {
-        if let Some(Route::Inbox(_)) = self.route {
-            let at = self.inboxes.iter().position(|inbox| Some(inbox.guest.id) == lane);
-            self.route = Some(at.map_or(Route::Lost, Route::Inbox));
-            if at.is_none() {
-                self.tear();
-            }
+        let to: fn(usize) -> Route = match self.route {
+            Some(Route::Inbox(_)) => Route::Inbox,
+            Some(Route::Far(_)) => Route::Far,
+            _ => return,
+        };
+        let at = self.inboxes.iter().position(|inbox| Some(inbox.guest.id) == lane);
+        self.route = Some(at.map_or(Route::Lost, to));
+        if at.is_none() {
+            self.tear();
         }
     }
 }
