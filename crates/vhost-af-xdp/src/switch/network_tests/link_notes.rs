@@ -235,6 +235,29 @@ fn order_to_each_port_is_kept_whatever_the_marks_are() {
     }
 }
 
+/// Several with different notes are given at once, and each buffer of the link is used twice.
+#[test]
+fn each_frame_has_its_own_note_whatever_its_buffer_held_before() {
+    let mut workers = workers();
+    filter(&mut workers.0[1], "direction=to-guest action=allow mark=7");
+    let (mut wanted, mut got) = (Vec::new(), Vec::new());
+    for round in 0..12u16 {
+        for number in 0..40 {
+            let mut sent = udp(round * 40 + number);
+            sent[..6].copy_from_slice(&mac(2));
+            let mark = [Some(7), Some(8), None][usize::from(round + number) % 3];
+            workers.0[0].arrive_behind(&Left::marked(mark).bytes(), &sent);
+            wanted.extend((mark == Some(7)).then_some(sent));
+        }
+        workers.0[0].breathe();
+        if round % 3 == 2 {
+            workers.breathe();
+            got.extend(workers.port(2).take());
+        }
+    }
+    assert_eq!(got, wanted);
+}
+
 /// What happens to a network on two workers.
 #[derive(Debug, Clone)]
 enum Event {
