@@ -10,6 +10,8 @@
 
 #![allow(unsafe_code)]
 
+mod beside;
+
 use std::collections::VecDeque;
 
 use device::counters::PairCounters;
@@ -21,6 +23,7 @@ use offload::verify::Verdict;
 use xsk::metadata::Hints;
 use xsk::{Frame, RxDesc, Umem, UmemOffset};
 
+pub(crate) use self::beside::Beside;
 use super::before::Before;
 use super::bytes::{UmemRange, received_bytes_mut};
 use super::checksums::{self, Looks};
@@ -160,28 +163,34 @@ impl Arrivals {
     }
 
     /// Delivers frames that were received among others' into chunks of `umem`, as far as the guest has buffers.
-    /// `received`: those that were taken out of `waiting` and not delivered yet.
+    /// `received`: those that were taken out of `waiting` and not delivered yet. `beside`: what goes with them.
     /// Errors: what the guest did wrong.
     pub(crate) fn deliver_waiting(
         &mut self,
-        waiting: &mut VecDeque<RxDesc>,
-        received: &mut Vec<RxDesc>,
+        (waiting, received): (&mut VecDeque<RxDesc>, &mut Vec<RxDesc>),
+        beside: &mut impl Beside,
         umem: &Umem,
         empty: &mut Vec<Frame>,
         delivery: &mut Delivery<'_>,
     ) -> Result<(), Fault> {
-        let mut waits = self.deliver_batch(received, umem, delivery)?;
+        let mut waits = self.deliver_batch((received, beside), umem, delivery)?;
         while !waits {
             self.give_back(received, empty);
+            beside.clear();
             if waiting.is_empty() || !delivery.has_buffer()? {
                 break;
             }
             while self.batch.len() < MOST_FRAMES
+                && beside.may_join()
                 && let Some(piece) = waiting.pop_front()
             {
+                let (frames, more) = (self.batch.len(), piece.more);
                 self.push(Ok(piece), received, umem, delivery.counters);
+                if !more {
+                    beside.join(self.batch.len() > frames);
+                }
             }
-            waits = self.deliver_batch(received, umem, delivery)?;
+            waits = self.deliver_batch((received, beside), umem, delivery)?;
         }
         self.short = waits && delivery.is_short();
         Ok(())
@@ -195,7 +204,7 @@ impl Arrivals {
         delivery: &mut Delivery<'_>,
         mut admission: Admission<'_, '_>,
     ) -> Result<(), Fault> {
-        let mut waits = self.deliver_batch(&mut queue.received, &queue.umem, delivery)?;
+        let mut waits = self.deliver_batch((&mut queue.received, &()), &queue.umem, delivery)?;
         self.taken = 0;
         if !waits {
             self.give_back(&mut queue.received, &mut queue.empty);
@@ -207,7 +216,7 @@ impl Arrivals {
                 // What finds no buffer is better left to the kernel to count.
                 self.take_batch(queue, &mut admission, delivery.counters);
                 let NicQueue { umem, received, .. } = queue;
-                waits = self.deliver_batch(received, umem, delivery)?;
+                waits = self.deliver_batch((received, &()), umem, delivery)?;
                 if !waits {
                     self.give_back(&mut queue.received, &mut queue.empty);
                 }
@@ -294,7 +303,7 @@ impl Arrivals {
                 continue;
             };
             self.push(arrival, received, umem, delivery.counters);
-            if self.deliver_batch(received, umem, delivery)? {
+            if self.deliver_batch((received, &()), umem, delivery)? {
                 return Ok(true);
             }
             self.give_back(received, empty);
@@ -413,7 +422,7 @@ impl Arrivals {
     #[inline]
     fn deliver_batch(
         &mut self,
-        received: &mut [RxDesc],
+        (received, beside): (&mut [RxDesc], &impl Beside),
         umem: &Umem,
         delivery: &mut Delivery<'_>,
     ) -> Result<bool, Fault> {
@@ -429,6 +438,7 @@ impl Arrivals {
                 continue;
             }
             if fits {
+                beside.tell(run.first(), delivery);
                 self.deliver_run(received, umem, delivery, &run);
             } else if delivery.misfit() == Fit::Later {
                 return Ok(true);

@@ -15,6 +15,7 @@ use steer::{Group, GroupReader};
 use super::ethernet::Mac;
 use super::lane::{Blame, Lane, Near, Stopped, Work};
 use super::limits::BATCH;
+use super::link_note::LinkNote;
 use super::members::Members;
 use super::table::{Destination, Station};
 use super::to_group::Several;
@@ -91,7 +92,7 @@ impl<R: ReadGroups> Lane for GroupsLane<R> {
                 frame: &mut self.frame,
                 vlan,
                 may_be_partial: self.partial_checksums,
-                mark: None,
+                note: LinkNote::new(Destination::Group, None, &self.members.table),
                 counters: &self.counters,
             };
             looked_up += several.give(self.members.ports_of(vlan, None), &self.members, network);

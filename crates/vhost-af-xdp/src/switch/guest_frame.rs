@@ -3,6 +3,8 @@
 use device::pair::{Cursor, Piece, QueuePair, Sending};
 use virtqueue::{Buffer, MemoryMap};
 
+use super::flow_hints::FlowHints;
+
 /// A frame of the guest's that is to be sent, where it lies.
 #[derive(Clone, Copy)]
 pub(crate) struct GuestFrame<'a> {
@@ -18,6 +20,8 @@ pub(crate) struct GuestFrame<'a> {
     pub(crate) head: &'a [u8],
     /// So many bytes of the chain, from where the frame begins there, they stand for.
     pub(crate) replaced: u32,
+    /// Of one that came from a NIC of another worker: what that told of its flow.
+    pub(crate) flow: FlowHints,
 }
 
 impl<'a> GuestFrame<'a> {
@@ -31,6 +35,7 @@ impl<'a> GuestFrame<'a> {
             sending,
             head: &[],
             replaced: 0,
+            flow: FlowHints::NONE,
         }
     }
 

@@ -28,6 +28,7 @@ use super::guard::{Guard, LOOK_BYTES};
 use super::guest_frame::GuestFrame;
 use super::lane::{Blame, Lane, Near, Peer, Stopped, Work};
 use super::limits::BATCH;
+use super::link_note::LinkNote;
 use super::pending::Pending;
 use super::rate_limit::{Policer, PortLimits, RateLimit};
 use super::to_guest::{Bytes, Delivery, Fit, IN_ONE_BUFFER, NO_OFFLOAD, with_buffers};
@@ -224,13 +225,20 @@ impl<'a> Passing<'a> {
         let Some(pending) = guest.pending else {
             return Ok(None);
         };
-        let delivery = Delivery::begin_with(guest.pair, guest.buffers, guest.counters, most)?;
+        let mut delivery = Delivery::begin_with(guest.pair, guest.buffers, guest.counters, most)?;
+        delivery.note_in(guest.notes);
         Ok(Some(Self {
             delivery,
             pending,
             policer: guest.policer,
             filter: guest.filter,
         }))
+    }
+
+    /// The frames that follow have that note, if they go to another worker.
+    #[inline]
+    pub(crate) fn about(&mut self, note: impl FnOnce() -> LinkNote) {
+        self.delivery.about(note);
     }
 
     /// Passes a frame on; `from`: counters of the guest that sends.
@@ -259,7 +267,7 @@ impl<'a> Passing<'a> {
             .map(offload::checksum::ChecksumAt::field);
         let facts = Facts {
             stored,
-            ..Facts::of_len(frame.sending.len as usize)
+            ..Facts::of_flow(frame.sending.len as usize, frame.flow)
         };
         let Some(filter) = self.filter.as_mut() else {
             return self.pass_limited(frame, from);
@@ -489,6 +497,7 @@ impl Lane for GuestLane {
             pending: Some(&mut self.pending),
             policer: Policer::new(self.limit.as_ref()),
             filter: self.sender.gate.to_guest(),
+            notes: None,
         })
     }
 

@@ -60,6 +60,11 @@ impl Memory {
         })
     }
 
+    /// Bytes of it: buffers lie below that.
+    pub(super) fn bytes(&self) -> u64 {
+        self.map.guest_len()
+    }
+
     /// A queue, off, and its driver.
     pub(super) fn queue(
         &self,

@@ -24,6 +24,7 @@ use virtqueue::Chains;
 use super::filter::{Facts, Judge, LaneFilter};
 use super::guard::Guard;
 pub(crate) use super::lane_id::{LaneId, SlotAt};
+use super::link_note::LinkNotes;
 use super::members::Members;
 use super::pending::Pending;
 use super::rate_limit::{Policer, PortLimits, RateLimit};
@@ -79,6 +80,8 @@ pub(crate) struct Peer<'a> {
     pub(crate) policer: Policer<'a>,
     /// Which frames it may get; `None`: all.
     pub(crate) filter: Option<&'a mut Judge>,
+    /// Of a link to another worker: where it is noted what is known of frames beside their bytes.
+    pub(crate) notes: Option<&'a LinkNotes>,
 }
 
 impl<'a> Peer<'a> {
@@ -91,6 +94,7 @@ impl<'a> Peer<'a> {
             pending: None,
             policer: Policer::default(),
             filter: None,
+            notes: None,
         }
     }
 

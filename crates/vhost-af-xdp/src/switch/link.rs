@@ -1,18 +1,23 @@
 //! From one worker to another: what guests of a network send whose destinations other workers serve.
 //!
 //! Theory of operation. A link is a virtqueue in memory of ours ([`super::inner_queue`]), with the device on the worker
-//! that gives frames and the driver on the one that takes them. Where the other side sleeps it is called, or kicked, with
-//! the re-check that loses none. Both sides' fences are those of [`virtqueue`].
+//! that gives frames and the driver on the one that takes them. Where the other side sleeps it is called, or kicked,
+//! with the re-check that loses none. Both sides' fences are those of [`virtqueue`].
 //!
 //! On the other side the buffers that came are put, as they lie there, into a second virtqueue, of which the device is
-//! a [`PortLane`]: frames are taken from it like those of a guest, but judged by their addresses only, as who sent them
-//! was judged where he is. They go to ports of this worker, and to the uplink where the other worker has none. What
+//! a [`PortLane`]: frames are taken from it like those of a guest, but who sent them was judged where he is, and where
+//! they go was found there, too. A note beside each buffer says it, with what the NIC told of the frame's flow
+//! ([`super::link_note`]). So no address is read again here: but of frames whose ports are not what they were then,
+//! which go by the table. They go to ports of this worker, and to the uplink where the other worker has none. What
 //! finds no buffer is lost at once, so that no guest holds up what goes to others.
+//!
+//! To who gives frames a link takes all offloads: GSO packets pass whole, and none is cut on the way.
 //!
 //! ```text
 //!     worker A                                      worker B
 //!     PortLane ── to_guest ══ calls ═══▶ driver ── driver ══▶ PortLane (From::Link)  ── ports of B, uplink
-//!               ◀══ kicks ═ posts buffers again ◀── used ══
+//!        │      ◀══ kicks ═ posts buffers again ◀── used ══        ▲
+//!        └───────────────── notes, one a buffer ───────────────────┘
 //! ```
 
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -27,9 +32,9 @@ use virtqueue::driver::SplitDriver;
 
 use super::inner_queue::{BUFFERS, InnerQueueError, Memory, Received};
 use super::lane::{Blame, Lane, Near, Stopped, Work};
+use super::link_note::LinkNotes;
 use super::members::Members;
 use super::port_lane::PortLane;
-use super::table::PortNumber;
 
 /// Both ends of a link.
 pub(crate) struct Link {
@@ -52,17 +57,16 @@ impl Link {
         (given.enabled, taken.enabled) = (true, true);
         let giving = memory.pair(memory.queue(None, None)?.0, given, Offloads::all());
         let taking = memory.pair(taken, memory.queue(None, None)?.0, Offloads::all());
+        let notes = Arc::new(LinkNotes::new(memory.bytes()));
         let taking = LinkLane {
-            lane: PortLane::of_link(taking, takes),
+            lane: PortLane::of_link(taking, takes, Arc::clone(&notes)),
             received: Received::new(received, &memory)?,
             sent,
             posted,
             parts_of: vec![Vec::new(); usize::from(BUFFERS)],
         };
-        // It is given frames, and has none of its own.
-        let nobody = (PortNumber(u16::MAX), 0);
         Ok(Self {
-            giving: PortLane::new(giving, gives, nobody),
+            giving: PortLane::to_link(giving, gives, notes),
             taking,
         })
     }

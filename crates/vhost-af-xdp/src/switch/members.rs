@@ -207,13 +207,6 @@ impl Members {
         listeners.filter(move |&(port, guest)| to != Some(port) && Some(guest) != way)
     }
 
-    /// Whether a port that is isolated hears what goes by that link to others.
-    pub(crate) fn is_heard_by_isolated(&self, link: Guest) -> bool {
-        let its = self.far.iter().filter(|(_, way)| *way == link);
-        let mut ports = its.filter_map(|&(port, _)| self.table.port(port));
-        ports.any(|port| port.isolated && port.promiscuous)
-    }
-
     fn of_vlan(
         &self,
         ports: &[PortNumber],

@@ -20,6 +20,7 @@ pub(crate) mod ethernet;
 #[cfg(test)]
 mod fairness_tests;
 pub(crate) mod filter;
+mod flow_hints;
 pub(crate) mod flows;
 pub(crate) mod from_guest;
 mod gate;
@@ -38,6 +39,7 @@ mod lane_id;
 pub(crate) mod learned;
 pub(crate) mod limits;
 pub(crate) mod link;
+mod link_note;
 #[cfg(test)]
 mod long_chains_tests;
 pub(crate) mod members;

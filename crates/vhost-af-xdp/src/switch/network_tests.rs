@@ -5,6 +5,7 @@ mod groups;
 mod hairpin;
 mod host;
 mod learning;
+mod link_notes;
 mod links;
 mod notes;
 mod pairs;

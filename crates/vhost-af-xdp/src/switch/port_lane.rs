@@ -26,32 +26,33 @@ mod known;
 mod learning;
 mod linked;
 mod mirror;
+mod turn;
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use device::counters::{Counter, PairCounters};
-use device::meter;
 use device::pair::{Fault, QueuePair};
 use virtqueue::Chains;
 
 use self::copies::pass_copy;
 use self::judged::{Judged, with_tag};
-use self::known::Known;
 use super::filter::LaneFilter;
 use super::from_guest::{Sender, Turn};
 use super::guests::{Passed, Passing};
 use super::lane::{Blame, Lane, Near, Network, Peer, SlotAt, Stopped, Work};
 use super::limits::BATCH;
+use super::link_note::{LinkNote, LinkNotes};
 use super::members::{Guest, Members};
 use super::own_queue::{NoQueue, OwnQueue};
 use super::pending::Pending;
 use super::rate_limit::{Cost, Policer, PortLimits, RateLimit};
-use super::table::{Destination, PortNumber};
+use super::table::PortNumber;
 use super::to_nic::Transmit;
 
 /// Where frames to addresses are counted that nobody has.
 const NO_STATION: fn(&PairCounters) -> &Counter = |counters| &counters.from_guest_no_station;
+
 /// See the module's head.
 pub(crate) struct PortLane<O = NoQueue> {
     pair: QueuePair,
@@ -84,6 +85,8 @@ pub(crate) struct PortLane<O = NoQueue> {
     /// A frame of its guest's waits for room.
     waits: bool,
     from: From,
+    /// Of a link, at either end: what goes with its frames.
+    notes: Option<Arc<LinkNotes>>,
 }
 
 /// Whose frames a lane has.
@@ -112,11 +115,20 @@ impl PortLane {
         Self::with_queue(pair, counters, of, NoQueue)
     }
 
-    /// The end of a link from another worker ([`super::link`]).
-    pub(crate) fn of_link(pair: QueuePair, counters: Arc<PairCounters>) -> Self {
+    /// The end of a link to another worker ([`super::link`]). It is given frames, and has none of its own.
+    pub(crate) fn to_link(pair: QueuePair, counters: Arc<PairCounters>, notes: Arc<LinkNotes>) -> Self {
+        let nobody = (PortNumber(u16::MAX), 0);
+        Self {
+            notes: Some(notes),
+            ..Self::new(pair, counters, nobody)
+        }
+    }
+
+    /// The end of a link from another worker.
+    pub(crate) fn of_link(pair: QueuePair, counters: Arc<PairCounters>, notes: Arc<LinkNotes>) -> Self {
         Self {
             from: From::Link,
-            ..Self::new(pair, counters, (PortNumber(u16::MAX), 0))
+            ..Self::to_link(pair, counters, notes)
         }
     }
 
@@ -124,7 +136,7 @@ impl PortLane {
     pub(crate) fn of_host(pair: QueuePair, counters: Arc<PairCounters>) -> Self {
         Self {
             from: From::Host,
-            ..Self::of_link(pair, counters)
+            ..Self::new(pair, counters, (PortNumber(u16::MAX), 0))
         }
     }
 }
@@ -156,6 +168,7 @@ impl<O: OwnQueue> PortLane<O> {
             filter: None,
             waits: false,
             from: From::Guest,
+            notes: None,
         }
     }
 
@@ -163,173 +176,6 @@ impl<O: OwnQueue> PortLane<O> {
     #[inline]
     fn is_trusted(&self) -> bool {
         self.from != From::Guest
-    }
-
-    /// Sends a turn of the guest's frames; what moved.
-    /// Errors: what the guest did wrong.
-    fn send(&mut self, network: &mut dyn Network) -> Result<usize, Fault> {
-        let left = self.sender.begin();
-        self.waits = false;
-        let begun = self.own.begin(&mut self.pair, &mut self.sender, &self.counters);
-        let moved = begun + self.send_turn(left, network)?;
-        Ok(moved + self.own.finish(&mut self.pair, moved, &self.counters))
-    }
-
-    fn send_turn(&mut self, left: usize, network: &mut dyn Network) -> Result<usize, Fault> {
-        if left == 0 || !self.pair.from_guest.enabled || !self.send_rest(network) {
-            return Ok(0);
-        }
-        let mut turn = self.sender.take(&mut self.pair)?;
-        if self.is_trusted() {
-            turn = turn.of_many();
-        }
-        let mut looked_up = 0;
-        let is_filtered = self.filter.as_ref().is_some_and(|it| it.from_guest.is_some());
-        match (self.is_trusted(), is_filtered, self.sender.throttle.is_on()) {
-            (true, ..) => self.judge_trusted(&turn)?,
-            (false, true, _) => looked_up = self.judge::<true, true>(&turn)?,
-            (false, false, true) => _ = self.judge::<true, false>(&turn)?,
-            (false, false, false) => _ = self.judge::<false, false>(&turn)?,
-        }
-        let mut burst = Burst {
-            network,
-            turn,
-            done: 0,
-            fault: None,
-        };
-        while self.goes_on(burst.done, self.judged, &burst.turn) {
-            let (first, run) = (burst.done, self.run_from(burst.done));
-            match self.chains[burst.done].to {
-                Destination::Port(port) => self.to_port(port, run, &mut burst),
-                Destination::Unknown => self.leave(run, &mut burst, NO_STATION),
-                Destination::Host => self.to_host(run, &mut burst, NO_STATION),
-                Destination::Group => self.to_group(&mut burst),
-                Destination::Nobody => self.lose(run, &mut burst, |counters| &counters.from_guest_isolated),
-            }
-            if self.members.has_promiscuous() {
-                self.mirror(first..burst.done, burst.network, &mut burst.turn);
-            }
-        }
-        let Burst {
-            network,
-            mut turn,
-            done,
-            fault,
-        } = burst;
-        if is_filtered {
-            turn.note_look_ups(looked_up);
-            self.count_filtered(done);
-        }
-        self.sender.settle(&mut self.pair, &turn, done, &self.counters);
-        match self.from {
-            From::Guest | From::Host => meter::took(done),
-            From::Link => meter::took_linked(done),
-        }
-        if self.sender.throttle.is_on() {
-            let throttle = &mut self.sender.throttle;
-            let back = self.costs.drain(..).skip(done);
-            back.for_each(|cost| throttle.give_back(cost));
-        }
-        if done > 0 {
-            // Before they are sent: should we die in between, they are lost; the other way round a successor would
-            // send them once more.
-            self.pair.from_guest.publish(&self.counters);
-            if !self.transmit.is_empty() {
-                match self.sink(network) {
-                    Some(mut sink) => sink.hand_over(),
-                    None => self.transmit.lose(&self.counters),
-                }
-            }
-        }
-        fault.map_or(Ok(done), Err)
-    }
-
-    /// Looks at the chains of the turn; where there is a limit, as far as it allows, and where there are filter rules, by
-    /// them. Code for that in the loop of those who have none would cost them. What looking flows up was work for.
-    /// Errors: what the guest did wrong; nothing was done then.
-    #[inline]
-    fn judge<const LIMITED: bool, const FILTERED: bool>(&mut self, turn: &Turn) -> Result<u64, Fault> {
-        let Self {
-            pair,
-            sender:
-                Sender {
-                    chains: taken,
-                    throttle,
-                    ..
-                },
-            chains,
-            judged,
-            costs,
-            counters,
-            pair_number,
-            filter,
-            ..
-        } = self;
-        *judged = 0;
-        costs.clear();
-        let mut filter = filter
-            .as_mut()
-            .and_then(|filter| filter.from_guest.as_mut()?.rules.as_mut());
-        let reads_all = self.members.is_filtered;
-        let mut looked_up = 0;
-        let Some(port) = self.members.table.port(self.number) else {
-            return Ok(looked_up);
-        };
-        let mut work = turn.anew();
-        let mut known = Known::default();
-        for (chain, of_chain) in taken.chains.iter().zip(chains) {
-            if !work.takes_more() {
-                break;
-            }
-            let buffers = taken.buffers(chain);
-            of_chain.is_sent = pair.judge_into(chain, buffers, None, counters, &mut of_chain.sending)?;
-            if FILTERED {
-                (of_chain.verdict, of_chain.known) = (None, 0);
-            }
-            if of_chain.is_sent {
-                of_chain.read_head(pair, buffers, (port, reads_all));
-                work.tally.add(of_chain.sending.len);
-                let found = match &mut filter {
-                    Some(filter) if FILTERED => {
-                        let found =
-                            known.find_filtered(&self.members.table, port, (of_chain, filter), counters);
-                        let took = filter.take_work();
-                        work.note_look_ups(took);
-                        looked_up += took;
-                        found
-                    }
-                    _ => known.find(&self.members.table, port, of_chain, counters),
-                };
-                of_chain.is_sent = found.is_some();
-                if let (Some(flows), Some(())) = (&port.flows, found) {
-                    flows.note(of_chain.flow(), *pair_number);
-                }
-            }
-            if LIMITED {
-                let frame = of_chain.frame(pair, buffers);
-                if throttle.holds(|| Some(frame?.cost()), counters) {
-                    break;
-                }
-                costs.push(frame.map_or(Cost::default(), |_| throttle.last()));
-            }
-            work.note(buffers.len());
-            *judged += 1;
-        }
-        Ok(looked_up)
-    }
-
-    /// Whether the next chain of a turn can be taken, of those before `end`.
-    #[inline]
-    fn goes_on(&self, next: usize, end: usize, turn: &Turn) -> bool {
-        next < end && turn.takes_more() && !self.waits && self.own.places() > 0
-    }
-
-    /// How many from one on go the same way.
-    fn run_from(&self, first: usize) -> usize {
-        let &Judged { to, source, .. } = &self.chains[first];
-        let rest = self.chains[first..self.judged].iter();
-        rest.take_while(|judged| judged.to == to && judged.source == source)
-            .count()
     }
 
     /// Passes a run of frames to a port.
@@ -350,9 +196,6 @@ impl<O: OwnQueue> PortLane<O> {
                 false => self.leave(run, burst, |counters| &counters.from_guest_no_peer),
             };
         };
-        if run == 0 {
-            return self.lose(1, burst, |counters| &counters.from_guest_isolated);
-        }
         let is_tagged = self.members.is_tagged(port);
         match self.pass_to(guest.at, is_tagged, run, burst) {
             Ok(true) => {}
@@ -361,12 +204,12 @@ impl<O: OwnQueue> PortLane<O> {
         }
     }
 
-    /// Which lane of a port takes the next frame of a run to it, and how many of the run that one takes; 0: it may not.
+    /// Which lane of a port takes the next frame of a run to it, and how many of the run that one takes.
     #[inline]
     fn lane_for(&self, port: PortNumber, first: usize, run: usize) -> (Option<Guest>, usize) {
         match self.members.lanes(port) {
             [] => (None, run),
-            [one] => (Some(*one), self.crossing(*one, first, run)),
+            [one] => (Some(*one), run),
             _ => {
                 let lane = |at: usize| self.members.lane_for(port, self.chains[at].flow());
                 let one = lane(first);
@@ -391,6 +234,8 @@ impl<O: OwnQueue> PortLane<O> {
         let Some(mut passing) = Passing::begin(peer, run)? else {
             return Ok(false);
         };
+        // Only who came by a link has hints of flows, and goes to no other one.
+        passing.about(|| self.note(burst.done));
         // The host holds nobody up: its lane gives it all in each round.
         let loses = self.from == From::Link && self.members.host.is_none_or(|host| host.at != at);
         let end = burst.done + run;
@@ -444,13 +289,12 @@ impl<O: OwnQueue> PortLane<O> {
             }
             let mut copies = 0;
             let host = self.members.host.filter(|_| from.is_some());
-            let crosses = self.is_known_elsewhere(first);
+            let note = self.note(first);
             let ports = self.members.ports_of(judged.vlan, from);
-            let ports = ports.filter(|(_, guest)| crosses || !guest.is_link);
             let ports = ports.map(|(port, guest)| (guest, self.members.is_tagged(port)));
             for (guest, is_tagged) in host.map(|host| (host, true)).into_iter().chain(ports) {
                 let passed = with_tag(judged, frame, is_tagged, |frame| {
-                    pass_copy(burst.network, guest.at, frame, &self.counters)
+                    pass_copy(burst.network, guest.at, (frame, note), &self.counters)
                 });
                 match passed {
                     Ok(work) => burst.turn.note_look_ups(work),
@@ -484,6 +328,11 @@ impl<O: OwnQueue> PortLane<O> {
             From::Link => self.chains[at].source,
             From::Host => None,
         }
+    }
+
+    /// What another worker is told of a frame: where it goes, and who sent it.
+    fn note(&self, at: usize) -> LinkNote {
+        LinkNote::new(self.chains[at].to, self.source(at), &self.members.table)
     }
 
     /// By what the lane's frames are spread over what has several queues.
@@ -544,6 +393,7 @@ impl<O: OwnQueue> Lane for PortLane<O> {
             pending: Some(&mut self.pending),
             policer: Policer::new(self.limit.as_ref()),
             filter: self.filter.as_mut().and_then(|filter| filter.to_guest.as_mut()),
+            notes: self.notes.as_deref(),
         })
     }
 

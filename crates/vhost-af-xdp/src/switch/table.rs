@@ -59,16 +59,21 @@ pub(crate) struct TablePort {
 impl TablePort {
     /// What the XDP program leaves before frames for the port of that number: the number, and above it its life.
     pub(crate) fn note(&self, number: PortNumber) -> PortNote {
-        PortNote(u32::from(self.life) << 16 | u32::from(number.0))
+        PortNote::new(number, self.life)
     }
 }
 
-/// Who a frame is for, as the XDP program noted it. Such a frame may wait until its port is gone, and another has the
-/// number: so it is believed as long as the port lives as it did then, and else the table is asked.
+/// A port that was noted of a frame: by the XDP program, whom it is for; by who gives it to another worker, also who sent
+/// it. Such a frame may wait until the port is gone, and another has the number: so it is believed as long as the port
+/// lives as it did then, and else the table is asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PortNote(pub(crate) u32);
 
 impl PortNote {
+    pub(crate) const fn new(number: PortNumber, life: u16) -> Self {
+        Self((life as u32) << 16 | number.0 as u32)
+    }
+
     /// The port's number, and its life.
     #[inline]
     pub(crate) fn parts(self) -> (PortNumber, u16) {
@@ -142,6 +147,13 @@ impl Table {
     #[inline]
     pub(crate) fn port(&self, number: PortNumber) -> Option<&TablePort> {
         self.ports.get(usize::from(number.0))?.as_ref()
+    }
+
+    /// The port that a note names, if it still is what was noted.
+    #[inline]
+    pub(crate) fn noted(&self, note: PortNote) -> Option<PortNumber> {
+        let (number, life) = note.parts();
+        (self.port(number)?.life == life).then_some(number)
     }
 
     /// The number behind that of the last port.

@@ -9,15 +9,17 @@ use offload::verify;
 
 use super::ethernet::{ADDRESS_BYTES, TAG_BYTES};
 use super::filter::Facts;
+use super::flow_hints::FlowHints;
 use super::guard::LOOK_BYTES;
 use super::lane::{Network, Peer};
+use super::link_note::LinkNote;
 use super::members::{Guest, Members};
 use super::rate_limit::Cost;
 use super::table::PortNumber;
 use super::to_guest::{Bytes, Delivery, Fit, NO_OFFLOAD};
 
 /// Writes one of several copies of a frame for a guest, which loses it if it has no buffer now, or may not get it; the
-/// frames it got.
+/// frames it got. What is known of the frame goes with it to another worker.
 /// Whether rules let the guest have it was asked before ([`Peer::lets_pass`]).
 /// Errors: what the guest did wrong.
 pub(super) fn write_copy(
@@ -26,9 +28,10 @@ pub(super) fn write_copy(
         buffers,
         counters,
         mut policer,
+        notes,
         ..
     }: Peer<'_>,
-    len: u32,
+    (len, note): (u32, LinkNote),
     offload: [u8; 10],
     bytes: &mut impl Bytes,
 ) -> Result<usize, Fault> {
@@ -36,6 +39,8 @@ pub(super) fn write_copy(
         return Ok(0);
     }
     let mut delivery = Delivery::begin_with(pair, buffers, counters, 1)?;
+    delivery.note_in(notes);
+    delivery.about(|| note);
     match delivery.fit(len)? {
         Fit::Now => delivery.write(len, offload, bytes),
         Fit::Later => counters.to_guest_no_buffer.add(1),
@@ -51,8 +56,8 @@ pub(super) struct Several<'a> {
     pub(super) vlan: u16,
     /// It may come from a stack on the same machine, which leaves checksums unfinished.
     pub(super) may_be_partial: bool,
-    /// Of its flow, as the program at the NIC noted it.
-    pub(super) mark: Option<u32>,
+    /// What is known of it beside its bytes.
+    pub(super) note: LinkNote,
     /// Of who gives it.
     pub(super) counters: &'a PairCounters,
 }
@@ -104,10 +109,10 @@ impl Several<'_> {
                 None => NO_OFFLOAD,
             };
             let mut shown = TwoParts::of(self.frame, tag_off);
-            let admits = shown.is_let_pass(self.mark, &mut peer);
+            let admits = shown.is_let_pass(self.note.flow, &mut peer);
             work += peer.take_work();
             // How many come is limited where they come from.
-            if admits && let Err(fault) = write_copy(peer, shown.len(), offload, &mut shown) {
+            if admits && let Err(fault) = write_copy(peer, (shown.len(), self.note), offload, &mut shown) {
                 network.blame(guest.at, fault);
             }
         }
@@ -152,7 +157,7 @@ impl<'a> TwoParts<'a> {
     }
 
     /// Whether rules let a guest have it, as it is written.
-    fn is_let_pass(&self, mark: Option<u32>, peer: &mut Peer<'_>) -> bool {
+    fn is_let_pass(&self, flow: FlowHints, peer: &mut Peer<'_>) -> bool {
         if peer.filter.is_none() {
             return true;
         }
@@ -161,10 +166,7 @@ impl<'a> TwoParts<'a> {
         addresses.copy_from_slice(self.0);
         let known = rest.len().min(self.1.len());
         rest[..known].copy_from_slice(&self.1[..known]);
-        let facts = Facts {
-            mark,
-            ..Facts::of_len(self.len() as usize)
-        };
+        let facts = Facts::of_flow(self.len() as usize, flow);
         peer.lets_pass(&head[..self.0.len() + known], facts)
     }
 }

@@ -3,6 +3,9 @@
 //! A [`Delivery`] takes buffers from the guest's receive queue as they are needed, writes frames over them, each with
 //! its virtio-net header (VirtIO 1.3, 5.1.6.4), and gives back what was not used. Where a frame's bytes come from is a
 //! [`Bytes`]: chunks of a UMEM, another guest's chain, or memory of ours.
+//!
+//! Where the guest is a link to another worker, a note goes with each frame ([`LinkNote`]). It is written when the
+//! buffers of several frames are done that have the same one, so that writing a frame is the same for all.
 
 use device::counters::PairCounters;
 use device::meter;
@@ -13,6 +16,7 @@ use xsk::{Frame, RxDesc, Umem, UmemOffset};
 use super::bytes::{UmemRange, between_guests, frame_to_guest, umem_to_guest};
 use super::guest_frame::GuestFrame;
 use super::limits::{BATCH, DESCRIPTORS};
+use super::link_note::{LinkNote, LinkNotes};
 use crate::nic::custody::{Custody, Stray};
 
 /// The virtio-net header, but for the number of buffers, of a frame about which nothing is said.
@@ -96,6 +100,11 @@ pub(crate) struct Delivery<'a> {
     read: usize,
     bytes: u64,
     frames: u64,
+    /// Where notes of frames are written, of a link.
+    notes: Option<&'a LinkNotes>,
+    /// That of the frames in `chains` from `noted` on.
+    note: LinkNote,
+    noted: usize,
 }
 
 impl<'a> Delivery<'a> {
@@ -128,15 +137,50 @@ impl<'a> Delivery<'a> {
             read: 0,
             bytes: 0,
             frames: 0,
+            notes: None,
+            note: LinkNote::NOTHING,
+            noted: 0,
         };
         delivery.fetch(most.min(BATCH))?;
         Ok(delivery)
     }
 
+    /// Notes of the frames are written there, if it is a link's.
+    #[inline]
+    pub(super) fn note_in(&mut self, notes: Option<&'a LinkNotes>) {
+        self.notes = notes;
+    }
+
+    /// The frames that follow have that note, if they go to a link.
+    #[inline]
+    pub(super) fn about(&mut self, note: impl FnOnce() -> LinkNote) {
+        if self.notes.is_some() {
+            let note = note();
+            if note != self.note {
+                self.write_notes();
+                self.note = note;
+            }
+        }
+    }
+
+    /// Writes the notes of frames that are not published yet.
+    #[inline]
+    fn write_notes(&mut self) {
+        if let Some(notes) = self.notes {
+            for chain in &self.chains.chains[self.noted..self.next] {
+                if let Some(buffer) = self.chains.buffers(chain).first() {
+                    notes.write(buffer, self.note);
+                }
+            }
+            self.noted = self.next;
+        }
+    }
+
     /// Takes at most so many buffers from the guest; those left from the last batch go back first.
     fn fetch(&mut self, most: usize) -> Result<(), Fault> {
+        self.write_notes();
         self.pair.to_guest.queue.unpop(self.chains.slots(self.next));
-        (self.next, self.asked) = (0, most);
+        (self.next, self.noted, self.asked) = (0, 0, most);
         self.room = self.pair.pop_buffers(self.chains, most)?;
         self.read += self.chains.buffers.len();
         Ok(())
@@ -355,7 +399,8 @@ impl<'a> Delivery<'a> {
     }
 
     /// Gives unused buffers back to the queue, and the guest what it got; the frames delivered.
-    pub(crate) fn finish(self) -> usize {
+    pub(crate) fn finish(mut self) -> usize {
+        self.write_notes();
         self.pair.to_guest.queue.unpop(self.chains.slots(self.next));
         self.chains.clear();
         self.counters.to_guest_frames.add(self.frames);

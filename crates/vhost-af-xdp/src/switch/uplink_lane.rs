@@ -8,94 +8,51 @@
 //!
 //! Who a frame is for the XDP program has found already, and left before the frame with what else is known of it
 //! ([`super::before`]). It is believed if the port still is what it was then ([`PortNote`](super::table::PortNote)): so
-//! the address is looked up once. Else, and where no program of ours is on the interface, the table tells. A VLAN tag that
-//! the NIC took off counts as if it were in the frame, and is put back for who has frames with it.
+//! the address is looked up once. Else, and where no program of ours is on the interface, the table tells. A VLAN tag
+//! that the NIC took off counts as if it were in the frame, and is put back for who has frames with it. For a port of
+//! another worker all that goes along ([`far`]).
 //!
 //! A frame in several pieces goes nowhere before all of them are here.
 //!
 //! The lanes of ports put what they send into the queue's TX ring; this one has the kernel send it, once a round.
 
 mod choices;
+mod far;
 mod groups;
+mod inboxes;
 mod mirror;
 mod route;
 
-use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use device::counters::PairCounters;
 use device::meter;
-use device::pair::{Fault, QueuePair};
+use device::pair::QueuePair;
 use xsk::metadata::Hints;
-use xsk::{Frame, RxDesc, Umem};
+use xsk::{RxDesc, Umem};
 
 use self::choices::Choices;
+use self::inboxes::{Inbox, Inboxes, Place};
 use self::mirror::Mirror;
-use self::route::{Inboxes, Route};
-use super::arrivals::{Arrivals, Origin};
+use self::route::Route;
+use super::arrivals::Origin;
 use super::before::Before;
 use super::bucket::Ticks;
 use super::bytes::UmemRange;
-use super::checksums::PrivateLook;
 use super::filter::Facts;
 use super::guard::LOOK_BYTES as LONG_LOOK_BYTES;
 use super::lane::{Blame, Lane, Near, Network, Stopped, Work};
 use super::limits::{BATCH, SEGMENTS};
-use super::members::{Guest, Members};
-use super::rate_limit::{Cost, RateLimit};
+use super::link_note::LinkNote;
+use super::members::Members;
+use super::rate_limit::Cost;
 use super::table::PortNumber;
-use super::to_guest::Delivery;
 use super::to_nic::{NicSink, Transmit};
 use crate::nic::endpoint::NicQueue;
 use crate::nic::lent::Lent;
 use crate::nic::queue::LinkState;
 use crate::nic::xdp::XdpNic;
-
-/// Frames that wait for a guest's buffers.
-struct Inbox {
-    port: PortNumber,
-    guest: Guest,
-    arrivals: Arrivals,
-    /// Those that the arrivals have in hand.
-    received: Vec<RxDesc>,
-    waiting: VecDeque<RxDesc>,
-    /// For frames to groups.
-    look: Option<PrivateLook>,
-    /// What the guest may get.
-    limit: Option<Arc<RateLimit>>,
-    /// Rules say which frames it gets.
-    is_filtered: bool,
-}
-
-impl Inbox {
-    fn new(port: PortNumber, guest: Guest, pair: &QueuePair, origin: Origin) -> Self {
-        Self {
-            port,
-            guest,
-            arrivals: Arrivals::from(origin, pair),
-            received: Vec::with_capacity(BATCH),
-            waiting: VecDeque::with_capacity(BATCH),
-            look: PrivateLook::of(pair, origin.partial_checksums),
-            limit: None,
-            is_filtered: false,
-        }
-    }
-
-    /// Chunks that wait.
-    fn len(&self) -> usize {
-        self.received.len() + self.waiting.len()
-    }
-
-    /// What waits is for nobody.
-    fn empty(&mut self, empty: &mut Vec<Frame>, counters: &PairCounters) {
-        let pieces = self.received.drain(..).chain(self.waiting.drain(..));
-        for piece in pieces {
-            counters.to_guest_queue_stopped.add(u64::from(!piece.more));
-            empty.push(piece.frame);
-        }
-    }
-}
 
 /// See the module's head.
 pub(crate) struct UplinkLane<N> {
@@ -117,6 +74,8 @@ pub(crate) struct UplinkLane<N> {
     unfinished: Vec<RxDesc>,
     /// Who the frame in hand is for, whatever becomes of it.
     found: Option<PortNumber>,
+    /// What goes with it if that is a port of another worker.
+    note: LinkNote,
     /// Pieces as the NIC gives them, for a moment.
     incoming: Vec<RxDesc>,
     /// Pieces of frames to groups.
@@ -150,6 +109,7 @@ impl<N: Lent> UplinkLane<N> {
             route: None,
             unfinished: Vec::with_capacity(BATCH),
             found: None,
+            note: LinkNote::NOTHING,
             incoming: Vec::with_capacity(BATCH),
             group: Vec::with_capacity(BATCH),
             ranges: Vec::with_capacity(BATCH),
@@ -238,15 +198,8 @@ impl<N: Lent> UplinkLane<N> {
                 self.put(piece, route);
                 route
             }
-            Route::Inbox(at) => {
-                if self.waiting_with(at) >= self.room()
-                    && let Some(peer) = network.guest(self.inboxes[at].guest.at)
-                {
-                    peer.counters.to_guest_no_buffer.add(1);
-                }
-                self.queue.empty.push(piece.frame);
-                Route::Lost
-            }
+            Route::Inbox(at) => self.lose(at, piece, network),
+            Route::Far(at) => self.sort_far(at, piece, hints, network),
             Route::Group => {
                 self.put(piece, route);
                 route
@@ -263,6 +216,18 @@ impl<N: Lent> UplinkLane<N> {
         }
     }
 
+    /// A frame for an inbox is lost; where further pieces of it go. That there is no room for it is counted here.
+    #[cold]
+    fn lose(&mut self, at: usize, piece: RxDesc, network: &mut dyn Network) -> Route {
+        if self.waiting_with(at) >= self.room()
+            && let Some(peer) = network.guest(self.inboxes[at].guest.at)
+        {
+            peer.counters.to_guest_no_buffer.add(1);
+        }
+        self.queue.empty.push(piece.frame);
+        Route::Lost
+    }
+
     /// Puts a piece where its frame waits, as soon as that is whole.
     #[inline]
     fn put(&mut self, piece: RxDesc, route: Route) {
@@ -271,7 +236,7 @@ impl<N: Lent> UplinkLane<N> {
             return;
         }
         match route {
-            Route::Inbox(at) => {
+            Route::Inbox(at) | Route::Far(at) => {
                 self.inboxes[at].waiting.push_back(piece);
                 self.waiting += 1;
             }
@@ -286,7 +251,7 @@ impl<N: Lent> UplinkLane<N> {
         self.unfinished.push(piece);
         match route {
             _ if more => {}
-            Route::Inbox(at) => {
+            Route::Inbox(at) | Route::Far(at) => {
                 self.waiting += self.unfinished.len();
                 self.inboxes[at].waiting.extend(self.unfinished.drain(..));
             }
@@ -348,10 +313,8 @@ impl<N: Lent> UplinkLane<N> {
     #[inline]
     fn waiting_with(&self, at: usize) -> usize {
         let port = usize::from(self.inboxes[at].port.0);
-        match self.inbox_of.get(port) {
-            Some(&Inboxes {
-                first, count: 2.., ..
-            }) => {
+        match self.inbox_of.get(port).map(|its| its.place) {
+            Some(Place::Several { first, .. }) => {
                 let its = self.inboxes[first..].iter();
                 its.take_while(|inbox| usize::from(inbox.port.0) == port)
                     .map(Inbox::len)
@@ -361,8 +324,8 @@ impl<N: Lent> UplinkLane<N> {
         }
     }
 
-    /// Chunks that a port may have now: twice what is left of three quarters. So one alone gets up to half of them, and the NIC always has
-    /// a quarter.
+    /// Chunks that a port may have now: twice what is left of three quarters. So one alone gets up to half of them, and the
+    /// NIC always has a quarter.
     #[inline]
     fn room(&self) -> usize {
         2 * (self.queue.to_receive() / 4 * 3).saturating_sub(self.waiting)
@@ -374,7 +337,7 @@ impl<N: Lent> UplinkLane<N> {
         if self.waiting > 0 {
             for inbox in self.inboxes.iter_mut().filter(|inbox| inbox.len() > 0) {
                 let before = inbox.len();
-                match deliver_inbox(inbox, &self.queue.umem, &mut self.queue.empty, network) {
+                match inbox.deliver(&self.queue.umem, &mut self.queue.empty, network) {
                     Ok(delivered) => frames += delivered,
                     Err(fault) => network.blame(inbox.guest.at, fault),
                 }
@@ -382,87 +345,6 @@ impl<N: Lent> UplinkLane<N> {
             }
         }
         frames + self.deliver_groups(network)
-    }
-
-    /// Inboxes for those who belong to the network now; what waits for one who does not any more is lost.
-    #[cold]
-    fn renew_inboxes(&mut self, network: &mut dyn Network) {
-        self.is_stale = false;
-        self.choices.forget();
-        let members = Arc::clone(&self.members);
-        let unfinished = match self.route {
-            Some(Route::Inbox(at)) => self.inboxes.get(at).map(|inbox| inbox.guest.id),
-            _ => None,
-        };
-        let mut before = std::mem::take(&mut self.inboxes);
-        self.inbox_of.clear();
-        let lanes = |(port, _)| members.lanes(port).iter().map(move |&guest| (port, guest));
-        for (port, guest) in members.ports().flat_map(lanes) {
-            let known = before.iter().position(|inbox| inbox.guest.id == guest.id);
-            let peer = network.guest(guest.at);
-            let limit = peer.as_ref().and_then(|peer| peer.policer.limit.cloned());
-            let is_filtered = peer.as_ref().is_some_and(|peer| peer.filter.is_some());
-            let inbox = match (known, peer) {
-                (Some(at), _) => Inbox {
-                    port,
-                    guest,
-                    limit,
-                    is_filtered,
-                    ..before.swap_remove(at)
-                },
-                (None, Some(peer)) => Inbox {
-                    limit,
-                    is_filtered,
-                    ..Inbox::new(port, guest, peer.pair, self.origin)
-                },
-                (None, None) => continue,
-            };
-            let at = usize::from(port.0);
-            if self.inbox_of.len() <= at {
-                self.inbox_of.resize(at + 1, Inboxes::default());
-            }
-            let its = &mut self.inbox_of[at];
-            if its.count == 0 {
-                *its = inboxes_of(&members, port, self.inboxes.len());
-            }
-            its.count += 1;
-            self.inboxes.push(inbox);
-        }
-        for (port, link) in &members.far {
-            let at = usize::from(port.0);
-            if self.inbox_of.len() <= at {
-                self.inbox_of.resize(at + 1, Inboxes::default());
-            }
-            if let Some(first) = self.inboxes.iter().position(|inbox| inbox.guest.id == link.id) {
-                let its = inboxes_of(&members, *port, first);
-                self.inbox_of[at] = Inboxes { count: 1, ..its };
-            }
-        }
-        for mut inbox in before {
-            inbox.empty(&mut self.queue.empty, &self.counters);
-        }
-        self.waiting = self.inboxes.iter().map(Inbox::len).sum();
-        if let Some(Route::Inbox(_)) = self.route {
-            let at = self
-                .inboxes
-                .iter()
-                .position(|inbox| Some(inbox.guest.id) == unfinished);
-            self.route = Some(at.map_or(Route::Lost, Route::Inbox));
-            if at.is_none() {
-                self.tear();
-            }
-        }
-    }
-}
-
-/// Inboxes of a port from that place on, none yet.
-fn inboxes_of(members: &Members, port: PortNumber, first: usize) -> Inboxes {
-    let known = members.table.port(port);
-    Inboxes {
-        first,
-        count: 0,
-        life: known.map_or(0, |port| port.life),
-        untags: !members.is_tagged(port) && known.is_some_and(|port| port.vlans.untags()),
     }
 }
 
@@ -474,28 +356,6 @@ fn first_bytes<'a>(umem: &Umem, piece: &RxDesc, room: &'a mut [u8; LONG_LOOK_BYT
         Some(_) => &room[..known],
         None => &[],
     }
-}
-
-/// Delivers what waits in an inbox, as far as its guest has buffers; the frames that it got.
-/// Errors: what the guest did wrong.
-fn deliver_inbox(
-    inbox: &mut Inbox,
-    umem: &Umem,
-    empty: &mut Vec<Frame>,
-    network: &mut dyn Network,
-) -> Result<usize, Fault> {
-    let Some(peer) = network.guest(inbox.guest.at) else {
-        return Ok(0);
-    };
-    let mut delivery = Delivery::begin_with(peer.pair, peer.buffers, peer.counters, inbox.len())?;
-    let Inbox {
-        arrivals,
-        received,
-        waiting,
-        ..
-    } = inbox;
-    arrivals.deliver_waiting(waiting, received, umem, empty, &mut delivery)?;
-    Ok(delivery.finish())
 }
 
 impl<N: Lent> Lane for UplinkLane<N> {

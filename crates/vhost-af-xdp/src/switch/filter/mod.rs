@@ -42,6 +42,7 @@ pub(crate) use self::key::{FlowKey, Looked, is_long};
 pub(crate) use self::rule::{Action, Direction, Rule};
 pub(crate) use self::rules::{Rules, Verdict};
 use super::capture::Capture;
+use super::flow_hints::FlowHints;
 use super::guard::LOOK_BYTES;
 use super::table::Destination;
 
@@ -124,7 +125,7 @@ pub(crate) struct Facts {
     pub(crate) len: usize,
     /// Where its sender asks for a checksum to be stored. In what was looked at that would make another frame of it.
     pub(crate) stored: Option<usize>,
-    /// Of its flow, as the program at the NIC noted it; `None`: it has none, or came from elsewhere.
+    /// Of its flow, as the program at the NIC noted it; `None`: it has none, or came from no NIC.
     pub(crate) mark: Option<u32>,
     /// The NIC's of its flow, whose frames all have the same; `None`: one is computed.
     pub(crate) hash: Option<u32>,
@@ -136,13 +137,19 @@ impl Facts {
     /// One of that length, with what came before it from the NIC.
     #[inline]
     pub(crate) fn with_hints(len: usize, hints: &Hints) -> Self {
-        let hash = hints.hash.filter(|hash| hash.is_of_ports());
         Self {
-            len,
-            mark: hints.mark,
-            hash: hash.map(|hash| hash.value),
             received: hints.timestamp.map(NonZeroU64::get),
-            ..Self::default()
+            ..Self::of_flow(len, FlowHints::of(hints))
+        }
+    }
+
+    /// One of that length, of a flow of which that is known.
+    #[inline]
+    pub(crate) fn of_flow(len: usize, flow: FlowHints) -> Self {
+        Self {
+            mark: flow.mark(),
+            hash: flow.hash(),
+            ..Self::of_len(len)
         }
     }
 

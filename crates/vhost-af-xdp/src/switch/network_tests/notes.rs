@@ -36,7 +36,7 @@ fn layout() -> Layout {
 
 /// Bytes of the layout.
 #[derive(Clone, Copy, Default)]
-struct Left {
+pub(super) struct Left {
     hash: (u32, u16),
     mark: Option<u32>,
     port: Option<u32>,
@@ -44,6 +44,13 @@ struct Left {
 }
 
 impl Left {
+    pub(super) fn marked(mark: Option<u32>) -> Self {
+        Self {
+            mark,
+            ..Self::default()
+        }
+    }
+
     fn tag(proto: u16, tci: u16) -> Self {
         Self {
             tag: Some((proto, tci)),
@@ -51,7 +58,7 @@ impl Left {
         }
     }
 
-    fn bytes(self) -> Vec<u8> {
+    pub(super) fn bytes(self) -> Vec<u8> {
         let absent = |field: bool, bit| if field { 0 } else { bit };
         let absent = absent(self.mark.is_some(), NO_MARK)
             | absent(self.port.is_some(), NO_PORT)
@@ -87,13 +94,13 @@ impl World {
     }
 
     /// A frame comes with that before it.
-    fn arrive_behind(&mut self, before: &[u8], frame: &[u8]) {
+    pub(super) fn arrive_behind(&mut self, before: &[u8], frame: &[u8]) {
         self.arrive(frame);
         self.leave(before);
     }
 
     /// That is before the piece that came last.
-    fn leave(&self, before: &[u8]) {
+    pub(super) fn leave(&self, before: &[u8]) {
         let wire = self.wire.as_ref().expect("an uplink").lock().expect("no panic");
         let at = wire.received.back().expect("just now").data;
         let begin = UmemOffset::new(at.get() - before.len() as u64);
@@ -101,7 +108,7 @@ impl World {
     }
 
     /// Ports are these from now on, by number.
-    fn tell(&mut self, ports: Vec<Option<TablePort>>) {
+    pub(super) fn tell(&mut self, ports: Vec<Option<TablePort>>) {
         self.tables.insert(NETWORK.into(), Arc::new(Table::new(ports)));
         self.acquaint();
     }
@@ -113,11 +120,11 @@ impl World {
     }
 }
 
-fn promise(queue: &mut NicQueue<TestNic>, hints: HintSet) {
+pub(super) fn promise(queue: &mut NicQueue<TestNic>, hints: HintSet) {
     queue.promise(hints, &[layout(), note_layout()]);
 }
 
-fn port(of: Mac, life: u16, vlans: Vlans) -> TablePort {
+pub(super) fn port(of: Mac, life: u16, vlans: Vlans) -> TablePort {
     TablePort {
         mac: of,
         life,
@@ -361,7 +368,7 @@ fn note_is_believed_at_its_usual_place_only() {
 }
 
 /// A UDP packet to a port of the first one, of a flow of that source port.
-fn udp(source: u16) -> Vec<u8> {
+pub(super) fn udp(source: u16) -> Vec<u8> {
     let ip = [0x45, 0, 0, 46, 0, 0, 0, 0, 64, 17, 0, 0, 10, 0, 0, 9, 10, 0, 0, 1];
     let ports = [source.to_be_bytes(), 53u16.to_be_bytes()].concat();
     let mut bytes = [&mac(0)[..], &STRANGER, &[8, 0], &ip, &ports].concat();
@@ -370,7 +377,7 @@ fn udp(source: u16) -> Vec<u8> {
 }
 
 /// Rules of the first port, a line each.
-fn filter(world: &mut World, rules: &str) {
+pub(super) fn filter(world: &mut World, rules: &str) {
     let rules = rules.lines().map(|words| Rule::of_words(words).expect(words));
     let filter = PortFilter::new(&FilterConfig {
         rules: rules.collect(),
@@ -558,10 +565,7 @@ fn queue_of_a_ports_own_loses_what_may_be_of_any_vlan_and_goes_by_marks() {
     let mut world = with_own_queue(HintSet::MARK, false);
     filter(&mut world, "direction=to-guest action=allow mark=7");
     for mark in [Some(7), Some(6), None] {
-        let left = Left {
-            mark,
-            ..Left::default()
-        };
+        let left = Left::marked(mark);
         world.arrive_behind(&left.bytes(), &udp(3));
     }
     for _ in 0..3 {

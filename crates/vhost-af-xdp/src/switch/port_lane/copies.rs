@@ -10,17 +10,19 @@ use crate::switch::ethernet::{self, ADDRESS_BYTES};
 use crate::switch::guest_frame::GuestFrame;
 use crate::switch::guests::{Passed, Passing};
 use crate::switch::lane::{Network, SlotAt};
+use crate::switch::link_note::LinkNote;
 use crate::switch::own_queue::OwnQueue;
+use crate::switch::table::Destination;
 use crate::switch::to_group::write_copy;
 use crate::switch::to_guest::NO_OFFLOAD;
 
 /// Passes a frame to one of several guests, which loses it if it has no buffer now; what that was work for beside the
-/// copy, in frames.
+/// copy, in frames. What is known of the frame goes with it to another worker.
 /// Errors: what that guest did wrong.
 pub(super) fn pass_copy(
     network: &mut dyn Network,
     at: SlotAt,
-    frame: GuestFrame<'_>,
+    (frame, note): (GuestFrame<'_>, LinkNote),
     from: &PairCounters,
 ) -> Result<u64, Fault> {
     let Some(peer) = network.guest(at) else {
@@ -28,6 +30,7 @@ pub(super) fn pass_copy(
     };
     let mut work = 0;
     if let Some(mut passing) = Passing::begin(peer, 1)? {
+        passing.about(|| note);
         if passing.pass(frame, from)? == Passed::Later {
             passing.lose();
         }
@@ -46,6 +49,7 @@ impl<O: OwnQueue> PortLane<O> {
             self.counters.from_guest_source_address.add(1);
             return;
         };
+        let note = LinkNote::new(Destination::Group, Some(self.number), &members.table);
         for &vlan in own.vlans.all() {
             let tagged = ethernet::tagged(frame, vlan);
             if O::IS_THERE && !members.reaches_uplink_by_link() {
@@ -60,7 +64,7 @@ impl<O: OwnQueue> PortLane<O> {
                 let len = u32::try_from(shown.len()).unwrap_or(u32::MAX);
                 if let Some(mut peer) = network.guest(guest.at)
                     && peer.lets_pass_at_last(shown)
-                    && let Err(fault) = write_copy(peer, len, NO_OFFLOAD, &mut { shown })
+                    && let Err(fault) = write_copy(peer, (len, note), NO_OFFLOAD, &mut { shown })
                 {
                     network.blame(guest.at, fault);
                 }

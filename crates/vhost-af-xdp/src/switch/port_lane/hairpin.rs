@@ -15,6 +15,7 @@ use super::{Burst, PortLane};
 use crate::switch::from_guest::Turn;
 use crate::switch::guests::{Passed, Passing};
 use crate::switch::lane::Peer;
+use crate::switch::link_note::LinkNote;
 use crate::switch::own_queue::OwnQueue;
 use crate::switch::rate_limit::Policer;
 
@@ -91,6 +92,7 @@ impl<O: OwnQueue> PortLane<O> {
             pending: Some(&mut self.pending),
             policer: Policer::new(self.limit.as_ref()),
             filter: self.filter.as_mut().and_then(|filter| filter.to_guest.as_mut()),
+            notes: None,
         };
         let Some(mut passing) = Passing::begin(guest, frames.len())? else {
             return Ok((0, false));
@@ -150,7 +152,12 @@ impl<O: OwnQueue> PortLane<O> {
         };
         let is_tagged = self.members.is_tagged(self.number);
         let passed = with_tag(judged, frame, is_tagged, |frame| {
-            pass_copy(burst.network, first.at, frame, &self.counters)
+            pass_copy(
+                burst.network,
+                first.at,
+                (frame, LinkNote::NOTHING),
+                &self.counters,
+            )
         });
         match passed {
             Ok(work) => burst.turn.note_look_ups(work),

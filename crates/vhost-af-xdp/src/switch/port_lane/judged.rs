@@ -6,6 +6,7 @@ use virtqueue::{Buffer, MemoryMap};
 
 use crate::switch::ethernet::{self, Tags};
 use crate::switch::filter::{Verdict, is_long};
+use crate::switch::flow_hints::FlowHints;
 use crate::switch::flows::Flow;
 use crate::switch::guard::{LOOK_BYTES as LONG_HEAD, SHORT_LOOK_BYTES as SHORT_HEAD};
 use crate::switch::guest_frame::GuestFrame;
@@ -20,6 +21,8 @@ pub(super) struct Judged {
     pub(super) to: Destination,
     /// Of one that came by a link: the port that sent it, if one did.
     pub(super) source: Option<PortNumber>,
+    /// The same of one that a NIC received there: what was told of its flow.
+    pub(super) flow_hints: FlowHints,
     /// Of the frame; 0: none.
     pub(super) vlan: u16,
     /// The frame has its tag.
@@ -45,6 +48,7 @@ impl Judged {
         is_sent: false,
         to: Destination::Unknown,
         source: None,
+        flow_hints: FlowHints::NONE,
         vlan: 0,
         is_tagged: false,
         verdict: None,
@@ -84,6 +88,7 @@ impl Judged {
             sending: &self.sending,
             head: &self.head[..self.known.into()],
             replaced: self.known.into(),
+            flow: self.flow_hints,
         }
     }
 

@@ -37,12 +37,11 @@ impl<O: OwnQueue> PortLane<O> {
                 continue;
             };
             let mut copies = 0;
-            let crosses = self.is_known_elsewhere(at);
-            let listeners = self.members.listeners(judged.vlan, self.source(at), to, way);
-            for (port, guest) in listeners.filter(|(_, guest)| crosses || !guest.is_link) {
+            let note = self.note(at).with(judged.flow_hints);
+            for (port, guest) in self.members.listeners(judged.vlan, self.source(at), to, way) {
                 copies += 1;
                 let passed = with_tag(judged, frame, self.members.is_tagged(port), |frame| {
-                    pass_copy(network, guest.at, frame, &self.uncounted)
+                    pass_copy(network, guest.at, (frame, note), &self.uncounted)
                 });
                 match passed {
                     Ok(work) => turn.note_look_ups(work),

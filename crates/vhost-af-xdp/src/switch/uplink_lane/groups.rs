@@ -13,8 +13,9 @@ use crate::switch::filter::Facts;
 use crate::switch::guard::LOOK_BYTES as LONG_LOOK_BYTES;
 use crate::switch::lane::Network;
 use crate::switch::limits::BATCH;
+use crate::switch::link_note::LinkNote;
 use crate::switch::retag::take_tag_off;
-use crate::switch::table::TablePort;
+use crate::switch::table::{Destination, TablePort};
 use crate::switch::to_group::write_copy;
 use crate::switch::to_guest::{NO_OFFLOAD, UmemBytes};
 
@@ -42,6 +43,7 @@ impl<N: Lent> UplinkLane<N> {
     fn deliver_to_all(&mut self, pieces: usize, network: &mut dyn Network) -> usize {
         let umem = &self.queue.umem;
         let vlan = vlan_of(umem, &self.group[0]);
+        let note = LinkNote::new(Destination::Group, None, &self.members.table);
         let mut frames = 0;
         // Those who have it with its tag first: without it is another frame.
         for is_tagged in [true, false] {
@@ -56,7 +58,7 @@ impl<N: Lent> UplinkLane<N> {
             for (at, inbox) in self.inboxes.iter_mut().enumerate() {
                 let known = self.members.port(inbox.port);
                 // Groups go by the first pair.
-                if self.inbox_of[usize::from(inbox.port.0)].first != at {
+                if self.inbox_of[usize::from(inbox.port.0)].place.first() != Some(at) {
                     continue;
                 }
                 let takes =
@@ -82,7 +84,12 @@ impl<N: Lent> UplinkLane<N> {
                     (Some(look), &[range]) => look.look(umem, range, peer.counters),
                     _ => NO_OFFLOAD,
                 };
-                match write_copy(peer, len, offload, &mut UmemBytes::new(umem, &self.ranges)) {
+                match write_copy(
+                    peer,
+                    (len, note),
+                    offload,
+                    &mut UmemBytes::new(umem, &self.ranges),
+                ) {
                     Ok(delivered) => frames += delivered,
                     Err(fault) => network.blame(inbox.guest.at, fault),
                 }

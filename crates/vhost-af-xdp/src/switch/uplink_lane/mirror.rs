@@ -9,9 +9,11 @@ use xsk::{RxDesc, Umem};
 
 use crate::switch::arrivals::Origin;
 use crate::switch::ethernet::{self, ADDRESS_BYTES, LOOK_BYTES, TAG_BYTES};
+use crate::switch::flow_hints::FlowHints;
 use crate::switch::lane::Network;
+use crate::switch::link_note::LinkNote;
 use crate::switch::members::Members;
-use crate::switch::table::PortNumber;
+use crate::switch::table::{Destination, PortNumber};
 use crate::switch::to_group::Several;
 
 /// Bytes that no frame is longer than.
@@ -23,8 +25,8 @@ pub(super) struct Mirror {
     frame: Vec<u8>,
     /// A piece of it is missing.
     spoiled: bool,
-    /// Of its flow.
-    mark: Option<u32>,
+    /// What was told of its flow.
+    flow: FlowHints,
 }
 
 impl Mirror {
@@ -34,7 +36,7 @@ impl Mirror {
         if let Some(hints) = first {
             self.frame.clear();
             self.spoiled = false;
-            self.mark = hints.mark;
+            self.flow = FlowHints::of(hints);
         }
         let before = self.frame.len();
         if before > LONGEST {
@@ -82,11 +84,12 @@ impl Mirror {
             return 0;
         }
         let vlan = ethernet::head(bytes).tags.vlan();
+        let to = found.map_or(Destination::Unknown, Destination::Port);
         let several = Several {
             frame: &mut self.frame,
             vlan,
             may_be_partial: origin.partial_checksums,
-            mark: self.mark,
+            note: LinkNote::new(to, None, &members.table).with(self.flow),
             counters,
         };
         let way = found.and_then(|port| members.lanes(port).first().copied());

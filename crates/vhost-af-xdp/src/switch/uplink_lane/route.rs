@@ -4,28 +4,20 @@ use xsk::RxDesc;
 use xsk::metadata::{Hash, Hints, Tag};
 
 use super::UplinkLane;
+use super::inboxes::Place;
 use crate::nic::lent::Lent;
 use crate::switch::ethernet::{self, Head, LOOK_BYTES};
 use crate::switch::flows::{FLOW_BYTES, Flow, Flows};
 use crate::switch::retag::{put_tag_back, untag};
 use crate::switch::table::{Destination, PortNote, PortNumber, Station};
 
-/// The inboxes of a port, side by side: one for each pair that receives.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Inboxes {
-    pub(super) first: usize,
-    pub(super) count: usize,
-    /// [`TablePort::life`](crate::switch::table::TablePort::life) of the port.
-    pub(super) life: u16,
-    /// The guest has the frames of its VLAN without their tag.
-    pub(super) untags: bool,
-}
-
 /// Where a frame in hand goes.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Route {
     /// To an inbox, by its place.
     Inbox(usize),
+    /// The same, to that of a link: to a port of another worker.
+    Far(usize),
     Group,
     Nobody,
     /// The same, and it is counted already.
@@ -67,31 +59,40 @@ impl<N: Lent> UplinkLane<N> {
     fn noted(&self, note: PortNote) -> Option<PortNumber> {
         let (port, life) = note.parts();
         let its = self.inbox_of.get(usize::from(port.0))?;
-        (its.count > 0 && its.life == life).then_some(port)
+        (its.place != Place::Nowhere && its.life == life).then_some(port)
     }
 
     #[inline]
     fn to_port(&mut self, port: PortNumber, piece: &mut RxDesc, hints: &Hints) -> Route {
         self.found = Some(port);
-        let its = match self.inbox_of.get(usize::from(port.0)) {
-            None | Some(Inboxes { count: 0, .. }) => return Route::Nobody,
-            Some(&its) => its,
+        let Some(&its) = self.inbox_of.get(usize::from(port.0)) else {
+            return Route::Nobody;
         };
-        let at = match its.count {
-            1 => its.first,
-            _ => self.inbox_for(port, its, piece, hints.hash),
+        let route = match its.place {
+            Place::One(at) => Route::Inbox(at),
+            Place::Several { first, count } => {
+                Route::Inbox(self.inbox_for(port, (first, count), piece, hints.hash))
+            }
+            Place::Far(at) => Route::Far(at),
+            Place::Nowhere => return Route::Nobody,
         };
         match (its.untags, hints.tag) {
             (false, None) | (true, Some(_)) => {}
             (false, Some(tag)) => put_tag_back(&self.queue.umem, piece, tag, &self.counters),
             (true, None) => untag(&self.queue.umem, piece),
         }
-        Route::Inbox(at)
+        route
     }
 
     /// Which inbox of a port takes a frame: that of its flow, by the NIC's hash where it is of the ports, too, or by the
     /// frame's first piece.
-    fn inbox_for(&mut self, port: PortNumber, its: Inboxes, piece: &RxDesc, hash: Option<Hash>) -> usize {
+    fn inbox_for(
+        &mut self,
+        port: PortNumber,
+        (first, count): (usize, usize),
+        piece: &RxDesc,
+        hash: Option<Hash>,
+    ) -> usize {
         let changes = self.members.flows(port).map_or(0, Flows::changes);
         let hash = hash.filter(|hash| hash.is_of_ports()).map(|hash| hash.value);
         if let Some(at) = hash.and_then(|hash| self.choices.find((port, hash), changes)) {
@@ -102,9 +103,9 @@ impl<N: Lent> UplinkLane<N> {
         // Inside the piece.
         let _ = self.queue.umem.read(piece.data, &mut head[..known]);
         let guest = self.members.lane_for(port, Flow::of(&head));
-        let mut its_places = its.first..its.first + its.count;
+        let mut its_places = first..first + count;
         let found = its_places.find(|&at| Some(self.inboxes[at].guest) == guest);
-        let at = found.unwrap_or(its.first);
+        let at = found.unwrap_or(first);
         if let Some(hash) = hash {
             self.choices.note((port, hash), changes, at);
         }

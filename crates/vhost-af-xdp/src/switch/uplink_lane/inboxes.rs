@@ -1,0 +1,236 @@
+//! Inboxes of an uplink's queue: in each frames wait for buffers of one guest, and whose there are as members come and
+//! go.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use device::counters::PairCounters;
+use device::pair::{Fault, QueuePair};
+use xsk::{Frame, RxDesc, Umem};
+
+use super::UplinkLane;
+use super::far::FarNotes;
+use super::route::Route;
+use crate::nic::lent::Lent;
+use crate::switch::arrivals::{Arrivals, Origin};
+use crate::switch::checksums::PrivateLook;
+use crate::switch::lane::Network;
+use crate::switch::lane_id::LaneId;
+use crate::switch::limits::BATCH;
+use crate::switch::members::{Guest, Members};
+use crate::switch::rate_limit::RateLimit;
+use crate::switch::table::PortNumber;
+use crate::switch::to_guest::Delivery;
+
+/// Frames that wait for a guest's buffers.
+pub(super) struct Inbox {
+    pub(super) port: PortNumber,
+    pub(super) guest: Guest,
+    pub(super) arrivals: Arrivals,
+    /// Those that the arrivals have in hand.
+    pub(super) received: Vec<RxDesc>,
+    pub(super) waiting: VecDeque<RxDesc>,
+    /// Of a link to another worker: what goes with these frames.
+    pub(super) far: Option<Box<FarNotes>>,
+    /// For frames to groups.
+    pub(super) look: Option<PrivateLook>,
+    /// What the guest may get.
+    pub(super) limit: Option<Arc<RateLimit>>,
+    /// Rules say which frames it gets.
+    pub(super) is_filtered: bool,
+}
+
+impl Inbox {
+    fn new(port: PortNumber, guest: Guest, pair: &QueuePair, origin: Origin) -> Self {
+        Self {
+            port,
+            guest,
+            arrivals: Arrivals::from(origin, pair),
+            received: Vec::with_capacity(BATCH),
+            waiting: VecDeque::with_capacity(BATCH),
+            far: guest.is_link.then(Box::default),
+            look: PrivateLook::of(pair, origin.partial_checksums),
+            limit: None,
+            is_filtered: false,
+        }
+    }
+
+    /// Chunks that wait.
+    #[inline]
+    pub(super) fn len(&self) -> usize {
+        self.received.len() + self.waiting.len()
+    }
+
+    /// Delivers what waits, as far as the guest has buffers; the frames that it got.
+    /// Errors: what the guest did wrong.
+    pub(super) fn deliver(
+        &mut self,
+        umem: &Umem,
+        empty: &mut Vec<Frame>,
+        network: &mut dyn Network,
+    ) -> Result<usize, Fault> {
+        let Some(peer) = network.guest(self.guest.at) else {
+            return Ok(0);
+        };
+        let mut delivery = Delivery::begin_with(peer.pair, peer.buffers, peer.counters, self.len())?;
+        delivery.note_in(peer.notes);
+        let (arrivals, frames) = (&mut self.arrivals, (&mut self.waiting, &mut self.received));
+        match &mut self.far {
+            None => arrivals.deliver_waiting(frames, &mut (), umem, empty, &mut delivery)?,
+            Some(far) => arrivals.deliver_waiting(frames, &mut **far, umem, empty, &mut delivery)?,
+        }
+        Ok(delivery.finish())
+    }
+
+    /// What waits is for nobody.
+    pub(super) fn empty(&mut self, empty: &mut Vec<Frame>, counters: &PairCounters) {
+        let pieces = self.received.drain(..).chain(self.waiting.drain(..));
+        for piece in pieces {
+            counters.to_guest_queue_stopped.add(u64::from(!piece.more));
+            empty.push(piece.frame);
+        }
+        if let Some(far) = &mut self.far {
+            far.empty();
+        }
+    }
+}
+
+/// Where the inboxes of a port are.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) enum Place {
+    /// It has no guest.
+    #[default]
+    Nowhere,
+    /// One pair receives.
+    One(usize),
+    /// Several do: an inbox for each, side by side.
+    Several { first: usize, count: usize },
+    /// Its guest is another worker's: the link there has one, for all of its ports.
+    Far(usize),
+}
+
+impl Place {
+    /// With another inbox, the last one so far.
+    fn and(self, at: usize) -> Self {
+        match self {
+            Self::Nowhere | Self::Far(_) => Self::One(at),
+            Self::One(first) => Self::Several { first, count: 2 },
+            Self::Several { first, count } => Self::Several {
+                first,
+                count: count + 1,
+            },
+        }
+    }
+
+    /// That of the first pair.
+    pub(super) fn first(self) -> Option<usize> {
+        match self {
+            Self::Nowhere => None,
+            Self::One(at) | Self::Several { first: at, .. } | Self::Far(at) => Some(at),
+        }
+    }
+}
+
+/// The inboxes of a port, and what is known of it.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Inboxes {
+    pub(super) place: Place,
+    /// [`TablePort::life`](crate::switch::table::TablePort::life) of the port.
+    pub(super) life: u16,
+    /// The guest has the frames of its VLAN without their tag.
+    pub(super) untags: bool,
+}
+
+impl Inboxes {
+    /// Of a port, in that place.
+    fn of(members: &Members, port: PortNumber, place: Place) -> Self {
+        let known = members.table.port(port);
+        Self {
+            place,
+            life: known.map_or(0, |port| port.life),
+            untags: !members.is_tagged(port) && known.is_some_and(|port| port.vlans.untags()),
+        }
+    }
+}
+
+impl<N: Lent> UplinkLane<N> {
+    /// Inboxes for those who belong to the network now; what waits for one who does not any more is lost.
+    #[cold]
+    pub(super) fn renew_inboxes(&mut self, network: &mut dyn Network) {
+        self.is_stale = false;
+        self.choices.forget();
+        let unfinished = match self.route {
+            Some(Route::Inbox(at) | Route::Far(at)) => self.inboxes.get(at).map(|inbox| inbox.guest.id),
+            _ => None,
+        };
+        let members = Arc::clone(&self.members);
+        self.inbox_of.clear();
+        let mut before = std::mem::take(&mut self.inboxes);
+        let lanes = |(port, _)| members.lanes(port).iter().map(move |&guest| (port, guest));
+        for (port, guest) in members.ports().flat_map(lanes) {
+            let Some(inbox) = self.inbox_among(&mut before, (port, guest), network) else {
+                continue;
+            };
+            let at = self.inboxes.len();
+            let its = self.inboxes_of(port);
+            *its = Inboxes::of(&members, port, its.place.and(at));
+            self.inboxes.push(inbox);
+        }
+        for (port, link) in &members.far {
+            if let Some(at) = self.inboxes.iter().position(|inbox| inbox.guest.id == link.id) {
+                *self.inboxes_of(*port) = Inboxes::of(&members, *port, Place::Far(at));
+            }
+        }
+        for mut inbox in before {
+            inbox.empty(&mut self.queue.empty, &self.counters);
+        }
+        self.waiting = self.inboxes.iter().map(Inbox::len).sum();
+        self.go_on_with(unfinished);
+    }
+
+    /// The inbox of a lane: the one that it had before, or a new one; `None`: the lane takes none any more.
+    fn inbox_among(
+        &self,
+        before: &mut Vec<Inbox>,
+        (port, guest): (PortNumber, Guest),
+        network: &mut dyn Network,
+    ) -> Option<Inbox> {
+        let known = before.iter().position(|inbox| inbox.guest.id == guest.id);
+        let peer = network.guest(guest.at);
+        let limit = peer.as_ref().and_then(|peer| peer.policer.limit.cloned());
+        let is_filtered = peer.as_ref().is_some_and(|peer| peer.filter.is_some());
+        let inbox = match known {
+            Some(at) => before.swap_remove(at),
+            None => Inbox::new(port, guest, peer?.pair, self.origin),
+        };
+        Some(Inbox {
+            port,
+            guest,
+            limit,
+            is_filtered,
+            ..inbox
+        })
+    }
+
+    fn inboxes_of(&mut self, port: PortNumber) -> &mut Inboxes {
+        let at = usize::from(port.0);
+        if self.inbox_of.len() <= at {
+            self.inbox_of.resize(at + 1, Inboxes::default());
+        }
+        &mut self.inbox_of[at]
+    }
+
+    /// Further pieces of the frame in hand go to that lane's inbox, if there still is one.
+    fn go_on_with(&mut self, lane: Option<LaneId>) {
+        let to: fn(usize) -> Route = match self.route {
+            Some(Route::Inbox(_)) => Route::Inbox,
+            Some(Route::Far(_)) => Route::Far,
+            _ => return,
+        };
+        let at = self.inboxes.iter().position(|inbox| Some(inbox.guest.id) == lane);
+        self.route = Some(at.map_or(Route::Lost, to));
+        if at.is_none() {
+            self.tear();
+        }
+    }
+}
