@@ -64,7 +64,7 @@ use connection::{Connection, Held, Incoming, Reply};
 use file::may_crash;
 use hosts::{Host, NetworkAt};
 use interface::Interface;
-use limits::{Attaches, Quiet, Turns, Waiting};
+use limits::{Attaches, Bucket, Quiet, Rate, Turns, Waiting};
 pub use reload::NewPolicy;
 use reload::Reload;
 use restore::{ORPHANS_LOOK, Orphan};
@@ -79,6 +79,12 @@ const RETRY: Duration = Duration::from_secs(1);
 /// How long the program stays on an interface without a lease: the next one comes often soon, and a NIC may lose its
 /// link and its frames for a moment each time a program comes or goes.
 pub const LINGER: Duration = Duration::from_secs(5);
+/// How often all interfaces are looked at because one changed. Holders can change some, their network's tap for
+/// example, as often as they like.
+const LOOKS: Rate = Rate {
+    burst: 64,
+    each: Duration::from_millis(20),
+};
 /// Descriptors that are kept for what has to be done without any: two processes at a time.
 const RESERVE: usize = 12;
 /// Descriptors that are polled before those of connections.
@@ -108,6 +114,8 @@ pub struct Server {
     next: u64,
     /// No connection is accepted before.
     pause: Option<Instant>,
+    /// See [`LOOKS`].
+    looks: Bucket,
     /// Attaching for leases, by user.
     attaches: Attaches,
     turns: Turns,
@@ -173,6 +181,7 @@ impl Server {
             store: None,
             next: 1,
             pause: None,
+            looks: Bucket::full(LOOKS, Instant::now()),
             attaches: Attaches::new(LINGER),
             turns: Turns::default(),
             reload: None,
@@ -216,6 +225,7 @@ impl Server {
             }
             if ready.changes {
                 self.changes.drain();
+                self.looks.left = self.looks.left.saturating_sub(1);
             }
             if ready.changes || look_at.is_some_and(|at| at <= now) {
                 look_at = None;
@@ -238,6 +248,7 @@ impl Server {
     fn wait(&mut self, end: BorrowedFd<'_>, look_at: Option<Instant>) -> io::Result<Ready> {
         let now = Instant::now();
         let accepts = self.pause.is_none_or(|until| until <= now);
+        self.looks.refill(LOOKS, now);
         let mut wake = self.next_due(now, look_at);
         let mut interests = Vec::new();
         for connection in self.connections.values_mut() {
@@ -263,25 +274,30 @@ impl Server {
             .filter_map(|interface| interface.idle_since);
         let lingering = idle.map(|since| since + self.linger).filter(|&at| at > now);
         let pause = self.pause.filter(|&until| until > now);
+        let next_look = (self.looks.left == 0).then(|| now + LOOKS.each);
         let is_late = self.connections.values().any(Connection::has_unsent) || !self.unclosed.is_empty();
         let late = is_late.then(|| now + RETRY);
-        [look_at, pause, orphans, lingering.min(), late, self.next_idle()]
-            .into_iter()
-            .flatten()
-            .min()
+        [
+            look_at,
+            next_look,
+            pause,
+            orphans,
+            lingering.min(),
+            late,
+            self.next_idle(),
+        ]
+        .into_iter()
+        .flatten()
+        .min()
     }
 
     /// What is waited for: the four that [`OF_THE_SERVER`] counts, connections with their `interests`, and processes.
     fn polled<'a>(&'a self, end: BorrowedFd<'a>, accepts: bool, interests: &[PollFlags]) -> Vec<PollFd<'a>> {
-        let accepting = if accepts {
-            PollFlags::IN
-        } else {
-            PollFlags::empty()
-        };
+        let if_so = |is_so: bool| if is_so { PollFlags::IN } else { PollFlags::empty() };
         let of_the_server: [_; OF_THE_SERVER] = [
             PollFd::from_borrowed_fd(end, PollFlags::IN),
-            PollFd::new(&self.listener, accepting),
-            PollFd::new(&self.changes, PollFlags::IN),
+            PollFd::new(&self.listener, if_so(accepts)),
+            PollFd::new(&self.changes, if_so(self.looks.left > 0)),
             match &self.reload {
                 Some(reload) => PollFd::new(&reload.asked, PollFlags::IN),
                 None => PollFd::from_borrowed_fd(end, PollFlags::IN),

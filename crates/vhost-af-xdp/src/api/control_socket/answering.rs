@@ -6,7 +6,7 @@
 use std::io::{self, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
@@ -61,20 +61,30 @@ pub(crate) fn serve(
     }
 }
 
-/// What somebody wants, as far as he says that in time.
+/// What somebody wants, as far as he says all of that in time: others wait meanwhile.
 fn request_of(mut stream: &UnixStream) -> Vec<u8> {
     let (mut request, mut byte) = (Vec::new(), [0]);
-    let _ = stream.set_read_timeout(Some(REQUEST_WAIT));
+    let until = Instant::now() + REQUEST_WAIT;
     let is_whole = |request: &[u8]| match CAPTURE.starts_with(&request[..request.len().min(CAPTURE.len())]) {
         true => request.len() >= LONGEST_REQUEST,
         false => request.len() >= RELOAD.len(),
     };
     while !is_whole(&request) && !request.ends_with(b"\n") {
+        let left = until.saturating_duration_since(Instant::now());
+        // What is there when the time is over still counts: it may have come while this thread was not running.
+        let waits = match left.is_zero() {
+            true => stream.set_nonblocking(true),
+            false => stream.set_read_timeout(Some(left)),
+        };
+        if waits.is_err() {
+            break;
+        }
         match stream.read(&mut byte) {
             Ok(1..) => request.push(byte[0]),
             Ok(0) | Err(_) => break,
         }
     }
+    let _ = stream.set_nonblocking(false);
     request
 }
 
@@ -110,6 +120,7 @@ fn answer(mut stream: UnixStream, document: &impl Serialize) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc;
+    use std::sync::mpsc::RecvTimeoutError::Timeout;
 
     use super::*;
 
@@ -117,6 +128,20 @@ mod tests {
         let mut text = String::new();
         client.read_to_string(&mut text).expect("it is answered");
         serde_json::from_str(&text).expect("an outcome")
+    }
+
+    #[test]
+    fn request_that_comes_byte_by_byte_is_not_waited_for() {
+        let (mut client, stream) = UnixStream::pair().expect("sockets");
+        let (is_over, over) = mpsc::channel::<()>();
+        let sends = std::thread::spawn(move || {
+            client.write_all(CAPTURE).expect("there is room");
+            while over.recv_timeout(REQUEST_WAIT / 5) == Err(Timeout) && client.write_all(b" ").is_ok() {}
+        });
+        let request = request_of(&stream);
+        assert!(request.len() < LONGEST_REQUEST, "it was waited for to its end");
+        drop(is_over);
+        sends.join().expect("it sends");
     }
 
     #[test]
