@@ -162,8 +162,8 @@ counters! {
     Drop from_guest_source_address,
     /// Network: the port learns addresses, and has as many as it can, or may not have the frame's source.
     Drop from_guest_not_learned,
-    /// Network: the frame is for a port that is isolated, as the one is that sends it; or another worker would let such
-    /// a one hear it, which does not know yet whose address it is from.
+    /// Network: the frame is for a port that is isolated, as the one is that sends it; or it came from another worker,
+    /// and the port that sent it is not known any more.
     Drop from_guest_isolated,
     /// Network: the frame is for an address of the port that sends it, which has no `hairpin`.
     Drop from_guest_to_itself,

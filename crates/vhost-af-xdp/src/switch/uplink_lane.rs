@@ -21,6 +21,7 @@ mod far;
 mod groups;
 mod inboxes;
 mod mirror;
+mod place;
 mod route;
 
 use std::os::fd::BorrowedFd;
@@ -33,9 +34,9 @@ use xsk::metadata::Hints;
 use xsk::{RxDesc, Umem};
 
 use self::choices::Choices;
-use self::inboxes::{Inbox, Inboxes, Place};
+use self::inboxes::{Inbox, Inboxes};
 use self::mirror::Mirror;
-use self::route::Route;
+use self::place::{Place, Route};
 use super::arrivals::Origin;
 use super::before::Before;
 use super::bucket::Ticks;

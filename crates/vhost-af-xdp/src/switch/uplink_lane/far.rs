@@ -11,7 +11,7 @@ use xsk::RxDesc;
 use xsk::metadata::Hints;
 
 use super::UplinkLane;
-use super::route::Route;
+use super::place::Route;
 use crate::nic::lent::Lent;
 use crate::switch::arrivals::Beside;
 use crate::switch::flow_hints::FlowHints;

@@ -10,7 +10,7 @@ use xsk::{Frame, RxDesc, Umem};
 
 use super::UplinkLane;
 use super::far::FarNotes;
-use super::route::Route;
+use super::place::{Place, Route};
 use crate::nic::lent::Lent;
 use crate::switch::arrivals::{Arrivals, Origin};
 use crate::switch::checksums::PrivateLook;
@@ -91,42 +91,6 @@ impl Inbox {
         }
         if let Some(far) = &mut self.far {
             far.empty();
-        }
-    }
-}
-
-/// Where the inboxes of a port are.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) enum Place {
-    /// It has no guest.
-    #[default]
-    Nowhere,
-    /// One pair receives.
-    One(usize),
-    /// Several do: an inbox for each, side by side.
-    Several { first: usize, count: usize },
-    /// Its guest is another worker's: the link there has one, for all of its ports.
-    Far(usize),
-}
-
-impl Place {
-    /// With another inbox, the last one so far.
-    fn and(self, at: usize) -> Self {
-        match self {
-            Self::Nowhere | Self::Far(_) => Self::One(at),
-            Self::One(first) => Self::Several { first, count: 2 },
-            Self::Several { first, count } => Self::Several {
-                first,
-                count: count + 1,
-            },
-        }
-    }
-
-    /// That of the first pair.
-    pub(super) fn first(self) -> Option<usize> {
-        match self {
-            Self::Nowhere => None,
-            Self::One(at) | Self::Several { first: at, .. } | Self::Far(at) => Some(at),
         }
     }
 }

@@ -4,25 +4,12 @@ use xsk::RxDesc;
 use xsk::metadata::{Hash, Hints, Tag};
 
 use super::UplinkLane;
-use super::inboxes::Place;
+use super::place::{Place, Route};
 use crate::nic::lent::Lent;
 use crate::switch::ethernet::{self, Head, LOOK_BYTES};
 use crate::switch::flows::{FLOW_BYTES, Flow, Flows};
 use crate::switch::retag::{put_tag_back, untag};
 use crate::switch::table::{Destination, PortNote, PortNumber, Station};
-
-/// Where a frame in hand goes.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Route {
-    /// To an inbox, by its place.
-    Inbox(usize),
-    /// The same, to that of a link: to a port of another worker.
-    Far(usize),
-    Group,
-    Nobody,
-    /// The same, and it is counted already.
-    Lost,
-}
 
 impl<N: Lent> UplinkLane<N> {
     /// Where a frame goes, by its first piece and what stood before it. What the guest shall not see of the frame is taken
