@@ -174,17 +174,21 @@ impl Lease {
     /// taken with [`Lease::take_hinted`]; nothing happens where the steward knows of no hints.
     ///
     /// # Errors
-    /// [`LeaseError`].
+    /// [`LeaseError`]. After [`LeaseError::Refused`] it has the hints that it had, also with the next steward.
     pub fn ask_for_hints(&self, wish: HintWish) -> Result<(), LeaseError> {
-        let is_plain = {
+        let (before, is_plain) = {
             let mut state = self.state();
-            state.wish = Some(wish);
-            state.is_plain
+            (state.wish.replace(wish), state.is_plain)
         };
         if is_plain {
             return Ok(());
         }
-        let Answer::Hinted(hinted) = self.ask(&Request::Hints(wish))?.answer else {
+        let asked = self.ask(&Request::Hints(wish)).inspect_err(|error| {
+            if let LeaseError::Refused(_) = error {
+                self.state().wish = before;
+            }
+        });
+        let Answer::Hinted(hinted) = asked?.answer else {
             return Err(LeaseError::Mismatch);
         };
         let mut state = self.state();

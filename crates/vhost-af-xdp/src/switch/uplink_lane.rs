@@ -48,6 +48,7 @@ use super::table::PortNumber;
 use super::to_guest::Delivery;
 use super::to_nic::{NicSink, Transmit};
 use crate::nic::endpoint::NicQueue;
+use crate::nic::hints::Promise;
 use crate::nic::lent::Lent;
 use crate::nic::queue::LinkState;
 use crate::nic::xdp::XdpNic;
@@ -555,6 +556,10 @@ impl<N: Lent> Lane for UplinkLane<N> {
 
     fn uplink(&mut self) -> Option<&mut NicQueue<XdpNic>> {
         N::uplink(&mut self.queue)
+    }
+
+    fn promise(&mut self, promise: &Promise) {
+        self.queue.promise(promise);
     }
 
     fn meet(&mut self, members: &Arc<Members>) {
