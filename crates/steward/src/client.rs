@@ -174,7 +174,8 @@ impl Lease {
     /// taken with [`Lease::take_hinted`]; nothing happens where the steward knows of no hints.
     ///
     /// # Errors
-    /// [`LeaseError`]. After [`LeaseError::Refused`] it has the hints that it had, also with the next steward.
+    /// [`LeaseError`]. Unless that is [`LeaseError::Away`], the next steward is asked for what was asked for before; one that
+    /// did not answer in time may do what it was asked for, and tells of it.
     pub fn ask_for_hints(&self, wish: HintWish) -> Result<(), LeaseError> {
         let (before, is_plain) = {
             let mut state = self.state();
@@ -184,7 +185,7 @@ impl Lease {
             return Ok(());
         }
         let asked = self.ask(&Request::Hints(wish)).inspect_err(|error| {
-            if let LeaseError::Refused(_) = error {
+            if !matches!(error, LeaseError::Away { .. }) {
                 self.state().wish = before;
             }
         });
