@@ -91,6 +91,8 @@ counters! {
     Work filter_hits,
     /// The same of a flow that was not known: it was looked up in the rules.
     Work filter_misses,
+    /// Of these, flows that are known by the NIC's hash from then on.
+    Work filter_nic_hashes,
     /// Known flows that made room for others.
     Work filter_evictions,
     /// Frames delivered into the guest's buffers.

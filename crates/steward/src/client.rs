@@ -174,17 +174,22 @@ impl Lease {
     /// was taken with [`Lease::take_hinted`]; nothing happens where the steward knows of no hints.
     ///
     /// # Errors
-    /// [`LeaseError`].
+    /// [`LeaseError`]. Unless that is [`LeaseError::Away`], the next steward is asked for what was asked for before; one that
+    /// did not answer in time may do what it was asked for, and tells of it.
     pub fn ask_for_hints(&self, wish: HintWish) -> Result<(), LeaseError> {
-        let is_plain = {
+        let (before, is_plain) = {
             let mut state = self.state();
-            state.wish = Some(wish);
-            state.is_plain
+            (state.wish.replace(wish), state.is_plain)
         };
         if is_plain {
             return Ok(());
         }
-        let Answer::Hinted(hinted) = self.ask(&Request::Hints(wish))?.answer else {
+        let asked = self.ask(&Request::Hints(wish)).inspect_err(|error| {
+            if !matches!(error, LeaseError::Away { .. }) {
+                self.state().wish = before;
+            }
+        });
+        let Answer::Hinted(hinted) = asked?.answer else {
             return Err(LeaseError::Mismatch);
         };
         let mut state = self.state();

@@ -212,6 +212,44 @@ fn vlans_can_be_told_where_the_driver_takes_tags_off() {
 }
 
 #[test]
+fn tags_that_others_are_told_of_are_no_use_to_who_asks_for_none() {
+    require!(Root);
+    if !has_hints() {
+        return;
+    }
+    let world = World::with(4, POLICY);
+    rxvlan(&world, "on");
+    let first = hinted(&world.socket(), &wanted(0, 1), wish("vlan")).expect("allowed");
+    assert_eq!(told(&first).on, set("vlan"));
+    let network = |queue, asked| {
+        let wanted = Wanted {
+            network: true,
+            ..wanted(queue, 1)
+        };
+        let lease = hinted(&world.socket(), &wanted, wish(asked)).expect("allowed");
+        let change = StationChange {
+            station: Station {
+                vlan: 7,
+                mac: [2, 0, 0, 0, 0, queue as u8],
+            },
+            port: Some(1),
+        };
+        let strips = lease.facts().strips_tags;
+        let changed = lease.set_stations(&[change]).map(|()| lease.facts());
+        (strips, changed)
+    };
+    let (strips, refused) = network(1, "hash");
+    assert!(strips, "its frames come without tags");
+    let refused = match refused {
+        Err(LeaseError::Refused(refusal)) => refusal,
+        other => panic!("{other:?}"),
+    };
+    assert!(refused.text.contains("hints with vlan"), "{refused}");
+    let (strips, allowed) = network(2, "hash,vlan");
+    assert!(!strips && allowed.is_ok(), "{allowed:?}");
+}
+
+#[test]
 fn hints_outlive_the_steward() {
     require!(Root);
     if !has_hints() {

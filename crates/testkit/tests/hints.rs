@@ -5,7 +5,8 @@ use std::time::Duration;
 use rstest::rstest;
 use rustix::process::Signal;
 use serde_json::{Value, json};
-use testkit::daemon;
+use testkit::daemon::{self, DIR};
+use testkit::filter_rules::{HOST, tables, udp};
 use testkit::lan::{Lan, STRANGER, file, frame, guests, mac};
 use testkit::{Daemon, Driver, DriverConfig, PacketPort, Serve, VethPair, require, wait};
 
@@ -109,6 +110,103 @@ fn hints_that_cannot_be_had_are_named_and_frames_go_on(#[values(false, true)] le
     assert_eq!(guest.pairs[0].receive(wait::SOON).expect("it comes").frame, sent);
 }
 
+/// What the kernel calls the instructions of the program on the NIC: the same for the same ones.
+fn program_tag(veth: &VethPair) -> String {
+    let text = veth
+        .near
+        .output_of("ip", &["-j", "-d", "link", "show", "dev", VethPair::NIC]);
+    let links: Value = serde_json::from_str(&text).expect("ip prints JSON");
+    let tag = links[0]["xdp"]["prog"]["tag"].as_str();
+    tag.unwrap_or_else(|| panic!("no tag: {text}")).to_owned()
+}
+
+#[rstest]
+fn where_nobody_needs_tags_it_is_the_plain_program_by_itself_and_nothing_is_said(
+    #[values(false, true)] leased: bool,
+    #[values(
+        &[][..],
+        &["--mode", "skb"],
+        &["--memory", "direct"],
+        &["--memory", "send-direct"],
+    )]
+    options: &[&str],
+) {
+    require!(Root);
+    if !has_hints() {
+        return;
+    }
+    let veth = VethPair::new();
+    veth.near.run("ethtool", &["-K", VethPair::NIC, "rxvlan", "on"]);
+    let tag_with = |hints: Option<&str>, options: &[&str]| {
+        let words = options.chunks(2).map(|pair| (pair[0], pair[1]));
+        let words = words.chain(hints.map(|hints| ("--hints", hints)));
+        let serve = words.fold(serve(leased), |serve, (option, value)| serve.with(option, value));
+        let daemon = Daemon::start(&veth.near, &serve);
+        let tag = program_tag(&veth);
+        (tag, daemon.said(), daemon.port(0)["lanes"][0]["hints"].clone())
+    };
+    let (plain, ..) = tag_with(Some("none"), options);
+    let (by_itself, said, hints) = tag_with(None, options);
+    assert_eq!(by_itself, plain);
+    assert!(!said.contains("hint") && !said.contains("WARN"), "{said}");
+    assert_eq!((&hints["on"], &hints["why"]), (&json!([]), &Value::Null));
+    // Else the tags say nothing.
+    let (asked, ..) = tag_with(Some("vlan"), &[]);
+    assert_ne!(asked, plain);
+}
+
+#[test]
+fn hash_of_the_nic_is_what_flows_are_known_by() {
+    require!(Root);
+    if !has_hints() {
+        return;
+    }
+    let nic = VethPair::NIC;
+    let own = |hints: &str| {
+        format!("[port.vm0]\nsocket-path = \"{DIR}/vm0.sock\"\nifname = \"{nic}\"\nhints = \"{hints}\"\n")
+    };
+    let shared = |hints: &str| with_hints(hints, &file(Some(nic), &[""]));
+    let rule = tables(
+        0,
+        &["direction=to-guest action=allow protocol=udp destination-ports=80-99"],
+    );
+    for of in [&own as &dyn Fn(&str) -> String, &shared] {
+        let text = |hints: &str| of(hints) + &rule;
+        let veth = VethPair::new();
+        let daemon = Daemon::start_file(&veth.near, &Serve::file(), &[nic], &text("hash"));
+        let mut guests = guests(&daemon, 1, &DriverConfig::default());
+        let wire = PacketPort::open(&veth.far, VethPair::WIRE);
+        let mut all_come = |ports: std::ops::Range<u16>| {
+            for port in ports.clone().chain(ports) {
+                let sent = udp(mac(0), STRANGER, HOST, port);
+                wire.send(&udp(mac(0), STRANGER, HOST, 100));
+                wire.send(&sent);
+                let got = guests[0].pairs[0].receive(wait::SOON);
+                assert_eq!(got.expect("it is allowed").frame, sent, "{}", daemon.said());
+            }
+        };
+        let counted = |name| daemon.counter_of("vm0", name);
+        // Each of them, and the one that is not allowed.
+        all_come(80..90);
+        let hashes = counted("filter_nic_hashes");
+        assert!(hashes >= 11, "{hashes}: {:#}", daemon.status());
+        assert!(counted("filter_hits") >= 10);
+        assert!(counted("to_guest_filter") >= 20);
+        let status = daemon.status();
+        let hints = [
+            &status["ports"][0]["lanes"][0]["hints"],
+            &status["networks"][0]["queues"][0]["hints"],
+        ];
+        let seen = hints.map(|hints| hints["seen"] == json!(["hash"]));
+        assert!(seen.contains(&true), "{hints:?}");
+        // And not without it, nor are flows forgotten that are known by it.
+        daemon.reload_with(&text("none"));
+        all_come(80..99);
+        assert_eq!(counted("filter_nic_hashes"), hashes, "{:#}", daemon.status());
+        assert!(counted("to_guest_filter") >= 58);
+    }
+}
+
 #[test]
 fn what_excludes_hints_is_said_with_the_remedy() {
     let run = |words: &[&str]| {
@@ -129,6 +227,8 @@ fn what_excludes_hints_is_said_with_the_remedy() {
         (&["hash", "--memory", "send-direct"], "memory=copy"),
         (&["vlan", "--mode", "skb"], "leave one out"),
         (&["time"], "choose some of hash, vlan, timestamp and mark"),
+        (&["hash,auto"], "auto stands alone"),
+        (&["none,hash"], "none stands alone"),
     ] {
         let said = run(words);
         assert!(said.contains(remedy), "{words:?}: {said}");
@@ -150,11 +250,11 @@ fn ports_with_vlans_are_taken_where_tags_are_taken_off_and_told(#[values(false, 
     let auto = |ports: &[&str]| with_hints("auto", &file(Some(VethPair::NIC), ports));
     let daemon = Daemon::start_file(&veth.near, &serve, &[VethPair::NIC], &auto(&[""]));
     let on = || daemon.status()["networks"][0]["queues"][0]["hints"]["on"].clone();
-    assert_eq!(on(), json!(["hash"]), "nobody needs tags");
+    assert_eq!(on(), json!([]), "nobody needs tags");
     let mut first = guests(&daemon, 1, &DriverConfig::default());
     daemon.reload_with(&auto(&["", "vlan = 100"]));
     assert!(
-        wait::until(wait::SOON, || on() == json!(["hash", "vlan"])),
+        wait::until(wait::SOON, || on() == json!(["vlan"])),
         "{}",
         daemon.status()
     );
@@ -188,8 +288,7 @@ fn frames_go_on_while_hints_are_switched_by_the_file() {
         lan.daemon.reload_with(&with(hints));
         let on = || lan.daemon.status()["networks"][0]["queues"][0]["hints"].clone();
         let expected: Vec<&str> = match hints {
-            "none" => Vec::new(),
-            "auto" => vec!["hash"],
+            "none" | "auto" => Vec::new(),
             names => names.split(',').collect(),
         };
         assert!(

@@ -4,6 +4,7 @@
 //! queues back and waits for its threads. Only who does that waits: no port's thread and no worker does for another's
 //! sake.
 
+use std::error::Error;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -14,8 +15,9 @@ use signal_hook::iterator::Handle;
 use steer::with_sources;
 use steward::links::Changes;
 
-use crate::config::{NetworkConfig, PortConfig, ServeConfig, UplinkConfig};
+use crate::config::{HintsConfig, NetworkConfig, PortConfig, ServeConfig, UplinkConfig};
 use crate::network::Network;
+use crate::nic::interface::QueueOptions;
 use crate::nic::interfaces::Interfaces;
 use crate::nic::numa::Nodes;
 use crate::port::far::CableEnd;
@@ -123,12 +125,24 @@ impl Ports {
             let it = running.iter().find(|it| it.port.name() == &*config.name);
             it.map(|it| it.joined.clone())
         };
-        if let Some(Joined::Network(end)) = joined {
-            end.network
-                .change(end.number, config, mac_of(config))
-                .map_err(|error| anyhow!("port {}: {}", config.name, with_sources(&error)))?;
+        let port = self.named(&config.name);
+        let refused = |error: &dyn Error| anyhow!("port {}: {}", config.name, with_sources(error));
+        let hints = port.as_ref().map(|port| port.hints());
+        if let Some(port) = &port {
+            let switched = port.set_hints(QueueOptions::hints_of(config));
+            switched.map_err(|error| refused(&error))?;
         }
-        if let Some(port) = self.named(&config.name) {
+        if let Some(Joined::Network(end)) = joined {
+            let changed = end.network.change(end.number, config, mac_of(config));
+            changed.map_err(|error| {
+                if let (Some(port), Some(hints)) = (&port, hints) {
+                    // As it was before; what the steward says to that comes later.
+                    let _ = port.set_hints(hints);
+                }
+                refused(&error)
+            })?;
+        }
+        if let Some(port) = port {
             port.set_rates(config.rates);
             port.set_guard(config);
             port.set_filter(&config.filter);
@@ -273,6 +287,15 @@ impl Ports {
         self.network_changed(name);
         self.watch_uplinks().context(NO_THREAD)?;
         done.map_err(|error| anyhow!("network {name}: {}", with_sources(&error)))
+    }
+
+    /// What the NIC tells of frames of a network's uplink from now on.
+    /// Errors: the steward refuses it; then all is as it was before.
+    pub(crate) fn set_uplink_hints(&self, name: &str, hints: HintsConfig) -> anyhow::Result<()> {
+        let network = self.network(name);
+        let network = network.with_context(|| format!("there is no network {name}"))?;
+        let switched = network.set_hints(hints);
+        switched.map_err(|error| anyhow!("network {name}: {}", with_sources(&error)))
     }
 
     /// Ends a network that has no ports any more, if there is one of that name.

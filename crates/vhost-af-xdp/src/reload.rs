@@ -223,6 +223,8 @@ struct Difference {
     networks: Changes<NetworkConfig>,
     /// Ports that go on, of which something is said otherwise.
     changed: Vec<(Table, PortConfig)>,
+    /// The same of networks.
+    changed_networks: Vec<(Table, NetworkConfig)>,
 }
 
 impl<C> Changes<C> {
@@ -369,8 +371,16 @@ impl Reader {
                 }
             }
         }
+        let (mut changed_networks, mut known_networks) = (Vec::new(), self.networks.clone());
+        for table in file.networks.iter().filter(|_| of.is_none()) {
+            let known = known_networks.iter_mut().find(|known| known.name == table.name);
+            if let Some(known) = known.filter(|known| live::keeps_uplink(&known.differences(table))) {
+                changed_networks.push((table.clone(), network(table)?));
+                known.clone_from(table);
+            }
+        }
         let networks = match of {
-            None => Changes::between(&self.networks, &file.networks, GONE, network)?,
+            None => Changes::between(&known_networks, &file.networks, GONE, network)?,
             Some(_) => Changes {
                 go: Vec::new(),
                 come: Vec::new(),
@@ -382,6 +392,7 @@ impl Reader {
             ports,
             networks,
             changed,
+            changed_networks,
         })
     }
 
@@ -390,6 +401,7 @@ impl Reader {
             ports,
             networks,
             changed,
+            changed_networks,
         } = difference;
         for (name, why) in ports.go {
             if let Err(error) = self.ports.remove(&name) {
@@ -425,6 +437,12 @@ impl Reader {
                 Err(error) => outcome.failed.push(format!("{error:#}")),
             }
         }
+        for (table, network) in changed_networks {
+            match self.change_uplink(&table, &network) {
+                Ok(done) => outcome.done.push(done),
+                Err(error) => outcome.failed.push(format!("{error:#}")),
+            }
+        }
         for (table, network) in networks.come {
             self.have(table, network, outcome);
         }
@@ -454,6 +472,18 @@ impl Reader {
             true => format!("port {name} goes on with other limits: {}", port.rates),
             false => format!("port {name} has another {}, and goes on", keys.join(", ")),
         })
+    }
+
+    /// A network goes on with its uplink as another one; in words.
+    fn change_uplink(&mut self, table: &Table, network: &NetworkConfig) -> anyhow::Result<String> {
+        if let Some(uplink) = &network.uplink {
+            self.ports.set_uplink_hints(&network.name, uplink.hints)?;
+        }
+        let known = of_name(&self.networks, &table.name);
+        let keys = known.map_or_else(Vec::new, |known| known.differences(table));
+        replace(&mut self.networks, table);
+        let (name, keys) = (&network.name, keys.join(", "));
+        Ok(format!("network {name} has another {keys}, and goes on"))
     }
 
     /// A network begins, or has another uplink.

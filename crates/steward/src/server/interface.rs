@@ -255,11 +255,10 @@ impl Interface {
 
     /// What holders of networks are told of tags, and of queues that they lack.
     fn known_of_networks(&self) -> Vec<(bool, String)> {
-        let networks = self.networks.values();
-        let restores = self.restores_tags();
+        let networks = self.networks.iter();
         networks
-            .map(|network| {
-                let strips = network.strips_tags && !restores;
+            .map(|(&first, network)| {
+                let strips = network.strips_tags && !self.restores_tags(first);
                 (strips, network.note(&self.link.name))
             })
             .collect()

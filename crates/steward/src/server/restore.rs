@@ -102,12 +102,11 @@ impl Server {
         let grace = self.store.as_ref().map_or(Duration::ZERO, |store| store.grace);
         let interface = self.interfaces.get_mut(&record.interface)?;
         let names = self.policy.names(rule);
-        if !interface.hold(&wanted, record.number, names) {
-            return None;
-        }
         let (first, wish) = (wanted.start_queue, record.hints());
         let allowed = self.policy.hints(rule);
-        interface.adopt_hints(first, LeaseHints { wish, allowed });
+        if !interface.hold(&wanted, record.number, names, LeaseHints { wish, allowed }) {
+            return None;
+        }
         if let Some(ring) = interface.ring(first) {
             let of = (wanted.interface.clone(), peer.uid, first);
             // Else its user gets another one next time.

@@ -74,7 +74,13 @@ fn first(seen: &Seen) -> Vec<String> {
         lines.push(format!("ulimit -l {}", COPY_BYTES / 1024));
     }
     if seen.tags == Tags::TakenOff {
-        lines.push(format!("ethtool -K {name} rxvlan off    # if guests use VLANs"));
+        lines.push(match seen.tells_tags() {
+            true => format!(
+                "ethtool -K {name} rxvlan off    # if guests use VLANs in skb mode or with guest memory: elsewhere the \
+                 driver tells of tags"
+            ),
+            false => format!("ethtool -K {name} rxvlan off    # if guests use VLANs"),
+        });
     }
     lines
 }

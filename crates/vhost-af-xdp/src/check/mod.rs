@@ -225,7 +225,7 @@ impl Report {
                 rules_why: seen.rules.as_ref().err().cloned(),
                 contexts: seen.contexts.as_ref().ok().copied(),
                 contexts_why: seen.contexts.as_ref().err().cloned(),
-                vlans: vlans(seen.tags, &seen.link.name, seen.hints),
+                vlans: vlans(&seen),
             },
             hints: hints_of(&seen),
             memory: memory(&seen),
@@ -277,14 +277,16 @@ fn hints_of(seen: &Seen) -> HintsReport {
     }
 }
 
-fn vlans(tags: Tags, interface: &str, hints: Option<HintSet>) -> String {
-    match tags {
+fn vlans(seen: &Seen) -> String {
+    let interface = &seen.link.name;
+    match seen.tags {
         Tags::There => "tags are in the frame: --vlan works".to_owned(),
         Tags::AsSent => {
             "tags are where the far end puts them: `txvlan off` there, or --vlan does not see them".to_owned()
         }
-        Tags::TakenOff if hints.is_some_and(|hints| hints.has(HintSet::VLAN)) => {
-            "the driver takes tags off, and tells of them: --vlan works in native mode (--hints)".to_owned()
+        Tags::TakenOff if seen.tells_tags() => {
+            "the driver takes tags off, and tells of them: --vlan works in native mode with memory=copy"
+                .to_owned()
         }
         Tags::TakenOff => {
             format!("the driver takes tags off, and --vlan is refused: `ethtool -K {interface} rxvlan off`")

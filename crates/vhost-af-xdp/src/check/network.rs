@@ -55,7 +55,7 @@ impl Seen {
                 .and_then(|(holder, _)| holder.network.clone()),
             is_loopback: self.loopback,
             most_stations: STATIONS_MAX,
-            vlans: vlans(self.tags, &self.link.name, self.hints),
+            vlans: self.vlans(),
             host: HOST,
         }
     }
@@ -116,23 +116,31 @@ impl Seen {
     }
 }
 
-fn vlans(tags: Tags, interface: &str, hints: Option<HintSet>) -> String {
-    match tags {
-        Tags::There => "told apart, tags stay in the frame".to_owned(),
-        Tags::AsSent => {
-            "told apart by tags that the far end puts into the frame: `txvlan off` there".to_owned()
-        }
-        Tags::TakenOff if hints.is_some_and(|hints| hints.has(HintSet::VLAN)) => {
-            "told apart in native mode, where the driver tells of the tags that it takes off (--hints)"
-                .to_owned()
-        }
-        Tags::TakenOff => format!(
-            "the driver takes tags off: ports with VLANs are refused, others get frames of any VLAN: `ethtool -K \
-             {interface} rxvlan off`"
-        ),
-        Tags::Lost => {
-            "the kernel takes tags off before XDP: ports with VLANs are refused: use the interface below"
-                .to_owned()
+impl Seen {
+    /// Whether the driver tells a program of VLAN tags that it takes off.
+    pub(super) fn tells_tags(&self) -> bool {
+        let native = self.driver.as_ref().is_none_or(|driver| driver.native);
+        native && self.hints.is_some_and(|hints| hints.has(HintSet::VLAN))
+    }
+
+    fn vlans(&self) -> String {
+        match self.tags {
+            Tags::There => "told apart, tags stay in the frame".to_owned(),
+            Tags::AsSent => {
+                "told apart by tags that the far end puts into the frame: `txvlan off` there".to_owned()
+            }
+            Tags::TakenOff if self.tells_tags() => {
+                "told apart in native mode, where the driver tells of the tags that it takes off".to_owned()
+            }
+            Tags::TakenOff => format!(
+                "the driver takes tags off: ports with VLANs are refused, others get frames of any VLAN: `ethtool -K \
+                 {} rxvlan off`",
+                self.link.name
+            ),
+            Tags::Lost => {
+                "the kernel takes tags off before XDP: ports with VLANs are refused: use the interface below"
+                    .to_owned()
+            }
         }
     }
 }

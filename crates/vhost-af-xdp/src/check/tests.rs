@@ -328,6 +328,14 @@ fn network_takes_all_queues_and_says_what_becomes_of_tags() {
     assert_eq!(of(&report)["taken_queues"], serde_json::json!([1]));
     let vlans = of(&report)["vlans"].to_string();
     assert!(vlans.contains("ethtool -K eth1 rxvlan off"), "{vlans}");
+    let told = with(|seen| (seen.tags, seen.hints) = (Tags::TakenOff, Some(HintSet::VLAN)));
+    let vlans = of(&told)["vlans"].to_string();
+    assert!(
+        vlans.contains("native mode") && !vlans.contains("rxvlan"),
+        "{vlans}"
+    );
+    let first = typed(&told, "first");
+    assert!(first.contains("the driver tells of tags"), "{first}");
     let lines = typed(&report, "many guests by address");
     for words in ["queue 1: somebody else's", "uplink = \"eth1\"", "queues = 2"] {
         assert!(lines.contains(words), "{words}: {lines}");

@@ -3,14 +3,15 @@
 use std::fmt;
 use std::str::FromStr;
 
-use steer::{HintSet, NoSuchHint};
+use steer::HintSet;
 use steward::protocol::HintWish;
 
 /// `--hints`, and the key of that name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum HintsConfig {
-    /// What something uses and can be had: the hash; the VLAN tag where the driver takes tags off and VLANs are to be
-    /// told.
+    /// What cannot be done without: the VLAN tag, where the driver takes tags off, tells of them, and VLANs are to be
+    /// told. Everywhere else nothing, and nobody is told that there is none.
+    #[default]
     Auto,
     /// These.
     Only(HintSet),
@@ -18,10 +19,15 @@ pub(crate) enum HintsConfig {
     OfProgram,
 }
 
-impl Default for HintsConfig {
-    fn default() -> Self {
-        Self::NONE
-    }
+/// A list that means nothing.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum WrongHints {
+    #[error("{0} stands alone: hints that are named are on whether or not something needs them")]
+    Alone(String),
+    #[error(
+        "{0:?} is no hint: choose some of hash, vlan, timestamp and mark, separated by commas, or auto or none alone"
+    )]
+    Unknown(String),
 }
 
 impl HintsConfig {
@@ -32,7 +38,7 @@ impl HintsConfig {
     pub(crate) fn wish(self) -> HintWish {
         match self {
             Self::Auto => HintWish {
-                asked: HintSet::HASH,
+                asked: HintSet::NONE,
                 tags: true,
             },
             Self::Only(asked) => HintWish { asked, tags: false },
@@ -44,7 +50,7 @@ impl HintsConfig {
     /// Of what a steward's program leaves for all leases together, what this is about.
     pub(crate) fn among(self, on: HintSet) -> HintSet {
         match self {
-            Self::Auto => on.among(HintSet::HASH.with(HintSet::VLAN)),
+            Self::Auto => on.among(HintSet::VLAN),
             Self::Only(asked) => on.among(asked),
             Self::OfProgram => on,
         }
@@ -60,13 +66,22 @@ impl HintsConfig {
 }
 
 impl FromStr for HintsConfig {
-    type Err = NoSuchHint;
+    type Err = WrongHints;
 
-    fn from_str(text: &str) -> Result<Self, NoSuchHint> {
-        match text {
-            "auto" => Ok(Self::Auto),
-            text => text.parse().map(Self::Only),
+    fn from_str(text: &str) -> Result<Self, WrongHints> {
+        let words: Vec<&str> = text.split(',').map(str::trim).collect();
+        match words[..] {
+            ["auto"] => return Ok(Self::Auto),
+            ["none"] => return Ok(Self::NONE),
+            _ => {}
         }
+        words.iter().try_fold(Self::NONE, |all, &word| match word {
+            "auto" | "none" => Err(WrongHints::Alone(word.to_owned())),
+            word => {
+                let hint: HintSet = word.parse().map_err(|_| WrongHints::Unknown(word.to_owned()))?;
+                Ok(Self::Only(all.named().with(hint)))
+            }
+        })
     }
 }
 
@@ -85,11 +100,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn auto_asks_for_the_hash_and_for_tags_where_they_are_needed() {
+    fn auto_is_usual_and_asks_for_tags_where_they_are_needed_and_for_nothing_else() {
         let auto: HintsConfig = "auto".parse().expect("a word");
-        assert_eq!((auto, auto.to_string().as_str()), (HintsConfig::Auto, "auto"));
-        assert_eq!((auto.wish().asked, auto.wish().tags), (HintSet::HASH, true));
-        assert_eq!(auto.among(HintSet::ALL), HintSet::HASH.with(HintSet::VLAN));
+        assert_eq!(
+            (auto, auto.to_string().as_str()),
+            (HintsConfig::default(), "auto")
+        );
+        assert_eq!((auto.wish().asked, auto.wish().tags), (HintSet::NONE, true));
+        assert_eq!(auto.among(HintSet::ALL), HintSet::VLAN);
         assert_eq!(auto.named(), HintSet::NONE);
     }
 
@@ -102,6 +120,27 @@ mod tests {
             assert_eq!((named.wish().asked, named.wish().tags), (hints, false));
             assert_eq!((named.among(HintSet::ALL), named.named()), (hints, hints));
         }
-        assert!("auto,hash".parse::<HintsConfig>().is_err());
+        assert_eq!("vlan, hash,vlan".parse(), "hash,vlan".parse::<HintsConfig>());
+    }
+
+    #[test]
+    fn what_cannot_be_said_is_named() {
+        for (text, word) in [
+            ("auto,hash", "auto"),
+            ("hash, auto", "auto"),
+            ("none,vlan", "none"),
+            ("auto,none", "auto"),
+        ] {
+            let error = text.parse::<HintsConfig>().expect_err(text);
+            assert_eq!(error, WrongHints::Alone(word.to_owned()), "{text}");
+            assert!(
+                error.to_string().starts_with(&format!("{word} stands alone")),
+                "{error}"
+            );
+        }
+        for (text, word) in [("time", "time"), ("hash,", ""), ("Auto", "Auto")] {
+            let error = text.parse::<HintsConfig>().expect_err(text);
+            assert_eq!(error, WrongHints::Unknown(word.to_owned()), "{text}");
+        }
     }
 }

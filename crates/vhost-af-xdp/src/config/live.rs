@@ -7,7 +7,9 @@ use crate::rates::is_limit;
 /// Keys of a port of a network that the switch's table has, beside those of its guard.
 const OF_A_NETWORK: &[&str] = &["hairpin", "isolated", "link-control", "promiscuous"];
 /// Keys of every port that its lanes have.
-const FILTER: &[&str] = &["from-guest-default", "rule", "to-guest-default"];
+const OF_LANES: &[&str] = &["from-guest-default", HINTS, "rule", "to-guest-default"];
+/// What the NIC tells of frames, of a port and of a network's uplink.
+const HINTS: &str = "hints";
 /// The same, but for ports that have learned addresses in these VLANs, or queues of their own.
 const VLANS: &[&str] = &["trunk", "vlan"];
 
@@ -20,10 +22,15 @@ pub(crate) fn needing_a_beginning(table: &Table, keys: &[String]) -> Vec<String>
         let key = key.as_str();
         is_limit(key)
             || is_guard(key)
-            || FILTER.contains(&key)
+            || OF_LANES.contains(&key)
             || (in_network && (OF_A_NETWORK.contains(&key) || (!keeps_vlans && VLANS.contains(&key))))
     };
     keys.iter().filter(|key| !is_live(key)).cloned().collect()
+}
+
+/// Whether a network in which these keys are others goes on with its uplink.
+pub(crate) fn keeps_uplink(keys: &[String]) -> bool {
+    keys == [HINTS]
 }
 
 #[cfg(test)]
@@ -50,7 +57,7 @@ mod tests {
 
     #[test]
     fn vlan_is_changed_live_in_a_network_only() {
-        let keys = ["vlan", "mac", "to-guest-bits", "rule"].map(str::to_owned);
+        let keys = ["vlan", "mac", "to-guest-bits", "rule", "hints"].map(str::to_owned);
         assert_eq!(needing_a_beginning(&table(&["network"]), &keys), ["mac"]);
         assert_eq!(needing_a_beginning(&table(&["ifname"]), &keys), ["vlan", "mac"]);
         let own = table(&["ifname", "network"]);

@@ -11,8 +11,10 @@ use steer::with_sources;
 
 use super::retry::{RETRY, Retry};
 use super::{Network, NetworkLink, Running, State, stations};
+use crate::config::HintsConfig;
 use crate::nic::binding::L2_BYTES;
 use crate::nic::error::InterfaceError;
+use crate::nic::hints::Promise;
 use crate::nic::interface::Interface;
 use crate::nic::interface_queue::InterfaceQueue;
 use crate::port::journal::{JOURNAL, Of, What};
@@ -109,6 +111,32 @@ impl Network {
         }
     }
 
+    /// Frames of the uplink are to have other hints from now on, or as soon as the steward is back; none is lost.
+    /// Errors: the steward refuses it; then all is as it was before.
+    pub(crate) fn set_hints(&self, hints: HintsConfig) -> Result<(), InterfaceError> {
+        let mut state = self.state();
+        if let Some(interface) = &state.interface {
+            interface.switch_hints(hints, &mut self.teller(&state))?;
+        }
+        if let Some(uplink) = &mut state.uplink {
+            uplink.hints = hints;
+        }
+        self.wakers.retry();
+        Ok(())
+    }
+
+    /// Tells the lanes of the uplink's queues what stands before their frames.
+    fn teller(&self, state: &State) -> impl FnMut(u32, &Promise) {
+        move |queue, promise| {
+            let its = state.running.iter().find(|running| running.queue.number == queue);
+            if let Some(running) = its {
+                let promise = promise.clone();
+                self.workers
+                    .change(running.at, move |lane, _near| lane.promise(&promise));
+            }
+        }
+    }
+
     /// Takes the queues back; nothing is set up any more.
     pub(crate) fn stop(&self) {
         let mut state = self.state();
@@ -132,7 +160,7 @@ impl Network {
                 let other_mtu = link.mtu != interface.mtu();
                 interface.take_note(&link);
                 state.link = Some(link_of(&interface, link.up));
-                let other_hints = interface.has_other_hints();
+                interface.settle_hints(&mut self.teller(&state));
                 if other_mtu {
                     tracing::info!(
                         network = self.name,
@@ -140,7 +168,7 @@ impl Network {
                         "MTU changed, queues are set up anew"
                     );
                 }
-                if other_mtu || other_hints {
+                if other_mtu {
                     self.stop_lanes(&mut state);
                     state.retry = Retry::default();
                 }

@@ -10,14 +10,14 @@ use std::sync::Arc;
 
 use device::counters::PairCounters;
 use steer::HintSet;
-use xsk::metadata::{Layout, Layouts, forget};
+use xsk::metadata::{Layouts, forget};
 use xsk::{
     Frame, FramePool, MemoryError, OwnMemory, RxDesc, TxDesc, Umem, UmemError, UmemOffset,
     XDP_PACKET_HEADROOM,
 };
 
 use super::custody::Custody;
-use super::hints::SeenHints;
+use super::hints::{Promise, SeenHints};
 use super::queue::{LinkState, Nic, Sends};
 
 /// Packet memory of a queue in copy placement, bytes, unless somebody asks for less; two fifths of it wait to be sent.
@@ -132,12 +132,12 @@ impl<N: Nic> NicQueue<N> {
         }
     }
 
-    /// Before frames that come from now on stand these hints, in one of these layouts. To be said while no program leaves
-    /// anything in the queue yet that is to be read.
-    pub(crate) fn promise(&mut self, hints: HintSet, layouts: &[Layout]) {
-        self.hints = hints;
-        self.layouts = Layouts::new(layouts);
-        if self.forgets || layouts.is_empty() {
+    /// What stands before frames that come from now on. To be said while no program leaves anything in the queue yet that
+    /// is to be read and was not before.
+    pub(crate) fn promise(&mut self, promise: &Promise) {
+        self.hints = promise.hints;
+        self.layouts = Layouts::new(&promise.layouts);
+        if self.forgets || self.layouts.is_empty() {
             return;
         }
         self.forgets = true;
@@ -333,6 +333,8 @@ impl References {
 mod tests {
     use std::sync::Mutex;
 
+    use xsk::metadata::Layout;
+
     use super::*;
     use crate::switch::test_nic::{TestNic, Wire, frame_at, own_memory, queue};
 
@@ -375,11 +377,11 @@ mod tests {
                 let _ = umem.write(UmemOffset::new(chunk * 2048), &[0xa5; 2048]);
             }
             if before {
-                queue.promise(HintSet::HASH, &[layout]);
+                queue.promise(&Promise::of(HintSet::HASH, &[layout]));
             }
             queue.fill();
             if reads && !before {
-                queue.promise(HintSet::HASH, &[layout]);
+                queue.promise(&Promise::of(HintSet::HASH, &[layout]));
             }
             let given = std::mem::take(&mut wire.lock().expect("no panic").given);
             assert_eq!(given.len(), 10);

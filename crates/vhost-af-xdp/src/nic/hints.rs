@@ -1,11 +1,14 @@
 //! What stands before frames of an interface's queues, as it is shown; and which of it was really there.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
 use serde::{Deserialize, Serialize};
 use steer::HintSet;
-use xsk::metadata::Hints;
+use xsk::metadata::{Hints, Layout, MAX_LAYOUTS};
+
+use crate::config::HintsConfig;
 
 /// Which hints frames have had, from the first frame on. Nothing is published through it.
 #[derive(Debug, Default)]
@@ -27,6 +30,56 @@ impl SeenHints {
 
     pub(crate) fn get(&self) -> HintSet {
         HintSet::of_bits(self.0.load(Relaxed))
+    }
+}
+
+/// What stands before frames of a queue that is lent.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Promise {
+    pub(crate) hints: HintSet,
+    /// How, the most usual first; none: nothing is to be read.
+    pub(crate) layouts: Vec<Layout>,
+    /// The program may leave hints before its frames.
+    pub(super) leaves: bool,
+}
+
+impl Promise {
+    /// These hints, in one of these layouts.
+    #[cfg(test)]
+    pub(crate) fn of(hints: HintSet, layouts: &[Layout]) -> Self {
+        Self {
+            hints,
+            layouts: layouts.to_vec(),
+            leaves: !hints.is_empty(),
+        }
+    }
+
+    /// The same for a lane that reads already what it was promised before.
+    pub(super) fn after(mut self, before: &Self) -> Self {
+        let unknown = before
+            .layouts
+            .iter()
+            .filter(|layout| !self.layouts.contains(layout));
+        let unknown: Vec<Layout> = unknown.copied().collect();
+        self.layouts.extend(unknown);
+        self.layouts.truncate(MAX_LAYOUTS);
+        self
+    }
+}
+
+/// What frames of an interface are to have before them, and have.
+#[derive(Debug)]
+pub(super) struct Promises {
+    pub(super) asked: HintsConfig,
+    /// By the number of each queue that is lent.
+    pub(super) of: BTreeMap<u32, Promise>,
+}
+
+impl Promises {
+    /// No queue is lent yet.
+    pub(super) fn new(asked: HintsConfig) -> Self {
+        let of = BTreeMap::new();
+        Self { asked, of }
     }
 }
 

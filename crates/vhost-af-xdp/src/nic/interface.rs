@@ -9,10 +9,9 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use steer::{HintSet, Mode, note_layout};
+use steer::Mode;
 use steward::links::{DriverSends, Link};
 use steward::protocol::Wanted;
-use xsk::metadata::Layout;
 use xsk::{
     AttachMode, BindRequest, BusyPoll, First, OpenError, PreferNode, QueueId, RingSize, Socket, SocketConfig,
     Umem,
@@ -22,7 +21,7 @@ use super::binding::{Binding, GuestBuffers, IntoGuest, L2_BYTES, LONGEST_FRAME, 
 use super::demand::Demand;
 use super::drivers;
 use super::error::{InterfaceError, Lost};
-use super::hints::{self, HintsStatus, SeenHints};
+use super::hints::{Promises, SeenHints};
 use super::queue_state::QueueState;
 use super::shared_memory::{SharedMemory, Slice};
 use super::steering::{Attached, Prepared, Steering};
@@ -51,7 +50,7 @@ pub(crate) struct QueueOptions {
     pub(crate) segments: Segments,
     /// Whether system calls poll the driver.
     pub(crate) busy_poll: Option<BusyPoll>,
-    /// What the NIC is to tell of frames.
+    /// What the NIC is to tell of frames, at first.
     pub(crate) hints: HintsConfig,
     /// Its first queue's slice of the memory that all ports share, see [`PortConfig::slices_from`].
     pub(crate) slices_from: Option<u32>,
@@ -66,14 +65,19 @@ impl QueueOptions {
             packet_bytes: port.packet_bytes,
             segments: port.segments,
             busy_poll: port.busy_poll,
-            // A virtio-net header stands there.
-            hints: match port.placement {
-                Placement::Copy if port.external.layout().is_some() => HintsConfig::OfProgram,
-                Placement::Copy => port.hints,
-                Placement::SendDirect | Placement::Direct => HintsConfig::NONE,
-            },
+            hints: Self::hints_of(port),
             slices_from: port.slices_from,
         })
+    }
+
+    /// What the NIC is to tell of a port's frames.
+    pub(crate) fn hints_of(port: &PortConfig) -> HintsConfig {
+        match port.placement {
+            Placement::Copy if port.external.layout().is_some() => HintsConfig::OfProgram,
+            Placement::Copy => port.hints,
+            // A virtio-net header stands there.
+            Placement::SendDirect | Placement::Direct => HintsConfig::NONE,
+        }
     }
 }
 
@@ -109,23 +113,17 @@ pub(crate) struct Interface {
     /// Where its program and sockets come from.
     pub(crate) steering: Steering,
     /// They are a network's.
-    is_of_network: bool,
+    pub(super) is_of_network: bool,
+    /// They are for certain VLANs.
+    pub(super) is_for_vlans: bool,
     demand: Demand,
     pub(crate) options: QueueOptions,
     /// Which hints frames of its queues had.
     pub(super) seen: Arc<SeenHints>,
-    /// What was promised of its queues' frames when one of them was lent last.
-    promised: Mutex<Option<Promise>>,
+    /// What its frames are to have before them, and what lanes know of it.
+    pub(super) promises: Mutex<Promises>,
     /// For the slices of its queues, if they have any.
     memory: Option<Arc<SharedMemory>>,
-}
-
-/// What stands before frames of an interface's queues that are lent.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Promise {
-    pub(crate) hints: HintSet,
-    /// How, the latest first; none: nothing is to be read.
-    pub(crate) layouts: Vec<Layout>,
 }
 
 /// How a queue is to be opened.
@@ -149,10 +147,11 @@ impl Interface {
             link,
             steering,
             is_of_network: wanted.network,
+            is_for_vlans: !wanted.filter.vlans.is_empty(),
             demand,
             options,
             seen: Arc::default(),
-            promised: Mutex::default(),
+            promises: Mutex::new(Promises::new(options.hints)),
             memory: None,
         }
     }
@@ -208,73 +207,6 @@ impl Interface {
     /// What the driver does for sockets in zero-copy mode.
     pub(crate) fn driver_sends(&self) -> DriverSends {
         self.steering.driver_sends(&self.link)
-    }
-
-    /// What stands before frames of its queues that are lent from now on.
-    pub(super) fn promise(&self) -> Promise {
-        let promise = self.promise_now();
-        *self.promised() = Some(promise.clone());
-        promise
-    }
-
-    /// Whether queues that are lent are to be lent anew: frames have other hints, or in other ways.
-    pub(crate) fn has_other_hints(&self) -> bool {
-        let now = self.promise_now();
-        self.promised().as_ref().is_some_and(|was| {
-            let is_new = |layout| !was.layouts.contains(layout);
-            was.hints != now.hints || now.layouts.iter().any(is_new)
-        })
-    }
-
-    /// Its hints, as they are shown; `None`: nothing is known of any.
-    pub(crate) fn hints_status(&self) -> Option<HintsStatus> {
-        let hinted = self.steering.hinted();
-        if hinted.is_none() && self.options.hints.named().is_empty() {
-            return None;
-        }
-        let hinted = hinted.unwrap_or_default();
-        Some(HintsStatus {
-            asked: self.options.hints.to_string(),
-            possible: hints::names(hinted.possible),
-            on: hints::names(self.options.hints.among(hinted.on)),
-            seen: hints::names(self.seen.get()),
-            why: self.lacks_hints(),
-        })
-    }
-
-    /// Why frames do not have hints that were asked for by name; `None`: they have them.
-    pub(crate) fn lacks_hints(&self) -> Option<String> {
-        let named = self.options.hints.named();
-        let (on, why) = match self.steering.hinted() {
-            Some(hinted) => (hinted.on, hinted.why),
-            None => (
-                HintSet::NONE,
-                "the steward is of a version without hints".to_owned(),
-            ),
-        };
-        let missing = named.without(on);
-        (!missing.is_empty()).then(|| match why.is_empty() {
-            true => format!("no {missing}"),
-            false => why,
-        })
-    }
-
-    fn promised(&self) -> MutexGuard<'_, Option<Promise>> {
-        self.promised.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn promise_now(&self) -> Promise {
-        let hinted = self.steering.hinted().unwrap_or_default();
-        let hints = self.options.hints.among(hinted.on);
-        let mut layouts = match hints.is_empty() {
-            true => Vec::new(),
-            false => hinted.layouts,
-        };
-        if self.is_of_network {
-            // What the plain program leaves before frames of a network's queue.
-            layouts.push(note_layout());
-        }
-        Promise { hints, layouts }
     }
 
     /// The interface as it is now.

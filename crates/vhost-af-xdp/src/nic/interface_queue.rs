@@ -174,18 +174,19 @@ impl InterfaceQueue {
         };
         open.nic.discard(counters);
         // Before the NIC gets a chunk: somebody else's program may leave something at once.
-        let promise = self.interface.promise();
-        open.nic.promise(promise.hints, &promise.layouts);
+        let promise = self.interface.promise(self.number);
+        open.nic.promise(&promise);
         open.nic.seen = Arc::clone(&self.interface.seen);
         open.nic.fill();
         let conf = QueueConf {
             virtio_header: None,
             frame_limit: open.opened.frame_limit,
-            hints: !promise.hints.is_empty(),
+            hints: promise.leaves,
         };
         if let Err(error) = self.interface.steering.activate(self.number, conf) {
             // A steward that did not answer in time may do it yet: then frames find no socket, and go to the host.
             state.close();
+            self.interface.forget_promise(self.number);
             return Err(error);
         }
         let lent = state.lend().ok_or(InterfaceError::InUse)?;
@@ -197,6 +198,7 @@ impl InterfaceQueue {
     pub(crate) fn give_back(&self, mut nic: NicQueue<XdpNic>, counters: &PairCounters) {
         let copies = self.interface.options.placement == Placement::Copy;
         let stays = copies && self.interface.pass_to_host(self.number);
+        self.interface.forget_promise(self.number);
         nic.discard(counters);
         if !stays {
             counters.from_guest_queue_stopped.add(nic.nic.unsent() as u64);

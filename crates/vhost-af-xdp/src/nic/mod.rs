@@ -9,7 +9,7 @@
 //! | [`binding`], [`drivers`], [`mode`], [`demand`] | how a queue is bound, why no better, what memory that locks |
 //! | [`queue`], [`xdp`], [`null`] | the four rings, as a lane sees them: of a socket, or of no NIC |
 //! | [`endpoint`], [`custody`], [`lent`] | rings and UMEM together, who has which chunk, what outlives a lane |
-//! | [`hints`] | what the NIC tells of frames, as it is shown |
+//! | [`hints`], [`promise`] | what the NIC tells of frames, as it is shown, and as lanes are told |
 //! | [`shared_memory`] | one UMEM for the queues of all ports, by option |
 //! | [`numa`] | the machine's nodes, and which of them workers run on |
 
@@ -29,6 +29,7 @@ pub(crate) mod lent;
 pub(crate) mod mode;
 pub(crate) mod null;
 pub(crate) mod numa;
+pub(crate) mod promise;
 pub(crate) mod queue;
 mod queue_state;
 pub(crate) mod shared_memory;

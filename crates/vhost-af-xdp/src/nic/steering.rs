@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use steer::{GroupReader, Mode, QueueConf, QueueCounters};
 use steward::client::{Lease, LeaseError, Waiting};
 use steward::links::{DriverSends, Link};
-use steward::protocol::{Facts, Hinted, HostEnd, StationChange, Steered, Wanted};
+use steward::protocol::{Facts, HintWish, Hinted, HostEnd, StationChange, Steered, Wanted};
 use xsk::{First, OpenError, Socket, SocketConfig, Umem, Unbound};
 
 use super::binding::Judge;
@@ -210,6 +210,16 @@ impl Steering {
         match self {
             Self::External(external) => external.hinted(),
             Self::Leased(leased) => leased.lease.hinted(),
+        }
+    }
+
+    /// What is to stand before frames from now on, or as soon as the steward is back; somebody else's program leaves what it
+    /// leaves.
+    /// Errors: [`InterfaceError`]: the steward refuses it, or is away.
+    pub(crate) fn ask_for_hints(&self, wish: HintWish) -> Result<(), InterfaceError> {
+        match self {
+            Self::External(_) => Ok(()),
+            Self::Leased(leased) => Ok(leased.lease.ask_for_hints(wish)?),
         }
     }
 

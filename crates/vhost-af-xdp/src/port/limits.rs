@@ -4,7 +4,9 @@ use std::sync::{Arc, PoisonError};
 
 use super::mailbox::Task;
 use super::{Port, PortState};
-use crate::config::{PortConfig, PortRules};
+use crate::config::{HintsConfig, PortConfig, PortRules};
+use crate::nic::error::InterfaceError;
+use crate::nic::hints::Promise;
 use crate::rates::PortRates;
 use crate::switch::capture::Capture;
 use crate::switch::filter::{FilterConfig, PortFilter};
@@ -85,6 +87,41 @@ impl Port {
         };
         // A port that has ended has no lanes.
         let _ = self.ask(Task::Change, change);
+    }
+
+    /// What the NIC tells of its frames from now on; its guest stays connected, and no frame is lost. When this returns
+    /// that is so, or will be as soon as the steward is back.
+    /// Errors: the steward refuses it; then all is as it was before.
+    pub(crate) fn set_hints(self: &Arc<Self>, hints: HintsConfig) -> Result<(), InterfaceError> {
+        let change = move |port: &Arc<Self>, state: &mut PortState| {
+            if let Some(interface) = &state.interface {
+                interface.switch_hints(hints, &mut port.teller(state))?;
+            }
+            *port.hints.lock().unwrap_or_else(PoisonError::into_inner) = hints;
+            if state.interface.is_none() {
+                // With these it may be had.
+                port.look_again();
+            }
+            Ok(())
+        };
+        // A port that has ended has none.
+        self.ask(Task::Change, change).unwrap_or(Ok(()))
+    }
+
+    /// What the NIC is to tell of its frames.
+    pub(crate) fn hints(&self) -> HintsConfig {
+        *self.hints.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells the lanes of its queues what stands before their frames.
+    pub(super) fn teller(&self, state: &PortState) -> impl FnMut(u32, &Promise) {
+        move |queue, promise| {
+            let first = self.config.nic.queues().map(|queues| queues.start_queue);
+            let pair = first.and_then(|first| queue.checked_sub(first));
+            if let (Some(session), Some(pair)) = (&state.session, pair) {
+                session.promise(pair as usize, promise, &self.workers);
+            }
+        }
     }
 
     /// What holds of its guest's frames.

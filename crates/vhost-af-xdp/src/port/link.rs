@@ -234,7 +234,8 @@ impl Port {
         // In direct placement the guest's own buffers wait in the socket of an interface that is
         // down; only closing it gives them back.
         let direct = self.config.placement.has_guest_ram();
-        if other_mtu || (went_down && direct) || interface.has_other_hints() {
+        interface.settle_hints(&mut self.teller(state));
+        if other_mtu || (went_down && direct) {
             self.restart_lanes(state);
         } else if state.impaired.is_some() {
             self.start_lanes(state);

@@ -32,7 +32,7 @@ use std::time::{Duration, Instant};
 use device::counters::PairCounters;
 use xsk::NumaNode;
 
-use crate::config::{NicConfig, PortConfig, PortQueues, PortRules};
+use crate::config::{HintsConfig, NicConfig, PortConfig, PortQueues, PortRules};
 use crate::guard::alarm::Alarm;
 use crate::log_limit::LogLimit;
 use crate::network::NetworkEnd;
@@ -184,6 +184,8 @@ pub(crate) struct Port {
     guard: Mutex<Option<Guard>>,
     /// Which frames it may send and gets: as it was said, and compiled.
     filter: Mutex<(FilterConfig, PortFilter)>,
+    /// What the NIC is to tell of its frames.
+    hints: Mutex<HintsConfig>,
     /// What is said of that, and of what it gets.
     rules: Mutex<PortRules>,
     /// See [`PortContext::lines`].
@@ -283,6 +285,7 @@ impl Port {
             limits: Mutex::new(PortLimits::new(config.rates)),
             guard: Mutex::new(config.guard()),
             filter: Mutex::new((config.filter.clone(), PortFilter::new(&config.filter))),
+            hints: Mutex::new(QueueOptions::hints_of(&config)),
             rules: Mutex::new(PortRules::of(&config)),
             config,
             interfaces,
@@ -317,7 +320,8 @@ impl Port {
         let (Some(wanted), Some(options)) = (self.config.wanted(), QueueOptions::of(&self.config)) else {
             return Ok(None);
         };
-        let interface = self.interfaces.open(&wanted, options)?;
+        let hints = self.hints();
+        let interface = self.interfaces.open(&wanted, QueueOptions { hints, ..options })?;
         if self.config.placement.has_guest_ram() {
             interface.check_direct(interface.frame_limit())?;
         }

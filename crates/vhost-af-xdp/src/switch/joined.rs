@@ -23,6 +23,7 @@ use super::rate_limit::{PortLimits, RateLimit};
 use super::receiver::{Receiver, has_frames};
 use super::to_nic::{NicSink, Transmit};
 use crate::nic::endpoint::NicQueue;
+use crate::nic::hints::Promise;
 use crate::nic::lent::Lent;
 use crate::nic::queue::Nic;
 
@@ -174,6 +175,10 @@ impl<N: Lent> Lane for CopyLane<N> {
 
     fn set_filter(&mut self, filter: Option<Box<LaneFilter>>) -> Option<Box<LaneFilter>> {
         self.sender.gate.set_filter(filter)
+    }
+
+    fn promise(&mut self, promise: &Promise) {
+        self.queue.promise(promise);
     }
 
     fn set_limits(&mut self, limits: &PortLimits) {

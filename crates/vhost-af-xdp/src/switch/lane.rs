@@ -30,6 +30,7 @@ use super::pending::Pending;
 use super::rate_limit::{Policer, PortLimits, RateLimit};
 use super::to_host::ToHost;
 use crate::nic::endpoint::NicQueue;
+use crate::nic::hints::Promise;
 use crate::nic::xdp::XdpNic;
 
 use device::pair::{Fault, QueuePair};
@@ -213,6 +214,8 @@ pub(crate) trait Lane: Send {
     fn set_filter(&mut self, filter: Option<Box<LaneFilter>>) -> Option<Box<LaneFilter>> {
         filter
     }
+    /// What stands before frames of its NIC queue from now on.
+    fn promise(&mut self, _promise: &Promise) {}
     /// Whether frames to its guest are judged by their headers.
     fn is_filtered(&self) -> bool {
         false

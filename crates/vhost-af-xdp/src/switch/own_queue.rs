@@ -21,6 +21,7 @@ use super::limits::SEGMENTS;
 use super::receiver::{Receiver, has_frames};
 use super::to_nic::{NicSink, Transmit};
 use crate::nic::endpoint::NicQueue;
+use crate::nic::hints::Promise;
 use crate::nic::lent::Lent;
 use crate::nic::xdp::XdpNic;
 
@@ -56,6 +57,8 @@ pub(crate) trait OwnQueue: Send {
     fn nic(&self) -> Option<BorrowedFd<'_>>;
     /// See [`Lane::awaits_nic`](super::lane::Lane::awaits_nic).
     fn awaits_nic(&self) -> bool;
+    /// What stands before its frames from now on, where something of ours may.
+    fn promise(&mut self, _promise: &Promise) {}
     /// Sends a frame of ours, if there is room for it now.
     fn inject(&mut self, frame: &[u8], counters: &PairCounters);
     /// The lane is stopped: takes back what the kernel holds; the queue, if that goes on without it.
@@ -229,6 +232,10 @@ impl<N: Lent> OwnQueue for CopyQueue<N> {
             .then(|| self.receiver.when_frames_wait(to_guest))
             .flatten();
         work.max(frames.unwrap_or(Work::None))
+    }
+
+    fn promise(&mut self, promise: &Promise) {
+        self.queue.promise(promise);
     }
 
     fn nic(&self) -> Option<BorrowedFd<'_>> {

@@ -49,6 +49,7 @@ use super::pending::Pending;
 use super::rate_limit::{Cost, Policer, PortLimits, RateLimit};
 use super::table::PortNumber;
 use super::to_nic::Transmit;
+use crate::nic::hints::Promise;
 
 /// Where frames to addresses are counted that nobody has.
 const NO_STATION: fn(&PairCounters) -> &Counter = |counters| &counters.from_guest_no_station;
@@ -403,6 +404,10 @@ impl<O: OwnQueue> Lane for PortLane<O> {
 
     fn awaits_nic(&self) -> bool {
         self.own.awaits_nic()
+    }
+
+    fn promise(&mut self, promise: &Promise) {
+        self.own.promise(promise);
     }
 
     fn set_limits(&mut self, limits: &PortLimits) {

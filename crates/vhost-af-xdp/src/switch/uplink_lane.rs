@@ -51,6 +51,7 @@ use super::rate_limit::Cost;
 use super::table::PortNumber;
 use super::to_nic::{NicSink, Transmit};
 use crate::nic::endpoint::NicQueue;
+use crate::nic::hints::Promise;
 use crate::nic::lent::Lent;
 use crate::nic::queue::LinkState;
 use crate::nic::xdp::XdpNic;
@@ -416,6 +417,10 @@ impl<N: Lent> Lane for UplinkLane<N> {
 
     fn uplink(&mut self) -> Option<&mut NicQueue<XdpNic>> {
         N::uplink(&mut self.queue)
+    }
+
+    fn promise(&mut self, promise: &Promise) {
+        self.queue.promise(promise);
     }
 
     fn meet(&mut self, members: &Arc<Members>) {

@@ -256,6 +256,10 @@ impl Layouts {
     #[inline]
     fn read_bytes(&self, umem: &Umem, frame: UmemOffset, bytes: &Before) -> Found {
         let id = id_of(bytes);
+        if id == 0 {
+            // No layout's, and not to be looked for among many.
+            return Found::Nothing;
+        }
         let known = self.known.iter().map_while(Option::as_ref);
         for places in known {
             if places.layout.id() == id {
@@ -265,10 +269,7 @@ impl Layouts {
                 };
             }
         }
-        match id {
-            0 => Found::Nothing,
-            id => Found::Unknown(id),
-        }
+        Found::Unknown(id)
     }
 }
 

@@ -20,7 +20,7 @@ impl Interface {
         facts.steering = entries.note();
         if let Some(network) = self.networks.get(&queues.start) {
             facts.steered = Steered::ByNetwork;
-            facts.strips_tags = network.strips_tags && !self.restores_tags();
+            facts.strips_tags = network.strips_tags && !self.restores_tags(queues.start);
             facts.steering = entries::joined([&network.note(&self.link.name), &facts.steering]);
         }
         let impaired = self.impairment(queues);

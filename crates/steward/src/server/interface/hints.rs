@@ -1,8 +1,9 @@
 //! Hints of an interface: what its leases ask for together, as far as it can be had.
 //!
 //! One program serves all leases, so it leaves what any of them asks for and may have. Who does not ask has nothing
-//! before its frames. The program is another one whenever that changes, in the place of the one before it; which
-//! layouts there may be holders know from the beginning (`Program::all_layouts`).
+//! before its frames, and where the driver takes tags off it is blind for VLANs, whoever else is told of them. The
+//! program is another one whenever that changes, in the place of the one before it; which layouts there may be holders
+//! know from the beginning (`Program::all_layouts`).
 //!
 //! What is asked for comes at once. What nobody asks for any more goes a while later ([`STAYS`]). To load a program
 //! takes some milliseconds, in which nobody else is served, and other holders may set up their queues anew for other
@@ -28,6 +29,14 @@ pub(in crate::server) struct LeaseHints {
     pub(in crate::server) wish: HintWish,
     /// By the policy.
     pub(in crate::server) allowed: HintSet,
+}
+
+impl LeaseHints {
+    /// Whether its frames have the tags that the driver takes off, where the program is told of them.
+    fn has_tags(&self) -> bool {
+        let wishes = self.wish.tags || self.wish.asked.has(HintSet::VLAN);
+        wishes && self.allowed.has(HintSet::VLAN)
+    }
 }
 
 /// See the module's head.
@@ -75,7 +84,7 @@ impl Interface {
     }
 
     /// The same of a lease that another steward had given, before all such leases are known.
-    pub(in crate::server) fn adopt_hints(&mut self, first: u32, asked: LeaseHints) {
+    pub(super) fn adopt_hints(&mut self, first: u32, asked: LeaseHints) {
         self.hints.leases.insert(first, asked);
     }
 
@@ -93,9 +102,7 @@ impl Interface {
 
     /// Whether a lease would be told of tags that the driver takes off, as far as that is known before it is tried.
     pub(in crate::server) fn may_restore_tags(ifindex: u32, asked: LeaseHints) -> bool {
-        let LeaseHints { wish, allowed } = asked;
-        let wishes = wish.tags || wish.asked.has(HintSet::VLAN);
-        wishes && allowed.has(HintSet::VLAN) && driver_has(ifindex).has(HintSet::VLAN)
+        asked.has_tags() && driver_has(ifindex).has(HintSet::VLAN)
     }
 
     /// The program was attached just now: it leaves nothing yet, and its driver may be another one.
@@ -139,9 +146,9 @@ impl Interface {
             tracing::info!(interface = self.link.name, hints = %on, why, "hints");
             self.hints.changed = true;
         }
-        let restores = on.has(HintSet::VLAN);
-        for entries in self.entries.values_mut() {
-            entries.restored = restores;
+        for (first, entries) in &mut self.entries {
+            let asked = self.hints.leases.get(first);
+            entries.restored = on.has(HintSet::VLAN) && asked.is_some_and(LeaseHints::has_tags);
         }
     }
 
@@ -162,10 +169,16 @@ impl Interface {
         of_entries || of_network
     }
 
-    /// Whether the program tells of tags that are taken off.
-    pub(super) fn restores_tags(&self) -> bool {
+    /// Whether the lease of this first queue is told of tags that are taken off.
+    pub(super) fn restores_tags(&self, first: u32) -> bool {
+        let asked = self.hints.leases.get(&first);
+        asked.is_some_and(|asked| self.restores_for(asked))
+    }
+
+    /// The same of a lease that asks for these.
+    pub(super) fn restores_for(&self, asked: &LeaseHints) -> bool {
         let hints = self.program.as_ref().map(steer::Program::hints);
-        hints.is_some_and(|hints| hints.has(HintSet::VLAN))
+        asked.has_tags() && hints.is_some_and(|hints| hints.has(HintSet::VLAN))
     }
 
     /// What the holder of the lease of these queues is told.

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 
-use steer::{GroupRing, MAX_QUEUES, QueueConf, QueueCounters, with_sources};
+use steer::{GroupRing, MAX_QUEUES, ModeRequest, QueueConf, QueueCounters, with_sources};
 
 use super::{Holder, Interface, LeaseHints};
 use crate::hardware::Names;
@@ -133,14 +133,20 @@ impl Interface {
     }
 
     /// Gives queues to a lease as another steward had done; false if that cannot be.
-    pub(in crate::server) fn hold(&mut self, wanted: &Wanted, lease: u64, names: Names) -> bool {
+    pub(in crate::server) fn hold(
+        &mut self,
+        wanted: &Wanted,
+        lease: u64,
+        names: Names,
+        hints: LeaseHints,
+    ) -> bool {
         let queues = wanted.range();
         if queues.end > MAX_QUEUES || queues.clone().any(|queue| self.holders.contains_key(&queue)) {
             return false;
         }
         let mut entries = Entries::new(queues.clone(), wanted.filter.clone(), names);
         entries.look(&self.link.name);
-        entries.restored = self.restores_tags();
+        entries.restored = self.restores_for(&hints);
         if let Some(program) = &self.program {
             let stopped = |queue| !entries.is_blind() || program.deactivate_queue(queue).is_ok();
             if entries.install(program).is_err() || !queues.clone().all(stopped) {
@@ -159,6 +165,7 @@ impl Interface {
             return false;
         }
         self.entries.insert(queues.start, entries);
+        self.adopt_hints(queues.start, hints);
         self.holders
             .extend(queues.map(|queue| (queue, Holder::Lease(lease))));
         true
@@ -193,7 +200,7 @@ pub(in crate::server) fn check(link: &Link, wanted: &Wanted, hints: LeaseHints) 
         );
         return Err(Refusal::new(Reason::NoInterface, text));
     }
-    let may_restore = || Interface::may_restore_tags(link.index, hints);
+    let may_restore = || wanted.mode != ModeRequest::Skb && Interface::may_restore_tags(link.index, hints);
     entries::check_tags(name, &wanted.filter, may_restore)
         .map_err(|text| Refusal::new(Reason::NoInterface, text))
 }

@@ -277,7 +277,7 @@ impl Interface {
             let text = format!("more than {STATIONS_MAX} stations of one network");
             return Err(Refusal::new(Reason::Limit, text));
         }
-        let blind = network.strips_tags && !self.restores_tags();
+        let blind = network.strips_tags && !self.restores_tags(first);
         for StationChange { station, .. } in set() {
             let others = self.networks.iter().filter(|&(&other, _)| other != first);
             if others

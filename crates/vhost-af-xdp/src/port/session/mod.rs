@@ -30,6 +30,7 @@ use crate::direct::registration::UnderWay;
 use crate::guard::alarm::Alarm;
 use crate::guard::sigbus::{Watch, Watched};
 use crate::log_limit::LogLimit;
+use crate::nic::hints::Promise;
 use crate::port::announce;
 use crate::port::far::FarSide;
 use crate::port::features::{self, F_LOG_ALL, F_PROTOCOL_FEATURES};
@@ -382,6 +383,14 @@ impl Session {
         for lane in self.lanes.iter().flatten() {
             let limits = limits.clone();
             lane.change(workers, move |lane, _near| lane.set_limits(&limits));
+        }
+    }
+
+    /// What stands before frames of a pair's queue from now on.
+    pub(crate) fn promise(&self, pair: usize, promise: &Promise, workers: &Workers) {
+        if let Some(lane) = self.lanes.get(pair).and_then(Option::as_ref) {
+            let promise = promise.clone();
+            lane.change(workers, move |lane, _near| lane.promise(&promise));
         }
     }
 

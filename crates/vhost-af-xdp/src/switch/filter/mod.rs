@@ -242,6 +242,7 @@ impl Classifier {
         };
         let evicts = self.cache.note(&key, beside, hash, (verdict, destination));
         counters.filter_misses.add(1);
+        counters.filter_nic_hashes.add((hash != computed).into());
         counters.filter_evictions.add(evicts.into());
         // What the worker did, whichever lane it was for.
         meter::looked_up(0, 1);

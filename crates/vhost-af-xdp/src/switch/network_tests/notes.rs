@@ -1,5 +1,7 @@
 //! What stands before frames that come from the NIC: who they are for, the tag that it took off, hash and mark.
 
+mod switched;
+
 use proptest::prelude::*;
 use steer::{HintSet, NOTE_BYTES, note_layout};
 use xsk::metadata::{Field, Layout};
@@ -7,6 +9,7 @@ use xsk::{RxDesc, UmemOffset, XDP_PACKET_HEADROOM};
 
 use super::*;
 use crate::nic::endpoint::NicQueue;
+use crate::nic::hints::Promise;
 use crate::switch::filter::{FilterConfig, PortFilter, Rule};
 use crate::switch::own_queue::CopyQueue;
 use crate::switch::test_nic::frame_at;
@@ -121,7 +124,7 @@ impl World {
 }
 
 pub(super) fn promise(queue: &mut NicQueue<TestNic>, hints: HintSet) {
-    queue.promise(hints, &[layout(), note_layout()]);
+    queue.promise(&Promise::of(hints, &[layout(), note_layout()]));
 }
 
 pub(super) fn port(of: Mac, life: u16, vlans: Vlans) -> TablePort {
