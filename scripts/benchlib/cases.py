@@ -3,7 +3,7 @@
 import fnmatch
 
 from . import flood, held_up, hints, idle_guests, lan, lease_wait, measure, neighbours, offload, outage, pairs, tcp
-from . import two_guests
+from . import two_guests, worker_statistics
 
 SIZES = (64, 1514)
 DIRECTIONS = ("from-guest", "to-guest")
@@ -93,6 +93,17 @@ class FloodCase(Case):
     def __init__(self, rules):
         take = lambda run, who: flood.rate(run, who, rules)  # noqa: E731
         super().__init__(f"flood/{rules}", list(flood.CONTENDERS), "kpps", take)
+
+
+class StatisticsCase(Case):
+    """What the statistics of workers cost; see worker_statistics.py."""
+
+    references = ()
+    needs_huge_pages = False
+
+    def __init__(self, frames):
+        take = lambda run, who: worker_statistics.cost(run, who, frames)  # noqa: E731
+        super().__init__(f"statistics/{frames}", list(worker_statistics.CONTENDERS), "cost_percent", take)
 
 
 class LeaseCase(Case):
@@ -277,6 +288,7 @@ def all_cases():
     cases.append(OutageCase())
     cases += [NeighbourCase(placement) for placement in ("copy", "direct")]
     cases += [FloodCase(rules) for rules in flood.RULES]
+    cases += [StatisticsCase(frames) for frames in worker_statistics.FRAMES]
     cases.append(LeaseCase())
     cases.append(HeldUpCase())
     cases.append(IdleGuestsCase())

@@ -18,20 +18,21 @@ def program(name, package="testkit"):
     return os.environ[variable]
 
 
-def build(name, package, variable):
-    """Builds it."""
+def build(name, package, variable, features=None):
+    """Builds it, with these cargo features."""
     cargo = shutil.which("cargo")
     if not cargo:
         raise NotHere(f"no cargo, and no {variable}")
     argv = [cargo, "build", "--quiet", "--release", "-p", package, "--example", name]
+    argv += ["--features", features] if features else []
     subprocess.run(argv, cwd=REPO, check=True)
     target = os.environ.get("CARGO_TARGET_DIR") or os.path.join(REPO, "target")
     return os.path.join(target, "release", "examples", name)
 
 
-def sample(run, contender, argv):
+def sample(run, contender, argv, cpu=None):
     """What one prints: JSON."""
-    with Process(contender, argv, run.log_dir) as process:
+    with Process(contender, argv, run.log_dir, cpu=cpu) as process:
         run.remember(process)
         process.wait(120)
         try:

@@ -2,7 +2,7 @@
 
 import statistics
 
-from . import cpu_state
+from . import cpu_state, worker_statistics
 
 
 def median(samples, key):
@@ -118,6 +118,15 @@ def columns(case):
             ("Mpps", lambda row: number(row["median"]["mpps"], 3)),
             ("hits %", lambda row: number(row["median"].get("hits_percent"), 1)),
             ("CPU ns/frame", lambda row: number(row["median"]["cpu_ns"], 0)),
+        ]
+    if case.unit == "cost_percent":
+        interval = lambda row: " to ".join(number(end, 1) for end in worker_statistics.interval(row["samples"]))  # noqa: E731
+        return [
+            ("cost %", lambda row: number(row["median"]["cost_percent"], 1)),
+            ("95 %", interval),
+            ("cycles with", lambda row: number(row["median"]["kept_cycles"], 1)),
+            ("without", lambda row: number(row["median"]["bare_cycles"], 1)),
+            ("pairs", lambda row: number(worker_statistics.pairs(row["samples"]), 0)),
         ]
     if case.unit == "cpu_percent":
         return [

@@ -12,6 +12,9 @@
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
+/// Whether anything is counted. Not in the build that the cost of counting is measured by (docs/benchmarks.md).
+pub const IS_KEPT: bool = !cfg!(feature = "no-statistics");
+
 /// Of so many calls of a kind one is timed. A prime, so that it does not keep step with what lanes do each second or
 /// eighth time.
 pub const TIMED_EACH: u64 = 31;
@@ -125,7 +128,7 @@ thread_local! {
 /// So many frames were taken at once, from a guest, a NIC or the host.
 #[inline]
 pub fn took(frames: usize) {
-    if frames > 0 {
+    if IS_KEPT && frames > 0 {
         METER.with(|meter| meter.take(frames as u64));
     }
 }
@@ -133,7 +136,7 @@ pub fn took(frames: usize) {
 /// The same of a link from another worker.
 #[inline]
 pub fn took_linked(frames: usize) {
-    if frames > 0 {
+    if IS_KEPT && frames > 0 {
         METER.with(|meter| {
             meter.take(frames as u64);
             add(&meter.linked, frames as u64);
@@ -144,27 +147,36 @@ pub fn took_linked(frames: usize) {
 /// So many frames were given to a guest, a NIC, the host or another worker.
 #[inline]
 pub fn gave(frames: u64) {
-    METER.with(|meter| add(&meter.given, frames));
+    if IS_KEPT {
+        METER.with(|meter| add(&meter.given, frames));
+    }
 }
 
 /// A flow cache was asked for so many frames.
 #[inline]
 pub fn looked_up(hits: u64, misses: u64) {
-    METER.with(|meter| {
-        add(&meter.hits, hits);
-        add(&meter.misses, misses);
-    });
+    if IS_KEPT {
+        METER.with(|meter| {
+            add(&meter.hits, hits);
+            add(&meter.misses, misses);
+        });
+    }
 }
 
 /// So many flows of a cache went for others.
 #[inline]
 pub fn evicted(flows: u64) {
-    METER.with(|meter| add(&meter.evictions, flows));
+    if IS_KEPT {
+        METER.with(|meter| add(&meter.evictions, flows));
+    }
 }
 
 /// Makes a call of the kernel.
 #[inline]
 pub fn call<R>(kind: KernelCall, make: impl FnOnce() -> R) -> R {
+    if !IS_KEPT {
+        return make();
+    }
     let is_timed = METER.with(|meter| meter.calls[kind as usize].get().all.is_multiple_of(TIMED_EACH));
     if !is_timed {
         METER.with(|meter| meter.note(kind, None));
@@ -179,7 +191,9 @@ pub fn call<R>(kind: KernelCall, make: impl FnOnce() -> R) -> R {
 /// A call of the kernel was made, and timed.
 #[inline]
 pub fn called(kind: KernelCall, took: Duration) {
-    METER.with(|meter| meter.note(kind, Some(took)));
+    if IS_KEPT {
+        METER.with(|meter| meter.note(kind, Some(took)));
+    }
 }
 
 /// Frames that this thread has taken so far.

@@ -23,6 +23,7 @@ use crate::switch::filter::{Action, Facts, FilterConfig, FlowKey, Judge, PortFil
 use crate::switch::gso::GsoPacket;
 use crate::switch::guard::{self, Lock};
 use crate::switch::guest_frame::GuestFrame;
+pub use crate::switch::worker::rounds::Rounds;
 use crate::switch::workers::Workers;
 use crate::vhost_user::accept;
 use crate::vhost_user::connection::Connection;

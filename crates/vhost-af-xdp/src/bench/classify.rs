@@ -9,11 +9,11 @@ use anyhow::Context as _;
 use device::counters::PairCounters;
 use serde::Serialize;
 use steer::Program;
-use xsk::metadata::{Expected, Found, Layouts};
+use xsk::metadata::{Expected, Layouts};
 use xsk::{Umem, UmemOffset};
 
-use super::cycles;
 use super::hints::{Cost, Reads};
+use crate::switch::cycles;
 use crate::switch::filter::{Classifier, Facts, FilterConfig, MOST_RULES, PortFilter, Rule};
 use crate::switch::guard::SHORT_LOOK_BYTES;
 
@@ -29,8 +29,8 @@ pub(super) struct FlowJudge {
     /// The batch in hand, with lengths.
     frames: Vec<UmemOffset>,
     lens: Vec<u32>,
-    found: Vec<Found>,
-    hashes: Vec<u32>,
+    /// The NIC's, where they tell flows apart.
+    hashes: Vec<Option<u32>>,
     judged: u64,
     by_hash_of_nic: u64,
     cost: Cost,
@@ -58,8 +58,7 @@ impl FlowJudge {
             layouts,
             frames: Vec::with_capacity(batch),
             lens: Vec::with_capacity(batch),
-            found: vec![Found::Nothing; batch],
-            hashes: Vec::with_capacity(batch),
+            hashes: vec![None; batch],
             judged: 0,
             by_hash_of_nic: 0,
             cost: Cost::new(),
@@ -75,18 +74,18 @@ impl FlowJudge {
             }
         }
         if let Some(expected) = &self.expected {
-            expected.read_batch(&self.layouts, umem, &self.frames, &mut self.found);
-            let found = self.found.iter().take(self.frames.len());
-            self.hashes.extend(found.filter_map(hash_of));
-            self.classifier.look_ahead(&self.hashes);
             self.hashes.clear();
+            expected.read_hashes(&self.layouts, umem, &self.frames, |hash| {
+                let hash = hash.filter(|hash| hash.is_of_ports());
+                self.hashes.push(hash.map(|hash| hash.value));
+            });
+            self.classifier.look_ahead(self.hashes.iter().flatten().copied());
         }
-        for ((&frame, &len), found) in self.frames.iter().zip(&self.lens).zip(&self.found) {
+        for ((&frame, &len), &hash) in self.frames.iter().zip(&self.lens).zip(&self.hashes) {
             let mut head = [0; SHORT_LOOK_BYTES];
             let known = (len as usize).min(SHORT_LOOK_BYTES);
             // Of a frame that was received.
             let _ = umem.read(frame, &mut head[..known]);
-            let hash = hash_of(found);
             self.by_hash_of_nic += u64::from(hash.is_some());
             let facts = Facts {
                 hash,
@@ -120,9 +119,9 @@ impl Reads for FlowJudge {
     }
 
     fn read(&mut self, umem: &Umem) {
-        let begun = cycles::now();
+        let begun = cycles::counter();
         self.judge(umem);
-        if let (Some(begun), Some(ended)) = (begun, cycles::now()) {
+        if let (Some(begun), Some(ended)) = (begun, cycles::counter()) {
             self.cost
                 .record(ended.saturating_sub(begun), self.frames.len() as u64);
         }
@@ -130,13 +129,6 @@ impl Reads for FlowJudge {
         self.frames.clear();
         self.lens.clear();
     }
-}
-
-/// The NIC's hash, where it tells flows apart.
-#[inline]
-fn hash_of(found: &Found) -> Option<u32> {
-    let hash = found.hints().hash.filter(|hash| hash.is_of_ports());
-    hash.map(|hash| hash.value)
 }
 
 /// So many rules, of which the last one is for what [`super::frame`] makes, and none before it.

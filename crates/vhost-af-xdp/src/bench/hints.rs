@@ -16,7 +16,7 @@ use steer::{HintSet, Program};
 use xsk::metadata::{Expected, Found, Hints, Layouts};
 use xsk::{Umem, UmemOffset};
 
-use super::cycles;
+use crate::switch::cycles;
 
 /// Longest time that a frame may have been under way, if the clocks are to be taken for the same.
 const PLAUSIBLE: Duration = Duration::from_secs(1);
@@ -189,7 +189,7 @@ impl Reads for HintReader {
     fn read(&mut self, umem: &Umem) {
         let by_id = self.by_id_next;
         self.by_id_next = !by_id;
-        let begun = cycles::now();
+        let begun = cycles::counter();
         let cost = match (by_id, &self.expected) {
             (false, Some(expected)) => {
                 expected.read_batch(&self.layouts, umem, &self.frames, &mut self.found);
@@ -202,7 +202,7 @@ impl Reads for HintReader {
                 &mut self.by_id
             }
         };
-        if let (Some(begun), Some(ended)) = (begun, cycles::now()) {
+        if let (Some(begun), Some(ended)) = (begun, cycles::counter()) {
             cost.record(ended.saturating_sub(begun), self.frames.len() as u64);
         }
         self.count();

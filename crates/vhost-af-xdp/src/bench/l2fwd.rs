@@ -2,19 +2,17 @@
 
 use xsk::{Kick, TxDesc, Umem, UmemOffset, WakeError};
 
-use super::args::Plan;
 use super::hints::Reads;
-use super::meter::{Meter, Tally};
-use super::setup::{Idle, Rig};
+use super::setup::{Idle, Loop, Rig};
 
 /// Runs until the meter says stop.
-pub(super) fn run(
-    rig: &mut Rig,
-    plan: &Plan,
-    meter: &Meter,
-    tally: &mut Tally,
-    reads: &mut impl Reads,
-) -> Result<(), WakeError> {
+pub(super) fn run(of: Loop<'_>, reads: &mut impl Reads) -> Result<(), WakeError> {
+    let Loop {
+        rig,
+        plan,
+        meter,
+        tally,
+    } = of;
     let mut idle = Idle::default();
     let mut in_flight: u32 = 0;
     // Whether the last piece that was received belongs to a frame that goes on.

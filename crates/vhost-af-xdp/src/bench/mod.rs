@@ -27,7 +27,6 @@
 mod args;
 mod choice;
 mod classify;
-mod cycles;
 mod frame;
 mod hints;
 mod l2fwd;

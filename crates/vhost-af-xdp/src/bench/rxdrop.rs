@@ -2,19 +2,17 @@
 
 use xsk::WakeError;
 
-use super::args::Plan;
 use super::hints::Reads;
-use super::meter::{Meter, Tally};
-use super::setup::{Idle, Rig};
+use super::setup::{Idle, Loop};
 
 /// Runs until the meter says stop.
-pub(super) fn run(
-    rig: &mut Rig,
-    plan: &Plan,
-    meter: &Meter,
-    tally: &mut Tally,
-    reads: &mut impl Reads,
-) -> Result<(), WakeError> {
+pub(super) fn run(of: Loop<'_>, reads: &mut impl Reads) -> Result<(), WakeError> {
+    let Loop {
+        rig,
+        plan,
+        meter,
+        tally,
+    } = of;
     let mut idle = Idle::default();
     // What is left stands before a frame's first piece.
     let mut is_first = true;

@@ -17,6 +17,7 @@ use xsk::{
 use super::args::{Plan, RING};
 use super::classify::FlowJudge;
 use super::hints::HintReader;
+use super::meter::{Meter, Tally};
 use crate::cli::values::mode_request;
 use crate::nic::binding::{Binding, NoZeroCopy};
 
@@ -210,6 +211,14 @@ fn config(plan: &Plan, mode: Mode, binding: Binding, multi_buffer: bool) -> Sock
     config.busy_poll = plan.args.busy_poll.build();
     config.bind_timeout = BIND_TIMEOUT;
     config
+}
+
+/// What a measuring loop has in hand.
+pub(super) struct Loop<'a> {
+    pub(super) rig: &'a mut Rig,
+    pub(super) plan: &'a Plan,
+    pub(super) meter: &'a Meter,
+    pub(super) tally: &'a mut Tally,
 }
 
 /// Counts the rounds in which nothing came, and sleeps after many of them.

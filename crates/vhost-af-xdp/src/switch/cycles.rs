@@ -36,13 +36,15 @@ impl CycleRate {
     }
 }
 
+/// The counter now; `None`: this CPU has none, or it is not known how to read it.
 #[cfg(target_arch = "x86_64")]
-fn counter() -> Option<u64> {
+#[inline]
+pub(crate) fn counter() -> Option<u64> {
     // SAFETY: reads a register that each x86-64 CPU has, and no memory.
     Some(unsafe { std::arch::x86_64::_rdtsc() })
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-fn counter() -> Option<u64> {
+pub(crate) fn counter() -> Option<u64> {
     None
 }

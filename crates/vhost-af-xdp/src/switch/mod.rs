@@ -52,6 +52,7 @@ pub(crate) mod own_queue;
 pub(crate) mod pending;
 #[cfg(test)]
 mod pieces_tests;
+mod polling;
 pub(crate) mod port_lane;
 pub(crate) mod progress;
 pub(crate) mod rate_limit;
@@ -66,7 +67,7 @@ pub(crate) mod statistics;
 #[cfg(test)]
 mod stray_tests;
 pub(crate) mod table;
-#[cfg(test)]
+#[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod test_guest;
 #[cfg(test)]
 pub(crate) mod test_nic;

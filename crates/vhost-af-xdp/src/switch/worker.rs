@@ -38,6 +38,7 @@ use xsk::NumaNode;
 
 use super::lane::{Lane, LaneId, Near, Work};
 use super::new_lane::NewLane;
+use super::polling::Polling;
 use super::progress::{Progress, Watcher};
 use super::slots::{self, Place, Slot, Tables};
 use super::spread::Spread;
@@ -55,8 +56,8 @@ const SOON: Duration = Duration::from_millis(1);
 const FUTILE_WAKES: u32 = 32;
 /// How long kicks of a lane beyond that are not listened to.
 const DEAF: Duration = Duration::from_millis(10);
-/// Rounds between two looks at the clock, and at the kicks of guests whose lanes doze; then another lane is the first
-/// one, too. A prime, see [`LOOKS_PER_TIMED`].
+/// Rounds between two looks at the kicks of guests whose lanes doze; then another lane is the first one, too. A prime,
+/// see [`LOOKS_PER_TIMED`].
 const ROUNDS_PER_LOOK: u32 = 61;
 
 /// Something that control does to a running lane, on its worker's thread.
@@ -120,6 +121,23 @@ impl WorkerHandle {
         spin: Duration,
         watcher: &Arc<Watcher>,
     ) -> io::Result<Self> {
+        let (worker, mut handle) = Self::prepare(index, spin, watcher)?;
+        let thread = std::thread::Builder::new()
+            .name(format!("worker-{index}"))
+            .spawn(move || {
+                if let Some(cpu) = cpu {
+                    let mut only = CpuSet::new();
+                    only.set(cpu);
+                    run_on(&only);
+                }
+                worker.run();
+            })?;
+        handle.thread = Some(thread);
+        Ok(handle)
+    }
+
+    /// A worker that no thread has yet.
+    fn prepare(index: usize, spin: Duration, watcher: &Arc<Watcher>) -> io::Result<(Worker, Self)> {
         let mailbox = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         epoll::add(
@@ -148,17 +166,7 @@ impl WorkerHandle {
                 ..Place::default()
             },
         };
-        let thread = std::thread::Builder::new()
-            .name(format!("worker-{index}"))
-            .spawn(move || {
-                if let Some(cpu) = cpu {
-                    let mut only = CpuSet::new();
-                    only.set(cpu);
-                    run_on(&only);
-                }
-                worker.run();
-            })?;
-        Ok(Self {
+        let handle = Self {
             commands,
             posted,
             mailbox,
@@ -166,8 +174,9 @@ impl WorkerHandle {
             progress,
             hangs: AtomicBool::new(false),
             place: OnceLock::new(),
-            thread: Some(thread),
-        })
+            thread: None,
+        };
+        Ok((worker, handle))
     }
 
     /// The NUMA node that it runs on, where there are several and that is known.
@@ -232,57 +241,62 @@ struct Worker {
 
 impl Worker {
     fn run(mut self) {
-        let mut idle_since: Option<Instant> = None;
-        let mut rounds = 0u32;
-        let mut polling = Polling::new(self.spin);
-        let mut watch = Watch::new(Instant::now());
-        let counters = Arc::clone(&self.counters);
-        let (mut work, mut looks) = (meter::read(), 0u32);
-        loop {
-            if !self.read_mail() {
-                return;
-            }
-            rounds = rounds.wrapping_add(1);
-            let mut is_timed = false;
-            if rounds.is_multiple_of(ROUNDS_PER_LOOK) {
-                self.shift();
-                watch.look(Instant::now(), &counters.time);
-                counters.counted.publish(&mut work);
-                if self.has_dozing() {
-                    self.listen();
-                }
-                looks = looks.wrapping_add(1);
-                is_timed = looks.is_multiple_of(LOOKS_PER_TIMED);
-            }
-            let moved = match is_timed {
-                false => self.breathe(&mut ()),
-                true => self.breathe_timed(),
-            };
-            if moved {
-                counters.busy_rounds.add(1);
-                watch.note_busy();
-                idle_since = None;
-                continue;
-            }
-            counters.idle_rounds.add(1);
-            std::hint::spin_loop();
-            let now = Instant::now();
-            watch.note_idle(now, &counters.time);
-            let since = *idle_since.get_or_insert(now);
-            if now.duration_since(since) >= polling.now {
-                counters.counted.publish(&mut work);
-                let asleep = self.rest();
-                let now = Instant::now();
-                watch.note_sleep(asleep, now, &counters.time);
-                polling.adapt(now.duration_since(since));
-                idle_since = None;
-            }
+        let mut pace = Pace::new(self.spin);
+        while self.read_mail() {
+            self.round(&mut pace);
         }
     }
 
-    /// One round over the lanes; whether a frame moved. `laps`: is told of each lane, and whether it moved frames.
+    /// Lets the lanes breathe, and sleeps if that has moved nothing for long enough.
     #[inline]
-    fn breathe(&mut self, laps: &mut impl Laps) -> bool {
+    fn round(&mut self, pace: &mut Pace) {
+        pace.rounds = pace.rounds.wrapping_add(1);
+        let is_timed = pace.rounds.is_multiple_of(ROUNDS_PER_LOOK) && self.look(pace);
+        let moved = self.breathe(is_timed.then(|| Stopwatch::start(Instant::now())));
+        if moved {
+            if meter::IS_KEPT {
+                self.counters.busy_rounds.add(1);
+                pace.watch.note_busy();
+            }
+            pace.idle_since = None;
+            return;
+        }
+        std::hint::spin_loop();
+        let now = Instant::now();
+        if meter::IS_KEPT {
+            self.counters.idle_rounds.add(1);
+            pace.watch.note_idle(now, &self.counters.time);
+        }
+        let since = *pace.idle_since.get_or_insert(now);
+        if now.duration_since(since) >= pace.polling.now {
+            self.counters.counted.publish(&mut pace.work);
+            let asleep = self.rest();
+            let now = Instant::now();
+            pace.watch.note_sleep(asleep, now, &self.counters.time);
+            pace.polling.adapt(now.duration_since(since));
+            pace.idle_since = None;
+        }
+    }
+
+    /// What is done in one of many rounds; whether this round is to be timed.
+    fn look(&mut self, pace: &mut Pace) -> bool {
+        self.shift();
+        if self.has_dozing() {
+            self.listen();
+        }
+        pace.looks = pace.looks.wrapping_add(1);
+        let is_told = meter::IS_KEPT && pace.looks.is_multiple_of(LOOKS_PER_TIMED);
+        if is_told {
+            pace.watch.look(Instant::now(), &self.counters.time);
+            self.counters.counted.publish(&mut pace.work);
+        }
+        is_told
+    }
+
+    /// One round over the lanes; whether a frame moved. With a `stopwatch` it is timed what each lane takes of it. Code of
+    /// its own for that would be the second place that calls lanes, and the first one, where all rounds go, slower for it.
+    #[inline]
+    fn breathe(&mut self, mut stopwatch: Option<Stopwatch>) -> bool {
         let (mut moved, mut next) = (0, 0);
         let mut taken = meter::passes();
         // Who is awake may change meanwhile: then a lane breathes a round later, or twice in one.
@@ -298,25 +312,21 @@ impl Worker {
             if taken != before {
                 counted.frames.add(taken.wrapping_sub(before));
             }
-            laps.lap(counted, taken != before || breath.frames > 0);
+            if let Some(stopwatch) = &mut stopwatch {
+                stopwatch.lap(Instant::now(), counted, taken != before || breath.frames > 0);
+            }
             if breath.left {
                 self.acquaint();
             } else if breath.turned {
                 self.count_awake();
             }
         }
-        moved > 0
-    }
-
-    /// The same, where it is timed what each lane takes of it.
-    #[cold]
-    fn breathe_timed(&mut self) -> bool {
-        let mut stopwatch = Stopwatch::start(Instant::now());
-        let moved = self.breathe(&mut stopwatch);
-        if moved {
+        if moved > 0
+            && let Some(stopwatch) = stopwatch
+        {
             stopwatch.stop(&self.counters.counted);
         }
-        moved
+        moved > 0
     }
 
     /// Lets lanes know whom they give frames to.
@@ -533,55 +543,36 @@ impl Worker {
     }
 }
 
-/// Who is told of each lane of a round.
-trait Laps {
-    fn lap(&mut self, lane: &LaneCounted, moved: bool);
+/// Where a worker is in time, from one round to the next.
+struct Pace {
+    rounds: u32,
+    /// Since when no frame has moved.
+    idle_since: Option<Instant>,
+    polling: Polling,
+    watch: Watch,
+    /// What its thread had done when that was told last.
+    work: meter::Work,
+    /// Looks so far.
+    looks: u32,
 }
 
-/// Nobody.
-impl Laps for () {
-    #[inline]
-    fn lap(&mut self, _lane: &LaneCounted, _moved: bool) {}
-}
-
-impl Laps for Stopwatch {
-    fn lap(&mut self, lane: &LaneCounted, moved: bool) {
-        self.lap(Instant::now(), lane, moved);
+impl Pace {
+    /// Of the calling thread, which is to poll so long at most.
+    fn new(spin: Duration) -> Self {
+        Self {
+            rounds: 0,
+            idle_since: None,
+            polling: Polling::new(spin),
+            watch: Watch::new(Instant::now()),
+            work: meter::read(),
+            looks: 0,
+        }
     }
 }
 
-/// How long a worker polls without work before it sleeps: between nothing and `--spin-us`, by what the last pauses were
-/// like.
-///
-/// Polling pays where work comes again within that time, and takes a CPU from guests and their peers where it does not:
-/// TCP by GSO packets pauses for hundreds of microseconds. The rule is that of KVM for idle virtual CPUs (halt_poll_ns,
-/// virt/kvm/kvm_main.c): a pause longer than the limit halves the time, one that polling up to the limit would have met
-/// doubles it.
-struct Polling {
-    now: Duration,
-    most: Duration,
-}
-
-impl Polling {
-    /// Least time that is worth to poll.
-    const LEAST: Duration = Duration::from_micros(4);
-
-    fn new(most: Duration) -> Self {
-        Self { now: most, most }
-    }
-
-    /// A pause is over that was longer than the polling: it lasted so long, sleep included.
-    fn adapt(&mut self, pause: Duration) {
-        self.now = if pause > self.most {
-            match self.now / 2 {
-                less if less < Self::LEAST => Duration::ZERO,
-                less => less,
-            }
-        } else {
-            (self.now * 2).max(Self::LEAST).min(self.most)
-        };
-    }
-}
+#[cfg(feature = "fuzzing")]
+#[path = "worker_rounds.rs"]
+pub(crate) mod rounds;
 
 #[cfg(test)]
 #[path = "worker_tests.rs"]

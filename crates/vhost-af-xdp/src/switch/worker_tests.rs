@@ -10,22 +10,6 @@ use crate::switch::table::PortNumber;
 use crate::switch::test_guest::Memory;
 use device::offloads::Offloads;
 
-#[test]
-fn polling_stops_where_pauses_are_long_and_comes_back_where_they_are_short() {
-    let limit = Duration::from_micros(50);
-    let mut polling = Polling::new(limit);
-    for _ in 0..5 {
-        polling.adapt(Duration::from_millis(1));
-    }
-    assert_eq!(polling.now, Duration::ZERO);
-    polling.adapt(Duration::from_micros(20));
-    assert_eq!(polling.now, Polling::LEAST);
-    for _ in 0..5 {
-        polling.adapt(Duration::from_micros(20));
-    }
-    assert_eq!(polling.now, limit);
-}
-
 /// The lane of a pair of a port's, whose guest has these in its transmit queue.
 fn lane(pair: u16, enabled: bool, sends: &[Buffer]) -> NewLane {
     let memory = Memory::new(1 << 20, 0);
@@ -53,35 +37,7 @@ fn lane(pair: u16, enabled: bool, sends: &[Buffer]) -> NewLane {
 
 /// What a worker's thread would have, and the other end of it.
 fn worker() -> (Worker, WorkerHandle) {
-    let mut handle = WorkerHandle::start(0, None, Duration::ZERO, &Arc::default()).expect("a worker");
-    handle.send(Command::End);
-    handle.thread.take().map(JoinHandle::join);
-    let (commands, inbox) = mpsc::channel();
-    handle.commands = commands;
-    let epoll = epoll::create(CreateFlags::CLOEXEC).expect("an epoll");
-    let flags = EventFlags::IN | EventFlags::ET;
-    epoll::add(&epoll, &*handle.mailbox, EventData::new_u64(0), flags).expect("watched");
-    let worker = Worker {
-        inbox,
-        posted: Arc::clone(&handle.posted),
-        epoll,
-        spin: Duration::ZERO,
-        counters: Arc::default(),
-        progress: Arc::new(Progress::new(Arc::default())),
-        lanes: Vec::new(),
-        awake: Vec::new(),
-        shifts: 0,
-        tables: Tables::new(),
-        place: Place::default(),
-    };
-    // What the thread was told is seen.
-    let _ = epoll::wait(
-        &worker.epoll,
-        &mut [MaybeUninit::<Event>::uninit(); 16],
-        Some(&Timespec::default()),
-    );
-    worker.posted.store(false, Ordering::Relaxed);
-    (worker, handle)
+    WorkerHandle::prepare(0, Duration::ZERO, &Arc::default()).expect("a worker")
 }
 
 #[test]
@@ -91,7 +47,7 @@ fn lane_of_a_guest_that_did_wrong_takes_no_frames_of_others() {
     let wrong = lane(0, true, &[Buffer::writable(GuestAddr(0), 100)]);
     worker.add(LaneId(2), wrong, Arc::default());
     assert_eq!(worker.lanes[0].peer, Some(1), "of a pair that is off");
-    assert!(!worker.breathe(&mut ()));
+    assert!(!worker.breathe(None));
     assert!(
         worker.lanes[1].on_fault.is_none(),
         "it is told to send a buffer to be written"
@@ -122,7 +78,7 @@ fn guest_that_is_not_listened_to_is_looked_at_for_as_long() {
     kick(&worker);
     worker.wait(Some(&Timespec::default()));
     assert!(worker.lanes[0].deaf.is_some());
-    let idle = |worker: &mut Worker| (0..1000).for_each(|_| _ = worker.breathe(&mut ()));
+    let idle = |worker: &mut Worker| (0..1000).for_each(|_| _ = worker.breathe(None));
     idle(&mut worker);
     assert!(!worker.has_dozing(), "its next kick would wake nobody");
     worker.lanes[0].deaf = Some(Instant::now());
@@ -183,11 +139,4 @@ fn command_is_not_slept_through_that_comes_when_a_guest_is_listened_to_again() {
     rests
         .recv_timeout(Duration::from_secs(10))
         .expect("it does not sleep");
-}
-
-#[test]
-fn worker_that_is_told_not_to_poll_never_does() {
-    let mut polling = Polling::new(Duration::ZERO);
-    polling.adapt(Duration::ZERO);
-    assert_eq!(polling.now, Duration::ZERO);
 }

@@ -309,6 +309,28 @@ impl Expected {
         );
     }
 
+    /// The hash before each of `frames` in turn, and nothing else of what stands there: as [`Layouts::read`] finds it, of
+    /// the same layouts.
+    #[inline]
+    pub fn read_hashes(
+        &self,
+        layouts: &Layouts,
+        umem: &Umem,
+        frames: &[UmemOffset],
+        mut each: impl FnMut(Option<Hash>),
+    ) {
+        let (places, id) = (&self.places, self.places.layout.id());
+        // What is not asked for is not put together: hints of a frame are many words.
+        let shape = places.shape & (HASH | ABSENT);
+        for &frame in frames {
+            each(match before(umem, frame) {
+                Some(bytes) if id_of(&bytes) == id && !places.is_long() => places.hints(shape, &bytes).hash,
+                Some(bytes) => layouts.read_bytes(umem, frame, &bytes).hints().hash,
+                None => None,
+            });
+        }
+    }
+
     fn batch_of<const SHAPE: u8>(
         &self,
         layouts: &Layouts,

@@ -129,8 +129,9 @@ impl FlowCache {
 
     /// Reads what is needed to find flows with these hashes, before any is looked for: so the CPU waits for all of it at
     /// once, and not each time.
-    pub(super) fn look_ahead(&self, hashes: &[u32]) {
-        let read = hashes.iter().fold(0, |read, &hash| {
+    #[inline]
+    pub(super) fn look_ahead(&self, hashes: impl Iterator<Item = u32>) {
+        let read = hashes.fold(0, |read, hash| {
             let (sets, tag) = places_of(hash.into());
             read ^ self.first_tagged(sets, self.tagged(sets, tag)).generation
         });

@@ -213,7 +213,7 @@ impl Classifier {
 
     /// Frames with these hashes, of the NIC's, are about to be judged.
     #[inline]
-    pub(crate) fn look_ahead(&self, hashes: &[u32]) {
+    pub(crate) fn look_ahead(&self, hashes: impl Iterator<Item = u32>) {
         self.cache.look_ahead(hashes);
     }
 

@@ -1,0 +1,188 @@
+//! What a worker's round costs that moves frames: for examples/round_cost.rs.
+//!
+//! A worker as its thread has it, with two ports of a network, and their guests' drivers; all in the calling thread. The
+//! guests play between the rounds, and only rounds are measured. So what a round reads is in the caches of its own CPU:
+//! frames cost less than they do elsewhere, and whatever is done beside them is a larger share of the round.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use device::offloads::Offloads;
+use virtqueue::driver::{Buffer, QueueDriver};
+use virtqueue::{Journal, QueueFeatures};
+
+use super::{Command, Pace, Worker, WorkerHandle};
+use crate::switch::cycles;
+use crate::switch::filter::{Action, FilterConfig, PortFilter, Rule};
+use crate::switch::lane::{Lane, LaneId};
+use crate::switch::new_lane::NewLane;
+use crate::switch::port_lane::PortLane;
+use crate::switch::role::Role;
+use crate::switch::table::{PortNumber, Table, TablePort};
+use crate::switch::test_guest::{HEADER, Memory};
+
+const NETWORK: &str = "between";
+/// Receive buffers of a guest, and the most frames of a round.
+const BUFFERS: usize = 128;
+/// Longer than any pause here: it does not sleep.
+const SPIN: Duration = Duration::from_secs(3600);
+
+/// See the module's head.
+pub struct Rounds {
+    worker: Worker,
+    pace: Pace,
+    guests: [Guest; 2],
+    _handle: WorkerHandle,
+}
+
+/// A guest's drivers.
+struct Guest {
+    _memory: Memory,
+    from_guest: QueueDriver,
+    to_guest: QueueDriver,
+    /// The frame that it sends.
+    frame: Buffer,
+    /// By the number that the driver knows them by.
+    buffers: Vec<Buffer>,
+}
+
+impl Rounds {
+    /// Guests that send each other frames of 60 bytes; with so many filter rules on each side and in each direction, of
+    /// which the last one lets them pass.
+    ///
+    /// # Panics
+    /// If there is no memory or descriptor left.
+    #[must_use]
+    pub fn new(rules: u32) -> Self {
+        let made = WorkerHandle::prepare(0, SPIN, &Arc::default());
+        let (worker, handle) = made.expect("descriptors");
+        let known = (0..2).map(|number| TablePort {
+            mac: mac(number),
+            ..TablePort::default()
+        });
+        let table = Table::new(known.map(Some).collect());
+        handle.send(Command::Table(NETWORK.into(), Arc::new(table)));
+        let filter = PortFilter::new(&filter(rules));
+        let guests = [0, 1].map(|number| {
+            let (guest, mut lane) = Guest::new(number);
+            drop(lane.set_filter(filter.for_a_lane(0)));
+            let role = Role::Member {
+                network: NETWORK.into(),
+                port: PortNumber(number.into()),
+                pair: 0,
+            };
+            let new = NewLane {
+                lane,
+                role,
+                node: None,
+                on_fault: Box::new(|fault| panic!("{fault}")),
+            };
+            handle.send(Command::Add(LaneId(1 + u64::from(number)), new, Arc::default()));
+            guest
+        });
+        let pace = Pace::new(SPIN);
+        Self {
+            worker,
+            pace,
+            guests,
+            _handle: handle,
+        }
+    }
+
+    /// Each guest takes what it got, and sends so many frames, at most [`BUFFERS`]; how many were taken.
+    pub fn play(&mut self, frames: usize) -> usize {
+        self.guests.iter_mut().map(|guest| guest.play(frames)).sum()
+    }
+
+    /// A round of the worker; what it took, in cycles of the CPU's counter. `None`: there is no such counter.
+    #[inline(never)]
+    pub fn round(&mut self) -> Option<u64> {
+        let begun = cycles::counter();
+        if self.worker.read_mail() {
+            self.worker.round(&mut self.pace);
+        }
+        Some(cycles::counter()?.saturating_sub(begun?))
+    }
+}
+
+impl Guest {
+    fn new(number: u8) -> (Self, Box<dyn Lane>) {
+        let memory = Memory::new(4 << 20, 0);
+        let vring = || memory.vring(256, QueueFeatures::default(), Journal::None);
+        let ((from, from_guest), (to, mut to_guest)) = (vring(), vring());
+        let pair = memory.side(from, to, Offloads::NONE);
+        let frame = [&[0; HEADER as usize][..], &frame(number)].concat();
+        let frame = Buffer::readable(memory.put(&frame), frame.len() as u32);
+        let mut buffers = vec![frame; 256];
+        for _ in 0..BUFFERS {
+            let addr = memory.ram.alloc(2048, 2048).expect("memory");
+            let buffer = Buffer::writable(addr, 2048);
+            let head = to_guest.add(&[buffer]).expect("room");
+            buffers[usize::from(head)] = buffer;
+        }
+        to_guest.publish();
+        let of = (PortNumber(number.into()), 0);
+        let lane = Box::new(PortLane::new(pair, Arc::default(), of));
+        let guest = Self {
+            _memory: memory,
+            from_guest,
+            to_guest,
+            frame,
+            buffers,
+        };
+        (guest, lane)
+    }
+
+    fn play(&mut self, frames: usize) -> usize {
+        let mut taken = 0;
+        while let Some(used) = self.to_guest.take_used() {
+            taken += 1;
+            // Heads are given back and taken again one by one, so that it is the same.
+            let buffer = self.buffers[usize::from(used.head)];
+            let head = self.to_guest.add(&[buffer]).expect("room");
+            self.buffers[usize::from(head)] = buffer;
+        }
+        self.to_guest.publish();
+        while self.from_guest.take_used().is_some() {}
+        for _ in 0..frames.min(BUFFERS) {
+            self.from_guest.add(&[self.frame]).expect("room");
+        }
+        self.from_guest.publish();
+        taken
+    }
+}
+
+fn mac(number: u8) -> [u8; 6] {
+    [2, 0, 0, 0, 0, number]
+}
+
+/// A UDP datagram over IPv4 to the other guest.
+fn frame(from: u8) -> [u8; 60] {
+    let mut frame = [0; 60];
+    frame[..6].copy_from_slice(&mac(1 - from));
+    frame[6..12].copy_from_slice(&mac(from));
+    frame[12..18].copy_from_slice(&[0x08, 0x00, 0x45, 0, 0, 46]);
+    frame[22..24].copy_from_slice(&[64, 17]);
+    frame[26..34].copy_from_slice(&[198, 18, 0, 1 + from, 198, 18, 0, 2 - from]);
+    frame[34..40].copy_from_slice(&[0, 9, 0, 9, 0, 26]);
+    frame
+}
+
+fn filter(rules: u32) -> FilterConfig {
+    let of = |direction: &str| {
+        let others = (1..rules).map(move |port| format!("action=deny protocol=tcp destination-ports={port}"));
+        let last = (rules > 0).then(|| "action=allow protocol=udp destination-ports=9".to_owned());
+        let rules = others
+            .chain(last)
+            .map(|words| format!("direction={direction} {words}"));
+        rules
+            .map(|words| Rule::of_words(&words).expect("a rule"))
+            .collect::<Vec<_>>()
+    };
+    let default = (rules == 0).then_some(Action::Allow);
+    FilterConfig {
+        rules: [of("from-guest"), of("to-guest")].concat(),
+        from_guest_default: default,
+        to_guest_default: default,
+    }
+}
