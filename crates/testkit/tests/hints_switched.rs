@@ -182,18 +182,17 @@ fn frames_of_no_vlan_come_whatever_is_switched(#[case] in_network: bool) {
     let wire = PacketPort::open(&veth.far, VethPair::WIRE);
     let switches = || {
         for at in 0..soak::count(24, 1000) {
-            let (asked, on) = [
-                ("hash,vlan,timestamp,mark", "hash,vlan,timestamp,mark"),
-                ("none", "none"),
-                ("mark", "mark"),
-                ("auto", "none"),
+            // The tag that was asked for before may be told for a while still, and is `auto`'s then.
+            let (asked, may_be_on) = [
+                ("hash,vlan,timestamp,mark", &["hash,vlan,timestamp,mark"][..]),
+                ("none", &["none"]),
+                ("mark", &["mark"]),
+                ("auto", &["none", "vlan"]),
             ][at % 4];
             switch(&daemon, &text(asked), whose);
             let hints = shown()["hints"].clone();
-            assert_eq!(
-                (&hints["asked"], names(&hints, "on").as_str()),
-                (&json!(asked), on)
-            );
+            assert_eq!(hints["asked"], asked);
+            assert!(may_be_on.contains(&names(&hints, "on").as_str()), "{hints}");
         }
     };
     let bursts = wait::rounds_during(switches, |round| {
