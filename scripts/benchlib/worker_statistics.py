@@ -4,8 +4,8 @@ The example `round_cost` lets a whole worker move frames between two guests, all
 took of the worker's rounds: cycles of the time stamp counter, what it reads of the clock and publishes included. It is
 built twice, the second time with the cargo feature `no-statistics`, with which nothing is counted or timed. Both run in
 turn on the back end's CPU, a fraction of a second each, with the order changed each time (with, without, without,
-with), so that what the machine does meanwhile meets both. A sample: `cost_percent`, the median of the pairs' ratios; `ratios`,
-all of them; `kept_cycles` and `bare_cycles` a frame. *plain*: without filter rules; *rules*: with ten.
+with), so that what the machine does meanwhile meets both. A sample: `cost_percent`, the median of the pairs' ratios;
+`ratios`, all of them; `kept_cycles` and `bare_cycles` a frame. *plain*: without filter rules; *rules*: with ten.
 """
 
 import math
