@@ -1,10 +1,11 @@
 """What the statistics of workers cost: a worker's rounds with them, and without.
 
-The example `round_cost` lets a whole worker move frames between two guests, all in one thread, and says what a frame took of the
-worker's rounds: cycles of the time stamp counter, what it reads of the clock and publishes included. It is built twice, the second time with the
-cargo feature `no-statistics`, with which nothing is counted or timed. Both run in turn on the back end's CPU, a fraction of a second each, with
-the order changed each time (with, without, without, with), so that what the machine does meanwhile meets both. A sample: `cost_percent`, the median of
-the pairs' ratios; `ratios`, all of them; `kept_cycles` and `bare_cycles` a frame. *plain*: without filter rules; *rules*: with ten.
+The example `round_cost` lets a whole worker move frames between two guests, all in one thread, and says what a frame
+took of the worker's rounds: cycles of the time stamp counter, what it reads of the clock and publishes included. It is
+built twice, the second time with the cargo feature `no-statistics`, with which nothing is counted or timed. Both run in
+turn on the back end's CPU, a fraction of a second each, with the order changed each time (with, without, without,
+with), so that what the machine does meanwhile meets both. A sample: `cost_percent`, the median of the pairs' ratios;
+`ratios`, all of them; `kept_cycles` and `bare_cycles` a frame. *plain*: without filter rules; *rules*: with ten.
 """
 
 import math
@@ -65,8 +66,8 @@ def pairs(samples):
 
 
 def interval(samples):
-    """Between which percents the median of all pairs is, in 95 of 100 cases: by the ranks of a binomial distribution, whatever that of the
-    ratios is."""
+    """Between which percents the median of all pairs is, in 95 of 100 cases: by the ranks of a binomial distribution,
+    whatever that of the ratios is. Of less than six pairs: the least and the most."""
     ratios = ratios_of(samples)
     count = len(ratios)
     chances = accumulate(math.comb(count, below) / 2**count for below in range(count // 2))

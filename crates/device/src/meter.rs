@@ -3,8 +3,8 @@
 //!
 //! Theory of operation. Each of these is counted where it happens, by the batch, in cells of the thread that does it:
 //! nothing is shared, nothing is handed down to who counts, and counting is an addition in memory that is in the cache.
-//! A worker reads the cells of its thread when it looks at the clock anyway, and shows them to others then. Cells only
-//! grow; what other threads do is counted for nobody.
+//! A worker reads the cells of its thread in one of many rounds, and before it sleeps, and shows them to others then.
+//! Cells only grow; what other threads do is counted for nobody.
 //!
 //! Reading the clock costs more than counting. So of the calls of the kernel one in [`TIMED_EACH`] is timed, the first
 //! one among them; how long all of them took follows from how many there were.

@@ -112,9 +112,9 @@ impl Marks {
     }
 }
 
-/// The kernel refuses a mark.
+/// The kernel does not let a mark be given, or taken away.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot note the mark of a flow: an interface has at most {MAX_MARKS}")]
+#[error("cannot change the mark of a flow: an interface has at most {MAX_MARKS}; remove some if it has them")]
 pub struct MarkError(#[source] pub(crate) libbpf_rs::Error);
 
 /// Why the marks of an interface cannot be had.

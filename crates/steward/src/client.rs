@@ -174,8 +174,8 @@ impl Lease {
     /// was taken with [`Lease::take_hinted`]; nothing happens where the steward knows of no hints.
     ///
     /// # Errors
-    /// [`LeaseError`]. Unless that is [`LeaseError::Away`], the next steward is asked for what was asked for before; one that
-    /// did not answer in time may do what it was asked for, and tells of it.
+    /// [`LeaseError`]. Unless that is [`LeaseError::Away`], the next steward is asked for what was asked for before;
+    /// one that did not answer in time may do what it was asked for, and tells of it.
     pub fn ask_for_hints(&self, wish: HintWish) -> Result<(), LeaseError> {
         let (before, is_plain) = {
             let mut state = self.state();

@@ -1,5 +1,5 @@
-//! Hints that are switched by the file while frames come: lanes go on, no frame is lost, none is taken for one of another
-//! VLAN, and `status` tells what is on.
+//! Hints that are switched by the file while frames come: lanes go on, no frame is lost, none is taken for one of
+//! another VLAN, and `status` tells what is on.
 
 use std::time::Duration;
 

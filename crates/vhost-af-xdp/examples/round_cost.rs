@@ -1,5 +1,6 @@
-//! What a round of a worker costs that moves frames of 60 bytes between two guests, of which each sends so many a round,
-//! `plain` without filter rules and with ten (`rules`): cycles a frame of the CPU's time stamp counter, as JSON.
+//! What a round of a worker costs that moves frames of 60 bytes between two guests, of which each sends so many a
+//! round, without filter rules (`plain`) or with ten (`rules`): cycles a frame of the CPU's time stamp counter, as
+//! JSON.
 //!
 //!     cargo run --release -p vhost-af-xdp --features fuzzing --example round_cost plain 64
 //!     cargo run --release -p vhost-af-xdp --features fuzzing,no-statistics --example round_cost plain 64
@@ -22,7 +23,8 @@ fn main() {
         Some("rules") => Some(10),
         _ => None,
     };
-    let frames = arguments.next().and_then(|frames| frames.parse().ok());
+    let frames = arguments.next().and_then(|frames| frames.parse::<usize>().ok());
+    let frames = frames.filter(|frames| (1..=64).contains(frames));
     let (Some(rules), Some(frames)) = (rules, frames) else {
         eprintln!("round_cost plain|rules FRAMES: how many frames each guest sends a round, 1 to 64");
         std::process::exit(2);

@@ -1,12 +1,12 @@
 //! `vhost-af-xdp mark`: which flows have which mark, in the table of the XDP program that is on an interface.
 //!
 //! The program's table is asked and changed itself, by who may (root): no daemon takes part, and whether a steward, a
-//! daemon or the library loaded the program makes no difference. Marks last as long as the program: those who give them
-//! do so after it came.
+//! daemon or the library loaded the program makes no difference. Marks last as long as programs of ours are on
+//! the interface: they are given after the first one came.
 
 use std::net::IpAddr;
 
-use anyhow::{anyhow, bail};
+use anyhow::{Context, anyhow, bail};
 use serde::Serialize;
 use steer::{Flow, InterfaceMarks, InterfaceMarksError, with_sources};
 use steward::links::Link;
@@ -16,7 +16,7 @@ use crate::ask::Print;
 use crate::cli::mark::MarkCommand;
 use crate::switch::filter::rule::protocol_name;
 
-/// A mark, as `mark list --json` prints it.
+/// A flow that has a mark, as `mark list --json` prints it.
 #[derive(Debug, Serialize)]
 struct Marked {
     mark: u32,
@@ -59,12 +59,14 @@ impl Marked {
 pub(crate) fn run(command: &MarkCommand, print: Print) -> anyhow::Result<()> {
     match command {
         MarkCommand::Set(args) => {
-            let flow = args.flow.flow()?;
-            marks_of(&args.interface)?.set(&flow, args.mark)?;
+            let (flow, interface) = (args.flow.flow()?, &args.interface);
+            let set = marks_of(interface)?.set(&flow, args.mark);
+            set.with_context(|| interface.clone())?;
         }
         MarkCommand::Remove(args) => {
             let (flow, interface) = (args.flow.flow()?, &args.interface);
-            if !marks_of(interface)?.remove(&flow)? {
+            let removed = marks_of(interface)?.remove(&flow);
+            if !removed.with_context(|| interface.clone())? {
                 bail!(
                     "{interface}: this flow has no mark: `vhost-af-xdp mark list {interface}` lists those that have one"
                 );
@@ -73,7 +75,7 @@ pub(crate) fn run(command: &MarkCommand, print: Print) -> anyhow::Result<()> {
         MarkCommand::Clear(args) => {
             let marks = marks_of(&args.interface)?;
             for (flow, _) in marks.all() {
-                marks.remove(&flow)?;
+                marks.remove(&flow).with_context(|| args.interface.clone())?;
             }
         }
         MarkCommand::List(args) => {
@@ -103,8 +105,11 @@ fn marks_of(interface: &str) -> anyhow::Result<InterfaceMarks> {
     let link = Link::by_name(interface)?;
     InterfaceMarks::of(link.index).map_err(|error| {
         let remedy = match error {
-            InterfaceMarksError::NoProgram | InterfaceMarksError::NoMarks { .. } => {
-                "; have `mark` among the hints that the daemon asks for (hints)"
+            InterfaceMarksError::NoProgram => {
+                "; start a daemon there, with `mark` among the hints that it asks for (--hints mark)"
+            }
+            InterfaceMarksError::NoMarks { .. } => {
+                "; have `mark` among the hints that the daemon asks for (--hints mark)"
             }
             InterfaceMarksError::Hidden { .. } => "; run this as root",
             InterfaceMarksError::Ask(_) | InterfaceMarksError::Open(_) => "",

@@ -1,11 +1,12 @@
 //! A configuration that is read again: its difference to what runs is applied, and nothing else is touched.
 //!
-//! The keeper reads the file, since it lies outside of the sandbox; what is wrong with it, it says, and nothing changes.
-//! Then, in this order: ports that are gone or changed end, networks that are gone, too, and uplinks that are to be others
-//! are given back; what the file says is what counts ([`keeper`](crate::guard::keeper)); networks have their uplinks, and
-//! ports that are new or changed begin. A port of which the file says the same as before is not looked at: its VMM stays
-//! connected, its frames go on, also to the other ports of a network whose uplink changes. So do those of a port that has
-//! other limits and nothing else.
+//! The keeper reads the file, since it lies outside of the sandbox; what is wrong with it, it says, and nothing
+//! changes. Then, in this order: ports that are gone or changed end, networks that are gone, too, and uplinks that are
+//! to be others are given back; what the file says is what counts ([`keeper`](crate::guard::keeper)); networks have
+//! their uplinks, and ports that are new or changed begin. A port of which the file says the same as before is not
+//! looked at: its VMM stays connected, its frames go on, also to the other ports of a network whose uplink changes. So
+//! do those of a port that has other limits, rules or hints and nothing else, and of a network whose uplink has other
+//! hints ([`live`]).
 //!
 //! One thread does it, and one reading after the other. What cannot be done for one port is said, and the others are as
 //! the file has them; the next reading tries again.

@@ -3,7 +3,8 @@
 //! The filter is the one that ports have ([`crate::switch::filter`]), and is asked as they ask it: by a copy of the
 //! frame's first bytes. Where the program leaves hints the flow is looked for by the NIC's hash, else by one that is
 //! computed of what rules look at; the header decides in both cases. Frames are judged by the batch, and the CPU's
-//! counter is read before it and behind it: what hints take to be read is in it. What was decided is counted, and not done.
+//! counter is read before it and behind it: what hints take to be read is in it. What was decided is counted, and not
+//! done.
 
 use anyhow::Context as _;
 use device::counters::PairCounters;

@@ -17,8 +17,8 @@
 //! [`report`] is made of what was counted between its start and its end, the process's CPU time included.
 //!
 //! `rxdrop --hints` reads, beside, what the program leaves before frames ([`hints`]), and `--classify` judges frames as
-//! a port's filter does ([`classify`]); they look at the CPU's counter twice a batch, and at a clock once where frames have
-//! times.
+//! a port's filter does ([`classify`]); they look at the CPU's counter twice a batch, and at a clock once where frames
+//! have times.
 //!
 //! Everything is undone by dropping [`setup::Rig`]: program off the interface, socket closed, memory freed.
 //!

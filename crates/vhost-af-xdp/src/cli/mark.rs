@@ -127,7 +127,9 @@ impl FlowArgs {
             && is_v4(source) != is_v4(self.destination)
         {
             let destination = self.destination;
-            anyhow::bail!("--source {source}, --destination {destination}: one is IPv4, the other IPv6");
+            anyhow::bail!(
+                "--source {source}, --destination {destination}: one is IPv4, the other IPv6: give two of a kind"
+            );
         }
         if let Some(source) = self.source
             && (source.is_unspecified() || source.to_canonical() == Ipv4Addr::UNSPECIFIED)

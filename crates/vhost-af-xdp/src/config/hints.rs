@@ -19,10 +19,10 @@ pub(crate) enum HintsConfig {
     OfProgram,
 }
 
-/// A list that means nothing.
+/// A list of hints that cannot be meant.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum WrongHints {
-    #[error("{0} stands alone: hints that are named are on whether or not something needs them")]
+    #[error("{0} stands alone: leave out the others, or it")]
     Alone(String),
     #[error(
         "{0:?} is no hint: choose some of hash, vlan, timestamp and mark, separated by commas, or auto or none alone"

@@ -167,8 +167,6 @@ impl Network {
                         mtu = link.mtu,
                         "MTU changed, queues are set up anew"
                     );
-                }
-                if other_mtu {
                     self.stop_lanes(&mut state);
                     state.retry = Retry::default();
                 }

@@ -132,8 +132,8 @@ impl<N: Nic> NicQueue<N> {
         }
     }
 
-    /// What stands before frames that come from now on. To be said while no program leaves anything in the queue yet that
-    /// is to be read and was not before.
+    /// What stands before frames that come from now on. To be said while no program leaves anything in the queue yet
+    /// that is to be read and was not before.
     pub(crate) fn promise(&mut self, promise: &Promise) {
         self.hints = promise.hints;
         self.layouts = Layouts::new(&promise.layouts);
@@ -257,7 +257,8 @@ fn forget_before(umem: &Umem, chunk: UmemOffset) {
     forget(umem, usual_place(umem, chunk));
 }
 
-/// Where the kernel lets the frame begin that it receives into a chunk, in aligned mode (`xsk_copy_xdp`, net/xdp/xsk.c).
+/// Where the kernel lets the frame begin that it receives into a chunk, in aligned mode (`xsk_copy_xdp`,
+/// net/xdp/xsk.c).
 #[inline]
 pub(crate) fn usual_place(umem: &Umem, chunk: UmemOffset) -> UmemOffset {
     let before = u64::from(umem.headroom() + XDP_PACKET_HEADROOM);

@@ -79,8 +79,8 @@ impl<N> Coupled<N> {
 /// memory from it an RCU grace period later, on a thread of its own (`xsk_destruct`, net/xdp/xsk.c;
 /// `xp_release_deferred`, net/xdp/xsk_buff_pool.c).
 ///
-/// Where it received into guest memory, its frames go to nobody until then: what the program passed to the host the kernel
-/// would copy from there, and the guest could write to it before.
+/// Where it received into guest memory, its frames go to nobody until then: what the program passed to the host the
+/// kernel would copy from there, and the guest could write to it before.
 pub(crate) struct Release {
     queue: InterfaceQueue,
     into_guest: bool,

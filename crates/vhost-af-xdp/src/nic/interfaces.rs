@@ -16,8 +16,8 @@ use super::numa::Nodes;
 use super::shared_memory::SharedMemory;
 use super::steering::{Attached, Steering, StewardAt};
 
-/// How long what a daemon had that has just ended may stay: its keeper takes its program off some 30 ms later, and until
-/// then has its leases, too.
+/// How long what a daemon had that has just ended may stay: its keeper takes its program off some 30 ms later, and
+/// until then has its leases, too.
 const PREDECESSOR: Duration = Duration::from_millis(1000);
 
 pub(crate) struct Interfaces {

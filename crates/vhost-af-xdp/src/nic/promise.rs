@@ -1,22 +1,22 @@
 //! What stands before frames of an interface's queues, and how that is changed while they come.
 //!
-//! A lane reads what it was promised ([`NicQueue::promise`]). Three parts have to agree: the lane, the queue's word in the
-//! program's map (whether anything is left before its frames), and the program (what). They change one after the other,
-//! and a frame may be under way from each state in between. Frames name their layouts, so what is read in vain costs
-//! time only, and what is left and not read would be lost. So:
+//! A lane reads what it was promised ([`NicQueue::promise`]). Three parts have to agree: the lane, the queue's word in
+//! the program's map (whether anything is left before its frames), and the program (what). They change one after the
+//! other, and a frame may be under way from each state in between. Frames name their layouts, so what is read in vain
+//! costs time only, and what is left and not read would be lost. So:
 //!
 //! ```text
 //!     on:   the lane reads ─▶ the queue's word ─▶ the program
 //!     off:  the program ─▶ the queue's word;  the lane reads on
 //! ```
 //!
-//! The word is set before a program is there that tells of tags: that program tells frames apart by tags that are not in
-//! them, and a guest that shall see them would have its frames without. A lane expects no more than what is there before
-//! and after a change while that is under way: what is expected and does not come is counted, and where it is the tag the
-//! frame is dropped ([`crate::switch`], `before.rs`).
+//! The word is set before a program is there that tells of tags: that program tells frames apart by tags that are not
+//! in them, and a guest that shall see them would have its frames without. A lane expects no more than what is there
+//! before and after a change while that is under way: what is expected and does not come is counted, and where it is
+//! the tag the frame is dropped ([`crate::switch`], `before.rs`).
 //!
-//! A lane that has read layouts reads them until its queue is lent anew: frames of a program before may wait longer than
-//! anybody knows. That costs it a look before each frame.
+//! A lane that has read layouts reads them until its queue is lent anew: frames of a program before may wait longer
+//! than anybody knows. That costs it a look before each frame.
 //!
 //! [`NicQueue::promise`]: super::endpoint::NicQueue::promise
 
@@ -31,7 +31,7 @@ use super::interface::Interface;
 use super::queue_state::QueueState;
 use crate::config::HintsConfig;
 
-/// Told of a queue whose frames have another promise from now on; true when its lane knows.
+/// Told of a queue whose frames have another promise from now on; when it returns its lane knows.
 pub(crate) type Tell<'a> = dyn FnMut(u32, &Promise) + 'a;
 
 impl Interface {

@@ -205,7 +205,8 @@ impl Steering {
         self.leased().is_some_and(|leased| leased.lease.is_away())
     }
 
-    /// What stands before frames, as the steward told, or as was said of somebody else's program; `None`: nothing is known.
+    /// What stands before frames, as the steward told, or as was said of somebody else's program; `None`: nothing is
+    /// known.
     pub(crate) fn hinted(&self) -> Option<Hinted> {
         match self {
             Self::External(external) => external.hinted(),
@@ -213,8 +214,8 @@ impl Steering {
         }
     }
 
-    /// What is to stand before frames from now on, or as soon as the steward is back; somebody else's program leaves what it
-    /// leaves.
+    /// What is to stand before frames from now on, or as soon as the steward is back; somebody else's program leaves
+    /// what it leaves.
     /// Errors: [`InterfaceError`]: the steward refuses it, or is away.
     pub(crate) fn ask_for_hints(&self, wish: HintWish) -> Result<(), InterfaceError> {
         match self {
@@ -350,7 +351,8 @@ impl Steering {
         }
     }
 
-    /// How the network that the queues were leased for reaches the host, which it does from now on: see [`Lease::host`].
+    /// How the network that the queues were leased for reaches the host, which it does from now on: see
+    /// [`Lease::host`].
     pub(crate) fn host(&self, has: u32) -> Result<Option<(HostEnd, Option<OwnedFd>)>, InterfaceError> {
         match self {
             Self::External(_) => Ok(None),

@@ -1,4 +1,5 @@
-//! What a port's guest may send, and how much it may send and get: changed while it runs.
+//! What a port's guest may send, how much it may send and get, and what the NIC tells of its frames: changed while it
+//! runs.
 
 use std::sync::{Arc, PoisonError};
 

@@ -54,7 +54,7 @@ pub(crate) struct LinkNote {
 
 /// What a note says of the port that sent a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Sender {
+pub(crate) enum NotedSender {
     /// This one; `None`: none did.
     Is(Option<PortNumber>),
     /// One that is not what it was, or is not known here yet.
@@ -117,13 +117,13 @@ impl LinkNote {
 
     /// Which port sent the frame, by a table that knows it as it was.
     #[inline]
-    pub(crate) fn sender(self, table: &Table) -> Sender {
+    pub(crate) fn sender(self, table: &Table) -> NotedSender {
         match self.from {
-            UNSAID => Sender::Unsaid,
-            NOBODY => Sender::Is(None),
+            UNSAID => NotedSender::Unsaid,
+            NOBODY => NotedSender::Is(None),
             port => table
                 .noted(port)
-                .map_or(Sender::Other, |port| Sender::Is(Some(port))),
+                .map_or(NotedSender::Other, |port| NotedSender::Is(Some(port))),
         }
     }
 
@@ -203,10 +203,10 @@ mod tests {
         let (given, two) = (table(&[Some(7), Some(0)]), PortNumber(1));
         let note = LinkNote::new(Destination::Port(PortNumber(0)), Some(two), &given);
         assert_eq!(note.destination(&given), Some(Destination::Port(PortNumber(0))));
-        assert_eq!(note.sender(&given), Sender::Is(Some(two)));
+        assert_eq!(note.sender(&given), NotedSender::Is(Some(two)));
         for other in [table(&[Some(8), Some(1)]), table(&[None, None]), table(&[])] {
             assert_eq!(note.destination(&other), None);
-            assert_eq!(note.sender(&other), Sender::Other);
+            assert_eq!(note.sender(&other), NotedSender::Other);
         }
     }
 
@@ -221,10 +221,10 @@ mod tests {
         ] {
             let note = LinkNote::new(to, None, &known);
             assert_eq!(note.destination(&known), Some(to));
-            assert_eq!(note.sender(&known), Sender::Is(None));
+            assert_eq!(note.sender(&known), NotedSender::Is(None));
         }
         assert_eq!(LinkNote::NOTHING.destination(&known), None);
-        assert_eq!(LinkNote::NOTHING.sender(&known), Sender::Unsaid);
+        assert_eq!(LinkNote::NOTHING.sender(&known), NotedSender::Unsaid);
         // A port that the table does not know is not named.
         let unknown = Destination::Port(PortNumber(5));
         let note = LinkNote::new(unknown, Some(PortNumber(5)), &known);

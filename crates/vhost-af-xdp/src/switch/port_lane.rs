@@ -6,12 +6,12 @@
 //! place of the bytes in guest memory, which the guest may have changed meanwhile.
 //!
 //! To another port of the same worker a frame is copied once, from RAM to RAM, with its segmentation and checksum
-//! request as it came ([`Passing`]), and so to the host ([`super::to_host`]). To the uplink it is copied into a chunk, and
-//! cut where it asks for that ([`super::to_nic`]); the lane there has the kernel send what all lanes put there
+//! request as it came ([`Passing`]), and so to the host ([`super::to_host`]). To the uplink it is copied into a chunk,
+//! and cut where it asks for that ([`super::to_nic`]); the lane there has the kernel send what all lanes put there
 //! ([`super::uplink_lane`]).
 //!
-//! A port may have a queue of a NIC for itself ([`OwnQueue`]): then its frames to the LAN go there, and what comes there
-//! is its guest's.
+//! A port may have a queue of a NIC for itself ([`OwnQueue`]): then its frames to the LAN go there, and what comes
+//! there is its guest's.
 //!
 //! A frame waits with the guest that sends it until its destination has room, but not for long: a guest that takes no
 //! frames for a while loses those that come until it does ([`Pending::may_wait`]). What goes to a group waits for no
@@ -76,8 +76,9 @@ pub(crate) struct PortLane<O = NoQueue> {
     /// Room for its buffers.
     buffers: Chains,
     pending: Pending,
-    /// Of copies that it passes to who listens, as their sender: a guest's [`Pending`] knows senders by the place of their
-    /// counters, and these are no other lane's. What is wrong with a frame was counted when it went where it is for.
+    /// Of copies that it passes to who listens, as their sender: a guest's [`Pending`] knows senders by the place of
+    /// their counters, and these are no other lane's. What is wrong with a frame was counted when it went where it is
+    /// for.
     uncounted: Box<PairCounters>,
     /// What its guest may get.
     limit: Option<Arc<RateLimit>>,
@@ -235,7 +236,7 @@ impl<O: OwnQueue> PortLane<O> {
         let Some(mut passing) = Passing::begin(peer, run)? else {
             return Ok(false);
         };
-        // Only who came by a link has hints of flows, and goes to no other one.
+        // Without hints of the flow: only frames that came by a link have some, and these go to no other link.
         passing.about(|| self.note(burst.done));
         // The host holds nobody up: its lane gives it all in each round.
         let loses = self.from == From::Link && self.members.host.is_none_or(|host| host.at != at);

@@ -1,14 +1,16 @@
 //! What workers do, and which of their lanes for how much of it, for others to read.
 //!
 //! Theory of operation. A worker and its lanes count for themselves ([`device::meter`]). In one of many rounds
-//! ([`LOOKS_PER_TIMED`]), and before it falls asleep, the worker adds what they counted since to [`Counted`], where others
-//! read it: so that is never behind for longer than those rounds take, and a worker that sleeps is told of exactly.
+//! ([`LOOKS_PER_TIMED`]), and before it falls asleep, the worker adds what they counted since to [`Counted`], where
+//! others read it: so that is never behind for longer than those rounds take, and a worker that sleeps is told of
+//! exactly.
 //!
 //! The frames that a lane takes are counted for it in each round. Its time is not measured: a look at the clock for
 //! each lane would cost more than a lane that has nothing to do. The same round of many is timed, lane by lane, and by
 //! what they took in such rounds the worker's busy time is shared out.
 //!
-//! What that costs is measured (docs/benchmarks.md): where rounds are full it cannot be told from nothing.
+//! What that costs is measured (docs/benchmarks.md): about one percent of full rounds, and more of those with few
+//! frames.
 //!
 //! One writer, the worker; see [`Counter`].
 
@@ -19,8 +21,8 @@ use device::meter::{self, CALLS, SIZES, Work};
 
 use super::worker_time::ns;
 
-/// In one of so many of a worker's looks what was counted is told, and its round timed. Odd, as is the number of rounds from
-/// one look to the next: some lanes do something each eighth round.
+/// In one of so many of a worker's looks what was counted is told, and that round is timed. Odd, as is the number of
+/// rounds from one look to the next: some lanes do something each eighth round.
 pub(super) const LOOKS_PER_TIMED: u32 = 3;
 
 /// See the module's head: of a worker.

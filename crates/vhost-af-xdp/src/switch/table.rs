@@ -63,9 +63,9 @@ impl TablePort {
     }
 }
 
-/// A port that was noted of a frame: by the XDP program, whom it is for; by who gives it to another worker, also who sent
-/// it. Such a frame may wait until the port is gone, and another has the number: so it is believed as long as the port
-/// lives as it did then, and else the table is asked.
+/// A port that was noted of a frame: by the XDP program, whom it is for; by who gives it to another worker, also who
+/// sent it. Such a frame may wait until the port is gone, and another has the number: so it is believed as long as the
+/// port lives as it did then, and else the table is asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PortNote(pub(crate) u32);
 

@@ -3,8 +3,8 @@
 //!
 //! Frames leave the NIC's ring a batch at a time and are sorted by port. Each port has an inbox here, in which frames
 //! wait for the guest's buffers, still in the chunks that they came in: each is copied once. A guest that is slow must
-//! not take the chunks from the others: an inbox takes no more than twice what is left of three quarters of them (dynamic
-//! thresholds, as in switches with a shared buffer). What comes beyond is lost, and counted as that guest's.
+//! not take the chunks from the others: an inbox takes no more than twice what is left of three quarters of them
+//! (dynamic thresholds, as in switches with a shared buffer). What comes beyond is lost, and counted as that guest's.
 //!
 //! Who a frame is for the XDP program has found already, and left before the frame with what else is known of it
 //! ([`super::before`]). It is believed if the port still is what it was then ([`PortNote`](super::table::PortNote)): so
@@ -271,7 +271,8 @@ impl<N: Lent> UplinkLane<N> {
         }
     }
 
-    /// Whether the guest of an inbox gets a frame, by its rules; if not that is counted. Of further pieces of one it does.
+    /// Whether the guest of an inbox gets a frame, by its rules; if not that is counted. Of further pieces of one it
+    /// does.
     #[cold]
     fn admits(&mut self, at: usize, piece: &RxDesc, hints: &Hints, network: &mut dyn Network) -> bool {
         if self.route.is_some() {
@@ -326,8 +327,8 @@ impl<N: Lent> UplinkLane<N> {
         }
     }
 
-    /// Chunks that a port may have now: twice what is left of three quarters. So one alone gets up to half of them, and the
-    /// NIC always has a quarter.
+    /// Chunks that a port may have now: twice what is left of three quarters. So one alone gets up to half of them, and
+    /// the NIC always has a quarter.
     #[inline]
     fn room(&self) -> usize {
         2 * (self.queue.to_receive() / 4 * 3).saturating_sub(self.waiting)

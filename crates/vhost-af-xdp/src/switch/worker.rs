@@ -293,8 +293,9 @@ impl Worker {
         is_told
     }
 
-    /// One round over the lanes; whether a frame moved. With a `stopwatch` it is timed what each lane takes of it. Code of
-    /// its own for that would be the second place that calls lanes, and the first one, where all rounds go, slower for it.
+    /// One round over the lanes; whether a frame moved. With a `stopwatch` it is timed what each lane takes of it. Code
+    /// of its own for that would be the second place that calls lanes, and the first one, where all rounds go, slower
+    /// for it.
     #[inline]
     fn breathe(&mut self, mut stopwatch: Option<Stopwatch>) -> bool {
         let (mut moved, mut next) = (0, 0);

@@ -1,8 +1,8 @@
 //! What a worker's round costs that moves frames: for examples/round_cost.rs.
 //!
-//! A worker as its thread has it, with two ports of a network, and their guests' drivers; all in the calling thread. The
-//! guests play between the rounds, and only rounds are measured. So what a round reads is in the caches of its own CPU:
-//! frames cost less than they do elsewhere, and whatever is done beside them is a larger share of the round.
+//! A worker as its thread has it, with two ports of a network, and their guests' drivers; all in the calling thread.
+//! The guests play between the rounds, and only rounds are measured. So what a round reads is in the caches of its own
+//! CPU: frames cost less than they do elsewhere, and whatever is done beside them is a larger share of the round.
 
 use std::sync::Arc;
 use std::time::Duration;

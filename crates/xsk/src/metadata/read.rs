@@ -309,8 +309,8 @@ impl Expected {
         );
     }
 
-    /// The hash before each of `frames` in turn, and nothing else of what stands there: as [`Layouts::read`] finds it, of
-    /// the same layouts.
+    /// The hash before each of `frames` in turn, and nothing else of what stands there: as [`Layouts::read`] finds it,
+    /// of the same layouts.
     #[inline]
     pub fn read_hashes(
         &self,

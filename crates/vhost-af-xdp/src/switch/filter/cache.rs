@@ -110,8 +110,8 @@ impl FlowCache {
         None
     }
 
-    /// The places of both sets that have the tag, 16 bits for each, of which one says so. Both at once, as which of the sets
-    /// it is in is not to be guessed.
+    /// The places of both sets that have the tag, 16 bits for each, of which one says so. Both at once, as which of the
+    /// sets it is in is not to be guessed.
     #[inline(always)]
     fn tagged(&self, [first, second]: [usize; 2], tag: u16) -> u64 {
         self.tags[first].alike(tag) | self.tags[second].alike(tag) >> 1
@@ -127,8 +127,8 @@ impl FlowCache {
         &self.places[set][at / 16 % WAYS]
     }
 
-    /// Reads what is needed to find flows with these hashes, before any is looked for: so the CPU waits for all of it at
-    /// once, and not each time.
+    /// Reads what is needed to find flows with these hashes, before any is looked for: so the CPU waits for all of it
+    /// at once, and not each time.
     #[inline]
     pub(super) fn look_ahead(&self, hashes: impl Iterator<Item = u32>) {
         let read = hashes.fold(0, |read, hash| {

@@ -1,23 +1,23 @@
 //! Filter rules of a port: which IP packets its guest may send, and which it gets.
 //!
-//! Theory of operation. A port has a list of rules for each direction ([`Rule`]), of which the first that matches a frame
-//! decides, and a default for frames that none matches. Rules are stateless: nothing is known of connections, so replies
-//! need rules of their own. Control compiles a list as a whole ([`Rules`]); it is never changed, and reaches a lane by
-//! message.
+//! Theory of operation. A port has a list of rules for each direction ([`Rule`]), of which the first that matches a
+//! frame decides, and a default for frames that none matches. Rules are stateless: nothing is known of connections, so
+//! replies need rules of their own. Control compiles a list as a whole ([`Rules`]); it is never changed, and reaches a
+//! lane by message.
 //!
-//! A lane has for each direction what it judges by ([`Classifier`]): the compiled rules, and in front of them a cache of
-//! decisions for flows that were seen ([`FlowCache`]). A flow is all that rules look at ([`FlowKey`], and its mark) and
-//! the station that the frame is for. What is found there costs the same however many rules there are. What is not found
-//! is looked up in the rules, whose cost is bounded ([`Rules::find`]), and counts as work of whoever sends the frame
-//! ([`Classifier::take_work`]): a flood of new flows shortens the turns of who floods.
+//! A lane has for each direction what it judges by ([`Classifier`]): the compiled rules, and in front of them a cache
+//! of decisions for flows that were seen ([`FlowCache`]). A flow is all that rules look at ([`FlowKey`], and its mark)
+//! and the station that the frame is for. What is found there costs the same however many rules there are. What is not
+//! found is looked up in the rules, whose cost is bounded ([`Rules::find`]), and counts as work of whoever sends the
+//! frame ([`Classifier::take_work`]): a flood of new flows shortens the turns of who floods.
 //!
-//! Caches are a lane's own, so that no guest displaces what another one's lane knows. Their memory is fixed, and taken by
-//! control before the lane gets it. A decision is valid for one generation: with other rules, or another table of
+//! Caches are a lane's own, so that no guest displaces what another one's lane knows. Their memory is fixed, and taken
+//! by control before the lane gets it. A decision is valid for one generation: with other rules, or another table of
 //! stations, those before are as if they were not there.
 //!
-//! What is not IP is judged by rules that name its ethertype, and else by the default; ARP, and what IPv6 needs instead of
-//! it, pass unless a rule says otherwise ([`FlowKey::is_of_the_link`]). Headers that contradict themselves are refused
-//! wherever there are rules ([`Malformed`]).
+//! What is not IP is judged by rules that name its ethertype, and else by the default; ARP, and what IPv6 needs instead
+//! of it, pass unless a rule says otherwise ([`FlowKey::is_of_the_link`]). Headers that contradict themselves are
+//! refused wherever there are rules ([`Malformed`]).
 
 mod cache;
 mod dimension;
@@ -46,8 +46,8 @@ use super::flow_hints::FlowHints;
 use super::guard::LOOK_BYTES;
 use super::table::Destination;
 
-/// Most rules of a port, of both directions together: what a frame of an unknown flow costs stays about a microsecond, and
-/// their memory within [`Rules`]' bound.
+/// Most rules of a port, of both directions together: what a frame of an unknown flow costs stays about a microsecond,
+/// and their memory within [`Rules`]' bound.
 pub(crate) const MOST_RULES: usize = 10_000;
 
 /// As a port has them: one list, in its order, and a default for each direction; `None`: what follows from the list.
@@ -59,8 +59,8 @@ pub(crate) struct FilterConfig {
 }
 
 impl FilterConfig {
-    /// What becomes of frames that no rule matches. What is not said is as with security groups: all pass where there are
-    /// no rules, none where there are some.
+    /// What becomes of frames that no rule matches. What is not said is as with security groups: all pass where there
+    /// are no rules, none where there are some.
     pub(crate) fn default_for(&self, direction: Direction) -> Action {
         let has_rules = self.rules.iter().any(|rule| rule.direction == direction);
         let follows = if has_rules { Action::Deny } else { Action::Allow };
@@ -191,9 +191,9 @@ impl Classifier {
         }
     }
 
-    /// Decides about a flow. `hash`: any hash of the flow, the NIC's or [`FlowKey::hash`]; `beside`: what else decides. Of
-    /// what a guest sends that is the station, of which `find` says where frames to it go where the cache does not know
-    /// it; of what it gets the mark, which rules look at. `counters`: of the lane.
+    /// Decides about a flow. `hash`: any hash of the flow, the NIC's or [`FlowKey::hash`]; `beside`: what else decides.
+    /// Of what a guest sends that is the station, of which `find` says where frames to it go where the cache does not
+    /// know it; of what it gets the mark, which rules look at. `counters`: of the lane.
     // What is found stays in registers: in memory it would be written in pieces and read at once.
     #[inline(always)]
     pub(crate) fn decide(
@@ -257,8 +257,8 @@ impl Classifier {
         self.rules.find(key, mark.unwrap_or(0).into())
     }
 
-    /// Whether the guest gets a frame, which is counted if it does not. `head`: the frame's first bytes, all of them or as
-    /// many as tell its flow.
+    /// Whether the guest gets a frame, which is counted if it does not. `head`: the frame's first bytes, all of them or
+    /// as many as tell its flow.
     /// Errors: it does not, by that verdict; `None`: its headers cannot be judged.
     #[inline]
     pub(crate) fn admits(
@@ -338,8 +338,8 @@ impl Classifier {
     }
 }
 
-/// A rule's counter, or a default's, of one classifier: whoever has that is the only one who adds. Relaxed, as nothing is
-/// published through it.
+/// A rule's counter, or a default's, of one classifier: whoever has that is the only one who adds. Relaxed, as nothing
+/// is published through it.
 #[derive(Debug, Default)]
 pub(crate) struct RuleCounter(AtomicU64);
 

@@ -1,8 +1,8 @@
 //! What a guest sends to addresses of its own port, and to groups: where the port says so (`hairpin`) it comes back.
 //!
 //! The lane's pair gives and takes here. So a frame is known by the memory that it lies in and not by its pair, which
-//! the delivery has: it is copied once, as to another guest, of whose rules all hold. But nobody waits for himself: what
-//! finds no buffer is lost at once.
+//! the delivery has: it is copied once, as to another guest, of whose rules all hold. But nobody waits for himself:
+//! what finds no buffer is lost at once.
 
 use std::ops::Range;
 use std::sync::Arc;

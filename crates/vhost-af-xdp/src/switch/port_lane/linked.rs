@@ -5,7 +5,7 @@ use device::pair::Fault;
 use super::{From, PortLane};
 use crate::switch::ethernet::{self, Head, LOOK_BYTES};
 use crate::switch::from_guest::Turn;
-use crate::switch::link_note::{LinkNote, Sender};
+use crate::switch::link_note::{LinkNote, NotedSender};
 use crate::switch::members::Members;
 use crate::switch::own_queue::OwnQueue;
 use crate::switch::table::{Destination, PortNumber, Station, TablePort};
@@ -63,14 +63,14 @@ fn ends(
     let table = &members.table;
     let sender = note.sender(table);
     let source = match sender {
-        Sender::Is(source) => source,
-        Sender::Other | Sender::Unsaid => source_of(members, from, bytes),
+        NotedSender::Is(source) => source,
+        NotedSender::Other | NotedSender::Unsaid => source_of(members, from, bytes),
     };
     let to = match (sender, note.destination(table)) {
         // Whether one is isolated from the other was seen where it came from, and both are what they were then.
-        (Sender::Is(_), Some(to)) => to,
+        (NotedSender::Is(_), Some(to)) => to,
         // A port sent it, and nobody knows which: others that are isolated must not hear it if that one is.
-        (Sender::Other, _) if source.is_none() => Destination::Nobody,
+        (NotedSender::Other, _) if source.is_none() => Destination::Nobody,
         _ => {
             let Head { to, tags, .. } = ethernet::head(bytes);
             let to = Station::new(tags.vlan(), to);

@@ -12,8 +12,8 @@ use crate::switch::retag::{put_tag_back, untag};
 use crate::switch::table::{Destination, PortNote, PortNumber, Station};
 
 impl<N: Lent> UplinkLane<N> {
-    /// Where a frame goes, by its first piece and what stood before it. What the guest shall not see of the frame is taken
-    /// off there, and what it shall see is put back.
+    /// Where a frame goes, by its first piece and what stood before it. What the guest shall not see of the frame is
+    /// taken off there, and what it shall see is put back.
     #[inline]
     pub(super) fn route_of(&mut self, piece: &mut RxDesc, hints: &Hints) -> Route {
         if let Some(port) = hints.port.and_then(|note| self.noted(PortNote(note))) {
@@ -71,8 +71,8 @@ impl<N: Lent> UplinkLane<N> {
         route
     }
 
-    /// Which inbox of a port takes a frame: that of its flow, by the NIC's hash where it is of the ports, too, or by the
-    /// frame's first piece.
+    /// Which inbox of a port takes a frame: that of its flow, by the NIC's hash where it is of the ports, too, or by
+    /// the frame's first piece.
     fn inbox_for(
         &mut self,
         port: PortNumber,
