@@ -7,28 +7,9 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 use testkit::daemon::{self, DIR};
 use testkit::filter_rules::{HOST, tables, udp};
+use testkit::kernel::has_hints;
 use testkit::lan::{Lan, STRANGER, file, frame, guests, mac};
 use testkit::{Daemon, Driver, DriverConfig, PacketPort, Serve, VethPair, require, wait};
-
-/// Whether this kernel has them.
-fn has_hints() -> bool {
-    let output = std::process::Command::new(daemon::binary())
-        .args(["check", "lo", "--json"])
-        .output();
-    let report: Value = serde_json::from_slice(&output.expect("it runs").stdout).expect("JSON");
-    let kernel = &report["hints"]["kernel"];
-    let names: Vec<&str> = kernel
-        .as_array()
-        .expect("a list")
-        .iter()
-        .filter_map(Value::as_str)
-        .collect();
-    let has = names.contains(&"hash") && names.contains(&"vlan");
-    if !has {
-        println!("SKIPPED: this kernel has no hints but {names:?}");
-    }
-    has
-}
 
 /// A file whose network asks for hints.
 fn with_hints(hints: &str, file: &str) -> String {

@@ -106,10 +106,10 @@ fn marks_of(interface: &str) -> anyhow::Result<InterfaceMarks> {
     InterfaceMarks::of(link.index).map_err(|error| {
         let remedy = match error {
             InterfaceMarksError::NoProgram => {
-                "; start a daemon there, with `mark` among the hints that it asks for (--hints mark)"
+                "; start a daemon there, with `mark` among the hints that it asks for (hints)"
             }
             InterfaceMarksError::NoMarks { .. } => {
-                "; have `mark` among the hints that the daemon asks for (--hints mark)"
+                "; have `mark` among the hints that the daemon asks for (hints)"
             }
             InterfaceMarksError::Hidden { .. } => "; run this as root",
             InterfaceMarksError::Ask(_) | InterfaceMarksError::Open(_) => "",

@@ -82,6 +82,8 @@ impl Interface {
     fn tell(&self, soon: bool, tell: &mut Tell<'_>) {
         let now = self.promise_now(soon);
         let lent: Vec<(u32, Promise)> = self.promises().of.clone().into_iter().collect();
+        // A steward that does not answer is waited for once, not for each queue.
+        let mut answers = true;
         for (queue, before) in lent {
             let mut next = now.clone().after(&before);
             if soon {
@@ -92,9 +94,12 @@ impl Interface {
                 continue;
             }
             tell(queue, &next);
-            if next.leaves != before.leaves && !self.let_leave(queue, next.leaves) {
-                // Said again at the next look.
-                next.leaves = before.leaves;
+            if next.leaves != before.leaves {
+                answers = answers && self.let_leave(queue, next.leaves);
+                if !answers {
+                    // Said again at the next look.
+                    next.leaves = before.leaves;
+                }
             }
             if let Some(promise) = self.promises().of.get_mut(&queue) {
                 *promise = next;
@@ -126,7 +131,7 @@ impl Interface {
         let hinted = hinted.unwrap_or_default();
         let hints = asked.among(hinted.on);
         let may_come = match asked {
-            HintsConfig::Auto => self.is_of_network || (soon && self.is_for_vlans),
+            HintsConfig::Auto => self.is_of_network || self.is_for_vlans,
             HintsConfig::Only(named) => soon && !named.is_empty(),
             HintsConfig::OfProgram => false,
         };
