@@ -37,6 +37,7 @@ mod limits;
 mod named_tests;
 mod networks;
 mod notify;
+mod ready;
 mod reload;
 mod restore;
 mod rings;
@@ -50,8 +51,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
+use rustix::event::PollFlags;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::links::Changes;
@@ -65,9 +65,10 @@ use file::may_crash;
 use hosts::{Host, NetworkAt};
 use interface::Interface;
 use limits::{Attaches, Bucket, Quiet, Rate, Turns, Waiting};
+use ready::ReadyConnection;
 pub use reload::NewPolicy;
 use reload::Reload;
-use restore::{ORPHANS_LOOK, Orphan};
+use restore::Orphan;
 use rings::Rings;
 use sockets::LostErrand;
 
@@ -87,8 +88,6 @@ const LOOKS: Rate = Rate {
 };
 /// Descriptors that are kept for what has to be done without any: two processes at a time.
 const RESERVE: usize = 12;
-/// Descriptors that are polled before those of connections.
-const OF_THE_SERVER: usize = 4;
 /// Pause before a connection is accepted when there was no descriptor for it.
 const NO_DESCRIPTOR: Duration = Duration::from_millis(100);
 
@@ -138,24 +137,8 @@ pub struct Server {
 
 type Answered = Result<Reply, Refusal>;
 
-/// What a round found ready.
-#[derive(Default)]
-struct Ready {
-    end: bool,
-    accept: bool,
-    changes: bool,
-    reload: bool,
-    connections: Vec<ReadyConnection>,
-}
-
 fn no_lease() -> Refusal {
     Refusal::new(Reason::Lease, "this connection has no lease: ask for one first")
-}
-
-/// A connection with something to do, or gone.
-struct ReadyConnection {
-    number: u64,
-    events: PollFlags,
 }
 
 impl Server {
@@ -241,98 +224,6 @@ impl Server {
             let is_unfinished = |interface: &Interface| interface.is_unfinished(now, self.linger);
             let unfinished = self.interfaces.values().any(is_unfinished);
             look_at = unfinished.then(|| look_at.unwrap_or(now + RETRY));
-        }
-    }
-
-    /// Waits until there is something to do: at a time that something falls due, or because somebody is ready.
-    fn wait(&mut self, end: BorrowedFd<'_>, look_at: Option<Instant>) -> io::Result<Ready> {
-        let now = Instant::now();
-        let accepts = self.pause.is_none_or(|until| until <= now);
-        self.looks.refill(LOOKS, now);
-        let mut wake = self.next_due(now, look_at);
-        let mut interests = Vec::new();
-        for connection in self.connections.values_mut() {
-            let interest = connection.interest(now);
-            wake = [wake, interest.wake].into_iter().flatten().min();
-            interests.push(interest.events);
-        }
-        let mut fds = self.polled(end, accepts, &interests);
-        let timeout = wake.and_then(|at| Timespec::try_from(at.saturating_duration_since(now)).ok());
-        match poll(&mut fds, timeout.as_ref()) {
-            Ok(_) => Ok(self.ready(&fds)),
-            Err(Errno::INTR) => Ok(Ready::default()),
-            Err(errno) => Err(errno.into()),
-        }
-    }
-
-    /// When something falls due that no descriptor tells, beside what connections wait for.
-    fn next_due(&self, now: Instant, look_at: Option<Instant>) -> Option<Instant> {
-        let orphans = (!self.orphans.is_empty()).then(|| now + ORPHANS_LOOK);
-        let idle = self
-            .interfaces
-            .values()
-            .filter_map(|interface| interface.idle_since);
-        let lingering = idle.map(|since| since + self.linger).filter(|&at| at > now);
-        let pause = self.pause.filter(|&until| until > now);
-        let next_look = (self.looks.left == 0).then(|| now + LOOKS.each);
-        let is_late = self.connections.values().any(Connection::has_unsent) || !self.unclosed.is_empty();
-        let late = is_late.then(|| now + RETRY);
-        [
-            look_at,
-            next_look,
-            pause,
-            orphans,
-            lingering.min(),
-            late,
-            self.next_idle(),
-        ]
-        .into_iter()
-        .flatten()
-        .min()
-    }
-
-    /// What is waited for: the four that [`OF_THE_SERVER`] counts, connections with their `interests`, and processes.
-    fn polled<'a>(&'a self, end: BorrowedFd<'a>, accepts: bool, interests: &[PollFlags]) -> Vec<PollFd<'a>> {
-        let if_so = |is_so: bool| if is_so { PollFlags::IN } else { PollFlags::empty() };
-        let of_the_server: [_; OF_THE_SERVER] = [
-            PollFd::from_borrowed_fd(end, PollFlags::IN),
-            PollFd::new(&self.listener, if_so(accepts)),
-            PollFd::new(&self.changes, if_so(self.looks.left > 0)),
-            match &self.reload {
-                Some(reload) => PollFd::new(&reload.asked, PollFlags::IN),
-                None => PollFd::from_borrowed_fd(end, PollFlags::IN),
-            },
-        ];
-        let mut fds = Vec::from(of_the_server);
-        let connections = self.connections.values().zip(interests);
-        fds.extend(connections.map(|(connection, &events)| PollFd::new(connection, events)));
-        let pending = self
-            .connections
-            .values()
-            .filter_map(|connection| connection.pending.as_ref());
-        let errands = pending.map(|pending| &pending.errand);
-        let errands = errands.chain(self.lost_errands.iter().map(|lost| &lost.errand));
-        fds.extend(errands.map(|errand| PollFd::new(errand, PollFlags::IN)));
-        let closing = self.closing.iter().map(|closing| &closing.child);
-        fds.extend(closing.map(|child| PollFd::new(child, PollFlags::IN)));
-        fds
-    }
-
-    /// Who is ready of those that were [polled](Self::polled).
-    fn ready(&self, fds: &[PollFd<'_>]) -> Ready {
-        let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
-        let numbers = self.connections.keys().copied();
-        let events = fds[OF_THE_SERVER..].iter().map(PollFd::revents);
-        Ready {
-            end: is_ready(&fds[0]),
-            accept: is_ready(&fds[1]),
-            changes: is_ready(&fds[2]),
-            reload: self.reload.is_some() && is_ready(&fds[3]),
-            connections: numbers
-                .zip(events)
-                .filter(|(_, events)| !events.is_empty())
-                .map(|(number, events)| ReadyConnection { number, events })
-                .collect(),
         }
     }
 
