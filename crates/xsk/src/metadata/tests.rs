@@ -57,7 +57,7 @@ fn all_hints() -> Hints {
     }
 }
 
-/// Reads both ways, and that they agree.
+/// Reads in all ways, and that they agree.
 #[track_caller]
 fn read(layouts: &Layouts, umem: &Umem, frame: u64) -> Found {
     let frame = UmemOffset::new(frame);
@@ -69,6 +69,9 @@ fn read(layouts: &Layouts, umem: &Umem, frame: u64) -> Found {
         let expected = Expected::latest(&first).unwrap();
         expected.read_batch(&first, umem, &[frame; 2], &mut batch);
         assert_eq!(batch, [found, found, Found::Unknown(1)]);
+        let mut hashes = Vec::new();
+        expected.read_hashes(&first, umem, &[frame; 2], |hash| hashes.push(hash));
+        assert_eq!(hashes, [found.hints().hash; 2]);
     }
     found
 }
