@@ -223,6 +223,16 @@ counters! {
     Drop to_guest_stray,
 }
 
+impl PairCounters {
+    /// Bytes of frames from the guest and to it.
+    #[must_use]
+    pub fn carried(&self) -> u64 {
+        self.from_guest_bytes
+            .get()
+            .wrapping_add(self.to_guest_bytes.get())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

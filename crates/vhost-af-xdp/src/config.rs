@@ -29,6 +29,7 @@ pub(crate) use self::port::{
 pub(crate) use self::port_rules::PortRules;
 use crate::listener::Access;
 use crate::sandbox::{Layers, User};
+use crate::switch::polling::Waits;
 
 /// Where `status` finds a daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,8 +54,8 @@ pub(crate) struct ServeConfig {
     pub(crate) workers: usize,
     /// CPUs to pin them to, round robin; empty: none.
     pub(crate) cpus: Vec<usize>,
-    /// How long a worker polls without work before it sleeps.
-    pub(crate) spin: Duration,
+    /// What a worker does that has no work, before it sleeps.
+    pub(crate) waits: Waits,
     /// Where the steward listens that queues are leased from; `None`: from a private one
     /// ([`keeper`](crate::guard::keeper)).
     pub(crate) steward: Option<PathBuf>,

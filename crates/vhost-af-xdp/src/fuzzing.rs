@@ -3,7 +3,6 @@
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use offload::checksum::ChecksumAt;
 use offload::packet::HEADERS_MAX;
@@ -23,6 +22,7 @@ use crate::switch::filter::{Action, Facts, FilterConfig, FlowKey, Judge, PortFil
 use crate::switch::gso::GsoPacket;
 use crate::switch::guard::{self, Lock};
 use crate::switch::guest_frame::GuestFrame;
+use crate::switch::polling::Waits;
 pub use crate::switch::worker::rounds::Rounds;
 use crate::switch::workers::Workers;
 use crate::vhost_user::accept;
@@ -44,7 +44,7 @@ impl NullPort {
     #[must_use]
     pub fn new(queues: u16, direct: bool) -> Self {
         sigbus::install().expect("a handler");
-        let workers = Workers::start(1, &[], Duration::ZERO).expect("a thread");
+        let workers = Workers::start(1, &[], Waits::default()).expect("a thread");
         let placement = if direct {
             Placement::Direct
         } else {

@@ -148,7 +148,7 @@ impl<'a> Sandboxed<'a> {
 
     fn serve(mut self) -> anyhow::Result<()> {
         let config = self.config;
-        let workers = Workers::start(config.workers, &config.cpus, config.spin);
+        let workers = Workers::start(config.workers, &config.cpus, config.waits);
         let workers = Arc::new(workers.context("cannot start workers")?);
         let watchdog = Watchdog::start(Arc::clone(&workers)).context(NO_THREAD)?;
         let ending = Alarm::new().context("no descriptor left")?;

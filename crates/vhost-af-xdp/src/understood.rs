@@ -52,7 +52,8 @@ fn daemon(config: &ServeConfig) -> Vec<Line> {
             format!("on CPUs {}", cpus.join(", "))
         }
     };
-    let spin = config.spin.as_micros();
+    let spin = config.waits.spin.as_micros();
+    let moderation = config.waits.moderation.as_micros();
     let user = config.user.as_ref();
     let off = match config.layers.off().as_slice() {
         [] => "all layers".to_owned(),
@@ -62,7 +63,7 @@ fn daemon(config: &ServeConfig) -> Vec<Line> {
         (
             "workers",
             format!(
-                "{}, {cpus}, which poll {spin} us before they sleep",
+                "{}, {cpus}, which poll {spin} us before they sleep, and let frames of busy guests gather {moderation} us",
                 config.workers
             ),
         ),

@@ -53,6 +53,8 @@ pub(crate) struct Iterations {
     pub(crate) idle: u64,
     /// Times it went to sleep.
     pub(crate) sleeps: u64,
+    /// Those of them in which it let frames of busy guests gather.
+    pub(crate) pauses: u64,
     /// How many of the busy ones were timed, lane by lane.
     pub(crate) timed: u64,
 }
@@ -220,6 +222,7 @@ impl WorkerDocument {
                 busy: reading.busy_rounds,
                 idle: reading.idle_rounds,
                 sleeps: reading.sleeps,
+                pauses: reading.pauses,
                 timed: reading.timed_rounds,
             },
             time: Times {
@@ -301,6 +304,7 @@ pub(super) mod tests {
             busy_rounds: 40_000,
             idle_rounds: 60_000,
             sleeps: 200,
+            pauses: 50,
             busy_ns: 2_500_000_000,
             idle_ns: 500_000_000,
             asleep_ns: 7_000_000_000,

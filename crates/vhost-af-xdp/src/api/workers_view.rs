@@ -54,6 +54,7 @@ fn render_worker(text: &mut String, worker: &WorkerDocument, seconds: f64, rate:
     line(text, "- busy:", rounds.busy, &of_time(time.busy));
     line(text, "- idle:", rounds.idle, &of_time(time.idle));
     line(text, "Sleeps:", rounds.sleeps, &of_time(time.asleep));
+    line(text, "- pauses:", rounds.pauses, "frames of busy guests gather");
     let frames = worker.frames;
     let costs = [(frames.cycles_each, "cycles/frame"), (frames.ns_each, "ns/frame")];
     let costs = costs.map(|(cost, unit)| cost.map(|cost| format!(", {cost:.0} {unit}")));

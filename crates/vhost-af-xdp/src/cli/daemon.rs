@@ -10,9 +10,14 @@ use super::api::ApiArgs;
 use super::values::{CpuList, check_cpus, parse_cpus};
 use crate::config::{Control, PortConfig, ServeConfig};
 use crate::sandbox::{Layer, Layers, User};
+use crate::switch::polling::Waits;
 
 /// How long a worker polls without work before it sleeps, microseconds.
 const SPIN_US: u64 = 50;
+/// How long it lets frames of busy guests gather, microseconds.
+const MODERATION_US: u64 = 800;
+/// As long as that at most: a millisecond is what a frame waits that nothing tells of.
+const MOST_MODERATION_US: u64 = 1000;
 /// How long a steward may take, seconds.
 const STEWARD_TIMEOUT: u64 = 10;
 
@@ -28,6 +33,10 @@ pub(crate) struct DaemonArgs {
     /// [default: 50]
     #[arg(long, value_name = "MICROSECONDS")]
     spin_us: Option<u64>,
+    /// How long a worker lets frames of guests that send or get much gather before it looks again, at most, and where
+    /// that brings more through, as NICs do with their interrupts; 0: never [default: 800]
+    #[arg(long, value_name = "MICROSECONDS")]
+    moderation_us: Option<u64>,
     /// Lease queues from the steward that listens there, instead of making programs and sockets:
     /// no privilege is needed then. How much memory may be pinned its policy says
     #[arg(long, value_name = "PATH")]
@@ -58,6 +67,7 @@ impl DaemonArgs {
             workers: self.workers.or(others.workers),
             cpus: self.cpus.or(others.cpus),
             spin_us: self.spin_us.or(others.spin_us),
+            moderation_us: self.moderation_us.or(others.moderation_us),
             steward: self.steward.or(others.steward),
             steward_timeout: self.steward_timeout.or(others.steward_timeout),
             control: self.control.or(others.control),
@@ -82,6 +92,10 @@ impl DaemonArgs {
         if !(1..=256).contains(&workers) {
             bail!("--workers {workers}: 1 to 256 threads");
         }
+        let moderation_us = self.moderation_us.unwrap_or(MODERATION_US);
+        if moderation_us > MOST_MODERATION_US {
+            bail!("--moderation-us {moderation_us}: {MOST_MODERATION_US} at most, and 0 for never");
+        }
         let control = match self.control {
             None => Control::Usual,
             Some(path) if path.as_os_str() == "none" => Control::Nowhere,
@@ -98,7 +112,10 @@ impl DaemonArgs {
             networks: Vec::new(),
             workers,
             cpus,
-            spin: Duration::from_micros(self.spin_us.unwrap_or(SPIN_US)),
+            waits: Waits {
+                spin: Duration::from_micros(self.spin_us.unwrap_or(SPIN_US)),
+                moderation: Duration::from_micros(moderation_us),
+            },
             steward: self.steward,
             steward_timeout: Duration::from_secs(self.steward_timeout.unwrap_or(STEWARD_TIMEOUT)),
             control,

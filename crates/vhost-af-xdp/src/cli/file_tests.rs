@@ -72,7 +72,7 @@ fn port_of_a_file_is_that_of_the_same_options() {
         (
             file.workers,
             &file.cpus,
-            file.spin,
+            file.waits.spin,
             &file.control,
             &file.layers,
             &file.user
@@ -80,7 +80,7 @@ fn port_of_a_file_is_that_of_the_same_options() {
         (
             line.workers,
             &line.cpus,
-            line.spin,
+            line.waits.spin,
             &line.control,
             &line.layers,
             &line.user
@@ -106,8 +106,8 @@ fn defaults_of_a_file_are_those_of_the_options() {
     };
     assert_eq!(file.ports, [port]);
     assert_eq!(
-        (file.spin, file.steward_timeout),
-        (line.spin, line.steward_timeout)
+        (file.waits.spin, file.steward_timeout),
+        (line.waits.spin, line.steward_timeout)
     );
     assert!(matches!(&file.ports[0].nic, NicConfig::Interface(queues) if queues.name == "eth1"));
 }
@@ -499,7 +499,7 @@ fn file_without_ports_is_one() {
 fn command_line_goes_before_the_files_daemon() {
     let said = DaemonArgs::default();
     let file = parse(Path::new("c.toml"), "[daemon]\nspin-us = 7\n").expect("valid");
-    assert_eq!(configured(file, said).expect("valid").spin.as_micros(), 7);
+    assert_eq!(configured(file, said).expect("valid").waits.spin.as_micros(), 7);
     let options = Cli::try_parse_from(["vhost-af-xdp", "serve", "--config=/none", "--queues=2"]);
     assert!(options.expect_err("a port's").to_string().contains("--config"));
     let options = Cli::try_parse_from(["vhost-af-xdp", "serve", "--check", "--null", "--socket-path=/a"]);

@@ -279,6 +279,7 @@ mod tests {
     use crate::nic::endpoint::COPY_BYTES;
     use crate::rates::PortRates;
     use crate::sandbox::Layers;
+    use crate::switch::polling::Waits;
 
     fn port(path: &str, start_queue: u32, queues: u16) -> PortConfig {
         PortConfig {
@@ -320,7 +321,7 @@ mod tests {
             ports,
             workers: 1,
             cpus: Vec::new(),
-            spin: Duration::ZERO,
+            waits: Waits::default(),
             steward: None,
             steward_timeout: Duration::from_secs(1),
             control: Control::Nowhere,

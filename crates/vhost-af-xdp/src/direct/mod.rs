@@ -322,6 +322,10 @@ impl<N: Nic> Lane for DirectLane<N> {
         if soon { held.max(Work::Soon) } else { held }
     }
 
+    fn carried(&self) -> u64 {
+        self.counters.carried()
+    }
+
     fn pair(&self) -> Option<&QueuePair> {
         Some(&self.pair)
     }

@@ -96,6 +96,10 @@ impl<N: Nic> Lane for SendDirectLane<N> {
         }
     }
 
+    fn carried(&self) -> u64 {
+        self.counters.carried()
+    }
+
     fn pair(&self) -> Option<&QueuePair> {
         Some(&self.pair)
     }

@@ -481,6 +481,10 @@ impl Lane for GuestLane {
         work
     }
 
+    fn carried(&self) -> u64 {
+        self.counters.carried()
+    }
+
     fn pair(&self) -> Option<&QueuePair> {
         Some(&self.pair)
     }

@@ -199,6 +199,10 @@ impl Lane for HostLane {
         self.lane.disarm();
     }
 
+    fn carried(&self) -> u64 {
+        self.lane.carried()
+    }
+
     fn pair(&self) -> Option<&QueuePair> {
         self.lane.pair()
     }

@@ -155,6 +155,10 @@ impl<N: Lent> Lane for CopyLane<N> {
         if soon { held.max(Work::Soon) } else { held }
     }
 
+    fn carried(&self) -> u64 {
+        self.counters.carried()
+    }
+
     fn pair(&self) -> Option<&QueuePair> {
         Some(&self.pair)
     }

@@ -189,6 +189,11 @@ pub(crate) trait Lane: Send {
     fn breathe(&mut self, near: Near<'_>) -> Result<usize, Blame>;
     /// Asks for kicks where the lane waits for a guest, and looks again.
     fn arm(&mut self, near: Near<'_>) -> Work;
+    /// Bytes that it has carried so far, either way; counters of its guest's or of its own, so they may begin anew. 0
+    /// where that is not counted.
+    fn carried(&self) -> u64 {
+        0
+    }
     /// The guest's half; `None`: the lane has no guest.
     fn pair(&self) -> Option<&QueuePair>;
     /// The guest's half, to change.

@@ -43,6 +43,7 @@ mod link_note;
 #[cfg(test)]
 mod long_chains_tests;
 pub(crate) mod members;
+mod moderation;
 #[cfg(test)]
 mod network_tests;
 pub(crate) mod new_lane;
@@ -52,7 +53,7 @@ pub(crate) mod own_queue;
 pub(crate) mod pending;
 #[cfg(test)]
 mod pieces_tests;
-mod polling;
+pub(crate) mod polling;
 pub(crate) mod port_lane;
 pub(crate) mod progress;
 pub(crate) mod rate_limit;

@@ -8,6 +8,15 @@
 
 use std::time::Duration;
 
+/// What a worker does that has nothing left to do, before it sleeps until somebody wakes it.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Waits {
+    /// It polls so long at most.
+    pub(crate) spin: Duration,
+    /// And lets frames of busy guests gather so long at most ([`super::moderation`]).
+    pub(crate) moderation: Duration,
+}
+
 /// See the module's head.
 pub(super) struct Polling {
     pub(super) now: Duration,

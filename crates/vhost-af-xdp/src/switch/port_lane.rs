@@ -379,6 +379,10 @@ impl<O: OwnQueue> Lane for PortLane<O> {
         }
     }
 
+    fn carried(&self) -> u64 {
+        self.counters.carried()
+    }
+
     fn pair(&self) -> Option<&QueuePair> {
         Some(&self.pair)
     }

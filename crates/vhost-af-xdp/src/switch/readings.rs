@@ -10,8 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::lane::LaneId;
 use super::role::Role;
-use super::statistics::LaneCounted;
-use super::worker::WorkerCounters;
+use super::statistics::{LaneCounted, WorkerCounters};
 
 /// What a worker did, since it started or since an earlier reading.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,6 +23,9 @@ pub(crate) struct Reading {
     pub(crate) idle_rounds: u64,
     /// Times it went to sleep.
     pub(crate) sleeps: u64,
+    /// Those of them in which it let frames of busy guests gather.
+    #[serde(default)]
+    pub(crate) pauses: u64,
     /// Nanoseconds in rounds that moved frames, as of its last look at the clock.
     pub(crate) busy_ns: u64,
     /// In those that did not, and falling asleep.
@@ -125,6 +127,7 @@ impl Reading {
             busy_rounds: counters.busy_rounds.get(),
             idle_rounds: counters.idle_rounds.get(),
             sleeps: counters.sleeps.get(),
+            pauses: counters.pauses.get(),
             busy_ns: counters.time.busy.get(),
             idle_ns: counters.time.idle.get(),
             asleep_ns: counters.time.asleep(now),
@@ -176,6 +179,7 @@ impl Reading {
             busy_rounds: less(self.busy_rounds, before.busy_rounds),
             idle_rounds: less(self.idle_rounds, before.idle_rounds),
             sleeps: less(self.sleeps, before.sleeps),
+            pauses: less(self.pauses, before.pauses),
             busy_ns: less(self.busy_ns, before.busy_ns),
             idle_ns: less(self.idle_ns, before.idle_ns),
             asleep_ns: less(self.asleep_ns, before.asleep_ns),

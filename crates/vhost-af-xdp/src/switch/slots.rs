@@ -9,6 +9,7 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 
 use super::lane::{Blame, Lane, LaneId, Near, Network, Peer, SlotAt, Work};
 use super::members::{Guest, Members};
+use super::moderation::Share;
 use super::new_lane::{NewLane, OnFault};
 use super::role::Role;
 use super::spread::Spread;
@@ -43,6 +44,8 @@ pub(super) struct Slot {
     pub(super) deaf: Option<Instant>,
     /// Breaths in a row in which no frame moved.
     idle: u32,
+    /// What it has to do with pauses for what carries much.
+    pub(super) share: Share,
     /// It is armed, and does not breathe until it is kicked, or somebody gives it frames.
     pub(super) dozes: bool,
 }
@@ -70,6 +73,7 @@ impl Slot {
             futile: 0,
             deaf: None,
             idle: 0,
+            share: Share::default(),
             dozes: false,
         }
     }
@@ -145,6 +149,7 @@ pub(super) fn breathe(slots: &mut [Slot], at: usize) -> Option<Breath> {
         }
         Ok(frames) => {
             (slot.futile, slot.idle) = (0, 0);
+            slot.share.moved();
             slot.check_calls();
             *left |= !slot.is_in_rounds();
             if let Some(other) = slot.peer {

@@ -19,11 +19,28 @@ use std::time::Instant;
 use device::counters::Counter;
 use device::meter::{self, CALLS, SIZES, Work};
 
-use super::worker_time::ns;
+use super::worker_time::{WorkerTime, ns};
 
 /// In one of so many of a worker's looks what was counted is told, and that round is timed. Odd, as is the number of
 /// rounds from one look to the next: some lanes do something each eighth round.
 pub(super) const LOOKS_PER_TIMED: u32 = 3;
+
+/// What a worker does with its time.
+#[derive(Debug, Default)]
+pub(crate) struct WorkerCounters {
+    /// Rounds in which at least one frame moved.
+    pub(crate) busy_rounds: Counter,
+    /// Rounds in which none did.
+    pub(crate) idle_rounds: Counter,
+    /// Times it went to sleep.
+    pub(crate) sleeps: Counter,
+    /// Those of them in which lanes that carry much were let alone.
+    pub(crate) pauses: Counter,
+    /// How long it did which.
+    pub(crate) time: WorkerTime,
+    /// What it did for frames.
+    pub(crate) counted: Counted,
+}
 
 /// See the module's head: of a worker.
 #[derive(Debug, Default)]

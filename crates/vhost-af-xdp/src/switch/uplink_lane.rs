@@ -92,6 +92,8 @@ pub(crate) struct UplinkLane<N> {
     /// Of it, what asking filter rules about frames to groups was in this round: one frame is a look-up for each port.
     of_groups: usize,
     awaits_nic: bool,
+    /// Bytes that it received so far.
+    carried: u64,
 }
 
 impl<N: Lent> UplinkLane<N> {
@@ -121,6 +123,7 @@ impl<N: Lent> UplinkLane<N> {
             owed: 0,
             of_groups: 0,
             awaits_nic: true,
+            carried: 0,
         }
     }
 
@@ -134,6 +137,7 @@ impl<N: Lent> UplinkLane<N> {
         let is_heard = self.members.has_promiscuous();
         let mut taken = 0;
         for piece in incoming.drain(..) {
+            self.carried = self.carried.wrapping_add(u64::from(piece.len));
             let more = piece.more;
             let route = match self.queue.custody.judge(piece) {
                 Ok(piece) => self.take(piece, is_heard, network),
@@ -406,6 +410,10 @@ impl<N: Lent> Lane for UplinkLane<N> {
             true => work.max(Work::Soon),
             false => work,
         }
+    }
+
+    fn carried(&self) -> u64 {
+        self.carried
     }
 
     fn pair(&self) -> Option<&QueuePair> {

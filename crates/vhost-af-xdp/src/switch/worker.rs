@@ -37,16 +37,16 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 use xsk::NumaNode;
 
 use super::lane::{Lane, LaneId, Near, Work};
+use super::moderation::Moderation;
 use super::new_lane::NewLane;
-use super::polling::Polling;
+use super::polling::{Polling, Waits};
 use super::progress::{Progress, Watcher};
 use super::slots::{self, Place, Slot, Tables};
 use super::spread::Spread;
-use super::statistics::{Counted, LOOKS_PER_TIMED, LaneCounted, Stopwatch};
+use super::statistics::{LOOKS_PER_TIMED, LaneCounted, Stopwatch, WorkerCounters};
 use super::table::Table;
-use super::worker_time::{Watch, WorkerTime};
+use super::worker_time::Watch;
 use crate::nic::numa::WorkerPlace;
-use device::counters::Counter;
 use device::meter;
 
 /// How long to sleep when frames are with the NIC that nothing will announce.
@@ -81,21 +81,6 @@ pub(crate) enum Command {
     End,
 }
 
-/// What a worker does with its time.
-#[derive(Debug, Default)]
-pub(crate) struct WorkerCounters {
-    /// Rounds in which at least one frame moved.
-    pub(crate) busy_rounds: Counter,
-    /// Rounds in which none did.
-    pub(crate) idle_rounds: Counter,
-    /// Times it went to sleep.
-    pub(crate) sleeps: Counter,
-    /// How long it did which.
-    pub(crate) time: WorkerTime,
-    /// What it did for frames.
-    pub(crate) counted: Counted,
-}
-
 /// Control's end of a worker.
 pub(crate) struct WorkerHandle {
     commands: Sender<Command>,
@@ -118,10 +103,10 @@ impl WorkerHandle {
     pub(super) fn start(
         index: usize,
         cpu: Option<usize>,
-        spin: Duration,
+        waits: Waits,
         watcher: &Arc<Watcher>,
     ) -> io::Result<Self> {
-        let (worker, mut handle) = Self::prepare(index, spin, watcher)?;
+        let (worker, mut handle) = Self::prepare(index, waits, watcher)?;
         let thread = std::thread::Builder::new()
             .name(format!("worker-{index}"))
             .spawn(move || {
@@ -137,7 +122,7 @@ impl WorkerHandle {
     }
 
     /// A worker that no thread has yet.
-    fn prepare(index: usize, spin: Duration, watcher: &Arc<Watcher>) -> io::Result<(Worker, Self)> {
+    fn prepare(index: usize, waits: Waits, watcher: &Arc<Watcher>) -> io::Result<(Worker, Self)> {
         let mailbox = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         epoll::add(
@@ -154,7 +139,8 @@ impl WorkerHandle {
             inbox,
             posted: Arc::clone(&posted),
             epoll,
-            spin,
+            spin: waits.spin,
+            moderation: Moderation::new(waits.moderation, Instant::now()),
             counters: Arc::clone(&counters),
             progress: Arc::clone(&progress),
             lanes: Vec::new(),
@@ -228,6 +214,7 @@ struct Worker {
     posted: Arc<AtomicBool>,
     epoll: OwnedFd,
     spin: Duration,
+    moderation: Moderation,
     counters: Arc<WorkerCounters>,
     progress: Arc<Progress>,
     lanes: Vec<Slot>,
@@ -381,16 +368,31 @@ impl Worker {
         }
     }
 
-    /// Arms all lanes and sleeps until something happens; how long.
+    /// How long lanes that carry much are let alone now.
+    fn pause(&mut self) -> Duration {
+        let lanes = self.lanes.iter_mut();
+        let lanes = lanes.map(|slot| (slot.lane.carried(), &mut slot.share));
+        self.moderation.look(Instant::now(), lanes);
+        self.moderation.pause()
+    }
+
+    /// Arms all lanes but those that are let alone for a while, and sleeps until something happens; how long.
     fn rest(&mut self) -> Duration {
         let mut work = self.listen_again();
+        let pause = self.pause();
         for &at in &self.awake {
+            if self.lanes[at].share.begin(!pause.is_zero()) {
+                work = work.max(Work::Later(Reverse(pause)));
+                continue;
+            }
             self.progress.take_up(self.lanes[at].id);
             work = work.max(slots::arm(&mut self.lanes, at).unwrap_or(Work::None));
         }
         let mut asleep = Duration::ZERO;
         if work != Work::Now {
             self.counters.sleeps.add(1);
+            let is_pause = self.lanes.iter().any(|slot| slot.share.is_let_alone());
+            self.counters.pauses.add(is_pause.into());
             let wait = match work {
                 Work::Soon => Some(SOON),
                 Work::Later(Reverse(wait)) => Some(wait),
@@ -409,7 +411,8 @@ impl Worker {
     /// Sleeps until a guest kicks, control has sent something, a NIC that a lane awaits has frames, or so long; how
     /// long that was.
     fn wait(&mut self, limit: Option<&Timespec>) -> Duration {
-        let awaits = |slot: &&Slot| slot.is_in_rounds() && slot.lane.awaits_nic();
+        let awaits =
+            |slot: &&Slot| slot.is_in_rounds() && !slot.share.is_let_alone() && slot.lane.awaits_nic();
         let nics = self
             .lanes
             .iter()

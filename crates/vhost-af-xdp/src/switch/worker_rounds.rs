@@ -16,6 +16,7 @@ use crate::switch::cycles;
 use crate::switch::filter::{Action, FilterConfig, PortFilter, Rule};
 use crate::switch::lane::{Lane, LaneId};
 use crate::switch::new_lane::NewLane;
+use crate::switch::polling::Waits;
 use crate::switch::port_lane::PortLane;
 use crate::switch::role::Role;
 use crate::switch::table::{PortNumber, Table, TablePort};
@@ -54,7 +55,11 @@ impl Rounds {
     /// If there is no memory or descriptor left.
     #[must_use]
     pub fn new(rules: u32) -> Self {
-        let made = WorkerHandle::prepare(0, SPIN, &Arc::default());
+        let waits = Waits {
+            spin: SPIN,
+            ..Waits::default()
+        };
+        let made = WorkerHandle::prepare(0, waits, &Arc::default());
         let (worker, handle) = made.expect("descriptors");
         let known = (0..2).map(|number| TablePort {
             mac: mac(number),

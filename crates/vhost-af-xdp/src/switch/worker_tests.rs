@@ -8,10 +8,15 @@ use crate::switch::guests::GuestLane;
 use crate::switch::role::Role;
 use crate::switch::table::PortNumber;
 use crate::switch::test_guest::Memory;
+use device::counters::PairCounters;
 use device::offloads::Offloads;
 
 /// The lane of a pair of a port's, whose guest has these in its transmit queue.
 fn lane(pair: u16, enabled: bool, sends: &[Buffer]) -> NewLane {
+    lane_that_counts(pair, enabled, sends, Arc::default())
+}
+
+fn lane_that_counts(pair: u16, enabled: bool, sends: &[Buffer], counters: Arc<PairCounters>) -> NewLane {
     let memory = Memory::new(1 << 20, 0);
     let vring = || memory.vring(64, QueueFeatures::default(), Journal::None);
     let ((from_guest, mut driver), (to_guest, _)) = (vring(), vring());
@@ -25,7 +30,7 @@ fn lane(pair: u16, enabled: bool, sends: &[Buffer]) -> NewLane {
         (vring.kick, vring.enabled) = (Some(kick), enabled);
     }
     NewLane {
-        lane: Box::new(GuestLane::new(side, Arc::default())),
+        lane: Box::new(GuestLane::new(side, counters)),
         role: Role::Pair {
             port: "test".into(),
             pair,
@@ -37,7 +42,7 @@ fn lane(pair: u16, enabled: bool, sends: &[Buffer]) -> NewLane {
 
 /// What a worker's thread would have, and the other end of it.
 fn worker() -> (Worker, WorkerHandle) {
-    WorkerHandle::prepare(0, Duration::ZERO, &Arc::default()).expect("a worker")
+    WorkerHandle::prepare(0, Waits::default(), &Arc::default()).expect("a worker")
 }
 
 #[test]
@@ -139,4 +144,33 @@ fn command_is_not_slept_through_that_comes_when_a_guest_is_listened_to_again() {
     rests
         .recv_timeout(Duration::from_secs(10))
         .expect("it does not sleep");
+}
+
+/// Its guest is not asked for kicks for a while, but those of others are, and theirs end the sleep.
+#[test]
+fn lane_that_carries_much_is_let_alone_and_the_others_wake_the_worker_meanwhile() {
+    let waits = Waits {
+        moderation: Duration::from_secs(4 * 3600),
+        ..Waits::default()
+    };
+    let (mut worker, handle) = WorkerHandle::prepare(0, waits, &Arc::default()).expect("a worker");
+    let counters = Arc::new(PairCounters::default());
+    let busy = lane_that_counts(0, true, &[], Arc::clone(&counters));
+    worker.add(LaneId(1), busy, Arc::default());
+    worker.add(LaneId(2), lane(0, true, &[]), Arc::default());
+    // A window, in which that was carried at any speed of this test.
+    std::thread::sleep(Duration::from_millis(10));
+    counters.from_guest_bytes.add(1 << 60);
+    let pair = worker.lanes[1].lane.pair().expect("a guest");
+    let kick = pair.from_guest.kick.as_ref().expect("an eventfd");
+    rustix::io::write(kick, &1u64.to_ne_bytes()).expect("room");
+    let (rested, rests) = mpsc::channel();
+    std::thread::spawn(move || {
+        worker.rest();
+        let is_let_alone = [0, 1].map(|at: usize| worker.lanes[at].share.is_let_alone());
+        let _ = rested.send(is_let_alone);
+    });
+    let is_let_alone = rests.recv_timeout(Duration::from_secs(10)).expect("it wakes");
+    assert_eq!(is_let_alone, [true, false]);
+    assert_eq!(handle.counters.pauses.get(), 1);
 }

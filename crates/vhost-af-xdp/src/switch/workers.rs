@@ -7,7 +7,6 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 use device::counters::PairCounters;
 use xsk::NumaNode;
@@ -17,13 +16,15 @@ use super::inner_queue::InnerQueueError;
 use super::lane::{Lane, LaneId, Near};
 use super::link::Link;
 use super::new_lane::NewLane;
+use super::polling::Waits;
 use super::progress::{Activity, Watcher};
 use super::readings::{LaneList, Reading, WorkerReading};
 use super::role::{Group, Role};
 use super::slots::receives;
 use super::spread::Spread;
+use super::statistics::WorkerCounters;
 use super::table::Table;
-use super::worker::{Command, WorkerCounters, WorkerHandle};
+use super::worker::{Command, WorkerHandle};
 use crate::nic::numa::WorkerPlace;
 
 /// All workers of the process; spreads lanes over them.
@@ -112,11 +113,11 @@ pub(crate) struct Observation {
 
 impl Workers {
     /// Starts `count` workers (at least one), pinned round robin to `cpus` if there are any.
-    pub(crate) fn start(count: usize, cpus: &[usize], spin: Duration) -> io::Result<Self> {
+    pub(crate) fn start(count: usize, cpus: &[usize], waits: Waits) -> io::Result<Self> {
         let cpu = |index: usize| cpus.get(index % cpus.len().max(1)).copied();
         let watcher = Arc::default();
         let handles: Vec<_> = (0..count.max(1))
-            .map(|index| WorkerHandle::start(index, cpu(index), spin, &watcher))
+            .map(|index| WorkerHandle::start(index, cpu(index), waits, &watcher))
             .collect::<io::Result<_>>()?;
         Ok(Self {
             roster: Mutex::new(Roster {

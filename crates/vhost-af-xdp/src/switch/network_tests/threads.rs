@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::*;
 use crate::switch::lane::Lane;
+use crate::switch::polling::Waits;
 use crate::switch::workers::{LaneAt, Workers};
 
 /// A guest, and what wakes the worker for its queue.
@@ -55,7 +56,7 @@ impl Guest {
 /// The workers do not poll: each frame finds them asleep, or about to be.
 #[test]
 fn frames_between_workers_that_sleep_are_not_slept_through() {
-    let workers = Workers::start(2, &[], Duration::ZERO).expect("threads");
+    let workers = Workers::start(2, &[], Waits::default()).expect("threads");
     let known = (0..2).map(|port| {
         Some(TablePort {
             mac: mac(port),

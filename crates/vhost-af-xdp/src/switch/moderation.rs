@@ -1,0 +1,357 @@
+//! How long a worker that would sleep lets frames of busy guests gather first, where that brings more through.
+//!
+//! Theory of operation. Who asks for kicks as soon as nothing is left is woken for each packet of a stream, and
+//! interrupts the guest that gets it as often. All that takes CPU time from the guests that make the stream. NICs hold
+//! their interrupts back then, and Linux finds out how long by what comes through (Dynamic Interrupt Moderation,
+//! Documentation/networking/net_dim.rst). Here it is a pause in which the busy lanes ask for no kicks.
+//!
+//! How long is tried. There are a few lengths ([`Moderation::length`]), none among them. For [`TRIED`] windows two that
+//! are next to each other are used in turn, and what comes through with them decides which one is better; as long as
+//! the better one is the next one, it goes on from there. Then it stays for [`KEPT`]. The shortest pause only has to let
+//! as much through as none does, as it saves calls; longer ones must let more through ([`Level::percent`]). Who waits
+//! for answers gets fewer with each pause, so that there is none for such guests.
+//!
+//! Only lanes that carry much ([`BUSY_BYTES_A_US`]) take part. The others are armed meanwhile, and wake the worker at
+//! once. After a pause that brought nothing a lane is armed as well, until it has moved a frame.
+
+use std::time::{Duration, Instant};
+
+/// How long is counted at a time.
+const WINDOW: Duration = Duration::from_millis(8);
+/// Windows of a trial.
+const TRIED: u32 = 16;
+/// How long what it showed holds.
+const KEPT: Duration = Duration::from_secs(4);
+/// A lane that carries as much is busy: 256 Mbit/s.
+const BUSY_BYTES_A_US: u64 = 32;
+
+/// See the module's head.
+#[derive(Debug)]
+pub(super) struct Moderation {
+    most: Duration,
+    /// When the window began.
+    since: Instant,
+    level: Level,
+    /// Where the next trial looks.
+    way: Way,
+    phase: Phase,
+}
+
+/// Of the lengths of a pause.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Level(u8);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Longer,
+    Shorter,
+}
+
+#[derive(Debug)]
+enum Phase {
+    /// What came through with that length and with the next one, in so many windows so far.
+    Tried {
+        lower: Level,
+        windows: u32,
+        sums: [Sum; 2],
+    },
+    /// The length stays until then.
+    Kept(Instant),
+}
+
+/// Of windows of one kind.
+#[derive(Debug, Clone, Copy, Default)]
+struct Sum {
+    bytes: u64,
+    time: Duration,
+}
+
+/// A lane's part in it.
+#[derive(Debug, Default)]
+pub(super) struct Share {
+    /// What it had carried when the window began.
+    carried: u64,
+    is_busy: bool,
+    stage: Stage,
+}
+
+/// What comes next for a lane.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum Stage {
+    /// It has moved frames since it was armed or let alone.
+    #[default]
+    Moved,
+    /// It is let alone.
+    Alone,
+    /// It was, and nothing came.
+    Spent,
+}
+
+impl Level {
+    const NONE: Self = Self(0);
+    const LONGEST: Self = Self(3);
+
+    fn next(self, way: Way) -> Option<Self> {
+        match way {
+            Way::Longer if self != Self::LONGEST => Some(Self(self.0 + 1)),
+            Way::Shorter if self != Self::NONE => Some(Self(self.0 - 1)),
+            _ => None,
+        }
+    }
+
+    /// So much of what comes through with this one, in percent, has to come through with the next longer one.
+    fn percent(self) -> u128 {
+        // As much, but for chance; more.
+        if self == Self::NONE { 97 } else { 103 }
+    }
+}
+
+impl Way {
+    fn back(self) -> Self {
+        match self {
+            Self::Longer => Self::Shorter,
+            Self::Shorter => Self::Longer,
+        }
+    }
+}
+
+impl Moderation {
+    /// Pauses last so long at most; zero: there are none.
+    pub(super) fn new(most: Duration, now: Instant) -> Self {
+        Self {
+            most,
+            since: now,
+            level: Level::NONE,
+            way: Way::Longer,
+            phase: Phase::tried(Level::NONE),
+        }
+    }
+
+    /// None, a quarter of the longest one, a half, and that.
+    fn length(&self, level: Level) -> Duration {
+        match level.0 {
+            0 => Duration::ZERO,
+            level => self.most / 8 * (1 << level),
+        }
+    }
+
+    /// How long busy lanes are let alone now.
+    pub(super) fn pause(&self) -> Duration {
+        self.length(match self.phase {
+            Phase::Tried { lower, windows, .. } if windows % 2 == 1 => Level(lower.0 + 1),
+            Phase::Tried { lower, .. } => lower,
+            Phase::Kept(_) => self.level,
+        })
+    }
+
+    /// Ends the window if it is over. `lanes`: what each has carried so far, and its share.
+    pub(super) fn look<'a>(&mut self, now: Instant, lanes: impl Iterator<Item = (u64, &'a mut Share)>) {
+        let time = now.saturating_duration_since(self.since);
+        if self.most.is_zero() || time < WINDOW {
+            return;
+        }
+        self.since = now;
+        let (mut bytes, mut is_any_busy) = (0_u64, false);
+        for (carried, share) in lanes {
+            bytes = bytes.saturating_add(share.carry(carried, time));
+            is_any_busy |= share.is_busy;
+        }
+        self.end_window(now, is_any_busy, Sum { bytes, time });
+    }
+
+    fn end_window(&mut self, now: Instant, is_any_busy: bool, came: Sum) {
+        match &mut self.phase {
+            Phase::Kept(until) if now < *until => {}
+            Phase::Tried { lower, windows, sums } if is_any_busy => {
+                sums[(*windows % 2) as usize].add(came);
+                *windows += 1;
+                if *windows == TRIED {
+                    let ([shorter, longer], lower) = (*sums, *lower);
+                    let is_longer = longer.is_so_much_of(shorter, lower.percent());
+                    self.decide(now, if is_longer { Level(lower.0 + 1) } else { lower });
+                }
+            }
+            _ => self.begin_trial(),
+        }
+    }
+
+    /// A trial has shown which length is the better one.
+    fn decide(&mut self, now: Instant, level: Level) {
+        let has_moved = std::mem::replace(&mut self.level, level) != level;
+        if has_moved && level.next(self.way).is_some() {
+            return self.begin_trial();
+        }
+        self.way = self.way.back();
+        self.phase = Phase::Kept(now + KEPT);
+    }
+
+    fn begin_trial(&mut self) {
+        let other = self.level.next(self.way).unwrap_or_else(|| {
+            self.way = self.way.back();
+            self.level.next(self.way).unwrap_or(self.level)
+        });
+        self.phase = Phase::tried(Level(self.level.0.min(other.0)));
+    }
+}
+
+impl Phase {
+    fn tried(lower: Level) -> Self {
+        Self::Tried {
+            lower,
+            windows: 0,
+            sums: [Sum::default(); 2],
+        }
+    }
+}
+
+impl Sum {
+    fn add(&mut self, other: Self) {
+        self.bytes = self.bytes.saturating_add(other.bytes);
+        self.time += other.time;
+    }
+
+    /// Whether it came at that rate of the other's, in percent, or more.
+    fn is_so_much_of(self, other: Self, percent: u128) -> bool {
+        let times = |bytes: u64, time: Duration| u128::from(bytes).saturating_mul(time.as_micros());
+        times(self.bytes, other.time).saturating_mul(100)
+            >= times(other.bytes, self.time).saturating_mul(percent)
+    }
+}
+
+impl Share {
+    /// It has carried so much so far, of which what came in the last window is given back.
+    fn carry(&mut self, carried: u64, time: Duration) -> u64 {
+        // Counters may begin anew with another guest.
+        let more = carried.saturating_sub(self.carried);
+        self.carried = carried;
+        self.is_busy = u128::from(more) >= u128::from(BUSY_BYTES_A_US) * time.as_micros();
+        more
+    }
+
+    /// It moved frames.
+    #[inline]
+    pub(super) fn moved(&mut self) {
+        self.stage = Stage::Moved;
+    }
+
+    /// The worker is about to sleep: whether the lane is let alone in that sleep, where there are pauses.
+    pub(super) fn begin(&mut self, pauses: bool) -> bool {
+        let is_let_alone = pauses && self.is_busy && self.stage == Stage::Moved;
+        self.stage = match is_let_alone {
+            true => Stage::Alone,
+            false => Stage::Spent,
+        };
+        is_let_alone
+    }
+
+    /// Whether it is let alone in this sleep.
+    pub(super) fn is_let_alone(&self) -> bool {
+        self.stage == Stage::Alone
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MOST: Duration = Duration::from_micros(800);
+    const TRIAL: Duration = WINDOW.saturating_mul(TRIED);
+
+    /// Goes on for that time with a lane that carries so many bytes a microsecond with each length of a pause; how many
+    /// windows had which.
+    fn run(moderation: &mut Moderation, time: Duration, share: &mut Share, rates: [u64; 4]) -> [u32; 4] {
+        let end = moderation.since + time;
+        let (mut carried, mut windows) = (share.carried, [0; 4]);
+        while moderation.since < end {
+            let level = match moderation.pause().as_micros() {
+                0 => 0,
+                pause => (pause / 200).ilog2() as usize + 1,
+            };
+            windows[level] += 1;
+            carried += rates[level] * WINDOW.as_micros() as u64;
+            moderation.look(moderation.since + WINDOW, std::iter::once((carried, &mut *share)));
+        }
+        windows
+    }
+
+    fn moderation() -> (Moderation, Share) {
+        (Moderation::new(MOST, Instant::now()), Share::default())
+    }
+
+    #[test]
+    fn pauses_are_as_long_as_brings_most_through() {
+        let cases = [
+            ([100, 80, 200, 200], 0),
+            ([100, 98, 98, 98], 200),
+            ([100, 120, 140, 130], 400),
+            ([100, 120, 140, 160], 800),
+        ];
+        for (rates, pause) in cases {
+            let (mut moderation, mut share) = moderation();
+            run(&mut moderation, TRIAL * 3, &mut share, rates);
+            assert_eq!(moderation.pause().as_micros(), pause, "{rates:?}");
+            // It looks around now and then, and comes back.
+            let windows = run(&mut moderation, (KEPT + TRIAL * 2) * 4, &mut share, rates);
+            let at = rates.len().min(if pause == 0 {
+                0
+            } else {
+                (pause / 200).ilog2() as usize + 1
+            });
+            assert!(
+                windows[at] * 10 > windows.iter().sum::<u32>() * 9,
+                "{rates:?}: {windows:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn it_is_tried_again_when_things_may_have_changed() {
+        let (mut moderation, mut share) = moderation();
+        run(&mut moderation, TRIAL, &mut share, [100, 50, 50, 50]);
+        let windows = run(&mut moderation, KEPT, &mut share, [100, 200, 300, 400]);
+        assert_eq!(windows[1..], [0; 3], "what was found holds");
+        run(&mut moderation, TRIAL * 4, &mut share, [100, 200, 300, 400]);
+        assert_eq!(moderation.pause(), MOST);
+        run(
+            &mut moderation,
+            (KEPT + TRIAL) * 4,
+            &mut share,
+            [400, 300, 200, 100],
+        );
+        assert_eq!(moderation.pause(), Duration::ZERO);
+    }
+
+    #[test]
+    fn nothing_is_tried_where_nobody_carries_much_or_no_pauses_are_wanted() {
+        let (mut little, mut share) = moderation();
+        let windows = run(&mut little, KEPT * 2, &mut share, [BUSY_BYTES_A_US - 1; 4]);
+        assert_eq!(windows[1..], [0; 3]);
+        assert!(!share.begin(true));
+        let mut none = Moderation::new(Duration::ZERO, Instant::now());
+        none.look(none.since + KEPT, std::iter::once((u64::MAX, &mut share)));
+        assert!(!share.begin(true), "nobody is looked at");
+    }
+
+    #[test]
+    fn lane_is_let_alone_once_until_it_moves_a_frame() {
+        let mut share = Share {
+            is_busy: true,
+            ..Share::default()
+        };
+        assert!(!share.begin(false) && !share.is_let_alone());
+        share.moved();
+        assert!(share.begin(true) && share.is_let_alone());
+        assert!(!share.begin(true) && !share.is_let_alone(), "nothing came");
+        share.moved();
+        assert!(share.begin(true));
+    }
+
+    #[test]
+    fn counters_that_begin_anew_count_for_nothing() {
+        let mut share = Share::default();
+        assert_eq!(share.carry(1000, WINDOW), 1000);
+        assert_eq!(share.carry(10, WINDOW), 0);
+        assert_eq!(share.carry(u64::MAX, Duration::from_secs(1)), u64::MAX - 10);
+        assert!(share.is_busy);
+    }
+}
