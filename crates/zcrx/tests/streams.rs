@@ -7,10 +7,11 @@ mod support;
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -68,7 +69,10 @@ fn slow_reader_in_another_thread_runs_the_pool_dry_and_loses_nothing() {
                         came += piece.len() as u64;
                         to_reader.send(piece).unwrap();
                     }
-                    Event::Ended { error, .. } => panic!("ended at {came}: {error:?}"),
+                    Event::Ended { error, .. } => assert!(
+                        error.is_none() && came == 2 * MIB as u64 + 8,
+                        "ended at {came}: {error:?}"
+                    ),
                     _ => {}
                 }
             }
@@ -337,6 +341,53 @@ fn sizes_that_cannot_be_are_refused_with_the_value() {
     assert!(refused(|it| it.block_bytes = Some(1000)).contains("1000 bytes"));
     assert!(refused(|it| it.copy_buffer_bytes = 0).contains("buffers of 0 bytes"));
     assert!(refused(|it| it.copy_buffer_bytes = 1 << 20).contains("no room for a buffer of 1048576"));
+}
+
+/// Receives, keeps all that came, and says so; until it is killed.
+#[test]
+#[ignore = "a part of the next test, as a process of its own"]
+fn holder() {
+    let mut receiver = Receiver::open(&small(64)).unwrap();
+    let (_, address) = listening(&mut receiver);
+    let _sending = sender(address, 1, MIB);
+    let mut kept = Vec::new();
+    while receiver.statistics().ran_out == 0 {
+        receiver.wait(Some(LIMIT)).unwrap();
+        while let Some(event) = receiver.next_event() {
+            match event {
+                Event::Accepted { socket, .. } => drop(receiver.add(socket).unwrap()),
+                Event::Received { piece, .. } => kept.push(piece),
+                _ => {}
+            }
+        }
+    }
+    eprintln!("holds {} pieces of {}", kept.len(), receiver.mode());
+    receiver.wait(None).unwrap();
+    receiver.wait(Some(LIMIT)).unwrap();
+}
+
+#[test]
+fn holder_killed_with_buffers_out_leaves_nothing() {
+    for _ in 0..20 {
+        let mut holder = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "holder", "--ignored", "--nocapture"])
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut said = String::new();
+        BufReader::new(holder.stderr.take().unwrap())
+            .read_line(&mut said)
+            .unwrap();
+        assert!(said.starts_with("holds "), "{said}");
+        holder.kill().unwrap();
+        holder.wait().unwrap();
+    }
+    let mut receiver = Receiver::open(&small(64)).unwrap();
+    let (_, address) = listening(&mut receiver);
+    let sending = sender(address, 6, MIB);
+    run(&mut receiver, 1, MIB as u64, |_, event| Some(event));
+    sending.join().unwrap();
 }
 
 /// A process registers, exports and passes; here both are this one, and the ring is imported into before it is enabled.
