@@ -50,6 +50,10 @@ pub struct Statistics {
     pub flushes: u64,
     /// Pieces that were given back.
     pub returned: u64,
+    /// Times that the kernel copied into the area of zcrx, of all receivers of the queue together, and how many bytes;
+    /// without what it copies from the heads of packets. `None` before Linux 7.2, and with ordinary receives, which
+    /// copy all.
+    pub kernel_copies: Option<(u64, u64)>,
 }
 
 /// Receives from many connections, in one thread: the thread that opens it must be the one that uses it, since the
@@ -189,7 +193,10 @@ impl Receiver {
 
     /// What was done so far.
     pub fn statistics(&self) -> Statistics {
-        self.statistics
+        Statistics {
+            kernel_copies: self.supply.instance().and_then(|(it, _)| it.refill().copies()),
+            ..self.statistics
+        }
     }
 
     /// How many buffers there are.
