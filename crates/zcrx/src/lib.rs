@@ -63,6 +63,8 @@ mod abi;
 #[cfg(not(loom))]
 mod area;
 #[cfg(not(loom))]
+mod completions;
+#[cfg(not(loom))]
 mod config;
 #[cfg(not(loom))]
 mod connection;
