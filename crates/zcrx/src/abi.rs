@@ -1,8 +1,8 @@
 //! What the kernel calls zcrx: structures, constants and the calls that take them.
 //!
-//! From `include/uapi/linux/io_uring/zcrx.h` and `include/uapi/linux/io_uring.h` of Linux 7.2. Fields that older kernels
-//! do not know are zero there, and mean nothing then. The crate `io-uring` has the older part of it only, and a
-//! registration that writes through a shared reference; so the registration is ours.
+//! From `include/uapi/linux/io_uring/zcrx.h` and `include/uapi/linux/io_uring.h` of Linux 7.2. Fields that older
+//! kernels do not know are zero there, and mean nothing then. The crate `io-uring` has the older part of it only, and
+//! a registration that writes through a shared reference; so the registration is ours.
 //!
 //! Everything here takes and returns plain values; what they mean is said in `instance.rs`.
 #![allow(unsafe_code)]
@@ -139,8 +139,8 @@ struct BufferRing {
 }
 
 fn register<T>(ring: BorrowedFd<'_>, operation: c_uint, argument: &mut T, count: c_uint) -> io::Result<()> {
-    // SAFETY: for each of our operations the kernel reads and writes one structure of the type that the caller passes, which is
-    // the one that the operation takes, at the address of a live value, and keeps no pointer to it.
+    // SAFETY: for each of our operations the kernel reads and writes one structure of the type that the caller
+    // passes, which is the one that the operation takes, at the address of a live value, and keeps no pointer to it.
     let result = unsafe {
         libc::syscall(
             libc::SYS_io_uring_register,
@@ -156,8 +156,8 @@ fn register<T>(ring: BorrowedFd<'_>, operation: c_uint, argument: &mut T, count:
     }
 }
 
-/// Registers an instance with a ring. Area and region tell what the kernel made of them. True if the kernel counts what
-/// it copies, at `counters` bytes of the region (`struct zcrx_stats`: times, then bytes).
+/// Registers an instance with a ring. Area and region tell what the kernel made of them. True if the kernel counts
+/// what it copies, at `counters` bytes of the region (`struct zcrx_stats`: times, then bytes).
 ///
 /// # Safety
 /// The memory that area and region name must be mapped, and nobody may have references to it, as long as the instance

@@ -3,12 +3,12 @@
 //! # Theory of operation
 //!
 //! An instance is a NIC queue (or none), an area and a refill ring. It is registered with an io_uring, and known to
-//! requests of that ring by a small number. The kernel can wrap it into a descriptor of its own kind (export), which can
-//! be passed to another process, and make it known to another ring (import); the queue is given back when the last ring
-//! and the last descriptor are gone.
+//! requests of that ring by a small number. The kernel can wrap it into a descriptor of its own kind (export), which
+//! can be passed to another process, and make it known to another ring (import); the queue is given back when the
+//! last ring and the last descriptor are gone.
 //!
-//! Area and refill ring are memory files, so that who takes the instance up can map them. Who writes the refill ring is
-//! up to its users: within a process several receivers write it in turns, under a lock ([`Share`]); of several
+//! Area and refill ring are memory files, so that who takes the instance up can map them. Who writes the refill ring
+//! is up to its users: within a process several receivers write it in turns, under a lock ([`Share`]); of several
 //! processes only one may use the instance.
 //!
 //! Registering and importing both take CAP_NET_ADMIN in the first user namespace (`io_register_zcrx`,

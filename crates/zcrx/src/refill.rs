@@ -7,14 +7,14 @@
 //! `io_zcrx_ring_refill` and `zcrx_flush_rq`, `io_uring/zcrx.c`. Where head, tail and entries are, the registration
 //! says.
 //!
-//! The kernel takes entries when a NIC asks for buffers, and when it is told to (a flush). Where it has not taken enough
-//! the ring is full; what does not fit waits in a list of ours, `waiting`, of which there is normally none.
+//! The kernel takes entries when a NIC asks for buffers, and when it is told to (a flush). Where it has not taken
+//! enough the ring is full; what does not fit waits in a list of ours, `waiting`, of which there is normally none.
 //!
 //! One ring may serve several receivers of this process, so it is behind a lock; it is held for one batch, and pieces
 //! that are dropped do not take it.
 //!
-//! Invariants: **F1** `head`, `tail` and `entries` point into `memory`, aligned, for `mask + 1` entries: `new` checked it
-//! against what the kernel said; **F2** only the holder of `&mut` writes.
+//! Invariants: **F1** `head`, `tail` and `entries` point into `memory`, aligned, for `mask + 1` entries: `new`
+//! checked it against what the kernel said; **F2** only the holder of `&mut` writes.
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;
