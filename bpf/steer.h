@@ -52,6 +52,8 @@
  * stands there: what lies before that is other memory of the guest's. The plain program has none to leave.
  */
 #define STEER_QUEUE_HINTS 0x40
+/* Its holder wishes that, and may not have it now if STEER_QUEUE_HINTS is clear. Ignored by the program, as above. */
+#define STEER_QUEUE_HINTS_WISHED 0x80
 
 #define STEER_HEADER_NONE 0
 /* VirtIO 1.3, section 5.1.6: struct virtio_net_hdr with num_buffers */
