@@ -12,8 +12,8 @@ use crate::switch::link::Link;
 use crate::switch::spread::Spread;
 
 /// Two workers: the first has the first two of four ports and the uplink, if there is one; the second has the others.
-/// And what the link from the first to the second counts where it is given frames.
-pub(super) struct Workers(pub(super) [World; 2], Arc<PairCounters>);
+/// And what the link from the first to the second counts where it is given frames, and where they are taken.
+pub(super) struct Workers(pub(super) [World; 2], [Arc<PairCounters>; 2]);
 
 /// Which worker has a port, and its place there.
 fn place(port: usize) -> (usize, usize) {
@@ -54,9 +54,9 @@ impl Workers {
             world
         };
         let mut worlds = [world(0), world(1)];
-        let given = Arc::<PairCounters>::default();
-        for (from, to, given) in [(0, 1, Arc::clone(&given)), (1, 0, Arc::default())] {
-            let Link { giving, taking } = Link::new([given, Arc::default()]).expect("memory");
+        let counters = <[Arc<PairCounters>; 2]>::default();
+        for (from, to, counters) in [(0, 1, counters.clone()), (1, 0, Default::default())] {
+            let Link { giving, taking } = Link::new(counters).expect("memory");
             let network = || NETWORK.into();
             let (role, other) = (
                 Role::LinkTo {
@@ -76,7 +76,7 @@ impl Workers {
             Some(hints) => first.with_uplink_of(256, |queue| promise(queue, hints)),
             None => first,
         };
-        let mut workers = Self([first, second], given);
+        let mut workers = Self([first, second], counters);
         workers.0.iter_mut().for_each(World::acquaint);
         workers.breathe();
         workers
@@ -107,10 +107,15 @@ impl Workers {
 
     /// GSO packets that the first worker made of what its uplink received, for ports of the second.
     pub(super) fn merged(&self) -> u64 {
-        self.1.to_guest_super_frames.get()
+        self.1[0].to_guest_super_frames.get()
     }
 
     /// Both, until what is under way has come.
+    /// What the second worker lost because an isolated port must not have it, of what the first gave it.
+    pub(super) fn lost_as_isolated(&self) -> u64 {
+        self.1[1].from_guest_isolated.get()
+    }
+
     pub(super) fn breathe(&mut self) {
         for _ in 0..4 {
             self.0.iter_mut().for_each(World::breathe);
