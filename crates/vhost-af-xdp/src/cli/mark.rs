@@ -1,6 +1,6 @@
 //! The command line of `mark`.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 
 use clap::{Args, Subcommand, value_parser};
 use steer::Flow;
