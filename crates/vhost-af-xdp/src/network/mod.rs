@@ -93,6 +93,8 @@ pub(crate) struct ShownNetwork {
     pub(crate) lanes: Vec<Weak<LaneFacts>>,
     /// Where it is to be reached.
     pub(crate) host: Option<ShownHost>,
+    /// Addresses that ports have beside their own, in order.
+    learned: Vec<(PortNumber, Station)>,
 }
 
 #[derive(Default)]
@@ -187,6 +189,13 @@ impl State {
 }
 
 impl NetworkEnd {
+    /// Addresses that the port has beside its own, in order.
+    pub(crate) fn learned(&self) -> Vec<Station> {
+        let shown = self.network.shown();
+        let its = shown.learned.iter().filter(|(port, _)| *port == self.number);
+        its.map(|&(_, station)| station).collect()
+    }
+
     /// What a lane of the port's is to others.
     pub(crate) fn role(&self, pair: u16) -> Role {
         Role::Member {

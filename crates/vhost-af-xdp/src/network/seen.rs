@@ -49,6 +49,12 @@ impl Seen {
             mtu: MTU,
         });
         let lanes = state.running.iter().map(|running| &running.facts);
+        let mut learned: Vec<_> = state
+            .learning
+            .stations()
+            .map(|(station, port)| (port, station))
+            .collect();
+        learned.sort_unstable_by_key(|(port, station)| (port.0, station.bits()));
         let host = state.uplink.as_ref().filter(|uplink| uplink.host);
         let shown = ShownNetwork {
             uplink: state.uplink.clone(),
@@ -58,6 +64,7 @@ impl Seen {
             interface: state.interface.as_ref().map(std::sync::Arc::downgrade),
             lanes: lanes.map(std::sync::Arc::downgrade).collect(),
             host: host.map(|_| state.host.shown()),
+            learned,
         };
         let watched = state.watched;
         Self { shown, watched }
