@@ -24,7 +24,7 @@ pub const MAX_MARKS: u32 = 16_384;
 pub struct Flow {
     /// As in the IP header: 6 TCP, 17 UDP, …
     pub protocol: u8,
-    /// Source; `None`: a service. An address of IPv4, and the `::ffff:` one of IPv6 that looks like it, are not the same.
+    /// Source; `None`: a service. An address of IPv4 and the `::ffff:` one of IPv6 that looks like it are not the same.
     pub from: Option<(IpAddr, u16)>,
     /// Destination; its version of IP is the flow's.
     pub to: (IpAddr, u16),
