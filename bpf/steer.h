@@ -52,6 +52,8 @@
  * stands there: what lies before that is other memory of the guest's. The plain program has none to leave.
  */
 #define STEER_QUEUE_HINTS 0x40
+/* Its holder wishes that, and may not have it now if STEER_QUEUE_HINTS is clear. Ignored by the program, as above. */
+#define STEER_QUEUE_HINTS_WISHED 0x80
 
 #define STEER_HEADER_NONE 0
 /* VirtIO 1.3, section 5.1.6: struct virtio_net_hdr with num_buffers */
@@ -107,7 +109,8 @@ _Static_assert(sizeof(struct steer_member) == 8, "twin in network.rs");
 
 /*
  * A flow that has a mark: the key of a mark. Addresses and ports as in the frame, IPv4 as ::ffff:a.b.c.d; ports are 0
- * where the protocol has none, and in fragments but the first. A key whose `from` and `from_port` are 0 is a service:
+ * where the protocol has none, and in fragments but the first; `version` is that of IP, as an address of IPv6 may look
+ * like one of IPv4. A key whose `from` and `from_port` are 0 is a service:
  * it marks all frames to it that have no mark of their flow.
  */
 struct steer_flow {
@@ -117,7 +120,9 @@ struct steer_flow {
 	__u8 to_port[2];
 	/* as in the header of IPv4, or the fixed one of IPv6: extension headers are not looked behind */
 	__u8 protocol;
-	__u8 zero[3];
+	/* 4 or 6 */
+	__u8 version;
+	__u8 zero[2];
 };
 _Static_assert(sizeof(struct steer_flow) == 40, "twin in marks.rs");
 

@@ -149,7 +149,7 @@ static __always_inline __u32 tag_len(const struct hints *hints)
 static __always_inline int flow_of(struct xdp_md *ctx, volatile __u64 *key)
 {
 	/* A header in words; its bytes are as in the frame. */
-	__u32 head[10], ports = 0, at = 12, protocol;
+	__u32 head[10], ports = 0, at = 12, protocol, version;
 	const __u8 *bytes = (const __u8 *)head;
 	__u16 type;
 
@@ -172,6 +172,7 @@ static __always_inline int flow_of(struct xdp_md *ctx, volatile __u64 *key)
 		key[2] = 0;
 		key[3] = (__u64)0xffff << SHIFT(2, 2) | HALF(head[4], 4);
 		protocol = bytes[9];
+		version = 4;
 		at += (bytes[0] & 0x0f) * 4;
 		/* Bits 0 to 12: offset of the fragment (RFC 791). */
 		if ((bytes[6] & 0x1f) | bytes[7])
@@ -184,6 +185,7 @@ static __always_inline int flow_of(struct xdp_md *ctx, volatile __u64 *key)
 		key[2] = HALF(head[6], 0) | HALF(head[7], 4);
 		key[3] = HALF(head[8], 0) | HALF(head[9], 4);
 		protocol = bytes[6];
+		version = 6;
 		at += 40;
 	} else {
 		return -1;
@@ -194,7 +196,7 @@ static __always_inline int flow_of(struct xdp_md *ctx, volatile __u64 *key)
 			return -1;
 	}
 no_ports:
-	key[4] = HALF(ports, 0) | (__u64)protocol << SHIFT(4, 1);
+	key[4] = HALF(ports, 0) | (__u64)protocol << SHIFT(4, 1) | (__u64)version << SHIFT(5, 1);
 	return 0;
 }
 

@@ -24,6 +24,8 @@ const NETWORK: u64 = 0x20;
 const NETWORK_SHIFT: u32 = 8;
 /// `STEER_QUEUE_HINTS`
 const HINTS: u64 = 0x40;
+/// `STEER_QUEUE_HINTS_WISHED`
+const HINTS_WISHED: u64 = 0x80;
 /// Addresses and VLANs of all queues together; `STEER_MAX_ENTRIES`.
 pub(crate) const MAX_ENTRIES: u32 = 16_384;
 /// `STEER_ENTRY_MAC`
@@ -125,6 +127,18 @@ pub(crate) fn lasting_bits(word: u64) -> u64 {
     filter_bits(word) | network_bits(word)
 }
 
+/// The same word, whose queue has the hints that its holder wishes, if it may have any.
+pub(crate) fn word_with_hints(word: u64, allowed: bool) -> u64 {
+    // A version before did not note the wish beside what it gave.
+    let wished = word & ((HINTS | HINTS_WISHED) << FLAGS_SHIFT) != 0;
+    let bare = word & !((HINTS | HINTS_WISHED) << FLAGS_SHIFT);
+    match (wished, allowed) {
+        (false, _) => bare,
+        (true, false) => bare | HINTS_WISHED << FLAGS_SHIFT,
+        (true, true) => bare | (HINTS | HINTS_WISHED) << FLAGS_SHIFT,
+    }
+}
+
 /// The flags of a queue of this network, which is below [`MAX_QUEUES`].
 pub(crate) fn word_of_network(network: u32) -> u64 {
     network_bits((NETWORK | u64::from(network) << NETWORK_SHIFT) << FLAGS_SHIFT)
@@ -172,7 +186,11 @@ impl QueueConf {
         let header_len = self.virtio_header.map_or(0, VirtioHeader::len_bytes);
         slot.inactive_word()
             | (ACTIVE << FLAGS_SHIFT)
-            | (if self.hints { HINTS << FLAGS_SHIFT } else { 0 })
+            | (if self.hints {
+                (HINTS | HINTS_WISHED) << FLAGS_SHIFT
+            } else {
+                0
+            })
             | (u64::from(header_len) << HEADER_LEN_SHIFT)
             | u64::from(self.frame_limit)
     }
@@ -313,14 +331,28 @@ mod tests {
             frame_limit: 0xdead_beef,
             hints: true,
         };
-        assert_eq!(conf.to_word(MapSlot::First), 0x0041_0014_dead_beef);
-        assert_eq!(conf.to_word(MapSlot::Second), 0x0043_0014_dead_beef);
+        assert_eq!(conf.to_word(MapSlot::First), 0x00c1_0014_dead_beef);
+        assert_eq!(conf.to_word(MapSlot::Second), 0x00c3_0014_dead_beef);
         let conf = QueueConf {
             virtio_header: None,
             frame_limit: 1514,
             hints: false,
         };
         assert_eq!(conf.to_word(MapSlot::First), 0x0001_0000_0000_05ea);
+    }
+
+    #[test]
+    fn hints_that_may_not_be_had_stay_wished() {
+        let (plain, wished, given) = (
+            0x0001_0000_0000_05ea,
+            0x0081_0000_0000_05ea,
+            0x00c1_0000_0000_05ea,
+        );
+        for word in [wished, given, 0x0041_0000_0000_05ea] {
+            assert_eq!(word_with_hints(word, false), wished);
+            assert_eq!(word_with_hints(word, true), given);
+        }
+        assert_eq!(word_with_hints(plain, true), plain);
     }
 
     #[test]

@@ -24,9 +24,9 @@ pub const MAX_MARKS: u32 = 16_384;
 pub struct Flow {
     /// As in the IP header: 6 TCP, 17 UDP, …
     pub protocol: u8,
-    /// Source; `None`: a service. IPv4 addresses and `::ffff:` ones are the same.
+    /// Source; `None`: a service. An address of IPv4 and the `::ffff:` one of IPv6 that looks like it are not the same.
     pub from: Option<(IpAddr, u16)>,
-    /// Destination.
+    /// Destination; its version of IP is the flow's.
     pub to: (IpAddr, u16),
 }
 
@@ -47,17 +47,22 @@ impl Flow {
         key[16..32].copy_from_slice(&wide(address).octets());
         key[34..36].copy_from_slice(&port.to_be_bytes());
         key[36] = self.protocol;
+        key[37] = if address.is_ipv4() { 4 } else { 6 };
         key
     }
 
     fn of_key(key: &[u8]) -> Option<Self> {
         let (from, rest) = key.split_first_chunk::<16>()?;
         let (to, rest) = rest.split_first_chunk::<16>()?;
-        let &[f0, f1, t0, t1, protocol, _, _, _] = rest else {
+        let &[f0, f1, t0, t1, protocol, version, _, _] = rest else {
             return None;
         };
         let end = |address: [u8; 16], port| {
-            let address = IpAddr::V6(Ipv6Addr::from(address)).to_canonical();
+            let address = Ipv6Addr::from(address);
+            let address = match version {
+                4 => address.to_canonical(),
+                _ => address.into(),
+            };
             (address, u16::from_be_bytes(port))
         };
         let from_anywhere = *from == [0; 16] && [f0, f1] == [0; 2];
@@ -199,17 +204,29 @@ mod tests {
     fn flows_are_laid_out_as_steer_h_says() {
         let flow = Flow {
             protocol: 17,
-            from: Some(("10.0.0.1".parse().expect("v4"), 0x1234)),
+            from: Some(("fd00::1".parse().expect("v6"), 0x1234)),
             to: ("fd00::2".parse().expect("v6"), 53),
         };
         let key = flow.key();
-        assert_eq!(key[..16], [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, 1]);
+        assert_eq!(key[..16], [0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]);
         assert_eq!(key[16..32], [0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2]);
-        assert_eq!(key[32..], [0x12, 0x34, 0, 53, 17, 0, 0, 0]);
+        assert_eq!(key[32..], [0x12, 0x34, 0, 53, 17, 6, 0, 0]);
         assert_eq!(Flow::of_key(&key), Some(flow));
         let service = Flow { from: None, ..flow };
         assert_eq!(service.key()[..16], [0; 16]);
         assert_eq!(Flow::of_key(&service.key()), Some(service));
         assert_eq!(Flow::of_key(&[0; 39]), None);
+        let [v4, like_it] = ["10.0.0.1", "::ffff:10.0.0.1"].map(|to| Flow {
+            to: (to.parse().expect("an address"), 53),
+            ..service
+        });
+        assert_eq!(
+            v4.key()[16..32],
+            [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, 1]
+        );
+        for (flow, version) in [(v4, 4), (like_it, 6)] {
+            assert_eq!(flow.key()[37], version);
+            assert_eq!(Flow::of_key(&flow.key()), Some(flow));
+        }
     }
 }

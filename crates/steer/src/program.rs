@@ -25,7 +25,7 @@ use crate::error::{AttachError, PinError};
 use crate::hints::HintSet;
 use crate::layout::{
     Entry, Filter, LAST_VLAN, MAX_ENTRIES, MAX_QUEUES, MapSlot, QueueConf, QueueCounters, filter_bits,
-    lasting_bits, word_has_successor, word_with_successor,
+    lasting_bits, word_has_successor, word_with_hints, word_with_successor,
 };
 use crate::link::{self, Attached};
 use crate::load;
@@ -250,12 +250,29 @@ impl Program {
     /// # Errors
     /// [`QueueError::OutOfRange`].
     pub fn activate_queue(&self, queue: u32, conf: QueueConf) -> Result<(), QueueError> {
+        self.activate_judged(queue, conf, true)
+    }
+
+    /// The same for a queue that has hints only if `hints` allows them; [`Program::allow_hints`] changes it.
+    ///
+    /// # Errors
+    /// [`QueueError::OutOfRange`].
+    pub fn activate_judged(&self, queue: u32, conf: QueueConf, hints: bool) -> Result<(), QueueError> {
         let word = self.word(queue)?;
         let slot = match word_has_successor(word) {
             true => MapSlot::of_word(word).other(),
             false => MapSlot::of_word(word),
         };
-        self.set_word(queue, conf.to_word(slot) | lasting_bits(word))
+        let word = conf.to_word(slot) | lasting_bits(word);
+        self.set_word(queue, word_with_hints(word, hints))
+    }
+
+    /// From now on `queue` has the hints that its [`QueueConf`] wishes, or has none all the same.
+    ///
+    /// # Errors
+    /// [`QueueError::OutOfRange`].
+    pub fn allow_hints(&self, queue: u32, allowed: bool) -> Result<(), QueueError> {
+        self.set_word(queue, word_with_hints(self.word(queue)?, allowed))
     }
 
     /// From now on the frames of `queue` are passed on to the host; its sockets stay where they are.

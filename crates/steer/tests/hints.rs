@@ -229,10 +229,15 @@ fn marks_are_those_of_the_flow_or_else_of_the_service() {
     fragment[14 + 7] = 9;
     let mut options = v4(17, &[&[1; 4][..], &frame::udp_ports([1000, 2000])].concat());
     options[14] = 0x46;
+    // It looks like the one of IPv4 in all but its version.
+    let mut like_it = v6(17, &frame::udp_ports([1000, 2000]));
+    like_it[22..38].copy_from_slice(&"::ffff:10.0.0.1".parse::<Ipv6Addr>().expect("v6").octets());
+    like_it[38..54].copy_from_slice(&"::ffff:10.0.0.2".parse::<Ipv6Addr>().expect("v6").octets());
     let twice = [&udp[..12], &[0x88, 0xa8, 0, 5, 0x81, 0, 0, 6], &udp[12..]].concat();
     let cases = [
         (udp.clone(), Some(1)),
         (options, Some(1)),
+        (like_it, None),
         (twice, Some(1)),
         (fragment, None),
         (v4(17, &frame::udp_ports([1001, 2000])), Some(4)),

@@ -14,7 +14,7 @@ use rustix::net::{
     RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, accept, bind, connect, listen, recv, send,
 };
 use rustix::process::Signal;
-use steer::{Filter, HintSet, Mode, ModeRequest, Station};
+use steer::{Filter, HintSet, Mode, ModeRequest, QueueConf, Station};
 use steward::client::{Lease, LeaseError, Waiting};
 use steward::protocol::{
     Answer, HintWish, Hinted, MESSAGE_MAX, Malformed, Reason, Refusal, StationChange, Wanted, new_socket,
@@ -151,6 +151,72 @@ fn what_cannot_be_had_is_said_and_the_lease_goes_on_without() {
     assert_eq!((lease.facts().mode, hints.on), (Some(Mode::Skb), HintSet::NONE));
     assert_eq!(hints.possible, HintSet::NONE);
     assert!(hints.why.contains("native mode"), "{}", hints.why);
+}
+
+/// A queue whose frames may have hints before them.
+struct HintedQueue {
+    socket: xsk::Socket,
+    umem: xsk::Umem,
+    pool: xsk::FramePool,
+}
+
+impl HintedQueue {
+    fn open(lease: &Lease, queue: u32) -> Self {
+        let prepared = common::holder::register(lease, queue).expect("memory");
+        let umem = prepared.umem().clone();
+        let pool = umem.all_frames().expect("fresh").collect();
+        let socket = lease.bind(prepared).expect("bound");
+        let conf = QueueConf {
+            virtio_header: None,
+            frame_limit: 1518,
+            hints: true,
+        };
+        lease.activate(queue, conf).expect("allowed");
+        Self { socket, umem, pool }
+    }
+
+    /// Whether the next frame that the far end sends has hints: their layout's number is the last four bytes before it.
+    fn next_has_hints(&mut self, world: &World) -> bool {
+        self.socket.fill.refill(&mut self.pool, 1);
+        world.wire.send(&testkit::frame::plain(200, 7));
+        let desc = wait::until_some(wait::SOON, || self.socket.rx.peek(1).next()).expect("a frame");
+        let mut number = [0; 4];
+        let at = desc.data.get() - 4;
+        self.umem
+            .read(xsk::UmemOffset::new(at), &mut number)
+            .expect("inside");
+        number != [0; 4]
+    }
+}
+
+#[test]
+fn who_may_have_no_hints_gets_none_that_others_have() {
+    require!(Root);
+    if !has_hints() {
+        return;
+    }
+    let policy = |hints: &str| {
+        let first = POLICY.replace("\"all\"", "\"0\"");
+        format!(
+            "{first}hints = \"{hints}\"\n{}",
+            POLICY.replace("\"all\"", "\"1\"")
+        )
+    };
+    let mut world = World::with(2, &policy("none"));
+    // All frames come by queue 0.
+    world.veth.far.run("ethtool", &["-L", VethPair::WIRE, "tx", "1"]);
+    let other = hinted(&world.socket(), &wanted(1, 1), wish("hash,mark")).expect("allowed");
+    let lease = hinted(&world.socket(), &wanted(0, 1), wish("none")).expect("allowed");
+    assert_eq!(told(&other).on, set("hash,mark"));
+    assert_eq!(told(&lease).on, HintSet::NONE, "what its frames have");
+    let mut queue = HintedQueue::open(&lease, 0);
+    assert!(!queue.next_has_hints(&world), "of others");
+    for (hints, on) in [("mark", "hash,mark"), ("none", "none")] {
+        common::write_policy(&world.dir, &policy(hints));
+        world.steward.signal(Signal::HUP);
+        await_hints(&lease, hints, |told| told.on == set(on));
+        assert_eq!(queue.next_has_hints(&world), hints != "none", "{hints}");
+    }
 }
 
 #[test]

@@ -190,6 +190,12 @@ fn guest_has_further_addresses_where_its_port_learns() {
         let frames = std::iter::from_fn(|| lan.guests[guest].pairs[0].receive(wait::SOON));
         let until_near = frames.map(|got| got.frame).find(|frame| *frame != back);
         assert_eq!(until_near, Some(near), "guest {guest}");
+        for port in [0, 1, 2] {
+            let learned = lan.daemon.port(port)["learned"].clone();
+            let its = serde_json::json!([{"mac": "02:00:00:00:02:00", "vlan": 0}]);
+            let none = serde_json::json!([]);
+            assert_eq!(learned, if port == guest { its } else { none }, "port {port}");
+        }
     }
     lan.send(0, &frame(STRANGER, mac(2), 60, 1));
     lan.daemon.await_counter("from_guest_source_address", 1);

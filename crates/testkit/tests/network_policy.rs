@@ -1,6 +1,10 @@
 //! A steward whose policy changes under a network that runs: what it takes is said, and comes back with it.
 
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
 use rstest::rstest;
+use rustix::process::Signal;
 use testkit::{Daemon, Driver, DriverConfig, Layout, PacketPort, Serve, VethPair, frame, lan, require, wait};
 
 /// Behind the first guest, where its port learns.
@@ -36,7 +40,7 @@ fn change_policy(daemon: &mut Daemon, keys: &str) {
     let before = read(daemon);
     write_policy(daemon, keys);
     let lessor = daemon.lessor.as_mut().expect("leased");
-    lessor.steward.signal(rustix::process::Signal::HUP);
+    lessor.steward.signal(Signal::HUP);
     let is_read = || read(daemon) > before;
     assert!(wait::until(wait::SOON, is_read), "{}", daemon.said());
 }
@@ -218,4 +222,37 @@ fn assert_hears(guest: &mut Driver, number: u8, wire: &PacketPort, frame: u8) {
     wire.send(&sent);
     let got = guest.pairs[0].receive(wait::SOON).expect("it arrives");
     frame::assert_same(&got.frame, &sent);
+}
+
+#[test]
+fn steward_that_is_silent_holds_up_nobody_who_looks() {
+    require!(Root);
+    let veth = VethPair::with(2, 1500);
+    let serve = Serve::file().leased();
+    let mut daemon = Daemon::start_file(&veth.near, &serve, &[VethPair::NIC], &file(""));
+    await_whole(&daemon);
+    let lessor = daemon.lessor.as_mut().expect("leased");
+    lessor.steward.signal(Signal::STOP);
+    daemon.write_file(&file("hints = \"hash\""));
+    let (begun, is_done) = (Instant::now(), AtomicBool::new(false));
+    let answered = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let _ = daemon.reload();
+            is_done.store(true, Relaxed);
+        });
+        // Long after the steward was asked, and long before the daemon gives it up, which takes ten seconds.
+        let is_under_way = || begun.elapsed() > Duration::from_secs(2) || is_done.load(Relaxed);
+        wait::until(wait::SOON, is_under_way);
+        assert!(!is_done.load(Relaxed), "the steward is not asked");
+        let shown = network(&daemon);
+        assert_eq!(shown["uplink"], VethPair::NIC, "{shown:#}");
+        !is_done.load(Relaxed)
+    });
+    daemon
+        .lessor
+        .as_mut()
+        .expect("leased")
+        .steward
+        .signal(Signal::CONT);
+    assert!(answered, "a status waits for the steward: {}", daemon.said());
 }

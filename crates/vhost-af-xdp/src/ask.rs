@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use crate::api::client::{Ask, Client};
 use crate::api::control_socket::{ask_all, find_all, without_control_characters};
+use crate::api::status::LearnedStation;
 use crate::api::status_view::{or_dash, table, takes};
 use crate::cli::ask::{
     AtArgs, EventsArgs, KeysArgs, ListArgs, NetworkCommand, PortCommand, RulesArgs, SetArgs,
@@ -245,7 +246,12 @@ fn port_row(port: &Value) -> [String; 9] {
         Some(network) => format!("network {network}, {}", text("nic")),
         None => text("nic"),
     };
-    let options = rules.short(network.is_some());
+    let options = [rules.short(network.is_some()), learned(port)];
+    let options = options
+        .into_iter()
+        .filter(|said| !said.is_empty())
+        .collect::<Vec<_>>()
+        .join(", ");
     [
         text("name"),
         place,
@@ -257,6 +263,16 @@ fn port_row(port: &Value) -> [String; 9] {
         guest,
         text("impaired"),
     ]
+}
+
+/// Addresses that a port has beside its own.
+fn learned(port: &Value) -> String {
+    let stations: Vec<LearnedStation> = serde_json::from_value(port["learned"].clone()).unwrap_or_default();
+    let stations: Vec<_> = stations.iter().map(ToString::to_string).collect();
+    match stations.is_empty() {
+        true => String::new(),
+        false => format!("learned {}", stations.join(", ")),
+    }
 }
 
 /// VLANs whose frames a port gets that has its queues for itself.

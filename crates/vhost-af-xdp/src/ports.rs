@@ -198,10 +198,7 @@ impl Ports {
             loop {
                 changes.wait(&[], None);
                 ports.all().iter().for_each(|port| port.look_again());
-                for network in ports.networks() {
-                    // Its own thread tells guests what it finds.
-                    let _ = network.look();
-                }
+                ports.networks().iter().for_each(|network| network.look_again());
             }
         };
         let thread = std::thread::Builder::new().name("links".to_owned());

@@ -3,6 +3,7 @@
 //! Reading it asks no port's thread ([`crate::port::shown`]) and no other process. What XDP programs counted the ports'
 //! link threads ask for; that is waited for no longer than [`SAMPLES`].
 
+use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,6 +22,7 @@ use crate::rates::PortRates;
 use crate::reload::Readings;
 use crate::sandbox::InForce;
 use crate::switch::readings::WorkerReading;
+use crate::switch::table::Station;
 use crate::switch::workers::Workers;
 use device::features::Negotiated;
 use device::offloads::Offloads;
@@ -61,6 +63,9 @@ pub(crate) struct PortStatus {
     pub(crate) memory: String,
     /// Address told to the guest.
     pub(crate) mac: String,
+    /// Addresses that it has beside that one, which were learned.
+    #[serde(default)]
+    pub(crate) learned: Vec<LearnedStation>,
     /// MTU told to the guest, bytes.
     pub(crate) mtu: u16,
     /// A VMM is connected.
@@ -107,6 +112,32 @@ pub(crate) struct WorkerStatus {
     pub(crate) hangs: Option<String>,
     /// NUMA node that it runs on, see [`PortStatus::node`].
     pub(crate) node: Option<u16>,
+}
+
+/// An address in a VLAN that a port has.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct LearnedStation {
+    pub(crate) mac: String,
+    /// 0: none.
+    pub(crate) vlan: u16,
+}
+
+impl From<Station> for LearnedStation {
+    fn from(station: Station) -> Self {
+        Self {
+            mac: mac_text(station.mac()),
+            vlan: station.vlan(),
+        }
+    }
+}
+
+impl fmt::Display for LearnedStation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.vlan {
+            0 => f.write_str(&self.mac),
+            vlan => write!(f, "{} (VLAN {vlan})", self.mac),
+        }
+    }
 }
 
 /// The whole daemon.
@@ -264,6 +295,7 @@ impl PortStatus {
             rules: port.rules(),
             memory: port.config.placement.to_string(),
             mac: mac_text(port.mac()),
+            learned: port.learned().into_iter().map(LearnedStation::from).collect(),
             mtu: u16::try_from(shown.mtu).unwrap_or(u16::MAX),
             connected: session.is_some(),
             peer: session.and_then(|session| session.peer),

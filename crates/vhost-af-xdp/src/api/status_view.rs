@@ -103,6 +103,10 @@ fn render_port(text: &mut String, port: &PortStatus) {
         list(&port.offload),
         list(&port.offload_offered)
     );
+    if !port.learned.is_empty() {
+        let learned: Vec<_> = port.learned.iter().map(ToString::to_string).collect();
+        let _ = writeln!(text, "  learned: {}", learned.join(", "));
+    }
     render_notes(text, port);
     render_lanes(text, &port.lanes);
 }

@@ -1,6 +1,6 @@
 //! The command line of `mark`.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 
 use clap::{Args, Subcommand, value_parser};
 use steer::Flow;
@@ -122,9 +122,8 @@ impl FlowArgs {
                 "--source-port: missing: a flow is from one port of {source}; from anywhere it is without --source"
             );
         }
-        let is_v4 = |address: IpAddr| address.to_canonical().is_ipv4();
         if let Some(source) = self.source
-            && is_v4(source) != is_v4(self.destination)
+            && source.is_ipv4() != self.destination.is_ipv4()
         {
             let destination = self.destination;
             anyhow::bail!(
@@ -132,7 +131,7 @@ impl FlowArgs {
             );
         }
         if let Some(source) = self.source
-            && (source.is_unspecified() || source.to_canonical() == Ipv4Addr::UNSPECIFIED)
+            && source.is_unspecified()
         {
             anyhow::bail!("--source {source}: leave it out: that is anywhere");
         }

@@ -42,6 +42,7 @@ struct End {
 }
 
 /// What is seen of it from outside.
+#[derive(Clone)]
 pub(crate) struct ShownHost {
     pub(crate) interface: Option<String>,
     pub(crate) macs: Vec<Mac>,

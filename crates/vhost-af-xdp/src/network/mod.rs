@@ -4,18 +4,20 @@
 //! table of who has which address ([`crate::switch::table`]). Both outlive guests: lanes of ports come and go beside
 //! them. A thread of its own watches the interface, and tells the ports what their guests have to know of it.
 
+mod hints;
 mod host;
 mod learner;
 mod learning;
 mod naming;
 mod owed;
 mod retry;
+mod seen;
 mod uplink;
 
 use std::collections::HashSet;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use device::counters::PairCounters;
 use rustix::event::{EventfdFlags, eventfd};
@@ -28,6 +30,7 @@ pub(crate) use self::host::ShownHost;
 use self::learning::Learning;
 use self::naming::Named;
 use self::retry::Retry;
+use self::seen::Seen;
 use crate::config::{MemberVlans, NetworkConfig, NicConfig, PortConfig, UplinkConfig};
 use crate::nic::error::InterfaceError;
 use crate::nic::interface::Interface;
@@ -59,7 +62,7 @@ pub(crate) enum NetworkError {
 }
 
 /// What the guests have to know of a network's uplink.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct NetworkLink {
     /// Frames can leave; without an uplink always.
     pub(crate) up: bool,
@@ -77,6 +80,7 @@ struct Running {
 }
 
 /// What is seen of a network from outside.
+#[derive(Clone, Default)]
 pub(crate) struct ShownNetwork {
     pub(crate) uplink: Option<UplinkConfig>,
     /// Of each queue of the uplink.
@@ -89,6 +93,8 @@ pub(crate) struct ShownNetwork {
     pub(crate) lanes: Vec<Weak<LaneFacts>>,
     /// Where it is to be reached.
     pub(crate) host: Option<ShownHost>,
+    /// Addresses that ports have beside their own, in order.
+    learned: Vec<(PortNumber, Station)>,
 }
 
 #[derive(Default)]
@@ -140,6 +146,9 @@ pub(crate) struct Network {
     /// An eventfd: a port's guest uses an address that was not learned yet.
     news: Arc<OwnedFd>,
     state: Mutex<State>,
+    seen: Mutex<Seen>,
+    /// Held by who switches hints, or tells lanes of them.
+    hints: Mutex<()>,
 }
 
 /// A port's end of a network.
@@ -180,6 +189,13 @@ impl State {
 }
 
 impl NetworkEnd {
+    /// Addresses that the port has beside its own, in order.
+    pub(crate) fn learned(&self) -> Vec<Station> {
+        let shown = self.network.shown();
+        let its = shown.learned.iter().filter(|(port, _)| *port == self.number);
+        its.map(|&(_, station)| station).collect()
+    }
+
     /// What a lane of the port's is to others.
     pub(crate) fn role(&self, pair: u16) -> Role {
         Role::Member {
@@ -210,6 +226,8 @@ impl Network {
                     .map_err(|error| NetworkError::Descriptor(error.into()))?,
             ),
             state: Mutex::default(),
+            seen: Mutex::default(),
+            hints: Mutex::default(),
         };
         let mut state = network.state();
         state.be_given(config.uplink);
@@ -278,7 +296,21 @@ impl Network {
             port.learned.clone_from(&before.learned);
             port.flows.clone_from(&before.flows);
         }
-        // What is under way to an address that it has no more is not for it.
+        // What is under way to an address that it has no more is not for it. Else the uplink need not be told.
+        let is_as_noted = state
+            .ports
+            .get(at)
+            .and_then(Option::as_ref)
+            .is_some_and(|before| {
+                let of = |port: &TablePort| (port.mac, port.isolated, port.life);
+                port.life = before.life;
+                of(before) == of(&port) && before.vlans == port.vlans
+            });
+        if is_as_noted {
+            state.ports[at] = Some(port);
+            self.tell_table(&state);
+            return Ok(());
+        }
         port.life = state.next_life();
         self.set_stations(&mut state, &stations(&port, Some(number)))?;
         let before = state.ports.get_mut(at).and_then(|before| before.replace(port));
@@ -323,59 +355,20 @@ impl Network {
         self.tell_table(&state);
     }
 
-    /// What guests have to know of the uplink.
-    pub(crate) fn link(&self) -> NetworkLink {
-        let state = self.state();
-        match (state.link, &state.uplink) {
-            (Some(link), _) => link,
-            (None, uplink) => NetworkLink {
-                up: uplink.is_none(),
-                mtu: MTU,
-            },
-        }
-    }
-
     /// What is counted of frames from worker to worker.
     pub(crate) fn link_counters(&self) -> Vec<Arc<PairCounters>> {
         self.workers.link_counters(&self.owner)
     }
 
-    /// What others see of it.
-    pub(crate) fn shown(&self) -> ShownNetwork {
-        let link = self.link();
-        let state = self.state();
-        ShownNetwork {
-            uplink: state.uplink.clone(),
-            counters: state.counters.clone(),
-            link,
-            impaired: state.impaired.clone().or_else(|| state.named.refused.clone()),
-            interface: state.interface.as_ref().map(Arc::downgrade),
-            lanes: state
-                .running
-                .iter()
-                .map(|running| Arc::downgrade(&running.facts))
-                .collect(),
-            host: state
-                .uplink
-                .as_ref()
-                .filter(|uplink| uplink.host)
-                .map(|_| state.host.shown()),
-        }
-    }
-
     /// NUMA nodes of the uplink's queues, where there are several.
     pub(crate) fn nodes(&self) -> Vec<Option<NumaNode>> {
-        let state = self.state();
-        let interface = state.interface.as_ref();
-        vec![interface.and_then(|interface| interface.link.node); state.counters.len()]
+        let shown = self.shown();
+        let interface = shown.interface.and_then(|interface| interface.upgrade());
+        vec![interface.and_then(|interface| interface.link.node); shown.counters.len()]
     }
 
     fn tell_table(&self, state: &State) {
         self.workers.tell_table(&self.owner, &Arc::new(table(state)));
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -11,10 +11,8 @@ use steer::with_sources;
 
 use super::retry::{RETRY, Retry};
 use super::{Network, NetworkLink, Running, State, stations};
-use crate::config::HintsConfig;
 use crate::nic::binding::L2_BYTES;
 use crate::nic::error::InterfaceError;
-use crate::nic::hints::Promise;
 use crate::nic::interface::Interface;
 use crate::nic::interface_queue::InterfaceQueue;
 use crate::port::journal::{JOURNAL, Of, What};
@@ -37,6 +35,9 @@ impl Network {
     /// Watches the uplink on a thread of its own, if there is one and nobody does, and calls `changed` when guests have
     /// to know of something.
     pub(crate) fn watch(self: &Arc<Self>, changed: impl Fn() + Send + 'static) -> io::Result<()> {
+        if self.seen().watched {
+            return Ok(());
+        }
         {
             let mut state = self.state();
             if state.uplink.is_none() || std::mem::replace(&mut state.watched, true) {
@@ -77,7 +78,7 @@ impl Network {
 
     /// Asks for what the program counted; the receiver's end tells that it is known.
     pub(crate) fn ask_for_sample(&self) -> Option<Receiver<()>> {
-        self.state().uplink.as_ref()?;
+        self.seen().shown.uplink.as_ref()?;
         Some(self.wakers.ask_for_sample())
     }
 
@@ -98,7 +99,7 @@ impl Network {
             if sample {
                 self.wakers.sample.clear();
                 let asked = self.wakers.take_asked();
-                let uplink = self.state().uplink.clone();
+                let uplink = self.shown().uplink;
                 if let (Some(_), Some(uplink), Some(interface)) = (&asked, uplink, watched) {
                     let (until, range) = (Instant::now() + SAMPLE_TIMEOUT, uplink.wanted().range());
                     interface.steering.sample(&interface.link, range, until);
@@ -111,30 +112,9 @@ impl Network {
         }
     }
 
-    /// Frames of the uplink are to have other hints from now on, or as soon as the steward is back; none is lost.
-    /// Errors: the steward refuses it; then all is as it was before.
-    pub(crate) fn set_hints(&self, hints: HintsConfig) -> Result<(), InterfaceError> {
-        let mut state = self.state();
-        if let Some(interface) = &state.interface {
-            interface.switch_hints(hints, &mut self.teller(&state))?;
-        }
-        if let Some(uplink) = &mut state.uplink {
-            uplink.hints = hints;
-        }
+    /// Its thread is to look at the uplink soon.
+    pub(crate) fn look_again(&self) {
         self.wakers.retry();
-        Ok(())
-    }
-
-    /// Tells the lanes of the uplink's queues what stands before their frames.
-    fn teller(&self, state: &State) -> impl FnMut(u32, &Promise) {
-        move |queue, promise| {
-            let its = state.running.iter().find(|running| running.queue.number == queue);
-            if let Some(running) = its {
-                let promise = promise.clone();
-                self.workers
-                    .change(running.at, move |lane, _near| lane.promise(&promise));
-            }
-        }
     }
 
     /// Takes the queues back; nothing is set up any more.
@@ -146,7 +126,7 @@ impl Network {
 
     /// Looks at the interface again: it may be gone, back, down, or have another MTU. `None`: nobody has to look any
     /// more; else the interface that is there.
-    pub(crate) fn look(&self) -> Option<Option<Arc<Interface>>> {
+    fn look(&self) -> Option<Option<Arc<Interface>>> {
         let mut state = self.state();
         if state.is_over() {
             return None;
@@ -160,7 +140,6 @@ impl Network {
                 let other_mtu = link.mtu != interface.mtu();
                 interface.take_note(&link);
                 state.link = Some(link_of(&interface, link.up));
-                interface.settle_hints(&mut self.teller(&state));
                 if other_mtu {
                     tracing::info!(
                         network = self.name,
@@ -190,7 +169,10 @@ impl Network {
             }
             None => self.take_up_again(&mut state),
         }
-        Some(state.interface.clone())
+        let interface = state.interface.clone();
+        drop(state);
+        self.settle_hints(interface.as_deref());
+        Some(interface)
     }
 
     /// Gives the interface back; others can have its queues when this returns.

@@ -67,6 +67,26 @@ impl Promise {
     }
 }
 
+impl Promise {
+    /// Comes after another one: the lane is told (`tell`), and the queue's word is set where it changes (`let_leave`;
+    /// false: it could not be). What the lane was told at last. What may not come is not expected; a word that was not
+    /// set is set at the next look.
+    pub(super) fn follow(
+        mut self,
+        before: &Self,
+        tell: &mut dyn FnMut(&Self),
+        let_leave: impl FnOnce(bool) -> bool,
+    ) -> Self {
+        tell(&self);
+        if self.leaves != before.leaves && !let_leave(self.leaves) {
+            self.leaves = before.leaves;
+            self.hints = self.hints.among(before.hints);
+            tell(&self);
+        }
+        self
+    }
+}
+
 /// What frames of an interface are to have before them, and have.
 #[derive(Debug)]
 pub(super) struct Promises {
@@ -155,6 +175,28 @@ mod tests {
             ..hashed
         });
         assert_eq!(seen.get(), HintSet::ALL);
+    }
+
+    #[test]
+    fn lane_expects_no_hints_of_a_queue_whose_word_could_not_be_set() {
+        let (none, both) = (
+            Promise::default(),
+            Promise::of(HintSet::ALL, &[steer::note_layout()]),
+        );
+        for (is_set, leaves, hints) in [(true, true, HintSet::ALL), (false, false, HintSet::NONE)] {
+            let mut told = Vec::new();
+            let now = both
+                .clone()
+                .follow(&none, &mut |promise| told.push(promise.clone()), |_| is_set);
+            assert_eq!((now.leaves, now.hints), (leaves, hints));
+            assert_eq!(now.layouts, both.layouts, "what may come all the same is read");
+            assert_eq!(told.last(), Some(&now));
+        }
+        let mut told = Vec::new();
+        let now = none
+            .clone()
+            .follow(&both, &mut |promise| told.push(promise.clone()), |_| false);
+        assert!(now.leaves && now.hints.is_empty() && told.last() == Some(&now));
     }
 
     #[test]

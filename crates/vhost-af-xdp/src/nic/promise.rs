@@ -93,15 +93,13 @@ impl Interface {
             if next == before {
                 continue;
             }
-            tell(queue, &next);
-            if next.leaves != before.leaves {
-                answers = answers && self.let_leave(queue, next.leaves);
-                if !answers {
-                    // Said again at the next look.
-                    next.leaves = before.leaves;
-                }
-            }
-            if let Some(promise) = self.promises().of.get_mut(&queue) {
+            let next = next.follow(&before, &mut |promise| tell(queue, promise), |leaves| {
+                answers = answers && self.let_leave(queue, leaves);
+                answers
+            });
+            let mut promises = self.promises();
+            // Not of a queue that was lent anew meanwhile.
+            if let Some(promise) = promises.of.get_mut(&queue).filter(|now| **now == before) {
                 *promise = next;
             }
         }

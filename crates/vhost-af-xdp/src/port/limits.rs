@@ -13,6 +13,7 @@ use crate::switch::capture::Capture;
 use crate::switch::filter::{FilterConfig, PortFilter};
 use crate::switch::guard::Guard;
 use crate::switch::rate_limit::PortLimits;
+use crate::switch::table::Station;
 
 impl Port {
     /// As its lanes have them.
@@ -123,6 +124,11 @@ impl Port {
                 session.promise(pair as usize, promise, &self.workers);
             }
         }
+    }
+
+    /// Addresses that it has in its network beside its own, in order.
+    pub(crate) fn learned(&self) -> Vec<Station> {
+        self.joined.learned()
     }
 
     /// What holds of its guest's frames.

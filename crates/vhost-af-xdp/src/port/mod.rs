@@ -52,6 +52,7 @@ use crate::port::wakers::Wakers;
 use crate::switch::filter::{FilterConfig, PortFilter};
 use crate::switch::guard::Guard;
 use crate::switch::rate_limit::PortLimits;
+use crate::switch::table::Station;
 use crate::switch::workers::Workers;
 
 /// How long a daemon that starts waits for a queue that is taken. The kernel gives up that of one that was killed under
@@ -159,6 +160,14 @@ pub(crate) enum Joined {
 }
 
 impl Joined {
+    /// Addresses that a port of a network has beside its own, in order.
+    fn learned(&self) -> Vec<Station> {
+        match self {
+            Self::Network(end) => end.learned(),
+            Self::Nothing | Self::Cable(_) => Vec::new(),
+        }
+    }
+
     /// Its end of a cable.
     pub(crate) fn cable(&self) -> Option<&CableEnd> {
         match self {

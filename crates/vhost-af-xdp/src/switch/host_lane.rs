@@ -20,7 +20,7 @@ use rustix::io::Errno;
 use virtqueue::GuestAddr;
 use virtqueue::driver::{Buffer, SplitDriver};
 
-use super::inner_queue::{BUFFER_BYTES, BUFFERS, InnerQueueError, Memory, PARTS, Received};
+use super::inner_queue::{BUFFER_BYTES, BUFFERS, InnerQueueError, Memory, PARTS, Received, left_in};
 use super::lane::{Blame, Lane, Near, Peer, Stopped, Work};
 use super::limits::BATCH;
 use super::members::Members;
@@ -233,7 +233,11 @@ impl Lane for HostLane {
 
     fn inject(&mut self, _frame: &[u8], _near: Near<'_>) {}
 
-    fn stop(self: Box<Self>) -> Stopped {
+    fn stop(mut self: Box<Self>) -> Stopped {
+        // What waits for the host it gets still; the ways to the others are not here.
+        self.to_host.write_waiting();
+        let left = left_in(&mut self.from_host, &mut self.parts_of);
+        self.to_host.counters.from_guest_queue_stopped.add(left);
         Box::new(self.lane).stop()
     }
 }

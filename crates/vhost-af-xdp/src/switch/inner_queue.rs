@@ -114,6 +114,14 @@ impl Memory {
     }
 }
 
+/// Frames of a queue that the device's half has not taken, or not done. `parts_of`: by chain, its buffers.
+pub(super) fn left_in(queue: &mut SplitDriver, parts_of: &mut [Vec<GuestAddr>]) -> u64 {
+    while let Some(used) = queue.take_used() {
+        parts_of[usize::from(used.head)].clear();
+    }
+    parts_of.iter().filter(|parts| !parts.is_empty()).count() as u64
+}
+
 /// The driver of a queue that frames come by.
 pub(super) struct Received {
     pub(super) driver: SplitDriver,

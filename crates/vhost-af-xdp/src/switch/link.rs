@@ -30,7 +30,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use virtqueue::GuestAddr;
 use virtqueue::driver::SplitDriver;
 
-use super::inner_queue::{BUFFERS, InnerQueueError, Memory, Received};
+use super::inner_queue::{BUFFERS, InnerQueueError, Memory, Received, left_in};
 use super::lane::{Blame, Lane, Near, Stopped, Work};
 use super::link_note::LinkNotes;
 use super::members::Members;
@@ -59,7 +59,8 @@ impl Link {
         let taking = memory.pair(taken, memory.queue(None, None)?.0, Offloads::all());
         let notes = Arc::new(LinkNotes::new(memory.bytes()));
         let taking = LinkLane {
-            lane: PortLane::of_link(taking, takes, Arc::clone(&notes)),
+            lane: PortLane::of_link(taking, Arc::clone(&takes), Arc::clone(&notes)),
+            counters: takes,
             received: Received::new(received, &memory)?,
             sent,
             posted,
@@ -75,6 +76,7 @@ impl Link {
 /// See the module's head: the end that takes frames.
 pub(crate) struct LinkLane {
     lane: PortLane,
+    counters: Arc<PairCounters>,
     /// What the other worker gives.
     received: Received,
     /// What our half takes.
@@ -160,7 +162,10 @@ impl Lane for LinkLane {
 
     fn inject(&mut self, _frame: &[u8], _near: Near<'_>) {}
 
-    fn stop(self: Box<Self>) -> Stopped {
+    fn stop(mut self: Box<Self>) -> Stopped {
+        self.take();
+        let left = left_in(&mut self.sent, &mut self.parts_of);
+        self.counters.from_guest_queue_stopped.add(left);
         Box::new(self.lane).stop()
     }
 }

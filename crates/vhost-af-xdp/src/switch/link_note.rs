@@ -57,8 +57,8 @@ pub(crate) struct LinkNote {
 pub(crate) enum NotedSender {
     /// This one; `None`: none did.
     Is(Option<PortNumber>),
-    /// One that is not what it was, or is not known here yet.
-    Other,
+    /// That of this number, which is not what it was, or is not known here yet as what it is.
+    Other(PortNumber),
     /// Nothing.
     Unsaid,
 }
@@ -121,9 +121,10 @@ impl LinkNote {
         match self.from {
             UNSAID => NotedSender::Unsaid,
             NOBODY => NotedSender::Is(None),
-            port => table
-                .noted(port)
-                .map_or(NotedSender::Other, |port| NotedSender::Is(Some(port))),
+            port => match table.noted(port) {
+                Some(port) => NotedSender::Is(Some(port)),
+                None => NotedSender::Other(port.parts().0),
+            },
         }
     }
 
@@ -206,7 +207,7 @@ mod tests {
         assert_eq!(note.sender(&given), NotedSender::Is(Some(two)));
         for other in [table(&[Some(8), Some(1)]), table(&[None, None]), table(&[])] {
             assert_eq!(note.destination(&other), None);
-            assert_eq!(note.sender(&other), NotedSender::Other);
+            assert_eq!(note.sender(&other), NotedSender::Other(two));
         }
     }
 

@@ -147,7 +147,7 @@ impl Guest {
 }
 
 /// Lets it breathe; allocations of breaths after the first half, when all scratch memory is as large as it gets.
-fn allocations(mut breathe: impl FnMut(), mut between: impl FnMut()) -> u64 {
+pub(super) fn allocations(mut breathe: impl FnMut(), mut between: impl FnMut()) -> u64 {
     let mut made = 0;
     for round in 0..ROUNDS {
         between();

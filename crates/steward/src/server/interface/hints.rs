@@ -32,6 +32,11 @@ pub(in crate::server) struct LeaseHints {
 }
 
 impl LeaseHints {
+    /// Whether its frames may have any: each has all that the program leaves.
+    fn has_any(&self) -> bool {
+        !self.allowed.is_empty()
+    }
+
     /// Whether its frames have the tags that the driver takes off, where the program is told of them.
     fn has_tags(&self) -> bool {
         let wishes = self.wish.tags || self.wish.asked.has(HintSet::VLAN);
@@ -78,14 +83,37 @@ impl Hints {
 impl Interface {
     /// A lease asks for these from now on.
     pub(in crate::server) fn ask_for_hints(&mut self, first: u32, asked: LeaseHints) {
-        if self.hints.leases.insert(first, asked) != Some(asked) {
+        let before = self.hints.leases.insert(first, asked);
+        if before.is_some_and(|before| before.has_any() != asked.has_any()) {
+            self.judge_queues(first, asked);
+            self.hints.changed = true;
+        }
+        if before != Some(asked) {
             self.decide_hints();
         }
+    }
+
+    /// Lets the queues of a lease have hints, or none.
+    fn judge_queues(&self, first: u32, asked: LeaseHints) {
+        let (Some(program), Some(entries)) = (&self.program, self.entries.get(&first)) else {
+            return;
+        };
+        for queue in entries.queues.clone() {
+            // A store, which is not refused.
+            let _ = program.allow_hints(queue, asked.has_any());
+        }
+    }
+
+    /// Whether frames of a leased queue may have hints.
+    pub(super) fn may_have_hints(&self, queue: u32) -> bool {
+        let its = self.hints.leases.range(..=queue).next_back();
+        its.is_some_and(|(_, asked)| asked.has_any())
     }
 
     /// The same of a lease that another steward had given, before all such leases are known.
     pub(super) fn adopt_hints(&mut self, first: u32, asked: LeaseHints) {
         self.hints.leases.insert(first, asked);
+        self.judge_queues(first, asked);
     }
 
     pub(super) fn forget_hints(&mut self, first: u32) {
@@ -195,7 +223,10 @@ impl Interface {
             Mode::Native => driver.with(HintSet::MARK),
             Mode::Skb => HintSet::NONE,
         };
-        let on = program.hints();
+        let on = match asked.has_any() {
+            true => program.hints(),
+            false => HintSet::NONE,
+        };
         Hinted {
             possible,
             on,

@@ -99,7 +99,8 @@ impl Interface {
         if self.is_blind(queue) {
             return Err(Refusal::new(Reason::Impaired, entries::blind(&self.link.name)));
         }
-        kernel(self.program()?.activate_queue(queue, conf))
+        let hints = self.may_have_hints(queue);
+        kernel(self.program()?.activate_judged(queue, conf, hints))
     }
 
     /// The policy names other addresses and VLANs for the lease of these queues: what the NIC was told that it may not

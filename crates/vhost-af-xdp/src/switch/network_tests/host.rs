@@ -9,6 +9,7 @@ use crate::nic::tap::Tap;
 use crate::switch::fairness_tests::with_offloads;
 use crate::switch::host_lane::HostLane;
 use crate::switch::lane::Work;
+use crate::switch::limits::BATCH;
 
 const HOST: Mac = [2, 0, 0, 0, 2, 0];
 const BEFORE: usize = HEADER as usize;
@@ -45,7 +46,7 @@ fn world_with(ports: u8, cuts_udp: bool) -> (World, OwnedFd, Arc<PairCounters>) 
 fn read(host: &OwnedFd) -> Vec<Vec<u8>> {
     let mut bytes = vec![0; 70_000];
     let next = || {
-        let len = rustix::io::read(host, &mut bytes).ok()?;
+        let len = rustix::io::read(host, &mut bytes).ok().filter(|&len| len > 0)?;
         Some(bytes[BEFORE..len].to_vec())
     };
     std::iter::from_fn(next).collect()
@@ -160,6 +161,31 @@ fn what_the_host_does_not_take_is_counted_and_holds_nobody_up() {
     world.breathe();
     assert_eq!(world.ports[1].got(), [last]);
     assert_eq!(counters.to_guest_host_refused.get(), 5);
+}
+
+#[test]
+fn each_frame_is_delivered_or_counted_when_the_way_to_the_host_stops() {
+    let (mut world, host, counters) = world(2);
+    let mut said = 0;
+    while write(&host, &frame(mac(0), HOST, 60)) {
+        said += 1;
+    }
+    // One turn: the guest has buffers for a part of it.
+    slots::breathe(&mut world.slots, 2);
+    let heard = world.ports[0].got().len() as u64;
+    // Of guests nothing is lost: it is written.
+    for _ in 0..5 {
+        world.ports[1].send(&frame(BROADCAST, mac(1), 61));
+    }
+    slots::breathe(&mut world.slots, 1);
+    world.slots.pop().expect("the host's").lane.stop();
+    // That its end was closed with frames in it.
+    let _ = rustix::net::sockopt::socket_error(&host);
+    assert_eq!(read(&host).len(), 5);
+    // A turn's, and one more. What was not read is the device's.
+    let taken = BATCH as u64 + 1;
+    assert!(said > taken && heard > 0, "{heard} of {said}");
+    assert_eq!(counters.from_guest_queue_stopped.get(), taken - heard);
 }
 
 #[test]

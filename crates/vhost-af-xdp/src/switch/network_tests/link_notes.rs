@@ -109,6 +109,27 @@ fn frame_of_a_port_that_is_another_one_by_now_goes_by_what_is_known_of_its_sourc
     }
 }
 
+#[test]
+fn frame_of_a_port_that_is_gone_is_not_of_who_has_its_address_by_now() {
+    let known = (0..4).map(|at| TablePort {
+        isolated: at % 2 == 0,
+        ..port(mac(at), 1, Vlans::Untagged)
+    });
+    let mut workers = Workers::new(known.clone().collect(), false);
+    workers.post(16);
+    for to in [mac(3), BROADCAST] {
+        workers.give(0, &frame(to, mac(0), 60));
+    }
+    let mut others: Vec<_> = known.map(Some).collect();
+    others[0] = None;
+    others[1] = Some(port(mac(0), 2, Vlans::Untagged));
+    workers.0[1].tell(others);
+    workers.breathe();
+    assert!(workers.port(2).got().is_empty(), "both were isolated");
+    assert!(workers.port(3).got().is_empty(), "nobody knows who sent it");
+    assert_eq!(workers.lost_as_isolated(), 2);
+}
+
 /// By its source it would be one of an isolated port.
 #[test]
 fn frame_that_came_by_the_uplink_is_no_ports_at_either_worker() {

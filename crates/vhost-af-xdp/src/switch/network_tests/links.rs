@@ -1,5 +1,6 @@
 //! A network whose lanes are of two workers.
 
+use std::cell::RefCell;
 use std::collections::BTreeSet;
 
 use steer::HintSet;
@@ -9,11 +10,12 @@ use super::*;
 use crate::switch::fairness_tests::gso_packet;
 use crate::switch::learned::Learned;
 use crate::switch::link::Link;
+use crate::switch::no_allocation_tests::allocations;
 use crate::switch::spread::Spread;
 
 /// Two workers: the first has the first two of four ports and the uplink, if there is one; the second has the others.
-/// And what the link from the first to the second counts where it is given frames.
-pub(super) struct Workers(pub(super) [World; 2], Arc<PairCounters>);
+/// And what the link from the first to the second counts where it is given frames, and where they are taken.
+pub(super) struct Workers(pub(super) [World; 2], [Arc<PairCounters>; 2]);
 
 /// Which worker has a port, and its place there.
 fn place(port: usize) -> (usize, usize) {
@@ -54,9 +56,9 @@ impl Workers {
             world
         };
         let mut worlds = [world(0), world(1)];
-        let given = Arc::<PairCounters>::default();
-        for (from, to, given) in [(0, 1, Arc::clone(&given)), (1, 0, Arc::default())] {
-            let Link { giving, taking } = Link::new([given, Arc::default()]).expect("memory");
+        let counters = <[Arc<PairCounters>; 2]>::default();
+        for (from, to, counters) in [(0, 1, counters.clone()), (1, 0, Default::default())] {
+            let Link { giving, taking } = Link::new(counters).expect("memory");
             let network = || NETWORK.into();
             let (role, other) = (
                 Role::LinkTo {
@@ -76,7 +78,7 @@ impl Workers {
             Some(hints) => first.with_uplink_of(256, |queue| promise(queue, hints)),
             None => first,
         };
-        let mut workers = Self([first, second], given);
+        let mut workers = Self([first, second], counters);
         workers.0.iter_mut().for_each(World::acquaint);
         workers.breathe();
         workers
@@ -107,7 +109,12 @@ impl Workers {
 
     /// GSO packets that the first worker made of what its uplink received, for ports of the second.
     pub(super) fn merged(&self) -> u64 {
-        self.1.to_guest_super_frames.get()
+        self.1[0].to_guest_super_frames.get()
+    }
+
+    /// What the second worker lost because an isolated port must not have it, of what the first gave it.
+    pub(super) fn lost_as_isolated(&self) -> u64 {
+        self.1[1].from_guest_isolated.get()
     }
 
     /// Both, until what is under way has come.
@@ -116,6 +123,46 @@ impl Workers {
             self.0.iter_mut().for_each(World::breathe);
         }
     }
+}
+
+#[test]
+fn frames_that_are_in_a_link_when_it_stops_are_counted() {
+    let mut workers = Workers::plain(16, false);
+    for len in [60, 1514] {
+        for _ in 0..3 {
+            workers.port(0).send(&frame(mac(2), mac(0), len));
+        }
+    }
+    let [first, second] = &mut workers.0;
+    first.breathe();
+    let at = second
+        .slots
+        .iter()
+        .position(|slot| matches!(slot.role, Role::LinkFrom { .. }));
+    second.slots.remove(at.expect("a link")).lane.stop();
+    assert_eq!(workers.1[1].from_guest_queue_stopped.get(), 6);
+}
+
+/// Between workers, and from the uplink to both.
+#[test]
+fn frames_of_links_and_of_the_uplink_allocate_nothing() {
+    let workers = RefCell::new(Workers::plain(64, true));
+    let mut received = 0;
+    let between = || {
+        let mut workers = workers.borrow_mut();
+        for to in 0..4 {
+            received += workers.port(to.into()).take().len();
+            while workers.port(to.into()).from_guest.take_used().is_some() {}
+            workers.0[0].arrive(&frame(mac(to), STRANGER, 60));
+            workers
+                .port((to ^ 2).into())
+                .send(&frame(mac(to), mac(to ^ 2), 1514));
+        }
+        workers.0[0].arrive(&frame(BROADCAST, STRANGER, 61));
+    };
+    let breathe = || workers.borrow_mut().0.iter_mut().for_each(World::breathe);
+    assert_eq!(allocations(breathe, between), 0);
+    assert!(received > 500, "{received} frames moved");
 }
 
 #[test]

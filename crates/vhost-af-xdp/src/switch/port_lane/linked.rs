@@ -64,13 +64,15 @@ fn ends(
     let sender = note.sender(table);
     let source = match sender {
         NotedSender::Is(source) => source,
-        NotedSender::Other | NotedSender::Unsaid => source_of(members, from, bytes),
+        // It may have been changed. Who else has its address now did not send this.
+        NotedSender::Other(number) => source_of(members, from, bytes).filter(|&source| source == number),
+        NotedSender::Unsaid => source_of(members, from, bytes),
     };
     let to = match (sender, note.destination(table)) {
         // Whether one is isolated from the other was seen where it came from, and both are what they were then.
         (NotedSender::Is(_), Some(to)) => to,
         // A port sent it, and nobody knows which: others that are isolated must not hear it if that one is.
-        (NotedSender::Other, _) if source.is_none() => Destination::Nobody,
+        (NotedSender::Other(_), _) if source.is_none() => Destination::Nobody,
         _ => {
             let Head { to, tags, .. } = ethernet::head(bytes);
             let to = Station::new(tags.vlan(), to);

@@ -1,0 +1,64 @@
+//! Hints of the uplink's frames, switched while they come ([`crate::nic::promise`]).
+//!
+//! The steward is asked several times, and may not answer for a while: the state is not locked meanwhile, so that ports
+//! are changed and shown. What became of the uplink is looked at afterwards.
+
+use std::sync::{Arc, PoisonError, TryLockError};
+
+use super::Network;
+use crate::config::HintsConfig;
+use crate::nic::error::InterfaceError;
+use crate::nic::hints::Promise;
+use crate::nic::interface::Interface;
+
+impl Network {
+    /// Frames of the uplink are to have other hints from now on, or as soon as the steward is back; none is lost.
+    /// Errors: the steward refuses it; then all is as it was before.
+    pub(crate) fn set_hints(&self, hints: HintsConfig) -> Result<(), InterfaceError> {
+        let _turn = self.hints.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            let interface = self.state().interface.clone();
+            if let Some(interface) = &interface {
+                interface.switch_hints(hints, &mut self.teller())?;
+            }
+            let mut state = self.state();
+            // One that was opened meanwhile was asked for with those before.
+            if state.interface.as_ref().map(Arc::as_ptr) != interface.as_ref().map(Arc::as_ptr) {
+                continue;
+            }
+            if let Some(uplink) = &mut state.uplink {
+                uplink.hints = hints;
+            }
+            break;
+        }
+        self.wakers.retry();
+        Ok(())
+    }
+
+    /// Tells the lanes what stands before frames of this uplink now; who switches hints does that anyway.
+    pub(super) fn settle_hints(&self, uplink: Option<&Interface>) {
+        let _turn = match self.hints.try_lock() {
+            Ok(turn) => turn,
+            Err(TryLockError::Poisoned(turn)) => turn.into_inner(),
+            Err(TryLockError::WouldBlock) => return,
+        };
+        if let Some(interface) = uplink.filter(|interface| !interface.steering.is_away()) {
+            interface.settle_hints(&mut self.teller());
+        }
+    }
+
+    /// Tells the lanes of the uplink's queues what stands before their frames.
+    fn teller(&self) -> impl FnMut(u32, &Promise) {
+        move |queue, promise| {
+            let at = {
+                let state = self.state();
+                let its = state.running.iter().find(|running| running.queue.number == queue);
+                its.map(|running| running.at)
+            };
+            if let Some(at) = at {
+                let promise = promise.clone();
+                self.workers.change(at, move |lane, _near| lane.promise(&promise));
+            }
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! What others see of a network: kept beside its state, so that who only looks waits for nobody.
+//!
+//! The state is locked while a steward is asked, which may not answer for a while. Whoever is done with it leaves here
+//! what is seen from outside; that is what a status, a port of the network and other networks' changes go by.
+
+use std::ops::{Deref, DerefMut};
+use std::sync::{MutexGuard, PoisonError};
+
+use super::{MTU, Network, NetworkLink, ShownNetwork, State};
+
+/// See the module's head.
+#[derive(Default)]
+pub(super) struct Seen {
+    pub(super) shown: ShownNetwork,
+    /// A thread watches the uplink.
+    pub(super) watched: bool,
+}
+
+/// The state in one hand; when it is let go, others see what became of it.
+pub(super) struct StateGuard<'a> {
+    network: &'a Network,
+    state: MutexGuard<'a, State>,
+}
+
+impl Deref for StateGuard<'_> {
+    type Target = State;
+
+    fn deref(&self) -> &State {
+        &self.state
+    }
+}
+
+impl DerefMut for StateGuard<'_> {
+    fn deref_mut(&mut self) -> &mut State {
+        &mut self.state
+    }
+}
+
+impl Drop for StateGuard<'_> {
+    fn drop(&mut self) {
+        *self.network.seen() = Seen::of(&self.state);
+    }
+}
+
+impl Seen {
+    fn of(state: &State) -> Self {
+        let link = state.link.unwrap_or(NetworkLink {
+            up: state.uplink.is_none(),
+            mtu: MTU,
+        });
+        let lanes = state.running.iter().map(|running| &running.facts);
+        let mut learned: Vec<_> = state
+            .learning
+            .stations()
+            .map(|(station, port)| (port, station))
+            .collect();
+        learned.sort_unstable_by_key(|(port, station)| (port.0, station.bits()));
+        let host = state.uplink.as_ref().filter(|uplink| uplink.host);
+        let shown = ShownNetwork {
+            uplink: state.uplink.clone(),
+            counters: state.counters.clone(),
+            link,
+            impaired: state.impaired.clone().or_else(|| state.named.refused.clone()),
+            interface: state.interface.as_ref().map(std::sync::Arc::downgrade),
+            lanes: lanes.map(std::sync::Arc::downgrade).collect(),
+            host: host.map(|_| state.host.shown()),
+            learned,
+        };
+        let watched = state.watched;
+        Self { shown, watched }
+    }
+}
+
+impl Network {
+    pub(super) fn state(&self) -> StateGuard<'_> {
+        StateGuard {
+            network: self,
+            state: self.state.lock().unwrap_or_else(PoisonError::into_inner),
+        }
+    }
+
+    /// Never locked while anything is waited for.
+    pub(super) fn seen(&self) -> MutexGuard<'_, Seen> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What others see of it.
+    pub(crate) fn shown(&self) -> ShownNetwork {
+        self.seen().shown.clone()
+    }
+
+    /// What guests have to know of the uplink.
+    pub(crate) fn link(&self) -> NetworkLink {
+        self.seen().shown.link
+    }
+}
