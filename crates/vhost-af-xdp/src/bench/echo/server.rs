@@ -1,0 +1,118 @@
+//! The server: one thread that sends every message back, by the engine that was chosen.
+//!
+//! # What others can do to it
+//! Whoever reaches its port can connect, so it bounds what that costs. It has so many connections as `--connections`
+//! says; further ones are closed as soon as they are accepted. Each has room for one message that goes back and one
+//! that comes in, never more. What is no message ends the connection. So does a message that is not there, or a reply
+//! that is not taken, within [`PATIENCE`]: a connection that does nothing keeps its place no longer than that.
+
+use std::net::TcpListener;
+
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+use rustix::net::{SocketFlags, accept_with, sockopt};
+use serde::Serialize;
+
+use super::args::Engine;
+use super::counts::Counts;
+use super::epoll;
+use crate::bench::meter::Meter;
+use crate::bench::setup;
+
+/// Longest time from one message's end to the next one's, in seconds.
+pub(super) const PATIENCE: u64 = 30;
+/// Connections that are accepted at a time, so that a flood of them does not hold up those that are there.
+const ACCEPTED_AT_ONCE: usize = 16;
+
+/// What a server has to do with.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Serving<'a> {
+    pub(super) listener: &'a TcpListener,
+    pub(super) cpu: usize,
+    /// Most connections at a time.
+    pub(super) connections: usize,
+    pub(super) counts: &'a Counts,
+    pub(super) meter: &'a Meter,
+}
+
+/// What became of its connections, and how bytes came in.
+#[derive(Debug, Clone, Copy, Default, Serialize)]
+pub(super) struct Served {
+    /// Messages sent back.
+    #[serde(skip)]
+    pub(super) messages: u64,
+    /// Bytes of them.
+    #[serde(skip)]
+    pub(super) bytes: u64,
+    /// Connections that had a place.
+    pub(super) accepted: u64,
+    /// Connections for which there was no place, or no descriptor.
+    pub(super) refused: u64,
+    /// Connections that sent what is no message.
+    pub(super) malformed: u64,
+    /// Connections that did nothing for too long.
+    pub(super) stalled: u64,
+    /// Connections that ended in the middle of a message, or by a reset.
+    pub(super) cut: u64,
+}
+
+/// Why a connection is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Over {
+    /// By its client, between messages.
+    Ended,
+    Cut,
+    Malformed,
+    Stalled,
+}
+
+impl Served {
+    pub(super) fn count_over(&mut self, over: Over) {
+        match over {
+            Over::Ended => {}
+            Over::Cut => self.cut += 1,
+            Over::Malformed => self.malformed += 1,
+            Over::Stalled => self.stalled += 1,
+        }
+    }
+}
+
+impl Serving<'_> {
+    /// Serves until the meter says stop.
+    /// Errors: the CPU cannot be had, or the engine.
+    pub(super) fn run(&self, engine: Engine) -> anyhow::Result<Served> {
+        setup::pin(Some(self.cpu))?;
+        self.counts.serve_here();
+        match engine {
+            Engine::Epoll => epoll::run(self),
+        }
+    }
+
+    /// Accepts what waits, some at a time. `has_place` says whether one more can be had. False: the process has no
+    /// descriptor left, and there is no use in asking before some time has passed.
+    pub(super) fn accept(&self, served: &mut Served, mut take: impl FnMut(OwnedFd) -> bool) -> bool {
+        for _ in 0..ACCEPTED_AT_ONCE {
+            let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+            match accept_with(self.listener, flags) {
+                Ok(stream) => {
+                    // Replies are sent whole: nothing is to be waited for.
+                    let _ = sockopt::set_tcp_nodelay(&stream, true);
+                    match take(stream) {
+                        true => served.accepted += 1,
+                        false => served.refused += 1,
+                    }
+                }
+                Err(Errno::AGAIN) => return true,
+                // Of the connection that was to be accepted (accept(2)).
+                Err(
+                    Errno::CONNABORTED | Errno::INTR | Errno::NETDOWN | Errno::PROTO | Errno::HOSTUNREACH,
+                ) => {}
+                Err(_) => {
+                    served.refused += 1;
+                    return false;
+                }
+            }
+        }
+        true
+    }
+}
