@@ -31,6 +31,9 @@ impl Watched<'_> {
     /// Returns what was measured: nothing, if it did not come to that.
     pub(super) fn until_stopped(&self) -> Option<Usage> {
         let begin = Instant::now();
+        if self.plan.role == Role::Server {
+            eprintln!("{}: listens", self.label());
+        }
         let show = Show::new(self.label(), self.plan.duration, self.plan.args.json);
         let measuring = self.plan.role == Role::Server || self.warm_up(begin);
         let usage = measuring.then(|| {
