@@ -73,7 +73,7 @@ fn end(mut server: Running) -> serde_json::Value {
 
 #[rstest]
 fn each_byte_comes_back_between_namespaces(
-    #[values("epoll")] engine: &str,
+    #[values("epoll", "io-uring")] engine: &str,
     #[values("64", "1024", "4096", "16384", "65536")] size: &str,
 ) {
     require!(Root);
@@ -108,7 +108,7 @@ fn each_byte_comes_back_between_namespaces(
 }
 
 #[rstest]
-fn server_alone_serves_clients_of_any_size_one_after_the_other(#[values("epoll")] engine: &str) {
+fn server_alone_serves_clients_of_any_size_one_after_the_other(#[values("epoll", "io-uring")] engine: &str) {
     require!(Root);
     let pair = addressed();
     let address = format!("{NEAR}:0");
@@ -128,7 +128,7 @@ fn server_alone_serves_clients_of_any_size_one_after_the_other(#[values("epoll")
 }
 
 #[rstest]
-fn progress_and_table_name_the_engine(#[values("epoll")] engine: &str) {
+fn progress_and_table_name_the_engine(#[values("epoll", "io-uring")] engine: &str) {
     require!(Root);
     let netns = NetNs::new("echo");
     let mut running = start(&netns, &["--engine", engine, "--duration", "0"]);
@@ -167,6 +167,43 @@ fn bad_value_is_one_line_that_names_it(#[case] args: &[&str], #[case] named: &st
     let mut running = start(&netns, args);
     let status = running.wait(wait::SOON);
     assert_complaint(status, &running.said(), &[named]);
+}
+
+/// Linux has it without a device from 7.1 on, for root.
+#[test]
+fn zero_copy_is_had_or_refused_by_name() {
+    require!(Root);
+    let netns = NetNs::new("echo");
+    let args = ["--engine", "zcrx", "--verify", "--duration", "0.3", "--json"];
+    let mut running = start(&netns, &args);
+    let is_had = running.wait(wait::SOON).success();
+    let said = running.said();
+    if is_had {
+        assert!(run_of(&said)["messages"].as_u64() > Some(0), "{said}");
+    } else {
+        assert_complaint(running.wait(wait::SOON), &said, &["--engine zcrx", "7.1"]);
+    }
+    // Among several it is no error: the others are measured.
+    let mut running = start(&netns, &["--engine", "epoll,zcrx", "--duration", "0.3", "--json"]);
+    assert!(running.wait(wait::SOON).success(), "{running}");
+    let runs = json_of(&running.said())["runs"].clone();
+    assert!(runs[0]["messages"].as_u64() > Some(0), "{runs}");
+    assert_eq!(runs[1]["engine"], "zcrx", "{runs}");
+    assert_eq!(runs[1]["reason"].is_string(), !is_had, "{runs}");
+}
+
+/// A veth has no queue that zero-copy receive could lease.
+#[test]
+fn interface_without_zero_copy_is_refused_by_name() {
+    require!(Root);
+    let pair = addressed();
+    let args = ["--engine", "zcrx", "--ifname", VethPair::NIC, "--duration", "0.3"];
+    let mut running = start(&pair.near, &args);
+    let status = running.wait(wait::SOON);
+    assert_complaint(status, &running.said(), &["--engine zcrx", "zcrx"]);
+    let mut running = start(&pair.near, &[&args[..], &["--queue", "7"]].concat());
+    let status = running.wait(wait::SOON);
+    assert_complaint(status, &running.said(), &["--queue 7: nic0 has 1 receive queue"]);
 }
 
 #[test]
@@ -251,7 +288,7 @@ fn is_over(stream: &mut TcpStream) -> bool {
 }
 
 #[rstest]
-fn garbage_ends_its_connection_and_no_other(#[values("epoll")] engine: &str) {
+fn garbage_ends_its_connection_and_no_other(#[values("epoll", "io-uring")] engine: &str) {
     require!(Root);
     let netns = NetNs::new("echo");
     let (server, port) = serve(&netns, &["--engine", engine, "--listen", "127.0.0.1:0", "--json"]);
@@ -289,7 +326,7 @@ fn most_memory(pid: u32) -> u64 {
 }
 
 #[rstest]
-fn crowd_of_hostile_clients_has_its_bounds(#[values("epoll")] engine: &str) {
+fn crowd_of_hostile_clients_has_its_bounds(#[values("epoll", "io-uring")] engine: &str) {
     require!(Root);
     let netns = NetNs::new("echo");
     let args = [
@@ -356,7 +393,7 @@ fn crowd_of_hostile_clients_has_its_bounds(#[values("epoll")] engine: &str) {
 }
 
 #[rstest]
-fn who_finds_no_place_is_refused(#[values("epoll")] engine: &str) {
+fn who_finds_no_place_is_refused(#[values("epoll", "io-uring")] engine: &str) {
     require!(Root);
     let netns = NetNs::new("echo");
     let args = [

@@ -7,6 +7,9 @@ use std::time::Duration;
 use anyhow::{Context as _, bail, ensure};
 use clap::{Args, ValueEnum};
 use rustix::thread::CpuSet;
+use steward::links::Link;
+use xsk::QueueId;
+use zcrx::Source;
 
 use super::message::{LONGEST, SHORTEST};
 
@@ -22,6 +25,27 @@ const LOOPBACK: &str = "127.0.0.1:0";
 pub(super) enum Engine {
     /// Readiness by epoll, then read and write
     Epoll,
+    /// io_uring: multishot receives into buffers that the kernel takes of a ring, and sends out of them
+    IoUring,
+    /// io_uring with zero-copy receive: of --ifname and --queue, or without a device over loopback (Linux 7.1)
+    Zcrx,
+}
+
+/// An engine that cannot be had here.
+#[derive(Debug, thiserror::Error)]
+#[error("--engine {engine}: {reason}")]
+pub(super) struct Unavailable {
+    engine: &'static str,
+    pub(super) reason: String,
+}
+
+impl Unavailable {
+    pub(super) fn new(engine: Engine, reason: &(dyn std::error::Error + 'static)) -> Self {
+        Self {
+            engine: engine.name(),
+            reason: steer::with_sources(reason),
+        }
+    }
 }
 
 impl Engine {
@@ -29,6 +53,8 @@ impl Engine {
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Epoll => "epoll",
+            Self::IoUring => "io-uring",
+            Self::Zcrx => "zcrx",
         }
     }
 }
@@ -36,9 +62,16 @@ impl Engine {
 /// Measure TCP messages that a server of one thread sends back, by epoll and io_uring
 #[derive(Debug, Clone, Args)]
 pub(crate) struct EchoArgs {
-    /// How the server receives and sends; several are measured one after the other
-    #[arg(long, value_enum, value_delimiter = ',', default_value = "epoll")]
-    pub(super) engine: Vec<Engine>,
+    /// How the server receives and sends; several are measured one after the other [default: epoll,io-uring; with
+    /// --listen io-uring]
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "LIST")]
+    engine: Vec<Engine>,
+    /// Interface of which zcrx receives
+    #[arg(long, value_name = "NAME", conflicts_with = "connect")]
+    ifname: Option<String>,
+    /// Its queue, counted from 0, to which the connections are steered
+    #[arg(long, value_name = "N", default_value_t = 0, requires = "ifname")]
+    queue: u32,
     /// Run the server alone, at this address
     #[arg(long, value_name = "ADDRESS:PORT", conflicts_with = "connect")]
     listen: Option<String>,
@@ -102,6 +135,10 @@ impl Role {
 pub(super) struct Plan {
     pub(super) args: EchoArgs,
     pub(super) role: Role,
+    /// Of a server.
+    pub(super) engines: Vec<Engine>,
+    /// Where zero-copy receives from.
+    pub(super) source: Source,
     pub(super) address: SocketAddr,
     /// The option that named the address, and its value: for errors.
     pub(super) named: String,
@@ -133,15 +170,45 @@ impl EchoArgs {
             "--threads {threads}: choose 1 to {most}, each has a connection at least"
         );
         ensure!(
-            self.listen.is_none() || self.engine.len() == 1,
+            self.listen.is_none() || self.engine.len() <= 1,
             "--listen: a server alone has one engine, choose it by --engine"
         );
-        let endless = self.duration == Some(0.0) && self.listen.is_none() && self.engine.len() > 1;
+        let several = self.connect.is_none() && self.engines().len() > 1;
         ensure!(
-            !endless,
-            "--duration 0: several engines are measured one after the other, each takes some time"
+            self.duration != Some(0.0) || !several,
+            "--duration 0: several engines are measured in turn, each takes some time; choose one by --engine"
+        );
+        ensure!(
+            self.ifname.is_none() || self.engine.contains(&Engine::Zcrx),
+            "--ifname: only --engine zcrx receives of an interface's queue; the others listen at any"
         );
         Ok(())
+    }
+
+    /// What is to be measured.
+    fn engines(&self) -> Vec<Engine> {
+        match (self.engine.as_slice(), &self.listen) {
+            ([], Some(_)) => vec![Engine::IoUring],
+            ([], None) => vec![Engine::Epoll, Engine::IoUring],
+            (chosen, _) => chosen.to_vec(),
+        }
+    }
+
+    /// Where zero-copy receives from.
+    fn source(&self) -> anyhow::Result<Source> {
+        let Some(ifname) = &self.ifname else {
+            return Ok(Source::NoDevice);
+        };
+        let (link, queue) = (Link::by_name(ifname)?, self.queue);
+        ensure!(
+            queue < link.rx_queues,
+            "--queue {queue}: {ifname} has {} receive queue(s), counted from 0",
+            link.rx_queues
+        );
+        Ok(Source::Queue {
+            ifindex: link.index,
+            queue: QueueId(queue),
+        })
     }
 }
 
@@ -166,6 +233,8 @@ impl TryFrom<EchoArgs> for Plan {
         let netns = args.client_netns.as_deref().map(namespace).transpose()?;
         Ok(Self {
             role,
+            engines: args.engines(),
+            source: args.source()?,
             address,
             named,
             duration,

@@ -112,8 +112,8 @@ impl Thread<'_> {
             let stream = TcpStream::connect_timeout(&self.server, PATIENCE).with_context(|| {
                 let (named, server) = (&self.plan.named, self.server);
                 format!(
-                    "{named}: cannot connect, start `vhost-af-xdp bench echo --listen {server}` there, or see whether the \
-                     way to it is open"
+                    "{named}: cannot connect, start `vhost-af-xdp bench echo --listen {server}` there, or see \
+                     whether the way to it is open"
                 )
             })?;
             stream.set_nonblocking(true).context("cannot use a connection")?;

@@ -20,16 +20,17 @@ mod epoll;
 mod message;
 mod report;
 mod server;
+mod uring;
 mod usage;
 mod watch;
 
 use std::net::TcpListener;
-use std::thread::{self, ScopedJoinHandle};
+use std::thread::{self, Scope, ScopedJoinHandle};
 
 use anyhow::Context as _;
 
 pub(crate) use self::args::EchoArgs;
-use self::args::{Engine, Plan, Role};
+use self::args::{Engine, Plan, Role, Unavailable};
 use self::client::Thread;
 use self::counts::Counts;
 use self::report::{Measured, Report};
@@ -41,11 +42,11 @@ use super::meter::Meter;
 pub(super) const EXAMPLES: &str = "\
 Examples:
   Server and client in this process:
-    vhost-af-xdp bench echo --engine epoll
+    vhost-af-xdp bench echo
   The client at the other end of a veth pair, in the namespace `far`:
     vhost-af-xdp bench echo --address 10.0.0.1:0 --client-netns far
-  On two machines:
-    vhost-af-xdp bench echo --listen 192.0.2.1:7000
+  On two machines, by zero-copy receive on queue 3 of eth1:
+    vhost-af-xdp bench echo --listen 192.0.2.1:7000 --engine zcrx --ifname eth1 --queue 3
     vhost-af-xdp bench echo --connect 192.0.2.1:7000 --size 4096";
 
 /// Measures one engine after the other, and prints the table.
@@ -57,14 +58,25 @@ pub(super) fn run(args: EchoArgs) -> anyhow::Result<()> {
     let mut report = Report::new(&plan);
     let engines: Vec<Option<Engine>> = match plan.role {
         Role::Client => vec![None],
-        Role::Both | Role::Server => plan.args.engine.iter().copied().map(Some).collect(),
+        Role::Both | Role::Server => plan.engines.iter().copied().map(Some).collect(),
     };
     let mut end = Ok(());
     for engine in engines {
         let mut measured = Measured::default();
         meter.begin_again();
         end = measure(&plan, engine, &meter, &mut measured);
-        report.add(engine, &measured);
+        // Among several it is no error, as long as there is another.
+        let unavailable = end
+            .as_ref()
+            .err()
+            .and_then(|error| error.downcast_ref::<Unavailable>());
+        match unavailable.map(|it| it.reason.clone()) {
+            Some(reason) if plan.engines.len() > 1 => {
+                report.add_unavailable(engine, reason);
+                end = Ok(());
+            }
+            _ => report.add(engine, &measured),
+        }
         if end.is_err() || meter.signalled() {
             break;
         }
@@ -87,60 +99,70 @@ fn measure(plan: &Plan, engine: Option<Engine>, meter: &Meter, into: &mut Measur
         Role::Both | Role::Client => plan.args.threads as usize,
     };
     let counts = Counts::new(clients);
-    thread::scope(|scope| {
-        let serving = listener.as_ref().zip(engine).map(|(listener, engine)| {
-            let serving = Serving {
-                listener,
-                cpu: plan.cpu,
-                connections: plan.args.connections as usize,
-                counts: &counts,
-                meter,
-            };
-            scope.spawn(move || ending(meter, || serving.run(engine)))
-        });
-        let client = |number| {
-            let thread = Thread {
-                plan,
-                counts: &counts,
-                meter,
-                number,
-                server,
-            };
-            scope.spawn(move || ending(meter, || thread.run()))
-        };
-        let clients: Vec<_> = (0..clients).map(client).collect();
-        let watched = Watched {
-            plan,
-            engine,
-            server,
+    let serving = listener.as_ref().zip(engine).map(|(listener, engine)| {
+        let serving = Serving {
+            listener,
+            cpu: plan.cpu,
+            source: plan.source,
+            connections: plan.args.connections as usize,
             counts: &counts,
             meter,
         };
+        move || serving.run(engine)
+    });
+    let client = |number| {
+        let thread = Thread {
+            plan,
+            counts: &counts,
+            meter,
+            number,
+            server,
+        };
+        move || thread.run()
+    };
+    let watched = Watched {
+        plan,
+        engine,
+        server,
+        counts: &counts,
+        meter,
+    };
+    let done: anyhow::Result<_> = thread::scope(|scope| {
+        let serving = serving.map(|run| start(scope, meter, run)).transpose()?;
+        let clients = (0..clients).map(|number| start(scope, meter, client(number)));
+        let clients = clients.collect::<anyhow::Result<Vec<_>>>()?;
         into.usage = watched.until_stopped();
+        // What goes wrong with the server has its client complain as well: the server's word comes first.
         let served = serving.map(joined).transpose();
         let latencies: anyhow::Result<Vec<_>> = clients.into_iter().map(joined).collect();
-        let (served, latencies) = match (served, latencies) {
-            (Ok(served), Ok(latencies)) => (served, latencies),
-            // What goes wrong with the server has its client complain as well.
-            (Err(error), _) | (_, Err(error)) => {
-                into.ended = "error";
-                return Err(error);
-            }
-        };
-        into.ended = if meter.signalled() { "signal" } else { "duration" };
-        into.served = served;
-        into.latencies = latencies.into_iter().reduce(|mut sum, more| {
-            // All have the same bounds.
-            let _ = sum.add(more);
-            sum
-        });
-        Ok(())
-    })
+        Ok((served?, latencies?))
+    });
+    into.ended = match (&done, meter.signalled()) {
+        (Err(_), _) => "error",
+        (Ok(_), true) => "signal",
+        (Ok(_), false) => "duration",
+    };
+    let (served, latencies) = done?;
+    into.served = served;
+    into.latencies = latencies.into_iter().reduce(|mut sum, more| {
+        // All have the same bounds.
+        let _ = sum.add(more);
+        sum
+    });
+    Ok(())
 }
 
-/// Runs what a thread does, and ends the others if it cannot go on.
-fn ending<T>(meter: &Meter, run: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<T> {
-    run().inspect_err(|_| meter.stop())
+/// Starts a thread, which ends the others if it cannot go on, or cannot be had.
+fn start<'scope, T: Send + 'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    meter: &'scope Meter,
+    run: impl FnOnce() -> anyhow::Result<T> + Send + 'scope,
+) -> anyhow::Result<ScopedJoinHandle<'scope, anyhow::Result<T>>> {
+    let run = move || run().inspect_err(|_| meter.stop());
+    let thread = thread::Builder::new().spawn_scoped(scope, run);
+    thread
+        .inspect_err(|_| meter.stop())
+        .context("cannot start a thread")
 }
 
 fn joined<T>(thread: ScopedJoinHandle<'_, anyhow::Result<T>>) -> anyhow::Result<T> {

@@ -8,7 +8,7 @@ use hdrhistogram::Histogram;
 use serde::Serialize;
 
 use super::args::{Engine, Plan, Role};
-use super::server::Served;
+use super::server::{Received, Served};
 use super::usage::Usage;
 
 /// All runs. The field names are the names in the JSON object.
@@ -82,7 +82,9 @@ struct ServerFigures {
     cpu_us_per_message: Option<f64>,
     /// Time of its CPU in softirqs, some of which its thread is charged for as well.
     softirq_percent: f64,
-    /// Since it began, warming up included.
+    /// Of io_uring. Since it began, warming up included, as what follows.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    received: Option<Received>,
     connections: Served,
 }
 
@@ -114,12 +116,13 @@ impl Figures {
         let seconds = usage.elapsed.as_secs_f64();
         let a_second = |amount: f64| if seconds > 0.0 { amount / seconds } else { 0.0 };
         let (user, system) = (usage.cpu.user.as_secs_f64(), usage.cpu.system.as_secs_f64());
-        let server = measured.served.map(|connections| ServerFigures {
+        let server = measured.served.clone().map(|connections| ServerFigures {
             cpu_percent: a_second(100.0 * (user + system)),
             cpu_user_percent: a_second(100.0 * user),
             cpu_system_percent: a_second(100.0 * system),
             cpu_us_per_message: (usage.messages > 0).then(|| (user + system) * 1e6 / usage.messages as f64),
             softirq_percent: a_second(100.0 * usage.softirq_server.as_secs_f64()),
+            received: connections.received.clone(),
             connections,
         });
         Self {
@@ -159,6 +162,15 @@ impl Report {
             engine: engine.map(Engine::name),
             reason: None,
             figures: Some(Figures::of(measured)),
+        });
+    }
+
+    /// Takes note of an engine that cannot be had here.
+    pub(super) fn add_unavailable(&mut self, engine: Option<Engine>, reason: String) {
+        self.runs.push(Run {
+            engine: engine.map(Engine::name),
+            reason: Some(reason),
+            figures: None,
         });
     }
 
@@ -208,7 +220,7 @@ impl Report {
             ("Kqps", |run| run.cell(|it| Some(it.messages_per_second / 1e3), 2)),
             ("Gb/s", |run| run.cell(|it| Some(it.bits_per_second / 1e9), 2)),
         ];
-        let of_server: [(&'static str, Cell); 3] = [
+        let of_server: [(&'static str, Cell); 5] = [
             ("server CPU %", |run| {
                 run.cell_of_server(|it| Some(it.cpu_percent), 0)
             }),
@@ -217,6 +229,15 @@ impl Report {
             }),
             ("CPU µs each", |run| {
                 run.cell_of_server(|it| it.cpu_us_per_message, 1)
+            }),
+            ("zero-copy %", |run| {
+                run.cell_of_server(
+                    |it| it.received.as_ref()?.zero_copy_share.map(|share| 100.0 * share),
+                    0,
+                )
+            }),
+            ("copies", |run| {
+                run.cell_of_server(|it| Some(it.received.as_ref()?.kernel_copies as f64), 0)
             }),
         ];
         let of_client: [(&'static str, Cell); 5] = [
@@ -269,21 +290,30 @@ impl Run {
         }
         let figures = self.figures.as_ref()?;
         let (seconds, ended, messages) = (figures.seconds, figures.ended, figures.messages);
-        let of = figures.server.as_ref().map_or(String::new(), |server| {
-            let Served {
-                accepted,
-                refused,
-                malformed,
-                stalled,
-                cut,
-                ..
-            } = server.connections;
-            format!(
-                "; connections: {accepted} accepted, {refused} refused, {malformed} malformed, {stalled} stalled, {cut} cut"
-            )
-        });
+        let of = figures.server.as_ref().map_or(String::new(), ServerFigures::note);
         Some(format!(
             "{engine}: {messages} messages in {seconds:.2} s, ended by {ended}{of}"
         ))
+    }
+}
+
+impl ServerFigures {
+    fn note(&self) -> String {
+        let Served {
+            accepted,
+            refused,
+            malformed,
+            stalled,
+            cut,
+            ..
+        } = &self.connections;
+        let received = self.received.as_ref().map_or(String::new(), |it| {
+            let (mode, pieces, gathered, ran_out) = (&it.mode, it.pieces, it.gathered_bytes, it.ran_out);
+            format!("; received by {mode} in {pieces} pieces, {gathered} bytes gathered, {ran_out} times without a buffer")
+        });
+        format!(
+            "; connections: {accepted} accepted, {refused} refused, {malformed} malformed, {stalled} stalled, {cut} \
+             cut{received}"
+        )
     }
 }

@@ -12,10 +12,11 @@ use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with, sockopt};
 use serde::Serialize;
+use zcrx::Source;
 
 use super::args::Engine;
 use super::counts::Counts;
-use super::epoll;
+use super::{epoll, uring};
 use crate::bench::meter::Meter;
 use crate::bench::setup;
 
@@ -29,6 +30,8 @@ const ACCEPTED_AT_ONCE: usize = 16;
 pub(super) struct Serving<'a> {
     pub(super) listener: &'a TcpListener,
     pub(super) cpu: usize,
+    /// Where zero-copy receives from.
+    pub(super) source: Source,
     /// Most connections at a time.
     pub(super) connections: usize,
     pub(super) counts: &'a Counts,
@@ -36,7 +39,7 @@ pub(super) struct Serving<'a> {
 }
 
 /// What became of its connections, and how bytes came in.
-#[derive(Debug, Clone, Copy, Default, Serialize)]
+#[derive(Debug, Clone, Default, Serialize)]
 pub(super) struct Served {
     /// Messages sent back.
     #[serde(skip)]
@@ -54,6 +57,26 @@ pub(super) struct Served {
     pub(super) stalled: u64,
     /// Connections that ended in the middle of a message, or by a reset.
     pub(super) cut: u64,
+    #[serde(skip)]
+    pub(super) received: Option<Received>,
+}
+
+/// How io_uring received.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct Received {
+    /// The way that is in use.
+    pub(super) mode: String,
+    /// Of the bytes, those that the NIC wrote where they were read.
+    pub(super) zero_copy_share: Option<f64>,
+    /// Parts that messages came in.
+    pub(super) pieces: u64,
+    /// How often the kernel copied although zero-copy is in use, and how many bytes.
+    pub(super) kernel_copies: u64,
+    pub(super) kernel_copied_bytes: u64,
+    /// Bytes of messages that came in so many pieces that they were copied here.
+    pub(super) gathered_bytes: u64,
+    /// How often no buffer was left.
+    pub(super) ran_out: u64,
 }
 
 /// Why a connection is over.
@@ -85,6 +108,7 @@ impl Serving<'_> {
         self.counts.serve_here();
         match engine {
             Engine::Epoll => epoll::run(self),
+            Engine::IoUring | Engine::Zcrx => uring::run(self, engine),
         }
     }
 
