@@ -34,6 +34,9 @@ const SLEEP: Timespec = Timespec {
 };
 /// Longest latency that is told apart, in nanoseconds.
 const LONGEST_NS: u64 = 60_000_000_000;
+/// What is said of a connection that ends while messages are under way.
+const ENDED: &str =
+    "the server ended it: it has no place for more (its --connections), takes no such client, or ended";
 /// Bytes thrown away by one call.
 const THROWN_AWAY: usize = message::LONGEST;
 
@@ -304,9 +307,7 @@ impl Connection {
                 }
             };
             match done {
-                Ok(0) => bail!(
-                    "the server ended it: it has no place for more (its --connections), takes no such client, or ended"
-                ),
+                Ok(0) => bail!(ENDED),
                 Ok(count) => self.received += count,
                 Err(Errno::AGAIN) => return Ok(false),
                 Err(Errno::INTR) => {}
@@ -318,7 +319,7 @@ impl Connection {
 }
 
 fn cut(error: Errno) -> anyhow::Error {
-    anyhow::Error::from(error).context("it was cut, see what the server says")
+    anyhow::Error::from(error).context(ENDED)
 }
 
 impl Checked {

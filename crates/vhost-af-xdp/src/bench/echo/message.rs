@@ -34,12 +34,11 @@ pub(super) fn begun(bytes: &[u8]) -> Begun {
     let marks = bytes.iter().zip(MARK).all(|(byte, mark)| *byte == mark);
     let length = bytes.get(4..HEADER).and_then(|bytes| bytes.try_into().ok());
     match (marks, length.map(u32::from_be_bytes)) {
-        (false, _) => Begun::Garbage,
         (true, None) => Begun::Unknown,
         (true, Some(length)) if (SHORTEST..=LONGEST).contains(&(length as usize)) => {
             Begun::Length(length as usize)
         }
-        (true, Some(_)) => Begun::Garbage,
+        (true | false, _) => Begun::Garbage,
     }
 }
 

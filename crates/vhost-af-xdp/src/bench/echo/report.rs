@@ -44,6 +44,9 @@ pub(super) struct Measured {
     pub(super) ended: &'static str,
 }
 
+/// How a cell of the table is made of a run.
+type Cell = fn(&Run) -> String;
+
 /// One engine.
 #[derive(Debug, Serialize)]
 struct Run {
@@ -213,8 +216,7 @@ impl Report {
     }
 
     /// Columns, each with how its cell is made of a run.
-    fn heads(&self) -> Vec<(&'static str, fn(&Run) -> String)> {
-        type Cell = fn(&Run) -> String;
+    fn heads(&self) -> Vec<(&'static str, Cell)> {
         let mut heads: Vec<(&'static str, Cell)> = vec![
             ("engine", |run| run.engine.unwrap_or("the server's").to_owned()),
             ("Kqps", |run| run.cell(|it| Some(it.messages_per_second / 1e3), 2)),

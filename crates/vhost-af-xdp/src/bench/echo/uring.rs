@@ -248,11 +248,8 @@ impl Server<'_> {
         for id in these {
             self.end(id, Over::Stalled);
         }
-        if let Some(listener) = self.deaf.take() {
-            if self.receiver.listen_again(listener).is_err() {
-                self.deaf = Some(listener);
-            }
-        }
+        let deaf = self.deaf.take();
+        self.deaf = deaf.filter(|&listener| self.receiver.listen_again(listener).is_err());
     }
 
     fn finish(mut self) -> Served {
