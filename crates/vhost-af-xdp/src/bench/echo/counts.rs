@@ -11,7 +11,7 @@ pub(super) struct Counts {
     connected: AtomicU32,
     measuring: AtomicBool,
     seconds: AtomicU64,
-    /// Number of the server's thread; 0: it has not begun.
+    /// Number of the server's thread; 0: it does not serve yet.
     server: AtomicI32,
 }
 
@@ -85,7 +85,7 @@ impl Counts {
         self.seconds.store(seconds, Ordering::Relaxed);
     }
 
-    /// For the server's thread, when it begins.
+    /// For the server's thread, when it has all it needs.
     pub(super) fn serve_here(&self) {
         let number = rustix::thread::gettid().as_raw_nonzero().get();
         self.server.store(number, Ordering::Relaxed);

@@ -76,6 +76,7 @@ pub(super) fn run(serving: &Serving<'_>) -> anyhow::Result<Served> {
         listens: false,
     };
     server.listen()?;
+    serving.counts.serve_here();
     let (mut events, mut second) = ([MaybeUninit::<Event>::uninit(); EVENTS], 0);
     while !serving.meter.is_stopped() {
         match epoll::wait(&server.epoll, &mut events, Some(&SLEEP)) {

@@ -34,9 +34,10 @@ use self::args::{Engine, Plan, Role, Unavailable};
 use self::client::Thread;
 use self::counts::Counts;
 use self::report::{Measured, Report};
-use self::server::Serving;
+use self::server::{Served, Serving};
 use self::watch::Watched;
 use super::meter::Meter;
+use super::setup;
 
 /// For `--help`.
 pub(super) const EXAMPLES: &str = "\
@@ -108,7 +109,7 @@ fn measure(plan: &Plan, engine: Option<Engine>, meter: &Meter, into: &mut Measur
             counts: &counts,
             meter,
         };
-        move || serving.run(engine)
+        move || serve(&serving, engine)
     });
     let client = |number| {
         let thread = Thread {
@@ -150,6 +151,16 @@ fn measure(plan: &Plan, engine: Option<Engine>, meter: &Meter, into: &mut Measur
         sum
     });
     Ok(())
+}
+
+/// The server's thread, until the meter says stop.
+/// Errors: the CPU cannot be had, or the engine.
+fn serve(serving: &Serving<'_>, engine: Engine) -> anyhow::Result<Served> {
+    setup::pin(Some(serving.cpu))?;
+    match engine {
+        Engine::Epoll => epoll::run(serving),
+        Engine::IoUring | Engine::Zcrx => uring::run(serving, engine),
+    }
 }
 
 /// Starts a thread, which ends the others if it cannot go on, or cannot be had.

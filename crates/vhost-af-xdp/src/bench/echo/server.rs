@@ -14,11 +14,8 @@ use rustix::net::{SocketFlags, accept_with, sockopt};
 use serde::Serialize;
 use zcrx::Source;
 
-use super::args::Engine;
 use super::counts::Counts;
-use super::{epoll, uring};
 use crate::bench::meter::Meter;
-use crate::bench::setup;
 
 /// Longest time from one message's end to the next one's, in seconds.
 pub(super) const PATIENCE: u64 = 30;
@@ -101,18 +98,7 @@ impl Served {
 }
 
 impl Serving<'_> {
-    /// Serves until the meter says stop.
-    /// Errors: the CPU cannot be had, or the engine.
-    pub(super) fn run(&self, engine: Engine) -> anyhow::Result<Served> {
-        setup::pin(Some(self.cpu))?;
-        self.counts.serve_here();
-        match engine {
-            Engine::Epoll => epoll::run(self),
-            Engine::IoUring | Engine::Zcrx => uring::run(self, engine),
-        }
-    }
-
-    /// Accepts what waits, some at a time. `has_place` says whether one more can be had. False: the process has no
+    /// Accepts what waits, some at a time. `take` says whether there was a place. False: the process has no
     /// descriptor left, and there is no use in asking before some time has passed.
     pub(super) fn accept(&self, served: &mut Served, mut take: impl FnMut(OwnedFd) -> bool) -> bool {
         for _ in 0..ACCEPTED_AT_ONCE {

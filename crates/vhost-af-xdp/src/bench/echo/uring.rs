@@ -106,6 +106,7 @@ pub(super) fn run(serving: &Serving<'_>, engine: Engine) -> anyhow::Result<Serve
     };
     let listener = serving.listener.try_clone().context("cannot listen")?;
     server.receiver.listen(listener).context("cannot listen")?;
+    serving.counts.serve_here();
     server.serve()?;
     Ok(server.finish())
 }

@@ -31,11 +31,11 @@ impl Watched<'_> {
     /// Returns what was measured: nothing, if it did not come to that.
     pub(super) fn until_stopped(&self) -> Option<Usage> {
         let begin = Instant::now();
-        if self.plan.role == Role::Server {
-            eprintln!("{}: listens", self.label());
-        }
         let show = Show::new(self.label(), self.plan.duration, self.plan.args.json);
-        let measuring = self.plan.role == Role::Server || self.warm_up(begin);
+        let measuring = match self.plan.role {
+            Role::Server => self.listens(),
+            Role::Both | Role::Client => self.warm_up(begin),
+        };
         let usage = measuring.then(|| {
             self.counts.measure();
             self.measure(begin, &show)
@@ -51,6 +51,18 @@ impl Watched<'_> {
             (Role::Client, _) => format!("echo to {server}"),
             (_, engine) => format!("echo by {engine} at {server}"),
         }
+    }
+
+    /// Says that a server alone listens, as soon as it does; false if it came to an end before.
+    fn listens(&self) -> bool {
+        while self.counts.server().is_none() {
+            if self.meter.is_stopped() {
+                return false;
+            }
+            thread::sleep(PAUSE / 10);
+        }
+        eprintln!("{}: listens", self.label());
+        true
     }
 
     /// Waits until all connections are there, and a moment longer; false if it came to an end before.
