@@ -1,8 +1,8 @@
 //! What the kernel calls zcrx: structures, constants and the calls that take them.
 //!
-//! From `include/uapi/linux/io_uring/zcrx.h` and `include/uapi/linux/io_uring.h` of Linux 7.2. Fields that older kernels
-//! do not know are zero there, and mean nothing then. The crate `io-uring` has the older part of it only, and a
-//! registration that writes through a shared reference; so the registration is ours.
+//! From `include/uapi/linux/io_uring/zcrx.h` and `include/uapi/linux/io_uring.h` of Linux 7.2. Fields that older
+//! kernels do not know are zero there, and mean nothing then. The crate `io-uring` has the older part of it only, and
+//! a registration that writes through a shared reference; so the registration is ours.
 //!
 //! Everything here takes and returns plain values; what they mean is said in `instance.rs`.
 #![allow(unsafe_code)]
@@ -102,6 +102,20 @@ pub(crate) struct Registration {
     pub(crate) reserved: [u64; 2],
 }
 
+/// `struct zcrx_event_desc`: here only for the counters that the kernel keeps behind the refill ring (Linux 7.2).
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+struct EventDescription {
+    user_data: u64,
+    types: u32,
+    flags: u32,
+    counters: u64,
+    reserved: [u64; 9],
+}
+
+/// `ZCRX_EVENT_DESC_FLAG_STATS`.
+const EVENT_FLAG_STATS: u32 = 1;
+
 /// `struct zcrx_ctrl`, with the largest member of its union.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
@@ -125,8 +139,8 @@ struct BufferRing {
 }
 
 fn register<T>(ring: BorrowedFd<'_>, operation: c_uint, argument: &mut T, count: c_uint) -> io::Result<()> {
-    // SAFETY: for each of our operations the kernel reads and writes one structure of the type that the caller passes, which is
-    // the one that the operation takes, at the address of a live value, and keeps no pointer to it.
+    // SAFETY: for each of our operations the kernel reads and writes one structure of the type that the caller
+    // passes, which is the one that the operation takes, at the address of a live value, and keeps no pointer to it.
     let result = unsafe {
         libc::syscall(
             libc::SYS_io_uring_register,
@@ -142,7 +156,8 @@ fn register<T>(ring: BorrowedFd<'_>, operation: c_uint, argument: &mut T, count:
     }
 }
 
-/// Registers an instance with a ring. Area and region tell what the kernel made of them.
+/// Registers an instance with a ring. Area and region tell what the kernel made of them. True if the kernel counts
+/// what it copies, at `counters` bytes of the region (`struct zcrx_stats`: times, then bytes).
 ///
 /// # Safety
 /// The memory that area and region name must be mapped, and nobody may have references to it, as long as the instance
@@ -152,10 +167,24 @@ pub(crate) unsafe fn register_instance(
     registration: &mut Registration,
     area: &mut AreaRegistration,
     region: &mut Region,
-) -> io::Result<()> {
+    counters: u64,
+) -> io::Result<bool> {
+    let events = EventDescription {
+        flags: EVENT_FLAG_STATS,
+        counters,
+        ..EventDescription::default()
+    };
     registration.area = std::ptr::from_mut(area) as u64;
     registration.region = std::ptr::from_mut(region) as u64;
-    register(ring, REGISTER_ZCRX_IFQ, registration, 1)
+    registration.event = std::ptr::from_ref(&events) as u64;
+    match register(ring, REGISTER_ZCRX_IFQ, registration, 1) {
+        Ok(()) => return Ok(true),
+        // Kernels that do not know counters refuse so; another reason for it comes again.
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
+        Err(error) => return Err(error),
+    }
+    registration.event = 0;
+    register(ring, REGISTER_ZCRX_IFQ, registration, 1).map(|()| false)
 }
 
 /// Registers a ring of provided buffers as group 0.
@@ -215,5 +244,6 @@ const _: () = assert!(size_of::<Offsets>() == 32);
 const _: () = assert!(size_of::<AreaRegistration>() == 48);
 const _: () = assert!(size_of::<Region>() == 64);
 const _: () = assert!(size_of::<Registration>() == 96);
+const _: () = assert!(size_of::<EventDescription>() == 96);
 const _: () = assert!(size_of::<Control>() == 72);
 const _: () = assert!(size_of::<BufferRing>() == 40);

@@ -2,8 +2,8 @@
 //!
 //! # Theory of operation
 //!
-//! An area is shared with the kernel, and with a NIC. Its bytes become `&[u8]` in one place only, [`Piece`]: a piece is
-//! the right to read a range that the kernel has filled and will not write until the buffer is given back.
+//! An area is shared with the kernel, and with a NIC. Its bytes become `&[u8]` in one place only, [`Piece`]: a piece
+//! is the right to read a range that the kernel has filled and will not write until the buffer is given back.
 //!
 //! Invariants, used by the SAFETY lines here and in `piece.rs`:
 //!  - **A1** `base..base + buffers * buffer_bytes` is mapped as long as `memory` lives ([`UmemMemory`]'s promise), and

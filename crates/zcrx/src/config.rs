@@ -28,8 +28,8 @@ pub enum Source {
         /// The interface's queue.
         queue: QueueId,
     },
-    /// No device (`ZCRX_REG_NODEV`, Linux 7.1): the kernel copies all, over whatever interface it comes, loopback too. For
-    /// tests and for programs that are to have one code path.
+    /// No device (`ZCRX_REG_NODEV`, Linux 7.1): the kernel copies all, over whatever interface it comes, loopback
+    /// too. For tests and for programs that are to have one code path.
     #[default]
     NoDevice,
 }
@@ -102,15 +102,15 @@ pub struct Config {
     pub memory: Memory,
     /// Whether own memory must come in huge pages, reserved or transparent; else they are taken where there are some.
     pub huge_pages: bool,
-    /// The buffers that zcrx hands out (`rx_buf_len`), bytes: a page, or, where driver and kernel can (Linux 7.0), a larger
-    /// power of two, for which the memory must be of huge pages.
+    /// The buffers that zcrx hands out (`rx_buf_len`), bytes: a page, or, where driver and kernel can (Linux 7.0), a
+    /// larger power of two, for which the memory must be of huge pages.
     pub buffer_bytes: u32,
     /// The buffers of ordinary receives, bytes. Each piece takes one, however short it is.
     pub copy_buffer_bytes: u32,
     /// Receive into blocks of so many bytes, a multiple of 4096: each piece but the last of a connection is a whole
-    /// block, and begins at a multiple of 4096, so that it can be written with O_DIRECT from where it is. Only ordinary
-    /// receives do that: a NIC puts payload where its headers end. A piece comes when its block is full, or the peer is
-    /// done.
+    /// block, and begins at a multiple of 4096, so that it can be written with O_DIRECT from where it is. Only
+    /// ordinary receives do that: a NIC puts payload where its headers end. A piece comes when its block is full, or
+    /// the peer is done.
     pub block_bytes: Option<u32>,
     /// Entries of the submission queue.
     pub requests: u32,

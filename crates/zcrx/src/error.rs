@@ -29,8 +29,8 @@ pub enum OpenError {
     Memory(#[from] MemoryError),
     /// Huge pages were asked for.
     #[error(
-        "{bytes} bytes of huge pages were asked for, and there are none: reserve some (/proc/sys/vm/nr_hugepages), or do \
-         without `huge_pages`"
+        "{bytes} bytes of huge pages were asked for, and there are none: reserve some (/proc/sys/vm/nr_hugepages), \
+         or do without `huge_pages`"
     )]
     NoHugePages { bytes: usize },
     /// The memory has no room for a buffer.
@@ -73,8 +73,8 @@ pub enum OpenError {
 fn import_text(source: &io::Error) -> String {
     let what = match Errno::from_io_error(source) {
         Some(Errno::PERM) => {
-            "importing takes CAP_NET_ADMIN in the first user namespace, as registering does; have who has it import for \
-             you (Prepared)"
+            "importing takes CAP_NET_ADMIN in the first user namespace, as registering does; have who has it import \
+             for you (Prepared)"
         }
         Some(Errno::BADF) => "the descriptor is none of a zcrx instance",
         Some(Errno::INVAL) => "the kernel does not know ZCRX_REG_IMPORT (Linux 7.0 and later do)",

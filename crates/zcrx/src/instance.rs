@@ -3,12 +3,12 @@
 //! # Theory of operation
 //!
 //! An instance is a NIC queue (or none), an area and a refill ring. It is registered with an io_uring, and known to
-//! requests of that ring by a small number. The kernel can wrap it into a descriptor of its own kind (export), which can
-//! be passed to another process, and make it known to another ring (import); the queue is given back when the last ring
-//! and the last descriptor are gone.
+//! requests of that ring by a small number. The kernel can wrap it into a descriptor of its own kind (export), which
+//! can be passed to another process, and make it known to another ring (import); the queue is given back when the
+//! last ring and the last descriptor are gone.
 //!
-//! Area and refill ring are memory files, so that who takes the instance up can map them. Who writes the refill ring is
-//! up to its users: within a process several receivers write it in turns, under a lock ([`Share`]); of several
+//! Area and refill ring are memory files, so that who takes the instance up can map them. Who writes the refill ring
+//! is up to its users: within a process several receivers write it in turns, under a lock ([`Share`]); of several
 //! processes only one may use the instance.
 //!
 //! Registering and importing both take CAP_NET_ADMIN in the first user namespace (`io_register_zcrx`,
@@ -29,7 +29,7 @@ use crate::area::{Area, FileMemory};
 use crate::config::{Config, Fallback, Memory, Source};
 use crate::error::{OpenError, refused};
 use crate::piece::Pool;
-use crate::refill::RefillRing;
+use crate::refill::{RefillRing, counters_at};
 use crate::ring::Ring;
 
 /// What receivers of one instance share.
@@ -131,36 +131,45 @@ pub(crate) fn register(ring: BorrowedFd<'_>, config: &Config) -> Result<(Arc<Sha
     }
     // SAFETY: both memories are kept by the pool and the refill ring below, and by the kernel's pins after them; their
     // bytes are reached through `Area` and `RefillRing` only.
-    unsafe { abi::register_instance(ring, &mut registration, &mut area_registration, &mut region) }
-        .map_err(|error| Refusal::Kernel(refused(config.source, &error)))?;
-    let no_device = config.source == Source::NoDevice;
-    let token = area_registration.token;
-    let shared = share(
-        area,
-        refill,
-        registration.offsets,
-        registration.refill_entries,
-        token,
-        no_device,
-    )?;
+    let counters = unsafe {
+        abi::register_instance(
+            ring,
+            &mut registration,
+            &mut area_registration,
+            &mut region,
+            counters_at(refill.len()).into(),
+        )
+    }
+    .map_err(|error| Refusal::Kernel(refused(config.source, &error)))?;
+    let facts = Facts {
+        offsets: registration.offsets,
+        entries: registration.refill_entries,
+        token: area_registration.token,
+        counters,
+        no_device: config.source == Source::NoDevice,
+    };
+    let shared = share(area, refill, facts)?;
     Ok((shared, registration.id))
 }
 
-fn share(
-    area: Area,
-    refill: Arc<dyn UmemMemory>,
+/// What the kernel said of an instance.
+#[derive(Clone, Copy)]
+struct Facts {
     offsets: Offsets,
     entries: u32,
     token: u64,
+    counters: bool,
     no_device: bool,
-) -> Result<Arc<Shared>, OpenError> {
-    let len_bytes = refill.len();
-    let refill =
-        RefillRing::new(refill, offsets, entries, token).ok_or(OpenError::Layout { entries, len_bytes })?;
+}
+
+fn share(area: Area, refill: Arc<dyn UmemMemory>, facts: Facts) -> Result<Arc<Shared>, OpenError> {
+    let (len_bytes, entries) = (refill.len(), facts.entries);
+    let refill = RefillRing::new(refill, facts.offsets, entries, facts.token, facts.counters)
+        .ok_or(OpenError::Layout { entries, len_bytes })?;
     Ok(Arc::new(Shared {
         pool: Arc::new(Pool::new(area, false)),
         refill: Mutex::new(refill),
-        no_device,
+        no_device: facts.no_device,
     }))
 }
 
@@ -181,6 +190,8 @@ pub struct Shape {
     pub buffer_bytes: u32,
     /// Whether there is no device behind it.
     pub no_device: bool,
+    /// Whether the kernel counts what it copies.
+    pub counts_copies: bool,
 }
 
 impl Shape {
@@ -194,7 +205,7 @@ impl Shape {
         let halves = [self.refill_entries, self.buffer_bytes];
         let all = words.iter().flat_map(|word| word.to_le_bytes());
         let all = all.chain(halves.iter().flat_map(|half| half.to_le_bytes()));
-        let all = all.chain([u8::from(self.no_device)]);
+        let all = all.chain([u8::from(self.no_device) | u8::from(self.counts_copies) << 1]);
         bytes.iter_mut().zip(all).for_each(|(byte, value)| *byte = value);
         bytes
     }
@@ -210,7 +221,8 @@ impl Shape {
             token: word(24),
             refill_entries: half(32),
             buffer_bytes: half(36),
-            no_device: bytes[40] != 0,
+            no_device: bytes[40] & 1 != 0,
+            counts_copies: bytes[40] & 2 != 0,
         }
     }
 }
@@ -283,6 +295,7 @@ impl Instance {
             refill_entries: refill.entries(),
             buffer_bytes: area.buffer_bytes(),
             no_device: shared.no_device,
+            counts_copies: refill.has_counters(),
         };
         let no_file = || OpenError::Setup {
             what: "the area cannot be passed on, its memory is no single file",
@@ -351,15 +364,14 @@ impl Instance {
             private_from: 0,
             buffer_bytes: shape.buffer_bytes,
         })?;
-        let (offsets, entries) = (imported.offsets, shape.refill_entries);
-        share(
-            area,
-            Arc::new(refill),
-            offsets,
-            entries,
-            shape.token,
-            shape.no_device,
-        )
+        let facts = Facts {
+            offsets: imported.offsets,
+            entries: shape.refill_entries,
+            token: shape.token,
+            counters: shape.counts_copies,
+            no_device: shape.no_device,
+        };
+        share(area, Arc::new(refill), facts)
     }
 }
 
@@ -436,6 +448,7 @@ mod tests {
             refill_entries: 1024,
             buffer_bytes: 4096,
             no_device: true,
+            counts_copies: false,
         };
         assert_eq!(Shape::from_bytes(&shape.to_bytes()), shape);
         let offsets = Offsets {

@@ -93,8 +93,8 @@ impl Outbox {
         };
         let first = first.bytes().get(self.sent..).unwrap_or(&[]);
         if self.queue.len() == 1 {
-            // SAFETY: the payload stays in the queue until the request is completed (`complete`, `clear`); the receiver
-            // ends all requests before it drops its connections.
+            // SAFETY: the payload stays in the queue until the request is completed (`complete`, `clear`); the
+            // receiver ends all requests before it drops its connections.
             unsafe { ring.send(socket, first, slot) }?;
         } else {
             let message = self.message.get_or_insert_with(new_message);

@@ -2,17 +2,18 @@
 //!
 //! # Theory of operation
 //!
-//! A [`Piece`] is lent by its pool when the kernel says that it has filled a range, and goes back when it is dropped, by
-//! any thread: a count and a list ([`Returns`]), no lock and no system call. The receiving thread takes what came back
-//! and gives it to the kernel, in batches.
+//! A [`Piece`] is lent by its pool when the kernel says that it has filled a range, and goes back when it is dropped,
+//! by any thread: a count and a list ([`Returns`]), no lock and no system call. The receiving thread takes what came
+//! back and gives it to the kernel, in batches.
 //!
-//! A receiver that has run out of buffers sleeps. It says so first (`hungry`), and then looks once more whether something
-//! came back; who gives back does it in the other order: gives, then looks whether somebody is hungry. Between the two
-//! steps of each there is a full fence, so at least one sees the other. Without the fences both could see the old value,
-//! and the receiver would sleep on.
+//! A receiver that has run out of buffers sleeps. It says so first (`hungry`), and then looks once more whether
+//! something came back; who gives back does it in the other order: gives, then looks whether somebody is hungry.
+//! Between the two steps of each there is a full fence, so at least one sees the other. Without the fences both could
+//! see the old value, and the receiver would sleep on.
 //!
-//! Invariant **P1**: the range of a piece is written by nobody while the piece lives. The kernel has filled it, and takes
-//! the buffer again only after as many returns as pieces; a NIC that goes on filling a buffer fills other bytes of it.
+//! Invariant **P1**: the range of a piece is written by nobody while the piece lives. The kernel has filled it, and
+//! takes the buffer again only after as many returns as pieces; a NIC that goes on filling a buffer fills other bytes
+//! of it.
 //!
 //! [`Returns`]: crate::returns::Returns
 #![allow(unsafe_code)]
@@ -147,8 +148,8 @@ impl Pool {
     }
 }
 
-/// Bytes that were received, where the kernel or the NIC put them. Its buffer goes back when it is dropped, in whatever
-/// thread: keep it as short as you can, since buffers that are kept are missing when the next bytes come.
+/// Bytes that were received, where the kernel or the NIC put them. Its buffer goes back when it is dropped, in
+/// whatever thread: keep it as short as you can, since buffers that are kept are missing when the next bytes come.
 ///
 /// A piece is what came together, not what the peer sent together: a stream has no borders.
 pub struct Piece {
@@ -162,10 +163,10 @@ unsafe impl Send for Piece {}
 unsafe impl Sync for Piece {}
 
 impl Piece {
-    /// The bytes with zeros behind them, up to a multiple of `unit` bytes: what a file opened with O_DIRECT takes of the
-    /// last block. `None` if the buffer does not reach that far, or has something else behind the piece, which holds
-    /// with zcrx; with [`Config::block_bytes`](crate::Config::block_bytes) it reaches for each unit that divides the
-    /// block.
+    /// The bytes with zeros behind them, up to a multiple of `unit` bytes: what a file opened with O_DIRECT takes of
+    /// the last block. `None` if the buffer does not reach that far, or has something else behind the piece, which
+    /// holds with zcrx; with [`Config::block_bytes`](crate::Config::block_bytes) it reaches for each unit that
+    /// divides the block.
     pub fn padded(&mut self, unit: usize) -> Option<&[u8]> {
         let area = &self.pool.area;
         let len = (self.place.len as usize).checked_next_multiple_of(unit)?;
@@ -176,8 +177,8 @@ impl Piece {
         {
             return None;
         }
-        // SAFETY: start..start + len is this buffer's (checked above, A1), of which no other piece exists, and which the
-        // kernel does not write (P1 and `whole_buffers`); zeroes are bytes.
+        // SAFETY: start..start + len is this buffer's (checked above, A1), of which no other piece exists, and which
+        // the kernel does not write (P1 and `whole_buffers`); zeroes are bytes.
         unsafe {
             let behind = self.place.start.add(self.place.len as usize);
             behind.write_bytes(0, len - self.place.len as usize);

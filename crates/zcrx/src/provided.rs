@@ -2,9 +2,9 @@
 //!
 //! # Theory of operation
 //!
-//! `struct io_uring_buf_ring`, `include/uapi/linux/io_uring.h`: entries of 16 bytes, and a 16-bit tail that lies in the
-//! last two bytes of the first entry, so that an entry is written without them. We advance the tail (release), the
-//! kernel keeps the head for itself and takes an entry for each receive; a ring with as many entries as there are
+//! `struct io_uring_buf_ring`, `include/uapi/linux/io_uring.h`: entries of 16 bytes, and a 16-bit tail that lies in
+//! the last two bytes of the first entry, so that an entry is written without them. We advance the tail (release),
+//! the kernel keeps the head for itself and takes an entry for each receive; a ring with as many entries as there are
 //! buffers is never full. Each buffer is in the ring, in the kernel's hands, or in a piece.
 //!
 //! Invariants: **B1** `entries` points to `mask + 1` entries in `memory`, which lives as long as the ring that it is
@@ -51,7 +51,8 @@ impl ProvidedRing {
         }
         let bytes = entries as usize * size_of::<Entry>();
         let memory = OwnMemory::new(bytes).map_err(io::Error::other)?;
-        // SAFETY: the memory is as long as the ring of so many entries, and the value below keeps it; the kernel pins it.
+        // SAFETY: the memory is as long as the ring of so many entries, and the value below keeps it; the kernel pins
+        // it.
         unsafe { abi::register_buffer_ring(ring, memory.base().as_ptr() as u64, entries) }?;
         Ok(Self {
             entries: memory.base().cast(),

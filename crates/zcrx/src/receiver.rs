@@ -7,8 +7,8 @@
 //!
 //! A multishot receive ends when the completion queue is full (ENOSPC), when it has no buffer (ENOBUFS, with zcrx
 //! ENOMEM), or when the kernel likes; it is armed again: at once, since the completions are read by then, or, without
-//! buffers, when some are back (`starved`). A receive that ends without buffers while nobody holds any, again and again,
-//! shows an area that is too small: that ends the connection.
+//! buffers, when some are back (`starved`). A receive that ends without buffers while nobody holds any, again and
+//! again, shows an area that is too small: that ends the connection.
 //!
 //! A connection's slot is freed when the caller has closed it and no request of it is under way; so a completion never
 //! meets a later connection.
@@ -50,6 +50,10 @@ pub struct Statistics {
     pub flushes: u64,
     /// Pieces that were given back.
     pub returned: u64,
+    /// Times that the kernel copied into the area of zcrx, of all receivers of the queue together, and how many bytes;
+    /// without what it copies from the heads of packets. `None` before Linux 7.2, and with ordinary receives, which
+    /// copy all.
+    pub kernel_copies: Option<(u64, u64)>,
 }
 
 /// Receives from many connections, in one thread: the thread that opens it must be the one that uses it, since the
@@ -108,8 +112,8 @@ impl Receiver {
         Self::new(ring, supply, config, fallbacks)
     }
 
-    /// Receives by the queue of another thread's receiver, too. Buffers are common; a connection belongs to the receiver
-    /// that it is added to.
+    /// Receives by the queue of another thread's receiver, too. Buffers are common; a connection belongs to the
+    /// receiver that it is added to.
     ///
     /// # Errors
     /// [`OpenError`].
@@ -189,7 +193,10 @@ impl Receiver {
 
     /// What was done so far.
     pub fn statistics(&self) -> Statistics {
-        self.statistics
+        Statistics {
+            kernel_copies: self.supply.instance().and_then(|(it, _)| it.refill().copies()),
+            ..self.statistics
+        }
     }
 
     /// How many buffers there are.
@@ -256,8 +263,8 @@ impl Receiver {
         Ok(id)
     }
 
-    /// Queues bytes for a peer; they are sent in order, with the next [`wait`](Self::wait). False, and nothing queued, if
-    /// the connection is gone or being closed.
+    /// Queues bytes for a peer; they are sent in order, with the next [`wait`](Self::wait). False, and nothing
+    /// queued, if the connection is gone or being closed.
     pub fn send(&mut self, to: ConnectionId, payload: impl Into<Payload>) -> bool {
         let Some(connection) = self.connections.get(to).filter(|it| !it.closing) else {
             return false;
@@ -267,7 +274,8 @@ impl Receiver {
         true
     }
 
-    /// Leaves what comes next with the kernel, so that the peer is slowed down. Pieces that are on their way still come.
+    /// Leaves what comes next with the kernel, so that the peer is slowed down. Pieces that are on their way still
+    /// come.
     ///
     /// # Errors
     /// If the kernel takes no requests.

@@ -7,19 +7,19 @@
 //! `io_zcrx_ring_refill` and `zcrx_flush_rq`, `io_uring/zcrx.c`. Where head, tail and entries are, the registration
 //! says.
 //!
-//! The kernel takes entries when a NIC asks for buffers, and when it is told to (a flush). Where it has not taken enough
-//! the ring is full; what does not fit waits in a list of ours, `waiting`, of which there is normally none.
+//! The kernel takes entries when a NIC asks for buffers, and when it is told to (a flush). Where it has not taken
+//! enough the ring is full; what does not fit waits in a list of ours, `waiting`, of which there is normally none.
 //!
 //! One ring may serve several receivers of this process, so it is behind a lock; it is held for one batch, and pieces
 //! that are dropped do not take it.
 //!
-//! Invariants: **F1** `head`, `tail` and `entries` point into `memory`, aligned, for `mask + 1` entries: `new` checked it
-//! against what the kernel said; **F2** only the holder of `&mut` writes.
+//! Invariants: **F1** `head`, `tail` and `entries` point into `memory`, aligned, for `mask + 1` entries: `new`
+//! checked it against what the kernel said; **F2** only the holder of `&mut` writes.
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use xsk::UmemMemory;
 
@@ -56,6 +56,8 @@ pub(crate) struct RefillRing {
     seen_head: u32,
     /// Of the area: with it each entry's offset begins.
     token: u64,
+    /// The kernel counts what it copies.
+    counters: bool,
     /// Offset, and how often it goes back.
     waiting: Vec<(u64, u32)>,
     /// Entries since the last flush.
@@ -73,6 +75,7 @@ impl RefillRing {
         offsets: Offsets,
         entries: u32,
         token: u64,
+        counters: bool,
     ) -> Option<Self> {
         if !entries.is_power_of_two() {
             return None;
@@ -91,6 +94,7 @@ impl RefillRing {
             },
             seen_head: 0,
             token,
+            counters,
             waiting: Vec::new(),
             unflushed: 0,
             memory,
@@ -98,6 +102,22 @@ impl RefillRing {
         ring.cursor.tail = ring.load(ring.tail);
         ring.seen_head = ring.load(ring.head);
         (head.is_aligned() && tail.is_aligned() && slots.is_aligned()).then_some(ring)
+    }
+
+    /// What the kernel has copied into the area, times and bytes: two words at the end of the memory, if it counts.
+    pub(crate) fn copies(&self) -> Option<(u64, u64)> {
+        let word = |offset: u32| {
+            let word = part(&*self.memory, offset, size_of::<u64>())?.cast::<AtomicU64>();
+            // SAFETY: inside the memory; `counters_at` is a multiple of 64.
+            Some(unsafe { word.as_ref() }.load(Ordering::Relaxed))
+        };
+        let counters = self.counters.then(|| counters_at(self.memory.len()))?;
+        Some((word(counters)?, word(counters + 8)?))
+    }
+
+    /// Whether the kernel counts what it copies.
+    pub(crate) fn has_counters(&self) -> bool {
+        self.counters
     }
 
     pub(crate) fn memory(&self) -> &Arc<dyn UmemMemory> {
@@ -161,6 +181,11 @@ impl RefillRing {
         unsafe { self.tail.as_ref() }.store(self.cursor.tail, Ordering::Release);
         self.waiting.is_empty()
     }
+}
+
+/// Where the kernel counts what it copies, in memory of so many bytes that is whole pages: at its end.
+pub(crate) fn counters_at(len: usize) -> u32 {
+    u32::try_from(len.saturating_sub(64)).unwrap_or(0)
 }
 
 fn part(memory: &dyn UmemMemory, offset: u32, bytes: usize) -> Option<NonNull<u8>> {

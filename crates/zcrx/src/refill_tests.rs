@@ -66,7 +66,10 @@ fn ring(entries: u32, start: u32) -> (RefillRing, Kernel) {
     };
     kernel.counter(0).store(start, Ordering::Relaxed);
     kernel.counter(64).store(start, Ordering::Relaxed);
-    (RefillRing::new(memory, offsets, entries, TOKEN).unwrap(), kernel)
+    (
+        RefillRing::new(memory, offsets, entries, TOKEN, false).unwrap(),
+        kernel,
+    )
 }
 
 #[test]
@@ -78,7 +81,7 @@ fn parts_outside_the_memory_are_no_ring() {
         entries,
         ..Offsets::default()
     };
-    let made = |offsets, entries| RefillRing::new(memory.clone(), offsets, entries, 0).is_some();
+    let made = |offsets, entries| RefillRing::new(memory.clone(), offsets, entries, 0, false).is_some();
     assert!(made(offsets(0, 64, 128), 128));
     assert!(!made(offsets(0, 64, 128), 256), "entries end behind the memory");
     assert!(!made(offsets(4096, 64, 128), 8));

@@ -2,9 +2,9 @@
 //!
 //! # Theory of operation
 //!
-//! Each buffer has a count and a link. A reader that is done adds one to the count; who finds zero there puts the buffer
-//! on a list, by compare and swap of the list's head. The receiving thread takes the whole list with one swap, and each
-//! count with another. Nobody waits, nothing is allocated, and a buffer is on the list at most once.
+//! Each buffer has a count and a link. A reader that is done adds one to the count; who finds zero there puts the
+//! buffer on a list, by compare and swap of the list's head. The receiving thread takes the whole list with one swap,
+//! and each count with another. Nobody waits, nothing is allocated, and a buffer is on the list at most once.
 //!
 //! A buffer may come back several times before it is taken: a NIC puts several pieces into one buffer, and the kernel
 //! counts how often it was handed out.
@@ -15,8 +15,8 @@
 //!  - **T2** a buffer's link is written only by who found its count zero, and is read before the count is taken. So
 //!    nobody writes it while it is needed.
 //!
-//! The count is added to with release and taken with acquire: what a reader did with the bytes is over before the buffer
-//! is given to the kernel. Without, the kernel could be seen writing new bytes that the reader then reads.
+//! The count is added to with release and taken with acquire: what a reader did with the bytes is over before the
+//! buffer is given to the kernel. Without, the kernel could be seen writing new bytes that the reader then reads.
 
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicU32, Ordering};

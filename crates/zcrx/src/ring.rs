@@ -171,7 +171,8 @@ impl Ring {
     /// Sends what a message's vectors name.
     ///
     /// # Safety
-    /// The message, its vectors and their bytes must live, and not change, until the completion or the end of the ring.
+    /// The message, its vectors and their bytes must live, and not change, until the completion or the end of the
+    /// ring.
     pub(crate) unsafe fn send_message(
         &mut self,
         socket: BorrowedFd<'_>,

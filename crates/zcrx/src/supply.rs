@@ -1,7 +1,7 @@
 //! Where buffers come from and go back to: zcrx, provided buffers, or blocks.
 //!
-//! A receive is armed on a connection, its completions say what was filled, and what readers give back is handed to the
-//! kernel in batches. That is all in which the ways of receiving differ.
+//! A receive is armed on a connection, its completions say what was filled, and what readers give back is handed to
+//! the kernel in batches. That is all in which the ways of receiving differ.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -121,8 +121,8 @@ impl Supply {
                 let Some(place) = pool.area.find(pool.area.offset_of(buffer), len) else {
                     return Ok(Err(NoBuffer));
                 };
-                // SAFETY: the buffer is in no list and in no piece from here on until it is completed, and its memory is
-                // the pool's, which the receiver keeps until all requests are ended.
+                // SAFETY: the buffer is in no list and in no piece from here on until it is completed, and its memory
+                // is the pool's, which the receiver keeps until all requests are ended.
                 unsafe { ring.receive_block(socket, place.start.as_ptr(), len, slot) }?;
                 return Ok(Ok(Some(buffer)));
             }
@@ -138,7 +138,10 @@ impl Supply {
                 let area = done.offset >> abi::AREA_SHIFT;
                 let offset = done.offset & ((1 << abi::AREA_SHIFT) - 1);
                 // There is one area, and it has number 0 (`io_zcrx_create_area`).
-                shared.pool.lend(offset, len).filter(|_| area == 0)
+                if area != 0 {
+                    return None;
+                }
+                shared.pool.lend(offset, len)
             }
             Self::Provided { pool, .. } => pool.lend(pool.area.offset_of(done.buffer?.into()), len),
             Self::Blocks { pool, .. } => pool.lend(pool.area.offset_of(block?), len),

@@ -239,7 +239,7 @@ impl Report {
                 )
             }),
             ("copies", |run| {
-                run.cell_of_server(|it| Some(it.received.as_ref()?.kernel_copies as f64), 0)
+                run.cell_of_server(|it| Some(it.received.as_ref()?.kernel_copies? as f64), 0)
             }),
         ];
         let of_client: [(&'static str, Cell); 5] = [

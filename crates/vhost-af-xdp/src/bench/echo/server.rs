@@ -63,13 +63,13 @@ pub(super) struct Served {
 pub(super) struct Received {
     /// The way that is in use.
     pub(super) mode: String,
-    /// Of the bytes, those that the NIC wrote where they were read.
+    /// Of the bytes, those that the NIC wrote where they were read; `None`: the kernel does not tell.
     pub(super) zero_copy_share: Option<f64>,
     /// Parts that messages came in.
     pub(super) pieces: u64,
-    /// How often the kernel copied although zero-copy is in use, and how many bytes.
-    pub(super) kernel_copies: u64,
-    pub(super) kernel_copied_bytes: u64,
+    /// How often the kernel copied although zero-copy is in use, and how many bytes; `None`: it does not tell.
+    pub(super) kernel_copies: Option<u64>,
+    pub(super) kernel_copied_bytes: Option<u64>,
     /// Bytes of messages that came in so many pieces that they were copied here.
     pub(super) gathered_bytes: u64,
     /// How often no buffer was left.

@@ -255,17 +255,17 @@ impl Server<'_> {
 
     fn finish(mut self) -> Served {
         let statistics = self.receiver.statistics();
-        let (kernel_copies, kernel_copied_bytes) = (0, 0);
-        let zero_copy_bytes = match self.receiver.mode() {
-            Mode::Zcrx => statistics.bytes.saturating_sub(kernel_copied_bytes),
-            Mode::ZcrxNoDevice | Mode::Copy | Mode::Blocks => 0,
-        };
+        let copied = statistics.kernel_copies;
+        let share = |copied: u64| 1.0 - copied as f64 / statistics.bytes.max(1) as f64;
         self.served.received = Some(Received {
             mode: self.receiver.mode().to_string(),
-            zero_copy_share: (statistics.bytes > 0).then(|| zero_copy_bytes as f64 / statistics.bytes as f64),
+            zero_copy_share: match self.receiver.mode() {
+                Mode::Zcrx => copied.map(|(_, bytes)| share(bytes).max(0.0)),
+                Mode::ZcrxNoDevice | Mode::Copy | Mode::Blocks => Some(0.0),
+            },
             pieces: statistics.pieces,
-            kernel_copies,
-            kernel_copied_bytes,
+            kernel_copies: copied.map(|(count, _)| count),
+            kernel_copied_bytes: copied.map(|(_, bytes)| bytes),
             gathered_bytes: self.gathered_bytes,
             ran_out: statistics.ran_out,
         });
