@@ -2,7 +2,7 @@
 
 import fnmatch
 
-from . import flood, held_up, hints, idle_guests, lan, lease_wait, measure, neighbours, offload, outage, pairs, tcp
+from . import echo, flood, held_up, hints, idle_guests, lan, lease_wait, measure, neighbours, offload, outage, pairs, tcp
 from . import two_guests, worker_statistics
 
 SIZES = (64, 1514)
@@ -104,6 +104,20 @@ class StatisticsCase(Case):
     def __init__(self, frames):
         take = lambda run, who: worker_statistics.cost(run, who, frames)  # noqa: E731
         super().__init__(f"statistics/{frames}", list(worker_statistics.CONTENDERS), "cost_percent", take)
+
+
+class EchoCase(Case):
+    """TCP messages that a server sends back; see echo.py."""
+
+    references = ("epoll",)
+    further = echo.FURTHER
+    also_compared = ("cpu_us",)
+    needs_huge_pages = False
+    only_by_name = True
+
+    def __init__(self, size):
+        take = lambda run, who: echo.rate(run, who, size)  # noqa: E731
+        super().__init__(f"echo/{size}", list(echo.CONTENDERS), "kqps", take)
 
 
 class LeaseCase(Case):
@@ -289,6 +303,7 @@ def all_cases():
     cases += [NeighbourCase(placement) for placement in ("copy", "direct")]
     cases += [FloodCase(rules) for rules in flood.RULES]
     cases += [StatisticsCase(frames) for frames in worker_statistics.FRAMES]
+    cases += [EchoCase(size) for size in echo.SIZES]
     cases.append(LeaseCase())
     cases.append(HeldUpCase())
     cases.append(IdleGuestsCase())

@@ -87,6 +87,19 @@ def columns(case):
             ("daemon", lambda row: number(row["median"].get("daemon_cpus"))),
             ("retransmits", lambda row: number(row["median"]["retransmits"], 0)),
         ]
+    if case.unit == "kqps":
+        return [
+            ("Kqps", lambda row: number(row["median"]["kqps"])),
+            ("± %", lambda row: number(row["spread_percent"], 1)),
+            *ratios(case),
+            ("Gb/s", lambda row: number(row["median"]["gbps"])),
+            ("CPU us each", lambda row: number(row["median"]["cpu_us"])),
+            *ratios(case, "cpu_us_", "CPU us "),
+            ("CPU %", lambda row: number(row["median"]["cpu_percent"], 0)),
+            ("softirq %", lambda row: number(row["median"]["softirq_percent"], 0)),
+            ("p50 us", lambda row: number(row["median"]["p50_us"], 0)),
+            ("p99 us", lambda row: number(row["median"]["p99_us"], 0)),
+        ]
     if case.unit in ("per_second", "us"):
         return [
             *([("a second", lambda row: number(row["median"]["per_second"], 0))] if case.unit == "per_second" else []),

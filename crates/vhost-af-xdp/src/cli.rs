@@ -112,7 +112,7 @@ pub(crate) enum Command {
     Check(CheckArgs),
     /// Measure raw AF_XDP sockets on an interface, beside AF_PACKET
     #[command(after_help = BENCH_EXAMPLES)]
-    Bench(BenchArgs),
+    Bench(Box<BenchArgs>),
     /// What `serve` starts for what its sandbox keeps from it
     #[command(hide = true)]
     Keeper(KeeperArgs),

@@ -101,7 +101,7 @@ pub fn run() -> ExitCode {
         Command::Queues(args) => show_queues(&args),
         Command::Check(args) => show_check(&args),
         Command::Bench(args) => match args.check() {
-            Ok(()) => bench::run(args),
+            Ok(()) => bench::run(*args),
             Err(error) => return explain(&error, ExitCode::from(2)),
         },
     };

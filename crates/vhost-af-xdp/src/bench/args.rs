@@ -42,9 +42,9 @@ impl HintsArg {
     }
 }
 
-/// Measure a raw AF_XDP socket, without a guest
+/// What measures raw sockets
 #[derive(Debug, Clone, Args)]
-pub(crate) struct BenchArgs {
+pub(super) struct RawArgs {
     /// What to measure
     #[arg(value_enum)]
     what: What,
@@ -120,7 +120,7 @@ pub(crate) struct BenchArgs {
 /// A checked command line, and the interface that it names.
 #[derive(Debug, Clone)]
 pub(super) struct Plan {
-    pub(super) args: BenchArgs,
+    pub(super) args: RawArgs,
     pub(super) benchmark: Benchmark,
     pub(super) link: Link,
     /// `None`: until a signal.
@@ -129,7 +129,7 @@ pub(super) struct Plan {
     pub(super) from: Mac,
 }
 
-impl BenchArgs {
+impl RawArgs {
     /// Which benchmark is to be run; `None`: the matrix of all.
     pub(super) fn benchmark(&self) -> Option<Benchmark> {
         match self.what {
@@ -141,7 +141,7 @@ impl BenchArgs {
     }
 
     /// Errors: options that do not go together, or values that none of them can have.
-    pub(crate) fn check(&self) -> anyhow::Result<()> {
+    pub(super) fn check(&self) -> anyhow::Result<()> {
         let (batch, budget) = (self.batch, self.tx_budget);
         ensure!((1..=RING).contains(&batch), "--batch {batch}: choose 1 to {RING}");
         ensure!(
@@ -194,10 +194,10 @@ impl BenchArgs {
     }
 }
 
-impl TryFrom<BenchArgs> for Plan {
+impl TryFrom<RawArgs> for Plan {
     type Error = anyhow::Error;
 
-    fn try_from(args: BenchArgs) -> anyhow::Result<Self> {
+    fn try_from(args: RawArgs) -> anyhow::Result<Self> {
         let usual = args.benchmark().map_or(3.0, |_| 10.0);
         let duration = duration_of(args.duration.unwrap_or(usual))?;
         let link = Link::by_name(&args.ifname)?;
@@ -297,7 +297,8 @@ impl Plan {
     }
 }
 
-fn duration_of(seconds: f64) -> anyhow::Result<Option<Duration>> {
+/// `None`: without end.
+pub(super) fn duration_of(seconds: f64) -> anyhow::Result<Option<Duration>> {
     if seconds == 0.0 {
         return Ok(None);
     }

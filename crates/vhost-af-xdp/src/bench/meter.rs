@@ -37,6 +37,13 @@ struct Shown {
     bytes: AtomicU64,
 }
 
+impl CpuTime {
+    pub(super) const NONE: Self = Self {
+        user: Duration::ZERO,
+        system: Duration::ZERO,
+    };
+}
+
 impl Meter {
     /// A meter that SIGINT and SIGTERM stop; a second signal ends the process as if there were no handler.
     pub(super) fn new() -> anyhow::Result<Self> {
@@ -140,12 +147,16 @@ impl Stopwatch {
     }
 }
 
-/// Fields 14 and 15 of /proc/self/stat, in ticks of 10 ms or so.
 fn cpu_time() -> anyhow::Result<CpuTime> {
-    let stat = std::fs::read_to_string("/proc/self/stat").context("cannot read /proc/self/stat")?;
+    cpu_time_in("/proc/self/stat")
+}
+
+/// Fields 14 and 15 of the `stat` of a process or a thread, in ticks of 10 ms or so.
+pub(super) fn cpu_time_in(path: &str) -> anyhow::Result<CpuTime> {
+    let stat = std::fs::read_to_string(path).with_context(|| format!("cannot read {path}"))?;
     parse_stat(&stat, rustix::param::clock_ticks_per_second())
         .ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
-        .context("cannot read the CPU time in /proc/self/stat")
+        .with_context(|| format!("cannot read the CPU time in {path}"))
 }
 
 fn parse_stat(stat: &str, ticks_per_second: u64) -> Option<CpuTime> {

@@ -23,10 +23,12 @@
 //! Everything is undone by dropping [`setup::Rig`]: program off the interface, socket closed, memory freed.
 //!
 //! [`matrix`] runs all of them in every mode, and the same over AF_PACKET ([`packet`]) and by an XDP program alone.
+//! [`echo`] is of another kind: TCP messages that come back, with threads and a result of its own.
 
 mod args;
 mod choice;
 mod classify;
+mod echo;
 mod frame;
 mod hints;
 mod l2fwd;
@@ -40,17 +42,50 @@ mod rxdrop;
 mod setup;
 mod txonly;
 
-pub(crate) use args::BenchArgs;
-
-use args::Plan;
+use args::{Plan, RawArgs};
+use clap::{Args, Subcommand};
+use echo::EchoArgs;
 use meter::{Meter, Stopwatch, Tally};
 use setup::Rig;
+
+/// Measure raw AF_XDP sockets without a guest, or TCP messages
+#[derive(Debug, Clone, Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+pub(crate) struct BenchArgs {
+    #[command(subcommand)]
+    apart: Option<Apart>,
+    #[command(flatten)]
+    raw: Option<RawArgs>,
+}
+
+/// Benchmarks with options of their own.
+#[derive(Debug, Clone, Subcommand)]
+enum Apart {
+    #[command(after_help = echo::EXAMPLES)]
+    Echo(EchoArgs),
+}
+
+impl BenchArgs {
+    /// Errors: options that do not go together, or values that none of them can have.
+    pub(crate) fn check(&self) -> anyhow::Result<()> {
+        match (&self.apart, &self.raw) {
+            (Some(Apart::Echo(args)), _) => args.check(),
+            (None, Some(args)) => args.check(),
+            (None, None) => anyhow::bail!("bench: say what to measure, see `vhost-af-xdp bench --help`"),
+        }
+    }
+}
 
 /// Runs one benchmark from set-up to report.
 /// Errors: bad values and refusals by the kernel, one line each with the remedy, before anything was measured; the
 /// interface going away while it ran, after the report of what was done until then.
 pub(crate) fn run(args: BenchArgs) -> anyhow::Result<()> {
-    let plan = Plan::try_from(args)?;
+    let raw = match (args.apart, args.raw) {
+        (Some(Apart::Echo(args)), _) => return echo::run(args),
+        (None, Some(raw)) => raw,
+        (None, None) => return Ok(()),
+    };
+    let plan = Plan::try_from(raw)?;
     match plan.args.benchmark() {
         Some(_) => run_one(&plan),
         None => matrix::run(&plan),

@@ -39,7 +39,13 @@ pub(super) fn beside(
 fn watch(plan: &Plan, meter: &Meter) {
     let start = Instant::now();
     let deadline = plan.duration.map(|duration| start + duration);
-    let show = Show::new(plan);
+    let label = format!(
+        "{} {} queue {}",
+        plan.benchmark.name(),
+        plan.link.name,
+        plan.args.queue
+    );
+    let show = Show::new(label, plan.duration, plan.args.json);
     let mut next = start + EVERY;
     let mut last = (start, 0, 0);
     while !meter.is_stopped() {
@@ -51,11 +57,9 @@ fn watch(plan: &Plan, meter: &Meter) {
         if now >= next {
             let (frames, bytes) = meter.shown();
             let seconds = now.duration_since(last.0).as_secs_f64();
-            show.rate(
-                now - start,
-                (frames - last.1) as f64 / seconds,
-                (bytes - last.2) as f64 / seconds,
-            );
+            let mpps = (frames - last.1) as f64 / seconds / 1e6;
+            let gbps = (bytes - last.2) as f64 / seconds * 8e-9;
+            show.rate(now - start, &format!("{mpps:.3} Mpps  {gbps:.3} Gb/s"));
             last = (now, frames, bytes);
             next += EVERY;
         }
@@ -66,28 +70,19 @@ fn watch(plan: &Plan, meter: &Meter) {
 }
 
 /// How progress is shown.
-enum Show {
+pub(super) enum Show {
     Nothing,
     Lines(String),
     Bar(ProgressBar),
 }
 
 impl Show {
-    fn new(plan: &Plan) -> Self {
-        let label = format!(
-            "{} {} queue {}",
-            plan.benchmark.name(),
-            plan.link.name,
-            plan.args.queue
-        );
+    /// `label` stands before each line; `duration`: how long it takes, if that is known.
+    pub(super) fn new(label: String, duration: Option<Duration>, json: bool) -> Self {
         if !io::stderr().is_terminal() {
-            return if plan.args.json {
-                Self::Nothing
-            } else {
-                Self::Lines(label)
-            };
+            return if json { Self::Nothing } else { Self::Lines(label) };
         }
-        let (bar, template) = match plan.duration {
+        let (bar, template) = match duration {
             Some(duration) => (
                 ProgressBar::new(duration.as_millis() as u64),
                 "{prefix} [{bar:20}] {msg}",
@@ -98,20 +93,20 @@ impl Show {
         Self::Bar(bar.with_style(style.progress_chars("━╸ ")).with_prefix(label))
     }
 
-    fn rate(&self, elapsed: Duration, frames_per_second: f64, bytes_per_second: f64) {
+    /// Shows what is so after this time.
+    pub(super) fn rate(&self, elapsed: Duration, rates: &str) {
         let seconds = elapsed.as_secs_f64();
-        let (mpps, gbps) = (frames_per_second / 1e6, bytes_per_second * 8e-9);
         match self {
             Self::Nothing => {}
-            Self::Lines(label) => eprintln!("{label}: {seconds:.0} s  {mpps:.3} Mpps  {gbps:.3} Gb/s"),
+            Self::Lines(label) => eprintln!("{label}: {seconds:.0} s  {rates}"),
             Self::Bar(bar) => {
                 bar.set_position(elapsed.as_millis() as u64);
-                bar.set_message(format!("{seconds:.0} s  {mpps:.3} Mpps  {gbps:.3} Gb/s"));
+                bar.set_message(format!("{seconds:.0} s  {rates}"));
             }
         }
     }
 
-    fn end(&self) {
+    pub(super) fn end(&self) {
         if let Self::Bar(bar) = self {
             bar.finish_and_clear();
         }

@@ -1,0 +1,286 @@
+//! The command line of `bench echo`, checked.
+
+use std::fs::File;
+use std::net::{SocketAddr, ToSocketAddrs as _};
+use std::time::Duration;
+
+use anyhow::{Context as _, bail, ensure};
+use clap::{Args, ValueEnum};
+use rustix::thread::CpuSet;
+use steward::links::Link;
+use xsk::QueueId;
+use zcrx::Source;
+
+use super::message::{LONGEST, SHORTEST};
+
+/// Connections that a server has at most.
+pub(super) const MOST_CONNECTIONS: u32 = 1024;
+/// Threads that a client has at most.
+const MOST_THREADS: u32 = 64;
+/// Where server and client meet in one process: any port.
+const LOOPBACK: &str = "127.0.0.1:0";
+
+/// How the server receives and sends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum Engine {
+    /// Readiness by epoll, then read and write
+    Epoll,
+    /// io_uring: multishot receives into buffers that the kernel takes of a ring, and sends out of them
+    IoUring,
+    /// io_uring with zero-copy receive: of --ifname and --queue, or without a device over loopback (Linux 7.1)
+    Zcrx,
+}
+
+/// An engine that cannot be had here.
+#[derive(Debug, thiserror::Error)]
+#[error("--engine {engine}: {reason}")]
+pub(super) struct Unavailable {
+    engine: &'static str,
+    pub(super) reason: String,
+}
+
+impl Unavailable {
+    pub(super) fn new(engine: Engine, reason: &(dyn std::error::Error + 'static)) -> Self {
+        Self {
+            engine: engine.name(),
+            reason: steer::with_sources(reason),
+        }
+    }
+}
+
+impl Engine {
+    /// As on the command line and in JSON.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Epoll => "epoll",
+            Self::IoUring => "io-uring",
+            Self::Zcrx => "zcrx",
+        }
+    }
+}
+
+/// Measure TCP messages that a server of one thread sends back, by epoll and io_uring
+#[derive(Debug, Clone, Args)]
+pub(crate) struct EchoArgs {
+    /// How the server receives and sends; several are measured one after the other [default: epoll,io-uring; with
+    /// --listen io-uring]
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "LIST")]
+    engine: Vec<Engine>,
+    /// Interface of which zcrx receives
+    #[arg(long, value_name = "NAME", conflicts_with = "connect")]
+    ifname: Option<String>,
+    /// Its queue, counted from 0, to which the connections are steered
+    #[arg(long, value_name = "N", default_value_t = 0, requires = "ifname")]
+    queue: u32,
+    /// Run the server alone, at this address
+    #[arg(long, value_name = "ADDRESS:PORT", conflicts_with = "connect")]
+    listen: Option<String>,
+    /// Run the client alone, to the server at this address
+    #[arg(long, value_name = "ADDRESS:PORT", conflicts_with = "engine")]
+    connect: Option<String>,
+    /// Where server and client meet in this process, port 0: any [default: 127.0.0.1:0]
+    #[arg(long, value_name = "ADDRESS:PORT", conflicts_with_all = ["listen", "connect"])]
+    address: Option<String>,
+    /// Network namespace of the client's threads, by name or path, while the server's is this one
+    #[arg(long, value_name = "NAME", conflicts_with = "listen")]
+    client_netns: Option<String>,
+    /// Length of a message in bytes
+    #[arg(long, value_name = "BYTES", default_value_t = LONGEST as u32, conflicts_with = "listen")]
+    pub(super) size: u32,
+    /// Connections of the client; a server alone has this many at most, and refuses others
+    #[arg(long, value_name = "N", default_value_t = 24)]
+    pub(super) connections: u32,
+    /// Threads of the client, which share the connections
+    #[arg(long, value_name = "N", default_value_t = 6, conflicts_with = "listen")]
+    pub(super) threads: u32,
+    /// How long to measure, after half a second or less of warming up; 0: until a signal [default: 10; with --listen 0]
+    #[arg(long, value_name = "SECS", allow_negative_numbers = true)]
+    duration: Option<f64>,
+    /// CPU of the server's thread; the client's threads run on the others [default: the last one]
+    #[arg(long, value_name = "N", conflicts_with = "connect")]
+    cpu: Option<usize>,
+    /// Let the client compare each byte that comes back, which takes its time
+    #[arg(long, conflicts_with = "listen")]
+    pub(super) verify: bool,
+    /// Print one JSON object instead of a table, and no progress unless on a terminal
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+/// What of the two runs in this process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Role {
+    Both,
+    Server,
+    Client,
+}
+
+impl Role {
+    /// As in JSON.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Both => "both",
+            Self::Server => "server",
+            Self::Client => "client",
+        }
+    }
+
+    pub(super) fn serves(self) -> bool {
+        self != Self::Client
+    }
+}
+
+/// A checked command line.
+#[derive(Debug)]
+pub(super) struct Plan {
+    pub(super) args: EchoArgs,
+    pub(super) role: Role,
+    /// Of a server.
+    pub(super) engines: Vec<Engine>,
+    /// Where zero-copy receives from.
+    pub(super) source: Source,
+    pub(super) address: SocketAddr,
+    /// The option that named the address, and its value: for errors.
+    pub(super) named: String,
+    /// `None`: until a signal.
+    pub(super) duration: Option<Duration>,
+    /// Of the server's thread.
+    pub(super) cpu: usize,
+    /// Of all other threads.
+    pub(super) others: CpuSet,
+    /// Namespace of the client's threads.
+    pub(super) netns: Option<File>,
+}
+
+impl EchoArgs {
+    /// Errors: options that do not go together, or values that none of them can have.
+    pub(crate) fn check(&self) -> anyhow::Result<()> {
+        let (size, connections, threads) = (self.size, self.connections, self.threads);
+        ensure!(
+            (SHORTEST..=LONGEST).contains(&(size as usize)),
+            "--size {size}: choose {SHORTEST} to {LONGEST} bytes"
+        );
+        ensure!(
+            (1..=MOST_CONNECTIONS).contains(&connections),
+            "--connections {connections}: choose 1 to {MOST_CONNECTIONS}"
+        );
+        let most = MOST_THREADS.min(connections);
+        ensure!(
+            self.listen.is_some() || (1..=most).contains(&threads),
+            "--threads {threads}: choose 1 to {most}, each has a connection at least"
+        );
+        ensure!(
+            self.listen.is_none() || self.engine.len() <= 1,
+            "--listen: a server alone has one engine, choose it by --engine"
+        );
+        let several = self.connect.is_none() && self.engines().len() > 1;
+        ensure!(
+            self.duration != Some(0.0) || !several,
+            "--duration 0: several engines are measured in turn, each takes some time; choose one by --engine"
+        );
+        ensure!(
+            self.ifname.is_none() || self.engine.contains(&Engine::Zcrx),
+            "--ifname: only --engine zcrx receives of an interface's queue; the others listen at any"
+        );
+        Ok(())
+    }
+
+    /// What is to be measured.
+    fn engines(&self) -> Vec<Engine> {
+        match (self.engine.as_slice(), &self.listen) {
+            ([], Some(_)) => vec![Engine::IoUring],
+            ([], None) => vec![Engine::Epoll, Engine::IoUring],
+            (chosen, _) => chosen.to_vec(),
+        }
+    }
+
+    /// Where zero-copy receives from.
+    fn source(&self) -> anyhow::Result<Source> {
+        let Some(ifname) = &self.ifname else {
+            return Ok(Source::NoDevice);
+        };
+        let (link, queue) = (Link::by_name(ifname)?, self.queue);
+        ensure!(
+            queue < link.rx_queues,
+            "--queue {queue}: {ifname} has {} receive queue(s), counted from 0",
+            link.rx_queues
+        );
+        Ok(Source::Queue {
+            ifindex: link.index,
+            queue: QueueId(queue),
+        })
+    }
+}
+
+impl TryFrom<EchoArgs> for Plan {
+    type Error = anyhow::Error;
+
+    fn try_from(args: EchoArgs) -> anyhow::Result<Self> {
+        let (role, option, text) = match (&args.listen, &args.connect, &args.address) {
+            (Some(text), ..) => (Role::Server, "--listen", text.as_str()),
+            (None, Some(text), _) => (Role::Client, "--connect", text.as_str()),
+            (None, None, text) => (Role::Both, "--address", text.as_deref().unwrap_or(LOOPBACK)),
+        };
+        let named = format!("{option} {text}");
+        let address = address_of(&named, text)?;
+        ensure!(
+            role != Role::Client || address.port() != 0,
+            "{named}: name the server's port"
+        );
+        let usual = if role == Role::Server { 0.0 } else { 10.0 };
+        let duration = crate::bench::args::duration_of(args.duration.unwrap_or(usual))?;
+        let (cpu, others) = cpus(args.cpu)?;
+        let netns = args.client_netns.as_deref().map(namespace).transpose()?;
+        Ok(Self {
+            role,
+            engines: args.engines(),
+            source: args.source()?,
+            address,
+            named,
+            duration,
+            cpu,
+            others,
+            netns,
+            args,
+        })
+    }
+}
+
+fn address_of(named: &str, text: &str) -> anyhow::Result<SocketAddr> {
+    let remedy = "write an address and a port, as 192.0.2.1:7000 or [2001:db8::1]:7000";
+    let mut found = text
+        .to_socket_addrs()
+        .with_context(|| format!("{named}: {remedy}"))?;
+    found.next().with_context(|| format!("{named}: {remedy}"))
+}
+
+/// The server's CPU, and those of everybody else: the others, where there are any.
+fn cpus(wanted: Option<usize>) -> anyhow::Result<(usize, CpuSet)> {
+    let all = rustix::thread::sched_getaffinity(None).context("cannot ask for the CPUs of this process")?;
+    let last = (0..CpuSet::MAX_CPU)
+        .rev()
+        .find(|&cpu| all.is_set(cpu))
+        .unwrap_or(0);
+    let cpu = wanted.unwrap_or(last);
+    if cpu >= CpuSet::MAX_CPU || !all.is_set(cpu) {
+        bail!(
+            "--cpu {cpu}: not among the {} CPUs of this process, see `taskset -p $$`",
+            all.count()
+        );
+    }
+    let mut others = all;
+    if all.count() > 1 {
+        others.unset(cpu);
+    }
+    Ok((cpu, others))
+}
+
+/// By name, as `ip netns` keeps them, or by path.
+fn namespace(name: &str) -> anyhow::Result<File> {
+    let path = match name.contains('/') {
+        true => name.to_owned(),
+        false => format!("/run/netns/{name}"),
+    };
+    File::open(&path)
+        .with_context(|| format!("--client-netns {name}: cannot open {path}, see `ip netns list`"))
+}

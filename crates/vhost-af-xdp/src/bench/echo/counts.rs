@@ -1,0 +1,98 @@
+//! What the threads of server and client tell the one that watches them, and what it tells them.
+
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
+
+/// All of it is for display and for decisions that may come a little late: Relaxed throughout, nothing else is
+/// published by it.
+#[derive(Debug)]
+pub(super) struct Counts {
+    /// A place for the server's thread, and one for each of the client's.
+    shown: Vec<Shown>,
+    connected: AtomicU32,
+    measuring: AtomicBool,
+    seconds: AtomicU64,
+    /// Number of the server's thread; 0: it does not serve yet.
+    server: AtomicI32,
+}
+
+/// On a cache line of its own: one thread writes it, after each message or batch.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Shown {
+    messages: AtomicU64,
+    bytes: AtomicU64,
+}
+
+impl Counts {
+    /// With places for so many threads of a client.
+    pub(super) fn new(clients: usize) -> Self {
+        Self {
+            shown: (0..=clients).map(|_| Shown::default()).collect(),
+            connected: AtomicU32::new(0),
+            measuring: AtomicBool::new(false),
+            seconds: AtomicU64::new(0),
+            server: AtomicI32::new(0),
+        }
+    }
+
+    /// How many messages, and bytes of them, a thread has seen: the server's in place 0, the client's in those behind.
+    #[inline]
+    pub(super) fn show(&self, place: usize, messages: u64, bytes: u64) {
+        if let Some(shown) = self.shown.get(place) {
+            shown.messages.store(messages, Ordering::Relaxed);
+            shown.bytes.store(bytes, Ordering::Relaxed);
+        }
+    }
+
+    /// Messages and bytes that came back to clients; that the server sent back, where no client is here.
+    pub(super) fn total(&self) -> (u64, u64) {
+        let clients = self.shown.len() - 1;
+        let each = self.shown.iter().skip(clients.min(1)).map(|shown| {
+            (
+                shown.messages.load(Ordering::Relaxed),
+                shown.bytes.load(Ordering::Relaxed),
+            )
+        });
+        each.fold((0, 0), |sum, more| (sum.0 + more.0, sum.1 + more.1))
+    }
+
+    /// One more connection of the client is there.
+    pub(super) fn add_connected(&self) {
+        self.connected.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn connected(&self) -> u32 {
+        self.connected.load(Ordering::Relaxed)
+    }
+
+    /// Whether latencies count already.
+    #[inline]
+    pub(super) fn is_measuring(&self) -> bool {
+        self.measuring.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn measure(&self) {
+        self.measuring.store(true, Ordering::Relaxed);
+    }
+
+    /// Seconds that have passed, for deadlines: the threads read no clock for them.
+    #[inline]
+    pub(super) fn seconds(&self) -> u64 {
+        self.seconds.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_seconds(&self, seconds: u64) {
+        self.seconds.store(seconds, Ordering::Relaxed);
+    }
+
+    /// For the server's thread, when it has all it needs.
+    pub(super) fn serve_here(&self) {
+        let number = rustix::thread::gettid().as_raw_nonzero().get();
+        self.server.store(number, Ordering::Relaxed);
+    }
+
+    /// Number of the server's thread.
+    pub(super) fn server(&self) -> Option<i32> {
+        Some(self.server.load(Ordering::Relaxed)).filter(|&number| number != 0)
+    }
+}

@@ -1,0 +1,272 @@
+//! The server by epoll: level-triggered readiness, then read and write without blocking.
+//!
+//! A connection waits for readiness to read until a message is whole. Then it writes at once, without asking whether
+//! it may, and waits for readiness to write only if not all was taken. So a message costs the share of one `epoll_wait`
+//! that has several connections, as many reads as it comes in pieces, and one write.
+
+use std::mem::MaybeUninit;
+
+use anyhow::Context as _;
+use rustix::event::Timespec;
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use rustix::fd::{AsFd as _, OwnedFd};
+use rustix::io::{Errno, read};
+use rustix::net::{SendFlags, send};
+
+use super::message::{self, Begun, HEADER, LONGEST};
+use super::server::{Over, PATIENCE, Served, Serving};
+
+/// Longest sleep, so that the flag to stop is looked at.
+const SLEEP: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 50_000_000,
+};
+/// Events taken at a time.
+const EVENTS: usize = 64;
+/// What the listener's events say.
+const LISTENER: u64 = u64::MAX;
+
+/// One connection. Its buffer holds the message that comes in, and then goes back from there.
+#[derive(Debug)]
+struct Connection {
+    stream: OwnedFd,
+    buffer: Box<[u8]>,
+    filled: usize,
+    /// Of the message, once that is known.
+    length: Option<usize>,
+    sent: usize,
+    /// Waits for readiness to write.
+    blocked: bool,
+    /// The second in which the last message was over.
+    since: u64,
+}
+
+/// What a connection did.
+#[derive(Debug, PartialEq, Eq)]
+enum Step {
+    /// Nothing that anybody else should know.
+    Waits,
+    /// It sent a message of so many bytes back.
+    Replied(usize),
+    Over(Over),
+}
+
+#[derive(Debug)]
+struct Server<'a> {
+    serving: &'a Serving<'a>,
+    epoll: OwnedFd,
+    connections: Vec<Option<Connection>>,
+    /// Places without a connection.
+    free: Vec<usize>,
+    served: Served,
+    /// Whether the listener's events are asked for.
+    listens: bool,
+}
+
+/// Serves until the meter says stop.
+/// Errors: the kernel has no epoll for us.
+pub(super) fn run(serving: &Serving<'_>) -> anyhow::Result<Served> {
+    let places = serving.connections;
+    let mut server = Server {
+        serving,
+        epoll: epoll::create(CreateFlags::CLOEXEC).context("cannot make an epoll descriptor")?,
+        connections: (0..places).map(|_| None).collect(),
+        free: (0..places).rev().collect(),
+        served: Served::default(),
+        listens: false,
+    };
+    server.listen()?;
+    serving.counts.serve_here();
+    let (mut events, mut second) = ([MaybeUninit::<Event>::uninit(); EVENTS], 0);
+    while !serving.meter.is_stopped() {
+        match epoll::wait(&server.epoll, &mut events, Some(&SLEEP)) {
+            Ok((events, _)) => events.iter().for_each(|event| server.handle(event.data.u64())),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error).context("cannot wait for connections"),
+        }
+        serving
+            .counts
+            .show(0, server.served.messages, server.served.bytes);
+        let now = serving.counts.seconds();
+        if now != second {
+            second = now;
+            server.sweep(now);
+            server.listen()?;
+        }
+    }
+    Ok(server.served)
+}
+
+impl Server<'_> {
+    /// Asks for the listener's events, if they are not asked for.
+    fn listen(&mut self) -> anyhow::Result<()> {
+        if !self.listens {
+            let data = EventData::new_u64(LISTENER);
+            epoll::add(&self.epoll, self.serving.listener, data, EventFlags::IN)
+                .context("cannot wait for connections")?;
+            self.listens = true;
+        }
+        Ok(())
+    }
+
+    fn handle(&mut self, of: u64) {
+        if of == LISTENER {
+            return self.accept();
+        }
+        let Some(place) = usize::try_from(of).ok() else {
+            return;
+        };
+        let now = self.serving.counts.seconds();
+        // It may have gone by an earlier event of the batch.
+        let Some(connection) = self.connections.get_mut(place).and_then(Option::as_mut) else {
+            return;
+        };
+        match connection.step(&self.epoll, place, now) {
+            Step::Waits => {}
+            Step::Replied(bytes) => {
+                self.served.messages += 1;
+                self.served.bytes += bytes as u64;
+            }
+            Step::Over(over) => self.close(place, over),
+        }
+    }
+
+    #[cold]
+    fn accept(&mut self) {
+        let now = self.serving.counts.seconds();
+        let (epoll, free, connections) = (&self.epoll, &mut self.free, &mut self.connections);
+        let may_go_on = self.serving.accept(&mut self.served, |stream| {
+            let Some(place) = free.pop() else { return false };
+            let data = EventData::new_u64(place as u64);
+            if epoll::add(epoll, &stream, data, EventFlags::IN).is_err() {
+                free.push(place);
+                return false;
+            }
+            if let Some(connection) = connections.get_mut(place) {
+                *connection = Some(Connection::new(stream, now));
+            }
+            true
+        });
+        if !may_go_on {
+            // Asked for again in a second.
+            self.listens = epoll::delete(&self.epoll, self.serving.listener).is_err();
+        }
+    }
+
+    #[cold]
+    fn close(&mut self, place: usize, over: Over) {
+        // Closing takes it out of the epoll set.
+        if self.connections.get_mut(place).and_then(Option::take).is_some() {
+            self.served.count_over(over);
+            self.free.push(place);
+        }
+    }
+
+    /// Ends connections that did nothing for too long.
+    #[cold]
+    fn sweep(&mut self, now: u64) {
+        for place in 0..self.connections.len() {
+            let connection = self.connections.get(place).and_then(Option::as_ref);
+            if connection.is_some_and(|connection| now.saturating_sub(connection.since) > PATIENCE) {
+                self.close(place, Over::Stalled);
+            }
+        }
+    }
+}
+
+impl Connection {
+    fn new(stream: OwnedFd, now: u64) -> Self {
+        Self {
+            stream,
+            buffer: vec![0; LONGEST].into_boxed_slice(),
+            filled: 0,
+            length: None,
+            sent: 0,
+            blocked: false,
+            since: now,
+        }
+    }
+
+    /// Reads once, or writes on; and writes the message back that became whole.
+    #[inline]
+    fn step(&mut self, epoll: &OwnedFd, place: usize, now: u64) -> Step {
+        if !self.blocked {
+            match self.read() {
+                Ok(true) => {}
+                Ok(false) => return Step::Waits,
+                Err(over) => return Step::Over(over),
+            }
+        }
+        let Some(length) = self.length else {
+            return Step::Waits;
+        };
+        let blocked = match self.write(length) {
+            Ok(whole) => !whole,
+            Err(over) => return Step::Over(over),
+        };
+        if blocked != self.blocked {
+            let flags = if blocked { EventFlags::OUT } else { EventFlags::IN };
+            if epoll::modify(
+                epoll,
+                self.stream.as_fd(),
+                EventData::new_u64(place as u64),
+                flags,
+            )
+            .is_err()
+            {
+                return Step::Over(Over::Cut);
+            }
+            self.blocked = blocked;
+        }
+        if blocked {
+            return Step::Waits;
+        }
+        (self.filled, self.sent, self.length, self.since) = (0, 0, None, now);
+        Step::Replied(length)
+    }
+
+    /// Reads; whether the message is whole.
+    #[inline]
+    fn read(&mut self) -> Result<bool, Over> {
+        // Never beyond the message, once its length is known.
+        let end = self.length.unwrap_or(self.buffer.len());
+        let Some(room) = self.buffer.get_mut(self.filled..end) else {
+            return Err(Over::Malformed);
+        };
+        match read(&self.stream, room) {
+            Ok(0) if self.filled == 0 => return Err(Over::Ended),
+            Ok(0) => return Err(Over::Cut),
+            Ok(count) => self.filled += count,
+            Err(Errno::AGAIN | Errno::INTR) => return Ok(false),
+            Err(_) => return Err(Over::Cut),
+        }
+        if self.length.is_none() {
+            let come = self.buffer.get(..self.filled.min(HEADER)).unwrap_or_default();
+            self.length = match message::begun(come) {
+                Begun::Length(length) => Some(length),
+                Begun::Unknown => return Ok(false),
+                Begun::Garbage => return Err(Over::Malformed),
+            };
+        }
+        match self.length {
+            // The next one came before the reply to this one.
+            Some(length) if self.filled > length => Err(Over::Malformed),
+            length => Ok(length == Some(self.filled)),
+        }
+    }
+
+    /// Writes what is left of the reply; whether that was all.
+    #[inline]
+    fn write(&mut self, length: usize) -> Result<bool, Over> {
+        while self.sent < length {
+            let rest = self.buffer.get(self.sent..length).unwrap_or_default();
+            match send(&self.stream, rest, SendFlags::NOSIGNAL) {
+                Ok(count) => self.sent += count,
+                Err(Errno::AGAIN) => return Ok(false),
+                Err(Errno::INTR) => {}
+                Err(_) => return Err(Over::Cut),
+            }
+        }
+        Ok(true)
+    }
+}
