@@ -8,6 +8,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use super::field::{NAME_BYTES, field, interface_name, listed, mode_request, padded, value};
 use super::hints::HintWish;
 use super::stations::{self, StationChange};
+use super::zcrx::{ZcrxRings, ZcrxWanted};
 use super::{
     BIND_FLAGS, BIND_WAIT_MAX, ENTRIES_MAX, FRAME_LIMITS, Head, MESSAGE_MAX, Malformed, PARTS_MAX,
     QUEUES_MAX, RING_MAX, SMALLEST_PAGE, Token, UMEM_FLAGS, UMEM_MAX, kind, message, read, split,
@@ -99,6 +100,10 @@ pub enum Request {
     /// The hints that the lease's queues are to have, from now on. Without a lease: of that which this connection asks
     /// for or comes back to.
     Hints(HintWish),
+    /// A lease of a queue for io_uring zero-copy receive, instead of [`Request::Lease`].
+    Zcrx(ZcrxWanted),
+    /// What that queue is registered with, once. The memory comes along as the one descriptor.
+    ZcrxRegister(ZcrxRings),
     /// The first lease of a higher number, of any holder. Who asks needs no lease.
     Leases {
         /// Of the last lease that is known; 0 at first.
@@ -328,6 +333,8 @@ impl Request {
             Self::Groups => message(kind::GROUPS, serial, &[0u8; 0]),
             Self::Host { has } => message(kind::HOST, serial, has),
             Self::Hints(wish) => message(kind::HINTS, serial, &wish.number()),
+            Self::Zcrx(wanted) => message(kind::ZCRX, serial, &wanted.body()),
+            Self::ZcrxRegister(rings) => message(kind::ZCRX_REGISTER, serial, &rings.body()),
             Self::Leases { after } => message(kind::LEASES, serial, after),
             Self::Keep { token } => message(kind::KEEP, serial, token),
             Self::Resume { token } => message(kind::RESUME, serial, token),
@@ -376,6 +383,8 @@ impl Request {
                 token: read(kind, body)?,
             },
             kind::HINTS => Self::Hints(HintWish::of_number(read(kind, body)?)?),
+            kind::ZCRX => Self::Zcrx(ZcrxWanted::read(&read(kind, body)?)?),
+            kind::ZCRX_REGISTER => Self::ZcrxRegister(ZcrxRings::read(&read(kind, body)?)?),
             kind::LEASES => Self::Leases {
                 after: read(kind, body)?,
             },
@@ -464,7 +473,7 @@ fn check_rings(rings: &Rings) -> Result<(), Malformed> {
 }
 
 /// Nothing that is calculated with them later can wrap.
-fn check_parts(parts: &[Part]) -> Result<(), Malformed> {
+pub(super) fn check_parts(parts: &[Part]) -> Result<(), Malformed> {
     let mut left = UMEM_MAX;
     for part in parts {
         let wrong = |field, value| Err(Malformed::Value { field, value });
