@@ -14,6 +14,7 @@ pub(crate) const DISABLED: u32 = 1 << 6;
 /// `IORING_SETUP_CQSIZE`, `…_CQE32`, `…_SINGLE_ISSUER`, `…_DEFER_TASKRUN`, `…_NO_SQARRAY`.
 const FOR_ZERO_COPY: u32 = 1 << 3 | 1 << 11 | 1 << 12 | 1 << 13 | 1 << 16;
 const REGISTER_ENABLE: u32 = 12;
+const REGISTER_CONTROL: u32 = 36;
 const ENTER_GETEVENTS: u32 = 1;
 const RECV_ZC: u8 = 58;
 const RECV_MULTISHOT: u16 = 1 << 1;
@@ -179,6 +180,7 @@ impl Receiver {
                 }
             }
             self.cq[0].store(tail, Ordering::Release);
+            self.flush();
         }
         received
     }
@@ -193,6 +195,26 @@ impl Receiver {
         let tail = self.sq_tail.load(Ordering::Relaxed);
         self.sqes.write((tail % SQ_ENTRIES) as usize * SQE_BYTES, &sqe);
         self.sq_tail.store(tail.wrapping_add(1), Ordering::Release);
+    }
+
+    /// Without a device the kernel looks at what was given back when it is asked to (`ZCRX_REG_NODEV`,
+    /// include/uapi/linux/io_uring/zcrx.h).
+    fn flush(&self) {
+        // struct zcrx_ctrl: the number, ZCRX_CTRL_FLUSH_RQ, zeros.
+        let mut control = [0u32; 18];
+        control[0] = self.number;
+        // SAFETY: the kernel reads the 72 bytes of the structure, which live during the call.
+        let done = unsafe {
+            let ring = self.ring.as_raw_fd();
+            libc::syscall(
+                libc::SYS_io_uring_register,
+                ring,
+                REGISTER_CONTROL,
+                control.as_mut_ptr(),
+                0,
+            )
+        };
+        assert!(done >= 0, "{}", io::Error::last_os_error());
     }
 
     fn enter(&self, submitted: u32) {
