@@ -248,19 +248,25 @@ fn files_without_a_lease_and_rings_without_memory_end_the_connection() {
     );
 }
 
-/// So often a holder and the steward are killed.
-const KILLS: usize = 20;
+/// So often a holder and the steward are killed, where the kernel is known to have zero-copy receive without a device.
+const KILLS: &str = "STEWARD_ZCRX";
+/// Where it may lack it.
+const FEW_KILLS: usize = 20;
 
 #[test]
 fn holder_without_privileges_receives_all_bytes_and_what_is_killed_leaves_nothing() {
     require!(Root);
     let mut world = World::kept_for(&rules(), "10");
-    for kill in 0..KILLS {
+    let known = std::env::var(KILLS).ok();
+    let kills = known
+        .as_ref()
+        .map_or(FEW_KILLS, |kills| kills.parse().expect("a number"));
+    for kill in 0..kills {
         let mut running = holder::spawn(&world, "child_receives", 0);
         running.await_text("asked");
         let said = running.said();
         assert!(
-            said.contains("Linux 7.1") || said.contains("all bytes are there"),
+            (known.is_none() && said.contains("Linux 7.1")) || said.contains("all bytes are there"),
             "{running}"
         );
         // The steward first, or the holder.
@@ -272,7 +278,7 @@ fn holder_without_privileges_receives_all_bytes_and_what_is_killed_leaves_nothin
         let is_over = || listing::leases(&world.socket()).is_ok_and(|all| all.is_empty());
         assert!(wait::until(wait::SOON, is_over), "{}", world.steward);
     }
-    println!("killed {KILLS} times");
+    println!("killed {kills} times");
     world.await_nothing();
 }
 

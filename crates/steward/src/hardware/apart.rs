@@ -122,6 +122,18 @@ fn check_rules(table: &Table, queue: u32, flows: &[SocketAddr]) -> Result<(), No
     }
 }
 
+/// Moves the main table's entries once more, if somebody has made it name the queue again; whether that was so.
+///
+/// # Errors
+/// As [`move_table`].
+pub(crate) fn keep(nic: &mut impl Nic, plan: &mut ApartPlan, note: Noting<'_>) -> Result<bool, NotApart> {
+    let table = nic.indirection(0).map_err(NotApart::NoTable)?;
+    match table.contains(&plan.queue) {
+        true => move_table(nic, plan, note).map(|()| true),
+        false => Ok(false),
+    }
+}
+
 /// Moves the main table's entries to the other queues that it names.
 pub(crate) fn move_table(nic: &mut impl Nic, plan: &mut ApartPlan, note: Noting<'_>) -> Result<(), NotApart> {
     let queue = plan.queue;
@@ -136,9 +148,13 @@ pub(crate) fn move_table(nic: &mut impl Nic, plan: &mut ApartPlan, note: Noting<
     let moved = entries
         .zip(others.iter().cycle())
         .map(|((entry, _), &to)| Moved { entry, to });
-    plan.moved = moved.collect();
+    let moved: Vec<Moved> = moved.collect();
+    // What was moved before, and has not been changed since, is to be given back, too.
+    plan.moved
+        .retain(|before| moved.iter().all(|again| again.entry != before.entry));
+    plan.moved.extend(&moved);
     note(plan).map_err(NotApart::Note)?;
-    for &Moved { entry, to } in &plan.moved {
+    for &Moved { entry, to } in &moved {
         if let Some(named) = table.get_mut(entry as usize) {
             *named = to;
         }
@@ -293,6 +309,20 @@ mod tests {
         };
         give_back(&mut nic, &shorter).expect("an entry that is not there");
         assert_eq!(nic.main_table(), [0, 1, 2, 2, 0, 1, 2, 3]);
+    }
+
+    #[test]
+    fn table_that_names_the_queue_again_is_changed_again_and_given_back_once() {
+        let mut nic = nic();
+        let mut plan = plan();
+        move_table(&mut nic, &mut plan, &mut |_| Ok(())).expect("it refuses nothing");
+        assert!(!keep(&mut nic, &mut plan, &mut |_| Ok(())).expect("it refuses nothing"));
+        // `ethtool -X eth1 default`
+        nic.set_indirection(&[0, 1, 2, 3, 0, 1, 2, 3]).expect("ours");
+        assert!(keep(&mut nic, &mut plan, &mut |_| Ok(())).expect("it refuses nothing"));
+        assert!(!nic.main_table().contains(&3) && plan.moved.len() == 2);
+        give_back(&mut nic, &plan).expect("it refuses nothing");
+        assert_eq!(nic.main_table(), [0, 1, 2, 3, 0, 1, 2, 3]);
     }
 
     #[test]

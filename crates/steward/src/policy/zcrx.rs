@@ -52,7 +52,7 @@ impl Policy {
                     text = format!(
                         "user {uid}, queue {queue} of {interface}: {why} (rule {})",
                         index + 1
-                    )
+                    );
                 }
             }
         }

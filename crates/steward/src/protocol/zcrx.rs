@@ -237,8 +237,13 @@ impl ZcrxRegistered {
 
     pub(super) fn read(body: &RegisteredBody) -> Result<Self, Malformed> {
         let count = usize::try_from(body.count).unwrap_or(usize::MAX);
-        let numbers = body.numbers.get(..count);
-        let numbers = numbers.ok_or_else(|| value("number of rings", body.count))?;
+        if count > ZCRX_RINGS_MAX {
+            return Err(value("number of rings", body.count));
+        }
+        let (numbers, rest) = body.numbers.split_at(count);
+        if rest.iter().any(|&number| number != 0) {
+            return Err(Malformed::List("numbers of rings"));
+        }
         Ok(Self {
             numbers: numbers.to_vec(),
             entries: body.entries,

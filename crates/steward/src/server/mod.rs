@@ -491,7 +491,7 @@ impl Server {
             holders.for_each(|connection| connection.dirty |= changed);
         }
         of_host.into_iter().for_each(|at| self.judge_stations_on(at));
-        self.go_on_with_queues();
+        self.look_at_queues();
         self.look_at_hosts();
         // Before holders are told.
         other.into_iter().for_each(|at| self.record_interface(at));

@@ -350,6 +350,51 @@ impl Server {
         }
     }
 
+    /// Looks whether frames of others come to leased queues again, and goes on with taking queues back.
+    pub(super) fn look_at_queues(&mut self) {
+        let leased = self
+            .held_queues()
+            .filter_map(|(_, _, held)| Some((held.key?, held.rule)));
+        for (key, rule) in leased.collect::<Vec<_>>() {
+            if let Err(why) = self.keep_apart(key, self.policy.zcrx(rule))
+                && self.refusals.may_say(u32::MAX)
+            {
+                tracing::warn!(
+                    ifindex = key.0,
+                    queue = key.1,
+                    "frames of others may come to a leased queue: {why}"
+                );
+            }
+        }
+        self.go_on_with_queues();
+    }
+
+    /// Errors: why not, in one line.
+    fn keep_apart(&mut self, key: QueueKey, rule: ZcrxRule) -> Result<(), String> {
+        let Some(link) = Link::by_index(key.0) else {
+            return Ok(());
+        };
+        let mut nic = Ethtool::open(&link.name).map_err(|error| error.to_string())?;
+        let mut plan = self.zcrx.plan(key).cloned().unwrap_or(ApartPlan {
+            queue: key.1,
+            ..ApartPlan::default()
+        });
+        let zcrx = &mut self.zcrx;
+        let kept = apart::keep(&mut nic, &mut plan, &mut |plan| match rule.sets_up {
+            true => zcrx.note(key, &noted(&link, key, plan)),
+            false => Err(std::io::Error::other("the policy does not say `zcrx-setup`")),
+        });
+        if kept.map_err(|error| error.to_string().replace("NAME", &link.name))? {
+            let interface = &link.name;
+            tracing::warn!(
+                interface,
+                queue = key.1,
+                "the RSS table named a leased queue again, and is changed again"
+            );
+        }
+        Ok(())
+    }
+
     /// Goes on with taking queues back.
     pub(super) fn go_on_with_queues(&mut self) {
         let pending = self.connections.values().filter_map(|own| own.pending.as_ref());

@@ -136,7 +136,7 @@ pub(crate) fn register(
     let ring = take_ring(process, *first)?;
     let mut made = register_first(ring.as_fd(), address, order)?;
     if !further.is_empty() {
-        share(process, (ring.as_fd(), further), &mut made).map_err(|(step, errno)| (step, errno))?;
+        share(process, (ring.as_fd(), further), &mut made)?;
     }
     // It is closed by the end of this process: what it is the holder knows.
     std::mem::forget(ring);
