@@ -77,6 +77,7 @@ mod answer;
 mod field;
 mod hints;
 mod host;
+mod part;
 mod request;
 mod stations;
 mod zcrx;
@@ -85,7 +86,8 @@ pub use answer::{Answer, Facts, Reason, Refusal, Steered, Step};
 pub use field::is_interface_name;
 pub use hints::{HintWish, Hinted};
 pub use host::HostEnd;
-pub use request::{Part, Request, Rings, UmemLayout, Wanted};
+pub use part::Part;
+pub use request::{Request, Rings, UmemLayout, Wanted};
 pub use stations::StationChange;
 pub use zcrx::{
     ZCRX_BUFFER_MAX, ZCRX_ENTRIES_MAX, ZCRX_FLOWS_MAX, ZCRX_RINGS_MAX, ZcrxRegistered, ZcrxRings, ZcrxWanted,

@@ -13,9 +13,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+use super::Malformed;
 use super::field::{NAME_BYTES, field, interface_name, padded, value};
-use super::request::check_parts;
-use super::{Malformed, Part};
+use super::part::{Part, check_parts};
 
 /// Most flows of one lease.
 pub const ZCRX_FLOWS_MAX: usize = 8;

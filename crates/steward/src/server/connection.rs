@@ -23,8 +23,8 @@ use rustix::net::{
 };
 
 use super::errand::Pending;
+use super::held_queue::HeldQueue;
 use super::limits::{Bucket, Rate};
-use super::zcrx::HeldQueue;
 use crate::peer::{self, Credentials};
 use crate::protocol::{
     Answer, Head, HintWish, MESSAGE_MAX, Malformed, Reason, Refusal, Wanted, is_for_errand, may_have_files,

@@ -28,8 +28,8 @@ use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 use zerocopy::IntoBytes;
 
+use super::held_queue::QueueKey;
 use super::interface::Holds;
-use super::zcrx::QueueKey;
 use crate::protocol::{Refusal, Rings, Step, UmemLayout, ZcrxRings, enumerated};
 use crate::sys::child::{self, Child, LockedFor};
 use crate::sys::zcrx::{self, Made, QueueOrder};

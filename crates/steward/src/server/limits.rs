@@ -127,8 +127,8 @@ impl Attaches {
         };
         let seconds = wait.as_secs() + 1;
         Err(format!(
-            "{who} had {interface} changed for leases (the program attached, a queue set up), or tried to, too often: try \
-             again in {seconds} s, or keep a lease (what it needs stays with it)"
+            "{who} had the program attached to {interface}, or tried to, too often: try again in {seconds} s, or keep \
+             a lease (the program stays with it)"
         ))
     }
 

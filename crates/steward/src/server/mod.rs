@@ -27,6 +27,7 @@ mod connection;
 mod entries;
 mod errand;
 mod file;
+mod held_queue;
 mod hints;
 mod hosts;
 mod interface;

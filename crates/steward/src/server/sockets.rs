@@ -17,8 +17,8 @@ use xsk::PreferNode;
 
 use super::connection::{Connection, Held, Reply};
 use super::errand::{self, Bind, Errand, Memory, Outcome, Pending, Pends, Probe, QueueAt, Registered, Task};
+use super::held_queue::QueueKey;
 use super::interface::{Bound, Holds, Interface, bytes_held};
-use super::zcrx::QueueKey;
 use super::{Answered, Server, hands_over_bound};
 use crate::protocol::{Answer, Reason, Refusal, Request, Rings, Step, UmemLayout, may_have_files};
 use crate::sys::{self, child::LockedFor};

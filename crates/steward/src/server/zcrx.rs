@@ -33,6 +33,7 @@ use self::refusals::{check_split, failed};
 
 use super::errand::{Errand, Outcome, Pending, Pends, Task};
 use super::file::may_crash;
+use super::held_queue::{HeldQueue, QueueKey};
 use super::sockets::{self, OF_A_QUEUE};
 use super::{Answered, Server};
 use crate::hardware::apart::{self, ApartPlan, NotApart};
@@ -43,22 +44,6 @@ use crate::peer;
 use crate::policy::ZcrxRule;
 use crate::protocol::{Answer, Reason, Refusal, Steered, ZcrxRegistered, ZcrxRings, ZcrxWanted};
 use crate::sys::zcrx::{Made, QueueOrder};
-
-/// A queue of an interface, by the interface's index.
-pub(super) type QueueKey = (u32, u32);
-
-/// The queue that a connection has.
-#[derive(Debug, Clone)]
-pub(super) struct HeldQueue {
-    pub(super) wanted: ZcrxWanted,
-    /// Of the interface; none: it is the loopback, which has no queue.
-    key: Option<QueueKey>,
-    /// The policy's rule that it is charged to.
-    pub(super) rule: usize,
-    /// Bytes of memory that are registered, or are to be.
-    bytes: Option<u64>,
-    steered: bool,
-}
 
 impl Server {
     /// What a connection without a lease asks for.
@@ -77,13 +62,8 @@ impl Server {
         let key = (!is_loopback).then_some((link.index, wanted.queue));
         if let Some(key) = key {
             self.check_queue(&link, key)?;
-            let (name, now) = (link.name.clone(), Instant::now());
-            let may = self.attaches.check(&name, peer.uid, now);
-            may.map_err(|text| Refusal::new(Reason::Limit, text))?;
-            let prepared = self.set_apart(&link, key, wanted, self.policy.zcrx(rule));
-            // Rings may have started anew, or may when the queue is registered.
-            self.attaches.note_in_vain(&name, peer.uid, now);
-            prepared?;
+            self.zcrx.may_set_up(&link, peer.uid, Instant::now())?;
+            self.set_apart(&link, key, wanted, self.policy.zcrx(rule))?;
         }
         may_crash("zcrx-leased");
         if let Some(connection) = self.connections.get_mut(&number) {

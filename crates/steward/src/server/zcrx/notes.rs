@@ -9,16 +9,23 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use steer::with_sources;
 
-use super::QueueKey;
 use crate::hardware::apart::{self, ApartPlan};
 use crate::hardware::{Ethtool, bound};
 use crate::links::Link;
+use crate::protocol::{Reason, Refusal};
 use crate::server::file::{may_crash, replace};
+use crate::server::held_queue::QueueKey;
+use crate::server::limits::{Buckets, Rate};
 
 /// Names of the files begin so.
 const PREFIX: &str = "zcrx-";
 /// A predecessor's child may be within the kernel yet when its successor begins.
 const OF_A_PREDECESSOR: Duration = Duration::from_secs(1);
+/// How often a user may have a NIC set up for a queue: each time it is told something by everybody's lock.
+const SETUPS: Rate = Rate {
+    burst: 64,
+    each: Duration::from_secs(1),
+};
 /// Tries before it is said that a NIC does not take something back.
 const QUIET_TRIES: u32 = 3;
 
@@ -42,12 +49,25 @@ struct Leaving {
 }
 
 /// All such queues.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(in crate::server) struct ZcrxQueues {
     /// Where it is noted what NICs were told; none: they are told nothing.
     dir: Option<PathBuf>,
     notes: BTreeMap<QueueKey, Noted>,
     leaving: BTreeMap<QueueKey, Leaving>,
+    /// By user.
+    setups: Buckets<u32>,
+}
+
+impl Default for ZcrxQueues {
+    fn default() -> Self {
+        Self {
+            dir: None,
+            notes: BTreeMap::new(),
+            leaving: BTreeMap::new(),
+            setups: Buckets::new(SETUPS),
+        }
+    }
 }
 
 impl ZcrxQueues {
@@ -71,9 +91,28 @@ impl ZcrxQueues {
         }
         Self {
             dir: Some(dir.to_owned()),
-            notes: BTreeMap::new(),
             leaving,
+            ..Self::default()
         }
+    }
+
+    /// Whether a user may have a NIC set up once more.
+    pub(in crate::server) fn may_set_up(
+        &mut self,
+        link: &Link,
+        uid: u32,
+        now: Instant,
+    ) -> Result<(), Refusal> {
+        if let Some(wait) = self.setups.wait(&uid, now) {
+            let text = format!(
+                "user {uid} had NICs set up for queues too often, {} this time: try again in {} s, or keep a lease",
+                link.name,
+                wait.as_secs() + 1
+            );
+            return Err(Refusal::new(Reason::Limit, text));
+        }
+        self.setups.take(&uid, now);
+        Ok(())
     }
 
     /// Whether something is to be tried again soon.

@@ -2,11 +2,11 @@
 
 use rustix::io::Errno;
 
-use super::QueueKey;
 use crate::hardware::split;
 use crate::links::Link;
 use crate::policy::ZcrxRule;
 use crate::protocol::{Reason, Refusal, Step};
+use crate::server::held_queue::QueueKey;
 
 /// Whether the NIC puts header and data apart, which it is told to if it may be.
 pub(super) fn check_split(link: &Link, rule: ZcrxRule) -> Result<(), Refusal> {
