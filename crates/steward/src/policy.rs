@@ -17,7 +17,7 @@
 //! network = true                # a lease may be of a network: `macs` and `vlans` then say which stations it may have
 //! hints = "hash,vlan"           # which hints of the NIC a lease may have, or "none"; all if not said
 //! busy-poll = 64                # sockets may poll the driver, so many frames at a time at most; not if not said
-//! zcrx = ["192.0.2.1:443"]      # a queue may be leased for io_uring zero-copy receive, with these flows; not if not said
+//! zcrx = ["192.0.2.1:443"]      # a queue for io_uring zero-copy receive, with these flows; none if not said
 //! zcrx-setup = true             # the NIC may be set up for that: header and data apart, the main RSS table changed
 //! ```
 //!

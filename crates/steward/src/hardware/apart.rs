@@ -58,8 +58,8 @@ pub(crate) enum NotApart {
     )]
     InContext { context: u32, queue: u32 },
     #[error(
-        "n-tuple rule {location} ({what}) leads to queue {queue}: remove it with `ethtool -N NAME delete {location}`, or \
-         lease another queue"
+        "n-tuple rule {location} ({what}) leads to queue {queue}: remove it with `ethtool -N NAME delete {location}`, \
+         or lease another queue"
     )]
     Led { location: u32, what: String, queue: u32 },
     #[error(

@@ -1,9 +1,10 @@
 //! Leases of a queue for io_uring zero-copy receive (zcrx): what a holder asks for, and what it is told.
 //!
-//! A lease is for one receive queue of an interface and the TCP flows that are to come to it. [`Request::Zcrx`] asks for
-//! it, [`Request::ZcrxRegister`] then has the steward register the queue with rings of io_uring. Those are the holder's:
-//! it names them by their descriptors, as the kernel lets nobody send such descriptors, and keeps them disabled until
-//! they are registered (`IORING_SETUP_R_DISABLED`), as a ring that is in use takes registrations of its own thread only.
+//! A lease is for one receive queue of an interface and the TCP flows that are to come to it. [`Request::Zcrx`] asks
+//! for it, [`Request::ZcrxRegister`] then has the steward register the queue with rings of io_uring. Those are the
+//! holder's: it names them by their descriptors, as the kernel lets nobody send such descriptors, and keeps them
+//! disabled until they are registered (`IORING_SETUP_R_DISABLED`), as a ring that is in use takes registrations of its
+//! own thread only.
 //!
 //! [`Request::Zcrx`]: super::Request::Zcrx
 //! [`Request::ZcrxRegister`]: super::Request::ZcrxRegister

@@ -11,9 +11,9 @@
 //!   ended      the rules go at once; when the kernel says that no memory is bound to the queue, the table is as it was
 //! ```
 //!
-//! The kernel has no way to take a queue from a ring. So a holder that ends its connection and lives on keeps it, without
-//! a frame; until its ring is gone the queue is nobody's, and the main table does not name it, as the payload of others
-//! would go to that memory ([`crate::hardware::apart`]).
+//! The kernel has no way to take a queue from a ring. So a holder that ends its connection and lives on keeps it,
+//! without a frame; until its ring is gone the queue is nobody's, and the main table does not name it, as the payload
+//! of others would go to that memory ([`crate::hardware::apart`]).
 //!
 //! What the NIC is told is noted in a file before it is told, one for each queue. A steward that goes on after another
 //! takes back all of it: holders are told by the end of their connection, and receive as others do.
@@ -95,7 +95,7 @@ impl Server {
         let (name, queue) = (&link.name, key.1);
         if queue >= link.rx_queues {
             let text = format!(
-                "interface {name} has {} receive queue(s), there is no queue {queue}: choose a lower one, or `ethtool -L`",
+                "interface {name} has {} receive queue(s), no queue {queue}: choose a lower one, or `ethtool -L`",
                 link.rx_queues
             );
             return Err(Refusal::new(Reason::NoInterface, text));
@@ -117,15 +117,15 @@ impl Server {
             .find(|interface| interface.link.index == link.index);
         if with_program.is_some_and(|interface| !interface.is_idle()) {
             let text = format!(
-                "queues of {name} are leased for AF_XDP, and the kernel has either XDP or zero-copy receive on an interface: \
-                 end these leases, or lease from another interface"
+                "queues of {name} are leased for AF_XDP, and the kernel has either XDP or zero-copy receive on an \
+                 interface: end these leases, or lease from another interface"
             );
             return Err(Refusal::new(Reason::Program, text));
         }
         if with_program.is_some() || steer::program_on(link.index).is_some() {
             let text = format!(
-                "an XDP program is on {name}, and the kernel has either XDP or zero-copy receive on an interface: take it off \
-                 (`ip link set dev {name} xdp off`; the steward's own goes a while after its last lease)"
+                "an XDP program is on {name}, and the kernel has either XDP or zero-copy receive on an interface: take \
+                 it off (`ip link set dev {name} xdp off`; the steward's own goes a while after its last lease)"
             );
             return Err(Refusal::new(Reason::Program, text));
         }
@@ -251,8 +251,8 @@ impl Server {
             return Ok(());
         }
         let text = format!(
-            "the queue is to have {} KiB of memory, user {uid} has {} KiB in others, and rule {} of the policy allows {} \
-             KiB: raise its `memlock`, or ask for less",
+            "the queue is to have {} KiB of memory, user {uid} has {} KiB in others, and rule {} of the policy allows \
+             {} KiB: raise its `memlock`, or ask for less",
             bytes.div_ceil(1024),
             has.div_ceil(1024),
             rule + 1,

@@ -4,10 +4,10 @@
 //! # Theory of operation
 //!
 //! A queue is registered for zero-copy receive with a ring, and that takes CAP_NET_ADMIN, as does the import of a queue
-//! that somebody else has exported (`io_register_zcrx`, io_uring/zcrx.c, Linux 7.2): neither is for a holder. And a ring
-//! cannot be sent over a Unix socket (`scm_fp_copy`, net/core/scm.c). So the child takes the holder's own ring
-//! (pidfd_getfd(2)), which must not be in use yet: a ring that is disabled belongs to no thread
-//! (`__io_uring_register`, io_uring/register.c). With it the queue is registered, and exported to the further rings.
+//! that somebody else has exported (`io_register_zcrx`, io_uring/zcrx.c, Linux 7.2): neither is for a holder. And a
+//! ring cannot be sent over a Unix socket (`scm_fp_copy`, net/core/scm.c). So the child takes the holder's own ring
+//! (pidfd_getfd(2)), which must not be in use yet: a ring that is disabled belongs to no thread (`__io_uring_register`,
+//! io_uring/register.c). With it the queue is registered, and exported to the further rings.
 //!
 //! All that the kernel makes belongs to the ring: it counts the memory for the one who made the ring, within that one's
 //! own limit, and takes the queue back when the last ring is gone, whoever lives then.
@@ -229,8 +229,8 @@ fn share(
 }
 
 fn io_uring_register(ring: BorrowedFd<'_>, what: u32, argument: &mut [u8], count: u32) -> Result<(), Errno> {
-    // SAFETY: the kernel reads and writes the structure of the operation, which the callers pass whole, and those that it
-    // names, which live in the callers' frames; any bytes are valid for them.
+    // SAFETY: the kernel reads and writes the structure of the operation, which the callers pass whole, and those that
+    // it names, which live in the callers' frames; any bytes are valid for them.
     let done = unsafe {
         libc::syscall(
             libc::SYS_io_uring_register,

@@ -68,7 +68,8 @@ impl Mapped {
     }
 
     fn counter(self, at: u32) -> &'static AtomicU32 {
-        // SAFETY: the kernel says where in the mapping, which stays, its counters are; both sides access them as atomics.
+        // SAFETY: the kernel says where in the mapping, which stays, its counters are; both sides access them as
+        // atomics.
         unsafe { &*self.0.add(at as usize).cast::<AtomicU32>() }
     }
 

@@ -274,8 +274,8 @@ impl Holder {
     }
 }
 
-/// A queue of another interface, which a queue is leased to, or from: a netkit and a NIC (Linux 7.1). Its index is that in
-/// its own network namespace, which may be another.
+/// A queue of another interface, which a queue is leased to, or from: a netkit and a NIC (Linux 7.1). Its index is that
+/// in its own network namespace, which may be another.
 fn lease_text(lease: &netdev::IterableLease<'_>) -> String {
     let queue = lease.get_queue().and_then(|queue| queue.get_id());
     match (lease.get_ifindex(), queue) {

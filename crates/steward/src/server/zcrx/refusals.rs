@@ -21,15 +21,15 @@ pub(super) fn check_split(link: &Link, rule: ZcrxRule) -> Result<(), Refusal> {
         }
     };
     let remedy = format!(
-        "`ethtool -G {name} tcp-data-split on hds-thresh 0`, or let the steward do so by `zcrx-setup = true` in the rule"
+        "`ethtool -G {name} tcp-data-split on hds-thresh 0`, or let the steward do so by `zcrx-setup = true` in a rule"
     );
     match now {
         split::Split::On => return Ok(()),
         split::Split::Never => {
             let driver = &link.driver;
             return refused(format!(
-                "the driver of {name} ({driver}) does not split header and data (tcp-data-split), without which there is no \
-                 zero-copy receive: receive by copy, or use a NIC that has it (bnxt, fbnic, gve, mlx5)"
+                "the driver of {name} ({driver}) does not split header and data (tcp-data-split), without which there \
+                 is no zero-copy receive: receive by copy, or use a NIC that has it (bnxt, fbnic, gve, mlx5)"
             ));
         }
         split::Split::Off if !rule.sets_up => {
@@ -74,7 +74,7 @@ pub(super) fn failed(name: &str, key: Option<QueueKey>, step: Step, errno: u32) 
         }
         (Step::Queue, Errno::OPNOTSUPP) => (
             Reason::Nic,
-            "the driver has no queues for zero-copy receive (bnxt, fbnic, gve and mlx5 have), or not with this buffer size",
+            "the driver has no queues for zero-copy receive (bnxt, fbnic, gve, mlx5 have), or not with such buffers",
         ),
         (Step::Queue, Errno::INVAL) if key.is_none() => (
             Reason::Kernel,
