@@ -1,0 +1,208 @@
+//! The memory that payload lies in, cut into buffers of one size, and memory that is mapped from somebody's file.
+//!
+//! # Theory of operation
+//!
+//! An area is shared with the kernel, and with a NIC. Its bytes become `&[u8]` in one place only, [`Piece`]: a piece
+//! is the right to read a range that the kernel has filled and will not write until the buffer is given back.
+//!
+//! Invariants, used by the SAFETY lines here and in `piece.rs`:
+//!  - **A1** `base..base + buffers * buffer_bytes` is mapped as long as `memory` lives ([`UmemMemory`]'s promise), and
+//!    lies in that part of it to which nobody but this process and the kernel writes;
+//!  - **A2** a range that [`Area::find`] returns lies wholly inside one buffer.
+//!
+//! [`Piece`]: crate::Piece
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use xsk::{MemoryPart, UmemMemory};
+
+/// Where a piece lies.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    pub(crate) start: NonNull<u8>,
+    pub(crate) len: u32,
+    pub(crate) buffer: u32,
+}
+
+/// Memory as buffers.
+pub(crate) struct Area {
+    memory: Arc<dyn UmemMemory>,
+    base: NonNull<u8>,
+    /// Where `base` is in `memory`.
+    skipped: usize,
+    buffer_bytes: u32,
+    buffers: u32,
+}
+
+// SAFETY: the pointer stands for memory that `memory` (Send + Sync) keeps mapped (A1); here it is only computed with.
+unsafe impl Send for Area {}
+// SAFETY: as above.
+unsafe impl Sync for Area {}
+
+impl Area {
+    /// The private part of the memory, page-aligned, as buffers of so many bytes; at most `most` of them. `None` if
+    /// there is not one.
+    pub(crate) fn new(memory: Arc<dyn UmemMemory>, buffer_bytes: u32, most: u32) -> Option<Self> {
+        let skipped = memory
+            .private_from()
+            .checked_next_multiple_of(rustix::param::page_size())?;
+        let len = memory.len().checked_sub(skipped)?;
+        let buffers = u32::try_from(len.checked_div(buffer_bytes as usize)?).unwrap_or(u32::MAX);
+        let buffers = buffers.min(most);
+        if buffers == 0 {
+            return None;
+        }
+        // SAFETY: skipped <= len of the memory, so the result stays inside or at its end.
+        let base = unsafe { memory.base().add(skipped) };
+        Some(Self {
+            memory,
+            base,
+            skipped,
+            buffer_bytes,
+            buffers,
+        })
+    }
+
+    pub(crate) fn memory(&self) -> &Arc<dyn UmemMemory> {
+        &self.memory
+    }
+
+    pub(crate) fn skipped(&self) -> usize {
+        self.skipped
+    }
+
+    pub(crate) fn address(&self) -> u64 {
+        self.base.as_ptr() as u64
+    }
+
+    pub(crate) fn len(&self) -> u64 {
+        u64::from(self.buffer_bytes) * u64::from(self.buffers)
+    }
+
+    pub(crate) fn buffers(&self) -> u32 {
+        self.buffers
+    }
+
+    pub(crate) fn buffer_bytes(&self) -> u32 {
+        self.buffer_bytes
+    }
+
+    /// Where a buffer begins, from the start of the area.
+    pub(crate) fn offset_of(&self, buffer: u32) -> u64 {
+        u64::from(buffer) * u64::from(self.buffer_bytes)
+    }
+
+    /// The place of so many bytes at an offset; `None` if they are not wholly inside one buffer.
+    pub(crate) fn find(&self, offset: u64, len: u32) -> Option<Place> {
+        let buffer = u32::try_from(offset / u64::from(self.buffer_bytes)).ok()?;
+        let within = offset % u64::from(self.buffer_bytes);
+        if buffer >= self.buffers || within + u64::from(len) > u64::from(self.buffer_bytes) {
+            return None;
+        }
+        // SAFETY: the offset is inside buffer number `buffer`, which is one of the area's (A1).
+        let start = unsafe { self.base.add(offset as usize) };
+        Some(Place { start, len, buffer })
+    }
+}
+
+/// A file that is mapped: the area, or the refill ring, of an instance that somebody else registered.
+#[derive(Debug)]
+pub(crate) struct FileMemory {
+    base: NonNull<u8>,
+    len: usize,
+    file: OwnedFd,
+    file_offset: u64,
+}
+
+// SAFETY: the value owns its mapping outright and only reads its own fields; munmap works from any thread.
+unsafe impl Send for FileMemory {}
+// SAFETY: as above; shared use reads fields that never change.
+unsafe impl Sync for FileMemory {}
+
+impl FileMemory {
+    pub(crate) fn map(file: OwnedFd, file_offset: u64, len: usize) -> io::Result<Self> {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::SHARED | MapFlags::POPULATE;
+        // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
+        let base = unsafe { mmap(ptr::null_mut(), len, protection, flags, &file, file_offset) }?;
+        let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self {
+            base,
+            len,
+            file,
+            file_offset,
+        })
+    }
+}
+
+// SAFETY: `map` mapped base..base+len readable and writable, only Drop unmaps it, no method changes the fields, and no
+// reference to the bytes is made here. Who passes the file promises that nobody else writes (`Receiver::import`).
+unsafe impl UmemMemory for FileMemory {
+    fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn private_from(&self) -> usize {
+        0
+    }
+
+    fn parts(&self) -> Vec<MemoryPart<'_>> {
+        vec![MemoryPart {
+            file: self.file.as_fd(),
+            file_offset: self.file_offset,
+            len: self.len as u64,
+        }]
+    }
+}
+
+impl Drop for FileMemory {
+    fn drop(&mut self) {
+        // SAFETY: base and len are what mmap returned; users hold the Arc, so none is left.
+        let _ = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use xsk::OwnMemory;
+
+    fn area(bytes: usize, buffer_bytes: u32, most: u32) -> Option<Area> {
+        Area::new(Arc::new(OwnMemory::new(bytes).unwrap()), buffer_bytes, most)
+    }
+
+    #[test]
+    fn a_range_is_inside_one_buffer_or_nowhere() {
+        let area = area(3 * 4096, 4096, u32::MAX).unwrap();
+        assert_eq!((area.buffers(), area.len()), (3, 3 * 4096));
+        let place = area.find(4096 + 100, 3996).unwrap();
+        assert_eq!((place.buffer, place.len), (1, 3996));
+        assert_eq!(place.start.as_ptr() as u64, area.address() + 4196);
+        for (offset, len) in [
+            (4096 + 100, 3997),
+            (3 * 4096, 0),
+            (3 * 4096, 1),
+            (u64::MAX, 1),
+            (1 << 48, 1),
+            (0, u32::MAX),
+        ] {
+            assert!(area.find(offset, len).is_none(), "{offset} {len}");
+        }
+    }
+
+    #[test]
+    fn memory_for_no_buffer_is_no_area() {
+        assert!(area(4096, 8192, u32::MAX).is_none());
+        assert!(area(4096, 0, u32::MAX).is_none());
+        assert_eq!(area(8 * 4096, 4096, 5).unwrap().buffers(), 5);
+    }
+}

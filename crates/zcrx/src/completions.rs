@@ -1,0 +1,162 @@
+//! What completions mean: the events of a receiver.
+
+use std::io;
+use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+
+use crate::connection::{ListenerId, Receiving};
+use crate::event::Event;
+use crate::receiver::{MOST_BARREN, Receiver};
+use crate::ring::{Completion, Kind};
+
+impl Receiver {
+    /// The next thing that happened; `None` when [`wait`](Self::wait) is due.
+    pub fn next_event(&mut self) -> Option<Event> {
+        loop {
+            if let Some(event) = self.events.pop_front() {
+                return Some(event);
+            }
+            let done = self.done.pop_front()?;
+            let event = match done.tag.kind {
+                Kind::Receive => self.received(&done),
+                Kind::Send => self.sent(&done),
+                Kind::Accept => self.accepted(&done),
+                Kind::Bell => self.rung(),
+                Kind::Cancel => None,
+            };
+            if event.is_some() {
+                return event;
+            }
+        }
+    }
+
+    fn received(&mut self, done: &Completion) -> Option<Event> {
+        let slot = done.tag.slot;
+        let (from, connection) = self.connections.at(slot)?;
+        let block = match connection.receiving {
+            Receiving::Armed(block) => block,
+            _ => None,
+        };
+        if done.result <= 0 {
+            self.supply.unused(done, block);
+            return self.receive_ended(done);
+        }
+        connection.barren = 0;
+        let closing = connection.closing;
+        let piece = self.supply.piece(done, block);
+        if !done.more {
+            connection.receiving = Receiving::Idle;
+            // A block is one receive; multishot receives end seldom.
+            self.statistics.rearmed += u64::from(block.is_none());
+            if let Err(error) = self.arm(slot) {
+                return self.over(slot, Some(error));
+            }
+            self.free_if_over(slot);
+        }
+        // The kernel's word; if it names nothing of ours there is nothing to read.
+        let piece = piece?;
+        self.statistics.pieces += 1;
+        self.statistics.bytes += piece.len() as u64;
+        (!closing).then_some(Event::Received { from, piece })
+    }
+
+    /// A receive that brought nothing.
+    fn receive_ended(&mut self, done: &Completion) -> Option<Event> {
+        let slot = done.tag.slot;
+        let nothing_out = self.supply.pool().out() == 0;
+        let (_, connection) = self.connections.at(slot)?;
+        if done.more {
+            return None;
+        }
+        connection.receiving = Receiving::Idle;
+        let error = (done.result < 0).then(|| io::Error::from_raw_os_error(-done.result));
+        if connection.closing {
+            self.free_if_over(slot);
+            return None;
+        }
+        match -done.result {
+            libc::ENOBUFS | libc::ENOMEM => {
+                connection.barren = if nothing_out { connection.barren + 1 } else { 0 };
+                if connection.barren > MOST_BARREN {
+                    return self.over(slot, error);
+                }
+                connection.receiving = Receiving::Starved;
+                self.starved.push_back(slot);
+                self.statistics.ran_out += 1;
+                None
+            }
+            libc::ENOSPC | libc::EAGAIN | libc::EINTR | libc::ECANCELED => {
+                self.statistics.rearmed += u64::from(!connection.paused);
+                match self.arm(slot) {
+                    Ok(()) => None,
+                    Err(error) => self.over(slot, Some(error)),
+                }
+            }
+            _ => self.over(slot, error),
+        }
+    }
+
+    fn over(&mut self, slot: u32, error: Option<io::Error>) -> Option<Event> {
+        let (connection, it) = self.connections.at(slot)?;
+        it.receiving = Receiving::Over;
+        Some(Event::Ended { connection, error })
+    }
+
+    fn sent(&mut self, done: &Completion) -> Option<Event> {
+        let slot = done.tag.slot;
+        let (to, connection) = self.connections.at(slot)?;
+        connection
+            .outbox
+            .complete(usize::try_from(done.result).unwrap_or(0));
+        let again = matches!(-done.result, libc::EAGAIN | libc::EINTR);
+        let (closing, aborted) = (connection.closing, connection.aborted);
+        if aborted || (done.result <= 0 && !again) {
+            connection.outbox.clear();
+            self.free_if_over(slot);
+            let error = io::Error::from_raw_os_error(match done.result {
+                0.. => libc::EPIPE,
+                error => -error,
+            });
+            return (!closing).then_some(Event::SendFailed { to, error });
+        }
+        if !connection.outbox.is_empty() {
+            self.list_to_send(slot);
+            return None;
+        }
+        self.free_if_over(slot);
+        (!closing).then_some(Event::Sent { to })
+    }
+
+    fn accepted(&mut self, done: &Completion) -> Option<Event> {
+        let listener = ListenerId(done.tag.slot);
+        let retry = matches!(
+            -done.result,
+            libc::ECONNABORTED | libc::EAGAIN | libc::EINTR | libc::ENOSPC
+        );
+        if !done.more
+            && (done.result >= 0 || retry)
+            && let Err(error) = self.listen_again(listener)
+        {
+            return Some(Event::AcceptFailed { listener, error });
+        }
+        if done.result >= 0 {
+            let socket = own(done.result);
+            return Some(Event::Accepted { listener, socket });
+        }
+        let error = io::Error::from_raw_os_error(-done.result);
+        (!retry && !done.more).then_some(Event::AcceptFailed { listener, error })
+    }
+
+    /// Somebody woke us: hear the next one, too.
+    fn rung(&mut self) -> Option<Event> {
+        self.bell.silence();
+        // If the kernel takes no requests, the next `wait` says so.
+        let _ = self.ring.watch(self.bell.as_fd());
+        None
+    }
+}
+
+#[allow(unsafe_code)]
+fn own(descriptor: i32) -> OwnedFd {
+    // SAFETY: an accept just made the descriptor, and its completion is read once.
+    unsafe { OwnedFd::from_raw_fd(descriptor) }
+}

@@ -1,0 +1,139 @@
+//! Connections and listeners of a receiver, by slot.
+
+use std::os::fd::OwnedFd;
+
+use crate::outbox::Outbox;
+
+/// A connection of a receiver. Of no use with another one; one that is closed is not mistaken for a later one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ConnectionId {
+    pub(crate) slot: u32,
+    pub(crate) generation: u32,
+}
+
+/// A listener of a receiver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ListenerId(pub(crate) u32);
+
+/// How far receiving is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Receiving {
+    /// Nothing is armed.
+    Idle,
+    /// A receive is under way; the buffer that it fills, if that is known.
+    Armed(Option<u32>),
+    /// Waits for buffers, in the receiver's list.
+    Starved,
+    /// The peer is done, or an error ended it.
+    Over,
+}
+
+pub(crate) struct Connection {
+    pub(crate) socket: OwnedFd,
+    pub(crate) receiving: Receiving,
+    pub(crate) paused: bool,
+    /// To be closed when all is sent.
+    pub(crate) closing: bool,
+    /// To be closed at once.
+    pub(crate) aborted: bool,
+    /// In the receiver's list of those that have something to send.
+    pub(crate) listed: bool,
+    /// How many pieces were with the kernel again when a receive was armed last.
+    pub(crate) armed_at: u64,
+    /// Receives that ended for want of buffers while nobody had any.
+    pub(crate) barren: u32,
+    pub(crate) outbox: Outbox,
+}
+
+impl Connection {
+    fn new(socket: OwnedFd) -> Self {
+        Self {
+            socket,
+            receiving: Receiving::Idle,
+            paused: false,
+            closing: false,
+            aborted: false,
+            listed: false,
+            armed_at: 0,
+            barren: 0,
+            outbox: Outbox::default(),
+        }
+    }
+
+    /// Whether no request of it is under way, and none is to come.
+    pub(crate) fn is_over(&self) -> bool {
+        let all_sent = self.aborted || self.outbox.is_empty();
+        let receives = matches!(self.receiving, Receiving::Armed(_) | Receiving::Starved);
+        self.closing && all_sent && !receives && !self.outbox.is_under_way()
+    }
+}
+
+/// Connections by slot.
+#[derive(Default)]
+pub(crate) struct Connections {
+    slots: Vec<(u32, Option<Connection>)>,
+    free: Vec<u32>,
+}
+
+impl Connections {
+    pub(crate) fn add(&mut self, socket: OwnedFd) -> ConnectionId {
+        let connection = Connection::new(socket);
+        let slot = self.free.pop().unwrap_or(self.slots.len() as u32);
+        if let Some((generation, place)) = self.slots.get_mut(slot as usize) {
+            *place = Some(connection);
+            return ConnectionId {
+                slot,
+                generation: *generation,
+            };
+        }
+        self.slots.push((0, Some(connection)));
+        ConnectionId { slot, generation: 0 }
+    }
+
+    /// Frees the slot. Only when no request of it is under way.
+    pub(crate) fn remove(&mut self, slot: u32) {
+        if let Some((generation, place)) = self.slots.get_mut(slot as usize)
+            && place.take().is_some()
+        {
+            *generation = generation.wrapping_add(1);
+            self.free.push(slot);
+        }
+    }
+
+    pub(crate) fn get(&mut self, id: ConnectionId) -> Option<&mut Connection> {
+        let (generation, connection) = self.slots.get_mut(id.slot as usize)?;
+        connection.as_mut().filter(|_| *generation == id.generation)
+    }
+
+    pub(crate) fn at(&mut self, slot: u32) -> Option<(ConnectionId, &mut Connection)> {
+        let (generation, connection) = self.slots.get_mut(slot as usize)?;
+        let generation = *generation;
+        Some((ConnectionId { slot, generation }, connection.as_mut()?))
+    }
+
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slot_that_is_used_again_is_another_connection() {
+        let socket = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
+        let mut connections = Connections::default();
+        let first = connections.add(socket());
+        assert!(connections.get(first).is_some());
+        connections.remove(first.slot);
+        connections.remove(first.slot);
+        assert_eq!(connections.len(), 0);
+        let second = connections.add(socket());
+        assert_eq!(second.slot, first.slot);
+        assert!(connections.get(first).is_none() && connections.get(second).is_some());
+        assert_eq!(connections.at(second.slot).unwrap().0, second);
+        assert!(connections.at(1).is_none());
+    }
+}

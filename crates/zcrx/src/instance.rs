@@ -1,0 +1,463 @@
+//! Instances of zcrx: registering one, passing it on, taking it up.
+//!
+//! # Theory of operation
+//!
+//! An instance is a NIC queue (or none), an area and a refill ring. It is registered with an io_uring, and known to
+//! requests of that ring by a small number. The kernel can wrap it into a descriptor of its own kind (export), which
+//! can be passed to another process, and make it known to another ring (import); the queue is given back when the
+//! last ring and the last descriptor are gone.
+//!
+//! Area and refill ring are memory files, so that who takes the instance up can map them. Who writes the refill ring
+//! is up to its users: within a process several receivers write it in turns, under a lock ([`Share`]); of several
+//! processes only one may use the instance.
+//!
+//! Registering and importing both take CAP_NET_ADMIN in the first user namespace (`io_register_zcrx`,
+//! `io_uring/zcrx.c`, Linux 7.2: the check stands before the import). A process without it makes a ring that is not
+//! enabled yet ([`Prepared`]); somebody with the capability gets hold of the ring by pidfd_getfd(2), since io_uring
+//! descriptors are not passed over sockets, and imports for it ([`Instance::import_into`]).
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::io::fcntl_dupfd_cloexec;
+use xsk::{Backing, OwnMemory, UmemMemory};
+
+use crate::abi::{self, AreaRegistration, Offsets, Region, Registration};
+use crate::area::{Area, FileMemory};
+use crate::config::{Config, Fallback, Memory, Source};
+use crate::error::{OpenError, refused};
+use crate::piece::Pool;
+use crate::refill::{RefillRing, counters_at};
+use crate::ring::Ring;
+
+/// What receivers of one instance share.
+pub(crate) struct Shared {
+    pub(crate) pool: Arc<Pool>,
+    refill: Mutex<RefillRing>,
+    pub(crate) no_device: bool,
+}
+
+impl Shared {
+    pub(crate) fn refill(&self) -> MutexGuard<'_, RefillRing> {
+        self.refill.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The memory of a configuration.
+pub(crate) fn memory(config: &Config) -> Result<Arc<dyn UmemMemory>, OpenError> {
+    let bytes = match &config.memory {
+        Memory::Given(memory) => return Ok(memory.clone()),
+        Memory::Own { bytes } => *bytes,
+    };
+    let memory = OwnMemory::new(bytes)?;
+    if config.huge_pages && memory.backing() == Backing::Pages4K {
+        return Err(OpenError::NoHugePages { bytes });
+    }
+    Ok(Arc::new(memory))
+}
+
+/// The area of a configuration with buffers of so many bytes.
+pub(crate) fn area(config: &Config, buffer_bytes: u32, most: u32) -> Result<Area, OpenError> {
+    let memory = memory(config)?;
+    let (len_bytes, private_from) = (memory.len(), memory.private_from());
+    Area::new(memory, buffer_bytes, most).ok_or(OpenError::NoBuffer {
+        len_bytes,
+        private_from,
+        buffer_bytes,
+    })
+}
+
+/// Why there is no instance.
+pub(crate) enum Refusal {
+    /// The kernel says no: copy is left.
+    Kernel(Fallback),
+    Error(OpenError),
+}
+
+impl From<OpenError> for Refusal {
+    fn from(error: OpenError) -> Self {
+        Self::Error(error)
+    }
+}
+
+impl From<Refusal> for OpenError {
+    fn from(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::Kernel(fallback) => Self::Zcrx(fallback),
+            Refusal::Error(error) => error,
+        }
+    }
+}
+
+/// Registers an instance with a ring: its number there.
+pub(crate) fn register(ring: BorrowedFd<'_>, config: &Config) -> Result<(Arc<Shared>, u32), Refusal> {
+    let page = rustix::param::page_size() as u32;
+    let buffer_bytes = config.buffer_bytes;
+    if !buffer_bytes.is_power_of_two() || buffer_bytes < page {
+        let (what, must) = ("zcrx buffers", "a power of two, and a page at least");
+        let bytes = buffer_bytes;
+        return Err(OpenError::Size { what, bytes, must }.into());
+    }
+    let area = area(config, buffer_bytes, u32::MAX)?;
+    let entries = area
+        .buffers()
+        .min(abi::MOST_REFILL_ENTRIES)
+        .next_power_of_two()
+        .min(abi::MOST_REFILL_ENTRIES);
+    // The header's size is the kernel's; a page is more than any.
+    let refill_bytes = entries as usize * size_of::<abi::RefillEntry>() + page as usize;
+    let refill = Arc::new(OwnMemory::new(refill_bytes).map_err(OpenError::Memory)?);
+    let mut region = Region {
+        address: refill.base().as_ptr() as u64,
+        len: refill.len() as u64,
+        flags: abi::REGION_TYPE_USER,
+        ..Region::default()
+    };
+    let mut area_registration = AreaRegistration {
+        address: area.address(),
+        len: area.len(),
+        ..AreaRegistration::default()
+    };
+    let mut registration = Registration {
+        refill_entries: entries,
+        buffer_bytes: if buffer_bytes == page { 0 } else { buffer_bytes },
+        ..Registration::default()
+    };
+    match config.source {
+        Source::Queue { ifindex, queue } => (registration.interface, registration.queue) = (ifindex, queue.0),
+        Source::NoDevice => registration.flags = abi::REG_NODEV,
+    }
+    // SAFETY: both memories are kept by the pool and the refill ring below, and by the kernel's pins after them; their
+    // bytes are reached through `Area` and `RefillRing` only.
+    let counters = unsafe {
+        abi::register_instance(
+            ring,
+            &mut registration,
+            &mut area_registration,
+            &mut region,
+            counters_at(refill.len()).into(),
+        )
+    }
+    .map_err(|error| Refusal::Kernel(refused(config.source, &error)))?;
+    let facts = Facts {
+        offsets: registration.offsets,
+        entries: registration.refill_entries,
+        token: area_registration.token,
+        counters,
+        no_device: config.source == Source::NoDevice,
+    };
+    let shared = share(area, refill, facts)?;
+    Ok((shared, registration.id))
+}
+
+/// What the kernel said of an instance.
+#[derive(Clone, Copy)]
+struct Facts {
+    offsets: Offsets,
+    entries: u32,
+    token: u64,
+    counters: bool,
+    no_device: bool,
+}
+
+fn share(area: Area, refill: Arc<dyn UmemMemory>, facts: Facts) -> Result<Arc<Shared>, OpenError> {
+    let (len_bytes, entries) = (refill.len(), facts.entries);
+    let refill = RefillRing::new(refill, facts.offsets, entries, facts.token, facts.counters)
+        .ok_or(OpenError::Layout { entries, len_bytes })?;
+    Ok(Arc::new(Shared {
+        pool: Arc::new(Pool::new(area, false)),
+        refill: Mutex::new(refill),
+        no_device: facts.no_device,
+    }))
+}
+
+/// What must be known of an instance beside its descriptors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Where the area begins in its file, bytes.
+    pub area_offset: u64,
+    /// How long it is, bytes.
+    pub area_bytes: u64,
+    /// How long the refill ring's file is, bytes.
+    pub refill_bytes: u64,
+    /// The kernel's number of the area, in the upper bits.
+    pub token: u64,
+    /// Entries of the refill ring.
+    pub refill_entries: u32,
+    /// The size of a buffer, bytes.
+    pub buffer_bytes: u32,
+    /// Whether there is no device behind it.
+    pub no_device: bool,
+    /// Whether the kernel counts what it copies.
+    pub counts_copies: bool,
+}
+
+impl Shape {
+    /// Length of its encoded form.
+    pub const BYTES: usize = 41;
+
+    /// For the way to another process on the same machine.
+    pub fn to_bytes(&self) -> [u8; Self::BYTES] {
+        let mut bytes = [0; Self::BYTES];
+        let words = [self.area_offset, self.area_bytes, self.refill_bytes, self.token];
+        let halves = [self.refill_entries, self.buffer_bytes];
+        let all = words.iter().flat_map(|word| word.to_le_bytes());
+        let all = all.chain(halves.iter().flat_map(|half| half.to_le_bytes()));
+        let all = all.chain([u8::from(self.no_device) | u8::from(self.counts_copies) << 1]);
+        bytes.iter_mut().zip(all).for_each(|(byte, value)| *byte = value);
+        bytes
+    }
+
+    /// What was encoded.
+    pub fn from_bytes(bytes: &[u8; Self::BYTES]) -> Self {
+        let word = |at: usize| (0..8).fold(0, |sum, n| sum | u64::from(bytes[at + n]) << (8 * n));
+        let half = |at: usize| (0..4).fold(0, |sum, n| sum | u32::from(bytes[at + n]) << (8 * n));
+        Self {
+            area_offset: word(0),
+            area_bytes: word(8),
+            refill_bytes: word(16),
+            token: word(24),
+            refill_entries: half(32),
+            buffer_bytes: half(36),
+            no_device: bytes[40] & 1 != 0,
+            counts_copies: bytes[40] & 2 != 0,
+        }
+    }
+}
+
+/// An instance of zcrx as an object: what one process registers and another receives by.
+#[derive(Debug)]
+pub struct Instance {
+    descriptor: OwnedFd,
+    area: OwnedFd,
+    refill: OwnedFd,
+    shape: Shape,
+}
+
+/// How a ring knows an instance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Imported {
+    pub(crate) id: u32,
+    pub(crate) offsets: Offsets,
+}
+
+impl Imported {
+    /// Length of its encoded form.
+    pub const BYTES: usize = 16;
+
+    /// For the way to another process on the same machine.
+    pub fn to_bytes(&self) -> [u8; Self::BYTES] {
+        let Offsets {
+            head, tail, entries, ..
+        } = self.offsets;
+        let mut bytes = [0; Self::BYTES];
+        let all = [self.id, head, tail, entries];
+        let all = all.iter().flat_map(|value| value.to_le_bytes());
+        bytes.iter_mut().zip(all).for_each(|(byte, value)| *byte = value);
+        bytes
+    }
+
+    /// What was encoded.
+    pub fn from_bytes(bytes: &[u8; Self::BYTES]) -> Self {
+        let half = |at: usize| (0..4).fold(0, |sum, n| sum | u32::from(bytes[at + n]) << (8 * n));
+        let offsets = Offsets {
+            head: half(4),
+            tail: half(8),
+            entries: half(12),
+            ..Offsets::default()
+        };
+        Self { id: half(0), offsets }
+    }
+}
+
+impl Instance {
+    /// Registers one for somebody else to receive by. The memory must be files, as own memory is. Takes CAP_NET_ADMIN.
+    ///
+    /// # Errors
+    /// [`OpenError::Zcrx`] if the kernel refuses it, with what that means; [`OpenError::Export`] before Linux 7.0.
+    pub fn register(config: &Config) -> Result<Self, OpenError> {
+        let ring = Ring::new(config, false)?;
+        let (shared, id) = register(ring.as_fd(), config)?;
+        Self::of(&shared, ring.as_fd(), id)
+    }
+
+    /// That of a ring.
+    pub(crate) fn of(shared: &Shared, ring: BorrowedFd<'_>, id: u32) -> Result<Self, OpenError> {
+        let refill = shared.refill();
+        let area = &shared.pool.area;
+        let shape = |area_offset| Shape {
+            area_offset,
+            area_bytes: area.len(),
+            refill_bytes: refill.memory().len() as u64,
+            token: refill.token(),
+            refill_entries: refill.entries(),
+            buffer_bytes: area.buffer_bytes(),
+            no_device: shared.no_device,
+            counts_copies: refill.has_counters(),
+        };
+        let no_file = || OpenError::Setup {
+            what: "the area cannot be passed on, its memory is no single file",
+            source: io::ErrorKind::Unsupported.into(),
+        };
+        let (area_file, offset) = only_file(area.memory()).ok_or_else(no_file)?;
+        let (refill_file, _) = only_file(refill.memory()).ok_or_else(no_file)?;
+        Ok(Self {
+            descriptor: abi::export_instance(ring, id).map_err(|source| OpenError::Export { source })?,
+            area: area_file,
+            refill: refill_file,
+            shape: shape(offset + area.skipped() as u64),
+        })
+    }
+
+    /// The descriptors to pass on: the instance, the area's memory, the refill ring's.
+    pub fn descriptors(&self) -> [BorrowedFd<'_>; 3] {
+        [self.descriptor.as_fd(), self.area.as_fd(), self.refill.as_fd()]
+    }
+
+    /// What goes with them.
+    pub fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// From what was passed.
+    ///
+    /// # Safety
+    /// Descriptors and shape must be those of one instance, and while pieces of it are read, nobody but the kernel may
+    /// write to its area: not who registered it either, nor another process that receives by it.
+    pub unsafe fn from_parts([descriptor, area, refill]: [OwnedFd; 3], shape: Shape) -> Self {
+        Self {
+            descriptor,
+            area,
+            refill,
+            shape,
+        }
+    }
+
+    /// Makes the instance known to a ring that is not enabled yet, on behalf of its owner ([`Prepared`]). Takes
+    /// CAP_NET_ADMIN here, and none there.
+    ///
+    /// # Errors
+    /// [`OpenError::Import`].
+    pub fn import_into(&self, ring: BorrowedFd<'_>) -> Result<Imported, OpenError> {
+        let (id, offsets) = abi::import_instance(ring, self.descriptor.as_fd())
+            .map_err(|source| OpenError::Import { source })?;
+        Ok(Imported { id, offsets })
+    }
+
+    /// Maps what a receiver needs of it.
+    pub(crate) fn take_up(&self, imported: Imported) -> Result<Arc<Shared>, OpenError> {
+        let shape = self.shape;
+        let map = |file: &OwnedFd, offset: u64, len: u64| {
+            let file = fcntl_dupfd_cloexec(file, 0)?;
+            let len = usize::try_from(len).map_err(|_| io::ErrorKind::OutOfMemory)?;
+            FileMemory::map(file, offset, len)
+        };
+        let what = "mapping the instance's memory";
+        let failed = |source| OpenError::Setup { what, source };
+        let memory = map(&self.area, shape.area_offset, shape.area_bytes).map_err(failed)?;
+        let refill = map(&self.refill, 0, shape.refill_bytes).map_err(failed)?;
+        let len_bytes = memory.len();
+        let area = Area::new(Arc::new(memory), shape.buffer_bytes, u32::MAX).ok_or(OpenError::NoBuffer {
+            len_bytes,
+            private_from: 0,
+            buffer_bytes: shape.buffer_bytes,
+        })?;
+        let facts = Facts {
+            offsets: imported.offsets,
+            entries: shape.refill_entries,
+            token: shape.token,
+            counters: shape.counts_copies,
+            no_device: shape.no_device,
+        };
+        share(area, Arc::new(refill), facts)
+    }
+}
+
+/// The file that memory is mapped from, and where in it, if it is one.
+fn only_file(memory: &Arc<dyn UmemMemory>) -> Option<(OwnedFd, u64)> {
+    match memory.parts().as_slice() {
+        [part] => Some((fcntl_dupfd_cloexec(part.file, 0).ok()?, part.file_offset)),
+        _ => None,
+    }
+}
+
+/// The ring of a receiver to be, which others may register something with: see
+/// [`Receiver::start`](crate::Receiver::start).
+pub struct Prepared {
+    pub(crate) ring: Ring,
+}
+
+impl Prepared {
+    /// Makes the ring.
+    ///
+    /// # Errors
+    /// [`OpenError::Ring`].
+    pub fn new(config: &Config) -> Result<Self, OpenError> {
+        Ok(Self {
+            ring: Ring::new(config, true)?,
+        })
+    }
+}
+
+impl AsFd for Prepared {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.ring.as_fd()
+    }
+}
+
+/// A receiver's queue, for another thread of the process to receive by, too: see
+/// [`Receiver::join`](crate::Receiver::join).
+#[derive(Clone)]
+pub struct Share {
+    pub(crate) config: Config,
+    /// None with ordinary receives: then each thread has buffers of its own.
+    pub(crate) instance: Option<(Arc<Shared>, Arc<OwnedFd>)>,
+    pub(crate) fallbacks: Vec<Fallback>,
+}
+
+impl Share {
+    pub(crate) fn import(&self, ring: BorrowedFd<'_>) -> Result<Option<(Arc<Shared>, u32)>, OpenError> {
+        let Some((shared, descriptor)) = &self.instance else {
+            return Ok(None);
+        };
+        let (id, _) =
+            abi::import_instance(ring, descriptor.as_fd()).map_err(|source| OpenError::Import { source })?;
+        Ok(Some((shared.clone(), id)))
+    }
+}
+
+/// A descriptor of an instance, for threads of this process.
+pub(crate) fn export(ring: BorrowedFd<'_>, id: u32) -> Result<Arc<OwnedFd>, OpenError> {
+    let descriptor = abi::export_instance(ring, id).map_err(|source| OpenError::Export { source })?;
+    Ok(Arc::new(descriptor))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_passed_comes_back_as_it_was() {
+        let shape = Shape {
+            area_offset: 1 << 40,
+            area_bytes: 3 << 33,
+            refill_bytes: 8192,
+            token: 5 << 48,
+            refill_entries: 1024,
+            buffer_bytes: 4096,
+            no_device: true,
+            counts_copies: false,
+        };
+        assert_eq!(Shape::from_bytes(&shape.to_bytes()), shape);
+        let offsets = Offsets {
+            head: 1,
+            tail: 64,
+            entries: 0x0102_0304,
+            ..Offsets::default()
+        };
+        let imported = Imported { id: 7, offsets };
+        assert_eq!(Imported::from_bytes(&imported.to_bytes()), imported);
+    }
+}

@@ -1,0 +1,142 @@
+//! Peers that send a pattern, and checkers of what arrives.
+#![allow(dead_code, reason = "each test file uses some of it")]
+
+use std::collections::HashMap;
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use zcrx::{Config, ConnectionId, Event, ListenerId, Memory, Receiver, Request, Source};
+
+/// Only against what hangs.
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
+
+/// The byte at a place of a stream: no period is a power of two.
+pub(crate) fn pattern(seed: u64, at: u64) -> u8 {
+    ((at.wrapping_mul(0x9e37_79b9).wrapping_add(seed * 131) >> 7) ^ (at % 251)) as u8
+}
+
+pub(crate) fn stream(seed: u64, len: usize) -> Vec<u8> {
+    (0..len as u64).map(|at| pattern(seed, at)).collect()
+}
+
+/// Whether zcrx without a device is to be had here; else says why not. With ZCRX_MUST it must be.
+pub(crate) fn can_zcrx() -> bool {
+    let config = Config {
+        request: Request::ForceZcrx,
+        ..small(64)
+    };
+    match Receiver::open(&config) {
+        Ok(_) => true,
+        Err(error) => {
+            assert!(std::env::var_os("ZCRX_MUST").is_none(), "{error}");
+            println!("SKIPPED: {error}");
+            false
+        }
+    }
+}
+
+/// The ways of receiving that are to be had here.
+pub(crate) fn ways() -> Vec<Request> {
+    let mut ways = vec![Request::ForceCopy];
+    if can_zcrx() {
+        ways.push(Request::ForceZcrx);
+    }
+    ways
+}
+
+/// So many buffers of a page.
+pub(crate) fn small(buffers: usize) -> Config {
+    Config {
+        memory: Memory::Own {
+            bytes: buffers * 4096,
+        },
+        copy_buffer_bytes: 4096,
+        ..Config::new(Source::NoDevice)
+    }
+}
+
+pub(crate) fn listening(receiver: &mut Receiver) -> (ListenerId, SocketAddr) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    (receiver.listen(listener).unwrap(), address)
+}
+
+/// Sends so many bytes of its pattern, after 8 bytes that say which, and is done.
+pub(crate) fn sender(address: SocketAddr, seed: u64, len: usize) -> JoinHandle<()> {
+    std::thread::spawn(move || {
+        let mut socket = TcpStream::connect(address).unwrap();
+        socket.write_all(&seed.to_le_bytes()).unwrap();
+        socket.write_all(&stream(seed, len)).unwrap();
+        socket.shutdown(Shutdown::Write).unwrap();
+        // Until the other end closes: a reset would take what is on its way.
+        let _ = socket.read(&mut [0; 1]);
+    })
+}
+
+/// What came from each peer, compared byte by byte.
+#[derive(Default)]
+pub(crate) struct Checker {
+    streams: HashMap<ConnectionId, (Vec<u8>, u64)>,
+    pub(crate) ended: usize,
+    pub(crate) bytes: u64,
+}
+
+impl Checker {
+    pub(crate) fn take(&mut self, from: ConnectionId, bytes: &[u8]) {
+        let (head, at) = self.streams.entry(from).or_default();
+        let mut bytes = bytes;
+        while head.len() < 8 && !bytes.is_empty() {
+            head.push(bytes[0]);
+            bytes = &bytes[1..];
+        }
+        let Ok(seed) = head.as_slice().try_into().map(u64::from_le_bytes) else {
+            return;
+        };
+        for &byte in bytes {
+            assert_eq!(byte, pattern(seed, *at), "seed {seed}, byte {at}");
+            *at += 1;
+        }
+        self.bytes += bytes.len() as u64;
+    }
+
+    pub(crate) fn end(&mut self, connection: ConnectionId, len: u64) {
+        let (_, at) = self.streams.remove(&connection).expect("something came");
+        assert_eq!(at, len, "the stream's length");
+        self.ended += 1;
+    }
+}
+
+/// Runs a receiver until so many streams of so many bytes have ended; each event goes by `each` first.
+pub(crate) fn run(
+    receiver: &mut Receiver,
+    streams: usize,
+    len: u64,
+    mut each: impl FnMut(&mut Receiver, Event) -> Option<Event>,
+) {
+    let (mut checker, started) = (Checker::default(), Instant::now());
+    while checker.ended < streams {
+        assert!(
+            started.elapsed() < LIMIT,
+            "{} of {streams} ended, {:?}",
+            checker.ended,
+            receiver.statistics()
+        );
+        receiver.wait(Some(Duration::from_millis(200))).unwrap();
+        while let Some(event) = receiver.next_event() {
+            match each(receiver, event) {
+                Some(Event::Accepted { socket, .. }) => {
+                    receiver.add(socket).unwrap();
+                }
+                Some(Event::Received { from, piece }) => checker.take(from, &piece),
+                Some(Event::Ended { connection, error }) => {
+                    assert!(error.is_none(), "{error:?}");
+                    checker.end(connection, len);
+                    receiver.close(connection).unwrap();
+                }
+                _ => {}
+            }
+        }
+    }
+}
