@@ -18,6 +18,10 @@ pub const NEEDED: CapabilitySet = NEEDED_BY_ONE
     .union(CapabilitySet::IPC_LOCK)
     .union(CapabilitySet::SETUID);
 
+/// What one needs in addition that leases queues for io_uring zero-copy receive: its children take the rings of those
+/// who lease. It is not in effect but in a child, for that one call.
+pub const TO_TAKE_RINGS: CapabilitySet = CapabilitySet::SYS_PTRACE;
+
 /// What a daemon's keeper has at most: to pin any memory, files in directories of others, and a look at a VMM's memory
 /// map.
 pub const OF_A_KEEPER: CapabilitySet = NEEDED_BY_ONE
@@ -28,12 +32,13 @@ pub const OF_A_KEEPER: CapabilitySet = NEEDED_BY_ONE
 /// What the keeper of a daemon that reads a file has beside that: to give sockets that it makes to their owners.
 pub const TO_MAKE_SOCKETS: CapabilitySet = CapabilitySet::CHOWN;
 
-const NAMES: [(CapabilitySet, &str); 5] = [
+const NAMES: [(CapabilitySet, &str); 6] = [
     (CapabilitySet::NET_ADMIN, "CAP_NET_ADMIN"),
     (CapabilitySet::NET_RAW, "CAP_NET_RAW"),
     (CapabilitySet::BPF, "CAP_BPF"),
     (CapabilitySet::IPC_LOCK, "CAP_IPC_LOCK"),
     (CapabilitySet::SETUID, "CAP_SETUID"),
+    (CapabilitySet::SYS_PTRACE, "CAP_SYS_PTRACE"),
 ];
 
 /// Those of them that this thread lacks.
@@ -54,6 +59,17 @@ pub fn lacking(needed: CapabilitySet) -> io::Result<Vec<&'static str>> {
 pub fn limit_to(wanted: CapabilitySet) -> io::Result<()> {
     empty_bounding_set(wanted);
     keep(capabilities(None)?.permitted & wanted)
+}
+
+/// The same with further ones that are not in effect.
+///
+/// # Errors
+/// The kernel's.
+pub fn limit_to_with(wanted: CapabilitySet, at_hand: CapabilitySet) -> io::Result<()> {
+    limit_to(wanted | at_hand)?;
+    let own = capabilities(None)?;
+    let effective = own.effective - (at_hand - wanted);
+    Ok(set_capabilities(None, CapabilitySets { effective, ..own })?)
 }
 
 /// Removes what may be removed from the bounding set, but for these, and all from the ambient one. That needs

@@ -16,6 +16,7 @@ mod connection;
 mod error;
 mod reconnect;
 mod sockets;
+mod zcrx;
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -32,6 +33,7 @@ pub(crate) use self::connection::Connection;
 use self::connection::{Incoming, Message, Phase};
 pub use self::error::LeaseError;
 pub use self::sockets::Prepared;
+pub use self::zcrx::{Area, QueueLease, Refill};
 use crate::protocol::{
     Answer, CHANGES_MAX, FRAME_LIMITS, Facts, HintWish, Hinted, HostEnd, Reason, Request, StationChange,
     Token, Wanted,

@@ -43,6 +43,8 @@ pub struct Listed {
     pub impaired: bool,
     /// The holder has not come back since the steward was started again.
     pub orphaned: bool,
+    /// It is for io_uring zero-copy receive, not for AF_XDP.
+    pub zcrx: bool,
 }
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -65,6 +67,7 @@ pub(crate) struct ListedBody {
 
 const FLAG_IMPAIRED: u32 = 1;
 const FLAG_ORPHANED: u32 = 2;
+const FLAG_ZCRX: u32 = 4;
 
 const _: () = assert!(size_of::<ListedBody>() == 192);
 
@@ -78,7 +81,11 @@ impl Listed {
             start_queue: self.start_queue,
             queues: self.queues,
             steered: self.steered as u32,
-            flags: flags_of([(self.impaired, FLAG_IMPAIRED), (self.orphaned, FLAG_ORPHANED)]),
+            flags: flags_of([
+                (self.impaired, FLAG_IMPAIRED),
+                (self.orphaned, FLAG_ORPHANED),
+                (self.zcrx, FLAG_ZCRX),
+            ]),
             mac_count: self.filter.macs.len().try_into().unwrap_or(u32::MAX),
             vlan_count: self.filter.vlans.len().try_into().unwrap_or(u32::MAX),
             interface: field(&self.interface),
@@ -88,7 +95,9 @@ impl Listed {
     }
 
     pub(crate) fn read(body: &ListedBody) -> Result<Self, Malformed> {
-        zero(u64::from(body.flags & !(FLAG_IMPAIRED | FLAG_ORPHANED)))?;
+        zero(u64::from(
+            body.flags & !(FLAG_IMPAIRED | FLAG_ORPHANED | FLAG_ZCRX),
+        ))?;
         if body.start_queue.checked_add(body.queues).is_none() {
             return Err(value("first queue", body.start_queue));
         }
@@ -107,6 +116,7 @@ impl Listed {
             steered: enumerated("way of steering", body.steered)?,
             impaired: body.flags & FLAG_IMPAIRED != 0,
             orphaned: body.flags & FLAG_ORPHANED != 0,
+            zcrx: body.flags & FLAG_ZCRX != 0,
         })
     }
 }

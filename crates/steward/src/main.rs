@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use clap::Parser as _;
 use rustix::io::Errno;
 use rustix::net::{SocketAddrUnix, SocketFlags, bind, connect, listen};
+use rustix::thread::CapabilitySet;
 use sd_notify::NotifyState;
 use steer::with_sources;
 use steward::capabilities;
@@ -51,8 +52,9 @@ fn complain(error: &clap::Error) -> ExitCode {
 
 /// What must be so before anything is begun.
 fn check_surroundings(policy: &Policy) -> Result<(), String> {
-    let lacking = capabilities::lacking(capabilities::NEEDED)
-        .map_err(|error| format!("cannot see capabilities: {error}"))?;
+    let needed = capabilities::NEEDED | at_hand(policy.allows_zcrx());
+    let lacking =
+        capabilities::lacking(needed).map_err(|error| format!("cannot see capabilities: {error}"))?;
     if !lacking.is_empty() {
         return Err(format!(
             "it lacks {}: start it as root, or with these capabilities (docs/deploy has a unit)",
@@ -65,6 +67,14 @@ fn check_surroundings(policy: &Policy) -> Result<(), String> {
             .to_owned());
     }
     Ok(())
+}
+
+/// Capabilities beside those that any steward needs.
+fn at_hand(leases_zcrx: bool) -> CapabilitySet {
+    match leases_zcrx {
+        true => capabilities::TO_TAKE_RINGS,
+        false => CapabilitySet::empty(),
+    }
 }
 
 fn run(cli: &Options) -> Result<(), String> {
@@ -133,7 +143,7 @@ fn serve(cli: &Options, policy: Policy, signals: Signals) -> Result<(), String> 
     // Leases that were taken up again have sockets of their own for that.
     passed.forget_stations();
     // Files are open or made; what remains of root is this.
-    capabilities::limit_to(capabilities::NEEDED)
+    capabilities::limit_to_with(capabilities::NEEDED, at_hand(server.leases_zcrx()))
         .map_err(|error| format!("cannot give up capabilities: {error}"))?;
     tracing::info!(policy = %cli.policy.display(), "ready");
     let _ = sd_notify::notify(&[NotifyState::Ready]);

@@ -75,20 +75,28 @@ const SO_PEERPIDFD: libc::c_int = 77;
 /// Before Linux 6.5 it does not tell.
 #[must_use]
 pub fn has_ended(socket: BorrowedFd<'_>) -> bool {
-    let mut number: libc::c_int = -1;
-    let len = size_of::<libc::c_int>();
-    match sys::get_option(socket, SO_PEERPIDFD, (&raw mut number).cast(), len) {
+    match process_of(socket) {
         // A kernel that has no such option.
         Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => false,
         // Nobody has its number, or it was another's.
         Err(_) => true,
-        Ok(_) => {
-            // SAFETY: a descriptor that the kernel has just made for this process, and that nobody else knows.
-            let process = unsafe { OwnedFd::from_raw_fd(number) };
+        Ok(process) => {
             let mut readable = [PollFd::new(&process, PollFlags::IN)];
             !matches!(poll(&mut readable, Some(&Timespec::default())), Ok(0))
         }
     }
+}
+
+/// The process at the other end of a Unix socket, by a descriptor (pidfd_open(2)).
+///
+/// # Errors
+/// The kernel's: ENOPROTOOPT before Linux 6.5.
+pub(crate) fn process_of(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let mut number: libc::c_int = -1;
+    let len = size_of::<libc::c_int>();
+    sys::get_option(socket, SO_PEERPIDFD, (&raw mut number).cast(), len)?;
+    // SAFETY: a descriptor that the kernel has just made for this process, and that nobody else knows.
+    Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
 fn ucred(socket: BorrowedFd<'_>) -> io::Result<libc::ucred> {

@@ -17,6 +17,8 @@
 //! network = true                # a lease may be of a network: `macs` and `vlans` then say which stations it may have
 //! hints = "hash,vlan"           # which hints of the NIC a lease may have, or "none"; all if not said
 //! busy-poll = 64                # sockets may poll the driver, so many frames at a time at most; not if not said
+//! zcrx = ["192.0.2.1:443"]      # a queue for io_uring zero-copy receive, with these flows; none if not said
+//! zcrx-setup = true             # the NIC may be set up for that: header and data apart, the main RSS table changed
 //! ```
 //!
 //! A network's stations are judged one by one, as they come: address and VLAN must be among `macs` and `vlans`, where
@@ -32,9 +34,11 @@
 //! keys that are not known are an error, so that a misspelt limit is not taken for none.
 
 mod syntax;
+mod zcrx;
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::net::SocketAddr;
 use std::path::Path;
 
 use steer::{Filter, HintSet, MAX_QUEUES, Station, mac_text, ranges_text};
@@ -45,6 +49,7 @@ use crate::protocol::{Reason, Refusal, Wanted};
 use crate::text_file::{self, Kind};
 
 pub use crate::text_file::FileError as PolicyError;
+pub(crate) use zcrx::ZcrxRule;
 
 /// Where a policy comes from.
 const FILE: Kind = Kind {
@@ -106,6 +111,10 @@ pub(crate) struct Rule {
     hints: HintSet,
     /// Frames; `None`: sockets are not made ready for it.
     busy_poll: Option<u16>,
+    /// Flows that a queue may be leased for, for zero-copy receive; none: no such leases.
+    zcrx: Vec<SocketAddr>,
+    /// The NIC may be set up for them.
+    zcrx_setup: bool,
 }
 
 impl Policy {
@@ -139,6 +148,8 @@ impl Policy {
             host: true,
             hints: HintSet::ALL,
             busy_poll: None,
+            zcrx: Vec::new(),
+            zcrx_setup: false,
         };
         Self {
             connections: u32::MAX,
@@ -387,10 +398,18 @@ impl fmt::Display for Rule {
         if self.hints != HintSet::ALL {
             write!(f, ", hints {}", self.hints)?;
         }
-        match self.busy_poll {
-            Some(frames) => write!(f, ", busy polling of up to {frames} frames"),
-            None => Ok(()),
+        if let Some(frames) = self.busy_poll {
+            write!(f, ", busy polling of up to {frames} frames")?;
         }
+        if !self.zcrx.is_empty() {
+            let how = if self.zcrx_setup {
+                ", which the NIC is set up for"
+            } else {
+                ""
+            };
+            write!(f, ", zero-copy receive of {}{how}", zcrx::flows_text(&self.zcrx))?;
+        }
+        Ok(())
     }
 }
 

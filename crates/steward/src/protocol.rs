@@ -38,6 +38,8 @@
 //! | 14 `Host` | 0 | |
 //! | 16 `Leases` | 8 | the first lease whose number is higher, of those that the asker may know of; needs no lease |
 //! | 17 `Hints` | 4 | which hints (1 hash, 2 VLAN, 4 timestamp, 8 mark, 0x100 VLAN where it is needed); see `hints` |
+//! | 18 `Zcrx` | 184 | interface (16), queue, number of flows, 8 × 20: address (16), port (2), 4 or 6 (2); see `zcrx` |
+//! | 19 `ZcrxRegister` | 96 | memory (16), number of rings, entries, bytes of a buffer, 16 × 4: descriptors, zero |
 //!
 //! `Lease`: mode 0 is any, 1 native, 2 skb; then follow addresses (16 × 6), VLANs (16 × 2), and 1 for the queues of a
 //! network (4; addresses and VLANs are none then), else 0. `Stations`, `Groups` and `Host` are for such a lease: who
@@ -56,6 +58,7 @@
 //! | 69 `Failed` | 8 | to `Register`, `Bind`, `Share` and `Await`: step (4), the kernel's error number (4) |
 //! | 70 `Host` | 116 | to `Host`: interface (16), number of addresses (4), addresses of the host (16 × 6) |
 //! | 71 `Hinted` | 636 | to `Hints`, and unasked: possible, on, how many layouts (4 each), they (24 × 16), why (240) |
+//! | 72 `ZcrxRegistered` | 104 | to `ZcrxRegister`: mapping (16), entries, bytes of a buffer, 3 offsets, 17 numbers |
 //! | 80 `Lease` | 192 | to `Leases`; after the last one `Done` (see `listing`) |
 //!
 //! Requests are in `protocol/request.rs`, answers in `protocol/answer.rs`, what both are made of in
@@ -74,15 +77,21 @@ mod answer;
 mod field;
 mod hints;
 mod host;
+mod part;
 mod request;
 mod stations;
+mod zcrx;
 
 pub use answer::{Answer, Facts, Reason, Refusal, Steered, Step};
 pub use field::is_interface_name;
 pub use hints::{HintWish, Hinted};
 pub use host::HostEnd;
-pub use request::{Part, Request, Rings, UmemLayout, Wanted};
+pub use part::Part;
+pub use request::{Request, Rings, UmemLayout, Wanted};
 pub use stations::StationChange;
+pub use zcrx::{
+    ZCRX_BUFFER_MAX, ZCRX_ENTRIES_MAX, ZCRX_FLOWS_MAX, ZCRX_RINGS_MAX, ZcrxRegistered, ZcrxRings, ZcrxWanted,
+};
 
 pub(crate) use answer::STEERING_BYTES;
 pub(crate) use field::{
@@ -215,6 +224,8 @@ mod kind {
 
     pub(super) const LEASES: u16 = 16;
     pub(super) const HINTS: u16 = 17;
+    pub(super) const ZCRX: u16 = 18;
+    pub(super) const ZCRX_REGISTER: u16 = 19;
 
     pub(super) const DONE: u16 = 64;
     pub(super) const THESE_FACTS: u16 = 65;
@@ -224,6 +235,7 @@ mod kind {
     pub(super) const FAILED: u16 = 69;
     pub(super) const THIS_HOST: u16 = 70;
     pub(super) const HINTED: u16 = 71;
+    pub(super) const ZCRX_REGISTERED: u16 = 72;
     pub(super) const LISTED: u16 = 80;
 }
 
@@ -250,14 +262,21 @@ fn split(bytes: &[u8]) -> Result<(Head, &[u8]), Malformed> {
 /// Whether it is a request that takes long, or has descriptors: one that the steward has somebody else do.
 #[cfg(feature = "server")]
 pub(crate) fn is_for_errand(bytes: &[u8]) -> bool {
-    let long = [kind::REGISTER, kind::BIND, kind::SHARE, kind::AWAIT];
+    let long = [
+        kind::REGISTER,
+        kind::BIND,
+        kind::SHARE,
+        kind::AWAIT,
+        kind::ZCRX_REGISTER,
+    ];
     split(bytes).is_ok_and(|(head, _)| long.contains(&head.kind))
 }
 
 /// Whether it is a request that files come with.
 #[cfg(feature = "server")]
 pub(crate) fn may_have_files(bytes: &[u8]) -> bool {
-    split(bytes).is_ok_and(|(head, _)| matches!(head.kind, kind::REGISTER | kind::SHARE))
+    split(bytes)
+        .is_ok_and(|(head, _)| matches!(head.kind, kind::REGISTER | kind::SHARE | kind::ZCRX_REGISTER))
 }
 
 /// The serial number of a message.

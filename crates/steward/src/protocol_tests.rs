@@ -133,10 +133,78 @@ fn requests() -> Vec<Request> {
             network: true,
             ..wanted()
         }),
+        Request::Zcrx(zcrx()),
+        Request::ZcrxRegister(zcrx_rings()),
         Request::Leases { after: u64::MAX },
         Request::Keep { token: [0xa5; 16] },
         Request::Resume { token: [0; 16] },
     ]
+}
+
+fn zcrx() -> ZcrxWanted {
+    let flows = ["192.0.2.1:443", "[2001:db8::1]:443"];
+    ZcrxWanted {
+        interface: "eth1".to_owned(),
+        queue: 7,
+        flows: flows
+            .map(|flow| flow.parse().expect("an address and a port"))
+            .to_vec(),
+    }
+}
+
+fn zcrx_rings() -> ZcrxRings {
+    ZcrxRings {
+        rings: vec![9, 0],
+        area: Part {
+            file_offset: 4096,
+            len: 1 << 20,
+        },
+        entries: ZCRX_ENTRIES_MAX,
+        buffer_bytes: 0,
+    }
+}
+
+#[test]
+fn flows_and_rings_that_cannot_be_are_malformed() {
+    let wanted = |change: fn(&mut ZcrxWanted)| {
+        let mut wanted = zcrx();
+        change(&mut wanted);
+        Request::decode(&Request::Zcrx(wanted).encode(1)).is_ok()
+    };
+    assert!(wanted(|_| {}));
+    for change in [
+        (|wanted| wanted.flows.clear()) as fn(&mut ZcrxWanted),
+        |wanted| wanted.flows = vec![wanted.flows[0]; 2],
+        |wanted| wanted.flows = (1..=9).map(|port| ([192, 0, 2, 1], port).into()).collect(),
+        |wanted| wanted.flows[0].set_port(0),
+        |wanted| wanted.flows[0] = ([0, 0, 0, 0], 443).into(),
+        |wanted| wanted.flows[0] = ([224, 0, 0, 1], 443).into(),
+        |wanted| wanted.interface = "eth/1".to_owned(),
+    ] {
+        assert!(!wanted(change));
+    }
+    let rings = |change: fn(&mut ZcrxRings)| {
+        let mut rings = zcrx_rings();
+        change(&mut rings);
+        Request::decode(&Request::ZcrxRegister(rings).encode(1)).is_ok()
+    };
+    assert!(rings(|_| {}));
+    for change in [
+        (|rings| rings.rings.clear()) as fn(&mut ZcrxRings),
+        |rings| rings.rings = vec![3, 3],
+        |rings| rings.rings = vec![-1],
+        |rings| rings.rings = (0..17).collect(),
+        |rings| rings.area.len = 0,
+        |rings| rings.area.len = u64::MAX - 4095,
+        |rings| rings.area.file_offset = 7,
+        |rings| rings.entries = 0,
+        |rings| rings.entries = 3,
+        |rings| rings.entries = 2 * ZCRX_ENTRIES_MAX,
+        |rings| rings.buffer_bytes = 4097,
+        |rings| rings.buffer_bytes = 2 * ZCRX_BUFFER_MAX,
+    ] {
+        assert!(!rings(change));
+    }
 }
 
 fn change(vlan: u16, last: u8, port: Option<u32>) -> StationChange {
@@ -198,6 +266,14 @@ fn answers() -> Vec<Answer> {
             layouts: vec![Layout::new(0x8001_0007, 16, &[(Field::Hash, 0)]).expect("inside"); MAX_LAYOUTS],
         }),
         Answer::Hinted(Hinted::default()),
+        Answer::ZcrxRegistered(ZcrxRegistered {
+            numbers: vec![0, 7],
+            entries: 4096,
+            buffer_bytes: 4096,
+            offsets: [0, 4, 64],
+            map_offset: 1 << 40,
+            map_bytes: 1 << 17,
+        }),
         Answer::Refused(Refusal::new(Reason::Taken, "queue 2 is taken")),
         Answer::Changed(facts()),
         Answer::Lease(Listed {
@@ -212,6 +288,7 @@ fn answers() -> Vec<Answer> {
             steered: Steered::ByContext,
             impaired: false,
             orphaned: true,
+            zcrx: true,
         }),
         Answer::Failed {
             step: Step::Bind,
@@ -429,8 +506,25 @@ proptest! {
     }
 
     #[test]
+    fn any_body_of_a_queues_messages_is_read_or_refused(
+        which in 0usize..3, mut body in prop::collection::vec(0u8..5, 184), at in 0usize..184, any in any::<u8>(),
+    ) {
+        let (kind, len) = [(kind::ZCRX, 184), (kind::ZCRX_REGISTER, 96), (kind::ZCRX_REGISTERED, 104)][which];
+        body.truncate(len);
+        body[at % len] = any;
+        let head = Head { version: VERSION, kind, serial: 9 };
+        let bytes = [head.as_bytes(), &body].concat();
+        if let Ok((serial, request)) = Request::decode(&bytes) {
+            prop_assert_eq!(request.encode(serial), bytes.clone());
+        }
+        if let Ok((serial, answer)) = Answer::decode(&bytes) {
+            prop_assert_eq!(answer.encode(serial), bytes);
+        }
+    }
+
+    #[test]
     fn any_body_of_the_right_kind_is_read_or_refused(
-        kind in 0u16..72, body in prop::collection::vec(any::<u8>(), 0..200),
+        kind in 0u16..81, body in prop::collection::vec(any::<u8>(), 0..200),
     ) {
         let head = Head { version: VERSION, kind, serial: 9 };
         let bytes = [head.as_bytes(), &body].concat();

@@ -4,6 +4,8 @@
 
 #[cfg(feature = "server")]
 pub(crate) mod child;
+#[cfg(feature = "server")]
+pub(crate) mod zcrx;
 
 use std::ffi::c_int;
 #[cfg(feature = "server")]

@@ -42,6 +42,7 @@ fn root_is_told_of_all_leases_and_others_of_their_own() {
         steered: Steered::ByProgram,
         impaired: false,
         orphaned: false,
+        zcrx: false,
     };
     let theirs = Listed {
         number: all[1].number,

@@ -10,7 +10,8 @@ use std::io;
 use xsk::Netdevice;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-use super::abi::{self, DriverInfo, RxFh, RxNfc, Value, command};
+use super::abi::{self, DriverInfo, FlowSpec, RxFh, RxNfc, Value, command};
+use super::flow::FlowRule;
 use super::rule::{Known, Rule, Target};
 use super::{Nic, Table};
 
@@ -125,6 +126,16 @@ impl Ethtool {
         self.spread(context)
     }
 
+    /// Adds a rule, for a context unless that is 0; says where.
+    fn insert_spec(&self, spec: FlowSpec, location: Option<u32>, context: u32) -> io::Result<u32> {
+        let mut request = RxNfc::new(command::SRXCLSRLINS);
+        request.fs = spec;
+        request.fs.location = location.unwrap_or(abi::LOCATION_ANY);
+        request.rule_cnt = context;
+        self.ask(request.as_mut_bytes())?;
+        Ok(request.fs.location)
+    }
+
     fn indirection_size(&self, context: u32) -> io::Result<u32> {
         let mut head = RxFh::new(command::GRSSH, context);
         self.ask(head.as_mut_bytes())?;
@@ -176,14 +187,15 @@ impl Nic for Ethtool {
     }
 
     fn insert(&mut self, rule: &Rule, location: Option<u32>) -> io::Result<u32> {
-        let mut request = RxNfc::new(command::SRXCLSRLINS);
-        request.fs = rule.spec();
-        request.fs.location = location.unwrap_or(abi::LOCATION_ANY);
-        if let Target::Context(context) = rule.target {
-            request.rule_cnt = context;
-        }
-        self.ask(request.as_mut_bytes())?;
-        Ok(request.fs.location)
+        let context = match rule.target {
+            Target::Context(context) => context,
+            Target::Queue(_) => 0,
+        };
+        self.insert_spec(rule.spec(), location, context)
+    }
+
+    fn insert_flow(&mut self, rule: &FlowRule, location: Option<u32>) -> io::Result<u32> {
+        self.insert_spec(rule.spec(), location, 0)
     }
 
     fn delete(&mut self, location: u32) -> io::Result<()> {
@@ -201,15 +213,29 @@ impl Nic for Ethtool {
     }
 
     fn spread(&self, context: u32) -> io::Result<Vec<u32>> {
-        let size = self.indirection_size(context)?.min(INDIRECTION_MAX);
+        let mut queues = self.indirection(context)?;
+        queues.sort_unstable();
+        queues.dedup();
+        Ok(queues)
+    }
+
+    fn indirection(&self, context: u32) -> io::Result<Vec<u32>> {
+        let size = self.indirection_size(context)?;
+        if size == 0 || size > INDIRECTION_MAX {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
         let mut bytes = RxFh::with_table(command::GRSSH, context, size);
         bytes.resize(size_of::<RxFh>() + 4 * size as usize, 0);
         self.ask(&mut bytes)?;
         let table = bytes[size_of::<RxFh>()..].as_chunks::<4>().0.iter();
-        let mut queues: Vec<u32> = table.map(|bytes| u32::from_ne_bytes(*bytes)).collect();
-        queues.sort_unstable();
-        queues.dedup();
-        Ok(queues)
+        Ok(table.map(|bytes| u32::from_ne_bytes(*bytes)).collect())
+    }
+
+    fn set_indirection(&mut self, table: &[u32]) -> io::Result<()> {
+        let size = u32::try_from(table.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let mut bytes = RxFh::with_table(command::SRSSH, 0, size);
+        bytes.extend(table.iter().flat_map(|queue| queue.to_ne_bytes()));
+        self.ask(&mut bytes)
     }
 
     fn create_context(&mut self, queues: &[u32]) -> io::Result<u32> {

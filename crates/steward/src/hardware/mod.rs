@@ -15,7 +15,9 @@
 //! | what | where |
 //! |---|---|
 //! | structures of the kernel's header | `abi` |
-//! | one rule, as bytes and back | `rule` |
+//! | one rule, as bytes and back | `rule`; for a TCP flow `flow` |
+//! | a queue for the flows of one lease alone | `apart` |
+//! | header and data apart, who has memory bound to a queue (netlink) | `split`, `bound` |
 //! | the ioctl | `ethtool` |
 //! | making and undoing | here, against `Nic`, which tests play |
 
@@ -25,13 +27,18 @@
 )]
 
 mod abi;
+pub(crate) mod apart;
+pub mod bound;
 mod ethtool;
+mod flow;
 mod rule;
+pub(crate) mod split;
 
 use std::collections::BTreeSet;
 use std::io;
 
 pub use ethtool::{Ethtool, Tags};
+pub use flow::FlowRule;
 pub use rule::{Known, Rule, Target};
 use steer::Filter;
 
@@ -41,12 +48,18 @@ pub(crate) trait Nic {
     fn table(&self) -> io::Result<Table>;
     /// Adds a rule at a location, or where the driver likes; says where.
     fn insert(&mut self, rule: &Rule, location: Option<u32>) -> io::Result<u32>;
+    /// Adds a rule for a flow in the same way.
+    fn insert_flow(&mut self, rule: &FlowRule, location: Option<u32>) -> io::Result<u32>;
     /// Removes the rule at a location.
     fn delete(&mut self, location: u32) -> io::Result<()>;
     /// The RSS contexts that there are.
     fn contexts(&self) -> io::Result<Vec<u32>>;
     /// The queues that one spreads over, in order, each once.
     fn spread(&self, context: u32) -> io::Result<Vec<u32>>;
+    /// All entries of a table; 0 is the main one's number.
+    fn indirection(&self, context: u32) -> io::Result<Vec<u32>>;
+    /// Writes all entries of the main table.
+    fn set_indirection(&mut self, table: &[u32]) -> io::Result<()>;
     /// Makes one that spreads over these queues; says its number.
     fn create_context(&mut self, queues: &[u32]) -> io::Result<u32>;
     /// Removes one.
@@ -224,18 +237,18 @@ fn places(table: &Table, wanted: &[Rule]) -> Result<Vec<Option<u32>>, NotMade> {
     if table.special {
         return Ok(vec![None; wanted.len()]);
     }
-    // From the end, where rules have the least precedence: those that are there stay before ours.
-    let free = |location: &u32| table.rules.iter().all(|known| known.location != *location);
-    let places: Vec<_> = (0..table.size)
-        .rev()
-        .filter(free)
-        .take(wanted.len())
-        .map(Some)
-        .collect();
+    let places = places_for(table, wanted.len());
     match places.len() == wanted.len() {
-        true => Ok(places),
+        true => Ok(places.into_iter().map(Some).collect()),
         false => Err(NotMade::Full(wanted.len())),
     }
+}
+
+/// So many free locations, if there are. From the end, where rules have the least precedence: those that are there stay
+/// before ours.
+fn places_for(table: &Table, count: usize) -> Vec<u32> {
+    let free = |location: &u32| table.rules.iter().all(|known| known.location != *location);
+    (0..table.size).rev().filter(free).take(count).collect()
 }
 
 /// The inner result: why there is none, which is no reason to do without rules.

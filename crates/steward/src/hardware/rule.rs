@@ -6,6 +6,7 @@ use steer::mac_text;
 use zerocopy::FromZeros;
 
 use super::abi::{self, FlowSpec};
+use super::flow::FlowRule;
 
 /// Where a rule sends frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -36,6 +37,8 @@ pub struct Known {
     pub location: u32,
     /// What it would be, were it ours; `None`: ours are not like that.
     pub rule: Option<Rule>,
+    /// What it would be, were it ours for a flow.
+    pub flow: Option<FlowRule>,
     /// Where frames go; `None`: they are dropped, or go to another function of the NIC.
     pub target: Option<Target>,
     /// Which frames, in words.
@@ -106,12 +109,15 @@ fn target_of(spec: &FlowSpec, context: u32) -> Option<Target> {
 
 impl Known {
     pub(super) fn of(spec: &FlowSpec, location: u32, context: u32) -> Self {
-        let rule = Rule::of(spec, context);
+        let (rule, flow) = (Rule::of(spec, context), FlowRule::of(spec));
+        let text = rule.map(|rule| rule.to_string());
+        let text = text.or_else(|| flow.map(|flow| flow.to_string()));
         Self {
             location,
             rule,
+            flow,
             target: target_of(spec, context),
-            text: rule.map_or_else(|| words(spec), |rule| rule.to_string()),
+            text: text.unwrap_or_else(|| words(spec)),
         }
     }
 }

@@ -15,7 +15,11 @@ pub(crate) struct Played {
     size: u32,
     special: bool,
     pub(crate) rules: BTreeMap<u32, Rule>,
+    /// Rules for flows.
+    pub(crate) flows: BTreeMap<u32, FlowRule>,
     pub(crate) contexts: BTreeMap<u32, Vec<u32>>,
+    /// The main table; empty: it does not tell.
+    main: Vec<u32>,
     has_contexts: bool,
     /// Calls so far that change something, and the one that fails.
     calls: u32,
@@ -51,6 +55,17 @@ impl Played {
         }
     }
 
+    pub(crate) fn with_main_table(self, table: &[u32]) -> Self {
+        Self {
+            main: table.to_vec(),
+            ..self
+        }
+    }
+
+    pub(crate) fn main_table(&self) -> &[u32] {
+        &self.main
+    }
+
     fn call(&mut self, what: String) -> io::Result<()> {
         self.calls += 1;
         let fails = |at: u32| at == self.calls || (self.fails_from_then_on && at < self.calls);
@@ -70,13 +85,22 @@ impl Nic for Played {
         let known = |(&location, rule): (&u32, &Rule)| Known {
             location,
             rule: Some(*rule),
+            flow: None,
             target: Some(rule.target),
             text: rule.to_string(),
         };
+        let for_flow = |(&location, rule): (&u32, &FlowRule)| Known {
+            location,
+            rule: None,
+            flow: Some(*rule),
+            target: Some(Target::Queue(rule.queue)),
+            text: rule.to_string(),
+        };
+        let flows = self.flows.iter().map(for_flow);
         Ok(Table {
             size: self.size,
             special: self.special,
-            rules: self.rules.iter().map(known).collect(),
+            rules: self.rules.iter().map(known).chain(flows).collect(),
         })
     }
 
@@ -96,8 +120,30 @@ impl Nic for Played {
     fn delete(&mut self, location: u32) -> io::Result<()> {
         self.call(format!("delete {location}"))?;
         if !self.lies {
-            assert!(self.rules.remove(&location).is_some(), "nothing is there");
+            let is_there = self.rules.remove(&location).is_some() || self.flows.remove(&location).is_some();
+            assert!(is_there, "nothing is there");
         }
+        Ok(())
+    }
+
+    fn insert_flow(&mut self, rule: &FlowRule, location: Option<u32>) -> io::Result<u32> {
+        let location = location.unwrap_or(self.flows.len() as u32 + 1000);
+        self.call(format!("insert {rule} to queue {} at {location}", rule.queue))?;
+        assert_eq!(self.flows.insert(location, *rule), None, "a rule was overwritten");
+        Ok(location)
+    }
+
+    fn indirection(&self, context: u32) -> io::Result<Vec<u32>> {
+        match context {
+            0 if self.main.is_empty() => Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP)),
+            0 => Ok(self.main.clone()),
+            other => self.spread(other),
+        }
+    }
+
+    fn set_indirection(&mut self, table: &[u32]) -> io::Result<()> {
+        self.call(format!("table of {table:?}"))?;
+        self.main = table.to_vec();
         Ok(())
     }
 
@@ -382,6 +428,15 @@ impl Nic for Dying<'_> {
     }
     fn spread(&self, context: u32) -> io::Result<Vec<u32>> {
         self.nic.spread(context)
+    }
+    fn insert_flow(&mut self, rule: &FlowRule, location: Option<u32>) -> io::Result<u32> {
+        self.change(|nic| nic.insert_flow(rule, location))
+    }
+    fn indirection(&self, context: u32) -> io::Result<Vec<u32>> {
+        self.nic.indirection(context)
+    }
+    fn set_indirection(&mut self, table: &[u32]) -> io::Result<()> {
+        self.change(|nic| nic.set_indirection(table))
     }
     fn create_context(&mut self, queues: &[u32]) -> io::Result<u32> {
         self.change(|nic| nic.create_context(queues))

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use steer::{HintSet, LAST_VLAN, MAX_QUEUES};
 use toml::Spanned;
 
-use super::{CONNECTIONS, CONNECTIONS_MAX, Policy, PolicyError, Rule};
+use super::{CONNECTIONS, CONNECTIONS_MAX, Policy, PolicyError, Rule, zcrx};
 use crate::protocol::is_interface_name;
 use crate::text_file::{cut, line_of, quoted};
 use crate::users;
@@ -17,7 +17,7 @@ use crate::users;
 const NOBODY_AT_ALL: u32 = u32::MAX;
 
 /// What belongs to each key, told to who wrote something else.
-const MEANT: [(&str, &str); 16] = [
+const MEANT: [(&str, &str); 18] = [
     ("user", "a name in quotes, or a number of 0 to 4294967294"),
     ("group", "a name in quotes, or a number of 0 to 4294967294"),
     ("interface", "a name in quotes such as \"eth1\""),
@@ -41,6 +41,11 @@ const MEANT: [(&str, &str); 16] = [
         "some of hash, vlan, timestamp and mark in quotes such as \"hash,vlan\", or \"none\"",
     ),
     ("network", "true or false"),
+    (
+        "zcrx",
+        "a list of addresses and ports in quotes such as [\"192.0.2.1:443\"]",
+    ),
+    ("zcrx-setup", "true or false"),
     ("host", "true or false"),
     ("connections", "a number of 1 to 900"),
     ("unbound-sockets", "true or false"),
@@ -81,6 +86,8 @@ struct Allow {
     host: Option<bool>,
     hints: Option<String>,
     busy_poll: Option<u16>,
+    zcrx: Option<Vec<String>>,
+    zcrx_setup: Option<bool>,
 }
 
 #[derive(Deserialize)]
@@ -192,6 +199,7 @@ impl Allow {
         let queues = queue_numbers(&queues)?;
         let macs = named("macs", self.macs)?;
         let vlans = vlan_numbers(self.vlans)?;
+        let zcrx = zcrx::flows(&named("zcrx", self.zcrx)?)?;
         Ok(Rule {
             user: self
                 .user
@@ -214,6 +222,8 @@ impl Allow {
                 None => HintSet::ALL,
             },
             busy_poll: self.busy_poll,
+            zcrx,
+            zcrx_setup: self.zcrx_setup.unwrap_or(false),
         })
     }
 
@@ -228,6 +238,9 @@ impl Allow {
             return Err(
                 "busy-poll = 0: nothing could be polled for: give 1 or more, or leave it out".to_owned(),
             );
+        }
+        if self.zcrx_setup == Some(true) && self.zcrx.is_none() {
+            return Err("zcrx-setup = true: it goes with `zcrx`: add that, or leave it out".to_owned());
         }
         if self.host == Some(true) && !self.network {
             return Err("host = true: it goes with network = true: add that, or leave it out".to_owned());

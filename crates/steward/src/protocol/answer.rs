@@ -6,6 +6,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes};
 
 use super::field::{NAME_BYTES, enumerated, field, flags_of, interface_name, text, value, zero};
 use super::hints::Hinted;
+use super::zcrx::ZcrxRegistered;
 use super::{HostEnd, Malformed, kind, message, read, split};
 use crate::links::DriverSends;
 use crate::listing::Listed;
@@ -30,6 +31,8 @@ pub enum Answer {
     Host(HostEnd),
     /// What stands before frames. Also by itself, to who asked.
     Hinted(Hinted),
+    /// A queue is registered for zero-copy receive.
+    ZcrxRegistered(ZcrxRegistered),
     /// Not done.
     Refused(Refusal),
     /// The interface of the lease is now like this; never an answer to a request.
@@ -61,6 +64,12 @@ pub enum Step {
     Await = 5,
     /// The socket whose memory it is to have is looked at.
     Share = 6,
+    /// A ring of io_uring is taken from its owner.
+    Ring = 7,
+    /// The queue is registered with that ring.
+    Queue = 8,
+    /// The further rings have it, too.
+    ShareQueue = 9,
 }
 
 impl Step {
@@ -76,6 +85,9 @@ impl Step {
             Self::Rings => "the rings cannot be made",
             Self::Bind => "the socket cannot be bound to the queue",
             Self::Share => "the socket whose memory is to be shared is not the one that was named",
+            Self::Ring => "the ring cannot be taken from the process that has connected",
+            Self::Queue => "the queue cannot be registered for zero-copy receive",
+            Self::ShareQueue => "the queue cannot be shared with further rings (Linux 7.1)",
             Self::Await => "the queue does not become free, though its socket is closed",
         }
     }
@@ -184,6 +196,8 @@ pub enum Reason {
     Impaired = 10,
     /// No memory was registered for the queue, or another steward had it.
     Unregistered = 11,
+    /// The NIC, or its driver, cannot do it, or is not set up for it.
+    Nic = 12,
 }
 
 /// A refusal, with the sentence for people.
@@ -273,6 +287,7 @@ impl Answer {
                 message(kind::THESE_COUNTERS, serial, &values)
             }
             Self::Host(host) => message(kind::THIS_HOST, serial, &host.body()),
+            Self::ZcrxRegistered(registered) => message(kind::ZCRX_REGISTERED, serial, &registered.body()),
             Self::Hinted(hinted) => message(kind::HINTED, serial, &hinted.body()),
             Self::Refused(refusal) => message(
                 kind::REFUSED,
@@ -302,6 +317,7 @@ impl Answer {
             kind::THESE_COUNTERS => Self::Counters(counters(read(kind, body)?)),
             kind::THIS_HOST => Self::Host(HostEnd::read(&read(kind, body)?)?),
             kind::HINTED => Self::Hinted(Hinted::read(&read(kind, body)?)?),
+            kind::ZCRX_REGISTERED => Self::ZcrxRegistered(ZcrxRegistered::read(&read(kind, body)?)?),
             kind::REFUSED => Self::Refused(refusal(&read(kind, body)?)?),
             kind::CHANGED => Self::Changed(Facts::read(&read(kind, body)?)?),
             kind::LISTED => Self::Lease(Listed::read(&read(kind, body)?)?),

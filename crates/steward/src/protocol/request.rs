@@ -7,10 +7,12 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::field::{NAME_BYTES, field, interface_name, listed, mode_request, padded, value};
 use super::hints::HintWish;
+use super::part::{Part, check_parts};
 use super::stations::{self, StationChange};
+use super::zcrx::{ZcrxRings, ZcrxWanted};
 use super::{
     BIND_FLAGS, BIND_WAIT_MAX, ENTRIES_MAX, FRAME_LIMITS, Head, MESSAGE_MAX, Malformed, PARTS_MAX,
-    QUEUES_MAX, RING_MAX, SMALLEST_PAGE, Token, UMEM_FLAGS, UMEM_MAX, kind, message, read, split,
+    QUEUES_MAX, RING_MAX, Token, UMEM_FLAGS, kind, message, read, split,
 };
 
 /// What a holder asks for.
@@ -99,22 +101,15 @@ pub enum Request {
     /// The hints that the lease's queues are to have, from now on. Without a lease: of that which this connection asks
     /// for or comes back to.
     Hints(HintWish),
+    /// A lease of a queue for io_uring zero-copy receive, instead of [`Request::Lease`].
+    Zcrx(ZcrxWanted),
+    /// What that queue is registered with, once. The memory comes along as the one descriptor.
+    ZcrxRegister(ZcrxRings),
     /// The first lease of a higher number, of any holder. Who asks needs no lease.
     Leases {
         /// Of the last lease that is known; 0 at first.
         after: u64,
     },
-}
-
-/// A piece of the memory that frames lie in: of a file that several processes can map, which has no owner that could
-/// hold a reader up (memfd_create(2), tmpfs, hugetlbfs).
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-pub struct Part {
-    /// Where it begins in its file, bytes: on a page of the file.
-    pub file_offset: u64,
-    /// How long it is, bytes: whole pages of the file.
-    pub len: u64,
 }
 
 /// Memory that frames lie in, as `struct xdp_umem_reg` describes it (include/uapi/linux/if_xdp.h).
@@ -328,6 +323,8 @@ impl Request {
             Self::Groups => message(kind::GROUPS, serial, &[0u8; 0]),
             Self::Host { has } => message(kind::HOST, serial, has),
             Self::Hints(wish) => message(kind::HINTS, serial, &wish.number()),
+            Self::Zcrx(wanted) => message(kind::ZCRX, serial, &wanted.body()),
+            Self::ZcrxRegister(rings) => message(kind::ZCRX_REGISTER, serial, &rings.body()),
             Self::Leases { after } => message(kind::LEASES, serial, after),
             Self::Keep { token } => message(kind::KEEP, serial, token),
             Self::Resume { token } => message(kind::RESUME, serial, token),
@@ -376,6 +373,8 @@ impl Request {
                 token: read(kind, body)?,
             },
             kind::HINTS => Self::Hints(HintWish::of_number(read(kind, body)?)?),
+            kind::ZCRX => Self::Zcrx(ZcrxWanted::read(&read(kind, body)?)?),
+            kind::ZCRX_REGISTER => Self::ZcrxRegister(ZcrxRings::read(&read(kind, body)?)?),
             kind::LEASES => Self::Leases {
                 after: read(kind, body)?,
             },
@@ -459,23 +458,6 @@ fn check_rings(rings: &Rings) -> Result<(), Malformed> {
         if !entries.is_power_of_two() || entries > RING_MAX {
             return Err(value("entries of a ring", entries));
         }
-    }
-    Ok(())
-}
-
-/// Nothing that is calculated with them later can wrap.
-fn check_parts(parts: &[Part]) -> Result<(), Malformed> {
-    let mut left = UMEM_MAX;
-    for part in parts {
-        let wrong = |field, value| Err(Malformed::Value { field, value });
-        if part.len == 0 || part.len % SMALLEST_PAGE != 0 || part.len > left {
-            return wrong("length of a part of memory", part.len);
-        }
-        let most = i64::MAX.cast_unsigned() - part.len;
-        if part.file_offset % SMALLEST_PAGE != 0 || part.file_offset > most {
-            return wrong("where a part of memory begins in its file", part.file_offset);
-        }
-        left -= part.len;
     }
     Ok(())
 }

@@ -110,19 +110,19 @@ impl Server {
     fn may_come_back(&self, peer: &Credentials) -> bool {
         let is_theirs = |other: &Credentials| (other.uid, other.pid) == (peer.uid, peer.pid);
         let leases = self.orphans.values().filter(|orphan| is_theirs(&orphan.peer));
-        let without = self.connections.values().filter(|other| other.held.is_none());
+        let without = self.connections.values().filter(|other| !other.has_lease());
         leases.count() > without.filter(|other| is_theirs(&other.peer)).count()
     }
 
     /// When the next connection has been without a lease for too long.
     pub(super) fn next_idle(&self) -> Option<Instant> {
-        let without = self.connections.values().filter(|other| other.held.is_none());
+        let without = self.connections.values().filter(|other| !other.has_lease());
         without.map(|other| other.since + WITHOUT_LEASE).min()
     }
 
     /// Ends connections that have been without a lease for too long.
     pub(super) fn end_idle(&mut self, now: Instant) {
-        let is_idle = |other: &Connection| other.held.is_none() && other.since + WITHOUT_LEASE <= now;
+        let is_idle = |other: &Connection| !other.has_lease() && other.since + WITHOUT_LEASE <= now;
         let idle = self.connections.iter().filter(|(_, other)| is_idle(other));
         let idle: Vec<u64> = idle.map(|(&number, _)| number).collect();
         for number in idle {

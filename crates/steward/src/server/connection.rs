@@ -23,6 +23,7 @@ use rustix::net::{
 };
 
 use super::errand::Pending;
+use super::held_queue::HeldQueue;
 use super::limits::{Bucket, Rate};
 use crate::peer::{self, Credentials};
 use crate::protocol::{
@@ -119,6 +120,8 @@ pub(super) struct Connection {
     socket: OwnedFd,
     pub(super) peer: Credentials,
     pub(super) held: Option<Held>,
+    /// Or the queue for zero-copy receive that it has.
+    pub(super) queue: Option<HeldQueue>,
     /// The policy's rule that it counts for; none: the rules do not know its user, who is root.
     pub(super) rule: Option<usize>,
     /// Since when it has no lease.
@@ -149,6 +152,7 @@ impl Connection {
             may_have_files: sys::lets_files(socket.as_fd()),
             socket,
             held: None,
+            queue: None,
             rule: None,
             since: Instant::now(),
             dirty: false,
@@ -163,12 +167,28 @@ impl Connection {
 
     /// The rule that its lease is charged to.
     pub(super) fn charged(&self) -> Option<usize> {
-        self.held.as_ref().map(|held| held.rule)
+        let queue = self.queue.as_ref().map(|held| held.rule);
+        self.held.as_ref().map(|held| held.rule).or(queue)
+    }
+
+    /// Whether it has a lease, of either kind.
+    pub(super) fn has_lease(&self) -> bool {
+        self.held.is_some() || self.queue.is_some()
     }
 
     /// It has a lease now, for which it can send memory.
     pub(super) fn hold(&mut self, held: Held) {
         self.held = Some(held);
+        self.let_files();
+    }
+
+    /// The same with a queue for zero-copy receive.
+    pub(super) fn hold_queue(&mut self, held: HeldQueue) {
+        self.queue = Some(held);
+        self.let_files();
+    }
+
+    fn let_files(&mut self) {
         if !self.may_have_files {
             let _ = sys::let_files(self.socket.as_fd(), true);
             self.may_have_files = true;
@@ -206,7 +226,7 @@ impl Connection {
         let is_long = received.flags.contains(ReturnFlags::TRUNC) || received.bytes > MESSAGE_MAX;
         bytes.truncate(received.bytes);
         let has_files = received.flags.contains(ReturnFlags::CTRUNC);
-        if has_files && (is_long || self.held.is_none() || !may_have_files(&bytes)) {
+        if has_files && (is_long || !self.has_lease() || !may_have_files(&bytes)) {
             return Incoming::Broken(Malformed::Descriptors);
         }
         if is_long {

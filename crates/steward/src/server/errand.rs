@@ -26,10 +26,13 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
+use zerocopy::IntoBytes;
 
+use super::held_queue::QueueKey;
 use super::interface::Holds;
-use crate::protocol::{Refusal, Rings, Step, UmemLayout, enumerated};
+use crate::protocol::{Refusal, Rings, Step, UmemLayout, ZcrxRings, enumerated};
 use crate::sys::child::{self, Child, LockedFor};
+use crate::sys::zcrx::{self, Made, QueueOrder};
 
 /// Errands at a time of those to whom one rule of the policy applies, and of one user: there is always one for another.
 pub(super) const OF_A_RULE: usize = 4;
@@ -67,6 +70,14 @@ pub(super) enum Task<'a> {
     },
     /// Nobody is to have the queue any more.
     Await(QueueAt),
+    /// The next message of this connection has the memory that a queue is to receive into, for these rings of that
+    /// process.
+    Queue {
+        process: BorrowedFd<'a>,
+        connection: BorrowedFd<'a>,
+        rings: &'a ZcrxRings,
+        order: QueueOrder,
+    },
 }
 
 /// A queue, which may be taken.
@@ -209,6 +220,10 @@ pub(super) enum Pends {
     },
     /// That a queue is free.
     Await,
+    /// A queue that is registered with a ring of its holder's; none: of no interface.
+    Queue {
+        key: Option<QueueKey>,
+    },
     /// What the answer will be.
     Refusal(Refusal),
 }
@@ -225,7 +240,15 @@ impl Pends {
                 waiting: None,
                 bound: Some((*memory, true)),
             },
-            Self::Await | Self::Refusal(_) => Holds::default(),
+            Self::Await | Self::Queue { .. } | Self::Refusal(_) => Holds::default(),
+        }
+    }
+
+    /// The queue that is being registered.
+    pub(super) fn queue(&self) -> Option<QueueKey> {
+        match self {
+            Self::Queue { key } => *key,
+            _ => None,
         }
     }
 }
@@ -245,6 +268,9 @@ impl Errand {
             Task::Discard { connection } => [connection, says],
             Task::Bind { socket, .. } => [socket, says],
             Task::Await(_) => [says, says],
+            Task::Queue {
+                process, connection, ..
+            } => [process, connection],
         };
         let child = child::begin(&[first, second, says], || task.report(says))?;
         Ok(Self { child, said })
@@ -263,6 +289,15 @@ impl Errand {
             (Ok(8), 0, _) => Outcome::Done,
             (Ok(8), _, Ok(step)) => Outcome::Failed { step, errno },
             _ => Outcome::Lost,
+        }
+    }
+
+    /// What it made, if that was to be said and the outcome was read.
+    pub(super) fn made(&self) -> Option<Made> {
+        let mut said = [0u8; size_of::<Made>()];
+        match rustix::io::read(&self.said, &mut said) {
+            Ok(read) if read == said.len() => Some(zerocopy::transmute!(said)),
+            _ => None,
         }
     }
 
@@ -307,16 +342,33 @@ impl Close {
 /// logs.
 impl Task<'_> {
     fn report(&self, said: BorrowedFd<'_>) {
-        let numbers: [u32; 2] = match self.run() {
+        let mut made = None;
+        let numbers: [u32; 2] = match self.run(&mut made) {
             Ok(()) => [0, 0],
             Err(Failure { step, errno }) => [step as u32, errno.raw_os_error().cast_unsigned()],
         };
         let bytes: [u8; 8] = zerocopy::transmute!(numbers);
         let _ = rustix::io::write(said, &bytes);
+        if let Some(made) = made {
+            let _ = rustix::io::write(said, made.as_bytes());
+        }
     }
 
-    fn run(&self) -> Attempt {
+    /// `made`: what is to be said of it.
+    fn run(&self, made: &mut Option<Made>) -> Attempt {
         match self {
+            Self::Queue {
+                process,
+                connection,
+                rings,
+                order,
+            } => {
+                let parts = std::slice::from_ref(&rings.area);
+                let memory = child::map_parts(*connection, parts).map_err(failed(Step::Map))?;
+                let registered = zcrx::register(*process, &rings.rings, memory, order);
+                *made = Some(registered.map_err(|(step, errno)| Failure { step, errno })?);
+                Ok(())
+            }
             Self::Register {
                 socket,
                 connection,

@@ -33,6 +33,7 @@ impl Server {
         let rule = self.policy.find(&peer, wanted, |rule| self.leased(rule))?;
         let link = Link::by_name(&wanted.interface)
             .map_err(|error| Refusal::new(Reason::NoInterface, with_sources(&error)))?;
+        self.check_no_queue_of(&link)?;
         let wish = self.connections.get(&number).and_then(|asker| asker.wish);
         let wish = wish.unwrap_or_default();
         let hints = self.hints_under(rule, wish);
@@ -62,7 +63,7 @@ impl Server {
         let refused = |text| Err(Refusal::new(Reason::Lease, text));
         match self.connections.get(&number) {
             None => refused("this connection is over"),
-            Some(connection) if connection.held.is_some() => {
+            Some(connection) if connection.has_lease() => {
                 refused("this connection has a lease: connect once more for another")
             }
             Some(connection) => Ok(connection.peer.clone()),
@@ -114,9 +115,16 @@ impl Server {
         let next = self
             .all_leases()
             .filter(|lease| lease.number > after && may_know(lease.peer))
-            .min_by_key(|lease| lease.number)
-            .and_then(|lease| self.listed(lease));
-        next.map_or(Answer::Done, Answer::Lease)
+            .min_by_key(|lease| lease.number);
+        let queues = self.held_queues().map(|(number, uid, _)| (number, uid));
+        let queues =
+            queues.filter(|&(number, uid)| number > after && (asker == Some(0) || asker == Some(uid)));
+        let queue = queues.map(|(number, _)| number).min();
+        let listed = match next {
+            Some(lease) if queue.is_none_or(|queue| lease.number < queue) => self.listed(lease),
+            _ => queue.and_then(|queue| self.listed_queue(queue)),
+        };
+        listed.map_or(Answer::Done, Answer::Lease)
     }
 
     fn listed(&self, lease: LeaseRef<'_>) -> Option<Listed> {
@@ -137,6 +145,7 @@ impl Server {
             steered: facts.steered,
             impaired: facts.impaired,
             orphaned: self.orphans.contains_key(&number),
+            zcrx: false,
         })
     }
 
@@ -226,6 +235,11 @@ impl Server {
     /// How many queues are leased under a rule.
     pub(super) fn leased(&self, rule: usize) -> u32 {
         let of_rule = self.all_leases().filter(|lease| lease.held.rule == rule);
-        of_rule.map(|lease| lease.held.wanted.queues).sum()
+        let queues = self.held_queues().filter(|(_, _, held)| held.rule == rule);
+        let queues = u32::try_from(queues.count()).unwrap_or(u32::MAX);
+        of_rule
+            .map(|lease| lease.held.wanted.queues)
+            .sum::<u32>()
+            .saturating_add(queues)
     }
 }

@@ -27,6 +27,7 @@ mod connection;
 mod entries;
 mod errand;
 mod file;
+mod held_queue;
 mod hints;
 mod hosts;
 mod interface;
@@ -44,6 +45,7 @@ mod rings;
 mod sockets;
 mod state;
 mod teardown;
+mod zcrx;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -71,6 +73,7 @@ use reload::Reload;
 use restore::Orphan;
 use rings::Rings;
 use sockets::LostErrand;
+use zcrx::ZcrxQueues;
 
 pub use interface::wants_frags;
 pub use state::{Store, StoreError};
@@ -133,6 +136,8 @@ pub struct Server {
     refusals: Quiet,
     /// How often hints may be asked for.
     hints: hints::Limit,
+    /// Queues for io_uring zero-copy receive.
+    zcrx: ZcrxQueues,
 }
 
 type Answered = Result<Reply, Refusal>;
@@ -176,6 +181,7 @@ impl Server {
             leases: Quiet::new(64),
             refusals: Quiet::new(10),
             hints: hints::Limit::default(),
+            zcrx: ZcrxQueues::default(),
         };
         server.fill_reserve();
         server.remove_stray_taps();
@@ -222,7 +228,7 @@ impl Server {
             self.notify_holders();
             self.close_rest();
             let is_unfinished = |interface: &Interface| interface.is_unfinished(now, self.linger);
-            let unfinished = self.interfaces.values().any(is_unfinished);
+            let unfinished = self.interfaces.values().any(is_unfinished) || self.zcrx.is_unfinished();
             look_at = unfinished.then(|| look_at.unwrap_or(now + RETRY));
         }
     }
@@ -305,6 +311,7 @@ impl Server {
         match request {
             Request::Lease(wanted) => return self.lease(number, wanted),
             Request::Resume { token } => return self.resume(number, token),
+            Request::Zcrx(wanted) => return self.lease_queue(number, wanted),
             Request::Leases { after } => return Ok(self.next_lease(number, *after).into()),
             Request::Stations { changes } => return self.change_stations(number, changes),
             Request::Groups => return self.groups(number),
@@ -330,6 +337,8 @@ impl Server {
             | Request::Bind { .. }
             | Request::Share { .. }
             | Request::Await { .. }
+            | Request::Zcrx(_)
+            | Request::ZcrxRegister(_)
             | Request::Facts => Answer::Facts(interface.facts_for(&held.wanted.range())),
             Request::Activate { queue, conf } => {
                 interface.activate(own(queue)?, conf)?;
@@ -351,6 +360,17 @@ impl Server {
         };
         self.lose_errand(&mut connection);
         let pid = connection.peer.pid;
+        if let Some(held) = connection.queue.take() {
+            self.release_queue(&held);
+            if self.leases.may_say(connection.peer.uid) {
+                tracing::info!(
+                    pid,
+                    interface = held.wanted.interface,
+                    queue = held.wanted.queue,
+                    "lease (zcrx) ended"
+                );
+            }
+        }
         if let Some(held) = &connection.held
             && let Some(interface) = self.interfaces.get(&held.interface)
         {
@@ -376,6 +396,9 @@ impl Server {
             self.lose_errand(&mut connection);
             if let Some(held) = connection.held.take() {
                 self.release(number, &held);
+            }
+            if let Some(held) = connection.queue.take() {
+                self.release_queue(&held);
             }
             connection.refuse(refusal);
             self.close(connection);
@@ -469,6 +492,7 @@ impl Server {
             holders.for_each(|connection| connection.dirty |= changed);
         }
         of_host.into_iter().for_each(|at| self.judge_stations_on(at));
+        self.look_at_queues();
         self.look_at_hosts();
         // Before holders are told.
         other.into_iter().for_each(|at| self.record_interface(at));

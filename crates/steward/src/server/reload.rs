@@ -116,6 +116,12 @@ impl Server {
         }
     }
 
+    /// Whether its policy allows leases for io_uring zero-copy receive.
+    #[must_use]
+    pub fn leases_zcrx(&self) -> bool {
+        self.policy.allows_zcrx()
+    }
+
     fn apply(&mut self, policy: Policy) {
         self.policy = policy;
         for connection in self.connections.values_mut() {
@@ -129,8 +135,12 @@ impl Server {
         let held = held.filter_map(|connection| connection.held.as_mut());
         let orphaned = self.orphans.values_mut().map(|orphan| &mut orphan.held);
         held.chain(orphaned).for_each(|held| held.rule = usize::MAX);
+        let queues = self.connections.values_mut().filter_map(|own| own.queue.as_mut());
+        queues.for_each(|held| held.rule = usize::MAX);
         let numbers: BTreeSet<u64> = self.all_leases().map(|lease| lease.number).collect();
         numbers.into_iter().for_each(|number| self.judge(number));
+        let queues: Vec<u64> = self.held_queues().map(|(number, _, _)| number).collect();
+        queues.into_iter().for_each(|number| self.judge_queue(number));
         // There may be room under other rules.
         self.connections
             .values_mut()

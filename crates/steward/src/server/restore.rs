@@ -12,6 +12,7 @@ use super::connection::Held;
 use super::file::may_crash;
 use super::interface::{Interface, LeaseHints, remove_pins};
 use super::state::{LeaseRecord, Records, Store};
+use super::zcrx::ZcrxQueues;
 use super::{Answered, Server};
 use steer::with_sources;
 
@@ -64,6 +65,7 @@ impl Server {
                 .insert(record.number, Interface::adopt(record, places));
         }
         store.clear_stray_notes();
+        self.zcrx = ZcrxQueues::open(store.dir());
         self.store = Some(store);
         may_crash("adopted");
         self.adopt_hosts(&records);
@@ -72,6 +74,7 @@ impl Server {
                 self.orphans.insert(record.number, orphan);
             }
         }
+        self.go_on_with_queues();
         self.interfaces.values_mut().for_each(Interface::sweep);
         // What leases of before asked for is known; the policy may be another.
         self.interfaces.values_mut().for_each(Interface::decide_hints);
@@ -263,13 +266,13 @@ impl Server {
             self.revoke(number, Refusal::new(Reason::Lease, text));
         }
         let deadline = Instant::now() + LAST_TRIES;
-        while !self.interfaces.is_empty() && Instant::now() < deadline {
+        while (!self.interfaces.is_empty() || self.zcrx.is_unfinished()) && Instant::now() < deadline {
             self.look();
             self.record_ends();
             std::thread::sleep(Duration::from_millis(20));
         }
         self.record_ends();
-        if !self.interfaces.is_empty() {
+        if !self.interfaces.is_empty() || self.zcrx.is_unfinished() {
             tracing::error!("not all could be taken back; the next steward tries again");
         } else if let Some(store) = &self.store {
             store.remove_empty();

@@ -17,9 +17,10 @@ use xsk::PreferNode;
 
 use super::connection::{Connection, Held, Reply};
 use super::errand::{self, Bind, Errand, Memory, Outcome, Pending, Pends, Probe, QueueAt, Registered, Task};
+use super::held_queue::QueueKey;
 use super::interface::{Bound, Holds, Interface, bytes_held};
 use super::{Answered, Server, hands_over_bound};
-use crate::protocol::{Answer, Reason, Refusal, Request, Rings, Step, UmemLayout};
+use crate::protocol::{Answer, Reason, Refusal, Request, Rings, Step, UmemLayout, may_have_files};
 use crate::sys::{self, child::LockedFor};
 
 /// Beyond so much memory it takes longer to try a bind than to ask before whether the queue is free, bytes.
@@ -44,6 +45,8 @@ pub(super) struct LostErrand {
     /// Of the policy, as long as that is the same.
     pub(super) rule: Option<usize>,
     holds: Holds,
+    /// The queue that it may be registering yet.
+    pub(super) queue: Option<QueueKey>,
     pub(super) errand: Errand,
 }
 
@@ -79,10 +82,11 @@ impl Server {
                 ref rings,
             } => self.share(number, (queue, wait_ms), cookie, rings),
             Request::Await { queue, wait_ms } => self.await_free(number, *queue, *wait_ms),
+            Request::ZcrxRegister(rings) => self.register_queue(number, rings),
             _ => return,
         };
         // A child takes the files of a registration, and the message with them; who has no lease has sent none.
-        let has_files = matches!(request, Request::Register { .. } | Request::Share { .. }) && rule.is_some();
+        let has_files = rule.is_some() && may_have_files(bytes);
         let begun = match has_files {
             true => begun.or_else(|refusal| self.discard(number, refusal)),
             false => begun,
@@ -150,6 +154,7 @@ impl Server {
                 uid: connection.peer.uid,
                 rule,
                 holds: pending.step.holds(),
+                queue: pending.step.queue(),
                 errand: pending.errand,
             });
         }
@@ -341,12 +346,18 @@ impl Server {
     }
 
     fn conclude(&mut self, number: u64, pending: Pending, outcome: Outcome) -> Answered {
+        match pending.step {
+            Pends::Queue { .. } => return self.conclude_queue(number, outcome, pending.errand.made()),
+            Pends::Refusal(refusal) => return Err(refusal),
+            _ => {}
+        }
         let connection = self.connections.get_mut(&number).ok_or_else(super::no_lease)?;
         let held = connection.held.as_ref().ok_or_else(super::no_lease)?;
         let interface = self.interfaces.get_mut(&held.interface);
         let interface = interface.ok_or_else(super::no_lease)?;
         match (outcome, pending.step) {
-            (_, Pends::Refusal(refusal)) => Err(refusal),
+            // These are concluded in ways of their own.
+            (_, Pends::Queue { .. } | Pends::Refusal(_)) => Err(super::no_lease()),
             (Outcome::Lost, _) => {
                 let text = "the process that was to do it has ended too early (out of memory?): try again";
                 Err(Refusal::new(Reason::Kernel, text))
@@ -487,7 +498,7 @@ fn hand_over(
 }
 
 /// Its serial number is its request's, once that is known.
-fn pending(errand: Errand, step: Pends) -> Pending {
+pub(super) fn pending(errand: Errand, step: Pends) -> Pending {
     Pending {
         errand,
         serial: 0,
@@ -526,7 +537,7 @@ fn kernel(what: &str, error: &dyn std::error::Error) -> Refusal {
     Refusal::new(Reason::Kernel, format!("{what}: {}", with_sources(error)))
 }
 
-fn no_process(error: &io::Error) -> Refusal {
+pub(super) fn no_process(error: &io::Error) -> Refusal {
     let text = format!("no process for it (the steward's TasksMax, or memory): {error}");
     Refusal::new(Reason::Kernel, text)
 }

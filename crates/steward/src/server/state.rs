@@ -254,6 +254,11 @@ impl Store {
         Ledger::clear_strays(&self.dir, known);
     }
 
+    /// Where it is noted what NICs are told for queues of their own.
+    pub(super) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
     /// Where an interface's program is pinned.
     pub(super) fn pins_of(&self, interface: u64) -> PathBuf {
         self.pins.join(interface.to_string())

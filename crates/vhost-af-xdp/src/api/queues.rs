@@ -44,7 +44,7 @@ pub(crate) struct Queue {
     pub(crate) cpus: Option<String>,
     /// Thread of a threaded NAPI.
     pub(crate) napi_thread: Option<u32>,
-    /// What is bound to the queue: `xsk`, `io_uring`, `dma-buf N`, `lease`.
+    /// What is bound to the queue: `xsk`, `io_uring`, `dma-buf N`, `lease (interface I, queue N)`.
     pub(crate) bound: Vec<String>,
     /// It is not in this network namespace, or not there any more: only its lease is known.
     pub(crate) elsewhere: bool,
@@ -189,8 +189,8 @@ impl Queue {
         if let Ok(id) = attributes.get_dmabuf() {
             bound.push(format!("dma-buf {id}"));
         }
-        if attributes.get_lease().is_ok() {
-            bound.push("lease".to_owned());
+        if let Ok(lease) = attributes.get_lease() {
+            bound.push(lease_text(&lease));
         }
         for what in bound {
             if !self.bound.contains(&what) {
@@ -271,6 +271,16 @@ impl Holder {
             (Some(port), None) => format!("port {port}"),
             (None, network) => format!("network {}", or_dash(network.as_ref())),
         }
+    }
+}
+
+/// A queue of another interface, which a queue is leased to, or from: a netkit and a NIC (Linux 7.1). Its index is that
+/// in its own network namespace, which may be another.
+fn lease_text(lease: &netdev::IterableLease<'_>) -> String {
+    let queue = lease.get_queue().and_then(|queue| queue.get_id());
+    match (lease.get_ifindex(), queue) {
+        (Ok(index), Ok(queue)) => format!("lease (interface {index}, queue {queue})"),
+        _ => "lease".to_owned(),
     }
 }
 

@@ -278,6 +278,7 @@ fn further_guests_go_where_the_program_is() {
             steered: "queue",
             impaired: false,
             orphaned: false,
+            zcrx: false,
         });
     });
     assert!(

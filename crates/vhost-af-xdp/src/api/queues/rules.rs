@@ -33,6 +33,8 @@ pub(crate) struct Leased {
     pub(crate) impaired: bool,
     /// The steward was started again, and the holder has not come back to it.
     pub(crate) orphaned: bool,
+    /// It is for io_uring zero-copy receive, not for AF_XDP.
+    pub(crate) zcrx: bool,
 }
 
 /// What sends frames to a queue, or lets them through to its socket.
@@ -174,6 +176,7 @@ impl From<&Listed> for Leased {
             steered: lease.steered.name(),
             impaired: lease.impaired,
             orphaned: lease.orphaned,
+            zcrx: lease.zcrx,
         }
     }
 }
@@ -201,6 +204,7 @@ mod tests {
             steered: Steered::ByRules,
             impaired: false,
             orphaned: false,
+            zcrx: false,
         };
         let rule = Rule {
             by: "n-tuple",

@@ -151,8 +151,9 @@ fn leases(queues: &[Queue]) -> Vec<String> {
             (false, true) => ", impaired",
             (false, false) => "",
         };
+        let what = if lease.zcrx { " for zero-copy receive" } else { "" };
         let line = format!(
-            "lease of {} queue(s) from {} of {}: process {} of user {}, steered by {}{state}: {}\n",
+            "lease of {} queue(s) from {} of {}{what}: process {} of user {}, steered by {}{state}: {}\n",
             lease.queues,
             lease.start_queue,
             queue.interface,
@@ -221,6 +222,7 @@ mod tests {
                     steered: "n-tuple rules",
                     impaired: true,
                     orphaned: false,
+                    zcrx: false,
                 }),
                 rules: vec![
                     Rule {

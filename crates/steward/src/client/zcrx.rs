@@ -1,0 +1,128 @@
+//! A queue for io_uring zero-copy receive, seen by its holder.
+//!
+//! ```text
+//!   QueueLease::take      the steward judges, and sets up the NIC as far as the policy lets it
+//!   a ring, disabled      io_uring_setup: R_DISABLED, SINGLE_ISSUER, DEFER_TASKRUN, CQE32; CQEs enough
+//!   QueueLease::register  the steward takes the ring from this process, registers the queue, and brings the flows
+//!   the ring, enabled     IORING_REGISTER_ENABLE_RINGS, by the thread that is to use it; then it is mapped and read
+//! ```
+//!
+//! The connection is the lease: dropping a [`QueueLease`] ends it, and no frame comes to the queue any more. The queue
+//! itself stays with the rings until all of them are closed: close them with the lease, else nobody else gets it.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use super::connection::Incoming;
+use super::{Connection, LeaseError, Waiting};
+use crate::protocol::{Answer, Part, Request, ZcrxRegistered, ZcrxRings, ZcrxWanted};
+
+/// So many bytes of memory are registered in a second at least, also where each page has to be made.
+const PINNED_A_SECOND: u64 = 256 << 20;
+
+/// Memory that payload is received into: a part of a file of tmpfs or hugetlbfs (memfd_create(2)), all of whose pages
+/// have been made.
+#[derive(Debug, Clone, Copy)]
+pub struct Area<'a> {
+    /// Its file.
+    pub file: BorrowedFd<'a>,
+    /// Which part.
+    pub part: Part,
+}
+
+/// How buffers are given back, and how large they are.
+#[derive(Debug, Clone, Copy)]
+pub struct Refill {
+    /// Entries of the refill ring: a power of two.
+    pub entries: u32,
+    /// Bytes of a buffer: a power of two, or 0 for a page.
+    pub buffer_bytes: u32,
+}
+
+/// A lease of a queue for zero-copy receive.
+#[derive(Debug)]
+pub struct QueueLease {
+    connection: Connection,
+    waiting: Waiting,
+}
+
+impl QueueLease {
+    /// Asks the steward at `path` for a queue; this and all that follows waits for so long.
+    ///
+    /// # Errors
+    /// [`LeaseError`].
+    pub fn take(path: &Path, wanted: &ZcrxWanted, waiting: Waiting) -> Result<Self, LeaseError> {
+        let connection = Connection::to(path, waiting.answer)?;
+        let mut lease = Self { connection, waiting };
+        match lease.ask(&Request::Zcrx(wanted.clone()), &[], Duration::ZERO)? {
+            Answer::Done => Ok(lease),
+            other => Err(refused(other)),
+        }
+    }
+
+    /// Has the queue registered with rings of this process, which are disabled yet and all receive into `area`. The
+    /// first of them has the refill ring's mapping. Once for a lease.
+    ///
+    /// # Errors
+    /// [`LeaseError`].
+    pub fn register(
+        &mut self,
+        rings: &[BorrowedFd<'_>],
+        area: Area<'_>,
+        refill: Refill,
+    ) -> Result<ZcrxRegistered, LeaseError> {
+        let request = Request::ZcrxRegister(ZcrxRings {
+            rings: rings.iter().map(AsRawFd::as_raw_fd).collect(),
+            area: area.part,
+            entries: refill.entries,
+            buffer_bytes: refill.buffer_bytes,
+        });
+        // The kernel pins page by page.
+        let longer = Duration::from_secs(area.part.len / PINNED_A_SECOND);
+        match self.ask(&request, &[area.file], longer)? {
+            Answer::ZcrxRegistered(registered) => Ok(registered),
+            other => Err(refused(other)),
+        }
+    }
+
+    /// Looks whether the lease goes on, without waiting.
+    ///
+    /// # Errors
+    /// [`LeaseError`]: it is over, because the steward ended it, and said why, or because the steward went.
+    pub fn check(&mut self) -> Result<(), LeaseError> {
+        loop {
+            match self.connection.receive()? {
+                Incoming::Nothing => return Ok(()),
+                Incoming::End => return Err(LeaseError::Gone),
+                // Left over from a request that timed out.
+                Incoming::Message(message) if message.serial != 0 => {}
+                Incoming::Message(message) => self.connection.note(message.answer)?,
+            }
+        }
+    }
+
+    /// Readable when there is something to [check](Self::check).
+    #[must_use]
+    pub fn readable(&self) -> Option<BorrowedFd<'_>> {
+        self.connection.socket.as_ref().map(AsFd::as_fd)
+    }
+
+    fn ask(
+        &mut self,
+        request: &Request,
+        files: &[BorrowedFd<'_>],
+        longer: Duration,
+    ) -> Result<Answer, LeaseError> {
+        let deadline = Instant::now() + self.waiting.answer + longer;
+        let answered = self.connection.ask(request, files, &self.waiting, deadline)?;
+        Ok(answered.ok_or(LeaseError::Gone)?.answer)
+    }
+}
+
+fn refused(answer: Answer) -> LeaseError {
+    match answer {
+        Answer::Refused(refusal) => LeaseError::Refused(refusal),
+        _ => LeaseError::Mismatch,
+    }
+}

@@ -1,0 +1,386 @@
+//! A queue apart: for the TCP flows of one lease, and for nothing else.
+//!
+//! # Theory of operation
+//!
+//! With io_uring zero-copy receive the NIC writes the payload of all frames of a queue into its holder's memory,
+//! whoever they are for. So the queue must get the flows of its lease only. The main RSS table must not name it, nor a
+//! further RSS context, nor a rule of somebody else's. Where the main table does, its entries are moved to the other
+//! queues, and moved back when nobody has memory bound to the queue any more, and not before. Rules for flows come when
+//! the queue is registered, and are the first to go.
+//!
+//! As with other leases all is noted before it is done, in a form that lets it be found again. An entry of the table
+//! that somebody has changed meanwhile, or a rule, stays as that one wanted it.
+
+use std::io;
+use std::net::SocketAddr;
+
+use super::{FlowRule, Nic, Table, places_for};
+
+/// What a NIC is told for one queue, noted before it is told.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "server", derive(serde::Serialize, serde::Deserialize))]
+pub(crate) struct ApartPlan {
+    pub(crate) queue: u32,
+    /// Entries of the main RSS table that named the queue.
+    pub(crate) moved: Vec<Moved>,
+    /// Flows that rules are made for.
+    pub(crate) flows: Vec<SocketAddr>,
+}
+
+/// An entry of the main RSS table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "server", derive(serde::Serialize, serde::Deserialize))]
+pub(crate) struct Moved {
+    entry: u32,
+    /// The queue that it names now.
+    to: u32,
+}
+
+/// Why a queue cannot be had apart; `interface` is not known here, so remedies say NAME.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NotApart {
+    #[error("the NIC takes no n-tuple rules (`ethtool -K NAME ntuple on`, where the driver has them): {0}")]
+    NoRules(#[source] io::Error),
+    #[error("the NIC does not tell its RSS table, so that frames of others might come to the queue: {0}")]
+    NoTable(#[source] io::Error),
+    #[error(
+        "the main RSS table names queue {0}, so that frames of others would come to it: leave it out with `ethtool -X \
+         NAME equal {0}` if it is the last, or let the steward do so by `zcrx-setup = true` in the rule"
+    )]
+    InTable(u32),
+    #[error(
+        "the main RSS table names queue {0} only: let it name others, with `ethtool -L` and `ethtool -X`"
+    )]
+    OnlyOne(u32),
+    #[error(
+        "RSS context {context} names queue {queue}, so that frames of others would come to it: leave it out with \
+         `ethtool -X NAME context {context} ...`, or lease another queue"
+    )]
+    InContext { context: u32, queue: u32 },
+    #[error(
+        "n-tuple rule {location} ({what}) leads to queue {queue}: remove it with `ethtool -N NAME delete {location}`, \
+         or lease another queue"
+    )]
+    Led { location: u32, what: String, queue: u32 },
+    #[error(
+        "n-tuple rule {location} is for {rule} already, and stays: remove it with `ethtool -N NAME delete {location}`"
+    )]
+    Taken { location: u32, rule: FlowRule },
+    #[error("no room for {0} more n-tuple rule(s)")]
+    Full(usize),
+    #[error("the NIC refuses {what}: {source}")]
+    Refused {
+        what: String,
+        #[source]
+        source: io::Error,
+    },
+    #[error("{0} reads back differently")]
+    Other(String),
+    #[error("it cannot be noted: {0}")]
+    Note(#[source] io::Error),
+}
+
+type Noting<'a> = &'a mut dyn FnMut(&ApartPlan) -> io::Result<()>;
+
+/// Looks whether a queue can be had apart.
+/// Errors: why not; [`NotApart::InTable`], if only the main table is in the way, which [`move_table`] changes.
+pub(crate) fn check(nic: &impl Nic, queue: u32, flows: &[SocketAddr]) -> Result<(), NotApart> {
+    let table = nic.table().map_err(NotApart::NoRules)?;
+    check_rules(&table, queue, flows)?;
+    let main = nic.indirection(0).map_err(NotApart::NoTable)?;
+    for context in nic.contexts().map_err(NotApart::NoTable)? {
+        let named = nic.spread(context).map_err(NotApart::NoTable)?;
+        if named.contains(&queue) {
+            return Err(NotApart::InContext { context, queue });
+        }
+    }
+    match (main.contains(&queue), main.iter().any(|&other| other != queue)) {
+        (_, false) => Err(NotApart::OnlyOne(queue)),
+        (true, true) => Err(NotApart::InTable(queue)),
+        (false, true) => Ok(()),
+    }
+}
+
+fn check_rules(table: &Table, queue: u32, flows: &[SocketAddr]) -> Result<(), NotApart> {
+    for known in &table.rules {
+        let location = known.location;
+        if let Some(rule) = known.flow.filter(|rule| flows.contains(&rule.flow)) {
+            return Err(NotApart::Taken { location, rule });
+        }
+        if known.target == Some(super::Target::Queue(queue)) {
+            let what = known.text.clone();
+            return Err(NotApart::Led {
+                location,
+                what,
+                queue,
+            });
+        }
+    }
+    match table.special || places_for(table, flows.len()).len() == flows.len() {
+        true => Ok(()),
+        false => Err(NotApart::Full(flows.len())),
+    }
+}
+
+/// Moves the main table's entries once more, if somebody has made it name the queue again; whether that was so.
+///
+/// # Errors
+/// As [`move_table`].
+pub(crate) fn keep(nic: &mut impl Nic, plan: &mut ApartPlan, note: Noting<'_>) -> Result<bool, NotApart> {
+    let table = nic.indirection(0).map_err(NotApart::NoTable)?;
+    match table.contains(&plan.queue) {
+        true => move_table(nic, plan, note).map(|()| true),
+        false => Ok(false),
+    }
+}
+
+/// Moves the main table's entries to the other queues that it names.
+pub(crate) fn move_table(nic: &mut impl Nic, plan: &mut ApartPlan, note: Noting<'_>) -> Result<(), NotApart> {
+    let queue = plan.queue;
+    let mut table = nic.indirection(0).map_err(NotApart::NoTable)?;
+    let mut others: Vec<u32> = table.iter().copied().filter(|&other| other != queue).collect();
+    others.sort_unstable();
+    others.dedup();
+    if others.is_empty() {
+        return Err(NotApart::OnlyOne(queue));
+    }
+    let entries = (0..).zip(&table).filter(|&(_, &named)| named == queue);
+    let moved = entries
+        .zip(others.iter().cycle())
+        .map(|((entry, _), &to)| Moved { entry, to });
+    let moved: Vec<Moved> = moved.collect();
+    // What was moved before, and has not been changed since, is to be given back, too.
+    plan.moved
+        .retain(|before| moved.iter().all(|again| again.entry != before.entry));
+    plan.moved.extend(&moved);
+    note(plan).map_err(NotApart::Note)?;
+    for &Moved { entry, to } in &moved {
+        if let Some(named) = table.get_mut(entry as usize) {
+            *named = to;
+        }
+    }
+    let what = || "another RSS table".to_owned();
+    nic.set_indirection(&table)
+        .map_err(|source| NotApart::Refused { what: what(), source })?;
+    match nic.indirection(0).is_ok_and(|read| read == table) {
+        true => Ok(()),
+        false => Err(NotApart::Other(what())),
+    }
+}
+
+/// Brings the flows to the queue.
+pub(crate) fn bring(
+    nic: &mut impl Nic,
+    plan: &mut ApartPlan,
+    flows: &[SocketAddr],
+    note: Noting<'_>,
+) -> Result<(), NotApart> {
+    let queue = plan.queue;
+    let table = nic.table().map_err(NotApart::NoRules)?;
+    check_rules(&table, queue, flows)?;
+    plan.flows = flows.to_vec();
+    note(plan).map_err(NotApart::Note)?;
+    let mut places = places_for(&table, flows.len()).into_iter();
+    for &flow in flows {
+        let rule = FlowRule { flow, queue };
+        let refused = |source| NotApart::Refused {
+            what: format!("an n-tuple rule for {rule}"),
+            source,
+        };
+        let place = if table.special { None } else { places.next() };
+        let location = nic.insert_flow(&rule, place).map_err(refused)?;
+        let read = nic.table().map_err(refused)?;
+        let there = read.rules.iter().find(|known| known.location == location);
+        // What could not be found again must not stay.
+        if there.is_none_or(|known| known.flow != Some(rule)) {
+            nic.delete(location).map_err(refused)?;
+            return Err(NotApart::Other(format!("an n-tuple rule for {rule}")));
+        }
+    }
+    Ok(())
+}
+
+/// Removes the rules for the flows, and looks whether they are gone.
+/// Errors: the driver's.
+pub(crate) fn stop(nic: &mut impl Nic, plan: &ApartPlan) -> io::Result<()> {
+    let is_ours = |known: &super::Known| {
+        let rule = known.flow.filter(|rule| rule.queue == plan.queue);
+        rule.is_some_and(|rule| plan.flows.contains(&rule.flow))
+    };
+    if plan.flows.is_empty() {
+        return Ok(());
+    }
+    for known in nic.table()?.rules.iter().filter(|known| is_ours(known)) {
+        nic.delete(known.location)?;
+    }
+    match nic.table()?.rules.iter().any(is_ours) {
+        true => Err(io::Error::other(
+            "the driver says that a rule is removed, and it is there",
+        )),
+        false => Ok(()),
+    }
+}
+
+/// Gives the main table's entries back, those that are as they were left.
+/// Errors: the driver's.
+pub(crate) fn give_back(nic: &mut impl Nic, plan: &ApartPlan) -> io::Result<()> {
+    if plan.moved.is_empty() {
+        return Ok(());
+    }
+    let mut table = nic.indirection(0)?;
+    let before = table.clone();
+    for moved in &plan.moved {
+        if let Some(named) = table.get_mut(moved.entry as usize)
+            && *named == moved.to
+        {
+            *named = plan.queue;
+        }
+    }
+    match table == before {
+        true => Ok(()),
+        false => nic.set_indirection(&table),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::Played;
+    use super::*;
+
+    fn flows() -> Vec<SocketAddr> {
+        ["192.0.2.1:443", "[2001:db8::1]:443"]
+            .map(|flow| flow.parse().expect("an address and a port"))
+            .to_vec()
+    }
+
+    fn plan() -> ApartPlan {
+        ApartPlan {
+            queue: 3,
+            ..ApartPlan::default()
+        }
+    }
+
+    fn nic() -> Played {
+        Played::new().with_main_table(&[0, 1, 2, 3, 0, 1, 2, 3])
+    }
+
+    #[test]
+    fn queue_is_taken_out_of_the_table_gets_its_flows_and_all_is_as_before() {
+        let mut nic = nic();
+        let (mut plan, mut notes) = (plan(), Vec::new());
+        assert!(matches!(check(&nic, 3, &flows()), Err(NotApart::InTable(3))));
+        let mut note = |plan: &ApartPlan| {
+            notes.push(plan.clone());
+            Ok(())
+        };
+        move_table(&mut nic, &mut plan, &mut note).expect("it refuses nothing");
+        assert_eq!(nic.main_table(), [0, 1, 2, 0, 0, 1, 2, 1]);
+        check(&nic, 3, &flows()).expect("it is apart");
+        bring(&mut nic, &mut plan, &flows(), &mut note).expect("it refuses nothing");
+        assert_eq!(nic.flows.len(), 2);
+        assert!(nic.flows.values().all(|rule| rule.queue == 3));
+        // Each was noted before it was done.
+        assert_eq!((notes[0].moved.len(), notes[0].flows.len()), (2, 0));
+        assert_eq!(notes[1], plan);
+        stop(&mut nic, &plan).expect("it refuses nothing");
+        assert!(nic.flows.is_empty());
+        assert_eq!(
+            nic.main_table(),
+            [0, 1, 2, 0, 0, 1, 2, 1],
+            "while memory is bound"
+        );
+        for _ in 0..2 {
+            give_back(&mut nic, &plan).expect("it refuses nothing");
+            assert_eq!(nic.main_table(), [0, 1, 2, 3, 0, 1, 2, 3]);
+        }
+    }
+
+    #[test]
+    fn what_somebody_has_changed_meanwhile_stays() {
+        let mut nic = nic();
+        let mut plan = plan();
+        move_table(&mut nic, &mut plan, &mut |_| Ok(())).expect("it refuses nothing");
+        nic.set_indirection(&[0, 1, 2, 2, 0, 1, 2, 1]).expect("ours");
+        give_back(&mut nic, &plan).expect("it refuses nothing");
+        assert_eq!(nic.main_table(), [0, 1, 2, 2, 0, 1, 2, 3]);
+        let shorter = ApartPlan {
+            moved: vec![Moved { entry: 99, to: 0 }],
+            ..plan
+        };
+        give_back(&mut nic, &shorter).expect("an entry that is not there");
+        assert_eq!(nic.main_table(), [0, 1, 2, 2, 0, 1, 2, 3]);
+    }
+
+    #[test]
+    fn table_that_names_the_queue_again_is_changed_again_and_given_back_once() {
+        let mut nic = nic();
+        let mut plan = plan();
+        move_table(&mut nic, &mut plan, &mut |_| Ok(())).expect("it refuses nothing");
+        assert!(!keep(&mut nic, &mut plan, &mut |_| Ok(())).expect("it refuses nothing"));
+        // `ethtool -X eth1 default`
+        nic.set_indirection(&[0, 1, 2, 3, 0, 1, 2, 3]).expect("ours");
+        assert!(keep(&mut nic, &mut plan, &mut |_| Ok(())).expect("it refuses nothing"));
+        assert!(!nic.main_table().contains(&3) && plan.moved.len() == 2);
+        give_back(&mut nic, &plan).expect("it refuses nothing");
+        assert_eq!(nic.main_table(), [0, 1, 2, 3, 0, 1, 2, 3]);
+    }
+
+    #[test]
+    fn queue_that_frames_of_others_come_to_is_refused() {
+        let apart = || Played::new().with_main_table(&[0, 1]);
+        check(&apart(), 3, &flows()).expect("it is apart");
+        let only = Played::new().with_main_table(&[3, 3]);
+        assert!(matches!(check(&only, 3, &flows()), Err(NotApart::OnlyOne(3))));
+        let mut context = apart();
+        context.contexts.insert(2, vec![2, 3]);
+        assert!(matches!(
+            check(&context, 3, &flows()),
+            Err(NotApart::InContext { context: 2, queue: 3 })
+        ));
+        let rule = |flow: &str, queue| FlowRule {
+            flow: flow.parse().expect("an address and a port"),
+            queue,
+        };
+        let mut led = apart();
+        led.flows.insert(5, rule("192.0.2.9:80", 3));
+        assert!(matches!(
+            check(&led, 3, &flows()),
+            Err(NotApart::Led { location: 5, .. })
+        ));
+        let mut taken = apart();
+        taken.flows.insert(6, rule("192.0.2.1:443", 0));
+        assert!(matches!(
+            check(&taken, 3, &flows()),
+            Err(NotApart::Taken { location: 6, .. })
+        ));
+        let full = Played::of_size(1, false).with_main_table(&[0, 1]);
+        assert!(matches!(check(&full, 3, &flows()), Err(NotApart::Full(2))));
+        let without = Played::of_size(0, false).with_main_table(&[0, 1]);
+        assert!(matches!(check(&without, 3, &flows()), Err(NotApart::NoRules(_))));
+        assert!(matches!(
+            check(&Played::new(), 3, &flows()),
+            Err(NotApart::NoTable(_))
+        ));
+    }
+
+    #[test]
+    fn whatever_a_nic_refuses_what_was_noted_undoes_it() {
+        for fails_at in 1..=4 {
+            let mut nic = nic();
+            let (mut plan, mut noted) = (plan(), plan());
+            nic.fails_at = Some(fails_at);
+            let mut note = |plan: &ApartPlan| {
+                noted.clone_from(plan);
+                Ok(())
+            };
+            let made = move_table(&mut nic, &mut plan, &mut note)
+                .and_then(|()| bring(&mut nic, &mut plan, &flows(), &mut note));
+            assert_eq!(made.is_err(), fails_at < 4, "{fails_at}");
+            nic.fails_at = None;
+            stop(&mut nic, &noted).expect("it refuses nothing");
+            give_back(&mut nic, &noted).expect("it refuses nothing");
+            assert!(nic.flows.is_empty());
+            assert_eq!(nic.main_table(), [0, 1, 2, 3, 0, 1, 2, 3]);
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! One n-tuple rule for TCP: frames to a local address and port, to a queue.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+
+use zerocopy::{FromZeros, IntoBytes};
+
+use super::abi::{Flow, FlowSpec};
+
+/// `TCP_V4_FLOW` and `TCP_V6_FLOW`, include/uapi/linux/ethtool.h.
+const TCP_OVER_FOUR: u32 = 1;
+const TCP_OVER_SIX: u32 = 5;
+
+/// Where the destination's address and port are in `struct ethtool_tcpip4_spec` and `ethtool_tcpip6_spec`, bytes.
+const ADDRESS_AT: [usize; 2] = [4, 16];
+const PORT_AT: [usize; 2] = [10, 34];
+
+/// A rule of ours: the TCP connections that end at an address and a port of this host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[cfg_attr(feature = "server", derive(serde::Serialize, serde::Deserialize))]
+pub struct FlowRule {
+    /// Where they end.
+    pub flow: SocketAddr,
+    /// The queue that their frames go to.
+    pub queue: u32,
+}
+
+impl FlowRule {
+    /// As a driver is told, apart from the location.
+    pub(super) fn spec(&self) -> FlowSpec {
+        let mut spec = FlowSpec::new_zeroed();
+        spec.flow_type = match self.flow {
+            SocketAddr::V4(_) => TCP_OVER_FOUR,
+            SocketAddr::V6(_) => TCP_OVER_SIX,
+        };
+        match self.flow.ip() {
+            IpAddr::V4(address) => put(&mut spec, 0, &address.octets(), self.flow.port()),
+            IpAddr::V6(address) => put(&mut spec, 1, &address.octets(), self.flow.port()),
+        }
+        spec.ring_cookie = self.queue.into();
+        spec
+    }
+
+    /// What a rule in a NIC says, if it is of the form of ours.
+    pub(super) fn of(spec: &FlowSpec) -> Option<Self> {
+        let queue = u32::try_from(spec.ring_cookie).ok()?;
+        let flow = match spec.flow_type {
+            TCP_OVER_FOUR => SocketAddr::from((read::<4>(&spec.h_u, 0)?, port(&spec.h_u, 0)?)),
+            TCP_OVER_SIX => SocketAddr::from((read::<16>(&spec.h_u, 1)?, port(&spec.h_u, 1)?)),
+            _ => return None,
+        };
+        let rule = Self { flow, queue };
+        let ours = rule.spec();
+        // Some drivers fill in what no mask asks for.
+        (ours.m_u == spec.m_u).then_some(rule)
+    }
+}
+
+/// Puts address and port into a rule, and their masks.
+fn put(spec: &mut FlowSpec, family: usize, address: &[u8], port: u16) {
+    let (at, port_at) = (ADDRESS_AT[family], PORT_AT[family]);
+    let (values, masks) = (spec.h_u.as_mut_bytes(), spec.m_u.as_mut_bytes());
+    values[at..at + address.len()].copy_from_slice(address);
+    values[port_at..port_at + 2].copy_from_slice(&port.to_be_bytes());
+    masks[at..at + address.len()].fill(0xff);
+    masks[port_at..port_at + 2].fill(0xff);
+}
+
+fn read<const N: usize>(flow: &Flow, family: usize) -> Option<[u8; N]> {
+    let at = *ADDRESS_AT.get(family)?;
+    flow.as_bytes().get(at..at + N)?.try_into().ok()
+}
+
+fn port(flow: &Flow, family: usize) -> Option<u16> {
+    let at = *PORT_AT.get(family)?;
+    let bytes = flow.as_bytes().get(at..at + 2)?.try_into().ok()?;
+    Some(u16::from_be_bytes(bytes))
+}
+
+impl fmt::Display for FlowRule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "TCP to {}", self.flow)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::abi;
+    use super::*;
+
+    #[test]
+    fn rule_for_a_flow_is_told_in_the_bytes_that_ethtool_h_says_and_read_back() {
+        for (text, at, len) in [("192.0.2.1:443", 4, 4), ("[2001:db8::1]:8080", 16, 16)] {
+            let flow: SocketAddr = text.parse().expect("an address and a port");
+            let rule = FlowRule { flow, queue: 3 };
+            let spec = rule.spec();
+            let (values, masks) = (spec.h_u.as_bytes(), spec.m_u.as_bytes());
+            let port_at = at + len + 2;
+            assert_eq!(values[port_at..port_at + 2], flow.port().to_be_bytes());
+            assert_eq!(masks.iter().filter(|&&byte| byte == 0xff).count(), len + 2);
+            assert!(masks[at..at + len].iter().all(|&byte| byte == 0xff));
+            assert_eq!(masks[port_at..port_at + 2], [0xff; 2]);
+            assert_eq!(spec.ring_cookie, 3);
+            assert_eq!(FlowRule::of(&spec), Some(rule));
+            let mut wider = spec.clone();
+            wider.m_u = FlowSpec::new_zeroed().m_u;
+            assert_eq!(FlowRule::of(&wider), None);
+            let mut elsewhere = spec;
+            elsewhere.ring_cookie = abi::COOKIE_DROP;
+            assert_eq!(FlowRule::of(&elsewhere), None);
+        }
+    }
+}

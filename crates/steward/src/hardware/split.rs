@@ -1,0 +1,68 @@
+//! Header and data apart: `tcp-data-split` of a NIC's rings, which puts payload where its reader wants it.
+//!
+//! By the netlink family of ethtool (Documentation/networking/ethtool-netlink.rst), as the ioctl has no word for it.
+
+use std::io;
+
+use netlink_bindings::ethtool;
+use netlink_socket2::NetlinkSocket;
+
+/// `ETHTOOL_TCP_DATA_SPLIT_ENABLED`, include/uapi/linux/ethtool.h.
+const ENABLED: u8 = 2;
+
+/// How a NIC splits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Split {
+    /// Its driver has no such setting.
+    Never,
+    Off,
+    /// Of frames that are longer than so many bytes only.
+    Above(u32),
+    /// Of all frames.
+    On,
+}
+
+/// How the NIC of an interface splits.
+///
+/// # Errors
+/// The kernel's.
+pub(crate) fn of(ifindex: u32) -> io::Result<Split> {
+    let mut socket = NetlinkSocket::new();
+    let mut request = ethtool::Request::new().op_rings_get_do();
+    request
+        .encode()
+        .nested_header()
+        .push_dev_index(ifindex)
+        .end_nested();
+    let mut replies = socket.request(&request)?;
+    let rings = match replies.recv_one().map_err(io::Error::from) {
+        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => return Ok(Split::Never),
+        answered => answered?,
+    };
+    Ok(match (rings.get_tcp_data_split(), rings.get_hds_thresh()) {
+        (Err(_), _) => Split::Never,
+        (Ok(ENABLED), Ok(bytes)) if bytes > 0 => Split::Above(bytes),
+        (Ok(ENABLED), _) => Split::On,
+        (Ok(_), _) => Split::Off,
+    })
+}
+
+/// Has the NIC of an interface split all frames. It may start its rings anew.
+///
+/// # Errors
+/// The driver's.
+pub(crate) fn turn_on(ifindex: u32, now: Split) -> io::Result<()> {
+    let mut socket = NetlinkSocket::new();
+    let mut request = ethtool::Request::new().op_rings_set_do();
+    let rings = request.encode();
+    let rings = rings.nested_header().push_dev_index(ifindex).end_nested();
+    let rings = rings.push_tcp_data_split(ENABLED);
+    // Not every driver has a threshold.
+    match now {
+        Split::Above(_) => drop(rings.push_hds_thresh(0)),
+        _ => drop(rings),
+    }
+    let mut replies = socket.request(&request)?;
+    replies.recv_one().map_err(io::Error::from)?;
+    Ok(())
+}

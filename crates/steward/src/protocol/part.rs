@@ -1,0 +1,33 @@
+//! Pieces of memory that a holder passes.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use super::{Malformed, SMALLEST_PAGE, UMEM_MAX};
+
+/// A piece of the memory that frames lie in: of a file that several processes can map, which has no owner that could
+/// hold a reader up (memfd_create(2), tmpfs, hugetlbfs).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Part {
+    /// Where it begins in its file, bytes: on a page of the file.
+    pub file_offset: u64,
+    /// How long it is, bytes: whole pages of the file.
+    pub len: u64,
+}
+
+/// Nothing that is calculated with them later can wrap.
+pub(super) fn check_parts(parts: &[Part]) -> Result<(), Malformed> {
+    let mut left = UMEM_MAX;
+    for part in parts {
+        let wrong = |field, value| Err(Malformed::Value { field, value });
+        if part.len == 0 || part.len % SMALLEST_PAGE != 0 || part.len > left {
+            return wrong("length of a part of memory", part.len);
+        }
+        let most = i64::MAX.cast_unsigned() - part.len;
+        if part.file_offset % SMALLEST_PAGE != 0 || part.file_offset > most {
+            return wrong("where a part of memory begins in its file", part.file_offset);
+        }
+        left -= part.len;
+    }
+    Ok(())
+}

@@ -1,0 +1,444 @@
+//! Leases of a queue for io_uring zero-copy receive.
+//!
+//! # Theory of operation
+//!
+//! Such a queue has no XDP program and no AF_XDP socket: the kernel has one or the other on an interface. What its
+//! holder gets is what the kernel made of the holder's own ring ([`crate::sys::zcrx`]); nothing of it is the steward's.
+//!
+//! ```text
+//!   lease      judged by the policy; nobody has the queue; header and data apart; the main RSS table without the queue
+//!   registered the queue has the holder's memory and starts anew; then n-tuple rules bring it the lease's flows
+//!   ended      the rules go at once; when the kernel says that no memory is bound to the queue, the table is as it was
+//! ```
+//!
+//! The kernel has no way to take a queue from a ring. So a holder that ends its connection and lives on keeps it,
+//! without a frame; until its ring is gone the queue is nobody's, and the main table does not name it, as the payload
+//! of others would go to that memory ([`crate::hardware::apart`]).
+//!
+//! What the NIC is told is noted in a file before it is told, one for each queue. A steward that goes on after another
+//! takes back all of it: holders are told by the end of their connection, and receive as others do.
+
+mod notes;
+mod refusals;
+
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+use std::time::Instant;
+
+use steer::{Filter, with_sources};
+
+pub(super) use self::notes::ZcrxQueues;
+use self::notes::noted;
+use self::refusals::{check_split, failed};
+
+use super::errand::{Errand, Outcome, Pending, Pends, Task};
+use super::file::may_crash;
+use super::held_queue::{HeldQueue, QueueKey};
+use super::sockets::{self, OF_A_QUEUE};
+use super::{Answered, Server};
+use crate::hardware::apart::{self, ApartPlan, NotApart};
+use crate::hardware::{Ethtool, bound};
+use crate::links::Link;
+use crate::listing::Listed;
+use crate::peer;
+use crate::policy::ZcrxRule;
+use crate::protocol::{Answer, Reason, Refusal, Steered, ZcrxRegistered, ZcrxRings, ZcrxWanted};
+use crate::sys::zcrx::{Made, QueueOrder};
+
+impl Server {
+    /// What a connection without a lease asks for.
+    pub(super) fn lease_queue(&mut self, number: u64, wanted: &ZcrxWanted) -> Answered {
+        self.newcomer(number)?;
+        let peer = self
+            .connections
+            .get(&number)
+            .ok_or_else(super::no_lease)?
+            .peer
+            .clone();
+        let rule = self.policy.find_zcrx(&peer, wanted, |rule| self.leased(rule))?;
+        let link = Link::by_name(&wanted.interface)
+            .map_err(|error| Refusal::new(Reason::NoInterface, with_sources(&error)))?;
+        let is_loopback = Link::is_loopback(link.index).unwrap_or(false);
+        let key = (!is_loopback).then_some((link.index, wanted.queue));
+        if let Some(key) = key {
+            self.check_queue(&link, key)?;
+            self.zcrx.may_set_up(&link, peer.uid, Instant::now())?;
+            self.set_apart(&link, key, wanted, self.policy.zcrx(rule))?;
+        }
+        may_crash("zcrx-leased");
+        if let Some(connection) = self.connections.get_mut(&number) {
+            connection.rule = Some(rule);
+            connection.hold_queue(HeldQueue {
+                wanted: wanted.clone(),
+                key,
+                rule,
+                bytes: None,
+                steered: false,
+            });
+        }
+        if self.leases.may_say(peer.uid) {
+            let ZcrxWanted { interface, queue, .. } = wanted;
+            tracing::info!(
+                pid = peer.pid,
+                uid = peer.uid,
+                interface,
+                queue,
+                rule = rule + 1,
+                "leased (zcrx)"
+            );
+        }
+        Ok(Answer::Done.into())
+    }
+
+    /// Whether nobody has a queue.
+    fn check_queue(&self, link: &Link, key: QueueKey) -> Result<(), Refusal> {
+        let (name, queue) = (&link.name, key.1);
+        if queue >= link.rx_queues {
+            let text = format!(
+                "interface {name} has {} receive queue(s), no queue {queue}: choose a lower one, or `ethtool -L`",
+                link.rx_queues
+            );
+            return Err(Refusal::new(Reason::NoInterface, text));
+        }
+        let taken = |by: String| {
+            let text =
+                format!("queue {queue} of {name} is taken by {by}: choose another queue, or end its holder");
+            Err(Refusal::new(Reason::Taken, text))
+        };
+        if self.held_queues().any(|(_, _, held)| held.key == Some(key)) {
+            return taken("another lease (zcrx)".to_owned());
+        }
+        if self.zcrx.leaving().any(|leaving| leaving == key) {
+            return taken("a lease that is being taken back, until its holder's ring is closed".to_owned());
+        }
+        let with_program = self
+            .interfaces
+            .values()
+            .find(|interface| interface.link.index == link.index);
+        if with_program.is_some_and(|interface| !interface.is_idle()) {
+            let text = format!(
+                "queues of {name} are leased for AF_XDP, and the kernel has either XDP or zero-copy receive on an \
+                 interface: end these leases, or lease from another interface"
+            );
+            return Err(Refusal::new(Reason::Program, text));
+        }
+        if with_program.is_some() || steer::program_on(link.index).is_some() {
+            let text = format!(
+                "an XDP program is on {name}, and the kernel has either XDP or zero-copy receive on an interface: take \
+                 it off (`ip link set dev {name} xdp off`; the steward's own goes a while after its last lease)"
+            );
+            return Err(Refusal::new(Reason::Program, text));
+        }
+        match bound::to(link.index, queue) {
+            Ok(None) => Ok(()),
+            Ok(Some(what)) => taken(format!("{} of a process without a lease", what.words())),
+            Err(error) => {
+                let text = format!(
+                    "the kernel does not tell who has queue {queue} of {name} (Linux 6.8 does): {error}"
+                );
+                Err(Refusal::new(Reason::Kernel, text))
+            }
+        }
+    }
+
+    /// Whether an interface may have an XDP program, as far as such leases are concerned.
+    pub(super) fn check_no_queue_of(&self, link: &Link) -> Result<(), Refusal> {
+        let is_of = |key: QueueKey| key.0 == link.index;
+        let held = self.held_queues().filter_map(|(_, _, held)| held.key);
+        match held.chain(self.zcrx.leaving()).find(|&key| is_of(key)) {
+            None => Ok(()),
+            Some((_, queue)) => {
+                let text = format!(
+                    "queue {queue} of {} is leased for zero-copy receive, and the kernel has either XDP or that on an \
+                     interface: end that lease, or lease from another interface",
+                    link.name
+                );
+                Err(Refusal::new(Reason::Taken, text))
+            }
+        }
+    }
+
+    /// Has header and data apart, and frames of others elsewhere.
+    fn set_apart(
+        &mut self,
+        link: &Link,
+        key: QueueKey,
+        wanted: &ZcrxWanted,
+        rule: ZcrxRule,
+    ) -> Result<(), Refusal> {
+        check_split(link, rule)?;
+        let named = |error: &NotApart| {
+            let text = error.to_string().replace("NAME", &link.name);
+            Refusal::new(Reason::Nic, format!("{}: {text}", link.name))
+        };
+        let mut nic = Ethtool::open(&link.name).map_err(|error| named(&NotApart::NoRules(error)))?;
+        let why = match apart::check(&nic, key.1, &wanted.flows) {
+            Ok(()) => {
+                return self
+                    .zcrx
+                    .path(key)
+                    .map(drop)
+                    .map_err(|error| named(&NotApart::Note(error)));
+            }
+            Err(why) => why,
+        };
+        if !matches!(why, NotApart::InTable(_)) || !rule.sets_up {
+            return Err(named(&why));
+        }
+        let mut plan = ApartPlan {
+            queue: key.1,
+            ..ApartPlan::default()
+        };
+        let zcrx = &mut self.zcrx;
+        let moved = apart::move_table(&mut nic, &mut plan, &mut |plan| {
+            zcrx.note(key, &noted(link, key, plan))
+        });
+        moved.map_err(|error| {
+            self.zcrx.end(key, &link.name);
+            named(&error)
+        })
+    }
+
+    /// Begins the registration of a connection's queue. The message has the memory.
+    pub(super) fn register_queue(&mut self, number: u64, rings: &ZcrxRings) -> Result<Pending, Refusal> {
+        let connection = self.connections.get(&number).ok_or_else(super::no_lease)?;
+        let (uid, held) = (
+            connection.peer.uid,
+            connection.queue.as_ref().ok_or_else(super::no_lease)?,
+        );
+        if held.bytes.is_some() {
+            let text = "this lease's queue was registered before: connect once more for another";
+            return Err(Refusal::new(Reason::Lease, text));
+        }
+        self.check_area(uid, held.rule, rings.area.len)?;
+        let process = peer::process_of(connection.as_fd()).map_err(|error| {
+            let text = format!("the kernel does not tell which process asks (Linux 6.5 does): {error}");
+            Refusal::new(Reason::Kernel, text)
+        })?;
+        let key = held.key;
+        let order = QueueOrder {
+            queue: key,
+            entries: rings.entries,
+            buffer_bytes: rings.buffer_bytes,
+            area_len: rings.area.len,
+        };
+        let errand = Errand::begin(&Task::Queue {
+            process: process.as_fd(),
+            connection: connection.as_fd(),
+            rings,
+            order,
+        });
+        let errand = errand.map_err(|error| sockets::no_process(&error))?;
+        if let Some(held) = self
+            .connections
+            .get_mut(&number)
+            .and_then(|own| own.queue.as_mut())
+        {
+            held.bytes = Some(rings.area.len);
+        }
+        Ok(sockets::pending(errand, Pends::Queue { key }))
+    }
+
+    /// Whether a user may have so much more memory in queues under a rule. The kernel counts it, too, for who made the
+    /// ring.
+    fn check_area(&self, uid: u32, rule: usize, bytes: u64) -> Result<(), Refusal> {
+        let theirs = self.held_queues().filter(|&(_, other, _)| other == uid);
+        let (count, has) = theirs.fold((0, 0u64), |(count, has), (_, _, held)| {
+            (count + 1, has.saturating_add(held.bytes.unwrap_or(0)))
+        });
+        let allowed = self.policy.memory(rule).unwrap_or(count * OF_A_QUEUE);
+        if has.saturating_add(bytes) <= allowed {
+            return Ok(());
+        }
+        let text = format!(
+            "the queue is to have {} KiB of memory, user {uid} has {} KiB in others, and rule {} of the policy allows \
+             {} KiB: raise its `memlock`, or ask for less",
+            bytes.div_ceil(1024),
+            has.div_ceil(1024),
+            rule + 1,
+            allowed / 1024
+        );
+        Err(Refusal::new(Reason::Memlock, text))
+    }
+
+    /// A child has registered a connection's queue, or not: then rules bring it its flows.
+    pub(super) fn conclude_queue(&mut self, number: u64, outcome: Outcome, made: Option<Made>) -> Answered {
+        let connection = self.connections.get_mut(&number).ok_or_else(super::no_lease)?;
+        let held = connection.queue.as_mut().ok_or_else(super::no_lease)?;
+        let (name, key) = (held.wanted.interface.clone(), held.key);
+        let made = match (outcome, made) {
+            (Outcome::Done, Some(made)) => made,
+            (Outcome::Failed { step, errno }, _) => {
+                held.bytes = None;
+                return Err(failed(&name, key, step, errno));
+            }
+            _ => {
+                held.bytes = None;
+                let text = "the process that was to do it has ended too early (out of memory?): try again";
+                return Err(Refusal::new(Reason::Kernel, text));
+            }
+        };
+        may_crash("zcrx-registered");
+        let flows = held.wanted.flows.clone();
+        if let Some(key) = key {
+            self.bring_flows(key, &flows)?;
+            may_crash("zcrx-steered");
+        }
+        if let Some(held) = self
+            .connections
+            .get_mut(&number)
+            .and_then(|own| own.queue.as_mut())
+        {
+            held.steered = key.is_some();
+        }
+        let count = made.numbers.len().min(made.count as usize);
+        Ok(Answer::ZcrxRegistered(ZcrxRegistered {
+            numbers: made.numbers[..count].to_vec(),
+            entries: made.entries,
+            buffer_bytes: made.buffer_bytes,
+            offsets: made.offsets,
+            map_offset: made.map_offset,
+            map_bytes: made.map_bytes,
+        })
+        .into())
+    }
+
+    fn bring_flows(&mut self, key: QueueKey, flows: &[SocketAddr]) -> Result<(), Refusal> {
+        let gone = || Refusal::new(Reason::Impaired, "the interface is gone: end the lease");
+        let link = Link::by_index(key.0).ok_or_else(gone)?;
+        let named = |error: NotApart| {
+            let text = error.to_string().replace("NAME", &link.name);
+            Refusal::new(Reason::Nic, format!("{}: {text}", link.name))
+        };
+        let mut nic = Ethtool::open(&link.name).map_err(|error| named(NotApart::NoRules(error)))?;
+        let mut plan = self.zcrx.plan(key).cloned().unwrap_or(ApartPlan {
+            queue: key.1,
+            ..ApartPlan::default()
+        });
+        let zcrx = &mut self.zcrx;
+        apart::bring(&mut nic, &mut plan, flows, &mut |plan| {
+            zcrx.note(key, &noted(&link, key, plan))
+        })
+        .map_err(named)
+    }
+
+    /// Takes back the queue of a connection that is over.
+    pub(super) fn release_queue(&mut self, held: &HeldQueue) {
+        if let Some(key) = held.key {
+            self.zcrx.end(key, &held.wanted.interface);
+            self.go_on_with_queues();
+        }
+    }
+
+    /// Looks whether frames of others come to leased queues again, and goes on with taking queues back.
+    pub(super) fn look_at_queues(&mut self) {
+        let leased = self
+            .held_queues()
+            .filter_map(|(_, _, held)| Some((held.key?, held.rule)));
+        for (key, rule) in leased.collect::<Vec<_>>() {
+            if let Err(why) = self.keep_apart(key, self.policy.zcrx(rule))
+                && self.refusals.may_say(u32::MAX)
+            {
+                tracing::warn!(
+                    ifindex = key.0,
+                    queue = key.1,
+                    "frames of others may come to a leased queue: {why}"
+                );
+            }
+        }
+        self.go_on_with_queues();
+    }
+
+    /// Errors: why not, in one line.
+    fn keep_apart(&mut self, key: QueueKey, rule: ZcrxRule) -> Result<(), String> {
+        let Some(link) = Link::by_index(key.0) else {
+            return Ok(());
+        };
+        let mut nic = Ethtool::open(&link.name).map_err(|error| error.to_string())?;
+        let mut plan = self.zcrx.plan(key).cloned().unwrap_or(ApartPlan {
+            queue: key.1,
+            ..ApartPlan::default()
+        });
+        let zcrx = &mut self.zcrx;
+        let kept = apart::keep(&mut nic, &mut plan, &mut |plan| match rule.sets_up {
+            true => zcrx.note(key, &noted(&link, key, plan)),
+            false => Err(std::io::Error::other("the policy does not say `zcrx-setup`")),
+        });
+        if kept.map_err(|error| error.to_string().replace("NAME", &link.name))? {
+            let interface = &link.name;
+            tracing::warn!(
+                interface,
+                queue = key.1,
+                "the RSS table named a leased queue again, and is changed again"
+            );
+        }
+        Ok(())
+    }
+
+    /// Goes on with taking queues back.
+    pub(super) fn go_on_with_queues(&mut self) {
+        let pending = self.connections.values().filter_map(|own| own.pending.as_ref());
+        let steps = pending.map(|pending| &pending.step);
+        let lost = self.lost_errands.iter().filter_map(|lost| lost.queue);
+        let busy = steps.filter_map(Pends::queue).chain(lost).collect();
+        self.zcrx.go_on(&busy, Instant::now());
+    }
+
+    /// All queues that are leased so: the connection's number, its user, the queue.
+    pub(super) fn held_queues(&self) -> impl Iterator<Item = (u64, u32, &HeldQueue)> {
+        self.connections.iter().filter_map(|(&number, own)| {
+            let held = own.queue.as_ref()?;
+            Some((number, own.peer.uid, held))
+        })
+    }
+
+    /// A queue as it is listed.
+    pub(super) fn listed_queue(&self, number: u64) -> Option<Listed> {
+        let connection = self.connections.get(&number)?;
+        let held = connection.queue.as_ref()?;
+        Some(Listed {
+            number,
+            namespace: self.namespace,
+            pid: connection.peer.pid.try_into().unwrap_or(0),
+            uid: connection.peer.uid,
+            interface: held.wanted.interface.clone(),
+            start_queue: held.wanted.queue,
+            queues: 1,
+            filter: Filter::default(),
+            steered: if held.steered {
+                Steered::ByRules
+            } else {
+                Steered::ByQueue
+            },
+            impaired: false,
+            orphaned: false,
+            zcrx: true,
+        })
+    }
+
+    /// Holds a lease against another policy, and ends it if that does not allow it.
+    pub(super) fn judge_queue(&mut self, number: u64) {
+        let Some(connection) = self.connections.get(&number) else {
+            return;
+        };
+        let Some(held) = &connection.queue else { return };
+        match self
+            .policy
+            .find_zcrx(&connection.peer, &held.wanted, |rule| self.leased(rule))
+        {
+            Ok(rule) => {
+                if let Some(connection) = self.connections.get_mut(&number) {
+                    connection.rule = Some(rule);
+                    connection.queue.iter_mut().for_each(|held| held.rule = rule);
+                }
+            }
+            Err(refusal) => {
+                tracing::warn!(
+                    pid = connection.peer.pid,
+                    "lease (zcrx) ended by the new policy: {refusal}"
+                );
+                self.revoke(number, refusal);
+            }
+        }
+    }
+}

@@ -1,0 +1,285 @@
+//! What NICs are told for queues for zero-copy receive, noted in files, and how it is taken back.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+use steer::with_sources;
+
+use crate::hardware::apart::{self, ApartPlan};
+use crate::hardware::{Ethtool, bound};
+use crate::links::Link;
+use crate::protocol::{Reason, Refusal};
+use crate::server::file::{may_crash, replace};
+use crate::server::held_queue::QueueKey;
+use crate::server::limits::{Buckets, Rate};
+
+/// Names of the files begin so.
+const PREFIX: &str = "zcrx-";
+/// A predecessor's child may be within the kernel yet when its successor begins.
+const OF_A_PREDECESSOR: Duration = Duration::from_secs(1);
+/// How often a user may have a NIC set up for a queue: each time it is told something by everybody's lock.
+const SETUPS: Rate = Rate {
+    burst: 64,
+    each: Duration::from_secs(1),
+};
+/// Tries before it is said that a NIC does not take something back.
+const QUIET_TRIES: u32 = 3;
+
+/// What the NIC was told for a queue.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Noted {
+    /// As it was called when it was noted.
+    interface: String,
+    ifindex: u32,
+    pub(super) plan: ApartPlan,
+}
+
+/// A queue whose lease is over.
+#[derive(Debug)]
+struct Leaving {
+    noted: Noted,
+    has_rules: bool,
+    /// Not before.
+    from: Option<Instant>,
+    tries: u32,
+}
+
+/// All such queues.
+#[derive(Debug)]
+pub(in crate::server) struct ZcrxQueues {
+    /// Where it is noted what NICs were told; none: they are told nothing.
+    dir: Option<PathBuf>,
+    notes: BTreeMap<QueueKey, Noted>,
+    leaving: BTreeMap<QueueKey, Leaving>,
+    /// By user.
+    setups: Buckets<u32>,
+}
+
+impl Default for ZcrxQueues {
+    fn default() -> Self {
+        Self {
+            dir: None,
+            notes: BTreeMap::new(),
+            leaving: BTreeMap::new(),
+            setups: Buckets::new(SETUPS),
+        }
+    }
+}
+
+impl ZcrxQueues {
+    /// With what a predecessor noted, all of which is to be taken back.
+    pub(in crate::server) fn open(dir: &Path) -> Self {
+        let mut leaving = BTreeMap::new();
+        for path in notes_in(dir) {
+            let read = fs::read_to_string(&path).map_err(io::Error::other);
+            let noted = read.and_then(|text| toml::from_str::<Noted>(&text).map_err(io::Error::other));
+            match noted {
+                Ok(noted) => {
+                    let key = (noted.ifindex, noted.plan.queue);
+                    let from = Some(Instant::now() + OF_A_PREDECESSOR);
+                    leaving.insert(key, Leaving::new(noted, from));
+                }
+                Err(error) => {
+                    tracing::error!(path = %path.display(), "rules of the NIC may be left over: {error}");
+                    let _ = fs::remove_file(&path);
+                }
+            }
+        }
+        Self {
+            dir: Some(dir.to_owned()),
+            leaving,
+            ..Self::default()
+        }
+    }
+
+    /// Whether a user may have a NIC set up once more.
+    pub(in crate::server) fn may_set_up(
+        &mut self,
+        link: &Link,
+        uid: u32,
+        now: Instant,
+    ) -> Result<(), Refusal> {
+        if let Some(wait) = self.setups.wait(&uid, now) {
+            let text = format!(
+                "user {uid} had NICs set up for queues too often, {} this time: try again in {} s, or keep a lease",
+                link.name,
+                wait.as_secs() + 1
+            );
+            return Err(Refusal::new(Reason::Limit, text));
+        }
+        self.setups.take(&uid, now);
+        Ok(())
+    }
+
+    /// Whether something is to be tried again soon.
+    pub(in crate::server) fn is_unfinished(&self) -> bool {
+        !self.leaving.is_empty()
+    }
+
+    /// What was noted for a queue that is leased.
+    pub(super) fn plan(&self, key: QueueKey) -> Option<&ApartPlan> {
+        self.notes.get(&key).map(|noted| &noted.plan)
+    }
+
+    /// Queues that are being taken back.
+    pub(super) fn leaving(&self) -> impl Iterator<Item = QueueKey> {
+        self.leaving.keys().copied()
+    }
+
+    pub(super) fn path(&self, key: QueueKey) -> io::Result<PathBuf> {
+        let dir = self.dir.as_ref();
+        let dir = dir.ok_or_else(|| io::Error::other("the steward keeps no state (--state)"))?;
+        Ok(dir.join(format!("{PREFIX}{}-{}.toml", key.0, key.1)))
+    }
+
+    pub(super) fn note(&mut self, key: QueueKey, noted: &Noted) -> io::Result<()> {
+        let text = toml::to_string(noted).map_err(io::Error::other)?;
+        replace(&self.path(key)?, &text)?;
+        self.notes.insert(key, noted.clone());
+        Ok(())
+    }
+
+    fn forget(&mut self, key: QueueKey) {
+        self.notes.remove(&key);
+        if let Ok(path) = self.path(key) {
+            let _ = fs::remove_file(path);
+        }
+    }
+
+    /// The lease of a queue is over.
+    pub(super) fn end(&mut self, key: QueueKey, interface: &str) {
+        let nothing = || Noted {
+            interface: interface.to_owned(),
+            ifindex: key.0,
+            plan: ApartPlan {
+                queue: key.1,
+                ..ApartPlan::default()
+            },
+        };
+        let noted = self.notes.remove(&key).unwrap_or_else(nothing);
+        self.leaving.insert(key, Leaving::new(noted, None));
+    }
+
+    /// Goes on with taking back; `busy`: queues that a child may be registering yet.
+    pub(in crate::server) fn go_on(&mut self, busy: &BTreeSet<QueueKey>, now: Instant) {
+        let mut done = Vec::new();
+        for (key, leaving) in &mut self.leaving {
+            let is_idle = !busy.contains(key) && leaving.from.is_none_or(|from| from <= now);
+            match leaving.go_on(is_idle) {
+                Ok(true) => done.push(*key),
+                Ok(false) => {}
+                Err(why) => {
+                    leaving.tries += 1;
+                    if leaving.tries == QUIET_TRIES {
+                        let interface = &leaving.noted.interface;
+                        tracing::warn!(
+                            interface,
+                            queue = key.1,
+                            "the NIC does not take back what it was told: {why}"
+                        );
+                    }
+                }
+            }
+        }
+        for key in done {
+            self.leaving.remove(&key);
+            self.forget(key);
+            may_crash("zcrx-forgotten");
+        }
+    }
+}
+
+fn notes_in(dir: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let is_ours = |path: &PathBuf| {
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or("");
+        name.starts_with(PREFIX) && name.ends_with(".toml")
+    };
+    entries.map(|entry| entry.path()).filter(is_ours).collect()
+}
+
+impl Leaving {
+    fn new(noted: Noted, from: Option<Instant>) -> Self {
+        Self {
+            noted,
+            has_rules: true,
+            from,
+            tries: 0,
+        }
+    }
+
+    /// Whether all is taken back. What is gone with its interface is.
+    fn go_on(&mut self, is_idle: bool) -> io::Result<bool> {
+        let Noted { ifindex, plan, .. } = &self.noted;
+        let link = match Link::find(*ifindex) {
+            Ok(Some(link)) => link,
+            Ok(None) => return Ok(true),
+            Err(error) => return Err(io::Error::other(with_sources(&error))),
+        };
+        let mut nic = Ethtool::open(&link.name)?;
+        if self.has_rules {
+            apart::stop(&mut nic, plan)?;
+            self.has_rules = false;
+            may_crash("zcrx-stopped");
+        }
+        let is_bound = bound::to(*ifindex, plan.queue)? == Some(bound::Bound::IoUring);
+        if is_bound || !is_idle {
+            return Ok(false);
+        }
+        apart::give_back(&mut nic, plan)?;
+        Ok(true)
+    }
+}
+
+pub(super) fn noted(link: &Link, key: QueueKey, plan: &ApartPlan) -> Noted {
+    Noted {
+        interface: link.name.clone(),
+        ifindex: key.0,
+        plan: plan.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_predecessor_noted_is_taken_back_and_what_is_not_a_note_is_said() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let mut queues = ZcrxQueues::open(dir.path());
+        let key = (0x7fff_fff0, 3);
+        let noted = Noted {
+            interface: "nowhere9".to_owned(),
+            ifindex: key.0,
+            plan: ApartPlan {
+                queue: 3,
+                flows: vec!["192.0.2.1:443".parse().expect("an address and a port")],
+                ..ApartPlan::default()
+            },
+        };
+        queues.note(key, &noted).expect("writable");
+        fs::write(dir.path().join("zcrx-1-1.toml"), "flows = 7").expect("writable");
+        assert_eq!(notes_in(dir.path()).len(), 2);
+        let mut next = ZcrxQueues::open(dir.path());
+        assert!(next.is_unfinished() && notes_in(dir.path()).len() == 1);
+        // Its interface is gone.
+        next.go_on(&BTreeSet::new(), Instant::now());
+        assert!(!next.is_unfinished() && notes_in(dir.path()).is_empty());
+    }
+
+    #[test]
+    fn without_a_place_for_notes_nothing_is_noted() {
+        let mut queues = ZcrxQueues::default();
+        let noted = Noted {
+            interface: "eth1".to_owned(),
+            ifindex: 7,
+            plan: ApartPlan::default(),
+        };
+        let error = queues.note((7, 0), &noted).expect_err("no place");
+        assert!(error.to_string().contains("--state"), "{error}");
+    }
+}

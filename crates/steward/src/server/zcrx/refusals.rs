@@ -1,0 +1,105 @@
+//! Why a queue cannot be had for zero-copy receive, by what its NIC and the kernel say, and what to do.
+
+use rustix::io::Errno;
+
+use crate::hardware::split;
+use crate::links::Link;
+use crate::policy::ZcrxRule;
+use crate::protocol::{Reason, Refusal, Step};
+use crate::server::held_queue::QueueKey;
+
+/// Whether the NIC puts header and data apart, which it is told to if it may be.
+pub(super) fn check_split(link: &Link, rule: ZcrxRule) -> Result<(), Refusal> {
+    let name = &link.name;
+    let refused = |text: String| Err(Refusal::new(Reason::Nic, text));
+    let now = match split::of(link.index) {
+        Ok(now) => now,
+        Err(error) => {
+            return refused(format!(
+                "{name} does not say whether it splits header and data: {error}"
+            ));
+        }
+    };
+    let remedy = format!(
+        "`ethtool -G {name} tcp-data-split on hds-thresh 0`, or let the steward do so by `zcrx-setup = true` in a rule"
+    );
+    match now {
+        split::Split::On => return Ok(()),
+        split::Split::Never => {
+            let driver = &link.driver;
+            return refused(format!(
+                "the driver of {name} ({driver}) does not split header and data (tcp-data-split), without which there \
+                 is no zero-copy receive: receive by copy, or use a NIC that has it (bnxt, fbnic, gve, mlx5)"
+            ));
+        }
+        split::Split::Off if !rule.sets_up => {
+            return refused(format!(
+                "{name} does not split header and data (tcp-data-split is off): {remedy}"
+            ));
+        }
+        split::Split::Above(bytes) if !rule.sets_up => {
+            return refused(format!(
+                "{name} splits frames of more than {bytes} bytes only (hds-thresh): {remedy}"
+            ));
+        }
+        split::Split::Off | split::Split::Above(_) => {}
+    }
+    split::turn_on(link.index, now).or_else(|error| {
+        refused(format!(
+            "{name} refuses to split header and data (tcp-data-split): {error}"
+        ))
+    })
+}
+
+/// Why a queue was not registered, by what the kernel says (`io_register_zcrx`, io_uring/zcrx.c; `netif_mp_open_rxq`,
+/// net/core/netdev_rx_queue.c).
+pub(super) fn failed(name: &str, key: Option<QueueKey>, step: Step, errno: u32) -> Refusal {
+    let errno = Errno::from_raw_os_error(errno.cast_signed());
+    let of = key.map_or_else(
+        || format!("{name} (no queue)"),
+        |key| format!("queue {} of {name}", key.1),
+    );
+    let (reason, why) = match (step, errno) {
+        (Step::Ring, Errno::EXIST) => (
+            Reason::Lease,
+            "the ring is in use already: make it with IORING_SETUP_R_DISABLED, and enable it when it is registered",
+        ),
+        (Step::Ring, Errno::PERM) => (
+            Reason::Kernel,
+            "the steward may not take the ring from its process: start it anew with a policy that has `zcrx`, and with \
+             CAP_SYS_PTRACE (docs/zcrx.md)",
+        ),
+        (Step::Ring, Errno::BADF | Errno::OPNOTSUPP) => {
+            (Reason::Lease, "the descriptor is no ring of io_uring")
+        }
+        (Step::Queue, Errno::OPNOTSUPP) => (
+            Reason::Nic,
+            "the driver has no queues for zero-copy receive (bnxt, fbnic, gve, mlx5 have), or not with such buffers",
+        ),
+        (Step::Queue, Errno::INVAL) if key.is_none() => (
+            Reason::Kernel,
+            "without a device that takes Linux 7.1, and a ring with SINGLE_ISSUER, DEFER_TASKRUN and CQE32",
+        ),
+        (Step::Queue, Errno::INVAL) => (
+            Reason::Kernel,
+            "that takes Linux 6.15, a ring with SINGLE_ISSUER, DEFER_TASKRUN and CQE32, and tcp-data-split on",
+        ),
+        (Step::Queue, Errno::EXIST) => (
+            Reason::Taken,
+            "an XDP program is on the interface, or memory on the queue",
+        ),
+        (Step::Queue, Errno::BUSY) => (
+            Reason::Taken,
+            "an AF_XDP socket or a virtual interface has the queue",
+        ),
+        (Step::Queue, Errno::RANGE | Errno::NODEV) => {
+            (Reason::NoInterface, "there is no such queue any more")
+        }
+        (Step::Queue, Errno::NOMEM) => (
+            Reason::Memlock,
+            "the ring's maker may not lock so much memory: raise its RLIMIT_MEMLOCK (LimitMEMLOCK)",
+        ),
+        _ => (Reason::Kernel, step.what()),
+    };
+    Refusal::new(reason, format!("{of}: {why}: {errno}"))
+}

@@ -1,0 +1,247 @@
+//! What a child does for a lease of a queue: it takes rings of io_uring from their owner and registers the queue with
+//! them. No function here allocates.
+//!
+//! # Theory of operation
+//!
+//! A queue is registered for zero-copy receive with a ring, and that takes CAP_NET_ADMIN, as does the import of a queue
+//! that somebody else has exported (`io_register_zcrx`, io_uring/zcrx.c, Linux 7.2): neither is for a holder. And a
+//! ring cannot be sent over a Unix socket (`scm_fp_copy`, net/core/scm.c). So the child takes the holder's own ring
+//! (pidfd_getfd(2)), which must not be in use yet: a ring that is disabled belongs to no thread (`__io_uring_register`,
+//! io_uring/register.c). With it the queue is registered, and exported to the further rings.
+//!
+//! All that the kernel makes belongs to the ring: it counts the memory for the one who made the ring, within that one's
+//! own limit, and takes the queue back when the last ring is gone, whoever lives then.
+//!
+//! The holder chooses which descriptor is taken: it may be anything. It is asked nothing but what io_uring itself
+//! answers, and closed by the end of the child.
+
+use std::mem::size_of;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::process::{ForeignRawFd, PidfdGetfdFlags, pidfd_getfd};
+use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
+
+use crate::protocol::{Step, ZCRX_RINGS_MAX};
+
+/// `IORING_REGISTER_PROBE`, `IORING_REGISTER_ZCRX_IFQ`, `IORING_REGISTER_ZCRX_CTRL`, include/uapi/linux/io_uring.h.
+const PROBE: u32 = 8;
+const REGISTER_IFQ: u32 = 32;
+const CONTROL: u32 = 36;
+/// `ZCRX_REG_IMPORT`, `ZCRX_REG_NODEV`, `ZCRX_CTRL_EXPORT`, include/uapi/linux/io_uring/zcrx.h, as what follows.
+const IMPORT: u32 = 1;
+const NO_DEVICE: u32 = 2;
+const EXPORT: u32 = 1;
+/// More than what is before the entries of a refill ring: 64 bytes in Linux 7.2.
+const BEFORE_ENTRIES: u64 = 4096;
+/// `struct io_uring_zcrx_rqe`, bytes.
+const ENTRY_BYTES: u64 = 16;
+
+/// `struct io_uring_zcrx_ifq_reg`.
+#[derive(Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct QueueRegistration {
+    if_idx: u32,
+    if_rxq: u32,
+    rq_entries: u32,
+    flags: u32,
+    area_ptr: u64,
+    region_ptr: u64,
+    head: u32,
+    tail: u32,
+    rqes: u32,
+    reserved: u32,
+    reserved_too: [u64; 2],
+    zcrx_id: u32,
+    rx_buf_len: u32,
+    event_desc: u64,
+    zero: [u64; 2],
+}
+
+/// `struct io_uring_zcrx_area_reg`.
+#[derive(Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct AreaRegistration {
+    addr: u64,
+    len: u64,
+    rq_area_token: u64,
+    flags: u32,
+    dmabuf_fd: u32,
+    zero: [u64; 2],
+}
+
+/// `struct io_uring_region_desc`; without an address the kernel makes the memory.
+#[derive(Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct Region {
+    user_addr: u64,
+    size: u64,
+    flags: u32,
+    id: u32,
+    mmap_offset: u64,
+    zero: [u64; 4],
+}
+
+/// `struct zcrx_ctrl` with its `zc_export`.
+#[derive(Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct Control {
+    zcrx_id: u32,
+    op: u32,
+    zero: [u64; 2],
+    zcrx_fd: u32,
+    zero_too: [u32; 11],
+}
+
+const _: () = assert!(size_of::<QueueRegistration>() == 96 && size_of::<AreaRegistration>() == 48);
+const _: () = assert!(size_of::<Region>() == 64 && size_of::<Control>() == 72);
+
+/// What is to be registered.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct QueueOrder {
+    /// None: of no interface, as on the loopback.
+    pub(crate) queue: Option<(u32, u32)>,
+    pub(crate) entries: u32,
+    pub(crate) buffer_bytes: u32,
+    /// Bytes.
+    pub(crate) area_len: u64,
+}
+
+/// What the child says of it over its pipe.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(crate) struct Made {
+    pub(crate) map_offset: u64,
+    pub(crate) map_bytes: u64,
+    pub(crate) entries: u32,
+    pub(crate) buffer_bytes: u32,
+    pub(crate) offsets: [u32; 3],
+    pub(crate) count: u32,
+    pub(crate) numbers: [u32; ZCRX_RINGS_MAX],
+}
+
+type Attempt<T> = Result<T, (Step, Errno)>;
+
+/// Registers memory that is mapped there with the rings of that process.
+pub(crate) fn register(
+    process: BorrowedFd<'_>,
+    rings: &[i32],
+    address: u64,
+    order: &QueueOrder,
+) -> Attempt<Made> {
+    let [first, further @ ..] = rings else {
+        return Err((Step::Ring, Errno::INVAL));
+    };
+    let ring = take_ring(process, *first)?;
+    let mut made = register_first(ring.as_fd(), address, order)?;
+    if !further.is_empty() {
+        share(process, (ring.as_fd(), further), &mut made)?;
+    }
+    // It is closed by the end of this process: what it is the holder knows.
+    std::mem::forget(ring);
+    Ok(made)
+}
+
+/// A ring of that process, if it is one.
+fn take_ring(process: BorrowedFd<'_>, number: i32) -> Attempt<OwnedFd> {
+    let failed = |errno| (Step::Ring, errno);
+    allow_taking(true).map_err(failed)?;
+    let taken = pidfd_getfd(process, number as ForeignRawFd, PidfdGetfdFlags::empty());
+    allow_taking(false).map_err(failed)?;
+    let ring = taken.map_err(failed)?;
+    let mut probe = [0u64; 2];
+    match io_uring_register(ring.as_fd(), PROBE, probe.as_mut_bytes(), 0) {
+        Ok(()) => Ok(ring),
+        Err(errno) => {
+            std::mem::forget(ring);
+            Err(failed(errno))
+        }
+    }
+}
+
+/// Whether this process may take descriptors of others', if it may at all.
+fn allow_taking(may: bool) -> Result<(), Errno> {
+    let own = capabilities(None)?;
+    let effective = match may {
+        true => own.effective | (own.permitted & CapabilitySet::SYS_PTRACE),
+        false => own.effective - CapabilitySet::SYS_PTRACE,
+    };
+    set_capabilities(None, CapabilitySets { effective, ..own })
+}
+
+fn register_first(ring: BorrowedFd<'_>, address: u64, order: &QueueOrder) -> Attempt<Made> {
+    let mut area = AreaRegistration::new_zeroed();
+    (area.addr, area.len) = (address, order.area_len);
+    let mut region = Region::new_zeroed();
+    region.size = (BEFORE_ENTRIES + ENTRY_BYTES * u64::from(order.entries)).next_multiple_of(4096);
+    let mut queue = QueueRegistration::new_zeroed();
+    (queue.if_idx, queue.if_rxq) = order.queue.unwrap_or((0, 0));
+    queue.flags = if order.queue.is_some() { 0 } else { NO_DEVICE };
+    queue.rq_entries = order.entries;
+    queue.rx_buf_len = order.buffer_bytes;
+    queue.area_ptr = (&raw mut area) as u64;
+    queue.region_ptr = (&raw mut region) as u64;
+    io_uring_register(ring, REGISTER_IFQ, queue.as_mut_bytes(), 1).map_err(|errno| (Step::Queue, errno))?;
+    let mut numbers = [0; ZCRX_RINGS_MAX];
+    numbers[0] = queue.zcrx_id;
+    Ok(Made {
+        map_offset: region.mmap_offset,
+        map_bytes: region.size,
+        entries: queue.rq_entries,
+        // Linux before 7.0 does not say: a page.
+        buffer_bytes: if queue.rx_buf_len == 0 {
+            4096
+        } else {
+            queue.rx_buf_len
+        },
+        offsets: [queue.head, queue.tail, queue.rqes],
+        count: 1,
+        numbers,
+    })
+}
+
+/// Lets further rings have what the first has.
+fn share(
+    process: BorrowedFd<'_>,
+    (first, further): (BorrowedFd<'_>, &[i32]),
+    made: &mut Made,
+) -> Attempt<()> {
+    let failed = |errno| (Step::ShareQueue, errno);
+    let mut control = Control::new_zeroed();
+    (control.zcrx_id, control.op) = (made.numbers[0], EXPORT);
+    io_uring_register(first, CONTROL, control.as_mut_bytes(), 0).map_err(failed)?;
+    // SAFETY: a descriptor that the kernel has just made for this process, and that nobody else knows.
+    let exported = unsafe { OwnedFd::from_raw_fd(control.zcrx_fd.cast_signed()) };
+    for &number in further {
+        let ring = take_ring(process, number)?;
+        let mut import = QueueRegistration::new_zeroed();
+        import.if_idx = exported.as_raw_fd().cast_unsigned();
+        import.flags = IMPORT;
+        let imported = io_uring_register(ring.as_fd(), REGISTER_IFQ, import.as_mut_bytes(), 1);
+        std::mem::forget(ring);
+        imported.map_err(failed)?;
+        let place = made.numbers.get_mut(made.count as usize);
+        *place.ok_or(failed(Errno::INVAL))? = import.zcrx_id;
+        made.count += 1;
+    }
+    Ok(())
+}
+
+fn io_uring_register(ring: BorrowedFd<'_>, what: u32, argument: &mut [u8], count: u32) -> Result<(), Errno> {
+    // SAFETY: the kernel reads and writes the structure of the operation, which the callers pass whole, and those that
+    // it names, which live in the callers' frames; any bytes are valid for them.
+    let done = unsafe {
+        libc::syscall(
+            libc::SYS_io_uring_register,
+            ring.as_raw_fd(),
+            what,
+            argument.as_mut_ptr(),
+            count,
+        )
+    };
+    match done {
+        0 => Ok(()),
+        _ => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)),
+    }
+}

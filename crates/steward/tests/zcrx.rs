@@ -1,0 +1,319 @@
+//! Leases of a queue for io_uring zero-copy receive, on a kernel and interfaces that have none: each refusal by its
+//! name. Where there is one, the kernel rig looks (scripts/kernels).
+
+mod common;
+
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use common::{POLICY, World, holder, raw::Raw, ring, take, wanted};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::process::Signal;
+use steward::client::{Area, LeaseError, QueueLease, Refill, Waiting};
+use steward::listing;
+use steward::protocol::{Answer, Part, Reason, Refusal, Request, ZcrxRegistered, ZcrxRings, ZcrxWanted};
+use testkit::{require, wait};
+
+const FLOW: &str = "192.0.2.1:443";
+const AREA_BYTES: u64 = 1 << 20;
+/// What a user may lock who may lock little.
+const AREA_OF_A_CHILD: u64 = 12 << 10;
+
+/// Rules for holders and root, on the loopback and on the NIC.
+fn rules() -> String {
+    let rule = |user: &str, interface: &str| {
+        format!(
+            "[[allow]]\nuser = {user}\ninterface = \"{interface}\"\nqueues = \"0-1\"\nmemlock = \"2 MiB\"\n\
+             zcrx = [\"{FLOW}\"]\n"
+        )
+    };
+    ["HOLDER", "0"]
+        .iter()
+        .flat_map(|user| ["lo", "nic0"].map(|interface| rule(user, interface)))
+        .collect()
+}
+
+fn queue_of(interface: &str, queue: u32) -> ZcrxWanted {
+    ZcrxWanted {
+        interface: interface.to_owned(),
+        queue,
+        flows: vec![FLOW.parse().expect("an address and a port")],
+    }
+}
+
+fn take_queue(world: &World, wanted: &ZcrxWanted) -> Result<QueueLease, LeaseError> {
+    QueueLease::take(&world.socket(), wanted, Waiting::default())
+}
+
+#[track_caller]
+fn refused<T>(result: Result<T, LeaseError>) -> Refusal {
+    match result {
+        Err(LeaseError::Refused(refusal)) => refusal,
+        Err(other) => panic!("{other}"),
+        Ok(_) => panic!("it should have been refused"),
+    }
+}
+
+/// Memory whose pages are there.
+fn memory(bytes: u64) -> OwnedFd {
+    let file = memfd_create("area", MemfdFlags::CLOEXEC).expect("memory");
+    ftruncate(&file, bytes).expect("memory");
+    let zeros = vec![0u8; bytes as usize];
+    assert_eq!(rustix::io::pwrite(&file, &zeros, 0), Ok(zeros.len()));
+    file
+}
+
+fn register(
+    lease: &mut QueueLease,
+    rings: &[BorrowedFd<'_>],
+    file: &OwnedFd,
+) -> Result<ZcrxRegistered, LeaseError> {
+    let len = rustix::fs::fstat(file).expect("a file").st_size.cast_unsigned();
+    let area = Area {
+        file: file.as_fd(),
+        part: Part { file_offset: 0, len },
+    };
+    let refill = Refill {
+        entries: 256,
+        buffer_bytes: 0,
+    };
+    lease.register(rings, area, refill)
+}
+
+#[test]
+fn queue_that_cannot_be_had_is_refused_with_what_is_in_the_way() {
+    require!(Root);
+    let world = World::with(2, &(rules() + POLICY));
+    let asked = |wanted: &ZcrxWanted| refused(take_queue(&world, wanted));
+    let elsewhere = ZcrxWanted {
+        flows: vec!["192.0.2.1:22".parse().expect("an address and a port")],
+        ..queue_of("nic0", 0)
+    };
+    for (wanted, reason, words) in [
+        (elsewhere, Reason::NotAllowed, "flows to 192.0.2.1:22"),
+        (queue_of("nic0", 7), Reason::NotAllowed, "widen `queues`"),
+        (queue_of("nic1", 0), Reason::NotAllowed, "has no rule for that"),
+        (queue_of("nic0", 0), Reason::Nic, "tcp-data-split"),
+    ] {
+        let refusal = asked(&wanted);
+        assert_eq!(refusal.reason, reason, "{refusal}");
+        assert!(refusal.text.contains(words), "{refusal}");
+    }
+    // With the program for AF_XDP, and with somebody's.
+    let lease = take(&world.socket(), &wanted(1, 1)).expect("allowed");
+    let refusal = asked(&queue_of("nic0", 0));
+    assert_eq!(refusal.reason, Reason::Program, "{refusal}");
+    assert!(refusal.text.contains("leased for AF_XDP"), "{refusal}");
+    drop(lease);
+    world.await_no_program();
+    let refusal = wait::until_some(wait::SOON, || {
+        let refusal = asked(&queue_of("nic0", 0));
+        (refusal.reason == Reason::Nic).then_some(refusal)
+    });
+    assert!(refusal.is_some(), "{}", world.steward);
+}
+
+#[test]
+fn user_without_a_rule_for_it_gets_no_queue() {
+    require!(Root);
+    let world = World::new();
+    let refusal = refused(take_queue(&world, &queue_of("nic0", 0)));
+    assert_eq!(refusal.reason, Reason::NotAllowed);
+    assert!(refusal.text.contains("`zcrx = [\"ADDRESS:PORT\"]`"), "{refusal}");
+}
+
+#[test]
+fn ring_that_cannot_be_registered_is_refused_and_the_lease_goes_on() {
+    require!(Root);
+    let world = World::with(1, &rules());
+    let mut lease = take_queue(&world, &queue_of("lo", 0)).expect("allowed");
+    let file = memory(AREA_BYTES);
+    let (used, ready) = (ring::new(0), ring::new(ring::DISABLED));
+    let mut asked = |ring: BorrowedFd<'_>, file| refused(register(&mut lease, &[ring], file));
+    let refusal = asked(file.as_fd(), &file);
+    assert_eq!(refusal.reason, Reason::Lease, "{refusal}");
+    assert!(refusal.text.contains("no ring of io_uring"), "{refusal}");
+    let refusal = asked(used.as_fd(), &file);
+    assert!(refusal.text.contains("IORING_SETUP_R_DISABLED"), "{refusal}");
+    // Memory that could hold somebody up, or that is not there.
+    let (reader, _writer) = rustix::pipe::pipe().expect("a pipe");
+    let refusal = refused(lease.register(
+        &[ready.as_fd()],
+        Area {
+            file: reader.as_fd(),
+            part: Part {
+                file_offset: 0,
+                len: 4096,
+            },
+        },
+        Refill {
+            entries: 1,
+            buffer_bytes: 0,
+        },
+    ));
+    assert!(refusal.text.contains("memfd_create"), "{refusal}");
+    lease.check().expect("it goes on");
+    // A kernel that has zero-copy receive without a device, or not.
+    match register(&mut lease, &[ready.as_fd()], &file) {
+        Ok(_) => {
+            let refusal = refused(register(&mut lease, &[ready.as_fd()], &file));
+            assert!(refusal.text.contains("before"), "{refusal}");
+        }
+        Err(LeaseError::Refused(refusal)) => {
+            assert_eq!(refusal.reason, Reason::Kernel, "{refusal}");
+            assert!(refusal.text.contains("takes Linux 7.1"), "{refusal}");
+            lease.check().expect("it goes on");
+        }
+        Err(other) => panic!("{other}"),
+    }
+}
+
+#[test]
+fn memory_beyond_what_the_policy_allows_is_refused_with_the_remedy_and_the_lease_goes_on() {
+    require!(Root);
+    let world = World::with(1, &rules());
+    let mut lease = take_queue(&world, &queue_of("lo", 0)).expect("allowed");
+    let (file, ring) = (memory(4 * AREA_BYTES), ring::new(ring::DISABLED));
+    let refusal = refused(register(&mut lease, &[ring.as_fd()], &file));
+    assert_eq!(refusal.reason, Reason::Memlock, "{refusal}");
+    assert!(refusal.text.contains("raise its `memlock`"), "{refusal}");
+    lease.check().expect("it goes on");
+}
+
+#[test]
+fn queues_are_listed_and_counted_and_end_with_the_policy() {
+    require!(Root);
+    let mut world = World::with(1, &rules());
+    let mut lease = take_queue(&world, &queue_of("lo", 0)).expect("allowed");
+    let all = listing::leases(&world.socket()).expect("it answers");
+    assert_eq!(all.len(), 1, "{all:?}");
+    assert!(all[0].zcrx && all[0].interface == "lo" && all[0].pid == std::process::id());
+    // A lease is of one kind.
+    common::write_policy(&world.dir, &(rules() + POLICY));
+    let mut both = Raw::connect(&world.socket());
+    assert_eq!(both.ask(&Request::Zcrx(queue_of("lo", 1))), Answer::Done);
+    for second in [Request::Zcrx(queue_of("lo", 1)), Request::Lease(wanted(0, 1))] {
+        let answer = both.ask(&second);
+        assert!(
+            matches!(&answer, Answer::Refused(refusal) if refusal.reason == Reason::Lease),
+            "{answer:?}"
+        );
+    }
+    common::write_policy(&world.dir, "");
+    world.steward.signal(Signal::HUP);
+    let ended = wait::until_some(wait::SOON, || lease.check().err());
+    let Some(LeaseError::Refused(refusal)) = ended else {
+        panic!("it should have been said why: {}", world.steward)
+    };
+    assert_eq!(refusal.reason, Reason::NotAllowed, "{refusal}");
+    drop(both);
+    world.steward.await_text("zcrx");
+}
+
+#[test]
+fn files_without_a_lease_and_rings_without_memory_end_the_connection() {
+    require!(Root);
+    let world = World::with(1, &rules());
+    let rings = || {
+        Request::ZcrxRegister(ZcrxRings {
+            rings: vec![0],
+            area: Part {
+                file_offset: 0,
+                len: 4096,
+            },
+            entries: 1,
+            buffer_bytes: 0,
+        })
+    };
+    // Nobody may send files before there is a lease.
+    let mut without = Raw::connect(&world.socket());
+    let answer = without.ask(&rings());
+    assert!(
+        matches!(&answer, Answer::Refused(refusal) if refusal.reason == Reason::Lease),
+        "{answer:?}"
+    );
+    let mut lease = Raw::connect(&world.socket());
+    assert_eq!(lease.ask(&Request::Zcrx(queue_of("lo", 0))), Answer::Done);
+    let answer = lease.ask(&rings());
+    assert!(
+        matches!(&answer, Answer::Refused(_)),
+        "no memory came: {answer:?}"
+    );
+    assert_eq!(
+        listing::leases(&world.socket()).expect("it answers").len(),
+        1,
+        "it goes on"
+    );
+}
+
+/// So often a holder and the steward are killed, where the kernel is known to have zero-copy receive without a device.
+const KILLS: &str = "STEWARD_ZCRX";
+/// Where it may lack it.
+const FEW_KILLS: usize = 20;
+
+#[test]
+fn holder_without_privileges_receives_all_bytes_and_what_is_killed_leaves_nothing() {
+    require!(Root);
+    let mut world = World::kept_for(&rules(), "10");
+    let known = std::env::var(KILLS).ok();
+    let kills = known
+        .as_ref()
+        .map_or(FEW_KILLS, |kills| kills.parse().expect("a number"));
+    for kill in 0..kills {
+        let mut running = holder::spawn(&world, "child_receives", 0);
+        running.await_text("asked");
+        let said = running.said();
+        assert!(
+            (known.is_none() && said.contains("Linux 7.1")) || said.contains("all bytes are there"),
+            "{running}"
+        );
+        // The steward first, or the holder.
+        if kill % 2 == 0 {
+            world.restart_after(Signal::KILL);
+        }
+        running.signal(Signal::KILL);
+        running.wait(wait::SOON);
+        let is_over = || listing::leases(&world.socket()).is_ok_and(|all| all.is_empty());
+        assert!(wait::until(wait::SOON, is_over), "{}", world.steward);
+    }
+    println!("killed {kills} times");
+    world.await_nothing();
+}
+
+/// Receives over a queue of the loopback as a user without privileges, on two rings, and says what came of it.
+#[test]
+#[ignore = "run by another test"]
+fn child_receives() {
+    const BYTES: usize = 2 << 20;
+    let listener = TcpListener::bind("127.0.0.1:0").expect("the loopback is up");
+    let mut sender = TcpStream::connect(listener.local_addr().expect("bound")).expect("it listens");
+    let (socket, _) = listener.accept().expect("it has connected");
+    holder::give_up_privileges();
+    let wanted = queue_of("lo", 0);
+    let mut lease = QueueLease::take(&holder::socket(), &wanted, Waiting::default()).expect("allowed");
+    let (file, prepared) = (memory(AREA_OF_A_CHILD), ring::Prepared::new());
+    let further = ring::new(ring::DISABLED);
+    let rings = [prepared.ring.as_fd(), further.as_fd()];
+    let registered = match register(&mut lease, &rings, &file) {
+        Ok(registered) => registered,
+        Err(error) => {
+            println!("{error}, asked");
+            std::thread::sleep(Duration::from_secs(3600));
+            return;
+        }
+    };
+    assert_eq!(registered.numbers.len(), 2);
+    let mut receiver = prepared.enable(registered, file.as_fd(), AREA_OF_A_CHILD as usize);
+    let sent: Vec<u8> = (0..BYTES as u32)
+        .map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8)
+        .collect();
+    let received = std::thread::scope(|scope| {
+        scope.spawn(|| sender.write_all(&sent).expect("sent"));
+        receiver.receive(socket.as_fd(), BYTES)
+    });
+    assert!(received == sent, "{} bytes came", received.len());
+    println!("all bytes are there, asked");
+    std::thread::sleep(Duration::from_secs(3600));
+}
