@@ -42,7 +42,8 @@ pub enum Memory {
         /// How long it is, rounded up to whole pages.
         bytes: usize,
     },
-    /// The caller's. The private part of it is used ([`UmemMemory::private_from`]).
+    /// The caller's. The private part of it is used ([`UmemMemory::private_from`]), by one receiver and its pieces at a
+    /// time; with ordinary receives those that [join](crate::Receiver::join) have as much memory of their own.
     Given(Arc<dyn UmemMemory>),
 }
 
