@@ -284,6 +284,13 @@ impl Receiver {
         true
     }
 
+    /// How many payloads are queued for a peer that are not all with the kernel yet. Pieces among them keep their
+    /// buffers: of who does not read what it is sent, no more should be received ([`pause`](Self::pause)), or it should
+    /// be given up ([`abort`](Self::abort)).
+    pub fn queued(&self, to: ConnectionId) -> usize {
+        self.connections.queued(to)
+    }
+
     /// Leaves what comes next with the kernel, so that the peer is slowed down. Pieces that are on their way still
     /// come.
     ///

@@ -3,6 +3,7 @@
 
 #![allow(unsafe_code, reason = "an instance is taken up from its parts")]
 
+mod ends;
 mod support;
 
 use std::collections::VecDeque;

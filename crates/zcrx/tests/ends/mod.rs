@@ -1,13 +1,11 @@
 //! What is left when connections and receivers end in the middle of something, and who may use memory after that.
 
-mod support;
-
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use support::{LIMIT, can_zcrx, listening, run, sender, small, ways};
+use crate::support::{LIMIT, can_zcrx, listening, run, sender, small, ways};
 use zcrx::{Config, ConnectionId, Event, Memory, OpenError, OwnMemory, Piece, Receiver, Request};
 
 fn open(request: Request, config: Config) -> Receiver {
@@ -131,4 +129,53 @@ fn receiver_that_ends_with_unread_completions_takes_no_buffers_along() {
     let sending = sender(address, 7, 1 << 20);
     run(&mut stays, 1, 1 << 20, |_, event| Some(event));
     sending.join().unwrap();
+}
+
+/// It has sent so much by then that all buffers wait to be sent back to it.
+#[test]
+fn peer_that_never_reads_gives_its_buffers_back_when_it_is_aborted() {
+    for way in ways() {
+        let mut receiver = open(way, small(64));
+        let (_, address) = listening(&mut receiver);
+        let greedy = std::thread::spawn(move || {
+            let mut peer = connect(address);
+            while peer.write_all(&[1; 4096]).is_ok() {}
+        });
+        echo(&mut receiver, true, || greedy.is_finished());
+        greedy.join().unwrap();
+        let other = std::thread::spawn(move || {
+            let mut peer = connect(address);
+            peer.write_all(&[2; 100_000]).unwrap();
+            let mut got = vec![0; 100_000];
+            peer.read_exact(&mut got).unwrap();
+            assert!(got.iter().all(|&byte| byte == 2));
+        });
+        echo(&mut receiver, false, || other.is_finished());
+        other.join().unwrap();
+    }
+}
+
+/// Sends back what comes, from where it lies; with `aborts` until somebody has most of the buffers for that.
+fn echo(receiver: &mut Receiver, aborts: bool, is_over: impl Fn() -> bool) {
+    let (started, mut peers) = (Instant::now(), Vec::new());
+    while !is_over() {
+        assert!(started.elapsed() < 2 * LIMIT, "{:?}", receiver.statistics());
+        receiver.wait(Some(Duration::from_millis(50))).unwrap();
+        while let Some(event) = receiver.next_event() {
+            match event {
+                Event::Accepted { socket, .. } => peers.push(receiver.add(socket).unwrap()),
+                Event::Received { from, piece } => drop(receiver.send(from, piece)),
+                Event::Ended { connection, .. } => receiver.close(connection).unwrap(),
+                _ => {}
+            }
+        }
+        let is_dry = receiver.statistics().ran_out > 0;
+        peers.retain(|&peer| {
+            let has_most = aborts && is_dry && receiver.queued(peer) >= 32;
+            if has_most {
+                receiver.abort(peer).unwrap();
+            }
+            !has_most
+        });
+    }
 }
