@@ -136,15 +136,7 @@ impl Report {
 
     /// Writes it to stdout.
     pub(super) fn print(&self, json: bool) -> anyhow::Result<()> {
-        let text = if json {
-            serde_json::to_string(self)?
-        } else {
-            self.table()
-        };
-        let mut stdout = io::stdout().lock();
-        writeln!(stdout, "{text}")
-            .and_then(|()| stdout.flush())
-            .context("cannot write the result to stdout")
+        print(self, json, || self.table())
     }
 
     fn table(&self) -> String {
@@ -249,6 +241,22 @@ impl fmt::Display for Memory {
         let (kib, chunk) = (self.bytes / 1024, self.chunk_bytes);
         write!(f, "{kib} KiB, {}, {alignment} chunks of {chunk}", self.backing)
     }
+}
+
+/// Writes a benchmark's result to stdout.
+pub(super) fn print(
+    result: &impl Serialize,
+    json: bool,
+    table: impl FnOnce() -> String,
+) -> anyhow::Result<()> {
+    let text = match json {
+        true => serde_json::to_string(result)?,
+        false => table(),
+    };
+    let mut stdout = io::stdout().lock();
+    writeln!(stdout, "{text}")
+        .and_then(|()| stdout.flush())
+        .context("cannot write the result to stdout")
 }
 
 /// A number with its thousands apart.

@@ -246,6 +246,16 @@ impl TryFrom<EchoArgs> for Plan {
     }
 }
 
+impl Plan {
+    /// The client's threads that run in this process.
+    pub(super) fn clients(&self) -> usize {
+        match self.role {
+            Role::Server => 0,
+            Role::Both | Role::Client => self.args.threads as usize,
+        }
+    }
+}
+
 fn address_of(named: &str, text: &str) -> anyhow::Result<SocketAddr> {
     let remedy = "write an address and a port, as 192.0.2.1:7000 or [2001:db8::1]:7000";
     let mut found = text

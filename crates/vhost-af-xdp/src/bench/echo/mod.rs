@@ -95,10 +95,7 @@ fn measure(plan: &Plan, engine: Option<Engine>, meter: &Meter, into: &mut Measur
         Some(listener) => listener.local_addr().context("cannot ask for the address")?,
         None => plan.address,
     };
-    let clients = match plan.role {
-        Role::Server => 0,
-        Role::Both | Role::Client => plan.args.threads as usize,
-    };
+    let clients = plan.clients();
     let counts = Counts::new(clients);
     let serving = listener.as_ref().zip(engine).map(|(listener, engine)| {
         let serving = Serving {

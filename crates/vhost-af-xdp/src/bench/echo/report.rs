@@ -1,8 +1,5 @@
 //! The result: a row for each engine in a table to read, or one JSON object.
 
-use std::io::{self, Write as _};
-
-use anyhow::Context as _;
 use comfy_table::{CellAlignment, Table, presets};
 use hdrhistogram::Histogram;
 use serde::Serialize;
@@ -10,6 +7,7 @@ use serde::Serialize;
 use super::args::{Engine, Plan, Role};
 use super::server::{Received, Served};
 use super::usage::Usage;
+use crate::bench::report::print;
 
 /// All runs. The field names are the names in the JSON object.
 #[derive(Debug, Serialize)]
@@ -185,14 +183,7 @@ impl Report {
 
     /// Writes it to stdout.
     pub(super) fn print(&self, json: bool) -> anyhow::Result<()> {
-        let text = match json {
-            true => serde_json::to_string(self)?,
-            false => self.table(),
-        };
-        let mut stdout = io::stdout().lock();
-        writeln!(stdout, "{text}")
-            .and_then(|()| stdout.flush())
-            .context("cannot write the result to stdout")
+        print(self, json, || self.table())
     }
 
     fn table(&self) -> String {
@@ -311,7 +302,9 @@ impl ServerFigures {
         } = &self.connections;
         let received = self.received.as_ref().map_or(String::new(), |it| {
             let (mode, pieces, gathered, ran_out) = (&it.mode, it.pieces, it.gathered_bytes, it.ran_out);
-            format!("; received by {mode} in {pieces} pieces, {gathered} bytes gathered, {ran_out} times without a buffer")
+            format!(
+                "; received by {mode} in {pieces} pieces, {gathered} bytes gathered, {ran_out} times without a buffer"
+            )
         });
         format!(
             "; connections: {accepted} accepted, {refused} refused, {malformed} malformed, {stalled} stalled, {cut} \

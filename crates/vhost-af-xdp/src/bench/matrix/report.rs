@@ -1,14 +1,12 @@
 //! The matrix: a table to read, or one JSON object.
 
-use std::io::{self, Write as _};
-
-use anyhow::Context as _;
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 
 use super::figure::Figure;
 use crate::bench::args::Plan;
 use crate::bench::choice::{Benchmark, Path};
+use crate::bench::report::print;
 
 /// All figures. The field names are the names in the JSON object.
 #[derive(Debug, Serialize)]
@@ -123,14 +121,7 @@ impl Matrix {
 
     /// Writes it to stdout.
     pub(super) fn print(&self, json: bool) -> anyhow::Result<()> {
-        let text = match json {
-            true => serde_json::to_string(self)?,
-            false => self.table(),
-        };
-        let mut stdout = io::stdout().lock();
-        writeln!(stdout, "{text}")
-            .and_then(|()| stdout.flush())
-            .context("cannot write the result to stdout")
+        print(self, json, || self.table())
     }
 
     fn table(&self) -> String {
