@@ -7,9 +7,9 @@
 //!
 //! How long is tried. There are a few lengths ([`Moderation::length`]), none among them. For [`TRIED`] windows two that
 //! are next to each other are used in turn, and what comes through with them decides which one is better; as long as
-//! the better one is the next one, it goes on from there. Then it stays for [`KEPT`]. The shortest pause only has to let
-//! as much through as none does, as it saves calls; longer ones must let more through ([`Level::percent`]). Who waits
-//! for answers gets fewer with each pause, so that there is none for such guests.
+//! that is the next one, it goes on from there. Then it stays for [`KEPT`]. The shortest pause only has to let as much
+//! through as none does, as it saves calls; longer ones must let more through ([`Level::percent`]). Who waits for
+//! answers gets fewer with each pause, so that there is none for such guests.
 //!
 //! Only lanes that carry much ([`BUSY_BYTES_A_US`]) take part. The others are armed meanwhile, and wake the worker at
 //! once; all lanes breathe then. So what waits is what comes by a lane that is let alone, whomever it is for: of a NIC,
@@ -258,16 +258,21 @@ mod tests {
     const MOST: Duration = Duration::from_micros(800);
     const TRIAL: Duration = WINDOW.saturating_mul(TRIED);
 
+    /// Which of the lengths of a pause it is.
+    fn level_of(pause: Duration) -> usize {
+        match pause.as_micros() {
+            0 => 0,
+            pause => (pause / 200).ilog2() as usize + 1,
+        }
+    }
+
     /// Goes on for that time with a lane that carries so many bytes a microsecond with each length of a pause; how many
     /// windows had which.
     fn run(moderation: &mut Moderation, time: Duration, share: &mut Share, rates: [u64; 4]) -> [u32; 4] {
         let end = moderation.since + time;
         let (mut carried, mut windows) = (share.carried, [0; 4]);
         while moderation.since < end {
-            let level = match moderation.pause().as_micros() {
-                0 => 0,
-                pause => (pause / 200).ilog2() as usize + 1,
-            };
+            let level = level_of(moderation.pause());
             windows[level] += 1;
             carried += rates[level] * WINDOW.as_micros() as u64;
             moderation.look(moderation.since + WINDOW, std::iter::once((carried, &mut *share)));
@@ -288,18 +293,14 @@ mod tests {
             ([100, 120, 140, 160], 800),
         ];
         for (rates, pause) in cases {
+            let pause = Duration::from_micros(pause);
             let (mut moderation, mut share) = moderation();
             run(&mut moderation, TRIAL * 3, &mut share, rates);
-            assert_eq!(moderation.pause().as_micros(), pause, "{rates:?}");
+            assert_eq!(moderation.pause(), pause, "{rates:?}");
             // It looks around now and then, and comes back.
             let windows = run(&mut moderation, (KEPT + TRIAL * 2) * 4, &mut share, rates);
-            let at = rates.len().min(if pause == 0 {
-                0
-            } else {
-                (pause / 200).ilog2() as usize + 1
-            });
             assert!(
-                windows[at] * 10 > windows.iter().sum::<u32>() * 9,
+                windows[level_of(pause)] * 10 > windows.iter().sum::<u32>() * 9,
                 "{rates:?}: {windows:?}"
             );
         }
