@@ -107,7 +107,7 @@ pub(crate) fn refused(source: Source, error: &io::Error) -> Fallback {
 fn common_text(errno: i32) -> &'static str {
     match errno {
         libc::EPERM => {
-            "it takes CAP_NET_ADMIN in the first user namespace; a steward may register and pass it"
+            "it takes CAP_NET_ADMIN in the first user namespace; who has it may register and import for you (Prepared)"
         }
         libc::ENOMEM => "memory cannot be locked: raise RLIMIT_MEMLOCK, or grant CAP_IPC_LOCK",
         libc::EFAULT => "the memory cannot be pinned; use anonymous memory, a memfd or hugetlbfs",

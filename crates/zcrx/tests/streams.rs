@@ -6,19 +6,20 @@
 mod ends;
 mod support;
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 use support::{LIMIT, can_zcrx, listening, run, sender, small, stream, ways};
-use zcrx::{Config, Event, Mode, OpenError, Piece, Receiver, Request, Source};
+use zcrx::{Config, ConnectionId, Event, Mode, OpenError, Piece, Receiver, Request, Source};
 
 const MIB: usize = 1 << 20;
 
@@ -193,25 +194,49 @@ fn two_threads_receive_by_one_queue() {
     }
 }
 
+/// Receives until a connection has brought these bytes, all in all; which.
+fn until_one_has(
+    receiver: &mut Receiver,
+    came: &mut HashMap<ConnectionId, Vec<u8>>,
+    bytes: &[u8],
+) -> ConnectionId {
+    let started = Instant::now();
+    loop {
+        if let Some((&connection, _)) = came.iter().find(|(_, had)| *had == bytes) {
+            return connection;
+        }
+        assert!(started.elapsed() < LIMIT, "{bytes:?} of {came:?}");
+        receiver.wait(Some(LIMIT)).unwrap();
+        while let Some(event) = receiver.next_event() {
+            match event {
+                Event::Accepted { socket, .. } => drop(receiver.add(socket).unwrap()),
+                Event::Received { from, piece } => came.entry(from).or_default().extend_from_slice(&piece),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+}
+
 #[test]
 fn paused_connection_brings_nothing_until_resumed() {
     for way in ways() {
-        let mut receiver = open(way, small(64));
+        let (mut receiver, mut came) = (open(way, small(64)), HashMap::new());
         let (_, address) = listening(&mut receiver);
-        let sending = sender(address, 3, MIB);
-        let mut paused = false;
-        run(&mut receiver, 1, MIB as u64, |receiver, event| {
-            if let Event::Received { from, .. } = &event
-                && !paused
-            {
-                paused = true;
-                receiver.pause(*from).unwrap();
-                receiver.resume(*from).unwrap();
-            }
-            Some(event)
-        });
-        assert!(paused);
-        sending.join().unwrap();
+        let [mut peer, mut other] = [0, 1].map(|_| TcpStream::connect(address).unwrap());
+        peer.write_all(b"peer").unwrap();
+        other.write_all(b"o").unwrap();
+        let paused = until_one_has(&mut receiver, &mut came, b"peer");
+        until_one_has(&mut receiver, &mut came, b"o");
+        receiver.pause(paused).unwrap();
+        // The kernel is told so before it hands out what comes next, and that before what comes last.
+        other.write_all(b"1").unwrap();
+        until_one_has(&mut receiver, &mut came, b"o1");
+        peer.write_all(b", later").unwrap();
+        other.write_all(b"2").unwrap();
+        until_one_has(&mut receiver, &mut came, b"o12");
+        assert_eq!(came[&paused], b"peer");
+        receiver.resume(paused).unwrap();
+        until_one_has(&mut receiver, &mut came, b"peer, later");
     }
 }
 
@@ -243,6 +268,15 @@ fn pieces_outlive_their_receiver() {
     }
 }
 
+/// A file that is written past the page cache, where its file system can.
+fn create_direct(path: &Path) -> Option<File> {
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(true);
+    let file = options.custom_flags(libc::O_DIRECT).open(path);
+    file.inspect_err(|error| println!("SKIPPED: no O_DIRECT in {}: {error}", path.display()))
+        .ok()
+}
+
 #[test]
 fn blocks_go_to_a_file_past_the_page_cache() {
     const LEN: usize = 3 * MIB + 12_345;
@@ -250,18 +284,8 @@ fn blocks_go_to_a_file_past_the_page_cache() {
     let path = std::env::current_dir()
         .unwrap()
         .join(format!("blocks-{}", std::process::id()));
-    let mut options = OpenOptions::new();
-    options
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .custom_flags(libc::O_DIRECT);
-    let file = match options.open(&path) {
-        Ok(file) => file,
-        Err(error) => {
-            println!("SKIPPED: no O_DIRECT in {}: {error}", path.display());
-            return;
-        }
+    let Some(file) = create_direct(&path) else {
+        return;
     };
     let config = Config {
         block_bytes: Some(BLOCK),
