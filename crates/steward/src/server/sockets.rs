@@ -358,10 +358,7 @@ impl Server {
         match (outcome, pending.step) {
             // These are concluded in ways of their own.
             (_, Pends::Queue { .. } | Pends::Refusal(_)) => Err(super::no_lease()),
-            (Outcome::Lost, _) => {
-                let text = "the process that was to do it has ended too early (out of memory?): try again";
-                Err(Refusal::new(Reason::Kernel, text))
-            }
+            (Outcome::Lost, _) => Err(lost()),
             (
                 Outcome::Failed {
                     step: Step::Register,
@@ -535,6 +532,12 @@ fn new_socket(busy_poll: Option<u16>) -> Result<OwnedFd, Refusal> {
 
 fn kernel(what: &str, error: &dyn std::error::Error) -> Refusal {
     Refusal::new(Reason::Kernel, format!("{what}: {}", with_sources(error)))
+}
+
+/// Of a child that has ended without a word.
+pub(super) fn lost() -> Refusal {
+    let text = "the process that was to do it has ended too early (out of memory?): try again";
+    Refusal::new(Reason::Kernel, text)
 }
 
 pub(super) fn no_process(error: &io::Error) -> Refusal {

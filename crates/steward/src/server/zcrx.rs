@@ -274,8 +274,7 @@ impl Server {
             }
             _ => {
                 held.bytes = None;
-                let text = "the process that was to do it has ended too early (out of memory?): try again";
-                return Err(Refusal::new(Reason::Kernel, text));
+                return Err(sockets::lost());
             }
         };
         may_crash("zcrx-registered");
