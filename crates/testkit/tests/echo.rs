@@ -42,6 +42,13 @@ fn serve(netns: &NetNs, args: &[&str]) -> (Running, u16) {
     (server, port.unwrap_or_else(|| panic!("no port in {said}")))
 }
 
+/// Starts a server alone with so many places; returns it with its address.
+fn serve_with_places(netns: &NetNs, engine: &str, places: &str) -> (Running, SocketAddr) {
+    let args = ["--engine", engine, "--listen", "127.0.0.1:0", "--json"];
+    let (server, port) = serve(netns, &[&args[..], &["--connections", places]].concat());
+    (server, SocketAddr::from(([127, 0, 0, 1], port)))
+}
+
 /// The JSON behind the lines of stderr.
 fn json_of(said: &str) -> serde_json::Value {
     let line = said.lines().find(|line| line.starts_with('{'));
@@ -329,17 +336,7 @@ fn most_memory(pid: u32) -> u64 {
 fn crowd_of_hostile_clients_has_its_bounds(#[values("epoll", "io-uring")] engine: &str) {
     require!(Root);
     let netns = NetNs::new("echo");
-    let args = [
-        "--engine",
-        engine,
-        "--listen",
-        "127.0.0.1:0",
-        "--connections",
-        "64",
-        "--json",
-    ];
-    let (server, port) = serve(&netns, &args);
-    let address = SocketAddr::from(([127, 0, 0, 1], port));
+    let (server, address) = serve_with_places(&netns, engine, "64");
     let descriptors = || std::fs::read_dir(format!("/proc/{}/fd", server.pid())).map_or(0, Iterator::count);
     // Who sends byte by byte, and who takes no reply.
     let mut slow: Vec<_> = (0..8).map(|_| connect(&netns, address)).collect();
@@ -396,17 +393,7 @@ fn crowd_of_hostile_clients_has_its_bounds(#[values("epoll", "io-uring")] engine
 fn who_finds_no_place_is_refused(#[values("epoll", "io-uring")] engine: &str) {
     require!(Root);
     let netns = NetNs::new("echo");
-    let args = [
-        "--engine",
-        engine,
-        "--listen",
-        "127.0.0.1:0",
-        "--connections",
-        "4",
-        "--json",
-    ];
-    let (server, port) = serve(&netns, &args);
-    let address = SocketAddr::from(([127, 0, 0, 1], port));
+    let (server, address) = serve_with_places(&netns, engine, "4");
     let mut held: Vec<_> = (0..4).map(|_| connect(&netns, address)).collect();
     for stream in &mut held {
         // It is accepted for sure when it has been served.
