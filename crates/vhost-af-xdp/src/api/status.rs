@@ -264,13 +264,8 @@ impl PortStatus {
         let lane = |pair: usize| {
             let facts = session.and_then(|session| session.lanes.get(pair)?.upgrade());
             let queue = port.queue_of(pair);
-            LaneStatus::read(
-                pair,
-                queue,
-                &port.counters[pair],
-                facts.as_deref(),
-                counted.as_deref(),
-            )
+            let counters = &port.counters[pair];
+            LaneStatus::read(pair, queue, counters, facts.as_deref(), counted.as_deref())
         };
         Self {
             name: port.name().to_owned(),
