@@ -33,7 +33,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<_> = std::env::args().skip(1).collect();
     let address = arguments
         .first()
-        .ok_or("usage: echo ADDRESS:PORT [auto|zcrx|copy]")?;
+        .ok_or("usage: echo ADDRESS:PORT [auto|zcrx|copy] [IFINDEX QUEUE]")?;
     let mut receiver = Receiver::open(&config(&arguments)?)?;
     let listener = TcpListener::bind(address)?;
     println!("{} on {}", receiver.mode(), listener.local_addr()?);
