@@ -42,7 +42,7 @@ use crate::links::Link;
 use crate::listing::Listed;
 use crate::peer;
 use crate::policy::ZcrxRule;
-use crate::protocol::{Answer, Reason, Refusal, Steered, ZcrxRegistered, ZcrxRings, ZcrxWanted};
+use crate::protocol::{Answer, Reason, Refusal, Steered, Step, ZcrxRegistered, ZcrxRings, ZcrxWanted};
 use crate::sys::zcrx::{Made, QueueOrder};
 
 impl Server {
@@ -269,12 +269,16 @@ impl Server {
         let made = match (outcome, made) {
             (Outcome::Done, Some(made)) => made,
             (Outcome::Failed { step, errno }, _) => {
-                held.bytes = None;
+                // Else the first ring has the memory.
+                if step != Step::ShareQueue {
+                    held.bytes = None;
+                }
                 return Err(failed(&name, key, step, errno));
             }
+            // It may have registered the memory before.
             _ => {
-                held.bytes = None;
-                let text = "the process that was to do it has ended too early (out of memory?): try again";
+                let text =
+                    "the process that was to do it has ended too early (out of memory?): connect once more";
                 return Err(Refusal::new(Reason::Kernel, text));
             }
         };
