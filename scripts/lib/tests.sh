@@ -57,7 +57,7 @@ remove_namespaces() {
 # be built again.
 build_tests() {
     mkdir -p "$TARGET/nextest"
-    cargo build --workspace --lib --bins --tests --example sandbox_attempt
+    cargo build --workspace --lib --bins --tests --example sandbox_attempt --example echo
     cargo metadata --format-version 1 >"$TARGET/nextest/workspace.json"
     cargo nextest list --workspace --lib --bins --tests --list-type binaries-only --message-format json >"$TARGET/nextest/binaries.json"
 }

@@ -9,6 +9,9 @@ use std::net::TcpListener;
 
 use zcrx::{Config, Event, QueueId, Receiver, Request, Source};
 
+/// Who has so many pieces to read first is not read from.
+const MOST_QUEUED: usize = 32;
+
 fn config(arguments: &[String]) -> Result<Config, Box<dyn Error>> {
     let source = match arguments {
         [_, _, ifindex, queue, ..] => Source::Queue {
@@ -46,7 +49,13 @@ fn main() -> Result<(), Box<dyn Error>> {
         while let Some(event) = receiver.next_event() {
             match event {
                 Event::Accepted { socket, .. } => drop(receiver.add(socket)?),
-                Event::Received { from, piece } => drop(receiver.send(from, piece)),
+                Event::Received { from, piece } => {
+                    receiver.send(from, piece);
+                    if receiver.queued(from) >= MOST_QUEUED {
+                        receiver.pause(from)?;
+                    }
+                }
+                Event::Sent { to } => receiver.resume(to)?,
                 Event::Ended { connection, .. } => receiver.close(connection)?,
                 Event::SendFailed { to, .. } => receiver.abort(to)?,
                 _ => {}

@@ -8,15 +8,18 @@
 //! Invariants, used by the SAFETY lines here and in `piece.rs`:
 //!  - **A1** `base..base + buffers * buffer_bytes` is mapped as long as `memory` lives ([`UmemMemory`]'s promise), and
 //!    lies in that part of it to which nobody but this process and the kernel writes;
-//!  - **A2** a range that [`Area::find`] returns lies wholly inside one buffer.
+//!  - **A2** a range that [`Area::find`] returns lies wholly inside one buffer;
+//!  - **A3** no other area of the process has any of its bytes ([`Area::claim`]): what one receiver's kernel fills
+//!    would change under pieces of another.
 //!
 //! [`Piece`]: crate::Piece
 #![allow(unsafe_code)]
 
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::{self, NonNull};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use xsk::{MemoryPart, UmemMemory};
@@ -37,6 +40,35 @@ pub(crate) struct Area {
     skipped: usize,
     buffer_bytes: u32,
     buffers: u32,
+    claim: Option<Claim>,
+}
+
+/// The addresses that areas have.
+static CLAIMED: Mutex<Vec<Range<u64>>> = Mutex::new(Vec::new());
+
+/// Addresses that no other area may have while this lives.
+struct Claim(Range<u64>);
+
+impl Claim {
+    fn new(wanted: Range<u64>) -> Option<Self> {
+        let mut claimed = Self::all();
+        let overlaps = |it: &Range<u64>| it.start < wanted.end && wanted.start < it.end;
+        if claimed.iter().any(overlaps) {
+            return None;
+        }
+        claimed.push(wanted.clone());
+        Some(Self(wanted))
+    }
+
+    fn all() -> MutexGuard<'static, Vec<Range<u64>>> {
+        CLAIMED.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        Self::all().retain(|it| *it != self.0);
+    }
 }
 
 // SAFETY: the pointer stands for memory that `memory` (Send + Sync) keeps mapped (A1); here it is only computed with.
@@ -65,7 +97,15 @@ impl Area {
             skipped,
             buffer_bytes,
             buffers,
+            claim: None,
         })
+    }
+
+    /// Claims its bytes for itself; `None` if another area has some of them.
+    pub(crate) fn claim(mut self) -> Option<Self> {
+        let begins = self.address();
+        self.claim = Some(Claim::new(begins..begins + self.len())?);
+        Some(self)
     }
 
     pub(crate) fn memory(&self) -> &Arc<dyn UmemMemory> {
@@ -197,6 +237,16 @@ mod tests {
         ] {
             assert!(area.find(offset, len).is_none(), "{offset} {len}");
         }
+    }
+
+    #[test]
+    fn bytes_are_of_one_area_at_a_time() {
+        let memory: Arc<dyn UmemMemory> = Arc::new(OwnMemory::new(4 * 4096).unwrap());
+        let area = |buffers| Area::new(memory.clone(), 4096, buffers).unwrap();
+        let first = area(2).claim().unwrap();
+        assert!(area(4).claim().is_none(), "two of them are taken");
+        drop(first);
+        assert!(area(4).claim().is_some());
     }
 
     #[test]

@@ -21,7 +21,7 @@ impl Receiver {
                 Kind::Send => self.sent(&done),
                 Kind::Accept => self.accepted(&done),
                 Kind::Bell => self.rung(),
-                Kind::Cancel => None,
+                Kind::CancelReceive | Kind::CancelSend => self.cancelled(&done),
             };
             if event.is_some() {
                 return event;
@@ -128,22 +128,61 @@ impl Receiver {
 
     fn accepted(&mut self, done: &Completion) -> Option<Event> {
         let listener = ListenerId(done.tag.slot);
+        let socket = (done.result >= 0).then(|| own(done.result));
         let retry = matches!(
             -done.result,
             libc::ECONNABORTED | libc::EAGAIN | libc::EINTR | libc::ENOSPC
         );
         if !done.more
-            && (done.result >= 0 || retry)
+            && (socket.is_some() || retry)
             && let Err(error) = self.listen_again(listener)
         {
             return Some(Event::AcceptFailed { listener, error });
         }
-        if done.result >= 0 {
-            let socket = own(done.result);
+        if let Some(socket) = socket {
             return Some(Event::Accepted { listener, socket });
         }
         let error = io::Error::from_raw_os_error(-done.result);
         (!retry && !done.more).then_some(Event::AcceptFailed { listener, error })
+    }
+
+    /// What was to be cancelled was not found: it is over, or goes on, and is cancelled again then.
+    fn cancelled(&mut self, done: &Completion) -> Option<Event> {
+        let slot = done.tag.slot;
+        let (_, it) = self.connections.at(slot).filter(|_| done.result < 0)?;
+        let (receives, sends) = (
+            matches!(it.receiving, Receiving::Armed(_)),
+            it.outbox.is_under_way(),
+        );
+        // If the kernel takes no requests, the next `wait` says so.
+        let _ = match done.tag.kind {
+            Kind::CancelReceive if receives && (it.closing || it.paused) => self.ring.cancel_receive(slot),
+            Kind::CancelSend if sends && it.aborted => self.ring.cancel_send(slot),
+            _ => Ok(()),
+        };
+        None
+    }
+
+    /// What is completed and nobody will ask for: descriptors are closed, and buffers go back for others that receive
+    /// by the same queue.
+    pub(crate) fn give_up_completed(&mut self) {
+        loop {
+            let done = &mut self.done;
+            self.ring.completed(|completion| done.push_back(completion));
+            if done.is_empty() {
+                return;
+            }
+            while let Some(done) = self.done.pop_front() {
+                match done.tag.kind {
+                    Kind::Accept if done.result >= 0 => drop(own(done.result)),
+                    // Blocks are of nobody else.
+                    Kind::Receive if done.result > 0 => drop(self.supply.piece(&done, None)),
+                    _ => {}
+                }
+            }
+            // There may be more than the queue has room for, and a receive that was not found.
+            self.ring.cancel_all();
+        }
     }
 
     /// Somebody woke us: hear the next one, too.
@@ -159,4 +198,51 @@ impl Receiver {
 fn own(descriptor: i32) -> OwnedFd {
     // SAFETY: an accept just made the descriptor, and its completion is read once.
     unsafe { OwnedFd::from_raw_fd(descriptor) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use crate::config::{Config, Memory, Request, Source};
+    use crate::ring::Tag;
+
+    #[test]
+    fn a_cancellation_that_found_nothing_is_made_again() {
+        let config = Config {
+            request: Request::ForceCopy,
+            memory: Memory::Own { bytes: 1 << 16 },
+            copy_buffer_bytes: 4096,
+            ..Config::new(Source::NoDevice)
+        };
+        let mut receiver = Receiver::open(&config).unwrap();
+        let (ours, _never_reads) = UnixStream::pair().unwrap();
+        let connection = receiver.add(ours).unwrap();
+        // More than a socket takes.
+        assert!(receiver.send(connection, vec![0; 64 << 20]));
+        receiver.wait(Some(Duration::ZERO)).unwrap();
+        let it = receiver.connections.get(connection).unwrap();
+        assert!(it.outbox.is_under_way() && it.receiving == Receiving::Armed(None));
+        (it.closing, it.aborted) = (true, true);
+        for kind in [Kind::CancelReceive, Kind::CancelSend] {
+            receiver.done.push_back(Completion {
+                tag: Tag {
+                    kind,
+                    slot: connection.slot,
+                },
+                result: -libc::ENOENT,
+                more: false,
+                buffer: None,
+                offset: 0,
+            });
+        }
+        let started = Instant::now();
+        while !matches!(receiver.next_event(), Some(Event::Closed { .. })) {
+            assert!(started.elapsed() < Duration::from_secs(60));
+            receiver.wait(Some(Duration::from_millis(100))).unwrap();
+        }
+        assert_eq!(receiver.connections(), 0);
+    }
 }

@@ -42,7 +42,8 @@ pub enum Memory {
         /// How long it is, rounded up to whole pages.
         bytes: usize,
     },
-    /// The caller's. The private part of it is used ([`UmemMemory::private_from`]).
+    /// The caller's. The private part of it is used ([`UmemMemory::private_from`]), by one receiver and its pieces at a
+    /// time; with ordinary receives those that [join](crate::Receiver::join) have as much memory of their own.
     Given(Arc<dyn UmemMemory>),
 }
 
@@ -107,10 +108,10 @@ pub struct Config {
     pub buffer_bytes: u32,
     /// The buffers of ordinary receives, bytes. Each piece takes one, however short it is.
     pub copy_buffer_bytes: u32,
-    /// Receive into blocks of so many bytes, a multiple of 4096: each piece but the last of a connection is a whole
-    /// block, and begins at a multiple of 4096, so that it can be written with O_DIRECT from where it is. Only
-    /// ordinary receives do that: a NIC puts payload where its headers end. A piece comes when its block is full, or
-    /// the peer is done.
+    /// Receive into blocks of so many bytes, a multiple of 4096: each piece but the last of a connection, and the one
+    /// before a pause, is a whole block, and begins at a multiple of 4096, so that it can be written with O_DIRECT from
+    /// where it is. Only ordinary receives do that: a NIC puts payload where its headers end. A piece comes when its
+    /// block is full, or the peer is done.
     pub block_bytes: Option<u32>,
     /// Entries of the submission queue.
     pub requests: u32,

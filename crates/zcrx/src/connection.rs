@@ -111,6 +111,14 @@ impl Connections {
         Some((ConnectionId { slot, generation }, connection.as_mut()?))
     }
 
+    /// How many payloads one has to send.
+    pub(crate) fn queued(&self, id: ConnectionId) -> usize {
+        match self.slots.get(id.slot as usize) {
+            Some((generation, Some(it))) if *generation == id.generation => it.outbox.len(),
+            _ => 0,
+        }
+    }
+
     /// How many there are.
     pub(crate) fn len(&self) -> usize {
         self.slots.len() - self.free.len()

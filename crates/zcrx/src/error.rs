@@ -43,6 +43,12 @@ pub enum OpenError {
         private_from: usize,
         buffer_bytes: u32,
     },
+    /// Somebody receives into it.
+    #[error(
+        "the {what} is in use by another receiver of this process, or by pieces of one: drop those first, or pass \
+         another"
+    )]
+    InUse { what: &'static str },
     /// Sizes that cannot be.
     #[error("{what} of {bytes} bytes: it must be {must}")]
     Size {

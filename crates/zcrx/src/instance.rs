@@ -19,7 +19,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use rustix::io::fcntl_dupfd_cloexec;
 use xsk::{Backing, OwnMemory, UmemMemory};
@@ -62,11 +62,12 @@ pub(crate) fn memory(config: &Config) -> Result<Arc<dyn UmemMemory>, OpenError> 
 pub(crate) fn area(config: &Config, buffer_bytes: u32, most: u32) -> Result<Area, OpenError> {
     let memory = memory(config)?;
     let (len_bytes, private_from) = (memory.len(), memory.private_from());
-    Area::new(memory, buffer_bytes, most).ok_or(OpenError::NoBuffer {
+    let area = Area::new(memory, buffer_bytes, most).ok_or(OpenError::NoBuffer {
         len_bytes,
         private_from,
         buffer_bytes,
-    })
+    })?;
+    area.claim().ok_or(OpenError::InUse { what: "memory" })
 }
 
 /// Why there is no instance.
@@ -234,6 +235,10 @@ pub struct Instance {
     area: OwnedFd,
     refill: OwnedFd,
     shape: Shape,
+    /// Its memory, where this process registered it: nobody else is to receive into that.
+    _registered: Option<Arc<Pool>>,
+    /// Whoever of this process receives by it, or has pieces of it.
+    user: Mutex<Weak<Pool>>,
 }
 
 /// How a ring knows an instance.
@@ -260,7 +265,11 @@ impl Imported {
     }
 
     /// What was encoded.
-    pub fn from_bytes(bytes: &[u8; Self::BYTES]) -> Self {
+    ///
+    /// # Safety
+    /// The bytes must be those of what [`Instance::import_into`] said of the ring and of the instance that they are
+    /// used with: they say where in memory the kernel is told of buffers that it may fill.
+    pub unsafe fn from_bytes(bytes: &[u8; Self::BYTES]) -> Self {
         let half = |at: usize| (0..4).fold(0, |sum, n| sum | u32::from(bytes[at + n]) << (8 * n));
         let offsets = Offsets {
             head: half(4),
@@ -308,6 +317,8 @@ impl Instance {
             area: area_file,
             refill: refill_file,
             shape: shape(offset + area.skipped() as u64),
+            _registered: Some(shared.pool.clone()),
+            user: Mutex::default(),
         })
     }
 
@@ -332,6 +343,8 @@ impl Instance {
             area,
             refill,
             shape,
+            _registered: None,
+            user: Mutex::default(),
         }
     }
 
@@ -348,6 +361,11 @@ impl Instance {
 
     /// Maps what a receiver needs of it.
     pub(crate) fn take_up(&self, imported: Imported) -> Result<Arc<Shared>, OpenError> {
+        // Two that give buffers back by themselves would give back what the other reads.
+        let mut user = self.user.lock().unwrap_or_else(PoisonError::into_inner);
+        if user.strong_count() > 0 {
+            return Err(OpenError::InUse { what: "instance" });
+        }
         let shape = self.shape;
         let map = |file: &OwnedFd, offset: u64, len: u64| {
             let file = fcntl_dupfd_cloexec(file, 0)?;
@@ -371,7 +389,9 @@ impl Instance {
             counters: shape.counts_copies,
             no_device: shape.no_device,
         };
-        share(area, Arc::new(refill), facts)
+        let shared = share(area, Arc::new(refill), facts)?;
+        *user = Arc::downgrade(&shared.pool);
+        Ok(shared)
     }
 }
 
@@ -458,6 +478,8 @@ mod tests {
             ..Offsets::default()
         };
         let imported = Imported { id: 7, offsets };
-        assert_eq!(Imported::from_bytes(&imported.to_bytes()), imported);
+        // SAFETY: they are used with nothing.
+        let came = unsafe { Imported::from_bytes(&imported.to_bytes()) };
+        assert_eq!(came, imported);
     }
 }

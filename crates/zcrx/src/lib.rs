@@ -50,7 +50,8 @@
 //!  - A NIC's queue needs header/data split on and no XDP program on its interface. Bytes that come by another queue,
 //!    and those that the NIC did not split off, are copied by the kernel into the same buffers.
 //!  - Buffers are what limits: with all of them in pieces nothing is received until one is dropped. A connection that
-//!    is not read for a while is better [paused](Receiver::pause).
+//!    is not read for a while is better [paused](Receiver::pause), and one whose peer does not read what it is sent
+//!    ([`Receiver::queued`]).
 //!  - A piece of zcrx is at most a buffer long, and may begin anywhere in it. Blocks for O_DIRECT
 //!    ([`Config::block_bytes`]) are filled by ordinary receives only.
 //!  - zcrx is for TCP itself: not for TLS in the kernel, MPTCP or Unix sockets. These end with EPROTONOSUPPORT.

@@ -82,6 +82,10 @@ impl Outbox {
         self.queue.is_empty()
     }
 
+    pub(crate) fn len(&self) -> usize {
+        self.queue.len()
+    }
+
     pub(crate) fn is_under_way(&self) -> bool {
         self.under_way
     }

@@ -69,6 +69,12 @@ pub(crate) struct Pool {
     bells: Mutex<Vec<Weak<Bell>>>,
 }
 
+impl fmt::Debug for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Pool({} buffers)", self.area.buffers())
+    }
+}
+
 impl Pool {
     pub(crate) fn new(area: Area, whole_buffers: bool) -> Self {
         Self {

@@ -11,7 +11,8 @@
 //! again, shows an area that is too small: that ends the connection.
 //!
 //! A connection's slot is freed when the caller has closed it and no request of it is under way; so a completion never
-//! meets a later connection.
+//! meets a later connection. A cancellation may find nothing, as the request is between two steps of the kernel's: it is
+//! made again while the request is under way.
 
 use std::collections::VecDeque;
 use std::io;
@@ -20,14 +21,14 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::config::{Config, Fallback, Mode, Request};
+use crate::config::{Config, Fallback, Memory, Mode, Request};
 use crate::connection::{ConnectionId, Connections, ListenerId, Receiving};
 use crate::error::OpenError;
 use crate::event::Event;
 use crate::instance::{self, Imported, Instance, Prepared, Refusal, Share};
 use crate::outbox::Payload;
 use crate::piece::Bell;
-use crate::ring::{Completion, Kind, Ring};
+use crate::ring::{Completion, Ring};
 use crate::supply::{NoBuffer, Supply};
 
 /// How often a receive may end without buffers while nobody holds any: at least so many times [`RETRY`].
@@ -218,8 +219,14 @@ impl Receiver {
             Some((shared, id)) => Some((shared.clone(), instance::export(self.ring.as_fd(), id)?)),
             None => None,
         };
+        let mut config = self.config.clone();
+        if let (None, Memory::Given(memory)) = (&instance, &config.memory) {
+            // That is this receiver's alone.
+            let bytes = memory.len().saturating_sub(memory.private_from());
+            config.memory = Memory::Own { bytes };
+        }
         Ok(Share {
-            config: self.config.clone(),
+            config,
             instance,
             fallbacks: self.fallbacks.clone(),
         })
@@ -259,7 +266,10 @@ impl Receiver {
     /// If the kernel takes no requests.
     pub fn add(&mut self, socket: impl Into<OwnedFd>) -> io::Result<ConnectionId> {
         let id = self.connections.add(socket.into());
-        self.arm(id.slot)?;
+        if let Err(error) = self.arm(id.slot) {
+            self.connections.remove(id.slot);
+            return Err(error);
+        }
         Ok(id)
     }
 
@@ -274,6 +284,13 @@ impl Receiver {
         true
     }
 
+    /// How many payloads are queued for a peer that are not all with the kernel yet. Pieces among them keep their
+    /// buffers: of who does not read what it is sent, no more should be received ([`pause`](Self::pause)), or it should
+    /// be given up ([`abort`](Self::abort)).
+    pub fn queued(&self, to: ConnectionId) -> usize {
+        self.connections.queued(to)
+    }
+
     /// Leaves what comes next with the kernel, so that the peer is slowed down. Pieces that are on their way still
     /// come.
     ///
@@ -285,7 +302,7 @@ impl Receiver {
         };
         it.paused = true;
         match it.receiving {
-            Receiving::Armed(_) => self.ring.cancel(Kind::Receive, connection.slot),
+            Receiving::Armed(_) => self.ring.cancel_receive(connection.slot),
             _ => Ok(()),
         }
     }
@@ -327,8 +344,11 @@ impl Receiver {
         };
         (it.closing, it.aborted) = (true, it.aborted || at_once);
         let sends = it.outbox.is_under_way();
+        if at_once {
+            it.outbox.clear();
+        }
         match it.receiving {
-            Receiving::Armed(_) => self.ring.cancel(Kind::Receive, connection.slot)?,
+            Receiving::Armed(_) => self.ring.cancel_receive(connection.slot)?,
             Receiving::Starved => {
                 it.receiving = Receiving::Over;
                 self.starved.retain(|&slot| slot != connection.slot);
@@ -336,7 +356,7 @@ impl Receiver {
             Receiving::Idle | Receiving::Over => {}
         }
         if at_once && sends {
-            self.ring.cancel(Kind::Send, connection.slot)?;
+            self.ring.cancel_send(connection.slot)?;
         }
         self.free_if_over(connection.slot);
         Ok(())
@@ -479,6 +499,7 @@ impl Drop for Receiver {
     fn drop(&mut self) {
         // Requests name memory of connections and of the pool, which are dropped next.
         self.ring.cancel_all();
+        self.give_up_completed();
     }
 }
 

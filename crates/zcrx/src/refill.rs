@@ -80,10 +80,13 @@ impl RefillRing {
         if !entries.is_power_of_two() {
             return None;
         }
-        let head = part(&*memory, offsets.head, size_of::<u32>())?.cast();
-        let tail = part(&*memory, offsets.tail, size_of::<u32>())?.cast();
+        let head: NonNull<AtomicU32> = part(&*memory, offsets.head, size_of::<u32>())?.cast();
+        let tail: NonNull<AtomicU32> = part(&*memory, offsets.tail, size_of::<u32>())?.cast();
         let bytes = (entries as usize).checked_mul(size_of::<RefillEntry>())?;
         let slots = part(&*memory, offsets.entries, bytes)?.cast::<RefillEntry>();
+        if !(head.is_aligned() && tail.is_aligned() && slots.is_aligned()) {
+            return None;
+        }
         let mut ring = Self {
             head,
             tail,
@@ -101,7 +104,7 @@ impl RefillRing {
         };
         ring.cursor.tail = ring.load(ring.tail);
         ring.seen_head = ring.load(ring.head);
-        (head.is_aligned() && tail.is_aligned() && slots.is_aligned()).then_some(ring)
+        Some(ring)
     }
 
     /// What the kernel has copied into the area, times and bytes: two words at the end of the memory, if it counts.

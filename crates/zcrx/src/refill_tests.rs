@@ -87,6 +87,7 @@ fn parts_outside_the_memory_are_no_ring() {
     assert!(!made(offsets(4096, 64, 128), 8));
     assert!(!made(offsets(0, u32::MAX, 128), 8));
     assert!(!made(offsets(0, 64, 132), 8), "not aligned");
+    assert!(!made(offsets(2, 64, 128), 8) && !made(offsets(0, 66, 128), 8));
     assert!(!made(offsets(0, 64, 128), 12), "no power of two");
     assert!(!made(offsets(0, 64, 128), 0));
 }

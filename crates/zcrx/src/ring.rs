@@ -21,7 +21,10 @@ pub(crate) enum Kind {
     Send,
     Accept,
     Bell,
-    Cancel,
+    /// Of a receive.
+    CancelReceive,
+    /// Of a send.
+    CancelSend,
 }
 
 /// What a request is, and whose.
@@ -38,7 +41,8 @@ impl Tag {
             Kind::Send => 2,
             Kind::Accept => 3,
             Kind::Bell => 4,
-            Kind::Cancel => 5,
+            Kind::CancelReceive => 5,
+            Kind::CancelSend => 6,
         };
         kind << 32 | u64::from(self.slot)
     }
@@ -49,7 +53,8 @@ impl Tag {
             2 => Kind::Send,
             3 => Kind::Accept,
             4 => Kind::Bell,
-            5 => Kind::Cancel,
+            5 => Kind::CancelReceive,
+            6 => Kind::CancelSend,
             _ => return None,
         };
         let slot = word as u32;
@@ -201,20 +206,30 @@ impl Ring {
         unsafe { self.push(entry, Kind::Bell, 0) }
     }
 
-    /// Ends a request; its last completion comes then.
-    pub(crate) fn cancel(&mut self, kind: Kind, slot: u32) -> io::Result<()> {
-        let entry = opcode::AsyncCancel::new(Tag { kind, slot }.to_word()).build();
-        // SAFETY: it names no memory.
-        unsafe { self.push(entry, Kind::Cancel, slot) }
+    /// Ends a connection's receive; its last completion comes then.
+    pub(crate) fn cancel_receive(&mut self, slot: u32) -> io::Result<()> {
+        self.cancel(Kind::Receive, Kind::CancelReceive, slot)
     }
 
-    /// Ends all requests.
-    pub(crate) fn cancel_all(&self) {
+    /// Ends a connection's send; its completion comes then.
+    pub(crate) fn cancel_send(&mut self, slot: u32) -> io::Result<()> {
+        self.cancel(Kind::Send, Kind::CancelSend, slot)
+    }
+
+    fn cancel(&mut self, what: Kind, kind: Kind, slot: u32) -> io::Result<()> {
+        let entry = opcode::AsyncCancel::new(Tag { kind: what, slot }.to_word()).build();
+        // SAFETY: it names no memory.
+        unsafe { self.push(entry, kind, slot) }
+    }
+
+    /// Ends all requests, those that are queued only as well.
+    pub(crate) fn cancel_all(&mut self) {
+        // First, since a call submits what is queued: behind the cancelling it would begin anew.
+        let _ = self.wait(Some(Duration::ZERO));
         let submitter = self.0.submitter();
         let _ = submitter.register_sync_cancel(None, CancelBuilder::any());
         // What was cancelled ends in a call of ours.
-        let now = Timespec::new();
-        let _ = submitter.submit_with_args(1, &SubmitArgs::new().timespec(&now));
+        let _ = self.wait(Some(Duration::ZERO));
     }
 
     /// Hands queued requests to the kernel, and waits until something is completed or the time is over.
@@ -267,7 +282,8 @@ mod tests {
 
     #[test]
     fn tags_come_back_as_they_were() {
-        for kind in [Kind::Receive, Kind::Send, Kind::Accept, Kind::Bell, Kind::Cancel] {
+        let own = [Kind::Receive, Kind::Send, Kind::Accept, Kind::Bell];
+        for kind in own.into_iter().chain([Kind::CancelReceive, Kind::CancelSend]) {
             for slot in [0, 7, u32::MAX] {
                 let tag = Tag { kind, slot };
                 assert_eq!(Tag::from_word(tag.to_word()), Some(tag));

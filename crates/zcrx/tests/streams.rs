@@ -3,6 +3,7 @@
 
 #![allow(unsafe_code, reason = "an instance is taken up from its parts")]
 
+mod ends;
 mod support;
 
 use std::collections::VecDeque;
@@ -468,6 +469,7 @@ fn who_has_no_privilege_receives_by_an_instance_that_another_imports() {
         });
         let ring = prepared.recv_timeout(LIMIT).unwrap();
         let bytes = instance.import_into(ring.as_fd()).unwrap().to_bytes();
-        to_us.send(zcrx::Imported::from_bytes(&bytes)).unwrap();
+        // SAFETY: of the ring and the instance that it is used with.
+        to_us.send(unsafe { zcrx::Imported::from_bytes(&bytes) }).unwrap();
     });
 }

@@ -44,7 +44,7 @@ impl HintsArg {
 
 /// What measures raw sockets
 #[derive(Debug, Clone, Args)]
-pub(super) struct RawArgs {
+pub(crate) struct RawArgs {
     /// What to measure
     #[arg(value_enum)]
     what: What,

@@ -43,35 +43,59 @@ mod setup;
 mod txonly;
 
 use args::{Plan, RawArgs};
-use clap::{Args, Subcommand};
+use clap::{ArgMatches, Args, Command, FromArgMatches, Subcommand};
 use echo::EchoArgs;
 use meter::{Meter, Stopwatch, Tally};
 use setup::Rig;
 
-/// Measure raw AF_XDP sockets without a guest, or TCP messages
-#[derive(Debug, Clone, Args)]
-#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
-pub(crate) struct BenchArgs {
-    #[command(subcommand)]
-    apart: Option<Apart>,
-    #[command(flatten)]
-    raw: Option<RawArgs>,
+/// What to measure: raw AF_XDP sockets without a guest, or what has a name and options of its own.
+#[derive(Debug, Clone)]
+pub(crate) enum BenchArgs {
+    Apart(Apart),
+    Raw(RawArgs),
 }
 
 /// Benchmarks with options of their own.
 #[derive(Debug, Clone, Subcommand)]
-enum Apart {
+pub(crate) enum Apart {
     #[command(after_help = echo::EXAMPLES)]
     Echo(EchoArgs),
+}
+
+impl Args for BenchArgs {
+    fn augment_args(command: Command) -> Command {
+        let command = RawArgs::augment_args(Apart::augment_subcommands(command));
+        command
+            .subcommand_required(false)
+            .args_conflicts_with_subcommands(true)
+            .subcommand_negates_reqs(true)
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for BenchArgs {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        match matches.subcommand_name() {
+            Some(_) => Apart::from_arg_matches(matches).map(Self::Apart),
+            None => RawArgs::from_arg_matches(matches).map(Self::Raw),
+        }
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
 }
 
 impl BenchArgs {
     /// Errors: options that do not go together, or values that none of them can have.
     pub(crate) fn check(&self) -> anyhow::Result<()> {
-        match (&self.apart, &self.raw) {
-            (Some(Apart::Echo(args)), _) => args.check(),
-            (None, Some(args)) => args.check(),
-            (None, None) => anyhow::bail!("bench: say what to measure, see `vhost-af-xdp bench --help`"),
+        match self {
+            Self::Apart(Apart::Echo(args)) => args.check(),
+            Self::Raw(args) => args.check(),
         }
     }
 }
@@ -80,10 +104,9 @@ impl BenchArgs {
 /// Errors: bad values and refusals by the kernel, one line each with the remedy, before anything was measured; the
 /// interface going away while it ran, after the report of what was done until then.
 pub(crate) fn run(args: BenchArgs) -> anyhow::Result<()> {
-    let raw = match (args.apart, args.raw) {
-        (Some(Apart::Echo(args)), _) => return echo::run(args),
-        (None, Some(raw)) => raw,
-        (None, None) => return Ok(()),
+    let raw = match args {
+        BenchArgs::Apart(Apart::Echo(args)) => return echo::run(args),
+        BenchArgs::Raw(raw) => raw,
     };
     let plan = Plan::try_from(raw)?;
     match plan.args.benchmark() {

@@ -190,7 +190,8 @@ pub(crate) trait Lane: Send {
     /// Asks for kicks where the lane waits for a guest, and looks again.
     fn arm(&mut self, near: Near<'_>) -> Work;
     /// Bytes that it has carried so far, either way; counters of its guest's or of its own, so they may begin anew. 0
-    /// where that is not counted.
+    /// where that is not counted, as of links, which have little room: such a lane is not let alone
+    /// ([`super::moderation`]).
     fn carried(&self) -> u64 {
         0
     }

@@ -140,10 +140,6 @@ impl Lane for LinkLane {
         self.lane.disarm();
     }
 
-    fn carried(&self) -> u64 {
-        self.lane.carried()
-    }
-
     fn pair(&self) -> Option<&QueuePair> {
         self.lane.pair()
     }

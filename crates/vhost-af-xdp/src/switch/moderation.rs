@@ -12,7 +12,8 @@
 //! for answers gets fewer with each pause, so that there is none for such guests.
 //!
 //! Only lanes that carry much ([`BUSY_BYTES_A_US`]) take part. The others are armed meanwhile, and wake the worker at
-//! once. After a pause that brought nothing a lane is armed as well, until it has moved a frame.
+//! once; all lanes breathe then. So what waits is what comes by a lane that is let alone, whomever it is for: of a NIC,
+//! of the host and of another worker that may be frames for guests that carry little. After a pause that brought nothing a lane is armed as well, until it has moved a frame.
 
 use std::time::{Duration, Instant};
 

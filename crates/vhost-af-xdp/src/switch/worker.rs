@@ -379,9 +379,10 @@ impl Worker {
     /// Arms all lanes but those that are let alone for a while, and sleeps until something happens; how long.
     fn rest(&mut self) -> Duration {
         let mut work = self.listen_again();
-        let pause = self.pause();
+        let (pause, mut is_pause) = (self.pause(), false);
         for &at in &self.awake {
             if self.lanes[at].share.begin(!pause.is_zero()) {
+                is_pause = true;
                 work = work.max(Work::Later(Reverse(pause)));
                 continue;
             }
@@ -391,7 +392,6 @@ impl Worker {
         let mut asleep = Duration::ZERO;
         if work != Work::Now {
             self.counters.sleeps.add(1);
-            let is_pause = self.lanes.iter().any(|slot| slot.share.is_let_alone());
             self.counters.pauses.add(is_pause.into());
             let wait = match work {
                 Work::Soon => Some(SOON),

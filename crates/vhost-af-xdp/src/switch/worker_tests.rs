@@ -164,13 +164,20 @@ fn lane_that_carries_much_is_let_alone_and_the_others_wake_the_worker_meanwhile(
     let pair = worker.lanes[1].lane.pair().expect("a guest");
     let kick = pair.from_guest.kick.as_ref().expect("an eventfd");
     rustix::io::write(kick, &1u64.to_ne_bytes()).expect("room");
+    let again = kick.try_clone().expect("descriptors");
     let (rested, rests) = mpsc::channel();
     std::thread::spawn(move || {
         worker.rest();
         let is_let_alone = [0, 1].map(|at: usize| worker.lanes[at].share.is_let_alone());
+        // Armed since, it sleeps like any other, though it has moved no frame.
+        worker.lanes[0].dozes = true;
+        worker.count_awake();
+        rustix::io::write(&again, &1u64.to_ne_bytes()).expect("room");
+        worker.rest();
         let _ = rested.send(is_let_alone);
     });
     let is_let_alone = rests.recv_timeout(Duration::from_secs(10)).expect("it wakes");
     assert_eq!(is_let_alone, [true, false]);
-    assert_eq!(handle.counters.pauses.get(), 1);
+    let counters = &handle.counters;
+    assert_eq!((counters.sleeps.get(), counters.pauses.get()), (2, 1));
 }

@@ -1,0 +1,181 @@
+//! What is left when connections and receivers end in the middle of something, and who may use memory after that.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::support::{LIMIT, can_zcrx, listening, run, sender, small, ways};
+use zcrx::{Config, ConnectionId, Event, Memory, OpenError, OwnMemory, Piece, Receiver, Request};
+
+fn open(request: Request, config: Config) -> Receiver {
+    Receiver::open(&Config { request, ..config }).unwrap()
+}
+
+fn connect(address: SocketAddr) -> TcpStream {
+    let peer = TcpStream::connect(address).unwrap();
+    peer.set_read_timeout(Some(LIMIT)).unwrap();
+    peer
+}
+
+/// The first event that is looked for.
+fn first<T>(receiver: &mut Receiver, mut wanted: impl FnMut(&mut Receiver, Event) -> Option<T>) -> T {
+    let started = Instant::now();
+    loop {
+        while let Some(event) = receiver.next_event() {
+            if let Some(found) = wanted(receiver, event) {
+                return found;
+            }
+        }
+        assert!(started.elapsed() < LIMIT, "{:?}", receiver.statistics());
+        receiver.wait(Some(Duration::from_millis(200))).unwrap();
+    }
+}
+
+fn add_accepted(receiver: &mut Receiver) -> ConnectionId {
+    first(receiver, |receiver, event| match event {
+        Event::Accepted { socket, .. } => Some(receiver.add(socket).unwrap()),
+        _ => None,
+    })
+}
+
+fn first_piece(receiver: &mut Receiver) -> Piece {
+    first(receiver, |_, event| match event {
+        Event::Received { piece, .. } => Some(piece),
+        _ => None,
+    })
+}
+
+#[test]
+fn what_was_queued_is_not_sent_after_an_abort() {
+    for way in ways() {
+        let mut receiver = open(way, small(64));
+        let (_, address) = listening(&mut receiver);
+        let mut peer = connect(address);
+        let connection = add_accepted(&mut receiver);
+        receiver.wait(Some(Duration::ZERO)).unwrap();
+        assert!(receiver.send(connection, vec![1; 1000]));
+        receiver.abort(connection).unwrap();
+        first(&mut receiver, |_, event| {
+            matches!(event, Event::Closed { .. }).then_some(())
+        });
+        let mut got = Vec::new();
+        peer.read_to_end(&mut got).unwrap();
+        assert_eq!(got.len(), 0);
+    }
+}
+
+/// Whether the kernel has accepted it already or does so when the receiver ends.
+#[test]
+fn connection_that_was_accepted_and_not_taken_ends_with_its_receiver() {
+    for waits in [true, false] {
+        let mut receiver = open(Request::ForceCopy, small(64));
+        let (_, address) = listening(&mut receiver);
+        let mut peer = connect(address);
+        if waits {
+            receiver.wait(Some(LIMIT)).unwrap();
+        }
+        drop(receiver);
+        match peer.read_to_end(&mut Vec::new()) {
+            Ok(0) => {}
+            Err(error) if error.kind() == ErrorKind::ConnectionReset => {}
+            other => panic!("its descriptor was forgotten: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn memory_is_of_one_receiver_and_its_pieces_at_a_time() {
+    let config = Config {
+        request: Request::ForceCopy,
+        memory: Memory::Given(Arc::new(OwnMemory::new(64 * 4096).unwrap())),
+        ..small(64)
+    };
+    let is_in_use = || matches!(Receiver::open(&config).err(), Some(OpenError::InUse { .. }));
+    let mut receiver = Receiver::open(&config).unwrap();
+    assert!(is_in_use());
+    let second = Receiver::join(&receiver.share().unwrap()).unwrap();
+    assert_eq!(second.buffers(), 64, "of its own");
+    let (_, address) = listening(&mut receiver);
+    connect(address).write_all(b"kept").unwrap();
+    add_accepted(&mut receiver);
+    let piece = first_piece(&mut receiver);
+    drop(receiver);
+    assert!(is_in_use(), "a piece is there");
+    assert_eq!(&piece[..], b"kept");
+    drop(piece);
+    assert!(Receiver::open(&config).is_ok());
+}
+
+/// Of a queue that others go on with: buffers that were filled for it go back all the same.
+#[test]
+fn receiver_that_ends_with_unread_completions_takes_no_buffers_along() {
+    if !can_zcrx() {
+        return;
+    }
+    let mut stays = open(Request::ForceZcrx, small(64));
+    let share = stays.share().unwrap();
+    for seed in 0..20 {
+        let mut ends = Receiver::join(&share).unwrap();
+        let (_, address) = listening(&mut ends);
+        let mut peer = connect(address);
+        add_accepted(&mut ends);
+        peer.write_all(&[seed; 30_000]).unwrap();
+        drop(first_piece(&mut ends));
+        // What else came is not looked at.
+        ends.wait(Some(Duration::ZERO)).unwrap();
+    }
+    let (_, address) = listening(&mut stays);
+    let sending = sender(address, 7, 1 << 20);
+    run(&mut stays, 1, 1 << 20, |_, event| Some(event));
+    sending.join().unwrap();
+}
+
+/// It has sent so much by then that all buffers wait to be sent back to it.
+#[test]
+fn peer_that_never_reads_gives_its_buffers_back_when_it_is_aborted() {
+    for way in ways() {
+        let mut receiver = open(way, small(64));
+        let (_, address) = listening(&mut receiver);
+        let greedy = std::thread::spawn(move || {
+            let mut peer = connect(address);
+            while peer.write_all(&[1; 4096]).is_ok() {}
+        });
+        echo(&mut receiver, true, || greedy.is_finished());
+        greedy.join().unwrap();
+        let other = std::thread::spawn(move || {
+            let mut peer = connect(address);
+            peer.write_all(&[2; 100_000]).unwrap();
+            let mut got = vec![0; 100_000];
+            peer.read_exact(&mut got).unwrap();
+            assert!(got.iter().all(|&byte| byte == 2));
+        });
+        echo(&mut receiver, false, || other.is_finished());
+        other.join().unwrap();
+    }
+}
+
+/// Sends back what comes, from where it lies; with `aborts` until somebody has most of the buffers for that.
+fn echo(receiver: &mut Receiver, aborts: bool, is_over: impl Fn() -> bool) {
+    let (started, mut peers) = (Instant::now(), Vec::new());
+    while !is_over() {
+        assert!(started.elapsed() < 2 * LIMIT, "{:?}", receiver.statistics());
+        receiver.wait(Some(Duration::from_millis(50))).unwrap();
+        while let Some(event) = receiver.next_event() {
+            match event {
+                Event::Accepted { socket, .. } => peers.push(receiver.add(socket).unwrap()),
+                Event::Received { from, piece } => drop(receiver.send(from, piece)),
+                Event::Ended { connection, .. } => receiver.close(connection).unwrap(),
+                _ => {}
+            }
+        }
+        let is_dry = receiver.statistics().ran_out > 0;
+        peers.retain(|&peer| {
+            let has_most = aborts && is_dry && receiver.queued(peer) >= 32;
+            if has_most {
+                receiver.abort(peer).unwrap();
+            }
+            !has_most
+        });
+    }
+}
