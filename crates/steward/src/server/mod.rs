@@ -398,7 +398,7 @@ impl Server {
                 self.release(number, &held);
             }
             if let Some(held) = connection.queue.take() {
-                self.release_queue(&held);
+                self.release_queue(connection.peer.uid, &held);
             }
             connection.refuse(refusal);
             self.close(connection);

@@ -36,7 +36,7 @@ use super::file::may_crash;
 use super::held_queue::{HeldQueue, QueueKey};
 use super::sockets::{self, OF_A_QUEUE};
 use super::{Answered, Server};
-use crate::hardware::apart::{self, ApartPlan, NotApart};
+use crate::hardware::apart::{self, NotApart};
 use crate::hardware::{Ethtool, bound};
 use crate::links::Link;
 use crate::listing::Listed;
