@@ -137,6 +137,9 @@ fn ring_that_cannot_be_registered_is_refused_and_the_lease_goes_on() {
     assert!(refusal.text.contains("no ring of io_uring"), "{refusal}");
     let refusal = asked(used.as_fd(), &file);
     assert!(refusal.text.contains("IORING_SETUP_R_DISABLED"), "{refusal}");
+    // All rings are looked at before one has the memory.
+    let further = refused(register(&mut lease, &[ready.as_fd(), file.as_fd()], &file));
+    assert!(further.text.contains("no ring of io_uring"), "{further}");
     // Memory that could hold somebody up, or that is not there.
     let (reader, _writer) = rustix::pipe::pipe().expect("a pipe");
     let refusal = refused(lease.register(

@@ -6,6 +6,8 @@
 use std::error::Error;
 use std::io::Read;
 use std::net::TcpListener;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use zcrx::{Config, Event, QueueId, Receiver, Request, Source};
 
@@ -40,11 +42,15 @@ fn main() -> Result<(), Box<dyn Error>> {
     receiver.fallbacks().iter().for_each(|it| println!("{it}"));
     receiver.listen(listener)?;
     let waker = receiver.waker();
-    let input = std::thread::spawn(move || {
+    let has_ended = Arc::new(AtomicBool::new(false));
+    let input_has_ended = Arc::clone(&has_ended);
+    std::thread::spawn(move || {
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
+        // Before it wakes us: seen by then.
+        input_has_ended.store(true, Ordering::Release);
         waker.wake();
     });
-    while !input.is_finished() {
+    while !has_ended.load(Ordering::Acquire) {
         receiver.wait(None)?;
         while let Some(event) = receiver.next_event() {
             match event {

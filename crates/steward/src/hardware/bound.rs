@@ -39,6 +39,26 @@ impl Bound {
 /// # Errors
 /// The kernel's.
 pub fn to(ifindex: u32, queue: u32) -> io::Result<Option<Bound>> {
+    match ask(ifindex, queue) {
+        Err(error) if is_missing(&error) => Ok(None),
+        answered => answered,
+    }
+}
+
+/// Whether memory of io_uring may be bound to a receive queue. It stays bound while the interface is down, and of an
+/// interface that is down the kernel tells of no queue.
+///
+/// # Errors
+/// The kernel's.
+pub(crate) fn may_be_to_io_uring(ifindex: u32, queue: u32) -> io::Result<bool> {
+    match ask(ifindex, queue) {
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(true),
+        Err(error) if is_missing(&error) => Ok(false),
+        answered => Ok(answered? == Some(Bound::IoUring)),
+    }
+}
+
+fn ask(ifindex: u32, queue: u32) -> io::Result<Option<Bound>> {
     let mut socket = NetlinkSocket::new();
     let mut request = netdev::Request::new().op_queue_get_do();
     request
@@ -47,10 +67,7 @@ pub fn to(ifindex: u32, queue: u32) -> io::Result<Option<Bound>> {
         .push_type(QueueType::Rx as u32)
         .push_id(queue);
     let mut replies = socket.request(&request)?;
-    let attributes = match replies.recv_one().map_err(io::Error::from) {
-        Err(error) if is_missing(&error) => return Ok(None),
-        answered => answered?,
-    };
+    let attributes = replies.recv_one().map_err(io::Error::from)?;
     Ok(if attributes.get_io_uring().is_ok() {
         Some(Bound::IoUring)
     } else if attributes.get_dmabuf().is_ok() {
@@ -69,4 +86,26 @@ pub fn to(ifindex: u32, queue: u32) -> io::Result<Option<Bound>> {
 fn is_missing(error: &io::Error) -> bool {
     let codes = [libc::ENODEV, libc::ENOENT, libc::EINVAL];
     error.raw_os_error().is_some_and(|code| codes.contains(&code))
+}
+
+#[cfg(test)]
+mod tests {
+    use testkit::netns::NetNs;
+
+    use super::*;
+
+    #[test]
+    fn queue_of_an_interface_that_is_down_may_have_memory_and_one_that_is_not_there_has_none() {
+        testkit::require!(Root);
+        let ns = NetNs::new("bound");
+        ns.ip(&["link", "add", "nic0", "type", "veth", "peer", "name", "wire0"]);
+        let index = ns.index_of("nic0");
+        let bound = |queue| ns.enter(move || may_be_to_io_uring(index, queue).expect("it tells"));
+        assert!(bound(0));
+        assert_eq!(ns.enter(move || to(index, 0)).expect("it tells"), None);
+        ns.ip(&["link", "set", "nic0", "up"]);
+        assert!(!bound(0) && !bound(1_000));
+        ns.ip(&["link", "del", "nic0"]);
+        assert!(!bound(0));
+    }
 }

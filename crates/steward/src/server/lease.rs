@@ -241,5 +241,6 @@ impl Server {
             .map(|lease| lease.held.wanted.queues)
             .sum::<u32>()
             .saturating_add(queues)
+            .saturating_add(self.zcrx.charged(rule))
     }
 }

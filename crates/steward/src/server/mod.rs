@@ -361,7 +361,7 @@ impl Server {
         self.lose_errand(&mut connection);
         let pid = connection.peer.pid;
         if let Some(held) = connection.queue.take() {
-            self.release_queue(&held);
+            self.release_queue(connection.peer.uid, &held);
             if self.leases.may_say(connection.peer.uid) {
                 tracing::info!(
                     pid,
@@ -398,7 +398,7 @@ impl Server {
                 self.release(number, &held);
             }
             if let Some(held) = connection.queue.take() {
-                self.release_queue(&held);
+                self.release_queue(connection.peer.uid, &held);
             }
             connection.refuse(refusal);
             self.close(connection);

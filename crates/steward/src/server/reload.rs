@@ -129,6 +129,7 @@ impl Server {
         }
         // Until they are judged, leases count for no rule: those of the old policy are others.
         self.lost_errands.iter_mut().for_each(|lost| lost.rule = None);
+        self.zcrx.charges().for_each(|charge| charge.rule = None);
         self.closing.iter_mut().for_each(|closing| closing.rule = None);
         self.unclosed.iter_mut().for_each(|over| over.rule = None);
         let held = self.connections.values_mut();

@@ -162,10 +162,7 @@ impl Records {
     fn empty() -> Self {
         Self {
             version: VERSION,
-            boot: fs::read_to_string("/proc/sys/kernel/random/boot_id")
-                .unwrap_or_default()
-                .trim()
-                .to_owned(),
+            boot: boot_id(),
             ..Self::default()
         }
     }
@@ -315,6 +312,12 @@ impl Store {
     fn path(&self) -> PathBuf {
         self.dir.join("state.toml")
     }
+}
+
+/// Another one after each start of the machine.
+pub(super) fn boot_id() -> String {
+    let read = fs::read_to_string("/proc/sys/kernel/random/boot_id");
+    read.unwrap_or_default().trim().to_owned()
 }
 
 fn file_error(path: &Path) -> impl FnOnce(io::Error) -> StoreError {

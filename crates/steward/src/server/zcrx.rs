@@ -28,7 +28,7 @@ use std::time::Instant;
 use steer::{Filter, with_sources};
 
 pub(super) use self::notes::ZcrxQueues;
-use self::notes::noted;
+use self::notes::{Charge, noted};
 use self::refusals::{check_split, failed};
 
 use super::errand::{Errand, Outcome, Pending, Pends, Task};
@@ -36,14 +36,18 @@ use super::file::may_crash;
 use super::held_queue::{HeldQueue, QueueKey};
 use super::sockets::{self, OF_A_QUEUE};
 use super::{Answered, Server};
-use crate::hardware::apart::{self, ApartPlan, NotApart};
+use crate::hardware::apart::{self, NotApart};
 use crate::hardware::{Ethtool, bound};
 use crate::links::Link;
 use crate::listing::Listed;
 use crate::peer;
 use crate::policy::ZcrxRule;
-use crate::protocol::{Answer, Reason, Refusal, Steered, ZcrxRegistered, ZcrxRings, ZcrxWanted};
+use crate::protocol::{Answer, Reason, Refusal, Steered, Step, ZcrxRegistered, ZcrxRings, ZcrxWanted};
 use crate::sys::zcrx::{Made, QueueOrder};
+
+fn gone() -> Refusal {
+    Refusal::new(Reason::Impaired, "the interface is gone: end the lease")
+}
 
 impl Server {
     /// What a connection without a lease asks for.
@@ -63,7 +67,8 @@ impl Server {
         if let Some(key) = key {
             self.check_queue(&link, key)?;
             self.zcrx.may_set_up(&link, peer.uid, Instant::now())?;
-            self.set_apart(&link, key, wanted, self.policy.zcrx(rule))?;
+            let apart = self.set_apart(&link, key, wanted, self.policy.zcrx(rule));
+            apart.inspect_err(|_| self.zcrx.abandon(key))?;
         }
         may_crash("zcrx-leased");
         if let Some(connection) = self.connections.get_mut(&number) {
@@ -185,18 +190,20 @@ impl Server {
         if !matches!(why, NotApart::InTable(_)) || !rule.sets_up {
             return Err(named(&why));
         }
-        let mut plan = ApartPlan {
-            queue: key.1,
-            ..ApartPlan::default()
-        };
+        let mut plan = self.zcrx.plan_of(key);
         let zcrx = &mut self.zcrx;
         let moved = apart::move_table(&mut nic, &mut plan, &mut |plan| {
             zcrx.note(key, &noted(link, key, plan))
         });
-        moved.map_err(|error| {
-            self.zcrx.end(key, &link.name);
-            named(&error)
-        })
+        moved.map_err(|error| named(&error))
+    }
+
+    /// Looks once more, as what the NIC does may be another since the queue was leased.
+    fn still_apart(&mut self, uid: u32, held: &HeldQueue) -> Result<(), Refusal> {
+        let Some(key) = held.key else { return Ok(()) };
+        let link = Link::by_index(key.0).ok_or_else(gone)?;
+        self.zcrx.may_set_up(&link, uid, Instant::now())?;
+        self.set_apart(&link, key, &held.wanted, self.policy.zcrx(held.rule))
     }
 
     /// Begins the registration of a connection's queue. The message has the memory.
@@ -210,7 +217,10 @@ impl Server {
             let text = "this lease's queue was registered before: connect once more for another";
             return Err(Refusal::new(Reason::Lease, text));
         }
+        let held = held.clone();
         self.check_area(uid, held.rule, rings.area.len)?;
+        self.still_apart(uid, &held)?;
+        let connection = self.connections.get(&number).ok_or_else(super::no_lease)?;
         let process = peer::process_of(connection.as_fd()).map_err(|error| {
             let text = format!("the kernel does not tell which process asks (Linux 6.5 does): {error}");
             Refusal::new(Reason::Kernel, text)
@@ -243,7 +253,9 @@ impl Server {
     /// ring.
     fn check_area(&self, uid: u32, rule: usize, bytes: u64) -> Result<(), Refusal> {
         let theirs = self.held_queues().filter(|&(_, other, _)| other == uid);
-        let (count, has) = theirs.fold((0, 0u64), |(count, has), (_, _, held)| {
+        // What a holder keeps whose lease is over counts, too.
+        let kept = self.zcrx.charged_to(uid);
+        let (count, has) = theirs.fold(kept, |(count, has), (_, _, held)| {
             (count + 1, has.saturating_add(held.bytes.unwrap_or(0)))
         });
         let allowed = self.policy.memory(rule).unwrap_or(count * OF_A_QUEUE);
@@ -269,13 +281,14 @@ impl Server {
         let made = match (outcome, made) {
             (Outcome::Done, Some(made)) => made,
             (Outcome::Failed { step, errno }, _) => {
-                held.bytes = None;
+                // Else the first ring has the memory.
+                if step != Step::ShareQueue {
+                    held.bytes = None;
+                }
                 return Err(failed(&name, key, step, errno));
             }
-            _ => {
-                held.bytes = None;
-                return Err(sockets::lost());
-            }
+            // It may have registered the memory before.
+            _ => return Err(sockets::lost()),
         };
         may_crash("zcrx-registered");
         let flows = held.wanted.flows.clone();
@@ -303,17 +316,13 @@ impl Server {
     }
 
     fn bring_flows(&mut self, key: QueueKey, flows: &[SocketAddr]) -> Result<(), Refusal> {
-        let gone = || Refusal::new(Reason::Impaired, "the interface is gone: end the lease");
         let link = Link::by_index(key.0).ok_or_else(gone)?;
         let named = |error: NotApart| {
             let text = error.to_string().replace("NAME", &link.name);
             Refusal::new(Reason::Nic, format!("{}: {text}", link.name))
         };
         let mut nic = Ethtool::open(&link.name).map_err(|error| named(NotApart::NoRules(error)))?;
-        let mut plan = self.zcrx.plan(key).cloned().unwrap_or(ApartPlan {
-            queue: key.1,
-            ..ApartPlan::default()
-        });
+        let mut plan = self.zcrx.plan_of(key);
         let zcrx = &mut self.zcrx;
         apart::bring(&mut nic, &mut plan, flows, &mut |plan| {
             zcrx.note(key, &noted(&link, key, plan))
@@ -322,9 +331,14 @@ impl Server {
     }
 
     /// Takes back the queue of a connection that is over.
-    pub(super) fn release_queue(&mut self, held: &HeldQueue) {
+    pub(super) fn release_queue(&mut self, uid: u32, held: &HeldQueue) {
         if let Some(key) = held.key {
-            self.zcrx.end(key, &held.wanted.interface);
+            let charge = Charge {
+                uid,
+                rule: Some(held.rule),
+                bytes: held.bytes.unwrap_or(0),
+            };
+            self.zcrx.end(key, &held.wanted.interface, Some(charge));
             self.go_on_with_queues();
         }
     }
@@ -354,10 +368,7 @@ impl Server {
             return Ok(());
         };
         let mut nic = Ethtool::open(&link.name).map_err(|error| error.to_string())?;
-        let mut plan = self.zcrx.plan(key).cloned().unwrap_or(ApartPlan {
-            queue: key.1,
-            ..ApartPlan::default()
-        });
+        let mut plan = self.zcrx.plan_of(key);
         let zcrx = &mut self.zcrx;
         let kept = apart::keep(&mut nic, &mut plan, &mut |plan| match rule.sets_up {
             true => zcrx.note(key, &noted(&link, key, plan)),

@@ -15,7 +15,7 @@
 //! The holder chooses which descriptor is taken: it may be anything. It is asked nothing but what io_uring itself
 //! answers, and closed by the end of the child.
 
-use std::mem::size_of;
+use std::mem::{ManuallyDrop, size_of};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use rustix::io::Errno;
@@ -123,23 +123,25 @@ pub(crate) struct Made {
 
 type Attempt<T> = Result<T, (Step, Errno)>;
 
-/// Registers memory that is mapped there with the rings of that process.
+/// Registers memory that is mapped there with the rings of that process. All are taken before: a failure other than of
+/// [`Step::ShareQueue`] leaves nothing registered.
 pub(crate) fn register(
     process: BorrowedFd<'_>,
     rings: &[i32],
     address: u64,
     order: &QueueOrder,
 ) -> Attempt<Made> {
-    let [first, further @ ..] = rings else {
-        return Err((Step::Ring, Errno::INVAL));
-    };
-    let ring = take_ring(process, *first)?;
-    let mut made = register_first(ring.as_fd(), address, order)?;
-    if !further.is_empty() {
-        share(process, (ring.as_fd(), further), &mut made)?;
+    // They are closed by the end of this process: what they are the holder knows.
+    let mut taken = ManuallyDrop::new([const { None }; ZCRX_RINGS_MAX]);
+    for (&number, place) in rings.iter().zip(taken.iter_mut()) {
+        *place = Some(take_ring(process, number)?);
     }
-    // It is closed by the end of this process: what it is the holder knows.
-    std::mem::forget(ring);
+    let mut taken = taken.iter().flatten().map(AsFd::as_fd);
+    let first = taken.next().ok_or((Step::Ring, Errno::INVAL))?;
+    let mut made = register_first(first, address, order)?;
+    if rings.len() > 1 {
+        share(first, taken, &mut made)?;
+    }
     Ok(made)
 }
 
@@ -202,9 +204,9 @@ fn register_first(ring: BorrowedFd<'_>, address: u64, order: &QueueOrder) -> Att
 }
 
 /// Lets further rings have what the first has.
-fn share(
-    process: BorrowedFd<'_>,
-    (first, further): (BorrowedFd<'_>, &[i32]),
+fn share<'a>(
+    first: BorrowedFd<'_>,
+    further: impl Iterator<Item = BorrowedFd<'a>>,
     made: &mut Made,
 ) -> Attempt<()> {
     let failed = |errno| (Step::ShareQueue, errno);
@@ -213,14 +215,11 @@ fn share(
     io_uring_register(first, CONTROL, control.as_mut_bytes(), 0).map_err(failed)?;
     // SAFETY: a descriptor that the kernel has just made for this process, and that nobody else knows.
     let exported = unsafe { OwnedFd::from_raw_fd(control.zcrx_fd.cast_signed()) };
-    for &number in further {
-        let ring = take_ring(process, number)?;
+    for ring in further {
         let mut import = QueueRegistration::new_zeroed();
         import.if_idx = exported.as_raw_fd().cast_unsigned();
         import.flags = IMPORT;
-        let imported = io_uring_register(ring.as_fd(), REGISTER_IFQ, import.as_mut_bytes(), 1);
-        std::mem::forget(ring);
-        imported.map_err(failed)?;
+        io_uring_register(ring, REGISTER_IFQ, import.as_mut_bytes(), 1).map_err(failed)?;
         let place = made.numbers.get_mut(made.count as usize);
         *place.ok_or(failed(Errno::INVAL))? = import.zcrx_id;
         made.count += 1;

@@ -16,14 +16,16 @@ use crate::protocol::{Reason, Refusal};
 use crate::server::file::{may_crash, replace};
 use crate::server::held_queue::QueueKey;
 use crate::server::limits::{Buckets, Rate};
+use crate::server::state::boot_id;
 
 /// Names of the files begin so.
 const PREFIX: &str = "zcrx-";
 /// A predecessor's child may be within the kernel yet when its successor begins.
 const OF_A_PREDECESSOR: Duration = Duration::from_secs(1);
-/// How often a user may have a NIC set up for a queue: each time it is told something by everybody's lock.
+/// How often a user may have a NIC looked at or set up for a queue, which happens twice for each: each time it is asked
+/// or told something by everybody's lock.
 const SETUPS: Rate = Rate {
-    burst: 64,
+    burst: 128,
     each: Duration::from_secs(1),
 };
 /// Tries before it is said that a NIC does not take something back.
@@ -35,13 +37,26 @@ pub(super) struct Noted {
     /// As it was called when it was noted.
     interface: String,
     ifindex: u32,
+    /// Of the boot in which it was: another one has other indexes, and a NIC that begins anew.
+    boot: String,
     pub(super) plan: ApartPlan,
+}
+
+/// Whom a queue counts for whose lease is over, as long as it is not anybody's again: its holder may have kept it.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::server) struct Charge {
+    pub(in crate::server) uid: u32,
+    /// Of the policy, as long as that is the same.
+    pub(in crate::server) rule: Option<usize>,
+    pub(in crate::server) bytes: u64,
 }
 
 /// A queue whose lease is over.
 #[derive(Debug)]
 struct Leaving {
     noted: Noted,
+    /// None: of a predecessor's holder.
+    charge: Option<Charge>,
     has_rules: bool,
     /// Not before.
     from: Option<Instant>,
@@ -78,10 +93,13 @@ impl ZcrxQueues {
             let read = fs::read_to_string(&path).map_err(io::Error::other);
             let noted = read.and_then(|text| toml::from_str::<Noted>(&text).map_err(io::Error::other));
             match noted {
+                Ok(noted) if noted.boot != boot_id() => {
+                    let _ = fs::remove_file(&path);
+                }
                 Ok(noted) => {
                     let key = (noted.ifindex, noted.plan.queue);
                     let from = Some(Instant::now() + OF_A_PREDECESSOR);
-                    leaving.insert(key, Leaving::new(noted, from));
+                    leaving.insert(key, Leaving::new(noted, None, from));
                 }
                 Err(error) => {
                     tracing::error!(path = %path.display(), "rules of the NIC may be left over: {error}");
@@ -121,8 +139,13 @@ impl ZcrxQueues {
     }
 
     /// What was noted for a queue that is leased.
-    pub(super) fn plan(&self, key: QueueKey) -> Option<&ApartPlan> {
-        self.notes.get(&key).map(|noted| &noted.plan)
+    pub(super) fn plan_of(&self, key: QueueKey) -> ApartPlan {
+        let nothing = ApartPlan {
+            queue: key.1,
+            ..ApartPlan::default()
+        };
+        let noted = self.notes.get(&key).map(|noted| noted.plan.clone());
+        noted.unwrap_or(nothing)
     }
 
     /// Queues that are being taken back.
@@ -130,15 +153,38 @@ impl ZcrxQueues {
         self.leaving.keys().copied()
     }
 
+    /// Whom they count for.
+    pub(in crate::server) fn charges(&mut self) -> impl Iterator<Item = &mut Charge> {
+        self.leaving
+            .values_mut()
+            .filter_map(|leaving| leaving.charge.as_mut())
+    }
+
+    /// How many count for a rule.
+    pub(in crate::server) fn charged(&self, rule: usize) -> u32 {
+        let charges = self.leaving.values().filter_map(|leaving| leaving.charge);
+        let of_rule = charges.filter(|charge| charge.rule == Some(rule));
+        u32::try_from(of_rule.count()).unwrap_or(u32::MAX)
+    }
+
+    /// Number and bytes of those that count for a user.
+    pub(super) fn charged_to(&self, uid: u32) -> (u64, u64) {
+        let charges = self.leaving.values().filter_map(|leaving| leaving.charge);
+        charges
+            .filter(|charge| charge.uid == uid)
+            .fold((0, 0), |(count, bytes): (u64, u64), charge| {
+                (count + 1, bytes.saturating_add(charge.bytes))
+            })
+    }
+
     pub(super) fn path(&self, key: QueueKey) -> io::Result<PathBuf> {
         let dir = self.dir.as_ref();
         let dir = dir.ok_or_else(|| io::Error::other("the steward keeps no state (--state)"))?;
-        Ok(dir.join(format!("{PREFIX}{}-{}.toml", key.0, key.1)))
+        Ok(path_in(dir, key))
     }
 
     pub(super) fn note(&mut self, key: QueueKey, noted: &Noted) -> io::Result<()> {
-        let text = toml::to_string(noted).map_err(io::Error::other)?;
-        replace(&self.path(key)?, &text)?;
+        write(&self.path(key)?, noted)?;
         self.notes.insert(key, noted.clone());
         Ok(())
     }
@@ -150,18 +196,26 @@ impl ZcrxQueues {
         }
     }
 
+    /// A queue is not leased after all: what was done for it until then is taken back.
+    pub(super) fn abandon(&mut self, key: QueueKey) {
+        if let Some(noted) = self.notes.remove(&key) {
+            self.leaving.insert(key, Leaving::new(noted, None, None));
+        }
+    }
+
     /// The lease of a queue is over.
-    pub(super) fn end(&mut self, key: QueueKey, interface: &str) {
+    pub(super) fn end(&mut self, key: QueueKey, interface: &str, charge: Option<Charge>) {
         let nothing = || Noted {
             interface: interface.to_owned(),
             ifindex: key.0,
+            boot: boot_id(),
             plan: ApartPlan {
                 queue: key.1,
                 ..ApartPlan::default()
             },
         };
         let noted = self.notes.remove(&key).unwrap_or_else(nothing);
-        self.leaving.insert(key, Leaving::new(noted, None));
+        self.leaving.insert(key, Leaving::new(noted, charge, None));
     }
 
     /// Goes on with taking back; `busy`: queues that a child may be registering yet.
@@ -169,7 +223,8 @@ impl ZcrxQueues {
         let mut done = Vec::new();
         for (key, leaving) in &mut self.leaving {
             let is_idle = !busy.contains(key) && leaving.from.is_none_or(|from| from <= now);
-            match leaving.go_on(is_idle) {
+            let path = self.dir.as_ref().map(|dir| path_in(dir, *key));
+            match leaving.go_on(is_idle, path.as_deref()) {
                 Ok(true) => done.push(*key),
                 Ok(false) => {}
                 Err(why) => {
@@ -193,6 +248,15 @@ impl ZcrxQueues {
     }
 }
 
+fn path_in(dir: &Path, key: QueueKey) -> PathBuf {
+    dir.join(format!("{PREFIX}{}-{}.toml", key.0, key.1))
+}
+
+fn write(path: &Path, noted: &Noted) -> io::Result<()> {
+    let text = toml::to_string(noted).map_err(io::Error::other)?;
+    replace(path, &text)
+}
+
 fn notes_in(dir: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let is_ours = |path: &PathBuf| {
@@ -203,9 +267,10 @@ fn notes_in(dir: &Path) -> Vec<PathBuf> {
 }
 
 impl Leaving {
-    fn new(noted: Noted, from: Option<Instant>) -> Self {
+    fn new(noted: Noted, charge: Option<Charge>, from: Option<Instant>) -> Self {
         Self {
             noted,
+            charge,
             has_rules: true,
             from,
             tries: 0,
@@ -213,7 +278,7 @@ impl Leaving {
     }
 
     /// Whether all is taken back. What is gone with its interface is.
-    fn go_on(&mut self, is_idle: bool) -> io::Result<bool> {
+    fn go_on(&mut self, is_idle: bool, path: Option<&Path>) -> io::Result<bool> {
         let Noted { ifindex, plan, .. } = &self.noted;
         let link = match Link::find(*ifindex) {
             Ok(Some(link)) => link,
@@ -226,12 +291,26 @@ impl Leaving {
             self.has_rules = false;
             may_crash("zcrx-stopped");
         }
-        let is_bound = bound::to(*ifindex, plan.queue)? == Some(bound::Bound::IoUring);
-        if is_bound || !is_idle {
+        if bound::may_be_to_io_uring(*ifindex, plan.queue)? || !is_idle {
+            self.keep_apart(&mut nic, path)?;
             return Ok(false);
         }
         apart::give_back(&mut nic, plan)?;
         Ok(true)
+    }
+
+    /// Its holder may have the memory yet: frames of others must not come there.
+    fn keep_apart(&mut self, nic: &mut Ethtool, path: Option<&Path>) -> io::Result<()> {
+        let Some(path) = path.filter(|_| !self.noted.plan.moved.is_empty()) else {
+            return Ok(());
+        };
+        let (mut plan, mut noted) = (self.noted.plan.clone(), self.noted.clone());
+        let kept = apart::keep(nic, &mut plan, &mut |plan| {
+            noted.plan = plan.clone();
+            write(path, &noted)
+        });
+        self.noted.plan = plan;
+        kept.map(drop).map_err(io::Error::other)
     }
 }
 
@@ -239,6 +318,7 @@ pub(super) fn noted(link: &Link, key: QueueKey, plan: &ApartPlan) -> Noted {
     Noted {
         interface: link.name.clone(),
         ifindex: key.0,
+        boot: boot_id(),
         plan: plan.clone(),
     }
 }
@@ -255,6 +335,7 @@ mod tests {
         let noted = Noted {
             interface: "nowhere9".to_owned(),
             ifindex: key.0,
+            boot: boot_id(),
             plan: ApartPlan {
                 queue: 3,
                 flows: vec!["192.0.2.1:443".parse().expect("an address and a port")],
@@ -272,11 +353,44 @@ mod tests {
     }
 
     #[test]
+    fn what_was_noted_in_another_boot_is_forgotten() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let noted = Noted {
+            interface: "eth1".to_owned(),
+            ifindex: 7,
+            boot: "another".to_owned(),
+            plan: ApartPlan::default(),
+        };
+        write(&path_in(dir.path(), (7, 0)), &noted).expect("writable");
+        assert!(!ZcrxQueues::open(dir.path()).is_unfinished());
+        assert!(notes_in(dir.path()).is_empty());
+    }
+
+    #[test]
+    fn queue_whose_lease_is_over_counts_until_it_is_taken_back() {
+        let (key, mut queues) = ((0x7fff_fff0, 3), ZcrxQueues::default());
+        let charge = Charge {
+            uid: 7,
+            rule: Some(1),
+            bytes: 4096,
+        };
+        queues.end(key, "nowhere9", Some(charge));
+        assert_eq!((queues.charged(1), queues.charged(0)), (1, 0));
+        assert_eq!((queues.charged_to(7), queues.charged_to(8)), ((1, 4096), (0, 0)));
+        // With another policy.
+        queues.charges().for_each(|charge| charge.rule = None);
+        assert_eq!((queues.charged(1), queues.charged_to(7)), (0, (1, 4096)));
+        queues.go_on(&BTreeSet::new(), Instant::now());
+        assert_eq!(queues.charged_to(7), (0, 0));
+    }
+
+    #[test]
     fn without_a_place_for_notes_nothing_is_noted() {
         let mut queues = ZcrxQueues::default();
         let noted = Noted {
             interface: "eth1".to_owned(),
             ifindex: 7,
+            boot: boot_id(),
             plan: ApartPlan::default(),
         };
         let error = queues.note((7, 0), &noted).expect_err("no place");
