@@ -23,8 +23,8 @@ const WINDOW: Duration = Duration::from_millis(8);
 const TRIED: u32 = 16;
 /// How long what it showed holds.
 const KEPT: Duration = Duration::from_secs(4);
-/// A lane that carries as much is busy: 256 Mbit/s.
-const BUSY_BYTES_A_US: u64 = 32;
+/// A lane that carries as much is busy: 512 Mbit/s.
+const BUSY_BYTES_A_US: u64 = 64;
 
 /// See the module's head.
 #[derive(Debug)]
@@ -309,7 +309,7 @@ mod tests {
     #[test]
     fn it_is_tried_again_when_things_may_have_changed() {
         let (mut moderation, mut share) = moderation();
-        run(&mut moderation, TRIAL, &mut share, [100, 50, 50, 50]);
+        run(&mut moderation, TRIAL, &mut share, [100, 70, 70, 70]);
         let windows = run(&mut moderation, KEPT, &mut share, [100, 200, 300, 400]);
         assert_eq!(windows[1..], [0; 3], "what was found holds");
         run(&mut moderation, TRIAL * 4, &mut share, [100, 200, 300, 400]);
