@@ -181,23 +181,33 @@ pub(crate) fn bring(
     plan.flows = flows.to_vec();
     note(plan).map_err(NotApart::Note)?;
     let mut places = places_for(&table, flows.len()).into_iter();
+    let what = |rule: &FlowRule| format!("an n-tuple rule for {rule}");
+    let refused = |rule: &FlowRule, source| NotApart::Refused {
+        what: what(rule),
+        source,
+    };
+    let mut made = Vec::with_capacity(flows.len());
     for &flow in flows {
         let rule = FlowRule { flow, queue };
-        let refused = |source| NotApart::Refused {
-            what: format!("an n-tuple rule for {rule}"),
-            source,
-        };
         let place = if table.special { None } else { places.next() };
-        let location = nic.insert_flow(&rule, place).map_err(refused)?;
-        let read = nic.table().map_err(refused)?;
-        let there = read.rules.iter().find(|known| known.location == location);
-        // What could not be found again must not stay.
-        if there.is_none_or(|known| known.flow != Some(rule)) {
-            nic.delete(location).map_err(refused)?;
-            return Err(NotApart::Other(format!("an n-tuple rule for {rule}")));
-        }
+        let location = nic
+            .insert_flow(&rule, place)
+            .map_err(|source| refused(&rule, source))?;
+        made.push((rule, location));
     }
-    Ok(())
+    // Once for all: to read the table takes as long as it is, and others wait meanwhile.
+    let read = nic.table().map_err(NotApart::NoRules)?;
+    let is_there = |&(rule, location): &(FlowRule, u32)| {
+        let known = read.rules.iter().find(|known| known.location == location);
+        known.is_some_and(|known| known.flow == Some(rule))
+    };
+    // What could not be found again must not stay.
+    let mut lost = None;
+    for (rule, location) in made.iter().filter(|made| !is_there(made)) {
+        nic.delete(*location).map_err(|source| refused(rule, source))?;
+        lost = Some(NotApart::Other(what(rule)));
+    }
+    lost.map_or(Ok(()), Err)
 }
 
 /// Removes the rules for the flows, and looks whether they are gone.

@@ -29,7 +29,7 @@ use steer::{Filter, with_sources};
 
 pub(super) use self::notes::ZcrxQueues;
 use self::notes::{Charge, noted};
-use self::refusals::{check_split, failed};
+use self::refusals::{check_split, failed, not_apart};
 
 use super::errand::{Errand, Outcome, Pending, Pends, Task};
 use super::file::may_crash;
@@ -172,10 +172,7 @@ impl Server {
         rule: ZcrxRule,
     ) -> Result<(), Refusal> {
         check_split(link, rule)?;
-        let named = |error: &NotApart| {
-            let text = error.to_string().replace("NAME", &link.name);
-            Refusal::new(Reason::Nic, format!("{}: {text}", link.name))
-        };
+        let named = |error: &NotApart| not_apart(link, error);
         let mut nic = Ethtool::open(&link.name).map_err(|error| named(&NotApart::NoRules(error)))?;
         let why = match apart::check(&nic, key.1, &wanted.flows) {
             Ok(()) => {
@@ -317,10 +314,7 @@ impl Server {
 
     fn bring_flows(&mut self, key: QueueKey, flows: &[SocketAddr]) -> Result<(), Refusal> {
         let link = Link::by_index(key.0).ok_or_else(gone)?;
-        let named = |error: NotApart| {
-            let text = error.to_string().replace("NAME", &link.name);
-            Refusal::new(Reason::Nic, format!("{}: {text}", link.name))
-        };
+        let named = |error: NotApart| not_apart(&link, &error);
         let mut nic = Ethtool::open(&link.name).map_err(|error| named(NotApart::NoRules(error)))?;
         let mut plan = self.zcrx.plan_of(key);
         let zcrx = &mut self.zcrx;

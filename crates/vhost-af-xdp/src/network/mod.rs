@@ -291,26 +291,20 @@ impl Network {
         let mut state = self.state();
         self.check_address(&state, &port, Some(number))?;
         let at = usize::from(number.0);
-        if let Some(Some(before)) = state.ports.get(at) {
+        if let Some(Some(before)) = state.ports.get_mut(at) {
             // What was learned of it stays.
             port.learned.clone_from(&before.learned);
             port.flows.clone_from(&before.flows);
-        }
-        // What is under way to an address that it has no more is not for it. Else the uplink need not be told.
-        let is_as_noted = state
-            .ports
-            .get(at)
-            .and_then(Option::as_ref)
-            .is_some_and(|before| {
-                let of = |port: &TablePort| (port.mac, port.isolated, port.life);
+            let noted = |port: &TablePort| (port.mac, port.isolated);
+            if noted(before) == noted(&port) && before.vlans == port.vlans {
+                // The uplink need not be told.
                 port.life = before.life;
-                of(before) == of(&port) && before.vlans == port.vlans
-            });
-        if is_as_noted {
-            state.ports[at] = Some(port);
-            self.tell_table(&state);
-            return Ok(());
+                *before = port;
+                self.tell_table(&state);
+                return Ok(());
+            }
         }
+        // What is under way to an address that it has no more is not for it.
         port.life = state.next_life();
         self.set_stations(&mut state, &stations(&port, Some(number)))?;
         let before = state.ports.get_mut(at).and_then(|before| before.replace(port));

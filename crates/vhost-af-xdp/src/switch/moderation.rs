@@ -12,8 +12,9 @@
 //! answers gets fewer with each pause, so that there is none for such guests.
 //!
 //! Only lanes that carry much ([`BUSY_BYTES_A_US`]) take part. The others are armed meanwhile, and wake the worker at
-//! once; all lanes breathe then. So what waits is what comes by a lane that is let alone, whomever it is for: of a NIC,
-//! of the host and of another worker that may be frames for guests that carry little. After a pause that brought nothing a lane is armed as well, until it has moved a frame.
+//! once; all lanes breathe then. So what waits is what comes by a lane that is let alone, whomever it is for: of a NIC
+//! and of the host that may be frames for guests that carry little. After a pause that brought nothing a lane is armed
+//! as well, until it has moved a frame.
 
 use std::time::{Duration, Instant};
 
@@ -84,7 +85,7 @@ enum Stage {
     Moved,
     /// It is let alone.
     Alone,
-    /// It was, and nothing came.
+    /// It was, and nothing came; or it is armed.
     Spent,
 }
 

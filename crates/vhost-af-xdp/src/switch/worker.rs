@@ -257,7 +257,7 @@ impl Worker {
         let since = *pace.idle_since.get_or_insert(now);
         if now.duration_since(since) >= pace.polling.now {
             self.counters.counted.publish(&mut pace.work);
-            let asleep = self.rest();
+            let asleep = self.rest(now);
             let now = Instant::now();
             pace.watch.note_sleep(asleep, now, &self.counters.time);
             pace.polling.adapt(now.duration_since(since));
@@ -369,17 +369,17 @@ impl Worker {
     }
 
     /// How long lanes that carry much are let alone now.
-    fn pause(&mut self) -> Duration {
+    fn pause(&mut self, now: Instant) -> Duration {
         let lanes = self.lanes.iter_mut();
         let lanes = lanes.map(|slot| (slot.lane.carried(), &mut slot.share));
-        self.moderation.look(Instant::now(), lanes);
+        self.moderation.look(now, lanes);
         self.moderation.pause()
     }
 
     /// Arms all lanes but those that are let alone for a while, and sleeps until something happens; how long.
-    fn rest(&mut self) -> Duration {
+    fn rest(&mut self, now: Instant) -> Duration {
         let mut work = self.listen_again();
-        let (pause, mut is_pause) = (self.pause(), false);
+        let (pause, mut is_pause) = (self.pause(now), false);
         for &at in &self.awake {
             if self.lanes[at].share.begin(!pause.is_zero()) {
                 is_pause = true;

@@ -138,7 +138,7 @@ fn command_is_not_slept_through_that_comes_when_a_guest_is_listened_to_again() {
     let (answer, _answered) = mpsc::channel();
     handle.send(Command::Change(LaneId(1), Box::new(|_, _| ()), answer));
     std::thread::spawn(move || {
-        worker.rest();
+        worker.rest(Instant::now());
         let _ = rested.send(());
     });
     rests
@@ -167,13 +167,13 @@ fn lane_that_carries_much_is_let_alone_and_the_others_wake_the_worker_meanwhile(
     let again = kick.try_clone().expect("descriptors");
     let (rested, rests) = mpsc::channel();
     std::thread::spawn(move || {
-        worker.rest();
+        worker.rest(Instant::now());
         let is_let_alone = [0, 1].map(|at: usize| worker.lanes[at].share.is_let_alone());
         // Armed since, it sleeps like any other, though it has moved no frame.
         worker.lanes[0].dozes = true;
         worker.count_awake();
         rustix::io::write(&again, &1u64.to_ne_bytes()).expect("room");
-        worker.rest();
+        worker.rest(Instant::now());
         let _ = rested.send(is_let_alone);
     });
     let is_let_alone = rests.recv_timeout(Duration::from_secs(10)).expect("it wakes");

@@ -2,6 +2,7 @@
 
 use rustix::io::Errno;
 
+use crate::hardware::apart::NotApart;
 use crate::hardware::split;
 use crate::links::Link;
 use crate::policy::ZcrxRule;
@@ -102,4 +103,10 @@ pub(super) fn failed(name: &str, key: Option<QueueKey>, step: Step, errno: u32) 
         _ => (Reason::Kernel, step.what()),
     };
     Refusal::new(reason, format!("{of}: {why}: {errno}"))
+}
+
+/// Why an interface's queue is not had apart.
+pub(super) fn not_apart(link: &Link, error: &NotApart) -> Refusal {
+    let text = error.to_string().replace("NAME", &link.name);
+    Refusal::new(Reason::Nic, format!("{}: {text}", link.name))
 }
