@@ -11,6 +11,10 @@
 //! through as none does, as it saves calls; longer ones must let more through ([`Level::percent`]). Who waits for
 //! answers gets fewer with each pause, so that there is none for such guests.
 //!
+//! A worker that is never idle makes no pause, whatever may be tried: nothing is learned of them then, and none is to
+//! come later ([`PAUSES_A_WINDOW`]). And what is found holds no longer than it brings what it did: who begins to wait for
+//! answers would get few of them for seconds otherwise ([`POOR`]).
+//!
 //! Only lanes that carry much ([`BUSY_BYTES_A_US`]) take part. The others are armed meanwhile, and wake the worker at
 //! once; all lanes breathe then. So what waits is what comes by a lane that is let alone, whomever it is for: of a NIC
 //! and of the host that may be frames for guests that carry little. After a pause that brought nothing a lane is armed
@@ -24,6 +28,10 @@ const WINDOW: Duration = Duration::from_millis(8);
 const TRIED: u32 = 16;
 /// How long what it showed holds.
 const KEPT: Duration = Duration::from_secs(4);
+/// So many pauses are made in windows that have them, on average, or they are not known.
+const PAUSES_A_WINDOW: u32 = 4;
+/// After so many windows in a row that bring less than half of what was found another trial begins.
+const POOR: u32 = 4;
 /// A lane that carries as much is busy: 512 Mbit/s.
 const BUSY_BYTES_A_US: u64 = 64;
 
@@ -33,6 +41,8 @@ pub(super) struct Moderation {
     most: Duration,
     /// When the window began.
     since: Instant,
+    /// Pauses that were made in it.
+    pauses: u32,
     level: Level,
     /// Where the next trial looks.
     way: Way,
@@ -57,8 +67,8 @@ enum Phase {
         windows: u32,
         sums: [Sum; 2],
     },
-    /// The length stays until then.
-    Kept(Instant),
+    /// The length stays until then, unless so many windows in a row were poor beside what was found with it.
+    Kept { until: Instant, found: Sum, poor: u32 },
 }
 
 /// Of windows of one kind.
@@ -66,6 +76,7 @@ enum Phase {
 struct Sum {
     bytes: u64,
     time: Duration,
+    pauses: u32,
 }
 
 /// A lane's part in it.
@@ -123,6 +134,7 @@ impl Moderation {
         Self {
             most,
             since: now,
+            pauses: 0,
             level: Level::NONE,
             way: Way::Longer,
             phase: Phase::tried(Level::NONE),
@@ -142,8 +154,13 @@ impl Moderation {
         self.length(match self.phase {
             Phase::Tried { lower, windows, .. } if windows % 2 == 1 => Level(lower.0 + 1),
             Phase::Tried { lower, .. } => lower,
-            Phase::Kept(_) => self.level,
+            Phase::Kept { .. } => self.level,
         })
+    }
+
+    /// A pause is made.
+    pub(super) fn note_pause(&mut self) {
+        self.pauses += 1;
     }
 
     /// Ends the window if it is over. `lanes`: what each has carried so far, and its share.
@@ -158,33 +175,49 @@ impl Moderation {
             bytes = bytes.saturating_add(share.carry(carried, time));
             is_any_busy |= share.is_busy;
         }
-        self.end_window(now, is_any_busy, Sum { bytes, time });
+        let pauses = std::mem::take(&mut self.pauses);
+        self.end_window(now, is_any_busy, Sum { bytes, time, pauses });
     }
 
     fn end_window(&mut self, now: Instant, is_any_busy: bool, came: Sum) {
         match &mut self.phase {
-            Phase::Kept(until) if now < *until => {}
+            Phase::Kept { until, found, poor } if now < *until => {
+                *poor = match is_any_busy && !came.is_so_much_of(*found, 50) {
+                    true => *poor + 1,
+                    false => 0,
+                };
+                if *poor == POOR {
+                    self.begin_trial();
+                }
+            }
             Phase::Tried { lower, windows, sums } if is_any_busy => {
                 sums[(*windows % 2) as usize].add(came);
                 *windows += 1;
                 if *windows == TRIED {
                     let ([shorter, longer], lower) = (*sums, *lower);
-                    let is_longer = longer.is_so_much_of(shorter, lower.percent());
-                    self.decide(now, if is_longer { Level(lower.0 + 1) } else { lower });
+                    let is_known = longer.pauses >= PAUSES_A_WINDOW * TRIED / 2;
+                    match is_known && longer.is_so_much_of(shorter, lower.percent()) {
+                        true => self.decide(now, Level(lower.0 + 1), longer),
+                        false => self.decide(now, lower, shorter),
+                    }
                 }
             }
             _ => self.begin_trial(),
         }
     }
 
-    /// A trial has shown which length is the better one.
-    fn decide(&mut self, now: Instant, level: Level) {
+    /// A trial has shown which length is the better one, and what comes through with it.
+    fn decide(&mut self, now: Instant, level: Level, found: Sum) {
         let has_moved = std::mem::replace(&mut self.level, level) != level;
         if has_moved && level.next(self.way).is_some() {
             return self.begin_trial();
         }
         self.way = self.way.back();
-        self.phase = Phase::Kept(now + KEPT);
+        self.phase = Phase::Kept {
+            until: now + KEPT,
+            found,
+            poor: 0,
+        };
     }
 
     fn begin_trial(&mut self) {
@@ -210,6 +243,7 @@ impl Sum {
     fn add(&mut self, other: Self) {
         self.bytes = self.bytes.saturating_add(other.bytes);
         self.time += other.time;
+        self.pauses = self.pauses.saturating_add(other.pauses);
     }
 
     /// Whether it came at that rate of the other's, in percent, or more.
@@ -270,11 +304,23 @@ mod tests {
     /// Goes on for that time with a lane that carries so many bytes a microsecond with each length of a pause; how many
     /// windows had which.
     fn run(moderation: &mut Moderation, time: Duration, share: &mut Share, rates: [u64; 4]) -> [u32; 4] {
+        run_with(moderation, time, share, rates, PAUSES_A_WINDOW)
+    }
+
+    /// The same, with so many pauses in a window that has some.
+    fn run_with(
+        moderation: &mut Moderation,
+        time: Duration,
+        share: &mut Share,
+        rates: [u64; 4],
+        pauses: u32,
+    ) -> [u32; 4] {
         let end = moderation.since + time;
         let (mut carried, mut windows) = (share.carried, [0; 4]);
         while moderation.since < end {
             let level = level_of(moderation.pause());
             windows[level] += 1;
+            (0..if level > 0 { pauses } else { 0 }).for_each(|_| moderation.note_pause());
             carried += rates[level] * WINDOW.as_micros() as u64;
             moderation.look(moderation.since + WINDOW, std::iter::once((carried, &mut *share)));
         }
@@ -321,6 +367,27 @@ mod tests {
             &mut share,
             [400, 300, 200, 100],
         );
+        assert_eq!(moderation.pause(), Duration::ZERO);
+    }
+
+    #[test]
+    fn pauses_that_are_not_made_are_not_known() {
+        let (mut moderation, mut share) = moderation();
+        let few = PAUSES_A_WINDOW - 1;
+        run_with(&mut moderation, TRIAL, &mut share, [100; 4], few);
+        assert_eq!(moderation.pause(), Duration::ZERO);
+    }
+
+    #[test]
+    fn what_was_found_holds_as_long_as_it_brings_half_of_that() {
+        let (mut moderation, mut share) = moderation();
+        run(&mut moderation, TRIAL * 3, &mut share, [1000, 1100, 1200, 1300]);
+        assert_eq!(moderation.pause(), MOST);
+        run(&mut moderation, WINDOW * 100, &mut share, [700; 4]);
+        assert_eq!(moderation.pause(), MOST);
+        // It waits for answers now, a trial for each length.
+        let rates = [1000, 400, 300, 200];
+        run(&mut moderation, WINDOW * POOR + TRIAL * 3, &mut share, rates);
         assert_eq!(moderation.pause(), Duration::ZERO);
     }
 

@@ -392,7 +392,10 @@ impl Worker {
         let mut asleep = Duration::ZERO;
         if work != Work::Now {
             self.counters.sleeps.add(1);
-            self.counters.pauses.add(is_pause.into());
+            if is_pause {
+                self.counters.pauses.add(1);
+                self.moderation.note_pause();
+            }
             let wait = match work {
                 Work::Soon => Some(SOON),
                 Work::Later(Reverse(wait)) => Some(wait),
