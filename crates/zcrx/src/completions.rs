@@ -128,22 +128,37 @@ impl Receiver {
 
     fn accepted(&mut self, done: &Completion) -> Option<Event> {
         let listener = ListenerId(done.tag.slot);
-        let socket = (done.result >= 0).then(|| own(done.result));
-        let retry = matches!(
-            -done.result,
-            libc::ECONNABORTED | libc::EAGAIN | libc::EINTR | libc::ENOSPC
-        );
-        if !done.more
-            && (socket.is_some() || retry)
-            && let Err(error) = self.listen_again(listener)
-        {
-            return Some(Event::AcceptFailed { listener, error });
-        }
-        if let Some(socket) = socket {
+        let socket = match done.result {
+            descriptor @ 0.. => Ok(own(descriptor)),
+            error => Err(io::Error::from_raw_os_error(-error)),
+        };
+        let it = self.listeners.get_mut(listener.0 as usize)?;
+        it.accepts = it.accepts.saturating_sub(1);
+        if it.failed {
+            // That was said; whoever heard it says when there is use in more.
+            let socket = socket.ok()?;
             return Some(Event::Accepted { listener, socket });
         }
-        let error = io::Error::from_raw_os_error(-done.result);
-        (!retry && !done.more).then_some(Event::AcceptFailed { listener, error })
+        // Of the connection that was to be accepted (accept(2)), or of nobody.
+        let passes = matches!(
+            -done.result,
+            libc::ECONNABORTED
+                | libc::EPROTO
+                | libc::ENETDOWN
+                | libc::EHOSTUNREACH
+                | libc::EAGAIN
+                | libc::EINTR
+        );
+        if socket.is_err() && !passes {
+            it.failed = true;
+            let error = socket.err()?;
+            return Some(Event::AcceptFailed { listener, error });
+        }
+        if let Err(error) = self.listen_again(listener) {
+            return Some(Event::AcceptFailed { listener, error });
+        }
+        let socket = socket.ok()?;
+        Some(Event::Accepted { listener, socket })
     }
 
     /// What was to be cancelled was not found: it is over, or goes on, and is cancelled again then.

@@ -15,6 +15,14 @@ pub struct ConnectionId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ListenerId(pub(crate) u32);
 
+pub(crate) struct Listener {
+    pub(crate) socket: OwnedFd,
+    /// Requests to accept that are under way.
+    pub(crate) accepts: u32,
+    /// One failed, and nobody said yet that there is use in more.
+    pub(crate) failed: bool,
+}
+
 /// How far receiving is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Receiving {

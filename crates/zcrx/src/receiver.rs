@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::config::{Config, Fallback, Memory, Mode, Request};
-use crate::connection::{ConnectionId, Connections, ListenerId, Receiving};
+use crate::connection::{ConnectionId, Connections, Listener, ListenerId, Receiving};
 use crate::error::OpenError;
 use crate::event::Event;
 use crate::instance::{self, Imported, Instance, Prepared, Refusal, Share};
@@ -31,6 +31,9 @@ use crate::piece::Bell;
 use crate::ring::{Completion, Ring};
 use crate::supply::{NoBuffer, Supply};
 
+/// Requests to accept that a listener has under way: so many connections a [`wait`](Receiver::wait), however many come.
+/// Whoever connects in crowds neither takes all descriptors of the process nor holds up those who have a connection.
+const ACCEPTS: u32 = 8;
 /// How often a receive may end without buffers while nobody holds any: at least so many times [`RETRY`].
 pub(crate) const MOST_BARREN: u32 = 1000;
 /// When a receive is armed again that ended without buffers while nobody holds any.
@@ -61,7 +64,7 @@ pub struct Statistics {
 /// kernel holds it to that.
 pub struct Receiver {
     pub(crate) connections: Connections,
-    pub(crate) listeners: Vec<OwnedFd>,
+    pub(crate) listeners: Vec<Listener>,
     pub(crate) supply: Supply,
     pub(crate) done: VecDeque<Completion>,
     pub(crate) events: VecDeque<Event>,
@@ -237,16 +240,20 @@ impl Receiver {
         Waker(self.bell.clone())
     }
 
-    /// Accepts connections; each is an event, and becomes one of this receiver when it is [added](Self::add).
+    /// Accepts connections, eight at most in a [`wait`](Self::wait); each is an event, and becomes one of this receiver
+    /// when it is [added](Self::add).
     ///
     /// # Errors
     /// If the kernel takes no requests.
     pub fn listen(&mut self, listener: impl Into<OwnedFd>) -> io::Result<ListenerId> {
-        let slot = self.listeners.len() as u32;
-        let listener = listener.into();
-        self.ring.accept(listener.as_fd(), slot)?;
-        self.listeners.push(listener);
-        Ok(ListenerId(slot))
+        let id = ListenerId(self.listeners.len() as u32);
+        self.listeners.push(Listener {
+            socket: listener.into(),
+            accepts: 0,
+            failed: false,
+        });
+        self.listen_again(id)?;
+        Ok(id)
     }
 
     /// Accepts again after [`Event::AcceptFailed`].
@@ -254,10 +261,14 @@ impl Receiver {
     /// # Errors
     /// If the kernel takes no requests.
     pub fn listen_again(&mut self, listener: ListenerId) -> io::Result<()> {
-        match self.listeners.get(listener.0 as usize) {
-            Some(socket) => self.ring.accept(socket.as_fd(), listener.0),
-            None => Ok(()),
+        if let Some(it) = self.listeners.get_mut(listener.0 as usize) {
+            it.failed = false;
+            while it.accepts < ACCEPTS {
+                self.ring.accept(it.socket.as_fd(), listener.0)?;
+                it.accepts += 1;
+            }
         }
+        Ok(())
     }
 
     /// Receives from a connected socket from now on. With zcrx it must be TCP.

@@ -193,7 +193,8 @@ impl Ring {
     }
 
     pub(crate) fn accept(&mut self, listener: BorrowedFd<'_>, slot: u32) -> io::Result<()> {
-        let entry = opcode::AcceptMulti::new(Fd(listener.as_raw_fd()))
+        let nobody = std::ptr::null_mut();
+        let entry = opcode::Accept::new(Fd(listener.as_raw_fd()), nobody, nobody.cast())
             .flags(libc::SOCK_CLOEXEC)
             .build();
         // SAFETY: it names no memory.

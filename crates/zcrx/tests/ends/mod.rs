@@ -1,5 +1,6 @@
 //! What is left when connections and receivers end in the middle of something, and who may use memory after that.
 
+use std::collections::HashSet;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
@@ -81,6 +82,26 @@ fn connection_that_was_accepted_and_not_taken_ends_with_its_receiver() {
             Err(error) if error.kind() == ErrorKind::ConnectionReset => {}
             other => panic!("its descriptor was forgotten: {other:?}"),
         }
+    }
+}
+
+#[test]
+fn crowd_is_accepted_some_at_a_time_and_each_of_it_once() {
+    let mut receiver = open(Request::ForceCopy, small(64));
+    let (_, address) = listening(&mut receiver);
+    let crowd: Vec<_> = (0..100).map(|_| connect(address)).collect();
+    let (started, mut accepted) = (Instant::now(), HashSet::new());
+    while accepted.len() < crowd.len() {
+        assert!(started.elapsed() < LIMIT, "{} of them", accepted.len());
+        receiver.wait(Some(LIMIT)).unwrap();
+        let before = accepted.len();
+        while let Some(event) = receiver.next_event() {
+            if let Event::Accepted { socket, .. } = event {
+                let peer = TcpStream::from(socket).peer_addr().unwrap();
+                assert!(accepted.insert(peer), "{peer} came twice");
+            }
+        }
+        assert!(accepted.len() <= before + 8);
     }
 }
 
