@@ -15,11 +15,12 @@ use steward::client::{Area, LeaseError, QueueLease, Refill, Waiting};
 use steward::listing;
 use steward::protocol::{Answer, Part, Reason, Refusal, Request, ZcrxRegistered, ZcrxRings, ZcrxWanted};
 use testkit::{require, wait};
+use zcrx::{Config, Event, Leased, Memory, Mode, Offer, Prepared, Receiver, Registered, Source};
 
 const FLOW: &str = "192.0.2.1:443";
 const AREA_BYTES: u64 = 1 << 20;
-/// What a user may lock who may lock little.
-const AREA_OF_A_CHILD: u64 = 12 << 10;
+/// Memory of a child: three buffers.
+const AREA_OF_A_CHILD: usize = 12 << 10;
 
 /// Rules for holders and root, on the loopback and on the NIC.
 fn rules() -> String {
@@ -285,21 +286,30 @@ fn holder_without_privileges_receives_all_bytes_and_what_is_killed_leaves_nothin
     world.await_nothing();
 }
 
-/// Receives over a queue of the loopback as a user without privileges, on two rings, and says what came of it.
+/// Receives over a queue of the loopback as a user without privileges, in two threads, and says what came of it.
 #[test]
 #[ignore = "run by another test"]
 fn child_receives() {
-    const BYTES: usize = 2 << 20;
-    let listener = TcpListener::bind("127.0.0.1:0").expect("the loopback is up");
-    let mut sender = TcpStream::connect(listener.local_addr().expect("bound")).expect("it listens");
-    let (socket, _) = listener.accept().expect("it has connected");
+    let streams: Vec<_> = (0..2).map(|_| connected()).collect();
     holder::give_up_privileges();
     let wanted = queue_of("lo", 0);
     let mut lease = QueueLease::take(&holder::socket(), &wanted, Waiting::default()).expect("allowed");
-    let (file, prepared) = (memory(AREA_OF_A_CHILD), ring::Prepared::new());
-    let further = ring::new(ring::DISABLED);
-    let rings = [prepared.ring.as_fd(), further.as_fd()];
-    let registered = match register(&mut lease, &rings, &file) {
+    let config = config_of_a_child();
+    let prepared: Vec<_> = streams.iter().map(|_| prepared(&config)).collect();
+    let offer = Offer::new(&config).expect("memory");
+    let rings: Vec<_> = prepared.iter().map(AsFd::as_fd).collect();
+    let area = Area {
+        file: offer.file(),
+        part: Part {
+            file_offset: offer.file_offset(),
+            len: offer.bytes(),
+        },
+    };
+    let refill = Refill {
+        entries: offer.refill_entries(),
+        buffer_bytes: offer.buffer_bytes(),
+    };
+    let registered = match lease.register(&rings, area, refill) {
         Ok(registered) => registered,
         Err(error) => {
             println!("{error}, asked");
@@ -307,16 +317,83 @@ fn child_receives() {
             return;
         }
     };
-    assert_eq!(registered.numbers.len(), 2);
-    let mut receiver = prepared.enable(registered, file.as_fd(), AREA_OF_A_CHILD as usize);
-    let sent: Vec<u8> = (0..BYTES as u32)
-        .map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8)
-        .collect();
-    let received = std::thread::scope(|scope| {
-        scope.spawn(|| sender.write_all(&sent).expect("sent"));
-        receiver.receive(socket.as_fd(), BYTES)
+    assert_eq!(registered.numbers.len(), prepared.len());
+    let leased = taken_up(offer, &prepared[0], &registered);
+    std::thread::scope(|scope| {
+        let rings = prepared.into_iter().zip(registered.numbers);
+        for (seed, ((ring, number), (mut sender, socket))) in rings.zip(streams).enumerate() {
+            let (config, leased) = (&config, &leased);
+            scope.spawn(move || sender.write_all(&bytes_of(seed)).expect("sent"));
+            scope.spawn(move || {
+                let mut receiver = Receiver::start_leased(ring, leased, number, config).expect("a ring");
+                assert_eq!(receiver.mode(), Mode::ZcrxNoDevice);
+                let received = all_of(&mut receiver, socket);
+                assert!(received == bytes_of(seed), "{} bytes came", received.len());
+            });
+        }
     });
-    assert!(received == sent, "{} bytes came", received.len());
     println!("all bytes are there, asked");
     std::thread::sleep(Duration::from_secs(3600));
+}
+
+/// Of the loopback: who sends, and who receives.
+fn connected() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("the loopback is up");
+    let sender = TcpStream::connect(listener.local_addr().expect("bound")).expect("it listens");
+    (sender, listener.accept().expect("it has connected").0)
+}
+
+/// What a user may lock who may lock little.
+fn config_of_a_child() -> Config {
+    Config {
+        memory: Memory::Own {
+            bytes: AREA_OF_A_CHILD,
+        },
+        requests: 8,
+        completions: 64,
+        ..Config::new(Source::NoDevice)
+    }
+}
+
+/// The locked memory of a process that was killed counts for its user a moment longer.
+fn prepared(config: &Config) -> Prepared {
+    wait::until_some(wait::SOON, || Prepared::new(config).ok()).expect("memory for a ring")
+}
+
+#[allow(unsafe_code)]
+fn taken_up(offer: Offer, first: &Prepared, registered: &ZcrxRegistered) -> Leased {
+    let said = Registered {
+        refill_entries: registered.entries,
+        offsets: registered.offsets,
+        map_offset: registered.map_offset,
+        map_bytes: registered.map_bytes,
+        no_device: true,
+    };
+    // SAFETY: what the steward said of it.
+    unsafe { offer.registered(first, said) }.expect("mapped")
+}
+
+fn bytes_of(seed: usize) -> Vec<u8> {
+    (seed..seed + (2 << 20))
+        .map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8)
+        .collect()
+}
+
+/// All that comes until the peer is done.
+fn all_of(receiver: &mut Receiver, socket: TcpStream) -> Vec<u8> {
+    let mut received = Vec::new();
+    receiver.add(socket).expect("a connection");
+    loop {
+        while let Some(event) = receiver.next_event() {
+            match event {
+                Event::Received { piece, .. } => received.extend_from_slice(&piece),
+                Event::Ended { error, .. } => {
+                    assert!(error.is_none(), "{error:?}");
+                    return received;
+                }
+                _ => {}
+            }
+        }
+        receiver.wait(Some(wait::SOON)).expect("it goes on");
+    }
 }

@@ -70,6 +70,22 @@ pub(crate) fn area(config: &Config, buffer_bytes: u32, most: u32) -> Result<Area
     area.claim().ok_or(OpenError::InUse { what: "memory" })
 }
 
+/// The same for zcrx, with its buffers.
+pub(crate) fn zcrx_area(config: &Config) -> Result<Area, OpenError> {
+    let bytes = config.buffer_bytes;
+    if !bytes.is_power_of_two() || (bytes as usize) < rustix::param::page_size() {
+        let (what, must) = ("zcrx buffers", "a power of two, and a page at least");
+        return Err(OpenError::Size { what, bytes, must });
+    }
+    area(config, bytes, u32::MAX)
+}
+
+/// Entries of a refill ring for all buffers of an area, as far as the kernel allows it.
+pub(crate) fn refill_entries(area: &Area) -> u32 {
+    let most = abi::MOST_REFILL_ENTRIES;
+    area.buffers().min(most).next_power_of_two().min(most)
+}
+
 /// Why there is no instance.
 pub(crate) enum Refusal {
     /// The kernel says no: copy is left.
@@ -96,17 +112,8 @@ impl From<Refusal> for OpenError {
 pub(crate) fn register(ring: BorrowedFd<'_>, config: &Config) -> Result<(Arc<Shared>, u32), Refusal> {
     let page = rustix::param::page_size() as u32;
     let buffer_bytes = config.buffer_bytes;
-    if !buffer_bytes.is_power_of_two() || buffer_bytes < page {
-        let (what, must) = ("zcrx buffers", "a power of two, and a page at least");
-        let bytes = buffer_bytes;
-        return Err(OpenError::Size { what, bytes, must }.into());
-    }
-    let area = area(config, buffer_bytes, u32::MAX)?;
-    let entries = area
-        .buffers()
-        .min(abi::MOST_REFILL_ENTRIES)
-        .next_power_of_two()
-        .min(abi::MOST_REFILL_ENTRIES);
+    let area = zcrx_area(config)?;
+    let entries = refill_entries(&area);
     // The header's size is the kernel's; a page is more than any.
     let refill_bytes = entries as usize * size_of::<abi::RefillEntry>() + page as usize;
     let refill = Arc::new(OwnMemory::new(refill_bytes).map_err(OpenError::Memory)?);
@@ -155,15 +162,15 @@ pub(crate) fn register(ring: BorrowedFd<'_>, config: &Config) -> Result<(Arc<Sha
 
 /// What the kernel said of an instance.
 #[derive(Clone, Copy)]
-struct Facts {
-    offsets: Offsets,
-    entries: u32,
-    token: u64,
-    counters: bool,
-    no_device: bool,
+pub(crate) struct Facts {
+    pub(crate) offsets: Offsets,
+    pub(crate) entries: u32,
+    pub(crate) token: u64,
+    pub(crate) counters: bool,
+    pub(crate) no_device: bool,
 }
 
-fn share(area: Area, refill: Arc<dyn UmemMemory>, facts: Facts) -> Result<Arc<Shared>, OpenError> {
+pub(crate) fn share(area: Area, refill: Arc<dyn UmemMemory>, facts: Facts) -> Result<Arc<Shared>, OpenError> {
     let (len_bytes, entries) = (refill.len(), facts.entries);
     let refill = RefillRing::new(refill, facts.offsets, entries, facts.token, facts.counters)
         .ok_or(OpenError::Layout { entries, len_bytes })?;
@@ -306,12 +313,8 @@ impl Instance {
             no_device: shared.no_device,
             counts_copies: refill.has_counters(),
         };
-        let no_file = || OpenError::Setup {
-            what: "the area cannot be passed on, its memory is no single file",
-            source: io::ErrorKind::Unsupported.into(),
-        };
-        let (area_file, offset) = only_file(area.memory()).ok_or_else(no_file)?;
-        let (refill_file, _) = only_file(refill.memory()).ok_or_else(no_file)?;
+        let (area_file, offset) = only_file(area.memory())?;
+        let (refill_file, _) = only_file(refill.memory())?;
         Ok(Self {
             descriptor: abi::export_instance(ring, id).map_err(|source| OpenError::Export { source })?,
             area: area_file,
@@ -395,16 +398,21 @@ impl Instance {
     }
 }
 
-/// The file that memory is mapped from, and where in it, if it is one.
-fn only_file(memory: &Arc<dyn UmemMemory>) -> Option<(OwnedFd, u64)> {
-    match memory.parts().as_slice() {
-        [part] => Some((fcntl_dupfd_cloexec(part.file, 0).ok()?, part.file_offset)),
-        _ => None,
-    }
+/// The file that memory is mapped from, and where in it.
+/// Errors: it is none, or several.
+pub(crate) fn only_file(memory: &Arc<dyn UmemMemory>) -> Result<(OwnedFd, u64), OpenError> {
+    let what = "the area cannot be passed on, its memory is no single file";
+    let failed = |source| OpenError::Setup { what, source };
+    let parts = memory.parts();
+    let [part] = parts.as_slice() else {
+        return Err(failed(io::ErrorKind::Unsupported.into()));
+    };
+    let file = fcntl_dupfd_cloexec(part.file, 0).map_err(|errno| failed(errno.into()))?;
+    Ok((file, part.file_offset))
 }
 
 /// The ring of a receiver to be, which others may register something with: see
-/// [`Receiver::start`](crate::Receiver::start).
+/// [`Receiver::start`](crate::Receiver::start) and [`Receiver::start_leased`](crate::Receiver::start_leased).
 pub struct Prepared {
     pub(crate) ring: Ring,
 }

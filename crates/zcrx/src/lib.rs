@@ -78,6 +78,8 @@ mod event;
 #[cfg(not(loom))]
 mod instance;
 #[cfg(not(loom))]
+mod lease;
+#[cfg(not(loom))]
 mod outbox;
 #[cfg(not(loom))]
 mod piece;
@@ -100,6 +102,7 @@ pub use {
     error::OpenError,
     event::Event,
     instance::{Imported, Instance, Prepared, Shape, Share},
+    lease::{Leased, Offer, Registered},
     outbox::Payload,
     piece::Piece,
     receiver::{Receiver, Statistics, Waker},

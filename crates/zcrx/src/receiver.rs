@@ -26,6 +26,7 @@ use crate::connection::{ConnectionId, Connections, Listener, ListenerId, Receivi
 use crate::error::OpenError;
 use crate::event::Event;
 use crate::instance::{self, Imported, Instance, Prepared, Refusal, Share};
+use crate::lease::Leased;
 use crate::outbox::Payload;
 use crate::piece::Bell;
 use crate::ring::{Completion, Ring};
@@ -152,8 +153,26 @@ impl Receiver {
         imported: Imported,
         config: &Config,
     ) -> Result<Self, OpenError> {
-        let what = "enabling the io_uring";
         let supply = Supply::zcrx(instance.take_up(imported)?, imported.id);
+        Self::enabled(prepared, supply, config)
+    }
+
+    /// Receives by a lease, whose queue the ring knows by that number (`zcrx_id`). Call it in the thread that is to
+    /// receive; each thread has a ring of its own, and all are of the same lease.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    pub fn start_leased(
+        prepared: Prepared,
+        leased: &Leased,
+        number: u32,
+        config: &Config,
+    ) -> Result<Self, OpenError> {
+        Self::enabled(prepared, Supply::zcrx(leased.0.clone(), number), config)
+    }
+
+    fn enabled(prepared: Prepared, supply: Supply, config: &Config) -> Result<Self, OpenError> {
+        let what = "enabling the io_uring";
         let ring = prepared.ring;
         ring.enable()
             .map_err(|source| OpenError::Setup { what, source })?;
