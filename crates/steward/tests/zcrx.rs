@@ -5,7 +5,9 @@ mod common;
 
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 use std::time::Duration;
 
 use common::{POLICY, World, holder, raw::Raw, ring, take, wanted};
@@ -14,10 +16,12 @@ use rustix::process::Signal;
 use steward::client::{Area, LeaseError, QueueLease, Refill, Waiting};
 use steward::listing;
 use steward::protocol::{Answer, Part, Reason, Refusal, Request, ZcrxRegistered, ZcrxRings, ZcrxWanted};
-use testkit::{require, wait};
+use testkit::{Running, require, wait};
 use zcrx::{Config, Event, Leased, Memory, Mode, Offer, Prepared, Receiver, Registered, Source};
 
 const FLOW: &str = "192.0.2.1:443";
+/// Where the benchmark's server listens.
+const SERVER: &str = "127.0.0.1:7443";
 const AREA_BYTES: u64 = 1 << 20;
 /// Memory of a child: three buffers.
 const AREA_OF_A_CHILD: usize = 12 << 10;
@@ -283,6 +287,34 @@ fn holder_without_privileges_receives_all_bytes_and_what_is_killed_leaves_nothin
         assert!(wait::until(wait::SOON, is_over), "{}", world.steward);
     }
     println!("killed {kills} times");
+    world.await_nothing();
+}
+
+/// The benchmark's server, started as a user without privileges, has its queue by a lease; its client compares each
+/// byte.
+#[test]
+fn server_of_the_benchmark_receives_by_a_lease() {
+    require!(Root);
+    let rule = format!(
+        "[[allow]]\nuser = HOLDER\ninterface = \"lo\"\nqueues = \"0\"\nmemlock = \"4 MiB\"\nzcrx = [\"{SERVER}\"]\n"
+    );
+    let world = World::with(1, &rule);
+    // It may lie where that user may not look.
+    let program = std::fs::File::open(testkit::daemon::binary()).expect("it is built");
+    let mut command = Command::new(format!("/proc/self/fd/{}", program.as_raw_fd()));
+    command.uid(common::holder_uid()).args(["bench", "echo"]);
+    command.args(["--engine", "zcrx", "--ifname", "lo", "--address", SERVER]);
+    command.args(["--connections", "8", "--threads", "2", "--duration", "0.5"]);
+    command
+        .args(["--verify", "--json", "--steward"])
+        .arg(world.socket());
+    let mut running = Running::start(command);
+    let is_had = running.wait(wait::SOON).success();
+    let said = running.said();
+    match std::env::var_os(KILLS).is_some() || is_had {
+        true => assert!(is_had && said.contains("\"zcrx without a device\""), "{running}"),
+        false => assert!(said.contains("Linux 7.1"), "{running}"),
+    }
     world.await_nothing();
 }
 

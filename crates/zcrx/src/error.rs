@@ -16,8 +16,8 @@ use crate::config::{Fallback, Source};
 pub enum OpenError {
     /// No io_uring.
     #[error(
-        "no io_uring with {requests} requests and {completions} completions: {source}; it needs Linux 6.1, \
-         /proc/sys/kernel/io_uring_disabled at 0 (or 1 with CAP_SYS_ADMIN), and a seccomp filter that lets it pass"
+        "no io_uring with {requests} requests and {completions} completions: {source}; {}",
+        ring_text(source)
     )]
     Ring {
         requests: u32,
@@ -74,6 +74,19 @@ pub enum OpenError {
     /// The kernel's answer makes no sense.
     #[error("the kernel's refill ring of {entries} entries does not lie in its {len_bytes} bytes as it says")]
     Layout { entries: u32, len_bytes: usize },
+}
+
+fn ring_text(source: &io::Error) -> &'static str {
+    match Errno::from_io_error(source) {
+        Some(Errno::NOMEM) => {
+            "its memory cannot be locked: raise RLIMIT_MEMLOCK (`ulimit -l`, `LimitMEMLOCK=` of its unit), or ask for \
+             fewer"
+        }
+        _ => {
+            "it needs Linux 6.1, /proc/sys/kernel/io_uring_disabled at 0 (or 1 with CAP_SYS_ADMIN), and a seccomp \
+             filter that lets it pass"
+        }
+    }
 }
 
 fn import_text(source: &io::Error) -> String {

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::net::{SocketAddr, ToSocketAddrs as _};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
@@ -11,6 +12,7 @@ use steward::links::Link;
 use xsk::QueueId;
 use zcrx::Source;
 
+use super::lease::Wish;
 use super::message::{LONGEST, SHORTEST};
 
 /// Connections that a server has at most.
@@ -72,6 +74,10 @@ pub(crate) struct EchoArgs {
     /// Its queue, counted from 0, to which the connections are steered
     #[arg(long, value_name = "N", default_value_t = 0, requires = "ifname")]
     queue: u32,
+    /// Have the steward at this socket lease the queue, for who has no privilege to register it; its policy names the
+    /// server's address and port
+    #[arg(long, value_name = "PATH", requires = "ifname")]
+    steward: Option<PathBuf>,
     /// Run the server alone, at this address
     #[arg(long, value_name = "ADDRESS:PORT", conflicts_with = "connect")]
     listen: Option<String>,
@@ -139,6 +145,8 @@ pub(super) struct Plan {
     pub(super) engines: Vec<Engine>,
     /// Where zero-copy receives from.
     pub(super) source: Source,
+    /// By a lease.
+    pub(super) lease: Option<Wish>,
     pub(super) address: SocketAddr,
     /// The option that named the address, and its value: for errors.
     pub(super) named: String,
@@ -210,6 +218,15 @@ impl EchoArgs {
             queue: QueueId(queue),
         })
     }
+
+    /// What is to be leased, if something is.
+    fn lease(&self) -> Option<Wish> {
+        Some(Wish {
+            steward: self.steward.clone()?,
+            interface: self.ifname.clone()?,
+            queue: self.queue,
+        })
+    }
 }
 
 impl TryFrom<EchoArgs> for Plan {
@@ -235,6 +252,7 @@ impl TryFrom<EchoArgs> for Plan {
             role,
             engines: args.engines(),
             source: args.source()?,
+            lease: args.lease(),
             address,
             named,
             duration,

@@ -17,6 +17,7 @@ mod args;
 mod client;
 mod counts;
 mod epoll;
+mod lease;
 mod message;
 mod report;
 mod server;
@@ -48,7 +49,10 @@ Examples:
     vhost-af-xdp bench echo --address 10.0.0.1:0 --client-netns far
   On two machines, by zero-copy receive on queue 3 of eth1:
     vhost-af-xdp bench echo --listen 192.0.2.1:7000 --engine zcrx --ifname eth1 --queue 3
-    vhost-af-xdp bench echo --connect 192.0.2.1:7000 --size 4096";
+    vhost-af-xdp bench echo --connect 192.0.2.1:7000 --size 4096
+  The same server without privileges, on a queue that the steward leases:
+    vhost-af-xdp bench echo --listen 192.0.2.1:7000 --engine zcrx --ifname eth1 --queue 3 \\
+        --steward /run/vhost-af-xdp/steward.sock";
 
 /// Measures one engine after the other, and prints the table.
 /// Errors: bad values, no port to be had, no server, a connection that was cut; that after the report of what was done
@@ -102,6 +106,7 @@ fn measure(plan: &Plan, engine: Option<Engine>, meter: &Meter, into: &mut Measur
             listener,
             cpu: plan.cpu,
             source: plan.source,
+            lease: plan.lease.as_ref(),
             connections: plan.args.connections as usize,
             counts: &counts,
             meter,

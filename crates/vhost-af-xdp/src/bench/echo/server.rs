@@ -15,6 +15,7 @@ use serde::Serialize;
 use zcrx::Source;
 
 use super::counts::Counts;
+use super::lease::Wish;
 use crate::bench::meter::Meter;
 
 /// Longest time from one message's end to the next one's, in seconds.
@@ -29,6 +30,8 @@ pub(super) struct Serving<'a> {
     pub(super) cpu: usize,
     /// Where zero-copy receives from.
     pub(super) source: Source,
+    /// What is leased for that, if it is no queue that this process registers.
+    pub(super) lease: Option<&'a Wish>,
     /// Most connections at a time.
     pub(super) connections: usize,
     pub(super) counts: &'a Counts,

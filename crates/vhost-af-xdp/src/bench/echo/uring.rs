@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use rustix::net::sockopt;
+use steward::client::QueueLease;
 use zcrx::{Config, ConnectionId, Event, ListenerId, Memory, Mode, Piece, Receiver, Request};
 
 use super::args::{Engine, Unavailable};
@@ -70,6 +71,7 @@ struct Connection {
 struct Server<'a> {
     serving: &'a Serving<'a>,
     receiver: Receiver,
+    lease: Option<QueueLease>,
     connections: HashMap<ConnectionId, Connection>,
     held: Held,
     served: Served,
@@ -94,10 +96,19 @@ pub(super) fn run(serving: &Serving<'_>, engine: Engine) -> anyhow::Result<Serve
     config.memory = Memory::Own {
         bytes: held.memory_bytes(serving.connections),
     };
-    let receiver = Receiver::open(&config).map_err(|error| Unavailable::new(engine, &error))?;
+    let (receiver, lease) = match serving.lease.filter(|_| engine == Engine::Zcrx) {
+        Some(wish) => wish
+            .take(serving, &config)
+            .map(|(receiver, lease)| (receiver, Some(lease)))?,
+        None => (
+            Receiver::open(&config).map_err(|error| Unavailable::new(engine, &error))?,
+            None,
+        ),
+    };
     let mut server = Server {
         serving,
         receiver,
+        lease,
         connections: HashMap::with_capacity(serving.connections),
         held,
         served: Served::default(),
@@ -128,6 +139,11 @@ impl Server<'_> {
             if now != second {
                 second = now;
                 self.sweep(now);
+                if let Some(lease) = &mut self.lease {
+                    lease
+                        .check()
+                        .context("the steward ended the lease of the queue")?;
+                }
             }
         }
         Ok(())

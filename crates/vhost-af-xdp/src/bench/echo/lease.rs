@@ -1,0 +1,84 @@
+//! The server's queue by a lease of the steward's: for who has no privilege to register one.
+
+use std::os::fd::AsFd as _;
+use std::path::PathBuf;
+
+use anyhow::Context as _;
+use steward::client::{Area, QueueLease, Refill, Waiting};
+use steward::protocol::{Part, ZcrxWanted};
+use zcrx::{Config, Offer, Prepared, Receiver, Registered};
+
+use super::args::{Engine, Unavailable};
+use super::server::Serving;
+
+/// The queue of the loopback is none: the kernel copies.
+const LOOPBACK: &str = "lo";
+
+/// What is to be leased.
+#[derive(Debug)]
+pub(super) struct Wish {
+    /// The steward's socket.
+    pub(super) steward: PathBuf,
+    pub(super) interface: String,
+    pub(super) queue: u32,
+}
+
+impl Wish {
+    /// A receiver by a lease, which lasts as long as what is returned beside it.
+    /// Errors: [`Unavailable`], with what the steward says.
+    pub(super) fn take(
+        &self,
+        serving: &Serving<'_>,
+        config: &Config,
+    ) -> anyhow::Result<(Receiver, QueueLease)> {
+        let address = serving
+            .listener
+            .local_addr()
+            .context("cannot ask for the address")?;
+        let wanted = ZcrxWanted {
+            interface: self.interface.clone(),
+            queue: self.queue,
+            flows: vec![address],
+        };
+        let refused = |error: &(dyn std::error::Error + 'static)| Unavailable::new(Engine::Zcrx, error);
+        let mut lease =
+            QueueLease::take(&self.steward, &wanted, Waiting::default()).map_err(|error| refused(&error))?;
+        let receiver = self
+            .receiver(&mut lease, config)
+            .map_err(|error| refused(error.as_ref()))?;
+        Ok((receiver, lease))
+    }
+
+    #[allow(unsafe_code)]
+    fn receiver(&self, lease: &mut QueueLease, config: &Config) -> anyhow::Result<Receiver> {
+        let prepared = Prepared::new(config)?;
+        let offer = Offer::new(config)?;
+        let area = Area {
+            file: offer.file(),
+            part: Part {
+                file_offset: offer.file_offset(),
+                len: offer.bytes(),
+            },
+        };
+        let refill = Refill {
+            entries: offer.refill_entries(),
+            buffer_bytes: offer.buffer_bytes(),
+        };
+        let said = lease.register(&[prepared.as_fd()], area, refill)?;
+        let number = said
+            .numbers
+            .first()
+            .copied()
+            .context("the steward names no number of the queue: another version?")?;
+        let registered = Registered {
+            refill_entries: said.entries,
+            offsets: said.offsets,
+            map_offset: said.map_offset,
+            map_bytes: said.map_bytes,
+            no_device: self.interface == LOOPBACK,
+        };
+        // SAFETY: what the steward says of this memory and this ring.
+        let leased = unsafe { offer.registered(&prepared, registered) }?;
+        Ok(Receiver::start_leased(prepared, &leased, number, config)?)
+    }
+}
