@@ -1,5 +1,6 @@
 //! The server's queue by a lease of the steward's: for who has no privilege to register one.
 
+use std::net::SocketAddr;
 use std::os::fd::AsFd as _;
 use std::path::PathBuf;
 
@@ -7,9 +8,6 @@ use anyhow::Context as _;
 use steward::client::{Area, QueueLease, Refill, Waiting};
 use steward::protocol::{Part, ZcrxWanted};
 use zcrx::{Config, Offer, Prepared, Receiver, Registered};
-
-use super::args::{Engine, Unavailable};
-use super::server::Serving;
 
 /// The queue of the loopback is none: the kernel copies.
 const LOOPBACK: &str = "lo";
@@ -24,28 +22,21 @@ pub(super) struct Wish {
 }
 
 impl Wish {
-    /// A receiver by a lease, which lasts as long as what is returned beside it.
-    /// Errors: [`Unavailable`], with what the steward says.
+    /// A receiver by a lease, to which connections to that address come. The lease lasts as long as what is returned
+    /// beside it.
+    /// Errors: what the steward says.
     pub(super) fn take(
         &self,
-        serving: &Serving<'_>,
+        address: SocketAddr,
         config: &Config,
     ) -> anyhow::Result<(Receiver, QueueLease)> {
-        let address = serving
-            .listener
-            .local_addr()
-            .context("cannot ask for the address")?;
         let wanted = ZcrxWanted {
             interface: self.interface.clone(),
             queue: self.queue,
             flows: vec![address],
         };
-        let refused = |error: &(dyn std::error::Error + 'static)| Unavailable::new(Engine::Zcrx, error);
-        let mut lease =
-            QueueLease::take(&self.steward, &wanted, Waiting::default()).map_err(|error| refused(&error))?;
-        let receiver = self
-            .receiver(&mut lease, config)
-            .map_err(|error| refused(error.as_ref()))?;
+        let mut lease = QueueLease::take(&self.steward, &wanted, Waiting::default())?;
+        let receiver = self.receiver(&mut lease, config)?;
         Ok((receiver, lease))
     }
 

@@ -96,15 +96,8 @@ pub(super) fn run(serving: &Serving<'_>, engine: Engine) -> anyhow::Result<Serve
     config.memory = Memory::Own {
         bytes: held.memory_bytes(serving.connections),
     };
-    let (receiver, lease) = match serving.lease.filter(|_| engine == Engine::Zcrx) {
-        Some(wish) => wish
-            .take(serving, &config)
-            .map(|(receiver, lease)| (receiver, Some(lease)))?,
-        None => (
-            Receiver::open(&config).map_err(|error| Unavailable::new(engine, &error))?,
-            None,
-        ),
-    };
+    let (receiver, lease) =
+        open(serving, engine, &config).map_err(|error| Unavailable::new(engine, error.as_ref()))?;
     let mut server = Server {
         serving,
         receiver,
@@ -120,6 +113,23 @@ pub(super) fn run(serving: &Serving<'_>, engine: Engine) -> anyhow::Result<Serve
     serving.counts.serve_here();
     server.serve()?;
     Ok(server.finish())
+}
+
+/// The receiver, and the lease of its queue where it has one.
+fn open(
+    serving: &Serving<'_>,
+    engine: Engine,
+    config: &Config,
+) -> anyhow::Result<(Receiver, Option<QueueLease>)> {
+    let Some(wish) = serving.lease.filter(|_| engine == Engine::Zcrx) else {
+        return Ok((Receiver::open(config)?, None));
+    };
+    let address = serving
+        .listener
+        .local_addr()
+        .context("cannot ask for the address")?;
+    let (receiver, lease) = wish.take(address, config)?;
+    Ok((receiver, Some(lease)))
 }
 
 impl Server<'_> {
