@@ -158,7 +158,7 @@ fn progress_and_table_name_the_engine(#[values("epoll", "io-uring")] engine: &st
 #[case::too_much(&["--size", "65537"], "--size 65537")]
 #[case::nobody(&["--connections", "0"], "--connections 0: choose 1 to 1024")]
 #[case::crowd(&["--connections", "1025"], "--connections 1025")]
-#[case::idle_thread(&["--connections", "2"], "--threads 6: choose 1 to 2")]
+#[case::idle_thread(&["--connections", "2", "--threads", "3"], "--threads 3: choose 1 to 2")]
 #[case::no_such_cpu(&["--cpu", "4000"], "--cpu 4000")]
 #[case::no_port(&["--connect", "127.0.0.1:0"], "--connect 127.0.0.1:0: name the server's port")]
 #[case::no_address(&["--listen", "7000"], "--listen 7000: write an address and a port")]
@@ -168,12 +168,22 @@ fn progress_and_table_name_the_engine(#[values("epoll", "io-uring")] engine: &st
 #[case::negative(&["--duration", "-1"], "--duration -1")]
 #[case::nobody_there(&["--connect", "127.0.0.1:1"], "--connect 127.0.0.1:1: cannot connect, start")]
 #[case::of_raw_sockets(&["--ifname", "lo", "--queue", "0"], "--ifname")]
+#[case::unreadable(&["--size", "x"], "`vhost-af-xdp bench echo --help` explains")]
 fn bad_value_is_one_line_that_names_it(#[case] args: &[&str], #[case] named: &str) {
     require!(Root);
     let netns = NetNs::new("echo");
     let mut running = start(&netns, args);
     let status = running.wait(wait::SOON);
     assert_complaint(status, &running.said(), &[named]);
+}
+
+#[test]
+fn address_that_the_client_has_no_way_to_is_named_with_the_remedy() {
+    require!(Root);
+    let (netns, elsewhere) = (NetNs::new("echo"), NetNs::new("echo-elsewhere"));
+    let mut running = start(&netns, &["--client-netns", elsewhere.name()]);
+    let words = ["--address 127.0.0.1:0: cannot connect", "choose an --address"];
+    assert_complaint(running.wait(wait::SOON), &running.said(), &words);
 }
 
 /// Linux has it without a device from 7.1 on, for root.
@@ -188,7 +198,11 @@ fn zero_copy_is_had_or_refused_by_name() {
     if is_had {
         assert!(run_of(&said)["messages"].as_u64() > Some(0), "{said}");
     } else {
-        assert_complaint(running.wait(wait::SOON), &said, &["--engine zcrx", "7.1"]);
+        assert_complaint(
+            running.wait(wait::SOON),
+            &said,
+            &["--engine zcrx", "7.1", "--engine io-uring, which"],
+        );
     }
     // Among several it is no error: the others are measured.
     let mut running = start(&netns, &["--engine", "epoll,zcrx", "--duration", "0.3", "--json"]);

@@ -47,15 +47,18 @@ Examples:
   One guest on queue 0 of eth1:
     vhost-af-xdp serve --socket-path /run/vm1.sock --ifname eth1
   Its RAM as packet memory, two queue pairs on queues 4 and 5:
-    vhost-af-xdp serve --socket-path /run/vm1.sock --ifname eth1 --queues 2 --start-queue 4 --memory direct
+    vhost-af-xdp serve --socket-path /run/vm1.sock --ifname eth1 --queues 2 --start-queue 4 \\
+        --memory direct
   Two guests in one process:
-    vhost-af-xdp serve --ifname eth1 --port socket-path=/run/a.sock --port socket-path=/run/b.sock,start-queue=1
+    vhost-af-xdp serve --ifname eth1 --port socket-path=/run/a.sock \\
+        --port socket-path=/run/b.sock,start-queue=1
   Two guests, and nothing else, on one wire:
     vhost-af-xdp serve --cable x --port socket-path=/run/a.sock --port socket-path=/run/b.sock
   The VMM is the server (QEMU: -chardev socket,path=/run/vm1.sock,server=on):
     vhost-af-xdp serve --socket-path /run/vm1.sock --client --ifname eth1
   Without privileges, by a lease of vhost-af-xdp-steward:
-    vhost-af-xdp serve --socket-path /tmp/vm1.sock --ifname eth1 --steward /run/vhost-af-xdp/steward.sock
+    vhost-af-xdp serve --socket-path /tmp/vm1.sock --ifname eth1 \\
+        --steward /run/vhost-af-xdp/steward.sock
   The ports of a file, and how it is understood:
     vhost-af-xdp serve --config /etc/vhost-af-xdp/vhost-af-xdp.toml --check
   No UDP segmentation:
@@ -218,16 +221,24 @@ pub(crate) fn explain(error: &clap::Error) -> ExitCode {
         let _ = error.print();
         return ExitCode::SUCCESS;
     }
-    let mut words = std::env::args().skip(1);
-    let names = Cli::command();
-    let command = words
-        .find(|word| names.find_subcommand(word).is_some())
-        .map_or(String::new(), |name| format!("{name} "));
+    let named = named_commands(std::env::args().skip(1));
     eprintln!(
-        "vhost-af-xdp: {}; `vhost-af-xdp {command}--help` explains",
+        "vhost-af-xdp: {}; `vhost-af-xdp {named}--help` explains",
         sentence(error)
     );
     ExitCode::from(2)
+}
+
+/// The commands that a command line names, from the outermost to the innermost: `bench echo `.
+fn named_commands(words: impl Iterator<Item = String>) -> String {
+    let (mut command, mut named) = (Cli::command(), String::new());
+    for word in words {
+        if let Some(inner) = command.find_subcommand(&word) {
+            command = inner.clone();
+            named += &format!("{word} ");
+        }
+    }
+    named
 }
 
 /// What is wrong with a command line, in one line.

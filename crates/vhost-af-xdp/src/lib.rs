@@ -97,7 +97,10 @@ pub fn run() -> ExitCode {
         Command::Port(args) => ask::port(&args.command, print),
         Command::Network(args) => ask::network(&args.command, print),
         Command::Events(args) => ask::events(&args, print),
-        Command::Mark(args) => mark::run(&args.command, print),
+        Command::Mark(args) => match args.command.check() {
+            Ok(()) => mark::run(&args.command, print),
+            Err(error) => return explain(&error, ExitCode::from(2)),
+        },
         Command::Queues(args) => show_queues(&args),
         Command::Check(args) => show_check(&args),
         Command::Bench(args) => match args.check() {

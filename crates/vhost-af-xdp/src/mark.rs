@@ -106,10 +106,10 @@ fn marks_of(interface: &str) -> anyhow::Result<InterfaceMarks> {
     InterfaceMarks::of(link.index).map_err(|error| {
         let remedy = match error {
             InterfaceMarksError::NoProgram => {
-                "; start a daemon there, with `mark` among the hints that it asks for (hints)"
+                "; start a daemon there, with `mark` among the hints that it asks for (hints=mark)"
             }
             InterfaceMarksError::NoMarks { .. } => {
-                "; have `mark` among the hints that the daemon asks for (hints)"
+                "; have `mark` among the hints that the daemon asks for (hints=mark)"
             }
             InterfaceMarksError::Hidden { .. } => "; run this as root",
             InterfaceMarksError::Ask(_) | InterfaceMarksError::Open(_) => "",

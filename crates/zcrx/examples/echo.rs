@@ -5,7 +5,8 @@
 
 use std::error::Error;
 use std::io::Read;
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -14,30 +15,46 @@ use zcrx::{Config, Event, QueueId, Receiver, Request, Source};
 /// Who has so many pieces to read first is not read from.
 const MOST_QUEUED: usize = 32;
 
-fn config(arguments: &[String]) -> Result<Config, Box<dyn Error>> {
-    let source = match arguments {
-        [_, _, ifindex, queue, ..] => Source::Queue {
-            ifindex: ifindex.parse()?,
-            queue: QueueId(queue.parse()?),
-        },
-        _ => Source::NoDevice,
+const USAGE: &str = "usage: echo ADDRESS:PORT [auto|zcrx|copy] [IFINDEX QUEUE]";
+
+/// Address and way of receiving.
+fn plan(arguments: &[String]) -> Option<(SocketAddr, Config)> {
+    let words: Vec<_> = arguments.iter().map(String::as_str).collect();
+    let (address, request, source) = match words[..] {
+        [address] => (address, "auto", Source::NoDevice),
+        [address, request] => (address, request, Source::NoDevice),
+        [address, request, ifindex, queue] => {
+            let (ifindex, queue) = (ifindex.parse().ok()?, QueueId(queue.parse().ok()?));
+            (address, request, Source::Queue { ifindex, queue })
+        }
+        _ => return None,
     };
     let mut config = Config::new(source);
-    config.request = match arguments.get(1).map_or("auto", String::as_str) {
+    config.request = match request {
+        "auto" => Request::Auto,
         "zcrx" => Request::ForceZcrx,
         "copy" => Request::ForceCopy,
-        _ => Request::Auto,
+        _ => return None,
     };
-    Ok(config)
+    Some((address.parse().ok()?, config))
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> ExitCode {
     let arguments: Vec<_> = std::env::args().skip(1).collect();
-    let address = arguments
-        .first()
-        .ok_or("usage: echo ADDRESS:PORT [auto|zcrx|copy] [IFINDEX QUEUE]")?;
-    let mut receiver = Receiver::open(&config(&arguments)?)?;
-    let listener = TcpListener::bind(address)?;
+    match serve(&arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("echo: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn serve(arguments: &[String]) -> Result<(), Box<dyn Error>> {
+    let (address, config) = plan(arguments).ok_or(USAGE)?;
+    let mut receiver = Receiver::open(&config)?;
+    let listener =
+        TcpListener::bind(address).map_err(|error| format!("cannot listen on {address}: {error}"))?;
     println!("{} on {}", receiver.mode(), listener.local_addr()?);
     receiver.fallbacks().iter().for_each(|it| println!("{it}"));
     receiver.listen(listener)?;

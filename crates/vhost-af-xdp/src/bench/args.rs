@@ -144,6 +144,7 @@ impl RawArgs {
     pub(super) fn check(&self) -> anyhow::Result<()> {
         let (batch, budget) = (self.batch, self.tx_budget);
         ensure!((1..=RING).contains(&batch), "--batch {batch}: choose 1 to {RING}");
+        duration_of(self.duration.unwrap_or_default())?;
         ensure!(
             (32..=RING).contains(&budget),
             "--tx-budget {budget}: choose 32 to {RING}"

@@ -13,7 +13,8 @@ Examples:
     vhost-af-xdp capture vm1 --write vm1.pcapng --direction from-guest --count 100
     vhost-af-xdp capture vm1 --write vm1.pcapng --duration 10
   What filter rules denied:
-    vhost-af-xdp capture vm1 --write - --duration 10 | tshark -r - -Y 'frame.comment contains \"denied\"'";
+    vhost-af-xdp capture vm1 --write - --duration 10 |
+        tshark -r - -Y 'frame.comment contains \"denied\"'";
 
 /// Frames of which direction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -14,7 +14,7 @@ Examples:
   Those of one flow to it have the mark 8:
     vhost-af-xdp mark set eth1 8 --protocol tcp --source 192.0.2.9 --source-port 40000 \\
         --destination 10.0.0.5 --destination-port 443
-  What a port of vhost-af-xdp does with them: lets none in but these:
+  What a port that was added does with them: lets none in but these (others: rules in the file):
     vhost-af-xdp port set vm1 to-guest-default=deny rule='direction=to-guest action=allow mark=7'
   All marks of eth1:
     vhost-af-xdp mark list eth1";
@@ -37,6 +37,17 @@ pub(crate) enum MarkCommand {
     List(ListArgs),
     /// Take all marks of an interface away
     Clear(ClearArgs),
+}
+
+impl MarkCommand {
+    /// Errors: options that do not go together.
+    pub(crate) fn check(&self) -> anyhow::Result<()> {
+        match self {
+            Self::Set(args) => args.flow.flow().map(|_| ()),
+            Self::Remove(args) => args.flow.flow().map(|_| ()),
+            Self::List(_) | Self::Clear(_) => Ok(()),
+        }
+    }
 }
 
 #[derive(Debug, Args)]

@@ -1,8 +1,8 @@
 use anyhow::bail;
-use clap::Parser;
+use clap::{Command as Described, CommandFactory, Parser};
 
 use super::values::{parse_cpus, parse_mac};
-use super::{Cli, Command, sentence};
+use super::{Cli, Command, named_commands, sentence};
 use crate::config::{Control, NicConfig, Placement, PortQueues, ServeConfig};
 
 fn serve(arguments: &[&str]) -> anyhow::Result<ServeConfig> {
@@ -315,4 +315,79 @@ fn shared_memory_is_for_all_pairs_together() {
     // A pair of its own has no more than it ever had.
     let error = serve(&["--ifname=eth1", "--socket-path=/a", "--packet-memory=8MiB"]).expect_err("refused");
     assert!(error.to_string().contains("from 512KiB to 6MiB"), "{error}");
+}
+
+#[test]
+fn mistakes_point_at_the_help_of_the_innermost_command() {
+    for (line, named) in [
+        ("--bogus", ""),
+        ("serve --bogus", "serve "),
+        ("bench --bogus", "bench "),
+        ("bench echo --size x", "bench echo "),
+        ("mark set eth1 0", "mark set "),
+        ("port set mark vlan", "port set "),
+    ] {
+        assert_eq!(
+            named_commands(line.split(' ').map(str::to_owned)),
+            named,
+            "{line}"
+        );
+    }
+}
+
+/// Help is wrapped at 100 columns: an example that is longer could not be typed in as it is shown.
+#[test]
+fn examples_of_help_are_shown_as_they_are_typed_in() {
+    fn look(command: &Described, path: &str) -> usize {
+        let path = format!("{path} {}", command.get_name());
+        let text = command
+            .get_after_help()
+            .map(ToString::to_string)
+            .unwrap_or_default();
+        for line in text.lines() {
+            assert!(line.chars().count() <= 100, "{path}: {line}");
+        }
+        let inner: usize = command.get_subcommands().map(|inner| look(inner, &path)).sum();
+        inner + usize::from(!text.is_empty())
+    }
+    assert!(look(&Cli::command(), "") > 10, "there are examples");
+}
+
+/// Each option that help tells of is in the section of its command, or among the lines that show how to call it.
+#[test]
+fn document_has_every_option_of_help() {
+    fn look(command: &Described, sections: &[&str]) {
+        let name = command.get_name();
+        let shown = command.get_opts().filter(|option| !option.is_hide_set());
+        for option in shown.filter_map(|option| option.get_long()) {
+            let option = format!("--{option}");
+            assert!(
+                sections.iter().any(|section| section.contains(&option)),
+                "{option} of {name} is not in docs/cli.md"
+            );
+        }
+        for inner in command.get_subcommands() {
+            look(inner, sections);
+        }
+    }
+    let document = include_str!("../../../../docs/cli.md");
+    let section = |name: &str| {
+        document.split("\n## ").find(|section| {
+            let title = section.lines().next().unwrap_or_default();
+            title.split(", ").any(|word| word == name)
+        })
+    };
+    let command_line = Cli::command();
+    for command in command_line
+        .get_subcommands()
+        .filter(|command| !command.is_hide_set())
+    {
+        let name = command.get_name();
+        let called = document
+            .lines()
+            .find(|line| line.starts_with(&format!("    vhost-af-xdp {name} ")));
+        let sections =
+            [section(name), called].map(|found| found.unwrap_or_else(|| panic!("{name}: no section")));
+        look(command, &sections);
+    }
 }

@@ -10,8 +10,9 @@ use clap::{Args, ValueEnum};
 use rustix::thread::CpuSet;
 use steward::links::Link;
 use xsk::QueueId;
-use zcrx::Source;
+use zcrx::{OpenError, Source};
 
+use super::super::args::duration_of;
 use super::lease::Wish;
 use super::message::{LONGEST, SHORTEST};
 
@@ -19,8 +20,12 @@ use super::message::{LONGEST, SHORTEST};
 pub(super) const MOST_CONNECTIONS: u32 = 1024;
 /// Threads that a client has at most.
 const MOST_THREADS: u32 = 64;
+/// Threads that a client has where nothing is said.
+const USUAL_THREADS: u32 = 6;
 /// Where server and client meet in one process: any port.
 const LOOPBACK: &str = "127.0.0.1:0";
+/// What else to write where an address cannot be read.
+const FORM: &str = "write an address and a port, as 192.0.2.1:7000 or [2001:db8::1]:7000";
 
 /// How the server receives and sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -42,10 +47,16 @@ pub(super) struct Unavailable {
 }
 
 impl Unavailable {
-    pub(super) fn new(engine: Engine, reason: &(dyn std::error::Error + 'static)) -> Self {
+    pub(super) fn new(engine: Engine, error: &anyhow::Error) -> Self {
+        let reason = match error.downcast_ref() {
+            Some(OpenError::Zcrx(refused)) => {
+                format!("{refused}: choose --engine io-uring, which receives by copy")
+            }
+            _ => steer::with_sources(error.as_ref()),
+        };
         Self {
             engine: engine.name(),
-            reason: steer::with_sources(reason),
+            reason,
         }
     }
 }
@@ -96,9 +107,9 @@ pub(crate) struct EchoArgs {
     /// Connections of the client; a server alone has this many at most, and refuses others
     #[arg(long, value_name = "N", default_value_t = 24)]
     pub(super) connections: u32,
-    /// Threads of the client, which share the connections
-    #[arg(long, value_name = "N", default_value_t = 6, conflicts_with = "listen")]
-    pub(super) threads: u32,
+    /// Threads of the client, which share the connections [default: 6, or one for each connection, if that is fewer]
+    #[arg(long, value_name = "N", conflicts_with = "listen")]
+    threads: Option<u32>,
     /// How long to measure, after half a second or less of warming up; 0: until a signal [default: 10; with --listen 0]
     #[arg(long, value_name = "SECS", allow_negative_numbers = true)]
     duration: Option<f64>,
@@ -163,7 +174,7 @@ pub(super) struct Plan {
 impl EchoArgs {
     /// Errors: options that do not go together, or values that none of them can have.
     pub(crate) fn check(&self) -> anyhow::Result<()> {
-        let (size, connections, threads) = (self.size, self.connections, self.threads);
+        let (size, connections, threads) = (self.size, self.connections, self.threads());
         ensure!(
             (SHORTEST..=LONGEST).contains(&(size as usize)),
             "--size {size}: choose {SHORTEST} to {LONGEST} bytes"
@@ -190,7 +201,29 @@ impl EchoArgs {
             self.ifname.is_none() || self.engine.contains(&Engine::Zcrx),
             "--ifname: only --engine zcrx receives of an interface's queue; the others listen at any"
         );
+        duration_of(self.duration.unwrap_or_default())?;
+        let (role, named, text) = self.place();
+        let port = port_of(&named, text)?;
+        ensure!(
+            role != Role::Client || port != 0,
+            "{named}: name the server's port"
+        );
         Ok(())
+    }
+
+    /// What runs here, and where the two meet: with the option that says so, for errors, and without.
+    fn place(&self) -> (Role, String, &str) {
+        let (role, option, text) = match (&self.listen, &self.connect, &self.address) {
+            (Some(text), ..) => (Role::Server, "--listen", text.as_str()),
+            (None, Some(text), _) => (Role::Client, "--connect", text.as_str()),
+            (None, None, text) => (Role::Both, "--address", text.as_deref().unwrap_or(LOOPBACK)),
+        };
+        (role, format!("{option} {text}"), text)
+    }
+
+    /// Of the client.
+    pub(super) fn threads(&self) -> u32 {
+        self.threads.unwrap_or(USUAL_THREADS.min(self.connections))
     }
 
     /// What is to be measured.
@@ -233,19 +266,10 @@ impl TryFrom<EchoArgs> for Plan {
     type Error = anyhow::Error;
 
     fn try_from(args: EchoArgs) -> anyhow::Result<Self> {
-        let (role, option, text) = match (&args.listen, &args.connect, &args.address) {
-            (Some(text), ..) => (Role::Server, "--listen", text.as_str()),
-            (None, Some(text), _) => (Role::Client, "--connect", text.as_str()),
-            (None, None, text) => (Role::Both, "--address", text.as_deref().unwrap_or(LOOPBACK)),
-        };
-        let named = format!("{option} {text}");
+        let (role, named, text) = args.place();
         let address = address_of(&named, text)?;
-        ensure!(
-            role != Role::Client || address.port() != 0,
-            "{named}: name the server's port"
-        );
         let usual = if role == Role::Server { 0.0 } else { 10.0 };
-        let duration = crate::bench::args::duration_of(args.duration.unwrap_or(usual))?;
+        let duration = duration_of(args.duration.unwrap_or(usual))?;
         let (cpu, others) = cpus(args.cpu)?;
         let netns = args.client_netns.as_deref().map(namespace).transpose()?;
         Ok(Self {
@@ -269,17 +293,21 @@ impl Plan {
     pub(super) fn clients(&self) -> usize {
         match self.role {
             Role::Server => 0,
-            Role::Both | Role::Client => self.args.threads as usize,
+            Role::Both | Role::Client => self.args.threads() as usize,
         }
     }
 }
 
+fn port_of(named: &str, text: &str) -> anyhow::Result<u16> {
+    let port = text.rsplit_once(':').and_then(|(_, port)| port.parse().ok());
+    port.with_context(|| format!("{named}: {FORM}"))
+}
+
 fn address_of(named: &str, text: &str) -> anyhow::Result<SocketAddr> {
-    let remedy = "write an address and a port, as 192.0.2.1:7000 or [2001:db8::1]:7000";
     let mut found = text
         .to_socket_addrs()
-        .with_context(|| format!("{named}: {remedy}"))?;
-    found.next().with_context(|| format!("{named}: {remedy}"))
+        .with_context(|| format!("{named}: {FORM}"))?;
+    found.next().with_context(|| format!("{named}: {FORM}"))
 }
 
 /// The server's CPU, and those of everybody else: the others, where there are any.
@@ -311,4 +339,51 @@ fn namespace(name: &str) -> anyhow::Result<File> {
     };
     File::open(&path)
         .with_context(|| format!("--client-netns {name}: cannot open {path}, see `ip netns list`"))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        echo: EchoArgs,
+    }
+
+    fn args(line: &str) -> EchoArgs {
+        let words = std::iter::once("echo").chain(line.split_whitespace());
+        Line::try_parse_from(words).expect(line).echo
+    }
+
+    #[test]
+    fn values_that_cannot_be_are_refused_before_anything_is_done() {
+        for (line, said) in [
+            ("--duration -1", "--duration -1: choose seconds"),
+            (
+                "--listen 192.0.2.1",
+                "--listen 192.0.2.1: write an address and a port",
+            ),
+            ("--connect 192.0.2.1:0", "name the server's port"),
+            ("--connections 2 --threads 3", "--threads 3: choose 1 to 2"),
+        ] {
+            let error = args(line).check().expect_err(line).to_string();
+            assert!(error.contains(said), "{line}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_few_connections_have_a_thread_each() {
+        for (line, threads) in [
+            ("", USUAL_THREADS),
+            ("--connections 2", 2),
+            ("--connections 2 --threads 1", 1),
+        ] {
+            let args = args(line);
+            args.check().expect(line);
+            assert_eq!(args.threads(), threads, "{line}");
+        }
+    }
 }

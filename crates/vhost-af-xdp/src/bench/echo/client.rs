@@ -20,7 +20,7 @@ use rustix::io::{Errno, write};
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-use super::args::Plan;
+use super::args::{Plan, Role};
 use super::counts::Counts;
 use super::message;
 use crate::bench::meter::Meter;
@@ -108,16 +108,21 @@ impl Thread<'_> {
     /// This thread's share of the connections.
     fn connect(&self, epoll: &OwnedFd) -> anyhow::Result<Vec<Connection>> {
         let args = &self.plan.args;
-        let numbers =
-            (0..args.connections).filter(|number| *number as usize % args.threads as usize == self.number);
+        let threads = self.plan.clients();
+        let numbers = (0..args.connections).filter(|number| *number as usize % threads == self.number);
         let mut connections = Vec::new();
         for number in numbers {
             let stream = TcpStream::connect_timeout(&self.server, PATIENCE).with_context(|| {
                 let (named, server) = (&self.plan.named, self.server);
-                format!(
-                    "{named}: cannot connect, start `vhost-af-xdp bench echo --listen {server}` there, or see \
-                     whether the way to it is open"
-                )
+                match self.plan.role {
+                    Role::Both => format!(
+                        "{named}: cannot connect, choose an --address that the client's network namespace has a way to"
+                    ),
+                    Role::Server | Role::Client => format!(
+                        "{named}: cannot connect, start `vhost-af-xdp bench echo --listen {server}` there, or see \
+                         whether the way to it is open"
+                    ),
+                }
             })?;
             stream.set_nonblocking(true).context("cannot use a connection")?;
             let _ = stream.set_nodelay(true);

@@ -150,7 +150,7 @@ impl Report {
             address: plan.address.to_string(),
             size: has_client.then_some(args.size),
             connections: args.connections,
-            threads: has_client.then_some(args.threads),
+            threads: has_client.then(|| args.threads()),
             cpu: plan.role.serves().then_some(plan.cpu),
             verify: args.verify,
             runs: Vec::new(),

@@ -97,7 +97,7 @@ pub(super) fn run(serving: &Serving<'_>, engine: Engine) -> anyhow::Result<Serve
         bytes: held.memory_bytes(serving.connections),
     };
     let (receiver, lease) =
-        open(serving, engine, &config).map_err(|error| Unavailable::new(engine, error.as_ref()))?;
+        open(serving, engine, &config).map_err(|error| Unavailable::new(engine, &error))?;
     let mut server = Server {
         serving,
         receiver,
