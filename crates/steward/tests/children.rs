@@ -129,6 +129,37 @@ fn request_that_waits_for_others_is_done_when_the_policy_changes() {
     );
 }
 
+/// What takes rings out of other processes has only the child that does it, although the steward has it for that.
+#[test]
+fn child_that_takes_no_rings_has_given_up_what_that_takes() {
+    require!(Root, Fuse);
+    let _alone = alone();
+    let zcrx = "[[allow]]\nuser = 0\ninterface = \"lo\"\nqueues = \"0\"\nzcrx = [\"192.0.2.1:443\"]\n";
+    let world = World::with(2, &format!("{zcrx}{POLICY}"));
+    let takes_rings = |place: PathBuf| {
+        let status = fs::read_to_string(place.join("status")).ok()?;
+        let permitted = status.lines().find_map(|line| line.strip_prefix("CapPrm:"))?;
+        let permitted = u64::from_str_radix(permitted.trim(), 16).ok()?;
+        Some(permitted & CapabilitySet::SYS_PTRACE.bits() != 0)
+    };
+    let pid = world.steward.pid();
+    assert_eq!(takes_rings(format!("/proc/{pid}").into()), Some(true));
+    // Its child hangs when it looks at what is no memory.
+    let silent = SilentFile::new(2 << 20);
+    let connection = leased(&world);
+    connection.send_with(&registration(0, 1).encode(1), &silent.file, 1);
+    silent.await_closing(1);
+    let find = || {
+        let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;
+        let child = children.split_whitespace().next()?;
+        takes_rings(PathBuf::from("/proc").join(child)).filter(|takes| !takes)
+    };
+    let found = wait::until_some(wait::SOON, find);
+    assert!(found.is_some(), "{}", world.steward);
+    drop((connection, silent));
+    assert_serves(&world);
+}
+
 /// In what a holder leaves unread there may be files that nobody can close. Of the processes that try it there are few,
 /// and what they do not close counts as the connections that it was.
 #[test]

@@ -8,7 +8,7 @@ use std::os::unix::net::UnixDatagram;
 use std::time::Duration;
 
 use common::hostile::{BIND, memfd, registration};
-use common::raw::Raw;
+use common::raw::{self, Raw};
 use common::{World, holder, refusal, take, wanted};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_cookie;
@@ -61,9 +61,9 @@ fn assert_echoes(world: &World, echoes: &mut [&mut Echo], flows: std::ops::Range
 fn memory_of_one_socket_serves_two_queues_and_counts_once() {
     require!(Root);
     // For one socket's memory and what the kernel has for a second one, and not for that of two.
-    let policy = "[[allow]]\nuser = 0\ninterface = \"nic0\"\nqueues = \"all\"\nmemlock = \"3 MiB\"\n";
-    let world = World::with(2, policy);
-    let lease = world.lease(0, 2).expect("allowed");
+    let uid = 40_000_000 + common::holder_uid();
+    let world = world_for(uid, 2, "3 MiB");
+    let lease = lease_of(&world, uid);
     let umem = holder::umem();
     let mut first = open_first(&lease, &umem, 0);
     assert_eq!(refusal(holder::register(&lease, 1)).reason, Reason::Memlock);
@@ -92,9 +92,9 @@ fn memory_of_one_socket_serves_two_queues_and_counts_once() {
 #[test]
 fn what_the_kernel_has_for_each_sharer_counts_for_each() {
     require!(Root);
-    let policy = "[[allow]]\nuser = 0\ninterface = \"nic0\"\nqueues = \"all\"\nmemlock = \"2100 KiB\"\n";
-    let world = World::with(2, policy);
-    let lease = world.lease(0, 2).expect("allowed");
+    let uid = 50_000_000 + common::holder_uid();
+    let world = world_for(uid, 2, "2100 KiB");
+    let lease = lease_of(&world, uid);
     let first = open_first(&lease, &holder::umem(), 0);
     let shared = lease.share(
         &first.lender().first().expect("open"),
@@ -105,13 +105,19 @@ fn what_the_kernel_has_for_each_sharer_counts_for_each() {
     assert!(refusal.text.contains("`memlock`"), "{refusal}");
 }
 
-/// A steward of three queues for a user of its own, for whom the kernel counts nothing else.
-fn world_for(uid: u32, memlock: &str) -> World {
+/// A steward of so many queues for a user of its own, for whom the kernel counts nothing else.
+fn world_for(uid: u32, queues: u32, memlock: &str) -> World {
     let rule = "interface = \"nic0\"\nqueues = \"all\"";
     World::with(
-        3,
+        queues,
         &format!("[[allow]]\nuser = {uid}\n{rule}\nmemlock = \"{memlock}\"\n"),
     )
+}
+
+/// That user's lease of two queues. Root's memory would count that of others who run as root as well.
+fn lease_of(world: &World, uid: u32) -> Lease {
+    let socket = world.socket();
+    raw::as_user(uid, uid, || take(&socket, &wanted(0, 2))).expect("allowed")
 }
 
 fn leased(world: &World, uid: u32, start_queue: u32, queues: u32) -> Raw {
@@ -142,7 +148,7 @@ fn bind_first(connection: &mut Raw) -> (OwnedFd, u64) {
 fn memory_that_waits_for_a_queue_counts_beside_what_that_shares() {
     require!(Root);
     let uid = 10_000_000 + common::holder_uid();
-    let world = world_for(uid, "5 MiB");
+    let world = world_for(uid, 3, "5 MiB");
     let mut connection = leased(&world, uid, 0, 3);
     let (first, cookie) = bind_first(&mut connection);
     assert_eq!(register(&mut connection, 1), Answer::Done, "4 MiB");
@@ -160,7 +166,7 @@ fn memory_that_waits_for_a_queue_counts_beside_what_that_shares() {
 fn memory_beside_which_another_waits_is_shared_only_if_both_are_allowed() {
     require!(Root);
     let uid = 20_000_000 + common::holder_uid();
-    let world = world_for(uid, "3 MiB");
+    let world = world_for(uid, 3, "3 MiB");
     let mut connection = leased(&world, uid, 0, 3);
     let (first, cookie) = bind_first(&mut connection);
     assert_eq!(register(&mut connection, 0), Answer::Done, "in its own place");
@@ -173,7 +179,7 @@ fn memory_beside_which_another_waits_is_shared_only_if_both_are_allowed() {
 fn memory_counts_while_a_socket_is_being_bound_over_it() {
     require!(Root);
     let uid = 30_000_000 + common::holder_uid();
-    let world = world_for(uid, "3 MiB");
+    let world = world_for(uid, 3, "3 MiB");
     let mut one = leased(&world, uid, 0, 1);
     let (first, cookie) = bind_first(&mut one);
     let two = leased(&world, uid, 1, 1);

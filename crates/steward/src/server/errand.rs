@@ -26,10 +26,12 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::thread::CapabilitySet;
 use zerocopy::IntoBytes;
 
 use super::held_queue::QueueKey;
 use super::interface::Holds;
+use crate::capabilities::TO_TAKE_RINGS;
 use crate::protocol::{Refusal, Rings, Step, UmemLayout, ZcrxRings, enumerated};
 use crate::sys::child::{self, Child, LockedFor};
 use crate::sys::zcrx::{self, Made, QueueOrder};
@@ -272,7 +274,11 @@ impl Errand {
                 process, connection, ..
             } => [process, connection],
         };
-        let child = child::begin(&[first, second, says], || task.report(says))?;
+        let without = match task {
+            Task::Queue { .. } => CapabilitySet::empty(),
+            _ => TO_TAKE_RINGS,
+        };
+        let child = child::begin(&[first, second, says], without, || task.report(says))?;
         Ok(Self { child, said })
     }
 
@@ -320,7 +326,7 @@ pub(super) fn close(connections: &[OwnedFd]) -> io::Result<Close> {
     let (closed, closes) = pipe_with(PipeFlags::CLOEXEC)?;
     let connections = connections.iter().map(AsFd::as_fd);
     let kept: Vec<BorrowedFd<'_>> = connections.chain([closed.as_fd()]).collect();
-    let child = child::begin(&kept, || child::await_close(closed.as_fd()))?;
+    let child = child::begin(&kept, TO_TAKE_RINGS, || child::await_close(closed.as_fd()))?;
     Ok(Close { child, closes })
 }
 

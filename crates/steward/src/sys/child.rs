@@ -18,7 +18,7 @@ use rustix::process::{
     DumpableBehavior, Pid, PidfdFlags, Resource, Rlimit, Signal, Uid, WaitOptions, geteuid, getpid, getppid,
     kill_process, pidfd_open, set_dumpable_behavior, set_parent_process_death_signal, setrlimit, waitpid,
 };
-use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities, set_thread_res_uid};
+use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities, set_thread_res_uid};
 
 use super::new_xdp_socket;
 use crate::protocol::{PARTS_MAX, Part, Rings, UmemLayout};
@@ -42,12 +42,17 @@ impl Drop for Exit {
     }
 }
 
-/// A child that has these descriptors and no others, does this, and ends; it ends, too, when this thread does. Nobody
-/// without privileges may look into it: it is a copy of this process, tokens of leases included.
+/// A child that has these descriptors and no others, has given up those capabilities, does this, and ends; it ends, too,
+/// when this thread does. Nobody without privileges may look into it: it is a copy of this process, tokens of leases
+/// included.
 ///
 /// It is waited for until it has closed the others: so none that is closed here afterwards is closed for good there,
 /// where that may take long.
-pub(crate) fn begin(kept: &[BorrowedFd<'_>], work: impl FnOnce()) -> io::Result<Child> {
+pub(crate) fn begin(
+    kept: &[BorrowedFd<'_>],
+    without: CapabilitySet,
+    work: impl FnOnce(),
+) -> io::Result<Child> {
     // So that there is a number free for the child's pidfd.
     let spare = rustix::io::dup(kept.first().ok_or(io::ErrorKind::InvalidInput)?)?;
     let (closed, closing) = pipe_with(PipeFlags::CLOEXEC)?;
@@ -60,7 +65,8 @@ pub(crate) fn begin(kept: &[BorrowedFd<'_>], work: impl FnOnce()) -> io::Result<
         0 => {
             let exit = Exit;
             let is_closed = set_dumpable_behavior(DumpableBehavior::NotDumpable);
-            if is_closed.and_then(|()| die_with(parent)).is_ok() {
+            let is_bound = is_closed.and_then(|()| die_with(parent));
+            if is_bound.and_then(|()| give_up(without)).is_ok() {
                 close_others(&kept);
                 drop(closing);
                 work();
@@ -90,6 +96,17 @@ fn die_with(parent: Pid) -> Result<(), Errno> {
         true => Ok(()),
         false => Err(Errno::SRCH),
     }
+}
+
+/// This process has these capabilities no more, and never again.
+pub(crate) fn give_up(these: CapabilitySet) -> Result<(), Errno> {
+    let own = capabilities(None)?;
+    let left = CapabilitySets {
+        effective: own.effective - these,
+        permitted: own.permitted - these,
+        inheritable: own.inheritable - these,
+    };
+    set_capabilities(None, left)
 }
 
 /// A child at work.

@@ -20,9 +20,11 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use rustix::io::Errno;
 use rustix::process::{ForeignRawFd, PidfdGetfdFlags, pidfd_getfd};
-use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
+use rustix::thread::{CapabilitySets, capabilities, set_capabilities};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
+use super::child::give_up;
+use crate::capabilities::TO_TAKE_RINGS;
 use crate::protocol::{Step, ZCRX_RINGS_MAX};
 
 /// `IORING_REGISTER_PROBE`, `IORING_REGISTER_ZCRX_IFQ`, `IORING_REGISTER_ZCRX_CTRL`, include/uapi/linux/io_uring.h.
@@ -136,6 +138,7 @@ pub(crate) fn register(
     for (&number, place) in rings.iter().zip(taken.iter_mut()) {
         *place = Some(take_ring(process, number)?);
     }
+    give_up(TO_TAKE_RINGS).map_err(|errno| (Step::Ring, errno))?;
     let mut taken = taken.iter().flatten().map(AsFd::as_fd);
     let first = taken.next().ok_or((Step::Ring, Errno::INVAL))?;
     let mut made = register_first(first, address, order)?;
@@ -166,8 +169,8 @@ fn take_ring(process: BorrowedFd<'_>, number: i32) -> Attempt<OwnedFd> {
 fn allow_taking(may: bool) -> Result<(), Errno> {
     let own = capabilities(None)?;
     let effective = match may {
-        true => own.effective | (own.permitted & CapabilitySet::SYS_PTRACE),
-        false => own.effective - CapabilitySet::SYS_PTRACE,
+        true => own.effective | (own.permitted & TO_TAKE_RINGS),
+        false => own.effective - TO_TAKE_RINGS,
     };
     set_capabilities(None, CapabilitySets { effective, ..own })
 }

@@ -22,6 +22,22 @@ pub(crate) struct Raw {
     serial: u32,
 }
 
+/// Does it in a thread of another user. Threads have numbers of their own (the C library's calls would change those of
+/// the whole process).
+pub(crate) fn as_user<T: Send>(uid: u32, gid: u32, work: impl FnOnce() -> T + Send) -> T {
+    let work = || {
+        let set = |call, number: u32| {
+            // SAFETY: numbers only, no memory; it applies to this thread, which ends after the work.
+            let done = unsafe { libc::syscall(call, number, number, number) };
+            assert_eq!(done, 0, "{}", io::Error::last_os_error());
+        };
+        set(libc::SYS_setresgid, gid);
+        set(libc::SYS_setresuid, uid);
+        work()
+    };
+    std::thread::scope(|scope| scope.spawn(work).join().expect("no panic"))
+}
+
 impl Raw {
     pub(crate) fn connect(path: &Path) -> Self {
         Self::try_connect(path).expect("the steward listens")
@@ -46,27 +62,14 @@ impl Raw {
         (Self { socket, serial: 0 }, other)
     }
 
-    /// A connection by a thread of another user. Threads have numbers of their own (the C library's calls would change
-    /// those of the whole process).
+    /// A connection by a thread of another user.
     pub(crate) fn connect_as(path: &Path, uid: u32, gid: u32) -> Self {
         Self::try_connect_as(path, uid, gid).expect("the steward listens")
     }
 
     /// The same, where there may be no steward.
     pub(crate) fn try_connect_as(path: &Path, uid: u32, gid: u32) -> rustix::io::Result<Self> {
-        std::thread::scope(|scope| {
-            let connect = || {
-                let set = |call, number: u32| {
-                    // SAFETY: numbers only, no memory; it applies to this thread, which ends after it has connected.
-                    let done = unsafe { libc::syscall(call, number, number, number) };
-                    assert_eq!(done, 0, "{}", io::Error::last_os_error());
-                };
-                set(libc::SYS_setresgid, gid);
-                set(libc::SYS_setresuid, uid);
-                Self::try_connect(path)
-            };
-            scope.spawn(connect).join().expect("no panic")
-        })
+        as_user(uid, gid, || Self::try_connect(path))
     }
 
     /// Sends a request and reads its answer; descriptors are lost.
