@@ -57,7 +57,8 @@ fn check_surroundings(policy: &Policy) -> Result<(), String> {
         capabilities::lacking(needed).map_err(|error| format!("cannot see capabilities: {error}"))?;
     if !lacking.is_empty() {
         return Err(format!(
-            "it lacks {}: start it as root, or with these capabilities (docs/deploy has a unit)",
+            "it lacks {}: start it as root, or with these capabilities (docs/deploy has a unit; \
+             CAP_SYS_PTRACE is for `zcrx` only, docs/zcrx.md says how)",
             lacking.join(", ")
         ));
     }

@@ -197,9 +197,9 @@ impl Allow {
             ));
         }
         let queues = queue_numbers(&queues)?;
-        let macs = named("macs", self.macs)?;
+        let macs = named("macs", "all", self.macs)?;
         let vlans = vlan_numbers(self.vlans)?;
-        let zcrx = zcrx::flows(&named("zcrx", self.zcrx)?)?;
+        let zcrx = zcrx::flows(&named("zcrx", "no zero-copy receive", self.zcrx)?)?;
         Ok(Rule {
             user: self
                 .user
@@ -259,7 +259,7 @@ fn queue_numbers(text: &str) -> Result<BTreeSet<u32>, String> {
 
 fn vlan_numbers(lists: Option<Vec<String>>) -> Result<BTreeSet<u32>, String> {
     let mut vlans = BTreeSet::new();
-    for list in &named("vlans", lists)? {
+    for list in &named("vlans", "all", lists)? {
         let numbers = ranges(list, LAST_VLAN.into()).map_err(|what| format!("vlans: {list:?}: {what}"))?;
         vlans.extend(numbers);
     }
@@ -281,11 +281,11 @@ impl NameOrNumber {
     }
 }
 
-/// What a list names; one that names nothing looks like "none", and without the list all are meant.
-fn named(key: &str, list: Option<Vec<String>>) -> Result<Vec<String>, String> {
+/// What a list names; one that names nothing looks like "none". `without` says what it is to have no list.
+fn named(key: &str, without: &str, list: Option<Vec<String>>) -> Result<Vec<String>, String> {
     match list {
         Some(list) if list.is_empty() => Err(format!(
-            "{key} = []: nothing could be leased: name some, or leave `{key}` out, which allows all"
+            "{key} = []: nothing could be leased: name some, or leave `{key}` out, which allows {without}"
         )),
         list => Ok(list.unwrap_or_default()),
     }

@@ -184,7 +184,7 @@ mod tests {
             ("[\"192.0.2.1:0\"]", "port 0"),
             ("[\"0.0.0.0:443\"]", "one address"),
             ("[\"224.0.0.1:443\"]", "no groups"),
-            ("[]", "leave `zcrx` out"),
+            ("[]", "leave `zcrx` out, which allows no zero-copy receive"),
         ] {
             let text = RULES.replacen("[\"192.0.2.1:443\", \"[2001:db8::1]:443\"]", list, 1);
             let refused = policy(&text).expect_err(words);
