@@ -307,7 +307,15 @@ fn flow_of_another_queue(rig: &mut Rig) -> u16 {
     });
     // What came to the guest is nobody's concern.
     await_own(rig);
-    found.expect("the NIC spreads flows over its queues")
+    found.unwrap_or_else(|| {
+        let said = |program, args: &[&str]| rig.veth.near.output_of(program, args);
+        panic!(
+            "the NIC spreads flows over its queues: {}{}{}",
+            said("ip", &["-s", "link", "show", VethPair::NIC]),
+            said("ethtool", &["-x", VethPair::NIC]),
+            said("ethtool", &["-S", VethPair::NIC]),
+        )
+    })
 }
 
 /// The lease ends while the daemon can do nothing about it, and frames come that would have been the guest's.
