@@ -396,6 +396,7 @@ fn prepared(config: &Config) -> Prepared {
 fn taken_up(offer: Offer, first: &Prepared, registered: &ZcrxRegistered) -> Leased {
     let said = Registered {
         refill_entries: registered.entries,
+        buffer_bytes: registered.buffer_bytes,
         offsets: registered.offsets,
         map_offset: registered.map_offset,
         map_bytes: registered.map_bytes,

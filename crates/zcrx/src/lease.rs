@@ -44,6 +44,8 @@ pub struct Offer {
 pub struct Registered {
     /// Entries of the refill ring.
     pub refill_entries: u32,
+    /// How large a buffer is, bytes.
+    pub buffer_bytes: u32,
     /// Where in the refill ring's mapping its head, its tail and its entries are, bytes.
     pub offsets: [u32; 3],
     /// Where the first ring's descriptor has that mapping, bytes.
@@ -107,13 +109,18 @@ impl Offer {
     /// Takes up the queue that was registered with this memory and with rings of which that is the first.
     ///
     /// # Errors
-    /// [`OpenError::Setup`] if the refill ring cannot be mapped, [`OpenError::Layout`] if it does not lie there as it
-    /// was said.
+    /// [`OpenError::Size`] if the buffers are not those of the offer, [`OpenError::Setup`] if the refill ring cannot be
+    /// mapped, [`OpenError::Layout`] if it does not lie there as it was said.
     ///
     /// # Safety
     /// It must be what whoever registered the queue said of it, registered with the memory and the buffers of this
     /// offer as the only area: by these numbers the kernel is told of buffers that it may fill.
     pub unsafe fn registered(self, first: &Prepared, said: Registered) -> Result<Leased, OpenError> {
+        if said.buffer_bytes != self.area.buffer_bytes() {
+            let (what, bytes) = ("buffers of a lease", said.buffer_bytes);
+            let must = "as large as was offered: choose that size in the configuration";
+            return Err(OpenError::Size { what, bytes, must });
+        }
         let what = "mapping the refill ring of a lease";
         let failed = |source| OpenError::Setup { what, source };
         let ring = fcntl_dupfd_cloexec(first, 0).map_err(|errno| failed(errno.into()))?;

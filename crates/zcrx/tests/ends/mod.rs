@@ -7,7 +7,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::support::{LIMIT, can_zcrx, listening, run, sender, small, ways};
-use zcrx::{Config, ConnectionId, Event, Memory, OpenError, OwnMemory, Piece, Receiver, Request};
+use zcrx::{
+    Config, ConnectionId, Event, Memory, Offer, OpenError, OwnMemory, Piece, Prepared, Receiver, Registered,
+    Request,
+};
 
 fn open(request: Request, config: Config) -> Receiver {
     Receiver::open(&Config { request, ..config }).unwrap()
@@ -103,6 +106,26 @@ fn crowd_is_accepted_some_at_a_time_and_each_of_it_once() {
         }
         assert!(accepted.len() <= before + 8);
     }
+}
+
+/// What is said of a lease is checked before its ring is mapped.
+#[test]
+fn lease_of_other_buffers_than_were_offered_is_refused_with_their_size() {
+    let config = small(64);
+    let (ring, offer) = (Prepared::new(&config).unwrap(), Offer::new(&config).unwrap());
+    let said = Registered {
+        refill_entries: offer.refill_entries(),
+        buffer_bytes: 65536,
+        offsets: [0, 4, 64],
+        map_offset: 0,
+        map_bytes: 4096,
+        no_device: true,
+    };
+    // SAFETY: it is refused, and nothing is mapped.
+    #[allow(unsafe_code)]
+    let refused = unsafe { offer.registered(&ring, said) };
+    let text = refused.err().expect("refused").to_string();
+    assert!(text.contains("65536") && text.contains("offered"), "{text}");
 }
 
 #[test]

@@ -63,6 +63,7 @@ impl Wish {
             .context("the steward names no number of the queue: another version?")?;
         let registered = Registered {
             refill_entries: said.entries,
+            buffer_bytes: said.buffer_bytes,
             offsets: said.offsets,
             map_offset: said.map_offset,
             map_bytes: said.map_bytes,
