@@ -38,7 +38,7 @@ pub struct Options {
     /// Where holders connect; everybody may, the policy decides. A socket passed by systemd comes first
     #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET)]
     pub socket: PathBuf,
-    /// Print the policy as it is understood, and exit
+    /// Print the policy as it is understood, with warnings of what may be meant otherwise, and exit
     #[arg(long, conflicts_with = "take_back")]
     pub check: bool,
     /// Where leases are recorded, so that a restart does not end them; for this user alone [default:
