@@ -146,13 +146,14 @@ impl Receiver {
     /// Receives by an instance that somebody else has made known to a ring of ours.
     ///
     /// # Errors
-    /// [`OpenError`].
+    /// [`OpenError`]; [`OpenError::ImportedElsewhere`] if that was another ring or another instance.
     pub fn start(
         prepared: Prepared,
         instance: &Instance,
         imported: Imported,
         config: &Config,
     ) -> Result<Self, OpenError> {
+        instance.check(imported, prepared.as_fd())?;
         let supply = Supply::zcrx(instance.take_up(imported)?, imported.id);
         Self::enabled(prepared, supply, config)
     }
