@@ -82,6 +82,9 @@ fn run(cli: &Options) -> Result<(), String> {
     let policy = Policy::read(&cli.policy).map_err(|error| with_sources(&error))?;
     if cli.check {
         print!("{policy}");
+        for warning in policy.warnings() {
+            eprintln!("warning: {warning}");
+        }
         return Ok(());
     }
     tracing_subscriber::fmt()
@@ -95,6 +98,9 @@ fn run(cli: &Options) -> Result<(), String> {
         return take_back(cli, policy);
     }
     check_surroundings(&policy)?;
+    for warning in policy.warnings() {
+        tracing::warn!("{warning}");
+    }
     let signals = Signals::catch().map_err(|error| format!("cannot handle signals: {error}"))?;
     steward::server::raise_descriptor_limit();
     serve(cli, policy, signals)

@@ -20,12 +20,13 @@ Examples:
     queues = \"0-3\"
     memlock = \"1 GiB\"
   Then, as user vhost, without any capability:
-    vhost-af-xdp serve --steward /run/vhost-af-xdp/steward.sock --socket-path /tmp/vm1.sock --ifname eth1
+    vhost-af-xdp serve --steward /run/vhost-af-xdp/steward.sock \\
+        --socket-path /tmp/vm1.sock --ifname eth1
   Take back all that a steward has left behind, and exit:
     vhost-af-xdp-steward --take-back
 
-SIGTERM and even SIGKILL leave programs and leases as they are: frames go on, and the next steward goes on
-with them. SIGINT takes everything back before it exits. SIGHUP reads the policy again.
+SIGTERM and even SIGKILL leave programs and leases as they are: frames go on, and the next steward
+goes on with them. SIGINT takes everything back before it exits. SIGHUP reads the policy again.
 It needs CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF, CAP_IPC_LOCK and CAP_SETUID.";
 
 /// Leases NIC queues to processes without privileges, by a policy.
@@ -38,7 +39,7 @@ pub struct Options {
     /// Where holders connect; everybody may, the policy decides. A socket passed by systemd comes first
     #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET)]
     pub socket: PathBuf,
-    /// Print the policy as it is understood, and exit
+    /// Print the policy as it is understood, with warnings of what may be meant otherwise, and exit
     #[arg(long, conflicts_with = "take_back")]
     pub check: bool,
     /// Where leases are recorded, so that a restart does not end them; for this user alone [default:
@@ -67,4 +68,17 @@ fn seconds(text: &str) -> Result<Duration, String> {
         .contains(&seconds)
         .then(|| Duration::from_secs_f64(seconds))
         .ok_or_else(wrong)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Help is wrapped at 100 columns: an example that is longer could not be typed in as it is shown.
+    #[test]
+    fn examples_of_help_are_shown_as_they_are_typed_in() {
+        for line in EXAMPLES.lines() {
+            assert!(line.chars().count() <= 100, "{line}");
+        }
+    }
 }

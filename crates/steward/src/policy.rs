@@ -19,6 +19,7 @@
 //! busy-poll = 64                # sockets may poll the driver, so many frames at a time at most; not if not said
 //! zcrx = ["192.0.2.1:443"]      # a queue for io_uring zero-copy receive, with these flows; none if not said
 //! zcrx-setup = true             # the NIC may be set up for that: header and data apart, the main RSS table changed
+//! af-xdp = false                # beside `zcrx`: nothing else may be leased; AF_XDP leases, too, if not said
 //! ```
 //!
 //! A network's stations are judged one by one, as they come: address and VLAN must be among `macs` and `vlans`, where
@@ -89,6 +90,8 @@ pub struct Policy {
     /// Leases are given also where sockets can only be handed over before they are bound.
     pub unbound: bool,
     pub(crate) rules: Vec<Rule>,
+    /// What it says that may be meant otherwise, with the place.
+    warnings: Vec<String>,
 }
 
 /// One `[[allow]]`.
@@ -98,6 +101,8 @@ pub(crate) struct Rule {
     group: Option<u32>,
     pub(crate) interface: String,
     queues: BTreeSet<u32>,
+    /// Its queues may be leased for AF_XDP.
+    af_xdp: bool,
     at_most: u32,
     /// Bytes; `None`: what each queue's own chunks take.
     pub(crate) memlock: Option<u64>,
@@ -140,6 +145,7 @@ impl Policy {
             group: None,
             interface: queues.interface,
             queues: (queues.first..queues.first.saturating_add(queues.count)).collect(),
+            af_xdp: true,
             at_most: MAX_QUEUES,
             memlock: Some(u64::MAX),
             macs: Vec::new(),
@@ -155,7 +161,14 @@ impl Policy {
             connections: u32::MAX,
             unbound: true,
             rules: queues.into_iter().map(rule).collect(),
+            warnings: Vec::new(),
         }
+    }
+
+    /// What it says that may be meant otherwise, a line each, with file and line.
+    #[must_use]
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
     }
 
     /// The same, with sockets that may poll the driver, so many frames at a time at most.
@@ -247,6 +260,14 @@ impl Policy {
         let filter = &wanted.filter;
         for (index, rule) in self.rules.iter().enumerate() {
             if !rule.is_for(peer) || rule.interface != wanted.interface {
+                continue;
+            }
+            if !rule.af_xdp {
+                refusal.text = format!(
+                    "user {uid} may lease queues of {interface} for zero-copy receive only: take `af-xdp = false` out \
+                     of rule {} of the policy, or add a rule",
+                    index + 1
+                );
                 continue;
             }
             let (leased, may) = (leased(index), listed(&rule.queues));
@@ -407,7 +428,9 @@ impl fmt::Display for Rule {
             } else {
                 ""
             };
-            write!(f, ", zero-copy receive of {}{how}", zcrx::flows_text(&self.zcrx))?;
+            let what = if self.af_xdp { "AF_XDP and" } else { "only" };
+            let flows = zcrx::flows_text(&self.zcrx);
+            write!(f, ", {what} zero-copy receive of {flows}{how}")?;
         }
         Ok(())
     }

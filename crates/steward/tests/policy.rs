@@ -180,6 +180,34 @@ fn mistake_on_the_command_line_takes_one_line() {
     assert!(output.status.success() && output.stderr.is_empty());
 }
 
+#[test]
+fn check_prints_the_policy_and_warns_of_what_may_be_meant_otherwise() {
+    require!(Root);
+    let world = World::new();
+    let text = "[[allow]]\nuser = 7\ninterface = \"nic0\"\nqueues = \"1\"\nzcrx = [\"192.0.2.1:443\"]\n";
+    let check = |more: &str| {
+        write_policy(&world, &format!("{text}{more}"));
+        let mut command = Command::new(STEWARD);
+        command.arg("--check").arg("--policy");
+        let output = command.arg(world.dir.path().join("policy.toml")).output();
+        let output = output.expect("it runs");
+        assert!(output.status.success());
+        let said = [output.stdout, output.stderr];
+        said.map(|said| String::from_utf8(said).expect("text"))
+    };
+    let [shown, warned] = check("af-xdp = false\n");
+    assert!(
+        shown.contains("only zero-copy receive") && warned.is_empty(),
+        "{shown}{warned}"
+    );
+    let [shown, warned] = check("vlans = [\"7\"]\n");
+    assert!(shown.contains("AF_XDP and zero-copy receive"), "{shown}");
+    assert!(
+        warned.starts_with("warning: ") && warned.contains("line 1: rule 1: vlans: beside `zcrx`"),
+        "{warned}"
+    );
+}
+
 /// Starts a steward that must refuse to; what it says last.
 #[track_caller]
 fn complaint(world: &World, mut command: Command) -> String {

@@ -42,6 +42,18 @@ fn state(netns: &NetNs, interface: &str) -> String {
 }
 
 #[test]
+fn daemon_that_is_named_and_does_not_answer_is_among_what_is_not_seen() {
+    require!(Root);
+    let veth = VethPair::with(1, 1500);
+    let seen = report(&veth.near, &[VethPair::NIC, "--control", "/nonexistent"]);
+    let not_seen = seen["not_seen"].to_string();
+    assert!(
+        not_seen.contains("no daemon answers at /nonexistent") && not_seen.contains("without --control"),
+        "{not_seen}"
+    );
+}
+
+#[test]
 fn veth_is_what_serve_then_makes_of_it() {
     require!(Root);
     let veth = VethPair::with(2, 1500);

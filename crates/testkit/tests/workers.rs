@@ -240,11 +240,28 @@ fn what_contradicts_is_refused_in_a_line() {
             "{said}"
         );
     }
-    let nowhere = ["workers", "--reset", "--control", "/nonexistent"];
-    let output = Command::new(daemon::binary())
-        .args(nowhere)
-        .output()
-        .expect("it runs");
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(said.contains("no daemon answers at /nonexistent"), "{said}");
+}
+
+#[test]
+fn socket_that_is_named_and_where_nobody_answers_is_said_with_the_remedy() {
+    for command in [
+        &["workers"][..],
+        &["workers", "--reset"],
+        &["status"],
+        &["reload"],
+        &["queues"],
+    ] {
+        let output = Command::new(daemon::binary())
+            .args(command)
+            .args(["--control", "/nonexistent"])
+            .output()
+            .expect("it runs");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{command:?}: {said}");
+        assert!(
+            said.contains("no daemon answers at /nonexistent")
+                && said.contains("without --control all that are found are asked"),
+            "{command:?}: {said}"
+        );
+    }
 }

@@ -24,6 +24,8 @@ mod port;
 mod serve;
 pub(crate) mod values;
 
+use std::error::Error;
+use std::num::{IntErrorKind, ParseFloatError, ParseIntError};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -250,8 +252,27 @@ fn sentence(error: &clap::Error) -> String {
         .take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more information"))
         .filter(|line| !line.is_empty())
         .collect();
-    let said = said.join(" ").replace(" tip: ", "; ").replace("..=", " to ");
-    said.trim_start_matches("error: ").to_owned()
+    let mut said = said.join(" ").replace(" tip: ", "; ");
+    if let Some(source) = error.source() {
+        said = said.replace(&source.to_string(), &reason(source));
+    }
+    said.trim_start_matches("error: ").replace("..=", " to ")
+}
+
+/// Why a value is refused. Of what is no number, std says which of its steps failed, not what is meant.
+fn reason(source: &(dyn Error + 'static)) -> String {
+    if let Some(error) = source.downcast_ref::<ParseIntError>() {
+        return match error.kind() {
+            IntErrorKind::PosOverflow => "the number is too large",
+            IntErrorKind::NegOverflow => "the number is too small",
+            _ => "give a whole number such as 4",
+        }
+        .to_owned();
+    }
+    if source.is::<ParseFloatError>() {
+        return "give a number such as 4 or 0.5".to_owned();
+    }
+    source.to_string().replace("..=", " to ")
 }
 
 #[cfg(test)]

@@ -176,10 +176,7 @@ fn ask_daemons(control: Option<&Path>) -> anyhow::Result<Vec<Status>> {
     match control {
         Some(path) => match control_socket::ask(path) {
             Ok(status) => Ok(vec![status]),
-            Err(error) => anyhow::bail!(
-                "no daemon answers at {}: {error} (without --control all that are found are asked)",
-                path.display()
-            ),
+            Err(error) => anyhow::bail!(control_socket::no_answer(path, &error)),
         },
         None => Ok(control_socket::ask_all(&control_socket::find_all())),
     }
@@ -262,6 +259,7 @@ fn reset_workers(control: Option<&Path>) -> anyhow::Result<()> {
     for path in daemons {
         match control_socket::reset_workers(&path) {
             Ok(outcome) => _ = print(&(outcome.done.join("\n") + "\n"))?,
+            Err(error) if control.is_some() => anyhow::bail!(control_socket::no_answer(&path, &error)),
             Err(error) => anyhow::bail!("no daemon answers at {}: {error}", path.display()),
         }
     }
@@ -291,6 +289,7 @@ fn reload_all(args: &ReloadArgs) -> anyhow::Result<()> {
                         .collect::<String>(),
                 )?;
             }
+            Err(error) if args.control.is_some() => failed.push(control_socket::no_answer(&path, &error)),
             Err(error) => failed.push(format!("no daemon answers at {}: {error}", path.display())),
         }
     }
@@ -302,6 +301,11 @@ fn reload_all(args: &ReloadArgs) -> anyhow::Result<()> {
 
 fn show_queues(args: &QueuesArgs) -> anyhow::Result<()> {
     let interface = args.interface.as_deref();
+    if let Some(path) = &args.control
+        && let Err(error) = control_socket::ask(path)
+    {
+        anyhow::bail!(control_socket::no_answer(path, &error));
+    }
     // Looked for anew each time: daemons come and go.
     let read = || {
         let named = args.control.as_ref().map(|path| vec![path.clone()]);

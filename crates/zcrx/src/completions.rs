@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 
-use crate::connection::{ListenerId, Receiving};
+use crate::connection::Receiving;
 use crate::event::Event;
 use crate::receiver::{MOST_BARREN, Receiver};
 use crate::ring::{Completion, Kind};
@@ -22,6 +22,7 @@ impl Receiver {
                 Kind::Accept => self.accepted(&done),
                 Kind::Bell => self.rung(),
                 Kind::CancelReceive | Kind::CancelSend => self.cancelled(&done),
+                Kind::CancelAccepts => self.accepts_cancelled(done.tag.slot),
             };
             if event.is_some() {
                 return event;
@@ -127,13 +128,18 @@ impl Receiver {
     }
 
     fn accepted(&mut self, done: &Completion) -> Option<Event> {
-        let listener = ListenerId(done.tag.slot);
         let socket = match done.result {
             descriptor @ 0.. => Ok(own(descriptor)),
             error => Err(io::Error::from_raw_os_error(-error)),
         };
-        let it = self.listeners.get_mut(listener.0 as usize)?;
+        let (listener, it) = self.listeners.at(done.tag.slot)?;
         it.accepts = it.accepts.saturating_sub(1);
+        if it.stopping {
+            // If the kernel takes no requests, the next `wait` says so.
+            let _ = self.cancel_accepts(listener.slot);
+            let socket = socket.ok()?;
+            return Some(Event::Accepted { listener, socket });
+        }
         if it.failed {
             // That was said; whoever heard it says when there is use in more.
             let socket = socket.ok()?;
@@ -159,6 +165,15 @@ impl Receiver {
         }
         let socket = socket.ok()?;
         Some(Event::Accepted { listener, socket })
+    }
+
+    /// Those that were not found are over, or go on, and are cancelled again then.
+    fn accepts_cancelled(&mut self, slot: u32) -> Option<Event> {
+        let (_, it) = self.listeners.at(slot)?;
+        it.cancels = false;
+        // If the kernel takes no requests, the next `wait` says so.
+        let _ = self.cancel_accepts(slot);
+        None
     }
 
     /// What was to be cancelled was not found: it is over, or goes on, and is cancelled again then.

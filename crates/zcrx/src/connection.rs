@@ -11,9 +11,12 @@ pub struct ConnectionId {
     pub(crate) generation: u32,
 }
 
-/// A listener of a receiver.
+/// A listener of a receiver. Of no use with another one; one that was stopped is not mistaken for a later one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct ListenerId(pub(crate) u32);
+pub struct ListenerId {
+    pub(crate) slot: u32,
+    pub(crate) generation: u32,
+}
 
 pub(crate) struct Listener {
     pub(crate) socket: OwnedFd,
@@ -21,6 +24,64 @@ pub(crate) struct Listener {
     pub(crate) accepts: u32,
     /// One failed, and nobody said yet that there is use in more.
     pub(crate) failed: bool,
+    /// To be given back when no request to accept is under way any more.
+    pub(crate) stopping: bool,
+    /// A cancellation is under way.
+    pub(crate) cancels: bool,
+    generation: u32,
+}
+
+/// Listeners by slot.
+#[derive(Default)]
+pub(crate) struct Listeners {
+    slots: Vec<Option<Listener>>,
+    /// How many there were so far.
+    generation: u32,
+}
+
+impl Listeners {
+    pub(crate) fn add(&mut self, socket: OwnedFd) -> ListenerId {
+        let generation = self.generation;
+        self.generation = generation.wrapping_add(1);
+        let listener = Some(Listener {
+            socket,
+            accepts: 0,
+            failed: false,
+            stopping: false,
+            cancels: false,
+            generation,
+        });
+        let slot = match self.slots.iter().position(Option::is_none) {
+            Some(free) => {
+                self.slots[free] = listener;
+                free
+            }
+            None => {
+                self.slots.push(listener);
+                self.slots.len() - 1
+            }
+        } as u32;
+        ListenerId { slot, generation }
+    }
+
+    pub(crate) fn get(&mut self, id: ListenerId) -> Option<&mut Listener> {
+        let listener = self.slots.get_mut(id.slot as usize)?.as_mut();
+        listener.filter(|it| it.generation == id.generation)
+    }
+
+    pub(crate) fn at(&mut self, slot: u32) -> Option<(ListenerId, &mut Listener)> {
+        let listener = self.slots.get_mut(slot as usize)?.as_mut()?;
+        let generation = listener.generation;
+        Some((ListenerId { slot, generation }, listener))
+    }
+
+    /// Takes one out that is to be stopped and has no request under way any more.
+    pub(crate) fn take_stopped(&mut self, slot: u32) -> Option<(ListenerId, OwnedFd)> {
+        let place = self.slots.get_mut(slot as usize)?;
+        let listener = place.take_if(|it| it.stopping && it.accepts == 0 && !it.cancels)?;
+        let generation = listener.generation;
+        Some((ListenerId { slot, generation }, listener.socket))
+    }
 }
 
 /// How far receiving is.

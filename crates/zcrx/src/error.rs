@@ -71,6 +71,12 @@ pub enum OpenError {
     /// The instance cannot be imported.
     #[error("the zcrx instance cannot be imported: {}", import_text(source))]
     Import { source: io::Error },
+    /// What was imported is of another ring, or of another instance.
+    #[error(
+        "what was imported is of another {of} than this: pass what `Instance::import_into` said of this instance and \
+         of this ring"
+    )]
+    ImportedElsewhere { of: &'static str },
     /// The kernel's answer makes no sense.
     #[error("the kernel's refill ring of {entries} entries does not lie in its {len_bytes} bytes as it says")]
     Layout { entries: u32, len_bytes: usize },

@@ -24,6 +24,14 @@ pub enum Event {
         /// Why, as accept(2) says it.
         error: io::Error,
     },
+    /// A listener that was [to be stopped](crate::Receiver::stop_listening) accepts no more. Connections that had come
+    /// by then were events before.
+    Stopped {
+        /// Which.
+        listener: ListenerId,
+        /// Its socket: whoever drops it has peers refused that connect, and those reset that wait to be accepted.
+        socket: OwnedFd,
+    },
     /// Bytes came.
     Received {
         /// From which peer.

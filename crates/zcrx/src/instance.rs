@@ -21,6 +21,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use rustix::fs::fstat;
 use rustix::io::fcntl_dupfd_cloexec;
 use xsk::{Backing, OwnMemory, UmemMemory};
 
@@ -253,11 +254,34 @@ pub struct Instance {
 pub struct Imported {
     pub(crate) id: u32,
     pub(crate) offsets: Offsets,
+    /// Of which ring and which instance.
+    of: Pair,
+}
+
+/// Inode numbers of a ring and of an instance's area: theirs in every process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Pair {
+    ring: u64,
+    area: u64,
+}
+
+impl Pair {
+    fn of(ring: BorrowedFd<'_>, area: BorrowedFd<'_>) -> Result<Self, OpenError> {
+        let number = |file| match fstat(file) {
+            Ok(stat) => Ok(stat.st_ino),
+            Err(errno) => Err(OpenError::Setup {
+                what: "looking at ring and instance",
+                source: errno.into(),
+            }),
+        };
+        let (ring, area) = (number(ring)?, number(area)?);
+        Ok(Self { ring, area })
+    }
 }
 
 impl Imported {
     /// Length of its encoded form.
-    pub const BYTES: usize = 16;
+    pub const BYTES: usize = 32;
 
     /// For the way to another process on the same machine.
     pub fn to_bytes(&self) -> [u8; Self::BYTES] {
@@ -267,6 +291,8 @@ impl Imported {
         let mut bytes = [0; Self::BYTES];
         let all = [self.id, head, tail, entries];
         let all = all.iter().flat_map(|value| value.to_le_bytes());
+        let of = [self.of.ring, self.of.area];
+        let all = all.chain(of.iter().flat_map(|number| number.to_le_bytes()));
         bytes.iter_mut().zip(all).for_each(|(byte, value)| *byte = value);
         bytes
     }
@@ -278,13 +304,21 @@ impl Imported {
     /// used with: they say where in memory the kernel is told of buffers that it may fill.
     pub unsafe fn from_bytes(bytes: &[u8; Self::BYTES]) -> Self {
         let half = |at: usize| (0..4).fold(0, |sum, n| sum | u32::from(bytes[at + n]) << (8 * n));
+        let word = |at: usize| u64::from(half(at)) | u64::from(half(at + 4)) << 32;
         let offsets = Offsets {
             head: half(4),
             tail: half(8),
             entries: half(12),
             ..Offsets::default()
         };
-        Self { id: half(0), offsets }
+        Self {
+            id: half(0),
+            offsets,
+            of: Pair {
+                ring: word(16),
+                area: word(24),
+            },
+        }
     }
 }
 
@@ -357,9 +391,21 @@ impl Instance {
     /// # Errors
     /// [`OpenError::Import`].
     pub fn import_into(&self, ring: BorrowedFd<'_>) -> Result<Imported, OpenError> {
+        let of = Pair::of(ring, self.area.as_fd())?;
         let (id, offsets) = abi::import_instance(ring, self.descriptor.as_fd())
             .map_err(|source| OpenError::Import { source })?;
-        Ok(Imported { id, offsets })
+        Ok(Imported { id, offsets, of })
+    }
+
+    /// Whether that was said of this instance and of that ring: in another ring the number is of another instance or of
+    /// none.
+    pub(crate) fn check(&self, imported: Imported, ring: BorrowedFd<'_>) -> Result<(), OpenError> {
+        let Pair { ring, area } = Pair::of(ring, self.area.as_fd())?;
+        match imported.of {
+            of if of.ring != ring => Err(OpenError::ImportedElsewhere { of: "ring" }),
+            of if of.area != area => Err(OpenError::ImportedElsewhere { of: "instance" }),
+            _ => Ok(()),
+        }
     }
 
     /// Maps what a receiver needs of it.
@@ -485,9 +531,49 @@ mod tests {
             entries: 0x0102_0304,
             ..Offsets::default()
         };
-        let imported = Imported { id: 7, offsets };
+        let of = Pair {
+            ring: 1 << 40,
+            area: 0x0102_0304_0506_0708,
+        };
+        let imported = Imported { id: 7, offsets, of };
         // SAFETY: they are used with nothing.
         let came = unsafe { Imported::from_bytes(&imported.to_bytes()) };
         assert_eq!(came, imported);
+    }
+
+    #[test]
+    fn what_was_imported_into_another_ring_or_of_another_instance_is_refused() {
+        let config = Config {
+            memory: Memory::Own { bytes: 1 << 16 },
+            ..Config::new(Source::NoDevice)
+        };
+        let file = || rustix::fs::memfd_create("area", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        let instance = || {
+            let shape = Shape::from_bytes(&[0; Shape::BYTES]);
+            // SAFETY: it has no memory, and is refused before it is looked for.
+            unsafe { Instance::from_parts([file(), file(), file()], shape) }
+        };
+        let [ours, other] = [(); 2].map(|()| Prepared::new(&config).unwrap());
+        let [wanted, another] = [(); 2].map(|()| instance());
+        // As if the kernel had imported it.
+        let imported = |ring: &Prepared, instance: &Instance| Imported {
+            id: 0,
+            offsets: Offsets::default(),
+            of: Pair::of(ring.as_fd(), instance.area.as_fd()).unwrap(),
+        };
+        wanted.check(imported(&ours, &wanted), ours.as_fd()).unwrap();
+        // A copy of a descriptor is of the same.
+        let copy = ours.as_fd().try_clone_to_owned().unwrap();
+        wanted.check(imported(&ours, &wanted), copy.as_fd()).unwrap();
+        let refused = |ring: Prepared, of| {
+            let refused = crate::Receiver::start(ring, &wanted, of, &config);
+            refused.err().expect("refused").to_string()
+        };
+        let of_other_instance = imported(&ours, &another);
+        let text = refused(ours, of_other_instance);
+        assert!(text.contains("another instance"), "{text}");
+        let ring = Prepared::new(&config).unwrap();
+        let text = refused(ring, imported(&other, &wanted));
+        assert!(text.contains("another ring"), "{text}");
     }
 }

@@ -51,7 +51,10 @@
 //!    and those that the NIC did not split off, are copied by the kernel into the same buffers.
 //!  - Buffers are what limits: with all of them in pieces nothing is received until one is dropped. A connection that
 //!    is not read for a while is better [paused](Receiver::pause), and one whose peer does not read what it is sent
-//!    ([`Receiver::queued`]).
+//!    ([`Receiver::queued`]). A pause begins with the next [wait](Receiver::wait): what has come by then still takes
+//!    buffers, so there should be more than a peer's socket holds (SO_RCVBUF).
+//!  - Who must not take more connections for a while [stops](Receiver::stop_listening) the listener, and has its socket
+//!    back: to listen again later, or to hand it on.
 //!  - A piece of zcrx is at most a buffer long, and may begin anywhere in it. Blocks for O_DIRECT
 //!    ([`Config::block_bytes`]) are filled by ordinary receives only.
 //!  - zcrx is for TCP itself: not for TLS in the kernel, MPTCP or Unix sockets. These end with EPROTONOSUPPORT.

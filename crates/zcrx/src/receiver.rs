@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::config::{Config, Fallback, Memory, Mode, Request};
-use crate::connection::{ConnectionId, Connections, Listener, ListenerId, Receiving};
+use crate::connection::{ConnectionId, Connections, ListenerId, Listeners, Receiving};
 use crate::error::OpenError;
 use crate::event::Event;
 use crate::instance::{self, Imported, Instance, Prepared, Refusal, Share};
@@ -65,7 +65,7 @@ pub struct Statistics {
 /// kernel holds it to that.
 pub struct Receiver {
     pub(crate) connections: Connections,
-    pub(crate) listeners: Vec<Listener>,
+    pub(crate) listeners: Listeners,
     pub(crate) supply: Supply,
     pub(crate) done: VecDeque<Completion>,
     pub(crate) events: VecDeque<Event>,
@@ -146,13 +146,14 @@ impl Receiver {
     /// Receives by an instance that somebody else has made known to a ring of ours.
     ///
     /// # Errors
-    /// [`OpenError`].
+    /// [`OpenError`]; [`OpenError::ImportedElsewhere`] if that was another ring or another instance.
     pub fn start(
         prepared: Prepared,
         instance: &Instance,
         imported: Imported,
         config: &Config,
     ) -> Result<Self, OpenError> {
+        instance.check(imported, prepared.as_fd())?;
         let supply = Supply::zcrx(instance.take_up(imported)?, imported.id);
         Self::enabled(prepared, supply, config)
     }
@@ -188,7 +189,7 @@ impl Receiver {
         ring.watch(bell.as_fd()).map_err(failed)?;
         Ok(Self {
             connections: Connections::default(),
-            listeners: Vec::new(),
+            listeners: Listeners::default(),
             supply,
             done: VecDeque::with_capacity(config.completions as usize),
             events: VecDeque::new(),
@@ -265,12 +266,7 @@ impl Receiver {
     /// # Errors
     /// If the kernel takes no requests.
     pub fn listen(&mut self, listener: impl Into<OwnedFd>) -> io::Result<ListenerId> {
-        let id = ListenerId(self.listeners.len() as u32);
-        self.listeners.push(Listener {
-            socket: listener.into(),
-            accepts: 0,
-            failed: false,
-        });
+        let id = self.listeners.add(listener.into());
         self.listen_again(id)?;
         Ok(id)
     }
@@ -280,12 +276,41 @@ impl Receiver {
     /// # Errors
     /// If the kernel takes no requests.
     pub fn listen_again(&mut self, listener: ListenerId) -> io::Result<()> {
-        if let Some(it) = self.listeners.get_mut(listener.0 as usize) {
+        if let Some(it) = self.listeners.get(listener).filter(|it| !it.stopping) {
             it.failed = false;
             while it.accepts < ACCEPTS {
-                self.ring.accept(it.socket.as_fd(), listener.0)?;
+                self.ring.accept(it.socket.as_fd(), listener.slot)?;
                 it.accepts += 1;
             }
+        }
+        Ok(())
+    }
+
+    /// Accepts no more from then on; [`Event::Stopped`] says when that is so, and gives the socket back. Connections
+    /// that come until then are events yet, and those that were accepted go on.
+    ///
+    /// # Errors
+    /// If the kernel takes no requests.
+    pub fn stop_listening(&mut self, listener: ListenerId) -> io::Result<()> {
+        if let Some(it) = self.listeners.get(listener).filter(|it| !it.stopping) {
+            it.stopping = true;
+            self.cancel_accepts(listener.slot)?;
+        }
+        Ok(())
+    }
+
+    /// Goes on with stopping a listener: cancels what is under way, or gives the socket back.
+    pub(crate) fn cancel_accepts(&mut self, slot: u32) -> io::Result<()> {
+        if let Some((_, it)) = self.listeners.at(slot)
+            && it.stopping
+            && it.accepts > 0
+            && !it.cancels
+        {
+            self.ring.cancel_accepts(slot)?;
+            it.cancels = true;
+        }
+        if let Some((listener, socket)) = self.listeners.take_stopped(slot) {
+            self.events.push_back(Event::Stopped { listener, socket });
         }
         Ok(())
     }

@@ -25,6 +25,8 @@ pub(crate) enum Kind {
     CancelReceive,
     /// Of a send.
     CancelSend,
+    /// Of all accepts of a listener.
+    CancelAccepts,
 }
 
 /// What a request is, and whose.
@@ -43,6 +45,7 @@ impl Tag {
             Kind::Bell => 4,
             Kind::CancelReceive => 5,
             Kind::CancelSend => 6,
+            Kind::CancelAccepts => 7,
         };
         kind << 32 | u64::from(self.slot)
     }
@@ -55,6 +58,7 @@ impl Tag {
             4 => Kind::Bell,
             5 => Kind::CancelReceive,
             6 => Kind::CancelSend,
+            7 => Kind::CancelAccepts,
             _ => return None,
         };
         let slot = word as u32;
@@ -217,6 +221,17 @@ impl Ring {
         self.cancel(Kind::Send, Kind::CancelSend, slot)
     }
 
+    /// Ends a listener's accepts; their completions come then.
+    pub(crate) fn cancel_accepts(&mut self, slot: u32) -> io::Result<()> {
+        let tag = Tag {
+            kind: Kind::Accept,
+            slot,
+        };
+        let entry = opcode::AsyncCancel2::new(CancelBuilder::user_data(tag.to_word()).all()).build();
+        // SAFETY: it names no memory.
+        unsafe { self.push(entry, Kind::CancelAccepts, slot) }
+    }
+
     fn cancel(&mut self, what: Kind, kind: Kind, slot: u32) -> io::Result<()> {
         let entry = opcode::AsyncCancel::new(Tag { kind: what, slot }.to_word()).build();
         // SAFETY: it names no memory.
@@ -284,7 +299,10 @@ mod tests {
     #[test]
     fn tags_come_back_as_they_were() {
         let own = [Kind::Receive, Kind::Send, Kind::Accept, Kind::Bell];
-        for kind in own.into_iter().chain([Kind::CancelReceive, Kind::CancelSend]) {
+        for kind in own
+            .into_iter()
+            .chain([Kind::CancelReceive, Kind::CancelSend, Kind::CancelAccepts])
+        {
             for slot in [0, 7, u32::MAX] {
                 let tag = Tag { kind, slot };
                 assert_eq!(Tag::from_word(tag.to_word()), Some(tag));

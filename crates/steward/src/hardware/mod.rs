@@ -34,7 +34,7 @@ mod flow;
 mod rule;
 pub(crate) mod split;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 
 pub use ethtool::{Ethtool, Tags};
@@ -208,18 +208,39 @@ pub(crate) fn make(
     let target = plan.context.map_or(Target::Queue(first), Target::Context);
     plan.rules = order.rules(target)?;
     note(plan).map_err(NotMade::Note)?;
-    for (rule, location) in plan.rules.iter().zip(locations) {
-        let refused = |source| NotMade::Refused { rule: *rule, source };
-        let location = nic.insert(rule, location).map_err(refused)?;
-        let read = nic.table().map_err(refused)?;
-        let there = read.rules.iter().find(|known| known.location == location);
-        // What could not be found again must not stay.
-        if there.is_none_or(|known| known.rule != Some(*rule)) {
-            nic.delete(location).map_err(refused)?;
-            return Err(NotMade::Other(*rule));
+    let mut made = Vec::with_capacity(plan.rules.len());
+    for (&rule, location) in plan.rules.iter().zip(locations) {
+        let refused = |source| NotMade::Refused { rule, source };
+        match nic.insert(&rule, location) {
+            Ok(location) => made.push((rule, location)),
+            // Those before are undone by what they say: one that says something else would stay.
+            Err(source) => return find_again(nic, &made).and(Err(refused(source))),
         }
     }
+    find_again(nic, &made)?;
     Ok(why_no_context)
+}
+
+/// Looks whether rules are as they were made; what could not be found again must not stay. Once for all: to read the
+/// table takes as long as it is, and others wait meanwhile.
+fn find_again(nic: &mut impl Nic, made: &[(Rule, u32)]) -> Result<(), NotMade> {
+    if made.is_empty() {
+        return Ok(());
+    }
+    let read = nic.table().map_err(NotMade::Rules)?;
+    let known: BTreeMap<u32, Option<Rule>> = read
+        .rules
+        .iter()
+        .map(|known| (known.location, known.rule))
+        .collect();
+    let is_there = |&(rule, location): &(Rule, u32)| known.get(&location) == Some(&Some(rule));
+    let mut lost = None;
+    for &(rule, location) in made.iter().filter(|made| !is_there(made)) {
+        let deleted = nic.delete(location);
+        deleted.map_err(|source| NotMade::Refused { rule, source })?;
+        lost.get_or_insert(rule);
+    }
+    lost.map_or(Ok(()), |rule| Err(NotMade::Other(rule)))
 }
 
 /// Locations for rules, if nobody else has rules for the same frames.

@@ -23,6 +23,8 @@ pub(crate) struct Played {
     has_contexts: bool,
     /// Calls so far that change something, and the one that fails.
     calls: u32,
+    /// How often its rules were read.
+    reads: Cell<u32>,
     pub(crate) fails_at: Option<u32>,
     pub(crate) fails_from_then_on: bool,
     said: Vec<String>,
@@ -79,6 +81,7 @@ impl Played {
 
 impl Nic for Played {
     fn table(&self) -> io::Result<Table> {
+        self.reads.set(self.reads.get() + 1);
         if self.size == 0 {
             return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
         }
@@ -315,6 +318,28 @@ fn nic_that_cannot_is_left_alone() {
     let mut widens = Played::new();
     widens.widens = true;
     refused(&mut widens, &filter(1, &[5]), "reads back differently");
+}
+
+#[test]
+fn table_of_rules_is_read_once_before_and_once_after_however_many_are_made() {
+    for vlans in [&[5][..], &[5, 6, 7]] {
+        let mut nic = Played::new();
+        let (_, made) = run(&mut nic, &filter(2, vlans), &[3]);
+        assert_eq!((made, nic.rules.len()), (Ok(Made::Rules), 2 * vlans.len()));
+        assert_eq!(nic.reads.get(), 2);
+    }
+}
+
+#[test]
+fn no_rule_stays_that_reads_back_differently_also_if_a_later_one_is_refused() {
+    for fails_at in [None, Some(3)] {
+        let mut nic = Played::new();
+        (nic.widens, nic.fails_at) = (true, fails_at);
+        let (plan, made) = run(&mut nic, &filter(2, &[5, 6]), &[2]);
+        assert!(made.is_err(), "{made:?}");
+        undo_all(&mut nic, &plan);
+        assert_eq!(nic.rules.len(), 0, "{fails_at:?}");
+    }
 }
 
 #[test]

@@ -17,7 +17,7 @@ use crate::users;
 const NOBODY_AT_ALL: u32 = u32::MAX;
 
 /// What belongs to each key, told to who wrote something else.
-const MEANT: [(&str, &str); 18] = [
+const MEANT: [(&str, &str); 19] = [
     ("user", "a name in quotes, or a number of 0 to 4294967294"),
     ("group", "a name in quotes, or a number of 0 to 4294967294"),
     ("interface", "a name in quotes such as \"eth1\""),
@@ -46,6 +46,7 @@ const MEANT: [(&str, &str); 18] = [
         "a list of addresses and ports in quotes such as [\"192.0.2.1:443\"]",
     ),
     ("zcrx-setup", "true or false"),
+    ("af-xdp", "true or false"),
     ("host", "true or false"),
     ("connections", "a number of 1 to 900"),
     ("unbound-sockets", "true or false"),
@@ -88,6 +89,7 @@ struct Allow {
     busy_poll: Option<u16>,
     zcrx: Option<Vec<String>>,
     zcrx_setup: Option<bool>,
+    af_xdp: Option<bool>,
 }
 
 #[derive(Deserialize)]
@@ -107,11 +109,15 @@ impl Policy {
             what,
         };
         let file: File = toml::from_str(text).map_err(|error| wrong(error.span(), in_words(text, &error)))?;
-        let mut rules = Vec::new();
+        let (mut rules, mut warnings) = (Vec::new(), Vec::new());
         for (rule, allow) in (1..).zip(file.allow) {
-            let place = Some(allow.span());
-            let checked = allow.into_inner().check();
-            rules.push(checked.map_err(|what| wrong(place, format!("rule {rule}: {what}")))?);
+            let place = allow.span();
+            let of_rule = |what| wrong(Some(place.clone()), format!("rule {rule}: {what}"));
+            let doubt = allow.get_ref().doubt();
+            let checked = allow.into_inner().check().map_err(of_rule)?;
+            let doubts = doubt.into_iter().chain(zcrx::double(&checked.zcrx));
+            warnings.extend(doubts.map(|what| of_rule(what).to_string()));
+            rules.push(checked);
         }
         Ok(Self {
             connections: match file.limits.connections {
@@ -120,6 +126,7 @@ impl Policy {
             },
             unbound: file.limits.unbound_sockets,
             rules,
+            warnings,
         })
     }
 }
@@ -210,6 +217,7 @@ impl Allow {
                 .map(|group| group.number("group", users::group_number))
                 .transpose()?,
             interface,
+            af_xdp: self.af_xdp.unwrap_or(true),
             at_most: self.at_most.unwrap_or(MAX_QUEUES),
             queues,
             memlock: self.memlock.map(|text| size(&text)).transpose()?,
@@ -245,7 +253,45 @@ impl Allow {
         if self.host == Some(true) && !self.network {
             return Err("host = true: it goes with network = true: add that, or leave it out".to_owned());
         }
+        if self.af_xdp == Some(false) {
+            if self.zcrx.is_none() {
+                return Err(
+                    "af-xdp = false: nothing could be leased: add `zcrx`, or leave the rule out".to_owned(),
+                );
+            }
+            if let Some(key) = self.of_af_xdp().first() {
+                return Err(format!(
+                    "{key}: with af-xdp = false it means nothing: leave one of the two out"
+                ));
+            }
+        }
         Ok(())
+    }
+
+    /// The keys in it that count for AF_XDP leases alone.
+    fn of_af_xdp(&self) -> Vec<&'static str> {
+        let keys = [
+            ("macs", self.macs.is_some()),
+            ("vlans", self.vlans.is_some()),
+            ("network", self.network),
+            ("host", self.host.is_some()),
+            ("hints", self.hints.is_some()),
+            ("busy-poll", self.busy_poll.is_some()),
+        ];
+        let said = keys.into_iter().filter(|&(_, is_said)| is_said);
+        said.map(|(key, _)| key).collect()
+    }
+
+    /// What may be meant otherwise: that keys limit zero-copy receive which do not.
+    fn doubt(&self) -> Option<String> {
+        let keys = self.of_af_xdp();
+        (self.zcrx.is_some() && self.af_xdp.is_none() && !keys.is_empty()).then(|| {
+            format!(
+                "{}: beside `zcrx` this counts for AF_XDP leases of the queues, not for zero-copy receive: say \
+                 `af-xdp = true` if both are meant, or give `zcrx` a rule of its own with `af-xdp = false`",
+                keys.join(", ")
+            )
+        })
     }
 }
 

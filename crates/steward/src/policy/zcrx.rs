@@ -3,6 +3,7 @@
 //! A queue's holder sees the payload of all frames that come to it, so a rule names the flows, each by the address and
 //! the port of this host at which its connections end. What it does not name nobody gets.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
 use super::{Policy, Rule, listed};
@@ -91,6 +92,13 @@ pub(super) fn flows_text(flows: &[SocketAddr]) -> String {
     flows.join(", ")
 }
 
+/// What is to be said of flows that a rule names more than once.
+pub(super) fn double(flows: &[SocketAddr]) -> Option<String> {
+    let mut named = BTreeSet::new();
+    let flow = flows.iter().find(|&flow| !named.insert(flow))?;
+    Some(format!("zcrx: {flow} is there twice: leave one out"))
+}
+
 /// Reads the flows of a rule.
 pub(super) fn flows(list: &[String]) -> Result<Vec<SocketAddr>, String> {
     list.iter().map(|text| flow(text)).collect()
@@ -119,7 +127,10 @@ fn flow(text: &str) -> Result<SocketAddr, String> {
 mod tests {
     use std::path::Path;
 
+    use steer::{Filter, ModeRequest};
+
     use super::*;
+    use crate::protocol::Wanted;
 
     const RULES: &str = "[[allow]]\nuser = 7\ninterface = \"eth1\"\nqueues = \"2-3\"\nat-most = 1\n\
                          zcrx = [\"192.0.2.1:443\", \"[2001:db8::1]:443\"]\n\
@@ -174,7 +185,93 @@ mod tests {
         }
         assert!(policy.allows_zcrx() && !policy.zcrx(0).sets_up);
         let text = policy.to_string();
-        assert!(text.contains("zero-copy receive of 192.0.2.1:443"), "{text}");
+        assert!(
+            text.contains("AF_XDP and zero-copy receive of 192.0.2.1:443"),
+            "{text}"
+        );
+        assert_eq!(policy.warnings(), [] as [&str; 0]);
+    }
+
+    fn af_xdp(queue: u32) -> Wanted {
+        Wanted {
+            interface: "eth1".to_owned(),
+            start_queue: queue,
+            queues: 1,
+            mode: ModeRequest::Auto,
+            filter: Filter::default(),
+            network: false,
+        }
+    }
+
+    #[test]
+    fn rule_for_zero_copy_receive_only_allows_no_af_xdp_and_one_that_says_nothing_does() {
+        let lease = |text: &str| {
+            let policy = policy(text).expect("a policy");
+            let found = policy.find(&peer(7), &af_xdp(2), |_| 0);
+            found.map_err(|refusal| refusal.text)
+        };
+        assert_eq!(lease(RULES), Ok(0), "as it was before there was a key");
+        let said = |value: &str| RULES.replacen("at-most", &format!("af-xdp = {value}\nat-most"), 1);
+        assert_eq!(lease(&said("true")), Ok(0));
+        let refused = lease(&said("false")).expect_err("zero-copy receive only");
+        assert!(
+            refused.contains("take `af-xdp = false` out of rule 1"),
+            "{refused}"
+        );
+        let only = policy(&said("false")).expect("a policy");
+        let flows = wanted(2, &["192.0.2.1:443"]);
+        assert_eq!(only.find_zcrx(&peer(7), &flows, |_| 0), Ok(0));
+        let text = only.to_string();
+        assert!(text.contains("only zero-copy receive of 192.0.2.1:443"), "{text}");
+        // Another rule may allow it.
+        let other = RULES.replace("user = 8", "user = 7");
+        let other = other.replacen("at-most", "af-xdp = false\nat-most", 1);
+        assert_eq!(lease(&other), Ok(1));
+    }
+
+    #[test]
+    fn keys_that_mean_nothing_without_af_xdp_are_refused_and_beside_zcrx_said_with_their_line() {
+        for key in [
+            "macs = [\"52:54:00:00:00:01\"]",
+            "vlans = [\"7\"]",
+            "network = true",
+            "hints = \"none\"",
+            "busy-poll = 64",
+        ] {
+            let name = key.split(' ').next().unwrap_or_default();
+            let beside = |said: &str| policy(&RULES.replacen("at-most", &format!("{said}{key}\nat-most"), 1));
+            let refused = beside("af-xdp = false\n").expect_err("it means nothing");
+            let words = format!("p.toml line 1: rule 1: {name}: with af-xdp = false it means nothing");
+            assert!(refused.starts_with(&words), "{refused}");
+            let warned = beside("").expect("it was allowed before");
+            let words = format!("p.toml line 1: rule 1: {name}: beside `zcrx`");
+            assert!(
+                matches!(warned.warnings(), [one] if one.starts_with(&words)),
+                "{warned:?}"
+            );
+            let meant = beside("af-xdp = true\n").expect("both are meant");
+            assert_eq!(meant.warnings(), [] as [&str; 0]);
+        }
+        let nothing = RULES.replace("queues = \"all\"\n", "queues = \"all\"\naf-xdp = false\n");
+        let refused = policy(&nothing).expect_err("nothing could be leased");
+        assert!(
+            refused.contains("line 7: rule 2: af-xdp = false: nothing could be leased: add `zcrx`"),
+            "{refused}"
+        );
+    }
+
+    #[test]
+    fn flow_that_is_named_twice_is_said_with_its_line() {
+        let twice = RULES.replacen(
+            "\"[2001:db8::1]:443\"",
+            "\"[2001:db8::1]:443\", \"[2001:db8:0::1]:443\"",
+            1,
+        );
+        let twice = policy(&twice).expect("it was allowed before");
+        assert_eq!(
+            twice.warnings(),
+            ["p.toml line 1: rule 1: zcrx: [2001:db8::1]:443 is there twice: leave one out"]
+        );
     }
 
     #[test]

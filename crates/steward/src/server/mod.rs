@@ -80,6 +80,9 @@ pub use state::{Store, StoreError};
 
 /// Pause before what the kernel refused is tried again.
 const RETRY: Duration = Duration::from_secs(1);
+/// Longest pause before a part of a lease is tried to be taken back once more: a driver that has refused it for a
+/// minute is not asked each second, for each of many.
+const LONGEST_RETRY: Duration = Duration::from_secs(32);
 /// How long the program stays on an interface without a lease: the next one comes often soon, and a NIC may lose its
 /// link and its frames for a moment each time a program comes or goes.
 pub const LINGER: Duration = Duration::from_secs(5);
@@ -222,13 +225,16 @@ impl Server {
             }
             self.end_orphans(now);
             self.end_idle(now);
+            if self.zcrx.next_due(now).is_some_and(|at| at <= now) {
+                self.go_on_with_queues();
+            }
             self.forget_idle();
             self.record_ends();
             self.note_hints();
             self.notify_holders();
             self.close_rest();
             let is_unfinished = |interface: &Interface| interface.is_unfinished(now, self.linger);
-            let unfinished = self.interfaces.values().any(is_unfinished) || self.zcrx.is_unfinished();
+            let unfinished = self.interfaces.values().any(is_unfinished);
             look_at = unfinished.then(|| look_at.unwrap_or(now + RETRY));
         }
     }

@@ -72,6 +72,7 @@ impl Server {
             lingering.min(),
             late,
             self.next_idle(),
+            self.zcrx.next_due(now),
         ]
         .into_iter()
         .flatten()

@@ -109,6 +109,9 @@ impl Server {
                 );
             }
             Ok(policy) => {
+                for warning in policy.warnings() {
+                    tracing::warn!("{warning}");
+                }
                 self.apply(policy);
                 tracing::info!(policy = path, "the policy was read again");
             }

@@ -6,12 +6,15 @@
 //! variants of [`Step`]; the program itself goes after the last lease's last step.
 //!
 //! Each step says whether it is done. One that is refused (a busy driver) holds back the later kinds, not its siblings,
-//! and is tried again until it is done. Until then the queues are nobody's, see `Holder::Leaving`. What is gone without
-//! us (the interface, the program) is done.
+//! and is tried again until it is done, less and less often. Until then the queues are nobody's, see `Holder::Leaving`.
+//! What is gone without us (the interface, the program) is done.
 
 use std::collections::BTreeSet;
 use std::mem::discriminant;
+use std::time::Instant;
 
+use super::limits::pause_after;
+use super::{LONGEST_RETRY, RETRY};
 use crate::hardware::Part;
 
 /// One thing to undo, in the order in which it has to be. A new kind goes where it belongs in that order: rules of
@@ -61,6 +64,8 @@ impl Step {
 pub(super) struct Teardown {
     left: BTreeSet<Step>,
     tries: u32,
+    /// Not before; none: at once.
+    due: Option<Instant>,
 }
 
 /// A step that is not done.
@@ -78,14 +83,27 @@ impl Teardown {
         Self {
             left: steps.into_iter().collect(),
             tries: 0,
+            due: None,
         }
+    }
+
+    /// Whether it is to be gone on with now. What others do meanwhile is no reason to ask a driver again that has
+    /// refused.
+    pub(super) fn is_due(&self, now: Instant) -> bool {
+        self.due.is_none_or(|due| due <= now)
     }
 
     /// Undoes what is left, as far as that goes. `undo` undoes one step and looks whether it is undone (what is not
     /// there any more is), or says in one line why not.
-    /// Errors: the first step that was refused; then go on later.
-    pub(super) fn go_on(&mut self, mut undo: impl FnMut(&Step) -> Result<(), String>) -> Result<(), Stuck> {
-        self.tries += 1;
+    /// Errors: the first step that was refused; then go on when it is due.
+    pub(super) fn go_on(
+        &mut self,
+        now: Instant,
+        mut undo: impl FnMut(&Step) -> Result<(), String>,
+    ) -> Result<(), Stuck> {
+        self.tries = self.tries.saturating_add(1);
+        // A look each second goes on with it: half of that is tried by the next one.
+        self.due = Some(now + pause_after(self.tries, RETRY / 2, LONGEST_RETRY));
         let mut stuck: Option<Stuck> = None;
         for step in self.left.clone() {
             let waits = stuck
@@ -142,22 +160,43 @@ mod tests {
         };
         let mut teardown = Teardown::new(sockets(0..3));
         for tries in 1..4 {
-            let stuck = teardown.go_on(|step| driver.undo(step)).expect_err("refused");
+            let stuck = teardown
+                .go_on(Instant::now(), |step| driver.undo(step))
+                .expect_err("refused");
             assert_eq!((stuck.step, stuck.tries), (Step::Sockets { queue: 1 }, tries));
         }
         assert_eq!(driver.undone, sockets([0, 2]));
         driver.refuses.clear();
-        assert_eq!(teardown.go_on(|step| driver.undo(step)), Ok(()));
+        assert_eq!(teardown.go_on(Instant::now(), |step| driver.undo(step)), Ok(()));
         assert_eq!(driver.undone, sockets([0, 2, 1]));
-        assert_eq!(teardown.go_on(|step| driver.undo(step)), Ok(()));
+        assert_eq!(teardown.go_on(Instant::now(), |step| driver.undo(step)), Ok(()));
         assert_eq!(driver.undone.len(), 3);
+    }
+
+    #[test]
+    fn driver_that_refuses_is_asked_again_after_a_pause_that_grows_up_to_its_bound() {
+        let mut driver = Driver {
+            refuses: sockets([1]).into_iter().collect(),
+            undone: Vec::new(),
+        };
+        let mut teardown = Teardown::new(sockets([1]));
+        let mut now = Instant::now();
+        assert!(teardown.is_due(now));
+        let mut pause = RETRY / 2;
+        for _ in 0..10 {
+            assert!(teardown.go_on(now, |step| driver.undo(step)).is_err());
+            assert!(!teardown.is_due(now + pause - RETRY / 1000));
+            now += pause;
+            assert!(teardown.is_due(now));
+            pause = (pause * 2).min(LONGEST_RETRY);
+        }
     }
 
     #[test]
     fn steps_are_undone_in_their_order_however_they_are_given() {
         let mut driver = Driver::default();
         let mut teardown = Teardown::new(sockets([5, 1, 3]));
-        assert_eq!(teardown.go_on(|step| driver.undo(step)), Ok(()));
+        assert_eq!(teardown.go_on(Instant::now(), |step| driver.undo(step)), Ok(()));
         assert_eq!(driver.undone, sockets([1, 3, 5]));
     }
 
@@ -180,13 +219,13 @@ mod tests {
             undone: Vec::new(),
         };
         let mut teardown = Teardown::new([sockets([0])[0], entries, context, rule, other]);
-        assert!(teardown.go_on(|step| driver.undo(step)).is_err());
+        assert!(teardown.go_on(Instant::now(), |step| driver.undo(step)).is_err());
         assert_eq!(driver.undone, [other]);
         driver.refuses = [context].into();
-        assert!(teardown.go_on(|step| driver.undo(step)).is_err());
+        assert!(teardown.go_on(Instant::now(), |step| driver.undo(step)).is_err());
         assert_eq!(driver.undone, [other, rule]);
         driver.refuses.clear();
-        assert_eq!(teardown.go_on(|step| driver.undo(step)), Ok(()));
+        assert_eq!(teardown.go_on(Instant::now(), |step| driver.undo(step)), Ok(()));
         assert_eq!(driver.undone[2..], [context, entries, sockets([0])[0]]);
     }
 
@@ -198,10 +237,10 @@ mod tests {
             undone: Vec::new(),
         };
         let mut teardown = Teardown::new([sockets([1])[0], entries, Step::Entries { queue: 2 }]);
-        assert!(teardown.go_on(|step| driver.undo(step)).is_err());
+        assert!(teardown.go_on(Instant::now(), |step| driver.undo(step)).is_err());
         assert_eq!(driver.undone, [Step::Entries { queue: 2 }]);
         driver.refuses.clear();
-        assert_eq!(teardown.go_on(|step| driver.undo(step)), Ok(()));
+        assert_eq!(teardown.go_on(Instant::now(), |step| driver.undo(step)), Ok(()));
         assert_eq!(driver.undone[1..], [entries, sockets([1])[0]]);
     }
 }

@@ -88,6 +88,14 @@ impl Seen {
             );
         }
         let program = program_of(link.index, &mut not_seen);
+        if let Some(path) = control
+            && let Err(error) = control_socket::ask(path)
+        {
+            not_seen.push(format!(
+                "which daemon has which queue: {}",
+                control_socket::no_answer(path, &error)
+            ));
+        }
         let controls = control.map_or_else(control_socket::find_all, |path| vec![path.to_owned()]);
         let queues = match queues::read(Some(interface), &controls, steward) {
             Ok(queues) => queues,

@@ -9,7 +9,7 @@ use serde_json::Value;
 use toml::Spanned;
 use toml::de::{DeString, DeValue};
 
-use super::sentence;
+use super::{reason, sentence};
 use crate::config::file::Table;
 
 /// What a file may have as the value of a key.
@@ -215,7 +215,7 @@ fn in_words(table: &Table, error: &clap::Error) -> String {
         return format!("{key} excludes {other}: leave one out");
     }
     let reason = match (error.source(), error.get(ContextKind::ValidValue)) {
-        (Some(reason), _) => reason.to_string().replace("..=", " to "),
+        (Some(source), _) => reason(source),
         (None, Some(ContextValue::Strings(valid))) => format!("give one of {}", valid.join(", ")),
         (None, _) => return without_dashes(&sentence(error)),
     };

@@ -335,6 +335,43 @@ fn mistakes_point_at_the_help_of_the_innermost_command() {
     }
 }
 
+#[test]
+fn value_that_is_no_number_is_named_with_what_is_meant() {
+    for (line, words) in [
+        (
+            "bench echo --size x",
+            "'x' for '--size <BYTES>': give a whole number such as 4",
+        ),
+        ("serve --queues=", "--queues"),
+        (
+            "mark set eth1 x",
+            "'x' for '<MARK>': give a whole number such as 4",
+        ),
+        (
+            "bench rxdrop --duration x",
+            "'x' for '--duration <SECS>': give a number such as 4 or 0.5",
+        ),
+        ("events --after 99999999999999999999", "the number is too large"),
+        ("mark set eth1 0", "0 is not in 1 to"),
+    ] {
+        let words_of_line = ["vhost-af-xdp"].into_iter().chain(line.split(' '));
+        let said = match Cli::try_parse_from(words_of_line) {
+            Err(error) => sentence(&error),
+            Ok(_) => panic!("{line} is understood"),
+        };
+        assert!(said.contains(words), "{line}: {said}");
+        assert!(
+            !said.contains("digit") && !said.contains("literal"),
+            "{line}: {said}"
+        );
+    }
+    let error = serve(&["--port=socket-path=/a,queues=x", "--ifname=eth1"]).expect_err("no number");
+    assert!(
+        format!("{error:#}").contains("'x' for '--queues <N>': give a whole number such as 4"),
+        "{error:#}"
+    );
+}
+
 /// Help is wrapped at 100 columns: an example that is longer could not be typed in as it is shown.
 #[test]
 fn examples_of_help_are_shown_as_they_are_typed_in() {

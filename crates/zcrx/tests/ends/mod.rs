@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::io::{ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -105,6 +105,87 @@ fn crowd_is_accepted_some_at_a_time_and_each_of_it_once() {
             }
         }
         assert!(accepted.len() <= before + 8);
+    }
+}
+
+/// Who waits to be accepted.
+fn accept_next(socket: &TcpListener) -> SocketAddr {
+    socket.set_nonblocking(true).unwrap();
+    let started = Instant::now();
+    loop {
+        match socket.accept() {
+            Ok((_, peer)) => return peer,
+            Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
+        }
+        assert!(started.elapsed() < LIMIT, "nobody waits");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn listener_that_is_stopped_accepts_nobody_and_gives_its_socket_back() {
+    for way in ways() {
+        let mut receiver = open(way, small(64));
+        let (listener, address) = listening(&mut receiver);
+        let mut served = connect(address);
+        add_accepted(&mut receiver);
+        receiver.stop_listening(listener).unwrap();
+        receiver.stop_listening(listener).unwrap();
+        let socket = first(&mut receiver, |_, event| match event {
+            Event::Stopped { listener: of, socket } => (of == listener).then_some(socket),
+            _ => None,
+        });
+        // In vain: it is nobody's any more.
+        receiver.listen_again(listener).unwrap();
+        receiver.stop_listening(listener).unwrap();
+        let waiting = connect(address);
+        served.write_all(b"it goes on").unwrap();
+        let piece = first(&mut receiver, |_, event| match event {
+            Event::Received { piece, .. } => Some(piece),
+            Event::Accepted { .. } | Event::Stopped { .. } => panic!("{event:?}"),
+            _ => None,
+        });
+        assert_eq!(&piece[..], b"it goes on");
+        let socket = TcpListener::from(socket);
+        assert_eq!(accept_next(&socket), waiting.local_addr().unwrap());
+        drop(socket);
+        TcpStream::connect(address).expect_err("nobody listens");
+        // Another one is not mistaken for it.
+        let (another, address) = listening(&mut receiver);
+        assert_ne!(another, listener);
+        receiver.stop_listening(listener).unwrap();
+        let _peer = connect(address);
+        let by = first(&mut receiver, |_, event| match event {
+            Event::Accepted { listener, .. } => Some(listener),
+            _ => None,
+        });
+        assert_eq!(by, another);
+    }
+}
+
+#[test]
+fn nobody_of_a_crowd_is_lost_when_its_listener_is_stopped() {
+    let mut receiver = open(Request::ForceCopy, small(64));
+    let (listener, address) = listening(&mut receiver);
+    let crowd: Vec<_> = (0..100).map(|_| connect(address)).collect();
+    receiver.wait(Some(LIMIT)).unwrap();
+    receiver.stop_listening(listener).unwrap();
+    let mut met = HashSet::new();
+    let socket = first(&mut receiver, |_, event| match event {
+        Event::Accepted { socket, .. } => {
+            let peer = TcpStream::from(socket).peer_addr().unwrap();
+            assert!(met.insert(peer), "{peer} came twice");
+            None
+        }
+        Event::Stopped { socket, .. } => Some(socket),
+        _ => None,
+    });
+    let accepted = met.len();
+    assert!(0 < accepted && accepted < crowd.len(), "{accepted}");
+    let socket = TcpListener::from(socket);
+    for _ in accepted..crowd.len() {
+        let peer = accept_next(&socket);
+        assert!(met.insert(peer), "{peer} came twice");
     }
 }
 

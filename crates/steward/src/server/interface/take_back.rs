@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::ops::Range;
+use std::time::Instant;
 
 use steer::{Filter, MAX_QUEUES, with_sources};
 
@@ -88,10 +89,17 @@ impl Interface {
         }
     }
 
-    /// Goes on with what is being taken back.
+    /// Goes on with what is being taken back, as far as it is due: the end of one lease is no reason to ask a driver
+    /// again about all others that it refuses.
     pub(super) fn take_back(&mut self) {
-        for mut leaving in std::mem::take(&mut self.leaving) {
-            match leaving.teardown.go_on(|step| self.undo(step)) {
+        let now = Instant::now();
+        let leaving = std::mem::take(&mut self.leaving);
+        let (due, later): (Vec<_>, _) = leaving
+            .into_iter()
+            .partition(|leaving| leaving.teardown.is_due(now));
+        self.leaving = later;
+        for mut leaving in due {
+            match leaving.teardown.go_on(now, |step| self.undo(step)) {
                 Ok(()) => {
                     may_crash("taken-back");
                     self.ledger.forget(leaving.queues.start);

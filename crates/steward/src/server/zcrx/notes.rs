@@ -15,8 +15,9 @@ use crate::links::Link;
 use crate::protocol::{Reason, Refusal};
 use crate::server::file::{may_crash, replace};
 use crate::server::held_queue::QueueKey;
-use crate::server::limits::{Buckets, Rate};
+use crate::server::limits::{Buckets, Rate, pause_after};
 use crate::server::state::boot_id;
+use crate::server::{LONGEST_RETRY, RETRY};
 
 /// Names of the files begin so.
 const PREFIX: &str = "zcrx-";
@@ -28,6 +29,9 @@ const SETUPS: Rate = Rate {
     burst: 128,
     each: Duration::from_secs(1),
 };
+/// First and longest pause before it is looked again whether a queue's holder has closed its ring: a process that has
+/// ended does so in a moment.
+const LOOKS_AT_RING: [Duration; 2] = [Duration::from_millis(20), RETRY];
 /// Tries before it is said that a NIC does not take something back.
 const QUIET_TRIES: u32 = 3;
 
@@ -58,9 +62,13 @@ struct Leaving {
     /// None: of a predecessor's holder.
     charge: Option<Charge>,
     has_rules: bool,
-    /// Not before.
+    /// Its rules go at once, the rest not before.
     from: Option<Instant>,
+    /// When it is gone on with; none: at once.
+    due: Option<Instant>,
+    /// How often the NIC refused, and how often the queue was found in use.
     tries: u32,
+    looks: u32,
 }
 
 /// All such queues.
@@ -133,9 +141,15 @@ impl ZcrxQueues {
         Ok(())
     }
 
-    /// Whether something is to be tried again soon.
+    /// Whether something is to be taken back yet.
     pub(in crate::server) fn is_unfinished(&self) -> bool {
         !self.leaving.is_empty()
+    }
+
+    /// When that is gone on with next.
+    pub(in crate::server) fn next_due(&self, now: Instant) -> Option<Instant> {
+        let leaving = self.leaving.values();
+        leaving.map(|leaving| leaving.due.unwrap_or(now)).min()
     }
 
     /// What was noted for a queue that is leased.
@@ -218,17 +232,24 @@ impl ZcrxQueues {
         self.leaving.insert(key, Leaving::new(noted, charge, None));
     }
 
-    /// Goes on with taking back; `busy`: queues that a child may be registering yet.
+    /// Goes on with taking back what is due: the end of one lease asks nothing about other queues. `busy`: queues that
+    /// a child may be registering yet.
     pub(in crate::server) fn go_on(&mut self, busy: &BTreeSet<QueueKey>, now: Instant) {
         let mut done = Vec::new();
-        for (key, leaving) in &mut self.leaving {
+        let due = self.leaving.iter_mut();
+        for (key, leaving) in due.filter(|(_, leaving)| leaving.is_due(now)) {
             let is_idle = !busy.contains(key) && leaving.from.is_none_or(|from| from <= now);
             let path = self.dir.as_ref().map(|dir| path_in(dir, *key));
             match leaving.go_on(is_idle, path.as_deref()) {
                 Ok(true) => done.push(*key),
-                Ok(false) => {}
+                Ok(false) => {
+                    leaving.looks = leaving.looks.saturating_add(1);
+                    let [first, most] = LOOKS_AT_RING;
+                    leaving.due = Some(now + pause_after(leaving.looks, first, most));
+                }
                 Err(why) => {
-                    leaving.tries += 1;
+                    leaving.tries = leaving.tries.saturating_add(1);
+                    leaving.due = Some(now + pause_after(leaving.tries, RETRY, LONGEST_RETRY));
                     if leaving.tries == QUIET_TRIES {
                         let interface = &leaving.noted.interface;
                         tracing::warn!(
@@ -273,8 +294,14 @@ impl Leaving {
             charge,
             has_rules: true,
             from,
+            due: None,
             tries: 0,
+            looks: 0,
         }
+    }
+
+    fn is_due(&self, now: Instant) -> bool {
+        self.due.is_none_or(|due| due <= now)
     }
 
     /// Whether all is taken back. What is gone with its interface is.
@@ -382,6 +409,69 @@ mod tests {
         assert_eq!((queues.charged(1), queues.charged_to(7)), (0, (1, 4096)));
         queues.go_on(&BTreeSet::new(), Instant::now());
         assert_eq!(queues.charged_to(7), (0, 0));
+    }
+
+    /// Of the loopback, which takes no rules, so that there is nothing to ask it for.
+    fn that_cannot_be_taken_back(queues: &mut ZcrxQueues, queue: u32) -> QueueKey {
+        let key = (1, queue);
+        let noted = Noted {
+            interface: "lo".to_owned(),
+            ifindex: key.0,
+            boot: boot_id(),
+            plan: ApartPlan {
+                queue,
+                flows: vec!["192.0.2.1:443".parse().expect("an address and a port")],
+                ..ApartPlan::default()
+            },
+        };
+        queues.notes.insert(key, noted);
+        queues.end(key, "lo", None);
+        key
+    }
+
+    #[test]
+    fn end_of_one_lease_asks_the_nic_nothing_about_other_queues() {
+        let (mut queues, now) = (ZcrxQueues::default(), Instant::now());
+        for queue in 0..20 {
+            that_cannot_be_taken_back(&mut queues, queue);
+            queues.go_on(&BTreeSet::new(), now);
+        }
+        let tries: Vec<u32> = queues.leaving.values().map(|leaving| leaving.tries).collect();
+        assert_eq!(tries, [1; 20]);
+    }
+
+    #[test]
+    fn queue_that_is_not_leased_after_all_is_taken_back_with_the_next_round() {
+        let (mut queues, now) = (ZcrxQueues::default(), Instant::now());
+        let key = (0x7fff_fff0, 3);
+        queues.notes.insert(
+            key,
+            Noted {
+                interface: "nowhere9".to_owned(),
+                ifindex: key.0,
+                boot: boot_id(),
+                plan: ApartPlan::default(),
+            },
+        );
+        assert_eq!(queues.next_due(now), None);
+        queues.abandon(key);
+        assert_eq!(queues.next_due(now), Some(now));
+        queues.go_on(&BTreeSet::new(), now);
+        assert_eq!(queues.next_due(now), None);
+    }
+
+    #[test]
+    fn nic_that_takes_nothing_back_is_asked_again_after_a_pause_that_grows_up_to_its_bound() {
+        let (mut queues, mut now) = (ZcrxQueues::default(), Instant::now());
+        let key = that_cannot_be_taken_back(&mut queues, 0);
+        let mut pause = RETRY;
+        for tries in 1..10 {
+            (0..3).for_each(|_| queues.go_on(&BTreeSet::new(), now));
+            assert_eq!(queues.leaving[&key].tries, tries);
+            assert_eq!(queues.next_due(now), Some(now + pause));
+            now += pause;
+            pause = (pause * 2).min(LONGEST_RETRY);
+        }
     }
 
     #[test]

@@ -60,6 +60,8 @@ pub(super) fn failed(name: &str, key: Option<QueueKey>, step: Step, errno: u32) 
         || format!("{name} (no queue)"),
         |key| format!("queue {} of {name}", key.1),
     );
+    let refused = |reason, why: &str| Refusal::new(reason, format!("{of}: {why}: {errno}"));
+    let other = "or lease another queue";
     let (reason, why) = match (step, errno) {
         (Step::Ring, Errno::EXIST) => (
             Reason::Lease,
@@ -85,14 +87,20 @@ pub(super) fn failed(name: &str, key: Option<QueueKey>, step: Step, errno: u32) 
             Reason::Kernel,
             "that takes Linux 6.15, a ring with SINGLE_ISSUER, DEFER_TASKRUN and CQE32, and tcp-data-split on",
         ),
-        (Step::Queue, Errno::EXIST) => (
-            Reason::Taken,
-            "an XDP program is on the interface, or memory on the queue",
-        ),
-        (Step::Queue, Errno::BUSY) => (
-            Reason::Taken,
-            "an AF_XDP socket or a virtual interface has the queue",
-        ),
+        (Step::Queue, Errno::EXIST) => {
+            let text = format!(
+                "an XDP program is on the interface, or memory on the queue: take the program off (`ip link set dev \
+                 {name} xdp off`), end who has the queue (`vhost-af-xdp queues {name}`), {other}"
+            );
+            return refused(Reason::Taken, &text);
+        }
+        (Step::Queue, Errno::BUSY) => {
+            let text = format!(
+                "an AF_XDP socket or a virtual interface has the queue: end who has it (`vhost-af-xdp queues {name}`), \
+                 {other}"
+            );
+            return refused(Reason::Taken, &text);
+        }
         (Step::Queue, Errno::RANGE | Errno::NODEV) => {
             (Reason::NoInterface, "there is no such queue any more")
         }
@@ -102,11 +110,38 @@ pub(super) fn failed(name: &str, key: Option<QueueKey>, step: Step, errno: u32) 
         ),
         _ => (Reason::Kernel, step.what()),
     };
-    Refusal::new(reason, format!("{of}: {why}: {errno}"))
+    refused(reason, why)
 }
 
 /// Why an interface's queue is not had apart.
 pub(super) fn not_apart(link: &Link, error: &NotApart) -> Refusal {
     let text = error.to_string().replace("NAME", &link.name);
     Refusal::new(Reason::Nic, format!("{}: {text}", link.name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queue_that_somebody_has_is_refused_with_what_to_do() {
+        for (errno, remedy) in [
+            (
+                Errno::EXIST,
+                "`ip link set dev eth1 xdp off`), end who has the queue (`vhost-af-xdp queues eth1`)",
+            ),
+            (
+                Errno::BUSY,
+                "end who has it (`vhost-af-xdp queues eth1`), or lease another queue",
+            ),
+        ] {
+            let errno = errno.raw_os_error().cast_unsigned();
+            let refusal = failed("eth1", Some((7, 3)), Step::Queue, errno);
+            assert_eq!(refusal.reason, Reason::Taken);
+            assert!(
+                refusal.text.starts_with("queue 3 of eth1: ") && refusal.text.contains(remedy),
+                "{refusal}"
+            );
+        }
+    }
 }

@@ -145,6 +145,14 @@ pub(crate) fn ask(path: &Path) -> io::Result<Status> {
     ask_within(path, &Allowance::of(LONGEST))
 }
 
+/// What to say where nobody answers at a socket that was named.
+pub(crate) fn no_answer(path: &Path, error: &io::Error) -> String {
+    format!(
+        "no daemon answers at {}: {error} (without --control all that are found are asked)",
+        path.display()
+    )
+}
+
 fn ask_within(path: &Path, allowance: &Allowance) -> io::Result<Status> {
     let until = Instant::now() + ANSWER;
     let socket = stream(SocketFlags::empty())?;
