@@ -18,6 +18,17 @@ pub struct Holdings {
     pub threads: usize,
 }
 
+impl Holdings {
+    /// Whether it is no more than was held before, of anything. Less it may be: on a machine that is busy, what was
+    /// over before was perhaps closed only afterwards.
+    #[must_use]
+    pub fn is_within(&self, before: &Self) -> bool {
+        self.descriptors <= before.descriptors
+            && self.mappings <= before.mappings
+            && self.threads <= before.threads
+    }
+}
+
 /// What a process holds now.
 ///
 /// # Panics
