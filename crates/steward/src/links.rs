@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use netlink_bindings::netdev;
 use netlink_bindings::nlctrl;
-use netlink_bindings::rt_link::{self, Ifinfomsg, IterableLinkAttrs};
+use netlink_bindings::rt_link::{self, Ifinfomsg, IterableLinkAttrs, LinkinfoDataMsg, NetkitPairing};
 use netlink_socket2::NetlinkSocket;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::io::Errno;
@@ -51,6 +51,9 @@ pub struct Link {
     /// The other end is a stack on the same machine, whose senders leave only the sum of the pseudo-header in TCP's and
     /// UDP's checksum field: a veth.
     pub partial_checksums: bool,
+    /// It has no other end, only queues that are leased to it from NICs: a netkit without a peer (Linux 7.1). No
+    /// program runs on it, and only a socket in zero-copy, which is the NIC's, moves frames.
+    pub has_leased_only: bool,
     /// NUMA node of its device; none where it has no device, or the kernel (5.14 at least) or sysfs does not tell.
     pub node: Option<NumaNode>,
     /// An IOMMU translates for its device: pages that lie side by side in memory need not for the device.
@@ -183,10 +186,20 @@ impl Link {
                 .get_linkinfo()
                 .and_then(|info| info.get_kind())
                 .is_ok_and(|kind| kind == c"veth"),
+            has_leased_only: has_no_peer(&attributes),
             node: device.and_then(|(bus, name)| device::node_of(buses, bus, name)),
             translated: device.is_some_and(|(bus, name)| device::is_translated(buses, bus, name)),
         })
     }
+}
+
+/// Whether it is a netkit without a peer (`IFLA_NETKIT_PAIRING`, include/uapi/linux/if_link.h).
+fn has_no_peer(attributes: &IterableLinkAttrs<'_>) -> bool {
+    let data = attributes.get_linkinfo().and_then(|info| info.get_data());
+    let Ok(LinkinfoDataMsg::Netkit(netkit)) = data else {
+        return false;
+    };
+    netkit.get_pairing().ok() == Some(NetkitPairing::Single as u32)
 }
 
 /// Bus and name of the device that the interface belongs to (`IFLA_PARENT_DEV_NAME`, include/uapi/linux/if_link.h).

@@ -1,5 +1,6 @@
 //! Leases of a queue for io_uring zero-copy receive, on a kernel and interfaces that have none: each refusal by its
-//! name. Where there is one, the kernel rig looks (scripts/kernels).
+//! name. Where there is one, the kernel rig looks (scripts/kernels). And what is refused on an interface of the same
+//! kernels that has nothing but leased queues.
 
 mod common;
 
@@ -10,13 +11,16 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::Duration;
 
-use common::{POLICY, World, holder, raw::Raw, ring, take, wanted};
+use common::{POLICY, World, holder, netkit, raw::Raw, ring, take, wanted};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::process::Signal;
 use steward::client::{Area, LeaseError, QueueLease, Refill, Waiting};
 use steward::listing;
-use steward::protocol::{Answer, Part, Reason, Refusal, Request, ZcrxRegistered, ZcrxRings, ZcrxWanted};
-use testkit::{Running, require, wait};
+use steward::protocol::{
+    Answer, Part, Reason, Refusal, Request, Wanted, ZcrxRegistered, ZcrxRings, ZcrxWanted,
+};
+use testkit::foreign::{self, Foreign};
+use testkit::{NetNs, Running, VethPair, require, wait};
 use zcrx::{Config, Event, Leased, Memory, Mode, Offer, Prepared, Receiver, Registered, Source};
 
 const FLOW: &str = "192.0.2.1:443";
@@ -316,6 +320,68 @@ fn server_of_the_benchmark_receives_by_a_lease() {
         false => assert!(said.contains("Linux 7.1"), "{running}"),
     }
     world.await_nothing();
+}
+
+/// Whether there is a netkit `nk0` without a peer in a namespace now. The kernel rig says that there must be.
+fn has_netkit(netns: &NetNs) -> bool {
+    let made = netns.enter(|| netkit::make("nk0"));
+    assert!(made.is_ok() || std::env::var_os(KILLS).is_none(), "{made:?}");
+    if let Err(why) = &made {
+        println!("SKIPPED: no netkit without a peer (Linux 7.1): {why}");
+        return false;
+    }
+    netns.ip(&["link", "set", "nk0", "up"]);
+    true
+}
+
+#[test]
+fn program_on_a_netkit_without_a_peer_is_refused_as_it_would_see_nothing() {
+    require!(Root);
+    let world = World::with(1, &POLICY.replace("nic0", "nk0"));
+    if !has_netkit(&world.veth.near) {
+        return;
+    }
+    let on_netkit = Wanted {
+        interface: "nk0".to_owned(),
+        ..wanted(0, 1)
+    };
+    let refusal = refused(take(&world.socket(), &on_netkit));
+    assert_eq!(refusal.reason, Reason::Program, "{refusal}");
+    assert!(refusal.text.contains("map-path"), "{refusal}");
+    let link = world.veth.near.output_of("ip", &["link", "show", "dev", "nk0"]);
+    assert!(!link.contains("xdp"), "a program stayed behind: {link}");
+}
+
+/// A socket in copy mode could be had there, and each frame that it sends would be lost.
+#[test]
+fn queue_of_a_netkit_that_nobody_leased_to_it_is_not_served_by_copy() {
+    require!(Root);
+    let veth = VethPair::new();
+    if !has_netkit(&veth.near) {
+        return;
+    }
+    let program = Foreign::attach(&veth.near, VethPair::NIC, testkit::daemon::Mode::Native, 0);
+    for (option, words) in [
+        ("--queues=1", "cannot do zero-copy"),
+        ("--force-copy", "leave force-copy out"),
+    ] {
+        let mut command = veth.near.command(testkit::daemon::binary());
+        let dir = testkit::daemon::private_dir();
+        command.args([
+            "serve",
+            "--ifname",
+            "nk0",
+            "--inhibit",
+            "--memory",
+            "copy",
+            option,
+        ]);
+        command.arg("--map-fd").arg(foreign::list(&[&program.map]));
+        command.arg("--socket-path").arg(dir.path().join("socket"));
+        let mut running = foreign::inherited(&[&program.map], || Running::start(command));
+        assert!(!running.wait(wait::SOON).success(), "{running}");
+        assert!(running.said().contains(words), "{running}");
+    }
 }
 
 /// Receives over a queue of the loopback as a user without privileges, in two threads, and says what came of it.

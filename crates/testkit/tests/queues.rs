@@ -74,6 +74,10 @@ fn queue_of_a_daemon_is_shown_with_its_holder_and_a_free_one_without() {
         (&VethPair::NIC.into(), &0.into())
     );
     assert_eq!(held["bound"], serde_json::json!(["xsk"]));
+    // The driver of a veth says nothing of buffers.
+    for untold in ["rx_buffer_bytes", "data_split"] {
+        assert_eq!(held.get(untold), Some(&Value::Null), "{now:#}");
+    }
     let holder = &held["holder"];
     assert_eq!(holder["pid"], daemon.process().pid());
     assert_eq!(holder["vmm"], std::process::id());

@@ -17,7 +17,7 @@
 //! | structures of the kernel's header | `abi` |
 //! | one rule, as bytes and back | `rule`; for a TCP flow `flow` |
 //! | a queue for the flows of one lease alone | `apart` |
-//! | header and data apart, who has memory bound to a queue (netlink) | `split`, `bound` |
+//! | header and data apart, who has memory bound to a queue (netlink) | `rings`, `bound` |
 //! | the ioctl | `ethtool` |
 //! | making and undoing | here, against `Nic`, which tests play |
 
@@ -31,8 +31,8 @@ pub(crate) mod apart;
 pub mod bound;
 mod ethtool;
 mod flow;
+pub mod rings;
 mod rule;
-pub(crate) mod split;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;

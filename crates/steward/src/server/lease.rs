@@ -24,6 +24,22 @@ pub(super) struct LeaseRef<'a> {
     pub(super) held: &'a Held,
 }
 
+/// A netkit without a peer would take the program, in skb mode, and never show it a frame.
+fn check_programs_run_on(link: &Link) -> Result<(), Refusal> {
+    if !link.has_leased_only {
+        return Ok(());
+    }
+    let name = &link.name;
+    Err(Refusal::new(
+        Reason::Program,
+        format!(
+            "{name} is a netkit without a peer: frames come by the queue of a NIC that is leased to it, which only a \
+             program on that NIC sees: have that one use a socket map, and give the map with inhibit and map-path, and \
+             the leased queue's number with start-queue"
+        ),
+    ))
+}
+
 impl Server {
     /// What a connection without a lease asks for.
     pub(super) fn lease(&mut self, number: u64, wanted: &Wanted) -> Answered {
@@ -34,6 +50,7 @@ impl Server {
         let link = Link::by_name(&wanted.interface)
             .map_err(|error| Refusal::new(Reason::NoInterface, with_sources(&error)))?;
         self.check_no_queue_of(&link)?;
+        check_programs_run_on(&link)?;
         let wish = self.connections.get(&number).and_then(|asker| asker.wish);
         let wish = wish.unwrap_or_default();
         let hints = self.hints_under(rule, wish);

@@ -4,6 +4,7 @@
 
 pub(crate) mod holder;
 pub(crate) mod hostile;
+pub(crate) mod netkit;
 pub(crate) mod raw;
 pub(crate) mod ring;
 

@@ -1,9 +1,10 @@
 //! `vhost-af-xdp queues`: who holds which NIC queue of this host.
 //!
-//! Five sources, each of which may be silent: the kernel's netdev family (Documentation/netlink/specs/netdev.yaml:
-//! queues, NAPI instances, who has memory bound to a queue), /proc/irq (which CPU an interrupt goes to), the running
-//! daemons' status (whose port a queue is of), the steward (who leased it), and the NIC's rules. The kernel never
-//! says which process holds a socket; so a holder that is none of our daemons and has no lease has no name here.
+//! Six sources, each of which may be silent: the kernel's netdev family (Documentation/netlink/specs/netdev.yaml:
+//! queues, NAPI instances, who has memory bound to a queue), the driver's rings (how long receive buffers are),
+//! /proc/irq (which CPU an interrupt goes to), the running daemons' status (whose port a queue is of), the steward (who
+//! leased it), and the NIC's rules. The kernel never says which process holds a socket; so a holder that is none of our
+//! daemons and has no lease has no name here.
 
 mod rules;
 mod view;
@@ -17,6 +18,7 @@ use netlink_bindings::rt_link::{self, Ifinfomsg};
 use netlink_socket2::NetlinkSocket;
 use serde::Serialize;
 use steer::HintSet;
+use steward::hardware::rings::{self, Rings, Split};
 
 use super::control_socket;
 use super::network_status::NetworkStatus;
@@ -46,6 +48,10 @@ pub(crate) struct Queue {
     pub(crate) napi_thread: Option<u32>,
     /// What is bound to the queue: `xsk`, `io_uring`, `dma-buf N`, `lease (interface I, queue N)`.
     pub(crate) bound: Vec<String>,
+    /// Length of its receive buffers, as the kernel or the driver tells.
+    pub(crate) rx_buffer_bytes: Option<u32>,
+    /// Whether the NIC puts header and data apart: `off`, `on`, `above N bytes`; none: its driver has no such setting.
+    pub(crate) data_split: Option<String>,
     /// It is not in this network namespace, or not there any more: only its lease is known.
     pub(crate) elsewhere: bool,
     pub(crate) lease: Option<Leased>,
@@ -116,6 +122,7 @@ pub(crate) fn read(
     let statuses = control_socket::ask_all(controls);
     let mut queues: BTreeMap<(String, u32), Queue> = BTreeMap::new();
     let mut hints: BTreeMap<u32, Option<Vec<String>>> = BTreeMap::new();
+    let mut rings: BTreeMap<u32, Option<Rings>> = BTreeMap::new();
     for_each_queue(|index, kind, attributes| {
         let Some(name) = names.get(&index) else { return };
         if !is_wanted(name) {
@@ -127,7 +134,12 @@ pub(crate) fn read(
             .or_insert_with(|| Queue::new(name, number, &statuses).with(&answers));
         let hints = hints.entry(index).or_insert_with(|| driver_hints(index));
         queue.driver_hints.clone_from(hints);
+        let is_rx = matches!(kind, QueueType::Rx);
         queue.add(kind, &attributes, &napis);
+        if is_rx {
+            let rings = rings.entry(index).or_insert_with(|| rings::of(index).ok());
+            queue.receive_by(rings.as_ref(), &attributes);
+        }
     })?;
     let mut elsewhere = answers.elsewhere(|name, queue| queues.contains_key(&(name.to_owned(), queue)));
     elsewhere.retain(|queue| is_wanted(&queue.interface));
@@ -205,6 +217,22 @@ impl Queue {
             self.napi_thread = known.thread;
             self.cpus = known.irq.and_then(cpus_of);
         }
+    }
+
+    /// With what is told of the interface's rings, and of this queue alone: memory of io_uring has buffers of its own
+    /// length.
+    fn receive_by(&mut self, rings: Option<&Rings>, attributes: &netdev::IterableQueue<'_>) {
+        let own = attributes
+            .get_io_uring()
+            .and_then(|memory| memory.get_rx_buf_len());
+        let usual = rings.and_then(|rings| rings.buffer_bytes);
+        self.rx_buffer_bytes = own.ok().or(usual);
+        self.data_split = match rings.map(|rings| rings.split) {
+            None | Some(Split::Never) => None,
+            Some(Split::Off) => Some("off".to_owned()),
+            Some(Split::On) => Some("on".to_owned()),
+            Some(Split::Above(bytes)) => Some(format!("above {bytes} bytes")),
+        };
     }
 }
 
@@ -359,6 +387,55 @@ fn command_of(pid: u32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// What a kernel tells of a queue whose memory is io_uring's, in buffers of so many bytes if it tells.
+    fn queue_of_io_uring(buffer_bytes: Option<u32>) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let memory = netdev::PushQueue::new(&mut bytes).push_id(3).nested_io_uring();
+        let memory = match buffer_bytes {
+            Some(buffer_bytes) => memory.push_rx_buf_len(buffer_bytes),
+            None => memory,
+        };
+        drop(memory.end_nested());
+        bytes
+    }
+
+    #[test]
+    fn queue_has_buffers_of_its_own_length_or_of_its_rings() {
+        let (large, usual) = (Some(16_384), Some(2_048));
+        for (own, of_rings, shown) in [(large, usual, large), (None, usual, usual), (None, None, None)] {
+            let bytes = queue_of_io_uring(own);
+            let mut queue = Queue::default();
+            let rings = Rings {
+                split: Split::Above(256),
+                buffer_bytes: of_rings,
+            };
+            let attributes = netdev::Queue::new(&bytes);
+            queue.add(QueueType::Rx, &attributes, &BTreeMap::new());
+            queue.receive_by(Some(&rings), &attributes);
+            assert_eq!(queue.bound, ["io_uring"]);
+            assert_eq!(queue.rx_buffer_bytes, shown);
+            assert_eq!(queue.data_split.as_deref(), Some("above 256 bytes"));
+        }
+    }
+
+    #[test]
+    fn split_that_is_not_told_is_not_shown() {
+        let bytes = queue_of_io_uring(None);
+        let shown = |split: Option<Split>| {
+            let mut queue = Queue::default();
+            let rings = split.map(|split| Rings {
+                split,
+                buffer_bytes: None,
+            });
+            queue.receive_by(rings.as_ref(), &netdev::Queue::new(&bytes));
+            queue.data_split
+        };
+        assert_eq!(shown(None), None);
+        assert_eq!(shown(Some(Split::Never)), None);
+        assert_eq!(shown(Some(Split::Off)).as_deref(), Some("off"));
+        assert_eq!(shown(Some(Split::On)).as_deref(), Some("on"));
+    }
 
     #[test]
     fn command_of_a_process_is_one_line() {

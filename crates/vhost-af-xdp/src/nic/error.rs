@@ -90,6 +90,11 @@ impl InterfaceError {
 pub(crate) enum ExternalError {
     #[error("{option} {fd}: no such descriptor was inherited (0 to 2 are not accepted)")]
     NotInherited { option: &'static str, fd: RawFd },
+    #[error(
+        "{0} is a netkit without a peer, which sends by copy to nobody: leave force-copy out, and have a queue of a NIC \
+         with zero-copy leased to it"
+    )]
+    CopyOnLeased(String),
     #[error("sock-fds {fd}: no AF_XDP socket: open one with socket(AF_XDP, SOCK_RAW, 0), and do not bind it")]
     NotXdp { fd: RawFd },
     #[error("sock-fds {fd}")]

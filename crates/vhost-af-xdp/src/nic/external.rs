@@ -209,7 +209,8 @@ impl External {
                 program,
             });
         }
-        if attached.is_none() {
+        // The program of a leased queue is on its NIC, which may be in another network namespace.
+        if attached.is_none() && !link.has_leased_only {
             tracing::warn!(
                 interface = link.name,
                 "no XDP program there: nothing is received before there is one that redirects to these sockets"

@@ -20,7 +20,7 @@ use xsk::{
 use super::binding::{Binding, GuestBuffers, IntoGuest, L2_BYTES, LONGEST_FRAME, NoZeroCopy, Wish};
 use super::demand::Demand;
 use super::drivers;
-use super::error::{InterfaceError, Lost};
+use super::error::{ExternalError, InterfaceError, Lost};
 use super::hints::{Promises, SeenHints};
 use super::queue_state::QueueState;
 use super::shared_memory::{SharedMemory, Slice};
@@ -57,6 +57,17 @@ pub(crate) struct QueueOptions {
 }
 
 impl QueueOptions {
+    /// On an interface with somebody else's program. A netkit that has leased queues only sends nothing by copy: frames
+    /// would be taken and lost.
+    pub(crate) fn on_given(self, link: &Link) -> Result<Self, ExternalError> {
+        let bind = match (link.has_leased_only, self.bind) {
+            (false, bind) => bind,
+            (true, BindRequest::ForceCopy) => return Err(ExternalError::CopyOnLeased(link.name.clone())),
+            (true, BindRequest::Auto | BindRequest::ForceZeroCopy) => BindRequest::ForceZeroCopy,
+        };
+        Ok(Self { bind, ..self })
+    }
+
     /// What a port says; none without an interface.
     pub(crate) fn of(port: &PortConfig) -> Option<Self> {
         Some(Self {

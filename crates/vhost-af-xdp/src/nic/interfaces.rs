@@ -88,6 +88,7 @@ impl Interfaces {
         }
         drop(ready);
         if let Some(given) = self.given.open(wanted)? {
+            let options = options.on_given(&given.link)?;
             return Ok(self.interface(given.into(), wanted, options));
         }
         loop {
@@ -112,6 +113,7 @@ impl Interfaces {
         let Some(given) = self.given.open(wanted)? else {
             return Ok(());
         };
+        let options = options.on_given(&given.link)?;
         let interface = self.interface(given.into(), wanted, options);
         for queue in wanted.range() {
             InterfaceQueue::new(&interface, queue).open()?;

@@ -440,6 +440,8 @@ fn link_of(facts: &Facts) -> Link {
         index: facts.ifindex,
         name: facts.name.clone(),
         mtu: facts.mtu,
+        // The steward leases none of that kind.
+        has_leased_only: false,
         mac: facts.mac,
         up: facts.up,
         rx_queues: facts.rx_queues,

@@ -3,7 +3,7 @@
 use rustix::io::Errno;
 
 use crate::hardware::apart::NotApart;
-use crate::hardware::split;
+use crate::hardware::rings::{self, Split};
 use crate::links::Link;
 use crate::policy::ZcrxRule;
 use crate::protocol::{Reason, Refusal, Step};
@@ -13,8 +13,8 @@ use crate::server::held_queue::QueueKey;
 pub(super) fn check_split(link: &Link, rule: ZcrxRule) -> Result<(), Refusal> {
     let name = &link.name;
     let refused = |text: String| Err(Refusal::new(Reason::Nic, text));
-    let now = match split::of(link.index) {
-        Ok(now) => now,
+    let now = match rings::of(link.index) {
+        Ok(rings) => rings.split,
         Err(error) => {
             return refused(format!(
                 "{name} does not say whether it splits header and data: {error}"
@@ -25,27 +25,27 @@ pub(super) fn check_split(link: &Link, rule: ZcrxRule) -> Result<(), Refusal> {
         "`ethtool -G {name} tcp-data-split on hds-thresh 0`, or let the steward do so by `zcrx-setup = true` in a rule"
     );
     match now {
-        split::Split::On => return Ok(()),
-        split::Split::Never => {
+        Split::On => return Ok(()),
+        Split::Never => {
             let driver = &link.driver;
             return refused(format!(
                 "the driver of {name} ({driver}) does not split header and data (tcp-data-split), without which there \
                  is no zero-copy receive: receive by copy, or use a NIC that has it (bnxt, fbnic, gve, mlx5)"
             ));
         }
-        split::Split::Off if !rule.sets_up => {
+        Split::Off if !rule.sets_up => {
             return refused(format!(
                 "{name} does not split header and data (tcp-data-split is off): {remedy}"
             ));
         }
-        split::Split::Above(bytes) if !rule.sets_up => {
+        Split::Above(bytes) if !rule.sets_up => {
             return refused(format!(
                 "{name} splits frames of more than {bytes} bytes only (hds-thresh): {remedy}"
             ));
         }
-        split::Split::Off | split::Split::Above(_) => {}
+        Split::Off | Split::Above(_) => {}
     }
-    split::turn_on(link.index, now).or_else(|error| {
+    rings::turn_on(link.index, now).or_else(|error| {
         refused(format!(
             "{name} refuses to split header and data (tcp-data-split): {error}"
         ))

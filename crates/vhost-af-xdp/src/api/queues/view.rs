@@ -50,6 +50,7 @@ pub(crate) fn render(queues: &[Queue], earlier: Option<Earlier<'_>>) -> String {
     for line in leases(queues)
         .into_iter()
         .chain(rules(queues))
+        .chain(buffers(queues))
         .chain(hints(queues))
     {
         text.push_str(&line);
@@ -139,6 +140,35 @@ fn hints(queues: &[Queue]) -> Vec<String> {
         }
     }
     lines
+}
+
+/// How queues of an interface receive, in words, each interface's once: those that are told alike in one line.
+fn buffers(queues: &[Queue]) -> Vec<String> {
+    let mut alike: Vec<((&str, String), Vec<u32>)> = Vec::new();
+    for queue in queues {
+        let bytes = queue.rx_buffer_bytes.map(|bytes| format!("{bytes} bytes each"));
+        let split = queue
+            .data_split
+            .as_ref()
+            .map(|split| format!("header/data split {split}"));
+        let said: Vec<String> = bytes.into_iter().chain(split).collect();
+        if said.is_empty() {
+            continue;
+        }
+        let key = (queue.interface.as_str(), said.join(", "));
+        match alike.iter_mut().find(|(known, _)| *known == key) {
+            Some((_, numbers)) => numbers.push(queue.queue),
+            None => alike.push((key, vec![queue.queue])),
+        }
+    }
+    let line = |((interface, said), numbers): ((&str, String), Vec<u32>)| {
+        let numbers: Vec<String> = numbers.iter().map(u32::to_string).collect();
+        format!(
+            "receive buffers of {interface}, queue(s) {}: {said}\n",
+            numbers.join(", ")
+        )
+    };
+    alike.into_iter().map(line).collect()
 }
 
 /// Each lease once, in words.
@@ -260,6 +290,27 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part} is not in\n{text}");
         }
+    }
+
+    #[test]
+    fn queues_that_receive_alike_are_told_together() {
+        let queue = |number, rx_buffer_bytes, data_split: Option<&str>| Queue {
+            interface: "eth0".to_owned(),
+            queue: number,
+            rx_buffer_bytes,
+            data_split: data_split.map(str::to_owned),
+            ..Queue::default()
+        };
+        let on = Some("on");
+        let mut queues = [0, 1, 2, 3].map(|number| queue(number, Some(2_048), on));
+        queues[2].rx_buffer_bytes = Some(16_384);
+        let lines = buffers(&queues);
+        let expected = [
+            "receive buffers of eth0, queue(s) 0, 1, 3: 2048 bytes each, header/data split on\n",
+            "receive buffers of eth0, queue(s) 2: 16384 bytes each, header/data split on\n",
+        ];
+        assert_eq!(lines, expected);
+        assert_eq!(buffers(&[queue(0, None, None)]), [""; 0]);
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! Header and data apart: `tcp-data-split` of a NIC's rings, which puts payload where its reader wants it.
+//! What a NIC's receive rings are: how long their buffers are, and whether header and data are put apart
+//! (`tcp-data-split`), so that payload lies where its reader wants it.
 //!
 //! By the netlink family of ethtool (Documentation/networking/ethtool-netlink.rst), as the ioctl has no word for it.
 
@@ -10,11 +11,21 @@ use netlink_socket2::NetlinkSocket;
 /// `ETHTOOL_TCP_DATA_SPLIT_ENABLED`, include/uapi/linux/ethtool.h.
 const ENABLED: u8 = 2;
 
+/// A NIC's receive rings, as its driver tells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rings {
+    /// Header and data apart.
+    pub split: Split,
+    /// Length of a receive buffer, of all queues that have no other one; `None`: the driver does not tell.
+    pub buffer_bytes: Option<u32>,
+}
+
 /// How a NIC splits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Split {
+pub enum Split {
     /// Its driver has no such setting.
     Never,
+    /// Not now.
     Off,
     /// Of frames that are longer than so many bytes only.
     Above(u32),
@@ -22,11 +33,19 @@ pub(crate) enum Split {
     On,
 }
 
-/// How the NIC of an interface splits.
+impl Rings {
+    /// Of a driver that tells nothing.
+    const UNTOLD: Self = Self {
+        split: Split::Never,
+        buffer_bytes: None,
+    };
+}
+
+/// The rings of an interface.
 ///
 /// # Errors
 /// The kernel's.
-pub(crate) fn of(ifindex: u32) -> io::Result<Split> {
+pub fn of(ifindex: u32) -> io::Result<Rings> {
     let mut socket = NetlinkSocket::new();
     let mut request = ethtool::Request::new().op_rings_get_do();
     request
@@ -36,14 +55,17 @@ pub(crate) fn of(ifindex: u32) -> io::Result<Split> {
         .end_nested();
     let mut replies = socket.request(&request)?;
     let rings = match replies.recv_one().map_err(io::Error::from) {
-        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => return Ok(Split::Never),
+        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => return Ok(Rings::UNTOLD),
         answered => answered?,
     };
-    Ok(match (rings.get_tcp_data_split(), rings.get_hds_thresh()) {
-        (Err(_), _) => Split::Never,
-        (Ok(ENABLED), Ok(bytes)) if bytes > 0 => Split::Above(bytes),
-        (Ok(ENABLED), _) => Split::On,
-        (Ok(_), _) => Split::Off,
+    Ok(Rings {
+        split: match (rings.get_tcp_data_split(), rings.get_hds_thresh()) {
+            (Err(_), _) => Split::Never,
+            (Ok(ENABLED), Ok(bytes)) if bytes > 0 => Split::Above(bytes),
+            (Ok(ENABLED), _) => Split::On,
+            (Ok(_), _) => Split::Off,
+        },
+        buffer_bytes: rings.get_rx_buf_len().ok().filter(|&bytes| bytes > 0),
     })
 }
 
