@@ -12,6 +12,10 @@
 
 #include "rig_nic.h"
 
+static bool split;
+module_param(split, bool, 0444);
+MODULE_PARM_DESC(split, "header/data split is on from the start: ethtool(8) says so from 6.13 on only");
+
 static struct platform_device *rig_device;
 static struct rig_nic *rig_ends[2];
 
@@ -57,6 +61,8 @@ static struct rig_nic *rig_make(unsigned int number)
 	nic = netdev_priv(dev);
 	nic->dev = dev;
 	nic->ring_size = 64;
+	nic->is_split = split;
+	dev->cfg->hds_config = split ? ETHTOOL_TCP_DATA_SPLIT_ENABLED : ETHTOOL_TCP_DATA_SPLIT_UNKNOWN;
 	spin_lock_init(&nic->steering);
 	get_random_bytes(nic->key, sizeof(nic->key));
 	SET_NETDEV_DEV(dev, &rig_device->dev);
