@@ -6,8 +6,8 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
-use std::path::PathBuf;
-use std::sync::LazyLock;
+use std::sync::mpsc::{self, Sender};
+use std::sync::{LazyLock, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -30,7 +30,8 @@ pub(crate) fn stream(seed: u64, len: usize) -> Vec<u8> {
 pub(crate) struct Nic {
     source: Source,
     address: IpAddr,
-    peers: PathBuf,
+    /// Connects, in the peers' namespace: of a thread that may move there, which not all of a test's may.
+    peers: Mutex<Sender<(SocketAddr, Sender<TcpStream>)>>,
 }
 
 /// The one that ZCRX_NIC names, as `INTERFACE QUEUE ADDRESS PATH`: the kernel rig has one.
@@ -47,9 +48,22 @@ pub(crate) static NIC: LazyLock<Option<Nic>> = LazyLock::new(|| {
             queue: QueueId(queue.parse().expect("a queue")),
         },
         address: address.parse().expect("an address"),
-        peers: peers.into(),
+        peers: Mutex::new(connecting_in(peers)),
     })
 });
+
+/// A thread in a network namespace that connects where it is told to.
+fn connecting_in(path: &str) -> Sender<(SocketAddr, Sender<TcpStream>)> {
+    let namespace = File::open(path).expect("a network namespace");
+    let (to_it, told) = mpsc::channel::<(SocketAddr, Sender<TcpStream>)>();
+    std::thread::spawn(move || {
+        move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network)).expect("we are root");
+        for (address, to_asker) in told {
+            let _ = to_asker.send(TcpStream::connect(address).expect("it listens"));
+        }
+    });
+    to_it
+}
 
 /// Where payload comes from.
 pub(crate) fn source() -> Source {
@@ -66,13 +80,9 @@ pub(crate) fn connect(address: SocketAddr) -> TcpStream {
     let Some(nic) = NIC.as_ref() else {
         return TcpStream::connect(address).unwrap();
     };
-    // A thread that has moved stays there, so it is one for this.
-    let connecting = std::thread::spawn(move || {
-        let peers = File::open(&nic.peers).unwrap();
-        move_into_link_name_space(peers.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
-        TcpStream::connect(address).unwrap()
-    });
-    connecting.join().unwrap()
+    let (to_us, connected) = mpsc::channel();
+    nic.peers.lock().unwrap().send((address, to_us)).unwrap();
+    connected.recv_timeout(LIMIT).expect("connected")
 }
 
 /// Whether zcrx is to be had here, by a NIC's queue or without a device; else says why not. With ZCRX_MUST it must be.
@@ -100,8 +110,19 @@ pub(crate) fn ways() -> Vec<Request> {
     ways
 }
 
-/// So many buffers of a page.
+/// Whether a receiver's buffers have run out. Of a NIC's queue no receive ends then: frames are lost, and TCP sends them
+/// again; what came out of order may have the last buffers, so that the program never has all of them.
+pub(crate) fn is_dry(receiver: &Receiver) -> bool {
+    let statistics = receiver.statistics();
+    match receiver.mode() {
+        Mode::Zcrx => statistics.pieces - statistics.returned >= receiver.buffers() as u64 / 2,
+        _ => statistics.ran_out > 0,
+    }
+}
+
+/// So many buffers of a page, or of a NIC's queue, where each segment takes one, four times as many.
 pub(crate) fn small(buffers: usize) -> Config {
+    let buffers = NIC.as_ref().map_or(buffers, |_| 4 * buffers);
     Config {
         memory: Memory::Own {
             bytes: buffers * 4096,
