@@ -48,7 +48,7 @@ debian_fetch() {
 
 # debian_newest NAME: the newest directory of the cache whose name begins so; nothing if there is none.
 debian_newest() {
-    find "$CACHE" -maxdepth 1 -name "$1*" 2>/dev/null | sort -V | tail -n 1
+    find "$CACHE/" -maxdepth 1 -name "$1*" 2>/dev/null | sort -V | tail -n 1
 }
 
 # debian_kernel SUITE: sets GUEST_KERNEL (see guest.sh) to a suite's, which is fetched if it is not in the cache. The

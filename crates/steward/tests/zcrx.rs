@@ -11,7 +11,7 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::Duration;
 
-use common::{POLICY, World, holder, netkit, raw::Raw, ring, take, wanted};
+use common::{POLICY, World, holder, netkit, raw::Raw, receiving, ring, take, wanted};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::process::Signal;
 use steward::client::{Area, LeaseError, QueueLease, Refill, Waiting};
@@ -21,7 +21,7 @@ use steward::protocol::{
 };
 use testkit::foreign::{self, Foreign};
 use testkit::{NetNs, Running, VethPair, require, wait};
-use zcrx::{Config, Event, Leased, Memory, Mode, Offer, Prepared, Receiver, Registered, Source};
+use zcrx::{Config, Memory, Mode, Offer, Prepared, Receiver, Source};
 
 const FLOW: &str = "192.0.2.1:443";
 /// Where the benchmark's server listens.
@@ -395,19 +395,7 @@ fn child_receives() {
     let config = config_of_a_child();
     let prepared: Vec<_> = streams.iter().map(|_| prepared(&config)).collect();
     let offer = Offer::new(&config).expect("memory");
-    let rings: Vec<_> = prepared.iter().map(AsFd::as_fd).collect();
-    let area = Area {
-        file: offer.file(),
-        part: Part {
-            file_offset: offer.file_offset(),
-            len: offer.bytes(),
-        },
-    };
-    let refill = Refill {
-        entries: offer.refill_entries(),
-        buffer_bytes: offer.buffer_bytes(),
-    };
-    let registered = match lease.register(&rings, area, refill) {
+    let registered = match receiving::register(&mut lease, &prepared, &offer) {
         Ok(registered) => registered,
         Err(error) => {
             println!("{error}, asked");
@@ -416,17 +404,21 @@ fn child_receives() {
         }
     };
     assert_eq!(registered.numbers.len(), prepared.len());
-    let leased = taken_up(offer, &prepared[0], &registered);
+    let leased = receiving::taken_up(offer, &prepared[0], &registered, true);
     std::thread::scope(|scope| {
         let rings = prepared.into_iter().zip(registered.numbers);
         for (seed, ((ring, number), (mut sender, socket))) in rings.zip(streams).enumerate() {
             let (config, leased) = (&config, &leased);
-            scope.spawn(move || sender.write_all(&bytes_of(seed)).expect("sent"));
+            scope.spawn(move || sender.write_all(&receiving::bytes_of(seed)).expect("sent"));
             scope.spawn(move || {
                 let mut receiver = Receiver::start_leased(ring, leased, number, config).expect("a ring");
                 assert_eq!(receiver.mode(), Mode::ZcrxNoDevice);
-                let received = all_of(&mut receiver, socket);
-                assert!(received == bytes_of(seed), "{} bytes came", received.len());
+                let received = receiving::all_of(&mut receiver, socket);
+                assert!(
+                    received == receiving::bytes_of(seed),
+                    "{} bytes came",
+                    received.len()
+                );
             });
         }
     });
@@ -456,43 +448,4 @@ fn config_of_a_child() -> Config {
 /// The locked memory of a process that was killed counts for its user a moment longer.
 fn prepared(config: &Config) -> Prepared {
     wait::until_some(wait::SOON, || Prepared::new(config).ok()).expect("memory for a ring")
-}
-
-#[allow(unsafe_code)]
-fn taken_up(offer: Offer, first: &Prepared, registered: &ZcrxRegistered) -> Leased {
-    let said = Registered {
-        refill_entries: registered.entries,
-        buffer_bytes: registered.buffer_bytes,
-        offsets: registered.offsets,
-        map_offset: registered.map_offset,
-        map_bytes: registered.map_bytes,
-        no_device: true,
-    };
-    // SAFETY: what the steward said of it.
-    unsafe { offer.registered(first, said) }.expect("mapped")
-}
-
-fn bytes_of(seed: usize) -> Vec<u8> {
-    (seed..seed + (2 << 20))
-        .map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8)
-        .collect()
-}
-
-/// All that comes until the peer is done.
-fn all_of(receiver: &mut Receiver, socket: TcpStream) -> Vec<u8> {
-    let mut received = Vec::new();
-    receiver.add(socket).expect("a connection");
-    loop {
-        while let Some(event) = receiver.next_event() {
-            match event {
-                Event::Received { piece, .. } => received.extend_from_slice(&piece),
-                Event::Ended { error, .. } => {
-                    assert!(error.is_none(), "{error:?}");
-                    return received;
-                }
-                _ => {}
-            }
-        }
-        receiver.wait(Some(wait::SOON)).expect("it goes on");
-    }
 }

@@ -2,6 +2,8 @@
 //! (`tcp-data-split`), so that payload lies where its reader wants it.
 //!
 //! By the netlink family of ethtool (Documentation/networking/ethtool-netlink.rst), as the ioctl has no word for it.
+//! netlink-bindings 0.3.5 counts that family's requests and replies together, so that its "rings" are the kernel's
+//! "pause": the commands' numbers are put in here.
 
 use std::io;
 
@@ -10,6 +12,10 @@ use netlink_socket2::NetlinkSocket;
 
 /// `ETHTOOL_TCP_DATA_SPLIT_ENABLED`, include/uapi/linux/ethtool.h.
 const ENABLED: u8 = 2;
+
+/// `ETHTOOL_MSG_RINGS_GET`, `ETHTOOL_MSG_RINGS_SET`, include/uapi/linux/ethtool_netlink_generated.h.
+const RINGS_GET: u8 = 15;
+const RINGS_SET: u8 = 16;
 
 /// A NIC's receive rings, as its driver tells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,8 +31,8 @@ pub struct Rings {
 pub enum Split {
     /// Its driver has no such setting.
     Never,
-    /// Not now.
-    Off,
+    /// Not at all; the threshold that it would have, bytes.
+    Off(u32),
     /// Of frames that are longer than so many bytes only.
     Above(u32),
     /// Of all frames.
@@ -48,6 +54,7 @@ impl Rings {
 pub fn of(ifindex: u32) -> io::Result<Rings> {
     let mut socket = NetlinkSocket::new();
     let mut request = ethtool::Request::new().op_rings_get_do();
+    request.header_mut().cmd = RINGS_GET;
     request
         .encode()
         .nested_header()
@@ -58,12 +65,13 @@ pub fn of(ifindex: u32) -> io::Result<Rings> {
         Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => return Ok(Rings::UNTOLD),
         answered => answered?,
     };
+    let threshold = rings.get_hds_thresh().unwrap_or(0);
     Ok(Rings {
-        split: match (rings.get_tcp_data_split(), rings.get_hds_thresh()) {
+        split: match (rings.get_tcp_data_split(), threshold) {
             (Err(_), _) => Split::Never,
-            (Ok(ENABLED), Ok(bytes)) if bytes > 0 => Split::Above(bytes),
-            (Ok(ENABLED), _) => Split::On,
-            (Ok(_), _) => Split::Off,
+            (Ok(ENABLED), 0) => Split::On,
+            (Ok(ENABLED), bytes) => Split::Above(bytes),
+            (Ok(_), bytes) => Split::Off(bytes),
         },
         buffer_bytes: rings.get_rx_buf_len().ok().filter(|&bytes| bytes > 0),
     })
@@ -76,15 +84,15 @@ pub fn of(ifindex: u32) -> io::Result<Rings> {
 pub(crate) fn turn_on(ifindex: u32, now: Split) -> io::Result<()> {
     let mut socket = NetlinkSocket::new();
     let mut request = ethtool::Request::new().op_rings_set_do();
+    request.header_mut().cmd = RINGS_SET;
     let rings = request.encode();
     let rings = rings.nested_header().push_dev_index(ifindex).end_nested();
     let rings = rings.push_tcp_data_split(ENABLED);
     // Not every driver has a threshold.
     match now {
-        Split::Above(_) => drop(rings.push_hds_thresh(0)),
+        Split::Above(1..) | Split::Off(1..) => drop(rings.push_hds_thresh(0)),
         _ => drop(rings),
     }
     let mut replies = socket.request(&request)?;
-    replies.recv_one().map_err(io::Error::from)?;
-    Ok(())
+    replies.recv_ack().map_err(io::Error::from)
 }

@@ -197,7 +197,8 @@ impl Server {
     /// # Errors
     /// The kernel's, if it does not let us wait.
     pub fn run(&mut self, end: BorrowedFd<'_>) -> io::Result<()> {
-        let mut look_at = None;
+        // A predecessor may have left something to be tried again, and nothing else may happen.
+        let mut look_at = self.next_look(None, Instant::now());
         loop {
             let ready = self.wait(end, look_at)?;
             if ready.end {
@@ -233,10 +234,15 @@ impl Server {
             self.note_hints();
             self.notify_holders();
             self.close_rest();
-            let is_unfinished = |interface: &Interface| interface.is_unfinished(now, self.linger);
-            let unfinished = self.interfaces.values().any(is_unfinished);
-            look_at = unfinished.then(|| look_at.unwrap_or(now + RETRY));
+            look_at = self.next_look(look_at, now);
         }
+    }
+
+    /// When all is to be looked at again, though nothing changes, if at all; `planned`: when it was to be.
+    fn next_look(&self, planned: Option<Instant>, now: Instant) -> Option<Instant> {
+        let is_unfinished = |interface: &Interface| interface.is_unfinished(now, self.linger);
+        let unfinished = self.interfaces.values().any(is_unfinished);
+        unfinished.then(|| planned.unwrap_or(now + RETRY))
     }
 
     /// Ends connections whose answers nobody reads, and whose process is gone: one can be open yet, on its own way here

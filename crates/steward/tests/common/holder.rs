@@ -36,6 +36,20 @@ pub(crate) fn spawn(world: &World, role: &str, queue: u32) -> Running {
     Running::start(command)
 }
 
+/// As [`spawn`], in the network namespace of the steward.
+pub(crate) fn spawn_beside(world: &World, role: &str, queue: u32) -> Running {
+    let mut command = world
+        .veth
+        .near
+        .command(std::env::current_exe().expect("a test is a program"));
+    command.args(["--ignored", "--exact", role, "--nocapture", "--test-threads=1"]);
+    command
+        .env(HOLDER, holder_uid().to_string())
+        .env("STEWARD_SOCKET", world.socket())
+        .env("STEWARD_QUEUE", queue.to_string());
+    Running::start(command)
+}
+
 /// As [`spawn`], for the first queue of an interface.
 pub(crate) fn spawn_on(world: &World, role: &str, interface: &str) -> Running {
     let mut command = Command::new(std::env::current_exe().expect("a test is a program"));

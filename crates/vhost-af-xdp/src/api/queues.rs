@@ -229,7 +229,7 @@ impl Queue {
         self.rx_buffer_bytes = own.ok().or(usual);
         self.data_split = match rings.map(|rings| rings.split) {
             None | Some(Split::Never) => None,
-            Some(Split::Off) => Some("off".to_owned()),
+            Some(Split::Off(_)) => Some("off".to_owned()),
             Some(Split::On) => Some("on".to_owned()),
             Some(Split::Above(bytes)) => Some(format!("above {bytes} bytes")),
         };
@@ -433,7 +433,7 @@ mod tests {
         };
         assert_eq!(shown(None), None);
         assert_eq!(shown(Some(Split::Never)), None);
-        assert_eq!(shown(Some(Split::Off)).as_deref(), Some("off"));
+        assert_eq!(shown(Some(Split::Off(0))).as_deref(), Some("off"));
         assert_eq!(shown(Some(Split::On)).as_deref(), Some("on"));
     }
 

@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::support::{LIMIT, can_zcrx, listening, run, sender, small, ways};
+use crate::support::{self, LIMIT, can_zcrx, is_dry, listening, run, sender, small, ways};
 use zcrx::{
     Config, ConnectionId, Event, Memory, Offer, OpenError, OwnMemory, Piece, Prepared, Receiver, Registered,
     Request,
@@ -17,7 +17,7 @@ fn open(request: Request, config: Config) -> Receiver {
 }
 
 fn connect(address: SocketAddr) -> TcpStream {
-    let peer = TcpStream::connect(address).unwrap();
+    let peer = support::connect(address);
     peer.set_read_timeout(Some(LIMIT)).unwrap();
     peer
 }
@@ -294,7 +294,7 @@ fn echo(receiver: &mut Receiver, aborts: bool, is_over: impl Fn() -> bool) {
                 _ => {}
             }
         }
-        let is_dry = receiver.statistics().ran_out > 0;
+        let is_dry = is_dry(receiver);
         peers.retain(|&peer| {
             let has_most = aborts && is_dry && receiver.queued(peer) >= 32;
             if has_most {

@@ -1,13 +1,18 @@
-//! Peers that send a pattern, and checkers of what arrives.
+//! Peers that send a pattern, and checkers of what arrives; over the loopback, or by a queue of a NIC.
 #![allow(dead_code, reason = "each test file uses some of it")]
 
 use std::collections::HashMap;
+use std::fs::File;
 use std::io::{Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::sync::mpsc::{self, Sender};
+use std::sync::{LazyLock, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use zcrx::{Config, ConnectionId, Event, ListenerId, Memory, Receiver, Request, Source};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use zcrx::{Config, ConnectionId, Event, ListenerId, Memory, Mode, QueueId, Receiver, Request, Source};
 
 /// Only against what hangs.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
@@ -21,7 +26,66 @@ pub(crate) fn stream(seed: u64, len: usize) -> Vec<u8> {
     (0..len as u64).map(|at| pattern(seed, at)).collect()
 }
 
-/// Whether zcrx without a device is to be had here; else says why not. With ZCRX_MUST it must be.
+/// A queue that has all connections to an address, and the network namespace of their peers.
+pub(crate) struct Nic {
+    source: Source,
+    address: IpAddr,
+    /// Connects, in the peers' namespace: of a thread that may move there, which not all of a test's may.
+    peers: Mutex<Sender<(SocketAddr, Sender<TcpStream>)>>,
+}
+
+/// The one that ZCRX_NIC names, as `INTERFACE QUEUE ADDRESS PATH`: the kernel rig has one.
+pub(crate) static NIC: LazyLock<Option<Nic>> = LazyLock::new(|| {
+    let said = std::env::var("ZCRX_NIC").ok()?;
+    let words: Vec<&str> = said.split(' ').collect();
+    let &[interface, queue, address, peers] = words.as_slice() else {
+        panic!("ZCRX_NIC '{said}' is not INTERFACE QUEUE ADDRESS PATH")
+    };
+    let index = std::fs::read_to_string(format!("/sys/class/net/{interface}/ifindex")).expect("an interface");
+    Some(Nic {
+        source: Source::Queue {
+            ifindex: index.trim().parse().unwrap(),
+            queue: QueueId(queue.parse().expect("a queue")),
+        },
+        address: address.parse().expect("an address"),
+        peers: Mutex::new(connecting_in(peers)),
+    })
+});
+
+/// A thread in a network namespace that connects where it is told to.
+fn connecting_in(path: &str) -> Sender<(SocketAddr, Sender<TcpStream>)> {
+    let namespace = File::open(path).expect("a network namespace");
+    let (to_it, told) = mpsc::channel::<(SocketAddr, Sender<TcpStream>)>();
+    std::thread::spawn(move || {
+        move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network)).expect("we are root");
+        for (address, to_asker) in told {
+            let _ = to_asker.send(TcpStream::connect(address).expect("it listens"));
+        }
+    });
+    to_it
+}
+
+/// Where payload comes from.
+pub(crate) fn source() -> Source {
+    NIC.as_ref().map_or(Source::NoDevice, |nic| nic.source)
+}
+
+/// How it comes by zcrx.
+pub(crate) fn zcrx_mode() -> Mode {
+    NIC.as_ref().map_or(Mode::ZcrxNoDevice, |_| Mode::Zcrx)
+}
+
+/// A peer's socket.
+pub(crate) fn connect(address: SocketAddr) -> TcpStream {
+    let Some(nic) = NIC.as_ref() else {
+        return TcpStream::connect(address).unwrap();
+    };
+    let (to_us, connected) = mpsc::channel();
+    nic.peers.lock().unwrap().send((address, to_us)).unwrap();
+    connected.recv_timeout(LIMIT).expect("connected")
+}
+
+/// Whether zcrx is to be had here, by a NIC's queue or without a device; else says why not. With ZCRX_MUST it must be.
 pub(crate) fn can_zcrx() -> bool {
     let config = Config {
         request: Request::ForceZcrx,
@@ -46,19 +110,31 @@ pub(crate) fn ways() -> Vec<Request> {
     ways
 }
 
-/// So many buffers of a page.
+/// Whether a receiver's buffers have run out. Of a NIC's queue no receive ends then: frames are lost, and TCP sends them
+/// again; what came out of order may have the last buffers, so that the program never has all of them.
+pub(crate) fn is_dry(receiver: &Receiver) -> bool {
+    let statistics = receiver.statistics();
+    match receiver.mode() {
+        Mode::Zcrx => statistics.pieces - statistics.returned >= u64::from(receiver.buffers()) / 2,
+        _ => statistics.ran_out > 0,
+    }
+}
+
+/// So many buffers of a page, or of a NIC's queue, where each segment takes one, four times as many.
 pub(crate) fn small(buffers: usize) -> Config {
+    let buffers = NIC.as_ref().map_or(buffers, |_| 4 * buffers);
     Config {
         memory: Memory::Own {
             bytes: buffers * 4096,
         },
         copy_buffer_bytes: 4096,
-        ..Config::new(Source::NoDevice)
+        ..Config::new(source())
     }
 }
 
 pub(crate) fn listening(receiver: &mut Receiver) -> (ListenerId, SocketAddr) {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let host = NIC.as_ref().map_or(Ipv4Addr::LOCALHOST.into(), |nic| nic.address);
+    let listener = TcpListener::bind((host, 0)).unwrap();
     let address = listener.local_addr().unwrap();
     (receiver.listen(listener).unwrap(), address)
 }
@@ -66,7 +142,7 @@ pub(crate) fn listening(receiver: &mut Receiver) -> (ListenerId, SocketAddr) {
 /// Sends so many bytes of its pattern, after 8 bytes that say which, and is done.
 pub(crate) fn sender(address: SocketAddr, seed: u64, len: usize) -> JoinHandle<()> {
     std::thread::spawn(move || {
-        let mut socket = TcpStream::connect(address).unwrap();
+        let mut socket = connect(address);
         socket.write_all(&seed.to_le_bytes()).unwrap();
         socket.write_all(&stream(seed, len)).unwrap();
         socket.shutdown(Shutdown::Write).unwrap();

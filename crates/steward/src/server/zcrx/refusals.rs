@@ -33,7 +33,7 @@ pub(super) fn check_split(link: &Link, rule: ZcrxRule) -> Result<(), Refusal> {
                  is no zero-copy receive: receive by copy, or use a NIC that has it (bnxt, fbnic, gve, mlx5)"
             ));
         }
-        Split::Off if !rule.sets_up => {
+        Split::Off(_) if !rule.sets_up => {
             return refused(format!(
                 "{name} does not split header and data (tcp-data-split is off): {remedy}"
             ));
@@ -43,7 +43,7 @@ pub(super) fn check_split(link: &Link, rule: ZcrxRule) -> Result<(), Refusal> {
                 "{name} splits frames of more than {bytes} bytes only (hds-thresh): {remedy}"
             ));
         }
-        Split::Off | Split::Above(_) => {}
+        Split::Off(_) | Split::Above(_) => {}
     }
     rings::turn_on(link.index, now).or_else(|error| {
         refused(format!(

@@ -1,0 +1,470 @@
+//! Leases of a NIC's queue for io_uring zero-copy receive, on a NIC that has such queues: that of tests/nic, which the
+//! kernel rig loads (scripts/kernels --wire nic). Elsewhere there is none, and these tests say so.
+//!
+//! The NIC is in the steward's network namespace, the other end of its wire in the peers'. Each test finds it as it
+//! comes up, which is how it shows that the one before has left nothing.
+
+mod common;
+
+use std::io::Write;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::Command;
+use std::time::Duration;
+
+use common::{World, holder, receiving};
+use netlink_bindings::ethtool;
+use netlink_socket2::NetlinkSocket;
+use rustix::process::{Resource, Rlimit, Signal};
+use steward::client::{LeaseError, QueueLease, Waiting};
+use steward::hardware::bound::{self, Bound};
+use steward::listing;
+use steward::protocol::{Reason, ZcrxWanted};
+use testkit::daemon::Mode;
+use testkit::foreign::Foreign;
+use testkit::{Running, require, wait};
+use zcrx::{Config, Memory, Offer, Prepared, QueueId, Receiver, Request, Source};
+
+const NIC: &str = "rig1";
+const WIRE: &str = "rig0";
+/// The queue that is leased, the last one of four.
+const QUEUE: u32 = 3;
+/// Where holders listen.
+const FLOWS: [&str; 2] = ["192.0.2.1:443", "[fd00::1]:443"];
+/// So often a holder and the steward are killed.
+const KILLS: &str = "STEWARD_KILLS";
+const FEW_KILLS: usize = 4;
+/// `ETHTOOL_MSG_RINGS_SET`, include/uapi/linux/ethtool_netlink_generated.h.
+const RINGS_SET: u8 = 16;
+/// `ETHTOOL_TCP_DATA_SPLIT_DISABLED`, `_ENABLED`, include/uapi/linux/ethtool.h.
+const SPLIT: [u8; 2] = [1, 2];
+
+/// A rule for holders and one for root; `setup`: the steward may set up the NIC.
+fn rules(setup: bool) -> String {
+    let rule = |user: &str| {
+        format!(
+            "[[allow]]\nuser = {user}\ninterface = \"{NIC}\"\nqueues = \"{QUEUE}\"\nmemlock = \"8 MiB\"\n\
+             zcrx = {FLOWS:?}\nzcrx-setup = {setup}\n"
+        )
+    };
+    [rule("HOLDER"), rule("0")].concat()
+}
+
+/// A steward, and the NIC in its namespace.
+struct Rig {
+    world: World,
+}
+
+impl Rig {
+    /// `None` where there is no such NIC.
+    fn with(policy: &str) -> Option<Self> {
+        if std::env::var_os("STEWARD_NIC").is_none() {
+            println!(
+                "SKIPPED: no NIC of tests/nic; the kernel rig has one: scripts/kernels --suite sid --wire nic"
+            );
+            return None;
+        }
+        // Where it was before comes to its end a little later than that says.
+        let is_there = || {
+            [NIC, WIRE]
+                .iter()
+                .all(|it| std::path::Path::new("/sys/class/net").join(it).exists())
+        };
+        assert!(wait::until(wait::SOON, is_there), "{NIC} and {WIRE} are away");
+        let rig = Self {
+            world: World::kept_for(policy, "10"),
+        };
+        let pair = &rig.world.veth;
+        for (name, ns, host) in [(NIC, &pair.near, 1), (WIRE, &pair.far, 2)] {
+            testkit::process::run("ip", &["link", "set", name, "netns", ns.name()]);
+            let setting = format!("net.ipv6.conf.{name}.disable_ipv6=0");
+            ns.run("sysctl", &["-qw", &setting]);
+            ns.ip(&["addr", "add", &format!("192.0.2.{host}/24"), "dev", name]);
+            ns.ip(&["addr", "add", &format!("fd00::{host}/64"), "dev", name, "nodad"]);
+            ns.ip(&["link", "set", name, "up"]);
+        }
+        rig.set_split(false);
+        rig.assert_untouched();
+        Some(rig)
+    }
+
+    /// One whose steward may set up the NIC.
+    fn new() -> Option<Self> {
+        Self::with(&rules(true))
+    }
+
+    fn ethtool(&self, args: &[&str]) -> String {
+        self.world.veth.near.output_of("ethtool", args)
+    }
+
+    /// The same, where it may be refused: whether it was done.
+    fn try_ethtool(&self, args: &[&str]) -> bool {
+        let mut command = self.world.veth.near.command("ethtool");
+        let output = command.args(args).output().expect("it runs");
+        print!("{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+        output.status.success()
+    }
+
+    fn set_split(&self, is_on: bool) {
+        let index = self.world.veth.near.index_of(NIC);
+        self.world.veth.near.enter(|| {
+            let mut socket = NetlinkSocket::new();
+            let mut request = ethtool::Request::new().op_rings_set_do();
+            // netlink-bindings has another number.
+            request.header_mut().cmd = RINGS_SET;
+            let rings = request.encode();
+            let rings = rings.nested_header().push_dev_index(index).end_nested();
+            rings.push_tcp_data_split(SPLIT[usize::from(is_on)]);
+            let mut replies = socket.request(&request).expect("sent");
+            replies.recv_ack().unwrap_or_else(|error| panic!("{error}"));
+        });
+    }
+
+    /// Queues that the main RSS table names.
+    fn table(&self) -> Vec<u32> {
+        let said = self.ethtool(&["-x", NIC]);
+        let lines = said.lines().filter_map(|line| line.trim().split_once(':'));
+        let entries = lines.filter(|(first, _)| first.parse::<u32>().is_ok());
+        let mut named: Vec<u32> = entries
+            .flat_map(|(_, queues)| queues.split_whitespace().map(|it| it.parse().expect("a queue")))
+            .collect();
+        named.sort_unstable();
+        named.dedup();
+        named
+    }
+
+    fn rules(&self) -> usize {
+        self.ethtool(&["-n", NIC]).matches("Filter: ").count()
+    }
+
+    fn bound(&self) -> Option<Bound> {
+        let index = self.world.veth.near.index_of(NIC);
+        self.world
+            .veth
+            .near
+            .enter(|| bound::to(index, QUEUE).expect("it tells"))
+    }
+
+    /// What the NIC has counted of the leased queue.
+    fn counted(&self, what: &str) -> u64 {
+        let said = self.ethtool(&["-S", NIC]);
+        let name = format!("rx{QUEUE}_{what}: ");
+        let line = said.lines().find_map(|line| line.trim().strip_prefix(&name));
+        line.expect("a counter").parse().expect("a number")
+    }
+
+    fn is_untouched(&self) -> bool {
+        self.rules() == 0 && self.bound().is_none() && self.table() == [0, 1, 2, 3]
+    }
+
+    #[track_caller]
+    fn assert_untouched(&self) {
+        assert!(
+            wait::until(wait::SOON, || self.is_untouched()),
+            "{} rules, {:?}, table of {:?}: {}",
+            self.rules(),
+            self.bound(),
+            self.table(),
+            self.world.steward
+        );
+    }
+
+    /// A lease of this process, which is root's.
+    fn take(&self) -> Result<QueueLease, LeaseError> {
+        QueueLease::take(&self.world.socket(), &wanted(), Waiting::default())
+    }
+
+    #[track_caller]
+    fn assert_refused(&self, reason: Reason, words: &str) {
+        let refusal = common::refusal(self.take());
+        assert!(
+            refusal.reason == reason && refusal.text.contains(words),
+            "{refusal}"
+        );
+    }
+
+    /// A holder that has its queue and listens.
+    fn holder(&self) -> Running {
+        let mut running = holder::spawn_beside(&self.world, "child_receives", QUEUE);
+        running.await_text("it listens");
+        running
+    }
+
+    /// Sends a stream to each of a holder's flows, from the other end of the wire, at the same time.
+    fn send(&self) {
+        self.world.veth.far.enter(|| {
+            let sockets = FLOWS.map(|flow| TcpStream::connect(flow).expect("it listens"));
+            std::thread::scope(|scope| {
+                for (seed, mut socket) in sockets.into_iter().enumerate() {
+                    scope.spawn(move || socket.write_all(&receiving::bytes_of(seed)).expect("sent"));
+                }
+            });
+        });
+    }
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        // What a test that failed may have left is nothing to the next one.
+        self.try_ethtool(&["-X", NIC, "default"]);
+        self.try_ethtool(&["-L", NIC, "combined", "4"]);
+        // Back at once: a namespace gives them back later.
+        for (name, ns) in [(NIC, &self.world.veth.near), (WIRE, &self.world.veth.far)] {
+            let args = ["-n", ns.name(), "link", "set", name, "netns", "1"];
+            let _ = Command::new("ip").args(args).output();
+        }
+    }
+}
+
+fn wanted() -> ZcrxWanted {
+    ZcrxWanted {
+        interface: NIC.to_owned(),
+        queue: QUEUE,
+        flows: flows().to_vec(),
+    }
+}
+
+fn flows() -> [SocketAddr; 2] {
+    FLOWS.map(|flow| flow.parse().expect("an address and a port"))
+}
+
+fn config(memory: usize, source: Source) -> Config {
+    Config {
+        memory: Memory::Own { bytes: memory },
+        request: Request::ForceZcrx,
+        ..Config::new(source)
+    }
+}
+
+#[test]
+fn two_threads_without_privileges_receive_by_a_leased_queue_and_nothing_is_copied() {
+    require!(Root);
+    let Some(rig) = Rig::new() else { return };
+    let before = rig.counted("split_bytes");
+    let mut running = rig.holder();
+    assert_eq!(
+        (rig.bound(), rig.rules(), rig.table()),
+        (Some(Bound::IoUring), 2, vec![0, 1, 2])
+    );
+    let all = listing::leases(&rig.world.socket()).expect("it answers");
+    assert!(
+        all.len() == 1 && all[0].zcrx && all[0].interface == NIC,
+        "{all:?}"
+    );
+    rig.send();
+    running.await_text("all bytes are there");
+    let sent = 2 * receiving::bytes_of(0).len() as u64;
+    assert!(
+        rig.counted("split_bytes") - before >= sent,
+        "they came another way: {running}"
+    );
+    running.signal(Signal::KILL);
+    running.wait(wait::SOON);
+    rig.assert_untouched();
+    rig.world.await_nothing();
+}
+
+#[test]
+fn what_is_killed_leaves_no_rule_no_table_and_no_queue() {
+    require!(Root);
+    let Some(mut rig) = Rig::new() else { return };
+    let kills = std::env::var(KILLS).map_or(FEW_KILLS, |kills| kills.parse().expect("a number"));
+    for kill in 0..kills {
+        let mut running = rig.holder();
+        assert_eq!(
+            (rig.bound(), rig.rules(), rig.table()),
+            (Some(Bound::IoUring), 2, vec![0, 1, 2])
+        );
+        // The steward first, or the holder alone; with a stream under way, or not.
+        if kill % 4 < 2 {
+            rig.world.veth.far.enter(|| {
+                let mut socket = TcpStream::connect(FLOWS[kill % 2]).expect("it listens");
+                socket.write_all(&[1; 10_000]).expect("sent");
+            });
+        }
+        if kill % 2 == 0 {
+            rig.world.restart_after(Signal::KILL);
+        }
+        running.signal(Signal::KILL);
+        running.wait(wait::SOON);
+        rig.assert_untouched();
+        let is_over = || listing::leases(&rig.world.socket()).is_ok_and(|all| all.is_empty());
+        assert!(wait::until(wait::SOON, is_over), "{}", rig.world.steward);
+    }
+    println!("killed {kills} times");
+    rig.world.await_nothing();
+}
+
+#[test]
+fn queue_that_frames_of_others_may_come_to_is_refused() {
+    require!(Root);
+    let Some(rig) = Rig::with(&rules(false)) else {
+        return;
+    };
+    rig.assert_refused(Reason::Nic, "tcp-data-split");
+    rig.set_split(true);
+    rig.assert_refused(Reason::Nic, "the main RSS table names queue 3");
+    rig.ethtool(&["-X", NIC, "equal", "3"]);
+    drop(rig.take().expect("it is apart"));
+    // Each is in the way alone.
+    rig.ethtool(&["-X", NIC, "context", "new", "start", "2", "equal", "2"]);
+    rig.assert_refused(Reason::Nic, "RSS context 1 names queue 3");
+    rig.ethtool(&["-X", NIC, "context", "1", "delete"]);
+    let rule = [
+        "-N",
+        NIC,
+        "flow-type",
+        "udp4",
+        "dst-port",
+        "53",
+        "action",
+        "3",
+        "loc",
+        "7",
+    ];
+    rig.ethtool(&rule);
+    rig.assert_refused(Reason::Nic, "n-tuple rule 7");
+    rig.ethtool(&["-N", NIC, "delete", "7"]);
+    let same = [
+        "-N",
+        NIC,
+        "flow-type",
+        "tcp4",
+        "dst-ip",
+        "192.0.2.1",
+        "dst-port",
+        "443",
+        "action",
+        "1",
+        "loc",
+        "5",
+    ];
+    rig.ethtool(&same);
+    rig.assert_refused(Reason::Nic, "n-tuple rule 5 is for TCP to 192.0.2.1:443");
+    rig.ethtool(&["-N", NIC, "delete", "5"]);
+    drop(rig.take().expect("it is apart again"));
+    rig.ethtool(&["-X", NIC, "default"]);
+    rig.set_split(false);
+    rig.assert_untouched();
+}
+
+#[test]
+fn queue_that_somebody_has_is_refused_and_had_when_that_one_is_done() {
+    require!(Root);
+    let Some(rig) = Rig::new() else { return };
+    rig.set_split(true);
+    let index = rig.world.veth.near.index_of(NIC);
+    // Memory of io_uring, registered by somebody who asked no steward.
+    rig.world.veth.near.enter(|| {
+        let source = Source::Queue {
+            ifindex: index,
+            queue: QueueId(QUEUE),
+        };
+        let receiver = Receiver::open(&config(1 << 20, source)).expect("root may");
+        assert_eq!(receiver.mode(), zcrx::Mode::Zcrx);
+        rig.assert_refused(Reason::Taken, "io_uring");
+    });
+    let is_free = || rig.bound().is_none();
+    assert!(wait::until(wait::SOON, is_free), "it stays bound");
+    // A lease of somebody else's.
+    let lease = rig.take().expect("it is free");
+    rig.assert_refused(Reason::Taken, "another lease");
+    drop(lease);
+    rig.assert_untouched();
+    rig.set_split(false);
+}
+
+#[test]
+fn program_on_the_nic_is_in_the_way_of_a_lease_and_a_lease_in_the_way_of_a_program() {
+    require!(Root);
+    let Some(rig) = Rig::new() else { return };
+    let attach = || Foreign::attach(&rig.world.veth.near, NIC, Mode::Skb, 0);
+    let program = attach();
+    rig.assert_refused(Reason::Program, "an XDP program is on rig1");
+    drop(program);
+    let mut running = rig.holder();
+    let attached = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(attach())));
+    assert!(attached.is_err(), "the kernel has one or the other");
+    let for_packets = common::take(&rig.world.socket(), &common::wanted_of(NIC, QUEUE, 1));
+    assert_eq!(common::refusal(for_packets).reason, Reason::Taken);
+    running.signal(Signal::KILL);
+    running.wait(wait::SOON);
+    rig.assert_untouched();
+    rig.set_split(false);
+}
+
+#[test]
+fn number_of_queues_changes_under_a_lease_and_bytes_come_all_the_same() {
+    require!(Root);
+    let Some(rig) = Rig::new() else { return };
+    let mut running = rig.holder();
+    let channels = |count: &str| rig.try_ethtool(&["-L", NIC, "combined", count]);
+    assert!(!channels("3"), "the leased queue is the last one");
+    assert!(channels("6"), "no matter");
+    assert!(!channels("4"), "the kernel wants one more than the leased ones");
+    assert!(channels("5"), "no matter");
+    // All rings are made anew by that, and by this, too.
+    rig.world.veth.near.ip(&["link", "set", NIC, "down"]);
+    rig.world.veth.near.ip(&["link", "set", NIC, "up"]);
+    rig.world
+        .veth
+        .near
+        .ip(&["addr", "replace", "fd00::1/64", "dev", NIC, "nodad"]);
+    assert_eq!(
+        (rig.bound(), rig.rules(), rig.table()),
+        (Some(Bound::IoUring), 2, vec![0, 1, 2])
+    );
+    rig.send();
+    running.await_text("all bytes are there");
+    running.signal(Signal::KILL);
+    running.wait(wait::SOON);
+    assert!(wait::until(wait::SOON, || rig.bound().is_none() && rig.rules() == 0));
+    assert!(channels("4"), "nobody has it any more");
+    rig.assert_untouched();
+}
+
+/// Receives over a queue of the NIC as a user without privileges, a stream of each flow in a thread of its own, and says
+/// what came of it.
+#[test]
+#[ignore = "run by another test"]
+fn child_receives() {
+    let listeners = flows().map(|flow| TcpListener::bind(flow).expect("the NIC has the address"));
+    holder::give_up_privileges();
+    let limit = Rlimit {
+        current: Some(4 << 20),
+        ..rustix::process::getrlimit(Resource::Memlock)
+    };
+    rustix::process::setrlimit(Resource::Memlock, limit).expect("below the maximum");
+    let mut lease = QueueLease::take(&holder::socket(), &wanted(), Waiting::default())
+        .unwrap_or_else(|it| panic!("{it}"));
+    let config = Config {
+        memory: Memory::Own { bytes: 1 << 20 },
+        requests: 8,
+        completions: 64,
+        ..Config::new(Source::NoDevice)
+    };
+    let prepare = || wait::until_some(wait::SOON, || Prepared::new(&config).ok()).expect("memory for a ring");
+    let prepared: Vec<_> = listeners.iter().map(|_| prepare()).collect();
+    let offer = Offer::new(&config).expect("memory");
+    let registered = receiving::register(&mut lease, &prepared, &offer).unwrap_or_else(|it| panic!("{it}"));
+    let leased = receiving::taken_up(offer, &prepared[0], &registered, false);
+    println!("it listens");
+    std::thread::scope(|scope| {
+        let rings = prepared.into_iter().zip(registered.numbers);
+        for (seed, ((ring, number), listener)) in rings.zip(&listeners).enumerate() {
+            let (config, leased) = (&config, &leased);
+            scope.spawn(move || {
+                let mut receiver = Receiver::start_leased(ring, leased, number, config).expect("a ring");
+                assert_eq!(receiver.mode(), zcrx::Mode::Zcrx);
+                let socket = listener.accept().expect("a connection").0;
+                let received = receiving::all_of(&mut receiver, socket);
+                assert!(
+                    received == receiving::bytes_of(seed),
+                    "{} bytes came",
+                    received.len()
+                );
+            });
+        }
+    });
+    println!("all bytes are there");
+    std::thread::sleep(Duration::from_secs(3600));
+}

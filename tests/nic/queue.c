@@ -1,0 +1,302 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * queue.c: receive queues. See rig_nic.h.
+ *
+ * A queue's memory (struct rig_ring) is made and let go apart from the queue, so that the kernel can make a new one,
+ * with another's memory behind it, before it takes the old one away. Of which memory a page pool's buffers are it
+ * learns from the number of its queue.
+ */
+#include <linux/dma-mapping.h>
+#include <linux/etherdevice.h>
+#include <linux/log2.h>
+#include <linux/sizes.h>
+
+#include "rig_nic.h"
+
+/* ---- buffers ---- */
+
+/* Posts what there are of buffers. */
+static void rig_post(struct rig_ring *ring)
+{
+	netmem_ref buffer;
+
+	while (ring->count < ring->size) {
+		buffer = page_pool_alloc_netmems(ring->pool, GFP_ATOMIC | __GFP_NOWARN);
+		if (!buffer)
+			break;
+		ring->posted[(ring->first + ring->count++) % ring->size] = buffer;
+	}
+}
+
+/* The first buffer of those that were posted; 0: there is none. */
+static netmem_ref rig_take(struct rig_ring *ring)
+{
+	netmem_ref buffer;
+
+	if (!ring->count)
+		return 0;
+	buffer = ring->posted[ring->first];
+	ring->first = (ring->first + 1) % ring->size;
+	ring->count--;
+	return buffer;
+}
+
+static int rig_mem_alloc(struct net_device *dev, struct netdev_queue_config *config, void *memory, int index)
+{
+	struct rig_nic *nic = netdev_priv(dev);
+	struct rig_ring *ring = memory;
+	struct page_pool_params params = {
+		.order = ilog2(config->rx_page_size) - PAGE_SHIFT,
+		.pool_size = nic->ring_size,
+		.nid = NUMA_NO_NODE,
+		.dev = dev->dev.parent,
+		.dma_dir = DMA_FROM_DEVICE,
+		.max_len = config->rx_page_size,
+		.netdev = dev,
+		.queue_idx = index,
+		.flags = PP_FLAG_DMA_MAP | PP_FLAG_DMA_SYNC_DEV | PP_FLAG_ALLOW_UNREADABLE_NETMEM,
+	};
+
+	ring->posted = kvcalloc(nic->ring_size, sizeof(*ring->posted), GFP_KERNEL);
+	if (!ring->posted)
+		return -ENOMEM;
+	ring->pool = page_pool_create(&params);
+	if (IS_ERR(ring->pool)) {
+		kvfree(ring->posted);
+		return PTR_ERR(ring->pool);
+	}
+	ring->size = nic->ring_size;
+	ring->buffer_bytes = config->rx_page_size;
+	return 0;
+}
+
+static void rig_mem_free(struct net_device *dev, void *memory)
+{
+	struct rig_ring *ring = memory;
+	netmem_ref buffer;
+
+	while ((buffer = rig_take(ring)))
+		page_pool_put_full_netmem(ring->pool, buffer, false);
+	page_pool_destroy(ring->pool);
+	kvfree(ring->posted);
+}
+
+/* ---- frames ---- */
+
+void rig_give(struct rig_queue *queue, struct sk_buff *skb)
+{
+	bool is_taken;
+
+	spin_lock_bh(&queue->wire.lock);
+	is_taken = queue->is_open && skb_queue_len(&queue->wire) < RIG_WIRE;
+	if (is_taken)
+		__skb_queue_tail(&queue->wire, skb);
+	else
+		queue->lost++;
+	spin_unlock_bh(&queue->wire.lock);
+	if (is_taken)
+		napi_schedule(&queue->napi);
+	else
+		dev_kfree_skb_any(skb);
+}
+
+/* How many bytes of a frame go into memory of the kernel. */
+static u32 rig_kernel_bytes(const struct rig_nic *nic, struct sk_buff *frame)
+{
+	u32 headers = rig_frame(frame)->headers;
+
+	if (!READ_ONCE(nic->is_split) || !headers || frame->len - headers <= READ_ONCE(nic->split_above))
+		return frame->len;
+	return headers;
+}
+
+/* A packet for the stack, as it would be if the frame had come by DMA; NULL: there was no room. */
+static struct sk_buff *rig_write(struct rig_queue *queue, struct sk_buff *frame)
+{
+	struct rig_ring *ring = &queue->ring;
+	u32 at = rig_kernel_bytes(queue->nic, frame), part;
+	struct sk_buff *skb;
+	netmem_ref buffer;
+	void *memory;
+
+	skb = napi_alloc_skb(&queue->napi, at);
+	if (!skb)
+		return NULL;
+	skb_mark_for_recycle(skb);
+	skb_copy_bits(frame, 0, skb_put(skb, at), at);
+	for (; at < frame->len; at += part) {
+		buffer = rig_take(ring);
+		if (!buffer) {
+			queue->no_buffer++;
+			kfree_skb(skb);
+			return NULL;
+		}
+		part = min(frame->len - at, ring->buffer_bytes);
+		memory = phys_to_virt(page_pool_get_dma_addr_netmem(buffer));
+		skb_copy_bits(frame, at, memory, part);
+		page_pool_dma_sync_netmem_for_cpu(ring->pool, buffer, 0, part);
+		skb_add_rx_frag_netmem(skb, skb_shinfo(skb)->nr_frags, buffer, 0, part, ring->buffer_bytes);
+		queue->split_bytes += part;
+	}
+	return skb;
+}
+
+static void rig_receive(struct rig_queue *queue, struct sk_buff *frame)
+{
+	struct net_device *dev = queue->nic->dev;
+	struct sk_buff *skb = rig_write(queue, frame);
+
+	queue->frames++;
+	if (!skb) {
+		dev_core_stats_rx_dropped_inc(dev);
+		return;
+	}
+	dev_sw_netstats_rx_add(dev, frame->len);
+	/* Nobody else can: the kernel does not see the payload. */
+	if (dev->features & NETIF_F_RXCSUM) {
+		skb->csum = skb_checksum(frame, ETH_HLEN, frame->len - ETH_HLEN, 0);
+		skb->ip_summed = CHECKSUM_COMPLETE;
+	}
+	if (dev->features & NETIF_F_RXHASH)
+		skb_set_hash(skb, rig_frame(frame)->hash,
+			     rig_frame(frame)->has_ports ? PKT_HASH_TYPE_L4 : PKT_HASH_TYPE_L3);
+	skb_record_rx_queue(skb, queue - queue->nic->queues);
+	skb->protocol = eth_type_trans(skb, dev);
+	napi_gro_receive(&queue->napi, skb);
+}
+
+static int rig_poll(struct napi_struct *napi, int budget)
+{
+	struct rig_queue *queue = container_of(napi, struct rig_queue, napi);
+	struct sk_buff *frame;
+	int done = 0;
+
+	if (!budget)
+		return 0;
+	rig_post(&queue->ring);
+	while (done < budget && (frame = skb_dequeue(&queue->wire))) {
+		rig_receive(queue, frame);
+		napi_consume_skb(frame, budget);
+		done++;
+	}
+	rig_post(&queue->ring);
+	if (done < budget)
+		napi_complete_done(napi, done);
+	return done;
+}
+
+/* ---- starting and stopping ---- */
+
+static int rig_queue_start(struct net_device *dev, struct netdev_queue_config *config, void *memory, int index)
+{
+	struct rig_nic *nic = netdev_priv(dev);
+	struct rig_queue *queue = &nic->queues[index];
+
+	queue->ring = *(struct rig_ring *)memory;
+	local_bh_disable();
+	rig_post(&queue->ring);
+	local_bh_enable();
+	napi_enable_locked(&queue->napi);
+	spin_lock_bh(&queue->wire.lock);
+	queue->is_open = true;
+	spin_unlock_bh(&queue->wire.lock);
+	return 0;
+}
+
+static int rig_queue_stop(struct net_device *dev, void *memory, int index)
+{
+	struct rig_nic *nic = netdev_priv(dev);
+	struct rig_queue *queue = &nic->queues[index];
+
+	spin_lock_bh(&queue->wire.lock);
+	queue->is_open = false;
+	spin_unlock_bh(&queue->wire.lock);
+	napi_disable_locked(&queue->napi);
+	skb_queue_purge(&queue->wire);
+	*(struct rig_ring *)memory = queue->ring;
+	memset(&queue->ring, 0, sizeof(queue->ring));
+	return 0;
+}
+
+static void rig_close_queues(struct net_device *dev, int count)
+{
+	struct rig_ring ring;
+
+	while (count--) {
+		netif_queue_set_napi(dev, count, NETDEV_QUEUE_TYPE_RX, NULL);
+		netif_queue_set_napi(dev, count, NETDEV_QUEUE_TYPE_TX, NULL);
+		rig_queue_stop(dev, &ring, count);
+		rig_mem_free(dev, &ring);
+	}
+}
+
+int rig_open(struct net_device *dev)
+{
+	struct rig_nic *nic = netdev_priv(dev);
+	struct netdev_queue_config config;
+	struct rig_ring ring;
+	int index, err;
+
+	for (index = 0; index < dev->real_num_rx_queues; index++) {
+		memset(&ring, 0, sizeof(ring));
+		netdev_queue_config(dev, index, &config);
+		err = rig_mem_alloc(dev, &config, &ring, index);
+		if (err) {
+			rig_close_queues(dev, index);
+			return err;
+		}
+		rig_queue_start(dev, &config, &ring, index);
+		netif_queue_set_napi(dev, index, NETDEV_QUEUE_TYPE_RX, &nic->queues[index].napi);
+		netif_queue_set_napi(dev, index, NETDEV_QUEUE_TYPE_TX, &nic->queues[index].napi);
+	}
+	netif_tx_start_all_queues(dev);
+	return 0;
+}
+
+int rig_stop(struct net_device *dev)
+{
+	netif_tx_disable(dev);
+	rig_close_queues(dev, dev->real_num_rx_queues);
+	return 0;
+}
+
+void rig_add_queues(struct rig_nic *nic)
+{
+	struct rig_queue *queue;
+
+	for (queue = nic->queues; queue < nic->queues + RIG_QUEUES; queue++) {
+		queue->nic = nic;
+		skb_queue_head_init(&queue->wire);
+		netif_napi_add_config(nic->dev, &queue->napi, rig_poll, queue - nic->queues);
+	}
+}
+
+static void rig_default_config(struct net_device *dev, struct netdev_queue_config *config)
+{
+	config->rx_page_size = PAGE_SIZE;
+}
+
+static int rig_validate_config(struct net_device *dev, struct netdev_queue_config *config, struct netlink_ext_ack *extack)
+{
+	if (is_power_of_2(config->rx_page_size) && config->rx_page_size >= PAGE_SIZE && config->rx_page_size <= SZ_64K)
+		return 0;
+	NL_SET_ERR_MSG(extack, "buffers have a power of two of bytes, from a page to 64 KiB");
+	return -EINVAL;
+}
+
+static struct device *rig_dma_device(struct net_device *dev, int index)
+{
+	return dev->dev.parent;
+}
+
+const struct netdev_queue_mgmt_ops rig_queue_ops = {
+	.ndo_queue_mem_size = sizeof(struct rig_ring),
+	.ndo_queue_mem_alloc = rig_mem_alloc,
+	.ndo_queue_mem_free = rig_mem_free,
+	.ndo_queue_start = rig_queue_start,
+	.ndo_queue_stop = rig_queue_stop,
+	.ndo_default_qcfg = rig_default_config,
+	.ndo_validate_qcfg = rig_validate_config,
+	.ndo_queue_get_dma_dev = rig_dma_device,
+	.supported_params = QCFG_RX_PAGE_SIZE,
+};
