@@ -9,6 +9,9 @@
 # guest.sh and debian.sh.
 
 readonly NIC_SOURCE="$REPO/tests/nic"
+# What nic_module sets.
+# shellcheck disable=SC2034 # for who uses it
+NIC_MODULE='' NIC_REASON=''
 # What builds modules, of its suite's packages: under which name, and what is run then. Two of these names are programs
 # that only choose one of the others.
 readonly NIC_TOOLS=("scripts/basic/fixdep fixdep.program" "scripts/mod/modpost modpost.real-lsb-64" "tools/objtool/objtool objtool.real-x86")
@@ -26,6 +29,7 @@ nic_headers() {
     debian_fetch "$1" "$directory" linux-headers-amd64 '^(linux-(headers|kbuild)-[0-9].*|libc6|libelf1t64|libzstd1|zlib1g)$'
     file="$(find "$directory" -name 'linux-headers-*-common_*.deb')"
     if [[ "$(dpkg-deb -f "$file" Version)" != "$version" ]]; then
+        # shellcheck disable=SC2034 # for who uses it
         NIC_REASON="Debian $1 has headers of $(dpkg-deb -f "$file" Version) only, and the cache the kernel $version (--update fetches another)"
         rm -rf "$directory"
         return 1

@@ -122,7 +122,9 @@ impl Rig {
     /// Queues that the main RSS table names.
     fn table(&self) -> Vec<u32> {
         let said = self.ethtool(&["-x", NIC]);
-        let lines = said.lines().filter_map(|line| line.trim().split_once(':'));
+        // The key behind it looks alike.
+        let lines = said.lines().take_while(|line| !line.starts_with("RSS hash key"));
+        let lines = lines.filter_map(|line| line.trim().split_once(':'));
         let entries = lines.filter(|(first, _)| first.parse::<u32>().is_ok());
         let mut named: Vec<u32> = entries
             .flat_map(|(_, queues)| queues.split_whitespace().map(|it| it.parse().expect("a queue")))
