@@ -78,6 +78,7 @@ nic_module() {
         cat "$NIC_SOURCE"/*
     } | sha256sum | cut -c 1-16).ko"
     [[ ! -e $NIC_MODULE ]] || return 0
+    install_packages "${PACKAGES_BUILD[@]}"
     say "the NIC's module: building"
     build="$(mktemp -d /tmp/vax-nic.XXXXXX)"
     on_exit rm -rf "$build"

@@ -9,7 +9,7 @@
 readonly TARGET="${CARGO_TARGET_DIR:-$REPO/target}"
 # What tests and scripts/kernels run.
 export VHOST_AF_XDP_BIN="$TARGET/debug/vhost-af-xdp" VHOST_AF_XDP_STEWARD_BIN="$TARGET/debug/vhost-af-xdp-steward"
-export MANUAL_BIN="$TARGET/debug/manual"
+export MANUAL_BIN="$TARGET/debug/manual" STALLED_BIN="$TARGET/debug/stalled"
 export KERNEL_RIG_BIN="$TARGET/debug/kernel_rig" SANDBOX_ATTEMPT_BIN="$TARGET/debug/examples/sandbox_attempt"
 # Where install_cargo_tool puts what it builds.
 PATH="$CACHE/tools/bin:$PATH"
