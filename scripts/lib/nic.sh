@@ -4,8 +4,8 @@
 # Theory of operation. The kernel's headers and the programs that build modules are packages of its suite, unpacked into
 # the cache once. Those programs need that suite's C library, and so are run by its loader. The compiler is this
 # machine's: it may be older than the kernel's, which for modules costs one option that it does not know and some hints
-# for sanitizers. Types of the kernel are not told to BPF (no pahole here). The module is kept under a name made from its
-# source and its kernel; it is not signed, which taints the guest's kernel and no more. Needs common.sh, install.sh,
+# for sanitizers. Types of the kernel are not told to BPF (no pahole here). The module is kept under a name made from
+# its source and its kernel; it is not signed, which taints the guest's kernel and no more. Needs common.sh, install.sh,
 # guest.sh and debian.sh.
 
 readonly NIC_SOURCE="$REPO/tests/nic"
@@ -14,23 +14,26 @@ readonly NIC_SOURCE="$REPO/tests/nic"
 NIC_MODULE='' NIC_REASON=''
 # What builds modules, of its suite's packages: under which name, and what is run then. Two of these names are programs
 # that only choose one of the others.
-readonly NIC_TOOLS=("scripts/basic/fixdep fixdep.program" "scripts/mod/modpost modpost.real-lsb-64" "tools/objtool/objtool objtool.real-x86")
+readonly NIC_TOOLS=("scripts/basic/fixdep fixdep.program" "scripts/mod/modpost modpost.real-lsb-64"
+    "tools/objtool/objtool objtool.real-x86")
 
 # nic_headers SUITE: sets NIC_HEADERS to a directory with the headers of GUEST_KERNEL, which are fetched if they are not
 # in the cache. Fails with NIC_REASON set if the suite has those of another kernel only.
 nic_headers() {
-    local version directory file
+    local version directory file there
     version="${GUEST_KERNEL##*/linux-"$1"-}"
     NIC_HEADERS="$CACHE/headers-$1-$version"
     [[ ! -e $NIC_HEADERS ]] || return 0
     say "headers of Debian $1's kernel: fetching them"
     directory="$(mktemp -d "$CACHE/fetch.XXXXXX")"
     on_exit rm -rf "$directory"
-    debian_fetch "$1" "$directory" linux-headers-amd64 '^(linux-(headers|kbuild)-[0-9].*|libc6|libelf1t64|libzstd1|zlib1g)$'
+    debian_fetch "$1" "$directory" linux-headers-amd64 \
+        '^(linux-(headers|kbuild)-[0-9].*|libc6|libelf1t64|libzstd1|zlib1g)$'
     file="$(find "$directory" -name 'linux-headers-*-common_*.deb')"
-    if [[ "$(dpkg-deb -f "$file" Version)" != "$version" ]]; then
+    there="$(dpkg-deb -f "$file" Version)"
+    if [[ $there != "$version" ]]; then
         # shellcheck disable=SC2034 # for who uses it
-        NIC_REASON="Debian $1 has headers of $(dpkg-deb -f "$file" Version) only, and the cache the kernel $version (--update fetches another)"
+        NIC_REASON="Debian $1 has headers of $there only, and the cache has the kernel $version (--update fetches both)"
         rm -rf "$directory"
         return 1
     fi
@@ -38,12 +41,12 @@ nic_headers() {
         dpkg-deb -x "$file" "$directory/root"
     done
     nic_keep_headers "$directory/root" "$directory/kept"
-    mv -T "$directory/kept" "$NIC_HEADERS" 2>/dev/null || [[ -e $NIC_HEADERS/config ]]
+    mv -T "$directory/kept" "$NIC_HEADERS" 2>/dev/null || [[ -e $NIC_HEADERS/src/config ]]
     rm -rf "$directory"
 }
 
-# nic_keep_headers ROOT KEPT: makes a directory of what building a module needs of a root: src/, lib/ with programs that
-# run here, and links `config` and `common` to the two trees of headers.
+# nic_keep_headers ROOT KEPT: makes a directory of what building a module needs of a root: src/, with links `config` and
+# `common` to the two trees of headers, and lib/ with programs that run here.
 nic_keep_headers() {
     local kbuild tool name program
     mkdir -p "$2/libraries"
@@ -65,13 +68,12 @@ END
     done
     ln -s "$(basename "$(find "$2/src" -maxdepth 1 -name 'linux-headers-*-common')")" "$2/src/common"
     ln -s "$(basename "$(find "$2/src" -maxdepth 1 -name 'linux-headers-*-amd64')")" "$2/src/config"
-    ln -s src/config "$2/config"
 }
 
 # nic_module SUITE: sets NIC_MODULE to the module, built for GUEST_KERNEL, building it if its source has changed. Fails
 # with NIC_REASON set if it cannot be had.
 nic_module() {
-    local build log
+    local build config log
     nic_headers "$1" || return 1
     NIC_MODULE="$CACHE/nic-$({
         basename "$NIC_HEADERS"
@@ -83,8 +85,9 @@ nic_module() {
     build="$(mktemp -d /tmp/vax-nic.XXXXXX)"
     on_exit rm -rf "$build"
     cp "$NIC_SOURCE"/* "$build/"
-    log="$(make -C "$NIC_HEADERS/src/common" O="$NIC_HEADERS/src/config" KBUILD_OUTPUT="$NIC_HEADERS/src/config" M="$build" \
-        ARCH=x86 CROSS_COMPILE='' CC=gcc CONFIG_CC_HAS_MIN_FUNCTION_ALIGNMENT='' CONFIG_DEBUG_INFO_BTF_MODULES='' modules 2>&1)" ||
+    config="$NIC_HEADERS/src/config"
+    log="$(make -C "$NIC_HEADERS/src/common" O="$config" KBUILD_OUTPUT="$config" M="$build" ARCH=x86 CROSS_COMPILE='' \
+        CC=gcc CONFIG_CC_HAS_MIN_FUNCTION_ALIGNMENT='' CONFIG_DEBUG_INFO_BTF_MODULES='' modules 2>&1)" ||
         fail "the module of tests/nic does not build: $log"
     strip --strip-debug -o "$NIC_MODULE.$$" "$build/rig_nic.ko"
     mv "$NIC_MODULE.$$" "$NIC_MODULE"

@@ -14,6 +14,7 @@ use std::time::Duration;
 use common::{World, holder, receiving};
 use netlink_bindings::ethtool;
 use netlink_socket2::NetlinkSocket;
+use rustix::net::sockopt::set_socket_recv_buffer_size;
 use rustix::process::{Resource, Rlimit, Signal};
 use steward::client::{LeaseError, QueueLease, Waiting};
 use steward::hardware::bound::{self, Bound};
@@ -430,6 +431,10 @@ fn number_of_queues_changes_under_a_lease_and_bytes_come_all_the_same() {
 #[ignore = "run by another test"]
 fn child_receives() {
     let listeners = flows().map(|flow| TcpListener::bind(flow).expect("the NIC has the address"));
+    // What came out of order must not take all buffers of the queue: what is missing would find none.
+    for listener in &listeners {
+        set_socket_recv_buffer_size(listener, 64 << 10).expect("a socket");
+    }
     holder::give_up_privileges();
     let limit = Rlimit {
         current: Some(4 << 20),
