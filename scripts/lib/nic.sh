@@ -71,7 +71,7 @@ END
 }
 
 # nic_module SUITE: sets NIC_MODULE to the module, built for GUEST_KERNEL, building it if its source has changed. Fails
-# with NIC_REASON set if it cannot be had.
+# with NIC_REASON set if it cannot be had. Needs TEMP_DIR.
 nic_module() {
     local build config log
     nic_headers "$1" || return 1
@@ -82,8 +82,8 @@ nic_module() {
     [[ ! -e $NIC_MODULE ]] || return 0
     install_packages "${PACKAGES_BUILD[@]}"
     say "the NIC's module: building"
-    build="$(mktemp -d /tmp/vax-nic.XXXXXX)"
-    on_exit rm -rf "$build"
+    build="$TEMP_DIR/nic"
+    mkdir "$build"
     cp "$NIC_SOURCE"/* "$build/"
     config="$NIC_HEADERS/src/config"
     log="$(make -C "$NIC_HEADERS/src/common" O="$config" KBUILD_OUTPUT="$config" M="$build" ARCH=x86 CROSS_COMPILE='' \
@@ -91,5 +91,4 @@ nic_module() {
         fail "the module of tests/nic does not build: $log"
     strip --strip-debug -o "$NIC_MODULE.$$" "$build/rig_nic.ko"
     mv "$NIC_MODULE.$$" "$NIC_MODULE"
-    rm -rf "$build"
 }

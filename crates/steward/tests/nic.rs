@@ -105,6 +105,12 @@ impl Rig {
         output.status.success()
     }
 
+    /// Makes a rule for a kind of flow, as ethtool(8) says it.
+    fn add_rule(&self, flow: &str) {
+        let words = ["-N", NIC, "flow-type"].into_iter().chain(flow.split(' '));
+        self.ethtool(&words.collect::<Vec<_>>());
+    }
+
     fn set_split(&self, is_on: bool) {
         let index = self.world.veth.near.index_of(NIC);
         self.world.veth.near.enter(|| {
@@ -312,36 +318,10 @@ fn queue_that_frames_of_others_may_come_to_is_refused() {
     rig.ethtool(&["-X", NIC, "context", "new", "start", "2", "equal", "2"]);
     rig.assert_refused(Reason::Nic, "RSS context 1 names queue 3");
     rig.ethtool(&["-X", NIC, "context", "1", "delete"]);
-    let rule = [
-        "-N",
-        NIC,
-        "flow-type",
-        "udp4",
-        "dst-port",
-        "53",
-        "action",
-        "3",
-        "loc",
-        "7",
-    ];
-    rig.ethtool(&rule);
+    rig.add_rule("udp4 dst-port 53 action 3 loc 7");
     rig.assert_refused(Reason::Nic, "n-tuple rule 7");
     rig.ethtool(&["-N", NIC, "delete", "7"]);
-    let same = [
-        "-N",
-        NIC,
-        "flow-type",
-        "tcp4",
-        "dst-ip",
-        "192.0.2.1",
-        "dst-port",
-        "443",
-        "action",
-        "1",
-        "loc",
-        "5",
-    ];
-    rig.ethtool(&same);
+    rig.add_rule("tcp4 dst-ip 192.0.2.1 dst-port 443 action 1 loc 5");
     rig.assert_refused(Reason::Nic, "n-tuple rule 5 is for TCP to 192.0.2.1:443");
     rig.ethtool(&["-N", NIC, "delete", "5"]);
     drop(rig.take().expect("it is apart again"));

@@ -48,6 +48,26 @@ pub fn of(pid: u32) -> Holdings {
     }
 }
 
+/// Waits until each of these processes holds no more than before.
+///
+/// # Panics
+/// If that never comes, with what it holds then; or if there is no such process.
+#[track_caller]
+pub fn await_within(pids: &[u32], before: &[Holdings]) {
+    let now = || pids.iter().map(|&pid| of(pid)).collect::<Vec<_>>();
+    let is_within = || {
+        now()
+            .iter()
+            .zip(before)
+            .all(|(now, before)| now.is_within(before))
+    };
+    assert!(
+        wait::until(wait::SOON, is_within),
+        "before {before:?}, after {:?}",
+        now()
+    );
+}
+
 /// AF_XDP sockets of a process by inode: those whose rings are mapped, and their mappings hold them. A socket can be
 /// bound once, and numbers of inodes are not used again: with the same ones, nothing was bound and nothing unbound.
 ///

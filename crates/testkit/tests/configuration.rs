@@ -352,19 +352,7 @@ fn ports_that_came_and_went_leave_nothing_behind(#[values(false, true)] leased: 
     for number in 0..soak::count(100, 1000) {
         round(&daemon, number % 10 == 0);
     }
-    let now = || [pid, keeper].map(holdings::of);
-    let is_within = || {
-        now()
-            .iter()
-            .zip(&before)
-            .all(|(now, before)| now.is_within(before))
-    };
-    assert!(
-        wait::until(wait::SOON, is_within),
-        "before {before:?}, after {:?}: {}",
-        now(),
-        daemon.said()
-    );
+    holdings::await_within(&[pid, keeper], &before);
     println!(
         "before {before:?}, {kib} KiB; after {} KiB",
         holdings::resident_kib(pid)

@@ -86,9 +86,11 @@ fn ports_come_and_go_by_the_hundred_and_the_others_lose_no_frame(#[values(false,
     };
     (0..3).for_each(|_| round(&daemon, true));
     let (pid, keeper) = (daemon.process().pid(), (!leased).then(|| daemon.keeper()));
-    let of = |pid| holdings::steady(pid, wait::QUIET);
     let pids: Vec<_> = [pid].into_iter().chain(keeper).collect();
-    let before: Vec<_> = pids.iter().map(|&pid| of(pid)).collect();
+    let before: Vec<_> = pids
+        .iter()
+        .map(|&pid| holdings::steady(pid, wait::QUIET))
+        .collect();
     // With a steward of its own it is the same, and takes as long.
     let rounds = soak::count(if leased { 200 } else { 1000 }, 5000) / AT_ONCE;
     let frames = none_is_lost(&mut guests, &wire, || {
@@ -97,19 +99,7 @@ fn ports_come_and_go_by_the_hundred_and_the_others_lose_no_frame(#[values(false,
         }
     });
     println!("{frames} frames each way");
-    let now = || pids.iter().map(|&pid| holdings::of(pid)).collect::<Vec<_>>();
-    let is_within = || {
-        now()
-            .iter()
-            .zip(&before)
-            .all(|(now, before)| now.is_within(before))
-    };
-    assert!(
-        wait::until(wait::SOON, is_within),
-        "{before:?} became {:?}: {}",
-        now(),
-        daemon.said()
-    );
+    holdings::await_within(&pids, &before);
     let fdb = veth
         .near
         .output_of("bridge", &["fdb", "show", "dev", VethPair::NIC]);

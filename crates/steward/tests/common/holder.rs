@@ -27,37 +27,41 @@ pub(crate) const UMEM_BYTES: u64 = CHUNK as u64 * CHUNKS as u64;
 
 /// Starts a test of this file's program, which is one of `child_…`, as a holder.
 pub(crate) fn spawn(world: &World, role: &str, queue: u32) -> Running {
-    let mut command = Command::new(std::env::current_exe().expect("a test is a program"));
-    command.args(["--ignored", "--exact", role, "--nocapture", "--test-threads=1"]);
-    command
-        .env(HOLDER, holder_uid().to_string())
-        .env("STEWARD_SOCKET", world.socket())
-        .env("STEWARD_QUEUE", queue.to_string());
-    Running::start(command)
+    run(
+        Command::new(program()),
+        world,
+        role,
+        ("STEWARD_QUEUE", &queue.to_string()),
+    )
 }
 
 /// As [`spawn`], in the network namespace of the steward.
 pub(crate) fn spawn_beside(world: &World, role: &str, queue: u32) -> Running {
-    let mut command = world
-        .veth
-        .near
-        .command(std::env::current_exe().expect("a test is a program"));
-    command.args(["--ignored", "--exact", role, "--nocapture", "--test-threads=1"]);
-    command
-        .env(HOLDER, holder_uid().to_string())
-        .env("STEWARD_SOCKET", world.socket())
-        .env("STEWARD_QUEUE", queue.to_string());
-    Running::start(command)
+    let command = world.veth.near.command(program());
+    run(command, world, role, ("STEWARD_QUEUE", &queue.to_string()))
 }
 
 /// As [`spawn`], for the first queue of an interface.
 pub(crate) fn spawn_on(world: &World, role: &str, interface: &str) -> Running {
-    let mut command = Command::new(std::env::current_exe().expect("a test is a program"));
+    run(
+        Command::new(program()),
+        world,
+        role,
+        ("STEWARD_INTERFACE", interface),
+    )
+}
+
+fn program() -> PathBuf {
+    std::env::current_exe().expect("a test is a program")
+}
+
+/// Runs the program by this command, for what is to be leased.
+fn run(mut command: Command, world: &World, role: &str, (what, value): (&str, &str)) -> Running {
     command.args(["--ignored", "--exact", role, "--nocapture", "--test-threads=1"]);
     command
         .env(HOLDER, holder_uid().to_string())
         .env("STEWARD_SOCKET", world.socket())
-        .env("STEWARD_INTERFACE", interface);
+        .env(what, value);
     Running::start(command)
 }
 
