@@ -2,7 +2,7 @@
 
 import fnmatch
 
-from . import echo, flood, held_up, hints, idle_guests, lan, lease_wait, measure, neighbours, offload, outage, pairs, tcp
+from . import echo, flood, guest_flows, held_up, hints, idle_guests, lan, lease_wait, measure, neighbours, offload, outage, pairs, tcp
 from . import two_guests, worker_statistics
 
 SIZES = (64, 1514)
@@ -252,6 +252,18 @@ class HintsOvsCase(Case):
         super().__init__(f"hints/ovs/{flows}", ["l2fwd", "ovs", "ovs-emc"], "mpps", take)
 
 
+class GuestFlowsCase(Case):
+    """Many flows between two guests, and Open vSwitch beside it; see guest_flows.py."""
+
+    references = ("ovs", "ovs-emc")
+    shown = (("EMC hits %", "emc_percent"),)
+    only_by_name = True
+
+    def __init__(self, flows):
+        take = lambda run, who: guest_flows.rate(run, who, flows)  # noqa: E731
+        super().__init__(f"hints/guests/{flows}", list(guest_flows.CONTENDERS), "mpps", take)
+
+
 def hints_cases():
     """Those of hints and the flow cache."""
     cases = []
@@ -260,7 +272,8 @@ def hints_cases():
             take = lambda run, who, verb=verb, flows=flows: hints.classify(run, who, verb, flows)  # noqa: E731
             cases.append(HintsCase(f"{verb}/{flows}", ["off", "nic"], take))
     cases.append(HintsCase("reading", list(hints.READERS), hints.reading))
-    return cases + [HintsOvsCase(flows) for flows in hints.FLOWS]
+    cases += [HintsOvsCase(flows) for flows in hints.FLOWS]
+    return cases + [GuestFlowsCase(flows) for flows in hints.FLOWS]
 
 
 def tcp_throughput(direction, streams, message):

@@ -35,14 +35,14 @@ def cable(run, cpu, socket_paths, directory=None):
     return Process("daemon", argv, directory)
 
 
-def network(run, cpu, socket_paths, directory=None, uplink=None):
+def network(run, cpu, socket_paths, directory=None, uplink=None, rules=""):
     """`vhost-af-xdp serve` with a network of ports, as `cable`; the ports' addresses count up as the guests' do. `uplink`: an interface and its
-    namespace."""
+    namespace. `rules`: further lines of each port."""
     directory = directory or run.log_dir
     interface, netns = uplink or (None, None)
     text = "[network.between]\n" + (f'uplink = "{interface}"\n' if interface else "")
     for number, path in enumerate(socket_paths):
-        text += f'[port.p{number}]\nnetwork = "between"\nmac = "{mac(number)}"\nsocket-path = "{path}"\n'
+        text += f'[port.p{number}]\nnetwork = "between"\nmac = "{mac(number)}"\nsocket-path = "{path}"\n{rules}'
     config = os.path.join(run.config_dir, "network.toml")
     with open(config, "w", encoding="ascii") as file:
         file.write(text)

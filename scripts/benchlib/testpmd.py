@@ -125,6 +125,20 @@ def two_guests(run, cpu, socket_paths, size, server=False):
     return Testpmd(run, "guests", cpu, vdevs, ["--forward-mode=io", "--tx-first", f"--txpkts={size}", *peers])
 
 
+# Its port, of those of `guests_with_frames`.
+SECOND_GUEST = 2
+
+
+def guests_with_frames(run, cpu, socket_paths, macs, frames, hello, server=False):
+    """Two guests: the first one sends the frames of a file again and again, the second one takes what comes, after it sent those of `hello`
+    once."""
+    guests = [f"path={path},mac={mac},server={int(server)}" for path, mac in zip(socket_paths, macs)]
+    # Ports are joined two by two, in the order of their devices.
+    vdevs = [f"net_pcap0,rx_pcap={frames},infinite_rx=1", f"net_virtio_user0,{guests[0]}"]
+    vdevs += [f"net_virtio_user1,{guests[1]}", f"net_pcap1,rx_pcap={hello}"]
+    return Testpmd(run, "guests", cpu, vdevs, ["--forward-mode=io", "--port-topology=paired"])
+
+
 def peer_between(run, cpu, socket_paths):
     """The peer in a cable's place: frames of one guest to the other."""
     vdevs = [f"net_vhost{port},iface={path},queues=1" for port, path in enumerate(socket_paths)]
