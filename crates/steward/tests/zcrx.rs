@@ -3,6 +3,8 @@
 //! kernels that has nothing but leased queues.
 
 mod common;
+#[path = "zcrx/hostile.rs"]
+mod hostile;
 
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
