@@ -60,6 +60,7 @@ impl Server {
             .peer
             .clone();
         let rule = self.policy.find_zcrx(&peer, wanted, |rule| self.leased(rule))?;
+        refusals::check_takes_rings()?;
         let link = Link::by_name(&wanted.interface)
             .map_err(|error| Refusal::new(Reason::NoInterface, with_sources(&error)))?;
         let is_loopback = Link::is_loopback(link.index).unwrap_or(false);
