@@ -198,8 +198,28 @@ impl ZcrxQueues {
     }
 
     pub(super) fn note(&mut self, key: QueueKey, noted: &Noted) -> io::Result<()> {
-        write(&self.path(key)?, noted)?;
-        self.notes.insert(key, noted.clone());
+        let path = self.path(key)?;
+        let mut noted = noted.clone();
+        self.hand_on(key, &mut noted.plan)?;
+        write(&path, &noted)?;
+        self.notes.insert(key, noted);
+        Ok(())
+    }
+
+    /// What a queue's plan moves that was moved to it for another queue is noted with that one.
+    fn hand_on(&mut self, key: QueueKey, plan: &mut ApartPlan) -> io::Result<()> {
+        let leaving = self
+            .leaving
+            .iter_mut()
+            .map(|(other, leaving)| (other, &mut leaving.noted));
+        let all = self.notes.iter_mut().chain(leaving);
+        for (&other, noted) in all.filter(|&(&other, _)| other.0 == key.0 && other != key) {
+            if plan.hand_on(&mut noted.plan)
+                && let Some(dir) = &self.dir
+            {
+                write(&path_in(dir, other), noted)?;
+            }
+        }
         Ok(())
     }
 
