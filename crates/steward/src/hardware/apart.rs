@@ -9,7 +9,7 @@
 //! the queue is registered, and are the first to go.
 //!
 //! Entries that were moved to a queue, and have to leave that one, too, when it is leased, still belong to the first
-//! lease: its plan follows them ([`ApartPlan::hand_on`]), so that all are back where they were whichever lease ends first.
+//! lease: its plan follows them ([`ApartPlan::hand_on`]). So all are back where they were, whichever lease ends first.
 //!
 //! As with other leases all is noted before it is done, in a form that lets it be found again. An entry of the table
 //! that somebody has changed meanwhile, or a rule, stays as that one wanted it.
@@ -34,9 +34,9 @@ pub(crate) struct ApartPlan {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "server", derive(serde::Serialize, serde::Deserialize))]
 pub(crate) struct Moved {
-    entry: u32,
+    pub(crate) entry: u32,
     /// The queue that it names now.
-    to: u32,
+    pub(crate) to: u32,
 }
 
 /// Why a queue cannot be had apart; `interface` is not known here, so remedies say NAME.

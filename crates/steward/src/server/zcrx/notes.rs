@@ -373,6 +373,7 @@ pub(super) fn noted(link: &Link, key: QueueKey, plan: &ApartPlan) -> Noted {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::hardware::apart::Moved;
 
     #[test]
     fn what_a_predecessor_noted_is_taken_back_and_what_is_not_a_note_is_said() {
@@ -397,6 +398,39 @@ mod tests {
         // Its interface is gone.
         next.go_on(&BTreeSet::new(), Instant::now());
         assert!(!next.is_unfinished() && notes_in(dir.path()).is_empty());
+    }
+
+    #[test]
+    fn entry_that_is_moved_on_stays_with_the_queue_that_it_was_taken_from() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let mut queues = ZcrxQueues::open(dir.path());
+        let link_of = |queue: u32, moved: Vec<Moved>| Noted {
+            interface: "nowhere9".to_owned(),
+            ifindex: 0x7fff_fff0,
+            boot: boot_id(),
+            plan: ApartPlan {
+                queue,
+                moved,
+                ..ApartPlan::default()
+            },
+        };
+        let [three, two] = [3, 2].map(|queue| (0x7fff_fff0, queue));
+        let moved = |entry, to| Moved { entry, to };
+        queues
+            .note(three, &link_of(3, vec![moved(3, 0), moved(7, 2)]))
+            .expect("writable");
+        queues
+            .note(two, &link_of(2, vec![moved(2, 0), moved(7, 1)]))
+            .expect("writable");
+        assert_eq!(queues.plan_of(two).moved, [moved(2, 0)]);
+        assert_eq!(
+            queues.plan_of(three).moved,
+            [moved(3, 0), moved(7, 2), moved(7, 1)]
+        );
+        // So a successor finds it, too.
+        let next = ZcrxQueues::open(dir.path());
+        assert_eq!(next.leaving[&three].noted.plan, queues.plan_of(three));
+        assert_eq!(next.leaving[&two].noted.plan, queues.plan_of(two));
     }
 
     #[test]
