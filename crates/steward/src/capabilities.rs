@@ -51,6 +51,11 @@ pub fn lacking(needed: CapabilitySet) -> io::Result<Vec<&'static str>> {
     Ok(names.map(|&(_, name)| name).collect())
 }
 
+/// Whether this thread has these capabilities, in effect or not.
+pub(crate) fn are_at_hand(these: CapabilitySet) -> bool {
+    capabilities(None).is_ok_and(|own| own.permitted.contains(these))
+}
+
 /// Keeps at most these capabilities in all sets, for good and for the calling thread; threads that it starts have no
 /// others.
 ///

@@ -405,6 +405,50 @@ fn number_of_queues_changes_under_a_lease_and_bytes_come_all_the_same() {
     rig.assert_untouched();
 }
 
+#[test]
+fn table_is_as_before_whichever_of_two_leased_queues_is_given_back_first() {
+    require!(Root);
+    let flow = |queue: u32| format!("192.0.2.1:{}", 8000 + queue);
+    let rules = [QUEUE, 2].map(|queue| {
+        format!(
+            "[[allow]]\nuser = 0\ninterface = \"{NIC}\"\nqueues = \"{queue}\"\nzcrx = [\"{}\"]\nzcrx-setup = true\n",
+            flow(queue)
+        )
+    });
+    let Some(rig) = Rig::with(&rules.concat()) else {
+        return;
+    };
+    let table = || rig.ethtool(&["-x", NIC]);
+    let before = table();
+    let take = |queue| {
+        let wanted = ZcrxWanted {
+            queue,
+            flows: vec![flow(queue).parse().expect("an address and a port")],
+            ..wanted()
+        };
+        QueueLease::take(&rig.world.socket(), &wanted, Waiting::default()).expect("it is free")
+    };
+    for queues in [[QUEUE, 2], [2, QUEUE]] {
+        // What was queue 3's goes to queue 2, among others, and on from there.
+        let mut leases = [QUEUE, 2].map(|queue| (queue, take(queue)));
+        assert_eq!(rig.table(), [0, 1]);
+        leases.sort_by_key(|&(queue, _)| queue != queues[0]);
+        for (queue, lease) in leases {
+            drop(lease);
+            let is_back = || rig.table().contains(&queue);
+            assert!(wait::until(wait::SOON, is_back), "{queue}: {}", rig.world.steward);
+        }
+        let is_as_before = || table() == before;
+        assert!(
+            wait::until(wait::SOON, is_as_before),
+            "{before} is {}: {}",
+            table(),
+            rig.world.steward
+        );
+    }
+    rig.set_split(false);
+}
+
 /// Receives over a queue of the NIC as a user without privileges, a stream of each flow in a thread of its own, and says
 /// what came of it.
 #[test]

@@ -3,6 +3,8 @@
 //! kernels that has nothing but leased queues.
 
 mod common;
+#[path = "zcrx/hostile.rs"]
+mod hostile;
 
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
@@ -131,6 +133,25 @@ fn user_without_a_rule_for_it_gets_no_queue() {
     let refusal = refused(take_queue(&world, &queue_of("nic0", 0)));
     assert_eq!(refusal.reason, Reason::NotAllowed);
     assert!(refusal.text.contains("`zcrx = [\"ADDRESS:PORT\"]`"), "{refusal}");
+}
+
+/// It keeps no capability that its policy had no use for when it started.
+#[test]
+fn steward_whose_policy_says_zcrx_since_it_runs_only_sets_nothing_up_and_says_to_start_it_anew() {
+    require!(Root);
+    let mut world = World::new();
+    common::write_policy(&world.dir, &rules());
+    world.steward.signal(Signal::HUP);
+    world
+        .steward
+        .await_text("`zcrx`) are refused until the steward is started anew");
+    for interface in ["lo", "nic0"] {
+        let refusal = refused(take_queue(&world, &queue_of(interface, 0)));
+        assert_eq!(refusal.reason, Reason::Kernel, "{refusal}");
+        assert!(refusal.text.contains("start it anew"), "{refusal}");
+    }
+    world.restart_after(Signal::TERM);
+    drop(take_queue(&world, &queue_of("lo", 0)).expect("allowed"));
 }
 
 #[test]

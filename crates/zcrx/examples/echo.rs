@@ -2,6 +2,9 @@
 //!
 //! `echo ADDRESS:PORT [auto|zcrx|copy] [IFINDEX QUEUE]`; ends when its standard input does. Without a queue it receives
 //! without a device. zcrx takes CAP_NET_ADMIN.
+//!
+//! It is for peers that mean well: one that reads nothing keeps buffers, and its place, for as long as it likes. A server
+//! for others has so many connections at most (`Receiver::stop_listening`), and ends who is slow (`Receiver::abort`).
 
 use std::error::Error;
 use std::io::Read;
@@ -9,11 +12,14 @@ use std::net::{SocketAddr, TcpListener};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use zcrx::{Config, Event, QueueId, Receiver, Request, Source};
 
 /// Who has so many pieces to read first is not read from.
 const MOST_QUEUED: usize = 32;
+/// When accepting is tried again that failed, for want of descriptors mostly; earlier, if something happens.
+const RETRY: Duration = Duration::from_secs(1);
 
 const USAGE: &str = "usage: echo ADDRESS:PORT [auto|zcrx|copy] [IFINDEX QUEUE]";
 
@@ -67,11 +73,16 @@ fn serve(arguments: &[String]) -> Result<(), Box<dyn Error>> {
         input_has_ended.store(true, Ordering::Release);
         waker.wake();
     });
+    let mut failed = None;
     while !has_ended.load(Ordering::Acquire) {
-        receiver.wait(None)?;
+        receiver.wait(failed.map(|_| RETRY))?;
+        if let Some(listener) = failed.take() {
+            receiver.listen_again(listener)?;
+        }
         while let Some(event) = receiver.next_event() {
             match event {
                 Event::Accepted { socket, .. } => drop(receiver.add(socket)?),
+                Event::AcceptFailed { listener, .. } => failed = Some(listener),
                 Event::Received { from, piece } => {
                     receiver.send(from, piece);
                     if receiver.queued(from) >= MOST_QUEUED {

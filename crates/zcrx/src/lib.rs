@@ -37,6 +37,8 @@
 //!                 receiver.send(from, piece);
 //!             }
 //!             Event::Ended { connection, .. } => receiver.close(connection)?,
+//!             // Of no descriptors, mostly: `listen_again` when there are some.
+//!             Event::AcceptFailed { error, .. } => return Err(error.into()),
 //!             _ => {}
 //!         }
 //!     }

@@ -8,6 +8,9 @@
 //! queues, and moved back when nobody has memory bound to the queue any more, and not before. Rules for flows come when
 //! the queue is registered, and are the first to go.
 //!
+//! Entries that were moved to a queue, and have to leave that one, too, when it is leased, still belong to the first
+//! lease: its plan follows them ([`ApartPlan::hand_on`]). So all are back where they were, whichever lease ends first.
+//!
 //! As with other leases all is noted before it is done, in a form that lets it be found again. An entry of the table
 //! that somebody has changed meanwhile, or a rule, stays as that one wanted it.
 
@@ -31,9 +34,9 @@ pub(crate) struct ApartPlan {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "server", derive(serde::Serialize, serde::Deserialize))]
 pub(crate) struct Moved {
-    entry: u32,
+    pub(crate) entry: u32,
     /// The queue that it names now.
-    to: u32,
+    pub(crate) to: u32,
 }
 
 /// Why a queue cannot be had apart; `interface` is not known here, so remedies say NAME.
@@ -81,6 +84,27 @@ pub(crate) enum NotApart {
 }
 
 type Noting<'a> = &'a mut dyn FnMut(&ApartPlan) -> io::Result<()>;
+
+impl ApartPlan {
+    /// Entries that were moved here for another queue are that one's to give back: its plan follows them to where this
+    /// one moves them. Until they are moved they are where they were, so both places are kept. Whether there are some.
+    pub(crate) fn hand_on(&mut self, other: &mut Self) -> bool {
+        let here = |again: &Moved| Moved {
+            to: self.queue,
+            ..*again
+        };
+        let is_theirs = |again: &Moved| other.moved.contains(&here(again));
+        let (theirs, own): (Vec<Moved>, Vec<Moved>) = self.moved.iter().partition(|again| is_theirs(again));
+        self.moved = own;
+        let further: Vec<Moved> = theirs
+            .iter()
+            .copied()
+            .filter(|it| !other.moved.contains(it))
+            .collect();
+        other.moved.extend(further);
+        !theirs.is_empty()
+    }
+}
 
 /// Looks whether a queue can be had apart.
 /// Errors: why not; [`NotApart::InTable`], if only the main table is in the way, which [`move_table`] changes.
@@ -333,6 +357,36 @@ mod tests {
         assert!(!nic.main_table().contains(&3) && plan.moved.len() == 2);
         give_back(&mut nic, &plan).expect("it refuses nothing");
         assert_eq!(nic.main_table(), [0, 1, 2, 3, 0, 1, 2, 3]);
+    }
+
+    #[test]
+    fn two_queues_are_back_in_the_table_whichever_is_given_back_first() {
+        for first in [0, 1] {
+            let mut nic = nic();
+            let mut plans = [3, 2].map(|queue| ApartPlan {
+                queue,
+                ..ApartPlan::default()
+            });
+            let [three, two] = &mut plans;
+            move_table(&mut nic, three, &mut |_| Ok(())).expect("it refuses nothing");
+            // To queue 2, among others.
+            nic.set_indirection(&[0, 1, 2, 2, 0, 1, 2, 1])
+                .expect("as it may choose");
+            three.moved[0].to = 2;
+            let mut noted = two.clone();
+            let mut note = |plan: &ApartPlan| {
+                noted.clone_from(plan);
+                assert!(noted.hand_on(three));
+                Ok(())
+            };
+            move_table(&mut nic, two, &mut note).expect("it refuses nothing");
+            assert!(!nic.main_table().contains(&2) && !nic.main_table().contains(&3));
+            let plans = [three.clone(), noted];
+            for plan in [&plans[first], &plans[1 - first]] {
+                give_back(&mut nic, plan).expect("it refuses nothing");
+            }
+            assert_eq!(nic.main_table(), [0, 1, 2, 3, 0, 1, 2, 3]);
+        }
     }
 
     #[test]

@@ -11,10 +11,11 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender};
 
-use super::lease::LeaseRef;
-use super::{Server, hands_over_bound};
 use steer::with_sources;
 
+use super::lease::LeaseRef;
+use super::{Server, hands_over_bound};
+use crate::capabilities::{TO_TAKE_RINGS, are_at_hand};
 use crate::policy::Policy;
 
 /// When to take which other policy.
@@ -111,6 +112,12 @@ impl Server {
             Ok(policy) => {
                 for warning in policy.warnings() {
                     tracing::warn!("{warning}");
+                }
+                if policy.allows_zcrx() && !are_at_hand(TO_TAKE_RINGS) {
+                    tracing::warn!(
+                        "leases for zero-copy receive (`zcrx`) are refused until the steward is started anew: it gave up \
+                         CAP_SYS_PTRACE, as its policy had no `zcrx`"
+                    );
                 }
                 self.apply(policy);
                 tracing::info!(policy = path, "the policy was read again");

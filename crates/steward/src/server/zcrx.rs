@@ -43,7 +43,7 @@ use crate::listing::Listed;
 use crate::peer;
 use crate::policy::ZcrxRule;
 use crate::protocol::{Answer, Reason, Refusal, Steered, Step, ZcrxRegistered, ZcrxRings, ZcrxWanted};
-use crate::sys::zcrx::{Made, QueueOrder};
+use crate::sys::zcrx::{Made, QueueOrder, UserAndGroup};
 
 fn gone() -> Refusal {
     Refusal::new(Reason::Impaired, "the interface is gone: end the lease")
@@ -60,6 +60,7 @@ impl Server {
             .peer
             .clone();
         let rule = self.policy.find_zcrx(&peer, wanted, |rule| self.leased(rule))?;
+        refusals::check_takes_rings()?;
         let link = Link::by_name(&wanted.interface)
             .map_err(|error| Refusal::new(Reason::NoInterface, with_sources(&error)))?;
         let is_loopback = Link::is_loopback(link.index).unwrap_or(false);
@@ -218,12 +219,13 @@ impl Server {
         self.check_area(uid, held.rule, rings.area.len)?;
         self.still_apart(uid, &held)?;
         let connection = self.connections.get(&number).ok_or_else(super::no_lease)?;
-        let process = peer::process_of(connection.as_fd()).map_err(|error| {
-            let text = format!("the kernel does not tell which process asks (Linux 6.5 does): {error}");
-            Refusal::new(Reason::Kernel, text)
-        })?;
+        let process = peer::process_of(connection.as_fd()).map_err(|error| refusals::no_owner(&error))?;
         let key = held.key;
         let order = QueueOrder {
+            owner: UserAndGroup {
+                uid,
+                gid: connection.peer.gid,
+            },
             queue: key,
             entries: rings.entries,
             buffer_bytes: rings.buffer_bytes,

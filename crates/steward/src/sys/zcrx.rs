@@ -13,7 +13,8 @@
 //! own limit, and takes the queue back when the last ring is gone, whoever lives then.
 //!
 //! The holder chooses which descriptor is taken: it may be anything. It is asked nothing but what io_uring itself
-//! answers, and closed by the end of the child.
+//! answers, and closed by the end of the child. And its process may be another user's by then: who has connected can
+//! run a setuid program, which has the same number. What that one has open is not touched ([`check_owner`]).
 
 use std::mem::{ManuallyDrop, size_of};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -99,9 +100,38 @@ struct Control {
 const _: () = assert!(size_of::<QueueRegistration>() == 96 && size_of::<AreaRegistration>() == 48);
 const _: () = assert!(size_of::<Region>() == 64 && size_of::<Control>() == 72);
 
+/// `PIDFD_GET_INFO`, include/uapi/linux/pidfd.h, with the structure of its first version (Linux 6.13).
+const GET_INFO: libc::c_ulong = 0xc040_ff0b;
+
+/// `struct pidfd_info`.
+#[derive(Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct ProcessInfo {
+    mask: u64,
+    cgroup: u64,
+    numbers: [u32; 3],
+    real: UserAndGroup,
+    effective: UserAndGroup,
+    saved: UserAndGroup,
+    of_files: UserAndGroup,
+    exit_code: u32,
+}
+
+const _: () = assert!(size_of::<ProcessInfo>() == 64);
+
+/// Whom a process runs for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(crate) struct UserAndGroup {
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+}
+
 /// What is to be registered.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct QueueOrder {
+    /// Whom the process ran for that has the rings, when it connected.
+    pub(crate) owner: UserAndGroup,
     /// None: of no interface, as on the loopback.
     pub(crate) queue: Option<(u32, u32)>,
     pub(crate) entries: u32,
@@ -136,7 +166,7 @@ pub(crate) fn register(
     // They are closed by the end of this process: what they are the holder knows.
     let mut taken = ManuallyDrop::new([const { None }; ZCRX_RINGS_MAX]);
     for (&number, place) in rings.iter().zip(taken.iter_mut()) {
-        *place = Some(take_ring(process, number)?);
+        *place = Some(take_ring(process, order.owner, number)?);
     }
     give_up(TO_TAKE_RINGS).map_err(|errno| (Step::Ring, errno))?;
     let mut taken = taken.iter().flatten().map(AsFd::as_fd);
@@ -148,21 +178,52 @@ pub(crate) fn register(
     Ok(made)
 }
 
-/// A ring of that process, if it is one.
-fn take_ring(process: BorrowedFd<'_>, number: i32) -> Attempt<OwnedFd> {
+/// A ring of that process, if it is one, and the process still runs for its owner.
+fn take_ring(process: BorrowedFd<'_>, owner: UserAndGroup, number: i32) -> Attempt<OwnedFd> {
     let failed = |errno| (Step::Ring, errno);
+    check_owner(process, owner).map_err(failed)?;
     allow_taking(true).map_err(failed)?;
     let taken = pidfd_getfd(process, number as ForeignRawFd, PidfdGetfdFlags::empty());
     allow_taking(false).map_err(failed)?;
     let ring = taken.map_err(failed)?;
     let mut probe = [0u64; 2];
-    match io_uring_register(ring.as_fd(), PROBE, probe.as_mut_bytes(), 0) {
+    // Once more: it may have become another's in between.
+    let probed = check_owner(process, owner)
+        .and_then(|()| io_uring_register(ring.as_fd(), PROBE, probe.as_mut_bytes(), 0));
+    match probed {
         Ok(()) => Ok(ring),
         Err(errno) => {
             std::mem::forget(ring);
             Err(failed(errno))
         }
     }
+}
+
+/// Whether a process still runs for whom it did. Its real user stays when it runs a setuid program, the others do not;
+/// one that lays its privilege down for a while has it saved. Root may do all of that.
+/// Errors: EACCES, if it does not. A kernel that does not tell has no zero-copy receive.
+fn check_owner(process: BorrowedFd<'_>, owner: UserAndGroup) -> Result<(), Errno> {
+    if owner.uid == 0 {
+        return Ok(());
+    }
+    let mut info = ProcessInfo::new_zeroed();
+    // SAFETY: the kernel reads and writes a live structure of the length that the number says.
+    let done = unsafe { libc::ioctl(process.as_raw_fd(), GET_INFO as _, &raw mut info) };
+    if done != 0 {
+        return match last_errno() {
+            // Before Linux 6.13.
+            Errno::NOTTY | Errno::INVAL => Ok(()),
+            errno => Err(errno),
+        };
+    }
+    match [info.effective, info.saved, info.of_files] == [owner; 3] {
+        true => Ok(()),
+        false => Err(Errno::ACCESS),
+    }
+}
+
+fn last_errno() -> Errno {
+    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
 }
 
 /// Whether this process may take descriptors of others', if it may at all.
@@ -244,6 +305,6 @@ fn io_uring_register(ring: BorrowedFd<'_>, what: u32, argument: &mut [u8], count
     };
     match done {
         0 => Ok(()),
-        _ => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)),
+        _ => Err(last_errno()),
     }
 }

@@ -198,8 +198,28 @@ impl ZcrxQueues {
     }
 
     pub(super) fn note(&mut self, key: QueueKey, noted: &Noted) -> io::Result<()> {
-        write(&self.path(key)?, noted)?;
-        self.notes.insert(key, noted.clone());
+        let path = self.path(key)?;
+        let mut noted = noted.clone();
+        self.hand_on(key, &mut noted.plan)?;
+        write(&path, &noted)?;
+        self.notes.insert(key, noted);
+        Ok(())
+    }
+
+    /// What a queue's plan moves that was moved to it for another queue is noted with that one.
+    fn hand_on(&mut self, key: QueueKey, plan: &mut ApartPlan) -> io::Result<()> {
+        let leaving = self
+            .leaving
+            .iter_mut()
+            .map(|(other, leaving)| (other, &mut leaving.noted));
+        let all = self.notes.iter_mut().chain(leaving);
+        for (&other, noted) in all.filter(|&(&other, _)| other.0 == key.0 && other != key) {
+            if plan.hand_on(&mut noted.plan)
+                && let Some(dir) = &self.dir
+            {
+                write(&path_in(dir, other), noted)?;
+            }
+        }
         Ok(())
     }
 
@@ -353,6 +373,7 @@ pub(super) fn noted(link: &Link, key: QueueKey, plan: &ApartPlan) -> Noted {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::hardware::apart::Moved;
 
     #[test]
     fn what_a_predecessor_noted_is_taken_back_and_what_is_not_a_note_is_said() {
@@ -377,6 +398,39 @@ mod tests {
         // Its interface is gone.
         next.go_on(&BTreeSet::new(), Instant::now());
         assert!(!next.is_unfinished() && notes_in(dir.path()).is_empty());
+    }
+
+    #[test]
+    fn entry_that_is_moved_on_stays_with_the_queue_that_it_was_taken_from() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let mut queues = ZcrxQueues::open(dir.path());
+        let link_of = |queue: u32, moved: Vec<Moved>| Noted {
+            interface: "nowhere9".to_owned(),
+            ifindex: 0x7fff_fff0,
+            boot: boot_id(),
+            plan: ApartPlan {
+                queue,
+                moved,
+                ..ApartPlan::default()
+            },
+        };
+        let [three, two] = [3, 2].map(|queue| (0x7fff_fff0, queue));
+        let moved = |entry, to| Moved { entry, to };
+        queues
+            .note(three, &link_of(3, vec![moved(3, 0), moved(7, 2)]))
+            .expect("writable");
+        queues
+            .note(two, &link_of(2, vec![moved(2, 0), moved(7, 1)]))
+            .expect("writable");
+        assert_eq!(queues.plan_of(two).moved, [moved(2, 0)]);
+        assert_eq!(
+            queues.plan_of(three).moved,
+            [moved(3, 0), moved(7, 2), moved(7, 1)]
+        );
+        // So a successor finds it, too.
+        let next = ZcrxQueues::open(dir.path());
+        assert_eq!(next.leaving[&three].noted.plan, queues.plan_of(three));
+        assert_eq!(next.leaving[&two].noted.plan, queues.plan_of(two));
     }
 
     #[test]

@@ -1,13 +1,42 @@
 //! Why a queue cannot be had for zero-copy receive, by what its NIC and the kernel say, and what to do.
 
+use std::io;
+
 use rustix::io::Errno;
 
+use crate::capabilities::{TO_TAKE_RINGS, are_at_hand};
 use crate::hardware::apart::NotApart;
 use crate::hardware::rings::{self, Split};
 use crate::links::Link;
 use crate::policy::ZcrxRule;
 use crate::protocol::{Reason, Refusal, Step};
 use crate::server::held_queue::QueueKey;
+
+const TAKES_NO_RING: &str = "the steward may not take a ring from its process: start it anew with a policy that has \
+                             `zcrx`, and with CAP_SYS_PTRACE (docs/zcrx.md)";
+const OWNER_ENDED: &str = "the process that connected to the steward, which has the rings, has ended: connect from the \
+                           one that has them";
+const PAGES_MISSING: &str = "the memory has pages that nobody has made, or ends before the area does: make its file as \
+                             long as the area, write to each page, and leave it so";
+
+/// Whether a ring could be taken later: a steward whose policy had no `zcrx` when it started has given that up.
+pub(super) fn check_takes_rings() -> Result<(), Refusal> {
+    match are_at_hand(TO_TAKE_RINGS) {
+        true => Ok(()),
+        false => Err(Refusal::new(Reason::Kernel, TAKES_NO_RING)),
+    }
+}
+
+/// Why the process that a ring is to be taken from is not known.
+pub(super) fn no_owner(error: &io::Error) -> Refusal {
+    match Errno::from_io_error(error) {
+        Some(Errno::NOPROTOOPT) => {
+            let text = format!("the kernel does not tell which process asks (Linux 6.5 does): {error}");
+            Refusal::new(Reason::Kernel, text)
+        }
+        _ => Refusal::new(Reason::Lease, format!("{OWNER_ENDED}: {error}")),
+    }
+}
 
 /// Whether the NIC puts header and data apart, which it is told to if it may be.
 pub(super) fn check_split(link: &Link, rule: ZcrxRule) -> Result<(), Refusal> {
@@ -67,14 +96,27 @@ pub(super) fn failed(name: &str, key: Option<QueueKey>, step: Step, errno: u32) 
             Reason::Lease,
             "the ring is in use already: make it with IORING_SETUP_R_DISABLED, and enable it when it is registered",
         ),
-        (Step::Ring, Errno::PERM) => (
-            Reason::Kernel,
-            "the steward may not take the ring from its process: start it anew with a policy that has `zcrx`, and with \
-             CAP_SYS_PTRACE (docs/zcrx.md)",
+        (Step::Ring, Errno::PERM) => (Reason::Kernel, TAKES_NO_RING),
+        (Step::Ring, Errno::BADF | Errno::OPNOTSUPP) => (
+            Reason::Lease,
+            "the descriptor is no ring of io_uring in the process that connected to the steward: make the ring there",
         ),
-        (Step::Ring, Errno::BADF | Errno::OPNOTSUPP) => {
-            (Reason::Lease, "the descriptor is no ring of io_uring")
-        }
+        (Step::Ring, Errno::SRCH) => (Reason::Lease, OWNER_ENDED),
+        (Step::Ring, Errno::ACCESS) => (
+            Reason::Lease,
+            "the process that connected to the steward runs for another user or group by now (a setuid program?): \
+             connect as the one that it runs for, from then on",
+        ),
+        (Step::Map, Errno::ACCESS | Errno::PERM) => (
+            Reason::Lease,
+            "the memory's file cannot be written to: open it for writing, and seal it against nothing but a change of \
+             its length",
+        ),
+        (Step::Map, Errno::NODATA) | (Step::Queue, Errno::FAULT) => (Reason::Lease, PAGES_MISSING),
+        (Step::Map, Errno::BADMSG) => (
+            Reason::Lease,
+            "the request came with no file of memory, or several: send one",
+        ),
         (Step::Queue, Errno::OPNOTSUPP) => (
             Reason::Nic,
             "the driver has no queues for zero-copy receive (bnxt, fbnic, gve, mlx5 have), or not with such buffers",

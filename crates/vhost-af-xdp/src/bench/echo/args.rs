@@ -268,6 +268,10 @@ impl TryFrom<EchoArgs> for Plan {
     fn try_from(args: EchoArgs) -> anyhow::Result<Self> {
         let (role, named, text) = args.place();
         let address = address_of(&named, text)?;
+        ensure!(
+            args.steward.is_none() || !address.ip().is_unspecified(),
+            "{named}: a lease (--steward) is for connections to one address: name it instead"
+        );
         let usual = if role == Role::Server { 0.0 } else { 10.0 };
         let duration = duration_of(args.duration.unwrap_or(usual))?;
         let (cpu, others) = cpus(args.cpu)?;
@@ -371,6 +375,18 @@ mod tests {
         ] {
             let error = args(line).check().expect_err(line).to_string();
             assert!(error.contains(said), "{line}: {error}");
+        }
+    }
+
+    #[test]
+    fn lease_is_for_one_address() {
+        for listens_at in ["0.0.0.0:7000", "[::]:7000"] {
+            let line = format!("--engine zcrx --ifname lo --steward /nowhere --listen {listens_at}");
+            let error = Plan::try_from(args(&line)).expect_err(&line).to_string();
+            assert!(
+                error.contains(listens_at) && error.contains("one address"),
+                "{error}"
+            );
         }
     }
 

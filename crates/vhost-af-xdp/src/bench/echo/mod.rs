@@ -25,6 +25,7 @@ mod uring;
 mod usage;
 mod watch;
 
+use std::io::ErrorKind;
 use std::net::TcpListener;
 use std::thread::{self, Scope, ScopedJoinHandle};
 
@@ -186,8 +187,14 @@ fn joined<T>(thread: ScopedJoinHandle<'_, anyhow::Result<T>>) -> anyhow::Result<
 
 fn listen(plan: &Plan) -> anyhow::Result<TcpListener> {
     let named = &plan.named;
-    let listener = TcpListener::bind(plan.address).with_context(|| {
-        format!("{named}: cannot listen there, choose an address of this host (`ip addr`) and a free port (`ss -ltnp`)")
+    let listener = TcpListener::bind(plan.address).map_err(|error| {
+        let remedy = match error.kind() {
+            ErrorKind::PermissionDenied => {
+                "this port takes CAP_NET_BIND_SERVICE: choose one from net.ipv4.ip_unprivileged_port_start on (sysctl)"
+            }
+            _ => "choose an address of this host (`ip addr`) and a free port (`ss -ltnp`)",
+        };
+        anyhow::Error::new(error).context(format!("{named}: cannot listen there, {remedy}"))
     })?;
     listener
         .set_nonblocking(true)
