@@ -39,7 +39,7 @@ fn main() {
         let lessor = daemon.lessor.as_mut().expect("leased");
         lessor.steward.signal(Signal::STOP);
     }
-    // Another MTU needs another bind, and with it the steward.
+    // Another MTU needs the steward, as does the end of a session.
     veth.near.ip(&["link", "set", VethPair::NIC, "mtu", "1400"]);
     drop(guest);
     let status_ms = longest(|| timed(|| daemon.status()));

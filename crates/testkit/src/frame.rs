@@ -85,6 +85,15 @@ pub fn udp(flow: u16, len: usize) -> Vec<u8> {
     filled(header, len, flow as u8)
 }
 
+/// The same, a datagram like no other.
+#[must_use]
+pub fn udp_once(flow: u16, len: usize) -> Vec<u8> {
+    let mut frame = udp(flow, len);
+    // Behind the headers.
+    frame[42..46].copy_from_slice(&last()[HEADER..HEADER + 4]);
+    frame
+}
+
 /// An IPv4 packet without options.
 ///
 /// # Panics

@@ -1,8 +1,11 @@
 //! What a process holds, as the kernel tells it: to see that nothing stays behind.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::os::fd::OwnedFd;
 use std::time::Duration;
+
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
 use crate::wait;
 
@@ -78,6 +81,26 @@ pub fn xdp_sockets(pid: u32) -> BTreeSet<String> {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).expect("we are root");
     let named = maps.lines().filter_map(|line| line.split_once("socket:"));
     named.map(|(_, inode)| inode.to_owned()).collect()
+}
+
+/// A copy of each socket of a process, by inode, as [`xdp_sockets`] has it. As long as one is open so is the socket,
+/// whatever the process does: an AF_XDP socket keeps its queue.
+///
+/// # Panics
+/// If there is no such process, or we are not root.
+#[must_use]
+pub fn copies_of_sockets(pid: u32) -> BTreeMap<String, OwnedFd> {
+    let number = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    let process = pidfd_open(number.expect("a process number"), PidfdFlags::empty()).expect("it runs");
+    let entries = fs::read_dir(format!("/proc/{pid}/fd")).expect("we are root");
+    let copies = entries.flatten().filter_map(|entry| {
+        let link = fs::read_link(entry.path()).ok()?;
+        let inode = link.to_str()?.strip_prefix("socket:")?.to_owned();
+        let number = entry.file_name().to_str()?.parse().ok()?;
+        let copy = pidfd_getfd(&process, number, PidfdGetfdFlags::empty()).ok()?;
+        Some((inode, copy))
+    });
+    copies.collect()
 }
 
 /// Counts them in the text of proc_pid_maps(5). Left out is what is anonymous and either has no access, or lies behind

@@ -81,8 +81,7 @@ fn daemon_ends_while_a_port_waits_for_a_steward_that_is_stopped() {
     let mut daemon = daemon(&veth, &[]);
     let guest = connect(&daemon, LEASED);
     signal_steward(&mut daemon, Signal::STOP);
-    // Another MTU needs another bind, and the end of the session may need the steward: the port waits for one or the
-    // other.
+    // Another MTU needs the steward, and the end of the session may need it: the port waits for one or the other.
     veth.near.ip(&["link", "set", VethPair::NIC, "mtu", "1400"]);
     drop(guest);
     std::thread::sleep(wait::QUIET);

@@ -29,6 +29,7 @@
 //! | queue id beyond the channels | `interface.rs`: queue_beyond_the_channels_is_refused_with_the_remedy |
 //! | interface down, renamed, deleted | `interface.rs` |
 //! | MTU or number of channels changed under load | `interface.rs`: mtu_that_changes_while_running_is_followed; here |
+//! | | several queues: `mtu.rs`, `network_mtu.rs` |
 //! | a second program | `interface.rs`: program_of_another_is_not_replaced |
 //! | a second daemon | the same: second_daemon_on_the_same_interface_is_refused_and_the_first_goes_on |
 //! | partial checksums and VLAN tags of veth, native and skb | here; `frames.rs`: vlan_tags_are_kept |

@@ -97,6 +97,10 @@ impl<N: Nic> OwnQueue for SendDirectQueue<N> {
         work.max(frames.unwrap_or(Work::None))
     }
 
+    fn set_frame_limit(&mut self, bytes: u32) {
+        self.receiver.set_frame_limit(bytes);
+    }
+
     fn nic(&self) -> Option<BorrowedFd<'_>> {
         self.end.queue.nic.fd()
     }

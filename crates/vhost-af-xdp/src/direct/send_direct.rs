@@ -116,6 +116,11 @@ impl<N: Nic> Lane for SendDirectLane<N> {
         self.sender.gate.set_filter(filter)
     }
 
+    fn set_frame_limit(&mut self, bytes: u32) {
+        self.pair.frame_limit = bytes;
+        self.receiver.set_frame_limit(bytes);
+    }
+
     fn set_limits(&mut self, limits: &PortLimits) {
         self.sender.throttle.set(limits.from_guest.as_ref());
         self.limit.clone_from(&limits.to_guest);

@@ -52,7 +52,8 @@ impl Network {
         move |queue, promise| {
             let at = {
                 let state = self.state();
-                let its = state.running.iter().find(|running| running.queue.number == queue);
+                let mut running = state.running.iter().flatten();
+                let its = running.find(|running| running.queue.number == queue);
                 its.map(|running| running.at)
             };
             if let Some(at) = at {

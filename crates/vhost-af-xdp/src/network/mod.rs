@@ -89,7 +89,7 @@ pub(crate) struct ShownNetwork {
     /// Why no frames move over the uplink although they should.
     pub(crate) impaired: Option<String>,
     pub(crate) interface: Option<Weak<Interface>>,
-    /// Of each queue of the uplink that runs.
+    /// Of each queue of the uplink.
     pub(crate) lanes: Vec<Weak<LaneFacts>>,
     /// Where it is to be reached.
     pub(crate) host: Option<ShownHost>,
@@ -103,8 +103,8 @@ struct State {
     /// Of each queue of the uplink.
     counters: Vec<Arc<PairCounters>>,
     interface: Option<Arc<Interface>>,
-    /// The first of the uplink's queues, all of them unless something is lacking.
-    running: Vec<Running>,
+    /// Of each queue of the uplink; `None`: something is lacking.
+    running: Vec<Option<Running>>,
     /// When those that do not run are tried again.
     retry: Retry,
     /// The lane of frames to groups.
@@ -184,6 +184,7 @@ impl State {
     fn be_given(&mut self, uplink: Option<UplinkConfig>) {
         let queues = uplink.as_ref().map_or(0, |uplink| uplink.queues);
         self.counters = (0..queues).map(|_| Arc::default()).collect();
+        self.running = (0..queues).map(|_| None).collect();
         self.uplink = uplink;
     }
 }

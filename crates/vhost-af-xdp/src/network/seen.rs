@@ -4,9 +4,9 @@
 //! what is seen from outside; that is what a status, a port of the network and other networks' changes go by.
 
 use std::ops::{Deref, DerefMut};
-use std::sync::{MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard, PoisonError, Weak};
 
-use super::{MTU, Network, NetworkLink, ShownNetwork, State};
+use super::{MTU, Network, NetworkLink, Running, ShownNetwork, State};
 
 /// See the module's head.
 #[derive(Default)]
@@ -48,7 +48,10 @@ impl Seen {
             up: state.uplink.is_none(),
             mtu: MTU,
         });
-        let lanes = state.running.iter().map(|running| &running.facts);
+        let lane = |running: &Option<Running>| match running {
+            Some(running) => Arc::downgrade(&running.facts),
+            None => Weak::new(),
+        };
         let mut learned: Vec<_> = state
             .learning
             .stations()
@@ -61,8 +64,8 @@ impl Seen {
             counters: state.counters.clone(),
             link,
             impaired: state.impaired.clone().or_else(|| state.named.refused.clone()),
-            interface: state.interface.as_ref().map(std::sync::Arc::downgrade),
-            lanes: lanes.map(std::sync::Arc::downgrade).collect(),
+            interface: state.interface.as_ref().map(Arc::downgrade),
+            lanes: state.running.iter().map(lane).collect(),
             host: host.map(|_| state.host.shown()),
             learned,
         };

@@ -1,4 +1,8 @@
 //! The life of a network's uplink: taken up, watched, set up anew, given back.
+//!
+//! Another MTU is followed queue by queue, as by a port ([`crate::port`], `link.rs`): each look sets up one queue anew
+//! that does not do for it, while the others carry frames, and another look follows at once. Guests are told a larger
+//! MTU when no queue is left that does not do for it.
 
 use std::io;
 use std::sync::Arc;
@@ -8,17 +12,19 @@ use std::time::{Duration, Instant};
 use device::counters::PairCounters;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use steer::with_sources;
+use steward::links::Link;
 
 use super::retry::{RETRY, Retry};
 use super::{Network, NetworkLink, Running, State, stations};
 use crate::nic::binding::L2_BYTES;
 use crate::nic::error::InterfaceError;
 use crate::nic::interface::Interface;
-use crate::nic::interface_queue::InterfaceQueue;
+use crate::nic::interface_queue::{Fit, InterfaceQueue};
 use crate::port::journal::{JOURNAL, Of, What};
 use crate::port::lane_facts::LaneFacts;
 use crate::switch::arrivals::Origin;
 use crate::switch::groups_lane::GroupsLane;
+use crate::switch::lane::{Lane, Near};
 use crate::switch::new_lane::NewLane;
 use crate::switch::role::Role;
 use crate::switch::table::PortNumber;
@@ -30,6 +36,14 @@ const GIVING_BACK: Duration = Duration::from_secs(2);
 const LOOK: Duration = Duration::from_millis(1);
 /// How long a steward is asked for what the program counted.
 const SAMPLE_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// What came of a look at the uplink.
+struct Looked {
+    /// The interface that is there.
+    watched: Option<Arc<Interface>>,
+    /// A queue was set up anew for another MTU: there may be more.
+    follows: bool,
+}
 
 impl Network {
     /// Watches the uplink on a thread of its own, if there is one and nobody does, and calls `changed` when guests have
@@ -48,7 +62,7 @@ impl Network {
         let body = move || {
             let mut known = network.link();
             loop {
-                let Some(watched) = network.look() else {
+                let Some(Looked { watched, follows }) = network.look() else {
                     if network.is_left() {
                         break;
                     }
@@ -67,7 +81,8 @@ impl Network {
                 if before != link {
                     changed();
                 }
-                network.await_change(watched.as_deref());
+                let longest = if follows { Duration::ZERO } else { RETRY };
+                network.await_change(watched.as_deref(), longest);
             }
         };
         std::thread::Builder::new()
@@ -83,8 +98,8 @@ impl Network {
     }
 
     /// Waits until it is time to look at the uplink, and serves those who want samples meanwhile.
-    fn await_change(&self, watched: Option<&Interface>) {
-        let deadline = Instant::now() + RETRY;
+    fn await_change(&self, watched: Option<&Interface>, longest: Duration) {
+        let deadline = Instant::now() + longest;
         let lease = watched.and_then(|interface| interface.steering.watch());
         loop {
             let mut fds = vec![
@@ -125,9 +140,10 @@ impl Network {
     }
 
     /// Looks at the interface again: it may be gone, back, down, or have another MTU. `None`: nobody has to look any
-    /// more; else the interface that is there.
-    fn look(&self) -> Option<Option<Arc<Interface>>> {
+    /// more.
+    fn look(&self) -> Option<Looked> {
         let mut state = self.state();
+        let mut follows = false;
         if state.is_over() {
             return None;
         }
@@ -137,25 +153,7 @@ impl Network {
             .map(|interface| (interface.look(), interface))
         {
             Some((Ok(link), interface)) if !interface.steering.is_away() => {
-                let other_mtu = link.mtu != interface.mtu();
-                interface.take_note(&link);
-                state.link = Some(link_of(&interface, link.up));
-                if other_mtu {
-                    tracing::info!(
-                        network = self.name,
-                        mtu = link.mtu,
-                        "MTU changed, queues are set up anew"
-                    );
-                    self.stop_lanes(&mut state);
-                    state.retry = Retry::default();
-                }
-                let (changes, now) = (interface.steering.changes(), Instant::now());
-                let all_run = state.running.len() == state.counters.len();
-                if state.retry.is_due(changes, all_run, now) && !all_run {
-                    let started = self.start_lanes(&mut state, &interface);
-                    state.retry.note(started.is_ok(), now);
-                    self.note(&mut state, started);
-                }
+                follows = self.adapt(&mut state, &interface, &link);
                 self.look_at_stations(&mut state, &interface);
                 self.pay(&mut state);
                 self.look_at_host(&mut state, &interface);
@@ -172,7 +170,64 @@ impl Network {
         let interface = state.interface.clone();
         drop(state);
         self.settle_hints(interface.as_deref());
-        Some(interface)
+        Some(Looked {
+            watched: interface,
+            follows,
+        })
+    }
+
+    /// The interface is there; takes note of what changed on it, and lets queues run that do not. True if one was set
+    /// up anew for another MTU: there may be more.
+    fn adapt(&self, state: &mut State, interface: &Arc<Interface>, link: &Link) -> bool {
+        if link.mtu != interface.mtu() {
+            tracing::info!(network = self.name, mtu = link.mtu, "MTU changed");
+            state.retry.hurry();
+        }
+        interface.take_note(link);
+        let follows = self.follow_mtu(state, interface);
+        let mut told = link_of(interface, link.up);
+        if let Some(before) = state.link.filter(|_| follows) {
+            told.mtu = told.mtu.min(before.mtu);
+        }
+        state.link = Some(told);
+        let (changes, now) = (interface.steering.changes(), Instant::now());
+        let all_run = state.running.iter().all(Option::is_some);
+        if !follows && state.retry.is_due(changes, all_run, now) && !all_run {
+            let started = self.start_lanes(state, interface);
+            state.retry.note(started.is_ok(), now);
+            self.note(state, started);
+        }
+        follows
+    }
+
+    /// Lets queues go on with the MTU that the interface has now. Those that do for it have another limit, and nothing
+    /// of them stops. Of the others one is set up anew; whether one was.
+    fn follow_mtu(&self, state: &mut State, interface: &Arc<Interface>) -> bool {
+        let bytes = interface.frame_limit();
+        let mut unfit = None;
+        for (at, running) in state.running.iter().enumerate() {
+            let Some(running) = running else { continue };
+            match running.queue.fit() {
+                Fit::Same => {}
+                Fit::Limit => {
+                    let change = move |lane: &mut dyn Lane, _: Near<'_>| lane.set_frame_limit(bytes);
+                    self.workers.change(running.at, change);
+                    if let Err(error) = running.queue.follow_limit() {
+                        tracing::debug!(network = self.name, "frame limit: {}", with_sources(&error));
+                    }
+                }
+                Fit::Anew => unfit = unfit.or(Some(at)),
+            }
+        }
+        let Some(at) = unfit else { return false };
+        if let Some(running) = state.running[at].take() {
+            self.stop_queue(running);
+        }
+        if let Err(error) = self.start_queue(state, interface, at) {
+            state.retry.note(false, Instant::now());
+            self.note(state, Err(with_sources(&error)));
+        }
+        true
     }
 
     /// Gives the interface back; others can have its queues when this returns.
@@ -248,17 +303,10 @@ impl Network {
 
     /// Lets those queues run that do not yet.
     fn start_lanes(&self, state: &mut State, interface: &Arc<Interface>) -> Result<(), InterfaceError> {
-        let State {
-            uplink: Some(uplink),
-            counters,
-            running,
-            groups: of_groups,
-            ..
-        } = state
-        else {
+        if state.uplink.is_none() {
             return Ok(());
-        };
-        if of_groups.is_none()
+        }
+        if state.groups.is_none()
             && let Some(groups) = interface.steering.groups()?
         {
             let counters = Arc::clone(&self.group_counters);
@@ -274,26 +322,42 @@ impl Network {
                 node: interface.link.node,
                 on_fault: Box::new(|_| ()),
             };
-            *of_groups = Some(self.workers.add(lane, &self.owner));
+            state.groups = Some(self.workers.add(lane, &self.owner));
         }
-        let queues = (uplink.start_queue..).zip(&*counters);
-        for (number, counters) in queues.skip(running.len()) {
-            let role = Role::Uplink {
-                network: Arc::clone(&self.owner),
-                queue: number,
-            };
-            running.push(self.run_queue(interface, number, counters, role)?);
+        (0..state.running.len()).try_for_each(|at| self.start_queue(state, interface, at))
+    }
+
+    /// Lets the uplink's queue of that place run, if it does not yet.
+    fn start_queue(
+        &self,
+        state: &mut State,
+        interface: &Arc<Interface>,
+        at: usize,
+    ) -> Result<(), InterfaceError> {
+        let State {
+            uplink: Some(uplink),
+            counters,
+            running,
+            ..
+        } = state
+        else {
+            return Ok(());
+        };
+        let mut queues = (uplink.start_queue..).zip(&*counters).zip(running);
+        if let Some(((number, counters), running)) = queues.nth(at)
+            && running.is_none()
+        {
+            *running = Some(self.run_queue(interface, number, counters)?);
         }
         Ok(())
     }
 
-    /// Lets a queue run in a lane of that role.
-    pub(super) fn run_queue(
+    /// Lets a queue run.
+    fn run_queue(
         &self,
         interface: &Arc<Interface>,
         number: u32,
         counters: &Arc<PairCounters>,
-        role: Role,
     ) -> Result<Running, InterfaceError> {
         let origin = Origin {
             frame_limit: interface.frame_limit(),
@@ -310,7 +374,10 @@ impl Network {
         }
         let lane = NewLane {
             lane: Box::new(UplinkLane::new(nic, origin, Arc::clone(counters))),
-            role,
+            role: Role::Uplink {
+                network: Arc::clone(&self.owner),
+                queue: number,
+            },
             node: interface.link.node,
             // It has no guest that could do wrong.
             on_fault: Box::new(|_| ()),
@@ -323,16 +390,16 @@ impl Network {
         })
     }
 
-    pub(super) fn stop_lanes(&self, state: &mut State) {
+    fn stop_lanes(&self, state: &mut State) {
         if let Some(at) = state.groups.take() {
             drop(self.workers.remove(at));
         }
-        for running in state.running.drain(..) {
+        for running in state.running.iter_mut().filter_map(Option::take) {
             self.stop_queue(running);
         }
     }
 
-    pub(super) fn stop_queue(&self, running: Running) {
+    fn stop_queue(&self, running: Running) {
         let Running {
             queue,
             at,

@@ -45,6 +45,7 @@ pub(crate) struct InterfaceQueue {
 /// Memory that is registered with a socket, which has no queue yet.
 pub(crate) struct RegisteredSocket {
     socket: Prepared,
+    opened: Opened,
 }
 
 impl RegisteredSocket {
@@ -52,6 +53,22 @@ impl RegisteredSocket {
     pub(crate) fn umem(&self) -> &Umem {
         self.socket.umem()
     }
+
+    /// Whether the interface still has the MTU that it was registered for.
+    pub(crate) fn is_for(&self, interface: &Interface) -> bool {
+        self.opened.frame_limit == interface.frame_limit()
+    }
+}
+
+/// How a queue that a lane has goes on with the MTU that its interface has now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fit {
+    /// It is open for that one.
+    Same,
+    /// Its socket and memory do for that; only limits are others.
+    Limit,
+    /// It is to be set up anew.
+    Anew,
 }
 
 /// A queue whose memory is a guest's.
@@ -178,11 +195,8 @@ impl InterfaceQueue {
         open.nic.promise(&promise);
         open.nic.seen = Arc::clone(&self.interface.seen);
         open.nic.fill();
-        let conf = QueueConf {
-            virtio_header: None,
-            frame_limit: open.opened.frame_limit,
-            hints: promise.leaves,
-        };
+        open.opened.leaves = promise.leaves;
+        let conf = open.opened.conf();
         if let Err(error) = self.interface.steering.activate(self.number, conf) {
             // A steward that did not answer in time may do it yet: then frames find no socket, and go to the host.
             state.close();
@@ -238,14 +252,14 @@ impl InterfaceQueue {
         guest: GuestBuffers,
     ) -> Result<RegisteredSocket, InterfaceError> {
         let _near = self.interface.near();
-        let bind = self.binding(Some(guest))?.ask;
-        let request = QueueRequest {
-            queue: self.number,
-            bind,
-            multi_buffer: bind == BindRequest::ForceCopy || self.wants_pieces(),
+        let wanted = self.wanted(Some(guest))?;
+        let opened = Opened {
+            pieces: wanted.pieces || wanted.ask == BindRequest::ForceCopy,
+            chunk_bytes: umem.chunk_size(),
+            ..wanted
         };
-        let socket = self.prepare(umem, &request)?;
-        Ok(RegisteredSocket { socket })
+        let socket = self.prepare(umem, &self.request(&opened))?;
+        Ok(RegisteredSocket { socket, opened })
     }
 
     /// Couples the queue to the memory that was registered, in the place of whatever it was open for. Its frames go
@@ -271,12 +285,12 @@ impl InterfaceQueue {
         let socket = self.bind(registered.socket)?;
         let conf = QueueConf {
             virtio_header: (header_bytes > 0).then_some(VirtioHeader::Basic),
-            frame_limit: self.interface.frame_limit(),
-            hints: false,
+            ..registered.opened.conf()
         };
         self.interface.steering.activate(self.number, conf)?;
         let ended = Ended::default();
         *state = QueueState::Coupled {
+            opened: registered.opened,
             ended: Arc::clone(&ended),
         };
         let by_dma = socket.mode() == Mode::ZeroCopy;
@@ -293,6 +307,45 @@ impl InterfaceQueue {
         Ok(Coupled { nic, sends, release })
     }
 
+    /// How the queue, which a lane has, goes on with the interface's MTU as it is now. One whose frames come into a
+    /// guest's buffers is set up anew in any case: those that the kernel has were chosen by the limit.
+    pub(crate) fn fit(&self) -> Fit {
+        let Ok(mut state) = self.interface.state(self.number) else {
+            return Fit::Same;
+        };
+        let (opened, into_guest) = match state.now() {
+            QueueState::Lent { opened, .. } => (*opened, false),
+            QueueState::Coupled { opened, .. } => {
+                (*opened, self.interface.options.placement == Placement::Direct)
+            }
+            // Its next holder has it opened for what is then.
+            QueueState::Open(_) | QueueState::Closed { .. } => return Fit::Same,
+        };
+        match opened.frame_limit == self.interface.frame_limit() {
+            true => Fit::Same,
+            false if self.suits(&opened) && !into_guest => Fit::Limit,
+            false => Fit::Anew,
+        }
+    }
+
+    /// The program lets frames of the interface's MTU as it is now pass to whoever has the queue, which fits them
+    /// ([`Fit::Limit`]).
+    /// Errors: [`InterfaceError`]: the steward did not do it; it is to be said again.
+    pub(crate) fn follow_limit(&self) -> Result<(), InterfaceError> {
+        let frame_limit = self.interface.frame_limit();
+        let mut state = self.interface.state(self.number)?;
+        let (QueueState::Lent { opened, .. } | QueueState::Coupled { opened, .. }) = state.now() else {
+            return Ok(());
+        };
+        let told = Opened {
+            frame_limit,
+            ..*opened
+        };
+        self.interface.steering.activate(self.number, told.conf())?;
+        *opened = told;
+        Ok(())
+    }
+
     /// Closes a queue that is open for another MTU, unless it would be opened in the same way for this one. Where there
     /// is no other socket to be had it stays, if frames fit its chunks.
     fn renew(&self, state: &mut QueueState) -> Result<(), InterfaceError> {
@@ -304,7 +357,7 @@ impl InterfaceQueue {
         if open.opened.frame_limit == frame_limit {
             return Ok(());
         }
-        if self.suits(open) {
+        if self.suits(&open.opened) {
             open.opened.frame_limit = frame_limit;
             return Ok(());
         }
@@ -320,18 +373,33 @@ impl InterfaceQueue {
             let (name, mtu) = (interface.link.name.clone(), interface.mtu());
             return Err(ExternalError::Mtu { name, mtu, chunk }.into());
         }
+        open.opened.frame_limit = frame_limit;
         Ok(())
     }
 
-    /// Whether a queue that is open for another MTU is as it would be for this one: in the same data path, with pieces
-    /// where they are needed, and with chunks that are large enough.
-    fn suits(&self, open: &OpenQueue) -> bool {
-        let binding = self.interface.binding(None);
-        binding.is_ok_and(|binding| {
-            binding.ask == open.opened.ask
-                && binding.chunk_bytes <= open.nic.umem.chunk_size()
-                && (open.opened.pieces || !self.wants_pieces())
+    /// Whether a queue that was opened for another MTU does for this one.
+    fn suits(&self, opened: &Opened) -> bool {
+        self.wanted(None).is_ok_and(|wanted| opened.does_for(&wanted))
+    }
+
+    /// What the queue is to be opened for now, with memory of ours, or with that of a guest if one is there.
+    fn wanted(&self, guest: Option<GuestBuffers>) -> Result<Opened, InterfaceError> {
+        let Binding { ask, chunk_bytes, .. } = self.binding(guest)?;
+        Ok(Opened {
+            frame_limit: self.interface.frame_limit(),
+            ask,
+            chunk_bytes,
+            pieces: self.wants_pieces(),
+            leaves: false,
         })
+    }
+
+    fn request(&self, opened: &Opened) -> QueueRequest {
+        QueueRequest {
+            queue: self.number,
+            bind: opened.ask,
+            multi_buffer: opened.pieces,
+        }
     }
 
     /// How the queue is bound for the longest frames that the interface carries, and for a guest if one is there.
@@ -349,14 +417,8 @@ impl InterfaceQueue {
         }
         let interface = &self.interface;
         let _near = interface.near();
-        let frame_limit = interface.frame_limit();
-        let binding = self.binding(None)?;
-        let request = QueueRequest {
-            queue: self.number,
-            bind: binding.ask,
-            multi_buffer: self.wants_pieces(),
-        };
-        let (socket, chunks, in_use) = self.open_socket(&request, binding.chunk_bytes)?;
+        let opened = self.wanted(None)?;
+        let (socket, chunks, in_use) = self.open_socket(&self.request(&opened), opened.chunk_bytes)?;
         let ended = Ended::default();
         let chunks = Chunks {
             umem: socket.umem().clone(),
@@ -367,15 +429,7 @@ impl InterfaceQueue {
         let sends = self.sends(&nic);
         let mut nic = NicQueue::new(nic, chunks, sends);
         nic.fill();
-        *state = QueueState::Open(Box::new(OpenQueue {
-            nic,
-            opened: Opened {
-                frame_limit,
-                ask: request.bind,
-                pieces: request.multi_buffer,
-            },
-            ended,
-        }));
+        *state = QueueState::Open(Box::new(OpenQueue { nic, opened, ended }));
         Ok(())
     }
 

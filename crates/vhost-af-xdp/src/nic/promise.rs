@@ -22,13 +22,13 @@
 
 use std::sync::{MutexGuard, PoisonError};
 
-use steer::{HintSet, QueueConf, note_layout};
+use steer::{HintSet, note_layout};
 use steward::client::LeaseError;
 
 use super::error::InterfaceError;
 use super::hints::{self, HintsStatus, Promise, Promises};
 use super::interface::Interface;
-use super::queue_state::QueueState;
+use super::queue_state::{Opened, QueueState};
 use crate::config::HintsConfig;
 
 /// Told of a queue whose frames have another promise from now on; when it returns its lane knows.
@@ -113,12 +113,12 @@ impl Interface {
         let QueueState::Lent { opened, .. } = state.now() else {
             return false;
         };
-        let conf = QueueConf {
-            virtio_header: None,
-            frame_limit: opened.frame_limit,
-            hints: leaves,
-        };
-        self.steering.activate(queue, conf).is_ok()
+        let told = Opened { leaves, ..*opened };
+        let is_told = self.steering.activate(queue, told.conf()).is_ok();
+        if is_told {
+            *opened = told;
+        }
+        is_told
     }
 
     /// `soon`: what is asked for may be there at any time.

@@ -11,6 +11,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
+use steer::QueueConf;
 use xsk::BindRequest;
 
 use super::endpoint::NicQueue;
@@ -27,7 +28,7 @@ pub(super) enum QueueState {
     /// The same, while somebody moves its frames.
     Lent { opened: Opened, ended: Ended },
     /// Bound, with a guest's memory, in the hands of its direct lane.
-    Coupled { ended: Ended },
+    Coupled { opened: Opened, ended: Ended },
 }
 
 pub(super) struct OpenQueue {
@@ -39,12 +40,33 @@ pub(super) struct OpenQueue {
 /// What a queue was opened for.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Opened {
-    /// The longest frame, bytes.
+    /// The longest frame, bytes; other than the interface's, until that is followed after another MTU.
     pub(super) frame_limit: u32,
     /// Which data path was asked for.
     pub(super) ask: BindRequest,
+    /// Chunks of its memory, bytes.
+    pub(super) chunk_bytes: u32,
     /// Frames in several pieces were asked for.
     pub(super) pieces: bool,
+    /// The program leaves something before its frames.
+    pub(super) leaves: bool,
+}
+
+impl Opened {
+    /// Whether a queue that was opened for this is as it would be for what is wanted now: in the same data path, with
+    /// pieces where they are needed, and with chunks that are large enough.
+    pub(super) fn does_for(&self, wanted: &Self) -> bool {
+        self.ask == wanted.ask && self.chunk_bytes >= wanted.chunk_bytes && (self.pieces || !wanted.pieces)
+    }
+
+    /// What the program is told of the queue.
+    pub(super) fn conf(&self) -> QueueConf {
+        QueueConf {
+            virtio_header: None,
+            frame_limit: self.frame_limit,
+            hints: self.leaves,
+        }
+    }
 }
 
 /// Kept with a socket; notes when that is closed.
@@ -66,7 +88,7 @@ impl Default for QueueState {
 impl QueueState {
     /// As it is now: without a socket, if its holder has closed it.
     pub(super) fn now(&mut self) -> &mut Self {
-        if let Self::Lent { ended, .. } | Self::Coupled { ended } = self
+        if let Self::Lent { ended, .. } | Self::Coupled { ended, .. } = self
             && let Some(since) = ended.get().copied()
         {
             *self = Self::Closed { since: Some(since) };
@@ -107,11 +129,43 @@ impl QueueState {
 mod tests {
     use super::*;
 
+    const SMALL: Opened = Opened {
+        frame_limit: 1518,
+        ask: BindRequest::ForceCopy,
+        chunk_bytes: 2048,
+        pieces: false,
+        leaves: false,
+    };
+
+    #[test]
+    fn queue_does_for_less_than_it_was_opened_for_in_the_same_data_path() {
+        let large = Opened {
+            frame_limit: 3018,
+            chunk_bytes: 4096,
+            ..SMALL
+        };
+        let in_pieces = Opened {
+            frame_limit: 9018,
+            pieces: true,
+            ..large
+        };
+        let zero_copy = Opened {
+            ask: BindRequest::Auto,
+            ..large
+        };
+        let does_for =
+            |opened: Opened| [SMALL, large, in_pieces, zero_copy].map(|wanted| opened.does_for(&wanted));
+        assert_eq!(does_for(SMALL), [true, false, false, false]);
+        assert_eq!(does_for(large), [true, true, false, false]);
+        assert_eq!(does_for(in_pieces), [true, true, true, false]);
+        assert_eq!(does_for(zero_copy), [false, false, false, true]);
+    }
+
     #[test]
     fn queue_is_closed_when_its_holder_lets_it_go() {
         let ended = Ended::default();
         let held = NotesEnd(Arc::clone(&ended));
-        let mut state = QueueState::Coupled { ended };
+        let mut state = QueueState::Coupled { opened: SMALL, ended };
         assert!(matches!(state.now(), QueueState::Coupled { .. }));
         assert!(state.lend().is_none(), "a coupled queue is nobody else's");
         drop(held);

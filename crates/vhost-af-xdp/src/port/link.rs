@@ -1,5 +1,12 @@
 //! A port's interface: how it is followed, and the thread that watches it.
 //!
+//! Another MTU is followed pair by pair ([`Session::follow_mtu`]): each look sets up one queue anew that does not do
+//! for it, and another look follows at once. What a queue was opened for is kept with the queue, so there is no other
+//! note of how far that is. Between two looks comes whatever else is to be done: a guest that resets its device, the
+//! end of the daemon, an interface that is gone; and each look goes by the MTU that is there then.
+//!
+//! [`Session::follow_mtu`]: super::session::Session::follow_mtu
+//!
 //! That thread tells the port's thread when to look at the interface, and again while queues could not be set up. It
 //! also asks what the XDP program counted, for `status`, which asks nobody itself: a steward may take its time, or be
 //! stopped.
@@ -29,6 +36,17 @@ const LONGEST_RETRY: Duration = Duration::from_secs(5);
 /// How long a steward is asked for what the program counted.
 const SAMPLE_TIMEOUT: Duration = Duration::from_millis(500);
 
+/// When an interface is looked at again, at the latest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Again {
+    /// Queues are being set up anew one by one.
+    AtOnce,
+    /// Queues could not be set up.
+    Soon,
+    /// When something is told of it.
+    Told,
+}
+
 impl Port {
     /// Asks for what the program counted and how it is attached; the receiver's end tells that it is known.
     pub(crate) fn ask_for_sample(&self) -> Option<Receiver<()>> {
@@ -47,13 +65,14 @@ impl Port {
                 };
                 let watched = port.watched();
                 let longest = match again {
-                    true => Some(pause),
+                    Again::AtOnce => Some(Duration::ZERO),
+                    Again::Soon => Some(pause),
                     // What a steward tells while another thread waits for its answer, that thread reads.
-                    false => watched.as_ref().map(|_| RETRY),
+                    Again::Told => watched.as_ref().map(|_| RETRY),
                 };
                 pause = match again {
-                    true => (pause * 2).min(LONGEST_RETRY),
-                    false => RETRY,
+                    Again::Soon => (pause * 2).min(LONGEST_RETRY),
+                    Again::AtOnce | Again::Told => RETRY,
                 };
                 port.await_change(watched.as_deref(), longest);
             }
@@ -127,19 +146,19 @@ impl Port {
         self.window.shown()?.interface.as_ref()?.itself.upgrade()
     }
 
-    /// Looks at the interface again: it may be gone, back, down, or have another MTU. True if the
-    /// port's queues could not be set up, so that it is worth to look again soon.
-    fn look(&self, state: &mut PortState) -> bool {
+    /// Looks at the interface again: it may be gone, back, down, or have another MTU.
+    fn look(&self, state: &mut PortState) -> Again {
         let Some(PortQueues { name, .. }) = self.config.nic.queues() else {
-            return false;
+            return Again::Told;
         };
         let before = state.link_config(&self.joined);
+        let mut follows = false;
         match state
             .interface
             .clone()
             .map(|interface| (interface.look(), interface))
         {
-            Some((Ok(link), interface)) => self.adapt(state, &interface, &link),
+            Some((Ok(link), interface)) => follows = self.adapt(state, &interface, &link),
             Some((Err(lost), interface)) => {
                 let reason = with_sources(&lost);
                 tracing::warn!(interface = name, port = %self.config.name, "{reason}");
@@ -162,8 +181,12 @@ impl Port {
         {
             session.config_changed();
         }
-        // Nobody tells when a leased interface is back.
-        state.impaired.is_some()
+        match (follows, &state.impaired) {
+            (true, _) => Again::AtOnce,
+            // Nobody tells when a leased interface is back.
+            (false, Some(_)) => Again::Soon,
+            (false, None) => Again::Told,
+        }
     }
 
     /// The interface was gone; goes on if one of its name is there again.
@@ -173,7 +196,6 @@ impl Port {
                 tracing::info!(interface = name, port = %self.config.name, "interface is back");
                 if let Some(Ok(link)) = interface.as_ref().map(|interface| interface.look()) {
                     state.link_down = !link.up;
-                    state.mtu = Some(link.mtu);
                 }
                 state.interface = interface;
                 self.restart_lanes(state);
@@ -196,10 +218,11 @@ impl Port {
         }
     }
 
-    /// The interface is there; takes note of what changed on it.
-    fn adapt(&self, state: &mut PortState, interface: &Interface, link: &Link) {
+    /// The interface is there; takes note of what changed on it. True if a queue was set up anew for another MTU: there
+    /// may be more.
+    fn adapt(&self, state: &mut PortState, interface: &Interface, link: &Link) -> bool {
         if interface.steering.is_away() {
-            return;
+            return false;
         }
         let far = self.far_sides(state.interface.as_ref());
         // Memory that was registered while the steward was away.
@@ -219,27 +242,37 @@ impl Port {
             let now = if link.up { "up" } else { "down" };
             tracing::info!(interface = link.name, port = %self.config.name, "interface is {now}");
         }
-        interface.take_note(link);
-        let other_mtu = state
-            .mtu
-            .replace(link.mtu)
-            .is_some_and(|before| before != link.mtu);
-        if other_mtu {
-            tracing::info!(
-                interface = link.name,
-                mtu = link.mtu,
-                "MTU changed, queues are set up anew"
-            );
+        if link.mtu != interface.mtu() {
+            tracing::info!(interface = link.name, mtu = link.mtu, "MTU changed");
         }
+        interface.take_note(link);
         // In direct placement the guest's own buffers wait in the socket of an interface that is
         // down; only closing it gives them back.
         let direct = self.config.placement.has_guest_ram();
         interface.settle_hints(&mut self.teller(state));
-        if other_mtu || (went_down && direct) {
+        if (went_down && direct) || self.check_mtu(state).is_err() {
             self.restart_lanes(state);
-        } else if state.impaired.is_some() {
+            return false;
+        }
+        let follows = self.follow_mtu(state);
+        if !follows && state.impaired.is_some() {
             self.start_lanes(state);
         }
+        follows
+    }
+
+    /// Lets lanes go on with the interface's MTU as it is now; whether a queue was set up anew for that.
+    fn follow_mtu(&self, state: &mut PortState) -> bool {
+        let far = self.far_sides(state.interface.as_ref());
+        let Some(session) = &mut state.session else {
+            return false;
+        };
+        let followed = session.follow_mtu(&self.context(&far));
+        let failed = followed.as_ref().err().map(|error| with_sources(error));
+        if let Some(reason) = session.take_shortage().or(failed) {
+            self.impair(state, reason);
+        }
+        followed.unwrap_or(true)
     }
 
     /// Stops the port's lanes and starts them on what the interface is now.

@@ -81,8 +81,6 @@ pub(crate) struct PortState {
     pub(super) lines: LogLimit,
     /// The daemon ends; nothing is set up any more.
     over: bool,
-    /// MTU that the queues were set up for.
-    mtu: Option<u32>,
     /// What the VMM was told last when it was refused.
     refusal: Option<String>,
     fault: FaultCell,

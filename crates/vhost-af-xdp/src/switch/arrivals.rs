@@ -162,6 +162,11 @@ impl Arrivals {
         Self { untags, ..self }
     }
 
+    /// Frames may have so many bytes from now on.
+    pub(crate) fn set_frame_limit(&mut self, bytes: u32) {
+        self.frame_limit = bytes;
+    }
+
     /// Delivers frames that were received among others' into chunks of `umem`, as far as the guest has buffers.
     /// `received`: those that were taken out of `waiting` and not delivered yet. `beside`: what goes with them.
     /// Errors: what the guest did wrong.

@@ -213,6 +213,13 @@ pub(crate) trait Lane: Send {
     }
     /// Who belongs to the lane's network now, and where.
     fn meet(&mut self, _members: &Arc<Members>) {}
+    /// Frames may have so many bytes from now on. Not of a lane whose guest receives into its own memory: its buffers
+    /// were chosen by the limit.
+    fn set_frame_limit(&mut self, bytes: u32) {
+        if let Some(pair) = self.pair_mut() {
+            pair.frame_limit = bytes;
+        }
+    }
     /// What its guest may send and get, from now on.
     fn set_limits(&mut self, _limits: &PortLimits) {}
     /// Which frames its guest may send and get from now on, where that is possible; `None`: all. What it went by before

@@ -192,6 +192,22 @@ fn frame_in_pieces_is_whole_though_its_guest_has_no_room_for_more() {
     assert_eq!(world.ports[0].counters.to_guest_no_buffer.get(), 1);
 }
 
+#[test]
+fn frame_in_pieces_may_be_longer_when_all_of_the_uplink_may() {
+    let mut world = World::new(&[4]).with_uplink(64);
+    world.breathe();
+    let long = frame(mac(0), STRANGER, 2000);
+    for (limit, given) in [(1518, 0), (2018, 1), (1518, 0)] {
+        let uplink = world.slots.last_mut().expect("an uplink");
+        uplink.lane.set_frame_limit(limit);
+        world.arrive_in_pieces(&long);
+        world.breathe();
+        let got = world.ports[0].got();
+        assert!(got == vec![long.clone(); given], "{limit}: {} frames", got.len());
+    }
+    assert_eq!(world.ports[0].counters.to_guest_in_pieces.get(), 2);
+}
+
 /// Others come and go while its pieces do.
 #[test]
 fn frame_in_pieces_is_whole_though_another_port_leaves_meanwhile() {

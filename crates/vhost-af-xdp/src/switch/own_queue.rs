@@ -59,6 +59,8 @@ pub(crate) trait OwnQueue: Send {
     fn awaits_nic(&self) -> bool;
     /// What stands before its frames from now on, where something of ours may.
     fn promise(&mut self, _promise: &Promise) {}
+    /// Frames may have so many bytes from now on.
+    fn set_frame_limit(&mut self, _bytes: u32) {}
     /// Sends a frame of ours, if there is room for it now.
     fn inject(&mut self, frame: &[u8], counters: &PairCounters);
     /// The lane is stopped: takes back what the kernel holds; the queue, if that goes on without it.
@@ -236,6 +238,10 @@ impl<N: Lent> OwnQueue for CopyQueue<N> {
 
     fn promise(&mut self, promise: &Promise) {
         self.queue.promise(promise);
+    }
+
+    fn set_frame_limit(&mut self, bytes: u32) {
+        self.receiver.set_frame_limit(bytes);
     }
 
     fn nic(&self) -> Option<BorrowedFd<'_>> {

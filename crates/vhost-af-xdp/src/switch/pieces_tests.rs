@@ -111,6 +111,21 @@ fn pieces_are_one_frame_in_copy_placement() {
     }
 }
 
+/// What is longer than a frame can be was several.
+#[test]
+fn pieces_are_longer_together_when_frames_may_be() {
+    for mut world in copying() {
+        for (limit, lost, delivered) in [(1518, 1, None), (2018, 1, Some(2000)), (1518, 2, None)] {
+            world.lane.set_frame_limit(limit);
+            world.receive(&[1000, 1000], true);
+            world.receive(&[60], true);
+            let expected: Vec<_> = delivered.into_iter().chain([60]).map(Some).collect();
+            assert_eq!(world.delivered(), expected, "{limit}");
+            assert_eq!(world.counters.to_guest_in_pieces.get(), lost);
+        }
+    }
+}
+
 #[test]
 fn frame_without_its_end_does_not_become_part_of_the_next() {
     for mut world in copying() {

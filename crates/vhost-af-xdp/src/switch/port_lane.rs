@@ -415,6 +415,11 @@ impl<O: OwnQueue> Lane for PortLane<O> {
         self.own.promise(promise);
     }
 
+    fn set_frame_limit(&mut self, bytes: u32) {
+        self.pair.frame_limit = bytes;
+        self.own.set_frame_limit(bytes);
+    }
+
     fn set_limits(&mut self, limits: &PortLimits) {
         self.sender.throttle.set(limits.from_guest.as_ref());
         self.limit.clone_from(&limits.to_guest);

@@ -42,6 +42,11 @@ impl Receiver {
         }
     }
 
+    /// Frames may have so many bytes from now on.
+    pub(crate) fn set_frame_limit(&mut self, bytes: u32) {
+        self.arrivals.set_frame_limit(bytes);
+    }
+
     /// Delivers a batch, as far as the guest has buffers; the frames that it got.
     /// Errors: what the guest did wrong.
     #[inline]

@@ -432,6 +432,13 @@ impl<N: Lent> Lane for UplinkLane<N> {
         self.queue.promise(promise);
     }
 
+    fn set_frame_limit(&mut self, bytes: u32) {
+        self.origin.frame_limit = bytes;
+        for inbox in &mut self.inboxes {
+            inbox.arrivals.set_frame_limit(bytes);
+        }
+    }
+
     fn meet(&mut self, members: &Arc<Members>) {
         self.members = Arc::clone(members);
         self.is_stale = true;

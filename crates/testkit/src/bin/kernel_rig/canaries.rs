@@ -24,8 +24,9 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 
 use rustix::net::{Shutdown, SocketType, shutdown, sockopt};
-use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, Signal, pidfd_getfd, pidfd_open};
+use rustix::process::{Pid, Signal};
 use testkit::daemon::Placement;
+use testkit::holdings::copies_of_sockets;
 use testkit::{Layout, PacketPort, Rig, VethPair, Wire, frame, wait};
 use virtqueue::GuestAddr;
 
@@ -379,17 +380,7 @@ fn shut_connection(rig: &mut Rig) {
 
 /// A process's connection to another.
 fn connection(pid: u32, other: u32) -> OwnedFd {
-    let process = pidfd_open(pid_of(pid), PidfdFlags::empty()).expect("it runs");
-    let entries = fs::read_dir(format!("/proc/{pid}/fd"))
-        .expect("it runs")
-        .flatten();
-    let sockets = entries.filter(|entry| {
-        fs::read_link(entry.path()).is_ok_and(|link| link.to_string_lossy().starts_with("socket:"))
-    });
-    let mut copies = sockets.filter_map(|entry| {
-        let number = entry.file_name().to_string_lossy().parse().ok()?;
-        pidfd_getfd(&process, number, PidfdGetfdFlags::empty()).ok()
-    });
+    let mut copies = copies_of_sockets(pid).into_values();
     let is_it = |socket: &OwnedFd| {
         sockopt::socket_type(socket) == Ok(SocketType::SEQPACKET)
             && sockopt::socket_peercred(socket).is_ok_and(|peer| peer.pid == pid_of(other))

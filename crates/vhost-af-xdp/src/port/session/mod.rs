@@ -333,11 +333,7 @@ impl Session {
     /// Frames may have so many bytes from now on.
     pub(crate) fn set_frame_limit(&self, bytes: u32, workers: &Workers) {
         for lane in self.lanes.iter().flatten() {
-            lane.change(workers, move |lane, _| {
-                if let Some(pair) = lane.pair_mut() {
-                    pair.frame_limit = bytes;
-                }
-            });
+            lane.change(workers, move |lane, _| lane.set_frame_limit(bytes));
         }
     }
 

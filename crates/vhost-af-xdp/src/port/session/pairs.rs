@@ -12,6 +12,7 @@ use crate::direct::registration::{Registered, Registration, UnderWay};
 use crate::guard::alarm::Alarm;
 use crate::guard::interrupt;
 use crate::nic::endpoint::NicQueue;
+use crate::nic::interface_queue::{Fit, InterfaceQueue};
 use crate::nic::mode::Fallback;
 use crate::nic::xdp::XdpNic;
 use crate::port::far::FarSide;
@@ -233,6 +234,28 @@ impl Session {
         (0..self.lanes.len()).for_each(|pair| self.stop_pair(pair, workers));
     }
 
+    /// Lets lanes go on with the MTU that the interface has now. Those whose queues do for it have another limit, and
+    /// nothing of them stops. Of the others one is set up anew, while the rest run as they did; whether one was: then
+    /// there may be more.
+    /// Errors: what the VMM or its guest did wrong.
+    pub(crate) fn follow_mtu(&mut self, context: &PortContext<'_>) -> Result<bool, SessionError> {
+        let mut unfit = None;
+        for (pair, far) in context.far.iter().enumerate().take(self.lanes.len()) {
+            let (Some(lane), Some(queue)) = (&self.lanes[pair], far.queue()) else {
+                continue;
+            };
+            match queue.fit() {
+                Fit::Same => {}
+                // What is being registered for it was for another MTU.
+                Fit::Limit if self.registering[pair].is_none() => follow_limit(queue, lane, context.workers),
+                Fit::Limit | Fit::Anew => unfit = unfit.or(Some(pair)),
+            }
+        }
+        let Some(pair) = unfit else { return Ok(false) };
+        self.stop_pair(pair, context.workers);
+        self.start_pair(pair, context).map(|()| true)
+    }
+
     /// As [`Self::go_direct`] for every pair whose memory is registered by now.
     pub(crate) fn go_direct_all(&mut self, context: &PortContext<'_>) -> Result<(), SessionError> {
         (0..self.lanes.len()).try_for_each(|pair| self.go_direct(pair, context))
@@ -320,14 +343,19 @@ impl Session {
             return Ok(());
         };
         self.registering[pair] = None;
+        let is_for_now = |registered: &Registered| match (&registered.socket, context.far[pair].queue()) {
+            (Some(socket), Some(queue)) => socket.is_for(&queue.interface),
+            _ => true,
+        };
         let became = match done {
-            Ok(registered) => self.replace_by_direct(pair, registered, context),
-            // It needed a socket while the steward was away.
-            Err(error) if error.is_away() => {
+            Ok(registered) if is_for_now(&registered) => self.replace_by_direct(pair, registered, context),
+            Err(error) if !error.is_away() => Err(LaneError::from(error).into()),
+            // It was for another MTU, or needed a socket while the steward was away.
+            again => {
+                drop(again);
                 let registration = self.parts(pair, context).registration()?;
                 self.begin_registration(pair, registration)
             }
-            Err(error) => Err(LaneError::from(error).into()),
         };
         // The guest is served already: nothing of this ends its session.
         became.or_else(|error| self.copy_instead(pair, &error, context))
@@ -453,6 +481,16 @@ impl Session {
             blocked.store(true, Relaxed);
             report(&self.fault, Fault::CallBlocks, &self.connection.alarm);
         }
+    }
+}
+
+/// Frames of a queue and its lane may have as many bytes as the interface carries now. If the program cannot be told
+/// that, it is told at the next look.
+fn follow_limit(queue: &InterfaceQueue, lane: &ActiveLane, workers: &Workers) {
+    let bytes = queue.interface.frame_limit();
+    lane.change(workers, move |lane, _| lane.set_frame_limit(bytes));
+    if let Err(error) = queue.follow_limit() {
+        tracing::debug!(queue = queue.number, "frame limit: {}", with_sources(&error));
     }
 }
 
