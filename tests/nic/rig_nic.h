@@ -118,6 +118,9 @@ struct rig_frame {
 	u16 hash_type;
 	/* Bytes of its headers, if it is TCP; else 0. */
 	u16 headers;
+	/* What was taken off it, in the host's byte order. */
+	u16 tag;
+	bool has_tag;
 };
 
 static inline struct rig_frame *rig_frame(struct sk_buff *skb)

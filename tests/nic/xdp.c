@@ -177,7 +177,20 @@ static int rig_get_hash(const struct xdp_md *ctx, u32 *hash, enum xdp_rss_hash_t
 	return 0;
 }
 
+static int rig_get_tag(const struct xdp_md *ctx, __be16 *protocol, u16 *tag)
+{
+	const struct rig_buff *buff = (const void *)ctx;
+	const struct rig_frame *frame = rig_frame(buff->frame);
+
+	if (!frame->has_tag)
+		return -ENODATA;
+	*protocol = htons(ETH_P_8021Q);
+	*tag = frame->tag;
+	return 0;
+}
+
 const struct xdp_metadata_ops rig_metadata_ops = {
 	.xmo_rx_timestamp = rig_get_timestamp,
 	.xmo_rx_hash = rig_get_hash,
+	.xmo_rx_vlan_tag = rig_get_tag,
 };
