@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use steer::Filter;
 use steward::protocol::{Reason, Steered, Wanted};
+use testkit::foreign::{Verdict, judge_all};
 use testkit::{PacketPort, frame, require, wait};
 
 use super::common::{self, holder};
@@ -59,6 +60,42 @@ fn packets_in_zero_copy(rig: &Rig, seed: u8) {
         "frames of the socket's memory"
     );
     rig.ethtool(&["-N", NIC, "delete", "1"]);
+}
+
+#[test]
+fn programs_verdicts_are_what_becomes_of_frames() {
+    require!(Root);
+    let Some(rig) = Rig::new() else { return };
+    let (near, pools) = (&rig.world.veth.near, rig.pools());
+    let (host, wire) = (
+        PacketPort::open(near, NIC),
+        PacketPort::open(&rig.world.veth.far, WIRE),
+    );
+    let verdicts = [
+        (Verdict::Pass, "passed", Some(&host)),
+        (Verdict::SendBack, "sent_back", Some(&wire)),
+        (Verdict::SendBy(near.index_of(NIC)), "redirected", Some(&wire)),
+        (Verdict::Drop, "dropped", None),
+        (Verdict::Aborted, "aborted", None),
+    ];
+    for (seed, (verdict, counter, gets)) in (0..).zip(verdicts) {
+        let program = judge_all(near, NIC, verdict);
+        // No hash is of these frames: the first queue gets them.
+        let (before, mut sent) = (rig.counted_of(0, counter), 0);
+        for length in [60, 1024, 1514].repeat(30) {
+            let frame = frame::plain(length, seed);
+            wire.send(&frame);
+            sent += 1;
+            if let Some(port) = gets {
+                let ours = || port.receive(wait::SOON).filter(|got| got.starts_with(&STATION));
+                frame::assert_same(&wait::until_some(wait::SOON, ours).expect("it arrives"), &frame);
+            }
+        }
+        let is_counted = || rig.counted_of(0, counter) >= before + sent;
+        assert!(wait::until(wait::SOON, is_counted), "{verdict:?}");
+        drop(program);
+    }
+    assert_eq!(rig.pools(), pools);
 }
 
 /// By which of the leased queues, the NIC's table of hashes says, which knows theirs only.
