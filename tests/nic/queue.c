@@ -387,7 +387,8 @@ static void rig_default_config(struct net_device *dev, struct netdev_queue_confi
 	config->rx_page_size = PAGE_SIZE;
 }
 
-static int rig_validate_config(struct net_device *dev, struct netdev_queue_config *config, struct netlink_ext_ack *extack)
+static int rig_validate_config(struct net_device *dev, struct netdev_queue_config *config,
+			       struct netlink_ext_ack *extack)
 {
 	if (is_power_of_2(config->rx_page_size) && config->rx_page_size >= PAGE_SIZE && config->rx_page_size <= SZ_64K)
 		return 0;

@@ -2,9 +2,9 @@
 /*
  * xdp.c: XDP programs, and what they may ask of a frame. See rig_nic.h.
  *
- * A program comes and goes while the queues run: each frame is judged by the one that is there when it is received. It
- * sees frames that lie in one buffer as a whole. So the MTU is at most what has room in one beside what the kernel wants
- * before and behind a frame, and headers are not split off while there is a program.
+ * A program comes and goes while the queues run: each frame is judged by the one that is there when it is received.
+ * It sees frames that lie in one buffer as a whole. So the MTU is at most what has room in one beside what the kernel
+ * wants before and behind a frame, and headers are not split off while there is a program.
  */
 #include <linux/bpf_trace.h>
 #include <linux/etherdevice.h>

@@ -1,5 +1,6 @@
-//! Leases of a NIC's queue for io_uring zero-copy receive, on a NIC that has such queues: that of tests/nic, which the
-//! kernel rig loads (scripts/kernels --wire nic). Elsewhere there is none, and these tests say so.
+//! Leases of a NIC's queue for io_uring zero-copy receive, and for packets ([`packets`]), on a NIC that has all that
+//! leases ask for: that of tests/nic, which the kernel rig loads (scripts/kernels --wire nic). Elsewhere there is none,
+//! and these tests say so.
 //!
 //! The NIC is in the steward's network namespace, the other end of its wire in the peers'. Each test finds it as it
 //! comes up, which is how it shows that the one before has left nothing.

