@@ -8,6 +8,7 @@
 pub(crate) mod above;
 #[cfg(feature = "server")]
 pub(crate) mod filters;
+pub mod netkit;
 #[cfg(feature = "server")]
 pub(crate) mod tap;
 
@@ -20,6 +21,7 @@ use std::time::Duration;
 use netlink_bindings::netdev;
 use netlink_bindings::nlctrl;
 use netlink_bindings::rt_link::{self, Ifinfomsg, IterableLinkAttrs, LinkinfoDataMsg, NetkitPairing};
+use netlink_bindings::traits::NetlinkRequest;
 use netlink_socket2::NetlinkSocket;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::io::Errno;
@@ -191,6 +193,11 @@ impl Link {
             translated: device.is_some_and(|(bus, name)| device::is_translated(buses, bus, name)),
         })
     }
+}
+
+fn acknowledged(request: &impl NetlinkRequest) -> io::Result<()> {
+    let mut socket = NetlinkSocket::new();
+    socket.request(request)?.recv_ack().map_err(io::Error::from)
 }
 
 /// Whether it is a netkit without a peer (`IFLA_NETKIT_PAIRING`, include/uapi/linux/if_link.h).
