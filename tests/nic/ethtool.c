@@ -3,7 +3,8 @@
  * ethtool.c: what ethtool(8) asks and says. See rig_nic.h.
  *
  * `ethtool -S` tells of each queue what came to it, what of that was split off, and what was dropped since no buffer
- * was posted or the wire was full.
+ * was posted, the wire was full, or the frame longer than its buffer; of AF_XDP in zero-copy what came into a socket's
+ * buffers (lent_frames) and what was sent from them (lent_sent); and what programs made of frames.
  */
 #include <linux/ethtool.h>
 #include <linux/rtnetlink.h>
@@ -219,7 +220,18 @@ static int rig_set_rxnfc(struct net_device *dev, struct ethtool_rxnfc *wanted)
 
 /* ---- counters ---- */
 
-static const char *const rig_counters[] = { "frames", "split_bytes", "no_buffer", "lost" };
+struct rig_counter {
+	const char *name;
+	size_t place;
+};
+
+#define RIG_COUNTER(member) { #member, offsetof(struct rig_queue, member) }
+
+static const struct rig_counter rig_counters[] = {
+	RIG_COUNTER(frames), RIG_COUNTER(split_bytes), RIG_COUNTER(no_buffer), RIG_COUNTER(lost),
+	RIG_COUNTER(too_long), RIG_COUNTER(lent_frames), RIG_COUNTER(lent_sent), RIG_COUNTER(passed),
+	RIG_COUNTER(dropped), RIG_COUNTER(aborted), RIG_COUNTER(sent_back), RIG_COUNTER(redirected),
+};
 
 static int rig_get_sset_count(struct net_device *dev, int set)
 {
@@ -232,20 +244,19 @@ static void rig_get_strings(struct net_device *dev, u32 set, u8 *text)
 
 	for (queue = 0; set == ETH_SS_STATS && queue < RIG_QUEUES; queue++) {
 		for (counter = 0; counter < ARRAY_SIZE(rig_counters); counter++)
-			ethtool_sprintf(&text, "rx%d_%s", queue, rig_counters[counter]);
+			ethtool_sprintf(&text, "rx%d_%s", queue, rig_counters[counter].name);
 	}
 }
 
 static void rig_get_ethtool_stats(struct net_device *dev, struct ethtool_stats *stats, u64 *values)
 {
 	struct rig_nic *nic = netdev_priv(dev);
+	const struct rig_counter *counter;
 	const struct rig_queue *queue;
 
 	for (queue = nic->queues; queue < nic->queues + RIG_QUEUES; queue++) {
-		*values++ = queue->frames;
-		*values++ = queue->split_bytes;
-		*values++ = queue->no_buffer;
-		*values++ = queue->lost;
+		for (counter = rig_counters; counter < rig_counters + ARRAY_SIZE(rig_counters); counter++)
+			*values++ = *(const u64 *)((const char *)queue + counter->place);
 	}
 }
 

@@ -19,23 +19,50 @@ MODULE_PARM_DESC(split, "header/data split is on from the start: ethtool(8) says
 static struct platform_device *rig_device;
 static struct rig_nic *rig_ends[2];
 
-static netdev_tx_t rig_xmit(struct sk_buff *skb, struct net_device *dev)
+/* Puts a frame on the wire, which takes it; false: nobody is there, and it is the caller's. */
+bool rig_send(struct rig_nic *nic, struct sk_buff *skb)
 {
-	struct rig_nic *nic = netdev_priv(dev), *peer = nic->peer;
+	struct rig_nic *peer = nic->peer;
 	int queue = RIG_DROP;
 
-	if (skb->ip_summed == CHECKSUM_PARTIAL && skb_checksum_help(skb))
-		goto drop;
-	skb_tx_timestamp(skb);
 	if (netif_running(peer->dev))
 		queue = rig_steer(peer, skb);
-	if (queue == RIG_DROP)
-		goto drop;
-	dev_sw_netstats_tx_add(dev, 1, skb->len);
+	if (queue == RIG_DROP) {
+		dev_core_stats_tx_dropped_inc(nic->dev);
+		return false;
+	}
+	rig_frame(skb)->time = ktime_get_real_ns();
+	dev_sw_netstats_tx_add(nic->dev, 1, skb->len);
 	rig_give(&peer->queues[queue], skb);
-	return NETDEV_TX_OK;
+	return true;
+}
+
+/* The same of bytes, which are copied. */
+bool rig_send_bytes(struct rig_nic *nic, const void *bytes, u32 count)
+{
+	struct sk_buff *skb = netdev_alloc_skb(nic->dev, count);
+
+	if (!skb) {
+		dev_core_stats_tx_dropped_inc(nic->dev);
+		return false;
+	}
+	skb_put_data(skb, bytes, count);
+	if (rig_send(nic, skb))
+		return true;
+	dev_kfree_skb_any(skb);
+	return false;
+}
+
+static netdev_tx_t rig_xmit(struct sk_buff *skb, struct net_device *dev)
+{
+	if (skb->ip_summed == CHECKSUM_PARTIAL && skb_checksum_help(skb)) {
+		dev_core_stats_tx_dropped_inc(dev);
+		goto drop;
+	}
+	skb_tx_timestamp(skb);
+	if (rig_send(netdev_priv(dev), skb))
+		return NETDEV_TX_OK;
 drop:
-	dev_core_stats_tx_dropped_inc(dev);
 	dev_kfree_skb_any(skb);
 	return NETDEV_TX_OK;
 }
@@ -46,9 +73,13 @@ static const struct net_device_ops rig_netdev_ops = {
 	.ndo_start_xmit = rig_xmit,
 	.ndo_set_mac_address = eth_mac_addr,
 	.ndo_validate_addr = eth_validate_addr,
+	.ndo_change_mtu = rig_change_mtu,
+	.ndo_bpf = rig_bpf,
+	.ndo_xdp_xmit = rig_xdp_xmit,
+	.ndo_xsk_wakeup = rig_wakeup,
 };
 
-static struct rig_nic *rig_make(unsigned int number)
+static struct rig_nic *rig_make(struct device *parent, unsigned int number)
 {
 	const u8 address[ETH_ALEN] = { 0x52, 0x54, 0x00, 0x00, 0x72, number };
 	struct net_device *dev;
@@ -65,12 +96,15 @@ static struct rig_nic *rig_make(unsigned int number)
 	dev->cfg->hds_config = split ? ETHTOOL_TCP_DATA_SPLIT_ENABLED : ETHTOOL_TCP_DATA_SPLIT_UNKNOWN;
 	spin_lock_init(&nic->steering);
 	get_random_bytes(nic->key, sizeof(nic->key));
-	SET_NETDEV_DEV(dev, &rig_device->dev);
+	SET_NETDEV_DEV(dev, parent);
 	snprintf(dev->name, sizeof(dev->name), "rig%u", number);
 	eth_hw_addr_set(dev, address);
 	dev->netdev_ops = &rig_netdev_ops;
 	dev->ethtool_ops = &rig_ethtool_ops;
 	dev->queue_mgmt_ops = &rig_queue_ops;
+	dev->xdp_metadata_ops = &rig_metadata_ops;
+	dev->xdp_features = NETDEV_XDP_ACT_BASIC | NETDEV_XDP_ACT_REDIRECT | NETDEV_XDP_ACT_NDO_XMIT |
+			    NETDEV_XDP_ACT_XSK_ZEROCOPY;
 	dev->pcpu_stat_type = NETDEV_PCPU_STAT_TSTATS;
 	dev->hw_features = NETIF_F_SG | NETIF_F_HW_CSUM | NETIF_F_RXCSUM | NETIF_F_RXHASH | NETIF_F_NTUPLE;
 	dev->features = dev->hw_features | NETIF_F_HIGHDMA;
@@ -83,7 +117,7 @@ static struct rig_nic *rig_make(unsigned int number)
 	return nic;
 }
 
-static void rig_remove(void)
+static void rig_remove(struct platform_device *device)
 {
 	int end;
 
@@ -96,19 +130,15 @@ static void rig_remove(void)
 		if (rig_ends[end])
 			free_netdev(rig_ends[end]->dev);
 	}
-	platform_device_unregister(rig_device);
 }
 
-static int __init rig_init(void)
+static int rig_probe(struct platform_device *device)
 {
 	int end, err;
 
-	rig_device = platform_device_register_simple("rig_nic", PLATFORM_DEVID_NONE, NULL, 0);
-	if (IS_ERR(rig_device))
-		return PTR_ERR(rig_device);
-	err = dma_coerce_mask_and_coherent(&rig_device->dev, DMA_BIT_MASK(64));
+	err = dma_coerce_mask_and_coherent(&device->dev, DMA_BIT_MASK(64));
 	for (end = 0; !err && end < ARRAY_SIZE(rig_ends); end++) {
-		rig_ends[end] = rig_make(end);
+		rig_ends[end] = rig_make(&device->dev, end);
 		if (!rig_ends[end])
 			err = -ENOMEM;
 	}
@@ -121,11 +151,38 @@ static int __init rig_init(void)
 	if (!err)
 		return 0;
 remove:
-	rig_remove();
+	rig_remove(device);
 	return err;
 }
 
+/* There is one device, which stays as long as the module does. */
+static struct platform_driver rig_driver = {
+	.driver = { .name = "rig_nic", .suppress_bind_attrs = true },
+	.probe = rig_probe,
+	.remove = rig_remove,
+};
+
+static int __init rig_init(void)
+{
+	int err = platform_driver_register(&rig_driver);
+
+	if (err)
+		return err;
+	rig_device = platform_device_register_simple("rig_nic", PLATFORM_DEVID_NONE, NULL, 0);
+	if (IS_ERR(rig_device)) {
+		platform_driver_unregister(&rig_driver);
+		return PTR_ERR(rig_device);
+	}
+	return 0;
+}
+
+static void __exit rig_exit(void)
+{
+	platform_device_unregister(rig_device);
+	platform_driver_unregister(&rig_driver);
+}
+
 module_init(rig_init);
-module_exit(rig_remove);
-MODULE_DESCRIPTION("A pair of interfaces with queues for zero-copy receive, for tests");
+module_exit(rig_exit);
+MODULE_DESCRIPTION("A pair of interfaces whose queues take memory of programs, for tests");
 MODULE_LICENSE("GPL");

@@ -4,7 +4,8 @@
  *
  * A queue's memory (struct rig_ring) is made and let go apart from the queue, so that the kernel can make a new one,
  * with another's memory behind it, before it takes the old one away. Of which memory a page pool's buffers are it
- * learns from the number of its queue.
+ * learns from the number of its queue. Memory that an AF_XDP socket lends (xsk.c) is not in it: it comes and goes while
+ * the queue stands, and takes the place of the ring's buffers meanwhile.
  */
 #include <linux/dma-mapping.h>
 #include <linux/etherdevice.h>
@@ -29,7 +30,7 @@ static void rig_post(struct rig_ring *ring)
 }
 
 /* The first buffer of those that were posted; 0: there is none. */
-static netmem_ref rig_take(struct rig_ring *ring)
+netmem_ref rig_take(struct rig_ring *ring)
 {
 	netmem_ref buffer;
 
@@ -85,19 +86,32 @@ static void rig_mem_free(struct net_device *dev, void *memory)
 
 void rig_give(struct rig_queue *queue, struct sk_buff *skb)
 {
-	bool is_taken;
+	bool is_taken, is_called;
 
 	spin_lock_bh(&queue->wire.lock);
 	is_taken = queue->is_open && skb_queue_len(&queue->wire) < RIG_WIRE;
+	is_called = is_taken && queue->is_armed;
 	if (is_taken)
 		__skb_queue_tail(&queue->wire, skb);
 	else
 		queue->lost++;
+	if (is_called)
+		queue->is_armed = false;
 	spin_unlock_bh(&queue->wire.lock);
-	if (is_taken)
+	if (is_called)
 		napi_schedule(&queue->napi);
-	else
+	if (!is_taken)
 		dev_kfree_skb_any(skb);
+}
+
+/* The next frame brings an interrupt; if it has come meanwhile, now. */
+static void rig_arm(struct rig_queue *queue)
+{
+	spin_lock_bh(&queue->wire.lock);
+	queue->is_armed = skb_queue_empty(&queue->wire);
+	if (!queue->is_armed)
+		napi_schedule(&queue->napi);
+	spin_unlock_bh(&queue->wire.lock);
 }
 
 /* How many bytes of a frame go into memory of the kernel. */
@@ -120,8 +134,10 @@ static struct sk_buff *rig_write(struct rig_queue *queue, struct sk_buff *frame)
 	void *memory;
 
 	skb = napi_alloc_skb(&queue->napi, at);
-	if (!skb)
+	if (!skb) {
+		queue->no_buffer++;
 		return NULL;
+	}
 	skb_mark_for_recycle(skb);
 	skb_copy_bits(frame, 0, skb_put(skb, at), at);
 	for (; at < frame->len; at += part) {
@@ -141,69 +157,132 @@ static struct sk_buff *rig_write(struct rig_queue *queue, struct sk_buff *frame)
 	return skb;
 }
 
+/* Into whose memory a frame is written, and what the stack gets of it; NULL: nothing. */
+static struct sk_buff *rig_place(struct rig_queue *queue, struct sk_buff *frame)
+{
+	struct bpf_prog *program = READ_ONCE(queue->nic->program);
+	struct sk_buff *skb;
+
+	if (queue->pool)
+		return rig_receive_lent(queue, program, frame);
+	if (program)
+		return rig_receive_judged(queue, program, frame);
+	skb = rig_write(queue, frame);
+	/* Nobody else can: the kernel does not see the payload. */
+	if (skb && (queue->nic->dev->features & NETIF_F_RXCSUM)) {
+		skb->csum = skb_checksum(frame, ETH_HLEN, frame->len - ETH_HLEN, 0);
+		skb->ip_summed = CHECKSUM_COMPLETE;
+	}
+	return skb;
+}
+
 static void rig_receive(struct rig_queue *queue, struct sk_buff *frame)
 {
+	u64 unplaced = queue->no_buffer + queue->too_long;
 	struct net_device *dev = queue->nic->dev;
-	struct sk_buff *skb = rig_write(queue, frame);
+	struct sk_buff *skb;
+	u16 hash_type;
 
 	queue->frames++;
-	if (!skb) {
+	skb = rig_place(queue, frame);
+	if (queue->no_buffer + queue->too_long != unplaced) {
 		dev_core_stats_rx_dropped_inc(dev);
 		return;
 	}
 	dev_sw_netstats_rx_add(dev, frame->len);
-	/* Nobody else can: the kernel does not see the payload. */
-	if (dev->features & NETIF_F_RXCSUM) {
-		skb->csum = skb_checksum(frame, ETH_HLEN, frame->len - ETH_HLEN, 0);
-		skb->ip_summed = CHECKSUM_COMPLETE;
-	}
-	if (dev->features & NETIF_F_RXHASH)
+	if (!skb)
+		return;
+	hash_type = rig_frame(frame)->hash_type;
+	if (hash_type && (dev->features & NETIF_F_RXHASH))
 		skb_set_hash(skb, rig_frame(frame)->hash,
-			     rig_frame(frame)->has_ports ? PKT_HASH_TYPE_L4 : PKT_HASH_TYPE_L3);
+			     hash_type & XDP_RSS_L4 ? PKT_HASH_TYPE_L4 : PKT_HASH_TYPE_L3);
 	skb_record_rx_queue(skb, queue - queue->nic->queues);
 	skb->protocol = eth_type_trans(skb, dev);
 	napi_gro_receive(&queue->napi, skb);
+}
+
+static void rig_post_all(struct rig_queue *queue)
+{
+	rig_post(&queue->ring);
+	if (queue->pool)
+		rig_post_lent(queue);
 }
 
 static int rig_poll(struct napi_struct *napi, int budget)
 {
 	struct rig_queue *queue = container_of(napi, struct rig_queue, napi);
 	struct sk_buff *frame;
-	int done = 0;
+	int received = 0, sent = 0;
 
 	if (!budget)
 		return 0;
-	rig_post(&queue->ring);
-	while (done < budget && (frame = skb_dequeue(&queue->wire))) {
+	rig_post_all(queue);
+	while (received < budget && (frame = skb_dequeue(&queue->wire))) {
 		rig_receive(queue, frame);
 		napi_consume_skb(frame, budget);
-		done++;
+		received++;
 	}
-	rig_post(&queue->ring);
-	if (done < budget)
-		napi_complete_done(napi, done);
-	return done;
+	if (queue->has_redirected)
+		xdp_do_flush();
+	queue->has_redirected = false;
+	if (queue->pool)
+		sent = rig_send_lent(queue, budget);
+	rig_post_all(queue);
+	if (received == budget || sent == budget)
+		return budget;
+	if (napi_complete_done(napi, received))
+		rig_arm(queue);
+	return received;
 }
 
 /* ---- starting and stopping ---- */
 
-static int rig_queue_start(struct net_device *dev, struct netdev_queue_config *config, void *memory, int index)
+/* What programs and sockets are told of the queue's memory. */
+static int rig_tell(struct rig_queue *queue)
+{
+	int index = queue - queue->nic->queues, err;
+
+	err = xdp_rxq_info_reg(&queue->info, queue->nic->dev, index, queue->napi.napi_id);
+	if (err)
+		return err;
+	if (queue->pool) {
+		err = xdp_rxq_info_reg_mem_model(&queue->info, MEM_TYPE_XSK_BUFF_POOL, NULL);
+		xsk_pool_set_rxq_info(queue->pool, &queue->info);
+	} else {
+		err = xdp_rxq_info_reg_mem_model(&queue->info, MEM_TYPE_PAGE_POOL, queue->ring.pool);
+	}
+	if (err)
+		xdp_rxq_info_unreg(&queue->info);
+	return err;
+}
+
+int rig_queue_start(struct net_device *dev, struct netdev_queue_config *config, void *memory, int index)
 {
 	struct rig_nic *nic = netdev_priv(dev);
 	struct rig_queue *queue = &nic->queues[index];
+	int err;
 
 	queue->ring = *(struct rig_ring *)memory;
+	err = rig_tell(queue);
+	if (err) {
+		memset(&queue->ring, 0, sizeof(queue->ring));
+		return err;
+	}
 	local_bh_disable();
-	rig_post(&queue->ring);
+	rig_post_all(queue);
 	local_bh_enable();
 	napi_enable_locked(&queue->napi);
 	spin_lock_bh(&queue->wire.lock);
 	queue->is_open = true;
+	queue->is_armed = true;
+	/* What a socket gave to be sent while the queue stood. */
+	if (queue->pool)
+		napi_schedule(&queue->napi);
 	spin_unlock_bh(&queue->wire.lock);
 	return 0;
 }
 
-static int rig_queue_stop(struct net_device *dev, void *memory, int index)
+int rig_queue_stop(struct net_device *dev, void *memory, int index)
 {
 	struct rig_nic *nic = netdev_priv(dev);
 	struct rig_queue *queue = &nic->queues[index];
@@ -213,6 +292,8 @@ static int rig_queue_stop(struct net_device *dev, void *memory, int index)
 	spin_unlock_bh(&queue->wire.lock);
 	napi_disable_locked(&queue->napi);
 	skb_queue_purge(&queue->wire);
+	rig_free_lent(queue);
+	xdp_rxq_info_unreg(&queue->info);
 	*(struct rig_ring *)memory = queue->ring;
 	memset(&queue->ring, 0, sizeof(queue->ring));
 	return 0;
@@ -245,7 +326,12 @@ int rig_open(struct net_device *dev)
 			rig_close_queues(dev, index);
 			return err;
 		}
-		rig_queue_start(dev, &config, &ring, index);
+		err = rig_queue_start(dev, &config, &ring, index);
+		if (err) {
+			rig_mem_free(dev, &ring);
+			rig_close_queues(dev, index);
+			return err;
+		}
 		netif_queue_set_napi(dev, index, NETDEV_QUEUE_TYPE_RX, &nic->queues[index].napi);
 		netif_queue_set_napi(dev, index, NETDEV_QUEUE_TYPE_TX, &nic->queues[index].napi);
 	}

@@ -125,6 +125,27 @@ static u32 rig_hash(const struct rig_nic *nic, const struct rig_key *key)
 	return hash;
 }
 
+/* Of what a frame's hash is, in the words of enum xdp_rss_hash_type. */
+static u16 rig_hash_type(const struct rig_key *key)
+{
+	switch (key->kind) {
+	case TCP_V4_FLOW:
+		return XDP_RSS_TYPE_L4_IPV4_TCP;
+	case UDP_V4_FLOW:
+		return XDP_RSS_TYPE_L4_IPV4_UDP;
+	case TCP_V6_FLOW:
+		return XDP_RSS_TYPE_L4_IPV6_TCP;
+	case UDP_V6_FLOW:
+		return XDP_RSS_TYPE_L4_IPV6_UDP;
+	default:
+		break;
+	}
+	if (!key->input_bytes)
+		return XDP_RSS_TYPE_NONE;
+	return key->keys.control.addr_type == FLOW_DISSECTOR_KEY_IPV4_ADDRS ? XDP_RSS_TYPE_L3_IPV4 :
+									      XDP_RSS_TYPE_L3_IPV6;
+}
+
 static bool rig_has(const void *frame, const void *wanted, const void *mask, u32 bytes)
 {
 	const u8 *a = frame, *b = wanted, *m = mask;
@@ -162,7 +183,7 @@ int rig_steer(struct rig_nic *nic, struct sk_buff *skb)
 		return RIG_DROP;
 	rig_read(&key, skb);
 	frame->headers = rig_headers(&key, skb);
-	frame->has_ports = key.kind;
+	frame->hash_type = rig_hash_type(&key);
 	spin_lock_bh(&nic->steering);
 	frame->hash = rig_hash(nic, &key);
 	for (rule = nic->rules; rule < nic->rules + RIG_RULES; rule++) {

@@ -113,7 +113,7 @@ impl Wire {
     /// Whether the daemon's NIC can have a queue beside the one that all frames come to.
     #[must_use]
     pub fn has_a_queue_to_spare(&self) -> bool {
-        matches!(self.driver(), "veth" | "igb")
+        matches!(self.driver(), "veth" | "igb" | "rig_nic")
     }
 
     /// The same as [`lay`](Self::lay), where the daemon's NIC has two queues, all frames come to the first, and it
@@ -169,7 +169,7 @@ fn lay_nics(driver: &str, nic: &str, peer: &str) -> VethPair {
     let settings = format!("/sys/class/net/{}", VethPair::NIC);
     let at_once = format!("echo 0 >{settings}/napi_defer_hard_irqs; echo 0 >{settings}/gro_flush_timeout");
     pair.near.run("sh", &["-ec", &at_once]);
-    if driver == "igb" {
+    if driver == "igb" || driver == "rig_nic" {
         // The others have one queue only, and no tags that they take off.
         pair.near.run("ethtool", &["-L", VethPair::NIC, "combined", "1"]);
         pair.near.run("ethtool", &["-K", VethPair::NIC, "rxvlan", "off"]);

@@ -236,6 +236,18 @@ pub(crate) const TABLE: &[Line] = &[
         ..READ
     },
     Line {
+        driver: "rig_nic",
+        devices: "the kernel rig's",
+        from: (7, 2),
+        zero_copy: Good,
+        by_address: "yes",
+        contexts: true,
+        bind: StopsQueue,
+        window: Window::Multiples(128),
+        why: "no NIC, but a driver for tests (tests/nic), run here byte-exact, Linux 7.2 (scripts/kernels --wire nic)",
+        ..READ
+    },
+    Line {
         driver: "ena",
         devices: "Amazon",
         from: ANY,

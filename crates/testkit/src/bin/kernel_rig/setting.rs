@@ -186,7 +186,7 @@ impl Setting {
     pub(crate) fn buffer(self, driver: &str) -> u32 {
         let longest = match (self.into_guest, driver) {
             (true, "igb") => 2048,
-            (true, "virtio_net") => 1536,
+            (true, "virtio_net" | "rig_nic") => 1536,
             _ => 1518,
         };
         longest + testkit::driver::HEADER as u32
@@ -230,8 +230,9 @@ impl Setting {
 
 /// Since which kernel drivers have zero-copy, of those that a virtual machine can have
 /// (`drivers/net/ethernet/intel/igb/igb_xsk.c`, and
-/// `virtnet_xsk_pool_enable` in `drivers/net/virtio_net.c`).
-const ZERO_COPY_SINCE: [(&str, (u32, u32)); 2] = [("igb", (6, 14)), ("virtio_net", (6, 14))];
+/// `virtnet_xsk_pool_enable` in `drivers/net/virtio_net.c`), and the rig's own.
+const ZERO_COPY_SINCE: [(&str, (u32, u32)); 3] =
+    [("igb", (6, 14)), ("virtio_net", (6, 14)), ("rig_nic", (7, 2))];
 
 fn has_zero_copy(driver: &str) -> bool {
     let since = ZERO_COPY_SINCE.iter().find(|(name, _)| *name == driver);
