@@ -5,6 +5,8 @@
 //! comes up, which is how it shows that the one before has left nothing.
 
 mod common;
+#[path = "nic/netkits.rs"]
+mod netkits;
 
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener, TcpStream};

@@ -412,7 +412,7 @@ mod tests {
         assert_eq!((outcome.steered, outcome.note.as_str()), (Steered::ByContext, ""));
         drop(ledger);
         let mut successor = Ledger::open(Some(path.clone()));
-        assert_eq!(successor.noted(), [2]);
+        assert_eq!(successor.noted(), [2].into());
         assert_eq!(successor.in_force(&nic, 2), Some(Steered::ByContext));
         assert_eq!(
             successor.in_force(&Played::new(), 2),
