@@ -201,7 +201,8 @@ fn acknowledged(request: &impl NetlinkRequest) -> io::Result<()> {
 }
 
 /// Whether it is a netkit without a peer (`IFLA_NETKIT_PAIRING`, include/uapi/linux/if_link.h).
-fn has_no_peer(attributes: &IterableLinkAttrs<'_>) -> bool {
+#[must_use]
+pub fn has_no_peer(attributes: &IterableLinkAttrs<'_>) -> bool {
     let data = attributes.get_linkinfo().and_then(|info| info.get_data());
     let Ok(LinkinfoDataMsg::Netkit(netkit)) = data else {
         return false;

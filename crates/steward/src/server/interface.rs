@@ -218,6 +218,7 @@ impl Interface {
     /// `taken`: indexes of interfaces that are leased, which it cannot come back as.
     pub(super) fn look(&mut self, taken: &[u32]) -> bool {
         let before = (self.facts(), self.entries.clone(), self.known_of_networks());
+        let lost = self.lost_netkits();
         self.take_back();
         match Link::find(self.link.index) {
             Ok(Some(link)) => self.link = link,
@@ -255,7 +256,8 @@ impl Interface {
         }
         self.look_at_host();
         self.look_at_netkits();
-        before != (self.facts(), self.entries.clone(), self.known_of_networks())
+        lost != self.lost_netkits()
+            || before != (self.facts(), self.entries.clone(), self.known_of_networks())
     }
 
     /// What holders of networks are told of tags, and of queues that they lack.

@@ -267,6 +267,12 @@ impl Interface {
         }
     }
 
+    /// Queues whose netkits were seen to be gone.
+    pub(super) fn lost_netkits(&self) -> Vec<u32> {
+        let lost = self.netkits.iter().filter(|(_, netkit)| netkit.is_lost);
+        lost.map(|(&queue, _)| queue).collect()
+    }
+
     /// Name of the netkit that had a queue, if it was seen to be gone.
     pub(super) fn lost_netkit(&self, queue: u32) -> Option<&str> {
         let netkit = self.netkits.get(&queue).filter(|netkit| netkit.is_lost)?;
