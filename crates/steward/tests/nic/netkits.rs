@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
@@ -10,7 +11,9 @@ use steer::{Filter, SocketMap};
 use steward::client::{Lease, LeaseError};
 use steward::hardware::bound::Bound;
 use steward::protocol::{NetkitEnd, NetkitWanted, Reason, Wanted};
-use testkit::{NetNs, PacketPort, Running, require, wait};
+use testkit::{
+    Daemon, Driver, DriverConfig, Layout, NetNs, PacketPort, Running, Serve, daemon, require, wait,
+};
 use xsk::{BindRequest, QueueId, Socket, SocketConfig};
 
 use super::{FEW_KILLS, KILLS, NIC, QUEUE, Rig, WIRE, common};
@@ -374,6 +377,82 @@ fn holder_without_privileges_has_a_netkit_here_and_none_in_a_namespace_of_others
     running.signal(Signal::KILL);
     running.wait(wait::SOON);
     rig.assert_no_netkit(&pod);
+}
+
+#[test]
+fn daemon_serves_a_guest_on_what_the_command_has_made() {
+    require!(Root);
+    let Some(rig) = rig() else { return };
+    let pod = NetNs::new("pod");
+    let wire = PacketPort::open(&rig.world.veth.far, WIRE);
+    let bpffs = rig.world.bpffs.as_ref().expect("its leases are kept");
+    let pin = bpffs.pins().with_file_name("pod0");
+    let file = format!("/run/netns/{}", pod.name());
+    let (queue, socket) = (QUEUE.to_string(), rig.world.socket());
+    let mut command = Command::new(daemon::binary());
+    command.args([
+        "netkit",
+        NIC,
+        &queue,
+        NAME,
+        "--netns",
+        &file,
+        "--mac",
+        "02:00:00:00:6e:6b",
+    ]);
+    command.arg("--pin").arg(&pin).arg("--steward").arg(&socket);
+    let mut held = Running::start(command);
+    held.await_text("its queue 1 is queue 3 of rig1");
+    let ask = |ns: &NetNs, args: &[&str]| {
+        let said = ns.command(daemon::binary()).args(args).output().expect("it runs");
+        String::from_utf8_lossy(&said.stdout).into_owned()
+    };
+    let at_nic = ask(&rig.world.veth.near, &["queues", NIC]);
+    assert!(at_nic.contains(", queue 1, network namespace "), "{at_nic}");
+    let at_netkit = ask(&pod, &["queues", NAME]);
+    assert!(
+        at_netkit.contains("lease of a NIC in another network namespace"),
+        "{at_netkit}"
+    );
+    let checked = ask(&pod, &["check", NAME]);
+    assert!(
+        checked.contains("--start-queue 1 --inhibit --map-path"),
+        "{checked}"
+    );
+    pod.enter(|| {
+        let serve = Serve::interface(NAME).by_root().flag("--inhibit");
+        let serve = serve
+            .with("--start-queue", "1")
+            .with("--map-path", pin.display().to_string());
+        let command = Command::new(daemon::binary());
+        let mut served = Daemon::spawn_by(command, daemon::private_dir(), &serve);
+        served.await_ready();
+        let mut guest = Driver::connect(&served.socket(), &DriverConfig::default()).expect("accepted");
+        let pair = &mut guest.pairs[0];
+        pair.post(64, &[2048]);
+        for seed in 0..20 {
+            let sent = frame(seed);
+            let comes = wait::until_some(wait::SOON, || {
+                wire.send(&sent);
+                pair.receive(Duration::from_millis(200))
+                    .filter(|got| got.frame == sent)
+            });
+            assert!(comes.is_some(), "{}\n{}", served.said(), rig.world.steward);
+            pair.send(&sent, Layout::Whole);
+            assert_eq!(wire.receive(wait::SOON), Some(sent), "{}", served.said());
+            pair.post(1, &[2048]);
+        }
+        assert_eq!(
+            served.port(0)["pairs"][0]["mode"],
+            "zero-copy",
+            "{}",
+            served.status()
+        );
+    });
+    held.signal(Signal::TERM);
+    assert!(held.wait(wait::SOON).success());
+    rig.assert_no_netkit(&pod);
+    rig.world.await_nothing();
 }
 
 #[test]
