@@ -12,10 +12,10 @@
  *             So the host keeps its connectivity on the other queues. It loses nothing but performance
  *             between the moments when the program is attached and a queue is enabled.
  *   drop      the frame cannot be delivered whole: longer than the limit, or no room for the header. Counted.
- *   redirect  into the XSKMAP slot of the queue, or into the one place of a map of its own. If the queue asks for a virtio header, a zeroed one is first
- *             put directly before the frame as XDP metadata. The kernel copies metadata and frame together
- *             (net/xdp/xsk.c). So both land in the guest's buffer, header first, and nobody has to write it.
- *             num_buffers is 1: a frame that we let through fits one buffer. The limit is for that.
+ *   redirect  into the XSKMAP slot of the queue, or into the one place of a map of its own. If the queue asks for a
+ *             virtio header, a zeroed one is first put directly before the frame as XDP metadata. The kernel copies
+ *             metadata and frame together (net/xdp/xsk.c). So both land in the guest's buffer, header first, and nobody
+ *             has to write it. num_buffers is 1: a frame that we let through fits one buffer. The limit is for that.
  *
  * A queue that takes certain addresses takes all multicast and broadcast frames, too: XDP cannot give one frame to
  * two receivers, and a guest without them has no ARP. A frame's VLAN is that of its outermost tag, as far as it is in

@@ -1,10 +1,10 @@
 //! A map for the socket of one queue alone (`STEER_OWN_MAP`, `bpf/steer.h`).
 //!
 //! Who has the map can put a socket into it, or another one, or none. The map of all sockets is nothing to give away:
-//! who has that can empty the place of another's queue, or put a socket there that the kernel gives nothing to. This one
-//! has one place, which only this queue's frames go to, and the kernel gives a socket there no frame but of the queue
-//! that the socket is bound to, or of the one that is leased to that (`xsk_rcv_check`, net/xdp/xsk.c). When the program
-//! does not know the map any more, it is nobody's way to frames, whoever has it still.
+//! who has that can empty the place of another's queue, or put a socket there that the kernel gives nothing to. This
+//! one has one place, which only this queue's frames go to, and the kernel gives a socket there no frame but of the
+//! queue that the socket is bound to, or of the one that is leased to that (`xsk_rcv_check`, net/xdp/xsk.c). When the
+//! program does not know the map any more, it is nobody's way to frames, whoever has it still.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -67,9 +67,9 @@ impl AsFd for OwnMap {
 
 /// Queues that have a map of their own.
 impl Program {
-    /// From now on the frames of `queue` go to the socket that is in `map`, as `conf` says; while there is none they are
-    /// passed on, and counted as `no_socket`. [`Program::activate_queue`] and [`Program::deactivate_queue`] end that,
-    /// [`Program::disable_queue`] makes the program forget the map.
+    /// From now on the frames of `queue` go to the socket that is in `map`, as `conf` says; while there is none they
+    /// are passed on, and counted as `no_socket`. [`Program::activate_queue`] and [`Program::deactivate_queue`] end
+    /// that, [`Program::disable_queue`] makes the program forget the map.
     ///
     /// # Errors
     /// [`QueueError::OutOfRange`], [`QueueError::NoOwnMap`], or [`QueueError::Socket`]; the queue stays as it was.

@@ -35,8 +35,8 @@ pub enum SocketMapError {
         source: io::Error,
     },
     /// Not on a bpffs, somebody else's directory, or something is there.
-    #[error("cannot pin the socket map at {}: name a new file on a bpffs, such as /sys/fs/bpf/NAME, and remove one that \
-             is left over", .path.display())]
+    #[error("cannot pin the socket map at {}: name a new file on a bpffs, such as /sys/fs/bpf/NAME, and remove one \
+             that is left over", .path.display())]
     Pin {
         path: PathBuf,
         #[source]

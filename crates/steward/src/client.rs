@@ -290,9 +290,9 @@ impl Lease {
         }
     }
 
-    /// Has the lease's queue, its only one, leased to a new netkit of that name, in this network namespace or, if none is
-    /// given, in the steward's: what it is, and the map of one place for the socket that is to have the frames. It is
-    /// there as long as the lease. In another namespace than the steward's it is for root, and for who owns that.
+    /// Has the lease's queue, its only one, leased to a new netkit of that name, in this network namespace or, if none
+    /// is given, in the steward's: what it is, and the map of one place for the socket that is to have the frames. It
+    /// is there as long as the lease. In another namespace than the steward's it is for root, and for who owns that.
     ///
     /// # Errors
     /// [`LeaseError`].

@@ -19,7 +19,7 @@
 //! busy-poll = 64                # sockets may poll the driver, so many frames at a time at most; not if not said
 //! zcrx = ["192.0.2.1:443"]      # a queue for io_uring zero-copy receive, with these flows; none if not said
 //! zcrx-setup = true             # the NIC may be set up for that: header and data apart, the main RSS table changed
-//! netkit = true                 # a lease of one queue may become a netkit's, in another network namespace; not if not said
+//! netkit = true                 # the queue of a lease of one may become a netkit's; not if not said
 //! af-xdp = false                # beside `zcrx`: nothing else may be leased; AF_XDP leases, too, if not said
 //! ```
 //!
@@ -253,7 +253,7 @@ impl Policy {
             Some(Rule { netkit: true, .. }) => Ok(()),
             _ => {
                 let text = format!(
-                    "the policy does not let queues be leased to netkits: add `netkit = true` to rule {}, the first one \
+                    "the policy does not let queues be leased to netkits: add `netkit = true` to rule {}, the first \
                      that allows the lease",
                     rule.saturating_add(1)
                 );

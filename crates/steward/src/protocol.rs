@@ -40,7 +40,7 @@
 //! | 17 `Hints` | 4 | which hints (1 hash, 2 VLAN, 4 timestamp, 8 mark, 0x100 VLAN where it is needed); see `hints` |
 //! | 18 `Zcrx` | 184 | interface (16), queue, number of flows, 8 × 20: address (16), port (2), 4 or 6 (2); see `zcrx` |
 //! | 19 `ZcrxRegister` | 96 | memory (16), number of rings, entries, bytes of a buffer, 16 × 4: descriptors, zero |
-//! | 20 `Netkit` | 24 | queue, zero (4 each), name (16); with the descriptor of a network namespace or none; see `netkit` |
+//! | 20 `Netkit` | 24 | queue, zero (4 each), name (16); with a network namespace or none; see `netkit` |
 //!
 //! `Lease`: mode 0 is any, 1 native, 2 skb; then follow addresses (16 × 6), VLANs (16 × 2), and 1 for the queues of a
 //! network (4; addresses and VLANs are none then), else 0. `Stations`, `Groups` and `Host` are for such a lease: who

@@ -407,8 +407,8 @@ fn number_of_queues_changes_under_a_lease_and_bytes_come_all_the_same() {
     rig.assert_untouched();
 }
 
-/// Receives over a queue of the NIC as a user without privileges, a stream of each flow in a thread of its own, and says
-/// what came of it.
+/// Receives over a queue of the NIC as a user without privileges, a stream of each flow in a thread of its own, and
+/// says what came of it.
 #[test]
 #[ignore = "run by another test"]
 fn child_receives() {

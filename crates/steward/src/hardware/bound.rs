@@ -93,7 +93,7 @@ pub(crate) fn may_be_to_io_uring(ifindex: u32, queue: u32) -> io::Result<bool> {
 /// The queue that a NIC's queue is leased to, if it is.
 ///
 /// # Errors
-/// The kernel's: `ENOENT` while the NIC is down, of which it tells nothing then, `ENODEV` if there is no such interface.
+/// The kernel's: `ENOENT` while the NIC is down, of which it tells nothing then, `ENODEV` if there is none.
 pub(crate) fn leased_to(ifindex: u32, queue: u32) -> io::Result<Option<LeasedTo>> {
     match ask(ifindex, queue) {
         // It has fewer queues now: one that is leased stays (`ethtool -L`).

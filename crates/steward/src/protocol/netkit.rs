@@ -1,9 +1,9 @@
 //! A netkit to which the queue of a lease is leased in turn, so that a process in another network namespace has it.
 //!
 //! [`Request::Netkit`] is for a lease of one queue, of an interface whose driver has queue management. With it may come
-//! the descriptor of a network namespace, into which the netkit goes. The answer has what it is, and a map (an XSKMAP of
-//! one place) that frames of the queue are given to: whoever is to have them binds an AF_XDP socket to the netkit's queue
-//! in zero-copy and puts it into place 0. The program and the map are the NIC's; no program runs on the netkit.
+//! the descriptor of a network namespace, into which the netkit goes. The answer has what it is, and a map (an XSKMAP
+//! of one place) that frames of the queue are given to: whoever is to have them binds an AF_XDP socket to the netkit's
+//! queue in zero-copy and puts it into place 0. The program and the map are the NIC's; no program runs on the netkit.
 //!
 //! [`Request::Netkit`]: super::Request::Netkit
 

@@ -106,9 +106,9 @@ pub enum Request {
     Zcrx(ZcrxWanted),
     /// What that queue is registered with, once. The memory comes along as the one descriptor.
     ZcrxRegister(ZcrxRings),
-    /// A netkit to which the queue of the lease, which has one, is leased in turn. The descriptor of the network namespace
-    /// that it is to be in comes along; without, it is in the steward's. Once: a second one for the lease has the answer
-    /// of the first, and no effect.
+    /// A netkit to which the queue of the lease, which has one, is leased in turn. The descriptor of the network
+    /// namespace that it is to be in comes along; without, it is in the steward's. Once: a second one for the lease has
+    /// the answer of the first, and no effect.
     Netkit(NetkitWanted),
     /// The first lease of a higher number, of any holder. Who asks needs no lease.
     Leases {

@@ -2,8 +2,8 @@
 //!
 //! Rules and contexts outlive the process that made them, so the note is written before they are made and forgotten
 //! after they are undone: a steward that dies in between leaves a note that leads its successor to them (see
-//! [`crate::hardware`]). Without a place for notes the NIC is told nothing. Netkits that have its queues are noted beside
-//! that, as they outlive a process, too.
+//! [`crate::hardware`]). Without a place for notes the NIC is told nothing. Netkits that have its queues are noted
+//! beside that, as they outlive a process, too.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -1,12 +1,13 @@
-//! Netkits for leases: the queue of a lease is leased in turn to an interface that a process in another network namespace
-//! uses.
+//! Netkits for leases: the queue of a lease is leased in turn to an interface that a process in another network
+//! namespace uses.
 //!
 //! # Theory of operation
 //!
 //! The lease is one like all others: policy, program, filter and rules of the NIC are its. What is new is who has the
-//! socket: not the holder by the steward's hand, but whoever can bind one to the netkit, which is the NIC's then. So the
-//! holder gets a map of one place that frames of this queue alone go to ([`steer::OwnMap`]), and the steward has nothing
-//! to do with the socket. The map of all sockets nobody gets: who can write there can block the queues of others.
+//! socket: not the holder by the steward's hand, but whoever can bind one to the netkit, which is the NIC's then. So
+//! the holder gets a map of one place that frames of this queue alone go to ([`steer::OwnMap`]), and the steward has
+//! nothing to do with the socket. The map of all sockets nobody gets: who can write there can block the queues of
+//! others.
 //!
 //! ```text
 //!   noted     before anything is made
@@ -15,8 +16,8 @@
 //!   ended     with the lease, or the next steward: the program forgets the map, the netkit is deleted
 //! ```
 //!
-//! A netkit goes on with its lease when the steward is another one. When its namespace ends it is gone before; the lease
-//! is told so as soon as the interface is looked at, and stays until its holder ends it.
+//! A netkit goes on with its lease when the steward is another one. When its namespace ends it is gone before; the
+//! lease is told so as soon as the interface is looked at, and stays until its holder ends it.
 
 use std::os::fd::AsFd;
 use std::time::Instant;
@@ -38,8 +39,8 @@ impl Server {
         held.check(wanted.queue)?;
         self.policy.check_netkit(held.rule)?;
         if held.wanted.queues != 1 || held.wanted.network {
-            let text = "a netkit has one queue, of a lease that is of this one alone and of no network: take a lease of \
-                        one queue";
+            let text = "a netkit has one queue, of a lease that is of this one alone and of no network: take a lease of one \
+                        queue";
             return Err(Refusal::new(Reason::Lease, text));
         }
         let (at, uid) = (held.interface, connection.peer.uid);

@@ -1,10 +1,10 @@
-//! What a child does for a netkit: it takes the network namespace that came with the request, and has the netkit go there,
-//! have its name, and be up. No function here allocates.
+//! What a child does for a netkit: it takes the network namespace that came with the request, and has the netkit go
+//! there, have its name, and be up. No function here allocates.
 //!
 //! # Theory of operation
 //!
-//! The descriptor is the holder's, and may be of anything: to look at it, or to close it, may take for ever, so that it is
-//! a child's. One of a namespace is found out by its file system (nsfs), and only that is asked what it is.
+//! The descriptor is the holder's, and may be of anything: to look at it, or to close it, may take for ever, so that it
+//! is a child's. One of a namespace is found out by its file system (nsfs), and only that is asked what it is.
 //!
 //! Who can open a namespace's file can name it, and files of namespaces below /run/netns anybody can open. The kernel
 //! would let a user put no interface there without CAP_NET_ADMIN in the user namespace that it belongs to, and we have

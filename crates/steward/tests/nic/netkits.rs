@@ -27,7 +27,8 @@ const NAME: &str = "pod0";
 fn rules(keys: &str) -> String {
     let rule = |user: &str| {
         format!(
-            "[[allow]]\nuser = {user}\ninterface = \"{NIC}\"\nqueues = \"2-3\"\nmacs = [\"02:00:00:00:6e:6b\"]\n{keys}\n"
+            "[[allow]]\nuser = {user}\ninterface = \"{NIC}\"\nqueues = \"2-3\"\n\
+             macs = [\"02:00:00:00:6e:6b\"]\n{keys}\n"
         )
     };
     [rule("HOLDER"), rule("0")].concat()

@@ -48,8 +48,8 @@ pub(crate) struct Queue {
     pub(crate) cpus: Option<String>,
     /// Thread of a threaded NAPI.
     pub(crate) napi_thread: Option<u32>,
-    /// What is bound to the queue: `xsk`, `io_uring`, `dma-buf N`; to whom it is leased, `lease (interface I, queue N)`, also
-    /// with `, network namespace K`; or of whom, `lease of NAME, queue N`.
+    /// What is bound to the queue: `xsk`, `io_uring`, `dma-buf N`; to whom it is leased, `lease (interface I, queue
+    /// N)`, also with `, network namespace K`; or of whom, `lease of NAME, queue N`.
     pub(crate) bound: Vec<String>,
     /// Length of its receive buffers, as the kernel or the driver tells.
     pub(crate) rx_buffer_bytes: Option<u32>,

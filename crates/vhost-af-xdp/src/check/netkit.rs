@@ -9,7 +9,7 @@ pub(super) fn lines(name: &str, queues: u32) -> Vec<(&'static str, Vec<String>)>
     let none =
         format!("# no queue is leased to {name}: `vhost-af-xdp netkit` has the steward make one that has");
     let serve = [
-        "# MAP: pinned by who leased it the queue (`vhost-af-xdp netkit --pin MAP`), whose program is on the NIC".to_owned(),
+        "# MAP: pinned by who leased it the queue (`vhost-af-xdp netkit --pin MAP`)".to_owned(),
         format!(
             "vhost-af-xdp serve --socket-path /run/vm1.sock --ifname {name} --start-queue 1 --inhibit --map-path MAP"
         ),

@@ -40,8 +40,8 @@ pub(crate) struct NetkitArgs {
     /// Pin the map that takes its socket there, on a bpffs; removed at the end
     #[arg(long, value_name = "PATH")]
     pub(crate) pin: Option<PathBuf>,
-    /// Only frames to this address, and to groups; the netkit has it, too, and the NIC is told where the policy names it
-    /// [default: all frames of the queue]
+    /// Only frames to this address, and to groups; the netkit has it, too, and the NIC is told where the policy names
+    /// it [default: all frames of the queue]
     #[arg(long, value_name = "MAC", value_parser = parse_mac)]
     mac: Option<[u8; 6]>,
     /// Only frames of these VLANs: 100,200-203; 0: those without one

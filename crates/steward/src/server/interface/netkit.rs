@@ -1,8 +1,8 @@
 //! Queues of an interface that netkits have: made, found again by the next steward, and deleted.
 //!
-//! A netkit is noted before it is made, under a name of its own ([`crate::links::netkit`]), and forgotten when it is seen
-//! to be gone: whenever a steward dies, the next one finds it. What the program knows of the queue is a map that is pinned
-//! beside it: the holder has it, too, and puts its socket there.
+//! A netkit is noted before it is made, under a name of its own ([`crate::links::netkit`]), and forgotten when it is
+//! seen to be gone: whenever a steward dies, the next one finds it. What the program knows of the queue is a map that
+//! is pinned beside it: the holder has it, too, and puts its socket there.
 
 use std::fs;
 use std::io;
