@@ -39,8 +39,8 @@ impl Server {
         held.check(wanted.queue)?;
         self.policy.check_netkit(held.rule)?;
         if held.wanted.queues != 1 || held.wanted.network {
-            let text = "a netkit has one queue, of a lease that is of this one alone and of no network: take a lease of one \
-                        queue";
+            let text = "a netkit has one queue, of a lease that is of this one alone and of no network: take a lease \
+                        of one queue";
             return Err(Refusal::new(Reason::Lease, text));
         }
         let (at, uid) = (held.interface, connection.peer.uid);

@@ -195,15 +195,21 @@ impl Interface {
 
     /// Deletes the netkit of a queue that its lease keeps. What is not done now is done with the lease's end.
     pub(in crate::server) fn drop_netkit(&mut self, queue: u32) {
-        self.netkits.remove(&queue);
-        if let Some(program) = &self.program
-            && let Err(error) = program.disable_queue(queue)
-        {
-            tracing::warn!(interface = self.link.name, queue, "{}", with_sources(&error));
+        // Before it has its map, what the holder had the program do with the queue before goes on.
+        if self.netkits.remove(&queue).is_some() {
+            self.forget_map(queue);
         }
         match self.remove_netkit(queue) {
             Ok(()) => self.ledger.forget_netkit(queue),
             Err(why) => tracing::warn!(interface = self.link.name, queue, "netkit not deleted yet: {why}"),
+        }
+    }
+
+    /// The program forgets the map of a queue, whose frames go to the host.
+    fn forget_map(&self, queue: u32) {
+        let disabled = self.program.as_ref().map(|program| program.disable_queue(queue));
+        if let Some(Err(error)) = disabled {
+            tracing::warn!(interface = self.link.name, queue, "{}", with_sources(&error));
         }
     }
 
@@ -250,11 +256,19 @@ impl Interface {
                     .map_or(Ok(()), |program| netkit.install(queue, program));
                 match installed {
                     Ok(()) => drop(self.netkits.insert(queue, netkit)),
-                    Err(_) => self.drop_netkit(queue),
+                    Err(_) => self.abandon_netkit(queue),
                 }
             }
-            _ => self.drop_netkit(queue),
+            _ => self.abandon_netkit(queue),
         }
+    }
+
+    /// The same, of a predecessor's, whose map the program may know if it was noted where the netkit is.
+    fn abandon_netkit(&mut self, queue: u32) {
+        if self.ledger.netkit(queue).is_some_and(|noted| noted.ifindex != 0) {
+            self.forget_map(queue);
+        }
+        self.drop_netkit(queue);
     }
 
     /// Looks which are gone: nobody tells of an interface in another network namespace.
