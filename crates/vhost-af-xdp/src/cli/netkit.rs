@@ -19,8 +19,9 @@ Examples:
   What the queue is leased to:
     vhost-af-xdp queues eth1
 
-The steward's policy says `netkit = true` in the rule for the lease. It takes Linux 7.1, and a NIC whose driver
-has queue management: bnxt, fbnic, gve, mlx5. The netkit is there until this ends (SIGTERM, Ctrl-C).";
+The steward's policy says `netkit = true` in the rule for the lease. It takes Linux 7.1, and a NIC
+whose driver has queue management: bnxt, fbnic, gve, mlx5. The netkit is there until this ends
+(SIGTERM, Ctrl-C).";
 
 /// A netkit, and which frames it is to have.
 #[derive(Debug, Args)]
