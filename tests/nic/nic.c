@@ -106,7 +106,8 @@ static struct rig_nic *rig_make(struct device *parent, unsigned int number)
 	dev->xdp_features = NETDEV_XDP_ACT_BASIC | NETDEV_XDP_ACT_REDIRECT | NETDEV_XDP_ACT_NDO_XMIT |
 			    NETDEV_XDP_ACT_XSK_ZEROCOPY;
 	dev->pcpu_stat_type = NETDEV_PCPU_STAT_TSTATS;
-	dev->hw_features = NETIF_F_SG | NETIF_F_HW_CSUM | NETIF_F_RXCSUM | NETIF_F_RXHASH | NETIF_F_NTUPLE;
+	dev->hw_features = NETIF_F_SG | NETIF_F_HW_CSUM | NETIF_F_RXCSUM | NETIF_F_RXHASH | NETIF_F_NTUPLE |
+			   NETIF_F_HW_VLAN_CTAG_RX;
 	dev->features = dev->hw_features | NETIF_F_HIGHDMA;
 	dev->vlan_features = NETIF_F_SG | NETIF_F_HW_CSUM | NETIF_F_HIGHDMA;
 	dev->max_mtu = RIG_MTU_MAX;

@@ -9,6 +9,7 @@
  */
 #include <linux/dma-mapping.h>
 #include <linux/etherdevice.h>
+#include <linux/if_vlan.h>
 #include <linux/log2.h>
 #include <linux/sizes.h>
 
@@ -157,6 +158,27 @@ static struct sk_buff *rig_write(struct rig_queue *queue, struct sk_buff *frame)
 	return skb;
 }
 
+/* Takes a VLAN tag off a frame before it is written, where that is wanted. */
+static void rig_take_tag(struct rig_queue *queue, struct sk_buff *frame)
+{
+	struct rig_frame *known = rig_frame(frame);
+	struct vlan_ethhdr *headers;
+
+	if (!(queue->nic->dev->features & NETIF_F_HW_VLAN_CTAG_RX) || skb_headlen(frame) < VLAN_ETH_HLEN)
+		return;
+	headers = (struct vlan_ethhdr *)frame->data;
+	/* The sender may have it still. */
+	if (headers->h_vlan_proto != htons(ETH_P_8021Q) || skb_ensure_writable(frame, VLAN_ETH_HLEN))
+		return;
+	headers = (struct vlan_ethhdr *)frame->data;
+	known->tag = ntohs(headers->h_vlan_TCI);
+	known->has_tag = true;
+	if (known->headers)
+		known->headers -= VLAN_HLEN;
+	memmove(frame->data + VLAN_HLEN, frame->data, 2 * ETH_ALEN);
+	__skb_pull(frame, VLAN_HLEN);
+}
+
 /* Into whose memory a frame is written, and what the stack gets of it; NULL: nothing. */
 static struct sk_buff *rig_place(struct rig_queue *queue, struct sk_buff *frame)
 {
@@ -184,6 +206,7 @@ static void rig_receive(struct rig_queue *queue, struct sk_buff *frame)
 	u16 hash_type;
 
 	queue->frames++;
+	rig_take_tag(queue, frame);
 	skb = rig_place(queue, frame);
 	if (queue->no_buffer + queue->too_long != unplaced) {
 		dev_core_stats_rx_dropped_inc(dev);
@@ -196,6 +219,8 @@ static void rig_receive(struct rig_queue *queue, struct sk_buff *frame)
 	if (hash_type && (dev->features & NETIF_F_RXHASH))
 		skb_set_hash(skb, rig_frame(frame)->hash,
 			     hash_type & XDP_RSS_L4 ? PKT_HASH_TYPE_L4 : PKT_HASH_TYPE_L3);
+	if (rig_frame(frame)->has_tag)
+		__vlan_hwaccel_put_tag(skb, htons(ETH_P_8021Q), rig_frame(frame)->tag);
 	skb_record_rx_queue(skb, queue - queue->nic->queues);
 	skb->protocol = eth_type_trans(skb, dev);
 	napi_gro_receive(&queue->napi, skb);
@@ -362,7 +387,8 @@ static void rig_default_config(struct net_device *dev, struct netdev_queue_confi
 	config->rx_page_size = PAGE_SIZE;
 }
 
-static int rig_validate_config(struct net_device *dev, struct netdev_queue_config *config, struct netlink_ext_ack *extack)
+static int rig_validate_config(struct net_device *dev, struct netdev_queue_config *config,
+			       struct netlink_ext_ack *extack)
 {
 	if (is_power_of_2(config->rx_page_size) && config->rx_page_size >= PAGE_SIZE && config->rx_page_size <= SZ_64K)
 		return 0;

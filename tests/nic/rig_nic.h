@@ -21,10 +21,11 @@
  * is where the memory is. A queue without a posted buffer drops the frame. A frame that is not to be split goes into
  * memory of the kernel as a whole.
  *
- * With an XDP program each frame is written as a whole into one posted buffer, and the program judges it there; where an
- * AF_XDP socket has bound a queue in zero-copy, the buffer is one of the socket's. What such a socket or a program sends
- * is copied when it is sent, by the DMA address that it has, and what it was in is given back. A frame that is longer
- * than its buffer is dropped. The kernel sees to it that an interface has a program or queues with memory of io_uring.
+ * With an XDP program each frame is written as a whole into one posted buffer, and the program judges it there; where
+ * an AF_XDP socket has bound a queue in zero-copy, the buffer is one of the socket's. What such a socket or a program
+ * sends is copied when it is sent, by the DMA address that it has, and what it was in is given back. A frame that is
+ * longer than its buffer is dropped. The kernel sees to it that an interface has either a program or queues with memory
+ * of io_uring.
  *
  * A queue's interrupt comes once, with the next frame, and again only after its poll function has said that it is done:
  * so who polls by himself (busy polling) has no interrupts, as with a real NIC.
@@ -118,6 +119,9 @@ struct rig_frame {
 	u16 hash_type;
 	/* Bytes of its headers, if it is TCP; else 0. */
 	u16 headers;
+	/* What was taken off it, in the host's byte order. */
+	u16 tag;
+	bool has_tag;
 };
 
 static inline struct rig_frame *rig_frame(struct sk_buff *skb)

@@ -184,6 +184,7 @@ int rig_steer(struct rig_nic *nic, struct sk_buff *skb)
 	rig_read(&key, skb);
 	frame->headers = rig_headers(&key, skb);
 	frame->hash_type = rig_hash_type(&key);
+	frame->has_tag = false;
 	spin_lock_bh(&nic->steering);
 	frame->hash = rig_hash(nic, &key);
 	for (rule = nic->rules; rule < nic->rules + RIG_RULES; rule++) {

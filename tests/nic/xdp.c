@@ -2,9 +2,9 @@
 /*
  * xdp.c: XDP programs, and what they may ask of a frame. See rig_nic.h.
  *
- * A program comes and goes while the queues run: each frame is judged by the one that is there when it is received. It
- * sees frames that lie in one buffer as a whole. So the MTU is at most what has room in one beside what the kernel wants
- * before and behind a frame, and headers are not split off while there is a program.
+ * A program comes and goes while the queues run: each frame is judged by the one that is there when it is received.
+ * It sees frames that lie in one buffer as a whole. So the MTU is at most what has room in one beside what the kernel
+ * wants before and behind a frame, and headers are not split off while there is a program.
  */
 #include <linux/bpf_trace.h>
 #include <linux/etherdevice.h>
@@ -177,7 +177,20 @@ static int rig_get_hash(const struct xdp_md *ctx, u32 *hash, enum xdp_rss_hash_t
 	return 0;
 }
 
+static int rig_get_tag(const struct xdp_md *ctx, __be16 *protocol, u16 *tag)
+{
+	const struct rig_buff *buff = (const void *)ctx;
+	const struct rig_frame *frame = rig_frame(buff->frame);
+
+	if (!frame->has_tag)
+		return -ENODATA;
+	*protocol = htons(ETH_P_8021Q);
+	*tag = frame->tag;
+	return 0;
+}
+
 const struct xdp_metadata_ops rig_metadata_ops = {
 	.xmo_rx_timestamp = rig_get_timestamp,
 	.xmo_rx_hash = rig_get_hash,
+	.xmo_rx_vlan_tag = rig_get_tag,
 };

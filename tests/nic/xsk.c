@@ -2,10 +2,10 @@
 /*
  * xsk.c: AF_XDP sockets that have bound a queue in zero-copy. See rig_nic.h.
  *
- * A socket lends its memory. As long as it does, the queue's frames are written to its buffers, which are taken from the
- * fill ring beforehand and are with the NIC until a frame comes; and what is in its TX ring is sent by the queue's poll
- * function. Only the one queue stands while that begins and ends; frames on the wire to it are lost then, as with NICs
- * that stop a queue. What the stack is to have of a frame is copied.
+ * A socket lends its memory. As long as it does, the queue's frames are written to its buffers, which are taken from
+ * the fill ring beforehand and are with the NIC until a frame comes; and what is in its TX ring is sent by the queue's
+ * poll function. Only the one queue stands while that begins and ends; frames on the wire to it are lost then, as with
+ * NICs that stop a queue. What the stack is to have of a frame is copied.
  *
  * Waking: the kernel is to be woken for what is to be sent, always, and for buffers if the queue has had fewer than it
  * has places for.

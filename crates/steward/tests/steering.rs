@@ -1,7 +1,8 @@
 //! Leases for certain addresses and VLANs: what comes to the holder, what goes to the host, what the policy says to it.
 //!
 //! No interface here has n-tuple rules; that a NIC without them is told of, and the program used, is tested for real.
-//! What is done to one that has them is tested beside `crates/steward/src/hardware`, with a NIC that is played.
+//! What is done to one that has them is tested beside `crates/steward/src/hardware`, with a NIC that is played, and in
+//! the kernel rig, with its own NIC (`nic/packets.rs`).
 
 mod common;
 

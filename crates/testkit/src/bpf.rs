@@ -131,7 +131,27 @@ pub(crate) fn load_redirect(map: &OwnedFd, first: u32, frags: bool) -> io::Resul
     load(&redirect(map, first), frags, None)
 }
 
-/// The same, behind which stands before each frame a [`STRUCTURE`] with this mark, as the program's types tell.
+/// `return verdict;`, or `return bpf_redirect(to, 0);` with the index of an interface.
+pub(crate) fn load_verdict(verdict: u32, to: Option<u32>) -> io::Result<OwnedFd> {
+    let say = [
+        instruction(0xb7, 0, 0, 0, verdict), // r0 = verdict
+        instruction(0x95, 0, 0, 0, 0),       // exit
+    ];
+    let redirect = |to| {
+        [
+            instruction(0xb7, 1, 0, 0, to), // r1 = to
+            instruction(0xb7, 2, 0, 0, 0),  // r2 = 0
+            instruction(0x85, 0, 0, 0, 23), // call bpf_redirect
+            instruction(0x95, 0, 0, 0, 0),  // exit
+        ]
+    };
+    match to {
+        Some(to) => load(&redirect(to), false, None),
+        None => load(&say, false, None),
+    }
+}
+
+/// The same as [`load_redirect`], behind which stands before each frame a [`STRUCTURE`] with this mark, as the program's types tell.
 pub(crate) fn load_marking(map: &OwnedFd, first: u32, mark: u32) -> io::Result<OwnedFd> {
     let leave = [
         instruction(0xbf, 6, 1, 0, 0),                    // r6 = r1

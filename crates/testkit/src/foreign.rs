@@ -91,6 +91,38 @@ impl Foreign {
     }
 }
 
+/// What a program says of each frame (`enum xdp_action`, include/uapi/linux/bpf.h).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// `XDP_ABORTED`.
+    Aborted,
+    /// `XDP_DROP`.
+    Drop,
+    /// `XDP_PASS`.
+    Pass,
+    /// `XDP_TX`.
+    SendBack,
+    /// `XDP_REDIRECT`, to be sent by the interface with this index.
+    SendBy(u32),
+}
+
+/// Attaches a program that says the same of all frames, natively, for as long as the result lives.
+///
+/// # Panics
+/// If that fails.
+#[must_use]
+pub fn judge_all(netns: &NetNs, interface: &str, verdict: Verdict) -> OwnedFd {
+    let (number, to) = match verdict {
+        Verdict::Aborted => (0, None),
+        Verdict::Drop => (1, None),
+        Verdict::Pass => (2, None),
+        Verdict::SendBack => (3, None),
+        Verdict::SendBy(to) => (4, Some(to)),
+    };
+    let program = bpf::load_verdict(number, to).expect("the verifier accepts it");
+    link(&program, netns, interface, Mode::Native)
+}
+
 /// An AF_XDP socket of a namespace with an RX ring, without which a map takes none (Linux 7.1), and nothing more.
 ///
 /// # Panics

@@ -78,6 +78,12 @@ impl Wire {
         matches!(self, Self::Nics { name: Some(_), .. })
     }
 
+    /// Whether it is of the rig's own driver (tests/nic), which has all that the kernel knows of.
+    #[must_use]
+    pub fn is_the_rigs(&self) -> bool {
+        self.driver() == "rig_nic"
+    }
+
     /// Driver of the daemon's NIC.
     #[must_use]
     pub fn driver(&self) -> &str {
@@ -173,6 +179,10 @@ fn lay_nics(driver: &str, nic: &str, peer: &str) -> VethPair {
         // The others have one queue only, and no tags that they take off.
         pair.near.run("ethtool", &["-L", VethPair::NIC, "combined", "1"]);
         pair.near.run("ethtool", &["-K", VethPair::NIC, "rxvlan", "off"]);
+    }
+    if driver == "rig_nic" {
+        // A case before may have given all frames to one queue.
+        pair.near.run("ethtool", &["-X", VethPair::NIC, "default"]);
     }
     await_link(&pair.near, VethPair::NIC);
     await_link(&pair.far, VethPair::WIRE);

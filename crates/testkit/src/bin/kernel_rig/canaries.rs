@@ -64,7 +64,7 @@ pub(crate) fn run(wire: &Wire, setting: Setting) -> Seen {
     let seen = Seen::of(&rig.daemon);
     assert_eq!(seen.mode, setting.expected(wire.driver()), "{}", seen.note);
     assert!(canary_to_the_guest_is_found(&mut rig), "nothing can be found");
-    let elsewhere = (wire.driver() == "igb").then(|| flow_of_another_queue(&mut rig));
+    let elsewhere = frames_of_second_queue(wire).map(|counter| flow_of_another_queue(&mut rig, counter));
     println!("canaries: flow of another queue: {elsewhere:?}");
     warm_up(&mut rig);
     for round in 0..ROUNDS {
@@ -102,7 +102,7 @@ pub(crate) fn run(wire: &Wire, setting: Setting) -> Seen {
 fn start(wire: &Wire, setting: Setting) -> (Rig, Vec<GuestAddr>) {
     let veth = wire.lay();
     match wire.driver() {
-        "igb" => veth.near.run("ethtool", &["-L", VethPair::NIC, "combined", "2"]),
+        "igb" | "rig_nic" => veth.near.run("ethtool", &["-L", VethPair::NIC, "combined", "2"]),
         // Else VLANs cannot be told.
         "veth" => veth.near.run("ethtool", &["-K", VethPair::NIC, "rxvlan", "off"]),
         _ => {}
@@ -286,17 +286,26 @@ fn places_of(memory: &[u8], value: u8) -> Vec<usize> {
     places
 }
 
+/// Where a driver counts what comes to its second queue, for those that spread flows over two here.
+fn frames_of_second_queue(wire: &Wire) -> Option<&'static str> {
+    match wire.driver() {
+        "igb" => Some("rx_queue_1_packets"),
+        "rig_nic" => Some("rx1_frames"),
+        _ => None,
+    }
+}
+
 /// A flow that the NIC's hash brings to its second queue, of which the daemon has nothing.
-fn flow_of_another_queue(rig: &mut Rig) -> u16 {
+fn flow_of_another_queue(rig: &mut Rig, counter: &str) -> u16 {
     let received = |rig: &Rig| -> u64 {
         let said = rig.veth.near.output_of("ethtool", &["-S", VethPair::NIC]);
         let mut lines = said
             .lines()
-            .filter_map(|line| line.trim().strip_prefix("rx_queue_1_packets: "));
+            .filter_map(|line| line.trim().strip_prefix(counter)?.strip_prefix(": "));
         lines
             .next()
             .and_then(|count| count.parse().ok())
-            .expect("igb counts them")
+            .expect("it counts them")
     };
     let found = (5000..5032).find(|&flow| {
         let before = received(rig);

@@ -107,12 +107,14 @@ pub(crate) fn all(wire: &Wire, short: bool) -> Vec<Case> {
     let zero_copy = Setting::DEFAULT.expected(wire.driver()) == "zero-copy";
     let settings = match (wire.is_served(), short) {
         (true, true) => Vec::new(),
+        (false, true) if wire.is_the_rigs() => vec![Setting::DEFAULT, Setting::INTO_GUEST],
         (true, false) | (false, true) => Setting::few(),
         (false, false) => Setting::all(),
     };
     let more = match (wire.is_served(), short) {
         (true, _) => vec![Task::Raw],
         (false, false) => every_task(wire),
+        (false, true) if wire.is_the_rigs() => vec![Task::Upsets(Setting::DEFAULT, &Upset::FEW), Task::Hints],
         (false, true) if zero_copy => few_of_zero_copy(wire),
         (false, true) => Vec::new(),
     };

@@ -4,7 +4,7 @@
 //!
 //! All frames of the wire come to the NIC's first queue. Either the network has that one: then each guest gets what is
 //! for it by way of the network. Or the port has it: then its guest gets its own frames by it, and what is for the
-//! others goes to the host. No driver here has n-tuple rules, which would bring a guest's frames to its queue.
+//! others goes to the host. The policy names no address, so no n-tuple rule brings a guest's frames to its queue.
 //!
 //! Frames of all lengths pass byte by byte, in several layouts, more of them than a guest's ring has entries. Frames to
 //! others leave no byte in the memory of the guest whose queue they come by, or whose memory the NIC reads. Then the

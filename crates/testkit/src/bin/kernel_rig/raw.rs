@@ -2,7 +2,7 @@
 
 use rustix::process::Signal;
 use testkit::daemon::binary;
-use testkit::{PacketPort, Running, VethPair, Wire, frame, wait};
+use testkit::{PacketPort, Running, VethPair, Wire, frame, lan, wait};
 
 use crate::cases::Seen;
 use crate::setting::Setting;
@@ -13,6 +13,8 @@ const FRAMES: u32 = 400;
 const BATCH: u32 = 50;
 /// Lengths of frames that are sent: what an address and a number take, around what NICs cut at, the longest.
 const LENGTHS: [&str; 5] = ["60", "1024", "1025", "1514", "1518"];
+/// Of frames with a tag.
+const VLAN: u16 = 42;
 /// Where the benchmark's number of a frame is.
 const NUMBER: std::ops::Range<usize> = 42..50;
 
@@ -47,13 +49,22 @@ pub(crate) fn run(wire: &Wire) -> Seen {
 }
 
 /// Receives with all hints that driver and kernel say they have: each frame is counted, and none has a layout that
-/// nobody knows. Which hints there are is told, for people to read; on veth they are known.
+/// nobody knows. Which hints there are is told, for people to read; on veth they are known, and the rig's own NIC has
+/// all that a kernel knows of.
 pub(crate) fn hints(wire: &Wire) -> Seen {
     let pair = wire.lay();
+    let has_all = wire.is_the_rigs();
+    if has_all {
+        pair.near.run("ethtool", &["-K", VethPair::NIC, "rxvlan", "on"]);
+    }
     let port = PacketPort::open(&pair.far, VethPair::WIRE);
     let said = receive(&pair, &["rxdrop", "--hints", "auto"], |number| {
         let flow = u16::try_from(number).expect("few");
-        port.send(&frame::udp(flow, 64));
+        let sent = frame::udp(flow, 64);
+        match has_all {
+            true => port.send(&lan::tagged(&sent, VLAN)),
+            false => port.send(&sent),
+        }
     });
     let (asked, with) = (row(&said, "hints"), row(&said, "frames with"));
     let without = row(&said, "frames without");
@@ -62,6 +73,12 @@ pub(crate) fn hints(wire: &Wire) -> Seen {
     assert_eq!(without, expected, "{said}");
     if *wire == Wire::Veth && asked != "none" {
         assert!(asked.contains("hash") && with.contains("hash 100.0 %"), "{said}");
+    }
+    if has_all {
+        for hint in ["hash", "vlan", "timestamp"] {
+            let is_there = with.contains(&format!("{hint} 100.0 %"));
+            assert!(asked.contains(hint) && is_there, "{hint}: {said}");
+        }
     }
     Seen {
         mode: row(&said, "mode in use"),

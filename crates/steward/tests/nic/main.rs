@@ -1,12 +1,14 @@
-//! Leases of a NIC's queue for io_uring zero-copy receive, on a NIC that has such queues: that of tests/nic, which the
-//! kernel rig loads (scripts/kernels --wire nic). Elsewhere there is none, and these tests say so.
+//! Leases of a NIC's queue for io_uring zero-copy receive, and for packets ([`packets`]), on a NIC that has all that
+//! leases ask for: that of tests/nic, which the kernel rig loads (scripts/kernels --wire nic). Elsewhere there is none,
+//! and these tests say so.
 //!
 //! The NIC is in the steward's network namespace, the other end of its wire in the peers'. Each test finds it as it
 //! comes up, which is how it shows that the one before has left nothing.
 
+#[path = "../common/mod.rs"]
 mod common;
-#[path = "nic/netkits.rs"]
 mod netkits;
+mod packets;
 
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -14,7 +16,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use common::{World, holder, receiving};
-use netlink_bindings::ethtool;
+use netlink_bindings::{ethtool, netdev};
 use netlink_socket2::NetlinkSocket;
 use rustix::net::sockopt::set_socket_recv_buffer_size;
 use rustix::process::{Resource, Rlimit, Signal};
@@ -33,7 +35,7 @@ const WIRE: &str = "rig0";
 const QUEUE: u32 = 3;
 /// Where holders listen.
 const FLOWS: [&str; 2] = ["192.0.2.1:443", "[fd00::1]:443"];
-/// So often a holder and the steward are killed.
+/// So often a holder and the steward are killed, and the queue changes hands.
 const KILLS: &str = "STEWARD_KILLS";
 const FEW_KILLS: usize = 4;
 /// `ETHTOOL_MSG_RINGS_SET`, include/uapi/linux/ethtool_netlink_generated.h.
@@ -155,10 +157,30 @@ impl Rig {
             .enter(|| bound::to(index, QUEUE).expect("it tells"))
     }
 
+    /// How many pools of pages there are for the NIC's queues, those that wait for the last of their pages included.
+    fn pools(&self) -> usize {
+        let index = self.world.veth.near.index_of(NIC);
+        self.world.veth.near.enter(|| {
+            let request = netdev::Request::new().op_page_pool_get_dump();
+            let mut socket = NetlinkSocket::new();
+            let mut replies = socket.request(&request).expect("sent");
+            let mut count = 0;
+            while let Some(pool) = replies.recv() {
+                let pool = pool.unwrap_or_else(|error| panic!("{error}"));
+                count += usize::from(pool.get_ifindex().ok() == Some(index));
+            }
+            count
+        })
+    }
+
     /// What the NIC has counted of the leased queue.
     fn counted(&self, what: &str) -> u64 {
+        self.counted_of(QUEUE, what)
+    }
+
+    fn counted_of(&self, queue: u32, what: &str) -> u64 {
         let said = self.ethtool(&["-S", NIC]);
-        let name = format!("rx{QUEUE}_{what}: ");
+        let name = format!("rx{queue}_{what}: ");
         let line = said.lines().find_map(|line| line.trim().strip_prefix(&name));
         line.expect("a counter").parse().expect("a number")
     }
@@ -193,6 +215,17 @@ impl Rig {
         );
     }
 
+    /// Memory of io_uring for the queue, by nobody's leave.
+    fn receiver(&self) -> Receiver {
+        let source = Source::Queue {
+            ifindex: self.world.veth.near.index_of(NIC),
+            queue: QueueId(QUEUE),
+        };
+        let receiver = Receiver::open(&config(1 << 20, source)).expect("root may");
+        assert_eq!(receiver.mode(), zcrx::Mode::Zcrx);
+        receiver
+    }
+
     /// A holder that has its queue and listens.
     fn holder(&self) -> Running {
         let mut running = holder::spawn_beside(&self.world, "child_receives", QUEUE);
@@ -224,6 +257,10 @@ impl Drop for Rig {
             let _ = Command::new("ip").args(args).output();
         }
     }
+}
+
+fn kills() -> usize {
+    std::env::var(KILLS).map_or(FEW_KILLS, |kills| kills.parse().expect("a number"))
 }
 
 fn wanted() -> ZcrxWanted {
@@ -278,7 +315,7 @@ fn two_threads_without_privileges_receive_by_a_leased_queue_and_nothing_is_copie
 fn what_is_killed_leaves_no_rule_no_table_and_no_queue() {
     require!(Root);
     let Some(mut rig) = Rig::new() else { return };
-    let kills = std::env::var(KILLS).map_or(FEW_KILLS, |kills| kills.parse().expect("a number"));
+    let kills = kills();
     for kill in 0..kills {
         let mut running = rig.holder();
         assert_eq!(
@@ -337,15 +374,9 @@ fn queue_that_somebody_has_is_refused_and_had_when_that_one_is_done() {
     require!(Root);
     let Some(rig) = Rig::new() else { return };
     rig.set_split(true);
-    let index = rig.world.veth.near.index_of(NIC);
     // Memory of io_uring, registered by somebody who asked no steward.
     rig.world.veth.near.enter(|| {
-        let source = Source::Queue {
-            ifindex: index,
-            queue: QueueId(QUEUE),
-        };
-        let receiver = Receiver::open(&config(1 << 20, source)).expect("root may");
-        assert_eq!(receiver.mode(), zcrx::Mode::Zcrx);
+        let _receiver = rig.receiver();
         rig.assert_refused(Reason::Taken, "io_uring");
     });
     let is_free = || rig.bound().is_none();
@@ -362,19 +393,21 @@ fn queue_that_somebody_has_is_refused_and_had_when_that_one_is_done() {
 fn program_on_the_nic_is_in_the_way_of_a_lease_and_a_lease_in_the_way_of_a_program() {
     require!(Root);
     let Some(rig) = Rig::new() else { return };
-    let attach = || Foreign::attach(&rig.world.veth.near, NIC, Mode::Skb, 0);
-    let program = attach();
-    rig.assert_refused(Reason::Program, "an XDP program is on rig1");
-    drop(program);
-    let mut running = rig.holder();
-    let attached = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(attach())));
-    assert!(attached.is_err(), "the kernel has one or the other");
-    let for_packets = common::take(&rig.world.socket(), &common::wanted_of(NIC, QUEUE, 1));
-    assert_eq!(common::refusal(for_packets).reason, Reason::Taken);
-    running.signal(Signal::KILL);
-    running.wait(wait::SOON);
-    rig.assert_untouched();
-    rig.set_split(false);
+    for mode in [Mode::Skb, Mode::Native] {
+        let attach = || Foreign::attach(&rig.world.veth.near, NIC, mode, 0);
+        let program = attach();
+        rig.assert_refused(Reason::Program, "an XDP program is on rig1");
+        drop(program);
+        let mut running = rig.holder();
+        let attached = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(attach())));
+        assert!(attached.is_err(), "the kernel has one or the other");
+        let for_packets = common::take(&rig.world.socket(), &common::wanted_of(NIC, QUEUE, 1));
+        assert_eq!(common::refusal(for_packets).reason, Reason::Taken);
+        running.signal(Signal::KILL);
+        running.wait(wait::SOON);
+        rig.assert_untouched();
+        rig.set_split(false);
+    }
 }
 
 #[test]
