@@ -363,7 +363,10 @@ static __always_inline int to_socket(struct xdp_md *ctx, __u32 queue, __u64 conf
 	void *own;
 
 	if (config & STEER_OWN_MAP) {
-		own = bpf_map_lookup_elem(&steer_own, &queue);
+		/* Eight bytes: kernels like 6.1 take a shorter store to where a pointer was for an attempt to change that. */
+		volatile __u64 key = (__u64)queue << SHIFT(0, 4);
+
+		own = bpf_map_lookup_elem(&steer_own, (const void *)&key);
 		if (own)
 			verdict = bpf_redirect_map(own, STEER_OWN_PLACE, XDP_PASS);
 	} else {
