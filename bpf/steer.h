@@ -20,7 +20,8 @@
  * while frames arrive, and the program never sees half of a change.
  *
  *   bits  0..31   frame_limit: longest frame in bytes (Ethernet header included, virtio header not)
- *   bits 32..47   header_len: bytes of virtio-net header to write before the frame: 0, 12 or 20
+ *   bits 32..39   header_len: bytes of virtio-net header to write before the frame: 0, 12 or 20
+ *   bit  40       the queue has a map of its own (STEER_OWN_MAP)
  *   bits 48..63   flags: STEER_QUEUE_*
  *
  * A queue has two slots for a socket. The configuration names one of them. The next socket is put into the other
@@ -28,6 +29,13 @@
  */
 #define STEER_HEADER_LEN_SHIFT 32
 #define STEER_FLAGS_SHIFT 48
+
+/*
+ * The queue's socket is in no slot, but in the one place of a map that is the queue's alone: whoever it is given to can
+ * put a socket there, and into no other queue's place.
+ */
+#define STEER_OWN_MAP (1ULL << 40)
+#define STEER_OWN_PLACE 0
 
 /* The queue is ours. While it is clear (the state of a fresh map) every frame goes to the host. */
 #define STEER_QUEUE_ACTIVE 0x1

@@ -12,10 +12,10 @@
  *             So the host keeps its connectivity on the other queues. It loses nothing but performance
  *             between the moments when the program is attached and a queue is enabled.
  *   drop      the frame cannot be delivered whole: longer than the limit, or no room for the header. Counted.
- *   redirect  into the XSKMAP slot of the queue. If the queue asks for a virtio header, a zeroed one is first
- *             put directly before the frame as XDP metadata. The kernel copies metadata and frame together
- *             (net/xdp/xsk.c). So both land in the guest's buffer, header first, and nobody has to write it.
- *             num_buffers is 1: a frame that we let through fits one buffer. The limit is for that.
+ *   redirect  into the XSKMAP slot of the queue, or into the one place of a map of its own. If the queue asks for a
+ *             virtio header, a zeroed one is first put directly before the frame as XDP metadata. The kernel copies
+ *             metadata and frame together (net/xdp/xsk.c). So both land in the guest's buffer, header first, and nobody
+ *             has to write it. num_buffers is 1: a frame that we let through fits one buffer. The limit is for that.
  *
  * A queue that takes certain addresses takes all multicast and broadcast frames, too: XDP cannot give one frame to
  * two receivers, and a guest without them has no ARP. A frame's VLAN is that of its outermost tag, as far as it is in
@@ -74,6 +74,19 @@ struct {
 	__type(key, __u32);
 	__type(value, __u32);
 } steer_sockets SEC(".maps");
+
+/* Maps of one place each, of queues that have one (STEER_OWN_MAP); filled by the loader. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__uint(max_entries, STEER_MAX_QUEUES);
+	__type(key, __u32);
+	__array(values, struct {
+		__uint(type, BPF_MAP_TYPE_XSKMAP);
+		__uint(max_entries, 1);
+		__type(key, __u32);
+		__type(value, __u32);
+	});
+} steer_own SEC(".maps");
 
 /* Written by the loader: a set, of which only the keys count. */
 struct {
@@ -341,16 +354,26 @@ static __always_inline int write_note(struct xdp_md *ctx, __u32 port)
 	return STEER_NOTE_LEN;
 }
 
-static __always_inline int to_socket(struct xdp_md *ctx, __u32 queue, __u32 flags, int before,
+static __always_inline int to_socket(struct xdp_md *ctx, __u32 queue, __u64 config, int before,
 				     struct steer_counters *counters)
 {
 	/* The lower bits of the flags are the verdict for an empty slot. */
 	__u32 socket = queue;
-	int verdict;
+	int verdict = XDP_PASS;
+	void *own;
 
-	if (flags & STEER_QUEUE_SECOND)
-		socket += STEER_MAX_QUEUES;
-	verdict = bpf_redirect_map(&steer_sockets, socket, XDP_PASS);
+	if (config & STEER_OWN_MAP) {
+		/* Eight bytes: kernels like 6.1 take a shorter store to where a pointer was for an attempt to change that. */
+		volatile __u64 key = (__u64)queue << SHIFT(0, 4);
+
+		own = bpf_map_lookup_elem(&steer_own, (const void *)&key);
+		if (own)
+			verdict = bpf_redirect_map(own, STEER_OWN_PLACE, XDP_PASS);
+	} else {
+		if ((config >> STEER_FLAGS_SHIFT) & STEER_QUEUE_SECOND)
+			socket += STEER_MAX_QUEUES;
+		verdict = bpf_redirect_map(&steer_sockets, socket, XDP_PASS);
+	}
 	if (verdict == XDP_REDIRECT) {
 		COUNT(counters, redirected);
 		return verdict;
@@ -406,11 +429,11 @@ static __always_inline int steer_in_network(struct xdp_md *ctx, __u32 queue, __u
 			COUNT(counters, no_header_room);
 			return XDP_DROP;
 		}
-		return to_socket(ctx, queue, flags, before, counters);
+		return to_socket(ctx, queue, config, before, counters);
 	}
 #endif
 	before = write_note(ctx, port);
-	return to_socket(ctx, queue, flags, before, counters);
+	return to_socket(ctx, queue, config, before, counters);
 
 not_ours:
 	COUNT(counters, not_ours);
@@ -432,7 +455,7 @@ static __always_inline int steer_frame(struct xdp_md *ctx)
 		return XDP_PASS; /* beyond STEER_MAX_QUEUES: cannot be ours */
 
 	config = *slot;
-	header_len = (config >> STEER_HEADER_LEN_SHIFT) & 0xffff;
+	header_len = (config >> STEER_HEADER_LEN_SHIFT) & 0xff;
 	flags = config >> STEER_FLAGS_SHIFT;
 
 	if (!(flags & STEER_QUEUE_ACTIVE)) {
@@ -461,14 +484,14 @@ static __always_inline int steer_frame(struct xdp_md *ctx)
 			COUNT(counters, no_header_room);
 			return XDP_DROP;
 		}
-		return to_socket(ctx, queue, flags, before, counters);
+		return to_socket(ctx, queue, config, before, counters);
 	}
 #endif
 	if (write_header(ctx, header_len)) {
 		COUNT(counters, no_header_room);
 		return XDP_DROP;
 	}
-	return to_socket(ctx, queue, flags, header_len, counters);
+	return to_socket(ctx, queue, config, header_len, counters);
 }
 
 

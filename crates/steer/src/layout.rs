@@ -7,6 +7,8 @@ pub const MAX_QUEUES: u32 = 256;
 
 const HEADER_LEN_SHIFT: u32 = 32;
 const FLAGS_SHIFT: u32 = 48;
+/// `STEER_OWN_MAP`
+const OWN_MAP: u64 = 1 << 40;
 /// `STEER_QUEUE_ACTIVE`
 const ACTIVE: u64 = 0x1;
 /// `STEER_QUEUE_SECOND`
@@ -234,6 +236,11 @@ impl MapSlot {
             Self::Second => SECOND << FLAGS_SHIFT,
         }
     }
+}
+
+/// The same word, of a queue whose socket is in a map of its own.
+pub(crate) fn word_with_own_map(word: u64) -> u64 {
+    word | OWN_MAP
 }
 
 /// Whether a word says that a socket waits in the other slot.

@@ -68,6 +68,7 @@ mod netlink;
 mod network;
 mod notes;
 mod own_layouts;
+mod own_map;
 mod program;
 mod program_hints;
 mod program_networks;
@@ -86,6 +87,7 @@ pub use layout::{Filter, LAST_VLAN, MAX_QUEUES, QueueConf, QueueCounters, Virtio
 pub use marks::{Flow, InterfaceMarks, InterfaceMarksError, MAX_MARKS, MarkError};
 pub use mode::{Mode, ModeRequest};
 pub use network::{GroupLimit, MAX_STATIONS, NOTE_BYTES, Station, StationError, note_layout, noted_port};
+pub use own_map::OwnMap;
 pub use program::{Program, QueueError, detach_pinned};
 pub use program_hints::HintsError;
 pub use ring::{Group, GroupReader, GroupRing};

@@ -44,6 +44,7 @@ impl Loaded {
 pub(crate) struct Maps {
     pub(crate) queues: MapHandle,
     pub(crate) sockets: MapHandle,
+    pub(crate) own: MapHandle,
     pub(crate) entries: MapHandle,
     pub(crate) counts: MapHandle,
     pub(crate) networks: NetworkMaps,
@@ -64,6 +65,7 @@ pub(crate) fn plain(frags: bool, reused: Reused<'_>) -> libbpf_rs::Result<(Loade
     let maps = Maps {
         queues: MapHandle::try_from(&skel.maps.steer_queues)?,
         sockets: MapHandle::try_from(&skel.maps.steer_sockets)?,
+        own: MapHandle::try_from(&skel.maps.steer_own)?,
         entries: MapHandle::try_from(&skel.maps.steer_entries)?,
         counts: MapHandle::try_from(&skel.maps.steer_counts)?,
         networks: NetworkMaps {

@@ -69,6 +69,9 @@ pub enum QueueError {
         #[source]
         source: libbpf_rs::Error,
     },
+    /// The program was attached by a version that knows no maps of one queue alone.
+    #[error("the program on the interface is of an older version, which gives no queue a map of its own")]
+    NoOwnMap,
     /// The kernel refused what a network needs.
     #[error("cannot set up or end the network of queue {network}")]
     Network {
@@ -103,6 +106,8 @@ pub struct Program {
     /// The kernel's, of that map.
     number: u32,
     pub(crate) sockets: MapHandle,
+    /// Of queues that have one of their own; `None`: a program of a version that knows no such.
+    pub(crate) own: Option<MapHandle>,
     pub(crate) entries: MapHandle,
     pub(crate) counts: MapHandle,
     pub(crate) networks: NetworkMaps,
@@ -152,6 +157,7 @@ impl Program {
             words,
             queues: maps.queues,
             sockets: maps.sockets,
+            own: Some(maps.own),
             entries: maps.entries,
             counts: maps.counts,
             networks: maps.networks,
@@ -355,8 +361,9 @@ impl Program {
                 result => result.map_err(|source| QueueError::Remove { queue, source }),
             }
         };
-        // Both are tried, whatever becomes of the first.
-        remove(MapSlot::First).and(remove(MapSlot::Second))
+        // All are tried, whatever becomes of the first.
+        let removed = remove(MapSlot::First).and(remove(MapSlot::Second));
+        removed.and(self.remove_own_map(queue))
     }
 
     /// The slot of the queue's socket, now or last.
@@ -421,7 +428,9 @@ impl Program {
         ];
         let marks = self.marks.get_mut().map(|marks| (Marks::SHAPE, &mut marks.0));
         let hints = marks.into_iter().chain([(Notes::SHAPE, &mut self.notes.0)]);
-        for (shape, map) in maps.into_iter().chain(self.networks.all()).chain(hints) {
+        let own = self.own.iter_mut().map(|own| (OWN, own));
+        let maps = maps.into_iter().chain(own);
+        for (shape, map) in maps.chain(self.networks.all()).chain(hints) {
             let (pinned, _) = messages_of(|| map.pin(dir.join(shape.name)));
             pinned.map_err(|error| failed(shape.name, io::Error::other(error)))?;
         }
@@ -452,7 +461,7 @@ impl Program {
                 Err(error) => Err(refused(path, error)),
             }
         };
-        // A version without hints has pinned none of these.
+        // A version before these has pinned none.
         let later_map = |shape: Shape| dir.join(shape.name).exists().then(|| map(shape)).transpose();
         let queues = map(QUEUES)?;
         let words = QueueWords::map(queues.as_fd()).map_err(|source| PinError::Pin {
@@ -480,6 +489,7 @@ impl Program {
             words,
             queues,
             sockets: map(SOCKETS)?,
+            own: later_map(OWN)?,
             entries: map(ENTRIES)?,
             counts: map(COUNTS)?,
             networks: NetworkMaps {
@@ -526,6 +536,13 @@ const SOCKETS: Shape = Shape {
     key_bytes: 4,
     value_bytes: 4,
     entries: 2 * MAX_QUEUES,
+};
+const OWN: Shape = Shape {
+    name: "own",
+    kind: MapType::ArrayOfMaps,
+    key_bytes: 4,
+    value_bytes: 4,
+    entries: MAX_QUEUES,
 };
 const ENTRIES: Shape = Shape {
     name: "entries",

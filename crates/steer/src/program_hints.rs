@@ -182,6 +182,7 @@ impl Program {
             ("steer_rings", self.networks.rings.as_fd()),
             ("steer_limits", self.networks.limits.as_fd()),
         ];
+        reused.extend(self.own.as_ref().map(|own| ("steer_own", own.as_fd())));
         if hints.has(HintSet::MARK) {
             let marks = self.marks().map_err(HintsError::Map)?;
             reused.push((MARKS, marks.0.as_fd()));

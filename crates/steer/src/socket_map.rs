@@ -1,5 +1,5 @@
 //! An XSKMAP that somebody else made, for a program of theirs that redirects into it: sockets are put into its free
-//! places, and nothing else is done to it.
+//! places, and nothing else is done to it, but that it can be pinned.
 //!
 //! The kernel takes a socket out of every map when it is closed (`xsk_delete_from_maps`, net/xdp/xsk.c), so nothing
 //! has to be undone here, and no place that somebody has taken since is emptied by mistake. For the same reason a
@@ -30,6 +30,14 @@ pub enum SocketMapError {
     #[error("cannot open the BPF map pinned at {}: it must be in a bpffs (`ip netns exec` hides the host's: use \
              `nsenter --net=/run/netns/NAME`), and readable and writable for this user", .path.display())]
     Open {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    /// Not on a bpffs, somebody else's directory, or something is there.
+    #[error("cannot pin the socket map at {}: name a new file on a bpffs, such as /sys/fs/bpf/NAME, and remove one \
+             that is left over", .path.display())]
+    Pin {
         path: PathBuf,
         #[source]
         source: io::Error,
@@ -133,6 +141,25 @@ impl SocketMap {
     /// [`LayoutOfError`]; to ask takes CAP_SYS_ADMIN.
     pub fn layout(&self, structure: &str) -> Result<Layout, LayoutOfError> {
         layout_of_map(self.map.as_fd(), structure)
+    }
+
+    /// Pins it on a bpffs, where nothing is.
+    ///
+    /// # Errors
+    /// [`SocketMapError::Pin`].
+    pub fn pin(&self, path: &Path) -> Result<(), SocketMapError> {
+        let refused = |source| SocketMapError::Pin {
+            path: path.to_owned(),
+            source,
+        };
+        let name = CString::new(path.as_os_str().as_bytes())
+            .map_err(|_| refused(io::ErrorKind::InvalidInput.into()))?;
+        // SAFETY: the name is a live string with its end marked, the descriptor is ours.
+        let result = unsafe { libbpf_sys::bpf_obj_pin(self.map.as_raw_fd(), name.as_ptr()) };
+        match -result {
+            0 => Ok(()),
+            errno => Err(refused(io::Error::from_raw_os_error(errno))),
+        }
     }
 
     /// Whether it has these places.

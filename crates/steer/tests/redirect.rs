@@ -6,8 +6,8 @@ use std::os::fd::AsFd;
 
 use common::receiver::{BEFORE, Receiver, UNTOUCHED};
 use common::{Pair, frame};
-use steer::{ModeRequest, Program, QueueConf, VirtioHeader};
-use testkit::wait;
+use steer::{ModeRequest, OwnMap, Program, QueueConf, SocketMap, SocketMapError, VirtioHeader};
+use testkit::{BpfFs, wait};
 
 const HEADERS: [Option<VirtioHeader>; 3] = [None, Some(VirtioHeader::Basic), Some(VirtioHeader::HashReport)];
 
@@ -122,4 +122,58 @@ fn socket_that_waits_takes_no_frame_before_it_takes_over() {
         let counted = || program.counters(0).expect("counters").no_socket > before.no_socket;
         assert!(wait::until(wait::SOON, counted), "the frame is not counted");
     }
+}
+
+#[test]
+fn queue_with_a_map_of_its_own_gives_frames_to_the_socket_that_is_there() {
+    let Some(pair) = Pair::new(1500) else { return };
+    let bpffs = BpfFs::new();
+    let pins = bpffs.pins();
+    std::fs::create_dir(&pins).expect("new");
+    let mut program = Program::attach(pair.ifindex(), ModeRequest::Native, false).expect("free");
+    program.pin(&pins).expect("a bpffs");
+    let conf = QueueConf {
+        virtio_header: None,
+        frame_limit: 1514,
+        hints: false,
+    };
+    let mut own = OwnMap::new().expect("a map");
+    own.pin(&pins.join("own-0")).expect("a bpffs");
+    program.activate_own_map(0, &own, conf).expect("in range");
+    let given = SocketMap::from_fd(own.as_fd().try_clone_to_owned().expect("a descriptor"));
+    let given = given.expect("it is one of sockets");
+    // Nobody is there yet: frames go to the host.
+    pair.far_socket.send(&frame(70));
+    assert_eq!(pair.near_socket.receive(wait::SOON), Some(frame(70)));
+    let mut receiver = Receiver::open(&pair, &program);
+    given.insert(0, receiver.socket.as_fd()).expect("its place");
+    let beyond = given.insert(1, receiver.socket.as_fd());
+    assert!(matches!(beyond, Err(SocketMapError::Insert { .. })), "{beyond:?}");
+    let mut expect = |sent: Vec<u8>| {
+        pair.far_socket.send(&sent);
+        let desc = receiver.next();
+        assert_eq!(receiver.bytes(desc.data.get(), sent.len()), sent);
+        receiver.pool.put(desc.frame);
+        receiver.post();
+    };
+    expect(frame(71));
+    // The next owner of the program has it, too, and what was given stays good.
+    drop((program, own));
+    expect(frame(72));
+    let program = Program::open_pinned(pair.ifindex(), &pins).expect("all is there");
+    let own = OwnMap::open_pinned(&pins.join("own-0")).expect("it is there");
+    program.deactivate_queue(0).expect("in range");
+    pair.far_socket.send(&frame(73));
+    assert_eq!(pair.near_socket.receive(wait::SOON), Some(frame(73)));
+    program.activate_own_map(0, &own, conf).expect("in range");
+    expect(frame(74));
+    // A map that is forgotten leads nowhere, though its holder has it yet, and the next one has no part in it.
+    program.disable_queue(0).expect("in range");
+    let next = OwnMap::new().expect("a map");
+    program.activate_own_map(0, &next, conf).expect("in range");
+    pair.far_socket.send(&frame(75));
+    assert_eq!(pair.near_socket.receive(wait::SOON), Some(frame(75)));
+    let counters = program.counters(0).expect("counters");
+    assert_eq!((counters.redirected, counters.no_socket), (3, 2));
+    steer::detach_pinned(&pins).expect("ours");
 }

@@ -35,8 +35,8 @@ pub use self::error::LeaseError;
 pub use self::sockets::Prepared;
 pub use self::zcrx::{Area, QueueLease, Refill};
 use crate::protocol::{
-    Answer, CHANGES_MAX, FRAME_LIMITS, Facts, HintWish, Hinted, HostEnd, Reason, Request, StationChange,
-    Token, Wanted,
+    Answer, CHANGES_MAX, FRAME_LIMITS, Facts, HintWish, Hinted, HostEnd, NetkitEnd, NetkitWanted, Reason,
+    Request, StationChange, Token, Wanted,
 };
 use crate::sys;
 
@@ -286,6 +286,25 @@ impl Lease {
         let mut answered = self.ask(&Request::Host { has })?;
         match (answered.answer, answered.descriptors.pop()) {
             (Answer::Host(host), tap) if tap.is_some() || host.index == has => Ok((host, tap)),
+            _ => Err(LeaseError::Mismatch),
+        }
+    }
+
+    /// Has the lease's queue, its only one, leased to a new netkit of that name, in this network namespace or, if none
+    /// is given, in the steward's: what it is, and the map of one place for the socket that is to have the frames. It
+    /// is there as long as the lease. In another namespace than the steward's it is for root, and for who owns that.
+    ///
+    /// # Errors
+    /// [`LeaseError`].
+    pub fn netkit(
+        &self,
+        wanted: NetkitWanted,
+        namespace: Option<BorrowedFd<'_>>,
+    ) -> Result<(NetkitEnd, OwnedFd), LeaseError> {
+        let (request, files) = (Request::Netkit(wanted), namespace.as_slice());
+        let mut answered = self.ask_by(&mut self.state(), &request, files, self.deadline())?;
+        match (answered.answer, answered.descriptors.pop()) {
+            (Answer::Netkit(netkit), Some(map)) => Ok((netkit, map)),
             _ => Err(LeaseError::Mismatch),
         }
     }

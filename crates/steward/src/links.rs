@@ -8,6 +8,7 @@
 pub(crate) mod above;
 #[cfg(feature = "server")]
 pub(crate) mod filters;
+pub mod netkit;
 #[cfg(feature = "server")]
 pub(crate) mod tap;
 
@@ -20,6 +21,7 @@ use std::time::Duration;
 use netlink_bindings::netdev;
 use netlink_bindings::nlctrl;
 use netlink_bindings::rt_link::{self, Ifinfomsg, IterableLinkAttrs, LinkinfoDataMsg, NetkitPairing};
+use netlink_bindings::traits::NetlinkRequest;
 use netlink_socket2::NetlinkSocket;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::io::Errno;
@@ -193,8 +195,14 @@ impl Link {
     }
 }
 
+fn acknowledged(request: &impl NetlinkRequest) -> io::Result<()> {
+    let mut socket = NetlinkSocket::new();
+    socket.request(request)?.recv_ack().map_err(io::Error::from)
+}
+
 /// Whether it is a netkit without a peer (`IFLA_NETKIT_PAIRING`, include/uapi/linux/if_link.h).
-fn has_no_peer(attributes: &IterableLinkAttrs<'_>) -> bool {
+#[must_use]
+pub fn has_no_peer(attributes: &IterableLinkAttrs<'_>) -> bool {
     let data = attributes.get_linkinfo().and_then(|info| info.get_data());
     let Ok(LinkinfoDataMsg::Netkit(netkit)) = data else {
         return false;

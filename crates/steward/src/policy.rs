@@ -19,6 +19,7 @@
 //! busy-poll = 64                # sockets may poll the driver, so many frames at a time at most; not if not said
 //! zcrx = ["192.0.2.1:443"]      # a queue for io_uring zero-copy receive, with these flows; none if not said
 //! zcrx-setup = true             # the NIC may be set up for that: header and data apart, the main RSS table changed
+//! netkit = true                 # the queue of a lease of one may become a netkit's; not if not said
 //! af-xdp = false                # beside `zcrx`: nothing else may be leased; AF_XDP leases, too, if not said
 //! ```
 //!
@@ -112,6 +113,8 @@ pub(crate) struct Rule {
     network: bool,
     /// These networks may reach the host.
     host: bool,
+    /// Leases may be made a netkit's.
+    netkit: bool,
     /// Those that leases may have.
     hints: HintSet,
     /// Frames; `None`: sockets are not made ready for it.
@@ -152,6 +155,7 @@ impl Policy {
             vlans: BTreeSet::new(),
             network: true,
             host: true,
+            netkit: false,
             hints: HintSet::ALL,
             busy_poll: None,
             zcrx: Vec::new(),
@@ -239,6 +243,22 @@ impl Policy {
                 Err(Refusal::new(Reason::NotAllowed, text))
             }
             _ => Ok(()),
+        }
+    }
+
+    /// Whether the queue of a lease under a rule may be a netkit's.
+    /// Errors: what to do.
+    pub(crate) fn check_netkit(&self, rule: usize) -> Result<(), Refusal> {
+        match self.rules.get(rule) {
+            Some(Rule { netkit: true, .. }) => Ok(()),
+            _ => {
+                let text = format!(
+                    "the policy does not let queues be leased to netkits: add `netkit = true` to rule {}, the first \
+                     that allows the lease",
+                    rule.saturating_add(1)
+                );
+                Err(Refusal::new(Reason::NotAllowed, text))
+            }
         }
     }
 
@@ -415,6 +435,9 @@ impl fmt::Display for Rule {
         }
         if self.network {
             write!(f, ", networks{}", if self.host { " with the host" } else { "" })?;
+        }
+        if self.netkit {
+            write!(f, ", netkits")?;
         }
         if self.hints != HintSet::ALL {
             write!(f, ", hints {}", self.hints)?;

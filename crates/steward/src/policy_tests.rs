@@ -534,6 +534,30 @@ fn stations_of_a_network_are_judged_one_by_one() {
 }
 
 #[test]
+fn netkits_are_had_where_a_rule_says_so() {
+    let rule = "[[allow]]\nuser = 7\ninterface = \"eth1\"\nqueues = \"0-3\"\n";
+    let parse = |more: &str| Policy::parse(Path::new("p"), &format!("{rule}{more}"));
+    let policy = |more: &str| parse(more).expect("a policy");
+    assert!(policy("netkit = true\n").check_netkit(0).is_ok());
+    assert!(policy("netkit = true\n").to_string().ends_with(", netkits\n"));
+    for none in ["", "netkit = false\n"] {
+        let refusal = policy(none).check_netkit(0).expect_err("not said");
+        assert_eq!(refusal.reason, Reason::NotAllowed);
+        assert!(refusal.text.contains("`netkit = true` to rule 1"), "{refusal}");
+    }
+    assert!(
+        policy("netkit = true\n").check_netkit(usize::MAX).is_err(),
+        "of no rule"
+    );
+    let said = parse("netkit = \"yes\"\n").expect_err("no answer").to_string();
+    assert!(said.contains("true or false"), "{said}");
+    let vain =
+        parse("zcrx = [\"192.0.2.1:443\"]\naf-xdp = false\nnetkit = true\n").expect_err("no lease for it");
+    assert!(vain.to_string().contains("netkit"), "{vain}");
+    assert!(Policy::for_one(7, Vec::new()).check_netkit(0).is_err());
+}
+
+#[test]
 fn hints_are_all_that_a_rule_names_or_all() {
     let rule = "[[allow]]\nuser = 7\ninterface = \"eth1\"\nqueues = \"0-3\"\n";
     let parse = |more: &str| Policy::parse(Path::new("p"), &format!("{rule}{more}"));

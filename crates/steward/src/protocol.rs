@@ -40,6 +40,7 @@
 //! | 17 `Hints` | 4 | which hints (1 hash, 2 VLAN, 4 timestamp, 8 mark, 0x100 VLAN where it is needed); see `hints` |
 //! | 18 `Zcrx` | 184 | interface (16), queue, number of flows, 8 × 20: address (16), port (2), 4 or 6 (2); see `zcrx` |
 //! | 19 `ZcrxRegister` | 96 | memory (16), number of rings, entries, bytes of a buffer, 16 × 4: descriptors, zero |
+//! | 20 `Netkit` | 24 | queue, zero (4 each), name (16); with a network namespace or none; see `netkit` |
 //!
 //! `Lease`: mode 0 is any, 1 native, 2 skb; then follow addresses (16 × 6), VLANs (16 × 2), and 1 for the queues of a
 //! network (4; addresses and VLANs are none then), else 0. `Stations`, `Groups` and `Host` are for such a lease: who
@@ -59,6 +60,7 @@
 //! | 70 `Host` | 116 | to `Host`: interface (16), number of addresses (4), addresses of the host (16 × 6) |
 //! | 71 `Hinted` | 636 | to `Hints`, and unasked: possible, on, how many layouts (4 each), they (24 × 16), why (240) |
 //! | 72 `ZcrxRegistered` | 104 | to `ZcrxRegister`: mapping (16), entries, bytes of a buffer, 3 offsets, 17 numbers |
+//! | 73 `Netkit` | 24 | to `Netkit`, with a map: index, number of its queue (4 each), name (16) |
 //! | 80 `Lease` | 192 | to `Leases`; after the last one `Done` (see `listing`) |
 //!
 //! Requests are in `protocol/request.rs`, answers in `protocol/answer.rs`, what both are made of in
@@ -77,6 +79,7 @@ mod answer;
 mod field;
 mod hints;
 mod host;
+mod netkit;
 mod part;
 mod request;
 mod stations;
@@ -86,6 +89,7 @@ pub use answer::{Answer, Facts, Reason, Refusal, Steered, Step};
 pub use field::is_interface_name;
 pub use hints::{HintWish, Hinted};
 pub use host::HostEnd;
+pub use netkit::{NetkitEnd, NetkitWanted};
 pub use part::Part;
 pub use request::{Request, Rings, UmemLayout, Wanted};
 pub use stations::StationChange;
@@ -226,6 +230,7 @@ mod kind {
     pub(super) const HINTS: u16 = 17;
     pub(super) const ZCRX: u16 = 18;
     pub(super) const ZCRX_REGISTER: u16 = 19;
+    pub(super) const NETKIT: u16 = 20;
 
     pub(super) const DONE: u16 = 64;
     pub(super) const THESE_FACTS: u16 = 65;
@@ -236,6 +241,7 @@ mod kind {
     pub(super) const THIS_HOST: u16 = 70;
     pub(super) const HINTED: u16 = 71;
     pub(super) const ZCRX_REGISTERED: u16 = 72;
+    pub(super) const THIS_NETKIT: u16 = 73;
     pub(super) const LISTED: u16 = 80;
 }
 
@@ -268,6 +274,7 @@ pub(crate) fn is_for_errand(bytes: &[u8]) -> bool {
         kind::SHARE,
         kind::AWAIT,
         kind::ZCRX_REGISTER,
+        kind::NETKIT,
     ];
     split(bytes).is_ok_and(|(head, _)| long.contains(&head.kind))
 }
@@ -275,8 +282,8 @@ pub(crate) fn is_for_errand(bytes: &[u8]) -> bool {
 /// Whether it is a request that files come with.
 #[cfg(feature = "server")]
 pub(crate) fn may_have_files(bytes: &[u8]) -> bool {
-    split(bytes)
-        .is_ok_and(|(head, _)| matches!(head.kind, kind::REGISTER | kind::SHARE | kind::ZCRX_REGISTER))
+    let with_files = [kind::REGISTER, kind::SHARE, kind::ZCRX_REGISTER, kind::NETKIT];
+    split(bytes).is_ok_and(|(head, _)| with_files.contains(&head.kind))
 }
 
 /// The serial number of a message.

@@ -135,6 +135,10 @@ fn requests() -> Vec<Request> {
         }),
         Request::Zcrx(zcrx()),
         Request::ZcrxRegister(zcrx_rings()),
+        Request::Netkit(NetkitWanted {
+            queue: 2,
+            name: "pod0".to_owned(),
+        }),
         Request::Leases { after: u64::MAX },
         Request::Keep { token: [0xa5; 16] },
         Request::Resume { token: [0; 16] },
@@ -274,6 +278,11 @@ fn answers() -> Vec<Answer> {
             map_offset: 1 << 40,
             map_bytes: 1 << 17,
         }),
+        Answer::Netkit(NetkitEnd {
+            name: "pod0".to_owned(),
+            ifindex: 9,
+            queue: 1,
+        }),
         Answer::Refused(Refusal::new(Reason::Taken, "queue 2 is taken")),
         Answer::Changed(facts()),
         Answer::Lease(Listed {
@@ -309,6 +318,26 @@ fn every_message_is_read_as_it_was_written() {
         assert!(bytes.len() <= MESSAGE_MAX);
         assert_eq!(Answer::decode(&bytes), Ok((serial, answer)));
     }
+}
+
+#[test]
+fn netkit_has_a_name_that_an_interface_can_have_and_nothing_beside() {
+    let wanted = NetkitWanted {
+        queue: 2,
+        name: "pod0".to_owned(),
+    };
+    let changed = |at: usize, byte: u8| {
+        let mut bytes = Request::Netkit(wanted.clone()).encode(1);
+        bytes[at] = byte;
+        Request::decode(&bytes)
+    };
+    assert!(changed(8, 3).is_ok());
+    assert!(matches!(changed(12, 1), Err(Malformed::Value { .. })));
+    assert!(matches!(changed(17, b'/'), Err(Malformed::Interface(_))));
+    assert!(matches!(
+        changed(16, 0),
+        Err(Malformed::Interface(_) | Malformed::Text(_))
+    ));
 }
 
 #[test]
@@ -507,9 +536,12 @@ proptest! {
 
     #[test]
     fn any_body_of_a_queues_messages_is_read_or_refused(
-        which in 0usize..3, mut body in prop::collection::vec(0u8..5, 184), at in 0usize..184, any in any::<u8>(),
+        which in 0usize..5, mut body in prop::collection::vec(0u8..5, 184), at in 0usize..184, any in any::<u8>(),
     ) {
-        let (kind, len) = [(kind::ZCRX, 184), (kind::ZCRX_REGISTER, 96), (kind::ZCRX_REGISTERED, 104)][which];
+        let (kind, len) = [
+            (kind::ZCRX, 184), (kind::ZCRX_REGISTER, 96), (kind::ZCRX_REGISTERED, 104),
+            (kind::NETKIT, 24), (kind::THIS_NETKIT, 24),
+        ][which];
         body.truncate(len);
         body[at % len] = any;
         let head = Head { version: VERSION, kind, serial: 9 };

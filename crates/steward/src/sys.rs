@@ -5,6 +5,8 @@
 #[cfg(feature = "server")]
 pub(crate) mod child;
 #[cfg(feature = "server")]
+pub(crate) mod netkit;
+#[cfg(feature = "server")]
 pub(crate) mod zcrx;
 
 use std::ffi::c_int;

@@ -17,6 +17,7 @@ mod keys;
 mod limits;
 pub(crate) mod mark;
 pub(crate) mod memory;
+pub(crate) mod netkit;
 mod network;
 mod offer;
 mod offload;
@@ -36,6 +37,7 @@ use self::ask::{
 };
 use self::capture::{CAPTURE_EXAMPLES, CaptureArgs};
 use self::mark::{MARK_EXAMPLES, MarkCommandArgs};
+use self::netkit::{NETKIT_EXAMPLES, NetkitArgs};
 use self::values::parse_pause;
 use crate::api::process::ProcessArgs;
 use crate::bench::BenchArgs;
@@ -109,6 +111,9 @@ pub(crate) enum Command {
     /// Give flows marks, which filter rules of ports match, in the XDP program of an interface
     #[command(after_help = MARK_EXAMPLES)]
     Mark(MarkCommandArgs),
+    /// Have the steward make a netkit that a queue of a NIC is leased to, in another network namespace, while this runs
+    #[command(after_help = NETKIT_EXAMPLES)]
+    Netkit(NetkitArgs),
     /// Show who holds which NIC queue of this host: NAPI, interrupt, sockets, leases, rules, daemons
     #[command(after_help = QUEUES_EXAMPLES)]
     Queues(QueuesArgs),

@@ -24,6 +24,7 @@ mod limit_watch;
 mod listener;
 mod log_limit;
 mod mark;
+mod netkit;
 mod network;
 mod nic;
 mod port;
@@ -33,6 +34,7 @@ mod reload;
 mod sandbox;
 mod serve;
 mod switch;
+mod told;
 mod understood;
 mod vhost_user;
 
@@ -101,6 +103,7 @@ pub fn run() -> ExitCode {
             Ok(()) => mark::run(&args.command, print),
             Err(error) => return explain(&error, ExitCode::from(2)),
         },
+        Command::Netkit(args) => netkit::run(&args),
         Command::Queues(args) => show_queues(&args),
         Command::Check(args) => show_check(&args),
         Command::Bench(args) => match args.check() {

@@ -3,6 +3,7 @@
 //!
 //! By the netlink family `netdev` (Documentation/netlink/specs/netdev.yaml).
 
+use std::fmt;
 use std::io;
 
 use netlink_bindings::netdev::{self, QueueType};
@@ -17,8 +18,39 @@ pub enum Bound {
     Xsk,
     /// Memory of a device.
     DmaBuf,
-    /// A queue of a virtual interface, such as a netkit (Linux 7.1); the index of that in its network namespace.
-    Lease(u32),
+    /// A queue of a virtual interface, such as a netkit (Linux 7.1).
+    Lease(LeasedTo),
+}
+
+/// The queue that a NIC's queue is leased to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LeasedTo {
+    /// Index of the interface in its network namespace.
+    pub ifindex: u32,
+    /// Number of its queue.
+    pub queue: u32,
+    /// By which number the namespace of who asks knows that one; none: it is the same.
+    pub namespace: Option<i32>,
+}
+
+impl LeasedTo {
+    /// What the kernel says of a NIC's queue; none, if that is not told whole.
+    #[must_use]
+    pub fn of(lease: &netdev::IterableLease<'_>) -> Option<Self> {
+        Some(Self {
+            ifindex: lease.get_ifindex().ok()?,
+            queue: lease.get_queue().and_then(|queue| queue.get_id()).ok()?,
+            namespace: lease.get_netns_id().ok(),
+        })
+    }
+}
+
+impl fmt::Display for LeasedTo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "interface {}, queue {}", self.ifindex, self.queue)?;
+        self.namespace
+            .map_or(Ok(()), |number| write!(f, ", network namespace {number}"))
+    }
 }
 
 impl Bound {
@@ -29,7 +61,7 @@ impl Bound {
             Self::IoUring => "io_uring (zero-copy receive)".to_owned(),
             Self::Xsk => "an AF_XDP socket".to_owned(),
             Self::DmaBuf => "memory of a device (dma-buf)".to_owned(),
-            Self::Lease(index) => format!("a virtual interface (queue lease, index {index})"),
+            Self::Lease(to) => format!("a virtual interface (queue lease: {to})"),
         }
     }
 }
@@ -58,6 +90,20 @@ pub(crate) fn may_be_to_io_uring(ifindex: u32, queue: u32) -> io::Result<bool> {
     }
 }
 
+/// The queue that a NIC's queue is leased to, if it is.
+///
+/// # Errors
+/// The kernel's: `ENOENT` while the NIC is down, of which it tells nothing then, `ENODEV` if there is none.
+pub(crate) fn leased_to(ifindex: u32, queue: u32) -> io::Result<Option<LeasedTo>> {
+    match ask(ifindex, queue) {
+        // It has fewer queues now: one that is leased stays (`ethtool -L`).
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(None),
+        Err(error) => Err(error),
+        Ok(Some(Bound::Lease(to))) => Ok(Some(to)),
+        Ok(_) => Ok(None),
+    }
+}
+
 fn ask(ifindex: u32, queue: u32) -> io::Result<Option<Bound>> {
     let mut socket = NetlinkSocket::new();
     let mut request = netdev::Request::new().op_queue_get_do();
@@ -68,17 +114,17 @@ fn ask(ifindex: u32, queue: u32) -> io::Result<Option<Bound>> {
         .push_id(queue);
     let mut replies = socket.request(&request)?;
     let attributes = replies.recv_one().map_err(io::Error::from)?;
-    Ok(if attributes.get_io_uring().is_ok() {
+    // First: the socket or memory of one that is leased is its holder's.
+    Ok(if let Ok(lease) = attributes.get_lease() {
+        LeasedTo::of(&lease).map(Bound::Lease)
+    } else if attributes.get_io_uring().is_ok() {
         Some(Bound::IoUring)
     } else if attributes.get_dmabuf().is_ok() {
         Some(Bound::DmaBuf)
     } else if attributes.get_xsk().is_ok() {
         Some(Bound::Xsk)
     } else {
-        let lease = attributes.get_lease();
-        lease
-            .ok()
-            .map(|lease| Bound::Lease(lease.get_ifindex().unwrap_or(0)))
+        None
     })
 }
 

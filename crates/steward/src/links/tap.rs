@@ -9,12 +9,12 @@ use std::io;
 use std::os::fd::OwnedFd;
 
 use netlink_bindings::rt_link::{self, Ifinfomsg, IterableLinkAttrs, PushLinkAttrs};
-use netlink_bindings::traits::{NetlinkRequest, Pusher};
+use netlink_bindings::traits::Pusher;
 use netlink_bindings::utils::{finalize_nested_header, push_header, push_nested_header};
 use netlink_socket2::NetlinkSocket;
 use rustix::io::Errno;
 
-use super::Link;
+use super::{Link, acknowledged};
 use crate::sys;
 
 /// What its name begins with.
@@ -171,11 +171,6 @@ fn without_address<B: Pusher>(mut attributes: PushLinkAttrs<B>) -> PushLinkAttrs
     finalize_nested_header(buffer, inet6);
     finalize_nested_header(buffer, families);
     attributes
-}
-
-fn acknowledged(request: &impl NetlinkRequest) -> io::Result<()> {
-    let mut socket = NetlinkSocket::new();
-    socket.request(request)?.recv_ack().map_err(io::Error::from)
 }
 
 pub(super) fn for_each(mut look: impl FnMut(&Ifinfomsg, &IterableLinkAttrs<'_>)) -> io::Result<()> {

@@ -17,7 +17,7 @@ use crate::users;
 const NOBODY_AT_ALL: u32 = u32::MAX;
 
 /// What belongs to each key, told to who wrote something else.
-const MEANT: [(&str, &str); 19] = [
+const MEANT: [(&str, &str); 20] = [
     ("user", "a name in quotes, or a number of 0 to 4294967294"),
     ("group", "a name in quotes, or a number of 0 to 4294967294"),
     ("interface", "a name in quotes such as \"eth1\""),
@@ -48,6 +48,7 @@ const MEANT: [(&str, &str); 19] = [
     ("zcrx-setup", "true or false"),
     ("af-xdp", "true or false"),
     ("host", "true or false"),
+    ("netkit", "true or false"),
     ("connections", "a number of 1 to 900"),
     ("unbound-sockets", "true or false"),
     ("allow", "a rule below each line `[[allow]]`"),
@@ -85,6 +86,7 @@ struct Allow {
     #[serde(default)]
     network: bool,
     host: Option<bool>,
+    netkit: Option<bool>,
     hints: Option<String>,
     busy_poll: Option<u16>,
     zcrx: Option<Vec<String>>,
@@ -225,6 +227,7 @@ impl Allow {
             vlans,
             network: self.network,
             host: self.network && self.host.unwrap_or(true),
+            netkit: self.netkit.unwrap_or(false),
             hints: match self.hints {
                 Some(text) => text.parse().map_err(|error| format!("hints: {error}"))?,
                 None => HintSet::ALL,
@@ -275,6 +278,7 @@ impl Allow {
             ("vlans", self.vlans.is_some()),
             ("network", self.network),
             ("host", self.host.is_some()),
+            ("netkit", self.netkit.is_some()),
             ("hints", self.hints.is_some()),
             ("busy-poll", self.busy_poll.is_some()),
         ];

@@ -6,6 +6,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes};
 
 use super::field::{NAME_BYTES, enumerated, field, flags_of, interface_name, text, value, zero};
 use super::hints::Hinted;
+use super::netkit::NetkitEnd;
 use super::zcrx::ZcrxRegistered;
 use super::{HostEnd, Malformed, kind, message, read, split};
 use crate::links::DriverSends;
@@ -33,6 +34,8 @@ pub enum Answer {
     Hinted(Hinted),
     /// A queue is registered for zero-copy receive.
     ZcrxRegistered(ZcrxRegistered),
+    /// The netkit that has the lease's queue. The map for its socket comes along.
+    Netkit(NetkitEnd),
     /// Not done.
     Refused(Refusal),
     /// The interface of the lease is now like this; never an answer to a request.
@@ -48,7 +51,7 @@ pub enum Answer {
     },
 }
 
-/// What is done for a socket, in this order.
+/// What is done for a socket, or for a netkit, in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, TryFromBytes)]
 #[repr(u32)]
 pub enum Step {
@@ -70,6 +73,10 @@ pub enum Step {
     Queue = 8,
     /// The further rings have it, too.
     ShareQueue = 9,
+    /// The network namespace for a netkit is looked at.
+    Namespace = 10,
+    /// The netkit goes there, has its name, and is up.
+    Netkit = 11,
 }
 
 impl Step {
@@ -88,6 +95,8 @@ impl Step {
             Self::Ring => "the ring cannot be taken from the process that has connected",
             Self::Queue => "the queue cannot be registered for zero-copy receive",
             Self::ShareQueue => "the queue cannot be shared with further rings (Linux 7.1)",
+            Self::Namespace => "the descriptor is not of a network namespace that this user may use",
+            Self::Netkit => "the netkit cannot be moved, named or set up",
             Self::Await => "the queue does not become free, though its socket is closed",
         }
     }
@@ -288,6 +297,7 @@ impl Answer {
             }
             Self::Host(host) => message(kind::THIS_HOST, serial, &host.body()),
             Self::ZcrxRegistered(registered) => message(kind::ZCRX_REGISTERED, serial, &registered.body()),
+            Self::Netkit(netkit) => message(kind::THIS_NETKIT, serial, &netkit.body()),
             Self::Hinted(hinted) => message(kind::HINTED, serial, &hinted.body()),
             Self::Refused(refusal) => message(
                 kind::REFUSED,
@@ -317,6 +327,7 @@ impl Answer {
             kind::THESE_COUNTERS => Self::Counters(counters(read(kind, body)?)),
             kind::THIS_HOST => Self::Host(HostEnd::read(&read(kind, body)?)?),
             kind::HINTED => Self::Hinted(Hinted::read(&read(kind, body)?)?),
+            kind::THIS_NETKIT => Self::Netkit(NetkitEnd::read(&read(kind, body)?)?),
             kind::ZCRX_REGISTERED => Self::ZcrxRegistered(ZcrxRegistered::read(&read(kind, body)?)?),
             kind::REFUSED => Self::Refused(refusal(&read(kind, body)?)?),
             kind::CHANGED => Self::Changed(Facts::read(&read(kind, body)?)?),

@@ -7,6 +7,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::field::{NAME_BYTES, field, interface_name, listed, mode_request, padded, value};
 use super::hints::HintWish;
+use super::netkit::NetkitWanted;
 use super::part::{Part, check_parts};
 use super::stations::{self, StationChange};
 use super::zcrx::{ZcrxRings, ZcrxWanted};
@@ -105,6 +106,10 @@ pub enum Request {
     Zcrx(ZcrxWanted),
     /// What that queue is registered with, once. The memory comes along as the one descriptor.
     ZcrxRegister(ZcrxRings),
+    /// A netkit to which the queue of the lease, which has one, is leased in turn. The descriptor of the network
+    /// namespace that it is to be in comes along; without, it is in the steward's. Once: a second one for the lease has
+    /// the answer of the first, and no effect.
+    Netkit(NetkitWanted),
     /// The first lease of a higher number, of any holder. Who asks needs no lease.
     Leases {
         /// Of the last lease that is known; 0 at first.
@@ -325,6 +330,7 @@ impl Request {
             Self::Hints(wish) => message(kind::HINTS, serial, &wish.number()),
             Self::Zcrx(wanted) => message(kind::ZCRX, serial, &wanted.body()),
             Self::ZcrxRegister(rings) => message(kind::ZCRX_REGISTER, serial, &rings.body()),
+            Self::Netkit(wanted) => message(kind::NETKIT, serial, &wanted.body()),
             Self::Leases { after } => message(kind::LEASES, serial, after),
             Self::Keep { token } => message(kind::KEEP, serial, token),
             Self::Resume { token } => message(kind::RESUME, serial, token),
@@ -375,6 +381,7 @@ impl Request {
             kind::HINTS => Self::Hints(HintWish::of_number(read(kind, body)?)?),
             kind::ZCRX => Self::Zcrx(ZcrxWanted::read(&read(kind, body)?)?),
             kind::ZCRX_REGISTER => Self::ZcrxRegister(ZcrxRings::read(&read(kind, body)?)?),
+            kind::NETKIT => Self::Netkit(NetkitWanted::read(&read(kind, body)?)?),
             kind::LEASES => Self::Leases {
                 after: read(kind, body)?,
             },

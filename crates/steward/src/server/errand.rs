@@ -34,6 +34,7 @@ use super::interface::Holds;
 use crate::capabilities::TO_TAKE_RINGS;
 use crate::protocol::{Refusal, Rings, Step, UmemLayout, ZcrxRings, enumerated};
 use crate::sys::child::{self, Child, LockedFor};
+use crate::sys::netkit::{self, NetkitOrder};
 use crate::sys::zcrx::{self, Made, QueueOrder};
 
 /// Errands at a time of those to whom one rule of the policy applies, and of one user: there is always one for another.
@@ -79,6 +80,11 @@ pub(super) enum Task<'a> {
         connection: BorrowedFd<'a>,
         rings: &'a ZcrxRings,
         order: QueueOrder,
+    },
+    /// The next message of this connection may have the network namespace that a netkit goes to.
+    Netkit {
+        connection: BorrowedFd<'a>,
+        order: NetkitOrder,
     },
 }
 
@@ -226,6 +232,10 @@ pub(super) enum Pends {
     Queue {
         key: Option<QueueKey>,
     },
+    /// A netkit for a queue that goes where it is to be; one that is there already, if there is nothing to be done.
+    Netkit {
+        queue: u32,
+    },
     /// What the answer will be.
     Refusal(Refusal),
 }
@@ -242,7 +252,7 @@ impl Pends {
                 waiting: None,
                 bound: Some((*memory, true)),
             },
-            Self::Await | Self::Queue { .. } | Self::Refusal(_) => Holds::default(),
+            Self::Await | Self::Queue { .. } | Self::Netkit { .. } | Self::Refusal(_) => Holds::default(),
         }
     }
 
@@ -267,7 +277,7 @@ impl Errand {
             | Task::Share {
                 socket, connection, ..
             } => [socket, connection],
-            Task::Discard { connection } => [connection, says],
+            Task::Discard { connection } | Task::Netkit { connection, .. } => [connection, says],
             Task::Bind { socket, .. } => [socket, says],
             Task::Await(_) => [says, says],
             Task::Queue {
@@ -388,6 +398,9 @@ impl Task<'_> {
                 let memory = child::map_parts(*connection, &umem.parts).map_err(failed(Step::Map))?;
                 child::register(*socket, memory, umem).map_err(failed(Step::Register))?;
                 child::make_rings(*socket, rings).map_err(failed(Step::Rings))
+            }
+            Self::Netkit { connection, order } => {
+                netkit::settle(*connection, order).map_err(|(step, errno)| Failure { step, errno })
             }
             Self::Discard { connection } => child::take_files(*connection)
                 .map(std::mem::forget)

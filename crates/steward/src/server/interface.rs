@@ -12,6 +12,7 @@
 mod facts;
 mod hints;
 mod lease;
+mod netkit;
 mod network;
 mod program;
 mod sockets;
@@ -26,6 +27,7 @@ use std::time::{Duration, Instant};
 use steer::{Mode, ModeRequest, Program, with_sources};
 
 use self::hints::Hints;
+use self::netkit::Netkit;
 use self::network::Network;
 use self::sockets::Sockets;
 use self::take_back::Leaving;
@@ -68,6 +70,8 @@ pub(super) struct Interface {
     entries: BTreeMap<u32, Entries>,
     /// Those that are networks, by their first queue.
     networks: BTreeMap<u32, Network>,
+    /// Those that have a queue of it.
+    netkits: BTreeMap<u32, Netkit>,
     /// Addresses of the host's on it, which no network may have; none while it has no network.
     pub(super) of_host: BTreeSet<[u8; 6]>,
     /// Leases that were taken back, all of them, since this was taken last.
@@ -214,6 +218,7 @@ impl Interface {
     /// `taken`: indexes of interfaces that are leased, which it cannot come back as.
     pub(super) fn look(&mut self, taken: &[u32]) -> bool {
         let before = (self.facts(), self.entries.clone(), self.known_of_networks());
+        let lost = self.lost_netkits();
         self.take_back();
         match Link::find(self.link.index) {
             Ok(Some(link)) => self.link = link,
@@ -250,7 +255,9 @@ impl Interface {
             entries.renew(&self.link, &mut self.ledger);
         }
         self.look_at_host();
-        before != (self.facts(), self.entries.clone(), self.known_of_networks())
+        self.look_at_netkits();
+        lost != self.lost_netkits()
+            || before != (self.facts(), self.entries.clone(), self.known_of_networks())
     }
 
     /// What holders of networks are told of tags, and of queues that they lack.

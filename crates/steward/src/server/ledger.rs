@@ -2,7 +2,8 @@
 //!
 //! Rules and contexts outlive the process that made them, so the note is written before they are made and forgotten
 //! after they are undone: a steward that dies in between leaves a note that leads its successor to them (see
-//! [`crate::hardware`]). Without a place for notes the NIC is told nothing.
+//! [`crate::hardware`]). Without a place for notes the NIC is told nothing. Netkits that have its queues are noted
+//! beside that, as they outlive a process, too.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -17,6 +18,8 @@ use steer::Filter;
 use super::file;
 use crate::fd_store::{self, STATIONS};
 use crate::hardware::{Ethtool, Names, Nic, NotMade, Order, Part, Plan, make, undo};
+use crate::links::Link;
+use crate::links::netkit::Trace;
 use crate::protocol::Steered;
 use crate::sys;
 
@@ -76,6 +79,36 @@ struct Notes {
     interface: String,
     #[serde(default, rename = "lease")]
     leases: Vec<Noted>,
+    #[serde(default, rename = "netkit", skip_serializing_if = "Vec::is_empty")]
+    netkits: Vec<NotedNetkit>,
+}
+
+/// A netkit to which a queue is leased.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct NotedNetkit {
+    pub(super) queue: u32,
+    /// Its name before it went where it is to be, which nobody else's has.
+    pub(super) made_as: String,
+    /// And there.
+    pub(super) name: String,
+    /// Its index there; 0: it may not be there yet.
+    #[serde(default)]
+    pub(super) ifindex: u32,
+    /// By which number our network namespace knows that one; none: it is ours.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) namespace: Option<i32>,
+}
+
+impl NotedNetkit {
+    /// Of the NIC with that index.
+    pub(super) fn trace(&self, nic: u32) -> Trace<'_> {
+        let place = (self.ifindex, self.namespace);
+        Trace {
+            made_as: &self.made_as,
+            last: (self.ifindex != 0).then_some((place, self.name.as_str())),
+            queue: (nic, self.queue),
+        }
+    }
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -171,6 +204,16 @@ impl Ledger {
                 continue;
             }
             let mut ledger = Self::open(Some(path.clone()));
+            for netkit in &ledger.notes.netkits {
+                let nic = Link::by_name(&ledger.notes.interface).map_or(0, |link| link.index);
+                if let Err(error) = netkit.trace(nic).remove() {
+                    tracing::warn!(
+                        "netkit {} of {} may be left over: {error}",
+                        netkit.name,
+                        path.display()
+                    );
+                }
+            }
             let undone = Ethtool::open(&ledger.notes.interface).and_then(|mut nic| {
                 let firsts = ledger.noted();
                 firsts
@@ -185,8 +228,35 @@ impl Ledger {
     }
 
     /// First queues of leases for which something may be in the NIC.
-    pub(super) fn noted(&self) -> Vec<u32> {
-        self.notes.leases.iter().map(|noted| noted.first_queue).collect()
+    pub(super) fn noted(&self) -> BTreeSet<u32> {
+        let netkits = self.notes.netkits.iter().map(|netkit| netkit.queue);
+        let leases = self.notes.leases.iter().map(|noted| noted.first_queue);
+        leases.chain(netkits).collect()
+    }
+
+    /// The netkit that may have a queue.
+    pub(super) fn netkit(&self, queue: u32) -> Option<&NotedNetkit> {
+        self.notes.netkits.iter().find(|netkit| netkit.queue == queue)
+    }
+
+    /// Notes one, in the place of the one before for that queue.
+    pub(super) fn note_netkit(&mut self, noted: NotedNetkit) -> io::Result<()> {
+        let before = self.notes.netkits.clone();
+        self.notes.netkits.retain(|other| other.queue != noted.queue);
+        self.notes.netkits.push(noted);
+        self.write().inspect_err(|_| self.notes.netkits = before)
+    }
+
+    /// It is not there any more.
+    pub(super) fn forget_netkit(&mut self, queue: u32) {
+        if self.netkit(queue).is_none() {
+            return;
+        }
+        self.notes.netkits.retain(|netkit| netkit.queue != queue);
+        if let Err(error) = self.write() {
+            // The next steward looks for it in vain, and forgets it, too.
+            tracing::warn!("cannot forget a netkit: {error}");
+        }
     }
 
     fn plan(&self, first: u32) -> Option<&Plan> {
@@ -269,6 +339,7 @@ impl Ledger {
     /// Everything of a lease is undone.
     pub(super) fn forget(&mut self, first: u32) {
         self.refuse(first);
+        self.forget_netkit(first);
         self.forget_plan(first);
     }
 
@@ -297,7 +368,7 @@ impl Ledger {
         let Some(path) = &self.path else {
             return Err(io::Error::other("the steward keeps no state"));
         };
-        if self.notes.leases.is_empty() {
+        if self.notes.leases.is_empty() && self.notes.netkits.is_empty() {
             return fs::remove_file(path);
         }
         let text = toml::to_string(&self.notes).map_err(io::Error::other)?;
@@ -341,7 +412,7 @@ mod tests {
         assert_eq!((outcome.steered, outcome.note.as_str()), (Steered::ByContext, ""));
         drop(ledger);
         let mut successor = Ledger::open(Some(path.clone()));
-        assert_eq!(successor.noted(), [2]);
+        assert_eq!(successor.noted(), [2].into());
         assert_eq!(successor.in_force(&nic, 2), Some(Steered::ByContext));
         assert_eq!(
             successor.in_force(&Played::new(), 2),

@@ -36,6 +36,7 @@ mod ledger;
 mod limits;
 #[cfg(test)]
 mod named_tests;
+mod netkit;
 mod networks;
 mod notify;
 mod ready;
@@ -351,6 +352,7 @@ impl Server {
             | Request::Await { .. }
             | Request::Zcrx(_)
             | Request::ZcrxRegister(_)
+            | Request::Netkit(_)
             | Request::Facts => Answer::Facts(interface.facts_for(&held.wanted.range())),
             Request::Activate { queue, conf } => {
                 interface.activate(own(queue)?, conf)?;

@@ -164,7 +164,8 @@ impl Server {
         let Some(LeaseRef { peer, held, .. }) = found else {
             return;
         };
-        match self.policy.find(peer, &held.wanted, |rule| self.leased(rule)) {
+        let found = self.policy.find(peer, &held.wanted, |rule| self.leased(rule));
+        match found.and_then(|rule| self.check_netkit_of(held, rule).map(|()| rule)) {
             Ok(rule) => {
                 self.charge(number, rule);
                 self.ask_for_stations(number);

@@ -102,8 +102,15 @@ impl Server {
             .find(&peer, &wanted, |rule| self.leased(rule))
             .inspect_err(|refusal| tracing::warn!(pid = peer.pid, "lease ended: {refusal}"))
             .ok()?;
+        let rule_for_netkit = self.policy.check_netkit(rule);
         let grace = self.store.as_ref().map_or(Duration::ZERO, |store| store.grace);
         let interface = self.interfaces.get_mut(&record.interface)?;
+        if interface.is_netkits(wanted.start_queue)
+            && let Err(refusal) = rule_for_netkit
+        {
+            tracing::warn!(pid = peer.pid, "lease ended: {refusal}");
+            return None;
+        }
         let names = self.policy.names(rule);
         let (first, wish) = (wanted.start_queue, record.hints());
         let allowed = self.policy.hints(rule);

@@ -83,6 +83,7 @@ impl Server {
             } => self.share(number, (queue, wait_ms), cookie, rings),
             Request::Await { queue, wait_ms } => self.await_free(number, *queue, *wait_ms),
             Request::ZcrxRegister(rings) => self.register_queue(number, rings),
+            Request::Netkit(wanted) => self.make_netkit(number, wanted),
             _ => return,
         };
         // A child takes the files of a registration, and the message with them; who has no lease has sent none.
@@ -348,6 +349,7 @@ impl Server {
     fn conclude(&mut self, number: u64, pending: Pending, outcome: Outcome) -> Answered {
         match pending.step {
             Pends::Queue { .. } => return self.conclude_queue(number, outcome, pending.errand.made()),
+            Pends::Netkit { queue } => return self.conclude_netkit(number, queue, outcome),
             Pends::Refusal(refusal) => return Err(refusal),
             _ => {}
         }
@@ -357,7 +359,7 @@ impl Server {
         let interface = interface.ok_or_else(super::no_lease)?;
         match (outcome, pending.step) {
             // These are concluded in ways of their own.
-            (_, Pends::Queue { .. } | Pends::Refusal(_)) => Err(super::no_lease()),
+            (_, Pends::Queue { .. } | Pends::Netkit { .. } | Pends::Refusal(_)) => Err(super::no_lease()),
             (Outcome::Lost, _) => Err(lost()),
             (
                 Outcome::Failed {

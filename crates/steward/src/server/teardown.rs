@@ -41,6 +41,11 @@ pub(super) enum Step {
         /// Of the interface.
         queue: u32,
     },
+    /// The netkit that has a queue: it holds it until it is deleted.
+    Netkit {
+        /// Of the interface.
+        queue: u32,
+    },
 }
 
 impl Step {

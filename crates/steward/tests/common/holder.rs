@@ -207,9 +207,14 @@ impl Echo {
             hints: false,
         };
         lease.activate(queue, conf).map_err(|error| error.to_string())?;
+        Ok(Self::of_socket(socket, pool))
+    }
+
+    /// The same with a socket that frames come to, whoever sees to that.
+    pub(crate) fn of_socket(socket: Socket, pool: FramePool) -> Self {
         let mut echo = Self { socket, pool };
         echo.socket.fill.refill(&mut echo.pool, 512);
-        Ok(echo)
+        echo
     }
 
     /// What others need who share its memory.

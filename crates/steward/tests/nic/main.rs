@@ -7,6 +7,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod netkits;
 mod packets;
 
 use std::io::Write;
@@ -483,8 +484,8 @@ fn table_is_as_before_whichever_of_two_leased_queues_is_given_back_first() {
     rig.set_split(false);
 }
 
-/// Receives over a queue of the NIC as a user without privileges, a stream of each flow in a thread of its own, and says
-/// what came of it.
+/// Receives over a queue of the NIC as a user without privileges, a stream of each flow in a thread of its own, and
+/// says what came of it.
 #[test]
 #[ignore = "run by another test"]
 fn child_receives() {

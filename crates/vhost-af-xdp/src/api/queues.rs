@@ -9,7 +9,7 @@
 mod rules;
 mod view;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -18,7 +18,9 @@ use netlink_bindings::rt_link::{self, Ifinfomsg};
 use netlink_socket2::NetlinkSocket;
 use serde::Serialize;
 use steer::HintSet;
+use steward::hardware::bound::LeasedTo;
 use steward::hardware::rings::{self, Rings, Split};
+use steward::links::has_no_peer;
 
 use super::control_socket;
 use super::network_status::NetworkStatus;
@@ -46,7 +48,8 @@ pub(crate) struct Queue {
     pub(crate) cpus: Option<String>,
     /// Thread of a threaded NAPI.
     pub(crate) napi_thread: Option<u32>,
-    /// What is bound to the queue: `xsk`, `io_uring`, `dma-buf N`, `lease (interface I, queue N)`.
+    /// What is bound to the queue: `xsk`, `io_uring`, `dma-buf N`; to whom it is leased, `lease (interface I, queue
+    /// N)`, also with `, network namespace K`; or of whom, `lease of NAME, queue N`.
     pub(crate) bound: Vec<String>,
     /// Length of its receive buffers, as the kernel or the driver tells.
     pub(crate) rx_buffer_bytes: Option<u32>,
@@ -115,7 +118,7 @@ pub(crate) fn read(
     controls: &[PathBuf],
     steward: Option<&Path>,
 ) -> anyhow::Result<Vec<Queue>> {
-    let names = interfaces()?;
+    let (names, without_peer) = interfaces()?;
     let answers = Answers::ask(steward, names.values())?;
     let is_wanted = |name: &str| only.is_none_or(|only| only == name);
     let napis = napis()?;
@@ -123,8 +126,10 @@ pub(crate) fn read(
     let mut queues: BTreeMap<(String, u32), Queue> = BTreeMap::new();
     let mut hints: BTreeMap<u32, Option<Vec<String>>> = BTreeMap::new();
     let mut rings: BTreeMap<u32, Option<Rings>> = BTreeMap::new();
+    let mut leases = Leases::new(without_peer);
     for_each_queue(|index, kind, attributes| {
         let Some(name) = names.get(&index) else { return };
+        leases.note(name, &attributes);
         if !is_wanted(name) {
             return;
         }
@@ -141,6 +146,7 @@ pub(crate) fn read(
             queue.receive_by(rings.as_ref(), &attributes);
         }
     })?;
+    leases.tell(&names, &mut queues);
     let mut elsewhere = answers.elsewhere(|name, queue| queues.contains_key(&(name.to_owned(), queue)));
     elsewhere.retain(|queue| is_wanted(&queue.interface));
     for queue in &mut elsewhere {
@@ -302,13 +308,46 @@ impl Holder {
     }
 }
 
-/// A queue of another interface, which a queue is leased to, or from: a netkit and a NIC (Linux 7.1). Its index is that
-/// in its own network namespace, which may be another.
+/// To whom a queue is leased, a netkit's (Linux 7.1): by its index in its own network namespace, which may be another.
 fn lease_text(lease: &netdev::IterableLease<'_>) -> String {
-    let queue = lease.get_queue().and_then(|queue| queue.get_id());
-    match (lease.get_ifindex(), queue) {
-        (Ok(index), Ok(queue)) => format!("lease (interface {index}, queue {queue})"),
-        _ => "lease".to_owned(),
+    LeasedTo::of(lease).map_or_else(|| "lease".to_owned(), |to| format!("lease ({to})"))
+}
+
+/// Whose queues those of netkits are: the kernel tells it at the NIC alone.
+struct Leases {
+    /// Netkits without a peer, by their indexes.
+    netkits: BTreeSet<u32>,
+    /// The words for a netkit's queue.
+    of: BTreeMap<(u32, u32), String>,
+}
+
+impl Leases {
+    fn new(netkits: BTreeSet<u32>) -> Self {
+        let of = BTreeMap::new();
+        Self { netkits, of }
+    }
+
+    /// Takes note of what a NIC's queue says.
+    fn note(&mut self, name: &str, attributes: &netdev::IterableQueue<'_>) {
+        let to = attributes.get_lease().ok().and_then(|lease| LeasedTo::of(&lease));
+        let here = to.filter(|to| to.namespace.is_none());
+        if let (Some(to), Ok(queue)) = (here, attributes.get_id()) {
+            let words = format!("lease of {name}, queue {queue}");
+            self.of.insert((to.ifindex, to.queue), words);
+        }
+    }
+
+    /// Tells it of the netkits' queues. Each has one of its own, which comes first.
+    fn tell(&self, names: &BTreeMap<u32, String>, queues: &mut BTreeMap<(String, u32), Queue>) {
+        for index in &self.netkits {
+            let Some(name) = names.get(index) else { continue };
+            let theirs = queues.values_mut().filter(|queue| queue.interface == *name);
+            for queue in theirs.filter(|queue| queue.queue > 0 && queue.directions.contains(&"rx")) {
+                let known = self.of.get(&(*index, queue.queue)).cloned();
+                let words = known.unwrap_or_else(|| "lease of a NIC in another network namespace".to_owned());
+                queue.bound.push(words);
+            }
+        }
     }
 }
 
@@ -316,19 +355,22 @@ fn driver_hints(index: u32) -> Option<Vec<String>> {
     HintSet::of_driver(index).ok().map(hints::names)
 }
 
-/// Names by index.
-fn interfaces() -> io::Result<BTreeMap<u32, String>> {
+/// Names by index, and which are netkits without a peer.
+fn interfaces() -> io::Result<(BTreeMap<u32, String>, BTreeSet<u32>)> {
     let mut socket = NetlinkSocket::new();
     let request = rt_link::Request::new().op_getlink_dump(&Ifinfomsg::default());
     let mut replies = socket.request(&request)?;
-    let mut names = BTreeMap::new();
+    let (mut names, mut without_peer) = (BTreeMap::new(), BTreeSet::new());
     while let Some(reply) = replies.recv() {
         let (header, attributes) = reply.map_err(io::Error::from)?;
         if let (Ok(index), Ok(name)) = (u32::try_from(header.ifi_index), attributes.get_ifname()) {
             names.insert(index, name.to_string_lossy().into_owned());
+            if has_no_peer(&attributes) {
+                without_peer.insert(index);
+            }
         }
     }
-    Ok(names)
+    Ok((names, without_peer))
 }
 
 fn napis() -> io::Result<BTreeMap<u32, Napi>> {

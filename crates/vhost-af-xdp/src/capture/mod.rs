@@ -11,18 +11,17 @@ use std::net::Shutdown;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use signal_hook::consts::{SIGINT, SIGTERM};
 
 use self::pcapng::PcapNg;
 use crate::api::capture::link::{Answer, End, Message, Request, message_of};
 use crate::api::control_socket::{ask, begin_capture, find_all};
 use crate::cli::capture::{CaptureArgs, CaptureClock, CaptureDirection};
 use crate::switch::capture::SHOWN_BYTES;
+use crate::told;
 
 /// Between two looks whether it is to end.
 const LOOK: Duration = Duration::from_millis(100);
@@ -41,7 +40,7 @@ pub(crate) fn run(args: &CaptureArgs) -> anyhow::Result<()> {
             "--write -: this is for a program, not for a terminal: add `| tcpdump -n -r -`, or name a file"
         );
     }
-    let signalled = told_to_end()?;
+    let signalled = told::to_end()?;
     let control = match &args.control {
         Some(path) => path.clone(),
         None => daemon_with(&args.port)?,
@@ -105,18 +104,6 @@ fn daemon_with(port: &str) -> anyhow::Result<PathBuf> {
             first.display()
         ),
     }
-}
-
-/// Raised when a signal says that it is enough.
-fn told_to_end() -> anyhow::Result<Arc<AtomicBool>> {
-    let signalled = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM] {
-        // The second one ends it at once.
-        signal_hook::flag::register_conditional_default(signal, Arc::clone(&signalled))
-            .and_then(|_| signal_hook::flag::register(signal, Arc::clone(&signalled)))
-            .context("cannot handle signals")?;
-    }
-    Ok(signalled)
 }
 
 /// A file is for this user only: what guests say is secret.

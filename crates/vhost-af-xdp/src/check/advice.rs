@@ -7,6 +7,7 @@ use steward::protocol::DEFAULT_SOCKET;
 use super::expected::Expected;
 use super::held::named;
 use super::loopback;
+use super::netkit;
 use super::network::NetworkReport;
 use super::seen::Seen;
 use crate::nic::binding::{L2_BYTES, LONGEST_FRAME};
@@ -25,9 +26,10 @@ pub(super) struct Advice {
 
 /// In the order in which they are to be read; a goal that takes nothing is left out.
 pub(super) fn lines(seen: &Seen, placements: &[Expected], network: &NetworkReport) -> Vec<Advice> {
-    let all = match seen.loopback {
-        true => loopback::lines(&seen.link.name),
-        false => vec![
+    let all = match (seen.loopback, seen.link.has_leased_only) {
+        (true, _) => loopback::lines(&seen.link.name),
+        (_, true) => netkit::lines(&seen.link.name, seen.link.rx_queues),
+        _ => vec![
             ("first", first(seen)),
             ("many guests by address", seen.network_lines(network)),
             ("one guest on a queue", one_guest(seen)),

@@ -6,6 +6,7 @@ use steward::server::wants_frags;
 use xsk::{BindRequest, Mode};
 
 use super::kernels;
+use super::netkit;
 use super::seen::Seen;
 use crate::config::Placement;
 use crate::nic::binding::{
@@ -132,6 +133,9 @@ impl Seen {
 
     /// Why a placement is not to be had at all.
     fn refusal(&self, placement: Placement) -> Option<String> {
+        if self.link.has_leased_only {
+            return Some(netkit::REFUSED.to_owned());
+        }
         let mtu = self.link.mtu;
         let most = LONGEST_FRAME - L2_BYTES;
         if mtu <= most {

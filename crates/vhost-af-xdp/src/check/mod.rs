@@ -12,6 +12,7 @@ mod expected;
 mod held;
 mod kernels;
 mod loopback;
+mod netkit;
 mod network;
 mod seen;
 mod trial;

@@ -7,6 +7,7 @@ use steward::protocol::STATIONS_MAX;
 
 use super::expected::Expected;
 use super::held::{named, port_line};
+use super::netkit;
 use super::seen::Seen;
 use crate::api::queues::Holder;
 
@@ -27,6 +28,8 @@ pub(super) struct NetworkReport {
     there: Option<String>,
     #[serde(skip)]
     is_loopback: bool,
+    /// It is a netkit without a peer.
+    is_netkit: bool,
     /// Addresses of guests, each in a VLAN, that there can be.
     most_stations: usize,
     /// What guests can be told apart by, and what happens to tags.
@@ -54,6 +57,7 @@ impl Seen {
                 .network_there()
                 .and_then(|(holder, _)| holder.network.clone()),
             is_loopback: self.loopback,
+            is_netkit: self.link.has_leased_only,
             most_stations: STATIONS_MAX,
             vlans: self.vlans(),
             host: HOST,
@@ -150,6 +154,9 @@ impl NetworkReport {
     pub(super) fn line(&self) -> String {
         if self.is_loopback {
             return "none: no LAN and no guest is behind it".to_owned();
+        }
+        if self.is_netkit {
+            return format!("none: {}", netkit::REFUSED);
         }
         let there = match &self.there {
             Some(name) => format!("{name} is there, "),

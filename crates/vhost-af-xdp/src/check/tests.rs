@@ -309,6 +309,36 @@ fn loopback_is_told_what_serves_instead() {
 }
 
 #[test]
+fn netkit_without_a_peer_is_told_the_one_way_that_there_is() {
+    let of = |queues| {
+        with(|seen| {
+            seen.link.has_leased_only = true;
+            seen.link.name = "pod0".to_owned();
+            seen.link.rx_queues = queues;
+        })
+    };
+    let report = of(2);
+    let line = "--ifname pod0 --start-queue 1 --inhibit --map-path MAP";
+    assert!(
+        typed(&report, "one guest on the leased queue").contains(line),
+        "{report}"
+    );
+    assert!(
+        report.to_string().contains("only a program on that NIC sees"),
+        "{report}"
+    );
+    assert!(
+        report.placements.iter().all(|placement| placement.mode.is_none()),
+        "{report}"
+    );
+    assert!(
+        of(1).to_string().contains("no queue is leased to pod0"),
+        "{}",
+        of(1)
+    );
+}
+
+#[test]
 fn network_takes_all_queues_and_says_what_becomes_of_tags() {
     let of = |report: &Report| serde_json::to_value(&report.network).expect("JSON");
     let network = of(&with(|_| ()));

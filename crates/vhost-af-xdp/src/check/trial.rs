@@ -11,6 +11,7 @@ use steer::{Mode, ModeRequest, Program, with_sources};
 use steward::server::wants_frags;
 use xsk::{AttachMode, OwnMemory, QueueId, RingSize, Socket, SocketConfig, Umem};
 
+use super::netkit;
 use super::seen::Seen;
 use crate::nic::binding::{LONGEST_FRAME, TX_METADATA_BYTES};
 use crate::nic::interface::{RECEIVE_RING, SEND_RING};
@@ -37,6 +38,12 @@ pub(super) struct Tried {
 
 /// Tries copy placement, on the first queue that nobody is seen to have.
 pub(super) fn run(seen: &Seen) -> Tried {
+    if seen.link.has_leased_only {
+        return Tried {
+            refused: Some(netkit::REFUSED.to_owned()),
+            ..Tried::default()
+        };
+    }
     if let Some(whose) = seen.program_holder().filter(|_| seen.program.is_some()) {
         let why = format!(
             "the XDP program there is {whose}; `vhost-af-xdp status` says in which modes its queues are"

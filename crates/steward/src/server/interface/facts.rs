@@ -45,6 +45,12 @@ impl Interface {
         if self.is_blind(queues.start) {
             return Some(entries::blind(name));
         }
+        if let Some(lost) = self.lost_netkit(queues.start) {
+            return Some(format!(
+                "netkit {lost} is gone, which had the queue: its network namespace has ended, or somebody deleted it: \
+                 end the lease, and ask for another one"
+            ));
+        }
         (!self.link.up).then(|| format!("{name} is down"))
     }
 

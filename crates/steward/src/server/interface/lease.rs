@@ -100,6 +100,9 @@ impl Interface {
             return Err(Refusal::new(Reason::Impaired, entries::blind(&self.link.name)));
         }
         let hints = self.may_have_hints(queue);
+        if let Some(netkit) = self.netkits.get(&queue) {
+            return kernel(self.program()?.activate_own_map(queue, &netkit.map, conf));
+        }
         kernel(self.program()?.activate_judged(queue, conf, hints))
     }
 
@@ -166,6 +169,7 @@ impl Interface {
             return false;
         }
         self.entries.insert(queues.start, entries);
+        self.adopt_netkit(queues.start);
         self.adopt_hints(queues.start, hints);
         self.holders
             .extend(queues.map(|queue| (queue, Holder::Lease(lease))));

@@ -38,6 +38,8 @@ impl Interface {
                 installed.map_err(|error| with_sources(&error))?;
                 let mut networks = self.networks.values();
                 networks.try_for_each(|network| network.install(&program))?;
+                let mut netkits = self.netkits.iter();
+                netkits.try_for_each(|(&queue, netkit)| netkit.install(queue, &program))?;
                 Ok(program)
             });
         match known {
@@ -73,8 +75,10 @@ impl Interface {
                 may_crash("pins-made");
                 program.pin(pins).map_err(|error| with_sources(&error))?;
                 let mut networks = self.networks.values_mut();
+                let mut netkits = self.netkits.iter_mut();
                 networks
                     .try_for_each(|network| network.pin(pins))
+                    .and_then(|()| netkits.try_for_each(|(&queue, netkit)| netkit.pin(pins, queue)))
                     .map_err(|error| error.to_string())
             });
         may_crash("pinned");

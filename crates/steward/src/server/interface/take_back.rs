@@ -42,10 +42,11 @@ impl Interface {
             let parts = self.ledger.parts(nic.as_ref(), first);
             // Until it is undone nobody is to have the queue, if nobody has it by another lease.
             let free = !self.holders.contains_key(&first);
+            let steps = parts.into_iter().map(Step::Nic).chain(self.netkit_step(first));
             self.leaving.push(Leaving {
                 lease: 0,
                 queues: first..first.saturating_add(free.into()),
-                teardown: Teardown::new(parts.into_iter().map(Step::Nic)),
+                teardown: Teardown::new(steps),
             });
             if free {
                 self.holders.insert(first, Holder::Leaving);
@@ -71,8 +72,10 @@ impl Interface {
         may_crash("deactivated");
         let nic = self.driver().ok().flatten();
         let parts = self.ledger.parts(nic.as_ref(), queues.start);
-        let steps = queues.clone().flat_map(Step::of_queue);
-        let teardown = Teardown::new(parts.into_iter().map(Step::Nic).chain(steps).chain(network));
+        self.netkits.remove(&queues.start);
+        let steps = queues.clone().flat_map(Step::of_queue).chain(network);
+        let steps = steps.chain(self.netkit_step(queues.start));
+        let teardown = Teardown::new(parts.into_iter().map(Step::Nic).chain(steps));
         self.leaving.push(Leaving {
             lease,
             queues,
@@ -125,6 +128,7 @@ impl Interface {
                     |nic: Option<Ethtool>| nic.map_or(Ok(()), |mut nic| hardware::undo(&mut nic, part));
                 return self.driver().and_then(undo).map_err(|error| error.to_string());
             }
+            (&Step::Netkit { queue }, _) => return self.remove_netkit(queue),
             // Without the program there is nothing to take it back from.
             (_, None) => return Ok(()),
             (&Step::Entries { queue }, Some(program)) => program.set_filter(queue, &Filter::default()),

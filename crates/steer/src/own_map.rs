@@ -1,0 +1,98 @@
+//! A map for the socket of one queue alone (`STEER_OWN_MAP`, `bpf/steer.h`).
+//!
+//! Who has the map can put a socket into it, or another one, or none. The map of all sockets is nothing to give away:
+//! who has that can empty the place of another's queue, or put a socket there that the kernel gives nothing to. This
+//! one has one place, which only this queue's frames go to, and the kernel gives a socket there no frame but of the
+//! queue that the socket is bound to, or of the one that is leased to that (`xsk_rcv_check`, net/xdp/xsk.c). When the
+//! program does not know the map any more, it is nobody's way to frames, whoever has it still.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::path::Path;
+
+use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType};
+
+use crate::capture::messages_of;
+use crate::layout::{MapSlot, QueueConf, lasting_bits, word_with_own_map};
+use crate::program::{Program, QueueError};
+use crate::shape::Shape;
+
+const SHAPE: Shape = Shape {
+    name: "own_socket",
+    kind: MapType::Xskmap,
+    key_bytes: 4,
+    value_bytes: 4,
+    entries: 1,
+};
+
+/// See the module's head.
+#[derive(Debug)]
+pub struct OwnMap(MapHandle);
+
+impl OwnMap {
+    /// A new one, whose place is empty.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn new() -> io::Result<Self> {
+        SHAPE.create(0).map(Self).map_err(io::Error::other)
+    }
+
+    /// Pins it on a bpffs, so that it outlives the process.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn pin(&mut self, path: &Path) -> io::Result<()> {
+        messages_of(|| self.0.pin(path)).0.map_err(io::Error::other)
+    }
+
+    /// One that was pinned.
+    ///
+    /// # Errors
+    /// The kernel's, or it is no such map.
+    pub fn open_pinned(path: &Path) -> io::Result<Self> {
+        let (map, _) = messages_of(|| MapHandle::from_pinned_path(path));
+        match map.map_err(io::Error::other)? {
+            map if SHAPE.is_of(&map) => Ok(Self(map)),
+            _ => Err(io::Error::other("it is no map for one socket")),
+        }
+    }
+}
+
+impl AsFd for OwnMap {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// Queues that have a map of their own.
+impl Program {
+    /// From now on the frames of `queue` go to the socket that is in `map`, as `conf` says; while there is none they
+    /// are passed on, and counted as `no_socket`. [`Program::activate_queue`] and [`Program::deactivate_queue`] end
+    /// that, [`Program::disable_queue`] makes the program forget the map.
+    ///
+    /// # Errors
+    /// [`QueueError::OutOfRange`], [`QueueError::NoOwnMap`], or [`QueueError::Socket`]; the queue stays as it was.
+    pub fn activate_own_map(&self, queue: u32, map: &OwnMap, conf: QueueConf) -> Result<(), QueueError> {
+        let word = self.word(queue)?;
+        let own = self.own.as_ref().ok_or(QueueError::NoOwnMap)?;
+        let value = map.as_fd().as_raw_fd().to_ne_bytes();
+        let (updated, _) = messages_of(|| own.update(&queue.to_ne_bytes(), &value, MapFlags::ANY));
+        updated.map_err(|source| QueueError::Socket { queue, source })?;
+        let word = conf.to_word(MapSlot::First) | lasting_bits(word);
+        self.set_word(queue, word_with_own_map(word))
+    }
+
+    /// The program knows no map of this queue any more.
+    pub(crate) fn remove_own_map(&self, queue: u32) -> Result<(), QueueError> {
+        let Some(own) = &self.own else {
+            return Ok(());
+        };
+        match messages_of(|| own.delete(&queue.to_ne_bytes())).0 {
+            Err(source) if source.kind() != libbpf_rs::ErrorKind::NotFound => {
+                Err(QueueError::Remove { queue, source })
+            }
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,295 @@
+//! Queues of an interface that netkits have: made, found again by the next steward, and deleted.
+//!
+//! A netkit is noted before it is made, under a name of its own ([`crate::links::netkit`]), and forgotten when it is
+//! seen to be gone: whenever a steward dies, the next one finds it. What the program knows of the queue is a map that
+//! is pinned beside it: the holder has it, too, and puts its socket there.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use steer::{OwnMap, Program, QueueConf, with_sources};
+
+use super::Interface;
+use crate::hardware::bound::{self, LeasedTo};
+use crate::links::netkit::{self, NetkitError};
+use crate::protocol::{FRAME_LIMITS, NetkitEnd, NetkitWanted, Reason, Refusal};
+use crate::server::file::may_crash;
+use crate::server::ledger::NotedNetkit;
+use crate::server::teardown::Step;
+use crate::sys;
+
+/// What netkits are called until they are where they are to be; then come eight digits.
+const MADE_AS: &str = "vaxk";
+/// Names of pinned maps begin so; then comes the queue.
+const OWN: &str = "own-";
+
+/// A netkit that has a queue.
+#[derive(Debug)]
+pub(super) struct Netkit {
+    /// For the holder's socket.
+    pub(super) map: OwnMap,
+    end: NetkitEnd,
+    /// It was seen to be gone.
+    is_lost: bool,
+}
+
+fn own_path(pins: &Path, queue: u32) -> PathBuf {
+    pins.join(format!("{OWN}{queue}"))
+}
+
+/// Bare frames of any length: how long one may be says the driver of the socket that is there.
+fn conf() -> QueueConf {
+    QueueConf {
+        virtio_header: None,
+        frame_limit: *FRAME_LIMITS.end(),
+        hints: false,
+    }
+}
+
+impl Netkit {
+    /// Tells a program.
+    pub(super) fn install(&self, queue: u32, program: &Program) -> Result<(), String> {
+        let installed = program.activate_own_map(queue, &self.map, conf());
+        installed.map_err(|error| with_sources(&error))
+    }
+
+    /// Pins the map beside the program.
+    pub(super) fn pin(&mut self, pins: &Path, queue: u32) -> io::Result<()> {
+        let path = own_path(pins, queue);
+        // Of a lease that a steward did not take back as it died.
+        let _ = fs::remove_file(&path);
+        self.map.pin(&path)
+    }
+}
+
+fn refusal(interface: &str, queue: u32, error: &NetkitError) -> Refusal {
+    let (reason, text) = match error {
+        NetkitError::Driver(_) => (Reason::Nic, format!("{interface}: {error}")),
+        NetkitError::Busy(_) => (Reason::Taken, format!("queue {queue} of {interface}: {error}")),
+        NetkitError::Lease(_) => (Reason::Kernel, format!("queue {queue} of {interface}: {error}")),
+        _ => (Reason::Kernel, error.to_string()),
+    };
+    Refusal::new(reason, text)
+}
+
+impl Interface {
+    /// Makes a netkit for a queue, in our network namespace and under a name of ours, and leases the queue to it; its
+    /// index. `mac`: the address that it has, if it is to have a certain one.
+    pub(in crate::server) fn begin_netkit(
+        &mut self,
+        wanted: &NetkitWanted,
+        mac: Option<[u8; 6]>,
+    ) -> Result<u32, Refusal> {
+        let (name, queue) = (self.link.name.clone(), wanted.queue);
+        self.program()?;
+        if !self.link.up {
+            let text = format!(
+                "{name} is down, and then nobody is told who has its queues: `ip link set {name} up`"
+            );
+            return Err(Refusal::new(Reason::Impaired, text));
+        }
+        if self.ledger.netkit(queue).is_some() {
+            let text =
+                format!("the netkit that had queue {queue} of {name} before is not deleted yet: try again");
+            return Err(Refusal::new(Reason::Taken, text));
+        }
+        let number: io::Result<[u8; 4]> = sys::random();
+        let number = number.map_err(|error| Refusal::new(Reason::Kernel, error.to_string()))?;
+        let made_as = format!("{MADE_AS}{:08x}", u32::from_ne_bytes(number));
+        self.ledger.set_interface(&name);
+        let noted = self.ledger.note_netkit(NotedNetkit {
+            queue,
+            made_as: made_as.clone(),
+            name: wanted.name.clone(),
+            ifindex: 0,
+            namespace: None,
+        });
+        noted.map_err(|error| {
+            let text =
+                format!("a netkit is not made without a note, which cannot be written: {error} (--state)");
+            Refusal::new(Reason::Kernel, text)
+        })?;
+        may_crash("netkit-noted");
+        let made = netkit::make(&made_as, self.link.mtu, mac).and_then(|index| {
+            may_crash("netkit-made");
+            netkit::lease(index, self.link.index, queue).map(|_| index)
+        });
+        may_crash("netkit-leased");
+        made.map_err(|error| {
+            self.drop_netkit(queue);
+            refusal(&name, queue, &error)
+        })
+    }
+
+    /// The netkit is where it is to be: its queue's frames go to the socket in its map from now on.
+    pub(in crate::server) fn settle_netkit(&mut self, queue: u32) -> Result<(), Refusal> {
+        may_crash("netkit-moved");
+        let settled = self.settle(queue);
+        settled.map_err(|text| {
+            self.drop_netkit(queue);
+            Refusal::new(Reason::Kernel, text)
+        })
+    }
+
+    fn settle(&mut self, queue: u32) -> Result<(), String> {
+        let gone = || {
+            format!(
+                "the netkit for queue {queue} of {} is gone already",
+                self.link.name
+            )
+        };
+        let found = bound::leased_to(self.link.index, queue).map_err(|error| error.to_string())?;
+        let LeasedTo {
+            ifindex,
+            queue: its_queue,
+            namespace,
+        } = found.ok_or_else(gone)?;
+        let noted = self.ledger.netkit(queue).cloned().ok_or_else(gone)?;
+        let end = NetkitEnd {
+            name: noted.name.clone(),
+            ifindex,
+            queue: its_queue,
+        };
+        let noted = NotedNetkit {
+            ifindex,
+            namespace,
+            ..noted
+        };
+        self.ledger
+            .note_netkit(noted)
+            .map_err(|error| error.to_string())?;
+        let map = OwnMap::new().map_err(|error| format!("no map for its socket: {error}"))?;
+        let mut netkit = Netkit {
+            map,
+            end,
+            is_lost: false,
+        };
+        if let Some(pins) = self.pins() {
+            netkit.pin(pins, queue).map_err(|error| error.to_string())?;
+        }
+        let program = self.program().map_err(|refusal| refusal.text)?;
+        netkit.install(queue, program)?;
+        may_crash("netkit-settled");
+        self.netkits.insert(queue, netkit);
+        Ok(())
+    }
+
+    /// What the holder is told of the netkit that has a queue, with the map.
+    pub(in crate::server) fn netkit_of(&self, queue: u32) -> Option<io::Result<(NetkitEnd, OwnedFd)>> {
+        let netkit = self.netkits.get(&queue)?;
+        let map = netkit.map.as_fd().try_clone_to_owned();
+        Some(map.map(|map| (netkit.end.clone(), map)))
+    }
+
+    /// Whether a queue is a netkit's, or is to be.
+    pub(in crate::server) fn is_netkits(&self, queue: u32) -> bool {
+        self.ledger.netkit(queue).is_some()
+    }
+
+    /// What is to be undone of a netkit, if a queue has one.
+    pub(super) fn netkit_step(&self, queue: u32) -> Option<Step> {
+        self.ledger.netkit(queue).map(|_| Step::Netkit { queue })
+    }
+
+    /// Deletes the netkit of a queue that its lease keeps. What is not done now is done with the lease's end.
+    pub(in crate::server) fn drop_netkit(&mut self, queue: u32) {
+        // Before it has its map, what the holder had the program do with the queue before goes on.
+        if self.netkits.remove(&queue).is_some() {
+            self.forget_map(queue);
+        }
+        match self.remove_netkit(queue) {
+            Ok(()) => self.ledger.forget_netkit(queue),
+            Err(why) => tracing::warn!(interface = self.link.name, queue, "netkit not deleted yet: {why}"),
+        }
+    }
+
+    /// The program forgets the map of a queue, whose frames go to the host.
+    fn forget_map(&self, queue: u32) {
+        let disabled = self.program.as_ref().map(|program| program.disable_queue(queue));
+        if let Some(Err(error)) = disabled {
+            tracing::warn!(interface = self.link.name, queue, "{}", with_sources(&error));
+        }
+    }
+
+    /// Deletes the netkit of a queue, wherever it is.
+    pub(super) fn remove_netkit(&self, queue: u32) -> Result<(), String> {
+        if let Some(pins) = &self.pins {
+            let _ = fs::remove_file(own_path(pins, queue));
+        }
+        let Some(noted) = self.ledger.netkit(queue) else {
+            return Ok(());
+        };
+        let removed = noted.trace(self.link.index).remove();
+        may_crash("netkit-deleted");
+        removed.map_err(|error| format!("netkit {}: {error}", noted.name))
+    }
+
+    /// Goes on with the netkit that another steward has made for a queue. One that is not where it is to be is deleted:
+    /// its holder asks once more.
+    pub(super) fn adopt_netkit(&mut self, queue: u32) {
+        let Some(noted) = self.ledger.netkit(queue).cloned() else {
+            return;
+        };
+        let map = self
+            .pins
+            .as_ref()
+            .map(|pins| OwnMap::open_pinned(&own_path(pins, queue)));
+        let found = bound::leased_to(self.link.index, queue).ok().flatten();
+        match (map, found) {
+            (Some(Ok(map)), Some(found)) if noted.ifindex == found.ifindex => {
+                let end = NetkitEnd {
+                    name: noted.name,
+                    ifindex: found.ifindex,
+                    queue: found.queue,
+                };
+                let netkit = Netkit {
+                    map,
+                    end,
+                    is_lost: false,
+                };
+                // What its predecessor may not have done.
+                let installed = self
+                    .program
+                    .as_ref()
+                    .map_or(Ok(()), |program| netkit.install(queue, program));
+                match installed {
+                    Ok(()) => drop(self.netkits.insert(queue, netkit)),
+                    Err(_) => self.abandon_netkit(queue),
+                }
+            }
+            _ => self.abandon_netkit(queue),
+        }
+    }
+
+    /// The same, of a predecessor's, whose map the program may know if it was noted where the netkit is.
+    fn abandon_netkit(&mut self, queue: u32) {
+        if self.ledger.netkit(queue).is_some_and(|noted| noted.ifindex != 0) {
+            self.forget_map(queue);
+        }
+        self.drop_netkit(queue);
+    }
+
+    /// Looks which are gone: nobody tells of an interface in another network namespace.
+    pub(super) fn look_at_netkits(&mut self) {
+        for (&queue, netkit) in &mut self.netkits {
+            // A NIC that is down tells nothing.
+            if let Ok(found) = bound::leased_to(self.link.index, queue) {
+                netkit.is_lost = found.is_none();
+            }
+        }
+    }
+
+    /// Queues whose netkits were seen to be gone.
+    pub(super) fn lost_netkits(&self) -> Vec<u32> {
+        let lost = self.netkits.iter().filter(|(_, netkit)| netkit.is_lost);
+        lost.map(|(&queue, _)| queue).collect()
+    }
+
+    /// Name of the netkit that had a queue, if it was seen to be gone.
+    pub(super) fn lost_netkit(&self, queue: u32) -> Option<&str> {
+        let netkit = self.netkits.get(&queue).filter(|netkit| netkit.is_lost)?;
+        Some(&netkit.end.name)
+    }
+}

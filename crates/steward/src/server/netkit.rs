@@ -1,0 +1,142 @@
+//! Netkits for leases: the queue of a lease is leased in turn to an interface that a process in another network
+//! namespace uses.
+//!
+//! # Theory of operation
+//!
+//! The lease is one like all others: policy, program, filter and rules of the NIC are its. What is new is who has the
+//! socket: not the holder by the steward's hand, but whoever can bind one to the netkit, which is the NIC's then. So
+//! the holder gets a map of one place that frames of this queue alone go to ([`steer::OwnMap`]), and the steward has
+//! nothing to do with the socket. The map of all sockets nobody gets: who can write there can block the queues of
+//! others.
+//!
+//! ```text
+//!   noted     before anything is made
+//!   made      in our network namespace, under a name of ours; the queue is leased to it
+//!   settled   by a child: in the namespace that came along, named, up; then the program gives the frames to the map
+//!   ended     with the lease, or the next steward: the program forgets the map, the netkit is deleted
+//! ```
+//!
+//! A netkit goes on with its lease when the steward is another one. When its namespace ends it is gone before; the
+//! lease is told so as soon as the interface is looked at, and stays until its holder ends it.
+
+use std::os::fd::AsFd;
+use std::time::Instant;
+
+use rustix::io::Errno;
+
+use super::connection::{Held, Reply};
+use super::errand::{Errand, Outcome, Pending, Pends, Task};
+use super::sockets::{lost, no_process, pending};
+use super::{Answered, Server};
+use crate::protocol::{Answer, NetkitWanted, Reason, Refusal, Step};
+use crate::sys::netkit::NetkitOrder;
+
+impl Server {
+    /// Makes a netkit for the queue of a connection, and begins to move it. The message may have a network namespace.
+    pub(super) fn make_netkit(&mut self, number: u64, wanted: &NetkitWanted) -> Result<Pending, Refusal> {
+        let connection = self.connections.get(&number).ok_or_else(super::no_lease)?;
+        let held = connection.held.as_ref().ok_or_else(super::no_lease)?;
+        held.check(wanted.queue)?;
+        self.policy.check_netkit(held.rule)?;
+        if held.wanted.queues != 1 || held.wanted.network {
+            let text = "a netkit has one queue, of a lease that is of this one alone and of no network: take a lease \
+                        of one queue";
+            return Err(Refusal::new(Reason::Lease, text));
+        }
+        let (at, uid) = (held.interface, connection.peer.uid);
+        let mac = held.wanted.filter.macs.first().copied();
+        let queue = wanted.queue;
+        let step = Pends::Netkit { queue };
+        let interface = self.interfaces.get_mut(&at).ok_or_else(super::no_lease)?;
+        if interface.netkit_of(queue).is_some() {
+            let connection = connection.as_fd();
+            let errand = Errand::begin(&Task::Discard { connection }).map_err(|error| no_process(&error))?;
+            return Ok(pending(errand, step));
+        }
+        // Making one takes everybody's lock, too.
+        self.zcrx.may_set_up(&interface.link, uid, Instant::now())?;
+        let ifindex = interface.begin_netkit(wanted, mac)?;
+        let mut name = [0; 16];
+        // It is shorter, as was seen when it was read.
+        name.iter_mut()
+            .zip(wanted.name.bytes())
+            .for_each(|(to, from)| *to = from);
+        let task = Task::Netkit {
+            connection: connection.as_fd(),
+            order: NetkitOrder { ifindex, name, uid },
+        };
+        match Errand::begin(&task) {
+            Ok(errand) => Ok(pending(errand, step)),
+            Err(error) => {
+                interface.drop_netkit(queue);
+                Err(no_process(&error))
+            }
+        }
+    }
+
+    /// Whether a lease may go on under a rule, as far as it has a netkit.
+    pub(super) fn check_netkit_of(&self, held: &Held, rule: usize) -> Result<(), Refusal> {
+        let interface = self.interfaces.get(&held.interface);
+        match interface.is_some_and(|interface| interface.is_netkits(held.wanted.start_queue)) {
+            true => self.policy.check_netkit(rule),
+            false => Ok(()),
+        }
+    }
+
+    /// A child has moved a netkit, or not.
+    pub(super) fn conclude_netkit(&mut self, number: u64, queue: u32, outcome: Outcome) -> Answered {
+        let connection = self.connections.get(&number).ok_or_else(super::no_lease)?;
+        let held = connection.held.as_ref().ok_or_else(super::no_lease)?;
+        let interface = self.interfaces.get_mut(&held.interface);
+        let interface = interface.ok_or_else(super::no_lease)?;
+        if interface.netkit_of(queue).is_none() {
+            match outcome {
+                Outcome::Done => interface.settle_netkit(queue)?,
+                Outcome::Failed { step, errno } => {
+                    interface.drop_netkit(queue);
+                    return Err(failed(step, errno));
+                }
+                Outcome::Lost => {
+                    interface.drop_netkit(queue);
+                    return Err(lost());
+                }
+            }
+            let name = &interface.link.name;
+            if self.leases.may_say(connection.peer.uid) {
+                tracing::info!(
+                    pid = connection.peer.pid,
+                    interface = name,
+                    queue,
+                    "a netkit has the queue"
+                );
+            }
+        }
+        let given = interface.netkit_of(queue).ok_or_else(super::no_lease)?;
+        let (end, map) = given.map_err(|error| Refusal::new(Reason::Kernel, error.to_string()))?;
+        Ok(Reply {
+            answer: Answer::Netkit(end),
+            socket: Some(map),
+        })
+    }
+}
+
+fn failed(step: Step, errno: u32) -> Refusal {
+    let errno = Errno::from_raw_os_error(errno.cast_signed());
+    let (reason, text) = match (step, errno) {
+        (Step::Namespace, Errno::PERM) => (
+            Reason::NotAllowed,
+            "the network namespace is another user's: ask as root, or as the user that owns it (unshare(1) with --user)"
+                .to_owned(),
+        ),
+        (Step::Namespace, Errno::INVAL | Errno::BADMSG) => (
+            Reason::NotAllowed,
+            "what came along is not one network namespace: open /run/netns/NAME, or /proc/PID/ns/net".to_owned(),
+        ),
+        (Step::Netkit, Errno::EXIST) => (
+            Reason::Taken,
+            "there is an interface of that name in the network namespace already: ask for another name".to_owned(),
+        ),
+        _ => (Reason::Kernel, format!("{}: {errno}", step.what())),
+    };
+    Refusal::new(reason, text)
+}

@@ -1,0 +1,158 @@
+//! What a child does for a netkit: it takes the network namespace that came with the request, and has the netkit go
+//! there, have its name, and be up. No function here allocates.
+//!
+//! # Theory of operation
+//!
+//! The descriptor is the holder's, and may be of anything: to look at it, or to close it, may take for ever, so that it
+//! is a child's. One of a namespace is found out by its file system (nsfs), and only that is asked what it is.
+//!
+//! Who can open a namespace's file can name it, and files of namespaces below /run/netns anybody can open. The kernel
+//! would let a user put no interface there without CAP_NET_ADMIN in the user namespace that it belongs to, and we have
+//! that everywhere. So it has to be the holder's: its user is root, or owns that user namespace (ioctl_ns(2)).
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use rustix::fs::fstatfs;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socket_with};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
+
+use super::child::take_files;
+use crate::protocol::Step;
+
+/// `NSFS_MAGIC`, include/uapi/linux/magic.h.
+const NSFS: i64 = 0x6e73_6673;
+/// `NS_GET_USERNS`, `NS_GET_NSTYPE`, `NS_GET_OWNER_UID`, include/uapi/linux/nsfs.h.
+const GET_USER_NAMESPACE: libc::c_ulong = 0xb701;
+const GET_KIND: libc::c_ulong = 0xb703;
+const GET_OWNER: libc::c_ulong = 0xb704;
+
+/// `RTM_SETLINK`, `NLM_F_REQUEST | NLM_F_ACK`, `NLMSG_ERROR`; `IFLA_IFNAME`, `IFLA_NET_NS_FD`.
+const SET_LINK: u16 = 19;
+const WITH_ANSWER: u16 = 1 | 4;
+const ERROR: u16 = 2;
+const NAME: u16 = 3;
+const NAMESPACE: u16 = 28;
+
+/// What is to be done.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct NetkitOrder {
+    pub(crate) ifindex: u32,
+    /// What it is to be called, with zeros behind.
+    pub(crate) name: [u8; 16],
+    /// The holder's user.
+    pub(crate) uid: u32,
+}
+
+/// A message of rtnetlink, include/uapi/linux/rtnetlink.h.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct Message {
+    len: u32,
+    kind: u16,
+    flags: u16,
+    serial: u32,
+    port: u32,
+    family: u8,
+    zero: u8,
+    device: u16,
+    ifindex: u32,
+    link_flags: u32,
+    change: u32,
+    name_len: u16,
+    name_kind: u16,
+    name: [u8; 16],
+    /// The rest is left out where it stays in its namespace.
+    namespace_len: u16,
+    namespace_kind: u16,
+    namespace: u32,
+}
+
+const _: () = assert!(size_of::<Message>() == 60);
+const WITHOUT_NAMESPACE: usize = 52;
+
+/// Does it. More than one descriptor is a mistake.
+pub(crate) fn settle(connection: BorrowedFd<'_>, order: &NetkitOrder) -> Result<(), (Step, Errno)> {
+    let of_namespace = |errno| (Step::Namespace, errno);
+    let mut files = take_files(connection).map_err(of_namespace)?;
+    let namespace = files[0].take();
+    let others = files.iter().flatten().count();
+    std::mem::forget(files);
+    let namespace = namespace.map(std::mem::ManuallyDrop::new);
+    if others > 0 {
+        return Err(of_namespace(Errno::BADMSG));
+    }
+    if let Some(namespace) = &namespace {
+        check(namespace.as_fd(), order.uid).map_err(of_namespace)?;
+    }
+    let namespace = namespace.as_ref().map(|namespace| namespace.as_fd());
+    set_link(order, namespace).map_err(|errno| (Step::Netkit, errno))
+}
+
+/// Whether it is a network namespace, and the user's. Errors: EINVAL, EPERM.
+fn check(file: BorrowedFd<'_>, uid: u32) -> Result<(), Errno> {
+    if fstatfs(file)?.f_type != NSFS {
+        return Err(Errno::INVAL);
+    }
+    let kind = ask(file, GET_KIND, std::ptr::null_mut())?;
+    if kind != libc::CLONE_NEWNET {
+        return Err(Errno::INVAL);
+    }
+    if uid == 0 {
+        return Ok(());
+    }
+    let user_namespace = ask(file, GET_USER_NAMESPACE, std::ptr::null_mut())?;
+    // SAFETY: the kernel has just made this descriptor for us, and nobody else knows of it.
+    let user_namespace = unsafe { OwnedFd::from_raw_fd(user_namespace) };
+    let mut owner = u32::MAX;
+    ask(user_namespace.as_fd(), GET_OWNER, &raw mut owner)?;
+    match owner == uid {
+        true => Ok(()),
+        false => Err(Errno::PERM),
+    }
+}
+
+fn ask(namespace: BorrowedFd<'_>, what: libc::c_ulong, argument: *mut u32) -> Result<i32, Errno> {
+    // SAFETY: of a namespace's file, as the caller has seen; the one request with an argument writes a number to it.
+    match unsafe { libc::ioctl(namespace.as_raw_fd(), what as _, argument) } {
+        -1 => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)),
+        answer => Ok(answer),
+    }
+}
+
+fn set_link(order: &NetkitOrder, namespace: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
+    let socket = socket_with(
+        AddressFamily::NETLINK,
+        SocketType::RAW,
+        SocketFlags::CLOEXEC,
+        None,
+    )?;
+    let mut message = Message::new_zeroed();
+    (message.kind, message.flags, message.serial) = (SET_LINK, WITH_ANSWER, 1);
+    message.ifindex = order.ifindex;
+    let up = libc::IFF_UP.cast_unsigned();
+    (message.link_flags, message.change) = (up, up);
+    (message.name_len, message.name_kind, message.name) = (20, NAME, order.name);
+    let mut len = WITHOUT_NAMESPACE;
+    if let Some(namespace) = namespace {
+        (message.namespace_len, message.namespace_kind) = (8, NAMESPACE);
+        message.namespace = namespace.as_raw_fd().cast_unsigned();
+        len = size_of::<Message>();
+    }
+    message.len = len as u32;
+    let bytes = message.as_bytes();
+    send(&socket, bytes.get(..len).unwrap_or(bytes), SendFlags::empty())?;
+    let mut answer = [0u8; 256];
+    let (received, _) = recv(&socket, &mut answer, RecvFlags::empty())?;
+    // The head, of 16 bytes, then 0 or an error number below it.
+    let (Some(kind), Some(code)) = (answer.get(4..6), answer.get(16..20).filter(|_| received >= 20)) else {
+        return Err(Errno::IO);
+    };
+    let kind = u16::read_from_bytes(kind).unwrap_or(0);
+    let code = i32::read_from_bytes(code).unwrap_or(-libc::EIO);
+    match (kind, code) {
+        (ERROR, 0) => Ok(()),
+        (ERROR, code) => Err(Errno::from_raw_os_error(-code)),
+        _ => Err(Errno::IO),
+    }
+}

@@ -1,0 +1,64 @@
+//! The command line of `netkit`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use steer::Filter;
+use steward::protocol::DEFAULT_SOCKET;
+
+use super::values::{VlanList, parse_mac, parse_vlans};
+
+pub(crate) const NETKIT_EXAMPLES: &str = "\
+Examples:
+  Queue 3 of eth1 as pod0 in the network namespace pod, with the frames to one address:
+    vhost-af-xdp netkit eth1 3 pod0 --netns /run/netns/pod --mac 52:54:00:00:00:01 \\
+        --pin /sys/fs/bpf/pod0
+  A guest there, on what that has made:
+    nsenter --net=/run/netns/pod vhost-af-xdp serve --socket-path /run/pod.sock --ifname pod0 \\
+        --start-queue 1 --inhibit --map-path /sys/fs/bpf/pod0
+  What the queue is leased to:
+    vhost-af-xdp queues eth1
+
+The steward's policy says `netkit = true` in the rule for the lease. It takes Linux 7.1, and a NIC
+whose driver has queue management: bnxt, fbnic, gve, mlx5. The netkit is there until this ends
+(SIGTERM, Ctrl-C).";
+
+/// A netkit, and which frames it is to have.
+#[derive(Debug, Args)]
+pub(crate) struct NetkitArgs {
+    /// The NIC
+    #[arg(value_name = "IFNAME")]
+    pub(crate) interface: String,
+    /// Its queue
+    #[arg(value_name = "QUEUE")]
+    pub(crate) queue: u32,
+    /// What the netkit is to be called
+    #[arg(value_name = "NAME")]
+    pub(crate) name: String,
+    /// File of the network namespace that it goes to: /run/netns/NAME, /proc/PID/ns/net [default: the steward's]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) netns: Option<PathBuf>,
+    /// Pin the map that takes its socket there, on a bpffs; removed at the end
+    #[arg(long, value_name = "PATH")]
+    pub(crate) pin: Option<PathBuf>,
+    /// Only frames to this address, and to groups; the netkit has it, too, and the NIC is told where the policy names
+    /// it [default: all frames of the queue]
+    #[arg(long, value_name = "MAC", value_parser = parse_mac)]
+    mac: Option<[u8; 6]>,
+    /// Only frames of these VLANs: 100,200-203; 0: those without one
+    #[arg(long, value_name = "LIST", value_parser = parse_vlans)]
+    vlan: Option<VlanList>,
+    /// The steward's socket
+    #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET)]
+    pub(crate) steward: PathBuf,
+}
+
+impl NetkitArgs {
+    /// Which frames the queue is to have.
+    pub(crate) fn filter(&self) -> Filter {
+        Filter {
+            macs: self.mac.into_iter().collect(),
+            vlans: self.vlan.clone().map_or_else(Vec::new, |list| list.0),
+        }
+    }
+}
