@@ -151,7 +151,7 @@ pub(crate) fn load_verdict(verdict: u32, to: Option<u32>) -> io::Result<OwnedFd>
     }
 }
 
-/// The same as [`load_redirect`], behind which stands before each frame a [`STRUCTURE`] with this mark, as the program's types tell.
+/// The program of [`load_redirect`], which puts a [`STRUCTURE`] with this mark before each frame, as its types tell.
 pub(crate) fn load_marking(map: &OwnedFd, first: u32, mark: u32) -> io::Result<OwnedFd> {
     let leave = [
         instruction(0xbf, 6, 1, 0, 0),                    // r6 = r1

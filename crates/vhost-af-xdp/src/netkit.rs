@@ -16,7 +16,7 @@ use steward::client::{Lease, Waiting};
 use steward::protocol::{NetkitWanted, Wanted};
 
 use crate::cli::netkit::NetkitArgs;
-use crate::told;
+use crate::{print, told};
 
 /// Between two looks whether it is to end, ns.
 const LOOK_NS: i64 = 100_000_000;
@@ -45,12 +45,14 @@ pub(crate) fn run(args: &NetkitArgs) -> anyhow::Result<()> {
         .netns
         .as_ref()
         .map_or_else(String::new, |path| format!(" in {}", path.display()));
-    println!(
-        "{}{place}: interface {}; its queue {} is queue {} of {}",
+    // Whether anybody reads it is no matter.
+    print(&format!(
+        "{}{place}: interface {}; its queue {} is queue {} of {}\n",
         netkit.name, netkit.ifindex, netkit.queue, args.queue, args.interface
-    );
+    ))?;
     if let Some(pin) = &pin {
-        println!("the map for its socket, of one place: {}", pin.path.display());
+        let path = pin.path.display();
+        print(&format!("the map for its socket, of one place: {path}\n"))?;
     }
     let mut impaired = String::new();
     loop {
@@ -64,11 +66,11 @@ pub(crate) fn run(args: &NetkitArgs) -> anyhow::Result<()> {
             return Ok(());
         }
         let changed = lease.take_changes().context("the netkit goes with its lease")?;
-        let note = changed.filter(|facts| facts.impaired).map(|facts| facts.note);
-        if let Some(note) = note
-            && note != impaired
-        {
-            eprintln!("no frames come: {note}");
+        if let Some(facts) = changed {
+            let note = if facts.impaired { facts.note } else { String::new() };
+            if note != impaired && facts.impaired {
+                eprintln!("no frames come: {note}");
+            }
             impaired = note;
         }
     }

@@ -3,8 +3,9 @@
 //! `echo ADDRESS:PORT [auto|zcrx|copy] [IFINDEX QUEUE]`; ends when its standard input does. Without a queue it receives
 //! without a device. zcrx takes CAP_NET_ADMIN.
 //!
-//! It is for peers that mean well: one that reads nothing keeps buffers, and its place, for as long as it likes. A server
-//! for others has so many connections at most (`Receiver::stop_listening`), and ends who is slow (`Receiver::abort`).
+//! It is for peers that mean well: one that reads nothing keeps buffers, and its place, for as long as it likes. A
+//! server for others has so many connections at most (`Receiver::stop_listening`), and ends who is slow
+//! (`Receiver::abort`).
 
 use std::error::Error;
 use std::io::Read;

@@ -29,6 +29,7 @@ pub(super) struct NetworkReport {
     #[serde(skip)]
     is_loopback: bool,
     /// It is a netkit without a peer.
+    #[serde(skip)]
     is_netkit: bool,
     /// Addresses of guests, each in a VLAN, that there can be.
     most_stations: usize,

@@ -224,7 +224,7 @@ impl Network {
             self.stop_queue(running);
         }
         if let Err(error) = self.start_queue(state, interface, at) {
-            state.retry.note(false, Instant::now());
+            // It is tried again when the others are done, and only that attempt counts.
             self.note(state, Err(with_sources(&error)));
         }
         true
