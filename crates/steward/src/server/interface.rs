@@ -272,11 +272,12 @@ impl Interface {
     }
 
     /// Whether there is something to attach to: the interface, whatever its name is now, or, if it is gone, one that
-    /// has the name that it had and is nobody else's.
+    /// has the name that it had and is nobody else's. No netkit without a peer: no frame comes to a program there.
     fn find_again(&mut self, taken: &[u32]) -> bool {
         if self.link.index == 0
             && let Ok(link) = Link::by_name(&self.name)
             && !taken.contains(&link.index)
+            && !link.has_leased_only
         {
             self.link = link;
         }

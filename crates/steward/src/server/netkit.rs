@@ -29,7 +29,7 @@ use super::errand::{Errand, Outcome, Pending, Pends, Task};
 use super::sockets::{lost, no_process, pending};
 use super::{Answered, Server};
 use crate::protocol::{Answer, NetkitWanted, Reason, Refusal, Step};
-use crate::sys::netkit::NetkitOrder;
+use crate::sys::netkit::{NO_NAMESPACE, NetkitOrder};
 
 impl Server {
     /// Makes a netkit for the queue of a connection, and begins to move it. The message may have a network namespace.
@@ -123,6 +123,11 @@ impl Server {
 fn failed(step: Step, errno: u32) -> Refusal {
     let errno = Errno::from_raw_os_error(errno.cast_signed());
     let (reason, text) = match (step, errno) {
+        (Step::Namespace, NO_NAMESPACE) => (
+            Reason::NotAllowed,
+            "only root may have a netkit in the steward's own network namespace: name another one (--netns)"
+                .to_owned(),
+        ),
         (Step::Namespace, Errno::PERM) => (
             Reason::NotAllowed,
             "the network namespace is another user's: ask as root, or as the user that owns it (unshare(1) with --user)"

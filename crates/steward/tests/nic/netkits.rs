@@ -12,7 +12,7 @@ use steward::client::{Lease, LeaseError};
 use steward::hardware::bound::Bound;
 use steward::protocol::{NetkitEnd, NetkitWanted, Reason, Wanted};
 use testkit::{
-    Daemon, Driver, DriverConfig, Layout, NetNs, PacketPort, Running, Serve, daemon, require, wait,
+    Daemon, Driver, DriverConfig, Layout, NetNs, PacketPort, Running, Serve, VethPair, daemon, require, wait,
 };
 use xsk::{BindRequest, QueueId, Socket, SocketConfig};
 
@@ -382,16 +382,51 @@ fn netkit_whose_namespace_ends_is_gone_and_the_lease_says_so() {
 }
 
 #[test]
-fn holder_without_privileges_has_a_netkit_here_and_none_in_a_namespace_of_others() {
+fn holder_without_privileges_has_no_netkit_in_the_namespace_of_others_or_of_the_steward() {
     require!(Root);
     let Some(rig) = rig() else { return };
     let pod = NetNs::new("pod");
     let mut running = holder::spawn_on(&rig.world, "netkits::child_asks_for_others", pod.name());
-    running.await_text("it has one here");
-    assert!(interfaces(&rig.world.veth.near).contains(&NAME.to_owned()));
+    running.await_text("it has none");
+    // Its lease goes on.
+    let here = interfaces(&rig.world.veth.near);
+    let is_netkit = |name: &String| name == NAME || name.starts_with("vaxk");
+    assert!(!here.iter().any(is_netkit), "{here:?}");
     running.signal(Signal::KILL);
     running.wait(wait::SOON);
     rig.assert_no_netkit(&pod);
+}
+
+#[test]
+fn lease_whose_interface_is_gone_does_not_go_on_with_a_netkit_of_its_name() {
+    require!(Root);
+    let Some(rig) = Rig::with(common::POLICY) else {
+        return;
+    };
+    let (world, near) = (&rig.world, &rig.world.veth.near);
+    let lease = world.lease(0, 1).expect("allowed");
+    near.ip(&["link", "del", VethPair::NIC]);
+    near.enter(|| common::netkit::make(VethPair::NIC))
+        .expect("one without a peer");
+    near.ip(&["link", "set", VethPair::NIC, "up"]);
+    // It looks each second.
+    std::thread::sleep(Duration::from_secs(3));
+    let facts = lease
+        .take_changes()
+        .expect("it goes on")
+        .unwrap_or_else(|| lease.facts());
+    assert!(facts.impaired && facts.ifindex == 0, "{}", facts.note);
+    let link = near.output_of("ip", &["link", "show", "dev", VethPair::NIC]);
+    assert!(!link.contains("xdp"), "{link}");
+    near.ip(&["link", "del", VethPair::NIC]);
+    world.veth.join(1, 1500);
+    let is_back = || {
+        lease
+            .take_changes()
+            .expect("it goes on")
+            .is_some_and(|facts| facts.ifindex != 0)
+    };
+    assert!(wait::until(wait::SOON, is_back), "{}", world.steward);
 }
 
 #[test]
@@ -572,7 +607,7 @@ fn child_has_a_netkit() {
     std::thread::sleep(Duration::from_secs(3600));
 }
 
-/// Asks for one in a namespace of root's, and then for one in the steward's.
+/// Asks for one in a namespace of root's, and then for one in the steward's, and has its lease yet.
 #[test]
 #[ignore = "run by another test"]
 fn child_asks_for_others() {
@@ -584,11 +619,11 @@ fn child_asks_for_others() {
         refusal.reason == Reason::NotAllowed && refusal.text.contains("another user's"),
         "{refusal}"
     );
-    let (end, map) = lease
-        .netkit(netkit(NAME), None)
-        .unwrap_or_else(|it| panic!("{it}"));
-    assert_eq!(end.name, NAME);
-    SocketMap::from_fd(map).expect("it is one of sockets");
-    println!("it has one here");
+    let refusal = common::refusal(lease.netkit(netkit(NAME), None));
+    assert!(
+        refusal.reason == Reason::NotAllowed && refusal.text.contains("--netns"),
+        "{refusal}"
+    );
+    println!("it has none");
     std::thread::sleep(Duration::from_secs(3600));
 }
