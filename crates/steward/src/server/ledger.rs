@@ -105,7 +105,7 @@ impl NotedNetkit {
         let place = (self.ifindex, self.namespace);
         Trace {
             made_as: &self.made_as,
-            last: (self.ifindex != 0).then_some((place, self.name.as_str())),
+            last: (self.ifindex != 0).then_some(place),
             queue: (nic, self.queue),
         }
     }

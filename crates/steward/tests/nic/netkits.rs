@@ -430,6 +430,35 @@ fn lease_whose_interface_is_gone_does_not_go_on_with_a_netkit_of_its_name() {
 }
 
 #[test]
+fn netkit_of_a_nic_that_is_down_is_known_by_its_alias_and_without_that_goes_when_the_nic_is_up() {
+    require!(Root);
+    let Some(mut rig) = rig() else { return };
+    let pod = NetNs::new("pod");
+    for (changed, goes_at_once) in [(["name", "pod9"], true), (["alias", "other"], false)] {
+        let lease = rig.lease_of_a_netkit();
+        drop(rig.netkit_in(&lease, &pod));
+        let prefix = format!("{}: ", pod.index_of(NAME));
+        let is_gone = || {
+            let said = pod.output_of("ip", &["-o", "link"]);
+            !said.lines().any(|line| line.starts_with(&prefix))
+        };
+        pod.ip(&["link", "set", NAME, "down"]);
+        pod.ip(&["link", "set", NAME, changed[0], changed[1]]);
+        rig.world.veth.near.ip(&["link", "set", NIC, "down"]);
+        drop(lease);
+        match goes_at_once {
+            true => assert!(wait::until(wait::SOON, is_gone), "{}", rig.world.steward),
+            false => rig.world.steward.await_text("the NIC is down"),
+        }
+        assert_eq!(is_gone(), goes_at_once, "{}", rig.world.steward);
+        rig.world.veth.near.ip(&["link", "set", NIC, "up"]);
+        assert!(wait::until(wait::SOON, is_gone), "{}", rig.world.steward);
+        rig.assert_no_netkit(&pod);
+    }
+    rig.world.await_nothing();
+}
+
+#[test]
 fn daemon_serves_a_guest_on_what_the_command_has_made() {
     require!(Root);
     let Some(rig) = rig() else { return };
