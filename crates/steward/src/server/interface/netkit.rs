@@ -49,9 +49,12 @@ fn conf() -> QueueConf {
 }
 
 impl Netkit {
-    /// Tells a program.
-    pub(super) fn install(&self, queue: u32, program: &Program) -> Result<(), String> {
-        let installed = program.activate_own_map(queue, &self.map, conf());
+    /// Tells a program, whether frames may come (`is_blind`: they may not) or not yet.
+    fn install(&self, queue: u32, program: &Program, is_blind: bool) -> Result<(), String> {
+        let installed = match is_blind {
+            true => program.deactivate_queue(queue),
+            false => program.activate_own_map(queue, &self.map, conf()),
+        };
         installed.map_err(|error| with_sources(&error))
     }
 
@@ -170,10 +173,31 @@ impl Interface {
             netkit.pin(pins, queue).map_err(|error| error.to_string())?;
         }
         let program = self.program().map_err(|refusal| refusal.text)?;
-        netkit.install(queue, program)?;
+        netkit.install(queue, program, self.is_blind(queue))?;
         may_crash("netkit-settled");
         self.netkits.insert(queue, netkit);
         Ok(())
+    }
+
+    /// The program is a new one, which knows of none.
+    pub(super) fn go_on_with_netkits(&self) {
+        self.netkits
+            .keys()
+            .for_each(|&queue| self.go_on_with_netkit(queue));
+    }
+
+    /// Tags are seen again on an interface that they were not seen on: frames may come to the netkit of a queue.
+    pub(super) fn go_on_with_netkit(&self, queue: u32) {
+        let (Some(netkit), Some(program)) = (self.netkits.get(&queue), &self.program) else {
+            return;
+        };
+        if let Err(why) = netkit.install(queue, program, self.is_blind(queue)) {
+            tracing::warn!(
+                interface = self.link.name,
+                queue,
+                "its netkit gets nothing yet: {why}"
+            );
+        }
     }
 
     /// What the holder is told of the netkit that has a queue, with the map.
@@ -250,10 +274,9 @@ impl Interface {
                     is_lost: false,
                 };
                 // What its predecessor may not have done.
-                let installed = self
-                    .program
-                    .as_ref()
-                    .map_or(Ok(()), |program| netkit.install(queue, program));
+                let installed = self.program.as_ref().map_or(Ok(()), |program| {
+                    netkit.install(queue, program, self.is_blind(queue))
+                });
                 match installed {
                     Ok(()) => drop(self.netkits.insert(queue, netkit)),
                     Err(_) => self.abandon_netkit(queue),
