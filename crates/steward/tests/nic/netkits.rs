@@ -1,5 +1,7 @@
 //! Queues of the NIC that netkits have: in another network namespace, frames both ways, and nothing left whoever dies.
 
+mod changes;
+
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::Command;
@@ -12,7 +14,7 @@ use steward::client::{Lease, LeaseError};
 use steward::hardware::bound::Bound;
 use steward::protocol::{NetkitEnd, NetkitWanted, Reason, Wanted};
 use testkit::{
-    Daemon, Driver, DriverConfig, Layout, NetNs, PacketPort, Running, Serve, VethPair, daemon, require, wait,
+    Daemon, Driver, DriverConfig, Layout, NetNs, PacketPort, Running, Serve, daemon, require, wait,
 };
 use xsk::{BindRequest, QueueId, Socket, SocketConfig};
 
@@ -283,6 +285,7 @@ fn netkit_that_cannot_be_is_refused_with_the_reason_and_leaves_nothing() {
     rig.world.veth.near.ip(&["link", "set", NIC, "down"]);
     refused(NAME, Some(&file_of(&pod)), Reason::Impaired, "is down");
     rig.world.veth.near.ip(&["link", "set", NIC, "up"]);
+    refused("pod%d", Some(&file_of(&pod)), Reason::NotAllowed, "pod%d");
     // The holder has the queue itself, and goes on with it.
     let mut own = Echo::open(&lease, QUEUE);
     refused(NAME, None, Reason::Taken, "is taken");
@@ -358,30 +361,6 @@ fn rule_that_says_no_netkit_refuses_one_and_ends_one_that_is_there() {
 }
 
 #[test]
-fn netkit_whose_namespace_ends_is_gone_and_the_lease_says_so() {
-    require!(Root);
-    let Some(rig) = rig() else { return };
-    let pod = NetNs::new("pod");
-    let lease = rig.lease_of_a_netkit();
-    drop(rig.netkit_in(&lease, &pod));
-    drop(pod);
-    assert!(wait::until(wait::SOON, || rig.bound().is_none()), "it stays");
-    // Nobody tells of it: something else happens.
-    rig.world.veth.near.ip(&["link", "set", NIC, "txqueuelen", "999"]);
-    let mut told = String::new();
-    let is_told = || {
-        if let Some(facts) = lease.take_changes().expect("it goes on") {
-            told = facts.note;
-        }
-        told.contains("is gone")
-    };
-    assert!(wait::until(wait::SOON, is_told), "{}", rig.world.steward);
-    drop(lease);
-    rig.assert_no_netkit(&NetNs::new("next"));
-    rig.world.await_nothing();
-}
-
-#[test]
 fn holder_without_privileges_has_no_netkit_in_the_namespace_of_others_or_of_the_steward() {
     require!(Root);
     let Some(rig) = rig() else { return };
@@ -395,67 +374,6 @@ fn holder_without_privileges_has_no_netkit_in_the_namespace_of_others_or_of_the_
     running.signal(Signal::KILL);
     running.wait(wait::SOON);
     rig.assert_no_netkit(&pod);
-}
-
-#[test]
-fn lease_whose_interface_is_gone_does_not_go_on_with_a_netkit_of_its_name() {
-    require!(Root);
-    let Some(rig) = Rig::with(common::POLICY) else {
-        return;
-    };
-    let (world, near) = (&rig.world, &rig.world.veth.near);
-    let lease = world.lease(0, 1).expect("allowed");
-    near.ip(&["link", "del", VethPair::NIC]);
-    near.enter(|| common::netkit::make(VethPair::NIC))
-        .expect("one without a peer");
-    near.ip(&["link", "set", VethPair::NIC, "up"]);
-    // It looks each second.
-    std::thread::sleep(Duration::from_secs(3));
-    let facts = lease
-        .take_changes()
-        .expect("it goes on")
-        .unwrap_or_else(|| lease.facts());
-    assert!(facts.impaired && facts.ifindex == 0, "{}", facts.note);
-    let link = near.output_of("ip", &["link", "show", "dev", VethPair::NIC]);
-    assert!(!link.contains("xdp"), "{link}");
-    near.ip(&["link", "del", VethPair::NIC]);
-    world.veth.join(1, 1500);
-    let is_back = || {
-        lease
-            .take_changes()
-            .expect("it goes on")
-            .is_some_and(|facts| facts.ifindex != 0)
-    };
-    assert!(wait::until(wait::SOON, is_back), "{}", world.steward);
-}
-
-#[test]
-fn netkit_of_a_nic_that_is_down_is_known_by_its_alias_and_without_that_goes_when_the_nic_is_up() {
-    require!(Root);
-    let Some(mut rig) = rig() else { return };
-    let pod = NetNs::new("pod");
-    for (changed, goes_at_once) in [(["name", "pod9"], true), (["alias", "other"], false)] {
-        let lease = rig.lease_of_a_netkit();
-        drop(rig.netkit_in(&lease, &pod));
-        let prefix = format!("{}: ", pod.index_of(NAME));
-        let is_gone = || {
-            let said = pod.output_of("ip", &["-o", "link"]);
-            !said.lines().any(|line| line.starts_with(&prefix))
-        };
-        pod.ip(&["link", "set", NAME, "down"]);
-        pod.ip(&["link", "set", NAME, changed[0], changed[1]]);
-        rig.world.veth.near.ip(&["link", "set", NIC, "down"]);
-        drop(lease);
-        match goes_at_once {
-            true => assert!(wait::until(wait::SOON, is_gone), "{}", rig.world.steward),
-            false => rig.world.steward.await_text("the NIC is down"),
-        }
-        assert_eq!(is_gone(), goes_at_once, "{}", rig.world.steward);
-        rig.world.veth.near.ip(&["link", "set", NIC, "up"]);
-        assert!(wait::until(wait::SOON, is_gone), "{}", rig.world.steward);
-        rig.assert_no_netkit(&pod);
-    }
-    rig.world.await_nothing();
 }
 
 #[test]
