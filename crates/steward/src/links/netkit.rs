@@ -188,8 +188,8 @@ fn header(index: u32) -> Ifinfomsg {
     }
 }
 
-/// Deletes the netkit without a peer that is there, if it has that alias, or whatever it has if none is said; whether it
-/// was there.
+/// Deletes the netkit without a peer that is there, if it has that alias, or whatever it has if none is said; whether
+/// it was there.
 fn remove_at((index, namespace): Place, alias: Option<&str>) -> io::Result<bool> {
     let is_meant = |attributes: &IterableLinkAttrs<'_>| {
         let has = |alias: &str| {

@@ -17,7 +17,8 @@
 //! ```
 //!
 //! A netkit goes on with its lease when the steward is another one. When its namespace ends it is gone before; the
-//! lease is told so as soon as the interface is looked at, and stays until its holder ends it.
+//! lease is told so as soon as the interface is looked at, and stays until its holder ends it, or asks for a netkit
+//! again.
 
 use std::os::fd::AsFd;
 use std::time::Instant;
