@@ -20,22 +20,22 @@ fn netkit_goes_on_with_a_steward_that_comes_while_the_nic_is_down() {
     let lease = rig.lease_of_a_netkit();
     let made = rig.netkit_in(&lease, &pod);
     let end = made.0.clone();
-    while_echoing(&pod, made, || {
-        rig.assert_echo(&wire, 1);
-        rig.world.end_steward(Signal::KILL);
-        rig.world.veth.near.ip(&["link", "set", NIC, "down"]);
-        rig.world.restart();
-        let is_back = || {
-            lease
-                .take_changes()
-                .unwrap_or_else(|error| panic!("{error}: {}", rig.world.steward));
-            !lease.is_away()
-        };
-        assert!(wait::until(wait::SOON, is_back), "{}", rig.world.steward);
-        rig.world.veth.near.ip(&["link", "set", NIC, "up"]);
-        rig.assert_echo(&wire, 2);
-        assert_eq!(rig.netkit_in(&lease, &pod).0, end);
-    });
+    // No socket is there yet: the NIC goes down without one.
+    drop(made);
+    rig.world.end_steward(Signal::KILL);
+    rig.world.veth.near.ip(&["link", "set", NIC, "down"]);
+    rig.world.restart();
+    let is_back = || {
+        lease
+            .take_changes()
+            .unwrap_or_else(|error| panic!("{error}: {}", rig.world.steward));
+        !lease.is_away()
+    };
+    assert!(wait::until(wait::SOON, is_back), "{}", rig.world.steward);
+    rig.world.veth.near.ip(&["link", "set", NIC, "up"]);
+    let again = rig.netkit_in(&lease, &pod);
+    assert_eq!(again.0, end);
+    while_echoing(&pod, again, || rig.assert_echo(&wire, 2));
     drop(lease);
     rig.assert_no_netkit(&pod);
     rig.world.await_nothing();
