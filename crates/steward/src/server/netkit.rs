@@ -116,6 +116,10 @@ impl Server {
         }
         let given = interface.netkit_of(queue).ok_or_else(super::no_lease)?;
         let (end, map) = given.map_err(|error| Refusal::new(Reason::Kernel, error.to_string()))?;
+        // The one before may have been told to be gone.
+        if let Some(connection) = self.connections.get_mut(&number) {
+            connection.dirty = true;
+        }
         Ok(Reply {
             answer: Answer::Netkit(end),
             socket: Some(map),
