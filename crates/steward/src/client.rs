@@ -292,7 +292,8 @@ impl Lease {
 
     /// Has the lease's queue, its only one, leased to a new netkit of that name, in this network namespace or, if none
     /// is given, in the steward's: what it is, and the map of one place for the socket that is to have the frames. It
-    /// is there as long as the lease. In another namespace than the steward's it is for root, and for who owns that.
+    /// is there as long as the lease. In the steward's namespace it is for root, elsewhere for who owns that, too. Asked
+    /// again, it is the same one, or another one if that is gone.
     ///
     /// # Errors
     /// [`LeaseError`].

@@ -4,7 +4,8 @@
 mod common;
 
 use common::{POLICY, World, refusal};
-use steward::protocol::{NetkitWanted, Reason};
+use steer::{Filter, ModeRequest};
+use steward::protocol::{NetkitWanted, Reason, Wanted};
 use testkit::require;
 
 fn netkit() -> NetkitWanted {
@@ -26,10 +27,13 @@ fn kernel_or_driver_that_cannot_lease_queues_is_named_and_nothing_stays() {
     let (before, lease) = (interfaces(), world.lease(0, 1).expect("free"));
     for _ in 0..2 {
         let refused = refusal(lease.netkit(netkit(), None));
-        // A veth has no queue management, and before Linux 7.1 there is nothing to ask it for.
+        // A veth has no zero-copy, which is told from Linux 6.3 on, and no queue management; and before Linux 7.1
+        // there is nothing to ask it for.
         let is_named = match refused.reason {
             Reason::Kernel => refused.text.contains("Linux 7.1"),
-            Reason::Nic => refused.text.contains("queue management"),
+            Reason::Nic => ["no zero-copy", "queue management"]
+                .iter()
+                .any(|words| refused.text.contains(words)),
             _ => false,
         };
         assert!(is_named, "{refused}");
@@ -45,6 +49,37 @@ fn kernel_or_driver_that_cannot_lease_queues_is_named_and_nothing_stays() {
     assert!(!lease.facts().impaired && lease.take_changes().is_ok());
     drop(lease);
     world.await_nothing();
+}
+
+#[test]
+fn netkit_whose_name_address_or_mode_cannot_be_is_refused_by_name() {
+    require!(Root);
+    let world = World::kept_for(&policy(), "10");
+    let refused = |wanted: &Wanted, name: &str, reason, words: &str| {
+        let lease = common::take(&world.socket(), wanted).expect("free");
+        let name = name.to_owned();
+        let refused = refusal(lease.netkit(NetkitWanted { queue: 0, name }, None));
+        assert!(
+            refused.reason == reason && refused.text.contains(words),
+            "{refused}"
+        );
+        drop(lease);
+        world.await_nothing();
+    };
+    let wanted = common::wanted(0, 1);
+    // The kernel would call it pod0.
+    refused(&wanted, "pod%d", Reason::NotAllowed, "pod%d");
+    let in_skb_mode = Wanted {
+        mode: ModeRequest::Skb,
+        ..wanted.clone()
+    };
+    refused(&in_skb_mode, "pod0", Reason::Program, "skb mode");
+    let filter = Filter {
+        macs: vec![[0; 6]],
+        vlans: Vec::new(),
+    };
+    let of_nobody = Wanted { filter, ..wanted };
+    refused(&of_nobody, "pod0", Reason::NotAllowed, "is no address");
 }
 
 #[test]

@@ -104,7 +104,19 @@ pub(crate) fn leased_to(ifindex: u32, queue: u32) -> io::Result<Option<LeasedTo>
     }
 }
 
+/// Whether an AF_XDP socket has a receive queue of a NIC, or the one that it is leased to.
+///
+/// # Errors
+/// The kernel's.
+pub(crate) fn has_socket(ifindex: u32, queue: u32) -> io::Result<bool> {
+    ask_for(ifindex, queue, |attributes| attributes.get_xsk().is_ok())
+}
+
 fn ask(ifindex: u32, queue: u32) -> io::Result<Option<Bound>> {
+    ask_for(ifindex, queue, bound)
+}
+
+fn ask_for<T>(ifindex: u32, queue: u32, read: impl FnOnce(&netdev::IterableQueue<'_>) -> T) -> io::Result<T> {
     let mut socket = NetlinkSocket::new();
     let mut request = netdev::Request::new().op_queue_get_do();
     request
@@ -114,8 +126,12 @@ fn ask(ifindex: u32, queue: u32) -> io::Result<Option<Bound>> {
         .push_id(queue);
     let mut replies = socket.request(&request)?;
     let attributes = replies.recv_one().map_err(io::Error::from)?;
+    Ok(read(&attributes))
+}
+
+fn bound(attributes: &netdev::IterableQueue<'_>) -> Option<Bound> {
     // First: the socket or memory of one that is leased is its holder's.
-    Ok(if let Ok(lease) = attributes.get_lease() {
+    if let Ok(lease) = attributes.get_lease() {
         LeasedTo::of(&lease).map(Bound::Lease)
     } else if attributes.get_io_uring().is_ok() {
         Some(Bound::IoUring)
@@ -125,7 +141,7 @@ fn ask(ifindex: u32, queue: u32) -> io::Result<Option<Bound>> {
         Some(Bound::Xsk)
     } else {
         None
-    })
+    }
 }
 
 /// No such interface, none that is up, or no such queue (`netdev_nl_queue_get_doit`, net/core/netdev-genl.c).

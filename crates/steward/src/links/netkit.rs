@@ -9,17 +9,20 @@
 //! kernel names that by a number of ours, which is enough to delete it there.
 //!
 //! Two interfaces cannot have one name, and which names there are in another namespace is known when it comes there. So
-//! one is made here, under a name that nobody has, and called as it is meant to be as it moves.
+//! one is made here, under a name that nobody has, and called as it is meant to be as it moves. That first name stays
+//! on it as its alias: where the NIC does not say who has its queue, only what has that alias is taken for ours.
+//! Indices, numbers of namespaces and names are given again, and could lead to somebody else's.
 #![cfg_attr(
     not(feature = "server"),
     allow(dead_code, reason = "netkits are made by the server only")
 )]
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::io;
+use std::time::Duration;
 
 use netlink_bindings::netdev::{self, QueueType};
-use netlink_bindings::rt_link::{self, Ifinfomsg, NetkitMode, NetkitPairing};
+use netlink_bindings::rt_link::{self, Ifinfomsg, IterableLinkAttrs, NetkitMode, NetkitPairing, OpGetlinkDo};
 use netlink_bindings::traits::Pusher;
 use netlink_bindings::utils::{finalize_nested_header, push_header, push_nested_header};
 use netlink_socket2::NetlinkSocket;
@@ -34,6 +37,9 @@ const IFLA_INFO_DATA: u16 = 2;
 const IFLA_NETKIT_MODE: u16 = 5;
 const IFLA_NETKIT_PAIRING: u16 = 10;
 const KIND: &[u8; 8] = b"netkit\0\0";
+/// How often, and with which pause, it is looked whether a socket has let go.
+const LOOKS: u32 = 50;
+const PAUSE: Duration = Duration::from_millis(5);
 
 /// Why there is no netkit with a leased queue.
 #[derive(Debug, thiserror::Error)]
@@ -59,7 +65,10 @@ pub enum NetkitError {
     )]
     Driver(String),
     /// The queue is somebody's.
-    #[error("the queue is taken by a process without a lease: choose another queue, or end its holder: {0}")]
+    #[error(
+        "the queue is taken by a socket (of the lease itself, or of a process without one) or by another netkit: close \
+         it, or choose another queue: {0}"
+    )]
     Busy(String),
     /// Another refusal of the lease.
     #[error("the queue cannot be leased: {0}")]
@@ -104,14 +113,23 @@ pub fn make(name: &str, mtu: u32, mac: Option<[u8; 6]>) -> Result<u32, NetkitErr
         Some(libc::EEXIST) => NetkitError::Taken(name.to_owned()),
         _ => NetkitError::Make(error),
     })?;
-    // A kernel that does not know the pairing makes one with a peer.
-    match Link::by_name(name) {
-        Ok(link) if link.has_leased_only => Ok(link.index),
-        _ => {
-            let _ = remove_named(name);
-            Err(NetkitError::NoPairing)
-        }
-    }
+    let marked = match Link::by_name(name) {
+        Ok(link) if link.has_leased_only => mark(link.index, &c_name)
+            .map(|()| link.index)
+            .map_err(NetkitError::Make),
+        // A kernel that does not know the pairing makes one with a peer.
+        _ => Err(NetkitError::NoPairing),
+    };
+    marked.inspect_err(|_| {
+        let _ = remove_named(name);
+    })
+}
+
+/// Gives it its alias, which it cannot be made with.
+fn mark(index: u32, alias: &CStr) -> io::Result<()> {
+    let mut request = rt_link::Request::new().op_setlink_do(&header(index));
+    request.encode().push_ifalias(alias);
+    acknowledged(&request)
 }
 
 /// Leases a queue of a NIC to a netkit, both in the network namespace of this thread; the number of the netkit's queue.
@@ -146,11 +164,22 @@ pub fn lease(netkit: u32, nic: u32, queue: u32) -> Result<u32, NetkitError> {
     created.get_id().map_err(|error| lease(error.to_string()))
 }
 
-/// Deletes the interface of that name, in the network namespace of this thread, if it is there.
-pub(crate) fn remove_named(name: &str) -> io::Result<()> {
-    let mut request = rt_link::Request::new().op_dellink_do(&Ifinfomsg::default());
-    request.encode().push_ifname(&CString::new(name)?);
-    gone(acknowledged(&request))
+/// Deletes the netkit of that name, in the network namespace of this thread; whether it was there.
+fn remove_named(name: &str) -> io::Result<bool> {
+    let name = CString::new(name)?;
+    let mut request = rt_link::Request::new().op_getlink_do(&header(0));
+    request.encode().push_ifname(&name);
+    if !is_there(&request, is_netkit)? {
+        return Ok(false);
+    }
+    let mut request = rt_link::Request::new().op_dellink_do(&header(0));
+    request.encode().push_ifname(&name);
+    gone(acknowledged(&request)).map(|()| true)
+}
+
+fn is_netkit(attributes: &IterableLinkAttrs<'_>) -> bool {
+    let kind = attributes.get_linkinfo().and_then(|info| info.get_kind());
+    kind.is_ok_and(|kind| kind == c"netkit")
 }
 
 /// Where a netkit is: its index, and the number by which this network namespace knows that one; none: it is here.
@@ -163,34 +192,40 @@ fn header(index: u32) -> Ifinfomsg {
     }
 }
 
-/// Deletes the interface that is there, if any is. It is one without a peer: what else has come to that place is not
-/// touched.
-fn remove_at((index, namespace): Place) -> io::Result<()> {
-    if name_at((index, namespace))?.is_none() {
-        return Ok(());
+/// Deletes the netkit without a peer that is there, if it has that alias, or whatever it has if none is said; whether
+/// it was there.
+fn remove_at((index, namespace): Place, alias: Option<&str>) -> io::Result<bool> {
+    let is_meant = |attributes: &IterableLinkAttrs<'_>| {
+        let has = |alias: &str| {
+            let has = attributes.get_ifalias();
+            has.is_ok_and(|has| has.to_bytes() == alias.as_bytes())
+        };
+        has_no_peer(attributes) && alias.is_none_or(has)
+    };
+    let mut request = rt_link::Request::new().op_getlink_do(&header(index));
+    if let Some(namespace) = namespace {
+        request.encode().push_target_netnsid(namespace);
+    }
+    if !is_there(&request, is_meant)? {
+        return Ok(false);
     }
     let mut request = rt_link::Request::new().op_dellink_do(&header(index));
     if let Some(namespace) = namespace {
         request.encode().push_target_netnsid(namespace);
     }
-    gone(acknowledged(&request))
+    gone(acknowledged(&request)).map(|()| true)
 }
 
-/// Name of the netkit without a peer that is there, if one is.
-pub(crate) fn name_at((index, namespace): Place) -> io::Result<Option<String>> {
+/// Whether the interface that is asked for is there, and is what is meant.
+fn is_there(
+    request: &OpGetlinkDo<'_>,
+    is_meant: impl FnOnce(&IterableLinkAttrs<'_>) -> bool,
+) -> io::Result<bool> {
     let mut socket = NetlinkSocket::new();
-    let mut request = rt_link::Request::new().op_getlink_do(&header(index));
-    if let Some(namespace) = namespace {
-        request.encode().push_target_netnsid(namespace);
-    }
-    let mut replies = socket.request(&request)?;
+    let mut replies = socket.request(request)?;
     match replies.recv_one().map_err(io::Error::from) {
-        Ok((_, attributes)) if has_no_peer(&attributes) => {
-            let name = attributes.get_ifname().ok();
-            Ok(name.map(|name| name.to_string_lossy().into_owned()))
-        }
-        Ok(_) => Ok(None),
-        Err(error) if is_gone(&error) => Ok(None),
+        Ok((_, attributes)) => Ok(is_meant(&attributes)),
+        Err(error) if is_gone(&error) => Ok(false),
         Err(error) => Err(error),
     }
 }
@@ -207,13 +242,41 @@ fn gone(removed: io::Result<()>) -> io::Result<()> {
     }
 }
 
+/// What a NIC says of its queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Told {
+    /// It is leased to that.
+    To(LeasedTo),
+    /// It is not leased.
+    Nobody,
+    /// Nothing: the NIC is down.
+    Down,
+    /// There is no such NIC here: it was deleted, or moved away.
+    NoNic,
+}
+
+impl Told {
+    fn of(leased: io::Result<Option<LeasedTo>>) -> io::Result<Self> {
+        match leased {
+            Ok(Some(to)) => Ok(Self::To(to)),
+            Ok(None) => Ok(Self::Nobody),
+            Err(error) => match error.raw_os_error() {
+                Some(libc::ENOENT) => Ok(Self::Down),
+                // The latter for index 0 (policy of `ifindex`, Documentation/netlink/specs/netdev.yaml).
+                Some(libc::ENODEV | libc::ERANGE) => Ok(Self::NoNic),
+                _ => Err(error),
+            },
+        }
+    }
+}
+
 /// What is known of a netkit that is to go.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Trace<'a> {
-    /// The name that it was made under, which is nobody else's.
+    /// The name that it was made under, which is nobody else's, and its alias since.
     pub(crate) made_as: &'a str,
-    /// Where it was last, and its name there, if it is known to have been there.
-    pub(crate) last: Option<(Place, &'a str)>,
+    /// Where it was last, if it is known to have been there.
+    pub(crate) last: Option<Place>,
     /// The queue that is leased to it, by the index of its NIC.
     pub(crate) queue: (u32, u32),
 }
@@ -222,35 +285,100 @@ impl Trace<'_> {
     /// Deletes the netkit, wherever it is, and looks whether it is gone. With its namespace it is, and with the NIC.
     /// Errors: the kernel's, or it cannot be said.
     pub(crate) fn remove(&self) -> io::Result<()> {
-        remove_named(self.made_as)?;
-        let (nic, queue) = self.queue;
-        // Else by what was noted. It may have another name by now, so that nothing is found; then the NIC tells when it
-        // is up again.
-        if let Some((place, name)) = self.last
-            && name_at(place)?.is_some_and(|now| now == name)
-        {
-            remove_at(place)?;
+        if remove_named(self.made_as)? {
+            return Ok(());
         }
-        match bound::leased_to(nic, queue) {
-            Ok(None) => Ok(()),
-            Ok(Some(LeasedTo {
+        match self.ask()? {
+            Told::To(LeasedTo {
                 ifindex, namespace, ..
-            })) => {
-                remove_at((ifindex, namespace))?;
-                match bound::leased_to(nic, queue) {
-                    Ok(Some(to)) => Err(io::Error::other(format!("the queue is leased yet ({to})"))),
-                    Err(error) if !is_gone(&error) => Err(error),
-                    _ => Ok(()),
+            }) => {
+                self.await_socket();
+                remove_at((ifindex, namespace), None)?;
+                match self.ask()? {
+                    Told::To(to) => Err(io::Error::other(format!("the queue is leased yet ({to})"))),
+                    Told::Down => Err(down()),
+                    Told::Nobody | Told::NoNic => Ok(()),
                 }
             }
-            Err(error) if is_gone(&error) => Ok(()),
-            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => match self.last {
-                Some((place, _)) if name_at(place)?.is_none() => Ok(()),
-                _ => Err(io::Error::other(
-                    "the NIC is down, and the kernel says only of one that is up who has its queues",
-                )),
+            Told::Nobody => Ok(()),
+            Told::Down => match self.remove_last()? {
+                true => Ok(()),
+                // It may be elsewhere, or have lost its alias.
+                false => Err(down()),
             },
-            Err(error) => Err(error),
+            Told::NoNic => self.remove_last().map(drop),
         }
+    }
+
+    /// Waits a little for a socket that has been closed. The kernel lets go of its memory only afterwards
+    /// (`xp_release_deferred`, net/xdp/xsk_buff_pool.c), and tells the NIC's driver by the netkit: of one that is
+    /// deleted by then it cannot (7.2, "Failed to disable zero-copy!"), and the driver goes on with memory that is
+    /// freed. A socket that is open yet is told when the netkit goes.
+    fn await_socket(&self) {
+        let (nic, queue) = self.queue;
+        for _ in 0..LOOKS {
+            if !bound::has_socket(nic, queue).unwrap_or(false) {
+                return;
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    fn ask(&self) -> io::Result<Told> {
+        let (nic, queue) = self.queue;
+        Told::of(bound::leased_to(nic, queue))
+    }
+
+    /// Deletes it where it was last; whether it was there.
+    fn remove_last(&self) -> io::Result<bool> {
+        self.last
+            .map_or(Ok(false), |place| remove_at(place, Some(self.made_as)))
+    }
+}
+
+fn down() -> io::Error {
+    io::Error::other("the NIC is down, and the kernel says only of one that is up who has its queues")
+}
+
+#[cfg(test)]
+mod tests {
+    use testkit::netns::NetNs;
+
+    use super::*;
+
+    #[test]
+    fn what_is_not_told_of_a_queue_is_no_reason_to_take_its_netkit_for_gone() {
+        testkit::require!(Root);
+        let ns = NetNs::new("told");
+        ns.ip(&["link", "add", "nic0", "type", "veth", "peer", "name", "wire0"]);
+        let index = ns.index_of("nic0");
+        let trace = |nic| Trace {
+            made_as: "vaxk00000000",
+            last: Some((i32::MAX.cast_unsigned(), None)),
+            queue: (nic, 0),
+        };
+        let told = |nic| ns.enter(move || trace(nic).ask().expect("it says"));
+        let removed = |nic| ns.enter(move || trace(nic).remove().map_err(|error| error.to_string()));
+        assert_eq!(told(index), Told::Down);
+        assert!(removed(index).is_err_and(|why| why.contains("is down")));
+        ns.ip(&["link", "set", "nic0", "up"]);
+        assert_eq!((told(index), removed(index)), (Told::Nobody, Ok(())));
+        ns.ip(&["link", "del", "nic0"]);
+        for gone in [index, 0] {
+            assert_eq!((told(gone), removed(gone)), (Told::NoNic, Ok(())));
+        }
+    }
+
+    #[test]
+    fn interface_of_another_kind_with_a_name_of_ours_stays() {
+        testkit::require!(Root);
+        let ns = NetNs::new("named");
+        let made_as = "vaxk00000001";
+        ns.ip(&["link", "add", made_as, "type", "veth", "peer", "name", "wire0"]);
+        let removed = ns.enter(|| remove_named(made_as).expect("it says"));
+        assert!(!removed);
+        let index = ns.index_of(made_as);
+        assert!(!ns.enter(move || remove_at((index, None), None).expect("it says")));
+        assert_eq!(ns.index_of(made_as), index);
     }
 }

@@ -244,8 +244,12 @@ impl Interface {
             network.look(&self.link.name);
         }
         self.decide_hints();
+        let mut seen_again = Vec::new();
         for (entries, was_blind) in self.entries.values_mut().zip(were_blind) {
             entries.note_renewed(was_blind);
+            if was_blind && !entries.is_blind() {
+                seen_again.push(entries.queues.start);
+            }
             // Rather no frames than those of others.
             if let Some(program) = self.program.as_ref().filter(|_| entries.is_blind()) {
                 for queue in entries.queues.clone() {
@@ -254,6 +258,10 @@ impl Interface {
             }
             entries.renew(&self.link, &mut self.ledger);
         }
+        // Other holders do that themselves, as they are told.
+        seen_again
+            .into_iter()
+            .for_each(|queue| self.go_on_with_netkit(queue));
         self.look_at_host();
         self.look_at_netkits();
         lost != self.lost_netkits()
@@ -272,11 +280,12 @@ impl Interface {
     }
 
     /// Whether there is something to attach to: the interface, whatever its name is now, or, if it is gone, one that
-    /// has the name that it had and is nobody else's.
+    /// has the name that it had and is nobody else's. No netkit without a peer: no frame comes to a program there.
     fn find_again(&mut self, taken: &[u32]) -> bool {
         if self.link.index == 0
             && let Ok(link) = Link::by_name(&self.name)
             && !taken.contains(&link.index)
+            && !link.has_leased_only
         {
             self.link = link;
         }

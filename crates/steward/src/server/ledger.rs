@@ -20,7 +20,7 @@ use crate::fd_store::{self, STATIONS};
 use crate::hardware::{Ethtool, Names, Nic, NotMade, Order, Part, Plan, make, undo};
 use crate::links::Link;
 use crate::links::netkit::Trace;
-use crate::protocol::Steered;
+use crate::protocol::{NetkitEnd, Steered};
 use crate::sys;
 
 /// Names of the files begin so.
@@ -97,15 +97,27 @@ pub(super) struct NotedNetkit {
     /// By which number our network namespace knows that one; none: it is ours.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) namespace: Option<i32>,
+    /// Number of its queue that the NIC's is leased to.
+    #[serde(default)]
+    pub(super) its_queue: u32,
 }
 
 impl NotedNetkit {
+    /// What its holder is told of it, when it is where it is to be.
+    pub(super) fn end(&self) -> NetkitEnd {
+        NetkitEnd {
+            name: self.name.clone(),
+            ifindex: self.ifindex,
+            queue: self.its_queue,
+        }
+    }
+
     /// Of the NIC with that index.
     pub(super) fn trace(&self, nic: u32) -> Trace<'_> {
         let place = (self.ifindex, self.namespace);
         Trace {
             made_as: &self.made_as,
-            last: (self.ifindex != 0).then_some((place, self.name.as_str())),
+            last: (self.ifindex != 0).then_some(place),
             queue: (nic, self.queue),
         }
     }
@@ -225,6 +237,11 @@ impl Ledger {
             }
             let _ = fs::remove_file(&path);
         }
+    }
+
+    /// Whether there is a place for notes.
+    pub(super) fn is_kept(&self) -> bool {
+        self.path.is_some()
     }
 
     /// First queues of leases for which something may be in the NIC.

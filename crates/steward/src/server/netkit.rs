@@ -17,19 +17,21 @@
 //! ```
 //!
 //! A netkit goes on with its lease when the steward is another one. When its namespace ends it is gone before; the
-//! lease is told so as soon as the interface is looked at, and stays until its holder ends it.
+//! lease is told so as soon as the interface is looked at, and stays until its holder ends it, or asks for a netkit
+//! again.
 
 use std::os::fd::AsFd;
 use std::time::Instant;
 
 use rustix::io::Errno;
+use steer::mac_text;
 
 use super::connection::{Held, Reply};
 use super::errand::{Errand, Outcome, Pending, Pends, Task};
 use super::sockets::{lost, no_process, pending};
 use super::{Answered, Server};
 use crate::protocol::{Answer, NetkitWanted, Reason, Refusal, Step};
-use crate::sys::netkit::NetkitOrder;
+use crate::sys::netkit::{NO_NAMESPACE, NetkitOrder};
 
 impl Server {
     /// Makes a netkit for the queue of a connection, and begins to move it. The message may have a network namespace.
@@ -43,12 +45,13 @@ impl Server {
                         of one queue";
             return Err(Refusal::new(Reason::Lease, text));
         }
+        check_name(&wanted.name)?;
         let (at, uid) = (held.interface, connection.peer.uid);
-        let mac = held.wanted.filter.macs.first().copied();
+        let mac = address_of(held)?;
         let queue = wanted.queue;
         let step = Pends::Netkit { queue };
         let interface = self.interfaces.get_mut(&at).ok_or_else(super::no_lease)?;
-        if interface.netkit_of(queue).is_some() {
+        if interface.keeps_netkit(wanted)? {
             let connection = connection.as_fd();
             let errand = Errand::begin(&Task::Discard { connection }).map_err(|error| no_process(&error))?;
             return Ok(pending(errand, step));
@@ -113,6 +116,10 @@ impl Server {
         }
         let given = interface.netkit_of(queue).ok_or_else(super::no_lease)?;
         let (end, map) = given.map_err(|error| Refusal::new(Reason::Kernel, error.to_string()))?;
+        // The one before may have been told to be gone.
+        if let Some(connection) = self.connections.get_mut(&number) {
+            connection.dirty = true;
+        }
         Ok(Reply {
             answer: Answer::Netkit(end),
             socket: Some(map),
@@ -120,9 +127,41 @@ impl Server {
     }
 }
 
+/// In such a name the kernel puts a number (`dev_alloc_name`, net/core/dev.c), and it is another one then.
+fn check_name(name: &str) -> Result<(), Refusal> {
+    if !name.contains('%') {
+        return Ok(());
+    }
+    let text = format!("a netkit's name has no %, as {name:?} has: choose another name");
+    Err(Refusal::new(Reason::NotAllowed, text))
+}
+
+/// The address that the netkit of a lease is to have; none: of the kernel's choice.
+fn address_of(held: &Held) -> Result<Option<[u8; 6]>, Refusal> {
+    let Some(&mac) = held.wanted.filter.macs.first() else {
+        return Ok(None);
+    };
+    // Those of groups no lease has; of the others the kernel refuses this one (`is_valid_ether_addr`,
+    // include/linux/etherdevice.h).
+    if mac != [0; 6] {
+        return Ok(Some(mac));
+    }
+    let text = format!(
+        "{} is no address that an interface can have, and a netkit has that of its lease: take the lease with \
+         another one, such as 02:00:00:00:00:01",
+        mac_text(mac)
+    );
+    Err(Refusal::new(Reason::NotAllowed, text))
+}
+
 fn failed(step: Step, errno: u32) -> Refusal {
     let errno = Errno::from_raw_os_error(errno.cast_signed());
     let (reason, text) = match (step, errno) {
+        (Step::Namespace, NO_NAMESPACE) => (
+            Reason::NotAllowed,
+            "only root may have a netkit in the steward's own network namespace: name another one (--netns)"
+                .to_owned(),
+        ),
         (Step::Namespace, Errno::PERM) => (
             Reason::NotAllowed,
             "the network namespace is another user's: ask as root, or as the user that owns it (unshare(1) with --user)"

@@ -207,6 +207,7 @@ impl Server {
         // One of another version may know nothing of hints.
         let wish = self.connections.get(&number).and_then(|asker| asker.wish);
         orphan.held.wish = wish.unwrap_or_default();
+        let found = found.and_then(|rule| self.check_netkit_of(&orphan.held, rule).map(|()| rule));
         // The process may be of other groups than it was, and the rule another.
         orphan.held.rule = found.inspect_err(|_| self.release(lease, &orphan.held))?;
         let at = orphan.held.interface;

@@ -8,7 +8,8 @@
 //!
 //! Who can open a namespace's file can name it, and files of namespaces below /run/netns anybody can open. The kernel
 //! would let a user put no interface there without CAP_NET_ADMIN in the user namespace that it belongs to, and we have
-//! that everywhere. So it has to be the holder's: its user is root, or owns that user namespace (ioctl_ns(2)).
+//! that everywhere. So it has to be the holder's: its user is root, or owns that user namespace (ioctl_ns(2)). Without a
+//! descriptor the netkit stays in the steward's own, which is the host's: there only root may have interfaces.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
@@ -33,6 +34,9 @@ const WITH_ANSWER: u16 = 1 | 4;
 const ERROR: u16 = 2;
 const NAME: u16 = 3;
 const NAMESPACE: u16 = 28;
+
+/// No namespace came along, and the user may not have the steward's. The kernel's answers are others.
+pub(crate) const NO_NAMESPACE: Errno = Errno::DESTADDRREQ;
 
 /// What is to be done.
 #[derive(Debug, Clone, Copy)]
@@ -82,8 +86,10 @@ pub(crate) fn settle(connection: BorrowedFd<'_>, order: &NetkitOrder) -> Result<
     if others > 0 {
         return Err(of_namespace(Errno::BADMSG));
     }
-    if let Some(namespace) = &namespace {
-        check(namespace.as_fd(), order.uid).map_err(of_namespace)?;
+    match &namespace {
+        Some(namespace) => check(namespace.as_fd(), order.uid).map_err(of_namespace)?,
+        None if order.uid != 0 => return Err(of_namespace(NO_NAMESPACE)),
+        None => {}
     }
     let namespace = namespace.as_ref().map(|namespace| namespace.as_fd());
     set_link(order, namespace).map_err(|errno| (Step::Netkit, errno))
@@ -154,5 +160,32 @@ fn set_link(order: &NetkitOrder, namespace: Option<BorrowedFd<'_>>) -> Result<()
         (ERROR, 0) => Ok(()),
         (ERROR, code) => Err(Errno::from_raw_os_error(-code)),
         _ => Err(Errno::IO),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn only_root_may_leave_a_netkit_in_the_namespace_of_the_steward() {
+        let asked_by = |uid| {
+            let (mut holder, steward) = UnixStream::pair().expect("a pair");
+            holder.write_all(&[0]).expect("room");
+            // There is no interface of that index.
+            let order = NetkitOrder {
+                ifindex: i32::MAX.cast_unsigned(),
+                name: [b'x'; 16],
+                uid,
+            };
+            settle(steward.as_fd(), &order).map_err(|(step, errno)| (step as u32, errno))
+        };
+        let refused = Err((Step::Namespace as u32, NO_NAMESPACE));
+        assert_eq!(asked_by(1), refused);
+        let by_root = asked_by(0);
+        assert!(by_root.is_err_and(|(step, _)| step == Step::Netkit as u32));
     }
 }

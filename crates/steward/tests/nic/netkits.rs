@@ -1,5 +1,7 @@
 //! Queues of the NIC that netkits have: in another network namespace, frames both ways, and nothing left whoever dies.
 
+mod changes;
+
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::Command;
@@ -283,6 +285,7 @@ fn netkit_that_cannot_be_is_refused_with_the_reason_and_leaves_nothing() {
     rig.world.veth.near.ip(&["link", "set", NIC, "down"]);
     refused(NAME, Some(&file_of(&pod)), Reason::Impaired, "is down");
     rig.world.veth.near.ip(&["link", "set", NIC, "up"]);
+    refused("pod%d", Some(&file_of(&pod)), Reason::NotAllowed, "pod%d");
     // The holder has the queue itself, and goes on with it.
     let mut own = Echo::open(&lease, QUEUE);
     refused(NAME, None, Reason::Taken, "is taken");
@@ -358,37 +361,16 @@ fn rule_that_says_no_netkit_refuses_one_and_ends_one_that_is_there() {
 }
 
 #[test]
-fn netkit_whose_namespace_ends_is_gone_and_the_lease_says_so() {
-    require!(Root);
-    let Some(rig) = rig() else { return };
-    let pod = NetNs::new("pod");
-    let lease = rig.lease_of_a_netkit();
-    drop(rig.netkit_in(&lease, &pod));
-    drop(pod);
-    assert!(wait::until(wait::SOON, || rig.bound().is_none()), "it stays");
-    // Nobody tells of it: something else happens.
-    rig.world.veth.near.ip(&["link", "set", NIC, "txqueuelen", "999"]);
-    let mut told = String::new();
-    let is_told = || {
-        if let Some(facts) = lease.take_changes().expect("it goes on") {
-            told = facts.note;
-        }
-        told.contains("is gone")
-    };
-    assert!(wait::until(wait::SOON, is_told), "{}", rig.world.steward);
-    drop(lease);
-    rig.assert_no_netkit(&NetNs::new("next"));
-    rig.world.await_nothing();
-}
-
-#[test]
-fn holder_without_privileges_has_a_netkit_here_and_none_in_a_namespace_of_others() {
+fn holder_without_privileges_has_no_netkit_in_the_namespace_of_others_or_of_the_steward() {
     require!(Root);
     let Some(rig) = rig() else { return };
     let pod = NetNs::new("pod");
     let mut running = holder::spawn_on(&rig.world, "netkits::child_asks_for_others", pod.name());
-    running.await_text("it has one here");
-    assert!(interfaces(&rig.world.veth.near).contains(&NAME.to_owned()));
+    running.await_text("it has none");
+    // Its lease goes on.
+    let here = interfaces(&rig.world.veth.near);
+    let is_netkit = |name: &String| name == NAME || name.starts_with("vaxk");
+    assert!(!here.iter().any(is_netkit), "{here:?}");
     running.signal(Signal::KILL);
     running.wait(wait::SOON);
     rig.assert_no_netkit(&pod);
@@ -572,7 +554,7 @@ fn child_has_a_netkit() {
     std::thread::sleep(Duration::from_secs(3600));
 }
 
-/// Asks for one in a namespace of root's, and then for one in the steward's.
+/// Asks for one in a namespace of root's, and then for one in the steward's, and has its lease yet.
 #[test]
 #[ignore = "run by another test"]
 fn child_asks_for_others() {
@@ -584,11 +566,11 @@ fn child_asks_for_others() {
         refusal.reason == Reason::NotAllowed && refusal.text.contains("another user's"),
         "{refusal}"
     );
-    let (end, map) = lease
-        .netkit(netkit(NAME), None)
-        .unwrap_or_else(|it| panic!("{it}"));
-    assert_eq!(end.name, NAME);
-    SocketMap::from_fd(map).expect("it is one of sockets");
-    println!("it has one here");
+    let refusal = common::refusal(lease.netkit(netkit(NAME), None));
+    assert!(
+        refusal.reason == Reason::NotAllowed && refusal.text.contains("--netns"),
+        "{refusal}"
+    );
+    println!("it has none");
     std::thread::sleep(Duration::from_secs(3600));
 }

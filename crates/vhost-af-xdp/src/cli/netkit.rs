@@ -35,7 +35,8 @@ pub(crate) struct NetkitArgs {
     /// What the netkit is to be called
     #[arg(value_name = "NAME")]
     pub(crate) name: String,
-    /// File of the network namespace that it goes to: /run/netns/NAME, /proc/PID/ns/net [default: the steward's]
+    /// File of the network namespace that it goes to: /run/netns/NAME, /proc/PID/ns/net [default: the
+    /// steward's, for root only]
     #[arg(long, value_name = "FILE")]
     pub(crate) netns: Option<PathBuf>,
     /// Pin the map that takes its socket there, on a bpffs; removed at the end

@@ -48,7 +48,7 @@ impl Interface {
         if let Some(lost) = self.lost_netkit(queues.start) {
             return Some(format!(
                 "netkit {lost} is gone, which had the queue: its network namespace has ended, or somebody deleted it: \
-                 end the lease, and ask for another one"
+                 ask for one again, or end the lease, and take another"
             ));
         }
         (!self.link.up).then(|| format!("{name} is down"))

@@ -9,12 +9,13 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use steer::{OwnMap, Program, QueueConf, with_sources};
+use steer::{Mode, OwnMap, Program, QueueConf, with_sources};
 
 use super::Interface;
 use crate::hardware::bound::{self, LeasedTo};
 use crate::links::netkit::{self, NetkitError};
 use crate::protocol::{FRAME_LIMITS, NetkitEnd, NetkitWanted, Reason, Refusal};
+use crate::server::entries;
 use crate::server::file::may_crash;
 use crate::server::ledger::NotedNetkit;
 use crate::server::teardown::Step;
@@ -49,9 +50,12 @@ fn conf() -> QueueConf {
 }
 
 impl Netkit {
-    /// Tells a program.
-    pub(super) fn install(&self, queue: u32, program: &Program) -> Result<(), String> {
-        let installed = program.activate_own_map(queue, &self.map, conf());
+    /// Tells a program, whether frames may come (`is_blind`: they may not) or not yet.
+    fn install(&self, queue: u32, program: &Program, is_blind: bool) -> Result<(), String> {
+        let installed = match is_blind {
+            true => program.deactivate_queue(queue),
+            false => program.activate_own_map(queue, &self.map, conf()),
+        };
         installed.map_err(|error| with_sources(&error))
     }
 
@@ -83,14 +87,12 @@ impl Interface {
         mac: Option<[u8; 6]>,
     ) -> Result<u32, Refusal> {
         let (name, queue) = (self.link.name.clone(), wanted.queue);
-        self.program()?;
-        if !self.link.up {
-            let text = format!(
-                "{name} is down, and then nobody is told who has its queues: `ip link set {name} up`"
-            );
-            return Err(Refusal::new(Reason::Impaired, text));
+        self.check_for_netkit(queue)?;
+        if self.is_netkits(queue) {
+            // What could not be deleted before may go now.
+            self.drop_netkit(queue);
         }
-        if self.ledger.netkit(queue).is_some() {
+        if self.is_netkits(queue) {
             let text =
                 format!("the netkit that had queue {queue} of {name} before is not deleted yet: try again");
             return Err(Refusal::new(Reason::Taken, text));
@@ -105,6 +107,7 @@ impl Interface {
             name: wanted.name.clone(),
             ifindex: 0,
             namespace: None,
+            its_queue: 0,
         });
         noted.map_err(|error| {
             let text =
@@ -121,6 +124,63 @@ impl Interface {
             self.drop_netkit(queue);
             refusal(&name, queue, &error)
         })
+    }
+
+    /// Whether a queue could have a netkit that gets frames.
+    fn check_for_netkit(&self, queue: u32) -> Result<(), Refusal> {
+        let name = &self.link.name;
+        let (reason, text) = if !self.ledger.is_kept() {
+            let text =
+                "a netkit is not made without a note, and this steward keeps none: start it with --state";
+            (Reason::Kernel, text.to_owned())
+        } else if self.program()?.mode() == Mode::Skb {
+            let text = format!(
+                "a netkit's socket gets frames of the driver only, and the program of {name} is attached in skb mode: \
+                 take the lease in native mode, if the driver has it"
+            );
+            (Reason::Program, text)
+        } else if !self.sends.zero_copy {
+            let text = format!(
+                "the driver of {name} ({}) has no zero-copy for AF_XDP, without which no frame comes to a netkit's \
+                 socket: use a NIC that has it, and queue management (bnxt, fbnic, gve, mlx5)",
+                self.link.driver
+            );
+            (Reason::Nic, text)
+        } else if self.is_blind(queue) {
+            (Reason::Impaired, entries::blind(name))
+        } else if !self.link.up {
+            let text = format!(
+                "{name} is down, and then nobody is told who has its queues: `ip link set {name} up`"
+            );
+            (Reason::Impaired, text)
+        } else {
+            return Ok(());
+        };
+        Err(Refusal::new(reason, text))
+    }
+
+    /// Whether the netkit that is wanted for a queue is there. One that is gone is forgotten, so that another one can
+    /// be made. Errors: one of another name has the queue.
+    pub(in crate::server) fn keeps_netkit(&mut self, wanted: &NetkitWanted) -> Result<bool, Refusal> {
+        let queue = wanted.queue;
+        self.look_at_netkits();
+        let Some(netkit) = self.netkits.get(&queue) else {
+            return Ok(false);
+        };
+        if netkit.is_lost {
+            self.drop_netkit(queue);
+            return Ok(false);
+        }
+        let its_name = &netkit.end.name;
+        if *its_name == wanted.name {
+            return Ok(true);
+        }
+        let text = format!(
+            "queue {queue} of {} has the netkit {its_name} already: ask for that name, or end the lease and take \
+             another one",
+            self.link.name
+        );
+        Err(Refusal::new(Reason::Taken, text))
     }
 
     /// The netkit is where it is to be: its queue's frames go to the socket in its map from now on.
@@ -147,16 +207,13 @@ impl Interface {
             namespace,
         } = found.ok_or_else(gone)?;
         let noted = self.ledger.netkit(queue).cloned().ok_or_else(gone)?;
-        let end = NetkitEnd {
-            name: noted.name.clone(),
-            ifindex,
-            queue: its_queue,
-        };
         let noted = NotedNetkit {
             ifindex,
             namespace,
+            its_queue,
             ..noted
         };
+        let end = noted.end();
         self.ledger
             .note_netkit(noted)
             .map_err(|error| error.to_string())?;
@@ -170,10 +227,31 @@ impl Interface {
             netkit.pin(pins, queue).map_err(|error| error.to_string())?;
         }
         let program = self.program().map_err(|refusal| refusal.text)?;
-        netkit.install(queue, program)?;
+        netkit.install(queue, program, self.is_blind(queue))?;
         may_crash("netkit-settled");
         self.netkits.insert(queue, netkit);
         Ok(())
+    }
+
+    /// The program is a new one, which knows of none.
+    pub(super) fn go_on_with_netkits(&self) {
+        self.netkits
+            .keys()
+            .for_each(|&queue| self.go_on_with_netkit(queue));
+    }
+
+    /// Tags are seen again on an interface that they were not seen on: frames may come to the netkit of a queue.
+    pub(super) fn go_on_with_netkit(&self, queue: u32) {
+        let (Some(netkit), Some(program)) = (self.netkits.get(&queue), &self.program) else {
+            return;
+        };
+        if let Err(why) = netkit.install(queue, program, self.is_blind(queue)) {
+            tracing::warn!(
+                interface = self.link.name,
+                queue,
+                "its netkit gets nothing yet: {why}"
+            );
+        }
     }
 
     /// What the holder is told of the netkit that has a queue, with the map.
@@ -236,24 +314,24 @@ impl Interface {
             .pins
             .as_ref()
             .map(|pins| OwnMap::open_pinned(&own_path(pins, queue)));
-        let found = bound::leased_to(self.link.index, queue).ok().flatten();
-        match (map, found) {
-            (Some(Ok(map)), Some(found)) if noted.ifindex == found.ifindex => {
-                let end = NetkitEnd {
-                    name: noted.name,
-                    ifindex: found.ifindex,
-                    queue: found.queue,
-                };
+        let is_there = noted.ifindex != 0
+            && match bound::leased_to(self.link.index, queue) {
+                Ok(found) => found.is_some_and(|found| found.ifindex == noted.ifindex),
+                // Of a NIC that is down nothing is told: it is looked at when that is up.
+                Err(error) => error.raw_os_error() == Some(libc::ENOENT),
+            };
+        match map {
+            Some(Ok(map)) if is_there => {
+                let end = noted.end();
                 let netkit = Netkit {
                     map,
                     end,
                     is_lost: false,
                 };
                 // What its predecessor may not have done.
-                let installed = self
-                    .program
-                    .as_ref()
-                    .map_or(Ok(()), |program| netkit.install(queue, program));
+                let installed = self.program.as_ref().map_or(Ok(()), |program| {
+                    netkit.install(queue, program, self.is_blind(queue))
+                });
                 match installed {
                     Ok(()) => drop(self.netkits.insert(queue, netkit)),
                     Err(_) => self.abandon_netkit(queue),

@@ -38,8 +38,6 @@ impl Interface {
                 installed.map_err(|error| with_sources(&error))?;
                 let mut networks = self.networks.values();
                 networks.try_for_each(|network| network.install(&program))?;
-                let mut netkits = self.netkits.iter();
-                netkits.try_for_each(|(&queue, netkit)| netkit.install(queue, &program))?;
                 Ok(program)
             });
         match known {
@@ -52,6 +50,9 @@ impl Interface {
                 self.pin(&mut program);
                 self.program = Some(program);
                 self.hints_of_new_program();
+                let entries = self.entries.values_mut();
+                entries.for_each(|entries| entries.look(&self.link.name));
+                self.go_on_with_netkits();
                 // An interface that was made anew has no rules; one that came back may have them still.
                 let entries = self.entries.values_mut();
                 entries.for_each(|entries| entries.apply(&self.link, &mut self.ledger));
