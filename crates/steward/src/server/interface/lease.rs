@@ -101,6 +101,10 @@ impl Interface {
         }
         let hints = self.may_have_hints(queue);
         if let Some(netkit) = self.netkits.get(&queue) {
+            let conf = QueueConf {
+                hints: conf.hints && hints,
+                ..conf
+            };
             return kernel(self.program()?.activate_own_map(queue, &netkit.map, conf));
         }
         kernel(self.program()?.activate_judged(queue, conf, hints))
