@@ -241,27 +241,14 @@ class HintsCase(Case):
 
 
 class HintsOvsCase(Case):
-    """Open vSwitch beside the flow cache; see hints.py."""
+    """Open vSwitch beside the flow cache; see hints.py, and guest_flows.py."""
 
     references = ("ovs", "ovs-emc")
     shown = (("EMC hits %", "emc_percent"),)
     only_by_name = True
 
-    def __init__(self, flows):
-        take = lambda run, who: hints.beside_ovs(run, who, flows)  # noqa: E731
-        super().__init__(f"hints/ovs/{flows}", ["l2fwd", "ovs", "ovs-emc"], "mpps", take)
-
-
-class GuestFlowsCase(Case):
-    """Many flows between two guests, and Open vSwitch beside it; see guest_flows.py."""
-
-    references = ("ovs", "ovs-emc")
-    shown = (("EMC hits %", "emc_percent"),)
-    only_by_name = True
-
-    def __init__(self, flows):
-        take = lambda run, who: guest_flows.rate(run, who, flows)  # noqa: E731
-        super().__init__(f"hints/guests/{flows}", list(guest_flows.CONTENDERS), "mpps", take)
+    def __init__(self, name, contenders, take):
+        super().__init__(f"hints/{name}", contenders, "mpps", take)
 
 
 def hints_cases():
@@ -272,8 +259,14 @@ def hints_cases():
             take = lambda run, who, verb=verb, flows=flows: hints.classify(run, who, verb, flows)  # noqa: E731
             cases.append(HintsCase(f"{verb}/{flows}", ["off", "nic"], take))
     cases.append(HintsCase("reading", list(hints.READERS), hints.reading))
-    cases += [HintsOvsCase(flows) for flows in hints.FLOWS]
-    return cases + [GuestFlowsCase(flows) for flows in hints.FLOWS]
+    for name, contenders, take in (
+        ("ovs", ["l2fwd", "ovs", "ovs-emc"], hints.beside_ovs),
+        ("guests", list(guest_flows.CONTENDERS), guest_flows.rate),
+    ):
+        for flows in hints.FLOWS:
+            of_flows = lambda run, who, take=take, flows=flows: take(run, who, flows)  # noqa: E731
+            cases.append(HintsOvsCase(f"{name}/{flows}", contenders, of_flows))
+    return cases
 
 
 def tcp_throughput(direction, streams, message):

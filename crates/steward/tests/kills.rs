@@ -237,7 +237,7 @@ fn stewards_and_holders_killed_under_traffic_leave_nothing_and_frames_go_on() {
             }
         });
         // Also when it panics.
-        let _end = End(&over);
+        let _end = wait::Raised(&over);
         let mut rounds = 0;
         while u64::from(victims.tally.stewards + victims.tally.holders) < kills {
             victims.round(&mut random);
@@ -264,12 +264,4 @@ fn stewards_and_holders_killed_under_traffic_leave_nothing_and_frames_go_on() {
     world.await_nothing();
     world.end_steward(Signal::TERM);
     assert!(!world.socket().exists());
-}
-
-struct End<'a>(&'a AtomicBool);
-
-impl Drop for End<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
 }

@@ -107,14 +107,6 @@ fn storm(holder: &mut Raw, over: &AtomicBool) -> usize {
     asked
 }
 
-struct End<'a>(&'a AtomicBool);
-
-impl Drop for End<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
 #[test]
 fn stations_in_a_storm_cost_another_holder_no_frame_and_no_answer() {
     require!(Root);
@@ -129,7 +121,7 @@ fn stations_in_a_storm_cost_another_holder_no_frame_and_no_answer() {
             storm(&mut holder, &over)
         });
         // Also when it panics.
-        let end = End(&over);
+        let end = wait::Raised(&over);
         let mut longest = Duration::ZERO;
         for _ in 0..soak::count(1000, 20_000) {
             guest.assert_answers(&world);
@@ -171,7 +163,7 @@ fn steward_killed_in_a_storm_of_networks_leaves_nothing_and_another_holder_is_se
                 }
             }
         });
-        let end = End(&over);
+        let end = wait::Raised(&over);
         for round in 0..soak::count(20, 200) {
             std::thread::sleep(Duration::from_millis(20 + 7 * (round as u64 % 9)));
             world.end_steward(Signal::KILL);

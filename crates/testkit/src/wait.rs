@@ -38,8 +38,8 @@ pub fn a_moment() {
     thread::sleep(Duration::from_millis(100));
 }
 
-/// Raises a flag when it goes.
-struct Raised<'a>(&'a AtomicBool);
+/// Raises a flag when it goes, also when a test fails.
+pub struct Raised<'a>(pub &'a AtomicBool);
 
 impl Drop for Raised<'_> {
     fn drop(&mut self) {

@@ -30,7 +30,7 @@ use super::connection::{Held, Reply};
 use super::errand::{Errand, Outcome, Pending, Pends, Task};
 use super::sockets::{lost, no_process, pending};
 use super::{Answered, Server};
-use crate::protocol::{Answer, NetkitWanted, Reason, Refusal, Step};
+use crate::protocol::{Answer, NetkitWanted, Reason, Refusal, Step, field};
 use crate::sys::netkit::{NO_NAMESPACE, NetkitOrder};
 
 impl Server {
@@ -59,11 +59,7 @@ impl Server {
         // Making one takes everybody's lock, too.
         self.zcrx.may_set_up(&interface.link, uid, Instant::now())?;
         let ifindex = interface.begin_netkit(wanted, mac)?;
-        let mut name = [0; 16];
-        // It is shorter, as was seen when it was read.
-        name.iter_mut()
-            .zip(wanted.name.bytes())
-            .for_each(|(to, from)| *to = from);
+        let name = field(&wanted.name);
         let task = Task::Netkit {
             connection: connection.as_fd(),
             order: NetkitOrder { ifindex, name, uid },

@@ -38,19 +38,19 @@ pub(crate) fn as_user<T: Send>(uid: u32, gid: u32, work: impl FnOnce() -> T + Se
     std::thread::scope(|scope| scope.spawn(work).join().expect("no panic"))
 }
 
+/// A socket that can be connected to a steward.
+pub(crate) fn unconnected() -> OwnedFd {
+    let (kind, flags) = (SocketType::SEQPACKET, SocketFlags::CLOEXEC);
+    socket_with(AddressFamily::UNIX, kind, flags, None).expect("a socket")
+}
+
 impl Raw {
     pub(crate) fn connect(path: &Path) -> Self {
         Self::try_connect(path).expect("the steward listens")
     }
 
     fn try_connect(path: &Path) -> rustix::io::Result<Self> {
-        let socket = socket_with(
-            AddressFamily::UNIX,
-            SocketType::SEQPACKET,
-            SocketFlags::CLOEXEC,
-            None,
-        )
-        .expect("a socket");
+        let socket = unconnected();
         connect(&socket, &SocketAddrUnix::new(path).expect("short"))?;
         Ok(Self { socket, serial: 0 })
     }

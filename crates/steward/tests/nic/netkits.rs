@@ -12,13 +12,13 @@ use rustix::process::Signal;
 use steer::{Filter, SocketMap};
 use steward::client::{Lease, LeaseError};
 use steward::hardware::bound::Bound;
-use steward::protocol::{NetkitEnd, NetkitWanted, Reason, Wanted};
+use steward::protocol::{Facts, NetkitEnd, NetkitWanted, Reason, Wanted};
 use testkit::{
     Daemon, Driver, DriverConfig, Layout, NetNs, PacketPort, Running, Serve, daemon, require, wait,
 };
 use xsk::{BindRequest, QueueId, Socket, SocketConfig};
 
-use super::{FEW_KILLS, KILLS, NIC, QUEUE, Rig, WIRE, common};
+use super::{NIC, QUEUE, Rig, WIRE, common, kills};
 use common::holder::{self, Echo};
 
 /// The address of who is behind the netkit.
@@ -102,6 +102,23 @@ impl Rig {
         );
     }
 
+    /// The lease goes on with the steward that is there now.
+    #[track_caller]
+    fn await_steward(&self, lease: &Lease) {
+        self.await_facts(lease, |_| !lease.is_away());
+    }
+
+    /// The lease goes on, and its facts become like this.
+    #[track_caller]
+    fn await_facts(&self, lease: &Lease, are_so: impl Fn(&Facts) -> bool) {
+        let became = || {
+            let changed = lease.take_changes();
+            let changed = changed.unwrap_or_else(|error| panic!("{error}: {}", self.world.steward));
+            are_so(&changed.unwrap_or_else(|| lease.facts()))
+        };
+        assert!(wait::until(wait::SOON, became), "{}", self.world.steward);
+    }
+
     /// Nothing of a netkit is anywhere.
     #[track_caller]
     fn assert_no_netkit(&self, pod: &NetNs) {
@@ -166,16 +183,9 @@ fn echo(end: &NetkitEnd, map: OwnedFd, is_enough: &AtomicBool) {
 /// Has what comes to the netkit sent back while something is done.
 fn while_echoing(pod: &NetNs, (end, map): (NetkitEnd, OwnedFd), act: impl FnOnce()) {
     let is_enough = AtomicBool::new(false);
-    // Also when that fails.
-    struct Enough<'a>(&'a AtomicBool);
-    impl Drop for Enough<'_> {
-        fn drop(&mut self) {
-            self.0.store(true, Relaxed);
-        }
-    }
     std::thread::scope(|scope| {
         scope.spawn(|| pod.enter(|| echo(&end, map, &is_enough)));
-        let _enough = Enough(&is_enough);
+        let _enough = wait::Raised(&is_enough);
         act();
     });
 }
@@ -230,13 +240,7 @@ fn lease_and_netkit_go_on_when_the_steward_is_another_one() {
             rig.world.end_steward(signal);
             rig.assert_echo(&wire, 2);
             rig.world.restart();
-            let is_back = || {
-                lease
-                    .take_changes()
-                    .unwrap_or_else(|error| panic!("{error}: {}", rig.world.steward));
-                !lease.is_away()
-            };
-            assert!(wait::until(wait::SOON, is_back), "{}", rig.world.steward);
+            rig.await_steward(&lease);
             rig.assert_echo(&wire, 3);
             // Asked once more, it says the same.
             let again = rig.netkit_in(&lease, &pod).0;
@@ -461,7 +465,7 @@ fn daemon_serves_a_guest_on_what_the_command_has_made() {
 fn what_is_killed_leaves_no_netkit() {
     require!(Root);
     let Some(mut rig) = rig() else { return };
-    let kills = std::env::var(KILLS).map_or(FEW_KILLS, |kills| kills.parse().expect("a number"));
+    let kills = kills();
     let pod = NetNs::new("pod");
     for kill in 0..kills {
         let mut running = holder_of(&rig, &pod);

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::fs::{
     FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create,
 };
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use rustix::net::{SocketAddrUnix, connect};
 use steward::client::LeaseError;
 use steward::listing;
 use steward::protocol::{
@@ -18,7 +18,7 @@ use steward::protocol::{
 use testkit::{Running, foreign, require, wait};
 
 use crate::common::hostile::{assert_serves, memfd};
-use crate::common::raw::{Raw, as_user};
+use crate::common::raw::{self, Raw, as_user};
 use crate::common::{self, POLICY, World, holder, ring};
 
 /// What the rule allows a user in all.
@@ -225,15 +225,6 @@ fn descriptors_of_a_process_that_runs_for_another_user_by_now_are_not_looked_at(
     assert_eq!(listed.expect("it answers").len(), 1, "it goes on");
 }
 
-/// Says so, also when a test fails.
-struct Over<'a>(&'a AtomicBool);
-
-impl Drop for Over<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
 fn tells_whom_processes_run_for() -> bool {
     let release = rustix::system::uname();
     let release = release.release().to_str().expect("text");
@@ -246,13 +237,7 @@ fn tells_whom_processes_run_for() -> bool {
 fn connection_that_is_passed_on_by_a_process_that_ends_gets_no_ring_of_anybody_elses() {
     require!(Root);
     let world = World::with(2, &rules());
-    let socket = socket_with(
-        AddressFamily::UNIX,
-        SocketType::SEQPACKET,
-        SocketFlags::CLOEXEC,
-        None,
-    )
-    .expect("a socket");
+    let socket = raw::unconnected();
     let mut command = Command::new(std::env::current_exe().expect("a test is a program"));
     command.args([
         "--ignored",
@@ -301,7 +286,7 @@ fn memory_that_is_cut_while_it_is_registered_hurts_nobody() {
     let (ring, file) = (ring::new(ring::DISABLED), memfd(1 << 20));
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let _over = Over(&is_over);
+        let _over = wait::Raised(&is_over);
         scope.spawn(|| {
             while !is_over.load(Ordering::Relaxed) {
                 ftruncate(&file, 0).expect("ours");
@@ -385,7 +370,7 @@ fn flood_of_valid_registrations_that_nobody_reads_the_answers_of_holds_up_nobody
         .collect();
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let _over = Over(&is_over);
+        let _over = wait::Raised(&is_over);
         for connection in &flooding {
             let (request, is_over) = (&request, &is_over);
             scope.spawn(move || {

@@ -25,13 +25,7 @@ fn netkit_goes_on_with_a_steward_that_comes_while_the_nic_is_down() {
     rig.world.end_steward(Signal::KILL);
     rig.world.veth.near.ip(&["link", "set", NIC, "down"]);
     rig.world.restart();
-    let is_back = || {
-        lease
-            .take_changes()
-            .unwrap_or_else(|error| panic!("{error}: {}", rig.world.steward));
-        !lease.is_away()
-    };
-    assert!(wait::until(wait::SOON, is_back), "{}", rig.world.steward);
+    rig.await_steward(&lease);
     rig.world.veth.near.ip(&["link", "set", NIC, "up"]);
     let again = rig.netkit_in(&lease, &pod);
     assert_eq!(again.0, end);
@@ -54,16 +48,7 @@ fn netkit_of_a_lease_for_vlans_gets_frames_only_while_tags_are_seen() {
     let mut untagged = wanted();
     untagged.filter.vlans = vec![0];
     let lease = common::take(&rig.world.socket(), &untagged).unwrap_or_else(|it| panic!("{it}"));
-    let await_facts = |is_impaired| {
-        let told = || {
-            let facts = lease
-                .take_changes()
-                .expect("it goes on")
-                .unwrap_or_else(|| lease.facts());
-            facts.impaired == is_impaired
-        };
-        assert!(wait::until(wait::SOON, told), "{}", rig.world.steward);
-    };
+    let await_facts = |is_impaired| rig.await_facts(&lease, |facts| facts.impaired == is_impaired);
     has_tags_taken_off(true);
     await_facts(true);
     let refusal = common::refusal(lease.netkit(netkit(NAME), Some(file_of(&pod).as_fd())));
@@ -121,13 +106,7 @@ fn lease_whose_interface_is_gone_does_not_go_on_with_a_netkit_of_its_name() {
     assert!(!link.contains("xdp"), "{link}");
     near.ip(&["link", "del", VethPair::NIC]);
     world.veth.join(1, 1500);
-    let is_back = || {
-        lease
-            .take_changes()
-            .expect("it goes on")
-            .is_some_and(|facts| facts.ifindex != 0)
-    };
-    assert!(wait::until(wait::SOON, is_back), "{}", world.steward);
+    rig.await_facts(&lease, |facts| facts.ifindex != 0);
 }
 
 #[test]
@@ -170,14 +149,7 @@ fn netkit_whose_namespace_ends_is_gone_and_the_lease_says_so() {
     assert!(wait::until(wait::SOON, || rig.bound().is_none()), "it stays");
     // Nobody tells of it: something else happens.
     rig.world.veth.near.ip(&["link", "set", NIC, "txqueuelen", "999"]);
-    let mut told = String::new();
-    let is_told = || {
-        if let Some(facts) = lease.take_changes().expect("it goes on") {
-            told = facts.note;
-        }
-        told.contains("is gone")
-    };
-    assert!(wait::until(wait::SOON, is_told), "{}", rig.world.steward);
+    rig.await_facts(&lease, |facts| facts.note.contains("is gone"));
     // Asked for again, another one is made; it has the name that it has.
     let next = NetNs::new("next");
     let made = rig.netkit_in(&lease, &next);
@@ -190,15 +162,7 @@ fn netkit_whose_namespace_ends_is_gone_and_the_lease_says_so() {
         refusal.reason == Reason::Taken && refusal.text.contains(NAME),
         "{refusal}"
     );
-    let is_good = || {
-        let facts = lease
-            .take_changes()
-            .expect("it goes on")
-            .unwrap_or_else(|| lease.facts());
-        !facts.impaired
-    };
-    rig.world.veth.near.ip(&["link", "set", NIC, "txqueuelen", "998"]);
-    assert!(wait::until(wait::SOON, is_good), "{}", rig.world.steward);
+    rig.await_facts(&lease, |facts| !facts.impaired);
     drop(lease);
     rig.assert_no_netkit(&next);
     rig.world.await_nothing();
