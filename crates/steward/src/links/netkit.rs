@@ -19,7 +19,6 @@
 
 use std::ffi::{CStr, CString};
 use std::io;
-use std::time::Duration;
 
 use netlink_bindings::netdev::{self, QueueType};
 use netlink_bindings::rt_link::{self, Ifinfomsg, IterableLinkAttrs, NetkitMode, NetkitPairing, OpGetlinkDo};
@@ -37,9 +36,6 @@ const IFLA_INFO_DATA: u16 = 2;
 const IFLA_NETKIT_MODE: u16 = 5;
 const IFLA_NETKIT_PAIRING: u16 = 10;
 const KIND: &[u8; 8] = b"netkit\0\0";
-/// How often, and with which pause, it is looked whether a socket has let go.
-const LOOKS: u32 = 50;
-const PAUSE: Duration = Duration::from_millis(5);
 
 /// Why there is no netkit with a leased queue.
 #[derive(Debug, thiserror::Error)]
@@ -292,7 +288,6 @@ impl Trace<'_> {
             Told::To(LeasedTo {
                 ifindex, namespace, ..
             }) => {
-                self.await_socket();
                 remove_at((ifindex, namespace), None)?;
                 match self.ask()? {
                     Told::To(to) => Err(io::Error::other(format!("the queue is leased yet ({to})"))),
@@ -307,20 +302,6 @@ impl Trace<'_> {
                 false => Err(down()),
             },
             Told::NoNic => self.remove_last().map(drop),
-        }
-    }
-
-    /// Waits a little for a socket that has been closed. The kernel lets go of its memory only afterwards
-    /// (`xp_release_deferred`, net/xdp/xsk_buff_pool.c), and tells the NIC's driver by the netkit: of one that is
-    /// deleted by then it cannot (7.2, "Failed to disable zero-copy!"), and the driver goes on with memory that is
-    /// freed. A socket that is open yet is told when the netkit goes.
-    fn await_socket(&self) {
-        let (nic, queue) = self.queue;
-        for _ in 0..LOOKS {
-            if !bound::has_socket(nic, queue).unwrap_or(false) {
-                return;
-            }
-            std::thread::sleep(PAUSE);
         }
     }
 

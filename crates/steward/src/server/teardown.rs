@@ -83,6 +83,13 @@ pub(super) struct Stuck {
     pub(super) tries: u32,
 }
 
+impl Stuck {
+    /// It is the first try of what waits for a socket, which may well be closed already.
+    pub(super) fn is_usual(&self) -> bool {
+        self.tries == 1 && matches!(self.step, Step::Netkit { .. })
+    }
+}
+
 impl Teardown {
     pub(super) fn new(steps: impl IntoIterator<Item = Step>) -> Self {
         Self {
@@ -90,6 +97,11 @@ impl Teardown {
             tries: 0,
             due: None,
         }
+    }
+
+    /// Whether nothing of it was tried yet.
+    pub(super) fn is_new(&self) -> bool {
+        self.tries == 0
     }
 
     /// Whether it is to be gone on with now. What others do meanwhile is no reason to ask a driver again that has

@@ -20,8 +20,8 @@ Examples:
     vhost-af-xdp queues eth1
 
 The steward's policy says `netkit = true` in the rule for the lease. It takes Linux 7.1, and a NIC
-whose driver has queue management: bnxt, fbnic, gve, mlx5. The netkit is there until this ends
-(SIGTERM, Ctrl-C).";
+whose driver has queue management, and zero-copy for AF_XDP: gve, mlx5. The netkit is there until
+this ends (SIGTERM, Ctrl-C).";
 
 /// A netkit, and which frames it is to have.
 #[derive(Debug, Args)]

@@ -142,7 +142,7 @@ impl Interface {
         } else if !self.sends.zero_copy {
             let text = format!(
                 "the driver of {name} ({}) has no zero-copy for AF_XDP, without which no frame comes to a netkit's \
-                 socket: use a NIC that has it, and queue management (bnxt, fbnic, gve, mlx5)",
+                 socket: use a NIC that has it, and queue management (gve, mlx5)",
                 self.link.driver
             );
             (Reason::Nic, text)
@@ -288,6 +288,17 @@ impl Interface {
         let disabled = self.program.as_ref().map(|program| program.disable_queue(queue));
         if let Some(Err(error)) = disabled {
             tracing::warn!(interface = self.link.name, queue, "{}", with_sources(&error));
+        }
+    }
+
+    /// Deletes the netkit of a queue, unless a socket has it, which may be closed: the kernel lets go of its memory only
+    /// afterwards (`xp_release_deferred`, net/xdp/xsk_buff_pool.c), and tells the NIC's driver by the netkit. Of one
+    /// that is deleted by then it cannot (7.2, "Failed to disable zero-copy!"), and the driver goes on with memory that
+    /// is freed. A socket that is open yet is told when the netkit goes.
+    pub(super) fn remove_netkit_unless_bound(&self, queue: u32) -> Result<(), String> {
+        match bound::has_socket(self.link.index, queue) {
+            Ok(true) => Err("a socket has its queue, or lets go of it now".to_owned()),
+            _ => self.remove_netkit(queue),
         }
     }
 

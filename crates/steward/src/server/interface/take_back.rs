@@ -29,7 +29,7 @@ impl Interface {
         let steps: BTreeSet<Step> = free.flat_map(Step::of_queue).collect();
         self.sweep_networks();
         for step in &steps {
-            if let Err(why) = self.undo(step) {
+            if let Err(why) = self.undo(step, false) {
                 tracing::warn!(interface = self.link.name, "{step:?}: {why}");
             }
         }
@@ -102,7 +102,8 @@ impl Interface {
             .partition(|leaving| leaving.teardown.is_due(now));
         self.leaving = later;
         for mut leaving in due {
-            match leaving.teardown.go_on(now, |step| self.undo(step)) {
+            let is_new = leaving.teardown.is_new();
+            match leaving.teardown.go_on(now, |step| self.undo(step, is_new)) {
                 Ok(()) => {
                     may_crash("taken-back");
                     self.ledger.forget(leaving.queues.start);
@@ -111,7 +112,7 @@ impl Interface {
                 }
                 Err(stuck) => {
                     // Once, and then less and less often.
-                    if stuck.tries.is_power_of_two() {
+                    if stuck.tries.is_power_of_two() && !stuck.is_usual() {
                         tracing::warn!(interface = self.link.name, "{stuck}");
                     }
                     self.leaving.push(leaving);
@@ -120,7 +121,8 @@ impl Interface {
         }
     }
 
-    fn undo(&self, step: &Step) -> Result<(), String> {
+    /// `is_new`: nothing of the lease was undone before.
+    fn undo(&self, step: &Step, is_new: bool) -> Result<(), String> {
         let undone = match (step, &self.program) {
             (Step::Nic(part), _) => {
                 // The rules of an interface that is gone went with it, or away with it.
@@ -128,6 +130,7 @@ impl Interface {
                     |nic: Option<Ethtool>| nic.map_or(Ok(()), |mut nic| hardware::undo(&mut nic, part));
                 return self.driver().and_then(undo).map_err(|error| error.to_string());
             }
+            (&Step::Netkit { queue }, _) if is_new => return self.remove_netkit_unless_bound(queue),
             (&Step::Netkit { queue }, _) => return self.remove_netkit(queue),
             // Without the program there is nothing to take it back from.
             (_, None) => return Ok(()),
