@@ -277,7 +277,7 @@ impl QueuePair {
     ///
     /// # Errors
     /// As [`QueuePair::judge`].
-    #[inline]
+    #[inline(always)]
     pub fn judge_into(
         &mut self,
         chain: &Chain,
@@ -329,7 +329,7 @@ impl QueuePair {
 
     /// What the header of a frame of `len` bytes asks for, into `request`; false if that cannot be had, which is
     /// counted.
-    #[inline]
+    #[inline(always)]
     fn request(&self, buffers: &[Buffer], len: u32, counters: &PairCounters, request: &mut Request) -> bool {
         *request = Request::default();
         // Every offload of frames from the guest rests on this one.

@@ -185,27 +185,33 @@ impl Chains {
     /// Adds a chain of one buffer for each of `items`, up to the first that `single` makes none of or that has no room;
     /// returns how many. The lengths of the two arrays are written once and not for each, and nothing is allocated.
     #[inline(always)]
-    pub(crate) fn push_singles<T>(
+    pub(crate) fn push_singles<T, const WRITABLE: bool>(
         &mut self,
         items: &[T],
-        writable: bool,
         single: impl Fn(&T) -> Option<(ChainId, Buffer)>,
     ) -> usize {
-        let (read, write) = if writable { (0, 1) } else { (1, 0) };
+        let (read, write) = if WRITABLE { (0, 1) } else { (1, 0) };
         let first = self.buffers.len();
-        let room = self.chains.spare_capacity_mut().iter_mut();
-        let room = room.zip(self.buffers.spare_capacity_mut());
+        let (chains, places) = (
+            self.chains.spare_capacity_mut(),
+            self.buffers.spare_capacity_mut(),
+        );
+        let most = items.len().min(chains.len()).min(places.len());
+        // Of one length: then no index below it has to be checked.
+        let (items, chains, places) = (&items[..most], &mut chains[..most], &mut places[..most]);
         let mut count = 0;
-        for (item, (chain, place)) in items.iter().zip(room) {
-            let Some((id, buffer)) = single(item) else { break };
-            place.write(buffer);
-            chain.write(Chain {
+        while count < most {
+            let Some((id, buffer)) = single(&items[count]) else {
+                break;
+            };
+            places[count].write(buffer);
+            chains[count].write(Chain {
                 id,
                 readable: read,
                 writable: write,
                 first: (first + count) as u32,
-                readable_bytes: if writable { 0 } else { buffer.len },
-                writable_bytes: if writable { buffer.len } else { 0 },
+                readable_bytes: if WRITABLE { 0 } else { buffer.len },
+                writable_bytes: if WRITABLE { buffer.len } else { 0 },
             });
             count += 1;
         }
@@ -256,15 +262,6 @@ pub(crate) enum Kind {
     },
     /// A list, or an indirect table.
     Other,
-}
-
-/// What chains of the kind that [`Kind::Single`] is have in common.
-#[derive(Clone, Copy)]
-pub(crate) struct Single {
-    /// The region that their buffers are in.
-    pub(crate) hint: RegionHint,
-    /// For the device to write.
-    pub(crate) writable: bool,
 }
 
 impl Kind {

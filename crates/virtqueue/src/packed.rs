@@ -34,7 +34,7 @@ use std::sync::atomic::Ordering;
 
 use self::journal::{Notes, TakenOver};
 use crate::cell::Cell;
-use crate::chain::{ChainBuilder, ChainId, Chains, Kind, Single, Stop};
+use crate::chain::{ChainBuilder, ChainId, Chains, Kind, Stop};
 use crate::crash;
 use crate::indirect::{Prefetch, Table, prefetch, prefetch_frame};
 use crate::layout::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE, PACKED_AVAIL, PACKED_USED, PackedDescriptor};
@@ -143,11 +143,10 @@ impl PackedQueue {
         let (mut hint, mut kind, mut taken) = (self.hint, self.kind, 0);
         let mut fault = None;
         while taken < max {
+            let most = (max - taken).min(left.into());
             let slots = match kind {
-                Kind::Single { writable } => {
-                    let most = (max - taken).min(left.into());
-                    self.take_run(chains, Single { hint, writable }, at, most)
-                }
+                Kind::Single { writable: true } => self.take_run::<true>(chains, hint, at, most),
+                Kind::Single { writable: false } => self.take_run::<false>(chains, hint, at, most),
                 Kind::Other => 0,
             };
             at = at.forward(slots, self.size);
@@ -193,12 +192,17 @@ impl PackedQueue {
     /// Takes chains from `at` on, at most `most`, as long as they are of the common kind: one descriptor, a buffer
     /// in the region of the last one. Returns how many; what comes behind them is for others to judge.
     #[inline(always)]
-    fn take_run(&self, chains: &mut Chains, single: Single, at: Position, most: usize) -> u16 {
-        let Single { hint, writable } = single;
+    fn take_run<const WRITABLE: bool>(
+        &self,
+        chains: &mut Chains,
+        hint: RegionHint,
+        at: Position,
+        most: usize,
+    ) -> u16 {
         let base = self.ring.memory.base();
-        let write = if writable { DESC_WRITE } else { 0 };
+        let write = if WRITABLE { DESC_WRITE } else { 0 };
         let common = u64::from(at.available_flags() | write) << 48;
-        let slots = chains.push_singles(self.ring.run(at, most), writable, |slot| {
+        let slots = chains.push_singles::<_, WRITABLE>(self.ring.run(at, most), |slot| {
             // Each word once, the second one before the first: see `read_available`.
             let high = PackedRing::load_high(slot);
             if high & COMMON_MASK != common {
@@ -207,7 +211,7 @@ impl PackedQueue {
             let desc = PackedRing::load(slot, high);
             let buffer = Buffer::at(hint.find(desc.addr, desc.len.into())?, desc.len);
             prefetch(slot.as_ptr().wrapping_add(self.ahead * slot.len()).cast());
-            prefetch_frame(base, &buffer, writable, self.prefetch);
+            prefetch_frame(base, &buffer, WRITABLE, self.prefetch);
             let id = ChainId {
                 head: desc.id,
                 slots: 1,

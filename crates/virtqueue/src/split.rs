@@ -34,7 +34,7 @@ use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 
 use self::journal::Notes;
 use crate::cell::Cell;
-use crate::chain::{ChainBuilder, ChainId, Chains, Kind, Single, Stop};
+use crate::chain::{ChainBuilder, ChainId, Chains, Kind, Stop};
 use crate::crash;
 use crate::indirect::{Prefetch, Table, prefetch, prefetch_frame};
 use crate::layout::{self, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Descriptor};
@@ -226,9 +226,12 @@ impl SplitQueue {
         let mut result = Ok(());
         let mut taken = 0;
         loop {
-            if let Kind::Single { writable } = self.kind {
-                taken += self.take_run(chains, Single { hint, writable }, &heads[taken..count]);
-            }
+            let rest = &heads[taken..count];
+            taken += match self.kind {
+                Kind::Single { writable: true } => self.take_run::<true>(chains, hint, rest),
+                Kind::Single { writable: false } => self.take_run::<false>(chains, hint, rest),
+                Kind::Other => 0,
+            };
             let Some(&head) = heads[..count].get(taken) else {
                 break;
             };
@@ -249,10 +252,9 @@ impl SplitQueue {
     /// Takes the chains at `heads` as long as they are of the common kind: one descriptor, a buffer in the region of
     /// the last one. Returns how many; what comes behind them is for others to judge.
     #[inline(always)]
-    fn take_run(&self, chains: &mut Chains, single: Single, heads: &[u16]) -> usize {
-        let Single { hint, writable } = single;
-        let common = if writable { DESC_WRITE } else { 0 };
-        chains.push_singles(heads, writable, |&head| {
+    fn take_run<const WRITABLE: bool>(&self, chains: &mut Chains, hint: RegionHint, heads: &[u16]) -> usize {
+        let common = if WRITABLE { DESC_WRITE } else { 0 };
+        chains.push_singles::<_, WRITABLE>(heads, |&head| {
             if head >= self.size.get() {
                 return None;
             }
@@ -261,7 +263,7 @@ impl SplitQueue {
                 return None;
             }
             let buffer = Buffer::at(hint.find(desc.addr, desc.len.into())?, desc.len);
-            prefetch_frame(self.base, &buffer, writable, self.prefetch);
+            prefetch_frame(self.base, &buffer, WRITABLE, self.prefetch);
             Some((ChainId::split(head), buffer))
         })
     }

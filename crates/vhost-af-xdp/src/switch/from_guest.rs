@@ -64,7 +64,7 @@ impl<S: Sink> Sink for &mut S {
 }
 
 /// Frames that were sent, their bytes, and the descriptors of the chains that they were in.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Tally {
     pub(crate) frames: u64,
     pub(crate) bytes: u64,
@@ -80,6 +80,13 @@ impl Tally {
         self.bytes += u64::from(bytes);
     }
 
+    /// The same of so many at once.
+    #[inline]
+    pub(crate) fn add_all(&mut self, frames: u64, bytes: u64) {
+        self.frames += frames;
+        self.bytes += bytes;
+    }
+
     /// Adds to the counters of the guest that sent.
     #[inline]
     pub(crate) fn count(&self, counters: &PairCounters) {
@@ -89,7 +96,7 @@ impl Tally {
 }
 
 /// A turn, and what was sent in it.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct Turn {
     /// Frames that it has in all.
     frames: u64,

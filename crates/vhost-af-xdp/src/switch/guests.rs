@@ -14,9 +14,10 @@ use std::sync::Arc;
 
 use device::counters::{Counter, PairCounters};
 use device::offloads::Offloads;
-use device::pair::{Cursor, Fault, Piece, QueuePair, Sending};
+use device::pair::{Cursor, Fault, HEADER_BYTES, Piece, QueuePair, Sending};
+use offload::checksum::ChecksumAt;
 use offload::packet::{self, HEADERS_MAX, Ip};
-use offload::segment::{Gso, GsoKind};
+use offload::segment::{Gso, GsoKind, Request};
 use virtqueue::{ChainId, Chains, MemoryMap};
 
 use super::bytes::guest_to_guest;
@@ -260,11 +261,7 @@ impl<'a> Passing<'a> {
     #[inline(never)]
     fn pass_filtered(&mut self, frame: GuestFrame<'_>, from: &PairCounters) -> Result<Passed, Fault> {
         let counters = self.delivery.counters;
-        let stored = frame
-            .sending
-            .request
-            .csum
-            .map(offload::checksum::ChecksumAt::field);
+        let stored = frame.sending.request.csum.map(ChecksumAt::field);
         let facts = Facts {
             stored,
             ..Facts::of_flow(frame.sending.len as usize, frame.flow)
@@ -297,6 +294,29 @@ impl<'a> Passing<'a> {
         Ok(passed)
     }
 
+    /// The common case: frames that any guest takes as they are, each with a head of ours and the rest in one piece.
+    /// Passes them on as long as there is nothing more to do for one than to copy it; how many that were, and their
+    /// bytes.
+    #[inline]
+    pub(crate) fn pass_whole<'f>(
+        &mut self,
+        memory: &MemoryMap,
+        mut frames: impl Iterator<Item = (Option<ChecksumAt>, &'f [u8], Piece)>,
+        from: &PairCounters,
+    ) -> (usize, u64) {
+        let is_judged = self.filter.is_some() || self.policer.limit.is_some();
+        if is_judged || self.pending.is_of(from) {
+            return (0, 0);
+        }
+        let completes = self.delivery.pair().offloads.guest_csum;
+        let mut frames = std::iter::from_fn(|| {
+            let (asked, head, rest) = frames.next()?;
+            let header = header_for(asked, completes)?;
+            Some((header, head, rest))
+        });
+        self.delivery.take_whole_of_guest(memory, &mut frames)
+    }
+
     /// What judging its frames was work for, beside passing them; asked for once.
     #[inline]
     pub(crate) fn take_work(&mut self) -> u64 {
@@ -312,11 +332,7 @@ impl<'a> Passing<'a> {
         if let Some(gso) = request.gso {
             return pass_packet(frame, gso, from, delivery, pending);
         }
-        let header = match request.csum {
-            None => Some(IN_ONE_BUFFER),
-            Some(_) if delivery.pair().offloads.guest_csum => Some(with_buffers(request.to_header(0), 1)),
-            Some(_) => None,
-        };
+        let header = header_for(request.csum, delivery.pair().offloads.guest_csum);
         if let Some(header) = header
             && delivery.whole_of_guest(frame, header)
         {
@@ -369,6 +385,23 @@ impl<'a> Passing<'a> {
         if frames > 0 {
             self.pending.took(frames, bytes);
         }
+    }
+}
+
+/// The virtio-net header of a frame in one buffer, whose sender asks for its checksum there, for a guest that completes
+/// it or does not; `None`: that has to be done for it.
+#[inline]
+fn header_for(asked: Option<ChecksumAt>, completes: bool) -> Option<[u8; HEADER_BYTES as usize]> {
+    match asked {
+        None => Some(IN_ONE_BUFFER),
+        Some(_) if completes => {
+            let request = Request {
+                csum: asked,
+                gso: None,
+            };
+            Some(with_buffers(request.to_header(0), 1))
+        }
+        Some(_) => None,
     }
 }
 

@@ -113,7 +113,7 @@ impl OwnQueue for NoQueue {
         usize::MAX
     }
 
-    #[inline]
+    #[inline(always)]
     fn give_back(&mut self, pair: &mut QueuePair, chain: ChainId) {
         pair.from_guest.queue.push_used(chain, 0);
     }

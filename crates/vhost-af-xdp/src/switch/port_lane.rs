@@ -241,6 +241,7 @@ impl<O: OwnQueue> PortLane<O> {
         // The host holds nobody up: its lane gives it all in each round.
         let loses = self.from == From::Link && self.members.host.is_none_or(|host| host.at != at);
         let end = burst.done + run;
+        self.pass_whole(&mut passing, is_tagged, end, (&mut burst.turn, &mut burst.done));
         while self.goes_on(burst.done, end, &burst.turn) {
             let (judged, chain) = (&self.chains[burst.done], self.sender.chains().chains[burst.done]);
             let buffers = self.sender.chains().buffers(&chain);
@@ -269,6 +270,38 @@ impl<O: OwnQueue> PortLane<O> {
         burst.turn.note_look_ups(passing.take_work());
         passing.finish();
         Ok(true)
+    }
+
+    /// The common case of that: passes the next frames, before `end`, as long as they are to be copied and nothing else.
+    #[inline]
+    fn pass_whole(
+        &mut self,
+        passing: &mut Passing<'_>,
+        is_tagged: bool,
+        end: usize,
+        (turn, done): (&mut Turn, &mut usize),
+    ) {
+        let next = *done..end.min(done.saturating_add(self.own.places()));
+        let taken = self.sender.chains();
+        let mut ahead = *turn;
+        let frames = self.chains[next.clone()].iter().zip(&taken.chains[next]);
+        let frames = frames.map_while(|(judged, chain)| {
+            let buffers = taken.buffers(chain);
+            let whole = judged.whole(is_tagged, &self.pair, buffers)?;
+            if !ahead.takes_more() {
+                return None;
+            }
+            ahead.tally.add(judged.sending.len);
+            ahead.note(buffers.len());
+            Some(whole)
+        });
+        let (count, bytes) = passing.pass_whole(&self.pair.memory, frames, &self.counters);
+        for chain in &taken.chains[*done..*done + count] {
+            self.own.give_back(&mut self.pair, chain.id);
+            turn.note(chain.readable.into());
+        }
+        turn.tally.add_all(count as u64, bytes);
+        *done += count;
     }
 
     /// Puts a frame to a group to the uplink, and passes it to the host and to all other ports that receive, and to the

@@ -1,6 +1,7 @@
 //! A chain of a turn, judged: what of it is sent, and where it goes.
 
-use device::pair::{Cursor, QueuePair, Sending};
+use device::pair::{Cursor, Piece, QueuePair, Sending};
+use offload::checksum::ChecksumAt;
 use offload::segment::Request;
 use virtqueue::{Buffer, MemoryMap};
 
@@ -92,6 +93,22 @@ impl Judged {
         }
     }
 
+    /// Its frame, if it is in one piece behind the head that was looked at, is not to be cut, and goes on with its tag as
+    /// it is: what checksum is asked for, the head, and the rest.
+    #[inline]
+    pub(super) fn whole<'a>(
+        &'a self,
+        is_tagged: bool,
+        pair: &'a QueuePair,
+        buffers: &'a [Buffer],
+    ) -> Option<(Option<ChecksumAt>, &'a [u8], Piece)> {
+        let frame = self.frame(pair, buffers)?;
+        let Request { csum, gso } = self.sending.request;
+        let is_plain = gso.is_none() && self.retag(is_tagged) == Retag::Keep;
+        let rest = frame.rest_in_one()?;
+        is_plain.then_some((csum, frame.head, rest))
+    }
+
     /// Whether a tag can be taken off it, or put in, so that what the guest asks for stays inside the frame: one with a
     /// tag goes on behind it, and no checksum begins before that.
     #[inline]
@@ -102,7 +119,7 @@ impl Judged {
     }
 
     /// Copies the frame's first bytes out of guest memory. `is_filtered`: rules may look at all of its headers.
-    #[inline]
+    #[inline(always)]
     pub(super) fn read_head(
         &mut self,
         pair: &QueuePair,
@@ -121,7 +138,7 @@ impl Judged {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn read_as_much(&mut self, most: usize, pair: &QueuePair, buffers: &[Buffer]) {
         // At most LONG_HEAD.
         #[allow(clippy::cast_possible_truncation)]
@@ -166,7 +183,7 @@ pub(super) fn with_tag<R>(
 }
 
 /// Copies the first bytes of a frame; those that it does not have are 0.
-#[inline]
+#[inline(always)]
 fn read_short_head(pair: &QueuePair, buffers: &[Buffer], sending: &Sending, head: &mut [u8; SHORT_HEAD]) {
     let at = sending.start;
     let start = buffers.get(at.buffer).filter(|start| {

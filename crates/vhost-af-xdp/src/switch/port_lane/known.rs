@@ -4,7 +4,7 @@ use device::counters::PairCounters;
 
 use super::judged::Judged;
 use super::learning;
-use crate::switch::ethernet::{self, Head, LinkControl, Tags};
+use crate::switch::ethernet::{self, ADDRESS_BYTES, Head, LinkControl, Tags};
 use crate::switch::filter::{Classifier, FlowKey, Looked};
 use crate::switch::guard::check_content;
 use crate::switch::learned::Learned;
@@ -16,6 +16,28 @@ pub(super) struct Known {
     /// A source that is the port's.
     source: Option<Station>,
     destination: Option<(Station, Destination)>,
+    /// One that was found to be fit to be sent.
+    plain: Option<Plain>,
+}
+
+/// A frame without a tag, of a port whose frames are judged by what stands before their content alone: who begins as it
+/// does, and asks for nothing, is judged as it was.
+struct Plain {
+    start: [u64; 2],
+    vlan: u16,
+    source: Station,
+    destination: Station,
+}
+
+/// The two addresses and the type of a frame that begins with these bytes.
+#[inline]
+fn start_of(head: &[u8; ethernet::LOOK_BYTES]) -> [u64; 2] {
+    let word = |at: usize| {
+        head[at..]
+            .first_chunk()
+            .map_or(0, |bytes| u64::from_ne_bytes(*bytes))
+    };
+    [word(0), word(ADDRESS_BYTES + 2 - 8)]
 }
 
 /// Has rules say whether a frame may be sent, which is noted; `None`: it may not, which is counted, now or later.
@@ -63,7 +85,8 @@ struct Source<'a> {
 
 impl Known {
     /// Finds out where a frame of a port's goes; `None`: it may not be sent, which is counted.
-    #[inline]
+    // Once a frame: a call would cost more than what is done for one that is as the last one was.
+    #[inline(always)]
     pub(super) fn find(
         &mut self,
         table: &Table,
@@ -107,6 +130,7 @@ impl Known {
         if let Some(learned) = source.learned
             && let Err(counter) = learning::note(learned, source.station)
         {
+            self.plain = None;
             counter(counters).add(1);
             return None;
         }
@@ -116,9 +140,35 @@ impl Known {
 
     /// Whether a frame of a port's may be sent, by all but filter rules; the station that it is for, and where it is from.
     /// `None`: it may not, which is counted.
-    #[inline]
+    #[inline(always)]
     fn check<'a>(
-        &self,
+        &mut self,
+        table: &Table,
+        port: &'a TablePort,
+        chain: &mut Judged,
+        counters: &PairCounters,
+    ) -> Option<(Station, Source<'a>)> {
+        if let Some(alike) = &self.plain
+            && chain.head.first_chunk().map(start_of) == Some(alike.start)
+            && chain.sending.request.csum.is_none()
+        {
+            (chain.vlan, chain.is_tagged) = (alike.vlan, false);
+            let station = alike.source;
+            return Some((
+                alike.destination,
+                Source {
+                    station,
+                    learned: None,
+                },
+            ));
+        }
+        self.check_any(table, port, chain, counters)
+    }
+
+    /// The same of one that is not as the last one was.
+    #[inline(never)]
+    fn check_any<'a>(
+        &mut self,
         table: &Table,
         port: &'a TablePort,
         chain: &mut Judged,
@@ -156,12 +206,20 @@ impl Known {
             refusal.counter(counters).add(1);
             return None;
         }
+        let destination = Station::new(vlan, to);
+        let is_plain = tags == Tags::None && port.lock.is_none();
+        self.plain = is_plain.then(|| Plain {
+            start: start_of(bytes),
+            vlan,
+            source,
+            destination,
+        });
         // A tag that says a priority only stays where there is no VLAN, and is that VLAN's where there is one.
         if tags == Tags::One(0) && vlan != 0 {
             ethernet::set_vlan(&mut chain.head, vlan);
         }
         (chain.vlan, chain.is_tagged) = (vlan, vlan != 0 && tags != Tags::None);
         let station = source;
-        Some((Station::new(vlan, to), Source { station, learned }))
+        Some((destination, Source { station, learned }))
     }
 }
