@@ -223,3 +223,7 @@ impl Known {
         Some((destination, Source { station, learned }))
     }
 }
+
+#[cfg(test)]
+#[path = "known_tests.rs"]
+mod tests;
