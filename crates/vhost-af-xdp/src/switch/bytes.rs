@@ -202,8 +202,8 @@ fn received_start(umem: &Umem, piece: &RxDesc) -> Option<NonNull<u8>> {
 fn copy_short(source: NonNull<u8>, target: NonNull<u8>, len: usize) {
     match len {
         0 => {}
-        // SAFETY: as in `copy`; of any alignment. All is read before it is written, so they may overlap. Not by `copy`: a
-        // call for any length stands for both then.
+        // SAFETY: as in `copy`; of any alignment. All is read before it is written, so they may overlap. Not by `copy`, as
+        // the compiler makes one call of both arms then.
         SHORT => unsafe {
             let bytes = source.cast::<[u8; SHORT]>().read_unaligned();
             target.cast::<[u8; SHORT]>().write_unaligned(bytes);

@@ -32,7 +32,7 @@ use super::limits::BATCH;
 use super::link_note::LinkNote;
 use super::pending::Pending;
 use super::rate_limit::{Policer, PortLimits, RateLimit};
-use super::to_guest::{Bytes, Delivery, Fit, IN_ONE_BUFFER, NO_OFFLOAD, with_buffers};
+use super::to_guest::{Bytes, Delivery, Fit, IN_ONE_BUFFER, NO_OFFLOAD, WholeFrame, with_buffers};
 
 /// See the module's head: one end.
 pub(crate) struct GuestLane {
@@ -294,14 +294,13 @@ impl<'a> Passing<'a> {
         Ok(passed)
     }
 
-    /// The common case: frames that any guest takes as they are, each with a head of ours and the rest in one piece.
-    /// Passes them on as long as there is nothing more to do for one than to copy it; how many that were, and their
-    /// bytes.
+    /// The common case: frames of which each has its first bytes with us and the rest in one piece; with what checksum it
+    /// asks for. Passes them on as long as a copy is all that one takes; how many that were, and their bytes.
     #[inline]
     pub(crate) fn pass_whole<'f>(
         &mut self,
         memory: &MemoryMap,
-        mut frames: impl Iterator<Item = (Option<ChecksumAt>, &'f [u8], Piece)>,
+        frames: impl Iterator<Item = (Option<ChecksumAt>, &'f [u8], Piece)>,
         from: &PairCounters,
     ) -> (usize, u64) {
         let is_judged = self.filter.is_some() || self.policer.limit.is_some();
@@ -309,12 +308,11 @@ impl<'a> Passing<'a> {
             return (0, 0);
         }
         let completes = self.delivery.pair().offloads.guest_csum;
-        let mut frames = std::iter::from_fn(|| {
-            let (asked, head, rest) = frames.next()?;
+        let frames = frames.map_while(|(asked, head, rest)| {
             let header = header_for(asked, completes)?;
-            Some((header, head, rest))
+            Some(WholeFrame { header, head, rest })
         });
-        self.delivery.take_whole_of_guest(memory, &mut frames)
+        self.delivery.take_whole_of_guest(memory, frames)
     }
 
     /// What judging its frames was work for, beside passing them; asked for once.
@@ -332,9 +330,9 @@ impl<'a> Passing<'a> {
         if let Some(gso) = request.gso {
             return pass_packet(frame, gso, from, delivery, pending);
         }
-        let header = header_for(request.csum, delivery.pair().offloads.guest_csum);
-        if let Some(header) = header
-            && delivery.whole_of_guest(frame, header)
+        if let Some(header) = header_for(request.csum, delivery.pair().offloads.guest_csum)
+            && let (head, Some(rest)) = (frame.head, frame.rest_in_one())
+            && delivery.whole_of_guest(frame.memory, &WholeFrame { header, head, rest })
         {
             return Ok(Passed::Yes);
         }

@@ -272,7 +272,8 @@ impl<O: OwnQueue> PortLane<O> {
         Ok(true)
     }
 
-    /// The common case of that: passes the next frames, before `end`, as long as they are to be copied and nothing else.
+    /// The common case of that: passes the next frames, before `end`, as long as a copy is all that they take. The first
+    /// one that takes more, and those behind it, are left.
     #[inline]
     fn pass_whole(
         &mut self,

@@ -14,7 +14,6 @@ use virtqueue::{Buffer, Chain, Chains, MemoryMap};
 use xsk::{Frame, RxDesc, Umem, UmemOffset};
 
 use super::bytes::{UmemRange, between_guests, frame_to_guest, umem_to_guest};
-use super::guest_frame::GuestFrame;
 use super::limits::{BATCH, DESCRIPTORS};
 use super::link_note::{LinkNote, LinkNotes};
 use crate::nic::custody::{Custody, Stray};
@@ -71,6 +70,23 @@ impl Bytes for &[u8] {
         let (now, later) = self.split_at((to.len as usize).min(self.len()));
         let _ = memory.copy_to_guest(to.offset, now);
         *self = later;
+    }
+}
+
+/// A frame of a guest's that another one gets in one buffer: its virtio-net header there, bytes of ours, and the rest in
+/// one piece of the sender's memory.
+pub(super) struct WholeFrame<'a> {
+    pub(super) header: [u8; HEADER_BYTES as usize],
+    pub(super) head: &'a [u8],
+    pub(super) rest: Piece,
+}
+
+impl WholeFrame<'_> {
+    /// Bytes of the frame.
+    #[inline]
+    fn len(&self) -> u32 {
+        // A head is short, and the frame that it is part of has a length in 32 bits.
+        self.head.len() as u32 + self.rest.len
     }
 }
 
@@ -279,70 +295,40 @@ impl<'a> Delivery<'a> {
         true
     }
 
-    /// The same for a frame of another guest's. Its first bytes may be in `head`.
+    /// The same for a frame of another guest's: a head of ours, which may be empty, and the rest in one piece.
     #[inline]
-    pub(super) fn whole_of_guest(
-        &mut self,
-        frame: GuestFrame<'_>,
-        header: [u8; HEADER_BYTES as usize],
-    ) -> bool {
+    pub(super) fn whole_of_guest(&mut self, memory: &MemoryMap, frame: &WholeFrame<'_>) -> bool {
         let Some(chain) = self.chains.chains.get(self.next) else {
             return false;
         };
         let buffer = self.chains.buffers[chain.first as usize];
-        let Some(rest) = frame.rest_in_one() else {
-            return false;
-        };
-        let len = frame.sending.len;
-        let written = len + HEADER_BYTES;
-        if chain.writable != 1 || buffer.len < written || self.pair.header_bytes != HEADER_BYTES {
+        if !write_whole_of_guest(self.pair, memory, frame, chain, buffer) {
             return false;
         }
-        let (from, to) = (frame.memory, &self.pair.memory);
-        if between_guests(from, frame.head, rest, to, buffer.offset, header).is_none() {
-            return false;
-        }
-        self.pair.wrote(buffer.offset, written);
-        self.pair.to_guest.queue.push_used(chain.id, written);
         self.next += 1;
         self.room -= u64::from(buffer.len);
-        self.note(len);
+        self.note(frame.len());
         true
     }
 
-    /// The common case of frames of another guest's: of each a head of ours and the rest in one piece, for a buffer in one
-    /// piece that holds it. Takes them from `frames` as long as they are like that and buffers are in hand; how many
-    /// that were, and their bytes. One loop, as [`Self::take_whole`].
+    /// The same for all that come of `frames`, as long as they are like that and buffers are in hand; how many that were,
+    /// and their bytes. One loop, as [`Self::take_whole`].
     #[inline]
     pub(super) fn take_whole_of_guest<'f>(
         &mut self,
         memory: &MemoryMap,
-        frames: &mut impl Iterator<Item = ([u8; HEADER_BYTES as usize], &'f [u8], Piece)>,
+        mut frames: impl Iterator<Item = WholeFrame<'f>>,
     ) -> (usize, u64) {
         let (mut taken, mut room, mut bytes) = (0, 0, 0);
-        if self.pair.header_bytes != HEADER_BYTES {
-            return (taken, bytes);
-        }
         for chain in &self.chains.chains[self.next..] {
-            let Some((header, head, rest)) = frames.next() else {
-                break;
-            };
+            let Some(frame) = frames.next() else { break };
             let buffer = self.chains.buffers[chain.first as usize];
-            // A head is short.
-            let len = head.len() as u32 + rest.len;
-            let written = len + HEADER_BYTES;
-            if chain.writable != 1 || buffer.len < written {
+            if !write_whole_of_guest(self.pair, memory, &frame, chain, buffer) {
                 break;
             }
-            let to = &self.pair.memory;
-            if between_guests(memory, head, rest, to, buffer.offset, header).is_none() {
-                break;
-            }
-            self.pair.wrote(buffer.offset, written);
-            self.pair.to_guest.queue.push_used(chain.id, written);
             taken += 1;
             room += u64::from(buffer.len);
-            bytes += u64::from(len);
+            bytes += u64::from(frame.len());
         }
         self.next += taken;
         self.room -= room;
@@ -470,6 +456,28 @@ fn write_whole(
         return false;
     }
     if frame_to_guest(umem, UmemRange::of(piece), &pair.memory, buffer.offset, header).is_none() {
+        return false;
+    }
+    pair.wrote(buffer.offset, written);
+    pair.to_guest.queue.push_used(chain.id, written);
+    true
+}
+
+/// The same for a frame of another guest's.
+#[inline(always)]
+fn write_whole_of_guest(
+    pair: &mut QueuePair,
+    memory: &MemoryMap,
+    frame: &WholeFrame<'_>,
+    chain: &Chain,
+    buffer: Buffer,
+) -> bool {
+    let written = frame.len() + HEADER_BYTES;
+    if chain.writable != 1 || buffer.len < written || pair.header_bytes != HEADER_BYTES {
+        return false;
+    }
+    let &WholeFrame { header, head, rest } = frame;
+    if between_guests(memory, head, rest, &pair.memory, buffer.offset, header).is_none() {
         return false;
     }
     pair.wrote(buffer.offset, written);

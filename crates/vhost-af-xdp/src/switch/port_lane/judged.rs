@@ -93,8 +93,8 @@ impl Judged {
         }
     }
 
-    /// Its frame, if it is in one piece behind the head that was looked at, is not to be cut, and goes on with its tag as
-    /// it is: what checksum is asked for, the head, and the rest.
+    /// Its frame, if it lies in one buffer, is not to be cut, and goes on with its tag as it is: what checksum is asked
+    /// for, the bytes that were looked at, and the rest.
     #[inline]
     pub(super) fn whole<'a>(
         &'a self,
@@ -104,9 +104,9 @@ impl Judged {
     ) -> Option<(Option<ChecksumAt>, &'a [u8], Piece)> {
         let frame = self.frame(pair, buffers)?;
         let Request { csum, gso } = self.sending.request;
-        let is_plain = gso.is_none() && self.retag(is_tagged) == Retag::Keep;
+        let goes_as_it_is = gso.is_none() && self.retag(is_tagged) == Retag::Keep;
         let rest = frame.rest_in_one()?;
-        is_plain.then_some((csum, frame.head, rest))
+        goes_as_it_is.then_some((csum, frame.head, rest))
     }
 
     /// Whether a tag can be taken off it, or put in, so that what the guest asks for stays inside the frame: one with a

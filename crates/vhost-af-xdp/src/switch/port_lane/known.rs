@@ -20,8 +20,8 @@ pub(super) struct Known {
     plain: Option<Plain>,
 }
 
-/// A frame without a tag, of a port whose frames are judged by what stands before their content alone: who begins as it
-/// does, and asks for nothing, is judged as it was.
+/// A frame without a tag, of a port whose frames are judged by what stands before their content alone: one that begins
+/// as it does, and asks for no checksum, so for no segmentation either, is judged as it was.
 struct Plain {
     start: [u64; 2],
     vlan: u16,
@@ -29,15 +29,14 @@ struct Plain {
     destination: Station,
 }
 
-/// The two addresses and the type of a frame that begins with these bytes.
+/// The two addresses and the type of a frame that begins with these bytes: two words, which overlap.
 #[inline]
 fn start_of(head: &[u8; ethernet::LOOK_BYTES]) -> [u64; 2] {
-    let word = |at: usize| {
-        head[at..]
-            .first_chunk()
-            .map_or(0, |bytes| u64::from_ne_bytes(*bytes))
-    };
-    [word(0), word(ADDRESS_BYTES + 2 - 8)]
+    [0, ADDRESS_BYTES + 2 - 8].map(|at| {
+        let mut word = [0; 8];
+        word.copy_from_slice(&head[at..at + 8]);
+        u64::from_ne_bytes(word)
+    })
 }
 
 /// Has rules say whether a frame may be sent, which is noted; `None`: it may not, which is counted, now or later.
@@ -130,7 +129,6 @@ impl Known {
         if let Some(learned) = source.learned
             && let Err(counter) = learning::note(learned, source.station)
         {
-            self.plain = None;
             counter(counters).add(1);
             return None;
         }
@@ -207,7 +205,8 @@ impl Known {
             return None;
         }
         let destination = Station::new(vlan, to);
-        let is_plain = tags == Tags::None && port.lock.is_none();
+        // Whether a source may be learned is asked of each frame until one was noted.
+        let is_plain = tags == Tags::None && port.lock.is_none() && learned.is_none();
         self.plain = is_plain.then(|| Plain {
             start: start_of(bytes),
             vlan,

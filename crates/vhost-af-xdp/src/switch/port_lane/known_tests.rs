@@ -7,6 +7,7 @@ use proptest::prelude::*;
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::*;
+use crate::switch::filter::{Action, FilterConfig, PortFilter, Rule};
 use crate::switch::learned::Learned;
 use crate::switch::table::PortNumber;
 use crate::switch::vlans::Vlans;
@@ -106,27 +107,69 @@ fn chain(shown: Shown) -> Judged {
     chain
 }
 
+/// As the rules of [`classifier`] see it, by its content: UDP to a port that they let pass, or another one.
+fn with_content(mut chain: Judged, passes: bool) -> Judged {
+    let port = if passes { 9 } else { 10 };
+    let at = match chain.head[12..14] {
+        [0x81, 0] => 18,
+        _ => 14,
+    };
+    chain.head[at..at + 4].copy_from_slice(&[0x45, 0, 0, 46]);
+    chain.head[at + 9] = 17;
+    chain.head[at + 20..at + 26].copy_from_slice(&[0, 9, 0, port, 0, 26]);
+    chain
+}
+
+fn classifier() -> Classifier {
+    let rule = "direction=from-guest action=allow protocol=udp destination-ports=9";
+    let filter = PortFilter::new(&FilterConfig {
+        rules: vec![Rule::of_words(rule).expect("a rule")],
+        from_guest_default: Some(Action::Deny),
+        to_guest_default: Some(Action::Allow),
+    });
+    let lane = filter.for_a_lane(0).expect("it has rules");
+    let judge = lane.from_guest.expect("of its direction");
+    judge.rules.expect("they are there")
+}
+
+/// What a port has learned.
+fn learned(port: &TablePort) -> Vec<Station> {
+    let notes = port.learned.iter().flat_map(|learned| learned.notes());
+    notes.map(crate::switch::learned::Note::station).collect()
+}
+
 proptest! {
     #[test]
     fn frame_is_judged_as_if_it_were_the_first(
         of in ports(),
-        frames in prop::collection::vec(shown(), 1..40),
+        frames in prop::collection::vec((shown(), any::<bool>()), 1..40),
         repeated in 1..4usize,
+        is_filtered in any::<bool>(),
     ) {
         let (table, alone) = (table(of.clone()), table(of));
         let counters = [PairCounters::default(), PairCounters::default()];
+        let mut rules = [classifier(), classifier()];
         let mut known = Known::default();
         let [port, lone] = [&table, &alone].map(|table| table.port(PortNumber(0)).expect("it is there"));
-        for shown in frames {
-            for _ in 0..repeated {
-                let (mut one, mut other) = (chain(shown), chain(shown));
-                let found = known.find(&table, port, &mut one, &counters[0]);
-                let wanted = Known::default().find(&alone, lone, &mut other, &counters[1]);
+        for (shown, passes) in frames {
+            // One that the rules refuse, and then those that they let pass.
+            for passes in std::iter::once(passes).chain(std::iter::repeat_n(true, repeated)) {
+                let (mut one, mut other) = (with_content(chain(shown), passes), with_content(chain(shown), passes));
+                let [first, second] = &mut rules;
+                let (found, wanted) = if is_filtered {
+                    let found = known.find_filtered(&table, port, (&mut one, first), &counters[0]);
+                    let mut fresh = Known::default();
+                    (found, fresh.find_filtered(&alone, lone, (&mut other, second), &counters[1]))
+                } else {
+                    let found = known.find(&table, port, &mut one, &counters[0]);
+                    (found, Known::default().find(&alone, lone, &mut other, &counters[1]))
+                };
                 prop_assert_eq!(found, wanted, "{:?}", shown);
                 if found.is_some() {
                     let of = |chain: &Judged| (chain.to, chain.vlan, chain.is_tagged, chain.head);
                     prop_assert_eq!(of(&one), of(&other), "{:?}", shown);
                 }
+                prop_assert_eq!(learned(port), learned(lone), "{:?}", shown);
             }
         }
         let refused = counters.map(|counters| format!("{counters:?}"));
