@@ -32,13 +32,6 @@ const SLEEP: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 50_000_000,
 };
-/// How long a thread that finds no reply goes on to look, and lets the others run meanwhile, before it sleeps: it is the
-/// server that pays for waking it, and the server is what is measured.
-const SPIN: Duration = Duration::from_micros(100);
-const AT_ONCE: Timespec = Timespec {
-    tv_sec: 0,
-    tv_nsec: 0,
-};
 /// Longest latency that is told apart, in nanoseconds.
 const LONGEST_NS: u64 = 60_000_000_000;
 /// What is said of a connection that ends while messages are under way.
@@ -153,22 +146,13 @@ impl Thread<'_> {
         let mut scratch = vec![0; THROWN_AWAY];
         let mut events = [MaybeUninit::<Event>::uninit(); 64];
         let (mut messages, mut second) = (0, 0);
-        let mut idle_since = None;
         connections.iter_mut().for_each(Connection::begin);
         while !self.meter.is_stopped() {
-            let spins = idle_since.is_none_or(|since: Instant| since.elapsed() < SPIN);
-            let patience = if spins { &AT_ONCE } else { &SLEEP };
-            let ready = match epoll::wait(epoll, &mut events, Some(patience)) {
+            let ready = match epoll::wait(epoll, &mut events, Some(&SLEEP)) {
                 Ok((ready, _)) => ready,
                 Err(Errno::INTR) => continue,
                 Err(error) => return Err(error).context("cannot wait for replies"),
             };
-            if ready.is_empty() {
-                idle_since.get_or_insert_with(Instant::now);
-                std::thread::yield_now();
-            } else {
-                idle_since = None;
-            }
             for event in ready {
                 let place = usize::try_from(event.data.u64()).unwrap_or(usize::MAX);
                 let Some(connection) = connections.get_mut(place) else {
