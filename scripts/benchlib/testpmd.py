@@ -18,9 +18,9 @@ from .process import Failed, Process
 RUNTIME_DIR = "/var/run/dpdk"
 MEMORY_MIB = 256
 MBUFS = 32768
-# Of two guests that send each other what they get: their four rings of 256, a core's cache and some bursts. Of a pool of any size all
-# buffers are used in turn: a driver frees 224 at once, which a core's cache of 250 does not hold. 80 MB of them are more than any cache
-# holds, and then memory is measured, which is the same for all.
+# Of two guests that send each other what they get: their four rings of 256, a core's cache and some bursts. With 80 MB of
+# them frames of 1514 bytes are at most half as many, by whomever (docs/benchmarks.md): all seem to be used in turn, and then memory is
+# measured, which is the same for all.
 MBUFS_BETWEEN = 2048
 
 

@@ -76,8 +76,7 @@ pub(crate) struct Tally {
 impl Tally {
     #[inline]
     pub(crate) fn add(&mut self, bytes: u32) {
-        self.frames += 1;
-        self.bytes += u64::from(bytes);
+        self.add_all(1, bytes.into());
     }
 
     /// The same of so many at once.

@@ -295,24 +295,8 @@ impl<'a> Delivery<'a> {
         true
     }
 
-    /// The same for a frame of another guest's: a head of ours, which may be empty, and the rest in one piece.
-    #[inline]
-    pub(super) fn whole_of_guest(&mut self, memory: &MemoryMap, frame: &WholeFrame<'_>) -> bool {
-        let Some(chain) = self.chains.chains.get(self.next) else {
-            return false;
-        };
-        let buffer = self.chains.buffers[chain.first as usize];
-        if !write_whole_of_guest(self.pair, memory, frame, chain, buffer) {
-            return false;
-        }
-        self.next += 1;
-        self.room -= u64::from(buffer.len);
-        self.note(frame.len());
-        true
-    }
-
-    /// The same for all that come of `frames`, as long as they are like that and buffers are in hand; how many that were,
-    /// and their bytes. One loop, as [`Self::take_whole`].
+    /// The same for frames of another guest's: of each a head of ours, which may be empty, and the rest in one piece. How
+    /// many it took, and their bytes.
     #[inline]
     pub(super) fn take_whole_of_guest<'f>(
         &mut self,
@@ -323,12 +307,20 @@ impl<'a> Delivery<'a> {
         for chain in &self.chains.chains[self.next..] {
             let Some(frame) = frames.next() else { break };
             let buffer = self.chains.buffers[chain.first as usize];
-            if !write_whole_of_guest(self.pair, memory, &frame, chain, buffer) {
+            let written = frame.len() + HEADER_BYTES;
+            if chain.writable != 1 || buffer.len < written || self.pair.header_bytes != HEADER_BYTES {
                 break;
             }
+            let WholeFrame { header, head, rest } = frame;
+            let to = &self.pair.memory;
+            if between_guests(memory, head, rest, to, buffer.offset, header).is_none() {
+                break;
+            }
+            self.pair.wrote(buffer.offset, written);
+            self.pair.to_guest.queue.push_used(chain.id, written);
             taken += 1;
             room += u64::from(buffer.len);
-            bytes += u64::from(frame.len());
+            bytes += u64::from(written - HEADER_BYTES);
         }
         self.next += taken;
         self.room -= room;
@@ -456,28 +448,6 @@ fn write_whole(
         return false;
     }
     if frame_to_guest(umem, UmemRange::of(piece), &pair.memory, buffer.offset, header).is_none() {
-        return false;
-    }
-    pair.wrote(buffer.offset, written);
-    pair.to_guest.queue.push_used(chain.id, written);
-    true
-}
-
-/// The same for a frame of another guest's.
-#[inline(always)]
-fn write_whole_of_guest(
-    pair: &mut QueuePair,
-    memory: &MemoryMap,
-    frame: &WholeFrame<'_>,
-    chain: &Chain,
-    buffer: Buffer,
-) -> bool {
-    let written = frame.len() + HEADER_BYTES;
-    if chain.writable != 1 || buffer.len < written || pair.header_bytes != HEADER_BYTES {
-        return false;
-    }
-    let &WholeFrame { header, head, rest } = frame;
-    if between_guests(memory, head, rest, &pair.memory, buffer.offset, header).is_none() {
         return false;
     }
     pair.wrote(buffer.offset, written);

@@ -93,7 +93,8 @@ impl Known {
         chain: &mut Judged,
         counters: &PairCounters,
     ) -> Option<()> {
-        let (destination, source) = self.check(table, port, chain, counters)?;
+        let known = self.recall(chain);
+        let (destination, source) = known.or_else(|| self.check(table, port, chain, counters))?;
         self.note_source(source, counters)?;
         chain.to = match self.destination {
             Some((known, found)) if known == destination => found,
@@ -112,7 +113,8 @@ impl Known {
         (chain, filter): (&mut Judged, &mut Classifier),
         counters: &PairCounters,
     ) -> Option<()> {
-        let (destination, source) = self.check(table, port, chain, counters)?;
+        let known = self.recall(chain);
+        let (destination, source) = known.or_else(|| self.check(table, port, chain, counters))?;
         let (head, len) = (&chain.head[..chain.known.into()], chain.sending.len as usize);
         let looked = FlowKey::of_plain(head, len);
         let may_pass = match looked {
@@ -136,36 +138,26 @@ impl Known {
         Some(())
     }
 
-    /// Whether a frame of a port's may be sent, by all but filter rules; the station that it is for, and where it is from.
-    /// `None`: it may not, which is counted.
+    /// What [`Self::check`] says of a frame that begins as the last one did; `None`: it has to be asked.
     #[inline(always)]
-    fn check<'a>(
-        &mut self,
-        table: &Table,
-        port: &'a TablePort,
-        chain: &mut Judged,
-        counters: &PairCounters,
-    ) -> Option<(Station, Source<'a>)> {
-        if let Some(alike) = &self.plain
-            && chain.head.first_chunk().map(start_of) == Some(alike.start)
-            && chain.sending.request.csum.is_none()
-        {
-            (chain.vlan, chain.is_tagged) = (alike.vlan, false);
-            let station = alike.source;
-            return Some((
-                alike.destination,
-                Source {
-                    station,
-                    learned: None,
-                },
-            ));
+    fn recall<'a>(&self, chain: &mut Judged) -> Option<(Station, Source<'a>)> {
+        let alike = self.plain.as_ref()?;
+        let is_alike = chain.head.first_chunk().map(start_of) == Some(alike.start);
+        if !is_alike || chain.sending.request.csum.is_some() {
+            return None;
         }
-        self.check_any(table, port, chain, counters)
+        (chain.vlan, chain.is_tagged) = (alike.vlan, false);
+        let source = Source {
+            station: alike.source,
+            learned: None,
+        };
+        Some((alike.destination, source))
     }
 
-    /// The same of one that is not as the last one was.
+    /// Whether a frame of a port's may be sent, by all but filter rules; the station that it is for, and where it is from.
+    /// `None`: it may not, which is counted.
     #[inline(never)]
-    fn check_any<'a>(
+    fn check<'a>(
         &mut self,
         table: &Table,
         port: &'a TablePort,

@@ -8,7 +8,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use super::*;
 use crate::switch::filter::{Action, FilterConfig, PortFilter, Rule};
-use crate::switch::learned::Learned;
+use crate::switch::learned::{Learned, Note};
 use crate::switch::table::PortNumber;
 use crate::switch::vlans::Vlans;
 
@@ -135,7 +135,7 @@ fn classifier() -> Classifier {
 /// What a port has learned.
 fn learned(port: &TablePort) -> Vec<Station> {
     let notes = port.learned.iter().flat_map(|learned| learned.notes());
-    notes.map(crate::switch::learned::Note::station).collect()
+    notes.map(Note::station).collect()
 }
 
 proptest! {
@@ -145,12 +145,20 @@ proptest! {
         frames in prop::collection::vec((shown(), any::<bool>()), 1..40),
         repeated in 1..4usize,
         is_filtered in any::<bool>(),
+        is_refused in any::<bool>(),
     ) {
         let (table, alone) = (table(of.clone()), table(of));
         let counters = [PairCounters::default(), PairCounters::default()];
         let mut rules = [classifier(), classifier()];
         let mut known = Known::default();
         let [port, lone] = [&table, &alone].map(|table| table.port(PortNumber(0)).expect("it is there"));
+        if is_refused {
+            // One that control took from it.
+            for learned in [port, lone].into_iter().filter_map(|port| port.learned.as_ref()) {
+                learned.note(Station::new(0, FROM[3]));
+                learned.notes().for_each(|note| learned.refuse(note));
+            }
+        }
         for (shown, passes) in frames {
             // One that the rules refuse, and then those that they let pass.
             for passes in std::iter::once(passes).chain(std::iter::repeat_n(true, repeated)) {
@@ -158,8 +166,7 @@ proptest! {
                 let [first, second] = &mut rules;
                 let (found, wanted) = if is_filtered {
                     let found = known.find_filtered(&table, port, (&mut one, first), &counters[0]);
-                    let mut fresh = Known::default();
-                    (found, fresh.find_filtered(&alone, lone, (&mut other, second), &counters[1]))
+                    (found, Known::default().find_filtered(&alone, lone, (&mut other, second), &counters[1]))
                 } else {
                     let found = known.find(&table, port, &mut one, &counters[0]);
                     (found, Known::default().find(&alone, lone, &mut other, &counters[1]))
