@@ -116,7 +116,7 @@ mod split;
 pub use addr::{GuestAddr, MAX_QUEUE_SIZE, QueueSize, QueueSizeError};
 pub use chain::{Buffer, Chain, ChainId, Chains};
 pub use fault::{GuestFault, IndirectRule};
-pub use indirect::Prefetch;
+pub use indirect::{Prefetch, header_ends_line};
 pub use inflight::{InflightError, InflightFile, InflightQueue, InflightRegion, InflightShape};
 pub use log::{DirtyLog, LOG_PAGE_BYTES};
 pub use mapping::{FileError, FileRange, ForeignFiles, Guard, TrustedFiles};

@@ -12,7 +12,7 @@
 
 use std::ptr::{self, NonNull};
 
-use virtqueue::{MappedFile, MemoryMap};
+use virtqueue::{MappedFile, MemoryMap, header_ends_line};
 use xsk::{MemoryPart, RxDesc, TxDesc, Umem, UmemMemory, UmemOffset};
 
 use device::pair::{HEADER_BYTES, Piece};
@@ -113,7 +113,7 @@ pub(crate) fn between_guests(
 ) -> Option<()> {
     let source = from.ptr(rest.offset, rest.len as usize)?;
     let target = to.ptr(offset, header.len() + head.len() + rest.len as usize)?;
-    copy(NonNull::from(&header).cast(), target, header.len());
+    put_header(header, target, offset);
     // SAFETY: `target` has room for all three, one behind the other, as was just checked.
     let (at_head, at_rest) = unsafe {
         let at_head = target.add(header.len());
@@ -136,7 +136,7 @@ pub(crate) fn frame_to_guest(
     let len = frame.len as usize;
     let source = umem.ptr(frame.start, len)?;
     let target = guest.ptr(to, header.len() + len)?;
-    copy(NonNull::from(&header).cast(), target, header.len());
+    put_header(header, target, to);
     // SAFETY: `target` has room for header and frame, as was just checked.
     copy(source, unsafe { target.add(header.len()) }, len);
     Some(())
@@ -196,7 +196,21 @@ fn received_start(umem: &Umem, piece: &RxDesc) -> Option<NonNull<u8>> {
         .flatten()
 }
 
-/// The same, without a call where there is little to copy: the shortest frames are the most. What is copied may
+/// Writes a virtio-net header to a place of that offset in guest memory, or leaves it as it is: see
+/// [`header_ends_line`]. A guest that changes it meanwhile misleads itself.
+#[inline(always)]
+fn put_header(header: [u8; HEADER_BYTES as usize], target: NonNull<u8>, offset: u64) {
+    if header_ends_line(offset) {
+        // SAFETY: as in `copy`; of any alignment.
+        let there = unsafe { target.cast::<[u8; HEADER_BYTES as usize]>().read_unaligned() };
+        if there == header {
+            return;
+        }
+    }
+    copy(NonNull::from(&header).cast(), target, header.len());
+}
+
+/// As `copy`, without a call where there is little to copy: the shortest frames are the most. What is copied may
 /// change meanwhile.
 #[inline(always)]
 fn copy_short(source: NonNull<u8>, target: NonNull<u8>, len: usize) {
@@ -218,4 +232,31 @@ fn copy(source: NonNull<u8>, target: NonNull<u8>, len: usize) {
     // may overlap only if the guest says so (direct placement, a chain that points at itself is
     // still outside the bounce area), for which `copy` is defined.
     unsafe { ptr::copy(source.as_ptr(), target.as_ptr(), len) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn header_is_there_afterwards_wherever_it_lies_and_whatever_was_there() {
+        let header = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0];
+        let other = |at: usize| {
+            let mut other = header;
+            other[at] ^= 0x80;
+            other
+        };
+        for offset in 0..192 {
+            for before in (0..header.len()).map(other).chain([header, [0xff; 12]]) {
+                let mut memory = [0xee; 256];
+                let at = offset as usize;
+                memory[at..at + 12].copy_from_slice(&before);
+                let mut wanted = memory;
+                wanted[at..at + 12].copy_from_slice(&header);
+                let target = NonNull::from(&mut memory[at..at + 12]).cast();
+                put_header(header, target, offset);
+                assert_eq!(memory, wanted, "at offset {offset}, over {before:?}");
+            }
+        }
+    }
 }
