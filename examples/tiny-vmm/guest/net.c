@@ -26,10 +26,8 @@ u64 frame_number(const u8 *frame)
 /* To everybody, from the device's own address, of an EtherType for experiments. */
 static void fill_frame(struct net *net, u8 *frame, u32 bytes)
 {
-	for (u32 at = 0; at < 6; at++) {
-		frame[at] = 0xff;
-		frame[6 + at] = config_byte(&net->device, at);
-	}
+	memset(frame, 0xff, 6);
+	memcpy(frame + 6, net->address, 6);
 	frame[12] = 0x88;
 	frame[13] = 0xb5;
 	for (u32 at = PATTERN_AT; at < bytes; at++)
@@ -52,6 +50,8 @@ void net_begin(struct net *net, u64 wanted)
 	queue_set_up(&net->from_guest, &net->device, 1);
 	if (net->device.features & NET_F_CTRL_VQ)
 		queue_set_up(&net->control, &net->device, 2 * net->most_pairs);
+	for (u32 at = 0; at < 6; at++)
+		net->address[at] = config_byte(&net->device, at);
 	for (u16 at = 0; at < net->from_guest.size; at++) {
 		net->sent[at] = allocate(BUFFER_BYTES, 64);
 		fill_frame(net, net->sent[at] + net->header_bytes, mailbox->frame_bytes);

@@ -27,6 +27,7 @@ struct net {
 	struct queue control;
 	u32 header_bytes;
 	u16 most_pairs;
+	u8 address[6];
 	/* Buffers of both queues, by chain. */
 	u8 *received[MOST_ENTRIES];
 	u8 *sent[MOST_ENTRIES];

@@ -79,7 +79,11 @@ impl Port {
     }
 
     /// A pair works from now on.
-    pub fn set_pair(&mut self, pair: usize, queues: QueuePair) {
+    pub fn set_pair(&mut self, pair: usize, mut queues: QueuePair) {
+        if self.polled {
+            queues.from_guest.queue.disable_kicks();
+            queues.to_guest.queue.disable_kicks();
+        }
         if let Some(place) = self.pairs.get_mut(pair) {
             *place = Some(queues);
         }
