@@ -117,14 +117,15 @@ static void receive_scaling(void)
 	ASK(4, 1, 55, ACK_ERR);
 }
 
-/* Hash report: hash types, four reserved words, key. */
+/* Hash report: hash types, four reserved words, key. With RSS its configuration counts, and this one is refused
+ * (5.1.6.5.6.4). */
 static void hash_report(void)
 {
 	put_u32(0, 0x3f);
 	memset(command + 6, 0, 8);
 	command[14] = 40;
 	memset(command + 15, 0x6d, 40);
-	ASK(4, 2, 53, ACK_OK);
+	ASK(4, 2, 53, has(NET_F_RSS) ? ACK_ERR : ACK_OK);
 }
 
 void control_work(void)
@@ -134,6 +135,8 @@ void control_work(void)
 
 	if (mailbox->flags & FLAG_MULTIQUEUE)
 		wanted |= NET_F_MQ | NET_F_RSS | NET_F_HASH_REPORT;
+	if (mailbox->flags & FLAG_HASH_REPORT)
+		wanted |= NET_F_HASH_REPORT;
 	net_begin(&net, wanted);
 	require(has(NET_F_CTRL_VQ), ANSWER_WRONG, NET_F_CTRL_VQ, net.device.features);
 	command = allocate(512, 64);

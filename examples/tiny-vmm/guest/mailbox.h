@@ -39,6 +39,8 @@ enum flag {
 	FLAG_ALWAYS = 2,
 	/* Multiqueue is negotiated, and with it RSS and the hash report where they are offered. */
 	FLAG_MULTIQUEUE = 4,
+	/* The hash report is, without multiqueue and RSS. */
+	FLAG_HASH_REPORT = 8,
 };
 
 enum answer {

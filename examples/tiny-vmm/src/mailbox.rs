@@ -68,6 +68,8 @@ pub struct Task {
     pub always: bool,
     /// With multiqueue, RSS and the hash report.
     pub multiqueue: bool,
+    /// With the hash report, without multiqueue and RSS.
+    pub hash_report: bool,
     /// How long the guest waits for anything, ticks of its time stamp counter.
     pub patience_ticks: u64,
 }
@@ -84,6 +86,7 @@ impl Task {
             packed: false,
             always: false,
             multiqueue: false,
+            hash_report: false,
             patience_ticks: u64::MAX,
         }
     }
@@ -92,6 +95,7 @@ impl Task {
 const FLAG_PACKED: u32 = 1;
 const FLAG_ALWAYS: u32 = 2;
 const FLAG_MULTIQUEUE: u32 = 4;
+const FLAG_HASH_REPORT: u32 = 8;
 
 /// The page as it lies in guest memory.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
@@ -169,7 +173,8 @@ impl Mailbox {
             work: task.work.number(),
             flags: flag(task.packed, FLAG_PACKED)
                 | flag(task.always, FLAG_ALWAYS)
-                | flag(task.multiqueue, FLAG_MULTIQUEUE),
+                | flag(task.multiqueue, FLAG_MULTIQUEUE)
+                | flag(task.hash_report, FLAG_HASH_REPORT),
             frames: task.frames,
             frames_per_kick: task.frames_per_kick.max(1),
             frame_bytes: task.frame_bytes,

@@ -153,6 +153,7 @@ fn task(options: &Options) -> Task {
         packed: options.packed,
         always: options.notify != Notify::Poll,
         multiqueue: options.pairs > 1,
+        hash_report: options.work == Work::Control && options.pairs == 1,
         ..Task::new(options.work, options.frames)
     }
 }

@@ -56,8 +56,10 @@ struct Gate {
     wish: Wish,
     /// The thread stands at the gate.
     stopped: bool,
-    /// It is over, and how.
+    /// The guest has ended, and how.
     ended: Option<Result<(), VcpuError>>,
+    /// The thread is to end, too. Until then it is there to be looked at.
+    over: bool,
     exits: u64,
 }
 
@@ -95,6 +97,7 @@ impl VcpuThread {
                 wish: Wish::Stop,
                 stopped: false,
                 ended: None,
+                over: false,
                 exits: 0,
             }),
             changed: Condvar::new(),
@@ -144,7 +147,7 @@ impl VcpuThread {
     pub fn stop(&self) {
         let mut gate = self.shared.gate();
         gate.wish = Wish::Stop;
-        while !gate.stopped && gate.ended.is_none() {
+        while !gate.stopped && !self.has_panicked() {
             if let Some(thread) = &self.thread {
                 // It is there until it is joined.
                 let _ = thread.kill(SIGRTMIN());
@@ -152,6 +155,11 @@ impl VcpuThread {
             let waited = self.shared.changed.wait_timeout(gate, SIGNAL_PAUSE);
             gate = waited.expect("nobody panicked at the gate").0;
         }
+    }
+
+    /// It ends when this is dropped, and not before.
+    fn has_panicked(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
     /// Works with the vCPU while the guest stands.
@@ -177,7 +185,7 @@ impl VcpuThread {
                 gate.ended = Some(Ok(()));
                 return ended;
             }
-            if self.thread.as_ref().is_none_or(JoinHandle::is_finished) {
+            if self.has_panicked() {
                 return Err(VcpuError::Panicked);
             }
             let left = deadline.saturating_duration_since(Instant::now());
@@ -193,7 +201,7 @@ impl VcpuThread {
 impl Drop for VcpuThread {
     fn drop(&mut self) {
         self.stop();
-        self.shared.gate().ended.get_or_insert(Ok(()));
+        self.shared.gate().over = true;
         self.shared.changed.notify_all();
         if let Some(thread) = self.thread.take() {
             // It panicked, and has said so.
@@ -219,13 +227,13 @@ fn go(shared: &Shared, exits: &impl Exits) {
 /// Waits at the gate while the guest is to stand; `false`: it is over.
 fn pass_gate(shared: &Shared) -> bool {
     let mut gate = shared.gate();
-    while gate.wish == Wish::Stop && gate.ended.is_none() {
+    while !gate.over && (gate.wish == Wish::Stop || gate.ended.is_some()) {
         gate.stopped = true;
         shared.changed.notify_all();
         gate = shared.changed.wait(gate).expect("nobody panicked at the gate");
     }
     gate.stopped = false;
-    gate.ended.is_none()
+    !gate.over
 }
 
 /// Runs the guest until somebody wants it to stop (`None`), or it ends.
