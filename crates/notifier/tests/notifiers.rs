@@ -161,10 +161,26 @@ fn a_backend_has_the_queue_alone_until_it_gives_it_back() {
     assert_eq!((board.bound(), devices[0].looks()), (1, 1));
     notifiers.queue_event(0, QueueEvent::BackendStop).unwrap();
     devices[0].sees_all();
-    // What it keeps is nothing any more.
+    assert_eq!((notifiers.state(0), board.bound()), (Some(State::Assigned), 1));
+}
+
+#[test]
+fn the_eventfd_that_a_backend_keeps_is_nothing_any_more() {
+    let board = Arc::new(Board::new(9));
+    let (notifiers, devices) = device_of(&board, &[By::Eventfd]);
+    switching::start(&notifiers, 1);
+    let kept = notifiers.eventfd(0).unwrap();
+    notifiers.queue_event(0, QueueEvent::BackendStart).unwrap();
+    notifiers.event(DeviceEvent::VmStop).unwrap();
+    notifiers.queue_event(0, QueueEvent::BackendStop).unwrap();
+    // Nobody reads the queue's own one while the VM stands.
+    kept.write(5).unwrap();
+    assert!(notifiers.eventfd(0).unwrap().read().is_err());
+    notifiers.event(DeviceEvent::VmRun).unwrap();
     kick(&board, &notifiers, &devices[0], 0);
     devices[0].sees_all();
-    assert!(event.read().is_err());
+    assert!(wait::until(wait::SOON, || notifiers.status()[0].from_eventfd == 1));
+    assert_eq!(kept.read().unwrap(), 5);
 }
 
 #[test]

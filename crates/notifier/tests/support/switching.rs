@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use notifier::bus::Ioeventfds;
-use notifier::notifiers::{DeviceEvent, Notifiers, QueueEvent};
+use notifier::notifiers::{By, DeviceEvent, Notifiers, QueueEvent};
 use notifier::state::State;
 
 use super::backend::Backend;
@@ -38,7 +38,13 @@ pub(crate) fn switch<B: Ioeventfds, C: Counters + 'static>(
             3 => backend(notifiers, device, wait),
             _ => reset_under_a_backend(notifiers, device),
         };
-        assert_ne!(notifiers.state(0), Some(State::OffLimits));
+        let status = notifiers.status().remove(0);
+        let by_us = if status.chosen == By::Eventfd {
+            State::Assigned
+        } else {
+            State::Deassigned
+        };
+        assert_eq!(status.state, by_us, "{:?}", status.unbound);
         if wait {
             device.sees_all();
         }
