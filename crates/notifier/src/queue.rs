@@ -286,3 +286,7 @@ impl Queue {
 fn new_event() -> io::Result<EventFd> {
     EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)
 }
+
+#[cfg(test)]
+#[path = "queue_tests.rs"]
+mod tests;
