@@ -466,7 +466,3 @@ fn saved(queue: &Queue) -> SavedQueue {
 fn resources(what: &'static str) -> impl Fn(io::Error) -> NotifierError {
     move |source| NotifierError::Resources { what, source }
 }
-
-#[cfg(test)]
-#[path = "notifiers_tests.rs"]
-mod tests;

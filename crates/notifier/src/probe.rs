@@ -1,8 +1,8 @@
 //! How many ioeventfds a bus takes.
 //!
 //! A bus of old kernels had room for six devices, the kernel's own and ioeventfds together, and `KVM_CAP_IOEVENTFD` did
-//! not say so. Seven that are taken show a kernel without that limit. Today ioeventfds are not counted against the limit
-//! of a bus (`NR_IOBUS_DEVS`, 1,000), but none is taken while devices of the kernel's own fill it
+//! not say so. Seven that are taken show a kernel without that limit. Today ioeventfds are not counted against the
+//! limit of a bus (`NR_IOBUS_DEVS`, 1,000), but none is taken while devices of the kernel's own fill it
 //! (`kvm_io_bus_register_dev` in virt/kvm/kvm_main.c).
 
 use std::io;

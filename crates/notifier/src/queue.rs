@@ -161,16 +161,12 @@ impl Queue {
         match to {
             State::Deassigned => {
                 self.release(wiring);
-                if from == State::OffLimits {
-                    self.renew()
-                } else {
-                    Ok(())
-                }
+                self.renew_after(from)
             }
             State::Assigned => {
                 self.release(wiring);
-                let assigned = self.renew_after(from).and_then(|()| self.bind(wiring));
-                if let Err(error) = assigned.and_then(|()| self.watch(wiring)) {
+                let bound = self.renew_after(from).and_then(|()| self.bind(wiring));
+                if let Err(error) = bound.and_then(|()| self.watch(wiring)) {
                     self.release(wiring);
                     return Err(error);
                 }
@@ -205,14 +201,8 @@ impl Queue {
     /// A backend keeps its duplicate of the eventfd, and could take notifications off it: it is not used again.
     fn renew_after(&mut self, from: State) -> io::Result<()> {
         if from == State::OffLimits {
-            self.renew()
-        } else {
-            Ok(())
+            self.event = new_event()?;
         }
-    }
-
-    fn renew(&mut self) -> io::Result<()> {
-        self.event = new_event()?;
         Ok(())
     }
 
@@ -296,3 +286,7 @@ impl Queue {
 fn new_event() -> io::Result<EventFd> {
     EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)
 }
+
+#[cfg(test)]
+#[path = "queue_tests.rs"]
+mod tests;
