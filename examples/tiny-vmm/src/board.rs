@@ -3,17 +3,62 @@
 //! A notification is looked for first, and takes no lock of the registers. The order in which a device and its notifiers
 //! learn of what the driver did is in [`Attached`], the whole of what a VMM has to do for crate `notifier`.
 
+use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use kvm_ioctls::VmFd;
 use notifier::address::{AddressError, Bus, NotifyAddress};
+use notifier::bus::Ioeventfds;
 use notifier::notifiers::{By, DeviceEvent, NotifierError, Notifiers, QueueEvent, QueueSetup, Report, Serve};
+use rustix::io::Errno;
+use vmm_sys_util::eventfd::EventFd;
 
 use crate::layout::DEVICE_BYTES;
 use crate::mmio::{Device, QueueSetting, Transport};
 
 /// The notifiers of a device of ours.
-pub type DeviceNotifiers = Notifiers<Arc<VmFd>>;
+pub type DeviceNotifiers = Notifiers<EventBus>;
+
+/// Where eventfds are bound to addresses: KVM, or KVM as if it had room for so many more only, as old kernels had.
+#[derive(Clone)]
+pub struct EventBus {
+    vm: Arc<VmFd>,
+    room: Option<Arc<AtomicUsize>>,
+}
+
+impl EventBus {
+    /// All devices of a machine share it. `most`: so many, and then ENOSPC.
+    #[must_use]
+    pub fn new(vm: &Arc<VmFd>, most: Option<usize>) -> Self {
+        Self {
+            vm: Arc::clone(vm),
+            room: most.map(|most| Arc::new(AtomicUsize::new(most))),
+        }
+    }
+}
+
+impl Ioeventfds for EventBus {
+    fn assign(&self, at: &NotifyAddress, event: &EventFd) -> io::Result<()> {
+        if let Some(room) = &self.room {
+            let taken = room.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
+            taken.map_err(|_| io::Error::from(Errno::NOSPC))?;
+        }
+        let assigned = self.vm.assign(at, event);
+        if let (Err(_), Some(room)) = (&assigned, &self.room) {
+            room.fetch_add(1, Ordering::Relaxed);
+        }
+        assigned
+    }
+
+    fn deassign(&self, at: &NotifyAddress, event: &EventFd) -> io::Result<()> {
+        self.vm.deassign(at, event)?;
+        if let Some(room) = &self.room {
+            room.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+}
 
 /// Why a device cannot be attached.
 #[derive(Debug, thiserror::Error)]
@@ -127,14 +172,14 @@ impl<D: Device> Place<D> {
     ///
     /// # Errors
     /// [`BoardError`].
-    pub fn new(bus: &Arc<VmFd>, base: u64, device: D, serve: Vec<(By, Box<dyn Serve>)>) -> Result<Self, BoardError> {
+    pub fn new(bus: &EventBus, base: u64, device: D, serve: Vec<(By, Box<dyn Serve>)>) -> Result<Self, BoardError> {
         let setup = |(queue, (by, serve))| {
             let address = NotifyAddress::mmio(base, queue);
             let address = address.map_err(|source| BoardError::Address { base, source })?;
             Ok::<_, BoardError>(QueueSetup { address, by, serve })
         };
         let queues = (0..).zip(serve).map(setup).collect::<Result<_, _>>()?;
-        let notifiers = Arc::new(Notifiers::new(Arc::clone(bus), queues, true)?);
+        let notifiers = Arc::new(Notifiers::new(bus.clone(), queues, true)?);
         let attached = Attached {
             device,
             notifiers: Arc::clone(&notifiers),

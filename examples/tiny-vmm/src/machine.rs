@@ -12,7 +12,7 @@ use std::time::Duration;
 use notifier::notifiers::{By, DeviceEvent, NotifierError, QueueStatus, Saved as SavedNotifiers, Serve};
 use rustix::process::Pid;
 
-use crate::board::{Board, BoardError, DeviceNotifiers, Place};
+use crate::board::{Board, BoardError, DeviceNotifiers, EventBus, Place};
 use crate::entropy::{Entropy, EntropyQueue, EntropyShared};
 use crate::kvm::{KvmError, SavedVcpu, Vm};
 use crate::layout::{DEVICE_BYTES, DEVICES_AT, FIRST_LINE, RAM_BYTES};
@@ -48,6 +48,8 @@ pub struct MachineConfig {
     pub pairs: u16,
     /// Address of the network device.
     pub mac: [u8; 6],
+    /// Most eventfds that are bound, as if the kernel had room for so many; `None`: as many as it has.
+    pub most_ioeventfds: Option<usize>,
 }
 
 impl MachineConfig {
@@ -58,6 +60,7 @@ impl MachineConfig {
             notify,
             pairs: 1,
             mac: [2, 0, 0, 0, 0, 1],
+            most_ioeventfds: None,
         }
     }
 }
@@ -347,10 +350,11 @@ fn attach(
     let queue = |queue| (by, Box::new(NetQueue::new(&net, queue)) as Box<dyn Serve>);
     let net_queues = (0..net.queues()).map(queue).collect();
     let entropy_queues = vec![(by, Box::new(EntropyQueue(Arc::clone(&entropy))) as Box<dyn Serve>)];
+    let bus = EventBus::new(vm.fd(), config.most_ioeventfds);
     let devices = Board {
-        net: Place::new(vm.fd(), DEVICES_AT, Net(Arc::clone(&net)), net_queues)?,
+        net: Place::new(&bus, DEVICES_AT, Net(Arc::clone(&net)), net_queues)?,
         entropy: Place::new(
-            vm.fd(),
+            &bus,
             DEVICES_AT + DEVICE_BYTES,
             Entropy::new(&entropy),
             entropy_queues,

@@ -65,6 +65,9 @@ pub struct Options {
     /// Packed rings
     #[arg(long)]
     pub packed: bool,
+    /// Bind at most so many eventfds, as if the kernel had room for no more [default: what it has]
+    #[arg(long, value_name = "N")]
+    pub ioeventfds: Option<usize>,
     /// CPU of the vCPU's thread [default: any]
     #[arg(long, value_name = "CPU")]
     pub vcpu_cpu: Option<usize>,

@@ -130,6 +130,7 @@ pub fn run(options: &Options) -> Result<Report, ReportError> {
     }
     let config = MachineConfig {
         pairs: options.pairs,
+        most_ioeventfds: options.ioeventfds,
         ..MachineConfig::new(options.notify)
     };
     let mut machine = Machine::new(config, &task(options), sink(options)?)?;
