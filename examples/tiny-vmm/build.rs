@@ -53,14 +53,21 @@ impl Build {
     /// Compiles, links and flattens a program. `place`: the linker's option and its value that say where it lies.
     fn program(&self, name: &str, sources: &[&str], place: &str, value: &str) {
         let clang = env::var_os("CLANG").unwrap_or_else(|| "clang".into());
-        let objects: Vec<_> = sources.iter().map(|source| self.out.join(format!("{source}.o"))).collect();
+        let objects: Vec<_> = sources
+            .iter()
+            .map(|source| self.out.join(format!("{source}.o")))
+            .collect();
         for (source, object) in sources.iter().zip(&objects) {
             let mut arguments: Vec<OsString> = FLAGS.iter().map(Into::into).collect();
             arguments.extend([self.guest.join(source).into(), "-o".into(), object.into()]);
             run(&clang, &arguments, "clang");
         }
         let linked = self.out.join(format!("{name}.elf"));
-        let value = if value.ends_with(".ld") { self.guest.join(value).into() } else { value.into() };
+        let value = if value.ends_with(".ld") {
+            self.guest.join(value).into()
+        } else {
+            value.into()
+        };
         let mut arguments: Vec<OsString> = ["-m", "elf_x86_64", "-static", "-nostdlib", "-z", "noexecstack"]
             .iter()
             .map(Into::into)
@@ -73,7 +80,11 @@ impl Build {
 }
 
 fn flatten(linked: &Path, flat: &Path) {
-    run("objcopy".as_ref(), &["-O".into(), "binary".into(), linked.into(), flat.into()], "binutils");
+    run(
+        "objcopy".as_ref(),
+        &["-O".into(), "binary".into(), linked.into(), flat.into()],
+        "binutils",
+    );
 }
 
 /// # Panics

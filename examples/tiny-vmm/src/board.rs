@@ -172,7 +172,12 @@ impl<D: Device> Place<D> {
     ///
     /// # Errors
     /// [`BoardError`].
-    pub fn new(bus: &EventBus, base: u64, device: D, serve: Vec<(By, Box<dyn Serve>)>) -> Result<Self, BoardError> {
+    pub fn new(
+        bus: &EventBus,
+        base: u64,
+        device: D,
+        serve: Vec<(By, Box<dyn Serve>)>,
+    ) -> Result<Self, BoardError> {
         let setup = |(queue, (by, serve))| {
             let address = NotifyAddress::mmio(base, queue);
             let address = address.map_err(|source| BoardError::Address { base, source })?;
@@ -207,7 +212,9 @@ impl<D: Device> Place<D> {
 
     /// Where in its registers an address is.
     fn offset(&self, address: u64) -> Option<u64> {
-        address.checked_sub(self.base).filter(|offset| *offset < DEVICE_BYTES)
+        address
+            .checked_sub(self.base)
+            .filter(|offset| *offset < DEVICE_BYTES)
     }
 
     fn read(&self, address: u64, data: &mut [u8]) -> bool {

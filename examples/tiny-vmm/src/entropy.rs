@@ -10,8 +10,8 @@ use device::counters::PairCounters;
 use notifier::notifiers::Serve;
 use rustix::rand::{GetRandomFlags, getrandom};
 use virtqueue::{
-    Chains, GuestFault, MemoryMap, Queue, QueueFeatures, QueueSize, QueueSizeError, QueueStart, RingAddresses,
-    RingError, RingFormat, RingLayout, RingShape,
+    Chains, GuestFault, MemoryMap, Queue, QueueFeatures, QueueSize, QueueSizeError, QueueStart,
+    RingAddresses, RingError, RingFormat, RingLayout, RingShape,
 };
 
 use crate::memory::Memory;
@@ -55,7 +55,9 @@ impl EntropyShared {
 
     fn serve(&self) {
         let mut place = self.queue.lock().expect("nobody panicked with the queue");
-        let Some((queue, call)) = place.as_mut() else { return };
+        let Some((queue, call)) = place.as_mut() else {
+            return;
+        };
         if fill_all(queue, &self.memory).is_err() {
             *place = None;
             self.needs_reset.set();
@@ -108,7 +110,7 @@ fn fill_all(queue: &mut Queue, memory: &MemoryMap) -> Result<(), GuestFault> {
         if queue.pop(&mut chains, BATCH)? == 0 {
             break;
         }
-        for chain in chains.iter() {
+        for chain in &chains {
             let mut random = [0; MOST_BYTES];
             let filled = getrandom(&mut random, GetRandomFlags::empty()).unwrap_or(0);
             let mut rest = &random[..filled];

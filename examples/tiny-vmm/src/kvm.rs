@@ -104,9 +104,11 @@ impl Vm {
     /// # Errors
     /// [`KvmError`].
     pub fn interrupt(&self, line: u32) -> Result<OwnedFd, KvmError> {
-        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|error| KvmError::Refused {
-            what: "an eventfd",
-            source: error.into(),
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|error| {
+            KvmError::Refused {
+                what: "an eventfd",
+                source: error.into(),
+            }
         })?;
         let copy = event.try_clone().map_err(|source| KvmError::Refused {
             what: "an eventfd",
@@ -139,7 +141,10 @@ impl Vm {
         self.memory.write(PROGRAM_AT, program)?;
         write_page_tables(&self.memory)?;
         let vcpu = self.vcpu()?;
-        let mut sregs = vcpu.fd.get_sregs().map_err(refused("its registers (KVM_GET_SREGS)"))?;
+        let mut sregs = vcpu
+            .fd
+            .get_sregs()
+            .map_err(refused("its registers (KVM_GET_SREGS)"))?;
         enter_long_mode(&mut sregs);
         let regs = kvm_regs {
             rip: PROGRAM_AT,
@@ -157,7 +162,10 @@ impl Vm {
     pub fn real_mode(&self, program: &[u8]) -> Result<Vcpu, KvmError> {
         self.memory.write(INTERRUPTS_AT, program)?;
         let vcpu = self.vcpu()?;
-        let mut sregs = vcpu.fd.get_sregs().map_err(refused("its registers (KVM_GET_SREGS)"))?;
+        let mut sregs = vcpu
+            .fd
+            .get_sregs()
+            .map_err(refused("its registers (KVM_GET_SREGS)"))?;
         (sregs.cs.base, sregs.cs.selector) = (0, 0);
         let regs = kvm_regs {
             rip: INTERRUPTS_AT,
@@ -183,7 +191,10 @@ impl Vm {
     }
 
     fn vcpu(&self) -> Result<Vcpu, KvmError> {
-        let fd = self.fd.create_vcpu(0).map_err(refused("a vCPU (KVM_CREATE_VCPU)"))?;
+        let fd = self
+            .fd
+            .create_vcpu(0)
+            .map_err(refused("a vCPU (KVM_CREATE_VCPU)"))?;
         let cpuid = self.kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES);
         let cpuid = cpuid.map_err(refused("what CPUs have (KVM_GET_SUPPORTED_CPUID)"))?;
         fd.set_cpuid2(&cpuid).map_err(refused("CPUID (KVM_SET_CPUID2)"))?;
@@ -285,8 +296,12 @@ pub struct Vcpu {
 
 impl Vcpu {
     fn set(&self, regs: &kvm_regs, sregs: &kvm_sregs) -> Result<(), KvmError> {
-        self.fd.set_sregs(sregs).map_err(refused("its mode (KVM_SET_SREGS)"))?;
-        self.fd.set_regs(regs).map_err(refused("its registers (KVM_SET_REGS)"))
+        self.fd
+            .set_sregs(sregs)
+            .map_err(refused("its mode (KVM_SET_SREGS)"))?;
+        self.fd
+            .set_regs(regs)
+            .map_err(refused("its registers (KVM_SET_REGS)"))
     }
 
     /// Runs until the next exit. `Ok(None)`: a signal came.
@@ -296,7 +311,13 @@ impl Vcpu {
     pub fn run(&mut self) -> Result<Option<VcpuExit<'_>>, KvmError> {
         match self.fd.run() {
             Ok(exit) => Ok(Some(exit)),
-            Err(error) if [Errno::INTR, Errno::AGAIN].map(Errno::raw_os_error).contains(&error.errno()) => Ok(None),
+            Err(error)
+                if [Errno::INTR, Errno::AGAIN]
+                    .map(Errno::raw_os_error)
+                    .contains(&error.errno()) =>
+            {
+                Ok(None)
+            }
             Err(error) => Err(refused("to run the vCPU (KVM_RUN)")(error)),
         }
     }
@@ -324,7 +345,10 @@ impl Vcpu {
             .map_err(refused("the time stamp counter (KVM_GET_MSRS)"))?;
         let time_stamp = msrs.as_slice().first().map_or(0, |entry| entry.data);
         Ok(SavedVcpu {
-            regs: self.fd.get_regs().map_err(refused("its registers (KVM_GET_REGS)"))?,
+            regs: self
+                .fd
+                .get_regs()
+                .map_err(refused("its registers (KVM_GET_REGS)"))?,
             sregs: self.fd.get_sregs().map_err(refused("its mode (KVM_GET_SREGS)"))?,
             time_stamp,
         })

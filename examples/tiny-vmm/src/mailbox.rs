@@ -160,7 +160,9 @@ impl Mailbox {
     /// Of the guest with that memory.
     #[must_use]
     pub fn new(memory: &Memory) -> Self {
-        Self { memory: memory.clone() }
+        Self {
+            memory: memory.clone(),
+        }
     }
 
     /// Says what is to be done. Before the guest runs.

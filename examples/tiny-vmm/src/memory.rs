@@ -77,7 +77,10 @@ impl Memory {
         // The only region begins at guest address 0, and at offset 0 of the map.
         match self.map.copy_to_guest(at, bytes) {
             true => Ok(()),
-            false => Err(MemoryError::Outside { at, bytes: bytes.len() }),
+            false => Err(MemoryError::Outside {
+                at,
+                bytes: bytes.len(),
+            }),
         }
     }
 

@@ -218,7 +218,7 @@ impl<D: Device> Transport<D> {
             self.look_at_config();
             read_part(&self.config, at, data);
         } else if let Ok(word) = <&mut [u8; 4]>::try_from(data)
-            && offset % 4 == 0
+            && offset.is_multiple_of(4)
         {
             *word = self.read_register(offset).to_le_bytes();
         }
@@ -265,7 +265,7 @@ impl<D: Device> Transport<D> {
         let Ok(word) = <[u8; 4]>::try_from(data) else {
             return;
         };
-        if offset % 4 != 0 || offset >= reg::CONFIG {
+        if !offset.is_multiple_of(4) || offset >= reg::CONFIG {
             return;
         }
         let value = u32::from_le_bytes(word);
@@ -297,7 +297,12 @@ impl<D: Device> Transport<D> {
     fn write_queue(&mut self, offset: u64, value: u32) {
         let most = self.device.most_entries();
         let selected = self.registers.queue_sel as usize;
-        let Some(queue) = self.registers.queues.get_mut(selected).filter(|queue| !queue.ready) else {
+        let Some(queue) = self
+            .registers
+            .queues
+            .get_mut(selected)
+            .filter(|queue| !queue.ready)
+        else {
             return;
         };
         match offset {
@@ -320,7 +325,9 @@ impl<D: Device> Transport<D> {
             return;
         };
         // There is such a queue, and queues are counted with 16 bits.
-        let Ok(index) = u16::try_from(selected) else { return };
+        let Ok(index) = u16::try_from(selected) else {
+            return;
+        };
         match (queue.ready, value) {
             (false, 1) if may_start => {
                 queue.ready = true;
@@ -367,7 +374,11 @@ impl<D: Device> Transport<D> {
         let registers = &mut self.registers;
         registers.queues.fill(QueueSetting::default());
         (registers.status, registers.features, registers.interrupt) = (0, 0, 0);
-        (registers.device_features_sel, registers.driver_features_sel, registers.queue_sel) = (0, 0, 0);
+        (
+            registers.device_features_sel,
+            registers.driver_features_sel,
+            registers.queue_sel,
+        ) = (0, 0, 0);
     }
 }
 
@@ -392,7 +403,10 @@ fn set_high(address: &mut u64, value: u32) {
 
 /// What there is of `bytes` from `at` on, into `data`.
 fn read_part(bytes: &[u8], at: u64, data: &mut [u8]) {
-    let rest = usize::try_from(at).ok().and_then(|at| bytes.get(at..)).unwrap_or(&[]);
+    let rest = usize::try_from(at)
+        .ok()
+        .and_then(|at| bytes.get(at..))
+        .unwrap_or(&[]);
     for (to, from) in data.iter_mut().zip(rest) {
         *to = *from;
     }

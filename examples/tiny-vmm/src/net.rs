@@ -65,7 +65,8 @@ impl NetShared {
     /// # Errors
     /// No descriptor is left for an eventfd.
     pub fn new(config: NetConfig, memory: &Memory, sink: Box<dyn Sink>) -> std::io::Result<Arc<Self>> {
-        let mut device = NetDevice::new(config.pairs, Offloads::NONE).with_control(config.mac, control::OFFERED);
+        let mut device =
+            NetDevice::new(config.pairs, Offloads::NONE).with_control(config.mac, control::OFFERED);
         device.set_memory(Some(Arc::clone(memory.map())));
         let needs_reset = Arc::new(NeedsReset::default());
         let port = Port::new(sink, &device, Arc::clone(&needs_reset), config.polled);
@@ -127,7 +128,10 @@ impl NetShared {
     }
 
     fn serve_control(&self) {
-        let mut control = self.control.lock().expect("nobody panicked with the control queue");
+        let mut control = self
+            .control
+            .lock()
+            .expect("nobody panicked with the control queue");
         let Some(queue) = control.as_mut() else { return };
         let mut device = self.device();
         let served = queue.serve(&mut device, MOST_COMMANDS, |device, _| {
@@ -198,7 +202,9 @@ impl Net {
         self.stop_pairs();
         let device = self.0.device();
         let queues = u32::from(self.0.queues());
-        (0..queues).map(|queue| device.vring(queue).map_or(0, |vring| vring.base)).collect()
+        (0..queues)
+            .map(|queue| device.vring(queue).map_or(0, |vring| vring.base))
+            .collect()
     }
 
     /// Goes on where another one stopped: features, queues, and where those stood.
@@ -218,7 +224,11 @@ impl Net {
                 device.keep_bases(pair, bases);
             }
         }
-        let mut control = self.0.control.lock().expect("nobody panicked with the control queue");
+        let mut control = self
+            .0
+            .control
+            .lock()
+            .expect("nobody panicked with the control queue");
         if let Some(queue) = control.take() {
             // It is there, as the queue is.
             let _ = device.keep_control_base(&queue);
@@ -258,10 +268,20 @@ impl Net {
         let mut pairs = Vec::new();
         for pair in 0..self.0.max_pairs {
             let used = device.is_whole(pair.into());
-            pairs.push(if used { Some(device.queue_pair(pair, path)?) } else { None });
+            pairs.push(if used {
+                Some(device.queue_pair(pair, path)?)
+            } else {
+                None
+            });
         }
-        let is_there = device.vring(device.control_index()).is_ok_and(|vring| vring.started);
-        let control = if is_there { Some(device.control_queue()?) } else { None };
+        let is_there = device
+            .vring(device.control_index())
+            .is_ok_and(|vring| vring.started);
+        let control = if is_there {
+            Some(device.control_queue()?)
+        } else {
+            None
+        };
         self.0.port.with(|port| {
             for (at, pair) in pairs.into_iter().enumerate() {
                 if let Some(pair) = pair {
@@ -271,7 +291,11 @@ impl Net {
             port.follow(&device);
         });
         drop(device);
-        *self.0.control.lock().expect("nobody panicked with the control queue") = control;
+        *self
+            .0
+            .control
+            .lock()
+            .expect("nobody panicked with the control queue") = control;
         Ok(())
     }
 }
@@ -360,7 +384,11 @@ impl Device for Net {
             }
         } else {
             drop(device);
-            *self.0.control.lock().expect("nobody panicked with the control queue") = None;
+            *self
+                .0
+                .control
+                .lock()
+                .expect("nobody panicked with the control queue") = None;
             device = self.0.device();
         }
         // There is such a queue.
@@ -369,11 +397,14 @@ impl Device for Net {
 
     fn reset(&mut self) {
         self.0.port.with(Port::reset);
-        *self.0.control.lock().expect("nobody panicked with the control queue") = None;
+        *self
+            .0
+            .control
+            .lock()
+            .expect("nobody panicked with the control queue") = None;
         let mut device = self.0.device();
         device.reset();
         self.0.port.with(|port| port.follow(&device));
         self.0.needs_reset.clear();
     }
 }
-

@@ -24,7 +24,9 @@ impl std::str::FromStr for SinkChoice {
             ("null", _) => Ok(Self::Null),
             ("echo", _) => Ok(Self::Echo),
             (_, Some(("af-xdp", name))) if !name.is_empty() => Ok(Self::Xdp(name.to_owned())),
-            _ => Err(format!("{text} is no sink: null, echo, or af-xdp:IFACE such as af-xdp:veth0")),
+            _ => Err(format!(
+                "{text} is no sink: null, echo, or af-xdp:IFACE such as af-xdp:veth0"
+            )),
         }
     }
 }

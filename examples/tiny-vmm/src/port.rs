@@ -178,17 +178,23 @@ impl Port {
             self.sink.flush()?;
             return Ok(0);
         }
-        let count = pair.from_guest.queue.pop(&mut self.chains, room).map_err(Fault::from)?;
+        let count = pair
+            .from_guest
+            .queue
+            .pop(&mut self.chains, room)
+            .map_err(Fault::from)?;
         if count == 0 {
             return Ok(0);
         }
         let memory = Arc::clone(&pair.memory);
         let mut sending = Sending::default();
         let mut result = Ok(());
-        for chain in self.chains.iter() {
+        for chain in &self.chains {
             let buffers = self.chains.buffers(chain);
             match pair.judge_into(chain, buffers, None, &self.counters, &mut sending) {
-                Ok(true) => self.sink.put(&FromGuest::new(&memory, buffers, sending.start, sending.len)),
+                Ok(true) => self
+                    .sink
+                    .put(&FromGuest::new(&memory, buffers, sending.start, sending.len)),
                 Ok(false) => (),
                 Err(fault) => {
                     result = Err(fault.into());

@@ -313,7 +313,10 @@ impl fmt::Display for RunReport {
                 median_ns,
                 p99_ns,
             } = samples;
-            writeln!(f, "{count} rounds: median {median_ns:.0} ns, 99 % within {p99_ns:.0} ns")?;
+            writeln!(
+                f,
+                "{count} rounds: median {median_ns:.0} ns, 99 % within {p99_ns:.0} ns"
+            )?;
         }
         writeln!(
             f,

@@ -192,7 +192,10 @@ impl VcpuThread {
             if left.is_zero() {
                 return Err(VcpuError::TimeLimit(limit));
             }
-            let waited = self.shared.changed.wait_timeout(gate, left.min(Duration::from_secs(1)));
+            let waited = self
+                .shared
+                .changed
+                .wait_timeout(gate, left.min(Duration::from_secs(1)));
             gate = waited.expect("nobody panicked at the gate").0;
         }
     }

@@ -28,9 +28,12 @@ impl Worker {
     /// No thread or no descriptor is left.
     pub fn start(shared: &Arc<NetShared>, polls: bool) -> io::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
-        let readable = shared
-            .port()
-            .with(|port| port.sink().readable().map(|fd| fd.try_clone_to_owned()).transpose())?;
+        let readable = shared.port().with(|port| {
+            port.sink()
+                .readable()
+                .map(|fd| fd.try_clone_to_owned())
+                .transpose()
+        })?;
         let (tell, told) = mpsc::channel();
         let thread = std::thread::Builder::new().name("worker".into()).spawn({
             let (shared, stop) = (Arc::clone(shared), Arc::clone(&stop));
@@ -90,7 +93,9 @@ fn sleep_and_serve(shared: &NetShared, readable: Option<&OwnedFd>, stop: &Atomic
             .lock_giving_way()
             .as_ref()
             .is_some_and(|port| !port.waits_for_buffers() && port.error().is_none());
-        let watched = readable.filter(|_| watches).map(|fd| PollFd::new(fd, PollFlags::IN));
+        let watched = readable
+            .filter(|_| watches)
+            .map(|fd| PollFd::new(fd, PollFlags::IN));
         let mut fds: Vec<_> = [PollFd::new(shared.again(), PollFlags::IN)]
             .into_iter()
             .chain(watched)

@@ -33,7 +33,11 @@ fn frames_sent_arrive_whole_and_once() {
             let (sink, seen) = Recorder::new(frame_bytes);
             let (_machine, answer) = run(config, &task, sink);
             let seen = seen.lock().expect("no panic");
-            assert_eq!((seen.frames, seen.wrong, answer.done), (FRAMES, 0, FRAMES), "{config:?} {task:?}");
+            assert_eq!(
+                (seen.frames, seen.wrong, answer.done),
+                (FRAMES, 0, FRAMES),
+                "{config:?} {task:?}"
+            );
         }
     });
 }
@@ -103,7 +107,12 @@ fn guest_of_a_worker_that_polls_kicks_nobody() {
     );
     assert_eq!(answer.kicks, 0);
     let status = machine.status();
-    assert!(status.iter().all(|queue| queue.from_exits + queue.from_eventfd == 0), "{status:?}");
+    assert!(
+        status
+            .iter()
+            .all(|queue| queue.from_exits + queue.from_eventfd == 0),
+        "{status:?}"
+    );
 }
 
 #[test]

@@ -64,7 +64,11 @@ fn frames_come_back_from_the_far_end() {
                 }
             });
             let stopping = testkit::wait::Raised(&stop);
-            let (_machine, answer) = run(MachineConfig::new(notify), &task(Work::RoundTrip, FRAMES), open(&veth));
+            let (_machine, answer) = run(
+                MachineConfig::new(notify),
+                &task(Work::RoundTrip, FRAMES),
+                open(&veth),
+            );
             drop(stopping);
             assert_eq!(answer.done, FRAMES, "{notify:?}");
         });

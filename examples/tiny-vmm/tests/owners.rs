@@ -38,7 +38,11 @@ fn kicking(notify: Notify, frames_per_kick: u32) -> (Machine, Arc<Mutex<Seen>>) 
 fn await_kicks(machine: &Machine, more: u64) {
     let done = || machine.mailbox().answer().expect("a mailbox").done;
     let wanted = done() + more;
-    assert!(until(LIMIT, || done() >= wanted), "{:?}", machine.mailbox().answer());
+    assert!(
+        until(LIMIT, || done() >= wanted),
+        "{:?}",
+        machine.mailbox().answer()
+    );
 }
 
 /// Tells the guest to stop; all its frames came, each once and in turn.
@@ -52,7 +56,9 @@ fn end(machine: &Machine, seen: &Mutex<Seen>) {
 
 /// The first pair's queues are with us.
 fn is_ours(machine: &Machine, state: State) -> bool {
-    [0, 1].iter().all(|&queue| machine.net_notifiers().state(queue) == Some(state))
+    [0, 1]
+        .iter()
+        .all(|&queue| machine.net_notifiers().state(queue) == Some(state))
 }
 
 #[test]
@@ -124,7 +130,11 @@ fn guest_goes_on_after_each_stop() {
             let before = machine.mailbox().answer().expect("a mailbox");
             let frames = seen.lock().expect("no panic").frames;
             std::thread::sleep(std::time::Duration::from_millis(2));
-            assert_eq!(machine.mailbox().answer().expect("a mailbox"), before, "it stands");
+            assert_eq!(
+                machine.mailbox().answer().expect("a mailbox"),
+                before,
+                "it stands"
+            );
             assert_eq!(seen.lock().expect("no panic").frames, frames, "nobody serves it");
             machine.run().expect("it goes on");
             await_kicks(&machine, 1);
@@ -179,9 +189,16 @@ fn queues_without_an_eventfd_are_served_by_exits() {
         assert_eq!((seen.frames, seen.wrong), (2_000, 0));
         // The receive queue is bound first, then the transmit queue.
         let status = machine.status();
-        let bound: Vec<_> = status.iter().take(2).map(|queue| queue.by == By::Eventfd).collect();
+        let bound: Vec<_> = status
+            .iter()
+            .take(2)
+            .map(|queue| queue.by == By::Eventfd)
+            .collect();
         assert_eq!(bound, [most > 0, most > 1]);
         let said = status[1].unbound.as_ref().map(ToString::to_string);
-        assert_eq!(said.is_some_and(|said| said.contains("notified by exits")), most < 2);
+        assert_eq!(
+            said.is_some_and(|said| said.contains("notified by exits")),
+            most < 2
+        );
     }
 }

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use rustix::net::{AddressFamily, SocketType, netdevice, socket};
 use steer::{AttachError, Mode, ModeRequest, Program, QueueConf, QueueError};
 use xsk::{
-    AttachMode, BindRequest, Frame, FramePool, Kick, MemoryError, OpenError, OwnMemory, QueueId, RingSize, Socket,
-    SocketConfig, TxDesc, Umem, UmemError,
+    AttachMode, BindRequest, Frame, FramePool, Kick, MemoryError, OpenError, OwnMemory, QueueId, RingSize,
+    Socket, SocketConfig, TxDesc, Umem, UmemError,
 };
 
 use super::{BATCH, FromGuest, LONGEST_FRAME, Sink, SinkCounts, SinkError, ToGuest};
