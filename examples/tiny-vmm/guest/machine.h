@@ -16,7 +16,7 @@ static inline void pause(void)
 	__asm__ volatile("pause" ::: "memory");
 }
 
-/* Stores before it are seen before stores after it (VirtIO 1.3, 2.7.13.2): on x86 the compiler alone could undo that. */
+/* Stores before it are seen before stores after it (VirtIO 1.3, 2.7.13): on x86 the compiler alone could undo that. */
 static inline void write_barrier(void)
 {
 	__asm__ volatile("" ::: "memory");

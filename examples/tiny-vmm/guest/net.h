@@ -1,4 +1,4 @@
-/* The driver of virtio-net (VirtIO 1.3, 5.1): one pair of queues with a buffer for each entry, and the control queue. */
+/* The driver of virtio-net (VirtIO 1.3, 5.1): a pair of queues with a buffer for each entry, and the control queue. */
 #ifndef NET_H
 #define NET_H
 

@@ -1,5 +1,5 @@
-//! A backend: a thread that has the network device's queues for itself, kicks included, as a vhost or vhost-user backend
-//! would. The VMM's own threads find nothing to serve meanwhile.
+//! A backend: a thread that has the network device's queues for itself, kicks included, as a backend of vhost or
+//! vhost-user would. The VMM's own threads find nothing to serve meanwhile.
 
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,6 +1,6 @@
 //! Where the guest's exits go: to the registers of the devices, and to their notifiers.
 //!
-//! A notification is looked for first, and takes no lock of the registers. The order in which a device and its notifiers
+//! A notification is looked for first, and takes no lock of the registers. In which order a device and its notifiers
 //! learn of what the driver did is in [`Attached`], the whole of what a VMM has to do for crate `notifier`.
 
 use std::io;

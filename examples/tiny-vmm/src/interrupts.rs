@@ -1,7 +1,11 @@
-//! Interrupts: an eventfd that KVM has (irqfd), beside the call that sets an interrupt line (KVM_IRQ_LINE).
+//! Interrupts: an eventfd that KVM has (irqfd), beside the calls that make them (KVM_IRQ_LINE, KVM_SIGNAL_MSI); by a line
+//! of a PC's old interrupt controllers, and by message, as PCI devices have them.
 //!
-//! The guest is a program in real mode (`guest/interrupts.S`): it sleeps, and its handler counts. Each interrupt is made
-//! when the one before was seen.
+//! A message by eventfd is delivered where the eventfd is written to. A line is not: its controllers' lock is not one that
+//! can be taken there, and a kernel thread does the rest (`irqfd_wakeup`, virt/kvm/eventfd.c).
+//!
+//! The guest is a program in real mode (`guest/interrupts.S`): it sleeps, and its handler counts. Each interrupt is
+//! made when the one before was seen.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -15,6 +19,9 @@ use crate::vcpu::{Exits, VcpuError, VcpuThread};
 
 /// The program that `guest/interrupts.S` is.
 const PROGRAM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/interrupts.bin"));
+/// A line that the old controllers do not have, and the vector of its message: `guest/interrupts.S`.
+const MESSAGE_LINE: u32 = 24;
+const VECTOR: u8 = 0x26;
 /// Words of the guest's: interrupts seen, 1 once they are taken, 1 to end.
 const SEEN_AT: u64 = 0x500;
 const READY_AT: u64 = 0x504;
@@ -24,10 +31,24 @@ const STOP_AT: u64 = 0x508;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum InterruptBy {
-    /// A write to an eventfd.
-    Irqfd,
-    /// Two calls of KVM's: up and down.
-    IrqLine,
+    /// A line: a write to an eventfd.
+    LineIrqfd,
+    /// A line: two calls of KVM's, up and down.
+    LineCall,
+    /// A message: a write to an eventfd.
+    MessageIrqfd,
+    /// A message: a call of KVM's.
+    MessageCall,
+}
+
+impl InterruptBy {
+    /// All of them.
+    pub const ALL: [Self; 4] = [
+        Self::LineIrqfd,
+        Self::LineCall,
+        Self::MessageIrqfd,
+        Self::MessageCall,
+    ];
 }
 
 /// What interrupts cost.
@@ -60,35 +81,41 @@ struct Guest {
     memory: Memory,
     vm: Vm,
     vcpu: VcpuThread,
-    irqfd: OwnedFd,
+    line_irqfd: OwnedFd,
+    message_irqfd: OwnedFd,
 }
 
 /// Makes so many interrupts each way.
 ///
 /// # Errors
 /// [`MachineError`]; [`VcpuError::TimeLimit`], if one is not seen for so long.
-pub fn measure(count: u32, limit: Duration) -> Result<[InterruptCost; 2], MachineError> {
-    let memory = Memory::new(RAM_BYTES)?;
-    let vm = Vm::new(&memory)?;
-    let vcpu = VcpuThread::new(vm.real_mode(PROGRAM)?, Arc::new(NoDevices))?;
-    let irqfd = vm.interrupt(FIRST_LINE)?;
-    let guest = Guest {
-        memory,
-        vm,
-        vcpu,
-        irqfd,
-    };
+pub fn measure(count: u32, limit: Duration) -> Result<[InterruptCost; 4], MachineError> {
+    let guest = Guest::new()?;
     guest.vcpu.run();
     guest.await_word(READY_AT, 1, limit)?;
-    let costs = [InterruptBy::Irqfd, InterruptBy::IrqLine].map(|by| guest.measure(by, count, limit));
+    let [line_irqfd, line_call, message_irqfd, message_call] =
+        InterruptBy::ALL.map(|by| guest.measure(by, count, limit));
+    let costs = [line_irqfd?, line_call?, message_irqfd?, message_call?];
     guest.memory.write(STOP_AT, &1_u32.to_le_bytes())?;
-    guest.make(InterruptBy::Irqfd)?;
+    guest.make(InterruptBy::LineIrqfd)?;
     guest.vcpu.await_end(limit)?;
-    let [irqfd, irq_line] = costs;
-    Ok([irqfd?, irq_line?])
+    Ok(costs)
 }
 
 impl Guest {
+    fn new() -> Result<Self, MachineError> {
+        let memory = Memory::new(RAM_BYTES)?;
+        let vm = Vm::new(&memory)?;
+        vm.route_message(MESSAGE_LINE, VECTOR, FIRST_LINE)?;
+        Ok(Self {
+            vcpu: VcpuThread::new(vm.real_mode(PROGRAM)?, Arc::new(NoDevices))?,
+            line_irqfd: vm.interrupt(FIRST_LINE)?,
+            message_irqfd: vm.interrupt(MESSAGE_LINE)?,
+            memory,
+            vm,
+        })
+    }
+
     fn measure(&self, by: InterruptBy, count: u32, limit: Duration) -> Result<InterruptCost, MachineError> {
         let before = self.word(SEEN_AT)?;
         let mut making = Duration::ZERO;
@@ -114,17 +141,13 @@ impl Guest {
 
     fn make(&self, by: InterruptBy) -> Result<(), MachineError> {
         match by {
-            InterruptBy::Irqfd => {
-                let written = rustix::io::write(&self.irqfd, &1_u64.to_ne_bytes());
-                written.map_err(|error| MachineError::Resources {
-                    what: "an interrupt",
-                    source: error.into(),
-                })?;
-            }
-            InterruptBy::IrqLine => {
+            InterruptBy::LineIrqfd => signal(&self.line_irqfd)?,
+            InterruptBy::LineCall => {
                 self.vm.set_line(FIRST_LINE, true)?;
                 self.vm.set_line(FIRST_LINE, false)?;
             }
+            InterruptBy::MessageIrqfd => signal(&self.message_irqfd)?,
+            InterruptBy::MessageCall => self.vm.send_message(VECTOR)?,
         }
         Ok(())
     }
@@ -152,4 +175,13 @@ impl Guest {
         }
         Ok(())
     }
+}
+
+fn signal(irqfd: &OwnedFd) -> Result<(), MachineError> {
+    let written = rustix::io::write(irqfd, &1_u64.to_ne_bytes());
+    let written = written.map_err(|error| MachineError::Resources {
+        what: "an interrupt",
+        source: error.into(),
+    });
+    written.map(|_| ())
 }

@@ -3,8 +3,8 @@
 //! # The guest's world
 //! In long mode at privilege level 3, with 4 GiB mapped as they are by pages of 2 MiB, I/O ports allowed (IOPL 3) and
 //! interrupts off. There are no descriptor tables: a guest that faults shuts the vCPU down, which is an exit. Level 3
-//! and not 0: a hypervisor that runs the host's kernel and the guest's in one ring (PVM) runs guest programs as they are
-//! and interprets guest kernels; on others there is no difference.
+//! and not 0: a hypervisor that runs the host's kernel and the guest's in one ring (PVM) runs guest programs as they
+//! are and interprets guest kernels; on others there is no difference.
 //!
 //! The other world is real mode, for the program that takes interrupts.
 //!
@@ -16,7 +16,10 @@ use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
 use std::sync::Arc;
 
 use kvm_bindings::{
-    KVM_MAX_CPUID_ENTRIES, Msrs, kvm_msr_entry, kvm_regs, kvm_segment, kvm_sregs, kvm_userspace_memory_region,
+    KVM_IRQ_ROUTING_IRQCHIP, KVM_IRQ_ROUTING_MSI, KVM_IRQCHIP_PIC_MASTER, KVM_MAX_CPUID_ENTRIES,
+    KvmIrqRouting, Msrs, kvm_irq_routing_entry, kvm_irq_routing_entry__bindgen_ty_1, kvm_irq_routing_irqchip,
+    kvm_irq_routing_msi, kvm_msi, kvm_msr_entry, kvm_regs, kvm_segment, kvm_sregs,
+    kvm_userspace_memory_region,
 };
 use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
 use rustix::event::{EventfdFlags, eventfd};
@@ -82,8 +85,8 @@ impl Vm {
             userspace_addr: map.base().as_ptr() as u64,
         };
         // SAFETY: the map is `memory_size` bytes from `userspace_addr` on (Memory: one region, nothing private behind
-        // it). Who has a vCPU has the memory, too (Vcpu::memory), so it is mapped for as long as a guest can run; what a
-        // guest writes is bytes, of which nobody here holds a reference (virtqueue, bytes.rs).
+        // it). Who has a vCPU has the memory, too (Vcpu), so it is mapped for as long as a guest can run; what a guest
+        // writes is bytes, of which nobody here holds a reference (virtqueue, bytes.rs).
         unsafe { fd.set_user_memory_region(region) }
             .map_err(refused("the guest's memory (KVM_SET_USER_MEMORY_REGION)"))?;
         Ok(Self {
@@ -131,6 +134,56 @@ impl Vm {
         self.fd
             .set_irq_line(line, active)
             .map_err(refused("to set an interrupt line (KVM_IRQ_LINE)"))
+    }
+
+    /// Makes interrupt line `line` a message with that vector to the vCPU's interrupt controller, and leaves `kept` as it
+    /// was: a line of the first of the two old controllers.
+    ///
+    /// # Errors
+    /// [`KvmError`].
+    pub fn route_message(&self, line: u32, vector: u8, kept: u32) -> Result<(), KvmError> {
+        let message = kvm_irq_routing_msi {
+            address_lo: MESSAGE_ADDRESS,
+            data: vector.into(),
+            ..kvm_irq_routing_msi::default()
+        };
+        let pin = kvm_irq_routing_irqchip {
+            irqchip: KVM_IRQCHIP_PIC_MASTER,
+            pin: kept,
+        };
+        let entries = [
+            kvm_irq_routing_entry {
+                gsi: line,
+                type_: KVM_IRQ_ROUTING_MSI,
+                u: kvm_irq_routing_entry__bindgen_ty_1 { msi: message },
+                ..kvm_irq_routing_entry::default()
+            },
+            kvm_irq_routing_entry {
+                gsi: kept,
+                type_: KVM_IRQ_ROUTING_IRQCHIP,
+                u: kvm_irq_routing_entry__bindgen_ty_1 { irqchip: pin },
+                ..kvm_irq_routing_entry::default()
+            },
+        ];
+        let routing = KvmIrqRouting::from_entries(&entries).map_err(too_many)?;
+        self.fd
+            .set_gsi_routing(&routing)
+            .map_err(refused("interrupts as messages (KVM_SET_GSI_ROUTING)"))
+    }
+
+    /// Sends the vCPU's interrupt controller a message with that vector (KVM_SIGNAL_MSI).
+    ///
+    /// # Errors
+    /// [`KvmError`].
+    pub fn send_message(&self, vector: u8) -> Result<(), KvmError> {
+        let message = kvm_msi {
+            address_lo: MESSAGE_ADDRESS,
+            data: vector.into(),
+            ..kvm_msi::default()
+        };
+        let sent = self.fd.signal_msi(message);
+        sent.map(|_| ())
+            .map_err(refused("to send an interrupt (KVM_SIGNAL_MSI)"))
     }
 
     /// The vCPU, about to begin the guest program, which is loaded.
@@ -183,7 +236,7 @@ impl Vm {
     pub fn restored(&self, saved: &SavedVcpu) -> Result<Vcpu, KvmError> {
         let vcpu = self.vcpu()?;
         vcpu.set(&saved.regs, &saved.sregs)?;
-        let msrs = Msrs::from_entries(&[time_stamp(saved.time_stamp)]).map_err(too_many_msrs)?;
+        let msrs = Msrs::from_entries(&[time_stamp(saved.time_stamp)]).map_err(too_many)?;
         vcpu.fd
             .set_msrs(&msrs)
             .map_err(refused("the time stamp counter (KVM_SET_MSRS)"))?;
@@ -219,6 +272,8 @@ const LARGE_PAGE: u64 = PAGE | 1 << 7;
 const TABLE_BYTES: u64 = 4096;
 const GIB: u64 = 1 << 30;
 const LARGE_PAGE_BYTES: u64 = 2 << 20;
+/// Of the interrupt controller of the first vCPU.
+const MESSAGE_ADDRESS: u32 = 0xfee0_0000;
 const TIME_STAMP_MSR: u32 = 0x10;
 
 /// One table of the fourth level, one of the third, and four of the second: 4 GiB.
@@ -272,7 +327,7 @@ fn time_stamp(value: u64) -> kvm_msr_entry {
     }
 }
 
-fn too_many_msrs(_: vmm_sys_util::fam::Error) -> KvmError {
+fn too_many(_: vmm_sys_util::fam::Error) -> KvmError {
     KvmError::Refused {
         what: "one register more",
         source: io::ErrorKind::OutOfMemory.into(),
@@ -339,7 +394,7 @@ impl Vcpu {
     /// # Errors
     /// [`KvmError::Refused`].
     pub fn save(&self) -> Result<SavedVcpu, KvmError> {
-        let mut msrs = Msrs::from_entries(&[time_stamp(0)]).map_err(too_many_msrs)?;
+        let mut msrs = Msrs::from_entries(&[time_stamp(0)]).map_err(too_many)?;
         self.fd
             .get_msrs(&mut msrs)
             .map_err(refused("the time stamp counter (KVM_GET_MSRS)"))?;

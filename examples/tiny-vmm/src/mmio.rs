@@ -1,13 +1,13 @@
 //! The virtio-mmio transport (VirtIO 1.3, 4.2): the registers of a device.
 //!
-//! A guest reads and writes registers at any offset, of any width, with any value, in any order. Each access is answered
-//! as the specification says, and where that forbids one to drivers: a read gives 0, a write does nothing. None panics,
-//! and none allocates more than a copy of the config space.
+//! A guest reads and writes registers at any offset, of any width, with any value, in any order. Each access is
+//! answered as the specification says, and where that forbids one to drivers: a read gives 0, a write does nothing.
+//! None panics, and none allocates more than a copy of the config space.
 //!
 //! # Interrupts
 //! Used buffers are told by an eventfd that goes to KVM straight from the data path (irqfd), and no register learns of
-//! it. So InterruptStatus says "used buffers" from DRIVER_OK on, whenever it is read: a driver then looks at its queues,
-//! and may find nothing new there. "Configuration change" is said exactly.
+//! it. So InterruptStatus says "used buffers" from DRIVER_OK on, whenever it is read: a driver then looks at its
+//! queues, and may find nothing new there. "Configuration change" is said exactly.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -58,8 +58,8 @@ pub enum Report {
 pub struct InterruptReport {
     /// [`Work::Interrupts`].
     pub work: Work,
-    /// By eventfd, and by calls of KVM's.
-    pub interrupts: [InterruptCost; 2],
+    /// By line and by message, by eventfd and by calls of KVM's.
+    pub interrupts: [InterruptCost; 4],
 }
 
 /// What a run came to; times of the guest's by its time stamp counter.

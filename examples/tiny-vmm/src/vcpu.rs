@@ -1,7 +1,7 @@
 //! The thread that runs the vCPU.
 //!
-//! It stops at a gate before each entry into the guest. Who wants it to stop sends a signal, which makes KVM_RUN return,
-//! and sends it again until the thread is there: one that comes between the gate and the guest is lost.
+//! It stops at a gate before each entry into the guest. Who wants it to stop sends a signal, which makes KVM_RUN
+//! return, and sends it again until the thread is there: one that comes between the gate and the guest is lost.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
