@@ -7,6 +7,7 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
 use notifier::notifiers::{NotifierError, QueueEvent};
+use notifier::state::Refusal;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -127,7 +128,15 @@ fn start_queues(notifiers: &DeviceNotifiers) -> Result<(), BackendError> {
 
 fn stop_queues(notifiers: &DeviceNotifiers, queues: &[u16]) -> Result<(), BackendError> {
     for &queue in queues {
-        notifiers.queue_event(queue, QueueEvent::BackendStop)?;
+        match notifiers.queue_event(queue, QueueEvent::BackendStop) {
+            // The guest has reset the device meanwhile, and the queues were taken away.
+            Ok(_)
+            | Err(NotifierError::Refused {
+                refusal: Refusal::NoBackend,
+                ..
+            }) => (),
+            Err(error) => return Err(error.into()),
+        }
     }
     Ok(())
 }

@@ -20,6 +20,8 @@ use crate::mailbox::{Answer, Mailbox, Task};
 use crate::memory::{Memory, MemoryError};
 use crate::mmio;
 use crate::net::{Net, NetConfig, NetQueue, NetShared};
+use crate::port::Port;
+use crate::report::chain;
 use crate::sink::{Sink, SinkCounts};
 use crate::vcpu::{Exits, VcpuError, VcpuThread};
 use crate::worker::Worker;
@@ -291,6 +293,19 @@ impl Machine {
     #[must_use]
     pub fn counts(&self) -> SinkCounts {
         self.net.port().with(|port| port.counts())
+    }
+
+    /// The devices, as the vCPU's thread has them.
+    #[must_use]
+    pub fn devices(&self) -> &Arc<Devices> {
+        &self.devices
+    }
+
+    /// Why no frames move any more, once no backend has the port; `None`: they do.
+    #[must_use]
+    pub fn port_error(&self) -> Option<String> {
+        let error = |port: &mut Port| port.error().map(|error| chain(error));
+        self.net.port().with(error)
     }
 
     /// Exits of the vCPU until it stopped last.

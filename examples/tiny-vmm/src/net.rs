@@ -29,8 +29,9 @@ const NETWORK_DEVICE: u32 = 1;
 const MOST_ENTRIES: u16 = 256;
 /// Bytes of a frame behind its Ethernet header.
 const MTU: u16 = 1500;
-/// Commands that one look answers at most.
-const MOST_COMMANDS: usize = 16;
+/// Commands that one look answers at most: a ring's length. Kicks are on meanwhile, so that there is another look for
+/// those that come later.
+const MOST_COMMANDS: usize = MOST_ENTRIES as usize;
 
 /// Where a packed ring begins: slot 0 and wrap counter 1, for what is taken and for what is used (VirtIO 1.3, 2.8.1).
 pub(crate) const FIRST_PACKED_BASE: u32 = 0x8000_8000;
@@ -105,6 +106,12 @@ impl NetShared {
         2 * self.max_pairs + 1
     }
 
+    fn control(&self) -> MutexGuard<'_, Option<ControlQueue>> {
+        self.control
+            .lock()
+            .expect("nobody panicked with the control queue")
+    }
+
     fn device(&self) -> MutexGuard<'_, NetDevice> {
         self.device.lock().expect("nobody panicked with the device")
     }
@@ -128,10 +135,7 @@ impl NetShared {
     }
 
     fn serve_control(&self) {
-        let mut control = self
-            .control
-            .lock()
-            .expect("nobody panicked with the control queue");
+        let mut control = self.control();
         let Some(queue) = control.as_mut() else { return };
         let mut device = self.device();
         let served = queue.serve(&mut device, MOST_COMMANDS, |device, _| {
@@ -139,25 +143,8 @@ impl NetShared {
             self.port.with(|port| port.follow(device));
             true
         });
-        match served {
-            // As many as may be: there may be more, and nobody kicks for those.
-            Ok(MOST_COMMANDS) => self.more_commands(queue, &mut device),
-            Ok(_) => (),
-            Err(_) => {
-                *control = None;
-                self.needs_reset.set();
-            }
-        }
-    }
-
-    /// The rest of a ring of commands. Each that is answered makes room for another, so a guest may go on for as long
-    /// as it likes, in its own time: a ring's length, and then its next kick is awaited.
-    fn more_commands(&self, queue: &mut ControlQueue, device: &mut NetDevice) {
-        let served = queue.serve(device, MOST_ENTRIES.into(), |device, _| {
-            self.port.with(|port| port.follow(device));
-            true
-        });
         if served.is_err() {
+            *control = None;
             self.needs_reset.set();
         }
     }
@@ -214,6 +201,7 @@ impl Net {
 
     /// Takes the queue pairs out of the port, and notes where they stand.
     fn stop_pairs(&self) {
+        let mut control = self.0.control();
         let mut device = self.0.device();
         let bases: Vec<_> = self
             .0
@@ -224,11 +212,6 @@ impl Net {
                 device.keep_bases(pair, bases);
             }
         }
-        let mut control = self
-            .0
-            .control
-            .lock()
-            .expect("nobody panicked with the control queue");
         if let Some(queue) = control.take() {
             // It is there, as the queue is.
             let _ = device.keep_control_base(&queue);
@@ -266,8 +249,10 @@ impl Net {
             in_place: false,
         };
         let mut pairs = Vec::new();
+        // Without multiqueue the control queue follows the first pair, and is no other pair's.
+        let usable = device.control_index() / 2;
         for pair in 0..self.0.max_pairs {
-            let used = device.is_whole(pair.into());
+            let used = u32::from(pair) < usable && device.is_whole(pair.into());
             pairs.push(if used {
                 Some(device.queue_pair(pair, path)?)
             } else {
@@ -291,11 +276,7 @@ impl Net {
             port.follow(&device);
         });
         drop(device);
-        *self
-            .0
-            .control
-            .lock()
-            .expect("nobody panicked with the control queue") = control;
+        *self.0.control() = control;
         Ok(())
     }
 }
@@ -384,11 +365,7 @@ impl Device for Net {
             }
         } else {
             drop(device);
-            *self
-                .0
-                .control
-                .lock()
-                .expect("nobody panicked with the control queue") = None;
+            *self.0.control() = None;
             device = self.0.device();
         }
         // There is such a queue.
@@ -397,11 +374,7 @@ impl Device for Net {
 
     fn reset(&mut self) {
         self.0.port.with(Port::reset);
-        *self
-            .0
-            .control
-            .lock()
-            .expect("nobody panicked with the control queue") = None;
+        *self.0.control() = None;
         let mut device = self.0.device();
         device.reset();
         self.0.port.with(|port| port.follow(&device));

@@ -126,10 +126,14 @@ impl Port {
         }
         self.switch_kicks_off();
         for _ in 0..MOST_BATCHES {
-            if self.poll() == 0 && !self.switch_kicks_on() {
+            if self.poll() > 0 {
+                continue;
+            }
+            if !self.switch_kicks_on() {
                 let is_done = self.is_over() || !self.sink.is_pending();
                 return if is_done { Left::Nothing } else { Left::More };
             }
+            self.switch_kicks_off();
         }
         if self.is_over() { Left::Nothing } else { Left::More }
     }

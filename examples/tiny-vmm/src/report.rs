@@ -38,6 +38,9 @@ pub enum ReportError {
         #[source]
         source: std::io::Error,
     },
+    /// The network device stopped.
+    #[error("no frames move any more: {0}")]
+    Port(String),
     /// Frames that were not as sent.
     #[error("{0} of the frames that the guest received were not whole, or not the next ones")]
     BadFrames(u64),
@@ -137,7 +140,11 @@ pub fn run(options: &Options) -> Result<Report, ReportError> {
     machine.run()?;
     let threads = machine.thread_ids();
     place(&threads, options)?;
-    let answer = machine.await_answer(limit)?;
+    let answer = machine.await_answer(limit);
+    if let Some(error) = machine.port_error() {
+        return Err(ReportError::Port(error));
+    }
+    let answer = answer?;
     let cpu = CpuTimes::read(&threads);
     machine.stop()?;
     answer.outcome.unwrap_or(Ok(()))?;

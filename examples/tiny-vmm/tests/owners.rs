@@ -13,6 +13,7 @@ use notifier::notifiers::{By, DeviceEvent};
 use notifier::state::State;
 use testkit::wait::until;
 use tiny_vmm::backend::Backend;
+use tiny_vmm::layout::DEVICES_AT;
 use tiny_vmm::machine::{Machine, MachineConfig, Notify};
 use tiny_vmm::mailbox::{Task, Work};
 
@@ -201,4 +202,25 @@ fn queues_without_an_eventfd_are_served_by_exits() {
             most < 2
         );
     }
+}
+
+/// DRIVER_OK and what goes before it; 0 resets (VirtIO 1.3, 2.1).
+fn write_status(machine: &Machine, status: u32) {
+    machine.devices().write(DEVICES_AT + 0x70, &status.to_le_bytes());
+}
+
+#[test]
+fn reset_takes_the_queues_out_of_a_backends_hands() {
+    testkit::require!(Kvm);
+    let (machine, seen) = kicking(Notify::Eventfd, 1);
+    let backend = Backend::start(machine.net(), machine.net_notifiers()).expect("a backend");
+    await_kicks(&machine, 10);
+    // As the guest would, on another vCPU.
+    write_status(&machine, 0);
+    assert!(is_ours(&machine, State::Deassigned));
+    let before = seen.lock().expect("no panic").frames;
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    let seen = seen.lock().expect("no panic");
+    assert_eq!((seen.frames, seen.wrong), (before, 0), "its rings are nobody's");
+    backend.stop().expect("it has nothing to give back");
 }
