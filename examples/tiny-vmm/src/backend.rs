@@ -17,7 +17,7 @@ use crate::port::{Left, Port};
 
 /// Queues that it takes: those of the first pair.
 const QUEUES: [u16; 2] = [0, 1];
-/// How long it sleeps at most, milliseconds: then it looks whether it is to stop.
+/// How long it sleeps at most, milliseconds: then it looks whether somebody wants the port.
 const SLEEP_MS: i32 = 20;
 
 /// Why a backend cannot start or stop.
@@ -154,31 +154,38 @@ fn watch(events: &[EventFd; 3]) -> std::io::Result<Epoll> {
 fn watch_sink(epoll: &Epoll, port: &Port) {
     if let Some(sink) = port.sink().readable() {
         let readable = EpollEvent::new(EventSet::IN | EventSet::EDGE_TRIGGERED, 0);
-        // Without it frames for the guest come with its kicks, and at least each SLEEP_MS.
+        // Without it frames for the guest come with its kicks alone.
         let _ = epoll.ctl(ControlOperation::Add, sink.as_raw_fd(), readable);
     }
 }
 
 fn serve(net: &NetShared, mut port: Port, epoll: &Epoll, events: &[EventFd; 3], stop: &AtomicBool) {
     watch_sink(epoll, &port);
-    // What was kicked for before the queues were ours.
-    let mut left = port.serve();
+    // What was kicked for before the queues were ours: the notifiers have written to the eventfds for that.
+    let mut left = Left::Nothing;
     while !stop.load(Ordering::Acquire) {
         if net.port().is_wanted() {
+            // Others had it, and may have left something.
             port = lend(net, port);
-        }
-        if left == Left::Nothing {
-            let mut ready = [EpollEvent::default(); 4];
-            // Interrupted, or after a while: looks at everything again.
-            let _ = epoll.wait(SLEEP_MS, &mut ready);
-            for event in events {
-                // Nothing to read: it was another one.
-                let _ = event.read();
-            }
+        } else if left == Left::Nothing && !sleep(epoll, events) {
+            // Nobody called: there is nothing to look for.
+            continue;
         }
         left = port.serve();
     }
     net.port().put_back(port);
+}
+
+/// Until somebody calls, or for a while: whether somebody did.
+fn sleep(epoll: &Epoll, events: &[EventFd; 3]) -> bool {
+    let mut ready = [EpollEvent::default(); 4];
+    // Interrupted: nobody did.
+    let count = epoll.wait(SLEEP_MS, &mut ready).unwrap_or(0);
+    for event in events {
+        // Nothing to read: it was another one.
+        let _ = event.read();
+    }
+    count > 0
 }
 
 /// Somebody of the VMM's has to change something: reset, or what the driver said by the control queue.

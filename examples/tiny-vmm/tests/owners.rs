@@ -81,15 +81,17 @@ fn no_kick_is_lost_while_backends_come_and_go() {
 #[test]
 fn backend_alone_serves_while_it_has_the_queues() {
     testkit::require!(Kvm);
-    let (machine, seen) = kicking(Notify::Eventfd, 1);
-    let backend = Backend::start(machine.net(), machine.net_notifiers()).expect("a backend");
-    await_kicks(&machine, 1);
-    seen.lock().expect("no panic").threads.clear();
-    await_kicks(&machine, 200);
-    let threads: Vec<_> = seen.lock().expect("no panic").threads.iter().cloned().collect();
-    assert_eq!(threads, ["backend"]);
-    backend.stop().expect("it stops");
-    end(&machine, &seen);
+    for notify in [Notify::Eventfd, Notify::Exit] {
+        let (machine, seen) = kicking(notify, 1);
+        let backend = Backend::start(machine.net(), machine.net_notifiers()).expect("a backend");
+        await_kicks(&machine, 1);
+        seen.lock().expect("no panic").threads.clear();
+        await_kicks(&machine, 200);
+        let threads: Vec<_> = seen.lock().expect("no panic").threads.iter().cloned().collect();
+        assert_eq!(threads, ["backend"], "{notify:?}");
+        backend.stop().expect("it stops");
+        end(&machine, &seen);
+    }
 }
 
 #[test]
