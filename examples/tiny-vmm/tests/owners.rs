@@ -11,12 +11,14 @@ use std::sync::{Arc, Mutex};
 use common::{LIMIT, Recorder, Seen, finished, run, task};
 use notifier::notifiers::{By, DeviceEvent};
 use notifier::state::State;
+use testkit::soak;
 use testkit::wait::until;
 use tiny_vmm::backend::Backend;
 use tiny_vmm::layout::DEVICES_AT;
 use tiny_vmm::machine::{Machine, MachineConfig, Notify};
 use tiny_vmm::mailbox::{Task, Work};
 
+/// Of the guest that waits after each kick; the others switch less often, but in a soak.
 const SWITCHES: usize = 1_000;
 const FRAME_BYTES: u32 = 64;
 
@@ -55,8 +57,8 @@ fn end(machine: &Machine, seen: &Mutex<Seen>) {
     assert!(answer.kicks >= answer.done);
 }
 
-/// The first pair's queues are with us.
-fn is_ours(machine: &Machine, state: State) -> bool {
+/// Both queues of the first pair are in that state.
+fn are_both(machine: &Machine, state: State) -> bool {
     [0, 1]
         .iter()
         .all(|&queue| machine.net_notifiers().state(queue) == Some(state))
@@ -65,11 +67,20 @@ fn is_ours(machine: &Machine, state: State) -> bool {
 #[test]
 fn no_kick_is_lost_while_backends_come_and_go() {
     testkit::require!(Kvm);
-    for (notify, frames_per_kick) in [(Notify::Eventfd, 1), (Notify::Eventfd, 64), (Notify::Exit, 1)] {
+    let fewer = soak::count(100, SWITCHES);
+    for (notify, frames_per_kick, switches) in [
+        (Notify::Eventfd, 1, SWITCHES),
+        (Notify::Eventfd, 64, fewer),
+        (Notify::Exit, 1, fewer),
+    ] {
         let (machine, seen) = kicking(notify, frames_per_kick);
-        for _ in 0..SWITCHES {
+        for switch in 0..switches {
             let backend = Backend::start(machine.net(), machine.net_notifiers()).expect("a backend");
-            assert!(is_ours(&machine, State::OffLimits));
+            assert!(are_both(&machine, State::OffLimits));
+            if switch % 10 == 0 {
+                // Others are stopped before they have seen a kick.
+                await_kicks(&machine, 2 * u64::from(frames_per_kick));
+            }
             backend.stop().expect("it stops");
         }
         await_kicks(&machine, 10);
@@ -111,12 +122,12 @@ fn eventfds_are_taken_away_and_given_back_while_the_guest_kicks() {
     for frames_per_kick in [1, 64] {
         let (machine, seen) = kicking(Notify::Eventfd, frames_per_kick);
         let notifiers = machine.net_notifiers();
-        for _ in 0..SWITCHES {
+        for _ in 0..soak::count(200, SWITCHES) {
             // As if it stopped: the vCPU goes on to kick, now by exits, for nobody.
             notifiers.event(DeviceEvent::VmStop).expect("never refused");
-            assert!(is_ours(&machine, State::Deassigned));
+            assert!(are_both(&machine, State::Deassigned));
             notifiers.event(DeviceEvent::VmRun).expect("never refused");
-            assert!(is_ours(&machine, State::Assigned));
+            assert!(are_both(&machine, State::Assigned));
         }
         await_kicks(&machine, 10);
         end(&machine, &seen);
@@ -219,7 +230,7 @@ fn reset_takes_the_queues_out_of_a_backends_hands() {
     await_kicks(&machine, 10);
     // As the guest would, on another vCPU.
     write_status(&machine, 0);
-    assert!(is_ours(&machine, State::Deassigned));
+    assert!(are_both(&machine, State::Deassigned));
     let before = seen.lock().expect("no panic").frames;
     std::thread::sleep(std::time::Duration::from_millis(50));
     let seen = seen.lock().expect("no panic");
