@@ -94,6 +94,12 @@ pub enum MachineError {
         #[source]
         source: std::io::Error,
     },
+    /// The VM was stopped under a backend.
+    #[error("a backend has queue {queue}: stop it before the VM")]
+    Backend {
+        /// Index of the queue.
+        queue: u16,
+    },
     /// A saved device that this one is not like.
     #[error("the saved network device cannot go on here: its features or its queues are others")]
     Restore,
@@ -218,17 +224,21 @@ impl Machine {
         Ok(())
     }
 
-    /// The guest stands when this returns, and nobody touches its memory. Backends are the caller's to stop before.
+    /// The guest stands when this returns, and nobody touches its memory.
     ///
     /// # Errors
+    /// [`MachineError::Backend`], if one was not stopped before: it still touches the guest's memory.
     /// [`MachineError::Notifiers`].
     pub fn stop(&mut self) -> Result<(), MachineError> {
         self.vcpu.stop();
+        let mut owned = Vec::new();
         for notifiers in self.all_notifiers() {
-            notifiers.event(DeviceEvent::VmStop)?;
+            owned.extend(notifiers.event(DeviceEvent::VmStop)?.stop_backends);
         }
         self.worker = None;
-        Ok(())
+        owned
+            .first()
+            .map_or(Ok(()), |&queue| Err(MachineError::Backend { queue }))
     }
 
     /// Stops the guest for good, and saves it. The entropy device has no state but its registers, and is not saved: see

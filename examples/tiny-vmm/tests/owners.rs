@@ -15,7 +15,7 @@ use testkit::soak;
 use testkit::wait::until;
 use tiny_vmm::backend::Backend;
 use tiny_vmm::layout::DEVICES_AT;
-use tiny_vmm::machine::{Machine, MachineConfig, Notify};
+use tiny_vmm::machine::{Machine, MachineConfig, MachineError, Notify};
 use tiny_vmm::mailbox::{Task, Work};
 
 /// Of the guest that waits after each kick; the others switch less often, but in a soak.
@@ -236,4 +236,16 @@ fn reset_takes_the_queues_out_of_a_backends_hands() {
     let seen = seen.lock().expect("no panic");
     assert_eq!((seen.frames, seen.wrong), (before, 0), "its rings are nobody's");
     backend.stop().expect("it has nothing to give back");
+}
+
+#[test]
+fn vm_that_is_stopped_under_a_backend_says_so() {
+    testkit::require!(Kvm);
+    let (mut machine, seen) = kicking(Notify::Eventfd, 1);
+    let backend = Backend::start(machine.net(), machine.net_notifiers()).expect("a backend");
+    assert!(matches!(machine.stop(), Err(MachineError::Backend { queue: 0 })));
+    backend.stop().expect("it stops");
+    machine.run().expect("it goes on");
+    await_kicks(&machine, 10);
+    end(&machine, &seen);
 }
