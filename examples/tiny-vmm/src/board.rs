@@ -94,10 +94,13 @@ impl<D: Device> Attached<D> {
         self.notifiers.queue_event(queue, event).unwrap_or_default()
     }
 
-    /// Backends are told by what the device has done: it took the rings out of their hands.
-    fn backends_stopped(&self, report: &Report) {
+    /// Each backend that must give a queue back is stopped, and then its queues are the VMM's. One that gave back what
+    /// it had before this came to it is not there any more.
+    fn stop_backends(&mut self, report: &Report) {
         for &queue in &report.stop_backends {
-            self.tell_queue(queue, QueueEvent::BackendStop);
+            for &queue in self.device.stop_backend(queue) {
+                self.tell_queue(queue, QueueEvent::BackendStop);
+            }
         }
     }
 }
@@ -127,6 +130,10 @@ impl<D: Device> Device for Attached<D> {
         self.device.config()
     }
 
+    fn stop_backend(&mut self, queue: u16) -> &'static [u16] {
+        self.device.stop_backend(queue)
+    }
+
     fn enable_queue(&mut self, queue: u16) {
         self.device.enable_queue(queue);
         self.tell_queue(queue, QueueEvent::QueueEnable);
@@ -148,15 +155,15 @@ impl<D: Device> Device for Attached<D> {
     /// First nobody looks any more, then the rings are gone.
     fn disable_queue(&mut self, queue: u16) {
         let report = self.tell_queue(queue, QueueEvent::QueueReset);
+        self.stop_backends(&report);
         self.device.disable_queue(queue);
-        self.backends_stopped(&report);
     }
 
     /// As [`disable_queue`](Self::disable_queue), for all.
     fn reset(&mut self) {
         let report = self.tell(DeviceEvent::Reset);
+        self.stop_backends(&report);
         self.device.reset();
-        self.backends_stopped(&report);
     }
 }
 

@@ -276,6 +276,12 @@ impl Machine {
         &self.mailbox
     }
 
+    /// The guest's memory.
+    #[must_use]
+    pub fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
     /// The network device, for backends.
     #[must_use]
     pub fn net(&self) -> &Arc<NetShared> {

@@ -91,6 +91,11 @@ pub trait Device: Send {
     fn needs_reset(&self) -> bool;
     /// DRIVER_OK: works from now on. `false`: it cannot, with such queues; it needs a reset.
     fn start(&mut self, queues: &[QueueSetting]) -> bool;
+    /// Somebody outside of the VMM's threads has that queue, and must not touch it any more when this returns; which
+    /// queues were taken back with it.
+    fn stop_backend(&mut self, _queue: u16) -> &'static [u16] {
+        &[]
+    }
     /// QueueReady is 0 from now on: nothing of that queue is touched any more when this returns.
     fn disable_queue(&mut self, queue: u16);
     /// Forgets all that the driver said; no queue is touched any more when this returns.

@@ -5,7 +5,7 @@
 //!     notifiers ─▶ NetQueue (Serve) ─▶ control queue, or the port ─▶ sink
 //! ```
 //!
-//! Locks are taken in this order, each for short: control queue, device, port.
+//! Locks are taken in this order, each for short: control queue, device, port. A backend's is taken before all of them.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -18,6 +18,7 @@ use notifier::notifiers::Serve;
 use rustix::event::{EventfdFlags, eventfd};
 use virtqueue::RingAddresses;
 
+use crate::backend::BackendSlot;
 use crate::memory::Memory;
 use crate::mmio::{Device, NeedsReset, QueueSetting};
 use crate::port::{Left, Port, PortSlot};
@@ -53,6 +54,7 @@ pub struct NetShared {
     device: Mutex<NetDevice>,
     control: Mutex<Option<ControlQueue>>,
     port: PortSlot,
+    backend: BackendSlot,
     needs_reset: Arc<NeedsReset>,
     /// Wakes the worker: there is more to be done than one call's share.
     again: OwnedFd,
@@ -75,6 +77,7 @@ impl NetShared {
             device: Mutex::new(device),
             control: Mutex::new(None),
             port: PortSlot::new(port),
+            backend: BackendSlot::default(),
             needs_reset,
             again: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             call: config.call,
@@ -86,6 +89,12 @@ impl NetShared {
     #[must_use]
     pub fn port(&self) -> &PortSlot {
         &self.port
+    }
+
+    /// Where its backend is, if it has one.
+    #[must_use]
+    pub fn backend(&self) -> &BackendSlot {
+        &self.backend
     }
 
     /// Readable when the worker is to look at the port once more.
@@ -344,6 +353,10 @@ impl Device for Net {
     }
 
     fn enable_queue(&mut self, _queue: u16) {}
+
+    fn stop_backend(&mut self, queue: u16) -> &'static [u16] {
+        self.0.backend.end(&self.0, queue)
+    }
 
     fn needs_reset(&self) -> bool {
         self.0.needs_reset()
