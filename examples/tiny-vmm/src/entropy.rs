@@ -32,7 +32,6 @@ pub struct EntropyShared {
     memory: Arc<MemoryMap>,
     queue: Mutex<Option<(Queue, Call)>>,
     needs_reset: NeedsReset,
-    call: Option<OwnedFd>,
 }
 
 impl EntropyShared {
@@ -42,8 +41,7 @@ impl EntropyShared {
         Arc::new(Self {
             memory: Arc::clone(memory.map()),
             queue: Mutex::new(None),
-            needs_reset: NeedsReset::default(),
-            call,
+            needs_reset: NeedsReset::new(call),
         })
     }
 
@@ -85,7 +83,7 @@ impl EntropyShared {
         };
         let rings = RingLayout::from_user(&self.memory, shape, addresses)?;
         let queue = Queue::new(&self.memory, rings, features, QueueStart::at(base))?;
-        let event = self.call.as_ref().map(OwnedFd::try_clone).transpose()?;
+        let event = self.needs_reset.call().map(OwnedFd::try_clone).transpose()?;
         let call = Call::new(event, CallBlocked::default());
         *self.queue.lock().expect("nobody panicked with the queue") = Some((queue, call));
         Ok(())
@@ -190,7 +188,11 @@ impl Device for Entropy {
     fn start(&mut self, queues: &[QueueSetting]) -> bool {
         let ready = queues.first().filter(|queue| queue.ready);
         let base = if self.packed { FIRST_PACKED_BASE } else { 0 };
-        ready.is_none_or(|queue| self.shared.enter(queue, self.packed, base).is_ok())
+        let started = ready.is_none_or(|queue| self.shared.enter(queue, self.packed, base).is_ok());
+        if !started {
+            self.shared.needs_reset.set();
+        }
+        started
     }
 
     fn disable_queue(&mut self, _queue: u16) {

@@ -9,6 +9,7 @@
 //! it. So InterruptStatus says "used buffers" from DRIVER_OK on, whenever it is read: a driver then looks at its
 //! queues, and may find nothing new there. "Configuration change" is said exactly.
 
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// VIRTIO_F_VERSION_1; without it there is no such transport (4.2.2.1, version 2).
@@ -89,7 +90,7 @@ pub trait Device: Send {
     fn enable_queue(&mut self, queue: u16);
     /// Whether it found a fault in what its driver did, and does nothing more until it is reset.
     fn needs_reset(&self) -> bool;
-    /// DRIVER_OK: works from now on. `false`: it cannot, with such queues; it needs a reset.
+    /// DRIVER_OK: works from now on. `false`: it cannot, with such queues; it needs a reset, and has told its driver.
     fn start(&mut self, queues: &[QueueSetting]) -> bool;
     /// Somebody outside of the VMM's threads has that queue, and must not touch it any more when this returns; which
     /// queues were taken back with it.
@@ -102,25 +103,53 @@ pub trait Device: Send {
     fn reset(&mut self);
 }
 
-/// A flag by which a device says from any thread that it needs a reset (VirtIO 1.3, 2.1.2).
+/// By which a device says from any thread that it needs a reset (VirtIO 1.3, 2.1.2), and what interrupts its driver.
+/// Devices set it once DRIVER_OK is set, so that the driver is always to be told.
 #[derive(Debug, Default)]
-pub struct NeedsReset(AtomicBool);
+pub struct NeedsReset {
+    needed: AtomicBool,
+    call: Option<OwnedFd>,
+}
 
 impl NeedsReset {
-    /// It does from now on.
+    /// It does not yet. `call` interrupts the guest, for this and for used buffers.
+    #[must_use]
+    pub fn new(call: Option<OwnedFd>) -> Self {
+        Self {
+            needed: AtomicBool::new(false),
+            call,
+        }
+    }
+
+    /// What interrupts the guest.
+    #[must_use]
+    pub fn call(&self) -> Option<&OwnedFd> {
+        self.call.as_ref()
+    }
+
+    /// It does from now on, and the driver is interrupted, once: InterruptStatus says "configuration change" when it is
+    /// read after this.
     pub fn set(&self) {
-        self.0.store(true, Ordering::Release);
+        // Release: with the acquire in `get`, on the vCPU's thread, which reads InterruptStatus in the interrupt that
+        // follows. Were it later than that, the driver would find no reason for the interrupt (4.2.2).
+        let before = self.needed.swap(true, Ordering::Release);
+        if let Some(call) = self.call.as_ref().filter(|_| !before) {
+            // A full counter means that an interrupt is pending already.
+            let _ = rustix::io::write(call, &1_u64.to_ne_bytes());
+        }
     }
 
     /// It was reset.
     pub fn clear(&self) {
-        self.0.store(false, Ordering::Release);
+        // Nobody learns of anything else by it: who serves the device is kept out by its locks meanwhile.
+        self.needed.store(false, Ordering::Relaxed);
     }
 
     /// Whether it does.
     #[must_use]
     pub fn get(&self) -> bool {
-        self.0.load(Ordering::Acquire)
+        // With the release in `set`.
+        self.needed.load(Ordering::Acquire)
     }
 }
 

@@ -58,7 +58,6 @@ pub struct NetShared {
     needs_reset: Arc<NeedsReset>,
     /// Wakes the worker: there is more to be done than one call's share.
     again: OwnedFd,
-    call: Option<OwnedFd>,
     max_pairs: u16,
 }
 
@@ -71,7 +70,7 @@ impl NetShared {
         let mut device =
             NetDevice::new(config.pairs, Offloads::NONE).with_control(config.mac, control::OFFERED);
         device.set_memory(Some(Arc::clone(memory.map())));
-        let needs_reset = Arc::new(NeedsReset::default());
+        let needs_reset = Arc::new(NeedsReset::new(config.call));
         let port = Port::new(sink, &device, Arc::clone(&needs_reset), config.polled);
         Ok(Arc::new(Self {
             device: Mutex::new(device),
@@ -80,7 +79,6 @@ impl NetShared {
             backend: BackendSlot::default(),
             needs_reset,
             again: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
-            call: config.call,
             max_pairs: config.pairs,
         }))
     }
@@ -244,7 +242,7 @@ impl Net {
             device.set_size(index, queue.size)?;
             device.set_addresses(index, addresses(queue))?;
             device.set_base(index, *base)?;
-            device.set_call(index, duplicate(self.0.call.as_ref())?)?;
+            device.set_call(index, duplicate(self.0.needs_reset.call())?)?;
             // The notifiers have the kicks.
             device.start(index, None)?;
         }

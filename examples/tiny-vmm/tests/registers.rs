@@ -1,9 +1,11 @@
 //! A hostile driver at the registers: every offset, every width, odd values, in any order. No KVM is needed.
 #![cfg(target_arch = "x86_64")]
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use notifier::notifiers::Serve;
+use rustix::event::{EventfdFlags, eventfd};
 use testkit::soak;
 use tiny_vmm::entropy::{Entropy, EntropyQueue, EntropyShared};
 use tiny_vmm::layout::RAM_BYTES;
@@ -35,16 +37,18 @@ struct Rig {
     transport: Transport<Net>,
     queues: Vec<NetQueue>,
     memory: Memory,
+    call: OwnedFd,
 }
 
 impl Rig {
     fn new() -> Self {
         let memory = Memory::new(RAM_BYTES).expect("memory");
+        let call = eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd");
         let config = NetConfig {
             mac: [2, 0, 0, 0, 0, 1],
             pairs: PAIRS,
             polled: false,
-            call: None,
+            call: Some(call.try_clone().expect("a descriptor")),
         };
         let shared = NetShared::new(config, &memory, Box::new(Null::new(10, 64))).expect("a device");
         Self {
@@ -53,6 +57,7 @@ impl Rig {
                 .collect(),
             transport: Transport::new(Net(shared)),
             memory,
+            call,
         }
     }
 
@@ -101,6 +106,15 @@ impl Rig {
             self.write(offset + 4, (address >> 32) as u32);
         }
         self.write(QUEUE_READY, 1);
+    }
+
+    /// Since it was asked last.
+    fn interrupts(&self) -> u64 {
+        let mut count = [0; 8];
+        match rustix::io::read(&self.call, &mut count) {
+            Ok(_) => u64::from_ne_bytes(count),
+            Err(_) => 0,
+        }
     }
 
     fn look_at_all(&mut self) {
@@ -281,6 +295,8 @@ fn rings_outside_of_memory_need_a_reset_and_the_driver_is_told() {
         rig.set_up(0, entries, at);
         rig.set_up(1, entries, at);
         rig.write(STATUS, 15);
+        // An interrupt, one.
+        assert_eq!(rig.interrupts(), 1, "{at:#x}");
         assert_eq!(rig.read(STATUS) & NEEDS_RESET, NEEDS_RESET, "{at:#x}");
         // A configuration change, said exactly; used buffers, always.
         assert_eq!(rig.read(INTERRUPT_STATUS), 3);
@@ -305,7 +321,12 @@ fn fault_in_a_ring_needs_a_reset_and_the_next_driver_is_served() {
         rig.memory
             .write(0x20_2002, &1000_u16.to_le_bytes())
             .expect("inside");
+        assert_eq!(rig.interrupts(), 0);
         rig.queues[1].look();
+        // Looked at once more, it has nothing more to say.
+        rig.queues[1].look();
+        assert_eq!(rig.interrupts(), 1);
+        assert_eq!(rig.read(INTERRUPT_STATUS), 3);
         assert_eq!(rig.read(STATUS), 15 | NEEDS_RESET);
         rig.memory.write(0x20_2002, &[0; 2]).expect("inside");
     }
