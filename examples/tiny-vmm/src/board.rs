@@ -10,12 +10,14 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use kvm_ioctls::VmFd;
 use notifier::address::{AddressError, Bus, NotifyAddress};
 use notifier::bus::Ioeventfds;
-use notifier::notifiers::{By, DeviceEvent, NotifierError, Notifiers, QueueEvent, QueueSetup, Report, Serve};
+use notifier::notifiers::{
+    By, DeviceEvent, NotifierError, Notifiers, QueueEvent, QueueSetup, Report, Saved, Serve,
+};
 use rustix::io::Errno;
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::layout::DEVICE_BYTES;
-use crate::mmio::{Device, QueueSetting, Transport};
+use crate::mmio::{self, Device, QueueSetting, Transport};
 
 /// The notifiers of a device of ours.
 pub type DeviceNotifiers = Notifiers<EventBus>;
@@ -72,8 +74,14 @@ pub enum BoardError {
         #[source]
         source: AddressError,
     },
+    /// What was saved is of a device that this one is not like.
+    #[error("a saved device of type {device_type} cannot go on here: its features or its queues are others")]
+    Restore {
+        /// Its type (VirtIO 1.3, 5).
+        device_type: u32,
+    },
     /// Its notifiers.
-    #[error("cannot make the notifiers of a device")]
+    #[error("the notifiers of a device cannot work")]
     Notifiers(#[from] NotifierError),
 }
 
@@ -152,6 +160,15 @@ impl<D: Device> Device for Attached<D> {
         started
     }
 
+    fn leave(&mut self) -> Vec<u32> {
+        self.device.leave()
+    }
+
+    /// The notifiers have their own state, and begin with it when the VM runs: [`Place::restore`].
+    fn resume(&mut self, queues: &[QueueSetting], bases: &[u32]) -> bool {
+        self.device.resume(queues, bases)
+    }
+
     /// First nobody looks any more, then the rings are gone.
     fn disable_queue(&mut self, queue: u16) {
         let report = self.tell_queue(queue, QueueEvent::QueueReset);
@@ -165,6 +182,12 @@ impl<D: Device> Device for Attached<D> {
         self.stop_backends(&report);
         self.device.reset();
     }
+}
+
+/// A device of a VM that moves.
+pub struct SavedPlace {
+    transport: mmio::Saved,
+    notifiers: Saved,
 }
 
 /// A device at its place in the guest's address space.
@@ -215,6 +238,29 @@ impl<D: Device> Place<D> {
     /// If a thread panicked that had them.
     pub fn transport(&self) -> MutexGuard<'_, Transport<Attached<D>>> {
         self.transport.lock().expect("nobody panicked with the registers")
+    }
+
+    /// What goes with a VM that moves. It stands, and is not to go on here: the device's queues are with nobody.
+    ///
+    /// # Errors
+    /// [`NotifierError::Refused`]: the VM runs, or a backend has a queue.
+    pub fn save(&self) -> Result<SavedPlace, NotifierError> {
+        let notifiers = self.notifiers.save()?;
+        let transport = self.transport().save();
+        Ok(SavedPlace { transport, notifiers })
+    }
+
+    /// Goes on where another one was saved, when the VM runs.
+    ///
+    /// # Errors
+    /// [`BoardError::Restore`], [`BoardError::Notifiers`].
+    pub fn restore(&self, saved: &SavedPlace) -> Result<(), BoardError> {
+        let mut transport = self.transport();
+        if !transport.restore(&saved.transport) {
+            let device_type = transport.device().device_type();
+            return Err(BoardError::Restore { device_type });
+        }
+        Ok(self.notifiers.restore(&saved.notifiers)?)
     }
 
     /// Where in its registers an address is.

@@ -9,16 +9,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use notifier::notifiers::{By, DeviceEvent, NotifierError, QueueStatus, Saved as SavedNotifiers, Serve};
+use notifier::notifiers::{By, DeviceEvent, NotifierError, QueueStatus, Serve};
 use rustix::process::Pid;
 
-use crate::board::{Board, BoardError, DeviceNotifiers, EventBus, Place};
+use crate::board::{Board, BoardError, DeviceNotifiers, EventBus, Place, SavedPlace};
 use crate::entropy::{Entropy, EntropyQueue, EntropyShared};
 use crate::kvm::{KvmError, SavedVcpu, Vm};
 use crate::layout::{DEVICE_BYTES, DEVICES_AT, FIRST_LINE, RAM_BYTES};
 use crate::mailbox::{Answer, Mailbox, Task};
 use crate::memory::{Memory, MemoryError};
-use crate::mmio;
 use crate::net::{Net, NetConfig, NetQueue, NetShared};
 use crate::port::Port;
 use crate::report::chain;
@@ -100,9 +99,6 @@ pub enum MachineError {
         /// Index of the queue.
         queue: u16,
     },
-    /// A saved device that this one is not like.
-    #[error("the saved network device cannot go on here: its features or its queues are others")]
-    Restore,
 }
 
 /// The devices, for the vCPU's thread.
@@ -123,9 +119,8 @@ pub struct SavedMachine {
     config: MachineConfig,
     memory: Memory,
     vcpu: SavedVcpu,
-    registers: mmio::Saved,
-    bases: Vec<u32>,
-    notifiers: SavedNotifiers,
+    net: SavedPlace,
+    entropy: SavedPlace,
 }
 
 /// Threads of the machine, by the kernel's ids.
@@ -183,15 +178,8 @@ impl Machine {
         let vm = Vm::new(&saved.memory)?;
         let vcpu = vm.restored(&saved.vcpu)?;
         let (devices, net) = attach(&vm, &saved.config, &saved.memory, sink)?;
-        let registers = &saved.registers;
-        let mut transport = devices.net.transport();
-        transport.restore(registers);
-        let device = &mut transport.device_mut().device;
-        if registers.driver_ok() && !device.restore(registers.features(), registers.queues(), &saved.bases) {
-            return Err(MachineError::Restore);
-        }
-        drop(transport);
-        devices.net.notifiers().restore(&saved.notifiers)?;
+        devices.net.restore(&saved.net)?;
+        devices.entropy.restore(&saved.entropy)?;
         Ok(Self {
             vcpu: VcpuThread::new(vcpu, Arc::clone(&devices))?,
             worker: None,
@@ -241,24 +229,19 @@ impl Machine {
             .map_or(Ok(()), |&queue| Err(MachineError::Backend { queue }))
     }
 
-    /// Stops the guest for good, and saves it. The entropy device has no state but its registers, and is not saved: see
-    /// [`Machine::restored`] for what a driver does again.
+    /// Stops the guest for good, and saves it. See [`Machine::restored`] for what a driver does again.
     ///
     /// # Errors
     /// [`MachineError`].
     pub fn save(mut self) -> Result<SavedMachine, MachineError> {
         self.stop()?;
-        let transport = self.devices.net.transport();
-        let saved = SavedMachine {
+        Ok(SavedMachine {
             config: self.config,
             memory: self.memory.clone(),
             vcpu: self.vcpu.with_vcpu(|vcpu| vcpu.save())?,
-            registers: transport.save(),
-            bases: transport.device().device.bases(),
-            notifiers: self.devices.net.notifiers().save()?,
-        };
-        drop(transport);
-        Ok(saved)
+            net: self.devices.net.save()?,
+            entropy: self.devices.entropy.save()?,
+        })
     }
 
     /// Waits until the guest has done its task, and says what it says.
@@ -274,12 +257,6 @@ impl Machine {
     #[must_use]
     pub fn mailbox(&self) -> &Mailbox {
         &self.mailbox
-    }
-
-    /// The guest's memory.
-    #[must_use]
-    pub fn memory(&self) -> &Memory {
-        &self.memory
     }
 
     /// The network device, for backends.

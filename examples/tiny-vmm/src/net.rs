@@ -190,22 +190,6 @@ impl Serve for NetQueue {
 pub struct Net(pub Arc<NetShared>);
 
 impl Net {
-    /// Where its queues stand, by index, for a VM that moves. The VM stands, and no backend has the port.
-    #[must_use]
-    pub fn bases(&self) -> Vec<u32> {
-        self.stop_pairs();
-        let device = self.0.device();
-        let queues = u32::from(self.0.queues());
-        (0..queues)
-            .map(|queue| device.vring(queue).map_or(0, |vring| vring.base))
-            .collect()
-    }
-
-    /// Goes on where another one stopped: features, queues, and where those stood.
-    pub fn restore(&mut self, features: u64, queues: &[QueueSetting], bases: &[u32]) -> bool {
-        self.acknowledge(features) && self.start_at(queues, bases)
-    }
-
     /// Takes the queue pairs out of the port, and notes where they stand.
     fn stop_pairs(&self) {
         let mut control = self.0.control();
@@ -364,6 +348,19 @@ impl Device for Net {
         let packed = self.0.device().has_packed_rings();
         let base = if packed { FIRST_PACKED_BASE } else { 0 };
         self.start_at(queues, &vec![base; queues.len()])
+    }
+
+    fn leave(&mut self) -> Vec<u32> {
+        self.stop_pairs();
+        let device = self.0.device();
+        let queues = u32::from(self.0.queues());
+        (0..queues)
+            .map(|queue| device.vring(queue).map_or(0, |vring| vring.base))
+            .collect()
+    }
+
+    fn resume(&mut self, queues: &[QueueSetting], bases: &[u32]) -> bool {
+        self.start_at(queues, bases)
     }
 
     fn disable_queue(&mut self, queue: u16) {

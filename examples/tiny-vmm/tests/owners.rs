@@ -17,7 +17,7 @@ use tiny_vmm::backend::Backend;
 use tiny_vmm::layout::DEVICES_AT;
 use tiny_vmm::machine::{Machine, MachineConfig, MachineError, Notify};
 use tiny_vmm::mailbox::{Task, Work};
-use tiny_vmm::mmio::QueueSetting;
+use tiny_vmm::mmio;
 
 /// Of the guest that waits after each kick; the others switch less often, but in a soak.
 const SWITCHES: usize = 1_000;
@@ -223,25 +223,11 @@ fn write_status(machine: &Machine, status: u32) {
     machine.devices().write(DEVICES_AT + 0x70, &status.to_le_bytes());
 }
 
-/// The device goes on with that guest after a reset of which the guest knows nothing: with its rings, where they stand.
-fn set_up_again(machine: &Machine, registers: &tiny_vmm::mmio::Saved) {
-    let index = |queue: &QueueSetting| {
-        let mut index = [0; 2];
-        let read = machine.memory().read(queue.device + 2, &mut index);
-        read.expect("its used ring");
-        u32::from(u16::from_le_bytes(index))
-    };
-    let queues = registers.queues();
-    let bases: Vec<_> = queues
-        .iter()
-        .map(|queue| if queue.ready { index(queue) } else { 0 })
-        .collect();
-    let mut transport = machine.devices().net.transport();
-    transport.restore(registers);
-    let device = &mut transport.device_mut().device;
-    assert!(device.restore(registers.features(), queues, &bases));
+/// The device goes on with that guest after a reset of which the guest knows nothing: with its rings, where they stood.
+fn set_up_again(machine: &Machine, saved: &mmio::Saved) {
+    assert!(machine.devices().net.transport().restore(saved));
     let notifiers = machine.net_notifiers();
-    for (at, queue) in (0..).zip(queues) {
+    for (at, queue) in (0..).zip(saved.queues()) {
         if queue.ready {
             let enabled = notifiers.queue_event(at, QueueEvent::QueueEnable);
             enabled.expect("never refused");
@@ -257,13 +243,13 @@ fn reset_takes_the_queues_out_of_a_backends_hands() {
     for _ in 0..soak::count(20, SWITCHES) {
         let backend = Backend::start(machine.net(), machine.net_notifiers()).expect("a backend");
         await_kicks(&machine, 2);
-        let registers = machine.devices().net.transport().save();
+        let saved = machine.devices().net.transport().save();
         // As the guest would, on another vCPU.
         write_status(&machine, 0);
         assert!(are_both(&machine, State::Deassigned));
         machine.stop().expect("no backend has a queue");
         let before = seen.lock().expect("no panic").frames;
-        set_up_again(&machine, &registers);
+        set_up_again(&machine, &saved);
         machine.run().expect("it goes on");
         assert!(are_both(&machine, State::Assigned));
         await_kicks(&machine, 2);
@@ -305,7 +291,7 @@ fn backends_that_start_while_the_guest_resets_have_all_or_nothing() {
     let (mut machine, seen) = kicking(Notify::Eventfd, 1);
     let mut started = 0;
     for _ in 0..soak::count(50, SWITCHES) {
-        let registers = machine.devices().net.transport().save();
+        let saved = machine.devices().net.transport().save();
         let backend = std::thread::scope(|scope| {
             let starts = scope.spawn(|| Backend::start(machine.net(), machine.net_notifiers()));
             write_status(&machine, 0);
@@ -314,7 +300,7 @@ fn backends_that_start_while_the_guest_resets_have_all_or_nothing() {
         started += u32::from(backend.is_ok());
         assert!(are_both(&machine, State::Deassigned));
         machine.stop().expect("no backend has a queue");
-        set_up_again(&machine, &registers);
+        set_up_again(&machine, &saved);
         machine.run().expect("it goes on");
         await_kicks(&machine, 1);
     }

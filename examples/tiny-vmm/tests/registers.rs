@@ -30,6 +30,7 @@ const QUEUE_DESC: u64 = 0x80;
 const CONFIG_GENERATION: u64 = 0xfc;
 const CONFIG: u64 = 0x100;
 const NEEDS_RESET: u32 = 64;
+const F_RING_PACKED: u64 = 1 << 34;
 
 const PAIRS: u16 = 2;
 
@@ -330,6 +331,47 @@ fn fault_in_a_ring_needs_a_reset_and_the_next_driver_is_served() {
         assert_eq!(rig.read(STATUS), 15 | NEEDS_RESET);
         rig.memory.write(0x20_2002, &[0; 2]).expect("inside");
     }
+}
+
+/// Packed rings of a length that no split ring may have, as a driver has set them up on the way to `status`.
+#[test]
+fn saved_driver_goes_on_in_another_device_wherever_it_stands() {
+    let drivers = |status| {
+        let mut rig = Rig::new();
+        rig.begin(F_VERSION_1 | F_RING_PACKED);
+        rig.set_up(0, 3, 0x10_0000);
+        rig.set_up(1, 3, 0x20_0000);
+        rig.write(STATUS, status);
+        rig
+    };
+    for before in [11, 15] {
+        let saved = drivers(before).transport.save();
+        let mut rig = Rig::new();
+        assert!(rig.transport.restore(&saved));
+        assert_eq!(rig.read(STATUS), before);
+        rig.write(STATUS, 15);
+        assert_eq!(rig.read(STATUS), 15, "saved at {before}");
+        // A buffer that is not one, in the transmit queue: it is served.
+        let buffer = [&[0; 14][..], &0x80_u16.to_le_bytes()].concat();
+        rig.memory.write(0x20_0000, &buffer).expect("inside");
+        rig.queues[1].look();
+        assert_eq!(rig.read(STATUS), 15 | NEEDS_RESET);
+        // And so it is saved, though nobody has read that yet.
+        let mut next = Rig::new();
+        assert!(next.transport.restore(&rig.transport.save()));
+        assert_eq!(next.read(STATUS), 15 | NEEDS_RESET);
+    }
+}
+
+#[test]
+fn saved_device_with_another_number_of_queues_is_refused() {
+    let mut rig = Rig::new();
+    rig.begin(F_VERSION_1);
+    let saved = rig.transport.save();
+    let memory = Memory::new(RAM_BYTES).expect("memory");
+    let mut entropy = Transport::new(Entropy::new(&EntropyShared::new(&memory, None)));
+    assert!(!entropy.restore(&saved), "it has one queue");
+    assert_eq!(read(&mut entropy, STATUS), 0);
 }
 
 #[test]
