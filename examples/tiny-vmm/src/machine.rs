@@ -93,6 +93,9 @@ pub enum MachineError {
         #[source]
         source: std::io::Error,
     },
+    /// The host's fault, for good. The guest runs on until the machine is stopped.
+    #[error("no frames move any more: {0}")]
+    Sink(String),
     /// The VM was stopped under a backend.
     #[error("a backend has queue {queue}: stop it before the VM")]
     Backend {
@@ -247,9 +250,15 @@ impl Machine {
     /// Waits until the guest has done its task, and says what it says.
     ///
     /// # Errors
-    /// [`VcpuError`]: it did not end, or not by itself.
+    /// [`VcpuError`]: it did not end, or not by itself. [`MachineError::Sink`].
     pub fn await_answer(&self, limit: Duration) -> Result<Answer, MachineError> {
-        self.vcpu.await_end(limit)?;
+        let failure = || self.net.port().failure();
+        let ended = self.vcpu.await_end(limit, || failure().is_some());
+        // First why, then what came of it.
+        if let Some(failure) = failure() {
+            return Err(MachineError::Sink(failure.to_owned()));
+        }
+        ended?;
         Ok(self.mailbox.answer()?)
     }
 

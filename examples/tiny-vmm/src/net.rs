@@ -218,6 +218,9 @@ impl Net {
     }
 
     fn try_start(&mut self, queues: &[QueueSetting], bases: &[u32]) -> Result<(), StartError> {
+        if self.0.port.failure().is_some() {
+            return Err(StartError::Sink);
+        }
         let mut device = self.0.device();
         for (index, (queue, base)) in (0..).zip(queues.iter().zip(bases)) {
             if !queue.ready {
@@ -281,6 +284,8 @@ enum StartError {
     Vring(#[from] device::vring::VringError),
     #[error(transparent)]
     Pair(#[from] device::net_device::PairError),
+    #[error("frames have nowhere to go")]
+    Sink,
     #[error("no descriptor is left for an interrupt")]
     Duplicate(#[from] std::io::Error),
 }
@@ -380,6 +385,7 @@ impl Device for Net {
         let _ = device.stop(queue.into());
     }
 
+    /// Of a device whose sink has failed the next driver learns when it starts.
     fn reset(&mut self) {
         self.0.port.with(Port::reset);
         *self.0.control() = None;

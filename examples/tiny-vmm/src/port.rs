@@ -8,7 +8,7 @@
 //! A driver's fault ends the port until the device is reset.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 
 use device::counters::{PairCounters, ReceiveCounters};
 use device::deliver::Incoming;
@@ -19,6 +19,7 @@ use device::receive::Receive;
 use virtqueue::Chains;
 
 use crate::mmio::NeedsReset;
+use crate::report::chain;
 use crate::sink::{BATCH, FromGuest, Sink, SinkCounts, SinkError, ToGuest};
 
 /// Batches that one call moves at most: others want to have their turn.
@@ -58,6 +59,8 @@ pub struct Port {
     /// Somebody polls: kicks stay off.
     polled: bool,
     error: Option<PortError>,
+    /// Why the sink takes nothing any more, in words: it is told without the port in hand.
+    failure: Arc<OnceLock<String>>,
 }
 
 impl Port {
@@ -75,6 +78,7 @@ impl Port {
             needs_reset,
             polled,
             error: None,
+            failure: Arc::default(),
         }
     }
 
@@ -95,8 +99,8 @@ impl Port {
         Some(queues.bases())
     }
 
-    /// The device was reset: a fault of its driver's is forgotten. Frames that wait for the guest are not for the next
-    /// driver.
+    /// The device was reset: a fault of its driver's is forgotten, but not the host's. Frames that wait for the guest are
+    /// not for the next driver.
     pub fn reset(&mut self) {
         self.pairs.fill_with(|| None);
         self.to_guest = ToGuest::default();
@@ -146,8 +150,12 @@ impl Port {
         match self.try_poll() {
             Ok(moved) => moved,
             Err(error) => {
-                self.needs_reset.set();
+                if matches!(error, PortError::Sink(_)) {
+                    // It is over with the first one.
+                    let _ = self.failure.set(chain(&error));
+                }
                 self.error = Some(error);
+                self.needs_reset.set();
                 0
             }
         }
@@ -306,6 +314,7 @@ pub struct PortSlot {
     waiting: AtomicU32,
     /// Somebody wants a backend to give the port back.
     wanted: AtomicBool,
+    failure: Arc<OnceLock<String>>,
 }
 
 impl PortSlot {
@@ -313,6 +322,7 @@ impl PortSlot {
     #[must_use]
     pub fn new(port: Port) -> Self {
         Self {
+            failure: Arc::clone(&port.failure),
             port: Mutex::new(Some(port)),
             is_back: Condvar::new(),
             waiting: AtomicU32::new(0),
@@ -359,6 +369,12 @@ impl PortSlot {
     #[must_use]
     pub fn is_wanted(&self) -> bool {
         self.wanted.load(Ordering::Relaxed)
+    }
+
+    /// Why frames have nowhere to go, for good, whoever has the port; `None`: they have.
+    #[must_use]
+    pub fn failure(&self) -> Option<&str> {
+        self.failure.get().map(String::as_str)
     }
 
     /// Waits until the port is there, and does that with it.

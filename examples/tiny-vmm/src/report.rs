@@ -38,7 +38,7 @@ pub enum ReportError {
         #[source]
         source: std::io::Error,
     },
-    /// The network device stopped.
+    /// The guest's driver broke a rule.
     #[error("no frames move any more: {0}")]
     Port(String),
     /// Frames that were not as sent.
