@@ -18,8 +18,6 @@ use crate::port::{Left, Port};
 
 /// Queues that it takes: those of the first pair.
 const QUEUES: [u16; 2] = [0, 1];
-/// How long it sleeps at most, milliseconds: then it looks whether somebody wants the port.
-const SLEEP_MS: i32 = 20;
 
 /// Why a backend cannot start or stop.
 #[derive(Debug, thiserror::Error)]
@@ -56,7 +54,7 @@ impl Backend {
         // Of this start: the next one has others.
         let [to_guest, from_guest] = QUEUES.map(|queue| notifiers.eventfd(queue));
         let events = [to_guest?, from_guest?, wake.try_clone()?];
-        let epoll = watch(&events)?;
+        let epoll = watch(&events, net)?;
         let stop = Arc::new(AtomicBool::new(false));
         let (give, given) = mpsc::channel();
         let builder = std::thread::Builder::new().name("backend".into());
@@ -171,6 +169,7 @@ struct Running {
 impl Running {
     /// It has put the port back when this returns.
     fn end(self, net: &NetShared) {
+        // Release: with the acquire in `serve`.
         self.stop.store(true, Ordering::Release);
         // A full counter wakes it, too.
         let _ = self.wake.write(1);
@@ -199,11 +198,13 @@ fn stop_queues(notifiers: &DeviceNotifiers, queues: &[u16]) -> Result<(), Backen
     Ok(())
 }
 
-fn watch(events: &[EventFd; 3]) -> std::io::Result<Epoll> {
+/// Kicks, its end, and who wants the port.
+fn watch(events: &[EventFd; 3], net: &NetShared) -> std::io::Result<Epoll> {
     let epoll = Epoll::new()?;
-    for event in events {
+    let events = events.iter().map(EventFd::as_raw_fd);
+    for event in events.chain([net.port().wanted().as_raw_fd()]) {
         let readable = EpollEvent::new(EventSet::IN, 0);
-        epoll.ctl(ControlOperation::Add, event.as_raw_fd(), readable)?;
+        epoll.ctl(ControlOperation::Add, event, readable)?;
     }
     Ok(epoll)
 }
@@ -221,11 +222,12 @@ fn serve(net: &NetShared, mut port: Port, epoll: &Epoll, events: &[EventFd; 3], 
     watch_sink(epoll, &port);
     // What was kicked for before the queues were ours: the notifiers have written to the eventfds for that.
     let mut left = Left::Nothing;
+    // Acquire: with the release in `Running::end`. What goes before that is done when the port is put back.
     while !stop.load(Ordering::Acquire) {
         if net.port().is_wanted() {
-            // Others had it, and may have left something.
-            port = lend(net, port);
-        } else if left == Left::Nothing && !sleep(epoll, events) {
+            // Reset, or what the driver said by the control queue. Others had it, and may have left something.
+            port = net.port().lend(port);
+        } else if left == Left::Nothing && !sleep(net, epoll, events) {
             // Nobody called: there is nothing to look for.
             continue;
         }
@@ -234,26 +236,15 @@ fn serve(net: &NetShared, mut port: Port, epoll: &Epoll, events: &[EventFd; 3], 
     net.port().put_back(port);
 }
 
-/// Until somebody calls, or for a while: whether somebody did.
-fn sleep(epoll: &Epoll, events: &[EventFd; 3]) -> bool {
-    let mut ready = [EpollEvent::default(); 4];
+/// Until somebody calls: whether somebody did.
+fn sleep(net: &NetShared, epoll: &Epoll, events: &[EventFd; 3]) -> bool {
+    let mut ready = [EpollEvent::default(); 5];
     // Interrupted: nobody did.
-    let count = epoll.wait(SLEEP_MS, &mut ready).unwrap_or(0);
+    let count = epoll.wait(-1, &mut ready).unwrap_or(0);
+    // Nothing to read: it was another one.
     for event in events {
-        // Nothing to read: it was another one.
         let _ = event.read();
     }
+    let _ = rustix::io::read(net.port().wanted(), &mut [0; 8]);
     count > 0
-}
-
-/// Somebody of the VMM's has to change something: reset, or what the driver said by the control queue.
-fn lend(net: &NetShared, port: Port) -> Port {
-    net.port().put_back(port);
-    loop {
-        // Who waits for it comes first.
-        std::thread::yield_now();
-        if let Some(port) = net.port().take() {
-            return port;
-        }
-    }
 }

@@ -75,7 +75,7 @@ impl NetShared {
         Ok(Arc::new(Self {
             device: Mutex::new(device),
             control: Mutex::new(None),
-            port: PortSlot::new(port),
+            port: PortSlot::new(port)?,
             backend: BackendSlot::default(),
             needs_reset,
             again: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,

@@ -308,6 +308,27 @@ fn backends_that_start_while_the_guest_resets_have_all_or_nothing() {
     end(&machine, &seen);
 }
 
+/// A backend that nobody kicks sleeps without end: what wakes it is that somebody wants the port, each time.
+#[test]
+fn sleeping_backend_lends_the_port_to_all_who_want_it() {
+    testkit::require!(Kvm);
+    let (machine, seen) = kicking(Notify::Eventfd, 1);
+    end(&machine, &seen);
+    let backend = Backend::start(machine.net(), machine.net_notifiers()).expect("a backend");
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..soak::count(500, 20_000) {
+                    let _ = machine.counts();
+                }
+            });
+        }
+    });
+    let is_back = || machine.net().port().lock().is_none();
+    assert!(until(LIMIT, is_back), "the backend has it again");
+    backend.stop().expect("it stops");
+}
+
 #[test]
 fn vm_that_is_stopped_under_a_backend_says_so() {
     testkit::require!(Kvm);
