@@ -315,17 +315,18 @@ fn sleeping_backend_lends_the_port_to_all_who_want_it() {
     let (machine, seen) = kicking(Notify::Eventfd, 1);
     end(&machine, &seen);
     let backend = Backend::start(machine.net(), machine.net_notifiers()).expect("a backend");
+    let has_port = || machine.net().port().lock().is_none();
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
-                for _ in 0..soak::count(500, 20_000) {
+                for _ in 0..soak::count(50, 2_000) {
+                    assert!(until(LIMIT, has_port), "the backend has it again");
                     let _ = machine.counts();
                 }
             });
         }
     });
-    let is_back = || machine.net().port().lock().is_none();
-    assert!(until(LIMIT, is_back), "the backend has it again");
+    assert!(until(LIMIT, has_port), "the backend has it again");
     backend.stop().expect("it stops");
 }
 
