@@ -96,6 +96,19 @@ pub enum MachineError {
     /// The host's fault, for good. The guest runs on until the machine is stopped.
     #[error("no frames move any more: {0}")]
     Sink(String),
+    /// The guest has not ended.
+    #[error(
+        "the guest did not end within {limit:?}, with {done} done and {kicks} kicks by its last word: give it fewer \
+         --frames, or a longer --time-limit"
+    )]
+    TimeLimit {
+        /// How long it had.
+        limit: Duration,
+        /// What it had done, as far as it said so: of some work only at its end.
+        done: u64,
+        /// Its kicks, likewise.
+        kicks: u64,
+    },
     /// The VM was stopped under a backend.
     #[error("a backend has queue {queue}: stop it before the VM")]
     Backend {
@@ -250,7 +263,8 @@ impl Machine {
     /// Waits until the guest has done its task, and says what it says.
     ///
     /// # Errors
-    /// [`VcpuError`]: it did not end, or not by itself. [`MachineError::Sink`].
+    /// [`VcpuError`]: it did not end, or not by itself. [`MachineError::Sink`],
+    /// [`MachineError::TimeLimit`].
     pub fn await_answer(&self, limit: Duration) -> Result<Answer, MachineError> {
         let failure = || self.net.port().failure();
         let ended = self.vcpu.await_end(limit, || failure().is_some());
@@ -258,8 +272,15 @@ impl Machine {
         if let Some(failure) = failure() {
             return Err(MachineError::Sink(failure.to_owned()));
         }
-        ended?;
-        Ok(self.mailbox.answer()?)
+        let answer = self.mailbox.answer()?;
+        match ended {
+            Err(VcpuError::TimeLimit(limit)) => Err(MachineError::TimeLimit {
+                limit,
+                done: answer.done,
+                kicks: answer.kicks,
+            }),
+            ended => Ok(ended.map(|_| answer)?),
+        }
     }
 
     /// Where the guest answers.

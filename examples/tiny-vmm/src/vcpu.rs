@@ -33,7 +33,7 @@ pub enum VcpuError {
     #[error("cannot start the vCPU's thread")]
     Thread(#[source] std::io::Error),
     /// The time is over.
-    #[error("the guest did not end within {0:?}")]
+    #[error("the guest did not end within {0:?}: give it less to do, or more time")]
     TimeLimit(Duration),
     /// It panicked, and has said so.
     #[error("the vCPU's thread panicked")]
