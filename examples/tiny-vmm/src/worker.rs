@@ -64,6 +64,8 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
+        // Relaxed: the loads in `poll_until` and `sleep_and_serve` learn nothing else by it. It is written before the
+        // eventfd of `wake_worker`, whose lock orders the two for a worker that sleeps; the join is what is waited for.
         self.stop.store(true, Ordering::Relaxed);
         self.shared.wake_worker();
         if let Some(thread) = self.thread.take() {
@@ -74,6 +76,7 @@ impl Drop for Worker {
 }
 
 fn poll_until(shared: &NetShared, stop: &AtomicBool) {
+    // With the store in `drop`.
     while !stop.load(Ordering::Relaxed) {
         let moved = match &mut *shared.port().lock_giving_way() {
             Some(port) => port.poll(),
@@ -86,6 +89,7 @@ fn poll_until(shared: &NetShared, stop: &AtomicBool) {
 }
 
 fn sleep_and_serve(shared: &NetShared, readable: Option<&OwnedFd>, stop: &AtomicBool) {
+    // With the store in `drop`.
     while !stop.load(Ordering::Relaxed) {
         // Frames that wait for buffers, and those of a backend, are others' to go on with: each tells us.
         let watches = shared
