@@ -3,6 +3,7 @@
 //! A notification is looked for first, and takes no lock of the registers. In which order a device and its notifiers
 //! learn of what the driver did is in [`Attached`], the whole of what a VMM has to do for crate `notifier`.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -11,7 +12,7 @@ use kvm_ioctls::VmFd;
 use notifier::address::{AddressError, Bus, NotifyAddress};
 use notifier::bus::Ioeventfds;
 use notifier::notifiers::{
-    By, DeviceEvent, NotifierError, Notifiers, QueueEvent, QueueSetup, Report, Saved, Serve,
+    BindError, By, DeviceEvent, NotifierError, Notifiers, QueueEvent, QueueSetup, Report, Saved, Serve,
 };
 use rustix::io::Errno;
 use vmm_sys_util::eventfd::EventFd;
@@ -42,6 +43,8 @@ impl EventBus {
 
 impl Ioeventfds for EventBus {
     fn assign(&self, at: &NotifyAddress, event: &EventFd) -> io::Result<()> {
+        // Relaxed, here and below: a number of its own, with which nothing else is published. What one gives back another
+        // may take late: then it has no eventfd until the next event, as with a full bus.
         if let Some(room) = &self.room {
             let taken = room.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
             taken.map_err(|_| io::Error::from(Errno::NOSPC))?;
@@ -85,21 +88,52 @@ pub enum BoardError {
     Notifiers(#[from] NotifierError),
 }
 
+/// Why queues had no eventfd when they were to have one: the first reason of each, since the machine was made. The
+/// guest can make as many as it likes by resetting.
+#[derive(Default)]
+pub struct Unbound(Mutex<BTreeMap<u16, Arc<BindError>>>);
+
+impl Unbound {
+    /// Of what the notifiers answered.
+    pub fn note(&self, report: &Report) {
+        let mut reasons = self.0.lock().expect("nobody panicked with the reasons");
+        for reason in &report.unbound {
+            reasons.entry(reason.queue).or_insert_with(|| Arc::clone(reason));
+        }
+    }
+
+    /// By queue.
+    #[must_use]
+    pub fn reasons(&self) -> Vec<Arc<BindError>> {
+        let reasons = self.0.lock().expect("nobody panicked with the reasons");
+        reasons.values().map(Arc::clone).collect()
+    }
+}
+
 /// A device whose notifiers learn of what its driver does.
 pub struct Attached<D> {
     /// The device.
     pub device: D,
     notifiers: Arc<DeviceNotifiers>,
+    unbound: Arc<Unbound>,
 }
 
 impl<D: Device> Attached<D> {
-    /// A guest's event is never refused. What could not be bound is in the notifiers' status.
+    /// A guest's event is never refused: see the table of crate `notifier`.
     fn tell(&self, event: DeviceEvent) -> Report {
-        self.notifiers.event(event).unwrap_or_default()
+        let report = self.notifiers.event(event);
+        self.noted(report.expect("a guest's event is allowed in each state"))
     }
 
+    /// Nor is this, of a queue that there is; the backend that gives one back has had it.
     fn tell_queue(&self, queue: u16, event: QueueEvent) -> Report {
-        self.notifiers.queue_event(queue, event).unwrap_or_default()
+        let report = self.notifiers.queue_event(queue, event);
+        self.noted(report.expect("there is such a queue, in a state for that"))
+    }
+
+    fn noted(&self, report: Report) -> Report {
+        self.unbound.note(&report);
+        report
     }
 
     /// Each backend that must give a queue back is stopped, and then its queues are the VMM's. One that gave back what
@@ -194,6 +228,7 @@ pub struct SavedPlace {
 pub struct Place<D> {
     base: u64,
     notifiers: Arc<DeviceNotifiers>,
+    unbound: Arc<Unbound>,
     transport: Mutex<Transport<Attached<D>>>,
 }
 
@@ -215,12 +250,15 @@ impl<D: Device> Place<D> {
         };
         let queues = (0..).zip(serve).map(setup).collect::<Result<_, _>>()?;
         let notifiers = Arc::new(Notifiers::new(bus.clone(), queues, true)?);
+        let unbound = Arc::new(Unbound::default());
         let attached = Attached {
             device,
             notifiers: Arc::clone(&notifiers),
+            unbound: Arc::clone(&unbound),
         };
         Ok(Self {
             base,
+            unbound,
             notifiers,
             transport: Mutex::new(Transport::new(attached)),
         })
@@ -230,6 +268,12 @@ impl<D: Device> Place<D> {
     #[must_use]
     pub fn notifiers(&self) -> &Arc<DeviceNotifiers> {
         &self.notifiers
+    }
+
+    /// Which of its queues had no eventfd at some time, and why.
+    #[must_use]
+    pub fn unbound(&self) -> &Unbound {
+        &self.unbound
     }
 
     /// Its registers.

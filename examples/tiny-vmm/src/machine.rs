@@ -9,10 +9,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use notifier::notifiers::{By, DeviceEvent, NotifierError, QueueStatus, Serve};
+use notifier::notifiers::{BindError, By, DeviceEvent, NotifierError, QueueStatus, Serve};
 use rustix::process::Pid;
 
-use crate::board::{Board, BoardError, DeviceNotifiers, EventBus, Place, SavedPlace};
+use crate::board::{Board, BoardError, DeviceNotifiers, EventBus, Place, SavedPlace, Unbound};
 use crate::entropy::{Entropy, EntropyQueue, EntropyShared};
 use crate::kvm::{KvmError, SavedVcpu, Vm};
 use crate::layout::{DEVICE_BYTES, DEVICES_AT, FIRST_LINE, RAM_BYTES};
@@ -221,8 +221,8 @@ impl Machine {
             })?;
             self.worker = Some(worker);
         }
-        for notifiers in self.all_notifiers() {
-            notifiers.event(DeviceEvent::VmRun)?;
+        for (notifiers, unbound) in self.all_notifiers().into_iter().zip(self.all_unbound()) {
+            unbound.note(&notifiers.event(DeviceEvent::VmRun)?);
         }
         self.vcpu.run();
         Ok(())
@@ -310,6 +310,18 @@ impl Machine {
     pub fn status(&self) -> Vec<QueueStatus> {
         let all = self.all_notifiers().into_iter();
         all.flat_map(|notifiers| notifiers.status()).collect()
+    }
+
+    fn all_unbound(&self) -> [&Unbound; 2] {
+        [self.devices.net.unbound(), self.devices.entropy.unbound()]
+    }
+
+    /// Why queues were notified by exits that were to have an eventfd, in the order of [`status`](Self::status), also if
+    /// they have one now.
+    #[must_use]
+    pub fn unbound(&self) -> Vec<Arc<BindError>> {
+        let all = self.all_unbound().into_iter();
+        all.flat_map(Unbound::reasons).collect()
     }
 
     /// What the sink has counted, once no backend has the port.

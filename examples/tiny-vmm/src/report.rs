@@ -111,7 +111,7 @@ pub struct RunReport {
     pub sink_to_guest_frames: u64,
     /// Frames that the sink dropped.
     pub sink_dropped: u64,
-    /// Why a queue that was to have an eventfd has none.
+    /// Why a queue that was to have an eventfd had none, at some time.
     pub unbound: Vec<String>,
 }
 
@@ -291,13 +291,8 @@ fn figures(
         sink_from_guest_frames: from_guest_frames,
         sink_to_guest_frames: to_guest_frames,
         sink_dropped: dropped,
-        unbound: unbound(&status),
+        unbound: machine.unbound().iter().map(|error| chain(&**error)).collect(),
     })
-}
-
-fn unbound(status: &[QueueStatus]) -> Vec<String> {
-    let errors = status.iter().filter_map(|queue| queue.unbound.as_ref());
-    errors.map(|error| format!("{error}: {}", error.source)).collect()
 }
 
 fn samples(machine: &Machine, ns: impl Fn(f64) -> f64) -> Result<Option<Samples>, MachineError> {

@@ -215,6 +215,11 @@ fn queues_without_an_eventfd_are_served_by_exits() {
             said.is_some_and(|said| said.contains("notified by exits")),
             most < 2
         );
+        // And it is not forgotten when the guest has reset the device.
+        write_status(&machine, 0);
+        let unbound: Vec<_> = machine.unbound().iter().map(|error| error.queue).collect();
+        let expected: Vec<_> = [0, 1].into_iter().skip(most).collect();
+        assert_eq!(unbound, expected);
     }
 }
 
