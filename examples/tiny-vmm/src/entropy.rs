@@ -15,8 +15,7 @@ use virtqueue::{
 };
 
 use crate::memory::Memory;
-use crate::mmio::{Device, F_VERSION_1, NeedsReset, QueueSetting};
-use crate::net::FIRST_PACKED_BASE;
+use crate::mmio::{Device, F_VERSION_1, FIRST_PACKED_BASE, NeedsReset, QueueSetting};
 
 /// VirtIO 1.3, 5.4.1.
 const ENTROPY_DEVICE: u32 = 4;
@@ -37,14 +36,17 @@ pub struct EntropyShared {
 
 impl EntropyShared {
     /// With that memory; `call` interrupts the guest.
-    #[must_use]
-    pub fn new(memory: &Memory, call: Option<OwnedFd>) -> Arc<Self> {
-        Arc::new(Self {
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    pub fn new(memory: &Memory, call: Option<OwnedFd>) -> std::io::Result<Arc<Self>> {
+        let copy = call.as_ref().map(OwnedFd::try_clone).transpose()?;
+        Ok(Arc::new(Self {
             memory: Arc::clone(memory.map()),
             queue: Mutex::new(None),
-            needs_reset: NeedsReset::default(),
+            needs_reset: NeedsReset::new(copy),
             call,
-        })
+        }))
     }
 
     /// Whether it needs a reset.
@@ -190,7 +192,11 @@ impl Device for Entropy {
     fn start(&mut self, queues: &[QueueSetting]) -> bool {
         let ready = queues.first().filter(|queue| queue.ready);
         let base = if self.packed { FIRST_PACKED_BASE } else { 0 };
-        ready.is_none_or(|queue| self.shared.enter(queue, self.packed, base).is_ok())
+        let started = ready.is_none_or(|queue| self.shared.enter(queue, self.packed, base).is_ok());
+        if !started {
+            self.shared.needs_reset.set();
+        }
+        started
     }
 
     fn disable_queue(&mut self, _queue: u16) {

@@ -342,19 +342,6 @@ impl fmt::Display for RunReport {
     }
 }
 
-/// An error and what it came of, for people.
-#[must_use]
-pub fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    text
-}
-
 /// So that callers need not know where a refusal of KVM's came from.
 impl From<KvmError> for ReportError {
     fn from(error: KvmError) -> Self {
