@@ -164,7 +164,7 @@ impl Port {
         for at in 0..self.pairs.len() {
             moved += self.from_guest(at)?;
         }
-        if self.pairs.iter().any(Option::is_some) {
+        if self.has_pairs() {
             self.to_guest.clear_if_empty();
             self.sink.take(&mut self.to_guest)?;
             moved += self.deliver()?;
@@ -292,10 +292,15 @@ impl Port {
         self.error.as_ref()
     }
 
-    /// Whether frames wait for buffers of the guest's: its kick is what goes on with them, not the sink.
+    /// Whether frames of the sink's can go on to the guest. Not while it has no driver, while its driver has broken a
+    /// rule, or while frames wait for its buffers: then its kick is what goes on with them.
     #[must_use]
-    pub fn waits_for_buffers(&self) -> bool {
-        self.waits_for.is_some()
+    pub fn takes_from_sink(&self) -> bool {
+        self.has_pairs() && self.waits_for.is_none() && !self.is_over()
+    }
+
+    fn has_pairs(&self) -> bool {
+        self.pairs.iter().any(Option::is_some)
     }
 
     /// What the sink has counted.
