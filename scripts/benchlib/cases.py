@@ -28,6 +28,8 @@ class Case:
     parts = ()
     # Further figures of a rate that are shown: head and key.
     shown = ()
+    # Where its figures stand in a table of several cases: table, row, column (side_by_side.py).
+    place = None
     # DPDK takes part.
     needs_huge_pages = True
     # Only when --only names it.
@@ -37,15 +39,14 @@ class Case:
 class TcpCase(Case):
     """A case with a real guest; see tcp.py."""
 
-    references = ("tap", "tap-veth")
+    references = ("tap", "tap-notso", "tap-veth")
     further = tcp.FURTHER
     needs_huge_pages = False
     only_by_name = True
 
     def __init__(self, name, unit, run_once):
         super().__init__(f"tcp/{name}", list(tcp.CONTENDERS), unit, run_once)
-        if unit == "gbps":
-            self.also_compared = ("bytes_per_cpu_s",)
+        self.also_compared = {"gbps": ("bytes_per_cpu_s",), "per_second": ("per_cpu_s",)}.get(unit, ())
 
 
 class GuestsCase(Case):
@@ -272,15 +273,29 @@ def hints_cases():
 def tcp_throughput(direction, streams, message):
     """A case of iperf3: `streams` connections, writes of `message` bytes."""
     take = lambda run, who: tcp.throughput(run, who, direction, streams, message)  # noqa: E731
-    return TcpCase(f"{direction}/{streams}/{message}", "gbps", take)
+    case = TcpCase(f"{direction}/{streams}/{message}", "gbps", take)
+    case.place = ("TCP_STREAM", f"{direction}, {streams}", message)
+    return case
+
+
+def tcp_request_response(streams, size):
+    """A case of netcheck: requests and responses of `size` bytes on `streams` connections."""
+    take = lambda run, who: tcp.request_response(run, who, streams, size)  # noqa: E731
+    case = TcpCase(f"rr/{streams}/{size}", "per_second", take)
+    case.place = ("TCP_RR", str(streams), size)
+    return case
 
 
 def tcp_cases():
     """Those with a real guest."""
-    cases = [
-        tcp_throughput(direction, streams, message) for direction in DIRECTIONS for streams in (1, 4) for message in tcp.MESSAGES
+    streams = [
+        tcp_throughput(direction, count, message)
+        for direction in DIRECTIONS
+        for count in tcp.STREAMS
+        for message in tcp.MESSAGES
     ]
-    return cases + [TcpCase("rr", "per_second", tcp.request_response), TcpCase("ping", "us", tcp.ping)]
+    requests = [tcp_request_response(count, size) for count in tcp.STREAMS for size in tcp.REQUESTS]
+    return [*streams, *requests, TcpCase("ping", "us", tcp.ping)]
 
 
 def guests_throughput(streams, message):
