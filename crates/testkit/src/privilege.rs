@@ -20,6 +20,8 @@ pub enum Need {
     Libvirt,
     /// File systems that a process serves.
     Fuse,
+    /// `/dev/kvm`: virtual machines of the kernel's.
+    Kvm,
     /// dnsmasq: a server of addresses.
     Dnsmasq,
     /// Prometheus and its promtool.
@@ -58,6 +60,7 @@ fn missing(need: Need) -> Option<String> {
         Need::Dnsmasq => missing_program("dnsmasq"),
         Need::Prometheus => missing_program("promtool").or_else(|| missing_program("prometheus")),
         Need::Fuse => missing_device("/dev/fuse"),
+        Need::Kvm => missing_device("/dev/kvm"),
         Need::Packager => ["cargo-deb", "dpkg-deb", "dpkg-shlibdeps", "strip", "pivot_root"]
             .into_iter()
             .find_map(missing_program),

@@ -1,0 +1,148 @@
+//! Host notifiers (ioeventfd) of a virtio device, for VMMs that embed it.
+//!
+//! A driver notifies a queue by a write to an address of the device. As an exit that costs the vCPU its time: KVM
+//! returns to the VMM, which looks at the queue while the guest stands. With an ioeventfd KVM signals an eventfd, the
+//! vCPU goes on, and another thread looks. This crate chooses between the two for each queue, and keeps track of who
+//! looks at it:
+//!
+//! ```text
+//! guest's write ──┬── no ioeventfd: exit ──▶ vCPU thread: Notifiers::exit ──▶ Serve::look      deassigned
+//!                 │                                  │ an exit that was late
+//!                 │                                  ▼
+//!                 └── ioeventfd ─────────────────▶ eventfd ──┬──▶ thread "notify" ──▶ Serve::look   assigned
+//!                                                            └──▶ backend (vhost, vhost-user)     off-limits
+//! ```
+//!
+//! It knows nothing of a device but its queues' addresses ([`address`]) and a [`Serve`](notifiers::Serve) for each, so
+//! it is for any virtio device. The VMM tells [`Notifiers`](notifiers::Notifiers) what happens; [`state`] is the table
+//! of what follows; [`bus`] is who binds eventfds, KVM or a test; [`probe`] tells how many a bus takes.
+//!
+//! # States
+//!
+//! A queue is *ready* if the driver has set `DRIVER_OK` and enabled it, the device may access memory (bus master, over
+//! PCI) and vCPUs run. Those conditions are noted in each state. [`state::next`] is the whole table:
+//!
+//! | event                                  | deassigned           | assigned   | off-limits                     |
+//! |----------------------------------------|----------------------|------------|--------------------------------|
+//! | the guest's, the run state: ready then | assigned¹            | assigned   | off-limits²                    |
+//! | the same: not ready then               | deassigned           | deassigned | off-limits, backend must stop² |
+//! | `BackendStart` of a ready queue        | off-limits           | off-limits | refused                        |
+//! | `BackendStart` of one that is not      | refused              | -          | refused                        |
+//! | `BackendStop`                          | refused              | refused    | assigned¹ if ready, else deassigned |
+//! | `Save`, `Restore` while vCPUs stand    | allowed              | -          | refused                        |
+//! | `Save`, `Restore` while they run       | refused              | refused    | refused                        |
+//!
+//! ¹ Deassigned if the VMM chose exits ([`By::Exit`](notifiers::By)), or if no eventfd can be bound.
+//!
+//! ² Once a queue was not ready, its backend must stop, also if the queue is ready again: its rings may be others.
+//!
+//! # Nothing is lost
+//!
+//! Whoever gets a queue looks at it once, without being notified, because a notification that came before went to the
+//! owner before:
+//!
+//!  - To assigned and to off-limits: the ioeventfd is bound, then the eventfd is written once. An exit that was under
+//!    way meanwhile is passed on by the eventfd.
+//!  - To deassigned: the ioeventfd is unbound, which waits for vCPUs that signal it, the eventfd is emptied, and the
+//!    thread that calls looks at the queue. It does not if the rings are closed: the queue or the device was reset, or
+//!    the device may not access memory. Nor if the VM stands: the look at `VmRun` finds everything.
+//!  - From off-limits the queue gets a new eventfd: the backend keeps a duplicate of the old one, and could read it.
+//!
+//! # Threads and ownership
+//!
+//! A queue is looked at under its lock. A look that is under way ends before a transition, and who comes after it sees
+//! the new state: the thread reads an eventfd only while the queue is assigned. So two owners never meet. A
+//! backend is not under the lock. The VMM keeps the order: it stops the backend, then says `BackendStop`.
+//!
+//! Events of a device are handled one at a time. They may come from any thread, also from a vCPU's exit. Those that
+//! look give way to events that wait. A transition lasts as long as the look before it and KVM's call: microseconds, or
+//! milliseconds while many vCPUs run. The thread waits as long, and so may other queues of the device.
+//!
+//! # Without room
+//!
+//! A queue to which no eventfd can be bound (`ENOSPC` of a full bus, and whatever else the host answers) stays
+//! deassigned, and is notified by exits. The [`Report`](notifiers::Report) says so once, the
+//! [status](notifiers::Notifiers::status) always, and each event tries again. Its backend is notified by the exits that
+//! [`Notifiers::exit`](notifiers::Notifiers::exit) passes on.
+//!
+//! # A hostile guest
+//!
+//! It may notify without pause, also queues that it never set up: an eventfd counts, so that many notifications are one
+//! look; the thread serves each queue once a round. It may write any data of any length: what is not exactly a
+//! notification is nobody's. It may reset at any time, and set bits of the status over and over: each costs its own
+//! vCPU the transition. None of it is refused, fails or panics. Looks are the device's, which bounds what one look
+//! does.
+//!
+//! # Migration
+//!
+//! The VMM stops vCPUs, says `VmStop`, stops backends that the report names, and [saves](notifiers::Notifiers::save).
+//! On the other side it restores, then says `VmRun`, and each ready queue is looked at once. So nothing that was
+//! notified need be in the image. A saved state that does not fit is refused, whoever sent it.
+//!
+//! # Example
+//!
+//! A device with one queue by virtio-mmio, on KVM if this machine has it:
+//!
+//! ```
+//! use std::sync::Arc;
+//! use std::sync::mpsc::{Sender, channel};
+//!
+//! use kvm_ioctls::Kvm;
+//! use notifier::address::{Bus, NotifyAddress};
+//! use notifier::notifiers::{By, DeviceEvent, Notifiers, QueueEvent, QueueSetup, Serve};
+//! use notifier::probe::{Room, room};
+//! use notifier::state::State;
+//!
+//! /// The device's side of the queue: here it only tells that it was called.
+//! struct Entropy(Sender<&'static str>);
+//!
+//! impl Serve for Entropy {
+//!     fn look(&mut self) {
+//!         let _ = self.0.send("looked");
+//!     }
+//! }
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # if std::fs::File::options().read(true).write(true).open("/dev/kvm").is_err() {
+//! #     println!("SKIPPED: there is no /dev/kvm");
+//! #     return Ok(());
+//! # }
+//! let vm = Arc::new(Kvm::new()?.create_vm()?);
+//! let by = if room(&vm, Bus::Mmio, 0xe000_0000)? == Room::Many { By::Eventfd } else { By::Exit };
+//! let (told, looks) = channel();
+//! let queue = QueueSetup { address: NotifyAddress::mmio(0xd000_0000, 0)?, by, serve: Box::new(Entropy(told)) };
+//! let notifiers = Notifiers::new(Arc::clone(&vm), vec![queue], true)?;
+//!
+//! // The VMM starts its vCPUs. The guest's driver sets the queue up, then DRIVER_OK.
+//! notifiers.event(DeviceEvent::VmRun)?;
+//! notifiers.queue_event(0, QueueEvent::QueueEnable)?;
+//! let report = notifiers.event(DeviceEvent::DriverOk)?;
+//! assert!(report.stop_backends.is_empty());
+//! assert_eq!(notifiers.state(0), Some(State::Assigned));
+//! assert_eq!(looks.recv()?, "looked");
+//!
+//! // A vCPU exits with a write: it is asked first whether that is a notification.
+//! assert_eq!(notifiers.exit(Bus::Mmio, 0xd000_0050, &0u32.to_le_bytes()), Some(0));
+//! assert_eq!(looks.recv()?, "looked");
+//! assert_eq!(notifiers.exit(Bus::Mmio, 0xd000_0070, &0u32.to_le_bytes()), None);
+//!
+//! // A vhost-user backend gets the eventfd as its kick descriptor, and gives the queue back when the guest resets.
+//! let kick = notifiers.eventfd(0)?;
+//! notifiers.queue_event(0, QueueEvent::BackendStart)?;
+//! assert_eq!(kick.read()?, 1); // it looks once
+//! assert_eq!(notifiers.event(DeviceEvent::Reset)?.stop_backends, [0]);
+//! notifiers.queue_event(0, QueueEvent::BackendStop)?;
+//! assert_eq!(notifiers.state(0), Some(State::Deassigned));
+//! # Ok(())
+//! # }
+//! ```
+
+#![forbid(unsafe_code)]
+
+pub mod address;
+pub mod bus;
+pub mod notifiers;
+pub mod probe;
+mod queue;
+mod service;
+pub mod state;

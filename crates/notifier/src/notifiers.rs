@@ -1,0 +1,468 @@
+//! The queues of one device, and the thread that serves those that are assigned.
+
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use rustix::process::Pid;
+use vmm_sys_util::epoll::Epoll;
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::address::{Bus, NotifyAddress};
+use crate::bus::Ioeventfds;
+use crate::queue::{Queue, Slot, Step, Wiring};
+use crate::service::{Service, Shared};
+use crate::state::{Event, Outcome, Refusal, State, next};
+
+/// The device's side of a queue. It has one owner at a time: it is never called by two threads at once.
+pub trait Serve: Send {
+    /// Looks at the queue and serves what is there: after each notification, and once after each transition that
+    /// leaves the queue with us. Others wait for it, so it returns when the queue is empty, or after so many chains.
+    /// It must not call the [`Notifiers`] that it belongs to: their lock is held.
+    fn look(&mut self);
+}
+
+/// By what a queue is notified.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum By {
+    /// Always by an exit, and its vCPU looks at the queue.
+    Exit,
+    /// By an eventfd, and the thread looks at the queue. By exits where the bus has no room.
+    Eventfd,
+}
+
+/// A queue, as the VMM wants it.
+pub struct QueueSetup {
+    /// Where the driver notifies it.
+    pub address: NotifyAddress,
+    /// By what it is notified.
+    pub by: By,
+    /// Who serves it.
+    pub serve: Box<dyn Serve>,
+}
+
+/// What happens to all queues of a device: see [`Event`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DeviceEvent {
+    /// [`Event::DriverOk`].
+    DriverOk,
+    /// [`Event::Reset`].
+    Reset,
+    /// [`Event::BusMasterOn`].
+    BusMasterOn,
+    /// [`Event::BusMasterOff`].
+    BusMasterOff,
+    /// [`Event::VmRun`].
+    VmRun,
+    /// [`Event::VmStop`].
+    VmStop,
+}
+
+impl From<DeviceEvent> for Event {
+    fn from(event: DeviceEvent) -> Self {
+        match event {
+            DeviceEvent::DriverOk => Self::DriverOk,
+            DeviceEvent::Reset => Self::Reset,
+            DeviceEvent::BusMasterOn => Self::BusMasterOn,
+            DeviceEvent::BusMasterOff => Self::BusMasterOff,
+            DeviceEvent::VmRun => Self::VmRun,
+            DeviceEvent::VmStop => Self::VmStop,
+        }
+    }
+}
+
+/// What happens to one queue: see [`Event`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum QueueEvent {
+    /// [`Event::QueueEnable`].
+    QueueEnable,
+    /// [`Event::QueueReset`].
+    QueueReset,
+    /// [`Event::BackendStart`].
+    BackendStart,
+    /// [`Event::BackendStop`].
+    BackendStop,
+}
+
+impl From<QueueEvent> for Event {
+    fn from(event: QueueEvent) -> Self {
+        match event {
+            QueueEvent::QueueEnable => Self::QueueEnable,
+            QueueEvent::QueueReset => Self::QueueReset,
+            QueueEvent::BackendStart => Self::BackendStart,
+            QueueEvent::BackendStop => Self::BackendStop,
+        }
+    }
+}
+
+/// What an event asks of the VMM, and what it may tell its user.
+#[derive(Debug, Default)]
+pub struct Report {
+    /// Queues that a backend has and must give back: the VMM stops it, then says [`QueueEvent::BackendStop`] of each,
+    /// before it lets the guest go on.
+    pub stop_backends: Vec<u16>,
+    /// Queues that are notified by exits from now on, though they were to have an eventfd. Tried again at each event.
+    pub unbound: Vec<Arc<BindError>>,
+}
+
+impl Report {
+    fn add(&mut self, queue: u16, step: Step) {
+        if step.stop_backend {
+            self.stop_backends.push(queue);
+        }
+        self.unbound.extend(step.unbound);
+    }
+}
+
+/// Why a queue has no eventfd, though it is to have one.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "queue {queue} is notified by exits: no eventfd could be bound to {address}; give the VM fewer devices or queues, \
+     or raise the limit of open files"
+)]
+pub struct BindError {
+    /// Index of the queue.
+    pub queue: u16,
+    /// Where it is notified.
+    pub address: NotifyAddress,
+    /// What the bus said, such as `ENOSPC`.
+    #[source]
+    pub source: io::Error,
+}
+
+/// What holds of one queue.
+#[derive(Clone, Debug)]
+pub struct QueueStatus {
+    /// Index of the queue.
+    pub queue: u16,
+    /// Who looks at it.
+    pub state: State,
+    /// By what it is notified now.
+    pub by: By,
+    /// What the VMM chose.
+    pub chosen: By,
+    /// Why it has no eventfd, though it is to have one.
+    pub unbound: Option<Arc<BindError>>,
+    /// Notifications that came by an exit, those to a queue that is not ready among them.
+    pub from_exits: u64,
+    /// Notifications that came by the eventfd, without those that a backend took.
+    pub from_eventfd: u64,
+}
+
+/// What a VM's image keeps of the notifiers. Who writes it to a stream chooses how.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Saved {
+    /// For each queue what held of it.
+    pub queues: Vec<SavedQueue>,
+}
+
+/// [`Conditions`](crate::state::Conditions) of a queue that the guest has made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SavedQueue {
+    /// The driver has set `DRIVER_OK`.
+    pub driver_ok: bool,
+    /// The device may access memory.
+    pub bus_master: bool,
+    /// The driver has set the queue up.
+    pub enabled: bool,
+}
+
+/// What fails as a whole.
+#[derive(Debug, thiserror::Error)]
+pub enum NotifierError {
+    /// Eventfds, the epoll or the thread.
+    #[error("{what} cannot be made: raise the limit of open files or of threads")]
+    Resources {
+        /// What was to be made.
+        what: &'static str,
+        /// What the host said.
+        #[source]
+        source: io::Error,
+    },
+    /// VirtIO counts queues with 16 bits.
+    #[error("{0} queues are too many: a device has at most 65535")]
+    TooManyQueues(usize),
+    /// One write would notify two queues.
+    #[error(
+        "queues {first} and {second} are notified by one write, to {address}: use a datamatch or a multiplier"
+    )]
+    OneAddress {
+        /// Index of one queue.
+        first: u16,
+        /// Index of the other.
+        second: u16,
+        /// The address.
+        address: NotifyAddress,
+    },
+    /// No such queue.
+    #[error("there is no queue {queue}: the device has {queues}")]
+    NoQueue {
+        /// Index that was asked for.
+        queue: u16,
+        /// Number of queues.
+        queues: usize,
+    },
+    /// An event that the table refuses. Nothing has changed.
+    #[error("queue {queue}: {event:?} is refused")]
+    Refused {
+        /// Index of the queue.
+        queue: u16,
+        /// The event.
+        event: Event,
+        /// Why, and what to do first.
+        #[source]
+        refusal: Refusal,
+    },
+    /// What was saved is of another device.
+    #[error(
+        "the saved state has {saved} queues and the device {queues}: restore it with as many as it was saved with"
+    )]
+    SavedQueues {
+        /// Number of queues that were saved.
+        saved: usize,
+        /// Number of queues of the device.
+        queues: usize,
+    },
+}
+
+/// The notifiers of a device. Shared by reference between the VMM's threads.
+pub struct Notifiers<B: Ioeventfds> {
+    bus: B,
+    shared: Arc<Shared>,
+    service: Option<Service>,
+    thread_id: Pid,
+    /// One event at a time, so that all queues see events in one order.
+    order: Mutex<()>,
+}
+
+impl<B: Ioeventfds> Notifiers<B> {
+    /// Spawns the thread that serves assigned queues. The VM stands until [`DeviceEvent::VmRun`], `DRIVER_OK` is not
+    /// set, no queue is enabled. `bus_master`: `false` for PCI, until its driver sets the bit; `true` for virtio-mmio.
+    ///
+    /// # Errors
+    /// [`NotifierError::TooManyQueues`], [`NotifierError::OneAddress`], [`NotifierError::Resources`].
+    pub fn new(bus: B, queues: Vec<QueueSetup>, bus_master: bool) -> Result<Self, NotifierError> {
+        check_addresses(&queues)?;
+        let mut slots = Vec::with_capacity(queues.len());
+        for QueueSetup { address, by, serve } in queues {
+            let queue = Queue::new(by, bus_master, serve).map_err(resources("a queue's eventfd"))?;
+            slots.push(Slot::new(address, queue));
+        }
+        let epoll = Epoll::new().map_err(resources("the thread's epoll"))?;
+        let shared = Arc::new(Shared { slots, epoll });
+        let service = Service::new(Arc::clone(&shared)).map_err(resources("the thread of the notifiers"))?;
+        let thread_id = service.thread_id;
+        Ok(Self {
+            bus,
+            shared,
+            service: Some(service),
+            thread_id,
+            order: Mutex::new(()),
+        })
+    }
+
+    /// An event of all queues. When it returns, each is with its new owner; those that a backend must give back first
+    /// are in the report.
+    ///
+    /// # Errors
+    /// [`NotifierError::Refused`]: none of today's events of a device is.
+    pub fn event(&self, event: DeviceEvent) -> Result<Report, NotifierError> {
+        let _order = self.one_at_a_time();
+        let mut report = Report::default();
+        for (queue, slot) in self.slots() {
+            report.add(queue, self.apply(queue, slot, event.into())?);
+        }
+        Ok(report)
+    }
+
+    /// An event of one queue.
+    ///
+    /// # Errors
+    /// [`NotifierError::NoQueue`]; [`NotifierError::Refused`] for events of the VMM's, and nothing has changed then.
+    pub fn queue_event(&self, queue: u16, event: QueueEvent) -> Result<Report, NotifierError> {
+        let slot = self.slot(queue)?;
+        let _order = self.one_at_a_time();
+        let mut report = Report::default();
+        report.add(queue, self.apply(queue, slot, event.into())?);
+        Ok(report)
+    }
+
+    /// A vCPU exited with a write: the queue, if it is a notification. A deassigned queue that is ready is looked at
+    /// here, in this thread. Otherwise the owner is told by the eventfd (the exit was under way when the ioeventfd was
+    /// bound, or none could be).
+    pub fn exit(&self, bus: Bus, address: u64, data: &[u8]) -> Option<u16> {
+        let (queue, slot) = self
+            .slots()
+            .find(|(_, slot)| slot.address.is_hit(bus, address, data))?;
+        slot.enter_giving_way().serve_exit();
+        Some(queue)
+    }
+
+    /// A duplicate of a queue's eventfd: a backend's kick descriptor. It is taken before [`QueueEvent::BackendStart`],
+    /// for each start anew: a queue that a backend gave back has another one.
+    ///
+    /// # Errors
+    /// [`NotifierError::NoQueue`], [`NotifierError::Resources`].
+    pub fn eventfd(&self, queue: u16) -> Result<EventFd, NotifierError> {
+        let slot = self.slot(queue)?;
+        slot.enter()
+            .eventfd()
+            .map_err(resources("a duplicate of an eventfd"))
+    }
+
+    /// Who looks at a queue; `None` for one that there is not.
+    pub fn state(&self, queue: u16) -> Option<State> {
+        Some(self.slot(queue).ok()?.enter().state)
+    }
+
+    /// Status of all queues.
+    pub fn status(&self) -> Vec<QueueStatus> {
+        self.slots()
+            .map(|(index, slot)| status(index, &slot.enter()))
+            .collect()
+    }
+
+    /// What a VM's image keeps.
+    ///
+    /// # Errors
+    /// [`NotifierError::Refused`]: the VM runs, or a backend has a queue.
+    pub fn save(&self) -> Result<Saved, NotifierError> {
+        let _order = self.one_at_a_time();
+        self.allowed(Event::Save)?;
+        let queues = self.slots().map(|(_, slot)| saved(&slot.enter())).collect();
+        Ok(Saved { queues })
+    }
+
+    /// What was saved holds. Queues are looked at when the VM runs again.
+    ///
+    /// # Errors
+    /// [`NotifierError::Refused`]: the VM runs, or a backend has a queue; [`NotifierError::SavedQueues`].
+    pub fn restore(&self, saved: &Saved) -> Result<(), NotifierError> {
+        let _order = self.one_at_a_time();
+        let counts = (saved.queues.len(), self.shared.slots.len());
+        if counts.0 != counts.1 {
+            return Err(NotifierError::SavedQueues {
+                saved: counts.0,
+                queues: counts.1,
+            });
+        }
+        self.allowed(Event::Restore)?;
+        for ((_, slot), saved) in self.slots().zip(&saved.queues) {
+            let conditions = &mut slot.enter().conditions;
+            conditions.driver_ok = saved.driver_ok;
+            conditions.bus_master = saved.bus_master;
+            conditions.enabled = saved.enabled;
+        }
+        Ok(())
+    }
+
+    /// The kernel's id of the thread that serves assigned queues: where it runs is the caller's choice.
+    pub fn thread_id(&self) -> Pid {
+        self.thread_id
+    }
+
+    fn apply(&self, queue: u16, slot: &Slot, event: Event) -> Result<Step, NotifierError> {
+        slot.enter()
+            .apply(event, &self.wiring(queue, slot))
+            .map_err(|refusal| NotifierError::Refused {
+                queue,
+                event,
+                refusal,
+            })
+    }
+
+    fn allowed(&self, event: Event) -> Result<(), NotifierError> {
+        for (queue, slot) in self.slots() {
+            let locked = slot.enter();
+            if let Outcome::Refused(refusal) = next(locked.state, locked.conditions, event) {
+                return Err(NotifierError::Refused {
+                    queue,
+                    event,
+                    refusal,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn wiring<'a>(&'a self, index: u16, slot: &'a Slot) -> Wiring<'a, B> {
+        Wiring {
+            bus: &self.bus,
+            epoll: &self.shared.epoll,
+            address: &slot.address,
+            index,
+        }
+    }
+
+    fn slots(&self) -> impl Iterator<Item = (u16, &Slot)> {
+        self.shared
+            .slots
+            .iter()
+            .zip(0..)
+            .map(|(slot, index)| (index, slot))
+    }
+
+    fn slot(&self, queue: u16) -> Result<&Slot, NotifierError> {
+        let queues = self.shared.slots.len();
+        self.shared
+            .slots
+            .get(usize::from(queue))
+            .ok_or(NotifierError::NoQueue { queue, queues })
+    }
+
+    fn one_at_a_time(&self) -> MutexGuard<'_, ()> {
+        self.order.lock().expect("a look at a queue has panicked")
+    }
+}
+
+impl<B: Ioeventfds> Drop for Notifiers<B> {
+    /// The thread ends, and no address stays bound. Backends are the VMM's to stop before.
+    fn drop(&mut self) {
+        self.service = None;
+        for (index, slot) in self.slots() {
+            slot.release(&self.wiring(index, slot));
+        }
+    }
+}
+
+fn check_addresses(queues: &[QueueSetup]) -> Result<(), NotifierError> {
+    if queues.len() > usize::from(u16::MAX) {
+        return Err(NotifierError::TooManyQueues(queues.len()));
+    }
+    for (one, second) in queues.iter().zip(0..) {
+        for (first, other) in (0..second).zip(queues) {
+            if one.address.overlaps(&other.address) {
+                return Err(NotifierError::OneAddress {
+                    first,
+                    second,
+                    address: one.address,
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+fn status(index: u16, queue: &Queue) -> QueueStatus {
+    QueueStatus {
+        queue: index,
+        state: queue.state,
+        by: if queue.bound { By::Eventfd } else { By::Exit },
+        chosen: queue.by,
+        unbound: queue.unbound.clone(),
+        from_exits: queue.from_exits,
+        from_eventfd: queue.from_eventfd,
+    }
+}
+
+fn saved(queue: &Queue) -> SavedQueue {
+    let conditions = queue.conditions;
+    SavedQueue {
+        driver_ok: conditions.driver_ok,
+        bus_master: conditions.bus_master,
+        enabled: conditions.enabled,
+    }
+}
+
+fn resources(what: &'static str) -> impl Fn(io::Error) -> NotifierError {
+    move |source| NotifierError::Resources { what, source }
+}

@@ -1,0 +1,102 @@
+//! The device's side of a queue that consists of two counters: how often the guest notified, and how often that was
+//! seen.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::thread;
+
+use notifier::notifiers::Serve;
+use testkit::wait;
+
+/// Where guest and device meet. The guest counts before it notifies.
+pub(crate) trait Counters: Send + Sync {
+    /// What the guest has counted.
+    fn kicked(&self) -> u32;
+    /// What of that a look has seen.
+    fn seen(&self) -> u32;
+    /// A look has seen so many.
+    fn see(&self, kicks: u32);
+}
+
+/// Counters of a guest that is a thread.
+#[derive(Default)]
+pub(crate) struct ThreadCounters {
+    pub(crate) kicked: AtomicU32,
+    pub(crate) seen: AtomicU32,
+}
+
+// Sequentially consistent, all of it: what is tested is who looks, not the order of memory.
+impl Counters for ThreadCounters {
+    fn kicked(&self) -> u32 {
+        self.kicked.load(Ordering::SeqCst)
+    }
+
+    fn seen(&self) -> u32 {
+        self.seen.load(Ordering::SeqCst)
+    }
+
+    fn see(&self, kicks: u32) {
+        self.seen.store(kicks, Ordering::SeqCst);
+    }
+}
+
+/// Counts looks, and owners that meet in one.
+pub(crate) struct Device<C> {
+    pub(crate) counters: C,
+    pub(crate) looks: AtomicU64,
+    pub(crate) met: AtomicU64,
+    /// A test has taken the rings away.
+    pub(crate) closed: AtomicBool,
+    pub(crate) looks_at_closed: AtomicU64,
+    busy: AtomicBool,
+}
+
+impl<C: Counters> Device<C> {
+    pub(crate) fn new(counters: C) -> Arc<Self> {
+        Arc::new(Self {
+            counters,
+            looks: AtomicU64::new(0),
+            met: AtomicU64::new(0),
+            closed: AtomicBool::new(false),
+            looks_at_closed: AtomicU64::new(0),
+            busy: AtomicBool::new(false),
+        })
+    }
+
+    pub(crate) fn look(&self) {
+        let met = self.busy.swap(true, Ordering::SeqCst);
+        self.met.fetch_add(met.into(), Ordering::SeqCst);
+        let at_closed = self.closed.load(Ordering::SeqCst);
+        self.looks_at_closed.fetch_add(at_closed.into(), Ordering::SeqCst);
+        let kicks = self.counters.kicked();
+        // Another owner, if there were one, would come now.
+        thread::yield_now();
+        self.counters.see(kicks);
+        self.looks.fetch_add(1, Ordering::SeqCst);
+        self.busy.store(false, Ordering::SeqCst);
+    }
+
+    pub(crate) fn looks(&self) -> u64 {
+        self.looks.load(Ordering::SeqCst)
+    }
+
+    /// All that the guest has notified until now is seen, sooner or later.
+    pub(crate) fn sees_all(&self) {
+        let kicked = self.counters.kicked();
+        let seen = || self.counters.seen().wrapping_sub(kicked) < u32::MAX / 2;
+        assert!(
+            wait::until(wait::SOON, seen),
+            "notification {kicked} was lost: seen {}",
+            self.counters.seen()
+        );
+    }
+}
+
+/// What the notifiers have of it.
+pub(crate) struct Side<C>(pub(crate) Arc<Device<C>>);
+
+impl<C: Counters> Serve for Side<C> {
+    fn look(&mut self) {
+        self.0.look();
+    }
+}
