@@ -2,7 +2,7 @@
 
 import fnmatch
 
-from . import echo, flood, guest_flows, held_up, hints, idle_guests, lan, lease_wait, measure, neighbours, offload, outage, pairs, tcp
+from . import echo, flood, guest_flows, held_up, hints, idle_guests, lan, lease_wait, measure, neighbours, notify, offload, outage, pairs, tcp
 from . import two_guests, worker_statistics
 
 SIZES = (64, 1514)
@@ -160,6 +160,32 @@ class IdleGuestsCase(Case):
 
     def __init__(self):
         super().__init__("idle-guests", list(idle_guests.CONTENDERS), "kib", idle_guests.cost)
+
+
+class NotifyCase(Case):
+    """What a guest's notification costs; see notify.py."""
+
+    references = ("exit", "irq-line", "exit-crowded", "raw")
+    needs_huge_pages = False
+    only_by_name = True
+
+    def __init__(self, name, contenders, unit, run_once, parts=("kicks_percent", "vcpu_cpu_percent", "worker_cpu_percent")):
+        super().__init__(f"notify/{name}", list(contenders), unit, run_once)
+        self.parts = parts
+
+
+def notify_cases():
+    """Those of notifications."""
+    cases = [NotifyCase("cost", notify.COST, "ns_each", notify.cost)]
+    for frames in notify.FRAMES_PER_KICK:
+        take = lambda run, who, frames=frames: notify.send(run, who, frames)  # noqa: E731
+        cases.append(NotifyCase(f"send/{frames}", notify.SEND, "kpps", take))
+    cases.append(NotifyCase("round-trip", notify.SEND, "us", notify.round_trip))
+    cases.append(NotifyCase("interrupt", notify.INTERRUPTS, "ns_each", notify.interrupt, ("make_ns",)))
+    for size in SIZES:
+        take = lambda run, who, size=size: notify.over_af_xdp(run, who, size)  # noqa: E731
+        cases.append(NotifyCase(f"af-xdp/{size}", notify.XDP, "mpps", take))
+    return cases
 
 
 def traffic(kind, direction, size):
@@ -329,7 +355,7 @@ def all_cases():
     cases.append(HeldUpCase())
     cases.append(IdleGuestsCase())
     cases += [OffloadCase(what, size) for what, sizes in offload.SIZES.items() for size in sizes]
-    return cases + tcp_cases() + guests_cases() + hints_cases()
+    return cases + tcp_cases() + guests_cases() + hints_cases() + notify_cases()
 
 
 def chosen(patterns):

@@ -61,6 +61,7 @@ def ratios(case, key="", label=""):
 
 def columns(case):
     """Column heads, each with how its cell is made from a row."""
+    part = lambda key: (key.replace("_", " "), lambda row: number(row["median"][key], 1))  # noqa: E731
     if case.unit == "mpps":
         heads = [
             ("Mpps", lambda row: number(row["median"]["mpps"], 3)),
@@ -113,12 +114,12 @@ def columns(case):
             ("± %", lambda row: number(row["spread_percent"], 1)),
             *ratios(case),
             ("p99 us", lambda row: number(row["median"]["p99_us"], 1)),
+            *map(part, case.parts),
             *per_cpu_second,
         ]
-    if case.unit in ("ms", "kpps", "kib"):
-        part = lambda key: (key.replace("_", " "), lambda row: number(row["median"][key], 1))  # noqa: E731
+    if case.unit in ("ms", "kpps", "kib", "ns_each"):
         return [
-            (case.unit, lambda row: number(row["median"][case.unit], 1)),
+            (case.unit.replace("_", " "), lambda row: number(row["median"][case.unit], 1)),
             ("± %", lambda row: number(row["spread_percent"], 1)),
             *ratios(case),
             *map(part, case.parts),
