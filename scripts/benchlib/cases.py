@@ -165,7 +165,7 @@ class IdleGuestsCase(Case):
 class NotifyCase(Case):
     """What a guest's notification costs; see notify.py."""
 
-    references = ("exit", "irq-line", "exit-crowded", "raw")
+    references = ("exit", "line-call", "message-call", "exit-crowded", "raw")
     needs_huge_pages = False
     only_by_name = True
 

@@ -1,4 +1,5 @@
-"""What a guest's notification costs, by the VMM in examples/tiny-vmm: real KVM, a guest program of our own, virtio-net in the VMM's process.
+"""What a guest's notification costs, by the VMM in examples/tiny-vmm: real KVM, a guest program of our own, virtio-net in
+the VMM's process.
 
 How the guest's notifications reach who serves its queues:
 
@@ -7,13 +8,16 @@ How the guest's notifications reach who serves its queues:
     poll            a worker on the back end's CPU polls, and the guest is asked not to notify
     …-same          the thread, or the worker, on the vCPU's CPU
     …-crowded       beside two busy loops on each of the two CPUs: more threads than cores
-    irqfd, irq-line an interrupt by eventfd, or by KVM_IRQ_LINE, of a guest that waits for it (real mode, interrupt controller in the kernel)
+    line-irqfd, line-call         an interrupt by eventfd, or by KVM_IRQ_LINE, of a guest that waits for it (real mode,
+                                  interrupt controllers in the kernel)
+    message-irqfd, message-call   the same of a message (MSI), by eventfd or by KVM_SIGNAL_MSI
     raw             the raw socket without a guest (measure.py)
 
-Times are the guest's own, by its time stamp counter. A sample is a run of as much work as fits run.seconds, which a short run before
-it tells. Cases: *cost*, a notification of a queue in which nothing is; *send/K*, frames of 64 bytes to nobody, K of them for
-each notification; *round-trip*, one frame that comes back; *interrupt*, until the guest has seen it; *af-xdp/64*, frames over an AF_XDP socket on veth (copy
-mode), 64 for each notification, counted where they arrive.
+Times are the guest's own, by its time stamp counter; those of the CPU have the setting up in them, too. A sample is a
+run of as much work as fits run.seconds, which a short run before it tells. Cases: *cost*, a notification of a queue in
+which nothing is; *send/K*, frames of 64 bytes to nobody, K of them for each notification; *round-trip*, one frame that
+comes back; *interrupt*, until the guest has seen it; *af-xdp/BYTES*, frames over an AF_XDP socket on veth (copy mode),
+64 for each notification, counted where they arrive.
 """
 
 import os
@@ -26,11 +30,11 @@ from .process import Failed, NotHere, Process
 MODES = ("exit", "eventfd", "poll")
 COST = ("exit", "eventfd", "poll", "eventfd-same", "exit-crowded", "eventfd-crowded")
 SEND = (*COST, "poll-crowded")
-INTERRUPTS = ("irqfd", "irq-line")
+INTERRUPTS = ("line-irqfd", "line-call", "message-irqfd", "message-call")
 XDP = (*MODES, "raw")
 FRAMES_PER_KICK = (1, 8, 64)
 TRY = 2000
-# So that the notice of a run's end, and not this, bounds it.
+# Catches a guest that hangs.
 TIME_LIMIT_S = 120
 MOST = 200_000_000
 PACKAGE = "tiny-vmm"
@@ -43,7 +47,7 @@ def argv(run, mode, *words):
     notify, _, where = mode.partition("-")
     worker_cpu = run.guest_cpu if where == "same" else run.backend_cpu
     placed = ["--vcpu-cpu", str(run.guest_cpu), "--worker-cpu", str(worker_cpu)]
-    return [example.binary(PACKAGE), "--notify", notify, *placed, "--time-limit", str(TIME_LIMIT_S), "--json", *words]
+    return [example.package_program(PACKAGE), "--notify", notify, *placed, "--time-limit", str(TIME_LIMIT_S), "--json", *words]
 
 
 def crowd(run, stack, mode):
@@ -65,7 +69,9 @@ def figures(run, mode, *words):
     if done["done"] != frames:
         raise Failed(f"{mode}: {done['done']} of {frames} were done")
     for who in ("vcpu", "worker"):
-        done[f"{who}_cpu_percent"] = (done[f"{who}_cpu_ms"] or 0) / done["seconds"] / 10
+        used = done[f"{who}_cpu_ms"]
+        # A kernel without scheduler statistics does not tell.
+        done[f"{who}_cpu_percent"] = None if used is None else used / done["seconds"] / 10
     return done
 
 

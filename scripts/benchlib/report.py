@@ -61,7 +61,7 @@ def ratios(case, key="", label=""):
 
 def columns(case):
     """Column heads, each with how its cell is made from a row."""
-    part = lambda key: (key.replace("_", " "), lambda row: number(row["median"][key], 1))  # noqa: E731
+    part = lambda key: (key.replace("_", " "), lambda row: number(row["median"].get(key), 1))  # noqa: E731
     if case.unit == "mpps":
         heads = [
             ("Mpps", lambda row: number(row["median"]["mpps"], 3)),

@@ -24,28 +24,28 @@ def tables(cases, results):
 
 
 def table(name, figures, cases, results):
-    """One of them."""
-    rows = in_order(case.place[1] for case in cases)
+    """A table of that name: for each number of streams a row for each contender."""
+    streams = in_order(case.place[1] for case in cases)
     sizes = in_order(case.place[2] for case in cases)
     contenders = in_order(contender for case in cases for contender in case.contenders)
     at = {case.place[1:]: results[case.name]["contenders"] for case in cases}
     heads = [f"{head}, {size}" for head, *_ in figures for size in sizes]
     lines = [[f"{name}: streams", "contender", *heads]]
-    for row in rows:
+    for count in streams:
         for contender in contenders:
-            found = [at.get((row, size), {}).get(contender) for size in sizes]
-            cells = [cell(it, key, divisor, digits) for _, key, divisor, digits in figures for it in found]
-            lines.append([row, contender, *cells])
+            by_size = [at.get((count, size), {}).get(contender) for size in sizes]
+            cells = [cell(result, key, divisor, digits) for _, key, divisor, digits in figures for result in by_size]
+            lines.append([count, contender, *cells])
     return "\n".join(report.aligned(lines))
 
 
-def cell(row, key, divisor, digits):
-    """A contender's figure in a case; `row` is None for a case that was not run."""
-    if row is None:
+def cell(result, key, divisor, digits):
+    """A contender's figure in a case; `result` is None for a case that was not run."""
+    if result is None:
         return ""
-    if not row["repetitions"]:
-        return "not here" if "not_here" in row else "failed"
-    return report.number(row["median"][key] / divisor, digits)
+    if not result["repetitions"]:
+        return "not here" if "not_here" in result else "failed"
+    return report.number(result["median"][key] / divisor, digits)
 
 
 def in_order(values):
