@@ -1,0 +1,101 @@
+//! Builds the guest programs under `guest/`: flat binaries, `$OUT_DIR/guest.bin` and `$OUT_DIR/interrupts.bin`.
+//!
+//! Needs clang (`CLANG` names another than the one in `PATH`), and ld and objcopy of binutils. There is no C library
+//! and no kernel in it.
+
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const SOURCES: [&str; 6] = ["start.S", "machine.c", "virtio.c", "net.c", "control.c", "main.c"];
+const HEADERS: [&str; 5] = ["mailbox.h", "machine.h", "virtio.h", "net.h", "guest.ld"];
+
+/// No floating point (the guest saves none), no red zone, no calls into a library.
+const FLAGS: [&str; 14] = [
+    "--target=x86_64-unknown-none-elf",
+    "-std=c11",
+    "-O2",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    "-Wno-main",
+    "-ffreestanding",
+    "-fno-pic",
+    "-fno-stack-protector",
+    "-fno-asynchronous-unwind-tables",
+    "-mno-red-zone",
+    "-mgeneral-regs-only",
+    "-c",
+];
+
+fn main() {
+    println!("cargo:rerun-if-env-changed=CLANG");
+    for name in SOURCES.iter().chain(&HEADERS).chain(&["interrupts.S"]) {
+        println!("cargo:rerun-if-changed=guest/{name}");
+    }
+    if env::var("CARGO_CFG_TARGET_ARCH").as_deref() != Ok("x86_64") {
+        return;
+    }
+    let guest = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it")).join("guest");
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
+    let build = Build { guest, out };
+    build.program("guest", &SOURCES, "-T", "guest.ld");
+    build.program("interrupts", &["interrupts.S"], "-Ttext", "0x1000");
+}
+
+struct Build {
+    guest: PathBuf,
+    out: PathBuf,
+}
+
+impl Build {
+    /// Compiles, links and flattens a program. `place`: the linker's option and its value that say where it lies.
+    fn program(&self, name: &str, sources: &[&str], place: &str, value: &str) {
+        let clang = env::var_os("CLANG").unwrap_or_else(|| "clang".into());
+        let objects: Vec<_> = sources
+            .iter()
+            .map(|source| self.out.join(format!("{source}.o")))
+            .collect();
+        for (source, object) in sources.iter().zip(&objects) {
+            let mut arguments: Vec<OsString> = FLAGS.iter().map(Into::into).collect();
+            arguments.extend([self.guest.join(source).into(), "-o".into(), object.into()]);
+            run(&clang, &arguments, "clang");
+        }
+        let linked = self.out.join(format!("{name}.elf"));
+        let value = if value.ends_with(".ld") {
+            self.guest.join(value).into()
+        } else {
+            value.into()
+        };
+        let mut arguments: Vec<OsString> = ["-m", "elf_x86_64", "-static", "-nostdlib", "-z", "noexecstack"]
+            .iter()
+            .map(Into::into)
+            .collect();
+        arguments.extend([place.into(), value, "-o".into(), linked.clone().into()]);
+        arguments.extend(objects.into_iter().map(Into::into));
+        run("ld".as_ref(), &arguments, "binutils");
+        flatten(&linked, &self.out.join(format!("{name}.bin")));
+    }
+}
+
+fn flatten(linked: &Path, flat: &Path) {
+    run(
+        "objcopy".as_ref(),
+        &["-O".into(), "binary".into(), linked.into(), flat.into()],
+        "binutils",
+    );
+}
+
+/// # Panics
+/// If the command is missing or fails, with the package that has it.
+fn run(program: &OsStr, arguments: &[OsString], package: &str) {
+    let program_name = program.to_string_lossy();
+    match Command::new(program).args(arguments).status() {
+        Ok(status) if status.success() => (),
+        Ok(status) => panic!("{program_name} of the guest program failed ({status}): {arguments:?}"),
+        Err(error) => {
+            panic!("cannot run {program_name} for the guest program: {error}\nhint: apt install {package}")
+        }
+    }
+}

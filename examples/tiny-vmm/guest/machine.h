@@ -1,0 +1,62 @@
+/* The processor, and how the guest ends. */
+#ifndef MACHINE_H
+#define MACHINE_H
+
+#include "mailbox.h"
+
+static inline u64 ticks(void)
+{
+	u32 low, high;
+	__asm__ volatile("rdtsc" : "=a"(low), "=d"(high));
+	return (u64)high << 32 | low;
+}
+
+static inline void pause(void)
+{
+	__asm__ volatile("pause" ::: "memory");
+}
+
+/* Stores before it are seen before stores after it (VirtIO 1.3, 2.7.13): on x86 the compiler alone could undo that. */
+static inline void write_barrier(void)
+{
+	__asm__ volatile("" ::: "memory");
+}
+
+/* A store before it is seen before a load after it is done: the index, and then whether a kick is wanted. */
+static inline void full_barrier(void)
+{
+	__asm__ volatile("mfence" ::: "memory");
+}
+
+/* Ends the guest with that answer. */
+_Noreturn void end(u32 answer, u32 line, u64 expected, u64 found);
+
+#define require(condition, answer, expected, found)                                      \
+	do {                                                                             \
+		if (!(condition))                                                        \
+			end(answer, __LINE__, (u64)(expected), (u64)(found));            \
+	} while (0)
+
+/* Time that a wait has: `patience` from the mailbox. */
+struct wait {
+	u64 since;
+};
+
+static inline struct wait wait_begin(void)
+{
+	return (struct wait){ ticks() };
+}
+
+#define wait_on(wait)                                                                    \
+	do {                                                                             \
+		pause();                                                                 \
+		require(ticks() - (wait).since < mailbox->patience_ticks, ANSWER_TIMEOUT, \
+			mailbox->patience_ticks, 0);                                     \
+	} while (0)
+
+/* Memory that nobody else has, zeroed; `align` is a power of two. */
+void *allocate(u64 bytes, u64 align);
+void *memset(void *at, int byte, u64 bytes);
+void *memcpy(void *to, const void *from, u64 bytes);
+
+#endif

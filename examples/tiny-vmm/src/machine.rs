@@ -1,0 +1,391 @@
+//! The machine: memory, vCPU, network and entropy device, worker; from the first instruction to the last.
+//!
+//! ```text
+//!     vCPU thread ── exits ──▶ Board ──▶ registers, notifiers (exit: the queue is served there)
+//!     notify thread ── eventfds ──▶ NetQueue, EntropyQueue ──▶ port, random bytes
+//!     worker ── sink, leftovers, or polling ──▶ port
+//! ```
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use notifier::notifiers::{By, DeviceEvent, NotifierError, QueueStatus, Saved as SavedNotifiers, Serve};
+use rustix::process::Pid;
+use steer::with_sources;
+
+use crate::board::{Board, BoardError, DeviceNotifiers, EventBus, Place};
+use crate::entropy::{Entropy, EntropyQueue, EntropyShared};
+use crate::kvm::{KvmError, SavedVcpu, Vm};
+use crate::layout::{DEVICE_BYTES, DEVICES_AT, FIRST_LINE, RAM_BYTES};
+use crate::mailbox::{Answer, Mailbox, Task};
+use crate::memory::{Memory, MemoryError};
+use crate::mmio;
+use crate::net::{Net, NetConfig, NetQueue, NetShared};
+use crate::port::Port;
+use crate::sink::{Sink, SinkCounts};
+use crate::vcpu::{Exits, VcpuError, VcpuThread};
+use crate::worker::Worker;
+
+/// The guest program that `guest/main.c` is.
+const PROGRAM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/guest.bin"));
+
+/// How the guest's notifications reach who serves its queues.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Notify {
+    /// The vCPU stops, and its thread serves the queue
+    Exit,
+    /// The vCPU goes on: an eventfd wakes a thread
+    Eventfd,
+    /// There are none: the worker polls
+    Poll,
+}
+
+/// What a machine is made of.
+#[derive(Clone, Copy, Debug)]
+pub struct MachineConfig {
+    /// How queues are served.
+    pub notify: Notify,
+    /// Queue pairs of the network device.
+    pub pairs: u16,
+    /// Address of the network device.
+    pub mac: [u8; 6],
+    /// Most eventfds that are bound, as if the kernel had room for so many; `None`: as many as it has.
+    pub most_ioeventfds: Option<usize>,
+}
+
+impl MachineConfig {
+    /// With one queue pair.
+    #[must_use]
+    pub fn new(notify: Notify) -> Self {
+        Self {
+            notify,
+            pairs: 1,
+            mac: [2, 0, 0, 0, 0, 1],
+            most_ioeventfds: None,
+        }
+    }
+}
+
+/// Why the machine does not work.
+#[derive(Debug, thiserror::Error)]
+pub enum MachineError {
+    /// Guest memory.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    /// KVM.
+    #[error(transparent)]
+    Kvm(#[from] KvmError),
+    /// The vCPU.
+    #[error(transparent)]
+    Vcpu(#[from] VcpuError),
+    /// A device.
+    #[error(transparent)]
+    Board(#[from] BoardError),
+    /// Its notifiers.
+    #[error(transparent)]
+    Notifiers(#[from] NotifierError),
+    /// Threads or descriptors.
+    #[error("cannot make {what}: are there enough descriptors and threads, see `ulimit -n -u`")]
+    Resources {
+        /// What was to be made.
+        what: &'static str,
+        /// The system's answer.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The VM was stopped under a backend.
+    #[error("a backend has queue {queue}: stop it before the VM")]
+    Backend {
+        /// Index of the queue.
+        queue: u16,
+    },
+    /// A saved device that this one is not like.
+    #[error("the saved network device cannot go on here: its features or its queues are others")]
+    Restore,
+}
+
+/// The devices, for the vCPU's thread.
+pub type Devices = Board<Net, Entropy>;
+
+impl Exits for Devices {
+    fn read(&self, address: u64, data: &mut [u8]) {
+        Self::read(self, address, data);
+    }
+
+    fn write(&self, address: u64, data: &[u8]) {
+        Self::write(self, address, data);
+    }
+}
+
+/// A VM that stands, for another process or another VM in this one. Memory goes with it as it is.
+pub struct SavedMachine {
+    config: MachineConfig,
+    memory: Memory,
+    vcpu: SavedVcpu,
+    registers: mmio::Saved,
+    bases: Vec<u32>,
+    notifiers: SavedNotifiers,
+}
+
+/// Threads of the machine, by the kernel's ids.
+#[derive(Clone, Copy, Debug)]
+pub struct ThreadIds {
+    /// Runs the guest.
+    pub vcpu: Pid,
+    /// Serves the network device's queues that are notified by eventfds.
+    pub notify: Pid,
+    /// The worker; `None` while the VM stands.
+    pub worker: Option<Pid>,
+}
+
+/// See the module's head. The guest stands at first, and when this is dropped.
+pub struct Machine {
+    vcpu: VcpuThread,
+    worker: Option<Worker>,
+    devices: Arc<Devices>,
+    net: Arc<NetShared>,
+    mailbox: Mailbox,
+    memory: Memory,
+    config: MachineConfig,
+    vm: Vm,
+}
+
+impl Machine {
+    /// A machine whose guest will do that task, with that sink for its frames.
+    ///
+    /// # Errors
+    /// [`MachineError`].
+    pub fn new(config: MachineConfig, task: &Task, sink: Box<dyn Sink>) -> Result<Self, MachineError> {
+        let memory = Memory::new(RAM_BYTES)?;
+        let vm = Vm::new(&memory)?;
+        Mailbox::new(&memory).post(task)?;
+        let vcpu = vm.long_mode(PROGRAM)?;
+        let (devices, net) = attach(&vm, &config, &memory, sink)?;
+        Ok(Self {
+            vcpu: VcpuThread::new(vcpu, Arc::clone(&devices))?,
+            worker: None,
+            devices,
+            net,
+            mailbox: Mailbox::new(&memory),
+            memory,
+            config,
+            vm,
+        })
+    }
+
+    /// Goes on with the guest of another machine. Filters and the like that its driver set by the control queue are not
+    /// saved (crate `device` does not give them out): the driver sets them again.
+    ///
+    /// # Errors
+    /// [`MachineError`].
+    pub fn restored(saved: &SavedMachine, sink: Box<dyn Sink>) -> Result<Self, MachineError> {
+        let vm = Vm::new(&saved.memory)?;
+        let vcpu = vm.restored(&saved.vcpu)?;
+        let (devices, net) = attach(&vm, &saved.config, &saved.memory, sink)?;
+        let registers = &saved.registers;
+        let mut transport = devices.net.transport();
+        transport.restore(registers);
+        let device = &mut transport.device_mut().device;
+        if registers.driver_ok() && !device.restore(registers.features(), registers.queues(), &saved.bases) {
+            return Err(MachineError::Restore);
+        }
+        drop(transport);
+        devices.net.notifiers().restore(&saved.notifiers)?;
+        Ok(Self {
+            vcpu: VcpuThread::new(vcpu, Arc::clone(&devices))?,
+            worker: None,
+            devices,
+            net,
+            mailbox: Mailbox::new(&saved.memory),
+            memory: saved.memory.clone(),
+            config: saved.config,
+            vm,
+        })
+    }
+
+    /// The guest runs from now on, and its queues are served.
+    ///
+    /// # Errors
+    /// [`MachineError`].
+    pub fn run(&mut self) -> Result<(), MachineError> {
+        if self.worker.is_none() {
+            let polls = self.config.notify == Notify::Poll;
+            let worker = Worker::start(&self.net, polls).map_err(|source| MachineError::Resources {
+                what: "the worker",
+                source,
+            })?;
+            self.worker = Some(worker);
+        }
+        for notifiers in self.all_notifiers() {
+            notifiers.event(DeviceEvent::VmRun)?;
+        }
+        self.vcpu.run();
+        Ok(())
+    }
+
+    /// The guest stands when this returns, and nobody touches its memory.
+    ///
+    /// # Errors
+    /// [`MachineError::Backend`], if one was not stopped before: it still touches the guest's memory.
+    /// [`MachineError::Notifiers`].
+    pub fn stop(&mut self) -> Result<(), MachineError> {
+        self.vcpu.stop();
+        let mut owned = Vec::new();
+        for notifiers in self.all_notifiers() {
+            owned.extend(notifiers.event(DeviceEvent::VmStop)?.stop_backends);
+        }
+        self.worker = None;
+        owned
+            .first()
+            .map_or(Ok(()), |&queue| Err(MachineError::Backend { queue }))
+    }
+
+    /// Stops the guest for good, and saves it. The entropy device has no state but its registers, and is not saved: see
+    /// [`Machine::restored`] for what a driver does again.
+    ///
+    /// # Errors
+    /// [`MachineError`].
+    pub fn save(mut self) -> Result<SavedMachine, MachineError> {
+        self.stop()?;
+        let transport = self.devices.net.transport();
+        let saved = SavedMachine {
+            config: self.config,
+            memory: self.memory.clone(),
+            vcpu: self.vcpu.with_vcpu(|vcpu| vcpu.save())?,
+            registers: transport.save(),
+            bases: transport.device().device.bases(),
+            notifiers: self.devices.net.notifiers().save()?,
+        };
+        drop(transport);
+        Ok(saved)
+    }
+
+    /// Waits until the guest has done its task, and says what it says.
+    ///
+    /// # Errors
+    /// [`VcpuError`]: it did not end, or not by itself.
+    pub fn await_answer(&self, limit: Duration) -> Result<Answer, MachineError> {
+        self.vcpu.await_end(limit)?;
+        Ok(self.mailbox.answer()?)
+    }
+
+    /// Where the guest answers.
+    #[must_use]
+    pub fn mailbox(&self) -> &Mailbox {
+        &self.mailbox
+    }
+
+    /// The network device, for backends.
+    #[must_use]
+    pub fn net(&self) -> &Arc<NetShared> {
+        &self.net
+    }
+
+    /// The network device's notifiers.
+    #[must_use]
+    pub fn net_notifiers(&self) -> &Arc<DeviceNotifiers> {
+        self.devices.net.notifiers()
+    }
+
+    fn all_notifiers(&self) -> [&Arc<DeviceNotifiers>; 2] {
+        [self.devices.net.notifiers(), self.devices.entropy.notifiers()]
+    }
+
+    /// What holds of all queues: those of the network device, then the entropy device's.
+    #[must_use]
+    pub fn status(&self) -> Vec<QueueStatus> {
+        let all = self.all_notifiers().into_iter();
+        all.flat_map(|notifiers| notifiers.status()).collect()
+    }
+
+    /// What the sink has counted, once no backend has the port.
+    #[must_use]
+    pub fn counts(&self) -> SinkCounts {
+        self.net.port().with(|port| port.counts())
+    }
+
+    /// The devices, as the vCPU's thread has them.
+    #[must_use]
+    pub fn devices(&self) -> &Arc<Devices> {
+        &self.devices
+    }
+
+    /// Why no frames move any more, once no backend has the port; `None`: they do.
+    #[must_use]
+    pub fn port_error(&self) -> Option<String> {
+        let error = |port: &mut Port| port.error().map(|error| with_sources(error));
+        self.net.port().with(error)
+    }
+
+    /// Exits of the vCPU until it stopped last.
+    #[must_use]
+    pub fn exits(&self) -> u64 {
+        self.vcpu.exits()
+    }
+
+    /// Frequency of the guest's time stamp counter, kHz. The guest stands.
+    ///
+    /// # Errors
+    /// [`MachineError::Kvm`].
+    pub fn tsc_khz(&self) -> Result<u32, MachineError> {
+        Ok(self.vcpu.with_vcpu(|vcpu| vcpu.tsc_khz())?)
+    }
+
+    /// Its threads.
+    #[must_use]
+    pub fn thread_ids(&self) -> ThreadIds {
+        ThreadIds {
+            vcpu: self.vcpu.thread_id(),
+            notify: self.net_notifiers().thread_id(),
+            worker: self.worker.as_ref().map(Worker::thread_id),
+        }
+    }
+
+    /// The VM, for what tests bind to its bus.
+    #[must_use]
+    pub fn vm(&self) -> &Vm {
+        &self.vm
+    }
+}
+
+/// Makes both devices and puts them on the board.
+fn attach(
+    vm: &Vm,
+    config: &MachineConfig,
+    memory: &Memory,
+    sink: Box<dyn Sink>,
+) -> Result<(Arc<Devices>, Arc<NetShared>), MachineError> {
+    let net_config = NetConfig {
+        mac: config.mac,
+        pairs: config.pairs,
+        polled: config.notify == Notify::Poll,
+        call: Some(vm.interrupt(FIRST_LINE)?),
+    };
+    let descriptor = |source| MachineError::Resources {
+        what: "an eventfd",
+        source,
+    };
+    let net = NetShared::new(net_config, memory, sink).map_err(descriptor)?;
+    let entropy_call = vm.interrupt(FIRST_LINE + 1)?;
+    let entropy = EntropyShared::new(memory, Some(entropy_call)).map_err(descriptor)?;
+    let by = match config.notify {
+        Notify::Exit => By::Exit,
+        // While the worker polls the control queue is served as ever.
+        Notify::Eventfd | Notify::Poll => By::Eventfd,
+    };
+    let queue = |queue| (by, Box::new(NetQueue::new(&net, queue)) as Box<dyn Serve>);
+    let net_queues = (0..net.queues()).map(queue).collect();
+    let entropy_queues = vec![(by, Box::new(EntropyQueue(Arc::clone(&entropy))) as Box<dyn Serve>)];
+    let bus = EventBus::new(vm.fd(), config.most_ioeventfds);
+    let devices = Board {
+        net: Place::new(&bus, DEVICES_AT, Net(Arc::clone(&net)), net_queues)?,
+        entropy: Place::new(
+            &bus,
+            DEVICES_AT + DEVICE_BYTES,
+            Entropy::new(&entropy),
+            entropy_queues,
+        )?,
+    };
+    Ok((Arc::new(devices), net))
+}

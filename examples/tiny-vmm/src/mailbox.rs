@@ -1,0 +1,245 @@
+//! The page by which host and guest speak: what the guest is to do, and what came of it. `guest/mailbox.h` has the same
+//! fields.
+//!
+//! The guest may write anything here at any time. Its answers are numbers that are shown; none is an index or a length.
+
+use std::mem::offset_of;
+
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
+
+use crate::layout::{MAILBOX_AT, MOST_SAMPLES, SAMPLES_AT};
+use crate::memory::{Memory, MemoryError};
+
+/// What the guest is to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Work {
+    /// Notify a queue with nothing in it, over and over
+    Notify,
+    /// Send frames
+    Send,
+    /// Receive frames, and look whether each is whole and the next one
+    Receive,
+    /// Send a frame, wait until it comes back, over and over
+    RoundTrip,
+    /// Send back all that comes
+    Echo,
+    /// Say all commands of the control queue, and look at the answers
+    Control,
+    /// Ask the entropy device for bytes
+    Entropy,
+    /// Kick without pause, each time with a frame if there is room
+    Kick,
+    /// Take interrupts
+    Interrupts,
+}
+
+impl Work {
+    /// The number that the guest knows it by. 0: it is another program's.
+    fn number(self) -> u32 {
+        match self {
+            Self::Notify => 1,
+            Self::Send => 2,
+            Self::Receive => 3,
+            Self::RoundTrip => 4,
+            Self::Echo => 5,
+            Self::Control => 6,
+            Self::Entropy => 7,
+            Self::Kick => 8,
+            Self::Interrupts => 0,
+        }
+    }
+}
+
+/// How the work is to be done.
+#[derive(Clone, Copy, Debug)]
+pub struct Task {
+    /// What is to be done.
+    pub work: Work,
+    /// How many frames, notifications or rounds.
+    pub frames: u64,
+    /// Frames that are put into the ring for each kick.
+    pub frames_per_kick: u32,
+    /// Length of a frame, bytes.
+    pub frame_bytes: u32,
+    /// With packed rings.
+    pub packed: bool,
+    /// [`Work::Notify`]: also while the device says that it needs no notification.
+    pub always: bool,
+    /// With multiqueue, RSS and the hash report.
+    pub multiqueue: bool,
+    /// With the hash report, without multiqueue and RSS.
+    pub hash_report: bool,
+    /// How long the guest waits for anything, ticks of its time stamp counter.
+    pub patience_ticks: u64,
+}
+
+impl Task {
+    /// So many frames of 64 bytes, one a kick, in split rings.
+    #[must_use]
+    pub fn new(work: Work, frames: u64) -> Self {
+        Self {
+            work,
+            frames,
+            frames_per_kick: 1,
+            frame_bytes: 64,
+            packed: false,
+            always: false,
+            multiqueue: false,
+            hash_report: false,
+            patience_ticks: u64::MAX,
+        }
+    }
+}
+
+const FLAG_PACKED: u32 = 1;
+const FLAG_ALWAYS: u32 = 2;
+const FLAG_MULTIQUEUE: u32 = 4;
+const FLAG_HASH_REPORT: u32 = 8;
+
+/// The page as it lies in guest memory.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+struct Page {
+    work: u32,
+    flags: u32,
+    frames: u64,
+    frames_per_kick: u32,
+    frame_bytes: u32,
+    patience_ticks: u64,
+    stop: u32,
+    unused: u32,
+    answer: u32,
+    line: u32,
+    expected: u64,
+    found: u64,
+    done: u64,
+    kicks: u64,
+    ticks: u64,
+    bad_frames: u64,
+    samples: u64,
+    ready: u64,
+}
+
+/// What the guest says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// Whether all went well; `None` while it works.
+    pub outcome: Option<Result<(), Complaint>>,
+    /// The driver is ready, and the work has begun.
+    pub ready: bool,
+    /// Frames, notifications or rounds that are done.
+    pub done: u64,
+    /// Notifications.
+    pub kicks: u64,
+    /// What the work took, ticks of the time stamp counter.
+    pub ticks: u64,
+    /// Frames that were not as they should be.
+    pub bad_frames: u64,
+    /// How many samples there are: [`Mailbox::samples`].
+    pub samples: u64,
+}
+
+/// Why the guest gave up: where in its source, and what it saw.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the guest gave up at line {line} of its source: {what} (expected {expected:#x}, found {found:#x})")]
+pub struct Complaint {
+    what: &'static str,
+    line: u32,
+    expected: u64,
+    found: u64,
+}
+
+/// The mailbox of a guest.
+#[derive(Clone)]
+pub struct Mailbox {
+    memory: Memory,
+}
+
+impl Mailbox {
+    /// Of the guest with that memory.
+    #[must_use]
+    pub fn new(memory: &Memory) -> Self {
+        Self {
+            memory: memory.clone(),
+        }
+    }
+
+    /// Says what is to be done. Before the guest runs.
+    ///
+    /// # Errors
+    /// [`MemoryError`], if the memory is too short for a mailbox.
+    pub fn post(&self, task: &Task) -> Result<(), MemoryError> {
+        let flag = |on, flag| if on { flag } else { 0 };
+        let page = Page {
+            work: task.work.number(),
+            flags: flag(task.packed, FLAG_PACKED)
+                | flag(task.always, FLAG_ALWAYS)
+                | flag(task.multiqueue, FLAG_MULTIQUEUE)
+                | flag(task.hash_report, FLAG_HASH_REPORT),
+            frames: task.frames,
+            frames_per_kick: task.frames_per_kick.max(1),
+            frame_bytes: task.frame_bytes,
+            patience_ticks: task.patience_ticks,
+            ..Page::new_zeroed()
+        };
+        self.memory.write(MAILBOX_AT, page.as_bytes())
+    }
+
+    /// Asks the guest to end its work early.
+    ///
+    /// # Errors
+    /// [`MemoryError`].
+    pub fn stop(&self) -> Result<(), MemoryError> {
+        let at = MAILBOX_AT + offset_of!(Page, stop) as u64;
+        self.memory.write(at, &1_u32.to_le_bytes())
+    }
+
+    /// What the guest says now.
+    ///
+    /// # Errors
+    /// [`MemoryError`].
+    pub fn answer(&self) -> Result<Answer, MemoryError> {
+        let mut page = Page::new_zeroed();
+        self.memory.read(MAILBOX_AT, page.as_mut_bytes())?;
+        Ok(Answer {
+            outcome: outcome(&page),
+            ready: page.ready != 0,
+            done: page.done,
+            kicks: page.kicks,
+            ticks: page.ticks,
+            bad_frames: page.bad_frames,
+            samples: page.samples,
+        })
+    }
+
+    /// What each of the first rounds took, ticks of the time stamp counter.
+    ///
+    /// # Errors
+    /// [`MemoryError`].
+    pub fn samples(&self) -> Result<Vec<u32>, MemoryError> {
+        let count = usize::try_from(self.answer()?.samples).unwrap_or(usize::MAX);
+        let mut samples = vec![0_u32; count.min(MOST_SAMPLES)];
+        self.memory.read(SAMPLES_AT, samples.as_mut_bytes())?;
+        Ok(samples)
+    }
+}
+
+fn outcome(page: &Page) -> Option<Result<(), Complaint>> {
+    let what = match page.answer {
+        0 => return None,
+        1 => return Some(Ok(())),
+        2 => "there is no device of that type",
+        3 => "a device did not do as VirtIO says",
+        4 => "nothing came for as long as it waits",
+        5 => "a control command was answered otherwise than it should be",
+        6 => "it has no memory left",
+        _ => "for a reason that it should not know of",
+    };
+    Some(Err(Complaint {
+        what,
+        line: page.line,
+        expected: page.expected,
+        found: page.found,
+    }))
+}

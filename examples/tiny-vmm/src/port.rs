@@ -1,0 +1,378 @@
+//! The data path: the queue pairs of the network device, and the sink, in one hand.
+//!
+//! # Who has it
+//! A [`Port`] lies in a [`PortSlot`]. Whoever moves frames locks the slot for as long as it takes: a vCPU thread in an
+//! exit, the notifiers' thread, or the worker. A backend takes the port out of the slot, and the others find nothing
+//! there. So two can never serve the same queue: the type does not let them.
+//!
+//! A driver's fault ends the port until the device is reset.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+
+use device::counters::{PairCounters, ReceiveCounters};
+use device::deliver::Incoming;
+use device::hash::Report;
+use device::net_device::NetDevice;
+use device::pair::{Bases, Fault, QueuePair, Sending};
+use device::receive::Receive;
+use virtqueue::Chains;
+
+use crate::mmio::NeedsReset;
+use crate::sink::{BATCH, FromGuest, Sink, SinkCounts, SinkError, ToGuest};
+
+/// Batches that one call moves at most: others want to have their turn.
+const MOST_BATCHES: usize = 64;
+
+/// Why a port moves nothing any more.
+#[derive(Debug, thiserror::Error)]
+pub enum PortError {
+    /// The guest's fault: until it resets the device.
+    #[error("the guest's driver broke a rule, and the device needs a reset")]
+    Guest(#[from] Fault),
+    /// The host's: for good.
+    #[error("frames have nowhere to go")]
+    Sink(#[from] SinkError),
+}
+
+/// What a call of [`Port::serve`] has left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Left {
+    /// Nothing: kicks are on, or somebody polls.
+    Nothing,
+    /// Its share is used up, and there is more.
+    More,
+}
+
+/// See the module's head.
+pub struct Port {
+    /// By their number; `None`: not set up, or of a device that is not started.
+    pairs: Vec<Option<QueuePair>>,
+    receive: Receive,
+    chains: Chains,
+    to_guest: ToGuest,
+    sink: Box<dyn Sink>,
+    counters: PairCounters,
+    receive_counters: ReceiveCounters,
+    needs_reset: Arc<NeedsReset>,
+    /// Somebody polls: kicks stay off.
+    polled: bool,
+    error: Option<PortError>,
+}
+
+impl Port {
+    /// Without queue pairs yet. `polled`: somebody calls [`Port::poll`] again and again.
+    #[must_use]
+    pub fn new(sink: Box<dyn Sink>, device: &NetDevice, needs_reset: Arc<NeedsReset>, polled: bool) -> Self {
+        Self {
+            pairs: (0..device.pairs()).map(|_| None).collect(),
+            receive: device.receive(None),
+            chains: Chains::default(),
+            to_guest: ToGuest::default(),
+            sink,
+            counters: PairCounters::default(),
+            receive_counters: ReceiveCounters::default(),
+            needs_reset,
+            polled,
+            error: None,
+        }
+    }
+
+    /// A pair works from now on.
+    pub fn set_pair(&mut self, pair: usize, mut queues: QueuePair) {
+        if self.polled {
+            queues.from_guest.queue.disable_kicks();
+            queues.to_guest.queue.disable_kicks();
+        }
+        if let Some(place) = self.pairs.get_mut(pair) {
+            *place = Some(queues);
+        }
+    }
+
+    /// A pair works no more; where its queues stand.
+    pub fn take_pair(&mut self, pair: usize) -> Option<Bases> {
+        let queues = self.pairs.get_mut(pair)?.take()?;
+        Some(queues.bases())
+    }
+
+    /// The device was reset: a fault of its driver's is forgotten. Frames that wait for the guest are not for the next
+    /// driver.
+    pub fn reset(&mut self) {
+        self.pairs.fill_with(|| None);
+        self.to_guest = ToGuest::default();
+        if matches!(self.error, Some(PortError::Guest(_))) {
+            self.error = None;
+        }
+    }
+
+    /// Works by what the driver said by the control queue.
+    pub fn follow(&mut self, device: &NetDevice) {
+        self.receive = device.receive(None);
+        let offloads = device.negotiated().offloads;
+        for (index, pair) in (0..).zip(&mut self.pairs) {
+            let Some(pair) = pair else { continue };
+            let is_on = |vring: u32| device.vring(vring).is_ok_and(|vring| vring.enabled);
+            pair.to_guest.enabled = is_on(2 * index);
+            pair.from_guest.enabled = is_on(2 * index + 1);
+            pair.offloads = offloads;
+        }
+    }
+
+    /// Serves after a kick, until there is nothing left or its share is used up.
+    pub fn serve(&mut self) -> Left {
+        if self.polled {
+            self.poll();
+            return Left::Nothing;
+        }
+        self.switch_kicks_off();
+        for _ in 0..MOST_BATCHES {
+            if self.poll() > 0 {
+                continue;
+            }
+            if !self.switch_kicks_on() {
+                let is_done = self.is_over() || !self.sink.is_pending();
+                return if is_done { Left::Nothing } else { Left::More };
+            }
+            self.switch_kicks_off();
+        }
+        if self.is_over() { Left::Nothing } else { Left::More }
+    }
+
+    /// Moves a batch each way; how many frames moved.
+    pub fn poll(&mut self) -> usize {
+        if self.is_over() {
+            return 0;
+        }
+        match self.try_poll() {
+            Ok(moved) => moved,
+            Err(error) => {
+                self.needs_reset.set();
+                self.error = Some(error);
+                0
+            }
+        }
+    }
+
+    fn try_poll(&mut self) -> Result<usize, PortError> {
+        let mut moved = 0;
+        if self.sink.is_pending() {
+            self.sink.flush()?;
+        }
+        for at in 0..self.pairs.len() {
+            moved += self.from_guest(at)?;
+        }
+        if self.pairs.iter().any(Option::is_some) {
+            self.to_guest.clear_if_empty();
+            self.sink.take(&mut self.to_guest)?;
+            moved += self.deliver()?;
+        }
+        Ok(moved)
+    }
+
+    /// A batch of one pair's frames goes to the sink.
+    fn from_guest(&mut self, at: usize) -> Result<usize, PortError> {
+        let room = self.sink.room().min(BATCH);
+        let Some(pair) = &mut self.pairs[at] else {
+            return Ok(0);
+        };
+        if !pair.from_guest.enabled {
+            return Ok(0);
+        }
+        if room == 0 {
+            self.sink.flush()?;
+            return Ok(0);
+        }
+        let count = pair
+            .from_guest
+            .queue
+            .pop(&mut self.chains, room)
+            .map_err(Fault::from)?;
+        if count == 0 {
+            return Ok(0);
+        }
+        let memory = Arc::clone(&pair.memory);
+        let mut sending = Sending::default();
+        let mut result = Ok(());
+        for chain in &self.chains {
+            let buffers = self.chains.buffers(chain);
+            match pair.judge_into(chain, buffers, None, &self.counters, &mut sending) {
+                Ok(true) => self
+                    .sink
+                    .put(&FromGuest::new(&memory, buffers, sending.start, sending.len)),
+                Ok(false) => (),
+                Err(fault) => {
+                    result = Err(fault.into());
+                    break;
+                }
+            }
+            // Copied, or dropped and counted: the guest may have its buffer again.
+            pair.from_guest.queue.push_used(chain.id, 0);
+        }
+        self.sink.flush()?;
+        pair.from_guest.publish(&self.counters);
+        result.map(|()| count)
+    }
+
+    /// Frames that wait go to the pairs that they are for; those of one pair that follow each other, at a time.
+    fn deliver(&mut self) -> Result<usize, PortError> {
+        let mut done = 0;
+        while !self.to_guest.is_empty() {
+            let mut incoming = [Incoming::plain(&[], Report::NONE); BATCH];
+            let (mut count, mut unwanted, mut to) = (0, 0, None);
+            for frame in self.to_guest.frames() {
+                let place = self.receive.place(frame, None, &self.receive_counters);
+                // Automatic steering is ours to choose: the first pair.
+                let pair = place.map(|place| usize::from(place.pair.unwrap_or(0)));
+                let pair = pair.filter(|&pair| self.pairs.get(pair).is_some_and(Option::is_some));
+                match (pair, place) {
+                    (Some(pair), Some(place)) if to.is_none_or(|to| to == pair) => {
+                        to = Some(pair);
+                        incoming[count] = Incoming::plain(frame, place.report);
+                        count += 1;
+                    }
+                    (Some(_), Some(_)) => break,
+                    _ if count == 0 => unwanted += 1,
+                    _ => break,
+                }
+            }
+            let given = match to.and_then(|to| self.pairs[to].as_mut()) {
+                Some(pair) => pair.deliver(&incoming[..count], &mut self.chains, &self.counters)?,
+                None => 0,
+            };
+            self.to_guest.pass(unwanted + given);
+            done += unwanted + given;
+            if given < count {
+                break;
+            }
+        }
+        Ok(done)
+    }
+
+    fn switch_kicks_off(&mut self) {
+        for pair in self.pairs.iter_mut().flatten() {
+            pair.from_guest.queue.disable_kicks();
+            pair.to_guest.queue.disable_kicks();
+        }
+    }
+
+    /// Of queues that something waits for; whether there is something already.
+    fn switch_kicks_on(&mut self) -> bool {
+        let wants_buffers = !self.to_guest.is_empty();
+        let mut more = false;
+        for pair in self.pairs.iter_mut().flatten() {
+            more |= pair.from_guest.queue.enable_kicks();
+            if wants_buffers {
+                more |= pair.to_guest.queue.enable_kicks();
+            }
+        }
+        more && !self.is_over()
+    }
+
+    fn is_over(&self) -> bool {
+        self.error.is_some()
+    }
+
+    /// Why it moves nothing any more.
+    #[must_use]
+    pub fn error(&self) -> Option<&PortError> {
+        self.error.as_ref()
+    }
+
+    /// Whether frames wait for buffers of the guest's: its kick is what goes on with them, not the sink.
+    #[must_use]
+    pub fn waits_for_buffers(&self) -> bool {
+        !self.to_guest.is_empty()
+    }
+
+    /// What the sink has counted.
+    #[must_use]
+    pub fn counts(&self) -> SinkCounts {
+        self.sink.counts()
+    }
+
+    /// Its sink.
+    #[must_use]
+    pub fn sink(&self) -> &dyn Sink {
+        &*self.sink
+    }
+}
+
+/// Where the port lies when no backend has it.
+pub struct PortSlot {
+    port: Mutex<Option<Port>>,
+    /// The port was put back.
+    is_back: Condvar,
+    /// Threads that wait for the lock: who takes it again and again gives way to them.
+    waiting: AtomicU32,
+    /// Somebody wants a backend to give the port back.
+    wanted: AtomicBool,
+}
+
+impl PortSlot {
+    /// With that port.
+    #[must_use]
+    pub fn new(port: Port) -> Self {
+        Self {
+            port: Mutex::new(Some(port)),
+            is_back: Condvar::new(),
+            waiting: AtomicU32::new(0),
+            wanted: AtomicBool::new(false),
+        }
+    }
+
+    /// The port, if no backend has it; others wait meanwhile.
+    ///
+    /// # Panics
+    /// If a thread panicked that had it.
+    pub fn lock(&self) -> MutexGuard<'_, Option<Port>> {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        let guard = self.port.lock().expect("nobody panicked with the port");
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        guard
+    }
+
+    /// The same for who takes it in a loop.
+    ///
+    /// # Panics
+    /// If a thread panicked that had it.
+    pub fn lock_giving_way(&self) -> MutexGuard<'_, Option<Port>> {
+        // A hint: who is not seen here waits once more.
+        while self.waiting.load(Ordering::Relaxed) > 0 {
+            std::thread::yield_now();
+        }
+        self.port.lock().expect("nobody panicked with the port")
+    }
+
+    /// A backend takes it; `None`: another has it.
+    pub fn take(&self) -> Option<Port> {
+        self.lock().take()
+    }
+
+    /// A backend gives it back.
+    pub fn put_back(&self, port: Port) {
+        *self.lock() = Some(port);
+        self.wanted.store(false, Ordering::Relaxed);
+        self.is_back.notify_all();
+    }
+
+    /// Whether a backend is to give the port back.
+    #[must_use]
+    pub fn is_wanted(&self) -> bool {
+        self.wanted.load(Ordering::Relaxed)
+    }
+
+    /// Waits until the port is there, and does that with it.
+    ///
+    /// # Panics
+    /// If a thread panicked that had it.
+    pub fn with<T>(&self, work: impl FnOnce(&mut Port) -> T) -> T {
+        let mut guard = self.lock();
+        loop {
+            if let Some(port) = guard.as_mut() {
+                return work(port);
+            }
+            self.wanted.store(true, Ordering::Relaxed);
+            guard = self.is_back.wait(guard).expect("nobody panicked with the port");
+        }
+    }
+}

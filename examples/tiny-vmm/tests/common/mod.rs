@@ -1,0 +1,129 @@
+//! What the tests of the machine stand on: a sink that looks at each frame, and a machine with it.
+#![allow(dead_code, reason = "each test file uses a part")]
+
+use std::collections::BTreeSet;
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tiny_vmm::machine::{Machine, MachineConfig, Notify};
+use tiny_vmm::mailbox::{Answer, Task, Work};
+use tiny_vmm::sink::{BATCH, FromGuest, LONGEST_FRAME, Sink, SinkCounts, SinkError, ToGuest};
+
+/// Only ends what hangs.
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
+/// The guest's patience, below [`LIMIT`], so that it can say where it waited: ticks of a counter of at most 5 GHz.
+const PATIENCE_TICKS: u64 = 20 * 5_000_000_000;
+/// Where frames have their number and their pattern (`guest/net.h`).
+pub(crate) const NUMBER_AT: usize = 14;
+pub(crate) const PATTERN_AT: usize = 22;
+
+pub(crate) const MODES: [Notify; 3] = [Notify::Exit, Notify::Eventfd, Notify::Poll];
+
+/// A task whose guest does not wait for ever.
+pub(crate) fn task(work: Work, frames: u64) -> Task {
+    Task {
+        patience_ticks: PATIENCE_TICKS,
+        ..Task::new(work, frames)
+    }
+}
+
+/// The number of a frame that the guest has made, if it is whole and so long.
+pub(crate) fn number_of(frame: &[u8], len: usize) -> Option<u64> {
+    let is_whole = frame.len() == len
+        && frame[..6] == [0xff; 6]
+        && frame[6..12] == [2, 0, 0, 0, 0, 1]
+        && frame[12..14] == [0x88, 0xb5]
+        && (PATTERN_AT..len).all(|at| frame[at] == (at * 7 + 1) as u8);
+    let number = frame.get(NUMBER_AT..PATTERN_AT)?.try_into().ok()?;
+    is_whole.then(|| u64::from_le_bytes(number))
+}
+
+/// What a [`Recorder`] saw.
+#[derive(Debug, Default)]
+pub(crate) struct Seen {
+    /// Frames, each whole and the one after that before it.
+    pub(crate) frames: u64,
+    /// Others.
+    pub(crate) wrong: u64,
+    /// Names of the threads that brought them.
+    pub(crate) threads: BTreeSet<String>,
+}
+
+/// A sink that looks at each frame of the guest's.
+pub(crate) struct Recorder {
+    seen: Arc<Mutex<Seen>>,
+    frame_bytes: usize,
+}
+
+impl Recorder {
+    /// For frames of that length.
+    pub(crate) fn new(frame_bytes: u32) -> (Box<Self>, Arc<Mutex<Seen>>) {
+        let seen = Arc::new(Mutex::new(Seen::default()));
+        let recorder = Self {
+            seen: Arc::clone(&seen),
+            frame_bytes: frame_bytes as usize,
+        };
+        (Box::new(recorder), seen)
+    }
+
+    /// Goes on where another one was.
+    pub(crate) fn after(seen: &Arc<Mutex<Seen>>, frame_bytes: u32) -> Box<Self> {
+        Box::new(Self {
+            seen: Arc::clone(seen),
+            frame_bytes: frame_bytes as usize,
+        })
+    }
+}
+
+impl Sink for Recorder {
+    fn room(&mut self) -> usize {
+        BATCH
+    }
+
+    fn put(&mut self, frame: &FromGuest<'_>) {
+        let mut bytes = [0; LONGEST_FRAME];
+        let len = frame.copy_into(&mut bytes);
+        let mut seen = self.seen.lock().expect("nobody panicked with it");
+        if number_of(&bytes[..len], self.frame_bytes) == Some(seen.frames) {
+            seen.frames += 1;
+        } else {
+            seen.wrong += 1;
+        }
+        let name = std::thread::current().name().unwrap_or("?").to_owned();
+        seen.threads.insert(name);
+    }
+
+    fn flush(&mut self) -> Result<(), SinkError> {
+        Ok(())
+    }
+
+    fn take(&mut self, _frames: &mut ToGuest) -> Result<(), SinkError> {
+        Ok(())
+    }
+
+    fn readable(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn counts(&self) -> SinkCounts {
+        SinkCounts::default()
+    }
+}
+
+/// Runs a guest to its end; what it says, which is that all went well.
+pub(crate) fn run(config: MachineConfig, task: &Task, sink: Box<dyn Sink>) -> (Machine, Answer) {
+    let mut machine = Machine::new(config, task, sink).expect("a machine");
+    machine.run().expect("it runs");
+    let answer = finished(&machine, &format!("{config:?} {task:?}"));
+    (machine, answer)
+}
+
+/// Waits for a guest's end.
+pub(crate) fn finished(machine: &Machine, what: &str) -> Answer {
+    let answer = machine.await_answer(LIMIT);
+    let answer = answer.unwrap_or_else(|error| panic!("{what}: {error}, {:?}", machine.mailbox().answer()));
+    assert_eq!(answer.outcome, Some(Ok(())), "{what}");
+    assert_eq!(answer.bad_frames, 0, "{what}");
+    answer
+}

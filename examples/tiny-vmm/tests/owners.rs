@@ -1,0 +1,251 @@
+//! A guest that kicks without pause, while its queues change hands: no kick is lost, none is served by two.
+//!
+//! The guest puts a frame into the ring for each kick, and after some kicks waits until the device has them all. A kick
+//! that is lost stops it there, and it says so. A frame that is served twice, or by two at once, comes out of turn.
+#![cfg(target_arch = "x86_64")]
+
+mod common;
+
+use std::sync::{Arc, Mutex};
+
+use common::{LIMIT, Recorder, Seen, finished, run, task};
+use notifier::notifiers::{By, DeviceEvent};
+use notifier::state::State;
+use testkit::soak;
+use testkit::wait::until;
+use tiny_vmm::backend::Backend;
+use tiny_vmm::layout::DEVICES_AT;
+use tiny_vmm::machine::{Machine, MachineConfig, MachineError, Notify};
+use tiny_vmm::mailbox::{Task, Work};
+
+/// Of the guest that waits after each kick; the others switch less often, but in a soak.
+const SWITCHES: usize = 1_000;
+const FRAME_BYTES: u32 = 64;
+
+/// A guest that kicks, and its frames' recorder.
+fn kicking(notify: Notify, frames_per_kick: u32) -> (Machine, Arc<Mutex<Seen>>) {
+    let kicks = Task {
+        frames_per_kick,
+        frame_bytes: FRAME_BYTES,
+        // Until it is told to stop.
+        ..task(Work::Kick, 0)
+    };
+    let (sink, seen) = Recorder::new(FRAME_BYTES);
+    let mut machine = Machine::new(MachineConfig::new(notify), &kicks, sink).expect("a machine");
+    machine.run().expect("it runs");
+    await_kicks(&machine, 1);
+    (machine, seen)
+}
+
+/// Until so many more frames went through.
+fn await_kicks(machine: &Machine, more: u64) {
+    let done = || machine.mailbox().answer().expect("a mailbox").done;
+    let wanted = done() + more;
+    assert!(
+        until(LIMIT, || done() >= wanted),
+        "{:?}",
+        machine.mailbox().answer()
+    );
+}
+
+/// Tells the guest to stop; all its frames came, each once and in turn.
+fn end(machine: &Machine, seen: &Mutex<Seen>) {
+    machine.mailbox().stop().expect("a mailbox");
+    let answer = finished(machine, "kicks");
+    let seen = seen.lock().expect("no panic");
+    assert_eq!((seen.frames, seen.wrong), (answer.done, 0));
+    assert!(answer.kicks >= answer.done);
+}
+
+/// Both queues of the first pair are in that state.
+fn are_both(machine: &Machine, state: State) -> bool {
+    [0, 1]
+        .iter()
+        .all(|&queue| machine.net_notifiers().state(queue) == Some(state))
+}
+
+#[test]
+fn no_kick_is_lost_while_backends_come_and_go() {
+    testkit::require!(Kvm);
+    let fewer = soak::count(100, SWITCHES);
+    for (notify, frames_per_kick, switches) in [
+        (Notify::Eventfd, 1, SWITCHES),
+        (Notify::Eventfd, 64, fewer),
+        (Notify::Exit, 1, fewer),
+    ] {
+        let (machine, seen) = kicking(notify, frames_per_kick);
+        for switch in 0..switches {
+            let backend = Backend::start(machine.net(), machine.net_notifiers()).expect("a backend");
+            assert!(are_both(&machine, State::OffLimits));
+            if switch % 10 == 0 {
+                // Others are stopped before they have seen a kick.
+                await_kicks(&machine, 2 * u64::from(frames_per_kick));
+            }
+            backend.stop().expect("it stops");
+        }
+        await_kicks(&machine, 10);
+        end(&machine, &seen);
+        assert!(seen.lock().expect("no panic").threads.contains("backend"));
+    }
+}
+
+#[test]
+fn backend_alone_serves_while_it_has_the_queues() {
+    testkit::require!(Kvm);
+    for notify in [Notify::Eventfd, Notify::Exit] {
+        let (machine, seen) = kicking(notify, 1);
+        let backend = Backend::start(machine.net(), machine.net_notifiers()).expect("a backend");
+        await_kicks(&machine, 1);
+        seen.lock().expect("no panic").threads.clear();
+        await_kicks(&machine, 200);
+        let threads: Vec<_> = seen.lock().expect("no panic").threads.iter().cloned().collect();
+        assert_eq!(threads, ["backend"], "{notify:?}");
+        backend.stop().expect("it stops");
+        end(&machine, &seen);
+    }
+}
+
+#[test]
+fn second_backend_is_refused() {
+    testkit::require!(Kvm);
+    let (machine, seen) = kicking(Notify::Eventfd, 1);
+    let backend = Backend::start(machine.net(), machine.net_notifiers()).expect("a backend");
+    assert!(Backend::start(machine.net(), machine.net_notifiers()).is_err());
+    await_kicks(&machine, 10);
+    backend.stop().expect("it stops");
+    end(&machine, &seen);
+}
+
+#[test]
+fn eventfds_are_taken_away_and_given_back_while_the_guest_kicks() {
+    testkit::require!(Kvm);
+    for frames_per_kick in [1, 64] {
+        let (machine, seen) = kicking(Notify::Eventfd, frames_per_kick);
+        let notifiers = machine.net_notifiers();
+        for _ in 0..soak::count(200, SWITCHES) {
+            // As if it stopped: the vCPU goes on to kick, now by exits, for nobody.
+            notifiers.event(DeviceEvent::VmStop).expect("never refused");
+            assert!(are_both(&machine, State::Deassigned));
+            notifiers.event(DeviceEvent::VmRun).expect("never refused");
+            assert!(are_both(&machine, State::Assigned));
+        }
+        await_kicks(&machine, 10);
+        end(&machine, &seen);
+    }
+}
+
+#[test]
+fn guest_goes_on_after_each_stop() {
+    testkit::require!(Kvm);
+    for notify in common::MODES {
+        let (mut machine, seen) = kicking(notify, 4);
+        for _ in 0..50 {
+            machine.stop().expect("it stops");
+            let before = machine.mailbox().answer().expect("a mailbox");
+            let frames = seen.lock().expect("no panic").frames;
+            std::thread::sleep(std::time::Duration::from_millis(2));
+            assert_eq!(
+                machine.mailbox().answer().expect("a mailbox"),
+                before,
+                "it stands"
+            );
+            assert_eq!(seen.lock().expect("no panic").frames, frames, "nobody serves it");
+            machine.run().expect("it goes on");
+            await_kicks(&machine, 1);
+        }
+        end(&machine, &seen);
+    }
+}
+
+#[test]
+fn saved_guest_goes_on_in_another_vm() {
+    testkit::require!(Kvm);
+    for notify in common::MODES {
+        for packed in [false, true] {
+            let kicks = Task {
+                packed,
+                frames_per_kick: 16,
+                frame_bytes: FRAME_BYTES,
+                ..task(Work::Kick, 0)
+            };
+            let (sink, seen) = Recorder::new(FRAME_BYTES);
+            let mut machine = Machine::new(MachineConfig::new(notify), &kicks, sink).expect("a machine");
+            machine.run().expect("it runs");
+            for _ in 0..10 {
+                await_kicks(&machine, 1);
+                let saved = machine.save().expect("it can be saved");
+                let sink = Recorder::after(&seen, FRAME_BYTES);
+                machine = Machine::restored(&saved, sink).expect("another machine");
+                machine.run().expect("it goes on");
+            }
+            await_kicks(&machine, 1);
+            end(&machine, &seen);
+        }
+    }
+}
+
+#[test]
+fn queues_without_an_eventfd_are_served_by_exits() {
+    testkit::require!(Kvm);
+    for most in 0..3 {
+        let config = MachineConfig {
+            most_ioeventfds: Some(most),
+            ..MachineConfig::new(Notify::Eventfd)
+        };
+        let sends = Task {
+            frames_per_kick: 8,
+            frame_bytes: FRAME_BYTES,
+            ..task(Work::Send, 2_000)
+        };
+        let (sink, seen) = Recorder::new(FRAME_BYTES);
+        let (machine, _) = run(config, &sends, sink);
+        let seen = seen.lock().expect("no panic");
+        assert_eq!((seen.frames, seen.wrong), (2_000, 0));
+        // The receive queue is bound first, then the transmit queue.
+        let status = machine.status();
+        let bound: Vec<_> = status
+            .iter()
+            .take(2)
+            .map(|queue| queue.by == By::Eventfd)
+            .collect();
+        assert_eq!(bound, [most > 0, most > 1]);
+        let said = status[1].unbound.as_ref().map(ToString::to_string);
+        assert_eq!(
+            said.is_some_and(|said| said.contains("notified by exits")),
+            most < 2
+        );
+    }
+}
+
+/// DRIVER_OK and what goes before it; 0 resets (VirtIO 1.3, 2.1).
+fn write_status(machine: &Machine, status: u32) {
+    machine.devices().write(DEVICES_AT + 0x70, &status.to_le_bytes());
+}
+
+#[test]
+fn reset_takes_the_queues_out_of_a_backends_hands() {
+    testkit::require!(Kvm);
+    let (machine, seen) = kicking(Notify::Eventfd, 1);
+    let backend = Backend::start(machine.net(), machine.net_notifiers()).expect("a backend");
+    await_kicks(&machine, 10);
+    // As the guest would, on another vCPU.
+    write_status(&machine, 0);
+    assert!(are_both(&machine, State::Deassigned));
+    let before = seen.lock().expect("no panic").frames;
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    let seen = seen.lock().expect("no panic");
+    assert_eq!((seen.frames, seen.wrong), (before, 0), "its rings are nobody's");
+    backend.stop().expect("it has nothing to give back");
+}
+
+#[test]
+fn vm_that_is_stopped_under_a_backend_says_so() {
+    testkit::require!(Kvm);
+    let (mut machine, seen) = kicking(Notify::Eventfd, 1);
+    let backend = Backend::start(machine.net(), machine.net_notifiers()).expect("a backend");
+    assert!(matches!(machine.stop(), Err(MachineError::Backend { queue: 0 })));
+    backend.stop().expect("it stops");
+    machine.run().expect("it goes on");
+    await_kicks(&machine, 10);
+    end(&machine, &seen);
+}
