@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use device::call::{Call, CallBlocked};
 use device::counters::PairCounters;
-use notifier::notifiers::Serve;
+use notifier::notifiers::{Left, Serve};
 use rustix::rand::{GetRandomFlags, getrandom};
 use virtqueue::{
     Chains, GuestFault, MemoryMap, Queue, QueueFeatures, QueueSize, QueueSizeError, QueueStart,
@@ -135,8 +135,10 @@ fn fill_all(queue: &mut Queue, memory: &MemoryMap) -> Result<(), GuestFault> {
 pub struct EntropyQueue(pub Arc<EntropyShared>);
 
 impl Serve for EntropyQueue {
-    fn look(&mut self) {
+    fn look(&mut self) -> Left {
         self.0.serve();
+        // The driver notifies what it adds meanwhile: kicks are never off.
+        Left::Nothing
     }
 }
 

@@ -14,7 +14,7 @@ use device::config_space::ConfigSpace;
 use device::control::{self, ControlQueue};
 use device::net_device::{DeviceError, NetDevice, Path};
 use device::offloads::Offloads;
-use notifier::notifiers::Serve;
+use notifier::notifiers::{self, Serve};
 use rustix::event::{EventfdFlags, eventfd};
 use virtqueue::RingAddresses;
 
@@ -131,9 +131,11 @@ impl NetShared {
         let _ = rustix::io::write(&self.again, &1_u64.to_ne_bytes());
     }
 
-    fn serve_control(&self) {
+    fn serve_control(&self) -> notifiers::Left {
         let mut control = self.control();
-        let Some(queue) = control.as_mut() else { return };
+        let Some(queue) = control.as_mut() else {
+            return notifiers::Left::Nothing;
+        };
         let mut device = self.device();
         let served = queue.serve(&mut device, MOST_COMMANDS, |device, _| {
             // The guest is answered when frames go as it said: a backend must not hold that up for long.
@@ -142,9 +144,14 @@ impl NetShared {
             self.wake_worker();
             true
         });
-        if served.is_err() {
-            *control = None;
-            self.needs_reset.set();
+        match served {
+            Ok(served) if served == MOST_COMMANDS => notifiers::Left::Something,
+            Ok(_) => notifiers::Left::Nothing,
+            Err(_) => {
+                *control = None;
+                self.needs_reset.set();
+                notifiers::Left::Nothing
+            }
         }
     }
 }
@@ -167,14 +174,15 @@ impl NetQueue {
 }
 
 impl Serve for NetQueue {
-    fn look(&mut self) {
+    fn look(&mut self) -> notifiers::Left {
         // Which one it is depends on what was negotiated.
         let control = self.shared.device().control_index();
         if u32::from(self.queue) == control {
-            self.shared.serve_control();
-        } else {
-            self.shared.serve_port();
+            return self.shared.serve_control();
         }
+        // What is left is the worker's, who is woken.
+        self.shared.serve_port();
+        notifiers::Left::Nothing
     }
 }
 
