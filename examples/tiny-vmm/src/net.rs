@@ -119,8 +119,8 @@ impl NetShared {
             return;
         };
         // The worker also waits for the sink or not, by what is left: it is told.
-        let waits = port.waits_for_buffers();
-        if port.serve() == Left::More || waits != port.waits_for_buffers() {
+        let took = port.takes_from_sink();
+        if port.serve() == Left::More || took != port.takes_from_sink() {
             self.wake_worker();
         }
     }
@@ -140,6 +140,8 @@ impl NetShared {
         let served = queue.serve(&mut device, MOST_COMMANDS, |device, _| {
             // The guest is answered when frames go as it said: a backend must not hold that up for long.
             self.port.with(|port| port.follow(device));
+            // A pair that was off may have frames that nobody kicks for.
+            self.wake_worker();
             true
         });
         match served {
@@ -282,6 +284,8 @@ impl Net {
         });
         drop(device);
         *self.0.control() = control;
+        // From now on it waits for the sink, too.
+        self.0.wake_worker();
         Ok(())
     }
 }

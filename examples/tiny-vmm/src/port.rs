@@ -38,9 +38,9 @@ pub enum PortError {
 /// What a call of [`Port::serve`] has left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Left {
-    /// Nothing: kicks are on, or somebody polls.
+    /// Nothing, and kicks are on.
     Nothing,
-    /// Its share is used up, and there is more.
+    /// Kicks are off, and it is to be called again: its share is used up, or it is polled.
     More,
 }
 
@@ -51,6 +51,8 @@ pub struct Port {
     receive: Receive,
     chains: Chains,
     to_guest: ToGuest,
+    /// The pair for whose buffers they wait.
+    waits_for: Option<usize>,
     sink: Box<dyn Sink>,
     counters: PairCounters,
     receive_counters: ReceiveCounters,
@@ -69,6 +71,7 @@ impl Port {
             receive: device.receive(None),
             chains: Chains::default(),
             to_guest: ToGuest::default(),
+            waits_for: None,
             sink,
             counters: PairCounters::default(),
             receive_counters: ReceiveCounters::default(),
@@ -99,7 +102,7 @@ impl Port {
     /// driver.
     pub fn reset(&mut self) {
         self.pairs.fill_with(|| None);
-        self.to_guest = ToGuest::default();
+        (self.to_guest, self.waits_for) = (ToGuest::default(), None);
         if matches!(self.error, Some(PortError::Guest(_))) {
             self.error = None;
         }
@@ -122,7 +125,7 @@ impl Port {
     pub fn serve(&mut self) -> Left {
         if self.polled {
             self.poll();
-            return Left::Nothing;
+            return Left::More;
         }
         self.switch_kicks_off();
         for _ in 0..MOST_BATCHES {
@@ -161,7 +164,7 @@ impl Port {
         for at in 0..self.pairs.len() {
             moved += self.from_guest(at)?;
         }
-        if self.pairs.iter().any(Option::is_some) {
+        if self.has_pairs() {
             self.to_guest.clear_if_empty();
             self.sink.take(&mut self.to_guest)?;
             moved += self.deliver()?;
@@ -216,6 +219,7 @@ impl Port {
     /// Frames that wait go to the pairs that they are for; those of one pair that follow each other, at a time.
     fn deliver(&mut self) -> Result<usize, PortError> {
         let mut done = 0;
+        self.waits_for = None;
         while !self.to_guest.is_empty() {
             let mut incoming = [Incoming::plain(&[], Report::NONE); BATCH];
             let (mut count, mut unwanted, mut to) = (0, 0, None);
@@ -223,7 +227,12 @@ impl Port {
                 let place = self.receive.place(frame, None, &self.receive_counters);
                 // Automatic steering is ours to choose: the first pair.
                 let pair = place.map(|place| usize::from(place.pair.unwrap_or(0)));
-                let pair = pair.filter(|&pair| self.pairs.get(pair).is_some_and(Option::is_some));
+                // A pair that is not there, or off, takes no frame (VirtIO 1.3, 5.1.6.5.7.2).
+                let is_on = |pair: &usize| {
+                    let pair = self.pairs.get(*pair).and_then(Option::as_ref);
+                    pair.is_some_and(|pair| pair.to_guest.enabled)
+                };
+                let pair = pair.filter(is_on);
                 match (pair, place) {
                     (Some(pair), Some(place)) if to.is_none_or(|to| to == pair) => {
                         to = Some(pair);
@@ -242,6 +251,7 @@ impl Port {
             self.to_guest.pass(unwanted + given);
             done += unwanted + given;
             if given < count {
+                self.waits_for = to;
                 break;
             }
         }
@@ -257,11 +267,15 @@ impl Port {
 
     /// Of queues that something waits for; whether there is something already.
     fn switch_kicks_on(&mut self) -> bool {
-        let wants_buffers = !self.to_guest.is_empty();
+        let waits_for = self.waits_for;
         let mut more = false;
-        for pair in self.pairs.iter_mut().flatten() {
-            more |= pair.from_guest.queue.enable_kicks();
-            if wants_buffers {
+        for (at, pair) in self.pairs.iter_mut().enumerate() {
+            let Some(pair) = pair else { continue };
+            // Of one that is off nothing is taken: who switches it on has it looked at.
+            if pair.from_guest.enabled {
+                more |= pair.from_guest.queue.enable_kicks();
+            }
+            if waits_for == Some(at) {
                 more |= pair.to_guest.queue.enable_kicks();
             }
         }
@@ -278,10 +292,15 @@ impl Port {
         self.error.as_ref()
     }
 
-    /// Whether frames wait for buffers of the guest's: its kick is what goes on with them, not the sink.
+    /// Whether frames of the sink's can go on to the guest. Not while it has no driver, while its driver has broken a
+    /// rule, or while frames wait for its buffers: then its kick is what goes on with them.
     #[must_use]
-    pub fn waits_for_buffers(&self) -> bool {
-        !self.to_guest.is_empty()
+    pub fn takes_from_sink(&self) -> bool {
+        self.has_pairs() && self.waits_for.is_none() && !self.is_over()
+    }
+
+    fn has_pairs(&self) -> bool {
+        self.pairs.iter().any(Option::is_some)
     }
 
     /// What the sink has counted.
