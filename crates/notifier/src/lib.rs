@@ -160,6 +160,7 @@ pub mod bus;
 pub mod notifiers;
 pub mod probe;
 mod queue;
+mod serve;
 mod service;
 mod slot;
 pub mod state;

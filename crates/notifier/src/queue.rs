@@ -10,7 +10,7 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::address::NotifyAddress;
 use crate::bus::Ioeventfds;
-use crate::notifiers::{BindError, By, Left, Serve};
+use crate::serve::{BindError, By, Left, Serve};
 use crate::state::{Conditions, Event, Outcome, Refusal, State, looks, next};
 
 /// What a queue is bound and watched with.
