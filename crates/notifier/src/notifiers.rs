@@ -186,6 +186,12 @@ pub enum NotifierError {
         #[source]
         refusal: Refusal,
     },
+    /// What was saved is of a PCI device.
+    #[error(
+        "the saved state has a queue whose device may not access memory, and this device has no bus master bit: \
+         restore a state of virtio-pci into virtio-pci"
+    )]
+    SavedBusMaster,
     /// What was saved is of another device.
     #[error(
         "the saved state has {saved} queues and the device {queues}: restore it with as many as it was saved with"
@@ -204,6 +210,8 @@ pub struct Notifiers<B: Ioeventfds> {
     shared: Arc<Shared>,
     service: Option<Service>,
     thread_id: Pid,
+    /// There is no bus master bit: a device of virtio-mmio.
+    always_master: bool,
     /// One event at a time, so that all queues see events in one order.
     order: Mutex<()>,
 }
@@ -229,6 +237,7 @@ impl<B: Ioeventfds> Notifiers<B> {
             shared,
             service: Some(service),
             thread_id,
+            always_master: bus_master,
             order: Mutex::new(()),
         })
     }
@@ -319,7 +328,8 @@ impl<B: Ioeventfds> Notifiers<B> {
     /// What was saved holds. Queues are looked at when the VM runs again.
     ///
     /// # Errors
-    /// [`NotifierError::Refused`]: the VM runs, or a backend has a queue; [`NotifierError::SavedQueues`].
+    /// [`NotifierError::Refused`]: the VM runs, or a backend has a queue; [`NotifierError::SavedQueues`];
+    /// [`NotifierError::SavedBusMaster`].
     pub fn restore(&self, saved: &Saved) -> Result<(), NotifierError> {
         let _order = self.one_at_a_time();
         let counts = (saved.queues.len(), self.shared.slots.len());
@@ -328,6 +338,9 @@ impl<B: Ioeventfds> Notifiers<B> {
                 saved: counts.0,
                 queues: counts.1,
             });
+        }
+        if self.always_master && saved.queues.iter().any(|queue| !queue.bus_master) {
+            return Err(NotifierError::SavedBusMaster);
         }
         self.allowed(Event::Restore)?;
         for ((_, slot), saved) in self.slots().zip(&saved.queues) {

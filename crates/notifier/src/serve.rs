@@ -2,6 +2,8 @@
 
 use std::io;
 
+use rustix::io::Errno;
+
 use crate::address::NotifyAddress;
 
 /// The device's side of a queue. It has one owner at a time: it is never called by two threads at once.
@@ -38,8 +40,8 @@ pub enum By {
 /// Why a queue has no eventfd, though it is to have one.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "queue {queue} is notified by exits: no eventfd could be bound to {address}; give the VM fewer devices or queues, \
-     or raise the limit of open files"
+    "queue {queue} is notified by exits: no eventfd could be bound to {address}; {}",
+    remedy(source)
 )]
 pub struct BindError {
     /// Index of the queue.
@@ -49,4 +51,14 @@ pub struct BindError {
     /// What the bus said, such as `ENOSPC`.
     #[source]
     pub source: io::Error,
+}
+
+/// What can be done about it.
+fn remedy(error: &io::Error) -> &'static str {
+    match error.raw_os_error().map(Errno::from_raw_os_error) {
+        Some(Errno::NOSPC) => "the bus has no room: give the VM fewer devices or queues",
+        Some(Errno::MFILE | Errno::NFILE) => "raise the limit of open files",
+        Some(Errno::EXIST) => "another queue has that address: give devices addresses of their own",
+        _ => "look whether this kernel has ioeventfds for such an address (probe)",
+    }
 }

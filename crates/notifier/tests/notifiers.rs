@@ -229,6 +229,15 @@ fn what_the_vmm_may_not_do_is_refused_and_changes_nothing() {
         notifiers.restore(&none),
         Err(NotifierError::SavedQueues { saved: 0, queues: 1 })
     ));
+    let of_pci = SavedQueue {
+        driver_ok: true,
+        bus_master: false,
+        enabled: true,
+    };
+    assert!(matches!(
+        notifiers.restore(&Saved { queues: vec![of_pci] }),
+        Err(NotifierError::SavedBusMaster)
+    ));
     assert_eq!((notifiers.state(0), board.bound()), (Some(State::OffLimits), 1));
     assert!(matches!(
         notifiers.queue_event(1, QueueEvent::QueueEnable),
