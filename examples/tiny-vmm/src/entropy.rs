@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use device::call::{Call, CallBlocked};
 use device::counters::PairCounters;
-use notifier::notifiers::Serve;
+use notifier::notifiers::{Left, Serve};
 use rustix::rand::{GetRandomFlags, getrandom};
 use virtqueue::{
     Chains, GuestFault, MemoryMap, Queue, QueueFeatures, QueueSize, QueueSizeError, QueueStart,
@@ -15,8 +15,7 @@ use virtqueue::{
 };
 
 use crate::memory::Memory;
-use crate::mmio::{Device, F_VERSION_1, NeedsReset, QueueSetting};
-use crate::net::FIRST_PACKED_BASE;
+use crate::mmio::{Device, F_VERSION_1, FIRST_PACKED_BASE, NeedsReset, QueueSetting};
 
 /// VirtIO 1.3, 5.4.1.
 const ENTROPY_DEVICE: u32 = 4;
@@ -32,17 +31,22 @@ pub struct EntropyShared {
     memory: Arc<MemoryMap>,
     queue: Mutex<Option<(Queue, Call)>>,
     needs_reset: NeedsReset,
+    call: Option<OwnedFd>,
 }
 
 impl EntropyShared {
     /// With that memory; `call` interrupts the guest.
-    #[must_use]
-    pub fn new(memory: &Memory, call: Option<OwnedFd>) -> Arc<Self> {
-        Arc::new(Self {
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    pub fn new(memory: &Memory, call: Option<OwnedFd>) -> std::io::Result<Arc<Self>> {
+        let copy = call.as_ref().map(OwnedFd::try_clone).transpose()?;
+        Ok(Arc::new(Self {
             memory: Arc::clone(memory.map()),
             queue: Mutex::new(None),
-            needs_reset: NeedsReset::new(call),
-        })
+            needs_reset: NeedsReset::new(copy),
+            call,
+        }))
     }
 
     /// Whether it needs a reset.
@@ -83,7 +87,7 @@ impl EntropyShared {
         };
         let rings = RingLayout::from_user(&self.memory, shape, addresses)?;
         let queue = Queue::new(&self.memory, rings, features, QueueStart::at(base))?;
-        let event = self.needs_reset.call().map(OwnedFd::try_clone).transpose()?;
+        let event = self.call.as_ref().map(OwnedFd::try_clone).transpose()?;
         let call = Call::new(event, CallBlocked::default());
         *self.queue.lock().expect("nobody panicked with the queue") = Some((queue, call));
         Ok(())
@@ -131,8 +135,10 @@ fn fill_all(queue: &mut Queue, memory: &MemoryMap) -> Result<(), GuestFault> {
 pub struct EntropyQueue(pub Arc<EntropyShared>);
 
 impl Serve for EntropyQueue {
-    fn look(&mut self) {
+    fn look(&mut self) -> Left {
         self.0.serve();
+        // The driver notifies what it adds meanwhile: kicks are never off.
+        Left::Nothing
     }
 }
 

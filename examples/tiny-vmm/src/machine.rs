@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use notifier::notifiers::{BindError, By, DeviceEvent, NotifierError, QueueStatus, Serve};
 use rustix::process::Pid;
+use steer::with_sources;
 
 use crate::board::{Board, BoardError, DeviceNotifiers, EventBus, Place, SavedPlace, Unbound};
 use crate::entropy::{Entropy, EntropyQueue, EntropyShared};
@@ -20,7 +21,6 @@ use crate::mailbox::{Answer, Mailbox, Task};
 use crate::memory::{Memory, MemoryError};
 use crate::net::{Net, NetConfig, NetQueue, NetShared};
 use crate::port::Port;
-use crate::report::chain;
 use crate::sink::{Sink, SinkCounts};
 use crate::vcpu::{Exits, VcpuError, VcpuThread};
 use crate::worker::Worker;
@@ -339,7 +339,7 @@ impl Machine {
     /// Why no frames move any more, once no backend has the port; `None`: they do.
     #[must_use]
     pub fn port_error(&self) -> Option<String> {
-        let error = |port: &mut Port| port.error().map(|error| chain(error));
+        let error = |port: &mut Port| port.error().map(|error| with_sources(error));
         self.net.port().with(error)
     }
 
@@ -387,11 +387,13 @@ fn attach(
         polled: config.notify == Notify::Poll,
         call: Some(vm.interrupt(FIRST_LINE)?),
     };
-    let net = NetShared::new(net_config, memory, sink).map_err(|source| MachineError::Resources {
+    let descriptor = |source| MachineError::Resources {
         what: "an eventfd",
         source,
-    })?;
-    let entropy = EntropyShared::new(memory, Some(vm.interrupt(FIRST_LINE + 1)?));
+    };
+    let net = NetShared::new(net_config, memory, sink).map_err(descriptor)?;
+    let entropy_call = vm.interrupt(FIRST_LINE + 1)?;
+    let entropy = EntropyShared::new(memory, Some(entropy_call)).map_err(descriptor)?;
     let by = match config.notify {
         Notify::Exit => By::Exit,
         // While the worker polls the control queue is served as ever.

@@ -15,6 +15,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// VIRTIO_F_VERSION_1; without it there is no such transport (4.2.2.1, version 2).
 pub const F_VERSION_1: u64 = 1 << 32;
 
+/// Where a packed ring begins: slot 0 and wrap counter 1, for what is taken and for what is used (VirtIO 1.3, 2.8.1).
+pub(crate) const FIRST_PACKED_BASE: u32 = 0x8000_8000;
+
 /// Offsets of registers (4.2.2).
 mod reg {
     pub(super) const MAGIC: u64 = 0x00;
@@ -117,19 +120,13 @@ pub struct NeedsReset {
 }
 
 impl NeedsReset {
-    /// It does not yet. `call` interrupts the guest, for this and for used buffers.
+    /// It does not yet. `call` interrupts the guest; `None`: it polls.
     #[must_use]
     pub fn new(call: Option<OwnedFd>) -> Self {
         Self {
             needed: AtomicBool::new(false),
             call,
         }
-    }
-
-    /// What interrupts the guest.
-    #[must_use]
-    pub fn call(&self) -> Option<&OwnedFd> {
-        self.call.as_ref()
     }
 
     /// It does from now on, and the driver is interrupted, once: InterruptStatus says "configuration change" when it is

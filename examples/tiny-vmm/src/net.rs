@@ -14,13 +14,13 @@ use device::config_space::ConfigSpace;
 use device::control::{self, ControlQueue};
 use device::net_device::{DeviceError, NetDevice, Path};
 use device::offloads::Offloads;
-use notifier::notifiers::Serve;
+use notifier::notifiers::{self, Serve};
 use rustix::event::{EventfdFlags, eventfd};
 use virtqueue::RingAddresses;
 
 use crate::backend::BackendSlot;
 use crate::memory::Memory;
-use crate::mmio::{Device, NeedsReset, QueueSetting};
+use crate::mmio::{Device, FIRST_PACKED_BASE, NeedsReset, QueueSetting};
 use crate::port::{Left, Port, PortSlot};
 use crate::sink::{LONGEST_FRAME, Sink};
 
@@ -33,9 +33,6 @@ const MTU: u16 = 1500;
 /// Commands that one look answers at most: a ring's length. Kicks are on meanwhile, so that there is another look for
 /// those that come later.
 const MOST_COMMANDS: usize = MOST_ENTRIES as usize;
-
-/// Where a packed ring begins: slot 0 and wrap counter 1, for what is taken and for what is used (VirtIO 1.3, 2.8.1).
-pub(crate) const FIRST_PACKED_BASE: u32 = 0x8000_8000;
 
 /// What the device is made of.
 pub struct NetConfig {
@@ -58,6 +55,7 @@ pub struct NetShared {
     needs_reset: Arc<NeedsReset>,
     /// Wakes the worker: there is more to be done than one call's share.
     again: OwnedFd,
+    call: Option<OwnedFd>,
     max_pairs: u16,
 }
 
@@ -70,7 +68,7 @@ impl NetShared {
         let mut device =
             NetDevice::new(config.pairs, Offloads::NONE).with_control(config.mac, control::OFFERED);
         device.set_memory(Some(Arc::clone(memory.map())));
-        let needs_reset = Arc::new(NeedsReset::new(config.call));
+        let needs_reset = Arc::new(NeedsReset::new(duplicate(config.call.as_ref())?));
         let port = Port::new(sink, &device, Arc::clone(&needs_reset), config.polled);
         Ok(Arc::new(Self {
             device: Mutex::new(device),
@@ -79,6 +77,7 @@ impl NetShared {
             backend: BackendSlot::default(),
             needs_reset,
             again: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            call: config.call,
             max_pairs: config.pairs,
         }))
     }
@@ -129,8 +128,8 @@ impl NetShared {
             return;
         };
         // The worker also waits for the sink or not, by what is left: it is told.
-        let waits = port.waits_for_buffers();
-        if port.serve() == Left::More || waits != port.waits_for_buffers() {
+        let took = port.takes_from_sink();
+        if port.serve() == Left::More || took != port.takes_from_sink() {
             self.wake_worker();
         }
     }
@@ -141,18 +140,27 @@ impl NetShared {
         let _ = rustix::io::write(&self.again, &1_u64.to_ne_bytes());
     }
 
-    fn serve_control(&self) {
+    fn serve_control(&self) -> notifiers::Left {
         let mut control = self.control();
-        let Some(queue) = control.as_mut() else { return };
+        let Some(queue) = control.as_mut() else {
+            return notifiers::Left::Nothing;
+        };
         let mut device = self.device();
         let served = queue.serve(&mut device, MOST_COMMANDS, |device, _| {
             // The guest is answered when frames go as it said: a backend must not hold that up for long.
             self.port.with(|port| port.follow(device));
+            // A pair that was off may have frames that nobody kicks for.
+            self.wake_worker();
             true
         });
-        if served.is_err() {
-            *control = None;
-            self.needs_reset.set();
+        match served {
+            Ok(served) if served == MOST_COMMANDS => notifiers::Left::Something,
+            Ok(_) => notifiers::Left::Nothing,
+            Err(_) => {
+                *control = None;
+                self.needs_reset.set();
+                notifiers::Left::Nothing
+            }
         }
     }
 }
@@ -175,14 +183,15 @@ impl NetQueue {
 }
 
 impl Serve for NetQueue {
-    fn look(&mut self) {
+    fn look(&mut self) -> notifiers::Left {
         // Which one it is depends on what was negotiated.
         let control = self.shared.device().control_index();
         if u32::from(self.queue) == control {
-            self.shared.serve_control();
-        } else {
-            self.shared.serve_port();
+            return self.shared.serve_control();
         }
+        // What is left is the worker's, who is woken.
+        self.shared.serve_port();
+        notifiers::Left::Nothing
     }
 }
 
@@ -229,7 +238,7 @@ impl Net {
             device.set_size(index, queue.size)?;
             device.set_addresses(index, addresses(queue))?;
             device.set_base(index, *base)?;
-            device.set_call(index, duplicate(self.0.needs_reset.call())?)?;
+            device.set_call(index, duplicate(self.0.call.as_ref())?)?;
             // The notifiers have the kicks.
             device.start(index, None)?;
         }
@@ -271,6 +280,8 @@ impl Net {
         });
         drop(device);
         *self.0.control() = control;
+        // From now on it waits for the sink, too.
+        self.0.wake_worker();
         Ok(())
     }
 }

@@ -18,10 +18,11 @@ use device::net_device::NetDevice;
 use device::pair::{Bases, Fault, QueuePair, Sending};
 use device::receive::Receive;
 use rustix::event::{EventfdFlags, eventfd};
+use steer::with_sources;
 use virtqueue::Chains;
 
 use crate::mmio::NeedsReset;
-use crate::report::chain;
+
 use crate::sink::{BATCH, FromGuest, Sink, SinkCounts, SinkError, ToGuest};
 
 /// Batches that one call moves at most: others want to have their turn.
@@ -41,9 +42,9 @@ pub enum PortError {
 /// What a call of [`Port::serve`] has left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Left {
-    /// Nothing: kicks are on, or somebody polls.
+    /// Nothing, and kicks are on.
     Nothing,
-    /// Its share is used up, and there is more.
+    /// Kicks are off, and it is to be called again: its share is used up, or it is polled.
     More,
 }
 
@@ -54,6 +55,8 @@ pub struct Port {
     receive: Receive,
     chains: Chains,
     to_guest: ToGuest,
+    /// The pair for whose buffers they wait.
+    waits_for: Option<usize>,
     sink: Box<dyn Sink>,
     counters: PairCounters,
     receive_counters: ReceiveCounters,
@@ -74,6 +77,7 @@ impl Port {
             receive: device.receive(None),
             chains: Chains::default(),
             to_guest: ToGuest::default(),
+            waits_for: None,
             sink,
             counters: PairCounters::default(),
             receive_counters: ReceiveCounters::default(),
@@ -105,7 +109,7 @@ impl Port {
     /// not for the next driver.
     pub fn reset(&mut self) {
         self.pairs.fill_with(|| None);
-        self.to_guest = ToGuest::default();
+        (self.to_guest, self.waits_for) = (ToGuest::default(), None);
         if matches!(self.error, Some(PortError::Guest(_))) {
             self.error = None;
         }
@@ -128,7 +132,7 @@ impl Port {
     pub fn serve(&mut self) -> Left {
         if self.polled {
             self.poll();
-            return Left::Nothing;
+            return Left::More;
         }
         self.switch_kicks_off();
         for _ in 0..MOST_BATCHES {
@@ -154,7 +158,7 @@ impl Port {
             Err(error) => {
                 if matches!(error, PortError::Sink(_)) {
                     // It is over with the first one.
-                    let _ = self.failure.set(chain(&error));
+                    let _ = self.failure.set(with_sources(&error));
                 }
                 self.error = Some(error);
                 self.needs_reset.set();
@@ -171,7 +175,7 @@ impl Port {
         for at in 0..self.pairs.len() {
             moved += self.from_guest(at)?;
         }
-        if self.pairs.iter().any(Option::is_some) {
+        if self.has_pairs() {
             self.to_guest.clear_if_empty();
             self.sink.take(&mut self.to_guest)?;
             moved += self.deliver()?;
@@ -226,6 +230,7 @@ impl Port {
     /// Frames that wait go to the pairs that they are for; those of one pair that follow each other, at a time.
     fn deliver(&mut self) -> Result<usize, PortError> {
         let mut done = 0;
+        self.waits_for = None;
         while !self.to_guest.is_empty() {
             let mut incoming = [Incoming::plain(&[], Report::NONE); BATCH];
             let (mut count, mut unwanted, mut to) = (0, 0, None);
@@ -233,7 +238,12 @@ impl Port {
                 let place = self.receive.place(frame, None, &self.receive_counters);
                 // Automatic steering is ours to choose: the first pair.
                 let pair = place.map(|place| usize::from(place.pair.unwrap_or(0)));
-                let pair = pair.filter(|&pair| self.pairs.get(pair).is_some_and(Option::is_some));
+                // A pair that is not there, or off, takes no frame (VirtIO 1.3, 5.1.6.5.7.2).
+                let is_on = |pair: &usize| {
+                    let pair = self.pairs.get(*pair).and_then(Option::as_ref);
+                    pair.is_some_and(|pair| pair.to_guest.enabled)
+                };
+                let pair = pair.filter(is_on);
                 match (pair, place) {
                     (Some(pair), Some(place)) if to.is_none_or(|to| to == pair) => {
                         to = Some(pair);
@@ -252,6 +262,7 @@ impl Port {
             self.to_guest.pass(unwanted + given);
             done += unwanted + given;
             if given < count {
+                self.waits_for = to;
                 break;
             }
         }
@@ -267,11 +278,15 @@ impl Port {
 
     /// Of queues that something waits for; whether there is something already.
     fn switch_kicks_on(&mut self) -> bool {
-        let wants_buffers = !self.to_guest.is_empty();
+        let waits_for = self.waits_for;
         let mut more = false;
-        for pair in self.pairs.iter_mut().flatten() {
-            more |= pair.from_guest.queue.enable_kicks();
-            if wants_buffers {
+        for (at, pair) in self.pairs.iter_mut().enumerate() {
+            let Some(pair) = pair else { continue };
+            // Of one that is off nothing is taken: who switches it on has it looked at.
+            if pair.from_guest.enabled {
+                more |= pair.from_guest.queue.enable_kicks();
+            }
+            if waits_for == Some(at) {
                 more |= pair.to_guest.queue.enable_kicks();
             }
         }
@@ -288,10 +303,15 @@ impl Port {
         self.error.as_ref()
     }
 
-    /// Whether frames wait for buffers of the guest's: its kick is what goes on with them, not the sink.
+    /// Whether frames of the sink's can go on to the guest. Not while it has no driver, while its driver has broken a
+    /// rule, or while frames wait for its buffers: then its kick is what goes on with them.
     #[must_use]
-    pub fn waits_for_buffers(&self) -> bool {
-        !self.to_guest.is_empty()
+    pub fn takes_from_sink(&self) -> bool {
+        self.has_pairs() && self.waits_for.is_none() && !self.is_over()
+    }
+
+    fn has_pairs(&self) -> bool {
+        self.pairs.iter().any(Option::is_some)
     }
 
     /// What the sink has counted.

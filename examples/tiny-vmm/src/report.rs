@@ -7,6 +7,7 @@ use std::time::Duration;
 use notifier::notifiers::QueueStatus;
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_setaffinity};
+use steer::with_sources;
 
 use crate::interrupts::{self, InterruptCost};
 use crate::kvm::KvmError;
@@ -291,7 +292,11 @@ fn figures(
         sink_from_guest_frames: from_guest_frames,
         sink_to_guest_frames: to_guest_frames,
         sink_dropped: dropped,
-        unbound: machine.unbound().iter().map(|error| chain(&**error)).collect(),
+        unbound: machine
+            .unbound()
+            .iter()
+            .map(|error| with_sources(&**error))
+            .collect(),
     })
 }
 
@@ -367,19 +372,6 @@ impl fmt::Display for RunReport {
         }
         self.unbound.iter().try_for_each(|reason| writeln!(f, "{reason}"))
     }
-}
-
-/// An error and what it came of, for people.
-#[must_use]
-pub fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    text
 }
 
 /// So that callers need not know where a refusal of KVM's came from.

@@ -93,7 +93,7 @@ fn no_kick_is_lost_while_backends_come_and_go() {
 #[test]
 fn backend_alone_serves_while_it_has_the_queues() {
     testkit::require!(Kvm);
-    for notify in [Notify::Eventfd, Notify::Exit] {
+    for notify in common::MODES {
         let (machine, seen) = kicking(notify, 1);
         let backend = Backend::start(machine.net(), machine.net_notifiers()).expect("a backend");
         await_kicks(&machine, 1);

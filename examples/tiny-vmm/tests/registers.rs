@@ -369,7 +369,9 @@ fn saved_device_with_another_number_of_queues_is_refused() {
     rig.begin(F_VERSION_1);
     let saved = rig.transport.save();
     let memory = Memory::new(RAM_BYTES).expect("memory");
-    let mut entropy = Transport::new(Entropy::new(&EntropyShared::new(&memory, None)));
+    let mut entropy = Transport::new(Entropy::new(
+        &EntropyShared::new(&memory, None).expect("a device"),
+    ));
     assert!(!entropy.restore(&saved), "it has one queue");
     assert_eq!(read(&mut entropy, STATUS), 0);
 }
@@ -394,7 +396,7 @@ fn config_space_ends_where_it_ends() {
 #[test]
 fn entropy_device_takes_no_nonsense_either() {
     let memory = Memory::new(RAM_BYTES).expect("memory");
-    let shared = EntropyShared::new(&memory, None);
+    let shared = EntropyShared::new(&memory, None).expect("a device");
     let mut queue = EntropyQueue(Arc::clone(&shared));
     let mut transport = Transport::new(Entropy::new(&shared));
     let mut numbers = Numbers(7);
