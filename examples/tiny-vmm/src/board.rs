@@ -43,8 +43,8 @@ impl EventBus {
 
 impl Ioeventfds for EventBus {
     fn assign(&self, at: &NotifyAddress, event: &EventFd) -> io::Result<()> {
-        // Relaxed, here and below: a number of its own, with which nothing else is published. What one gives back another
-        // may take late: then it has no eventfd until the next event, as with a full bus.
+        // Relaxed, here and below: a number of its own, with which nothing else is published. What one gives back
+        // another may take late: then it has no eventfd until the next event, as with a full bus.
         if let Some(room) = &self.room {
             let taken = room.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
             taken.map_err(|_| io::Error::from(Errno::NOSPC))?;

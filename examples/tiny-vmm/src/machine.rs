@@ -316,8 +316,8 @@ impl Machine {
         [self.devices.net.unbound(), self.devices.entropy.unbound()]
     }
 
-    /// Why queues were notified by exits that were to have an eventfd, in the order of [`status`](Self::status), also if
-    /// they have one now.
+    /// Why queues were notified by exits that were to have an eventfd, in the order of [`status`](Self::status), also
+    /// if they have one now.
     #[must_use]
     pub fn unbound(&self) -> Vec<Arc<BindError>> {
         let all = self.all_unbound().into_iter();

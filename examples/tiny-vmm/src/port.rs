@@ -105,8 +105,8 @@ impl Port {
         Some(queues.bases())
     }
 
-    /// The device was reset: a fault of its driver's is forgotten, but not the host's. Frames that wait for the guest are
-    /// not for the next driver.
+    /// The device was reset: a fault of its driver's is forgotten, but not the host's. Frames that wait for the guest
+    /// are not for the next driver.
     pub fn reset(&mut self) {
         self.pairs.fill_with(|| None);
         (self.to_guest, self.waits_for) = (ToGuest::default(), None);
@@ -330,8 +330,8 @@ impl Port {
 /// Where the port lies when no backend has it.
 ///
 /// # Who waits for a backend
-/// Who needs the port and finds it with a backend is counted, wakes that, and sleeps. The backend puts the port back and
-/// takes it again when nobody is counted any more. Both the count and the port change under the one lock.
+/// Who needs the port and finds it with a backend is counted, wakes that, and sleeps. The backend puts the port back,
+/// and takes it again when nobody is counted any more. Both the count and the port change under the one lock.
 pub struct PortSlot {
     port: Mutex<Option<Port>>,
     /// The port was put back.

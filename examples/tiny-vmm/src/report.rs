@@ -44,8 +44,8 @@ pub enum ReportError {
     Port(String),
     /// The guest ended, and said nothing.
     #[error(
-        "the guest ended without an answer, after {done} of its rounds: it shut down or was sent astray; try with fewer \
-         --frames, and another --notify"
+        "the guest ended without an answer, after {done} of its rounds: it shut down or was sent astray; try with \
+         fewer --frames, and another --notify"
     )]
     NoAnswer {
         /// What it had done.

@@ -295,10 +295,12 @@ fn backends_that_start_while_the_guest_resets_have_all_or_nothing() {
     testkit::require!(Kvm);
     let (mut machine, seen) = kicking(Notify::Eventfd, 1);
     let mut started = 0;
-    for _ in 0..soak::count(50, SWITCHES) {
+    for round in 0..soak::count(60, SWITCHES) {
         let saved = machine.devices().net.transport().save();
         let backend = std::thread::scope(|scope| {
             let starts = scope.spawn(|| Backend::start(machine.net(), machine.net_notifiers()));
+            // Before, at and after each step of it.
+            std::thread::sleep(std::time::Duration::from_micros(20 * (round as u64 % 30)));
             write_status(&machine, 0);
             starts.join().expect("no panic")
         });
