@@ -9,17 +9,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use notifier::notifiers::{By, DeviceEvent, NotifierError, QueueStatus, Saved as SavedNotifiers, Serve};
+use notifier::notifiers::{BindError, By, DeviceEvent, NotifierError, QueueStatus, Serve};
 use rustix::process::Pid;
 use steer::with_sources;
 
-use crate::board::{Board, BoardError, DeviceNotifiers, EventBus, Place};
+use crate::board::{Board, BoardError, DeviceNotifiers, EventBus, Place, SavedPlace, Unbound};
 use crate::entropy::{Entropy, EntropyQueue, EntropyShared};
 use crate::kvm::{KvmError, SavedVcpu, Vm};
 use crate::layout::{DEVICE_BYTES, DEVICES_AT, FIRST_LINE, RAM_BYTES};
 use crate::mailbox::{Answer, Mailbox, Task};
 use crate::memory::{Memory, MemoryError};
-use crate::mmio;
 use crate::net::{Net, NetConfig, NetQueue, NetShared};
 use crate::port::Port;
 use crate::sink::{Sink, SinkCounts};
@@ -94,15 +93,28 @@ pub enum MachineError {
         #[source]
         source: std::io::Error,
     },
+    /// The host's fault, for good. The guest runs on until the machine is stopped.
+    #[error("no frames move any more: {0}")]
+    Sink(String),
+    /// The guest has not ended.
+    #[error(
+        "the guest did not end within {limit:?}, with {done} done and {kicks} kicks by its last word: give it fewer \
+         --frames, or a longer --time-limit"
+    )]
+    TimeLimit {
+        /// How long it had.
+        limit: Duration,
+        /// What it had done, as far as it said so: of some work only at its end.
+        done: u64,
+        /// Its kicks, likewise.
+        kicks: u64,
+    },
     /// The VM was stopped under a backend.
     #[error("a backend has queue {queue}: stop it before the VM")]
     Backend {
         /// Index of the queue.
         queue: u16,
     },
-    /// A saved device that this one is not like.
-    #[error("the saved network device cannot go on here: its features or its queues are others")]
-    Restore,
 }
 
 /// The devices, for the vCPU's thread.
@@ -123,9 +135,8 @@ pub struct SavedMachine {
     config: MachineConfig,
     memory: Memory,
     vcpu: SavedVcpu,
-    registers: mmio::Saved,
-    bases: Vec<u32>,
-    notifiers: SavedNotifiers,
+    net: SavedPlace,
+    entropy: SavedPlace,
 }
 
 /// Threads of the machine, by the kernel's ids.
@@ -183,15 +194,8 @@ impl Machine {
         let vm = Vm::new(&saved.memory)?;
         let vcpu = vm.restored(&saved.vcpu)?;
         let (devices, net) = attach(&vm, &saved.config, &saved.memory, sink)?;
-        let registers = &saved.registers;
-        let mut transport = devices.net.transport();
-        transport.restore(registers);
-        let device = &mut transport.device_mut().device;
-        if registers.driver_ok() && !device.restore(registers.features(), registers.queues(), &saved.bases) {
-            return Err(MachineError::Restore);
-        }
-        drop(transport);
-        devices.net.notifiers().restore(&saved.notifiers)?;
+        devices.net.restore(&saved.net)?;
+        devices.entropy.restore(&saved.entropy)?;
         Ok(Self {
             vcpu: VcpuThread::new(vcpu, Arc::clone(&devices))?,
             worker: None,
@@ -217,8 +221,8 @@ impl Machine {
             })?;
             self.worker = Some(worker);
         }
-        for notifiers in self.all_notifiers() {
-            notifiers.event(DeviceEvent::VmRun)?;
+        for (notifiers, unbound) in self.all_notifiers().into_iter().zip(self.all_unbound()) {
+            unbound.note(&notifiers.event(DeviceEvent::VmRun)?);
         }
         self.vcpu.run();
         Ok(())
@@ -241,33 +245,42 @@ impl Machine {
             .map_or(Ok(()), |&queue| Err(MachineError::Backend { queue }))
     }
 
-    /// Stops the guest for good, and saves it. The entropy device has no state but its registers, and is not saved: see
-    /// [`Machine::restored`] for what a driver does again.
+    /// Stops the guest for good, and saves it. See [`Machine::restored`] for what a driver does again.
     ///
     /// # Errors
     /// [`MachineError`].
     pub fn save(mut self) -> Result<SavedMachine, MachineError> {
         self.stop()?;
-        let transport = self.devices.net.transport();
-        let saved = SavedMachine {
+        Ok(SavedMachine {
             config: self.config,
             memory: self.memory.clone(),
             vcpu: self.vcpu.with_vcpu(|vcpu| vcpu.save())?,
-            registers: transport.save(),
-            bases: transport.device().device.bases(),
-            notifiers: self.devices.net.notifiers().save()?,
-        };
-        drop(transport);
-        Ok(saved)
+            net: self.devices.net.save()?,
+            entropy: self.devices.entropy.save()?,
+        })
     }
 
     /// Waits until the guest has done its task, and says what it says.
     ///
     /// # Errors
-    /// [`VcpuError`]: it did not end, or not by itself.
+    /// [`VcpuError`]: it did not end, or not by itself. [`MachineError::Sink`],
+    /// [`MachineError::TimeLimit`].
     pub fn await_answer(&self, limit: Duration) -> Result<Answer, MachineError> {
-        self.vcpu.await_end(limit)?;
-        Ok(self.mailbox.answer()?)
+        let failure = || self.net.port().failure();
+        let ended = self.vcpu.await_end(limit, || failure().is_some());
+        // First why, then what came of it.
+        if let Some(failure) = failure() {
+            return Err(MachineError::Sink(failure.to_owned()));
+        }
+        let answer = self.mailbox.answer()?;
+        match ended {
+            Err(VcpuError::TimeLimit(limit)) => Err(MachineError::TimeLimit {
+                limit,
+                done: answer.done,
+                kicks: answer.kicks,
+            }),
+            ended => Ok(ended.map(|_| answer)?),
+        }
     }
 
     /// Where the guest answers.
@@ -297,6 +310,18 @@ impl Machine {
     pub fn status(&self) -> Vec<QueueStatus> {
         let all = self.all_notifiers().into_iter();
         all.flat_map(|notifiers| notifiers.status()).collect()
+    }
+
+    fn all_unbound(&self) -> [&Unbound; 2] {
+        [self.devices.net.unbound(), self.devices.entropy.unbound()]
+    }
+
+    /// Why queues were notified by exits that were to have an eventfd, in the order of [`status`](Self::status), also
+    /// if they have one now.
+    #[must_use]
+    pub fn unbound(&self) -> Vec<Arc<BindError>> {
+        let all = self.all_unbound().into_iter();
+        all.flat_map(Unbound::reasons).collect()
     }
 
     /// What the sink has counted, once no backend has the port.
