@@ -191,6 +191,10 @@ impl Device for Entropy {
         self.shared.needs_reset()
     }
 
+    fn set_needs_reset(&mut self) {
+        self.shared.needs_reset.set();
+    }
+
     fn start(&mut self, queues: &[QueueSetting]) -> bool {
         let base = if self.packed { FIRST_PACKED_BASE } else { 0 };
         self.resume(queues, &[base])

@@ -93,6 +93,8 @@ pub trait Device: Send {
     fn enable_queue(&mut self, queue: u16);
     /// Whether it found a fault in what its driver did, and does nothing more until it is reset.
     fn needs_reset(&self) -> bool;
+    /// It does, as it did where it was saved.
+    fn set_needs_reset(&mut self);
     /// DRIVER_OK: works from now on. `false`: it cannot, with such queues; it needs a reset, and has told its driver.
     fn start(&mut self, queues: &[QueueSetting]) -> bool;
     /// Somebody outside of the VMM's threads has that queue, and must not touch it any more when this returns; which
@@ -251,7 +253,8 @@ impl<D: Device> Transport<D> {
         saved
     }
 
-    /// Goes on where another one was saved. `false`: it cannot, as its features, its queues or their number are others.
+    /// Goes on where another one was saved. `false`: it cannot, as its features or the number of its queues are others.
+    /// A device that cannot go on with its queues needs a reset, as it would after DRIVER_OK: the guest's VM goes on.
     #[must_use]
     pub fn restore(&mut self, saved: &Saved) -> bool {
         let queues = self.registers.queues.len();
@@ -263,9 +266,13 @@ impl<D: Device> Transport<D> {
             return false;
         }
         self.registers = saved.clone();
-        // One that needs a reset has nothing to go on with until then.
-        let resumes = saved.driver_ok() && !saved.has(STATUS_NEEDS_RESET);
-        !resumes || self.device.resume(&saved.queues, &saved.bases)
+        if saved.has(STATUS_NEEDS_RESET) {
+            // It has nothing to go on with until then. Its driver is told once more: that may have been under way.
+            self.device.set_needs_reset();
+        } else if saved.driver_ok() && !self.device.resume(&saved.queues, &saved.bases) {
+            self.registers.set_needs_reset();
+        }
+        true
     }
 
     /// The guest reads `data.len()` bytes at `offset`.

@@ -360,6 +360,10 @@ impl Device for Net {
         self.0.needs_reset()
     }
 
+    fn set_needs_reset(&mut self) {
+        self.0.needs_reset.set();
+    }
+
     fn start(&mut self, queues: &[QueueSetting]) -> bool {
         let packed = self.0.device().has_packed_rings();
         let base = if packed { FIRST_PACKED_BASE } else { 0 };

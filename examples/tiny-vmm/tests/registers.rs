@@ -43,7 +43,11 @@ struct Rig {
 
 impl Rig {
     fn new() -> Self {
-        let memory = Memory::new(RAM_BYTES).expect("memory");
+        Self::with_memory(RAM_BYTES)
+    }
+
+    fn with_memory(bytes: u64) -> Self {
+        let memory = Memory::new(bytes).expect("memory");
         let call = eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd");
         let config = NetConfig {
             mac: [2, 0, 0, 0, 0, 1],
@@ -360,6 +364,31 @@ fn saved_driver_goes_on_in_another_device_wherever_it_stands() {
         let mut next = Rig::new();
         assert!(next.transport.restore(&rig.transport.save()));
         assert_eq!(next.read(STATUS), 15 | NEEDS_RESET);
+    }
+}
+
+#[test]
+fn saved_driver_whose_queues_cannot_go_on_has_to_reset() {
+    let mut saved = Vec::new();
+    // Rings that the next device finds outside of its memory, and some that no device takes.
+    for entries in [16, 3, 0] {
+        let mut rig = Rig::new();
+        rig.begin(F_VERSION_1);
+        rig.set_up(0, entries, 0x10_0000);
+        rig.set_up(1, entries, 0x20_0000);
+        rig.write(STATUS, 15);
+        saved.push(rig.transport.save());
+    }
+    for saved in saved {
+        let mut rig = Rig::with_memory(0x10_0000);
+        assert!(rig.transport.restore(&saved));
+        assert!(rig.transport.device().needs_reset());
+        assert_eq!(rig.interrupts(), 1, "its driver is told");
+        assert_eq!(rig.read(STATUS), 15 | NEEDS_RESET);
+        assert_eq!(rig.read(INTERRUPT_STATUS), 3);
+        rig.look_at_all();
+        rig.write(STATUS, 0);
+        assert_eq!(rig.read(STATUS), 0);
     }
 }
 
