@@ -117,6 +117,24 @@ pub enum MachineError {
     },
 }
 
+/// What was to become something else, and could not: it is as it was, for another try.
+#[derive(thiserror::Error)]
+#[error("this could not become something else, and is as it was")]
+pub struct GivenBack<T> {
+    /// It.
+    pub it: T,
+    /// Why.
+    #[source]
+    pub error: MachineError,
+}
+
+impl<T> std::fmt::Debug for GivenBack<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut lines = f.debug_struct("GivenBack");
+        lines.field("error", &self.error).finish_non_exhaustive()
+    }
+}
+
 /// The devices, for the vCPU's thread.
 pub type Devices = Board<Net, Entropy>;
 
@@ -189,8 +207,12 @@ impl Machine {
     /// saved (crate `device` does not give them out): the driver sets them again.
     ///
     /// # Errors
-    /// [`MachineError`].
-    pub fn restored(saved: &SavedMachine, sink: Box<dyn Sink>) -> Result<Self, MachineError> {
+    /// [`MachineError`], and the saved machine.
+    pub fn restored(saved: SavedMachine, sink: Box<dyn Sink>) -> Result<Self, Box<GivenBack<SavedMachine>>> {
+        Self::try_restored(&saved, sink).map_err(|error| Box::new(GivenBack { it: saved, error }))
+    }
+
+    fn try_restored(saved: &SavedMachine, sink: Box<dyn Sink>) -> Result<Self, MachineError> {
         let vm = Vm::new(&saved.memory)?;
         let vcpu = vm.restored(&saved.vcpu)?;
         let (devices, net) = attach(&vm, &saved.config, &saved.memory, sink)?;
@@ -248,15 +270,23 @@ impl Machine {
     /// Stops the guest for good, and saves it. See [`Machine::restored`] for what a driver does again.
     ///
     /// # Errors
-    /// [`MachineError`].
-    pub fn save(mut self) -> Result<SavedMachine, MachineError> {
+    /// [`MachineError`], and the machine, which stands: [`Machine::run`] goes on with it.
+    pub fn save(mut self) -> Result<SavedMachine, Box<GivenBack<Self>>> {
+        match self.try_save() {
+            Ok(saved) => Ok(saved),
+            Err(error) => Err(Box::new(GivenBack { it: self, error })),
+        }
+    }
+
+    /// What can fail comes before the devices leave their queues. The notifiers refuse nothing of a VM that stands.
+    fn try_save(&mut self) -> Result<SavedMachine, MachineError> {
         self.stop()?;
         Ok(SavedMachine {
             config: self.config,
-            memory: self.memory.clone(),
             vcpu: self.vcpu.with_vcpu(|vcpu| vcpu.save())?,
             net: self.devices.net.save()?,
             entropy: self.devices.entropy.save()?,
+            memory: self.memory.clone(),
         })
     }
 

@@ -77,7 +77,7 @@ fn guest_that_takes_random_bytes_goes_on_in_another_vm() {
             assert!(until(LIMIT, begun));
             for _ in 0..5 {
                 let saved = machine.save().expect("it can be saved");
-                machine = Machine::restored(&saved, no_frames()).expect("another machine");
+                machine = Machine::restored(saved, no_frames()).expect("another machine");
                 machine.run().expect("it goes on");
             }
             let answer = finished(&machine, &format!("{config:?} {packed}"));
