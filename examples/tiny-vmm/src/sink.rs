@@ -159,7 +159,7 @@ pub trait Sink: Send {
 /// Why a sink takes nothing any more.
 #[derive(Debug, thiserror::Error)]
 pub enum SinkError {
-    /// The interface is down or gone.
-    #[error("AF_XDP: the interface is down or gone: `ip link show`")]
+    /// The interface is gone. One that is down may come back: its sink drops frames meanwhile.
+    #[error("AF_XDP: the kernel takes no frames any more: is the interface there, see `ip link show`")]
     Xdp(#[from] xsk::WakeError),
 }
