@@ -9,7 +9,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Condvar, LockResult, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use device::counters::{PairCounters, ReceiveCounters};
 use device::deliver::Incoming;
@@ -37,6 +37,9 @@ pub enum PortError {
     /// The host's: for good.
     #[error("frames have nowhere to go")]
     Sink(#[from] SinkError),
+    /// Ours, or a sink's: for good.
+    #[error("a thread panicked while it moved frames, and has said why: this is a bug")]
+    Panicked,
 }
 
 /// What a call of [`Port::serve`] has left.
@@ -156,15 +159,19 @@ impl Port {
         match self.try_poll() {
             Ok(moved) => moved,
             Err(error) => {
-                if matches!(error, PortError::Sink(_)) {
-                    // It is over with the first one.
-                    let _ = self.failure.set(with_sources(&error));
-                }
-                self.error = Some(error);
-                self.needs_reset.set();
+                self.end(error);
                 0
             }
         }
+    }
+
+    fn end(&mut self, error: PortError) {
+        if !matches!(error, PortError::Guest(_)) {
+            // It is over with the first one.
+            let _ = self.failure.set(with_sources(&error));
+        }
+        self.error = Some(error);
+        self.needs_reset.set();
     }
 
     fn try_poll(&mut self) -> Result<usize, PortError> {
@@ -369,11 +376,15 @@ impl PortSlot {
     /// # Panics
     /// If a thread panicked that had it.
     pub fn lock(&self) -> MutexGuard<'_, Option<Port>> {
+        self.wait_for_lock().expect("nobody panicked with the port")
+    }
+
+    fn wait_for_lock(&self) -> LockResult<MutexGuard<'_, Option<Port>>> {
         // Relaxed, here and in `lock_giving_way`: it orders nothing, the mutex does. Read late, it costs one turn.
         self.waiting.fetch_add(1, Ordering::Relaxed);
-        let guard = self.port.lock().expect("nobody panicked with the port");
+        let locked = self.port.lock();
         self.waiting.fetch_sub(1, Ordering::Relaxed);
-        guard
+        locked
     }
 
     /// The same for who takes it in a loop.
@@ -393,9 +404,15 @@ impl PortSlot {
         self.lock().take()
     }
 
-    /// A backend gives it back.
-    pub fn put_back(&self, port: Port) {
-        *self.lock() = Some(port);
+    /// A backend gives it back; in no known state, if the backend panics: it moves nothing any more then.
+    pub fn put_back(&self, mut port: Port) {
+        if std::thread::panicking() {
+            port.end(PortError::Panicked);
+        }
+        // Who panics must not do so once more. If another one has, who comes for the port learns of it.
+        let mut guard = self.wait_for_lock().unwrap_or_else(PoisonError::into_inner);
+        *guard = Some(port);
+        drop(guard);
         self.is_back.notify_all();
     }
 

@@ -6,7 +6,7 @@ mod common;
 use std::os::fd::BorrowedFd;
 
 use common::{LIMIT, MODES, task};
-use tiny_vmm::backend::Backend;
+use tiny_vmm::backend::{Backend, BackendError};
 use tiny_vmm::layout::DEVICES_AT;
 use tiny_vmm::machine::{Machine, MachineConfig, MachineError, Notify};
 use tiny_vmm::mailbox::Work;
@@ -106,4 +106,63 @@ fn device_whose_sink_has_failed_does_not_look_well_after_a_reset() {
     write(&machine, 0x70, 11);
     write(&machine, 0x70, 15);
     assert_eq!(status(&machine), 15 | 64, "it needs a reset at once");
+}
+
+/// A sink with a bug that shows in a backend's thread.
+struct Buggy;
+
+impl Sink for Buggy {
+    fn room(&mut self) -> usize {
+        BATCH
+    }
+
+    fn put(&mut self, _frame: &FromGuest<'_>) {
+        assert_ne!(std::thread::current().name(), Some("backend"), "the bug");
+    }
+
+    fn flush(&mut self) -> Result<(), SinkError> {
+        Ok(())
+    }
+
+    fn take(&mut self, _frames: &mut ToGuest) -> Result<(), SinkError> {
+        Ok(())
+    }
+
+    fn readable(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn counts(&self) -> SinkCounts {
+        SinkCounts::default()
+    }
+}
+
+#[test]
+fn backend_that_panics_gives_the_port_back_and_says_so() {
+    testkit::require!(Kvm);
+    for is_reset in [false, true] {
+        let mut machine = Machine::new(
+            MachineConfig::new(Notify::Eventfd),
+            &task(Work::Kick, 0),
+            Box::new(Buggy),
+        )
+        .expect("a machine");
+        machine.run().expect("it runs");
+        let is_ready = || machine.mailbox().answer().is_ok_and(|answer| answer.ready);
+        assert!(testkit::wait::until(LIMIT, is_ready));
+        let backend = Backend::start(machine.net(), machine.net_notifiers()).expect("a backend");
+        let Err(MachineError::Sink(said)) = machine.await_answer(LIMIT) else {
+            panic!("it should say what became of the port");
+        };
+        assert!(said.contains("panicked"), "{said}");
+        if is_reset {
+            // The guest takes the queues away, and waits for the port.
+            write(&machine, 0x70, 0);
+            backend.stop().expect("it has nothing to give back");
+        } else {
+            assert!(matches!(backend.stop(), Err(BackendError::Panicked)));
+        }
+        assert!(machine.port_error().is_some());
+        machine.stop().expect("it stops");
+    }
 }
