@@ -398,6 +398,8 @@ impl Device for Net {
         }
         // There is such a queue.
         let _ = device.stop(queue.into());
+        // Frames that waited for the pair keep others back no longer.
+        self.0.wake_worker();
     }
 
     /// Of a device whose sink has failed the next driver learns when it starts.

@@ -105,6 +105,10 @@ impl Port {
     /// A pair works no more; where its queues stand.
     pub fn take_pair(&mut self, pair: usize) -> Option<Bases> {
         let queues = self.pairs.get_mut(pair)?.take()?;
+        if self.waits_for == Some(pair) {
+            // Its kick would not come, and others' frames would wait with its own.
+            self.waits_for = None;
+        }
         Some(queues.bases())
     }
 

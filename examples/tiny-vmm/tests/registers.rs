@@ -30,6 +30,8 @@ const QUEUE_DESC: u64 = 0x80;
 const CONFIG_GENERATION: u64 = 0xfc;
 const CONFIG: u64 = 0x100;
 const NEEDS_RESET: u32 = 64;
+const F_CTRL_VQ: u64 = 1 << 17;
+const F_MQ: u64 = 1 << 22;
 const F_RING_PACKED: u64 = 1 << 34;
 
 const PAIRS: u16 = 2;
@@ -311,6 +313,26 @@ fn rings_outside_of_memory_need_a_reset_and_the_driver_is_told() {
     }
     rig.write(STATUS, 0);
     assert_eq!((rig.read(STATUS), rig.read(INTERRUPT_STATUS)), (0, 0));
+}
+
+#[test]
+fn frames_for_a_pair_that_was_taken_away_keep_others_back_no_longer() {
+    let mut rig = Rig::new();
+    rig.begin(F_VERSION_1 | F_CTRL_VQ | F_MQ);
+    for queue in 0..4 {
+        rig.set_up(queue, 16, 0x10_0000 * (1 + u64::from(queue)));
+    }
+    rig.write(STATUS, 15);
+    let shared = Arc::clone(&rig.transport.device().0);
+    // The sink has frames for the first pair, which has no buffers for them.
+    rig.queues[0].look();
+    assert!(!shared.port().with(|port| port.takes_from_sink()), "they wait");
+    let _ = rustix::io::read(shared.again(), &mut [0; 8]);
+    rig.write(QUEUE_SEL, 0);
+    rig.write(QUEUE_READY, 0);
+    assert!(shared.port().with(|port| port.takes_from_sink()));
+    // What the worker sleeps on.
+    assert!(rustix::io::read(shared.again(), &mut [0; 8]).is_ok());
 }
 
 #[test]
