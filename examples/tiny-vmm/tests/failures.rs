@@ -4,13 +4,16 @@
 mod common;
 
 use std::os::fd::BorrowedFd;
+use std::time::Duration;
 
 use common::{LIMIT, MODES, task};
 use tiny_vmm::backend::{Backend, BackendError};
+use tiny_vmm::interrupts;
 use tiny_vmm::layout::DEVICES_AT;
 use tiny_vmm::machine::{Machine, MachineConfig, MachineError, Notify};
 use tiny_vmm::mailbox::Work;
 use tiny_vmm::mmio::F_VERSION_1;
+use tiny_vmm::sink::null::Null;
 use tiny_vmm::sink::{BATCH, FromGuest, Sink, SinkCounts, SinkError, ToGuest};
 
 /// Its interface goes away after so many frames.
@@ -165,4 +168,21 @@ fn backend_that_panics_gives_the_port_back_and_says_so() {
         assert!(machine.port_error().is_some());
         machine.stop().expect("it stops");
     }
+}
+
+#[test]
+fn longest_time_limit_is_none() {
+    testkit::require!(Kvm);
+    let (machine, _) = common::run(
+        MachineConfig::new(Notify::Eventfd),
+        &task(Work::Send, 5),
+        Box::new(Null::new(0, 64)),
+    );
+    let answer = machine.await_answer(Duration::MAX).expect("it has ended");
+    assert_eq!(answer.outcome, Some(Ok(())));
+    let costs = interrupts::measure(5, Duration::MAX).expect("it ends");
+    assert!(
+        costs.iter().all(|cost| (cost.made, cost.seen) == (5, 5)),
+        "{costs:?}"
+    );
 }
