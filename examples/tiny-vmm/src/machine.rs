@@ -40,12 +40,16 @@ pub enum Notify {
     Poll,
 }
 
+/// Most queue pairs. VirtIO has room for 0x8000 (1.3, 5.1.4.1); here queues, the control queue too, are counted with 16
+/// bits.
+pub const MOST_PAIRS: u16 = 0x7ffe;
+
 /// What a machine is made of.
 #[derive(Clone, Copy, Debug)]
 pub struct MachineConfig {
     /// How queues are served.
     pub notify: Notify,
-    /// Queue pairs of the network device.
+    /// Queue pairs of the network device: 1 to [`MOST_PAIRS`].
     pub pairs: u16,
     /// Address of the network device.
     pub mac: [u8; 6],
@@ -72,6 +76,12 @@ pub enum MachineError {
     /// Guest memory.
     #[error(transparent)]
     Memory(#[from] MemoryError),
+    /// [`MachineConfig::pairs`].
+    #[error("a network device cannot have {pairs} queue pairs: give it 1 to {MOST_PAIRS}")]
+    PairCount {
+        /// What it was to have.
+        pairs: u16,
+    },
     /// KVM.
     #[error(transparent)]
     Kvm(#[from] KvmError),
@@ -186,6 +196,9 @@ impl Machine {
     /// # Errors
     /// [`MachineError`].
     pub fn new(config: MachineConfig, task: &Task, sink: Box<dyn Sink>) -> Result<Self, MachineError> {
+        if !(1..=MOST_PAIRS).contains(&config.pairs) {
+            return Err(MachineError::PairCount { pairs: config.pairs });
+        }
         let memory = Memory::new(RAM_BYTES)?;
         let vm = Vm::new(&memory)?;
         Mailbox::new(&memory).post(task)?;

@@ -38,7 +38,7 @@ const MOST_COMMANDS: usize = MOST_ENTRIES as usize;
 pub struct NetConfig {
     /// Its address.
     pub mac: [u8; 6],
-    /// Queue pairs.
+    /// Queue pairs: 1 to [`MOST_PAIRS`](crate::machine::MOST_PAIRS).
     pub pairs: u16,
     /// Somebody calls the port's `poll` again and again, and kicks are off.
     pub polled: bool,

@@ -10,7 +10,7 @@ use common::{LIMIT, MODES, task};
 use tiny_vmm::backend::{Backend, BackendError};
 use tiny_vmm::interrupts;
 use tiny_vmm::layout::DEVICES_AT;
-use tiny_vmm::machine::{Machine, MachineConfig, MachineError, Notify};
+use tiny_vmm::machine::{MOST_PAIRS, Machine, MachineConfig, MachineError, Notify};
 use tiny_vmm::mailbox::Work;
 use tiny_vmm::mmio::F_VERSION_1;
 use tiny_vmm::sink::null::Null;
@@ -185,4 +185,20 @@ fn longest_time_limit_is_none() {
         costs.iter().all(|cost| (cost.made, cost.seen) == (5, 5)),
         "{costs:?}"
     );
+}
+
+#[test]
+fn number_of_pairs_that_no_device_has_is_refused() {
+    testkit::require!(Kvm);
+    let make = |pairs| {
+        let config = MachineConfig {
+            pairs,
+            ..MachineConfig::new(Notify::Exit)
+        };
+        Machine::new(config, &task(Work::Send, 5), Box::new(Null::new(0, 64)))
+    };
+    for pairs in [0, MOST_PAIRS + 1, 0x8000, u16::MAX] {
+        let refused = make(pairs).err().expect("it is out of range").to_string();
+        assert!(refused.contains(&pairs.to_string()), "{refused}");
+    }
 }
