@@ -9,6 +9,7 @@ use device::call::{Call, CallBlocked};
 use device::counters::PairCounters;
 use notifier::notifiers::{Left, Serve};
 use rustix::rand::{GetRandomFlags, getrandom};
+use steer::with_sources;
 use virtqueue::{
     Chains, GuestFault, MemoryMap, Queue, QueueFeatures, QueueSize, QueueSizeError, QueueStart,
     RingAddresses, RingError, RingFormat, RingLayout, RingShape,
@@ -53,6 +54,12 @@ impl EntropyShared {
     #[must_use]
     pub fn needs_reset(&self) -> bool {
         self.needs_reset.get()
+    }
+
+    /// What the host has done wrong that it needs a reset.
+    #[must_use]
+    pub fn hosts_fault(&self) -> Option<String> {
+        self.needs_reset.hosts_fault()
     }
 
     fn serve(&self) {
@@ -101,7 +108,7 @@ enum EnterError {
     Size(#[from] QueueSizeError),
     #[error(transparent)]
     Ring(#[from] RingError),
-    #[error("no descriptor is left for an interrupt")]
+    #[error("no descriptor is left for an interrupt: see `ulimit -n`")]
     Duplicate(#[from] std::io::Error),
 }
 
@@ -207,11 +214,18 @@ impl Device for Entropy {
 
     fn resume(&mut self, queues: &[QueueSetting], bases: &[u32]) -> bool {
         let ready = queues.iter().zip(bases).find(|(queue, _)| queue.ready);
-        let started = ready.is_none_or(|(queue, &base)| self.shared.enter(queue, self.packed, base).is_ok());
-        if !started {
-            self.shared.needs_reset.set();
+        let Some((queue, &base)) = ready else {
+            return true;
+        };
+        let entered = self.shared.enter(queue, self.packed, base);
+        match &entered {
+            Ok(()) => (),
+            Err(error @ EnterError::Duplicate(_)) => {
+                self.shared.needs_reset.set_for_host(with_sources(error))
+            }
+            Err(_) => self.shared.needs_reset.set(),
         }
-        started
+        entered.is_ok()
     }
 
     fn disable_queue(&mut self, _queue: u16) {

@@ -106,6 +106,9 @@ pub enum MachineError {
     /// The host's fault, for good. The guest runs on until the machine is stopped.
     #[error("no frames move any more: {0}")]
     Sink(String),
+    /// The host's fault, until the guest resets the device. It runs on until the machine is stopped.
+    #[error("a device does not work until its driver resets it: {0}")]
+    Device(String),
     /// The guest has not ended.
     #[error(
         "the guest did not end within {limit:?}, with {done} done and {kicks} kicks by its last word: give it fewer \
@@ -184,6 +187,7 @@ pub struct Machine {
     worker: Option<Worker>,
     devices: Arc<Devices>,
     net: Arc<NetShared>,
+    entropy: Arc<EntropyShared>,
     mailbox: Mailbox,
     memory: Memory,
     config: MachineConfig,
@@ -203,12 +207,13 @@ impl Machine {
         let vm = Vm::new(&memory)?;
         Mailbox::new(&memory).post(task)?;
         let vcpu = vm.long_mode(PROGRAM)?;
-        let (devices, net) = attach(&vm, &config, &memory, sink)?;
+        let (devices, net, entropy) = attach(&vm, &config, &memory, sink)?;
         Ok(Self {
             vcpu: VcpuThread::new(vcpu, Arc::clone(&devices))?,
             worker: None,
             devices,
             net,
+            entropy,
             mailbox: Mailbox::new(&memory),
             memory,
             config,
@@ -228,7 +233,7 @@ impl Machine {
     fn try_restored(saved: &SavedMachine, sink: Box<dyn Sink>) -> Result<Self, MachineError> {
         let vm = Vm::new(&saved.memory)?;
         let vcpu = vm.restored(&saved.vcpu)?;
-        let (devices, net) = attach(&vm, &saved.config, &saved.memory, sink)?;
+        let (devices, net, entropy) = attach(&vm, &saved.config, &saved.memory, sink)?;
         devices.net.restore(&saved.net)?;
         devices.entropy.restore(&saved.entropy)?;
         Ok(Self {
@@ -236,6 +241,7 @@ impl Machine {
             worker: None,
             devices,
             net,
+            entropy,
             mailbox: Mailbox::new(&saved.memory),
             memory: saved.memory.clone(),
             config: saved.config,
@@ -306,14 +312,13 @@ impl Machine {
     /// Waits until the guest has done its task, and says what it says.
     ///
     /// # Errors
-    /// [`VcpuError`]: it did not end, or not by itself. [`MachineError::Sink`],
+    /// [`VcpuError`]: it did not end, or not by itself. [`MachineError::Sink`], [`MachineError::Device`],
     /// [`MachineError::TimeLimit`].
     pub fn await_answer(&self, limit: Duration) -> Result<Answer, MachineError> {
-        let failure = || self.net.port().failure();
-        let ended = self.vcpu.await_end(limit, || failure().is_some());
+        let ended = self.vcpu.await_end(limit, || self.failure().is_some());
         // First why, then what came of it.
-        if let Some(failure) = failure() {
-            return Err(MachineError::Sink(failure.to_owned()));
+        if let Some(failure) = self.failure() {
+            return Err(failure);
         }
         let answer = self.mailbox.answer()?;
         match ended {
@@ -324,6 +329,18 @@ impl Machine {
             }),
             ended => Ok(ended.map(|_| answer)?),
         }
+    }
+
+    /// The host's fault.
+    fn failure(&self) -> Option<MachineError> {
+        let sink = self
+            .net
+            .port()
+            .failure()
+            .map(str::to_owned)
+            .map(MachineError::Sink);
+        let device = || self.net.hosts_fault().or_else(|| self.entropy.hosts_fault());
+        sink.or_else(|| device().map(MachineError::Device))
     }
 
     /// Where the guest answers.
@@ -423,7 +440,7 @@ fn attach(
     config: &MachineConfig,
     memory: &Memory,
     sink: Box<dyn Sink>,
-) -> Result<(Arc<Devices>, Arc<NetShared>), MachineError> {
+) -> Result<(Arc<Devices>, Arc<NetShared>, Arc<EntropyShared>), MachineError> {
     let net_config = NetConfig {
         mac: config.mac,
         pairs: config.pairs,
@@ -455,5 +472,5 @@ fn attach(
             entropy_queues,
         )?,
     };
-    Ok((Arc::new(devices), net))
+    Ok((Arc::new(devices), net, entropy))
 }

@@ -11,6 +11,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard};
 
 /// VIRTIO_F_VERSION_1; without it there is no such transport (4.2.2.1, version 2).
 pub const F_VERSION_1: u64 = 1 << 32;
@@ -118,6 +119,8 @@ pub trait Device: Send {
 #[derive(Debug, Default)]
 pub struct NeedsReset {
     needed: AtomicBool,
+    /// In words, if it was not its driver that did wrong.
+    hosts_fault: Mutex<Option<String>>,
     call: Option<OwnedFd>,
 }
 
@@ -127,6 +130,7 @@ impl NeedsReset {
     pub fn new(call: Option<OwnedFd>) -> Self {
         Self {
             needed: AtomicBool::new(false),
+            hosts_fault: Mutex::default(),
             call,
         }
     }
@@ -143,8 +147,25 @@ impl NeedsReset {
         }
     }
 
+    /// The same, but its driver has done nothing wrong.
+    pub fn set_for_host(&self, fault: String) {
+        *self.fault() = Some(fault);
+        self.set();
+    }
+
+    /// What the host has done wrong, until it is reset.
+    #[must_use]
+    pub fn hosts_fault(&self) -> Option<String> {
+        self.fault().clone()
+    }
+
+    fn fault(&self) -> MutexGuard<'_, Option<String>> {
+        self.hosts_fault.lock().expect("nobody panicked with the fault")
+    }
+
     /// It was reset.
     pub fn clear(&self) {
+        *self.fault() = None;
         // Nobody learns of anything else by it: who serves the device is kept out by its locks meanwhile.
         self.needed.store(false, Ordering::Relaxed);
     }

@@ -12,10 +12,11 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use device::config_space::ConfigSpace;
 use device::control::{self, ControlQueue};
-use device::net_device::{DeviceError, NetDevice, Path};
+use device::net_device::{DeviceError, NetDevice, PairError, Path};
 use device::offloads::Offloads;
 use notifier::notifiers::{self, Serve};
 use rustix::event::{EventfdFlags, eventfd};
+use steer::with_sources;
 use virtqueue::RingAddresses;
 
 use crate::backend::BackendSlot;
@@ -104,6 +105,12 @@ impl NetShared {
     #[must_use]
     pub fn needs_reset(&self) -> bool {
         self.needs_reset.get()
+    }
+
+    /// What the host has done wrong that it needs a reset. Of the sink's failure [`PortSlot::failure`] tells.
+    #[must_use]
+    pub fn hosts_fault(&self) -> Option<String> {
+        self.needs_reset.hosts_fault()
     }
 
     /// How many queues it has: a control queue beside the pairs.
@@ -220,8 +227,10 @@ impl Net {
 
     fn start_at(&mut self, queues: &[QueueSetting], bases: &[u32]) -> bool {
         let started = self.try_start(queues, bases);
-        if started.is_err() {
-            self.0.needs_reset.set();
+        match &started {
+            Ok(()) => (),
+            Err(error) if error.is_hosts() => self.0.needs_reset.set_for_host(with_sources(error)),
+            Err(_) => self.0.needs_reset.set(),
         }
         started.is_ok()
     }
@@ -294,11 +303,18 @@ enum StartError {
     #[error(transparent)]
     Vring(#[from] device::vring::VringError),
     #[error(transparent)]
-    Pair(#[from] device::net_device::PairError),
+    Pair(#[from] PairError),
     #[error("frames have nowhere to go")]
     Sink,
-    #[error("no descriptor is left for an interrupt")]
+    #[error("no descriptor is left for an interrupt: see `ulimit -n`")]
     Duplicate(#[from] std::io::Error),
+}
+
+impl StartError {
+    /// Of a sink that has failed the port knows.
+    fn is_hosts(&self) -> bool {
+        matches!(self, Self::Duplicate(_) | Self::Pair(PairError::Duplicate(_)))
+    }
 }
 
 fn addresses(queue: &QueueSetting) -> RingAddresses {
