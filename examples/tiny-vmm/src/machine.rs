@@ -390,6 +390,12 @@ impl Machine {
         self.net.port().with(|port| port.counts())
     }
 
+    /// Frames for the guest that came before its driver, or for the one before, once no backend has the port.
+    #[must_use]
+    pub fn discarded(&self) -> u64 {
+        self.net.port().with(|port| port.discarded())
+    }
+
     /// The devices, as the vCPU's thread has them.
     #[must_use]
     pub fn devices(&self) -> &Arc<Devices> {

@@ -383,6 +383,7 @@ impl Device for Net {
     fn start(&mut self, queues: &[QueueSetting]) -> bool {
         let packed = self.0.device().has_packed_rings();
         let base = if packed { FIRST_PACKED_BASE } else { 0 };
+        self.0.port.with(Port::discard);
         self.start_at(queues, &vec![base; queues.len()])
     }
 

@@ -63,6 +63,8 @@ pub struct Port {
     sink: Box<dyn Sink>,
     counters: PairCounters,
     receive_counters: ReceiveCounters,
+    /// Frames for the guest that came before its driver, or for the one before.
+    discarded: u64,
     needs_reset: Arc<NeedsReset>,
     /// Somebody polls: kicks stay off.
     polled: bool,
@@ -84,6 +86,7 @@ impl Port {
             sink,
             counters: PairCounters::default(),
             receive_counters: ReceiveCounters::default(),
+            discarded: 0,
             needs_reset,
             polled,
             error: None,
@@ -116,10 +119,18 @@ impl Port {
     /// are not for the next driver.
     pub fn reset(&mut self) {
         self.pairs.fill_with(|| None);
-        (self.to_guest, self.waits_for) = (ToGuest::default(), None);
+        self.discard();
         if matches!(self.error, Some(PortError::Guest(_))) {
             self.error = None;
         }
+    }
+
+    /// A driver begins: frames that came before are not for it.
+    pub fn discard(&mut self) {
+        let waiting = self.to_guest.frames().count();
+        self.to_guest.pass(waiting);
+        self.waits_for = None;
+        self.discarded += (waiting + self.sink.discard()) as u64;
     }
 
     /// Works by what the driver said by the control queue.
@@ -329,6 +340,12 @@ impl Port {
     #[must_use]
     pub fn counts(&self) -> SinkCounts {
         self.sink.counts()
+    }
+
+    /// Frames for the guest that came before its driver, or for the one before: they were dropped.
+    #[must_use]
+    pub fn discarded(&self) -> u64 {
+        self.discarded
     }
 
     /// Its sink.

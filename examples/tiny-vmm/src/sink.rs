@@ -150,6 +150,10 @@ pub trait Sink: Send {
     /// # Errors
     /// The way is gone.
     fn take(&mut self, frames: &mut ToGuest) -> Result<(), SinkError>;
+    /// Frames for the guest that wait here are nobody's: they go. How many.
+    fn discard(&mut self) -> usize {
+        0
+    }
     /// Tells of frames for the guest by being readable; `None`: there are some when a frame was put, or always.
     fn readable(&self) -> Option<BorrowedFd<'_>>;
     /// What it has counted.

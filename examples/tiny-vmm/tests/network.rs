@@ -6,10 +6,11 @@ mod common;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use common::{LIMIT, MODES, number_of, run, task};
+use common::{LIMIT, MODES, number_of, run, start_driver, task};
 use testkit::wait::until;
 use testkit::{PacketPort, VethPair};
-use tiny_vmm::machine::{Machine, MachineConfig};
+use tiny_vmm::layout::DEVICES_AT;
+use tiny_vmm::machine::{Machine, MachineConfig, Notify};
 use tiny_vmm::mailbox::{Task, Work};
 use tiny_vmm::sink::xdp::Xdp;
 
@@ -103,4 +104,25 @@ fn interface_that_was_down_carries_frames_again() {
         assert!(until(LIMIT, has_come), "{notify:?}: {:?}", machine.counts());
         assert_eq!(machine.port_error(), None, "{notify:?}");
     }
+}
+
+#[test]
+fn frames_that_came_before_the_driver_are_not_for_it() {
+    testkit::require!(Kvm, Root);
+    let veth = VethPair::new();
+    let far = PacketPort::open(&veth.far, VethPair::WIRE);
+    let machine = Machine::new(
+        MachineConfig::new(Notify::Exit),
+        &task(Work::Receive, 3),
+        open(&veth),
+    );
+    let machine = machine.expect("a machine");
+    for _ in 0..3 {
+        far.send(&[0xff; 64]);
+    }
+    let all_are_gone = || {
+        assert_eq!(start_driver(&machine, DEVICES_AT), 15);
+        machine.discarded() >= 3
+    };
+    assert!(until(LIMIT, all_are_gone), "{}", machine.discarded());
 }

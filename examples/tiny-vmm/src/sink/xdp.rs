@@ -225,6 +225,18 @@ impl Sink for Xdp {
         Ok(())
     }
 
+    fn discard(&mut self) -> usize {
+        let received = self.socket.rx.peek(RING);
+        let count = received.len();
+        self.pool.extend(received.map(|desc| desc.frame));
+        self.socket.fill.refill(&mut self.pool, RING);
+        if self.socket.fill.needs_wakeup() {
+            // What is the matter the next call will say.
+            let _ = self.socket.wake_rx();
+        }
+        count
+    }
+
     fn readable(&self) -> Option<BorrowedFd<'_>> {
         Some(self.socket.as_fd())
     }
