@@ -131,7 +131,7 @@ impl NetShared {
 
     /// Serves the port, if no backend has it.
     pub fn serve_port(&self) {
-        let Some(port) = &mut *self.port.lock() else {
+        let Some(port) = &mut *self.port.lock_giving_way() else {
             return;
         };
         // The worker also waits for the sink or not, by what is left: it is told.

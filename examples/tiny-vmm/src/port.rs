@@ -408,7 +408,7 @@ impl PortSlot {
         locked
     }
 
-    /// The same for who takes it in a loop.
+    /// The same for who takes it again and again, as a guest kicks or frames come: others would hardly get their turn.
     ///
     /// # Panics
     /// If a thread panicked that had it.
