@@ -221,7 +221,7 @@ impl Device for Entropy {
         match &entered {
             Ok(()) => (),
             Err(error @ EnterError::Duplicate(_)) => {
-                self.shared.needs_reset.set_for_host(with_sources(error))
+                self.shared.needs_reset.set_for_host(with_sources(error));
             }
             Err(_) => self.shared.needs_reset.set(),
         }

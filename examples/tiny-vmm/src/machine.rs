@@ -207,7 +207,11 @@ impl Machine {
         let vm = Vm::new(&memory)?;
         Mailbox::new(&memory).post(task)?;
         let vcpu = vm.long_mode(PROGRAM)?;
-        let (devices, net, entropy) = attach(&vm, &config, &memory, sink)?;
+        let Made {
+            devices,
+            net,
+            entropy,
+        } = attach(&vm, &config, &memory, sink)?;
         Ok(Self {
             vcpu: VcpuThread::new(vcpu, Arc::clone(&devices))?,
             worker: None,
@@ -233,7 +237,11 @@ impl Machine {
     fn try_restored(saved: &SavedMachine, sink: Box<dyn Sink>) -> Result<Self, MachineError> {
         let vm = Vm::new(&saved.memory)?;
         let vcpu = vm.restored(&saved.vcpu)?;
-        let (devices, net, entropy) = attach(&vm, &saved.config, &saved.memory, sink)?;
+        let Made {
+            devices,
+            net,
+            entropy,
+        } = attach(&vm, &saved.config, &saved.memory, sink)?;
         devices.net.restore(&saved.net)?;
         devices.entropy.restore(&saved.entropy)?;
         Ok(Self {
@@ -440,13 +448,20 @@ impl Machine {
     }
 }
 
+/// The devices, and what all threads share of each.
+struct Made {
+    devices: Arc<Devices>,
+    net: Arc<NetShared>,
+    entropy: Arc<EntropyShared>,
+}
+
 /// Makes both devices and puts them on the board.
 fn attach(
     vm: &Vm,
     config: &MachineConfig,
     memory: &Memory,
     sink: Box<dyn Sink>,
-) -> Result<(Arc<Devices>, Arc<NetShared>, Arc<EntropyShared>), MachineError> {
+) -> Result<Made, MachineError> {
     let net_config = NetConfig {
         mac: config.mac,
         pairs: config.pairs,
@@ -478,5 +493,9 @@ fn attach(
             entropy_queues,
         )?,
     };
-    Ok((Arc::new(devices), net, entropy))
+    Ok(Made {
+        devices: Arc::new(devices),
+        net,
+        entropy,
+    })
 }

@@ -21,7 +21,7 @@ fn shortage_when_a_driver_starts_is_told_as_the_hosts() {
         let before = getrlimit(Resource::Nofile);
         let none = Rlimit {
             current: Some(0),
-            ..before.clone()
+            ..before
         };
         setrlimit(Resource::Nofile, none).expect("lower is allowed");
         let status = start();
