@@ -9,6 +9,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use device::control::State;
 use notifier::notifiers::{By, DeviceEvent, NotifierError, QueueStatus, Saved as SavedNotifiers, Serve};
 use rustix::process::Pid;
 
@@ -124,6 +125,7 @@ pub struct SavedMachine {
     memory: Memory,
     vcpu: SavedVcpu,
     registers: mmio::Saved,
+    control: State,
     bases: Vec<u32>,
     notifiers: SavedNotifiers,
 }
@@ -174,8 +176,7 @@ impl Machine {
         })
     }
 
-    /// Goes on with the guest of another machine. Filters and the like that its driver set by the control queue are not
-    /// saved (crate `device` does not give them out): the driver sets them again.
+    /// Goes on with the guest of another machine, and asks it to announce itself to its network if its driver can.
     ///
     /// # Errors
     /// [`MachineError`].
@@ -187,8 +188,14 @@ impl Machine {
         let mut transport = devices.net.transport();
         transport.restore(registers);
         let device = &mut transport.device_mut().device;
+        if !device.restore_control(&saved.control) {
+            return Err(MachineError::Restore);
+        }
         if registers.driver_ok() && !device.restore(registers.features(), registers.queues(), &saved.bases) {
             return Err(MachineError::Restore);
+        }
+        if registers.driver_ok() && device.announce() {
+            transport.config_changed();
         }
         drop(transport);
         devices.net.notifiers().restore(&saved.notifiers)?;
@@ -241,8 +248,7 @@ impl Machine {
             .map_or(Ok(()), |&queue| Err(MachineError::Backend { queue }))
     }
 
-    /// Stops the guest for good, and saves it. The entropy device has no state but its registers, and is not saved: see
-    /// [`Machine::restored`] for what a driver does again.
+    /// Stops the guest for good, and saves it. The entropy device is not saved: its driver sets it up again.
     ///
     /// # Errors
     /// [`MachineError`].
@@ -254,6 +260,7 @@ impl Machine {
             memory: self.memory.clone(),
             vcpu: self.vcpu.with_vcpu(|vcpu| vcpu.save())?,
             registers: transport.save(),
+            control: transport.device().device.control_state(),
             bases: transport.device().device.bases(),
             notifiers: self.devices.net.notifiers().save()?,
         };

@@ -203,6 +203,11 @@ impl<D: Device> Transport<D> {
         self.registers.queues.resize(queues, QueueSetting::default());
     }
 
+    /// InterruptStatus says that the config space is another one; the device interrupts the guest.
+    pub fn config_changed(&mut self) {
+        self.registers.interrupt |= INTERRUPT_CONFIG;
+    }
+
     /// The device found a fault in what its driver did.
     fn set_needs_reset(&mut self) {
         if self.registers.status & STATUS_DRIVER_OK != 0 {

@@ -5,7 +5,8 @@ mod common;
 
 use common::{LIMIT, MODES, run, task};
 use tiny_vmm::interrupts;
-use tiny_vmm::machine::{MachineConfig, Notify};
+use tiny_vmm::layout::DEVICES_AT;
+use tiny_vmm::machine::{Machine, MachineConfig, Notify};
 use tiny_vmm::mailbox::{Task, Work};
 use tiny_vmm::sink::null::Null;
 
@@ -33,6 +34,70 @@ fn each_command_of_the_control_queue_is_answered_as_it_should_be() {
             let (_machine, answer) = run(config, &commands, no_frames());
             assert_eq!(answer.done, 5 * each, "{config:?} {packed}");
         }
+    }
+}
+
+#[test]
+fn what_the_driver_said_by_the_control_queue_goes_with_a_vm_that_moves() {
+    testkit::require!(Kvm);
+    let said = |machine: &Machine| {
+        format!(
+            "{:?}",
+            machine.devices().net.transport().device().device.control_state()
+        )
+    };
+    for pairs in [1, 4] {
+        let config = MachineConfig {
+            pairs,
+            ..MachineConfig::new(Notify::Exit)
+        };
+        let commands = Task {
+            multiqueue: pairs > 1,
+            hash_report: pairs == 1,
+            ..task(Work::Control, 1)
+        };
+        let untouched = Machine::new(config, &commands, no_frames()).expect("a machine");
+        let (machine, _) = run(config, &commands, no_frames());
+        let before = said(&machine);
+        assert_ne!(before, said(&untouched));
+        let saved = machine.save().expect("it can be saved");
+        let machine = Machine::restored(&saved, no_frames()).expect("another machine");
+        assert_eq!(said(&machine), before);
+    }
+}
+
+/// A driver's writes, without a guest that runs.
+fn write(machine: &Machine, register: u64, value: u32) {
+    machine
+        .devices()
+        .write(DEVICES_AT + register, &value.to_le_bytes());
+}
+
+fn read<const BYTES: usize>(machine: &Machine, register: u64) -> [u8; BYTES] {
+    let mut bytes = [0; BYTES];
+    machine.devices().read(DEVICES_AT + register, &mut bytes);
+    bytes
+}
+
+#[test]
+fn guest_that_moved_is_asked_to_announce_itself() {
+    testkit::require!(Kvm);
+    for can in [false, true] {
+        let config = MachineConfig::new(Notify::Exit);
+        let machine = Machine::new(config, &task(Work::Kick, 1), no_frames()).expect("a machine");
+        // VIRTIO_F_VERSION_1, and VIRTIO_NET_F_STATUS, _CTRL_VQ and _GUEST_ANNOUNCE.
+        let low = if can { 1 << 16 | 1 << 17 | 1 << 21 } else { 0 };
+        for (status, half, features) in [(3, 0, low), (3, 1, 1), (11, 0, 0), (15, 0, 0)] {
+            write(&machine, 0x70, status);
+            write(&machine, 0x24, half);
+            write(&machine, 0x20, features);
+        }
+        assert_eq!(read(&machine, 0x70), [15, 0, 0, 0]);
+        let saved = machine.save().expect("it can be saved");
+        let machine = Machine::restored(&saved, no_frames()).expect("another machine");
+        // VIRTIO_NET_S_ANNOUNCE beside _LINK_UP, and the configuration change in InterruptStatus.
+        assert_eq!(read(&machine, 0x106), [if can { 3 } else { 1 }, 0]);
+        assert_eq!(read::<4>(&machine, 0x60)[0] & 2 != 0, can);
     }
 }
 
