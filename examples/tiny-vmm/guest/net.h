@@ -14,12 +14,6 @@
 #define NET_F_HASH_REPORT (1ul << 57)
 #define NET_F_RSS (1ul << 60)
 
-/* Where a frame of ours has its number; bytes behind that are `pattern`. */
-#define NUMBER_AT 14
-#define PATTERN_AT 22
-#define BUFFER_BYTES 2048
-#define MOST_HEADER_BYTES 20
-
 struct net {
 	struct device device;
 	struct queue to_guest;

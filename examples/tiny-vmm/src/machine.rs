@@ -17,7 +17,7 @@ use crate::board::{Board, BoardError, DeviceNotifiers, EventBus, Place};
 use crate::entropy::{Entropy, EntropyQueue, EntropyShared};
 use crate::kvm::{KvmError, SavedVcpu, Vm};
 use crate::layout::{DEVICE_BYTES, DEVICES_AT, FIRST_LINE, RAM_BYTES};
-use crate::mailbox::{Answer, Mailbox, Task};
+use crate::mailbox::{Answer, Mailbox, Task, TaskError};
 use crate::memory::{Memory, MemoryError};
 use crate::mmio;
 use crate::net::{Net, NetConfig, NetQueue, NetShared};
@@ -74,6 +74,9 @@ pub enum MachineError {
     /// Guest memory.
     #[error(transparent)]
     Memory(#[from] MemoryError),
+    /// The guest's task.
+    #[error(transparent)]
+    Task(#[from] TaskError),
     /// KVM.
     #[error(transparent)]
     Kvm(#[from] KvmError),

@@ -6,7 +6,7 @@ mod common;
 use common::{LIMIT, MODES, run, task};
 use tiny_vmm::interrupts;
 use tiny_vmm::layout::DEVICES_AT;
-use tiny_vmm::machine::{Machine, MachineConfig, Notify};
+use tiny_vmm::machine::{Machine, MachineConfig, MachineError, Notify};
 use tiny_vmm::mailbox::{Task, Work};
 use tiny_vmm::sink::null::Null;
 
@@ -98,6 +98,23 @@ fn guest_that_moved_is_asked_to_announce_itself() {
         // VIRTIO_NET_S_ANNOUNCE beside _LINK_UP, and the configuration change in InterruptStatus.
         assert_eq!(read(&machine, 0x106), [if can { 3 } else { 1 }, 0]);
         assert_eq!(read::<4>(&machine, 0x60)[0] & 2 != 0, can);
+    }
+}
+
+#[test]
+fn frames_that_do_not_fit_the_guests_buffers_are_refused() {
+    testkit::require!(Kvm);
+    for (frame_bytes, is_refused) in [(21, true), (22, false), (2028, false), (2029, true)] {
+        let sends = Task {
+            frame_bytes,
+            ..task(Work::Send, 1)
+        };
+        let made = Machine::new(MachineConfig::new(Notify::Exit), &sends, no_frames());
+        assert_eq!(
+            matches!(made, Err(MachineError::Task(_))),
+            is_refused,
+            "{frame_bytes}"
+        );
     }
 }
 
