@@ -209,7 +209,7 @@ static int take_split(struct queue *queue, u32 *bytes)
 
 	if (queue->from_device[1] == queue->used)
 		return -1;
-	write_barrier();
+	read_barrier();
 	head = element[0];
 	*bytes = element[1];
 	require(head < queue->size && queue->chain_length[head], ANSWER_WRONG, queue->size, head);
@@ -228,7 +228,7 @@ static int take_packed(struct queue *queue, u32 *bytes)
 
 	if ((flags & (PACKED_AVAIL | PACKED_USED)) != both)
 		return -1;
-	write_barrier();
+	read_barrier();
 	id = slot->first;
 	*bytes = slot->bytes;
 	require(id < queue->size && queue->chain_length[id], ANSWER_WRONG, queue->size, id);

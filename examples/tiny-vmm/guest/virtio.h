@@ -98,9 +98,10 @@ void device_begin(struct device *device, u64 wanted);
 void device_ready(struct device *device);
 /* Sets a queue up. */
 void queue_set_up(struct queue *queue, struct device *device, u16 index);
-/* Adds a chain of at most four parts, of which the device learns with queue_publish; its number, or -1 if there is no
- * room. */
+/* Adds a chain of at most four parts; its number, or -1 if there is no room. The device sees it at once where the ring is
+ * packed, and else with queue_publish. */
 int queue_add(struct queue *queue, const struct part *parts, u16 count);
+/* Lets the device see what was added to a split ring. */
 void queue_publish(struct queue *queue);
 /* Whether the device wants to be notified. */
 int queue_wants_kick(struct queue *queue);
