@@ -70,6 +70,13 @@ numbers! {
     FLAG_MULTIQUEUE: u32 = 4;
     /// The hash report is, without multiqueue and RSS.
     FLAG_HASH_REPORT: u32 = 8;
+    /// The guest wants interrupts, and looks at InterruptStatus for each chain; it takes none.
+    FLAG_INTERRUPTS: u32 = 16;
+    /// VIRTIO_F_EVENT_IDX is negotiated: kicks by the index that the device says; with FLAG_INTERRUPTS, which goes with
+    /// it, an interrupt for each INTERRUPT_STRIDE chains.
+    FLAG_EVENT_IDX: u32 = 32;
+    /// See FLAG_EVENT_IDX.
+    INTERRUPT_STRIDE: u16 = 16;
 
     /// The guest works.
     ANSWER_WORKING: u32 = 0;

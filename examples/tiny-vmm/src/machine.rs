@@ -315,6 +315,12 @@ impl Machine {
         self.net.port().with(|port| port.counts())
     }
 
+    /// Interrupts that the network device has made for its queue pairs, once no backend has the port.
+    #[must_use]
+    pub fn net_interrupts(&self) -> u64 {
+        self.net.port().with(|port| port.interrupts())
+    }
+
     /// The devices, as the vCPU's thread has them.
     #[must_use]
     pub fn devices(&self) -> &Arc<Devices> {

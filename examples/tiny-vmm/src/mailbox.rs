@@ -71,6 +71,11 @@ pub struct Task {
     pub multiqueue: bool,
     /// With the hash report, without multiqueue and RSS.
     pub hash_report: bool,
+    /// The guest wants interrupts for what the device is done with. It takes none: it polls.
+    pub interrupts: bool,
+    /// With VIRTIO_F_EVENT_IDX; the guest then wants an interrupt for each
+    /// [`INTERRUPT_STRIDE`](crate::layout::INTERRUPT_STRIDE) chains.
+    pub event_idx: bool,
     /// How long the guest waits for anything, ticks of its time stamp counter.
     pub patience_ticks: u64,
 }
@@ -88,6 +93,8 @@ impl Task {
             always: false,
             multiqueue: false,
             hash_report: false,
+            interrupts: false,
+            event_idx: false,
             patience_ticks: u64::MAX,
         }
     }
@@ -169,7 +176,9 @@ impl Mailbox {
             flags: flag(task.packed, numbers::FLAG_PACKED)
                 | flag(task.always, numbers::FLAG_ALWAYS)
                 | flag(task.multiqueue, numbers::FLAG_MULTIQUEUE)
-                | flag(task.hash_report, numbers::FLAG_HASH_REPORT),
+                | flag(task.hash_report, numbers::FLAG_HASH_REPORT)
+                | flag(task.interrupts || task.event_idx, numbers::FLAG_INTERRUPTS)
+                | flag(task.event_idx, numbers::FLAG_EVENT_IDX),
             frames: task.frames,
             frames_per_kick: task.frames_per_kick.max(1),
             frame_bytes: task.frame_bytes,

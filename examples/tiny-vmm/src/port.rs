@@ -290,6 +290,12 @@ impl Port {
         self.sink.counts()
     }
 
+    /// Interrupts that were made for queue pairs: call eventfds written.
+    #[must_use]
+    pub fn interrupts(&self) -> u64 {
+        self.counters.calls.get()
+    }
+
     /// Its sink.
     #[must_use]
     pub fn sink(&self) -> &dyn Sink {

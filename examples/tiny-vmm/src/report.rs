@@ -159,6 +159,7 @@ fn task(options: &Options) -> Task {
         frames_per_kick: options.frames_per_kick,
         frame_bytes: options.frame_bytes,
         packed: options.packed,
+        event_idx: options.event_idx,
         always: options.notify != Notify::Poll,
         multiqueue: options.pairs > 1,
         hash_report: options.work == Work::Control && options.pairs == 1,
