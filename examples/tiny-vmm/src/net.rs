@@ -20,7 +20,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use virtqueue::RingAddresses;
 
 use crate::memory::Memory;
-use crate::mmio::{Device, NeedsReset, QueueSetting};
+use crate::mmio::{Device, FIRST_PACKED_BASE, NeedsReset, QueueSetting};
 use crate::port::{Left, Port, PortSlot};
 use crate::sink::{LONGEST_FRAME, Sink};
 
@@ -33,9 +33,6 @@ const MTU: u16 = 1500;
 /// Commands that one look answers at most: a ring's length. Kicks are on meanwhile, so that there is another look for
 /// those that come later.
 const MOST_COMMANDS: usize = MOST_ENTRIES as usize;
-
-/// Where a packed ring begins: slot 0 and wrap counter 1, for what is taken and for what is used (VirtIO 1.3, 2.8.1).
-pub(crate) const FIRST_PACKED_BASE: u32 = 0x8000_8000;
 
 /// What the device is made of.
 pub struct NetConfig {
