@@ -20,7 +20,15 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const SOURCES: [&str; 6] = ["start.S", "machine.c", "virtio.c", "net.c", "control.c", "main.c"];
+const SOURCES: [&str; 7] = [
+    "start.S",
+    "machine.c",
+    "virtio.c",
+    "net.c",
+    "pairs.c",
+    "control.c",
+    "main.c",
+];
 const HEADERS: [&str; 5] = ["mailbox.h", "machine.h", "virtio.h", "net.h", "guest.ld"];
 
 /// No floating point (the guest saves none), no red zone, no calls into a library.

@@ -33,6 +33,8 @@ struct mailbox {
 	u64 samples;
 	/* 1 once the driver is ready and the work has begun. */
 	u64 ready;
+	/* Commands of the control queue that were answered as they should be, by class and number, both modulo 8. */
+	u16 commands[8][8];
 };
 
 /* That the fields are where src/page.rs has them. */

@@ -75,6 +75,8 @@ numbers! {
     /// VIRTIO_F_EVENT_IDX is negotiated: kicks by the index that the device says; with FLAG_INTERRUPTS, which goes with
     /// it, an interrupt for each INTERRUPT_STRIDE chains.
     FLAG_EVENT_IDX: u32 = 32;
+    /// WORK_CONTROL: what is sent comes back.
+    FLAG_ECHOED: u32 = 64;
     /// See FLAG_EVENT_IDX.
     INTERRUPT_STRIDE: u16 = 16;
 

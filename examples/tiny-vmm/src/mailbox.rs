@@ -76,6 +76,8 @@ pub struct Task {
     /// With VIRTIO_F_EVENT_IDX; the guest then wants an interrupt for each
     /// [`INTERRUPT_STRIDE`](crate::layout::INTERRUPT_STRIDE) chains.
     pub event_idx: bool,
+    /// [`Work::Control`]: the sink gives frames back, and the guest looks where they come and with which hash.
+    pub echoed: bool,
     /// How long the guest waits for anything, ticks of its time stamp counter.
     pub patience_ticks: u64,
 }
@@ -95,6 +97,7 @@ impl Task {
             hash_report: false,
             interrupts: false,
             event_idx: false,
+            echoed: false,
             patience_ticks: u64::MAX,
         }
     }
@@ -134,6 +137,8 @@ pub struct Answer {
     pub bad_frames: u64,
     /// How many samples there are: [`Mailbox::samples`].
     pub samples: u64,
+    /// [`Work::Control`]: commands that were answered as they should be, by class and number, both modulo 8.
+    pub commands: [[u16; 8]; 8],
 }
 
 /// Why the guest gave up: where in its source, and what it saw.
@@ -178,7 +183,8 @@ impl Mailbox {
                 | flag(task.multiqueue, numbers::FLAG_MULTIQUEUE)
                 | flag(task.hash_report, numbers::FLAG_HASH_REPORT)
                 | flag(task.interrupts || task.event_idx, numbers::FLAG_INTERRUPTS)
-                | flag(task.event_idx, numbers::FLAG_EVENT_IDX),
+                | flag(task.event_idx, numbers::FLAG_EVENT_IDX)
+                | flag(task.echoed, numbers::FLAG_ECHOED),
             frames: task.frames,
             frames_per_kick: task.frames_per_kick.max(1),
             frame_bytes: task.frame_bytes,
@@ -212,6 +218,7 @@ impl Mailbox {
             ticks: page.ticks,
             bad_frames: page.bad_frames,
             samples: page.samples,
+            commands: page.commands,
         })
     }
 

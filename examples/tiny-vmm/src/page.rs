@@ -45,13 +45,15 @@ pub struct Page {
     pub samples: u64,
     /// 1 once the driver is ready and the work has begun.
     pub ready: u64,
+    /// Commands of the control queue that were answered as they should be, by class and number, both modulo 8.
+    pub commands: [[u16; 8]; 8],
 }
 
 /// How many bytes it has.
 pub const PAGE_BYTES: usize = size_of::<Page>();
 
 /// Where each field begins.
-pub const OFFSETS: [(&str, usize); 18] = [
+pub const OFFSETS: [(&str, usize); 19] = [
     ("work", offset_of!(Page, work)),
     ("flags", offset_of!(Page, flags)),
     ("frames", offset_of!(Page, frames)),
@@ -70,4 +72,5 @@ pub const OFFSETS: [(&str, usize); 18] = [
     ("bad_frames", offset_of!(Page, bad_frames)),
     ("samples", offset_of!(Page, samples)),
     ("ready", offset_of!(Page, ready)),
+    ("commands", offset_of!(Page, commands)),
 ];

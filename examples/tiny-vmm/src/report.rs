@@ -160,6 +160,7 @@ fn task(options: &Options) -> Task {
         frame_bytes: options.frame_bytes,
         packed: options.packed,
         event_idx: options.event_idx,
+        echoed: options.sink == SinkChoice::Echo,
         always: options.notify != Notify::Poll,
         multiqueue: options.pairs > 1,
         hash_report: options.work == Work::Control && options.pairs == 1,

@@ -8,7 +8,7 @@ use tiny_vmm::interrupts;
 use tiny_vmm::layout::DEVICES_AT;
 use tiny_vmm::machine::{Machine, MachineConfig, MachineError, Notify};
 use tiny_vmm::mailbox::{Task, Work};
-use tiny_vmm::sink::null::Null;
+use tiny_vmm::sink::null::{Echo, Null};
 
 fn no_frames() -> Box<Null> {
     Box::new(Null::new(0, 64))
@@ -27,12 +27,29 @@ fn each_command_of_the_control_queue_is_answered_as_it_should_be() {
                 packed,
                 multiqueue: pairs > 1,
                 hash_report: pairs == 1,
+                echoed: true,
                 ..task(Work::Control, 5)
             };
-            // 14 of receive modes, 3 of VLANs, 1 each of address, hash report, and one that nobody knows; 6 of pairs.
-            let each = if pairs > 1 { 26 } else { 20 };
-            let (_machine, answer) = run(config, &commands, no_frames());
-            assert_eq!(answer.done, 5 * each, "{config:?} {packed}");
+            let (machine, answer) = run(config, &commands, Box::new(Echo::default()));
+            let mut each = [[0; 8]; 8];
+            // Receive modes on and off, MAC table and address, VLANs, hash report, and one of a class that nobody knows.
+            each[0][..6].fill(2);
+            each[1][..2].copy_from_slice(&[2, 1]);
+            each[2][..2].copy_from_slice(&[2, 1]);
+            each[4][2] = 1;
+            each[7][0] = 1;
+            if pairs > 1 {
+                each[4][..2].copy_from_slice(&[4, 2]);
+            }
+            let all = each.map(|class| class.map(|number| 5 * number));
+            assert_eq!(answer.commands, all, "{config:?} {packed}");
+            // One after another by each pair, and back.
+            let counts = machine.counts();
+            assert_eq!(
+                (counts.from_guest_frames, counts.to_guest_frames),
+                (8, 8),
+                "{config:?} {packed}"
+            );
         }
     }
 }
