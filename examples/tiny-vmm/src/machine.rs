@@ -315,6 +315,12 @@ impl Machine {
         self.net.port().with(|port| port.counts())
     }
 
+    /// Frames that were dropped because the guest has not set up the pair that they are for, once no backend has the port.
+    #[must_use]
+    pub fn no_pair(&self) -> u64 {
+        self.net.port().with(|port| port.no_pair())
+    }
+
     /// Interrupts that the network device has made for its queue pairs, once no backend has the port.
     #[must_use]
     pub fn net_interrupts(&self) -> u64 {

@@ -54,6 +54,8 @@ pub struct Port {
     sink: Box<dyn Sink>,
     counters: PairCounters,
     receive_counters: ReceiveCounters,
+    /// Frames for a pair that is not set up. Of the guest's unwanted ones crate `device` has counters.
+    no_pair: u64,
     needs_reset: Arc<NeedsReset>,
     /// Somebody polls: kicks stay off.
     polled: bool,
@@ -72,6 +74,7 @@ impl Port {
             sink,
             counters: PairCounters::default(),
             receive_counters: ReceiveCounters::default(),
+            no_pair: 0,
             needs_reset,
             polled,
             error: None,
@@ -223,8 +226,12 @@ impl Port {
                 let place = self.receive.place(frame, None, &self.receive_counters);
                 // Automatic steering is ours to choose: the first pair.
                 let pair = place.map(|place| usize::from(place.pair.unwrap_or(0)));
-                let pair = pair.filter(|&pair| self.pairs.get(pair).is_some_and(Option::is_some));
-                match (pair, place) {
+                let known = pair.filter(|&pair| self.pairs.get(pair).is_some_and(Option::is_some));
+                // Behind others it is looked at once more, and counted then.
+                if pair.is_some() && known.is_none() && count == 0 {
+                    self.no_pair += 1;
+                }
+                match (known, place) {
                     (Some(pair), Some(place)) if to.is_none_or(|to| to == pair) => {
                         to = Some(pair);
                         incoming[count] = Incoming::plain(frame, place.report);
@@ -288,6 +295,12 @@ impl Port {
     #[must_use]
     pub fn counts(&self) -> SinkCounts {
         self.sink.counts()
+    }
+
+    /// Frames that were dropped because the pair that they are for is not set up.
+    #[must_use]
+    pub fn no_pair(&self) -> u64 {
+        self.no_pair
     }
 
     /// Interrupts that were made for queue pairs: call eventfds written.

@@ -102,6 +102,8 @@ pub struct RunReport {
     pub sink_to_guest_frames: u64,
     /// Frames that the sink dropped.
     pub sink_dropped: u64,
+    /// Frames for the guest whose queue pair it has not set up.
+    pub dropped_no_pair: u64,
     /// Why a queue that was to have an eventfd has none.
     pub unbound: Vec<String>,
 }
@@ -261,6 +263,7 @@ fn figures(
         sink_from_guest_frames: from_guest_frames,
         sink_to_guest_frames: to_guest_frames,
         sink_dropped: dropped,
+        dropped_no_pair: machine.no_pair(),
         unbound: unbound(&status),
     })
 }

@@ -349,6 +349,23 @@ fn entropy_device_takes_no_nonsense_either() {
     assert_eq!(read(&mut transport, STATUS), 0);
 }
 
+#[test]
+fn frames_for_a_pair_that_is_not_set_up_are_counted() {
+    let mut rig = Rig::new();
+    // VIRTIO_NET_F_CTRL_VQ and _MQ; the second pair alone.
+    rig.begin(F_VERSION_1 | 1 << 17 | 1 << 22);
+    rig.set_up(2, 8, 0x1_0000);
+    rig.set_up(3, 8, 0x2_0000);
+    rig.write(STATUS, 15);
+    assert_eq!(rig.read(STATUS), 15);
+    rig.look_at_all();
+    let port = rig.transport.device().0.port();
+    assert_eq!(
+        port.with(|port| (port.no_pair(), port.waits_for_buffers())),
+        (10, false)
+    );
+}
+
 /// A driver of one split ring with one buffer, all in the device's memory.
 fn ask_for_random_bytes(transport: &mut Transport<Entropy>, memory: &Memory) {
     let rings: [(u64, &[u8]); 2] = [
