@@ -35,6 +35,8 @@ struct mailbox {
 	u64 ready;
 	/* Commands of the control queue that were answered as they should be, by class and number, both modulo 8. */
 	u16 commands[8][8];
+	/* Of the entropy device's bytes: bits, ones among them, and rounds that brought what the round before did. */
+	u64 random[3];
 };
 
 /* That the fields are where src/page.rs has them. */

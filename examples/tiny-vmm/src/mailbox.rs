@@ -139,6 +139,8 @@ pub struct Answer {
     pub samples: u64,
     /// [`Work::Control`]: commands that were answered as they should be, by class and number, both modulo 8.
     pub commands: [[u16; 8]; 8],
+    /// [`Work::Entropy`]: bits that came, ones among them, and rounds that brought the same bytes as the one before.
+    pub random: [u64; 3],
 }
 
 /// Why the guest gave up: where in its source, and what it saw.
@@ -219,6 +221,7 @@ impl Mailbox {
             bad_frames: page.bad_frames,
             samples: page.samples,
             commands: page.commands,
+            random: page.random,
         })
     }
 

@@ -47,13 +47,15 @@ pub struct Page {
     pub ready: u64,
     /// Commands of the control queue that were answered as they should be, by class and number, both modulo 8.
     pub commands: [[u16; 8]; 8],
+    /// Of the entropy device's bytes: bits, ones among them, and rounds that brought what the round before did.
+    pub random: [u64; 3],
 }
 
 /// How many bytes it has.
 pub const PAGE_BYTES: usize = size_of::<Page>();
 
 /// Where each field begins.
-pub const OFFSETS: [(&str, usize); 19] = [
+pub const OFFSETS: [(&str, usize); 20] = [
     ("work", offset_of!(Page, work)),
     ("flags", offset_of!(Page, flags)),
     ("frames", offset_of!(Page, frames)),
@@ -73,4 +75,5 @@ pub const OFFSETS: [(&str, usize); 19] = [
     ("samples", offset_of!(Page, samples)),
     ("ready", offset_of!(Page, ready)),
     ("commands", offset_of!(Page, commands)),
+    ("random", offset_of!(Page, random)),
 ];

@@ -146,6 +146,10 @@ fn entropy_device_gives_random_bytes() {
             };
             let (machine, answer) = run(MachineConfig::new(notify), &rounds, no_frames());
             assert_eq!(answer.done, 200);
+            // Of 102,400 bits half are ones, and more or less than that by 0.16 % of all: twelve times that is never.
+            let [bits, ones, repeated] = answer.random;
+            assert_eq!((bits, repeated), (200 * 64 * 8, 0), "{notify:?} {packed}");
+            assert!(ones.abs_diff(bits / 2) < bits / 50, "{ones} ones of {bits} bits");
             let status = machine.status();
             let entropy = status.last().expect("its queue is the last");
             let expected = match notify {
