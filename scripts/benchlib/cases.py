@@ -2,7 +2,7 @@
 
 import fnmatch
 
-from . import echo, flood, guest_flows, held_up, hints, idle_guests, lan, lease_wait, measure, neighbours, offload, outage, pairs, tcp
+from . import echo, flood, guest_flows, held_up, hints, idle_guests, lan, lease_wait, measure, neighbours, notify, offload, outage, pairs, tcp
 from . import two_guests, worker_statistics
 
 SIZES = (64, 1514)
@@ -28,6 +28,8 @@ class Case:
     parts = ()
     # Further figures of a rate that are shown: head and key.
     shown = ()
+    # Where its figures stand in a table of several cases: table, row, column (side_by_side.py).
+    place = None
     # DPDK takes part.
     needs_huge_pages = True
     # Only when --only names it.
@@ -37,15 +39,14 @@ class Case:
 class TcpCase(Case):
     """A case with a real guest; see tcp.py."""
 
-    references = ("tap", "tap-veth")
+    references = ("tap", "tap-notso", "tap-veth")
     further = tcp.FURTHER
     needs_huge_pages = False
     only_by_name = True
 
     def __init__(self, name, unit, run_once):
         super().__init__(f"tcp/{name}", list(tcp.CONTENDERS), unit, run_once)
-        if unit == "gbps":
-            self.also_compared = ("bytes_per_cpu_s",)
+        self.also_compared = {"gbps": ("bytes_per_cpu_s",), "per_second": ("per_cpu_s",)}.get(unit, ())
 
 
 class GuestsCase(Case):
@@ -161,6 +162,32 @@ class IdleGuestsCase(Case):
         super().__init__("idle-guests", list(idle_guests.CONTENDERS), "kib", idle_guests.cost)
 
 
+class NotifyCase(Case):
+    """What a guest's notification costs; see notify.py."""
+
+    references = ("exit", "line-call", "message-call", "exit-crowded", "raw")
+    needs_huge_pages = False
+    only_by_name = True
+
+    def __init__(self, name, contenders, unit, run_once, parts=("kicks_percent", "vcpu_cpu_percent", "worker_cpu_percent")):
+        super().__init__(f"notify/{name}", list(contenders), unit, run_once)
+        self.parts = parts
+
+
+def notify_cases():
+    """Those of notifications."""
+    cases = [NotifyCase("cost", notify.COST, "ns_each", notify.cost)]
+    for frames in notify.FRAMES_PER_KICK:
+        take = lambda run, who, frames=frames: notify.send(run, who, frames)  # noqa: E731
+        cases.append(NotifyCase(f"send/{frames}", notify.SEND, "kpps", take))
+    cases.append(NotifyCase("round-trip", notify.SEND, "us", notify.round_trip))
+    cases.append(NotifyCase("interrupt", notify.INTERRUPTS, "ns_each", notify.interrupt, ("make_ns",)))
+    for size in SIZES:
+        take = lambda run, who, size=size: notify.over_af_xdp(run, who, size)  # noqa: E731
+        cases.append(NotifyCase(f"af-xdp/{size}", notify.XDP, "mpps", take))
+    return cases
+
+
 def traffic(kind, direction, size):
     """A case of moving frames; `kind` is nic, null, or packed: null with packed rings."""
     contenders = ["copy", "send-direct", "direct", "dpdk"]
@@ -272,15 +299,29 @@ def hints_cases():
 def tcp_throughput(direction, streams, message):
     """A case of iperf3: `streams` connections, writes of `message` bytes."""
     take = lambda run, who: tcp.throughput(run, who, direction, streams, message)  # noqa: E731
-    return TcpCase(f"{direction}/{streams}/{message}", "gbps", take)
+    case = TcpCase(f"{direction}/{streams}/{message}", "gbps", take)
+    case.place = ("TCP_STREAM", f"{direction}, {streams}", message)
+    return case
+
+
+def tcp_request_response(streams, size):
+    """A case of netcheck: requests and responses of `size` bytes on `streams` connections."""
+    take = lambda run, who: tcp.request_response(run, who, streams, size)  # noqa: E731
+    case = TcpCase(f"rr/{streams}/{size}", "per_second", take)
+    case.place = ("TCP_RR", str(streams), size)
+    return case
 
 
 def tcp_cases():
     """Those with a real guest."""
-    cases = [
-        tcp_throughput(direction, streams, message) for direction in DIRECTIONS for streams in (1, 4) for message in tcp.MESSAGES
+    streams = [
+        tcp_throughput(direction, count, message)
+        for direction in DIRECTIONS
+        for count in tcp.STREAMS
+        for message in tcp.MESSAGES
     ]
-    return cases + [TcpCase("rr", "per_second", tcp.request_response), TcpCase("ping", "us", tcp.ping)]
+    requests = [tcp_request_response(count, size) for count in tcp.STREAMS for size in tcp.REQUESTS]
+    return [*streams, *requests, TcpCase("ping", "us", tcp.ping)]
 
 
 def guests_throughput(streams, message):
@@ -314,7 +355,7 @@ def all_cases():
     cases.append(HeldUpCase())
     cases.append(IdleGuestsCase())
     cases += [OffloadCase(what, size) for what, sizes in offload.SIZES.items() for size in sizes]
-    return cases + tcp_cases() + guests_cases() + hints_cases()
+    return cases + tcp_cases() + guests_cases() + hints_cases() + notify_cases()
 
 
 def chosen(patterns):

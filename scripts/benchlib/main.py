@@ -15,7 +15,7 @@ import sys
 import time
 from contextlib import ExitStack
 
-from . import caretaker, cases, cpu_state, machine, report, tcp
+from . import caretaker, cases, cpu_state, machine, report, side_by_side, tcp
 from .process import Directory, Failed, NotHere
 
 
@@ -118,6 +118,8 @@ def run_all(run, options, what):
         failed = failed or any("not_here" not in row and row["repetitions"] < options.reps for row in rows.values())
         results[case.name] = {"unit": case.unit, "contenders": rows}
         print(f"\n{report.table(case, rows)}\n", flush=True)
+    for table in side_by_side.tables(what, results):
+        print(f"{table}\n", flush=True)
     return results, failed
 
 

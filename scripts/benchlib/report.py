@@ -61,6 +61,7 @@ def ratios(case, key="", label=""):
 
 def columns(case):
     """Column heads, each with how its cell is made from a row."""
+    part = lambda key: (key.replace("_", " "), lambda row: number(row["median"].get(key), 1))  # noqa: E731
     if case.unit == "mpps":
         heads = [
             ("Mpps", lambda row: number(row["median"]["mpps"], 3)),
@@ -101,17 +102,24 @@ def columns(case):
             ("p99 us", lambda row: number(row["median"]["p99_us"], 0)),
         ]
     if case.unit in ("per_second", "us"):
+        per_cpu_second = []
+        if "per_cpu_s" in case.also_compared:
+            per_cpu_second = [
+                ("a CPU s", lambda row: number(row["median"]["per_cpu_s"], 0)),
+                *ratios(case, "per_cpu_s_", "a CPU s "),
+            ]
         return [
             *([("a second", lambda row: number(row["median"]["per_second"], 0))] if case.unit == "per_second" else []),
             ("median us", lambda row: number(row["median"]["us"], 1)),
             ("± %", lambda row: number(row["spread_percent"], 1)),
             *ratios(case),
             ("p99 us", lambda row: number(row["median"]["p99_us"], 1)),
+            *map(part, case.parts),
+            *per_cpu_second,
         ]
-    if case.unit in ("ms", "kpps", "kib"):
-        part = lambda key: (key.replace("_", " "), lambda row: number(row["median"][key], 1))  # noqa: E731
+    if case.unit in ("ms", "kpps", "kib", "ns_each"):
         return [
-            (case.unit, lambda row: number(row["median"][case.unit], 1)),
+            (case.unit.replace("_", " "), lambda row: number(row["median"][case.unit], 1)),
             ("± %", lambda row: number(row["spread_percent"], 1)),
             *ratios(case),
             *map(part, case.parts),

@@ -1,11 +1,20 @@
 """TCP of a real guest: what its user sees, beside `-netdev tap`.
 
+    tcp/from-guest/STREAMS/BYTES    TCP_STREAM: 1 or 4 connections of iperf3's, writes of 1, 4, 16 or 64 KiB
+    tcp/to-guest/STREAMS/BYTES      the other way
+    tcp/rr/STREAMS/BYTES            TCP_RR: 1 or 4 connections, requests and responses of 1, 64, 1024 or 8192 bytes
+    tcp/ping                        round trips with a pause between
+
+At the end of a run two tables show these side by side (side_by_side.py): a contender a row, a size a column.
+
 A contender is a back end with its options, and the form of the peer. Its world (network, back end, guest) is made when it is
 first asked for and lives on to the end of the run, so that samples of all contenders alternate within seconds; idle guests cost little.
 
     tap             an iperf3 in the namespace of the tap interface; vnet_hdr on, as QEMU has it by itself; no vhost-net in this kernel
-    tap-intx        the same, whose guest has a plain PCI interrupt, as that of ours has here: Debian 12's QEMU crashes with vhost-user
-                    and MSI-X where there is no KVM (scripts/lib/guest.sh)
+    tap-notso       tap without vnet_hdr: the guest's device has no offload, neither TSO nor checksums, as QEMU's af-xdp
+                    and ours with -none
+    tap-intx        tap, whose guest has a plain PCI interrupt, as that of ours has here: Debian 12's QEMU crashes with
+                    vhost-user and MSI-X where there is no KVM (scripts/lib/guest.sh)
     tap-veth        tap, bridged to a veth pair whose far end has the iperf3: the same peer as ours
     copy, send-direct, direct    ours, all offloads;   copy-none, direct-none   ours without
     …-nospin        all offloads, and --spin-us 0: a worker that has no work sleeps at once. Where vCPU, worker, softirqs and iperf3 share two
@@ -20,6 +29,10 @@ first asked for and lives on to the end of the run, so that samples of all conte
 The iperf3 client (and the pings) are on the host, the server in the guest: guest → peer is iperf3's -R. Bytes a host CPU-second: what
 arrived, by the busy time of all CPUs in /proc/stat (user, nice, system, irq, softirq; neither idle, iowait nor steal) while iperf3
 ran: QEMU with its vCPU, the back end, the kernel's softirqs and threads, and the iperf3 on the host. Busy time of an idle machine is not subtracted.
+
+TCP_RR is netcheck's (scripts/lib/netcheck.c), with a process for each connection on both ends. The guest sends a
+response when the request is whole, the host the next request when the response is, and compares its bytes.
+Transactions a host CPU-second: by the same busy time, the start of netcheck included.
 """
 
 import json
@@ -39,11 +52,14 @@ PEER_IP, GUEST_IP = "10.78.0.1", "10.78.0.2"
 IPERF_PORT, RR_PORT = 5201, 5202
 PINGS = 300
 CONTENDERS = (
-    "tap", "tap-veth", "tap-veth-gro", "copy", "copy-gro", "copy-nospin", "copy-none", "send-direct", "direct", "direct-gro", "direct-none", "af-xdp", "af-xdp-gro"
+    "tap", "tap-notso", "tap-veth", "tap-veth-gro", "copy", "copy-gro", "copy-nospin", "copy-none", "send-direct",
+    "direct", "direct-gro", "direct-none", "af-xdp", "af-xdp-gro",
 )  # fmt: skip
 # Take part only if named.
 FURTHER = ("network-host", "tap-intx", "send-direct-none", "send-direct-nospin", "direct-nospin", "af-xdp-skb")
+STREAMS = (1, 4)
 MESSAGES = (1024, 4096, 16384, 65536)
+REQUESTS = (1, 64, 1024, 8192)
 
 
 def qemu_has_af_xdp():
@@ -79,7 +95,8 @@ class World:
         state = self.stack.enter_context(Directory("vax-guest."))
         options, netns = [], None
         if self.kind.startswith("tap"):
-            ip("-n", near, "tuntap", "add", "tap0", "mode", "tap", "vnet_hdr")
+            offloads = self.kind != "tap-notso"
+            ip("-n", near, "tuntap", "add", "tap0", "mode", "tap", *(["vnet_hdr"] if offloads else []))
             ip("-n", near, "link", "set", "tap0", "up")
             if self.kind != "tap-veth":
                 self.server_ns, peer = near, "tap0"
@@ -88,7 +105,8 @@ class World:
                 for port in ("tap0", self.veth.nic):
                     ip("-n", near, "link", "set", port, "master", "br0")
                 ip("-n", near, "link", "set", "br0", "up")
-            options, netns = ["--netdev", "tap,ifname=tap0,script=no,downscript=no"], near
+            header = "" if offloads else ",vnet_hdr=off"
+            options, netns = ["--netdev", f"tap,ifname=tap0,script=no,downscript=no{header}"], near
             options += ["--intx"] if self.kind == "tap-intx" else []
         elif self.kind.startswith("af-xdp"):
             self.veth.ethtool(far, self.veth.wire, tx="off")
@@ -256,14 +274,21 @@ def iperf_sample(world, *argv):
     return result
 
 
-def request_response(run, contender):
-    """TCP_RR: a byte there and back, by netcheck."""
+def request_response(run, contender, streams, size):
+    """TCP_RR: `size` bytes there and back on each of the connections, by netcheck."""
     world = world_of(run, contender)
+    argv = [run.netcheck, "rr", "connect", GUEST_IP, str(RR_PORT), str(run.seconds), str(size), str(streams)]
     before, begun = world.cpu_ns(), time.monotonic()
-    said = world.peer(run.netcheck, "rr", "connect", GUEST_IP, str(RR_PORT), str(run.seconds)).stdout
+    said = world.peer(*argv).stdout
     elapsed, spent = time.monotonic() - begun, (world.cpu_ns()["host"] - before["host"]) / 1e9
     per_second, median_us, p99_us = map(float, said.split())
-    return {"per_second": per_second, "us": median_us, "p99_us": p99_us, "host_cpus": spent / elapsed}
+    return {
+        "per_second": per_second,
+        "per_cpu_s": per_second * run.seconds / spent,
+        "us": median_us,
+        "p99_us": p99_us,
+        "host_cpus": spent / elapsed,
+    }
 
 
 def ping(run, contender):

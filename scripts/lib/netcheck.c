@@ -2,7 +2,7 @@
 //
 //   netcheck stream listen|connect send|receive ADDRESS PORT MIB SEED
 //   netcheck rr listen ADDRESS PORT
-//   netcheck rr connect ADDRESS PORT SECONDS [BYTES]
+//   netcheck rr connect ADDRESS PORT SECONDS [BYTES [CONNECTIONS]]
 //   netcheck udp listen ADDRESS PORT
 //   netcheck udp connect ADDRESS PORT COUNT MAXIMUM_BYTES
 //   netcheck udp burst ADDRESS PORT BYTES PIECE_BYTES
@@ -14,8 +14,13 @@
 // says on stderr where the first wrong byte is, and ends with status 1. Pieces of all sizes are written, from a byte to 256 KiB, so that
 // the stack makes all sizes of segments; SEED decides.
 //
-// rr: one byte (or BYTES) there and back over one TCP connection, and again, as netperf's TCP_RR does: prints
-// `TRANSACTIONS_PER_SECOND MEDIAN_US P99_US`. The listener serves one connection after the other until it is ended.
+// rr: a request of one byte (or BYTES, up to 64 KiB) there and a response of as many back over a TCP connection, and
+// again, as netperf's TCP_RR does; over CONNECTIONS at once (up to 64), with a process each on both ends. The listener
+// sends a response when the request is whole, and the other end the next request when the response is. A response is
+// the request's bytes, which differ from one request to the next: a byte that went wrong on either way is told, with
+// status 1. Prints `TRANSACTIONS_PER_SECOND MEDIAN_US P99_US`, of all connections together. 20 s without a response
+// end it with status 2. The listener serves until it is ended. A connection begins with the size of its requests, four
+// bytes, big-endian.
 //
 // udp: datagrams of sizes 16 to MAXIMUM_BYTES, each sent back by the listener, which says when it is `listening`. Prints `SENT RETURNED WRONG TWICE`; a lost one is
 // given up after 20 ms. Status 1 if any was wrong.
@@ -39,12 +44,20 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
 #define PIECE_MAX (256 << 10)
 #define UDP_HEADER 16
+#define RR_BYTES_MAX (64 << 10)
+#define RR_CONNECTIONS_MAX 64
+// How many requests begin at different bytes of the pattern, one after the other.
+#define RR_SHIFTS 4096
+// Times of transactions that are kept, of all connections.
+#define RR_KEPT (1 << 20)
 #ifndef UDP_SEGMENT
 #define UDP_SEGMENT 103
 #endif
@@ -219,21 +232,60 @@ static int stream_receive(int fd, uint64_t words, uint64_t seed)
 
 // ---- request and response ----------------------------------------------------------------------------------------
 
+// One connection's outcome, in memory that its process shares with the one that started it.
+struct rr_outcome {
+	uint64_t count, elapsed_ns;
+};
+
+// Whether all came before the other end closed.
+static int read_all(int fd, char *bytes, size_t count)
+{
+	while (count) {
+		ssize_t got = read(fd, bytes, count);
+
+		if (got < 0)
+			fail("read");
+		if (got == 0)
+			return 0;
+		bytes += got;
+		count -= got;
+	}
+	return 1;
+}
+
+static void rr_serve(int fd)
+{
+	static char request[RR_BYTES_MAX];
+	int one = 1;
+	uint32_t size;
+
+	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+	if (!read_all(fd, (char *)&size, sizeof(size)) || ntohl(size) < 1 || ntohl(size) > RR_BYTES_MAX)
+		return;
+	while (read_all(fd, request, ntohl(size)))
+		write_all(fd, request, ntohl(size));
+}
+
 static void rr_listen(const char *address, const char *port)
 {
-	static char buffer[65536];
-	int listener = open_socket(1, SOCK_STREAM, address, port), one = 1;
+	int listener = open_socket(1, SOCK_STREAM, address, port);
 
+	// Nobody waits for the processes.
+	signal(SIGCHLD, SIG_IGN);
 	for (;;) {
 		int fd = accept(listener, NULL, NULL);
-		ssize_t got;
+		pid_t child;
 
 		if (fd < 0)
 			fail("accept");
-		setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
-		// Whatever comes goes back at once; the other end waits until it has all.
-		while ((got = read(fd, buffer, sizeof(buffer))) > 0)
-			write_all(fd, buffer, got);
+		child = fork();
+		if (child < 0)
+			fail("fork");
+		if (child == 0) {
+			close(listener);
+			rr_serve(fd);
+			exit(0);
+		}
 		close(fd);
 	}
 }
@@ -245,32 +297,111 @@ static int by_value(const void *a, const void *b)
 	return (x > y) - (x < y);
 }
 
-static void rr_connect(const char *address, const char *port, double seconds, size_t bytes)
+// Requests over connection `number` for that long; the exit status. `taken_ns` has room for `room` times, and keeps the
+// last ones.
+static int rr_transact(int fd, int number, double seconds, size_t bytes, struct rr_outcome *out, uint32_t *taken_ns,
+		       size_t room)
 {
-	static char buffer[65536];
-	static uint32_t taken_ns[1 << 20];
-	int fd = open_socket(0, SOCK_STREAM, address, port), one = 1;
-	uint64_t begun = now_ns(), last = begun, count = 0, kept;
+	static uint64_t pattern[(RR_BYTES_MAX + RR_SHIFTS) / 8];
+	static char response[RR_BYTES_MAX];
+	uint64_t begun, last;
 
-	bytes = bytes < 1 ? 1 : bytes > sizeof(buffer) ? sizeof(buffer) : bytes;
-	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
-	while (last - begun < seconds * 1e9) {
+	// Not word 0 of seed 0, whose bytes are all alike.
+	for (size_t i = 0; i < sizeof(pattern) / 8; i++)
+		pattern[i] = word_at((uint64_t)(number + 1) << 32, i);
+	begun = last = now_ns();
+	do {
+		const char *request = (const char *)pattern + out->count % RR_SHIFTS;
 		uint64_t start = last;
 
-		write_all(fd, buffer, bytes);
-		for (size_t got = 0; got < bytes;) {
-			ssize_t more = read(fd, buffer, sizeof(buffer));
-
-			if (more <= 0)
-				fail("read");
-			got += more;
+		write_all(fd, request, bytes);
+		if (!read_all(fd, response, bytes)) {
+			fprintf(stderr, "netcheck: the other end closed before response %llu\n", (unsigned long long)out->count);
+			return 1;
 		}
 		last = now_ns();
-		taken_ns[count++ % (1 << 20)] = last - start > UINT32_MAX ? UINT32_MAX : last - start;
+		if (memcmp(request, response, bytes) != 0) {
+			fprintf(stderr, "netcheck: response %llu has wrong bytes\n", (unsigned long long)out->count);
+			return 1;
+		}
+		taken_ns[out->count++ % room] = last - start > UINT32_MAX ? UINT32_MAX : last - start;
+	} while (last - begun < seconds * 1e9);
+	out->elapsed_ns = last - begun;
+	return 0;
+}
+
+static int rr_open(const char *address, const char *port, size_t bytes)
+{
+	struct timeval limit = {.tv_sec = 20};
+	int fd = open_socket(0, SOCK_STREAM, address, port), one = 1;
+	uint32_t size = htonl(bytes);
+
+	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+	setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
+	write_all(fd, (const char *)&size, sizeof(size));
+	return fd;
+}
+
+static void rr_print(const struct rr_outcome *outcomes, int connections, uint32_t *taken_ns, size_t room)
+{
+	double per_second = 0;
+	size_t kept = 0;
+
+	for (int i = 0; i < connections; i++) {
+		size_t count = outcomes[i].count < room ? outcomes[i].count : room;
+
+		memmove(taken_ns + kept, taken_ns + i * room, count * sizeof(*taken_ns));
+		kept += count;
+		per_second += outcomes[i].count * 1e9 / outcomes[i].elapsed_ns;
 	}
-	kept = count < 1 << 20 ? count : 1 << 20;
-	qsort(taken_ns, kept, sizeof(taken_ns[0]), by_value);
-	printf("%.1f %.1f %.1f\n", count * 1e9 / (last - begun), taken_ns[kept / 2] / 1e3, taken_ns[kept * 99 / 100] / 1e3);
+	qsort(taken_ns, kept, sizeof(*taken_ns), by_value);
+	printf("%.1f %.1f %.1f\n", per_second, taken_ns[kept / 2] / 1e3, taken_ns[kept * 99 / 100] / 1e3);
+}
+
+static void *shared_memory(size_t bytes)
+{
+	void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+
+	if (memory == MAP_FAILED)
+		fail("mmap");
+	return memory;
+}
+
+static int rr_connect(const char *address, const char *port, double seconds, size_t bytes, int connections)
+{
+	struct rr_outcome *outcomes = shared_memory(RR_CONNECTIONS_MAX * sizeof(*outcomes));
+	uint32_t *taken_ns = shared_memory(RR_KEPT * sizeof(*taken_ns));
+	pid_t children[RR_CONNECTIONS_MAX];
+	int fds[RR_CONNECTIONS_MAX], worst = 0;
+	size_t room;
+
+	if (bytes < 1 || bytes > RR_BYTES_MAX || connections < 1 || connections > RR_CONNECTIONS_MAX) {
+		fprintf(stderr, "netcheck: %zu bytes over %d connections; choose 1 to %d and 1 to %d\n", bytes, connections,
+			RR_BYTES_MAX, RR_CONNECTIONS_MAX);
+		return 2;
+	}
+	room = RR_KEPT / connections;
+	// All are there before the first one begins.
+	for (int i = 0; i < connections; i++)
+		fds[i] = rr_open(address, port, bytes);
+	for (int i = 0; i < connections; i++) {
+		children[i] = fork();
+		if (children[i] < 0)
+			fail("fork");
+		if (children[i] == 0)
+			exit(rr_transact(fds[i], i, seconds, bytes, &outcomes[i], taken_ns + i * room, room));
+	}
+	for (int i = 0; i < connections; i++) {
+		int status = 0, code;
+
+		if (waitpid(children[i], &status, 0) < 0)
+			fail("waitpid");
+		code = WIFEXITED(status) ? WEXITSTATUS(status) : 2;
+		worst = code > worst ? code : worst;
+	}
+	if (worst == 0)
+		rr_print(outcomes, connections, taken_ns, room);
+	return worst;
 }
 
 // ---- datagrams ---------------------------------------------------------------------------------------------------
@@ -385,7 +516,7 @@ static void usage(void)
 {
 	fprintf(stderr, "usage: netcheck stream listen|connect send|receive ADDRESS PORT MIB SEED\n"
 			"       netcheck rr|udp listen ADDRESS PORT\n"
-			"       netcheck rr connect ADDRESS PORT SECONDS [BYTES]\n"
+			"       netcheck rr connect ADDRESS PORT SECONDS [BYTES [CONNECTIONS]]\n"
 			"       netcheck udp connect ADDRESS PORT COUNT MAXIMUM_BYTES\n"
 			"       netcheck udp burst ADDRESS PORT BYTES PIECE_BYTES\n");
 	exit(2);
@@ -406,7 +537,8 @@ int main(int count, char **words)
 	} else if (count == 5 && listening && strcmp(words[1], "rr") == 0) {
 		rr_listen(words[3], words[4]);
 	} else if (count >= 6 && !listening && strcmp(words[1], "rr") == 0) {
-		rr_connect(words[3], words[4], atof(words[5]), count > 6 ? strtoul(words[6], NULL, 0) : 1);
+		return rr_connect(words[3], words[4], atof(words[5]), count > 6 ? strtoul(words[6], NULL, 0) : 1,
+				  count > 7 ? atoi(words[7]) : 1);
 	} else if (count == 5 && listening && strcmp(words[1], "udp") == 0) {
 		udp_listen(words[3], words[4]);
 	} else if (count == 7 && strcmp(words[1], "udp") == 0 && strcmp(words[2], "burst") == 0) {

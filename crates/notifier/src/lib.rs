@@ -44,9 +44,12 @@
 //!  - To assigned and to off-limits: the ioeventfd is bound, then the eventfd is written once. An exit that was under
 //!    way meanwhile is passed on by the eventfd.
 //!  - To deassigned: the ioeventfd is unbound, which waits for vCPUs that signal it, the eventfd is emptied, and the
-//!    thread that calls looks at the queue. It does not if the rings are closed: the queue or the device was reset, or
-//!    the device may not access memory. Nor if the VM stands: the look at `VmRun` finds everything.
-//!  - From off-limits the queue gets a new eventfd: the backend keeps a duplicate of the old one, and could read it.
+//!    thread that calls looks at the queue once; what that leaves is looked at by the thread "notify". It does not if
+//!    the rings are closed: the queue or the device was reset, or the device may not access memory. Nor if the VM
+//!    stands: the look at `VmRun` finds everything.
+//!  - From off-limits the queue gets a new eventfd: the backend keeps a duplicate of the old one, and could read it, or
+//!    make it blocking. The queue stays deassigned while there is none to be had.
+//!  - A look may leave chains that were notified. It says so, and the thread looks again after the other queues' turn.
 //!
 //! # Threads and ownership
 //!
@@ -55,15 +58,16 @@
 //! backend is not under the lock. The VMM keeps the order: it stops the backend, then says `BackendStop`.
 //!
 //! Events of a device are handled one at a time. They may come from any thread, also from a vCPU's exit. Those that
-//! look give way to events that wait. A transition lasts as long as the look before it and KVM's call: microseconds, or
-//! milliseconds while many vCPUs run. The thread waits as long, and so may other queues of the device.
+//! look give way to events that wait. Who waits sleeps. A transition lasts as long as the look before it and KVM's
+//! call: microseconds, or milliseconds while many vCPUs run. The thread waits as long, and so may other queues of the
+//! device.
 //!
 //! # Without room
 //!
 //! A queue to which no eventfd can be bound (`ENOSPC` of a full bus, and whatever else the host answers) stays
 //! deassigned, and is notified by exits. The [`Report`](notifiers::Report) says so once, the
-//! [status](notifiers::Notifiers::status) always, and each event tries again. Its backend is notified by the exits that
-//! [`Notifiers::exit`](notifiers::Notifiers::exit) passes on.
+//! [status](notifiers::Notifiers::status) always, and each event of the queue tries again. Its backend is notified by
+//! the exits that [`Notifiers::exit`](notifiers::Notifiers::exit) passes on.
 //!
 //! # A hostile guest
 //!
@@ -71,7 +75,18 @@
 //! look; the thread serves each queue once a round. It may write any data of any length: what is not exactly a
 //! notification is nobody's. It may reset at any time, and set bits of the status over and over: each costs its own
 //! vCPU the transition. None of it is refused, fails or panics. Looks are the device's, which bounds what one look
-//! does.
+//! does, and says what it left: a queue that the guest never lets get empty is the thread's work, once a round.
+//!
+//! # When others err
+//!
+//! A look that panics has left its device in no known state. The panic is that of the thread that looked; the thread
+//! "notify" goes on. The queue is [broken](notifiers::QueueStatus::broken), and not looked at any more, while its
+//! transitions, the device's other queues and the end of the notifiers are as ever.
+//!
+//! A backend may do to its eventfd what it likes, but one thing: if it fills the count and makes the eventfd blocking,
+//! an exit that is passed on waits for it, with the queue's lock. KVM's own signals never wait.
+//!
+//! Addresses do not change. For a guest that moves a BAR the VMM makes other notifiers, or does not let it.
 //!
 //! # Migration
 //!
@@ -89,7 +104,7 @@
 //!
 //! use kvm_ioctls::Kvm;
 //! use notifier::address::{Bus, NotifyAddress};
-//! use notifier::notifiers::{By, DeviceEvent, Notifiers, QueueEvent, QueueSetup, Serve};
+//! use notifier::notifiers::{By, DeviceEvent, Left, Notifiers, QueueEvent, QueueSetup, Serve};
 //! use notifier::probe::{Room, room};
 //! use notifier::state::State;
 //!
@@ -97,8 +112,9 @@
 //! struct Entropy(Sender<&'static str>);
 //!
 //! impl Serve for Entropy {
-//!     fn look(&mut self) {
+//!     fn look(&mut self) -> Left {
 //!         let _ = self.0.send("looked");
+//!         Left::Nothing
 //!     }
 //! }
 //!
@@ -144,5 +160,7 @@ pub mod bus;
 pub mod notifiers;
 pub mod probe;
 mod queue;
+mod serve;
 mod service;
+mod slot;
 pub mod state;

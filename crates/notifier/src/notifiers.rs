@@ -4,31 +4,15 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use rustix::process::Pid;
-use vmm_sys_util::epoll::Epoll;
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::address::{Bus, NotifyAddress};
 use crate::bus::Ioeventfds;
-use crate::queue::{Queue, Slot, Step, Wiring};
+use crate::queue::{Queue, Step, Wiring};
+pub use crate::serve::{BindError, By, Left, Serve};
 use crate::service::{Service, Shared};
+use crate::slot::{Slot, lock};
 use crate::state::{Event, Outcome, Refusal, State, next};
-
-/// The device's side of a queue. It has one owner at a time: it is never called by two threads at once.
-pub trait Serve: Send {
-    /// Looks at the queue and serves what is there: after each notification, and once after each transition that
-    /// leaves the queue with us. Others wait for it, so it returns when the queue is empty, or after so many chains.
-    /// It must not call the [`Notifiers`] that it belongs to: their lock is held.
-    fn look(&mut self);
-}
-
-/// By what a queue is notified.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum By {
-    /// Always by an exit, and its vCPU looks at the queue.
-    Exit,
-    /// By an eventfd, and the thread looks at the queue. By exits where the bus has no room.
-    Eventfd,
-}
 
 /// A queue, as the VMM wants it.
 pub struct QueueSetup {
@@ -98,9 +82,12 @@ impl From<QueueEvent> for Event {
 #[derive(Debug, Default)]
 pub struct Report {
     /// Queues that a backend has and must give back: the VMM stops it, then says [`QueueEvent::BackendStop`] of each,
-    /// before it lets the guest go on.
+    /// before it lets the guest go on. Until then each report names them. vCPUs whose writes come at once both get
+    /// them: a VMM has a lock for its backends, and asks for [`Notifiers::state`] under it.
     pub stop_backends: Vec<u16>,
     /// Queues that are notified by exits from now on, though they were to have an eventfd. Tried again at each event.
+    /// On a bus with little room a guest that resets queues in turn may bring this about again and again: who logs it
+    /// limits the rate.
     pub unbound: Vec<Arc<BindError>>,
 }
 
@@ -111,22 +98,6 @@ impl Report {
         }
         self.unbound.extend(step.unbound);
     }
-}
-
-/// Why a queue has no eventfd, though it is to have one.
-#[derive(Debug, thiserror::Error)]
-#[error(
-    "queue {queue} is notified by exits: no eventfd could be bound to {address}; give the VM fewer devices or queues, \
-     or raise the limit of open files"
-)]
-pub struct BindError {
-    /// Index of the queue.
-    pub queue: u16,
-    /// Where it is notified.
-    pub address: NotifyAddress,
-    /// What the bus said, such as `ENOSPC`.
-    #[source]
-    pub source: io::Error,
 }
 
 /// What holds of one queue.
@@ -144,8 +115,11 @@ pub struct QueueStatus {
     pub unbound: Option<Arc<BindError>>,
     /// Notifications that came by an exit, those to a queue that is not ready among them.
     pub from_exits: u64,
-    /// Notifications that came by the eventfd, without those that a backend took.
+    /// Notifications that came by the eventfd while no backend had the queue.
     pub from_eventfd: u64,
+    /// A look, or the bus, has panicked: what the device has of the queue is in no known state, so nobody looks any
+    /// more. The VMM sets `DEVICE_NEEDS_RESET` (VirtIO 1.3, 2.1), and makes other notifiers.
+    pub broken: bool,
 }
 
 /// What a VM's image keeps of the notifiers. Who writes it to a stream chooses how.
@@ -212,6 +186,12 @@ pub enum NotifierError {
         #[source]
         refusal: Refusal,
     },
+    /// What was saved is of a PCI device.
+    #[error(
+        "the saved state has a queue whose device may not access memory, and this device has no bus master bit: \
+         restore a state of virtio-pci into virtio-pci"
+    )]
+    SavedBusMaster,
     /// What was saved is of another device.
     #[error(
         "the saved state has {saved} queues and the device {queues}: restore it with as many as it was saved with"
@@ -230,6 +210,8 @@ pub struct Notifiers<B: Ioeventfds> {
     shared: Arc<Shared>,
     service: Option<Service>,
     thread_id: Pid,
+    /// There is no bus master bit: a device of virtio-mmio.
+    always_master: bool,
     /// One event at a time, so that all queues see events in one order.
     order: Mutex<()>,
 }
@@ -247,8 +229,7 @@ impl<B: Ioeventfds> Notifiers<B> {
             let queue = Queue::new(by, bus_master, serve).map_err(resources("a queue's eventfd"))?;
             slots.push(Slot::new(address, queue));
         }
-        let epoll = Epoll::new().map_err(resources("the thread's epoll"))?;
-        let shared = Arc::new(Shared { slots, epoll });
+        let shared = Arc::new(Shared::new(slots).map_err(resources("the thread's epoll"))?);
         let service = Service::new(Arc::clone(&shared)).map_err(resources("the thread of the notifiers"))?;
         let thread_id = service.thread_id;
         Ok(Self {
@@ -256,6 +237,7 @@ impl<B: Ioeventfds> Notifiers<B> {
             shared,
             service: Some(service),
             thread_id,
+            always_master: bus_master,
             order: Mutex::new(()),
         })
     }
@@ -265,6 +247,9 @@ impl<B: Ioeventfds> Notifiers<B> {
     ///
     /// # Errors
     /// [`NotifierError::Refused`]: none of today's events of a device is.
+    ///
+    /// # Panics
+    /// If a look does: queues after that one have not seen the event yet. It may be said again.
     pub fn event(&self, event: DeviceEvent) -> Result<Report, NotifierError> {
         let _order = self.one_at_a_time();
         let mut report = Report::default();
@@ -278,6 +263,9 @@ impl<B: Ioeventfds> Notifiers<B> {
     ///
     /// # Errors
     /// [`NotifierError::NoQueue`]; [`NotifierError::Refused`] for events of the VMM's, and nothing has changed then.
+    ///
+    /// # Panics
+    /// If the look does.
     pub fn queue_event(&self, queue: u16, event: QueueEvent) -> Result<Report, NotifierError> {
         let slot = self.slot(queue)?;
         let _order = self.one_at_a_time();
@@ -289,11 +277,16 @@ impl<B: Ioeventfds> Notifiers<B> {
     /// A vCPU exited with a write: the queue, if it is a notification. A deassigned queue that is ready is looked at
     /// here, in this thread. Otherwise the owner is told by the eventfd (the exit was under way when the ioeventfd was
     /// bound, or none could be).
+    ///
+    /// # Panics
+    /// If the look does.
     pub fn exit(&self, bus: Bus, address: u64, data: &[u8]) -> Option<u16> {
         let (queue, slot) = self
             .slots()
             .find(|(_, slot)| slot.address.is_hit(bus, address, data))?;
-        slot.enter_giving_way().serve_exit();
+        if slot.look(Queue::serve_exit) {
+            self.shared.look_again();
+        }
         Some(queue)
     }
 
@@ -335,7 +328,8 @@ impl<B: Ioeventfds> Notifiers<B> {
     /// What was saved holds. Queues are looked at when the VM runs again.
     ///
     /// # Errors
-    /// [`NotifierError::Refused`]: the VM runs, or a backend has a queue; [`NotifierError::SavedQueues`].
+    /// [`NotifierError::Refused`]: the VM runs, or a backend has a queue; [`NotifierError::SavedQueues`];
+    /// [`NotifierError::SavedBusMaster`].
     pub fn restore(&self, saved: &Saved) -> Result<(), NotifierError> {
         let _order = self.one_at_a_time();
         let counts = (saved.queues.len(), self.shared.slots.len());
@@ -344,6 +338,9 @@ impl<B: Ioeventfds> Notifiers<B> {
                 saved: counts.0,
                 queues: counts.1,
             });
+        }
+        if self.always_master && saved.queues.iter().any(|queue| !queue.bus_master) {
+            return Err(NotifierError::SavedBusMaster);
         }
         self.allowed(Event::Restore)?;
         for ((_, slot), saved) in self.slots().zip(&saved.queues) {
@@ -361,13 +358,16 @@ impl<B: Ioeventfds> Notifiers<B> {
     }
 
     fn apply(&self, queue: u16, slot: &Slot, event: Event) -> Result<Step, NotifierError> {
-        slot.enter()
-            .apply(event, &self.wiring(queue, slot))
-            .map_err(|refusal| NotifierError::Refused {
-                queue,
-                event,
-                refusal,
-            })
+        let mut locked = slot.enter();
+        let step = locked.apply(event, &self.wiring(queue, slot));
+        if locked.has_more() {
+            self.shared.look_again();
+        }
+        step.map_err(|refusal| NotifierError::Refused {
+            queue,
+            event,
+            refusal,
+        })
     }
 
     fn allowed(&self, event: Event) -> Result<(), NotifierError> {
@@ -410,7 +410,7 @@ impl<B: Ioeventfds> Notifiers<B> {
     }
 
     fn one_at_a_time(&self) -> MutexGuard<'_, ()> {
-        self.order.lock().expect("a look at a queue has panicked")
+        lock(&self.order)
     }
 }
 
@@ -419,7 +419,7 @@ impl<B: Ioeventfds> Drop for Notifiers<B> {
     fn drop(&mut self) {
         self.service = None;
         for (index, slot) in self.slots() {
-            slot.release(&self.wiring(index, slot));
+            slot.enter().release(&self.wiring(index, slot));
         }
     }
 }
@@ -451,6 +451,7 @@ fn status(index: u16, queue: &Queue) -> QueueStatus {
         unbound: queue.unbound.clone(),
         from_exits: queue.from_exits,
         from_eventfd: queue.from_eventfd,
+        broken: queue.broken,
     }
 }
 

@@ -75,7 +75,9 @@ pub fn room_on<B: Ioeventfds>(ioeventfds: &B, bus: Bus, unused: u64) -> io::Resu
         }
     }
     for at in &taken {
-        ioeventfds.deassign(at, &event)?;
+        // All of them, whatever becomes of one.
+        let gone = ioeventfds.deassign(at, &event);
+        found = found.and_then(|room| gone.map(|()| room));
     }
     found
 }

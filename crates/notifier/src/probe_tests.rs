@@ -70,3 +70,27 @@ fn addresses_past_the_end_are_an_error_and_nothing_stays_assigned() {
     assert!(room_on(&bus, Bus::Mmio, u64::MAX - 8).is_err());
     assert!(bus.bound.lock().unwrap().is_empty());
 }
+
+/// A bus that keeps the first address.
+struct Sticky(Narrow);
+
+impl Ioeventfds for Sticky {
+    fn assign(&self, at: &NotifyAddress, event: &EventFd) -> io::Result<()> {
+        self.0.assign(at, event)
+    }
+
+    fn deassign(&self, at: &NotifyAddress, event: &EventFd) -> io::Result<()> {
+        if at.address == 0x1000 {
+            return Err(Errno::NOENT.into());
+        }
+        self.0.deassign(at, event)
+    }
+}
+
+#[test]
+fn one_address_that_is_not_given_back_keeps_no_other() {
+    let bus = Sticky(Narrow::new(900, Errno::NOSPC));
+    let error = room_on(&bus, Bus::Mmio, 0x1000).unwrap_err();
+    assert_eq!(Errno::from_io_error(&error), Some(Errno::NOENT));
+    assert_eq!(bus.0.bound.lock().unwrap().len(), 1);
+}

@@ -1,20 +1,16 @@
-//! One queue: its state, its eventfd, and who looks at it.
-//!
-//! All of it is under one lock, which is held during a look. So a queue has one owner at a time: a transition waits for
-//! the look that is under way, and whoever comes after it sees the new state.
+//! One queue: its state, its eventfd, and who looks at it. All of it is under the lock of a
+//! [`Slot`](crate::slot::Slot).
 
 use std::io;
 use std::os::fd::AsRawFd;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread;
+use std::sync::Arc;
 
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::address::NotifyAddress;
 use crate::bus::Ioeventfds;
-use crate::notifiers::{BindError, By, Serve};
+use crate::serve::{BindError, By, Left, Serve};
 use crate::state::{Conditions, Event, Outcome, Refusal, State, looks, next};
 
 /// What a queue is bound and watched with.
@@ -23,53 +19,6 @@ pub(crate) struct Wiring<'a, B> {
     pub(crate) epoll: &'a Epoll,
     pub(crate) address: &'a NotifyAddress,
     pub(crate) index: u16,
-}
-
-/// A queue behind its lock.
-pub(crate) struct Slot {
-    pub(crate) address: NotifyAddress,
-    /// How many wait for the lock with a transition.
-    waiting: AtomicUsize,
-    queue: Mutex<Queue>,
-}
-
-impl Slot {
-    pub(crate) fn new(address: NotifyAddress, queue: Queue) -> Self {
-        Self {
-            address,
-            waiting: AtomicUsize::new(0),
-            queue: Mutex::new(queue),
-        }
-    }
-
-    /// For transitions: before those that give way.
-    pub(crate) fn enter(&self) -> MutexGuard<'_, Queue> {
-        // Relaxed, here and below: the count is advice about who goes first. What the queue is made of is published
-        // by the lock alone; without the count a guest that kicks without pause could hold transitions up.
-        self.waiting.fetch_add(1, Ordering::Relaxed);
-        let queue = self.lock();
-        self.waiting.fetch_sub(1, Ordering::Relaxed);
-        queue
-    }
-
-    /// For looks: after the transitions that wait.
-    pub(crate) fn enter_giving_way(&self) -> MutexGuard<'_, Queue> {
-        while self.waiting.load(Ordering::Relaxed) > 0 {
-            thread::yield_now();
-        }
-        self.lock()
-    }
-
-    /// At the end of the notifiers: nothing is bound. Also of a queue whose look has panicked.
-    pub(crate) fn release<B: Ioeventfds>(&self, wiring: &Wiring<'_, B>) {
-        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
-        queue.release(wiring);
-    }
-
-    /// A look that panicked has left its device in no known state: whoever comes next panics, too.
-    fn lock(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().expect("a look at the queue has panicked")
-    }
 }
 
 /// A queue.
@@ -83,9 +32,15 @@ pub(crate) struct Queue {
     pub(crate) unbound: Option<Arc<BindError>>,
     /// Notifications that came by an exit.
     pub(crate) from_exits: u64,
-    /// Notifications that came by the eventfd, and that a backend did not take.
+    /// Notifications that came by the eventfd while no backend had the queue.
     pub(crate) from_eventfd: u64,
+    /// A look, or the bus, has panicked: nobody looks any more.
+    pub(crate) broken: bool,
     event: EventFd,
+    /// A backend may have a duplicate of `event`, from the last time that the queue was its own.
+    stale: bool,
+    /// The last look left something. Whoever gets the queue anew looks anyhow.
+    more: bool,
     /// Our own writes to the eventfd that nobody has taken off it yet.
     own_writes: u64,
     serve: Box<dyn Serve>,
@@ -115,6 +70,9 @@ impl Queue {
             unbound: None,
             from_exits: 0,
             from_eventfd: 0,
+            broken: false,
+            stale: false,
+            more: false,
             event: new_event()?,
             own_writes: 0,
             serve,
@@ -140,46 +98,46 @@ impl Queue {
             });
         };
         let failed = self.go(to, wiring).err();
+        let unbound = failed.and_then(|error| self.note(error, wiring));
         if self.state == State::Deassigned && looks(before, self.conditions) {
-            self.serve.look();
+            self.look();
         }
         Ok(Step {
             stop_backend: false,
-            unbound: failed.and_then(|error| self.note(error, wiring)),
+            unbound,
         })
     }
 
     /// Goes to a state; where it cannot be bound, to [`State::Deassigned`], or unbound to [`State::OffLimits`].
     fn go<B: Ioeventfds>(&mut self, to: State, wiring: &Wiring<'_, B>) -> io::Result<()> {
-        if to == self.state && to != State::Deassigned {
+        let to_bind = to == State::OffLimits && self.conditions.by_eventfd && !self.bound;
+        if to == self.state && to != State::Deassigned && !to_bind {
             return Ok(());
         }
-        let from = self.state;
-        if from == State::Assigned {
+        if self.state == State::Assigned {
             self.unwatch(wiring);
         }
         match to {
             State::Deassigned => {
                 self.release(wiring);
-                self.renew_after(from)
+                Ok(())
             }
             State::Assigned => {
                 self.release(wiring);
-                let bound = self.renew_after(from).and_then(|()| self.bind(wiring));
-                if let Err(error) = bound.and_then(|()| self.watch(wiring)) {
+                if let Err(error) = self.bind(wiring).and_then(|()| self.watch(wiring)) {
                     self.release(wiring);
                     return Err(error);
                 }
+                self.unbound = None;
                 self.state = State::Assigned;
                 self.signal();
                 Ok(())
             }
             State::OffLimits => {
-                let bound = if self.conditions.by_eventfd {
-                    self.bind(wiring)
-                } else {
-                    Ok(())
-                };
+                let bound = if to_bind { self.bind(wiring) } else { self.renew() };
+                if bound.is_ok() {
+                    self.unbound = None;
+                }
                 self.state = State::OffLimits;
                 self.signal();
                 bound
@@ -188,30 +146,39 @@ impl Queue {
     }
 
     /// Leaves the queue to exits. What was notified until now is seen by the look that follows.
-    fn release<B: Ioeventfds>(&mut self, wiring: &Wiring<'_, B>) {
+    pub(crate) fn release<B: Ioeventfds>(&mut self, wiring: &Wiring<'_, B>) {
         if self.bound {
             // Fails only if it is not bound (`kvm_deassign_ioeventfd_idx` in virt/kvm/eventfd.c).
             let _ = wiring.bus.deassign(wiring.address, &self.event);
             self.bound = false;
         }
+        // A backend may have made it blocking, and it is not used again: nobody reads it.
+        self.stale |= self.state == State::OffLimits;
         self.state = State::Deassigned;
-        self.drain();
+        if !self.stale {
+            self.drain();
+        }
     }
 
-    /// A backend keeps its duplicate of the eventfd, and could take notifications off it: it is not used again.
-    fn renew_after(&mut self, from: State) -> io::Result<()> {
-        if from == State::OffLimits {
+    /// A backend keeps its duplicate of the eventfd, and could take notifications off it: the next one to have the
+    /// queue gets another. It is made when it is asked for, so that one that cannot be made is asked for again.
+    fn renew(&mut self) -> io::Result<()> {
+        if self.stale {
             self.event = new_event()?;
+            (self.stale, self.own_writes) = (false, 0);
+            if self.state == State::OffLimits {
+                self.signal();
+            }
         }
         Ok(())
     }
 
     fn bind<B: Ioeventfds>(&mut self, wiring: &Wiring<'_, B>) -> io::Result<()> {
         if !self.bound {
+            self.renew()?;
             wiring.bus.assign(wiring.address, &self.event)?;
             self.bound = true;
         }
-        self.unbound = None;
         Ok(())
     }
 
@@ -234,7 +201,14 @@ impl Queue {
     /// A notification came by the eventfd, or is said to: the thread has no lock while it waits.
     pub(crate) fn serve_eventfd(&mut self) {
         if self.state == State::Assigned && self.drain() {
-            self.serve.look();
+            self.look();
+        }
+    }
+
+    /// The thread's turn at what the last look left.
+    pub(crate) fn serve_more(&mut self) {
+        if std::mem::take(&mut self.more) && self.state != State::OffLimits && self.conditions.ready() {
+            self.look();
         }
     }
 
@@ -242,11 +216,22 @@ impl Queue {
     pub(crate) fn serve_exit(&mut self) {
         self.from_exits = self.from_exits.saturating_add(1);
         match self.state {
-            State::Deassigned if self.conditions.ready() => self.serve.look(),
+            State::Deassigned if self.conditions.ready() => self.look(),
             // The look when the queue gets ready finds it.
             State::Deassigned => {}
             State::Assigned | State::OffLimits => self.signal(),
         }
+    }
+
+    fn look(&mut self) {
+        if !self.broken {
+            self.more = self.serve.look() == Left::Something;
+        }
+    }
+
+    /// The thread has to look again.
+    pub(crate) fn has_more(&self) -> bool {
+        self.more
     }
 
     /// The owner looks once more.
@@ -277,7 +262,8 @@ impl Queue {
         is_new.then_some(error)
     }
 
-    pub(crate) fn eventfd(&self) -> io::Result<EventFd> {
+    pub(crate) fn eventfd(&mut self) -> io::Result<EventFd> {
+        self.renew()?;
         self.event.try_clone()
     }
 }

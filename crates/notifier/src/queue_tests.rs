@@ -1,48 +1,43 @@
-use std::sync::atomic::AtomicBool;
-
-use testkit::wait;
-
 use super::*;
 
 struct Nothing;
 
 impl Serve for Nothing {
-    fn look(&mut self) {}
+    fn look(&mut self) -> Left {
+        Left::Nothing
+    }
 }
 
-fn slot() -> Slot {
-    let address = NotifyAddress::mmio(0, 0).unwrap();
-    Slot::new(address, Queue::new(By::Exit, true, Box::new(Nothing)).unwrap())
+/// A bus with room for all.
+struct Roomy;
+
+impl Ioeventfds for Roomy {
+    fn assign(&self, _: &NotifyAddress, _: &EventFd) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn deassign(&self, _: &NotifyAddress, _: &EventFd) -> io::Result<()> {
+        Ok(())
+    }
 }
 
+/// The guest may repeat its events without end: each would be another line in the VMM's log.
 #[test]
-fn a_transition_that_waits_is_counted_until_it_has_the_queue() {
-    let slot = slot();
-    let waiting = || slot.waiting.load(Ordering::Relaxed);
-    thread::scope(|scope| {
-        let look = slot.enter_giving_way();
-        let transition = scope.spawn(|| drop(slot.enter()));
-        assert!(wait::until(wait::SOON, || waiting() == 1));
-        drop(look);
-        transition.join().unwrap();
-    });
-    assert_eq!(waiting(), 0);
-}
-
-#[test]
-fn a_look_waits_for_a_transition_that_waits() {
-    let (slot, looked) = (slot(), AtomicBool::new(false));
-    slot.waiting.store(1, Ordering::Relaxed);
-    thread::scope(|scope| {
-        scope.spawn(|| {
-            drop(slot.enter_giving_way());
-            looked.store(true, Ordering::SeqCst);
-        });
-        // The lock is free all the time.
-        thread::sleep(wait::QUIET);
-        let too_early = looked.load(Ordering::SeqCst);
-        slot.waiting.store(0, Ordering::Relaxed);
-        assert!(!too_early);
-        assert!(wait::until(wait::SOON, || looked.load(Ordering::SeqCst)));
-    });
+fn an_eventfd_that_is_bound_but_cannot_be_watched_is_told_of_once() {
+    let mut queue = Queue::new(By::Eventfd, true, Box::new(Nothing)).unwrap();
+    let (epoll, address) = (Epoll::new().unwrap(), NotifyAddress::mmio(0, 0).unwrap());
+    let wiring = Wiring {
+        bus: &Roomy,
+        epoll: &epoll,
+        address: &address,
+        index: 0,
+    };
+    // EEXIST, until it goes.
+    queue.watch(&wiring).unwrap();
+    let mut told = |event| queue.apply(event, &wiring).unwrap().unbound.is_some();
+    let events = [Event::VmRun, Event::QueueEnable, Event::DriverOk, Event::DriverOk];
+    assert_eq!(events.map(&mut told), [false, false, true, false]);
+    queue.unwatch(&wiring);
+    queue.apply(Event::DriverOk, &wiring).unwrap();
+    assert_eq!((queue.state, queue.unbound.is_none()), (State::Assigned, true));
 }

@@ -4,9 +4,15 @@
 //! in which epoll tells them, which rotates: a queue that is notified without pause does not keep others from their
 //! turn. The state is looked at under the queue's lock, after the wait: what was notified to a queue that is not
 //! assigned any more is its new owner's.
+//!
+//! What a look has left, whoever looked, is the thread's too: it is told by an eventfd of the device's, and looks once
+//! a round at each queue that has something left.
+//!
+//! A look that panics is caught here, and ends nothing but looks at its queue. The hook for panics has told of it.
 
 use std::io;
 use std::os::fd::AsRawFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 
@@ -15,10 +21,13 @@ use rustix::thread::gettid;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
-use crate::queue::Slot;
+use crate::queue::Queue;
+use crate::slot::Slot;
 
 /// What the eventfd that ends the thread is known by: no queue has that index.
 const STOP: u64 = u64::MAX;
+/// The same of the one that tells of what looks have left.
+const MORE: u64 = u64::MAX - 1;
 /// Notifications taken in one round. epoll rotates, so more queues than that have their turn, too.
 const EVENTS: usize = 64;
 
@@ -26,6 +35,30 @@ const EVENTS: usize = 64;
 pub(crate) struct Shared {
     pub(crate) slots: Vec<Slot>,
     pub(crate) epoll: Epoll,
+    more: EventFd,
+}
+
+impl Shared {
+    pub(crate) fn new(slots: Vec<Slot>) -> io::Result<Self> {
+        let (epoll, more) = (Epoll::new()?, EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?);
+        let interest = EpollEvent::new(EventSet::IN, MORE);
+        epoll.ctl(ControlOperation::Add, more.as_raw_fd(), interest)?;
+        Ok(Self { slots, epoll, more })
+    }
+
+    /// The thread looks again at queues whose last look has left something.
+    pub(crate) fn look_again(&self) {
+        // Fails only if the count is at its end: the thread comes anyhow.
+        let _ = self.more.write(1);
+    }
+
+    /// The thread's turn at a queue.
+    fn serve(&self, slot: &Slot, turn: impl FnOnce(&mut Queue)) {
+        // Unwinding spoils nothing: the queue's lock says that it is broken, and what else is here does not change.
+        if let Ok(true) = catch_unwind(AssertUnwindSafe(|| slot.look(turn))) {
+            self.look_again();
+        }
+    }
 }
 
 /// The thread. It ends, and is joined, at drop.
@@ -64,7 +97,7 @@ impl Drop for Service {
         // Cannot fail: it is written once.
         let _ = self.stop.write(1);
         if let Some(thread) = self.thread.take() {
-            // Fails if a look panicked, which its thread has said.
+            // Fails if the thread panicked, which it has said.
             let _ = thread.join();
         }
     }
@@ -79,14 +112,23 @@ fn serve(shared: &Shared) {
             Err(error) => panic!("epoll_wait on our own epoll: {error}"),
         };
         for event in events.iter().take(ready) {
-            if event.data() == STOP {
-                return;
-            }
-            let slot = usize::try_from(event.data())
-                .ok()
-                .and_then(|index| shared.slots.get(index));
-            if let Some(slot) = slot {
-                slot.enter_giving_way().serve_eventfd();
+            match event.data() {
+                STOP => return,
+                MORE => {
+                    // Before the looks: what they leave is told anew. Fails only if there is nothing to read.
+                    let _ = shared.more.read();
+                    for slot in &shared.slots {
+                        shared.serve(slot, Queue::serve_more);
+                    }
+                }
+                index => {
+                    let slot = usize::try_from(index)
+                        .ok()
+                        .and_then(|index| shared.slots.get(index));
+                    if let Some(slot) = slot {
+                        shared.serve(slot, Queue::serve_eventfd);
+                    }
+                }
             }
         }
     }

@@ -173,6 +173,10 @@ fn the_eventfd_that_a_backend_keeps_is_nothing_any_more() {
     notifiers.queue_event(0, QueueEvent::BackendStart).unwrap();
     notifiers.event(DeviceEvent::VmStop).unwrap();
     notifiers.queue_event(0, QueueEvent::BackendStop).unwrap();
+    assert!(
+        kept.read().unwrap() > 0,
+        "what the backend has not taken stays there"
+    );
     // Nobody reads the queue's own one while the VM stands.
     kept.write(5).unwrap();
     assert!(notifiers.eventfd(0).unwrap().read().is_err());
@@ -224,6 +228,15 @@ fn what_the_vmm_may_not_do_is_refused_and_changes_nothing() {
     assert!(matches!(
         notifiers.restore(&none),
         Err(NotifierError::SavedQueues { saved: 0, queues: 1 })
+    ));
+    let of_pci = SavedQueue {
+        driver_ok: true,
+        bus_master: false,
+        enabled: true,
+    };
+    assert!(matches!(
+        notifiers.restore(&Saved { queues: vec![of_pci] }),
+        Err(NotifierError::SavedBusMaster)
     ));
     assert_eq!((notifiers.state(0), board.bound()), (Some(State::OffLimits), 1));
     assert!(matches!(

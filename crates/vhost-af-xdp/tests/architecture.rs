@@ -185,6 +185,7 @@ fn files_import_each_other_in_no_circle() {
     for of in [
         DAEMON,
         "device",
+        "notifier",
         "offload",
         "steer",
         "steward",

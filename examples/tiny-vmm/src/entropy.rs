@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 
 use device::call::{Call, CallBlocked};
 use device::counters::PairCounters;
-use notifier::notifiers::Serve;
+use notifier::notifiers::{Left, Serve};
 use rustix::rand::{GetRandomFlags, getrandom};
 use virtqueue::{
     Chains, GuestFault, MemoryMap, Queue, QueueFeatures, QueueSize, QueueSizeError, QueueStart,
@@ -49,22 +49,27 @@ fn kernels_random(bytes: &mut [u8]) -> io::Result<usize> {
 
 impl EntropyShared {
     /// With that memory; `call` interrupts the guest.
-    #[must_use]
-    pub fn new(memory: &Memory, call: Option<OwnedFd>) -> Arc<Self> {
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    pub fn new(memory: &Memory, call: Option<OwnedFd>) -> io::Result<Arc<Self>> {
         Self::with_random(memory, call, kernels_random)
     }
 
     /// The same with another source of random bytes.
-    #[must_use]
-    pub fn with_random(memory: &Memory, call: Option<OwnedFd>, random: Random) -> Arc<Self> {
-        Arc::new(Self {
+    ///
+    /// # Errors
+    /// As of [`EntropyShared::new`].
+    pub fn with_random(memory: &Memory, call: Option<OwnedFd>, random: Random) -> io::Result<Arc<Self>> {
+        let copy = call.as_ref().map(OwnedFd::try_clone).transpose()?;
+        Ok(Arc::new(Self {
             memory: Arc::clone(memory.map()),
             queue: Mutex::new(None),
-            needs_reset: NeedsReset::default(),
+            needs_reset: NeedsReset::new(copy),
             call,
             counters: PairCounters::default(),
             random,
-        })
+        }))
     }
 
     /// Whether it needs a reset.
@@ -172,8 +177,10 @@ fn fill_all(queue: &mut Queue, memory: &MemoryMap, random_bytes: Random) -> Resu
 pub struct EntropyQueue(pub Arc<EntropyShared>);
 
 impl Serve for EntropyQueue {
-    fn look(&mut self) {
+    fn look(&mut self) -> Left {
         self.0.serve();
+        // The driver notifies what it adds meanwhile: kicks are never off.
+        Left::Nothing
     }
 }
 
@@ -229,7 +236,11 @@ impl Device for Entropy {
     fn start(&mut self, queues: &[QueueSetting]) -> bool {
         let ready = queues.first().filter(|queue| queue.ready);
         let base = if self.packed { FIRST_PACKED_BASE } else { 0 };
-        ready.is_none_or(|queue| self.shared.enter(queue, self.packed, base).is_ok())
+        let started = ready.is_none_or(|queue| self.shared.enter(queue, self.packed, base).is_ok());
+        if !started {
+            self.shared.needs_reset.set();
+        }
+        started
     }
 
     fn disable_queue(&mut self, _queue: u16) {

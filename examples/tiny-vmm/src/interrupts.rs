@@ -1,8 +1,8 @@
-//! Interrupts: an eventfd that KVM has (irqfd), beside the calls that make them (KVM_IRQ_LINE, KVM_SIGNAL_MSI); by a line
-//! of a PC's old interrupt controllers, and by message, as PCI devices have them.
+//! Interrupts: an eventfd that KVM has (irqfd), beside the calls that make them (KVM_IRQ_LINE, KVM_SIGNAL_MSI); by a
+//! line of a PC's old interrupt controllers, and by message, as PCI devices have them.
 //!
-//! A message by eventfd is delivered where the eventfd is written to. A line is not: its controllers' lock is not one that
-//! can be taken there, and a kernel thread does the rest (`irqfd_wakeup`, virt/kvm/eventfd.c).
+//! A message by eventfd is delivered where the eventfd is written to. A line is not: its controllers' lock is not one
+//! that can be taken there, and a kernel thread does the rest (`irqfd_wakeup`, virt/kvm/eventfd.c).
 //!
 //! The guest is a program in real mode (`guest/interrupts.S`): it sleeps, and its handler counts. Each interrupt is
 //! made when the one before was seen.

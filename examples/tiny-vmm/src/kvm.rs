@@ -136,8 +136,8 @@ impl Vm {
             .map_err(refused("to set an interrupt line (KVM_IRQ_LINE)"))
     }
 
-    /// Makes interrupt line `line` a message with that vector to the vCPU's interrupt controller, and leaves `kept` as it
-    /// was: a line of the first of the two old controllers.
+    /// Makes interrupt line `line` a message with that vector to the vCPU's interrupt controller, and leaves `kept` as
+    /// it was: a line of the first of the two old controllers.
     ///
     /// # Errors
     /// [`KvmError`].

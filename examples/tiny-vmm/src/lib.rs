@@ -13,7 +13,28 @@
 //! The rest is a VMM's own: [`kvm`], [`vcpu`], [`memory`], [`mmio`], [`worker`]; a second device, [`entropy`]; and a
 //! guest program (`guest/`), which works as its [`mailbox`] says. There is no kernel in the guest and no PCI.
 //!
-//! x86-64 alone, as the guest program is.
+//! x86-64 alone, as the guest program is. For a trial: `cargo run --release -p tiny-vmm -- --help`.
+//!
+//! ```no_run
+//! use std::time::Duration;
+//!
+//! use tiny_vmm::machine::{Machine, MachineConfig, Notify};
+//! use tiny_vmm::mailbox::{Task, Work};
+//! use tiny_vmm::sink::null::Null;
+//!
+//! # fn main() -> Result<(), tiny_vmm::machine::MachineError> {
+//! let task = Task::new(Work::Send, 1_000);
+//! let mut machine = Machine::new(MachineConfig::new(Notify::Eventfd), &task, Box::new(Null::new(0, 64)))?;
+//! machine.run()?;
+//! let answer = machine.await_answer(Duration::from_secs(10))?;
+//! assert_eq!(answer.done, 1_000);
+//! for queue in machine.status() {
+//!     println!("{queue:?}");
+//! }
+//! machine.stop()?;
+//! # Ok(())
+//! # }
+//! ```
 
 #![cfg(target_arch = "x86_64")]
 

@@ -12,6 +12,7 @@ use std::time::Duration;
 use device::control::State;
 use notifier::notifiers::{By, DeviceEvent, NotifierError, QueueStatus, Saved as SavedNotifiers, Serve};
 use rustix::process::Pid;
+use steer::with_sources;
 
 use crate::board::{Board, BoardError, DeviceNotifiers, EventBus, Place};
 use crate::entropy::{Entropy, EntropyQueue, EntropyShared};
@@ -22,7 +23,6 @@ use crate::memory::{Memory, MemoryError};
 use crate::mmio;
 use crate::net::{Net, NetConfig, NetQueue, NetShared};
 use crate::port::Port;
-use crate::report::chain;
 use crate::sink::{Sink, SinkCounts};
 use crate::vcpu::{Exits, VcpuError, VcpuThread};
 use crate::worker::Worker;
@@ -315,7 +315,7 @@ impl Machine {
         self.net.port().with(|port| port.counts())
     }
 
-    /// Frames that were dropped because the guest has not set up the pair that they are for, once no backend has the port.
+    /// Frames that were dropped because the pair that they are for is not set up or off, once no backend has the port.
     #[must_use]
     pub fn no_pair(&self) -> u64 {
         self.net.port().with(|port| port.no_pair())
@@ -336,7 +336,7 @@ impl Machine {
     /// Why no frames move any more, once no backend has the port; `None`: they do.
     #[must_use]
     pub fn port_error(&self) -> Option<String> {
-        let error = |port: &mut Port| port.error().map(|error| chain(error));
+        let error = |port: &mut Port| port.error().map(|error| with_sources(error));
         self.net.port().with(error)
     }
 
@@ -384,11 +384,13 @@ fn attach(
         polled: config.notify == Notify::Poll,
         call: Some(vm.interrupt(FIRST_LINE)?),
     };
-    let net = NetShared::new(net_config, memory, sink).map_err(|source| MachineError::Resources {
+    let descriptor = |source| MachineError::Resources {
         what: "an eventfd",
         source,
-    })?;
-    let entropy = EntropyShared::new(memory, Some(vm.interrupt(FIRST_LINE + 1)?));
+    };
+    let net = NetShared::new(net_config, memory, sink).map_err(descriptor)?;
+    let entropy_call = vm.interrupt(FIRST_LINE + 1)?;
+    let entropy = EntropyShared::new(memory, Some(entropy_call)).map_err(descriptor)?;
     let by = match config.notify {
         Notify::Exit => By::Exit,
         // While the worker polls the control queue is served as ever.

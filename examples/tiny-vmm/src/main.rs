@@ -6,7 +6,7 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     use clap::Parser as _;
     use tiny_vmm::options::Options;
-    use tiny_vmm::report::{chain, run};
+    use tiny_vmm::report::run;
 
     let options = Options::parse();
     match run(&options) {
@@ -19,7 +19,7 @@ fn main() -> ExitCode {
         },
         Ok(report) => print!("{report}"),
         Err(error) => {
-            eprintln!("error: {}", chain(&error));
+            eprintln!("error: {}", steer::with_sources(&error));
             return ExitCode::FAILURE;
         }
     }

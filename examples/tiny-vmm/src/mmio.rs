@@ -9,12 +9,13 @@
 //! it. So InterruptStatus says "used buffers" from DRIVER_OK on, whenever it is read: a driver then looks at its
 //! queues, and may find nothing new there. "Configuration change" is said exactly.
 
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// VIRTIO_F_VERSION_1; without it there is no such transport (4.2.2.1, version 2).
 pub const F_VERSION_1: u64 = 1 << 32;
 
-/// Where a packed ring begins: slot 0 and wrap counter 1, for what is taken and for what is used (2.8.1).
+/// Where a packed ring begins: slot 0 and wrap counter 1, for what is taken and for what is used (VirtIO 1.3, 2.8.1).
 pub(crate) const FIRST_PACKED_BASE: u32 = 0x8000_8000;
 
 /// Offsets of registers (4.2.2).
@@ -100,25 +101,42 @@ pub trait Device: Send {
     fn reset(&mut self);
 }
 
-/// A flag by which a device says from any thread that it needs a reset (VirtIO 1.3, 2.1.2).
-#[derive(Debug, Default)]
-pub struct NeedsReset(AtomicBool);
+/// By this a device says from any thread that it needs a reset (VirtIO 1.3, 2.1.2).
+#[derive(Debug)]
+pub struct NeedsReset {
+    /// Only a flag; nothing is published with it.
+    flag: AtomicBool,
+    call: Option<OwnedFd>,
+}
 
 impl NeedsReset {
-    /// It does from now on.
+    /// It does not. `call`: tells the driver when it does; `None`: the driver polls.
+    #[must_use]
+    pub fn new(call: Option<OwnedFd>) -> Self {
+        Self {
+            flag: AtomicBool::new(false),
+            call,
+        }
+    }
+
+    /// It does from now on, and its driver is told.
     pub fn set(&self) {
-        self.0.store(true, Ordering::Release);
+        self.flag.store(true, Ordering::Relaxed);
+        if let Some(call) = &self.call {
+            // A full counter tells it, too.
+            let _ = rustix::io::write(call, &1_u64.to_ne_bytes());
+        }
     }
 
     /// It was reset.
     pub fn clear(&self) {
-        self.0.store(false, Ordering::Release);
+        self.flag.store(false, Ordering::Relaxed);
     }
 
     /// Whether it does.
     #[must_use]
     pub fn get(&self) -> bool {
-        self.0.load(Ordering::Acquire)
+        self.flag.load(Ordering::Relaxed)
     }
 }
 

@@ -15,7 +15,7 @@ use device::control::{self, ControlQueue, State};
 use device::features::F_GUEST_ANNOUNCE;
 use device::net_device::{DeviceError, NetDevice, Path};
 use device::offloads::Offloads;
-use notifier::notifiers::Serve;
+use notifier::notifiers::{self, Serve};
 use rustix::event::{EventfdFlags, eventfd};
 use virtqueue::RingAddresses;
 
@@ -67,7 +67,7 @@ impl NetShared {
         let mut device =
             NetDevice::new(config.pairs, Offloads::NONE).with_control(config.mac, control::OFFERED);
         device.set_memory(Some(Arc::clone(memory.map())));
-        let needs_reset = Arc::new(NeedsReset::default());
+        let needs_reset = Arc::new(NeedsReset::new(duplicate(config.call.as_ref())?));
         let port = Port::new(sink, &device, Arc::clone(&needs_reset), config.polled);
         Ok(Arc::new(Self {
             device: Mutex::new(device),
@@ -120,8 +120,8 @@ impl NetShared {
             return;
         };
         // The worker also waits for the sink or not, by what is left: it is told.
-        let waits = port.waits_for_buffers();
-        if port.serve() == Left::More || waits != port.waits_for_buffers() {
+        let took = port.takes_from_sink();
+        if port.serve() == Left::More || took != port.takes_from_sink() {
             self.wake_worker();
         }
     }
@@ -132,18 +132,27 @@ impl NetShared {
         let _ = rustix::io::write(&self.again, &1_u64.to_ne_bytes());
     }
 
-    fn serve_control(&self) {
+    fn serve_control(&self) -> notifiers::Left {
         let mut control = self.control();
-        let Some(queue) = control.as_mut() else { return };
+        let Some(queue) = control.as_mut() else {
+            return notifiers::Left::Nothing;
+        };
         let mut device = self.device();
         let served = queue.serve(&mut device, MOST_COMMANDS, |device, _| {
             // The guest is answered when frames go as it said: a backend must not hold that up for long.
             self.port.with(|port| port.follow(device));
+            // A pair that was off may have frames that nobody kicks for.
+            self.wake_worker();
             true
         });
-        if served.is_err() {
-            *control = None;
-            self.needs_reset.set();
+        match served {
+            Ok(served) if served == MOST_COMMANDS => notifiers::Left::Something,
+            Ok(_) => notifiers::Left::Nothing,
+            Err(_) => {
+                *control = None;
+                self.needs_reset.set();
+                notifiers::Left::Nothing
+            }
         }
     }
 }
@@ -166,14 +175,15 @@ impl NetQueue {
 }
 
 impl Serve for NetQueue {
-    fn look(&mut self) {
+    fn look(&mut self) -> notifiers::Left {
         // Which one it is depends on what was negotiated.
         let control = self.shared.device().control_index();
         if u32::from(self.queue) == control {
-            self.shared.serve_control();
-        } else {
-            self.shared.serve_port();
+            return self.shared.serve_control();
         }
+        // What is left is the worker's, who is woken.
+        self.shared.serve_port();
+        notifiers::Left::Nothing
     }
 }
 
@@ -309,6 +319,8 @@ impl Net {
         });
         drop(device);
         *self.0.control() = control;
+        // From now on it waits for the sink, too.
+        self.0.wake_worker();
         Ok(())
     }
 }

@@ -38,9 +38,9 @@ pub enum PortError {
 /// What a call of [`Port::serve`] has left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Left {
-    /// Nothing: kicks are on, or somebody polls.
+    /// Nothing, and kicks are on.
     Nothing,
-    /// Its share is used up, and there is more.
+    /// Kicks are off, and it is to be called again: its share is used up, or it is polled.
     More,
 }
 
@@ -51,10 +51,12 @@ pub struct Port {
     receive: Receive,
     chains: Chains,
     to_guest: ToGuest,
+    /// The pair for whose buffers they wait.
+    waits_for: Option<usize>,
     sink: Box<dyn Sink>,
     counters: PairCounters,
     receive_counters: ReceiveCounters,
-    /// Frames for a pair that is not set up. Of the guest's unwanted ones crate `device` has counters.
+    /// Frames for a pair that is not set up, or is off. Of the guest's unwanted ones crate `device` has counters.
     no_pair: u64,
     needs_reset: Arc<NeedsReset>,
     /// Somebody polls: kicks stay off.
@@ -71,6 +73,7 @@ impl Port {
             receive: device.receive(None),
             chains: Chains::default(),
             to_guest: ToGuest::default(),
+            waits_for: None,
             sink,
             counters: PairCounters::default(),
             receive_counters: ReceiveCounters::default(),
@@ -102,7 +105,7 @@ impl Port {
     /// driver.
     pub fn reset(&mut self) {
         self.pairs.fill_with(|| None);
-        self.to_guest = ToGuest::default();
+        (self.to_guest, self.waits_for) = (ToGuest::default(), None);
         if matches!(self.error, Some(PortError::Guest(_))) {
             self.error = None;
         }
@@ -125,7 +128,7 @@ impl Port {
     pub fn serve(&mut self) -> Left {
         if self.polled {
             self.poll();
-            return Left::Nothing;
+            return Left::More;
         }
         self.switch_kicks_off();
         for _ in 0..MOST_BATCHES {
@@ -164,7 +167,7 @@ impl Port {
         for at in 0..self.pairs.len() {
             moved += self.from_guest(at)?;
         }
-        if self.pairs.iter().any(Option::is_some) {
+        if self.has_pairs() {
             self.to_guest.clear_if_empty();
             self.sink.take(&mut self.to_guest)?;
             moved += self.deliver()?;
@@ -219,6 +222,7 @@ impl Port {
     /// Frames that wait go to the pairs that they are for; those of one pair that follow each other, at a time.
     fn deliver(&mut self) -> Result<usize, PortError> {
         let mut done = 0;
+        self.waits_for = None;
         while !self.to_guest.is_empty() {
             let mut incoming = [Incoming::plain(&[], Report::NONE); BATCH];
             let (mut count, mut unwanted, mut to) = (0, 0, None);
@@ -226,7 +230,12 @@ impl Port {
                 let place = self.receive.place(frame, None, &self.receive_counters);
                 // Automatic steering is ours to choose: the first pair.
                 let pair = place.map(|place| usize::from(place.pair.unwrap_or(0)));
-                let known = pair.filter(|&pair| self.pairs.get(pair).is_some_and(Option::is_some));
+                // A pair that is not there, or off, takes no frame (VirtIO 1.3, 5.1.6.5.7.2).
+                let is_on = |pair: &usize| {
+                    let pair = self.pairs.get(*pair).and_then(Option::as_ref);
+                    pair.is_some_and(|pair| pair.to_guest.enabled)
+                };
+                let known = pair.filter(is_on);
                 // Behind others it is looked at once more, and counted then.
                 if pair.is_some() && known.is_none() && count == 0 {
                     self.no_pair += 1;
@@ -249,6 +258,7 @@ impl Port {
             self.to_guest.pass(unwanted + given);
             done += unwanted + given;
             if given < count {
+                self.waits_for = to;
                 break;
             }
         }
@@ -264,11 +274,15 @@ impl Port {
 
     /// Of queues that something waits for; whether there is something already.
     fn switch_kicks_on(&mut self) -> bool {
-        let wants_buffers = !self.to_guest.is_empty();
+        let waits_for = self.waits_for;
         let mut more = false;
-        for pair in self.pairs.iter_mut().flatten() {
-            more |= pair.from_guest.queue.enable_kicks();
-            if wants_buffers {
+        for (at, pair) in self.pairs.iter_mut().enumerate() {
+            let Some(pair) = pair else { continue };
+            // Of one that is off nothing is taken: who switches it on has it looked at.
+            if pair.from_guest.enabled {
+                more |= pair.from_guest.queue.enable_kicks();
+            }
+            if waits_for == Some(at) {
                 more |= pair.to_guest.queue.enable_kicks();
             }
         }
@@ -285,10 +299,15 @@ impl Port {
         self.error.as_ref()
     }
 
-    /// Whether frames wait for buffers of the guest's: its kick is what goes on with them, not the sink.
+    /// Whether frames of the sink's can go on to the guest. Not while it has no driver, while its driver has broken a
+    /// rule, or while frames wait for its buffers: then its kick is what goes on with them.
     #[must_use]
-    pub fn waits_for_buffers(&self) -> bool {
-        !self.to_guest.is_empty()
+    pub fn takes_from_sink(&self) -> bool {
+        self.has_pairs() && self.waits_for.is_none() && !self.is_over()
+    }
+
+    fn has_pairs(&self) -> bool {
+        self.pairs.iter().any(Option::is_some)
     }
 
     /// What the sink has counted.
@@ -297,7 +316,7 @@ impl Port {
         self.sink.counts()
     }
 
-    /// Frames that were dropped because the pair that they are for is not set up.
+    /// Frames that were dropped because the pair that they are for is not set up, or off.
     #[must_use]
     pub fn no_pair(&self) -> u64 {
         self.no_pair

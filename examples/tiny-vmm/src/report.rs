@@ -102,7 +102,7 @@ pub struct RunReport {
     pub sink_to_guest_frames: u64,
     /// Frames that the sink dropped.
     pub sink_dropped: u64,
-    /// Frames for the guest whose queue pair it has not set up.
+    /// Frames for the guest whose queue pair is not set up, or off.
     pub dropped_no_pair: u64,
     /// Why a queue that was to have an eventfd has none.
     pub unbound: Vec<String>,
@@ -345,19 +345,6 @@ impl fmt::Display for RunReport {
         }
         self.unbound.iter().try_for_each(|reason| writeln!(f, "{reason}"))
     }
-}
-
-/// An error and what it came of, for people.
-#[must_use]
-pub fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    text
 }
 
 /// So that callers need not know where a refusal of KVM's came from.

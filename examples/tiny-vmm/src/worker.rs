@@ -12,6 +12,7 @@ use rustix::process::Pid;
 use rustix::thread::gettid;
 
 use crate::net::NetShared;
+use crate::port::Port;
 
 /// A thread that runs until this is dropped.
 pub struct Worker {
@@ -87,12 +88,12 @@ fn poll_until(shared: &NetShared, stop: &AtomicBool) {
 
 fn sleep_and_serve(shared: &NetShared, readable: Option<&OwnedFd>, stop: &AtomicBool) {
     while !stop.load(Ordering::Relaxed) {
-        // Frames that wait for buffers, and those of a backend, are others' to go on with: each tells us.
+        // Otherwise it is others' to go on, a backend's or the guest's: each tells us.
         let watches = shared
             .port()
             .lock_giving_way()
             .as_ref()
-            .is_some_and(|port| !port.waits_for_buffers() && port.error().is_none());
+            .is_some_and(Port::takes_from_sink);
         let watched = readable
             .filter(|_| watches)
             .map(|fd| PollFd::new(fd, PollFlags::IN));

@@ -16,7 +16,7 @@ const FRAMES: u64 = 500;
 
 fn open(veth: &VethPair) -> Box<Xdp> {
     let opened = veth.near.enter(|| Xdp::open(VethPair::NIC));
-    Box::new(opened.unwrap_or_else(|error| panic!("{}", tiny_vmm::report::chain(&error))))
+    Box::new(opened.unwrap_or_else(|error| panic!("{}", steer::with_sources(&error))))
 }
 
 #[test]

@@ -119,12 +119,10 @@ fn no_kick_of_packed_rings_is_lost_while_backends_come_and_go() {
 #[test]
 fn backend_alone_serves_while_it_has_the_queues() {
     testkit::require!(Kvm);
-    for (notify, packed) in [
-        (Notify::Eventfd, false),
-        (Notify::Eventfd, true),
-        (Notify::Exit, false),
-        (Notify::Exit, true),
-    ] {
+    for (notify, packed) in common::MODES
+        .iter()
+        .flat_map(|&notify| [(notify, false), (notify, true)])
+    {
         let (machine, seen) = kicking_over(notify, 1, packed);
         let backend = Backend::start(machine.net(), machine.net_notifiers()).expect("a backend");
         await_kicks(&machine, 1);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread;
 
-use notifier::notifiers::Serve;
+use notifier::notifiers::{Left, Serve};
 use testkit::wait;
 
 /// Where guest and device meet. The guest counts before it notifies.
@@ -96,7 +96,8 @@ impl<C: Counters> Device<C> {
 pub(crate) struct Side<C>(pub(crate) Arc<Device<C>>);
 
 impl<C: Counters> Serve for Side<C> {
-    fn look(&mut self) {
+    fn look(&mut self) -> Left {
         self.0.look();
+        Left::Nothing
     }
 }

@@ -1,0 +1,64 @@
+//! A queue as its device has it: who serves it, by what it is notified, and why not by an eventfd.
+
+use std::io;
+
+use rustix::io::Errno;
+
+use crate::address::NotifyAddress;
+
+/// The device's side of a queue. It has one owner at a time: it is never called by two threads at once.
+pub trait Serve: Send {
+    /// Looks at the queue and serves what is there: after each notification, and once after each transition that
+    /// leaves the queue with us. Others wait for it, so it returns after so many chains. What it says that it left, the
+    /// thread of the [`Notifiers`](crate::notifiers::Notifiers) looks at after other queues had their turn, without another notification.
+    ///
+    /// The queue's lock is held: it must not call the [`Notifiers`](crate::notifiers::Notifiers) that it belongs to. Nor must a thread call those
+    /// while it holds a lock that a look takes, such as that of the whole device: each would wait for the other.
+    ///
+    /// If it panics it is not called again, see [`QueueStatus::broken`](crate::notifiers::QueueStatus::broken).
+    fn look(&mut self) -> Left;
+}
+
+/// Whether a look has left anything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Left {
+    /// The queue is empty, and the driver notifies the next chain.
+    Nothing,
+    /// There may be more: look again.
+    Something,
+}
+
+/// By what a queue is notified.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum By {
+    /// Always by an exit, and its vCPU looks at the queue.
+    Exit,
+    /// By an eventfd, and the thread looks at the queue. By exits where the bus has no room.
+    Eventfd,
+}
+
+/// Why a queue has no eventfd, though it is to have one.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "queue {queue} is notified by exits: no eventfd could be bound to {address}; {}",
+    remedy(source)
+)]
+pub struct BindError {
+    /// Index of the queue.
+    pub queue: u16,
+    /// Where it is notified.
+    pub address: NotifyAddress,
+    /// What the bus said, such as `ENOSPC`.
+    #[source]
+    pub source: io::Error,
+}
+
+/// What can be done about it.
+fn remedy(error: &io::Error) -> &'static str {
+    match error.raw_os_error().map(Errno::from_raw_os_error) {
+        Some(Errno::NOSPC) => "the bus has no room: give the VM fewer devices or queues",
+        Some(Errno::MFILE | Errno::NFILE) => "raise the limit of open files",
+        Some(Errno::EXIST) => "another queue has that address: give devices addresses of their own",
+        _ => "look whether this kernel has ioeventfds for such an address (probe)",
+    }
+}
