@@ -60,7 +60,7 @@ u64 frame_number(const u8 *frame);
 void control_work(void);
 /* Sets up the queues of all pairs that there are (5.1.6.5.5.1: before one is switched on). */
 void pairs_set_up(struct net *net);
-/* A frame by each pair, once the control queue has switched them on; with FLAG_ECHOED each comes back where it should. */
+/* A frame by each pair; the control queue has switched them on. FLAG_ECHOED: each comes back where it should. */
 void pairs_work(struct net *net);
 
 #endif

@@ -1,4 +1,4 @@
-/* All queue pairs at once: a frame by each, and where those that come back go, with which hash (VirtIO 1.3, 5.1.6.5.7). */
+/* All queue pairs at once: a frame by each, and where those go that come back, with which hash (1.3, 5.1.6.5.7). */
 #include "net.h"
 
 /* Frames of UDP over IPv4: the hash is of addresses and ports. */

@@ -109,8 +109,8 @@ void device_begin(struct device *device, u64 wanted);
 void device_ready(struct device *device);
 /* Sets a queue up. */
 void queue_set_up(struct queue *queue, struct device *device, u16 index);
-/* Adds a chain of at most four parts; its number, or -1 if there is no room. The device sees it at once where the ring is
- * packed, and else with queue_publish. */
+/* Adds a chain of at most four parts; its number, or -1 if there is no room. In a packed ring the device sees it
+ * at once, and else with queue_publish. */
 int queue_add(struct queue *queue, const struct part *parts, u16 count);
 /* Lets the device see what was added to a split ring. */
 void queue_publish(struct queue *queue);

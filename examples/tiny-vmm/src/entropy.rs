@@ -1,7 +1,7 @@
 //! An entropy device (VirtIO 1.3, 5.4): one queue, into whose buffers it writes random bytes.
 //!
-//! What it shows is that notifiers and transport are for any device. Of crate `device` it uses what is no network's: how
-//! the guest is interrupted, with the counters that belong to it.
+//! What it shows is that notifiers and transport are for any device. Of crate `device` it uses what is no network's:
+//! how the guest is interrupted, with the counters that belong to it.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -143,8 +143,8 @@ enum FillError {
     Random(#[from] io::Error),
 }
 
-/// Fills all buffers that there are, a ring's length at most. A device has to write one byte at least (5.4.6.1): without
-/// random bytes it gives none back.
+/// Fills all buffers that there are, a ring's length at most. A device has to write one byte at least (5.4.6.1):
+/// without random bytes it gives none back.
 fn fill_all(queue: &mut Queue, memory: &MemoryMap, random_bytes: Random) -> Result<(), FillError> {
     let mut chains = Chains::default();
     for _ in 0..usize::from(MOST_ENTRIES).div_ceil(BATCH) {

@@ -1,7 +1,7 @@
 //! Where things are in the guest's address space, and the numbers that host and guest know each other by.
 //!
-//! `build.rs` has this file, too, and writes `layout.h` of it for the guest programs. So nothing is said twice; what the
-//! guest has beside, the mailbox's structure, the compiler checks against [`crate::page`].
+//! `build.rs` has this file, too, and writes `layout.h` of it for the guest programs. So nothing is said twice; what
+//! the guest has beside, the mailbox's structure, the compiler checks against [`crate::page`].
 
 /// Constants, and a table of them by name.
 macro_rules! numbers {

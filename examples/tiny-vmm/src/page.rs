@@ -9,7 +9,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub struct Page {
-    /// [`Work`](crate::mailbox::Work) by its number. The host writes this and those up to `patience_ticks` before the guest runs.
+    /// [`Work`](crate::mailbox::Work) by its number. The host writes this one and those up to
+    /// `patience_ticks` before the guest runs.
     pub work: u32,
     /// `FLAG_` of [`crate::layout`].
     pub flags: u32,

@@ -32,7 +32,7 @@ fn each_command_of_the_control_queue_is_answered_as_it_should_be() {
             };
             let (machine, answer) = run(config, &commands, Box::new(Echo::default()));
             let mut each = [[0; 8]; 8];
-            // Receive modes on and off, MAC table and address, VLANs, hash report, and one of a class that nobody knows.
+            // Receive modes on and off, MAC table and address, VLANs, hash report, and one of an unknown class.
             each[0][..6].fill(2);
             each[1][..2].copy_from_slice(&[2, 1]);
             each[2][..2].copy_from_slice(&[2, 1]);

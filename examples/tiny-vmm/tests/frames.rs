@@ -105,8 +105,8 @@ fn guest_is_interrupted_as_often_as_it_wants() {
             assert_eq!(answer.done, INTERRUPTED_FRAMES);
             machine.net_interrupts()
         };
-        // Of each of the two queues the first publication interrupts in any case: the device does not know what one before
-        // it has left undone.
+        // Of each of the two queues the first publication interrupts in any case: the device does not know what
+        // one before it has left undone.
         assert_eq!(interrupts(false, false), 2, "{config:?} {packed}");
         assert_eq!(
             interrupts(true, false),

@@ -129,8 +129,8 @@ impl NetDevice {
         self.control.as_ref()
     }
 
-    /// Goes on with what the driver of another device said: that one's [`control_state`](Self::control_state), where a VM
-    /// moves or is restored. After a reset the address is this device's own again. The data path follows as after a
+    /// Goes on with what the driver of another device said: that one's [`control_state`](Self::control_state), where a
+    /// VM moves or is restored. After a reset the address is this device's own again. The data path follows as after a
     /// command. `false`, and nothing has changed: the VMM has the control queue, or the state is of a device with more
     /// pairs.
     #[must_use]
