@@ -1,13 +1,14 @@
 //! A backend: a thread that has the network device's queues for itself, kicks included, as a backend of vhost or
 //! vhost-user would. The VMM's own threads find nothing to serve meanwhile.
+//!
+//! A guest that resets the device, or one of those queues, ends it: [`BackendSlot`].
 
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, mpsc};
 use std::thread::JoinHandle;
 
 use notifier::notifiers::{NotifierError, QueueEvent};
-use notifier::state::Refusal;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -17,8 +18,6 @@ use crate::port::{Left, Port};
 
 /// Queues that it takes: those of the first pair.
 const QUEUES: [u16; 2] = [0, 1];
-/// How long it sleeps at most, milliseconds: then it looks whether somebody wants the port.
-const SLEEP_MS: i32 = 20;
 
 /// Why a backend cannot start or stop.
 #[derive(Debug, thiserror::Error)]
@@ -34,13 +33,11 @@ pub enum BackendError {
     Thread(#[from] std::io::Error),
 }
 
-/// A backend that has the first pair's queues until it is stopped.
+/// A backend that has the first pair's queues until it is stopped, or the guest takes them away: [`BackendSlot`].
 pub struct Backend {
     notifiers: Arc<DeviceNotifiers>,
     net: Arc<NetShared>,
-    stop: Arc<AtomicBool>,
-    wake: EventFd,
-    thread: Option<JoinHandle<()>>,
+    number: u64,
 }
 
 impl Backend {
@@ -49,11 +46,15 @@ impl Backend {
     /// # Errors
     /// [`BackendError`]; then nothing has changed.
     pub fn start(net: &Arc<NetShared>, notifiers: &Arc<DeviceNotifiers>) -> Result<Self, BackendError> {
+        let mut place = net.backend().lock();
+        if place.running.is_some() {
+            return Err(BackendError::Taken);
+        }
         let wake = EventFd::new(libc::EFD_NONBLOCK)?;
         // Of this start: the next one has others.
         let [to_guest, from_guest] = QUEUES.map(|queue| notifiers.eventfd(queue));
         let events = [to_guest?, from_guest?, wake.try_clone()?];
-        let epoll = watch(&events)?;
+        let epoll = watch(&events, net)?;
         let stop = Arc::new(AtomicBool::new(false));
         let (give, given) = mpsc::channel();
         let builder = std::thread::Builder::new().name("backend".into());
@@ -67,51 +68,115 @@ impl Backend {
             }
         })?;
         start_queues(notifiers)?;
-        // A backend is the only one that takes it, and there is none: the notifiers say so.
+        // The queues first: who looks at one waits for the port with the queue locked, and would have us wait for that.
+        // A guest that resets now waits for `place`, then finds the backend there, and stops it.
         let Some(port) = net.port().take() else {
             stop_queues(notifiers, &QUEUES)?;
             return Err(BackendError::Taken);
         };
         // The thread waits for it.
         let _ = give.send(port);
+        place.started += 1;
+        let number = place.started;
+        place.running = Some(Running {
+            number,
+            stop,
+            wake,
+            thread,
+        });
+        drop(place);
         Ok(Self {
             notifiers: Arc::clone(notifiers),
             net: Arc::clone(net),
-            stop,
-            wake,
-            thread: Some(thread),
+            number,
         })
     }
 
-    /// Gives the queues back.
+    /// Gives the queues back. Nothing is to be done if the guest has taken them away.
     ///
     /// # Errors
     /// [`BackendError::Notifiers`].
-    pub fn stop(mut self) -> Result<(), BackendError> {
-        self.join();
-        stop_queues(&self.notifiers, &QUEUES)
+    pub fn stop(self) -> Result<(), BackendError> {
+        self.give_back()
     }
 
-    fn join(&mut self) {
-        self.stop.store(true, Ordering::Release);
-        // A full counter wakes it, too.
-        let _ = self.wake.write(1);
-        if let Some(thread) = self.thread.take() {
-            // It panicked, and has said so.
-            let _ = thread.join();
+    fn give_back(&self) -> Result<(), BackendError> {
+        let mut place = self.net.backend().lock();
+        // Another one that was started since keeps what it has.
+        match place.running.take_if(|running| running.number == self.number) {
+            Some(running) => {
+                running.end(&self.net);
+                stop_queues(&self.notifiers, &QUEUES)
+            }
+            None => Ok(()),
         }
-        // What the sink has is the worker's to look at again.
-        self.net.wake_worker();
     }
 }
 
 impl Drop for Backend {
     fn drop(&mut self) {
-        if self.thread.is_some() {
-            self.join();
-            // Reset meanwhile, or nothing to be done about it.
-            let _ = stop_queues(&self.notifiers, &QUEUES);
+        // Nothing can be done about it.
+        let _ = self.give_back();
+    }
+}
+
+/// Where the backend is that a device has, so that a guest that takes queues away stops it.
+///
+/// It is locked from the first queue that a backend takes until its thread has the port, and from the end of that
+/// thread until the last queue is given back. So a guest that takes a queue away finds the backend as a whole, or none.
+/// Who has it may wait for notifiers and for the port; who has one of these never waits for it.
+#[derive(Default)]
+pub struct BackendSlot(Mutex<Place>);
+
+/// What is in a [`BackendSlot`].
+#[derive(Default)]
+struct Place {
+    /// How many were started.
+    started: u64,
+    running: Option<Running>,
+}
+
+impl BackendSlot {
+    fn lock(&self) -> MutexGuard<'_, Place> {
+        self.0.lock().expect("nobody panicked with the backend")
+    }
+
+    /// Stops the backend, if it has that queue; all queues that it had. It touches none of them any more when this
+    /// returns, and the caller says `BackendStop` of each. Until then no other one can take them.
+    #[must_use]
+    pub fn end(&self, net: &NetShared, queue: u16) -> &'static [u16] {
+        if !QUEUES.contains(&queue) {
+            return &[];
         }
+        match self.lock().running.take() {
+            Some(running) => {
+                running.end(net);
+                &QUEUES
+            }
+            None => &[],
+        }
+    }
+}
+
+/// A backend's thread.
+struct Running {
+    number: u64,
+    stop: Arc<AtomicBool>,
+    wake: EventFd,
+    thread: JoinHandle<()>,
+}
+
+impl Running {
+    /// It has put the port back when this returns.
+    fn end(self, net: &NetShared) {
+        // Release: with the acquire in `serve`.
+        self.stop.store(true, Ordering::Release);
+        // A full counter wakes it, too.
+        let _ = self.wake.write(1);
+        // It panicked, and has said so.
+        let _ = self.thread.join();
+        // What the sink has is the worker's to look at again.
+        net.wake_worker();
     }
 }
 
@@ -128,24 +193,18 @@ fn start_queues(notifiers: &DeviceNotifiers) -> Result<(), BackendError> {
 
 fn stop_queues(notifiers: &DeviceNotifiers, queues: &[u16]) -> Result<(), BackendError> {
     for &queue in queues {
-        match notifiers.queue_event(queue, QueueEvent::BackendStop) {
-            // The guest has reset the device meanwhile, and the queues were taken away.
-            Ok(_)
-            | Err(NotifierError::Refused {
-                refusal: Refusal::NoBackend,
-                ..
-            }) => (),
-            Err(error) => return Err(error.into()),
-        }
+        notifiers.queue_event(queue, QueueEvent::BackendStop)?;
     }
     Ok(())
 }
 
-fn watch(events: &[EventFd; 3]) -> std::io::Result<Epoll> {
+/// Kicks, its end, and who wants the port.
+fn watch(events: &[EventFd; 3], net: &NetShared) -> std::io::Result<Epoll> {
     let epoll = Epoll::new()?;
-    for event in events {
+    let events = events.iter().map(EventFd::as_raw_fd);
+    for event in events.chain([net.port().wanted().as_raw_fd()]) {
         let readable = EpollEvent::new(EventSet::IN, 0);
-        epoll.ctl(ControlOperation::Add, event.as_raw_fd(), readable)?;
+        epoll.ctl(ControlOperation::Add, event, readable)?;
     }
     Ok(epoll)
 }
@@ -163,11 +222,12 @@ fn serve(net: &NetShared, mut port: Port, epoll: &Epoll, events: &[EventFd; 3], 
     watch_sink(epoll, &port);
     // What was kicked for before the queues were ours: the notifiers have written to the eventfds for that.
     let mut left = Left::Nothing;
+    // Acquire: with the release in `Running::end`. What goes before that is done when the port is put back.
     while !stop.load(Ordering::Acquire) {
         if net.port().is_wanted() {
-            // Others had it, and may have left something.
-            port = lend(net, port);
-        } else if left == Left::Nothing && !sleep(epoll, events) {
+            // Reset, or what the driver said by the control queue. Others had it, and may have left something.
+            port = net.port().lend(port);
+        } else if left == Left::Nothing && !sleep(net, epoll, events) {
             // Nobody called: there is nothing to look for.
             continue;
         }
@@ -176,26 +236,15 @@ fn serve(net: &NetShared, mut port: Port, epoll: &Epoll, events: &[EventFd; 3], 
     net.port().put_back(port);
 }
 
-/// Until somebody calls, or for a while: whether somebody did.
-fn sleep(epoll: &Epoll, events: &[EventFd; 3]) -> bool {
-    let mut ready = [EpollEvent::default(); 4];
+/// Until somebody calls: whether somebody did.
+fn sleep(net: &NetShared, epoll: &Epoll, events: &[EventFd; 3]) -> bool {
+    let mut ready = [EpollEvent::default(); 5];
     // Interrupted: nobody did.
-    let count = epoll.wait(SLEEP_MS, &mut ready).unwrap_or(0);
+    let count = epoll.wait(-1, &mut ready).unwrap_or(0);
+    // Nothing to read: it was another one.
     for event in events {
-        // Nothing to read: it was another one.
         let _ = event.read();
     }
+    let _ = rustix::io::read(net.port().wanted(), &mut [0; 8]);
     count > 0
-}
-
-/// Somebody of the VMM's has to change something: reset, or what the driver said by the control queue.
-fn lend(net: &NetShared, port: Port) -> Port {
-    net.port().put_back(port);
-    loop {
-        // Who waits for it comes first.
-        std::thread::yield_now();
-        if let Some(port) = net.port().take() {
-            return port;
-        }
-    }
 }

@@ -234,9 +234,18 @@ impl Device for Entropy {
     }
 
     fn start(&mut self, queues: &[QueueSetting]) -> bool {
-        let ready = queues.first().filter(|queue| queue.ready);
         let base = if self.packed { FIRST_PACKED_BASE } else { 0 };
-        let started = ready.is_none_or(|queue| self.shared.enter(queue, self.packed, base).is_ok());
+        self.resume(queues, &[base])
+    }
+
+    fn leave(&mut self) -> Vec<u32> {
+        let mut place = self.shared.queue.lock().expect("nobody panicked with the queue");
+        vec![place.take().map_or(0, |(queue, _)| queue.base())]
+    }
+
+    fn resume(&mut self, queues: &[QueueSetting], bases: &[u32]) -> bool {
+        let ready = queues.iter().zip(bases).find(|(queue, _)| queue.ready);
+        let started = ready.is_none_or(|(queue, &base)| self.shared.enter(queue, self.packed, base).is_ok());
         if !started {
             self.shared.needs_reset.set();
         }

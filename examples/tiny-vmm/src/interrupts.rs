@@ -98,7 +98,7 @@ pub fn measure(count: u32, limit: Duration) -> Result<[InterruptCost; 4], Machin
     let costs = [line_irqfd?, line_call?, message_irqfd?, message_call?];
     guest.memory.write(STOP_AT, &1_u32.to_le_bytes())?;
     guest.make(InterruptBy::LineIrqfd)?;
-    guest.vcpu.await_end(limit)?;
+    guest.vcpu.await_end(limit, || false)?;
     Ok(costs)
 }
 

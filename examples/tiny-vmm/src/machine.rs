@@ -10,17 +10,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use device::control::State;
-use notifier::notifiers::{By, DeviceEvent, NotifierError, QueueStatus, Saved as SavedNotifiers, Serve};
+use notifier::notifiers::{BindError, By, DeviceEvent, NotifierError, QueueStatus, Serve};
 use rustix::process::Pid;
 use steer::with_sources;
 
-use crate::board::{Board, BoardError, DeviceNotifiers, EventBus, Place};
+use crate::board::{Board, BoardError, DeviceNotifiers, EventBus, Place, SavedPlace, Unbound};
 use crate::entropy::{Entropy, EntropyQueue, EntropyShared};
 use crate::kvm::{KvmError, SavedVcpu, Vm};
 use crate::layout::{DEVICE_BYTES, DEVICES_AT, FIRST_LINE, RAM_BYTES};
 use crate::mailbox::{Answer, Mailbox, Task, TaskError};
 use crate::memory::{Memory, MemoryError};
-use crate::mmio;
 use crate::net::{Net, NetConfig, NetQueue, NetShared};
 use crate::port::Port;
 use crate::sink::{Sink, SinkCounts};
@@ -74,6 +73,9 @@ pub enum MachineError {
     /// Guest memory.
     #[error(transparent)]
     Memory(#[from] MemoryError),
+    /// What the driver said by the control queue names more queue pairs than there are.
+    #[error("the saved network device cannot go on here: it has more queue pairs")]
+    Pairs,
     /// The guest's task.
     #[error(transparent)]
     Task(#[from] TaskError),
@@ -98,15 +100,28 @@ pub enum MachineError {
         #[source]
         source: std::io::Error,
     },
+    /// The host's fault, for good. The guest runs on until the machine is stopped.
+    #[error("no frames move any more: {0}")]
+    Sink(String),
+    /// The guest has not ended.
+    #[error(
+        "the guest did not end within {limit:?}, with {done} done and {kicks} kicks by its last word: give it fewer \
+         --frames, or a longer --time-limit"
+    )]
+    TimeLimit {
+        /// How long it had.
+        limit: Duration,
+        /// What it had done, as far as it said so: of some work only at its end.
+        done: u64,
+        /// Its kicks, likewise.
+        kicks: u64,
+    },
     /// The VM was stopped under a backend.
     #[error("a backend has queue {queue}: stop it before the VM")]
     Backend {
         /// Index of the queue.
         queue: u16,
     },
-    /// A saved device that this one is not like.
-    #[error("the saved network device cannot go on here: its features or its queues are others")]
-    Restore,
 }
 
 /// The devices, for the vCPU's thread.
@@ -127,10 +142,9 @@ pub struct SavedMachine {
     config: MachineConfig,
     memory: Memory,
     vcpu: SavedVcpu,
-    registers: mmio::Saved,
     control: State,
-    bases: Vec<u32>,
-    notifiers: SavedNotifiers,
+    net: SavedPlace,
+    entropy: SavedPlace,
 }
 
 /// Threads of the machine, by the kernel's ids.
@@ -187,21 +201,22 @@ impl Machine {
         let vm = Vm::new(&saved.memory)?;
         let vcpu = vm.restored(&saved.vcpu)?;
         let (devices, net) = attach(&vm, &saved.config, &saved.memory, sink)?;
-        let registers = &saved.registers;
+        if !devices
+            .net
+            .transport()
+            .device_mut()
+            .device
+            .restore_control(&saved.control)
+        {
+            return Err(MachineError::Pairs);
+        }
+        devices.net.restore(&saved.net)?;
+        devices.entropy.restore(&saved.entropy)?;
         let mut transport = devices.net.transport();
-        transport.restore(registers);
-        let device = &mut transport.device_mut().device;
-        if !device.restore_control(&saved.control) {
-            return Err(MachineError::Restore);
-        }
-        if registers.driver_ok() && !device.restore(registers.features(), registers.queues(), &saved.bases) {
-            return Err(MachineError::Restore);
-        }
-        if registers.driver_ok() && device.announce() {
+        if transport.driver_ok() && transport.device_mut().device.announce() {
             transport.config_changed();
         }
         drop(transport);
-        devices.net.notifiers().restore(&saved.notifiers)?;
         Ok(Self {
             vcpu: VcpuThread::new(vcpu, Arc::clone(&devices))?,
             worker: None,
@@ -227,8 +242,8 @@ impl Machine {
             })?;
             self.worker = Some(worker);
         }
-        for notifiers in self.all_notifiers() {
-            notifiers.event(DeviceEvent::VmRun)?;
+        for (notifiers, unbound) in self.all_notifiers().into_iter().zip(self.all_unbound()) {
+            unbound.note(&notifiers.event(DeviceEvent::VmRun)?);
         }
         self.vcpu.run();
         Ok(())
@@ -251,33 +266,45 @@ impl Machine {
             .map_or(Ok(()), |&queue| Err(MachineError::Backend { queue }))
     }
 
-    /// Stops the guest for good, and saves it. The entropy device is not saved: its driver sets it up again.
+    /// Stops the guest for good, and saves it, with what its driver said to the devices.
     ///
     /// # Errors
     /// [`MachineError`].
     pub fn save(mut self) -> Result<SavedMachine, MachineError> {
         self.stop()?;
-        let transport = self.devices.net.transport();
-        let saved = SavedMachine {
+        // Not in the expression below: its guard would last to the end of that.
+        let control = self.devices.net.transport().device().device.control_state();
+        Ok(SavedMachine {
             config: self.config,
             memory: self.memory.clone(),
             vcpu: self.vcpu.with_vcpu(|vcpu| vcpu.save())?,
-            registers: transport.save(),
-            control: transport.device().device.control_state(),
-            bases: transport.device().device.bases(),
-            notifiers: self.devices.net.notifiers().save()?,
-        };
-        drop(transport);
-        Ok(saved)
+            control,
+            net: self.devices.net.save()?,
+            entropy: self.devices.entropy.save()?,
+        })
     }
 
     /// Waits until the guest has done its task, and says what it says.
     ///
     /// # Errors
-    /// [`VcpuError`]: it did not end, or not by itself.
+    /// [`VcpuError`]: it did not end, or not by itself. [`MachineError::Sink`],
+    /// [`MachineError::TimeLimit`].
     pub fn await_answer(&self, limit: Duration) -> Result<Answer, MachineError> {
-        self.vcpu.await_end(limit)?;
-        Ok(self.mailbox.answer()?)
+        let failure = || self.net.port().failure();
+        let ended = self.vcpu.await_end(limit, || failure().is_some());
+        // First why, then what came of it.
+        if let Some(failure) = failure() {
+            return Err(MachineError::Sink(failure.to_owned()));
+        }
+        let answer = self.mailbox.answer()?;
+        match ended {
+            Err(VcpuError::TimeLimit(limit)) => Err(MachineError::TimeLimit {
+                limit,
+                done: answer.done,
+                kicks: answer.kicks,
+            }),
+            ended => Ok(ended.map(|_| answer)?),
+        }
     }
 
     /// Where the guest answers.
@@ -307,6 +334,18 @@ impl Machine {
     pub fn status(&self) -> Vec<QueueStatus> {
         let all = self.all_notifiers().into_iter();
         all.flat_map(|notifiers| notifiers.status()).collect()
+    }
+
+    fn all_unbound(&self) -> [&Unbound; 2] {
+        [self.devices.net.unbound(), self.devices.entropy.unbound()]
+    }
+
+    /// Why queues were notified by exits that were to have an eventfd, in the order of [`status`](Self::status), also
+    /// if they have one now.
+    #[must_use]
+    pub fn unbound(&self) -> Vec<Arc<BindError>> {
+        let all = self.all_unbound().into_iter();
+        all.flat_map(Unbound::reasons).collect()
     }
 
     /// What the sink has counted, once no backend has the port.

@@ -93,50 +93,65 @@ pub trait Device: Send {
     fn enable_queue(&mut self, queue: u16);
     /// Whether it found a fault in what its driver did, and does nothing more until it is reset.
     fn needs_reset(&self) -> bool;
-    /// DRIVER_OK: works from now on. `false`: it cannot, with such queues; it needs a reset.
+    /// DRIVER_OK: works from now on. `false`: it cannot, with such queues; it needs a reset, and has told its driver.
     fn start(&mut self, queues: &[QueueSetting]) -> bool;
+    /// Somebody outside of the VMM's threads has that queue, and must not touch it any more when this returns; which
+    /// queues were taken back with it.
+    fn stop_backend(&mut self, _queue: u16) -> &'static [u16] {
+        &[]
+    }
     /// QueueReady is 0 from now on: nothing of that queue is touched any more when this returns.
     fn disable_queue(&mut self, queue: u16);
+    /// Where its queues stand, for each that there may be: a VM that moves goes on there. No queue is touched any more
+    /// when this returns, and until [`Device::resume`]. The VM stands.
+    fn leave(&mut self) -> Vec<u32>;
+    /// [`Device::start`] of queues that stand there; `queues` and `bases` are as many as there may be.
+    fn resume(&mut self, queues: &[QueueSetting], bases: &[u32]) -> bool;
     /// Forgets all that the driver said; no queue is touched any more when this returns.
     fn reset(&mut self);
 }
 
-/// By this a device says from any thread that it needs a reset (VirtIO 1.3, 2.1.2).
-#[derive(Debug)]
+/// By which a device says from any thread that it needs a reset (VirtIO 1.3, 2.1.2), and what interrupts its driver.
+/// Devices set it once DRIVER_OK is set, so that the driver is always to be told.
+#[derive(Debug, Default)]
 pub struct NeedsReset {
-    /// Only a flag; nothing is published with it.
-    flag: AtomicBool,
+    needed: AtomicBool,
     call: Option<OwnedFd>,
 }
 
 impl NeedsReset {
-    /// It does not. `call`: tells the driver when it does; `None`: the driver polls.
+    /// It does not yet. `call` interrupts the guest; `None`: it polls.
     #[must_use]
     pub fn new(call: Option<OwnedFd>) -> Self {
         Self {
-            flag: AtomicBool::new(false),
+            needed: AtomicBool::new(false),
             call,
         }
     }
 
-    /// It does from now on, and its driver is told.
+    /// It does from now on, and the driver is interrupted, once: InterruptStatus says "configuration change" when it is
+    /// read after this.
     pub fn set(&self) {
-        self.flag.store(true, Ordering::Relaxed);
-        if let Some(call) = &self.call {
-            // A full counter tells it, too.
+        // Release: with the acquire in `get`, on the vCPU's thread, which reads InterruptStatus in the interrupt that
+        // follows. Were it later than that, the driver would find no reason for the interrupt (4.2.2).
+        let before = self.needed.swap(true, Ordering::Release);
+        if let Some(call) = self.call.as_ref().filter(|_| !before) {
+            // A full counter means that an interrupt is pending already.
             let _ = rustix::io::write(call, &1_u64.to_ne_bytes());
         }
     }
 
     /// It was reset.
     pub fn clear(&self) {
-        self.flag.store(false, Ordering::Relaxed);
+        // Nobody learns of anything else by it: who serves the device is kept out by its locks meanwhile.
+        self.needed.store(false, Ordering::Relaxed);
     }
 
     /// Whether it does.
     #[must_use]
     pub fn get(&self) -> bool {
-        self.flag.load(Ordering::Relaxed)
+        // With the release in `set`.
+        self.needed.load(Ordering::Acquire)
     }
 }
 
@@ -150,6 +165,8 @@ pub struct Saved {
     queue_sel: u32,
     interrupt: u32,
     queues: Vec<QueueSetting>,
+    /// Where the device's queues stand; as long as the device has them, it alone knows.
+    bases: Vec<u32>,
 }
 
 impl Saved {
@@ -162,7 +179,19 @@ impl Saved {
     /// Whether the driver is ready.
     #[must_use]
     pub fn driver_ok(&self) -> bool {
-        self.status & STATUS_DRIVER_OK != 0
+        self.has(STATUS_DRIVER_OK)
+    }
+
+    fn has(&self, status: u32) -> bool {
+        self.status & status != 0
+    }
+
+    /// The device found a fault in what its driver did.
+    fn set_needs_reset(&mut self) {
+        if self.driver_ok() {
+            self.interrupt |= INTERRUPT_CONFIG;
+        }
+        self.status |= STATUS_NEEDS_RESET;
     }
 
     /// Its queues.
@@ -195,6 +224,7 @@ impl<D: Device> Transport<D> {
                 driver_features_sel: 0,
                 queue_sel: 0,
                 interrupt: 0,
+                bases: vec![0; queues.len()],
                 queues,
             },
             generation: 0,
@@ -211,17 +241,10 @@ impl<D: Device> Transport<D> {
         &mut self.device
     }
 
-    /// What goes with a VM that moves.
+    /// Whether the driver is ready.
     #[must_use]
-    pub fn save(&self) -> Saved {
-        self.registers.clone()
-    }
-
-    /// Registers as they were saved. The device's own state is the caller's to restore.
-    pub fn restore(&mut self, saved: &Saved) {
-        let queues = self.registers.queues.len();
-        self.registers = saved.clone();
-        self.registers.queues.resize(queues, QueueSetting::default());
+    pub fn driver_ok(&self) -> bool {
+        self.registers.driver_ok()
     }
 
     /// InterruptStatus says that the config space is another one; the device interrupts the guest.
@@ -229,12 +252,31 @@ impl<D: Device> Transport<D> {
         self.registers.interrupt |= INTERRUPT_CONFIG;
     }
 
-    /// The device found a fault in what its driver did.
-    fn set_needs_reset(&mut self) {
-        if self.registers.status & STATUS_DRIVER_OK != 0 {
-            self.registers.interrupt |= INTERRUPT_CONFIG;
+    /// What goes with a VM that moves. It stands, and the device's queues are with nobody when this returns.
+    pub fn save(&mut self) -> Saved {
+        let mut saved = self.registers.clone();
+        if self.device.needs_reset() {
+            saved.set_needs_reset();
         }
-        self.registers.status |= STATUS_NEEDS_RESET;
+        saved.bases = self.device.leave();
+        saved
+    }
+
+    /// Goes on where another one was saved. `false`: it cannot, as its features, its queues or their number are others.
+    #[must_use]
+    pub fn restore(&mut self, saved: &Saved) -> bool {
+        let queues = self.registers.queues.len();
+        if saved.queues.len() != queues || saved.bases.len() != queues {
+            return false;
+        }
+        // Queues may be set up by them already, also before DRIVER_OK.
+        if saved.has(STATUS_FEATURES_OK) && !self.device.acknowledge(saved.features) {
+            return false;
+        }
+        self.registers = saved.clone();
+        // One that needs a reset has nothing to go on with until then.
+        let resumes = saved.driver_ok() && !saved.has(STATUS_NEEDS_RESET);
+        !resumes || self.device.resume(&saved.queues, &saved.bases)
     }
 
     /// The guest reads `data.len()` bytes at `offset`.
@@ -252,7 +294,7 @@ impl<D: Device> Transport<D> {
 
     fn read_register(&mut self, offset: u64) -> u32 {
         if self.registers.status & STATUS_NEEDS_RESET == 0 && self.device.needs_reset() {
-            self.set_needs_reset();
+            self.registers.set_needs_reset();
         }
         let registers = &self.registers;
         let queue = registers.queues.get(registers.queue_sel as usize);
@@ -390,7 +432,7 @@ impl<D: Device> Transport<D> {
         if new & STATUS_DRIVER_OK != 0 && may_start {
             self.registers.status |= STATUS_DRIVER_OK;
             if !self.device.start(&self.registers.queues) {
-                self.set_needs_reset();
+                self.registers.set_needs_reset();
             }
         }
     }

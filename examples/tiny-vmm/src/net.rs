@@ -5,7 +5,7 @@
 //!     notifiers ─▶ NetQueue (Serve) ─▶ control queue, or the port ─▶ sink
 //! ```
 //!
-//! Locks are taken in this order, each for short: control queue, device, port.
+//! Locks are taken in this order, each for short: control queue, device, port. A backend's is taken before all of them.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -19,6 +19,7 @@ use notifier::notifiers::{self, Serve};
 use rustix::event::{EventfdFlags, eventfd};
 use virtqueue::RingAddresses;
 
+use crate::backend::BackendSlot;
 use crate::memory::Memory;
 use crate::mmio::{Device, FIRST_PACKED_BASE, NeedsReset, QueueSetting};
 use crate::port::{Left, Port, PortSlot};
@@ -51,6 +52,7 @@ pub struct NetShared {
     device: Mutex<NetDevice>,
     control: Mutex<Option<ControlQueue>>,
     port: PortSlot,
+    backend: BackendSlot,
     needs_reset: Arc<NeedsReset>,
     /// Wakes the worker: there is more to be done than one call's share.
     again: OwnedFd,
@@ -72,7 +74,8 @@ impl NetShared {
         Ok(Arc::new(Self {
             device: Mutex::new(device),
             control: Mutex::new(None),
-            port: PortSlot::new(port),
+            port: PortSlot::new(port)?,
+            backend: BackendSlot::default(),
             needs_reset,
             again: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             call: config.call,
@@ -84,6 +87,12 @@ impl NetShared {
     #[must_use]
     pub fn port(&self) -> &PortSlot {
         &self.port
+    }
+
+    /// Where its backend is, if it has one.
+    #[must_use]
+    pub fn backend(&self) -> &BackendSlot {
+        &self.backend
     }
 
     /// Readable when the worker is to look at the port once more.
@@ -191,17 +200,6 @@ impl Serve for NetQueue {
 pub struct Net(pub Arc<NetShared>);
 
 impl Net {
-    /// Where its queues stand, by index, for a VM that moves. The VM stands, and no backend has the port.
-    #[must_use]
-    pub fn bases(&self) -> Vec<u32> {
-        self.stop_pairs();
-        let device = self.0.device();
-        let queues = u32::from(self.0.queues());
-        (0..queues)
-            .map(|queue| device.vring(queue).map_or(0, |vring| vring.base))
-            .collect()
-    }
-
     /// What its driver said by the control queue.
     ///
     /// # Panics
@@ -212,7 +210,7 @@ impl Net {
         device.control_state().expect("made with one").clone()
     }
 
-    /// Goes on with what another one's driver said by the control queue. Before [`Net::restore`]; `false`: this device
+    /// Goes on with what another one's driver said by the control queue. Before it resumes; `false`: this device
     /// has fewer pairs.
     #[must_use]
     pub fn restore_control(&mut self, state: &State) -> bool {
@@ -234,11 +232,6 @@ impl Net {
             let _ = rustix::io::write(call, &1_u64.to_ne_bytes());
         }
         true
-    }
-
-    /// Goes on where another one stopped: features, queues, and where those stood.
-    pub fn restore(&mut self, features: u64, queues: &[QueueSetting], bases: &[u32]) -> bool {
-        self.acknowledge(features) && self.start_at(queues, bases)
     }
 
     /// Takes the queue pairs out of the port, and notes where they stand.
@@ -269,6 +262,9 @@ impl Net {
     }
 
     fn try_start(&mut self, queues: &[QueueSetting], bases: &[u32]) -> Result<(), StartError> {
+        if self.0.port.failure().is_some() {
+            return Err(StartError::Sink);
+        }
         let mut device = self.0.device();
         for (index, (queue, base)) in (0..).zip(queues.iter().zip(bases)) {
             if !queue.ready {
@@ -334,6 +330,8 @@ enum StartError {
     Vring(#[from] device::vring::VringError),
     #[error(transparent)]
     Pair(#[from] device::net_device::PairError),
+    #[error("frames have nowhere to go")]
+    Sink,
     #[error("no descriptor is left for an interrupt")]
     Duplicate(#[from] std::io::Error),
 }
@@ -389,6 +387,10 @@ impl Device for Net {
 
     fn enable_queue(&mut self, _queue: u16) {}
 
+    fn stop_backend(&mut self, queue: u16) -> &'static [u16] {
+        self.0.backend.end(&self.0, queue)
+    }
+
     fn needs_reset(&self) -> bool {
         self.0.needs_reset()
     }
@@ -397,6 +399,19 @@ impl Device for Net {
         let packed = self.0.device().has_packed_rings();
         let base = if packed { FIRST_PACKED_BASE } else { 0 };
         self.start_at(queues, &vec![base; queues.len()])
+    }
+
+    fn leave(&mut self) -> Vec<u32> {
+        self.stop_pairs();
+        let device = self.0.device();
+        let queues = u32::from(self.0.queues());
+        (0..queues)
+            .map(|queue| device.vring(queue).map_or(0, |vring| vring.base))
+            .collect()
+    }
+
+    fn resume(&mut self, queues: &[QueueSetting], bases: &[u32]) -> bool {
+        self.start_at(queues, bases)
     }
 
     fn disable_queue(&mut self, queue: u16) {
@@ -416,6 +431,7 @@ impl Device for Net {
         let _ = device.stop(queue.into());
     }
 
+    /// Of a device whose sink has failed the next driver learns when it starts.
     fn reset(&mut self) {
         self.0.port.with(Port::reset);
         *self.0.control() = None;

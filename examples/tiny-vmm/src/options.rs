@@ -52,9 +52,9 @@ pub struct Options {
     /// What the guest does
     #[arg(long, value_enum, default_value = "send")]
     pub work: Work,
-    /// How many frames, notifications, rounds or interrupts
-    #[arg(long, default_value_t = 100_000, value_name = "N")]
-    pub frames: u64,
+    /// How many frames, notifications, rounds or interrupts [default: 100000, of control 1000]
+    #[arg(long, value_name = "N")]
+    pub frames: Option<u64>,
     /// Frames that the guest puts into the ring for each kick
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
     pub frames_per_kick: u32,
@@ -85,4 +85,15 @@ pub struct Options {
     /// Say the figures as one JSON object
     #[arg(long)]
     pub json: bool,
+}
+
+impl Options {
+    /// How many frames, notifications, rounds or interrupts. A round of control is 20 commands and more.
+    #[must_use]
+    pub fn frames(&self) -> u64 {
+        self.frames.unwrap_or(match self.work {
+            Work::Control => 1_000,
+            _ => 100_000,
+        })
+    }
 }

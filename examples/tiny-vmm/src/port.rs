@@ -7,8 +7,9 @@
 //!
 //! A driver's fault ends the port until the device is reset.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 
 use device::counters::{PairCounters, ReceiveCounters};
 use device::deliver::Incoming;
@@ -16,9 +17,12 @@ use device::hash::Report;
 use device::net_device::NetDevice;
 use device::pair::{Bases, Fault, QueuePair, Sending};
 use device::receive::Receive;
+use rustix::event::{EventfdFlags, eventfd};
+use steer::with_sources;
 use virtqueue::Chains;
 
 use crate::mmio::NeedsReset;
+
 use crate::sink::{BATCH, FromGuest, Sink, SinkCounts, SinkError, ToGuest};
 
 /// Batches that one call moves at most: others want to have their turn.
@@ -62,6 +66,8 @@ pub struct Port {
     /// Somebody polls: kicks stay off.
     polled: bool,
     error: Option<PortError>,
+    /// Why the sink takes nothing any more, in words: it is told without the port in hand.
+    failure: Arc<OnceLock<String>>,
 }
 
 impl Port {
@@ -81,6 +87,7 @@ impl Port {
             needs_reset,
             polled,
             error: None,
+            failure: Arc::default(),
         }
     }
 
@@ -101,8 +108,8 @@ impl Port {
         Some(queues.bases())
     }
 
-    /// The device was reset: a fault of its driver's is forgotten. Frames that wait for the guest are not for the next
-    /// driver.
+    /// The device was reset: a fault of its driver's is forgotten, but not the host's. Frames that wait for the guest
+    /// are not for the next driver.
     pub fn reset(&mut self) {
         self.pairs.fill_with(|| None);
         (self.to_guest, self.waits_for) = (ToGuest::default(), None);
@@ -152,8 +159,12 @@ impl Port {
         match self.try_poll() {
             Ok(moved) => moved,
             Err(error) => {
-                self.needs_reset.set();
+                if matches!(error, PortError::Sink(_)) {
+                    // It is over with the first one.
+                    let _ = self.failure.set(with_sources(&error));
+                }
                 self.error = Some(error);
+                self.needs_reset.set();
                 0
             }
         }
@@ -336,26 +347,40 @@ impl Port {
 }
 
 /// Where the port lies when no backend has it.
+///
+/// # Who waits for a backend
+/// Who needs the port and finds it with a backend is counted, wakes that, and sleeps. The backend puts the port back,
+/// and takes it again when nobody is counted any more. Both the count and the port change under the one lock.
 pub struct PortSlot {
     port: Mutex<Option<Port>>,
     /// The port was put back.
     is_back: Condvar,
+    /// Nobody waits for it any more.
+    is_free: Condvar,
     /// Threads that wait for the lock: who takes it again and again gives way to them.
     waiting: AtomicU32,
-    /// Somebody wants a backend to give the port back.
-    wanted: AtomicBool,
+    /// Threads that want a backend to give the port back.
+    wanting: AtomicU32,
+    /// Wakes the backend for them.
+    wanted: OwnedFd,
+    failure: Arc<OnceLock<String>>,
 }
 
 impl PortSlot {
     /// With that port.
-    #[must_use]
-    pub fn new(port: Port) -> Self {
-        Self {
+    ///
+    /// # Errors
+    /// No descriptor is left for an eventfd.
+    pub fn new(port: Port) -> std::io::Result<Self> {
+        Ok(Self {
+            failure: Arc::clone(&port.failure),
             port: Mutex::new(Some(port)),
             is_back: Condvar::new(),
+            is_free: Condvar::new(),
             waiting: AtomicU32::new(0),
-            wanted: AtomicBool::new(false),
-        }
+            wanting: AtomicU32::new(0),
+            wanted: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+        })
     }
 
     /// The port, if no backend has it; others wait meanwhile.
@@ -363,6 +388,7 @@ impl PortSlot {
     /// # Panics
     /// If a thread panicked that had it.
     pub fn lock(&self) -> MutexGuard<'_, Option<Port>> {
+        // Relaxed, here and in `lock_giving_way`: it orders nothing, the mutex does. Read late, it costs one turn.
         self.waiting.fetch_add(1, Ordering::Relaxed);
         let guard = self.port.lock().expect("nobody panicked with the port");
         self.waiting.fetch_sub(1, Ordering::Relaxed);
@@ -389,14 +415,47 @@ impl PortSlot {
     /// A backend gives it back.
     pub fn put_back(&self, port: Port) {
         *self.lock() = Some(port);
-        self.wanted.store(false, Ordering::Relaxed);
         self.is_back.notify_all();
     }
 
-    /// Whether a backend is to give the port back.
+    /// Whether a backend is to [lend](Self::lend) the port.
     #[must_use]
     pub fn is_wanted(&self) -> bool {
-        self.wanted.load(Ordering::Relaxed)
+        // Relaxed. With the addition in `with`: who adds then writes the eventfd, and a backend that sleeps reads that
+        // before it comes here; the lock of the eventfd orders the two. Without that it would sleep on, and the other
+        // with it. One that works comes here again after its share.
+        self.wanting.load(Ordering::Relaxed) > 0
+    }
+
+    /// Readable when somebody wants the port of a backend: it then asks [`is_wanted`](Self::is_wanted).
+    #[must_use]
+    pub fn wanted(&self) -> &OwnedFd {
+        &self.wanted
+    }
+
+    /// A backend gives the port back for as long as somebody wants it, and has it again when this returns.
+    ///
+    /// # Panics
+    /// If a thread panicked that had it.
+    pub fn lend(&self, port: Port) -> Port {
+        let mut guard = self.lock();
+        *guard = Some(port);
+        self.is_back.notify_all();
+        loop {
+            // Under the lock under which it changes. Nobody comes to it while the port is there, so it comes to zero.
+            if self.wanting.load(Ordering::Relaxed) == 0
+                && let Some(port) = guard.take()
+            {
+                return port;
+            }
+            guard = self.is_free.wait(guard).expect("nobody panicked with the port");
+        }
+    }
+
+    /// Why frames have nowhere to go, for good, whoever has the port; `None`: they have.
+    #[must_use]
+    pub fn failure(&self) -> Option<&str> {
+        self.failure.get().map(String::as_str)
     }
 
     /// Waits until the port is there, and does that with it.
@@ -405,12 +464,16 @@ impl PortSlot {
     /// If a thread panicked that had it.
     pub fn with<T>(&self, work: impl FnOnce(&mut Port) -> T) -> T {
         let mut guard = self.lock();
-        loop {
-            if let Some(port) = guard.as_mut() {
-                return work(port);
+        if guard.is_none() {
+            self.wanting.fetch_add(1, Ordering::Relaxed);
+            // A full counter wakes it, too.
+            let _ = rustix::io::write(&self.wanted, &1_u64.to_ne_bytes());
+            let back = self.is_back.wait_while(guard, |port| port.is_none());
+            guard = back.expect("nobody panicked with the port");
+            if self.wanting.fetch_sub(1, Ordering::Relaxed) == 1 {
+                self.is_free.notify_all();
             }
-            self.wanted.store(true, Ordering::Relaxed);
-            guard = self.is_back.wait(guard).expect("nobody panicked with the port");
         }
+        work(guard.as_mut().expect("it was waited for"))
     }
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use notifier::notifiers::QueueStatus;
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_setaffinity};
+use steer::with_sources;
 
 use crate::interrupts::{self, InterruptCost};
 use crate::kvm::KvmError;
@@ -38,9 +39,18 @@ pub enum ReportError {
         #[source]
         source: std::io::Error,
     },
-    /// The network device stopped.
+    /// The guest's driver broke a rule.
     #[error("no frames move any more: {0}")]
     Port(String),
+    /// The guest ended, and said nothing.
+    #[error(
+        "the guest ended without an answer, after {done} of its rounds: it shut down or was sent astray; try with \
+         fewer --frames, and another --notify"
+    )]
+    NoAnswer {
+        /// What it had done.
+        done: u64,
+    },
     /// Frames that were not as sent.
     #[error("{0} of the frames that the guest received were not whole, or not the next ones")]
     BadFrames(u64),
@@ -104,7 +114,7 @@ pub struct RunReport {
     pub sink_dropped: u64,
     /// Frames for the guest whose queue pair is not set up, or off.
     pub dropped_no_pair: u64,
-    /// Why a queue that was to have an eventfd has none.
+    /// Why a queue that was to have an eventfd had none, at some time.
     pub unbound: Vec<String>,
 }
 
@@ -126,7 +136,7 @@ pub struct Samples {
 pub fn run(options: &Options) -> Result<Report, ReportError> {
     let limit = Duration::from_secs(options.time_limit);
     if options.work == Work::Interrupts {
-        let count = u32::try_from(options.frames).unwrap_or(u32::MAX);
+        let count = u32::try_from(options.frames()).unwrap_or(u32::MAX);
         let interrupts = interrupts::measure(count, limit)?;
         return Ok(Report::Interrupts(InterruptReport {
             work: options.work,
@@ -138,7 +148,16 @@ pub fn run(options: &Options) -> Result<Report, ReportError> {
         most_ioeventfds: options.ioeventfds,
         ..MachineConfig::new(options.notify)
     };
-    let mut machine = Machine::new(config, &task(options), sink(options)?)?;
+    let task = task(options);
+    let mut machine = Machine::new(config, &task, sink(options)?)?;
+    let patience_ticks = patience_ticks(limit, machine.tsc_khz()?);
+    let task = Task {
+        patience_ticks,
+        ..task
+    };
+    machine.mailbox().post(&task).map_err(MachineError::from)?;
+    // Before the guest begins; the worker begins with it.
+    place(&machine.thread_ids(), options)?;
     machine.run()?;
     let threads = machine.thread_ids();
     place(&threads, options)?;
@@ -149,11 +168,25 @@ pub fn run(options: &Options) -> Result<Report, ReportError> {
     let answer = answer?;
     let cpu = CpuTimes::read(&threads);
     machine.stop()?;
-    answer.outcome.unwrap_or(Ok(()))?;
-    if answer.bad_frames > 0 {
-        return Err(ReportError::BadFrames(answer.bad_frames));
-    }
+    check(&answer)?;
     Ok(Report::Run(Box::new(figures(options, &machine, &answer, cpu)?)))
+}
+
+/// How long the guest waits for what does not come: less than we wait for its end, so that it can say where it waited.
+fn patience_ticks(limit: Duration, tsc_khz: u32) -> u64 {
+    let ms = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
+    (ms / 10 * 9).saturating_mul(tsc_khz.into())
+}
+
+/// Whether the guest did all that it was to do.
+fn check(answer: &Answer) -> Result<(), ReportError> {
+    answer
+        .outcome
+        .ok_or(ReportError::NoAnswer { done: answer.done })??;
+    match answer.bad_frames {
+        0 => Ok(()),
+        count => Err(ReportError::BadFrames(count)),
+    }
 }
 
 fn task(options: &Options) -> Task {
@@ -166,13 +199,13 @@ fn task(options: &Options) -> Task {
         always: options.notify != Notify::Poll,
         multiqueue: options.pairs > 1,
         hash_report: options.work == Work::Control && options.pairs == 1,
-        ..Task::new(options.work, options.frames)
+        ..Task::new(options.work, options.frames())
     }
 }
 
 fn sink(options: &Options) -> Result<Box<dyn Sink>, XdpError> {
     let generated = match options.work {
-        Work::Receive | Work::Echo => options.frames,
+        Work::Receive | Work::Echo => options.frames(),
         _ => 0,
     };
     Ok(match &options.sink {
@@ -264,13 +297,12 @@ fn figures(
         sink_to_guest_frames: to_guest_frames,
         sink_dropped: dropped,
         dropped_no_pair: machine.no_pair(),
-        unbound: unbound(&status),
+        unbound: machine
+            .unbound()
+            .iter()
+            .map(|error| with_sources(&**error))
+            .collect(),
     })
-}
-
-fn unbound(status: &[QueueStatus]) -> Vec<String> {
-    let errors = status.iter().filter_map(|queue| queue.unbound.as_ref());
-    errors.map(|error| format!("{error}: {}", error.source)).collect()
 }
 
 fn samples(machine: &Machine, ns: impl Fn(f64) -> f64) -> Result<Option<Samples>, MachineError> {
@@ -351,5 +383,44 @@ impl fmt::Display for RunReport {
 impl From<KvmError> for ReportError {
     fn from(error: KvmError) -> Self {
         Self::Machine(error.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DONE: Answer = Answer {
+        outcome: Some(Ok(())),
+        ready: true,
+        done: 7,
+        kicks: 7,
+        ticks: 1,
+        bad_frames: 0,
+        samples: 0,
+        commands: [[0; 8]; 8],
+        random: [0; 3],
+    };
+
+    #[test]
+    fn guest_that_ends_without_an_answer_has_not_done_its_work() {
+        assert!(check(&DONE).is_ok());
+        let silent = check(&Answer {
+            outcome: None,
+            ..DONE
+        });
+        assert!(matches!(silent, Err(ReportError::NoAnswer { done: 7 })));
+        let bad_frames = check(&Answer {
+            bad_frames: 3,
+            ..DONE
+        });
+        assert!(matches!(bad_frames, Err(ReportError::BadFrames(3))));
+    }
+
+    #[test]
+    fn guest_gives_up_before_it_is_given_up() {
+        // 2 GHz.
+        assert_eq!(patience_ticks(Duration::from_secs(1), 2_000_000), 1_800_000_000);
+        assert_eq!(patience_ticks(Duration::MAX, u32::MAX), u64::MAX);
     }
 }

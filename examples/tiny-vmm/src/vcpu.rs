@@ -17,6 +17,8 @@ use crate::layout::END_PORT;
 
 /// How often a signal is sent to a thread that is to stop.
 const SIGNAL_PAUSE: Duration = Duration::from_millis(1);
+/// How often who waits for the guest's end looks whether there is something else that ends it.
+const LOOK_PAUSE: Duration = Duration::from_millis(100);
 
 /// Why the guest does not go on.
 #[derive(Debug, thiserror::Error)]
@@ -31,7 +33,7 @@ pub enum VcpuError {
     #[error("cannot start the vCPU's thread")]
     Thread(#[source] std::io::Error),
     /// The time is over.
-    #[error("the guest did not end within {0:?}")]
+    #[error("the guest did not end within {0:?}: give it less to do, or more time")]
     TimeLimit(Duration),
     /// It panicked, and has said so.
     #[error("the vCPU's thread panicked")]
@@ -170,20 +172,23 @@ impl VcpuThread {
         work(&mut self.shared.vcpu.lock().expect("nobody panicked with the vCPU"))
     }
 
-    /// Waits until the guest ends by itself.
+    /// Waits until the guest ends by itself, or somebody gives it up: that is `false`, and it runs on.
     ///
     /// # Errors
     /// What kept it from that; [`VcpuError::TimeLimit`]: it runs on.
     ///
     /// # Panics
     /// If a thread panicked that stood at the gate.
-    pub fn await_end(&self, limit: Duration) -> Result<(), VcpuError> {
+    pub fn await_end(&self, limit: Duration, is_given_up: impl Fn() -> bool) -> Result<bool, VcpuError> {
         let deadline = Instant::now() + limit;
         let mut gate = self.shared.gate();
         loop {
             if let Some(ended) = gate.ended.take() {
                 gate.ended = Some(Ok(()));
-                return ended;
+                return ended.map(|()| true);
+            }
+            if is_given_up() {
+                return Ok(false);
             }
             if self.has_panicked() {
                 return Err(VcpuError::Panicked);
@@ -192,10 +197,7 @@ impl VcpuThread {
             if left.is_zero() {
                 return Err(VcpuError::TimeLimit(limit));
             }
-            let waited = self
-                .shared
-                .changed
-                .wait_timeout(gate, left.min(Duration::from_secs(1)));
+            let waited = self.shared.changed.wait_timeout(gate, left.min(LOOK_PAUSE));
             gate = waited.expect("nobody panicked at the gate").0;
         }
     }

@@ -65,6 +65,8 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
+        // Relaxed: the loads in `poll_until` and `sleep_and_serve` learn nothing else by it. It is written before the
+        // eventfd of `wake_worker`, whose lock orders the two for a worker that sleeps; the join is what is waited for.
         self.stop.store(true, Ordering::Relaxed);
         self.shared.wake_worker();
         if let Some(thread) = self.thread.take() {
@@ -75,6 +77,7 @@ impl Drop for Worker {
 }
 
 fn poll_until(shared: &NetShared, stop: &AtomicBool) {
+    // With the store in `drop`.
     while !stop.load(Ordering::Relaxed) {
         let moved = match &mut *shared.port().lock_giving_way() {
             Some(port) => port.poll(),
@@ -87,6 +90,7 @@ fn poll_until(shared: &NetShared, stop: &AtomicBool) {
 }
 
 fn sleep_and_serve(shared: &NetShared, readable: Option<&OwnedFd>, stop: &AtomicBool) {
+    // With the store in `drop`.
     while !stop.load(Ordering::Relaxed) {
         // Otherwise it is others' to go on, a backend's or the guest's: each tells us.
         let watches = shared

@@ -3,7 +3,8 @@
 
 mod common;
 
-use common::{LIMIT, MODES, run, task};
+use common::{LIMIT, MODES, finished, run, task};
+use testkit::wait::until;
 use tiny_vmm::interrupts;
 use tiny_vmm::layout::DEVICES_AT;
 use tiny_vmm::machine::{Machine, MachineConfig, MachineError, Notify};
@@ -159,6 +160,31 @@ fn entropy_device_gives_random_bytes() {
             assert_eq!(entropy.from_exits, expected.0);
             // Two may come as one, where a thread is slow to wake.
             assert!(entropy.from_eventfd <= expected.1, "{entropy:?}");
+        }
+    }
+}
+
+#[test]
+fn guest_that_takes_random_bytes_goes_on_in_another_vm() {
+    testkit::require!(Kvm);
+    for notify in MODES {
+        for packed in [false, true] {
+            let rounds = Task {
+                packed,
+                ..task(Work::Entropy, 20_000)
+            };
+            let config = MachineConfig::new(notify);
+            let mut machine = Machine::new(config, &rounds, no_frames()).expect("a machine");
+            machine.run().expect("it runs");
+            let begun = || machine.mailbox().answer().expect("a mailbox").ready;
+            assert!(until(LIMIT, begun));
+            for _ in 0..5 {
+                let saved = machine.save().expect("it can be saved");
+                machine = Machine::restored(&saved, no_frames()).expect("another machine");
+                machine.run().expect("it goes on");
+            }
+            let answer = finished(&machine, &format!("{config:?} {packed}"));
+            assert_eq!(answer.done, 20_000);
         }
     }
 }

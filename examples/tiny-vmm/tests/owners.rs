@@ -17,6 +17,7 @@ use tiny_vmm::backend::Backend;
 use tiny_vmm::layout::DEVICES_AT;
 use tiny_vmm::machine::{Machine, MachineConfig, MachineError, Notify};
 use tiny_vmm::mailbox::{Task, Work};
+use tiny_vmm::mmio;
 
 /// How often queues change hands. Over packed rings they do so less often, but in a soak: the kicks are the same.
 const SWITCHES: usize = 1_000;
@@ -270,6 +271,11 @@ fn queues_without_an_eventfd_are_served_by_exits() {
             said.is_some_and(|said| said.contains("notified by exits")),
             most < 2
         );
+        // And it is not forgotten when the guest has reset the device.
+        write_status(&machine, 0);
+        let unbound: Vec<_> = machine.unbound().iter().map(|error| error.queue).collect();
+        let expected: Vec<_> = [0, 1].into_iter().skip(most).collect();
+        assert_eq!(unbound, expected);
     }
 }
 
@@ -278,20 +284,113 @@ fn write_status(machine: &Machine, status: u32) {
     machine.devices().write(DEVICES_AT + 0x70, &status.to_le_bytes());
 }
 
+/// The device goes on with that guest after a reset of which the guest knows nothing: with its rings, where they stood.
+fn set_up_again(machine: &Machine, saved: &mmio::Saved) {
+    assert!(machine.devices().net.transport().restore(saved));
+    let notifiers = machine.net_notifiers();
+    for (at, queue) in (0..).zip(saved.queues()) {
+        if queue.ready {
+            let enabled = notifiers.queue_event(at, QueueEvent::QueueEnable);
+            enabled.expect("never refused");
+        }
+    }
+    notifiers.event(DeviceEvent::DriverOk).expect("never refused");
+}
+
 #[test]
 fn reset_takes_the_queues_out_of_a_backends_hands() {
     testkit::require!(Kvm);
-    let (machine, seen) = kicking(Notify::Eventfd, 1);
+    let (mut machine, seen) = kicking(Notify::Eventfd, 1);
+    for _ in 0..soak::count(20, SWITCHES) {
+        let backend = Backend::start(machine.net(), machine.net_notifiers()).expect("a backend");
+        await_kicks(&machine, 2);
+        let saved = machine.devices().net.transport().save();
+        // As the guest would, on another vCPU.
+        write_status(&machine, 0);
+        assert!(are_both(&machine, State::Deassigned));
+        machine.stop().expect("no backend has a queue");
+        let before = seen.lock().expect("no panic").frames;
+        set_up_again(&machine, &saved);
+        machine.run().expect("it goes on");
+        assert!(are_both(&machine, State::Assigned));
+        await_kicks(&machine, 2);
+        assert!(seen.lock().expect("no panic").frames > before);
+        // What it gives back is not its own any more: another one's, here.
+        let next = Backend::start(machine.net(), machine.net_notifiers()).expect("another backend");
+        backend.stop().expect("it has nothing to give back");
+        assert!(are_both(&machine, State::OffLimits));
+        await_kicks(&machine, 2);
+        next.stop().expect("it stops");
+    }
+    end(&machine, &seen);
+}
+
+#[test]
+fn reset_of_one_queue_takes_all_of_a_backends_queues() {
+    testkit::require!(Kvm);
+    let (machine, _seen) = kicking(Notify::Eventfd, 1);
     let backend = Backend::start(machine.net(), machine.net_notifiers()).expect("a backend");
-    await_kicks(&machine, 10);
-    // As the guest would, on another vCPU.
-    write_status(&machine, 0);
-    assert!(are_both(&machine, State::Deassigned));
-    let before = seen.lock().expect("no panic").frames;
-    std::thread::sleep(std::time::Duration::from_millis(50));
-    let seen = seen.lock().expect("no panic");
-    assert_eq!((seen.frames, seen.wrong), (before, 0), "its rings are nobody's");
+    await_kicks(&machine, 2);
+    for (register, value) in [(0x30, 0_u32), (0x44, 0)] {
+        // QueueSel, QueueReady
+        machine
+            .devices()
+            .write(DEVICES_AT + register, &value.to_le_bytes());
+    }
+    let states = [0, 1].map(|queue| machine.net_notifiers().state(queue));
+    assert_eq!(states, [Some(State::Deassigned), Some(State::Assigned)]);
     backend.stop().expect("it has nothing to give back");
+    let again = Backend::start(machine.net(), machine.net_notifiers());
+    assert!(again.is_err(), "a queue is not set up");
+    let states = [0, 1].map(|queue| machine.net_notifiers().state(queue));
+    assert_eq!(states, [Some(State::Deassigned), Some(State::Assigned)]);
+}
+
+#[test]
+fn backends_that_start_while_the_guest_resets_have_all_or_nothing() {
+    testkit::require!(Kvm);
+    let (mut machine, seen) = kicking(Notify::Eventfd, 1);
+    let mut started = 0;
+    for round in 0..soak::count(60, SWITCHES) {
+        let saved = machine.devices().net.transport().save();
+        let backend = std::thread::scope(|scope| {
+            let starts = scope.spawn(|| Backend::start(machine.net(), machine.net_notifiers()));
+            // Before, at and after each step of it.
+            std::thread::sleep(std::time::Duration::from_micros(20 * (round as u64 % 30)));
+            write_status(&machine, 0);
+            starts.join().expect("no panic")
+        });
+        started += u32::from(backend.is_ok());
+        assert!(are_both(&machine, State::Deassigned));
+        machine.stop().expect("no backend has a queue");
+        set_up_again(&machine, &saved);
+        machine.run().expect("it goes on");
+        await_kicks(&machine, 1);
+    }
+    println!("{started} backends were started first");
+    end(&machine, &seen);
+}
+
+/// A backend that nobody kicks sleeps without end: what wakes it is that somebody wants the port, each time.
+#[test]
+fn sleeping_backend_lends_the_port_to_all_who_want_it() {
+    testkit::require!(Kvm);
+    let (machine, seen) = kicking(Notify::Eventfd, 1);
+    end(&machine, &seen);
+    let backend = Backend::start(machine.net(), machine.net_notifiers()).expect("a backend");
+    let has_port = || machine.net().port().lock().is_none();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..soak::count(50, 2_000) {
+                    assert!(until(LIMIT, has_port), "the backend has it again");
+                    let _ = machine.counts();
+                }
+            });
+        }
+    });
+    assert!(until(LIMIT, has_port), "the backend has it again");
+    backend.stop().expect("it stops");
 }
 
 #[test]

@@ -30,6 +30,7 @@ const QUEUE_DESC: u64 = 0x80;
 const CONFIG_GENERATION: u64 = 0xfc;
 const CONFIG: u64 = 0x100;
 const NEEDS_RESET: u32 = 64;
+const F_RING_PACKED: u64 = 1 << 34;
 
 const PAIRS: u16 = 2;
 
@@ -37,21 +38,18 @@ struct Rig {
     transport: Transport<Net>,
     queues: Vec<NetQueue>,
     memory: Memory,
+    call: OwnedFd,
 }
 
 impl Rig {
     fn new() -> Self {
-        Self::with_call(None)
-    }
-
-    /// With an eventfd that is written to when the driver is to be told of something.
-    fn with_call(call: Option<OwnedFd>) -> Self {
         let memory = Memory::new(RAM_BYTES).expect("memory");
+        let call = eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd");
         let config = NetConfig {
             mac: [2, 0, 0, 0, 0, 1],
             pairs: PAIRS,
             polled: false,
-            call,
+            call: Some(call.try_clone().expect("a descriptor")),
         };
         let shared = NetShared::new(config, &memory, Box::new(Null::new(10, 64))).expect("a device");
         Self {
@@ -60,6 +58,7 @@ impl Rig {
                 .collect(),
             transport: Transport::new(Net(shared)),
             memory,
+            call,
         }
     }
 
@@ -108,6 +107,15 @@ impl Rig {
             self.write(offset + 4, (address >> 32) as u32);
         }
         self.write(QUEUE_READY, 1);
+    }
+
+    /// Since it was asked last.
+    fn interrupts(&self) -> u64 {
+        let mut count = [0; 8];
+        match rustix::io::read(&self.call, &mut count) {
+            Ok(_) => u64::from_ne_bytes(count),
+            Err(_) => 0,
+        }
     }
 
     fn look_at_all(&mut self) {
@@ -288,6 +296,8 @@ fn rings_outside_of_memory_need_a_reset_and_the_driver_is_told() {
         rig.set_up(0, entries, at);
         rig.set_up(1, entries, at);
         rig.write(STATUS, 15);
+        // An interrupt, one.
+        assert_eq!(rig.interrupts(), 1, "{at:#x}");
         assert_eq!(rig.read(STATUS) & NEEDS_RESET, NEEDS_RESET, "{at:#x}");
         // A configuration change, said exactly; used buffers, always.
         assert_eq!(rig.read(INTERRUPT_STATUS), 3);
@@ -301,8 +311,7 @@ fn rings_outside_of_memory_need_a_reset_and_the_driver_is_told() {
 
 #[test]
 fn fault_in_a_ring_needs_a_reset_and_the_next_driver_is_served() {
-    let call = eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd");
-    let mut rig = Rig::with_call(Some(call.try_clone().expect("a descriptor")));
+    let mut rig = Rig::new();
     for _ in 0..3 {
         rig.begin(F_VERSION_1);
         rig.set_up(0, 16, 0x10_0000);
@@ -313,11 +322,58 @@ fn fault_in_a_ring_needs_a_reset_and_the_next_driver_is_served() {
         rig.memory
             .write(0x20_2002, &1000_u16.to_le_bytes())
             .expect("inside");
+        assert_eq!(rig.interrupts(), 0);
         rig.queues[1].look();
+        // Looked at once more, it has nothing more to say.
+        rig.queues[1].look();
+        assert_eq!(rig.interrupts(), 1);
+        assert_eq!(rig.read(INTERRUPT_STATUS), 3);
         assert_eq!(rig.read(STATUS), 15 | NEEDS_RESET);
-        rustix::io::read(&call, &mut [0; 8]).expect("the driver is told");
         rig.memory.write(0x20_2002, &[0; 2]).expect("inside");
     }
+}
+
+/// Packed rings of a length that no split ring may have, as a driver has set them up on the way to `status`.
+#[test]
+fn saved_driver_goes_on_in_another_device_wherever_it_stands() {
+    let drivers = |status| {
+        let mut rig = Rig::new();
+        rig.begin(F_VERSION_1 | F_RING_PACKED);
+        rig.set_up(0, 3, 0x10_0000);
+        rig.set_up(1, 3, 0x20_0000);
+        rig.write(STATUS, status);
+        rig
+    };
+    for before in [11, 15] {
+        let saved = drivers(before).transport.save();
+        let mut rig = Rig::new();
+        assert!(rig.transport.restore(&saved));
+        assert_eq!(rig.read(STATUS), before);
+        rig.write(STATUS, 15);
+        assert_eq!(rig.read(STATUS), 15, "saved at {before}");
+        // A buffer that is not one, in the transmit queue: it is served.
+        let buffer = [&[0; 14][..], &0x80_u16.to_le_bytes()].concat();
+        rig.memory.write(0x20_0000, &buffer).expect("inside");
+        rig.queues[1].look();
+        assert_eq!(rig.read(STATUS), 15 | NEEDS_RESET);
+        // And so it is saved, though nobody has read that yet.
+        let mut next = Rig::new();
+        assert!(next.transport.restore(&rig.transport.save()));
+        assert_eq!(next.read(STATUS), 15 | NEEDS_RESET);
+    }
+}
+
+#[test]
+fn saved_device_with_another_number_of_queues_is_refused() {
+    let mut rig = Rig::new();
+    rig.begin(F_VERSION_1);
+    let saved = rig.transport.save();
+    let memory = Memory::new(RAM_BYTES).expect("memory");
+    let mut entropy = Transport::new(Entropy::new(
+        &EntropyShared::new(&memory, None).expect("a device"),
+    ));
+    assert!(!entropy.restore(&saved), "it has one queue");
+    assert_eq!(read(&mut entropy, STATUS), 0);
 }
 
 #[test]
