@@ -90,8 +90,9 @@
 //!
 //! # Migration
 //!
-//! The VMM stops vCPUs, says `VmStop`, stops backends that the report names, and [saves](notifiers::Notifiers::save).
-//! On the other side it restores, then says `VmRun`, and each ready queue is looked at once. So nothing that was
+//! The VMM stops vCPUs, stops backends and says `BackendStop`, says `VmStop`, at which each queue is looked at once more,
+//! and [saves](notifiers::Notifiers::save). A backend that is stopped only after `VmStop` leaves its last look to the
+//! other side. There it restores, then says `VmRun`, and each ready queue is looked at once. So nothing that was
 //! notified need be in the image. A saved state that does not fit is refused, whoever sent it.
 //!
 //! # Example

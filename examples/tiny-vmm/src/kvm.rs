@@ -377,19 +377,14 @@ impl Vcpu {
         }
     }
 
-    /// Finishes the exit that was handled last, and runs nothing more: only then its registers are those that the next
-    /// instruction sees (Documentation/virt/kvm/api.rst, 5, "pending operations").
-    ///
-    /// # Errors
-    /// [`KvmError::Refused`].
-    pub fn finish_exit(&mut self) -> Result<(), KvmError> {
-        self.fd.set_kvm_immediate_exit(1);
-        let ran = self.run().map(|_| ());
-        self.fd.set_kvm_immediate_exit(0);
-        ran
+    /// Whether [`run`](Self::run) only finishes the exit that was handled last, and runs nothing more. That may be
+    /// another exit: the next part of an access that KVM has split. Once it is `None`, the registers are those that the
+    /// next instruction sees (Documentation/virt/kvm/api.rst, 5, "pending operations").
+    pub fn set_immediate_exit(&mut self, on: bool) {
+        self.fd.set_kvm_immediate_exit(on.into());
     }
 
-    /// Where it stands, after [`finish_exit`](Self::finish_exit).
+    /// Where it stands, once [`run`](Self::run) was `None`.
     ///
     /// # Errors
     /// [`KvmError::Refused`].

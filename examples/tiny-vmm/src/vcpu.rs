@@ -1,8 +1,10 @@
 //! The thread that runs the vCPU.
 //!
-//! It stops at a gate before each entry into the guest. Who wants it to stop sends a signal, which makes KVM_RUN
-//! return, and sends it again until the thread is there: one that comes between the gate and the guest is lost.
+//! It stops at a gate. Who wants it to stop says so by a flag, which is looked at after each exit, and sends a signal,
+//! which makes KVM_RUN return. It sends that again until the thread is there: one that comes between the look at the
+//! flag and the guest is lost. Without the flag a guest whose exits last would hardly ever be hit inside KVM_RUN.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -10,7 +12,7 @@ use std::time::{Duration, Instant};
 use kvm_ioctls::VcpuExit;
 use rustix::process::Pid;
 use rustix::thread::gettid;
-use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
+use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler, unblock_signal};
 
 use crate::kvm::{KvmError, Vcpu};
 use crate::layout::END_PORT;
@@ -68,6 +70,8 @@ struct Gate {
 struct Shared {
     gate: Mutex<Gate>,
     changed: Condvar,
+    /// The thread is to go to the gate. A hint: what is decided there is under the gate's lock.
+    to_gate: AtomicBool,
     /// Where the thread leaves the vCPU when it stops, and finds it when it goes on.
     vcpu: Mutex<Vcpu>,
 }
@@ -103,6 +107,7 @@ impl VcpuThread {
                 exits: 0,
             }),
             changed: Condvar::new(),
+            to_gate: AtomicBool::new(false),
             vcpu: Mutex::new(vcpu),
         });
         let (tell, told) = std::sync::mpsc::channel();
@@ -110,6 +115,8 @@ impl VcpuThread {
         let thread = builder.spawn({
             let shared = Arc::clone(&shared);
             move || {
+                // Whoever made this thread may have had all signals blocked. Fails for no signal that there is.
+                let _ = unblock_signal(SIGRTMIN());
                 // Who started it waits for this, unless it is gone.
                 let _ = tell.send(gettid());
                 go(&shared, &*exits);
@@ -138,7 +145,10 @@ impl VcpuThread {
 
     /// The guest goes on.
     pub fn run(&self) {
-        self.shared.gate().wish = Wish::Run;
+        let mut gate = self.shared.gate();
+        gate.wish = Wish::Run;
+        self.shared.to_gate.store(false, Ordering::Relaxed);
+        drop(gate);
         self.shared.changed.notify_all();
     }
 
@@ -149,6 +159,7 @@ impl VcpuThread {
     pub fn stop(&self) {
         let mut gate = self.shared.gate();
         gate.wish = Wish::Stop;
+        self.shared.to_gate.store(true, Ordering::Relaxed);
         while !gate.stopped && !self.has_panicked() {
             if let Some(thread) = &self.thread {
                 // It is there until it is joined.
@@ -245,13 +256,15 @@ fn pass_gate(shared: &Shared) -> bool {
 fn run(vcpu: &mut Vcpu, shared: &Shared, exits: &impl Exits) -> Option<Result<(), VcpuError>> {
     let mut count = 0;
     let ended = loop {
+        // Then KVM_RUN finishes the exit that was handled last, and runs nothing more.
+        vcpu.set_immediate_exit(shared.to_gate.load(Ordering::Relaxed));
         match vcpu.run() {
             Ok(Some(VcpuExit::MmioWrite(address, data))) => exits.write(address, data),
             Ok(Some(VcpuExit::MmioRead(address, data))) => exits.read(address, data),
             Ok(Some(VcpuExit::IoOut(END_PORT, _))) => break Some(Ok(())),
             Ok(Some(other)) => break Some(Err(VcpuError::Unknown(format!("{other:?}")))),
-            // A signal: what for is at the gate.
-            Ok(None) => break vcpu.finish_exit().err().map(|error| Err(error.into())),
+            // A signal, or the flag: what for is at the gate. No exit is left to be finished: KVM does that first.
+            Ok(None) => break None,
             Err(error) => break Some(Err(error.into())),
         }
         count += 1;
