@@ -30,6 +30,7 @@ static void ask(u8 class, u8 number, u32 bytes, u8 want, u32 line)
 	if (*ack != want)
 		end(ANSWER_REFUSED, line, want, *ack);
 	mailbox->done++;
+	mailbox->commands[class % 8][number % 8]++;
 }
 
 #define ASK(class, number, bytes, want) ask(class, number, bytes, want, __LINE__)
@@ -110,7 +111,7 @@ static void receive_scaling(void)
 	put_u16(10, net.most_pairs - 1);
 	put_u16(12, net.most_pairs);
 	command[16] = 40;
-	memset(command + 17, 0x6d, 40);
+	memset(command + 17, KEY_BYTE, 40);
 	ASK(4, 1, 55, ACK_OK);
 	/* A pair that there is not. */
 	put_u16(10, net.most_pairs);
@@ -124,7 +125,7 @@ static void hash_report(void)
 	put_u32(0, 0x3f);
 	memset(command + 6, 0, 8);
 	command[14] = 40;
-	memset(command + 15, 0x6d, 40);
+	memset(command + 15, KEY_BYTE, 40);
 	ASK(4, 2, 53, has(NET_F_RSS) ? ACK_ERR : ACK_OK);
 }
 
@@ -160,5 +161,6 @@ void control_work(void)
 		ASK(0x77, 0, 1, ACK_ERR);
 	}
 	mailbox->ticks = ticks() - start;
+	pairs_work(&net);
 	mailbox->kicks = net.kicks;
 }

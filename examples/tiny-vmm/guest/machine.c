@@ -17,7 +17,7 @@ void *allocate(u64 bytes, u64 align)
 {
 	u64 at = (heap + align - 1) & ~(align - 1);
 
-	require(at + bytes <= HEAP_END, ANSWER_MEMORY, bytes, HEAP_END - at);
+	require(at + bytes <= RAM_BYTES, ANSWER_MEMORY, bytes, RAM_BYTES - at);
 	heap = at + bytes;
 	return memset((void *)at, 0, bytes);
 }

@@ -22,6 +22,14 @@ static inline void write_barrier(void)
 	__asm__ volatile("" ::: "memory");
 }
 
+/* Loads before it are done before loads after it: the used index and its element, a descriptor's flags and then its
+ * rest. It pairs with the device's release store of the index or the flags (VirtIO 1.3, 2.7.14, 2.8.6); without it an
+ * element of the ring's last round could be taken for a new one. On x86 the compiler alone could undo the order. */
+static inline void read_barrier(void)
+{
+	__asm__ volatile("" ::: "memory");
+}
+
 /* A store before it is seen before a load after it is done: the index, and then whether a kick is wanted. */
 static inline void full_barrier(void)
 {

@@ -1,4 +1,4 @@
-/* The page by which host and guest speak, at a fixed address; src/mailbox.rs has the same fields. */
+/* The page by which host and guest speak, at a fixed address: src/page.rs has the same fields. */
 #ifndef MAILBOX_H
 #define MAILBOX_H
 
@@ -7,56 +7,8 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long u64;
 
-#define MAILBOX_AT 0x8000
-/* Ticks of the time stamp counter, a u32 each: how long each of the first so many rounds took. */
-#define SAMPLES_AT 0x600000
-#define MOST_SAMPLES 65536
-/* What the guest takes for rings and buffers. */
-#define HEAP_AT 0x700000
-#define HEAP_END 0x2000000
-/* Where the devices' registers are: so many places, some of them empty. */
-#define DEVICES_AT 0xd0000000
-#define DEVICE_BYTES 0x1000
-#define DEVICE_PLACES 8
-/* A byte written to this port ends the guest. */
-#define END_PORT 0xf4
-
-enum work {
-	WORK_NOTIFY = 1,
-	WORK_SEND,
-	WORK_RECEIVE,
-	WORK_ROUND_TRIP,
-	WORK_ECHO,
-	WORK_CONTROL,
-	WORK_ENTROPY,
-	WORK_KICK,
-};
-
-enum flag {
-	/* Packed rings. */
-	FLAG_PACKED = 1,
-	/* WORK_NOTIFY: also while the device says that it needs none. */
-	FLAG_ALWAYS = 2,
-	/* Multiqueue is negotiated, and with it RSS and the hash report where they are offered. */
-	FLAG_MULTIQUEUE = 4,
-	/* The hash report is, without multiqueue and RSS. */
-	FLAG_HASH_REPORT = 8,
-};
-
-enum answer {
-	ANSWER_WORKING = 0,
-	ANSWER_DONE,
-	/* There is no device of the type that the work needs. */
-	ANSWER_NO_DEVICE,
-	/* A device did not do as VirtIO says; `line` is where that was seen. */
-	ANSWER_WRONG,
-	/* Nothing came for `patience_ticks`. */
-	ANSWER_TIMEOUT,
-	/* A control command was answered otherwise than it should be. */
-	ANSWER_REFUSED,
-	/* The guest has no memory left. */
-	ANSWER_MEMORY,
-};
+/* Addresses, and the numbers of works, flags and answers: written by build.rs of src/layout.rs. */
+#include "layout.h"
 
 struct mailbox {
 	/* The host writes these before the guest runs. */
@@ -81,7 +33,14 @@ struct mailbox {
 	u64 samples;
 	/* 1 once the driver is ready and the work has begun. */
 	u64 ready;
+	/* Commands of the control queue that were answered as they should be, by class and number, both modulo 8. */
+	u16 commands[8][8];
+	/* Of the entropy device's bytes: bits, ones among them, and rounds that brought what the round before did. */
+	u64 random[3];
 };
+
+/* That the fields are where src/page.rs has them. */
+CHECK_MAILBOX
 
 #define mailbox ((volatile struct mailbox *)MAILBOX_AT)
 

@@ -41,13 +41,15 @@ void net_begin(struct net *net, u64 wanted)
 
 	if (mailbox->flags & FLAG_PACKED)
 		features |= F_RING_PACKED;
+	if (mailbox->flags & FLAG_EVENT_IDX)
+		features |= F_EVENT_IDX;
 	net->device = device_find(VIRTIO_NET);
 	device_begin(&net->device, features);
+	require(!(features & F_EVENT_IDX & ~net->device.features), ANSWER_WRONG, F_EVENT_IDX, net->device.features);
 	net->header_bytes = net->device.features & NET_F_HASH_REPORT ? 20 : 12;
 	multiqueue = (net->device.features & (NET_F_MQ | NET_F_RSS)) != 0;
 	net->most_pairs = multiqueue ? config_u16(&net->device, 8) : 1;
-	queue_set_up(&net->to_guest, &net->device, 0);
-	queue_set_up(&net->from_guest, &net->device, 1);
+	pairs_set_up(net);
 	if (net->device.features & NET_F_CTRL_VQ)
 		queue_set_up(&net->control, &net->device, 2 * net->most_pairs);
 	for (u32 at = 0; at < 6; at++)

@@ -14,16 +14,20 @@
 #define NET_F_HASH_REPORT (1ul << 57)
 #define NET_F_RSS (1ul << 60)
 
-/* Where a frame of ours has its number; bytes behind that are `pattern`. */
-#define NUMBER_AT 14
-#define PATTERN_AT 22
-#define BUFFER_BYTES 2048
-#define MOST_HEADER_BYTES 20
+#define MOST_PAIRS 8
+/* Of the key of RSS and of hash reports. */
+#define KEY_BYTE 0x6d
 
 struct net {
 	struct device device;
+	/* The first pair. */
 	struct queue to_guest;
 	struct queue from_guest;
+	/* Those behind it, with multiqueue. */
+	struct {
+		struct queue to_guest;
+		struct queue from_guest;
+	} others[MOST_PAIRS - 1];
 	struct queue control;
 	u32 header_bytes;
 	u16 most_pairs;
@@ -54,5 +58,9 @@ int frame_is_whole(const u8 *frame, u32 bytes);
 u64 frame_number(const u8 *frame);
 
 void control_work(void);
+/* Sets up the queues of all pairs that there are (5.1.6.5.5.1: before one is switched on). */
+void pairs_set_up(struct net *net);
+/* A frame by each pair; the control queue has switched them on. FLAG_ECHOED: each comes back where it should. */
+void pairs_work(struct net *net);
 
 #endif

@@ -13,6 +13,10 @@ enum status {
 #define DESC_WRITE 2
 #define PACKED_AVAIL (1 << 7)
 #define PACKED_USED (1 << 15)
+/* RING_EVENT_FLAGS_DESC: notify by the descriptor in the event structure (2.8.10). */
+#define BY_DESCRIPTOR 2
+/* Bit of InterruptStatus: used buffers (4.2.2). */
+#define INTERRUPT_USED 1
 /* Split: VIRTQ_USED_F_NO_NOTIFY, VIRTQ_AVAIL_F_NO_INTERRUPT. Packed: RING_EVENT_FLAGS_DISABLE. All are 1. */
 #define SUPPRESSED 1
 
@@ -83,6 +87,56 @@ static void write_address(struct device *device, u32 offset, volatile void *at)
 	reg_write(device, offset + 4, (u64)at >> 32);
 }
 
+/* F_EVENT_IDX: the device interrupts when it has used INTERRUPT_STRIDE chains more. */
+static void arm(struct queue *queue)
+{
+	u16 slot = queue->used + INTERRUPT_STRIDE - 1;
+	u8 wrap = queue->used_wrap;
+
+	queue->armed = queue->taken + INTERRUPT_STRIDE - 1;
+	if (!queue->packed) {
+		/* used_event, behind the available ring (2.7.6). */
+		queue->driver[2 + queue->size] = queue->armed;
+		return;
+	}
+	if (slot >= queue->size) {
+		slot -= queue->size;
+		wrap ^= 1;
+	}
+	queue->driver[0] = slot | wrap << 15;
+	write_barrier();
+	queue->driver[1] = BY_DESCRIPTOR;
+}
+
+/* Which interrupts there are to be. With F_EVENT_IDX the flag of split rings has to be 0 (2.7.7.1). */
+static void choose_interrupts(struct queue *queue)
+{
+	queue->added = queue->taken = 0;
+	queue->event_idx = (queue->device->features & F_EVENT_IDX) != 0;
+	queue->interrupts = (mailbox->flags & FLAG_INTERRUPTS) != 0;
+	if (queue->event_idx)
+		arm(queue);
+	else if (!queue->interrupts)
+		/* We poll. Packed: the event structure's second half has the flags (2.8.14). */
+		queue->driver[queue->packed ? 1 : 0] = SUPPRESSED;
+}
+
+/* So many chains (packed: slots) were taken: as an interrupt's handler would (4.2.3.4), and on to the next one. */
+static void took(struct queue *queue, u16 count)
+{
+	u32 status;
+
+	queue->taken += count;
+	if (queue->interrupts) {
+		status = reg_read(queue->device, REG_INTERRUPT_STATUS);
+		require(status & INTERRUPT_USED, ANSWER_WRONG, INTERRUPT_USED, status);
+		reg_write(queue->device, REG_INTERRUPT_ACK, status);
+	}
+	/* Passed: further on by less than half of all numbers. */
+	if (queue->event_idx && (u16)(queue->taken - queue->armed - 1) < 0x8000)
+		arm(queue);
+}
+
 void queue_set_up(struct queue *queue, struct device *device, u16 index)
 {
 	u32 most;
@@ -103,8 +157,7 @@ void queue_set_up(struct queue *queue, struct device *device, u16 index)
 	queue->free_slots = queue->free_count = queue->size;
 	for (u16 at = 0; at < queue->size; at++)
 		queue->free[at] = queue->size - 1 - at;
-	/* We poll. Packed: the event structure's second half has the flags (2.8.14). */
-	queue->driver[queue->packed ? 1 : 0] = SUPPRESSED;
+	choose_interrupts(queue);
 	reg_write(device, REG_QUEUE_NUM, queue->size);
 	write_address(device, REG_QUEUE_DESC, queue->descriptors);
 	write_address(device, REG_QUEUE_DRIVER, queue->driver);
@@ -139,6 +192,7 @@ static int add_split(struct queue *queue, const struct part *parts, u16 count)
 	queue->chain_length[head] = count;
 	queue->driver[2 + queue->next % queue->size] = head;
 	queue->next++;
+	queue->added++;
 	return head;
 }
 
@@ -173,6 +227,7 @@ static int add_packed(struct queue *queue, const struct part *parts, u16 count)
 	}
 	queue->chain_length[id] = count;
 	queue->free_slots -= count;
+	queue->added += count;
 	/* The first one last: with it the whole chain is the device's (2.8.6). */
 	write_barrier();
 	descriptor(queue, first)->second = first_flags;
@@ -193,8 +248,26 @@ void queue_publish(struct queue *queue)
 
 int queue_wants_kick(struct queue *queue)
 {
+	u16 event, flags, added = queue->added;
+
 	full_barrier();
-	return queue->from_device[queue->packed ? 1 : 0] != SUPPRESSED;
+	queue->added = 0;
+	if (!queue->event_idx)
+		return queue->from_device[queue->packed ? 1 : 0] != SUPPRESSED;
+	if (queue->packed) {
+		flags = queue->from_device[1];
+		if (flags != BY_DESCRIPTOR)
+			return flags != SUPPRESSED;
+		read_barrier();
+		event = queue->from_device[0] & 0x7fff;
+		if (queue->from_device[0] >> 15 != queue->wrap)
+			event -= queue->size;
+	} else {
+		/* avail_event, behind the used ring (2.7.8). */
+		event = queue->from_device[2 + 4 * queue->size];
+	}
+	/* Whether it is among those that were added (2.7.10.1). */
+	return (u16)(queue->next - event - 1) < added;
 }
 
 void queue_kick(struct queue *queue)
@@ -209,7 +282,7 @@ static int take_split(struct queue *queue, u32 *bytes)
 
 	if (queue->from_device[1] == queue->used)
 		return -1;
-	write_barrier();
+	read_barrier();
 	head = element[0];
 	*bytes = element[1];
 	require(head < queue->size && queue->chain_length[head], ANSWER_WRONG, queue->size, head);
@@ -217,6 +290,7 @@ static int take_split(struct queue *queue, u32 *bytes)
 	for (u16 at = queue->chain_length[head]; at > 0; at--)
 		queue->free[queue->free_count++] = queue->chain[head][at - 1];
 	queue->chain_length[head] = 0;
+	took(queue, 1);
 	return head;
 }
 
@@ -228,7 +302,7 @@ static int take_packed(struct queue *queue, u32 *bytes)
 
 	if ((flags & (PACKED_AVAIL | PACKED_USED)) != both)
 		return -1;
-	write_barrier();
+	read_barrier();
 	id = slot->first;
 	*bytes = slot->bytes;
 	require(id < queue->size && queue->chain_length[id], ANSWER_WRONG, queue->size, id);
@@ -241,6 +315,7 @@ static int take_packed(struct queue *queue, u32 *bytes)
 		queue->used -= queue->size;
 		queue->used_wrap ^= 1;
 	}
+	took(queue, count);
 	return id;
 }
 

@@ -7,6 +7,7 @@
 #define VIRTIO_NET 1
 #define VIRTIO_ENTROPY 4
 
+#define F_EVENT_IDX (1ul << 29)
 #define F_VERSION_1 (1ul << 32)
 #define F_RING_PACKED (1ul << 34)
 
@@ -24,6 +25,8 @@ enum reg {
 	REG_QUEUE_NUM = 0x38,
 	REG_QUEUE_READY = 0x44,
 	REG_QUEUE_NOTIFY = 0x50,
+	REG_INTERRUPT_STATUS = 0x60,
+	REG_INTERRUPT_ACK = 0x64,
 	REG_STATUS = 0x70,
 	REG_QUEUE_DESC = 0x80,
 	REG_QUEUE_DRIVER = 0x90,
@@ -68,6 +71,14 @@ struct queue {
 	/* The same for used ones. */
 	u16 used;
 	u8 used_wrap;
+	/* Chains (packed: slots) that were added since a kick was last thought of. */
+	u16 added;
+	/* FLAG_INTERRUPTS. With F_EVENT_IDX: chains (packed: slots) that were taken, and with which of them the device is to
+	 * interrupt. */
+	u8 interrupts;
+	u8 event_idx;
+	u16 taken;
+	u16 armed;
 };
 
 static inline u32 reg_read(struct device *device, u32 offset)
@@ -98,9 +109,10 @@ void device_begin(struct device *device, u64 wanted);
 void device_ready(struct device *device);
 /* Sets a queue up. */
 void queue_set_up(struct queue *queue, struct device *device, u16 index);
-/* Adds a chain of at most four parts, of which the device learns with queue_publish; its number, or -1 if there is no
- * room. */
+/* Adds a chain of at most four parts; its number, or -1 if there is no room. In a packed ring the device sees it
+ * at once, and else with queue_publish. */
 int queue_add(struct queue *queue, const struct part *parts, u16 count);
+/* Lets the device see what was added to a split ring. */
 void queue_publish(struct queue *queue);
 /* Whether the device wants to be notified. */
 int queue_wants_kick(struct queue *queue);

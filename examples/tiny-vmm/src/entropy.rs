@@ -1,7 +1,9 @@
 //! An entropy device (VirtIO 1.3, 5.4): one queue, into whose buffers it writes random bytes.
 //!
-//! It has nothing of the network device's: what it shows is that notifiers and transport are for any device.
+//! What it shows is that notifiers and transport are for any device. Of crate `device` it uses what is no network's:
+//! how the guest is interrupted, with the counters that belong to it.
 
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
@@ -33,6 +35,17 @@ pub struct EntropyShared {
     queue: Mutex<Option<(Queue, Call)>>,
     needs_reset: NeedsReset,
     call: Option<OwnedFd>,
+    /// `calls` alone counts here.
+    counters: PairCounters,
+    random: Random,
+}
+
+/// Fills the bytes with random ones; how many it did.
+pub type Random = fn(&mut [u8]) -> io::Result<usize>;
+
+/// The kernel's.
+fn kernels_random(bytes: &mut [u8]) -> io::Result<usize> {
+    Ok(getrandom(bytes, GetRandomFlags::empty())?)
 }
 
 impl EntropyShared {
@@ -40,13 +53,23 @@ impl EntropyShared {
     ///
     /// # Errors
     /// No descriptor is left.
-    pub fn new(memory: &Memory, call: Option<OwnedFd>) -> std::io::Result<Arc<Self>> {
+    pub fn new(memory: &Memory, call: Option<OwnedFd>) -> io::Result<Arc<Self>> {
+        Self::with_random(memory, call, kernels_random)
+    }
+
+    /// The same with another source of random bytes.
+    ///
+    /// # Errors
+    /// As of [`EntropyShared::new`].
+    pub fn with_random(memory: &Memory, call: Option<OwnedFd>, random: Random) -> io::Result<Arc<Self>> {
         let copy = call.as_ref().map(OwnedFd::try_clone).transpose()?;
         Ok(Arc::new(Self {
             memory: Arc::clone(memory.map()),
             queue: Mutex::new(None),
             needs_reset: NeedsReset::new(copy),
             call,
+            counters: PairCounters::default(),
+            random,
         }))
     }
 
@@ -67,14 +90,20 @@ impl EntropyShared {
         let Some((queue, call)) = place.as_mut() else {
             return;
         };
-        if fill_all(queue, &self.memory).is_err() {
+        let filled = fill_all(queue, &self.memory, self.random);
+        if queue.publish() {
+            call.make(&self.counters);
+        }
+        if filled.is_err() {
             *place = None;
             self.needs_reset.set();
-            return;
         }
-        if queue.publish() {
-            call.make(&PairCounters::default());
-        }
+    }
+
+    /// Interrupts that were made.
+    #[must_use]
+    pub fn interrupts(&self) -> u64 {
+        self.counters.calls.get()
     }
 
     fn enter(&self, setting: &QueueSetting, packed: bool, base: u32) -> Result<(), EnterError> {
@@ -109,11 +138,21 @@ enum EnterError {
     #[error(transparent)]
     Ring(#[from] RingError),
     #[error("no descriptor is left for an interrupt: see `ulimit -n`")]
-    Duplicate(#[from] std::io::Error),
+    Duplicate(#[from] io::Error),
 }
 
-/// Fills all buffers that there are, a ring's length at most.
-fn fill_all(queue: &mut Queue, memory: &MemoryMap) -> Result<(), GuestFault> {
+/// Why buffers are filled no more.
+#[derive(Debug, thiserror::Error)]
+enum FillError {
+    #[error(transparent)]
+    Guest(#[from] GuestFault),
+    #[error("there are no random bytes")]
+    Random(#[from] io::Error),
+}
+
+/// Fills all buffers that there are, a ring's length at most. A device has to write one byte at least (5.4.6.1):
+/// without random bytes it gives none back.
+fn fill_all(queue: &mut Queue, memory: &MemoryMap, random_bytes: Random) -> Result<(), FillError> {
     let mut chains = Chains::default();
     for _ in 0..usize::from(MOST_ENTRIES).div_ceil(BATCH) {
         if queue.pop(&mut chains, BATCH)? == 0 {
@@ -121,7 +160,10 @@ fn fill_all(queue: &mut Queue, memory: &MemoryMap) -> Result<(), GuestFault> {
         }
         for chain in &chains {
             let mut random = [0; MOST_BYTES];
-            let filled = getrandom(&mut random, GetRandomFlags::empty()).unwrap_or(0);
+            let filled = match random_bytes(&mut random)? {
+                0 => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
+                filled => filled,
+            };
             let mut rest = &random[..filled];
             let mut written = 0;
             for buffer in chains.writable(chain) {

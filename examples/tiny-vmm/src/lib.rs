@@ -50,6 +50,7 @@ pub mod memory;
 pub mod mmio;
 pub mod net;
 pub mod options;
+pub mod page;
 pub mod port;
 pub mod report;
 pub mod sink;

@@ -9,6 +9,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use device::control::State;
 use notifier::notifiers::{BindError, By, DeviceEvent, NotifierError, QueueStatus, Serve};
 use rustix::process::Pid;
 use steer::with_sources;
@@ -17,7 +18,7 @@ use crate::board::{Board, BoardError, DeviceNotifiers, EventBus, Place, SavedPla
 use crate::entropy::{Entropy, EntropyQueue, EntropyShared};
 use crate::kvm::{KvmError, SavedVcpu, Vm};
 use crate::layout::{DEVICE_BYTES, DEVICES_AT, FIRST_LINE, RAM_BYTES};
-use crate::mailbox::{Answer, Mailbox, Task};
+use crate::mailbox::{Answer, Mailbox, Task, TaskError};
 use crate::memory::{Memory, MemoryError};
 use crate::net::{Net, NetConfig, NetQueue, NetShared};
 use crate::port::Port;
@@ -82,6 +83,12 @@ pub enum MachineError {
         /// What it was to have.
         pairs: u16,
     },
+    /// What the driver said by the control queue names more queue pairs than there are.
+    #[error("the saved network device cannot go on here: it has more queue pairs")]
+    Pairs,
+    /// The guest's task.
+    #[error(transparent)]
+    Task(#[from] TaskError),
     /// KVM.
     #[error(transparent)]
     Kvm(#[from] KvmError),
@@ -166,6 +173,7 @@ pub struct SavedMachine {
     config: MachineConfig,
     memory: Memory,
     vcpu: SavedVcpu,
+    control: State,
     net: SavedPlace,
     entropy: SavedPlace,
 }
@@ -225,8 +233,7 @@ impl Machine {
         })
     }
 
-    /// Goes on with the guest of another machine. Filters and the like that its driver set by the control queue are not
-    /// saved (crate `device` does not give them out): the driver sets them again.
+    /// Goes on with the guest of another machine, and asks it to announce itself to its network if its driver can.
     ///
     /// # Errors
     /// [`MachineError`], and the saved machine.
@@ -242,8 +249,22 @@ impl Machine {
             net,
             entropy,
         } = attach(&vm, &saved.config, &saved.memory, sink)?;
+        if !devices
+            .net
+            .transport()
+            .device_mut()
+            .device
+            .restore_control(&saved.control)
+        {
+            return Err(MachineError::Pairs);
+        }
         devices.net.restore(&saved.net)?;
         devices.entropy.restore(&saved.entropy)?;
+        let mut transport = devices.net.transport();
+        if transport.driver_ok() && transport.device_mut().device.announce() {
+            transport.config_changed();
+        }
+        drop(transport);
         Ok(Self {
             vcpu: VcpuThread::new(vcpu, Arc::clone(&devices))?,
             worker: None,
@@ -294,7 +315,7 @@ impl Machine {
             .map_or(Ok(()), |&queue| Err(MachineError::Backend { queue }))
     }
 
-    /// Stops the guest for good, and saves it. See [`Machine::restored`] for what a driver does again.
+    /// Stops the guest for good, and saves it, with what its driver said to the devices.
     ///
     /// # Errors
     /// [`MachineError`], and the machine, which stands: [`Machine::run`] goes on with it.
@@ -308,9 +329,12 @@ impl Machine {
     /// What can fail comes before the devices leave their queues. The notifiers refuse nothing of a VM that stands.
     fn try_save(&mut self) -> Result<SavedMachine, MachineError> {
         self.stop()?;
+        // Not in the expression below: its guard would last to the end of that.
+        let control = self.devices.net.transport().device().device.control_state();
         Ok(SavedMachine {
             config: self.config,
             vcpu: self.vcpu.with_vcpu(|vcpu| vcpu.save())?,
+            control,
             net: self.devices.net.save()?,
             entropy: self.devices.entropy.save()?,
             memory: self.memory.clone(),
@@ -402,6 +426,18 @@ impl Machine {
     #[must_use]
     pub fn discarded(&self) -> u64 {
         self.net.port().with(|port| port.discarded())
+    }
+
+    /// Frames that were dropped because the pair that they are for is not set up or off, once no backend has the port.
+    #[must_use]
+    pub fn no_pair(&self) -> u64 {
+        self.net.port().with(|port| port.no_pair())
+    }
+
+    /// Interrupts that the network device has made for its queue pairs, once no backend has the port.
+    #[must_use]
+    pub fn net_interrupts(&self) -> u64 {
+        self.net.port().with(|port| port.interrupts())
     }
 
     /// The devices, as the vCPU's thread has them.

@@ -1,14 +1,15 @@
-//! The page by which host and guest speak: what the guest is to do, and what came of it. `guest/mailbox.h` has the same
-//! fields.
+//! The page by which host and guest speak: what the guest is to do, and what came of it.
 //!
 //! The guest may write anything here at any time. Its answers are numbers that are shown; none is an index or a length.
 
 use std::mem::offset_of;
 
-use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
+use zerocopy::{FromZeros, IntoBytes};
 
-use crate::layout::{MAILBOX_AT, MOST_SAMPLES, SAMPLES_AT};
+use crate::layout as numbers;
+use crate::layout::{BUFFER_BYTES, MAILBOX_AT, MOST_HEADER_BYTES, MOST_SAMPLES, PATTERN_AT, SAMPLES_AT};
 use crate::memory::{Memory, MemoryError};
+use crate::page::Page;
 
 /// What the guest is to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, clap::ValueEnum)]
@@ -38,14 +39,14 @@ impl Work {
     /// The number that the guest knows it by. 0: it is another program's.
     fn number(self) -> u32 {
         match self {
-            Self::Notify => 1,
-            Self::Send => 2,
-            Self::Receive => 3,
-            Self::RoundTrip => 4,
-            Self::Echo => 5,
-            Self::Control => 6,
-            Self::Entropy => 7,
-            Self::Kick => 8,
+            Self::Notify => numbers::WORK_NOTIFY,
+            Self::Send => numbers::WORK_SEND,
+            Self::Receive => numbers::WORK_RECEIVE,
+            Self::RoundTrip => numbers::WORK_ROUND_TRIP,
+            Self::Echo => numbers::WORK_ECHO,
+            Self::Control => numbers::WORK_CONTROL,
+            Self::Entropy => numbers::WORK_ENTROPY,
+            Self::Kick => numbers::WORK_KICK,
             Self::Interrupts => 0,
         }
     }
@@ -60,7 +61,7 @@ pub struct Task {
     pub frames: u64,
     /// Frames that are put into the ring for each kick.
     pub frames_per_kick: u32,
-    /// Length of a frame, bytes.
+    /// Length of a frame, bytes: from [`PATTERN_AT`] to [`MOST_FRAME_BYTES`].
     pub frame_bytes: u32,
     /// With packed rings.
     pub packed: bool,
@@ -70,6 +71,13 @@ pub struct Task {
     pub multiqueue: bool,
     /// With the hash report, without multiqueue and RSS.
     pub hash_report: bool,
+    /// The guest wants interrupts for what the device is done with. It takes none: it polls.
+    pub interrupts: bool,
+    /// With VIRTIO_F_EVENT_IDX; the guest then wants an interrupt for each
+    /// [`INTERRUPT_STRIDE`](crate::layout::INTERRUPT_STRIDE) chains.
+    pub event_idx: bool,
+    /// [`Work::Control`]: the sink gives frames back, and the guest looks where they come and with which hash.
+    pub echoed: bool,
     /// How long the guest waits for anything, ticks of its time stamp counter.
     pub patience_ticks: u64,
 }
@@ -87,38 +95,29 @@ impl Task {
             always: false,
             multiqueue: false,
             hash_report: false,
+            interrupts: false,
+            event_idx: false,
+            echoed: false,
             patience_ticks: u64::MAX,
         }
     }
 }
 
-const FLAG_PACKED: u32 = 1;
-const FLAG_ALWAYS: u32 = 2;
-const FLAG_MULTIQUEUE: u32 = 4;
-const FLAG_HASH_REPORT: u32 = 8;
+/// Longest frame that fits the guest's buffers, bytes.
+pub const MOST_FRAME_BYTES: u32 = BUFFER_BYTES - MOST_HEADER_BYTES;
 
-/// The page as it lies in guest memory.
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
-#[repr(C)]
-struct Page {
-    work: u32,
-    flags: u32,
-    frames: u64,
-    frames_per_kick: u32,
-    frame_bytes: u32,
-    patience_ticks: u64,
-    stop: u32,
-    unused: u32,
-    answer: u32,
-    line: u32,
-    expected: u64,
-    found: u64,
-    done: u64,
-    kicks: u64,
-    ticks: u64,
-    bad_frames: u64,
-    samples: u64,
-    ready: u64,
+/// Why a task cannot be posted.
+#[derive(Debug, thiserror::Error)]
+pub enum TaskError {
+    /// Guest memory.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    /// The guest would write beside its buffers.
+    #[error("frames of {bytes} bytes are none of the guest's: {PATTERN_AT} to {MOST_FRAME_BYTES}")]
+    FrameBytes {
+        /// How many were asked for.
+        bytes: u32,
+    },
 }
 
 /// What the guest says.
@@ -138,6 +137,10 @@ pub struct Answer {
     pub bad_frames: u64,
     /// How many samples there are: [`Mailbox::samples`].
     pub samples: u64,
+    /// [`Work::Control`]: commands that were answered as they should be, by class and number, both modulo 8.
+    pub commands: [[u16; 8]; 8],
+    /// [`Work::Entropy`]: bits that came, ones among them, and rounds that brought the same bytes as the one before.
+    pub random: [u64; 3],
 }
 
 /// Why the guest gave up: where in its source, and what it saw.
@@ -168,22 +171,29 @@ impl Mailbox {
     /// Says what is to be done. Before the guest runs.
     ///
     /// # Errors
-    /// [`MemoryError`], if the memory is too short for a mailbox.
-    pub fn post(&self, task: &Task) -> Result<(), MemoryError> {
+    /// [`TaskError::FrameBytes`]. [`TaskError::Memory`], if the memory is too short for a mailbox.
+    pub fn post(&self, task: &Task) -> Result<(), TaskError> {
+        let bytes = task.frame_bytes;
+        if !(PATTERN_AT as u32..=MOST_FRAME_BYTES).contains(&bytes) {
+            return Err(TaskError::FrameBytes { bytes });
+        }
         let flag = |on, flag| if on { flag } else { 0 };
         let page = Page {
             work: task.work.number(),
-            flags: flag(task.packed, FLAG_PACKED)
-                | flag(task.always, FLAG_ALWAYS)
-                | flag(task.multiqueue, FLAG_MULTIQUEUE)
-                | flag(task.hash_report, FLAG_HASH_REPORT),
+            flags: flag(task.packed, numbers::FLAG_PACKED)
+                | flag(task.always, numbers::FLAG_ALWAYS)
+                | flag(task.multiqueue, numbers::FLAG_MULTIQUEUE)
+                | flag(task.hash_report, numbers::FLAG_HASH_REPORT)
+                | flag(task.interrupts || task.event_idx, numbers::FLAG_INTERRUPTS)
+                | flag(task.event_idx, numbers::FLAG_EVENT_IDX)
+                | flag(task.echoed, numbers::FLAG_ECHOED),
             frames: task.frames,
             frames_per_kick: task.frames_per_kick.max(1),
             frame_bytes: task.frame_bytes,
             patience_ticks: task.patience_ticks,
             ..Page::new_zeroed()
         };
-        self.memory.write(MAILBOX_AT, page.as_bytes())
+        Ok(self.memory.write(MAILBOX_AT, page.as_bytes())?)
     }
 
     /// Asks the guest to end its work early.
@@ -210,6 +220,8 @@ impl Mailbox {
             ticks: page.ticks,
             bad_frames: page.bad_frames,
             samples: page.samples,
+            commands: page.commands,
+            random: page.random,
         })
     }
 
@@ -227,13 +239,13 @@ impl Mailbox {
 
 fn outcome(page: &Page) -> Option<Result<(), Complaint>> {
     let what = match page.answer {
-        0 => return None,
-        1 => return Some(Ok(())),
-        2 => "there is no device of that type",
-        3 => "a device did not do as VirtIO says",
-        4 => "nothing came for as long as it waits",
-        5 => "a control command was answered otherwise than it should be",
-        6 => "it has no memory left",
+        numbers::ANSWER_WORKING => return None,
+        numbers::ANSWER_DONE => return Some(Ok(())),
+        numbers::ANSWER_NO_DEVICE => "there is no device of that type",
+        numbers::ANSWER_WRONG => "a device did not do as VirtIO says",
+        numbers::ANSWER_TIMEOUT => "nothing came for as long as it waits",
+        numbers::ANSWER_REFUSED => "a control command was answered otherwise than it should be",
+        numbers::ANSWER_MEMORY => "it has no memory left",
         _ => "for a reason that it should not know of",
     };
     Some(Err(Complaint {

@@ -264,6 +264,17 @@ impl<D: Device> Transport<D> {
         &mut self.device
     }
 
+    /// Whether the driver is ready.
+    #[must_use]
+    pub fn driver_ok(&self) -> bool {
+        self.registers.driver_ok()
+    }
+
+    /// InterruptStatus says that the config space is another one; the device interrupts the guest.
+    pub fn config_changed(&mut self) {
+        self.registers.interrupt |= INTERRUPT_CONFIG;
+    }
+
     /// What goes with a VM that moves. It stands, and the device's queues are with nobody when this returns.
     pub fn save(&mut self) -> Saved {
         let mut saved = self.registers.clone();

@@ -11,7 +11,8 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use device::config_space::ConfigSpace;
-use device::control::{self, ControlQueue};
+use device::control::{self, ControlQueue, State};
+use device::features::F_GUEST_ANNOUNCE;
 use device::net_device::{DeviceError, NetDevice, PairError, Path};
 use device::offloads::Offloads;
 use notifier::notifiers::{self, Serve};
@@ -206,6 +207,40 @@ impl Serve for NetQueue {
 pub struct Net(pub Arc<NetShared>);
 
 impl Net {
+    /// What its driver said by the control queue.
+    ///
+    /// # Panics
+    /// Never: the device was made with a control queue.
+    #[must_use]
+    pub fn control_state(&self) -> State {
+        let device = self.0.device();
+        device.control_state().expect("made with one").clone()
+    }
+
+    /// Goes on with what another one's driver said by the control queue. Before it resumes; `false`: this device
+    /// has fewer pairs.
+    #[must_use]
+    pub fn restore_control(&mut self, state: &State) -> bool {
+        let mut device = self.0.device();
+        let is_restored = device.restore_control(state);
+        self.0.port.with(|port| port.follow(&device));
+        is_restored
+    }
+
+    /// Asks the guest to announce itself (VirtIO 1.3, 5.1.6.5.4), and interrupts it. `false`: its driver cannot.
+    pub fn announce(&mut self) -> bool {
+        let mut device = self.0.device();
+        if device.features() & F_GUEST_ANNOUNCE == 0 {
+            return false;
+        }
+        device.announce();
+        if let Some(call) = &self.0.call {
+            // A full counter interrupts it, too.
+            let _ = rustix::io::write(call, &1_u64.to_ne_bytes());
+        }
+        true
+    }
+
     /// Takes the queue pairs out of the port, and notes where they stand.
     fn stop_pairs(&self) {
         let mut control = self.0.control();

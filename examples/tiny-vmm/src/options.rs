@@ -67,6 +67,9 @@ pub struct Options {
     /// Packed rings
     #[arg(long)]
     pub packed: bool,
+    /// Notifications and interrupts by the index that the other side waits for: VIRTIO_F_EVENT_IDX
+    #[arg(long)]
+    pub event_idx: bool,
     /// Bind at most so many eventfds, as if the kernel had room for no more [default: what it has]
     #[arg(long, value_name = "N")]
     pub ioeventfds: Option<usize>,

@@ -65,6 +65,8 @@ pub struct Port {
     receive_counters: ReceiveCounters,
     /// Frames for the guest that came before its driver, or for the one before.
     discarded: u64,
+    /// Frames for a pair that is not set up, or is off. Of the guest's unwanted ones crate `device` has counters.
+    no_pair: u64,
     needs_reset: Arc<NeedsReset>,
     /// Somebody polls: kicks stay off.
     polled: bool,
@@ -87,6 +89,7 @@ impl Port {
             counters: PairCounters::default(),
             receive_counters: ReceiveCounters::default(),
             discarded: 0,
+            no_pair: 0,
             needs_reset,
             polled,
             error: None,
@@ -265,8 +268,12 @@ impl Port {
                     let pair = self.pairs.get(*pair).and_then(Option::as_ref);
                     pair.is_some_and(|pair| pair.to_guest.enabled)
                 };
-                let pair = pair.filter(is_on);
-                match (pair, place) {
+                let known = pair.filter(is_on);
+                // Behind others it is looked at once more, and counted then.
+                if pair.is_some() && known.is_none() && count == 0 {
+                    self.no_pair += 1;
+                }
+                match (known, place) {
                     (Some(pair), Some(place)) if to.is_none_or(|to| to == pair) => {
                         to = Some(pair);
                         incoming[count] = Incoming::plain(frame, place.report);
@@ -346,6 +353,18 @@ impl Port {
     #[must_use]
     pub fn discarded(&self) -> u64 {
         self.discarded
+    }
+
+    /// Frames that were dropped because the pair that they are for is not set up, or off.
+    #[must_use]
+    pub fn no_pair(&self) -> u64 {
+        self.no_pair
+    }
+
+    /// Interrupts that were made for queue pairs: call eventfds written.
+    #[must_use]
+    pub fn interrupts(&self) -> u64 {
+        self.counters.calls.get()
     }
 
     /// Its sink.

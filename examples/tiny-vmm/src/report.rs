@@ -112,6 +112,8 @@ pub struct RunReport {
     pub sink_to_guest_frames: u64,
     /// Frames that the sink dropped.
     pub sink_dropped: u64,
+    /// Frames for the guest whose queue pair is not set up, or off.
+    pub dropped_no_pair: u64,
     /// Why a queue that was to have an eventfd had none, at some time.
     pub unbound: Vec<String>,
 }
@@ -192,6 +194,8 @@ fn task(options: &Options) -> Task {
         frames_per_kick: options.frames_per_kick,
         frame_bytes: options.frame_bytes,
         packed: options.packed,
+        event_idx: options.event_idx,
+        echoed: options.sink == SinkChoice::Echo,
         always: options.notify != Notify::Poll,
         multiqueue: options.pairs > 1,
         hash_report: options.work == Work::Control && options.pairs == 1,
@@ -292,6 +296,7 @@ fn figures(
         sink_from_guest_frames: from_guest_frames,
         sink_to_guest_frames: to_guest_frames,
         sink_dropped: dropped,
+        dropped_no_pair: machine.no_pair(),
         unbound: machine
             .unbound()
             .iter()
@@ -393,6 +398,8 @@ mod tests {
         ticks: 1,
         bad_frames: 0,
         samples: 0,
+        commands: [[0; 8]; 8],
+        random: [0; 3],
     };
 
     #[test]

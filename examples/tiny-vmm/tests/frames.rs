@@ -4,11 +4,14 @@
 mod common;
 
 use common::{MODES, Recorder, run, task};
+use tiny_vmm::layout::INTERRUPT_STRIDE;
 use tiny_vmm::machine::{MachineConfig, Notify};
 use tiny_vmm::mailbox::{Task, Work};
 use tiny_vmm::sink::null::{Echo, Null};
 
 const FRAMES: u64 = 2_000;
+/// Each costs exits: the guest looks at InterruptStatus. A whole number of strides.
+const INTERRUPTED_FRAMES: u64 = 320;
 
 /// Every mode with every ring.
 fn in_all_ways(mut test: impl FnMut(MachineConfig, bool)) {
@@ -80,6 +83,75 @@ fn guest_sends_back_all_that_comes() {
         let (machine, answer) = run(config, &task, Box::new(Null::new(FRAMES, 64)));
         assert_eq!(answer.done, FRAMES);
         assert_eq!(machine.counts().from_guest_frames, FRAMES);
+    });
+}
+
+/// How a guest wants to be interrupted.
+fn interrupted(work: Work, packed: bool, interrupts: bool, event_idx: bool) -> Task {
+    Task {
+        packed,
+        interrupts,
+        event_idx,
+        ..task(work, INTERRUPTED_FRAMES)
+    }
+}
+
+#[test]
+fn guest_is_interrupted_as_often_as_it_wants() {
+    in_all_ways(|config, packed| {
+        let interrupts = |interrupts, event_idx| {
+            let rounds = interrupted(Work::RoundTrip, packed, interrupts, event_idx);
+            let (machine, answer) = run(config, &rounds, Box::new(Echo::default()));
+            assert_eq!(answer.done, INTERRUPTED_FRAMES);
+            machine.net_interrupts()
+        };
+        // Of each of the two queues the first publication interrupts in any case: the device does not know what
+        // one before it has left undone.
+        assert_eq!(interrupts(false, false), 2, "{config:?} {packed}");
+        assert_eq!(
+            interrupts(true, false),
+            2 * INTERRUPTED_FRAMES,
+            "{config:?} {packed}"
+        );
+        let wanted = 2 + 2 * INTERRUPTED_FRAMES / u64::from(INTERRUPT_STRIDE);
+        let by_index = interrupts(true, true);
+        if config.notify == Notify::Exit {
+            // The guest stands while it is served.
+            assert_eq!(by_index, wanted, "{config:?} {packed}");
+        } else {
+            // One that has the frame already, and says that it wants the next interrupt later, does not get this one.
+            assert!((2..=wanted).contains(&by_index), "{by_index} {config:?} {packed}");
+        }
+    });
+}
+
+#[test]
+fn frames_go_both_ways_where_kicks_and_interrupts_go_by_indices() {
+    in_all_ways(|config, packed| {
+        for frames_per_kick in [1, 8, 200] {
+            let sends = Task {
+                frames_per_kick,
+                ..interrupted(Work::Send, packed, true, true)
+            };
+            let (sink, seen) = Recorder::new(64);
+            run(config, &sends, sink);
+            let seen = seen.lock().expect("no panic");
+            assert_eq!(
+                (seen.frames, seen.wrong),
+                (INTERRUPTED_FRAMES, 0),
+                "{config:?} {sends:?}"
+            );
+            let receives = Task {
+                work: Work::Receive,
+                ..sends
+            };
+            let (machine, _) = run(config, &receives, Box::new(Null::new(INTERRUPTED_FRAMES, 64)));
+            assert_eq!(
+                machine.counts().to_guest_frames,
+                INTERRUPTED_FRAMES,
+                "{config:?} {receives:?}"
+            );
+        }
     });
 }
 

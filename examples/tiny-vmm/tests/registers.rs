@@ -7,7 +7,7 @@ use std::sync::Arc;
 use notifier::notifiers::Serve;
 use rustix::event::{EventfdFlags, eventfd};
 use testkit::soak;
-use tiny_vmm::entropy::{Entropy, EntropyQueue, EntropyShared};
+use tiny_vmm::entropy::{Entropy, EntropyQueue, EntropyShared, Random};
 use tiny_vmm::layout::RAM_BYTES;
 use tiny_vmm::memory::Memory;
 use tiny_vmm::mmio::{Device, F_VERSION_1, Transport};
@@ -463,4 +463,63 @@ fn entropy_device_takes_no_nonsense_either() {
     }
     transport.write(STATUS, &[0; 4]);
     assert_eq!(read(&mut transport, STATUS), 0);
+}
+
+#[test]
+fn frames_for_a_pair_that_is_not_set_up_are_counted() {
+    let mut rig = Rig::new();
+    // VIRTIO_NET_F_CTRL_VQ and _MQ; the second pair alone.
+    rig.begin(F_VERSION_1 | 1 << 17 | 1 << 22);
+    rig.set_up(2, 8, 0x1_0000);
+    rig.set_up(3, 8, 0x2_0000);
+    rig.write(STATUS, 15);
+    assert_eq!(rig.read(STATUS), 15);
+    rig.look_at_all();
+    let port = rig.transport.device().0.port();
+    assert_eq!(port.with(|port| port.no_pair()), 10);
+}
+
+/// A driver of one split ring with one buffer, all in the device's memory.
+fn ask_for_random_bytes(transport: &mut Transport<Entropy>, memory: &Memory) {
+    let rings: [(u64, &[u8]); 2] = [
+        // A descriptor of 64 bytes at 0x2_0000 that the device writes; then the available ring with that one.
+        (0x1_0000, &[0, 0, 2, 0, 0, 0, 0, 0, 64, 0, 0, 0, 2, 0, 0, 0]),
+        (0x1_2000, &[0, 0, 1, 0, 0, 0]),
+    ];
+    for (at, bytes) in rings {
+        memory.write(at, bytes).expect("there is memory");
+    }
+    for (offset, value) in [
+        (STATUS, 3),
+        (DRIVER_FEATURES_SEL, 1),
+        (DRIVER_FEATURES, 1),
+        (STATUS, 11),
+        (QUEUE_NUM, 8),
+        (QUEUE_DESC, 0x1_0000),
+        (QUEUE_DESC + 0x10, 0x1_2000),
+        (QUEUE_DESC + 0x20, 0x1_4000),
+        (QUEUE_READY, 1),
+        (STATUS, 15),
+    ] {
+        transport.write(offset, &u32::to_le_bytes(value));
+    }
+}
+
+#[test]
+fn entropy_device_without_random_bytes_gives_no_buffer_back() {
+    let cases: [(Random, u32, u8); 3] = [
+        (|bytes| Ok(bytes.len()), 15, 1),
+        (|_| Ok(0), 15 | NEEDS_RESET, 0),
+        (|_| Err(std::io::ErrorKind::Other.into()), 15 | NEEDS_RESET, 0),
+    ];
+    for (random, status, used) in cases {
+        let memory = Memory::new(RAM_BYTES).expect("memory");
+        let shared = EntropyShared::with_random(&memory, None, random).expect("descriptors");
+        let mut transport = Transport::new(Entropy::new(&shared));
+        ask_for_random_bytes(&mut transport, &memory);
+        EntropyQueue(shared).look();
+        let mut index = [0; 2];
+        memory.read(0x1_4002, &mut index).expect("there is memory");
+        assert_eq!((read(&mut transport, STATUS), index), (status, [used, 0]));
+    }
 }

@@ -129,6 +129,31 @@ impl NetDevice {
         self.control.as_ref()
     }
 
+    /// Goes on with what the driver of another device said: that one's [`control_state`](Self::control_state), where a
+    /// VM moves or is restored. After a reset the address is this device's own again. The data path follows as after a
+    /// command. `false`, and nothing has changed: the VMM has the control queue, or the state is of a device with more
+    /// pairs.
+    #[must_use]
+    pub fn restore_control(&mut self, state: &State) -> bool {
+        let pairs = self.pairs();
+        let Some(control) = &mut self.control else {
+            return false;
+        };
+        let named = match &state.steering {
+            Steering::Table(table) => table.pairs.iter().chain([&table.unclassified]).max(),
+            Steering::FirstPair | Steering::Automatic => None,
+        };
+        if usize::from(state.pairs) > pairs || named.is_some_and(|&pair| usize::from(pair) >= pairs) {
+            return false;
+        }
+        *control = State {
+            first_mac: control.first_mac,
+            ..state.clone()
+        };
+        self.switch_pairs(Change::Steering);
+        true
+    }
+
     /// The control queue's vring: behind those of all pairs that the driver can use (VirtIO 1.3, 5.1.2).
     #[must_use]
     pub fn control_index(&self) -> u32 {

@@ -4,12 +4,10 @@ use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 
 use super::{BATCH, FromGuest, LONGEST_FRAME, Sink, SinkCounts, SinkError, ToGuest};
+use crate::layout::{NUMBER_AT, PATTERN_AT};
 
 /// Most frames that wait for the guest in an [`Echo`]; what comes beyond is dropped.
 const MOST_WAITING: usize = 1024;
-/// Where a frame has its number, and where its pattern begins: `guest/net.h`.
-const NUMBER_AT: usize = 14;
-const PATTERN_AT: usize = 22;
 
 /// Takes and counts. Makes so many frames for the guest, numbered.
 pub struct Null {

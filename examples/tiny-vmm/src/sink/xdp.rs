@@ -59,6 +59,8 @@ pub struct Xdp {
     pool: FramePool,
     /// Put, and not yet handed to the kernel.
     batch: Vec<TxDesc>,
+    /// Received and copied, on their way back to the pool; empty between calls, kept for its memory.
+    copied: Vec<Frame>,
     scratch: Box<[u8; LONGEST_FRAME]>,
     counts: SinkCounts,
     /// Handed to the kernel, and not come back.
@@ -100,6 +102,7 @@ impl Xdp {
             umem,
             pool,
             batch: Vec::with_capacity(BATCH),
+            copied: Vec::with_capacity(BATCH),
             scratch: Box::new([0; LONGEST_FRAME]),
             counts: SinkCounts::default(),
             sending: 0,
@@ -195,12 +198,11 @@ impl Sink for Xdp {
     }
 
     fn take(&mut self, frames: &mut ToGuest) -> Result<(), SinkError> {
-        // In what room() says there is a chunk for each.
+        // No more than fit: what is received beyond waits in the ring.
         let received = self.socket.rx.peek(frames.room() as u32);
         if received.len() == 0 {
             return Ok(());
         }
-        let mut back: Vec<Frame> = Vec::with_capacity(BATCH);
         for desc in received {
             let added = frames.push(desc.len as usize, |bytes| {
                 // A received frame is in the UMEM.
@@ -211,9 +213,9 @@ impl Sink for Xdp {
             } else {
                 self.counts.dropped += 1;
             }
-            back.push(desc.frame);
+            self.copied.push(desc.frame);
         }
-        self.pool.extend(back);
+        self.pool.extend(self.copied.drain(..));
         self.socket.fill.refill(&mut self.pool, RING);
         if self.socket.fill.needs_wakeup() {
             match self.socket.wake_rx() {

@@ -6,6 +6,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use tiny_vmm::layout::{NUMBER_AT, PATTERN_AT};
 use tiny_vmm::machine::{Machine, MachineConfig, Notify};
 use tiny_vmm::mailbox::{Answer, Task, Work};
 use tiny_vmm::mmio::F_VERSION_1;
@@ -15,9 +16,6 @@ use tiny_vmm::sink::{BATCH, FromGuest, LONGEST_FRAME, Sink, SinkCounts, SinkErro
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 /// The guest's patience, below [`LIMIT`], so that it can say where it waited: ticks of a counter of at most 5 GHz.
 const PATIENCE_TICKS: u64 = 20 * 5_000_000_000;
-/// Where frames have their number and their pattern (`guest/net.h`).
-pub(crate) const NUMBER_AT: usize = 14;
-pub(crate) const PATTERN_AT: usize = 22;
 
 pub(crate) const MODES: [Notify; 3] = [Notify::Exit, Notify::Eventfd, Notify::Poll];
 
