@@ -94,9 +94,13 @@ impl EntropyShared {
         if queue.publish() {
             call.make(&self.counters);
         }
-        if filled.is_err() {
-            *place = None;
-            self.needs_reset.set();
+        let Err(error) = filled else {
+            return;
+        };
+        *place = None;
+        match error {
+            FillError::Guest(_) => self.needs_reset.set(),
+            FillError::Random(_) => self.needs_reset.set_for_host(with_sources(&error)),
         }
     }
 

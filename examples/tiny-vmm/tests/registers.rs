@@ -517,7 +517,8 @@ fn entropy_device_without_random_bytes_gives_no_buffer_back() {
         let shared = EntropyShared::with_random(&memory, None, random).expect("descriptors");
         let mut transport = Transport::new(Entropy::new(&shared));
         ask_for_random_bytes(&mut transport, &memory);
-        EntropyQueue(shared).look();
+        EntropyQueue(Arc::clone(&shared)).look();
+        assert_eq!(shared.hosts_fault().is_some(), used == 0, "not its driver's");
         let mut index = [0; 2];
         memory.read(0x1_4002, &mut index).expect("there is memory");
         assert_eq!((read(&mut transport, STATUS), index), (status, [used, 0]));
