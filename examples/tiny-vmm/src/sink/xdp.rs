@@ -2,8 +2,9 @@
 //!
 //! Frames are copied between guest memory and the UMEM, a batch at a time, and the kernel is called once a batch.
 //!
-//! While the interface is down frames of the guest's are dropped and counted, as by a network whose cable is out: a guest
-//! that waited instead would keep somebody busy asking. What the kernel had not taken before leaves when it is up again.
+//! While the interface is down frames of the guest's are dropped and counted, as by a network whose cable is out: for a
+//! guest that waited instead somebody would have to ask again and again. What the kernel had not taken before leaves
+//! when it is up again.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
