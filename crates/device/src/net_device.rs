@@ -96,7 +96,8 @@ pub struct NetDevice {
 }
 
 impl NetDevice {
-    /// With so many queue pairs, and these offloads to offer.
+    /// With so many queue pairs, 1 to 0x8000 (VirtIO 1.3, 5.1.4.1), and these offloads to offer. The caller checks the
+    /// number: a device without pairs serves nothing, and one with more is none that a driver knows how to address.
     #[must_use]
     pub fn new(pairs: u16, offload: Offloads) -> Self {
         Self {
@@ -106,7 +107,7 @@ impl NetDevice {
             memory: None,
             log: None,
             inflight: None,
-            vrings: (0..pairs * 2).map(|_| VringState::default()).collect(),
+            vrings: (0..usize::from(pairs) * 2).map(|_| VringState::default()).collect(),
             control: None,
             call_blocked: CallBlocked::default(),
         }

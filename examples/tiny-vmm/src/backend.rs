@@ -31,6 +31,9 @@ pub enum BackendError {
     /// A thread or an epoll.
     #[error("cannot make a backend's thread")]
     Thread(#[from] std::io::Error),
+    /// It panicked, and has said why. The queues are given back, but no frames move any more.
+    #[error("the backend's thread panicked: this is a bug")]
+    Panicked,
 }
 
 /// A backend that has the first pair's queues until it is stopped, or the guest takes them away: [`BackendSlot`].
@@ -95,7 +98,7 @@ impl Backend {
     /// Gives the queues back. Nothing is to be done if the guest has taken them away.
     ///
     /// # Errors
-    /// [`BackendError::Notifiers`].
+    /// [`BackendError::Panicked`], [`BackendError::Notifiers`].
     pub fn stop(self) -> Result<(), BackendError> {
         self.give_back()
     }
@@ -105,8 +108,9 @@ impl Backend {
         // Another one that was started since keeps what it has.
         match place.running.take_if(|running| running.number == self.number) {
             Some(running) => {
-                running.end(&self.net);
-                stop_queues(&self.notifiers, &QUEUES)
+                let ended = running.end(&self.net);
+                stop_queues(&self.notifiers, &QUEUES)?;
+                ended
             }
             None => Ok(()),
         }
@@ -150,7 +154,8 @@ impl BackendSlot {
         }
         match self.lock().running.take() {
             Some(running) => {
-                running.end(net);
+                // If it panicked, the port has an error.
+                let _ = running.end(net);
                 &QUEUES
             }
             None => &[],
@@ -168,15 +173,15 @@ struct Running {
 
 impl Running {
     /// It has put the port back when this returns.
-    fn end(self, net: &NetShared) {
+    fn end(self, net: &NetShared) -> Result<(), BackendError> {
         // Release: with the acquire in `serve`.
         self.stop.store(true, Ordering::Release);
         // A full counter wakes it, too.
         let _ = self.wake.write(1);
-        // It panicked, and has said so.
-        let _ = self.thread.join();
+        let ended = self.thread.join();
         // What the sink has is the worker's to look at again.
         net.wake_worker();
+        ended.map_err(|_| BackendError::Panicked)
     }
 }
 
@@ -218,22 +223,50 @@ fn watch_sink(epoll: &Epoll, port: &Port) {
     }
 }
 
-fn serve(net: &NetShared, mut port: Port, epoll: &Epoll, events: &[EventFd; 3], stop: &AtomicBool) {
-    watch_sink(epoll, &port);
+/// The port in a backend's hands. It goes back also if the backend panics: others wait for it.
+struct Held<'a> {
+    net: &'a NetShared,
+    /// `None` while it is lent.
+    port: Option<Port>,
+}
+
+impl Held<'_> {
+    fn serve(&mut self) -> Left {
+        self.port.as_mut().map_or(Left::Nothing, Port::serve)
+    }
+
+    fn lend(&mut self) {
+        self.port = self.port.take().map(|port| self.net.port().lend(port));
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        if let Some(port) = self.port.take() {
+            self.net.port().put_back(port);
+        }
+    }
+}
+
+fn serve(net: &NetShared, port: Port, epoll: &Epoll, events: &[EventFd; 3], stop: &AtomicBool) {
+    let mut held = Held {
+        net,
+        port: Some(port),
+    };
+    held.port.iter().for_each(|port| watch_sink(epoll, port));
     // What was kicked for before the queues were ours: the notifiers have written to the eventfds for that.
     let mut left = Left::Nothing;
     // Acquire: with the release in `Running::end`. What goes before that is done when the port is put back.
     while !stop.load(Ordering::Acquire) {
         if net.port().is_wanted() {
             // Reset, or what the driver said by the control queue. Others had it, and may have left something.
-            port = net.port().lend(port);
+            held.lend();
         } else if left == Left::Nothing && !sleep(net, epoll, events) {
             // Nobody called: there is nothing to look for.
             continue;
         }
-        left = port.serve();
+        left = held.serve();
     }
-    net.port().put_back(port);
 }
 
 /// Until somebody calls: whether somebody did.

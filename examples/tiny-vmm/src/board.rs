@@ -78,7 +78,9 @@ pub enum BoardError {
         source: AddressError,
     },
     /// What was saved is of a device that this one is not like.
-    #[error("a saved device of type {device_type} cannot go on here: its features or its queues are others")]
+    #[error(
+        "a saved device of type {device_type} cannot go on: it has other features or another number of queues"
+    )]
     Restore {
         /// Its type (VirtIO 1.3, 5).
         device_type: u32,
@@ -183,6 +185,10 @@ impl<D: Device> Device for Attached<D> {
 
     fn needs_reset(&self) -> bool {
         self.device.needs_reset()
+    }
+
+    fn set_needs_reset(&mut self) {
+        self.device.set_needs_reset();
     }
 
     /// First the device has its rings, then they are looked at.

@@ -11,6 +11,7 @@ use device::call::{Call, CallBlocked};
 use device::counters::PairCounters;
 use notifier::notifiers::{Left, Serve};
 use rustix::rand::{GetRandomFlags, getrandom};
+use steer::with_sources;
 use virtqueue::{
     Chains, GuestFault, MemoryMap, Queue, QueueFeatures, QueueSize, QueueSizeError, QueueStart,
     RingAddresses, RingError, RingFormat, RingLayout, RingShape,
@@ -78,6 +79,12 @@ impl EntropyShared {
         self.needs_reset.get()
     }
 
+    /// What the host has done wrong that it needs a reset.
+    #[must_use]
+    pub fn hosts_fault(&self) -> Option<String> {
+        self.needs_reset.hosts_fault()
+    }
+
     fn serve(&self) {
         let mut place = self.queue.lock().expect("nobody panicked with the queue");
         let Some((queue, call)) = place.as_mut() else {
@@ -87,9 +94,13 @@ impl EntropyShared {
         if queue.publish() {
             call.make(&self.counters);
         }
-        if filled.is_err() {
-            *place = None;
-            self.needs_reset.set();
+        let Err(error) = filled else {
+            return;
+        };
+        *place = None;
+        match error {
+            FillError::Guest(_) => self.needs_reset.set(),
+            FillError::Random(_) => self.needs_reset.set_for_host(with_sources(&error)),
         }
     }
 
@@ -130,7 +141,7 @@ enum EnterError {
     Size(#[from] QueueSizeError),
     #[error(transparent)]
     Ring(#[from] RingError),
-    #[error("no descriptor is left for an interrupt")]
+    #[error("no descriptor is left for an interrupt: see `ulimit -n`")]
     Duplicate(#[from] io::Error),
 }
 
@@ -233,6 +244,10 @@ impl Device for Entropy {
         self.shared.needs_reset()
     }
 
+    fn set_needs_reset(&mut self) {
+        self.shared.needs_reset.set();
+    }
+
     fn start(&mut self, queues: &[QueueSetting]) -> bool {
         let base = if self.packed { FIRST_PACKED_BASE } else { 0 };
         self.resume(queues, &[base])
@@ -245,11 +260,18 @@ impl Device for Entropy {
 
     fn resume(&mut self, queues: &[QueueSetting], bases: &[u32]) -> bool {
         let ready = queues.iter().zip(bases).find(|(queue, _)| queue.ready);
-        let started = ready.is_none_or(|(queue, &base)| self.shared.enter(queue, self.packed, base).is_ok());
-        if !started {
-            self.shared.needs_reset.set();
+        let Some((queue, &base)) = ready else {
+            return true;
+        };
+        let entered = self.shared.enter(queue, self.packed, base);
+        match &entered {
+            Ok(()) => (),
+            Err(error @ EnterError::Duplicate(_)) => {
+                self.shared.needs_reset.set_for_host(with_sources(error));
+            }
+            Err(_) => self.shared.needs_reset.set(),
         }
-        started
+        entered.is_ok()
     }
 
     fn disable_queue(&mut self, _queue: u16) {

@@ -41,12 +41,16 @@ pub enum Notify {
     Poll,
 }
 
+/// Most queue pairs. VirtIO has room for 0x8000 (1.3, 5.1.4.1); here queues, the control queue too, are counted with 16
+/// bits.
+pub const MOST_PAIRS: u16 = 0x7ffe;
+
 /// What a machine is made of.
 #[derive(Clone, Copy, Debug)]
 pub struct MachineConfig {
     /// How queues are served.
     pub notify: Notify,
-    /// Queue pairs of the network device.
+    /// Queue pairs of the network device: 1 to [`MOST_PAIRS`].
     pub pairs: u16,
     /// Address of the network device.
     pub mac: [u8; 6],
@@ -73,6 +77,12 @@ pub enum MachineError {
     /// Guest memory.
     #[error(transparent)]
     Memory(#[from] MemoryError),
+    /// [`MachineConfig::pairs`].
+    #[error("a network device cannot have {pairs} queue pairs: give it 1 to {MOST_PAIRS}")]
+    PairCount {
+        /// What it was to have.
+        pairs: u16,
+    },
     /// What the driver said by the control queue names more queue pairs than there are.
     #[error("the saved network device cannot go on here: it has more queue pairs")]
     Pairs,
@@ -103,6 +113,9 @@ pub enum MachineError {
     /// The host's fault, for good. The guest runs on until the machine is stopped.
     #[error("no frames move any more: {0}")]
     Sink(String),
+    /// The host's fault, until the guest resets the device. It runs on until the machine is stopped.
+    #[error("a device does not work until its driver resets it: {0}")]
+    Device(String),
     /// The guest has not ended.
     #[error(
         "the guest did not end within {limit:?}, with {done} done and {kicks} kicks by its last word: give it fewer \
@@ -122,6 +135,24 @@ pub enum MachineError {
         /// Index of the queue.
         queue: u16,
     },
+}
+
+/// What was to become something else, and could not: it is as it was, for another try.
+#[derive(thiserror::Error)]
+#[error("this could not become something else, and is as it was")]
+pub struct GivenBack<T> {
+    /// It.
+    pub it: T,
+    /// Why.
+    #[source]
+    pub error: MachineError,
+}
+
+impl<T> std::fmt::Debug for GivenBack<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut lines = f.debug_struct("GivenBack");
+        lines.field("error", &self.error).finish_non_exhaustive()
+    }
 }
 
 /// The devices, for the vCPU's thread.
@@ -164,6 +195,7 @@ pub struct Machine {
     worker: Option<Worker>,
     devices: Arc<Devices>,
     net: Arc<NetShared>,
+    entropy: Arc<EntropyShared>,
     mailbox: Mailbox,
     memory: Memory,
     config: MachineConfig,
@@ -176,16 +208,24 @@ impl Machine {
     /// # Errors
     /// [`MachineError`].
     pub fn new(config: MachineConfig, task: &Task, sink: Box<dyn Sink>) -> Result<Self, MachineError> {
+        if !(1..=MOST_PAIRS).contains(&config.pairs) {
+            return Err(MachineError::PairCount { pairs: config.pairs });
+        }
         let memory = Memory::new(RAM_BYTES)?;
         let vm = Vm::new(&memory)?;
         Mailbox::new(&memory).post(task)?;
         let vcpu = vm.long_mode(PROGRAM)?;
-        let (devices, net) = attach(&vm, &config, &memory, sink)?;
+        let Made {
+            devices,
+            net,
+            entropy,
+        } = attach(&vm, &config, &memory, sink)?;
         Ok(Self {
             vcpu: VcpuThread::new(vcpu, Arc::clone(&devices))?,
             worker: None,
             devices,
             net,
+            entropy,
             mailbox: Mailbox::new(&memory),
             memory,
             config,
@@ -196,11 +236,19 @@ impl Machine {
     /// Goes on with the guest of another machine, and asks it to announce itself to its network if its driver can.
     ///
     /// # Errors
-    /// [`MachineError`].
-    pub fn restored(saved: &SavedMachine, sink: Box<dyn Sink>) -> Result<Self, MachineError> {
+    /// [`MachineError`], and the saved machine.
+    pub fn restored(saved: SavedMachine, sink: Box<dyn Sink>) -> Result<Self, Box<GivenBack<SavedMachine>>> {
+        Self::try_restored(&saved, sink).map_err(|error| Box::new(GivenBack { it: saved, error }))
+    }
+
+    fn try_restored(saved: &SavedMachine, sink: Box<dyn Sink>) -> Result<Self, MachineError> {
         let vm = Vm::new(&saved.memory)?;
         let vcpu = vm.restored(&saved.vcpu)?;
-        let (devices, net) = attach(&vm, &saved.config, &saved.memory, sink)?;
+        let Made {
+            devices,
+            net,
+            entropy,
+        } = attach(&vm, &saved.config, &saved.memory, sink)?;
         if !devices
             .net
             .transport()
@@ -222,6 +270,7 @@ impl Machine {
             worker: None,
             devices,
             net,
+            entropy,
             mailbox: Mailbox::new(&saved.memory),
             memory: saved.memory.clone(),
             config: saved.config,
@@ -269,32 +318,39 @@ impl Machine {
     /// Stops the guest for good, and saves it, with what its driver said to the devices.
     ///
     /// # Errors
-    /// [`MachineError`].
-    pub fn save(mut self) -> Result<SavedMachine, MachineError> {
+    /// [`MachineError`], and the machine, which stands: [`Machine::run`] goes on with it.
+    pub fn save(mut self) -> Result<SavedMachine, Box<GivenBack<Self>>> {
+        match self.try_save() {
+            Ok(saved) => Ok(saved),
+            Err(error) => Err(Box::new(GivenBack { it: self, error })),
+        }
+    }
+
+    /// What can fail comes before the devices leave their queues. The notifiers refuse nothing of a VM that stands.
+    fn try_save(&mut self) -> Result<SavedMachine, MachineError> {
         self.stop()?;
         // Not in the expression below: its guard would last to the end of that.
         let control = self.devices.net.transport().device().device.control_state();
         Ok(SavedMachine {
             config: self.config,
-            memory: self.memory.clone(),
             vcpu: self.vcpu.with_vcpu(|vcpu| vcpu.save())?,
             control,
             net: self.devices.net.save()?,
             entropy: self.devices.entropy.save()?,
+            memory: self.memory.clone(),
         })
     }
 
     /// Waits until the guest has done its task, and says what it says.
     ///
     /// # Errors
-    /// [`VcpuError`]: it did not end, or not by itself. [`MachineError::Sink`],
+    /// [`VcpuError`]: it did not end, or not by itself. [`MachineError::Sink`], [`MachineError::Device`],
     /// [`MachineError::TimeLimit`].
     pub fn await_answer(&self, limit: Duration) -> Result<Answer, MachineError> {
-        let failure = || self.net.port().failure();
-        let ended = self.vcpu.await_end(limit, || failure().is_some());
+        let ended = self.vcpu.await_end(limit, || self.failure().is_some());
         // First why, then what came of it.
-        if let Some(failure) = failure() {
-            return Err(MachineError::Sink(failure.to_owned()));
+        if let Some(failure) = self.failure() {
+            return Err(failure);
         }
         let answer = self.mailbox.answer()?;
         match ended {
@@ -305,6 +361,18 @@ impl Machine {
             }),
             ended => Ok(ended.map(|_| answer)?),
         }
+    }
+
+    /// The host's fault.
+    fn failure(&self) -> Option<MachineError> {
+        let sink = self
+            .net
+            .port()
+            .failure()
+            .map(str::to_owned)
+            .map(MachineError::Sink);
+        let device = || self.net.hosts_fault().or_else(|| self.entropy.hosts_fault());
+        sink.or_else(|| device().map(MachineError::Device))
     }
 
     /// Where the guest answers.
@@ -352,6 +420,12 @@ impl Machine {
     #[must_use]
     pub fn counts(&self) -> SinkCounts {
         self.net.port().with(|port| port.counts())
+    }
+
+    /// Frames for the guest that came before its driver, or for the one before, once no backend has the port.
+    #[must_use]
+    pub fn discarded(&self) -> u64 {
+        self.net.port().with(|port| port.discarded())
     }
 
     /// Frames that were dropped because the pair that they are for is not set up or off, once no backend has the port.
@@ -410,13 +484,20 @@ impl Machine {
     }
 }
 
+/// The devices, and what all threads share of each.
+struct Made {
+    devices: Arc<Devices>,
+    net: Arc<NetShared>,
+    entropy: Arc<EntropyShared>,
+}
+
 /// Makes both devices and puts them on the board.
 fn attach(
     vm: &Vm,
     config: &MachineConfig,
     memory: &Memory,
     sink: Box<dyn Sink>,
-) -> Result<(Arc<Devices>, Arc<NetShared>), MachineError> {
+) -> Result<Made, MachineError> {
     let net_config = NetConfig {
         mac: config.mac,
         pairs: config.pairs,
@@ -448,5 +529,9 @@ fn attach(
             entropy_queues,
         )?,
     };
-    Ok((Arc::new(devices), net))
+    Ok(Made {
+        devices: Arc::new(devices),
+        net,
+        entropy,
+    })
 }

@@ -11,6 +11,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard};
 
 /// VIRTIO_F_VERSION_1; without it there is no such transport (4.2.2.1, version 2).
 pub const F_VERSION_1: u64 = 1 << 32;
@@ -93,6 +94,8 @@ pub trait Device: Send {
     fn enable_queue(&mut self, queue: u16);
     /// Whether it found a fault in what its driver did, and does nothing more until it is reset.
     fn needs_reset(&self) -> bool;
+    /// It does, as it did where it was saved.
+    fn set_needs_reset(&mut self);
     /// DRIVER_OK: works from now on. `false`: it cannot, with such queues; it needs a reset, and has told its driver.
     fn start(&mut self, queues: &[QueueSetting]) -> bool;
     /// Somebody outside of the VMM's threads has that queue, and must not touch it any more when this returns; which
@@ -116,6 +119,8 @@ pub trait Device: Send {
 #[derive(Debug, Default)]
 pub struct NeedsReset {
     needed: AtomicBool,
+    /// In words, if it was not its driver that did wrong.
+    hosts_fault: Mutex<Option<String>>,
     call: Option<OwnedFd>,
 }
 
@@ -125,6 +130,7 @@ impl NeedsReset {
     pub fn new(call: Option<OwnedFd>) -> Self {
         Self {
             needed: AtomicBool::new(false),
+            hosts_fault: Mutex::default(),
             call,
         }
     }
@@ -141,8 +147,25 @@ impl NeedsReset {
         }
     }
 
+    /// The same, but its driver has done nothing wrong.
+    pub fn set_for_host(&self, fault: String) {
+        *self.fault() = Some(fault);
+        self.set();
+    }
+
+    /// What the host has done wrong, until it is reset.
+    #[must_use]
+    pub fn hosts_fault(&self) -> Option<String> {
+        self.fault().clone()
+    }
+
+    fn fault(&self) -> MutexGuard<'_, Option<String>> {
+        self.hosts_fault.lock().expect("nobody panicked with the fault")
+    }
+
     /// It was reset.
     pub fn clear(&self) {
+        *self.fault() = None;
         // Nobody learns of anything else by it: who serves the device is kept out by its locks meanwhile.
         self.needed.store(false, Ordering::Relaxed);
     }
@@ -262,7 +285,8 @@ impl<D: Device> Transport<D> {
         saved
     }
 
-    /// Goes on where another one was saved. `false`: it cannot, as its features, its queues or their number are others.
+    /// Goes on where another one was saved. `false`: it cannot, as its features or the number of its queues are others.
+    /// A device that cannot go on with its queues needs a reset, as it would after DRIVER_OK: the guest's VM goes on.
     #[must_use]
     pub fn restore(&mut self, saved: &Saved) -> bool {
         let queues = self.registers.queues.len();
@@ -274,9 +298,13 @@ impl<D: Device> Transport<D> {
             return false;
         }
         self.registers = saved.clone();
-        // One that needs a reset has nothing to go on with until then.
-        let resumes = saved.driver_ok() && !saved.has(STATUS_NEEDS_RESET);
-        !resumes || self.device.resume(&saved.queues, &saved.bases)
+        if saved.has(STATUS_NEEDS_RESET) {
+            // It has nothing to go on with until then. Its driver is told once more: that may have been under way.
+            self.device.set_needs_reset();
+        } else if saved.driver_ok() && !self.device.resume(&saved.queues, &saved.bases) {
+            self.registers.set_needs_reset();
+        }
+        true
     }
 
     /// The guest reads `data.len()` bytes at `offset`.

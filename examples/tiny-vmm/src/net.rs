@@ -13,10 +13,11 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use device::config_space::ConfigSpace;
 use device::control::{self, ControlQueue, State};
 use device::features::F_GUEST_ANNOUNCE;
-use device::net_device::{DeviceError, NetDevice, Path};
+use device::net_device::{DeviceError, NetDevice, PairError, Path};
 use device::offloads::Offloads;
 use notifier::notifiers::{self, Serve};
 use rustix::event::{EventfdFlags, eventfd};
+use steer::with_sources;
 use virtqueue::RingAddresses;
 
 use crate::backend::BackendSlot;
@@ -39,7 +40,7 @@ const MOST_COMMANDS: usize = MOST_ENTRIES as usize;
 pub struct NetConfig {
     /// Its address.
     pub mac: [u8; 6],
-    /// Queue pairs.
+    /// Queue pairs: 1 to [`MOST_PAIRS`](crate::machine::MOST_PAIRS).
     pub pairs: u16,
     /// Somebody calls the port's `poll` again and again, and kicks are off.
     pub polled: bool,
@@ -107,6 +108,12 @@ impl NetShared {
         self.needs_reset.get()
     }
 
+    /// What the host has done wrong that it needs a reset. Of the sink's failure [`PortSlot::failure`] tells.
+    #[must_use]
+    pub fn hosts_fault(&self) -> Option<String> {
+        self.needs_reset.hosts_fault()
+    }
+
     /// How many queues it has: a control queue beside the pairs.
     #[must_use]
     pub fn queues(&self) -> u16 {
@@ -125,7 +132,7 @@ impl NetShared {
 
     /// Serves the port, if no backend has it.
     pub fn serve_port(&self) {
-        let Some(port) = &mut *self.port.lock() else {
+        let Some(port) = &mut *self.port.lock_giving_way() else {
             return;
         };
         // The worker also waits for the sink or not, by what is left: it is told.
@@ -255,8 +262,10 @@ impl Net {
 
     fn start_at(&mut self, queues: &[QueueSetting], bases: &[u32]) -> bool {
         let started = self.try_start(queues, bases);
-        if started.is_err() {
-            self.0.needs_reset.set();
+        match &started {
+            Ok(()) => (),
+            Err(error) if error.is_hosts() => self.0.needs_reset.set_for_host(with_sources(error)),
+            Err(_) => self.0.needs_reset.set(),
         }
         started.is_ok()
     }
@@ -329,11 +338,18 @@ enum StartError {
     #[error(transparent)]
     Vring(#[from] device::vring::VringError),
     #[error(transparent)]
-    Pair(#[from] device::net_device::PairError),
+    Pair(#[from] PairError),
     #[error("frames have nowhere to go")]
     Sink,
-    #[error("no descriptor is left for an interrupt")]
+    #[error("no descriptor is left for an interrupt: see `ulimit -n`")]
     Duplicate(#[from] std::io::Error),
+}
+
+impl StartError {
+    /// Of a sink that has failed the port knows.
+    fn is_hosts(&self) -> bool {
+        matches!(self, Self::Duplicate(_) | Self::Pair(PairError::Duplicate(_)))
+    }
 }
 
 fn addresses(queue: &QueueSetting) -> RingAddresses {
@@ -395,9 +411,14 @@ impl Device for Net {
         self.0.needs_reset()
     }
 
+    fn set_needs_reset(&mut self) {
+        self.0.needs_reset.set();
+    }
+
     fn start(&mut self, queues: &[QueueSetting]) -> bool {
         let packed = self.0.device().has_packed_rings();
         let base = if packed { FIRST_PACKED_BASE } else { 0 };
+        self.0.port.with(Port::discard);
         self.start_at(queues, &vec![base; queues.len()])
     }
 
@@ -429,6 +450,8 @@ impl Device for Net {
         }
         // There is such a queue.
         let _ = device.stop(queue.into());
+        // Frames that waited for the pair keep others back no longer.
+        self.0.wake_worker();
     }
 
     /// Of a device whose sink has failed the next driver learns when it starts.

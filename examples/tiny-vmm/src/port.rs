@@ -9,7 +9,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Condvar, LockResult, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use device::counters::{PairCounters, ReceiveCounters};
 use device::deliver::Incoming;
@@ -37,6 +37,9 @@ pub enum PortError {
     /// The host's: for good.
     #[error("frames have nowhere to go")]
     Sink(#[from] SinkError),
+    /// Ours, or a sink's: for good.
+    #[error("a thread panicked while it moved frames, and has said why: this is a bug")]
+    Panicked,
 }
 
 /// What a call of [`Port::serve`] has left.
@@ -60,6 +63,8 @@ pub struct Port {
     sink: Box<dyn Sink>,
     counters: PairCounters,
     receive_counters: ReceiveCounters,
+    /// Frames for the guest that came before its driver, or for the one before.
+    discarded: u64,
     /// Frames for a pair that is not set up, or is off. Of the guest's unwanted ones crate `device` has counters.
     no_pair: u64,
     needs_reset: Arc<NeedsReset>,
@@ -83,6 +88,7 @@ impl Port {
             sink,
             counters: PairCounters::default(),
             receive_counters: ReceiveCounters::default(),
+            discarded: 0,
             no_pair: 0,
             needs_reset,
             polled,
@@ -105,6 +111,10 @@ impl Port {
     /// A pair works no more; where its queues stand.
     pub fn take_pair(&mut self, pair: usize) -> Option<Bases> {
         let queues = self.pairs.get_mut(pair)?.take()?;
+        if self.waits_for == Some(pair) {
+            // Its kick would not come, and others' frames would wait with its own.
+            self.waits_for = None;
+        }
         Some(queues.bases())
     }
 
@@ -112,10 +122,18 @@ impl Port {
     /// are not for the next driver.
     pub fn reset(&mut self) {
         self.pairs.fill_with(|| None);
-        (self.to_guest, self.waits_for) = (ToGuest::default(), None);
+        self.discard();
         if matches!(self.error, Some(PortError::Guest(_))) {
             self.error = None;
         }
+    }
+
+    /// A driver begins: frames that came before are not for it.
+    pub fn discard(&mut self) {
+        let waiting = self.to_guest.frames().count();
+        self.to_guest.pass(waiting);
+        self.waits_for = None;
+        self.discarded += (waiting + self.sink.discard()) as u64;
     }
 
     /// Works by what the driver said by the control queue.
@@ -159,15 +177,19 @@ impl Port {
         match self.try_poll() {
             Ok(moved) => moved,
             Err(error) => {
-                if matches!(error, PortError::Sink(_)) {
-                    // It is over with the first one.
-                    let _ = self.failure.set(with_sources(&error));
-                }
-                self.error = Some(error);
-                self.needs_reset.set();
+                self.end(error);
                 0
             }
         }
+    }
+
+    fn end(&mut self, error: PortError) {
+        if !matches!(error, PortError::Guest(_)) {
+            // It is over with the first one.
+            let _ = self.failure.set(with_sources(&error));
+        }
+        self.error = Some(error);
+        self.needs_reset.set();
     }
 
     fn try_poll(&mut self) -> Result<usize, PortError> {
@@ -327,6 +349,12 @@ impl Port {
         self.sink.counts()
     }
 
+    /// Frames for the guest that came before its driver, or for the one before: they were dropped.
+    #[must_use]
+    pub fn discarded(&self) -> u64 {
+        self.discarded
+    }
+
     /// Frames that were dropped because the pair that they are for is not set up, or off.
     #[must_use]
     pub fn no_pair(&self) -> u64 {
@@ -388,14 +416,18 @@ impl PortSlot {
     /// # Panics
     /// If a thread panicked that had it.
     pub fn lock(&self) -> MutexGuard<'_, Option<Port>> {
-        // Relaxed, here and in `lock_giving_way`: it orders nothing, the mutex does. Read late, it costs one turn.
-        self.waiting.fetch_add(1, Ordering::Relaxed);
-        let guard = self.port.lock().expect("nobody panicked with the port");
-        self.waiting.fetch_sub(1, Ordering::Relaxed);
-        guard
+        self.wait_for_lock().expect("nobody panicked with the port")
     }
 
-    /// The same for who takes it in a loop.
+    fn wait_for_lock(&self) -> LockResult<MutexGuard<'_, Option<Port>>> {
+        // Relaxed, here and in `lock_giving_way`: it orders nothing, the mutex does. Read late, it costs one turn.
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        let locked = self.port.lock();
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        locked
+    }
+
+    /// The same for who takes it again and again, as a guest kicks or frames come: others would hardly get their turn.
     ///
     /// # Panics
     /// If a thread panicked that had it.
@@ -412,9 +444,15 @@ impl PortSlot {
         self.lock().take()
     }
 
-    /// A backend gives it back.
-    pub fn put_back(&self, port: Port) {
-        *self.lock() = Some(port);
+    /// A backend gives it back; in no known state, if the backend panics: it moves nothing any more then.
+    pub fn put_back(&self, mut port: Port) {
+        if std::thread::panicking() {
+            port.end(PortError::Panicked);
+        }
+        // Who panics must not do so once more. If another one has, who comes for the port learns of it.
+        let mut guard = self.wait_for_lock().unwrap_or_else(PoisonError::into_inner);
+        *guard = Some(port);
+        drop(guard);
         self.is_back.notify_all();
     }
 

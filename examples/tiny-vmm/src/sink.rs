@@ -150,6 +150,10 @@ pub trait Sink: Send {
     /// # Errors
     /// The way is gone.
     fn take(&mut self, frames: &mut ToGuest) -> Result<(), SinkError>;
+    /// Frames for the guest that wait here are nobody's: they go. How many.
+    fn discard(&mut self) -> usize {
+        0
+    }
     /// Tells of frames for the guest by being readable; `None`: there are some when a frame was put, or always.
     fn readable(&self) -> Option<BorrowedFd<'_>>;
     /// What it has counted.
@@ -159,7 +163,7 @@ pub trait Sink: Send {
 /// Why a sink takes nothing any more.
 #[derive(Debug, thiserror::Error)]
 pub enum SinkError {
-    /// The interface is down or gone.
-    #[error("AF_XDP: the interface is down or gone: `ip link show`")]
+    /// The interface is gone. One that is down may come back: its sink drops frames meanwhile.
+    #[error("AF_XDP: the kernel takes no frames any more: is the interface there, see `ip link show`")]
     Xdp(#[from] xsk::WakeError),
 }

@@ -191,7 +191,8 @@ impl VcpuThread {
     /// # Panics
     /// If a thread panicked that stood at the gate.
     pub fn await_end(&self, limit: Duration, is_given_up: impl Fn() -> bool) -> Result<bool, VcpuError> {
-        let deadline = Instant::now() + limit;
+        // `None`: so far away that there is none.
+        let deadline = Instant::now().checked_add(limit);
         let mut gate = self.shared.gate();
         loop {
             if let Some(ended) = gate.ended.take() {
@@ -204,7 +205,9 @@ impl VcpuThread {
             if self.has_panicked() {
                 return Err(VcpuError::Panicked);
             }
-            let left = deadline.saturating_duration_since(Instant::now());
+            let left = deadline.map_or(Duration::MAX, |deadline| {
+                deadline.saturating_duration_since(Instant::now())
+            });
             if left.is_zero() {
                 return Err(VcpuError::TimeLimit(limit));
             }

@@ -79,7 +79,7 @@ fn what_the_driver_said_by_the_control_queue_goes_with_a_vm_that_moves() {
         let before = said(&machine);
         assert_ne!(before, said(&untouched));
         let saved = machine.save().expect("it can be saved");
-        let machine = Machine::restored(&saved, no_frames()).expect("another machine");
+        let machine = Machine::restored(saved, no_frames()).expect("another machine");
         assert_eq!(said(&machine), before);
     }
 }
@@ -112,7 +112,7 @@ fn guest_that_moved_is_asked_to_announce_itself() {
         }
         assert_eq!(read(&machine, 0x70), [15, 0, 0, 0]);
         let saved = machine.save().expect("it can be saved");
-        let machine = Machine::restored(&saved, no_frames()).expect("another machine");
+        let machine = Machine::restored(saved, no_frames()).expect("another machine");
         // VIRTIO_NET_S_ANNOUNCE beside _LINK_UP, and the configuration change in InterruptStatus.
         assert_eq!(read(&machine, 0x106), [if can { 3 } else { 1 }, 0]);
         assert_eq!(read::<4>(&machine, 0x60)[0] & 2 != 0, can);
@@ -180,7 +180,7 @@ fn guest_that_takes_random_bytes_goes_on_in_another_vm() {
             assert!(until(LIMIT, begun));
             for _ in 0..5 {
                 let saved = machine.save().expect("it can be saved");
-                machine = Machine::restored(&saved, no_frames()).expect("another machine");
+                machine = Machine::restored(saved, no_frames()).expect("another machine");
                 machine.run().expect("it goes on");
             }
             let answer = finished(&machine, &format!("{config:?} {packed}"));

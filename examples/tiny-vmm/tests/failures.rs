@@ -4,13 +4,16 @@
 mod common;
 
 use std::os::fd::BorrowedFd;
+use std::time::Duration;
 
 use common::{LIMIT, MODES, task};
-use tiny_vmm::backend::Backend;
+use tiny_vmm::backend::{Backend, BackendError};
+use tiny_vmm::interrupts;
 use tiny_vmm::layout::DEVICES_AT;
-use tiny_vmm::machine::{Machine, MachineConfig, MachineError, Notify};
+use tiny_vmm::machine::{MOST_PAIRS, Machine, MachineConfig, MachineError, Notify};
 use tiny_vmm::mailbox::Work;
 use tiny_vmm::mmio::F_VERSION_1;
+use tiny_vmm::sink::null::Null;
 use tiny_vmm::sink::{BATCH, FromGuest, Sink, SinkCounts, SinkError, ToGuest};
 
 /// Its interface goes away after so many frames.
@@ -106,4 +109,96 @@ fn device_whose_sink_has_failed_does_not_look_well_after_a_reset() {
     write(&machine, 0x70, 11);
     write(&machine, 0x70, 15);
     assert_eq!(status(&machine), 15 | 64, "it needs a reset at once");
+}
+
+/// A sink with a bug that shows in a backend's thread.
+struct Buggy;
+
+impl Sink for Buggy {
+    fn room(&mut self) -> usize {
+        BATCH
+    }
+
+    fn put(&mut self, _frame: &FromGuest<'_>) {
+        assert_ne!(std::thread::current().name(), Some("backend"), "the bug");
+    }
+
+    fn flush(&mut self) -> Result<(), SinkError> {
+        Ok(())
+    }
+
+    fn take(&mut self, _frames: &mut ToGuest) -> Result<(), SinkError> {
+        Ok(())
+    }
+
+    fn readable(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn counts(&self) -> SinkCounts {
+        SinkCounts::default()
+    }
+}
+
+#[test]
+fn backend_that_panics_gives_the_port_back_and_says_so() {
+    testkit::require!(Kvm);
+    for is_reset in [false, true] {
+        let mut machine = Machine::new(
+            MachineConfig::new(Notify::Eventfd),
+            &task(Work::Kick, 0),
+            Box::new(Buggy),
+        )
+        .expect("a machine");
+        machine.run().expect("it runs");
+        let is_ready = || machine.mailbox().answer().is_ok_and(|answer| answer.ready);
+        assert!(testkit::wait::until(LIMIT, is_ready));
+        let backend = Backend::start(machine.net(), machine.net_notifiers()).expect("a backend");
+        let Err(MachineError::Sink(said)) = machine.await_answer(LIMIT) else {
+            panic!("it should say what became of the port");
+        };
+        assert!(said.contains("panicked"), "{said}");
+        if is_reset {
+            // The guest takes the queues away, and waits for the port.
+            write(&machine, 0x70, 0);
+            backend.stop().expect("it has nothing to give back");
+        } else {
+            assert!(matches!(backend.stop(), Err(BackendError::Panicked)));
+        }
+        assert!(machine.port_error().is_some());
+        machine.stop().expect("it stops");
+    }
+}
+
+#[test]
+fn longest_time_limit_is_none() {
+    testkit::require!(Kvm);
+    let (machine, _) = common::run(
+        MachineConfig::new(Notify::Eventfd),
+        &task(Work::Send, 5),
+        Box::new(Null::new(0, 64)),
+    );
+    let answer = machine.await_answer(Duration::MAX).expect("it has ended");
+    assert_eq!(answer.outcome, Some(Ok(())));
+    let costs = interrupts::measure(5, Duration::MAX).expect("it ends");
+    assert!(
+        costs.iter().all(|cost| (cost.made, cost.seen) == (5, 5)),
+        "{costs:?}"
+    );
+}
+
+#[test]
+fn number_of_pairs_that_no_device_has_is_refused() {
+    testkit::require!(Kvm);
+    let make = |pairs| {
+        let config = MachineConfig {
+            pairs,
+            ..MachineConfig::new(Notify::Exit)
+        };
+        Machine::new(config, &task(Work::Send, 5), Box::new(Null::new(0, 64)))
+    };
+    for pairs in [0, MOST_PAIRS + 1, 0x8000, u16::MAX] {
+        let refused = make(pairs).err().expect("it is out of range").to_string();
+        assert!(refused.contains(&pairs.to_string()), "{refused}");
+    }
 }

@@ -6,9 +6,11 @@ mod common;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use common::{MODES, number_of, run, task};
+use common::{LIMIT, MODES, number_of, run, start_driver, task};
+use testkit::wait::until;
 use testkit::{PacketPort, VethPair};
-use tiny_vmm::machine::MachineConfig;
+use tiny_vmm::layout::DEVICES_AT;
+use tiny_vmm::machine::{Machine, MachineConfig, Notify};
 use tiny_vmm::mailbox::{Task, Work};
 use tiny_vmm::sink::xdp::Xdp;
 
@@ -73,4 +75,54 @@ fn frames_come_back_from_the_far_end() {
             assert_eq!(answer.done, FRAMES, "{notify:?}");
         });
     }
+}
+
+#[test]
+fn interface_that_was_down_carries_frames_again() {
+    testkit::require!(Kvm, Root);
+    for notify in MODES {
+        let veth = VethPair::new();
+        let far = PacketPort::open(&veth.far, VethPair::WIRE);
+        let kicks = Task {
+            frames_per_kick: 4,
+            ..task(Work::Kick, 0)
+        };
+        let mut machine = Machine::new(MachineConfig::new(notify), &kicks, open(&veth)).expect("a machine");
+        machine.run().expect("it runs");
+        let done = || machine.mailbox().answer().expect("a mailbox").done;
+        assert!(until(LIMIT, || done() > 100), "{notify:?}");
+        veth.near.ip(&["link", "set", VethPair::NIC, "down"]);
+        assert!(until(LIMIT, || machine.counts().dropped > 0), "{notify:?}");
+        let before = done();
+        assert!(until(LIMIT, || done() > before + 100), "{notify:?}: it waits");
+        veth.near.ip(&["link", "set", VethPair::NIC, "up"]);
+        let after = done();
+        let has_come = || {
+            let frame = far.receive(Duration::from_millis(50));
+            frame.is_some_and(|frame| number_of(&frame, 64).is_some_and(|number| number > after))
+        };
+        assert!(until(LIMIT, has_come), "{notify:?}: {:?}", machine.counts());
+        assert_eq!(machine.port_error(), None, "{notify:?}");
+    }
+}
+
+#[test]
+fn frames_that_came_before_the_driver_are_not_for_it() {
+    testkit::require!(Kvm, Root);
+    let veth = VethPair::new();
+    let far = PacketPort::open(&veth.far, VethPair::WIRE);
+    let machine = Machine::new(
+        MachineConfig::new(Notify::Exit),
+        &task(Work::Receive, 3),
+        open(&veth),
+    );
+    let machine = machine.expect("a machine");
+    for _ in 0..3 {
+        far.send(&[0xff; 64]);
+    }
+    let all_are_gone = || {
+        assert_eq!(start_driver(&machine, DEVICES_AT), 15);
+        machine.discarded() >= 3
+    };
+    assert!(until(LIMIT, all_are_gone), "{}", machine.discarded());
 }

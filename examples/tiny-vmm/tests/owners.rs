@@ -232,7 +232,7 @@ fn saved_guest_goes_on_in_another_vm() {
                 await_kicks(&machine, 1);
                 let saved = machine.save().expect("it can be saved");
                 let sink = Recorder::after(&seen, FRAME_BYTES);
-                machine = Machine::restored(&saved, sink).expect("another machine");
+                machine = Machine::restored(saved, sink).expect("another machine");
                 machine.run().expect("it goes on");
             }
             await_kicks(&machine, 1);
@@ -399,7 +399,11 @@ fn vm_that_is_stopped_under_a_backend_says_so() {
     let (mut machine, seen) = kicking(Notify::Eventfd, 1);
     let backend = Backend::start(machine.net(), machine.net_notifiers()).expect("a backend");
     assert!(matches!(machine.stop(), Err(MachineError::Backend { queue: 0 })));
+    // Nor can it be saved; it is not lost by that.
+    let refused = machine.save().err().expect("a backend has its queues");
+    assert!(matches!(refused.error, MachineError::Backend { queue: 0 }));
     backend.stop().expect("it stops");
+    let mut machine = refused.it;
     machine.run().expect("it goes on");
     await_kicks(&machine, 10);
     end(&machine, &seen);

@@ -30,6 +30,8 @@ const QUEUE_DESC: u64 = 0x80;
 const CONFIG_GENERATION: u64 = 0xfc;
 const CONFIG: u64 = 0x100;
 const NEEDS_RESET: u32 = 64;
+const F_CTRL_VQ: u64 = 1 << 17;
+const F_MQ: u64 = 1 << 22;
 const F_RING_PACKED: u64 = 1 << 34;
 
 const PAIRS: u16 = 2;
@@ -43,7 +45,11 @@ struct Rig {
 
 impl Rig {
     fn new() -> Self {
-        let memory = Memory::new(RAM_BYTES).expect("memory");
+        Self::with_memory(RAM_BYTES)
+    }
+
+    fn with_memory(bytes: u64) -> Self {
+        let memory = Memory::new(bytes).expect("memory");
         let call = eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd");
         let config = NetConfig {
             mac: [2, 0, 0, 0, 0, 1],
@@ -310,6 +316,26 @@ fn rings_outside_of_memory_need_a_reset_and_the_driver_is_told() {
 }
 
 #[test]
+fn frames_for_a_pair_that_was_taken_away_keep_others_back_no_longer() {
+    let mut rig = Rig::new();
+    rig.begin(F_VERSION_1 | F_CTRL_VQ | F_MQ);
+    for queue in 0..4 {
+        rig.set_up(queue, 16, 0x10_0000 * (1 + u64::from(queue)));
+    }
+    rig.write(STATUS, 15);
+    let shared = Arc::clone(&rig.transport.device().0);
+    // The sink has frames for the first pair, which has no buffers for them.
+    rig.queues[0].look();
+    assert!(!shared.port().with(|port| port.takes_from_sink()), "they wait");
+    let _ = rustix::io::read(shared.again(), &mut [0; 8]);
+    rig.write(QUEUE_SEL, 0);
+    rig.write(QUEUE_READY, 0);
+    assert!(shared.port().with(|port| port.takes_from_sink()));
+    // What the worker sleeps on.
+    assert!(rustix::io::read(shared.again(), &mut [0; 8]).is_ok());
+}
+
+#[test]
 fn fault_in_a_ring_needs_a_reset_and_the_next_driver_is_served() {
     let mut rig = Rig::new();
     for _ in 0..3 {
@@ -360,6 +386,31 @@ fn saved_driver_goes_on_in_another_device_wherever_it_stands() {
         let mut next = Rig::new();
         assert!(next.transport.restore(&rig.transport.save()));
         assert_eq!(next.read(STATUS), 15 | NEEDS_RESET);
+    }
+}
+
+#[test]
+fn saved_driver_whose_queues_cannot_go_on_has_to_reset() {
+    let mut saved = Vec::new();
+    // Rings that the next device finds outside of its memory, and some that no device takes.
+    for entries in [16, 3, 0] {
+        let mut rig = Rig::new();
+        rig.begin(F_VERSION_1);
+        rig.set_up(0, entries, 0x10_0000);
+        rig.set_up(1, entries, 0x20_0000);
+        rig.write(STATUS, 15);
+        saved.push(rig.transport.save());
+    }
+    for saved in saved {
+        let mut rig = Rig::with_memory(0x10_0000);
+        assert!(rig.transport.restore(&saved));
+        assert!(rig.transport.device().needs_reset());
+        assert_eq!(rig.interrupts(), 1, "its driver is told");
+        assert_eq!(rig.read(STATUS), 15 | NEEDS_RESET);
+        assert_eq!(rig.read(INTERRUPT_STATUS), 3);
+        rig.look_at_all();
+        rig.write(STATUS, 0);
+        assert_eq!(rig.read(STATUS), 0);
     }
 }
 
@@ -466,7 +517,8 @@ fn entropy_device_without_random_bytes_gives_no_buffer_back() {
         let shared = EntropyShared::with_random(&memory, None, random).expect("descriptors");
         let mut transport = Transport::new(Entropy::new(&shared));
         ask_for_random_bytes(&mut transport, &memory);
-        EntropyQueue(shared).look();
+        EntropyQueue(Arc::clone(&shared)).look();
+        assert_eq!(shared.hosts_fault().is_some(), used == 0, "not its driver's");
         let mut index = [0; 2];
         memory.read(0x1_4002, &mut index).expect("there is memory");
         assert_eq!((read(&mut transport, STATUS), index), (status, [used, 0]));

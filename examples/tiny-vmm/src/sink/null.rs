@@ -126,6 +126,12 @@ impl Sink for Echo {
         Ok(())
     }
 
+    fn discard(&mut self) -> usize {
+        let count = self.waiting.len();
+        self.waiting.clear();
+        count
+    }
+
     fn readable(&self) -> Option<BorrowedFd<'_>> {
         None
     }

@@ -1,6 +1,10 @@
 //! A network interface, by an AF_XDP socket on its first queue.
 //!
 //! Frames are copied between guest memory and the UMEM, a batch at a time, and the kernel is called once a batch.
+//!
+//! While the interface is down frames of the guest's are dropped and counted, as by a network whose cable is out: for a
+//! guest that waited instead somebody would have to ask again and again. What the kernel had not taken before leaves
+//! when it is up again.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -10,7 +14,7 @@ use rustix::net::{AddressFamily, SocketType, netdevice, socket};
 use steer::{AttachError, Mode, ModeRequest, Program, QueueConf, QueueError};
 use xsk::{
     AttachMode, BindRequest, Frame, FramePool, Kick, MemoryError, OpenError, OwnMemory, QueueId, RingSize,
-    Socket, SocketConfig, TxDesc, Umem, UmemError,
+    Socket, SocketConfig, TxDesc, Umem, UmemError, WakeError,
 };
 
 use super::{BATCH, FromGuest, LONGEST_FRAME, Sink, SinkCounts, SinkError, ToGuest};
@@ -64,6 +68,8 @@ pub struct Xdp {
     sending: u32,
     /// The kernel did not take all of it.
     is_pending: bool,
+    /// The interface was down when the kernel was called last.
+    is_down: bool,
     /// Frames of the queue come to the socket for as long as this lives.
     _program: Program,
 }
@@ -102,6 +108,7 @@ impl Xdp {
             counts: SinkCounts::default(),
             sending: 0,
             is_pending: false,
+            is_down: false,
             _program: program,
         })
     }
@@ -115,9 +122,14 @@ impl Xdp {
 
     /// The kernel sends within the kick, in copy mode, as many as its budget allows.
     fn kick(&mut self) -> Result<(), SinkError> {
-        self.is_pending = false;
+        (self.is_pending, self.is_down) = (false, false);
         if self.sending > 0 && self.socket.tx.needs_wakeup() {
-            self.is_pending = self.socket.kick_tx()? != Kick::Done;
+            match self.socket.kick_tx() {
+                Ok(kick) => self.is_pending = kick != Kick::Done,
+                // Not pending: somebody would ask again and again.
+                Err(WakeError::InterfaceDown) => self.is_down = true,
+                Err(error) => return Err(error.into()),
+            }
         }
         self.take_back_sent();
         Ok(())
@@ -142,6 +154,13 @@ fn config(ifindex: u32, mode: Mode) -> SocketConfig {
 
 impl Sink for Xdp {
     fn room(&mut self) -> usize {
+        if self.is_down {
+            // Is it still? Any other error the next flush will say.
+            let _ = self.kick();
+        }
+        if self.is_down {
+            return BATCH;
+        }
         if self.pool.len() < BATCH {
             self.take_back_sent();
         }
@@ -149,6 +168,10 @@ impl Sink for Xdp {
     }
 
     fn put(&mut self, frame: &FromGuest<'_>) {
+        if self.is_down {
+            self.counts.dropped += 1;
+            return;
+        }
         let len = frame.copy_into(&mut self.scratch);
         let Some(chunk) = self.pool.take() else {
             self.counts.dropped += 1;
@@ -196,9 +219,25 @@ impl Sink for Xdp {
         self.pool.extend(self.copied.drain(..));
         self.socket.fill.refill(&mut self.pool, RING);
         if self.socket.fill.needs_wakeup() {
-            self.socket.wake_rx()?;
+            match self.socket.wake_rx() {
+                // Of an interface that is down nothing comes. It is asked again with what comes next.
+                Ok(_) | Err(WakeError::InterfaceDown) => (),
+                Err(error) => return Err(error.into()),
+            }
         }
         Ok(())
+    }
+
+    fn discard(&mut self) -> usize {
+        let received = self.socket.rx.peek(RING);
+        let count = received.len();
+        self.pool.extend(received.map(|desc| desc.frame));
+        self.socket.fill.refill(&mut self.pool, RING);
+        if self.socket.fill.needs_wakeup() {
+            // What is the matter the next call will say.
+            let _ = self.socket.wake_rx();
+        }
+        count
     }
 
     fn readable(&self) -> Option<BorrowedFd<'_>> {

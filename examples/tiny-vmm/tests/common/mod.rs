@@ -9,6 +9,7 @@ use std::time::Duration;
 use tiny_vmm::layout::{NUMBER_AT, PATTERN_AT};
 use tiny_vmm::machine::{Machine, MachineConfig, Notify};
 use tiny_vmm::mailbox::{Answer, Task, Work};
+use tiny_vmm::mmio::F_VERSION_1;
 use tiny_vmm::sink::{BATCH, FromGuest, LONGEST_FRAME, Sink, SinkCounts, SinkError, ToGuest};
 
 /// Only ends what hangs.
@@ -124,4 +125,28 @@ pub(crate) fn finished(machine: &Machine, what: &str) -> Answer {
     assert_eq!(answer.outcome, Some(Ok(())), "{what}");
     assert_eq!(answer.bad_frames, 0, "{what}");
     answer
+}
+
+/// Does at the registers of the device there what a driver does, up to DRIVER_OK with one queue; its status then.
+pub(crate) fn start_driver(machine: &Machine, base: u64) -> u32 {
+    // Status up to FEATURES_OK; QueueSel, QueueNum, rings, QueueReady; DRIVER_OK (VirtIO 1.3, 4.2.2).
+    for (register, value) in [
+        (0x70, 0),
+        (0x70, 3),
+        (0x24, 1),
+        (0x20, (F_VERSION_1 >> 32) as u32),
+        (0x70, 11),
+        (0x30, 0),
+        (0x38, 16),
+        (0x80, 0x10_0000),
+        (0x90, 0x10_2000),
+        (0xa0, 0x10_4000),
+        (0x44, 1),
+        (0x70, 15),
+    ] {
+        machine.devices().write(base + register, &u32::to_le_bytes(value));
+    }
+    let mut status = [0; 4];
+    machine.devices().read(base + 0x70, &mut status);
+    u32::from_le_bytes(status)
 }
