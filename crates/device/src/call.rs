@@ -10,7 +10,7 @@
 //!
 //! A write that waits for nobody may take long, too: the kernel goes through all who wait for the eventfd, with
 //! interrupts off (`__wake_up_common`, kernel/sched/wait.c), and a VMM may have as many of them as
-//! `fs.epoll.max_user_watches` says: a million took 150 ms a call here. So calls are timed ([`CallTimes`]), and what
+//! `fs.epoll.max_user_watches` says: a million took 150 ms a call here. So calls are timed (`CallTimes`), and what
 //! blocks and what lasts come to the same.
 
 use std::os::fd::OwnedFd;

@@ -107,7 +107,9 @@ impl NetDevice {
             memory: None,
             log: None,
             inflight: None,
-            vrings: (0..usize::from(pairs) * 2).map(|_| VringState::default()).collect(),
+            vrings: (0..usize::from(pairs) * 2)
+                .map(|_| VringState::default())
+                .collect(),
             control: None,
             call_blocked: CallBlocked::default(),
         }

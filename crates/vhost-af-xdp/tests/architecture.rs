@@ -191,6 +191,7 @@ fn files_import_each_other_in_no_circle() {
         "steward",
         "testkit",
         "virtqueue",
+        "../examples/tiny-vmm",
         "xsk",
         "zcrx",
     ] {

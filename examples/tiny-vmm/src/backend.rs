@@ -1,23 +1,20 @@
 //! A backend: a thread that has the network device's queues for itself, kicks included, as a backend of vhost or
 //! vhost-user would. The VMM's own threads find nothing to serve meanwhile.
 //!
-//! A guest that resets the device, or one of those queues, ends it: [`BackendSlot`].
+//! A guest that resets the device, or one of those queues, ends it: [`BackendSlot`](crate::backend_slot::BackendSlot).
 
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, mpsc};
-use std::thread::JoinHandle;
+use std::sync::{Arc, mpsc};
 
 use notifier::notifiers::{NotifierError, QueueEvent};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::EventFd;
 
+use crate::backend_slot::{QUEUES, Running};
 use crate::board::DeviceNotifiers;
 use crate::net::NetShared;
 use crate::port::{Left, Port};
-
-/// Queues that it takes: those of the first pair.
-const QUEUES: [u16; 2] = [0, 1];
 
 /// Why a backend cannot start or stop.
 #[derive(Debug, thiserror::Error)]
@@ -36,7 +33,7 @@ pub enum BackendError {
     Panicked,
 }
 
-/// A backend that has the first pair's queues until it is stopped, or the guest takes them away: [`BackendSlot`].
+/// A backend that has the first pair's queues until it is stopped, or the guest takes them away.
 pub struct Backend {
     notifiers: Arc<DeviceNotifiers>,
     net: Arc<NetShared>,
@@ -108,9 +105,11 @@ impl Backend {
         // Another one that was started since keeps what it has.
         match place.running.take_if(|running| running.number == self.number) {
             Some(running) => {
-                let ended = running.end(&self.net);
+                let ended = running.end();
+                // What the sink has is the worker's to look at again.
+                self.net.wake_worker();
                 stop_queues(&self.notifiers, &QUEUES)?;
-                ended
+                ended.map_err(|_| BackendError::Panicked)
             }
             None => Ok(()),
         }
@@ -121,67 +120,6 @@ impl Drop for Backend {
     fn drop(&mut self) {
         // Nothing can be done about it.
         let _ = self.give_back();
-    }
-}
-
-/// Where the backend is that a device has, so that a guest that takes queues away stops it.
-///
-/// It is locked from the first queue that a backend takes until its thread has the port, and from the end of that
-/// thread until the last queue is given back. So a guest that takes a queue away finds the backend as a whole, or none.
-/// Who has it may wait for notifiers and for the port; who has one of these never waits for it.
-#[derive(Default)]
-pub struct BackendSlot(Mutex<Place>);
-
-/// What is in a [`BackendSlot`].
-#[derive(Default)]
-struct Place {
-    /// How many were started.
-    started: u64,
-    running: Option<Running>,
-}
-
-impl BackendSlot {
-    fn lock(&self) -> MutexGuard<'_, Place> {
-        self.0.lock().expect("nobody panicked with the backend")
-    }
-
-    /// Stops the backend, if it has that queue; all queues that it had. It touches none of them any more when this
-    /// returns, and the caller says `BackendStop` of each. Until then no other one can take them.
-    #[must_use]
-    pub fn end(&self, net: &NetShared, queue: u16) -> &'static [u16] {
-        if !QUEUES.contains(&queue) {
-            return &[];
-        }
-        match self.lock().running.take() {
-            Some(running) => {
-                // If it panicked, the port has an error.
-                let _ = running.end(net);
-                &QUEUES
-            }
-            None => &[],
-        }
-    }
-}
-
-/// A backend's thread.
-struct Running {
-    number: u64,
-    stop: Arc<AtomicBool>,
-    wake: EventFd,
-    thread: JoinHandle<()>,
-}
-
-impl Running {
-    /// It has put the port back when this returns.
-    fn end(self, net: &NetShared) -> Result<(), BackendError> {
-        // Release: with the acquire in `serve`.
-        self.stop.store(true, Ordering::Release);
-        // A full counter wakes it, too.
-        let _ = self.wake.write(1);
-        let ended = self.thread.join();
-        // What the sink has is the worker's to look at again.
-        net.wake_worker();
-        ended.map_err(|_| BackendError::Panicked)
     }
 }
 

@@ -39,6 +39,7 @@
 #![cfg(target_arch = "x86_64")]
 
 pub mod backend;
+pub mod backend_slot;
 pub mod board;
 pub mod entropy;
 pub mod interrupts;

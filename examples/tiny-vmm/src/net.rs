@@ -20,7 +20,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use steer::with_sources;
 use virtqueue::RingAddresses;
 
-use crate::backend::BackendSlot;
+use crate::backend_slot::BackendSlot;
 use crate::memory::Memory;
 use crate::mmio::{Device, FIRST_PACKED_BASE, NeedsReset, QueueSetting};
 use crate::port::{Left, Port, PortSlot};
@@ -404,7 +404,10 @@ impl Device for Net {
     fn enable_queue(&mut self, _queue: u16) {}
 
     fn stop_backend(&mut self, queue: u16) -> &'static [u16] {
-        self.0.backend.end(&self.0, queue)
+        let queues = self.0.backend.end(queue);
+        // What the sink has is the worker's to look at again.
+        self.0.wake_worker();
+        queues
     }
 
     fn needs_reset(&self) -> bool {
