@@ -10,14 +10,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use device::control::State;
+use kvm_ioctls::Cap;
+use notifier::address::Bus;
 use notifier::notifiers::{BindError, By, DeviceEvent, NotifierError, QueueStatus, Serve};
+use notifier::probe::{self, Room};
 use rustix::process::Pid;
 use steer::with_sources;
 
 use crate::board::{Board, BoardError, DeviceNotifiers, EventBus, Place, SavedPlace, Unbound};
 use crate::entropy::{Entropy, EntropyQueue, EntropyShared};
 use crate::kvm::{KvmError, SavedVcpu, Vm};
-use crate::layout::{DEVICE_BYTES, DEVICES_AT, FIRST_LINE, RAM_BYTES};
+use crate::layout::{DEVICE_BYTES, DEVICE_PLACES, DEVICES_AT, FIRST_LINE, RAM_BYTES};
 use crate::mailbox::{Answer, Mailbox, Task, TaskError};
 use crate::memory::{Memory, MemoryError};
 use crate::net::{Net, NetConfig, NetQueue, NetShared};
@@ -276,6 +279,20 @@ impl Machine {
             config: saved.config,
             vm,
         })
+    }
+
+    /// How many ioeventfds KVM takes for virtio-mmio, beside those that are bound; where a limit is configured, all that
+    /// it allows. A queue for which there is none is
+    /// notified by exits ([`Machine::unbound`]).
+    ///
+    /// # Errors
+    /// [`probe::room`].
+    pub fn ioeventfd_room(&self) -> std::io::Result<Room> {
+        if !self.vm.fd().check_extension(Cap::Ioeventfd) {
+            return Ok(Room::None);
+        }
+        let bus = EventBus::new(self.vm.fd(), self.config.most_ioeventfds);
+        probe::room_on(&bus, Bus::Mmio, DEVICES_AT + DEVICE_PLACES * DEVICE_BYTES)
     }
 
     /// The guest runs from now on, and its queues are served.

@@ -5,6 +5,7 @@ use std::fs;
 use std::time::Duration;
 
 use notifier::notifiers::QueueStatus;
+use notifier::probe::Room;
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_setaffinity};
 use steer::with_sources;
@@ -114,6 +115,8 @@ pub struct RunReport {
     pub sink_dropped: u64,
     /// Frames for the guest whose queue pair is not set up, or off.
     pub dropped_no_pair: u64,
+    /// How many ioeventfds KVM takes, by a probe: `none`, a number below seven, or `many`.
+    pub ioeventfd_room: String,
     /// Why a queue that was to have an eventfd had none, at some time.
     pub unbound: Vec<String>,
 }
@@ -297,11 +300,25 @@ fn figures(
         sink_to_guest_frames: to_guest_frames,
         sink_dropped: dropped,
         dropped_no_pair: machine.no_pair(),
+        ioeventfd_room: room(machine)?,
         unbound: machine
             .unbound()
             .iter()
             .map(|error| with_sources(&**error))
             .collect(),
+    })
+}
+
+fn room(machine: &Machine) -> Result<String, KvmError> {
+    let room = machine.ioeventfd_room();
+    let room = room.map_err(|source| KvmError::Refused {
+        what: "ioeventfds",
+        source,
+    })?;
+    Ok(match room {
+        Room::None => "none".to_owned(),
+        Room::Few(few) => few.to_string(),
+        Room::Many => "many".to_owned(),
     })
 }
 
@@ -375,6 +392,7 @@ impl fmt::Display for RunReport {
         if let (Some(vcpu), Some(worker)) = (self.vcpu_cpu_ms, self.worker_cpu_ms) {
             writeln!(f, "CPU: vCPU {vcpu:.1} ms, worker and notifiers {worker:.1} ms")?;
         }
+        writeln!(f, "KVM takes further ioeventfds: {}", self.ioeventfd_room)?;
         self.unbound.iter().try_for_each(|reason| writeln!(f, "{reason}"))
     }
 }

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex};
 
 use common::{LIMIT, Recorder, Seen, finished, run, task};
 use notifier::notifiers::{By, DeviceEvent, QueueEvent};
+use notifier::probe::Room;
 use notifier::state::State;
 use testkit::soak;
 use testkit::wait::until;
@@ -266,6 +267,7 @@ fn queues_without_an_eventfd_are_served_by_exits() {
             .map(|queue| queue.by == By::Eventfd)
             .collect();
         assert_eq!(bound, [most > 0, most > 1]);
+        assert_eq!(machine.ioeventfd_room().expect("a probe"), Room::Few(most));
         let said = status[1].unbound.as_ref().map(ToString::to_string);
         assert_eq!(
             said.is_some_and(|said| said.contains("notified by exits")),
