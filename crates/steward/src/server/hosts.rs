@@ -29,11 +29,10 @@ pub(super) type NetworkAt = (u64, u32);
 /// The host of a network.
 #[derive(Debug)]
 pub(super) struct Host {
-    /// Dropped before the device: programs that send to one that is gone lose what the host sends.
-    joined: Option<Joined>,
     tap: Tap,
     /// See [`HostEnd::cuts_udp`].
     cuts_udp: bool,
+    joined: Option<Joined>,
     /// Addresses of the host.
     macs: Vec<[u8; 6]>,
     /// Why they are not joined, as it was said.
