@@ -446,8 +446,8 @@ fn status(index: u16, queue: &Queue) -> QueueStatus {
     QueueStatus {
         queue: index,
         state: queue.state,
-        by: if queue.bound { By::Eventfd } else { By::Exit },
-        chosen: queue.by,
+        by: By::of(queue.bound),
+        chosen: By::of(queue.conditions.by_eventfd),
         unbound: queue.unbound.clone(),
         from_exits: queue.from_exits,
         from_eventfd: queue.from_eventfd,

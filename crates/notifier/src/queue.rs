@@ -25,7 +25,6 @@ pub(crate) struct Wiring<'a, B> {
 pub(crate) struct Queue {
     pub(crate) state: State,
     pub(crate) conditions: Conditions,
-    pub(crate) by: By,
     /// An ioeventfd is bound to the address.
     pub(crate) bound: bool,
     /// Why the queue has none, though it is to have one.
@@ -65,7 +64,6 @@ impl Queue {
         Ok(Self {
             state: State::Deassigned,
             conditions,
-            by,
             bound: false,
             unbound: None,
             from_exits: 0,

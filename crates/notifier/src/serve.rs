@@ -37,6 +37,12 @@ pub enum By {
     Eventfd,
 }
 
+impl By {
+    pub(crate) fn of(eventfd: bool) -> Self {
+        if eventfd { Self::Eventfd } else { Self::Exit }
+    }
+}
+
 /// Why a queue has no eventfd, though it is to have one.
 #[derive(Debug, thiserror::Error)]
 #[error(

@@ -7,14 +7,14 @@ use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 
-use notifier::notifiers::{NotifierError, QueueEvent};
+use notifier::notifiers::{Left, NotifierError, QueueEvent};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::backend_slot::{QUEUES, Running};
 use crate::board::DeviceNotifiers;
 use crate::net::NetShared;
-use crate::port::{Left, Port};
+use crate::port::Port;
 
 /// Why a backend cannot start or stop.
 #[derive(Debug, thiserror::Error)]

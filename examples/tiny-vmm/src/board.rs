@@ -179,7 +179,6 @@ impl<D: Device> Device for Attached<D> {
     }
 
     fn enable_queue(&mut self, queue: u16) {
-        self.device.enable_queue(queue);
         self.tell_queue(queue, QueueEvent::QueueEnable);
     }
 

@@ -238,8 +238,6 @@ impl Device for Entropy {
         Vec::new()
     }
 
-    fn enable_queue(&mut self, _queue: u16) {}
-
     fn needs_reset(&self) -> bool {
         self.shared.needs_reset()
     }

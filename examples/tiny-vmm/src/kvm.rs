@@ -8,7 +8,7 @@
 //!
 //! The other world is real mode, for the program that takes interrupts.
 //!
-//! This is the file with unsafe code: KVM is told of memory.
+//! Here and in `sink/copy.rs` there is unsafe code: KVM is told of memory.
 #![allow(unsafe_code)]
 
 use std::io;

@@ -19,7 +19,7 @@ use steer::with_sources;
 
 use crate::board::{Board, BoardError, DeviceNotifiers, EventBus, Place, SavedPlace, Unbound};
 use crate::entropy::{Entropy, EntropyQueue, EntropyShared};
-use crate::kvm::{KvmError, SavedVcpu, Vm};
+use crate::kvm::{KvmError, SavedVcpu, Vcpu, Vm};
 use crate::layout::{DEVICE_BYTES, DEVICE_PLACES, DEVICES_AT, FIRST_LINE, RAM_BYTES};
 use crate::mailbox::{Answer, Mailbox, Task, TaskError};
 use crate::memory::{Memory, MemoryError};
@@ -215,22 +215,28 @@ impl Machine {
             return Err(MachineError::PairCount { pairs: config.pairs });
         }
         let memory = Memory::new(RAM_BYTES)?;
-        let vm = Vm::new(&memory)?;
         Mailbox::new(&memory).post(task)?;
-        let vcpu = vm.long_mode(PROGRAM)?;
-        let Made {
-            devices,
-            net,
-            entropy,
-        } = attach(&vm, &config, &memory, sink)?;
+        Self::with_guest(config, &memory, sink, |vm| vm.long_mode(PROGRAM))
+    }
+
+    /// With that memory, and a vCPU that is made so. Its devices are as after a reset.
+    fn with_guest(
+        config: MachineConfig,
+        memory: &Memory,
+        sink: Box<dyn Sink>,
+        vcpu: impl FnOnce(&Vm) -> Result<Vcpu, KvmError>,
+    ) -> Result<Self, MachineError> {
+        let vm = Vm::new(memory)?;
+        let vcpu = vcpu(&vm)?;
+        let (devices, net, entropy) = attach(&vm, &config, memory, sink)?;
         Ok(Self {
             vcpu: VcpuThread::new(vcpu, Arc::clone(&devices))?,
             worker: None,
             devices,
             net,
             entropy,
-            mailbox: Mailbox::new(&memory),
-            memory,
+            mailbox: Mailbox::new(memory),
+            memory: memory.clone(),
             config,
             vm,
         })
@@ -245,13 +251,8 @@ impl Machine {
     }
 
     fn try_restored(saved: &SavedMachine, sink: Box<dyn Sink>) -> Result<Self, MachineError> {
-        let vm = Vm::new(&saved.memory)?;
-        let vcpu = vm.restored(&saved.vcpu)?;
-        let Made {
-            devices,
-            net,
-            entropy,
-        } = attach(&vm, &saved.config, &saved.memory, sink)?;
+        let machine = Self::with_guest(saved.config, &saved.memory, sink, |vm| vm.restored(&saved.vcpu))?;
+        let devices = &machine.devices;
         if !devices
             .net
             .transport()
@@ -268,22 +269,11 @@ impl Machine {
             transport.config_changed();
         }
         drop(transport);
-        Ok(Self {
-            vcpu: VcpuThread::new(vcpu, Arc::clone(&devices))?,
-            worker: None,
-            devices,
-            net,
-            entropy,
-            mailbox: Mailbox::new(&saved.memory),
-            memory: saved.memory.clone(),
-            config: saved.config,
-            vm,
-        })
+        Ok(machine)
     }
 
     /// How many ioeventfds KVM takes for virtio-mmio, beside those that are bound; where a limit is configured, all that
-    /// it allows. A queue for which there is none is
-    /// notified by exits ([`Machine::unbound`]).
+    /// it allows. A queue for which there is none is notified by exits ([`Machine::unbound`]).
     ///
     /// # Errors
     /// [`probe::room`].
@@ -502,11 +492,7 @@ impl Machine {
 }
 
 /// The devices, and what all threads share of each.
-struct Made {
-    devices: Arc<Devices>,
-    net: Arc<NetShared>,
-    entropy: Arc<EntropyShared>,
-}
+type Made = (Arc<Devices>, Arc<NetShared>, Arc<EntropyShared>);
 
 /// Makes both devices and puts them on the board.
 fn attach(
@@ -546,9 +532,5 @@ fn attach(
             entropy_queues,
         )?,
     };
-    Ok(Made {
-        devices: Arc::new(devices),
-        net,
-        entropy,
-    })
+    Ok((Arc::new(devices), net, entropy))
 }

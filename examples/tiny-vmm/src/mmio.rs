@@ -91,7 +91,7 @@ pub trait Device: Send {
     /// Its config space now.
     fn config(&self) -> Vec<u8>;
     /// A queue was set up; nothing is to be read of it before [`Device::start`].
-    fn enable_queue(&mut self, queue: u16);
+    fn enable_queue(&mut self, _queue: u16) {}
     /// Whether it found a fault in what its driver did, and does nothing more until it is reset.
     fn needs_reset(&self) -> bool;
     /// It does, as it did where it was saved.

@@ -15,7 +15,7 @@ use device::control::{self, ControlQueue, State};
 use device::features::F_GUEST_ANNOUNCE;
 use device::net_device::{DeviceError, NetDevice, PairError, Path};
 use device::offloads::Offloads;
-use notifier::notifiers::{self, Serve};
+use notifier::notifiers::{Left, Serve};
 use rustix::event::{EventfdFlags, eventfd};
 use steer::with_sources;
 use virtqueue::RingAddresses;
@@ -23,7 +23,7 @@ use virtqueue::RingAddresses;
 use crate::backend_slot::BackendSlot;
 use crate::memory::Memory;
 use crate::mmio::{Device, FIRST_PACKED_BASE, NeedsReset, QueueSetting};
-use crate::port::{Left, Port, PortSlot};
+use crate::port::{Port, PortSlot};
 use crate::sink::{LONGEST_FRAME, Sink};
 
 /// VirtIO 1.3, 5.1.1.
@@ -137,7 +137,7 @@ impl NetShared {
         };
         // The worker also waits for the sink or not, by what is left: it is told.
         let took = port.takes_from_sink();
-        if port.serve() == Left::More || took != port.takes_from_sink() {
+        if port.serve() == Left::Something || took != port.takes_from_sink() {
             self.wake_worker();
         }
     }
@@ -148,10 +148,10 @@ impl NetShared {
         let _ = rustix::io::write(&self.again, &1_u64.to_ne_bytes());
     }
 
-    fn serve_control(&self) -> notifiers::Left {
+    fn serve_control(&self) -> Left {
         let mut control = self.control();
         let Some(queue) = control.as_mut() else {
-            return notifiers::Left::Nothing;
+            return Left::Nothing;
         };
         let mut device = self.device();
         let served = queue.serve(&mut device, MOST_COMMANDS, |device, _| {
@@ -162,12 +162,12 @@ impl NetShared {
             true
         });
         match served {
-            Ok(served) if served == MOST_COMMANDS => notifiers::Left::Something,
-            Ok(_) => notifiers::Left::Nothing,
+            Ok(served) if served == MOST_COMMANDS => Left::Something,
+            Ok(_) => Left::Nothing,
             Err(_) => {
                 *control = None;
                 self.needs_reset.set();
-                notifiers::Left::Nothing
+                Left::Nothing
             }
         }
     }
@@ -191,7 +191,7 @@ impl NetQueue {
 }
 
 impl Serve for NetQueue {
-    fn look(&mut self) -> notifiers::Left {
+    fn look(&mut self) -> Left {
         // Which one it is depends on what was negotiated.
         let control = self.shared.device().control_index();
         if u32::from(self.queue) == control {
@@ -199,7 +199,7 @@ impl Serve for NetQueue {
         }
         // What is left is the worker's, who is woken.
         self.shared.serve_port();
-        notifiers::Left::Nothing
+        Left::Nothing
     }
 }
 
@@ -400,8 +400,6 @@ impl Device for Net {
         };
         space.bytes()
     }
-
-    fn enable_queue(&mut self, _queue: u16) {}
 
     fn stop_backend(&mut self, queue: u16) -> &'static [u16] {
         let queues = self.0.backend.end(queue);

@@ -17,6 +17,7 @@ use device::hash::Report;
 use device::net_device::NetDevice;
 use device::pair::{Bases, Fault, QueuePair, Sending};
 use device::receive::Receive;
+use notifier::notifiers::Left;
 use rustix::event::{EventfdFlags, eventfd};
 use steer::with_sources;
 use virtqueue::Chains;
@@ -40,15 +41,6 @@ pub enum PortError {
     /// Ours, or a sink's: for good.
     #[error("a thread panicked while it moved frames, and has said why: this is a bug")]
     Panicked,
-}
-
-/// What a call of [`Port::serve`] has left.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Left {
-    /// Nothing, and kicks are on.
-    Nothing,
-    /// Kicks are off, and it is to be called again: its share is used up, or it is polled.
-    More,
 }
 
 /// See the module's head.
@@ -149,11 +141,12 @@ impl Port {
         }
     }
 
-    /// Serves after a kick, until there is nothing left or its share is used up.
+    /// Serves after a kick, until there is nothing left and kicks are on, or until its share is used up or somebody polls:
+    /// then kicks are off, and it is to be called again.
     pub fn serve(&mut self) -> Left {
         if self.polled {
             self.poll();
-            return Left::More;
+            return Left::Something;
         }
         self.switch_kicks_off();
         for _ in 0..MOST_BATCHES {
@@ -162,11 +155,15 @@ impl Port {
             }
             if !self.switch_kicks_on() {
                 let is_done = self.is_over() || !self.sink.is_pending();
-                return if is_done { Left::Nothing } else { Left::More };
+                return if is_done { Left::Nothing } else { Left::Something };
             }
             self.switch_kicks_off();
         }
-        if self.is_over() { Left::Nothing } else { Left::More }
+        if self.is_over() {
+            Left::Nothing
+        } else {
+            Left::Something
+        }
     }
 
     /// Moves a batch each way; how many frames moved.
@@ -256,32 +253,29 @@ impl Port {
     fn deliver(&mut self) -> Result<usize, PortError> {
         let mut done = 0;
         self.waits_for = None;
+        // Of the frame at which the last run ended: each is placed once.
+        let mut ahead = None;
         while !self.to_guest.is_empty() {
             let mut incoming = [Incoming::plain(&[], Report::NONE); BATCH];
             let (mut count, mut unwanted, mut to) = (0, 0, None);
             for frame in self.to_guest.frames() {
-                let place = self.receive.place(frame, None, &self.receive_counters);
-                // Automatic steering is ours to choose: the first pair.
-                let pair = place.map(|place| usize::from(place.pair.unwrap_or(0)));
-                // A pair that is not there, or off, takes no frame (VirtIO 1.3, 5.1.6.5.7.2).
-                let is_on = |pair: &usize| {
-                    let pair = self.pairs.get(*pair).and_then(Option::as_ref);
-                    pair.is_some_and(|pair| pair.to_guest.enabled)
-                };
-                let known = pair.filter(is_on);
-                // Behind others it is looked at once more, and counted then.
-                if pair.is_some() && known.is_none() && count == 0 {
-                    self.no_pair += 1;
-                }
-                match (known, place) {
-                    (Some(pair), Some(place)) if to.is_none_or(|to| to == pair) => {
+                let place = ahead
+                    .take()
+                    .unwrap_or_else(|| place(frame, &self.receive, &self.pairs, &self.receive_counters));
+                match place {
+                    Ok((pair, report)) if to.is_none_or(|to| to == pair) => {
                         to = Some(pair);
-                        incoming[count] = Incoming::plain(frame, place.report);
+                        incoming[count] = Incoming::plain(frame, report);
                         count += 1;
                     }
-                    (Some(_), Some(_)) => break,
-                    _ if count == 0 => unwanted += 1,
-                    _ => break,
+                    Err(why) if count == 0 => {
+                        unwanted += 1;
+                        self.no_pair += u64::from(why == Unwanted::NoPair);
+                    }
+                    other => {
+                        ahead = Some(other);
+                        break;
+                    }
                 }
             }
             let given = match to.and_then(|to| self.pairs[to].as_mut()) {
@@ -291,6 +285,7 @@ impl Port {
             self.to_guest.pass(unwanted + given);
             done += unwanted + given;
             if given < count {
+                // When it is placed again the driver may have said otherwise.
                 self.waits_for = to;
                 break;
             }
@@ -371,6 +366,32 @@ impl Port {
     #[must_use]
     pub fn sink(&self) -> &dyn Sink {
         &*self.sink
+    }
+}
+
+/// Why a frame for the guest is dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Unwanted {
+    /// By what the driver said of addresses and VLANs; that has been counted.
+    Filtered,
+    /// A pair that is not there, or off, takes no frame (VirtIO 1.3, 5.1.6.5.7.2).
+    NoPair,
+}
+
+/// The pair that a frame goes to, and what is told of its hash.
+fn place(
+    frame: &[u8],
+    receive: &Receive,
+    pairs: &[Option<QueuePair>],
+    counters: &ReceiveCounters,
+) -> Result<(usize, Report), Unwanted> {
+    let place = receive.place(frame, None, counters).ok_or(Unwanted::Filtered)?;
+    // Automatic steering is ours to choose: the first pair.
+    let pair = usize::from(place.pair.unwrap_or(0));
+    let known = pairs.get(pair).and_then(Option::as_ref);
+    match known.is_some_and(|pair| pair.to_guest.enabled) {
+        true => Ok((pair, place.report)),
+        false => Err(Unwanted::NoPair),
     }
 }
 

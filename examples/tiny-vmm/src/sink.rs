@@ -1,5 +1,6 @@
 //! Where frames from the guest go, and where frames for it come from.
 
+mod copy;
 pub mod null;
 pub mod xdp;
 
@@ -7,6 +8,7 @@ use std::os::fd::BorrowedFd;
 
 use device::pair::{Cursor, Piece};
 use virtqueue::{Buffer, MemoryMap};
+use xsk::{Umem, UmemOffset};
 
 /// Most frames that are moved at a time, and the kernel is called once for. Half a ring: the guest fills the other half
 /// meanwhile.
@@ -42,16 +44,36 @@ impl<'a> FromGuest<'a> {
         self.len
     }
 
-    /// Copies it out of guest memory, each byte once; how long it is.
-    pub fn copy_into(&self, bytes: &mut [u8; LONGEST_FRAME]) -> usize {
-        let mut done = 0;
-        for Piece { offset, len } in self.start.pieces(self.buffers) {
-            let end = (done + len as usize).min(self.len);
+    /// Copies it out of guest memory, each byte once, into [`len`](Self::len) bytes at least; how long it is.
+    ///
+    /// # Panics
+    /// If there is not room for it.
+    pub fn copy_into(&self, bytes: &mut [u8]) -> usize {
+        for (from, at) in self.pieces() {
+            let to = &mut bytes[at..at + from.len as usize];
             // Inside the map, as checked when the descriptor was read.
-            let _ = self.memory.copy_from_guest(offset, &mut bytes[done..end]);
-            done = end;
+            let _ = self.memory.copy_from_guest(from.offset, to);
         }
-        done
+        self.len
+    }
+
+    /// The same into a UMEM, from `to` on. `None`: there is not room for it.
+    pub fn copy_to_umem(&self, umem: &Umem, to: UmemOffset) -> Option<()> {
+        for (from, at) in self.pieces() {
+            copy::guest_to_umem(self.memory, from, umem, UmemOffset::new(to.get() + at as u64))?;
+        }
+        Some(())
+    }
+
+    /// What it consists of, and where in it each piece begins.
+    fn pieces(&self) -> impl Iterator<Item = (Piece, usize)> {
+        let mut done = 0;
+        self.start.pieces(self.buffers).map(move |Piece { offset, len }| {
+            let at = done;
+            done = (at + len as usize).min(self.len);
+            let len = (done - at) as u32;
+            (Piece { offset, len }, at)
+        })
     }
 }
 
@@ -131,16 +153,22 @@ pub struct SinkCounts {
 }
 
 /// What moves frames out of the VM, and into it. The thread that has the port calls it; never two at a time.
+///
+/// A sink that needs no more has room for a batch, sends at once, and has no frames for the guest.
 pub trait Sink: Send {
     /// How many frames may be put now.
-    fn room(&mut self) -> usize;
+    fn room(&mut self) -> usize {
+        BATCH
+    }
     /// Takes a frame of the guest's; there is [`room`](Self::room).
     fn put(&mut self, frame: &FromGuest<'_>);
     /// What was put goes on its way. Once a batch.
     ///
     /// # Errors
     /// The way is gone.
-    fn flush(&mut self) -> Result<(), SinkError>;
+    fn flush(&mut self) -> Result<(), SinkError> {
+        Ok(())
+    }
     /// Something that was put is not on its way yet: [`flush`](Self::flush) is to be called again.
     fn is_pending(&self) -> bool {
         false
@@ -149,15 +177,21 @@ pub trait Sink: Send {
     ///
     /// # Errors
     /// The way is gone.
-    fn take(&mut self, frames: &mut ToGuest) -> Result<(), SinkError>;
+    fn take(&mut self, _frames: &mut ToGuest) -> Result<(), SinkError> {
+        Ok(())
+    }
     /// Frames for the guest that wait here are nobody's: they go. How many.
     fn discard(&mut self) -> usize {
         0
     }
     /// Tells of frames for the guest by being readable; `None`: there are some when a frame was put, or always.
-    fn readable(&self) -> Option<BorrowedFd<'_>>;
+    fn readable(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
     /// What it has counted.
-    fn counts(&self) -> SinkCounts;
+    fn counts(&self) -> SinkCounts {
+        SinkCounts::default()
+    }
 }
 
 /// Why a sink takes nothing any more.

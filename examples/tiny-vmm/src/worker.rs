@@ -98,15 +98,11 @@ fn sleep_and_serve(shared: &NetShared, readable: Option<&OwnedFd>, stop: &Atomic
             .lock_giving_way()
             .as_ref()
             .is_some_and(Port::takes_from_sink);
-        let watched = readable
-            .filter(|_| watches)
-            .map(|fd| PollFd::new(fd, PollFlags::IN));
-        let mut fds: Vec<_> = [PollFd::new(shared.again(), PollFlags::IN)]
-            .into_iter()
-            .chain(watched)
-            .collect();
+        let again = shared.again();
+        let sink = readable.filter(|_| watches);
+        let mut fds = [again, sink.unwrap_or(again)].map(|fd| PollFd::new(fd, PollFlags::IN));
         // Interrupted by a signal: looks at everything again.
-        let _ = poll(&mut fds, None);
+        let _ = poll(&mut fds[..1 + usize::from(sink.is_some())], None);
         // Nothing to read: it was the other one.
         let _ = rustix::io::read(shared.again(), &mut [0; 8]);
         shared.serve_port();

@@ -86,15 +86,11 @@ fn what_the_driver_said_by_the_control_queue_goes_with_a_vm_that_moves() {
 
 /// A driver's writes, without a guest that runs.
 fn write(machine: &Machine, register: u64, value: u32) {
-    machine
-        .devices()
-        .write(DEVICES_AT + register, &value.to_le_bytes());
+    common::write_register(machine, DEVICES_AT, register, value);
 }
 
 fn read<const BYTES: usize>(machine: &Machine, register: u64) -> [u8; BYTES] {
-    let mut bytes = [0; BYTES];
-    machine.devices().read(DEVICES_AT + register, &mut bytes);
-    bytes
+    common::read_register(machine, DEVICES_AT, register)
 }
 
 #[test]

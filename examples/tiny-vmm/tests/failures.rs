@@ -3,7 +3,6 @@
 
 mod common;
 
-use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use common::{LIMIT, MODES, task};
@@ -14,7 +13,7 @@ use tiny_vmm::machine::{MOST_PAIRS, Machine, MachineConfig, MachineError, Notify
 use tiny_vmm::mailbox::Work;
 use tiny_vmm::mmio::F_VERSION_1;
 use tiny_vmm::sink::null::Null;
-use tiny_vmm::sink::{BATCH, FromGuest, Sink, SinkCounts, SinkError, ToGuest};
+use tiny_vmm::sink::{FromGuest, Sink, SinkError};
 
 /// Its interface goes away after so many frames.
 struct Broken {
@@ -22,10 +21,6 @@ struct Broken {
 }
 
 impl Sink for Broken {
-    fn room(&mut self) -> usize {
-        BATCH
-    }
-
     fn put(&mut self, _frame: &FromGuest<'_>) {
         self.left = self.left.saturating_sub(1);
     }
@@ -35,18 +30,6 @@ impl Sink for Broken {
             0 => Err(xsk::WakeError::InterfaceGone.into()),
             _ => Ok(()),
         }
-    }
-
-    fn take(&mut self, _frames: &mut ToGuest) -> Result<(), SinkError> {
-        Ok(())
-    }
-
-    fn readable(&self) -> Option<BorrowedFd<'_>> {
-        None
-    }
-
-    fn counts(&self) -> SinkCounts {
-        SinkCounts::default()
     }
 }
 
@@ -59,9 +42,8 @@ fn failed(notify: Notify, has_backend: bool) -> Machine {
         Machine::new(MachineConfig::new(notify), &task(Work::Kick, 0), sink).expect("a machine");
     machine.run().expect("it runs");
     let backend = has_backend.then(|| {
-        testkit::wait::until(LIMIT, || {
-            machine.mailbox().answer().is_ok_and(|answer| answer.ready)
-        });
+        let is_ready = || machine.mailbox().answer().is_ok_and(|answer| answer.ready);
+        assert!(testkit::wait::until(LIMIT, is_ready));
         Backend::start(machine.net(), machine.net_notifiers()).expect("a backend")
     });
     let Err(MachineError::Sink(said)) = machine.await_answer(LIMIT) else {
@@ -85,9 +67,7 @@ fn sink_that_fails_ends_the_wait_for_the_guest() {
 
 /// A register of the network device's.
 fn write(machine: &Machine, register: u64, value: u32) {
-    machine
-        .devices()
-        .write(DEVICES_AT + register, &value.to_le_bytes());
+    common::write_register(machine, DEVICES_AT, register, value);
 }
 
 #[test]
@@ -95,11 +75,7 @@ fn device_whose_sink_has_failed_does_not_look_well_after_a_reset() {
     testkit::require!(Kvm);
     let mut machine = failed(Notify::Eventfd, false);
     machine.stop().expect("it stops");
-    let status = |machine: &Machine| {
-        let mut word = [0; 4];
-        machine.devices().read(DEVICES_AT + 0x70, &mut word);
-        u32::from_le_bytes(word)
-    };
+    let status = |machine: &Machine| u32::from_le_bytes(common::read_register(machine, DEVICES_AT, 0x70));
     write(&machine, 0x70, 0);
     assert_eq!(status(&machine), 0);
     write(&machine, 0x70, 3);
@@ -115,28 +91,8 @@ fn device_whose_sink_has_failed_does_not_look_well_after_a_reset() {
 struct Buggy;
 
 impl Sink for Buggy {
-    fn room(&mut self) -> usize {
-        BATCH
-    }
-
     fn put(&mut self, _frame: &FromGuest<'_>) {
         assert_ne!(std::thread::current().name(), Some("backend"), "the bug");
-    }
-
-    fn flush(&mut self) -> Result<(), SinkError> {
-        Ok(())
-    }
-
-    fn take(&mut self, _frames: &mut ToGuest) -> Result<(), SinkError> {
-        Ok(())
-    }
-
-    fn readable(&self) -> Option<BorrowedFd<'_>> {
-        None
-    }
-
-    fn counts(&self) -> SinkCounts {
-        SinkCounts::default()
     }
 }
 

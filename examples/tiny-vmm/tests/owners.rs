@@ -283,7 +283,7 @@ fn queues_without_an_eventfd_are_served_by_exits() {
 
 /// DRIVER_OK and what goes before it; 0 resets (VirtIO 1.3, 2.1).
 fn write_status(machine: &Machine, status: u32) {
-    machine.devices().write(DEVICES_AT + 0x70, &status.to_le_bytes());
+    common::write_register(machine, DEVICES_AT, 0x70, status);
 }
 
 /// The device goes on with that guest after a reset of which the guest knows nothing: with its rings, where they stood.
@@ -333,11 +333,9 @@ fn reset_of_one_queue_takes_all_of_a_backends_queues() {
     let (machine, _seen) = kicking(Notify::Eventfd, 1);
     let backend = Backend::start(machine.net(), machine.net_notifiers()).expect("a backend");
     await_kicks(&machine, 2);
-    for (register, value) in [(0x30, 0_u32), (0x44, 0)] {
+    for (register, value) in [(0x30, 0), (0x44, 0)] {
         // QueueSel, QueueReady
-        machine
-            .devices()
-            .write(DEVICES_AT + register, &value.to_le_bytes());
+        common::write_register(&machine, DEVICES_AT, register, value);
     }
     let states = [0, 1].map(|queue| machine.net_notifiers().state(queue));
     assert_eq!(states, [Some(State::Deassigned), Some(State::Assigned)]);

@@ -1,9 +1,8 @@
 //! Sinks without a network: what the guest sends is counted, or given back to it, and frames for it are made here.
 
 use std::collections::VecDeque;
-use std::os::fd::BorrowedFd;
 
-use super::{BATCH, FromGuest, LONGEST_FRAME, Sink, SinkCounts, SinkError, ToGuest};
+use super::{FromGuest, LONGEST_FRAME, Sink, SinkCounts, SinkError, ToGuest};
 use crate::layout::{NUMBER_AT, PATTERN_AT};
 
 /// Most frames that wait for the guest in an [`Echo`]; what comes beyond is dropped.
@@ -43,19 +42,11 @@ fn template(len: usize) -> Vec<u8> {
 }
 
 impl Sink for Null {
-    fn room(&mut self) -> usize {
-        BATCH
-    }
-
     fn put(&mut self, frame: &FromGuest<'_>) {
         // Copied, as any real sink would have to.
-        let len = frame.copy_into(&mut self.scratch);
+        let len = frame.copy_into(&mut self.scratch[..]);
         self.counts.from_guest_frames += 1;
         self.counts.from_guest_bytes += len as u64;
-    }
-
-    fn flush(&mut self) -> Result<(), SinkError> {
-        Ok(())
     }
 
     fn take(&mut self, frames: &mut ToGuest) -> Result<(), SinkError> {
@@ -73,10 +64,6 @@ impl Sink for Null {
         Ok(())
     }
 
-    fn readable(&self) -> Option<BorrowedFd<'_>> {
-        None
-    }
-
     fn counts(&self) -> SinkCounts {
         self.counts
     }
@@ -92,10 +79,6 @@ pub struct Echo {
 }
 
 impl Sink for Echo {
-    fn room(&mut self) -> usize {
-        BATCH
-    }
-
     fn put(&mut self, frame: &FromGuest<'_>) {
         self.counts.from_guest_frames += 1;
         self.counts.from_guest_bytes += frame.len() as u64;
@@ -103,16 +86,10 @@ impl Sink for Echo {
             self.counts.dropped += 1;
             return;
         }
-        let mut bytes = [0; LONGEST_FRAME];
-        let len = frame.copy_into(&mut bytes);
         let mut copy = self.spare.pop().unwrap_or_default();
-        copy.clear();
-        copy.extend_from_slice(&bytes[..len]);
+        copy.resize(frame.len(), 0);
+        frame.copy_into(&mut copy);
         self.waiting.push_back(copy);
-    }
-
-    fn flush(&mut self) -> Result<(), SinkError> {
-        Ok(())
     }
 
     fn take(&mut self, frames: &mut ToGuest) -> Result<(), SinkError> {
@@ -130,10 +107,6 @@ impl Sink for Echo {
         let count = self.waiting.len();
         self.waiting.clear();
         count
-    }
-
-    fn readable(&self) -> Option<BorrowedFd<'_>> {
-        None
     }
 
     fn counts(&self) -> SinkCounts {

@@ -62,7 +62,6 @@ pub struct Xdp {
     batch: Vec<TxDesc>,
     /// Received and copied, on their way back to the pool; empty between calls, kept for its memory.
     copied: Vec<Frame>,
-    scratch: Box<[u8; LONGEST_FRAME]>,
     counts: SinkCounts,
     /// Handed to the kernel, and not come back.
     sending: u32,
@@ -104,7 +103,6 @@ impl Xdp {
             pool,
             batch: Vec::with_capacity(BATCH),
             copied: Vec::with_capacity(BATCH),
-            scratch: Box::new([0; LONGEST_FRAME]),
             counts: SinkCounts::default(),
             sending: 0,
             is_pending: false,
@@ -172,16 +170,15 @@ impl Sink for Xdp {
             self.counts.dropped += 1;
             return;
         }
-        let len = frame.copy_into(&mut self.scratch);
         let Some(chunk) = self.pool.take() else {
             self.counts.dropped += 1;
             return;
         };
         // A chunk of the pool is in the UMEM, and the longest frame fits one.
-        let _ = self.umem.write(chunk.offset(), &self.scratch[..len]);
-        self.batch.push(TxDesc::whole(chunk, len as u32));
+        let _ = frame.copy_to_umem(&self.umem, chunk.offset());
+        self.batch.push(TxDesc::whole(chunk, frame.len() as u32));
         self.counts.from_guest_frames += 1;
-        self.counts.from_guest_bytes += len as u64;
+        self.counts.from_guest_bytes += frame.len() as u64;
     }
 
     fn flush(&mut self) -> Result<(), SinkError> {

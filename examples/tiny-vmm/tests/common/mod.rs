@@ -2,7 +2,6 @@
 #![allow(dead_code, reason = "each test file uses a part")]
 
 use std::collections::BTreeSet;
-use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -10,7 +9,7 @@ use tiny_vmm::layout::{NUMBER_AT, PATTERN_AT};
 use tiny_vmm::machine::{Machine, MachineConfig, Notify};
 use tiny_vmm::mailbox::{Answer, Task, Work};
 use tiny_vmm::mmio::F_VERSION_1;
-use tiny_vmm::sink::{BATCH, FromGuest, LONGEST_FRAME, Sink, SinkCounts, SinkError, ToGuest};
+use tiny_vmm::sink::{FromGuest, LONGEST_FRAME, Sink};
 
 /// Only ends what hangs.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
@@ -76,10 +75,6 @@ impl Recorder {
 }
 
 impl Sink for Recorder {
-    fn room(&mut self) -> usize {
-        BATCH
-    }
-
     fn put(&mut self, frame: &FromGuest<'_>) {
         let mut bytes = [0; LONGEST_FRAME];
         let len = frame.copy_into(&mut bytes);
@@ -91,22 +86,6 @@ impl Sink for Recorder {
         }
         let name = std::thread::current().name().unwrap_or("?").to_owned();
         seen.threads.insert(name);
-    }
-
-    fn flush(&mut self) -> Result<(), SinkError> {
-        Ok(())
-    }
-
-    fn take(&mut self, _frames: &mut ToGuest) -> Result<(), SinkError> {
-        Ok(())
-    }
-
-    fn readable(&self) -> Option<BorrowedFd<'_>> {
-        None
-    }
-
-    fn counts(&self) -> SinkCounts {
-        SinkCounts::default()
     }
 }
 
@@ -127,6 +106,18 @@ pub(crate) fn finished(machine: &Machine, what: &str) -> Answer {
     answer
 }
 
+/// Writes a register of the device there.
+pub(crate) fn write_register(machine: &Machine, base: u64, register: u64, value: u32) {
+    machine.devices().write(base + register, &value.to_le_bytes());
+}
+
+/// Reads one.
+pub(crate) fn read_register<const BYTES: usize>(machine: &Machine, base: u64, register: u64) -> [u8; BYTES] {
+    let mut bytes = [0; BYTES];
+    machine.devices().read(base + register, &mut bytes);
+    bytes
+}
+
 /// Does at the registers of the device there what a driver does, up to DRIVER_OK with one queue; its status then.
 pub(crate) fn start_driver(machine: &Machine, base: u64) -> u32 {
     // Status up to FEATURES_OK; QueueSel, QueueNum, rings, QueueReady; DRIVER_OK (VirtIO 1.3, 4.2.2).
@@ -144,9 +135,7 @@ pub(crate) fn start_driver(machine: &Machine, base: u64) -> u32 {
         (0x44, 1),
         (0x70, 15),
     ] {
-        machine.devices().write(base + register, &u32::to_le_bytes(value));
+        write_register(machine, base, register, value);
     }
-    let mut status = [0; 4];
-    machine.devices().read(base + 0x70, &mut status);
-    u32::from_le_bytes(status)
+    u32::from_le_bytes(read_register(machine, base, 0x70))
 }
