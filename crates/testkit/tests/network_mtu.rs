@@ -4,7 +4,7 @@
 //! A copy of one of the daemon's sockets keeps its queue taken, see `mtu.rs`.
 
 use std::os::fd::OwnedFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use testkit::holdings::{copies_of_sockets, xdp_sockets};
@@ -14,6 +14,8 @@ use testkit::{DriverConfig, Layout, Serve, VethPair, frame, require, wait};
 const QUEUES: u32 = 2;
 /// Flows of the wire that are enough for each queue to have some.
 const FLOWS: u16 = 64;
+/// How long guests' frames wait for an uplink of which no queue is left (`network/uplink.rs`).
+const LONGEST_WAIT: Duration = Duration::from_secs(5);
 
 fn network(lan: &Lan) -> Value {
     lan.daemon.status()["networks"][0].clone()
@@ -44,7 +46,7 @@ fn assert_leaves(lan: &mut Lan, flow: u16, len: usize) {
     let sent = datagram(STRANGER, mac(0), flow, len);
     lan.send(0, &sent);
     let got = lan.wire.receive(wait::SOON);
-    frame::assert_same(&got.unwrap_or_else(|| panic!("{:#}", network(lan))), &sent);
+    frame::assert_same(&got.unwrap_or_else(|| panic!("{:#}", lan.daemon.status())), &sent);
 }
 
 /// Frames of many flows come to the guest, and leave it.
@@ -83,18 +85,35 @@ fn guest_s_frames_leave_while_queues_of_the_uplink_follow_another_mtu() {
     assert_all_pass(&mut lan, 1514);
     let held = hold(&mut lan);
     set_mtu(&lan, 3000);
-    let mut flows = (0..FLOWS).cycle();
-    let is_said = wait::until(wait::SOON, || {
-        assert_leaves(&mut lan, flows.next().expect("no end"), 1514);
-        network(&lan)["impaired"].is_string()
-    });
-    assert!(is_said, "{:#}", network(&lan));
-    await_network(&lan, "the MTU", |network| network["mtu"] == 3000);
     let is_running = |network: &Value| {
         let queues = network["queues"].as_array().expect("queues").iter();
         queues.filter(|queue| queue["running"] == true).count()
     };
-    await_network(&lan, "one runs", |network| is_running(network) == 1);
+    let Lan {
+        daemon, guests, wire, ..
+    } = &mut lan;
+    let follow = || {
+        let became = wait::until(wait::SOON, || {
+            let network = &daemon.status()["networks"][0];
+            network["impaired"].is_string() && network["mtu"] == 3000 && is_running(network) == 1
+        });
+        assert!(became, "{:#}", daemon.status());
+    };
+    // Also while the last queue is set up anew, unless that takes too long.
+    let guest = &mut guests[0].pairs[0];
+    let mut last_left = Instant::now();
+    wait::rounds_during(follow, |round| {
+        let flow = u16::try_from(round % u32::from(FLOWS)).expect("small");
+        let sent = datagram(STRANGER, mac(0), flow, 1514);
+        guest.send(&sent, Layout::Whole);
+        guest.await_sent();
+        let waited = last_left.elapsed();
+        match wire.receive(wait::SOON) {
+            Some(got) => frame::assert_same(&got, &sent),
+            None => assert!(waited >= LONGEST_WAIT, "lost after {waited:?}"),
+        }
+        last_left = Instant::now();
+    });
     // The guest may send such frames as soon as its port knows.
     let leaves = wait::until(wait::SOON, || {
         lan.send(0, &datagram(STRANGER, mac(0), 0, 3014));

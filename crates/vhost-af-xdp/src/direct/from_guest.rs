@@ -74,9 +74,21 @@ impl<N: Nic> Sink for DirectEnd<N> {
 }
 
 impl<N: Nic> DirectEnd<N> {
-    /// Takes a turn of the guest's frames, and gives back what was sent; chains and descriptors that were moved.
+    /// Takes a turn of the guest's frames, has the kernel send them, and gives back what was sent; chains and descriptors
+    /// that were moved.
     /// Errors: what the guest did wrong.
     pub(super) fn from_guest(
+        &mut self,
+        pair: &mut QueuePair,
+        sender: &mut Sender,
+        counters: &PairCounters,
+    ) -> Result<usize, Fault> {
+        let moved = self.take_from_guest(pair, sender, counters)?;
+        Ok(moved + self.end_turn(pair, moved))
+    }
+
+    /// The same up to where the kernel is to send them ([`Self::end_turn`]).
+    pub(super) fn take_from_guest(
         &mut self,
         pair: &mut QueuePair,
         sender: &mut Sender,
@@ -94,7 +106,7 @@ impl<N: Nic> DirectEnd<N> {
                 moved += burst.done;
             }
         }
-        Ok(moved + self.end_turn(pair, moved))
+        Ok(moved)
     }
 
     /// A turn begins, of which the sender knows: gives back what was sent, and goes on with the GSO packet in hand;

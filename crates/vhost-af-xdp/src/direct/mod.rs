@@ -294,12 +294,16 @@ impl<N: Nic> DirectEnd<N> {
 
 impl<N: Nic> Lane for DirectLane<N> {
     fn breathe(&mut self, _near: Near<'_>) -> Result<usize, Blame> {
-        // Buffers first: what a guest sends that had to wait for this lane may be answered at once.
         let received = self.to_guest().map_err(Blame::Own)?;
         let sent = self
             .end
-            .from_guest(&mut self.pair, &mut self.sender, &self.counters);
-        Ok(received + sent.map_err(Blame::Own)?)
+            .take_from_guest(&mut self.pair, &mut self.sender, &self.counters);
+        let sent = sent.map_err(Blame::Own)?;
+        if sent > 0 {
+            // Before it is sent: it may be answered at once, and buffers that the guest posted before it are there then.
+            self.post().map_err(Blame::Own)?;
+        }
+        Ok(received + sent + self.end.end_turn(&mut self.pair, sent))
     }
 
     fn arm(&mut self, _near: Near<'_>) -> Work {

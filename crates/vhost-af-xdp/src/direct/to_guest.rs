@@ -115,7 +115,7 @@ impl<N: Nic> DirectLane<N> {
     }
 
     /// Gives the NIC the buffers that the guest made available.
-    fn post(&mut self) -> Result<(), Fault> {
+    pub(super) fn post(&mut self) -> Result<(), Fault> {
         let room = BATCH
             .min(self.end.queue.nic.room_to_give())
             .min(self.posted.room());

@@ -18,6 +18,7 @@ use std::collections::HashSet;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, Weak};
+use std::time::Instant;
 
 use device::counters::PairCounters;
 use rustix::event::{EventfdFlags, eventfd};
@@ -126,6 +127,8 @@ struct State {
     impaired: Option<String>,
     /// The interface's, as far as the queues are set up for it.
     link: Option<NetworkLink>,
+    /// Its last queue is set up anew, and guests' frames for it wait until then.
+    uplink_until: Option<Instant>,
     /// A thread watches the uplink.
     watched: bool,
     /// It ends.
@@ -411,6 +414,7 @@ fn configured(state: &State) -> Table {
     Table::new(state.ports.clone())
         .with_host(host)
         .with_reached(&state.host.macs)
+        .with_uplink_until(state.uplink_until)
 }
 
 /// A port as the table has it.

@@ -32,6 +32,9 @@ use crate::switch::uplink_lane::UplinkLane;
 
 /// How long others may have an interface still that is given back.
 const GIVING_BACK: Duration = Duration::from_secs(2);
+/// How long a queue is tried to be opened that somebody has. So long guests' frames for the uplink wait while its last
+/// queue is set up anew, and frames to other guests behind them.
+const OPENING: Duration = RETRY.saturating_mul(5);
 /// Between two looks whether they have.
 const LOOK: Duration = Duration::from_millis(1);
 /// How long a steward is asked for what the program counted.
@@ -221,6 +224,10 @@ impl Network {
         }
         let Some(at) = unfit else { return false };
         if let Some(running) = state.running[at].take() {
+            if state.running.iter().all(Option::is_none) {
+                state.uplink_until = Some(Instant::now() + OPENING);
+                self.tell_table(state);
+            }
             self.stop_queue(running);
         }
         if let Err(error) = self.start_queue(state, interface, at) {
@@ -364,7 +371,7 @@ impl Network {
             partial_checksums: interface.link.partial_checksums,
         };
         let queue = InterfaceQueue::new(interface, number);
-        queue.open_until(Instant::now() + RETRY * 5)?;
+        queue.open_until(Instant::now() + OPENING)?;
         let nic = queue.lend(counters)?;
         // Guests leave checksums to us, whoever of them does.
         let mut facts = LaneFacts::new(&nic.umem, nic.umem.len(), nic.backing.clone(), true);

@@ -7,6 +7,8 @@
 //! lock while frames move; each loss has a counter of its own ([`device::counters`]).
 
 #[cfg(test)]
+mod answer_tests;
+#[cfg(test)]
 mod any_order_tests;
 pub(crate) mod arrivals;
 mod before;

@@ -10,6 +10,7 @@ mod links;
 mod notes;
 mod pairs;
 mod promiscuous;
+mod renewal;
 mod service_tags;
 mod threads;
 

@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::ethernet::Mac;
 use super::flows::Flows;
@@ -94,6 +95,8 @@ pub(crate) struct Table {
     host: Option<Mac>,
     /// Addresses of a host that is reached, in any VLAN.
     reached: Vec<Mac>,
+    /// The last queue of the uplink is set up anew: until then guests' frames for it wait.
+    uplink_until: Option<Instant>,
 }
 
 impl Table {
@@ -111,6 +114,7 @@ impl Table {
             ports,
             host: None,
             reached: Vec::new(),
+            uplink_until: None,
         }
     }
 
@@ -131,6 +135,16 @@ impl Table {
     pub(crate) fn with_reached(self, macs: &[Mac]) -> Self {
         let reached = macs.to_vec();
         Self { reached, ..self }
+    }
+
+    /// With an uplink that may have no queue for a moment, and has one again by then.
+    pub(crate) fn with_uplink_until(self, uplink_until: Option<Instant>) -> Self {
+        Self { uplink_until, ..self }
+    }
+
+    /// Whether an uplink without a queue is worth waiting for.
+    pub(crate) fn awaits_uplink(&self) -> bool {
+        self.uplink_until.is_some_and(|until| Instant::now() < until)
     }
 
     /// Whether a station may be learned: it is nobody's by configuration.

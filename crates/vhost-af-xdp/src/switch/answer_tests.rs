@@ -1,0 +1,68 @@
+//! A guest that posts a buffer, sends a frame, and may be answered at once: direct placement, over a NIC that the test
+//! plays.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use virtqueue::driver::Buffer;
+use virtqueue::{Journal, QueueFeatures};
+use xsk::Umem;
+
+use super::bytes::GuestRam as Ram;
+use super::lane::{Lane, Near};
+use super::test_guest::{HEADER, Memory};
+use super::test_nic::{TestNic, Wire};
+use crate::direct::{CHUNK_BYTES, DirectLane, DirectMemory};
+use crate::nic::interface_queue::Coupled;
+use crate::nic::queue::Sends;
+use device::counters::PairCounters;
+use device::offloads::Offloads;
+
+const ENTRIES: usize = 64;
+const CHUNKS: usize = 40;
+const GUESTS: usize = 200;
+
+/// The guest does both while the lane is at any place of a round.
+#[test]
+fn nic_has_the_buffers_that_were_posted_before_a_frame_when_that_is_sent() {
+    for _ in 0..GUESTS {
+        let memory = Memory::new(1 << 20, CHUNKS * CHUNK_BYTES as usize);
+        let vring = || memory.vring(ENTRIES as u32, QueueFeatures::default(), Journal::None);
+        let ((from, mut from_guest), (to, mut to_guest)) = (vring(), vring());
+        let guest = memory.side(from, to, Offloads::NONE);
+        let own = memory.map.guest_len();
+        let umem = Umem::unaligned(Arc::new(Ram(Arc::clone(&memory.map))), CHUNK_BYTES, 0).expect("good");
+        let mut wire = Wire::new(umem.clone(), ENTRIES, ENTRIES);
+        wire.fill = ENTRIES;
+        let wire = Arc::new(Mutex::new(wire));
+        let queue = Coupled::new(TestNic(Arc::clone(&wire)), Sends::PLAIN);
+        let end = own + (CHUNKS * CHUNK_BYTES as usize) as u64;
+        let direct = DirectMemory::new(umem, own..end, 0, 2 * ENTRIES).expect("inside");
+        let mut lane = DirectLane::new(guest, queue, direct, Arc::<PairCounters>::default());
+        let sent = [0; HEADER as usize + 60];
+        let places: Vec<_> = (0..ENTRIES)
+            .map(|_| (memory.put(&[0; 2048]), memory.put(&sent)))
+            .collect();
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for (buffer, frame) in places {
+                    to_guest.add(&[Buffer::writable(buffer, 2048)]).expect("room");
+                    to_guest.publish();
+                    let frame = Buffer::readable(frame, sent.len() as u32);
+                    from_guest.add(&[frame]).expect("room");
+                    from_guest.publish();
+                }
+                over.store(true, Ordering::Release);
+            });
+            let mut is_last = false;
+            while !is_last {
+                is_last = over.load(Ordering::Acquire);
+                lane.breathe(Near::Nobody).expect("no fault");
+                let wire = wire.lock().expect("no panic");
+                assert!(wire.given.len() >= wire.sent.len(), "{} frames", wire.sent.len());
+            }
+        });
+        assert_eq!(wire.lock().expect("no panic").sent.len(), ENTRIES);
+    }
+}

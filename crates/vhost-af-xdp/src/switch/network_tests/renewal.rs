@@ -1,0 +1,72 @@
+//! An uplink whose last queue is set up anew. That frames leave by it then is tested with real queues (testkit,
+//! `network_mtu.rs`).
+
+use std::time::{Duration, Instant};
+
+use super::*;
+
+const LONG: Duration = Duration::from_secs(3600);
+
+/// Three ports, and an uplink without a queue.
+fn world(back_in: Option<Duration>) -> World {
+    let mut world = World::new(&[16, 16, 16]);
+    world.renew(back_in);
+    world
+}
+
+impl World {
+    /// The uplink has a queue again in so long.
+    fn renew(&mut self, back_in: Option<Duration>) {
+        let ports = (0..3).map(|port| TablePort {
+            mac: mac(port),
+            ..TablePort::default()
+        });
+        let until = back_in.map(|wait| Instant::now() + wait);
+        let table = Table::new(ports.map(Some).collect()).with_uplink_until(until);
+        self.tables.insert(NETWORK.into(), Arc::new(table));
+        self.acquaint();
+    }
+
+    fn breathe_thrice(&mut self) {
+        (0..3).for_each(|_| self.breathe());
+    }
+}
+
+#[test]
+fn frames_wait_for_it_and_those_behind_them() {
+    for to in [STRANGER, BROADCAST] {
+        let mut world = world(Some(LONG));
+        let near = |from, len| frame(mac(1), mac(from), len);
+        world.ports[0].send(&near(0, 60));
+        world.ports[0].send(&frame(to, mac(0), 61));
+        world.ports[0].send(&near(0, 62));
+        world.ports[2].send(&near(2, 63));
+        world.breathe_thrice();
+        assert_eq!(world.ports[1].got(), [near(0, 60), near(2, 63)]);
+        assert_eq!(world.ports[0].counters.from_guest_frames.get(), 1);
+        // It does not come back.
+        world.renew(Some(Duration::ZERO));
+        world.breathe_thrice();
+        assert_eq!(world.ports[1].got().last(), Some(&near(0, 62)));
+        let counters = &world.ports[0].counters;
+        assert_eq!(counters.from_guest_no_station.get(), u64::from(to == STRANGER));
+    }
+}
+
+#[test]
+fn frames_are_lost_when_it_does_not_come_back() {
+    for back_in in [None, Some(Duration::ZERO)] {
+        let mut world = world(back_in);
+        world.ports[0].send(&frame(STRANGER, mac(0), 60));
+        world.ports[0].send(&frame(BROADCAST, mac(0), 60));
+        world.ports[0].send(&frame(mac(1), mac(0), 60));
+        world.breathe();
+        assert_eq!(
+            world.ports[1].got(),
+            [frame(BROADCAST, mac(0), 60), frame(mac(1), mac(0), 60)]
+        );
+        let counters = &world.ports[0].counters;
+        assert_eq!(counters.from_guest_no_station.get(), 1);
+        assert_eq!(counters.from_guest_waits.get(), 0);
+    }
+}
