@@ -60,7 +60,7 @@ pub enum PairError {
     Duplicate(#[source] std::io::Error),
     /// There are rings, but nothing that they could lie in.
     #[error(
-        "vrings were started before any memory was shared: guest memory must be shared with this daemon (QEMU: \
+        "vrings were started before any guest memory was named: it must be shared with the device (QEMU: \
          memory-backend-memfd,share=on)"
     )]
     NoMemory,
@@ -197,8 +197,8 @@ impl NetDevice {
         Ok(())
     }
 
-    /// Stops and disables all vrings and forgets what the driver said. Memory, and the eventfds with which the VMM is
-    /// told something, stay.
+    /// Stops and disables all vrings and forgets what the driver said, and the dirty log: who migrates the guest sets it
+    /// again. Memory, and the eventfds with which the VMM is told something, stay.
     pub fn reset(&mut self) {
         for vring in &mut self.vrings {
             *vring = VringState {

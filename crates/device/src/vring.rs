@@ -30,7 +30,7 @@ pub enum VringError {
     )]
     Translated { index: u32, source: RingError },
     /// No such vring.
-    #[error("vring {index} does not exist: this port has {count} (2 per queue pair)")]
+    #[error("vring {index} does not exist: there are {count} (2 per queue pair)")]
     Unknown { index: u32, count: u32 },
 }
 

@@ -126,7 +126,7 @@ impl World {
     fn device(&self) -> Queue {
         let base = match self.driver.format() {
             RingFormat::Split => self.driver.base(),
-            RingFormat::Packed => 0x8000_8000,
+            RingFormat::Packed => RingFormat::Packed.first_base(),
         };
         let journal = match self.notes {
             Notes::None => Journal::None,

@@ -20,6 +20,16 @@ impl RingFormat {
     pub const fn of(packed: bool) -> Self {
         if packed { Self::Packed } else { Self::Split }
     }
+
+    /// The base of a ring that a driver has just set up: entry 0; of a packed one with wrap counter 1, for what is taken
+    /// and for what is used (VirtIO 1.3, 2.8.1).
+    #[must_use]
+    pub const fn first_base(self) -> u32 {
+        match self {
+            Self::Split => 0,
+            Self::Packed => 0x8000_8000,
+        }
+    }
 }
 
 impl fmt::Display for RingFormat {

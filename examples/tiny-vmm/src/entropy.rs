@@ -18,7 +18,7 @@ use virtqueue::{
 };
 
 use crate::memory::Memory;
-use crate::mmio::{Device, F_VERSION_1, FIRST_PACKED_BASE, NeedsReset, QueueSetting};
+use crate::mmio::{Device, F_VERSION_1, NeedsReset, QueueSetting};
 
 /// VirtIO 1.3, 5.4.1.
 const ENTROPY_DEVICE: u32 = 4;
@@ -247,7 +247,7 @@ impl Device for Entropy {
     }
 
     fn start(&mut self, queues: &[QueueSetting]) -> bool {
-        let base = if self.packed { FIRST_PACKED_BASE } else { 0 };
+        let base = RingFormat::of(self.packed).first_base();
         self.resume(queues, &[base])
     }
 

@@ -16,9 +16,6 @@ use std::sync::{Mutex, MutexGuard};
 /// VIRTIO_F_VERSION_1; without it there is no such transport (4.2.2.1, version 2).
 pub const F_VERSION_1: u64 = 1 << 32;
 
-/// Where a packed ring begins: slot 0 and wrap counter 1, for what is taken and for what is used (VirtIO 1.3, 2.8.1).
-pub(crate) const FIRST_PACKED_BASE: u32 = 0x8000_8000;
-
 /// Offsets of registers (4.2.2).
 mod reg {
     pub(super) const MAGIC: u64 = 0x00;

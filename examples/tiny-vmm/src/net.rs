@@ -18,11 +18,11 @@ use device::offloads::Offloads;
 use notifier::notifiers::{Left, Serve};
 use rustix::event::{EventfdFlags, eventfd};
 use steer::with_sources;
-use virtqueue::RingAddresses;
+use virtqueue::{RingAddresses, RingFormat};
 
 use crate::backend_slot::BackendSlot;
 use crate::memory::Memory;
-use crate::mmio::{Device, FIRST_PACKED_BASE, NeedsReset, QueueSetting};
+use crate::mmio::{Device, NeedsReset, QueueSetting};
 use crate::port::{Port, PortSlot};
 use crate::sink::{LONGEST_FRAME, Sink};
 
@@ -417,8 +417,7 @@ impl Device for Net {
     }
 
     fn start(&mut self, queues: &[QueueSetting]) -> bool {
-        let packed = self.0.device().has_packed_rings();
-        let base = if packed { FIRST_PACKED_BASE } else { 0 };
+        let base = RingFormat::of(self.0.device().has_packed_rings()).first_base();
         self.0.port.with(Port::discard);
         self.start_at(queues, &vec![base; queues.len()])
     }

@@ -84,10 +84,11 @@ impl<N: Nic> DirectEnd<N> {
         counters: &PairCounters,
     ) -> Result<usize, Fault> {
         let moved = self.take_from_guest(pair, sender, counters)?;
+        self.hand_over();
         Ok(moved + self.end_turn(pair, moved))
     }
 
-    /// The same up to where the kernel is to send them ([`Self::end_turn`]).
+    /// The same up to where the NIC gets them ([`Self::hand_over`], [`Self::end_turn`]).
     pub(super) fn take_from_guest(
         &mut self,
         pair: &mut QueuePair,
@@ -101,9 +102,7 @@ impl<N: Nic> DirectEnd<N> {
             if room == 0 {
                 counters.from_guest_waits.add(1);
             } else {
-                let burst = sender.burst(pair, self, room, counters)?;
-                self.hand_over();
-                moved += burst.done;
+                moved += sender.burst(pair, self, room, counters)?.done;
             }
         }
         Ok(moved)

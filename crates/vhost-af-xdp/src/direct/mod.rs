@@ -299,10 +299,10 @@ impl<N: Nic> Lane for DirectLane<N> {
             .end
             .take_from_guest(&mut self.pair, &mut self.sender, &self.counters);
         let sent = sent.map_err(Blame::Own)?;
-        if sent > 0 {
-            // Before it is sent: it may be answered at once, and buffers that the guest posted before it are there then.
-            self.post().map_err(Blame::Own)?;
-        }
+        // Before it is sent: it may be answered at once, and buffers that the guest posted before it are there then.
+        let posted = if sent > 0 { self.post_more() } else { Ok(()) };
+        self.end.hand_over();
+        posted.map_err(Blame::Own)?;
         Ok(received + sent + self.end.end_turn(&mut self.pair, sent))
     }
 

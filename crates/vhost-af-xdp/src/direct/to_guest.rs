@@ -115,7 +115,25 @@ impl<N: Nic> DirectLane<N> {
     }
 
     /// Gives the NIC the buffers that the guest made available.
-    pub(super) fn post(&mut self) -> Result<(), Fault> {
+    fn post(&mut self) -> Result<(), Fault> {
+        self.take_buffers()?;
+        // Who has them is in `posted`.
+        self.end.queue.nic.give(&mut self.empty, |_| ());
+        Ok(())
+    }
+
+    /// The same of those that it made available since this round began. The NIC is not woken for nothing once more.
+    pub(super) fn post_more(&mut self) -> Result<(), Fault> {
+        if self.pair.to_guest.enabled {
+            self.take_buffers()?;
+            if !self.empty.is_empty() {
+                self.end.queue.nic.give(&mut self.empty, |_| ());
+            }
+        }
+        Ok(())
+    }
+
+    fn take_buffers(&mut self) -> Result<(), Fault> {
         let room = BATCH
             .min(self.end.queue.nic.room_to_give())
             .min(self.posted.room());
@@ -132,8 +150,6 @@ impl<N: Nic> DirectLane<N> {
         if self.park_all {
             self.post_bounces();
         }
-        // Who has them is in `posted`.
-        self.end.queue.nic.give(&mut self.empty, |_| ());
         Ok(())
     }
 

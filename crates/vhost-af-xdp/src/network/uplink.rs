@@ -225,16 +225,24 @@ impl Network {
         let Some(at) = unfit else { return false };
         if let Some(running) = state.running[at].take() {
             if state.running.iter().all(Option::is_none) {
-                state.uplink_until = Some(Instant::now() + OPENING);
-                self.tell_table(state);
+                self.await_uplink(state, Some(Instant::now() + OPENING));
             }
             self.stop_queue(running);
         }
-        if let Err(error) = self.start_queue(state, interface, at) {
+        let started = self.start_queue(state, interface, at);
+        self.await_uplink(state, None);
+        if let Err(error) = started {
             // It is tried again when the others are done, and only that attempt counts.
             self.note(state, Err(with_sources(&error)));
         }
         true
+    }
+
+    /// Guests' frames for the uplink, where it has no queue, wait until then.
+    fn await_uplink(&self, state: &mut State, until: Option<Instant>) {
+        if std::mem::replace(&mut state.uplink_until, until) != until {
+            self.tell_table(state);
+        }
     }
 
     /// Gives the interface back; others can have its queues when this returns.

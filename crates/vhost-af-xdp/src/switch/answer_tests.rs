@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use virtqueue::driver::Buffer;
+use virtqueue::driver::{Buffer, QueueDriver};
 use virtqueue::{Journal, QueueFeatures};
 use xsk::Umem;
 
@@ -21,15 +21,24 @@ use device::offloads::Offloads;
 const ENTRIES: usize = 64;
 const CHUNKS: usize = 40;
 const GUESTS: usize = 200;
+/// Header and frame.
+const SENT: [u8; HEADER as usize + 60] = [0; HEADER as usize + 60];
 
-/// The guest does both while the lane is at any place of a round.
-#[test]
-fn nic_has_the_buffers_that_were_posted_before_a_frame_when_that_is_sent() {
-    for _ in 0..GUESTS {
+/// A guest in direct placement.
+struct Guest {
+    memory: Memory,
+    from_guest: QueueDriver,
+    to_guest: QueueDriver,
+}
+
+impl Guest {
+    /// With its lane, and the NIC. Its receive queue may be off.
+    fn new(receives: bool) -> (Self, DirectLane<TestNic>, Arc<Mutex<Wire>>) {
         let memory = Memory::new(1 << 20, CHUNKS * CHUNK_BYTES as usize);
         let vring = || memory.vring(ENTRIES as u32, QueueFeatures::default(), Journal::None);
-        let ((from, mut from_guest), (to, mut to_guest)) = (vring(), vring());
-        let guest = memory.side(from, to, Offloads::NONE);
+        let ((from, from_guest), (mut to, to_guest)) = (vring(), vring());
+        to.enabled = receives;
+        let pair = memory.side(from, to, Offloads::NONE);
         let own = memory.map.guest_len();
         let umem = Umem::unaligned(Arc::new(Ram(Arc::clone(&memory.map))), CHUNK_BYTES, 0).expect("good");
         let mut wire = Wire::new(umem.clone(), ENTRIES, ENTRIES);
@@ -38,21 +47,37 @@ fn nic_has_the_buffers_that_were_posted_before_a_frame_when_that_is_sent() {
         let queue = Coupled::new(TestNic(Arc::clone(&wire)), Sends::PLAIN);
         let end = own + (CHUNKS * CHUNK_BYTES as usize) as u64;
         let direct = DirectMemory::new(umem, own..end, 0, 2 * ENTRIES).expect("inside");
-        let mut lane = DirectLane::new(guest, queue, direct, Arc::<PairCounters>::default());
-        let sent = [0; HEADER as usize + 60];
-        let places: Vec<_> = (0..ENTRIES)
-            .map(|_| (memory.put(&[0; 2048]), memory.put(&sent)))
-            .collect();
+        let lane = DirectLane::new(pair, queue, direct, Arc::<PairCounters>::default());
+        let guest = Self {
+            memory,
+            from_guest,
+            to_guest,
+        };
+        (guest, lane, wire)
+    }
+
+    /// Posts a buffer, and sends a frame then.
+    fn post_and_send(&mut self) {
+        let (buffer, frame) = (self.memory.put(&[0; 2048]), self.memory.put(&SENT));
+        self.to_guest
+            .add(&[Buffer::writable(buffer, 2048)])
+            .expect("room");
+        self.to_guest.publish();
+        let frame = Buffer::readable(frame, SENT.len() as u32);
+        self.from_guest.add(&[frame]).expect("room");
+        self.from_guest.publish();
+    }
+}
+
+/// The guest does both while the lane is at any place of a round.
+#[test]
+fn nic_has_the_buffers_that_were_posted_before_a_frame_when_that_is_sent() {
+    for _ in 0..GUESTS {
+        let (mut guest, mut lane, wire) = Guest::new(true);
         let over = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                for (buffer, frame) in places {
-                    to_guest.add(&[Buffer::writable(buffer, 2048)]).expect("room");
-                    to_guest.publish();
-                    let frame = Buffer::readable(frame, sent.len() as u32);
-                    from_guest.add(&[frame]).expect("room");
-                    from_guest.publish();
-                }
+                (0..ENTRIES).for_each(|_| guest.post_and_send());
                 over.store(true, Ordering::Release);
             });
             let mut is_last = false;
@@ -65,4 +90,13 @@ fn nic_has_the_buffers_that_were_posted_before_a_frame_when_that_is_sent() {
         });
         assert_eq!(wire.lock().expect("no panic").sent.len(), ENTRIES);
     }
+}
+
+#[test]
+fn nic_has_no_buffer_of_a_queue_that_is_off() {
+    let (mut guest, mut lane, wire) = Guest::new(false);
+    guest.post_and_send();
+    lane.breathe(Near::Nobody).expect("no fault");
+    let wire = wire.lock().expect("no panic");
+    assert_eq!((wire.sent.len(), wire.given.len()), (1, 0));
 }

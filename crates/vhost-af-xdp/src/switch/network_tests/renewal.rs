@@ -17,8 +17,14 @@ fn world(back_in: Option<Duration>) -> World {
 impl World {
     /// The uplink has a queue again in so long.
     fn renew(&mut self, back_in: Option<Duration>) {
+        self.renew_with(back_in, None);
+    }
+
+    /// The same, while a port listens to what is for others.
+    fn renew_with(&mut self, back_in: Option<Duration>, listens: Option<u8>) {
         let ports = (0..3).map(|port| TablePort {
             mac: mac(port),
+            promiscuous: listens == Some(port),
             ..TablePort::default()
         });
         let until = back_in.map(|wait| Instant::now() + wait);
@@ -51,6 +57,19 @@ fn frames_wait_for_it_and_those_behind_them() {
         let counters = &world.ports[0].counters;
         assert_eq!(counters.from_guest_no_station.get(), u64::from(to == STRANGER));
     }
+}
+
+#[test]
+fn who_listens_gets_frames_that_waited_once() {
+    let mut world = world(Some(LONG));
+    world.renew_with(Some(LONG), Some(2));
+    let frames = [mac(1), STRANGER, BROADCAST].map(|to| frame(to, mac(0), 60));
+    frames.iter().for_each(|frame| _ = world.ports[0].send(frame));
+    (0..10).for_each(|_| world.breathe());
+    assert_eq!(world.ports[2].got(), frames[..1]);
+    world.renew_with(None, Some(2));
+    world.breathe_thrice();
+    assert_eq!(world.ports[2].got(), frames[1..]);
 }
 
 #[test]
