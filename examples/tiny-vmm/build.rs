@@ -20,15 +20,8 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const SOURCES: [&str; 7] = [
-    "start.S",
-    "machine.c",
-    "virtio.c",
-    "net.c",
-    "pairs.c",
-    "control.c",
-    "main.c",
-];
+use layout::GUEST_SOURCES;
+
 const HEADERS: [&str; 5] = ["mailbox.h", "machine.h", "virtio.h", "net.h", "guest.ld"];
 
 /// No floating point (the guest saves none), no red zone, no calls into a library.
@@ -51,7 +44,7 @@ const FLAGS: [&str; 14] = [
 
 fn main() {
     println!("cargo:rerun-if-env-changed=CLANG");
-    for name in SOURCES.iter().chain(&HEADERS).chain(&["interrupts.S"]) {
+    for name in GUEST_SOURCES.iter().chain(&HEADERS).chain(&["interrupts.S"]) {
         println!("cargo:rerun-if-changed=guest/{name}");
     }
     if env::var("CARGO_CFG_TARGET_ARCH").as_deref() != Ok("x86_64") {
@@ -63,7 +56,7 @@ fn main() {
     let script = guest.join("guest.ld").into_os_string();
     let build = Build { guest, out };
     let begin = format!("--defsym=PROGRAM_AT={:#x}", layout::PROGRAM_AT);
-    build.program("guest", &SOURCES, &[begin.into(), "-T".into(), script]);
+    build.program("guest", &GUEST_SOURCES, &[begin.into(), "-T".into(), script]);
     let begin = format!("{:#x}", layout::INTERRUPTS_AT);
     build.program("interrupts", &["interrupts.S"], &["-Ttext".into(), begin.into()]);
 }
@@ -108,9 +101,13 @@ impl Build {
             .iter()
             .map(|source| self.out.join(format!("{source}.o")))
             .collect();
-        for (source, object) in sources.iter().zip(&objects) {
+        for (number, (source, object)) in sources.iter().zip(&objects).enumerate() {
             let mut arguments: Vec<OsString> = FLAGS.iter().map(Into::into).collect();
-            arguments.extend(["-I".into(), self.out.clone().into()]);
+            arguments.extend([
+                "-I".into(),
+                self.out.clone().into(),
+                format!("-DSOURCE={number}").into(),
+            ]);
             arguments.extend([self.guest.join(source).into(), "-o".into(), object.into()]);
             run(&clang, &arguments, "clang");
         }

@@ -9,7 +9,7 @@ static u8 *command;
 static volatile u8 *ack;
 
 /* Sends class, number and so many bytes behind them, and waits; `want` is the answer that is right. */
-static void ask(u8 class, u8 number, u32 bytes, u8 want, u32 line)
+static void ask(u8 class, u8 number, u32 bytes, u8 want, u32 place)
 {
 	struct part parts[] = { { command, 2, 0 }, { command + 2, bytes, 0 }, { ack, 1, 1 } };
 	struct wait wait = wait_begin();
@@ -22,18 +22,18 @@ static void ask(u8 class, u8 number, u32 bytes, u8 want, u32 line)
 		parts[1] = parts[2];
 	}
 	if (queue_add(&net.control, parts, bytes ? 3 : 2) < 0)
-		end(ANSWER_WRONG, line, 0, 1);
+		end(ANSWER_WRONG, place, 0, 1);
 	queue_publish(&net.control);
 	net_kick(&net, &net.control);
 	while (queue_take(&net.control, &written) < 0)
 		wait_on(wait);
 	if (*ack != want)
-		end(ANSWER_REFUSED, line, want, *ack);
+		end(ANSWER_REFUSED, place, want, *ack);
 	mailbox->done++;
 	mailbox->commands[class % 8][number % 8]++;
 }
 
-#define ASK(class, number, bytes, want) ask(class, number, bytes, want, __LINE__)
+#define ASK(class, number, bytes, want) ask(class, number, bytes, want, HERE)
 
 static int has(u64 feature)
 {

@@ -2,9 +2,9 @@
 
 static u64 heap = HEAP_AT;
 
-_Noreturn void end(u32 answer, u32 line, u64 expected, u64 found)
+_Noreturn void end(u32 answer, u32 place, u64 expected, u64 found)
 {
-	mailbox->line = line;
+	mailbox->place = place;
 	mailbox->expected = expected;
 	mailbox->found = found;
 	write_barrier();

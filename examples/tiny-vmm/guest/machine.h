@@ -36,13 +36,16 @@ static inline void full_barrier(void)
 	__asm__ volatile("mfence" ::: "memory");
 }
 
-/* Ends the guest with that answer. */
-_Noreturn void end(u32 answer, u32 line, u64 expected, u64 found);
+/* Where in the source this is: the file, which build.rs numbers, and the line. */
+#define HERE (SOURCE << SOURCE_SHIFT | __LINE__)
+
+/* Ends the guest with that answer; `place` is a HERE. */
+_Noreturn void end(u32 answer, u32 place, u64 expected, u64 found);
 
 #define require(condition, answer, expected, found)                                      \
 	do {                                                                             \
 		if (!(condition))                                                        \
-			end(answer, __LINE__, (u64)(expected), (u64)(found));            \
+			end(answer, HERE, (u64)(expected), (u64)(found));                \
 	} while (0)
 
 /* Time that a wait has: `patience` from the mailbox. */
@@ -55,11 +58,10 @@ static inline struct wait wait_begin(void)
 	return (struct wait){ ticks() };
 }
 
-#define wait_on(wait)                                                                    \
-	do {                                                                             \
-		pause();                                                                 \
-		require(ticks() - (wait).since < mailbox->patience_ticks, ANSWER_TIMEOUT, \
-			mailbox->patience_ticks, 0);                                     \
+#define wait_on(wait)                                                                            \
+	do {                                                                                     \
+		pause();                                                                         \
+		require(ticks() - (wait).since < mailbox->patience_ticks, ANSWER_TIMEOUT, 0, 0); \
 	} while (0)
 
 /* Memory that nobody else has, zeroed; `align` is a power of two. */

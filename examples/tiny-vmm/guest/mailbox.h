@@ -23,7 +23,7 @@ struct mailbox {
 	u32 unused;
 	/* The guest writes these. */
 	u32 answer;
-	u32 line;
+	u32 place;
 	u64 expected;
 	u64 found;
 	u64 done;

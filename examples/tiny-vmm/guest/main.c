@@ -333,7 +333,7 @@ void main(void)
 		kick_work();
 		break;
 	default:
-		end(ANSWER_WRONG, __LINE__, WORK_NOTIFY, mailbox->work);
+		end(ANSWER_WRONG, HERE, WORK_NOTIFY, mailbox->work);
 	}
 	end(ANSWER_DONE, 0, 0, 0);
 }

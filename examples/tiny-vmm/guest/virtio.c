@@ -38,7 +38,7 @@ struct device device_find(u32 id)
 		if (reg_read(&device, REG_DEVICE_ID) == id)
 			return device;
 	}
-	end(ANSWER_NO_DEVICE, __LINE__, id, 0);
+	end(ANSWER_NO_DEVICE, HERE, id, 0);
 }
 
 static u64 offered(struct device *device)

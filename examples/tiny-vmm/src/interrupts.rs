@@ -30,7 +30,7 @@ const STOP_AT: u64 = 0x508;
 const MOST_TIMES: usize = 1_000_000;
 
 /// By what interrupts are made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum InterruptBy {
     /// A line: a write to an eventfd.

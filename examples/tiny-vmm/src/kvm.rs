@@ -11,6 +11,7 @@
 //! Here and in `sink/copy.rs` there is unsafe code: KVM is told of memory.
 #![allow(unsafe_code)]
 
+use std::ffi::CStr;
 use std::io;
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
 use std::sync::Arc;
@@ -29,12 +30,24 @@ use vmm_sys_util::eventfd::EventFd;
 use crate::layout::{INTERRUPTS_AT, PAGE_TABLES_AT, PROGRAM_AT};
 use crate::memory::{Memory, MemoryError};
 
+/// The same since Linux 2.6.22 (Documentation/virt/kvm/api.rst, 4.1).
+const KVM_API_VERSION: i32 = kvm_bindings::KVM_API_VERSION as i32;
+
 /// What KVM or its device file refuses.
 #[derive(Debug, thiserror::Error)]
 pub enum KvmError {
     /// /dev/kvm.
     #[error("cannot open /dev/kvm: is KVM there (`ls /dev/kvm`), and may this user open it (group kvm)?")]
     Open(#[source] io::Error),
+    /// Another file is in its place.
+    #[error(
+        "/dev/kvm is no KVM (KVM_GET_API_VERSION: {version}, not {KVM_API_VERSION}): `ls -l /dev/kvm` shows 10, 232 \
+         where it is one; in a container give it the host's (`--device /dev/kvm`)"
+    )]
+    NoKvm {
+        /// Its answer; -1: it knows no such question.
+        version: i32,
+    },
     /// A call of KVM's.
     #[error("KVM refused {what}")]
     Refused {
@@ -57,6 +70,15 @@ fn refused(what: &'static str) -> impl Fn(kvm_ioctls::Error) -> KvmError {
     }
 }
 
+fn open(path: &CStr) -> Result<Kvm, KvmError> {
+    let kvm = Kvm::new_with_path(path)
+        .map_err(|error| KvmError::Open(io::Error::from_raw_os_error(error.errno())))?;
+    match kvm.get_api_version() {
+        KVM_API_VERSION => Ok(kvm),
+        version => Err(KvmError::NoKvm { version }),
+    }
+}
+
 /// A VM: its descriptor lives as long as anybody has it, its memory at least as long.
 pub struct Vm {
     kvm: Kvm,
@@ -71,8 +93,7 @@ impl Vm {
     /// # Errors
     /// [`KvmError`].
     pub fn new(memory: &Memory) -> Result<Self, KvmError> {
-        let open = |error: kvm_ioctls::Error| KvmError::Open(io::Error::from_raw_os_error(error.errno()));
-        let kvm = Kvm::new().map_err(open)?;
+        let kvm = open(c"/dev/kvm")?;
         let fd = kvm.create_vm().map_err(refused("a VM (KVM_CREATE_VM)"))?;
         fd.create_irq_chip()
             .map_err(refused("interrupt controllers (KVM_CREATE_IRQCHIP)"))?;
@@ -412,5 +433,17 @@ impl Vcpu {
         self.fd
             .get_tsc_khz()
             .map_err(refused("the time stamp counter's frequency (KVM_GET_TSC_KHZ)"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn file_that_is_no_kvm_is_said_to_be_none() {
+        let refused = open(c"/dev/null").expect_err("it is no KVM");
+        assert!(matches!(refused, KvmError::NoKvm { version: -1 }), "{refused}");
+        assert!(matches!(open(c"/dev/null/kvm"), Err(KvmError::Open(_))));
     }
 }

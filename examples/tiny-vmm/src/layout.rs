@@ -80,13 +80,16 @@ numbers! {
     /// See FLAG_EVENT_IDX.
     INTERRUPT_STRIDE: u16 = 16;
 
+    /// Bits of a line's number, below that of its file, where the guest says at which place it gave up.
+    SOURCE_SHIFT: u32 = 16;
+
     /// The guest works.
     ANSWER_WORKING: u32 = 0;
     /// All went well.
     ANSWER_DONE: u32 = 1;
     /// There is no device of the type that the work needs.
     ANSWER_NO_DEVICE: u32 = 2;
-    /// A device did not do as VirtIO says; `line` is where that was seen.
+    /// A device did not do as VirtIO says; `place` is where that was seen.
     ANSWER_WRONG: u32 = 3;
     /// Nothing came for `patience_ticks`.
     ANSWER_TIMEOUT: u32 = 4;
@@ -96,6 +99,16 @@ numbers! {
     ANSWER_MEMORY: u32 = 6;
 }
 
+/// Files of the guest program under `guest/`, by the numbers that it knows them by.
+pub const GUEST_SOURCES: [&str; 7] = [
+    "start.S",
+    "machine.c",
+    "virtio.c",
+    "net.c",
+    "pairs.c",
+    "control.c",
+    "main.c",
+];
 /// Page tables of the guest in long mode: seven pages.
 pub const PAGE_TABLES_AT: u64 = 0x1000;
 /// Where the program that counts interrupts is loaded and begins.

@@ -7,7 +7,10 @@ use std::mem::offset_of;
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::layout as numbers;
-use crate::layout::{BUFFER_BYTES, MAILBOX_AT, MOST_HEADER_BYTES, MOST_SAMPLES, PATTERN_AT, SAMPLES_AT};
+use crate::layout::{
+    BUFFER_BYTES, GUEST_SOURCES, MAILBOX_AT, MOST_HEADER_BYTES, MOST_SAMPLES, PATTERN_AT, SAMPLES_AT,
+    SOURCE_SHIFT,
+};
 use crate::memory::{Memory, MemoryError};
 use crate::page::Page;
 
@@ -145,12 +148,19 @@ pub struct Answer {
 
 /// Why the guest gave up: where in its source, and what it saw.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the guest gave up at line {line} of its source: {what} (expected {expected:#x}, found {found:#x})")]
+#[error("the guest gave up at line {line} of guest/{file}: {what}{}", show(*.seen))]
 pub struct Complaint {
     what: &'static str,
+    file: &'static str,
     line: u32,
-    expected: u64,
-    found: u64,
+    /// Expected and found; `None`: it waited, and saw nothing.
+    seen: Option<(u64, u64)>,
+}
+
+fn show(seen: Option<(u64, u64)>) -> String {
+    seen.map_or_else(String::new, |(expected, found)| {
+        format!(" (expected {expected:#x}, found {found:#x})")
+    })
 }
 
 /// The mailbox of a guest.
@@ -250,8 +260,52 @@ fn outcome(page: &Page) -> Option<Result<(), Complaint>> {
     };
     Some(Err(Complaint {
         what,
-        line: page.line,
-        expected: page.expected,
-        found: page.found,
+        // The guest may name a file that there is not.
+        file: (GUEST_SOURCES.get((page.place >> SOURCE_SHIFT) as usize)).map_or("?", |&file| file),
+        line: page.place & ((1 << SOURCE_SHIFT) - 1),
+        seen: (page.answer != numbers::ANSWER_TIMEOUT).then_some((page.expected, page.found)),
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(page: &Page) -> String {
+        let complaint = outcome(page).and_then(Result::err);
+        complaint.expect("it gave up").to_string()
+    }
+
+    #[test]
+    fn complaint_names_file_and_line_and_what_was_seen() {
+        let page = Page {
+            answer: numbers::ANSWER_WRONG,
+            place: 3 << SOURCE_SHIFT | 77,
+            expected: 1,
+            found: 0x1f,
+            ..Page::new_zeroed()
+        };
+        assert_eq!(
+            said(&page),
+            "the guest gave up at line 77 of guest/net.c: a device did not do as VirtIO says (expected 0x1, found 0x1f)"
+        );
+        let timeout = Page {
+            answer: numbers::ANSWER_TIMEOUT,
+            ..page
+        };
+        assert_eq!(
+            said(&timeout),
+            "the guest gave up at line 77 of guest/net.c: nothing came for as long as it waits"
+        );
+    }
+
+    #[test]
+    fn complaint_may_name_a_file_that_there_is_not() {
+        let page = Page {
+            answer: u32::MAX,
+            place: u32::MAX,
+            ..Page::new_zeroed()
+        };
+        assert!(said(&page).contains("line 65535 of guest/?"), "{}", said(&page));
+    }
 }

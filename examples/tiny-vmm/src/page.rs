@@ -28,8 +28,9 @@ pub struct Page {
     pub unused: u32,
     /// `ANSWER_` of [`crate::layout`]. The guest writes this and those behind it.
     pub answer: u32,
-    /// Where in its source the guest gave up.
-    pub line: u32,
+    /// Where in its source the guest gave up: number of a file of [`GUEST_SOURCES`](crate::layout::GUEST_SOURCES),
+    /// shifted by `SOURCE_SHIFT`, and line.
+    pub place: u32,
     /// What should have been there.
     pub expected: u64,
     /// What was.
@@ -66,7 +67,7 @@ pub const OFFSETS: [(&str, usize); 20] = [
     ("stop", offset_of!(Page, stop)),
     ("unused", offset_of!(Page, unused)),
     ("answer", offset_of!(Page, answer)),
-    ("line", offset_of!(Page, line)),
+    ("place", offset_of!(Page, place)),
     ("expected", offset_of!(Page, expected)),
     ("found", offset_of!(Page, found)),
     ("done", offset_of!(Page, done)),

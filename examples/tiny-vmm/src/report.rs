@@ -14,7 +14,7 @@ use crate::interrupts::{self, InterruptCost};
 use crate::kvm::KvmError;
 use crate::machine::{Machine, MachineConfig, MachineError, Notify, ThreadIds};
 use crate::mailbox::{Answer, Complaint, Task, Work};
-use crate::options::{Options, SinkChoice};
+use crate::options::{Options, OptionsError, SinkChoice, name};
 use crate::sink::null::{Echo, Null};
 use crate::sink::xdp::{Xdp, XdpError};
 use crate::sink::{Sink, SinkCounts};
@@ -22,6 +22,9 @@ use crate::sink::{Sink, SinkCounts};
 /// Why there are no figures.
 #[derive(Debug, thiserror::Error)]
 pub enum ReportError {
+    /// The command line.
+    #[error(transparent)]
+    Options(#[from] OptionsError),
     /// The machine.
     #[error(transparent)]
     Machine(#[from] MachineError),
@@ -137,6 +140,7 @@ pub struct Samples {
 /// # Errors
 /// [`ReportError`].
 pub fn run(options: &Options) -> Result<Report, ReportError> {
+    options.check()?;
     let limit = Duration::from_secs(options.time_limit);
     if options.work == Work::Interrupts {
         let count = u32::try_from(options.frames()).unwrap_or(u32::MAX);
@@ -351,8 +355,9 @@ impl fmt::Display for Report {
                     } = cost;
                     writeln!(
                         f,
-                        "{by:?}: {seen} of {made} interrupts seen, {make_ns} ns to make one, seen {seen_after_ns} ns \
-                         after that began"
+                        "{}: {seen} of {made} interrupts seen, {make_ns} ns to make one, seen {seen_after_ns} ns \
+                         after that began",
+                        name(by)
                     )?;
                 }
                 Ok(())
@@ -365,8 +370,13 @@ impl fmt::Display for RunReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "{:?} by {:?}: {} in {:.3} s, {:.0} a second, {:.0} ns each",
-            self.work, self.notify, self.done, self.seconds, self.per_second, self.ns_each
+            "{} by {}: {} in {:.3} s, {:.0} a second, {:.0} ns each",
+            name(&self.work),
+            name(&self.notify),
+            self.done,
+            self.seconds,
+            self.per_second,
+            self.ns_each
         )?;
         if let Some(samples) = self.samples {
             let Samples {

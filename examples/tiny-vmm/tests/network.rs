@@ -78,6 +78,32 @@ fn frames_come_back_from_the_far_end() {
 }
 
 #[test]
+fn interface_that_is_down_is_refused_with_the_remedy() {
+    testkit::require!(Root);
+    let veth = VethPair::new();
+    veth.near.ip(&["link", "set", VethPair::NIC, "down"]);
+    let refused = veth.near.enter(|| Xdp::open(VethPair::NIC)).err();
+    let said = refused.expect("it is down").to_string();
+    let remedy = format!("{0} is down: `ip link set {0} up`", VethPair::NIC);
+    assert_eq!(said, remedy);
+    veth.near.ip(&["link", "set", VethPair::NIC, "up"]);
+    open(&veth);
+}
+
+#[test]
+fn interface_that_has_a_program_is_refused_for_that_alone() {
+    testkit::require!(Root);
+    let veth = VethPair::new();
+    let _first = open(&veth);
+    let refused = veth.near.enter(|| Xdp::open(VethPair::NIC)).err();
+    let said = steer::with_sources(&refused.expect("it has one"));
+    assert!(
+        said.contains("already has an XDP program") && !said.contains("CAP_"),
+        "{said}"
+    );
+}
+
+#[test]
 fn interface_that_was_down_carries_frames_again() {
     testkit::require!(Kvm, Root);
     for notify in MODES {

@@ -2,9 +2,9 @@
 //!
 //! Frames are copied between guest memory and the UMEM, a batch at a time, and the kernel is called once a batch.
 //!
-//! While the interface is down frames of the guest's are dropped and counted, as by a network whose cable is out: for a
-//! guest that waited instead somebody would have to ask again and again. What the kernel had not taken before leaves
-//! when it is up again.
+//! An interface that is down is none to begin with. While it is down later frames of the guest's are dropped and
+//! counted, as by a network whose cable is out: for a guest that waited instead somebody would have to ask again and
+//! again. What the kernel had not taken before leaves when it is up again.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -37,7 +37,7 @@ pub enum XdpError {
         source: io::Error,
     },
     /// The XDP program.
-    #[error("cannot attach the XDP program (this needs CAP_NET_ADMIN and CAP_BPF)")]
+    #[error("cannot attach the XDP program")]
     Attach(#[from] AttachError),
     /// Memory for frames.
     #[error("cannot make memory for frames")]
@@ -48,6 +48,12 @@ pub enum XdpError {
     /// The socket.
     #[error("cannot open the AF_XDP socket")]
     Open(#[from] Box<OpenError>),
+    /// Nothing would leave it, and nothing come.
+    #[error("{name} is down: `ip link set {name} up`")]
+    Down {
+        /// Name of the interface.
+        name: String,
+    },
     /// The program does not take it.
     #[error("cannot steer frames into the AF_XDP socket")]
     Steer(#[from] QueueError),
@@ -74,8 +80,8 @@ pub struct Xdp {
 }
 
 impl Xdp {
-    /// On the interface of that name, in the calling thread's network namespace. All frames of its first queue come
-    /// here; none reaches the host.
+    /// On the interface of that name, which is up, in the calling thread's network namespace. All frames of its first
+    /// queue come here; none reaches the host.
     ///
     /// # Errors
     /// [`XdpError`].
@@ -90,6 +96,12 @@ impl Xdp {
         let umem = Umem::aligned(Arc::new(memory), CHUNK_BYTES, 0)?;
         let mut pool: FramePool = umem.all_frames()?.collect();
         let mut socket = Socket::open(&umem, &config(ifindex, program.mode())).map_err(Box::new)?;
+        // There is nothing to send; the kernel looks at the interface before.
+        if let Err(WakeError::InterfaceDown) = socket.kick_tx() {
+            return Err(XdpError::Down {
+                name: name.to_owned(),
+            });
+        }
         socket.fill.refill(&mut pool, RING);
         let conf = QueueConf {
             virtio_header: None,
