@@ -5,9 +5,17 @@
 /// A station's address.
 pub type Mac = [u8; 6];
 
+/// Whether an address may be a station's: no group's, and not none at all.
+pub(crate) fn is_station(mac: Mac) -> bool {
+    mac[0] & 1 == 0 && mac != [0; 6]
+}
+
 /// Addresses of each kind that are kept. Where a driver names more, all of that kind are let through, as the
 /// specification suggests.
 pub const MOST_ADDRESSES: usize = 64;
+
+/// Numbers of VLANs are below.
+pub(crate) const VLANS: u16 = 4096;
 
 /// One bit for each VLAN.
 type Vlans = [u64; 64];

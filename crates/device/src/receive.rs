@@ -33,6 +33,14 @@ pub struct Table {
 }
 
 impl Table {
+    /// All frames go there.
+    pub(crate) fn first_pair() -> Self {
+        Self {
+            pairs: vec![0],
+            unclassified: 0,
+        }
+    }
+
     #[inline]
     fn pair(&self, report: &Report) -> u16 {
         if report.kind.is_none() {

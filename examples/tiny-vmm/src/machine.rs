@@ -9,7 +9,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use device::control::State;
+use device::control::RestoreError;
 use kvm_ioctls::Cap;
 use notifier::address::Bus;
 use notifier::notifiers::{BindError, By, DeviceEvent, NotifierError, QueueStatus, Serve};
@@ -86,9 +86,9 @@ pub enum MachineError {
         /// What it was to have.
         pairs: u16,
     },
-    /// What the driver said by the control queue names more queue pairs than there are.
-    #[error("the saved network device cannot go on here: it has more queue pairs")]
-    Pairs,
+    /// What the driver said by the control queue.
+    #[error("the saved network device cannot go on here")]
+    Control(#[from] RestoreError),
     /// The guest's task.
     #[error(transparent)]
     Task(#[from] TaskError),
@@ -176,7 +176,8 @@ pub struct SavedMachine {
     config: MachineConfig,
     memory: Memory,
     vcpu: SavedVcpu,
-    control: State,
+    /// Commands of the network device's control queue.
+    control: Vec<Vec<u8>>,
     net: SavedPlace,
     entropy: SavedPlace,
 }
@@ -253,18 +254,12 @@ impl Machine {
     fn try_restored(saved: &SavedMachine, sink: Box<dyn Sink>) -> Result<Self, MachineError> {
         let machine = Self::with_guest(saved.config, &saved.memory, sink, |vm| vm.restored(&saved.vcpu))?;
         let devices = &machine.devices;
-        if !devices
-            .net
-            .transport()
-            .device_mut()
-            .device
-            .restore_control(&saved.control)
-        {
-            return Err(MachineError::Pairs);
-        }
         devices.net.restore(&saved.net)?;
         devices.entropy.restore(&saved.entropy)?;
         let mut transport = devices.net.transport();
+        // Its features are acknowledged now, and nothing of the VM runs yet.
+        let net = &mut transport.device_mut().device;
+        net.restore_control(&saved.control)?;
         if transport.driver_ok() && transport.device_mut().device.announce() {
             transport.config_changed();
         }
@@ -337,7 +332,7 @@ impl Machine {
     fn try_save(&mut self) -> Result<SavedMachine, MachineError> {
         self.stop()?;
         // Not in the expression below: its guard would last to the end of that.
-        let control = self.devices.net.transport().device().device.control_state();
+        let control = self.devices.net.transport().device().device.control_commands();
         Ok(SavedMachine {
             config: self.config,
             vcpu: self.vcpu.with_vcpu(|vcpu| vcpu.save())?,

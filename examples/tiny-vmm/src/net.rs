@@ -11,7 +11,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use device::config_space::ConfigSpace;
-use device::control::{self, ControlQueue, State};
+use device::control::{self, ControlQueue, RestoreError};
 use device::features::F_GUEST_ANNOUNCE;
 use device::net_device::{DeviceError, NetDevice, PairError, Path};
 use device::offloads::Offloads;
@@ -207,24 +207,22 @@ impl Serve for NetQueue {
 pub struct Net(pub Arc<NetShared>);
 
 impl Net {
-    /// What its driver said by the control queue.
-    ///
-    /// # Panics
-    /// Never: the device was made with a control queue.
+    /// What its driver said by the control queue, as commands that say it again.
     #[must_use]
-    pub fn control_state(&self) -> State {
-        let device = self.0.device();
-        device.control_state().expect("made with one").clone()
+    pub fn control_commands(&self) -> Vec<Vec<u8>> {
+        self.0.device().control_commands()
     }
 
-    /// Goes on with what another one's driver said by the control queue. Before it resumes; `false`: this device
-    /// has fewer pairs.
-    #[must_use]
-    pub fn restore_control(&mut self, state: &State) -> bool {
+    /// Goes on with what another one's driver said by the control queue. That one's features are acknowledged, and
+    /// nobody serves the queues yet.
+    ///
+    /// # Errors
+    /// [`RestoreError`].
+    pub fn restore_control(&mut self, commands: &[Vec<u8>]) -> Result<(), RestoreError> {
         let mut device = self.0.device();
-        let is_restored = device.restore_control(state);
+        device.restore_control(commands)?;
         self.0.port.with(|port| port.follow(&device));
-        is_restored
+        Ok(())
     }
 
     /// Asks the guest to announce itself (VirtIO 1.3, 5.1.6.5.4), and interrupts it. `false`: its driver cannot.

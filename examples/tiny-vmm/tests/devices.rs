@@ -59,10 +59,13 @@ fn each_command_of_the_control_queue_is_answered_as_it_should_be() {
 fn what_the_driver_said_by_the_control_queue_goes_with_a_vm_that_moves() {
     testkit::require!(Kvm);
     let said = |machine: &Machine| {
-        format!(
-            "{:?}",
-            machine.devices().net.transport().device().device.control_state()
-        )
+        machine
+            .devices()
+            .net
+            .transport()
+            .device()
+            .device
+            .control_commands()
     };
     for pairs in [1, 4] {
         let config = MachineConfig {

@@ -1,4 +1,7 @@
-//! Commands of the control queue, each read once out of guest memory, and what is wrong with them.
+//! Commands of the control queue, each read once, and what is wrong with them.
+//!
+//! They come out of guest memory, or out of what was saved of another device ([`Command::bytes`]). The same code judges
+//! both.
 
 use virtio_bindings::bindings::virtio_net as net;
 use virtqueue::{Buffer, MemoryMap};
@@ -8,7 +11,7 @@ use crate::features::{
     F_CTRL_GUEST_OFFLOADS, F_CTRL_MAC_ADDR, F_CTRL_RX, F_CTRL_RX_EXTRA, F_CTRL_VLAN, F_GUEST_ANNOUNCE,
     F_HASH_REPORT, F_MQ, F_RSS,
 };
-use crate::filter::{Addresses, MOST_ADDRESSES, Mac, MacTable, RxModes};
+use crate::filter::{Addresses, MOST_ADDRESSES, Mac, MacTable, RxModes, VLANS, is_station};
 use crate::hash::toeplitz::KEY_BYTES;
 use crate::hash::{HashConfig, HashTypes};
 use crate::net_device::NetDevice;
@@ -50,19 +53,38 @@ pub struct RssConfig {
     pub send_pairs: u16,
 }
 
-/// The modes that VIRTIO_NET_CTRL_RX has commands for.
+/// The modes that VIRTIO_NET_CTRL_RX has commands for, by their numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the fields of RxModes")]
+#[repr(u32)]
 pub enum RxMode {
-    Promiscuous,
-    AllMulticast,
-    AllUnicast,
-    NoMulticast,
-    NoUnicast,
-    NoBroadcast,
+    Promiscuous = net::VIRTIO_NET_CTRL_RX_PROMISC,
+    AllMulticast = net::VIRTIO_NET_CTRL_RX_ALLMULTI,
+    AllUnicast = net::VIRTIO_NET_CTRL_RX_ALLUNI,
+    NoMulticast = net::VIRTIO_NET_CTRL_RX_NOMULTI,
+    NoUnicast = net::VIRTIO_NET_CTRL_RX_NOUNI,
+    NoBroadcast = net::VIRTIO_NET_CTRL_RX_NOBCAST,
 }
 
 impl RxMode {
+    /// All of them.
+    pub(super) const ALL: [Self; 6] = [
+        Self::Promiscuous,
+        Self::AllMulticast,
+        Self::AllUnicast,
+        Self::NoMulticast,
+        Self::NoUnicast,
+        Self::NoBroadcast,
+    ];
+
+    /// On which its command rests.
+    fn feature(self) -> u64 {
+        match self {
+            Self::Promiscuous | Self::AllMulticast => F_CTRL_RX,
+            Self::AllUnicast | Self::NoMulticast | Self::NoUnicast | Self::NoBroadcast => F_CTRL_RX_EXTRA,
+        }
+    }
+
     /// Its place among the modes.
     pub(super) fn of(self, modes: &mut RxModes) -> &mut bool {
         match self {
@@ -74,6 +96,27 @@ impl RxMode {
             Self::NoBroadcast => &mut modes.no_broadcast,
         }
     }
+}
+
+/// Why a command is refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// It ends too early, or too late.
+    #[error("it is too short or too long")]
+    Length,
+    /// No class, or no command of its class, that this device has.
+    #[error("this device has no such command")]
+    Unknown,
+    /// Something in it rests on a feature that was not negotiated, or is put out of use by one that was (VirtIO 1.3,
+    /// 5.1.6.5).
+    #[error("it does not go with the features that were negotiated")]
+    Features,
+    /// A queue pair beyond those of the device.
+    #[error("it names a queue pair that this device does not have")]
+    Pair,
+    /// Any other value.
+    #[error("it has a value that it may not have")]
+    Value,
 }
 
 /// By what a command is judged.
@@ -94,17 +137,22 @@ impl Rules {
         }
     }
 
-    fn has(self, feature: u64) -> Option<()> {
-        (self.features & feature != 0).then_some(())
+    fn has(self, feature: u64) -> bool {
+        self.features & feature != 0
+    }
+
+    fn needs(self, feature: u64) -> Result<(), Refusal> {
+        self.has(feature).then_some(()).ok_or(Refusal::Features)
     }
 
     /// A pair of the device's: an `rss_rq_id` with its reserved bit, or a number of pairs less one.
-    fn pair(self, number: u16) -> Option<u16> {
-        (number < self.pairs).then_some(number)
+    fn pair(self, number: u16) -> Result<u16, Refusal> {
+        (number < self.pairs).then_some(number).ok_or(Refusal::Pair)
     }
 
-    fn count(self, pairs: u16) -> Option<u16> {
-        self.pair(pairs.checked_sub(1)?).map(|_| pairs)
+    fn count(self, pairs: u16) -> Result<u16, Refusal> {
+        let last = pairs.checked_sub(1).ok_or(Refusal::Value)?;
+        self.pair(last).map(|_| pairs)
     }
 }
 
@@ -117,87 +165,151 @@ const MQ: u32 = net::VIRTIO_NET_CTRL_MQ;
 const OFFLOADS: u32 = net::VIRTIO_NET_CTRL_GUEST_OFFLOADS;
 
 impl Command {
-    /// Out of the readable buffers of a chain. `None`: it is too short or too long, is not known, asks for something
-    /// that was not negotiated, or has a value that it may not have.
-    #[must_use]
-    pub fn read(memory: &MemoryMap, buffers: &[Buffer], rules: &Rules) -> Option<Self> {
+    /// Out of the readable buffers of a chain.
+    ///
+    /// # Errors
+    /// [`Refusal`].
+    pub fn read(memory: &MemoryMap, buffers: &[Buffer], rules: &Rules) -> Result<Self, Refusal> {
+        let copy = |offset, bytes: &mut [u8]| {
+            // Inside the map, as checked when the descriptor was read.
+            let _ = memory.copy_from_guest(offset, bytes);
+        };
+        Self::judged(&copy, buffers, *rules)
+    }
+
+    /// Out of bytes that are as in a driver's buffers: class, command, data.
+    ///
+    /// # Errors
+    /// [`Refusal`].
+    pub fn of_bytes(bytes: &[u8], rules: &Rules) -> Result<Self, Refusal> {
+        let buffer = Buffer {
+            len: u32::try_from(bytes.len()).map_err(|_| Refusal::Length)?,
+            ..Buffer::default()
+        };
+        let copy = |offset, into: &mut [u8]| {
+            // Inside the one buffer.
+            #[allow(clippy::cast_possible_truncation)]
+            let at = offset as usize;
+            into.copy_from_slice(&bytes[at..at + into.len()]);
+        };
+        Self::judged(&copy, &[buffer], *rules)
+    }
+
+    fn judged(copy: &dyn Fn(u64, &mut [u8]), buffers: &[Buffer], rules: Rules) -> Result<Self, Refusal> {
         let mut bytes = Reader {
-            memory,
+            copy,
             buffers,
             at: Cursor::default(),
         };
         let [class, command] = bytes.take::<2>()?.map(u32::from);
         let read = match class {
-            RX => mode(command, &mut bytes, *rules),
-            MAC => mac(command, &mut bytes, *rules),
-            VLAN => vlan(command, &mut bytes, *rules),
+            RX => mode(command, &mut bytes, rules)?,
+            MAC => mac(command, &mut bytes, rules)?,
+            VLAN => vlan(command, &mut bytes, rules)?,
             ANNOUNCE if command == net::VIRTIO_NET_CTRL_ANNOUNCE_ACK => {
-                rules.has(F_GUEST_ANNOUNCE).map(|()| Self::AnnounceAck)
+                rules.needs(F_GUEST_ANNOUNCE).map(|()| Self::AnnounceAck)?
             }
-            MQ => multiqueue(command, &mut bytes, *rules),
-            OFFLOADS if command == net::VIRTIO_NET_CTRL_GUEST_OFFLOADS_SET => offloads(&mut bytes, *rules),
-            _ => None,
+            MQ => multiqueue(command, &mut bytes, rules)?,
+            OFFLOADS if command == net::VIRTIO_NET_CTRL_GUEST_OFFLOADS_SET => offloads(&mut bytes, rules)?,
+            _ => return Err(Refusal::Unknown),
         };
-        read.filter(|_| bytes.is_empty())
+        if bytes.is_empty() {
+            Ok(read)
+        } else {
+            Err(Refusal::Length)
+        }
+    }
+
+    /// As a driver writes it into its buffers (VirtIO 1.3, 5.1.6.5): class, command, data.
+    #[must_use]
+    pub fn bytes(&self) -> Vec<u8> {
+        let (class, command, data) = match self {
+            Self::Mode(mode, on) => (RX, *mode as u32, vec![u8::from(*on)]),
+            Self::MacTable(table) => {
+                let data = [written(&table.unicast), written(&table.multicast)].concat();
+                (MAC, net::VIRTIO_NET_CTRL_MAC_TABLE_SET, data)
+            }
+            Self::Mac(mac) => (MAC, net::VIRTIO_NET_CTRL_MAC_ADDR_SET, mac.to_vec()),
+            Self::Vlan(vlan, true) => (VLAN, net::VIRTIO_NET_CTRL_VLAN_ADD, vlan.to_le_bytes().to_vec()),
+            Self::Vlan(vlan, false) => (VLAN, net::VIRTIO_NET_CTRL_VLAN_DEL, vlan.to_le_bytes().to_vec()),
+            Self::AnnounceAck => (ANNOUNCE, net::VIRTIO_NET_CTRL_ANNOUNCE_ACK, Vec::new()),
+            Self::Pairs(pairs) => (
+                MQ,
+                net::VIRTIO_NET_CTRL_MQ_VQ_PAIRS_SET,
+                pairs.to_le_bytes().to_vec(),
+            ),
+            Self::Rss(config) => (MQ, net::VIRTIO_NET_CTRL_MQ_RSS_CONFIG, config.bytes()),
+            Self::Hash(config) => {
+                let data = written_hash(config, &[0; 8]);
+                (MQ, net::VIRTIO_NET_CTRL_MQ_HASH_CONFIG, data)
+            }
+            Self::Offloads(offloads) => {
+                let data = offloads.features().to_le_bytes().to_vec();
+                (OFFLOADS, net::VIRTIO_NET_CTRL_GUEST_OFFLOADS_SET, data)
+            }
+        };
+        // Both are bytes.
+        #[allow(clippy::cast_possible_truncation)]
+        [&[class as u8, command as u8], &data[..]].concat()
     }
 }
 
-/// The bytes of a command, from front to back, each taken out of guest memory once.
+/// The bytes of a command, from front to back, each taken once out of where it lies.
 struct Reader<'a> {
-    memory: &'a MemoryMap,
+    /// Takes those at an offset.
+    copy: &'a dyn Fn(u64, &mut [u8]),
     buffers: &'a [Buffer],
     at: Cursor,
 }
 
 impl Reader<'_> {
-    fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
+    fn take<const N: usize>(&mut self) -> Result<[u8; N], Refusal> {
         let mut bytes = [0; N];
-        self.fill(&mut bytes).then_some(bytes)
+        self.fill(&mut bytes)?;
+        Ok(bytes)
     }
 
-    /// Fills `bytes`; false, if there are not so many.
-    fn fill(&mut self, bytes: &mut [u8]) -> bool {
+    /// Fills `bytes`.
+    fn fill(&mut self, bytes: &mut [u8]) -> Result<(), Refusal> {
         let mut rest = bytes;
         while !rest.is_empty() {
             // No value is longer than a key.
             #[allow(clippy::cast_possible_truncation)]
-            let Some(piece) = self.at.next(self.buffers, rest.len() as u32) else {
-                return false;
-            };
+            let piece = self.at.next(self.buffers, rest.len() as u32);
+            let piece = piece.ok_or(Refusal::Length)?;
             let (now, later) = rest.split_at_mut(piece.len as usize);
-            // Inside the map, as checked when the descriptor was read.
-            let _ = self.memory.copy_from_guest(piece.offset, now);
+            (self.copy)(piece.offset, now);
             rest = later;
         }
-        true
+        Ok(())
     }
 
-    fn u8(&mut self) -> Option<u8> {
+    fn u8(&mut self) -> Result<u8, Refusal> {
         self.take().map(|[byte]| byte)
     }
 
-    fn u16(&mut self) -> Option<u16> {
+    fn u16(&mut self) -> Result<u16, Refusal> {
         self.take().map(u16::from_le_bytes)
     }
 
-    fn u32(&mut self) -> Option<u32> {
+    fn u32(&mut self) -> Result<u32, Refusal> {
         self.take().map(u32::from_le_bytes)
     }
 
     /// One byte: 0 or 1.
-    fn switch(&mut self) -> Option<bool> {
+    fn switch(&mut self) -> Result<bool, Refusal> {
         match self.u8()? {
-            0 => Some(false),
-            1 => Some(true),
-            _ => None,
+            0 => Ok(false),
+            1 => Ok(true),
+            _ => Err(Refusal::Value),
         }
     }
 
-    /// Goes past `count` bytes; `None` if there are not so many.
-    fn skip(&mut self, count: u64) -> Option<()> {
-        let count = u32::try_from(count).ok().filter(|&count| count <= self.left())?;
-        self.at.pass(self.buffers, count);
-        Some(())
+    /// Goes past `count` bytes.
+    fn skip(&mut self, count: u64) -> Result<(), Refusal> {
+        let count = u32::try_from(count).ok().filter(|&count| count <= self.left());
+        self.at.pass(self.buffers, count.ok_or(Refusal::Length)?);
+        Ok(())
     }
 
     /// Bytes to come; chains have less than 4 GiB.
@@ -211,42 +323,34 @@ impl Reader<'_> {
     }
 }
 
-fn mode(command: u32, bytes: &mut Reader, rules: Rules) -> Option<Command> {
-    let (mode, feature) = match command {
-        net::VIRTIO_NET_CTRL_RX_PROMISC => (RxMode::Promiscuous, F_CTRL_RX),
-        net::VIRTIO_NET_CTRL_RX_ALLMULTI => (RxMode::AllMulticast, F_CTRL_RX),
-        net::VIRTIO_NET_CTRL_RX_ALLUNI => (RxMode::AllUnicast, F_CTRL_RX_EXTRA),
-        net::VIRTIO_NET_CTRL_RX_NOMULTI => (RxMode::NoMulticast, F_CTRL_RX_EXTRA),
-        net::VIRTIO_NET_CTRL_RX_NOUNI => (RxMode::NoUnicast, F_CTRL_RX_EXTRA),
-        net::VIRTIO_NET_CTRL_RX_NOBCAST => (RxMode::NoBroadcast, F_CTRL_RX_EXTRA),
-        _ => return None,
-    };
-    rules.has(feature)?;
-    Some(Command::Mode(mode, bytes.switch()?))
+fn mode(command: u32, bytes: &mut Reader, rules: Rules) -> Result<Command, Refusal> {
+    let known = RxMode::ALL.into_iter().find(|mode| *mode as u32 == command);
+    let mode = known.ok_or(Refusal::Unknown)?;
+    rules.needs(mode.feature())?;
+    Ok(Command::Mode(mode, bytes.switch()?))
 }
 
-fn mac(command: u32, bytes: &mut Reader, rules: Rules) -> Option<Command> {
+fn mac(command: u32, bytes: &mut Reader, rules: Rules) -> Result<Command, Refusal> {
     match command {
         net::VIRTIO_NET_CTRL_MAC_TABLE_SET => {
-            rules.has(F_CTRL_RX)?;
-            Some(Command::MacTable(MacTable {
+            rules.needs(F_CTRL_RX)?;
+            Ok(Command::MacTable(MacTable {
                 unicast: addresses(bytes)?,
                 multicast: addresses(bytes)?,
             }))
         }
         net::VIRTIO_NET_CTRL_MAC_ADDR_SET => {
-            rules.has(F_CTRL_MAC_ADDR)?;
+            rules.needs(F_CTRL_MAC_ADDR)?;
             let mac: Mac = bytes.take()?;
-            // A station's: no group's, and not none at all.
-            let is_station = mac[0] & 1 == 0 && mac != [0; 6];
-            is_station.then_some(Command::Mac(mac))
+            let is_right = is_station(mac);
+            is_right.then_some(Command::Mac(mac)).ok_or(Refusal::Value)
         }
-        _ => None,
+        _ => Err(Refusal::Unknown),
     }
 }
 
 /// A number, and so many addresses.
-fn addresses(bytes: &mut Reader) -> Option<Addresses> {
+fn addresses(bytes: &mut Reader) -> Result<Addresses, Refusal> {
     let entries = bytes.u32()?;
     let mut kept = Addresses::default();
     // MOST_ADDRESSES is small.
@@ -259,81 +363,122 @@ fn addresses(bytes: &mut Reader) -> Option<Addresses> {
         bytes.skip(u64::from(more) * 6)?;
         kept.add_more();
     }
-    Some(kept)
+    Ok(kept)
 }
 
-fn vlan(command: u32, bytes: &mut Reader, rules: Rules) -> Option<Command> {
+/// The same, as a driver writes it.
+fn written(addresses: &Addresses) -> Vec<u8> {
+    let list = addresses.list();
+    // Where there were more than are kept, one more says it; nobody looks at which.
+    let more = addresses.is_beyond().then_some([0; 6]);
+    // MOST_ADDRESSES is small.
+    #[allow(clippy::cast_possible_truncation)]
+    let entries = list.len() as u32 + u32::from(addresses.is_beyond());
+    let macs = [list, more.as_slice()].concat();
+    [&entries.to_le_bytes(), macs.as_flattened()].concat()
+}
+
+fn vlan(command: u32, bytes: &mut Reader, rules: Rules) -> Result<Command, Refusal> {
     let on = match command {
         net::VIRTIO_NET_CTRL_VLAN_ADD => true,
         net::VIRTIO_NET_CTRL_VLAN_DEL => false,
-        _ => return None,
+        _ => return Err(Refusal::Unknown),
     };
-    rules.has(F_CTRL_VLAN)?;
-    let vlan = bytes.u16().filter(|&vlan| vlan < 4096)?;
-    Some(Command::Vlan(vlan, on))
+    rules.needs(F_CTRL_VLAN)?;
+    let vlan = bytes.u16()?;
+    let is_right = vlan < VLANS;
+    is_right.then_some(Command::Vlan(vlan, on)).ok_or(Refusal::Value)
 }
 
-fn multiqueue(command: u32, bytes: &mut Reader, rules: Rules) -> Option<Command> {
+fn multiqueue(command: u32, bytes: &mut Reader, rules: Rules) -> Result<Command, Refusal> {
     match command {
         net::VIRTIO_NET_CTRL_MQ_VQ_PAIRS_SET => {
-            rules.has(F_MQ)?;
-            Some(Command::Pairs(rules.count(bytes.u16()?)?))
+            rules.needs(F_MQ)?;
+            Ok(Command::Pairs(rules.count(bytes.u16()?)?))
         }
         net::VIRTIO_NET_CTRL_MQ_RSS_CONFIG => {
-            rules.has(F_RSS)?;
+            rules.needs(F_RSS)?;
             rss(bytes, rules).map(Command::Rss)
         }
         net::VIRTIO_NET_CTRL_MQ_HASH_CONFIG => {
-            rules.has(F_HASH_REPORT)?;
+            rules.needs(F_HASH_REPORT)?;
             // With RSS its configuration is what counts (5.1.6.4.3), and this one would count for nothing.
-            if rules.has(F_RSS).is_some() {
-                return None;
+            if rules.has(F_RSS) {
+                return Err(Refusal::Features);
             }
             let types = hash_types(bytes)?;
             // Reserved: zeroes, by a driver that does as it must.
             bytes.take::<8>()?;
             let key = key(bytes, types)?;
-            Some(Command::Hash(HashConfig { types, key }))
+            Ok(Command::Hash(HashConfig { types, key }))
         }
-        _ => None,
+        _ => Err(Refusal::Unknown),
     }
 }
 
-fn rss(bytes: &mut Reader, rules: Rules) -> Option<RssConfig> {
+fn rss(bytes: &mut Reader, rules: Rules) -> Result<RssConfig, Refusal> {
     let types = hash_types(bytes)?;
-    let mask = bytes.u16().filter(|&mask| mask < MOST_TABLE_ENTRIES)?;
-    let entries = mask + 1;
-    if !entries.is_power_of_two() {
-        return None;
+    let mask = bytes.u16()?;
+    if mask >= MOST_TABLE_ENTRIES || !(mask + 1).is_power_of_two() {
+        return Err(Refusal::Value);
     }
     let unclassified = rules.pair(bytes.u16()?)?;
-    let pairs = (0..entries).map(|_| rules.pair(bytes.u16()?));
-    let pairs = pairs.collect::<Option<Vec<_>>>()?;
+    let pairs = (0..=mask).map(|_| rules.pair(bytes.u16()?));
+    let pairs = pairs.collect::<Result<Vec<_>, _>>()?;
     let send_pairs = rules.count(bytes.u16()?)?;
     let key = key(bytes, types)?;
-    Some(RssConfig {
+    Ok(RssConfig {
         hash: HashConfig { types, key },
         table: Table { pairs, unclassified },
         send_pairs,
     })
 }
 
-fn hash_types(bytes: &mut Reader) -> Option<HashTypes> {
-    HashTypes::from_bits(bytes.u32()?)
+fn hash_types(bytes: &mut Reader) -> Result<HashTypes, Refusal> {
+    HashTypes::from_bits(bytes.u32()?).ok_or(Refusal::Value)
 }
 
 /// A length, and so many bytes of a key, which a driver that wants hashes has to have.
-fn key(bytes: &mut Reader, types: HashTypes) -> Option<[u8; KEY_BYTES]> {
+fn key(bytes: &mut Reader, types: HashTypes) -> Result<[u8; KEY_BYTES], Refusal> {
     let len = usize::from(bytes.u8()?);
     let mut key = [0; KEY_BYTES];
-    let is_filled = bytes.fill(key.get_mut(..len)?);
-    (is_filled && (len > 0 || types.is_empty())).then_some(key)
+    bytes.fill(key.get_mut(..len).ok_or(Refusal::Value)?)?;
+    let is_right = len > 0 || types.is_empty();
+    is_right.then_some(key).ok_or(Refusal::Value)
 }
 
-fn offloads(bytes: &mut Reader, rules: Rules) -> Option<Command> {
-    rules.has(F_CTRL_GUEST_OFFLOADS)?;
+/// Types and key as a driver writes them, with `between` between them. The key is a whole one.
+fn written_hash(config: &HashConfig, between: &[u8]) -> Vec<u8> {
+    // KEY_BYTES is 40.
+    #[allow(clippy::cast_possible_truncation)]
+    let key_bytes = [KEY_BYTES as u8];
+    [
+        &config.types.bits().to_le_bytes()[..],
+        between,
+        &key_bytes,
+        &config.key,
+    ]
+    .concat()
+}
+
+impl RssConfig {
+    /// As a driver writes it.
+    fn bytes(&self) -> Vec<u8> {
+        let Table { pairs, unclassified } = &self.table;
+        // MOST_TABLE_ENTRIES at most, and one at least.
+        #[allow(clippy::cast_possible_truncation)]
+        let mask = (pairs.len() - 1) as u16;
+        let words = [&[mask, *unclassified], &pairs[..], &[self.send_pairs]].concat();
+        let words: Vec<_> = words.into_iter().flat_map(u16::to_le_bytes).collect();
+        written_hash(&self.hash, &words)
+    }
+}
+
+fn offloads(bytes: &mut Reader, rules: Rules) -> Result<Command, Refusal> {
+    rules.needs(F_CTRL_GUEST_OFFLOADS)?;
     let wanted = bytes.take().map(u64::from_le_bytes)?;
     let negotiated = Offloads::from_features(rules.features).for_guest();
     let is_negotiated = wanted & !negotiated.features() == 0;
-    is_negotiated.then(|| Command::Offloads(Offloads::from_features(wanted)))
+    let command = Command::Offloads(Offloads::from_features(wanted));
+    is_negotiated.then_some(command).ok_or(Refusal::Features)
 }

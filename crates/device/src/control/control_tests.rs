@@ -574,26 +574,6 @@ fn reset_forgets_all_that_the_driver_said() {
     assert!(rig.accepts(MAC) && !rig.accepts(OTHER) && !rig.accepts(GROUP));
 }
 
-#[test]
-fn another_device_goes_on_with_what_the_driver_said() {
-    let (mut rig, mut other) = (Rig::new(ALL), Rig::new(ALL));
-    for (bytes, _) in commands() {
-        rig.send(&bytes);
-    }
-    let state = rig.device.control_state().expect("one").clone();
-    let mut smaller = NetDevice::new(1, Offloads::all()).with_control(MAC, OFFERED);
-    assert!(!smaller.restore_control(&state), "it has not that many pairs");
-    assert_eq!(smaller.control_state().expect("one").mac(), MAC);
-    assert!(other.device.restore_control(&state));
-    let said = |rig: &Rig| {
-        let enabled = [2, 4, 6].map(|index| rig.device.vring(index).expect("there").enabled);
-        format!("{:?} {enabled:?}", rig.device.control_state())
-    };
-    assert_eq!(said(&other), said(&rig));
-    other.device.set_status(0).expect("valid");
-    assert_eq!(other.device.control_state().expect("one").mac(), MAC);
-}
-
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
@@ -617,3 +597,6 @@ proptest! {
         }
     }
 }
+
+#[path = "saved_tests.rs"]
+mod saved;

@@ -20,6 +20,11 @@
 //! The data path never sees the state itself, only a [`Receive`](crate::receive::Receive), which is made for it and
 //! does not change: [`NetDevice::receive`](crate::net_device::NetDevice::receive).
 //!
+//! # Where a VM moves
+//! What a driver said is saved as the commands that say it
+//! ([`NetDevice::control_commands`](crate::net_device::NetDevice::control_commands)), and another device, in another
+//! process, [takes these](crate::net_device::NetDevice::restore_control) as it takes a driver's.
+//!
 //! # What a hostile guest can do
 //! A command that is too short, too long, unknown or not negotiated is answered with VIRTIO_NET_ERR, and nothing
 //! changes. One that leaves no byte for the answer is a [`Fault`]. No command allocates more than a table's limit,
@@ -94,8 +99,9 @@ use crate::features::{
 };
 use crate::net_device::NetDevice;
 use crate::pair::{Fault, Vring};
+pub use command::Refusal;
 use command::{Command, Rules};
-pub use state::Change;
+pub use state::{Change, RestoreError};
 
 /// Features that a device with a control queue of its own may offer beside those of every device.
 pub const OFFERED: u64 = F_CTRL_RX
@@ -176,7 +182,7 @@ impl ControlQueue {
             return Err(Fault::ControlWithoutAck { head: chain.id.head });
         };
         let command = Command::read(&self.memory, self.chains.readable(chain), &Rules::of(device));
-        let done = command.is_some_and(|command| device.control(command, apply));
+        let done = command.is_ok_and(|command| device.control(command, apply));
         let answer = if done { ACK_OK } else { ACK_ERR };
         // Inside the map, as checked when the descriptor was read.
         let _ = self.memory.copy_to_guest(ack.offset, &[answer]);

@@ -3,16 +3,16 @@
 use std::sync::Arc;
 
 use crate::config_space::HashLimits;
-use crate::control::command::{Command, RssConfig};
+use crate::control::command::{Command, Refusal, RssConfig, Rules, RxMode};
 use crate::control::{ControlQueue, MOST_TABLE_ENTRIES};
 use crate::driver_state::State;
-use crate::features::{F_CTRL_RX, F_CTRL_VLAN, F_HASH_REPORT, F_MQ, F_RSS};
-use crate::filter::{Filter, Mac, Stations};
+use crate::features::{F_CTRL_MAC_ADDR, F_CTRL_RX, F_CTRL_VLAN, F_HASH_REPORT, F_MQ, F_RSS};
+use crate::filter::{Filter, Mac, MacTable, Stations, VLANS, is_station};
 use crate::hash::nic::NicKey;
 use crate::hash::toeplitz::KEY_BYTES;
 use crate::hash::{HashTypes, Hashing};
 use crate::net_device::{NetDevice, PairError};
-use crate::receive::{Receive, Steering};
+use crate::receive::{Receive, Steering, Table};
 
 /// What a command changed, and the data path has to follow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,7 +31,64 @@ pub enum Change {
     Announced,
 }
 
+/// Why a device cannot go on with what the driver of another one said.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum RestoreError {
+    /// Only one that was made [with one](NetDevice::with_control) has it.
+    #[error("this device has no control queue of its own: its VMM serves it")]
+    NoControlQueue,
+    /// By the rules for a driver's commands. `at`: how many came before; `begins`: its class and command.
+    #[error("command {at} (from 0) of those that were saved, of class and command {begins:?}, is refused")]
+    #[allow(missing_docs, reason = "fields are described above")]
+    Refused {
+        at: usize,
+        begins: Vec<u8>,
+        source: Refusal,
+    },
+}
+
 impl State {
+    /// What a driver would say to a device after a reset, so that it has this state; but for the announcement. These
+    /// features are negotiated.
+    fn commands(&self, features: u64) -> Vec<Command> {
+        let has = |feature| features & feature != 0;
+        let mut modes = self.modes;
+        let on = RxMode::ALL.into_iter().filter(|mode| *mode.of(&mut modes));
+        let mut commands: Vec<_> = on.map(|mode| Command::Mode(mode, true)).collect();
+        if self.macs != MacTable::default() {
+            commands.push(Command::MacTable(self.macs.clone()));
+        }
+        if has(F_CTRL_MAC_ADDR) && is_station(self.mac) {
+            commands.push(Command::Mac(self.mac));
+        }
+        let vlans = (0..VLANS).filter(|&vlan| self.vlans.has(vlan));
+        commands.extend(vlans.map(|vlan| Command::Vlan(vlan, true)));
+        commands.extend(self.hash_command(has(F_RSS)));
+        // After RSS_CONFIG: the last of both decides (5.1.6.5.6).
+        if has(F_MQ) && !matches!(self.steering, Steering::Table(_)) {
+            commands.push(Command::Pairs(self.pairs));
+        }
+        commands.extend(self.offloads.map(Command::Offloads));
+        commands
+    }
+
+    /// That for types and key. With RSS they come with a table, also where VQ_PAIRS_SET has put that out of use since.
+    fn hash_command(&self, rss: bool) -> Option<Command> {
+        let hash = self.hash.clone()?;
+        if !rss {
+            return Some(Command::Hash(hash));
+        }
+        let (table, send_pairs) = match &self.steering {
+            Steering::Table(table) => (Table::clone(table), self.pairs),
+            Steering::FirstPair | Steering::Automatic => (Table::first_pair(), 1),
+        };
+        Some(Command::Rss(RssConfig {
+            hash,
+            table,
+            send_pairs,
+        }))
+    }
+
     /// Does what is asked for; it was judged already.
     fn apply(&mut self, command: Command) -> Change {
         match command {
@@ -129,29 +186,70 @@ impl NetDevice {
         self.control.as_ref()
     }
 
-    /// Goes on with what the driver of another device said: that one's [`control_state`](Self::control_state), where a
-    /// VM moves or is restored. After a reset the address is this device's own again. The data path follows as after a
-    /// command. `false`, and nothing has changed: the VMM has the control queue, or the state is of a device with more
-    /// pairs.
+    /// What a driver said by the control queue, to be saved: the commands by which a driver would say it to a device
+    /// that was reset. Each is as a driver puts it into its buffers (VirtIO 1.3, 5.1.6.5): class and command, a byte
+    /// each, and data, whose numbers are little-endian. They are at most 4096, one a VLAN, and eleven; each has at most
+    /// 1077 bytes. Empty where the VMM has the control queue.
+    ///
+    /// Only commands that were negotiated are made, so [`features`](Self::features) are saved beside. The device's
+    /// address is among them if the driver may set it (VIRTIO_NET_F_CTRL_MAC_ADDR); if not, the other device is to be
+    /// made with it. Whether the guest [is asked to announce itself](Self::announce) is not the driver's to say: the
+    /// VMM asks it where it goes on.
+    ///
+    /// ```
+    /// # use device::control::OFFERED;
+    /// # use device::features::{F_CTRL_VLAN, F_CTRL_VQ, F_VERSION_1};
+    /// # use device::net_device::NetDevice;
+    /// # use device::offloads::Offloads;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let mac = [0x52, 0x54, 0, 0, 0, 1];
+    /// # let mut device = NetDevice::new(1, Offloads::NONE).with_control(mac, OFFERED);
+    /// # device.acknowledge(F_VERSION_1 | F_CTRL_VQ | F_CTRL_VLAN)?;
+    /// let saved = (device.features(), device.control_commands());
+    ///
+    /// // In another process:
+    /// let mut device = NetDevice::new(1, Offloads::NONE).with_control(mac, OFFERED);
+    /// device.acknowledge(saved.0)?;
+    /// device.restore_control(&saved.1)?;
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
-    pub fn restore_control(&mut self, state: &State) -> bool {
-        let pairs = self.pairs();
-        let Some(control) = &mut self.control else {
-            return false;
+    pub fn control_commands(&self) -> Vec<Vec<u8>> {
+        let commands = self
+            .control
+            .iter()
+            .flat_map(|state| state.commands(self.features()));
+        commands.map(|command| command.bytes()).collect()
+    }
+
+    /// Goes on with what the driver of another device said, in this process or in another: that one's
+    /// [`control_commands`](Self::control_commands), where a VM moves or is restored. They are judged as a driver's
+    /// commands are, so they may come from anywhere, and the other device's features have to be
+    /// [acknowledged](Self::acknowledge) before. What was said to this device before is forgotten; the address that it
+    /// was made with stays its own, and is its address after a reset. The data path follows as after each
+    /// [`Change`].
+    ///
+    /// # Errors
+    /// [`RestoreError`]; nothing has changed.
+    pub fn restore_control<C: AsRef<[u8]>>(&mut self, commands: &[C]) -> Result<(), RestoreError> {
+        let rules = Rules::of(self);
+        let control = self.control.as_mut().ok_or(RestoreError::NoControlQueue)?;
+        let mut restored = State {
+            announce: control.announce,
+            ..State::new(control.first_mac)
         };
-        let named = match &state.steering {
-            Steering::Table(table) => table.pairs.iter().chain([&table.unclassified]).max(),
-            Steering::FirstPair | Steering::Automatic => None,
-        };
-        if usize::from(state.pairs) > pairs || named.is_some_and(|&pair| usize::from(pair) >= pairs) {
-            return false;
+        for (at, bytes) in commands.iter().map(C::as_ref).enumerate() {
+            let command = Command::of_bytes(bytes, &rules).map_err(|source| RestoreError::Refused {
+                at,
+                begins: bytes.iter().take(2).copied().collect(),
+                source,
+            })?;
+            restored.apply(command);
         }
-        *control = State {
-            first_mac: control.first_mac,
-            ..state.clone()
-        };
+        *control = restored;
         self.switch_pairs(Change::Steering);
-        true
+        Ok(())
     }
 
     /// The control queue's vring: behind those of all pairs that the driver can use (VirtIO 1.3, 5.1.2).
