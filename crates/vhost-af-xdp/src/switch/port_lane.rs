@@ -313,7 +313,7 @@ impl<O: OwnQueue> PortLane<O> {
         // At the other end of a link it leaves by the uplink there, and not by the port's own queue as well.
         let leaves_here = from.is_some() && !self.members.reaches_uplink_by_link();
         let has_uplink = leaves_here && self.put_to_nic(1, burst).is_some();
-        if burst.done == first && (has_uplink || self.awaits_uplink()) {
+        if burst.done == first && (has_uplink || self.wait_for_uplink()) {
             return;
         }
         let chain = self.sender.chains().chains[first];

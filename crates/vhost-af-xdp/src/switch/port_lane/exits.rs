@@ -141,16 +141,16 @@ impl<O: OwnQueue> PortLane<O> {
     /// Puts a run of frames to the uplink, here or where another worker has it; what is not taken waits. `nobody`: where
     /// those are counted for which there is none.
     pub(super) fn leave(&mut self, run: usize, burst: &mut Burst<'_>, nobody: fn(&PairCounters) -> &Counter) {
-        if self.put_to_nic(run, burst).is_none() && !self.awaits_uplink() {
+        if self.put_to_nic(run, burst).is_none() && !self.wait_for_uplink() {
             let [link, _] = self.members.ways_out;
             self.leave_by(link, run, burst, nobody);
         }
     }
 
-    /// Whether frames wait for the uplink, of which the last queue is set up anew. Those of a link do not: they would
-    /// hold up what goes to others.
+    /// Lets frames wait for the uplink, if its last queue is set up anew; whether they do. Those of a link do not: they
+    /// would hold up what goes to others.
     #[cold]
-    pub(super) fn awaits_uplink(&mut self) -> bool {
+    pub(super) fn wait_for_uplink(&mut self) -> bool {
         let is_ours = self.from == From::Guest && !O::IS_THERE;
         self.waits = is_ours && !self.members.has_uplink() && self.members.table.awaits_uplink();
         if self.waits {
