@@ -11,7 +11,7 @@ use std::time::Instant;
 use common::{World, refusal, take, wanted};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
-    RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, accept, bind, connect, listen, recv, send,
+    RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, accept_with, bind, connect, listen, recv, send,
 };
 use rustix::process::Signal;
 use steer::{Filter, HintSet, Mode, ModeRequest, QueueConf, Station};
@@ -359,7 +359,8 @@ impl WithoutHints {
         listen(&listener, 16).expect("bound");
         let to = world.socket();
         std::thread::spawn(move || {
-            while let Ok(holder) = accept(&listener) {
+            // Not passed on to the stewards that the test starts: the holder would never see that this one has gone.
+            while let Ok(holder) = accept_with(&listener, SocketFlags::CLOEXEC) {
                 let steward = new_socket(SocketFlags::empty()).expect("a socket");
                 connect(&steward, &SocketAddrUnix::new(&to).expect("short")).expect("it listens");
                 std::thread::spawn(move || Self::pass_on(&holder, &steward));

@@ -127,7 +127,7 @@ fn rules_of_the_nic_bring_the_frames_of_an_address_to_leased_queues_and_go_with_
             comes_back(
                 &port,
                 &mut echoes.iter_mut().collect::<Vec<_>>(),
-                &frame::udp(flow, 64),
+                &frame::udp_from_afar(flow, 64),
             );
         }
         // Each came back, so none came by a queue without a socket.

@@ -27,7 +27,7 @@ use rustix::net::{Shutdown, SocketType, shutdown, sockopt};
 use rustix::process::{Pid, Signal};
 use testkit::daemon::Placement;
 use testkit::holdings::copies_of_sockets;
-use testkit::{Layout, PacketPort, Rig, VethPair, Wire, frame, wait};
+use testkit::{Layout, PacketPort, Rig, VethPair, Wire, frame, lan, wait};
 use virtqueue::GuestAddr;
 
 use crate::cases::{self, ELSEWHERE, RAM, Seen};
@@ -170,12 +170,7 @@ fn foreign(number: u32, elsewhere: Option<u16>, filtered: bool) -> Vec<u8> {
 /// To the guest's address and of its VLAN, of a flow that the NIC's hash tells from others: igb's is of addresses
 /// alone.
 fn tagged_udp(flow: u16, len: usize) -> Vec<u8> {
-    let plain = frame::udp(flow, len - 4);
-    let tag = [0x8100u16.to_be_bytes(), VLAN.to_be_bytes()].concat();
-    let mut bytes = [&plain[..12], &tag, &plain[12..]].concat();
-    // The last byte of the source's address.
-    bytes[33] = flow.to_be_bytes()[1];
-    bytes
+    lan::tagged(&frame::udp_from_afar(flow, len - 4), VLAN)
 }
 
 /// Sends frames of the guest's until they arrive.
