@@ -77,6 +77,8 @@ impl World {
         let uplink = pair.ifindex();
         let access =
             as_a_steward(|| HostAccess::attach(&program, 0, uplink, host_end, hook)).expect("joined");
+        near.await_sender(HOST_END);
+        pair.veth.await_near();
         Some(Self {
             access: Some(access),
             program,
@@ -121,8 +123,9 @@ fn host_and_guest_reach_each_other_over_the_hosts_own_interface() {
     for hook in [HostHook::Best, HostHook::Clsact] {
         let Some(mut world) = World::new(hook) else { return };
         let host = world.host();
-        assert!(world.pings(host, GUEST_IP), "{hook:?}: host to guest");
-        assert!(world.pings(&world.guest, HOST_IP), "{hook:?}: guest to host");
+        let answers = |from, to| wait::until(wait::SOON, || world.pings(from, to));
+        assert!(answers(host, GUEST_IP), "{hook:?}: host to guest");
+        assert!(answers(&world.guest, HOST_IP), "{hook:?}: guest to host");
         let neighbours = host.output_of("ip", &["neighbour", "show", "dev", VethPair::NIC]);
         assert!(neighbours.contains(GUEST_TEXT), "{neighbours}");
         send_tcp(host, &world.guest, GUEST_IP);

@@ -12,6 +12,7 @@ use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use common::hostile::{assert_serves, leased, lingering, memfd, registration};
 use common::raw::Raw;
@@ -189,10 +190,16 @@ fn connections_that_hang_when_they_are_closed_count() {
     }
     wait::a_moment();
     assert_eq!(world.children(), CLOSING);
-    let come: Vec<Raw> = (0..CONNECTIONS)
+    let mut come: Vec<Raw> = (0..CONNECTIONS)
         .map(|_| Raw::connect_as(&world.socket(), uid, uid))
-        .filter(|other| !other.is_over(wait::QUIET))
         .collect();
+    let has_refused = || {
+        come.retain(|other| !other.is_over(Duration::ZERO));
+        come.len() <= CLOSING
+    };
+    assert!(wait::until(wait::SOON, has_refused), "{}", world.steward);
+    wait::a_moment();
+    come.retain(|other| !other.is_over(Duration::ZERO));
     assert_eq!(come.len(), CLOSING, "of {CONNECTIONS} others");
     assert_serves(&world);
     drop((late, come));

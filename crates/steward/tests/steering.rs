@@ -282,7 +282,7 @@ fn lease_that_ends_leaves_the_queue_to_a_successor_without_its_entries() {
 #[test]
 fn lease_for_an_address_takes_the_same_frames_over_a_restart_of_the_steward() {
     require!(Root);
-    let mut world = World::kept_for(&policy(), "5");
+    let mut world = World::kept_for(&policy(), "10");
     set_rxvlan(&world, "off");
     let accepts = |world: &World| {
         let said = world

@@ -165,6 +165,6 @@ fn start(netns: &NetNs, dir: &TempDir, bpffs: &BpfFs, policy: &TempDir) -> Runni
     command.arg("--state").arg(Lessor::state(dir));
     command.arg("--pins").arg(bpffs.pins());
     // Long enough for a daemon to come back, however busy the machine is; who is dead is not waited for.
-    command.args(["--grace", "10"]);
+    command.args(["--grace", "60"]);
     Running::start(command)
 }

@@ -99,6 +99,27 @@ impl NetNs {
         .unwrap_or_else(|error| panic!("{interface}: {error}"))
     }
 
+    /// Waits until the stack can send by an interface: until the kernel has seen that its peer is there (linkwatch),
+    /// frames are lost without a word (`noop_qdisc`, net/sched/sch_generic.c). AF_XDP sockets do not pass a qdisc.
+    ///
+    /// # Panics
+    /// If that never comes.
+    pub fn await_sender(&self, interface: &str) {
+        let can_send = || {
+            self.link(interface)["qdisc"]
+                .as_str()
+                .is_some_and(|qdisc| qdisc != "noop")
+        };
+        assert!(wait::until(wait::SOON, can_send), "{}", self.link(interface));
+    }
+
+    /// What ip(8) tells of an interface.
+    fn link(&self, interface: &str) -> serde_json::Value {
+        let said = output_of("ip", &["-n", &self.name, "-s", "-j", "link", "show", interface]);
+        let links: serde_json::Value = serde_json::from_str(&said).expect("JSON");
+        links[0].clone()
+    }
+
     /// Moves the calling thread into it, for as long as the thread lives.
     ///
     /// # Panics
@@ -193,24 +214,12 @@ impl VethPair {
         self.far.ip(&["link", "set", wire, "arp", "off", "up"]);
     }
 
-    /// Waits until the near end's own stack can send: until then its frames are lost without a word (`noop_qdisc`,
-    /// net/sched/sch_generic.c). AF_XDP sockets do not pass a qdisc.
+    /// Waits until the near end's own stack can send, see [`NetNs::await_sender`].
     ///
     /// # Panics
     /// If that never comes.
     pub fn await_near(&self) {
-        let can_send = || self.link()["qdisc"].as_str().is_some_and(|qdisc| qdisc != "noop");
-        assert!(wait::until(wait::SOON, can_send), "{}", self.link());
-    }
-
-    /// What ip(8) tells of the near end.
-    fn link(&self) -> serde_json::Value {
-        let said = output_of(
-            "ip",
-            &["-n", self.near.name(), "-s", "-j", "link", "show", Self::NIC],
-        );
-        let links: serde_json::Value = serde_json::from_str(&said).expect("JSON");
-        links[0].clone()
+        self.near.await_sender(Self::NIC);
     }
 
     /// Frames that the near end's queues have taken up so far.
@@ -219,7 +228,7 @@ impl VethPair {
     /// If there is no near end.
     #[must_use]
     pub fn received_by_nic(&self) -> u64 {
-        self.link()["stats64"]["rx"]["packets"]
+        self.near.link(Self::NIC)["stats64"]["rx"]["packets"]
             .as_u64()
             .expect("a number")
     }

@@ -19,6 +19,7 @@ fn lan(queue: u32, workers: usize, keys: &str, list: &[&str]) -> Lan {
     veth.far.run("ethtool", &["-L", VethPair::WIRE, "tx", "1"]);
     veth.near
         .ip(&["link", "set", VethPair::NIC, "address", "02:00:00:00:02:00"]);
+    veth.await_near();
     let network = format!(
         "[daemon]\nworkers = {workers}\n[network.lan]\nuplink = \"{}\"\nstart-queue = {queue}\n",
         VethPair::NIC

@@ -139,7 +139,16 @@ impl Pairs {
         let mut copies = copies_of_sockets(self.rig.daemon.process().pid());
         copies.retain(|inode, _| ours.contains(inode));
         let flow = frame::udp(self.flows[pair], 60);
-        (0..MANY).for_each(|_| self.rig.wire.send(&flow));
+        // The queue of a veth takes 256 that nobody has fetched yet (VETH_RING_SIZE, drivers/net/veth.c).
+        let before = self.rig.veth.received_by_nic();
+        for sent in 1..=MANY {
+            self.rig.wire.send(&flow);
+            let are_fetched = || self.rig.veth.received_by_nic() >= before + sent as u64;
+            assert!(
+                sent % 64 != 0 || wait::until(wait::SOON, are_fetched),
+                "{sent} frames"
+            );
+        }
         let has_frames = |copy: &OwnedFd| {
             let at_once = Timespec::default();
             poll(&mut [PollFd::new(copy, PollFlags::IN)], Some(&at_once)).is_ok_and(|ready| ready > 0)

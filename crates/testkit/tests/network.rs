@@ -478,7 +478,7 @@ fn linux_guest_with_macvlans_in_vepa_mode_hears_itself_where_its_port_says_so(
     // What comes back of duplicate address detection is known to be its own (RFC 7527).
     let _ = guest.run("ip link set vepa1 down && ip link set vepa1 up");
     let is_whole = "ip -6 addr show dev vepa1 | grep fe80: | grep -v -e tentative -e dadfailed";
-    let whole = guest.run_until_success(wait::SOON, is_whole);
+    let whole = guest.run_until_success(10 * wait::SOON, is_whole);
     whole.unwrap_or_else(|said| panic!("{said}: {}", guest.run("ip -6 addr")));
     // Packets came back as they were, longer than any frame.
     let [frames, bytes] = ["frames", "bytes"].map(|of| daemon.counter_of("vm0", &format!("to_guest_{of}")));

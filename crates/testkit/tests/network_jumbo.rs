@@ -45,6 +45,7 @@ impl World {
         let near = &veth.near;
         near.run("ethtool", &["-K", VethPair::NIC, "rxvlan", "off"]);
         near.ip(&["link", "set", VethPair::NIC, "address", HOST_TEXT]);
+        veth.await_near();
         let text = lan::file(Some(VethPair::NIC), &PORTS);
         let text = text.replacen("uplink", &format!("{keys}\nuplink"), 1);
         let daemon = Daemon::start_file(near, &Serve::file(), &[VethPair::NIC], &text);

@@ -193,6 +193,7 @@ impl Many {
         // So that XDP sees tags.
         near.run("ethtool", &["-K", VethPair::NIC, "rxvlan", "off"]);
         near.ip(&["link", "set", VethPair::NIC, "address", HOST_TEXT]);
+        veth.await_near();
         let ports = parts.iter().enumerate();
         let ports: String = ports.map(|(guest, part)| port(guest, &part.keys())).collect();
         let network = lan::file(Some(VethPair::NIC), &[]);

@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::process::Command;
 
 use testkit::systemd::Systemd;
-use testkit::{VethPair, require};
+use testkit::{VethPair, require, wait};
 
 const STEWARD: &str = "vhost-af-xdp-steward";
 const POLICY: &str = "/etc/vhost-af-xdp/steward.toml";
@@ -173,11 +173,18 @@ fn networks_ports_are_each_for_its_own_group_and_come_and_go_by_a_reload() {
 
     systemd.run(&["systemctl", "restart", STEWARD]);
     systemd.await_log("the lease goes on", 1);
-    let status = systemd.run(&["vhost-af-xdp", "status"]);
-    for words in ["network lan: up", "capabilities none", "ports: vm-a, vm-d, vm-c"] {
-        assert!(status.contains(words), "{words}: {status}");
-    }
-    assert!(status.contains("host reached at "), "{status}");
+    let status = || systemd.run(&["vhost-af-xdp", "status"]);
+    let words = [
+        "network lan: up",
+        "capabilities none",
+        "ports: vm-a, vm-d, vm-c",
+        "host reached at ",
+    ];
+    let is_as_before = || {
+        let status = status();
+        words.iter().all(|words| status.contains(words))
+    };
+    assert!(wait::until(wait::SOON, is_as_before), "{words:?}: {}", status());
     assert!(!systemd.log().contains("refused"), "{}", systemd.log());
     systemd.run(&["systemctl", "stop", unit]);
     assert!(!systemd.path("/run/vhost-af-xdp-lan").exists());

@@ -5,6 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use rustix::process::Signal;
+use serde_json::Value;
 use testkit::daemon::Placement;
 use testkit::driver::F_PROTOCOL_FEATURES;
 use testkit::world::Setting;
@@ -126,13 +127,13 @@ fn second_vmm_at_a_port_is_refused_and_both_are_named() {
         "{}",
         daemon.said()
     );
-    let port = daemon.port(0);
-    assert!(
+    let is_told = |port: &Value| {
         port["turned_away"]
             .as_str()
-            .is_some_and(|text| text.contains(&words)),
-        "{port:#}"
-    );
+            .is_some_and(|text| text.contains(&words))
+    };
+    daemon.await_port(0, "turned away", is_told);
+    let port = daemon.port(0);
     // Nothing happened to the first.
     assert_eq!((&port["connected"], &port["sessions"]), (&true.into(), &1.into()));
     first.set_memory().expect("accepted");

@@ -122,6 +122,7 @@ fn frame_received_on_one_interface_is_sent_by_another_from_where_it_lies() {
 
 #[test]
 fn queues_of_one_interface_share_and_no_chunk_is_with_two() {
+    const FLOWS: u16 = 32;
     with_veth(2, 1500, |veth| {
         let program = Redirect::attach(veth.near, true).expect("it attaches");
         let wire = veth.peer();
@@ -137,8 +138,9 @@ fn queues_of_one_interface_share_and_no_chunk_is_with_two() {
             program.steer(queue, &*socket).expect("it is an AF_XDP socket");
             assert_eq!(socket.fill.refill(&mut pool, 32), 32);
         }
-        let (mut seen, mut offsets) = ([0; 2], Vec::new());
-        for flow in 0..48 {
+        let (mut seen, mut offsets) = ([0u16; 2], Vec::new());
+        // Were all of one queue, its chunks would do: veth chooses by a hash whose key is made at boot.
+        for flow in 0..FLOWS {
             wire.send(&udp(flow, 100));
         }
         let all_came = wait::until(SOON, || {
@@ -148,12 +150,16 @@ fn queues_of_one_interface_share_and_no_chunk_is_with_two() {
                     offsets.push(desc.frame.into_offset());
                 }
             }
-            seen[0] + seen[1] == 48
+            seen[0] + seen[1] == FLOWS
         });
         assert!(all_came && seen[0] > 0 && seen[1] > 0, "{seen:?}");
         offsets.sort_unstable();
         offsets.dedup();
-        assert_eq!(offsets.len(), 48, "each frame in a chunk of its own");
+        assert_eq!(
+            offsets.len(),
+            usize::from(FLOWS),
+            "each frame in a chunk of its own"
+        );
     });
 }
 

@@ -86,7 +86,7 @@ pub(crate) struct World {
     /// Where the steward keeps leases over its own end, if it does.
     pub(crate) bpffs: Option<BpfFs>,
     /// For how long it waits for holders then, seconds.
-    grace: &'static str,
+    pub(crate) grace: &'static str,
     /// For how long the program stays without a lease, seconds.
     linger: &'static str,
 }

@@ -10,7 +10,6 @@ use rustix::fs::{
     FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create,
 };
 use rustix::net::{SocketAddrUnix, connect};
-use steward::client::LeaseError;
 use steward::listing;
 use steward::protocol::{
     Answer, MESSAGE_MAX, Part, Reason, Refusal, Request, ZCRX_RINGS_MAX, ZcrxRings, ZcrxWanted,
@@ -387,11 +386,7 @@ fn flood_of_valid_registrations_that_nobody_reads_the_answers_of_holds_up_nobody
         }
     });
     drop(flooding);
-    let is_over = || match listing::leases(&world.socket()) {
-        Ok(all) => all.is_empty(),
-        Err(LeaseError::Refused(_)) => false,
-        Err(error) => panic!("{error}: {}", world.steward),
-    };
+    let is_over = || listing::leases(&world.socket()).is_ok_and(|all| all.is_empty());
     assert!(wait::until(wait::SOON, is_over), "{}", world.steward);
     assert!(wait::until(wait::SOON, || world.children() == 0));
 }

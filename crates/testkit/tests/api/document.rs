@@ -270,7 +270,7 @@ fn events_come_in_order_by_both_ways() {
         stream[1],
         stream[2],
         "--max-time",
-        "2",
+        "5",
         "--no-buffer",
     ];
     let answer = api.ask("/v1/events", &again);

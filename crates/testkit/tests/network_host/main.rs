@@ -48,6 +48,7 @@ fn uplink() -> VethPair {
     veth.near.run("ethtool", &["-K", VethPair::NIC, "rxvlan", "off"]);
     veth.near
         .ip(&["link", "set", VethPair::NIC, "address", HOST_TEXT]);
+    veth.await_near();
     veth
 }
 

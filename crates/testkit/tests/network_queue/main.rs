@@ -51,6 +51,7 @@ fn uplink() -> VethPair {
     veth.far.run("ethtool", &["-L", VethPair::WIRE, "tx", "1"]);
     veth.near
         .ip(&["link", "set", VethPair::NIC, "address", HOST_TEXT]);
+    veth.await_near();
     veth
 }
 

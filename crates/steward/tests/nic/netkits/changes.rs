@@ -95,6 +95,7 @@ fn lease_whose_interface_is_gone_does_not_go_on_with_a_netkit_of_its_name() {
     near.enter(|| common::netkit::make(VethPair::NIC))
         .expect("one without a peer");
     near.ip(&["link", "set", VethPair::NIC, "up"]);
+    rig.await_facts(&lease, |facts| facts.impaired && facts.ifindex == 0);
     // It looks each second.
     std::thread::sleep(Duration::from_secs(3));
     let facts = lease

@@ -165,9 +165,19 @@ impl Scene {
             daemon.status(),
             daemon.said()
         );
-        // Those that were late.
-        while self.lan.wire.receive(wait::QUIET).is_some() {}
-        while self.lan.guests[OWN].pairs[0].receive(wait::QUIET).is_some() {}
+        // Those that were late come before these.
+        let (out, back) = (
+            lan::frame(STRANGER, mac(OWN), 60, 0xfc),
+            lan::frame(mac(OWN), STRANGER, 60, 0xfd),
+        );
+        let [out_on_wire, back_on_wire] = [&out, &back].map(|frame| self.on_wire(frame));
+        let Lan { guests, wire, .. } = &mut self.lan;
+        let pair = &mut guests[OWN].pairs[0];
+        pair.reap_sent();
+        pair.send(&out, Layout::Whole);
+        wire.send(&back_on_wire);
+        let _ = wire.receive_before(&out_on_wire);
+        let _ = pair.receive_before(&back);
         let seen = Seen::of(&self.lan.daemon);
         let status = self.lan.daemon.status();
         let modes = [&status["ports"][OWN]["lanes"], &status["networks"][0]["queues"]];

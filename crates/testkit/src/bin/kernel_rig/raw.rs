@@ -91,9 +91,14 @@ fn receive(pair: &VethPair, benchmark: &[&str], exchange: impl Fn(u32)) -> Strin
     let mut running = start(pair, &[benchmark, &["--duration", "0"]].concat());
     // It shows progress after a second: by then it receives.
     running.await_text(": 1 s");
+    let before = pair.received_by_nic();
     for number in 0..FRAMES {
         exchange(number);
         if number % BATCH == BATCH - 1 {
+            let sent = before + u64::from(number) + 1;
+            let taken = wait::until(wait::SOON, || pair.received_by_nic() >= sent);
+            assert!(taken, "the NIC takes what is sent");
+            // It counts before the program has them.
             wait::a_moment();
         }
     }
