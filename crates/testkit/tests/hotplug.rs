@@ -114,7 +114,7 @@ fn linux_guest_gets_memory_while_it_sends(
     let mut qmp = world.guest.qmp();
     world
         .guest
-        .start("ping", &format!("ping -i 0.05 -c 120 -W 60 {HOST}"));
+        .start("ping", &format!("ping -i 0.2 -c 30 -W 60 {HOST}"));
     let backend = json!({"qom-type": "memory-backend-memfd", "id": "more", "size": 256 * MIB, "share": true});
     qmp.execute("object-add", &backend);
     qmp.execute(
