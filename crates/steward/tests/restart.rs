@@ -515,14 +515,11 @@ fn steward_that_dies_at_any_step_leaves_nothing_that_the_next_does_not_clean_up(
     let mut world = World::kept();
     for point in POINTS {
         world.end_steward(Signal::KILL);
-        // A holder comes back in its time; records of those that never do are waited for.
-        world.grace = if matches!(point, "adopted" | "resumed") {
-            "10"
-        } else {
-            "1"
-        };
-        // Something to take over, for the points that are about that.
-        let before = matches!(point, "adopted" | "resumed").then(|| {
+        // Something to take over, for the points that are about that. Its holder comes back in its own time; those whose
+        // records are left by the others never do, and are waited for.
+        let takes_over = matches!(point, "adopted" | "resumed");
+        world.grace = if takes_over { "10" } else { "1" };
+        let before = takes_over.then(|| {
             world.restart();
             let lease = world.lease(0, 1).expect("allowed");
             world.end_steward(Signal::KILL);
