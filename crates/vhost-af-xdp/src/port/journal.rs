@@ -37,6 +37,8 @@ pub(crate) enum What {
     Recovered,
     /// It has more frames than its limit allows; which direction.
     LimitReached,
+    /// Learned addresses of a network made room for others; which.
+    AddressEvicted,
     /// There is one more port; it is said otherwise; it is gone. Why, in words.
     Added,
     Changed,
