@@ -57,6 +57,8 @@ pub mod capabilities;
 #[cfg(feature = "server")]
 pub mod fd_store;
 #[cfg(feature = "server")]
+pub mod log_fields;
+#[cfg(feature = "server")]
 pub mod options;
 #[cfg(feature = "server")]
 pub mod policy;

@@ -18,6 +18,7 @@ use sd_notify::NotifyState;
 use steer::with_sources;
 use steward::capabilities;
 use steward::fd_store::{self, Passed};
+use steward::log_fields::EscapedFields;
 use steward::options::Options;
 use steward::policy::Policy;
 use steward::protocol::{DEFAULT_SOCKET, new_socket};
@@ -79,6 +80,16 @@ fn at_hand(leases_zcrx: bool) -> CapabilitySet {
 }
 
 fn run(cli: &Options) -> Result<(), String> {
+    let paths = [
+        Some(&cli.policy),
+        Some(&cli.socket),
+        cli.state.as_ref(),
+        cli.pins.as_ref(),
+    ];
+    let has_control = |path: &&PathBuf| path.to_string_lossy().contains(char::is_control);
+    if let Some(path) = paths.into_iter().flatten().find(has_control) {
+        return Err(format!("{path:?} has control characters: choose a path without"));
+    }
     let policy = Policy::read(&cli.policy).map_err(|error| with_sources(&error))?;
     if cli.check {
         print!("{policy}");
@@ -91,6 +102,7 @@ fn run(cli: &Options) -> Result<(), String> {
         .with_writer(io::stderr)
         .with_ansi(io::stderr().is_terminal())
         .with_target(false)
+        .fmt_fields(EscapedFields)
         // Else a line that nobody reads any more (EPIPE, EIO) ends the process, by eprintln's panic.
         .log_internal_errors(false)
         .init();

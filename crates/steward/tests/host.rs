@@ -7,12 +7,13 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::time::Duration;
 
+use common::raw::Raw;
 use common::{World, holder, holder_may, refusal, take, wanted};
 use rustix::io::Errno;
 use rustix::process::Signal;
 use steer::Station;
 use steward::client::Lease;
-use steward::protocol::{HostEnd, Reason, StationChange, Wanted};
+use steward::protocol::{Answer, HostEnd, Reason, Request, StationChange, Wanted};
 use testkit::{PacketPort, VethPair, frame, require, wait};
 
 const OURS: [u8; 6] = [2, 0, 0, 0, 0, 0xaa];
@@ -196,6 +197,53 @@ fn device_whose_descriptor_is_lost_is_made_anew() {
         );
         drop(before);
     }
+}
+
+/// A holder that says again and again that it has no descriptor.
+#[test]
+fn holder_cannot_have_devices_made_without_end() {
+    require!(Root);
+    let policy = policy() + "[[allow]]\nuser = 1235\ninterface = \"other0\"\nqueues = \"all\"\n";
+    let world = World::with(1, &policy);
+    world.veth.join_as("other0", "other1", 1, 1500);
+    let mut guest = Guest::new(&world);
+    let mut made = 1;
+    let refused = loop {
+        match guest.lease.host(0) {
+            Ok((end, tap)) => (guest.end, guest.tap) = (end, File::from(tap.expect("a new one's"))),
+            Err(error) => break refusal::<()>(Err(error)),
+        }
+        made += 1;
+        assert!(made < 100, "no end: {}", world.steward);
+    };
+    assert_eq!(refused.reason, Reason::Limit);
+    assert!(
+        refused
+            .text
+            .contains("user 0 had the host joined with networks of nic0 too often"),
+        "{refused}"
+    );
+    // What there is stays, and is asked for as often as one likes.
+    for _ in 0..100 {
+        guest.assert_same();
+    }
+    assert!(
+        guest.answers(&host(&world), &to(OURS, 1), wait::SOON),
+        "{}",
+        world.steward
+    );
+    // Others have what they ask for.
+    let other = Wanted {
+        interface: "other0".to_owned(),
+        ..wanted(0, 1)
+    };
+    let mut honest = Raw::connect_as(&world.socket(), 1235, 1235);
+    let leased = honest.ask(&Request::Lease(other));
+    assert!(matches!(leased, Answer::Facts(_)), "{leased:?}");
+    let lines = world.steward.said().matches("joined with the host").count();
+    assert!(lines <= made, "{lines} lines, {made} devices");
+    drop(guest);
+    assert_nothing_left(&world);
 }
 
 /// What a holder that was taken over can do with the descriptor: none of it outlives its lease, or reaches others.

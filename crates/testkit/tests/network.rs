@@ -201,6 +201,45 @@ fn guest_has_further_addresses_where_its_port_learns() {
     lan.daemon.await_counter("from_guest_source_address", 1);
 }
 
+#[test]
+fn learned_addresses_make_room_for_a_port_that_is_added() {
+    require!(Root);
+    // All but two of the 1,024 addresses of the uplink's lease.
+    let trunk = "trunk = \"1-1021\"";
+    let mut lan = Lan::new(&["learning = true", trunk], &DriverConfig::default());
+    let learned = |lan: &Lan| lan.daemon.port(0)["learned"].as_array().map_or(0, Vec::len);
+    let inner = |number| [0x02, 0, 0, 0, 2, number];
+    for number in [0, 1] {
+        lan.send(0, &frame(STRANGER, inner(number), 60, number));
+    }
+    let is_full = || learned(&lan) == 2;
+    assert!(wait::until(wait::SOON, is_full), "{:#}", lan.daemon.status());
+    let is_refused = || {
+        lan.send(0, &frame(STRANGER, inner(2), 60, 2));
+        lan.daemon.counter("from_guest_not_learned") > 0
+    };
+    assert!(wait::until(wait::SOON, is_refused), "{:#}", lan.daemon.status());
+    let three = file(Some(VethPair::NIC), &["learning = true", trunk, ""]);
+    lan.daemon.reload_with(&format!("[daemon]\nworkers = 1\n{three}"));
+    assert_eq!(learned(&lan), 1);
+    let network = &lan.daemon.status()["networks"][0];
+    assert_eq!(
+        (&network["learned_evicted"], &network["impaired"]),
+        (&1.into(), &().into())
+    );
+    let path = lan.daemon.path("vm2.sock");
+    let mut added = Driver::connect(&path, &DriverConfig::default()).expect("accepted");
+    added.pairs[0].post(32, &[2048]);
+    let runs = |port: &serde_json::Value| port["lanes"][0]["running"] == true;
+    lan.daemon.await_port(2, "a lane runs", runs);
+    let came = frame(mac(2), STRANGER, 60, 3);
+    lan.wire.send(&came);
+    assert_eq!(
+        added.pairs[0].receive(wait::SOON).map(|got| got.frame),
+        Some(came)
+    );
+}
+
 #[rstest]
 fn promiscuous_port_hears_what_the_network_moves(#[values(1, 2)] workers: usize) {
     require!(Root);

@@ -44,6 +44,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::{CommandFactory, Parser};
+use steward::log_fields::EscapedFields;
 use tracing_subscriber::EnvFilter;
 
 use api::status::Status;
@@ -81,6 +82,7 @@ pub fn run() -> ExitCode {
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .with_target(false)
+        .fmt_fields(EscapedFields)
         // Else a line that nobody reads any more (EPIPE, EIO) ends the process, by eprintln's panic.
         .log_internal_errors(false)
         .init();

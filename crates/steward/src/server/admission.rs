@@ -85,7 +85,9 @@ impl Server {
             + over.clone().filter(|over| over.uid == uid).count();
         // Places of those who may come back are nobody else's.
         let taken = self.connections.len() + self.unclosed.len() + self.orphans.len();
-        if has >= self.policy.connections as usize || taken >= CONNECTIONS_MAX as usize {
+        // And one is root's.
+        let most = CONNECTIONS_MAX as usize - usize::from(uid != 0);
+        if has >= self.policy.connections as usize || taken >= most {
             return limit(format!(
                 "user {uid} has {has} connections, of {taken} in all: close some, or raise `connections` under \
                  [limits] ({CONNECTIONS_MAX} at most)",

@@ -135,7 +135,7 @@ impl Entries {
     }
 
     /// Whether the NIC may be told.
-    fn may_steer(&self) -> bool {
+    pub(super) fn may_steer(&self) -> bool {
         !self.filter.is_empty() && self.check().is_ok()
     }
 

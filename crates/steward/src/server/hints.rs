@@ -1,28 +1,12 @@
 //! Hints that holders ask for.
 
 use std::collections::BTreeSet;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::interface::LeaseHints;
-use super::limits::{Buckets, Rate};
+use super::limits::DeviceChange;
 use super::{Answered, Server};
 use crate::protocol::{Answer, HintWish, Reason, Refusal};
-
-/// How often a user may ask for other hints of a lease: each time a program may be loaded, which takes some milliseconds.
-const RATE: Rate = Rate {
-    burst: 64,
-    each: Duration::from_millis(500),
-};
-
-/// See [`RATE`].
-#[derive(Debug)]
-pub(super) struct Limit(Buckets<u32>);
-
-impl Default for Limit {
-    fn default() -> Self {
-        Self(Buckets::new(RATE))
-    }
-}
 
 impl Server {
     /// What a lease that is charged to a rule asks for.
@@ -40,12 +24,9 @@ impl Server {
             return Ok(Answer::Done.into());
         };
         if held.wish != wish {
-            let (uid, now) = (connection.peer.uid, Instant::now());
-            if self.hints.0.wait(&uid, now).is_some() {
-                let text = format!("user {uid} asks for other hints too often: try again in a second");
-                return Err(Refusal::new(Reason::Limit, text));
-            }
-            self.hints.0.take(&uid, now);
+            let (uid, interface) = (connection.peer.uid, &held.wanted.interface);
+            let changes = &mut self.device_changes;
+            changes.take(DeviceChange::Hints, interface, uid, Instant::now())?;
         }
         connection.wish = Some(wish);
         held.wish = wish;

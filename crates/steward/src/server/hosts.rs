@@ -9,6 +9,7 @@
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::time::Instant;
 
 use steer::{HostAccess, HostHook, detach_host, pinned_hosts, program_on, with_sources};
 
@@ -16,6 +17,7 @@ use super::connection::{Held, Reply};
 use super::file::may_crash;
 use super::interface::Interface;
 use super::lease::LeaseRef;
+use super::limits::DeviceChange;
 use super::state::Records;
 use super::{Answered, Server, no_lease};
 use crate::links::filters;
@@ -55,6 +57,20 @@ struct Between {
     tap: u32,
 }
 
+/// Why a holder does not get the device.
+enum NotGiven {
+    /// It asks too often: what there is stays.
+    Limit(Refusal),
+    /// In words.
+    Failed(String),
+}
+
+impl From<String> for NotGiven {
+    fn from(why: String) -> Self {
+        Self::Failed(why)
+    }
+}
+
 fn network_at(held: &Held) -> NetworkAt {
     (held.interface, held.wanted.start_queue)
 }
@@ -81,13 +97,18 @@ impl Host {
     }
 
     /// Sees to it that there is a device whose descriptor the holder has, who has that of the one with this index: a
-    /// new one's, if it is another.
-    /// Errors: in words.
-    fn give(&mut self, interface: &Interface, has: u32) -> Result<(Link, Option<OwnedFd>), String> {
+    /// new one's, if it is another. `may_make`: whether a device may be made now.
+    fn give(
+        &mut self,
+        interface: &Interface,
+        has: u32,
+        may_make: impl FnOnce() -> Result<(), Refusal>,
+    ) -> Result<(Link, Option<OwnedFd>), NotGiven> {
         let name = &self.tap.name;
         let made = match self.device()? {
             Some(device) if device.index == has => None,
             there => {
+                may_make().map_err(NotGiven::Limit)?;
                 if there.is_some() {
                     let removed = self.tap.remove();
                     removed.map_err(|error| format!("cannot remove {name}: {error}"))?;
@@ -97,18 +118,13 @@ impl Host {
                     format!("cannot make the tap device {name} (by /dev/net/tun): {error}")
                 })?;
                 may_crash("made");
-                tracing::info!(
-                    interface = interface.link.name,
-                    tap = name,
-                    "joined with the host"
-                );
                 self.cuts_udp = cuts_udp;
                 Some(descriptor)
             }
         };
         match self.look(interface)? {
             Some(device) => Ok((device, made)),
-            None => Err(format!("{} is gone again", self.tap.name)),
+            None => Err(NotGiven::Failed(format!("{} is gone again", self.tap.name))),
         }
     }
 
@@ -191,17 +207,26 @@ impl Server {
         interface.program()?;
         let tap = || Tap::new(interface.name(), interface.link.index, at.1);
         let host = self.hosts.entry(at).or_insert_with(|| Host::new(tap()));
-        match host.give(interface, has) {
-            Ok((device, descriptor)) => Ok(Reply {
-                answer: Answer::Host(HostEnd {
-                    interface: device.name,
-                    index: device.index,
-                    cuts_udp: host.cuts_udp,
-                    macs: host.macs.clone(),
-                }),
-                socket: descriptor,
-            }),
-            Err(why) => {
+        let (uid, changes) = (self.connections[&number].peer.uid, &mut self.device_changes);
+        let may_make = || changes.take(DeviceChange::HostTap, interface.name(), uid, Instant::now());
+        match host.give(interface, has, may_make) {
+            Ok((device, descriptor)) => {
+                if descriptor.is_some() && self.leases.may_say(uid) {
+                    let (interface, tap) = (&interface.link.name, &device.name);
+                    tracing::info!(interface, tap, "joined with the host");
+                }
+                Ok(Reply {
+                    answer: Answer::Host(HostEnd {
+                        interface: device.name,
+                        index: device.index,
+                        cuts_udp: host.cuts_udp,
+                        macs: host.macs.clone(),
+                    }),
+                    socket: descriptor,
+                })
+            }
+            Err(NotGiven::Limit(refusal)) => Err(refusal),
+            Err(NotGiven::Failed(why)) => {
                 let text = format!("{} cannot be joined with a network: {why}", interface.link.name);
                 self.end_host(at);
                 Err(Refusal::new(Reason::Kernel, text))

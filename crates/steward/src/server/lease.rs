@@ -4,8 +4,10 @@
 use std::time::Instant;
 
 use super::connection::Held;
+use super::entries::Entries;
 use super::file::may_crash;
 use super::interface::{self, Interface, LeaseHints};
+use super::limits::DeviceChange;
 use super::rings::RingOf;
 use super::state::LeaseRecord;
 use super::{Answered, Server};
@@ -106,8 +108,8 @@ impl Server {
             return Ok(at);
         }
         let (now, name) = (Instant::now(), link.name.clone());
-        let may = self.attaches.check(&name, peer.uid, now);
-        may.map_err(|text| Refusal::new(Reason::Limit, text))?;
+        let change = DeviceChange::Program;
+        self.device_changes.check(change, &name, peer.uid, now)?;
         // Attached otherwise, for leases that have ended.
         if let Some((at, _)) = known
             && !self.forget(at)
@@ -119,8 +121,8 @@ impl Server {
         self.next += 1;
         let places = self.store.as_ref().map(|store| store.places_of(at));
         let opened = Interface::open(link, wanted.mode, places)
-            .inspect_err(|_| self.attaches.note_in_vain(&name, peer.uid, now))?;
-        self.attaches.note(&name, peer.uid, now);
+            .inspect_err(|_| self.device_changes.note_in_vain(change, &name, peer.uid, now))?;
+        self.device_changes.note(change, &name, peer.uid, now);
         self.interfaces.insert(at, opened);
         Ok(at)
     }
@@ -196,7 +198,13 @@ impl Server {
         let mut record = LeaseRecord::new(number, at, peer, wanted);
         record.set_hints(hints.wish);
         let names = self.policy.names(rule);
-        let of = (wanted.interface.clone(), peer.uid, wanted.start_queue);
+        let (uid, now) = (peer.uid, Instant::now());
+        let tells_nic = Entries::new(wanted.range(), wanted.filter.clone(), names.clone()).may_steer();
+        if tells_nic {
+            let change = DeviceChange::NicRules;
+            self.device_changes.take(change, &wanted.interface, uid, now)?;
+        }
+        let of = (wanted.interface.clone(), uid, wanted.start_queue);
         let ring = match wanted.network {
             true => Some(self.ring_for(at, &of, rule)?),
             false => None,

@@ -6,6 +6,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use super::LINGER;
+use crate::protocol::{Reason, Refusal};
+
 /// So many at once, and then one in each such time.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Rate {
@@ -13,11 +16,15 @@ pub(super) struct Rate {
     pub(super) each: Duration,
 }
 
-/// How often one user may have the program attached to one interface at once, or try to. A NIC's rings may start anew
-/// each time.
-const ATTACHES: u32 = 4;
-/// The same for all users together.
-const ATTACHES_OF_ALL: u32 = 16;
+/// What users may change of devices, in units ([`DeviceChange::cost`]): of one interface, one user, and all together.
+const OF_USER: Rate = Rate {
+    burst: 512,
+    each: Duration::from_nanos(LINGER.as_nanos() as u64 / 128),
+};
+const OF_ALL: Rate = Rate {
+    burst: 4 * OF_USER.burst,
+    each: Duration::from_nanos(LINGER.as_nanos() as u64 / 512),
+};
 /// Most users that are kept apart; beyond that they share.
 const USERS_MAX: usize = 1024;
 
@@ -73,12 +80,24 @@ impl<K: Ord + Clone> Buckets<K> {
         }
     }
 
-    /// After which time this one may do it once; none: now.
-    pub(super) fn wait(&mut self, of: &K, now: Instant) -> Option<Duration> {
+    /// After which time this one may take so much; none: now.
+    pub(super) fn wait(&mut self, of: &K, cost: u32, now: Instant) -> Option<Duration> {
         let bucket = self.used.get_mut(of)?;
         bucket.refill(self.rate, now);
-        let next = bucket.since + self.rate.each;
-        (bucket.left == 0 && next > now).then(|| next.saturating_duration_since(now))
+        let lacks = cost.saturating_sub(bucket.left);
+        let next = bucket.since + self.rate.each * lacks;
+        (lacks > 0 && next > now).then(|| next.saturating_duration_since(now))
+    }
+
+    /// This one, or the crowd, where too many are kept apart already.
+    fn known_or(&mut self, of: K, crowd: K, now: Instant) -> K {
+        if self.used.len() >= USERS_MAX {
+            self.forget_full(now);
+        }
+        match self.used.contains_key(&of) || self.used.len() < USERS_MAX {
+            true => of,
+            false => crowd,
+        }
     }
 
     fn forget_full(&mut self, now: Instant) {
@@ -89,7 +108,7 @@ impl<K: Ord + Clone> Buckets<K> {
         });
     }
 
-    pub(super) fn take(&mut self, of: &K, now: Instant) {
+    pub(super) fn take(&mut self, of: &K, cost: u32, now: Instant) {
         let rate = self.rate;
         if !self.used.contains_key(of) {
             self.forget_full(now);
@@ -97,33 +116,99 @@ impl<K: Ord + Clone> Buckets<K> {
         }
         if let Some(bucket) = self.used.get_mut(of) {
             bucket.refill(rate, now);
-            bucket.left = bucket.left.saturating_sub(1);
+            bucket.left = bucket.left.saturating_sub(cost);
         }
     }
 }
 
-/// How often programs are attached because somebody asks for a lease.
+/// A change of a device that a request causes. The kernel makes most of them by a lock that all interfaces share, a NIC's
+/// rings may start anew, and nobody else is served meanwhile.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum DeviceChange {
+    /// The program is attached, and goes when there has been no lease for a while.
+    Program,
+    /// The host's tap is made, with its programs.
+    HostTap,
+    /// The NIC is looked at or told something for a netkit, or for zero-copy receive: twice for each queue.
+    NicSetUp,
+    /// The NIC is told which frames a lease is for.
+    NicRules,
+    /// The program is replaced by one that leaves other hints.
+    Hints,
+}
+
+impl DeviceChange {
+    /// Units. `linger`: how long the program stays without a lease. In that time a user may cause one more to be
+    /// attached: then nobody who asks for leases like that is refused one.
+    fn cost(self, linger: Duration) -> u32 {
+        match self {
+            Self::Program => {
+                let times = linger.min(LINGER).as_nanos() / OF_USER.each.as_nanos();
+                u32::try_from(times).unwrap_or(u32::MAX)
+            }
+            Self::HostTap => 64,
+            Self::Hints => 8,
+            Self::NicSetUp => 4,
+            Self::NicRules => 1,
+        }
+    }
+
+    fn words(self, interface: &str) -> String {
+        match self {
+            Self::Program => format!("had the program attached to {interface}, or tried to,"),
+            Self::HostTap => format!("had the host joined with networks of {interface}"),
+            Self::NicSetUp => format!("had {interface} set up for queues"),
+            Self::NicRules => format!("had {interface} told of leases' frames"),
+            Self::Hints => format!("asked for other hints of {interface}"),
+        }
+    }
+}
+
+/// How often devices are changed because somebody asks for it: one account for all such requests.
 #[derive(Debug)]
-pub(super) struct Attaches {
+pub(super) struct DeviceChanges {
     by_user: Buckets<(String, u32)>,
     by_all: Buckets<String>,
+    linger: Duration,
 }
 
-impl Attaches {
-    /// One more in the time that a program stays without a lease: then nobody who asks for leases like that is refused
-    /// one.
+impl DeviceChanges {
     pub(super) fn new(linger: Duration) -> Self {
-        let rate = |burst, each| Rate { burst, each };
         Self {
-            by_user: Buckets::new(rate(ATTACHES, linger)),
-            by_all: Buckets::new(rate(ATTACHES_OF_ALL, linger / 4)),
+            by_user: Buckets::new(OF_USER),
+            by_all: Buckets::new(OF_ALL),
+            linger,
         }
     }
 
-    /// Why this user may not have the program attached now.
-    pub(super) fn check(&mut self, interface: &str, uid: u32, now: Instant) -> Result<(), String> {
-        let own = self.by_user.wait(&(interface.to_owned(), uid), now);
-        let all = self.by_all.wait(&interface.to_owned(), now);
+    /// Takes what a change costs.
+    ///
+    /// # Errors
+    /// Why this user may not cause it now.
+    pub(super) fn take(
+        &mut self,
+        change: DeviceChange,
+        interface: &str,
+        uid: u32,
+        now: Instant,
+    ) -> Result<(), Refusal> {
+        self.check(change, interface, uid, now)?;
+        self.note(change, interface, uid, now);
+        Ok(())
+    }
+
+    /// Whether this user may cause a change now.
+    pub(super) fn check(
+        &mut self,
+        change: DeviceChange,
+        interface: &str,
+        uid: u32,
+        now: Instant,
+    ) -> Result<(), Refusal> {
+        let cost = change.cost(self.linger);
+        let key = self.user(interface, uid, now);
+        let own = self.by_user.wait(&key, cost, now);
+        let all = self.by_all.wait(&interface.to_owned(), cost, now);
         let Some(wait) = own.max(all) else {
             return Ok(());
         };
@@ -131,21 +216,28 @@ impl Attaches {
             Some(_) => format!("user {uid}"),
             None => "all users together".to_owned(),
         };
-        let seconds = wait.as_secs() + 1;
-        Err(format!(
-            "{who} had the program attached to {interface}, or tried to, too often: try again in {seconds} s, or keep \
-             a lease (the program stays with it)"
-        ))
+        let (words, seconds) = (change.words(interface), wait.as_secs() + 1);
+        let text = format!("{who} {words} too often: try again in {seconds} s, or keep what there is");
+        Err(Refusal::new(Reason::Limit, text))
     }
 
-    pub(super) fn note(&mut self, interface: &str, uid: u32, now: Instant) {
-        self.note_in_vain(interface, uid, now);
-        self.by_all.take(&interface.to_owned(), now);
+    pub(super) fn note(&mut self, change: DeviceChange, interface: &str, uid: u32, now: Instant) {
+        self.note_in_vain(change, interface, uid, now);
+        let cost = change.cost(self.linger);
+        self.by_all.take(&interface.to_owned(), cost, now);
     }
 
-    /// It could not be attached. That costs time, and no frames: others are not refused for it.
-    pub(super) fn note_in_vain(&mut self, interface: &str, uid: u32, now: Instant) {
-        self.by_user.take(&(interface.to_owned(), uid), now);
+    /// It could not be made. That costs time, and no frames: others are not refused for it.
+    pub(super) fn note_in_vain(&mut self, change: DeviceChange, interface: &str, uid: u32, now: Instant) {
+        let cost = change.cost(self.linger);
+        let key = self.user(interface, uid, now);
+        self.by_user.take(&key, cost, now);
+    }
+
+    /// Whose account it is: a crowd of users has one.
+    fn user(&mut self, interface: &str, uid: u32, now: Instant) -> (String, u32) {
+        let of = |uid| (interface.to_owned(), uid);
+        self.by_user.known_or(of(uid), of(u32::MAX), now)
     }
 }
 
@@ -180,18 +272,13 @@ impl Quiet {
     }
 
     fn may_say_at(&mut self, uid: u32, now: Instant) -> bool {
-        if self.by_user.used.len() >= USERS_MAX {
-            self.by_user.forget_full(now);
-        }
-        // A crowd of users is one.
-        let known = self.by_user.used.contains_key(&uid) || self.by_user.used.len() < USERS_MAX;
-        let uid = if known { uid } else { u32::MAX };
-        if self.by_user.wait(&uid, now).is_some() || self.by_all.wait(&(), now).is_some() {
+        let uid = self.by_user.known_or(uid, u32::MAX, now);
+        if self.by_user.wait(&uid, 1, now).is_some() || self.by_all.wait(&(), 1, now).is_some() {
             self.left_out += 1;
             return false;
         }
-        self.by_user.take(&uid, now);
-        self.by_all.take(&(), now);
+        self.by_user.take(&uid, 1, now);
+        self.by_all.take(&(), 1, now);
         let left_out = std::mem::take(&mut self.left_out);
         if left_out > 0 {
             tracing::warn!("{left_out} lines of this kind were left out: holders cause them too often");
@@ -288,34 +375,79 @@ mod tests {
 
     #[test]
     fn attaching_again_and_again_is_refused_until_time_has_passed() {
-        let each = Duration::from_secs(5);
-        let (mut attaches, start) = (Attaches::new(each), Instant::now());
-        for _ in 0..ATTACHES {
-            assert_eq!(attaches.check("eth1", 7, start), Ok(()));
-            attaches.note("eth1", 7, start);
+        let (mut changes, start) = (DeviceChanges::new(LINGER), Instant::now());
+        let program = DeviceChange::Program;
+        for _ in 0..4 {
+            changes.take(program, "eth1", 7, start).expect("not often yet");
         }
-        let why = attaches.check("eth1", 7, start).expect_err("too often");
+        let refusal = changes.check(program, "eth1", 7, start).expect_err("too often");
+        let why = &refusal.text;
         assert!(
             why.contains("user 7") && why.contains("eth1") && why.contains("again in 6 s"),
             "{why}"
         );
         // Other users and other interfaces are not concerned.
-        assert_eq!(attaches.check("eth1", 8, start), Ok(()));
-        assert_eq!(attaches.check("eth2", 7, start), Ok(()));
+        assert_eq!(changes.check(program, "eth1", 8, start), Ok(()));
+        assert_eq!(changes.check(program, "eth2", 7, start), Ok(()));
         // Unless there are very many of them.
-        (8..20).for_each(|uid| attaches.note("eth1", uid, start));
-        let why = attaches.check("eth1", 20, start).expect_err("too often");
-        assert!(why.contains("all users"), "{why}");
-        assert!(attaches.check("eth1", 7, start + each / 2).is_err());
-        assert_eq!(attaches.check("eth1", 7, start + each), Ok(()));
+        (8..20).for_each(|uid| changes.note(program, "eth1", uid, start));
+        let refusal = changes.check(program, "eth1", 20, start).expect_err("too often");
+        assert!(refusal.text.contains("all users"), "{refusal}");
+        assert!(changes.check(program, "eth1", 7, start + LINGER / 2).is_err());
+        assert_eq!(changes.check(program, "eth1", 7, start + LINGER), Ok(()));
+    }
+
+    #[test]
+    fn changes_of_all_kinds_have_one_account() {
+        let (mut changes, start) = (DeviceChanges::new(LINGER), Instant::now());
+        let mut made = |change, uid, at| {
+            let all = (0..10_000).take_while(|_| changes.take(change, "eth1", uid, at).is_ok());
+            all.count()
+        };
+        assert_eq!(made(DeviceChange::HostTap, 7, start), 8);
+        let [program, tap, set_up, rules, hints] = [
+            DeviceChange::Program,
+            DeviceChange::HostTap,
+            DeviceChange::NicSetUp,
+            DeviceChange::NicRules,
+            DeviceChange::Hints,
+        ];
+        for change in [program, tap, set_up, rules, hints] {
+            assert_eq!(made(change, 7, start), 0, "{change:?}");
+        }
+        assert_eq!(made(DeviceChange::NicRules, 8, start), 512);
+        // With time that comes back: two taps in five seconds.
+        assert_eq!(made(DeviceChange::HostTap, 7, start + LINGER), 2);
+    }
+
+    #[test]
+    fn program_that_goes_at_once_may_come_again_at_once() {
+        let (mut changes, start) = (DeviceChanges::new(Duration::ZERO), Instant::now());
+        let program = DeviceChange::Program;
+        assert!((0..1000).all(|_| changes.take(program, "eth1", 7, start).is_ok()));
+        (0..8).for_each(|_| changes.note(DeviceChange::HostTap, "eth1", 7, start));
+        assert!(changes.check(DeviceChange::HostTap, "eth1", 7, start).is_err());
     }
 
     #[test]
     fn attaching_in_vain_is_limited_for_each_user_and_at_nobody_elses_cost() {
-        let (mut attaches, start) = (Attaches::new(Duration::from_secs(5)), Instant::now());
-        (0..10 * ATTACHES_OF_ALL).for_each(|_| attaches.note_in_vain("eth1", 7, start));
-        assert!(attaches.check("eth1", 7, start).is_err());
-        assert_eq!(attaches.check("eth1", 8, start), Ok(()));
+        let (mut changes, start) = (DeviceChanges::new(LINGER), Instant::now());
+        let program = DeviceChange::Program;
+        (0..200).for_each(|_| changes.note_in_vain(program, "eth1", 7, start));
+        assert!(changes.check(program, "eth1", 7, start).is_err());
+        assert_eq!(changes.check(program, "eth1", 8, start), Ok(()));
+    }
+
+    #[test]
+    fn crowd_of_users_has_one_account_and_takes_no_room() {
+        let (mut changes, start) = (DeviceChanges::new(LINGER), Instant::now());
+        (0..10_000).for_each(|uid| changes.note_in_vain(DeviceChange::Program, "eth1", uid, start));
+        assert!(changes.by_user.used.len() <= USERS_MAX + 1);
+        assert!(
+            changes
+                .check(DeviceChange::NicRules, "eth1", 10_000, start)
+                .is_err()
+        );
     }
 
     #[test]

@@ -67,7 +67,7 @@ use connection::{Connection, Held, Incoming, Reply};
 use file::may_crash;
 use hosts::{Host, NetworkAt};
 use interface::Interface;
-use limits::{Attaches, Bucket, Quiet, Rate, Turns, Waiting};
+use limits::{Bucket, DeviceChanges, Quiet, Rate, Turns, Waiting};
 use ready::ReadyConnection;
 pub use reload::NewPolicy;
 use reload::Reload;
@@ -122,8 +122,8 @@ pub struct Server {
     pause: Option<Instant>,
     /// See [`LOOKS`].
     looks: Bucket,
-    /// Attaching for leases, by user.
-    attaches: Attaches,
+    /// What holders have changed of devices.
+    device_changes: DeviceChanges,
     turns: Turns,
     reload: Option<Reload>,
     /// How long the program stays without a lease.
@@ -138,8 +138,6 @@ pub struct Server {
     /// What may be logged: leases that come and go, and what is refused.
     leases: Quiet,
     refusals: Quiet,
-    /// How often hints may be asked for.
-    hints: hints::Limit,
     /// Queues for io_uring zero-copy receive.
     zcrx: ZcrxQueues,
 }
@@ -174,7 +172,7 @@ impl Server {
             next: 1,
             pause: None,
             looks: Bucket::full(LOOKS, Instant::now()),
-            attaches: Attaches::new(LINGER),
+            device_changes: DeviceChanges::new(LINGER),
             turns: Turns::default(),
             reload: None,
             linger: LINGER,
@@ -184,7 +182,6 @@ impl Server {
             reserve: Vec::new(),
             leases: Quiet::new(64),
             refusals: Quiet::new(10),
-            hints: hints::Limit::default(),
             zcrx: ZcrxQueues::default(),
         };
         server.fill_reserve();
@@ -468,11 +465,11 @@ impl Server {
         idle.into_iter().for_each(|at| self.forget_if_idle(at));
     }
 
-    /// How long a program stays on an interface after its last lease, and in which time a user may cause one more to be
-    /// attached; [`LINGER`] if this is not called.
+    /// How long a program stays on an interface after its last lease; [`LINGER`] if this is not called. In that time, or
+    /// in [`LINGER`] if that is shorter, a user may cause one more to be attached.
     #[must_use]
     pub fn with_linger(mut self, linger: Duration) -> Self {
-        (self.linger, self.attaches) = (linger, Attaches::new(linger));
+        (self.linger, self.device_changes) = (linger, DeviceChanges::new(linger));
         self
     }
 

@@ -28,6 +28,7 @@ use steer::mac_text;
 
 use super::connection::{Held, Reply};
 use super::errand::{Errand, Outcome, Pending, Pends, Task};
+use super::limits::DeviceChange;
 use super::sockets::{lost, no_process, pending};
 use super::{Answered, Server};
 use crate::protocol::{Answer, NetkitWanted, Reason, Refusal, Step, field};
@@ -57,7 +58,8 @@ impl Server {
             return Ok(pending(errand, step));
         }
         // Making one takes everybody's lock, too.
-        self.zcrx.may_set_up(&interface.link, uid, Instant::now())?;
+        let changes = &mut self.device_changes;
+        changes.take(DeviceChange::NicSetUp, &interface.link.name, uid, Instant::now())?;
         let ifindex = interface.begin_netkit(wanted, mac)?;
         let name = field(&wanted.name);
         let task = Task::Netkit {

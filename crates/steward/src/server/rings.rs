@@ -64,7 +64,7 @@ impl Rings {
             return kept.ring.try_clone().map_err(refused);
         }
         let now = Instant::now();
-        if let Some(wait) = self.new.wait(&rule, now) {
+        if let Some(wait) = self.new.wait(&rule, 1, now) {
             let text = format!(
                 "rule {} has had too many networks of different users: try again in {} s",
                 rule + 1,
@@ -73,7 +73,7 @@ impl Rings {
             return Err(Refusal::new(Reason::Limit, text));
         }
         let ring = GroupRing::new().map_err(refused)?;
-        self.new.take(&rule, now);
+        self.new.take(&rule, 1, now);
         self.keep(of.clone(), &ring).map_err(refused)?;
         Ok(ring)
     }

@@ -34,6 +34,7 @@ use self::refusals::{check_split, failed, not_apart};
 use super::errand::{Errand, Outcome, Pending, Pends, Task};
 use super::file::may_crash;
 use super::held_queue::{HeldQueue, QueueKey};
+use super::limits::DeviceChange;
 use super::sockets::{self, OF_A_QUEUE};
 use super::{Answered, Server};
 use crate::hardware::apart::{self, NotApart};
@@ -67,7 +68,8 @@ impl Server {
         let key = (!is_loopback).then_some((link.index, wanted.queue));
         if let Some(key) = key {
             self.check_queue(&link, key)?;
-            self.zcrx.may_set_up(&link, peer.uid, Instant::now())?;
+            let changes = &mut self.device_changes;
+            changes.take(DeviceChange::NicSetUp, &link.name, peer.uid, Instant::now())?;
             let apart = self.set_apart(&link, key, wanted, self.policy.zcrx(rule));
             apart.inspect_err(|_| self.zcrx.abandon(key))?;
         }
@@ -200,7 +202,8 @@ impl Server {
     fn still_apart(&mut self, uid: u32, held: &HeldQueue) -> Result<(), Refusal> {
         let Some(key) = held.key else { return Ok(()) };
         let link = Link::by_index(key.0).ok_or_else(gone)?;
-        self.zcrx.may_set_up(&link, uid, Instant::now())?;
+        let changes = &mut self.device_changes;
+        changes.take(DeviceChange::NicSetUp, &link.name, uid, Instant::now())?;
         self.set_apart(&link, key, &held.wanted, self.policy.zcrx(held.rule))
     }
 

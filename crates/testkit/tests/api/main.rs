@@ -51,9 +51,13 @@ fn rig_with_network(serve: &Serve) -> Rig {
 
 /// Does that as another user, on a thread of its own.
 fn as_stranger<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    as_user(STRANGER, work)
+}
+
+fn as_user<T: Send + 'static>(user: u32, work: impl FnOnce() -> T + Send + 'static) -> T {
     let body = move || {
-        let uid = Uid::from_raw(STRANGER);
-        let gid = Gid::from_raw(STRANGER);
+        let uid = Uid::from_raw(user);
+        let gid = Gid::from_raw(user);
         rustix::thread::set_thread_res_gid(gid, gid, gid).expect("we are root");
         rustix::thread::set_thread_res_uid(uid, uid, uid).expect("we are root");
         work()

@@ -31,6 +31,9 @@ pub(crate) struct NetworkStatus {
     pub(crate) impaired: Option<String>,
     /// Names of its ports.
     pub(crate) ports: Vec<String>,
+    /// Learned addresses that were evicted: others needed their room.
+    #[serde(default)]
+    pub(crate) learned_evicted: u64,
     /// Queues of the uplink.
     pub(crate) queues: Vec<LaneStatus>,
     /// What is counted of frames to groups that came by the uplink.
@@ -112,6 +115,7 @@ impl NetworkStatus {
             mtu: shown.link.mtu,
             impaired: shown.impaired,
             ports: members.map(|port| port.name().to_owned()).collect(),
+            learned_evicted: shown.evicted,
             queues: queues.collect(),
             groups: Named::all_of(&network.group_counters).collect(),
             links: Named::sum_of(&network.link_counters()),
@@ -144,6 +148,9 @@ impl NetworkStatus {
         }
         if let Some(note) = &self.steering_note {
             let _ = writeln!(text, "  {note}");
+        }
+        if self.learned_evicted > 0 {
+            let _ = writeln!(text, "  {} learned addresses were evicted", self.learned_evicted);
         }
         if let Some(host) = &self.host {
             let _ = writeln!(text, "  {}", host.render());

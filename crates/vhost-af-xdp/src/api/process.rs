@@ -65,6 +65,8 @@ pub(crate) struct Listeners {
     pub(crate) metrics: Option<OwnedFd>,
     /// Who may change something by the first; `None`: all who can connect.
     pub(crate) changers: Option<Changers>,
+    /// Of the first two.
+    pub(crate) owner: u32,
 }
 
 impl Listeners {
@@ -103,6 +105,7 @@ pub(crate) fn start(
     if let Some(Changers { user, group }) = listeners.changers {
         command.args(["--changers", &format!("{user}:{group}")]);
     }
+    command.args(["--owner", &listeners.owner.to_string()]);
     for (name, fd) in listeners.named() {
         command.args([name, &fd.as_raw_fd().to_string()]);
     }
@@ -137,6 +140,8 @@ pub(crate) struct ProcessArgs {
     metrics: Option<RawFd>,
     #[arg(long, value_parser = parse_changers)]
     changers: Option<Changers>,
+    #[arg(long, default_value_t = 0)]
+    owner: u32,
 }
 
 /// `UID:GID`.
@@ -160,6 +165,7 @@ pub(crate) fn run(args: &ProcessArgs) -> anyhow::Result<()> {
         read_only: take(args.read_only)?,
         metrics: take(args.metrics)?,
         changers: args.changers,
+        owner: args.owner,
     };
     // The daemon ends in order, then we do; a signal for the whole group is the daemon's.
     let ignored = Arc::new(AtomicBool::new(false));
@@ -324,6 +330,7 @@ fn serve(
         events,
         changes,
         changers: listeners.changers,
+        owner: listeners.owner,
     };
     let limit = || -> anyhow::Result<()> {
         if limited {

@@ -1,6 +1,7 @@
 //! What goes together: each port by itself, beside the others, and with the networks.
 
 use std::collections::HashSet;
+use std::path::{Path, PathBuf};
 
 use device::offloads::Offloads;
 use steer::{ModeRequest, mac_text};
@@ -9,7 +10,7 @@ use xsk::BindRequest;
 
 use super::error::{ConfigError, Wrong};
 use super::port::{Endpoint, ExternalProgram, Inherited, NicConfig, Placement, PortConfig, PortQueues};
-use super::{GuardConfig, MOST_BYTES, MOST_QUEUES, ServeConfig};
+use super::{Control, GuardConfig, MOST_BYTES, MOST_QUEUES, ServeConfig};
 
 impl ServeConfig {
     /// Checks what can be checked without the kernel.
@@ -19,6 +20,9 @@ impl ServeConfig {
         if bytes > MOST_BYTES {
             let error = ConfigError::MaxMemory { bytes };
             return Err(Wrong { port: None, error });
+        }
+        for path in self.own_paths() {
+            check_text(&path.to_string_lossy()).map_err(|error| Wrong { port: None, error })?;
         }
         for (at, network) in self.networks.iter().enumerate() {
             let Some(uplink) = &network.uplink else { continue };
@@ -44,6 +48,19 @@ impl ServeConfig {
             })?;
         }
         Ok(())
+    }
+
+    /// Paths that are of no port.
+    fn own_paths(&self) -> impl Iterator<Item = &Path> {
+        let control = match &self.control {
+            Control::At(path) => Some(path),
+            Control::Nowhere | Control::Usual => None,
+        };
+        let api = [&self.api.all, &self.api.read_only].into_iter().flatten();
+        let paths = api.map(|(path, _)| path).chain(control).chain(&self.steward);
+        paths
+            .chain(self.file.as_ref().map(|file| &file.path))
+            .map(PathBuf::as_path)
     }
 
     /// Checks a port by itself and beside those before it, whose descriptors these are.
@@ -144,9 +161,25 @@ impl PortConfig {
         {
             return Err(ConfigError::FrameBytes(frame_bytes));
         }
+        self.check_texts()?;
         match &self.endpoint {
             Endpoint::Server(path) | Endpoint::Client(path) if path.as_os_str().len() > 107 => {
                 Err(ConfigError::LongPath(path.clone()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Checks names and paths: they are in the log, and on terminals.
+    fn check_texts(&self) -> Result<(), ConfigError> {
+        check_text(&self.name)?;
+        check_text(self.nic.cable().unwrap_or_default())?;
+        if let Endpoint::Server(path) | Endpoint::Client(path) = &self.endpoint {
+            check_text(&path.to_string_lossy())?;
+        }
+        match &self.external {
+            ExternalProgram::PinnedMap { path, .. } | ExternalProgram::Plugin { path, .. } => {
+                check_text(&path.to_string_lossy())
             }
             _ => Ok(()),
         }
@@ -246,6 +279,13 @@ impl PortConfig {
     }
 }
 
+fn check_text(text: &str) -> Result<(), ConfigError> {
+    match text.contains(char::is_control) {
+        true => Err(ConfigError::ControlCharacters(text.to_owned())),
+        false => Ok(()),
+    }
+}
+
 /// Whether two leases can be had at a time, of which the second one is that one's.
 fn check_apart(wanted: &Wanted, others: &Wanted, other: std::fmt::Arguments<'_>) -> Result<(), ConfigError> {
     let name = wanted.interface.clone();
@@ -273,7 +313,7 @@ mod tests {
 
     use device::features::OnRequest;
 
-    use super::super::{ApiConfig, Control, FileKinds, MemoryRules, Segments};
+    use super::super::{ApiConfig, FileKinds, MemoryRules, Segments};
     use super::*;
     use crate::listener::Access;
     use crate::nic::endpoint::COPY_BYTES;
@@ -350,6 +390,35 @@ mod tests {
     #[test]
     fn one_socket_for_two_ports_is_refused() {
         assert!(serve(vec![port("/a", 0, 1), port("/a", 1, 1)]).check().is_err());
+    }
+
+    #[test]
+    fn name_or_path_with_control_characters_is_refused_and_shown_escaped() {
+        let odd = "/run/a\nb\u{1b}[2J\u{9b}";
+        let refused = |config: ServeConfig| {
+            let error = config.check().expect_err("it has some").to_string();
+            assert!(
+                !error.contains(char::is_control) && error.contains("/run/a\\nb"),
+                "{error}"
+            );
+        };
+        refused(serve(vec![port(odd, 0, 1)]));
+        let with = |change: &dyn Fn(&mut ServeConfig)| {
+            let mut config = serve(vec![port("/run/ü", 0, 1)]);
+            config.check().expect("as it should be");
+            change(&mut config);
+            refused(config);
+        };
+        with(&|config| config.control = Control::At(odd.into()));
+        with(&|config| config.steward = Some(odd.into()));
+        with(&|config| config.api.all = Some((odd.into(), Access::OWN)));
+        with(&|config| config.api.read_only = Some((odd.into(), Access::OWN)));
+        with(&|config| config.ports[0].endpoint = Endpoint::Client(odd.into()));
+        with(&|config| config.ports[0].name = odd.into());
+        with(&|config| {
+            let path = odd.into();
+            config.ports[0].external = ExternalProgram::Plugin { path, layout: None };
+        });
     }
 
     #[test]

@@ -30,6 +30,8 @@ pub(crate) enum ConfigError {
     #[error("socket path {0:?} is {len} bytes long: a Unix socket path has at most 107: choose a shorter \
              one", len = .0.as_os_str().len())]
     LongPath(PathBuf),
+    #[error("{0:?} has control characters: choose a name or path without")]
+    ControlCharacters(String),
     #[error("--offload {0}: memory=direct receives each frame where it stays, use memory=copy for these")]
     Offload(Offloads),
     #[error(

@@ -45,6 +45,7 @@ impl Network {
             return None;
         }
         let table = configured(state);
+        self.share_room(state, &table);
         let (interface, uplink, ports) = (state.interface.as_deref(), &state.uplink, &state.ports);
         let tell = |changes: &[Change]| {
             let changes: Vec<_> = changes

@@ -6,6 +6,10 @@
 //! noted. The uplink's steward may refuse one: what the port sends from it is lost then, until it is asked again
 //! ([`ASK_AGAIN`]). Nothing here is asked for by a worker that waits.
 //!
+//! A network with an uplink has room for a number of stations. Those by configuration always have room: learned ones are
+//! evicted for them ([`Learning::make_room`]). What is left the ports that learn share ([`Learning::share`]): a port that
+//! has fewer learned addresses than another one gets one in the place of the other one's.
+//!
 //! What one look finds is told in one list. Ports that take a station from each other without end have it moved all the
 //! same, but once in a while only, with all others that wait ([`MOVES`]): each list costs a new table of all workers.
 
@@ -45,6 +49,9 @@ struct Owner {
     /// When it became this port's that had been another one's.
     moved: Option<Instant>,
 }
+
+/// An address that was evicted, and the port that had learned it.
+pub(super) type Evicted = (Station, PortNumber);
 
 /// A note of a port, of which the uplink is to be told.
 struct Found<'a> {
@@ -90,6 +97,79 @@ impl Learning {
         let gone: Vec<_> = self.stations().filter(|&(_, of)| of == port).collect();
         let gone = gone.into_iter().map(|(station, _)| station);
         gone.inspect(|station| _ = self.owners.remove(station)).collect()
+    }
+
+    /// Evicts learned stations until there are at most so many: of the port that has most, the one that was used longest
+    /// ago.
+    pub(super) fn make_room(&mut self, most: usize, ports: &[Option<TablePort>]) -> Vec<Evicted> {
+        let surplus = self.owners.len().saturating_sub(most);
+        let mut held = self.held();
+        (0..surplus)
+            .filter_map(|_| self.evict(&mut held, ports))
+            .collect()
+    }
+
+    /// Divides the room for so many learned stations among ports that noted new ones: a station of a port that has at
+    /// least two more than another one is evicted for it. What there is no room for is refused.
+    pub(super) fn share(&mut self, most: usize, ports: &[Option<TablePort>], table: &Table) -> Vec<Evicted> {
+        let mut evicted = self.make_room(most, ports);
+        let mut held = self.held();
+        let mut total = self.owners.len();
+        let mut granted = HashSet::new();
+        for (port, learned) in learners(ports) {
+            for note in learned.notes() {
+                let station = note.station();
+                let is_new =
+                    !note.is_refused() && table.is_free(station) && !self.owners.contains_key(&station);
+                if !is_new || !granted.insert(station) {
+                    continue;
+                }
+                if total >= most {
+                    let largest = held.values().copied().max().unwrap_or(0);
+                    let its = held.get(&port).copied().unwrap_or(0);
+                    let Some(one) = (largest >= its + 2)
+                        .then(|| self.evict(&mut held, ports))
+                        .flatten()
+                    else {
+                        learned.refuse(note);
+                        continue;
+                    };
+                    evicted.push(one);
+                    total -= 1;
+                }
+                total += 1;
+                *held.entry(port).or_default() += 1;
+            }
+        }
+        evicted
+    }
+
+    /// How many each port has.
+    fn held(&self) -> HashMap<PortNumber, usize> {
+        let mut held = HashMap::new();
+        self.owners
+            .values()
+            .for_each(|owner| *held.entry(owner.port).or_default() += 1);
+        held
+    }
+
+    /// Takes from the port that has most, of `held`, the station that it used longest ago.
+    fn evict(
+        &mut self,
+        held: &mut HashMap<PortNumber, usize>,
+        ports: &[Option<TablePort>],
+    ) -> Option<Evicted> {
+        let (&port, count) = held.iter_mut().max_by_key(|(port, count)| (**count, port.0))?;
+        let its = self.owners.iter().filter(|(_, owner)| owner.port == port);
+        let (&station, _) = its.min_by_key(|(station, owner)| (owner.used, station.bits()))?;
+        *count -= 1;
+        self.owners.remove(&station);
+        let learned = learners(ports).find(|&(number, _)| number == port);
+        if let Some((_, learned)) = learned {
+            let notes = learned.notes().filter(|note| note.station() == station);
+            notes.for_each(|note| learned.remove(note));
+        }
+        Some((station, port))
     }
 
     /// Looks at the notes of all ports; whether something is to be told to workers. `table`: of stations by
@@ -413,6 +493,50 @@ mod tests {
         assert!(world.learned(0).note(station(GUEST)));
         world.answer = Told::Done;
         assert!(world.look());
+    }
+
+    #[test]
+    fn configured_addresses_have_the_room_of_what_was_used_longest_ago() {
+        let mut world = World::new();
+        for at in 0..4 {
+            world.learned(0).note(station([2, 0, 0, 0, 9, at]));
+            world.look();
+            world.now += Duration::from_secs(1);
+        }
+        world.learned(1).note(station(GUEST.map(|byte| byte ^ 2)));
+        world.look();
+        assert!(world.learning.make_room(5, &world.ports).is_empty());
+        let oldest = [0, 1].map(|at| (station([2, 0, 0, 0, 9, at]), PortNumber(0)));
+        assert_eq!(world.learning.make_room(3, &world.ports), oldest);
+        assert_eq!(world.stations().len(), 3);
+        assert_eq!(world.learned(0).notes().count(), 2, "its notes are free again");
+        assert_eq!(world.learning.make_room(0, &world.ports).len(), 3);
+    }
+
+    #[test]
+    fn ports_share_the_room_for_learned_addresses() {
+        let mut world = World::new();
+        let learn = |world: &mut World, port, from: u8, count: u8| {
+            for at in from..from + count {
+                world.learned(port).note(station([2, 0, 0, 0, 9, at]));
+            }
+            let evicted = world.learning.share(8, &world.ports, &world.table);
+            world.look();
+            evicted.len()
+        };
+        let held =
+            |world: &World| [0, 1].map(|port| world.stations().iter().filter(|(_, of)| of.0 == port).count());
+        assert_eq!(learn(&mut world, 0, 0, 10), 0);
+        assert_eq!(held(&world), [8, 0]);
+        assert_eq!(learn(&mut world, 1, 20, 3), 3);
+        assert_eq!(held(&world), [5, 3]);
+        assert_eq!(learn(&mut world, 1, 30, 3), 1);
+        assert_eq!(held(&world), [4, 4]);
+        // Who uses more all the time gets no more, and costs others nothing.
+        for round in 0..5 {
+            assert_eq!(learn(&mut world, 0, 40 + round * 10, 10), 0);
+            assert_eq!(held(&world), [4, 4]);
+        }
     }
 
     #[test]

@@ -11,6 +11,7 @@ mod learning;
 mod naming;
 mod owed;
 mod retry;
+mod room;
 mod seen;
 mod uplink;
 
@@ -33,6 +34,7 @@ use self::naming::Named;
 use self::retry::Retry;
 use self::seen::Seen;
 use crate::config::{MemberVlans, NetworkConfig, NicConfig, PortConfig, UplinkConfig};
+use crate::log_limit::LogLimit;
 use crate::nic::error::InterfaceError;
 use crate::nic::interface::Interface;
 use crate::nic::interface_queue::InterfaceQueue;
@@ -96,6 +98,8 @@ pub(crate) struct ShownNetwork {
     pub(crate) host: Option<ShownHost>,
     /// Addresses that ports have beside their own, in order.
     learned: Vec<(PortNumber, Station)>,
+    /// Learned addresses that were evicted, since the start.
+    pub(crate) evicted: u64,
 }
 
 #[derive(Default)]
@@ -118,6 +122,9 @@ struct State {
     /// Of each number: somebody may have lanes of it still.
     held: Vec<Weak<()>>,
     learning: Learning,
+    /// Learned addresses that were evicted.
+    evicted: u64,
+    eviction_lines: LogLimit,
     named: Named,
     /// Of which the uplink may know another thing than holds.
     owed: HashSet<Station>,
@@ -276,6 +283,7 @@ impl Network {
         }
         let number = PortNumber(u16::try_from(at).unwrap_or(u16::MAX));
         port.life = state.next_life();
+        self.make_room_for(&mut state, &port);
         self.set_stations(&mut state, &stations(&port, Some(number)))?;
         let held = Arc::new(());
         state.held[at] = Arc::downgrade(&held);
@@ -310,6 +318,7 @@ impl Network {
         }
         // What is under way to an address that it has no more is not for it.
         port.life = state.next_life();
+        self.make_room_for(&mut state, &port);
         self.set_stations(&mut state, &stations(&port, Some(number)))?;
         let before = state.ports.get_mut(at).and_then(|before| before.replace(port));
         let before = before.map_or_else(Vec::new, |before| stations(&before, None));

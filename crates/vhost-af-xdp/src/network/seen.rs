@@ -68,6 +68,7 @@ impl Seen {
             lanes: state.running.iter().map(lane).collect(),
             host: host.map(|_| state.host.shown()),
             learned,
+            evicted: state.evicted,
         };
         let watched = state.watched;
         Self { shown, watched }

@@ -1,11 +1,14 @@
 //! What happened to ports and networks, in order: guests that came and went, links, queues that could not be set up;
 //! ports that were added, changed and removed.
 //!
+//! It keeps a number of entries ([`KEPT`]). When there is no room, the port or network with most entries loses its
+//! oldest one: a port whose VMM comes and goes without end displaces its own entries and no others.
+//!
 //! The journal is the daemon's only one. A port's thread writes what differs between the picture that it
 //! [shows](super::shown) and the one before. Others read from a place of theirs on, and wait for more; who reads too
 //! slowly loses the oldest entries and is told how many. Nobody who writes waits for a reader.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -37,6 +40,8 @@ pub(crate) enum What {
     Recovered,
     /// It has more frames than its limit allows; which direction.
     LimitReached,
+    /// Learned addresses of a network made room for others; which.
+    AddressEvicted,
     /// There is one more port; it is said otherwise; it is gone. Why, in words.
     Added,
     Changed,
@@ -69,7 +74,7 @@ impl<'a> Of<'a> {
 /// An entry.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Event {
-    /// From 1 on, without gaps, since the start of the daemon.
+    /// From 1 on, since the start of the daemon; without gaps as long as none was displaced.
     pub(crate) sequence: u64,
     /// Milliseconds since 1970.
     pub(crate) unix_ms: u64,
@@ -91,12 +96,17 @@ pub(crate) struct Read {
     pub(crate) events: Vec<Event>,
 }
 
-/// The newest events.
+/// The port or the network that an event is about.
+type Owner = (Option<String>, Option<String>);
+
+/// The newest events of each port and network.
 #[derive(Debug)]
 pub(crate) struct Ring {
     /// Sequence of the newest one; 0 before the first.
     newest: u64,
     kept: VecDeque<Event>,
+    /// How many are kept of each.
+    counts: BTreeMap<Owner, usize>,
 }
 
 impl Ring {
@@ -104,6 +114,7 @@ impl Ring {
         Self {
             newest: 0,
             kept: VecDeque::new(),
+            counts: BTreeMap::new(),
         }
     }
 
@@ -111,9 +122,25 @@ impl Ring {
     pub(crate) fn push(&mut self, event: Event) {
         self.newest = event.sequence;
         if self.kept.len() == KEPT {
-            self.kept.pop_front();
+            self.displace();
         }
+        *self.counts.entry(owner(&event)).or_default() += 1;
         self.kept.push_back(event);
+    }
+
+    /// Drops the oldest one of those of which most are kept.
+    fn displace(&mut self) {
+        let most = self.counts.values().copied().max();
+        let has_most = |event: &Event| self.counts.get(&owner(event)).copied() == most;
+        let oldest = self.kept.iter().position(has_most).unwrap_or(0);
+        let Some(dropped) = self.kept.remove(oldest) else {
+            return;
+        };
+        let its = owner(&dropped);
+        match self.counts.get_mut(&its) {
+            Some(count) if *count > 1 => *count -= 1,
+            _ => drop(self.counts.remove(&its)),
+        }
     }
 
     /// Those after this one.
@@ -131,6 +158,10 @@ impl Ring {
     pub(crate) fn newest(&self) -> u64 {
         self.newest
     }
+}
+
+fn owner(event: &Event) -> Owner {
+    (event.port.clone(), event.network.clone())
 }
 
 /// See the module's head.
@@ -306,5 +337,33 @@ mod tests {
         let read = journal.read_after(kept + 9, || false).expect("one more");
         assert_eq!((read.lost, read.events.len()), (0, 1));
         assert_eq!(journal.read_after(kept + 10, || true), None, "who is to end does");
+    }
+
+    #[test]
+    fn port_that_comes_and_goes_without_end_displaces_its_own_events_only() {
+        let journal = Journal::new();
+        let add = |of, times| (0..times).for_each(|_| journal.add(of, What::Connected, None, None));
+        add(Of::Port("vm1"), 3);
+        add(Of::Network("vm9"), 2);
+        add(Of::Port("vm9"), 10 * KEPT);
+        add(Of::Port("vm2"), 4);
+        add(Of::Port("vm9"), KEPT);
+        let read = journal.read_after(0, || false).expect("there are some");
+        let of = |port: &str| {
+            let its = |event: &&Event| event.port.as_deref() == Some(port);
+            read.events.iter().filter(its).count()
+        };
+        assert_eq!((of("vm1"), of("vm2"), of("vm9")), (3, 4, KEPT - 9));
+        assert_eq!(read.lost as usize, 11 * KEPT + 9 - KEPT);
+        let newest = read.events.last().map(|event| event.sequence);
+        assert_eq!(newest, Some(read.lost + KEPT as u64), "the newest are kept");
+        // Two that flood have half each.
+        add(Of::Port("vm8"), 10 * KEPT);
+        let read = journal.read_after(0, || false).expect("there are some");
+        let flood = read
+            .events
+            .iter()
+            .filter(|event| event.port.as_deref() == Some("vm8"));
+        assert_eq!(flood.count(), (KEPT - 9).div_ceil(2));
     }
 }

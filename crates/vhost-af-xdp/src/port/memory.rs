@@ -181,7 +181,7 @@ impl MemoryTable {
             })
             .collect();
         let private = match (private_memory::maps_of(pid), self.files.watch.connection()) {
-            (Some(maps), _) => private_memory::first_private(&maps, &files),
+            (Some(maps), _) => private_memory::first_private(maps, &files),
             (None, Some(connection)) => keeper::private_address(connection.as_fd(), &files),
             (None, None) => None,
         };

@@ -115,16 +115,21 @@ pub(super) fn listen_for_http(api: &ApiConfig, leftovers: &mut Leftovers) -> any
         read_only,
         metrics: metrics.transpose()?.map(OwnedFd::from),
         changers: api.all.as_ref().and_then(|(_, access)| changers(access)),
+        owner: (api.all.as_ref().or(api.read_only.as_ref())).map_or(0, |(_, access)| owner(access)),
     })
+}
+
+fn owner(access: &Access) -> u32 {
+    access
+        .owner
+        .unwrap_or_else(|| rustix::process::geteuid().as_raw())
 }
 
 /// Who may change something, where others may connect, too.
 fn changers(access: &Access) -> Option<Changers> {
     let others_connect = access.mode & 0o002 != 0;
     others_connect.then(|| Changers {
-        user: access
-            .owner
-            .unwrap_or_else(|| rustix::process::geteuid().as_raw()),
+        user: owner(access),
         group: access
             .group
             .unwrap_or_else(|| rustix::process::getegid().as_raw()),

@@ -27,6 +27,10 @@ const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// Sessions in a row in which nothing runs, without a pause.
 const IDLE_MAX: u32 = 8;
+/// Sessions of a port without a pause, however they end, and then one in each such time: each costs a bind, lines and
+/// events, and no VMM needs as many.
+const SESSIONS_MAX: u32 = 256;
+const SESSION_EACH: Duration = Duration::from_millis(100);
 /// How long a VMM waits for the end of another's session, which may wait for a bind or for an answer of the steward.
 const HANDOVER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Between two attempts to hand it over.
@@ -71,13 +75,13 @@ fn serve_all_of(port: &Arc<Port>, listener: UnixListener) {
         }
     };
     while let Ok(stream) = connections.recv() {
-        pauses.note(serve_connection(port, stream));
+        pauses.after(port, serve_connection(port, stream));
     }
     // Only without that thread, which goes on until the port ends.
     while port.removed.await_message(&*listener).is_ok() {
         match listener.accept() {
-            Ok((stream, _)) => pauses.note(serve_connection(port, stream)),
-            Err(_) => pauses.rest(),
+            Ok((stream, _)) => pauses.after(port, serve_connection(port, stream)),
+            Err(_) => std::thread::sleep(pauses.next()),
         }
     }
     // It has ended, or does in a moment.
@@ -92,7 +96,7 @@ fn serve_all_at(port: &Arc<Port>, path: &Path) {
         match UnixStream::connect(path) {
             Ok(stream) => {
                 said = false;
-                pauses.note(serve_connection(port, stream));
+                pauses.after(port, serve_connection(port, stream));
             }
             Err(error) => {
                 if !said && let Some(left_out) = lines.allow() {
@@ -143,7 +147,7 @@ fn start_accepting(
                             "cannot accept a connection, trying again: {error}{hint}{left_out}"
                         );
                     }
-                    pauses.rest();
+                    std::thread::sleep(pauses.next());
                 }
             }
         }
@@ -177,6 +181,9 @@ struct Pauses {
     pause: Duration,
     /// Sessions in a row in which nothing ran.
     idle: u32,
+    /// Of [`SESSIONS_MAX`], and since when that is right.
+    left: u32,
+    since: Instant,
 }
 
 impl Default for Pauses {
@@ -184,30 +191,63 @@ impl Default for Pauses {
         Self {
             pause: FIRST_PAUSE,
             idle: 0,
+            left: SESSIONS_MAX,
+            since: Instant::now(),
         }
     }
 }
 
 impl Pauses {
     /// Pauses after a session like this.
-    fn note(&mut self, ended: Ended) {
+    fn after(&mut self, port: &Arc<Port>, ended: Ended) {
+        let by_end = self.by_end(ended);
+        let by_number = self.by_number(Instant::now());
+        if !by_number.is_zero() {
+            port.warn(format!(
+                "a VMM connected more than {SESSIONS_MAX} times in a short time: the next one waits for {} ms",
+                by_number.as_millis()
+            ));
+        }
+        std::thread::sleep(by_end.max(by_number));
+    }
+
+    /// By how it ended.
+    fn by_end(&mut self, ended: Ended) -> Duration {
         match ended {
-            Ended::Served => *self = Self::default(),
-            Ended::Wrong => self.rest(),
+            Ended::Served => (self.pause, self.idle) = (FIRST_PAUSE, 0),
+            Ended::Wrong => return self.next(),
             Ended::Idle => {
                 self.idle = self.idle.saturating_add(1);
                 if self.idle > IDLE_MAX {
-                    self.rest();
-                } else {
-                    self.pause = FIRST_PAUSE;
+                    return self.next();
                 }
+                self.pause = FIRST_PAUSE;
             }
         }
+        Duration::ZERO
     }
 
-    fn rest(&mut self) {
-        std::thread::sleep(self.pause);
+    /// By how many there were before it.
+    fn by_number(&mut self, now: Instant) -> Duration {
+        let past = now.saturating_duration_since(self.since);
+        let earned = u32::try_from(past.as_nanos() / SESSION_EACH.as_nanos()).unwrap_or(SESSIONS_MAX);
+        if earned > 0 {
+            self.left = self.left.saturating_add(earned).min(SESSIONS_MAX);
+            self.since = now;
+        }
+        if self.left == 0 {
+            // What the pause earns is spent by it.
+            self.since = now + SESSION_EACH;
+            return SESSION_EACH;
+        }
+        self.left -= 1;
+        Duration::ZERO
+    }
+
+    fn next(&mut self) -> Duration {
+        let pause = self.pause;
         self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+        pause
     }
 }
 
@@ -244,5 +284,45 @@ pub(crate) fn serve_connection(port: &Arc<Port>, stream: UnixStream) -> Ended {
             }
             Err(error) => return port.end_session(Closed::Protocol(format!("vhost-user: {error}"))),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn vmm_that_comes_and_goes_without_end_waits_and_others_do_not() {
+        let (mut pauses, begun) = (Pauses::default(), Instant::now());
+        pauses.since = begun;
+        let mut at = |after: Duration| pauses.by_number(begun + after);
+        let at_once = (0..1000).filter(|_| at(Duration::ZERO).is_zero()).count();
+        assert_eq!(at_once, SESSIONS_MAX as usize);
+        // Who waits as long as it is to is served ten times a second.
+        let mut time = Duration::ZERO;
+        for _ in 0..100 {
+            assert_eq!(at(time), SESSION_EACH);
+            time += SESSION_EACH;
+        }
+        // Later it may be as quick again.
+        time += SESSION_EACH * SESSIONS_MAX * 2;
+        assert_eq!(
+            (0..1000).filter(|_| at(time).is_zero()).count(),
+            SESSIONS_MAX as usize
+        );
+        // One that connects again after each outage of a second never waits.
+        let mut pauses = Pauses::default();
+        let calm = (1..1000).all(|second| pauses.by_number(begun + Duration::from_secs(second)).is_zero());
+        assert!(calm);
+    }
+
+    #[test]
+    fn session_that_ran_begins_the_pauses_of_wrong_ones_again_and_not_their_number() {
+        let mut pauses = Pauses::default();
+        assert_eq!(pauses.by_end(Ended::Wrong), FIRST_PAUSE);
+        assert_eq!(pauses.by_end(Ended::Wrong), FIRST_PAUSE * 2);
+        pauses.left = 0;
+        assert_eq!(pauses.by_end(Ended::Served), Duration::ZERO);
+        assert_eq!((pauses.by_end(Ended::Wrong), pauses.left), (FIRST_PAUSE, 0));
     }
 }

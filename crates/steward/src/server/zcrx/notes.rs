@@ -12,10 +12,9 @@ use steer::with_sources;
 use crate::hardware::apart::{self, ApartPlan};
 use crate::hardware::{Ethtool, bound};
 use crate::links::Link;
-use crate::protocol::{Reason, Refusal};
 use crate::server::file::{may_crash, replace};
 use crate::server::held_queue::QueueKey;
-use crate::server::limits::{Buckets, Rate, pause_after};
+use crate::server::limits::pause_after;
 use crate::server::state::boot_id;
 use crate::server::{LONGEST_RETRY, RETRY};
 
@@ -23,12 +22,6 @@ use crate::server::{LONGEST_RETRY, RETRY};
 const PREFIX: &str = "zcrx-";
 /// A predecessor's child may be within the kernel yet when its successor begins.
 const OF_A_PREDECESSOR: Duration = Duration::from_secs(1);
-/// How often a user may have a NIC looked at or set up for a queue, which happens twice for each: each time it is asked
-/// or told something by everybody's lock.
-const SETUPS: Rate = Rate {
-    burst: 128,
-    each: Duration::from_secs(1),
-};
 /// First and longest pause before it is looked again whether a queue's holder has closed its ring: a process that has
 /// ended does so in a moment.
 const LOOKS_AT_RING: [Duration; 2] = [Duration::from_millis(20), RETRY];
@@ -78,8 +71,6 @@ pub(in crate::server) struct ZcrxQueues {
     dir: Option<PathBuf>,
     notes: BTreeMap<QueueKey, Noted>,
     leaving: BTreeMap<QueueKey, Leaving>,
-    /// By user.
-    setups: Buckets<u32>,
 }
 
 impl Default for ZcrxQueues {
@@ -88,7 +79,6 @@ impl Default for ZcrxQueues {
             dir: None,
             notes: BTreeMap::new(),
             leaving: BTreeMap::new(),
-            setups: Buckets::new(SETUPS),
         }
     }
 }
@@ -120,25 +110,6 @@ impl ZcrxQueues {
             leaving,
             ..Self::default()
         }
-    }
-
-    /// Whether a user may have a NIC set up once more.
-    pub(in crate::server) fn may_set_up(
-        &mut self,
-        link: &Link,
-        uid: u32,
-        now: Instant,
-    ) -> Result<(), Refusal> {
-        if let Some(wait) = self.setups.wait(&uid, now) {
-            let text = format!(
-                "user {uid} had NICs set up for queues too often, {} this time: try again in {} s, or keep a lease",
-                link.name,
-                wait.as_secs() + 1
-            );
-            return Err(Refusal::new(Reason::Limit, text));
-        }
-        self.setups.take(&uid, now);
-        Ok(())
     }
 
     /// Whether something is to be taken back yet.

@@ -21,7 +21,10 @@ pub(super) enum Body {
         /// Counts them until they are sent, or given up.
         _held: Option<Box<dyn Send>>,
     },
-    Coming(mpsc::Receiver<Bytes>),
+    Coming {
+        chunks: mpsc::Receiver<Bytes>,
+        _held: Option<Box<dyn Send>>,
+    },
 }
 
 impl Body {
@@ -30,11 +33,15 @@ impl Body {
         Self::Whole { rest, _held: None }
     }
 
+    pub(super) fn coming(chunks: mpsc::Receiver<Bytes>) -> Self {
+        Self::Coming { chunks, _held: None }
+    }
+
     /// Bytes that are there.
     pub(super) fn bytes(&self) -> usize {
         match self {
             Self::Whole { rest, .. } => rest.len(),
-            Self::Coming(_) => 0,
+            Self::Coming { .. } => 0,
         }
     }
 
@@ -43,7 +50,7 @@ impl Body {
         let held: Option<Box<dyn Send>> = Some(Box::new(held));
         match self {
             Self::Whole { rest, .. } => Self::Whole { rest, _held: held },
-            coming => coming,
+            Self::Coming { chunks, .. } => Self::Coming { chunks, _held: held },
         }
     }
 }
@@ -61,18 +68,18 @@ impl hyper::body::Body for Body {
                 let piece = rest.split_to(rest.len().min(PIECE));
                 Poll::Ready(Some(piece).filter(|piece| !piece.is_empty()))
             }
-            Self::Coming(chunks) => chunks.poll_recv(context),
+            Self::Coming { chunks, .. } => chunks.poll_recv(context),
         };
         next.map(|bytes| bytes.map(|bytes| Ok(Frame::data(bytes))))
     }
 
     fn is_end_stream(&self) -> bool {
-        !matches!(self, Self::Coming(_)) && self.bytes() == 0
+        !matches!(self, Self::Coming { .. }) && self.bytes() == 0
     }
 
     fn size_hint(&self) -> SizeHint {
         match self {
-            Self::Coming(_) => SizeHint::default(),
+            Self::Coming { .. } => SizeHint::default(),
             there => SizeHint::with_exact(there.bytes() as u64),
         }
     }

@@ -23,24 +23,44 @@ const WAITING: usize = 16;
 type Done = Result<Changed, Refused>;
 type Asker = (Wish, oneshot::Sender<Done>);
 
+/// Of these, for root and the owner.
+const KEPT: usize = 1;
+
 /// See the module's head.
 #[derive(Clone)]
-pub(super) struct Changes(mpsc::Sender<Asker>);
+pub(super) struct Changes {
+    queue: mpsc::Sender<Asker>,
+    /// Places of the queue that are others'.
+    leaves: usize,
+}
 
 /// The end that [`Changing::serve`] takes them from.
 pub(super) struct Changing(mpsc::Receiver<Asker>);
 
 impl Changes {
     pub(super) fn new() -> (Self, Changing) {
-        let (sender, receiver) = mpsc::channel(WAITING);
-        (Self(sender), Changing(receiver))
+        let (sender, receiver) = mpsc::channel(WAITING + KEPT);
+        let changes = Self {
+            queue: sender,
+            leaves: KEPT,
+        };
+        (changes, Changing(receiver))
+    }
+
+    /// For root and the owner, who have all of it.
+    pub(super) fn for_owner(&self) -> Self {
+        let queue = self.queue.clone();
+        Self { queue, leaves: 0 }
     }
 
     /// What came of it.
     /// Errors: it was refused; too many wait; or it takes too long, and is still made.
     pub(super) async fn make(&self, wish: Wish) -> Result<Changed, Problem> {
         let (sender, receiver) = oneshot::channel();
-        self.0.try_send((wish, sender)).map_err(|error| match error {
+        if self.queue.capacity() <= self.leaves && !self.queue.is_closed() {
+            return Err(Problem::Busy);
+        }
+        self.queue.try_send((wish, sender)).map_err(|error| match error {
             mpsc::error::TrySendError::Full(_) => Problem::Busy,
             mpsc::error::TrySendError::Closed(_) => Problem::Ending,
         })?;

@@ -89,7 +89,7 @@ impl Events {
                 text = rendered(&read);
             }
         });
-        Body::Coming(body)
+        Body::coming(body)
     }
 
     fn ring(&self) -> MutexGuard<'_, Ring> {

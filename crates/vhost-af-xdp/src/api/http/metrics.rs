@@ -153,6 +153,16 @@ const FAMILIES: &[Family] = &[
         },
     },
     Family {
+        name: "vhost_af_xdp_learned_evicted_total",
+        kind: "counter",
+        help: "Learned addresses of a network that were evicted: others needed their room.",
+        samples: |status, samples| {
+            for network in &status.networks {
+                samples.add(&[("network", network.name.as_str())], network.learned_evicted);
+            }
+        },
+    },
+    Family {
         name: "vhost_af_xdp_packet_memory_bytes",
         kind: "gauge",
         help: "Packet memory of the port in the daemon.",

@@ -10,45 +10,45 @@ mod daemon;
 mod events;
 mod metrics;
 mod patient;
+mod places;
 mod problem;
 mod routes;
 mod views;
 
-use std::collections::HashMap;
 use std::convert::Infallible;
-use std::hash::Hash;
 use std::io;
-use std::net::{IpAddr, Ipv6Addr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
 use hyper::Response;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::runtime::Builder;
 use tokio::sync::Semaphore;
+use tokio::task::yield_now;
 use tokio::time::{sleep, timeout};
 
 use self::changes::Changes;
 use self::daemon::Daemon;
 use self::events::Events;
 use self::patient::Patient;
+use self::places::{Client, Place, Places, Watched};
 use self::problem::Problem;
 use self::routes::{Door, State};
 
-/// Connections at a time by one Unix socket, of one user there, by TCP, and of one address there.
+/// Connections at a time by one Unix socket, of these for root and the owner, of one user there, by TCP, and of one
+/// address there.
 const MOST_BY_SOCKET: usize = 48;
+const KEPT: usize = 1;
 const MOST_OF_USER: usize = 16;
 const MOST_BY_TCP: usize = 32;
 const MOST_OF_ADDRESS: usize = 16;
-/// Bytes of answers by one socket that wait to be read, and of one user, or address, there: who has as many gets no
-/// more until they are read. A daemon with a thousand ports has answers of some MiB.
-const MOST_BYTES: usize = 64 << 20;
-const MOST_BYTES_OF_ONE: usize = 16 << 20;
 /// How long a request's head may take, and how long a connection is kept without one.
 const HEAD: Duration = Duration::from_secs(10);
 /// Bytes of a head, and headers in it.
@@ -80,6 +80,8 @@ pub(crate) struct Sockets {
     pub(crate) changes: UnixStream,
     /// Who may change something by `all`; `None`: all who can connect.
     pub(crate) changers: Option<Changers>,
+    /// Of the Unix sockets.
+    pub(crate) owner: u32,
 }
 
 /// Answers until the daemon ends. `limit` is called before anything is read.
@@ -100,6 +102,7 @@ async fn run(sockets: Sockets) -> anyhow::Result<()> {
         events,
         changes,
         changers,
+        owner,
     } = sockets;
     let (daemon, askers) = Daemon::new();
     let (asked, changing) = Changes::new();
@@ -114,7 +117,7 @@ async fn run(sockets: Sockets) -> anyhow::Result<()> {
     for (listener, may) in [all, read_only].into_iter().flatten() {
         listener.set_nonblocking(true)?;
         let listener = tokio::net::UnixListener::from_std(listener)?;
-        tokio::spawn(accept_local(listener, may, state.clone()));
+        tokio::spawn(accept_local(listener, may, owner, state.clone()));
     }
     if let Some(listener) = metrics {
         listener.set_nonblocking(true)?;
@@ -158,14 +161,20 @@ impl May {
     }
 }
 
-async fn accept_local(listener: tokio::net::UnixListener, may: May, state: State) {
-    let places = Places::new(MOST_BY_SOCKET, MOST_OF_USER);
+async fn accept_local(listener: tokio::net::UnixListener, may: May, owner: u32, state: State) {
+    let places = Places::new(MOST_BY_SOCKET, MOST_OF_USER, KEPT);
+    let of_owner = state.for_owner();
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
                 let peer = stream.peer_cred();
                 let (user, group) = peer.map_or((u32::MAX, u32::MAX), |peer| (peer.uid(), peer.gid()));
-                let_in(stream, places.take(user), may.door(user, group), &state);
+                let is_kept_for = user == 0 || user == owner;
+                let state = if is_kept_for { &of_owner } else { &state };
+                let place = places.take(user, is_kept_for);
+                let_in(stream, &places, place, may.door(user, group), state);
+                // Those that were closed for it go first: they have descriptors.
+                yield_now().await;
             }
             // No descriptor is left, and the next attempt would fail at once, too.
             Err(_) => sleep(PAUSE).await,
@@ -174,42 +183,50 @@ async fn accept_local(listener: tokio::net::UnixListener, may: May, state: State
 }
 
 async fn accept_remote(listener: tokio::net::TcpListener, state: State) {
-    let places = Places::new(MOST_BY_TCP, MOST_OF_ADDRESS);
+    let places = Places::new(MOST_BY_TCP, MOST_OF_ADDRESS, 0);
     loop {
         match listener.accept().await {
-            Ok((stream, from)) => let_in(stream, places.take(network_of(from.ip())), Door::Metrics, &state),
+            Ok((stream, from)) => {
+                let place = places.take(network_of(from.ip()), false);
+                let_in(stream, &places, place, Door::Metrics, &state);
+                yield_now().await;
+            }
             Err(_) => sleep(PAUSE).await,
         }
     }
 }
 
-/// Who counts as one: an IPv4 address, or an IPv6 network of 64 bits, in which a machine has what addresses it likes.
+/// Who counts as one: this host, an IPv4 address, or an IPv6 network of 64 bits, in which a machine has what addresses
+/// it likes.
 fn network_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
+        address if address.is_loopback() => Ipv4Addr::LOCALHOST.into(),
         IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX)).into(),
         address => address,
     }
 }
 
 /// Without a place it is closed.
-fn let_in<S, K>(stream: S, place: Option<Place<K>>, door: Door, state: &State)
+fn let_in<S, K>(stream: S, places: &Places<K>, place: Option<Place<K>>, door: Door, state: &State)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    K: Who,
+    K: Client,
 {
     let Some(place) = place else { return };
-    let state = state.clone();
-    tokio::spawn(converse(stream, Arc::new(place), door, state));
+    let (number, state) = (place.number(), state.clone());
+    let task = tokio::spawn(converse(stream, Arc::new(place), door, state));
+    Place::served_by(places, number, task.abort_handle());
 }
 
 async fn converse<S, K>(stream: S, place: Arc<Place<K>>, door: Door, state: State)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    K: Who,
+    K: Client,
 {
-    let answer = service_fn(move |request| {
+    let answer = service_fn(move |request: hyper::Request<Incoming>| {
         let (state, place) = (state.clone(), Arc::clone(&place));
         async move {
+            let request = request.map(|body| Watched::new(body, Arc::clone(&place)));
             let (head, body) = routes::answer(&state, door, request).await.into_parts();
             Ok::<_, Infallible>(match place.hold(body.bytes()) {
                 Some(held) => Response::from_parts(head, body.held(held)),
@@ -226,99 +243,6 @@ where
     let stream = TokioIo::new(Patient::new(stream, PATIENCE));
     // However it ends, it was the client's.
     let _ = timeout(LIFETIME, protocol.serve_connection(stream, answer)).await;
-}
-
-/// Who has connections: a user's number, or an address.
-trait Who: Copy + Eq + Hash + Send + Sync + 'static {}
-
-impl Who for u32 {}
-impl Who for IpAddr {}
-
-/// What one has.
-#[derive(Debug, Clone, Copy, Default)]
-struct Taken {
-    connections: usize,
-    /// Of answers that wait to be read.
-    bytes: usize,
-}
-
-/// Connections by one socket, by who has them.
-#[derive(Clone)]
-struct Places<K> {
-    taken: Arc<Mutex<HashMap<K, Taken>>>,
-    most: usize,
-    most_of_one: usize,
-}
-
-/// One of them, until it is dropped.
-struct Place<K: Who> {
-    places: Places<K>,
-    whose: K,
-}
-
-impl<K: Who> Places<K> {
-    fn new(most: usize, most_of_one: usize) -> Self {
-        Self {
-            taken: Arc::default(),
-            most,
-            most_of_one,
-        }
-    }
-
-    fn take(&self, whose: K) -> Option<Place<K>> {
-        let mut taken = self.taken();
-        let all: usize = taken.values().map(|taken| taken.connections).sum();
-        let of_one = taken.get(&whose).map_or(0, |taken| taken.connections);
-        if all >= self.most || of_one >= self.most_of_one {
-            return None;
-        }
-        taken.entry(whose).or_default().connections += 1;
-        let places = self.clone();
-        Some(Place { places, whose })
-    }
-
-    fn taken(&self) -> MutexGuard<'_, HashMap<K, Taken>> {
-        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl<K: Who> Drop for Place<K> {
-    fn drop(&mut self) {
-        let mut taken = self.places.taken();
-        match taken.get_mut(&self.whose) {
-            Some(taken) if taken.connections > 1 => taken.connections -= 1,
-            _ => drop(taken.remove(&self.whose)),
-        }
-    }
-}
-
-/// Bytes of an answer, until it is dropped; its place is kept as long.
-struct Held<K: Who> {
-    place: Arc<Place<K>>,
-    bytes: usize,
-}
-
-impl<K: Who> Place<K> {
-    /// Counts the bytes of an answer; none, where too many wait to be read.
-    fn hold(self: &Arc<Self>, bytes: usize) -> Option<Held<K>> {
-        let mut taken = self.places.taken();
-        let all: usize = taken.values().map(|taken| taken.bytes).sum();
-        let of_one = taken.get_mut(&self.whose)?;
-        if all >= MOST_BYTES || of_one.bytes >= MOST_BYTES_OF_ONE {
-            return None;
-        }
-        of_one.bytes += bytes;
-        let place = Arc::clone(self);
-        Some(Held { place, bytes })
-    }
-}
-
-impl<K: Who> Drop for Held<K> {
-    fn drop(&mut self) {
-        if let Some(taken) = self.place.places.taken().get_mut(&self.place.whose) {
-            taken.bytes -= self.bytes;
-        }
-    }
 }
 
 #[cfg(test)]
@@ -344,47 +268,9 @@ mod tests {
         assert_ne!(of("192.0.2.1"), of("192.0.2.2"));
         assert_eq!(of("2001:db8::1"), of("2001:db8::ffff:0:0:2"));
         assert_ne!(of("2001:db8::1"), of("2001:db8:0:1::1"));
-    }
-
-    #[test]
-    fn user_who_takes_all_places_leaves_others_theirs() {
-        let places = Places::new(6, 4);
-        let mut greedy: Vec<_> = (0..4).map(|_| places.take(1).expect("a place")).collect();
-        assert!(places.take(1).is_none(), "four of one user");
-        let _others = [places.take(2).expect("free"), places.take(3).expect("free")];
-        assert!(places.take(4).is_none(), "six of all");
-        greedy.pop();
-        assert!(places.take(4).is_some(), "one is free again");
-        drop(greedy);
-        assert_eq!(places.taken().len(), 2, "nothing is kept of those who went");
-    }
-
-    #[test]
-    fn who_reads_no_answers_gets_no_more_and_others_get_theirs() {
-        let places = Places::new(10, 10);
-        let deaf = [places.take(1), places.take(1)].map(|place| Arc::new(place.expect("a place")));
-        let mut unread: Vec<_> = deaf
-            .iter()
-            .map(|place| place.hold(MOST_BYTES_OF_ONE / 2))
-            .collect();
-        assert!(unread.iter().all(Option::is_some));
-        assert!(deaf[0].hold(1).is_none() && deaf[1].hold(1).is_none());
-        let other = Arc::new(places.take(2).expect("a place"));
-        drop(other.hold(2 * MOST_BYTES).expect("however long it is"));
-        drop(other.hold(2 * MOST_BYTES).expect("the other one was read"));
-        unread.pop();
-        assert!(deaf[0].hold(1).is_some(), "one was read");
-        let [kept, gone] = deaf;
-        drop((unread, gone));
-        assert_eq!(places.taken()[&1].bytes, 0);
-        let others: Vec<_> = (3..6)
-            .map(|whose| Arc::new(places.take(whose).expect("a place")))
-            .collect();
-        let unread: Vec<_> = others
-            .iter()
-            .map(|place| place.hold(MOST_BYTES / 3 + 1))
-            .collect();
-        assert!(unread.iter().all(Option::is_some));
-        assert!(kept.hold(1).is_none(), "all together have so many");
+        assert_ne!(of("::2"), of("::1"));
+        for own in ["127.0.0.2", "127.255.255.254", "::1", "::ffff:127.0.0.3"] {
+            assert_eq!(of(own), of("127.0.0.1"), "{own}");
+        }
     }
 }

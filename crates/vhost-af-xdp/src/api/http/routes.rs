@@ -57,6 +57,17 @@ pub(super) struct State {
     pub(super) long_bodies: Arc<Semaphore>,
 }
 
+impl State {
+    /// For root and the owner: what others hold of it is nothing to them.
+    pub(super) fn for_owner(&self) -> Self {
+        Self {
+            changes: self.changes.for_owner(),
+            long_bodies: Arc::new(Semaphore::new(LONG_BODIES)),
+            ..self.clone()
+        }
+    }
+}
+
 /// Something that can be had.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Thing {

@@ -236,11 +236,9 @@ fn private_of(question: &Question, vmm_sockets: &VmmSockets) -> Option<u64> {
     }
     let connection = question.connection.as_fd();
     let maps = private_memory::maps_of(peer::process(connection)?)?;
+    let private = private_memory::first_private(maps, &question.files);
     // It may be another's, who has the number of one that has ended.
-    if peer::has_ended(connection) {
-        return None;
-    }
-    private_memory::first_private(&maps, &question.files)
+    private.filter(|_| !peer::has_ended(connection))
 }
 
 /// Waits for a question; none, if what came is not one.

@@ -13,8 +13,10 @@ pub(crate) const IPV6: u16 = 0x86dd;
 /// What frames count as whose type is a length (IEEE 802.3 with LLC), but for those that have a type behind it.
 pub(crate) const LLC: u16 = 0;
 const FIRST_TYPE: u16 = 0x0600;
-/// SNAP whose protocol is an ethertype (IEEE 802; RFC 1042 for IP): some receivers take such frames like others.
+/// SNAP whose protocol is an ethertype (IEEE 802; RFC 1042 for IP), and that of bridges (00-00-F8, IEEE 802.1H), which
+/// wireless stations take off alike: some receivers take such frames like others.
 const SNAP: [u8; 6] = [0xaa, 0xaa, 0x03, 0, 0, 0];
+const BRIDGE_TUNNEL: [u8; 6] = [0xaa, 0xaa, 0x03, 0, 0, 0xf8];
 /// The same with that type.
 const SNAP_BYTES: usize = SNAP.len() + 2;
 const TAG: u16 = 0x8100;
@@ -307,7 +309,8 @@ fn of_type(ethertype: u16, head: &[u8], at: usize, len: usize) -> Result<Looked,
 fn of_llc(head: &[u8], at: usize, len: usize) -> Result<Looked, Malformed> {
     let behind = at + SNAP_BYTES;
     let known = &head[at..behind.min(head.len())];
-    match known.strip_prefix(&SNAP) {
+    let kind = known.strip_prefix(&SNAP).or(known.strip_prefix(&BRIDGE_TUNNEL));
+    match kind {
         Some(&[a, b]) if u16::from_be_bytes([a, b]) >= FIRST_TYPE => {
             of_type(u16::from_be_bytes([a, b]), head, behind, len)
         }

@@ -80,7 +80,10 @@ impl Lock {
 
 impl Upper {
     /// Follows the headers, of which the first has that number and begins there; `None`: they do not end in the bytes
-    /// that are known. Of a later fragment the header that says so is the last. `ends`: numbers of headers that are not
+    /// that are known, or there is a second fragment header: a packet has one at most (RFC 8200, section 4), and what is in
+    /// the next one belongs to the chain that the first fragment has to have whole (RFC 7112). Of a later fragment the
+    /// header that says so is the last. Unknown numbers are protocols, those for experiments (253, 254) too: receivers
+    /// go on behind them no more than behind others. `ends`: numbers of headers that are not
     /// followed, as if they were of protocols.
     pub(crate) fn behind((first, begin): (u8, usize), known: &[u8], ends: &[u8]) -> Option<Self> {
         let (mut next, mut at, mut fragment) = (first, begin, false);
@@ -93,6 +96,7 @@ impl Upper {
                     (usize::from(*known.get(at + 1)?) + 1) * 8
                 }
                 AUTHENTICATION if !ends.contains(&next) => (usize::from(*known.get(at + 1)?) + 2) * 4,
+                FRAGMENT if fragment => return None,
                 FRAGMENT => {
                     let [_, _, high, low, ..] = *known.get(at..)?.first_chunk::<FRAGMENT_BYTES>()?;
                     fragment = true;

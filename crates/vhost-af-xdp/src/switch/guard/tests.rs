@@ -431,6 +431,41 @@ fn routers_say_what_they_say_only_where_they_may_be() {
 }
 
 #[test]
+fn second_fragment_header_is_refused() {
+    let datagram = ports(1000, 2000);
+    for (outer, inner) in [
+        ((0, true), (0, true)),
+        ((0, true), (9, false)),
+        ((0, false), (9, true)),
+    ] {
+        let nested = fragment(17, inner.0, inner.1, &datagram);
+        refused(
+            Refusal::Headers,
+            &ipv6(OWN_V6, 44, &fragment(44, outer.0, outer.1, &nested)),
+        );
+        let (first, between) = extended(&[60], 44, &nested);
+        let behind = fragment(first, outer.0, outer.1, &between);
+        refused(Refusal::Headers, &ipv6(OWN_V6, 44, &behind));
+    }
+    // What is in a later fragment is not looked at.
+    let nested = fragment(17, 0, true, &datagram);
+    allowed(&ipv6(OWN_V6, 44, &fragment(44, 9, true, &nested)));
+}
+
+#[test]
+fn headers_for_experiments_are_protocols() {
+    let advertisement = message(136, OTHER_V6, &link_layer(2, OTHER));
+    for next in [253, 254] {
+        let (first, behind) = extended(&[60, next], 58, &advertisement);
+        for (next, payload) in [(next, &advertisement), (first, &behind)] {
+            allowed(&ipv6(OWN_V6, next, payload));
+            refused(Refusal::Source, &ipv6(OTHER_V6, next, payload));
+            refused(Refusal::Source, &ipv6(NOBODY, next, payload));
+        }
+    }
+}
+
+#[test]
 fn nothing_but_ip_and_arp_is_sent() {
     for kind in [
         0x8035, 0x88cc, 0x8863, 0x8864, 0x8847, 0x888e, 0x9100, 0x05ff, 46, 0,

@@ -53,10 +53,14 @@ fn packet_behind_snap_is_judged_as_what_it_is() {
         vlan: Some(7),
         ..v6.clone()
     };
-    for packet in [udp(53), v6, arp, tagged] {
-        let bytes = behind_snap(&packet, [0; 3]);
+    let packets = [udp(53), v6, arp, tagged];
+    for (packet, organisation) in packets
+        .iter()
+        .flat_map(|packet| [(packet, [0; 3]), (packet, [0, 0, 0xf8])])
+    {
+        let bytes = behind_snap(packet, organisation);
         let looked = FlowKey::of(&bytes, bytes.len()).expect("whole");
-        assert_eq!(looked.key, key(&packet), "{packet:?}");
+        assert_eq!(looked.key, key(packet), "{packet:?}");
         assert!(is_long(bytes.first_chunk().unwrap_or(&[0; 64])));
         // It ends within its packet.
         if packet.ethertype.is_none() {
@@ -71,9 +75,48 @@ fn packet_behind_snap_is_judged_as_what_it_is() {
     assert_eq!((looked.key.ethertype(), looked.key.protocol()), (LLC, 0));
     // What says that it is another one's is looked at, too.
     assert_eq!(looked.bytes, 22);
-    let mut tag = behind_snap(&udp(53), [0; 3]);
-    tag[20..22].copy_from_slice(&[0x81, 0]);
-    assert_eq!(FlowKey::of(&tag, tag.len()), Err(Malformed));
+    for organisation in [[0; 3], [0, 0, 0xf8]] {
+        let mut tag = behind_snap(&udp(53), organisation);
+        tag[20..22].copy_from_slice(&[0x81, 0]);
+        assert_eq!(FlowKey::of(&tag, tag.len()), Err(Malformed));
+    }
+}
+
+#[test]
+fn second_fragment_header_is_judged_by_nobody() {
+    let packet = Packet {
+        source: "2001:db8::1".parse().expect("an address"),
+        destination: "2001:db8::2".parse().expect("an address"),
+        ..udp(53)
+    };
+    // Next header, offset and more fragments of each header before UDP.
+    let with = |headers: &[(u8, u16, bool)]| {
+        let mut frame = packet.bytes();
+        frame[20] = 44;
+        frame[19] += u8::try_from(8 * headers.len()).expect("short");
+        let further = headers.iter().flat_map(|&(next, offset, more)| {
+            let [high, low] = (offset << 3 | u16::from(more)).to_be_bytes();
+            [next, 0, high, low, 0, 0, 0, 9]
+        });
+        frame.splice(54..54, further.collect::<Vec<_>>());
+        FlowKey::of(&frame, frame.len()).map(|looked| looked.key.destination_port())
+    };
+    assert_eq!(with(&[(17, 0, true)]), Ok(Some(53)));
+    for (outer, inner) in [
+        ((0, true), (0, true)),
+        ((0, true), (3, false)),
+        ((0, false), (3, true)),
+    ] {
+        assert_eq!(
+            with(&[(44, outer.0, outer.1), (17, inner.0, inner.1)]),
+            Err(Malformed)
+        );
+    }
+    assert_eq!(
+        with(&[(44, 3, true), (17, 0, true)]),
+        Ok(None),
+        "a later fragment"
+    );
 }
 
 #[test]
@@ -98,7 +141,7 @@ fn headers_that_are_protocols_of_their_own_are_not_followed() {
     for header in [0, 43, 60] {
         assert_eq!(behind(header, 8), (17, Some(53)), "{header}");
     }
-    for (header, bytes) in [(51, 24), (135, 8), (139, 8), (140, 8)] {
+    for (header, bytes) in [(51, 24), (135, 8), (139, 8), (140, 8), (253, 8), (254, 8)] {
         assert_eq!(behind(header, bytes), (header, None), "{header}");
     }
     let rules = compiled(&[rule("action=allow protocol=ah")], Action::Deny);
