@@ -103,11 +103,12 @@ counters! {
     Work to_guest_super_frames,
     /// Received frames that went to the guest as parts of GSO packets.
     Work to_guest_coalesced_frames,
-    /// Received frames with a partial checksum that was completed here, because the guest did not accept partial ones.
+    /// Received frames with a partial checksum that was completed here, because the guest did not accept partial ones,
+    /// or because it is that of a packet inside VXLAN or Geneve.
     Work to_guest_checksums_completed,
     /// Frames of direct placement that took the way through the bounce area, either direction.
     Work bounced_frames,
-    /// Frames that came in at a queue whose pair the guest has switched off, and went by its first pair.
+    /// Frames that came in at a queue whose pair the guest has switched off or not set up, and went by its first pair.
     Work spilled_frames,
     /// Network: frames to groups that came to the uplink with the source of a port whose guest is here: they are that
     /// guest's own, which the kernel gives the XDP program once more in skb mode. The other ports have them already.
