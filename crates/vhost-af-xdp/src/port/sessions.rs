@@ -157,7 +157,7 @@ impl Port {
             ..self.context(&far)
         };
         let session = state.session.as_mut().ok_or(SessionError::Closed)?;
-        let result = act(session, &context);
+        let result = act(session, &context).and_then(|done| session.settle(&context).map(|()| done));
         if session.lacks_lanes() {
             let unfit = unfit.map(|error| Impaired::Queues(with_sources(&error)));
             if let Some(why) = away.then_some(Impaired::StewardAway).or(unfit) {
