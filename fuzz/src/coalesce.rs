@@ -9,6 +9,7 @@ use offload::checksum::{self, Sum};
 use offload::coalesce::{Batch, MOST_FRAMES, Position, Rules, Run};
 use offload::packet::{HEADERS_MAX, Ip, Layers, Transport, parse};
 use offload::segment::{Plan, Request};
+use offload::tunnel;
 use offload::verify::{self, Verdict};
 
 #[derive(arbitrary::Arbitrary, Debug)]
@@ -72,6 +73,9 @@ pub fn run(data: &[u8]) {
 }
 
 fn judge(frame: &[u8], layers: &Layers) -> Verdict {
+    if let Some((inner, _)) = tunnel::unfinished(frame, layers) {
+        assert!(inner.at.field() + 2 <= inner.end as usize && inner.end as usize <= frame.len());
+    }
     let transport = &frame[usize::from(layers.transport)..layers.ip_len_end as usize];
     verify::verify(frame, layers, true, || Sum::of(transport))
 }

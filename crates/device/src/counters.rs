@@ -5,6 +5,9 @@
 //! and a reader needs no order between two counters. Nothing else is published through them.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
+
+use offload::segment::Malformed;
 
 /// A number that one thread adds to and others read.
 #[derive(Debug, Default)]
@@ -41,18 +44,47 @@ pub struct Reading {
     pub kind: Kind,
     /// Value.
     pub value: u64,
+    /// What is counted, in words.
+    pub help: &'static str,
+}
+
+/// Why frames were lost that one counter counts for several reasons: the first reason since one was last taken.
+#[derive(Debug, Default)]
+pub struct FirstReason(Mutex<Option<Malformed>>);
+
+impl FirstReason {
+    /// Keeps a reason, if there is none yet. Never waits: one that comes while another is taken is left out.
+    pub fn note(&self, why: Malformed) {
+        if let Ok(mut first) = self.0.try_lock() {
+            first.get_or_insert(why);
+        }
+    }
+
+    /// Takes the reason out. For control threads.
+    pub fn take(&self) -> Option<Malformed> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
 }
 
 macro_rules! counters {
-    ($(#[doc = $all:literal])+ $set:ident: $($(#[doc = $doc:literal])+ $kind:ident $name:ident,)+) => {
+    ($(#[doc = $all:literal])+ $set:ident $(with $extra:ident: $type:ty)?: $($(#[doc = $doc:literal])+ $kind:ident $name:ident,)+) => {
         $(#[doc = $all])+
         #[derive(Debug, Default)]
-        pub struct $set { $($(#[doc = $doc])+ pub $name: Counter,)+ }
+        pub struct $set {
+            $($(#[doc = $doc])+ pub $name: Counter,)+
+            $(/// Beside them.
+            pub $extra: $type,)?
+        }
 
         impl $set {
             /// All values, in the order of their declaration.
             pub fn read(&self) -> Vec<Reading> {
-                vec![$(Reading { name: stringify!($name), kind: Kind::$kind, value: self.$name.get() },)+]
+                vec![$(Reading {
+                    name: stringify!($name),
+                    kind: Kind::$kind,
+                    value: self.$name.get(),
+                    help: concat!($($doc),+).trim_ascii_start(),
+                },)+]
             }
         }
     };
@@ -73,7 +105,7 @@ counters! {
 
 counters! {
     /// Everything that a lane counts.
-    PairCounters:
+    PairCounters with why_malformed: FirstReason:
     /// Frames handed to the NIC for the guest.
     Work from_guest_frames,
     /// Bytes of these frames, without the virtio-net header.
@@ -103,11 +135,12 @@ counters! {
     Work to_guest_super_frames,
     /// Received frames that went to the guest as parts of GSO packets.
     Work to_guest_coalesced_frames,
-    /// Received frames with a partial checksum that was completed here, because the guest did not accept partial ones.
+    /// Received frames with a partial checksum that was completed here, because the guest did not accept partial ones,
+    /// or because it is that of a packet inside VXLAN or Geneve.
     Work to_guest_checksums_completed,
     /// Frames of direct placement that took the way through the bounce area, either direction.
     Work bounced_frames,
-    /// Frames that came in at a queue whose pair the guest has switched off, and went by its first pair.
+    /// Frames that came in at a queue whose pair the guest has switched off or not set up, and went by its first pair.
     Work spilled_frames,
     /// Network: frames to groups that came to the uplink with the source of a port whose guest is here: they are that
     /// guest's own, which the kernel gives the XDP program once more in skb mode. The other ports have them already.
@@ -224,6 +257,13 @@ counters! {
 }
 
 impl PairCounters {
+    /// Counts a frame of the guest whose virtio-net header asks for what cannot be, and keeps the reason.
+    #[cold]
+    pub fn drop_malformed(&self, why: Malformed) {
+        self.from_guest_offload_malformed.add(1);
+        self.why_malformed.note(why);
+    }
+
     /// Bytes of frames from the guest and to it.
     #[must_use]
     pub fn carried(&self) -> u64 {
@@ -248,7 +288,21 @@ mod tests {
             .find(|r| r.name == "from_guest_runt")
             .expect("declared");
         assert_eq!((runt.kind, runt.value), (Kind::Drop, 3));
+        assert_eq!(runt.help, "Frame shorter than an Ethernet header (14 bytes).");
     }
+
+    #[test]
+    fn first_reason_is_kept_until_it_is_taken() {
+        let counters = PairCounters::default();
+        counters.drop_malformed(Malformed::SegmentSize);
+        counters.drop_malformed(Malformed::GsoWithoutChecksum);
+        assert_eq!(counters.from_guest_offload_malformed.get(), 2);
+        assert_eq!(counters.why_malformed.take(), Some(Malformed::SegmentSize));
+        assert_eq!(counters.why_malformed.take(), None);
+        counters.drop_malformed(Malformed::GsoWithoutChecksum);
+        assert_eq!(counters.why_malformed.take(), Some(Malformed::GsoWithoutChecksum));
+    }
+
     #[test]
     fn documents_tell_of_each_counter() {
         let document = include_str!("../../../docs/cli.md");

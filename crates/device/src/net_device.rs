@@ -384,8 +384,10 @@ impl NetDevice {
 
     /// Whether the guest receives on all pairs but the first, which it cannot switch off.
     pub fn all_pairs_on(&self) -> bool {
-        let mut others = self.vrings[..self.pairs() * 2].iter().step_by(2).skip(1);
-        others.all(|to_guest| to_guest.enabled)
+        (1..self.pairs()).all(|pair| {
+            let to_guest = &self.vrings[pair * 2];
+            to_guest.started && to_guest.enabled && self.is_started(pair)
+        })
     }
 
     /// Entries of the longer vring of a pair; 0 while none is known.
@@ -402,8 +404,8 @@ impl NetDevice {
         &self.call_blocked
     }
 
-    /// Makes the queue pair of a pair that [is started](Self::is_started); kicks and calls are duplicated for it. A
-    /// vring that is not started is a [`Queue::reset`] there, and off.
+    /// Makes the queue pair of a pair; kicks and calls are duplicated for it. A vring that is not started is a
+    /// [`Queue::reset`] there, and off; of a pair that is not [started](Self::is_started) both are.
     ///
     /// # Errors
     /// [`PairError`].
@@ -417,7 +419,11 @@ impl NetDevice {
             false => Journal::None,
         };
         let index = u32::from(pair) * 2;
-        let from_guest = self.enter(index + 1, memory, marks)?;
+        let enter = |index, journal| match self.is_started(pair.into()) {
+            true => self.enter(index, memory, journal),
+            false => self.enter_reset(index, memory),
+        };
+        let from_guest = enter(index + 1, marks)?;
         Ok(QueuePair {
             memory: Arc::clone(memory),
             sent_before: match path.in_place {
@@ -425,7 +431,7 @@ impl NetDevice {
                 false => 0,
             },
             from_guest,
-            to_guest: self.enter(index, memory, Journal::None)?,
+            to_guest: enter(index, Journal::None)?,
             header_bytes: negotiated.header_bytes,
             mergeable: negotiated.mergeable,
             frame_limit: path.frame_limit,
@@ -475,7 +481,8 @@ impl NetDevice {
     /// In the place of a ring that is not there.
     fn enter_reset(&self, index: u32, memory: &Arc<MemoryMap>) -> Result<Vring, PairError> {
         let state = self.vring(index)?;
-        let size = state.size.ok_or(VringError::Incomplete { index })?;
+        // Of one that was never set up nobody knows it.
+        let size = state.size.unwrap_or(QueueSize::SMALLEST);
         Ok(Vring {
             queue: Queue::reset(memory, size, self.negotiated().ring, state.base),
             kick: None,

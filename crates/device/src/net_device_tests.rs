@@ -84,6 +84,27 @@ fn pair_is_started_with_its_second_vring_and_has_no_data_path_without_memory() {
     assert!(!device.is_started(1));
 }
 
+#[test]
+fn queue_pair_of_a_pair_that_was_not_started_has_no_rings_and_is_off() {
+    let (mut device, _ram, _drivers) = resettable(false);
+    let path = Path {
+        frame_limit: 1514,
+        partial_checksums: false,
+        in_place: false,
+    };
+    let is_idle = |device: &NetDevice| {
+        let mut pair = device.queue_pair(1, path).expect("without rings");
+        let mut chains = Chains::default();
+        assert_eq!(pair.pop_buffers(&mut chains, 1).expect("nothing wrong"), 0);
+        !pair.to_guest.enabled && !pair.from_guest.enabled && pair.kicks().next().is_none()
+    };
+    assert!(is_idle(&device), "never set up");
+    // Half of it, enabled and with a ring that lies nowhere.
+    device.set_enabled(2, true).expect("there");
+    device.start(2, None).expect("there");
+    assert!(is_idle(&device), "its partner is waited for");
+}
+
 /// A device whose driver may reset single vrings, both vrings of its first pair started, in memory of its own.
 fn resettable(packed: bool) -> (NetDevice, Arc<GuestRam>, [QueueDriver; 2]) {
     let ram = Arc::new(GuestRam::new(&[(GuestAddr(0), 1 << 20)]).expect("memory"));
@@ -244,6 +265,10 @@ fn reset_by_status_forgets_all_but_where_rings_stopped_and_reset_that_too() {
         Err(DeviceError::Status(0x100))
     ));
     device.set_status(15).expect("valid");
+    assert!(!device.all_pairs_on(), "enabled, and not set up");
+    device.start(2, None).expect("there");
+    assert!(!device.all_pairs_on(), "its partner is waited for");
+    device.start(3, None).expect("there");
     assert!(device.all_pairs_on());
     device.set_status(0).expect("valid");
     assert_eq!((device.features(), device.status()), (0, 0));

@@ -10,8 +10,8 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use offload::checksum::ChecksumAt;
-use offload::segment::{GsoKind, Request};
+use offload::checksum::OutOfFrame;
+use offload::segment::{GsoKind, Malformed, Request};
 use virtqueue::{Buffer, Chain, Chains, DirtyLog, GuestFault, MemoryMap, Queue};
 
 use super::call::Call;
@@ -352,9 +352,12 @@ impl QueuePair {
     /// The same for a header that asks for something.
     #[inline(never)]
     fn work(&self, header: &[u8; 10], len: u32, counters: &PairCounters) -> Option<Request> {
-        let Ok(request) = Request::from_header(header) else {
-            counters.from_guest_offload_malformed.add(1);
-            return None;
+        let request = match Request::from_header(header) {
+            Ok(request) => request,
+            Err(why) => {
+                counters.drop_malformed(why);
+                return None;
+            }
         };
         let accepted = request.gso.is_none_or(|gso| {
             let kind = match gso.kind {
@@ -368,9 +371,11 @@ impl QueuePair {
             counters.from_guest_offload_not_negotiated.add(1);
             return None;
         }
-        let inside = |at: ChecksumAt| at.field() + 2 <= len as usize;
-        if !request.csum.is_none_or(inside) {
-            counters.from_guest_offload_malformed.add(1);
+        if let Some(at) = request.csum
+            && at.field() + 2 > len as usize
+        {
+            let len = len as usize;
+            counters.drop_malformed(Malformed::Checksum(OutOfFrame { at, len }));
             return None;
         }
         Some(request)

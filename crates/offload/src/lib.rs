@@ -6,8 +6,9 @@
 //! 1. [`checksum`]: full, partial and incremental.
 //! 2. [`packet`]: where the layers of a frame begin, for both directions.
 //! 3. [`verify`]: what the checksum of a received packet says.
-//! 4. [`coalesce`]: consecutive segments of a flow made into GSO packets, for a guest that takes them.
-//! 5. [`segment`]: what a guest asks for ([`segment::Request`]), and the frames that come of it ([`segment::Plan`]).
+//! 4. [`tunnel`]: the same of a packet inside VXLAN or Geneve.
+//! 5. [`coalesce`]: consecutive segments of a flow made into GSO packets, for a guest that takes them.
+//! 6. [`segment`]: what a guest asks for ([`segment::Request`]), and the frames that come of it ([`segment::Plan`]).
 //!
 //! # A GSO packet, cut
 //! ```
@@ -41,6 +42,7 @@ pub mod checksum;
 pub mod coalesce;
 pub mod packet;
 pub mod segment;
+pub mod tunnel;
 pub mod verify;
 
 /// Values of a virtio-net header's `flags` and `gso_type` (VirtIO 1.3, 5.1.6; include/uapi/linux/virtio_net.h).

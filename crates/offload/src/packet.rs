@@ -16,7 +16,7 @@ const TAGS_MAX: usize = 2;
 const IPV4_MIN: usize = 20;
 const IPV6_LEN: usize = 40;
 const TCP_MIN: usize = 20;
-const UDP_LEN: usize = 8;
+pub(crate) const UDP_LEN: usize = 8;
 
 /// IP protocol number of TCP.
 pub const TCP: u8 = 6;
@@ -107,6 +107,13 @@ pub fn parse(headers: &[u8], frame_len: u32) -> Option<Layers> {
         ip += TAG_LEN;
         tags += 1;
     }
+    parse_ip(headers, frame_len, ip, ethertype)
+}
+
+/// The same from the IP header on, which lies at `ip` and is of that type. `headers`: as of [`parse`], and no longer
+/// than [`HEADERS_MAX`].
+#[inline]
+pub(crate) fn parse_ip(headers: &[u8], frame_len: u32, ip: usize, ethertype: u16) -> Option<Layers> {
     let (version, protocol, transport, ip_len_end) = match ethertype {
         0x0800 => parse_v4(headers, ip)?,
         0x86dd => parse_v6(headers, ip)?,
@@ -177,7 +184,7 @@ fn tcp_len(headers: &[u8], transport: usize) -> Option<usize> {
 }
 
 #[inline]
-fn word(bytes: &[u8], at: usize) -> Option<u16> {
+pub(crate) fn word(bytes: &[u8], at: usize) -> Option<u16> {
     let bytes = bytes.get(at..at + 2)?;
     Some(u16::from_be_bytes([bytes[0], bytes[1]]))
 }

@@ -21,7 +21,7 @@
 
 use std::ops::Range;
 
-use crate::checksum::{ChecksumAt, Sum};
+use crate::checksum::{ChecksumAt, OutOfFrame, Sum};
 use crate::packet::{self, HEADERS_MAX, Ip, Layers, Transport};
 
 mod request;
@@ -68,6 +68,30 @@ pub enum Malformed {
         claimed: u32,
         /// Bytes of the GSO packet.
         frame_len: u32,
+    },
+    /// A checksum that is not in the frame.
+    #[error(transparent)]
+    Checksum(OutOfFrame),
+    /// A checksum of a GSO packet that is not where its headers have it.
+    #[error(
+        "a GSO packet with a checksum from byte {}, stored {} bytes behind that, whose headers have it at {} and {}",
+        asked.start, asked.offset, found.start, found.offset
+    )]
+    ChecksumPlace {
+        /// Where it is by the virtio-net header.
+        asked: ChecksumAt,
+        /// Where it is by the packet's headers.
+        found: ChecksumAt,
+    },
+    /// A VLAN tag is to be taken off or put in, and what is asked for does not lie behind it.
+    #[error(
+        "a tagged frame of {len} bytes that ends with its tag, or with a checksum that begins before byte {least}"
+    )]
+    Tag {
+        /// Bytes of the frame.
+        len: u32,
+        /// The first byte behind a tag.
+        least: usize,
     },
 }
 

@@ -5,7 +5,7 @@
 //! known by its value. One packet in 65,536 with a right checksum looks the same; taking that for partial does no harm,
 //! since its bytes are right, and completing it writes a right checksum once more.
 
-use crate::checksum::{Sum, pseudo_v4, pseudo_v6};
+use crate::checksum::{ChecksumAt, Sum, pseudo_v4, pseudo_v6};
 use crate::packet::{Ip, Layers, Transport};
 
 /// What a checksum says.
@@ -17,6 +17,27 @@ pub enum Verdict {
     Partial,
     /// It is wrong, or there is none (UDP over IPv4 may go without), or nobody looked.
     Unknown,
+}
+
+/// A partial checksum.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Unfinished {
+    /// Where it is in the frame.
+    pub at: ChecksumAt,
+    /// Where what it covers ends, bytes from the frame's first.
+    pub end: u32,
+}
+
+impl Unfinished {
+    /// Of a packet whose checksum is partial.
+    #[inline]
+    #[must_use]
+    pub fn of(layers: &Layers) -> Self {
+        Self {
+            at: layers.checksum_at(),
+            end: layers.ip_len_end,
+        }
+    }
 }
 
 /// The sum of a packet's pseudo-header. `headers`: the frame from its first byte on, as it was parsed.

@@ -156,6 +156,18 @@ impl Driver {
         Self::start(connect(path), config)
     }
 
+    /// The same, but starts no queue pair.
+    ///
+    /// # Errors
+    /// What the back end refused.
+    ///
+    /// # Panics
+    /// If nobody listens, or there is no memory.
+    pub fn connect_idle(path: &Path, config: &DriverConfig) -> Result<Self, Refused> {
+        let ram = Arc::new(GuestRam::new(&config.regions).expect("memory for a guest"));
+        Self::prepare(connect(path), config, ram)
+    }
+
     /// Waits for a back end to connect to `listener`, and starts all queue pairs.
     ///
     /// # Errors
@@ -191,12 +203,19 @@ impl Driver {
         config: &DriverConfig,
         ram: Arc<GuestRam>,
     ) -> Result<Self, Refused> {
+        let mut driver = Self::prepare(socket, config, ram)?;
+        driver.start_pairs()?;
+        Ok(driver)
+    }
+
+    /// All but the queue pairs, which are there and not started.
+    fn prepare(socket: UnixStream, config: &DriverConfig, ram: Arc<GuestRam>) -> Result<Self, Refused> {
         let mut driver = Self::greet(socket, config, ram)?;
         driver.features &= config.features | F_PROTOCOL_FEATURES;
         driver.pairs = (0..config.pairs)
             .map(|_| Pair::new(&driver.ram, config, driver.features))
             .collect();
-        driver.set_up()?;
+        driver.acknowledge()?;
         Ok(driver)
     }
 
@@ -233,13 +252,18 @@ impl Driver {
     }
 
     fn set_up(&mut self) -> Result<(), Refused> {
+        self.acknowledge()?;
+        self.start_pairs()
+    }
+
+    fn acknowledge(&mut self) -> Result<(), Refused> {
         self.frontend.set_features(self.features)?;
         self.set_inflight()?;
-        self.set_memory()?;
-        for pair in 0..self.pairs.len() {
-            self.start_pair(pair)?;
-        }
-        Ok(())
+        self.set_memory()
+    }
+
+    fn start_pairs(&mut self) -> Result<(), Refused> {
+        (0..self.pairs.len()).try_for_each(|pair| self.start_pair(pair))
     }
 
     /// Lets the first back end make an inflight region, and gives it to every later one, as QEMU does for devices that

@@ -1,4 +1,5 @@
-//! Tells in the journal when a port reaches one of its limits: once, until it has kept to it for a while.
+//! Tells in the journal when a port reaches one of its limits: once, until it has kept to it for a while. And has ports
+//! log what they lose ([`Port::log_losses`]).
 //!
 //! A thread of its own looks at the counters of all ports now and then. Nobody is asked, and no worker notices.
 
@@ -49,6 +50,7 @@ pub(crate) fn start(ports: Arc<Ports>) -> io::Result<()> {
             let ports = ports.all();
             seen.retain(|name, _| ports.iter().any(|port| port.name() == name));
             for port in &ports {
+                port.log_losses();
                 let [from_guest, to_guest] = seen.entry(port.name().to_owned()).or_default();
                 for (seen, count, words) in [
                     (from_guest, waits(port), "from the guest: its frames wait"),

@@ -50,6 +50,9 @@ pub enum QueueSizeError {
 }
 
 impl QueueSize {
+    /// One entry.
+    pub const SMALLEST: Self = Self(1);
+
     /// Checks `entries` for a split ring.
     ///
     /// # Errors

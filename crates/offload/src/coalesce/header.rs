@@ -1,6 +1,6 @@
 //! Headers of what is delivered: the virtio-net header, and the GSO packet's own.
 
-use crate::checksum::Sum;
+use crate::checksum::{ChecksumAt, Sum};
 use crate::net_header::{DATA_VALID, GSO_ECN, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, NEEDS_CSUM};
 use crate::packet::{Ip, Layers, Transport};
 use crate::verify::{self, Verdict};
@@ -55,12 +55,19 @@ impl NetHeader {
                 flags: DATA_VALID,
                 ..Self::NONE
             },
-            Verdict::Partial => Self {
-                flags: NEEDS_CSUM,
-                csum_start: layers.transport,
-                csum_offset: layers.transport_kind.checksum_offset(),
-                ..Self::NONE
-            },
+            Verdict::Partial => Self::of_partial(layers.checksum_at()),
+        }
+    }
+
+    /// Of a frame whose checksum is partial.
+    #[inline]
+    #[must_use]
+    pub fn of_partial(at: ChecksumAt) -> Self {
+        Self {
+            flags: NEEDS_CSUM,
+            csum_start: at.start,
+            csum_offset: at.offset,
+            ..Self::NONE
         }
     }
 

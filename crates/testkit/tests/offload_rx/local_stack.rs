@@ -15,7 +15,7 @@ use testkit::{DriverConfig, Layout, Rig, Serve, VethPair, frame, require, wait};
 use super::{BUFFER, BUFFERS, NEEDS_CSUM, completed, rig};
 
 /// The far end of the wire becomes one that a stack talks on, which leaves checksums unfinished.
-fn make_stack(rig: &Rig) {
+pub(super) fn make_stack(rig: &Rig) {
     let far = &rig.veth.far;
     far.run("ethtool", &["-K", VethPair::WIRE, "tx", "on"]);
     far.run(

@@ -4,6 +4,7 @@
 //! unfinished comes from the kernel's own sockets.
 
 mod local_stack;
+mod tunnels;
 
 use offload::segment::{Gso, GsoKind, Plan};
 use offload::{checksum, packet, verify};

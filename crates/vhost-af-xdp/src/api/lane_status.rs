@@ -1,6 +1,7 @@
 //! One queue pair, or one queue of an uplink, as `status` shows it.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use std::os::fd::AsFd;
 
@@ -125,7 +126,7 @@ impl LaneStatus {
         Self {
             pair,
             queue,
-            running: facts.is_some(),
+            running: facts.is_some_and(|facts| !facts.is_idle.load(Relaxed)),
             mode: facts.map(|facts| facts.mode.to_string()),
             fallbacks: facts.map_or_else(Vec::new, |facts| {
                 facts.fallbacks().map(ToString::to_string).collect()

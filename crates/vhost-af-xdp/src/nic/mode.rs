@@ -53,7 +53,7 @@ pub(crate) enum Fallback {
     )]
     SkbOnVeth,
     /// Of the placement that was asked for, as the next three.
-    #[error("{0} not used: the guest has switched queue pairs off, so frames of all queues go to the first")]
+    #[error("{0} not used: the guest does not use all queue pairs, so frames of all queues go to the first")]
     PairsOff(Placement),
     #[error("{0} not used: the guest has reset a queue of this pair, and not started it again yet")]
     QueueReset(Placement),
@@ -61,6 +61,9 @@ pub(crate) enum Fallback {
     NotYet(Placement),
     #[error("{0} not used: {1}")]
     PlacementRefused(Placement, String),
+    /// It may have a driver without MQ, as firmware has.
+    #[error("the guest has not set up all queue pairs: frames for the others go to the first")]
+    NotSetUp,
     /// Of a port of a network with a queue of its own, see config/port.rs.
     #[error("direct not used: what other ports send a guest cannot be put where the NIC receives")]
     SendsOnly,

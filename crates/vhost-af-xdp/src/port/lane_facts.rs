@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
 use xsk::{NumaNode, Umem};
@@ -14,9 +15,14 @@ use crate::nic::queue::Sends;
 use crate::nic::shared_memory::SharedMemory;
 use crate::nic::xdp::XdpNic;
 
+const NOT_SET_UP: &Fallback = &Fallback::NotSetUp;
+
 pub(crate) struct LaneFacts {
     /// The data path really in use.
     pub(crate) mode: DataPath,
+    /// The guest has not set the pair up: what arrives for it goes to the first one. Written by the port's thread; nothing
+    /// is published through it.
+    pub(crate) is_idle: AtomicBool,
     /// Why not a better one.
     pub(crate) fallbacks: Vec<Fallback>,
     /// Why it goes on by copying although it was to become direct.
@@ -44,6 +50,7 @@ impl LaneFacts {
     pub(crate) fn cable() -> Self {
         Self {
             mode: DataPath::Cable,
+            is_idle: AtomicBool::new(false),
             fallbacks: Vec::new(),
             copies_on: OnceLock::new(),
             multi_buffer: false,
@@ -90,7 +97,8 @@ impl LaneFacts {
         let copies_on = self.copies_on.get();
         let said = self.fallbacks.iter();
         let still = said.filter(move |said| copies_on.is_none() || !matches!(said, Fallback::NotYet(_)));
-        still.chain(copies_on)
+        let not_set_up = self.is_idle.load(Relaxed).then_some(NOT_SET_UP);
+        still.chain(copies_on).chain(not_set_up)
     }
 
     /// Notes what a queue is, what it does for frames that are sent, and its socket once more. `guest`: the receive

@@ -14,6 +14,7 @@ pub(crate) mod lane_facts;
 pub(crate) mod lanes;
 mod limits;
 mod link;
+mod losses;
 mod mailbox;
 pub(crate) mod memory;
 pub(crate) mod reasons;
@@ -44,6 +45,7 @@ use crate::nic::interfaces::Interfaces;
 use crate::port::far::{CableEnd, FarSide, Member, NULL_MTU};
 use crate::port::journal::JOURNAL;
 use crate::port::lanes::LaneError;
+use crate::port::losses::Losses;
 use crate::port::mailbox::{Mailbox, Message, Task};
 use crate::port::reasons::{Closed, Impaired};
 use crate::port::session::{FaultCell, PortContext, Session};
@@ -195,6 +197,8 @@ pub(crate) struct Port {
     hints: Mutex<HintsConfig>,
     /// What is said of that, and of what it gets.
     rules: Mutex<PortRules>,
+    /// Which kinds of lost frames were logged.
+    losses: Mutex<Losses>,
     /// See [`PortContext::lines`].
     direct_lines: Mutex<LogLimit>,
     /// What is seen of the state from outside.
@@ -299,6 +303,7 @@ impl Port {
             joined,
             workers,
             mailbox,
+            losses: Mutex::default(),
             direct_lines: Mutex::default(),
             window: Window::default(),
             vmm_pid: AtomicI32::new(0),

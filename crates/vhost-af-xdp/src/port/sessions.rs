@@ -57,6 +57,7 @@ impl Port {
         self.vmm_pid
             .store(peer::process(connection.stream.as_fd()).unwrap_or(0), Relaxed);
         self.window.note_turned_away(None);
+        self.begin_losses();
         state.session = Some(Session::new(
             connection,
             &self.config,
@@ -97,6 +98,7 @@ impl Port {
             (lost_memory, reached) = (session.lost_memory(), session.reached);
             errors = session.device.take_errors();
         }
+        self.log_losses();
         self.vmm_pid.store(0, Relaxed);
         let fault = state.fault.lock().unwrap_or_else(PoisonError::into_inner).take();
         if fault.is_none() {
@@ -157,7 +159,7 @@ impl Port {
             ..self.context(&far)
         };
         let session = state.session.as_mut().ok_or(SessionError::Closed)?;
-        let result = act(session, &context);
+        let result = act(session, &context).and_then(|done| session.settle(&context).map(|()| done));
         if session.lacks_lanes() {
             let unfit = unfit.map(|error| Impaired::Queues(with_sources(&error)));
             if let Some(why) = away.then_some(Impaired::StewardAway).or(unfit) {

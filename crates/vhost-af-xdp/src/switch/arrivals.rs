@@ -19,7 +19,8 @@ use device::meter;
 use device::offloads::Offloads;
 use device::pair::{Fault, QueuePair};
 use offload::coalesce::{Batch, MOST_FRAMES, Position, Rules, Run};
-use offload::verify::Verdict;
+use offload::packet::HEADERS_MAX;
+use offload::verify::{Unfinished, Verdict};
 use xsk::metadata::Hints;
 use xsk::{Frame, RxDesc, Umem, UmemOffset};
 
@@ -411,13 +412,21 @@ impl Arrivals {
             self.batch.add(&[], len, |_| Verdict::Unknown);
             return;
         };
-        let headers = checksums::headers(pieces, umem);
-        self.batch
-            .add(headers, len, |layers| looks.judge(headers, layers, pieces, umem));
+        let first = checksums::first_bytes(pieces, umem);
+        let headers = &first[..first.len().min(HEADERS_MAX)];
+        let mut unfinished = None;
+        self.batch.add(headers, len, |layers| {
+            let verdict;
+            (verdict, unfinished) = looks.judge(first, layers, pieces, umem);
+            verdict
+        });
         if !looks.tell
             && let Some(layers) = self.batch.partial(number)
         {
-            checksums::complete(pieces, umem, layers);
+            unfinished = Some(Unfinished::of(layers));
+        }
+        if let Some(unfinished) = &unfinished {
+            checksums::complete(pieces, umem, unfinished);
             counters.to_guest_checksums_completed.add(1);
         }
     }

@@ -16,16 +16,20 @@
 //! see [`offload::verify`] for how one is told from a right one. Without GUEST_CSUM and on another interface nobody
 //! looks.
 //!
+//! The partial checksum of a packet inside VXLAN or Geneve ([`offload::tunnel`]) is completed for every guest: few
+//! drivers expect NEEDS_CSUM to point there. The outer checksum is right then.
+//!
 //! Not handled, because nothing in the frame tells: SCTP's checksum, which local senders leave out as well, and partial
-//! checksums inside of tunnels. A sender on the other end of a veth can be told to finish them: `ethtool -K PEER tx
-//! off`.
+//! checksums inside of other tunnels. A sender on the other end of a veth can be told to finish them: `ethtool -K PEER
+//! tx off`.
 
 #![allow(unsafe_code)]
 
-use offload::checksum::{self, ChecksumAt, Sum};
+use offload::checksum::{self, Sum};
 use offload::coalesce::NetHeader;
 use offload::packet::{self, HEADERS_MAX, Layers};
-use offload::verify::{self, Verdict};
+use offload::tunnel::{self, TUNNEL_HEADERS_MAX};
+use offload::verify::{self, Unfinished, Verdict};
 use xsk::{RxDesc, Umem, UmemOffset};
 
 use super::bytes::{UmemRange, received_bytes, received_bytes_mut};
@@ -54,15 +58,47 @@ impl Looks {
         (looks.partial || looks.tell).then_some(looks)
     }
 
-    /// What the checksum of a frame in chunks of our own says. `headers`: bytes of its first piece.
+    /// What the checksum of a frame in chunks of our own says; and where one inside a tunnel is that has to be
+    /// completed first. `first`: bytes of its first piece.
     #[inline]
-    pub(crate) fn judge(self, headers: &[u8], layers: &Layers, pieces: &[RxDesc], umem: &Umem) -> Verdict {
-        if self.tell {
-            verify::verify(headers, layers, self.partial, || {
-                sum(pieces, umem, layers).unwrap_or_default()
-            })
-        } else {
-            verify::is_partial(headers, layers)
+    pub(crate) fn judge(
+        self,
+        first: &[u8],
+        layers: &Layers,
+        pieces: &[RxDesc],
+        umem: &Umem,
+    ) -> (Verdict, Option<Unfinished>) {
+        if self.partial
+            && let Some((inner, verdict)) = tunnel::unfinished(first, layers)
+        {
+            let verdict = if self.tell { verdict } else { Verdict::Unknown };
+            return (verdict, Some(inner));
+        }
+        let verdict = match self.tell {
+            true => verify::verify(first, layers, self.partial, || {
+                sum(pieces, umem, &Unfinished::of(layers)).unwrap_or_default()
+            }),
+            false => verify::is_partial(first, layers),
+        };
+        (verdict, None)
+    }
+}
+
+/// A partial checksum in a frame that others may still write, or that several guests get.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Partial {
+    /// The frame's own. A guest that accepted GUEST_CSUM completes it itself.
+    Own(Unfinished),
+    /// That of the packet inside a tunnel.
+    Inner(Unfinished),
+}
+
+impl Partial {
+    /// Looks for one. `known`: the frame's first bytes, [`TUNNEL_HEADERS_MAX`] of them or all.
+    pub(crate) fn find(known: &[u8], layers: &Layers) -> Option<Self> {
+        match verify::is_partial(known, layers) {
+            Verdict::Partial => Some(Self::Own(Unfinished::of(layers))),
+            _ => tunnel::unfinished(known, layers).map(|(inner, _)| Self::Inner(inner)),
         }
     }
 }
@@ -71,8 +107,6 @@ impl Looks {
 pub(crate) struct PrivateLook {
     looks: Looks,
     copy: Box<[u8; LONGEST_COPY]>,
-    /// End of the IP packet in the frame last looked at.
-    end: u32,
 }
 
 impl PrivateLook {
@@ -82,45 +116,45 @@ impl PrivateLook {
         looks.partial.then(|| Self {
             looks,
             copy: Box::new([0; LONGEST_COPY]),
-            end: 0,
         })
     }
 
     /// Looks at a frame, and completes its checksum if that has to be; the virtio-net header that it gets, but for
     /// `num_buffers`.
     pub(crate) fn look(&mut self, umem: &Umem, frame: UmemRange, counters: &PairCounters) -> [u8; 10] {
-        let header = self.headers(umem, frame).unwrap_or(NetHeader::NONE);
-        if header.flags == 0 || self.looks.tell {
-            return header.to_bytes();
-        }
-        if self.complete(umem, frame, &header).is_some() {
+        let unfinished = match self.find(umem, frame) {
+            None => return NetHeader::NONE.to_bytes(),
+            Some(Partial::Own(own)) if self.looks.tell => return NetHeader::of_partial(own.at).to_bytes(),
+            Some(Partial::Own(unfinished) | Partial::Inner(unfinished)) => unfinished,
+        };
+        if self.complete(umem, frame, &unfinished).is_some() {
             counters.to_guest_checksums_completed.add(1);
         }
         NetHeader::NONE.to_bytes()
     }
 
-    /// What is to be said of a frame, of which the headers are copied.
-    fn headers(&mut self, umem: &Umem, frame: UmemRange) -> Option<NetHeader> {
-        let headers = &mut self.copy[..HEADERS_MAX.min(frame.len as usize)];
-        umem.read(frame.start, headers)?;
-        let layers = packet::parse(headers, frame.len)?;
-        let verdict = verify::is_partial(headers, &layers);
-        // Where the packet ends, for `complete`.
-        self.end = layers.ip_len_end;
-        Some(NetHeader::of_frame(&layers, verdict))
+    /// Looks for a partial checksum in a frame, of which the headers are copied.
+    fn find(&mut self, umem: &Umem, frame: UmemRange) -> Option<Partial> {
+        let known = HEADERS_MAX.min(frame.len as usize);
+        umem.read(frame.start, &mut self.copy[..known])?;
+        let layers = packet::parse(&self.copy[..known], frame.len)?;
+        if !tunnel::is_tunnel(&self.copy[..known], &layers) {
+            return Partial::find(&self.copy[..known], &layers);
+        }
+        // Not those once more that the layers were found by.
+        let more = TUNNEL_HEADERS_MAX.min(frame.len as usize);
+        let behind = UmemOffset::new(frame.start.get() + known as u64);
+        umem.read(behind, &mut self.copy[known..more])?;
+        Partial::find(&self.copy[..more], &layers)
     }
 
     /// Completes a partial checksum; `None`, and nothing written, if the frame is longer than any may be.
-    fn complete(&mut self, umem: &Umem, frame: UmemRange, header: &NetHeader) -> Option<()> {
+    fn complete(&mut self, umem: &Umem, frame: UmemRange, unfinished: &Unfinished) -> Option<()> {
         let copy = self.copy.get_mut(..frame.len as usize)?;
         umem.read(frame.start, copy)?;
-        let packet = copy.get_mut(..self.end as usize)?;
-        let at = ChecksumAt {
-            start: header.csum_start,
-            offset: header.csum_offset,
-        };
-        checksum::complete(packet, at).ok()?;
-        let at = at.field();
+        let packet = copy.get_mut(..unfinished.end as usize)?;
+        checksum::complete(packet, unfinished.at).ok()?;
+        let at = unfinished.at.field();
         umem.write(
             UmemOffset::new(frame.start.get() + at as u64),
             packet.get(at..at + 2)?,
@@ -128,40 +162,39 @@ impl PrivateLook {
     }
 }
 
-/// The first bytes of a frame in chunks of our own, as many as a parser wants.
+/// The bytes of a frame's first piece, in a chunk of our own.
 #[inline]
-pub(crate) fn headers<'a>(pieces: &'a [RxDesc], umem: &'a Umem) -> &'a [u8] {
+pub(crate) fn first_bytes<'a>(pieces: &'a [RxDesc], umem: &'a Umem) -> &'a [u8] {
     // SAFETY: pieces of frames in hand ([`Arrivals`](super::arrivals::Arrivals)) are given back after they were
     // delivered.
     let bytes = pieces
         .first()
         .and_then(|piece| unsafe { received_bytes(umem, piece) });
-    let bytes = bytes.unwrap_or_default();
-    &bytes[..bytes.len().min(HEADERS_MAX)]
+    bytes.unwrap_or_default()
 }
 
-/// The sum from the transport header to the end of the packet; `None` if a piece is not where it should be.
+/// The sum of what a checksum covers; `None` if a piece is not where it should be.
 #[inline]
-fn sum(pieces: &[RxDesc], umem: &Umem, layers: &Layers) -> Option<Sum> {
+fn sum(pieces: &[RxDesc], umem: &Umem, of: &Unfinished) -> Option<Sum> {
     if let [piece] = pieces {
-        // SAFETY: as in `headers`.
+        // SAFETY: as in `first_bytes`.
         let bytes = unsafe { received_bytes(umem, piece) }?;
-        let transport = bytes.get(usize::from(layers.transport)..layers.ip_len_end as usize)?;
-        return Some(Sum::of(transport));
+        let covered = bytes.get(usize::from(of.at.start)..of.end as usize)?;
+        return Some(Sum::of(covered));
     }
-    sum_of_pieces(pieces, umem, layers)
+    sum_of_pieces(pieces, umem, of)
 }
 
 #[cold]
-fn sum_of_pieces(pieces: &[RxDesc], umem: &Umem, layers: &Layers) -> Option<Sum> {
+fn sum_of_pieces(pieces: &[RxDesc], umem: &Umem, of: &Unfinished) -> Option<Sum> {
     let mut all = Sum::default();
     let (mut skip, mut left) = (
-        usize::from(layers.transport),
-        layers.ip_len_end as usize - usize::from(layers.transport),
+        usize::from(of.at.start),
+        of.end as usize - usize::from(of.at.start),
     );
     let mut odd = false;
     for piece in pieces {
-        // SAFETY: as in `headers`.
+        // SAFETY: as in `first_bytes`.
         let bytes = unsafe { received_bytes(umem, piece) }?;
         let bytes = bytes.get(skip.min(bytes.len())..)?;
         let bytes = &bytes[..bytes.len().min(left)];
@@ -176,14 +209,14 @@ fn sum_of_pieces(pieces: &[RxDesc], umem: &Umem, layers: &Layers) -> Option<Sum>
 
 /// Completes a partial checksum; the frame lies in chunks of our own.
 #[inline(never)]
-pub(crate) fn complete(pieces: &mut [RxDesc], umem: &Umem, layers: &Layers) {
+pub(crate) fn complete(pieces: &mut [RxDesc], umem: &Umem, unfinished: &Unfinished) {
     // The field holds the sum of the pseudo-header, so the sum over it is that of all.
-    let Some(sum) = sum(pieces, umem, layers) else {
+    let Some(sum) = sum(pieces, umem, unfinished) else {
         return;
     };
-    let at = layers.checksum_at();
+    let at = unfinished.at;
     let Some(piece) = pieces.first_mut() else { return };
-    // SAFETY: as in `headers`; it is borrowed alone.
+    // SAFETY: as in `first_bytes`; it is borrowed alone.
     if let Some(bytes) = unsafe { received_bytes_mut(umem, piece) }
         && let Some(place) = bytes.get_mut(at.field()..at.field() + 2)
     {

@@ -15,7 +15,7 @@
 
 use offload::checksum::{self, ChecksumAt, Sum};
 use offload::packet::{self, HEADERS_MAX};
-use offload::segment::{Gso, Plan};
+use offload::segment::{Gso, Malformed, Plan};
 use virtqueue::{Buffer, MemoryMap};
 use xsk::{FramePool, TxDesc, Umem, UmemOffset};
 
@@ -54,9 +54,12 @@ impl GsoPacket {
         counters: &PairCounters,
         headers: &mut [u8; HEADERS_MAX],
     ) -> Option<Self> {
-        let Some(plan) = frame.plan(gso, headers) else {
-            counters.from_guest_offload_malformed.add(1);
-            return None;
+        let plan = match frame.plan(gso, headers) {
+            Ok(plan) => plan,
+            Err(why) => {
+                counters.drop_malformed(why);
+                return None;
+            }
         };
         if plan.segment_bytes_max() > frame.frame_limit {
             counters.from_guest_segment_too_long.add(1);
@@ -81,14 +84,18 @@ impl GsoPacket {
 }
 
 impl GuestFrame<'_> {
-    /// How a GSO packet is cut, by a private copy of its headers, which is left in `headers`; `None` if they are not
-    /// what the guest asks for.
-    pub(crate) fn plan(&self, gso: Gso, headers: &mut [u8; HEADERS_MAX]) -> Option<Plan> {
+    /// How a GSO packet is cut, by a private copy of its headers, which is left in `headers`.
+    /// Errors: they are not what the guest asks for.
+    pub(crate) fn plan(&self, gso: Gso, headers: &mut [u8; HEADERS_MAX]) -> Result<Plan, Malformed> {
         let len = self.sending.len;
         let headers = &mut headers[..HEADERS_MAX.min(len as usize)];
         self.read_start(headers);
-        let plan = Plan::new(headers, len, gso).ok()?;
-        (self.sending.request.csum == Some(plan.checksum_at())).then_some(plan)
+        let plan = Plan::new(headers, len, gso)?;
+        let asked = self.sending.request.csum.ok_or(Malformed::GsoWithoutChecksum)?;
+        match plan.checksum_at() {
+            found if found != asked => Err(Malformed::ChecksumPlace { asked, found }),
+            _ => Ok(plan),
+        }
     }
 
     /// What it is on a wire.
@@ -97,7 +104,7 @@ impl GuestFrame<'_> {
     pub(crate) fn cost(&self) -> Cost {
         let one = Cost::frame(self.sending.len);
         let gso = self.sending.request.gso;
-        let plan = gso.and_then(|gso| self.plan(gso, &mut [0; HEADERS_MAX]));
+        let plan = gso.and_then(|gso| self.plan(gso, &mut [0; HEADERS_MAX]).ok());
         plan.map_or(one, |plan| Cost {
             frames: plan.segments(),
             bytes: one.bytes + u64::from(plan.segments() - 1) * plan.header_len() as u64,

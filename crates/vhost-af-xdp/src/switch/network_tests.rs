@@ -13,6 +13,7 @@ mod promiscuous;
 mod renewal;
 mod service_tags;
 mod threads;
+mod tunnels;
 
 use std::sync::{Arc, Mutex};
 
@@ -170,7 +171,17 @@ impl World {
     }
 
     /// The same, of a queue of which that is said before.
-    fn with_uplink_of(mut self, chunks: usize, say: impl FnOnce(&mut NicQueue<TestNic>)) -> Self {
+    fn with_uplink_of(self, chunks: usize, say: impl FnOnce(&mut NicQueue<TestNic>)) -> Self {
+        self.with_uplink_from(false, chunks, say)
+    }
+
+    /// The same. `partial_checksums`: frames may come from a stack on the same machine.
+    fn with_uplink_from(
+        mut self,
+        partial_checksums: bool,
+        chunks: usize,
+        say: impl FnOnce(&mut NicQueue<TestNic>),
+    ) -> Self {
         let umem = own_memory(chunks);
         let mut wire = Wire::new(umem.clone(), chunks, chunks);
         wire.fill = chunks;
@@ -179,7 +190,7 @@ impl World {
         say(&mut queue);
         let origin = Origin {
             frame_limit: 1518,
-            partial_checksums: false,
+            partial_checksums,
         };
         let lane = UplinkLane::new(queue, origin, Arc::clone(&self.uplink));
         let role = Role::Uplink {

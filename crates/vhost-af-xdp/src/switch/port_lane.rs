@@ -406,8 +406,10 @@ impl<O: OwnQueue> Lane for PortLane<O> {
             self.pending.is_some() && self.pair.to_guest.enabled && self.pair.to_guest.queue.enable_kicks();
         // Queues of ours have no kicks: who fills them is here. Those of a guest without any have to be looked at.
         let is_polled = self.from == From::Guest && self.pair.is_polled();
+        // What arrived for a pair that is off waits for buffers of another lane's guest.
+        let spills = O::IS_THERE && !self.pair.to_guest.enabled && self.own.has_frames();
         // What frames wait for nobody tells of: room in another's queue.
-        match frames || buffers || self.has_rest() || is_polled {
+        match frames || buffers || self.has_rest() || is_polled || spills {
             true => own.max(held).max(Work::Soon),
             false => own.max(held),
         }

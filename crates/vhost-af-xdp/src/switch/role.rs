@@ -10,7 +10,7 @@ use super::table::PortNumber;
 /// What a lane is to others: by this a worker finds the guest that a lane gives frames to ([`super::lane::Peer`]).
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum Role {
-    /// A pair of a port of that name. What arrives for it while it is off goes to the port's first.
+    /// A pair of a port of that name. What arrives for it while it is off or not set up goes to the port's first.
     Pair { port: Arc<str>, pair: u16 },
     /// A pair of one of the two ends of a cable of that name. Its frames go to the same pair of the other end, or where
     /// that does not receive to its first.

@@ -2,11 +2,12 @@
 
 use device::counters::PairCounters;
 use device::pair::Fault;
-use offload::checksum::{self, ChecksumAt};
+use offload::checksum;
 use offload::coalesce::NetHeader;
 use offload::packet::{self, HEADERS_MAX};
-use offload::verify;
+use offload::verify::Unfinished;
 
+use super::checksums::Partial;
 use super::ethernet::{ADDRESS_BYTES, TAG_BYTES};
 use super::filter::Facts;
 use super::flow_hints::FlowHints;
@@ -65,24 +66,30 @@ pub(super) struct Several<'a> {
 impl Several<'_> {
     /// Gives it to these ports; what looking it up in their filter rules was work for, in frames of a turn.
     pub(super) fn give(
-        self,
+        mut self,
         to: impl Iterator<Item = (PortNumber, Guest)> + Clone,
         members: &Members,
         network: &mut dyn Network,
     ) -> usize {
-        let header = self.unfinished();
-        let mut work = self.give_alike(to.clone(), members, header, true, network);
-        if let Some(unfinished) = header {
-            let at = ChecksumAt {
-                start: unfinished.csum_start,
-                offset: unfinished.csum_offset,
-            };
-            // In the headers, which were parsed.
-            let _ = checksum::complete(self.frame, at);
+        let (header, unfinished) = match self.partial() {
+            None => return self.give_alike(to, members, None, true, network),
+            Some(Partial::Inner(inner)) => {
+                self.complete(&inner);
+                return self.give_alike(to, members, None, true, network);
+            }
+            Some(Partial::Own(own)) => (Some(NetHeader::of_partial(own.at)), own),
+        };
+        let work = self.give_alike(to.clone(), members, header, true, network);
+        self.complete(&unfinished);
+        work + self.give_alike(to, members, header, false, network)
+    }
+
+    /// Completes a checksum in the headers, which were parsed.
+    fn complete(&mut self, unfinished: &Unfinished) {
+        if let Some(packet) = self.frame.get_mut(..unfinished.end as usize) {
+            let _ = checksum::complete(packet, unfinished.at);
             self.counters.to_guest_checksums_completed.add(1);
-            work += self.give_alike(to, members, header, false, network);
         }
-        work
     }
 
     /// The same to those who take partial checksums, or to the others, if there is one in the frame; else to all.
@@ -119,15 +126,14 @@ impl Several<'_> {
         work
     }
 
-    /// Where the frame's checksum is, if it has a partial one.
-    fn unfinished(&self) -> Option<NetHeader> {
+    /// Its partial checksum, if it has one.
+    fn partial(&self) -> Option<Partial> {
         if !self.may_be_partial {
             return None;
         }
         let headers = &self.frame[..HEADERS_MAX.min(self.frame.len())];
         let layers = packet::parse(headers, u32::try_from(self.frame.len()).ok()?)?;
-        let header = NetHeader::of_frame(&layers, verify::is_partial(headers, &layers));
-        (header.flags != 0).then_some(header)
+        Partial::find(self.frame, &layers)
     }
 }
 

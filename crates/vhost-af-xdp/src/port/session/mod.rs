@@ -9,6 +9,7 @@
 //!     vring started ∧ its partner started ─▶ start_pair ─▶ lane in a worker
 //!     GET_VRING_BASE, interface gone ──────▶ stop_pair  ─▶ bases kept in the vrings
 //!     … where single vrings are reset ─────▶ hold_pair  ─▶ release_pair: a lane with the other vring alone
+//!     first pair runs, others not started ─▶ settle     ─▶ lanes without a guest, which give it what their queues get
 //!     memory table changes ────────────────▶ new map, lanes moved to it one by one (pairs.rs)
 //! ```
 
@@ -128,6 +129,8 @@ pub(crate) type FaultCell = Arc<Mutex<Option<Fault>>>;
 /// A lane that is in a worker's hands.
 pub(crate) struct ActiveLane {
     at: LaneAt,
+    /// Where its frames were to lie when it was built; where that is refused, or takes long, it copies.
+    wanted: Placement,
     /// Others only refer to them weakly: the socket in them keeps the queue bound.
     pub(crate) facts: Arc<LaneFacts>,
     lent: Option<LentQueue>,
@@ -501,14 +504,9 @@ impl Session {
         enabled: bool,
         context: &PortContext<'_>,
     ) -> Result<(), SessionError> {
-        let before = self.placement(context);
         self.device.set_enabled(index, enabled)?;
-        if self.placement(context) != before {
-            self.stop_all(context.workers);
-            return self.start_all(context);
-        }
-        // One that is reset stays off until it is started again.
-        let started = self.device.vring(index)?.started;
+        // One that is reset stays off until it is started again, and one whose partner is waited for until that is there.
+        let started = self.device.vring(index)?.started && self.device.is_started(index as usize / 2);
         if let Some(lane) = self.lanes[index as usize / 2].as_ref().filter(|_| started) {
             lane.change(context.workers, move |lane, _| {
                 if let Some(pair) = lane.pair_mut() {

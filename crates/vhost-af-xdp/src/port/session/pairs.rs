@@ -180,7 +180,7 @@ impl Session {
     /// given back meanwhile.
     pub(super) fn hold_pair(&mut self, pair: usize, workers: &Workers) -> Option<HeldQueue> {
         self.end_registration(pair);
-        let ActiveLane { at, facts, lent } = self.lanes[pair].take()?;
+        let ActiveLane { at, facts, lent, .. } = self.lanes[pair].take()?;
         let Some(lent) = lent else {
             // As in `stop_pair`.
             drop(facts);
@@ -202,7 +202,7 @@ impl Session {
             return self.start_pair(pair, context);
         };
         let copies = self.placement_of(pair, context) == Placement::Copy;
-        if !copies || !self.device.is_started(pair) || context.far.get(pair).is_none() {
+        if !copies || !self.wants_lane(pair, context) || context.far.get(pair).is_none() {
             drop(facts);
             lent.give_back(queue);
             return self.start_pair(pair, context);
@@ -211,8 +211,13 @@ impl Session {
             Ok(guest) => {
                 let lane = self.parts(pair, context).copying(guest, queue);
                 let at = self.give_to_worker(pair, lane, context);
-                let lent = Some(lent);
-                self.lanes[pair] = Some(ActiveLane { at, facts, lent });
+                facts.is_idle.store(!self.device.is_started(pair), Relaxed);
+                self.lanes[pair] = Some(ActiveLane {
+                    at,
+                    wanted: Placement::Copy,
+                    facts,
+                    lent: Some(lent),
+                });
                 Ok(())
             }
             Err(error) => {
@@ -226,7 +231,40 @@ impl Session {
     /// Starts every pair that can run.
     /// Errors: the first lane that cannot be built.
     pub(crate) fn start_all(&mut self, context: &PortContext<'_>) -> Result<(), SessionError> {
-        (0..self.lanes.len()).try_for_each(|pair| self.start_pair(pair, context))
+        (0..self.lanes.len()).try_for_each(|pair| self.start_pair(pair, context))?;
+        self.settle(context)
+    }
+
+    /// Lets lanes be what the guest's use of its pairs asks for now: where one is off or not set up all copy, and what
+    /// the NIC has for it goes to the first pair, once that runs. While that does not run the others stay as they are.
+    /// Errors: what the VMM or its guest did wrong.
+    pub(crate) fn settle(&mut self, context: &PortContext<'_>) -> Result<(), SessionError> {
+        if !context.opens {
+            // Lanes that are stopped now are not built again.
+            return Ok(());
+        }
+        for pair in 0..self.lanes.len() {
+            let first_runs = self.lanes[0].is_some();
+            let is_started = self.device.is_started(pair);
+            let is_right = match &self.lanes[pair] {
+                Some(lane) if is_started => !first_runs || lane.wanted == self.placement_of(pair, context),
+                Some(_) => first_runs,
+                None => is_started || !first_runs,
+            };
+            if !is_right {
+                self.stop_pair(pair, context.workers);
+                self.start_pair(pair, context)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a pair is to have a lane: its guest's, or, with a queue of an interface and beside a first pair that runs,
+    /// one without a guest.
+    fn wants_lane(&self, pair: usize, context: &PortContext<'_>) -> bool {
+        let far = context.far.get(pair);
+        let has_queue = far.is_some_and(|far| far.queue().is_some());
+        self.device.is_started(pair) || (pair > 0 && has_queue && self.lanes[0].is_some())
     }
 
     /// Stops every pair; the vrings stay started.
@@ -289,8 +327,8 @@ impl Session {
     }
 
     fn try_start_pair(&mut self, pair: usize, context: &PortContext<'_>) -> Result<(), SessionError> {
-        let started = self.device.is_started(pair);
-        if self.lanes[pair].is_some() || !started || !context.opens || context.far.get(pair).is_none() {
+        let wanted = self.lanes[pair].is_none() && self.wants_lane(pair, context);
+        if !wanted || !context.opens || context.far.get(pair).is_none() {
             return Ok(());
         }
         let placement = self.placement_of(pair, context);
@@ -299,7 +337,9 @@ impl Session {
             return self.start_by_copying(pair, registration, context);
         }
         let mut built = self.parts(pair, context).build(placement)?;
-        if placement != context.placement {
+        if !self.device.is_started(pair) {
+            built.facts.is_idle.store(true, Relaxed);
+        } else if placement != context.placement {
             built.facts.fallbacks.push(match self.device.is_whole(pair) {
                 true => Fallback::PairsOff(context.placement),
                 false => Fallback::QueueReset(context.placement),
@@ -376,8 +416,8 @@ impl Session {
             .for_each(|under_way| *under_way = None);
     }
 
-    /// Where the lanes' frames lie now. While a pair is off, its frames are the first pair's, which the kernel
-    /// cannot know: all are copied until it is on.
+    /// Where the lanes' frames lie now. While a pair is off, or not set up, its frames are the first pair's, which the
+    /// kernel cannot know: all are copied until it is on.
     pub(super) fn placement(&self, context: &PortContext<'_>) -> Placement {
         match self.device.all_pairs_on() {
             true => context.placement,
@@ -411,8 +451,12 @@ impl Session {
         let at = self.give_to_worker(pair, lane, context);
         self.reached.ran = true;
         tracing::debug!(pair, worker = at.worker, mode = %facts.mode, "lane runs");
-        let facts = Arc::new(facts);
-        self.lanes[pair] = Some(ActiveLane { at, facts, lent });
+        self.lanes[pair] = Some(ActiveLane {
+            at,
+            wanted: self.placement_of(pair, context),
+            facts: Arc::new(facts),
+            lent,
+        });
     }
 
     /// Gives a lane to the worker that it belongs to.

@@ -2,7 +2,7 @@
 
 use device::pair::{Cursor, Piece, QueuePair, Sending};
 use offload::checksum::ChecksumAt;
-use offload::segment::Request;
+use offload::segment::{Malformed, Request};
 use virtqueue::{Buffer, MemoryMap};
 
 use crate::switch::ethernet::{self, Tags};
@@ -116,6 +116,14 @@ impl Judged {
         let is_whole = tags == Tags::None || self.sending.len as usize >= ethernet::LOOK_BYTES;
         let asked = self.sending.request.csum;
         is_whole && asked.is_none_or(|asked| usize::from(asked.start) >= ethernet::LOOK_BYTES)
+    }
+
+    /// Why its tag cannot be taken off, or none put in.
+    pub(super) fn not_retagged(&self) -> Malformed {
+        Malformed::Tag {
+            len: self.sending.len,
+            least: ethernet::LOOK_BYTES,
+        }
     }
 
     /// Copies the frame's first bytes out of guest memory. `is_filtered`: rules may look at all of its headers.

@@ -177,7 +177,7 @@ impl Known {
             return None;
         };
         if vlan != 0 && !chain.may_be_retagged(tags) {
-            counters.from_guest_offload_malformed.add(1);
+            counters.drop_malformed(chain.not_retagged());
             return None;
         }
         let source = Station::new(vlan, from);

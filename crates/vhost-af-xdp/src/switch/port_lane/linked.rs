@@ -37,7 +37,7 @@ impl<O: OwnQueue> PortLane<O> {
                 let tags = ethernet::head(&bytes).tags;
                 let vlan = tags.vlan();
                 if vlan != 0 && !of_chain.may_be_retagged(tags) {
-                    self.counters.from_guest_offload_malformed.add(1);
+                    self.counters.drop_malformed(of_chain.not_retagged());
                     of_chain.is_sent = false;
                 }
                 let notes = self.notes.as_deref();

@@ -1,0 +1,129 @@
+//! Partial checksums of packets inside VXLAN (RFC 7348) and Geneve (RFC 8926).
+//!
+//! A Linux stack that sends a packet with a partial checksum through a tunnel leaves that checksum unfinished, and
+//! fills the outer UDP checksum as if the inner one were complete: the bytes that the inner checksum covers add up to
+//! the complement of its pseudo-header then (`lco_csum`, include/linux/skbuff.h; `udp_set_csum`, net/ipv4/udp.c). So
+//! the inner field holds the sum of its pseudo-header, and the outer checksum is wrong until the inner one is complete.
+//! Both are seen in the headers alone. A tunnel over IPv4, or over IPv6 where that is switched on, may leave out the
+//! outer checksum; then the inner field alone tells ([`crate::verify`] says why that is enough).
+//!
+//! Tunnels are recognised by the destination port. One tunnel inside another is not looked into.
+
+use crate::checksum::{ChecksumAt, Sum};
+use crate::packet::{self, HEADERS_MAX, Layers, Transport, UDP_LEN, word};
+use crate::verify::{self, Unfinished, Verdict};
+
+/// As many bytes of a frame are enough for [`unfinished`]: the headers in front of Geneve's options, these, and the
+/// headers inside.
+pub const TUNNEL_HEADERS_MAX: usize = HEADERS_MAX + GENEVE_MAX + HEADERS_MAX;
+
+/// VXLAN: the port that IANA assigned, and the one that Linux uses unless told otherwise (drivers/net/vxlan).
+const VXLAN_PORTS: [u16; 2] = [4789, 8472];
+/// VXLAN's header: flags, of which this one says that there is a network identifier, which is always there.
+const VXLAN_LEN: usize = 8;
+const VXLAN_HAS_VNI: u8 = 0x08;
+const GENEVE_PORT: u16 = 6081;
+/// Geneve's header: version and length of the options in four bytes each; flags; type of what is inside.
+const GENEVE_LEN: usize = 8;
+const GENEVE_MAX: usize = GENEVE_LEN + 63 * 4;
+/// Transparent Ethernet bridging.
+const ETHERNET_FRAME: u16 = 0x6558;
+
+/// Whether a packet may be a tunnel's, by its destination port.
+#[must_use]
+#[inline]
+pub fn is_tunnel(headers: &[u8], outer: &Layers) -> bool {
+    outer.transport_kind == Transport::Udp && {
+        let port = word(headers, usize::from(outer.transport) + 2);
+        port.is_some_and(|port| port == GENEVE_PORT || VXLAN_PORTS.contains(&port))
+    }
+}
+
+/// Finds the partial checksum of the packet inside a tunnel's packet; with it, what the outer checksum says once that
+/// is complete. `frame`: its bytes from the first on, all of them or at least [`TUNNEL_HEADERS_MAX`]; `outer`: as they
+/// were parsed.
+///
+/// `None`: it is no such packet, its checksum is not partial, or the outer checksum is wrong in any case.
+#[must_use]
+#[inline]
+pub fn unfinished(frame: &[u8], outer: &Layers) -> Option<(Unfinished, Verdict)> {
+    is_tunnel(frame, outer)
+        .then(|| unfinished_inside(frame, outer))
+        .flatten()
+}
+
+#[inline(never)]
+fn unfinished_inside(frame: &[u8], outer: &Layers) -> Option<(Unfinished, Verdict)> {
+    let udp = usize::from(outer.transport);
+    let (port, len, outer_sum) = (
+        word(frame, udp + 2)?,
+        word(frame, udp + 4)?,
+        word(frame, udp + 6)?,
+    );
+    if usize::from(len) != outer.ip_len_end as usize - udp {
+        return None;
+    }
+    let inside = match port {
+        GENEVE_PORT => geneve(frame, udp + UDP_LEN)?,
+        _ => vxlan(frame, udp + UDP_LEN)?,
+    };
+    // Checked by `parse` to lie within the headers, which are a few hundred bytes.
+    let base = u16::try_from(inside.at).ok()?;
+    let inner_frame = frame.get(inside.at..)?;
+    let inner_len = outer.ip_len_end.checked_sub(base.into())?;
+    let inner_frame = &inner_frame[..inner_frame.len().min(HEADERS_MAX).min(inner_len as usize)];
+    let inner = match inside.ethertype {
+        None => packet::parse(inner_frame, inner_len)?,
+        Some(ethertype) => packet::parse_ip(inner_frame, inner_len, 0, ethertype)?,
+    };
+    let is_partial = verify::is_partial(inner_frame, &inner) == Verdict::Partial;
+    // Padding between the ends would be covered by the outer checksum alone. A stack leaves none.
+    if !is_partial || inner.ip_len_end != inner_len {
+        return None;
+    }
+    let at = inner.checksum_at();
+    let unfinished = Unfinished {
+        at: ChecksumAt {
+            start: base + at.start,
+            ..at
+        },
+        end: outer.ip_len_end,
+    };
+    if outer_sum == 0 {
+        return Some((unfinished, Verdict::Unknown));
+    }
+    let covered = frame.get(udp..unfinished.at.start.into())?;
+    let inner_pseudo = verify::pseudo(inner_frame, &inner);
+    let sum = verify::pseudo(frame, outer) + Sum::of(covered);
+    let is_right = sum.add_word(inner_pseudo.complement()).fold() == 0xffff;
+    is_right.then_some((unfinished, Verdict::Valid))
+}
+
+/// What a tunnel carries.
+struct Inside {
+    /// Where it begins, bytes from the frame's first.
+    at: usize,
+    /// An IP packet of that type; `None`: an Ethernet frame.
+    ethertype: Option<u16>,
+}
+
+fn vxlan(frame: &[u8], at: usize) -> Option<Inside> {
+    let header = frame.get(at..at + VXLAN_LEN)?;
+    (header[0] & VXLAN_HAS_VNI != 0).then_some(Inside {
+        at: at + VXLAN_LEN,
+        ethertype: None,
+    })
+}
+
+fn geneve(frame: &[u8], at: usize) -> Option<Inside> {
+    let header = frame.get(at..at + GENEVE_LEN)?;
+    let (version, options) = (header[0] >> 6, usize::from(header[0] & 0x3f) * 4);
+    let ethertype = word(header, 2)?;
+    (version == 0).then_some(Inside {
+        at: at + GENEVE_LEN + options,
+        ethertype: (ethertype != ETHERNET_FRAME).then_some(ethertype),
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,112 @@
+//! Logs which kinds of frames a port loses: the first of each kind in a session, with what was wrong.
+//!
+//! Workers count and never log. A thread of the daemon's looks at the counters of all ports now and then
+//! (`limit_watch.rs`), and the port's own thread when a session ends; so a line comes up to two seconds late, and none
+//! is missed.
+
+use std::sync::PoisonError;
+
+use device::counters::{Kind, Reading};
+
+use super::Port;
+use crate::log_limit::LogLimit;
+
+/// What was logged in this session.
+#[derive(Debug, Default)]
+pub(super) struct Losses {
+    /// Of each drop counter, in their order: its value when the session began, or the largest if its kind was logged.
+    before: Vec<u64>,
+    lines: LogLimit,
+}
+
+impl Losses {
+    /// Takes note of what is lost by now, of which the last readings were others; those that are news, each with how
+    /// many frames.
+    fn news(&mut self, now: &[Reading]) -> Vec<(Reading, u64)> {
+        self.before.resize(now.len(), 0);
+        let mut news = Vec::new();
+        for (before, reading) in self.before.iter_mut().zip(now) {
+            if let Some(frames @ 1..) = reading.value.checked_sub(*before) {
+                *before = u64::MAX;
+                news.push((reading.clone(), frames));
+            }
+        }
+        news
+    }
+}
+
+impl Port {
+    /// A session begins: each kind is logged once more.
+    pub(super) fn begin_losses(&self) {
+        let now = self.drops().iter().map(|reading| reading.value).collect();
+        // Of an earlier guest.
+        self.counters
+            .iter()
+            .for_each(|pair| _ = pair.why_malformed.take());
+        let mut losses = self.losses.lock().unwrap_or_else(PoisonError::into_inner);
+        losses.before = now;
+    }
+
+    /// Logs the kinds of loss that were not logged in this session yet.
+    pub(crate) fn log_losses(&self) {
+        let mut losses = self.losses.lock().unwrap_or_else(PoisonError::into_inner);
+        for (Reading { name, help, .. }, frames) in losses.news(&self.drops()) {
+            let Some(left_out) = losses.lines.allow() else {
+                continue;
+            };
+            let reasons = self.counters.iter().filter_map(|pair| pair.why_malformed.take());
+            let why = match name {
+                "from_guest_offload_malformed" => reasons.last(),
+                _ => None,
+            };
+            let why = why.map_or_else(String::new, |why| format!(" The first one: {why}."));
+            tracing::info!(port = %self.name, counter = name, frames, "frames are lost: {help}{why}{left_out}");
+        }
+    }
+
+    /// Its drop counters, each the sum over all pairs.
+    fn drops(&self) -> Vec<Reading> {
+        let mut all = self.counters.iter().map(|pair| pair.read());
+        let mut sum = all.next().unwrap_or_default();
+        for pair in all {
+            for (sum, reading) in sum.iter_mut().zip(pair) {
+                sum.value = sum.value.wrapping_add(reading.value);
+            }
+        }
+        sum.retain(|reading| reading.kind == Kind::Drop);
+        sum
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn drops(values: [u64; 2]) -> Vec<Reading> {
+        let reading = |(name, value)| Reading {
+            name,
+            kind: Kind::Drop,
+            value,
+            help: "",
+        };
+        ["one", "other"].into_iter().zip(values).map(reading).collect()
+    }
+
+    #[test]
+    fn first_loss_of_a_kind_is_news_and_no_other_one() {
+        let mut losses = Losses {
+            before: vec![5, 0],
+            ..Losses::default()
+        };
+        let mut news = |values| -> Vec<_> {
+            let news = losses.news(&drops(values));
+            news.into_iter()
+                .map(|(reading, frames)| (reading.name, frames))
+                .collect()
+        };
+        assert_eq!(news([5, 0]), []);
+        assert_eq!(news([7, 0]), [("one", 2)]);
+        assert_eq!(news([9, 1]), [("other", 1)]);
+        assert_eq!(news([99, 99]), []);
+    }
+}
