@@ -194,6 +194,7 @@ impl Pauses {
         match ended {
             Ended::Served => *self = Self::default(),
             Ended::Wrong => self.rest(),
+            Ended::Declined => std::thread::sleep(LONGEST_PAUSE),
             Ended::Idle => {
                 self.idle = self.idle.saturating_add(1);
                 if self.idle > IDLE_MAX {
@@ -221,6 +222,11 @@ pub(crate) fn serve_connection(port: &Arc<Port>, stream: UnixStream) -> Ended {
         );
         return Ended::Wrong;
     };
+    // Who leaves without a word only looked whether anybody listens, and is no VMM.
+    let came = port.removed.await_message(&ahead);
+    if came.is_err() || recv(&ahead, &mut [0], PEEK) == Ok((0, 0)) {
+        return Ended::Idle;
+    }
     let connection = VmmConnection {
         stream: second,
         alarm: alarm.clone(),
