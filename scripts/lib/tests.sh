@@ -18,7 +18,7 @@ readonly HUGE_PAGES=/proc/sys/vm/nr_hugepages
 # All that system tests need.
 install_for_system_tests() {
     install_packages "${PACKAGES_BUILD[@]}" "${PACKAGES_NET[@]}" "${PACKAGES_RESULTS[@]}" "${PACKAGES_LIBVIRT[@]}" "${PACKAGES_SYSTEMD[@]}" "${PACKAGES_MANUAL[@]}"
-    install_packages "${PACKAGES_DHCP[@]}"
+    install_packages "${PACKAGES_DHCP[@]}" "${PACKAGES_SHELLS[@]}"
     install_rust
     install_dpdk
     install_prometheus

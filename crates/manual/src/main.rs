@@ -1,6 +1,7 @@
 //! Makes the manual pages of both programs, and completions for bash, zsh and fish: `manual DIRECTORY`.
 //!
-//! All of it is made of the command lines as the programs themselves define them, so that nothing is written twice.
+//! Pages are made of the command lines as the programs themselves define them, so that nothing is written twice. What
+//! completes is the program itself, at the time: the scripts only ask it.
 //! `scripts/package` puts it into the Debian package.
 //!
 //! | in the directory | what |
@@ -14,7 +15,6 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use clap::{Command, CommandFactory as _};
-use clap_complete::Shell;
 use clap_mangen::Man;
 
 /// Of the whole workspace.
@@ -29,7 +29,7 @@ fn main() -> anyhow::Result<()> {
     ] {
         let command = shown(name, &command);
         write_pages(&command, &place(&directory, "man1")?)?;
-        write_completions(&command, &directory)?;
+        write_completions(name, &directory)?;
     }
     Ok(())
 }
@@ -109,17 +109,20 @@ fn examples(text: &str) -> String {
     page + ".fi\n"
 }
 
-/// Where Debian has them, under the names that are looked for.
-fn write_completions(command: &Command, directory: &Path) -> anyhow::Result<()> {
-    let name = command.get_name();
-    for (shell, place_of, file) in [
-        (Shell::Bash, "bash", name.to_owned()),
-        (Shell::Zsh, "zsh", format!("_{name}")),
-        (Shell::Fish, "fish", format!("{name}.fish")),
-    ] {
-        let path = place(directory, place_of)?.join(file);
-        let mut text = Vec::new();
-        clap_complete::generate(shell, &mut command.clone(), name, &mut text);
+/// The scripts of the shells: each passes the words up to the cursor to `vhost-af-xdp complete`. (place, beginning and
+/// end of the file's name, which is what the shell looks for, text)
+const COMPLETIONS: [(&str, &str, &str, &str); 3] = [
+    ("bash", "", "", include_str!("completions/bash")),
+    ("zsh", "_", "", include_str!("completions/zsh")),
+    ("fish", "", ".fish", include_str!("completions/fish")),
+];
+
+fn write_completions(name: &str, directory: &Path) -> anyhow::Result<()> {
+    for (shell, before, after, text) in COMPLETIONS {
+        let path = place(directory, shell)?.join(format!("{before}{name}{after}"));
+        let text = text
+            .replace("NAME", name)
+            .replace("FUNCTION", &name.replace('-', "_"));
         fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
     }
     Ok(())

@@ -96,37 +96,22 @@ fn page_has_options_and_examples_as_they_are() {
     }
 }
 
+/// What they propose the shells are asked in testkit's `completions.rs`.
 #[test]
-fn completions_are_read_by_their_shells() {
+fn completions_are_under_the_names_that_shells_look_for() {
     let directory = made();
-    for (shell, place, file) in [
-        ("bash", "bash", "vhost-af-xdp"),
-        ("bash", "bash", "vhost-af-xdp-steward"),
-        ("zsh", "zsh", "_vhost-af-xdp"),
-        ("fish", "fish", "vhost-af-xdp.fish"),
-    ] {
-        let path = directory.path().join(place).join(file);
-        let text = fs::read_to_string(&path).expect("made");
-        assert!(!text.contains("keeper"), "what is hidden stays so: {file}");
-        let Some(output) = run(shell, &["-n"], &path) else {
-            continue;
-        };
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success() && said.is_empty(), "{file}: {said}");
+    for program in ["vhost-af-xdp", "vhost-af-xdp-steward"] {
+        for file in [
+            format!("bash/{program}"),
+            format!("zsh/_{program}"),
+            format!("fish/{program}.fish"),
+        ] {
+            let text = fs::read_to_string(directory.path().join(&file)).expect("made");
+            assert!(text.contains(program), "{file}: {text}");
+            assert!(
+                !text.contains("NAME") && !text.contains("FUNCTION"),
+                "{file}: {text}"
+            );
+        }
     }
-    // What a shell would propose behind `vhost-af-xdp ch`.
-    let path = directory.path().join("bash/vhost-af-xdp");
-    let script = "source \"$1\"; COMP_WORDS=(vhost-af-xdp ch); COMP_CWORD=1; _vhost__af__xdp vhost-af-xdp ch vhost-af-xdp; echo \"${COMPREPLY[@]}\"";
-    let output = Command::new("bash")
-        .args(["-c", script, "bash"])
-        .arg(&path)
-        .output()
-        .expect("bash is installed");
-    let proposed = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert_eq!(
-        proposed.trim(),
-        "check",
-        "{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
 }

@@ -92,6 +92,10 @@ impl ForeignProgram {
         };
         // Our own programs are on links.
         let shared = "(daemons share an interface by vhost-af-xdp-steward, guests as ports of one daemon)";
+        // libxdp pins its programs: without the link's holder they stay.
+        if self.name.as_deref() == Some("xdp_dispatcher") {
+            return format!("`xdp-loader unload {interface} --all` takes it off, with its pins");
+        }
         match held {
             Held::Link(link) => format!("end its holder {shared}, or `bpftool link detach id {link}`"),
             Held::SomeLink => format!("end its holder {shared}"),

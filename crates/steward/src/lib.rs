@@ -36,6 +36,7 @@
 //! | [`listing`] | who has which lease | both |
 //! | [`hardware`] | a NIC's queues in use, n-tuple rules, RSS contexts | the steward; reading: anybody |
 //! | `policy`, `capabilities`, `server` (feature `server`) | who may lease what; the steward | `vhost-af-xdp-steward` |
+//! | `log` (feature `server`) | the log, and its options | both |
 //! | `text_file` (feature `server`) | files that say what a privileged process does | both |
 //!
 //! # Dependencies
@@ -57,7 +58,7 @@ pub mod capabilities;
 #[cfg(feature = "server")]
 pub mod fd_store;
 #[cfg(feature = "server")]
-pub mod log_fields;
+pub mod log;
 #[cfg(feature = "server")]
 pub mod options;
 #[cfg(feature = "server")]

@@ -77,10 +77,26 @@ pub enum LinkError {
         #[source]
         source: io::Error,
     },
+    /// It carries no Ethernet frames: tun, WireGuard, PPP, IP tunnels, InfiniBand.
+    #[error(
+        "interface {0} carries IP or other packets, not Ethernet frames: choose an Ethernet interface (a tap, not a tun)"
+    )]
+    NotEthernet(String),
+}
+
+impl LinkError {
+    /// Why [`Link::ask`] did not answer for the interface of that name.
+    fn of(name: String, source: io::Error) -> Self {
+        // Errors of the kernel have a number.
+        match (source.kind(), source.raw_os_error()) {
+            (io::ErrorKind::Unsupported, None) => Self::NotEthernet(name),
+            _ => Self::Ask { name, source },
+        }
+    }
 }
 
 impl Link {
-    /// Asks for an interface by name.
+    /// Asks for an Ethernet interface by name.
     ///
     /// # Errors
     /// [`LinkError`], naming the interface.
@@ -92,10 +108,7 @@ impl Link {
         }
         Self::ask(&Ifinfomsg::default(), Some(&c_name)).map_err(|source| match source.raw_os_error() {
             Some(code) if code == Errno::NODEV.raw_os_error() => unknown(),
-            _ => LinkError::Ask {
-                name: name.to_owned(),
-                source,
-            },
+            _ => LinkError::of(name.to_owned(), source),
         })
     }
 
@@ -120,10 +133,7 @@ impl Link {
         match Self::ask(&header, None) {
             Ok(link) => Ok(Some(link)),
             Err(source) if source.raw_os_error() == Some(Errno::NODEV.raw_os_error()) => Ok(None),
-            Err(source) => Err(LinkError::Ask {
-                name: format!("with index {index}"),
-                source,
-            }),
+            Err(source) => Err(LinkError::of(format!("with index {index}"), source)),
         }
     }
 
@@ -164,6 +174,9 @@ impl Link {
         }
         let mut replies = socket.request(&request)?;
         let (header, attributes) = replies.recv_one().map_err(io::Error::from)?;
+        if !matches!(header.ifi_type, libc::ARPHRD_ETHER | libc::ARPHRD_LOOPBACK) {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
         let missing = |_| io::Error::new(io::ErrorKind::InvalidData, "incomplete answer from rtnetlink");
         let address = attributes.get_address().map_err(missing)?;
         let name = attributes.get_ifname().map_err(missing)?;

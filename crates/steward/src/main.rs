@@ -1,7 +1,7 @@
 //! `vhost-af-xdp-steward`: the privileged side, see the library.
 
 use std::fs::{self, Permissions};
-use std::io::{self, IsTerminal};
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
@@ -18,11 +18,13 @@ use sd_notify::NotifyState;
 use steer::with_sources;
 use steward::capabilities;
 use steward::fd_store::{self, Passed};
-use steward::log_fields::EscapedFields;
+use steward::log::report_end;
 use steward::options::Options;
 use steward::policy::Policy;
 use steward::protocol::{DEFAULT_SOCKET, new_socket};
 use steward::server::{Server, Store, StoreError};
+
+const PROGRAM: &str = "vhost-af-xdp-steward";
 
 fn main() -> ExitCode {
     let cli = match Options::try_parse() {
@@ -32,7 +34,7 @@ fn main() -> ExitCode {
     match run(&cli) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("vhost-af-xdp-steward: {error}");
+            report_end(PROGRAM, &error);
             ExitCode::FAILURE
         }
     }
@@ -47,7 +49,7 @@ fn complain(error: &clap::Error) -> ExitCode {
     let text = error.render().to_string();
     let what = text.lines().next().unwrap_or_default();
     let what = what.strip_prefix("error: ").unwrap_or(what);
-    eprintln!("vhost-af-xdp-steward: {what}: `vhost-af-xdp-steward --help` lists the options");
+    report_end(PROGRAM, &format!("{what}: `{PROGRAM} --help` lists the options"));
     ExitCode::from(2)
 }
 
@@ -98,14 +100,7 @@ fn run(cli: &Options) -> Result<(), String> {
         }
         return Ok(());
     }
-    tracing_subscriber::fmt()
-        .with_writer(io::stderr)
-        .with_ansi(io::stderr().is_terminal())
-        .with_target(false)
-        .fmt_fields(EscapedFields)
-        // Else a line that nobody reads any more (EPIPE, EIO) ends the process, by eprintln's panic.
-        .log_internal_errors(false)
-        .init();
+    cli.log.start("info");
     if cli.take_back {
         return take_back(cli, policy);
     }
@@ -261,13 +256,13 @@ fn listen_at(path: &Path) -> io::Result<OwnedFd> {
     let address = SocketAddrUnix::new(path)?;
     if let Ok(metadata) = fs::symlink_metadata(path) {
         if !metadata.file_type().is_socket() {
-            let text = "the file exists and is not a socket: remove it, or choose another path";
+            let text = "a file is there that is not a socket: choose another path";
             return Err(io::Error::new(io::ErrorKind::AlreadyExists, text));
         }
         match connect(new_socket(SocketFlags::empty())?, &address) {
             Err(Errno::CONNREFUSED) => fs::remove_file(path)?,
             _ => {
-                let text = "another process listens there: end it, or choose another path";
+                let text = "another process listens there: stop it, or choose another path";
                 return Err(io::Error::new(io::ErrorKind::AddrInUse, text));
             }
         }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::Parser;
 
+use crate::log::LogArgs;
 use crate::protocol::DEFAULT_SOCKET;
 
 const EXAMPLES: &str = "\
@@ -59,6 +60,9 @@ pub struct Options {
     /// Take back everything that a steward has left behind, and exit
     #[arg(long)]
     pub take_back: bool,
+    /// The log
+    #[command(flatten)]
+    pub log: LogArgs,
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {

@@ -326,7 +326,10 @@ fn value_of_another_kind_is_named_with_its_key_its_line_and_what_belongs_there()
 #[test]
 fn text_that_is_no_policy_is_shown_with_its_line() {
     for (line, words) in [
-        ("memlok = 1", "`memlok = 1`: unknown field `memlok`"),
+        (
+            "memlok = 1",
+            "`memlok = 1`: unknown key \"memlok\": did you mean \"memlock\"?",
+        ),
         ("interface = \"eth1", "`interface = \"eth1`: invalid basic string"),
         ("queues = 0-3", "`queues = 0-3`: "),
         ("queues", "`queues`: "),

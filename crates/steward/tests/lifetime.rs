@@ -356,7 +356,7 @@ fn socket_that_cannot_be_is_refused_with_a_remedy() {
     );
     assert!(!world.dir.path().join("no").exists());
     let file = said("policy.toml");
-    assert!(file.contains("not a socket: remove it"), "{file}");
+    assert!(file.contains("not a socket: choose another path"), "{file}");
 }
 
 #[test]

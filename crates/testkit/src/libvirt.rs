@@ -16,10 +16,10 @@ use crate::directory::private_dir;
 use crate::systemd::Systemd;
 use crate::{Running, wait};
 
-/// Arguments: where its socket is to be, a hook or nothing, places that are to be empty.
+/// Arguments: where its socket is to be, a hook or nothing, whom QEMU runs as, places that are to be empty.
 const START: &str = r#"set -e
-sockets="$1" hook="$2"
-shift 2
+sockets="$1" hook="$2" user="$3"
+shift 3
 for place in "$@" /var/lib /var/cache /var/log /etc/libvirt; do
     mkdir -p "$place"
     mount -t tmpfs vax-libvirt "$place"
@@ -32,7 +32,7 @@ if [ -n "$hook" ]; then install -D "$hook" "/etc/libvirt/hooks/qemu.d/$(basename
 echo libvirt-qemu:x:64055:64055::/:/usr/sbin/nologin >>/etc/passwd
 echo libvirt-qemu:x:64055: >>/etc/group
 cat >/etc/libvirt/qemu.conf <<END
-user = "root"
+user = "$user"
 group = "nogroup"
 dynamic_ownership = 0
 remember_owner = 0
@@ -67,7 +67,7 @@ impl Libvirt {
         let sockets = dir.path().to_owned();
         Self {
             _dir: Some(dir),
-            ..Self::start_by(Command::new("env"), sockets, None, &["/run"])
+            ..Self::start_by(Command::new("env"), sockets, (None, "root"), &["/run"])
         }
     }
 
@@ -81,13 +81,32 @@ impl Libvirt {
         Self::start_by(
             systemd.command(),
             sockets.to_owned(),
-            Some(hook),
+            (Some(hook), "root"),
+            &["/run/libvirt"],
+        )
+    }
+
+    /// The same without a hook, and with QEMU as the user that Debian's libvirt runs it as.
+    ///
+    /// # Panics
+    /// If it does not answer.
+    #[must_use]
+    pub fn start_unprivileged_in(systemd: &Systemd, sockets: &Path) -> Self {
+        Self::start_by(
+            systemd.command(),
+            sockets.to_owned(),
+            (None, "libvirt-qemu"),
             &["/run/libvirt"],
         )
     }
 
     /// `empty`: what it is not to find, beside what it never is.
-    fn start_by(mut command: Command, sockets: PathBuf, hook: Option<&Path>, empty: &[&str]) -> Self {
+    fn start_by(
+        mut command: Command,
+        sockets: PathBuf,
+        (hook, user): (Option<&Path>, &str),
+        empty: &[&str],
+    ) -> Self {
         command
             .args([
                 "unshare",
@@ -99,6 +118,7 @@ impl Libvirt {
             ])
             .args(["--kill-child", "--mount-proc", "sh", "-c", START, "sh"])
             .args([sockets.as_path(), hook.unwrap_or(Path::new(""))])
+            .arg(user)
             .args(empty);
         let mut libvirt = Self {
             running: Running::start(command),

@@ -35,6 +35,8 @@ pub enum Need {
     Systemd,
     /// What makes a Debian package, and what installs one.
     Packager,
+    /// zsh and fish.
+    Shells,
 }
 
 /// `true` if all is there. Otherwise says `SKIPPED: reason`.
@@ -70,6 +72,7 @@ fn missing(need: Need) -> Option<String> {
         Need::Packager => ["cargo-deb", "dpkg-deb", "dpkg-shlibdeps", "strip", "pivot_root"]
             .into_iter()
             .find_map(missing_program),
+        Need::Shells => missing_program("zsh").or_else(|| missing_program("fish")),
         Need::Systemd => missing_program(systemd::PROGRAM).or_else(|| {
             let none = cgroup::mounted().is_none();
             none.then(|| "there are no control groups (cgroup2) that can be changed".to_owned())

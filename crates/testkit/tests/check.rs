@@ -54,6 +54,20 @@ fn daemon_that_is_named_and_does_not_answer_is_among_what_is_not_seen() {
 }
 
 #[test]
+fn interface_without_ethernet_is_refused_by_what_it_carries() {
+    require!(Root);
+    let netns = NetNs::new("check");
+    netns.ip(&["tuntap", "add", "tun7", "mode", "tun"]);
+    let output = check(&netns, &["tun7"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success());
+    assert!(
+        said.contains("interface tun7 carries IP or other packets, not Ethernet frames"),
+        "{said}"
+    );
+}
+
+#[test]
 fn veth_is_what_serve_then_makes_of_it() {
     require!(Root);
     let veth = VethPair::with(2, 1500);

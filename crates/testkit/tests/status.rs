@@ -362,3 +362,31 @@ fn soft_limit_of_open_files_is_raised() {
         .args(["--control", "none"]);
     Running::start(command).await_text("ready");
 }
+
+#[test]
+fn error_has_its_priority_where_stderr_is_the_journal() {
+    let dir = private_dir();
+    let path = dir.path().join("log");
+    let complain = |journal: &str| {
+        let log = std::fs::File::create(&path).expect("a directory of our own");
+        let file = log.metadata().expect("it is open");
+        let named = journal.replace("FILE", &format!("{}:{}", file.dev(), file.ino()));
+        let mut command = Command::new(binary());
+        command.args(["serve", "--null", "--bridge"]).stderr(log);
+        assert!(
+            !command
+                .env("JOURNAL_STREAM", named)
+                .status()
+                .expect("it runs")
+                .success()
+        );
+        std::fs::read_to_string(&path).expect("it is there")
+    };
+    let text = complain("FILE");
+    assert!(text.starts_with("<3>unknown option --bridge"), "{text}");
+    let text = complain("1:1");
+    assert!(
+        text.starts_with("vhost-af-xdp: unknown option --bridge"),
+        "{text}"
+    );
+}

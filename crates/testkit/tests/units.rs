@@ -176,6 +176,8 @@ fn networks_ports_are_each_for_its_own_group_and_come_and_go_by_a_reload() {
     let status = || systemd.run(&["vhost-af-xdp", "status"]);
     let words = [
         "network lan: up",
+        "mounts read-only, confined by systemd",
+        "network only lo, confined by systemd",
         "capabilities none",
         "ports: vm-a, vm-d, vm-c",
         "host reached at ",

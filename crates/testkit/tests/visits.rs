@@ -9,8 +9,9 @@ use serde_json::Value;
 use testkit::daemon::Placement;
 use testkit::driver::F_PROTOCOL_FEATURES;
 use testkit::world::Setting;
-use testkit::{Daemon, Driver, DriverConfig, NetNs, Serve, World, driver, require, wait};
+use testkit::{Daemon, Driver, DriverConfig, NetNs, Serve, World, driver, message, require, wait};
 use vhost::VhostBackend;
+use vhost::vhost_user::message::{FrontendReq, VhostUserProtocolFeatures};
 use virtqueue::GuestAddr;
 use virtqueue::driver::GuestRam;
 
@@ -59,6 +60,55 @@ fn vmm_that_leaves_for_what_is_offered_is_told_apart_and_said_once() {
     let guest = Driver::connect(&daemon.socket(), &config()).expect("accepted");
     drop(guest);
     daemon.await_port(0, "served", |port| port["impaired"].is_null());
+}
+
+/// A VMM that learns how many queue pairs there are and leaves, as QEMU does at its start when it wants more.
+#[test]
+fn vmm_that_wants_more_queue_pairs_is_reported_once_with_the_remedy() {
+    require!(Root);
+    let netns = NetNs::new("near");
+    let daemon = Daemon::start(&netns, &Serve::null());
+    let ask = || {
+        let socket = driver::connect(&daemon.socket());
+        let ask = |request| {
+            message::send(&socket, request, &[], None);
+            message::receive(&socket)
+        };
+        let _ = ask(FrontendReq::GET_FEATURES);
+        let with = VhostUserProtocolFeatures::MQ.bits().to_ne_bytes();
+        message::try_tell(&socket, FrontendReq::SET_PROTOCOL_FEATURES, &with).expect("taken");
+        assert_eq!(ask(FrontendReq::GET_QUEUE_NUM), 1);
+    };
+    for _ in 0..3 {
+        ask();
+    }
+    daemon.await_impaired(0, "are told that there are 1 queue pair(s), and leave");
+    let before = lines(&daemon, "connected");
+    for _ in 0..2 {
+        ask();
+    }
+    daemon.await_port(0, "counted", |port| {
+        port["sessions"] == 5 && port["connected"] == false
+    });
+    assert_eq!(lines(&daemon, "queue pair(s)"), 1, "{}", daemon.said());
+    assert_eq!(lines(&daemon, "connected"), before, "{}", daemon.said());
+    drop(Driver::connect(&daemon.socket(), &config()).expect("accepted"));
+    daemon.await_port(0, "served", |port| port["impaired"].is_null());
+}
+
+#[test]
+fn who_leaves_without_a_message_is_no_session() {
+    require!(Root);
+    let netns = NetNs::new("near");
+    let daemon = Daemon::start(&netns, &Serve::null());
+    for _ in 0..3 {
+        drop(driver::connect(&daemon.socket()));
+    }
+    drop(Driver::connect(&daemon.socket(), &config()).expect("accepted"));
+    daemon.await_port(0, "gone", |port| {
+        port["sessions"] == 1 && port["connected"] == false
+    });
+    assert_eq!(lines(&daemon, "a VMM connected"), 1, "{}", daemon.said());
 }
 
 /// QEMU, whose running guest uses offloads that the next daemon does not have, until one is there that has.

@@ -6,6 +6,7 @@ pub(crate) mod ask;
 pub(crate) mod busy_poll;
 pub(crate) mod capture;
 pub(crate) mod choice;
+pub(crate) mod complete;
 mod daemon;
 mod external;
 pub(crate) mod file;
@@ -30,12 +31,16 @@ use std::num::{IntErrorKind, ParseFloatError, ParseIntError};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Args, CommandFactory, Parser, Subcommand};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{Arg, Args, CommandFactory, Parser, Subcommand};
+use steward::log::report_end;
+use steward::text_file::nearest;
 
 use self::ask::{
     EVENTS_EXAMPLES, EventsArgs, NETWORK_EXAMPLES, NetworkCommandArgs, PORT_EXAMPLES, PortCommandArgs,
 };
 use self::capture::{CAPTURE_EXAMPLES, CaptureArgs};
+use self::complete::CompleteArgs;
 use self::mark::{MARK_EXAMPLES, MarkCommandArgs};
 use self::netkit::{NETKIT_EXAMPLES, NetkitArgs};
 use self::values::parse_pause;
@@ -129,6 +134,9 @@ pub(crate) enum Command {
     /// What `serve` starts to answer HTTP
     #[command(hide = true)]
     Api(ProcessArgs),
+    /// What shells ask for completions
+    #[command(hide = true)]
+    Complete(CompleteArgs),
 }
 
 #[derive(Debug, Args)]
@@ -228,16 +236,27 @@ pub(crate) fn explain(error: &clap::Error) -> ExitCode {
         let _ = error.print();
         return ExitCode::SUCCESS;
     }
-    let named = named_commands(std::env::args().skip(1));
-    eprintln!(
-        "vhost-af-xdp: {}; `vhost-af-xdp {named}--help` explains",
-        sentence(error)
-    );
+    report_end("vhost-af-xdp", &mistake(std::env::args().skip(1), error));
     ExitCode::from(2)
 }
 
-/// The commands that a command line names, from the outermost to the innermost: `bench echo `.
-fn named_commands(words: impl Iterator<Item = String>) -> String {
+/// What is wrong with these words, and where the command is explained.
+fn mistake(words: impl Iterator<Item = String>, error: &clap::Error) -> String {
+    let (command, named) = named_command(words);
+    let what = match (error.kind(), error.get(ContextKind::InvalidArg)) {
+        (ErrorKind::UnknownArgument, Some(ContextValue::String(option))) if option.starts_with("--") => {
+            let known = command.get_arguments().filter_map(Arg::get_long);
+            let near = nearest(option.trim_start_matches('-'), known);
+            let near = near.map_or_else(String::new, |near| format!(": did you mean --{near}?"));
+            format!("unknown option {option}{near}")
+        }
+        _ => sentence(error),
+    };
+    format!("{what}; `vhost-af-xdp {named}--help` explains")
+}
+
+/// The command that a command line names, and its name with those of the outer ones: `bench echo `.
+fn named_command(words: impl Iterator<Item = String>) -> (clap::Command, String) {
     let (mut command, mut named) = (Cli::command(), String::new());
     for word in words {
         if let Some(inner) = command.find_subcommand(&word) {
@@ -245,7 +264,7 @@ fn named_commands(words: impl Iterator<Item = String>) -> String {
             named += &format!("{word} ");
         }
     }
-    named
+    (command, named)
 }
 
 /// What is wrong with a command line, in one line.

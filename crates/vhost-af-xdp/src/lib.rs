@@ -14,6 +14,7 @@ mod bench;
 mod capture;
 mod check;
 mod cli;
+mod complete;
 mod config;
 mod direct;
 #[cfg(feature = "fuzzing")]
@@ -44,8 +45,6 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::{CommandFactory, Parser};
-use steward::log_fields::EscapedFields;
-use tracing_subscriber::EnvFilter;
 
 use api::status::Status;
 use api::workers::WorkersDocument;
@@ -55,6 +54,7 @@ use cli::{Cli, Command, QueuesArgs, ReloadArgs, ServeArgs, StatusArgs, WorkersAr
 use config::ServeConfig;
 use guard::keeper;
 use serve::Sandboxed;
+use steward::log::{self, LogArgs};
 
 /// The program: reads the command line, does what it asks for.
 #[must_use]
@@ -71,21 +71,14 @@ pub fn run() -> ExitCode {
         let _ = Cli::command().print_help();
         return ExitCode::from(2);
     };
-    // Level: RUST_LOG, else info. What the keeper does the daemon tells.
-    let level = match command {
-        Command::Keeper(_) => "error",
-        _ => "info",
-    };
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_target(false)
-        .fmt_fields(EscapedFields)
-        // Else a line that nobody reads any more (EPIPE, EIO) ends the process, by eprintln's panic.
-        .log_internal_errors(false)
-        .init();
+    match &command {
+        Command::Serve(args) => args.log.start("info"),
+        Command::Api(args) => args.log.start("info"),
+        // The daemon logs what it does.
+        Command::Keeper(args) => args.log.of_errors().start("error"),
+        Command::Complete(_) => LogArgs::none().start("off"),
+        _ => LogArgs::none().start("info"),
+    }
     let done = match command {
         Command::Serve(args) => match (args.check, checked(*args)) {
             (true, Ok(config)) => print(&understood::render(&config)).map(|_| ()),
@@ -106,6 +99,9 @@ pub fn run() -> ExitCode {
             Err(error) => return explain(&error, ExitCode::from(2)),
         },
         Command::Netkit(args) => netkit::run(&args),
+        Command::Complete(args) => {
+            print(&cli::complete::complete(&args.words, &complete::OfThisHost)).map(|_| ())
+        }
         Command::Queues(args) => show_queues(&args),
         Command::Check(args) => show_check(&args),
         Command::Bench(args) => match args.check() {
@@ -152,8 +148,7 @@ fn checked(args: ServeArgs) -> anyhow::Result<ServeConfig> {
 /// Says what was not possible, and how to end.
 fn explain(error: &anyhow::Error, code: ExitCode) -> ExitCode {
     let text = steer::with_sources(error.as_ref());
-    // Nobody may read any more.
-    let _ = writeln!(std::io::stderr(), "vhost-af-xdp: {text}{}", shortage(&text));
+    log::report_end("vhost-af-xdp", &format!("{text}{}", shortage(&text)));
     code
 }
 

@@ -48,12 +48,12 @@ pub(crate) enum ListenError {
     #[error("this user may not make files in {}: choose another path", .0.display())]
     MayNot(PathBuf),
     #[error(
-        "others may put files into {}, or it is theirs: remove {}, or choose another path", .0.display(), .0.display()
+        "others can put files into {}: choose a path in a directory that only this user may write to", .0.display()
     )]
     OfOthers(PathBuf),
-    #[error("the file exists and is not a socket: remove it, or choose another path")]
+    #[error("a file is there that is not a socket: choose another path")]
     NotASocket,
-    #[error("another process listens there: end it, or choose another path")]
+    #[error("another process listens there: stop it, or choose another path")]
     InUse,
     #[error(
         "the socket may not be given to {0}: only root gives to other users, others to groups that they are in"
@@ -192,7 +192,7 @@ mod tests {
         };
         assert!(at("no/a.sock").contains(&format!("`mkdir -p {}/no`", directory.display())));
         fs::write(directory.join("file"), "").expect("written");
-        assert!(at("file").contains("not a socket: remove it"));
+        assert!(at("file").contains("not a socket: choose another path"));
         let _taken = listen_at(&directory.join("taken"), &Access::OWN).expect("listens");
         assert!(at("taken").contains("another process listens there"));
         fs::remove_dir_all(directory).expect("ours");

@@ -268,15 +268,15 @@ fn check_privileges(config: &ServeConfig) -> anyhow::Result<()> {
 fn tell_what_is_off(config: &ServeConfig) {
     let layers = config.layers.off();
     if !layers.is_empty() {
-        tracing::warn!("sandbox: {} off by --sandbox", layers.join(", "));
+        tracing::info!("sandbox: {} off by --sandbox", layers.join(", "));
     }
     for port in &config.ports {
         let offloads = port.offloads_off();
         if !offloads.is_empty() {
-            tracing::warn!(port = %port.endpoint, "{} off by offload", offloads.join(", "));
+            tracing::info!(port = %port.endpoint, "{} off by offload", offloads.join(", "));
         }
         if port.offer.features() & F_RING_RESET != 0 {
-            tracing::warn!(
+            tracing::info!(
                 port = %port.endpoint,
                 "ring-reset is offered: only for a VMM that passes resets of single queues on, which no known release \
                  of QEMU does (docs/vmm.md); under another one a guest that resets a queue damages its own memory"

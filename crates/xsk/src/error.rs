@@ -4,6 +4,7 @@ use std::io;
 use std::time::Duration;
 
 use crate::config::Mode;
+use crate::names::name_of;
 use crate::units::{QueueId, RingSize};
 
 /// Why a socket did not open.
@@ -116,12 +117,12 @@ pub enum OpenError {
     #[error("there is no network interface with index {ifindex} in this network namespace")]
     NoInterface { ifindex: u32 },
     /// ENETDOWN.
-    #[error("interface {ifindex} is down, or its driver's queues are: `ip link set … up`")]
+    #[error("{} is down, or its driver's queues are: `ip link set … up`", name_of(*.ifindex))]
     InterfaceDown { ifindex: u32 },
     /// The queue does not exist.
     #[error(
-        "queue {queue} does not exist: interface {ifindex} has {queues} queue(s), counted from 0; choose a lower one \
-         or add channels (`ethtool -L`)"
+        "queue {queue} does not exist: {} has {queues} queue(s), counted from 0; choose a lower one or add channels \
+         (`ethtool -L`)", name_of(*.ifindex)
     )]
     NoQueue {
         ifindex: u32,
@@ -130,8 +131,8 @@ pub enum OpenError {
     },
     /// EBUSY, still after the retries.
     #[error(
-        "queue {queue} of interface {ifindex} is held by another AF_XDP socket or io_uring zcrx (EBUSY after {} ms): \
-         close that, or choose another queue", waited.as_millis()
+        "queue {queue} of {} is held by another AF_XDP socket or io_uring zcrx (EBUSY after {} ms): close that, or \
+         choose another queue", name_of(*.ifindex), waited.as_millis()
     )]
     Busy {
         ifindex: u32,
@@ -142,7 +143,7 @@ pub enum OpenError {
     #[error("zero-copy needs the XDP program attached natively, it is attached in skb mode")]
     ZeroCopyNeedsNative,
     /// Zero-copy was forced and is refused.
-    #[error("interface {ifindex} queue {queue} cannot do zero-copy, do not force it: {reason}")]
+    #[error("queue {queue} of {} cannot do zero-copy, do not force it: {reason}", name_of(*.ifindex))]
     ZeroCopyRefused {
         ifindex: u32,
         queue: QueueId,
@@ -152,8 +153,8 @@ pub enum OpenError {
     },
     /// A sharer has fill and completion ring of its own, and the queue has those of the first socket.
     #[error(
-        "queue {queue} of interface {ifindex} has the socket whose UMEM is to be shared: a sharer has fill and \
-         completion ring of its own, choose another queue or interface for it"
+        "queue {queue} of {} has the socket whose UMEM is to be shared: a sharer has fill and completion ring of its \
+         own, choose another queue or interface for it", name_of(*.ifindex)
     )]
     SharedQueue { ifindex: u32, queue: QueueId },
     /// A sharer is bound as the first socket is.
@@ -169,7 +170,7 @@ pub enum OpenError {
     )]
     SharedGone,
     /// Another refusal of the bind.
-    #[error("binding to queue {queue} of interface {ifindex} failed: {source}")]
+    #[error("binding to queue {queue} of {} failed: {source}", name_of(*.ifindex))]
     Bind {
         ifindex: u32,
         queue: QueueId,

@@ -87,6 +87,8 @@ mod error;
 mod frame;
 mod memory;
 pub mod metadata;
+#[cfg(not(loom))]
+mod names;
 mod netdevice;
 #[cfg(not(loom))]
 mod numa;
@@ -111,6 +113,8 @@ pub use desc::{CompletionRing, FillRing, RxDesc, RxRing, TxDesc, TxRing};
 pub use error::OpenError;
 pub use frame::{Frame, FramePool};
 pub use memory::{Backing, MemoryError, MemoryPart, OwnMemory, UmemMemory};
+#[cfg(not(loom))]
+pub use names::note_name;
 pub use netdevice::{Channels, Netdevice};
 #[cfg(not(loom))]
 pub use numa::{NumaNode, PreferNode};

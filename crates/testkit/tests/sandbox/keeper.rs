@@ -29,9 +29,18 @@ fn ports(ports: &[(&str, &Path)]) -> String {
 #[case::what_was_not_read(r#"["Adopt"]"#, "nothing was read")]
 #[case::by_a_path(r#"["Read", "Adopt", {"Listen": "@DIR@/x.sock"}]"#, "no such port")]
 #[case::by_a_path_in_an_object(r#"["Read", "Adopt", {"Listen": {"path": "/etc/x"}}]"#, "no request")]
-#[case::over_a_file(r#"["Read", "Adopt", {"Listen": "file"}]"#, "not a socket: remove it")]
-#[case::over_a_link(r#"["Read", "Adopt", {"Listen": "link"}]"#, "not a socket: remove it")]
-#[case::over_a_directory(r#"["Read", "Adopt", {"Listen": "directory"}]"#, "not a socket: remove it")]
+#[case::over_a_file(
+    r#"["Read", "Adopt", {"Listen": "file"}]"#,
+    "not a socket: choose another path"
+)]
+#[case::over_a_link(
+    r#"["Read", "Adopt", {"Listen": "link"}]"#,
+    "not a socket: choose another path"
+)]
+#[case::over_a_directory(
+    r#"["Read", "Adopt", {"Listen": "directory"}]"#,
+    "not a socket: choose another path"
+)]
 #[case::of_somebody_who_listens(r#"["Read", "Adopt", {"Listen": "others"}]"#, "another process listens")]
 #[case::that_it_has_already(r#"["Read", "Adopt", {"Listen": "a"}]"#, "another process listens")]
 #[case::removing_a_file(r#"[{"Remove": "@DIR@/file"}]"#, "no socket of this daemon's")]

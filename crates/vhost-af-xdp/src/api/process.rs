@@ -37,6 +37,7 @@ use rustix::process::{
 };
 use rustix::thread::CapabilitySet;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+use steward::log::{self, LogArgs};
 
 use super::http;
 pub(crate) use super::http::Changers;
@@ -98,6 +99,7 @@ pub(crate) fn start(
     command.arg("api").stdin(Stdio::null()).stdout(Stdio::null());
     command.args(["--link", &theirs.as_raw_fd().to_string()]);
     command.args(["--sandbox", &layers.to_string()]);
+    log::pass_on(&mut command);
     if let Some(user) = user {
         // Without its groups, of which nothing is needed.
         command.args(["--user", &format!("{}:{}", user.uid, user.gid)]);
@@ -142,6 +144,8 @@ pub(crate) struct ProcessArgs {
     changers: Option<Changers>,
     #[arg(long, default_value_t = 0)]
     owner: u32,
+    #[command(flatten)]
+    pub(crate) log: LogArgs,
 }
 
 /// `UID:GID`.

@@ -49,7 +49,7 @@ pub(crate) struct RawArgs {
     #[arg(value_enum)]
     what: What,
     /// Network interface
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "IFNAME")]
     ifname: String,
     /// Its queue, counted from 0
     #[arg(long, value_name = "N", default_value_t = 0)]

@@ -104,7 +104,7 @@ impl Path {
 #[command(next_help_heading = "Options of matrix")]
 pub(crate) struct MatrixArgs {
     /// Interface at the other end, of this network namespace: sends frames while a figure that receives is measured
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "IFNAME")]
     pub(super) sender: Option<String>,
     /// These benchmarks only
     #[arg(long, value_enum, value_delimiter = ',')]

@@ -127,7 +127,7 @@ fn output(path: &Path, to_stdout: bool) -> anyhow::Result<File> {
         let (owner, user) = (there.uid(), rustix::process::geteuid().as_raw());
         if owner != user {
             bail!(
-                "{} belongs to user {owner}, who may not know what guests say: name another file, or remove it",
+                "{} belongs to user {owner}, who must not see what guests send: name another file",
                 path.display()
             );
         }

@@ -206,7 +206,10 @@ mod tests {
         });
         assert_eq!(said.expect("well said"), wanted);
         let error = keys(&["queus=2"]).expect_err("misspelt").to_string();
-        assert!(error.contains("unknown key \"queus\": one of"), "{error}");
+        assert!(
+            error.contains("unknown key \"queus\": did you mean \"queues\"?"),
+            "{error}"
+        );
     }
 
     #[test]

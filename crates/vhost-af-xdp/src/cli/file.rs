@@ -22,7 +22,7 @@ use toml::de::{DeString, DeTable, DeValue};
 
 use super::daemon::DaemonArgs;
 use super::filter::{WrongRule, rules_in_words};
-use super::keys::{Keys, Takes, Written, without_dashes, words_of};
+use super::keys::{Keys, Takes, Written, unknown_key, without_dashes, words_of};
 use super::network::NetworkArgs;
 use super::port::PortTableArgs;
 use crate::config::file::{ADDED, ConfigFile, Said, Table};
@@ -369,12 +369,8 @@ pub(super) fn unknown(key: &str, keys: &Keys, port: &str) -> String {
     match others.takes(key) {
         Some(_) => format!("{key} belongs below a line `{place}`"),
         None => {
-            let further = if port.is_empty() {
-                ", socket-directories"
-            } else {
-                ""
-            };
-            format!("unknown key {key:?}: one of {}{further}", keys.names())
+            let further = port.is_empty().then_some(DIRECTORIES);
+            unknown_key(key, keys.names().chain(further))
         }
     }
 }

@@ -98,7 +98,11 @@ mod tests {
     #[test]
     fn mistakes_name_the_key_and_say_what_belongs_there() {
         for (said, key, words) in [
-            (json!({"queus": 1}), "queus", "unknown key \"queus\": one of"),
+            (
+                json!({"queus": 1}),
+                "queus",
+                "unknown key \"queus\": did you mean \"queues\"?",
+            ),
             (json!({"queues": "1"}), "queues", "queues = \"1\": give a number"),
             (json!({"queues": 1.5}), "queues", "give a number"),
             (json!({"force-copy": "yes"}), "force-copy", "give true or false"),

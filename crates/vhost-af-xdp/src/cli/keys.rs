@@ -9,6 +9,8 @@ use serde_json::Value;
 use toml::Spanned;
 use toml::de::{DeString, DeValue};
 
+use steward::text_file::nearest;
+
 use super::{reason, sentence};
 use crate::config::file::Table;
 
@@ -183,9 +185,8 @@ impl Keys {
     }
 
     /// All of them.
-    pub(super) fn names(&self) -> String {
-        let names: Vec<&str> = self.known.iter().map(|(name, _)| name.as_str()).collect();
-        names.join(", ")
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+        self.known.iter().map(|(name, _)| name.as_str())
     }
 
     /// What a table's keys say, as options.
@@ -199,6 +200,14 @@ impl Keys {
         let matches = self.command.clone().try_get_matches_from(words);
         let read = matches.and_then(|matches| A::from_arg_matches(&matches));
         read.map_err(|error| in_words(table, &error))
+    }
+}
+
+/// What to say of a key that is none of these.
+pub(super) fn unknown_key<'a>(key: &str, known: impl Iterator<Item = &'a str>) -> String {
+    match nearest(key, known) {
+        Some(near) => format!("unknown key {key:?}: did you mean {near:?}?"),
+        None => format!("unknown key {key:?}: docs/config.md lists them"),
     }
 }
 

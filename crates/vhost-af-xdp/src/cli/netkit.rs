@@ -33,7 +33,7 @@ pub(crate) struct NetkitArgs {
     #[arg(value_name = "QUEUE")]
     pub(crate) queue: u32,
     /// What the netkit is to be called
-    #[arg(value_name = "NAME")]
+    #[arg(value_name = "NETKIT")]
     pub(crate) name: String,
     /// File of the network namespace that it goes to: /run/netns/NAME, /proc/PID/ns/net [default: the
     /// steward's, for root only]

@@ -14,7 +14,7 @@ use crate::config::{MemberVlans, NetworkConfig, NicConfig, Segments, UplinkConfi
 #[derive(Debug, Clone, Args)]
 pub(super) struct NetworkArgs {
     /// Network interface that all ports of the network share [default: none, they reach each other only]
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "IFNAME")]
     uplink: Option<String>,
     /// First queue of the interface
     #[arg(long, value_name = "M", default_value_t = 0)]

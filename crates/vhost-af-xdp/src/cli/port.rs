@@ -13,7 +13,7 @@ use super::external::ExternalArgs;
 use super::filter::FilterArgs;
 use super::guard::GuardArgs;
 use super::hints::HintsArgs;
-use super::keys::Keys;
+use super::keys::{Keys, unknown_key};
 use super::limits::LimitArgs;
 use super::memory::{MemoryArgs, of_a_pair, parse_packet_memory};
 use super::network::MemberArgs;
@@ -71,7 +71,7 @@ pub(super) struct PortArgs {
     #[arg(long)]
     client: bool,
     /// Network interface that the frames go to and come from
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "IFNAME")]
     ifname: Option<String>,
     /// Join two ports of this process: frames of one's guest go to the other's. Both name it
     #[arg(long, value_name = "NAME", conflicts_with = "ifname")]
@@ -161,7 +161,7 @@ impl PortArgs {
         for pair in text.split(',') {
             let (key, value) = pair.split_once('=').unwrap_or((pair, "on"));
             if !keys.contains(&key) {
-                bail!("unknown key {key:?}: one of {}", keys.join(", "));
+                bail!(unknown_key(key, keys.into_iter()));
             }
             words.push(format!("--{key}={value}"));
         }

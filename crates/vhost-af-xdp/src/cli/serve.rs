@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, bail};
 use clap::Args;
+use steward::log::LogArgs;
 
 use super::daemon::DaemonArgs;
 use super::file;
@@ -86,6 +87,8 @@ pub(crate) struct ServeArgs {
     port: Vec<String>,
     #[command(flatten)]
     daemon: DaemonArgs,
+    #[command(flatten)]
+    pub(crate) log: LogArgs,
 }
 
 impl ServeArgs {

@@ -2,7 +2,7 @@ use anyhow::bail;
 use clap::{Command as Described, CommandFactory, Parser};
 
 use super::values::{parse_cpus, parse_mac};
-use super::{Cli, Command, named_commands, sentence};
+use super::{Cli, Command, mistake, named_command, sentence};
 use crate::config::{Control, NicConfig, Placement, PortQueues, ServeConfig};
 
 fn serve(arguments: &[&str]) -> anyhow::Result<ServeConfig> {
@@ -249,12 +249,19 @@ fn place_for_status_is_named_none_or_the_usual_one() {
 
 #[test]
 fn mistyped_option_is_told_in_one_line_with_the_one_that_was_meant() {
-    let error = Cli::try_parse_from(["vhost-af-xdp", "serve", "--qeues", "2"]).expect_err("no such option");
-    let said = sentence(&error);
-    assert_eq!(
-        said,
-        "unexpected argument '--qeues' found; a similar argument exists: '--queues'"
-    );
+    for (option, meant) in [
+        ("--qeues", ": did you mean --queues?"),
+        ("--zero-copy", ": did you mean --force-zero-copy?"),
+        ("--socket", ": did you mean --socket-path?"),
+        ("--bridge", ""),
+    ] {
+        let words = ["vhost-af-xdp", "serve", option, "2"];
+        let error = Cli::try_parse_from(words).expect_err("no such option");
+        assert_eq!(
+            mistake(words.into_iter().skip(1).map(str::to_owned), &error),
+            format!("unknown option {option}{meant}; `vhost-af-xdp serve --help` explains")
+        );
+    }
 }
 
 #[test]
@@ -328,7 +335,7 @@ fn mistakes_point_at_the_help_of_the_innermost_command() {
         ("port set mark vlan", "port set "),
     ] {
         assert_eq!(
-            named_commands(line.split(' ').map(str::to_owned)),
+            named_command(line.split(' ').map(str::to_owned)).1,
             named,
             "{line}"
         );

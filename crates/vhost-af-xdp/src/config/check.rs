@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use device::offloads::Offloads;
 use steer::{ModeRequest, mac_text};
 use steward::protocol::{ENTRIES_MAX, STATIONS_MAX, Wanted};
+use steward::text_file::nearest;
 use xsk::BindRequest;
 
 use super::error::{ConfigError, Wrong};
@@ -80,7 +81,13 @@ impl ServeConfig {
         }
         if let Some(name) = port.nic.network() {
             let network = self.networks.iter().find(|network| network.name == name);
-            let network = network.ok_or_else(|| ConfigError::NoNetwork(name.to_owned()))?;
+            let network = network.ok_or_else(|| {
+                let names = self.networks.iter().map(|network| network.name.as_str());
+                ConfigError::NoNetwork {
+                    name: name.to_owned(),
+                    near: nearest(name, names).map(str::to_owned),
+                }
+            })?;
             let all = self.ports.iter().filter(|port| port.nic.network() == Some(name));
             let stations = all.map(|port| port.nic.stations().len()).sum();
             if network.uplink.is_some() && stations > STATIONS_MAX {

@@ -103,8 +103,12 @@ pub(crate) enum ConfigError {
     SocketCount { fds: usize, queues: u16 },
     #[error("descriptor {0} is named twice: each socket or map needs one of its own")]
     SharedDescriptor(i32),
-    #[error("network {0:?}: there is none of that name: begin it with a line `[network.{0}]`")]
-    NoNetwork(String),
+    #[error("network {name:?}: there is none of that name: {}", missing_network(.name, .near.as_deref()))]
+    NoNetwork {
+        name: String,
+        /// The one that may be meant.
+        near: Option<String>,
+    },
     #[error(
         "memory: ports of a network share its queues, and frames of queues that are shared are copied: use memory = \
          \"copy\", or name a queue of its own with ifname and start-queue"
@@ -142,6 +146,13 @@ pub(crate) enum ConfigError {
     Guard,
     #[error("frame-size {0}: the null NIC makes frames of 14 to 1514 bytes, or with 0 none")]
     FrameBytes(u32),
+}
+
+fn missing_network(name: &str, near: Option<&str>) -> String {
+    match near {
+        Some(near) => format!("did you mean {near:?}?"),
+        None => format!("name one that the file has, or begin it there with a line `[network.{name}]`"),
+    }
 }
 
 /// A configuration that cannot be.

@@ -53,6 +53,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::thread::CapabilitySet;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use steward::capabilities;
+use steward::log::{self, LogArgs};
 use steward::policy::{Policy, Queues};
 use steward::server::{NewPolicy, Server};
 
@@ -161,6 +162,7 @@ impl Keeper {
             command.args(["--user", &orders.user.to_string()]);
             passed.push(private.listener.as_fd());
         }
+        log::pass_on(&mut command);
         orders.say_to(&mut command);
         if let (Some((_, theirs)), Some(path)) = (&desk, orders.config) {
             command.arg("--config").arg(path);
@@ -292,6 +294,8 @@ pub(crate) struct KeeperArgs {
     directories: Vec<PathBuf>,
     #[arg(long)]
     changes: bool,
+    #[command(flatten)]
+    pub(crate) log: LogArgs,
 }
 
 /// `FIRST+COUNT@NAME`.

@@ -208,7 +208,9 @@ impl Slice {
 fn is_no_lender(error: &InterfaceError) -> bool {
     match error {
         InterfaceError::Open(OpenError::SharedGone) => true,
-        InterfaceError::Lease(LeaseError::Refused(refusal)) => refusal.reason == Reason::Unregistered,
+        InterfaceError::Lease(LeaseError::Refused(refusal)) | InterfaceError::Refused(refusal) => {
+            refusal.reason == Reason::Unregistered
+        }
         _ => false,
     }
 }

@@ -220,7 +220,7 @@ impl Steering {
     pub(crate) fn ask_for_hints(&self, wish: HintWish) -> Result<(), InterfaceError> {
         match self {
             Self::External(_) => Ok(()),
-            Self::Leased(leased) => Ok(leased.lease.ask_for_hints(wish)?),
+            Self::Leased(leased) => leased.done(leased.lease.ask_for_hints(wish)),
         }
     }
 
@@ -265,7 +265,7 @@ impl Steering {
         match self {
             // They are bound to memory of their own (config.rs).
             Self::External(_) => Err(InterfaceError::InUse),
-            Self::Leased(leased) => Ok(leased.lease.share(first, config)?),
+            Self::Leased(leased) => leased.done(leased.lease.share(first, config)),
         }
     }
 
@@ -279,7 +279,7 @@ impl Steering {
                 external.place(queue, socket.as_fd())?;
                 Ok(socket)
             }
-            (Self::Leased(leased), Prepared::Leased(prepared)) => Ok(leased.lease.bind(prepared)?),
+            (Self::Leased(leased), Prepared::Leased(prepared)) => leased.done(leased.lease.bind(prepared)),
             // Each makes its own kind.
             _ => Err(InterfaceError::InUse),
         }
@@ -300,7 +300,7 @@ impl Steering {
                 sleep(RELEASE.min(longest));
                 Ok(())
             }
-            Self::Leased(leased) => Ok(leased.lease.await_free(queue, longest)?),
+            Self::Leased(leased) => leased.done(leased.lease.await_free(queue, longest)),
         }
     }
 
@@ -314,7 +314,7 @@ impl Steering {
     pub(crate) fn activate(&self, queue: u32, conf: QueueConf) -> Result<(), InterfaceError> {
         match self {
             Self::External(_) => Ok(()),
-            Self::Leased(leased) => Ok(leased.lease.activate(queue, conf)?),
+            Self::Leased(leased) => leased.done(leased.lease.activate(queue, conf)),
         }
     }
 
@@ -322,7 +322,7 @@ impl Steering {
     pub(crate) fn withhold(&self, queue: u32) -> Result<(), InterfaceError> {
         match self {
             Self::External(_) => Ok(()),
-            Self::Leased(leased) => Ok(leased.lease.withhold(queue)?),
+            Self::Leased(leased) => leased.done(leased.lease.withhold(queue)),
         }
     }
 
@@ -331,7 +331,7 @@ impl Steering {
     pub(crate) fn deactivate(&self, queue: u32) -> Result<(), InterfaceError> {
         match self {
             Self::External(_) => Ok(()),
-            Self::Leased(leased) => Ok(leased.lease.deactivate(queue)?),
+            Self::Leased(leased) => leased.done(leased.lease.deactivate(queue)),
         }
     }
 
@@ -339,7 +339,7 @@ impl Steering {
     pub(crate) fn set_stations(&self, changes: &[StationChange]) -> Result<(), InterfaceError> {
         match self {
             Self::External(_) => Ok(()),
-            Self::Leased(leased) => Ok(leased.lease.set_stations(changes)?),
+            Self::Leased(leased) => leased.done(leased.lease.set_stations(changes)),
         }
     }
 
@@ -347,7 +347,7 @@ impl Steering {
     pub(crate) fn groups(&self) -> Result<Option<GroupReader>, InterfaceError> {
         match self {
             Self::External(_) => Ok(None),
-            Self::Leased(leased) => Ok(Some(leased.lease.groups()?)),
+            Self::Leased(leased) => leased.done(leased.lease.groups()).map(Some),
         }
     }
 
@@ -356,7 +356,7 @@ impl Steering {
     pub(crate) fn host(&self, has: u32) -> Result<Option<(HostEnd, Option<OwnedFd>)>, InterfaceError> {
         match self {
             Self::External(_) => Ok(None),
-            Self::Leased(leased) => Ok(Some(leased.lease.host(has)?)),
+            Self::Leased(leased) => leased.done(leased.lease.host(has)).map(Some),
         }
     }
 
@@ -392,11 +392,19 @@ impl Leased {
             let is_short = matches!(registered, Err(LeaseError::Open(OpenError::MemoryLock { .. })));
             if !is_short || !may_wait || Instant::now() >= deadline {
                 self.short.store(is_short, Relaxed);
-                return Ok(Prepared::Leased(registered?));
+                return self.done(registered).map(Prepared::Leased);
             }
             sleep(pause);
             pause *= 2;
         }
+    }
+
+    /// What the steward answered. Of the daemon's own the user has to know nothing.
+    fn done<T>(&self, answer: Result<T, LeaseError>) -> Result<T, InterfaceError> {
+        answer.map_err(|error| match error {
+            LeaseError::Refused(refusal) if self.is_own => InterfaceError::Refused(refusal),
+            error => error.into(),
+        })
     }
 
     fn counted(&self) -> MutexGuard<'_, HashMap<u32, QueueCounters>> {
@@ -413,7 +421,10 @@ impl Leased {
                 true => AWAY,
                 false => "the steward is back, and the lease goes on",
             };
-            tracing::info!(interface = facts.name, "{said}");
+            // The daemon ends with its own keeper, and says so.
+            if !self.is_own {
+                tracing::info!(interface = facts.name, "{said}");
+            }
         }
         // Down is no reason to give the queues up; without a program, or without a queue, there is nothing to use.
         if facts.mode.is_none() || (facts.impaired && facts.up) {
@@ -436,6 +447,7 @@ fn gone(why: String, name: &str) -> Lost {
 
 /// What rtnetlink would say.
 fn link_of(facts: &Facts) -> Link {
+    xsk::note_name(facts.ifindex, &facts.name);
     Link {
         index: facts.ifindex,
         name: facts.name.clone(),

@@ -33,12 +33,14 @@ impl Port {
         if state.declines < DECLINES_TOLD || state.declined.is_some() {
             return;
         }
-        let offered = features::offered(&self.config);
-        let reason = Impaired::Declined(offered);
+        let reason = match reached.counted {
+            true => Impaired::FewPairs(self.config.queues),
+            false => Impaired::Declined(features::offered(&self.config)),
+        };
         if let Some(left_out) = state.lines.allow() {
             tracing::warn!(port = %self.config.name, "{reason}{left_out}");
         }
-        state.declined = Some(offered);
+        state.declined = Some(reason);
     }
 
     /// Says what a VMM did, if it may be said now.

@@ -73,8 +73,8 @@ pub(crate) struct PortState {
     pub(crate) last_closed: Option<Closed>,
     pub(crate) sessions: u64,
     pub(crate) link_down: bool,
-    /// VMMs are told that these features are offered, and leave.
-    pub(crate) declined: Option<u64>,
+    /// VMMs are told what is offered, and leave.
+    pub(crate) declined: Option<Impaired>,
     /// Sessions in a row that ended where the VMM was told what is offered.
     pub(super) declines: u32,
     /// When the session began.
@@ -120,7 +120,7 @@ impl PortState {
         let interface = self.interface.as_ref();
         let down = interface.filter(|_| self.link_down);
         let down = down.map(|interface| Impaired::LinkDown(interface.name()));
-        let declined = self.declined.map(Impaired::Declined);
+        let declined = self.declined.clone();
         Shown {
             session: self.session.as_ref().map(|session| ShownSession {
                 features: session.features,

@@ -29,6 +29,11 @@ pub(crate) enum Impaired {
          offload, queues), or start the VMs anew"
     )]
     Declined(u64),
+    #[error(
+        "VMMs connect, are told that there are {0} queue pair(s), and leave: most likely they want more. Set `queues` of \
+         the port to as many as the VMM has, or lower the VMM's (QEMU: queues=, libvirt: <driver queues=…/>)"
+    )]
+    FewPairs(u16),
 }
 
 /// Why a session ended.
@@ -72,6 +77,8 @@ pub(crate) enum Ended {
     Wrong,
     /// Nothing ever ran.
     Idle,
+    /// The same, and it came several times for what is not offered.
+    Declined,
     /// A queue pair ran.
     Served,
 }

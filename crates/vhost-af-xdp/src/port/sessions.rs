@@ -51,7 +51,9 @@ impl Port {
         state.refusal = None;
         state.sessions += 1;
         state.began = Some(Instant::now());
-        if let Some(left_out) = state.lines.allow() {
+        if state.declined.is_none()
+            && let Some(left_out) = state.lines.allow()
+        {
             tracing::info!(port = %self.config.name, "a VMM connected{left_out}");
         }
         self.vmm_pid
@@ -113,7 +115,9 @@ impl Port {
             (None, None) => seen,
         };
         let wrong = !matches!(closed, Closed::Disconnected | Closed::Removed);
-        match state.lines.allow() {
+        // It is in the log already why they come and go.
+        let is_known = !wrong && state.declined.is_some();
+        match (!is_known).then(|| state.lines.allow()).flatten() {
             Some(left_out) if wrong => {
                 let reason = closed.name();
                 tracing::warn!(port = %self.config.name, reason, "port closed: {closed}{left_out}");
@@ -125,6 +129,7 @@ impl Port {
         self.note_declined(state, reached, wrong);
         let ended = match (wrong, reached.ran) {
             (true, _) => Ended::Wrong,
+            (false, false) if state.declined.is_some() => Ended::Declined,
             (false, false) => Ended::Idle,
             (false, true) => Ended::Served,
         };

@@ -33,6 +33,7 @@ mod user;
 use std::fmt;
 use std::io;
 
+use rustix::io::Errno;
 use rustix::thread::CapabilitySet;
 use serde::{Deserialize, Serialize};
 
@@ -179,9 +180,9 @@ pub(crate) enum Calls {
 pub(crate) struct InForce {
     /// Who this process is.
     pub(crate) user: String,
-    /// `empty`, or which directories there are, or why all are.
+    /// `empty`, or which directories there are, or what confines them, or why all are there.
     pub(crate) mounts: String,
-    /// `empty`, or why it is not.
+    /// `empty`, or what confines it, or why it is not.
     pub(crate) network: String,
     /// `none`, or those that are left.
     pub(crate) capabilities: String,
@@ -202,6 +203,13 @@ impl fmt::Display for InForce {
 }
 
 const OFF: &str = "not confined";
+/// What an empty root directory, or an empty network, needs.
+const NEEDS: &str = "an empty one needs CAP_SYS_ADMIN";
+
+/// Whether systemd started this process as a service (systemd.exec(5), `$INVOCATION_ID`).
+fn is_service() -> bool {
+    std::env::var_os("INVOCATION_ID").is_some()
+}
 
 /// Enters the sandbox; see the module's head. The calling thread must be the only one.
 /// Errors: [`SandboxError`]; the process is half in the sandbox then, and should end.
@@ -267,19 +275,56 @@ fn leave_network() -> String {
     let left = rustix::thread::unshare(rustix::thread::UnshareFlags::NEWNET);
     match left {
         Ok(()) => "empty".to_owned(),
-        Err(errno) => format!(
-            "{OFF} ({})",
-            match errno {
-                rustix::io::Errno::PERM => "an empty one needs CAP_SYS_ADMIN".to_owned(),
-                errno => errno.to_string(),
-            }
-        ),
+        Err(Errno::PERM) => {
+            let list = std::fs::read_to_string("/proc/self/net/dev").unwrap_or_default();
+            network_of_service(is_service(), &list)
+        }
+        Err(errno) => format!("{OFF} ({errno})"),
+    }
+}
+
+/// The network that a process without CAP_SYS_ADMIN stays in. `list`: what /proc/net/dev has, two lines of heading
+/// and one for each interface.
+fn network_of_service(is_service: bool, list: &str) -> String {
+    let mut interfaces = list
+        .lines()
+        .skip(2)
+        .map(|line| line.trim_start().starts_with("lo:"));
+    match (is_service, interfaces.next(), interfaces.next()) {
+        (true, Some(true), None) => "only lo, confined by systemd (PrivateNetwork=)".to_owned(),
+        (true, ..) => format!("{OFF} ({NEEDS}, or PrivateNetwork=yes in the unit)"),
+        (false, ..) => format!("{OFF} ({NEEDS})"),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_systemd_confines_is_reported_as_confined() {
+        let heading = "Inter-|   Receive\n face |bytes\n";
+        let (lo, eth0) = ("    lo:       0       0\n", "  eth0:  5668     572\n");
+        let private = format!("{heading}{lo}");
+        let shared = format!("{heading}{lo}{eth0}");
+        assert_eq!(
+            network_of_service(true, &private),
+            "only lo, confined by systemd (PrivateNetwork=)"
+        );
+        for (is_service, list) in [(true, &shared), (false, &private), (false, &shared)] {
+            let said = network_of_service(is_service, list);
+            assert!(
+                said.starts_with("not confined (an empty one needs CAP_SYS_ADMIN"),
+                "{said}"
+            );
+        }
+        assert_eq!(
+            mounts::of_service(true, true),
+            "read-only, confined by systemd (ProtectSystem=)"
+        );
+        assert!(mounts::of_service(true, false).ends_with("or ProtectSystem=strict in the unit)"));
+        assert!(mounts::of_service(false, true).starts_with("not confined"));
+    }
 
     #[test]
     fn layers_are_read_as_a_list() {

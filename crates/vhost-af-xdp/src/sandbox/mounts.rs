@@ -12,7 +12,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, Mode, OFlags, mkdirat, openat, symlinkat};
+use rustix::fs::{CWD, Mode, OFlags, StatVfsMountFlags, mkdirat, openat, statvfs, symlinkat};
 use rustix::io::Errno;
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags, MountPropagationFlags, MoveMountFlags,
@@ -58,8 +58,22 @@ pub(super) fn leave(reach: &Reach) -> String {
                 .collect();
             format!("only {}", names.join(", "))
         }
-        Err(Errno::PERM) => format!("{} (an empty one needs CAP_SYS_ADMIN)", super::OFF),
+        Err(Errno::PERM) => {
+            let root = statvfs("/");
+            let is_read_only = root.is_ok_and(|root| root.f_flag.contains(StatVfsMountFlags::RDONLY));
+            of_service(super::is_service(), is_read_only)
+        }
         Err(errno) => format!("{} ({errno})", super::OFF),
+    }
+}
+
+/// The mounts that a process without CAP_SYS_ADMIN keeps.
+pub(super) fn of_service(is_service: bool, is_read_only: bool) -> String {
+    let (off, needs) = (super::OFF, super::NEEDS);
+    match (is_service, is_read_only) {
+        (true, true) => "read-only, confined by systemd (ProtectSystem=)".to_owned(),
+        (true, false) => format!("{off} ({needs}, or ProtectSystem=strict in the unit)"),
+        (false, _) => format!("{off} ({needs})"),
     }
 }
 

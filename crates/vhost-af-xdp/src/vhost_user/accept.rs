@@ -216,6 +216,7 @@ impl Pauses {
         match ended {
             Ended::Served => (self.pause, self.idle) = (FIRST_PAUSE, 0),
             Ended::Wrong => return self.next(),
+            Ended::Declined => return LONGEST_PAUSE,
             Ended::Idle => {
                 self.idle = self.idle.saturating_add(1);
                 if self.idle > IDLE_MAX {
@@ -261,6 +262,11 @@ pub(crate) fn serve_connection(port: &Arc<Port>, stream: UnixStream) -> Ended {
         );
         return Ended::Wrong;
     };
+    // Who leaves without a word only looked whether anybody listens, and is no VMM.
+    let came = port.removed.await_message(&ahead);
+    if came.is_err() || recv(&ahead, &mut [0], PEEK) == Ok((0, 0)) {
+        return Ended::Idle;
+    }
     let connection = VmmConnection {
         stream: second,
         alarm: alarm.clone(),

@@ -86,7 +86,10 @@ fn answer(error: &SessionError) -> Error {
 
 impl VhostUserBackendReqHandler for Connection {
     fn set_owner(&self) -> Result<()> {
-        Ok(())
+        self.handle(|session, _| {
+            session.reached.counted = false;
+            Ok(())
+        })
     }
 
     fn reset_owner(&self) -> Result<()> {
@@ -96,7 +99,7 @@ impl VhostUserBackendReqHandler for Connection {
 
     fn get_features(&self) -> Result<u64> {
         self.handle(|session, _| {
-            session.reached.asked = true;
+            (session.reached.asked, session.reached.counted) = (true, false);
             Ok(())
         })?;
         Ok(features::offered(&self.port.config))
@@ -117,6 +120,10 @@ impl VhostUserBackendReqHandler for Connection {
 
     fn get_queue_num(&self) -> Result<u64> {
         // For a net device: queue pairs (vhost-user, "Multiple queue support").
+        self.handle(|session, _| {
+            session.reached.counted = true;
+            Ok(())
+        })?;
         Ok(self.port.config.queues.into())
     }
 

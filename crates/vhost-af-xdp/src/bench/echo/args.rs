@@ -80,7 +80,7 @@ pub(crate) struct EchoArgs {
     #[arg(long, value_enum, value_delimiter = ',', value_name = "LIST")]
     engine: Vec<Engine>,
     /// Interface of which zcrx receives
-    #[arg(long, value_name = "NAME", conflicts_with = "connect")]
+    #[arg(long, value_name = "IFNAME", conflicts_with = "connect")]
     ifname: Option<String>,
     /// Its queue, counted from 0, to which the connections are steered
     #[arg(long, value_name = "N", default_value_t = 0, requires = "ifname")]

@@ -157,6 +157,8 @@ pub(crate) struct VmmConnection {
 pub(crate) struct Reached {
     /// The VMM asked what is offered.
     pub(crate) asked: bool,
+    /// The last that it asked is how many queue pairs there are.
+    pub(crate) counted: bool,
     /// It took of that.
     pub(crate) took: bool,
     /// A lane ran.

@@ -1,0 +1,194 @@
+//! What README.md has people type under "Use", as it stands there, under a systemd's namespaces: as root, with the
+//! interfaces that it names. What stands for `…` is a kernel and its consoles.
+
+use std::fs;
+use std::path::Path;
+
+use testkit::guest::{Guest, Images};
+use testkit::libvirt::Libvirt;
+use testkit::process::Running;
+use testkit::systemd::Systemd;
+use testkit::world::{GUEST, HOST, give_address};
+use testkit::{VethPair, require, wait};
+
+const README: &str = include_str!("../../../README.md");
+/// What README tells to add without KVM.
+const WITHOUT_KVM: &str = ",vectors=0";
+
+/// The lines that are meant to be typed, or to be in a file: the block that has these words.
+#[track_caller]
+fn block(words: &str) -> String {
+    let blocks = README.split("\n\n").filter(|block| block.starts_with("    "));
+    let mut found = blocks.filter(|block| block.contains(words));
+    let block = found
+        .next()
+        .unwrap_or_else(|| panic!("README.md has no block with {words:?}"));
+    let lines: Vec<_> = block.lines().map(|line| line.get(4..).unwrap_or("")).collect();
+    lines.join("\n")
+}
+
+/// The command that begins so, of such a block.
+#[track_caller]
+fn command(begin: &str) -> String {
+    let block = block(begin);
+    let line = block.lines().find(|line| line.starts_with(begin));
+    line.unwrap_or_else(|| panic!("{begin}: {block}")).to_owned()
+}
+
+struct Host {
+    systemd: Systemd,
+    guest: Guest,
+    _veth: VethPair,
+}
+
+impl Host {
+    /// One with an interface of this name.
+    fn new(interface: &str, queues: u32) -> Self {
+        let veth = VethPair::with(queues, 1500);
+        give_address(&veth);
+        veth.near.ip(&["link", "set", VethPair::NIC, "name", interface]);
+        let guest = Guest::elsewhere();
+        let systemd = Systemd::start_with(&veth.near, &[guest.state()]);
+        Self {
+            systemd,
+            guest,
+            _veth: veth,
+        }
+    }
+
+    /// Types a command that goes on running, until the daemon is ready.
+    fn start(&self, command: &str) -> Running {
+        let mut shell = self.systemd.command();
+        shell.args(["bash", "-euc", command]);
+        let mut running = Running::start(shell);
+        running.await_text("ready");
+        running
+    }
+
+    fn pings(&self) {
+        self.guest.await_ready();
+        let pinged = self
+            .guest
+            .run_until_success(10 * wait::SOON, &format!("ping -c 3 -W 20 {HOST}"));
+        pinged.unwrap_or_else(|said| panic!("no ping: {said}\n{}", self.status()));
+    }
+
+    /// What a guest is made of, where QEMU as any user finds it: the tree may lie where that may not look.
+    fn images(&self) -> Images {
+        let images = Images::get();
+        let copy = |path: &Path, name: &str| {
+            let place = self.guest.state().join(name);
+            fs::copy(path, &place).expect("a directory of our own");
+            place
+        };
+        Images {
+            kernel: copy(&images.kernel, "kernel"),
+            initramfs: copy(&images.initramfs, "initramfs"),
+            ..images
+        }
+    }
+
+    fn status(&self) -> String {
+        self.systemd
+            .run(&["bash", "-euc", &command("vhost-af-xdp status")])
+    }
+}
+
+#[test]
+fn guest_under_libvirt_as_debian_runs_it_is_served() {
+    require!(Root, Qemu, Libvirt, Systemd);
+    let host = Host::new("eth1", 1);
+    // Of Debian's package libvirt-daemon-system.
+    let add = "useradd --system --uid 64055 --user-group libvirt-qemu";
+    host.systemd.run(&["bash", "-euc", add]);
+    host.systemd
+        .run(&["bash", "-euc", &command("vhost-af-xdp check eth1")]);
+    let _daemon = host.start(&command(
+        "vhost-af-xdp serve --socket-path /run/vm1.sock --socket-owner libvirt-qemu",
+    ));
+    assert!(host.status().contains("waiting for a VMM"), "{}", host.status());
+
+    let state = host.guest.state();
+    let path = state.to_str().expect("ASCII");
+    let libvirt = Libvirt::start_unprivileged_in(&host.systemd, state);
+    let file = state.join("domain.xml");
+    fs::write(&file, domain(host.images(), path)).expect("a directory of our own");
+    // QEMU writes its consoles there.
+    host.systemd.run(&["chown", "-R", "libvirt-qemu", path]);
+    let _ = libvirt.virsh(&["define", file.to_str().expect("ASCII")]);
+    let _ = libvirt.virsh(&["start", "readme"]);
+    host.pings();
+}
+
+/// A domain with README's elements.
+fn domain(images: Images, state: &str) -> String {
+    let Images {
+        kernel,
+        initramfs,
+        cmdline,
+    } = images;
+    let elements = block("<memoryBacking>");
+    let (memory, interface) = elements.split_once("…\n").expect("it leaves something out");
+    // Without KVM, as docs/vmm.md has it.
+    let interface = interface.replace("</interface>", "<alias name='ua-net'/></interface>");
+    format!(
+        "<domain type='qemu' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>
+  <name>readme</name>
+  <memory unit='MiB'>256</memory>
+  {memory}
+  <vcpu>1</vcpu>
+  <cpu mode='maximum'/>
+  <os>
+    <type arch='x86_64' machine='q35'>hvm</type>
+    <kernel>{}</kernel>
+    <initrd>{}</initrd>
+    <cmdline>{cmdline} guest.ip={GUEST}</cmdline>
+  </os>
+  <devices>
+    {interface}
+    <serial type='file'><source path='{state}/console.log'/><target port='0'/></serial>
+    <serial type='pipe'><source path='{state}/shell'/><target port='1'/></serial>
+    <controller type='usb' model='none'/>
+    <memballoon model='none'/>
+  </devices>
+  <qemu:override>
+    <qemu:device alias='ua-net'>
+      <qemu:frontend><qemu:property name='vectors' type='unsigned' value='0'/></qemu:frontend>
+    </qemu:device>
+  </qemu:override>
+</domain>",
+        kernel.display(),
+        initramfs.display()
+    )
+}
+
+#[test]
+fn guest_of_the_network_of_the_file_is_served_under_qemu() {
+    require!(Root, Qemu, Systemd);
+    let host = Host::new("eth0", 4);
+    host.systemd.run(&["install", "-d", "/etc/vhost-af-xdp"]);
+    let file = format!("{}\n\n{}\n", block("[network.lan]"), block("[port.vm1]"));
+    fs::write(host.systemd.path("/etc/vhost-af-xdp/lan.toml"), file).expect("writable");
+    let _daemon = host.start(&command("vhost-af-xdp serve --config"));
+    assert!(host.status().contains("network lan: up"), "{}", host.status());
+
+    assert!(README.contains(&format!("add `{WITHOUT_KVM}` at its end")));
+    let Images {
+        kernel,
+        initramfs,
+        cmdline,
+    } = host.images();
+    let state = host.guest.state().display();
+    let further = format!(
+        "-accel tcg -cpu max -nodefaults -no-user-config -display none -kernel {} -initrd {} \
+         -append '{cmdline} guest.ip={GUEST}' -serial file:{state}/console.log \
+         -chardev pipe,id=shell,path={state}/shell -serial chardev:shell",
+        kernel.display(),
+        initramfs.display()
+    );
+    let line = block("qemu-system-x86_64").replacen('…', &further, 1) + WITHOUT_KVM;
+    let mut qemu = host.systemd.command();
+    qemu.args(["bash", "-euc", &format!("exec {line}")]);
+    let _qemu = Running::start(qemu);
+    host.pings();
+}
