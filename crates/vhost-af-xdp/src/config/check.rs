@@ -27,6 +27,7 @@ impl ServeConfig {
         }
         for (at, network) in self.networks.iter().enumerate() {
             let Some(uplink) = &network.uplink else { continue };
+            check_text(&uplink.name).map_err(|error| Wrong { port: None, error })?;
             let named = uplink.hints.named();
             if uplink.mode == ModeRequest::Skb && !named.is_empty() {
                 let error = ConfigError::HintsSkb(named);
@@ -181,6 +182,7 @@ impl PortConfig {
     fn check_texts(&self) -> Result<(), ConfigError> {
         check_text(&self.name)?;
         check_text(self.nic.cable().unwrap_or_default())?;
+        check_text(self.nic.queues().map_or("", |queues| &queues.name))?;
         if let Endpoint::Server(path) | Endpoint::Client(path) = &self.endpoint {
             check_text(&path.to_string_lossy())?;
         }
@@ -422,6 +424,11 @@ mod tests {
         with(&|config| config.api.read_only = Some((odd.into(), Access::OWN)));
         with(&|config| config.ports[0].endpoint = Endpoint::Client(odd.into()));
         with(&|config| config.ports[0].name = odd.into());
+        with(&|config| config.ports[0].nic = NicConfig::Cable { name: odd.into() });
+        with(&|config| match &mut config.ports[0].nic {
+            NicConfig::Interface(queues) => queues.name = odd.into(),
+            _ => unreachable!("as above"),
+        });
         with(&|config| {
             let path = odd.into();
             config.ports[0].external = ExternalProgram::Plugin { path, layout: None };

@@ -168,7 +168,7 @@ mod tests {
         };
         let shared: Vec<String> = (0..65_000).map(|at| line(at, "rw-s")).collect();
         let text = shared.concat();
-        let regions = || (0..64).map(|at| (0x7f00_0000_0000 + (at * 1000 << 12), file(0, 1, at * 1000)));
+        let regions = || (0..64).map(|at| (0x7f00_0000_0000 + ((at * 1000) << 12), file(0, 1, at * 1000)));
         let mut maps = Counted(text.as_bytes(), 0);
         assert_eq!(first_private_of(&mut maps, regions().rev().collect()), None);
         assert_eq!(maps.1, shared[..=63_000].concat().len());

@@ -65,22 +65,12 @@ struct Leaving {
 }
 
 /// All such queues.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(in crate::server) struct ZcrxQueues {
     /// Where it is noted what NICs were told; none: they are told nothing.
     dir: Option<PathBuf>,
     notes: BTreeMap<QueueKey, Noted>,
     leaving: BTreeMap<QueueKey, Leaving>,
-}
-
-impl Default for ZcrxQueues {
-    fn default() -> Self {
-        Self {
-            dir: None,
-            notes: BTreeMap::new(),
-            leaving: BTreeMap::new(),
-        }
-    }
 }
 
 impl ZcrxQueues {

@@ -95,7 +95,7 @@ fn second_fragment_header_is_judged_by_nobody() {
         frame[20] = 44;
         frame[19] += u8::try_from(8 * headers.len()).expect("short");
         let further = headers.iter().flat_map(|&(next, offset, more)| {
-            let [high, low] = (offset << 3 | u16::from(more)).to_be_bytes();
+            let [high, low] = ((offset << 3) | u16::from(more)).to_be_bytes();
             [next, 0, high, low, 0, 0, 0, 9]
         });
         frame.splice(54..54, further.collect::<Vec<_>>());
