@@ -54,9 +54,9 @@ impl Port {
             let Some(left_out) = losses.lines.allow() else {
                 continue;
             };
-            let reasons = self.counters.iter().filter_map(|pair| pair.why_malformed.take());
+            let mut reasons = self.counters.iter().filter_map(|pair| pair.why_malformed.take());
             let why = match name {
-                "from_guest_offload_malformed" => reasons.last(),
+                "from_guest_offload_malformed" => reasons.next(),
                 _ => None,
             };
             let why = why.map_or_else(String::new, |why| format!(" The first one: {why}."));
