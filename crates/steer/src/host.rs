@@ -25,7 +25,7 @@ use crate::skel::host::HostSkelBuilder;
 
 /// Why host and network are not joined.
 ///
-/// `ifindex` is the interface's index; `source` is what the kernel or libbpf returned.
+/// `source` is what the kernel or libbpf returned.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "fields are described above")]
 pub enum HostError {
@@ -38,9 +38,13 @@ pub enum HostError {
         source: libbpf_rs::Error,
     },
     /// It refused one of them at its place.
-    #[error("cannot attach to interface {ifindex} what joins host and network")]
+    #[error(
+        "cannot attach what joins host and network to the {at}, which takes tcx (Linux 6.6) or the modules sch_ingress \
+         and cls_bpf"
+    )]
     Attach {
-        ifindex: u32,
+        /// One of its two places, in words: the same each time, whatever index a device has that was made for it.
+        at: &'static str,
         #[source]
         source: io::Error,
     },
@@ -200,12 +204,12 @@ struct Place {
 
 fn hang(program: BorrowedFd<'_>, place: Place, hook: HostHook) -> Result<Hung, HostError> {
     let Place { ifindex, at, .. } = place;
-    let attach_type = match at {
-        TC_EGRESS => libbpf_sys::BPF_TCX_EGRESS,
-        _ => libbpf_sys::BPF_TCX_INGRESS,
+    let (attach_type, at) = match at {
+        TC_EGRESS => (libbpf_sys::BPF_TCX_EGRESS, "egress of the uplink"),
+        _ => (libbpf_sys::BPF_TCX_INGRESS, "ingress of the host's device"),
     };
+    let failed = |source| HostError::Attach { at, source };
     let hung = |on| Hung { on, stays: false };
-    let failed = |source| HostError::Attach { ifindex, source };
     if hook == HostHook::Best {
         match link::create_at(program, ifindex, attach_type, 0) {
             // No such kind of link: before Linux 6.6.

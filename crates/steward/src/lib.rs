@@ -34,6 +34,8 @@
 //! | [`links`] | interfaces as rtnetlink tells of them | both |
 //! | [`peer`] | who is at the other end of a Unix socket | both |
 //! | [`listing`] | who has which lease | both |
+//! | [`backoff`] | when what failed is tried again | both |
+//! | [`log_limit`] | limits on lines that others can cause | both |
 //! | [`hardware`] | a NIC's queues in use, n-tuple rules, RSS contexts | the steward; reading: anybody |
 //! | `policy`, `capabilities`, `server` (feature `server`) | who may lease what; the steward | `vhost-af-xdp-steward` |
 //! | `log` (feature `server`) | the log, and its options | both |
@@ -44,11 +46,13 @@
 //! What runs with privilege is meant to be read by those who have to trust it, so its dependencies are few
 //! (CONTRIBUTING.md says what each is for). No async runtime, no thread but one; children for what may take long.
 
+pub mod backoff;
 pub mod client;
 mod device;
 pub mod hardware;
 pub mod links;
 pub mod listing;
+pub mod log_limit;
 pub mod peer;
 pub mod protocol;
 mod sys;

@@ -480,3 +480,46 @@ fn addresses_of_the_host_are_told_as_they_change() {
     let macs = guest.lease.host(guest.end.index).expect("as before").0.macs;
     assert_eq!(macs, [guest.lease.facts().mac, [2, 0, 0, 0, 0, 0xcc]]);
 }
+
+/// An interface has no IPv6 below 1280 bytes, as none has on a host that is booted without: where the kernel is asked
+/// about addresses of IPv6 it then says the same.
+#[test]
+fn host_is_reached_where_there_is_no_ipv6_and_has_no_address_of_it_where_there_is() {
+    require!(Root);
+    let world = World::with(1, &policy());
+    let near = &world.veth.near;
+    near.run(
+        "sysctl",
+        &[
+            "-qw",
+            "net.ipv6.conf.default.disable_ipv6=0",
+            "net.ipv6.conf.all.disable_ipv6=0",
+        ],
+    );
+    near.ip(&["link", "set", VethPair::NIC, "mtu", "1000"]);
+    let mut guest = Guest::new(&world);
+    let host = host(&world);
+    assert!(
+        guest.answers(&host, &to(OURS, 1), wait::SOON),
+        "{}",
+        world.steward
+    );
+    for (seed, mtu) in [(2, "1500"), (3, "1000"), (4, "1400")] {
+        near.ip(&["link", "set", VethPair::NIC, "mtu", mtu]);
+        let is_followed = || {
+            let device = near.output_of("ip", &["-o", "link", "show", &guest.end.interface]);
+            device.contains(&format!("mtu {mtu} ")) && device.contains(",UP")
+        };
+        assert!(wait::until(wait::SOON, is_followed), "{mtu}: {}", world.steward);
+        assert!(
+            guest.answers(&host, &to(OURS, seed), wait::SOON),
+            "{mtu}: {}",
+            world.steward
+        );
+        let addresses = near.output_of("ip", &["-o", "-6", "address", "show", &guest.end.interface]);
+        assert_eq!(addresses, "", "{mtu}");
+    }
+    guest.assert_same();
+    drop(guest);
+    assert_nothing_left(&world);
+}

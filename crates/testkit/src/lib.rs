@@ -51,6 +51,7 @@ pub mod process;
 pub mod program;
 pub mod qmp;
 pub mod redirect;
+pub mod refusing;
 pub mod rig;
 pub mod scribble;
 pub mod soak;

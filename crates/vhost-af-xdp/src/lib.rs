@@ -23,7 +23,6 @@ pub mod fuzzing;
 mod guard;
 mod limit_watch;
 mod listener;
-mod log_limit;
 mod mark;
 mod netkit;
 mod network;

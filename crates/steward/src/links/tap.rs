@@ -27,6 +27,8 @@ const AF_SPEC: u16 = 26;
 const OF_INET6: u16 = libc::AF_INET6.cast_unsigned() as u16;
 const ADDR_GEN_MODE: u16 = 8;
 const NO_ADDRESS: u8 = 1;
+/// `IPV6_MIN_MTU`, include/uapi/linux/ipv6.h: an interface of a smaller one has no IPv6.
+const OF_IPV6: u32 = 1280;
 
 /// A device, by its name, and what it is for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -91,9 +93,10 @@ impl Tap {
     pub(crate) fn make(&self, mtu: u32) -> io::Result<NewTap> {
         let (descriptor, cuts_udp) = sys::new_tap(&text(&self.name)?)?;
         let mut request = rt_link::Request::new().op_setlink_do(&header(libc::IFF_NOARP, libc::IFF_NOARP));
-        without_address(request.encode().push_ifname(&text(&self.name)?).push_mtu(mtu))
-            .push_ifalias(&text(&self.alias())?);
+        let attributes = request.encode().push_ifname(&text(&self.name)?);
+        attributes.push_mtu(mtu).push_ifalias(&text(&self.alias())?);
         acknowledged(&request)?;
+        self.leave_without_address()?;
         Ok(NewTap { descriptor, cuts_udp })
     }
 
@@ -105,11 +108,31 @@ impl Tap {
         acknowledged(&request)
     }
 
-    /// Gives it another MTU.
-    pub(crate) fn set_mtu(&self, mtu: u32) -> io::Result<()> {
+    /// IPv6 is to give it no address, and to send nothing by it. There may be no IPv6: the host is booted without, or
+    /// the MTU is too small for it.
+    fn leave_without_address(&self) -> io::Result<()> {
+        let mut request = rt_link::Request::new().op_setlink_do(&Ifinfomsg::default());
+        without_address(request.encode().push_ifname(&text(&self.name)?));
+        match acknowledged(&request) {
+            Err(error) if error.raw_os_error() == Some(Errno::AFNOSUPPORT.raw_os_error()) => Ok(()),
+            left => left,
+        }
+    }
+
+    /// Gives it another MTU than it has. It may be down then: IPv6 begins with an MTU that is large enough, and gives
+    /// an interface that is up an address at once.
+    pub(crate) fn set_mtu(&self, mtu: u32, before: u32) -> io::Result<()> {
+        let begins = before < OF_IPV6 && mtu >= OF_IPV6;
+        if begins {
+            self.set_up(false)?;
+        }
         let mut request = rt_link::Request::new().op_setlink_do(&Ifinfomsg::default());
         request.encode().push_ifname(&text(&self.name)?).push_mtu(mtu);
-        acknowledged(&request)
+        acknowledged(&request)?;
+        match begins {
+            true => self.leave_without_address(),
+            false => Ok(()),
+        }
     }
 
     /// Removes it, if it is there, whoever has its descriptor.

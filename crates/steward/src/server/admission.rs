@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
 
+use super::Server;
 use super::connection::Connection;
-use super::{NO_DESCRIPTOR, Server};
 use crate::peer::Credentials;
 use crate::policy::CONNECTIONS_MAX;
 use crate::protocol::{Reason, Refusal};
@@ -24,10 +24,10 @@ const ACCEPTED_MAX: usize = 32;
 
 impl Server {
     pub(super) fn accept(&mut self, now: Instant) {
-        self.pause = None;
         for _ in 0..ACCEPTED_MAX {
             match accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
                 Ok(socket) => {
+                    self.accepting.reset();
                     if let Ok(connection) = Connection::new(socket) {
                         self.take_in(connection);
                     }
@@ -36,7 +36,7 @@ impl Server {
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
                 Err(Errno::AGAIN) => return,
                 Err(errno) => {
-                    self.pause = Some(now + NO_DESCRIPTOR);
+                    self.accepting.failed(now);
                     if self.refusals.may_say(u32::MAX) {
                         tracing::warn!("cannot accept a connection: {errno}: raise LimitNOFILE");
                     }

@@ -229,13 +229,16 @@ impl Entries {
         }
     }
 
-    /// Tells the NIC again what it has forgotten, as it does when rules are switched off and on.
-    pub(super) fn renew(&mut self, link: &Link, ledger: &mut Ledger) {
+    /// Tells the NIC again what it has forgotten, as it does when rules are switched off and on; whether it had.
+    pub(super) fn renew(&mut self, link: &Link, ledger: &mut Ledger) -> bool {
         let by_nic = matches!(self.outcome.steered, Steered::ByRules | Steered::ByContext);
-        if by_nic && Ethtool::open(&link.name).is_ok_and(|nic| ledger.is_lost(&nic, self.queues.start)) {
+        let is_lost =
+            by_nic && Ethtool::open(&link.name).is_ok_and(|nic| ledger.is_lost(&nic, self.queues.start));
+        if is_lost {
             tracing::warn!(interface = link.name, queues = ?self.queues, "rules of the NIC are gone, and made again");
             self.apply(link, ledger);
         }
+        is_lost
     }
 
     fn accept(&mut self, link: &Link, ledger: &mut Ledger) {

@@ -11,7 +11,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::Instant;
 
-use steer::{HostAccess, HostHook, detach_host, pinned_hosts, program_on, with_sources};
+use steer::{HostAccess, HostHook, Program, detach_host, pinned_hosts, program_on, with_sources};
 
 use super::connection::{Held, Reply};
 use super::file::may_crash;
@@ -20,6 +20,7 @@ use super::lease::LeaseRef;
 use super::limits::DeviceChange;
 use super::state::Records;
 use super::{Answered, Server, no_lease};
+use crate::backoff::Retry;
 use crate::links::filters;
 use crate::links::tap::{NewTap, Tap, addresses_on};
 use crate::links::{Link, LinkError};
@@ -39,6 +40,8 @@ pub(super) struct Host {
     macs: Vec<[u8; 6]>,
     /// Why they are not joined, as it was said.
     why: String,
+    /// When joining them is tried again: what is to be joined, and with which MTU.
+    retry: Retry<(Between, u32)>,
 }
 
 #[derive(Debug)]
@@ -83,6 +86,7 @@ impl Host {
             joined: None,
             macs: Vec::new(),
             why: String::new(),
+            retry: Retry::default(),
         }
     }
 
@@ -140,22 +144,48 @@ impl Host {
         let Some(device) = self.device()? else {
             return Ok(None);
         };
-        if device.mtu != uplink.mtu {
-            let set = self.tap.set_mtu(uplink.mtu);
-            set.map_err(|error| format!("cannot set the MTU of {}: {error}", self.tap.name))?;
-        }
         let between = Between {
             program: program.number(),
             uplink: uplink.index,
             tap: device.index,
         };
-        if self
-            .joined
-            .as_ref()
-            .is_some_and(|joined| joined.between == between)
-        {
+        let joined = self.joined.as_ref().map(|joined| joined.between);
+        // Somebody may have set it down.
+        if joined == Some(between) && device.mtu == uplink.mtu && !self.is_unfinished() {
             return Ok(Some(device));
         }
+        let now = Instant::now();
+        if !self.retry.is_due((between, uplink.mtu), false, now) {
+            return Err(match self.why.is_empty() {
+                true => "what is to be joined changes too often: it is tried again in a second".to_owned(),
+                false => self.why.clone(),
+            });
+        }
+        let done = self.join(interface, &device, between);
+        self.retry.note(done.is_ok(), now);
+        done.map(|()| Some(device))
+    }
+
+    /// Does what is missing between the device and the interface.
+    /// Errors: in words.
+    fn join(&mut self, interface: &Interface, device: &Link, between: Between) -> Result<(), String> {
+        let (program, mtu) = (
+            interface.program().map_err(|refusal| refusal.text)?,
+            interface.link.mtu,
+        );
+        if device.mtu != mtu {
+            let set = self.tap.set_mtu(mtu, device.mtu);
+            set.map_err(|error| format!("cannot set the MTU of {}: {error}", self.tap.name))?;
+        }
+        if self.joined.as_ref().map(|joined| joined.between) != Some(between) {
+            self.attach(interface, program, between)?;
+        }
+        // Not before: what comes by it is nobody else's than the program's.
+        let up = self.tap.set_up(true);
+        up.map_err(|error| format!("cannot set {} up: {error}", self.tap.name))
+    }
+
+    fn attach(&mut self, interface: &Interface, program: &Program, between: Between) -> Result<(), String> {
         // A filter of its own would be taken for the next one's.
         self.joined = None;
         let Between { uplink, tap, .. } = between;
@@ -172,10 +202,12 @@ impl Host {
             );
         }
         self.joined = Some(Joined { access, between });
-        // Not before: what comes by it is nobody else's than the program's.
-        let up = self.tap.set_up(true);
-        up.map_err(|error| format!("cannot set {} up: {error}", self.tap.name))?;
-        Ok(Some(device))
+        Ok(())
+    }
+
+    /// Whether something is to be tried again.
+    pub(super) fn is_unfinished(&self) -> bool {
+        !self.why.is_empty()
     }
 
     /// Takes all of it back.
@@ -191,7 +223,9 @@ impl Host {
             }
         };
         may_crash("parted");
-        if let Err(error) = detached.and_then(|()| self.tap.remove()) {
+        // However that went, no device stays.
+        let removed = self.tap.remove();
+        if let Err(error) = detached.and(removed) {
             tracing::error!("cannot take {} back: {error}", self.tap.name);
         }
     }
@@ -228,7 +262,8 @@ impl Server {
             Err(NotGiven::Limit(refusal)) => Err(refusal),
             Err(NotGiven::Failed(why)) => {
                 let text = format!("{} cannot be joined with a network: {why}", interface.link.name);
-                self.end_host(at);
+                // It hears why. That something changed it must not hear: it would ask again at once.
+                self.take_host_back(at);
                 Err(Refusal::new(Reason::Kernel, text))
             }
         }
@@ -265,14 +300,23 @@ impl Server {
 
     /// The host of a network is not reached any more: with its lease, or because the policy says so.
     pub(super) fn end_host(&mut self, at: NetworkAt) {
-        let Some(host) = self.hosts.remove(&at) else {
+        if !self.take_host_back(at) {
             return;
-        };
-        host.end(self.interfaces.get(&at.0));
+        }
         // Who has the network still asks, and hears why.
         let held = self.connections.values_mut();
         held.filter(|other| other.held.as_ref().is_some_and(|held| network_at(held) == at))
             .for_each(|holder| holder.dirty = true);
+    }
+
+    /// The same, and nobody is told; whether it was reached, or was to be.
+    fn take_host_back(&mut self, at: NetworkAt) -> bool {
+        let host = self.hosts.remove(&at);
+        let was_there = host.is_some();
+        if let Some(host) = host {
+            host.end(self.interfaces.get(&at.0));
+        }
+        was_there
     }
 
     /// Takes all of them back, for a process that ends and has no successor.

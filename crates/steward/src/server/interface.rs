@@ -34,7 +34,9 @@ use self::take_back::Leaving;
 use super::entries::Entries;
 use super::ledger::Ledger;
 use super::state::{InterfaceRecord, Places};
+use crate::backoff::{Backoff, Retry};
 use crate::links::{DriverSends, Link};
+use crate::log_limit::LogLimit;
 use crate::protocol::{Reason, Refusal, mode_request};
 
 pub(super) use self::hints::LeaseHints;
@@ -85,6 +87,13 @@ pub(super) struct Interface {
     hints: Hints,
     /// Of its queues.
     pub(super) sockets: Sockets,
+    /// When attaching the program is tried again, and when taking it off.
+    attaching: Retry<Link>,
+    pub(super) detaching: Backoff,
+    /// When rules that a NIC has forgotten are made again.
+    renewing: Backoff,
+    /// Of what the kernel does not answer.
+    lines: LogLimit,
 }
 
 impl Interface {
@@ -191,6 +200,7 @@ impl Interface {
     pub(super) fn is_over(&mut self, now: Instant, linger: Duration) -> bool {
         if !self.is_idle() {
             self.idle_since = None;
+            self.detaching.reset();
             return false;
         }
         let since = *self.idle_since.get_or_insert(now);
@@ -210,7 +220,8 @@ impl Interface {
     /// Whether something is to be tried again soon.
     pub(super) fn is_unfinished(&self, now: Instant, linger: Duration) -> bool {
         let lingers = self.idle_since.is_some_and(|since| now < since + linger);
-        let waits = self.program.is_none() || !self.leaving.is_empty() || self.hints.has_surplus();
+        let renews = !self.renewing.is_due(now);
+        let waits = self.program.is_none() || !self.leaving.is_empty() || self.hints.has_surplus() || renews;
         waits || (self.is_idle() && !lingers)
     }
 
@@ -218,13 +229,17 @@ impl Interface {
     /// `taken`: indexes of interfaces that are leased, which it cannot come back as.
     pub(super) fn look(&mut self, taken: &[u32]) -> bool {
         let before = (self.facts(), self.entries.clone(), self.known_of_networks());
-        let lost = self.lost_netkits();
+        let (lost, now) = (self.lost_netkits(), Instant::now());
         self.take_back();
         match Link::find(self.link.index) {
             Ok(Some(link)) => self.link = link,
             Ok(None) => self.vanished(),
             // No answer is no reason to take anything down.
-            Err(error) => tracing::warn!("{}", with_sources(&error)),
+            Err(error) => {
+                if let Some(left_out) = self.lines.allow() {
+                    tracing::warn!("{}{left_out}", with_sources(&error));
+                }
+            }
         }
         let id = self.program.as_ref().map(Program::id);
         if id.is_some_and(|id| steer::is_detached(self.link.index, id)) {
@@ -232,8 +247,13 @@ impl Interface {
             self.program = None;
         }
         // Nobody waits for it when it has no holder.
-        if self.program.is_none() && !self.is_idle() && self.find_again(taken) {
+        if self.program.is_none()
+            && !self.is_idle()
+            && self.find_again(taken)
+            && self.attaching.is_due(self.link.clone(), false, now)
+        {
             self.attach();
+            self.attaching.note(self.program.is_some(), now);
         }
         let mut were_blind = Vec::new();
         for entries in self.entries.values_mut() {
@@ -244,7 +264,7 @@ impl Interface {
             network.look(&self.link.name);
         }
         self.decide_hints();
-        let mut seen_again = Vec::new();
+        let (mut seen_again, renews, mut renewed) = (Vec::new(), self.renewing.is_due(now), false);
         for (entries, was_blind) in self.entries.values_mut().zip(were_blind) {
             entries.note_renewed(was_blind);
             if was_blind && !entries.is_blind() {
@@ -256,7 +276,10 @@ impl Interface {
                     let _ = program.deactivate_queue(queue);
                 }
             }
-            entries.renew(&self.link, &mut self.ledger);
+            renewed |= renews && entries.renew(&self.link, &mut self.ledger);
+        }
+        if renewed {
+            self.renewing.failed(now);
         }
         // Other holders do that themselves, as they are told.
         seen_again

@@ -28,12 +28,6 @@ const OF_ALL: Rate = Rate {
 /// Most users that are kept apart; beyond that they share.
 const USERS_MAX: usize = 1024;
 
-/// Pause before what was tried so often in vain is tried again: twice as long each time, up to `most`.
-pub(super) fn pause_after(tries: u32, first: Duration, most: Duration) -> Duration {
-    let doublings = tries.saturating_sub(1).min(16);
-    first.saturating_mul(1 << doublings).min(most)
-}
-
 /// What is left of a rate.
 #[derive(Debug)]
 pub(super) struct Bucket {
@@ -345,13 +339,6 @@ mod tests {
         assert!((1..=16).all(|number| done[&number] == 2), "{done:?}");
         assert_eq!((done[&17], done[&18]), (16, 16));
         assert!(turns.next(&[]).is_empty() && turns.last.is_empty());
-    }
-
-    #[test]
-    fn pause_doubles_with_each_try_up_to_its_bound() {
-        let (first, most) = (Duration::from_millis(500), Duration::from_secs(32));
-        let pauses = [0, 1, 2, 3, 7, 8, u32::MAX].map(|tries| pause_after(tries, first, most).as_millis());
-        assert_eq!(pauses, [500, 500, 1000, 2000, 32_000, 32_000, 32_000]);
     }
 
     #[test]

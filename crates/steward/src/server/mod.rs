@@ -57,6 +57,7 @@ use std::time::{Duration, Instant};
 use rustix::event::PollFlags;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
+use crate::backoff::{Backoff, RETRY};
 use crate::links::Changes;
 use crate::listing;
 use crate::policy::Policy;
@@ -79,11 +80,6 @@ use zcrx::ZcrxQueues;
 pub use interface::wants_frags;
 pub use state::{Store, StoreError};
 
-/// Pause before what the kernel refused is tried again.
-const RETRY: Duration = Duration::from_secs(1);
-/// Longest pause before a part of a lease is tried to be taken back once more: a driver that has refused it for a
-/// minute is not asked each second, for each of many.
-const LONGEST_RETRY: Duration = Duration::from_secs(32);
 /// How long the program stays on an interface without a lease: the next one comes often soon, and a NIC may lose its
 /// link and its frames for a moment each time a program comes or goes.
 pub const LINGER: Duration = Duration::from_secs(5);
@@ -95,8 +91,8 @@ const LOOKS: Rate = Rate {
 };
 /// Descriptors that are kept for what has to be done without any: two processes at a time.
 const RESERVE: usize = 12;
-/// Pause before a connection is accepted when there was no descriptor for it.
-const NO_DESCRIPTOR: Duration = Duration::from_millis(100);
+/// Pauses before a connection is accepted when there was no descriptor for it: the first, and the longest.
+const NO_DESCRIPTOR: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(2)];
 
 /// See the module's head.
 #[derive(Debug)]
@@ -118,8 +114,8 @@ pub struct Server {
     store: Option<Store>,
     /// Number of the next connection or interface; never used twice.
     next: u64,
-    /// No connection is accepted before.
-    pause: Option<Instant>,
+    /// When one is accepted again.
+    accepting: Backoff,
     /// See [`LOOKS`].
     looks: Bucket,
     /// What holders have changed of devices.
@@ -170,7 +166,7 @@ impl Server {
             orphans: BTreeMap::new(),
             store: None,
             next: 1,
-            pause: None,
+            accepting: Backoff::new(NO_DESCRIPTOR[0], NO_DESCRIPTOR[1]),
             looks: Bucket::full(LOOKS, Instant::now()),
             device_changes: DeviceChanges::new(LINGER),
             turns: Turns::default(),
@@ -239,7 +235,8 @@ impl Server {
     /// When all is to be looked at again, though nothing changes, if at all; `planned`: when it was to be.
     fn next_look(&self, planned: Option<Instant>, now: Instant) -> Option<Instant> {
         let is_unfinished = |interface: &Interface| interface.is_unfinished(now, self.linger);
-        let unfinished = self.interfaces.values().any(is_unfinished);
+        let unfinished =
+            self.interfaces.values().any(is_unfinished) || self.hosts.values().any(Host::is_unfinished);
         unfinished.then(|| planned.unwrap_or(now + RETRY))
     }
 
@@ -443,7 +440,12 @@ impl Server {
         let Some(interface) = self.interfaces.get_mut(&at) else {
             return true;
         };
+        let now = Instant::now();
+        if !interface.detaching.is_due(now) {
+            return false;
+        }
         if !interface.detach() {
+            interface.detaching.failed(now);
             return false;
         }
         let ended = std::mem::take(&mut interface.ended);

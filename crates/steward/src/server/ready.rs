@@ -9,7 +9,8 @@ use rustix::io::Errno;
 
 use super::connection::Connection;
 use super::restore::ORPHANS_LOOK;
-use super::{LOOKS, RETRY, Server};
+use super::{LOOKS, Server};
+use crate::backoff::RETRY;
 
 /// Descriptors that are polled before those of connections.
 const OF_THE_SERVER: usize = 4;
@@ -34,7 +35,7 @@ impl Server {
     /// Waits until there is something to do: at a time that something falls due, or because somebody is ready.
     pub(super) fn wait(&mut self, end: BorrowedFd<'_>, look_at: Option<Instant>) -> io::Result<Ready> {
         let now = Instant::now();
-        let accepts = self.pause.is_none_or(|until| until <= now);
+        let accepts = self.accepting.is_due(now);
         self.looks.refill(LOOKS, now);
         let mut wake = self.next_due(now, look_at);
         let mut interests = Vec::new();
@@ -60,7 +61,7 @@ impl Server {
             .values()
             .filter_map(|interface| interface.idle_since);
         let lingering = idle.map(|since| since + self.linger).filter(|&at| at > now);
-        let pause = self.pause.filter(|&until| until > now);
+        let pause = self.accepting.due().filter(|&until| until > now);
         let next_look = (self.looks.left == 0).then(|| now + LOOKS.each);
         let is_late = self.connections.values().any(Connection::has_unsent) || !self.unclosed.is_empty();
         let late = is_late.then(|| now + RETRY);

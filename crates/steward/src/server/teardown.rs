@@ -13,8 +13,7 @@ use std::collections::BTreeSet;
 use std::mem::discriminant;
 use std::time::Instant;
 
-use super::limits::pause_after;
-use super::{LONGEST_RETRY, RETRY};
+use crate::backoff::{Backoff, LONGEST_RETRY, RETRY};
 use crate::hardware::Part;
 
 /// One thing to undo, in the order in which it has to be. A new kind goes where it belongs in that order: rules of
@@ -69,8 +68,7 @@ impl Step {
 pub(super) struct Teardown {
     left: BTreeSet<Step>,
     tries: u32,
-    /// Not before; none: at once.
-    due: Option<Instant>,
+    retry: Backoff,
 }
 
 /// A step that is not done.
@@ -95,7 +93,8 @@ impl Teardown {
         Self {
             left: steps.into_iter().collect(),
             tries: 0,
-            due: None,
+            // A look each second goes on with it: half of that is tried by the next one.
+            retry: Backoff::new(RETRY / 2, LONGEST_RETRY),
         }
     }
 
@@ -107,7 +106,7 @@ impl Teardown {
     /// Whether it is to be gone on with now. What others do meanwhile is no reason to ask a driver again that has
     /// refused.
     pub(super) fn is_due(&self, now: Instant) -> bool {
-        self.due.is_none_or(|due| due <= now)
+        self.retry.is_due(now)
     }
 
     /// Undoes what is left, as far as that goes. `undo` undoes one step and looks whether it is undone (what is not
@@ -119,8 +118,7 @@ impl Teardown {
         mut undo: impl FnMut(&Step) -> Result<(), String>,
     ) -> Result<(), Stuck> {
         self.tries = self.tries.saturating_add(1);
-        // A look each second goes on with it: half of that is tried by the next one.
-        self.due = Some(now + pause_after(self.tries, RETRY / 2, LONGEST_RETRY));
+        self.retry.failed(now);
         let mut stuck: Option<Stuck> = None;
         for step in self.left.clone() {
             let waits = stuck

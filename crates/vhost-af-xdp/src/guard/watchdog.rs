@@ -14,9 +14,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::interrupt;
-use crate::log_limit::LogLimit;
 use crate::switch::progress::Activity;
 use crate::switch::workers::{Observation, Workers};
+use steward::log_limit::LogLimit;
 
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(500);

@@ -8,9 +8,9 @@ use std::time::Instant;
 
 use device::counters::PairCounters;
 use steer::with_sources;
+use steward::backoff::Retry;
 use steward::protocol::HostEnd;
 
-use super::retry::Retry;
 use super::{Network, State};
 use crate::nic::error::InterfaceError;
 use crate::nic::interface::Interface;
@@ -30,7 +30,7 @@ pub(super) struct Host {
     /// Its addresses.
     pub(super) macs: Vec<Mac>,
     impaired: Option<String>,
-    retry: Retry,
+    retry: Retry<u32>,
 }
 
 /// A device, in the hands of a worker.

@@ -10,7 +10,6 @@ mod learner;
 mod learning;
 mod naming;
 mod owed;
-mod retry;
 mod room;
 mod seen;
 mod uplink;
@@ -24,6 +23,7 @@ use std::time::Instant;
 use device::counters::PairCounters;
 use rustix::event::{EventfdFlags, eventfd};
 use steer::{mac_text, with_sources};
+use steward::backoff::Retry;
 use steward::protocol::StationChange;
 use xsk::NumaNode;
 
@@ -31,10 +31,8 @@ use self::host::Host;
 pub(crate) use self::host::ShownHost;
 use self::learning::Learning;
 use self::naming::Named;
-use self::retry::Retry;
 use self::seen::Seen;
 use crate::config::{MemberVlans, NetworkConfig, NicConfig, PortConfig, UplinkConfig};
-use crate::log_limit::LogLimit;
 use crate::nic::error::InterfaceError;
 use crate::nic::interface::Interface;
 use crate::nic::interface_queue::InterfaceQueue;
@@ -47,6 +45,7 @@ use crate::switch::role::Role;
 use crate::switch::table::{PortNote, PortNumber, Station, Table, TablePort};
 use crate::switch::vlans::Vlans;
 use crate::switch::workers::{LaneAt, Workers};
+use steward::log_limit::LogLimit;
 
 /// MTU of a network without an uplink, bytes.
 const MTU: u32 = 1500;
@@ -110,8 +109,9 @@ struct State {
     interface: Option<Arc<Interface>>,
     /// Of each queue of the uplink; `None`: something is lacking.
     running: Vec<Option<Running>>,
-    /// When those that do not run are tried again.
-    retry: Retry,
+    /// When those that do not run are tried again, and when the interface is that is not there.
+    retry: Retry<u32>,
+    opening: Retry<u32>,
     /// The lane of frames to groups.
     groups: Option<LaneAt>,
     host: Host,
@@ -325,7 +325,7 @@ impl Network {
         let learned = state.learning.stations().filter(|&(_, of)| of == number);
         let learned: Vec<_> = learned.map(|(station, _)| station).collect();
         self.owe(&mut state, before.iter().map(station_of).chain(learned));
-        state.named.hurry();
+        state.named.hurry(Instant::now());
         self.tell_table(&state);
         Ok(())
     }
@@ -356,7 +356,7 @@ impl Network {
         let mut state = self.state();
         let gone = state.ports.get_mut(usize::from(number.0)).and_then(Option::take);
         let learned = state.learning.leave(number);
-        state.named.hurry();
+        state.named.hurry(Instant::now());
         let its = gone.map_or_else(Vec::new, |gone| stations(&gone, None));
         self.owe(&mut state, its.iter().map(station_of).chain(learned));
         self.tell_table(&state);

@@ -5,9 +5,9 @@
 use std::time::Instant;
 
 use steer::{mac_text, with_sources};
+use steward::backoff::Retry;
 use steward::protocol::StationChange;
 
-use super::retry::Retry;
 use super::{Network, State, change, note_of, stations};
 use crate::nic::error::InterfaceError;
 use crate::nic::interface::Interface;
@@ -20,7 +20,7 @@ const SAID: usize = 3;
 /// What came of naming them.
 #[derive(Default)]
 pub(super) struct Named {
-    retry: Retry,
+    retry: Retry<u32>,
     /// The steward did not answer when they were named last.
     unfinished: bool,
     /// Which are refused, and why.
@@ -34,8 +34,8 @@ impl Named {
     }
 
     /// Ports changed: what is refused may be another thing now.
-    pub(super) fn hurry(&mut self) {
-        self.retry.hurry();
+    pub(super) fn hurry(&mut self, now: Instant) {
+        self.retry.hurry(now);
     }
 }
 

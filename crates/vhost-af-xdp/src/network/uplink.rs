@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 use device::counters::PairCounters;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use steer::with_sources;
+use steward::backoff::{RETRY, Retry};
 use steward::links::Link;
 
-use super::retry::{RETRY, Retry};
 use super::{Network, NetworkLink, Running, State, stations};
 use crate::nic::binding::L2_BYTES;
 use crate::nic::error::InterfaceError;
@@ -132,7 +132,7 @@ impl Network {
 
     /// Its thread is to look at the uplink soon.
     pub(crate) fn look_again(&self) {
-        self.wakers.retry();
+        self.wakers.note_change();
     }
 
     /// Takes the queues back; nothing is set up any more.
@@ -184,7 +184,7 @@ impl Network {
     fn adapt(&self, state: &mut State, interface: &Arc<Interface>, link: &Link) -> bool {
         if link.mtu != interface.mtu() {
             tracing::info!(network = self.name, mtu = link.mtu, "MTU changed");
-            state.retry.hurry();
+            state.retry.hurry(Instant::now());
         }
         interface.take_note(link);
         let follows = self.follow_mtu(state, interface);
@@ -287,7 +287,15 @@ impl Network {
     }
 
     fn take_up_again(&self, state: &mut State) {
+        let now = Instant::now();
+        if !state.opening.is_due(self.wakers.changes(), false, now) {
+            return;
+        }
         let taken_up = self.take_up(state);
+        // To look whether it is there costs nothing, and nobody tells when it is.
+        if !taken_up.as_ref().is_err_and(InterfaceError::is_absent) {
+            state.opening.note(taken_up.is_ok(), now);
+        }
         if taken_up.is_ok() && state.interface.is_some() {
             tracing::info!(network = self.name, "uplink is back");
         }

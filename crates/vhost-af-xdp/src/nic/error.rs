@@ -6,7 +6,7 @@ use std::os::fd::RawFd;
 use steer::{ForeignProgram, LayoutOfError, SocketMapError};
 use steward::client::LeaseError;
 use steward::links::LinkError;
-use steward::protocol::Refusal;
+use steward::protocol::{Reason, Refusal};
 use xsk::{OpenError, UmemError};
 
 use super::afxdp_plugin::PluginError;
@@ -77,6 +77,17 @@ impl InterfaceError {
     /// Whether a steward answered, and said no.
     pub(crate) fn is_refusal(&self) -> bool {
         matches!(self, Self::Refused(_) | Self::Lease(LeaseError::Refused(_)))
+    }
+
+    /// Whether there is no interface, or no steward: looking for it changes nothing.
+    pub(crate) fn is_absent(&self) -> bool {
+        match self {
+            Self::Refused(refusal) | Self::Lease(LeaseError::Refused(refusal)) => {
+                refusal.reason == Reason::NoInterface
+            }
+            Self::Lease(LeaseError::Connect { .. }) | Self::Link(LinkError::Unknown(_)) => true,
+            _ => self.is_away(),
+        }
     }
 
     /// Whether it will be otherwise when the steward is back.

@@ -10,7 +10,7 @@ use super::mailbox::Task;
 use super::reasons::{Impaired, TurnedAway};
 use super::session::Reached;
 use super::{Port, PortState, features};
-use crate::log_limit::LogLimit;
+use steward::log_limit::LogLimit;
 use steward::peer;
 
 /// A VMM that asks what is offered, takes nothing and leaves within this time has declined.

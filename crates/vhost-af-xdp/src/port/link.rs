@@ -19,20 +19,15 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use steer::with_sources;
-use steward::client::LeaseError;
-use steward::links::{Link, LinkError};
-use steward::protocol::Reason;
+use steward::backoff::RETRY;
+use steward::links::Link;
 
 use super::mailbox::Task;
 use super::reasons::Impaired;
 use super::{Port, PortState};
 use crate::config::PortQueues;
-use crate::nic::error::InterfaceError;
 use crate::nic::interface::Interface;
 
-/// Pause before a port whose queues could not be set up tries again: doubles up to the longest.
-const RETRY: Duration = Duration::from_secs(1);
-const LONGEST_RETRY: Duration = Duration::from_secs(5);
 /// How long a steward is asked for what the program counted.
 const SAMPLE_TIMEOUT: Duration = Duration::from_millis(500);
 
@@ -41,8 +36,8 @@ const SAMPLE_TIMEOUT: Duration = Duration::from_millis(500);
 enum Again {
     /// Queues are being set up anew one by one.
     AtOnce,
-    /// Queues could not be set up.
-    Soon,
+    /// Something could not be set up, and is tried again then.
+    At(Instant),
     /// When something is told of it.
     Told,
 }
@@ -58,7 +53,6 @@ impl Port {
     pub(crate) fn watch_link(self: &Arc<Self>) -> io::Result<JoinHandle<()>> {
         let port = Arc::clone(self);
         let body = move || {
-            let mut pause = RETRY;
             loop {
                 let Some(again) = port.ask(Task::Link, |port, state| port.look(state)) else {
                     return;
@@ -66,13 +60,9 @@ impl Port {
                 let watched = port.watched();
                 let longest = match again {
                     Again::AtOnce => Some(Duration::ZERO),
-                    Again::Soon => Some(pause),
+                    Again::At(due) => Some(due.saturating_duration_since(Instant::now())),
                     // What a steward tells while another thread waits for its answer, that thread reads.
                     Again::Told => watched.as_ref().map(|_| RETRY),
-                };
-                pause = match again {
-                    Again::Soon => (pause * 2).min(LONGEST_RETRY),
-                    Again::AtOnce | Again::Told => RETRY,
                 };
                 port.await_change(watched.as_deref(), longest);
             }
@@ -169,12 +159,12 @@ impl Port {
                 state.impaired = Some(Impaired::Interface(reason));
                 interface.close_queues();
                 drop(interface);
-                self.take_up(state, name);
+                self.try_to_take_up(state, name);
                 if state.interface.is_none() {
                     self.go_on_without(state);
                 }
             }
-            None => self.take_up(state, name),
+            None => self.try_to_take_up(state, name),
         }
         if state.link_config(&self.joined) != before
             && let Some(session) = &state.session
@@ -184,13 +174,24 @@ impl Port {
         match (follows, &state.impaired) {
             (true, _) => Again::AtOnce,
             // Nobody tells when a leased interface is back.
-            (false, Some(_)) => Again::Soon,
+            (false, Some(_)) => Again::At(state.retry.0.due().unwrap_or_else(|| Instant::now() + RETRY)),
             (false, None) => Again::Told,
         }
     }
 
-    /// The interface was gone; goes on if one of its name is there again.
-    fn take_up(&self, state: &mut PortState, name: &str) {
+    /// The interface was gone; goes on if one of its name is there again. To look whether one is costs nothing.
+    fn try_to_take_up(&self, state: &mut PortState, name: &str) {
+        let (seen, now) = ((self.wakers.changes(), Link::default()), Instant::now());
+        if state.retry.0.is_due(seen, false, now) {
+            let is_there = self.take_up(state, name);
+            if is_there {
+                state.retry.0.note(state.impaired.is_none(), now);
+            }
+        }
+    }
+
+    /// Whether there was an interface to try it with.
+    fn take_up(&self, state: &mut PortState, name: &str) -> bool {
         match self.open_interface() {
             Ok(interface) => {
                 tracing::info!(interface = name, port = %self.config.name, "interface is back");
@@ -200,12 +201,16 @@ impl Port {
                 state.interface = interface;
                 self.restart_lanes(state);
             }
-            // Known already, and better.
-            Err(InterfaceError::Lease(LeaseError::Refused(refusal)) | InterfaceError::Refused(refusal))
-                if refusal.reason == Reason::NoInterface && state.impaired.is_some() => {}
-            Err(InterfaceError::Link(LinkError::Unknown(_))) if state.impaired.is_some() => {}
-            Err(error) => state.impaired = Some(Impaired::Interface(with_sources(&error))),
+            Err(error) => {
+                let is_absent = error.is_absent();
+                // Why it is not there is known already, and better.
+                if !(is_absent && state.impaired.is_some()) {
+                    state.impaired = Some(Impaired::Interface(with_sources(&error)));
+                }
+                return !is_absent;
+            }
         }
+        true
     }
 
     /// The interface is gone; a guest of a network reaches the other ports still.
@@ -255,8 +260,10 @@ impl Port {
             return false;
         }
         let follows = self.follow_mtu(state);
-        if !follows && state.impaired.is_some() {
+        let (seen, now) = ((interface.steering.changes(), link.clone()), Instant::now());
+        if !follows && state.impaired.is_some() && state.retry.0.is_due(seen, false, now) {
             self.start_lanes(state);
+            state.retry.0.note(state.impaired.is_none(), now);
         }
         follows
     }

@@ -9,7 +9,7 @@ use std::sync::PoisonError;
 use device::counters::{Kind, Reading};
 
 use super::Port;
-use crate::log_limit::LogLimit;
+use steward::log_limit::LogLimit;
 
 /// What was logged in this session.
 #[derive(Debug, Default)]

@@ -35,7 +35,6 @@ use xsk::NumaNode;
 
 use crate::config::{HintsConfig, NicConfig, PortConfig, PortQueues, PortRules};
 use crate::guard::alarm::Alarm;
-use crate::log_limit::LogLimit;
 use crate::network::NetworkEnd;
 use crate::nic::drivers;
 use crate::nic::error::InterfaceError;
@@ -50,12 +49,13 @@ use crate::port::mailbox::{Mailbox, Message, Task};
 use crate::port::reasons::{Closed, Impaired};
 use crate::port::session::{FaultCell, PortContext, Session};
 use crate::port::shown::{Shown, ShownInterface, ShownSession, Window};
-use crate::port::wakers::Wakers;
+use crate::port::wakers::{PortRetry, Wakers};
 use crate::switch::filter::{FilterConfig, PortFilter};
 use crate::switch::guard::Guard;
 use crate::switch::rate_limit::PortLimits;
 use crate::switch::table::Station;
 use crate::switch::workers::Workers;
+use steward::log_limit::LogLimit;
 
 /// How long a daemon that starts waits for a queue that is taken. The kernel gives up that of one that was killed under
 /// the lock of all network configuration (`xp_release_deferred`, net/xdp/xsk_buff_pool.c), for which it may have to
@@ -73,6 +73,8 @@ pub(crate) struct PortState {
     pub(crate) last_closed: Option<Closed>,
     pub(crate) sessions: u64,
     pub(crate) link_down: bool,
+    /// When what its interface lacks is tried again.
+    pub(super) retry: PortRetry,
     /// VMMs are told what is offered, and leave.
     pub(crate) declined: Option<Impaired>,
     /// Sessions in a row that ended where the VMM was told what is offered.
@@ -466,7 +468,7 @@ impl Port {
 
     /// The interface may have changed.
     pub(crate) fn look_again(&self) {
-        self.wakers.retry();
+        self.wakers.note_change();
     }
 
     /// As the log and `status` have it.

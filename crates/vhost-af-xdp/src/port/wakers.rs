@@ -1,11 +1,29 @@
-//! What wakes the thread that watches an interface for a port or a network, beside the interface.
+//! What wakes the thread that watches an interface for a port or a network, beside the interface; and when a port tries
+//! again what its interface lacks.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use rustix::event::{EventfdFlags, eventfd};
+use steward::backoff::{Backoff, RETRY, Retry};
+use steward::links::Link;
+
+/// Longest pause before a port whose queues could not be set up tries again: nobody tells when a queue is free that
+/// somebody else had.
+const LONGEST_RETRY: Duration = Duration::from_secs(5);
+
+/// By how often something was told of its interface, and what that is.
+pub(crate) struct PortRetry(pub(super) Retry<(u32, Link)>);
+
+impl Default for PortRetry {
+    fn default() -> Self {
+        Self(Retry::new(Backoff::new(RETRY, LONGEST_RETRY)))
+    }
+}
 
 /// An event that is told by one thread, and waited for by another.
 pub(crate) struct Event(OwnedFd);
@@ -38,6 +56,8 @@ pub(crate) struct Wakers {
     pub(crate) retry: Event,
     /// Somebody wants to know what the program counted.
     pub(crate) sample: Event,
+    /// How often interfaces changed. Nothing is published through it.
+    changes: AtomicU32,
     /// Dropped when it is known.
     asked: Mutex<Option<Sender<()>>>,
 }
@@ -48,6 +68,7 @@ impl Wakers {
         Ok(Self {
             retry: Event::new()?,
             sample: Event::new()?,
+            changes: AtomicU32::new(0),
             asked: Mutex::default(),
         })
     }
@@ -55,6 +76,17 @@ impl Wakers {
     /// The port is to look again soon.
     pub(crate) fn retry(&self) {
         self.retry.tell();
+    }
+
+    /// Some interface changed.
+    pub(crate) fn note_change(&self) {
+        self.changes.fetch_add(1, Relaxed);
+        self.retry();
+    }
+
+    /// How often one did; it wraps.
+    pub(crate) fn changes(&self) -> u32 {
+        self.changes.load(Relaxed)
     }
 
     /// Asks for a sample; the receiver's end tells that there is one. Who had asked before is not kept waiting.

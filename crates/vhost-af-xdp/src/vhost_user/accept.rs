@@ -14,10 +14,11 @@ use vhost::vhost_user::{BackendReqHandler, Error};
 use super::connection::Connection;
 use super::front;
 use crate::guard::alarm::Alarm;
-use crate::log_limit::{LeftOut, LogLimit};
 use crate::port::Port;
 use crate::port::reasons::{Closed, Ended};
 use crate::port::session::VmmConnection;
+use steward::backoff::Backoff;
+use steward::log_limit::{LeftOut, LogLimit};
 
 /// Pause between attempts to connect to a VMM that is not there: short, because the guest's outage lasts as
 /// long, and cheap.
@@ -178,7 +179,7 @@ fn offer(handover: &SyncSender<UnixStream>, mut stream: UnixStream) -> Result<()
 
 /// How long the next VMM waits after one that did wrong or came for nothing.
 struct Pauses {
-    pause: Duration,
+    pause: Backoff,
     /// Sessions in a row in which nothing ran.
     idle: u32,
     /// Of [`SESSIONS_MAX`], and since when that is right.
@@ -189,7 +190,7 @@ struct Pauses {
 impl Default for Pauses {
     fn default() -> Self {
         Self {
-            pause: FIRST_PAUSE,
+            pause: Backoff::new(FIRST_PAUSE, LONGEST_PAUSE),
             idle: 0,
             left: SESSIONS_MAX,
             since: Instant::now(),
@@ -214,7 +215,10 @@ impl Pauses {
     /// By how it ended.
     fn by_end(&mut self, ended: Ended) -> Duration {
         match ended {
-            Ended::Served => (self.pause, self.idle) = (FIRST_PAUSE, 0),
+            Ended::Served => {
+                self.pause.reset();
+                self.idle = 0;
+            }
             Ended::Wrong => return self.next(),
             Ended::Declined => return LONGEST_PAUSE,
             Ended::Idle => {
@@ -222,7 +226,7 @@ impl Pauses {
                 if self.idle > IDLE_MAX {
                     return self.next();
                 }
-                self.pause = FIRST_PAUSE;
+                self.pause.reset();
             }
         }
         Duration::ZERO
@@ -246,9 +250,7 @@ impl Pauses {
     }
 
     fn next(&mut self) -> Duration {
-        let pause = self.pause;
-        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
-        pause
+        self.pause.failed(Instant::now())
     }
 }
 

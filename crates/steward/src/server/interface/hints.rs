@@ -13,10 +13,11 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use steer::{HintSet, HintsError, Mode, with_sources};
+use steer::{HintSet, HintsError, Mode, Program, with_sources};
 
 use super::Interface;
 use super::network::Network;
+use crate::backoff::Backoff;
 use crate::protocol::{HintWish, Hinted};
 use crate::server::entries::{self, Entries};
 
@@ -53,6 +54,9 @@ pub(super) struct Hints {
     driver: HintSet,
     /// Why the program does not leave what could be had.
     why: String,
+    /// Those that it could not be made to leave, and its number; and when that is tried again.
+    failed: Option<(HintSet, u32)>,
+    retry: Backoff,
     /// Since when the program leaves more than is asked for.
     surplus_since: Option<Instant>,
     /// Other ones than holders were told.
@@ -72,6 +76,30 @@ impl Hints {
         }
         self.surplus_since = None;
         HintSet::NONE
+    }
+
+    /// Has the program leave these, as far as it can. To load another one in vain at each look would hold others up.
+    fn set(&mut self, program: &Program, wanted: HintSet, now: Instant) {
+        let attempt = Some((wanted, program.number()));
+        if self.failed == attempt && !self.retry.is_due(now) {
+            return;
+        }
+        if self.failed != attempt {
+            self.retry.reset();
+        }
+        let mut set = program.set_hints(wanted);
+        self.why.clear();
+        if let Err(error @ HintsError::Kernel { missing }) = &set {
+            self.why = error.to_string();
+            set = program.set_hints(wanted.without(*missing));
+        }
+        if let Err(error) = set {
+            self.why = with_sources(&error);
+        }
+        self.failed = attempt.filter(|_| !self.why.is_empty());
+        if self.failed.is_some() {
+            self.retry.failed(now);
+        }
     }
 
     /// Whether something is to go soon.
@@ -158,16 +186,9 @@ impl Interface {
         };
         let wanted = wanted.among(possible);
         let surplus = program.hints().among(possible).without(wanted);
-        let wanted = wanted.with(self.hints.staying(surplus, Instant::now()));
-        let mut set = program.set_hints(wanted);
-        self.hints.why.clear();
-        if let Err(error @ HintsError::Kernel { missing }) = &set {
-            self.hints.why = error.to_string();
-            set = program.set_hints(wanted.without(*missing));
-        }
-        if let Err(error) = set {
-            self.hints.why = with_sources(&error);
-        }
+        let now = Instant::now();
+        let wanted = wanted.with(self.hints.staying(surplus, now));
+        self.hints.set(program, wanted, now);
         let on = program.hints();
         if before != (on, self.hints.why.clone()) {
             let why = &self.hints.why;

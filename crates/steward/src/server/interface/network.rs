@@ -202,10 +202,14 @@ impl Interface {
         match addresses_above(&self.link) {
             Ok(of_host) => self.of_host = of_host,
             // Those that are known are the host's still.
-            Err(error) => tracing::warn!(
-                interface = self.link.name,
-                "cannot ask which addresses the host has on it: {error}"
-            ),
+            Err(error) => {
+                if let Some(left_out) = self.lines.allow() {
+                    tracing::warn!(
+                        interface = self.link.name,
+                        "cannot ask which addresses the host has on it: {error}{left_out}"
+                    );
+                }
+            }
         }
     }
 

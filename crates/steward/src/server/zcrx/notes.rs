@@ -9,14 +9,13 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use steer::with_sources;
 
+use crate::backoff::{Backoff, RETRY};
 use crate::hardware::apart::{self, ApartPlan};
 use crate::hardware::{Ethtool, bound};
 use crate::links::Link;
 use crate::server::file::{may_crash, replace};
 use crate::server::held_queue::QueueKey;
-use crate::server::limits::pause_after;
 use crate::server::state::boot_id;
-use crate::server::{LONGEST_RETRY, RETRY};
 
 /// Names of the files begin so.
 const PREFIX: &str = "zcrx-";
@@ -59,9 +58,10 @@ struct Leaving {
     from: Option<Instant>,
     /// When it is gone on with; none: at once.
     due: Option<Instant>,
-    /// How often the NIC refused, and how often the queue was found in use.
+    /// How often the NIC refused; when it is asked again, and when it is looked again whether the queue is in use.
     tries: u32,
-    looks: u32,
+    asking: Backoff,
+    looking: Backoff,
 }
 
 /// All such queues.
@@ -224,13 +224,11 @@ impl ZcrxQueues {
             match leaving.go_on(is_idle, path.as_deref()) {
                 Ok(true) => done.push(*key),
                 Ok(false) => {
-                    leaving.looks = leaving.looks.saturating_add(1);
-                    let [first, most] = LOOKS_AT_RING;
-                    leaving.due = Some(now + pause_after(leaving.looks, first, most));
+                    leaving.due = Some(now + leaving.looking.failed(now));
                 }
                 Err(why) => {
                     leaving.tries = leaving.tries.saturating_add(1);
-                    leaving.due = Some(now + pause_after(leaving.tries, RETRY, LONGEST_RETRY));
+                    leaving.due = Some(now + leaving.asking.failed(now));
                     if leaving.tries == QUIET_TRIES {
                         let interface = &leaving.noted.interface;
                         tracing::warn!(
@@ -277,7 +275,8 @@ impl Leaving {
             from,
             due: None,
             tries: 0,
-            looks: 0,
+            asking: Backoff::default(),
+            looking: Backoff::new(LOOKS_AT_RING[0], LOOKS_AT_RING[1]),
         }
     }
 
@@ -334,6 +333,7 @@ pub(super) fn noted(link: &Link, key: QueueKey, plan: &ApartPlan) -> Noted {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backoff::LONGEST_RETRY;
     use crate::hardware::apart::Moved;
 
     #[test]

@@ -30,7 +30,6 @@ use crate::config::{Placement, PortConfig};
 use crate::direct::registration::UnderWay;
 use crate::guard::alarm::Alarm;
 use crate::guard::sigbus::{Watch, Watched};
-use crate::log_limit::LogLimit;
 use crate::nic::hints::Promise;
 use crate::port::announce;
 use crate::port::far::FarSide;
@@ -49,6 +48,7 @@ use device::features::F_VERSION_1;
 use device::net_device::{DeviceError, NetDevice};
 use device::pair::{Direction, Fault};
 use device::vring::VringError;
+use steward::log_limit::LogLimit;
 use steward::peer;
 
 /// Why a request of the VMM was refused.

@@ -13,7 +13,7 @@ const PAUSE: Duration = Duration::from_secs(30);
 
 /// Lines of one kind.
 #[derive(Debug, Default)]
-pub(crate) struct LogLimit {
+pub struct LogLimit {
     /// Said of the burst.
     said: u32,
     /// When the last one was said, or made room for another.
@@ -23,11 +23,11 @@ pub(crate) struct LogLimit {
 
 /// How many lines were left out before one that is said; to be put behind its words.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct LeftOut(u64);
+pub struct LeftOut(u64);
 
 impl LogLimit {
     /// Whether a line may be said now.
-    pub(crate) fn allow(&mut self) -> Option<LeftOut> {
+    pub fn allow(&mut self) -> Option<LeftOut> {
         self.allow_at(Instant::now())
     }
 
