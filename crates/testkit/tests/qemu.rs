@@ -34,9 +34,7 @@ fn guest_pings_moves_tcp_both_ways_and_survives_restarts_of_the_daemon(
     assert_eq!(packed, options.contains(&"--packed"), "{port:#}");
     let _server = world.iperf_server();
     for direction in ["", "-R"] {
-        let said = world
-            .guest
-            .run(&format!("iperf3 -c {HOST} -n 5M -J {direction}"));
+        let said = world.guest.run(&format!("iperf3 -c {HOST} -n 5M -J {direction}"));
         let received = received_bytes(&said, "sum_received");
         assert!(received > 1_000_000, "{received} bytes {direction}");
     }
