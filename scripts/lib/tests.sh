@@ -17,15 +17,19 @@ readonly HUGE_PAGES=/proc/sys/vm/nr_hugepages
 
 # All that system tests need.
 install_for_system_tests() {
+    local building
     install_packages "${PACKAGES_BUILD[@]}" "${PACKAGES_NET[@]}" "${PACKAGES_RESULTS[@]}" "${PACKAGES_LIBVIRT[@]}" "${PACKAGES_SYSTEMD[@]}" "${PACKAGES_MANUAL[@]}"
     install_packages "${PACKAGES_DHCP[@]}" "${PACKAGES_SHELLS[@]}"
     install_rust
+    # Where it has to be built that takes half a minute: meanwhile the rest is fetched.
+    install_cargo_deb &
+    building=$!
     install_dpdk
     install_prometheus
     install_packages "${PACKAGES_PACKAGE[@]}"
-    install_cargo_deb
     guest_prepare
     guest_choose_accel
+    wait "$building" || fail "cargo-deb is missing (see above)"
     on_exit set_huge_pages "$(<"$HUGE_PAGES")"
     on_exit remove_namespaces
 }
@@ -62,10 +66,21 @@ build_tests() {
     cargo nextest list --workspace --lib --bins --tests --list-type binaries-only --message-format json >"$TARGET/nextest/binaries.json"
 }
 
-# run_tests PROFILE SET [FILTER]: the tests of a set (nextest's filter expressions), by a profile of
-# .config/nextest.toml; only those whose path or file contains FILTER. Then which took longest, and what was skipped.
-# Twice as many run at a time as there are CPUs, as they sleep more than they work. It builds nothing: another build may
-# have cargo's lock.
+# test_program ID: a program of tests that build_tests has built, e.g. zcrx::streams.
+test_program() {
+    jq -r --arg id "$1" '."rust-binaries"[$id]."binary-path"' "$TARGET/nextest/binaries.json"
+}
+
+# nextest_run PROFILE SET [ARG...]: the tests of a set (nextest's filter expressions), by a profile of
+# .config/nextest.toml. It builds nothing: another build may have cargo's lock.
+nextest_run() {
+    rm -f "$TARGET/nextest/$1/junit.xml"
+    cargo nextest run --profile "$1" -E "$2" --cargo-metadata "$TARGET/nextest/workspace.json" \
+        --binaries-metadata "$TARGET/nextest/binaries.json" "${@:3}"
+}
+
+# run_tests PROFILE SET [FILTER]: the tests of a set; only those whose path or file contains FILTER. Then which took
+# longest, and what was skipped. Twice as many run at a time as there are CPUs, as they sleep more than they work.
 run_tests() {
     local report="$TARGET/nextest/$1/junit.xml" set="$2" result=0
     local chosen="test(~${3-})"
@@ -74,12 +89,27 @@ run_tests() {
         chosen="($chosen + binary(~${3-}))"
     fi
     [[ -z ${3-} ]] || set="($2) & $chosen"
-    rm -f "$report"
-    cargo nextest run --profile "$1" --test-threads $((2 * $(nproc))) -E "$set" ${3:+--no-tests pass} \
-        --cargo-metadata "$TARGET/nextest/workspace.json" --binaries-metadata "$TARGET/nextest/binaries.json" || result=$?
+    nextest_run "$1" "$set" --test-threads $((2 * $(nproc))) ${3:+--no-tests pass} || result=$?
     [[ -e $report ]] || return "$result"
     echo "the longest:"
-    sed -n 's/.*<testcase name="\([^"]*\)" classname="\([^"]*\)".* time="\([0-9.]*\)".*/\3 s  \2 \1/p' "$report" | sort -rn | sed -n 1,10p
+    test_times "$report" | sort -rn | sed -n 1,10p
     grep -o '\(^\|>\)SKIPPED: .*' "$report" | sed 's/^>//' || true
     return "$result"
+}
+
+# test_times REPORT: seconds, program and name of each test, of nextest's report.
+test_times() {
+    sed -n 's/.*<testcase name="\([^"]*\)" classname="\([^"]*\)".* time="\([0-9.]*\)".*/\3 s  \2 \1/p' "$1"
+}
+
+# failed_tests REPORT: program and name of each test that failed; what it said follows, with `|` before each line.
+failed_tests() {
+    awk '/<testcase / { split($0, part, "\""); name = part[4] " " part[2]; failed = 0 }
+        /<(failure|error)[ >]/ { failed = 1; print name }
+        failed && /<system-(out|err)>/ { said = 1 }
+        failed && said {
+            said = !/<\/system-(out|err)>/
+            gsub(/.*<system-(out|err)>|<\/system-(out|err)>.*/, "")
+            print "|" $0
+        }' "$1" | sed "/^|/{s/&lt;/</g; s/&gt;/>/g; s/&quot;/\"/g; s/&apos;/'/g; s/&amp;/\&/g}"
 }

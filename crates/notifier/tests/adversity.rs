@@ -1,7 +1,7 @@
 //! The notifiers where others err: looks that panic, last long or leave something, backends that do as they like with
 //! their eventfd, a bus that refuses at any time.
 
-mod support;
+use crate::support;
 
 use std::os::fd::AsRawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,6 +1,6 @@
 //! A process without room for another descriptor: alone in its process, whose limit it sets.
 
-mod support;
+use crate::support;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -2,7 +2,7 @@
 //! /dev/kvm the tests say SKIPPED.
 #![cfg(target_arch = "x86_64")]
 
-mod support;
+use crate::support;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

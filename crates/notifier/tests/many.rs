@@ -1,7 +1,7 @@
 //! vCPUs of a hostile guest: each notifies any queue with any write, resets, and sets queues up at any time, between
 //! any two steps of the others, while the VMM starts and stops backends, and looks at the status.
 
-mod support;
+use crate::support;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};

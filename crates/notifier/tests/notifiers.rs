@@ -1,7 +1,7 @@
 //! The notifiers on a bus of the tests' own: each transition, its owner and its looks; a full bus; a guest that
 //! notifies without pause.
 
-mod support;
+use crate::support;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,6 +1,6 @@
 //! Attaching to real interfaces: modes, refusals, and that nothing stays behind.
 
-mod common;
+use crate::common;
 
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -214,7 +214,7 @@ fn program_on_a_link_is_named_with_its_link() {
 #[test]
 fn killed_process_leaves_no_program() {
     let Some(pair) = Pair::new(1500) else { return };
-    let mut process = child("child_attaches_and_waits", pair.ifindex())
+    let mut process = child("attach::child_attaches_and_waits", pair.ifindex())
         .spawn()
         .expect("this binary runs");
     let mut stdout = process.stdout.take().expect("piped");
@@ -246,7 +246,7 @@ fn child_attaches_and_waits() {
 #[test]
 fn libbpf_prints_nothing_when_refused() {
     let Some(pair) = Pair::new(1500) else { return };
-    let mut process = child("child_is_refused", pair.loopback())
+    let mut process = child("attach::child_is_refused", pair.loopback())
         .spawn()
         .expect("this binary runs");
     let said = read_all(&mut process.stderr.take().expect("piped"));

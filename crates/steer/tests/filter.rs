@@ -1,7 +1,7 @@
 //! Queues that take certain addresses and VLANs: what is theirs goes to the socket, everything else to the host as it
 //! came.
 
-mod common;
+use crate::common;
 
 use std::os::fd::AsFd;
 

@@ -1,6 +1,6 @@
 //! What happens to frames: passed as they came, dropped and counted, or given to the socket.
 
-mod common;
+use crate::common;
 
 use std::os::fd::AsFd;
 

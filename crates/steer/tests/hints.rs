@@ -1,7 +1,7 @@
 //! What a bound program leaves before frames, byte for byte as the kernel wrote it, and programs that follow each
 //! other.
 
-mod common;
+use crate::common;
 
 use std::collections::HashMap;
 use std::net::{Ipv4Addr, Ipv6Addr};

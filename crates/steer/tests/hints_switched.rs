@@ -1,7 +1,7 @@
 //! Programs with other hints that follow each other on the interface: no frame is lost or misread, and the next owner
 //! knows what was left.
 
-mod common;
+use crate::common;
 
 use std::collections::HashMap;
 use std::net::Ipv4Addr;

@@ -1,7 +1,7 @@
 //! Host and network joined by a veth pair: ping and TCP over the host's own interface and address, both ways, and
 //! frames that come whole. The guest is a namespace with the pair's inner end, whose address is a station.
 
-mod common;
+use crate::common;
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};

@@ -1,7 +1,7 @@
 //! Queues of a network: a station's frames come to the socket with the number of its port, those of nobody there go to
 //! the host, and those to groups go to both.
 
-mod common;
+use crate::common;
 
 use std::os::fd::AsFd;
 

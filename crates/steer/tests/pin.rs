@@ -1,6 +1,6 @@
 //! Programs that outlive who attached them.
 
-mod common;
+use crate::common;
 
 use std::fs;
 use std::os::fd::AsFd;

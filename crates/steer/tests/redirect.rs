@@ -1,6 +1,6 @@
 //! Frames in an AF_XDP socket: byte for byte, with the virtio-net header before them, and nothing else touched.
 
-mod common;
+use crate::common;
 
 use std::os::fd::AsFd;
 

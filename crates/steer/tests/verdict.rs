@@ -1,6 +1,6 @@
 //! Programs that drop every frame or send it back count what they see, and go with their owner.
 
-mod common;
+use crate::common;
 
 use std::time::Duration;
 

@@ -5,7 +5,7 @@
 //! from its fork to its exec, which closes them: of such a file it would wait for ever, and with it who starts it; and
 //! its server counts how often the file is closed.
 
-mod common;
+use crate::common;
 
 use std::fs::{self, File};
 use std::io::{self, Write};

@@ -1,6 +1,6 @@
 //! What happens to an interface under a lease: the holder is told, and why, and goes on when it is over.
 
-mod common;
+use crate::common;
 
 use std::os::fd::AsFd;
 use std::time::Instant;

@@ -1,7 +1,7 @@
 //! Hints of the NIC: what leases of an interface ask for together, how it changes while they live, and what those are
 //! told who know nothing of hints.
 
-mod common;
+use crate::common;
 
 use std::fs;
 use std::os::fd::{AsFd, OwnedFd};

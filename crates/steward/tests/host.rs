@@ -1,7 +1,7 @@
 //! The host as one more receiver of a network: frames go between the host's own interface and who has the network,
 //! without a bridge, and whatever ends, nothing is left of it.
 
-mod common;
+use crate::common;
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -327,7 +327,7 @@ fn nothing_is_left_when_steward_and_holder_are_killed() {
             true => World::kept_for(&policy(), "10"),
             false => World::with(1, &policy()),
         };
-        let mut running = holder::spawn(&world, "child_reaches_the_host", 0);
+        let mut running = holder::spawn(&world, "host::child_reaches_the_host", 0);
         running.await_text("reached");
         assert!(world.veth.near.output_of("ip", &["-o", "link"]).contains("vaxh"));
         world.end_steward(Signal::KILL);

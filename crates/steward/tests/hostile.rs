@@ -1,7 +1,7 @@
 //! Peers that do not keep to the protocol, or use it to do harm: each loses its own connection, and others notice
 //! nothing.
 
-mod common;
+use crate::common;
 
 use std::cell::Cell;
 use std::fs::File;

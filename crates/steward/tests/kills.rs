@@ -1,7 +1,7 @@
 //! Stewards and holders killed at random under traffic, 500 times in a soak: frames go on whenever only the steward is
 //! away, and nothing is left behind in the end.
 
-mod common;
+use crate::common;
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -170,7 +170,7 @@ impl Victims {
 }
 
 fn start_holder(world: &World, at: usize) -> Running {
-    holder::spawn_on(world, "child_holds_on", PAIRS[at].0)
+    holder::spawn_on(world, "kills::child_holds_on", PAIRS[at].0)
 }
 
 /// Has its queue and sends back what comes, whatever happens to the steward and the lease.

@@ -1,6 +1,6 @@
 //! Leases end to end: a holder without privileges moves frames with what the steward gave it, and nothing else works.
 
-mod common;
+use crate::common;
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ fn holder_without_privileges_in_an_empty_namespace_moves_frames() {
     require!(Root);
     let world = World::of_one_queue();
     assert_eq!(world.program(), None);
-    let mut running = holder::start(&world, "child_echoes", 0);
+    let mut running = holder::start(&world, "lease::child_echoes", 0);
     assert!(world.program().is_some());
     for seed in 0..50 {
         world.assert_echo(seed);
@@ -58,7 +58,7 @@ fn child_echoes() {
 fn holder_that_restarts_its_queue_gets_a_new_socket_for_it() {
     require!(Root);
     let world = World::new();
-    let _running = holder::start(&world, "child_reopens", 1);
+    let _running = holder::start(&world, "lease::child_reopens", 1);
     world.await_echo();
 }
 
@@ -87,7 +87,7 @@ fn child_reopens() {
 fn socket_that_is_handed_out_can_be_bound_to_nothing_else() {
     require!(Root);
     let world = World::new();
-    let mut running = holder::spawn(&world, "child_tries_to_bind_elsewhere", 0);
+    let mut running = holder::spawn(&world, "lease::child_tries_to_bind_elsewhere", 0);
     assert!(running.wait(wait::SOON).success(), "{running}");
     assert!(running.said().contains("bound for good"), "{running}");
 }

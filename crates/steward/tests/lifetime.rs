@@ -1,6 +1,6 @@
 //! What ends and what lives on: holders and stewards that are killed, interfaces that change under a lease.
 
-mod common;
+use crate::common;
 
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -243,7 +243,7 @@ fn holders_killed_at_random_under_traffic_leave_nothing() {
     let world = World::of_one_queue();
     let descriptors = world.descriptors();
     for round in 0..soak::count(20, 400) {
-        let mut running = holder::spawn(&world, "child_echoes_until_killed", 0);
+        let mut running = holder::spawn(&world, "lifetime::child_echoes_until_killed", 0);
         // From before it connects to long after frames flow, by a sequence that is the same each time.
         let life = Duration::from_micros((round * 7919 % 97) as u64 * 1500);
         let until = Instant::now() + life;
@@ -257,7 +257,7 @@ fn holders_killed_at_random_under_traffic_leave_nothing() {
         world.await_descriptors(descriptors);
     }
     // And the queue is as good as new.
-    let _running = holder::start(&world, "child_echoes_until_killed", 0);
+    let _running = holder::start(&world, "lifetime::child_echoes_until_killed", 0);
     world.await_echo();
 }
 
@@ -282,7 +282,7 @@ fn steward_that_keeps_nothing_takes_its_program_along_and_holders_learn_it_from_
     require!(Root);
     let mut world = World::of_one_queue();
     for signal in [Signal::TERM, Signal::KILL] {
-        let mut running = holder::start(&world, "child_echoes_until_killed", 0);
+        let mut running = holder::start(&world, "lifetime::child_echoes_until_killed", 0);
         world.await_echo();
         world.steward.signal(signal);
         let status = world.steward.wait(wait::SOON);
@@ -294,7 +294,7 @@ fn steward_that_keeps_nothing_takes_its_program_along_and_holders_learn_it_from_
         running.await_text("lease over: the steward refuses: no lease waits for this holder");
         running.wait(wait::SOON);
     }
-    let _running = holder::start(&world, "child_echoes_until_killed", 0);
+    let _running = holder::start(&world, "lifetime::child_echoes_until_killed", 0);
     world.await_echo();
 }
 
@@ -307,7 +307,7 @@ fn steward_needs_no_more_capabilities_than_its_unit_gives_it() {
     world.restart_with("-all,+net_admin,+net_raw,+bpf,+ipc_lock,+setuid");
     let status = std::fs::read_to_string(format!("/proc/{}/status", world.steward.pid())).expect("it runs");
     assert!(status.contains("CapEff:\t0000008000007080"), "{status}");
-    let mut running = holder::start(&world, "child_echoes_until_killed", 0);
+    let mut running = holder::start(&world, "lifetime::child_echoes_until_killed", 0);
     world.await_echo();
     running.signal(Signal::KILL);
     running.wait(wait::SOON);

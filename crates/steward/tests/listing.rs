@@ -1,6 +1,6 @@
 //! Who is told of which lease.
 
-mod common;
+use crate::common;
 
 use common::{World, holder, holder_uid, take, wanted};
 use rustix::net::{
@@ -27,7 +27,7 @@ fn root_is_told_of_all_leases_and_others_of_their_own() {
         ..wanted(2, 2)
     };
     let _lease = take(&world.socket(), &wanted).expect("allowed");
-    let mut holder = holder::start(&world, "child_leases_and_lists", 1);
+    let mut holder = holder::start(&world, "listing::child_leases_and_lists", 1);
     let all = listing::leases(&world.socket()).expect("it answers");
     let namespace = world.veth.near.enter(listing::namespace);
     let ours = Listed {
@@ -81,7 +81,7 @@ fn child_leases_and_lists() {
 fn users_that_the_policy_does_not_know_are_told_nothing_but_root_is() {
     require!(Root);
     let world = World::with(1, "[[allow]]\nuser = 7\ninterface = \"nic0\"\nqueues = \"all\"\n");
-    let mut child = holder::spawn(&world, "child_is_refused", 0);
+    let mut child = holder::spawn(&world, "listing::child_is_refused", 0);
     assert!(child.wait(wait::SOON).success(), "{child}");
     assert_eq!(listing::leases(&world.socket()).expect("root may ask"), []);
     let refused = common::refusal(world.lease(0, 1));

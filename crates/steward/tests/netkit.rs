@@ -1,7 +1,7 @@
 //! Netkits for leases where there can be none: on kernels that lease no queues, and of drivers that cannot. Where there
 //! can, see tests/nic.rs.
 
-mod common;
+use crate::common;
 
 use common::{POLICY, World, refusal};
 use steer::{Filter, ModeRequest};

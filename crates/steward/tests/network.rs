@@ -2,7 +2,7 @@
 //! is left when stewards and holders are gone.
 #![allow(unsafe_code)]
 
-mod common;
+use crate::common;
 
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -139,7 +139,7 @@ fn stations_change_at_run_time_and_everything_else_is_the_hosts() {
 fn holder_without_privileges_sets_stations_and_reads_its_groups() {
     require!(Root);
     let world = World::with(1, &policy());
-    let mut running = holder::spawn(&world, "child_serves_a_network", 0);
+    let mut running = holder::spawn(&world, "network::child_serves_a_network", 0);
     running.await_text("serving");
     let echoes = |mac| {
         let sent = to(mac, 9);

@@ -1,7 +1,7 @@
 //! Holders of networks that ask for as much as they can, while others are served, and stewards that are killed
 //! meanwhile.
 
-mod common;
+use crate::common;
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};

@@ -1,6 +1,6 @@
 //! The policy and the ground under a steward: what is read again, and what it does not begin on.
 
-mod common;
+use crate::common;
 
 use std::process::{Command, Stdio};
 use std::time::Duration;

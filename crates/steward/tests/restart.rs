@@ -1,6 +1,6 @@
 //! Stewards that end, die and come back while holders go on.
 
-mod common;
+use crate::common;
 
 use std::fs;
 use std::os::fd::AsFd;
@@ -55,7 +55,7 @@ fn assert_echoes_for(world: &World, time: Duration) {
 fn frames_go_on_without_a_steward_and_all_requests_work_with_the_next() {
     require!(Root);
     let mut world = World::kept_for(common::POLICY, "10");
-    let mut running = holder::start(&world, "child_echoes_and_asks", 0);
+    let mut running = holder::start(&world, "restart::child_echoes_and_asks", 0);
     world.await_echo();
     let program = world.program();
     for signal in [Signal::TERM, Signal::KILL, Signal::TERM, Signal::KILL] {
@@ -154,7 +154,7 @@ fn nobody_else_gets_the_queues_while_their_holder_may_come_back() {
     let mut world = World::kept();
     let lease = world.lease(0, 1).expect("allowed");
     world.restart_after(Signal::KILL);
-    let mut other = holder::spawn(&world, "child_asks_for_a_lease", 0);
+    let mut other = holder::spawn(&world, "restart::child_asks_for_a_lease", 0);
     other.await_text("Taken");
     await_lease(&lease, "back", |lease| !lease.is_away());
     assert_eq!(common::refusal(world.lease(0, 1)).reason, Reason::Taken);
@@ -203,7 +203,7 @@ fn holder_that_asks_anew_instead_of_coming_back_gets_its_queues() {
 fn queues_of_a_holder_that_died_meanwhile_are_free_at_once() {
     require!(Root);
     let mut world = World::kept();
-    let mut running = holder::start(&world, "child_echoes_and_asks", 0);
+    let mut running = holder::start(&world, "restart::child_echoes_and_asks", 0);
     world.end_steward(Signal::KILL);
     running.signal(Signal::KILL);
     running.wait(wait::SOON);
@@ -216,7 +216,7 @@ fn queues_of_a_holder_that_died_meanwhile_are_free_at_once() {
 fn policy_is_asked_again_when_a_holder_comes_back() {
     require!(Root);
     let mut world = World::kept();
-    let mut running = holder::start(&world, "child_echoes_and_asks", 0);
+    let mut running = holder::start(&world, "restart::child_echoes_and_asks", 0);
     world.end_steward(Signal::KILL);
     let policy = common::POLICY.replace("\"0-1\"", "\"1\"");
     common::write_policy(&world.dir, &policy);
@@ -254,7 +254,7 @@ fn token_of_another_is_of_no_use() {
     assert!(refused(other.ask(&Request::Resume { token: [8; 16] })));
     assert!(refused(other.ask(&Request::Facts)));
     // Another user who has learned it.
-    let mut running = holder::spawn(&world, "child_tries_a_token", 0);
+    let mut running = holder::spawn(&world, "restart::child_tries_a_token", 0);
     running.await_text("refused");
     assert_eq!(other.ask(&Request::Resume { token }), Answer::Facts(facts));
     // Once.

@@ -1,7 +1,7 @@
 //! Several sockets over one memory: it is registered and counted once, lives as long as one of them does, and whose it
 //! is cannot be lied about.
 
-mod common;
+use crate::common;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixDatagram;

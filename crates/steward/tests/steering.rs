@@ -4,7 +4,7 @@
 //! What is done to one that has them is tested beside `crates/steward/src/hardware`, with a NIC that is played, and in
 //! the kernel rig, with its own NIC (`nic/packets.rs`).
 
-mod common;
+use crate::common;
 
 use common::{World, holder, holder_may, refusal, soon, take, wanted};
 use steer::Filter;
@@ -60,7 +60,7 @@ fn to(mac: [u8; 6], seed: u8) -> Vec<u8> {
 fn holder_gets_frames_of_its_address_and_the_host_the_others() {
     require!(Root);
     let world = world(1, &policy());
-    let _running = holder::start(&world, "child_echoes_for_one_address", 0);
+    let _running = holder::start(&world, "steering::child_echoes_for_one_address", 0);
     let comes = || world.echo(&to(OURS, 1), std::time::Duration::from_millis(100));
     assert!(wait::until(wait::SOON, comes), "no echo: {}", world.steward);
     let last = to(OURS, 2);

@@ -1,6 +1,6 @@
 //! One user that asks too much: the interface, the log and the places of others are left alone.
 
-mod common;
+use crate::common;
 
 use std::time::{Duration, Instant};
 
@@ -205,7 +205,7 @@ fn holder_comes_back_though_others_of_its_user_have_taken_all_connections() {
     let mut world = World::kept_for(&policy, "10");
     let lease = world.lease(0, 1).expect("allowed");
     world.restart_after(Signal::KILL);
-    let mut flood = holder::spawn(&world, "child_takes_all_connections", 0);
+    let mut flood = holder::spawn(&world, "storm::child_takes_all_connections", 0);
     flood.await_text("all taken");
     let back = wait::until(wait::SOON, || {
         lease.take_changes().expect("it goes on");

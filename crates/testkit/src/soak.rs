@@ -9,9 +9,27 @@ const TIMES: &str = "VHOST_AF_XDP_SOAK";
 /// If `VHOST_AF_XDP_SOAK` is not a number.
 #[must_use]
 pub fn count(short: usize, long: usize) -> usize {
-    let said = std::env::var(TIMES);
-    match said.map_or(0, |text| text.parse().expect("VHOST_AF_XDP_SOAK is a number")) {
+    match times() {
         0 => short,
         times => times * long,
     }
+}
+
+/// Whether a case of a matrix is left to soaks: in the short form those that are not `chosen`. Each value of each
+/// parameter is to be in a chosen case.
+///
+/// # Panics
+/// As [`count`].
+#[must_use]
+pub fn leaves_out(chosen: bool) -> bool {
+    let is_left_out = !chosen && times() == 0;
+    if is_left_out {
+        println!("left to scripts/soak");
+    }
+    is_left_out
+}
+
+fn times() -> usize {
+    let said = std::env::var(TIMES);
+    said.map_or(0, |text| text.parse().expect("VHOST_AF_XDP_SOAK is a number"))
 }

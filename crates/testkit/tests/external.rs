@@ -158,7 +158,7 @@ fn linux_guests_boot_and_talk_over_sockets_passed_in() {
         let guest = Guest::boot(Backend::Daemon(&scene.daemon.socket()), GUEST, &["--mem", "256"]);
         let _ = guest.run(&format!("ping -c 3 -i 0.2 -W 60 {HOST}"));
         for direction in ["", "-R"] {
-            let _ = guest.run(&format!("iperf3 -c {HOST} -p 5201 -n 20M {direction}"));
+            let _ = guest.run(&format!("iperf3 -c {HOST} -p 5201 -n 5M {direction}"));
         }
         guest.kill();
     }

@@ -108,7 +108,7 @@ fn linux_guest_gets_its_addresses_and_keeps_to_them() {
     }
     for to in [HOST, HOST_6] {
         for direction in ["", "-R"] {
-            let said = guests[0].run(&format!("iperf3 -c {to} -n 10M -J {direction}"));
+            let said = guests[0].run(&format!("iperf3 -c {to} -n 5M -J {direction}"));
             let received = received_bytes(&said, "sum_received");
             assert!(received > 1_000_000, "{to}: {received} bytes {direction}: {said}");
         }

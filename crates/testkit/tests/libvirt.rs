@@ -1,6 +1,7 @@
 //! Domains of a real libvirt, with the XML that docs/vmm.md gives.
 
-use std::path::Path;
+use std::fs;
+use std::path::{Path, PathBuf};
 
 use rstest::rstest;
 use testkit::daemon::Placement;
@@ -12,6 +13,23 @@ use testkit::{Daemon, Serve, VethPair, require, wait};
 
 const NAME: &str = "vax-guest";
 const HOOK: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/deploy/libvirt-hook");
+
+/// A copy of a file in a directory that libvirt sees, as the one where the file is may be hidden from it.
+fn copied(file: &Path, directory: &Path) -> PathBuf {
+    let copy = directory.join(file.file_name().expect("a file"));
+    let _ = fs::copy(file, &copy).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+    copy
+}
+
+/// What a guest is made of, in a directory that libvirt sees.
+fn images(directory: &Path) -> Images {
+    let images = Images::get();
+    Images {
+        kernel: copied(&images.kernel, directory),
+        initramfs: copied(&images.initramfs, directory),
+        ..images
+    }
+}
 
 /// The domain: as in docs/vmm.md, and a console and a command shell as `scripts/guest` has them. `state` is a directory
 /// of that kind.
@@ -94,8 +112,8 @@ fn domain_is_defined_started_destroyed_and_undefined(
     let libvirt = Libvirt::start();
     let guest = Guest::elsewhere();
     let file = daemon.path("domain.xml");
-    let xml = domain(&Images::get(), guest.state(), &daemon.socket(), listener);
-    std::fs::write(&file, xml).expect("a directory of our own");
+    let xml = domain(&images(guest.state()), guest.state(), &daemon.socket(), listener);
+    fs::write(&file, xml).expect("a directory of our own");
     let _ = libvirt.virsh(&["define", file.to_str().expect("ASCII")]);
     let _ = libvirt.virsh(&["start", NAME]);
     guest.await_ready();
@@ -140,7 +158,7 @@ fn hook_gives_a_domain_a_port_of_a_network_and_takes_it_back() {
     let policy = format!(
         "[[allow]]\ngroup = \"vhost-af-xdp\"\ninterface = \"{nic}\"\nqueues = \"all\"\nnetwork = true\n"
     );
-    let write = |path: &str, text: &str| std::fs::write(systemd.path(path), text).expect("writable");
+    let write = |path: &str, text: &str| fs::write(systemd.path(path), text).expect("writable");
     write("/etc/vhost-af-xdp/steward.toml", &policy);
     write("/etc/vhost-af-xdp/lan.toml", &lan());
     systemd.run(&[
@@ -152,17 +170,22 @@ fn hook_gives_a_domain_a_port_of_a_network_and_takes_it_back() {
     let status =
         || String::from_utf8_lossy(&systemd.try_run(&["vhost-af-xdp", "status"]).stdout).into_owned();
     assert!(status().contains("network lan: up"), "{}", systemd.log());
-    let libvirt = Libvirt::start_in(&systemd, guest.state(), Path::new(HOOK));
+    let libvirt = Libvirt::start_in(&systemd, guest.state(), &copied(Path::new(HOOK), guest.state()));
 
     let socket = "/run/vhost-af-xdp-lan/vm1.sock";
-    let xml = domain(&Images::get(), guest.state(), Path::new(socket), Listener::Daemon);
+    let xml = domain(
+        &images(guest.state()),
+        guest.state(),
+        Path::new(socket),
+        Listener::Daemon,
+    );
     let with_keys = |keys: &str| {
         let ports = format!("<v:ports xmlns:v='urn:vhost-af-xdp'><v:port name='vm1' {keys}/></v:ports>");
         xml.replace("<memory ", &format!("<metadata>{ports}</metadata><memory "))
     };
     let define = |xml: &str| {
         let file = guest.state().join("domain.xml");
-        std::fs::write(&file, xml).expect("a directory of our own");
+        fs::write(&file, xml).expect("a directory of our own");
         let _ = libvirt.virsh(&["define", file.to_str().expect("ASCII")]);
     };
     // What the daemon refuses, libvirt refuses, with the reason; nothing of it stays.
@@ -173,7 +196,7 @@ fn hook_gives_a_domain_a_port_of_a_network_and_takes_it_back() {
         !refused.status.success() && said.contains("vlan = \"none\""),
         "{said}"
     );
-    let file = || std::fs::read_to_string(systemd.path("/etc/vhost-af-xdp/lan.toml")).expect("it is there");
+    let file = || fs::read_to_string(systemd.path("/etc/vhost-af-xdp/lan.toml")).expect("it is there");
     assert_eq!(file(), lan());
     let _ = libvirt.virsh(&["undefine", NAME]);
 

@@ -30,7 +30,7 @@ use testkit::guest::{Backend, Guest};
 use testkit::holdings::xdp_sockets;
 use testkit::process::output_of;
 use testkit::world::{GUEST, HOST, features, received_bytes};
-use testkit::{Daemon, Qmp, Running, Serve, VethPair, require, wait};
+use testkit::{Daemon, Qmp, Running, Serve, VethPair, require, soak, wait};
 
 const MIB: usize = 1 << 20;
 const MAC: &str = "52:54:00:12:34:56";
@@ -245,6 +245,9 @@ fn streams_survive_migration_and_their_bytes_are_intact(
     #[values(false, true)] packed: bool,
 ) {
     require!(Root, Qemu);
+    if soak::leaves_out(packed == (placement == Placement::Copy)) {
+        return;
+    }
     let mut bridged = Bridged::new(placement);
     let pid = bridged.daemon.process().pid();
     let opened = xdp_sockets(pid);

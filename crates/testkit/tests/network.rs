@@ -4,7 +4,7 @@ use rstest::rstest;
 use testkit::guest::{Backend, Guest};
 use testkit::lan::{BROADCAST, Lan, STRANGER, file, frame, guests, mac, tagged};
 use testkit::world::{HOST, give_address, iperf_server, received_bytes};
-use testkit::{Daemon, Driver, DriverConfig, Layout, NetNs, Serve, VethPair, require, wait};
+use testkit::{Daemon, Driver, DriverConfig, Layout, NetNs, Serve, VethPair, require, soak, wait};
 use vhost::vhost_user::message::{FrontendReq, VhostUserProtocolFeatures as Protocol};
 
 #[rstest]
@@ -434,6 +434,9 @@ fn linux_guests_and_the_lan_reach_each_other_by_tcp(
     #[values(1, 2)] workers: usize,
 ) {
     require!(Root, Qemu);
+    if soak::leaves_out(options.is_empty() == (workers == 1)) {
+        return;
+    }
     let veth = VethPair::new();
     give_address(&veth);
     let text = file(Some(VethPair::NIC), &["", ""]);
@@ -454,7 +457,7 @@ fn linux_guests_and_the_lan_reach_each_other_by_tcp(
         let pinged = guests[0].run_until_success(10 * wait::SOON, &format!("ping -c 3 -W 20 {to}"));
         pinged.unwrap_or_else(|said| panic!("no ping of {to}: {said}\n{:#}", daemon.status()));
         for direction in ["", "-R"] {
-            let said = guests[0].run(&format!("iperf3 -c {to} -n 20M -J {direction}"));
+            let said = guests[0].run(&format!("iperf3 -c {to} -n 5M -J {direction}"));
             let received = received_bytes(&said, "sum_received");
             assert!(received > 1_000_000, "{to}: {received} bytes {direction}: {said}");
         }
@@ -481,6 +484,9 @@ fn linux_guest_with_macvlans_in_vepa_mode_hears_itself_where_its_port_says_so(
     #[values(1, 2)] workers: usize,
 ) {
     require!(Root, Qemu);
+    if soak::leaves_out(workers == 2) {
+        return;
+    }
     let veth = VethPair::new();
     give_address(&veth);
     let text = |keys: &str| {
@@ -510,7 +516,7 @@ fn linux_guest_with_macvlans_in_vepa_mode_hears_itself_where_its_port_says_so(
     ping(to_inner);
     let _ = guest.run(&inner("iperf3 -s -D && sleep 1"));
     for direction in ["", "-R"] {
-        let said = guest.run(&format!("iperf3 -c 10.77.0.22 -n 10M -J {direction}"));
+        let said = guest.run(&format!("iperf3 -c 10.77.0.22 -n 5M -J {direction}"));
         let received = received_bytes(&said, "sum_received");
         assert!(received > 1_000_000, "{received} bytes {direction}: {said}");
     }

@@ -8,7 +8,7 @@ use testkit::daemon::Placement;
 use testkit::driver::F_RING_PACKED;
 use testkit::guest::{Backend, Guest};
 use testkit::world::{GUEST, HOST, Listener, Setting, features, received_bytes};
-use testkit::{World, require, wait};
+use testkit::{World, require, soak, wait};
 
 /// Port where a greeting is said to each who connects.
 const GREETER: u16 = 7000;
@@ -16,12 +16,15 @@ const GREETER: u16 = 7000;
 const CONNECTIONS: usize = 12;
 
 #[rstest]
-fn guest_pings_and_moves_tcp_both_ways(
+fn guest_pings_moves_tcp_both_ways_and_survives_restarts_of_the_daemon(
     #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
     #[values(&[], &["--packed"])] options: &[&str],
 ) {
     require!(Root, Qemu);
-    let world = World::new(Setting {
+    if soak::leaves_out(options.is_empty() == (placement != Placement::SendDirect)) {
+        return;
+    }
+    let mut world = World::new(Setting {
         options,
         ..Setting::new(placement)
     });
@@ -31,25 +34,11 @@ fn guest_pings_and_moves_tcp_both_ways(
     assert_eq!(packed, options.contains(&"--packed"), "{port:#}");
     let _server = world.iperf_server();
     for direction in ["", "-R"] {
-        let said = world
-            .guest
-            .run(&format!("iperf3 -c {HOST} -n 20M -J {direction}"));
+        let said = world.guest.run(&format!("iperf3 -c {HOST} -n 5M -J {direction}"));
         let received = received_bytes(&said, "sum_received");
         assert!(received > 1_000_000, "{received} bytes {direction}");
     }
-}
 
-#[rstest]
-fn guest_survives_a_restart_of_the_daemon(
-    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
-    #[values(&[], &["--packed"])] options: &[&str],
-) {
-    require!(Root, Qemu);
-    let mut world = World::new(Setting {
-        options,
-        ..Setting::new(placement)
-    });
-    world.assert_pings();
     for gently in [true, false] {
         if gently {
             world.daemon.terminate();
@@ -75,6 +64,9 @@ fn queue_pairs_come_and_go_while_tcp_runs_both_ways(
     #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
 ) {
     require!(Root, Qemu);
+    if soak::leaves_out(placement != Placement::SendDirect) {
+        return;
+    }
     let world = World::new(Setting {
         queues: 2,
         ..Setting::new(placement)

@@ -4,6 +4,7 @@
 //! decide about them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -227,4 +228,28 @@ fn frames_know_nothing_of_those_who_decide() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Files of tests that are no module of a crate's one test program would not be run.
+#[test]
+fn test_programs_have_all_files_of_tests() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    for of in [
+        "notifier",
+        "steer",
+        "steward",
+        "testkit",
+        "../examples/tiny-vmm",
+        "xsk",
+    ] {
+        let read = |path: &str| fs::read_to_string(root.join(of).join(path)).expect("part of the tree");
+        let (program, manifest) = (read("tests/system.rs"), read("Cargo.toml"));
+        for entry in fs::read_dir(root.join(of).join("tests")).expect("part of the tree") {
+            let path = entry.expect("readable").path();
+            let name = path.file_stem().and_then(OsStr::to_str).expect("ASCII");
+            let is_known = program.lines().any(|line| line == format!("mod {name};"))
+                || manifest.contains(&format!("[[test]]\nname = \"{name}\""));
+            assert!(is_known, "{}: name it in system.rs beside it", path.display());
+        }
+    }
 }

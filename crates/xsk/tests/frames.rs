@@ -2,7 +2,7 @@
 //!
 //! Needs CAP_SYS_ADMIN (a namespace) and ip(8); without them the tests are skipped, or fail with REQUIRE_PRIV=1.
 
-mod support;
+use crate::support;
 
 use std::fs::File;
 use std::time::Instant;

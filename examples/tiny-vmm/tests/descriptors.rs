@@ -1,7 +1,7 @@
 //! A VMM that has no descriptors left. A test of its own: the limit is the process's.
 #![cfg(target_arch = "x86_64")]
 
-mod common;
+use crate::common;
 
 use common::{LIMIT, task};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};

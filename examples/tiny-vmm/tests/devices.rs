@@ -1,7 +1,7 @@
 //! The control queue, the second device, and interrupts.
 #![cfg(target_arch = "x86_64")]
 
-mod common;
+use crate::common;
 
 use common::{LIMIT, MODES, finished, run, task};
 use testkit::wait::until;

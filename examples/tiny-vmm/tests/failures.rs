@@ -1,7 +1,7 @@
 //! What goes wrong on the host's side: the sink, and what becomes of a guest then.
 #![cfg(target_arch = "x86_64")]
 
-mod common;
+use crate::common;
 
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
 //! Frames from a guest and to it, in each way of being notified, with both kinds of ring.
 #![cfg(target_arch = "x86_64")]
 
-mod common;
+use crate::common;
 
 use common::{MODES, Recorder, run, task};
 use tiny_vmm::layout::INTERRUPT_STRIDE;

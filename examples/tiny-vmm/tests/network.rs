@@ -1,7 +1,7 @@
 //! Over an AF_XDP socket, on one end of a veth pair in a namespace of its own.
 #![cfg(target_arch = "x86_64")]
 
-mod common;
+use crate::common;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};

@@ -4,7 +4,7 @@
 //! that is lost stops it there, and it says so. A frame that is served twice, or by two at once, comes out of turn.
 #![cfg(target_arch = "x86_64")]
 
-mod common;
+use crate::common;
 
 use std::sync::{Arc, Mutex};
 

@@ -105,7 +105,7 @@ fn valid_requests_without_end_hold_up_nobody_else(
     std::thread::scope(|scope| {
         for reads in [false, true] {
             let socket = scene.socket(1 + u32::from(reads));
-            scope.spawn(move || (0..kinds).for_each(|kind| flood(&socket, kind, soak::count(3, 300), reads)));
+            scope.spawn(move || (0..kinds).for_each(|kind| flood(&socket, kind, soak::count(1, 300), reads)));
         }
     });
     scene.assert_unharmed();

@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use testkit::{VethPair, program, require};
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
-const INSIDE: &str = include_str!("inside.sh");
+const INSIDE: &str = include_str!("package/inside.sh");
 
 /// Makes an overlay over the whole system its root, and runs the rest there. Arguments: a directory, a script, those of
 /// the script.

@@ -10,7 +10,9 @@ use testkit::driver::{F_IN_ORDER, F_RING_PACKED};
 use testkit::guest::{Backend, Guest};
 use testkit::lan::{BROADCAST, Lan, STRANGER, frame, mac, port, tagged};
 use testkit::world::{HOST as LAN_IP, give_address, iperf_server, received_bytes};
-use testkit::{Daemon, Driver, DriverConfig, Layout, NetNs, PacketPort, Serve, VethPair, require, wait};
+use testkit::{
+    Daemon, Driver, DriverConfig, Layout, NetNs, PacketPort, Serve, VethPair, require, soak, wait,
+};
 use vhost::vhost_user::VhostUserFrontend;
 use vhost::vhost_user::message::{FrontendReq, VhostUserProtocolFeatures as Protocol};
 
@@ -495,6 +497,9 @@ fn linux_guest_reaches_another_one_and_the_lan_by_tcp(
     #[values(Queue0::Networks, Queue0::Ports)] queue_0: Queue0,
 ) {
     require!(Root, Qemu);
+    if soak::leaves_out((memory == "copy") == matches!(queue_0, Queue0::Networks)) {
+        return;
+    }
     let veth = uplink();
     veth.near.run("ethtool", &["-K", VethPair::NIC, "rxvlan", "off"]);
     give_address(&veth);
@@ -519,7 +524,7 @@ fn linux_guest_reaches_another_one_and_the_lan_by_tcp(
         let pinged = guests[OWN].run_until_success(10 * wait::SOON, &format!("ping -c 3 -W 20 {to}"));
         pinged.unwrap_or_else(|said| panic!("no ping of {to}: {said}\n{:#}", daemon.status()));
         for direction in ["", "-R"] {
-            let said = guests[OWN].run(&format!("iperf3 -c {to} -n 20M -J {direction}"));
+            let said = guests[OWN].run(&format!("iperf3 -c {to} -n 5M -J {direction}"));
             let received = received_bytes(&said, "sum_received");
             assert!(received > 1_000_000, "{to}: {received} bytes {direction}: {said}");
         }
