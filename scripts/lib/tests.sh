@@ -24,6 +24,7 @@ install_for_system_tests() {
     install_prometheus
     install_packages "${PACKAGES_PACKAGE[@]}"
     install_cargo_deb
+    uml_prepare
     guest_prepare
     guest_choose_accel
     on_exit set_huge_pages "$(<"$HUGE_PAGES")"
