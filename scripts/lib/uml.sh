@@ -20,6 +20,11 @@ readonly UML_MODULES=(
     net/802/stp net/802/garp net/802/mrp net/8021q/8021q drivers/net/macvlan
 )
 
+# Whether the package is installed, or apt knows it.
+uml_is_available() {
+    command -v "$UML_PROGRAM" >/dev/null || apt-cache pkgnames user-mode-linux | grep -qx user-mode-linux
+}
+
 # Installs and builds all that uml_start needs. Sets GUEST_KERNEL to a directory as guest_kernel does.
 uml_prepare() {
     local modules
