@@ -5,7 +5,7 @@
 # initramfs is a static busybox, iperf3 and ethtool with their libraries, netcheck (netcheck.c), modules for virtio,
 # VLANs and macvlan, and guest-init. Both are built once and kept in $CACHE, under names made from what they were built of. A
 # guest lives in a state directory:
-#     pid          number and start time of its QEMU        accel       kvm or tcg
+#     pid          number and start time of its QEMU        accel       kvm, tcg or uml
 #     console.log  what the kernel said (ttyS0)              qemu.log    what QEMU said
 #     shell.in, shell.out   pipes to guest-init's command shell (ttyS1); `lock` lets one command at a time through
 #     qmp          socket where QEMU takes orders (QMP)
@@ -13,8 +13,11 @@
 # some nested clouds). So a guest without a NIC is booted once, given up after 8 seconds of silence on its console,
 # and the outcome is remembered until the host boots again. Otherwise QEMU interprets (TCG): slower, and just as
 # right. Another QEMU than Debian's is taken if GUEST_QEMU names its program, another kernel if GUEST_KERNEL_DEB names
-# a file that is a Debian package of one; where a fault of QEMU 7.2 is gone, it is not worked around. Needs common.sh
-# and install.sh.
+# a file that is a Debian package of one; where a fault of QEMU 7.2 is gone, it is not worked around. With
+# GUEST_ACCEL=uml the guest runs under User-mode Linux instead (uml.sh). Needs common.sh and install.sh.
+
+# shellcheck source=scripts/lib/uml.sh
+source "$REPO/scripts/lib/uml.sh"
 
 readonly GUEST_SILENCE_S=8
 readonly GUEST_BOOT_S=60
@@ -198,6 +201,14 @@ guest_qemu_is_since() {
     [[ "$(printf '%s\n' "$1" "$version" | sort -V | head -n 1)" == "$1" ]]
 }
 
+# Makes the state directory of a guest that is about to start: guest_new_state STATE
+guest_new_state() {
+    mkdir -p "$1"
+    rm -f "$1"/{pid,accel,console.log,qemu.log,qmp,shell.in,shell.out}
+    mkfifo "$1/shell.in" "$1/shell.out"
+    : >"$1/console.log"
+}
+
 # guest_start STATE ACCEL CMDLINE QEMU_ARG...: starts QEMU in the background and returns at once. The arguments say
 # what memory there is.
 guest_start() {
@@ -206,10 +217,7 @@ guest_start() {
     # would be.
     local state="$1" accel="$2" cmdline="$3" cpu=max,-erms,-fsrm
     shift 3
-    mkdir -p "$state"
-    rm -f "$state"/{pid,accel,console.log,qemu.log,qmp,shell.in,shell.out}
-    mkfifo "$state/shell.in" "$state/shell.out"
-    : >"$state/console.log"
+    guest_new_state "$state"
     [[ $accel != kvm ]] || cpu=host
     [[ $accel != tcg ]] || accel=tcg,thread=multi
     "$GUEST_QEMU" -nodefaults -no-user-config -display none -no-reboot \
@@ -272,7 +280,7 @@ guest_choose_accel() {
     case "${GUEST_ACCEL:-auto}" in
         kvm | tcg) return 0 ;;
         auto) ;;
-        *) fail "accelerator '$GUEST_ACCEL' is neither auto, kvm nor tcg" ;;
+        *) fail "accelerator '$GUEST_ACCEL' is none of auto, kvm, tcg and uml" ;;
     esac
     boot_id="$(cat /proc/sys/kernel/random/boot_id)"
     if [[ "$(head -n 1 "$remembered" 2>/dev/null)" == "$boot_id" ]]; then
@@ -316,6 +324,20 @@ guest_boot() {
         esac
     done
     ! guest_alive "$state" || fail "a guest of $state is running already; end it first: scripts/guest stop --dir $state"
+    if [[ ${GUEST_ACCEL-} == uml ]]; then
+        [[ $netdev == vhost-user:* ]] || fail "a UML guest needs a back end that listens (--socket)"
+        for setting in "${@:3}"; do
+            case "$setting" in
+                queues=1 | ip=* | mtu=* | mem=* | group=*) ;;
+                *) fail "a UML guest takes no '--${setting%%=*}'; it has one queue pair, and the back end's MAC address" ;;
+            esac
+        done
+        uml_prepare
+        say "guest: booting under uml"
+        uml_start "$state" "${netdev#*:}" "$mem" ${ip:+"guest.ip=$ip"} ${mtu:+"guest.mtu=$mtu"}
+        guest_await_booted "$state"
+        return 0
+    fi
     guest_prepare
     guest_choose_accel
 
@@ -367,13 +389,22 @@ guest_boot() {
     fi
     if [[ -n $incoming ]]; then
         wait_until 10 guest_takes_orders_or_died "$state" && guest_alive "$state" && return 0
-    else
-        guest_await_ready "$state" "$GUEST_BOOT_S" && return 0
+        guest_give_up "$state"
     fi
+    guest_await_booted "$state"
+}
+
+# Waits until a guest takes commands: guest_await_booted STATE
+guest_await_booted() {
+    guest_await_ready "$1" "$GUEST_BOOT_S" || guest_give_up "$1"
+}
+
+# Ends a guest that did not come up, and fails: guest_give_up STATE
+guest_give_up() {
     local what="did not answer within $GUEST_BOOT_S s" words
-    words="$(guest_last_words "$state")"
-    guest_alive "$state" || what="ended before it answered"
-    guest_stop "$state"
+    words="$(guest_last_words "$1")"
+    guest_alive "$1" || what="ended before it answered"
+    guest_stop "$1"
     fail "the guest $what: $words"
 }
 
@@ -422,6 +453,10 @@ guest_run() {
 guest_stop() {
     local identity
     identity="$(cat "$1/pid" 2>/dev/null)" || return 0
-    end_process "$identity"
+    if [[ "$(cat "$1/accel")" == uml ]]; then
+        uml_stop "$1" "$identity"
+    else
+        end_process "$identity"
+    fi
     rm -f "$1/pid"
 }

@@ -12,6 +12,8 @@
     PACKAGES_BUILD=(ca-certificates clang curl gcc git libc6-dev libelf-dev llvm make pkg-config zlib1g-dev)
     PACKAGES_NET=(ethtool iproute2 iputils-ping procps)
     PACKAGES_GUEST=(busybox-static cpio ethtool gcc iperf3 libc6-dev libmnl0 qemu-system-x86 util-linux xz-utils zstd)
+    # procps has pgrep.
+    PACKAGES_UML=(procps user-mode-linux)
     # Not libvirt-daemon-system, which would start a libvirtd for good.
     PACKAGES_LIBVIRT=(libvirt-clients libvirt-daemon libvirt-daemon-driver-qemu)
     PACKAGES_RESULTS=(jq)

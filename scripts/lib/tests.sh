@@ -27,6 +27,7 @@ install_for_system_tests() {
     install_dpdk
     install_prometheus
     install_packages "${PACKAGES_PACKAGE[@]}"
+    uml_prepare
     guest_prepare
     guest_choose_accel
     wait "$building" || fail "cargo-deb is missing (see above)"

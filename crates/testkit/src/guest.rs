@@ -1,4 +1,4 @@
-//! A real Linux guest under QEMU, through `scripts/guest`.
+//! A real Linux guest under QEMU or User-mode Linux, through `scripts/guest`.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -84,6 +84,9 @@ pub enum Backend<'a> {
     Qemu(&'a Path),
 }
 
+/// Options of a guest under User-mode Linux.
+pub const UML: [&str; 4] = ["--accel", "uml", "--mem", "256"];
+
 /// A guest that has booted. Ended on drop.
 pub struct Guest {
     state: TempDir,
@@ -106,6 +109,16 @@ impl Guest {
             };
             command.args(["--ip", address, "--group", &group]).args(options);
         })
+    }
+
+    /// Boots one under User-mode Linux: one queue pair, and the MAC address that the back end has. It is the guest for
+    /// what is no matter of QEMU's: seconds to boot, no KVM.
+    ///
+    /// # Panics
+    /// If it does not come up.
+    #[must_use]
+    pub fn boot_uml(socket: &Path, address: &str) -> Self {
+        Self::boot(Backend::Daemon(socket), address, &UML)
     }
 
     /// Boots one whose QEMU is in a namespace and has a network of its own making there: `netdev` is what follows

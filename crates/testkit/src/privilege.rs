@@ -21,6 +21,8 @@ pub enum Need {
     Dpdk,
     /// What `scripts/guest` boots: QEMU (Debian's, or what `GUEST_QEMU` names) and a kernel.
     Qemu,
+    /// User-mode Linux, and its modules.
+    Uml,
     /// libvirtd with its QEMU driver, and virsh.
     Libvirt,
     /// File systems that a process serves.
@@ -64,6 +66,7 @@ fn missing(need: Need) -> Option<String> {
         }
         Need::Dpdk => missing_program("dpdk-testpmd").or_else(missing_hugepages),
         Need::Qemu => missing_program(&qemu()),
+        Need::Uml => missing_program("linux.uml"),
         Need::Libvirt => missing_program("virsh").or_else(|| missing_program("libvirtd")),
         Need::Dnsmasq => missing_program("dnsmasq"),
         Need::Prometheus => missing_program("promtool").or_else(|| missing_program("prometheus")),

@@ -1,7 +1,7 @@
 //! The usual arrangement with a real VMM: a veth pair, the daemon on its near end, a Linux stack on its far end, a
-//! Linux guest under QEMU.
+//! Linux guest under QEMU or User-mode Linux.
 
-use crate::daemon::Placement;
+use crate::daemon::{Mode, Placement};
 use crate::guest::{Backend, Guest};
 use crate::{Daemon, Running, Serve, VethPair};
 
@@ -26,6 +26,8 @@ pub enum Listener {
 pub struct Setting<'a> {
     /// Where frames lie.
     pub placement: Placement,
+    /// How the XDP program is attached.
+    pub mode: Mode,
     /// Who listens.
     pub listener: Listener,
     /// Queue pairs, of daemon and guest.
@@ -40,6 +42,7 @@ impl Setting<'_> {
     pub fn new(placement: Placement) -> Self {
         Self {
             placement,
+            mode: Mode::Native,
             listener: Listener::Daemon,
             queues: 1,
             options: &[],
@@ -71,6 +74,7 @@ impl World {
         let queues = setting.queues.to_string();
         let mut serve = Serve::interface(VethPair::NIC)
             .placement(setting.placement)
+            .mode(setting.mode)
             .with("--queues", &queues);
         let mut options = vec!["--mem", "256", "--queues", &queues];
         options.extend(setting.options);

@@ -150,12 +150,12 @@ fn socket_passed_in_stays_when_a_vmm_takes_the_memory_of_its_rings_away(#[values
 /// It resets its device while it boots, leaves checksums to us, and sends and takes GSO packets.
 #[test]
 fn linux_guests_boot_and_talk_over_sockets_passed_in() {
-    require!(Root, Qemu);
+    require!(Root, Uml);
     let scene = Scene::by_socket();
     give_address(&scene.veth);
     let _server = iperf_server(&scene.veth);
     for _ in 0..2 {
-        let guest = Guest::boot(Backend::Daemon(&scene.daemon.socket()), GUEST, &["--mem", "256"]);
+        let guest = Guest::boot_uml(&scene.daemon.socket(), GUEST);
         let _ = guest.run(&format!("ping -c 3 -i 0.2 -W 60 {HOST}"));
         for direction in ["", "-R"] {
             let _ = guest.run(&format!("iperf3 -c {HOST} -p 5201 -n 5M {direction}"));

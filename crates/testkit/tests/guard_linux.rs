@@ -6,7 +6,7 @@ use std::net::Ipv6Addr;
 use rstest::rstest;
 use testkit::frame::ipv6;
 use testkit::gso_packet::fold;
-use testkit::guest::{Backend, Guest};
+use testkit::guest::Guest;
 use testkit::lan::{file, mac};
 use testkit::world::{HOST, give_address, iperf_server, received_bytes};
 use testkit::{Daemon, Driver, DriverConfig, Layout, NetNs, Running, Serve, VethPair, require, wait};
@@ -63,8 +63,7 @@ fn give_address_6(netns: &NetNs, interface: &str, address: &str) {
 
 fn boot(daemon: &Daemon, guest: usize) -> Guest {
     let socket = daemon.path(&format!("vm{guest}.sock"));
-    let options = ["--mem", "256", "--mac", &mac_text(guest)];
-    Guest::boot(Backend::Daemon(&socket), "", &options)
+    Guest::boot_uml(&socket, "")
 }
 
 /// Has a guest ask for an address, and take what it gets.
@@ -86,7 +85,7 @@ fn await_prefix(guest: &Guest, network: u16) {
 
 #[rstest]
 fn linux_guest_gets_its_addresses_and_keeps_to_them() {
-    require!(Root, Qemu, Dnsmasq);
+    require!(Root, Uml, Dnsmasq);
     let veth = VethPair::new();
     give_address(&veth);
     give_address_6(&veth.far, VethPair::WIRE, HOST_6);
@@ -204,7 +203,7 @@ fn advertisement(guest: usize) -> Vec<u8> {
 /// router itself is heard by nobody, until its port says that it is one.
 #[rstest]
 fn linux_guests_get_addresses_of_the_lan_and_the_host_and_not_of_each_other() {
-    require!(Root, Qemu, Dnsmasq);
+    require!(Root, Uml, Dnsmasq);
     let veth = VethPair::new();
     give_address(&veth);
     give_address_6(&veth.far, VethPair::WIRE, HOST_6);

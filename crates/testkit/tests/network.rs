@@ -428,13 +428,14 @@ fn order_is_kept_between_workers_while_guests_come_and_go() {
 /// Addresses of two guests, in the LAN's network.
 const LINUX: [&str; 2] = ["10.77.0.11", "10.77.0.12"];
 
+/// Rings of both forms: virtio_uml takes packed ones, QEMU split ones.
 #[rstest]
 fn linux_guests_and_the_lan_reach_each_other_by_tcp(
-    #[values(&[], &["--packed"])] options: &[&str],
+    #[values(false, true)] packed: bool,
     #[values(1, 2)] workers: usize,
 ) {
-    require!(Root, Qemu);
-    if soak::leaves_out(options.is_empty() == (workers == 1)) {
+    require!(Root, Qemu, Uml);
+    if soak::leaves_out(packed == (workers == 1)) {
         return;
     }
     let veth = VethPair::new();
@@ -442,14 +443,15 @@ fn linux_guests_and_the_lan_reach_each_other_by_tcp(
     let text = file(Some(VethPair::NIC), &["", ""]);
     let text = format!("[daemon]\nworkers = {workers}\n{text}");
     let daemon = Daemon::start_file(&veth.near, &Serve::file(), &[VethPair::NIC], &text);
-    let guest = |at: usize| {
-        let [.., last] = mac(at);
-        let mac = format!("02:00:00:00:00:{last:02x}");
-        let socket = daemon.path(&format!("vm{at}.sock"));
-        let all = [&["--mem", "256", "--mac", &mac], options].concat();
-        Guest::boot(Backend::Daemon(&socket), &format!("{}/24", LINUX[at]), &all)
+    let socket = |at: usize| daemon.path(&format!("vm{at}.sock"));
+    let address = |at: usize| format!("{}/24", LINUX[at]);
+    let first = if packed {
+        Guest::boot_uml(&socket(0), &address(0))
+    } else {
+        let options = ["--mem", "256", "--mac", MAC_0];
+        Guest::boot(Backend::Daemon(&socket(0)), &address(0), &options)
     };
-    let guests = [guest(0), guest(1)];
+    let guests = [first, Guest::boot_uml(&socket(1), &address(1))];
     let server = |at: usize| guests[at].run("iperf3 -s -D && sleep 1");
     server(1);
     let _lan = iperf_server(&veth);
@@ -483,7 +485,7 @@ nsenter -t $! -n sh -ec 'ip addr add 10.77.0.22/24 dev vepa2; ip link set vepa2 
 fn linux_guest_with_macvlans_in_vepa_mode_hears_itself_where_its_port_says_so(
     #[values(1, 2)] workers: usize,
 ) {
-    require!(Root, Qemu);
+    require!(Root, Uml);
     if soak::leaves_out(workers == 2) {
         return;
     }
@@ -500,7 +502,7 @@ fn linux_guest_with_macvlans_in_vepa_mode_hears_itself_where_its_port_says_so(
         &text("learning = true"),
     );
     let socket = daemon.path("vm0.sock");
-    let guest = Guest::boot(Backend::Daemon(&socket), "", &["--mem", "256", "--mac", MAC_0]);
+    let guest = Guest::boot_uml(&socket, "");
     let _ = guest.run(MAKE_VEPA);
     let inner = |command: &str| format!("nsenter -t $(cat /tmp/inner) -n {command}");
     let ping = |command: &str| {

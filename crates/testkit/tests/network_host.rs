@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rstest::rstest;
 use testkit::daemon::DIR;
-use testkit::guest::{Backend, Guest};
+use testkit::guest::Guest;
 use testkit::world::{HOST as LAN_IP, give_address, iperf_server, received_bytes};
 use testkit::{
     Daemon, Driver, DriverConfig, Layout, NetNs, PacketPort, Running, Serve, VethPair, require, soak, wait,
@@ -465,7 +465,7 @@ fn host_is_reached_when_the_steward_is_killed_and_after() {
 
 #[rstest]
 fn linux_guest_reaches_the_host_and_the_lan_by_tcp(#[values(1, 2)] workers: usize) {
-    require!(Root, Qemu);
+    require!(Root, Uml);
     if soak::leaves_out(workers == 2) {
         return;
     }
@@ -478,8 +478,7 @@ fn linux_guest_reaches_the_host_and_the_lan_by_tcp(#[values(1, 2)] workers: usiz
     let text = format!("[daemon]\nworkers = {workers}\n{}", file("", &[""]));
     let daemon = Daemon::start_file(&veth.near, &Serve::file(), &[VethPair::NIC], &text);
     let socket = daemon.path("vm0.sock");
-    let options = ["--mem", "256", "--mac", "02:00:00:00:00:00"];
-    let guest = Guest::boot(Backend::Daemon(&socket), "10.77.0.2/24", &options);
+    let guest = Guest::boot_uml(&socket, "10.77.0.2/24");
     let _lan = iperf_server(&veth);
     let mut server = veth.near.command("iperf3");
     server.args(["-s", "--forceflush"]);

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 use rstest::rstest;
 use testkit::driver::{F_IN_ORDER, F_RING_PACKED};
-use testkit::guest::{Backend, Guest};
+use testkit::guest::Guest;
 use testkit::lan::{BROADCAST, Lan, STRANGER, frame, mac, port, tagged};
 use testkit::world::{HOST as LAN_IP, give_address, iperf_server, received_bytes};
 use testkit::{
@@ -496,7 +496,7 @@ fn linux_guest_reaches_another_one_and_the_lan_by_tcp(
     #[values("copy", "send-direct")] memory: &str,
     #[values(Queue0::Networks, Queue0::Ports)] queue_0: Queue0,
 ) {
-    require!(Root, Qemu);
+    require!(Root, Uml);
     if soak::leaves_out((memory == "copy") == matches!(queue_0, Queue0::Networks)) {
         return;
     }
@@ -511,11 +511,8 @@ fn linux_guest_reaches_another_one_and_the_lan_by_tcp(
     .concat();
     let daemon = Daemon::start_file(&veth.near, &Serve::file(), &[VethPair::NIC], &text);
     let guest = |at: usize| {
-        let [.., last] = mac(at);
-        let mac = format!("02:00:00:00:00:{last:02x}");
         let socket = daemon.path(&format!("vm{at}.sock"));
-        let options = ["--mem", "256", "--mac", &mac];
-        Guest::boot(Backend::Daemon(&socket), &format!("{}/24", LINUX[at]), &options)
+        Guest::boot_uml(&socket, &format!("{}/24", LINUX[at]))
     };
     let guests = [guest(OWN), guest(1)];
     let _server = guests[1].run("iperf3 -s -D && sleep 1");

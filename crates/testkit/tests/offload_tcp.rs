@@ -11,7 +11,7 @@ use serde_json::Value;
 use testkit::bad_wire::{Faults, Tally, VLAN};
 use testkit::daemon::{Mode, Placement};
 use testkit::driver::F_HOST_USO;
-use testkit::guest::{Backend, Guest, netcheck};
+use testkit::guest::{Backend, Guest, UML, netcheck};
 use testkit::world::{GUEST, HOST, features};
 use testkit::{BadWire, Daemon, PacketPort, Running, Serve, VethPair, frame, require, soak, wait};
 
@@ -266,14 +266,15 @@ fn assert_wire_was_bad(tally: &Tally, name: &str) {
 
 #[rstest]
 #[case::copy(Placement::Copy, Mode::Native, &[])]
-#[case::copy_packed_skb(Placement::Copy, Mode::Skb, &["--packed"])]
-#[case::direct(Placement::Direct, Mode::Native, &[])]
+// virtio_uml takes packed rings.
+#[case::copy_packed_skb(Placement::Copy, Mode::Skb, &UML)]
+#[case::direct_packed(Placement::Direct, Mode::Native, &UML)]
 fn streams_are_intact_over_a_bad_wire_while_offloads_are_switched(
     #[case] placement: Placement,
     #[case] mode: Mode,
     #[case] options: &[&str],
 ) {
-    require!(Root, Qemu);
+    require!(Root, Qemu, Uml);
     if soak::leaves_out((placement, mode) != (Placement::Copy, Mode::Native)) {
         return;
     }

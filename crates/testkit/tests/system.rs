@@ -81,6 +81,7 @@ mod status;
 mod steering;
 mod steward;
 mod sweep;
+mod uml;
 mod units;
 mod visits;
 mod workers;
