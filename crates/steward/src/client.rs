@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 use rustix::event::epoll;
 use rustix::net::SocketFlags;
 use rustix::time::{TimerfdClockId, TimerfdFlags, timerfd_create};
-use steer::{GroupReader, QueueConf, QueueCounters};
+use steer::{GroupReader, QueueConf, QueueCounters, Station};
 
 pub(crate) use self::connection::Connection;
 use self::connection::{Incoming, Message, Phase};
@@ -35,8 +35,8 @@ pub use self::error::LeaseError;
 pub use self::sockets::Prepared;
 pub use self::zcrx::{Area, QueueLease, Refill};
 use crate::protocol::{
-    Answer, CHANGES_MAX, FRAME_LIMITS, Facts, HintWish, Hinted, HostEnd, NetkitEnd, NetkitWanted, Reason,
-    Request, StationChange, Token, Wanted,
+    Answer, BEHIND_MAX, CHANGES_MAX, FRAME_LIMITS, Facts, HintWish, Hinted, HostEnd, NetkitEnd, NetkitWanted,
+    Reason, Request, StationChange, Token, Wanted,
 };
 use crate::sys;
 
@@ -82,6 +82,7 @@ pub struct Lease {
 struct Seen {
     facts: Facts,
     hinted: Option<Hinted>,
+    behind: u32,
     away: bool,
 }
 
@@ -133,6 +134,7 @@ impl Lease {
             seen: Mutex::new(Seen {
                 facts,
                 hinted: None,
+                behind: 0,
                 away: false,
             }),
         };
@@ -203,6 +205,12 @@ impl Lease {
     /// What stands before frames, as far as the steward told; `None`: it knows of no hints, or was not asked for any.
     pub fn hinted(&self) -> Option<Hinted> {
         self.seen().hinted.clone()
+    }
+
+    /// How often the steward has told that [`Lease::behind`] changed; it wraps. Notice is taken of it by
+    /// [`Lease::take_changes`].
+    pub fn behind_changes(&self) -> u32 {
+        self.seen().behind
     }
 
     /// Whether the steward is away, and the lease not over for all that is known.
@@ -287,6 +295,26 @@ impl Lease {
         match (answered.answer, answered.descriptors.pop()) {
             (Answer::Host(host), tap) if tap.is_some() || host.index == has => Ok((host, tap)),
             _ => Err(LeaseError::Mismatch),
+        }
+    }
+
+    /// Stations behind the bridge that the interface is part of ([`HostEnd::bridge`]), in order.
+    ///
+    /// # Errors
+    /// [`LeaseError`].
+    pub fn behind(&self) -> Result<Vec<Station>, LeaseError> {
+        let first = Station { vlan: 0, mac: [0; 6] };
+        let mut stations: Vec<Station> = Vec::new();
+        loop {
+            let after = stations.last().copied().unwrap_or(first);
+            let Answer::Behind(next) = self.ask(&Request::Behind { after })?.answer else {
+                return Err(LeaseError::Mismatch);
+            };
+            let is_last = next.len() < CHANGES_MAX;
+            stations.extend(next);
+            if is_last || stations.len() >= BEHIND_MAX {
+                return Ok(stations);
+            }
         }
     }
 
@@ -416,6 +444,7 @@ impl Lease {
         let mut seen = self.seen();
         seen.facts.clone_from(&state.facts);
         seen.hinted.clone_from(&state.hinted);
+        seen.behind = state.behind;
         seen.away = matches!(state.phase, Phase::Away { .. } | Phase::Asked { .. });
     }
 

@@ -36,6 +36,7 @@
 //! | 12 `Stations` | 772 | how many (4), then 64 × 12: VLAN (2), address (6), number of its port (4; none: all ones) |
 //! | 13 `Groups` | 0 | |
 //! | 14 `Host` | 0 | |
+//! | 15 `Behind` | 8 | VLAN (2) and address (6): stations behind the bridge after this one; zeros: the first ones |
 //! | 16 `Leases` | 8 | the first lease whose number is higher, of those that the asker may know of; needs no lease |
 //! | 17 `Hints` | 4 | which hints (1 hash, 2 VLAN, 4 timestamp, 8 mark, 0x100 VLAN where it is needed); see `hints` |
 //! | 18 `Zcrx` | 184 | interface (16), queue, number of flows, 8 × 20: address (16), port (2), 4 or 6 (2); see `zcrx` |
@@ -57,10 +58,11 @@
 //! | 67 `Refused` | 488 | to anything: code (4), zero (4), text (480) |
 //! | 68 `Changed` | 520 | by itself |
 //! | 69 `Failed` | 8 | to `Register`, `Bind`, `Share` and `Await`: step (4), the kernel's error number (4) |
-//! | 70 `Host` | 116 | to `Host`: interface (16), number of addresses (4), addresses of the host (16 × 6) |
+//! | 70 `Host` | 148 | to `Host`: interface (16), addresses of the host (16 × 6), bridge (16) …, see `host` |
 //! | 71 `Hinted` | 636 | to `Hints`, and unasked: possible, on, how many layouts (4 each), they (24 × 16), why (240) |
 //! | 72 `ZcrxRegistered` | 104 | to `ZcrxRegister`: mapping (16), entries, bytes of a buffer, 3 offsets, 17 numbers |
 //! | 73 `Netkit` | 24 | to `Netkit`, with a map: index, number of its queue (4 each), name (16) |
+//! | 74 `Behind` | 516 | to `Behind`: how many (4), 64 × 8: VLAN (2; any: all ones), address (6); unasked: others now |
 //! | 80 `Lease` | 192 | to `Leases`; after the last one `Done` (see `listing`) |
 //!
 //! Requests are in `protocol/request.rs`, answers in `protocol/answer.rs`, what both are made of in
@@ -103,7 +105,7 @@ pub(crate) use field::{
 };
 
 /// Of this protocol; a message of another one is refused.
-pub const VERSION: u16 = 5;
+pub const VERSION: u16 = 6;
 /// Longest message in bytes, either way.
 pub const MESSAGE_MAX: usize = 1088;
 /// Most queues of one lease.
@@ -130,6 +132,10 @@ pub const FRAME_LIMITS: RangeInclusive<u32> = 14..=65_553;
 pub const ENTRIES_MAX: usize = 16;
 /// Most changes of stations in one message.
 pub const CHANGES_MAX: usize = 64;
+/// Most stations behind a bridge that the holder of a network is told of.
+pub const BEHIND_MAX: usize = 1024;
+/// VLAN of a station behind a bridge that does not tell VLANs apart: whatever tag a frame has.
+pub const ANY_VLAN: u16 = u16::MAX;
 /// Most stations of one lease.
 pub const STATIONS_MAX: usize = 1024;
 /// Where a steward listens if it is not told otherwise.
@@ -225,7 +231,7 @@ mod kind {
     pub(super) const STATIONS: u16 = 12;
     pub(super) const GROUPS: u16 = 13;
     pub(super) const HOST: u16 = 14;
-
+    pub(super) const BEHIND: u16 = 15;
     pub(super) const LEASES: u16 = 16;
     pub(super) const HINTS: u16 = 17;
     pub(super) const ZCRX: u16 = 18;
@@ -242,6 +248,7 @@ mod kind {
     pub(super) const HINTED: u16 = 71;
     pub(super) const ZCRX_REGISTERED: u16 = 72;
     pub(super) const THIS_NETKIT: u16 = 73;
+    pub(super) const THESE_BEHIND: u16 = 74;
     pub(super) const LISTED: u16 = 80;
 }
 

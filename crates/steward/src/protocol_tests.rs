@@ -128,6 +128,10 @@ fn requests() -> Vec<Request> {
         },
         Request::Groups,
         Request::Host { has: 7 },
+        Request::Behind { after: station(0, 0) },
+        Request::Behind {
+            after: station(ANY_VLAN, 2),
+        },
         Request::Lease(Wanted {
             filter: Filter::default(),
             network: true,
@@ -143,6 +147,26 @@ fn requests() -> Vec<Request> {
         Request::Keep { token: [0xa5; 16] },
         Request::Resume { token: [0; 16] },
     ]
+}
+
+fn station(vlan: u16, byte: u8) -> steer::Station {
+    steer::Station { vlan, mac: [byte; 6] }
+}
+
+#[test]
+fn stations_behind_a_bridge_are_possible_ones_and_in_no_list_that_is_too_long() {
+    let decoded = |stations| Answer::decode(&Answer::Behind(stations).encode(1)).is_ok();
+    assert!(decoded(vec![station(4094, 2)]));
+    assert!(!decoded(vec![station(4095, 2)]) && !decoded(vec![station(0, 3)]));
+    assert!(!decoded(vec![station(ANY_VLAN, 3)]), "a group");
+    let many = |count: u16| (1..=count).map(|vlan| station(vlan, 2)).collect();
+    assert!(decoded(many(64)) && !decoded(many(65)));
+    let too_many = HostEnd {
+        interface: "vaxh3-0".to_owned(),
+        behind: 1025,
+        ..HostEnd::default()
+    };
+    assert!(Answer::decode(&Answer::Host(too_many).encode(1)).is_err());
 }
 
 fn zcrx() -> ZcrxWanted {
@@ -262,7 +286,16 @@ fn answers() -> Vec<Answer> {
             index: 9,
             cuts_udp: true,
             macs: vec![[2; 6], [4; 6]],
+            bridge: "br0".to_owned(),
+            behind: 1024,
+            left_out: 7,
         }),
+        Answer::Host(HostEnd {
+            interface: "vaxh3-0".to_owned(),
+            ..HostEnd::default()
+        }),
+        Answer::Behind(vec![station(0, 2), station(7, 4), station(ANY_VLAN, 2)]),
+        Answer::Behind(Vec::new()),
         Answer::Hinted(Hinted {
             possible: HintSet::ALL,
             on: HintSet::HASH,

@@ -32,6 +32,8 @@ pub(crate) struct Connection {
     pub(super) wish: Option<HintWish>,
     /// What is told of them.
     pub(super) hinted: Option<Hinted>,
+    /// How often something changed behind the bridge of the interface; it wraps.
+    pub(super) behind: u32,
     /// The steward knows of no hints.
     pub(super) is_plain: bool,
     /// Facts came that nobody has taken.
@@ -115,6 +117,7 @@ impl Connection {
             facts,
             wish: None,
             hinted: None,
+            behind: 0,
             is_plain: false,
             changed: false,
             over: false,
@@ -248,6 +251,10 @@ impl Connection {
             Answer::Hinted(hinted) => {
                 self.changed |= self.hinted.as_ref() != Some(&hinted);
                 self.hinted = Some(hinted);
+                Ok(())
+            }
+            Answer::Behind(_) => {
+                self.behind = self.behind.wrapping_add(1);
                 Ok(())
             }
             Answer::Refused(refusal) => {

@@ -1,6 +1,6 @@
 //! What a steward says: as a value, and as a message.
 
-use steer::{Mode, QueueCounters};
+use steer::{Mode, QueueCounters, Station};
 use xsk::NumaNode;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes};
 
@@ -8,7 +8,7 @@ use super::field::{NAME_BYTES, enumerated, field, flags_of, interface_name, text
 use super::hints::Hinted;
 use super::netkit::NetkitEnd;
 use super::zcrx::ZcrxRegistered;
-use super::{HostEnd, Malformed, kind, message, read, split};
+use super::{HostEnd, Malformed, host, kind, message, read, split};
 use crate::links::DriverSends;
 use crate::listing::Listed;
 
@@ -30,6 +30,8 @@ pub enum Answer {
     Counters(QueueCounters),
     /// How the network reaches the host.
     Host(HostEnd),
+    /// Stations behind the bridge that the uplink is part of. By itself, with none: they are others now.
+    Behind(Vec<Station>),
     /// What stands before frames. Also by itself, to who asked.
     Hinted(Hinted),
     /// A queue is registered for zero-copy receive.
@@ -296,6 +298,7 @@ impl Answer {
                 message(kind::THESE_COUNTERS, serial, &values)
             }
             Self::Host(host) => message(kind::THIS_HOST, serial, &host.body()),
+            Self::Behind(stations) => message(kind::THESE_BEHIND, serial, &host::behind(stations)),
             Self::ZcrxRegistered(registered) => message(kind::ZCRX_REGISTERED, serial, &registered.body()),
             Self::Netkit(netkit) => message(kind::THIS_NETKIT, serial, &netkit.body()),
             Self::Hinted(hinted) => message(kind::HINTED, serial, &hinted.body()),
@@ -326,6 +329,7 @@ impl Answer {
             kind::THESE_FACTS => Self::Facts(Facts::read(&read(kind, body)?)?),
             kind::THESE_COUNTERS => Self::Counters(counters(read(kind, body)?)),
             kind::THIS_HOST => Self::Host(HostEnd::read(&read(kind, body)?)?),
+            kind::THESE_BEHIND => Self::Behind(host::read_behind(&read(kind, body)?)?),
             kind::HINTED => Self::Hinted(Hinted::read(&read(kind, body)?)?),
             kind::THIS_NETKIT => Self::Netkit(NetkitEnd::read(&read(kind, body)?)?),
             kind::ZCRX_REGISTERED => Self::ZcrxRegistered(ZcrxRegistered::read(&read(kind, body)?)?),

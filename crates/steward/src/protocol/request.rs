@@ -2,11 +2,12 @@
 
 use std::ops::Range;
 
-use steer::{Filter, LAST_VLAN, ModeRequest, QueueConf, VirtioHeader};
+use steer::{Filter, LAST_VLAN, ModeRequest, QueueConf, Station, VirtioHeader};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::field::{NAME_BYTES, field, interface_name, listed, mode_request, padded, value};
 use super::hints::HintWish;
+use super::host::StationBody;
 use super::netkit::NetkitWanted;
 use super::part::{Part, check_parts};
 use super::stations::{self, StationChange};
@@ -98,6 +99,12 @@ pub enum Request {
     Host {
         /// Index of the device whose descriptor the holder has; 0: of none.
         has: u32,
+    },
+    /// Stations behind the bridge that the interface of the network is part of, in order: at most
+    /// [`CHANGES_MAX`](super::CHANGES_MAX) that come after this one. Only after [`Request::Host`].
+    Behind {
+        /// With zeros: from the first one on.
+        after: Station,
     },
     /// The hints that the lease's queues are to have, from now on. Without a lease: of that which this connection asks
     /// for or comes back to.
@@ -327,6 +334,7 @@ impl Request {
             Self::Stations { changes } => message(kind::STATIONS, serial, &stations::body(changes)),
             Self::Groups => message(kind::GROUPS, serial, &[0u8; 0]),
             Self::Host { has } => message(kind::HOST, serial, has),
+            &Self::Behind { after } => message(kind::BEHIND, serial, &StationBody::of(after)),
             Self::Hints(wish) => message(kind::HINTS, serial, &wish.number()),
             Self::Zcrx(wanted) => message(kind::ZCRX, serial, &wanted.body()),
             Self::ZcrxRegister(rings) => message(kind::ZCRX_REGISTER, serial, &rings.body()),
@@ -371,6 +379,9 @@ impl Request {
             kind::GROUPS => read::<[u8; 0]>(kind, body).map(|_| Self::Groups)?,
             kind::HOST => Self::Host {
                 has: read(kind, body)?,
+            },
+            kind::BEHIND => Self::Behind {
+                after: read::<StationBody>(kind, body)?.read()?,
             },
             kind::KEEP => Self::Keep {
                 token: read(kind, body)?,

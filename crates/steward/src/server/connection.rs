@@ -132,6 +132,8 @@ pub(super) struct Connection {
     pub(super) wish: Option<HintWish>,
     /// They changed, and the holder has not been told.
     pub(super) other_hints: bool,
+    /// What is behind the bridge of its interface is another thing than it knows.
+    pub(super) other_behind: bool,
     /// Somebody can send files, or could.
     pub(super) may_have_files: bool,
     /// What is worked on.
@@ -158,6 +160,7 @@ impl Connection {
             dirty: false,
             wish: None,
             other_hints: false,
+            other_behind: false,
             pending: None,
             waits: false,
             unsent: None,

@@ -7,13 +7,14 @@
 //! What a steward left that died is found by what the device says in its alias, and by pins beside those of the
 //! interface's program: the next one goes on with those of leases that go on, and removes all others.
 
+use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use steer::{HostAccess, HostHook, Program, detach_host, pinned_hosts, program_on, with_sources};
+use steer::{HostAccess, HostHook, Program, Station, detach_host, pinned_hosts, program_on, with_sources};
 
-use super::connection::{Held, Reply};
+use super::connection::{Connection, Held, Reply};
 use super::file::may_crash;
 use super::interface::Interface;
 use super::lease::LeaseRef;
@@ -21,10 +22,16 @@ use super::limits::DeviceChange;
 use super::state::Records;
 use super::{Answered, Server, no_lease};
 use crate::backoff::Retry;
+use crate::links::bridge::Behind;
 use crate::links::filters;
 use crate::links::tap::{NewTap, Tap, addresses_on};
 use crate::links::{Link, LinkError};
-use crate::protocol::{Answer, ENTRIES_MAX, HostEnd, Reason, Refusal, Wanted};
+use crate::protocol::{Answer, CHANGES_MAX, ENTRIES_MAX, HostEnd, Reason, Refusal, Wanted};
+
+/// Between two looks at bridges' forwarding databases, which others can change as often as they like.
+const FDB_PAUSE: Duration = Duration::from_millis(100);
+/// A look is followed by a pause so many times as long.
+const FDB_SHARE: u32 = 20;
 
 /// A network: its interface's number, and its first queue.
 pub(super) type NetworkAt = (u64, u32);
@@ -38,6 +45,8 @@ pub(super) struct Host {
     joined: Option<Joined>,
     /// Addresses of the host.
     macs: Vec<[u8; 6]>,
+    /// What the bridge reaches that the interface is part of.
+    behind: Behind,
     /// Why they are not joined, as it was said.
     why: String,
     /// When joining them is tried again: what is to be joined, and with which MTU.
@@ -85,6 +94,7 @@ impl Host {
             cuts_udp: false,
             joined: None,
             macs: Vec::new(),
+            behind: Behind::default(),
             why: String::new(),
             retry: Retry::default(),
         }
@@ -140,6 +150,9 @@ impl Host {
         if let Ok(macs) = addresses_on(uplink) {
             self.macs = macs;
             self.macs.truncate(ENTRIES_MAX);
+        }
+        if let Err(error) = self.behind.look_at_links(uplink) {
+            tracing::debug!(interface = uplink.name, "cannot ask for bridges: {error}");
         }
         let Some(device) = self.device()? else {
             return Ok(None);
@@ -255,6 +268,9 @@ impl Server {
                         index: device.index,
                         cuts_udp: host.cuts_udp,
                         macs: host.macs.clone(),
+                        bridge: host.behind.bridge().to_owned(),
+                        behind: count(host.behind.len()),
+                        left_out: count(host.behind.left_out()),
                     }),
                     socket: descriptor,
                 })
@@ -276,6 +292,7 @@ impl Server {
                 continue;
             };
             let (macs, was_joined) = (host.macs.clone(), host.joined.is_some());
+            let behind = host.behind.changes();
             // It is looked at again when the interface is back.
             let looked: Result<bool, String> = interface.program().map_or(Ok(true), |_| {
                 let is_there = host.look(interface)?.is_some();
@@ -290,12 +307,45 @@ impl Server {
                 tracing::error!(interface = interface.link.name, "not joined with the host: {why}");
             }
             host.why = why;
-            if is_lost || host.macs != macs {
-                let held = self.connections.values_mut();
-                held.filter(|other| other.held.as_ref().is_some_and(|held| network_at(held) == *at))
-                    .for_each(|holder| holder.dirty = true);
+            let (is_other, is_other_behind) = (is_lost || host.macs != macs, host.behind.changes() != behind);
+            for holder in holders(&mut self.connections, *at) {
+                holder.dirty |= is_other;
+                holder.other_behind |= is_other_behind;
             }
         }
+    }
+
+    /// Tells a holder of a network what is behind the bridge that its interface is part of.
+    pub(super) fn behind(&self, number: u64, after: Station) -> Answered {
+        let at = network_at(&self.held_network(number)?);
+        let host = self.hosts.get(&at).ok_or_else(|| {
+            let text = "this network does not reach the host: ask for that first";
+            Refusal::new(Reason::Lease, text)
+        })?;
+        let stations = host.behind.after(after).take(CHANGES_MAX);
+        Ok(Answer::Behind(stations.collect()).into())
+    }
+
+    /// Whether changes of bridges' forwarding databases are to be looked at now.
+    pub(super) fn watches_bridges(&self, now: Instant) -> bool {
+        let mut hosts = self.hosts.values();
+        self.fdb_pause <= now && hosts.any(|host| !host.behind.bridge().is_empty())
+    }
+
+    /// Looks at bridges' forwarding databases again; holders are told what changed.
+    pub(super) fn look_behind_bridges(&mut self) {
+        let begun = Instant::now();
+        for (at, host) in &mut self.hosts {
+            match host.behind.look_at_fdb() {
+                Ok(true) => {
+                    holders(&mut self.connections, *at).for_each(|holder| holder.other_behind = true);
+                }
+                Ok(false) => {}
+                Err(error) => tracing::debug!("cannot ask what a bridge reaches: {error}"),
+            }
+        }
+        let now = Instant::now();
+        self.fdb_pause = now + FDB_PAUSE.max(now.duration_since(begun) * FDB_SHARE);
     }
 
     /// The host of a network is not reached any more: with its lease, or because the policy says so.
@@ -304,9 +354,7 @@ impl Server {
             return;
         }
         // Who has the network still asks, and hears why.
-        let held = self.connections.values_mut();
-        held.filter(|other| other.held.as_ref().is_some_and(|held| network_at(held) == at))
-            .for_each(|holder| holder.dirty = true);
+        holders(&mut self.connections, at).for_each(|holder| holder.dirty = true);
     }
 
     /// The same, and nobody is told; whether it was reached, or was to be.
@@ -407,6 +455,19 @@ impl Server {
             }
         }
     }
+}
+
+/// Who has the network.
+fn holders(
+    connections: &mut BTreeMap<u64, Connection>,
+    at: NetworkAt,
+) -> impl Iterator<Item = &mut Connection> {
+    let has = move |other: &&mut Connection| other.held.as_ref().is_some_and(|held| network_at(held) == at);
+    connections.values_mut().filter(has)
+}
+
+fn count(of: usize) -> u32 {
+    of.try_into().unwrap_or(u32::MAX)
 }
 
 fn remove_left(pins: Option<&Path>, first: u32, uplink: u32) {

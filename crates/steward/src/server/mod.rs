@@ -59,6 +59,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::backoff::{Backoff, RETRY};
 use crate::links::Changes;
+use crate::links::bridge::FdbChanges;
 use crate::listing;
 use crate::policy::Policy;
 use crate::protocol::{Answer, Malformed, Reason, Refusal, Request};
@@ -100,6 +101,9 @@ pub struct Server {
     policy: Policy,
     listener: OwnedFd,
     changes: Changes,
+    fdb_changes: FdbChanges,
+    /// Forwarding databases of bridges are not read before.
+    fdb_pause: Instant,
     /// Inode of the network namespace.
     namespace: u64,
     interfaces: BTreeMap<u64, Interface>,
@@ -158,6 +162,8 @@ impl Server {
             policy,
             listener,
             changes: Changes::subscribe()?,
+            fdb_changes: FdbChanges::subscribe()?,
+            fdb_pause: Instant::now(),
             namespace: listing::namespace(),
             interfaces: BTreeMap::new(),
             connections: BTreeMap::new(),
@@ -217,6 +223,9 @@ impl Server {
             if ready.changes || look_at.is_some_and(|at| at <= now) {
                 look_at = None;
                 self.look();
+            }
+            if ready.fdb && self.fdb_changes.drain() {
+                self.look_behind_bridges();
             }
             self.end_orphans(now);
             self.end_idle(now);
@@ -323,6 +332,7 @@ impl Server {
             Request::Stations { changes } => return self.change_stations(number, changes),
             Request::Groups => return self.groups(number),
             Request::Host { has } => return self.host(number, *has),
+            Request::Behind { after } => return self.behind(number, *after),
             &Request::Hints(wish) => return self.ask_for_hints(number, wish),
             _ => {}
         }
@@ -339,6 +349,7 @@ impl Server {
             | Request::Stations { .. }
             | Request::Groups
             | Request::Host { .. }
+            | Request::Behind { .. }
             | Request::Hints(_)
             | Request::Register { .. }
             | Request::Bind { .. }

@@ -27,6 +27,11 @@ impl Server {
                 let changed = Answer::Changed(interface.facts_for(&queues));
                 is_there = connection.answer(0, changed.into());
             }
+            // It asks for them.
+            if is_there && connection.other_behind && !connection.has_unsent() {
+                connection.other_behind = false;
+                is_there = connection.answer(0, Answer::Behind(Vec::new()).into());
+            }
             if !is_there {
                 over.push(number);
             }

@@ -13,7 +13,7 @@ use super::{LOOKS, Server};
 use crate::backoff::RETRY;
 
 /// Descriptors that are polled before those of connections.
-const OF_THE_SERVER: usize = 4;
+const OF_THE_SERVER: usize = 5;
 
 /// What a round found ready.
 #[derive(Default)]
@@ -21,6 +21,7 @@ pub(super) struct Ready {
     pub(super) end: bool,
     pub(super) accept: bool,
     pub(super) changes: bool,
+    pub(super) fdb: bool,
     pub(super) reload: bool,
     pub(super) connections: Vec<ReadyConnection>,
 }
@@ -44,7 +45,7 @@ impl Server {
             wake = [wake, interest.wake].into_iter().flatten().min();
             interests.push(interest.events);
         }
-        let mut fds = self.polled(end, accepts, &interests);
+        let mut fds = self.polled(end, (accepts, self.watches_bridges(now)), &interests);
         let timeout = wake.and_then(|at| Timespec::try_from(at.saturating_duration_since(now)).ok());
         match poll(&mut fds, timeout.as_ref()) {
             Ok(_) => Ok(self.ready(&fds)),
@@ -65,10 +66,12 @@ impl Server {
         let next_look = (self.looks.left == 0).then(|| now + LOOKS.each);
         let is_late = self.connections.values().any(Connection::has_unsent) || !self.unclosed.is_empty();
         let late = is_late.then(|| now + RETRY);
+        let fdb_pause = (self.fdb_pause > now).then_some(self.fdb_pause);
         [
             look_at,
             next_look,
             pause,
+            fdb_pause,
             orphans,
             lingering.min(),
             late,
@@ -80,8 +83,13 @@ impl Server {
         .min()
     }
 
-    /// What is waited for: the four that [`OF_THE_SERVER`] counts, connections with their `interests`, and processes.
-    fn polled<'a>(&'a self, end: BorrowedFd<'a>, accepts: bool, interests: &[PollFlags]) -> Vec<PollFd<'a>> {
+    /// What is waited for: the five that [`OF_THE_SERVER`] counts, connections with their `interests`, and processes.
+    fn polled<'a>(
+        &'a self,
+        end: BorrowedFd<'a>,
+        (accepts, watches_bridges): (bool, bool),
+        interests: &[PollFlags],
+    ) -> Vec<PollFd<'a>> {
         let if_so = |is_so: bool| if is_so { PollFlags::IN } else { PollFlags::empty() };
         let of_the_server: [_; OF_THE_SERVER] = [
             PollFd::from_borrowed_fd(end, PollFlags::IN),
@@ -91,6 +99,7 @@ impl Server {
                 Some(reload) => PollFd::new(&reload.asked, PollFlags::IN),
                 None => PollFd::from_borrowed_fd(end, PollFlags::IN),
             },
+            PollFd::new(&self.fdb_changes, if_so(watches_bridges)),
         ];
         let mut fds = Vec::from(of_the_server);
         let connections = self.connections.values().zip(interests);
@@ -117,6 +126,7 @@ impl Server {
             accept: is_ready(&fds[1]),
             changes: is_ready(&fds[2]),
             reload: self.reload.is_some() && is_ready(&fds[3]),
+            fdb: is_ready(&fds[4]),
             connections: numbers
                 .zip(events)
                 .filter(|(_, events)| !events.is_empty())

@@ -5,9 +5,10 @@ use std::sync::{Arc, Weak};
 
 use serde::{Deserialize, Serialize};
 use steer::mac_text;
+use steward::protocol::BEHIND_MAX;
 
 use super::lane_status::{LaneStatus, Named};
-use crate::network::{Network, ShownHost};
+use crate::network::{Network, ShownBridge, ShownHost};
 use crate::nic::drivers;
 use crate::port::Port;
 
@@ -51,10 +52,49 @@ pub(crate) struct HostStatus {
     pub(crate) interface: Option<String>,
     /// Its addresses.
     pub(crate) macs: Vec<String>,
+    /// The bridge that the uplink is part of; none: it is of none.
+    #[serde(default)]
+    pub(crate) bridge: Option<BridgeStatus>,
     /// Why it is not reached.
     pub(crate) impaired: Option<String>,
     /// That device's queue.
     pub(crate) queue: LaneStatus,
+}
+
+/// A bridge that the uplink is part of.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct BridgeStatus {
+    pub(crate) name: String,
+    /// Addresses at its other ports, which are reached through the host.
+    pub(crate) behind: usize,
+    /// Addresses at its other ports that are not reached: there are too many.
+    pub(crate) left_out: u32,
+}
+
+impl BridgeStatus {
+    fn read(shown: &ShownBridge) -> Self {
+        let ShownBridge {
+            name,
+            behind,
+            left_out,
+        } = shown.clone();
+        Self {
+            name,
+            behind,
+            left_out,
+        }
+    }
+
+    fn render(&self) -> String {
+        let Self { name, behind, .. } = self;
+        let left_out = match self.left_out {
+            0 => String::new(),
+            more => format!(", {more} are not, beyond {BEHIND_MAX} (`bridge fdb show br {name}`)"),
+        };
+        format!(
+            "uplink is a port of bridge {name}: {behind} addresses at its other ports are reached{left_out}"
+        )
+    }
 }
 
 impl HostStatus {
@@ -63,6 +103,7 @@ impl HostStatus {
         Self {
             interface: shown.interface.clone(),
             macs: shown.macs.iter().map(|&mac| mac_text(mac)).collect(),
+            bridge: shown.bridge.as_ref().map(BridgeStatus::read),
             impaired: shown.impaired.clone(),
             queue: LaneStatus::read(0, None, &shown.counters, facts.as_deref(), None),
         }
@@ -154,6 +195,9 @@ impl NetworkStatus {
         }
         if let Some(host) = &self.host {
             let _ = writeln!(text, "  {}", host.render());
+            if let Some(bridge) = &host.bridge {
+                let _ = writeln!(text, "  {}", bridge.render());
+            }
         }
     }
 }

@@ -37,6 +37,8 @@ pub(super) struct NetworkReport {
     vlans: String,
     /// What the host has of the interface beside it.
     host: &'static str,
+    /// The bridge that the interface is a port of.
+    bridge: Option<String>,
 }
 
 /// The host keeps the interface.
@@ -62,6 +64,7 @@ impl Seen {
             most_stations: STATIONS_MAX,
             vlans: self.vlans(),
             host: HOST,
+            bridge: self.bridge.clone(),
         }
     }
 
@@ -168,8 +171,11 @@ impl NetworkReport {
             true => String::new(),
             false => format!(" ({})", self.taken_by.join("; ")),
         };
+        let bridge = self.bridge.as_ref().map_or_else(String::new, |name| {
+            format!("; a port of bridge {name}: what is at its other ports is reached through the host")
+        });
         format!(
-            "{there}{mode} on {} queue(s){taken}, {} addresses; VLANs: {}; host: {}",
+            "{there}{mode} on {} queue(s){taken}, {} addresses; VLANs: {}; host: {}{bridge}",
             self.queues, self.most_stations, self.vlans, self.host
         )
     }

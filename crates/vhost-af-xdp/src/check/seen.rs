@@ -10,6 +10,7 @@ use serde::Serialize;
 use steer::{ForeignProgram, HintSet, program_on, unnamed_program_on};
 use steward::capabilities;
 use steward::hardware::{Ethtool, Tags};
+use steward::links::bridge::bridge_of;
 use steward::links::{DriverXdp, Link};
 use steward::protocol::DEFAULT_SOCKET;
 
@@ -35,6 +36,8 @@ pub(super) struct Seen {
     pub(super) carrier: Option<bool>,
     /// It is the host with itself.
     pub(super) loopback: bool,
+    /// The bridge that it is a port of.
+    pub(super) bridge: Option<String>,
     pub(super) kernel: Option<(u32, u32)>,
     pub(super) release: String,
     /// What the driver says; none before Linux 6.3.
@@ -120,6 +123,7 @@ impl Seen {
         Ok(Self {
             carrier: Link::has_carrier(link.index).ok(),
             loopback: Link::is_loopback(link.index).unwrap_or(false),
+            bridge: bridge_of(link.index).unwrap_or_default(),
             kernel: drivers::kernel(),
             release: uname.release().to_string_lossy().into_owned(),
             driver,

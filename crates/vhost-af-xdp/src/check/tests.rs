@@ -21,6 +21,7 @@ fn igb() -> Seen {
         },
         carrier: Some(true),
         loopback: false,
+        bridge: None,
         kernel: Some((7, 2)),
         release: "7.2.13".to_owned(),
         driver: Some(DriverXdp {
@@ -429,4 +430,15 @@ fn json_has_these_fields() {
     ];
     wanted.sort_unstable();
     assert_eq!(names, wanted);
+}
+
+#[test]
+fn bridge_that_the_interface_is_a_port_of_is_named() {
+    let line = |report: &Report| report.network.line();
+    assert!(!line(&with(|_| ())).contains("bridge"));
+    let report = with(|seen| seen.bridge = Some("br0".to_owned()));
+    assert!(
+        line(&report)
+            .ends_with("a port of bridge br0: what is at its other ports is reached through the host")
+    );
 }

@@ -1,6 +1,9 @@
 //! The host as one more receiver of a network: a tap device that the steward joins with the uplink's interface, and
 //! whose descriptor it hands over. It is served by a lane of its own ([`crate::switch::host_lane`]). The network works
 //! without it; why it is not reached is said once, and it is tried again less and less often.
+//!
+//! Where the uplink is a port of a bridge, what the bridge reaches by its other ports is reached through the host: the
+//! steward reads the bridge's forwarding database, and tells when that changes (`steward::links::bridge`).
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
@@ -20,6 +23,7 @@ use crate::switch::ethernet::Mac;
 use crate::switch::host_lane::HostLane;
 use crate::switch::new_lane::NewLane;
 use crate::switch::role::Role;
+use crate::switch::table::Behind;
 use crate::switch::workers::LaneAt;
 
 /// As far as it is reached.
@@ -29,6 +33,9 @@ pub(super) struct Host {
     counters: Arc<PairCounters>,
     /// Its addresses.
     pub(super) macs: Vec<Mac>,
+    /// What is reached through it.
+    pub(super) behind: Arc<Behind>,
+    bridge: Option<ShownBridge>,
     impaired: Option<String>,
     retry: Retry<u32>,
 }
@@ -46,9 +53,20 @@ struct End {
 pub(crate) struct ShownHost {
     pub(crate) interface: Option<String>,
     pub(crate) macs: Vec<Mac>,
+    pub(crate) bridge: Option<ShownBridge>,
     pub(crate) counters: Arc<PairCounters>,
     pub(crate) lane: Option<Weak<LaneFacts>>,
     pub(crate) impaired: Option<String>,
+}
+
+/// The bridge that the uplink is part of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ShownBridge {
+    pub(crate) name: String,
+    /// Addresses that are reached by its other ports.
+    pub(crate) behind: usize,
+    /// Those that are not, because there are too many.
+    pub(crate) left_out: u32,
 }
 
 impl Host {
@@ -57,6 +75,7 @@ impl Host {
         ShownHost {
             interface: end.map(|end| end.name.clone()),
             macs: self.macs.clone(),
+            bridge: self.bridge.clone(),
             counters: Arc::clone(&self.counters),
             lane: end.map(|end| Arc::downgrade(&end.facts)),
             impaired: self.impaired.clone(),
@@ -73,7 +92,7 @@ impl Network {
             return;
         }
         let is_reached = state.host.end.is_some() && state.host.impaired.is_none();
-        let changes = uplink.steering.changes();
+        let changes = uplink.steering.changes_of_host();
         if !state.host.retry.is_due(changes, is_reached, Instant::now()) {
             return;
         }
@@ -97,11 +116,33 @@ impl Network {
             self.stop_host(state);
             state.host.end = Some(self.serve_host(state, &end, tap)?);
         }
-        if state.host.macs != end.macs {
-            state.host.macs = end.macs;
+        let behind = match end.behind {
+            0 => Behind::default(),
+            _ => Behind::new(&uplink.steering.behind()?),
+        };
+        self.note_bridge(state, &end, behind.len());
+        if state.host.macs != end.macs || *state.host.behind != behind {
+            (state.host.macs, state.host.behind) = (end.macs, Arc::new(behind));
             self.tell_table(state);
         }
         Ok(())
+    }
+
+    /// Takes note of the bridge that the uplink is part of; said when it is another one than before.
+    fn note_bridge(&self, state: &mut State, end: &HostEnd, behind: usize) {
+        let bridge = (!end.bridge.is_empty()).then(|| ShownBridge {
+            name: end.bridge.clone(),
+            behind,
+            left_out: end.left_out,
+        });
+        let before = std::mem::replace(&mut state.host.bridge, bridge);
+        if before.is_none_or(|before| before.name != end.bridge) && !end.bridge.is_empty() {
+            tracing::info!(
+                network = self.name,
+                bridge = end.bridge,
+                "the uplink is a port of a bridge: what that reaches by its other ports is reached through the host"
+            );
+        }
     }
 
     /// Lets a lane serve a device.
@@ -150,8 +191,10 @@ impl Network {
     /// Gives the host up: frames to it go to the uplink.
     pub(super) fn lose_host(&self, state: &mut State) {
         self.stop_host(state);
+        state.host.bridge = None;
         if !state.host.macs.is_empty() {
             state.host.macs.clear();
+            state.host.behind = Arc::default();
             self.tell_table(state);
         }
     }

@@ -28,7 +28,7 @@ use steward::protocol::StationChange;
 use xsk::NumaNode;
 
 use self::host::Host;
-pub(crate) use self::host::ShownHost;
+pub(crate) use self::host::{ShownBridge, ShownHost};
 use self::learning::Learning;
 use self::naming::Named;
 use self::seen::Seen;
@@ -423,6 +423,7 @@ fn configured(state: &State) -> Table {
     Table::new(state.ports.clone())
         .with_host(host)
         .with_reached(&state.host.macs)
+        .with_behind(&state.host.behind)
         .with_uplink_until(state.uplink_until)
 }
 

@@ -360,9 +360,23 @@ impl Steering {
         }
     }
 
+    /// What the bridge reaches that the interface is part of: see [`Lease::behind`].
+    pub(crate) fn behind(&self) -> Result<Vec<steer::Station>, InterfaceError> {
+        match self {
+            Self::External(_) => Ok(Vec::new()),
+            Self::Leased(leased) => Ok(leased.lease.behind()?),
+        }
+    }
+
     /// How often [`look`](Self::look) found something changed; it wraps.
     pub(crate) fn changes(&self) -> u32 {
         self.leased().map_or(0, |leased| leased.changes.load(Relaxed))
+    }
+
+    /// The same, and how often something changed behind the bridge that the interface is part of.
+    pub(crate) fn changes_of_host(&self) -> u32 {
+        let behind = self.leased().map_or(0, |leased| leased.lease.behind_changes());
+        self.changes().wrapping_add(behind)
     }
 
     /// The interface as it is now.

@@ -3,10 +3,12 @@
 //! Made by control as a whole, and never changed: workers hold it by an `Arc` of their own, so that they read it
 //! without a lock, and are given the next one by message.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 use std::time::Instant;
+
+use steward::protocol::ANY_VLAN;
 
 use super::ethernet::Mac;
 use super::flows::Flows;
@@ -85,6 +87,28 @@ impl PortNote {
     }
 }
 
+/// Stations behind a bridge that the uplink is part of, which the host reaches by the bridge's other ports.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Behind(HashSet<Station, StationHash>);
+
+impl Behind {
+    /// Of these; their VLAN may be [`steward::protocol::ANY_VLAN`].
+    pub(crate) fn new(stations: &[steer::Station]) -> Self {
+        let stations = stations.iter();
+        Self(stations.map(|of| Station::new(of.vlan, of.mac)).collect())
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    #[inline]
+    fn has(&self, station: Station) -> bool {
+        let any_vlan = || Station::new(ANY_VLAN, station.mac());
+        !self.0.is_empty() && (self.0.contains(&station) || self.0.contains(&any_vlan()))
+    }
+}
+
 /// See the module's head.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
@@ -95,6 +119,8 @@ pub(crate) struct Table {
     host: Option<Mac>,
     /// Addresses of a host that is reached, in any VLAN.
     reached: Vec<Mac>,
+    /// What is reached through that host.
+    behind: Arc<Behind>,
     /// The last queue of the uplink is set up anew: until then guests' frames for it wait.
     uplink_until: Option<Instant>,
 }
@@ -114,6 +140,7 @@ impl Table {
             ports,
             host: None,
             reached: Vec::new(),
+            behind: Arc::default(),
             uplink_until: None,
         }
     }
@@ -135,6 +162,12 @@ impl Table {
     pub(crate) fn with_reached(self, macs: &[Mac]) -> Self {
         let reached = macs.to_vec();
         Self { reached, ..self }
+    }
+
+    /// With what is reached through that host.
+    pub(crate) fn with_behind(self, behind: &Arc<Behind>) -> Self {
+        let behind = Arc::clone(behind);
+        Self { behind, ..self }
     }
 
     /// With an uplink that may have no queue for a moment, and has one again by then.
@@ -200,7 +233,7 @@ impl Table {
         }
         match self.stations.get(&station) {
             Some(&port) => Destination::Port(port),
-            None if self.reached.contains(&station.mac()) => Destination::Host,
+            None if self.reached.contains(&station.mac()) || self.behind.has(station) => Destination::Host,
             None => Destination::Unknown,
         }
     }
@@ -296,6 +329,27 @@ mod tests {
         assert_eq!(find(100, [2, 0, 0, 0, 0, 9]), Destination::Host);
         assert_eq!(find(100, mac), Destination::Port(PortNumber(0)));
         assert_eq!(find(100, [2, 0, 0, 0, 0, 8]), Destination::Unknown);
+    }
+
+    #[test]
+    fn what_is_behind_a_bridge_is_found_after_ports_and_in_its_vlan() {
+        let [port, other] = [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]];
+        let ports = vec![Some(TablePort {
+            mac: port,
+            ..TablePort::default()
+        })];
+        let behind = [(0, port), (7, other), (ANY_VLAN, [2, 0, 0, 0, 0, 3])];
+        let behind = behind.map(|(vlan, mac)| steer::Station { vlan, mac });
+        let table = Table::new(ports).with_behind(&Arc::new(Behind::new(&behind)));
+        let find = |vlan, mac| table.find(Station::new(vlan, mac));
+        assert_eq!(find(0, port), Destination::Port(PortNumber(0)));
+        assert_eq!(find(7, other), Destination::Host);
+        assert_eq!(find(0, other), Destination::Unknown);
+        for vlan in [0, 7] {
+            assert_eq!(find(vlan, [2, 0, 0, 0, 0, 3]), Destination::Host);
+        }
+        // A guest may come to a port from there.
+        assert!(table.is_free(Station::new(7, other)));
     }
 
     #[test]

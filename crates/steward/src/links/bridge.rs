@@ -1,0 +1,580 @@
+//! What a bridge reaches by its other ports, where an interface, or what is above it, is one port of that bridge.
+//!
+//! # Theory of operation
+//! [`Behind`] reads which bridges an interface is part of ([`Behind::look_at_links`], on each change of an interface),
+//! and what these have in their forwarding databases (FDB, [`Behind::look_at_fdb`], when [`FdbChanges`] is readable).
+//! Addresses at other ports than the interface's own are *behind* the bridge, in the VLANs as frames on the interface
+//! have them.
+//!
+//! A bridge forgets an address that has been silent for five minutes, and sends frames for it to all of its ports. So
+//! an address that it has forgotten stays behind it, until it is seen at the interface's port, or the port where it was
+//! is gone.
+//!
+//! Who sends from many addresses fills a bridge's database. What is read of it is limited ([`FDB_READ_MAX`]), what is
+//! kept as well ([`BEHIND_MAX`]), with an equal share for each port of the bridge. Within a port configured addresses
+//! come before learned ones, and these before forgotten ones.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::ops::Bound;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use netlink_bindings::rt_link::{self, Ifinfomsg, IterableLinkAttrs, LinkinfoDataMsg};
+use netlink_bindings::rt_neigh::{self, Ndmsg};
+use netlink_socket2::NetlinkSocket;
+use rustix::io::Errno;
+use rustix::net::netlink::SocketAddrNetlink;
+use rustix::net::{RecvFlags, bind, recv};
+use steer::Station;
+
+use super::tap::for_each;
+use super::{Link, netlink_socket};
+use crate::protocol::{ANY_VLAN, BEHIND_MAX};
+
+/// Most entries that are read of all forwarding databases at a time. What is behind these counts as forgotten.
+const FDB_READ_MAX: usize = 1 << 16;
+/// `NUD_NOARP` and `NUD_PERMANENT` (include/uapi/linux/neighbour.h): somebody has configured the entry.
+const CONFIGURED: u16 = 0x40 | 0x80;
+/// `RTEXT_FILTER_BRVLAN` (include/uapi/linux/rtnetlink.h): VLANs of bridge ports are shown.
+const WITH_VLANS: u32 = 1 << 1;
+/// `IFLA_BRIDGE_VLAN_INFO`: a `struct bridge_vlan_info` of flags and VLAN (include/uapi/linux/if_bridge.h).
+const VLAN_INFO: u16 = 2;
+/// `BRIDGE_VLAN_INFO_PVID`.
+const IS_PVID: u16 = 1 << 1;
+/// `ETH_P_8021Q`.
+const CUSTOMER_TAG: u16 = 0x8100;
+/// Bytes of a netlink message before the family of its body.
+const FAMILY_AT: usize = 16;
+
+/// What an interface says of itself that matters here.
+#[derive(Default)]
+struct Seen {
+    name: String,
+    /// The interface that it is on, in this network namespace.
+    below: Option<u32>,
+    master: Option<u32>,
+    kind: Kind,
+}
+
+#[derive(Default)]
+enum Kind {
+    #[default]
+    Other,
+    /// Frames of this VLAN of the interface below, without the tag.
+    Vlan(u16),
+    Bridge {
+        filters_vlans: bool,
+    },
+}
+
+/// By index.
+type Links = BTreeMap<u32, Seen>;
+
+/// The interface, or one above it, is a port of a bridge.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Membership {
+    bridge: u32,
+    bridge_name: String,
+    port: u32,
+    /// Frames of the bridge have this tag on the interface.
+    tag: Option<u16>,
+    /// The bridge tells VLANs apart; the VLAN of frames that come to the port without a tag, 0: there is none.
+    pvid: Option<u16>,
+}
+
+impl Membership {
+    /// VLANs that frames on the interface are of which the bridge takes for frames of that one.
+    fn vlans(&self, vlan: u16) -> Vec<u16> {
+        match (self.pvid, self.tag) {
+            (None, tag) => vec![tag.unwrap_or(ANY_VLAN)],
+            (Some(pvid), Some(tag)) if vlan == pvid => vec![tag],
+            // A second tag would be behind the first.
+            (Some(_), Some(_)) => Vec::new(),
+            (Some(pvid), None) if vlan == pvid => vec![0, vlan],
+            (Some(_), None) => vec![vlan],
+        }
+    }
+}
+
+/// An entry of a bridge's forwarding database.
+#[derive(Debug, Clone, Copy)]
+struct Entry {
+    bridge: u32,
+    port: u32,
+    /// 0: none.
+    vlan: u16,
+    mac: [u8; 6],
+    is_configured: bool,
+}
+
+/// How a bridge knows an address; what is less comes first where there is not room for all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Known {
+    Configured,
+    Learned,
+    Forgotten,
+}
+
+/// See the module's head.
+#[derive(Debug, Default)]
+pub(crate) struct Behind {
+    memberships: Vec<Membership>,
+    /// Ports of bridges.
+    ports: BTreeSet<u32>,
+    /// With the port where it is.
+    stations: BTreeMap<Station, (u32, Known)>,
+    /// How many there was no room for.
+    left_out: usize,
+    /// How often something changed; it wraps.
+    changes: u32,
+}
+
+impl Behind {
+    /// Of which bridge the interface is a port; empty: of none.
+    pub(crate) fn bridge(&self) -> &str {
+        let mut memberships = self.memberships.iter();
+        memberships.next().map_or("", |first| &first.bridge_name)
+    }
+
+    /// How often something changed; it wraps.
+    pub(crate) fn changes(&self) -> u32 {
+        self.changes
+    }
+
+    /// Those that come after this one, in order.
+    pub(crate) fn after(&self, station: Station) -> impl Iterator<Item = Station> {
+        let after = (Bound::Excluded(station), Bound::Unbounded);
+        self.stations.range(after).map(|(&station, _)| station)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.stations.len()
+    }
+
+    /// How many there was no room for.
+    pub(crate) fn left_out(&self) -> usize {
+        self.left_out
+    }
+
+    /// Looks which bridges there are, and what is behind them.
+    /// Errors: the kernel's.
+    pub(crate) fn look_at_links(&mut self, link: &Link) -> io::Result<()> {
+        let links = read_links()?;
+        let mut memberships = memberships_of(&links, link.index);
+        if memberships.iter().any(|membership| membership.pvid.is_some()) {
+            let pvids = read_pvids()?;
+            for membership in &mut memberships {
+                let pvid = pvids.get(&membership.port).copied();
+                membership.pvid = membership.pvid.map(|none| pvid.unwrap_or(none));
+            }
+        }
+        if memberships != self.memberships {
+            self.stations.clear();
+            self.changes = self.changes.wrapping_add(1);
+        }
+        let bridges: BTreeSet<u32> = memberships.iter().map(|of| of.bridge).collect();
+        let is_port = |seen: &Seen| seen.master.is_some_and(|master| bridges.contains(&master));
+        let ports = links.iter().filter(|(_, seen)| is_port(seen));
+        self.ports = ports.map(|(&index, _)| index).collect();
+        self.memberships = memberships;
+        self.look_at_fdb()?;
+        Ok(())
+    }
+
+    /// Looks what is behind; whether something changed.
+    /// Errors: the kernel's.
+    pub(crate) fn look_at_fdb(&mut self) -> io::Result<bool> {
+        let entries = match self.memberships.is_empty() {
+            true => Vec::new(),
+            false => read_fdb(&self.memberships)?,
+        };
+        Ok(self.take(&entries))
+    }
+
+    /// These entries are there now.
+    fn take(&mut self, entries: &[Entry]) -> bool {
+        let (mut here, mut behind) = (BTreeSet::new(), BTreeMap::new());
+        for entry in entries {
+            let mut of = self.memberships.iter().filter(|of| of.bridge == entry.bridge);
+            let Some(of) = of.next() else { continue };
+            let mac = entry.mac;
+            let stations = of.vlans(entry.vlan).into_iter().map(|vlan| Station { vlan, mac });
+            if self.memberships.iter().any(|of| of.port == entry.port) {
+                here.extend(stations);
+                continue;
+            }
+            let known = match entry.is_configured {
+                true => Known::Configured,
+                false => Known::Learned,
+            };
+            for station in stations {
+                let at = behind.entry(station).or_insert((entry.port, known));
+                *at = (*at).min((entry.port, known));
+            }
+        }
+        for (&station, &(port, known)) in &self.stations {
+            if known != Known::Configured && !here.contains(&station) && self.ports.contains(&port) {
+                behind.entry(station).or_insert((port, Known::Forgotten));
+            }
+        }
+        let all = behind.len();
+        let kept = shared_out(behind, BEHIND_MAX);
+        let left_out = all - kept.len();
+        let changed = left_out != self.left_out || !kept.keys().eq(self.stations.keys());
+        (self.stations, self.left_out) = (kept, left_out);
+        self.changes = self.changes.wrapping_add(changed.into());
+        changed
+    }
+}
+
+/// At most so many of these, with an equal share for each port.
+fn shared_out(all: BTreeMap<Station, (u32, Known)>, most: usize) -> BTreeMap<Station, (u32, Known)> {
+    if all.len() <= most {
+        return all;
+    }
+    let mut ranked: Vec<_> = all.into_iter().map(|(station, at)| (at, station)).collect();
+    ranked.sort_unstable();
+    let (mut port, mut rank) = (None, 0);
+    let mut ranked: Vec<_> = ranked
+        .into_iter()
+        .map(|(at, station)| {
+            rank = if port == Some(at.0) { rank + 1 } else { 0 };
+            port = Some(at.0);
+            (rank, at, station)
+        })
+        .collect();
+    ranked.sort_unstable();
+    let kept = ranked.into_iter().take(most);
+    kept.map(|(_, at, station)| (station, at)).collect()
+}
+
+/// Bridges that an interface is part of, by itself, by a bond or team, or by a VLAN of these.
+fn memberships_of(links: &Links, index: u32) -> Vec<Membership> {
+    let mut found = Vec::new();
+    let (mut above, mut next) = (vec![(index, None)], 0);
+    while let Some(&(at, tag)) = above.get(next) {
+        next += 1;
+        let mut higher = Vec::new();
+        let master = links.get(&at).and_then(|seen| seen.master);
+        if let Some((master, seen)) = master.and_then(|master| Some((master, links.get(&master)?))) {
+            match seen.kind {
+                Kind::Bridge { filters_vlans } => found.push(Membership {
+                    bridge: master,
+                    bridge_name: seen.name.clone(),
+                    port: at,
+                    tag,
+                    pvid: filters_vlans.then_some(0),
+                }),
+                _ => higher.push((master, tag)),
+            }
+        }
+        for (&on, seen) in links.iter().filter(|(_, seen)| seen.below == Some(at)) {
+            if let (Kind::Vlan(vlan), None) = (&seen.kind, tag) {
+                higher.push((on, Some(*vlan)));
+            }
+        }
+        higher.retain(|one| !above.contains(one));
+        above.extend(higher);
+    }
+    found
+}
+
+/// Name of the bridge that the interface of an index is a port of, by itself, by a bond or team, or by a VLAN of these.
+///
+/// # Errors
+/// The kernel's.
+pub fn bridge_of(index: u32) -> io::Result<Option<String>> {
+    let memberships = memberships_of(&read_links()?, index);
+    Ok(memberships.into_iter().next().map(|first| first.bridge_name))
+}
+
+fn read_links() -> io::Result<Links> {
+    let mut links = Links::new();
+    for_each(|header, attributes| {
+        let index = u32::try_from(header.ifi_index).unwrap_or_default();
+        links.insert(index, seen(attributes));
+    })?;
+    Ok(links)
+}
+
+fn seen(attributes: &IterableLinkAttrs<'_>) -> Seen {
+    let data = attributes.get_linkinfo().and_then(|info| info.get_data());
+    let kind = match data {
+        Ok(LinkinfoDataMsg::Bridge(bridge)) => Kind::Bridge {
+            filters_vlans: bridge.get_vlan_filtering().is_ok_and(|filters| filters != 0),
+        },
+        // The protocol is in network order.
+        Ok(LinkinfoDataMsg::Vlan(vlan))
+            if vlan
+                .get_protocol()
+                .is_ok_and(|tag| [tag, tag.swap_bytes()].contains(&CUSTOMER_TAG)) =>
+        {
+            vlan.get_id().map_or(Kind::Other, Kind::Vlan)
+        }
+        _ => Kind::Other,
+    };
+    let is_here = attributes.get_link_netnsid().is_err();
+    Seen {
+        name: attributes
+            .get_ifname()
+            .map_or_else(|_| String::new(), |name| name.to_string_lossy().into_owned()),
+        below: attributes.get_link().ok().filter(|_| is_here),
+        master: attributes.get_master().ok(),
+        kind,
+    }
+}
+
+/// Of bridge ports: the VLAN of frames without a tag.
+fn read_pvids() -> io::Result<BTreeMap<u32, u16>> {
+    let header = Ifinfomsg {
+        ifi_family: libc::AF_BRIDGE as u8,
+        ..Ifinfomsg::default()
+    };
+    let mut request = rt_link::Request::new().op_getlink_dump(&header);
+    request.encode().push_ext_mask(WITH_VLANS);
+    let (mut socket, mut pvids) = (NetlinkSocket::new(), BTreeMap::new());
+    let mut replies = socket.request(&request)?;
+    while let Some(reply) = replies.recv() {
+        let (header, attributes) = reply.map_err(io::Error::from)?;
+        let index = u32::try_from(header.ifi_index).unwrap_or_default();
+        let pvid = attributes
+            .get_af_spec()
+            .ok()
+            .and_then(|spec| pvid_in(spec.get_buf()));
+        pvids.extend(pvid.map(|pvid| (index, pvid)));
+    }
+    Ok(pvids)
+}
+
+/// In attributes (struct nlattr: length and type, 2 bytes each, then the value, padded to 4 bytes).
+fn pvid_in(mut attributes: &[u8]) -> Option<u16> {
+    let word = |bytes: &[u8], at: usize| Some(u16::from_ne_bytes(*bytes.get(at..)?.first_chunk()?));
+    loop {
+        let (len, kind) = (usize::from(word(attributes, 0)?), word(attributes, 2)?);
+        let value = attributes.get(4..len)?;
+        if kind == VLAN_INFO && word(value, 0)? & IS_PVID != 0 {
+            return word(value, 2);
+        }
+        attributes = attributes.get(len.next_multiple_of(4)..)?;
+    }
+}
+
+/// What these bridges know.
+fn read_fdb(memberships: &[Membership]) -> io::Result<Vec<Entry>> {
+    let header = Ndmsg {
+        ndm_family: libc::AF_BRIDGE as u8,
+        ..Ndmsg::default()
+    };
+    let (mut socket, mut entries) = (NetlinkSocket::new(), Vec::new());
+    let mut replies = socket.request(&rt_neigh::Request::new().op_getneigh_dump(&header))?;
+    let mut read = 0;
+    while let Some(reply) = replies.recv() {
+        let (header, attributes) = reply.map_err(io::Error::from)?;
+        read += 1;
+        if read > FDB_READ_MAX {
+            break;
+        }
+        let Ok(bridge) = attributes.get_master() else {
+            continue;
+        };
+        let mac = attributes.get_lladdr().ok().and_then(|mac| mac.try_into().ok());
+        let is_ours = memberships.iter().any(|of| of.bridge == bridge);
+        if let Some(mac) = mac.filter(|mac: &[u8; 6]| is_ours && mac[0] & 1 == 0) {
+            entries.push(Entry {
+                bridge,
+                port: u32::try_from(header.ndm_ifindex).unwrap_or_default(),
+                vlan: attributes.get_vlan().unwrap_or(0),
+                mac,
+                is_configured: header.ndm_state & CONFIGURED != 0,
+            });
+        }
+    }
+    Ok(entries)
+}
+
+/// Tells that some bridge's forwarding database changed.
+#[derive(Debug)]
+pub(crate) struct FdbChanges(OwnedFd);
+
+impl FdbChanges {
+    /// Subscribes in the network namespace of the calling thread.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub(crate) fn subscribe() -> io::Result<Self> {
+        let socket = netlink_socket(None)?;
+        // Those of neighbours, which come along, are left out by `drain`.
+        bind(
+            &socket,
+            &SocketAddrNetlink::new(0, libc::RTMGRP_NEIGH.cast_unsigned()),
+        )?;
+        Ok(Self(socket))
+    }
+
+    /// Takes what was told out of the way, without waiting; whether a database changed. Lost messages (ENOBUFS) count.
+    pub(crate) fn drain(&self) -> bool {
+        let (mut message, mut changed) = ([0u8; 4096], false);
+        loop {
+            match recv(&self.0, &mut message[..], RecvFlags::empty()) {
+                Ok((bytes, _)) => {
+                    let family = message[..bytes].get(FAMILY_AT).copied();
+                    changed |= family == Some(libc::AF_BRIDGE as u8);
+                }
+                Err(Errno::NOBUFS) => changed = true,
+                Err(_) => return changed,
+            }
+        }
+    }
+}
+
+impl AsFd for FdbChanges {
+    /// Readable when there is a change.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BRIDGE: u32 = 9;
+    const UPLINK: u32 = 1;
+
+    fn mac(last: u16) -> [u8; 6] {
+        let [high, low] = last.to_be_bytes();
+        [2, 0, 0, 0, high, low]
+    }
+
+    fn station(vlan: u16, last: u16) -> Station {
+        let mac = mac(last);
+        Station { vlan, mac }
+    }
+
+    fn entry(port: u32, vlan: u16, last: u16) -> Entry {
+        Entry {
+            bridge: BRIDGE,
+            port,
+            vlan,
+            mac: mac(last),
+            is_configured: false,
+        }
+    }
+
+    /// The interface is a port of a bridge with further ports 2 to 4.
+    fn port_of(pvid: Option<u16>, tag: Option<u16>) -> Behind {
+        let membership = Membership {
+            bridge: BRIDGE,
+            bridge_name: "br0".to_owned(),
+            port: UPLINK,
+            tag,
+            pvid,
+        };
+        Behind {
+            memberships: vec![membership],
+            ports: (1..=4).collect(),
+            ..Behind::default()
+        }
+    }
+
+    fn stations(behind: &Behind) -> Vec<Station> {
+        behind.stations.keys().copied().collect()
+    }
+
+    #[test]
+    fn bridge_is_found_above_bonds_and_vlans() {
+        let seen = |below, master, kind| Seen {
+            below,
+            master,
+            kind,
+            ..Seen::default()
+        };
+        let bridge = |filters_vlans| Kind::Bridge { filters_vlans };
+        // In a bond, which has a VLAN in one bridge, and with a tag of its own in another one; a VLAN in a VLAN.
+        let links = Links::from([
+            (1, seen(None, Some(2), Kind::Other)),
+            (2, seen(None, Some(8), Kind::Other)),
+            (3, seen(Some(2), Some(9), Kind::Vlan(7))),
+            (4, seen(Some(3), Some(9), Kind::Vlan(8))),
+            (8, seen(None, None, bridge(true))),
+            (9, seen(None, None, bridge(false))),
+        ]);
+        let found = memberships_of(&links, 1);
+        let found: Vec<_> = found
+            .iter()
+            .map(|of| (of.bridge, of.port, of.tag, of.pvid))
+            .collect();
+        assert_eq!(found, [(8, 2, None, Some(0)), (9, 3, Some(7), None)]);
+        assert!(memberships_of(&links, 9).is_empty());
+        // A circle, which the kernel does not make, has an end.
+        let circle = [
+            (1, seen(None, Some(2), Kind::Other)),
+            (2, seen(None, Some(1), Kind::Other)),
+        ];
+        assert!(memberships_of(&Links::from(circle), 1).is_empty());
+    }
+
+    #[test]
+    fn vlans_are_those_of_frames_on_the_interface() {
+        let vlans = |pvid, tag, vlan| {
+            let mut behind = port_of(pvid, tag);
+            behind.take(&[entry(2, vlan, 1)]);
+            let stations = stations(&behind);
+            stations.iter().map(|of| of.vlan).collect::<Vec<_>>()
+        };
+        assert_eq!(vlans(None, None, 0), [ANY_VLAN]);
+        assert_eq!(vlans(None, Some(7), 0), [7]);
+        assert_eq!(vlans(Some(1), None, 1), [0, 1]);
+        assert_eq!(vlans(Some(1), None, 5), [5]);
+        assert_eq!(vlans(Some(1), Some(7), 1), [7]);
+        assert!(vlans(Some(1), Some(7), 5).is_empty());
+    }
+
+    #[test]
+    fn forgotten_address_stays_until_it_is_seen_at_the_interface_or_its_port_is_gone() {
+        let mut behind = port_of(None, None);
+        assert!(behind.take(&[entry(2, 0, 1), entry(3, 0, 2), entry(UPLINK, 0, 3)]));
+        let both = [station(ANY_VLAN, 1), station(ANY_VLAN, 2)];
+        assert_eq!(stations(&behind), both);
+        assert!(!behind.take(&[entry(3, 0, 2)]), "silent");
+        assert_eq!(stations(&behind), both);
+        assert!(behind.take(&[entry(UPLINK, 0, 1)]), "on the LAN");
+        assert_eq!(stations(&behind), both[1..]);
+        behind.ports.remove(&3);
+        assert!(behind.take(&[]));
+        assert!(stations(&behind).is_empty());
+    }
+
+    #[test]
+    fn ports_have_equal_shares_and_configured_addresses_come_first() {
+        let mut behind = port_of(None, None);
+        let flood = (0..5000).map(|last| entry(2, 0, last));
+        let few = (6000..6100).map(|last| entry(3, 0, last));
+        let configured = Entry {
+            is_configured: true,
+            ..entry(2, 0, 9000)
+        };
+        let all: Vec<_> = flood.chain(few).chain([configured]).collect();
+        assert!(behind.take(&all) && !behind.take(&all));
+        assert_eq!(behind.len(), BEHIND_MAX);
+        assert_eq!(behind.left_out(), all.len() - BEHIND_MAX);
+        let has = |last| behind.stations.contains_key(&station(ANY_VLAN, last));
+        assert!((6000..6100).all(has) && has(9000));
+    }
+
+    #[test]
+    fn vlan_of_untagged_frames_is_read_from_the_port() {
+        let info = |flags: u16, vlan: u16| {
+            let words = [8, VLAN_INFO, flags, vlan];
+            words.map(u16::to_ne_bytes).concat()
+        };
+        assert_eq!(pvid_in(&[info(0, 4), info(IS_PVID, 7)].concat()), Some(7));
+        assert_eq!(pvid_in(&info(0, 4)), None);
+        assert_eq!(pvid_in(&[]), None);
+        // Lengths that cannot be.
+        for len in [0u16, 3, 9] {
+            let bytes = [len, VLAN_INFO, IS_PVID, 7].map(u16::to_ne_bytes).concat();
+            assert_eq!(pvid_in(&bytes), None);
+        }
+    }
+}
