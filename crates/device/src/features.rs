@@ -46,8 +46,8 @@ pub const F_HASH_REPORT: u64 = 1 << net::VIRTIO_NET_F_HASH_REPORT;
 
 /// The virtio features that a device with so many queue pairs and such offloads offers.
 ///
-/// CTRL_VQ is the VMM's to serve (vhost-user has no message for it); a backend that does not offer
-/// it keeps VMMs from having one, and GUEST_ANNOUNCE and MQ need it (VirtIO 1.3, 5.1.3.1). What only a device can
+/// CTRL_VQ is for the VMM to serve, or to pass on; a backend that does not offer it keeps VMMs from
+/// having one, and GUEST_ANNOUNCE and MQ need it (VirtIO 1.3, 5.1.3.1). What only a device can
 /// offer that has the queue itself is in [`crate::control::OFFERED`].
 pub fn offered(pairs: u16, offload: Offloads) -> u64 {
     let multi_queue = if pairs > 1 { F_MQ } else { 0 };

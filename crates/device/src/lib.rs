@@ -7,8 +7,8 @@
 //! vhost-user is one front, in the daemon.
 //!
 //! A VMM that embeds the device leaves the control queue to it, too ([`control`]): address filters, VLANs, multiqueue,
-//! RSS and the hash report, which a vhost-user back end cannot have. How a frame is hashed is said in [`hash`], and
-//! where a frame for the guest goes in [`receive`].
+//! RSS and the hash report. So does a vhost-user front end that passes this queue on. How a frame is hashed is said in
+//! [`hash`], and where a frame for the guest goes in [`receive`].
 //!
 //! Another front is a program that is VMM, driver and network in one process:
 //!

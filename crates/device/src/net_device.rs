@@ -19,7 +19,9 @@ use virtqueue::{
 
 use crate::call::{Call, CallBlocked};
 use crate::driver_state::State;
-use crate::features::{self, F_ACCESS_PLATFORM, F_RING_PACKED, F_RING_RESET, Negotiated, OnRequest, Unmet};
+use crate::features::{
+    self, F_ACCESS_PLATFORM, F_CTRL_VQ, F_RING_PACKED, F_RING_RESET, Negotiated, OnRequest, Unmet,
+};
 use crate::offloads::Offloads;
 use crate::pair::{Bases, QueuePair, Vring};
 use crate::vring::{VringError, VringState};
@@ -91,6 +93,8 @@ pub struct NetDevice {
     vrings: Vec<VringState>,
     /// What the driver said by the control queue; `None`: the VMM has that.
     pub(crate) control: Option<State>,
+    /// The control queue may be the VMM's, of which the device then hears nothing.
+    passed_on: bool,
     /// A call made somebody wait.
     call_blocked: CallBlocked,
 }
@@ -111,6 +115,7 @@ impl NetDevice {
                 .map(|_| VringState::default())
                 .collect(),
             control: None,
+            passed_on: false,
             call_blocked: CallBlocked::default(),
         }
     }
@@ -122,11 +127,24 @@ impl NetDevice {
         self
     }
 
-    /// Has a control queue of its own, and offers these, too.
-    pub(crate) fn add_control(&mut self, state: State, features: u64) {
+    /// Has a control queue of its own, and offers these, too. `passed_on`: only if a front end passes it on.
+    pub(crate) fn add_control(&mut self, state: State, features: u64, passed_on: bool) {
         self.offered |= features;
         self.vrings.push(VringState::default());
         self.control = Some(state);
+        self.passed_on = passed_on;
+    }
+
+    /// Whether the control queue is this device's to serve. Where a front end passes it on, its driver acknowledged it;
+    /// one that serves it itself does not acknowledge it here, or never sets its vring up.
+    fn has_control_vring(&self) -> bool {
+        self.control.is_some() && (!self.passed_on || self.features & F_CTRL_VQ != 0)
+    }
+
+    /// Whether that is the vring of the control queue.
+    #[must_use]
+    pub fn is_control(&self, index: u32) -> bool {
+        self.has_control_vring() && index == self.control_index()
     }
 
     /// Queue pairs.
@@ -167,7 +185,7 @@ impl NetDevice {
             0 => (),
             unknown => return Err(DeviceError::Features(unknown)),
         }
-        if self.control.is_some() {
+        if self.control.is_some() && !self.passed_on {
             features::check_requirements(features)?;
         }
         self.features = features;
@@ -256,7 +274,11 @@ impl NetDevice {
     /// # Errors
     /// [`VringError::Unknown`].
     pub fn vring(&self, index: u32) -> Result<&VringState, VringError> {
-        let count = u32::try_from(self.vrings.len()).unwrap_or(u32::MAX);
+        let count = self.pairs() * 2 + usize::from(self.has_control_vring());
+        let count = u32::try_from(count).unwrap_or(u32::MAX);
+        if index >= count {
+            return Err(VringError::Unknown { index, count });
+        }
         let vring = usize::try_from(index).ok().and_then(|at| self.vrings.get(at));
         vring.ok_or(VringError::Unknown { index, count })
     }
@@ -313,12 +335,15 @@ impl NetDevice {
     }
 
     /// Stops it; where it stands. Where single vrings are reset this may be the beginning of that; the end is
-    /// [`start`](Self::start), with addresses and a base that were said before.
+    /// [`start`](Self::start), with addresses and a base that were said before. The control queue's may be asked for
+    /// after the reset that made the device forget that it has one.
     ///
     /// # Errors
     /// [`VringError`].
     pub fn stop(&mut self, index: u32) -> Result<u32, VringError> {
-        let vring = self.vring_mut(index)?;
+        let count = u32::try_from(self.vrings.len()).unwrap_or(u32::MAX);
+        let vring = usize::try_from(index).ok().and_then(|at| self.vrings.get_mut(at));
+        let vring = vring.ok_or(VringError::Unknown { index, count })?;
         vring.stopped |= vring.started;
         vring.started = false;
         vring.kick = None;

@@ -30,7 +30,10 @@ pub enum VringError {
     )]
     Translated { index: u32, source: RingError },
     /// No such vring.
-    #[error("vring {index} does not exist: there are {count} (2 per queue pair)")]
+    #[error(
+        "vring {index} does not exist: there are {count} (2 per queue pair, and the control queue if CTRL_VQ was \
+         acknowledged)"
+    )]
     Unknown { index: u32, count: u32 },
 }
 

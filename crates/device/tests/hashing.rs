@@ -150,7 +150,7 @@ impl Machine {
         self.control_driver.add(&chain).expect("room");
         self.control_driver.publish();
         let (pairs, receive, nic) = (&mut self.pairs, &mut self.receive, &self.nic);
-        let apply = |device: &NetDevice, change| {
+        let apply = |device: &mut NetDevice, change| {
             if change == Change::Steering {
                 for (index, pair) in (0..).zip(pairs.iter_mut()) {
                     pair.to_guest.enabled = device.vring(2 * index).expect("there").enabled;

@@ -49,6 +49,10 @@ pub const F_MTU: u64 = 1 << virtio_net::VIRTIO_NET_F_MTU;
 pub const F_STATUS: u64 = 1 << virtio_net::VIRTIO_NET_F_STATUS;
 /// VIRTIO_NET_F_MQ.
 pub const F_MQ: u64 = 1 << virtio_net::VIRTIO_NET_F_MQ;
+/// VIRTIO_NET_F_CTRL_VQ.
+pub const F_CTRL_VQ: u64 = 1 << virtio_net::VIRTIO_NET_F_CTRL_VQ;
+/// VIRTIO_NET_F_CTRL_GUEST_OFFLOADS.
+pub const F_CTRL_GUEST_OFFLOADS: u64 = 1 << virtio_net::VIRTIO_NET_F_CTRL_GUEST_OFFLOADS;
 /// VIRTIO_NET_F_CSUM.
 pub const F_CSUM: u64 = 1 << virtio_net::VIRTIO_NET_F_CSUM;
 /// VIRTIO_NET_F_HOST_TSO4.

@@ -24,6 +24,7 @@ mod bpf;
 pub mod bpffs;
 pub mod bystander;
 mod cgroup;
+pub mod control_queue;
 pub mod daemon;
 pub mod directory;
 pub mod driver;

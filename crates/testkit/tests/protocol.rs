@@ -3,16 +3,19 @@
 use std::io::Read;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 
 use rstest::rstest;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::pread;
 use testkit::daemon::{Mode, Placement};
-use testkit::{Daemon, Driver, DriverConfig, Layout, Rig, Serve, VethPair, frame, require, wait};
+use testkit::driver::{self, F_PROTOCOL_FEATURES, F_VERSION_1};
+use testkit::{Daemon, Driver, DriverConfig, Layout, Rig, Serve, VethPair, frame, message, require, wait};
 use vhost::vhost_user::VhostUserFrontend;
 use vhost::vhost_user::message::{FrontendReq, VhostUserProtocolFeatures as Protocol};
 use vhost::{VhostBackend, VhostUserDirtyLogRegion};
 use virtqueue::GuestAddr;
+use virtqueue::driver::GuestRam;
 
 const BUFFER: u32 = 2048;
 
@@ -194,6 +197,63 @@ fn channel_that_is_no_socket_is_refused() {
         .say(FrontendReq::SET_BACKEND_REQ_FD, &[], Some(file.as_fd()));
     assert_eq!(said, 1);
     assert!(rig.driver.await_close(wait::SOON), "the session goes on");
+}
+
+/// As far as the features, and then a memory table of one region that is said to have so many bytes.
+fn memory_table(bytes: usize, files: usize) -> (VethPair, Daemon, Driver, u64) {
+    let veth = VethPair::new();
+    let daemon = Daemon::start(&veth.near, &Serve::interface(VethPair::NIC));
+    let ram = Arc::new(GuestRam::new(&[(GuestAddr(0), MIB)]).expect("memory"));
+    let mut guest = Driver::greet(driver::connect(&daemon.socket()), &config(), ram).expect("greeted");
+    guest
+        .frontend()
+        .set_features(F_VERSION_1 | F_PROTOCOL_FEATURES)
+        .expect("offered");
+    let region = guest.ram().regions().expect("descriptors").remove(0);
+    let mut table = testkit::vmm::table(&[(0, MIB, 0)]);
+    table.resize(bytes, 0x5a);
+    let files = vec![region.file.as_fd(); files];
+    message::send_files(guest.socket(), FrontendReq::SET_MEM_TABLE, &table, &files);
+    let ack = message::receive(guest.socket());
+    (veth, daemon, guest, ack)
+}
+
+/// User-mode Linux sends room for two regions, whatever there are.
+#[test]
+fn what_follows_the_last_region_is_ignored() {
+    require!(Root);
+    for bytes in [40, 41, 72, 4000] {
+        let (_veth, _daemon, mut guest, ack) = memory_table(bytes, 1);
+        assert_eq!(ack, 0, "{bytes} bytes");
+        // It was answered once, and nothing of it is left to be read.
+        assert_eq!(guest.frontend().get_max_mem_slots().expect("answered"), 64);
+    }
+}
+
+#[rstest]
+#[case::too_short(39, 1, "SET_MEM_TABLE: 39 bytes for 1 region, at least 40 needed")]
+#[case::no_number(7, 1, "SET_MEM_TABLE: 7 bytes, at least 8 needed")]
+#[case::nothing(0, 1, "SET_MEM_TABLE: 0 bytes, at least 8 needed")]
+#[case::descriptors_for_what_follows(72, 2, "SET_MEM_TABLE: 2 descriptors for 1 regions")]
+#[case::no_descriptor(72, 0, "SET_MEM_TABLE: 0 descriptors for 1 regions")]
+fn memory_table_that_cannot_be_is_refused_with_its_numbers(
+    #[case] bytes: usize,
+    #[case] files: usize,
+    #[case] words: &str,
+) {
+    require!(Root);
+    let veth = VethPair::new();
+    let daemon = Daemon::start(&veth.near, &Serve::interface(VethPair::NIC));
+    let ram = Arc::new(GuestRam::new(&[(GuestAddr(0), MIB)]).expect("memory"));
+    let guest = Driver::greet(driver::connect(&daemon.socket()), &config(), ram).expect("greeted");
+    let region = guest.ram().regions().expect("descriptors").remove(0);
+    let table = testkit::vmm::table(&[(0, MIB, 0)]);
+    let mut table = table[..bytes.min(40)].to_vec();
+    table.resize(bytes, 0);
+    let files = vec![region.file.as_fd(); files];
+    message::send_files(guest.socket(), FrontendReq::SET_MEM_TABLE, &table, &files);
+    assert!(guest.await_close(wait::SOON), "the session goes on");
+    assert_says(&daemon, &[words]);
 }
 
 const MIB: u64 = 1 << 20;

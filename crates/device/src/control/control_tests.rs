@@ -61,7 +61,7 @@ impl Rig {
 
     fn serve(&mut self) -> Result<usize, Fault> {
         let (changes, follows) = (&mut self.changes, self.follows);
-        let apply = |_: &NetDevice, change| {
+        let apply = |_: &mut NetDevice, change| {
             changes.push(change);
             follows
         };

@@ -1,9 +1,11 @@
 //! The control queue (VirtIO 1.3, 5.1.6.5): for a device that is embedded in a VMM, and serves it itself.
 //!
-//! A vhost-user back end has none: the VMM serves it, and tells the back end by messages what it has them for. A device
-//! that is made [with one](crate::net_device::NetDevice::with_control) offers what rests on it ([`OFFERED`]): receive
-//! modes and address filters, VLAN filters, the device's address, automatic receive steering and RSS, hash reports,
-//! and offloads that change while the device runs.
+//! Of a vhost-user back end the VMM may serve it (QEMU's net device does), and tells the back end by messages what it
+//! has them for; or it passes the queue on as it does the others
+//! ([`with_passed_control`](crate::net_device::NetDevice::with_passed_control)). A device that is made
+//! [with one](crate::net_device::NetDevice::with_control) offers what rests on it ([`OFFERED`]): receive modes and
+//! address filters, VLAN filters, the device's address, automatic receive steering and RSS, hash reports, and offloads
+//! that change while the device runs.
 //!
 //! # How it is served
 //! [`ControlQueue::serve`] takes commands off the queue. Each is read byte by byte out of guest memory into a
@@ -137,17 +139,17 @@ impl ControlQueue {
         }
     }
 
-    /// Serves at most `most` commands that wait; how many there were. `apply` is called for each that changed the
-    /// device, and returns when the data path works by it; false, if it cannot: then the device is as it was, and the
-    /// guest is told.
+    /// Serves at most `most` commands that wait, of `owner`'s device; how many there were. `apply` is called for each
+    /// that changed the device, and returns when the data path works by it; false, if it cannot: then the device is as
+    /// it was, and the guest is told.
     ///
     /// # Errors
     /// What the guest did wrong; the queue must not be used any more.
-    pub fn serve(
+    pub fn serve<O: AsMut<NetDevice>>(
         &mut self,
-        device: &mut NetDevice,
+        owner: &mut O,
         most: usize,
-        mut apply: impl FnMut(&NetDevice, Change) -> bool,
+        mut apply: impl FnMut(&mut O, Change) -> bool,
     ) -> Result<usize, Fault> {
         let mut served = 0;
         while served < most {
@@ -155,7 +157,7 @@ impl ControlQueue {
             let popped = self.vring.queue.pop(&mut self.chains, 1);
             match popped
                 .map_err(Fault::from)
-                .and_then(|_| self.answer(device, &mut apply))
+                .and_then(|_| self.answer(owner, &mut apply))
             {
                 Ok(true) => served += 1,
                 Ok(false) => break,
@@ -170,10 +172,10 @@ impl ControlQueue {
     }
 
     /// Answers the command in hand, if there is one.
-    fn answer(
+    fn answer<O: AsMut<NetDevice>>(
         &mut self,
-        device: &mut NetDevice,
-        apply: &mut impl FnMut(&NetDevice, Change) -> bool,
+        owner: &mut O,
+        apply: &mut impl FnMut(&mut O, Change) -> bool,
     ) -> Result<bool, Fault> {
         let Some(chain) = self.chains.iter().next() else {
             return Ok(false);
@@ -181,8 +183,12 @@ impl ControlQueue {
         let Some(ack) = self.chains.writable(chain).first() else {
             return Err(Fault::ControlWithoutAck { head: chain.id.head });
         };
-        let command = Command::read(&self.memory, self.chains.readable(chain), &Rules::of(device));
-        let done = command.is_ok_and(|command| device.control(command, apply));
+        let command = Command::read(
+            &self.memory,
+            self.chains.readable(chain),
+            &Rules::of(owner.as_mut()),
+        );
+        let done = command.is_ok_and(|command| state::change(owner, command, apply));
         let answer = if done { ACK_OK } else { ACK_ERR };
         // Inside the map, as checked when the descriptor was read.
         let _ = self.memory.copy_to_guest(ack.offset, &[answer]);

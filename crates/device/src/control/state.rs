@@ -173,10 +173,18 @@ impl State {
 
 impl NetDevice {
     /// Serves its control queue itself, and has this address at first. Offers those of `features` that rest on that:
-    /// [`crate::control::OFFERED`] has them all. Not for a vhost-user back end, whose VMM has that queue.
+    /// [`crate::control::OFFERED`] has them all.
     #[must_use]
     pub fn with_control(mut self, mac: Mac, features: u64) -> Self {
-        self.add_control(State::new(mac), features & super::OFFERED);
+        self.add_control(State::new(mac), features & super::OFFERED, false);
+        self
+    }
+
+    /// The same for a vhost-user back end: the control queue is its own if the front end acknowledges CTRL_VQ and sets
+    /// the vring up. What is acknowledged comes from a VMM, which is not held to what features rest on.
+    #[must_use]
+    pub fn with_passed_control(mut self, mac: Mac, features: u64) -> Self {
+        self.add_control(State::new(mac), features & super::OFFERED, true);
         self
     }
 
@@ -314,26 +322,6 @@ impl NetDevice {
         (self.offered() & (F_RSS | F_HASH_REPORT) != 0).then_some(limits)
     }
 
-    /// Does what a command says, unless `apply` cannot follow.
-    pub(super) fn control(
-        &mut self,
-        command: Command,
-        apply: &mut impl FnMut(&Self, Change) -> bool,
-    ) -> bool {
-        let Some(state) = &mut self.control else {
-            return false;
-        };
-        let before = state.clone();
-        let change = state.apply(command);
-        self.switch_pairs(change);
-        if apply(self, change) {
-            return true;
-        }
-        self.control = Some(before);
-        self.switch_pairs(change);
-        false
-    }
-
     /// Pairs are on as the driver said last.
     fn switch_pairs(&mut self, change: Change) {
         if change != Change::Steering {
@@ -347,4 +335,32 @@ impl NetDevice {
             }
         }
     }
+}
+
+impl AsMut<Self> for NetDevice {
+    fn as_mut(&mut self) -> &mut Self {
+        self
+    }
+}
+
+/// Does what a command says, unless `apply` cannot follow.
+pub(super) fn change<O: AsMut<NetDevice>>(
+    owner: &mut O,
+    command: Command,
+    apply: &mut impl FnMut(&mut O, Change) -> bool,
+) -> bool {
+    let device = owner.as_mut();
+    let Some(state) = &mut device.control else {
+        return false;
+    };
+    let before = state.clone();
+    let change = state.apply(command);
+    device.switch_pairs(change);
+    if apply(owner, change) {
+        return true;
+    }
+    let device = owner.as_mut();
+    device.control = Some(before);
+    device.switch_pairs(change);
+    false
 }

@@ -137,6 +137,10 @@ fn descriptors_of_other_kinds_are_refused() {
     let scene = Bystander::new(Placement::Copy, 1);
     for (what, file) in kinds() {
         for role in ROLES {
+            // A stream socket carries calls (User-mode Linux).
+            if matches!(role, Role::Call) && what.ends_with("socket") {
+                continue;
+            }
             assert_refused(&scene, role, what, &file);
         }
     }

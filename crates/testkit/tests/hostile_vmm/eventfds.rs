@@ -1,6 +1,8 @@
 //! Eventfds of a VMM that does with them what no VMM does.
 
+use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -63,6 +65,66 @@ fn shared_crossed_counting_and_exhausted_eventfds_harm_nobody_else(
     full.events.iter().for_each(fill);
     whole_session(&scene, 2, &full);
     scene.assert_unharmed();
+}
+
+/// As User-mode Linux has its calls: read, never read and full, or closed at the other end.
+#[test]
+fn calls_go_to_a_socket_and_a_full_or_closed_one_holds_up_nobody() {
+    require!(Root);
+    let scene = Bystander::new(Placement::Copy, 1);
+    for (full, closed) in [(false, false), (true, false), (false, true)] {
+        let (mut theirs, ours) = UnixStream::pair().expect("a descriptor is left");
+        ours.set_nonblocking(true).expect("it is ours");
+        while full && rustix::io::write(&ours, &0u64.to_ne_bytes()).is_ok() {}
+        ours.set_nonblocking(false).expect("it is ours");
+        let ours = OwnedFd::from(ours);
+        let mut shared = Shared::new(false);
+        for call in 2..4 {
+            shared.events[call] = ours.try_clone().expect("a descriptor is left");
+        }
+        if closed {
+            theirs = UnixStream::pair().expect("a descriptor is left").0;
+        }
+        whole_session(&scene, 1, &shared);
+        if !full && !closed {
+            theirs.set_read_timeout(Some(wait::SOON)).expect("not zero");
+            let mut call = [0; 8];
+            theirs.read_exact(&mut call).expect("a call");
+            assert_eq!(u64::from_ne_bytes(call), 1);
+        }
+        scene.await_frames(100);
+    }
+    scene.assert_unharmed();
+}
+
+/// A pipe's reader copies under the lock that its writer takes (fs/pipe.c).
+#[test]
+fn pipe_for_calls_is_taken_from_a_trusted_vmm_alone() {
+    require!(Root);
+    for files in ["shared", "any"] {
+        let scene = Bystander::with(Placement::Copy, 1, |serve| serve.with("--memory-files", files));
+        let (_reader, writer) = std::io::pipe().expect("a descriptor is left");
+        let writer = OwnedFd::from(writer);
+        let mut shared = Shared::new(false);
+        for call in 2..4 {
+            shared.events[call] = writer.try_clone().expect("a descriptor is left");
+        }
+        fcntl_setfl(&writer, OFlags::NONBLOCK).expect("it is ours");
+        // Nobody reads it.
+        while rustix::io::write(&writer, &[0; 512]).is_ok() {}
+        if files == "any" {
+            whole_session(&scene, 1, &shared);
+        } else {
+            let vmm = Vmm::connect(&scene.socket(1));
+            let acts = shared.session();
+            assert!(vmm.perform(&shared, &acts).expect("answered") < acts.len());
+            drop(vmm);
+            let says = || scene.daemon.said().contains("call descriptor is a pipe");
+            assert!(wait::until(wait::SOON, says), "{}", scene.daemon.said());
+        }
+        come_in_peace(&scene.socket(1));
+        scene.assert_unharmed();
+    }
 }
 
 /// The flag belongs to the open file, which the VMM has, too.

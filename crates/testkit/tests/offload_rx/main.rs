@@ -9,9 +9,11 @@ mod tunnels;
 use offload::segment::{Gso, GsoKind, Plan};
 use offload::{checksum, packet, verify};
 use rstest::rstest;
+use testkit::control_queue::{self, ControlQueue, guest_offloads};
 use testkit::daemon::{Mode, Placement};
 use testkit::driver::{
-    F_EVENT_IDX, F_GUEST_ALL, F_GUEST_CSUM, F_GUEST_TSO4, F_MRG_RXBUF, F_RING_PACKED, F_VERSION_1, HEADER,
+    F_CTRL_GUEST_OFFLOADS, F_CTRL_VQ, F_EVENT_IDX, F_GUEST_ALL, F_GUEST_CSUM, F_GUEST_TSO4, F_MRG_RXBUF,
+    F_RING_PACKED, F_VERSION_1, HEADER,
 };
 use testkit::gso_packet::{ACK, CWR, GsoPacket, Ip, PSH, Transport};
 use testkit::pair::Received;
@@ -205,6 +207,32 @@ fn what_was_not_accepted_is_not_used(
             match flag {
                 NEEDS_CSUM => frame::assert_same(&got.frame, sent),
                 _ => frame::assert_same(&got.frame, &completed(sent)),
+            }
+        }
+    }
+}
+
+/// By the control queue, where the VMM passes that on.
+#[rstest]
+fn guest_that_turns_its_offloads_off_gets_frames_as_a_wire_has_them(
+    #[values(Mode::Native, Mode::Skb)] mode: Mode,
+) {
+    require!(Root);
+    let features = F_GUEST_ALL | F_CTRL_VQ | F_CTRL_GUEST_OFFLOADS;
+    let mut rig = rig(Placement::Copy, mode, features);
+    let mut control = ControlQueue::new(&rig.driver, 2);
+    assert_eq!(control.start(&mut rig.driver), [0; 6]);
+    let frames = segments(&tcp4(5 * 1448), MSS, true);
+    let all = rig.driver.features() & F_GUEST_ALL;
+    for (on, arrive) in [(all, 1), (F_GUEST_CSUM, 5), (0, 5), (all, 1)] {
+        assert_eq!(control.ask(&guest_offloads(on)), control_queue::OK);
+        rig.burst_to_guest(&frames);
+        let got = rig.flush_to_guest();
+        assert_eq!(got.len(), arrive, "{on:#x}");
+        if on == 0 {
+            for (got, sent) in got.iter().zip(&frames) {
+                assert_eq!(got.header[..2], [0, 0]);
+                frame::assert_same(&got.frame, &completed(sent));
             }
         }
     }

@@ -37,21 +37,37 @@ impl Alarm {
         Arc::clone(&self.0)
     }
 
-    /// Waits until the connection has something to be read, or its end; of a listener: until somebody connects.
+    /// Waits until the connection or the other descriptor has something to be read; which of them have. `now`: only
+    /// looks.
     /// Errors: it was raised.
-    pub(crate) fn await_message(&self, connection: &impl AsFd) -> io::Result<()> {
-        let mut both = [
+    pub(crate) fn await_either(
+        &self,
+        connection: &impl AsFd,
+        other: &impl AsFd,
+        now: bool,
+    ) -> io::Result<[bool; 2]> {
+        let mut three = [
             PollFd::new(connection, PollFlags::IN),
+            PollFd::new(other, PollFlags::IN),
             PollFd::new(&*self.0, PollFlags::IN),
         ];
+        let timeout = now.then(Timespec::default);
         loop {
-            match poll(&mut both, None) {
-                Ok(_) if both[1].revents().is_empty() => return Ok(()),
-                Ok(_) => return Err(io::Error::other("the session was ended")),
+            match poll(&mut three, timeout.as_ref()) {
+                Ok(_) if !three[2].revents().is_empty() => {
+                    return Err(io::Error::other("the session was ended"));
+                }
+                Ok(_) => return Ok([0, 1].map(|at| !three[at].revents().is_empty())),
                 Err(Errno::INTR) => {}
                 Err(errno) => return Err(errno.into()),
             }
         }
+    }
+
+    /// Waits until the connection has something to be read, or its end; of a listener: until somebody connects.
+    /// Errors: it was raised.
+    pub(crate) fn await_message(&self, connection: &impl AsFd) -> io::Result<()> {
+        self.await_either(connection, connection, false).map(|_| ())
     }
 
     /// Whether somebody did; it stays so.

@@ -1,5 +1,6 @@
 //! The features that are between VMM and back end alone, beside those of the device.
 
+use super::session::control;
 use crate::config::PortConfig;
 
 /// VHOST_F_LOG_ALL: every write to guest memory is noted in the dirty log.
@@ -12,5 +13,8 @@ pub(crate) const TRANSPORT: u64 = F_LOG_ALL | F_PROTOCOL_FEATURES;
 
 /// The features that such a port offers: the device's, and those of vhost-user.
 pub(crate) fn offered(port: &PortConfig) -> u64 {
-    device::features::offered(port.queues, port.offload) | port.offer.features() | TRANSPORT
+    device::features::offered(port.queues, port.offload)
+        | port.offer.features()
+        | control::OFFERED
+        | TRANSPORT
 }

@@ -12,7 +12,7 @@ use rustix::net::{RecvFlags, recv};
 use vhost::vhost_user::{BackendReqHandler, Error};
 
 use super::connection::Connection;
-use super::front;
+use super::front::{self, Taken};
 use crate::guard::alarm::Alarm;
 use crate::log_limit::{LeftOut, LogLimit};
 use crate::port::Port;
@@ -276,19 +276,25 @@ pub(crate) fn serve_connection(port: &Arc<Port>, stream: UnixStream) -> Ended {
     }
     let connection = Arc::new(Connection::new(port));
     let mut requests = BackendReqHandler::from_stream(stream, Arc::clone(&connection));
+    let mut pending = false;
     loop {
-        let came = alarm.await_message(&ahead);
-        match came.and_then(|()| front::take(&ahead, &connection)) {
-            Ok(true) => continue,
-            Ok(false) => {}
-            Err(error) => return port.end_session(Closed::Protocol(format!("vhost-user: {error}"))),
+        let came = connection.wait(&alarm, &ahead, &mut pending);
+        if let Ok(false) = came {
+            continue;
         }
+        // It may start the control queue.
+        pending = true;
+        let header = match came.and_then(|_| front::take(&ahead, &connection)) {
+            Ok(Taken::Here) => continue,
+            Ok(Taken::Left(header)) => header.map(|header| format!("{header}: ")).unwrap_or_default(),
+            Err(error) => return port.end_session(Closed::Protocol(format!("vhost-user: {error}"))),
+        };
         match requests.handle_request() {
             Ok(()) | Err(Error::SocketRetry(_)) => {}
             Err(Error::Disconnected | Error::SocketBroken(_)) => {
                 return port.end_session(Closed::Disconnected);
             }
-            Err(error) => return port.end_session(Closed::Protocol(format!("vhost-user: {error}"))),
+            Err(error) => return port.end_session(Closed::Protocol(format!("vhost-user: {header}{error}"))),
         }
     }
 }

@@ -1,18 +1,51 @@
 //! What a connection of a VMM has beside its port.
 
-use std::sync::Arc;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
+use rustix::event::{Timespec, epoll};
+use steer::with_sources;
 use vhost::vhost_user::message::VhostUserProtocolFeatures as Protocol;
 
 use super::error::MessageError;
+use crate::guard::alarm::Alarm;
 use crate::port::Port;
-use crate::port::session::SessionError;
+use crate::port::session::{Session, SessionError};
+
+/// Between two looks at the control queue: a guest can have lanes built anew 200 times a second at most.
+const CONTROL_PAUSE: Duration = Duration::from_millis(5);
 
 pub(crate) struct Connection {
     pub(crate) port: Arc<Port>,
     /// Protocol features that the VMM took. Set and read by the thread that reads the connection.
     protocol: AtomicU64,
+    /// Of the control queue, once there is one.
+    kicks: Mutex<Option<Kicks>>,
+}
+
+/// Kicks of the control queue, as workers wait for those of lanes: an epoll set that tells of each, and no read(2),
+/// which waits where the VMM has made the eventfd do so.
+struct Kicks(OwnedFd);
+
+impl Kicks {
+    fn of(kick: &OwnedFd) -> io::Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        epoll::add(&epoll, kick, epoll::EventData::new_u64(0), flags)?;
+        Ok(Self(epoll))
+    }
+
+    /// Takes note of those that came.
+    fn clear(&self) {
+        let now = Timespec::default();
+        let mut event = [MaybeUninit::<epoll::Event>::uninit(); 1];
+        let _ = epoll::wait(&self.0, &mut event, Some(&now));
+    }
 }
 
 impl Connection {
@@ -20,12 +53,41 @@ impl Connection {
         Self {
             port: Arc::clone(port),
             protocol: AtomicU64::new(0),
+            kicks: Mutex::new(None),
         }
     }
 
     /// The VMM took these protocol features.
     pub(super) fn negotiate(&self, features: u64) {
         self.protocol.store(features, Relaxed);
+    }
+
+    /// Waits for kicks of the control queue by that descriptor from now on.
+    pub(super) fn watch(&self, kick: &OwnedFd) -> Result<(), SessionError> {
+        let kicks = Kicks::of(kick).map_err(MessageError::Watch)?;
+        *self.kicks.lock().unwrap_or_else(PoisonError::into_inner) = Some(kicks);
+        Ok(())
+    }
+
+    /// Waits for a message, or a kick of the control queue, whose commands are served; whether there is a message.
+    /// `pending`: a command may wait, and afterwards: another one may.
+    /// Errors: the session is over.
+    pub(super) fn wait(&self, alarm: &Alarm, stream: &UnixStream, pending: &mut bool) -> io::Result<bool> {
+        let kicks = self.kicks.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(kicks) = &*kicks else {
+            return alarm.await_message(stream).map(|()| true);
+        };
+        let [message, kicked] = alarm.await_either(stream, &kicks.0, *pending)?;
+        if kicked || *pending {
+            kicks.clear();
+            let served = self.port.with_session(Session::serve_control);
+            *pending = served.map_err(|error| io::Error::other(with_sources(&error)))?;
+            // A guest can have lanes built anew, and kick without end.
+            if kicked || *pending {
+                std::thread::sleep(CONTROL_PAUSE);
+            }
+        }
+        Ok(message)
     }
 
     /// A message is refused; the closing line says why.

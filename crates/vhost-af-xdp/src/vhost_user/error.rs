@@ -1,5 +1,7 @@
 //! Messages that say what cannot be.
 
+use vhost::vhost_user::message::{FrontendReq, MAX_ATTACHED_FD_ENTRIES};
+
 use super::eventfd::EventfdError;
 use super::files::NotMemory;
 use crate::port::session::SessionError;
@@ -11,6 +13,22 @@ pub(super) enum MessageError {
     Eventfd(#[from] EventfdError),
     #[error(transparent)]
     File(#[from] NotMemory),
+    #[error("{request:?}: {bytes} bytes{of}, at least {needed} needed")]
+    Short {
+        request: FrontendReq,
+        bytes: usize,
+        of: String,
+        needed: usize,
+    },
+    #[error("SET_MEM_TABLE: {0} regions, 1 to {MAX_ATTACHED_FD_ENTRIES} are possible")]
+    Regions(usize),
+    #[error(
+        "SET_MEM_TABLE: {descriptors} descriptors for {count} regions: if no more can be open here, raise the limit of \
+         open files (`ulimit -n`, systemd: LimitNOFILE=)"
+    )]
+    Files { descriptors: usize, count: usize },
+    #[error("SET_MEM_TABLE: region {0} (from 0) is empty, or its end does not fit into 64 bits")]
+    Region(usize),
     #[error("SET_VRING_ENABLE with state {0}: 0 and 1 are defined")]
     EnableState(u32),
     #[error("{0} is not supported")]
@@ -24,6 +42,8 @@ pub(super) enum MessageError {
          out, or iommu_platform=on (QEMU) of this device, or leave access-platform out of what is offered (offer)"
     )]
     Iotlb,
+    #[error("cannot wait for kicks of the control queue")]
+    Watch(#[source] std::io::Error),
     #[error("SET_BACKEND_REQ_FD came without a Unix stream socket")]
     NoChannel,
 }

@@ -1,17 +1,40 @@
-//! Eventfds of a VMM: which are taken.
+//! Kick, call and error descriptors of a VMM: which are accepted.
+//!
+//! The daemon reads kicks, and writes calls and errors. A VMM may clear O_NONBLOCK, so a write may wait; the watchdog
+//! ends that (`guard/interrupt.rs`). It can end no wait that is not interruptible:
+//!
+//! - eventfd: accepted. The wait in write(2) is interruptible (`eventfd_write`, fs/eventfd.c).
+//! - Unix stream socket: accepted for calls and errors. User-mode Linux sends one end of a socket pair, because an
+//!   eventfd raises no SIGIO (`vu_setup_vq_call_fd`, arch/um/drivers/virtio_uml.c; `os_pipe`, arch/um/os-Linux/file.c,
+//!   is a socketpair(2)). Its reader cannot hold up its writer (`unix_stream_sendmsg` takes no lock in which the reader
+//!   copies). A full socket returns EAGAIN: calls are pending.
+//! - pipe: its reader copies under the lock that the writer takes (`pipe_read` and `pipe_write`, fs/pipe.c). A VMM that
+//!   reads into a mapping of its own FUSE file holds a worker for as long as it likes, and no signal helps. So a pipe
+//!   is accepted from VMMs whose files are trusted only (memory-files=any).
 
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::net::{AddressFamily, RecvFlags, Shutdown, SocketType, recv, shutdown, sockopt};
+
+use crate::config::FileKinds;
 
 /// A descriptor that is not taken.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum EventfdError {
-    /// A kick, call or error descriptor that could block us.
+    /// A kick descriptor that could block us.
     #[error("vring {index}: the {role} descriptor is not an eventfd")]
     NotEventfd { index: u32, role: &'static str },
+    /// The same for a call or error descriptor.
+    #[error("vring {index}: the {role} descriptor is neither an eventfd nor a Unix stream socket")]
+    NotWritable { index: u32, role: &'static str },
+    #[error(
+        "vring {index}: the {role} descriptor is a pipe, whose reader can hold up the daemon: use an eventfd or a Unix \
+         stream socket, or, if the VMM is trusted, set memory-files=any"
+    )]
+    Pipe { index: u32, role: &'static str },
     #[error("vring {index}: cannot examine the {role} descriptor")]
     Examine {
         index: u32,
@@ -21,43 +44,122 @@ pub(crate) enum EventfdError {
     },
 }
 
-/// Takes over a kick, call or error descriptor. Only eventfds are accepted, and made non-blocking:
-/// a worker writes to call descriptors, and must not hang on one that its owner filled up.
+/// Takes over a kick, call or error descriptor of a VMM whose files may be of these kinds, and makes it non-blocking: a
+/// worker writes to call descriptors, and must not hang on one that its owner filled up.
 pub(crate) fn take(
     index: u32,
     role: &'static str,
     file: Option<File>,
+    kinds: FileKinds,
 ) -> Result<Option<OwnedFd>, EventfdError> {
     let Some(file) = file else { return Ok(None) };
     let fd = OwnedFd::from(file);
     let examine = |source| EventfdError::Examine { index, role, source };
     let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())).map_err(examine)?;
     if link.as_os_str() != "anon_inode:[eventfd]" {
-        return Err(EventfdError::NotEventfd { index, role });
+        if role == "kick" {
+            return Err(EventfdError::NotEventfd { index, role });
+        }
+        if link.to_string_lossy().starts_with("pipe:[") {
+            if kinds != FileKinds::Any {
+                return Err(EventfdError::Pipe { index, role });
+            }
+        } else if is_stream(&fd) {
+            empty(&fd);
+        } else {
+            return Err(EventfdError::NotWritable { index, role });
+        }
     }
     let flags = fcntl_getfl(fd.as_fd()).map_err(|errno| examine(errno.into()))?;
     fcntl_setfl(fd.as_fd(), flags | OFlags::NONBLOCK).map_err(|errno| examine(errno.into()))?;
     Ok(Some(fd))
 }
 
+/// Whether it is a Unix stream socket.
+pub(super) fn is_stream(fd: &OwnedFd) -> bool {
+    sockopt::socket_domain(fd) == Ok(AddressFamily::UNIX)
+        && sockopt::socket_type(fd) == Ok(SocketType::STREAM)
+}
+
+/// Nothing is read from a call socket. Descriptors that wait in it would be closed with it, by a thread that others
+/// wait for, and to close one may take long (`files.rs`): this thread closes them, and no more can be sent.
+fn empty(socket: &OwnedFd) {
+    let _ = shutdown(socket, Shutdown::Read);
+    let mut bytes = [0; 4096];
+    while recv(socket, &mut bytes, RecvFlags::DONTWAIT).is_ok_and(|(got, _)| got > 0) {}
+}
+
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+    use std::os::unix::net::UnixStream;
+
     use super::*;
 
+    fn call(fd: impl Into<OwnedFd>, kinds: FileKinds) -> Result<Option<OwnedFd>, EventfdError> {
+        take(1, "call", Some(fd.into().into()), kinds)
+    }
+
     #[test]
-    fn pipe_is_refused_as_call_descriptor() {
-        let (reader, _writer) = std::io::pipe().expect("pipe");
-        let error = take(1, "call", Some(OwnedFd::from(reader).into())).expect_err("not an eventfd");
+    fn pipe_is_a_call_descriptor_of_a_trusted_vmm_only() {
+        let (_reader, writer) = std::io::pipe().expect("pipe");
+        let again = writer.try_clone().expect("a descriptor");
+        let error = call(writer, FileKinds::Shared).expect_err("a pipe");
+        assert!(error.to_string().contains("memory-files=any"), "{error}");
+        let taken = call(again, FileKinds::Any).expect("accepted").expect("present");
+        // It is full in the end, and nobody waits.
+        let full = loop {
+            if let Err(errno) = rustix::io::write(&taken, &1u64.to_ne_bytes()) {
+                break errno;
+            }
+        };
+        assert_eq!(full, rustix::io::Errno::AGAIN);
+    }
+
+    #[test]
+    fn socket_is_a_call_descriptor_and_no_kick() {
+        let (ours, mut theirs) = UnixStream::pair().expect("sockets");
+        let kick = OwnedFd::from(ours.try_clone().expect("a descriptor"));
+        let error = take(1, "kick", Some(kick.into()), FileKinds::Any).expect_err("not an eventfd");
         assert!(
-            error.to_string().contains("call descriptor is not an eventfd"),
+            error.to_string().contains("kick descriptor is not an eventfd"),
             "{error}"
         );
+        let taken = call(ours, FileKinds::Shared).expect("accepted").expect("present");
+        rustix::io::write(&taken, &1u64.to_ne_bytes()).expect("written");
+        let mut bytes = [0; 8];
+        theirs.read_exact(&mut bytes).expect("8 bytes");
+        assert_eq!(u64::from_ne_bytes(bytes), 1);
+        // Nothing can be sent to us.
+        assert!(rustix::io::write(&theirs, &[0]).is_err());
+        while rustix::io::write(&taken, &1u64.to_ne_bytes()).is_ok() {}
+        assert_eq!(
+            rustix::io::write(&taken, &1u64.to_ne_bytes()),
+            Err(rustix::io::Errno::AGAIN)
+        );
+        drop(theirs);
+        assert_eq!(
+            rustix::io::write(&taken, &1u64.to_ne_bytes()),
+            Err(rustix::io::Errno::PIPE)
+        );
+    }
+
+    #[test]
+    fn datagram_socket_and_file_are_no_call_descriptors() {
+        let (one, _other) = std::os::unix::net::UnixDatagram::pair().expect("sockets");
+        for fd in [
+            OwnedFd::from(one),
+            File::open("/dev/null").expect("there is one").into(),
+        ] {
+            let error = call(fd, FileKinds::Any).expect_err("neither");
+            assert!(error.to_string().contains("neither an eventfd nor"), "{error}");
+        }
     }
 
     #[test]
     fn blocking_eventfd_is_made_non_blocking() {
         let fd = rustix::event::eventfd(0, rustix::event::EventfdFlags::empty()).expect("eventfd");
-        let taken = take(0, "kick", Some(fd.into()))
+        let taken = take(0, "kick", Some(fd.into()), FileKinds::Shared)
             .expect("accepted")
             .expect("present");
         assert!(fcntl_getfl(&taken).expect("flags").contains(OFlags::NONBLOCK));

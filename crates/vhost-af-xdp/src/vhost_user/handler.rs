@@ -8,8 +8,9 @@ use std::io;
 
 use vhost::vhost_user::message::{
     FrontendReq, VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags,
-    VhostUserInflight, VhostUserLog, VhostUserMemoryRegion, VhostUserProtocolFeatures, VhostUserShMemConfig,
-    VhostUserSharedMsg, VhostUserSingleMemoryRegion, VhostUserVringAddrFlags, VhostUserVringState,
+    VhostUserInflight, VhostUserLog, VhostUserMemoryRegion, VhostUserMsgValidator, VhostUserProtocolFeatures,
+    VhostUserShMemConfig, VhostUserSharedMsg, VhostUserSingleMemoryRegion, VhostUserVringAddrFlags,
+    VhostUserVringState,
 };
 use vhost::vhost_user::{Error, Result, VhostUserBackendReqHandler};
 use virtqueue::{FileRange, GuestAddr, Region, RingAddresses};
@@ -39,14 +40,30 @@ impl Connection {
     }
 
     /// Judges files that the VMM gives as memory. On this thread: those that are refused are closed by it (`files.rs`).
-    fn judge<'a>(&self, files: impl IntoIterator<Item = &'a File>) -> Result<()> {
+    fn judge<'a>(&self, files: impl IntoIterator<Item = &'a File>) -> std::result::Result<(), SessionError> {
         if self.port.config.memory.files == FileKinds::Any {
             return Ok(());
         }
         match files.into_iter().try_for_each(files::check) {
             Ok(()) => Ok(()),
-            Err(refused) => self.refuse(refused.into()).map_err(|error| answer(&error)),
+            Err(refused) => self.refuse(refused.into()),
         }
+    }
+
+    /// SET_MEM_TABLE: a file for each region.
+    pub(super) fn set_table(
+        &self,
+        regions: &[VhostUserMemoryRegion],
+        files: Vec<File>,
+    ) -> std::result::Result<(), SessionError> {
+        if let Some(region) = regions.iter().position(|region| !region.is_valid()) {
+            return self.refuse(MessageError::Region(region));
+        }
+        self.judge(&files)?;
+        let regions = regions.iter().zip(files);
+        let regions = regions.map(|(region, file)| region_of(region, file)).collect();
+        self.port
+            .with_session(move |session, context| session.set_memory(regions, context))
     }
 
     fn unsupported<R: Send + 'static>(&self, message: &'static str) -> Result<R> {
@@ -133,11 +150,8 @@ impl VhostUserBackendReqHandler for Connection {
         files: Vec<File>,
         _postcopy: Option<bool>,
     ) -> Result<Option<Vec<MemoryBase>>> {
-        self.judge(&files)?;
-        let regions = regions.iter().zip(files);
-        let regions = regions.map(|(region, file)| region_of(region, file)).collect();
-        self.handle(move |session, context| session.set_memory(regions, context))
-            .map(|()| None)
+        let set = self.set_table(regions, files);
+        set.map(|()| None).map_err(|error| answer(&error))
     }
 
     fn get_max_mem_slots(&self) -> Result<u64> {
@@ -151,7 +165,7 @@ impl VhostUserBackendReqHandler for Connection {
         file: File,
         _postcopy: Option<bool>,
     ) -> Result<Option<MemoryBase>> {
-        self.judge([&file])?;
+        self.judge([&file]).map_err(|error| answer(&error))?;
         let region = region_of(region, file);
         self.handle(move |session, context| session.add_memory(region, context))
             .map(|()| None)
@@ -244,7 +258,7 @@ impl VhostUserBackendReqHandler for Connection {
     }
 
     fn set_inflight_fd(&self, region: &VhostUserInflight, file: File) -> Result<()> {
-        self.judge([&file])?;
+        self.judge([&file]).map_err(|error| answer(&error))?;
         let queues = inflight_queues(region);
         let range = FileRange {
             offset: region.mmap_offset,
@@ -275,7 +289,7 @@ impl VhostUserBackendReqHandler for Connection {
     }
 
     fn set_log_base(&self, log: &VhostUserLog, file: File) -> Result<()> {
-        self.judge([&file])?;
+        self.judge([&file]).map_err(|error| answer(&error))?;
         let range = FileRange {
             offset: log.mmap_offset,
             bytes: log.mmap_size,

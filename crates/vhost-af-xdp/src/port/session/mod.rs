@@ -13,6 +13,7 @@
 //!     memory table changes ────────────────▶ new map, lanes moved to it one by one (pairs.rs)
 //! ```
 
+pub(super) mod control;
 mod pairs;
 
 use std::fs::File;
@@ -44,6 +45,7 @@ use crate::switch::lane::{Lane, Near};
 use crate::switch::rate_limit::PortLimits;
 use crate::switch::workers::{LaneAt, Workers};
 use device::config_space::ConfigError;
+use device::control::ControlQueue;
 use device::counters::PairCounters;
 use device::features::F_VERSION_1;
 use device::net_device::{DeviceError, NetDevice};
@@ -92,6 +94,8 @@ pub(crate) enum SessionError {
          MTU (ip link set mtu) or lower the device's (QEMU: host_mtu)"
     )]
     Mtu { mtu: u64, limit: u16 },
+    #[error("vring {0} is the control queue and has no kick eventfd: a control queue is not polled")]
+    ControlWithoutKick(u32),
     #[error("the connection is closed already")]
     Closed,
 }
@@ -175,6 +179,8 @@ pub(crate) struct Session {
     log: Option<Arc<DirtyLog>>,
     memory: MemoryTable,
     pub(crate) lanes: Vec<Option<ActiveLane>>,
+    /// While it runs.
+    control: Option<ControlQueue>,
     /// Memory that is being registered for pairs whose lanes copy until then.
     registering: Vec<Option<UnderWay>>,
     registered: OnRegistered,
@@ -204,11 +210,15 @@ impl Session {
         };
         Self {
             features: 0,
-            device: NetDevice::new(pairs, config.offload).offering(config.offer),
+            // The device's address is in the config space, and no command changes it.
+            device: NetDevice::new(pairs, config.offload)
+                .offering(config.offer)
+                .with_passed_control([0; 6], control::OFFERED),
             channel: None,
             log: None,
             memory: MemoryTable::new(files, private_bytes(config.placement, pairs), peer),
             lanes: (0..pairs).map(|_| None).collect(),
+            control: None,
             registering: (0..pairs).map(|_| None).collect(),
             registered,
             shortage: None,
@@ -248,12 +258,17 @@ impl Session {
         }
         self.reached.took = true;
         let changed = self.features ^ features;
+        if changed & !F_LOG_ALL != 0 {
+            // Which vring it has, too, depends on them.
+            self.stop_control();
+        }
         self.features = features;
         self.device.acknowledge(features & !features::TRANSPORT)?;
         self.device.set_log(self.active_log().cloned());
         if changed & !F_LOG_ALL != 0 {
             // What lanes were built with; drivers set features before rings, so there are none.
             self.stop_all(context.workers);
+            self.start_control()?;
             return self.start_all(context);
         }
         self.apply_log(context.workers);
@@ -281,7 +296,7 @@ impl Session {
     /// GET_INFLIGHT_FD: a region for so many queues of so many entries.
     pub(crate) fn make_inflight(&self, queues: InflightQueues) -> Result<InflightFile, SessionError> {
         let InflightQueues { queues, size } = queues;
-        // One more, for a control queue that is counted but not ours; beyond that it is only memory to waste.
+        // One more, for a control queue; beyond that it is only memory to waste.
         if usize::from(queues) > 2 * self.device.pairs() + 1 {
             let source = io::ErrorKind::InvalidInput.into();
             return Err(SessionError::MakeInflight { queues, size, source });
@@ -323,8 +338,11 @@ impl Session {
 
     /// Lets running lanes note their writes, or no more; in effect when it returns, because the VMM
     /// begins to copy memory then.
-    fn apply_log(&self, workers: &Workers) {
+    fn apply_log(&mut self, workers: &Workers) {
         let log = self.device.log();
+        if let Some(queue) = &mut self.control {
+            queue.set_log(log);
+        }
         for lane in self.lanes.iter().flatten() {
             let log = log.cloned();
             lane.change(workers, move |lane, _| {
@@ -345,6 +363,7 @@ impl Session {
     /// SET_STATUS: 0 resets the device. QEMU before 8.1 sends this first and GET_VRING_BASE then.
     pub(crate) fn set_status(&mut self, status: u64, context: &PortContext<'_>) -> Result<(), SessionError> {
         if status == 0 {
+            self.stop_control();
             self.stop_all(context.workers);
             self.features = 0;
         }
@@ -353,6 +372,7 @@ impl Session {
 
     /// RESET_DEVICE.
     pub(crate) fn reset(&mut self, workers: &Workers) {
+        self.stop_control();
         self.stop_all(workers);
         self.features = 0;
         self.device.reset();
@@ -424,17 +444,23 @@ impl Session {
         context: &PortContext<'_>,
     ) -> Result<&mut NetDevice, SessionError> {
         if self.device.vring(index)?.started {
-            self.stop_pair(index as usize / 2, context.workers);
+            match self.pair_of(index) {
+                Some(pair) => self.stop_pair(pair, context.workers),
+                None => self.stop_control(),
+            }
         }
         Ok(&mut self.device)
     }
 
     /// GET_VRING_BASE: stops the vring; where it stands. Its partner goes on, if the driver may reset single vrings.
     pub(crate) fn stop_vring(&mut self, index: u32, context: &PortContext<'_>) -> Result<u32, SessionError> {
-        if !self.device.vring(index)?.started {
+        let started = self.device.vring(index).is_ok_and(|vring| vring.started);
+        let Some(pair) = self.pair_of(index).filter(|_| started) else {
+            if self.device.is_control(index) {
+                self.stop_control();
+            }
             return Ok(self.device.stop(index)?);
-        }
-        let pair = index as usize / 2;
+        };
         let held = self.hold_pair(pair, context.workers);
         let base = self.device.stop(index)?;
         self.release_pair(pair, held, context)?;
@@ -452,7 +478,10 @@ impl Session {
             return Ok(());
         }
         self.idle_vring(index, context)?.set_addresses(index, addresses)?;
-        self.start_pair(index as usize / 2, context)
+        match self.pair_of(index) {
+            Some(pair) => self.start_pair(pair, context),
+            None => self.start_control(),
+        }
     }
 
     /// SET_VRING_KICK: starts the vring, and the pair with its second one.
@@ -463,13 +492,22 @@ impl Session {
         context: &PortContext<'_>,
     ) -> Result<(), SessionError> {
         self.device.vring(index)?;
-        let pair = index as usize / 2;
-        let held = self.hold_pair(pair, context.workers);
+        let pair = self.pair_of(index);
+        let held = match pair {
+            Some(pair) => self.hold_pair(pair, context.workers),
+            None => {
+                self.stop_control();
+                None
+            }
+        };
         self.device.start(index, kick)?;
         if self.features & F_PROTOCOL_FEATURES == 0 {
             self.device.set_enabled(index, true)?;
         }
-        self.release_pair(pair, held, context)
+        match pair {
+            Some(pair) => self.release_pair(pair, held, context),
+            None => self.start_control(),
+        }
     }
 
     pub(crate) fn set_vring_call(
@@ -484,7 +522,13 @@ impl Session {
             .transpose()
             .map_err(LaneError::Duplicate)?;
         self.device.set_call(index, call)?;
-        if let Some(lane) = &self.lanes[index as usize / 2] {
+        let Some(pair) = self.pair_of(index) else {
+            if let Some(queue) = &mut self.control {
+                drop(queue.vring.call.replace(duplicate));
+            }
+            return Ok(());
+        };
+        if let Some(lane) = &self.lanes[pair] {
             // Closed here, when it came back.
             let (back, _before) = mpsc::channel();
             lane.change(context.workers, move |lane, _| {
@@ -507,16 +551,25 @@ impl Session {
         context: &PortContext<'_>,
     ) -> Result<(), SessionError> {
         self.device.set_enabled(index, enabled)?;
+        self.follow_enabled(index, context)
+    }
+
+    /// Lets the lane of a vring that was switched on or off follow.
+    fn follow_enabled(&mut self, index: u32, context: &PortContext<'_>) -> Result<(), SessionError> {
+        let Some(pair) = self.pair_of(index) else {
+            return Ok(());
+        };
         // One that is reset stays off until it is started again, and one whose partner is waited for until that is there.
-        let started = self.device.vring(index)?.started && self.device.is_started(index as usize / 2);
-        if let Some(lane) = self.lanes[index as usize / 2].as_ref().filter(|_| started) {
+        let vring = self.device.vring(index)?;
+        let (started, enabled) = (vring.started && self.device.is_started(pair), vring.enabled);
+        if let Some(lane) = self.lanes[pair].as_ref().filter(|_| started) {
             lane.change(context.workers, move |lane, _| {
                 if let Some(pair) = lane.pair_mut() {
                     pair.vring(direction(index)).enabled = enabled;
                 }
             });
             if direction(index) == Direction::ToGuest && index > 0 {
-                self.change_worker(index as usize / 2, context);
+                self.change_worker(pair, context);
             }
         }
         Ok(())

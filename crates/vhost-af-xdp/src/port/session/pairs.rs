@@ -76,7 +76,14 @@ impl Session {
     ) -> Result<(), SessionError> {
         // Lanes run on over the old map, which they hold, until they are moved.
         change(&mut self.memory)?;
+        self.stop_control();
         self.device.set_memory(self.memory.map().cloned());
+        self.start_control()?;
+        self.rebuild_lanes(context)
+    }
+
+    /// Builds lanes that run anew, by what the device is now, and starts those that can run.
+    pub(super) fn rebuild_lanes(&mut self, context: &PortContext<'_>) -> Result<(), SessionError> {
         (0..self.lanes.len()).try_for_each(|pair| {
             match self.placement_of(pair, context).has_guest_ram() {
                 false => self.move_pair(pair, context),
@@ -519,7 +526,7 @@ impl Session {
     }
 
     /// Makes a call that a stopped lane owes.
-    fn call(&self, event: &OwnedFd, workers: &Workers) {
+    pub(super) fn call(&self, event: &OwnedFd, workers: &Workers) {
         let blocked = self.device.call_blocked();
         if !blocked.load(Relaxed) && !interrupt::write(event, &workers.watcher) {
             blocked.store(true, Relaxed);
@@ -540,7 +547,7 @@ fn follow_limit(queue: &InterfaceQueue, lane: &ActiveLane, workers: &Workers) {
 
 /// On the worker's thread, or the one that stopped the lane: notes the fault, and wakes the thread that reads the VMM's
 /// connection. Nothing here waits.
-fn report(cell: &FaultCell, fault: Fault, alarm: &Alarm) {
+pub(super) fn report(cell: &FaultCell, fault: Fault, alarm: &Alarm) {
     cell.lock()
         .unwrap_or_else(PoisonError::into_inner)
         .get_or_insert(fault);

@@ -1,0 +1,119 @@
+//! The control queue of a front end that passes it on: User-mode Linux, crosvm, QEMU's generic vhost-user device.
+//! QEMU's net device serves its own and never sets this vring up.
+//!
+//! The thread that reads the VMM's connection waits for kicks, and has the port's thread serve one command for each
+//! look ([`Session::serve_control`]); no worker reads this queue. What a command changes is in effect before the guest gets
+//! its answer (VirtIO 1.3, 5.1.6.5). The call is left to this thread, as calls of a stopped lane are: see
+//! `guard/interrupt.rs`.
+
+use std::os::fd::OwnedFd;
+
+use device::control::Change;
+use device::features::F_CTRL_GUEST_OFFLOADS;
+use device::net_device::NetDevice;
+use device::offloads::Offloads;
+
+use super::pairs::report;
+use super::{PortContext, Session, SessionError};
+use crate::port::lanes::LaneError;
+
+/// Features that rest on the control queue, beside those that VMMs serve themselves.
+pub(crate) const OFFERED: u64 = F_CTRL_GUEST_OFFLOADS;
+
+impl AsMut<NetDevice> for Session {
+    fn as_mut(&mut self) -> &mut NetDevice {
+        &mut self.device
+    }
+}
+
+impl Session {
+    /// The pair of a vring; `None`: it is the control queue's.
+    pub(super) fn pair_of(&self, index: u32) -> Option<usize> {
+        let pair = index as usize / 2;
+        (!self.device.is_control(index) && pair < self.lanes.len()).then_some(pair)
+    }
+
+    /// A descriptor of the kick of that vring, if it is the control queue's.
+    pub(crate) fn control_kick(&self, index: u32) -> Result<Option<OwnedFd>, SessionError> {
+        if !self.device.is_control(index) {
+            return Ok(None);
+        }
+        let kick = self.device.vring(index)?.kick.as_ref();
+        let kick = kick.ok_or(SessionError::ControlWithoutKick(index))?;
+        Ok(Some(kick.try_clone().map_err(LaneError::Duplicate)?))
+    }
+
+    /// Starts the control queue, if there is one to start.
+    /// Errors: what the VMM or its guest did wrong.
+    pub(super) fn start_control(&mut self) -> Result<(), SessionError> {
+        let index = self.device.control_index();
+        let ready = self.control.is_none()
+            && self.device.is_control(index)
+            && self.device.vring(index)?.started
+            && self.device.memory().is_some();
+        if ready {
+            let mut queue = self.device.control_queue().map_err(LaneError::from)?;
+            queue.vring.call.leave();
+            self.control = Some(queue);
+        }
+        Ok(())
+    }
+
+    /// Stops it; where it stands is kept.
+    pub(super) fn stop_control(&mut self) {
+        if let Some(queue) = self.control.take() {
+            // It is there: a queue was made of it.
+            let _ = self.device.keep_control_base(&queue);
+        }
+    }
+
+    /// Serves a command of the control queue, if one is there; whether there may be more.
+    /// Errors: what a changed lane cannot be built of.
+    pub(crate) fn serve_control(&mut self, context: &PortContext<'_>) -> Result<bool, SessionError> {
+        let vring = self.device.vring(self.device.control_index());
+        let enabled = vring.is_ok_and(|vring| vring.enabled);
+        let Some(mut queue) = self.control.take_if(|_| enabled) else {
+            return Ok(false);
+        };
+        let before = self.device.negotiated().offloads;
+        let mut followed = Ok(());
+        let served = queue.serve(self, 1, |session, change| {
+            followed = session.follow(change, before, context);
+            followed.is_ok()
+        });
+        if let Some(event) = queue.vring.call.take_due() {
+            self.call(&event, context.workers);
+            drop(queue.vring.call.replace(Some(event)));
+        }
+        match served {
+            Ok(served) => {
+                let more = queue.vring.queue.enable_kicks() || served > 0;
+                self.control = Some(queue);
+                followed.map(|()| more)
+            }
+            Err(fault) => {
+                report(&self.fault, fault, &self.connection.alarm);
+                Ok(false)
+            }
+        }
+    }
+
+    /// Lets lanes work by what a command changed.
+    fn follow(
+        &mut self,
+        change: Change,
+        before: Offloads,
+        context: &PortContext<'_>,
+    ) -> Result<(), SessionError> {
+        match change {
+            Change::Offloads if self.device.negotiated().offloads != before => self.rebuild_lanes(context),
+            Change::Steering => {
+                for index in (0..).take(2 * self.lanes.len()) {
+                    self.follow_enabled(index, context)?;
+                }
+                self.settle(context)
+            }
+            _ => Ok(()),
+        }
+    }
+}
