@@ -98,7 +98,7 @@ impl Session {
         }
     }
 
-    /// Lets lanes work by what a command changed; `before`: the offloads until then.
+    /// Lets lanes work by what a command changed.
     fn follow(
         &mut self,
         change: Change,
@@ -108,9 +108,9 @@ impl Session {
         match change {
             Change::Offloads if self.device.negotiated().offloads != before => self.rebuild_lanes(context),
             Change::Steering => {
-                (0..)
-                    .take(2 * self.lanes.len())
-                    .try_for_each(|index| self.follow_enabled(index, context))?;
+                for index in (0..).take(2 * self.lanes.len()) {
+                    self.follow_enabled(index, context)?;
+                }
                 self.settle(context)
             }
             _ => Ok(()),

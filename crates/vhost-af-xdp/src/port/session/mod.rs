@@ -559,8 +559,8 @@ impl Session {
         let Some(pair) = self.pair_of(index) else {
             return Ok(());
         };
-        let vring = self.device.vring(index)?;
         // One that is reset stays off until it is started again, and one whose partner is waited for until that is there.
+        let vring = self.device.vring(index)?;
         let (started, enabled) = (vring.started && self.device.is_started(pair), vring.enabled);
         if let Some(lane) = self.lanes[pair].as_ref().filter(|_| started) {
             lane.change(context.workers, move |lane, _| {
