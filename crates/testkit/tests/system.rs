@@ -46,6 +46,7 @@ mod mtu;
 mod neighbours;
 mod netcheck;
 mod network;
+mod network_bridge;
 mod network_host;
 mod network_hostile;
 mod network_jumbo;

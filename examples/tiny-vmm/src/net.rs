@@ -154,7 +154,7 @@ impl NetShared {
             return Left::Nothing;
         };
         let mut device = self.device();
-        let served = queue.serve(&mut device, MOST_COMMANDS, |device, _| {
+        let served = queue.serve(&mut *device, MOST_COMMANDS, |device, _| {
             // The guest is answered when frames go as it said: a backend must not hold that up for long.
             self.port.with(|port| port.follow(device));
             // A pair that was off may have frames that nobody kicks for.

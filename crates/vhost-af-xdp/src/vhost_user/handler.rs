@@ -74,15 +74,8 @@ impl Connection {
 
 /// The protocol features that every port offers. REPLY_ACK is added by the `vhost` crate, which
 /// implements it.
-///
-/// MQ is for GET_QUEUE_NUM, which crosvm and Cloud Hypervisor read as a number of vrings. Without it QEMU counts one
-/// pair, Cloud Hypervisor two vrings, and crosvm three (`DeviceType::min_queues`): what a port of one pair has.
-fn offered_protocol(pairs: u16) -> VhostUserProtocolFeatures {
-    let multi_queue = match pairs {
-        1 => VhostUserProtocolFeatures::empty(),
-        _ => VhostUserProtocolFeatures::MQ,
-    };
-    multi_queue
+fn offered_protocol() -> VhostUserProtocolFeatures {
+    VhostUserProtocolFeatures::MQ
         | VhostUserProtocolFeatures::CONFIG
         | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
         | VhostUserProtocolFeatures::INFLIGHT_SHMFD
@@ -134,7 +127,7 @@ impl VhostUserBackendReqHandler for Connection {
     }
 
     fn get_protocol_features(&self) -> Result<VhostUserProtocolFeatures> {
-        Ok(offered_protocol(self.port.config.queues))
+        Ok(offered_protocol())
     }
 
     fn set_protocol_features(&self, features: u64) -> Result<()> {
