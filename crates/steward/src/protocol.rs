@@ -53,10 +53,10 @@
 //! | kind | body, bytes | from the steward |
 //! |---|---|---|
 //! | 64 `Done` | 0 | to all that have no other answer, `Hints` without a lease, too; with the ring to `Groups` |
-//! | 65 `Facts` | 520 | to `Lease`, `Resume` and `Facts` |
+//! | 65 `Facts` | 840 | to `Lease`, `Resume` and `Facts` |
 //! | 66 `Counters` | 72 | to `Counters` |
 //! | 67 `Refused` | 488 | to anything: code (4), zero (4), text (480) |
-//! | 68 `Changed` | 520 | by itself |
+//! | 68 `Changed` | 840 | by itself |
 //! | 69 `Failed` | 8 | to `Register`, `Bind`, `Share` and `Await`: step (4), the kernel's error number (4) |
 //! | 70 `Host` | 148 | to `Host`: interface (16), addresses of the host (16 × 6), bridge (16) …, see `host` |
 //! | 71 `Hinted` | 636 | to `Hints`, and unasked: possible, on, how many layouts (4 each), they (24 × 16), why (240) |

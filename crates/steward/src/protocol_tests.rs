@@ -22,6 +22,7 @@ fn facts() -> Facts {
         node: NumaNode::new(1),
         translated: true,
         strips_tags: true,
+        loses: true,
         mode: Some(Mode::Skb),
         program: 99,
         sends: DriverSends {

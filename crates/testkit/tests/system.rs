@@ -39,6 +39,7 @@ mod interface;
 mod leaks;
 mod libvirt;
 mod limits;
+mod losses;
 mod marks;
 mod memlock;
 mod migration;

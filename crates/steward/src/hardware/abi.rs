@@ -8,6 +8,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 pub(super) mod command {
     pub(in super::super) const GDRVINFO: u32 = 0x03;
     pub(in super::super) const GFLAGS: u32 = 0x25;
+    pub(in super::super) const GGRO: u32 = 0x2b;
     pub(in super::super) const GRXCLSRLCNT: u32 = 0x2e;
     pub(in super::super) const GRXCLSRULE: u32 = 0x2f;
     pub(in super::super) const GRXCLSRLALL: u32 = 0x30;

@@ -102,6 +102,19 @@ impl Ethtool {
         Ok(String::from_utf8_lossy(name).into_owned())
     }
 
+    /// Whether packets that it receives are joined before the stack sees them (GRO).
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn joins(&self) -> io::Result<bool> {
+        let mut joins = Value {
+            cmd: command::GGRO,
+            data: 0,
+        };
+        self.ask(joins.as_mut_bytes())?;
+        Ok(joins.data != 0)
+    }
+
     /// The n-tuple rules that there are.
     ///
     /// # Errors

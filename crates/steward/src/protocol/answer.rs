@@ -16,7 +16,7 @@ use crate::listing::Listed;
 const DRIVER_BYTES: usize = 32;
 const NOTE_BYTES: usize = 240;
 /// Longest text on how frames come, bytes; more is cut.
-pub(crate) const STEERING_BYTES: usize = 184;
+pub(crate) const STEERING_BYTES: usize = 504;
 const REFUSAL_BYTES: usize = 480;
 
 /// What a steward says.
@@ -125,6 +125,8 @@ pub struct Facts {
     pub partial_checksums: bool,
     /// Tags of VLANs are taken off before XDP sees frames: stations of VLANs cannot be told.
     pub strips_tags: bool,
+    /// Frames for the holder may be lost: [`steering`](Self::steering) says where, with the remedy.
+    pub loses: bool,
     /// NUMA node of its device, if it is on one and that is known.
     pub node: Option<NumaNode>,
     /// An IOMMU translates for its device.
@@ -276,15 +278,18 @@ const FLAG_ZERO_COPY: u32 = 16;
 const FLAG_TRANSLATED: u32 = 32;
 /// Tags of VLANs are taken off.
 const FLAG_STRIPS_TAGS: u32 = 64;
+/// Frames for the holder may be lost.
+const FLAG_LOSES: u32 = 128;
 const FLAGS: u32 = FLAG_UP
     | FLAG_CHECKSUM
     | FLAG_PARTIAL
     | FLAG_IMPAIRED
     | FLAG_ZERO_COPY
     | FLAG_TRANSLATED
-    | FLAG_STRIPS_TAGS;
+    | FLAG_STRIPS_TAGS
+    | FLAG_LOSES;
 
-const _: () = assert!(size_of::<FactsBody>() == 520 && size_of::<RefusedBody>() == 488);
+const _: () = assert!(size_of::<FactsBody>() == 840 && size_of::<RefusedBody>() == 488);
 
 impl Answer {
     /// The message, with the serial number of the request, or 0.
@@ -395,6 +400,7 @@ impl Facts {
                 (self.sends.zero_copy, FLAG_ZERO_COPY),
                 (self.translated, FLAG_TRANSLATED),
                 (self.strips_tags, FLAG_STRIPS_TAGS),
+                (self.loses, FLAG_LOSES),
             ]),
             most_pieces: u32::try_from(self.sends.most_pieces).unwrap_or(u32::MAX),
             name: field(&self.name),
@@ -424,6 +430,7 @@ impl Facts {
             partial_checksums: body.flags & FLAG_PARTIAL != 0,
             translated: body.flags & FLAG_TRANSLATED != 0,
             strips_tags: body.flags & FLAG_STRIPS_TAGS != 0,
+            loses: body.flags & FLAG_LOSES != 0,
             node: match i32::from(body.node) {
                 0 => None,
                 beyond => {

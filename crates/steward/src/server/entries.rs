@@ -8,6 +8,7 @@ use std::ops::Range;
 
 use steer::{Filter, Program, QueueError};
 
+use super::interface::Beyond;
 use super::ledger::{Ledger, SteeringOutcome};
 use crate::hardware::{Ethtool, Names, Nic, NotMade, Order, Tags, Target};
 use crate::links::Link;
@@ -83,6 +84,8 @@ pub(super) struct Entries {
     pub(super) restored: bool,
     /// How often tags have come to be seen again: holders set up their queues anew then.
     pub(super) renewed: u32,
+    /// Queues that its frames may come to beside its own.
+    pub(super) beyond: Beyond,
 }
 
 impl Entries {
@@ -96,6 +99,7 @@ impl Entries {
             tags: None,
             restored: false,
             renewed: 0,
+            beyond: Beyond::default(),
         };
         entries.begin();
         entries
@@ -153,8 +157,17 @@ impl Entries {
     }
 
     /// Looks what of the frames the program will not see on this interface.
-    pub(super) fn look(&mut self, interface: &str) {
-        self.tags = tags_of(interface, &self.filter);
+    pub(super) fn look(&mut self, link: &Link) {
+        self.tags = tags_of(&link.name, &self.filter);
+        self.look_beyond(link);
+    }
+
+    /// Looks which queues its frames may come to beside its own.
+    pub(super) fn look_beyond(&mut self, link: &Link) {
+        self.beyond = match self.outcome.steered {
+            Steered::ByQueue | Steered::ByProgram => Beyond::guest(link, &self.queues),
+            Steered::ByRules | Steered::ByContext | Steered::ByNetwork => Beyond::default(),
+        };
     }
 
     /// Takes note of whether tags are seen that were not.

@@ -16,6 +16,7 @@ mod netkit;
 mod network;
 mod program;
 mod sockets;
+mod spread;
 mod take_back;
 
 pub use program::wants_frags;
@@ -35,6 +36,7 @@ use super::entries::Entries;
 use super::ledger::Ledger;
 use super::state::{InterfaceRecord, Places};
 use crate::backoff::{Backoff, Retry};
+use crate::links::below::losses_above;
 use crate::links::{DriverSends, Link};
 use crate::log_limit::LogLimit;
 use crate::protocol::{Reason, Refusal, mode_request};
@@ -43,6 +45,7 @@ pub(super) use self::hints::LeaseHints;
 pub(super) use self::lease::check;
 pub(super) use self::program::remove_pins;
 pub(super) use self::sockets::{Bound, Holds, bytes_held};
+pub(super) use self::spread::Beyond;
 
 /// Who has a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,6 +66,8 @@ pub(super) struct Interface {
     program: Option<Program>,
     /// Why there is no program, or why it is not attached natively.
     note: String,
+    /// What is lost on it because it stands on others; may be empty.
+    losses: String,
     pub(super) sends: DriverSends,
     generation: u32,
     holders: BTreeMap<u32, Holder>,
@@ -258,11 +263,12 @@ impl Interface {
         let mut were_blind = Vec::new();
         for entries in self.entries.values_mut() {
             were_blind.push(entries.is_blind());
-            entries.look(&self.link.name);
+            entries.look(&self.link);
         }
         for network in self.networks.values_mut() {
-            network.look(&self.link.name);
+            network.look(&self.link);
         }
+        self.look_below();
         self.decide_hints();
         let (mut seen_again, renews, mut renewed) = (Vec::new(), self.renewing.is_due(now), false);
         for (entries, was_blind) in self.entries.values_mut().zip(were_blind) {
@@ -289,6 +295,15 @@ impl Interface {
         self.look_at_netkits();
         lost != self.lost_netkits()
             || before != (self.facts(), self.entries.clone(), self.known_of_networks())
+    }
+
+    /// Looks whether it stands on other interfaces.
+    fn look_below(&mut self) {
+        match losses_above(&self.link) {
+            Ok(losses) => self.losses = losses,
+            // What is known holds still.
+            Err(error) => tracing::debug!(interface = self.link.name, "cannot ask what is below: {error}"),
+        }
     }
 
     /// What holders of networks are told of tags, and of queues that they lack.

@@ -53,6 +53,9 @@ fn first(seen: &Seen) -> Vec<String> {
             "# {name} is no NIC: use the interface below it (docs/hardware.md)"
         ));
     }
+    if !seen.losses.is_empty() {
+        lines.push(format!("# {}", seen.losses));
+    }
     if let Some(program) = &seen.program {
         lines.push(match seen.program_holder() {
             Some(whose) => format!("# its XDP program is {whose}: what follows goes beside that"),

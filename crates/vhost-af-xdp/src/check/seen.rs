@@ -10,6 +10,7 @@ use serde::Serialize;
 use steer::{ForeignProgram, HintSet, program_on, unnamed_program_on};
 use steward::capabilities;
 use steward::hardware::{Ethtool, Tags};
+use steward::links::below::losses_above;
 use steward::links::bridge::bridge_of;
 use steward::links::{DriverXdp, Link};
 use steward::protocol::DEFAULT_SOCKET;
@@ -38,6 +39,8 @@ pub(super) struct Seen {
     pub(super) loopback: bool,
     /// The bridge that it is a port of.
     pub(super) bridge: Option<String>,
+    /// What is lost on it because it stands on others; may be empty.
+    pub(super) losses: String,
     pub(super) kernel: Option<(u32, u32)>,
     pub(super) release: String,
     /// What the driver says; none before Linux 6.3.
@@ -124,6 +127,7 @@ impl Seen {
             carrier: Link::has_carrier(link.index).ok(),
             loopback: Link::is_loopback(link.index).unwrap_or(false),
             bridge: bridge_of(link.index).unwrap_or_default(),
+            losses: losses_above(&link).unwrap_or_default(),
             kernel: drivers::kernel(),
             release: uname.release().to_string_lossy().into_owned(),
             driver,

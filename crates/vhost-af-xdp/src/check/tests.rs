@@ -22,6 +22,7 @@ fn igb() -> Seen {
         carrier: Some(true),
         loopback: false,
         bridge: None,
+        losses: String::new(),
         kernel: Some((7, 2)),
         release: "7.2.13".to_owned(),
         driver: Some(DriverXdp {
@@ -441,4 +442,12 @@ fn bridge_that_the_interface_is_a_port_of_is_named() {
         line(&report)
             .ends_with("a port of bridge br0: what is at its other ports is reached through the host")
     );
+}
+
+#[test]
+fn what_an_interface_loses_that_stands_on_others_comes_first() {
+    assert_eq!(typed(&with(|_| ()), "first"), "");
+    let losses = "mv0 gets packets of up to 64 KiB";
+    let report = with(|seen| seen.losses = losses.to_owned());
+    assert_eq!(typed(&report, "first"), format!("# {losses}"));
 }

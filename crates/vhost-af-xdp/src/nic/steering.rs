@@ -186,6 +186,12 @@ impl Steering {
         }
     }
 
+    /// Why frames for the guests may be lost, with the remedy.
+    pub(crate) fn loses(&self) -> Option<String> {
+        let facts = self.leased()?.lease.facts();
+        facts.loses.then_some(facts.steering)
+    }
+
     /// Who decides whether a frame in one of the queues is the guest's.
     pub(crate) fn judge(&self) -> Judge {
         match self.leased().map(|leased| leased.lease.facts().steered) {

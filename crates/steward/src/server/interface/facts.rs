@@ -17,12 +17,19 @@ impl Interface {
         };
         facts.generation = facts.generation.wrapping_add(entries.renewed);
         facts.steered = entries.outcome.steered;
-        facts.steering = entries.note();
+        // Where a network is, frames for the guest come to its queues, too.
+        let is_alone = self.networks.is_empty();
+        let mut beyond = match is_alone {
+            true => entries.beyond.note(&self.link.name, queues, false),
+            false => String::new(),
+        };
         if let Some(network) = self.networks.get(&queues.start) {
             facts.steered = Steered::ByNetwork;
             facts.strips_tags = network.strips_tags && !self.restores_tags(queues.start);
-            facts.steering = entries::joined([&network.note(&self.link.name), &facts.steering]);
+            beyond = network.note(&self.link.name);
         }
+        facts.loses = !(beyond.is_empty() && self.losses.is_empty());
+        facts.steering = entries::joined([&self.losses, &beyond, &entries.note()]);
         let impaired = self.impairment(queues);
         facts.impaired = impaired.is_some();
         facts.note = entries::joined([impaired.as_deref().unwrap_or(""), &facts.note]);
@@ -73,6 +80,8 @@ impl Interface {
             generation: self.generation,
             impaired: self.program.is_none(),
             note: self.note.clone(),
+            steering: self.losses.clone(),
+            loses: !self.losses.is_empty(),
             ..Facts::default()
         }
     }

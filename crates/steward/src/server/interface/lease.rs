@@ -52,12 +52,14 @@ impl Interface {
             .extend(queues.clone().map(|queue| (queue, Holder::Lease(connection))));
         self.idle_since = None;
         let mut entries = Entries::new(queues.clone(), wanted.filter.clone(), names);
-        entries.look(&self.link.name);
+        entries.look(&self.link);
         let installed = entries.install(self.program()?);
         if installed.is_ok() {
             entries.apply(&self.link, &mut self.ledger);
         }
+        entries.look_beyond(&self.link);
         self.entries.insert(queues.start, entries);
+        self.look_below();
         let installed = kernel(installed).and_then(|()| match ring {
             Some(ring) => self
                 .open_network(queues.clone(), ring)
@@ -153,7 +155,7 @@ impl Interface {
             return false;
         }
         let mut entries = Entries::new(queues.clone(), wanted.filter.clone(), names);
-        entries.look(&self.link.name);
+        entries.look(&self.link);
         entries.restored = self.restores_for(&hints);
         if let Some(program) = &self.program {
             let stopped = |queue| !entries.is_blind() || program.deactivate_queue(queue).is_ok();
@@ -172,7 +174,9 @@ impl Interface {
             );
             return false;
         }
+        entries.look_beyond(&self.link);
         self.entries.insert(queues.start, entries);
+        self.look_below();
         self.adopt_netkit(queues.start);
         self.adopt_hints(queues.start, hints);
         self.holders

@@ -11,8 +11,9 @@ use std::path::{Path, PathBuf};
 
 use steer::{GroupLimit, GroupRing, Program, QueueError, Station, StationError, with_sources};
 
-use super::Interface;
+use super::{Beyond, Interface};
 use crate::hardware::{Ethtool, Tags};
+use crate::links::Link;
 use crate::links::above::addresses_above;
 use crate::protocol::{Reason, Refusal, STATIONS_MAX, StationChange};
 
@@ -25,8 +26,7 @@ pub(in crate::server) struct Network {
     pub(super) strips_tags: bool,
     /// It has stations of VLANs, or is to have some.
     has_vlans: bool,
-    /// Queues beside its own that the NIC spreads frames over.
-    beyond: Vec<u32>,
+    beyond: Beyond,
 }
 
 /// Names of pinned rings begin so; then comes the first queue.
@@ -41,41 +41,11 @@ fn strips_tags(interface: &str) -> bool {
     matches!(tags, Ok(Tags::TakenOff | Tags::Lost))
 }
 
-/// Queues beside these that the NIC spreads frames over; none, if it does not say.
-fn beyond(interface: &str, queues: &Range<u32>) -> Vec<u32> {
-    let driver = Ethtool::open(interface);
-    let spread = driver
-        .and_then(|driver| driver.context_queues(0))
-        .unwrap_or_default();
-    spread
-        .into_iter()
-        .filter(|queue| !queues.contains(queue))
-        .collect()
-}
-
-/// What its holder should know of frames that the NIC puts into others' queues; empty: there are none.
-fn lost_beyond(interface: &str, queues: &Range<u32>, beyond: &[u32]) -> String {
-    let others = match *beyond {
-        [] => return String::new(),
-        [one] => format!("queue {one}"),
-        [first, ..] => format!("{} further queues from {first} on", beyond.len()),
-    };
-    let first = match queues.start {
-        0 => String::new(),
-        first => format!("start {first} "),
-    };
-    format!(
-        "the NIC spreads over {others}: what comes there for guests is lost to them: `ethtool -X {interface} \
-         {first}equal {}`",
-        queues.len()
-    )
-}
-
 impl Network {
-    pub(super) fn look(&mut self, interface: &str) {
+    pub(super) fn look(&mut self, link: &Link) {
         self.has_vlans = self.stations.keys().any(|station| station.vlan != 0);
-        self.strips_tags = strips_tags(interface);
-        self.beyond = beyond(interface, &self.queues);
+        self.strips_tags = strips_tags(&link.name);
+        self.beyond = Beyond::network(link, &self.queues);
     }
 
     /// Whether tags are taken off by which its stations are to be told.
@@ -85,7 +55,7 @@ impl Network {
 
     /// What its holder should know; may be empty.
     pub(super) fn note(&self, interface: &str) -> String {
-        lost_beyond(interface, &self.queues, &self.beyond)
+        self.beyond.note(interface, &self.queues, true)
     }
 
     /// Tells a program, before any queue of the lease is active in it.
@@ -115,7 +85,7 @@ impl Interface {
     pub(super) fn open_network(&mut self, queues: Range<u32>, ring: GroupRing) -> Result<(), String> {
         let first = queues.start;
         let mut network = Network {
-            beyond: beyond(&self.link.name, &queues),
+            beyond: Beyond::network(&self.link, &queues),
             queues,
             stations: BTreeMap::new(),
             ring,
@@ -149,7 +119,7 @@ impl Interface {
             stations,
             ring,
             strips_tags: strips_tags(&self.link.name),
-            beyond: beyond(&self.link.name, &queues),
+            beyond: Beyond::network(&self.link, &queues),
             queues,
         };
         // What its predecessor may not have finished.
@@ -316,34 +286,5 @@ impl Interface {
                 "the NIC may not accept frames to stations of a network: {error}"
             );
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::protocol::STEERING_BYTES;
-
-    #[test]
-    fn queues_that_a_network_lacks_are_told_with_the_remedy() {
-        let note = |queues, beyond: &[u32]| lost_beyond("eth0", &queues, beyond);
-        assert_eq!(note(0..4, &[]), "");
-        let one = note(0..4, &[4]);
-        assert!(
-            one.contains("over queue 4:") && one.ends_with("`ethtool -X eth0 equal 4`"),
-            "{one}"
-        );
-        let several = note(2..4, &[0, 1, 4]);
-        assert!(several.contains("3 further queues from 0 on"), "{several}");
-        assert!(
-            several.ends_with("`ethtool -X eth0 start 2 equal 2`"),
-            "{several}"
-        );
-        let longest = lost_beyond("enp129s0f0np0v1", &(100..228), &(0..100).collect::<Vec<_>>());
-        assert!(
-            longest.len() <= STEERING_BYTES,
-            "{} bytes: {longest}",
-            longest.len()
-        );
     }
 }

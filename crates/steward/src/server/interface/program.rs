@@ -51,7 +51,7 @@ impl Interface {
                 self.program = Some(program);
                 self.hints_of_new_program();
                 let entries = self.entries.values_mut();
-                entries.for_each(|entries| entries.look(&self.link.name));
+                entries.for_each(|entries| entries.look(&self.link));
                 self.go_on_with_netkits();
                 // An interface that was made anew has no rules; one that came back may have them still.
                 let entries = self.entries.values_mut();

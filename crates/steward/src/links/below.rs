@@ -1,0 +1,196 @@
+//! Interfaces that stand on others (macvlan, VLAN, bridge, bond, team): what that does to frames.
+//!
+//! Their frames come from an interface below, after that has joined packets (GRO) or has been given them whole (a veth,
+//! a tap). XDP on the interface above sees packets of up to 64 KiB then, which are longer than any frame of its MTU,
+//! and drops them (`too_long`): ping works, TCP towards a guest does not. On the interface with the program itself the
+//! kernel joins nothing (`netif_elide_gro`, include/linux/netdevice.h).
+
+use std::collections::BTreeMap;
+use std::io;
+
+use super::Link;
+use super::tap::for_each;
+use crate::hardware::Ethtool;
+
+/// Kinds of interfaces whose frames come from others (`IFLA_INFO_KIND`).
+const UPPER: [&str; 8] = [
+    "bond", "bridge", "ipvlan", "ipvtap", "macvlan", "macvtap", "team", "vlan",
+];
+
+#[derive(Default)]
+struct Seen {
+    name: String,
+    kind: String,
+    below: Option<u32>,
+    is_below_elsewhere: bool,
+    master: Option<u32>,
+}
+
+/// An interface whose frames come to one above it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Lowest {
+    /// Empty: it is in another network namespace.
+    name: String,
+    /// Its other end gives it packets whole.
+    is_virtual: bool,
+}
+
+/// What is lost on an interface because it stands on others, with the remedy; empty: nothing.
+///
+/// # Errors
+/// The kernel's.
+pub fn losses_above(link: &Link) -> io::Result<String> {
+    let mut links = BTreeMap::new();
+    for_each(|header, attributes| {
+        let text = |text: &std::ffi::CStr| text.to_string_lossy().into_owned();
+        let kind = attributes.get_linkinfo().and_then(|info| info.get_kind());
+        let seen = Seen {
+            name: attributes.get_ifname().map(text).unwrap_or_default(),
+            kind: kind.map(text).unwrap_or_default(),
+            below: attributes.get_link().ok(),
+            is_below_elsewhere: attributes.get_link_netnsid().is_ok(),
+            master: attributes.get_master().ok(),
+        };
+        links.insert(u32::try_from(header.ifi_index).unwrap_or_default(), seen);
+    })?;
+    let Some(seen) = links.get(&link.index) else {
+        return Ok(String::new());
+    };
+    let lowest = lowest(&links, link.index);
+    if seen.kind == "bridge" {
+        let ports: Vec<&str> = lowest.iter().map(|one| one.name.as_str()).collect();
+        return Ok(format!(
+            "{} is a bridge, which gives frames for guests to its ports, not here: use a port of it ({})",
+            seen.name,
+            ports.join(", ")
+        ));
+    }
+    let joins = |one: &Lowest| {
+        let joined = Ethtool::open(&one.name).and_then(|driver| driver.joins());
+        one.name.is_empty() || one.is_virtual || joined.unwrap_or(false)
+    };
+    Ok(told(
+        &seen.name,
+        &lowest.into_iter().filter(joins).collect::<Vec<_>>(),
+    ))
+}
+
+/// Of an interface whose frames come, in whole packets, from these.
+fn told(name: &str, lowest: &[Lowest]) -> String {
+    let Some(first) = lowest.first() else {
+        return String::new();
+    };
+    let remedies = lowest
+        .iter()
+        .map(|Lowest { name, is_virtual }| match (name.as_str(), is_virtual) {
+            ("", _) => "`ethtool -K LOWER gro off` in its network namespace".to_owned(),
+            (name, false) => format!("`ethtool -K {name} gro off`"),
+            (name, true) => format!("`ethtool -K {name} gro off`, at its other end `ethtool -K PEER tx off`"),
+        });
+    let below = match (first.name.as_str(), lowest.len()) {
+        ("", _) => "the interface below",
+        (name, 1) => name,
+        _ => "those below",
+    };
+    format!(
+        "{name} may get packets of up to 64 KiB from {below}, whole, and drops them (too_long): TCP stalls: {}",
+        remedies.collect::<Vec<_>>().join(", ")
+    )
+}
+
+/// Interfaces whose frames come to that one, in order; none, if they are its own.
+fn lowest(links: &BTreeMap<u32, Seen>, index: u32) -> Vec<Lowest> {
+    let (mut found, mut above, mut next) = (Vec::new(), vec![index], 0);
+    let is_upper = |seen: &Seen| UPPER.contains(&seen.kind.as_str());
+    while let Some(at) = above.get(next).copied() {
+        next += 1;
+        let Some(seen) = links.get(&at) else { continue };
+        if !is_upper(seen) {
+            if at != index {
+                found.push(Lowest {
+                    name: seen.name.clone(),
+                    is_virtual: matches!(seen.kind.as_str(), "veth" | "tun" | "netkit"),
+                });
+            }
+            continue;
+        }
+        if seen.is_below_elsewhere {
+            found.push(Lowest {
+                name: String::new(),
+                is_virtual: false,
+            });
+        }
+        let here = seen.below.filter(|_| !seen.is_below_elsewhere);
+        let parts = links.iter().filter(|(_, part)| part.master == Some(at));
+        let below = here.into_iter().chain(parts.map(|(&part, _)| part));
+        let fresh: Vec<u32> = below.filter(|one| !above.contains(one)).collect();
+        above.extend(fresh);
+    }
+    found.sort();
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seen(name: &str, kind: &str, below: Option<u32>, master: Option<u32>) -> Seen {
+        Seen {
+            name: name.to_owned(),
+            kind: kind.to_owned(),
+            below,
+            master,
+            is_below_elsewhere: false,
+        }
+    }
+
+    #[test]
+    fn frames_come_from_the_lowest_interfaces_whatever_stands_between() {
+        let mut links = BTreeMap::from([
+            (1, seen("eth0", "", None, Some(3))),
+            (2, seen("eth1", "", None, Some(3))),
+            (3, seen("bond0", "bond", None, None)),
+            (4, seen("bond0.7", "vlan", Some(3), None)),
+            (5, seen("mv0", "macvlan", Some(4), None)),
+            (6, seen("veth0", "veth", Some(1), None)),
+            (7, seen("mv1", "macvlan", Some(6), None)),
+        ]);
+        let names = |links: &_, index| {
+            lowest(links, index)
+                .into_iter()
+                .map(|one| one.name)
+                .collect::<Vec<_>>()
+        };
+        for index in [3, 4, 5] {
+            assert_eq!(names(&links, index), ["eth0", "eth1"]);
+        }
+        assert!(names(&links, 1).is_empty() && names(&links, 6).is_empty());
+        assert_eq!(names(&links, 7), ["veth0"]);
+        // A container's, and a circle, which the kernel does not make.
+        links.entry(5).and_modify(|seen| seen.is_below_elsewhere = true);
+        assert_eq!(names(&links, 5), [""]);
+        links.insert(3, seen("bond0", "bond", Some(4), None));
+        assert_eq!(names(&links, 4), ["eth0", "eth1"]);
+    }
+
+    #[test]
+    fn remedy_names_the_interfaces_below() {
+        let lowest = |name: &str, is_virtual| Lowest {
+            name: name.to_owned(),
+            is_virtual,
+        };
+        assert_eq!(told("mv0", &[]), "");
+        let one = told("mv0", &[lowest("eth0", false)]);
+        assert!(
+            one.contains("from eth0, whole") && one.ends_with("`ethtool -K eth0 gro off`"),
+            "{one}"
+        );
+        let two = told("mv0", &[lowest("eth0", false), lowest("eth1", false)]);
+        assert!(
+            two.contains("those below") && two.ends_with("`ethtool -K eth1 gro off`"),
+            "{two}"
+        );
+        assert!(told("mv0", &[lowest("veth0", true)]).contains("PEER"));
+        assert!(told("mv0", &[lowest("", false)]).contains("in its network namespace"));
+    }
+}

@@ -1,0 +1,143 @@
+//! Queues beside those of a lease that frames for its holder may come to, and are lost there.
+
+use std::ops::Range;
+
+use crate::hardware::{Ethtool, Target};
+use crate::links::Link;
+
+/// See the module's head.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(in crate::server) struct Beyond {
+    queues: Vec<u32>,
+    /// The NIC says which queues it spreads over; else it may be any of those in use.
+    is_told: bool,
+    is_veth: bool,
+    /// Queues in use.
+    all: u32,
+}
+
+impl Beyond {
+    /// Of a network, which takes frames for its guests from all of its queues.
+    pub(super) fn network(link: &Link, queues: &Range<u32>) -> Self {
+        let driver = Ethtool::open(&link.name);
+        let spread = driver.and_then(|driver| driver.context_queues(0));
+        let is_told = spread.is_ok();
+        let spread = spread.unwrap_or_else(|_| (0..link.rx_queues).collect());
+        Self {
+            queues: spread
+                .into_iter()
+                .filter(|queue| !queues.contains(queue))
+                .collect(),
+            is_told,
+            is_veth: link.driver == "veth",
+            all: link.rx_queues,
+        }
+    }
+
+    /// Of one guest. Where somebody has a rule that brings frames to its queues, no other one is meant to have some.
+    pub(in crate::server) fn guest(link: &Link, queues: &Range<u32>) -> Self {
+        let rules = Ethtool::open(&link.name).and_then(|driver| driver.rules());
+        let is_ours = |target: Option<Target>| match target {
+            Some(Target::Queue(queue)) => queues.contains(&queue),
+            Some(Target::Context(_)) => true,
+            None => false,
+        };
+        match rules.unwrap_or_default().iter().any(|rule| is_ours(rule.target)) {
+            true => Self::default(),
+            false => Self::network(link, queues),
+        }
+    }
+
+    /// What the holder of these queues should know, with the remedy; empty: nothing is lost.
+    pub(in crate::server) fn note(&self, interface: &str, queues: &Range<u32>, is_network: bool) -> String {
+        let others = match *self.queues {
+            [] => return String::new(),
+            [one] => format!("queue {one}"),
+            [first, ..] => format!("{} further queues from {first} on", self.queues.len()),
+        };
+        let (first, count) = (queues.start, queues.len());
+        let whose = if is_network {
+            "for guests is lost to them"
+        } else {
+            "for the guest is lost to it"
+        };
+        let what = match self.is_told {
+            true => format!("the NIC spreads over {others}: what comes there {whose}"),
+            false => format!("frames may come to {others} of {interface}: what comes there {whose}"),
+        };
+        let rule = format!("`ethtool -N {interface} flow-type ether dst MAC action {first}`");
+        let peer = format!("`ethtool -L PEER tx {count}` at its other end");
+        let remedy = match (self.is_told, is_network, self.is_veth) {
+            (true, true, _) if first == 0 => format!("`ethtool -X {interface} equal {count}`"),
+            (true, true, _) => format!("`ethtool -X {interface} start {first} equal {count}`"),
+            (true, false, _) => rule,
+            (false, true, true) => format!("`queues = {}`, or {peer}", self.all),
+            (false, true, false) => format!("`queues = {}`", self.all),
+            (false, false, true) if first == 0 => peer,
+            (false, false, _) => {
+                format!("{rule}, or `ethtool -L {interface} combined {count}` and start-queue 0")
+            }
+        };
+        format!("{what}: {remedy}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::STEERING_BYTES;
+
+    fn beyond(queues: &[u32], is_told: bool, is_veth: bool) -> Beyond {
+        Beyond {
+            queues: queues.to_vec(),
+            is_told,
+            is_veth,
+            all: 4,
+        }
+    }
+
+    #[test]
+    fn queues_that_a_lease_lacks_are_told_with_the_remedy() {
+        let note = |queues, of: Beyond, is_network| of.note("eth0", &queues, is_network);
+        assert_eq!(note(0..4, beyond(&[], true, false), true), "");
+        let one = note(0..4, beyond(&[4], true, false), true);
+        assert!(
+            one.contains("over queue 4:") && one.ends_with("`ethtool -X eth0 equal 4`"),
+            "{one}"
+        );
+        let several = note(2..4, beyond(&[0, 1, 4], true, false), true);
+        assert!(several.contains("3 further queues from 0 on"), "{several}");
+        assert!(
+            several.ends_with("`ethtool -X eth0 start 2 equal 2`"),
+            "{several}"
+        );
+        let guest = note(1..2, beyond(&[0], true, false), false);
+        assert!(
+            guest.ends_with("`ethtool -N eth0 flow-type ether dst MAC action 1`"),
+            "{guest}"
+        );
+        let veth = note(0..1, beyond(&[1, 2, 3], false, true), true);
+        assert!(
+            veth.contains("`queues = 4`") && veth.contains("`ethtool -L PEER tx 1`"),
+            "{veth}"
+        );
+        let guest = note(0..1, beyond(&[1, 2, 3], false, true), false);
+        assert!(
+            guest.ends_with("guest is lost to it: `ethtool -L PEER tx 1` at its other end"),
+            "{guest}"
+        );
+        let unknown = note(0..1, beyond(&[1], false, false), false);
+        assert!(unknown.contains("`ethtool -L eth0 combined 1`"), "{unknown}");
+    }
+
+    #[test]
+    fn longest_note_is_not_cut() {
+        let all: Vec<u32> = (0..100).collect();
+        for (is_told, is_veth, is_network) in
+            [(true, false, true), (false, true, true), (false, false, false)]
+        {
+            let note = beyond(&all, is_told, is_veth).note("enp129s0f0np0v1", &(100..228), is_network);
+            assert!(note.len() <= STEERING_BYTES / 2, "{} bytes: {note}", note.len());
+        }
+    }
+}
