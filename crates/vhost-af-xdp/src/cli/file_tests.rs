@@ -240,7 +240,7 @@ fn mistakes_are_told_with_line_key_and_remedy() {
         ),
         (
             "[network.lan]\nifname = \"e\"\n",
-            ["line 2: unknown key \"ifname\"", "one of uplink"],
+            ["line 2: unknown key \"ifname\"", "docs/config.md lists them"],
         ),
         ("port = 1\n", ["line 1: port: a port begins", "[port.NAME]"]),
         ("[[port]]\n", ["line 1: port: a port begins", "[port.NAME]"]),

@@ -4,11 +4,9 @@
 //! (`limit_watch.rs`), and the port's own thread when a session ends; so a line comes up to two seconds late, and none
 //! is missed.
 
-use std::sync::PoisonError;
+use std::sync::Arc;
 
-use device::counters::{Kind, Reading};
-
-use super::Port;
+use device::counters::{Kind, PairCounters, Reading};
 use steward::log_limit::LogLimit;
 
 /// What was logged in this session.
@@ -20,6 +18,34 @@ pub(super) struct Losses {
 }
 
 impl Losses {
+    /// A session begins: each kind is logged once more. `counters`: of all pairs.
+    pub(super) fn begin(&mut self, counters: &[Arc<PairCounters>]) {
+        self.before = drops(counters).iter().map(|reading| reading.value).collect();
+        // Of an earlier guest.
+        counters.iter().for_each(|pair| _ = pair.why_malformed.take());
+    }
+
+    /// Logs the kinds of loss that were not logged in this session yet.
+    pub(super) fn log(&mut self, port: &str, counters: &[Arc<PairCounters>]) {
+        for (Reading { name, help, .. }, frames) in self.news(&drops(counters)) {
+            let Some(left_out) = self.lines.allow() else {
+                continue;
+            };
+            let mut reasons = counters.iter().filter_map(|pair| pair.why_malformed.take());
+            let why = match name {
+                "from_guest_offload_malformed" => reasons.next(),
+                _ => None,
+            };
+            let why = why.map_or_else(String::new, |why| format!(" The first one: {why}."));
+            tracing::info!(
+                port,
+                counter = name,
+                frames,
+                "frames are lost: {help}{why}{left_out}"
+            );
+        }
+    }
+
     /// Takes note of what is lost by now, of which the last readings were others; those that are news, each with how
     /// many frames.
     fn news(&mut self, now: &[Reading]) -> Vec<(Reading, u64)> {
@@ -35,54 +61,24 @@ impl Losses {
     }
 }
 
-impl Port {
-    /// A session begins: each kind is logged once more.
-    pub(super) fn begin_losses(&self) {
-        let now = self.drops().iter().map(|reading| reading.value).collect();
-        // Of an earlier guest.
-        self.counters
-            .iter()
-            .for_each(|pair| _ = pair.why_malformed.take());
-        let mut losses = self.losses.lock().unwrap_or_else(PoisonError::into_inner);
-        losses.before = now;
-    }
-
-    /// Logs the kinds of loss that were not logged in this session yet.
-    pub(crate) fn log_losses(&self) {
-        let mut losses = self.losses.lock().unwrap_or_else(PoisonError::into_inner);
-        for (Reading { name, help, .. }, frames) in losses.news(&self.drops()) {
-            let Some(left_out) = losses.lines.allow() else {
-                continue;
-            };
-            let mut reasons = self.counters.iter().filter_map(|pair| pair.why_malformed.take());
-            let why = match name {
-                "from_guest_offload_malformed" => reasons.next(),
-                _ => None,
-            };
-            let why = why.map_or_else(String::new, |why| format!(" The first one: {why}."));
-            tracing::info!(port = %self.name, counter = name, frames, "frames are lost: {help}{why}{left_out}");
+/// The drop counters, each the sum over all pairs.
+fn drops(counters: &[Arc<PairCounters>]) -> Vec<Reading> {
+    let mut all = counters.iter().map(|pair| pair.read());
+    let mut sum = all.next().unwrap_or_default();
+    for pair in all {
+        for (sum, reading) in sum.iter_mut().zip(pair) {
+            sum.value = sum.value.wrapping_add(reading.value);
         }
     }
-
-    /// Its drop counters, each the sum over all pairs.
-    fn drops(&self) -> Vec<Reading> {
-        let mut all = self.counters.iter().map(|pair| pair.read());
-        let mut sum = all.next().unwrap_or_default();
-        for pair in all {
-            for (sum, reading) in sum.iter_mut().zip(pair) {
-                sum.value = sum.value.wrapping_add(reading.value);
-            }
-        }
-        sum.retain(|reading| reading.kind == Kind::Drop);
-        sum
-    }
+    sum.retain(|reading| reading.kind == Kind::Drop);
+    sum
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn drops(values: [u64; 2]) -> Vec<Reading> {
+    fn readings(values: [u64; 2]) -> Vec<Reading> {
         let reading = |(name, value)| Reading {
             name,
             kind: Kind::Drop,
@@ -99,7 +95,7 @@ mod tests {
             ..Losses::default()
         };
         let mut news = |values| -> Vec<_> {
-            let news = losses.news(&drops(values));
+            let news = losses.news(&readings(values));
             news.into_iter()
                 .map(|(reading, frames)| (reading.name, frames))
                 .collect()

@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use device::config_space::ConfigSpace;
@@ -11,6 +11,7 @@ use steer::with_sources;
 use steward::peer;
 
 use super::far::NULL_MTU;
+use super::losses::Losses;
 use super::mailbox::Task;
 use super::reasons::{Closed, Ended, Impaired};
 use super::session::{FaultCell, PortContext, Reached, Session, SessionError, VmmConnection};
@@ -59,13 +60,22 @@ impl Port {
         self.vmm_pid
             .store(peer::process(connection.stream.as_fd()).unwrap_or(0), Relaxed);
         self.window.note_turned_away(None);
-        self.begin_losses();
+        self.losses().begin(&self.counters);
         state.session = Some(Session::new(
             connection,
             &self.config,
             Arc::clone(&state.fault),
             Arc::new(registered),
         ));
+    }
+
+    /// Logs the kinds of lost frames that were not logged in this session yet.
+    pub(crate) fn log_losses(&self) {
+        self.losses().log(&self.config.name, &self.counters);
+    }
+
+    fn losses(&self) -> MutexGuard<'_, Losses> {
+        self.losses.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Memory of a pair is registered.

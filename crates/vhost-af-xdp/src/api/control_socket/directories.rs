@@ -221,7 +221,7 @@ mod tests {
             assert!(sockets(&directory, user).is_empty(), "{mode:o}");
             let refused = make_own(&directory, user).expect_err("open").to_string();
             assert!(
-                refused.contains(&format!("remove {}", directory.display())),
+                refused.contains(&format!("put files into {}", directory.display())),
                 "{refused}"
             );
         }
