@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use steer::{Filter, Program, QueueError};
 
-use super::interface::Beyond;
+use super::beyond::Beyond;
 use super::ledger::{Ledger, SteeringOutcome};
 use crate::hardware::{Ethtool, Names, Nic, NotMade, Order, Tags, Target};
 use crate::links::Link;

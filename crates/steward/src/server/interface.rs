@@ -16,7 +16,6 @@ mod netkit;
 mod network;
 mod program;
 mod sockets;
-mod spread;
 mod take_back;
 
 pub use program::wants_frags;
@@ -45,7 +44,6 @@ pub(super) use self::hints::LeaseHints;
 pub(super) use self::lease::check;
 pub(super) use self::program::remove_pins;
 pub(super) use self::sockets::{Bound, Holds, bytes_held};
-pub(super) use self::spread::Beyond;
 
 /// Who has a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -22,6 +22,7 @@
 //! (`restore`).
 
 mod admission;
+mod beyond;
 mod closing;
 mod connection;
 mod entries;

@@ -11,11 +11,12 @@ use std::path::{Path, PathBuf};
 
 use steer::{GroupLimit, GroupRing, Program, QueueError, Station, StationError, with_sources};
 
-use super::{Beyond, Interface};
+use super::Interface;
 use crate::hardware::{Ethtool, Tags};
 use crate::links::Link;
 use crate::links::above::addresses_above;
 use crate::protocol::{Reason, Refusal, STATIONS_MAX, StationChange};
+use crate::server::beyond::Beyond;
 
 #[derive(Debug)]
 pub(in crate::server) struct Network {

@@ -9,16 +9,12 @@
 use std::os::fd::OwnedFd;
 
 use device::control::Change;
-use device::features::F_CTRL_GUEST_OFFLOADS;
 use device::net_device::NetDevice;
 use device::offloads::Offloads;
 
 use super::pairs::report;
 use super::{PortContext, Session, SessionError};
 use crate::port::lanes::LaneError;
-
-/// Features that rest on the control queue, beside those that VMMs serve themselves.
-pub(crate) const OFFERED: u64 = F_CTRL_GUEST_OFFLOADS;
 
 impl AsMut<NetDevice> for Session {
     fn as_mut(&mut self) -> &mut NetDevice {

@@ -13,7 +13,7 @@
 //!     memory table changes ────────────────▶ new map, lanes moved to it one by one (pairs.rs)
 //! ```
 
-pub(super) mod control;
+mod control;
 mod pairs;
 
 use std::fs::File;
@@ -34,7 +34,7 @@ use crate::guard::sigbus::{Watch, Watched};
 use crate::nic::hints::Promise;
 use crate::port::announce;
 use crate::port::far::FarSide;
-use crate::port::features::{self, F_LOG_ALL, F_PROTOCOL_FEATURES};
+use crate::port::features::{self, F_LOG_ALL, F_PROTOCOL_FEATURES, PASSED_CONTROL};
 use crate::port::lane_facts::LaneFacts;
 use crate::port::lanes::{LaneError, LentQueue, private_bytes};
 use crate::port::memory::{MemoryError, MemoryTable};
@@ -213,7 +213,7 @@ impl Session {
             // The device's address is in the config space, and no command changes it.
             device: NetDevice::new(pairs, config.offload)
                 .offering(config.offer)
-                .with_passed_control([0; 6], control::OFFERED),
+                .with_passed_control([0; 6], PASSED_CONTROL),
             channel: None,
             log: None,
             memory: MemoryTable::new(files, private_bytes(config.placement, pairs), peer),

@@ -7,7 +7,7 @@ use crate::links::Link;
 
 /// See the module's head.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(in crate::server) struct Beyond {
+pub(super) struct Beyond {
     queues: Vec<u32>,
     /// The NIC says which queues it spreads over; else it may be any of those in use.
     is_told: bool,
@@ -35,7 +35,7 @@ impl Beyond {
     }
 
     /// Of one guest. Where somebody has a rule that brings frames to its queues, no other one is meant to have some.
-    pub(in crate::server) fn guest(link: &Link, queues: &Range<u32>) -> Self {
+    pub(super) fn guest(link: &Link, queues: &Range<u32>) -> Self {
         let rules = Ethtool::open(&link.name).and_then(|driver| driver.rules());
         let is_ours = |target: Option<Target>| match target {
             Some(Target::Queue(queue)) => queues.contains(&queue),
@@ -49,7 +49,7 @@ impl Beyond {
     }
 
     /// What the holder of these queues should know, with the remedy; empty: nothing is lost.
-    pub(in crate::server) fn note(&self, interface: &str, queues: &Range<u32>, is_network: bool) -> String {
+    pub(super) fn note(&self, interface: &str, queues: &Range<u32>, is_network: bool) -> String {
         let others = match *self.queues {
             [] => return String::new(),
             [one] => format!("queue {one}"),
