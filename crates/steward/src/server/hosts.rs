@@ -133,6 +133,8 @@ impl Host {
                 })?;
                 may_crash("made");
                 self.cuts_udp = cuts_udp;
+                // How often devices are made has a limit of its own.
+                self.retry = Retry::default();
                 Some(descriptor)
             }
         };

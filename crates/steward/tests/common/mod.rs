@@ -190,7 +190,7 @@ impl World {
     /// Takes back what is left, by a command of its own; what that complains of.
     pub(crate) fn take_back(&self) -> String {
         let mut command = self.with_places(self.veth.near.command(STEWARD));
-        let output = command.arg("--take-back").env("RUST_LOG", "off").output();
+        let output = command.arg("--take-back").output();
         let output = output.expect("it runs");
         String::from_utf8(output.stderr).expect("text")
     }
