@@ -3,7 +3,7 @@
 
 use std::fs;
 
-use testkit::guest::Guest;
+use testkit::guest::{Backend, Guest};
 use testkit::systemd::Systemd;
 use testkit::world::{HOST, give_address};
 use testkit::{VethPair, require, wait};
@@ -80,13 +80,17 @@ impl Server {
         }
         let address = format!("10.77.0.{}/24", 10 + guest);
         let socket = self.systemd.path(&socket);
-        Guest::boot_uml(&socket, &address)
+        Guest::boot(
+            Backend::Daemon(&socket),
+            &address,
+            &["--mem", "256", "--mac", &mac],
+        )
     }
 }
 
 #[test]
 fn guide_leads_from_a_fresh_server_to_ten_guests_and_an_eleventh() {
-    require!(Root, Uml, Systemd);
+    require!(Root, Qemu, Systemd);
     let server = Server::new();
     let said = server.follow(2);
     assert!(
