@@ -326,7 +326,7 @@ fn daemon_leases_anew_from_a_steward_that_knows_nothing_of_it() {
     let mut rig = rig(&leased(Placement::Copy));
     // It takes everything back at its end.
     end_steward(&mut rig, Signal::INT);
-    rig.daemon.await_impaired(0, "no steward at");
+    rig.daemon.await_impaired(0, "takes all leases back and ends");
     let said = rig.daemon.process().said();
     assert!(said.contains("takes all leases back and ends"), "{said}");
     for other in ["the steward is away", "trying nic0 again"] {

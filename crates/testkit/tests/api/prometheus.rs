@@ -159,7 +159,7 @@ fn prometheus_scrapes_and_answers_every_query_of_the_dashboard() {
     let without: Vec<_> = there.difference(&asked).map(String::as_str).collect();
     let known = [
         "vhost_af_xdp_build_info",
-            "vhost_af_xdp_learned_evicted_total",
+        "vhost_af_xdp_learned_evicted_total",
         "vhost_af_xdp_operations_total",
         "vhost_af_xdp_worker_rounds_total",
         "vhost_af_xdp_worker_sleeps_total",

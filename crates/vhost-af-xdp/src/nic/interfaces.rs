@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use steward::backoff::Backoff;
 use steward::client::LeaseError;
 use steward::protocol::{Reason, Wanted};
 
@@ -91,10 +92,11 @@ impl Interfaces {
             let options = options.on_given(&given.link)?;
             return Ok(self.interface(given.into(), wanted, options));
         }
+        let mut pauses = Backoff::new(PREDECESSOR / 25, PREDECESSOR);
         loop {
             match Steering::lease(&self.steward, wanted, options.hints) {
                 Err(error) if is_predecessors(&error) && self.began.elapsed() < PREDECESSOR => {
-                    std::thread::sleep(PREDECESSOR / 50);
+                    std::thread::sleep(pauses.failed(Instant::now()));
                 }
                 leased => {
                     let interface = self.interface(leased?, wanted, options);
