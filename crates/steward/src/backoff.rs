@@ -13,7 +13,7 @@ pub const RETRY: Duration = Duration::from_secs(1);
 /// See [`RETRY`].
 pub const LONGEST_RETRY: Duration = Duration::from_secs(60);
 /// So often changes bring an attempt forward
-const HURRIES: u32 = 4;
+const HURRIES: u32 = 3;
 /// in so much time.
 const WINDOW: Duration = Duration::from_secs(10);
 

@@ -92,7 +92,7 @@ impl Interfaces {
             let options = options.on_given(&given.link)?;
             return Ok(self.interface(given.into(), wanted, options));
         }
-        let mut pauses = Backoff::new(PREDECESSOR / 10, PREDECESSOR);
+        let mut pauses = Backoff::new(PREDECESSOR / 4, PREDECESSOR);
         loop {
             match Steering::lease(&self.steward, wanted, options.hints) {
                 Err(error) if is_predecessors(&error) && self.began.elapsed() < PREDECESSOR => {
