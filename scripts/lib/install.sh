@@ -25,7 +25,7 @@
     PACKAGES_PACKAGE=(binutils dpkg-dev gzip)
     # Who reads manual pages.
     PACKAGES_MANUAL=(groff-base)
-    # Shells beside bash, whose completions are asked for.
+    # Shells other than bash, whose completions are tested.
     PACKAGES_SHELLS=(fish zsh)
     # testpmd is in dpdk-dev; each driver is a package of its own, whose name install_dpdk completes.
     DPDK_DRIVERS=(mempool-ring net-af-xdp net-null net-vhost net-virtio)

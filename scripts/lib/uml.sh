@@ -4,7 +4,7 @@
 # Theory of operation. The kernel and its modules are Debian's package user-mode-linux; initramfs, guest-init, the
 # command shell and the state directory are those of guest.sh. ttyS1 is the pair of pipes shell.in and shell.out; the
 # console is console.log. virtio_uml is the VMM: it connects to the back end's socket, and takes the MAC address that
-# the back end has. The guest has one CPU and no NIC beside.
+# the back end has. The guest has one CPU and no other NIC.
 #     pid     number and start time of the UML process      uml/    mconsole and pid, UML's own (umid)
 # The guest's memory is a file without a name in /dev/shm, which the back end maps.
 # UML runs each of the guest's programs in a host process. So it is the first process of a PID namespace: when it ends,

@@ -509,7 +509,7 @@ impl NetDevice {
     /// In the place of a ring that is not there.
     fn enter_reset(&self, index: u32, memory: &Arc<MemoryMap>) -> Result<Vring, PairError> {
         let state = self.vring(index)?;
-        // Of one that was never set up nobody knows it.
+        // The driver has not set the size of a ring that was never set up.
         let size = state.size.unwrap_or(QueueSize::SMALLEST);
         Ok(Vring {
             queue: Queue::reset(memory, size, self.negotiated().ring, state.base),

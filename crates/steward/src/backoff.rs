@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 pub const RETRY: Duration = Duration::from_secs(1);
 /// See [`RETRY`].
 pub const LONGEST_RETRY: Duration = Duration::from_secs(60);
-/// So often changes bring an attempt forward
+/// Most attempts that changes bring forward in each [`WINDOW`].
 const HURRIES: u32 = 3;
-/// in so much time.
+/// See [`HURRIES`].
 const WINDOW: Duration = Duration::from_secs(10);
 
 /// Pauses between attempts at one thing.
@@ -89,7 +89,7 @@ impl Backoff {
 }
 
 impl Default for Backoff {
-    /// For what takes a privilege, or the time of somebody who has one.
+    /// For attempts that need a privilege, or that a privileged process makes for this one.
     fn default() -> Self {
         Self::new(RETRY, LONGEST_RETRY)
     }

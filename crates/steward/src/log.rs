@@ -79,7 +79,7 @@ impl LogArgs {
         );
     }
 
-    /// The same for a process whose work its parent logs: errors only, unless somebody debugs.
+    /// The same for a process whose work its parent logs: errors only, unless the level is debug or trace.
     #[must_use]
     pub fn of_errors(&self) -> Self {
         let is_repeated = |level: &String| matches!(level.as_str(), "warn" | "info");
@@ -103,7 +103,7 @@ fn subscriber<W, R>(
         .with_env_filter(filter)
         .with_writer(writer)
         .with_ansi(is_terminal)
-        // Else a line that nobody reads any more (EPIPE, EIO) ends the process, by eprintln's panic.
+        // Else a write error (EPIPE, EIO) ends the process: eprintln panics.
         .log_internal_errors(false)
         .fmt_fields(EscapedFields)
         .event_format(lines)
@@ -135,7 +135,7 @@ pub fn report_end(program: &str, error: &str) {
         true => with_priority(Level::ERROR, error),
         false => format!("{program}: {error}\n"),
     };
-    // Nobody may read any more.
+    // The reader may be gone.
     let _ = io::stderr().write_all(text.as_bytes());
 }
 

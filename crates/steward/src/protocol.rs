@@ -132,7 +132,7 @@ pub const FRAME_LIMITS: RangeInclusive<u32> = 14..=65_553;
 pub const ENTRIES_MAX: usize = 16;
 /// Most changes of stations in one message.
 pub const CHANGES_MAX: usize = 64;
-/// Most stations behind a bridge that the holder of a network is told of.
+/// Most stations behind a bridge that the steward sends to the holder of a network.
 pub const BEHIND_MAX: usize = 1024;
 /// VLAN of a station behind a bridge that does not tell VLANs apart: whatever tag a frame has.
 pub const ANY_VLAN: u16 = u16::MAX;

@@ -10,9 +10,9 @@
 //! an address that it has forgotten stays behind it, until it is seen at the interface's port, or the port where it was
 //! is gone.
 //!
-//! Who sends from many addresses fills a bridge's database. What is read of it is limited ([`FDB_READ_MAX`]), what is
-//! kept as well ([`BEHIND_MAX`]), with an equal share for each port of the bridge. Within a port configured addresses
-//! come before learned ones, and these before forgotten ones.
+//! A host that sends from many addresses fills a bridge's database. The number of entries that are read is limited
+//! ([`FDB_READ_MAX`]), and so is the number of addresses that are kept ([`BEHIND_MAX`]), with an equal share for each
+//! port of the bridge. Within a port configured addresses come before learned ones, and these before forgotten ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -33,7 +33,7 @@ use crate::protocol::{ANY_VLAN, BEHIND_MAX};
 
 /// Most entries that are read of all forwarding databases at a time. What is behind these counts as forgotten.
 const FDB_READ_MAX: usize = 1 << 16;
-/// `NUD_NOARP` and `NUD_PERMANENT` (include/uapi/linux/neighbour.h): somebody has configured the entry.
+/// `NUD_NOARP` and `NUD_PERMANENT` (include/uapi/linux/neighbour.h): a configured entry, not a learned one.
 const CONFIGURED: u16 = 0x40 | 0x80;
 /// `RTEXT_FILTER_BRVLAN` (include/uapi/linux/rtnetlink.h): VLANs of bridge ports are shown.
 const WITH_VLANS: u32 = 1 << 1;
@@ -411,7 +411,7 @@ impl FdbChanges {
         Ok(Self(socket))
     }
 
-    /// Takes what was told out of the way, without waiting; whether a database changed. Lost messages (ENOBUFS) count.
+    /// Reads and discards pending messages, without waiting; whether a database changed. Lost messages (ENOBUFS) count.
     pub(crate) fn drain(&self) -> bool {
         let (mut message, mut changed) = ([0u8; 4096], false);
         loop {

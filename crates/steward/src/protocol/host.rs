@@ -1,4 +1,4 @@
-//! What a holder of a network is told of the host, and of the bridge that the uplink is part of.
+//! What the steward sends the holder of a network about the host, and about the bridge that the uplink is part of.
 
 use steer::Station;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -24,7 +24,7 @@ pub struct HostEnd {
     /// How many stations are behind that bridge, which [`Request::Behind`](super::Request::Behind) asks for; at most
     /// [`BEHIND_MAX`].
     pub behind: u32,
-    /// How many further ones there are, of which nobody is told.
+    /// How many further ones there are, which the steward does not send.
     pub left_out: u32,
 }
 

@@ -1,4 +1,4 @@
-//! Queues beside those of a lease that frames for its holder may come to, and are lost there.
+//! Queues outside a lease to which the interface may give frames for the lease's holder, who loses them.
 
 use std::ops::Range;
 
@@ -34,7 +34,7 @@ impl Beyond {
         }
     }
 
-    /// Of one guest. Where somebody has a rule that brings frames to its queues, no other one is meant to have some.
+    /// Of one guest. A steering rule that points at its queues means that no other queue is meant to get its frames.
     pub(super) fn guest(link: &Link, queues: &Range<u32>) -> Self {
         let rules = Ethtool::open(&link.name).and_then(|driver| driver.rules());
         let is_ours = |target: Option<Target>| match target {

@@ -84,7 +84,7 @@ pub(super) struct Entries {
     pub(super) restored: bool,
     /// How often tags have come to be seen again: holders set up their queues anew then.
     pub(super) renewed: u32,
-    /// Queues that its frames may come to beside its own.
+    /// Queues other than its own that may get its frames.
     pub(super) beyond: Beyond,
 }
 
@@ -162,7 +162,7 @@ impl Entries {
         self.look_beyond(link);
     }
 
-    /// Looks which queues its frames may come to beside its own.
+    /// Looks which other queues may get its frames.
     pub(super) fn look_beyond(&mut self, link: &Link) {
         self.beyond = match self.outcome.steered {
             Steered::ByQueue | Steered::ByProgram => Beyond::guest(link, &self.queues),

@@ -165,7 +165,7 @@ impl Host {
             tap: device.index,
         };
         let joined = self.joined.as_ref().map(|joined| joined.between);
-        // Somebody may have set it down.
+        // An administrator may have set it down.
         if joined == Some(between) && device.mtu == uplink.mtu && !self.is_unfinished() {
             return Ok(Some(device));
         }
@@ -334,7 +334,7 @@ impl Server {
         self.fdb_pause <= now && hosts.any(|host| !host.behind.bridge().is_empty())
     }
 
-    /// Looks at bridges' forwarding databases again; holders are told what changed.
+    /// Looks at bridges' forwarding databases again, and notifies holders of changes.
     pub(super) fn look_behind_bridges(&mut self) {
         let begun = Instant::now();
         for (at, host) in &mut self.hosts {
@@ -459,7 +459,7 @@ impl Server {
     }
 }
 
-/// Who has the network.
+/// Connections that have the network.
 fn holders(
     connections: &mut BTreeMap<u64, Connection>,
     at: NetworkAt,

@@ -125,7 +125,7 @@ pub(super) enum DeviceChange {
     HostTap,
     /// The NIC is looked at or told something for a netkit, or for zero-copy receive: twice for each queue.
     NicSetUp,
-    /// The NIC is told which frames a lease is for.
+    /// Steering rules for a lease's frames are set on the NIC.
     NicRules,
     /// The program is replaced by one that leaves other hints.
     Hints,
@@ -158,7 +158,7 @@ impl DeviceChange {
     }
 }
 
-/// How often devices are changed because somebody asks for it: one account for all such requests.
+/// Limits how often requests change devices: one account for all kinds of request.
 #[derive(Debug)]
 pub(super) struct DeviceChanges {
     by_user: Buckets<(String, u32)>,

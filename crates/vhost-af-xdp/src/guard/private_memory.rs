@@ -172,7 +172,7 @@ mod tests {
         let mut maps = Counted(text.as_bytes(), 0);
         assert_eq!(first_private_of(&mut maps, regions().rev().collect()), None);
         assert_eq!(maps.1, shared[..=63_000].concat().len());
-        // The lowest of several is told.
+        // The lowest of several is reported.
         let mut private = shared;
         for at in [62_000, 7_000, 30_000] {
             private[at as usize] = line(at, "rw-p");

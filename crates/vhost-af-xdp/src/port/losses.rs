@@ -1,8 +1,8 @@
 //! Logs which kinds of frames a port loses: the first of each kind in a session, with what was wrong.
 //!
 //! Workers count and never log. A thread of the daemon's looks at the counters of all ports now and then
-//! (`limit_watch.rs`), and the port's own thread when a session ends; so a line comes up to two seconds late, and none
-//! is missed.
+//! (`limit_watch.rs`), and the port's own thread when a session ends; so a line comes up to two seconds late. More than
+//! [`LogLimit`] allows are left out.
 
 use std::sync::Arc;
 

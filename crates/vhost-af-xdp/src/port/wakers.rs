@@ -12,8 +12,8 @@ use rustix::event::{EventfdFlags, eventfd};
 use steward::backoff::{Backoff, RETRY, Retry};
 use steward::links::Link;
 
-/// Longest pause before a port whose queues could not be set up tries again: nobody tells when a queue is free that
-/// somebody else had.
+/// Longest pause before a port whose queues could not be set up tries again: the kernel does not report when another
+/// process releases a queue.
 const LONGEST_RETRY: Duration = Duration::from_secs(5);
 
 /// By how often something was told of its interface, and what that is.

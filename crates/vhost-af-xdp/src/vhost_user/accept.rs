@@ -166,7 +166,7 @@ fn offer(handover: &SyncSender<UnixStream>, mut stream: UnixStream) -> Result<()
             Ok(()) => return Ok(()),
             Err(TrySendError::Disconnected(_)) => return Err(None),
             Err(TrySendError::Full(back)) if recv(&back, &mut [0], PEEK) == Ok((0, 0)) => {
-                // Or who looks without end would keep this thread busy.
+                // Else a client that probes without end keeps this thread busy.
                 std::thread::sleep(HANDOVER_PAUSE);
                 return Ok(());
             }
@@ -264,7 +264,7 @@ pub(crate) fn serve_connection(port: &Arc<Port>, stream: UnixStream) -> Ended {
         );
         return Ended::Wrong;
     };
-    // Who leaves without a word only looked whether anybody listens, and is no VMM.
+    // A client that leaves without a message only probed the socket, and is no VMM.
     let came = port.removed.await_message(&ahead);
     if came.is_err() || recv(&ahead, &mut [0], PEEK) == Ok((0, 0)) {
         return Ended::Idle;

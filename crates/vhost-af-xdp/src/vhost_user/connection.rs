@@ -1,4 +1,4 @@
-//! What a connection of a VMM has beside its port.
+//! A VMM's connection: its protocol features, and the kicks of its control queue.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -17,7 +17,7 @@ use crate::guard::alarm::Alarm;
 use crate::port::Port;
 use crate::port::session::{Session, SessionError};
 
-/// Between two looks at the control queue: a guest can have lanes built anew 200 times a second at most.
+/// Between two looks at the control queue: a guest can have lanes rebuilt 200 times a second at most.
 const CONTROL_PAUSE: Duration = Duration::from_millis(5);
 
 pub(crate) struct Connection {
@@ -82,7 +82,7 @@ impl Connection {
             kicks.clear();
             let served = self.port.with_session(Session::serve_control);
             *pending = served.map_err(|error| io::Error::other(with_sources(&error)))?;
-            // A guest can have lanes built anew, and kick without end.
+            // A guest can have lanes rebuilt, and kick without end.
             if kicked || *pending {
                 std::thread::sleep(CONTROL_PAUSE);
             }

@@ -107,7 +107,7 @@ mod tests {
         let error = call(writer, FileKinds::Shared).expect_err("a pipe");
         assert!(error.to_string().contains("memory-files=any"), "{error}");
         let taken = call(again, FileKinds::Any).expect("accepted").expect("present");
-        // It is full in the end, and nobody waits.
+        // A full pipe returns an error, and does not wait.
         let full = loop {
             if let Err(errno) = rustix::io::write(&taken, &1u64.to_ne_bytes()) {
                 break errno;

@@ -16,13 +16,13 @@ use bytes::Bytes;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use tokio::task::AbortHandle;
 
-/// Bytes of answers by one socket that wait to be read, and of one client there: who has as many gets no more until
-/// they are read. A daemon with a thousand ports has answers of some MiB. As many as one client may have are kept for
-/// root and the owner.
+/// Bytes of answers by one socket that wait to be read, and of one client there: a client with as many gets no more
+/// until it reads them. A daemon with a thousand ports has answers of some MiB. As many as one client may have are
+/// kept for root and the owner.
 const MOST_BYTES: usize = 64 << 20;
 const MOST_BYTES_OF_ONE: usize = 16 << 20;
 
-/// Who has connections: a user's number, or an address.
+/// The owner of connections: a user's number, or an address.
 pub(super) trait Client: Copy + Eq + Hash + Send + Sync + 'static {}
 
 impl Client for u32 {}
