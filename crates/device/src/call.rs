@@ -8,6 +8,9 @@
 //!  - a lane that has left its worker writes nothing ([`Call::leave`]). Who stopped it writes what it owes its guest,
 //!    by means of its own.
 //!
+//! A Unix socket is written with MSG_DONTWAIT, which a VMM cannot take back: with SO_SNDTIMEO it could let each write
+//! wait for a while and end as if the socket were full, which neither the watchdog nor the thread's CPU time shows.
+//!
 //! A write that waits for nobody may take long, too: the kernel goes through all who wait for the eventfd, with
 //! interrupts off (`__wake_up_common`, kernel/sched/wait.c), and a VMM may have as many of them as
 //! `fs.epoll.max_user_watches` says: a million took 150 ms a call here. So calls are timed (`CallTimes`), and what
@@ -19,6 +22,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
+use rustix::net::{SendFlags, send, sockopt};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::counters::PairCounters;
@@ -56,6 +60,8 @@ enum Delivery {
 pub struct Call {
     /// `None`: the driver polls.
     event: Option<OwnedFd>,
+    /// It is a socket, not an eventfd.
+    is_socket: bool,
     delivery: Delivery,
     times: CallTimes,
     blocked: CallBlocked,
@@ -78,6 +84,7 @@ impl Call {
     /// Of a session with that note.
     pub fn new(event: Option<OwnedFd>, blocked: CallBlocked) -> Self {
         Self {
+            is_socket: is_socket(event.as_ref()),
             event,
             delivery: Delivery::Written,
             times: CallTimes::default(),
@@ -89,6 +96,7 @@ impl Call {
     /// it, and to close it takes away those who wait for it, as many as there are.
     #[must_use]
     pub fn replace(&mut self, event: Option<OwnedFd>) -> Option<OwnedFd> {
+        self.is_socket = is_socket(event.as_ref());
         std::mem::replace(&mut self.event, event)
     }
 
@@ -103,7 +111,12 @@ impl Call {
             let begun = Instant::now();
             // A full counter (EAGAIN) means that the driver has a call pending already. EINTR: the wait was ended. A
             // write that need not wait is never interrupted (eventfd_write, fs/eventfd.c).
-            let waited = rustix::io::write(event, &1u64.to_ne_bytes()) == Err(Errno::INTR);
+            let one = 1u64.to_ne_bytes();
+            let written = match self.is_socket {
+                true => send(event, &one, SendFlags::DONTWAIT | SendFlags::NOSIGNAL),
+                false => rustix::io::write(event, &one),
+            };
+            let waited = written == Err(Errno::INTR);
             let took = begun.elapsed();
             meter::called(KernelCall::Call, took);
             if waited || ((took >= SLOW || used.is_some()) && self.times.is_too_much(took, used)) {
@@ -171,6 +184,10 @@ struct Used {
     nothing: Duration,
 }
 
+fn is_socket(event: Option<&OwnedFd>) -> bool {
+    event.is_some_and(|event| sockopt::socket_type(event).is_ok())
+}
+
 /// What this thread has used so far.
 fn cpu_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
@@ -180,10 +197,24 @@ fn cpu_time() -> Duration {
 #[cfg(test)]
 mod tests {
     use std::os::fd::AsFd;
+    use std::os::unix::net::UnixStream;
 
     use rustix::event::{EventfdFlags, eventfd};
 
     use super::*;
+
+    #[test]
+    fn call_to_a_full_socket_that_blocks_does_not_wait() {
+        let (ours, _theirs) = UnixStream::pair().expect("sockets");
+        ours.set_nonblocking(true).expect("ours");
+        while rustix::io::write(&ours, &[0; 4096]).is_ok() {}
+        ours.set_nonblocking(false).expect("ours");
+        let mut call = Call::new(None, CallBlocked::default());
+        assert!(call.replace(Some(ours.into())).is_none());
+        // Else this would never end.
+        call.make(&PairCounters::default());
+        assert!(!call.is_blocked());
+    }
 
     #[test]
     fn calls_that_last_are_too_much_and_a_worker_without_its_cpu_is_not() {

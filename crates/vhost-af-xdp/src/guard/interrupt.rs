@@ -27,6 +27,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
+use rustix::net::{SendFlags, send};
 
 use super::handler;
 use crate::switch::progress::Watcher;
@@ -64,8 +65,13 @@ pub(crate) fn interrupt(thread: &JoinHandle<()>) {
 #[must_use]
 pub(crate) fn write(event: &OwnedFd, watcher: &Watcher) -> bool {
     let _writer = Writer::enter(watcher);
-    // A full counter (EAGAIN) means that the VMM has something to look at already.
-    rustix::io::write(event, &1u64.to_ne_bytes()) != Err(Errno::INTR)
+    // A full counter (EAGAIN) means that the VMM has something to look at already. A socket never makes us wait.
+    let one = 1u64.to_ne_bytes();
+    let written = match send(event, &one, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+        Err(Errno::NOTSOCK) => rustix::io::write(event, &one),
+        sent => sent,
+    };
+    written != Err(Errno::INTR)
 }
 
 /// Whether somebody is in [`write`].

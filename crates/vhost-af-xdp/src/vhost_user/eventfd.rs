@@ -7,7 +7,7 @@
 //! - Unix stream socket: accepted for calls and errors. User-mode Linux sends one end of a socket pair, because an
 //!   eventfd raises no SIGIO (`vu_setup_vq_call_fd`, arch/um/drivers/virtio_uml.c; `os_pipe`, arch/um/os-Linux/file.c,
 //!   is a socketpair(2)). Its reader cannot hold up its writer (`unix_stream_sendmsg` takes no lock in which the reader
-//!   copies). A full socket returns EAGAIN: calls are pending.
+//!   copies). It is written with MSG_DONTWAIT: a full socket returns EAGAIN, which means that calls are pending.
 //! - pipe: its reader copies under the lock that the writer takes (`pipe_read` and `pipe_write`, fs/pipe.c). A VMM that
 //!   reads into a mapping of its own FUSE file holds a worker for as long as it likes, and no signal helps. So a pipe
 //!   is accepted from VMMs whose files are trusted only (memory-files=any).
@@ -17,7 +17,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
-use rustix::net::{AddressFamily, RecvFlags, Shutdown, SocketType, recv, shutdown, sockopt};
+use rustix::net::{AddressFamily, RecvFlags, Shutdown, SocketType, getpeername, recv, shutdown, sockopt};
 
 use crate::config::FileKinds;
 
@@ -75,10 +75,12 @@ pub(crate) fn take(
     Ok(Some(fd))
 }
 
-/// Whether it is a Unix stream socket.
+/// Whether it is a Unix stream socket with a peer: one that listens, or may yet, takes in connections with descriptors in
+/// them, which [`empty`] cannot take out.
 pub(super) fn is_stream(fd: &OwnedFd) -> bool {
     sockopt::socket_domain(fd) == Ok(AddressFamily::UNIX)
         && sockopt::socket_type(fd) == Ok(SocketType::STREAM)
+        && getpeername(fd).is_ok()
 }
 
 /// Nothing is read from a call socket. Descriptors that wait in it would be closed with it, by a thread that others
@@ -92,7 +94,8 @@ fn empty(socket: &OwnedFd) {
 #[cfg(test)]
 mod tests {
     use std::io::Read;
-    use std::os::unix::net::UnixStream;
+    use std::os::linux::net::SocketAddrExt;
+    use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 
     use super::*;
 
@@ -145,10 +148,13 @@ mod tests {
     }
 
     #[test]
-    fn datagram_socket_and_file_are_no_call_descriptors() {
+    fn datagram_and_listening_socket_and_file_are_no_call_descriptors() {
         let (one, _other) = std::os::unix::net::UnixDatagram::pair().expect("sockets");
+        let name = SocketAddr::from_abstract_name(format!("vax-listens-{}", std::process::id()));
+        let listener = UnixListener::bind_addr(&name.expect("a name")).expect("a socket");
         for fd in [
             OwnedFd::from(one),
+            OwnedFd::from(listener),
             File::open("/dev/null").expect("there is one").into(),
         ] {
             let error = call(fd, FileKinds::Any).expect_err("neither");
