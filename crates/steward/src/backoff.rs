@@ -8,7 +8,7 @@
 
 use std::time::{Duration, Instant};
 
-/// Pause before what failed is tried again, and the longest to which it doubles, where nothing else is said.
+/// First pause after a failed attempt, and the longest one to which it doubles, by default.
 pub const RETRY: Duration = Duration::from_secs(1);
 /// See [`RETRY`].
 pub const LONGEST_RETRY: Duration = Duration::from_secs(60);

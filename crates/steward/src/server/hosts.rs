@@ -49,7 +49,7 @@ pub(super) struct Host {
     behind: Behind,
     /// Why they are not joined, as it was said.
     why: String,
-    /// When joining them is tried again: what is to be joined, and with which MTU.
+    /// Pauses between attempts to join them; the state is both ends and the MTU.
     retry: Retry<(Between, u32)>,
 }
 
@@ -172,7 +172,8 @@ impl Host {
         let now = Instant::now();
         if !self.retry.is_due((between, uplink.mtu), false, now) {
             return Err(match self.why.is_empty() {
-                true => "what is to be joined changes too often: it is tried again in a second".to_owned(),
+                true => "the interface or the tap changes too often: the steward tries again in a second"
+                    .to_owned(),
                 false => self.why.clone(),
             });
         }
@@ -195,7 +196,7 @@ impl Host {
         if self.joined.as_ref().map(|joined| joined.between) != Some(between) {
             self.attach(interface, program, between)?;
         }
-        // Not before: what comes by it is nobody else's than the program's.
+        // Not before: only the program may take the tap's frames.
         let up = self.tap.set_up(true);
         up.map_err(|error| format!("cannot set {} up: {error}", self.tap.name))
     }
