@@ -111,11 +111,6 @@ pub(crate) fn join_group(socket: BorrowedFd<'_>, group: u32) -> io::Result<()> {
     set_option(socket, libc::SOL_NETLINK, libc::NETLINK_ADD_MEMBERSHIP, &group)
 }
 
-/// A new AF_XDP socket.
-pub(crate) fn new_xdp_socket() -> rustix::io::Result<OwnedFd> {
-    socket_with(AddressFamily::XDP, SocketType::RAW, SocketFlags::CLOEXEC, None)
-}
-
 /// Lets a socket be bound to this interface only; without CAP_NET_RAW that cannot be undone (`sock_bindtoindex_locked`,
 /// net/core/sock.c). AF_XDP honours it since Linux 6.5, and in stable kernels that have taken that over (`xsk_bind`,
 /// net/xdp/xsk.c).

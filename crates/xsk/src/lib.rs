@@ -119,7 +119,7 @@ pub use netdevice::{Channels, Netdevice};
 #[cfg(not(loom))]
 pub use numa::{NumaNode, PreferNode};
 #[cfg(not(loom))]
-pub use setup::made_rx_ring;
+pub use setup::{made_rx_ring, new_socket};
 #[cfg(not(loom))]
 pub use share::{First, Lender};
 #[cfg(not(loom))]

@@ -2,7 +2,7 @@
 //! on them. Each step is one question to the kernel, and a refusal says which.
 
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
 use rustix::net::xdp::{
@@ -26,8 +26,27 @@ pub(crate) fn query(what: &'static str, errno: Errno) -> OpenError {
     }
 }
 
+/// Half of what the skbs of a socket that copies may take; the kernel doubles it (`__sock_set_sndbuf`,
+/// net/core/sock.c). Enough for a TX ring of 1024 frames in chunks of 4 KiB, each of which takes 8 KiB and its skb. The
+/// default, of 208 KiB, is full with 92 frames of 1514 bytes: a NIC that completes late would be given no more of them.
+const SEND_BUFFER_BYTES: u32 = 8 << 20;
+
+/// An AF_XDP socket that is neither set up nor bound, with room for a whole TX ring in its send buffer: for who opens
+/// sockets for others ([`Unbound::from_fd`](crate::Unbound::from_fd)).
+///
+/// Without CAP_NET_ADMIN the buffer is as large as `net.core.wmem_max` lets it be.
+///
+/// # Errors
+/// What socket(2) says.
+pub fn new_socket() -> io::Result<OwnedFd> {
+    let socket = sys::open_socket()?;
+    let set = |name| sys::set_option(socket.as_fd(), libc::SOL_SOCKET, name, SEND_BUFFER_BYTES);
+    set(libc::SO_SNDBUFFORCE).or_else(|_| set(libc::SO_SNDBUF))?;
+    Ok(socket)
+}
+
 pub(crate) fn open_socket() -> Result<OwnedFd, OpenError> {
-    sys::open_socket().map_err(|source| OpenError::Create { source })
+    new_socket().map_err(|source| OpenError::Create { source })
 }
 
 pub(crate) fn check_family(fd: BorrowedFd<'_>) -> Result<(), OpenError> {

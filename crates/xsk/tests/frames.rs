@@ -8,13 +8,13 @@ use std::fs::File;
 use std::time::Instant;
 
 use support::rig::{Rig, config, refused};
-use support::{own_umem, with_veth};
+use support::{LateNic, own_umem, with_veth};
 use testkit::frame::plain;
 use testkit::wait::{self, SOON};
 use testkit::{Redirect, VethPair};
 use xsk::{
-    AttachMode, Frame, FramePool, Kick, Mode, OpenError, RingSize, SocketConfig, TxDesc, Umem, UmemOffset,
-    WakeError,
+    AttachMode, Frame, FramePool, Kick, Mode, OpenError, QueueId, RingSize, SocketConfig, TxDesc, Umem,
+    UmemOffset, WakeError,
 };
 
 #[test]
@@ -262,5 +262,37 @@ fn socket_that_only_sends_has_an_empty_rx_ring() {
             ),
             OpenError::NoRings
         ));
+    });
+}
+
+#[test]
+fn whole_tx_ring_is_taken_before_the_nic_completes_a_frame() {
+    with_veth(1, 1500, |veth| {
+        let late = LateNic::over(veth);
+        let (umem, pool) = own_umem(1024);
+        let config = SocketConfig {
+            tx: RingSize::try_from(1024).ok(),
+            attach: AttachMode::Skb,
+            ..SocketConfig::new(late.index, QueueId(0))
+        };
+        let mut rig = Rig::over(umem, pool, &config);
+        let mut batch = rig.socket.tx.reserve(1024);
+        while let Some(frame) = rig.pool.take() {
+            rig.umem.write(frame.offset(), &plain(1514, 1)).unwrap();
+            batch.push(TxDesc::whole(frame, 1514));
+        }
+        assert_eq!(batch.submit(), 1024);
+        // Each call takes a part. None takes more when the send buffer is full.
+        for _ in 0..1024 {
+            if rig.socket.kick_tx().unwrap() == Kick::Done {
+                break;
+            }
+        }
+        assert_eq!(rig.socket.tx.free(), 1024, "the send buffer is full");
+        // What the qdisc let through at once.
+        let done = rig.socket.completion.peek(1024).count();
+        assert!(done < 92, "{done} were completed");
+        late.complete();
+        assert_eq!(rig.complete(1024 - done).len(), 1024 - done);
     });
 }

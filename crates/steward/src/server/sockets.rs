@@ -517,14 +517,14 @@ fn queue_at(interface: &Interface, queue: u32, wait_ms: u32) -> QueueAt {
 
 /// A socket for [`Program::has_socket`](steer::Program::has_socket).
 fn ring_alone() -> io::Result<OwnedFd> {
-    let socket = sys::new_xdp_socket()?;
+    let socket = xsk::new_socket()?;
     rustix::net::sockopt::set_xdp_rx_ring_size(&socket, 1)?;
     Ok(socket)
 }
 
 /// A new socket. `busy_poll`: it may poll the driver, so many frames at a time at most.
 fn new_socket(busy_poll: Option<u16>) -> Result<OwnedFd, Refusal> {
-    let socket = sys::new_xdp_socket().map_err(|error| kernel(NO_SOCKET, &error))?;
+    let socket = xsk::new_socket().map_err(|error| kernel(NO_SOCKET, &error))?;
     if let Some(budget) = busy_poll {
         sys::allow_busy_poll(socket.as_fd(), budget)
             .map_err(|error| kernel("cannot let the socket poll the driver (Linux 5.11)", &error))?;

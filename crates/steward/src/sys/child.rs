@@ -20,7 +20,6 @@ use rustix::process::{
 };
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities, set_thread_res_uid};
 
-use super::new_xdp_socket;
 use crate::protocol::{PARTS_MAX, Part, Rings, UmemLayout};
 
 /// Parts are mapped from a multiple of this on: the largest page there is, bytes. So each lies on one of its own pages,
@@ -368,7 +367,7 @@ pub(crate) fn make_rings(socket: BorrowedFd<'_>, rings: &Rings) -> Result<(), Er
 
 /// A socket with memory for one frame, which asks whether a queue is free.
 pub(crate) fn probe() -> Result<OwnedFd, Errno> {
-    let socket = new_xdp_socket()?;
+    let socket = xsk::new_socket().map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
     let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
     // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
     let memory = unsafe { mmap_anonymous(ptr::null_mut(), PROBE_BYTES as usize, protection, flags) }?;
