@@ -313,7 +313,7 @@ impl<N: Nic> Lane for DirectLane<N> {
             return self.end.when_chains_wait();
         }
         if self.pair.to_guest.enabled {
-            if self.end.queue.nic.has_frames() {
+            if self.end.queue.nic.received() > 0 {
                 return Work::Now;
             }
             let room =

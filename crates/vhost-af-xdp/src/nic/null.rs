@@ -100,7 +100,15 @@ impl Iterator for Received<'_> {
             more: false,
         })
     }
+
+    #[inline]
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        let left = self.end - self.next;
+        (left, Some(left))
+    }
 }
+
+impl ExactSizeIterator for Received<'_> {}
 
 impl Drop for Received<'_> {
     #[inline]
@@ -179,19 +187,22 @@ impl Nic for NullNic {
         frames.drain(..room).for_each(|frame| self.empty.put(frame));
     }
 
-    fn from_nic(&mut self, max: usize) -> impl Iterator<Item = RxDesc> + '_ {
-        let max = if self.config.frame_bytes == 0 { 0 } else { max };
+    fn from_nic(&mut self, max: usize) -> impl ExactSizeIterator<Item = RxDesc> + '_ {
+        let count = max.min(self.received());
         Received {
             next: self.empty.next,
-            end: self.empty.next + max.min(self.empty.len()),
+            end: self.empty.next + count,
             ring: &mut self.empty,
             umem: &self.umem,
             config: self.config,
         }
     }
 
-    fn has_frames(&mut self) -> bool {
-        self.config.frame_bytes > 0 && self.empty.len() > 0
+    fn received(&mut self) -> usize {
+        match self.config.frame_bytes {
+            0 => 0,
+            _ => self.empty.len(),
+        }
     }
 
     fn fd(&self) -> Option<BorrowedFd<'_>> {

@@ -102,9 +102,9 @@ pub(crate) trait Nic: Send {
     /// received frame before it releases the fill ring's entry (`xsk_flush`, net/xdp/xsk.c).
     fn give(&mut self, frames: &mut Vec<Frame>, note: impl FnOnce(&[Frame]));
     /// Received frames. What is not taken from the iterator stays with the NIC.
-    fn from_nic(&mut self, max: usize) -> impl Iterator<Item = RxDesc> + '_;
-    /// Whether [`Self::from_nic`] would yield something.
-    fn has_frames(&mut self) -> bool;
+    fn from_nic(&mut self, max: usize) -> impl ExactSizeIterator<Item = RxDesc> + '_;
+    /// Descriptors that [`Self::from_nic`] would yield now.
+    fn received(&mut self) -> usize;
     /// Becomes readable when frames arrive; `None` where nothing ever sleeps.
     fn fd(&self) -> Option<BorrowedFd<'_>>;
 }

@@ -126,19 +126,19 @@ impl Nic for XdpNic {
     }
 
     #[inline]
-    fn from_nic(&mut self, max: usize) -> impl Iterator<Item = RxDesc> + '_ {
-        self.has_frames();
+    fn from_nic(&mut self, max: usize) -> impl ExactSizeIterator<Item = RxDesc> + '_ {
+        self.received();
         self.socket.rx.peek(max as u32)
     }
 
     #[inline]
-    fn has_frames(&mut self) -> bool {
+    fn received(&mut self) -> usize {
         if self.socket.busy_polls() && self.socket.rx.available() == 0 {
             // Lets the driver look for some. An interface that is down or gone shows at the next transmit kick, or not
             // at all.
             let _ = meter::call(KernelCall::Wake, || self.socket.wake_rx());
         }
-        self.socket.rx.available() > 0
+        self.socket.rx.available() as usize
     }
 
     fn fd(&self) -> Option<BorrowedFd<'_>> {

@@ -183,7 +183,7 @@ impl Arrivals {
         while !waits {
             self.give_back(received, empty);
             beside.clear();
-            if waiting.is_empty() || !delivery.has_buffer()? {
+            if waiting.is_empty() || !delivery.has_buffer(waiting.len())? {
                 break;
             }
             while self.batch.len() < MOST_FRAMES
@@ -216,9 +216,10 @@ impl Arrivals {
             self.give_back(&mut queue.received, &mut queue.empty);
             let admits_all = admission.admits_all();
             let is_read = Before::of(queue).is_read();
+            let left = queue.nic.received();
             if self.looks.is_none() && admits_all && !self.untags && !is_read {
                 waits = self.deliver_plainly(queue, delivery)?;
-            } else if delivery.has_buffer()? {
+            } else if left > 0 && delivery.has_buffer(left)? {
                 // What finds no buffer is better left to the kernel to count.
                 self.take_batch(queue, &mut admission, delivery.counters);
                 let NicQueue { umem, received, .. } = queue;
@@ -295,19 +296,16 @@ impl Arrivals {
             ..
         } = queue;
         let mut incoming = nic.from_nic(BATCH);
-        while delivery.has_buffer()? {
+        let mut left = incoming.len();
+        while left > 0 && delivery.has_buffer(left)? {
             let before = delivery.frames();
             let arrival = match received.is_empty() && !self.torn {
                 true => delivery.take_whole(umem, &mut incoming, custody, empty),
                 false => incoming.next().map(|piece| custody.judge(piece)),
             };
+            left = incoming.len();
             self.taken += delivery.frames() - before;
-            let Some(arrival) = arrival else {
-                if delivery.is_short() {
-                    break;
-                }
-                continue;
-            };
+            let Some(arrival) = arrival else { continue };
             self.push(arrival, received, umem, delivery.counters);
             if self.deliver_batch((received, &()), umem, delivery)? {
                 return Ok(true);

@@ -59,7 +59,8 @@ impl Receiver {
             self.owed -= BATCH;
             return Ok(0);
         }
-        let mut delivery = Delivery::begin(guest.pair, guest.buffers, guest.counters)?;
+        let in_hand = queue.received.len();
+        let mut delivery = Delivery::begin_with(guest.pair, guest.buffers, guest.counters, in_hand)?;
         let admission = Admission {
             policer: &mut guest.policer,
             filter: guest.filter.as_deref_mut(),
@@ -108,5 +109,5 @@ impl Receiver {
 /// Whether a frame waits, in the ring or in hand.
 #[inline]
 pub(crate) fn has_frames<N: Nic>(queue: &mut NicQueue<N>) -> bool {
-    queue.nic.has_frames() || !queue.received.is_empty()
+    !queue.received.is_empty() || queue.nic.received() > 0
 }

@@ -223,12 +223,12 @@ impl Nic for TestNic {
         self.wire().given.extend(frames.drain(..room));
     }
 
-    fn from_nic(&mut self, max: usize) -> impl Iterator<Item = RxDesc> + '_ {
-        (0..max).map_while(|_| self.wire().received.pop_front())
+    fn from_nic(&mut self, max: usize) -> impl ExactSizeIterator<Item = RxDesc> + '_ {
+        (0..max.min(self.received())).map(|_| self.wire().received.pop_front().expect("a frame"))
     }
 
-    fn has_frames(&mut self) -> bool {
-        !self.wire().received.is_empty()
+    fn received(&mut self) -> usize {
+        self.wire().received.len()
     }
 
     fn fd(&self) -> Option<BorrowedFd<'_>> {

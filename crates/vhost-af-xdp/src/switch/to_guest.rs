@@ -211,14 +211,15 @@ impl<'a> Delivery<'a> {
         Ok(may)
     }
 
-    /// Whether the guest has a buffer for the next frame, in this turn.
+    /// Whether the guest has a buffer for the next frame, in this turn. Takes as many as frames wait: what is taken and
+    /// given back costs as much as what is used.
     #[inline]
-    pub(super) fn has_buffer(&mut self) -> Result<bool, Fault> {
+    pub(super) fn has_buffer(&mut self, waiting: usize) -> Result<bool, Fault> {
         if self.next == self.chains.len() {
             if self.read >= DESCRIPTORS {
                 return Ok(false);
             }
-            self.fetch(BATCH)?;
+            self.fetch(waiting.min(BATCH))?;
             if self.chains.is_empty() {
                 self.counters.to_guest_waits.add(1);
                 return Ok(false);

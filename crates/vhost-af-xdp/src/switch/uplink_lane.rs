@@ -387,7 +387,7 @@ impl<N: Lent> Lane for UplinkLane<N> {
     }
 
     fn arm(&mut self, near: Near<'_>) -> Work {
-        self.awaits_nic = !self.queue.nic.has_frames();
+        self.awaits_nic = self.queue.nic.received() == 0;
         if !self.awaits_nic || self.is_stale || self.has_group() {
             return Work::Now;
         }
