@@ -28,7 +28,9 @@ install_for_system_tests() {
     install_prometheus
     install_packages "${PACKAGES_PACKAGE[@]}"
     uml_prepare
+    guest_keep_prepared UML_PREPARED
     guest_prepare
+    guest_keep_prepared GUEST_PREPARED
     guest_choose_accel
     wait "$building" || fail "cargo-deb is missing (see above)"
     on_exit set_huge_pages "$(<"$HUGE_PAGES")"
