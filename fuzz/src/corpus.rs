@@ -1,6 +1,6 @@
 //! The committed inputs, those that once broke something among them, once each and without a fuzzer. Then variations of
-//! them, for a second or so: they reach less than a fuzzer does, which sees what each input reaches, and need no build
-//! of their own.
+//! them, for a second or so: they reach less than a fuzzer does, which sees what each input reaches. A test of
+//! crates/vhost-af-xdp, whose build it shares: `cargo test -p vhost-af-xdp --test fuzz`.
 
 use std::panic::catch_unwind;
 use std::path::Path;
@@ -52,7 +52,9 @@ fn run_all(target: &str, run: fn(&[u8])) {
         return run(&std::fs::read(path).expect("readable"));
     }
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target);
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../fuzz/corpus")
+        .join(target);
     let mut inputs = Vec::new();
     let mut entries: Vec<_> = std::fs::read_dir(&dir)
         .unwrap_or_else(|error| panic!("{}: {error}", dir.display()))

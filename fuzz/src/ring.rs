@@ -205,7 +205,7 @@ impl Scene {
         match &mut driver {
             QueueDriver::Split(driver) => driver.start_at(input.start),
             QueueDriver::Packed(driver) => {
-                driver.start_at((input.start >> 1) % size.get(), input.start & 1 != 0)
+                driver.start_at((input.start >> 1) % size.get(), input.start & 1 != 0);
             }
         }
         let memory = Arc::new(

@@ -23,6 +23,8 @@ readonly GUEST_SILENCE_S=8
 readonly GUEST_BOOT_S=60
 absolute_paths GUEST_QEMU GUEST_KERNEL_DEB
 GUEST_QEMU="${GUEST_QEMU:-qemu-system-x86_64}"
+# Set when it is first asked for.
+GUEST_QEMU_VERSION=''
 # Mitigations defend the guest's kernel from its programs, of which there are none, at a price under TCG.
 # no_timer_check: where other work keeps an interpreted guest from its CPU, the kernel finds that its timer does not tick
 # and gives up.
@@ -183,8 +185,21 @@ guest_initramfs() {
     rm -rf "$root"
 }
 
+# guest_keep_prepared VARIABLE: exports what guest_prepare or uml_prepare has set, so that scripts that this one starts
+# need not find out again what is installed, which takes seconds of CPU time.
+guest_keep_prepared() {
+    export "$1=$GUEST_KERNEL|$GUEST_INITRAMFS|$NETCHECK"
+}
+
+# guest_take_prepared VARIABLE: sets what guest_keep_prepared exported; fails if there is nothing.
+guest_take_prepared() {
+    IFS='|' read -r GUEST_KERNEL GUEST_INITRAMFS NETCHECK <<<"${!1-}"
+    [[ -n $NETCHECK ]]
+}
+
 # Installs and builds all that guest_boot needs.
 guest_prepare() {
+    ! guest_take_prepared GUEST_PREPARED || return 0
     install_packages "${PACKAGES_GUEST[@]}"
     mkdir -p "$CACHE"
     guest_kernel
@@ -195,10 +210,11 @@ guest_prepare() {
 
 # Whether QEMU is of that version or a later one: guest_qemu_is_since MAJOR.MINOR
 guest_qemu_is_since() {
-    local version
-    version="$("$GUEST_QEMU" --version | sed -n 's/^QEMU emulator version \([0-9.]*\).*/\1/p')"
-    [[ -n $version ]] || fail "'$GUEST_QEMU' is no QEMU; GUEST_QEMU names the program"
-    [[ "$(printf '%s\n' "$1" "$version" | sort -V | head -n 1)" == "$1" ]]
+    if [[ -z $GUEST_QEMU_VERSION ]]; then
+        GUEST_QEMU_VERSION="$("$GUEST_QEMU" --version | sed -n 's/^QEMU emulator version \([0-9.]*\).*/\1/p')"
+        [[ -n $GUEST_QEMU_VERSION ]] || fail "'$GUEST_QEMU' is no QEMU; GUEST_QEMU names the program"
+    fi
+    [[ "$(printf '%s\n' "$1" "$GUEST_QEMU_VERSION" | sort -V | head -n 1)" == "$1" ]]
 }
 
 # Makes the state directory of a guest that is about to start: guest_new_state STATE

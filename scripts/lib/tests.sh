@@ -28,7 +28,9 @@ install_for_system_tests() {
     install_prometheus
     install_packages "${PACKAGES_PACKAGE[@]}"
     uml_prepare
+    guest_keep_prepared UML_PREPARED
     guest_prepare
+    guest_keep_prepared GUEST_PREPARED
     guest_choose_accel
     wait "$building" || fail "cargo-deb is missing (see above)"
     on_exit set_huge_pages "$(<"$HUGE_PAGES")"
@@ -62,6 +64,8 @@ remove_namespaces() {
 # be built again.
 build_tests() {
     mkdir -p "$TARGET/nextest"
+    # What is compiled for the first time has nothing to go on from, and what the next time could go on from takes time.
+    [[ -e $TARGET/debug/incremental ]] || export CARGO_INCREMENTAL=0
     cargo build --workspace --lib --bins --tests --example sandbox_attempt --example echo
     cargo metadata --format-version 1 >"$TARGET/nextest/workspace.json"
     cargo nextest list --workspace --lib --bins --tests --list-type binaries-only --message-format json >"$TARGET/nextest/binaries.json"
@@ -81,7 +85,7 @@ nextest_run() {
 }
 
 # run_tests PROFILE SET [FILTER]: the tests of a set; only those whose path or file contains FILTER. Then which took
-# longest, and what was skipped. Twice as many run at a time as there are CPUs, as they sleep more than they work.
+# longest, and what was skipped. Three times as many run at a time as there are CPUs, as they sleep more than they work.
 run_tests() {
     local report="$TARGET/nextest/$1/junit.xml" set="$2" result=0
     local chosen="test(~${3-})"
@@ -90,7 +94,7 @@ run_tests() {
         chosen="($chosen + binary(~${3-}))"
     fi
     [[ -z ${3-} ]] || set="($2) & $chosen"
-    nextest_run "$1" "$set" --test-threads $((2 * $(nproc))) ${3:+--no-tests pass} || result=$?
+    nextest_run "$1" "$set" --test-threads $((3 * $(nproc))) ${3:+--no-tests pass} || result=$?
     [[ -e $report ]] || return "$result"
     echo "the longest:"
     test_times "$report" | sort -rn | sed -n 1,10p

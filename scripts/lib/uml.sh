@@ -28,6 +28,7 @@ uml_is_available() {
 # Installs and builds all that uml_start needs. Sets GUEST_KERNEL to a directory as guest_kernel does.
 uml_prepare() {
     local modules
+    ! guest_take_prepared UML_PREPARED || return 0
     install_packages "${PACKAGES_GUEST[@]}" "${PACKAGES_UML[@]}"
     modules="$(find "$UML_MODULES_DIR" -mindepth 1 -maxdepth 1 | sort -V | tail -n 1)"
     [[ -n $modules ]] || fail "no modules in $UML_MODULES_DIR; install the package user-mode-linux again"

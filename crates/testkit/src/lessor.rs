@@ -115,15 +115,11 @@ impl Lessor {
     }
 }
 
-/// Makes a directory the daemon's, with a copy of its program in it; where that is.
+/// Makes a directory the daemon's, with its program in it; where that is.
 fn hand_over(dir: &TempDir) -> PathBuf {
     chown(dir.path(), Some(ID), Some(ID)).expect("we are root");
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).expect("we are root");
-    let program = dir.path().join("vhost-af-xdp");
-    if !program.exists() {
-        fs::copy(program::daemon(), &program).expect("a program");
-    }
-    program
+    program::daemon_in(dir.path())
 }
 
 fn as_nobody(netns: &NetNs, program: &Path, capabilities: &str) -> Command {

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 
 use serde_json::Value;
 
-use crate::process::output_of;
+use crate::process::{output_of, run};
 
 /// The daemon: `$VHOST_AF_XDP_BIN`, or what `cargo build` makes of this tree, once a test process.
 ///
@@ -17,6 +17,22 @@ pub fn daemon() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/../vhost-af-xdp/Cargo.toml");
     PROGRAM.get_or_init(|| named_or_built("VHOST_AF_XDP_BIN", manifest, &[]))
+}
+
+/// The daemon in a directory, for a user who may not look where it was built; where it is then. A hard link, as it has
+/// 80 MB. Where it has to be a copy, another process writes that: a file that this one has open for writing is inherited
+/// by what another thread starts meanwhile, and cannot be run until that has let go of it (ETXTBSY).
+///
+/// # Panics
+/// If it cannot be placed there.
+#[must_use]
+pub fn daemon_in(dir: &Path) -> PathBuf {
+    let (original, placed) = (daemon(), dir.join("vhost-af-xdp"));
+    if !placed.exists() && std::fs::hard_link(original, &placed).is_err() {
+        let paths = [original, &placed].map(|path| path.to_str().expect("UTF-8"));
+        run("cp", &paths);
+    }
+    placed
 }
 
 /// The steward: `$VHOST_AF_XDP_STEWARD_BIN`, or what `cargo build` makes of this tree, once a test process.

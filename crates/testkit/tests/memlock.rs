@@ -7,7 +7,7 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::process::Command;
 
 use rustix::process::Signal;
-use testkit::daemon::{Placement, binary, private_dir};
+use testkit::daemon::{Placement, private_dir};
 use testkit::driver::region_info;
 use testkit::guest::{Backend, Guest};
 use testkit::world::{GUEST, HOST, give_address};
@@ -47,8 +47,7 @@ fn daemon(veth: &VethPair, steward: &tempfile::TempDir, serve: Serve) -> Daemon 
     let dir = private_dir();
     chown(dir.path(), Some(user()), Some(user())).expect("we are root");
     std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).expect("we are root");
-    let program = dir.path().join("vhost-af-xdp");
-    std::fs::copy(binary(), &program).expect("a program");
+    let program = testkit::program::daemon_in(dir.path());
     let mut command: Command = veth.near.command("prlimit");
     let user = user().to_string();
     command

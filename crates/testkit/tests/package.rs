@@ -6,7 +6,6 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::sync::OnceLock;
 
 use serde_json::Value;
 use tempfile::TempDir;
@@ -35,31 +34,26 @@ pivot_root . tmp/old
 umount -l /tmp/old
 exec env -i PATH="$PATH" sh /tmp/inside /package.deb "$4""#;
 
-/// A package of the programs under test, made once a test process; and the directory that it goes with.
-fn package() -> PathBuf {
-    static MADE: OnceLock<(TempDir, PathBuf)> = OnceLock::new();
-    let (_, path) = MADE.get_or_init(|| {
-        let directory = tempfile::tempdir().expect("a directory");
-        let programs = directory.path().join("programs");
-        fs::create_dir(&programs).expect("writable");
-        let manual = program::manual();
-        for path in [program::daemon(), program::steward(), manual] {
-            let name = path.file_name().expect("a program");
-            std::os::unix::fs::symlink(path, programs.join(name)).expect("writable");
-        }
-        let output = Command::new(Path::new(ROOT).join("scripts/package"))
-            .arg("--programs")
-            .arg(&programs)
-            .arg("--output")
-            .arg(directory.path())
-            .output()
-            .expect("part of the tree");
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{said}");
-        let path = String::from_utf8(output.stdout).expect("a path");
-        (directory, PathBuf::from(path.trim()))
-    });
-    path.clone()
+/// A package of the programs under test, which goes with the directory.
+fn package(directory: &TempDir) -> PathBuf {
+    let programs = directory.path().join("programs");
+    fs::create_dir(&programs).expect("writable");
+    let manual = program::manual();
+    for path in [program::daemon(), program::steward(), manual] {
+        let name = path.file_name().expect("a program");
+        std::os::unix::fs::symlink(path, programs.join(name)).expect("writable");
+    }
+    let output = Command::new(Path::new(ROOT).join("scripts/package"))
+        .arg("--programs")
+        .arg(&programs)
+        .arg("--output")
+        .arg(directory.path())
+        .output()
+        .expect("part of the tree");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    let path = String::from_utf8(output.stdout).expect("a path");
+    PathBuf::from(path.trim())
 }
 
 fn output(command: &mut Command) -> String {
@@ -73,26 +67,25 @@ fn output(command: &mut Command) -> String {
     said.into_owned()
 }
 
-fn dpkg_deb(option: &str) -> String {
-    output(Command::new("dpkg-deb").arg(option).arg(package()))
+fn dpkg_deb(option: &str, package: &Path) -> String {
+    output(Command::new("dpkg-deb").arg(option).arg(package))
 }
 
 /// Text files of the package as they will be installed.
-fn unpacked() -> TempDir {
+fn unpacked(package: &Path) -> TempDir {
     let directory = tempfile::tempdir().expect("a directory");
     output(
         Command::new("dpkg-deb")
             .arg("--raw-extract")
-            .arg(package())
+            .arg(package)
             .arg(directory.path().join("package")),
     );
     directory
 }
 
-#[test]
-fn package_is_roots_and_has_what_it_should() {
-    require!(Root, Packager);
-    let list = dpkg_deb("--contents");
+#[track_caller]
+fn assert_is_roots_and_has_what_it_should(package: &Path) {
+    let list = dpkg_deb("--contents", package);
     for line in list.lines() {
         let mode = line.split_whitespace().next().expect("a mode");
         let owner = line.split_whitespace().nth(1).expect("an owner");
@@ -131,7 +124,7 @@ fn package_is_roots_and_has_what_it_should() {
             "{path}: {list}"
         );
     }
-    let control = dpkg_deb("--info");
+    let control = dpkg_deb("--info", package);
     for words in [
         "Depends: ",
         "libc6 (",
@@ -144,10 +137,9 @@ fn package_is_roots_and_has_what_it_should() {
     }
 }
 
-#[test]
-fn package_tells_of_no_path_of_this_machine() {
-    require!(Root, Packager);
-    let directory = unpacked();
+#[track_caller]
+fn assert_tells_of_no_path_of_this_machine(package: &Path) {
+    let directory = unpacked(package);
     let here = fs::canonicalize(ROOT).expect("the tree");
     let found = Command::new("grep")
         .args(["-rlF", "--exclude-dir=bin"])
@@ -175,9 +167,14 @@ fn step<'a>(said: &'a str, name: &str) -> &'a str {
     rest.split("==== ").next().expect("a part")
 }
 
+/// One test, as it takes long to make a package.
 #[test]
-fn installed_programs_run_and_nothing_is_left_of_them() {
+fn package_has_what_it_should_and_its_programs_run_and_nothing_is_left_of_them() {
     require!(Root, Packager);
+    let directory = tempfile::tempdir().expect("a directory");
+    let package = package(&directory);
+    assert_is_roots_and_has_what_it_should(&package);
+    assert_tells_of_no_path_of_this_machine(&package);
     let veth = VethPair::with(2, 1500);
     // As the example says: a port has a VLAN.
     veth.near.run("ethtool", &["-K", VethPair::NIC, "rxvlan", "off"]);
@@ -197,7 +194,7 @@ fn installed_programs_run_and_nothing_is_left_of_them() {
         .args(["sh", "-c", OVERLAY, "sh"])
         .arg(place.path())
         .arg(INSIDE)
-        .arg(package())
+        .arg(&package)
         .arg(VethPair::NIC);
     let said = output(&mut command);
 

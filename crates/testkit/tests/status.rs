@@ -29,7 +29,7 @@ impl Somebody {
         let dir = private_dir();
         chown(dir.path(), Some(uid), Some(uid)).expect("we are root");
         std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).expect("we are root");
-        std::fs::copy(binary(), dir.path().join("vhost-af-xdp")).expect("a program");
+        let _ = testkit::program::daemon_in(dir.path());
         Self { uid, dir }
     }
 

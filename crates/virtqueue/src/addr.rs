@@ -96,7 +96,7 @@ impl fmt::Display for QueueSize {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

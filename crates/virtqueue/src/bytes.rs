@@ -66,7 +66,7 @@ impl MemoryMap {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use std::sync::atomic::AtomicU16;
 

@@ -328,6 +328,6 @@ impl InflightQueue {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 #[path = "inflight_tests.rs"]
 mod tests;

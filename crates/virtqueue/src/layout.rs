@@ -168,7 +168,7 @@ impl PackedDescriptor {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

@@ -81,6 +81,11 @@
 //! shrinking (`F_SEAL_SHRINK`; QEMU's `memory-backend-memfd` seals by default). The guest itself cannot do this, only
 //! its VMM.
 
+#![cfg_attr(
+    loom,
+    allow(dead_code, reason = "the models have notifications and no queues")
+)]
+
 pub mod layout;
 
 mod addr;
@@ -103,12 +108,12 @@ mod packed;
 mod packed_notify;
 mod packed_resume;
 mod packed_ring;
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod pair_tests;
 mod position;
 mod queue;
 mod region;
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod rig_tests;
 mod rings;
 mod split;

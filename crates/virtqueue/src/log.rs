@@ -81,6 +81,6 @@ impl MemoryMap {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 #[path = "log_tests.rs"]
 mod tests;

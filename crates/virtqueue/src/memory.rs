@@ -489,6 +489,6 @@ unsafe fn unmap(start: *mut u8, len: usize) {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 #[path = "memory_tests.rs"]
 mod tests;

@@ -140,7 +140,7 @@ impl<W: Cell<u16>> Words<'_, W> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::crosses;
 

@@ -1,6 +1,6 @@
 //! Loom's model of `notify.rs`: every interleaving, and every reordering that the memory model allows, of a
-//! driver and a device that sleep. Run by `RUSTFLAGS="--cfg loom" cargo test -p virtqueue --release
-//! loom_model`.
+//! driver and a device that sleep. Run by `RUSTFLAGS="--cfg loom" cargo test -p virtqueue --lib
+//! --profile loom`.
 //!
 //! A lost kick or call is a sleeper that nobody wakes: loom reports a deadlock. Each entry carries a value,
 //! stored relaxed before its index is published, so a missing Release or Acquire shows as a wrong value.

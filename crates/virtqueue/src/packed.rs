@@ -462,6 +462,6 @@ impl PackedQueue {
 #[path = "packed_journal.rs"]
 mod journal;
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 #[path = "packed_tests.rs"]
 mod tests;

@@ -277,6 +277,6 @@ fn nothing_was_taken() -> ! {
     panic!("a queue that was reset has no chains to give back");
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 #[path = "queue_tests.rs"]
 mod tests;

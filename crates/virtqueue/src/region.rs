@@ -407,6 +407,6 @@ pub(crate) fn place(shapes: &[Shape]) -> Result<Layout, MapError> {
     Ok(Layout { placements, len })
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 #[path = "region_tests.rs"]
 mod tests;

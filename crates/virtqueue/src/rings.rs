@@ -250,7 +250,7 @@ impl RingLayout {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
     use crate::GuestAddr;

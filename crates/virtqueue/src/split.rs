@@ -560,6 +560,6 @@ impl SplitQueue {
 #[path = "split_journal.rs"]
 mod journal;
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 #[path = "split_tests.rs"]
 mod tests;

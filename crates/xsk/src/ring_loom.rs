@@ -2,7 +2,7 @@
 //! against the kernel's side, written as `net/xdp/xsk_queue.h` has it. Loom's cells report any slot that both sides
 //! touch at once.
 //!
-//! Run with `RUSTFLAGS="--cfg loom" cargo test -p xsk --lib --release`.
+//! Run with `RUSTFLAGS="--cfg loom" cargo test -p xsk --lib --profile loom`.
 
 use loom::thread;
 

@@ -149,7 +149,7 @@ mod tests {
 }
 
 /// Every interleaving, and every value that the memory model lets a load return. Run with
-/// `RUSTFLAGS="--cfg loom" cargo test -p zcrx --lib --release`.
+/// `RUSTFLAGS="--cfg loom" cargo test -p zcrx --lib --profile loom`.
 #[cfg(all(test, loom))]
 mod loom_tests {
     use super::*;

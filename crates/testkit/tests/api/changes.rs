@@ -434,7 +434,7 @@ fn ports_come_change_and_go_and_others_lose_no_frame() {
         &network(Some(UPLINK), &[1, 2]),
     );
     let flow = Flow::start(scene.guest(1), scene.guest(2));
-    for round in 0..soak::count(100, 1000) {
+    for round in 0..soak::count(30, 1000) {
         scene.do_change("PUT", "vm3", &scene.keys(3), "added");
         if round % 10 == 0 {
             let mut guest = scene.guest(3);

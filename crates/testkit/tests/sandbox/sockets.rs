@@ -91,8 +91,7 @@ fn each_port_has_a_socket_of_its_own_owner_group_and_mode() {
     // Who is not root gives a socket to nobody, and leaves none behind.
     let other = private_dir();
     std::fs::set_permissions(other.path(), std::fs::Permissions::from_mode(0o777)).expect("ours");
-    let program = other.path().join("vhost-af-xdp");
-    std::fs::copy(binary(), &program).expect("a program");
+    let program = testkit::program::daemon_in(other.path());
     let mut command = Command::new("setpriv");
     command
         .args(["--reuid", "4321", "--regid", "4321", "--clear-groups"])
