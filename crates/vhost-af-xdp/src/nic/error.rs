@@ -212,3 +212,30 @@ pub(crate) enum Lost {
     #[error("the XDP program of {0} was attached again")]
     Anew(String),
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_of_the_daemon_s_own_keeper_name_no_steward() {
+        let broken = || io::Error::from(io::ErrorKind::BrokenPipe);
+        let path = std::path::PathBuf::from("/run/keeper.sock");
+        let errors = [
+            LeaseError::Connect {
+                path: path.clone(),
+                source: broken(),
+            },
+            LeaseError::Away { path },
+            LeaseError::Gone,
+            LeaseError::Silent(Duration::from_secs(2)),
+            LeaseError::Ending,
+            LeaseError::Mismatch,
+            LeaseError::Io(broken()),
+        ];
+        for error in errors {
+            let said = InterfaceError::of_keeper(error).to_string();
+            assert!(said.contains("keeper") && !said.contains("steward"), "{said}");
+        }
+    }
+}
