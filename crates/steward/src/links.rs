@@ -141,6 +141,14 @@ impl Link {
         }
     }
 
+    /// Why its program is attached in skb mode, although its driver has native XDP. A bond attaches a native program to
+    /// its ports, whose frames AF_XDP sockets of the bond do not get (`xsk_rcv_check`, net/xdp/xsk.c).
+    #[must_use]
+    pub fn only_skb(&self) -> Option<&'static str> {
+        (self.driver == "bonding")
+            .then_some("a bond runs a native program on its ports, whose frames its sockets miss")
+    }
+
     /// Whether the interface of that index has its link now (`IFF_LOWER_UP`).
     ///
     /// # Errors

@@ -166,6 +166,9 @@ fn steward_killed_in_a_storm_of_networks_leaves_nothing_and_another_holder_is_se
         let end = wait::Raised(&over);
         for round in 0..soak::count(20, 200) {
             std::thread::sleep(Duration::from_millis(20 + 7 * (round as u64 % 9)));
+            // On a busy machine none of the rounds may be long enough for a lease.
+            let has_leased = || round > 0 || leases.load(Ordering::Relaxed) > 0;
+            assert!(wait::until(wait::SOON, has_leased), "no lease: {}", world.steward);
             world.end_steward(Signal::KILL);
             guest.assert_answers(&world);
             world.restart();
@@ -175,7 +178,6 @@ fn steward_killed_in_a_storm_of_networks_leaves_nothing_and_another_holder_is_se
         }
         drop(end);
     });
-    assert_ne!(leases.into_inner(), 0, "it had none");
     drop(guest);
     world.await_nothing();
 }

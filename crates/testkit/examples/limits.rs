@@ -31,7 +31,7 @@ fn main() {
             let key = format!("{direction}-{limit}");
             let mut ports = TwoPorts::new(&key);
             let burst = burst_of(&ports, direction);
-            let (arrived, took) = ports.flood(from, lasts);
+            let (arrived, took) = ports.flood(from, lasts, 0);
             let measured = (arrived as f64 - burst) / took.as_secs_f64();
             let ratio = measured / a_second;
             println!("{key:34} {measured:12.1} {a_second:12.1} {ratio:8.4}");

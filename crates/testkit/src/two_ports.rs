@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::daemon::DIR;
-use crate::{Daemon, Driver, DriverConfig, Layout, NetNs, Serve};
+use crate::{Daemon, Driver, DriverConfig, Layout, NetNs, Serve, wait};
 
 /// Bytes of the frames.
 pub const LEN: usize = 1250;
@@ -61,9 +61,9 @@ impl TwoPorts {
         }
     }
 
-    /// A guest sends to the other one as much as it can, for so long; frames that arrived, and the time from before the
-    /// first one was sent until after the last one came.
-    pub fn flood(&mut self, from: usize, lasts: Duration) -> (u64, Duration) {
+    /// A guest sends to the other one as much as it can, for so long, and until more than so many frames have arrived;
+    /// frames that arrived, and the time from before the first one was sent until after the last one came.
+    pub fn flood(&mut self, from: usize, lasts: Duration, more_than: u64) -> (u64, Duration) {
         let [sends, receives] = [from, 1 - from];
         let frame = frame(receives, sends);
         let batch = [&frame[..]; 16];
@@ -80,7 +80,8 @@ impl TwoPorts {
             while self.guests[receives].pairs[0].poll().is_some() {
                 arrived += 1;
             }
-            if began.elapsed() >= lasts {
+            let elapsed = began.elapsed();
+            if elapsed >= lasts && (arrived > more_than || elapsed >= wait::SOON) {
                 return (arrived, began.elapsed());
             }
             if !has_room && arrived == before {

@@ -176,7 +176,9 @@ fn cve_2019_14818_repeated_messages_leak_no_descriptors() {
         }
         counts.push(descriptors(&mut daemon));
     }
-    assert_eq!(counts[0], counts[2], "{counts:?}");
+    // It may be dealing with the last messages still, and holds what came with one for a moment.
+    let as_at_first = || descriptors(&mut daemon) <= counts[0];
+    assert!(wait::until(wait::SOON, as_at_first), "{counts:?}");
 }
 
 #[rstest]

@@ -27,7 +27,7 @@ fn no_more_passes_than_the_limit_and_a_burst(
     #[case] burst: u64,
 ) {
     let mut pair = TwoPorts::new(keys);
-    let (arrived, took) = pair.flood(from, LASTS);
+    let (arrived, took) = pair.flood(from, LASTS, 2 * burst);
     let most = (took.as_secs_f64() * frames_a_second as f64) * 1.05 + burst as f64;
     assert!(
         (arrived as f64) <= most,
@@ -62,12 +62,13 @@ fn guest_that_is_held_back_leaves_the_worker_asleep() {
         let worker = &daemon.status()["workers"][0];
         ["busy_rounds", "idle_rounds", "sleeps"].map(|name| worker[name].as_u64().expect("a number"))
     };
-    let before = rounds(&pair.daemon);
+    let (begun, before) = (Instant::now(), rounds(&pair.daemon));
     std::thread::sleep(Duration::from_secs(1));
     let after = rounds(&pair.daemon);
+    let seconds = begun.elapsed().as_secs() + 1;
     let [busy, idle, _] = [0, 1, 2].map(|at| after[at] - before[at]);
     // It wakes for a frame a second, and to look at the clock; a worker that polls makes some million rounds.
-    assert!(busy + idle < 5000, "{before:?}, then {after:?}");
+    assert!(busy + idle < 2500 * seconds, "{before:?}, then {after:?}");
 }
 
 #[test]
@@ -170,10 +171,9 @@ fn guests_of_a_cable_have_limits() {
     }
     daemon.await_counter("from_guest_limit_waits", 1);
     daemon.await_counter("to_guest_limit", 1);
-    let (sent, got) = (
-        daemon.counter("from_guest_frames"),
-        daemon.counter("to_guest_frames"),
-    );
+    // In this order: what has arrived was sent before, and more is sent meanwhile.
+    let got = daemon.counter("to_guest_frames");
+    let sent = daemon.counter("from_guest_frames");
     assert!(got >= 5 && got <= most(5, since), "{got} got");
     assert!(
         sent >= got && daemon.counter("to_guest_limit") + got <= most(8, since),

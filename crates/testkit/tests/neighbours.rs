@@ -93,4 +93,8 @@ fn await_to_guest(scene: &mut Scene) {
         pair.receive(wait::QUIET).is_some()
     });
     assert!(arrives, "{:#}", scene.daemon.status());
+    // Behind those that came after the first.
+    let last = frame::last();
+    scene.wire.send(&last);
+    let _ = pair.receive_before(&last);
 }

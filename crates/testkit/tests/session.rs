@@ -470,9 +470,10 @@ fn client_mode_does_not_spin_while_there_is_no_vmm() {
     let netns = NetNs::new("null");
     let mut daemon = Daemon::spawn(&netns, &Serve::null().flag("--client"));
     daemon.await_sockets(&[daemon.path("control")]);
-    let share = cpu_share(&daemon, Duration::from_secs(1));
+    // It may still be busy with its start.
+    let rests = wait::until(wait::SOON, || cpu_share(&daemon, Duration::from_secs(1)) < SPINS);
     daemon.process().check();
-    assert!(share < SPINS, "{share:.3} of a CPU");
+    assert!(rests, "it spins");
 }
 
 #[rstest]

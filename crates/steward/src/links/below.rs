@@ -40,19 +40,7 @@ struct Lowest {
 /// # Errors
 /// The kernel's.
 pub fn losses_above(link: &Link) -> io::Result<String> {
-    let mut links = BTreeMap::new();
-    for_each(|header, attributes| {
-        let text = |text: &std::ffi::CStr| text.to_string_lossy().into_owned();
-        let kind = attributes.get_linkinfo().and_then(|info| info.get_kind());
-        let seen = Seen {
-            name: attributes.get_ifname().map(text).unwrap_or_default(),
-            kind: kind.map(text).unwrap_or_default(),
-            below: attributes.get_link().ok(),
-            is_below_elsewhere: attributes.get_link_netnsid().is_ok(),
-            master: attributes.get_master().ok(),
-        };
-        links.insert(u32::try_from(header.ifi_index).unwrap_or_default(), seen);
-    })?;
+    let links = read_links()?;
     let Some(seen) = links.get(&link.index) else {
         return Ok(String::new());
     };
@@ -73,6 +61,38 @@ pub fn losses_above(link: &Link) -> io::Result<String> {
         &seen.name,
         &lowest.into_iter().filter(joins).collect::<Vec<_>>(),
     ))
+}
+
+/// Receive queues of a bond or team that its frames can arrive on: a frame keeps the number of its queue below. None:
+/// it is neither, or what is below is not seen.
+pub(crate) fn queues_from_below(link: &Link) -> Option<u32> {
+    if !matches!(link.driver.as_str(), "bonding" | "team") {
+        return None;
+    }
+    let below = lowest(&read_links().ok()?, link.index);
+    let queues = below
+        .iter()
+        .map(|one| Link::by_name(&one.name).map(|below| below.rx_queues));
+    let most = queues.collect::<Result<Vec<_>, _>>().ok()?.into_iter().max()?;
+    Some(most.min(link.rx_queues))
+}
+
+/// All interfaces of this network namespace, by index.
+fn read_links() -> io::Result<BTreeMap<u32, Seen>> {
+    let mut links = BTreeMap::new();
+    for_each(|header, attributes| {
+        let text = |text: &std::ffi::CStr| text.to_string_lossy().into_owned();
+        let kind = attributes.get_linkinfo().and_then(|info| info.get_kind());
+        let seen = Seen {
+            name: attributes.get_ifname().map(text).unwrap_or_default(),
+            kind: kind.map(text).unwrap_or_default(),
+            below: attributes.get_link().ok(),
+            is_below_elsewhere: attributes.get_link_netnsid().is_ok(),
+            master: attributes.get_master().ok(),
+        };
+        links.insert(u32::try_from(header.ifi_index).unwrap_or_default(), seen);
+    })?;
+    Ok(links)
 }
 
 /// Of an interface whose frames come, in whole packets, from these.

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use crate::hardware::{Ethtool, Target};
 use crate::links::Link;
+use crate::links::below::queues_from_below;
 
 /// See the module's head.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -12,6 +13,8 @@ pub(super) struct Beyond {
     /// The NIC says which queues it spreads over; else it may be any of those in use.
     is_told: bool,
     is_veth: bool,
+    /// Its frames come from interfaces below, by the queues that they have there.
+    is_above: bool,
     /// Queues in use.
     all: u32,
 }
@@ -22,7 +25,9 @@ impl Beyond {
         let driver = Ethtool::open(&link.name);
         let spread = driver.and_then(|driver| driver.context_queues(0));
         let is_told = spread.is_ok();
-        let spread = spread.unwrap_or_else(|_| (0..link.rx_queues).collect());
+        let from_below = queues_from_below(link);
+        let all = from_below.unwrap_or(link.rx_queues);
+        let spread = spread.unwrap_or_else(|_| (0..all).collect());
         Self {
             queues: spread
                 .into_iter()
@@ -30,7 +35,8 @@ impl Beyond {
                 .collect(),
             is_told,
             is_veth: link.driver == "veth",
-            all: link.rx_queues,
+            is_above: from_below.is_some(),
+            all,
         }
     }
 
@@ -67,11 +73,14 @@ impl Beyond {
         };
         let rule = format!("`ethtool -N {interface} flow-type ether dst MAC action {first}`");
         let peer = format!("`ethtool -L PEER tx {count}` at its other end");
+        let below = format!("`ethtool -L LOWER combined {count}` for each interface below");
         let remedy = match (self.is_told, is_network, self.is_veth) {
             (true, true, _) if first == 0 => format!("`ethtool -X {interface} equal {count}`"),
             (true, true, _) => format!("`ethtool -X {interface} start {first} equal {count}`"),
             (true, false, _) => rule,
             (false, true, true) => format!("`queues = {}`, or {peer}", self.all),
+            (false, true, false) if self.is_above => format!("`queues = {}`, or {below}", self.all),
+            (false, false, false) if self.is_above => format!("{below} and start-queue 0"),
             (false, true, false) => format!("`queues = {}`", self.all),
             (false, false, true) if first == 0 => peer,
             (false, false, _) => {
@@ -92,6 +101,7 @@ mod tests {
             queues: queues.to_vec(),
             is_told,
             is_veth,
+            is_above: false,
             all: 4,
         }
     }
@@ -121,6 +131,12 @@ mod tests {
             veth.contains("`queues = 4`") && veth.contains("`ethtool -L PEER tx 1`"),
             "{veth}"
         );
+        let above = Beyond {
+            is_above: true,
+            ..beyond(&[1], false, false)
+        };
+        let bond = note(0..1, above, false);
+        assert!(bond.contains("`ethtool -L LOWER combined 1`"), "{bond}");
         let guest = note(0..1, beyond(&[1, 2, 3], false, true), false);
         assert!(
             guest.ends_with("guest is lost to it: `ethtool -L PEER tx 1` at its other end"),

@@ -39,6 +39,9 @@ impl Seen {
     /// Why a program will not be attached natively.
     /// Errors: that reason.
     pub(super) fn native(&self) -> Result<(), String> {
+        if let Some(why) = self.link.only_skb() {
+            return Err(why.to_owned());
+        }
         match self.driver {
             Some(driver) if !driver.native && self.link.partial_checksums => Err(
                 "the veth has fewer receive queues than its peer has transmit queues (`ethtool -L`), or no peer"

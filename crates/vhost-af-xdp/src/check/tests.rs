@@ -95,6 +95,8 @@ fn modes_are_those_of_the_conditions_that_serve_goes_by() {
 
     let none = with(|seen| seen.driver.as_mut().expect("said").native = false);
     assert_eq!(modes(&none), [SKB; 3]);
+    let bond = with(|seen| seen.link.driver = "bonding".to_owned());
+    assert_eq!(modes(&bond), [SKB; 3]);
     let jumbo = with(|seen| seen.link.mtu = 9000);
     assert_eq!(modes(&jumbo), [SKB, None, None]);
     assert!(typed(&jumbo, "direct placement").contains("mtu 3822"), "{jumbo}");

@@ -69,7 +69,11 @@ pub(super) fn run(seen: &Seen) -> Tried {
 
 fn attempt(seen: &Seen, queue: u32, tried: &mut Tried) -> anyhow::Result<()> {
     let frags = wants_frags(seen.link.mtu);
-    let program = Program::attach(seen.link.index, ModeRequest::Auto, frags)?;
+    let mode = match seen.link.only_skb() {
+        Some(_) => ModeRequest::Skb,
+        None => ModeRequest::Auto,
+    };
+    let program = Program::attach(seen.link.index, mode, frags)?;
     let native = program.mode() == Mode::Native;
     tried.program = Some(program.mode().to_string());
     let wish = seen.wish(native, None);

@@ -444,7 +444,7 @@ impl Policies {
     fn go_by(&self, config: &ServeConfig) -> Result<(), String> {
         let policy = policy(self.user, config.queues(), config.busy_poll_budget());
         let (applied, done) = mpsc::channel();
-        let ended = || "the daemon's own steward does not answer".to_owned();
+        let ended = || "the daemon's keeper does not answer".to_owned();
         self.policies
             .send(NewPolicy { policy, applied })
             .map_err(|_| ended())?;

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::RawFd;
+use std::time::Duration;
 
 use steer::{ForeignProgram, LayoutOfError, SocketMapError};
 use steward::client::LeaseError;
@@ -24,9 +25,12 @@ pub(crate) enum InterfaceError {
     Open(#[from] OpenError),
     #[error(transparent)]
     Lease(LeaseError),
-    /// What the daemon's own steward says.
+    /// The daemon's own keeper refuses a request.
     #[error("{0}")]
     Refused(Refusal),
+    /// The daemon's own keeper does not answer as a steward does.
+    #[error(transparent)]
+    Keeper(#[from] KeeperError),
     #[error(transparent)]
     External(#[from] ExternalError),
     #[error(transparent)]
@@ -73,7 +77,34 @@ impl From<LeaseError> for InterfaceError {
     }
 }
 
+/// How the daemon's own keeper failed: where nobody runs a steward, no message names one.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum KeeperError {
+    #[error("the daemon's keeper has not answered for {} s: if that goes on, restart the daemon", .0.as_secs())]
+    Silent(Duration),
+    #[error("the daemon's keeper is gone, and the daemon ends with it")]
+    Gone,
+    #[error("the daemon's keeper answers without the expected descriptors: is LimitNOFILE too low?")]
+    Mismatch,
+    #[error("cannot ask the daemon's keeper")]
+    Io(#[source] io::Error),
+}
+
 impl InterfaceError {
+    /// Of a lease from the daemon's own keeper.
+    pub(crate) fn of_keeper(error: LeaseError) -> Self {
+        match error {
+            LeaseError::Refused(refusal) => Self::Refused(refusal),
+            LeaseError::Silent(limit) => KeeperError::Silent(limit).into(),
+            LeaseError::Protocol(_) | LeaseError::Mismatch => KeeperError::Mismatch.into(),
+            LeaseError::Io(source) => KeeperError::Io(source).into(),
+            LeaseError::Connect { .. } | LeaseError::Away { .. } | LeaseError::Gone | LeaseError::Ending => {
+                KeeperError::Gone.into()
+            }
+            error @ (LeaseError::Failed { .. } | LeaseError::Open(_)) => error.into(),
+        }
+    }
+
     /// Whether a steward answered, and said no.
     pub(crate) fn is_refusal(&self) -> bool {
         matches!(self, Self::Refused(_) | Self::Lease(LeaseError::Refused(_)))
@@ -85,7 +116,9 @@ impl InterfaceError {
             Self::Refused(refusal) | Self::Lease(LeaseError::Refused(refusal)) => {
                 refusal.reason == Reason::NoInterface
             }
-            Self::Lease(LeaseError::Connect { .. }) | Self::Link(LinkError::Unknown(_)) => true,
+            Self::Lease(LeaseError::Connect { .. })
+            | Self::Keeper(KeeperError::Gone)
+            | Self::Link(LinkError::Unknown(_)) => true,
             _ => self.is_away(),
         }
     }
@@ -166,13 +199,43 @@ pub(crate) enum ExternalError {
 pub(crate) enum Lost {
     /// With the lease.
     #[error(transparent)]
-    Lease(#[from] LeaseError),
+    Lease(LeaseError),
+    /// With the keeper.
+    #[error(transparent)]
+    Keeper(InterfaceError),
     /// It is asked for again under this name, which need not be its last one.
     #[error("{why}, trying {name} again")]
     Gone { why: String, name: String },
     /// There is no program on it, or no queue.
     #[error("{0}")]
     Impaired(String),
-    #[error("the steward has attached its program on {0} anew")]
+    #[error("the XDP program of {0} was attached again")]
     Anew(String),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_of_the_daemon_s_own_keeper_name_no_steward() {
+        let broken = || io::Error::from(io::ErrorKind::BrokenPipe);
+        let path = std::path::PathBuf::from("/run/keeper.sock");
+        let errors = [
+            LeaseError::Connect {
+                path: path.clone(),
+                source: broken(),
+            },
+            LeaseError::Away { path },
+            LeaseError::Gone,
+            LeaseError::Silent(Duration::from_secs(2)),
+            LeaseError::Ending,
+            LeaseError::Mismatch,
+            LeaseError::Io(broken()),
+        ];
+        for error in errors {
+            let said = InterfaceError::of_keeper(error).to_string();
+            assert!(said.contains("keeper") && !said.contains("steward"), "{said}");
+        }
+    }
 }

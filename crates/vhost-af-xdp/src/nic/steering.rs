@@ -114,8 +114,7 @@ impl Steering {
     ) -> Result<Attached, InterfaceError> {
         let taken = Lease::take_hinted(&steward.path, wanted, hints.wish(), steward.waiting.clone());
         let lease = taken.map_err(|error| match error {
-            // That there is a steward is nothing that the user has to know.
-            LeaseError::Refused(refusal) if steward.is_own => InterfaceError::Refused(refusal),
+            error if steward.is_own => InterfaceError::of_keeper(error),
             error => error.into(),
         })?;
         let facts = lease.facts();
@@ -176,7 +175,7 @@ impl Steering {
                 let facts = leased.lease.facts();
                 SteeringReport {
                     by: facts.steered,
-                    note: if self.is_away() {
+                    note: if self.is_away() && !leased.is_own {
                         AWAY.to_owned()
                     } else {
                         facts.steering
@@ -370,7 +369,7 @@ impl Steering {
     pub(crate) fn behind(&self) -> Result<Vec<steer::Station>, InterfaceError> {
         match self {
             Self::External(_) => Ok(Vec::new()),
-            Self::Leased(leased) => Ok(leased.lease.behind()?),
+            Self::Leased(leased) => leased.done(leased.lease.behind()),
         }
     }
 
@@ -419,10 +418,10 @@ impl Leased {
         }
     }
 
-    /// What the steward answered. Of the daemon's own the user has to know nothing.
+    /// What the steward, or the keeper, answered.
     fn done<T>(&self, answer: Result<T, LeaseError>) -> Result<T, InterfaceError> {
         answer.map_err(|error| match error {
-            LeaseError::Refused(refusal) if self.is_own => InterfaceError::Refused(refusal),
+            error if self.is_own => InterfaceError::of_keeper(error),
             error => error.into(),
         })
     }
@@ -432,7 +431,11 @@ impl Leased {
     }
 
     fn look(&self) -> Result<Link, Lost> {
-        if self.lease.take_changes()?.is_some() {
+        let changes = self.lease.take_changes().map_err(|error| match error {
+            error if self.is_own => Lost::Keeper(InterfaceError::of_keeper(error)),
+            error => Lost::Lease(error),
+        })?;
+        if changes.is_some() {
             self.changes.fetch_add(1, Relaxed);
         }
         let (facts, away) = (self.lease.facts(), self.lease.is_away());

@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 
-use steer::{Program, with_sources};
+use steer::{ModeRequest, Program, with_sources};
 
 use super::Interface;
 use crate::links::DriverSends;
@@ -27,7 +27,16 @@ pub fn wants_frags(mtu: u32) -> bool {
 impl Interface {
     pub(super) fn attach(&mut self) {
         self.unpin();
-        let attached = Program::attach(self.link.index, self.mode, wants_frags(self.link.mtu));
+        let only_skb = self.link.only_skb();
+        let mode = match (self.mode, only_skb) {
+            (ModeRequest::Native, Some(why)) => {
+                self.note = format!("{why}: use mode=skb");
+                return;
+            }
+            (_, Some(_)) => ModeRequest::Skb,
+            (mode, None) => mode,
+        };
+        let attached = Program::attach(self.link.index, mode, wants_frags(self.link.mtu));
         may_crash("attached");
         // A program that does not know what leases take must not be used by them: it is off again at once.
         let known = attached
@@ -42,7 +51,7 @@ impl Interface {
             });
         match known {
             Ok(mut program) => {
-                self.note = program.fallback().unwrap_or_default().to_owned();
+                self.note = program.fallback().or(only_skb).unwrap_or_default().to_owned();
                 self.sends = DriverSends::by_index(self.link.index);
                 self.generation = self.generation.wrapping_add(1);
                 let (mode, program_id) = (program.mode(), program.id());

@@ -5,7 +5,8 @@
 //! kernel_rig [--short] [--only WORDS] WIRE...
 //! kernel_rig --measure REPETITIONS SECONDS [--only WORDS] WIRE...
 //!
-//! WIRE: veth, or [NAME/]DRIVER=ADDRESS,ADDRESS[,NODE]: the daemon's NIC, its peer, the NIC's NUMA node
+//! WIRE: veth, or [NAME/]DRIVER=ADDRESS,ADDRESS[,NODE]: the daemon's NIC, its peer, the NIC's NUMA node; or uppers,
+//! interfaces of each kind above a veth
 //! ```
 //!
 //! Theory of operation. A case ([`cases`]) lays the wire anew, starts the daemon (and its steward), and panics if
@@ -28,6 +29,7 @@ mod raw;
 mod setting;
 mod stack;
 mod taken_back;
+mod uppers;
 mod upsets;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -36,17 +38,21 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use testkit::Wire;
 
-use crate::cases::Case;
+use crate::cases::Seen;
 use crate::measure::Plan;
 
 /// What the last panic said, in one line.
 static WHY: Mutex<String> = Mutex::new(String::new());
+
+/// Interfaces above others.
+const UPPERS: &str = "uppers";
 
 struct Options {
     short: bool,
     only: Option<String>,
     measure: Option<Plan>,
     wires: Vec<Wire>,
+    uppers: bool,
 }
 
 fn main() -> ExitCode {
@@ -72,16 +78,21 @@ fn main() -> ExitCode {
             .for_each(|wire| measure::run(wire, plan, options.only.as_deref()));
         return ExitCode::SUCCESS;
     }
-    let mut count = 0;
-    let mut failed = 0;
+    let (mut count, mut failed) = (0, 0);
+    let mut try_case = |wire: &str, name: &str, work: &dyn Fn() -> Seen| {
+        let is_chosen = |words: &String| format!("{wire} {name}").contains(words);
+        if options.only.as_ref().is_none_or(is_chosen) {
+            count += 1;
+            failed += usize::from(!run(wire, name, work));
+        }
+    };
     for wire in &options.wires {
         for case in cases::all(wire, options.short) {
-            let name = format!("{} {}", wire.name(), case.name);
-            if options.only.as_ref().is_none_or(|words| name.contains(words)) {
-                count += 1;
-                failed += usize::from(!run(wire, &case));
-            }
+            try_case(wire.name(), &case.name, &|| case.run(wire));
         }
+    }
+    for kind in uppers::KINDS.iter().filter(|_| options.uppers) {
+        try_case(UPPERS, kind.name, &|| kind.run());
     }
     println!("END\t{count}");
     ExitCode::from(u8::from(failed > 0))
@@ -93,10 +104,12 @@ fn parse(mut args: impl Iterator<Item = String>) -> Option<Options> {
         only: None,
         measure: None,
         wires: Vec::new(),
+        uppers: false,
     };
     while let Some(arg) = args.next() {
         match arg.as_str() {
             "--short" => options.short = true,
+            UPPERS => options.uppers = true,
             "--only" => options.only = Some(args.next()?),
             "--measure" => {
                 let mut number = || args.next()?.parse().ok();
@@ -108,7 +121,7 @@ fn parse(mut args: impl Iterator<Item = String>) -> Option<Options> {
             wire => options.wires.push(Wire::parse(wire)?),
         }
     }
-    (!options.wires.is_empty()).then_some(options)
+    (options.uppers || !options.wires.is_empty()).then_some(options)
 }
 
 fn why() -> MutexGuard<'static, String> {
@@ -116,17 +129,13 @@ fn why() -> MutexGuard<'static, String> {
 }
 
 /// Runs a case and prints its line; whether it went well.
-fn run(wire: &Wire, case: &Case) -> bool {
+fn run(wire: &str, name: &str, work: &dyn Fn() -> Seen) -> bool {
     why().clear();
-    let outcome = catch_unwind(AssertUnwindSafe(|| case.run(wire)));
+    let outcome = catch_unwind(AssertUnwindSafe(work));
     let (mode, note, verdict) = match &outcome {
         Ok(seen) => (seen.mode.as_str(), seen.note.as_str(), "ok".to_owned()),
         Err(_) => ("", "", format!("FAILED {}", why())),
     };
-    println!(
-        "RESULT\t{}\t{}\t{mode}\t{verdict}\t{note}",
-        wire.name(),
-        case.name
-    );
+    println!("RESULT\t{wire}\t{name}\t{mode}\t{verdict}\t{note}");
     outcome.is_ok()
 }
