@@ -228,6 +228,7 @@ impl Server {
             if ready.fdb && self.fdb_changes.drain() {
                 self.look_behind_bridges();
             }
+            self.look_at_stale_bridges(now);
             self.end_orphans(now);
             self.end_idle(now);
             if self.zcrx.next_due(now).is_some_and(|at| at <= now) {
