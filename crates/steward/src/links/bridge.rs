@@ -1,8 +1,8 @@
 //! What a bridge reaches by its other ports, where an interface, or what is above it, is one port of that bridge.
 //!
 //! # Theory of operation
-//! [`Behind`] reads which bridges an interface is part of ([`Behind::look_at_links`], on each change of an interface),
-//! and what these have in their forwarding databases (FDB, [`Behind::look_at_fdb`], when [`FdbChanges`] is readable).
+//! [`BridgeFdb`] reads which bridges an interface is part of ([`BridgeFdb::look_at_links`], on each change of an interface),
+//! and what these have in their forwarding databases (FDB, [`BridgeFdb::look_at_fdb`], when [`FdbChanges`] is readable).
 //! Addresses at other ports than the interface's own are *behind* the bridge, in the VLANs as frames on the interface
 //! have them.
 //!
@@ -136,7 +136,7 @@ enum Known {
 
 /// See the module's head.
 #[derive(Debug, Default)]
-pub(crate) struct Behind {
+pub(crate) struct BridgeFdb {
     memberships: Vec<Membership>,
     /// Ports of bridges, and the bridge of each.
     ports: BTreeMap<u32, u32>,
@@ -153,7 +153,7 @@ pub(crate) struct Behind {
     cuts: LogLimit,
 }
 
-impl Behind {
+impl BridgeFdb {
     /// Of which bridge the interface is a port; empty: of none.
     pub(crate) fn bridge(&self) -> &str {
         let mut memberships = self.memberships.iter();
@@ -421,9 +421,11 @@ struct FdbDump(Vec<u8>);
 
 impl FdbDump {
     fn of(port: u32, bridge: u32) -> Self {
-        let mut header = Ifinfomsg::default();
-        header.ifi_family = libc::AF_BRIDGE as u8;
-        header.ifi_index = port.cast_signed();
+        let header = Ifinfomsg {
+            ifi_family: libc::AF_BRIDGE as u8,
+            ifi_index: port.cast_signed(),
+            ..Ifinfomsg::default()
+        };
         let mut payload = header.as_slice().to_vec();
         for word in [8, IFLA_MASTER] {
             payload.extend(word.to_ne_bytes());
@@ -572,7 +574,7 @@ mod tests {
     }
 
     /// The interface is a port of a bridge with further ports 2 to 4.
-    fn port_of(pvid: Option<u16>, tag: Option<u16>) -> Behind {
+    fn port_of(pvid: Option<u16>, tag: Option<u16>) -> BridgeFdb {
         let membership = Membership {
             bridge: BRIDGE,
             bridge_name: "br0".to_owned(),
@@ -580,14 +582,14 @@ mod tests {
             tag,
             pvid,
         };
-        Behind {
+        BridgeFdb {
             memberships: vec![membership],
             ports: (1..=4).map(|port| (port, BRIDGE)).collect(),
-            ..Behind::default()
+            ..BridgeFdb::default()
         }
     }
 
-    fn stations(behind: &Behind) -> Vec<Station> {
+    fn stations(behind: &BridgeFdb) -> Vec<Station> {
         behind.stations.keys().copied().collect()
     }
 

@@ -22,7 +22,7 @@ use super::limits::DeviceChange;
 use super::state::Records;
 use super::{Answered, Server, no_lease};
 use crate::backoff::Retry;
-use crate::links::bridge::Behind;
+use crate::links::bridge::BridgeFdb;
 use crate::links::filters;
 use crate::links::tap::{NewTap, Tap, addresses_on};
 use crate::links::{Link, LinkError};
@@ -46,7 +46,7 @@ pub(super) struct Host {
     /// Addresses of the host.
     macs: Vec<[u8; 6]>,
     /// What the bridge reaches that the interface is part of.
-    behind: Behind,
+    behind: BridgeFdb,
     /// Why they are not joined, as it was said.
     why: String,
     /// Pauses between attempts to join them; the state is both ends and the MTU.
@@ -94,7 +94,7 @@ impl Host {
             cuts_udp: false,
             joined: None,
             macs: Vec::new(),
-            behind: Behind::default(),
+            behind: BridgeFdb::default(),
             why: String::new(),
             retry: Retry::default(),
         }

@@ -22,7 +22,6 @@
 //! (`restore`).
 
 mod admission;
-mod beyond;
 mod closing;
 mod connection;
 mod entries;
@@ -47,6 +46,7 @@ mod rings;
 mod sockets;
 mod state;
 mod teardown;
+mod unserved_queues;
 mod zcrx;
 
 use std::collections::BTreeMap;
