@@ -65,6 +65,11 @@ impl Backoff {
         self.pause
     }
 
+    /// The same, with no pause beyond `end`; none: it has come, and there is no further attempt.
+    pub fn failed_before(&mut self, end: Instant, now: Instant) -> Option<Duration> {
+        (now < end).then(|| self.failed(now).min(end - now))
+    }
+
     /// Forgets what failed: the next attempt is due at once.
     pub fn reset(&mut self) {
         (self.pause, self.next) = (Duration::ZERO, None);
@@ -173,6 +178,18 @@ mod tests {
             }
         }
         made
+    }
+
+    #[test]
+    fn pause_ends_at_the_end_of_all_attempts() {
+        let (second, begun) = (Duration::from_secs(1), Instant::now());
+        let (mut backoff, end) = (Backoff::new(second / 4, second), begun + second);
+        let (mut now, mut pauses) = (begun, Vec::new());
+        while let Some(pause) = backoff.failed_before(end, now) {
+            pauses.push(pause);
+            now += pause;
+        }
+        assert_eq!((pauses, now), (vec![second / 4, second / 2, second / 4], end));
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! object a line, with the message, the level, the time and the fields of the text. Processes that the daemon starts
 //! get the same options.
 
+use std::borrow::Cow;
 use std::fmt::{self, Write as _};
 use std::io::{self, IsTerminal as _, Write as _};
 use std::process::Command;
@@ -242,25 +243,41 @@ impl Json<'_> {
     }
 }
 
+/// Name of a field's member: none is that of a member that each line has.
+fn member_of(field: &Field) -> Cow<'static, str> {
+    match field.name() {
+        name @ ("time" | "level") => format!("field.{name}").into(),
+        name => name.into(),
+    }
+}
+
 impl Visit for Json<'_> {
+    fn record_f64(&mut self, field: &Field, value: f64) {
+        match value.is_finite() {
+            true => self.bare(&member_of(field), &value),
+            // JSON has no such numbers.
+            false => self.text(&member_of(field), &value.to_string()),
+        }
+    }
+
     fn record_u64(&mut self, field: &Field, value: u64) {
-        self.bare(field.name(), &value);
+        self.bare(&member_of(field), &value);
     }
 
     fn record_i64(&mut self, field: &Field, value: i64) {
-        self.bare(field.name(), &value);
+        self.bare(&member_of(field), &value);
     }
 
     fn record_bool(&mut self, field: &Field, value: bool) {
-        self.bare(field.name(), &value);
+        self.bare(&member_of(field), &value);
     }
 
     fn record_str(&mut self, field: &Field, value: &str) {
-        self.text(field.name(), value);
+        self.text(&member_of(field), value);
     }
 
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        self.text(field.name(), &format!("{value:?}"));
+        self.text(&member_of(field), &format!("{value:?}"));
     }
 }
 
@@ -354,6 +371,14 @@ mod tests {
         );
         let text = logged(LogFormat::Json, false, "info", || tracing::info!("ready"));
         assert!(text.starts_with("{\"time\":\"20"), "{text}");
+        let fields = logged(LogFormat::Json, true, "info", || {
+            tracing::info!(level = 3, time = "late", load = 0.25, ratio = f64::NAN, "ready");
+        });
+        assert_eq!(
+            fields,
+            "<6>{\"level\":\"info\",\"message\":\"ready\",\"field.level\":3,\"field.time\":\"late\",\
+             \"load\":0.25,\"ratio\":\"NaN\"}\n"
+        );
         assert!(
             text.ends_with("Z\",\"level\":\"info\",\"message\":\"ready\"}\n"),
             "{text}"

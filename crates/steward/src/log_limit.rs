@@ -31,7 +31,13 @@ impl LogLimit {
         self.allow_at(Instant::now())
     }
 
-    fn allow_at(&mut self, now: Instant) -> Option<LeftOut> {
+    /// Whether a line would be said now; one that is not is said later, and not left out.
+    pub fn would_allow(&mut self) -> bool {
+        self.refill(Instant::now())
+    }
+
+    /// Counts what time has made room for; whether there is room.
+    fn refill(&mut self, now: Instant) -> bool {
         let since = *self.since.get_or_insert(now);
         let pauses = now.duration_since(since).as_nanos() / PAUSE.as_nanos();
         let pauses = u32::try_from(pauses).unwrap_or(u32::MAX);
@@ -39,7 +45,11 @@ impl LogLimit {
             self.said = self.said.saturating_sub(pauses);
             self.since = Some(now);
         }
-        if self.said >= BURST {
+        self.said < BURST
+    }
+
+    fn allow_at(&mut self, now: Instant) -> Option<LeftOut> {
+        if !self.refill(now) {
             self.left_out += 1;
             return None;
         }

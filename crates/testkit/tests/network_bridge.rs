@@ -215,3 +215,30 @@ fn flood_of_addresses_at_one_port_of_the_bridge_leaves_those_of_another_reached(
     let text = world.status_text();
     assert!(text.contains(" are not, beyond 1024"), "{text}");
 }
+
+#[rstest]
+fn configured_address_is_reached_however_many_addresses_the_bridge_has_learned_since() {
+    require!(Root);
+    let mut world = Bridged::new(&Serve::file(), "", &[""]);
+    let veth = &world.lan.veth;
+    veth.join_as("tap1", "vm1", 1, 1500);
+    let near = &veth.near;
+    near.ip(&["link", "set", "tap1", "master", "br0"]);
+    near.run(
+        "bridge",
+        &["fdb", "add", NEIGHBOUR_TEXT, "dev", "tap0", "master", "static"],
+    );
+    // The kernel lists the newest first.
+    let learned: String = (0..20_000u32)
+        .map(|number| {
+            let [_, a, b, c] = number.to_be_bytes();
+            format!("fdb add 02:00:01:{a:02x}:{b:02x}:{c:02x} dev tap1 master dynamic\n")
+        })
+        .collect();
+    let batch = world.lan.daemon.path("batch");
+    std::fs::write(&batch, learned).expect("a file");
+    near.run("bridge", &["-batch", batch.to_str().expect("text")]);
+    let is_read = || world.bridge()["left_out"].as_u64() > Some(15_000);
+    assert!(wait::until(wait::SOON, is_read), "{:#}", world.bridge());
+    world.await_way(NEIGHBOUR, |world| &world.tap);
+}

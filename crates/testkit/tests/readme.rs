@@ -12,6 +12,29 @@ use testkit::world::{GUEST, HOST, give_address};
 use testkit::{VethPair, require, wait};
 
 const README: &str = include_str!("../../../README.md");
+/// Commands of README that tests of this file run: each by the words that it begins with.
+const CHECK: &str = "vhost-af-xdp check eth1";
+const SERVE: &str = "vhost-af-xdp serve --socket-path /run/vm1.sock --ifname eth1";
+const STATUS: &str = "vhost-af-xdp status";
+const SERVE_FILE: &str = "vhost-af-xdp serve --config";
+const SERVE_OWNED: &str = "vhost-af-xdp serve --socket-path /run/vm1.sock --socket-owner libvirt-qemu";
+const QEMU: &str = "qemu-system-x86_64";
+const RUN: [&str; 5] = [CHECK, STATUS, SERVE_FILE, SERVE_OWNED, QEMU];
+/// Those that no test of this file runs, and why.
+const NOT_RUN: [(&str, &str); 6] = [
+    (SERVE, "the same with --socket-owner is run"),
+    ("scripts/demo", "it boots guests for minutes"),
+    ("scripts/test", "it runs this test"),
+    (
+        "scripts/package",
+        "it builds a release; package.rs looks at what it makes",
+    ),
+    (
+        "apt install",
+        "it would change this host; package.rs unpacks the package",
+    ),
+    ("cloud-hypervisor", "Debian has no package of it"),
+];
 /// What README tells to add without KVM.
 const WITHOUT_KVM: &str = ",vectors=0";
 
@@ -33,6 +56,39 @@ fn command(begin: &str) -> String {
     let block = block(begin);
     let line = block.lines().find(|line| line.starts_with(begin));
     line.unwrap_or_else(|| panic!("{begin}: {block}")).to_owned()
+}
+
+/// The commands of README: lines of its blocks, but those of files, of the drawing and of the list of directories.
+fn commands() -> impl Iterator<Item = &'static str> {
+    let is_file = |block: &str| block.starts_with(['[', '<']);
+    let blocks = README
+        .split("\n\n")
+        .filter_map(|block| block.strip_prefix("    "));
+    let lines = blocks
+        .filter(move |block| !is_file(block))
+        .flat_map(|block| block.split("\n    "));
+    let is_directory = |line: &str| line.split(' ').next().is_some_and(|word| word.ends_with('/'));
+    // A line that is further in continues a command.
+    lines.filter(move |line| !line.starts_with(' ') && !line.contains('─') && !is_directory(line))
+}
+
+#[test]
+fn each_command_is_run_or_is_left_out_for_a_reason() {
+    let known: Vec<_> = RUN
+        .into_iter()
+        .chain(NOT_RUN.map(|(command, _)| command))
+        .collect();
+    for line in commands() {
+        let count = known.iter().filter(|known| line.starts_with(**known)).count();
+        assert_eq!(
+            count, 1,
+            "run it in a test of this file, or give a reason in NOT_RUN: {line}"
+        );
+    }
+    for known in known {
+        let count = commands().filter(|line| line.starts_with(known)).count();
+        assert_eq!(count, 1, "README.md has no such command, or several: {known}");
+    }
 }
 
 struct Host {
@@ -89,8 +145,7 @@ impl Host {
     }
 
     fn status(&self) -> String {
-        self.systemd
-            .run(&["bash", "-euc", &command("vhost-af-xdp status")])
+        self.systemd.run(&["bash", "-euc", &command(STATUS)])
     }
 }
 
@@ -101,11 +156,8 @@ fn guest_under_libvirt_as_debian_runs_it_is_served() {
     // Of Debian's package libvirt-daemon-system.
     let add = "useradd --system --uid 64055 --user-group libvirt-qemu";
     host.systemd.run(&["bash", "-euc", add]);
-    host.systemd
-        .run(&["bash", "-euc", &command("vhost-af-xdp check eth1")]);
-    let _daemon = host.start(&command(
-        "vhost-af-xdp serve --socket-path /run/vm1.sock --socket-owner libvirt-qemu",
-    ));
+    host.systemd.run(&["bash", "-euc", &command(CHECK)]);
+    let _daemon = host.start(&command(SERVE_OWNED));
     assert!(host.status().contains("waiting for a VMM"), "{}", host.status());
 
     let state = host.guest.state();
@@ -169,7 +221,7 @@ fn guest_of_the_network_of_the_file_is_served_under_qemu() {
     host.systemd.run(&["install", "-d", "/etc/vhost-af-xdp"]);
     let file = format!("{}\n\n{}\n", block("[network.lan]"), block("[port.vm1]"));
     fs::write(host.systemd.path("/etc/vhost-af-xdp/lan.toml"), file).expect("writable");
-    let _daemon = host.start(&command("vhost-af-xdp serve --config"));
+    let _daemon = host.start(&command(SERVE_FILE));
     assert!(host.status().contains("network lan: up"), "{}", host.status());
 
     assert!(README.contains(&format!("add `{WITHOUT_KVM}` at its end")));
@@ -186,7 +238,7 @@ fn guest_of_the_network_of_the_file_is_served_under_qemu() {
         kernel.display(),
         initramfs.display()
     );
-    let line = block("qemu-system-x86_64").replacen('…', &further, 1) + WITHOUT_KVM;
+    let line = block(QEMU).replacen('…', &further, 1) + WITHOUT_KVM;
     let mut qemu = host.systemd.command();
     qemu.args(["bash", "-euc", &format!("exec {line}")]);
     let _qemu = Running::start(qemu);

@@ -21,13 +21,14 @@ mod direct;
 #[doc(hidden)]
 pub mod fuzzing;
 mod guard;
-mod limit_watch;
 mod listener;
 mod mark;
 mod netkit;
 mod network;
 mod nic;
+mod other_losses;
 mod port;
+mod port_watch;
 mod ports;
 mod rates;
 mod reload;

@@ -38,7 +38,6 @@ use crate::guard::keeper::{Keeper, Orders, Requests};
 use crate::guard::service_manager::ServiceManager;
 use crate::guard::sigbus;
 use crate::guard::watchdog::Watchdog;
-use crate::limit_watch;
 use crate::nic::drivers;
 use crate::nic::external::{self, Given};
 use crate::nic::interface::QueueOptions;
@@ -46,6 +45,7 @@ use crate::nic::interfaces::Interfaces;
 use crate::nic::numa::Nodes;
 use crate::nic::shared_memory::SharedMemory;
 use crate::nic::steering::StewardAt;
+use crate::port_watch;
 use crate::ports::{NO_THREAD, Ports, STOPPING};
 use crate::reload::changes::Refused;
 use crate::reload::{self, Build, Forms, Reload};
@@ -217,7 +217,7 @@ fn watch(ports: &Arc<Ports>, changes: Option<Changes>) -> anyhow::Result<()> {
         ports.watch_links(changes).context(NO_THREAD)?;
     }
     ports.watch_uplinks().context(NO_THREAD)?;
-    limit_watch::start(Arc::clone(ports)).context(NO_THREAD)
+    port_watch::start(Arc::clone(ports)).context(NO_THREAD)
 }
 
 /// Starts what reads the file again, where there is one.

@@ -16,15 +16,22 @@ use rustix::net::{
 
 use super::Waiting;
 use super::error::LeaseError;
+use crate::backoff::Backoff;
 use crate::protocol::{
     Answer, Facts, HintWish, Hinted, MESSAGE_MAX, Malformed, PARTS_MAX, Request, new_socket,
 };
+
+/// Pauses between attempts to reach a steward that is away: the first, and the longest, to which they double.
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_millis(320);
 
 /// The connection to the steward, and what came by it.
 #[derive(Debug)]
 pub(crate) struct Connection {
     pub(super) socket: Option<OwnedFd>,
     pub(super) phase: Phase,
+    /// Between attempts to come back.
+    pub(super) pauses: Backoff,
     /// Of the last request.
     serial: u32,
     pub(super) facts: Facts,
@@ -48,16 +55,14 @@ pub(super) enum Phase {
     /// There is no lease yet, hence nothing to come back to.
     New,
     Here,
-    /// There is none; the next attempt is due then, after this pause.
+    /// There is none; the next attempt is due then.
     Away {
         next: Instant,
-        pause: Duration,
     },
     /// There is one, and the steward was asked for the lease, or told of hints before that.
     Asked {
         serial: u32,
         until: Instant,
-        pause: Duration,
     },
 }
 
@@ -113,6 +118,7 @@ impl Connection {
         Self {
             socket: None,
             phase: Phase::New,
+            pauses: Backoff::new(FIRST_PAUSE, LONGEST_PAUSE),
             serial: 0,
             facts,
             wish: None,

@@ -16,10 +16,6 @@ use crate::protocol::{Answer, Reason, Request};
 /// How long a steward that does not accept connections is waited for.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Pauses between attempts to reach a steward that is away: the first, and the longest, to which they double.
-const FIRST_PAUSE: Duration = Duration::from_millis(10);
-const LONGEST_PAUSE: Duration = Duration::from_millis(320);
-
 impl Lease {
     pub(super) fn connect(&self, flags: SocketFlags) -> Result<OwnedFd, LeaseError> {
         let socket = connect_to(&self.path, flags, CONNECT_TIMEOUT)?;
@@ -55,18 +51,17 @@ impl Lease {
             return Err(LeaseError::Gone);
         }
         let now = Instant::now();
-        let (next, pause) = match state.phase {
-            Phase::Away { pause, .. } | Phase::Asked { pause, .. } => {
-                (now + pause, (pause * 2).min(LONGEST_PAUSE))
-            }
+        let next = match state.phase {
+            Phase::Away { .. } | Phase::Asked { .. } => now + state.pauses.failed(now),
             // At once; the next one may know of hints, or not.
             Phase::New | Phase::Here => {
                 state.is_plain = false;
-                (now, FIRST_PAUSE)
+                state.pauses.reset();
+                now
             }
         };
         state.socket = None;
-        state.phase = Phase::Away { next, pause };
+        state.phase = Phase::Away { next };
         self.wake_at(next)
     }
 
@@ -74,14 +69,11 @@ impl Lease {
     pub(super) fn reconnect(&self, state: &mut Connection) -> Result<bool, LeaseError> {
         match state.phase {
             Phase::New | Phase::Here => return Ok(true),
-            Phase::Away { next, .. } if Instant::now() < next => return Ok(false),
+            Phase::Away { next } if Instant::now() < next => return Ok(false),
             Phase::Away { .. } => self.resume(state)?,
             Phase::Asked { .. } => {}
         }
-        let Phase::Asked {
-            serial: asked, until, ..
-        } = state.phase
-        else {
+        let Phase::Asked { serial: asked, until } = state.phase else {
             return Ok(false);
         };
         match state.receive()? {
@@ -133,10 +125,6 @@ impl Lease {
     }
 
     fn ask_on_return(&self, state: &mut Connection, request: &Request) -> Result<(), LeaseError> {
-        let pause = match state.phase {
-            Phase::Away { pause, .. } | Phase::Asked { pause, .. } => pause,
-            Phase::New | Phase::Here => FIRST_PAUSE,
-        };
         let serial = state.next_serial();
         let request = request.encode(serial);
         let sent = state
@@ -147,7 +135,7 @@ impl Lease {
             return self.disconnected(state);
         }
         let until = self.deadline();
-        state.phase = Phase::Asked { serial, until, pause };
+        state.phase = Phase::Asked { serial, until };
         self.wake_at(until)
     }
 

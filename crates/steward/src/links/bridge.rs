@@ -1,8 +1,8 @@
 //! What a bridge reaches by its other ports, where an interface, or what is above it, is one port of that bridge.
 //!
 //! # Theory of operation
-//! [`Behind`] reads which bridges an interface is part of ([`Behind::look_at_links`], on each change of an interface),
-//! and what these have in their forwarding databases (FDB, [`Behind::look_at_fdb`], when [`FdbChanges`] is readable).
+//! [`BridgeFdb`] reads which bridges an interface is part of ([`BridgeFdb::look_at_links`], on each change of an interface),
+//! and what these have in their forwarding databases (FDB, [`BridgeFdb::look_at_fdb`], when [`FdbChanges`] is readable).
 //! Addresses at other ports than the interface's own are *behind* the bridge, in the VLANs as frames on the interface
 //! have them.
 //!
@@ -10,9 +10,12 @@
 //! an address that it has forgotten stays behind it, until it is seen at the interface's port, or the port where it was
 //! is gone.
 //!
-//! A host that sends from many addresses fills a bridge's database. The number of entries that are read is limited
-//! ([`FDB_READ_MAX`]), and so is the number of addresses that are kept ([`BEHIND_MAX`]), with an equal share for each
-//! port of the bridge. Within a port configured addresses come before learned ones, and these before forgotten ones.
+//! A host that sends from many addresses fills a bridge's database. The number of addresses that are kept is limited
+//! ([`BEHIND_MAX`]), with an equal share for each port of the bridge. Within a port configured addresses come before
+//! learned ones, and these before forgotten ones. The number of entries that are read is limited, too, for each port
+//! ([`PORT_READ_MAX`]), so that a flood at one of them hides no address of another one. The kernel lists the newest
+//! entries first, so a configured one may be behind learned ones that are not read: what is not read of a port stays as
+//! it was, learned addresses as forgotten ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -20,7 +23,8 @@ use std::ops::Bound;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use netlink_bindings::rt_link::{self, Ifinfomsg, IterableLinkAttrs, LinkinfoDataMsg};
-use netlink_bindings::rt_neigh::{self, Ndmsg};
+use netlink_bindings::rt_neigh::{IterableNeighbourAttrs, Ndmsg, OpGetneighDump};
+use netlink_bindings::traits::{NetlinkRequest, Protocol};
 use netlink_socket2::NetlinkSocket;
 use rustix::io::Errno;
 use rustix::net::netlink::SocketAddrNetlink;
@@ -29,10 +33,17 @@ use steer::Station;
 
 use super::tap::for_each;
 use super::{Link, netlink_socket};
+use crate::log_limit::LogLimit;
 use crate::protocol::{ANY_VLAN, BEHIND_MAX};
 
-/// Most entries that are read of all forwarding databases at a time. What is behind these counts as forgotten.
-const FDB_READ_MAX: usize = 1 << 16;
+/// Most entries that are read of a port of a bridge at a time. The kernel begins anew at the list's head for each message
+/// (`br_fdb_dump`), so what is read of one port costs the square of its number.
+const PORT_READ_MAX: usize = 1 << 14;
+/// `NLM_F_DUMP` and `RTM_GETNEIGH` (include/uapi/linux/netlink.h and rtnetlink.h).
+const DUMP: u16 = 0x300;
+const RTM_GETNEIGH: u16 = 30;
+/// `IFLA_MASTER` (include/uapi/linux/if_link.h).
+const IFLA_MASTER: u16 = 10;
 /// `NUD_NOARP` and `NUD_PERMANENT` (include/uapi/linux/neighbour.h): a configured entry, not a learned one.
 const CONFIGURED: u16 = 0x40 | 0x80;
 /// `RTEXT_FILTER_BRVLAN` (include/uapi/linux/rtnetlink.h): VLANs of bridge ports are shown.
@@ -107,6 +118,14 @@ struct Entry {
     is_configured: bool,
 }
 
+/// What was read of forwarding databases.
+#[derive(Debug, Default)]
+struct Read {
+    entries: Vec<Entry>,
+    /// Ports with more than [`PORT_READ_MAX`] entries.
+    cut: BTreeSet<u32>,
+}
+
 /// How a bridge knows an address; what is less comes first where there is not room for all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Known {
@@ -117,19 +136,24 @@ enum Known {
 
 /// See the module's head.
 #[derive(Debug, Default)]
-pub(crate) struct Behind {
+pub(crate) struct BridgeFdb {
     memberships: Vec<Membership>,
-    /// Ports of bridges.
-    ports: BTreeSet<u32>,
+    /// Ports of bridges, and the bridge of each.
+    ports: BTreeMap<u32, u32>,
     /// With the port where it is.
     stations: BTreeMap<Station, (u32, Known)>,
     /// How many there was no room for.
     left_out: usize,
     /// How often something changed; it wraps.
     changes: u32,
+    /// The bridges or their ports changed since the forwarding databases were read.
+    is_stale: bool,
+    /// A database was not read to its end.
+    is_cut: bool,
+    cuts: LogLimit,
 }
 
-impl Behind {
+impl BridgeFdb {
     /// Of which bridge the interface is a port; empty: of none.
     pub(crate) fn bridge(&self) -> &str {
         let mut memberships = self.memberships.iter();
@@ -156,7 +180,12 @@ impl Behind {
         self.left_out
     }
 
-    /// Looks which bridges there are, and what is behind them.
+    /// Whether the forwarding databases are to be read because bridges or their ports changed.
+    pub(crate) fn is_stale(&self) -> bool {
+        self.is_stale
+    }
+
+    /// Looks which bridges there are. Their forwarding databases are not read here ([`Self::is_stale`]).
     /// Errors: the kernel's.
     pub(crate) fn look_at_links(&mut self, link: &Link) -> io::Result<()> {
         let links = read_links()?;
@@ -171,30 +200,52 @@ impl Behind {
         if memberships != self.memberships {
             self.stations.clear();
             self.changes = self.changes.wrapping_add(1);
+            self.is_stale = true;
         }
         let bridges: BTreeSet<u32> = memberships.iter().map(|of| of.bridge).collect();
-        let is_port = |seen: &Seen| seen.master.is_some_and(|master| bridges.contains(&master));
-        let ports = links.iter().filter(|(_, seen)| is_port(seen));
-        self.ports = ports.map(|(&index, _)| index).collect();
-        self.memberships = memberships;
-        self.look_at_fdb()?;
+        let bridge_of = |seen: &Seen| seen.master.filter(|master| bridges.contains(master));
+        let ports = links
+            .iter()
+            .filter_map(|(&index, seen)| Some((index, bridge_of(seen)?)));
+        let ports = ports.collect();
+        self.is_stale |= ports != self.ports;
+        (self.ports, self.memberships) = (ports, memberships);
         Ok(())
     }
 
     /// Looks what is behind; whether something changed.
     /// Errors: the kernel's.
     pub(crate) fn look_at_fdb(&mut self) -> io::Result<bool> {
-        let entries = match self.memberships.is_empty() {
-            true => Vec::new(),
-            false => read_fdb(&self.memberships)?,
-        };
-        Ok(self.take(&entries))
+        self.is_stale = false;
+        let bridges: BTreeSet<u32> = self.memberships.iter().map(|of| of.bridge).collect();
+        // Some addresses are the bridge's own, at no port.
+        let own = bridges.iter().map(|&bridge| (bridge, bridge));
+        let ports = self.ports.iter().map(|(&port, &bridge)| (port, bridge));
+        let mut read = Read::default();
+        for (port, bridge) in ports.chain(own) {
+            read_port(port, bridge, &mut read)?;
+        }
+        let is_cut = !read.cut.is_empty();
+        if is_cut
+            && !self.is_cut
+            && let Some(left_out) = self.cuts.allow()
+        {
+            let bridge = self.bridge();
+            tracing::warn!(
+                bridge,
+                "a port of the bridge has more than {PORT_READ_MAX} addresses: guests of networks do not reach those \
+                 that are not read; limit what the bridge learns (`ip link set {bridge} type bridge fdb_max_learned \
+                 NUMBER`), or find the host that sends from so many (`bridge fdb show br {bridge}`){left_out}"
+            );
+        }
+        self.is_cut = is_cut;
+        Ok(self.take(&read))
     }
 
     /// These entries are there now.
-    fn take(&mut self, entries: &[Entry]) -> bool {
+    fn take(&mut self, read: &Read) -> bool {
         let (mut here, mut behind) = (BTreeSet::new(), BTreeMap::new());
-        for entry in entries {
+        for entry in &read.entries {
             let mut of = self.memberships.iter().filter(|of| of.bridge == entry.bridge);
             let Some(of) = of.next() else { continue };
             let mac = entry.mac;
@@ -213,8 +264,13 @@ impl Behind {
             }
         }
         for (&station, &(port, known)) in &self.stations {
-            if known != Known::Configured && !here.contains(&station) && self.ports.contains(&port) {
-                behind.entry(station).or_insert((port, Known::Forgotten));
+            let known = match known {
+                Known::Configured if !read.cut.contains(&port) => continue,
+                Known::Configured => known,
+                Known::Learned | Known::Forgotten => Known::Forgotten,
+            };
+            if !here.contains(&station) && self.ports.contains_key(&port) {
+                behind.entry(station).or_insert((port, known));
             }
         }
         let all = behind.len();
@@ -359,28 +415,70 @@ fn pvid_in(mut attributes: &[u8]) -> Option<u16> {
     }
 }
 
-/// What these bridges know.
-fn read_fdb(memberships: &[Membership]) -> io::Result<Vec<Entry>> {
-    let header = Ndmsg {
-        ndm_family: libc::AF_BRIDGE as u8,
-        ..Ndmsg::default()
-    };
-    let (mut socket, mut entries) = (NetlinkSocket::new(), Vec::new());
-    let mut replies = socket.request(&rt_neigh::Request::new().op_getneigh_dump(&header))?;
-    let mut read = 0;
+/// Asks for the entries of one port of a bridge: a `struct ifinfomsg` with an attribute, the form that the kernel takes
+/// from sockets without `NETLINK_GET_STRICT_CHK` (`valid_fdb_dump_legacy` in net/core/rtnetlink.c).
+struct FdbDump(Vec<u8>);
+
+impl FdbDump {
+    fn of(port: u32, bridge: u32) -> Self {
+        let header = Ifinfomsg {
+            ifi_family: libc::AF_BRIDGE as u8,
+            ifi_index: port.cast_signed(),
+            ..Ifinfomsg::default()
+        };
+        let mut payload = header.as_slice().to_vec();
+        for word in [8, IFLA_MASTER] {
+            payload.extend(word.to_ne_bytes());
+        }
+        payload.extend(bridge.to_ne_bytes());
+        Self(payload)
+    }
+}
+
+impl NetlinkRequest for FdbDump {
+    type ReplyType<'a> = (Ndmsg, IterableNeighbourAttrs<'a>);
+
+    fn protocol(&self) -> Protocol {
+        Protocol::Raw {
+            protonum: libc::NETLINK_ROUTE as u16,
+            request_type: RTM_GETNEIGH,
+        }
+    }
+
+    fn flags(&self) -> u16 {
+        DUMP
+    }
+
+    fn payload(&self) -> &[u8] {
+        &self.0
+    }
+
+    fn decode_reply(reply: &[u8]) -> Self::ReplyType<'_> {
+        OpGetneighDump::decode_request(reply)
+    }
+}
+
+/// Adds what a bridge knows at this port. One that is gone has nothing.
+fn read_port(port: u32, bridge: u32, read: &mut Read) -> io::Result<()> {
+    let mut socket = NetlinkSocket::new();
+    let mut replies = socket.request(&FdbDump::of(port, bridge))?;
+    let mut count = 0;
     while let Some(reply) = replies.recv() {
-        let (header, attributes) = reply.map_err(io::Error::from)?;
-        read += 1;
-        if read > FDB_READ_MAX {
+        let (header, attributes) = match reply.map_err(io::Error::from) {
+            Ok(reply) => reply,
+            Err(error) if error.raw_os_error() == Some(libc::ENODEV) => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        count += 1;
+        if count > PORT_READ_MAX {
+            read.cut.insert(port);
             break;
         }
-        let Ok(bridge) = attributes.get_master() else {
-            continue;
-        };
+        // The device's own list comes along.
+        let is_of_bridge = attributes.get_master().is_ok_and(|master| master == bridge);
         let mac = attributes.get_lladdr().ok().and_then(|mac| mac.try_into().ok());
-        let is_ours = memberships.iter().any(|of| of.bridge == bridge);
-        if let Some(mac) = mac.filter(|mac: &[u8; 6]| is_ours && mac[0] & 1 == 0) {
-            entries.push(Entry {
+        if let Some(mac) = mac.filter(|mac: &[u8; 6]| is_of_bridge && mac[0] & 1 == 0) {
+            read.entries.push(Entry {
                 bridge,
                 port: u32::try_from(header.ndm_ifindex).unwrap_or_default(),
                 vlan: attributes.get_vlan().unwrap_or(0),
@@ -389,7 +487,7 @@ fn read_fdb(memberships: &[Membership]) -> io::Result<Vec<Entry>> {
             });
         }
     }
-    Ok(entries)
+    Ok(())
 }
 
 /// Tells that some bridge's forwarding database changed.
@@ -461,8 +559,22 @@ mod tests {
         }
     }
 
+    fn read(entries: impl IntoIterator<Item = Entry>) -> Read {
+        Read {
+            entries: entries.into_iter().collect(),
+            ..Read::default()
+        }
+    }
+
+    fn configured(port: u32, last: u16) -> Entry {
+        Entry {
+            is_configured: true,
+            ..entry(port, 0, last)
+        }
+    }
+
     /// The interface is a port of a bridge with further ports 2 to 4.
-    fn port_of(pvid: Option<u16>, tag: Option<u16>) -> Behind {
+    fn port_of(pvid: Option<u16>, tag: Option<u16>) -> BridgeFdb {
         let membership = Membership {
             bridge: BRIDGE,
             bridge_name: "br0".to_owned(),
@@ -470,14 +582,14 @@ mod tests {
             tag,
             pvid,
         };
-        Behind {
+        BridgeFdb {
             memberships: vec![membership],
-            ports: (1..=4).collect(),
-            ..Behind::default()
+            ports: (1..=4).map(|port| (port, BRIDGE)).collect(),
+            ..BridgeFdb::default()
         }
     }
 
-    fn stations(behind: &Behind) -> Vec<Station> {
+    fn stations(behind: &BridgeFdb) -> Vec<Station> {
         behind.stations.keys().copied().collect()
     }
 
@@ -518,7 +630,7 @@ mod tests {
     fn vlans_are_those_of_frames_on_the_interface() {
         let vlans = |pvid, tag, vlan| {
             let mut behind = port_of(pvid, tag);
-            behind.take(&[entry(2, vlan, 1)]);
+            behind.take(&read([entry(2, vlan, 1)]));
             let stations = stations(&behind);
             stations.iter().map(|of| of.vlan).collect::<Vec<_>>()
         };
@@ -533,15 +645,15 @@ mod tests {
     #[test]
     fn forgotten_address_stays_until_it_is_seen_at_the_interface_or_its_port_is_gone() {
         let mut behind = port_of(None, None);
-        assert!(behind.take(&[entry(2, 0, 1), entry(3, 0, 2), entry(UPLINK, 0, 3)]));
+        assert!(behind.take(&read([entry(2, 0, 1), entry(3, 0, 2), entry(UPLINK, 0, 3)])));
         let both = [station(ANY_VLAN, 1), station(ANY_VLAN, 2)];
         assert_eq!(stations(&behind), both);
-        assert!(!behind.take(&[entry(3, 0, 2)]), "silent");
+        assert!(!behind.take(&read([entry(3, 0, 2)])), "silent");
         assert_eq!(stations(&behind), both);
-        assert!(behind.take(&[entry(UPLINK, 0, 1)]), "on the LAN");
+        assert!(behind.take(&read([entry(UPLINK, 0, 1)])), "on the LAN");
         assert_eq!(stations(&behind), both[1..]);
         behind.ports.remove(&3);
-        assert!(behind.take(&[]));
+        assert!(behind.take(&read([])));
         assert!(stations(&behind).is_empty());
     }
 
@@ -550,16 +662,34 @@ mod tests {
         let mut behind = port_of(None, None);
         let flood = (0..5000).map(|last| entry(2, 0, last));
         let few = (6000..6100).map(|last| entry(3, 0, last));
-        let configured = Entry {
-            is_configured: true,
-            ..entry(2, 0, 9000)
-        };
-        let all: Vec<_> = flood.chain(few).chain([configured]).collect();
+        let all: Vec<_> = flood.chain(few).chain([configured(2, 9000)]).collect();
+        let len = all.len();
+        let all = read(all);
         assert!(behind.take(&all) && !behind.take(&all));
         assert_eq!(behind.len(), BEHIND_MAX);
-        assert_eq!(behind.left_out(), all.len() - BEHIND_MAX);
+        assert_eq!(behind.left_out(), len - BEHIND_MAX);
         let has = |last| behind.stations.contains_key(&station(ANY_VLAN, last));
         assert!((6000..6100).all(has) && has(9000));
+    }
+
+    #[test]
+    fn configured_address_that_was_not_read_stays() {
+        let mut behind = port_of(None, None);
+        behind.take(&read([configured(2, 1), configured(3, 2)]));
+        let cut = Read {
+            cut: [2].into(),
+            ..read([entry(2, 0, 3)])
+        };
+        assert!(behind.take(&cut));
+        let stay = [1, 3].map(|last| station(ANY_VLAN, last));
+        assert_eq!(
+            stations(&behind),
+            stay,
+            "that of port 3, which was read, was removed"
+        );
+        assert!(!behind.take(&cut));
+        behind.take(&read([]));
+        assert_eq!(stations(&behind), [station(ANY_VLAN, 3)], "it was removed");
     }
 
     #[test]

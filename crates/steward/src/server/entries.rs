@@ -8,8 +8,8 @@ use std::ops::Range;
 
 use steer::{Filter, Program, QueueError};
 
-use super::beyond::Beyond;
 use super::ledger::{Ledger, SteeringOutcome};
+use super::unserved_queues::UnservedQueues;
 use crate::hardware::{Ethtool, Names, Nic, NotMade, Order, Tags, Target};
 use crate::links::Link;
 use crate::protocol::{STEERING_BYTES, Steered};
@@ -85,7 +85,7 @@ pub(super) struct Entries {
     /// How often tags have come to be seen again: holders set up their queues anew then.
     pub(super) renewed: u32,
     /// Queues other than its own that may get its frames.
-    pub(super) beyond: Beyond,
+    pub(super) unserved: UnservedQueues,
 }
 
 impl Entries {
@@ -99,7 +99,7 @@ impl Entries {
             tags: None,
             restored: false,
             renewed: 0,
-            beyond: Beyond::default(),
+            unserved: UnservedQueues::default(),
         };
         entries.begin();
         entries
@@ -164,9 +164,9 @@ impl Entries {
 
     /// Looks which other queues may get its frames.
     pub(super) fn look_beyond(&mut self, link: &Link) {
-        self.beyond = match self.outcome.steered {
-            Steered::ByQueue | Steered::ByProgram => Beyond::guest(link, &self.queues),
-            Steered::ByRules | Steered::ByContext | Steered::ByNetwork => Beyond::default(),
+        self.unserved = match self.outcome.steered {
+            Steered::ByQueue | Steered::ByProgram => UnservedQueues::guest(link, &self.queues),
+            Steered::ByRules | Steered::ByContext | Steered::ByNetwork => UnservedQueues::default(),
         };
     }
 

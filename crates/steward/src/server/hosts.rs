@@ -22,7 +22,7 @@ use super::limits::DeviceChange;
 use super::state::Records;
 use super::{Answered, Server, no_lease};
 use crate::backoff::Retry;
-use crate::links::bridge::Behind;
+use crate::links::bridge::BridgeFdb;
 use crate::links::filters;
 use crate::links::tap::{NewTap, Tap, addresses_on};
 use crate::links::{Link, LinkError};
@@ -46,7 +46,7 @@ pub(super) struct Host {
     /// Addresses of the host.
     macs: Vec<[u8; 6]>,
     /// What the bridge reaches that the interface is part of.
-    behind: Behind,
+    behind: BridgeFdb,
     /// Why they are not joined, as it was said.
     why: String,
     /// Pauses between attempts to join them; the state is both ends and the MTU.
@@ -94,7 +94,7 @@ impl Host {
             cuts_udp: false,
             joined: None,
             macs: Vec::new(),
-            behind: Behind::default(),
+            behind: BridgeFdb::default(),
             why: String::new(),
             retry: Retry::default(),
         }
@@ -138,9 +138,24 @@ impl Host {
                 Some(descriptor)
             }
         };
+        // What it has is looked at when it changes.
+        if made.is_some() || self.joined.is_none() {
+            self.look_at_links(&interface.link);
+        }
         match self.look(interface)? {
             Some(device) => Ok((device, made)),
             None => Err(NotGiven::Failed(format!("{} is gone again", self.tap.name))),
+        }
+    }
+
+    /// Looks which addresses the host has, and which bridges the interface is part of.
+    fn look_at_links(&mut self, uplink: &Link) {
+        if let Ok(macs) = addresses_on(uplink) {
+            self.macs = macs;
+            self.macs.truncate(ENTRIES_MAX);
+        }
+        if let Err(error) = self.behind.look_at_links(uplink) {
+            tracing::debug!(interface = uplink.name, "cannot ask for bridges: {error}");
         }
     }
 
@@ -149,13 +164,6 @@ impl Host {
     fn look(&mut self, interface: &Interface) -> Result<Option<Link>, String> {
         let program = interface.program().map_err(|refusal| refusal.text)?;
         let uplink = &interface.link;
-        if let Ok(macs) = addresses_on(uplink) {
-            self.macs = macs;
-            self.macs.truncate(ENTRIES_MAX);
-        }
-        if let Err(error) = self.behind.look_at_links(uplink) {
-            tracing::debug!(interface = uplink.name, "cannot ask for bridges: {error}");
-        }
         let Some(device) = self.device()? else {
             return Ok(None);
         };
@@ -259,10 +267,14 @@ impl Server {
         let host = self.hosts.entry(at).or_insert_with(|| Host::new(tap()));
         let (uid, changes) = (self.connections[&number].peer.uid, &mut self.device_changes);
         let may_make = || changes.take(DeviceChange::HostTap, interface.name(), uid, Instant::now());
-        match host.give(interface, has, may_make) {
+        let given = host.give(interface, has, may_make);
+        let link = interface.link.clone();
+        self.look_at_stale_bridges(Instant::now());
+        match given {
             Ok((device, descriptor)) => {
+                let host = self.hosts.get(&at).ok_or_else(no_lease)?;
                 if descriptor.is_some() && self.leases.may_say(uid) {
-                    let (interface, tap) = (&interface.link.name, &device.name);
+                    let (interface, tap) = (&link.name, &device.name);
                     tracing::info!(interface, tap, "joined with the host");
                 }
                 Ok(Reply {
@@ -280,7 +292,7 @@ impl Server {
             }
             Err(NotGiven::Limit(refusal)) => Err(refusal),
             Err(NotGiven::Failed(why)) => {
-                let text = format!("{} cannot be joined with a network: {why}", interface.link.name);
+                let text = format!("{} cannot be joined with a network: {why}", link.name);
                 // It hears why. That something changed it must not hear: it would ask again at once.
                 self.take_host_back(at);
                 Err(Refusal::new(Reason::Kernel, text))
@@ -298,6 +310,7 @@ impl Server {
             let behind = host.behind.changes();
             // It is looked at again when the interface is back.
             let looked: Result<bool, String> = interface.program().map_or(Ok(true), |_| {
+                host.look_at_links(&interface.link);
                 let is_there = host.look(interface)?.is_some();
                 if !is_there {
                     host.joined = None;
@@ -333,6 +346,18 @@ impl Server {
     pub(super) fn watches_bridges(&self, now: Instant) -> bool {
         let mut hosts = self.hosts.values();
         self.fdb_pause <= now && hosts.any(|host| !host.behind.bridge().is_empty())
+    }
+
+    /// Whether bridges' forwarding databases are to be read, whose bridges or ports are others than when they were.
+    pub(super) fn has_stale_bridges(&self) -> bool {
+        self.hosts.values().any(|host| host.behind.is_stale())
+    }
+
+    /// Reads bridges' forwarding databases if [some are stale](Self::has_stale_bridges), and the pause is over.
+    pub(super) fn look_at_stale_bridges(&mut self, now: Instant) {
+        if self.fdb_pause <= now && self.has_stale_bridges() {
+            self.look_behind_bridges();
+        }
     }
 
     /// Looks at bridges' forwarding databases again, and notifies holders of changes.

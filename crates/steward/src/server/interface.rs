@@ -234,21 +234,7 @@ impl Interface {
         let before = (self.facts(), self.entries.clone(), self.known_of_networks());
         let (lost, now) = (self.lost_netkits(), Instant::now());
         self.take_back();
-        match Link::find(self.link.index) {
-            Ok(Some(link)) => self.link = link,
-            Ok(None) => self.vanished(),
-            // No answer is no reason to take anything down.
-            Err(error) => {
-                if let Some(left_out) = self.lines.allow() {
-                    tracing::warn!("{}{left_out}", with_sources(&error));
-                }
-            }
-        }
-        let id = self.program.as_ref().map(Program::id);
-        if id.is_some_and(|id| steer::is_detached(self.link.index, id)) {
-            tracing::warn!(interface = self.link.name, "somebody has detached the program");
-            self.program = None;
-        }
+        self.look_at_link();
         // Nobody waits for it when it has no holder.
         if self.program.is_none()
             && !self.is_idle()
@@ -293,6 +279,25 @@ impl Interface {
         self.look_at_netkits();
         lost != self.lost_netkits()
             || before != (self.facts(), self.entries.clone(), self.known_of_networks())
+    }
+
+    /// Looks whether it is there, with its program.
+    fn look_at_link(&mut self) {
+        match Link::find(self.link.index) {
+            Ok(Some(link)) => self.link = link,
+            Ok(None) => self.vanished(),
+            // No answer is no reason to take anything down.
+            Err(error) => {
+                if let Some(left_out) = self.lines.allow() {
+                    tracing::warn!("{}{left_out}", with_sources(&error));
+                }
+            }
+        }
+        let id = self.program.as_ref().map(Program::id);
+        if id.is_some_and(|id| steer::is_detached(self.link.index, id)) {
+            tracing::warn!(interface = self.link.name, "somebody has detached the program");
+            self.program = None;
+        }
     }
 
     /// Looks whether it stands on other interfaces.

@@ -22,7 +22,6 @@
 //! (`restore`).
 
 mod admission;
-mod beyond;
 mod closing;
 mod connection;
 mod entries;
@@ -47,6 +46,7 @@ mod rings;
 mod sockets;
 mod state;
 mod teardown;
+mod unserved_queues;
 mod zcrx;
 
 use std::collections::BTreeMap;
@@ -228,6 +228,7 @@ impl Server {
             if ready.fdb && self.fdb_changes.drain() {
                 self.look_behind_bridges();
             }
+            self.look_at_stale_bridges(now);
             self.end_orphans(now);
             self.end_idle(now);
             if self.zcrx.next_due(now).is_some_and(|at| at <= now) {

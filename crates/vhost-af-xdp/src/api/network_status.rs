@@ -122,7 +122,7 @@ impl HostStatus {
 
 impl NetworkStatus {
     /// Of one of these ports'.
-    pub(super) fn read(network: &Network, ports: &[Arc<Port>]) -> Self {
+    pub(crate) fn read(network: &Network, ports: &[Arc<Port>]) -> Self {
         let shown = network.shown();
         let name = network.name.as_str();
         let members = ports

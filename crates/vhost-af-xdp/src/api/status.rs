@@ -251,7 +251,7 @@ fn cpu_us() -> u64 {
 
 impl PortStatus {
     /// Of what the port shows, and of its counters.
-    fn read(port: &Port) -> Self {
+    pub(crate) fn read(port: &Port) -> Self {
         // First: what is shown may be newer than that, and not older.
         let busy = port.window.busy();
         let shown = port.window.shown().unwrap_or_default();

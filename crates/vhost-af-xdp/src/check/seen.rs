@@ -94,26 +94,7 @@ impl Seen {
             );
         }
         let program = program_of(link.index, &mut not_seen);
-        if let Some(path) = control
-            && let Err(error) = control_socket::ask(path)
-        {
-            not_seen.push(format!(
-                "which daemon has which queue: {}",
-                control_socket::no_answer(path, &error)
-            ));
-        }
-        let controls = control.map_or_else(control_socket::find_all, |path| vec![path.to_owned()]);
-        let queues = match queues::read(Some(interface), &controls, steward) {
-            Ok(queues) => queues,
-            Err(error) => {
-                not_seen.push(format!("who has which queue: {error:#}"));
-                Vec::new()
-            }
-        };
-        if queues.is_empty() {
-            not_seen
-                .push("what is bound to the queues: Linux 6.8 tells, while the interface is up".to_owned());
-        }
+        let queues = queues_of(interface, control, steward, &mut not_seen);
         let ethtool = Ethtool::open(interface).context("cannot ask the driver")?;
         let lacking = |set| capabilities::lacking(set).context("cannot see the capabilities of this process");
         let lacks = lacking(capabilities::NEEDED_BY_ONE)?;
@@ -158,6 +139,32 @@ impl Seen {
         };
         (0..self.link.rx_queues).filter(|&queue| !taken(queue)).collect()
     }
+}
+
+/// Its queues and who has them, as far as that can be seen.
+fn queues_of(
+    interface: &str,
+    control: Option<&Path>,
+    steward: Option<&Path>,
+    not_seen: &mut Vec<String>,
+) -> Vec<Queue> {
+    if let Some(path) = control
+        && let Err(error) = control_socket::ask(path)
+    {
+        not_seen.push(format!(
+            "which daemon has which queue: {}",
+            control_socket::no_answer(path, &error)
+        ));
+    }
+    let controls = control.map_or_else(control_socket::find_all, |path| vec![path.to_owned()]);
+    let queues = queues::read(Some(interface), &controls, steward).unwrap_or_else(|error| {
+        not_seen.push(format!("who has which queue: {error:#}"));
+        Vec::new()
+    });
+    if queues.is_empty() {
+        not_seen.push("what is bound to the queues: Linux 6.8 tells, while the interface is up".to_owned());
+    }
+    queues
 }
 
 fn program_of(ifindex: u32, not_seen: &mut Vec<String>) -> Option<ForeignProgram> {

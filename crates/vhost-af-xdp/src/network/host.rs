@@ -23,7 +23,7 @@ use crate::switch::ethernet::Mac;
 use crate::switch::host_lane::HostLane;
 use crate::switch::new_lane::NewLane;
 use crate::switch::role::Role;
-use crate::switch::table::Behind;
+use crate::switch::table::BridgeStations;
 use crate::switch::workers::LaneAt;
 
 /// As far as it is reached.
@@ -34,7 +34,7 @@ pub(super) struct Host {
     /// Its addresses.
     pub(super) macs: Vec<Mac>,
     /// What is reached through it.
-    pub(super) behind: Arc<Behind>,
+    pub(super) behind: Arc<BridgeStations>,
     bridge: Option<ShownBridge>,
     impaired: Option<String>,
     retry: Retry<u32>,
@@ -117,8 +117,8 @@ impl Network {
             state.host.end = Some(self.serve_host(state, &end, tap)?);
         }
         let behind = match end.behind {
-            0 => Behind::default(),
-            _ => Behind::new(&uplink.steering.behind()?),
+            0 => BridgeStations::default(),
+            _ => BridgeStations::new(&uplink.steering.behind()?),
         };
         self.note_bridge(state, &end, behind.len());
         if state.host.macs != end.macs || *state.host.behind != behind {

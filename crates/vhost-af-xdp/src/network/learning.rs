@@ -13,7 +13,8 @@
 //! What one look finds is told in one list. Ports that take a station from each other without end have it moved all the
 //! same, but once in a while only, with all others that wait ([`MOVES`]): each list costs a new table of all workers.
 
-use std::collections::{HashMap, HashSet};
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
@@ -110,36 +111,47 @@ impl Learning {
     }
 
     /// Divides the room for so many learned stations among ports that noted new ones: a station of a port that has at
-    /// least two more than another one is evicted for it. What there is no room for is refused.
+    /// least two more than another one is evicted for it. What there is no room for is refused. The port with fewest
+    /// comes first, so none of those that are granted here would have to be evicted here.
     pub(super) fn share(&mut self, most: usize, ports: &[Option<TablePort>], table: &Table) -> Vec<Evicted> {
         let mut evicted = self.make_room(most, ports);
         let mut held = self.held();
         let mut total = self.owners.len();
-        let mut granted = HashSet::new();
+        let mut noted = HashMap::new();
+        let mut next = BinaryHeap::new();
         for (port, learned) in learners(ports) {
-            for note in learned.notes() {
+            let is_new = |note: &Note| {
                 let station = note.station();
-                let is_new =
-                    !note.is_refused() && table.is_free(station) && !self.owners.contains_key(&station);
-                if !is_new || !granted.insert(station) {
-                    continue;
+                !note.is_refused() && table.is_free(station) && !self.owners.contains_key(&station)
+            };
+            let new: Vec<_> = learned.notes().filter(is_new).collect();
+            noted.insert(port, (learned, new.into_iter()));
+            next.push(Reverse((held.get(&port).copied().unwrap_or(0), port.0)));
+        }
+        let mut granted = HashSet::new();
+        while let Some(Reverse((_, number))) = next.pop() {
+            let port = PortNumber(number);
+            let Some((learned, notes)) = noted.get_mut(&port) else {
+                continue;
+            };
+            let Some(note) = notes.next() else { continue };
+            let its = held.get(&port).copied().unwrap_or(0);
+            if !granted.contains(&note.station()) {
+                let is_full = total >= most;
+                let largest = held.values().copied().max().unwrap_or(0);
+                let one = (is_full && largest >= its + 2)
+                    .then(|| self.evict(&mut held, ports))
+                    .flatten();
+                if is_full && one.is_none() {
+                    learned.refuse(note);
+                } else {
+                    total += usize::from(!is_full);
+                    evicted.extend(one);
+                    granted.insert(note.station());
+                    *held.entry(port).or_default() += 1;
                 }
-                if total >= most {
-                    let largest = held.values().copied().max().unwrap_or(0);
-                    let its = held.get(&port).copied().unwrap_or(0);
-                    let Some(one) = (largest >= its + 2)
-                        .then(|| self.evict(&mut held, ports))
-                        .flatten()
-                    else {
-                        learned.refuse(note);
-                        continue;
-                    };
-                    evicted.push(one);
-                    total -= 1;
-                }
-                total += 1;
-                *held.entry(port).or_default() += 1;
             }
+            next.push(Reverse((held.get(&port).copied().unwrap_or(0), number)));
         }
         evicted
     }
@@ -305,6 +317,16 @@ impl Learning {
 /// Whether something was so long ago, or never.
 fn is_past(at: Option<Instant>, pause: Duration, now: Instant) -> bool {
     at.is_none_or(|at| now.duration_since(at) >= pause)
+}
+
+/// What was evicted is learned again: it was in vain.
+pub(super) fn note_again(evicted: &[Evicted], ports: &[Option<TablePort>]) {
+    for &(station, port) in evicted {
+        let learned = learners(ports).find(|&(number, _)| number == port);
+        learned
+            .into_iter()
+            .for_each(|(_, learned)| _ = learned.note(station));
+    }
 }
 
 /// Tells a list as a whole, or one by one where something in it is refused; of each what came of it.
@@ -537,6 +559,33 @@ mod tests {
             assert_eq!(learn(&mut world, 0, 40 + round * 10, 10), 0);
             assert_eq!(held(&world), [4, 4]);
         }
+    }
+
+    #[test]
+    fn ports_share_the_room_also_among_addresses_that_are_noted_at_once() {
+        let mut world = World::new();
+        for (port, count) in [(0, 10), (1, 3)] {
+            for at in 0..count {
+                let mac = [2, 0, 0, 0, 9, port * 20 + at];
+                world.learned(port.into()).note(station(mac));
+            }
+        }
+        assert!(world.learning.share(8, &world.ports, &world.table).is_empty());
+        world.look();
+        let of = |port| world.stations().iter().filter(|(_, of)| of.0 == port).count();
+        assert_eq!([of(0), of(1)], [5, 3]);
+    }
+
+    #[test]
+    fn address_that_was_evicted_in_vain_is_learned_again() {
+        let mut world = World::new();
+        world.learned(0).note(station(GUEST));
+        world.look();
+        let evicted = world.learning.make_room(0, &world.ports);
+        assert!(world.stations().is_empty() && !world.look());
+        note_again(&evicted, &world.ports);
+        assert!(world.look());
+        assert_eq!(world.stations(), [(station(GUEST), PortNumber(0))]);
     }
 
     #[test]

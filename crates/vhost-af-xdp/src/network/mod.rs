@@ -283,8 +283,7 @@ impl Network {
         }
         let number = PortNumber(u16::try_from(at).unwrap_or(u16::MAX));
         port.life = state.next_life();
-        self.make_room_for(&mut state, &port);
-        self.set_stations(&mut state, &stations(&port, Some(number)))?;
+        self.set_stations_of(&mut state, &port, number)?;
         let held = Arc::new(());
         state.held[at] = Arc::downgrade(&held);
         state.ports[at] = Some(port);
@@ -318,8 +317,7 @@ impl Network {
         }
         // What is under way to an address that it has no more is not for it.
         port.life = state.next_life();
-        self.make_room_for(&mut state, &port);
-        self.set_stations(&mut state, &stations(&port, Some(number)))?;
+        self.set_stations_of(&mut state, &port, number)?;
         let before = state.ports.get_mut(at).and_then(|before| before.replace(port));
         let before = before.map_or_else(Vec::new, |before| stations(&before, None));
         let learned = state.learning.stations().filter(|&(_, of)| of == number);

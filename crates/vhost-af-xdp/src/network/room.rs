@@ -4,12 +4,22 @@
 use steer::mac_text;
 use steward::protocol::STATIONS_MAX;
 
-use super::learning::Evicted;
-use super::{Network, State};
+use super::learning::{self, Evicted};
+use super::{Network, State, stations};
+use crate::nic::error::InterfaceError;
 use crate::port::journal::{JOURNAL, Of, What};
-use crate::switch::table::{Table, TablePort};
+use crate::switch::table::{PortNumber, Table, TablePort};
 
 impl State {
+    /// How many stations of this port are not the network's yet; `number`: whose stations change, if there are some.
+    /// A steward has the old ones until it has the new ones.
+    fn new_stations(&self, port: &TablePort, number: PortNumber) -> usize {
+        let before = self.ports.get(usize::from(number.0)).and_then(Option::as_ref);
+        let before = before.filter(|before| before.mac == port.mac);
+        let has = |vlan| before.is_some_and(|before| before.vlans.all().contains(vlan));
+        port.vlans.all().iter().filter(|&vlan| !has(vlan)).count()
+    }
+
     /// Learned stations that there is room for; `more`: stations by configuration that are to come.
     fn room(&self, more: usize) -> usize {
         if self.uplink.is_none() {
@@ -22,17 +32,30 @@ impl State {
 }
 
 impl Network {
-    /// Makes room for the stations of a port that is to come, or is to have others.
-    pub(super) fn make_room_for(&self, state: &mut State, port: &TablePort) {
-        let room = state.room(port.vlans.all().len());
+    /// Has the uplink know of the stations of a port that is to come, or is to have others; learned ones make room.
+    /// Errors: it does not. Then none are evicted.
+    pub(super) fn set_stations_of(
+        &self,
+        state: &mut State,
+        port: &TablePort,
+        number: PortNumber,
+    ) -> Result<(), InterfaceError> {
+        let room = state.room(state.new_stations(port, number));
         let evicted = state.learning.make_room(room, &state.ports);
-        self.note_evicted(state, &evicted);
+        self.owe(state, evicted.iter().map(|&(station, _)| station));
+        let set = self.set_stations(state, &stations(port, Some(number)));
+        match set {
+            Ok(()) => self.note_evicted(state, &evicted),
+            Err(_) => learning::note_again(&evicted, &state.ports),
+        }
+        set
     }
 
     /// Divides the room among the ports that learn.
     pub(super) fn share_room(&self, state: &mut State, table: &Table) {
         let room = state.room(0);
         let evicted = state.learning.share(room, &state.ports, table);
+        self.owe(state, evicted.iter().map(|&(station, _)| station));
         self.note_evicted(state, &evicted);
     }
 
@@ -54,7 +77,31 @@ impl Network {
             tracing::warn!(network = self.name, "{text}{left_out}");
         }
         JOURNAL.tell(Of::Network(&self.name), What::AddressEvicted, Some(text));
-        self.owe(state, evicted.iter().map(|&(station, _)| station));
         self.tell_table(state);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::switch::vlans::Vlans;
+
+    #[test]
+    fn stations_that_a_port_has_already_need_no_room() {
+        let mac = [2, 0, 0, 0, 0, 1];
+        let port = |mac, vlans: [u16; 2]| TablePort {
+            mac,
+            vlans: Vlans::Trunk(vlans.into()),
+            ..TablePort::default()
+        };
+        let state = State {
+            ports: vec![Some(port(mac, [5, 6]))],
+            ..State::default()
+        };
+        let new = |mac, vlans, number| state.new_stations(&port(mac, vlans), PortNumber(number));
+        assert_eq!(new(mac, [5, 6], 0), 0);
+        assert_eq!(new(mac, [6, 7], 0), 1);
+        assert_eq!(new([2, 0, 0, 0, 0, 2], [5, 6], 0), 2);
+        assert_eq!(new(mac, [7, 8], 1), 2, "a port that comes");
     }
 }

@@ -152,7 +152,7 @@ pub(crate) const TABLE: &[Line] = &[
         by_address: "from I350 on",
         bind: StopsQueue,
         window: Window::Multiples(1024),
-        why: "run here byte-exact, Linux 7.2 under QEMU (scripts/kernels); no real NIC was tried",
+        why: "tested byte-exact, Linux 7.2 under QEMU (scripts/kernels); no real NIC was tried",
         ..READ
     },
     Line {
@@ -232,7 +232,7 @@ pub(crate) const TABLE: &[Line] = &[
         zero_copy: Good,
         bind: StopsQueue,
         window: Window::Multiples(128),
-        why: "run here byte-exact, Linux 7.2 under QEMU with iommu_platform=on (scripts/kernels); refused without",
+        why: "tested byte-exact, Linux 7.2 under QEMU with iommu_platform=on (scripts/kernels); refused without",
         ..READ
     },
     Line {
@@ -244,7 +244,7 @@ pub(crate) const TABLE: &[Line] = &[
         contexts: true,
         bind: StopsQueue,
         window: Window::Multiples(128),
-        why: "no NIC, but a driver for tests (tests/nic), run here byte-exact, Linux 7.2 (scripts/kernels --wire nic)",
+        why: "no NIC, but a driver for tests (tests/nic), tested byte-exact, Linux 7.2 (scripts/kernels --wire nic)",
         ..READ
     },
     Line {
@@ -262,7 +262,7 @@ pub(crate) const TABLE: &[Line] = &[
         devices: "veth",
         from: ANY,
         zero_copy: Missing,
-        why: "run here, Linux 6.1 to 7.2 (scripts/kernels)",
+        why: "tested, Linux 6.1 to 7.2 (scripts/kernels)",
         ..READ
     },
 ];

@@ -92,25 +92,30 @@ impl Interfaces {
             let options = options.on_given(&given.link)?;
             return Ok(self.interface(given.into(), wanted, options));
         }
-        let mut pauses = Backoff::new(PREDECESSOR / 4, PREDECESSOR);
-        loop {
-            match Steering::lease(&self.steward, wanted, options.hints) {
-                Err(error) if is_predecessors(&error) && self.began.elapsed() < PREDECESSOR => {
-                    std::thread::sleep(pauses.failed(Instant::now()));
-                }
-                leased => {
-                    let interface = self.interface(leased?, wanted, options);
-                    if let Some(why) = interface.lacks_hints() {
-                        let (name, asked) = (interface.name(), options.hints);
-                        tracing::warn!(interface = name, hints = %asked, "{why}");
-                    }
-                    if let Some(why) = interface.steering.loses() {
-                        tracing::warn!(interface = interface.name(), "{why}");
-                    }
-                    return Ok(interface);
-                }
+        let (mut pauses, end) = (
+            Backoff::new(PREDECESSOR / 4, PREDECESSOR),
+            self.began + PREDECESSOR,
+        );
+        let leased = loop {
+            let leased = Steering::lease(&self.steward, wanted, options.hints);
+            let is_predecessors = leased.as_ref().err().is_some_and(is_predecessors);
+            match is_predecessors
+                .then(|| pauses.failed_before(end, Instant::now()))
+                .flatten()
+            {
+                Some(pause) => std::thread::sleep(pause),
+                None => break leased?,
             }
+        };
+        let interface = self.interface(leased, wanted, options);
+        if let Some(why) = interface.lacks_hints() {
+            let (name, asked) = (interface.name(), options.hints);
+            tracing::warn!(interface = name, hints = %asked, "{why}");
         }
+        if let Some(why) = interface.steering.loses() {
+            tracing::warn!(interface = interface.name(), "{why}");
+        }
+        Ok(interface)
     }
 
     /// Opens the queues that somebody else gave for a port ahead, while that is still allowed.

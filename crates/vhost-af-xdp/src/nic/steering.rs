@@ -14,6 +14,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use steer::{GroupReader, Mode, QueueConf, QueueCounters};
+use steward::backoff::Backoff;
 use steward::client::{Lease, LeaseError, Waiting};
 use steward::links::{DriverSends, Link};
 use steward::protocol::{Facts, HintWish, Hinted, HostEnd, StationChange, Steered, Wanted};
@@ -405,16 +406,21 @@ impl Leased {
         let deadline = Instant::now() + UNLOCK_TIMEOUT;
         // A shortage that was there the last time does not pass by itself.
         let may_wait = !self.short.load(Relaxed);
-        let mut pause = UNLOCK_PAUSE;
+        let mut pauses = Backoff::new(UNLOCK_PAUSE, UNLOCK_TIMEOUT);
         loop {
             let registered = self.lease.register(umem, config);
             let is_short = matches!(registered, Err(LeaseError::Open(OpenError::MemoryLock { .. })));
-            if !is_short || !may_wait || Instant::now() >= deadline {
-                self.short.store(is_short, Relaxed);
-                return self.done(registered).map(Prepared::Leased);
+            let waits = is_short && may_wait;
+            match waits
+                .then(|| pauses.failed_before(deadline, Instant::now()))
+                .flatten()
+            {
+                Some(pause) => sleep(pause),
+                None => {
+                    self.short.store(is_short, Relaxed);
+                    return self.done(registered).map(Prepared::Leased);
+                }
             }
-            sleep(pause);
-            pause *= 2;
         }
     }
 

@@ -1,8 +1,9 @@
 //! Logs which kinds of frames a port loses: the first of each kind in a session, with what was wrong.
 //!
 //! Workers count and never log. A thread of the daemon's looks at the counters of all ports now and then
-//! (`limit_watch.rs`), and the port's own thread when a session ends; so a line comes up to two seconds late. More than
-//! [`LogLimit`] allows are left out.
+//! (`port_watch.rs`), and the port's own thread when a session ends; so a line comes up to two seconds late. What
+//! [`LogLimit`] does not allow is logged at a later look, if the session goes on so long. What sockets, programs and
+//! networks count is logged by `other_losses.rs`.
 
 use std::sync::Arc;
 
@@ -27,37 +28,32 @@ impl Losses {
 
     /// Logs the kinds of loss that were not logged in this session yet.
     pub(super) fn log(&mut self, port: &str, counters: &[Arc<PairCounters>]) {
-        for (Reading { name, help, .. }, frames) in self.news(&drops(counters)) {
-            let Some(left_out) = self.lines.allow() else {
-                continue;
-            };
+        for (Reading { name, help, .. }, frames) in self.first(&drops(counters)) {
             let mut reasons = counters.iter().filter_map(|pair| pair.why_malformed.take());
             let why = match name {
                 "from_guest_offload_malformed" => reasons.next(),
                 _ => None,
             };
             let why = why.map_or_else(String::new, |why| format!(" The first one: {why}."));
-            tracing::info!(
-                port,
-                counter = name,
-                frames,
-                "frames are lost: {help}{why}{left_out}"
-            );
+            tracing::info!(port, counter = name, frames, "frames are lost: {help}{why}");
         }
     }
 
-    /// Takes note of what is lost by now, of which the last readings were others; those that are news, each with how
-    /// many frames.
-    fn news(&mut self, now: &[Reading]) -> Vec<(Reading, u64)> {
+    /// Kinds of loss that are to be logged now, each with its number of frames: not logged in this session yet, and
+    /// allowed by the limit.
+    fn first(&mut self, now: &[Reading]) -> Vec<(Reading, u64)> {
         self.before.resize(now.len(), 0);
-        let mut news = Vec::new();
+        let mut first = Vec::new();
         for (before, reading) in self.before.iter_mut().zip(now) {
-            if let Some(frames @ 1..) = reading.value.checked_sub(*before) {
+            if let Some(frames @ 1..) = reading.value.checked_sub(*before)
+                && self.lines.would_allow()
+            {
+                self.lines.allow();
                 *before = u64::MAX;
-                news.push((reading.clone(), frames));
+                first.push((reading.clone(), frames));
             }
         }
-        news
+        first
     }
 }
 
@@ -88,21 +84,33 @@ mod tests {
         ["one", "other"].into_iter().zip(values).map(reading).collect()
     }
 
+    fn first(losses: &mut Losses, values: [u64; 2]) -> Vec<(&'static str, u64)> {
+        let first = losses.first(&readings(values));
+        first
+            .into_iter()
+            .map(|(reading, frames)| (reading.name, frames))
+            .collect()
+    }
+
     #[test]
-    fn first_loss_of_a_kind_is_news_and_no_other_one() {
+    fn first_loss_of_a_kind_is_logged_and_no_other_one() {
         let mut losses = Losses {
             before: vec![5, 0],
             ..Losses::default()
         };
-        let mut news = |values| -> Vec<_> {
-            let news = losses.news(&readings(values));
-            news.into_iter()
-                .map(|(reading, frames)| (reading.name, frames))
-                .collect()
-        };
-        assert_eq!(news([5, 0]), []);
-        assert_eq!(news([7, 0]), [("one", 2)]);
-        assert_eq!(news([9, 1]), [("other", 1)]);
-        assert_eq!(news([99, 99]), []);
+        let mut first = |values| first(&mut losses, values);
+        assert_eq!(first([5, 0]), []);
+        assert_eq!(first([7, 0]), [("one", 2)]);
+        assert_eq!(first([9, 1]), [("other", 1)]);
+        assert_eq!(first([99, 99]), []);
+    }
+
+    #[test]
+    fn loss_that_the_limit_holds_back_is_logged_later() {
+        let mut losses = Losses::default();
+        while losses.lines.allow().is_some() {}
+        assert_eq!(first(&mut losses, [1, 0]), []);
+        losses.lines = LogLimit::default();
+        assert_eq!(first(&mut losses, [3, 0]), [("one", 3)]);
     }
 }

@@ -160,7 +160,8 @@ pub(super) const CALLS: &[Call] = table! {
         &[If::Is(1, F_GETFL as u64)], &[If::Is(1, F_SETFL as u64)],
         &[If::Is(1, F_GET_SEALS as u64)], &[If::Is(1, F_ADD_SEALS as u64)],
     ], "copies of descriptors, eventfds that do not block, seals: no owner, no signal, no lease";
-    SYS_ioctl: &[&[If::Is(1, libc::FIONBIO)]], "sockets that do not block";
+    SYS_ioctl: &[&[If::Is(1, libc::FIONBIO)], &[If::Is(1, libc::FIONREAD)]],
+        "sockets that do not block; whether a VMM's call socket holds bytes";
     SYS_fstat: ALWAYS, "size and kind of what a VMM passed";
     SYS_fstatfs: ALWAYS, "page size of guest memory";
     SYS_newfstatat: ALWAYS, "as fstat; backtraces";

@@ -89,9 +89,9 @@ impl PortNote {
 
 /// Stations behind a bridge that the uplink is part of, which the host reaches by the bridge's other ports.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Behind(HashSet<Station, StationHash>);
+pub(crate) struct BridgeStations(HashSet<Station, StationHash>);
 
-impl Behind {
+impl BridgeStations {
     /// Of these; their VLAN may be [`steward::protocol::ANY_VLAN`].
     pub(crate) fn new(stations: &[steer::Station]) -> Self {
         let stations = stations.iter();
@@ -120,7 +120,7 @@ pub(crate) struct Table {
     /// Addresses of a host that is reached, in any VLAN.
     reached: Vec<Mac>,
     /// What is reached through that host.
-    behind: Arc<Behind>,
+    behind: Arc<BridgeStations>,
     /// The last queue of the uplink is set up anew: until then guests' frames for it wait.
     uplink_until: Option<Instant>,
 }
@@ -165,7 +165,7 @@ impl Table {
     }
 
     /// With what is reached through that host.
-    pub(crate) fn with_behind(self, behind: &Arc<Behind>) -> Self {
+    pub(crate) fn with_behind(self, behind: &Arc<BridgeStations>) -> Self {
         let behind = Arc::clone(behind);
         Self { behind, ..self }
     }
@@ -340,7 +340,7 @@ mod tests {
         })];
         let behind = [(0, port), (7, other), (ANY_VLAN, [2, 0, 0, 0, 0, 3])];
         let behind = behind.map(|(vlan, mac)| steer::Station { vlan, mac });
-        let table = Table::new(ports).with_behind(&Arc::new(Behind::new(&behind)));
+        let table = Table::new(ports).with_behind(&Arc::new(BridgeStations::new(&behind)));
         let find = |vlan, mac| table.find(Station::new(vlan, mac));
         assert_eq!(find(0, port), Destination::Port(PortNumber(0)));
         assert_eq!(find(7, other), Destination::Host);

@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{Timespec, epoll};
 use steer::with_sources;
@@ -19,6 +19,11 @@ use crate::port::session::{Session, SessionError};
 
 /// Between two looks at the control queue: a guest can have lanes rebuilt 200 times a second at most.
 const CONTROL_PAUSE: Duration = Duration::from_millis(5);
+/// A look is followed by a pause so many times as long: in direct placement lanes that are rebuilt register all guest
+/// memory and bind the NIC's queue again.
+const CONTROL_SHARE: u32 = 10;
+/// At most so long: messages of the VMM wait meanwhile.
+const LONGEST_CONTROL_PAUSE: Duration = Duration::from_secs(1);
 
 pub(crate) struct Connection {
     pub(crate) port: Arc<Port>,
@@ -80,11 +85,12 @@ impl Connection {
         let [message, kicked] = alarm.await_either(stream, &kicks.0, *pending)?;
         if kicked || *pending {
             kicks.clear();
+            let began = Instant::now();
             let served = self.port.with_session(Session::serve_control);
             *pending = served.map_err(|error| io::Error::other(with_sources(&error)))?;
             // A guest can have lanes rebuilt, and kick without end.
             if kicked || *pending {
-                std::thread::sleep(CONTROL_PAUSE);
+                std::thread::sleep(control_pause(began.elapsed()));
             }
         }
         Ok(message)
@@ -98,5 +104,21 @@ impl Connection {
     /// Whether it took that protocol feature.
     pub(super) fn has(&self, feature: Protocol) -> bool {
         self.protocol.load(Relaxed) & feature.bits() == feature.bits()
+    }
+}
+
+/// The pause after a look at the control queue that took so long.
+fn control_pause(took: Duration) -> Duration {
+    (took * CONTROL_SHARE).clamp(CONTROL_PAUSE, LONGEST_CONTROL_PAUSE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_queue_pauses_longer_after_commands_that_take_long() {
+        let paused = [0, 1, 20, 500].map(|ms| control_pause(Duration::from_millis(ms)).as_millis());
+        assert_eq!(paused, [5, 10, 200, 1000]);
     }
 }

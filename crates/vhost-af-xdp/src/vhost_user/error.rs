@@ -44,7 +44,7 @@ pub(super) enum MessageError {
     Iotlb,
     #[error("cannot wait for kicks of the control queue")]
     Watch(#[source] std::io::Error),
-    #[error("SET_BACKEND_REQ_FD came without a Unix stream socket")]
+    #[error("SET_BACKEND_REQ_FD came without a Unix stream socket, or with one that holds bytes")]
     NoChannel,
 }
 

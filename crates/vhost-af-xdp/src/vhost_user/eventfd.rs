@@ -17,7 +17,8 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
-use rustix::net::{AddressFamily, RecvFlags, Shutdown, SocketType, getpeername, recv, shutdown, sockopt};
+use rustix::io::ioctl_fionread;
+use rustix::net::{AddressFamily, Shutdown, SocketType, getpeername, shutdown, sockopt};
 
 use crate::config::FileKinds;
 
@@ -35,6 +36,8 @@ pub(crate) enum EventfdError {
          stream socket, or, if the VMM is trusted, set memory-files=any"
     )]
     Pipe { index: u32, role: &'static str },
+    #[error("vring {index}: the {role} socket holds bytes that its peer sent, which nobody reads")]
+    NotEmpty { index: u32, role: &'static str },
     #[error("vring {index}: cannot examine the {role} descriptor")]
     Examine {
         index: u32,
@@ -65,7 +68,9 @@ pub(crate) fn take(
                 return Err(EventfdError::Pipe { index, role });
             }
         } else if is_stream(&fd) {
-            empty(&fd);
+            if !ends_reading(&fd) {
+                return Err(EventfdError::NotEmpty { index, role });
+            }
         } else {
             return Err(EventfdError::NotWritable { index, role });
         }
@@ -76,24 +81,24 @@ pub(crate) fn take(
 }
 
 /// Whether it is a Unix stream socket with a peer: one that listens, or may yet, takes in connections with descriptors in
-/// them, which [`empty`] cannot take out.
+/// them, of which [`ends_reading`] says nothing.
 pub(super) fn is_stream(fd: &OwnedFd) -> bool {
     sockopt::socket_domain(fd) == Ok(AddressFamily::UNIX)
         && sockopt::socket_type(fd) == Ok(SocketType::STREAM)
         && getpeername(fd).is_ok()
 }
 
-/// Nothing is read from a call socket. Descriptors that wait in it would be closed with it, by a thread that others
-/// wait for, and to close one may take long (`files.rs`): this thread closes them, and no more can be sent.
-fn empty(socket: &OwnedFd) {
-    let _ = shutdown(socket, Shutdown::Read);
-    let mut bytes = [0; 4096];
-    while recv(socket, &mut bytes, RecvFlags::DONTWAIT).is_ok_and(|(got, _)| got > 0) {}
+/// Ends the direction of a stream socket in which nothing is read; whether it holds nothing. Descriptors that wait in
+/// it would be closed with it, by a thread that others wait for, and to close one may take long (`files.rs`). They are
+/// not taken out: a reader waits for any other reader (`iolock` in `unix_stream_read_generic`), and the VMM may read
+/// into a page that never comes.
+pub(super) fn ends_reading(socket: &OwnedFd) -> bool {
+    shutdown(socket, Shutdown::Read).is_ok() && ioctl_fionread(socket) == Ok(0)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::io::Read;
+    use std::io::{Read, Write};
     use std::os::linux::net::SocketAddrExt;
     use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 
@@ -145,6 +150,14 @@ mod tests {
             rustix::io::write(&taken, &1u64.to_ne_bytes()),
             Err(rustix::io::Errno::PIPE)
         );
+    }
+
+    #[test]
+    fn socket_that_holds_bytes_is_no_call_descriptor() {
+        let (ours, mut theirs) = UnixStream::pair().expect("sockets");
+        theirs.write_all(&[1]).expect("written");
+        let error = call(ours, FileKinds::Any).expect_err("not empty");
+        assert!(error.to_string().contains("which nobody reads"), "{error}");
     }
 
     #[test]

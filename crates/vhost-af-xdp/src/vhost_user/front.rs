@@ -265,7 +265,8 @@ fn act(message: Message, connection: &Connection) -> Result<Option<u64>, Session
             needs(Protocol::BACKEND_REQ, "SET_BACKEND_REQ_FD")?;
             // Judged, and closed if it is none, by this thread: see files.rs.
             let file = message.files.into_iter().next();
-            let Some(channel) = file.filter(eventfd::is_stream).map(UnixStream::from) else {
+            let is_channel = |file: &OwnedFd| eventfd::is_stream(file) && eventfd::ends_reading(file);
+            let Some(channel) = file.filter(is_channel).map(UnixStream::from) else {
                 return connection.refuse(MessageError::NoChannel);
             };
             port.with_session(move |session, _| {

@@ -20,7 +20,7 @@ impl Interface {
         // Where a network is, frames for the guest come to its queues, too.
         let is_alone = self.networks.is_empty();
         let mut beyond = match is_alone {
-            true => entries.beyond.note(&self.link.name, queues, false),
+            true => entries.unserved.note(&self.link.name, queues, false),
             false => String::new(),
         };
         if let Some(network) = self.networks.get(&queues.start) {

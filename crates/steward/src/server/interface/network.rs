@@ -16,7 +16,7 @@ use crate::hardware::{Ethtool, Tags};
 use crate::links::Link;
 use crate::links::above::addresses_above;
 use crate::protocol::{Reason, Refusal, STATIONS_MAX, StationChange};
-use crate::server::beyond::Beyond;
+use crate::server::unserved_queues::UnservedQueues;
 
 #[derive(Debug)]
 pub(in crate::server) struct Network {
@@ -27,7 +27,7 @@ pub(in crate::server) struct Network {
     pub(super) strips_tags: bool,
     /// It has stations of VLANs, or is to have some.
     has_vlans: bool,
-    beyond: Beyond,
+    unserved: UnservedQueues,
 }
 
 /// Names of pinned rings begin so; then comes the first queue.
@@ -46,7 +46,7 @@ impl Network {
     pub(super) fn look(&mut self, link: &Link) {
         self.has_vlans = self.stations.keys().any(|station| station.vlan != 0);
         self.strips_tags = strips_tags(&link.name);
-        self.beyond = Beyond::network(link, &self.queues);
+        self.unserved = UnservedQueues::network(link, &self.queues);
     }
 
     /// Whether tags are taken off by which its stations are to be told.
@@ -56,7 +56,7 @@ impl Network {
 
     /// What its holder should know; may be empty.
     pub(super) fn note(&self, interface: &str) -> String {
-        self.beyond.note(interface, &self.queues, true)
+        self.unserved.note(interface, &self.queues, true)
     }
 
     /// Tells a program, before any queue of the lease is active in it.
@@ -86,7 +86,7 @@ impl Interface {
     pub(super) fn open_network(&mut self, queues: Range<u32>, ring: GroupRing) -> Result<(), String> {
         let first = queues.start;
         let mut network = Network {
-            beyond: Beyond::network(&self.link, &queues),
+            unserved: UnservedQueues::network(&self.link, &queues),
             queues,
             stations: BTreeMap::new(),
             ring,
@@ -120,7 +120,7 @@ impl Interface {
             stations,
             ring,
             strips_tags: strips_tags(&self.link.name),
-            beyond: Beyond::network(&self.link, &queues),
+            unserved: UnservedQueues::network(&self.link, &queues),
             queues,
         };
         // What its predecessor may not have finished.

@@ -226,7 +226,11 @@ where
     let answer = service_fn(move |request: hyper::Request<Incoming>| {
         let (state, place) = (state.clone(), Arc::clone(&place));
         async move {
+            let waits = routes::may_wait(request.uri());
             let request = request.map(|body| Watched::new(body, Arc::clone(&place)));
+            if waits {
+                place.set_idle();
+            }
             let (head, body) = routes::answer(&state, door, request).await.into_parts();
             Ok::<_, Infallible>(match place.hold(body.bytes()) {
                 Some(held) => Response::from_parts(head, body.held(held)),

@@ -2,8 +2,8 @@
 //!
 //! A client is a user, or an address. Each has so many places at most, and all together have so many; one of these is
 //! kept for root and the socket's owner, however many others come. A connection is *busy* from the end of a request to
-//! the end of its answer. When no place is left, the oldest connection that is not busy is closed: one of the client
-//! that has most. So clients that send nothing, or a byte now and then, take nothing from those that ask.
+//! the end of its answer; one that waits for events is not. When no place is left, the oldest connection that is not busy is closed: one of the client
+//! that has most. So clients that send nothing, or a byte now and then, or wait, take nothing from those that ask.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
@@ -144,6 +144,11 @@ impl<K: Client> Place<K> {
 
     pub(super) fn number(&self) -> u64 {
         self.number
+    }
+
+    /// It waits for events.
+    pub(super) fn set_idle(&self) {
+        self.set_busy(false);
     }
 
     /// A request is complete, or its answer is over.

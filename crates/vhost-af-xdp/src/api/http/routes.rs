@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hyper::header::{ACCEPT, CACHE_CONTROL, CONTENT_TYPE, HeaderName, HeaderValue, IF_NONE_MATCH};
-use hyper::{HeaderMap, Method, Request, Response, StatusCode};
+use hyper::{HeaderMap, Method, Request, Response, StatusCode, Uri};
 use serde_json::{Map, Value, json};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
@@ -107,6 +107,9 @@ impl Thing {
     }
 }
 
+/// The path whose answer may wait.
+const EVENTS: &str = "/v1/events";
+
 /// Paths as the API's document has them.
 const ROUTES: &[(&str, Thing)] = &[
     ("/v1/status", Thing::Status),
@@ -118,7 +121,7 @@ const ROUTES: &[(&str, Thing)] = &[
     ("/v1/counters", Thing::Counters),
     ("/v1/workers", Thing::Workers),
     ("/v1/workers/reset", Thing::ResetWorkers),
-    ("/v1/events", Thing::Events),
+    (EVENTS, Thing::Events),
     ("/v1/reload", Thing::Reload),
     ("/v1/openapi.json", Thing::OpenApi),
     ("/metrics", Thing::Metrics),
@@ -409,6 +412,11 @@ impl Query {
             _ => no("this takes no parameters"),
         }
     }
+}
+
+/// Whether the answer may wait for events.
+pub(super) fn may_wait(uri: &Uri) -> bool {
+    uri.path() == EVENTS
 }
 
 async fn events(state: &State, headers: &HeaderMap, method: &Method, query: &Query) -> Response<Body> {

@@ -1,13 +1,15 @@
-//! Tells in the journal when a port reaches one of its limits: once, until it has kept to it for a while. And has ports
-//! log what they lose ([`Port::log_losses`]).
+//! Tells in the journal when a port reaches one of its limits: once, until it has kept to it for a while. And has lost
+//! frames logged ([`Port::log_losses`], [`OtherLosses`]).
 //!
-//! A thread of its own looks at the counters of all ports now and then. Nobody is asked, and no worker notices.
+//! A thread of its own looks at the counters of all ports and networks now and then. Nobody is asked, and no worker
+//! notices.
 
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::other_losses::OtherLosses;
 use crate::port::Port;
 use crate::port::journal::{JOURNAL, Of, What};
 use crate::ports::Ports;
@@ -46,8 +48,11 @@ impl Seen {
 pub(crate) fn start(ports: Arc<Ports>) -> io::Result<()> {
     let body = move || {
         let mut seen: HashMap<String, [Seen; 2]> = HashMap::new();
+        let mut losses = OtherLosses::default();
         loop {
+            let networks = ports.networks();
             let ports = ports.all();
+            losses.look(&ports, &networks);
             seen.retain(|name, _| ports.iter().any(|port| port.name() == name));
             for port in &ports {
                 port.log_losses();
@@ -69,7 +74,7 @@ pub(crate) fn start(ports: Arc<Ports>) -> io::Result<()> {
         }
     };
     std::thread::Builder::new()
-        .name("limits".to_owned())
+        .name("port-watch".to_owned())
         .spawn(body)
         .map(drop)
 }

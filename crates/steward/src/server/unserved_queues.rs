@@ -8,7 +8,7 @@ use crate::links::below::queues_from_below;
 
 /// See the module's head.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Beyond {
+pub(super) struct UnservedQueues {
     queues: Vec<u32>,
     /// The NIC says which queues it spreads over; else it may be any of those in use.
     is_told: bool,
@@ -19,7 +19,7 @@ pub(super) struct Beyond {
     all: u32,
 }
 
-impl Beyond {
+impl UnservedQueues {
     /// Of a network, which takes frames for its guests from all of its queues.
     pub(super) fn network(link: &Link, queues: &Range<u32>) -> Self {
         let driver = Ethtool::open(&link.name);
@@ -96,8 +96,8 @@ mod tests {
     use super::*;
     use crate::protocol::STEERING_BYTES;
 
-    fn beyond(queues: &[u32], is_told: bool, is_veth: bool) -> Beyond {
-        Beyond {
+    fn beyond(queues: &[u32], is_told: bool, is_veth: bool) -> UnservedQueues {
+        UnservedQueues {
             queues: queues.to_vec(),
             is_told,
             is_veth,
@@ -108,7 +108,7 @@ mod tests {
 
     #[test]
     fn queues_that_a_lease_lacks_are_told_with_the_remedy() {
-        let note = |queues, of: Beyond, is_network| of.note("eth0", &queues, is_network);
+        let note = |queues, of: UnservedQueues, is_network| of.note("eth0", &queues, is_network);
         assert_eq!(note(0..4, beyond(&[], true, false), true), "");
         let one = note(0..4, beyond(&[4], true, false), true);
         assert!(
