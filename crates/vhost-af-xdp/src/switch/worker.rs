@@ -391,7 +391,8 @@ impl Worker {
         let mut work = self.listen_again();
         let (pause, mut is_pause) = (self.pause(now), false);
         for &at in &self.awake {
-            if self.lanes[at].share.begin(!pause.is_zero()) {
+            let Slot { share, lane, .. } = &mut self.lanes[at];
+            if share.begin(!pause.is_zero(), now, || lane.carried()) {
                 is_pause = true;
                 work = work.max(Work::Later(Reverse(pause)));
                 continue;
