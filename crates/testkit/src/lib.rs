@@ -39,6 +39,7 @@ pub mod holdings;
 pub mod huge_pages;
 pub mod kernel;
 pub mod lan;
+pub mod late_nic;
 pub mod lessor;
 pub mod libvirt;
 pub mod message;

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use rstest::rstest;
 use testkit::daemon::{Mode, Placement};
+use testkit::late_nic::{self, LATE};
 use testkit::{DriverConfig, Layout, Rig, Serve, VethPair, frame, require, soak, wait};
 
 /// A rig whose worker sleeps as soon as it finds nothing to do.
@@ -62,6 +63,32 @@ fn kick_that_comes_while_the_worker_falls_asleep_is_heard(
             );
         }
         rig.pair().await_sent();
+    }
+}
+
+/// Nothing tells the worker that the NIC has completed frames, whose buffers are the guest's again then.
+#[rstest]
+fn buffers_are_back_when_a_nic_that_is_late_has_completed_their_frames(
+    #[values(Placement::SendDirect, Placement::Direct)] placement: Placement,
+) {
+    require!(Root);
+    let veth = VethPair::new();
+    late_nic::make(&veth.near);
+    let serve = Serve::interface(LATE).placement(placement).mode(Mode::Skb);
+    let mut rig = Rig::with(veth, &serve.with("--spin-us", "0"), &DriverConfig::default());
+    let (sent, mut back) = (frame::plain(1514, 0x79), 0);
+    (0..64).for_each(|_| rig.pair().send(&sent, Layout::Whole));
+    // All that it takes now it has sent at once.
+    wait::a_moment();
+    while rig.pair().from_guest.await_used(Duration::ZERO).is_some() {
+        back += 1;
+    }
+    assert!(back < 8, "the NIC has completed {back} frames");
+    late_nic::complete(&rig.veth.near);
+    while back < 64 {
+        let used = rig.pair().from_guest.await_used(wait::SOON);
+        assert!(used.is_some(), "{back} buffers are back");
+        back += 1;
     }
 }
 

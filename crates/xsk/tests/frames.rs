@@ -8,8 +8,9 @@ use std::fs::File;
 use std::time::Instant;
 
 use support::rig::{Rig, config, refused};
-use support::{LateNic, own_umem, with_veth};
+use support::{own_umem, with_veth};
 use testkit::frame::plain;
+use testkit::late_nic;
 use testkit::wait::{self, SOON};
 use testkit::{Redirect, VethPair};
 use xsk::{
@@ -268,12 +269,13 @@ fn socket_that_only_sends_has_an_empty_rx_ring() {
 #[test]
 fn whole_tx_ring_is_taken_before_the_nic_completes_a_frame() {
     with_veth(1, 1500, |veth| {
-        let late = LateNic::over(veth);
+        let near = veth.near_namespace();
+        late_nic::make(near);
         let (umem, pool) = own_umem(1024);
         let config = SocketConfig {
             tx: RingSize::try_from(1024).ok(),
             attach: AttachMode::Skb,
-            ..SocketConfig::new(late.index, QueueId(0))
+            ..SocketConfig::new(near.index_of(late_nic::LATE), QueueId(0))
         };
         let mut rig = Rig::over(umem, pool, &config);
         let mut batch = rig.socket.tx.reserve(1024);
@@ -292,7 +294,7 @@ fn whole_tx_ring_is_taken_before_the_nic_completes_a_frame() {
         // What the qdisc let through at once.
         let done = rig.socket.completion.peek(1024).count();
         assert!(done < 92, "{done} were completed");
-        late.complete();
+        late_nic::complete(near);
         assert_eq!(rig.complete(1024 - done).len(), 1024 - done);
     });
 }

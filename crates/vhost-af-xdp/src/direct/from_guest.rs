@@ -136,14 +136,19 @@ impl<N: Nic> DirectEnd<N> {
         let full =
             self.queue.nic.room_to_nic() == 0 || self.sending.room() == 0 || self.queue.pool.is_empty();
         match full || self.has_rest() {
-            true => Work::Soon,
+            true => self.when_sent().max(Work::SOON),
             false => Work::Now,
         }
     }
 
-    /// Whether something is not sent yet.
-    pub(super) fn has_unsent(&self) -> bool {
-        self.queue.nic.unsent() > 0 || self.has_rest()
+    /// The same, where none wait: something may not be sent yet.
+    pub(super) fn when_sent(&mut self) -> Work {
+        let work = Work::after(self.queue.until_sent());
+        if self.has_rest() {
+            work.max(Work::SOON)
+        } else {
+            work
+        }
     }
 
     /// Sends a frame of ours, if there is room for it now.
@@ -189,7 +194,7 @@ impl<N: Nic> DirectEnd<N> {
                 self.bounces_out = false;
             }
         }
-        self.queue.nic.came_back(back);
+        self.queue.came_back(back);
         let mut count = 0;
         // Nothing comes back from a NIC that is gone: all its descriptors are done.
         let gone = self.link == LinkState::Gone;

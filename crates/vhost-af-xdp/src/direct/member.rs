@@ -86,11 +86,7 @@ impl<N: Nic> OwnQueue for SendDirectQueue<N> {
 
     fn arm(&mut self, to_guest: &mut Vring) -> Work {
         let waiting = self.receiver.arm(&mut self.end.queue);
-        let work = if self.end.has_unsent() {
-            Work::Soon
-        } else {
-            Work::None
-        };
+        let work = self.end.when_sent();
         let frames = waiting
             .then(|| self.receiver.when_frames_wait(to_guest))
             .flatten();

@@ -308,7 +308,7 @@ impl<N: Nic> Lane for DirectLane<N> {
 
     fn arm(&mut self, _near: Near<'_>) -> Work {
         // Kicks of a guest that is held back tell nothing.
-        let held = Work::held(self.sender.throttle.held());
+        let held = Work::after(self.sender.throttle.held());
         if held == Work::None && self.pair.from_guest.enabled && self.pair.from_guest.queue.enable_kicks() {
             return self.end.when_chains_wait();
         }
@@ -322,8 +322,12 @@ impl<N: Nic> Lane for DirectLane<N> {
                 return Work::Now;
             }
         }
-        let soon = self.end.has_unsent() || self.pair.is_polled();
-        if soon { held.max(Work::Soon) } else { held }
+        let work = self.end.when_sent().max(held);
+        if self.pair.is_polled() {
+            work.max(Work::SOON)
+        } else {
+            work
+        }
     }
 
     fn carried(&self) -> u64 {

@@ -83,16 +83,18 @@ impl<N: Nic> Lane for SendDirectLane<N> {
     fn arm(&mut self, _near: Near<'_>) -> Work {
         let waiting = self.receiver.arm(&mut self.end.queue);
         // Kicks of a guest that is held back tell nothing.
-        let held = Work::held(self.sender.throttle.held());
+        let held = Work::after(self.sender.throttle.held());
         if held == Work::None && self.pair.from_guest.enabled && self.pair.from_guest.queue.enable_kicks() {
             return self.end.when_chains_wait();
         }
         if waiting && let Some(work) = self.receiver.when_frames_wait(&mut self.pair.to_guest) {
             return work.max(held);
         }
-        match self.end.has_unsent() || self.pair.is_polled() {
-            true => held.max(Work::Soon),
-            false => held,
+        let work = self.end.when_sent().max(held);
+        if self.pair.is_polled() {
+            work.max(Work::SOON)
+        } else {
+            work
         }
     }
 

@@ -7,6 +7,7 @@
 //! that it does not have.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use device::counters::PairCounters;
 use steer::HintSet;
@@ -16,6 +17,7 @@ use xsk::{
     XDP_PACKET_HEADROOM,
 };
 
+use super::completion_time::CompletionTime;
 use super::custody::Custody;
 use super::hints::{Promise, SeenHints};
 use super::queue::{LinkState, Nic, Sends};
@@ -78,6 +80,8 @@ pub(crate) struct NicQueue<N> {
     pub(crate) custody: Custody,
     /// Of descriptors that are being sent, to chunks that are not in the pool.
     pub(crate) references: References,
+    /// How long those take.
+    completion_time: CompletionTime,
     /// Received, and not delivered: whole frames, and perhaps one whose last piece has not come.
     pub(crate) received: Vec<RxDesc>,
     /// Chunks that go back to the NIC to receive into.
@@ -119,6 +123,7 @@ impl<N: Nic> NicQueue<N> {
             packet_bytes: pool.len() as u64 * u64::from(umem.chunk_size()),
             umem,
             pool,
+            completion_time: CompletionTime::new(),
             received: Vec::with_capacity(to_receive.min(256)),
             empty: Vec::with_capacity(to_receive),
             sends,
@@ -150,6 +155,7 @@ impl<N: Nic> NicQueue<N> {
     /// A lane begins with it: what its kicks told the last one was for that.
     pub(crate) fn begin(&mut self) {
         self.link = LinkState::Up;
+        self.completion_time.forget();
         self.fill();
     }
 
@@ -233,13 +239,31 @@ impl<N: Nic> NicQueue<N> {
                 strays += 1;
             }
         }
-        self.nic.came_back(back);
+        self.came_back(back);
         if back > 0 && self.link == LinkState::Down {
             // The kernel sends again: poll(2) has it do so, too (`xsk_poll`), so that no kick need have told of it.
             self.link = LinkState::Up;
         }
         if strays > 0 {
             counters.from_guest_strays.add(strays);
+        }
+    }
+
+    /// So many descriptors that were sent are the caller's again.
+    #[inline]
+    pub(crate) fn came_back(&mut self, descriptors: usize) {
+        self.nic.came_back(descriptors);
+        self.completion_time.came_back(descriptors);
+    }
+
+    /// How long to sleep until what is being sent may have come back; `None`: nothing is.
+    pub(crate) fn until_sent(&mut self) -> Option<Duration> {
+        match self.nic.unsent() {
+            0 => {
+                self.completion_time.forget();
+                None
+            }
+            out => Some(self.completion_time.wait(out, Instant::now())),
         }
     }
 

@@ -15,6 +15,7 @@
 
 pub(crate) mod afxdp_plugin;
 pub(crate) mod binding;
+pub(crate) mod completion_time;
 pub(crate) mod custody;
 pub(crate) mod demand;
 pub(crate) mod drivers;

@@ -9,7 +9,7 @@
 use libc::{
     AF_NETLINK, AF_UNIX, AF_XDP, CLONE_SIGHAND, CLONE_THREAD, CLONE_VM, F_ADD_SEALS, F_DUPFD_CLOEXEC,
     F_GET_SEALS, F_GETFD, F_GETFL, F_SETFD, F_SETFL, MPOL_DEFAULT, MPOL_PREFERRED, O_ACCMODE, O_CREAT,
-    O_TRUNC, PR_SET_NAME, PROT_EXEC, SIGSYS, SOL_SOCKET, SOL_XDP, c_long,
+    O_TRUNC, PR_SET_NAME, PR_SET_TIMERSLACK, PROT_EXEC, SIGSYS, SOL_SOCKET, SOL_XDP, c_long,
 };
 
 /// `PR_SET_VMA`, include/uapi/linux/prctl.h.
@@ -179,8 +179,9 @@ pub(super) const CALLS: &[Call] = table! {
     SYS_set_robust_list: ALWAYS, "a thread begins";
     SYS_rseq: ALWAYS, "a thread begins";
     SYS_sigaltstack: ALWAYS, "a thread begins and ends";
-    SYS_prctl: &[&[If::Is(0, PR_SET_NAME as u64)], &[If::Is(0, PR_SET_VMA)], &[If::Is(0, PR_GET_AUXV)]],
-        "a thread's name, names of memory, the page size";
+    SYS_prctl: &[&[If::Is(0, PR_SET_NAME as u64)], &[If::Is(0, PR_SET_VMA)], &[If::Is(0, PR_GET_AUXV)],
+        &[If::Is(0, PR_SET_TIMERSLACK as u64)]],
+        "a thread's name, names of memory, the page size, how precisely a worker sleeps";
     SYS_sched_getaffinity: ALWAYS, "how many CPUs there are";
     SYS_sched_setaffinity: &[&[If::Is(0, 0)]],
         "workers on CPUs that the user named, or the NIC's NUMA node: a thread for itself";

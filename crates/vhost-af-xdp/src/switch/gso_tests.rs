@@ -381,7 +381,10 @@ fn lane_with_a_gso_packet_in_hand_neither_sleeps_nor_spins() {
         world.send(20_000, 1000, 3);
         for _ in 0..3 {
             world.breathe();
-            assert_eq!(world.lane.arm(Near::Nobody), Work::Soon, "{setup:?}");
+            assert!(
+                matches!(world.lane.arm(Near::Nobody), Work::Later(_)),
+                "{setup:?}"
+            );
             world.lane.disarm();
         }
         world.wire().each_kick = 64;
@@ -402,7 +405,7 @@ fn gso_packet_that_waits_for_room_behind_others_does_not_spin() {
     world.send(30_000, 1000, 3);
     world.breathe();
     assert_eq!(world.breathe(), 0);
-    assert_eq!(world.lane.arm(Near::Nobody), Work::Soon);
+    assert!(matches!(world.lane.arm(Near::Nobody), Work::Later(_)));
     world.wire().each_kick = 64;
     world.finish();
     world.assert_sent(true);
@@ -424,7 +427,7 @@ fn gso_packet_in_hand_that_needs_several_descriptors_does_not_spin() {
     world.breathe();
     assert_eq!(world.breathe(), 0);
     assert!(world.wire().ring.len() < 8);
-    assert_eq!(world.lane.arm(Near::Nobody), Work::Soon);
+    assert!(matches!(world.lane.arm(Near::Nobody), Work::Later(_)));
     world.wire().each_kick = 64;
     world.finish();
     world.assert_sent(true);

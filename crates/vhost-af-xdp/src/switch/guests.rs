@@ -490,7 +490,7 @@ impl Lane for GuestLane {
 
     fn arm(&mut self, near: Near<'_>) -> Work {
         // Kicks of a guest that is held back tell nothing.
-        let mut work = Work::held(self.sender.throttle.held());
+        let mut work = Work::after(self.sender.throttle.held());
         let frames =
             work == Work::None && self.pair.from_guest.enabled && self.pair.from_guest.queue.enable_kicks();
         if frames && !self.waits {
@@ -502,13 +502,13 @@ impl Lane for GuestLane {
                 .into_peer()
                 .is_some_and(|peer| peer.pair.to_guest.queue.enable_kicks())
         {
-            work = work.max(Work::Soon);
+            work = work.max(Work::SOON);
         }
         if self.pending.is_some() && self.pair.to_guest.enabled && self.pair.to_guest.queue.enable_kicks() {
-            work = work.max(Work::Soon);
+            work = work.max(Work::SOON);
         }
         if self.pair.is_polled() {
-            work = work.max(Work::Soon);
+            work = work.max(Work::SOON);
         }
         work
     }

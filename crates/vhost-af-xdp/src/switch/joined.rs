@@ -135,11 +135,14 @@ impl<N: Lent> Lane for CopyLane<N> {
         let waiting = self.receiver.arm(&mut self.queue);
         let wants_room = self.waits_for_room || self.transmit.has_rest();
         // Kicks of a guest that is held back tell nothing.
-        let held = Work::held(self.sender.throttle.held());
+        let held = Work::after(self.sender.throttle.held());
         if held == Work::None && self.pair.from_guest.enabled && self.pair.from_guest.queue.enable_kicks() {
             let full = self.queue.nic.room_to_nic() == 0 || self.queue.pool.is_empty();
             let stuck = full || (wants_room && self.queue.nic.unsent() > 0);
-            return if stuck { Work::Soon } else { Work::Now };
+            return match stuck {
+                true => Work::after(self.queue.until_sent()).max(Work::SOON),
+                false => Work::Now,
+            };
         }
         if waiting {
             let to_guest = match near.into_peer() {
@@ -151,8 +154,9 @@ impl<N: Lent> Lane for CopyLane<N> {
                 return work.max(held);
             }
         }
-        let soon = self.queue.nic.unsent() > 0 || self.transmit.has_rest() || self.pair.is_polled();
-        if soon { held.max(Work::Soon) } else { held }
+        let work = Work::after(self.queue.until_sent()).max(held);
+        let soon = self.transmit.has_rest() || self.pair.is_polled();
+        if soon { work.max(Work::SOON) } else { work }
     }
 
     fn carried(&self) -> u64 {

@@ -42,16 +42,16 @@ pub(crate) enum Work {
     None,
     /// Nothing for so long; then look again.
     Later(Reverse<Duration>),
-    /// Something that no file descriptor announces (frames the NIC has not sent yet): look again
-    /// within a millisecond.
-    Soon,
     /// Work is there: do not sleep.
     Now,
 }
 
 impl Work {
-    /// Of a lane whose guest is held back for so long; [`Self::None`]: it is not.
-    pub(crate) fn held(wait: Option<Duration>) -> Self {
+    /// Something waits that no file descriptor announces, nor is known how long: look again within a millisecond.
+    pub(crate) const SOON: Self = Self::Later(Reverse(Duration::from_millis(1)));
+
+    /// Of a lane for which nothing is to be done for so long; `None`: until a kick or a frame wakes it.
+    pub(crate) fn after(wait: Option<Duration>) -> Self {
         match wait {
             None => Self::None,
             Some(Duration::ZERO) => Self::Now,

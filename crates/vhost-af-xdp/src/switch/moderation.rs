@@ -19,6 +19,9 @@
 //! once; all lanes breathe then. So what waits is what comes by a lane that is let alone, whomever it is for: of a NIC
 //! and of the host that may be frames for guests that carry little. After a pause that brought nothing a lane is armed
 //! as well, until it has moved a frame.
+//!
+//! A guest that waits for answers sends nothing more in a pause, and the pause only delays it. So a lane that carries
+//! less than half of its usual rate in [`FUTILE`] pauses in a row is not let alone for a while, whatever is tried.
 
 use std::time::{Duration, Instant};
 
@@ -32,6 +35,8 @@ const KEPT: Duration = Duration::from_secs(4);
 const PAUSES_A_WINDOW: u32 = 4;
 /// After so many windows in a row that bring less than half of what was found another trial begins.
 const POOR: u32 = 4;
+/// After so many pauses in a row in which a lane carried less than half of its usual rate it takes no part.
+const FUTILE: u32 = 2;
 /// A lane that carries as much is busy: 512 Mbit/s.
 const BUSY_BYTES_A_US: u64 = 64;
 
@@ -86,6 +91,14 @@ pub(super) struct Share {
     carried: u64,
     is_busy: bool,
     stage: Stage,
+    /// What it carried in the best of the last windows.
+    usual: Sum,
+    /// When its last pause began, and what it had carried then; until that is judged.
+    pause: Option<(Instant, u64)>,
+    /// Pauses in a row that brought less than half of that.
+    futile: u32,
+    /// It takes no part before that.
+    waits_until: Option<Instant>,
 }
 
 /// What comes next for a lane.
@@ -261,6 +274,15 @@ impl Share {
         let more = carried.saturating_sub(self.carried);
         self.carried = carried;
         self.is_busy = u128::from(more) >= u128::from(BUSY_BYTES_A_US) * time.as_micros();
+        let came = Sum {
+            bytes: more,
+            time,
+            pauses: 0,
+        };
+        match came.is_so_much_of(self.usual, 100) {
+            true => self.usual = came,
+            false => self.usual.bytes -= self.usual.bytes / 8,
+        }
         more
     }
 
@@ -270,14 +292,39 @@ impl Share {
         self.stage = Stage::Moved;
     }
 
-    /// The worker is about to sleep: whether the lane is let alone in that sleep, where there are pauses.
-    pub(super) fn begin(&mut self, pauses: bool) -> bool {
-        let is_let_alone = pauses && self.is_busy && self.stage == Stage::Moved;
+    /// The worker is about to sleep: whether the lane, which has `carried` so much, is let alone in that sleep, where
+    /// there are pauses.
+    pub(super) fn begin(&mut self, pauses: bool, now: Instant, carried: impl Fn() -> u64) -> bool {
+        if let Some(pause) = self.pause.take() {
+            self.judge(pause, now, carried());
+        }
+        let takes_part = self.is_busy && self.waits_until.is_none_or(|until| until <= now);
+        let is_let_alone = pauses && takes_part && self.stage == Stage::Moved;
+        if is_let_alone {
+            self.pause = Some((now, carried()));
+        }
         self.stage = match is_let_alone {
             true => Stage::Alone,
             false => Stage::Spent,
         };
         is_let_alone
+    }
+
+    /// It was let alone: whether that gathered anything.
+    fn judge(&mut self, (since, before): (Instant, u64), now: Instant, carried: u64) {
+        let gathered = Sum {
+            bytes: carried.saturating_sub(before),
+            time: now.saturating_duration_since(since),
+            pauses: 1,
+        };
+        self.futile = match gathered.is_so_much_of(self.usual, 50) {
+            true => 0,
+            false => self.futile + 1,
+        };
+        if self.futile == FUTILE {
+            self.futile = 0;
+            self.waits_until = Some(now + KEPT);
+        }
     }
 
     /// Whether it is let alone in this sleep.
@@ -325,6 +372,39 @@ mod tests {
             moderation.look(moderation.since + WINDOW, std::iter::once((carried, &mut *share)));
         }
         windows
+    }
+
+    /// The worker sleeps, where there are pauses or not; whether the lane is let alone.
+    fn rest(share: &mut Share, pauses: bool) -> bool {
+        share.begin(pauses, Instant::now(), || 0)
+    }
+
+    /// A second of a lane that carries a burst of bytes before each sleep, and so many bytes a microsecond meanwhile:
+    /// how many sleeps there are, and in how many of them it is let alone.
+    fn sleeps(burst: u64, rate: u64) -> [u32; 2] {
+        const PAUSE: Duration = Duration::from_micros(200);
+        let (mut now, mut share) = (Instant::now(), Share::default());
+        let (mut carried, mut since, mut counts) = (0, now, [0; 2]);
+        let end = now + Duration::from_secs(1);
+        while now < end {
+            carried += burst;
+            share.moved();
+            let is_let_alone = share.begin(true, now, || carried);
+            let time = if is_let_alone {
+                PAUSE
+            } else {
+                Duration::from_micros(40)
+            };
+            carried += rate * time.as_micros() as u64;
+            now += time;
+            counts[0] += 1;
+            counts[1] += u32::from(is_let_alone);
+            if now >= since + WINDOW {
+                share.carry(carried, now - since);
+                since = now;
+            }
+        }
+        counts
     }
 
     fn moderation() -> (Moderation, Share) {
@@ -396,10 +476,10 @@ mod tests {
         let (mut little, mut share) = moderation();
         let windows = run(&mut little, KEPT * 2, &mut share, [BUSY_BYTES_A_US - 1; 4]);
         assert_eq!(windows[1..], [0; 3]);
-        assert!(!share.begin(true));
+        assert!(!rest(&mut share, true));
         let mut none = Moderation::new(Duration::ZERO, Instant::now());
         none.look(none.since + KEPT, std::iter::once((u64::MAX, &mut share)));
-        assert!(!share.begin(true), "nobody is looked at");
+        assert!(!rest(&mut share, true), "nobody is looked at");
     }
 
     #[test]
@@ -408,12 +488,25 @@ mod tests {
             is_busy: true,
             ..Share::default()
         };
-        assert!(!share.begin(false) && !share.is_let_alone());
+        assert!(!rest(&mut share, false) && !share.is_let_alone());
         share.moved();
-        assert!(share.begin(true) && share.is_let_alone());
-        assert!(!share.begin(true) && !share.is_let_alone(), "nothing came");
+        assert!(rest(&mut share, true) && share.is_let_alone());
+        assert!(!rest(&mut share, true) && !share.is_let_alone(), "nothing came");
         share.moved();
-        assert!(share.begin(true));
+        assert!(rest(&mut share, true));
+    }
+
+    #[test]
+    fn guest_that_waits_for_each_answer_is_not_delayed_but_twice() {
+        let [sleeps, let_alone] = sleeps(8 * 1514, 0);
+        assert!(sleeps > 20_000);
+        assert_eq!(let_alone, FUTILE);
+    }
+
+    #[test]
+    fn stream_is_let_alone_for_as_long_as_it_lasts() {
+        let [sleeps, let_alone] = sleeps(0, 1000);
+        assert!(let_alone > 4000 && sleeps < 6000, "{let_alone} of {sleeps}");
     }
 
     #[test]

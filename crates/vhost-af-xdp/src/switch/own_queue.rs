@@ -228,8 +228,10 @@ impl<N: Lent> OwnQueue for CopyQueue<N> {
 
     fn arm(&mut self, to_guest: &mut Vring) -> Work {
         let waiting = self.receiver.arm(&mut self.queue);
-        let soon = self.queue.nic.unsent() > 0 || self.transmit.has_rest();
-        let work = if soon { Work::Soon } else { Work::None };
+        let mut work = Work::after(self.queue.until_sent());
+        if self.transmit.has_rest() {
+            work = work.max(Work::SOON);
+        }
         let frames = waiting
             .then(|| self.receiver.when_frames_wait(to_guest))
             .flatten();

@@ -396,7 +396,7 @@ impl<O: OwnQueue> Lane for PortLane<O> {
     fn arm(&mut self, _near: Near<'_>) -> Work {
         let own = self.own.arm(&mut self.pair.to_guest);
         // Kicks of a guest that is held back tell nothing.
-        let held = Work::held(self.sender.throttle.held());
+        let held = Work::after(self.sender.throttle.held());
         let frames =
             held == Work::None && self.pair.from_guest.enabled && self.pair.from_guest.queue.enable_kicks();
         if frames && !self.waits && self.own.places() > 0 {
@@ -410,7 +410,7 @@ impl<O: OwnQueue> Lane for PortLane<O> {
         let spills = O::IS_THERE && !self.pair.to_guest.enabled && self.own.has_frames();
         // What frames wait for nobody tells of: room in another's queue.
         match frames || buffers || self.has_rest() || is_polled || spills {
-            true => own.max(held).max(Work::Soon),
+            true => own.max(held).max(Work::SOON),
             false => own.max(held),
         }
     }

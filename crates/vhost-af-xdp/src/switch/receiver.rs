@@ -83,7 +83,7 @@ impl Receiver {
         // Buffers are there, or came just now.
         let has_buffers = to_guest.enabled && to_guest.queue.enable_kicks();
         has_buffers.then_some(match self.arrivals.short {
-            true => Work::Soon,
+            true => Work::SOON,
             false => Work::Now,
         })
     }

@@ -400,16 +400,13 @@ impl<N: Lent> Lane for UplinkLane<N> {
                     && peer.pair.to_guest.queue.enable_kicks()
                 {
                     work = match inbox.arrivals.short {
-                        true => work.max(Work::Soon),
+                        true => work.max(Work::SOON),
                         false => Work::Now,
                     };
                 }
             }
         }
-        match self.queue.nic.unsent() > 0 {
-            true => work.max(Work::Soon),
-            false => work,
-        }
+        work.max(Work::after(self.queue.until_sent()))
     }
 
     fn carried(&self) -> u64 {

@@ -24,6 +24,7 @@
 use std::cmp::Reverse;
 use std::io;
 use std::mem::MaybeUninit;
+use std::num::NonZeroU64;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
@@ -33,7 +34,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use rustix::thread::{CpuSet, sched_setaffinity};
+use rustix::thread::{CpuSet, sched_setaffinity, set_current_timer_slack};
 use xsk::NumaNode;
 
 use super::lane::{Lane, LaneId, Near, Work};
@@ -49,8 +50,6 @@ use super::worker_time::Watch;
 use crate::nic::numa::WorkerPlace;
 use device::meter;
 
-/// How long to sleep when frames are with the NIC that nothing will announce.
-const SOON: Duration = Duration::from_millis(1);
 /// So many times may a lane wake the worker without moving a frame; chance alone, a frame that was found just before
 /// its kick came, does not do that.
 const FUTILE_WAKES: u32 = 32;
@@ -115,6 +114,7 @@ impl WorkerHandle {
                     only.set(cpu);
                     run_on(&only);
                 }
+                sleep_precisely();
                 worker.run();
             })?;
         handle.thread = Some(thread);
@@ -146,6 +146,7 @@ impl WorkerHandle {
             lanes: Vec::new(),
             awake: Vec::new(),
             shifts: 0,
+            is_woken: true,
             tables: Tables::new(),
             place: Place {
                 number: index,
@@ -209,6 +210,11 @@ fn run_on(cpus: &CpuSet) {
     }
 }
 
+/// Lets sleeps of the calling thread end when they are to. Linux adds 50 us else, as much as a NIC takes to send.
+fn sleep_precisely() {
+    let _ = set_current_timer_slack(NonZeroU64::new(1));
+}
+
 struct Worker {
     inbox: Receiver<Command>,
     posted: Arc<AtomicBool>,
@@ -222,6 +228,8 @@ struct Worker {
     awake: Vec<usize>,
     /// How often another one became the first of them.
     shifts: usize,
+    /// Something other than the clock ended its last sleep.
+    is_woken: bool,
     tables: Tables,
     place: Place,
 }
@@ -245,7 +253,7 @@ impl Worker {
                 self.counters.busy_rounds.add(1);
                 pace.watch.note_busy();
             }
-            pace.idle_since = None;
+            pace.end_pause();
             return;
         }
         std::hint::spin_loop();
@@ -258,10 +266,12 @@ impl Worker {
         if now.duration_since(since) >= pace.polling.now {
             self.counters.counted.publish(&mut pace.work);
             let asleep = self.rest(now);
-            let now = Instant::now();
-            pace.watch.note_sleep(asleep, now, &self.counters.time);
-            pace.polling.adapt(now.duration_since(since));
-            pace.idle_since = None;
+            pace.watch.note_sleep(asleep, Instant::now(), &self.counters.time);
+            pace.slept = true;
+            // Else it only looks: if nothing has come the pause goes on, and it does not poll again first.
+            if self.is_woken {
+                pace.end_pause();
+            }
         }
     }
 
@@ -381,7 +391,8 @@ impl Worker {
         let mut work = self.listen_again();
         let (pause, mut is_pause) = (self.pause(now), false);
         for &at in &self.awake {
-            if self.lanes[at].share.begin(!pause.is_zero()) {
+            let Slot { share, lane, .. } = &mut self.lanes[at];
+            if share.begin(!pause.is_zero(), now, || lane.carried()) {
                 is_pause = true;
                 work = work.max(Work::Later(Reverse(pause)));
                 continue;
@@ -390,6 +401,7 @@ impl Worker {
             work = work.max(slots::arm(&mut self.lanes, at).unwrap_or(Work::None));
         }
         let mut asleep = Duration::ZERO;
+        self.is_woken = true;
         if work != Work::Now {
             self.counters.sleeps.add(1);
             if is_pause {
@@ -397,12 +409,12 @@ impl Worker {
                 self.moderation.note_pause();
             }
             let wait = match work {
-                Work::Soon => Some(SOON),
                 Work::Later(Reverse(wait)) => Some(wait),
                 Work::None | Work::Now => None,
             };
-            let wait = wait.and_then(|wait| Timespec::try_from(wait).ok());
-            asleep = self.wait(wait.as_ref());
+            let limit = wait.and_then(|wait| Timespec::try_from(wait).ok());
+            asleep = self.wait(limit.as_ref());
+            self.is_woken = wait.is_none_or(|wait| asleep < wait);
         }
         for slot in self.lanes.iter_mut().filter(|slot| !slot.dozes) {
             self.progress.take_up(slot.id);
@@ -481,7 +493,7 @@ impl Worker {
             return Work::Now;
         }
         match self.lanes.iter().any(|slot| slot.deaf.is_some()) {
-            true => Work::Soon,
+            true => Work::SOON,
             false => Work::None,
         }
     }
@@ -555,6 +567,8 @@ struct Pace {
     rounds: u32,
     /// Since when no frame has moved.
     idle_since: Option<Instant>,
+    /// The worker has slept since.
+    slept: bool,
     polling: Polling,
     watch: Watch,
     /// What its thread had done when that was told last.
@@ -569,10 +583,21 @@ impl Pace {
         Self {
             rounds: 0,
             idle_since: None,
+            slept: false,
             polling: Polling::new(spin),
             watch: Watch::new(Instant::now()),
             work: meter::read(),
             looks: 0,
+        }
+    }
+
+    /// Something came, or may have.
+    #[inline]
+    fn end_pause(&mut self) {
+        if let Some(since) = self.idle_since.take()
+            && std::mem::take(&mut self.slept)
+        {
+            self.polling.adapt(since.elapsed());
         }
     }
 }

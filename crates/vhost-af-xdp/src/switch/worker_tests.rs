@@ -5,11 +5,13 @@ use virtqueue::{GuestAddr, Journal, QueueFeatures};
 
 use super::*;
 use crate::switch::guests::GuestLane;
+use crate::switch::lane::{Blame, Stopped};
 use crate::switch::role::Role;
 use crate::switch::table::PortNumber;
 use crate::switch::test_guest::Memory;
 use device::counters::PairCounters;
 use device::offloads::Offloads;
+use device::pair::QueuePair;
 
 /// The lane of a pair of a port's, whose guest has these in its transmit queue.
 fn lane(pair: u16, enabled: bool, sends: &[Buffer]) -> NewLane {
@@ -180,4 +182,50 @@ fn lane_that_carries_much_is_let_alone_and_the_others_wake_the_worker_meanwhile(
     assert_eq!(is_let_alone, [true, false]);
     let counters = &handle.counters;
     assert_eq!((counters.sleeps.get(), counters.pauses.get()), (2, 1));
+}
+
+/// A lane of frames that a NIC never completes.
+struct Sending;
+
+impl Lane for Sending {
+    fn breathe(&mut self, _near: Near<'_>) -> Result<usize, Blame> {
+        Ok(0)
+    }
+
+    fn arm(&mut self, _near: Near<'_>) -> Work {
+        Work::after(Some(Duration::from_micros(8)))
+    }
+
+    fn pair(&self) -> Option<&QueuePair> {
+        None
+    }
+
+    fn pair_mut(&mut self) -> Option<&mut QueuePair> {
+        None
+    }
+
+    fn inject(&mut self, _frame: &[u8], _near: Near<'_>) {}
+
+    fn stop(self: Box<Self>) -> Stopped {
+        Stopped {
+            pair: None,
+            queue: None,
+        }
+    }
+}
+
+#[test]
+fn worker_that_awaits_completions_does_not_poll_between_its_looks() {
+    let (mut worker, handle) = worker();
+    let new = NewLane {
+        lane: Box::new(Sending),
+        ..lane(0, true, &[])
+    };
+    worker.add(LaneId(1), new, Arc::default());
+    let mut pace = Pace::new(Duration::from_millis(20));
+    while handle.counters.sleeps.get() == 0 {
+        worker.round(&mut pace);
+    }
+    (0..5).for_each(|_| worker.round(&mut pace));
+    assert_eq!(handle.counters.sleeps.get(), 6);
 }

@@ -65,33 +65,3 @@ pub(crate) fn own_umem(chunks: usize) -> (Umem, FramePool) {
     let pool = umem.all_frames().unwrap().collect();
     (umem, pool)
 }
-
-/// A NIC that keeps what it is to send: a macvlan over a veth whose qdisc sends a bit a second.
-pub(crate) struct LateNic<'a> {
-    veth: &'a Veth,
-    pub(crate) index: u32,
-}
-
-impl<'a> LateNic<'a> {
-    /// Over the near end.
-    pub(crate) fn over(veth: &'a Veth) -> Self {
-        let near = veth.near_namespace();
-        let slow = ["rate", "8bit", "burst", "3200", "limit", "100mb"];
-        near.run(
-            "tc",
-            &[&["qdisc", "add", "dev", VethPair::NIC, "root", "tbf"], &slow[..]].concat(),
-        );
-        near.ip(&["link", "add", "late0", "link", VethPair::NIC, "type", "macvlan"]);
-        near.ip(&["link", "set", "late0", "up"]);
-        Self {
-            veth,
-            index: near.index_of("late0"),
-        }
-    }
-
-    /// Completes all that it has.
-    pub(crate) fn complete(self) {
-        let gone = ["qdisc", "del", "dev", VethPair::NIC, "root"];
-        self.veth.near_namespace().run("tc", &gone);
-    }
-}

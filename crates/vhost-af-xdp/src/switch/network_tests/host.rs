@@ -256,7 +256,7 @@ fn host_without_frames_leaves_the_worker_asleep() {
     // One that nobody has a buffer for: what it waits for nobody tells of.
     (0..17).for_each(|_| assert!(write(&host, &frame(mac(0), HOST, 60))));
     world.breathe();
-    assert_eq!(arm(&mut world), Some(Work::Soon), "a frame waits");
+    assert_eq!(arm(&mut world), Some(Work::SOON), "a frame waits");
     assert_eq!(world.ports[0].got().len(), 16);
     world.ports[0].post(16);
     world.breathe();
