@@ -5,7 +5,7 @@ use crate::{NetNs, VethPair};
 /// Its name.
 pub const LATE: &str = "late0";
 
-/// Makes it over the NIC of that namespace. What the qdisc lets through at once, two frames of 1,514 bytes, is completed.
+/// Makes it over the NIC of that namespace. The qdisc lets two frames of 1,514 bytes through at once.
 ///
 /// # Panics
 /// If that is not allowed.
