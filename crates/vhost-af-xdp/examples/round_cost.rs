@@ -7,7 +7,7 @@
 //!
 //! `scripts/bench --only statistics/` runs both in turn, and says what the statistics of workers cost.
 
-use vhost_af_xdp::fuzzing::Rounds;
+use vhost_af_xdp::fuzzing::{Path, Rounds, Way};
 
 /// Rounds of which the cycles are added up: as many looks at the clock, and rounds that are timed, are in each.
 const ROUNDS: usize = 61 * 3;
@@ -34,7 +34,13 @@ fn main() {
 
 /// Cycles a frame, in the median.
 fn cost(rules: u32, frames: usize) -> f64 {
-    let mut rounds = Rounds::new(rules);
+    let mut rounds = Rounds::new(Path {
+        way: Way::GuestToGuest,
+        packed: false,
+        frame_bytes: 60,
+        at_once: frames,
+        rules,
+    });
     // A flow that no rules have judged yet takes room of many frames from the round.
     rounds.play(1);
     rounds.round();

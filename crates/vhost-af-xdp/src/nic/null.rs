@@ -23,6 +23,8 @@ pub(crate) struct NullConfig {
     pub(crate) frame_bytes: u32,
     /// Virtio-net header to write in front of each, as the steering program does; 0 for none.
     pub(crate) header_bytes: u32,
+    /// Most frames that it has at a time.
+    pub(crate) at_once: usize,
 }
 
 pub(crate) struct NullNic {
@@ -201,7 +203,7 @@ impl Nic for NullNic {
     fn received(&mut self) -> usize {
         match self.config.frame_bytes {
             0 => 0,
-            _ => self.empty.len(),
+            _ => self.empty.len().min(self.config.at_once),
         }
     }
 

@@ -267,6 +267,7 @@ impl LaneParts<'_> {
         let config = NullConfig {
             frame_bytes,
             header_bytes: 0,
+            at_once: usize::MAX,
         };
         let nic = NullNic::new(chunks.umem.clone(), config, NULL_RING);
         let queue = NicQueue::new(nic, chunks, Sends::PLAIN);
@@ -345,6 +346,7 @@ impl LaneParts<'_> {
                 let config = NullConfig {
                     frame_bytes,
                     header_bytes,
+                    at_once: usize::MAX,
                 };
                 let nic = NullNic::new(registered.umem, config, NULL_RING);
                 let sends = Sends {

@@ -202,6 +202,7 @@ fn null_queue() -> NicQueue<NullNic> {
     let config = NullConfig {
         frame_bytes: 200,
         header_bytes: 0,
+        at_once: usize::MAX,
     };
     queue(NullNic::new(umem.clone(), config, 256), umem, 256, Sends::PLAIN)
 }
@@ -289,6 +290,7 @@ fn direct_placements_allocate_nothing() {
         let config = NullConfig {
             frame_bytes: 200,
             header_bytes: if into_guest { HEADER } else { 0 },
+            at_once: usize::MAX,
         };
         let nic = NullNic::new(umem.clone(), config, 256);
         let to_receive = if into_guest { 0 } else { 64 };

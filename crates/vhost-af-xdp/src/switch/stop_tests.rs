@@ -46,6 +46,7 @@ fn lane(side: QueuePair) -> (Box<CopyLane<NullNic>>, Arc<PairCounters>) {
     let config = NullConfig {
         frame_bytes: FRAME_BYTES,
         header_bytes: 0,
+        at_once: usize::MAX,
     };
     let nic = NullNic::new(umem.clone(), config, ARRIVED);
     let counters = Arc::new(PairCounters::default());

@@ -1,19 +1,24 @@
-//! What a worker's round costs that moves frames: for examples/round_cost.rs.
+//! What a worker's round costs that moves frames: for examples/round_cost.rs and path_cost.rs.
 //!
-//! A worker as its thread has it, with two ports of a network, and their guests' drivers; all in the calling thread.
-//! The guests play between the rounds, and only rounds are measured. So what a round reads is in the caches of its own
+//! A worker as its thread has it, with two ports of a network, or a guest beside a NIC that is not there, and the
+//! drivers of the guests; all in the calling thread. The guests play between the rounds, and only rounds are measured. So what a round reads is in the caches of its own
 //! CPU: frames cost less than they do elsewhere, and whatever is done beside them is a larger share of the round.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use device::offloads::Offloads;
+use device::pair::QueuePair;
 use virtqueue::driver::{Buffer, QueueDriver};
 use virtqueue::{Journal, QueueFeatures};
 
 use super::{Command, Pace, Worker, WorkerHandle};
+use crate::nic::endpoint::{Chunks, NicQueue};
+use crate::nic::null::{NullConfig, NullNic};
+use crate::nic::queue::Sends;
 use crate::switch::cycles;
 use crate::switch::filter::{Action, FilterConfig, PortFilter, Rule};
+use crate::switch::joined::CopyLane;
 use crate::switch::lane::{Lane, LaneId};
 use crate::switch::new_lane::NewLane;
 use crate::switch::polling::Waits;
@@ -25,6 +30,8 @@ use crate::switch::test_guest::{HEADER, Memory};
 const NETWORK: &str = "between";
 /// Receive buffers of a guest, and the most frames of a round.
 const BUFFERS: usize = 128;
+/// Chunks of a NIC's queue.
+const CHUNKS: u32 = 512;
 /// Longer than any pause here: it does not sleep.
 const SPIN: Duration = Duration::from_secs(3600);
 
@@ -32,7 +39,7 @@ const SPIN: Duration = Duration::from_secs(3600);
 pub struct Rounds {
     worker: Worker,
     pace: Pace,
-    guests: [Guest; 2],
+    guests: Vec<Guest>,
     _handle: WorkerHandle,
 }
 
@@ -45,16 +52,42 @@ struct Guest {
     frame: Buffer,
     /// By the number that the driver knows them by.
     buffers: Vec<Buffer>,
+    way: Way,
+}
+
+/// Which way frames go, through which queues.
+#[derive(Debug, Clone, Copy)]
+pub struct Path {
+    /// From where to where.
+    pub way: Way,
+    /// Whether rings are packed.
+    pub packed: bool,
+    /// Bytes of a frame, without the virtio-net header, at most 1514.
+    pub frame_bytes: u32,
+    /// Frames of a round, at most [`BUFFERS`]; between guests of each.
+    pub at_once: usize,
+    /// Filter rules on each side and in each direction, of which the last one lets frames pass.
+    pub rules: u32,
+}
+
+/// From where to where frames go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// From a guest to a NIC that is not there, copied.
+    FromGuest,
+    /// From such a NIC to a guest.
+    ToGuest,
+    /// Between two guests of a network, both ways.
+    GuestToGuest,
 }
 
 impl Rounds {
-    /// Guests that send each other frames of 60 bytes; with so many filter rules on each side and in each direction, of
-    /// which the last one lets them pass.
+    /// Guests that send and get frames that way.
     ///
     /// # Panics
     /// If there is no memory or descriptor left.
     #[must_use]
-    pub fn new(rules: u32) -> Self {
+    pub fn new(path: Path) -> Self {
         let waits = Waits {
             spin: SPIN,
             ..Waits::default()
@@ -67,15 +100,11 @@ impl Rounds {
         });
         let table = Table::new(known.map(Some).collect());
         handle.send(Command::Table(NETWORK.into(), Arc::new(table)));
-        let filter = PortFilter::new(&filter(rules));
-        let guests = [0, 1].map(|number| {
-            let (guest, mut lane) = Guest::new(number);
+        let filter = PortFilter::new(&filter(path.rules));
+        let count = if path.way == Way::GuestToGuest { 2 } else { 1 };
+        let guests = (0..count).map(|number| {
+            let (guest, mut lane, role) = Guest::new(number, path);
             drop(lane.set_filter(filter.for_a_lane(0)));
-            let role = Role::Member {
-                network: NETWORK.into(),
-                port: PortNumber(number.into()),
-                pair: 0,
-            };
             let new = NewLane {
                 lane,
                 role,
@@ -85,6 +114,7 @@ impl Rounds {
             handle.send(Command::Add(LaneId(1 + u64::from(number)), new, Arc::default()));
             guest
         });
+        let guests = guests.collect();
         let pace = Pace::new(SPIN);
         Self {
             worker,
@@ -94,7 +124,8 @@ impl Rounds {
         }
     }
 
-    /// Each guest takes what it got, and sends so many frames, at most [`BUFFERS`]; how many were taken.
+    /// Each guest takes what it got, and sends so many frames, at most [`BUFFERS`], if it sends any; how many were
+    /// taken by guests, or by the NIC.
     pub fn play(&mut self, frames: usize) -> usize {
         self.guests.iter_mut().map(|guest| guest.play(frames)).sum()
     }
@@ -111,12 +142,17 @@ impl Rounds {
 }
 
 impl Guest {
-    fn new(number: u8) -> (Self, Box<dyn Lane>) {
+    fn new(number: u8, path: Path) -> (Self, Box<dyn Lane>, Role) {
         let memory = Memory::new(4 << 20, 0);
-        let vring = || memory.vring(256, QueueFeatures::default(), Journal::None);
+        let features = QueueFeatures {
+            packed: path.packed,
+            ..QueueFeatures::default()
+        };
+        let vring = || memory.vring(256, features, Journal::None);
         let ((from, from_guest), (to, mut to_guest)) = (vring(), vring());
         let pair = memory.side(from, to, Offloads::NONE);
-        let frame = [&[0; HEADER as usize][..], &frame(number)].concat();
+        let mut frame = [&[0; HEADER as usize][..], &frame(number)].concat();
+        frame.resize((HEADER + path.frame_bytes) as usize, 0);
         let frame = Buffer::readable(memory.put(&frame), frame.len() as u32);
         let mut buffers = vec![frame; 256];
         for _ in 0..BUFFERS {
@@ -126,20 +162,20 @@ impl Guest {
             buffers[usize::from(head)] = buffer;
         }
         to_guest.publish();
-        let of = (PortNumber(number.into()), 0);
-        let lane = Box::new(PortLane::new(pair, Arc::default(), of));
+        let (lane, role) = lane(pair, number, path);
         let guest = Self {
             _memory: memory,
             from_guest,
             to_guest,
             frame,
             buffers,
+            way: path.way,
         };
-        (guest, lane)
+        (guest, lane, role)
     }
 
     fn play(&mut self, frames: usize) -> usize {
-        let mut taken = 0;
+        let (mut taken, mut sent) = (0, 0);
         while let Some(used) = self.to_guest.take_used() {
             taken += 1;
             // Heads are given back and taken again one by one, so that it is the same.
@@ -148,13 +184,48 @@ impl Guest {
             self.buffers[usize::from(head)] = buffer;
         }
         self.to_guest.publish();
-        while self.from_guest.take_used().is_some() {}
+        while self.from_guest.take_used().is_some() {
+            sent += 1;
+        }
+        if self.way == Way::ToGuest {
+            return taken;
+        }
         for _ in 0..frames.min(BUFFERS) {
             self.from_guest.add(&[self.frame]).expect("room");
         }
         self.from_guest.publish();
-        taken
+        if self.way == Way::FromGuest { sent } else { taken }
     }
+}
+
+/// A guest's lane, and what it is to others.
+fn lane(pair: QueuePair, number: u8, path: Path) -> (Box<dyn Lane>, Role) {
+    if path.way == Way::GuestToGuest {
+        let role = Role::Member {
+            network: NETWORK.into(),
+            port: PortNumber(number.into()),
+            pair: 0,
+        };
+        let of = (PortNumber(number.into()), 0);
+        return (Box::new(PortLane::new(pair, Arc::default(), of)), role);
+    }
+    let chunks = Chunks::new(CHUNKS * 2048, 2048, CHUNKS / 2).expect("memory");
+    let config = NullConfig {
+        frame_bytes: if path.way == Way::ToGuest {
+            path.frame_bytes
+        } else {
+            0
+        },
+        header_bytes: 0,
+        at_once: path.at_once,
+    };
+    let nic = NullNic::new(chunks.umem.clone(), config, CHUNKS as usize);
+    let queue = NicQueue::new(nic, chunks, Sends::PLAIN);
+    let role = Role::Pair {
+        port: "alone".into(),
+        pair: 0,
+    };
+    (Box::new(CopyLane::new(pair, queue, Arc::default())), role)
 }
 
 fn mac(number: u8) -> [u8; 6] {
