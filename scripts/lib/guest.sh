@@ -92,7 +92,8 @@ guest_unpack_kernel() {
     for file in "$@"; do
         # What is needed of a few hundred MB; no package has all of it, so that tar complains.
         dpkg-deb --fsys-tarfile "$file" | tar -x -C "$directory/tree" --wildcards '*/vmlinuz*' '*/modules.builtin' \
-            '*/kernel/net' '*/kernel/drivers/net' '*/kernel/drivers/virtio' '*/kernel/drivers/dca' '*/kernel/drivers/i2c' 2>/dev/null || true
+            '*/kernel/net' '*/kernel/drivers/net' '*/kernel/drivers/virtio' '*/kernel/drivers/dca' '*/kernel/drivers/i2c' \
+            '*/kernel/drivers/vhost' 2>/dev/null || true
     done
     # In /boot, /lib and /usr/lib, according to their ages.
     find "$directory/tree" -name 'vmlinuz*' -type f -exec mv {} "$directory/kernel/vmlinuz" \;
@@ -235,7 +236,8 @@ guest_start() {
     shift 3
     guest_new_state "$state"
     [[ $accel != kvm ]] || cpu=host
-    [[ $accel != tcg ]] || accel=tcg,thread=multi
+    # QEMU counts instructions in one thread only.
+    [[ $accel != tcg || " $* " == *" -icount "* ]] || accel=tcg,thread=multi
     "$GUEST_QEMU" -nodefaults -no-user-config -display none -no-reboot \
         -machine q35 -accel "$accel" -cpu "$cpu" \
         -kernel "$GUEST_KERNEL/vmlinuz" -initrd "$GUEST_INITRAMFS" \

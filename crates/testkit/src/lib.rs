@@ -66,6 +66,7 @@ pub mod testpmd;
 pub mod traffic;
 pub mod two_guests;
 pub mod two_ports;
+pub mod vhost_net;
 pub mod vmm;
 pub mod wait;
 pub mod wire;
