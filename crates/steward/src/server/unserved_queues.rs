@@ -131,7 +131,7 @@ mod tests {
             veth.contains("`queues = 4`") && veth.contains("`ethtool -L PEER tx 1`"),
             "{veth}"
         );
-        let above = Beyond {
+        let above = UnservedQueues {
             is_above: true,
             ..beyond(&[1], false, false)
         };

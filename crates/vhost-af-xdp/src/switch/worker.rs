@@ -501,7 +501,7 @@ impl Worker {
         self.calm = match std::mem::take(&mut self.moved) {
             // It only looked for what was sent.
             0 => self.calm,
-            ..=FEW => self.calm.saturating_add(1),
+            1..=FEW => self.calm.saturating_add(1),
             _ => 0,
         };
         self.calm >= CALM
