@@ -10,8 +10,8 @@
 //! Who writes:
 //!  - workers, for each call (`device/src/call.rs`). The watchdog cannot know that they write, so it sends the signal
 //!    to one that is awake and has finished no round between two looks, whatever it does. All else that a worker does
-//!    stands that: it waits in no other system calls but ppoll and epoll_pwait, whose EINTR means to look again, and
-//!    a kick that is interrupted is done again ([`xsk`]'s `Kick`);
+//!    stands that: it waits in no other system call but ppoll, whose EINTR means to look again, and a kick that is
+//!    interrupted is done again ([`xsk`]'s `Kick`);
 //!  - control threads, with [`write`] alone: the calls of lanes that they stopped, and error eventfds. Only they get
 //!    the signal, and only while they are in there: their other system calls need not know of it.
 //!

@@ -107,8 +107,4 @@ pub(crate) trait Nic: Send {
     fn received(&mut self) -> usize;
     /// Becomes readable when frames arrive; `None` where nothing ever sleeps.
     fn fd(&self) -> Option<BorrowedFd<'_>>;
-    /// Whether it is enough to be told of frames that arrive ([`Lane::has_edges`](crate::switch::lane::Lane::has_edges)).
-    fn has_edges(&self) -> bool {
-        false
-    }
 }

@@ -104,9 +104,9 @@ pub(super) const CALLS: &[Call] = table! {
     SYS_sendto: ALWAYS, "wakes the kernel for frames to send (AF_XDP rings)";
     SYS_recvfrom: ALWAYS, "lets the kernel poll the NIC; looks ahead at messages of a VMM";
     #[cfg(target_arch = "x86_64")]
-    SYS_epoll_wait: ALWAYS, "a worker sleeps, and looks who kicked";
-    SYS_epoll_pwait: ALWAYS, "a worker sleeps, and looks who kicked";
-    SYS_epoll_pwait2: ALWAYS, "a worker sleeps, and looks who kicked";
+    SYS_epoll_wait: ALWAYS, "a worker looks who kicked";
+    SYS_epoll_pwait: ALWAYS, "a worker looks who kicked";
+    SYS_epoll_pwait2: ALWAYS, "a worker looks who kicked";
     SYS_epoll_create1: ALWAYS, "what a worker sleeps on, what tells of a lease";
     SYS_epoll_ctl: ALWAYS, "lanes come and go";
     SYS_eventfd2: ALWAYS, "a worker's mailbox, a port's bell";

@@ -41,17 +41,11 @@ pub(crate) struct GroupsLane<R = GroupReader> {
 pub(crate) trait ReadGroups: AsFd + Send {
     /// The next one, into `frame`.
     fn read(&mut self, frame: &mut Vec<u8>) -> Option<Group>;
-    /// Whether there is one; if not, the descriptor tells of it.
-    fn has_record(&mut self) -> bool;
 }
 
 impl ReadGroups for GroupReader {
     fn read(&mut self, frame: &mut Vec<u8>) -> Option<Group> {
         Self::read(self, frame)
-    }
-
-    fn has_record(&mut self) -> bool {
-        Self::has_record(self)
     }
 }
 
@@ -109,10 +103,8 @@ impl<R: ReadGroups> Lane for GroupsLane<R> {
     }
 
     fn arm(&mut self, _near: Near<'_>) -> Work {
-        match self.reader.has_record() {
-            true => Work::Now,
-            false => Work::None,
-        }
+        // Whether there is something the epoll tells: it looks when it begins to watch the ring.
+        Work::None
     }
 
     fn pair(&self) -> Option<&QueuePair> {
@@ -132,10 +124,6 @@ impl<R: ReadGroups> Lane for GroupsLane<R> {
     }
 
     fn awaits_nic(&self) -> bool {
-        true
-    }
-
-    fn has_edges(&self) -> bool {
         true
     }
 

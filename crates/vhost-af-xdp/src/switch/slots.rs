@@ -1,7 +1,7 @@
 //! The lanes of a worker, side by side: each with what the worker keeps of it, and how they reach each other.
 
 use std::collections::HashMap;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -48,12 +48,6 @@ pub(super) struct Slot {
     pub(super) share: Share,
     /// It is armed, and does not breathe until it is kicked, or somebody gives it frames.
     pub(super) dozes: bool,
-    /// All its eventfds can wake the worker.
-    is_heard: bool,
-    /// It was armed, and may doze.
-    pub(super) is_quiet: bool,
-    /// The worker's epoll set has its NIC.
-    watched: bool,
 }
 
 /// What came of a breath.
@@ -81,9 +75,6 @@ impl Slot {
             idle: 0,
             share: Share::default(),
             dozes: false,
-            is_heard: true,
-            is_quiet: false,
-            watched: false,
         }
     }
 
@@ -94,12 +85,6 @@ impl Slot {
             self.lane.disarm();
         }
         std::mem::take(&mut self.dozes)
-    }
-
-    /// Whether it dozes when it has nothing to do. Not if nobody hears its guest's kicks, as a worker that never sleeps
-    /// does not begin to listen again; nor with a NIC, which wakes only who is asleep with its worker.
-    fn may_doze(&self) -> bool {
-        self.role.may_doze() && self.is_heard && self.deaf.is_none() && self.lane.nic().is_none()
     }
 
     /// Whether it is in the rounds.
@@ -114,40 +99,12 @@ impl Slot {
     }
 
     /// Lets its eventfds wake the worker.
-    pub(super) fn listen(&mut self, epoll: &OwnedFd) {
-        self.is_heard = true;
+    pub(super) fn listen(&self, epoll: &OwnedFd) {
         for fd in self.lane.pair().into_iter().flat_map(QueuePair::kicks) {
             let flags = EventFlags::IN | EventFlags::ET;
             // A descriptor that cannot be watched (a regular file as kick fd) is only polled.
-            self.is_heard &= epoll::add(epoll, fd.as_fd(), EventData::new_u64(self.id.0), flags).is_ok();
+            let _ = epoll::add(epoll, fd.as_fd(), EventData::new_u64(self.id.0), flags);
         }
-    }
-
-    /// The worker falls asleep: has the epoll set tell of frames that arrive, or no more. It does not if they need not
-    /// wake the lane: a set tells of each.
-    pub(super) fn watch(&mut self, epoll: &OwnedFd, is_wanted: bool) {
-        let is_wanted = is_wanted && self.awaits_nic() && self.lane.has_edges();
-        if is_wanted != self.watched
-            && let Some(nic) = self.lane.nic()
-        {
-            let flags = EventFlags::IN | EventFlags::ET;
-            // By the number of no lane: whoever awaits frames looks for them.
-            self.watched = is_wanted && epoll::add(epoll, nic, EventData::new_u64(0), flags).is_ok();
-            if !is_wanted {
-                let _ = epoll::delete(epoll, nic);
-            }
-        }
-    }
-
-    /// The NIC that a sleeping worker has to poll, as its epoll set does not have it.
-    pub(super) fn polled_nic(&self) -> Option<BorrowedFd<'_>> {
-        let is_polled = !self.watched && self.awaits_nic();
-        is_polled.then(|| self.lane.nic()).flatten()
-    }
-
-    /// Whether frames that arrive have to wake it.
-    fn awaits_nic(&self) -> bool {
-        self.is_in_rounds() && !self.share.is_let_alone() && self.lane.awaits_nic()
     }
 
     pub(super) fn unlisten(&self, epoll: &OwnedFd) {
@@ -187,7 +144,7 @@ pub(super) fn breathe(slots: &mut [Slot], at: usize) -> Option<Breath> {
     let frames = match moved {
         Ok(0) => {
             // A NIC wakes only who is asleep with its worker.
-            is_idle = slot.may_doze();
+            is_idle = slot.role.may_doze() && slot.lane.nic().is_none();
             0
         }
         Ok(frames) => {
@@ -231,7 +188,11 @@ pub(super) fn breathe(slots: &mut [Slot], at: usize) -> Option<Breath> {
 /// Lets the lane at a place doze, if it has nothing to do; whether it does.
 #[cold]
 fn try_doze(slots: &mut [Slot], at: usize) -> bool {
-    let is_quiet = arm(slots, at) == Some(Work::None) && slots[at].is_quiet;
+    // Nobody hears its guest's kicks, and a worker that never sleeps does not begin to listen again.
+    if slots[at].deaf.is_some() {
+        return false;
+    }
+    let is_quiet = arm(slots, at) == Some(Work::None);
     let slot = &mut slots[at];
     match is_quiet {
         true => slot.dozes = true,
@@ -245,10 +206,7 @@ pub(super) fn arm(slots: &mut [Slot], at: usize) -> Option<Work> {
     let (slot, mut others) = Others::of(slots, at)?;
     slot.check_calls();
     let near = others.near(slot.peer, slot.role.network().is_some());
-    let work = slot.lane.arm(near);
-    slot.is_quiet = work == Work::None && slot.may_doze();
-    // A lane that dozed is not armed any more.
-    Some(if others.woke { Work::Now } else { work })
+    Some(slot.lane.arm(near))
 }
 
 /// Changes the lane at a place.

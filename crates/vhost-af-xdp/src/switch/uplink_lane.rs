@@ -449,10 +449,6 @@ impl<N: Lent> Lane for UplinkLane<N> {
         self.awaits_nic
     }
 
-    fn has_edges(&self) -> bool {
-        self.queue.nic.has_edges()
-    }
-
     fn inject(&mut self, _frame: &[u8], _near: Near<'_>) {}
 
     fn stop(self: Box<Self>) -> Stopped {

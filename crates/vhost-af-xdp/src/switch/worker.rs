@@ -2,14 +2,11 @@
 //!
 //! Theory of operation. A worker breathes all its lanes in turn. When none has moved a frame for
 //! the spin time it arms them (drivers are asked for kicks, with the re-check that makes a lost
-//! kick impossible) and sleeps on an epoll set of the kick eventfds and its mailbox. Eventfds are watched
-//! edge-triggered: readiness is only a reason to look, never consumed by reading, so a stale counter does not make it
-//! spin.
-//!
-//! AF_XDP sockets are in the set while few frames move between two sleeps ([`CALM`]): then a sleep is one system call.
-//! Else ppoll(2) waits on them and on the set, for as long as the sleep lasts: a socket in a set makes the kernel go
-//! through a wake-up for every frame that is sent (`sock_wfree` calls `sk_write_space`, net/core/sock.c), a tenth of
-//! the cost of sending. Sockets that have to be polled ([`Lane::has_edges`]) are never in the set.
+//! kick impossible) and sleeps in one ppoll(2): on an epoll set of the kick eventfds and its mailbox, and beside it on
+//! the AF_XDP sockets. Eventfds are watched edge-triggered: readiness is only a reason to look, never consumed by
+//! reading, so a stale counter does not make it spin. Sockets are not in the set, since one who waits on an AF_XDP
+//! socket makes the kernel go through a wake-up for every frame that is sent (`sock_wfree` calls `sk_write_space`,
+//! net/core/sock.c), a tenth of the cost of sending; ppoll waits on them while it lasts only, without a call for each.
 //!
 //! A guest may kick as often as it likes. One whose kicks bring nothing ([`FUTILE_WAKES`] of them without a frame
 //! between) is not listened to for a while ([`DEAF`]): its lane is looked at once a millisecond then, as by the
@@ -61,20 +58,6 @@ const DEAF: Duration = Duration::from_millis(10);
 /// Rounds between two looks at the kicks of guests whose lanes doze; then another lane is the first one, too. A prime,
 /// see [`LOOKS_PER_TIMED`].
 const ROUNDS_PER_LOOK: u32 = 61;
-
-/// So few frames from one sleep to the next are not worth what polling the sockets of NICs costs.
-const FEW: usize = 16;
-/// So many sleeps in a row after that few have the epoll set tell of frames that arrive.
-const CALM: u32 = 16;
-/// Most kicks that are read at once; the others are read the next time.
-const EVENTS: usize = 64;
-/// To look without waiting.
-const NO_TIME: Timespec = Timespec {
-    tv_sec: 0,
-    tv_nsec: 0,
-};
-/// So many frames after a look at the kicks of guests whose lanes doze there is another one.
-const FRAMES_PER_LOOK: usize = 256;
 
 /// Something that control does to a running lane, on its worker's thread.
 pub(crate) type Change = Box<dyn FnOnce(&mut dyn Lane, Near<'_>) + Send>;
@@ -169,9 +152,6 @@ impl WorkerHandle {
                 number: index,
                 ..Place::default()
             },
-            moved: 0,
-            unheard: 0,
-            calm: 0,
         };
         let handle = Self {
             commands,
@@ -252,12 +232,6 @@ struct Worker {
     is_woken: bool,
     tables: Tables,
     place: Place,
-    /// Frames that moved since it slept last.
-    moved: usize,
-    /// The same since it looked last who kicked.
-    unheard: usize,
-    /// Sleeps in a row before which there were [`FEW`].
-    calm: u32,
 }
 
 impl Worker {
@@ -275,9 +249,6 @@ impl Worker {
         let is_timed = pace.rounds.is_multiple_of(ROUNDS_PER_LOOK) && self.look(pace);
         let moved = self.breathe(is_timed.then(|| Stopwatch::start(Instant::now())));
         if moved {
-            if self.unheard >= FRAMES_PER_LOOK && self.has_dozing() {
-                self.listen();
-            }
             if meter::IS_KEPT {
                 self.counters.busy_rounds.add(1);
                 pace.watch.note_busy();
@@ -348,8 +319,6 @@ impl Worker {
                 self.count_awake();
             }
         }
-        self.moved = self.moved.saturating_add(moved);
-        self.unheard = self.unheard.saturating_add(moved);
         if moved > 0
             && let Some(stopwatch) = stopwatch
         {
@@ -388,10 +357,9 @@ impl Worker {
     /// Looks whether a guest kicked whose lane dozes, while those of others are busy.
     #[cold]
     fn listen(&mut self) {
-        self.unheard = 0;
-        let mut events = [MaybeUninit::<Event>::uninit(); EVENTS];
+        let mut events = [MaybeUninit::<Event>::uninit(); 16];
         // That of the mailbox is not missed: what it tells of is looked at in each round.
-        if let Ok((events, _)) = epoll::wait(&self.epoll, &mut events, Some(&NO_TIME)) {
+        if let Ok((events, _)) = epoll::wait(&self.epoll, &mut events, Some(&Timespec::default())) {
             self.wake(events);
         }
     }
@@ -427,7 +395,6 @@ impl Worker {
             if share.begin(!pause.is_zero(), now, || lane.carried()) {
                 is_pause = true;
                 work = work.max(Work::Later(Reverse(pause)));
-                self.lanes[at].is_quiet = false;
                 continue;
             }
             self.progress.take_up(self.lanes[at].id);
@@ -436,10 +403,6 @@ impl Worker {
         let mut asleep = Duration::ZERO;
         self.is_woken = true;
         if work != Work::Now {
-            // Those that have nothing to do go on sleeping when others wake the worker.
-            for &at in &self.awake {
-                self.lanes[at].dozes = self.lanes[at].is_quiet;
-            }
             self.counters.sleeps.add(1);
             if is_pause {
                 self.counters.pauses.add(1);
@@ -453,10 +416,9 @@ impl Worker {
             asleep = self.wait(limit.as_ref());
             self.is_woken = wait.is_none_or(|wait| asleep < wait);
         }
-        self.count_awake();
-        for &at in &self.awake {
-            self.progress.take_up(self.lanes[at].id);
-            self.lanes[at].lane.disarm();
+        for slot in self.lanes.iter_mut().filter(|slot| !slot.dozes) {
+            self.progress.take_up(slot.id);
+            slot.lane.disarm();
         }
         asleep
     }
@@ -464,47 +426,34 @@ impl Worker {
     /// Sleeps until a guest kicks, control has sent something, a NIC that a lane awaits has frames, or so long; how
     /// long that was.
     fn wait(&mut self, limit: Option<&Timespec>) -> Duration {
-        let is_calm = self.is_calm();
-        for &at in &self.awake {
-            self.lanes[at].watch(&self.epoll, is_calm);
-        }
-        let awake = self.awake.iter().map(|&at| &self.lanes[at]);
-        let nics = awake.filter_map(Slot::polled_nic);
-        let mut fds: Vec<_> = nics
-            .map(|nic| PollFd::from_borrowed_fd(nic, PollFlags::IN))
-            .collect();
-        let mut events = [MaybeUninit::<Event>::uninit(); EVENTS];
+        let awaits =
+            |slot: &&Slot| slot.is_in_rounds() && !slot.share.is_let_alone() && slot.lane.awaits_nic();
+        let nics = self
+            .lanes
+            .iter()
+            .filter(awaits)
+            .filter_map(|slot| slot.lane.nic());
+        let mut fds = Vec::with_capacity(1 + self.lanes.len());
+        fds.push(PollFd::new(&self.epoll, PollFlags::IN));
+        fds.extend(nics.map(|nic| PollFd::from_borrowed_fd(nic, PollFlags::IN)));
         self.progress.sleep();
         let before = Instant::now();
         self.counters.time.fall_asleep(before);
-        let mut limit = limit;
-        if !fds.is_empty() {
-            fds.push(PollFd::new(&self.epoll, PollFlags::IN));
-            let _ = poll(&mut fds, limit);
-            limit = Some(&NO_TIME);
-        }
         // EINTR and whatever is ready mean the same: look again.
-        let is_told = fds.last().is_none_or(|epoll| !epoll.revents().is_empty());
-        let events = is_told.then(|| epoll::wait(&self.epoll, &mut events, limit));
+        let _ = poll(&mut fds, limit);
         let now = Instant::now();
         self.counters.time.wake(now);
+        let asleep = now.duration_since(before);
         self.progress.wake();
-        if let Some(Ok((events, _))) = events {
+        if fds[0].revents().is_empty() {
+            return asleep;
+        }
+        let mut events = [MaybeUninit::<Event>::uninit(); 16];
+        if let Ok((events, _)) = epoll::wait(&self.epoll, &mut events, Some(&Timespec::default())) {
             self.note_wakes(events);
             self.wake(events);
         }
-        now.duration_since(before)
-    }
-
-    /// Whether few frames move from one sleep to the next, as when a guest waits for each answer.
-    fn is_calm(&mut self) -> bool {
-        self.calm = match std::mem::take(&mut self.moved) {
-            // It only looked for what was sent.
-            0 => self.calm,
-            1..=FEW => self.calm.saturating_add(1),
-            _ => 0,
-        };
-        self.calm >= CALM
+        asleep
     }
 
     /// Counts who woke the worker, and listens no more to a lane that does so for nothing.
@@ -536,8 +485,8 @@ impl Worker {
         }
         // An eventfd that was written meanwhile is reported at once. Whatever these events tell is seen when the lanes
         // are armed, but for the mailbox's: a command that came since it was read would not be told again.
-        let mut events = [MaybeUninit::<Event>::uninit(); EVENTS];
-        if let Ok((events, _)) = epoll::wait(&self.epoll, &mut events, Some(&NO_TIME)) {
+        let mut events = [MaybeUninit::<Event>::uninit(); 16];
+        if let Ok((events, _)) = epoll::wait(&self.epoll, &mut events, Some(&Timespec::default())) {
             self.wake(events);
         }
         if self.posted.load(Ordering::Relaxed) {
@@ -575,7 +524,6 @@ impl Worker {
                     let _ = answer.send(slot.map(|mut slot| {
                         slot.check_calls();
                         slot.unlisten(&self.epoll);
-                        slot.watch(&self.epoll, false);
                         slot.lane
                     }));
                 }
