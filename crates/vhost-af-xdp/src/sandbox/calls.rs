@@ -135,7 +135,7 @@ pub(super) const CALLS: &[Call] = table! {
         socket!(libc::SO_RCVTIMEO), socket!(libc::SO_SNDTIMEO), socket!(SO_RCVTIMEO_NEW), socket!(SO_SNDTIMEO_NEW),
         socket!(libc::SO_PREFER_BUSY_POLL), socket!(libc::SO_BUSY_POLL), socket!(libc::SO_BUSY_POLL_BUDGET),
         socket!(libc::SO_SNDBUFFORCE), socket!(libc::SO_SNDBUF),
-    ], "frames a kick may send; busy polling; timeouts; send buffers: no filter or program for a socket, no device";
+    ], "frames a kick may send; busy polling; timeouts; send buffers: no filter or program, no device";
     SYS_getsockname: ALWAYS, "kind of a socket";
     SYS_getpeername: ALWAYS, "kind of a socket";
     SYS_shutdown: ALWAYS, "the end of a VMM's connection";
