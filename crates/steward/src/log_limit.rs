@@ -31,7 +31,8 @@ impl LogLimit {
         self.allow_at(Instant::now())
     }
 
-    /// Whether a line would be said now; one that is not is said later, and not left out.
+    /// Whether [`Self::allow`] would allow a line now. For a caller that logs the line later if not, so that it does not
+    /// count as left out.
     pub fn would_allow(&mut self) -> bool {
         self.refill(Instant::now())
     }

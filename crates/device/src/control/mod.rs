@@ -140,8 +140,8 @@ impl ControlQueue {
     }
 
     /// Serves at most `most` commands that wait, of `owner`'s device; how many there were. `apply` is called for each
-    /// that changed the device, and returns when the data path works by it; false, if it cannot: then the device stays as
-    /// it was, and the guest gets an error.
+    /// that changed the device, and returns when the data path works by it; false, if it cannot: then the device stays
+    /// as it was, and the guest gets an error.
     ///
     /// # Errors
     /// What the guest did wrong; the queue must not be used any more.

@@ -1,10 +1,10 @@
 //! What a bridge reaches by its other ports, where an interface, or what is above it, is one port of that bridge.
 //!
 //! # Theory of operation
-//! [`BridgeFdb`] reads which bridges an interface is part of ([`BridgeFdb::look_at_links`], on each change of an interface),
-//! and what these have in their forwarding databases (FDB, [`BridgeFdb::look_at_fdb`], when [`FdbChanges`] is readable).
-//! Addresses at other ports than the interface's own are *behind* the bridge, in the VLANs as frames on the interface
-//! have them.
+//! [`BridgeFdb`] reads which bridges an interface is part of ([`BridgeFdb::look_at_links`], on each change of an
+//! interface), and what these have in their forwarding databases (FDB, [`BridgeFdb::look_at_fdb`], when [`FdbChanges`]
+//! is readable). Addresses at other ports than the interface's own are *behind* the bridge, in the VLANs as frames on
+//! the interface have them.
 //!
 //! A bridge forgets an address that has been silent for five minutes, and sends frames for it to all of its ports. So
 //! an address that it has forgotten stays behind it, until it is seen at the interface's port, or the port where it was
@@ -36,8 +36,8 @@ use super::{Link, netlink_socket};
 use crate::log_limit::LogLimit;
 use crate::protocol::{ANY_VLAN, BEHIND_MAX};
 
-/// Most entries that are read of a port of a bridge at a time. The kernel begins anew at the list's head for each message
-/// (`br_fdb_dump`), so what is read of one port costs the square of its number.
+/// Most entries that are read of one bridge port. For each message the kernel goes through the list from its head again
+/// (`br_fdb_dump`), so the time grows with the square of their number.
 const PORT_READ_MAX: usize = 1 << 14;
 /// `NLM_F_DUMP` and `RTM_GETNEIGH` (include/uapi/linux/netlink.h and rtnetlink.h).
 const DUMP: u16 = 0x300;

@@ -1,8 +1,8 @@
 //! What a worker's round costs that moves frames: for examples/round_cost.rs and path_cost.rs.
 //!
-//! A worker as its thread has it, with two ports of a network, or a guest beside a NIC that is not there, and the
-//! drivers of the guests; all in the calling thread. The guests play between the rounds, and only rounds are measured. So what a round reads is in the caches of its own
-//! CPU: frames cost less than they do elsewhere, and whatever is done beside them is a larger share of the round.
+//! A worker as its thread has it, with two ports of a network, or one guest and the null NIC, and the guests' drivers;
+//! all in the calling thread. The drivers run between the rounds, and only rounds are measured. So what a round reads is
+//! in the caches of its own CPU: frames cost less than they do elsewhere, and whatever is done beside them is a larger share of the round.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -73,9 +73,9 @@ pub struct Path {
 /// From where to where frames go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
-    /// From a guest to a NIC that is not there, copied.
+    /// From a guest to the null NIC, copied.
     FromGuest,
-    /// From such a NIC to a guest.
+    /// From the null NIC to a guest.
     ToGuest,
     /// Between two guests of a network, both ways.
     GuestToGuest,

@@ -2,8 +2,9 @@
 //!
 //! A client is a user, or an address. Each has so many places at most, and all together have so many; one of these is
 //! kept for root and the socket's owner, however many others come. A connection is *busy* from the end of a request to
-//! the end of its answer; one that waits for events is not. When no place is left, the oldest connection that is not busy is closed: one of the client
-//! that has most. So clients that send nothing, or a byte now and then, or wait, take nothing from those that ask.
+//! the end of its answer; one that waits for events is not. When no place is left, the oldest connection that is not
+//! busy is closed: one of the client that has most. So clients that send nothing, or a byte now and then, or wait, take
+//! nothing from those that ask.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
