@@ -7,6 +7,10 @@
 # Needs common.sh, install.sh and guest.sh.
 
 readonly TARGET="${CARGO_TARGET_DIR:-$REPO/target}"
+# Where nothing was compiled incrementally yet (cargo makes the directory in any case), writing what a next time could
+# reuse only takes time. Every cargo command of a script has the same setting: with another one cargo rebuilds the
+# workspace.
+[[ -n "$(ls -A "$TARGET/debug/incremental" 2>/dev/null)" ]] || export CARGO_INCREMENTAL=0
 # What tests and scripts/kernels run.
 export VHOST_AF_XDP_BIN="$TARGET/debug/vhost-af-xdp" VHOST_AF_XDP_STEWARD_BIN="$TARGET/debug/vhost-af-xdp-steward"
 export MANUAL_BIN="$TARGET/debug/manual" STALLED_BIN="$TARGET/debug/stalled"
@@ -64,8 +68,6 @@ remove_namespaces() {
 # be built again.
 build_tests() {
     mkdir -p "$TARGET/nextest"
-    # What is compiled for the first time has nothing to go on from, and what the next time could go on from takes time.
-    [[ -e $TARGET/debug/incremental ]] || export CARGO_INCREMENTAL=0
     cargo build --workspace --lib --bins --tests --example sandbox_attempt --example echo
     cargo metadata --format-version 1 >"$TARGET/nextest/workspace.json"
     cargo nextest list --workspace --lib --bins --tests --list-type binaries-only --message-format json >"$TARGET/nextest/binaries.json"
