@@ -89,11 +89,14 @@ proptest! {
         packets in prop::collection::vec(packet(), 1..24),
         steps in prop::collection::vec((any::<u16>(), 0u8..12, 0u64..3, any::<bool>()), 1..400),
     ) {
-        let said = |list: Vec<(Wanted, Rule)>| list.into_iter().map(|(_, rule)| rule).collect();
-        let lists: Vec<Vec<Rule>> = lists.into_iter().map(said).collect();
+        let said = |list: Vec<(Wanted, Rule)>| -> Vec<Rule> { list.into_iter().map(|(_, rule)| rule).collect() };
+        let lists: Vec<Arc<Rules>> = lists
+            .into_iter()
+            .map(|list| Arc::new(compiled(&said(list), Action::Deny)))
+            .collect();
         let counters = PairCounters::default();
         let (mut list, mut table) = (0, 0u16);
-        let classifier = |list: usize| Classifier::new(Arc::new(compiled(&lists[list], Action::Deny)));
+        let classifier = |list: usize| Classifier::new(Arc::clone(&lists[list]));
         let mut cached = classifier(list);
         let destination = |station: u64, table: u16| match station {
             0 => Destination::Unknown,
@@ -114,7 +117,7 @@ proptest! {
                     // What rules look at as a mark, too. All flows in one set, or each by its number.
                     let hash = if same_hash { 7 } else { u64::from(at) };
                     let found = cached.decide((&key, station, hash), &counters, || destination(station, table));
-                    let wanted = compiled(&lists[list], Action::Deny).find(&key, station);
+                    let wanted = lists[list].find(&key, station);
                     prop_assert_eq!(found.verdict, wanted);
                     prop_assert_eq!(found.destination, destination(station, table));
                 }
