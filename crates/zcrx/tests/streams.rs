@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 use support::{
-    LIMIT, can_zcrx, connect, is_dry, listening, run, sender, small, source, stream, ways, zcrx_mode,
+    LIMIT, can_zcrx, connect, is_dry, kills, listening, run, sender, small, source, stream, ways, zcrx_mode,
 };
 use zcrx::{Config, ConnectionId, Event, Mode, OpenError, Piece, Receiver, Request, Source};
 
@@ -405,7 +405,7 @@ fn holder() {
 
 #[test]
 fn holder_killed_with_buffers_out_leaves_nothing() {
-    for _ in 0..20 {
+    for _ in 0..kills() {
         let mut holder = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "holder", "--ignored", "--nocapture"])
             .stdout(Stdio::null())

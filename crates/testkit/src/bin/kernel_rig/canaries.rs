@@ -264,22 +264,14 @@ fn canaries_in(rig: &mut Rig, value: u8) -> usize {
 
 /// Where two such bytes stand side by side.
 fn places_of(memory: &[u8], value: u8) -> Vec<usize> {
-    let mut places = Vec::new();
-    for (number, block) in memory.chunks(RUN).enumerate() {
-        // Much faster than looking at each pair, in a program that is not optimised.
-        if !block.contains(&value) {
-            continue;
-        }
-        let start = number * RUN;
-        let end = (start + RUN + 1).min(memory.len());
+    let places_in = |(start, block): (usize, &[u8])| {
+        // The last byte of a block may stand beside the next one's first.
+        let end = (start + block.len() + 1).min(memory.len());
         let pairs = memory[start..end].windows(2).enumerate();
-        places.extend(
-            pairs
-                .filter(|(_, pair)| **pair == [value; 2])
-                .map(|(at, _)| start + at),
-        );
-    }
-    places
+        let places = pairs.filter(|(_, pair)| **pair == [value; 2]);
+        places.map(|(at, _)| start + at).collect::<Vec<_>>()
+    };
+    cases::blocks_with(memory, value).flat_map(places_in).collect()
 }
 
 /// Where a driver counts what comes to its second queue, for those that spread flows over two here.
@@ -427,8 +419,9 @@ fn is_in_memory_of(pid: u32, value: u8) -> bool {
             let Ok(read) = memory.read_at(&mut bytes[..len], at) else {
                 continue;
             };
-            let mut blocks = bytes[..read].chunks_exact(RUN);
-            if blocks.any(|block| block[0] == value && block.iter().all(|&byte| byte == value)) {
+            let blocks = cases::blocks_with(&bytes[..read], value);
+            let mut runs = blocks.flat_map(|(_, block)| block.chunks_exact(RUN));
+            if runs.any(|run| run == [value; RUN]) {
                 return true;
             }
         }

@@ -16,7 +16,7 @@ use testkit::lan::{self, BROADCAST, Lan, STRANGER, mac};
 use testkit::{DriverConfig, Layout, Serve, VethPair, Wire, frame, wait};
 use virtqueue::GuestAddr;
 
-use crate::cases::{ELSEWHERE, PLAIN, RAM, Seen, assert_no_strays};
+use crate::cases::{self, ELSEWHERE, PLAIN, RAM, Seen, assert_no_strays};
 use crate::setting::Setting;
 
 /// The guest whose port has a queue of its own, and the one whose port has not.
@@ -25,8 +25,10 @@ const OTHER: usize = 1;
 /// Of both, where there is one.
 const VLAN: u16 = 42;
 const LAYOUTS: [Layout; 3] = [Layout::Whole, Layout::Pieces(100), Layout::HeaderApart];
-/// Rounds of frames of all lengths: at first, and after the daemon was killed.
+/// Rounds of frames of all lengths: at first, when there are more frames than buffers, and after the daemon was killed.
 const ROUNDS: [usize; 2] = [4 * LAYOUTS.len(), LAYOUTS.len()];
+/// In the short form.
+const FEW_ROUNDS: [usize; 2] = [LAYOUTS.len(), 1];
 /// What frames carry that are sought in guests' memory.
 const CANARY: u8 = 0xca;
 
@@ -39,6 +41,8 @@ pub(crate) struct OwnQueue {
     is_first: bool,
     /// The ports are of a VLAN.
     has_vlan: bool,
+    /// Rounds of frames.
+    rounds: [usize; 2],
 }
 
 impl OwnQueue {
@@ -47,6 +51,13 @@ impl OwnQueue {
         placement: Placement::SendDirect,
         is_first: false,
         has_vlan: false,
+        rounds: ROUNDS,
+    };
+
+    /// The same in the short form.
+    pub(crate) const SHORT: Self = Self {
+        rounds: FEW_ROUNDS,
+        ..Self::SEND_DIRECT
     };
 
     /// All that differ in what kernel and driver do.
@@ -55,6 +66,7 @@ impl OwnQueue {
             placement,
             is_first: true,
             has_vlan: true,
+            rounds: ROUNDS,
         };
         [
             Self::SEND_DIRECT,
@@ -73,6 +85,7 @@ impl OwnQueue {
             placement,
             is_first,
             has_vlan,
+            ..
         } = self;
         format!(
             "--memory {} leased, queue {} of a network's port{}",
@@ -124,11 +137,11 @@ pub(crate) fn run(wire: &Wire, own: OwnQueue) -> Seen {
         expected: setting.expected(wire.driver()),
     };
     let seen = scene.seen();
-    (0..ROUNDS[0]).for_each(|round| scene.round(round));
+    (0..own.rounds[0]).for_each(|round| scene.round(round));
     scene.frames_to_others_leave_nothing();
     scene.daemon_is_killed(&serve);
     scene.seen();
-    (0..ROUNDS[1]).for_each(|round| scene.round(round));
+    (0..own.rounds[1]).for_each(|round| scene.round(round));
     assert_no_strays(&scene.lan.daemon);
     seen
 }
@@ -254,8 +267,7 @@ impl Scene {
         self.comes(&[OWN], &lan::frame(mac(OWN), STRANGER, 60, 1));
         let places = [OWN, OTHER].map(|guest| {
             let memory = self.lan.guests[guest].ram().read_vec(GuestAddr(0), RAM as usize);
-            let is_canary = |bytes: &&[u8]| **bytes == [CANARY; 16];
-            memory.chunks_exact(16).filter(is_canary).count()
+            cases::places_of_16(&memory, &[CANARY; 16])
         });
         assert_eq!(
             places[OWN], 0,

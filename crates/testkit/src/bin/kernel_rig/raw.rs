@@ -12,14 +12,16 @@ const FRAMES: u32 = 400;
 /// Of these so many at a time: as many as any NIC here has buffers.
 const BATCH: u32 = 50;
 /// Lengths of frames that are sent: what an address and a number take, around what NICs cut at, the longest.
-const LENGTHS: [&str; 5] = ["60", "1024", "1025", "1514", "1518"];
+pub(crate) const LENGTHS: &[&str] = &["60", "1024", "1025", "1514", "1518"];
+/// In the short form.
+pub(crate) const FEW_LENGTHS: &[&str] = &["60", "1518"];
 /// Of frames with a tag.
 const VLAN: u16 = 42;
 /// Where the benchmark's number of a frame is.
 const NUMBER: std::ops::Range<usize> = 42..50;
 
-/// Goes through them; panics if it does not go well.
-pub(crate) fn run(wire: &Wire) -> Seen {
+/// Goes through them, and sends frames of these lengths; panics if it does not go well.
+pub(crate) fn run(wire: &Wire, lengths: &[&str]) -> Seen {
     let pair = wire.lay();
     let port = PacketPort::open(&pair.far, VethPair::WIRE);
     let dropped = receive(&pair, &["rxdrop"], |number| port.send(&frame::numbered(number)));
@@ -34,7 +36,7 @@ pub(crate) fn run(wire: &Wire) -> Seen {
         );
     });
     let mut all = vec![dropped, echoed];
-    all.extend(LENGTHS.map(|length| send(&pair, &port, length)));
+    all.extend(lengths.iter().map(|length| send(&pair, &port, length)));
     let expected = Setting::DEFAULT.expected(wire.driver());
     for said in &all {
         assert_eq!(row(said, "mode in use"), expected, "{said}");
