@@ -323,7 +323,7 @@ fn hints_outlive_the_steward() {
     if !has_hints() {
         return;
     }
-    let mut world = World::kept_for(POLICY, "10");
+    let mut world = World::kept_for(POLICY, "60");
     let lease = hinted(&world.socket(), &wanted(0, 1), wish("hash,mark")).expect("allowed");
     let (before, program, facts) = (told(&lease), world.program(), lease.facts());
     for signal in [Signal::TERM, Signal::KILL] {
@@ -400,7 +400,7 @@ impl WithoutHints {
 #[test]
 fn lease_of_a_steward_without_hints_has_none() {
     require!(Root);
-    let mut world = World::kept_for(POLICY, "10");
+    let mut world = World::kept_for(POLICY, "60");
     let old = WithoutHints::start(&world);
     let lease = hinted(&old.path, &wanted(0, 1), wish("hash")).expect("as without hints");
     assert_eq!(lease.hinted(), None);

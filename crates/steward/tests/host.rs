@@ -287,7 +287,7 @@ fn holder_that_turns_hostile_has_no_more_than_its_own_device() {
 #[test]
 fn host_is_reached_without_a_steward_and_with_the_next_one() {
     require!(Root);
-    let mut world = World::kept_for(&policy(), "10");
+    let mut world = World::kept_for(&policy(), "60");
     let mut guest = Guest::new(&world);
     let host = host(&world);
     for (seed, signal) in (1u8..)
@@ -324,7 +324,7 @@ fn nothing_is_left_when_steward_and_holder_are_killed() {
     require!(Root);
     for kept in [false, true] {
         let mut world = match kept {
-            true => World::kept_for(&policy(), "10"),
+            true => World::kept_for(&policy(), "60"),
             false => World::with(1, &policy()),
         };
         let mut running = holder::spawn(&world, "host::child_reaches_the_host", 0);
@@ -365,7 +365,7 @@ fn what_a_killed_steward_left_is_taken_back_by_command() {
 fn steward_that_dies_at_any_step_leaves_what_the_next_one_takes_over_or_removes() {
     require!(Root);
     for point in ["made", "joined", "parted"] {
-        let mut world = World::kept_for(&policy(), "10");
+        let mut world = World::kept_for(&policy(), "60");
         let lease = network_of_ours(&world);
         world.end_steward(Signal::TERM);
         world.restart_to_crash(point);
@@ -443,7 +443,7 @@ fn interface_made_anew_is_joined_again_and_its_mtu_is_followed() {
     let host = host(&world);
     let mut seed = 0;
     let again = wait::until(wait::SOON, || {
-        seed += 1;
+        seed = u8::wrapping_add(seed, 1);
         guest.answers(&host, &to(OURS, seed), Duration::from_millis(100))
     });
     assert!(again, "{}", world.steward);

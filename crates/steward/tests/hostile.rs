@@ -202,7 +202,6 @@ fn connections_are_limited_for_each_user_and_free_again_when_closed() {
     let before = world.descriptors();
     for _ in 0..3 {
         let connections: Vec<Raw> = (0..5).map(|_| Raw::connect(&world.socket())).collect();
-        wait::a_moment();
         let sixth = Raw::connect(&world.socket());
         let said = sixth.receive(wait::SOON);
         let Some((0, Answer::Refused(refusal))) = said else {

@@ -162,11 +162,14 @@ fn program_comes_with_the_first_lease_and_goes_with_the_last() {
     let two = world.lease(1, 1).expect("allowed");
     assert_eq!(two.facts().program, one.facts().program);
     drop(one);
-    wait::a_moment();
-    assert_eq!(world.program(), program, "the second lease needs it");
-    // The queue is free again.
-    let _one_again = world.lease(0, 1).expect("free");
-    drop((two, _one_again));
+    // The queue is free again when the steward has seen that.
+    let one_again = wait::until_some(wait::SOON, || world.lease(0, 1).ok()).expect("free");
+    assert_eq!(
+        (world.program(), world.attached(1)),
+        (program, 1),
+        "the second lease needs it"
+    );
+    drop((two, one_again));
     world.await_no_program();
     world.await_descriptors(descriptors);
 }

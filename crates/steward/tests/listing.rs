@@ -74,7 +74,7 @@ fn child_leases_and_lists() {
     assert_eq!(known.len(), 1);
     assert_eq!((known[0].pid, known[0].start_queue), (std::process::id(), 1));
     println!("echoing");
-    std::thread::sleep(wait::SOON);
+    std::thread::sleep(20 * wait::SOON);
 }
 
 #[test]

@@ -246,7 +246,7 @@ fn network_has_so_many_stations_and_no_more() {
 #[test]
 fn network_goes_on_without_a_steward_and_with_the_next_one() {
     require!(Root);
-    let mut world = World::kept_for(&policy(), "10");
+    let mut world = World::kept_for(&policy(), "60");
     let mut guest = Guest::new(&world);
     guest
         .lease
@@ -349,7 +349,7 @@ fn station_that_a_new_policy_does_not_allow_is_taken_back() {
     world.steward.signal(Signal::HUP);
     let mut seed = 2;
     let gone = wait::until(wait::SOON, || {
-        seed += 1;
+        seed = u8::wrapping_add(seed, 1);
         !guest.answers(&world, OURS, seed)
     });
     assert!(gone, "{}", world.steward);
@@ -383,7 +383,7 @@ fn addresses_of_interfaces_above_are_the_hosts_and_no_stations() {
     add("mv2", nic, "02:00:00:00:00:c4", &["macvlan", "mode", "bridge"]);
     let mut seed = 3;
     let gone = wait::until(wait::SOON, || {
-        seed += 1;
+        seed = u8::wrapping_add(seed, 1);
         !guest.answers(&world, of_host(0xc4), seed)
     });
     assert!(gone, "{}", world.steward);

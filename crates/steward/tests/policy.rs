@@ -119,7 +119,7 @@ fn holder_that_comes_back_by_another_rule_has_what_that_one_names() {
     require!(Root);
     let rule = |who: &str| format!("[[allow]]\n{who}\ninterface = \"nic0\"\nqueues = \"all\"\n");
     let policy = rule("group = 4242") + NAMED + &rule("user = 4321");
-    let mut world = World::kept_for(&policy, "10");
+    let mut world = World::kept_for(&policy, "60");
     let token = [7; 16];
     let mut first = Raw::connect_as(&world.socket(), 4321, 4242);
     let named = |answer: Answer| match answer {

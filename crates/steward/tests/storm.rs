@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use common::{POLICY, World, holder, raw::Raw, refusal, soon, take, wanted};
 use rustix::process::Signal;
 use steer::ModeRequest;
+use steward::listing;
 use steward::protocol::{Answer, Reason, Refusal, Request, Wanted};
 use testkit::{require, wait};
 
@@ -63,23 +64,34 @@ fn refused_leases_in_a_storm_never_touch_the_interface_and_an_honest_lease_goes_
 }
 
 #[test]
-fn program_stays_for_the_next_lease_and_goes_when_there_is_none_for_a_while() {
+fn program_goes_when_there_is_no_lease_for_a_while() {
     require!(Root);
-    let world = World::lingering(POLICY, "4");
+    let world = World::lingering(POLICY, "1");
+    drop(world.lease(0, 2).expect("allowed"));
+    world.await_no_program();
+}
+
+#[test]
+fn program_stays_for_the_next_lease() {
+    require!(Root);
+    let world = World::lingering(POLICY, "60");
     drop(world.lease(0, 2).expect("allowed"));
     let program = world.program();
     assert!(program.is_some());
     let again = || world.lease(0, 2).ok();
     // The queues are taken back at once.
-    let again = wait::until_some(wait::SOON, again).expect("free");
+    let _again = wait::until_some(wait::SOON, again).expect("free");
     assert_eq!(
         (world.program(), world.attached(1)),
         (program, 1),
         "{}",
         world.steward
     );
-    drop(again);
-    world.await_no_program();
+}
+
+/// How often one user may have had a program attached since then: four times, and once more in each five seconds.
+fn most_attached(since: Instant) -> usize {
+    4 + since.elapsed().as_secs() as usize / 5
 }
 
 #[test]
@@ -87,7 +99,7 @@ fn program_in_another_mode_is_attached_for_a_lease_and_not_again_and_again() {
     require!(Root);
     let world = World::lingering(POLICY, "60");
     let mut modes = [ModeRequest::Skb, ModeRequest::Native].into_iter().cycle();
-    let mut attached = 0;
+    let (mut attached, begun) = (0, Instant::now());
     let refused = loop {
         let wanted = in_mode(modes.next().expect("endless"));
         match take(&world.socket(), &wanted) {
@@ -106,7 +118,12 @@ fn program_in_another_mode_is_attached_for_a_lease_and_not_again_and_again() {
         "{refused}"
     );
     assert!(refused.text.contains("try again in "), "{refused}");
-    assert!((4..8).contains(&world.attached(4)), "{}", world.steward);
+    let attached = world.attached(4);
+    assert!(
+        (4..=most_attached(begun)).contains(&attached),
+        "{attached}: {}",
+        world.steward
+    );
 }
 
 #[test]
@@ -131,11 +148,18 @@ fn mode_that_an_interface_refuses_is_not_tried_again_and_again() {
         mode: ModeRequest::Native,
         ..common::wanted_of("mv0", 0, 1)
     };
+    let begun = Instant::now();
     let reasons: Vec<Reason> = (0..8)
         .map(|_| refusal(take(&world.socket(), &wanted)).reason)
         .collect();
-    let expected = [[Reason::Program; 4], [Reason::Limit; 4]].concat();
-    assert_eq!(reasons, expected, "{}", world.steward);
+    let is_tried = |reason: &&Reason| **reason == Reason::Program;
+    let tried = reasons.iter().filter(is_tried).count();
+    let is_known = |reason: &Reason| [Reason::Program, Reason::Limit].contains(reason);
+    assert!(
+        reasons.iter().all(is_known) && (4..=most_attached(begun)).contains(&tried),
+        "{reasons:?}: {}",
+        world.steward
+    );
     // Another user is told the reason itself.
     let mut other = Raw::connect_as(&world.socket(), 4321, 4321);
     assert_eq!(said(other.ask(&Request::Lease(wanted))).reason, Reason::Program);
@@ -156,7 +180,8 @@ fn program_without_leases_outlives_a_crash_for_the_next_lease_and_no_orderly_end
         world.steward
     );
     drop(lease);
-    wait::a_moment();
+    let is_seen = || listing::leases(&world.socket()).is_ok_and(|all| all.is_empty());
+    assert!(wait::until(wait::SOON, is_seen), "{}", world.steward);
     world.end_steward(Signal::TERM);
     world.await_nothing();
 }
@@ -172,7 +197,6 @@ fn numbers_of_one_group_share_the_places_of_its_rule() {
     let _those: Vec<Raw> = (0..18)
         .map(|uid| Raw::connect_as(&world.socket(), 100_000 + uid, 4242))
         .collect();
-    wait::a_moment();
     let one_more = Raw::connect_as(&world.socket(), 200_000, 4242);
     let Some((0, Answer::Refused(refusal))) = one_more.receive(wait::SOON) else {
         panic!("it should have been refused")
@@ -202,7 +226,7 @@ fn connection_that_asks_for_no_lease_ends_and_one_with_a_lease_stays() {
 fn holder_comes_back_though_others_of_its_user_have_taken_all_connections() {
     require!(Root);
     let policy = format!("[limits]\nconnections = 5\n{POLICY}");
-    let mut world = World::kept_for(&policy, "10");
+    let mut world = World::kept_for(&policy, "60");
     let lease = world.lease(0, 1).expect("allowed");
     world.restart_after(Signal::KILL);
     let mut flood = holder::spawn(&world, "storm::child_takes_all_connections", 0);

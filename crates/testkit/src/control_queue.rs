@@ -10,8 +10,8 @@ use crate::driver::{Driver, F_EVENT_IDX, F_RING_PACKED};
 use crate::vmm::{event, longs, words};
 use crate::{message, wait};
 
-/// Entries.
-const SIZE: u32 = 64;
+/// Entries: few, so that a few commands go round.
+const SIZE: u32 = 16;
 /// What the device answers.
 pub const OK: u8 = 0;
 /// The same, if it cannot.

@@ -253,6 +253,17 @@ impl Guest {
             .expect("scripts/guest runs")
     }
 
+    /// Starts an iperf3 in it that listens, in a namespace of its own if `within` is a command that runs others there.
+    ///
+    /// # Panics
+    /// If it cannot be started.
+    pub fn serve_iperf(&self, within: &str) {
+        // In the background it is before it listens; 0A is TCP_LISTEN, and 1451 is 5201.
+        let listens = "grep -qs ':1451 [0-9A-F:]* 0A ' /proc/net/tcp /proc/net/tcp6";
+        let serve = format!("iperf3 -s -D; until {listens}; do sleep 0.1; done");
+        let _ = self.run(&format!("{within} sh -c \"{serve}\""));
+    }
+
     /// Runs a command in its shell until it succeeds.
     ///
     /// # Errors

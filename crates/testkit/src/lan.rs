@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use crate::daemon::DIR;
-use crate::{Daemon, Driver, DriverConfig, Layout, PacketPort, Serve, VethPair, wait};
+use crate::{Daemon, Driver, DriverConfig, Layout, PacketPort, Serve, VethPair, frame, wait};
 
 /// A station of the LAN, behind the uplink.
 pub const STRANGER: [u8; 6] = [0x02, 0, 0, 0, 1, 0];
@@ -24,6 +24,14 @@ pub fn mac(guest: usize) -> [u8; 6] {
 pub fn frame(to: [u8; 6], from: [u8; 6], len: usize, number: u8) -> Vec<u8> {
     let mut frame = [&to[..], &from[..], &LOCAL].concat();
     frame.extend((14..len).map(|at| (at as u8).wrapping_mul(31).wrapping_add(number)));
+    frame
+}
+
+/// The same, a frame like no other.
+#[must_use]
+pub fn once(to: [u8; 6], from: [u8; 6], len: usize) -> Vec<u8> {
+    let mut frame = frame(to, from, len, 0);
+    frame[14..18].copy_from_slice(&frame::last()[14..18]);
     frame
 }
 
@@ -167,6 +175,32 @@ impl Lan {
             assert_eq!(self.received(guest), last, "guest {guest}");
         }
     }
+}
+
+/// A guest reaches the LAN and is reached from there, over an uplink that may lose frames until then. Nothing is under
+/// way to the guest afterwards.
+///
+/// # Panics
+/// If that never comes about.
+#[track_caller]
+pub fn assert_reaches(guest: &mut Driver, number: usize, wire: &PacketPort) {
+    let pair = &mut guest.pairs[0];
+    let out = once(STRANGER, mac(number), 100);
+    let comes_out = wait::until(wait::SOON, || {
+        pair.reap_sent();
+        pair.send(&out, Layout::Whole);
+        std::iter::from_fn(|| wire.receive(wait::QUIET)).any(|got| got == out)
+    });
+    assert!(comes_out, "frames of guest {number} do not arrive");
+    let back = once(mac(number), STRANGER, 100);
+    let comes_in = wait::until(wait::SOON, || {
+        wire.send(&back);
+        pair.receive(wait::QUIET).is_some_and(|got| got.frame == back)
+    });
+    assert!(comes_in, "nothing arrives at guest {number}");
+    let last = once(mac(number), STRANGER, 100);
+    wire.send(&last);
+    let _ = pair.receive_before(&last);
 }
 
 /// Guests with receive buffers.

@@ -85,6 +85,18 @@ impl Lessor {
         dir.path().join("steward.sock")
     }
 
+    /// Whether there is something that the daemon has asked the steward and that one has not read.
+    #[must_use]
+    pub fn is_asked(&self) -> bool {
+        // The kernel counts the steward's end of a connection to the namespace of who connected.
+        let said = self.home.output_of("ss", &["-xnH"]);
+        let is_unread = |line: &str| {
+            let words: Vec<_> = line.split_whitespace().collect();
+            matches!(words[..], [_, _, unread, _, path, ..] if unread != "0" && path.ends_with("/steward.sock"))
+        };
+        said.lines().any(is_unread)
+    }
+
     /// Where the steward keeps its records.
     #[must_use]
     pub fn state(dir: &TempDir) -> PathBuf {

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, netdevice, send, socket_with};
 
-use crate::{NetNs, wait};
+use crate::{NetNs, VethPair, wait};
 
 /// Not in libc (`linux/if_packet.h`).
 const PACKET_VNET_HDR: libc::c_int = 15;
@@ -209,6 +209,38 @@ impl PacketPort {
         };
         Ok((got, auxiliary(&message)))
     }
+}
+
+/// Waits until the near end of a pair has received so many frames, and the sockets there have them, however late the
+/// kernel's softirqs are.
+///
+/// # Panics
+/// If they never come.
+#[track_caller]
+pub fn await_delivered(veth: &VethPair, frames: u64) {
+    let received = || veth.received_by_nic() >= frames;
+    assert!(wait::until(wait::SOON, received), "the NIC takes what is sent");
+    // Where the driver has no program, a veth counts a frame before a CPU's backlog has it.
+    assert!(
+        wait::until(wait::SOON, backlogs_are_empty),
+        "frames stay in a backlog"
+    );
+    // A softirq counts frames, or takes them from the backlog, before it gives the last ones to a socket (veth_poll,
+    // drivers/net/veth.c). Closing a packet socket takes until all softirqs that run now have ended: it waits for RCU
+    // (packet_release, net/packet/af_packet.c).
+    drop(PacketPort::open(&veth.far, VethPair::WIRE));
+}
+
+/// Whether no CPU has frames that wait for its softirq.
+fn backlogs_are_empty() -> bool {
+    let text = std::fs::read_to_string("/proc/net/softnet_stat").expect("it is there");
+    // The twelfth number of a CPU's line (softnet_seq_show, net/core/net-procfs.c).
+    let waiting = |cpu: &str| {
+        cpu.split_whitespace()
+            .nth(11)
+            .is_some_and(|count| count != "00000000")
+    };
+    !text.lines().any(waiting)
 }
 
 /// What the kernel says of a frame beside it.

@@ -145,6 +145,29 @@ impl Running {
         rustix::process::kill_process(pid, signal).expect("it is our child and has not been waited for");
     }
 
+    /// Waits until its first thread has slept so many times more: what it does between two sleeps it has done, however
+    /// slow the machine is. It must wake by itself.
+    ///
+    /// # Panics
+    /// If it does not, or the process ends.
+    pub fn await_sleeps(&mut self, count: u64) {
+        let before = self.sleeps();
+        let slept = wait::until(wait::SOON, || {
+            self.check();
+            self.sleeps() >= before + count
+        });
+        assert!(slept, "{self} does not wake again and again");
+    }
+
+    /// How often its first thread has given up its CPU by itself.
+    fn sleeps(&self) -> u64 {
+        let status =
+            std::fs::read_to_string(format!("/proc/{}/status", self.pid())).expect("it was not waited for");
+        let mut lines = status.lines();
+        let count = lines.find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+        count.expect("a line for it").trim().parse().expect("a number")
+    }
+
     /// Writes to its standard input.
     ///
     /// # Panics

@@ -6,7 +6,9 @@ use rustix::process::Signal;
 
 use crate::daemon::{Mode, Placement};
 use crate::pair::Received;
-use crate::{Daemon, Driver, DriverConfig, Layout, PacketPort, Pair, Serve, Traffic, VethPair, frame, wait};
+use crate::{
+    Daemon, Driver, DriverConfig, Layout, PacketPort, Pair, Serve, Traffic, VethPair, frame, packet, wait,
+};
 
 /// All of it. Fields are dropped in this order: the guest goes first, the namespaces last.
 pub struct Rig {
@@ -166,12 +168,8 @@ impl Rig {
         assert!(wait::until(wait::SOON, stopped), "it was told to stop");
         let before = self.veth.received_by_nic();
         frames.iter().for_each(|frame| self.wire.send(frame));
-        // The NIC's queue is run by a softirq, which may be late.
         let count = u64::try_from(frames.len()).expect("few");
-        let received = || self.veth.received_by_nic() >= before + count;
-        assert!(wait::until(wait::SOON, received), "the NIC takes what is sent");
-        // It counts before it puts the last ones into the daemon's ring; in skb mode before that.
-        wait::a_moment();
+        packet::await_delivered(&self.veth, before + count);
         self.daemon.process().signal(Signal::CONT);
     }
 

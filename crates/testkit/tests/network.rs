@@ -452,8 +452,7 @@ fn linux_guests_and_the_lan_reach_each_other_by_tcp(
         Guest::boot(Backend::Daemon(&socket(0)), &address(0), &options)
     };
     let guests = [first, Guest::boot_uml(&socket(1), &address(1))];
-    let server = |at: usize| guests[at].run("iperf3 -s -D && sleep 1");
-    server(1);
+    guests[1].serve_iperf("");
     let _lan = iperf_server(&veth);
     for to in [LINUX[1], HOST] {
         let pinged = guests[0].run_until_success(10 * wait::SOON, &format!("ping -c 3 -W 20 {to}"));
@@ -516,7 +515,7 @@ fn linux_guest_with_macvlans_in_vepa_mode_hears_itself_where_its_port_says_so(
     assert!(!guest.try_run(to_inner).status.success(), "nothing comes back");
     daemon.reload_with(&text("learning = true\nhairpin = true"));
     ping(to_inner);
-    let _ = guest.run(&inner("iperf3 -s -D && sleep 1"));
+    guest.serve_iperf(&inner(""));
     for direction in ["", "-R"] {
         let said = guest.run(&format!("iperf3 -c 10.77.0.22 -n 5M -J {direction}"));
         let received = received_bytes(&said, "sum_received");

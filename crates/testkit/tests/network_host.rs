@@ -358,9 +358,18 @@ fn addresses_of_the_host_are_followed() {
     let above = Ear::on(near, "above0");
     let known = || lan.host_status()["macs"] == serde_json::json!(["02:00:00:00:02:01", "02:00:00:00:02:02"]);
     assert!(wait::until(wait::SOON, known), "{:#}", lan.host_status());
-    let sent = frame(OTHER, mac(0), 100, 1);
-    lan.send(0, &sent);
-    lan.host.hears(&sent);
+    // The worker may learn of them a little later.
+    let mut number = 10;
+    let is_reached = wait::until(wait::SOON, || {
+        number += 1;
+        let sent = frame(OTHER, mac(0), 100, number);
+        lan.send(0, &sent);
+        std::iter::from_fn(|| lan.host.next(wait::QUIET)).any(|got| got == sent)
+    });
+    assert!(is_reached, "{}", lan.daemon.said());
+    let last = frame(HOST, mac(0), 101, 1);
+    lan.send(0, &last);
+    let _ = lan.wire.0.receive_before(&last);
     let sent = frame([0x02, 0, 0, 0, 2, 2], mac(0), 100, 2);
     lan.send(0, &sent);
     above.hears(&sent);
@@ -387,7 +396,11 @@ fn network_without_the_host_is_as_before(#[values(false, true)] by_policy: bool)
     let sent = frame(mac(0), HOST, 100, 3);
     lan.host.0.send(&sent);
     lan.wire.hears(&sent);
-    assert!(!is_left(&lan.veth.near));
+    assert!(
+        wait::until(wait::SOON, || !is_left(&lan.veth.near)),
+        "{}",
+        lan.daemon.said()
+    );
     match by_policy {
         true => {
             let said = lan.daemon.said();
@@ -412,6 +425,15 @@ fn forbidden(mut lan: Lan) -> Lan {
     steward.steward.signal(rustix::process::Signal::HUP);
     let refused = || lan.host_status()["impaired"].is_string();
     assert!(wait::until(wait::SOON, refused), "{:#}", lan.host_status());
+    // The worker may learn of it a little later.
+    let mut number = 10;
+    let leaves = wait::until(wait::SOON, || {
+        number += 1;
+        let sent = frame(HOST, mac(0), 100, number);
+        lan.send(0, &sent);
+        std::iter::from_fn(|| lan.wire.next(wait::QUIET)).any(|got| got == sent)
+    });
+    assert!(leaves, "{}", lan.daemon.said());
     lan
 }
 
@@ -447,8 +469,10 @@ fn host_is_reached_when_the_steward_is_killed_and_after() {
         steward.signal(rustix::process::Signal::KILL);
         steward.wait(wait::SOON);
         both_ways(&mut lan, number);
+        let said = |lan: &Lan| lan.daemon.said().matches("the steward is back").count();
+        let before = said(&lan);
         lan.daemon.start_lessor_again(&lan.veth.near);
-        let back = || lan.daemon.said().matches("the steward is back").count() >= 1;
+        let back = || said(&lan) > before;
         assert!(wait::until(wait::SOON, back), "{}", lan.daemon.said());
         both_ways(&mut lan, number + 4);
     }
@@ -487,21 +511,22 @@ fn linux_guest_reaches_the_host_and_the_lan_by_tcp(#[values(1, 2)] workers: usiz
     let ping = |to: &str| guest.run_until_success(10 * wait::SOON, &format!("ping -c 3 -W 20 {to}"));
     for to in [HOST_IP, LAN_IP] {
         ping(to).unwrap_or_else(|said| panic!("no ping of {to}: {said}\n{:#}", daemon.status()));
-        for direction in ["", "-R"] {
+        for (direction, counted) in [("", "to_guest"), ("-R", "from_guest")] {
+            let counts = || {
+                let host = daemon.status()["networks"][0]["host"].clone();
+                ["frames", "bytes"].map(|what| counter_of(&host, &format!("{counted}_{what}")))
+            };
+            let before = counts();
             let said = guest.run(&format!("iperf3 -c {to} -n 5M -J {direction}"));
             let received = received_bytes(&said, "sum_received");
             assert!(received > 1_000_000, "{to}: {received} bytes {direction}: {said}");
+            let [frames, bytes] = [0, 1].map(|at| counts()[at] - before[at]);
+            // Between host and guest in packets longer than a wire takes: two segments at least, however slow it is.
+            assert!(
+                to != HOST_IP || bytes > 1514 * frames,
+                "{direction}: {bytes} bytes in {frames} frames"
+            );
         }
-    }
-    // Between host and guest in packets longer than a wire takes.
-    let host = daemon.status()["networks"][0]["host"].clone();
-    for direction in ["from_guest", "to_guest"] {
-        let [frames, bytes] =
-            ["frames", "bytes"].map(|what| counter_of(&host, &format!("{direction}_{what}")));
-        assert!(
-            bytes > 3000 * frames,
-            "{direction}: {bytes} bytes in {frames} frames"
-        );
     }
     // From the host's side, too, over its own interface.
     let pinged = veth

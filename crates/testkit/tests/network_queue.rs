@@ -518,7 +518,7 @@ fn linux_guest_reaches_another_one_and_the_lan_by_tcp(
         Guest::boot_uml(&socket, &format!("{}/24", LINUX[at]))
     };
     let guests = [guest(OWN), guest(1)];
-    let _server = guests[1].run("iperf3 -s -D && sleep 1");
+    guests[1].serve_iperf("");
     let _lan = iperf_server(&veth);
     for to in [LINUX[1], LAN_IP] {
         let pinged = guests[OWN].run_until_success(10 * wait::SOON, &format!("ping -c 3 -W 20 {to}"));

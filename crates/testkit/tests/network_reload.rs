@@ -4,10 +4,8 @@
 use rstest::rstest;
 use rustix::process::Signal;
 use testkit::daemon::DIR;
+use testkit::lan::assert_reaches;
 use testkit::{Daemon, Driver, DriverConfig, Layout, PacketPort, Serve, VethPair, frame, require, wait};
-
-/// A station of the LAN.
-const STRANGER: [u8; 6] = [0x02, 0, 0, 0, 1, 0];
 
 fn mac(guest: u8) -> [u8; 6] {
     [0x02, 0, 0, 0, 0, guest]
@@ -61,26 +59,6 @@ fn all_arrive(guests: &mut [Driver; 2], during: impl FnOnce() + Send) -> u32 {
         let got = guests[1].pairs[0].receive(wait::SOON).expect("it arrives");
         frame::assert_same(&got.frame, &sent);
     })
-}
-
-/// Both ways over the uplink.
-#[track_caller]
-fn assert_reaches(guest: &mut Driver, number: u8, wire: &PacketPort) {
-    let out = numbered(STRANGER, mac(number), 7);
-    let comes_out = || {
-        guest.pairs[0].reap_sent();
-        guest.pairs[0].send(&out, Layout::Whole);
-        std::iter::from_fn(|| wire.receive(wait::QUIET)).any(|frame| frame == out)
-    };
-    assert!(wait::until(wait::SOON, comes_out));
-    let back = numbered(mac(number), STRANGER, 8);
-    let comes_in = || {
-        wire.send(&back);
-        let got = guest.pairs[0].receive(wait::QUIET);
-        got.is_some_and(|got| got.frame == back)
-    };
-    assert!(wait::until(wait::SOON, comes_in));
-    while guest.pairs[0].receive(wait::QUIET).is_some() {}
 }
 
 #[rstest]

@@ -109,7 +109,7 @@ impl World {
     /// On an interface of one queue, with a steward whose leases outlive it; holders have long enough to come back,
     /// however busy the machine is.
     pub(crate) fn kept() -> Self {
-        Self::kept_for(POLICY, "10")
+        Self::kept_for(POLICY, "60")
     }
 
     /// The same with another policy, and so many seconds.
@@ -124,7 +124,7 @@ impl World {
 
     /// The same, and its leases outlive it.
     pub(crate) fn kept_lingering(policy: &str, linger: &'static str) -> Self {
-        Self::start(2, policy, Some(BpfFs::new()), ["10", linger])
+        Self::start(2, policy, Some(BpfFs::new()), ["60", linger])
     }
 
     fn start(queues: u32, policy: &str, bpffs: Option<BpfFs>, [grace, linger]: [&'static str; 2]) -> Self {
@@ -273,7 +273,7 @@ impl World {
     /// How often the steward has attached its program, as it says: it says each. What it says comes here a little
     /// later, so this waits until it has done so as often as it must have.
     pub(crate) fn attached(&self, at_least: usize) -> usize {
-        let count = || self.steward.said().matches("program attached").count();
+        let count = || self.steward.said().matches("program attached interface=").count();
         wait::until(wait::SOON, || count() >= at_least);
         count()
     }

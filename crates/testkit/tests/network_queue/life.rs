@@ -5,39 +5,19 @@ use std::time::Duration;
 use rstest::rstest;
 use rustix::process::Signal;
 use testkit::driver;
-use testkit::lan::{Lan, STRANGER, frame, mac, port};
+use testkit::lan::{Lan, STRANGER, assert_reaches, frame, mac, port, telling};
 use testkit::{Daemon, Driver, DriverConfig, Layout, PacketPort, Serve, VethPair, require, wait};
 
 use super::{OWN, Queue0, lan, network, own, uplink};
 
 /// Whether a network's guest 1 and 2 lose no frame meanwhile.
-fn none_is_lost(lan: &mut [Driver; 2], during: impl FnOnce() + Send) {
-    use std::sync::atomic::{AtomicBool, Ordering};
-    let over = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            struct Raised<'a>(&'a AtomicBool);
-            impl Drop for Raised<'_> {
-                fn drop(&mut self) {
-                    self.0.store(true, Ordering::Release);
-                }
-            }
-            // Also if it panics.
-            let _over = Raised(&over);
-            during();
-        });
-        for number in 0..=u32::MAX {
-            let last = over.load(Ordering::Acquire);
-            let mut sent = frame(mac(2), mac(1), 100, 0);
-            sent[14..18].copy_from_slice(&number.to_be_bytes());
-            lan[0].pairs[0].reap_sent();
-            lan[0].pairs[0].send(&sent, Layout::Whole);
-            let got = lan[1].pairs[0].receive(wait::SOON).expect("it arrives");
-            assert_eq!(got.frame, sent);
-            if last {
-                return;
-            }
-        }
+fn none_is_lost(guests: &mut [Driver; 2], during: impl FnOnce() + Send) {
+    wait::rounds_during(during, |number| {
+        let sent = telling(mac(2), mac(1), 0, number);
+        guests[0].pairs[0].reap_sent();
+        guests[0].pairs[0].send(&sent, Layout::Whole);
+        let got = guests[1].pairs[0].receive(wait::SOON).expect("it arrives");
+        assert_eq!(got.frame, sent);
     });
 }
 
@@ -51,25 +31,6 @@ fn connect(daemon: &Daemon, number: usize) -> Driver {
     };
     assert!(wait::until(wait::SOON, runs), "{}", daemon.said());
     driver
-}
-
-/// Both ways over the uplink and to another port.
-#[track_caller]
-fn assert_reaches(guest: &mut Driver, wire: &PacketPort) {
-    let out = frame(STRANGER, mac(OWN), 100, 7);
-    let comes_out = || {
-        guest.pairs[0].reap_sent();
-        guest.pairs[0].send(&out, Layout::Whole);
-        std::iter::from_fn(|| wire.receive(wait::QUIET)).any(|frame| frame == out)
-    };
-    assert!(wait::until(wait::SOON, comes_out));
-    let back = frame(mac(OWN), STRANGER, 100, 8);
-    let comes_in = || {
-        wire.send(&back);
-        let got = guest.pairs[0].receive(wait::QUIET);
-        got.is_some_and(|got| got.frame == back)
-    };
-    assert!(wait::until(wait::SOON, comes_in));
 }
 
 #[rstest]
@@ -94,12 +55,12 @@ fn it_comes_and_goes_and_the_others_lose_no_frame(
             let told = daemon.reload_with(&with);
             assert!(told.contains("port vm0 began"), "{told}");
             let mut guest = connect(&daemon, OWN);
-            assert_reaches(&mut guest, &wire);
+            assert_reaches(&mut guest, OWN, &wire);
             // Without its queue, and its guest comes again.
             let told = daemon.reload_with(&[&*stays, &port(OWN, "")].concat());
             assert!(told.contains("port vm0 has another"), "{told}");
             drop(guest);
-            assert_reaches(&mut connect(&daemon, OWN), &wire);
+            assert_reaches(&mut connect(&daemon, OWN), OWN, &wire);
             daemon.reload_with(&stays);
         });
     }
@@ -122,7 +83,7 @@ fn nothing_is_left_of_a_daemon_that_is_killed(#[values("copy", "send-direct")] m
     let nic = || veth.near.output_of("ip", &["-d", "link", "show", VethPair::NIC]);
     for _ in 0..3 {
         let mut guest = connect(&daemon, OWN);
-        assert_reaches(&mut guest, &wire);
+        assert_reaches(&mut guest, OWN, &wire);
         assert!(nic().contains("xdp"));
         daemon.kill();
         let lessor = daemon.lessor.as_ref().expect("queues are leased");
@@ -168,13 +129,13 @@ fn it_goes_on_after_daemon_and_steward_were_killed(#[values("copy", "send-direct
             .enumerate()
             .map(again)
             .collect();
-        assert_reaches(&mut lan.guests[OWN], &lan.wire);
+        assert_reaches(&mut lan.guests[OWN], OWN, &lan.wire);
         let lessor = lan.daemon.lessor.as_mut().expect("queues are leased");
         lessor.steward.signal(Signal::KILL);
         lessor.steward.wait(wait::SOON);
-        assert_reaches(&mut lan.guests[OWN], &lan.wire);
+        assert_reaches(&mut lan.guests[OWN], OWN, &lan.wire);
         lan.daemon.restart_lessor(&lan.veth.near);
-        assert_reaches(&mut lan.guests[OWN], &lan.wire);
+        assert_reaches(&mut lan.guests[OWN], OWN, &lan.wire);
         // What was under way to the other guest, and then something new.
         let last = frame(mac(1), mac(OWN), 300, 9);
         lan.send(OWN, &last);
@@ -205,9 +166,7 @@ fn while_its_interface_is_down_it_reaches_the_other_ports(#[values("copy", "send
             assert_eq!(lan.received(OWN), back, "round {round}");
         }
         lan.veth.near.ip(&["link", "set", VethPair::NIC, "up"]);
-        let wire = &lan.wire;
-        assert_reaches(&mut lan.guests[OWN], wire);
-        while lan.guests[OWN].pairs[0].receive(wait::QUIET).is_some() {}
+        assert_reaches(&mut lan.guests[OWN], OWN, &lan.wire);
     }
 }
 
@@ -233,5 +192,5 @@ fn without_its_interface_it_reaches_the_other_ports(#[values("copy", "send-direc
     let back = || lan.daemon.port(OWN)["lanes"][0]["mode"] != "network";
     assert!(wait::until(wait::SOON, back), "{}", lan.daemon.said());
     let wire = PacketPort::open(&lan.veth.far, VethPair::WIRE);
-    assert_reaches(&mut lan.guests[OWN], &wire);
+    assert_reaches(&mut lan.guests[OWN], OWN, &wire);
 }
