@@ -124,7 +124,7 @@ impl Default for DriverConfig {
                 | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS,
             pairs: 1,
             queue_size: 256,
-            regions: vec![(GuestAddr(0), 32 << 20), (GuestAddr(4 << 30), 32 << 20)],
+            regions: vec![(GuestAddr(0), 8 << 20), (GuestAddr(4 << 30), 8 << 20)],
         }
     }
 }

@@ -297,10 +297,10 @@ type Entry = (u16, u16);
 /// Makes the guest's first chain one of these entries, which are its ring's or those of a table.
 fn lie(ring: &Ring, entries: &[Entry], in_table: bool, kind: u16) {
     let split = ring.driver.split();
-    let table = GuestAddr(8 * MIB);
+    let table = GuestAddr(6 * MIB);
     for (at, &(flags, next)) in (0..).zip(entries) {
         let addr = if flags & DESC_INDIRECT == 0 {
-            GuestAddr(9 * MIB)
+            GuestAddr(7 * MIB)
         } else {
             table
         };

@@ -3,6 +3,7 @@
 use rstest::rstest;
 use testkit::daemon::{Mode, Placement};
 use testkit::{DriverConfig, Layout, Rig, Serve, VethPair, frame, require, wait};
+use virtqueue::GuestAddr;
 
 use super::BUFFER;
 
@@ -36,6 +37,8 @@ fn sending_goes_on_without_another_kick_and_over_a_full_ring(
     let config = DriverConfig {
         // As many as fit a ring of 4096 of the kernel's twice and more over the rounds.
         queue_size: 4096,
+        // A page each, and more.
+        regions: vec![(GuestAddr(0), 32 << 20)],
         ..DriverConfig::default()
     };
     let serve = Serve::interface(VethPair::NIC).placement(placement).mode(mode);
