@@ -35,6 +35,9 @@ fn memory_comes_and_goes_while_frames_pass_each_millisecond(
     #[values(64, 512)] mib: u64,
 ) {
     require!(Root);
+    if soak::leaves_out(mib == 64 || placement == Placement::Copy) {
+        return;
+    }
     let mut rig = Rig::new(placement, Mode::Native);
     rig.post(128, &[2048]);
     let Rig {
@@ -101,7 +104,7 @@ fn linux_guest_gets_memory_while_it_sends(
     #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
 ) {
     require!(Root, Qemu);
-    if soak::leaves_out(placement != Placement::SendDirect) {
+    if soak::leaves_out(placement == Placement::Direct) {
         return;
     }
     let world = World::new(Setting {

@@ -64,7 +64,7 @@ fn queue_pairs_come_and_go_while_tcp_runs_both_ways(
     #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
 ) {
     require!(Root, Qemu);
-    if soak::leaves_out(placement != Placement::SendDirect) {
+    if soak::leaves_out(placement == Placement::Direct) {
         return;
     }
     let world = World::new(Setting {
@@ -109,6 +109,10 @@ fn guest_that_is_killed_is_followed_by_another(
     ),
 ) {
     require!(Root, Qemu);
+    // A VMM that connected to the daemon and was killed is also played by the driver: `Rig::next_guest`.
+    if soak::leaves_out(listener == Listener::Vmm) {
+        return;
+    }
     let mut world = World::new(Setting {
         listener,
         ..Setting::new(placement)
