@@ -167,7 +167,7 @@ fn cve_2019_14818_repeated_messages_leak_no_descriptors() {
     let event = vmm_sys_util::eventfd::EventFd::new(0).expect("an eventfd");
     let mut counts = Vec::new();
     for _ in 0..3 {
-        for _ in 0..100 {
+        for _ in 0..30 {
             guest.set_memory().expect("accepted");
             let frontend = guest.frontend();
             frontend.set_vring_call(0, &event).expect("accepted");
