@@ -4,12 +4,12 @@ import json
 import re
 from pathlib import Path
 
+from .whole import FRAMES
+
 ROOT = Path(__file__).parents[2]
 ROWS = ROOT / "docs" / "benchmarks" / "whole.json"
 PAGE = ROOT / "docs" / "benchmarks.md"
 PICTURE = ROOT / "docs" / "benchmarks" / "cost.svg"
-# Of a table: (bytes, batch).
-COLUMNS = ((64, 64), (64, 8), (64, 1), (1514, 64), (1514, 1))
 TITLES = {
     "ours/one-guest": "**one guest**",
     "ours/one-guest/forced-copy": "– in copy mode",
@@ -17,6 +17,7 @@ TITLES = {
     "ours/network": "**network**",
     "ours/network/polling": "– polling",
     "ours/network/62-idle": "– 62 idle guests beside it",
+    "ours/socket-alone": "– its AF_XDP socket alone, no guest",
     "vhost-net/bridge": "vhost-net, bridge",
     "vhost-net/openvswitch": "vhost-net, Open vSwitch",
     "vhost-net/macvtap": "vhost-net, macvtap",
@@ -74,9 +75,9 @@ class Figures:
 
     def path(self, nic, way):
         """The table of a path."""
-        lines = [" | ".join([f"| {nic}", *(f"{size:,} x{batch}" for size, batch in COLUMNS)]) + " |", "|---" * (len(COLUMNS) + 1) + "|"]
+        lines = [" | ".join([f"| {nic}", *(f"{size:,} x{batch}" for size, batch in FRAMES)]) + " |", "|---" * (len(FRAMES) + 1) + "|"]
         for who in self.whose(nic, way):
-            lines.append(" | ".join([f"| {TITLES[who]}", *(self.cell(nic, who, way, *column) for column in COLUMNS)]) + " |")
+            lines.append(" | ".join([f"| {TITLES[who]}", *(self.cell(nic, who, way, *column) for column in FRAMES)]) + " |")
         return lines
 
     def gso(self):

@@ -12,7 +12,8 @@ ALL_WAYS = ("from-guest", "to-guest", "guest-to-guest", "gso")
 
 @dataclass(frozen=True)
 class Setup:
-    """Something that serves guests. `polls`: it takes all of a CPU, so the driver runs at real-time priority."""
+    """Something that serves guests; without ends, a socket alone that sends. `polls`: it takes all of a CPU, so the driver
+    runs at real-time priority."""
 
     name: str
     make: str
@@ -24,12 +25,13 @@ class Setup:
 
 @dataclass(frozen=True)
 class Wire:
-    """A NIC: how it is made before each setup and what is undone after it."""
+    """A NIC: how it is made before each setup and what is undone after it; and what of it is measured."""
 
     name: str
     make: str
     unmake: str
     setups: tuple
+    ways: tuple = ALL_WAYS
 
 
 PREPARE = """mount -t bpf bpf /sys/fs/bpf; mkdir -p /run/ovs /dev/hugepages
@@ -128,6 +130,7 @@ PORT = ("vhost-user:/tmp/s",)
 NETWORK = ("vhost-user:/tmp/p1", "vhost-user:/tmp/p2")
 FRAMES_ONLY = ("from-guest", "to-guest", "guest-to-guest")
 
+RAW = Setup("ours/socket-alone", "true", "true", (), ("from-guest",))
 IN_KERNEL = (
     Setup("vhost-net/bridge", BRIDGE, NO_BRIDGE, TAPS),
     Setup("vhost-net/openvswitch", OPENVSWITCH, NO_OPENVSWITCH, TAPS),
@@ -147,24 +150,30 @@ WIRES = (
             _network("ours/network"),
             _network("ours/network/polling", POLLING),
             _network("ours/network/62-idle", idle=62),
+            RAW,
         ),
     ),
     *(
         Wire(
             name,
-            SENDER,
+            # It drops frames to guests otherwise.
+            f"{SENDER}; ip link set va promisc on",
             "ip link set va promisc off",
             (
                 *IN_KERNEL,
                 _one("ours/one-guest"),
                 _one("ours/one-guest/forced-copy", f"{QUIET} --force-copy"),
                 _network("ours/network"),
+                # It is busy where it waits for a NIC that QEMU's main loop serves.
+                *([RAW] if name == "igb" else []),
             ),
+            # Between guests it has no part.
+            ("from-guest", "to-guest", "gso"),
         )
         for name in ("igb", "virtio_net")
     ),
 )
 # What is not measured, and why.
 MISSING = {
-    "qemu/af-xdp": "no QEMU of Debian's up to 13 is built with it (`-netdev help`), and the guest it serves is its own",
+    "QEMU's af-xdp": "no QEMU of Debian's, up to 11.1.3, is built with libxdp; and it serves a guest of its own only",
 }
