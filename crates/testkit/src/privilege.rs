@@ -72,9 +72,15 @@ fn missing(need: Need) -> Option<String> {
         Need::Prometheus => missing_program("promtool").or_else(|| missing_program("prometheus")),
         Need::Fuse => missing_device("/dev/fuse"),
         Need::Kvm => missing_kvm(c"/dev/kvm"),
-        Need::Packager => ["dpkg-deb", "dpkg-gencontrol", "dpkg-shlibdeps", "strip", "pivot_root"]
-            .into_iter()
-            .find_map(missing_program),
+        Need::Packager => [
+            "dpkg-deb",
+            "dpkg-gencontrol",
+            "dpkg-shlibdeps",
+            "strip",
+            "pivot_root",
+        ]
+        .into_iter()
+        .find_map(missing_program),
         Need::Shells => missing_program("zsh").or_else(|| missing_program("fish")),
         Need::Systemd => missing_program(systemd::PROGRAM).or_else(|| {
             let none = cgroup::mounted().is_none();
