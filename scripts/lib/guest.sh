@@ -93,7 +93,7 @@ guest_unpack_kernel() {
         # What is needed of a few hundred MB; no package has all of it, so that tar complains.
         dpkg-deb --fsys-tarfile "$file" | tar -x -C "$directory/tree" --wildcards '*/vmlinuz*' '*/modules.builtin' \
             '*/kernel/net' '*/kernel/drivers/net' '*/kernel/drivers/virtio' '*/kernel/drivers/dca' '*/kernel/drivers/i2c' \
-            '*/kernel/drivers/vhost' 2>/dev/null || true
+            '*/kernel/drivers/vhost' '*/kernel/lib/libcrc32c.ko*' '*/kernel/crypto/crc32c_generic.ko*' 2>/dev/null || true
     done
     # In /boot, /lib and /usr/lib, according to their ages.
     find "$directory/tree" -name 'vmlinuz*' -type f -exec mv {} "$directory/kernel/vmlinuz" \;
@@ -124,6 +124,19 @@ guest_programs() {
         ldd "$program" | grep -o '/[^ ]*'
     done
     realpath "$(gcc -print-file-name=libgcc_s.so.1)"
+}
+
+# Copies a program or a library, unless it lies there already, and the libraries that it needs, into a root: guest_pack
+# FILE ROOT. What a path is a link to stays a link: a driver of DPDK's has several names, by which it would be loaded as
+# often if they were files.
+guest_pack() {
+    local path file
+    while read -r path; do
+        [[ $path != "$2"/* ]] || continue
+        file="$(realpath "$path")"
+        [[ -e $2$file ]] || install -D "$file" "$2$file"
+        [[ $file == "$path" ]] || { mkdir -p "$2$(dirname "$path")" && ln -sf "$file" "$2$path"; }
+    done < <(echo "$1"; ldd "$1" 2>/dev/null | grep -o '/[^ ]*')
 }
 
 # Sets NETCHECK to the program of netcheck.c, which runs on the host and in the guest, building it if its source has

@@ -4,7 +4,6 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
 use vhost::vhost_user::message::VhostUserProtocolFeatures;
@@ -96,35 +95,6 @@ impl Ring {
     /// If the eventfd is full.
     pub fn kick(&self) {
         self.kick.write(1).expect("a kick fits");
-    }
-
-    /// Waits until `count` chains are back, with one call for all of them, and takes them: as a driver does that coalesces
-    /// its interrupts. Split rings with event indices only. Returns whether they came in time.
-    ///
-    /// # Panics
-    /// If the ring is packed.
-    pub fn await_count(&mut self, count: u16, limit: Duration) -> bool {
-        let in_flight = u16::try_from(self.driver.in_flight()).expect("no more than the ring holds");
-        let split = self.driver.split();
-        let last = split
-            .avail_idx()
-            .wrapping_sub(in_flight)
-            .wrapping_add(count)
-            .wrapping_sub(1);
-        split.set_used_event(last);
-        // used_event is visible before used.idx is read: the device writes used.idx and then reads used_event (VirtIO
-        // 1.3, 2.7.10). Without it, both sides could see the old value, and no call would come.
-        fence(Ordering::SeqCst);
-        while last.wrapping_sub(self.driver.split().used_idx()).cast_signed() >= 0 {
-            if !wait::readable(&self.call, limit) {
-                return false;
-            }
-            let _ = self.call.read();
-        }
-        for _ in 0..count {
-            self.driver.take_used();
-        }
-        true
     }
 
     /// Fills the call eventfd up: no call fits any more.

@@ -7,6 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
 /// Time given to what should happen at once. It only ends what hangs: on a busy machine the kernel alone may take ten
 /// seconds to end a process that has a socket on an interface.
@@ -76,4 +77,12 @@ pub(crate) fn readable(fd: &impl AsRawFd, limit: Duration) -> bool {
     let fd = unsafe { BorrowedFd::borrow_raw(fd.as_raw_fd()) };
     let timeout = Timespec::try_from(limit).expect("short");
     poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], Some(&timeout)).expect("a good descriptor") > 0
+}
+
+/// Lets reads of a descriptor wait until there is something.
+pub(crate) fn set_blocking(fd: &impl AsRawFd) {
+    // SAFETY: the owner is borrowed for as long as the descriptor is used, and owns it.
+    let fd = unsafe { BorrowedFd::borrow_raw(fd.as_raw_fd()) };
+    let flags = fcntl_getfl(fd).expect("a good descriptor");
+    fcntl_setfl(fd, flags - OFlags::NONBLOCK).expect("a good descriptor");
 }

@@ -53,7 +53,9 @@ impl Buffer {
         }
     }
 
-    fn descriptor(self, next: Option<u16>) -> Descriptor {
+    /// The descriptor of it, in a chain that goes on there.
+    #[must_use]
+    pub fn descriptor(self, next: Option<u16>) -> Descriptor {
         let flags = if self.writable { DESC_WRITE } else { 0 } | if next.is_some() { DESC_NEXT } else { 0 };
         Descriptor {
             addr: self.addr.get(),

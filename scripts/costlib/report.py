@@ -1,0 +1,142 @@
+"""What docs and README show of the whole system's figures: tables and a picture, made from the rows in a file."""
+
+import json
+import re
+from pathlib import Path
+
+from .whole import FRAMES
+
+ROOT = Path(__file__).parents[2]
+ROWS = ROOT / "docs" / "benchmarks" / "whole.json"
+PAGE = ROOT / "docs" / "benchmarks.md"
+PICTURE = ROOT / "docs" / "benchmarks" / "cost.svg"
+TITLES = {
+    "ours/one-guest": "**one guest**",
+    "ours/one-guest/forced-copy": "– in copy mode",
+    "ours/one-guest/polling": "– polling",
+    "ours/network": "**network**",
+    "ours/network/polling": "– polling",
+    "ours/network/62-idle": "– 62 idle guests beside it",
+    "ours/socket-alone": "– its AF_XDP socket alone, no guest",
+    "vhost-net/bridge": "vhost-net, bridge",
+    "vhost-net/openvswitch": "vhost-net, Open vSwitch",
+    "vhost-net/macvtap": "vhost-net, macvtap",
+    "dpdk/vhost": "DPDK's vhost (polls)",
+    "dpdk/openvswitch": "Open vSwitch, DPDK (polls)",
+}
+# What of ours is to be held against a peer: that which does the same for guests.
+SAME = {
+    "vhost-net/bridge": "ours/network",
+    "vhost-net/openvswitch": "ours/network",
+    "vhost-net/macvtap": "ours/one-guest",
+    "dpdk/vhost": "ours/one-guest/polling",
+    "dpdk/openvswitch": "ours/network/polling",
+}
+NICS = ("veth", "igb", "virtio_net")
+# Of the picture: a group each, and a bar each in it.
+GROUPS = (
+    ("from guest, 64 bytes, 64 at once", "from-guest", 64, 64),
+    ("from guest, 64 bytes, one by one", "from-guest", 64, 1),
+    ("to guest, 64 bytes, 64 at once", "to-guest", 64, 64),
+    ("to guest, 64 bytes, one by one", "to-guest", 64, 1),
+    ("guest to guest, 64 bytes, 64 at once", "guest-to-guest", 64, 64),
+)
+BARS = (
+    ("ours/network", "vhost-af-xdp, network", "#0b6e4f"),
+    ("vhost-net/bridge", "vhost-net, tap, bridge", "#8a8d91"),
+    ("vhost-net/openvswitch", "vhost-net, tap, Open vSwitch", "#b9bcc0"),
+    ("dpdk/openvswitch", "Open vSwitch over DPDK (polls)", "#d08c2f"),
+)
+
+
+class Figures:
+    """Rows by what they are of."""
+
+    def __init__(self, rows):
+        self.rows = rows
+        self.by = {(row["nic"], row["who"], row["way"], row["size"], row["batch"]): row for row in rows if "way" in row}
+
+    def of(self, *key):
+        """Instructions, or None."""
+        return self.by.get(key, {}).get("instructions")
+
+    def cell(self, nic, who, way, size, batch):
+        """A figure, and what ours is of a peer's."""
+        figure = self.of(nic, who, way, size, batch)
+        if figure is None:
+            return ""
+        same = "ours/network" if (way, who) == ("guest-to-guest", "vhost-net/macvtap") else SAME.get(who)
+        ours = self.of(nic, same, way, size, batch)
+        return f"{figure:,.0f}" + (f" ({ours / figure:.2f})" if ours else "")
+
+    def whose(self, nic, way):
+        """Who has figures there."""
+        return [who for who in TITLES if any(key[:3] == (nic, who, way) and self.of(*key) for key in self.by)]
+
+    def path(self, nic, way):
+        """The table of a path."""
+        lines = [" | ".join([f"| {nic}", *(f"{size:,} x{batch}" for size, batch in FRAMES)]) + " |", "|---" * (len(FRAMES) + 1) + "|"]
+        for who in self.whose(nic, way):
+            lines.append(" | ".join([f"| {TITLES[who]}", *(self.cell(nic, who, way, *column) for column in FRAMES)]) + " |")
+        return lines
+
+    def gso(self):
+        """The table of GSO packets, a NIC a column."""
+        size, batch = next((key[3:] for key in self.by if key[2] == "gso"), (0, 0))
+        lines = ["| | " + " | ".join(NICS) + " |", "|---" * (len(NICS) + 1) + "|"]
+        for who in TITLES:
+            cells = [self.cell(nic, who, "gso", size, batch) for nic in NICS]
+            lines += [" | ".join([f"| {TITLES[who]}", *cells]) + " |"] if any(cells) else []
+        return lines
+
+    def missing(self):
+        """What was not measured, a line each."""
+        return [f"- {row['name']}: {row['reason']}" for row in self.rows if "reason" in row]
+
+    def table(self, name):
+        """What stands behind a mark of that name."""
+        words = name.split()
+        return {"path": self.path, "gso": self.gso, "missing": self.missing}[words[0]](*words[1:])
+
+
+def filled(page, figures):
+    """The page, with what stands between its marks made anew."""
+    mark = re.compile(r"(<!-- (\w[^>]*) -->\n).*?(<!-- end -->)", re.S)
+    return mark.sub(lambda found: found[1] + "\n" + "\n".join(figures.table(found[2])) + "\n\n" + found[3], page)
+
+
+def picture(figures):
+    """An SVG of bars."""
+    left, width, high, gap, head = 250, 430, 15, 22, 44 + 18 * len(BARS)
+    group = high * len(BARS) + gap
+    total = head + group * len(GROUPS)
+    values = {(title, who): figures.of("veth", who, *key) for title, *key in GROUPS for who, _, _ in BARS}
+    scale = width / max(value for value in values.values() if value)
+    text = lambda x, y, what, more="": f'<text x="{x}" y="{y}"{more}>{what}</text>'  # noqa: E731
+    out = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + width + 70}" height="{total}" font-family="sans-serif" font-size="12">',
+        '<rect width="100%" height="100%" fill="#fff"/>',
+        text(10, 20, "Instructions a frame, in driver, kernel and back end (veth)", ' font-size="14" font-weight="bold"'),
+    ]
+    for number, (_, title, colour) in enumerate(BARS):
+        y = 32 + 18 * number
+        out += [f'<rect x="10" y="{y}" width="12" height="12" fill="{colour}"/>', text(28, y + 10, title)]
+    for number, (title, *_) in enumerate(GROUPS):
+        y = head + group * number
+        out.append(text(10, y + high * len(BARS) / 2 + 4, title))
+        for bar, (who, _, colour) in enumerate(BARS):
+            value, at = values[title, who], y + high * bar
+            if value:
+                out.append(f'<rect x="{left}" y="{at}" width="{value * scale:.0f}" height="{high - 2}" fill="{colour}"/>')
+            out.append(text(f"{left + (value or 0) * scale + 5:.0f}", at + 11, f"{value:,.0f}" if value else "not measured"))
+    return "\n".join([*out, "</svg>"]) + "\n"
+
+
+def main():
+    figures = Figures(json.loads(ROWS.read_text()))
+    PAGE.write_text(filled(PAGE.read_text(), figures))
+    PICTURE.write_text(picture(figures))
+
+
+if __name__ == "__main__":
+    main()
