@@ -262,6 +262,27 @@ impl Policy {
         }
     }
 
+    /// Why a peer may lease nothing of an interface, and what to do.
+    fn without_a_rule(&self, peer: &Credentials, interface: &str) -> String {
+        let uid = peer.uid;
+        let others: Vec<&Rule> = self.rules.iter().filter(|rule| rule.is_for(peer)).collect();
+        let but: BTreeSet<&str> = others.iter().map(|rule| rule.interface.as_str()).collect();
+        let but: Vec<&str> = but.into_iter().collect();
+        let but = match but.is_empty() {
+            true => String::new(),
+            false => format!(" (it may of {})", but.join(", ")),
+        };
+        // A user that systemd makes for a unit (DynamicUser=) has another number at its next start.
+        let who = match others.iter().find_map(|rule| rule.group) {
+            Some(group) => format!("group = {group}"),
+            None => format!("user = {uid}"),
+        };
+        format!(
+            "user {uid} may not lease queues of {interface}{but}: the policy has no rule for that: add one that says \
+             `{who}` and `interface = {interface:?}`, or start the daemon as a user that has one (--user)"
+        )
+    }
+
     /// The first rule that allows all that is wanted; `leased` says how many queues are leased under a rule.
     pub(crate) fn find(
         &self,
@@ -270,13 +291,7 @@ impl Policy {
         leased: impl Fn(usize) -> u32,
     ) -> Result<usize, Refusal> {
         let (uid, interface) = (peer.uid, &wanted.interface);
-        let mut refusal = Refusal::new(
-            Reason::NotAllowed,
-            format!(
-                "user {uid} may not lease queues of {interface}: the policy has no rule for that: add one that says \
-                 `user = {uid}` and `interface = {interface:?}`, or start the daemon as a user that has one (--user)"
-            ),
-        );
+        let mut refusal = Refusal::new(Reason::NotAllowed, self.without_a_rule(peer, interface));
         let filter = &wanted.filter;
         for (index, rule) in self.rules.iter().enumerate() {
             if !rule.is_for(peer) || rule.interface != wanted.interface {

@@ -100,6 +100,13 @@ fn users_get_what_a_rule_allows_and_nothing_else() {
         remedy.contains("`user = 1000` and `interface = \"eth2\"`") && remedy.contains("(--user)"),
         "{remedy}"
     );
+    assert!(remedy.contains("eth2 (it may of eth1): "), "{remedy}");
+    // The daemon of a unit is known by its group; its user has another number each time.
+    let remedy = refused(&peer(1001, 1001, &[107]), &wanted("eth2", 0, 1));
+    assert!(
+        remedy.contains("`group = 107` and `interface = \"eth2\"`"),
+        "{remedy}"
+    );
     assert!(refused(&peer(1001, 1001, &[]), &wanted("eth1", 0, 1)).contains("user 1001"));
     assert_eq!(policy.rules_for(&peer(1001, 1001, &[])).count(), 0);
     // A rule with user and group is for those who are both.
@@ -189,7 +196,10 @@ fn mistakes_are_named_with_their_place() {
             "user = -1\ninterface = \"e\"\nqueues = \"0\"",
             "user = -1: give a name in quotes, or a number of 0 to 4294967294",
         ),
-        ("interface = \"e\"\nqueues = \"0\"", "neither user nor group"),
+        (
+            "interface = \"e\"\nqueues = \"0\"",
+            "neither user nor group: add `group = ",
+        ),
         ("user = 1\ninterface = \"e\"\nqueues = \"3-1\"", "0-3,6"),
         ("user = 1\ninterface = \"e\"\nqueues = \"0-256\"", "0 to 255"),
         ("user = 1\ninterface = \"e\"\nqueues = \"\"", "0-3,6"),

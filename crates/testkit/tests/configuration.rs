@@ -300,6 +300,25 @@ fn file_with_a_mistake_changes_nothing_and_is_told() {
     drop(guest);
 }
 
+/// The claim: what [daemon] says otherwise than at the start is reported by each reading, until the file says it again.
+#[test]
+fn change_of_the_daemons_keys_is_reported_until_it_is_undone() {
+    require!(Root);
+    let netns = NetNs::new("file");
+    let good = format!("[daemon]\nspin-us = 60\n{}", null("a", ""));
+    let daemon = Daemon::start_file(&netns, &Serve::file().by_root(), &[], &good);
+    for further in ["", "queues = 2"] {
+        daemon.write_file(&format!("[daemon]\nspin-us = 70\n{}", null("a", further)));
+        let (done, said) = daemon.reload();
+        assert!(!done && said.contains("spin-us of [daemon] changed"), "{said}");
+    }
+    let (done, said) = daemon.reload();
+    assert!(!done && said.contains("spin-us of [daemon] changed"), "{said}");
+    daemon.write_file(&good);
+    let (done, said) = daemon.reload();
+    assert!(done && !said.contains("[daemon]"), "{said}");
+}
+
 #[test]
 fn socket_that_comes_later_has_its_owner_group_and_mode() {
     require!(Root);

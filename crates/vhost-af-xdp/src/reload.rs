@@ -309,7 +309,7 @@ impl Reader {
 
     fn read(&mut self) -> Outcome {
         let nothing = |why: String| Outcome::failed(format!("{why}; nothing was changed"));
-        let file = match self.requests.read() {
+        let mut file = match self.requests.read() {
             Ok(file) => self.with_rules(file, None),
             Err(error) => return nothing(with_sources(&error)),
         };
@@ -325,8 +325,11 @@ impl Reader {
             } else {
                 daemon.join(", ")
             };
-            let why = format!("{keys} of [daemon] changed, which counts when the daemon is started again");
+            let why = format!("{keys} of [daemon] changed: this takes effect when the daemon is restarted");
             outcome.failed.push(why);
+            // The daemon runs with those of its start: the next reading is compared with these, too.
+            file.daemon = self.file.daemon.clone();
+            file.directories.clone_from(&self.file.directories);
         }
         self.apply(file, difference, &mut outcome);
         locked(&self.readings).read_at = now();

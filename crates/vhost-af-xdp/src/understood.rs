@@ -129,7 +129,7 @@ fn network_lines(config: &ServeConfig, network: &NetworkConfig) -> Vec<Line> {
         ("host", host(uplink)),
         (
             "ports",
-            format!("{count}, with {stations} of {STATIONS_MAX} addresses, each in a VLAN"),
+            format!("{count}, with {stations} of {STATIONS_MAX} addresses (one in two VLANs counts twice)"),
         ),
     ]
 }
@@ -363,7 +363,7 @@ mod tests {
                 "frames zero-copy where it works and does no harm, else copied by the kernel",
                 "packet memory 1024 KiB for each queue, 4096 KiB in all, which its ports share",
                 "host keeps eth0 and what is for no port; it and the guests reach each other by its addresses there",
-                "ports 1, with 9 of 1024 addresses, each in a VLAN",
+                "ports 1, with 9 of 1024 addresses (one in two VLANs counts twice)",
             ],
         );
         assert_eq!(

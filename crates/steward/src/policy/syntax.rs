@@ -191,7 +191,7 @@ impl Allow {
     fn check(self) -> Result<Rule, String> {
         if self.user.is_none() && self.group.is_none() {
             return Err(
-                "it says neither user nor group, and a rule for everybody is not meant to be".to_owned(),
+                "it names neither user nor group: add `group = \"vhost-af-xdp\"`, or a `user`".to_owned(),
             );
         }
         self.check_values()?;
@@ -303,7 +303,8 @@ fn queue_numbers(text: &str) -> Result<BTreeSet<u32>, String> {
     if text == "all" {
         return Ok((0..MAX_QUEUES).collect());
     }
-    let numbers = ranges(text, MAX_QUEUES - 1).map_err(|what| format!("queues = {text:?}: {what}"))?;
+    let numbers = ranges(text, MAX_QUEUES - 1)
+        .map_err(|what| format!("queues = {text:?}: {what}; \"all\" for all of them"))?;
     Ok(numbers.into_iter().collect())
 }
 

@@ -186,7 +186,7 @@ fn port_is_added_changed_live_replaced_and_removed() {
         "PATCH",
         "vm2",
         &other,
-        (409, Some("mac"), "has to begin anew for another mac"),
+        (409, Some("mac"), "changing mac of port "),
     );
     scene.do_change("PATCH", "vm2?disconnect=true", &other, "replaced");
     assert!(two.await_close(wait::SOON), "its VMM is disconnected");

@@ -45,7 +45,7 @@ fn commands_ask_the_api() {
     assert_eq!(scene.api.get("/v1/ports/vm2")["configuration"]["isolated"], true);
     let (code, said) = run(&["port", "set", "vm2", "mac=02:00:00:00:00:07"]);
     assert!(
-        code == Some(1) && said.contains("has to begin anew for another mac: "),
+        code == Some(1) && said.contains("changing mac of port "),
         "{said}"
     );
     let (code, _) = run(&["port", "set", "vm2", "mac=02:00:00:00:00:07", "--disconnect"]);

@@ -81,8 +81,8 @@ fn first(seen: &Seen) -> Vec<String> {
     if seen.tags == Tags::TakenOff {
         lines.push(match seen.tells_tags() {
             true => format!(
-                "ethtool -K {name} rxvlan off    # if guests use VLANs in skb mode or with guest memory: elsewhere the \
-                 driver tells of tags"
+                "ethtool -K {name} rxvlan off    # only for guests with VLANs in skb mode, or with memory=direct or \
+                 send-direct"
             ),
             false => format!("ethtool -K {name} rxvlan off    # if guests use VLANs"),
         });

@@ -71,7 +71,7 @@ impl std::fmt::Display for FilterSummary {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(
             f,
-            "{} filter rules, else from guest {}, to guest {}",
+            "{} filter rule(s), else from guest {}, to guest {}",
             self.rules, self.from_guest_default, self.to_guest_default
         )
     }

@@ -91,7 +91,7 @@ pub(crate) enum Refused {
     OfFile { port: String, path: String },
     #[error("{what}")]
     Mistake { key: Option<String>, what: String },
-    #[error("port {port} has to begin anew for another {}", .keys.join(", "))]
+    #[error("changing {} of port {port} disconnects its guest", .keys.join(", "))]
     Begins { port: String, keys: Vec<String> },
     /// What the host lacks, or somebody else has.
     #[error("{0}")]

@@ -93,11 +93,11 @@ impl Problem {
                     "change the file, and have it read again: POST /v1/reload, or `vhost-af-xdp reload`"
                 }
                 Refused::Exists(_) => "change it with PATCH (`port set`), or remove it before",
-                Refused::Mistake { .. } => "docs/config.md says what each key may have",
+                Refused::Mistake { .. } => "docs/config.md describes the keys",
                 Refused::Begins { .. } => {
-                    "with ?disconnect=true (`port set --disconnect`), or with PUT, its guest is disconnected for it"
+                    "to do it all the same: `port set --disconnect`, PATCH with ?disconnect=true, or PUT"
                 }
-                Refused::Failed(_) => "ask again once that is done away with",
+                Refused::Failed(_) => "remove the cause, then ask again",
                 Refused::NoPort(_) | Refused::Ending => "ask again once it was started again",
             },
             Self::Busy => "ask again in a second",
