@@ -5,6 +5,11 @@
 //! TCP by GSO packets pauses for hundreds of microseconds. The rule is that of KVM for idle virtual CPUs (halt_poll_ns,
 //! virt/kvm/kvm_main.c): a pause longer than the limit halves the time, one that polling up to the limit would have met
 //! doubles it.
+//!
+//! Where the peer waits for the worker's own CPU, a pause lasts as much longer as the worker polls: polling meets
+//! nothing, however long it is, and delays what it waits for. That shows when the worker polled longer than before, and
+//! slept no shorter for it. After the second time in a row it polls in fewer and fewer pauses, until that has met work.
+//! (KVM looks whether its CPU has other threads to run, which a process cannot.)
 
 use std::time::Duration;
 
@@ -21,26 +26,60 @@ pub(crate) struct Waits {
 pub(super) struct Polling {
     pub(super) now: Duration,
     most: Duration,
+    /// How long it polled in the last pause that polling did not meet, and slept then.
+    last: (Duration, Duration),
+    /// Times in a row that polling longer was in vain.
+    in_vain: u32,
+    /// Pauses to come in which it does not poll.
+    left_out: u32,
 }
+
+/// Most pauses in a row without polling are two to the power of this.
+const MOST_IN_VAIN: u32 = 10;
 
 impl Polling {
     /// Least time that is worth to poll.
     pub(super) const LEAST: Duration = Duration::from_micros(4);
 
     pub(super) fn new(most: Duration) -> Self {
-        Self { now: most, most }
+        Self {
+            now: most,
+            most,
+            last: (Duration::MAX, Duration::MAX),
+            in_vain: 0,
+            left_out: 0,
+        }
+    }
+
+    /// Work came while the worker polled.
+    #[inline]
+    pub(super) fn meet(&mut self) {
+        self.in_vain = 0;
     }
 
     /// A pause is over that was longer than the polling: it lasted so long, sleep included.
     pub(super) fn adapt(&mut self, pause: Duration) {
-        self.now = if pause > self.most {
-            match self.now / 2 {
+        let asleep = pause.saturating_sub(self.now);
+        let (polled, slept) = std::mem::replace(&mut self.last, (self.now, asleep));
+        let longer = self.now.saturating_sub(polled);
+        let was_in_vain = !longer.is_zero() && asleep + longer / 2 >= slept;
+        if was_in_vain {
+            self.in_vain = (self.in_vain + 1).min(MOST_IN_VAIN);
+            if self.in_vain > 1 {
+                self.left_out = 1 << self.in_vain;
+            }
+        }
+        if self.left_out > 0 {
+            self.left_out -= 1;
+            self.now = Duration::ZERO;
+        } else if was_in_vain || pause > self.most {
+            self.now = match self.now / 2 {
                 less if less < Self::LEAST => Duration::ZERO,
                 less => less,
-            }
+            };
         } else {
-            (self.now * 2).max(Self::LEAST).min(self.most)
-        };
+            self.now = (self.now * 2).max(Self::LEAST).min(self.most);
+        }
     }
 }
 
@@ -56,12 +95,39 @@ mod tests {
             polling.adapt(Duration::from_millis(1));
         }
         assert_eq!(polling.now, Duration::ZERO);
-        polling.adapt(Duration::from_micros(20));
+        polling.adapt(Duration::from_micros(45));
         assert_eq!(polling.now, Polling::LEAST);
-        for _ in 0..5 {
-            polling.adapt(Duration::from_micros(20));
+        for _ in 0..4 {
+            polling.adapt(Duration::from_micros(45));
         }
         assert_eq!(polling.now, limit);
+    }
+
+    /// The peer needs the worker's CPU for so long, and gets it when the worker sleeps.
+    #[test]
+    fn polling_that_only_delays_its_peer_stops() {
+        for most in [20, 50] {
+            let mut polling = Polling::new(Duration::from_micros(most));
+            let peer = Duration::from_micros(15);
+            let mut polled = Duration::ZERO;
+            for _ in 0..1000 {
+                polled += polling.now;
+                polling.adapt(polling.now + peer);
+            }
+            assert!(polled < 20 * peer, "{polled:?}");
+            // The peer has a CPU of its own now.
+            let mut met = 0;
+            for _ in 0..5000 {
+                match polling.now > peer {
+                    true => {
+                        polling.meet();
+                        met += 1;
+                    }
+                    false => polling.adapt(peer),
+                }
+            }
+            assert!(met > 3000, "{met}");
+        }
     }
 
     #[test]

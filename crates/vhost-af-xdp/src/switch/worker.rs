@@ -594,10 +594,11 @@ impl Pace {
     /// Something came, or may have.
     #[inline]
     fn end_pause(&mut self) {
-        if let Some(since) = self.idle_since.take()
-            && std::mem::take(&mut self.slept)
-        {
-            self.polling.adapt(since.elapsed());
+        if let Some(since) = self.idle_since.take() {
+            match std::mem::take(&mut self.slept) {
+                true => self.polling.adapt(since.elapsed()),
+                false => self.polling.meet(),
+            }
         }
     }
 }
