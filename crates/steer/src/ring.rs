@@ -200,30 +200,42 @@ impl GroupReader {
         unsafe { self.producer.cast::<u8>().add(self.page + at % RING_BYTES) }
     }
 
+    /// Whether there is a record to read. If not, the descriptor tells of the next one, also if it is watched by edges.
+    pub fn has_record(&mut self) -> bool {
+        // The kernel tells of a record only if it finds, after that is finished, that all before it were read
+        // (`bpf_ringbuf_commit`). Between the store of our position and the look at the record; pairs with the xchg
+        // there. Without it both could miss each other.
+        fence(Ordering::SeqCst);
+        self.head().is_some()
+    }
+
+    /// The head of the next record, if that is finished.
+    fn head(&mut self) -> Option<u32> {
+        // Acquire: pairs with the kernel's smp_store_release of the position (`__bpf_ringbuf_reserve`), made after
+        // the record's head is marked as busy. Without it a head from the last round could be taken for this one's.
+        let produced = self.produced().load(Ordering::Acquire);
+        match produced.wrapping_sub(self.at) {
+            0 => return None,
+            // Somebody else has written into the first page: what there is is lost.
+            ahead if ahead > RING_BYTES => {
+                self.at = produced & !7;
+                self.publish();
+                return None;
+            }
+            _ => {}
+        }
+        let head = self.records(self.at).cast::<AtomicU32>();
+        // Acquire: pairs with the kernel's xchg of the head (`bpf_ringbuf_commit`), made after all of the record is
+        // written.
+        // SAFETY: `at` is a multiple of eight, RING_BYTES too, and the mapping page-aligned. It is only read.
+        let head = unsafe { head.as_ref() }.load(Ordering::Acquire);
+        (head & BUSY == 0).then_some(head)
+    }
+
     /// Takes the next frame, and puts it into `frame`, in the place of what is there.
     pub fn read(&mut self, frame: &mut Vec<u8>) -> Option<Group> {
         loop {
-            // Acquire: pairs with the kernel's smp_store_release of the position (`__bpf_ringbuf_reserve`), made after
-            // the record's head is marked as busy. Without it a head from the last round could be taken for this one's.
-            let produced = self.produced().load(Ordering::Acquire);
-            match produced.wrapping_sub(self.at) {
-                0 => return None,
-                // Somebody else has written into the first page: what there is is lost.
-                ahead if ahead > RING_BYTES => {
-                    self.at = produced & !7;
-                    self.publish();
-                    return None;
-                }
-                _ => {}
-            }
-            let head = self.records(self.at).cast::<AtomicU32>();
-            // Acquire: pairs with the kernel's xchg of the head (`bpf_ringbuf_commit`), made after all of the record is
-            // written.
-            // SAFETY: `at` is a multiple of eight, RING_BYTES too, and the mapping page-aligned. It is only read.
-            let head = unsafe { head.as_ref() }.load(Ordering::Acquire);
-            if head & BUSY != 0 {
-                return None;
-            }
+            let head = self.head()?;
             let len = (head & !DISCARD) as usize;
             let group = (head & DISCARD == 0).then(|| self.copy(len, frame)).flatten();
             self.at = self.at.wrapping_add((len + HEAD_BYTES).next_multiple_of(8));

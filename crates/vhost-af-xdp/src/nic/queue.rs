@@ -107,4 +107,8 @@ pub(crate) trait Nic: Send {
     fn received(&mut self) -> usize;
     /// Becomes readable when frames arrive; `None` where nothing ever sleeps.
     fn fd(&self) -> Option<BorrowedFd<'_>>;
+    /// See [`Lane::has_edges`](crate::switch::lane::Lane::has_edges).
+    fn has_edges(&self) -> bool {
+        false
+    }
 }

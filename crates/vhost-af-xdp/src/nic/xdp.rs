@@ -144,4 +144,9 @@ impl Nic for XdpNic {
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.socket.as_fd())
     }
+
+    fn has_edges(&self) -> bool {
+        // To poll a socket in zero-copy mode wakes its driver, which may wait for that (`xsk_poll`, net/xdp/xsk.c).
+        !self.is_zero_copy() && !self.socket.busy_polls()
+    }
 }

@@ -41,11 +41,17 @@ pub(crate) struct GroupsLane<R = GroupReader> {
 pub(crate) trait ReadGroups: AsFd + Send {
     /// The next one, into `frame`.
     fn read(&mut self, frame: &mut Vec<u8>) -> Option<Group>;
+    /// Whether there is one; if not, the descriptor tells of it.
+    fn has_record(&mut self) -> bool;
 }
 
 impl ReadGroups for GroupReader {
     fn read(&mut self, frame: &mut Vec<u8>) -> Option<Group> {
         Self::read(self, frame)
+    }
+
+    fn has_record(&mut self) -> bool {
+        Self::has_record(self)
     }
 }
 
@@ -103,8 +109,10 @@ impl<R: ReadGroups> Lane for GroupsLane<R> {
     }
 
     fn arm(&mut self, _near: Near<'_>) -> Work {
-        // Whether there is something the epoll tells: it looks when it begins to watch the ring.
-        Work::None
+        match self.reader.has_record() {
+            true => Work::Now,
+            false => Work::None,
+        }
     }
 
     fn pair(&self) -> Option<&QueuePair> {
@@ -119,12 +127,8 @@ impl<R: ReadGroups> Lane for GroupsLane<R> {
         self.members = Arc::clone(members);
     }
 
-    fn nic(&self) -> Option<BorrowedFd<'_>> {
+    fn watched(&self) -> Option<BorrowedFd<'_>> {
         Some(self.reader.as_fd())
-    }
-
-    fn awaits_nic(&self) -> bool {
-        true
     }
 
     fn inject(&mut self, _frame: &[u8], _near: Near<'_>) {}

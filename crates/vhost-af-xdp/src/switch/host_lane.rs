@@ -33,8 +33,8 @@ use crate::nic::tap::{Parts, Tap};
 /// none meanwhile, and has it in the next round.
 const PUT_OFF: u32 = 4;
 /// After so many rounds in which it neither said nor got anything, the host is asked in one of [`ASKED_EACH`] only, and
-/// in the first one after the worker has slept, until it says or gets something. Asking is a system call: in each round
-/// it would cost guests that are busy with others a quarter of what a frame of theirs costs.
+/// in those after its device told of frames, until it says or gets something. Asking is a system call: in each round it
+/// would cost guests that are busy with others a quarter of what a frame of theirs costs.
 const QUIET: u64 = 8;
 /// See [`QUIET`].
 const ASKED_EACH: u64 = 8;
@@ -56,7 +56,8 @@ pub(crate) struct HostLane {
     quiet: u64,
     /// The device is gone.
     is_gone: bool,
-    awaits: bool,
+    /// The device may have frames: it told of some since it was found empty.
+    has_frames: bool,
 }
 
 impl HostLane {
@@ -96,7 +97,7 @@ impl HostLane {
             put_off: 0,
             quiet: 0,
             is_gone: false,
-            awaits: true,
+            has_frames: true,
         })
     }
 
@@ -117,6 +118,7 @@ impl HostLane {
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
                 Err(error) => {
                     self.is_gone = error.raw_os_error() == Some(Errno::BADFD.raw_os_error());
+                    self.has_frames = false;
                     break;
                 }
             };
@@ -135,7 +137,8 @@ impl HostLane {
 
     /// Whether the host is asked in this round.
     fn is_asked(&self) -> bool {
-        self.put_off == 0 && (self.quiet < QUIET || self.quiet.is_multiple_of(ASKED_EACH))
+        let is_due = self.quiet < QUIET || self.quiet.is_multiple_of(ASKED_EACH);
+        self.put_off == 0 && (self.has_frames || is_due)
     }
 
     /// Puts a frame that was read, of so many bytes, into the queue.
@@ -184,17 +187,15 @@ impl Lane for HostLane {
     }
 
     fn arm(&mut self, near: Near<'_>) -> Work {
-        // Not while frames wait here: the epoll would tell of those behind them again and again.
-        self.awaits = !self.is_gone && self.free.len() >= PARTS;
-        match self.to_host.waiting.driver.enable_calls() {
+        // Those behind frames that wait here are read when these have gone.
+        let is_next = self.has_frames && self.free.len() >= PARTS;
+        match self.to_host.waiting.driver.enable_calls() || is_next {
             true => Work::Now,
             false => self.lane.arm(near),
         }
     }
 
     fn disarm(&mut self) {
-        // What ended the sleep may be the host's: it is asked in the next round.
-        self.quiet = self.quiet.next_multiple_of(ASKED_EACH);
         self.to_host.waiting.driver.disable_calls();
         self.lane.disarm();
     }
@@ -223,12 +224,12 @@ impl Lane for HostLane {
         self.lane.meet(members);
     }
 
-    fn nic(&self) -> Option<BorrowedFd<'_>> {
+    fn watched(&self) -> Option<BorrowedFd<'_>> {
         Some(self.to_host.tap.as_fd())
     }
 
-    fn awaits_nic(&self) -> bool {
-        self.awaits
+    fn hear(&mut self) {
+        self.has_frames = !self.is_gone;
     }
 
     fn inject(&mut self, _frame: &[u8], _near: Near<'_>) {}

@@ -207,6 +207,10 @@ impl<N: Lent> Lane for CopyLane<N> {
         self.receiver.awaits_nic
     }
 
+    fn has_edges(&self) -> bool {
+        self.queue.nic.has_edges()
+    }
+
     fn inject(&mut self, frame: &[u8], _near: Near<'_>) {
         NicSink::new(&mut self.queue, &mut self.transmit, &self.counters).inject(frame);
     }

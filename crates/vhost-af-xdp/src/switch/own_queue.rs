@@ -57,6 +57,10 @@ pub(crate) trait OwnQueue: Send {
     fn nic(&self) -> Option<BorrowedFd<'_>>;
     /// See [`Lane::awaits_nic`](super::lane::Lane::awaits_nic).
     fn awaits_nic(&self) -> bool;
+    /// See [`Lane::has_edges`](super::lane::Lane::has_edges).
+    fn has_edges(&self) -> bool {
+        false
+    }
     /// What stands before its frames from now on, where something of ours may.
     fn promise(&mut self, _promise: &Promise) {}
     /// Frames may have so many bytes from now on.
@@ -252,6 +256,10 @@ impl<N: Lent> OwnQueue for CopyQueue<N> {
 
     fn awaits_nic(&self) -> bool {
         self.receiver.awaits_nic
+    }
+
+    fn has_edges(&self) -> bool {
+        self.queue.nic.has_edges()
     }
 
     fn inject(&mut self, frame: &[u8], counters: &PairCounters) {

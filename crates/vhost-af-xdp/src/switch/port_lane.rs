@@ -447,6 +447,10 @@ impl<O: OwnQueue> Lane for PortLane<O> {
         self.own.awaits_nic()
     }
 
+    fn has_edges(&self) -> bool {
+        self.own.has_edges()
+    }
+
     fn promise(&mut self, promise: &Promise) {
         self.own.promise(promise);
     }

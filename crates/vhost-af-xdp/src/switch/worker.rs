@@ -2,9 +2,12 @@
 //!
 //! Theory of operation. A worker breathes all its lanes in turn. When none has moved a frame for
 //! the spin time it arms them (drivers are asked for kicks, with the re-check that makes a lost
-//! kick impossible) and sleeps in one ppoll(2): on an epoll set of the kick eventfds and its mailbox, and beside it on
-//! the AF_XDP sockets. Eventfds are watched edge-triggered: readiness is only a reason to look, never consumed by
-//! reading, so a stale counter does not make it spin. Sockets are not in the set, since one who waits on an AF_XDP
+//! kick impossible) and sleeps in one ppoll(2): on an epoll set of the kick eventfds, its mailbox and what else lanes
+//! have watched ([`Lane::watched`]), and beside it on the AF_XDP sockets. The set is edge-triggered: readiness is only a
+//! reason to look, and eventfds are not read, so a stale counter does not make it spin.
+//!
+//! A guest's own socket that copies is in the set, too, while few frames move between two sleeps and its frames are what
+//! ends them: then a sleep is one system call. For an uplink of many that was measured to cost more. Sockets are not in the set, since one who waits on an AF_XDP
 //! socket makes the kernel go through a wake-up for every frame that is sent (`sock_wfree` calls `sk_write_space`,
 //! net/core/sock.c), a tenth of the cost of sending; ppoll waits on them while it lasts only, without a call for each.
 //!
@@ -58,6 +61,15 @@ const DEAF: Duration = Duration::from_millis(10);
 /// Rounds between two looks at the kicks of guests whose lanes doze; then another lane is the first one, too. A prime,
 /// see [`LOOKS_PER_TIMED`].
 const ROUNDS_PER_LOOK: u32 = 61;
+/// So few frames from one sleep to the next are not worth what polling the sockets of NICs costs.
+const FEW: usize = 16;
+/// Most events that are read at once; the others are read the next time.
+const EVENTS: usize = 16;
+/// To look without waiting.
+const NO_TIME: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 0,
+};
 
 /// Something that control does to a running lane, on its worker's thread.
 pub(crate) type Change = Box<dyn FnOnce(&mut dyn Lane, Near<'_>) + Send>;
@@ -146,6 +158,7 @@ impl WorkerHandle {
             lanes: Vec::new(),
             awake: Vec::new(),
             shifts: 0,
+            moved: 0,
             is_woken: true,
             tables: Tables::new(),
             place: Place {
@@ -228,6 +241,8 @@ struct Worker {
     awake: Vec<usize>,
     /// How often another one became the first of them.
     shifts: usize,
+    /// Frames that moved since it slept last.
+    moved: usize,
     /// Something other than the clock ended its last sleep.
     is_woken: bool,
     tables: Tables,
@@ -319,6 +334,7 @@ impl Worker {
                 self.count_awake();
             }
         }
+        self.moved = self.moved.saturating_add(moved);
         if moved > 0
             && let Some(stopwatch) = stopwatch
         {
@@ -357,9 +373,9 @@ impl Worker {
     /// Looks whether a guest kicked whose lane dozes, while those of others are busy.
     #[cold]
     fn listen(&mut self) {
-        let mut events = [MaybeUninit::<Event>::uninit(); 16];
+        let mut events = [MaybeUninit::<Event>::uninit(); EVENTS];
         // That of the mailbox is not missed: what it tells of is looked at in each round.
-        if let Ok((events, _)) = epoll::wait(&self.epoll, &mut events, Some(&Timespec::default())) {
+        if let Ok((events, _)) = epoll::wait(&self.epoll, &mut events, Some(&NO_TIME)) {
             self.wake(events);
         }
     }
@@ -370,6 +386,7 @@ impl Worker {
         for event in events {
             let id = LaneId(event.data.u64());
             for slot in self.lanes.iter_mut().filter(|slot| slot.id == id) {
+                slot.lane.hear();
                 woke |= slot.wake();
             }
         }
@@ -426,34 +443,51 @@ impl Worker {
     /// Sleeps until a guest kicks, control has sent something, a NIC that a lane awaits has frames, or so long; how
     /// long that was.
     fn wait(&mut self, limit: Option<&Timespec>) -> Duration {
-        let awaits =
-            |slot: &&Slot| slot.is_in_rounds() && !slot.share.is_let_alone() && slot.lane.awaits_nic();
-        let nics = self
-            .lanes
-            .iter()
-            .filter(awaits)
-            .filter_map(|slot| slot.lane.nic());
-        let mut fds = Vec::with_capacity(1 + self.lanes.len());
-        fds.push(PollFd::new(&self.epoll, PollFlags::IN));
-        fds.extend(nics.map(|nic| PollFd::from_borrowed_fd(nic, PollFlags::IN)));
+        let are_many = std::mem::take(&mut self.moved) > FEW;
+        for slot in &mut self.lanes {
+            if are_many {
+                slot.forget_nic_wakes();
+            }
+            slot.watch_nic(&self.epoll);
+        }
+        let nics = self.lanes.iter().filter_map(Slot::polled_nic);
+        let mut fds: Vec<_> = nics
+            .map(|nic| PollFd::from_borrowed_fd(nic, PollFlags::IN))
+            .collect();
+        let (mut events, mut limit) = ([MaybeUninit::<Event>::uninit(); EVENTS], limit);
         self.progress.sleep();
         let before = Instant::now();
         self.counters.time.fall_asleep(before);
         // EINTR and whatever is ready mean the same: look again.
-        let _ = poll(&mut fds, limit);
+        let mut is_told = true;
+        if !fds.is_empty() {
+            fds.push(PollFd::new(&self.epoll, PollFlags::IN));
+            let _ = poll(&mut fds, limit);
+            is_told = fds.pop().is_some_and(|epoll| !epoll.revents().is_empty());
+            limit = Some(&NO_TIME);
+        }
+        let events = match is_told.then(|| epoll::wait(&self.epoll, &mut events, limit)) {
+            Some(Ok((events, _))) => &*events,
+            _ => &[],
+        };
         let now = Instant::now();
         self.counters.time.wake(now);
-        let asleep = now.duration_since(before);
         self.progress.wake();
-        if fds[0].revents().is_empty() {
-            return asleep;
+        let have_frames: Vec<_> = fds.iter().map(|nic| !nic.revents().is_empty()).collect();
+        self.note_nics(events, &have_frames);
+        self.note_wakes(events);
+        self.wake(events);
+        now.duration_since(before)
+    }
+
+    /// Notes whose NIC ended the sleep: those in the epoll set by its events, the polled ones by what polling them said.
+    fn note_nics(&mut self, events: &[Event], have_frames: &[bool]) {
+        let mut polled = have_frames.iter();
+        for slot in &mut self.lanes {
+            let is_polled = slot.polled_nic().is_some();
+            let by_poll = is_polled && polled.next() == Some(&true);
+            slot.note_sleep(by_poll || slot.has_nic_event(events));
         }
-        let mut events = [MaybeUninit::<Event>::uninit(); 16];
-        if let Ok((events, _)) = epoll::wait(&self.epoll, &mut events, Some(&Timespec::default())) {
-            self.note_wakes(events);
-            self.wake(events);
-        }
-        asleep
     }
 
     /// Counts who woke the worker, and listens no more to a lane that does so for nothing.
@@ -485,8 +519,8 @@ impl Worker {
         }
         // An eventfd that was written meanwhile is reported at once. Whatever these events tell is seen when the lanes
         // are armed, but for the mailbox's: a command that came since it was read would not be told again.
-        let mut events = [MaybeUninit::<Event>::uninit(); 16];
-        if let Ok((events, _)) = epoll::wait(&self.epoll, &mut events, Some(&Timespec::default())) {
+        let mut events = [MaybeUninit::<Event>::uninit(); EVENTS];
+        if let Ok((events, _)) = epoll::wait(&self.epoll, &mut events, Some(&NO_TIME)) {
             self.wake(events);
         }
         if self.posted.load(Ordering::Relaxed) {
@@ -524,6 +558,7 @@ impl Worker {
                     let _ = answer.send(slot.map(|mut slot| {
                         slot.check_calls();
                         slot.unlisten(&self.epoll);
+                        slot.unwatch_nic(&self.epoll);
                         slot.lane
                     }));
                 }
@@ -531,6 +566,7 @@ impl Worker {
                     self.progress.take_up(id);
                     if let Some(at) = self.lanes.iter().position(|slot| slot.id == id) {
                         self.lanes[at].wake();
+                        self.lanes[at].unwatch_nic(&self.epoll);
                         slots::change(&mut self.lanes, at, change);
                         self.acquaint();
                     }

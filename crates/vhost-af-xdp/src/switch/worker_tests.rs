@@ -1,5 +1,7 @@
 //! See [`super`].
 
+use std::os::fd::{AsFd, BorrowedFd};
+
 use virtqueue::driver::Buffer;
 use virtqueue::{GuestAddr, Journal, QueueFeatures};
 
@@ -228,4 +230,108 @@ fn worker_that_awaits_completions_does_not_poll_between_its_looks() {
     }
     (0..5).for_each(|_| worker.round(&mut pace));
     assert_eq!(handle.counters.sleeps.get(), 6);
+}
+
+/// Waits for frames of a "NIC": a descriptor that is readable when there are some.
+struct NicLane {
+    nic: OwnedFd,
+    awaits: bool,
+}
+
+impl Lane for NicLane {
+    fn breathe(&mut self, _near: Near<'_>) -> Result<usize, Blame> {
+        Ok(0)
+    }
+
+    fn arm(&mut self, _near: Near<'_>) -> Work {
+        Work::None
+    }
+
+    fn pair(&self) -> Option<&QueuePair> {
+        None
+    }
+
+    fn pair_mut(&mut self) -> Option<&mut QueuePair> {
+        None
+    }
+
+    fn nic(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.nic.as_fd())
+    }
+
+    fn awaits_nic(&self) -> bool {
+        self.awaits
+    }
+
+    fn has_edges(&self) -> bool {
+        true
+    }
+
+    fn inject(&mut self, _frame: &[u8], _near: Near<'_>) {}
+
+    fn stop(self: Box<Self>) -> Stopped {
+        unreachable!("nobody stops it")
+    }
+}
+
+/// A worker that its NICs wake for few frames has their sockets in its epoll set, and only while they are awaited.
+#[test]
+fn frames_end_the_sleep_of_a_calm_worker_whoever_tells_of_them() {
+    let (mut worker, _handle) = worker();
+    let nic = |awaits| {
+        let nic = eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd");
+        let bell = nic.try_clone().expect("descriptors");
+        let lane = Box::new(NicLane { nic, awaits });
+        let new = NewLane {
+            lane,
+            ..self::lane(0, true, &[])
+        };
+        (new, bell)
+    };
+    let ((awaited, bell), (other, other_bell)) = (nic(true), nic(false));
+    worker.add(LaneId(1), awaited, Arc::default());
+    worker.add(LaneId(2), other, Arc::default());
+    let ring = |bell: &OwnedFd| _ = rustix::io::write(bell, &1u64.to_ne_bytes()).expect("room");
+    let is_quiet = |worker: &Worker| {
+        let mut events = [MaybeUninit::<Event>::uninit(); EVENTS];
+        let told = epoll::wait(&worker.epoll, &mut events, Some(&NO_TIME));
+        told.expect("events").0.is_empty()
+    };
+    // What comes is told of, by the one way and then by the other.
+    for sleep in 1..=40 {
+        ring(&bell);
+        worker.moved = 1;
+        worker.wait(None);
+        let is_watched = worker.lanes[0].polled_nic().is_none();
+        assert_eq!(is_watched, sleep > 16, "sleep {sleep}");
+        // As a socket is empty when it was read.
+        let _ = rustix::io::read(&bell, &mut [0; 8]);
+    }
+    // Nobody waits for these.
+    ring(&other_bell);
+    assert!(is_quiet(&worker));
+    // Many frames at once: it is polled again.
+    worker.moved = FEW + 1;
+    ring(&bell);
+    worker.wait(None);
+    assert!(worker.lanes[0].polled_nic().is_some());
+    ring(&bell);
+    assert!(is_quiet(&worker), "it was taken out of the set");
+}
+
+/// A worker that its guest wakes polls the socket of its NIC: in the set it would cost a wake-up for each frame sent.
+#[test]
+fn nic_of_a_guest_that_sends_is_not_in_the_epoll_set() {
+    let (mut worker, _handle) = worker();
+    let nic = eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd");
+    let new = NewLane {
+        lane: Box::new(NicLane { nic, awaits: true }),
+        ..lane(0, true, &[])
+    };
+    worker.add(LaneId(1), new, Arc::default());
+    for _ in 0..40 {
+        worker.moved = 1;
+        worker.wait(Some(&NO_TIME));
+        assert!(worker.lanes[0].polled_nic().is_some());
+    }
 }

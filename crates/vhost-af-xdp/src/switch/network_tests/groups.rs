@@ -35,6 +35,10 @@ impl ReadGroups for Copies {
         *frame = copy;
         Some(Group { queue: 0, vlan })
     }
+
+    fn has_record(&mut self) -> bool {
+        !self.frames.is_empty()
+    }
 }
 
 #[test]

@@ -241,9 +241,13 @@ fn host_that_is_quiet_is_asked_less_often_until_something_happens() {
     );
     is_quiet(&mut world);
     for slot in &mut world.slots {
-        slot.lane.disarm();
+        slot.lane.hear();
     }
-    assert_eq!(rounds_until_heard(&mut world, &host), 1, "after the worker slept");
+    assert_eq!(
+        rounds_until_heard(&mut world, &host),
+        1,
+        "after its device told of frames"
+    );
 }
 
 #[test]
