@@ -370,7 +370,10 @@ fn network_takes_all_queues_and_says_what_becomes_of_tags() {
         "{vlans}"
     );
     let first = typed(&told, "first");
-    assert!(first.contains("the driver tells of tags"), "{first}");
+    assert!(
+        first.contains("only for guests with VLANs in skb mode"),
+        "{first}"
+    );
     let lines = typed(&report, "many guests by address");
     for words in ["queue 1: somebody else's", "uplink = \"eth1\"", "queues = 2"] {
         assert!(lines.contains(words), "{words}: {lines}");

@@ -6,10 +6,10 @@
 //! have watched ([`Lane::watched`]), and beside it on the AF_XDP sockets. The set is edge-triggered: readiness is only a
 //! reason to look, and eventfds are not read, so a stale counter does not make it spin.
 //!
-//! A guest's own socket that copies is in the set, too, while few frames move between two sleeps and its frames are what
-//! ends them: then a sleep is one system call. For an uplink of many that was measured to cost more. Sockets are not in the set, since one who waits on an AF_XDP
-//! socket makes the kernel go through a wake-up for every frame that is sent (`sock_wfree` calls `sk_write_space`,
-//! net/core/sock.c), a tenth of the cost of sending; ppoll waits on them while it lasts only, without a call for each.
+//! Sockets are not in the set, since one who waits on an AF_XDP socket makes the kernel go through a wake-up for every
+//! frame that is sent (`sock_wfree` calls `sk_write_space`, net/core/sock.c); ppoll waits on them while it lasts only,
+//! without a call for each. But a guest's own socket that copies is, while few frames move between two sleeps and its
+//! frames are what ends them: then a sleep is one system call. For an uplink of many that was measured to cost more.
 //!
 //! A guest may kick as often as it likes. One whose kicks bring nothing ([`FUTILE_WAKES`] of them without a frame
 //! between) is not listened to for a while ([`DEAF`]): its lane is looked at once a millisecond then, as by the
