@@ -112,7 +112,10 @@ def picture(figures):
     total = head + group * len(GROUPS)
     values = {(title, who): figures.of("veth", who, *key) for title, *key in GROUPS for who, _, _ in BARS}
     scale = width / max(value for value in values.values() if value)
-    text = lambda x, y, what, more="": f'<text x="{x}" y="{y}"{more}>{what}</text>'  # noqa: E731
+
+    def text(x, y, what, more=""):
+        return f'<text x="{x}" y="{y}"{more}>{what}</text>'
+
     out = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + width + 70}" height="{total}" font-family="sans-serif" font-size="12">',
         '<rect width="100%" height="100%" fill="#fff"/>',

@@ -262,23 +262,22 @@ impl Policy {
         }
     }
 
-    /// Why a peer may lease nothing of an interface, and what to do.
-    fn without_a_rule(&self, peer: &Credentials, interface: &str) -> String {
+    /// That no rule lets a peer lease queues of an interface, and the remedy.
+    fn no_rule_for(&self, peer: &Credentials, interface: &str) -> String {
         let uid = peer.uid;
-        let others: Vec<&Rule> = self.rules.iter().filter(|rule| rule.is_for(peer)).collect();
-        let but: BTreeSet<&str> = others.iter().map(|rule| rule.interface.as_str()).collect();
-        let but: Vec<&str> = but.into_iter().collect();
-        let but = match but.is_empty() {
+        let rules = || self.rules.iter().filter(|rule| rule.is_for(peer));
+        let interfaces: BTreeSet<&str> = rules().map(|rule| rule.interface.as_str()).collect();
+        let allowed = match interfaces.is_empty() {
             true => String::new(),
-            false => format!(" (it may of {})", but.join(", ")),
+            false => format!(" (only of {})", Vec::from_iter(interfaces).join(", ")),
         };
         // A user that systemd makes for a unit (DynamicUser=) has another number at its next start.
-        let who = match others.iter().find_map(|rule| rule.group) {
+        let who = match rules().find_map(|rule| rule.group) {
             Some(group) => format!("group = {group}"),
             None => format!("user = {uid}"),
         };
         format!(
-            "user {uid} may not lease queues of {interface}{but}: the policy has no rule for that: add one that says \
+            "user {uid} may not lease queues of {interface}{allowed}: the policy has no rule for that: add one that says \
              `{who}` and `interface = {interface:?}`, or start the daemon as a user that has one (--user)"
         )
     }
@@ -291,7 +290,7 @@ impl Policy {
         leased: impl Fn(usize) -> u32,
     ) -> Result<usize, Refusal> {
         let (uid, interface) = (peer.uid, &wanted.interface);
-        let mut refusal = Refusal::new(Reason::NotAllowed, self.without_a_rule(peer, interface));
+        let mut refusal = Refusal::new(Reason::NotAllowed, self.no_rule_for(peer, interface));
         let filter = &wanted.filter;
         for (index, rule) in self.rules.iter().enumerate() {
             if !rule.is_for(peer) || rule.interface != wanted.interface {

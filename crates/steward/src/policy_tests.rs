@@ -100,7 +100,7 @@ fn users_get_what_a_rule_allows_and_nothing_else() {
         remedy.contains("`user = 1000` and `interface = \"eth2\"`") && remedy.contains("(--user)"),
         "{remedy}"
     );
-    assert!(remedy.contains("eth2 (it may of eth1): "), "{remedy}");
+    assert!(remedy.contains("eth2 (only of eth1): "), "{remedy}");
     // The daemon of a unit is known by its group; its user has another number each time.
     let remedy = refused(&peer(1001, 1001, &[107]), &wanted("eth2", 0, 1));
     assert!(

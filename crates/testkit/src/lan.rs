@@ -27,7 +27,7 @@ pub fn frame(to: [u8; 6], from: [u8; 6], len: usize, number: u8) -> Vec<u8> {
     frame
 }
 
-/// The same, a frame like no other.
+/// The same, a frame that differs from all others.
 #[must_use]
 pub fn once(to: [u8; 6], from: [u8; 6], len: usize) -> Vec<u8> {
     let mut frame = frame(to, from, len, 0);
@@ -177,11 +177,11 @@ impl Lan {
     }
 }
 
-/// A guest reaches the LAN and is reached from there, over an uplink that may lose frames until then. Nothing is under
-/// way to the guest afterwards.
+/// Asserts that a guest reaches the LAN and is reached from there; the uplink may lose frames until then. Afterwards no
+/// frame is under way to the guest.
 ///
 /// # Panics
-/// If that never comes about.
+/// If one of both does not come about.
 #[track_caller]
 pub fn assert_reaches(guest: &mut Driver, number: usize, wire: &PacketPort) {
     let pair = &mut guest.pairs[0];

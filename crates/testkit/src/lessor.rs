@@ -85,10 +85,10 @@ impl Lessor {
         dir.path().join("steward.sock")
     }
 
-    /// Whether there is something that the daemon has asked the steward and that one has not read.
+    /// Whether the steward has a request of the daemon that it has not read.
     #[must_use]
     pub fn is_asked(&self) -> bool {
-        // The kernel counts the steward's end of a connection to the namespace of who connected.
+        // The steward's end of a connection is listed in the namespace of the client.
         let said = self.home.output_of("ss", &["-xnH"]);
         let is_unread = |line: &str| {
             let words: Vec<_> = line.split_whitespace().collect();

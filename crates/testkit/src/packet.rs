@@ -211,8 +211,7 @@ impl PacketPort {
     }
 }
 
-/// Waits until the near end of a pair has received so many frames, and the sockets there have them, however late the
-/// kernel's softirqs are.
+/// Waits until the near end of a pair has received so many frames and its sockets have them, however late softirqs run.
 ///
 /// # Panics
 /// If they never come.

@@ -145,8 +145,8 @@ impl Running {
         rustix::process::kill_process(pid, signal).expect("it is our child and has not been waited for");
     }
 
-    /// Waits until its first thread has slept so many times more: what it does between two sleeps it has done, however
-    /// slow the machine is. It must wake by itself.
+    /// Waits until its first thread has slept `count` times more, and so has done what it does between two sleeps, however
+    /// slow the machine is. The thread must wake without help.
     ///
     /// # Panics
     /// If it does not, or the process ends.

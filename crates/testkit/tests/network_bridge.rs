@@ -85,7 +85,7 @@ fn await_forwarding(veth: &VethPair, port: &str) {
     );
 }
 
-/// A frame is the next of ours that comes by a port.
+/// Asserts that the next frame of the test that a port receives is this one.
 #[track_caller]
 fn hears(port: &PacketPort, frame: &[u8]) {
     let is_awaited = |frame: &Vec<u8>| is_ours(frame) && frame.len() != PROBE;

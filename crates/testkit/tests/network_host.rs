@@ -8,6 +8,7 @@ use std::time::Duration;
 use rstest::rstest;
 use testkit::daemon::DIR;
 use testkit::guest::Guest;
+use testkit::lan::{frame, mac, once};
 use testkit::world::{HOST as LAN_IP, give_address, iperf_server, received_bytes};
 use testkit::{
     Daemon, Driver, DriverConfig, Layout, NetNs, PacketPort, Running, Serve, VethPair, require, soak, wait,
@@ -18,17 +19,6 @@ const HOST: [u8; 6] = [0x02, 0, 0, 0, 2, 0];
 const HOST_TEXT: &str = "02:00:00:00:02:00";
 const OTHER: [u8; 6] = [0x02, 0, 0, 0, 2, 1];
 const BROADCAST: [u8; 6] = [0xff; 6];
-
-fn mac(guest: usize) -> [u8; 6] {
-    [0x02, 0, 0, 0, 0, guest as u8]
-}
-
-/// An EtherType for local experiments, so that no stack looks inside; bytes by length and number.
-fn frame(to: [u8; 6], from: [u8; 6], len: usize, number: u8) -> Vec<u8> {
-    let mut frame = [&to[..], &from[..], &[0x88, 0xb5]].concat();
-    frame.extend((14..len).map(|at| (at as u8).wrapping_mul(31).wrapping_add(number)));
-    frame
-}
 
 /// A network with these keys, and a port for each of these.
 fn file(keys: &str, ports: &[&str]) -> String {
@@ -145,6 +135,17 @@ impl Lan {
         let last = frame(HOST, mac(0), 60, 0xf0);
         self.send(0, &last);
         self.host.hears(&last);
+    }
+
+    /// Guest 0 sends frames to an address until one arrives there: `status` may show a way before the worker has it.
+    #[track_caller]
+    fn await_way(&mut self, to: [u8; 6], arrives_at: fn(&Self) -> &Ear) {
+        let arrives = wait::until(wait::SOON, || {
+            let sent = once(to, mac(0), 100);
+            self.send(0, &sent);
+            std::iter::from_fn(|| arrives_at(self).next(wait::QUIET)).any(|got| got == sent)
+        });
+        assert!(arrives, "{}", self.daemon.said());
     }
 
     fn host_status(&self) -> serde_json::Value {
@@ -358,15 +359,7 @@ fn addresses_of_the_host_are_followed() {
     let above = Ear::on(near, "above0");
     let known = || lan.host_status()["macs"] == serde_json::json!(["02:00:00:00:02:01", "02:00:00:00:02:02"]);
     assert!(wait::until(wait::SOON, known), "{:#}", lan.host_status());
-    // The worker may learn of them a little later.
-    let mut number = 10;
-    let is_reached = wait::until(wait::SOON, || {
-        number += 1;
-        let sent = frame(OTHER, mac(0), 100, number);
-        lan.send(0, &sent);
-        std::iter::from_fn(|| lan.host.next(wait::QUIET)).any(|got| got == sent)
-    });
-    assert!(is_reached, "{}", lan.daemon.said());
+    lan.await_way(OTHER, |lan| &lan.host);
     let last = frame(HOST, mac(0), 101, 1);
     lan.send(0, &last);
     let _ = lan.wire.0.receive_before(&last);
@@ -425,15 +418,7 @@ fn forbidden(mut lan: Lan) -> Lan {
     steward.steward.signal(rustix::process::Signal::HUP);
     let refused = || lan.host_status()["impaired"].is_string();
     assert!(wait::until(wait::SOON, refused), "{:#}", lan.host_status());
-    // The worker may learn of it a little later.
-    let mut number = 10;
-    let leaves = wait::until(wait::SOON, || {
-        number += 1;
-        let sent = frame(HOST, mac(0), 100, number);
-        lan.send(0, &sent);
-        std::iter::from_fn(|| lan.wire.next(wait::QUIET)).any(|got| got == sent)
-    });
-    assert!(leaves, "{}", lan.daemon.said());
+    lan.await_way(HOST, |lan| &lan.wire);
     lan
 }
 

@@ -234,7 +234,7 @@ fn assert_hears(guest: &mut Driver, number: u8, wire: &PacketPort, frame: u8) {
     frame::assert_same(&got.frame, &sent);
 }
 
-/// The network is to have other hints, of which its steward is told; whether a status comes while that one is silent.
+/// Reloads the network with other keys while its steward is stopped; whether `status` answers before the reload ends.
 fn answers_meanwhile(daemon: &mut Daemon, keys: &str) -> bool {
     await_whole(daemon);
     let steward = &mut daemon.lessor.as_mut().expect("leased").steward;

@@ -31,8 +31,8 @@ const RAM: u64 = 8 << 20;
 const RING: u16 = 256;
 const POSTED: u16 = RING - 1;
 const BUFFER: u32 = 2048;
-/// The address, as its last byte, of frames to someone behind the NIC.
-const NOBODY: u8 = 0x99;
+/// Last byte of the MAC address behind the NIC that guests send to.
+const BEHIND_NIC: u8 = 0x99;
 const START: Duration = Duration::from_millis(100);
 const LEAST_BUSY: u64 = 40;
 /// Headers of a UDP frame, and of a TCP frame.
@@ -271,9 +271,9 @@ fn main() {
     let rounds: u32 = rounds.parse().expect("ROUNDS is a number");
     let served: Vec<_> = ends.iter().map(|end| Served::connect(end)).collect();
     let packet = |from: usize| match (way.as_str(), served.len()) {
-        ("gso", _) => tcp(size, 1, NOBODY),
+        ("gso", _) => tcp(size, 1, BEHIND_NIC),
         (_, 2) => udp(size, [1, 2][from], [2, 1][from]),
-        _ => udp(size, 1, NOBODY),
+        _ => udp(size, 1, BEHIND_NIC),
     };
     let copies = if way == "gso" { 1 } else { RING.into() };
     let mut guests: Vec<_> = served

@@ -127,7 +127,7 @@ impl<R: ReadGroups> Lane for GroupsLane<R> {
         self.members = Arc::clone(members);
     }
 
-    fn watched(&self) -> Option<BorrowedFd<'_>> {
+    fn event_fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.reader.as_fd())
     }
 

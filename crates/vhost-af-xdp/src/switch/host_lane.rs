@@ -56,7 +56,7 @@ pub(crate) struct HostLane {
     quiet: u64,
     /// The device is gone.
     is_gone: bool,
-    /// The device may have frames: it told of some since it was found empty.
+    /// The device may have frames: the epoll set has reported it since it was found empty.
     has_frames: bool,
 }
 
@@ -224,11 +224,11 @@ impl Lane for HostLane {
         self.lane.meet(members);
     }
 
-    fn watched(&self) -> Option<BorrowedFd<'_>> {
+    fn event_fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.to_host.tap.as_fd())
     }
 
-    fn hear(&mut self) {
+    fn note_event(&mut self) {
         self.has_frames = !self.is_gone;
     }
 

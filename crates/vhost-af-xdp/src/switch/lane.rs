@@ -244,18 +244,18 @@ pub(crate) trait Lane: Send {
     fn awaits_nic(&self) -> bool {
         false
     }
-    /// Whether a sleeping worker need not poll [`Self::nic`], but only be told when a frame arrives: [`Self::arm`] has
-    /// seen that none waits there, and the kernel does nothing else when it is polled.
+    /// Whether [`Self::nic`] can be in the epoll set instead of being polled: [`Self::arm`] has seen that no frame waits
+    /// there, and polling it does nothing else in the kernel.
     fn has_edges(&self) -> bool {
         false
     }
-    /// A descriptor that tells of frames by edges: when it gets readable the worker wakes, and says so
-    /// ([`Self::hear`]). [`Self::arm`] has seen that nothing waits there.
-    fn watched(&self) -> Option<BorrowedFd<'_>> {
+    /// A descriptor in the worker's epoll set, edge-triggered: when it gets readable the worker wakes and calls
+    /// [`Self::note_event`]. [`Self::arm`] makes sure that nothing waits there.
+    fn event_fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }
-    /// One of its descriptors that the worker watches has told of something.
-    fn hear(&mut self) {}
+    /// The epoll set has reported one of the lane's descriptors.
+    fn note_event(&mut self) {}
     /// Sends a frame of ours, if there is room for it now: it is an announcement, and the network may lose those.
     fn inject(&mut self, frame: &[u8], near: Near<'_>);
     /// Takes back what the kernel holds, and publishes what is done. On a control thread, so it calls nobody.

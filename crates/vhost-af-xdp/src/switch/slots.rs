@@ -5,7 +5,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
-use rustix::event::epoll::{self, Event, EventData, EventFlags};
+use rustix::event::epoll::{self, EventData, EventFlags};
 
 use super::lane::{Blame, Lane, LaneId, Near, Network, Peer, SlotAt, Work};
 use super::members::{Guest, Members};
@@ -23,10 +23,8 @@ use device::pair::{Fault, QueuePair};
 /// So many breaths without a frame make a lane of a network try to doze: a network has many guests, of which most are
 /// idle, and who is busy should not pay for looking at them.
 const DOZE: u32 = 256;
-/// Its NIC woke the worker so many more times than anything else did: then the epoll set tells of the NIC's frames.
-const OFTEN: u8 = 16;
-/// In the data of an event: the lane's NIC has frames. Else its guest kicked, or what it has watched told of something.
-const OF_NIC: u64 = 1 << 63;
+/// Data of the event that a NIC has frames: the number of no lane.
+pub(super) const NIC_EVENT: u64 = u64::MAX;
 
 /// Of each network, by its name.
 pub(super) type Tables = HashMap<Arc<str>, Arc<Table>>;
@@ -52,8 +50,6 @@ pub(super) struct Slot {
     pub(super) share: Share,
     /// It is armed, and does not breathe until it is kicked, or somebody gives it frames.
     pub(super) dozes: bool,
-    /// Sleeps that its NIC ended, less those that anything else did, as far as that matters.
-    nic_wakes: u8,
     /// The worker's epoll set has its NIC.
     is_nic_watched: bool,
 }
@@ -83,7 +79,6 @@ impl Slot {
             idle: 0,
             share: Share::default(),
             dozes: false,
-            nic_wakes: 0,
             is_nic_watched: false,
         }
     }
@@ -108,15 +103,15 @@ impl Slot {
         self.is_in_rounds() && receives(&*self.lane)
     }
 
-    /// What wakes the worker by its epoll set.
-    fn heard(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+    /// The descriptors that are in the worker's epoll set as long as the lane is listened to.
+    fn event_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let kicks = self.lane.pair().into_iter().flat_map(QueuePair::kicks);
-        kicks.chain(self.lane.watched())
+        kicks.chain(self.lane.event_fd())
     }
 
     /// Lets its descriptors wake the worker.
     pub(super) fn listen(&self, epoll: &OwnedFd) {
-        for fd in self.heard() {
+        for fd in self.event_fds() {
             let flags = EventFlags::IN | EventFlags::ET;
             // A descriptor that cannot be watched (a regular file as kick fd) is only polled.
             let _ = epoll::add(epoll, fd, EventData::new_u64(self.id.0), flags);
@@ -124,27 +119,26 @@ impl Slot {
     }
 
     pub(super) fn unlisten(&self, epoll: &OwnedFd) {
-        for fd in self.heard() {
+        for fd in self.event_fds() {
             let _ = epoll::delete(epoll, fd);
         }
     }
 
-    /// The worker falls asleep: has the epoll set tell of frames of its NIC, where they are what wakes the worker, or no
-    /// more. A set tells of each frame, and so it does not of those that need not wake the lane.
-    pub(super) fn watch_nic(&mut self, epoll: &OwnedFd) {
-        let is_wanted = self.nic_wakes >= OFTEN && self.awaits_nic() && self.lane.has_edges();
-        if !is_wanted {
+    /// Adds its NIC to the epoll set of a worker that is about to sleep, if `is_wanted` and frames that arrive have to
+    /// wake the lane; removes it otherwise, as the set reports each frame.
+    pub(super) fn watch_nic(&mut self, epoll: &OwnedFd, is_wanted: bool) {
+        if !(is_wanted && self.awaits_nic() && self.lane.has_edges()) {
             return self.unwatch_nic(epoll);
         }
         if !self.is_nic_watched
             && let Some(nic) = self.lane.nic()
         {
-            let data = EventData::new_u64(self.id.0 | OF_NIC);
-            self.is_nic_watched = epoll::add(epoll, nic, data, EventFlags::IN | EventFlags::ET).is_ok();
+            let flags = EventFlags::IN | EventFlags::ET;
+            self.is_nic_watched = epoll::add(epoll, nic, EventData::new_u64(NIC_EVENT), flags).is_ok();
         }
     }
 
-    /// Has the epoll set tell no more of frames of its NIC, which may be another one soon.
+    /// Removes its NIC from the epoll set: also before the lane gets another NIC.
     pub(super) fn unwatch_nic(&mut self, epoll: &OwnedFd) {
         if std::mem::take(&mut self.is_nic_watched)
             && let Some(nic) = self.lane.nic()
@@ -162,25 +156,6 @@ impl Slot {
     /// Whether frames that arrive have to wake it.
     fn awaits_nic(&self) -> bool {
         self.is_in_rounds() && !self.share.is_let_alone() && self.lane.awaits_nic()
-    }
-
-    /// The worker has slept, and its NIC woke it or did not.
-    pub(super) fn note_sleep(&mut self, is_woken_by_nic: bool) {
-        self.nic_wakes = match is_woken_by_nic {
-            true => (self.nic_wakes + 1).min(2 * OFTEN),
-            false => self.nic_wakes.saturating_sub(1),
-        };
-    }
-
-    /// Many frames moved before the worker slept: what is sent by a NIC in the epoll set costs a wake-up for each frame.
-    pub(super) fn forget_nic_wakes(&mut self) {
-        self.nic_wakes = 0;
-    }
-
-    /// Whether one of the events tells of frames of its NIC.
-    pub(super) fn has_nic_event(&self, events: &[Event]) -> bool {
-        let data = self.id.0 | OF_NIC;
-        self.is_nic_watched && events.iter().any(|event| event.data.u64() == data)
     }
 
     /// A lane whose calls hold up the worker has to go; it calls no more, so it does that once.

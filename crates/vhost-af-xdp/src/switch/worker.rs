@@ -3,13 +3,13 @@
 //! Theory of operation. A worker breathes all its lanes in turn. When none has moved a frame for
 //! the spin time it arms them (drivers are asked for kicks, with the re-check that makes a lost
 //! kick impossible) and sleeps in one ppoll(2): on an epoll set of the kick eventfds, its mailbox and what else lanes
-//! have watched ([`Lane::watched`]), and beside it on the AF_XDP sockets. The set is edge-triggered: readiness is only a
+//! add ([`Lane::event_fd`]), and beside it on the AF_XDP sockets. The set is edge-triggered: readiness is only a
 //! reason to look, and eventfds are not read, so a stale counter does not make it spin.
 //!
 //! Sockets are not in the set, since one who waits on an AF_XDP socket makes the kernel go through a wake-up for every
 //! frame that is sent (`sock_wfree` calls `sk_write_space`, net/core/sock.c); ppoll waits on them while it lasts only,
-//! without a call for each. But a guest's own socket that copies is, while few frames move between two sleeps and its
-//! frames are what ends them: then a sleep is one system call. For an uplink of many that was measured to cost more.
+//! without a call for each. The exception is a guest's own socket in copy mode while NICs end most sleeps and few frames
+//! move between two ([`OFTEN`], [`FEW`]): then a sleep is one system call. For the uplink of a network that cost more.
 //!
 //! A guest may kick as often as it likes. One whose kicks bring nothing ([`FUTILE_WAKES`] of them without a frame
 //! between) is not listened to for a while ([`DEAF`]): its lane is looked at once a millisecond then, as by the
@@ -45,7 +45,7 @@ use super::moderation::Moderation;
 use super::new_lane::NewLane;
 use super::polling::{Polling, Waits};
 use super::progress::{Progress, Watcher};
-use super::slots::{self, Place, Slot, Tables};
+use super::slots::{self, NIC_EVENT, Place, Slot, Tables};
 use super::spread::Spread;
 use super::statistics::{LOOKS_PER_TIMED, LaneCounted, Stopwatch, WorkerCounters};
 use super::table::Table;
@@ -61,7 +61,9 @@ const DEAF: Duration = Duration::from_millis(10);
 /// Rounds between two looks at the kicks of guests whose lanes doze; then another lane is the first one, too. A prime,
 /// see [`LOOKS_PER_TIMED`].
 const ROUNDS_PER_LOOK: u32 = 61;
-/// So few frames from one sleep to the next are not worth what polling the sockets of NICs costs.
+/// NICs ended so many more sleeps than anything else did: then sockets in copy mode are in the epoll set.
+const OFTEN: u8 = 16;
+/// So many frames at most move between two of these sleeps: each frame that a socket in the set sends costs a wake-up.
 const FEW: usize = 16;
 /// Most events that are read at once; the others are read the next time.
 const EVENTS: usize = 16;
@@ -159,6 +161,7 @@ impl WorkerHandle {
             awake: Vec::new(),
             shifts: 0,
             moved: 0,
+            nic_wakes: 0,
             is_woken: true,
             tables: Tables::new(),
             place: Place {
@@ -243,6 +246,8 @@ struct Worker {
     shifts: usize,
     /// Frames that moved since it slept last.
     moved: usize,
+    /// Sleeps that NICs ended, less those that anything else did: 0 to twice [`OFTEN`].
+    nic_wakes: u8,
     /// Something other than the clock ended its last sleep.
     is_woken: bool,
     tables: Tables,
@@ -386,7 +391,7 @@ impl Worker {
         for event in events {
             let id = LaneId(event.data.u64());
             for slot in self.lanes.iter_mut().filter(|slot| slot.id == id) {
-                slot.lane.hear();
+                slot.lane.note_event();
                 woke |= slot.wake();
             }
         }
@@ -443,51 +448,44 @@ impl Worker {
     /// Sleeps until a guest kicks, control has sent something, a NIC that a lane awaits has frames, or so long; how
     /// long that was.
     fn wait(&mut self, limit: Option<&Timespec>) -> Duration {
-        let are_many = std::mem::take(&mut self.moved) > FEW;
+        if std::mem::take(&mut self.moved) > FEW {
+            self.nic_wakes = 0;
+        }
         for slot in &mut self.lanes {
-            if are_many {
-                slot.forget_nic_wakes();
-            }
-            slot.watch_nic(&self.epoll);
+            slot.watch_nic(&self.epoll, self.nic_wakes >= OFTEN);
         }
         let nics = self.lanes.iter().filter_map(Slot::polled_nic);
         let mut fds: Vec<_> = nics
             .map(|nic| PollFd::from_borrowed_fd(nic, PollFlags::IN))
             .collect();
-        let (mut events, mut limit) = ([MaybeUninit::<Event>::uninit(); EVENTS], limit);
         self.progress.sleep();
         let before = Instant::now();
         self.counters.time.fall_asleep(before);
         // EINTR and whatever is ready mean the same: look again.
-        let mut is_told = true;
+        let (mut limit, mut is_nic, mut has_events) = (limit, false, true);
         if !fds.is_empty() {
             fds.push(PollFd::new(&self.epoll, PollFlags::IN));
-            let _ = poll(&mut fds, limit);
-            is_told = fds.pop().is_some_and(|epoll| !epoll.revents().is_empty());
+            let ready = poll(&mut fds, limit).unwrap_or_default();
+            has_events = fds.last().is_some_and(|epoll| !epoll.revents().is_empty());
+            is_nic = ready > 0 && !has_events;
             limit = Some(&NO_TIME);
         }
-        let events = match is_told.then(|| epoll::wait(&self.epoll, &mut events, limit)) {
+        let mut events = [MaybeUninit::<Event>::uninit(); EVENTS];
+        let events = match has_events.then(|| epoll::wait(&self.epoll, &mut events, limit)) {
             Some(Ok((events, _))) => &*events,
             _ => &[],
         };
         let now = Instant::now();
         self.counters.time.wake(now);
         self.progress.wake();
-        let have_frames: Vec<_> = fds.iter().map(|nic| !nic.revents().is_empty()).collect();
-        self.note_nics(events, &have_frames);
+        is_nic |= events.iter().any(|event| event.data.u64() == NIC_EVENT);
+        self.nic_wakes = match is_nic {
+            true => (self.nic_wakes + 1).min(2 * OFTEN),
+            false => self.nic_wakes.saturating_sub(1),
+        };
         self.note_wakes(events);
         self.wake(events);
         now.duration_since(before)
-    }
-
-    /// Notes whose NIC ended the sleep: those in the epoll set by its events, the polled ones by what polling them said.
-    fn note_nics(&mut self, events: &[Event], have_frames: &[bool]) {
-        let mut polled = have_frames.iter();
-        for slot in &mut self.lanes {
-            let is_polled = slot.polled_nic().is_some();
-            let by_poll = is_polled && polled.next() == Some(&true);
-            slot.note_sleep(by_poll || slot.has_nic_event(events));
-        }
     }
 
     /// Counts who woke the worker, and listens no more to a lane that does so for nothing.

@@ -270,13 +270,13 @@ impl Lane for NicLane {
     fn inject(&mut self, _frame: &[u8], _near: Near<'_>) {}
 
     fn stop(self: Box<Self>) -> Stopped {
-        unreachable!("nobody stops it")
+        unreachable!("the test does not stop it")
     }
 }
 
 /// A worker that its NICs wake for few frames has their sockets in its epoll set, and only while they are awaited.
 #[test]
-fn frames_end_the_sleep_of_a_calm_worker_whoever_tells_of_them() {
+fn frames_end_the_sleep_of_a_worker_that_polls_sockets_or_has_them_in_its_set() {
     let (mut worker, _handle) = worker();
     let nic = |awaits| {
         let nic = eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd");
@@ -297,7 +297,7 @@ fn frames_end_the_sleep_of_a_calm_worker_whoever_tells_of_them() {
         let told = epoll::wait(&worker.epoll, &mut events, Some(&NO_TIME));
         told.expect("events").0.is_empty()
     };
-    // What comes is told of, by the one way and then by the other.
+    // Frames end the sleep while the socket is polled, and while it is in the set.
     for sleep in 1..=40 {
         ring(&bell);
         worker.moved = 1;
@@ -307,7 +307,7 @@ fn frames_end_the_sleep_of_a_calm_worker_whoever_tells_of_them() {
         // As a socket is empty when it was read.
         let _ = rustix::io::read(&bell, &mut [0; 8]);
     }
-    // Nobody waits for these.
+    // The second lane does not await frames.
     ring(&other_bell);
     assert!(is_quiet(&worker));
     // Many frames at once: it is polled again.

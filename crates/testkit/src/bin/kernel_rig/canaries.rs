@@ -265,7 +265,7 @@ fn canaries_in(rig: &mut Rig, value: u8) -> usize {
 /// Where two such bytes stand side by side.
 fn places_of(memory: &[u8], value: u8) -> Vec<usize> {
     let places_in = |(start, block): (usize, &[u8])| {
-        // The last byte of a block may stand beside the next one's first.
+        // A pair may begin with the last byte of a block and end with the first of the next one.
         let end = (start + block.len() + 1).min(memory.len());
         let pairs = memory[start..end].windows(2).enumerate();
         let places = pairs.filter(|(_, pair)| **pair == [value; 2]);

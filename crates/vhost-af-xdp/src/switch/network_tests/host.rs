@@ -241,7 +241,7 @@ fn host_that_is_quiet_is_asked_less_often_until_something_happens() {
     );
     is_quiet(&mut world);
     for slot in &mut world.slots {
-        slot.lane.hear();
+        slot.lane.note_event();
     }
     assert_eq!(
         rounds_until_heard(&mut world, &host),
