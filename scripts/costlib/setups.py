@@ -119,8 +119,9 @@ printf '[port.p%d]\\nnetwork="lan"\\nsocket-path="/tmp/p%d"\\nmac="52:54:00:00:0
     if idle:
         make += f"""
 for i in $(seq 3 {2 + idle}); do
-(cost_driver idle 1 64 1 vhost-user:/tmp/p$i >/dev/null 2>&1 & echo $! >>/tmp/idle); done; sleep 8"""
-        unmake = f"kill $(cat /tmp/idle); rm /tmp/idle; {STOP}"
+(cost_driver idle 1 64 1 vhost-user:/tmp/p$i >>/tmp/idle.log 2>&1 & echo $! >>/tmp/idle); done; sleep 8
+kill -0 $(cat /tmp/idle) || {{ tail -n 3 /tmp/idle.log; false; }}"""
+        unmake = f"kill $(cat /tmp/idle); rm /tmp/idle /tmp/idle.log; {STOP}"
     return Setup(name, make, unmake, NETWORK, polls=options != QUIET)
 
 

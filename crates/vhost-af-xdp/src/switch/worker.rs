@@ -301,6 +301,13 @@ impl Worker {
         if self.has_dozing() {
             self.listen();
         }
+        // Without a sleep between, sockets that send much would stay in the epoll set.
+        if self.nic_wakes > 0 && self.moved > FEW {
+            self.nic_wakes = 0;
+            self.lanes
+                .iter_mut()
+                .for_each(|slot| slot.unwatch_nic(&self.epoll));
+        }
         pace.looks = pace.looks.wrapping_add(1);
         let is_told = meter::IS_KEPT && pace.looks.is_multiple_of(LOOKS_PER_TIMED);
         if is_told {

@@ -317,6 +317,15 @@ fn frames_end_the_sleep_of_a_worker_that_polls_sockets_or_has_them_in_its_set() 
     assert!(worker.lanes[0].polled_nic().is_some());
     ring(&bell);
     assert!(is_quiet(&worker), "it was taken out of the set");
+    // The same without a sleep.
+    for _ in 0..=16 {
+        ring(&bell);
+        worker.wait(None);
+    }
+    assert!(worker.lanes[0].polled_nic().is_none());
+    worker.moved = FEW + 1;
+    worker.look(&mut Pace::new(Duration::ZERO));
+    assert!(worker.lanes[0].polled_nic().is_some());
 }
 
 /// A worker that its guest wakes polls the socket of its NIC: in the set it would cost a wake-up for each frame sent.
