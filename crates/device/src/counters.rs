@@ -110,8 +110,10 @@ counters! {
     Work from_guest_frames,
     /// Bytes of these frames, without the virtio-net header.
     Work from_guest_bytes,
-    /// GSO packets of the guest that were cut; each segment is counted in `from_guest_frames`.
+    /// GSO packets of the guest that were sent; each segment is counted in `from_guest_frames`.
     Work from_guest_super_frames,
+    /// Those of them that were handed to the kernel whole.
+    Work from_guest_super_frames_uncut,
     /// Segments among them that refer to their payload: where the guest has it (direct placement), or in one copy of
     /// the GSO packet's (copy).
     Work from_guest_referred_segments,

@@ -195,11 +195,11 @@ fn unpin(path: &Path) -> io::Result<()> {
 
 /// Where a program goes.
 #[derive(Debug, Clone, Copy)]
-struct Place {
-    ifindex: u32,
-    at: TcAttachPoint,
+pub(crate) struct Place {
+    pub(crate) ifindex: u32,
+    pub(crate) at: TcAttachPoint,
     /// Of a filter.
-    handle: u32,
+    pub(crate) handle: u32,
 }
 
 fn hang(program: BorrowedFd<'_>, place: Place, hook: HostHook) -> Result<Hung, HostError> {
@@ -217,15 +217,20 @@ fn hang(program: BorrowedFd<'_>, place: Place, hook: HostHook) -> Result<Hung, H
             linked => return linked.map(|link| hung(Hold::Link(link))).map_err(failed),
         }
     }
-    let mut filter = filter(program, place).map_err(failed)?;
+    attach_filter(program, place).map_err(failed)?;
+    Ok(hung(Hold::Filter(place)))
+}
+
+/// Hangs a program on clsact, which is made if it is not there. The filter is there until somebody removes it, or the
+/// interface.
+pub(crate) fn attach_filter(program: BorrowedFd<'_>, place: Place) -> io::Result<()> {
+    let mut filter = filter(program, place)?;
     let (attached, _) = messages_of(|| {
         // There already is as good.
         filter.create()?;
         filter.attach()
     });
-    attached
-        .map(|_| hung(Hold::Filter(place)))
-        .map_err(|error| failed(io::Error::other(error)))
+    attached.map(drop).map_err(io::Error::other)
 }
 
 fn filter(program: BorrowedFd<'_>, place: Place) -> io::Result<TcHook> {

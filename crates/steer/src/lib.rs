@@ -22,7 +22,7 @@
 //! there, without losing a frame, that leaves it before the frames of queues that ask for it ([`QueueConf::hints`]).
 //! What stands where is said by [`Program::layouts`], and read by [`xsk::metadata`].
 //!
-//! [`HostAccess`] lets such a network and the host reach each other.
+//! [`HostAccess`] lets such a network and the host reach each other; [`send_by`] has GSO packets leave whole.
 //!
 //! [`VerdictProgram`] is for measuring beside it: every frame is dropped, or sent back, in the driver.
 //!
@@ -73,6 +73,7 @@ mod program;
 mod program_hints;
 mod program_networks;
 mod ring;
+mod send;
 mod shape;
 mod socket_map;
 mod text;
@@ -91,6 +92,7 @@ pub use own_map::OwnMap;
 pub use program::{Program, QueueError, detach_pinned};
 pub use program_hints::HintsError;
 pub use ring::{Group, GroupReader, GroupRing};
+pub use send::{SendError, send_by};
 pub use socket_map::{SocketMap, SocketMapError};
 pub use text::{mac_bytes, mac_text, ranges, ranges_text};
 pub use verdict::{Verdict, VerdictError, VerdictProgram};
@@ -111,6 +113,10 @@ mod skel {
 
     pub(crate) mod host {
         include!(concat!(env!("OUT_DIR"), "/host.skel.rs"));
+    }
+
+    pub(crate) mod send {
+        include!(concat!(env!("OUT_DIR"), "/send.skel.rs"));
     }
 
     pub(crate) mod verdict {

@@ -123,6 +123,23 @@ impl Drop for Attached {
     }
 }
 
+/// Attaches a program to a place of an interface for as long as that is there, without a link.
+pub(crate) fn attach_for_good(
+    program: BorrowedFd<'_>,
+    ifindex: u32,
+    place: libbpf_sys::bpf_attach_type,
+) -> io::Result<()> {
+    let target = as_int(ifindex)?;
+    let (result, _) = messages_of(|| {
+        // SAFETY: the program's descriptor is borrowed, hence open; null options are allowed.
+        unsafe { libbpf_sys::bpf_prog_attach_opts(program.as_raw_fd(), target, place, ptr::null()) }
+    });
+    match result {
+        0 => Ok(()),
+        code => Err(io::Error::from_raw_os_error(-code)),
+    }
+}
+
 /// Makes a link from an interface to an XDP program.
 pub(crate) fn create(program: BorrowedFd<'_>, ifindex: u32, mode: Mode) -> io::Result<OwnedFd> {
     create_at(program, ifindex, libbpf_sys::BPF_XDP, mode.flag())

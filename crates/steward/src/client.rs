@@ -36,7 +36,7 @@ pub use self::sockets::Prepared;
 pub use self::zcrx::{Area, QueueLease, Refill};
 use crate::protocol::{
     Answer, BEHIND_MAX, CHANGES_MAX, FRAME_LIMITS, Facts, HintWish, Hinted, HostEnd, NetkitEnd, NetkitWanted,
-    Reason, Request, StationChange, Token, Wanted,
+    Reason, Request, SendTapEnd, StationChange, Token, Wanted,
 };
 use crate::sys;
 
@@ -295,6 +295,33 @@ impl Lease {
         match (answered.answer, answered.descriptors.pop()) {
             (Answer::Host(host), tap) if tap.is_some() || host.index == has => Ok((host, tap)),
             _ => Err(LeaseError::Mismatch),
+        }
+    }
+
+    /// A tap device by which GSO packets leave whole from a queue of the lease, in the place of the one that was made for
+    /// it before; none where the steward knows of no such thing.
+    ///
+    /// # Errors
+    /// [`LeaseError`].
+    pub fn send_tap(&self, queue: u32) -> Result<Option<(SendTapEnd, OwnedFd)>, LeaseError> {
+        if !self.knows_send_taps()? {
+            return Ok(None);
+        }
+        let mut answered = self.ask(&Request::SendTap { queue })?;
+        match (answered.answer, answered.descriptors.pop()) {
+            (Answer::SendTap(end), Some(tap)) => Ok(Some((end, tap))),
+            _ => Err(LeaseError::Mismatch),
+        }
+    }
+
+    /// Whether the steward knows the message. One that does not ends the connection that it came by: so it is another
+    /// one, without a lease.
+    fn knows_send_taps(&self) -> Result<bool, LeaseError> {
+        let mut asking = Connection::to(&self.path, self.waiting.answer)?;
+        let request = Request::SendTap { queue: 0 };
+        match asking.ask(&request, &[], &self.waiting, self.deadline()) {
+            Err(LeaseError::Refused(refusal)) if refusal.reason == Reason::Malformed => Ok(false),
+            answered => answered.map(|message| message.is_some()),
         }
     }
 

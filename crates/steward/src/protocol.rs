@@ -42,6 +42,7 @@
 //! | 18 `Zcrx` | 184 | interface (16), queue, number of flows, 8 × 20: address (16), port (2), 4 or 6 (2); see `zcrx` |
 //! | 19 `ZcrxRegister` | 96 | memory (16), number of rings, entries, bytes of a buffer, 16 × 4: descriptors, zero |
 //! | 20 `Netkit` | 24 | queue, zero (4 each), name (16); with a network namespace or none; see `netkit` |
+//! | 21 `SendTap` | 4 | queue: a tap device, with the answer, by which GSO packets leave the interface whole |
 //!
 //! `Lease`: mode 0 is any, 1 native, 2 skb; then follow addresses (16 × 6), VLANs (16 × 2), and 1 for the queues of a
 //! network (4; addresses and VLANs are none then), else 0. `Stations`, `Groups` and `Host` are for such a lease: who
@@ -52,7 +53,7 @@
 //!
 //! | kind | body, bytes | from the steward |
 //! |---|---|---|
-//! | 64 `Done` | 0 | to all that have no other answer, `Hints` without a lease, too; with the ring to `Groups` |
+//! | 64 `Done` | 0 | to all that have no other answer; `Hints`, `SendTap` without a lease; `Groups`, with the ring |
 //! | 65 `Facts` | 840 | to `Lease`, `Resume` and `Facts` |
 //! | 66 `Counters` | 72 | to `Counters` |
 //! | 67 `Refused` | 488 | to anything: code (4), zero (4), text (480) |
@@ -63,6 +64,7 @@
 //! | 72 `ZcrxRegistered` | 104 | to `ZcrxRegister`: mapping (16), entries, bytes of a buffer, 3 offsets, 17 numbers |
 //! | 73 `Netkit` | 24 | to `Netkit`, with a map: index, number of its queue (4 each), name (16) |
 //! | 74 `Behind` | 516 | to `Behind`: how many (4), 64 × 8: VLAN (2; any: all ones), address (6); unasked: others now |
+//! | 75 `SendTap` | 20 | to `SendTap`: interface (16); it takes UDP packets that are to be cut (1), TSO (2), see `send_tap` |
 //! | 80 `Lease` | 192 | to `Leases`; after the last one `Done` (see `listing`) |
 //!
 //! Requests are in `protocol/request.rs`, answers in `protocol/answer.rs`, what both are made of in
@@ -84,6 +86,7 @@ mod host;
 mod netkit;
 mod part;
 mod request;
+mod send_tap;
 mod stations;
 mod zcrx;
 
@@ -94,6 +97,7 @@ pub use host::HostEnd;
 pub use netkit::{NetkitEnd, NetkitWanted};
 pub use part::Part;
 pub use request::{Request, Rings, UmemLayout, Wanted};
+pub use send_tap::SendTapEnd;
 pub use stations::StationChange;
 pub use zcrx::{
     ZCRX_BUFFER_MAX, ZCRX_ENTRIES_MAX, ZCRX_FLOWS_MAX, ZCRX_RINGS_MAX, ZcrxRegistered, ZcrxRings, ZcrxWanted,
@@ -237,6 +241,7 @@ mod kind {
     pub(super) const ZCRX: u16 = 18;
     pub(super) const ZCRX_REGISTER: u16 = 19;
     pub(super) const NETKIT: u16 = 20;
+    pub(super) const SEND_TAP: u16 = 21;
 
     pub(super) const DONE: u16 = 64;
     pub(super) const THESE_FACTS: u16 = 65;
@@ -249,6 +254,7 @@ mod kind {
     pub(super) const ZCRX_REGISTERED: u16 = 72;
     pub(super) const THIS_NETKIT: u16 = 73;
     pub(super) const THESE_BEHIND: u16 = 74;
+    pub(super) const THIS_SEND_TAP: u16 = 75;
     pub(super) const LISTED: u16 = 80;
 }
 

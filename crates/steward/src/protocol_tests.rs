@@ -144,6 +144,7 @@ fn requests() -> Vec<Request> {
             queue: 2,
             name: "pod0".to_owned(),
         }),
+        Request::SendTap { queue: 3 },
         Request::Leases { after: u64::MAX },
         Request::Keep { token: [0xa5; 16] },
         Request::Resume { token: [0; 16] },
@@ -282,6 +283,11 @@ fn answers() -> Vec<Answer> {
             ..facts()
         }),
         Answer::Counters(counters([1, 2, 3, 4, 5, 6, 7, 8, 9])),
+        Answer::SendTap(SendTapEnd {
+            interface: "vaxs3-0".to_owned(),
+            cuts_udp: true,
+            has_tso: false,
+        }),
         Answer::Host(HostEnd {
             interface: "vaxh3-0".to_owned(),
             index: 9,

@@ -69,9 +69,10 @@ const fn tun_request(number: u32) -> c_ulong {
 }
 
 /// A new tap device, by its descriptor, which does not block; each frame has the virtio-net header before it, of 12
-/// bytes in VirtIO's order. Whether it takes and gives UDP packets that are to be cut, too.
+/// bytes in VirtIO's order. Whether it takes and gives UDP packets that are to be cut, too. Of what is written at most
+/// so many bytes may wait to be sent.
 #[cfg(feature = "server")]
-pub(crate) fn new_tap(name: &CStr) -> io::Result<(OwnedFd, bool)> {
+pub(crate) fn new_tap(name: &CStr, most_unsent: c_int) -> io::Result<(OwnedFd, bool)> {
     let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let tap = rustix::fs::open("/dev/net/tun", flags, Mode::empty())?;
     // SAFETY: all zeros are a valid ifreq.
@@ -84,9 +85,9 @@ pub(crate) fn new_tap(name: &CStr) -> io::Result<(OwnedFd, bool)> {
     }
     let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR | TUN_EXCL;
     request.ifr_ifru.ifru_flags = flags as libc::c_short;
-    // TUNSETIFF, TUNSETVNETHDRSZ, TUNSETVNETLE.
+    // TUNSETIFF, TUNSETVNETHDRSZ, TUNSETVNETLE, TUNSETSNDBUF.
     ioctl(&tap, tun_request(202), (&raw mut request) as c_ulong)?;
-    for (number, value) in [(216, 12), (220, 1)] {
+    for (number, value) in [(216, 12), (220, 1), (212, most_unsent)] {
         let value: c_int = value;
         ioctl(&tap, tun_request(number), (&raw const value) as c_ulong)?;
     }

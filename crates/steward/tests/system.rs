@@ -18,6 +18,7 @@ mod network;
 mod network_storm;
 mod policy;
 mod restart;
+mod send_tap;
 mod sharing;
 mod steering;
 mod storm;

@@ -8,8 +8,8 @@
 //!
 //! What netem and a VLAN interface would do, of which many kernels have neither; and it can count. Frames go through
 //! packet sockets with PACKET_VNET_HDR (packet(7)), so that a checksum that the sender left to the hardware arrives
-//! as unfinished as it was sent, as on a veth without anything between. The peer's ends have `tso off`, so that a
-//! GSO packet of its stack is cut before it is on the wire. No segment may be longer than a frame: `longest_bytes`
+//! as unfinished as it was sent, as on a veth without anything between. The NIC and the peer's ends have `tso off`, so
+//! that the kernel cuts a GSO packet before it is on the wire. No segment may be longer than a frame: `longest_bytes`
 //! tells.
 
 use std::sync::Arc;
@@ -94,6 +94,7 @@ impl BadWire {
         let veth = VethPair::with(queues, 1500);
         // Unlike elsewhere in these tests: unfinished checksums stay so.
         veth.far.run("ethtool", &["-K", VethPair::WIRE, "tx", "on"]);
+        veth.carry_no_gso_packets();
         let peer = NetNs::new("peer");
         for (middle, end) in [("mid1", Self::WIRE), ("mid5", Self::TAGGED)] {
             join(&veth.far, middle, &peer, end);

@@ -214,6 +214,16 @@ impl VethPair {
         self.far.ip(&["link", "set", wire, "arp", "off", "up"]);
     }
 
+    /// Lets the kernel cut GSO packets that leave by the near end, as a wire would have it. By itself a veth hands them on
+    /// as they are.
+    ///
+    /// # Panics
+    /// If there is no near end.
+    pub fn carry_no_gso_packets(&self) {
+        let off = ["-K", Self::NIC, "tso", "off", "tx-udp-segmentation", "off"];
+        self.near.run("ethtool", &off);
+    }
+
     /// Waits until the near end's own stack can send, see [`NetNs::await_sender`].
     ///
     /// # Panics

@@ -168,6 +168,7 @@ fn queues_of_one_entry_and_of_the_most_move_frames(
         entries,
     );
     let veth = VethPair::new();
+    veth.carry_no_gso_packets();
     let serve = Serve::interface(VethPair::NIC).placement(placement);
     let daemon = Daemon::start(&veth.near, &serve);
     let wire = PacketPort::open(&veth.far, VethPair::WIRE);

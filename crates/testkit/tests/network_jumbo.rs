@@ -42,6 +42,7 @@ struct World {
 impl World {
     fn new(keys: &str) -> Self {
         let veth = VethPair::with(1, MTU);
+        veth.carry_no_gso_packets();
         let near = &veth.near;
         near.run("ethtool", &["-K", VethPair::NIC, "rxvlan", "off"]);
         near.ip(&["link", "set", VethPair::NIC, "address", HOST_TEXT]);

@@ -176,6 +176,7 @@ impl Shared {
     /// So many guests, with queues of so many entries; further keys of the network.
     fn new(guests: usize, queue: usize, keys: &str) -> Self {
         let veth = VethPair::new();
+        veth.carry_no_gso_packets();
         let text = file(Some(VethPair::NIC), &vec![""; guests]);
         let text = text.replacen("uplink", &format!("host = false\n{keys}\nuplink"), 1);
         let text = format!("[daemon]\nworkers = 1\n{text}");

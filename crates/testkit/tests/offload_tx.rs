@@ -38,8 +38,15 @@ type MakeRig = fn(VethPair, (Placement, Mode), u64) -> Rig;
 const IN_SPLIT: (u64, MakeRig) = (SPLIT, rig_of);
 const IN_PACKED: (u64, MakeRig) = (F_RING_PACKED, rig_of);
 const BY_REFERENCE: (u64, MakeRig) = (F_RING_PACKED, rig_by_reference);
+/// Or, in copy placement, to have them leave uncut.
+const UNCUT: (u64, MakeRig) = (SPLIT, rig_by_default);
 
 fn rig_of(veth: VethPair, (placement, mode): (Placement, Mode), features: u64) -> Rig {
+    let serve = Serve::interface(VethPair::NIC).placement(placement).mode(mode);
+    rig_serving(veth, &serve.offload(ALL).with("--segments", "whole"), features)
+}
+
+fn rig_by_default(veth: VethPair, (placement, mode): (Placement, Mode), features: u64) -> Rig {
     let serve = Serve::interface(VethPair::NIC).placement(placement).mode(mode);
     rig_serving(veth, &serve.offload(ALL), features)
 }
@@ -206,6 +213,55 @@ fn assert_gso_packets_arrive(rig: &mut Rig) {
     assert!(rig.flush_from_guest().is_empty(), "nothing else arrives");
     rig.daemon.await_counter("from_guest_super_frames", sent);
     rig.assert_from_guest(&frame::plain(60, 1), Layout::Whole);
+}
+
+/// Where the kernel copies, a GSO packet leaves by a tap, and a veth hands it on as it is. Frames of its flow that are no
+/// such packets keep their place among them.
+#[rstest]
+fn gso_packets_leave_uncut_and_in_order_where_the_kernel_copies(
+    #[values(Mode::Native, Mode::Skb)] mode: Mode,
+    #[values(SPLIT, F_RING_PACKED)] ring: u64,
+) {
+    require!(Root);
+    let serve = Serve::interface(VethPair::NIC)
+        .placement(Placement::Copy)
+        .mode(mode);
+    let mut rig = rig_serving(VethPair::new(), &serve.offload(ALL), ring | F_HOST_ALL);
+    let (mut packets, mut frames) = (0, 0);
+    for kind in kinds() {
+        let (small, small_request, small_at) = partial(&kind, 100);
+        let many = GsoPacket {
+            payload_len: 60_000,
+            ..kind.clone()
+        };
+        let request = many.request(1391);
+        let at = Request::from_header(&request)
+            .expect("good")
+            .csum
+            .expect("asked for");
+        for layout in [Layout::Whole, Layout::HeaderApart, Layout::Indirect(4096)] {
+            let batch = [
+                (header(small_request), &small[..]),
+                (header(request), &many.bytes()[..]),
+                (header(small_request), &small[..]),
+                (header(request), &many.bytes()[..]),
+            ];
+            rig.pair().send_asking(&batch, layout);
+            for (_, bytes) in &batch {
+                let at = if bytes.len() > 2000 { at } else { small_at };
+                let got = next_on_the_wire(&rig, at);
+                frame::assert_same(&got, &completed(bytes.to_vec(), at));
+            }
+            packets += 2;
+            frames += 2 + 2 * segments(&many.bytes(), &request).len() as u64;
+        }
+    }
+    rig.pair().await_sent();
+    assert!(rig.flush_from_guest().is_empty(), "nothing else arrives");
+    rig.daemon.await_counter("from_guest_super_frames_uncut", packets);
+    assert_eq!(rig.daemon.counter("from_guest_super_frames"), packets);
+    // As on a wire.
+    rig.daemon.await_counter("from_guest_frames", frames);
 }
 
 #[rstest]
@@ -572,6 +628,7 @@ fn gso_packets_of_64_kib_leave_through_the_least_packet_memory(#[values(SPLIT, F
     require!(Root);
     let serve = Serve::interface(VethPair::NIC)
         .offload(ALL)
+        .with("--segments", "whole")
         .with("--packet-memory", "512KiB");
     let mut rig = rig_serving(VethPair::new(), &serve, ring | F_HOST_ALL);
     for size in [1448, 536, 200] {

@@ -166,11 +166,12 @@ fn entropy_device_gives_random_bytes() {
 #[test]
 fn guest_that_takes_random_bytes_goes_on_in_another_vm() {
     testkit::require!(Kvm);
+    let times = testkit::soak::count(5_000, 20_000);
     for notify in MODES {
         for packed in [false, true] {
             let rounds = Task {
                 packed,
-                ..task(Work::Entropy, 20_000)
+                ..task(Work::Entropy, times as u64)
             };
             let config = MachineConfig::new(notify);
             let mut machine = Machine::new(config, &rounds, no_frames()).expect("a machine");
@@ -183,7 +184,7 @@ fn guest_that_takes_random_bytes_goes_on_in_another_vm() {
                 machine.run().expect("it goes on");
             }
             let answer = finished(&machine, &format!("{config:?} {packed}"));
-            assert_eq!(answer.done, 20_000);
+            assert_eq!(answer.done, times as u64);
         }
     }
 }

@@ -7,6 +7,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 /// Commands, `ETHTOOL_…`.
 pub(super) mod command {
     pub(in super::super) const GDRVINFO: u32 = 0x03;
+    pub(in super::super) const GTSO: u32 = 0x1e;
     pub(in super::super) const GFLAGS: u32 = 0x25;
     pub(in super::super) const GGRO: u32 = 0x2b;
     pub(in super::super) const GRXCLSRLCNT: u32 = 0x2e;
@@ -213,6 +214,7 @@ mod tests {
         }
         for (name, value) in [
             ("ETHTOOL_GDRVINFO", command::GDRVINFO),
+            ("ETHTOOL_GTSO", command::GTSO),
             ("ETHTOOL_GFLAGS", command::GFLAGS),
             ("ETHTOOL_GRXCLSRLCNT", command::GRXCLSRLCNT),
             ("ETHTOOL_GRXCLSRULE", command::GRXCLSRULE),

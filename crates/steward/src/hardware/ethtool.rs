@@ -73,17 +73,13 @@ impl Ethtool {
     #[must_use]
     pub fn tags(&self) -> Tags {
         let driver = self.driver().unwrap_or_default();
-        let mut flags = Value {
-            cmd: command::GFLAGS,
-            data: 0,
-        };
-        let asked = self.ask(flags.as_mut_bytes());
+        let flags = self.value(command::GFLAGS);
         match driver.as_str() {
             // Their frames come from another interface, whose tags the kernel has taken off (skb_vlan_untag in
             // __netif_receive_skb_core, net/core/dev.c) before generic XDP runs for them. (A bond can run XDP natively,
             // but not for AF_XDP: its sockets are of the bond, its frames of the interface below, see xsk_rcv_check.)
             "macvlan" | "ipvlan" | "bridge" | "team" | "bonding" => Tags::Lost,
-            _ if asked.is_ok() && flags.data & abi::FLAG_RXVLAN != 0 => Tags::TakenOff,
+            _ if flags.is_ok_and(|flags| flags & abi::FLAG_RXVLAN != 0) => Tags::TakenOff,
             // As the far end leaves them (drivers/net/veth.c): beside the frame if it is to put them in by "hardware".
             "veth" | "netkit" => Tags::AsSent,
             _ => Tags::There,
@@ -107,12 +103,22 @@ impl Ethtool {
     /// # Errors
     /// The kernel's.
     pub fn joins(&self) -> io::Result<bool> {
-        let mut joins = Value {
-            cmd: command::GGRO,
-            data: 0,
-        };
-        self.ask(joins.as_mut_bytes())?;
-        Ok(joins.data != 0)
+        Ok(self.value(command::GGRO)? != 0)
+    }
+
+    /// Whether it cuts TCP packets that it sends (TSO).
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn cuts(&self) -> io::Result<bool> {
+        Ok(self.value(command::GTSO)? != 0)
+    }
+
+    /// What one of the commands says that have a number each.
+    fn value(&self, cmd: u32) -> io::Result<u32> {
+        let mut value = Value { cmd, data: 0 };
+        self.ask(value.as_mut_bytes())?;
+        Ok(value.data)
     }
 
     /// The n-tuple rules that there are.

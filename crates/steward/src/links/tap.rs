@@ -1,4 +1,5 @@
-//! Tap devices that a steward makes between the host and a network (see `server::hosts`).
+//! Tap devices that a steward makes: between the host and a network (see `server::hosts`), and to send by an interface
+//! (see `server::send_taps`).
 //!
 //! A device is there as long as somebody has its descriptor, and no longer: it is never made persistent. It says in its
 //! alias (`ip link show`) what it is for, by which a successor of the steward finds it.
@@ -17,10 +18,34 @@ use rustix::io::Errno;
 use super::{Link, acknowledged};
 use crate::sys;
 
-/// What its name begins with.
-const PREFIX: &str = "vaxh";
-/// What follows says whose it is.
-const ALIAS: &str = "vhost-af-xdp: the host on ";
+/// What one is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// It joins the host with a network.
+    Host,
+    /// What is written to it leaves by an interface.
+    Send,
+}
+
+impl Purpose {
+    /// What its name begins with, and its alias, of which the rest says whose it is.
+    fn begins(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Host => ("vaxh", "vhost-af-xdp: the host on "),
+            Self::Send => ("vaxs", "vhost-af-xdp: sends by "),
+        }
+    }
+
+    /// Bytes that were written and may wait in the kernel, with what that needs for them: to be sent for two milliseconds
+    /// at 10 Gbit/s. What the host is to receive does not wait.
+    fn most_unsent(self) -> libc::c_int {
+        match self {
+            Self::Host => libc::c_int::MAX,
+            Self::Send => 2 << 20,
+        }
+    }
+}
+
 /// `IFLA_AF_SPEC`, include/uapi/linux/if_link.h.
 const AF_SPEC: u16 = 26;
 /// Of `IFLA_AF_SPEC`: `AF_INET6`, in it `IFLA_INET6_ADDR_GEN_MODE`: `IN6_ADDR_GEN_MODE_NONE`.
@@ -34,9 +59,10 @@ const OF_IPV6: u32 = 1280;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Tap {
     pub(crate) name: String,
-    /// Name of the interface whose host it joins, as it was leased first.
+    pub(crate) purpose: Purpose,
+    /// Name of the interface whose host it joins, or that it sends by, as it was leased first.
     pub(crate) uplink: String,
-    /// The network's first queue.
+    /// The network's first queue, or the one that it sends from.
     pub(crate) first: u32,
 }
 
@@ -49,10 +75,12 @@ pub(crate) struct NewTap {
 }
 
 impl Tap {
-    /// For the network of that first queue of an interface, named by its index, which no other has.
-    pub(crate) fn new(uplink: &str, ifindex: u32, first: u32) -> Self {
+    /// For the network of that first queue of an interface, or for that queue, named by its index, which no other has.
+    pub(crate) fn new(purpose: Purpose, uplink: &str, ifindex: u32, first: u32) -> Self {
+        let (prefix, _) = purpose.begins();
         Self {
-            name: format!("{PREFIX}{ifindex}-{first}"),
+            name: format!("{prefix}{ifindex}-{first}"),
+            purpose,
             uplink: uplink.to_owned(),
             first,
         }
@@ -76,22 +104,28 @@ impl Tap {
 
     /// By alias and name.
     fn of(alias: &str, name: &str) -> Option<Self> {
-        let (uplink, first) = alias.strip_prefix(ALIAS)?.split_once(", queue ")?;
-        name.strip_prefix(PREFIX)?;
-        Some(Self {
-            name: name.to_owned(),
-            uplink: uplink.to_owned(),
-            first: first.parse().ok()?,
-        })
+        let of = |purpose: Purpose| {
+            let (prefix, begin) = purpose.begins();
+            let (uplink, first) = alias.strip_prefix(begin)?.split_once(", queue ")?;
+            name.strip_prefix(prefix)?;
+            Some(Self {
+                name: name.to_owned(),
+                purpose,
+                uplink: uplink.to_owned(),
+                first: first.parse().ok()?,
+            })
+        };
+        of(Purpose::Host).or_else(|| of(Purpose::Send))
     }
 
     fn alias(&self) -> String {
-        format!("{ALIAS}{}, queue {}", self.uplink, self.first)
+        let (_, begin) = self.purpose.begins();
+        format!("{begin}{}, queue {}", self.uplink, self.first)
     }
 
     /// Makes it, down, with an MTU in bytes: it has no address and looks for no neighbours.
     pub(crate) fn make(&self, mtu: u32) -> io::Result<NewTap> {
-        let (descriptor, cuts_udp) = sys::new_tap(&text(&self.name)?)?;
+        let (descriptor, cuts_udp) = sys::new_tap(&text(&self.name)?, self.purpose.most_unsent())?;
         let mut request = rt_link::Request::new().op_setlink_do(&header(libc::IFF_NOARP, libc::IFF_NOARP));
         let attributes = request.encode().push_ifname(&text(&self.name)?);
         attributes.push_mtu(mtu).push_ifalias(&text(&self.alias())?);
@@ -216,12 +250,14 @@ mod tests {
 
     #[test]
     fn device_is_known_by_alias_and_name() {
-        let tap = Tap::new("eth0", 7, 2);
-        assert_eq!(Tap::of(&tap.alias(), &tap.name), Some(tap.clone()));
-        assert_eq!(Tap::of("", &tap.name), None);
-        assert_eq!(Tap::of(&tap.alias(), "eth0"), None, "another's");
-        // IFNAMSIZ, with its end.
-        let longest = Tap::new("eth0", 9_999_999, 127);
-        assert!(longest.name.len() < 16);
+        for purpose in [Purpose::Host, Purpose::Send] {
+            let tap = Tap::new(purpose, "eth0", 7, 2);
+            assert_eq!(Tap::of(&tap.alias(), &tap.name), Some(tap.clone()));
+            assert_eq!(Tap::of("", &tap.name), None);
+            assert_eq!(Tap::of(&tap.alias(), "eth0"), None, "another's");
+            // IFNAMSIZ, with its end.
+            let longest = Tap::new(purpose, "eth0", 9_999_999, 127);
+            assert!(longest.name.len() < 16);
+        }
     }
 }

@@ -8,7 +8,7 @@ use super::field::{NAME_BYTES, enumerated, field, flags_of, interface_name, text
 use super::hints::Hinted;
 use super::netkit::NetkitEnd;
 use super::zcrx::ZcrxRegistered;
-use super::{HostEnd, Malformed, host, kind, message, read, split};
+use super::{HostEnd, Malformed, SendTapEnd, host, kind, message, read, split};
 use crate::links::DriverSends;
 use crate::listing::Listed;
 
@@ -38,6 +38,8 @@ pub enum Answer {
     ZcrxRegistered(ZcrxRegistered),
     /// The netkit that has the lease's queue. The map for its socket comes along.
     Netkit(NetkitEnd),
+    /// A tap device by which GSO packets leave whole. Its descriptor comes along.
+    SendTap(SendTapEnd),
     /// Not done.
     Refused(Refusal),
     /// The interface of the lease is now like this; never an answer to a request.
@@ -306,6 +308,7 @@ impl Answer {
             Self::Behind(stations) => message(kind::THESE_BEHIND, serial, &host::behind(stations)),
             Self::ZcrxRegistered(registered) => message(kind::ZCRX_REGISTERED, serial, &registered.body()),
             Self::Netkit(netkit) => message(kind::THIS_NETKIT, serial, &netkit.body()),
+            Self::SendTap(tap) => message(kind::THIS_SEND_TAP, serial, &tap.body()),
             Self::Hinted(hinted) => message(kind::HINTED, serial, &hinted.body()),
             Self::Refused(refusal) => message(
                 kind::REFUSED,
@@ -337,6 +340,7 @@ impl Answer {
             kind::THESE_BEHIND => Self::Behind(host::read_behind(&read(kind, body)?)?),
             kind::HINTED => Self::Hinted(Hinted::read(&read(kind, body)?)?),
             kind::THIS_NETKIT => Self::Netkit(NetkitEnd::read(&read(kind, body)?)?),
+            kind::THIS_SEND_TAP => Self::SendTap(SendTapEnd::read(&read(kind, body)?)?),
             kind::ZCRX_REGISTERED => Self::ZcrxRegistered(ZcrxRegistered::read(&read(kind, body)?)?),
             kind::REFUSED => Self::Refused(refusal(&read(kind, body)?)?),
             kind::CHANGED => Self::Changed(Facts::read(&read(kind, body)?)?),

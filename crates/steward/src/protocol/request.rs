@@ -117,6 +117,11 @@ pub enum Request {
     /// namespace that it is to be in comes along; without, it is in the steward's. Once: a second one for the lease has
     /// the answer of the first, and no effect.
     Netkit(NetkitWanted),
+    /// A tap device whose frames leave the interface of the lease from this queue; see
+    /// [`SendTapEnd`](super::SendTapEnd). Its descriptor comes with the answer. There is one for each queue: what was
+    /// made for it before is gone then. Without a lease it is done, and nothing happens: so it is found out whether the
+    /// steward knows of such devices.
+    SendTap { queue: u32 },
     /// The first lease of a higher number, of any holder. Who asks needs no lease.
     Leases {
         /// Of the last lease that is known; 0 at first.
@@ -339,6 +344,7 @@ impl Request {
             Self::Zcrx(wanted) => message(kind::ZCRX, serial, &wanted.body()),
             Self::ZcrxRegister(rings) => message(kind::ZCRX_REGISTER, serial, &rings.body()),
             Self::Netkit(wanted) => message(kind::NETKIT, serial, &wanted.body()),
+            Self::SendTap { queue } => message(kind::SEND_TAP, serial, queue),
             Self::Leases { after } => message(kind::LEASES, serial, after),
             Self::Keep { token } => message(kind::KEEP, serial, token),
             Self::Resume { token } => message(kind::RESUME, serial, token),
@@ -393,6 +399,9 @@ impl Request {
             kind::ZCRX => Self::Zcrx(ZcrxWanted::read(&read(kind, body)?)?),
             kind::ZCRX_REGISTER => Self::ZcrxRegister(ZcrxRings::read(&read(kind, body)?)?),
             kind::NETKIT => Self::Netkit(NetkitWanted::read(&read(kind, body)?)?),
+            kind::SEND_TAP => Self::SendTap {
+                queue: read(kind, body)?,
+            },
             kind::LEASES => Self::Leases {
                 after: read(kind, body)?,
             },

@@ -24,7 +24,7 @@ use super::{Answered, Server, no_lease};
 use crate::backoff::Retry;
 use crate::links::bridge::BridgeFdb;
 use crate::links::filters;
-use crate::links::tap::{NewTap, Tap, addresses_on};
+use crate::links::tap::{NewTap, Purpose, Tap, addresses_on};
 use crate::links::{Link, LinkError};
 use crate::protocol::{Answer, CHANGES_MAX, ENTRIES_MAX, HostEnd, Reason, Refusal, Wanted};
 
@@ -263,7 +263,7 @@ impl Server {
         let at = network_at(&held);
         let interface = self.interfaces.get(&held.interface).ok_or_else(no_lease)?;
         interface.program()?;
-        let tap = || Tap::new(interface.name(), interface.link.index, at.1);
+        let tap = || Tap::new(Purpose::Host, interface.name(), interface.link.index, at.1);
         let host = self.hosts.entry(at).or_insert_with(|| Host::new(tap()));
         let (uid, changes) = (self.connections[&number].peer.uid, &mut self.device_changes);
         let may_make = || changes.take(DeviceChange::HostTap, interface.name(), uid, Instant::now());
@@ -404,7 +404,7 @@ impl Server {
 
     /// Takes note of devices that another steward has left for leases that may go on.
     pub(super) fn adopt_hosts(&mut self, records: &Records) {
-        for tap in all_taps() {
+        for tap in all_taps().into_iter().filter(|tap| tap.purpose == Purpose::Host) {
             let interfaces = self.interfaces.iter();
             let mut uplink = interfaces
                 .filter(|(_, interface)| interface.name() == tap.uplink)
@@ -443,7 +443,10 @@ impl Server {
     /// Removes devices that no steward has: of interfaces that are ours, or that have no program of a steward's.
     pub(super) fn remove_stray_taps(&self) {
         for tap in all_taps() {
-            let is_known = self.hosts.values().any(|host| host.tap == tap);
+            let is_known = match tap.purpose {
+                Purpose::Host => self.hosts.values().any(|host| host.tap == tap),
+                Purpose::Send => self.sends_by(&tap),
+            };
             let is_ours = self
                 .interfaces
                 .values()
@@ -453,7 +456,9 @@ impl Server {
                 continue;
             }
             tracing::info!(tap = tap.name, "removed: another steward left it");
-            remove_left(None, tap.first, uplink);
+            if tap.purpose == Purpose::Host {
+                remove_left(None, tap.first, uplink);
+            }
             if let Err(error) = tap.remove() {
                 tracing::warn!("cannot remove {}: {error}", tap.name);
             }

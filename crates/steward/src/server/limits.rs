@@ -123,6 +123,8 @@ pub(super) enum DeviceChange {
     Program,
     /// The host's tap is made, with its programs.
     HostTap,
+    /// A tap is made by which GSO packets leave a queue whole.
+    SendTap,
     /// The NIC is looked at or told something for a netkit, or for zero-copy receive: twice for each queue.
     NicSetUp,
     /// Steering rules for a lease's frames are set on the NIC.
@@ -142,7 +144,7 @@ impl DeviceChange {
             }
             Self::HostTap => 64,
             Self::Hints => 8,
-            Self::NicSetUp => 4,
+            Self::NicSetUp | Self::SendTap => 4,
             Self::NicRules => 1,
         }
     }
@@ -151,6 +153,7 @@ impl DeviceChange {
         match self {
             Self::Program => format!("had the program attached to {interface}, or tried to,"),
             Self::HostTap => format!("had the host joined with networks of {interface}"),
+            Self::SendTap => format!("had tap devices made to send by {interface}"),
             Self::NicSetUp => format!("had {interface} set up for queues"),
             Self::NicRules => format!("had {interface} told of leases' frames"),
             Self::Hints => format!("asked for other hints of {interface}"),

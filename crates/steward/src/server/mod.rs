@@ -43,6 +43,7 @@ mod ready;
 mod reload;
 mod restore;
 mod rings;
+mod send_taps;
 mod sockets;
 mod state;
 mod teardown;
@@ -335,6 +336,7 @@ impl Server {
             Request::Groups => return self.groups(number),
             Request::Host { has } => return self.host(number, *has),
             Request::Behind { after } => return self.behind(number, *after),
+            &Request::SendTap { queue } => return self.send_tap(number, queue),
             &Request::Hints(wish) => return self.ask_for_hints(number, wish),
             _ => {}
         }
@@ -352,6 +354,7 @@ impl Server {
             | Request::Groups
             | Request::Host { .. }
             | Request::Behind { .. }
+            | Request::SendTap { .. }
             | Request::Hints(_)
             | Request::Register { .. }
             | Request::Bind { .. }
@@ -428,6 +431,7 @@ impl Server {
 
     /// Takes a lease back.
     fn release(&mut self, number: u64, held: &Held) {
+        self.remove_send_taps(held);
         if held.wanted.network {
             // Before others can have the queues.
             self.end_host((held.interface, held.wanted.start_queue));

@@ -20,6 +20,7 @@ use crate::nic::binding::L2_BYTES;
 use crate::nic::error::InterfaceError;
 use crate::nic::interface::Interface;
 use crate::nic::interface_queue::{Fit, InterfaceQueue};
+use crate::nic::mode::Fallback;
 use crate::port::journal::{JOURNAL, Of, What};
 use crate::port::lane_facts::LaneFacts;
 use crate::switch::arrivals::Origin;
@@ -391,6 +392,7 @@ impl Network {
         let nic = queue.lend(counters)?;
         // Guests leave checksums to us, whoever of them does.
         let mut facts = LaneFacts::new(&nic.umem, nic.umem.len(), nic.backing.clone(), true);
+        facts.fallbacks.extend(nic.why_cut.clone().map(Fallback::Cut));
         if let Err(error) = facts.describe(interface, None, &nic.nic, nic.sends) {
             queue.give_back(nic, counters);
             return Err(InterfaceError::Duplicate(error));

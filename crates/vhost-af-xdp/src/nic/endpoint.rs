@@ -21,6 +21,7 @@ use super::completion_time::CompletionTime;
 use super::custody::Custody;
 use super::hints::{Promise, SeenHints};
 use super::queue::{LinkState, Nic, Sends};
+use super::tap::SendTap;
 
 /// Packet memory of a queue in copy placement, bytes, unless somebody asks for less; two fifths of it wait to be sent.
 pub(crate) const COPY_BYTES: u32 = 6 << 20;
@@ -88,6 +89,10 @@ pub(crate) struct NicQueue<N> {
     pub(crate) empty: Vec<Frame>,
     /// What it does for frames that are sent.
     pub(crate) sends: Sends,
+    /// By what GSO packets leave uncut; none: they are cut here.
+    pub(crate) send_tap: Option<SendTap>,
+    /// Why there is none, where one is wanted.
+    pub(crate) why_cut: Option<String>,
     /// As the last kick told.
     pub(crate) link: LinkState,
     /// What backs the memory, in words.
@@ -127,6 +132,8 @@ impl<N: Nic> NicQueue<N> {
             received: Vec::with_capacity(to_receive.min(256)),
             empty: Vec::with_capacity(to_receive),
             sends,
+            send_tap: None,
+            why_cut: None,
             link: LinkState::Up,
             backing,
             hints: HintSet::NONE,

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use device::counters::PairCounters;
-use steer::{QueueConf, VirtioHeader};
+use steer::{QueueConf, VirtioHeader, with_sources};
 use xsk::{BindRequest, Mode, OpenError, Socket, Umem};
 
 use super::binding::{Binding, GuestBuffers, LONGEST_FRAME, LONGEST_ZERO_COPY, TX_METADATA_BYTES};
@@ -34,7 +34,7 @@ use super::queue_state::{Ended, NotesEnd, OpenQueue, Opened, QueueState};
 use super::shared_memory::{OpenedSlice, SliceUse};
 use super::steering::{Prepared, RELEASE};
 use super::xdp::XdpNic;
-use crate::config::Placement;
+use crate::config::{Placement, Segments};
 
 #[derive(Clone)]
 pub(crate) struct InterfaceQueue {
@@ -190,6 +190,7 @@ impl InterfaceQueue {
             return Err(InterfaceError::InUse);
         };
         open.nic.discard(counters);
+        self.give_send_tap(&mut open.nic);
         // Before the NIC gets a chunk: somebody else's program may leave something at once.
         let promise = self.interface.promise(self.number);
         open.nic.promise(&promise);
@@ -431,6 +432,19 @@ impl InterfaceQueue {
         nic.fill();
         *state = QueueState::Open(Box::new(OpenQueue { nic, opened, ended }));
         Ok(())
+    }
+
+    /// Lets GSO packets leave uncut, where that costs less and can be had. Where the socket copies each frame it does in
+    /// any case; where it does not, if the NIC cuts.
+    fn give_send_tap(&self, nic: &mut NicQueue<XdpNic>) {
+        if self.interface.options.segments != Segments::Auto || nic.send_tap.is_some() {
+            return;
+        }
+        nic.why_cut = None;
+        match self.interface.steering.send_tap(self.number) {
+            Ok(tap) => nic.send_tap = tap.filter(|tap| tap.has_tso || !nic.sends.zero_copy),
+            Err(error) => nic.why_cut = Some(with_sources(&error)),
+        }
     }
 
     /// A socket that is bound, with chunks of so many bytes: of its own memory, or of a slice of what all share, which

@@ -86,6 +86,10 @@ pub(crate) trait Nic: Send {
     fn to_nic(&mut self, frames: impl ExactSizeIterator<Item = TxDesc>);
     /// Lets the kernel send what is queued. Cheap when nothing is, or when no kick is needed.
     fn kick(&mut self) -> LinkState;
+    /// The kernel has not taken all that was queued.
+    fn is_held_up(&mut self) -> bool {
+        false
+    }
     /// Queued frames that have not come back.
     fn unsent(&self) -> usize;
     /// Frames that were sent and are the caller's again, as the driver says; [`Self::came_back`] is to tell how many of

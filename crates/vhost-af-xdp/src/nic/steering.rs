@@ -23,6 +23,7 @@ use xsk::{First, OpenError, Socket, SocketConfig, Umem, Unbound};
 use super::binding::Judge;
 use super::error::{InterfaceError, Lost};
 use super::external::External;
+use super::tap::{SendTap, Tap};
 use crate::config::HintsConfig;
 
 /// A queue is free an RCU grace period after its socket was closed (`SOCK_RCU_FREE`, net/xdp/xsk.c), 14 to 23 ms here,
@@ -364,6 +365,19 @@ impl Steering {
             Self::External(_) => Ok(None),
             Self::Leased(leased) => leased.done(leased.lease.host(has)).map(Some),
         }
+    }
+
+    /// A tap by which GSO packets leave whole from a queue; none where there is no such thing.
+    pub(crate) fn send_tap(&self, queue: u32) -> Result<Option<SendTap>, InterfaceError> {
+        let Self::Leased(leased) = self else {
+            return Ok(None);
+        };
+        let given = leased.done(leased.lease.send_tap(queue))?;
+        Ok(given.map(|(end, descriptor)| SendTap {
+            tap: Tap::new(descriptor),
+            cuts_udp: end.cuts_udp,
+            has_tso: end.has_tso,
+        }))
     }
 
     /// What the bridge reaches that the interface is part of: see [`Lease::behind`].

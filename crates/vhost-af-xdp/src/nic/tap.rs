@@ -2,6 +2,8 @@
 //!
 //! Whoever made it has set it up: it does not block, and its headers are those of VirtIO, of 12 bytes. A read gives one
 //! frame and a write takes one, GSO packets whole.
+//!
+//! Of a [`SendTap`] nothing is read: the kernel sends what is written by an interface.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -101,6 +103,16 @@ impl Tap {
             _ => Ok(()),
         }
     }
+}
+
+/// A tap whose frames leave by a NIC queue's interface.
+#[derive(Debug)]
+pub(crate) struct SendTap {
+    pub(crate) tap: Tap,
+    /// Its kernel cuts UDP packets, too.
+    pub(crate) cuts_udp: bool,
+    /// The NIC cuts them.
+    pub(crate) has_tso: bool,
 }
 
 impl AsFd for Tap {

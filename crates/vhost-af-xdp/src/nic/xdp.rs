@@ -90,6 +90,10 @@ impl Nic for XdpNic {
         self.link
     }
 
+    fn is_held_up(&mut self) -> bool {
+        self.socket.tx.free() < self.socket.tx.size()
+    }
+
     #[inline]
     fn unsent(&self) -> usize {
         self.unsent

@@ -227,6 +227,7 @@ impl LaneParts<'_> {
         guest: QueuePair,
     ) -> Result<BuiltLane, LaneError> {
         let mut facts = LaneFacts::new(&nic.umem, nic.packet_bytes, nic.backing.clone(), self.csum());
+        facts.fallbacks.extend(nic.why_cut.clone().map(Fallback::Cut));
         let slice = queue.interface.slice(queue.number);
         facts.shared = slice.map(|slice| Arc::clone(slice.memory()));
         let described = facts.describe(&queue.interface, None, &nic.nic, nic.sends);

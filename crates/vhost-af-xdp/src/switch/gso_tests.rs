@@ -12,6 +12,7 @@ use crate::direct::send_direct::SendDirectLane;
 use crate::direct::{CHUNK_BYTES, DirectLane, DirectMemory};
 use crate::nic::interface_queue::Coupled;
 use crate::nic::queue::{LinkState, MOST_PIECES};
+use crate::nic::tap::SendTap;
 use crate::switch::bytes::GuestRam as Ram;
 use crate::switch::guests::GuestLane;
 use crate::switch::joined::CopyLane;
@@ -24,6 +25,8 @@ use device::pair::{Bases, QueuePair};
 
 #[path = "cutter_lane_tests.rs"]
 mod cutter_lane;
+#[path = "send_tap_tests.rs"]
+mod send_tap;
 #[path = "gso_stop_tests.rs"]
 mod stop;
 
@@ -145,6 +148,11 @@ fn guest(memory: &Memory, setup: Setup) -> (QueuePair, QueueDriver) {
 
 impl World {
     fn new(setup: Setup) -> Self {
+        Self::with_tap(setup, None)
+    }
+
+    /// Of copy placement, with a tap for packets that leave uncut.
+    fn with_tap(setup: Setup, send_tap: Option<SendTap>) -> Self {
         let private = if setup.direct {
             setup.chunks * CHUNK_BYTES as usize
         } else {
@@ -185,6 +193,7 @@ impl World {
             while queue.pool.len() > setup.chunks {
                 let _ = queue.pool.take();
             }
+            queue.send_tap = send_tap;
             Box::new(CopyLane::new(guest, queue, Arc::clone(&counters)))
         };
         Self {

@@ -49,6 +49,17 @@ impl<'a> GuestFrame<'a> {
         }
     }
 
+    /// The same with `headers`, copied from its beginning as it is to be sent, in the place of as many of its bytes.
+    #[inline]
+    pub(crate) fn with_headers(self, headers: &'a [u8]) -> Self {
+        let longer = headers.len() as u32;
+        Self {
+            head: headers,
+            replaced: (longer + self.replaced).saturating_sub(self.head.len() as u32),
+            ..self
+        }
+    }
+
     /// Where a byte of the frame that is not of its head lies in the chain.
     #[inline]
     pub(crate) fn place_of(&self, byte: u32) -> Cursor {

@@ -231,6 +231,7 @@ impl<N: Lent> OwnQueue for CopyQueue<N> {
     }
 
     fn arm(&mut self, to_guest: &mut Vring) -> Work {
+        self.transmit.pause();
         let waiting = self.receiver.arm(&mut self.queue);
         let mut work = Work::after(self.queue.until_sent());
         if self.transmit.has_rest() {

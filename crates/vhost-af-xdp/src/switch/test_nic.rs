@@ -195,6 +195,10 @@ impl Nic for TestNic {
         wire.link
     }
 
+    fn is_held_up(&mut self) -> bool {
+        !self.wire().ring.is_empty()
+    }
+
     fn unsent(&self) -> usize {
         let wire = self.wire();
         if wire.seen_gone {

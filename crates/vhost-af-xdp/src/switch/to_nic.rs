@@ -9,13 +9,21 @@
 //! A queue that several guests fill may never have room for all segments of a packet: those who send frames take each
 //! place that becomes free. There a packet that has waited in vain is copied away, too, and its segments take places
 //! like others' frames.
+//!
+//! Where the socket copies, or the NIC cuts, a queue has a way that costs less: a tap whose frames the kernel sends by the
+//! interface from the same queue ([`SendTap`]), GSO packets uncut. Frames of one flow must not overtake each other. So
+//! what was put into the ring before is taken by the kernel before a packet is written to the tap, and what follows it
+//! and asks for a checksum, as all frames of its flow do, goes that way, too, until the guest pauses: in the interface's
+//! queue (tc(8)) packets may wait that the socket's frames would pass by. What is written is the NIC's before the chain
+//! is used: a daemon that comes after one that died between may send that packet once more.
 
+use std::io::ErrorKind;
 use std::time::Duration;
 
 use device::counters::{Counter, PairCounters};
 use device::pair::{Cursor, Sending};
 use offload::packet::HEADERS_MAX;
-use offload::segment::{Gso, Plan, Request};
+use offload::segment::{Gso, GsoKind, Plan, Request};
 use virtqueue::ChainId;
 use xsk::{TxDesc, Umem, UmemOffset};
 
@@ -25,8 +33,10 @@ use super::from_guest::{Put, Sink, Tally, Turn};
 use super::gso::{Builder, FromChain, GsoPacket, Remainder, Source};
 use super::guest_frame::GuestFrame;
 use super::limits::SEGMENTS;
+use super::to_host::{TRANSPORT_BYTES, parts_of, tap_header};
 use crate::nic::endpoint::{NicQueue, References};
 use crate::nic::queue::{LinkState, Nic, SHORTEST_BY_DMA, Sends};
+use crate::nic::tap::SendTap;
 
 /// How often a lane that is stopped waits for room for what is left of a GSO packet, and how long each time.
 pub(crate) const LAST_WAITS: usize = 20;
@@ -44,6 +54,10 @@ pub(crate) struct Transmit {
     is_shared: bool,
     /// The guest's next GSO packet found no room before.
     has_waited: bool,
+    /// A GSO packet left uncut since the guest paused.
+    has_left_uncut: bool,
+    /// The guest's next frame found no room in the tap.
+    awaits_tap: bool,
 }
 
 impl Default for Transmit {
@@ -53,6 +67,8 @@ impl Default for Transmit {
             outgoing: Vec::with_capacity(SEGMENTS * 2),
             is_shared: false,
             has_waited: false,
+            has_left_uncut: false,
+            awaits_tap: false,
         }
     }
 }
@@ -77,6 +93,19 @@ impl Transmit {
         self.outgoing.is_empty()
     }
 
+    /// The lane is about to sleep: unless a frame waits, the guest has nothing to send, and what comes next is behind
+    /// nothing.
+    #[inline]
+    pub(super) fn pause(&mut self) {
+        self.has_left_uncut &= self.awaits_tap;
+    }
+
+    /// The guest's next frame waits for room in the tap, of which nobody tells.
+    #[inline]
+    pub(super) fn awaits_tap(&self) -> bool {
+        self.awaits_tap
+    }
+
     /// There is no NIC queue any more for what is left.
     #[cold]
     pub(super) fn lose(&mut self, counters: &PairCounters) {
@@ -94,6 +123,19 @@ pub(crate) struct NicSink<'a, N> {
     counters: &'a PairCounters,
     /// Descriptors that the ring had room for when the burst began.
     ring: usize,
+    /// The kernel was asked to send in this burst.
+    is_kicked: bool,
+}
+
+/// What became of a frame that may leave by a tap.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ByTap {
+    /// It has left, or is lost and counted.
+    Done,
+    /// There is no room for it now.
+    NoRoom,
+    /// There is no tap, or it does not take that frame.
+    Refused,
 }
 
 impl<N: Nic> Sink for NicSink<'_, N> {
@@ -141,6 +183,7 @@ impl<'a, N: Nic> NicSink<'a, N> {
             transmit,
             counters,
             ring,
+            is_kicked: false,
         }
     }
 
@@ -152,6 +195,9 @@ impl<'a, N: Nic> NicSink<'a, N> {
 
     /// Hands over what was put, and lets the kernel send.
     pub(super) fn flush(&mut self) {
+        if self.transmit.outgoing.is_empty() && self.is_kicked {
+            return;
+        }
         self.queue.send(&mut self.transmit.outgoing);
         self.kick();
         self.ring = self.queue.nic.room_to_nic();
@@ -164,6 +210,7 @@ impl<'a, N: Nic> NicSink<'a, N> {
     }
 
     pub(super) fn kick(&mut self) {
+        self.is_kicked = true;
         self.queue.kick(self.counters);
     }
 
@@ -277,6 +324,17 @@ impl<'a, N: Nic> NicSink<'a, N> {
                 csum: Some(_),
             } => self.cut(frame, gso, turn),
             Request { csum: Some(at), .. } => {
+                if self.transmit.has_left_uncut {
+                    match self.send_by_tap(frame, u32::from(at.start) + TRANSPORT_BYTES) {
+                        ByTap::Done => {
+                            self.counters.from_guest_checksums_left.add(1);
+                            turn.tally.add(len);
+                            return Some(());
+                        }
+                        ByTap::NoRoom => return None,
+                        ByTap::Refused => {}
+                    }
+                }
                 let Some(chunks) = self.chunks(len) else {
                     return Some(());
                 };
@@ -315,9 +373,21 @@ impl<'a, N: Nic> NicSink<'a, N> {
     /// Cuts a GSO packet, all of it in one go unless it has very many segments; `None` when there is no room for that
     /// now.
     fn cut(&mut self, frame: GuestFrame<'_>, gso: Gso, turn: &mut Turn) -> Option<()> {
-        let Some(mut packet) = GsoPacket::open(frame, gso, self.counters, &mut [0; HEADERS_MAX]) else {
+        let mut headers = [0; HEADERS_MAX];
+        let Some(mut packet) = GsoPacket::open(frame, gso, self.counters, &mut headers) else {
             return Some(());
         };
+        if self.queue.send_tap.is_some() {
+            match self.send_uncut(
+                frame.with_headers(&headers[..packet.plan.header_len()]),
+                &packet.plan,
+                turn,
+            ) {
+                ByTap::Done => return Some(()),
+                ByTap::NoRoom => return None,
+                ByTap::Refused => {}
+            }
+        }
         let waits = self.queue.nic.unsent() > 0 || !self.transmit.outgoing.is_empty();
         let Some(mut cutter) = self.cutter(&packet.plan) else {
             self.counters.from_guest_too_many_pieces.add(1);
@@ -344,6 +414,64 @@ impl<'a, N: Nic> NicSink<'a, N> {
         self.transmit.has_waited = false;
         self.counters.from_guest_super_frames.add(1);
         Some(())
+    }
+
+    /// Sends a GSO packet whole. The headers by which it was judged are its head.
+    fn send_uncut(&mut self, frame: GuestFrame<'_>, plan: &Plan, turn: &mut Turn) -> ByTap {
+        let (segments, headers) = (u64::from(plan.segments()), plan.header_len() as u32);
+        if segments > SEGMENTS as u64 {
+            // They would all be cut in one go.
+            return ByTap::Refused;
+        }
+        let sent = self.send_by_tap(frame, headers);
+        if sent == ByTap::Done {
+            self.transmit.has_left_uncut = true;
+            self.counters.from_guest_super_frames.add(1);
+            self.counters.from_guest_super_frames_uncut.add(1);
+            self.counters.from_guest_checksums_left.add(segments);
+            let bytes = u64::from(frame.sending.len) + (segments - 1) * u64::from(headers);
+            turn.tally.add_all(segments, bytes);
+        }
+        sent
+    }
+
+    /// Sends a frame by the queue's tap, if there is one; so many bytes of it are headers at most. What was put before
+    /// is the NIC's then.
+    fn send_by_tap(&mut self, frame: GuestFrame<'_>, headers: u32) -> ByTap {
+        let is_udp = frame
+            .sending
+            .request
+            .gso
+            .is_some_and(|gso| gso.kind == GsoKind::Udp);
+        match &self.queue.send_tap {
+            Some(SendTap { cuts_udp, .. }) if *cuts_udp || !is_udp => {}
+            _ => return ByTap::Refused,
+        }
+        if !self.transmit.outgoing.is_empty() {
+            self.flush();
+        } else if !self.is_kicked {
+            // What others handed over; and it tells whether there is a link.
+            self.kick();
+        }
+        if let Some(counter) = self.queue.link.loses(self.counters) {
+            counter.add(1);
+            return ByTap::Done;
+        }
+        if self.queue.nic.is_held_up() {
+            return ByTap::NoRoom;
+        }
+        let header = tap_header(frame, headers);
+        let (Some(send_tap), Some(parts)) = (&self.queue.send_tap, parts_of(&header, frame)) else {
+            return ByTap::Refused;
+        };
+        let written = send_tap.tap.write(&parts);
+        self.transmit.awaits_tap = matches!(&written, Err(error) if error.kind() == ErrorKind::WouldBlock);
+        match written {
+            Ok(()) => ByTap::Done,
+            Err(_) if self.transmit.awaits_tap => ByTap::NoRoom,
+            // It is down, or gone, or the kernel does not cut such packets.
+            Err(_) => ByTap::Refused,
+        }
     }
 
     /// Copies a GSO packet away.

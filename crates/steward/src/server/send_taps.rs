@@ -1,0 +1,89 @@
+//! Tap devices by which holders have GSO packets leave uncut (`steer::send_by`).
+//!
+//! A holder asks for one for a queue ([`Request::SendTap`](crate::protocol::Request::SendTap)). Its descriptor is the
+//! holder's alone, and its program goes with the device: nothing is kept here, nor pinned. With the lease the device is
+//! removed, should its holder have made it persistent.
+
+use std::os::fd::OwnedFd;
+use std::time::Instant;
+
+use steer::{send_by, with_sources};
+
+use super::connection::{Held, Reply};
+use super::limits::DeviceChange;
+use super::{Answered, Server, no_lease};
+use crate::hardware::Ethtool;
+use crate::links::Link;
+use crate::links::tap::{Purpose, Tap};
+use crate::protocol::{Answer, Reason, Refusal, SendTapEnd};
+
+impl Server {
+    /// A holder wants a device for a queue. Who has no lease only hears that the message is known.
+    pub(super) fn send_tap(&mut self, number: u64, queue: u32) -> Answered {
+        let connection = self.connections.get(&number).ok_or_else(no_lease)?;
+        let Some(held) = &connection.held else {
+            return Ok(Answer::Done.into());
+        };
+        let queue = held.check(queue)?;
+        let interface = self.interfaces.get(&held.interface).ok_or_else(no_lease)?;
+        interface.program()?;
+        let (uid, link) = (connection.peer.uid, &interface.link);
+        self.device_changes
+            .take(DeviceChange::SendTap, interface.name(), uid, Instant::now())?;
+        let tap = Tap::new(Purpose::Send, interface.name(), link.index, queue);
+        let (answer, descriptor) = make(&tap, link).map_err(|why| {
+            let text = format!("GSO packets cannot leave {} uncut: {why}", link.name);
+            Refusal::new(Reason::Kernel, text)
+        })?;
+        Ok(Reply {
+            answer: Answer::SendTap(answer),
+            socket: Some(descriptor),
+        })
+    }
+
+    /// Whether a device is of a queue that somebody has.
+    pub(super) fn sends_by(&self, tap: &Tap) -> bool {
+        self.all_leases().any(|lease| {
+            let interface = self.interfaces.get(&lease.held.interface);
+            let is_its = interface.is_some_and(|interface| interface.name() == tap.uplink);
+            is_its && lease.held.wanted.range().contains(&tap.first)
+        })
+    }
+
+    /// Removes the devices of a lease that ends, whoever has their descriptors.
+    pub(super) fn remove_send_taps(&self, held: &Held) {
+        let Some(interface) = self.interfaces.get(&held.interface) else {
+            return;
+        };
+        for queue in held.wanted.range() {
+            let tap = Tap::new(Purpose::Send, interface.name(), interface.link.index, queue);
+            if let Err(error) = tap.remove() {
+                tracing::warn!("cannot remove {}: {error}", tap.name);
+            }
+        }
+    }
+}
+
+/// Makes a device, in the place of the one that there was.
+/// Errors: in words.
+fn make(tap: &Tap, link: &Link) -> Result<(SendTapEnd, OwnedFd), String> {
+    let name = &tap.name;
+    let removed = tap.remove();
+    removed.map_err(|error| format!("cannot remove {name}: {error}"))?;
+    let made = tap.make(link.mtu);
+    let made =
+        made.map_err(|error| format!("cannot make the tap device {name} (by /dev/net/tun): {error}"))?;
+    let device = Link::by_name(name).map_err(|error| with_sources(&error))?;
+    send_by(device.index, link.index, tap.first).map_err(|error| with_sources(&error))?;
+    // Not before: only the program may take its frames.
+    let up = tap.set_up(true);
+    up.map_err(|error| format!("cannot set {name} up: {error}"))?;
+    let answer = SendTapEnd {
+        interface: name.clone(),
+        cuts_udp: made.cuts_udp,
+        has_tso: Ethtool::open(&link.name)
+            .and_then(|ethtool| ethtool.cuts())
+            .unwrap_or(false),
+    };
+    Ok((answer, made.descriptor))
+}

@@ -1,0 +1,191 @@
+//! Taps by which GSO packets leave uncut: what is written to one leaves by the interface of the lease and reaches nobody
+//! else, and the device goes with its descriptor or with the lease.
+
+use crate::common;
+
+use std::fs::File;
+use std::io::{ErrorKind, Write};
+
+use common::{World, holder, refusal, take, wanted};
+use rustix::process::Signal;
+use steward::client::Lease;
+use steward::protocol::{Reason, SendTapEnd};
+use testkit::{PacketPort, VethPair, frame, require, wait};
+
+/// A lease of all queues of the interface, and a tap for its first one.
+fn lease_and_tap(world: &World, queues: u32) -> (Lease, SendTapEnd, File) {
+    let lease = take(&world.socket(), &wanted(0, queues)).expect("allowed");
+    let (end, tap) = tap_of(&lease, 0);
+    (lease, end, tap)
+}
+
+fn tap_of(lease: &Lease, queue: u32) -> (SendTapEnd, File) {
+    let (end, tap) = lease.send_tap(queue).expect("allowed").expect("known");
+    (end, File::from(tap))
+}
+
+/// Behind a virtio-net header that asks for nothing.
+fn send(mut tap: &File, frame: &[u8]) -> std::io::Result<usize> {
+    tap.write(&[&[0; 12], frame].concat())
+}
+
+#[track_caller]
+fn assert_leaves(world: &World, tap: &File, seed: u8) {
+    let sent = frame::plain(200, seed);
+    send(tap, &sent).expect("the device is up");
+    assert_eq!(world.wire.receive(wait::SOON), Some(sent), "{}", world.steward);
+}
+
+fn links(world: &World) -> String {
+    world.veth.near.output_of("ip", &["-o", "link"])
+}
+
+#[track_caller]
+fn assert_nothing_left(world: &World) {
+    let is_left = || links(world).contains("vaxs");
+    assert!(
+        wait::until(wait::SOON, || !is_left()),
+        "{} {}",
+        links(world),
+        world.steward
+    );
+}
+
+#[test]
+fn what_is_written_leaves_by_the_interface_until_descriptor_or_lease_end() {
+    require!(Root);
+    let world = World::new();
+    let (lease, end, tap) = lease_and_tap(&world, 2);
+    assert_leaves(&world, &tap, 1);
+    let (other, tap_of_other) = tap_of(&lease, 1);
+    assert_ne!(end.interface, other.interface);
+    assert_leaves(&world, &tap_of_other, 2);
+    assert_leaves(&world, &tap, 3);
+    // One for each queue.
+    let (next, tap_of_next) = tap_of(&lease, 0);
+    assert_eq!(next, end);
+    assert!(send(&tap, &frame::plain(200, 4)).is_err(), "gone");
+    assert_leaves(&world, &tap_of_next, 5);
+    drop((tap, tap_of_other));
+    let is_gone = || !links(&world).contains(&other.interface);
+    assert!(wait::until(wait::SOON, is_gone), "{}", links(&world));
+    // It goes with the lease, also if its descriptor stays.
+    drop(lease);
+    assert_nothing_left(&world);
+    assert!(send(&tap_of_next, &frame::plain(200, 6)).is_err(), "gone");
+}
+
+#[test]
+fn host_gets_nothing_of_it_whomever_it_is_for() {
+    require!(Root);
+    let world = World::with(1, common::POLICY);
+    let (_lease, end, tap) = lease_and_tap(&world, 1);
+    let address_of = |interface: &str| {
+        let said = world
+            .veth
+            .near
+            .output_of("cat", &[&format!("/sys/class/net/{interface}/address")]);
+        steer::mac_bytes(said.trim()).expect("an address")
+    };
+    // What the host's stack would take of the device: ICMP echo to an address of the host's.
+    world
+        .veth
+        .near
+        .ip(&["addr", "add", "192.0.2.1/24", "dev", VethPair::NIC]);
+    let heard = PacketPort::open(&world.veth.near, VethPair::NIC);
+    let received = || {
+        world
+            .veth
+            .near
+            .output_of("nstat", &["-asz", "IpInReceives", "Ip6InReceives"])
+    };
+    let before = received();
+    for (seed, mac) in [address_of(&end.interface), address_of(VethPair::NIC), [0xff; 6]]
+        .into_iter()
+        .enumerate()
+    {
+        let mut sent = frame::plain(100, seed as u8);
+        sent[..6].copy_from_slice(&mac);
+        // IPv4 without options, from 192.0.2.9 to 192.0.2.1, protocol 1.
+        sent[12..34].copy_from_slice(&[
+            8, 0, 0x45, 0, 0, 86, 0, 0, 0, 0, 64, 1, 0xf6, 0x4d, 192, 0, 2, 9, 192, 0, 2, 1,
+        ]);
+        send(&tap, &sent).expect("the device is up");
+        assert_eq!(world.wire.receive(wait::SOON), Some(sent));
+    }
+    assert_eq!(received(), before);
+    drop(heard);
+}
+
+#[test]
+fn only_queues_of_the_lease_have_one_and_not_without_end() {
+    require!(Root);
+    let world = World::new();
+    let (lease, _, mut tap) = lease_and_tap(&world, 1);
+    let refused = refusal(lease.send_tap(1));
+    assert_eq!(refused.reason, Reason::Lease, "{refused}");
+    let mut made = 1;
+    let refused = loop {
+        match lease.send_tap(0) {
+            Ok(another) => tap = File::from(another.expect("known").1),
+            Err(error) => break refusal::<()>(Err(error)),
+        }
+        made += 1;
+        assert!(made < 1000, "no end: {}", world.steward);
+    };
+    assert_eq!(refused.reason, Reason::Limit);
+    assert!(
+        refused
+            .text
+            .contains("had tap devices made to send by nic0 too often"),
+        "{refused}"
+    );
+    assert_leaves(&world, &tap, 1);
+    drop(lease);
+    assert_nothing_left(&world);
+}
+
+/// Whatever its holder does to the device, it goes with the lease, and what it takes nobody else loses.
+#[test]
+fn holder_that_turns_hostile_keeps_nothing() {
+    require!(Root);
+    let world = World::new();
+    let (lease, _, tap) = lease_and_tap(&world, 1);
+    // TUNSETPERSIST, TUNSETOWNER, TUNSETGROUP, TUNSETOFFLOAD.
+    for (number, value) in [(203, 1), (204, 1234), (206, 1234), (208, 0)] {
+        let refused = holder::tun_ioctl(&tap, number, value);
+        println!("{number}: {refused:?}");
+    }
+    for header in [[0xff; 12], [1, 1, 0xff, 0xff, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 0]] {
+        let frame = [&header[..], &frame::plain(200, 1)].concat();
+        let refused = (&tap).write(&frame).map_err(|error| error.kind());
+        assert_eq!(refused, Err(ErrorKind::InvalidInput), "{header:?}");
+    }
+    drop(tap);
+    assert!(links(&world).contains("vaxs"), "it is persistent");
+    drop(lease);
+    assert_nothing_left(&world);
+}
+
+#[test]
+fn it_goes_on_without_a_steward_and_what_is_left_of_others_goes() {
+    require!(Root);
+    let mut world = World::kept_for(common::POLICY, "60");
+    let (lease, _, tap) = lease_and_tap(&world, 1);
+    for signal in [Signal::TERM, Signal::KILL] {
+        world.end_steward(signal);
+        assert_leaves(&world, &tap, 1);
+        world.restart();
+        let is_back = || lease.take_changes().is_ok() && !lease.is_away();
+        assert!(wait::until(wait::SOON, is_back), "{}", world.steward);
+        assert_leaves(&world, &tap, 2);
+    }
+    // The steward dies, and then a holder that has made its device persistent.
+    holder::tun_ioctl(&tap, 203, 1).expect("its own");
+    world.end_steward(Signal::KILL);
+    drop((lease, tap));
+    assert!(links(&world).contains("vaxs"), "it is persistent");
+    world.grace = "0";
+    world.restart();
+    assert_nothing_left(&world);
+}
