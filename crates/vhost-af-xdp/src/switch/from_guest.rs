@@ -12,7 +12,9 @@ use virtqueue::{ChainId, Chains};
 
 use super::gate::Gate;
 use super::guest_frame::GuestFrame;
-use super::limits::{BATCH, BYTES_A_FRAME, DESCRIPTORS_A_FRAME, LOOK_UP_WEIGHT, SHARED_BYTES_A_FRAME};
+use super::limits::{
+    BATCH, BYTES_A_FRAME, DESCRIPTORS_A_FRAME, LOOK_UP_WEIGHT, SHARED_BYTES_A_FRAME, SHORT_SEGMENT_BYTES,
+};
 use super::rate_limit::Throttle;
 
 /// What became of a chain.
@@ -71,6 +73,8 @@ pub(crate) struct Tally {
     descriptors: u64,
     /// What they are work for besides, in frames: copies beyond the first, and segments that somebody else cuts.
     further: u64,
+    /// Frames that the kernel or the NIC makes of these beyond one each, and bytes of their headers: sent, and no work.
+    made: (u64, u64),
 }
 
 impl Tally {
@@ -86,11 +90,23 @@ impl Tally {
         self.bytes += bytes;
     }
 
+    /// A packet of so many bytes, of which others make that many frames, each with headers of so many bytes. Many short
+    /// ones are work for the kernel as if they were sent here.
+    #[inline]
+    pub(crate) fn add_uncut(&mut self, bytes: u32, frames: u64, headers: u32) {
+        self.add(bytes);
+        self.made.0 += frames - 1;
+        self.made.1 += (frames - 1) * u64::from(headers);
+        if u64::from(bytes) < frames * SHORT_SEGMENT_BYTES {
+            self.further += frames - 1;
+        }
+    }
+
     /// Adds to the counters of the guest that sent.
     #[inline]
     pub(crate) fn count(&self, counters: &PairCounters) {
-        counters.from_guest_frames.add(self.frames);
-        counters.from_guest_bytes.add(self.bytes);
+        counters.from_guest_frames.add(self.frames + self.made.0);
+        counters.from_guest_bytes.add(self.bytes + self.made.1);
     }
 }
 
@@ -154,6 +170,7 @@ impl Turn {
             bytes,
             descriptors,
             further,
+            ..
         } = self.tally;
         let others = (descriptors / DESCRIPTORS_A_FRAME).max(bytes / self.bytes_a_frame);
         frames.max(others) + further
@@ -388,6 +405,7 @@ mod tests {
                             bytes,
                             descriptors,
                             further,
+                            made: (0, 0),
                         };
                         let turn = Turn { tally, ..Turn::of(3) };
                         assert_eq!(turn.takes_more(), turn.work() < 3, "{turn:?}");

@@ -19,6 +19,9 @@ pub(crate) const BYTES_A_FRAME: u64 = 8192;
 /// frames of an MTU of 1500, so that neighbours get as many bytes.
 pub(crate) const SHARED_BYTES_A_FRAME: u64 = 1536;
 
+/// Segments with less are many for their bytes: a packet of them that the kernel cuts is work by its segments.
+pub(crate) const SHORT_SEGMENT_BYTES: u64 = 1024;
+
 /// What a look-up of an unknown flow takes counts so often in the turn of the guest that sends: a guest that floods
 /// with new flows gets a fifth of what its neighbours have, and not the half. Where frames of many come by one way (an
 /// uplink, a link from another worker), it counts once: there it would be taken from all of them.

@@ -429,8 +429,7 @@ impl<'a, N: Nic> NicSink<'a, N> {
             self.counters.from_guest_super_frames.add(1);
             self.counters.from_guest_super_frames_uncut.add(1);
             self.counters.from_guest_checksums_left.add(segments);
-            let bytes = u64::from(frame.sending.len) + (segments - 1) * u64::from(headers);
-            turn.tally.add_all(segments, bytes);
+            turn.tally.add_uncut(frame.sending.len, segments, headers);
         }
         sent
     }
