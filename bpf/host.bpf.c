@@ -52,6 +52,9 @@ int to_network(struct __sk_buff *skb)
 	__u8 head[16];
 	__u16 type;
 
+	/* A guest's, not the host's: for others, as what sockets send. */
+	if (skb->tc_index == SENT_BY_TAP)
+		return GO_ON;
 	if (bpf_skb_load_bytes(skb, 0, head, sizeof(head)))
 		return GO_ON;
 	/* Bit 0 of the first byte: multicast or broadcast (IEEE 802). */

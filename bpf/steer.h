@@ -216,4 +216,9 @@ struct steer_virtio_header_hash {
 };
 _Static_assert(sizeof(struct steer_virtio_header_hash) == STEER_HEADER_HASH_LEN, "virtio_net_hdr_hash");
 
+/* In skb->tc_index: a guest's packet, from the tap of send.bpf.c. The kernel's own users of that field are gone with
+ * Linux 6.3.
+ */
+#define SENT_BY_TAP 0x7661
+
 #endif

@@ -113,7 +113,7 @@ counters! {
     /// GSO packets of the guest that were sent; each segment is counted in `from_guest_frames`.
     Work from_guest_super_frames,
     /// Those of them that were handed to the kernel whole.
-    Work from_guest_super_frames_uncut,
+    Work from_guest_super_frames_unsegmented,
     /// Segments among them that refer to their payload: where the guest has it (direct placement), or in one copy of
     /// the GSO packet's (copy).
     Work from_guest_referred_segments,

@@ -22,7 +22,7 @@
 //! there, without losing a frame, that leaves it before the frames of queues that ask for it ([`QueueConf::hints`]).
 //! What stands where is said by [`Program::layouts`], and read by [`xsk::metadata`].
 //!
-//! [`HostAccess`] lets such a network and the host reach each other; [`send_by`] has GSO packets leave whole.
+//! [`HostAccess`] lets such a network and the host reach each other; [`attach_redirect`] has GSO packets leave whole.
 //!
 //! [`VerdictProgram`] is for measuring beside it: every frame is dropped, or sent back, in the driver.
 //!
@@ -92,7 +92,7 @@ pub use own_map::OwnMap;
 pub use program::{Program, QueueError, detach_pinned};
 pub use program_hints::HintsError;
 pub use ring::{Group, GroupReader, GroupRing};
-pub use send::{SendError, send_by};
+pub use send::{SendError, attach_redirect};
 pub use socket_map::{SocketMap, SocketMapError};
 pub use text::{mac_bytes, mac_text, ranges, ranges_text};
 pub use verdict::{Verdict, VerdictError, VerdictProgram};

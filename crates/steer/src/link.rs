@@ -124,7 +124,7 @@ impl Drop for Attached {
 }
 
 /// Attaches a program to a place of an interface for as long as that is there, without a link.
-pub(crate) fn attach_for_good(
+pub(crate) fn attach_without_link(
     program: BorrowedFd<'_>,
     ifindex: u32,
     place: libbpf_sys::bpf_attach_type,

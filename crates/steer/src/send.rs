@@ -41,10 +41,10 @@ pub enum SendError {
 ///
 /// # Errors
 /// [`SendError`]; nothing is attached then.
-pub fn send_by(device: u32, uplink: u32, queue: u32) -> Result<(), SendError> {
+pub fn attach_redirect(device: u32, uplink: u32, queue: u32) -> Result<(), SendError> {
     let (loaded, detail) = messages_of(|| load(uplink, queue));
     let program = loaded.map_err(|source| SendError::Load { detail, source })?;
-    let attached = match link::attach_for_good(program.as_fd(), device, libbpf_sys::BPF_TCX_INGRESS) {
+    let attached = match link::attach_without_link(program.as_fd(), device, libbpf_sys::BPF_TCX_INGRESS) {
         // No such place: before Linux 6.6.
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => attach_filter(
             program.as_fd(),

@@ -298,28 +298,33 @@ impl Lease {
         }
     }
 
-    /// A tap device by which GSO packets leave whole from a queue of the lease, in the place of the one that was made for
-    /// it before; none where the steward knows of no such thing.
+    /// A tap device by which GSO packets leave unsegmented from a queue of the lease, in the place of the one that was
+    /// made for it before. None where the steward knows of no such thing, or the NIC has no TSO and that is wanted.
     ///
     /// # Errors
     /// [`LeaseError`].
-    pub fn send_tap(&self, queue: u32) -> Result<Option<(SendTapEnd, OwnedFd)>, LeaseError> {
-        if !self.knows_send_taps()? {
+    pub fn send_tap(
+        &self,
+        queue: u32,
+        only_with_tso: bool,
+    ) -> Result<Option<(SendTapEnd, OwnedFd)>, LeaseError> {
+        let request = Request::SendTap { queue, only_with_tso };
+        if !self.knows(&request)? {
             return Ok(None);
         }
-        let mut answered = self.ask(&Request::SendTap { queue })?;
+        let mut answered = self.ask(&request)?;
         match (answered.answer, answered.descriptors.pop()) {
             (Answer::SendTap(end), Some(tap)) => Ok(Some((end, tap))),
+            (Answer::Done, None) => Ok(None),
             _ => Err(LeaseError::Mismatch),
         }
     }
 
-    /// Whether the steward knows the message. One that does not ends the connection that it came by: so it is another
-    /// one, without a lease.
-    fn knows_send_taps(&self) -> Result<bool, LeaseError> {
+    /// Whether the steward knows a message. An older one closes the connection that sends it, so this uses one without a
+    /// lease.
+    fn knows(&self, request: &Request) -> Result<bool, LeaseError> {
         let mut asking = Connection::to(&self.path, self.waiting.answer)?;
-        let request = Request::SendTap { queue: 0 };
-        match asking.ask(&request, &[], &self.waiting, self.deadline()) {
+        match asking.ask(request, &[], &self.waiting, self.deadline()) {
             Err(LeaseError::Refused(refusal)) if refusal.reason == Reason::Malformed => Ok(false),
             answered => answered.map(|message| message.is_some()),
         }

@@ -42,7 +42,7 @@
 //! | 18 `Zcrx` | 184 | interface (16), queue, number of flows, 8 × 20: address (16), port (2), 4 or 6 (2); see `zcrx` |
 //! | 19 `ZcrxRegister` | 96 | memory (16), number of rings, entries, bytes of a buffer, 16 × 4: descriptors, zero |
 //! | 20 `Netkit` | 24 | queue, zero (4 each), name (16); with a network namespace or none; see `netkit` |
-//! | 21 `SendTap` | 4 | queue: a tap device, with the answer, by which GSO packets leave the interface whole |
+//! | 21 `SendTap` | 8 | queue, 1: only if the NIC has TSO, else 0; by the tap in the answer GSO packets leave unsegmented |
 //!
 //! `Lease`: mode 0 is any, 1 native, 2 skb; then follow addresses (16 × 6), VLANs (16 × 2), and 1 for the queues of a
 //! network (4; addresses and VLANs are none then), else 0. `Stations`, `Groups` and `Host` are for such a lease: who
@@ -64,7 +64,7 @@
 //! | 72 `ZcrxRegistered` | 104 | to `ZcrxRegister`: mapping (16), entries, bytes of a buffer, 3 offsets, 17 numbers |
 //! | 73 `Netkit` | 24 | to `Netkit`, with a map: index, number of its queue (4 each), name (16) |
 //! | 74 `Behind` | 516 | to `Behind`: how many (4), 64 × 8: VLAN (2; any: all ones), address (6); unasked: others now |
-//! | 75 `SendTap` | 20 | to `SendTap`: interface (16); it takes UDP packets that are to be cut (1), TSO (2), see `send_tap` |
+//! | 75 `SendTap` | 20 | to `SendTap`: interface (16), 1 if it takes UDP GSO packets, else 0 (4); see `send_tap` |
 //! | 80 `Lease` | 192 | to `Leases`; after the last one `Done` (see `listing`) |
 //!
 //! Requests are in `protocol/request.rs`, answers in `protocol/answer.rs`, what both are made of in

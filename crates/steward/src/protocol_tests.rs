@@ -144,7 +144,10 @@ fn requests() -> Vec<Request> {
             queue: 2,
             name: "pod0".to_owned(),
         }),
-        Request::SendTap { queue: 3 },
+        Request::SendTap {
+            queue: 3,
+            only_with_tso: true,
+        },
         Request::Leases { after: u64::MAX },
         Request::Keep { token: [0xa5; 16] },
         Request::Resume { token: [0; 16] },
@@ -286,7 +289,6 @@ fn answers() -> Vec<Answer> {
         Answer::SendTap(SendTapEnd {
             interface: "vaxs3-0".to_owned(),
             cuts_udp: true,
-            has_tso: false,
         }),
         Answer::Host(HostEnd {
             interface: "vaxh3-0".to_owned(),

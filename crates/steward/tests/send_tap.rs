@@ -1,4 +1,4 @@
-//! Taps by which GSO packets leave uncut: what is written to one leaves by the interface of the lease and reaches nobody
+//! Taps by which GSO packets leave unsegmented: what is written to one leaves by the interface of the lease and reaches nobody
 //! else, and the device goes with its descriptor or with the lease.
 
 use crate::common;
@@ -10,7 +10,7 @@ use common::{World, holder, refusal, take, wanted};
 use rustix::process::Signal;
 use steward::client::Lease;
 use steward::protocol::{Reason, SendTapEnd};
-use testkit::{PacketPort, VethPair, frame, require, wait};
+use testkit::{VethPair, frame, require, wait};
 
 /// A lease of all queues of the interface, and a tap for its first one.
 fn lease_and_tap(world: &World, queues: u32) -> (Lease, SendTapEnd, File) {
@@ -20,7 +20,7 @@ fn lease_and_tap(world: &World, queues: u32) -> (Lease, SendTapEnd, File) {
 }
 
 fn tap_of(lease: &Lease, queue: u32) -> (SendTapEnd, File) {
-    let (end, tap) = lease.send_tap(queue).expect("allowed").expect("known");
+    let (end, tap) = lease.send_tap(queue, false).expect("allowed").expect("known");
     (end, File::from(tap))
 }
 
@@ -87,12 +87,19 @@ fn host_gets_nothing_of_it_whomever_it_is_for() {
             .output_of("cat", &[&format!("/sys/class/net/{interface}/address")]);
         steer::mac_bytes(said.trim()).expect("an address")
     };
-    // What the host's stack would take of the device: ICMP echo to an address of the host's.
+    // What the host's stack would take: IPv4 without options, from 192.0.2.9 to 192.0.2.1, which is the host's.
+    let sent_to = |mac: [u8; 6]| {
+        let mut sent = frame::plain(100, 1);
+        sent[..6].copy_from_slice(&mac);
+        sent[12..34].copy_from_slice(&[
+            8, 0, 0x45, 0, 0, 86, 0, 0, 0, 0, 64, 1, 0xf6, 0x9c, 192, 0, 2, 9, 192, 0, 2, 1,
+        ]);
+        sent
+    };
     world
         .veth
         .near
         .ip(&["addr", "add", "192.0.2.1/24", "dev", VethPair::NIC]);
-    let heard = PacketPort::open(&world.veth.near, VethPair::NIC);
     let received = || {
         world
             .veth
@@ -100,49 +107,31 @@ fn host_gets_nothing_of_it_whomever_it_is_for() {
             .output_of("nstat", &["-asz", "IpInReceives", "Ip6InReceives"])
     };
     let before = received();
-    for (seed, mac) in [address_of(&end.interface), address_of(VethPair::NIC), [0xff; 6]]
-        .into_iter()
-        .enumerate()
-    {
-        let mut sent = frame::plain(100, seed as u8);
-        sent[..6].copy_from_slice(&mac);
-        // IPv4 without options, from 192.0.2.9 to 192.0.2.1, protocol 1.
-        sent[12..34].copy_from_slice(&[
-            8, 0, 0x45, 0, 0, 86, 0, 0, 0, 0, 64, 1, 0xf6, 0x4d, 192, 0, 2, 9, 192, 0, 2, 1,
-        ]);
+    for mac in [address_of(&end.interface), address_of(VethPair::NIC), [0xff; 6]] {
+        let sent = sent_to(mac);
         send(&tap, &sent).expect("the device is up");
         assert_eq!(world.wire.receive(wait::SOON), Some(sent));
     }
     assert_eq!(received(), before);
-    drop(heard);
+    // It would be seen.
+    let mut from_the_wire = sent_to(address_of(VethPair::NIC));
+    from_the_wire[6] = 0x02;
+    world.wire.send(&from_the_wire);
+    assert!(wait::until(wait::SOON, || received() != before));
 }
 
 #[test]
-fn only_queues_of_the_lease_have_one_and_not_without_end() {
+fn only_queues_of_the_lease_have_one_and_where_it_is_wanted_only_with_tso() {
     require!(Root);
     let world = World::new();
-    let (lease, _, mut tap) = lease_and_tap(&world, 1);
-    let refused = refusal(lease.send_tap(1));
+    let (lease, end, tap) = lease_and_tap(&world, 1);
+    let refused = refusal(lease.send_tap(1, false));
     assert_eq!(refused.reason, Reason::Lease, "{refused}");
-    let mut made = 1;
-    let refused = loop {
-        match lease.send_tap(0) {
-            Ok(another) => tap = File::from(another.expect("known").1),
-            Err(error) => break refusal::<()>(Err(error)),
-        }
-        made += 1;
-        assert!(made < 1000, "no end: {}", world.steward);
-    };
-    assert_eq!(refused.reason, Reason::Limit);
-    assert!(
-        refused
-            .text
-            .contains("had tap devices made to send by nic0 too often"),
-        "{refused}"
-    );
-    assert_leaves(&world, &tap, 1);
-    drop(lease);
-    assert_nothing_left(&world);
+    let with_tso = || lease.send_tap(0, true).expect("allowed");
+    assert_eq!(with_tso().map(|(end, _)| end), Some(end));
+    drop(tap);
+    world.veth.carry_no_gso_packets();
+    assert!(with_tso().is_none());
 }
 
 /// Whatever its holder does to the device, it goes with the lease, and what it takes nobody else loses.
@@ -153,8 +142,7 @@ fn holder_that_turns_hostile_keeps_nothing() {
     let (lease, _, tap) = lease_and_tap(&world, 1);
     // TUNSETPERSIST, TUNSETOWNER, TUNSETGROUP, TUNSETOFFLOAD.
     for (number, value) in [(203, 1), (204, 1234), (206, 1234), (208, 0)] {
-        let refused = holder::tun_ioctl(&tap, number, value);
-        println!("{number}: {refused:?}");
+        holder::tun_ioctl(&tap, number, value).expect("its own device");
     }
     for header in [[0xff; 12], [1, 1, 0xff, 0xff, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 0]] {
         let frame = [&header[..], &frame::plain(200, 1)].concat();

@@ -38,8 +38,8 @@ type MakeRig = fn(VethPair, (Placement, Mode), u64) -> Rig;
 const IN_SPLIT: (u64, MakeRig) = (SPLIT, rig_of);
 const IN_PACKED: (u64, MakeRig) = (F_RING_PACKED, rig_of);
 const BY_REFERENCE: (u64, MakeRig) = (F_RING_PACKED, rig_by_reference);
-/// Or, in copy placement, to have them leave uncut.
-const UNCUT: (u64, MakeRig) = (SPLIT, rig_by_default);
+/// Or, in copy placement, to have them leave unsegmented.
+const UNSEGMENTED: (u64, MakeRig) = (SPLIT, rig_by_default);
 
 fn rig_of(veth: VethPair, (placement, mode): (Placement, Mode), features: u64) -> Rig {
     let serve = Serve::interface(VethPair::NIC).placement(placement).mode(mode);
@@ -218,7 +218,7 @@ fn assert_gso_packets_arrive(rig: &mut Rig) {
 /// Where the kernel copies, a GSO packet leaves by a tap, and a veth hands it on as it is. Frames of its flow that are no
 /// such packets keep their place among them.
 #[rstest]
-fn gso_packets_leave_uncut_and_in_order_where_the_kernel_copies(
+fn gso_packets_leave_unsegmented_and_in_order_where_the_kernel_copies(
     #[values(Mode::Native, Mode::Skb)] mode: Mode,
     #[values(SPLIT, F_RING_PACKED)] ring: u64,
 ) {
@@ -258,7 +258,8 @@ fn gso_packets_leave_uncut_and_in_order_where_the_kernel_copies(
     }
     rig.pair().await_sent();
     assert!(rig.flush_from_guest().is_empty(), "nothing else arrives");
-    rig.daemon.await_counter("from_guest_super_frames_uncut", packets);
+    rig.daemon
+        .await_counter("from_guest_super_frames_unsegmented", packets);
     assert_eq!(rig.daemon.counter("from_guest_super_frames"), packets);
     // As on a wire.
     rig.daemon.await_counter("from_guest_frames", frames);

@@ -110,7 +110,7 @@ impl Ethtool {
     ///
     /// # Errors
     /// The kernel's.
-    pub fn cuts(&self) -> io::Result<bool> {
+    pub fn has_tso(&self) -> io::Result<bool> {
         Ok(self.value(command::GTSO)? != 0)
     }
 

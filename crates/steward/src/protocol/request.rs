@@ -118,10 +118,13 @@ pub enum Request {
     /// the answer of the first, and no effect.
     Netkit(NetkitWanted),
     /// A tap device whose frames leave the interface of the lease from this queue; see
-    /// [`SendTapEnd`](super::SendTapEnd). Its descriptor comes with the answer. There is one for each queue: what was
-    /// made for it before is gone then. Without a lease it is done, and nothing happens: so it is found out whether the
-    /// steward knows of such devices.
-    SendTap { queue: u32 },
+    /// [`SendTapEnd`](super::SendTapEnd). Its descriptor comes with the answer. A second request replaces the first
+    /// device. Without a lease the answer is `Done`: so clients find out whether the steward knows the message.
+    SendTap {
+        queue: u32,
+        /// If the NIC has no TSO there is none, and the answer is `Done`.
+        only_with_tso: bool,
+    },
     /// The first lease of a higher number, of any holder. Who asks needs no lease.
     Leases {
         /// Of the last lease that is known; 0 at first.
@@ -344,7 +347,9 @@ impl Request {
             Self::Zcrx(wanted) => message(kind::ZCRX, serial, &wanted.body()),
             Self::ZcrxRegister(rings) => message(kind::ZCRX_REGISTER, serial, &rings.body()),
             Self::Netkit(wanted) => message(kind::NETKIT, serial, &wanted.body()),
-            Self::SendTap { queue } => message(kind::SEND_TAP, serial, queue),
+            &Self::SendTap { queue, only_with_tso } => {
+                message(kind::SEND_TAP, serial, &[queue, only_with_tso.into()])
+            }
             Self::Leases { after } => message(kind::LEASES, serial, after),
             Self::Keep { token } => message(kind::KEEP, serial, token),
             Self::Resume { token } => message(kind::RESUME, serial, token),
@@ -399,9 +404,15 @@ impl Request {
             kind::ZCRX => Self::Zcrx(ZcrxWanted::read(&read(kind, body)?)?),
             kind::ZCRX_REGISTER => Self::ZcrxRegister(ZcrxRings::read(&read(kind, body)?)?),
             kind::NETKIT => Self::Netkit(NetkitWanted::read(&read(kind, body)?)?),
-            kind::SEND_TAP => Self::SendTap {
-                queue: read(kind, body)?,
-            },
+            kind::SEND_TAP => {
+                let [queue, only_with_tso] = read(kind, body)?;
+                let only_with_tso = match only_with_tso {
+                    0 => false,
+                    1 => true,
+                    other => return Err(value("number that says whether TSO is wanted", other)),
+                };
+                Self::SendTap { queue, only_with_tso }
+            }
             kind::LEASES => Self::Leases {
                 after: read(kind, body)?,
             },

@@ -6,20 +6,17 @@ use super::Malformed;
 use super::field::{NAME_BYTES, field, flags_of, interface_name, value};
 
 /// A tap device whose frames the kernel sends by the interface of the lease, from the queue that was asked for: GSO
-/// packets whole, as far as the NIC takes them. The holder alone has its descriptor, and the device goes with that, or
+/// packets unsegmented, as far as the NIC takes them. The holder alone has its descriptor, and the device goes with that, or
 /// with the lease. Each frame has a virtio-net header of 12 bytes before it; nothing comes from it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SendTapEnd {
     /// Name of that device.
     pub interface: String,
-    /// It takes UDP packets that are to be cut, beside TCP's.
+    /// It takes UDP packets that are to be segmented, beside TCP's.
     pub cuts_udp: bool,
-    /// The NIC cuts TCP packets; else the kernel does, at the last moment.
-    pub has_tso: bool,
 }
 
 const FLAG_CUTS_UDP: u32 = 1;
-const FLAG_TSO: u32 = 2;
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -34,18 +31,17 @@ impl SendTapEnd {
     pub(super) fn body(&self) -> SendTapBody {
         SendTapBody {
             interface: field(&self.interface),
-            flags: flags_of([(self.cuts_udp, FLAG_CUTS_UDP), (self.has_tso, FLAG_TSO)]),
+            flags: flags_of([(self.cuts_udp, FLAG_CUTS_UDP)]),
         }
     }
 
     pub(super) fn read(body: &SendTapBody) -> Result<Self, Malformed> {
-        if body.flags & !(FLAG_CUTS_UDP | FLAG_TSO) != 0 {
+        if body.flags & !FLAG_CUTS_UDP != 0 {
             return Err(value("flags of a tap to send by", body.flags));
         }
         Ok(Self {
             interface: interface_name(&body.interface)?,
             cuts_udp: body.flags & FLAG_CUTS_UDP != 0,
-            has_tso: body.flags & FLAG_TSO != 0,
         })
     }
 }

@@ -445,7 +445,7 @@ impl Server {
         for tap in all_taps() {
             let is_known = match tap.purpose {
                 Purpose::Host => self.hosts.values().any(|host| host.tap == tap),
-                Purpose::Send => self.sends_by(&tap),
+                Purpose::Send => self.is_of_a_lease(&tap),
             };
             let is_ours = self
                 .interfaces

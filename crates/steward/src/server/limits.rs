@@ -123,7 +123,7 @@ pub(super) enum DeviceChange {
     Program,
     /// The host's tap is made, with its programs.
     HostTap,
-    /// A tap is made by which GSO packets leave a queue whole.
+    /// A tap is made by which GSO packets leave a queue unsegmented.
     SendTap,
     /// The NIC is looked at or told something for a netkit, or for zero-copy receive: twice for each queue.
     NicSetUp,
@@ -144,8 +144,8 @@ impl DeviceChange {
             }
             Self::HostTap => 64,
             Self::Hints => 8,
-            Self::NicSetUp | Self::SendTap => 4,
-            Self::NicRules => 1,
+            Self::NicSetUp => 4,
+            Self::NicRules | Self::SendTap => 1,
         }
     }
 

@@ -336,7 +336,7 @@ impl Server {
             Request::Groups => return self.groups(number),
             Request::Host { has } => return self.host(number, *has),
             Request::Behind { after } => return self.behind(number, *after),
-            &Request::SendTap { queue } => return self.send_tap(number, queue),
+            &Request::SendTap { queue, only_with_tso } => return self.send_tap(number, queue, only_with_tso),
             &Request::Hints(wish) => return self.ask_for_hints(number, wish),
             _ => {}
         }

@@ -1,13 +1,14 @@
-//! Tap devices by which holders have GSO packets leave uncut (`steer::send_by`).
+//! Tap devices by which holders have GSO packets leave unsegmented (`steer::attach_redirect`).
 //!
 //! A holder asks for one for a queue ([`Request::SendTap`](crate::protocol::Request::SendTap)). Its descriptor is the
 //! holder's alone, and its program goes with the device: nothing is kept here, nor pinned. With the lease the device is
 //! removed, should its holder have made it persistent.
 
+use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Instant;
 
-use steer::{send_by, with_sources};
+use steer::{attach_redirect, with_sources};
 
 use super::connection::{Held, Reply};
 use super::limits::DeviceChange;
@@ -19,7 +20,7 @@ use crate::protocol::{Answer, Reason, Refusal, SendTapEnd};
 
 impl Server {
     /// A holder wants a device for a queue. Who has no lease only hears that the message is known.
-    pub(super) fn send_tap(&mut self, number: u64, queue: u32) -> Answered {
+    pub(super) fn send_tap(&mut self, number: u64, queue: u32, only_with_tso: bool) -> Answered {
         let connection = self.connections.get(&number).ok_or_else(no_lease)?;
         let Some(held) = &connection.held else {
             return Ok(Answer::Done.into());
@@ -28,11 +29,15 @@ impl Server {
         let interface = self.interfaces.get(&held.interface).ok_or_else(no_lease)?;
         interface.program()?;
         let (uid, link) = (connection.peer.uid, &interface.link);
+        let has_tso = || Ethtool::open(&link.name).and_then(|ethtool| ethtool.has_tso());
+        if only_with_tso && !has_tso().unwrap_or(false) {
+            return Ok(Answer::Done.into());
+        }
         self.device_changes
             .take(DeviceChange::SendTap, interface.name(), uid, Instant::now())?;
         let tap = Tap::new(Purpose::Send, interface.name(), link.index, queue);
         let (answer, descriptor) = make(&tap, link).map_err(|why| {
-            let text = format!("GSO packets cannot leave {} uncut: {why}", link.name);
+            let text = format!("no tap for {}: {why}", link.name);
             Refusal::new(Reason::Kernel, text)
         })?;
         Ok(Reply {
@@ -42,7 +47,7 @@ impl Server {
     }
 
     /// Whether a device is of a queue that somebody has.
-    pub(super) fn sends_by(&self, tap: &Tap) -> bool {
+    pub(super) fn is_of_a_lease(&self, tap: &Tap) -> bool {
         self.all_leases().any(|lease| {
             let interface = self.interfaces.get(&lease.held.interface);
             let is_its = interface.is_some_and(|interface| interface.name() == tap.uplink);
@@ -68,22 +73,17 @@ impl Server {
 /// Errors: in words.
 fn make(tap: &Tap, link: &Link) -> Result<(SendTapEnd, OwnedFd), String> {
     let name = &tap.name;
-    let removed = tap.remove();
-    removed.map_err(|error| format!("cannot remove {name}: {error}"))?;
+    let failed = |what: &str, error: io::Error| format!("cannot {what} {name}: {error}");
+    tap.remove().map_err(|error| failed("remove", error))?;
     let made = tap.make(link.mtu);
-    let made =
-        made.map_err(|error| format!("cannot make the tap device {name} (by /dev/net/tun): {error}"))?;
+    let made = made.map_err(|error| failed("make the tap device (by /dev/net/tun)", error))?;
     let device = Link::by_name(name).map_err(|error| with_sources(&error))?;
-    send_by(device.index, link.index, tap.first).map_err(|error| with_sources(&error))?;
+    attach_redirect(device.index, link.index, tap.first).map_err(|error| with_sources(&error))?;
     // Not before: only the program may take its frames.
-    let up = tap.set_up(true);
-    up.map_err(|error| format!("cannot set {name} up: {error}"))?;
+    tap.set_up(true).map_err(|error| failed("set up", error))?;
     let answer = SendTapEnd {
         interface: name.clone(),
         cuts_udp: made.cuts_udp,
-        has_tso: Ethtool::open(&link.name)
-            .and_then(|ethtool| ethtool.cuts())
-            .unwrap_or(false),
     };
     Ok((answer, made.descriptor))
 }

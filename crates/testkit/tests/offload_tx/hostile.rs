@@ -62,7 +62,7 @@ fn malformed() -> Vec<(&'static str, [u8; 10], &'static str)> {
 fn malformed_requests_are_dropped_and_counted(
     #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
     #[values(Mode::Native, Mode::Skb)] mode: Mode,
-    #[values(IN_SPLIT, IN_PACKED, BY_REFERENCE, UNCUT)] (ring, rig): (u64, MakeRig),
+    #[values(IN_SPLIT, IN_PACKED, BY_REFERENCE, UNSEGMENTED)] (ring, rig): (u64, MakeRig),
 ) {
     require!(Root);
     let mut rig = rig(VethPair::new(), (placement, mode), ring | F_HOST_ALL);

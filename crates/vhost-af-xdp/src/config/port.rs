@@ -51,7 +51,7 @@ pub(crate) enum Placement {
 /// How the segments of a guest's GSO packet leave.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Segments {
-    /// With copy placement the GSO packet leaves uncut, by a tap, where the kernel copies frames or the NIC has TSO. Else
+    /// With copy placement the GSO packet leaves unsegmented, by a tap, where the kernel copies frames or the NIC has TSO. Else
     /// by reference where the NIC reads frames itself (zero-copy), and built whole where the kernel copies them
     Auto,
     /// Headers apart from the payload, which lies in the guest's memory (direct, send-direct) or in one copy of the GSO

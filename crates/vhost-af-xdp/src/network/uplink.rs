@@ -392,7 +392,9 @@ impl Network {
         let nic = queue.lend(counters)?;
         // Guests leave checksums to us, whoever of them does.
         let mut facts = LaneFacts::new(&nic.umem, nic.umem.len(), nic.backing.clone(), true);
-        facts.fallbacks.extend(nic.why_cut.clone().map(Fallback::Cut));
+        facts
+            .fallbacks
+            .extend(nic.no_tap_because.clone().map(Fallback::DaemonSegments));
         if let Err(error) = facts.describe(interface, None, &nic.nic, nic.sends) {
             queue.give_back(nic, counters);
             return Err(InterfaceError::Duplicate(error));

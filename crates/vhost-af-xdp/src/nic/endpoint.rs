@@ -89,10 +89,10 @@ pub(crate) struct NicQueue<N> {
     pub(crate) empty: Vec<Frame>,
     /// What it does for frames that are sent.
     pub(crate) sends: Sends,
-    /// By what GSO packets leave uncut; none: they are cut here.
+    /// By what GSO packets leave unsegmented; none: the daemon segments them.
     pub(crate) send_tap: Option<SendTap>,
     /// Why there is none, where one is wanted.
-    pub(crate) why_cut: Option<String>,
+    pub(crate) no_tap_because: Option<String>,
     /// As the last kick told.
     pub(crate) link: LinkState,
     /// What backs the memory, in words.
@@ -133,7 +133,7 @@ impl<N: Nic> NicQueue<N> {
             empty: Vec::with_capacity(to_receive),
             sends,
             send_tap: None,
-            why_cut: None,
+            no_tap_because: None,
             link: LinkState::Up,
             backing,
             hints: HintSet::NONE,

@@ -190,7 +190,7 @@ impl InterfaceQueue {
             return Err(InterfaceError::InUse);
         };
         open.nic.discard(counters);
-        self.give_send_tap(&mut open.nic);
+        self.open_send_tap(&mut open.nic);
         // Before the NIC gets a chunk: somebody else's program may leave something at once.
         let promise = self.interface.promise(self.number);
         open.nic.promise(&promise);
@@ -434,16 +434,17 @@ impl InterfaceQueue {
         Ok(())
     }
 
-    /// Lets GSO packets leave uncut, where that costs less and can be had. Where the socket copies each frame it does in
-    /// any case; where it does not, if the NIC cuts.
-    fn give_send_tap(&self, nic: &mut NicQueue<XdpNic>) {
-        if self.interface.options.segments != Segments::Auto || nic.send_tap.is_some() {
+    /// Lets GSO packets leave unsegmented: in copy mode always, in zero-copy mode only if the NIC has TSO.
+    fn open_send_tap(&self, nic: &mut NicQueue<XdpNic>) {
+        let options = &self.interface.options;
+        let is_wanted = options.segments == Segments::Auto && options.placement == Placement::Copy;
+        if !is_wanted || nic.send_tap.is_some() {
             return;
         }
-        nic.why_cut = None;
-        match self.interface.steering.send_tap(self.number) {
-            Ok(tap) => nic.send_tap = tap.filter(|tap| tap.has_tso || !nic.sends.zero_copy),
-            Err(error) => nic.why_cut = Some(with_sources(&error)),
+        nic.no_tap_because = None;
+        match self.interface.steering.send_tap(self.number, nic.sends.zero_copy) {
+            Ok(tap) => nic.send_tap = tap,
+            Err(error) => nic.no_tap_because = Some(with_sources(&error)),
         }
     }
 

@@ -71,9 +71,9 @@ pub(crate) enum Fallback {
         "no busy polling: the kernel does it for zero-copy sockets and, before Linux 6.13, in native mode"
     )]
     NotPolled,
-    /// By a tap they would leave uncut; the reason as it is said of the steward.
-    #[error("GSO packets from the guest are cut here: {0}")]
-    Cut(String),
+    /// By a tap they would leave unsegmented; the reason as it is said of the steward.
+    #[error("the daemon segments GSO packets from the guest: {0}")]
+    DaemonSegments(String),
     /// Hints that were asked for by name are not before frames, or not all; the reason as the steward says it.
     #[error("hints: {0}")]
     NoHints(String),

@@ -87,7 +87,7 @@ pub(crate) trait Nic: Send {
     /// Lets the kernel send what is queued. Cheap when nothing is, or when no kick is needed.
     fn kick(&mut self) -> LinkState;
     /// The kernel has not taken all that was queued.
-    fn is_held_up(&mut self) -> bool {
+    fn has_untaken(&mut self) -> bool {
         false
     }
     /// Queued frames that have not come back.

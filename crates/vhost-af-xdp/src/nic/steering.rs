@@ -367,16 +367,19 @@ impl Steering {
         }
     }
 
-    /// A tap by which GSO packets leave whole from a queue; none where there is no such thing.
-    pub(crate) fn send_tap(&self, queue: u32) -> Result<Option<SendTap>, InterfaceError> {
+    /// A tap by which GSO packets leave unsegmented from a queue; none where there is no such thing.
+    pub(crate) fn send_tap(
+        &self,
+        queue: u32,
+        only_with_tso: bool,
+    ) -> Result<Option<SendTap>, InterfaceError> {
         let Self::Leased(leased) = self else {
             return Ok(None);
         };
-        let given = leased.done(leased.lease.send_tap(queue))?;
+        let given = leased.done(leased.lease.send_tap(queue, only_with_tso))?;
         Ok(given.map(|(end, descriptor)| SendTap {
             tap: Tap::new(descriptor),
             cuts_udp: end.cuts_udp,
-            has_tso: end.has_tso,
         }))
     }
 

@@ -90,7 +90,7 @@ impl Tap {
         usize::try_from(bytes).map_err(|_| io::Error::last_os_error())
     }
 
-    /// Gives the host a frame, with the header.
+    /// Writes a frame, with its header.
     /// Errors: the kernel's, which has refused it.
     pub(crate) fn write(&self, frame: &Parts<'_>) -> io::Result<()> {
         let (parts, count) = (frame.parts.as_ptr(), frame.count as libc::c_int);
@@ -105,19 +105,17 @@ impl Tap {
     }
 }
 
+impl AsFd for Tap {
+    /// Readable when the host has frames.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
 /// A tap whose frames leave by a NIC queue's interface.
 #[derive(Debug)]
 pub(crate) struct SendTap {
     pub(crate) tap: Tap,
     /// Its kernel cuts UDP packets, too.
     pub(crate) cuts_udp: bool,
-    /// The NIC cuts them.
-    pub(crate) has_tso: bool,
-}
-
-impl AsFd for Tap {
-    /// Readable when the host has frames.
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
-    }
 }

@@ -90,7 +90,7 @@ impl Nic for XdpNic {
         self.link
     }
 
-    fn is_held_up(&mut self) -> bool {
+    fn has_untaken(&mut self) -> bool {
         self.socket.tx.free() < self.socket.tx.size()
     }
 

@@ -227,7 +227,9 @@ impl LaneParts<'_> {
         guest: QueuePair,
     ) -> Result<BuiltLane, LaneError> {
         let mut facts = LaneFacts::new(&nic.umem, nic.packet_bytes, nic.backing.clone(), self.csum());
-        facts.fallbacks.extend(nic.why_cut.clone().map(Fallback::Cut));
+        facts
+            .fallbacks
+            .extend(nic.no_tap_because.clone().map(Fallback::DaemonSegments));
         let slice = queue.interface.slice(queue.number);
         facts.shared = slice.map(|slice| Arc::clone(slice.memory()));
         let described = facts.describe(&queue.interface, None, &nic.nic, nic.sends);

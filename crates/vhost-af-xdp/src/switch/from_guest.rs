@@ -93,7 +93,7 @@ impl Tally {
     /// A packet of so many bytes, of which others make that many frames, each with headers of so many bytes. Many short
     /// ones are work for the kernel as if they were sent here.
     #[inline]
-    pub(crate) fn add_uncut(&mut self, bytes: u32, frames: u64, headers: u32) {
+    pub(crate) fn add_unsegmented(&mut self, bytes: u32, frames: u64, headers: u32) {
         self.add(bytes);
         self.made.0 += frames - 1;
         self.made.1 += (frames - 1) * u64::from(headers);

@@ -39,23 +39,13 @@ impl<'a> GuestFrame<'a> {
         }
     }
 
-    /// The same with `head`, copied from its beginning, in the place of as many bytes of the chain.
+    /// The same with `head`, copied from its beginning as it is to be sent, in the place of as many of its bytes.
     #[inline]
     pub(crate) fn headed(self, head: &'a [u8]) -> Self {
+        let bytes = u32::try_from(head.len()).unwrap_or(u32::MAX);
         Self {
             head,
-            replaced: u32::try_from(head.len()).unwrap_or(u32::MAX),
-            ..self
-        }
-    }
-
-    /// The same with `headers`, copied from its beginning as it is to be sent, in the place of as many of its bytes.
-    #[inline]
-    pub(crate) fn with_headers(self, headers: &'a [u8]) -> Self {
-        let longer = headers.len() as u32;
-        Self {
-            head: headers,
-            replaced: (longer + self.replaced).saturating_sub(self.head.len() as u32),
+            replaced: (bytes + self.replaced).saturating_sub(self.head.len() as u32),
             ..self
         }
     }

@@ -92,6 +92,7 @@ impl<N: Nic> CopyLane<N> {
             sink.flush();
         } else {
             sink.kick_unsent();
+            self.transmit.pause();
         }
         Ok(burst.done)
     }
@@ -132,14 +133,13 @@ impl<N: Lent> Lane for CopyLane<N> {
     }
 
     fn arm(&mut self, near: Near<'_>) -> Work {
-        self.transmit.pause();
         let waiting = self.receiver.arm(&mut self.queue);
         let wants_room = self.waits_for_room || self.transmit.has_rest();
         // Kicks of a guest that is held back tell nothing.
         let held = Work::after(self.sender.throttle.held());
         if held == Work::None && self.pair.from_guest.enabled && self.pair.from_guest.queue.enable_kicks() {
             let full = self.queue.nic.room_to_nic() == 0 || self.queue.pool.is_empty();
-            let is_out = self.queue.nic.unsent() > 0 || self.transmit.awaits_tap();
+            let is_out = self.queue.nic.unsent() > 0 || self.transmit.tap_is_full();
             let stuck = full || (wants_room && is_out);
             return match stuck {
                 true => Work::after(self.queue.until_sent()).max(Work::SOON),

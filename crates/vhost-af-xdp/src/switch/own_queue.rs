@@ -53,6 +53,8 @@ pub(crate) trait OwnQueue: Send {
     fn has_frames(&mut self) -> bool;
     /// The lane is about to sleep.
     fn arm(&mut self, to_guest: &mut Vring) -> Work;
+    /// The guest has nothing to send.
+    fn pause(&mut self) {}
     /// The NIC's descriptor, readable when frames arrive.
     fn nic(&self) -> Option<BorrowedFd<'_>>;
     /// See [`Lane::awaits_nic`](super::lane::Lane::awaits_nic).
@@ -231,7 +233,6 @@ impl<N: Lent> OwnQueue for CopyQueue<N> {
     }
 
     fn arm(&mut self, to_guest: &mut Vring) -> Work {
-        self.transmit.pause();
         let waiting = self.receiver.arm(&mut self.queue);
         let mut work = Work::after(self.queue.until_sent());
         if self.transmit.has_rest() {
@@ -241,6 +242,10 @@ impl<N: Lent> OwnQueue for CopyQueue<N> {
             .then(|| self.receiver.when_frames_wait(to_guest))
             .flatten();
         work.max(frames.unwrap_or(Work::None))
+    }
+
+    fn pause(&mut self) {
+        self.transmit.pause();
     }
 
     fn promise(&mut self, promise: &Promise) {

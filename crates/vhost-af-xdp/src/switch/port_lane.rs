@@ -394,7 +394,6 @@ impl<O: OwnQueue> Lane for PortLane<O> {
     }
 
     fn arm(&mut self, _near: Near<'_>) -> Work {
-        self.transmit.pause();
         let own = self.own.arm(&mut self.pair.to_guest);
         // Kicks of a guest that is held back tell nothing.
         let held = Work::after(self.sender.throttle.held());

@@ -195,7 +195,7 @@ impl Nic for TestNic {
         wire.link
     }
 
-    fn is_held_up(&mut self) -> bool {
+    fn has_untaken(&mut self) -> bool {
         !self.wire().ring.is_empty()
     }
 

@@ -21,7 +21,7 @@ use crate::nic::tap::{Parts, Tap};
 /// Most segments of a GSO packet that is not looked at here.
 const SEGMENTS: u32 = 256;
 /// Longest headers behind where the checksum begins: TCP's.
-pub(super) const TRANSPORT_BYTES: u32 = 60;
+const TRANSPORT_BYTES: u32 = 60;
 
 /// See the module's head.
 pub(crate) struct ToHost {
@@ -63,8 +63,7 @@ impl ToHost {
         {
             return false;
         }
-        let headers = request.csum.map_or(0, |at| u32::from(at.start) + TRANSPORT_BYTES);
-        let header = tap_header(frame, headers);
+        let header = tap_header(frame);
         let Some(parts) = parts_of(&header, frame) else {
             return false;
         };
@@ -88,12 +87,14 @@ fn write(tap: &Tap, frame: &Parts<'_>, counters: &PairCounters) -> bool {
     is_taken
 }
 
-/// What stands before a frame in a tap, whose headers have so many bytes.
-pub(super) fn tap_header(frame: GuestFrame<'_>, headers: u32) -> [u8; HEADER_BYTES as usize] {
+/// What stands before a frame in a tap.
+pub(super) fn tap_header(frame: GuestFrame<'_>) -> [u8; HEADER_BYTES as usize] {
+    let request = frame.sending.request;
+    let headers = request.csum.map_or(0, |at| u32::from(at.start) + TRANSPORT_BYTES);
     let headers = u16::try_from(headers.min(frame.sending.len)).unwrap_or(u16::MAX);
     let mut header = [0; HEADER_BYTES as usize];
     let (asked, _) = header.split_at_mut(10);
-    asked.copy_from_slice(&frame.sending.request.to_header(headers));
+    asked.copy_from_slice(&request.to_header(headers));
     header
 }
 

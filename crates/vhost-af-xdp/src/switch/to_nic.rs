@@ -10,17 +10,19 @@
 //! place that becomes free. There a packet that has waited in vain is copied away, too, and its segments take places
 //! like others' frames.
 //!
-//! Where the socket copies, or the NIC cuts, a queue has a way that costs less: a tap whose frames the kernel sends by the
-//! interface from the same queue ([`SendTap`]), GSO packets uncut. Frames of one flow must not overtake each other. So
-//! what was put into the ring before is taken by the kernel before a packet is written to the tap, and what follows it
-//! and asks for a checksum, as all frames of its flow do, goes that way, too, until the guest pauses: in the interface's
-//! queue (tc(8)) packets may wait that the socket's frames would pass by. What is written is the NIC's before the chain
-//! is used: a daemon that comes after one that died between may send that packet once more.
+//! In copy mode, and where the NIC has TSO, a queue has a way that costs less: a tap whose frames the kernel sends by the
+//! interface from the same queue ([`SendTap`]), GSO packets unsegmented. Frames of one flow must not overtake each other.
+//! So what was put into the ring before is taken by the kernel before a packet is written to the tap, and what follows it
+//! and asks for a checksum, as all frames of its flow do, goes that way, too, until the guest has nothing to send:
+//! in the interface's queue (tc(8)) packets may wait that the socket's frames would pass by. What is
+//! written is the NIC's before the chain is used: a daemon that comes after one that died between may send that packet
+//! once more.
 
 use std::io::ErrorKind;
 use std::time::Duration;
 
 use device::counters::{Counter, PairCounters};
+use device::meter;
 use device::pair::{Cursor, Sending};
 use offload::packet::HEADERS_MAX;
 use offload::segment::{Gso, GsoKind, Plan, Request};
@@ -33,7 +35,7 @@ use super::from_guest::{Put, Sink, Tally, Turn};
 use super::gso::{Builder, FromChain, GsoPacket, Remainder, Source};
 use super::guest_frame::GuestFrame;
 use super::limits::SEGMENTS;
-use super::to_host::{TRANSPORT_BYTES, parts_of, tap_header};
+use super::to_host::{parts_of, tap_header};
 use crate::nic::endpoint::{NicQueue, References};
 use crate::nic::queue::{LinkState, Nic, SHORTEST_BY_DMA, Sends};
 use crate::nic::tap::SendTap;
@@ -54,10 +56,10 @@ pub(crate) struct Transmit {
     is_shared: bool,
     /// The guest's next GSO packet found no room before.
     has_waited: bool,
-    /// A GSO packet left uncut since the guest paused.
-    has_left_uncut: bool,
+    /// A GSO packet went by the tap, and the guest has sent on since.
+    uses_tap: bool,
     /// The guest's next frame found no room in the tap.
-    awaits_tap: bool,
+    tap_is_full: bool,
 }
 
 impl Default for Transmit {
@@ -67,8 +69,8 @@ impl Default for Transmit {
             outgoing: Vec::with_capacity(SEGMENTS * 2),
             is_shared: false,
             has_waited: false,
-            has_left_uncut: false,
-            awaits_tap: false,
+            uses_tap: false,
+            tap_is_full: false,
         }
     }
 }
@@ -93,17 +95,17 @@ impl Transmit {
         self.outgoing.is_empty()
     }
 
-    /// The lane is about to sleep: unless a frame waits, the guest has nothing to send, and what comes next is behind
-    /// nothing.
+    /// The guest has nothing to send. Packets may still wait in the interface's queue: frames that it sends after this may
+    /// pass them.
     #[inline]
     pub(super) fn pause(&mut self) {
-        self.has_left_uncut &= self.awaits_tap;
+        self.uses_tap = false;
     }
 
     /// The guest's next frame waits for room in the tap, of which nobody tells.
     #[inline]
-    pub(super) fn awaits_tap(&self) -> bool {
-        self.awaits_tap
+    pub(super) fn tap_is_full(&self) -> bool {
+        self.tap_is_full
     }
 
     /// There is no NIC queue any more for what is left.
@@ -127,11 +129,12 @@ pub(crate) struct NicSink<'a, N> {
     is_kicked: bool,
 }
 
-/// What became of a frame that may leave by a tap.
+/// What became of a frame that may leave by the tap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ByTap {
-    /// It has left, or is lost and counted.
-    Done,
+    Sent,
+    /// It is lost, and counted.
+    Lost,
     /// There is no room for it now.
     NoRoom,
     /// There is no tap, or it does not take that frame.
@@ -324,13 +327,14 @@ impl<'a, N: Nic> NicSink<'a, N> {
                 csum: Some(_),
             } => self.cut(frame, gso, turn),
             Request { csum: Some(at), .. } => {
-                if self.transmit.has_left_uncut {
-                    match self.send_by_tap(frame, u32::from(at.start) + TRANSPORT_BYTES) {
-                        ByTap::Done => {
+                if self.transmit.uses_tap {
+                    match self.send_by_tap(frame) {
+                        ByTap::Sent => {
                             self.counters.from_guest_checksums_left.add(1);
                             turn.tally.add(len);
                             return Some(());
                         }
+                        ByTap::Lost => return Some(()),
                         ByTap::NoRoom => return None,
                         ByTap::Refused => {}
                     }
@@ -378,12 +382,12 @@ impl<'a, N: Nic> NicSink<'a, N> {
             return Some(());
         };
         if self.queue.send_tap.is_some() {
-            match self.send_uncut(
-                frame.with_headers(&headers[..packet.plan.header_len()]),
+            match self.send_unsegmented(
+                frame.headed(&headers[..packet.plan.header_len()]),
                 &packet.plan,
                 turn,
             ) {
-                ByTap::Done => return Some(()),
+                ByTap::Sent | ByTap::Lost => return Some(()),
                 ByTap::NoRoom => return None,
                 ByTap::Refused => {}
             }
@@ -416,32 +420,29 @@ impl<'a, N: Nic> NicSink<'a, N> {
         Some(())
     }
 
-    /// Sends a GSO packet whole. The headers by which it was judged are its head.
-    fn send_uncut(&mut self, frame: GuestFrame<'_>, plan: &Plan, turn: &mut Turn) -> ByTap {
+    /// Sends a GSO packet as it is. The headers by which it was judged are its head.
+    fn send_unsegmented(&mut self, frame: GuestFrame<'_>, plan: &Plan, turn: &mut Turn) -> ByTap {
         let (segments, headers) = (u64::from(plan.segments()), plan.header_len() as u32);
         if segments > SEGMENTS as u64 {
-            // They would all be cut in one go.
+            // The kernel would segment it in one go, in the worker's time; the daemon sends it in portions.
             return ByTap::Refused;
         }
-        let sent = self.send_by_tap(frame, headers);
-        if sent == ByTap::Done {
-            self.transmit.has_left_uncut = true;
+        let sent = self.send_by_tap(frame);
+        if sent == ByTap::Sent {
+            self.transmit.uses_tap = true;
             self.counters.from_guest_super_frames.add(1);
-            self.counters.from_guest_super_frames_uncut.add(1);
+            self.counters.from_guest_super_frames_unsegmented.add(1);
             self.counters.from_guest_checksums_left.add(segments);
-            turn.tally.add_uncut(frame.sending.len, segments, headers);
+            turn.tally.add_unsegmented(frame.sending.len, segments, headers);
         }
         sent
     }
 
-    /// Sends a frame by the queue's tap, if there is one; so many bytes of it are headers at most. What was put before
-    /// is the NIC's then.
-    fn send_by_tap(&mut self, frame: GuestFrame<'_>, headers: u32) -> ByTap {
-        let is_udp = frame
-            .sending
-            .request
-            .gso
-            .is_some_and(|gso| gso.kind == GsoKind::Udp);
+    /// Sends a frame by the queue's tap, if there is one. What was put before is the NIC's then.
+    fn send_by_tap(&mut self, frame: GuestFrame<'_>) -> ByTap {
+        self.transmit.tap_is_full = false;
+        let gso = frame.sending.request.gso;
+        let is_udp = gso.is_some_and(|gso| gso.kind == GsoKind::Udp);
         match &self.queue.send_tap {
             Some(SendTap { cuts_udp, .. }) if *cuts_udp || !is_udp => {}
             _ => return ByTap::Refused,
@@ -454,21 +455,25 @@ impl<'a, N: Nic> NicSink<'a, N> {
         }
         if let Some(counter) = self.queue.link.loses(self.counters) {
             counter.add(1);
-            return ByTap::Done;
+            return ByTap::Lost;
         }
-        if self.queue.nic.is_held_up() {
+        if self.queue.nic.has_untaken() {
             return ByTap::NoRoom;
         }
-        let header = tap_header(frame, headers);
+        let header = tap_header(frame);
         let (Some(send_tap), Some(parts)) = (&self.queue.send_tap, parts_of(&header, frame)) else {
             return ByTap::Refused;
         };
-        let written = send_tap.tap.write(&parts);
-        self.transmit.awaits_tap = matches!(&written, Err(error) if error.kind() == ErrorKind::WouldBlock);
-        match written {
-            Ok(()) => ByTap::Done,
-            Err(_) if self.transmit.awaits_tap => ByTap::NoRoom,
-            // It is down, or gone, or the kernel does not cut such packets.
+        match send_tap.tap.write(&parts) {
+            Ok(()) => {
+                meter::gave(1);
+                ByTap::Sent
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                self.transmit.tap_is_full = true;
+                ByTap::NoRoom
+            }
+            // The tap is down or gone, or the kernel does not segment such packets.
             Err(_) => ByTap::Refused,
         }
     }

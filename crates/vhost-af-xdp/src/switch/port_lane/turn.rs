@@ -28,6 +28,10 @@ impl<O: OwnQueue> PortLane<O> {
             return Ok(0);
         }
         let mut turn = self.sender.take(&mut self.pair)?;
+        if self.sender.chains().is_empty() {
+            self.transmit.pause();
+            self.own.pause();
+        }
         if self.is_trusted() {
             turn = turn.of_many();
         }
