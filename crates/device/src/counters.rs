@@ -110,16 +110,17 @@ counters! {
     Work from_guest_frames,
     /// Bytes of these frames, without the virtio-net header.
     Work from_guest_bytes,
-    /// GSO packets of the guest that were sent; each segment is counted in `from_guest_frames`.
+    /// GSO packets of the guest that were taken to be sent; each segment is counted in `from_guest_frames`.
     Work from_guest_super_frames,
-    /// Those of them that were handed to the kernel whole.
+    /// Those of them that were handed to the kernel unsegmented.
     Work from_guest_super_frames_unsegmented,
     /// Segments among them that refer to their payload: where the guest has it (direct placement), or in one copy of
     /// the GSO packet's (copy).
     Work from_guest_referred_segments,
     /// Frames of the guest, segments included, whose checksum was completed by us.
     Work from_guest_checksums,
-    /// Frames of the guest, segments included, whose checksum was left to the kernel or the NIC (XDP TX metadata).
+    /// Frames of the guest, segments included, whose checksum was left to the kernel or the NIC: by XDP TX
+    /// metadata, or in what was written to a tap.
     Work from_guest_checksums_left,
     /// Frames that filter rules were asked about whose flow was known.
     Work filter_hits,

@@ -9,7 +9,9 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use common::{Pair, as_a_steward};
-use steer::{GroupLimit, GroupRing, HostAccess, HostHook, ModeRequest, Program, QueueConf, Station};
+use steer::{
+    GroupLimit, GroupRing, HostAccess, HostHook, ModeRequest, Program, QueueConf, Station, attach_redirect,
+};
 use testkit::{NetNs, PacketPort, TaggedPort, VethPair, frame, wait};
 
 const GUEST: [u8; 6] = [2, 0, 0, 0, 0, 0x11];
@@ -198,6 +200,37 @@ fn groups_go_both_ways_and_strangers_out_of_the_nic_only() {
         world.program.counters(0).expect("counters").group_copied == 0,
         "native XDP does not see it again"
     );
+}
+
+/// A guest's packets that leave by a tap pass the hook of the host's, and are not the host's.
+#[test]
+fn what_is_redirected_for_guests_leaves_as_what_sockets_send() {
+    let Some(world) = World::new(HostHook::Best) else {
+        return;
+    };
+    let near = world.host();
+    near.ip(&["link", "add", "tap0", "type", "veth", "peer", "name", "tap1"]);
+    let (tap, uplink) = (near.index_of("tap0"), world.pair.ifindex());
+    as_a_steward(|| attach_redirect(tap, uplink, 0)).expect("attached");
+    for end in ["tap0", "tap1"] {
+        near.ip(&["link", "set", end, "arp", "off", "up"]);
+    }
+    near.await_sender("tap1");
+    let inside = PacketPort::open(&world.guest, INNER_END);
+    let (tap, host) = (
+        PacketPort::open(near, "tap1"),
+        PacketPort::open(near, VethPair::NIC),
+    );
+    for (seed, mac) in [[0xff; 6], GUEST].into_iter().enumerate() {
+        let mut sent = frame::plain(100, seed as u8);
+        sent[..6].copy_from_slice(&mac);
+        tap.send(&sent);
+        assert_eq!(world.pair.far_socket.receive(wait::SOON), Some(sent));
+    }
+    let mut last = frame::plain(100, 9);
+    last[..6].copy_from_slice(&GUEST);
+    host.send(&last);
+    assert!(inside.receive_before(&last).is_empty(), "it is for the wire");
 }
 
 /// A service tag's number is no VLAN's, in the frame or beside it.

@@ -113,7 +113,7 @@ pub(super) const CALLS: &[Call] = table! {
     SYS_read: ALWAYS, "kicks, messages, signals";
     SYS_readv: ALWAYS, "messages; what the host sends to a network";
     SYS_write: ALWAYS, "interrupts of the guest, the log, answers";
-    SYS_writev: ALWAYS, "the log; what a network sends to the host";
+    SYS_writev: ALWAYS, "the log; what a network sends to the host; GSO packets";
     #[cfg(target_arch = "x86_64")]
     SYS_poll: ALWAYS, "control threads wait";
     SYS_ppoll: ALWAYS, "a worker sleeps; control threads wait";

@@ -151,7 +151,7 @@ impl World {
         Self::with_tap(setup, None)
     }
 
-    /// Of copy placement, with a tap for packets that leave uncut.
+    /// Of copy placement, with a tap for packets that leave unsegmented.
     fn with_tap(setup: Setup, send_tap: Option<SendTap>) -> Self {
         let private = if setup.direct {
             setup.chunks * CHUNK_BYTES as usize

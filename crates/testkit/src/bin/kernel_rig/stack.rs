@@ -1,8 +1,8 @@
 //! What a guest leaves to the device, with a TCP/IP stack at the far end that looks at every checksum.
 //!
 //! The far end is the kernel's own stack, with checksums verified by software. The guest speaks just enough TCP for it:
-//! it opens a connection, sends a stream in GSO packets with partial checksums, which the daemon cuts and completes,
-//! closes its half, and receives a stream in whatever the daemon makes of it. It sends again what is not acknowledged,
+//! it opens a connection, sends a stream in GSO packets with partial checksums, which daemon, kernel or NIC cut and
+//! complete, closes its half, and receives a stream in whatever the daemon makes of it. It sends again what is not acknowledged,
 //! and never has more under way than the far end's NIC has buffers for. Then come datagrams, one by one and as GSO
 //! packets. All of it arrives byte by byte, and no stack counts a wrong checksum: one that is wrong on purpose shows
 //! that it would.
@@ -49,6 +49,11 @@ const IN_PACKET: usize = 15;
 /// Goes through it; panics if it does not go well.
 pub(crate) fn run(wire: &Wire, setting: Setting) -> Seen {
     let veth = wire.lay();
+    if wire.driver() == "igb" {
+        // QEMU's takes UDP packets that are to be cut, and makes IP fragments of them (eth_get_gso_type, net/eth.c).
+        veth.near
+            .run("ethtool", &["-K", VethPair::NIC, "tx-udp-segmentation", "off"]);
+    }
     let peer = make_stack(&veth);
     let config = DriverConfig::with(F_HOST_ALL | F_GUEST_ALL);
     let serve = setting.serve().offload("all");
