@@ -12,6 +12,7 @@
 #include "steer.h"
 
 #include <linux/bpf.h>
+#include <linux/pkt_cls.h>
 #include <bpf/bpf_helpers.h>
 
 char _license[] SEC("license") = "Dual BSD/GPL";
@@ -26,6 +27,11 @@ const volatile __u32 send_queue;
 SEC("tc")
 int to_uplink(struct __sk_buff *skb)
 {
+	__u32 mtu = 0;
+
+	/* Segments that are longer than the interface takes are no NIC's to find out. */
+	if (bpf_check_mtu(skb, send_uplink, &mtu, 0, BPF_MTU_CHK_SEGS))
+		return TC_ACT_SHOT;
 	skb->queue_mapping = send_queue;
 	skb->tc_index = SENT_BY_TAP;
 	return bpf_redirect(send_uplink, 0);

@@ -298,8 +298,8 @@ impl Lease {
         }
     }
 
-    /// A tap device by which GSO packets leave unsegmented from a queue of the lease, in the place of the one that was
-    /// made for it before. None where the steward knows of no such thing, or the NIC has no TSO and that is wanted.
+    /// A tap device by which GSO packets leave unsegmented from a queue of the lease; refused while somebody has the
+    /// descriptor of the one before. None where the steward knows of no such thing, or the NIC has no TSO and that is wanted.
     ///
     /// # Errors
     /// [`LeaseError`].

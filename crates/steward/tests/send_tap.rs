@@ -10,7 +10,7 @@ use common::{World, holder, refusal, take, wanted};
 use rustix::process::Signal;
 use steward::client::Lease;
 use steward::protocol::{Reason, SendTapEnd};
-use testkit::{VethPair, frame, require, wait};
+use testkit::{NetNs, VethPair, frame, require, wait};
 
 /// A lease of all queues of the interface, and a tap for its first one.
 fn lease_and_tap(world: &World, queues: u32) -> (Lease, SendTapEnd, File) {
@@ -62,17 +62,20 @@ fn what_is_written_leaves_by_the_interface_until_descriptor_or_lease_end() {
     assert_leaves(&world, &tap_of_other, 2);
     assert_leaves(&world, &tap, 3);
     // One for each queue.
+    let refused = refusal(lease.send_tap(0, false));
+    assert!(refused.text.contains("close its descriptor first"), "{refused}");
+    assert_leaves(&world, &tap, 4);
+    drop((tap, tap_of_other));
+    let is_gone = || !links(&world).contains("vaxs");
+    assert!(wait::until(wait::SOON, is_gone), "{}", links(&world));
     let (next, tap_of_next) = tap_of(&lease, 0);
     assert_eq!(next, end);
-    assert!(send(&tap, &frame::plain(200, 4)).is_err(), "gone");
     assert_leaves(&world, &tap_of_next, 5);
-    drop((tap, tap_of_other));
-    let is_gone = || !links(&world).contains(&other.interface);
-    assert!(wait::until(wait::SOON, is_gone), "{}", links(&world));
     // It goes with the lease, also if its descriptor stays.
     drop(lease);
     assert_nothing_left(&world);
     assert!(send(&tap_of_next, &frame::plain(200, 6)).is_err(), "gone");
+    assert_eq!(world.wire.receive(wait::QUIET), None);
 }
 
 #[test]
@@ -127,9 +130,12 @@ fn only_queues_of_the_lease_have_one_and_where_it_is_wanted_only_with_tso() {
     let (lease, end, tap) = lease_and_tap(&world, 1);
     let refused = refusal(lease.send_tap(1, false));
     assert_eq!(refused.reason, Reason::Lease, "{refused}");
+    drop(tap);
+    let is_gone = || !links(&world).contains("vaxs");
+    assert!(wait::until(wait::SOON, is_gone), "{}", links(&world));
     let with_tso = || lease.send_tap(0, true).expect("allowed");
     assert_eq!(with_tso().map(|(end, _)| end), Some(end));
-    drop(tap);
+    assert!(wait::until(wait::SOON, is_gone), "{}", links(&world));
     world.veth.carry_no_gso_packets();
     assert!(with_tso().is_none());
 }
@@ -153,6 +159,21 @@ fn holder_that_turns_hostile_keeps_nothing() {
     assert!(links(&world).contains("vaxs"), "it is persistent");
     drop(lease);
     assert_nothing_left(&world);
+}
+
+#[test]
+fn device_goes_with_the_lease_also_where_the_interface_is_away() {
+    require!(Root);
+    let world = World::new();
+    let (lease, _, tap) = lease_and_tap(&world, 1);
+    let elsewhere = NetNs::new("elsewhere");
+    let to = |from: &NetNs, to: &NetNs| from.ip(&["link", "set", VethPair::NIC, "netns", to.name()]);
+    to(&world.veth.near, &elsewhere);
+    drop(lease);
+    assert_nothing_left(&world);
+    to(&elsewhere, &world.veth.near);
+    world.veth.near.ip(&["link", "set", VethPair::NIC, "up"]);
+    assert!(send(&tap, &frame::plain(200, 1)).is_err(), "gone");
 }
 
 #[test]

@@ -118,8 +118,8 @@ pub enum Request {
     /// the answer of the first, and no effect.
     Netkit(NetkitWanted),
     /// A tap device whose frames leave the interface of the lease from this queue; see
-    /// [`SendTapEnd`](super::SendTapEnd). Its descriptor comes with the answer. A second request replaces the first
-    /// device. Without a lease the answer is `Done`: so clients find out whether the steward knows the message.
+    /// [`SendTapEnd`](super::SendTapEnd). Its descriptor comes with the answer. There is one for each
+    /// queue: a second request is refused while somebody has the first one's. Without a lease the answer is `Done`: so clients find out whether the steward knows the message.
     SendTap {
         queue: u32,
         /// If the NIC has no TSO there is none, and the answer is `Done`.

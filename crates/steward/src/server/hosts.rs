@@ -19,6 +19,7 @@ use super::file::may_crash;
 use super::interface::Interface;
 use super::lease::LeaseRef;
 use super::limits::DeviceChange;
+use super::send_taps::end;
 use super::state::Records;
 use super::{Answered, Server, no_lease};
 use crate::backoff::Retry;
@@ -456,9 +457,11 @@ impl Server {
                 continue;
             }
             tracing::info!(tap = tap.name, "removed: another steward left it");
-            if tap.purpose == Purpose::Host {
-                remove_left(None, tap.first, uplink);
+            if tap.purpose == Purpose::Send {
+                end(tap);
+                continue;
             }
+            remove_left(None, tap.first, uplink);
             if let Err(error) = tap.remove() {
                 tracing::warn!("cannot remove {}: {error}", tap.name);
             }
@@ -509,7 +512,7 @@ fn remove_left(pins: Option<&Path>, first: u32, uplink: u32) {
     }
 }
 
-fn all_taps() -> Vec<Tap> {
+pub(super) fn all_taps() -> Vec<Tap> {
     Tap::all().unwrap_or_else(|error| {
         tracing::warn!("cannot look for what another steward left: {error}");
         Vec::new()

@@ -145,7 +145,8 @@ impl DeviceChange {
             Self::HostTap => 64,
             Self::Hints => 8,
             Self::NicSetUp => 4,
-            Self::NicRules | Self::SendTap => 1,
+            Self::SendTap => 2,
+            Self::NicRules => 1,
         }
     }
 

@@ -431,7 +431,7 @@ impl Server {
 
     /// Takes a lease back.
     fn release(&mut self, number: u64, held: &Held) {
-        self.remove_send_taps(held);
+        self.end_send_taps(held);
         if held.wanted.network {
             // Before others can have the queues.
             self.end_host((held.interface, held.wanted.start_queue));

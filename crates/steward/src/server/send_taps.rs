@@ -2,7 +2,10 @@
 //!
 //! A holder asks for one for a queue ([`Request::SendTap`](crate::protocol::Request::SendTap)). Its descriptor is the
 //! holder's alone, and its program goes with the device: nothing is kept here, nor pinned. With the lease the device is
-//! removed, should its holder have made it persistent.
+//! set down, so that nothing leaves by it any more, and removed, should its holder have made it persistent.
+//!
+//! A device is removed by a thread: the kernel waits, whatever signal comes, until nobody writes to it any more
+//! (`netdev_run_todo`, net/core/dev.c), and who writes may read from memory that never answers.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -11,6 +14,8 @@ use std::time::Instant;
 use steer::{attach_redirect, with_sources};
 
 use super::connection::{Held, Reply};
+use super::hosts::all_taps;
+use super::interface::Interface;
 use super::limits::DeviceChange;
 use super::{Answered, Server, no_lease};
 use crate::hardware::Ethtool;
@@ -50,33 +55,56 @@ impl Server {
     pub(super) fn is_of_a_lease(&self, tap: &Tap) -> bool {
         self.all_leases().any(|lease| {
             let interface = self.interfaces.get(&lease.held.interface);
-            let is_its = interface.is_some_and(|interface| interface.name() == tap.uplink);
-            is_its && lease.held.wanted.range().contains(&tap.first)
+            interface.is_some_and(|interface| is_of(tap, interface, lease.held))
         })
     }
 
-    /// Removes the devices of a lease that ends, whoever has their descriptors.
-    pub(super) fn remove_send_taps(&self, held: &Held) {
+    /// Ends the devices of a lease that ends, whoever has their descriptors.
+    pub(super) fn end_send_taps(&self, held: &Held) {
         let Some(interface) = self.interfaces.get(&held.interface) else {
             return;
         };
-        for queue in held.wanted.range() {
-            let tap = Tap::new(Purpose::Send, interface.name(), interface.link.index, queue);
-            if let Err(error) = tap.remove() {
-                tracing::warn!("cannot remove {}: {error}", tap.name);
-            }
+        for tap in all_taps().into_iter().filter(|tap| is_of(tap, interface, held)) {
+            end(tap);
         }
     }
 }
 
-/// Makes a device, in the place of the one that there was.
+/// Whether a device is of a lease's queue. The interface may have another index by now, or another name.
+fn is_of(tap: &Tap, interface: &Interface, held: &Held) -> bool {
+    let expected = Tap::new(Purpose::Send, interface.name(), interface.link.index, tap.first);
+    tap.purpose == Purpose::Send
+        && (tap.uplink == expected.uplink || tap.name == expected.name)
+        && held.wanted.range().contains(&tap.first)
+}
+
+/// Nothing leaves by the device any more, and it goes as soon as nobody writes to it.
+pub(super) fn end(tap: Tap) {
+    if let Err(error) = tap.set_up(false) {
+        tracing::debug!("cannot set {} down: {error}", tap.name);
+    }
+    let name = tap.name.clone();
+    let thread = std::thread::Builder::new().name("remove".to_owned());
+    let begun = thread.spawn(move || {
+        if let Err(error) = tap.remove() {
+            tracing::warn!("cannot remove {}: {error}", tap.name);
+        }
+    });
+    if let Err(error) = begun {
+        tracing::warn!("cannot remove {name}: no thread for that: {error}");
+    }
+}
+
+/// Makes a device.
 /// Errors: in words.
 fn make(tap: &Tap, link: &Link) -> Result<(SendTapEnd, OwnedFd), String> {
     let name = &tap.name;
     let failed = |what: &str, error: io::Error| format!("cannot {what} {name}: {error}");
-    tap.remove().map_err(|error| failed("remove", error))?;
     let made = tap.make(link.mtu);
-    let made = made.map_err(|error| failed("make the tap device (by /dev/net/tun)", error))?;
+    let made = made.map_err(|error| match error.kind() {
+        io::ErrorKind::ResourceBusy => format!("{name} is there: close its descriptor first"),
+        _ => failed("make the tap device (by /dev/net/tun)", error),
+    })?;
     let device = Link::by_name(name).map_err(|error| with_sources(&error))?;
     attach_redirect(device.index, link.index, tap.first).map_err(|error| with_sources(&error))?;
     // Not before: only the program may take its frames.

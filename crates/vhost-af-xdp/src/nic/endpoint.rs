@@ -186,6 +186,14 @@ impl<N: Nic> NicQueue<N> {
         counters.nic_kicks.add(1);
     }
 
+    /// Asks whether a link that was down is up again, where nothing waits for that in the ring.
+    #[inline]
+    pub(crate) fn look_at_link(&mut self, counters: &PairCounters) {
+        if self.link == LinkState::Down && self.nic.unsent() == 0 {
+            self.kick(counters);
+        }
+    }
+
     /// Chunks that the NIC lacks of its share.
     fn missing(&self) -> usize {
         // Those in hand go back to the NIC.

@@ -36,6 +36,9 @@ use super::steering::{Prepared, RELEASE};
 use super::xdp::XdpNic;
 use crate::config::{Placement, Segments};
 
+/// Of a queue that is not a steward's, or of an older one's.
+const NO_TAPS: &str = "whose program this is knows of no tap for them";
+
 #[derive(Clone)]
 pub(crate) struct InterfaceQueue {
     pub(crate) interface: Arc<Interface>,
@@ -443,6 +446,7 @@ impl InterfaceQueue {
         }
         nic.no_tap_because = None;
         match self.interface.steering.send_tap(self.number, nic.sends.zero_copy) {
+            Ok(None) if !nic.sends.zero_copy => nic.no_tap_because = Some(NO_TAPS.to_owned()),
             Ok(tap) => nic.send_tap = tap,
             Err(error) => nic.no_tap_because = Some(with_sources(&error)),
         }

@@ -61,6 +61,7 @@ impl<N: Nic> CopyLane<N> {
 
     fn from_guest(&mut self) -> Result<usize, Fault> {
         self.queue.reclaim(SEGMENTS * 2, &self.counters);
+        self.queue.look_at_link(&self.counters);
         let left = self.sender.begin();
         let mut sink = NicSink::new(&mut self.queue, &mut self.transmit, &self.counters);
         if left > 0 && sink.has_rest() {

@@ -188,6 +188,7 @@ impl<N: Lent> OwnQueue for CopyQueue<N> {
 
     fn begin(&mut self, _pair: &mut QueuePair, sender: &mut Sender, counters: &PairCounters) -> usize {
         self.queue.reclaim(SEGMENTS * 2, counters);
+        self.queue.look_at_link(counters);
         let mut sink = NicSink::new(&mut self.queue, &mut self.transmit, counters);
         if sender.left() == 0 || !sink.has_rest() {
             return 0;

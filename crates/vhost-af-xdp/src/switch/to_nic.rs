@@ -13,8 +13,8 @@
 //! In copy mode, and where the NIC has TSO, a queue has a way that costs less: a tap whose frames the kernel sends by the
 //! interface from the same queue ([`SendTap`]), GSO packets unsegmented. Frames of one flow must not overtake each other.
 //! So what was put into the ring before is taken by the kernel before a packet is written to the tap, and what follows it
-//! and asks for a checksum, as all frames of its flow do, goes that way, too, until the guest has nothing to send:
-//! in the interface's queue (tc(8)) packets may wait that the socket's frames would pass by. What is
+//! goes that way, too, until the guest pauses for longer than packets wait in the interface's queue (tc(8)), where the
+//! socket's frames would pass them by. What is
 //! written is the NIC's before the chain is used: a daemon that comes after one that died between may send that packet
 //! once more.
 
@@ -26,9 +26,11 @@ use device::meter;
 use device::pair::{Cursor, Sending};
 use offload::packet::HEADERS_MAX;
 use offload::segment::{Gso, GsoKind, Plan, Request};
+use rustix::io::Errno;
 use virtqueue::ChainId;
 use xsk::{TxDesc, Umem, UmemOffset};
 
+use super::bucket::Ticks;
 use super::bytes::guest_to_umem;
 use super::cutter::Cutter;
 use super::from_guest::{Put, Sink, Tally, Turn};
@@ -44,6 +46,10 @@ use crate::nic::tap::SendTap;
 pub(crate) const LAST_WAITS: usize = 20;
 pub(crate) const LAST_WAIT: Duration = Duration::from_millis(1);
 
+/// So long a packet of the tap may wait in the interface's queue: as long as 100 Mbit/s take for all that may wait there
+/// (steward/src/links/tap.rs).
+pub(super) const ON_ITS_WAY: Duration = Duration::from_millis(200);
+
 /// How often it then asks the kernel to send what is queued.
 pub(crate) const LAST_KICKS: usize = 4;
 
@@ -56,8 +62,10 @@ pub(crate) struct Transmit {
     is_shared: bool,
     /// The guest's next GSO packet found no room before.
     has_waited: bool,
-    /// A GSO packet went by the tap, and the guest has sent on since.
+    /// A GSO packet went by the tap, and may still be on its way.
     uses_tap: bool,
+    /// When the last frame went by it.
+    last_by_tap: Ticks,
     /// The guest's next frame found no room in the tap.
     tap_is_full: bool,
 }
@@ -70,6 +78,7 @@ impl Default for Transmit {
             is_shared: false,
             has_waited: false,
             uses_tap: false,
+            last_by_tap: Ticks::default(),
             tap_is_full: false,
         }
     }
@@ -95,11 +104,13 @@ impl Transmit {
         self.outgoing.is_empty()
     }
 
-    /// The guest has nothing to send. Packets may still wait in the interface's queue: frames that it sends after this may
-    /// pass them.
+    /// The guest has nothing to send. What it sends next goes by the ring, if by then nothing waits of what went by the
+    /// tap.
     #[inline]
     pub(super) fn pause(&mut self) {
-        self.uses_tap = false;
+        if self.uses_tap && Ticks::now().minus(self.last_by_tap) > Ticks::of(ON_ITS_WAY) {
+            self.uses_tap = false;
+        }
     }
 
     /// The guest's next frame waits for room in the tap, of which nobody tells.
@@ -152,7 +163,7 @@ impl<N: Nic> Sink for NicSink<'_, N> {
         let taken = match frame {
             None => Some(()),
             Some(frame) => match frame.sending.request {
-                Request { csum: None, .. } => self.copy(frame, &mut turn.tally),
+                Request { csum: None, .. } if !self.transmit.uses_tap => self.copy(frame, &mut turn.tally),
                 _ => self.copy_asking(frame, turn),
             },
         };
@@ -321,24 +332,26 @@ impl<'a, N: Nic> NicSink<'a, N> {
     #[inline(never)]
     fn copy_asking(&mut self, frame: GuestFrame<'_>, turn: &mut Turn) -> Option<()> {
         let &Sending { len, request, .. } = frame.sending;
+        if self.transmit.uses_tap && request.gso.is_none() {
+            match self.send_by_tap(frame) {
+                ByTap::Sent => {
+                    self.counters
+                        .from_guest_checksums_left
+                        .add(request.csum.is_some().into());
+                    turn.tally.add(len);
+                    return Some(());
+                }
+                ByTap::Lost => return Some(()),
+                ByTap::NoRoom => return None,
+                ByTap::Refused => {}
+            }
+        }
         match request {
             Request {
                 gso: Some(gso),
                 csum: Some(_),
             } => self.cut(frame, gso, turn),
             Request { csum: Some(at), .. } => {
-                if self.transmit.uses_tap {
-                    match self.send_by_tap(frame) {
-                        ByTap::Sent => {
-                            self.counters.from_guest_checksums_left.add(1);
-                            turn.tally.add(len);
-                            return Some(());
-                        }
-                        ByTap::Lost => return Some(()),
-                        ByTap::NoRoom => return None,
-                        ByTap::Refused => {}
-                    }
-                }
                 let Some(chunks) = self.chunks(len) else {
                     return Some(());
                 };
@@ -351,7 +364,7 @@ impl<'a, N: Nic> NicSink<'a, N> {
                 turn.tally.add(len);
                 Some(())
             }
-            Request { csum: None, .. } => Some(()),
+            Request { csum: None, .. } => self.copy(frame, &mut turn.tally),
         }
     }
 
@@ -458,7 +471,13 @@ impl<'a, N: Nic> NicSink<'a, N> {
             return ByTap::Lost;
         }
         if self.queue.nic.has_untaken() {
-            return ByTap::NoRoom;
+            // Where others fill the ring as well it may never be empty.
+            let in_vain = self.transmit.is_shared && self.transmit.has_waited;
+            self.transmit.has_waited = true;
+            return match in_vain {
+                true => ByTap::Refused,
+                false => ByTap::NoRoom,
+            };
         }
         let header = tap_header(frame);
         let (Some(send_tap), Some(parts)) = (&self.queue.send_tap, parts_of(&header, frame)) else {
@@ -466,6 +485,8 @@ impl<'a, N: Nic> NicSink<'a, N> {
         };
         match send_tap.tap.write(&parts) {
             Ok(()) => {
+                self.transmit.has_waited = false;
+                self.transmit.last_by_tap = Ticks::now();
                 meter::gave(1);
                 ByTap::Sent
             }
@@ -473,8 +494,14 @@ impl<'a, N: Nic> NicSink<'a, N> {
                 self.transmit.tap_is_full = true;
                 ByTap::NoRoom
             }
-            // The tap is down or gone, or the kernel does not segment such packets.
-            Err(_) => ByTap::Refused,
+            Err(error) => {
+                if error.raw_os_error() == Some(Errno::BADFD.raw_os_error()) {
+                    // Somebody removed it. The next guest's lane asks for another.
+                    self.queue.send_tap = None;
+                }
+                // Else it is down, or the kernel does not segment such packets.
+                ByTap::Refused
+            }
         }
     }
 
