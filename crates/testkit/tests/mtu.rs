@@ -273,7 +273,7 @@ fn changes_that_come_one_upon_the_other_end_with_the_last() {
 
 /// The others carry frames as if nothing were while it waits, and after that with the new MTU.
 #[test]
-fn queue_that_has_untaken_holds_up_no_other() {
+fn queue_that_is_held_up_holds_up_no_other() {
     require!(Root);
     let (mut world, held) = held_up();
     (0..4 * BUFFERS).for_each(|_| world.assert_passes(1, 1514));

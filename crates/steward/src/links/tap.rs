@@ -180,6 +180,14 @@ impl Tap {
     }
 }
 
+/// All that there are in this network namespace; none, if that cannot be told, which is logged.
+pub(crate) fn all_taps() -> Vec<Tap> {
+    Tap::all().unwrap_or_else(|error| {
+        tracing::warn!("cannot look for what another steward left: {error}");
+        Vec::new()
+    })
+}
+
 /// Addresses that the host has on an interface: its own, those of interfaces above it (VLANs, macvlans), and that of
 /// the bridge or bond that it is part of.
 pub(crate) fn addresses_on(link: &Link) -> io::Result<Vec<[u8; 6]>> {

@@ -25,7 +25,7 @@ use super::{Answered, Server, no_lease};
 use crate::backoff::Retry;
 use crate::links::bridge::BridgeFdb;
 use crate::links::filters;
-use crate::links::tap::{NewTap, Purpose, Tap, addresses_on};
+use crate::links::tap::{NewTap, Purpose, Tap, addresses_on, all_taps};
 use crate::links::{Link, LinkError};
 use crate::protocol::{Answer, CHANGES_MAX, ENTRIES_MAX, HostEnd, Reason, Refusal, Wanted};
 
@@ -510,11 +510,4 @@ fn remove_left(pins: Option<&Path>, first: u32, uplink: u32) {
     if let Err(error) = detach_host(pins, first, uplink) {
         tracing::warn!("what joined the host with a network stays: {error}");
     }
-}
-
-pub(super) fn all_taps() -> Vec<Tap> {
-    Tap::all().unwrap_or_else(|error| {
-        tracing::warn!("cannot look for what another steward left: {error}");
-        Vec::new()
-    })
 }

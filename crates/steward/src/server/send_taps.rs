@@ -14,13 +14,12 @@ use std::time::Instant;
 use steer::{attach_redirect, with_sources};
 
 use super::connection::{Held, Reply};
-use super::hosts::all_taps;
 use super::interface::Interface;
 use super::limits::DeviceChange;
 use super::{Answered, Server, no_lease};
 use crate::hardware::Ethtool;
 use crate::links::Link;
-use crate::links::tap::{Purpose, Tap};
+use crate::links::tap::{Purpose, Tap, all_taps};
 use crate::protocol::{Answer, Reason, Refusal, SendTapEnd};
 
 impl Server {

@@ -70,6 +70,7 @@ pub(crate) mod statistics;
 #[cfg(test)]
 mod stray_tests;
 pub(crate) mod table;
+mod tap_frame;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod test_guest;
 #[cfg(test)]

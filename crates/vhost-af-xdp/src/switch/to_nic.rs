@@ -37,7 +37,7 @@ use super::from_guest::{Put, Sink, Tally, Turn};
 use super::gso::{Builder, FromChain, GsoPacket, Remainder, Source};
 use super::guest_frame::GuestFrame;
 use super::limits::SEGMENTS;
-use super::to_host::{parts_of, tap_header};
+use super::tap_frame::{parts_of, tap_header};
 use crate::nic::endpoint::{NicQueue, References};
 use crate::nic::queue::{LinkState, Nic, SHORTEST_BY_DMA, Sends};
 use crate::nic::tap::SendTap;
