@@ -221,8 +221,8 @@ fn hang(program: BorrowedFd<'_>, place: Place, hook: HostHook) -> Result<Hung, H
     Ok(hung(Hold::Filter(place)))
 }
 
-/// Hangs a program on clsact, which is made if it is not there. The filter is there until somebody removes it, or the
-/// interface.
+/// Attaches a program as a filter of clsact, which is made if it is missing. The filter stays until somebody removes it
+/// or the interface.
 pub(crate) fn attach_filter(program: BorrowedFd<'_>, place: Place) -> io::Result<()> {
     let mut filter = filter(program, place)?;
     let (attached, _) = messages_of(|| {

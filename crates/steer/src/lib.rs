@@ -22,7 +22,8 @@
 //! there, without losing a frame, that leaves it before the frames of queues that ask for it ([`QueueConf::hints`]).
 //! What stands where is said by [`Program::layouts`], and read by [`xsk::metadata`].
 //!
-//! [`HostAccess`] lets such a network and the host reach each other; [`attach_redirect`] has GSO packets leave whole.
+//! [`HostAccess`] lets such a network and the host reach each other; [`attach_redirect`] lets packets leave that
+//! were written to a tap.
 //!
 //! [`VerdictProgram`] is for measuring beside it: every frame is dropped, or sent back, in the driver.
 //!

@@ -1,6 +1,7 @@
-//! What is written to a tap device leaves by another interface: the program of `bpf/send.bpf.c`.
+//! Redirects frames written to a tap device to another interface, by the program of `bpf/send.bpf.c`.
 //!
-//! It hangs on the device, by tcx without a link or, before Linux 6.6, by a filter of the qdisc clsact, and goes with it.
+//! The program is attached to the device, by tcx without a link or, before Linux 6.6, as a filter of the qdisc clsact. It
+//! goes with the device.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -14,7 +15,7 @@ use crate::host::{Place, attach_filter};
 use crate::link;
 use crate::skel::send::SendSkelBuilder;
 
-/// Why what is written to a device leaves by no other.
+/// Why frames of a tap are not redirected.
 ///
 /// `source` is what the kernel or libbpf returned.
 #[derive(Debug, thiserror::Error)]
@@ -36,8 +37,9 @@ pub enum SendError {
     Attach(#[source] io::Error),
 }
 
-/// Has all that is written to the tap `device`, named by its index, leave by the interface `uplink`, from that queue if
-/// it has so many. As long as the device is there; it is to be down until then.
+/// Redirects all frames written to the tap `device` to the interface `uplink`, both given by their indexes, and to that
+/// transmit queue if there is one of that number. Call it before the device is set up. It holds until the device is
+/// removed.
 ///
 /// # Errors
 /// [`SendError`]; nothing is attached then.
@@ -45,7 +47,7 @@ pub fn attach_redirect(device: u32, uplink: u32, queue: u32) -> Result<(), SendE
     let (loaded, detail) = messages_of(|| load(uplink, queue));
     let program = loaded.map_err(|source| SendError::Load { detail, source })?;
     let attached = match link::attach_without_link(program.as_fd(), device, libbpf_sys::BPF_TCX_INGRESS) {
-        // No such place: before Linux 6.6.
+        // No such place: before Linux 6.6, or built without it.
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => attach_filter(
             program.as_fd(),
             Place {

@@ -298,8 +298,9 @@ impl Lease {
         }
     }
 
-    /// A tap device by which GSO packets leave unsegmented from a queue of the lease; refused while somebody has the
-    /// descriptor of the one before. None where the steward knows of no such thing, or the NIC has no TSO and that is wanted.
+    /// A tap device by which GSO packets leave unsegmented from a queue of the lease. Refused while somebody has the
+    /// descriptor of the one before. None if the steward does not know the message, or if `only_with_tso` and the NIC has
+    /// no TSO.
     ///
     /// # Errors
     /// [`LeaseError`].

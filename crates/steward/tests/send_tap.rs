@@ -1,5 +1,5 @@
-//! Taps by which GSO packets leave unsegmented: what is written to one leaves by the interface of the lease and reaches nobody
-//! else, and the device goes with its descriptor or with the lease.
+//! Taps by which GSO packets leave unsegmented. What is written to a tap leaves by the interface of the lease and reaches
+//! nobody else. The device is removed when its descriptor is closed or the lease ends.
 
 use crate::common;
 
@@ -140,7 +140,7 @@ fn only_queues_of_the_lease_have_one_and_where_it_is_wanted_only_with_tso() {
     assert!(with_tso().is_none());
 }
 
-/// Whatever its holder does to the device, it goes with the lease, and what it takes nobody else loses.
+/// Whatever its holder does to the device, it is removed when the lease ends.
 #[test]
 fn holder_that_turns_hostile_keeps_nothing() {
     require!(Root);

@@ -109,7 +109,10 @@ fn linux_guest_gets_its_addresses_and_keeps_to_them() {
         for direction in ["", "-R"] {
             let said = guests[0].run(&format!("iperf3 -c {to} -n 20M -J {direction}"));
             let received = received_bytes(&said, "sum_received");
-            assert!(received > 10_000_000, "{to}: {received} bytes {direction}: {said}");
+            assert!(
+                received > 10_000_000,
+                "{to}: {received} bytes {direction}: {said}"
+            );
         }
         // Whose address it is does not matter to the other one's stack.
         let said = guests[1].try_run(&format!("ping -c 3 -W 5 {to}"));

@@ -6,13 +6,13 @@ use super::Malformed;
 use super::field::{NAME_BYTES, field, flags_of, interface_name, value};
 
 /// A tap device whose frames the kernel sends by the interface of the lease, from the queue that was asked for: GSO
-/// packets unsegmented, as far as the NIC takes them. The holder alone has its descriptor, and the device goes with that, or
-/// with the lease. Each frame has a virtio-net header of 12 bytes before it; nothing comes from it.
+/// packets unsegmented, as far as the NIC takes them. Only the holder has its descriptor. The device is removed when that
+/// is closed, or with the lease. Each frame has a virtio-net header of 12 bytes before it. Nothing can be read from it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SendTapEnd {
     /// Name of that device.
     pub interface: String,
-    /// It takes UDP packets that are to be segmented, beside TCP's.
+    /// It takes UDP GSO packets as well as TCP's.
     pub cuts_udp: bool,
 }
 

@@ -4,8 +4,8 @@
 //! holder's alone, and its program goes with the device: nothing is kept here, nor pinned. With the lease the device is
 //! set down, so that nothing leaves by it any more, and removed, should its holder have made it persistent.
 //!
-//! A device is removed by a thread: the kernel waits, whatever signal comes, until nobody writes to it any more
-//! (`netdev_run_todo`, net/core/dev.c), and who writes may read from memory that never answers.
+//! A thread removes the device, because the kernel waits until nobody writes to it any more, and no signal ends that
+//! (`netdev_run_todo`, net/core/dev.c). A hostile holder's write may wait for ever for memory that never answers.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -23,7 +23,7 @@ use crate::links::tap::{Purpose, Tap, all_taps};
 use crate::protocol::{Answer, Reason, Refusal, SendTapEnd};
 
 impl Server {
-    /// A holder wants a device for a queue. Who has no lease only hears that the message is known.
+    /// Makes a tap for a queue of the holder's lease. Without a lease the answer is `Done`, as the message is known.
     pub(super) fn send_tap(&mut self, number: u64, queue: u32, only_with_tso: bool) -> Answered {
         let connection = self.connections.get(&number).ok_or_else(no_lease)?;
         let Some(held) = &connection.held else {
@@ -77,7 +77,7 @@ fn is_of(tap: &Tap, interface: &Interface, held: &Held) -> bool {
         && held.wanted.range().contains(&tap.first)
 }
 
-/// Nothing leaves by the device any more, and it goes as soon as nobody writes to it.
+/// Sets the device down, so that it sends nothing, and begins to remove it. Does not wait for the removal.
 pub(super) fn end(tap: Tap) {
     if let Err(error) = tap.set_up(false) {
         tracing::debug!("cannot set {} down: {error}", tap.name);

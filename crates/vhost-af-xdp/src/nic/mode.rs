@@ -71,7 +71,7 @@ pub(crate) enum Fallback {
         "no busy polling: the kernel does it for zero-copy sockets and, before Linux 6.13, in native mode"
     )]
     NotPolled,
-    /// By a tap they would leave unsegmented; the reason as it is said of the steward.
+    /// There is no tap by which they would leave unsegmented; the steward's reason.
     #[error("the daemon segments GSO packets from the guest: {0}")]
     DaemonSegments(String),
     /// Hints that were asked for by name are not before frames, or not all; the reason as the steward says it.

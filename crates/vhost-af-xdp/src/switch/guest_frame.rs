@@ -39,7 +39,7 @@ impl<'a> GuestFrame<'a> {
         }
     }
 
-    /// The same with `head`, copied from its beginning as it is to be sent, in the place of as many of its bytes.
+    /// The same frame with other first bytes: `head`, a private copy, replaces as many bytes of it.
     #[inline]
     pub(crate) fn headed(self, head: &'a [u8]) -> Self {
         let bytes = u32::try_from(head.len()).unwrap_or(u32::MAX);

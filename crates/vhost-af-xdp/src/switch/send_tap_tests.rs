@@ -39,7 +39,7 @@ fn next(kernel: &OwnedFd) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// A frame of the flow, whose checksum is to be completed.
+/// A frame of the same flow, with a partial checksum.
 fn small(number: u32) -> Vec<u8> {
     let (header, frame) = gso_packet(10, 0, number);
     let [_, _, rest @ ..] = header;

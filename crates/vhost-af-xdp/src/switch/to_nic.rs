@@ -10,13 +10,12 @@
 //! place that becomes free. There a packet that has waited in vain is copied away, too, and its segments take places
 //! like others' frames.
 //!
-//! In copy mode, and where the NIC has TSO, a queue has a way that costs less: a tap whose frames the kernel sends by the
-//! interface from the same queue ([`SendTap`]), GSO packets unsegmented. Frames of one flow must not overtake each other.
-//! So what was put into the ring before is taken by the kernel before a packet is written to the tap, and what follows it
-//! goes that way, too, until the guest pauses for longer than packets wait in the interface's queue (tc(8)), where the
-//! socket's frames would pass them by. What is
-//! written is the NIC's before the chain is used: a daemon that comes after one that died between may send that packet
-//! once more.
+//! In copy mode, and where the NIC has TSO, a queue has a way that costs less: a tap ([`SendTap`]). The kernel sends its
+//! frames by the interface, from the same queue, and GSO packets unsegmented. Frames of one flow must not overtake each
+//! other. So the kernel takes what is in the ring before a packet is written to the tap. What follows the packet goes by
+//! the tap, too, until the guest pauses for longer than packets wait in the interface's queue (tc(8)), where frames of
+//! the socket would pass them. A packet is the kernel's before its chain is used: if the daemon dies in between, its
+//! successor sends the packet once more.
 
 use std::io::ErrorKind;
 use std::time::Duration;
@@ -46,8 +45,8 @@ use crate::nic::tap::SendTap;
 pub(crate) const LAST_WAITS: usize = 20;
 pub(crate) const LAST_WAIT: Duration = Duration::from_millis(1);
 
-/// So long a packet of the tap may wait in the interface's queue: as long as 100 Mbit/s take for all that may wait there
-/// (steward/src/links/tap.rs).
+/// How long a packet of the tap may wait in the interface's queue: so long all takes at 100 Mbit/s that may wait there
+/// (`most_unsent`, steward/src/links/tap.rs).
 pub(super) const ON_ITS_WAY: Duration = Duration::from_millis(200);
 
 /// How often it then asks the kernel to send what is queued.
@@ -104,8 +103,8 @@ impl Transmit {
         self.outgoing.is_empty()
     }
 
-    /// The guest has nothing to send. What it sends next goes by the ring, if by then nothing waits of what went by the
-    /// tap.
+    /// The guest has nothing to send. What it sends next goes by the ring again, if the last frame went by the tap long
+    /// enough ago.
     #[inline]
     pub(super) fn pause(&mut self) {
         if self.uses_tap && Ticks::now().minus(self.last_by_tap) > Ticks::of(ON_ITS_WAY) {
