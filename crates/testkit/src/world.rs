@@ -105,26 +105,9 @@ impl World {
     /// If one is.
     #[track_caller]
     pub fn assert_pings(&self) {
-        self.await_placement();
+        await_placement(&self.daemon);
         let said = self.guest.run(&format!("{PING} {HOST}"));
         assert!(said.contains(" 0% packet loss"), "{said}\n{}", self.daemon.said());
-    }
-
-    /// Waits until the lanes are what they will be: one that copies until the guest's memory is registered gives way to
-    /// a direct one, and frames to the guest are lost meanwhile.
-    ///
-    /// # Panics
-    /// If a lane never becomes direct.
-    #[track_caller]
-    pub fn await_placement(&self) {
-        self.daemon.await_port(0, "the placement", |port| {
-            let lanes = port["lanes"].as_array().expect("a list");
-            // Nor is one that is just being replaced what it will be: it does not run.
-            let stays = |lane: &serde_json::Value| {
-                lane["running"] == true && !lane["fallbacks"].to_string().contains("direct yet: ")
-            };
-            !lanes.is_empty() && lanes.iter().all(stays)
-        });
     }
 
     /// An iperf3 that listens on the far end.
@@ -132,6 +115,23 @@ impl World {
     pub fn iperf_server(&self) -> Running {
         iperf_server(&self.veth)
     }
+}
+
+/// Waits until the lanes are what they will be: one that copies until the guest's memory is registered gives way to
+/// a direct one, and frames to the guest are lost meanwhile.
+///
+/// # Panics
+/// If a lane never becomes direct.
+#[track_caller]
+pub fn await_placement(daemon: &Daemon) {
+    daemon.await_port(0, "the placement", |port| {
+        let lanes = port["lanes"].as_array().expect("a list");
+        // Nor is one that is just being replaced what it will be: it does not run.
+        let stays = |lane: &serde_json::Value| {
+            lane["running"] == true && !lane["fallbacks"].to_string().contains("direct yet: ")
+        };
+        !lanes.is_empty() && lanes.iter().all(stays)
+    });
 }
 
 /// An iperf3 that listens on the far end.
@@ -149,6 +149,21 @@ pub fn give_address(veth: &VethPair) {
     veth.far.ip(&["link", "set", VethPair::WIRE, "arp", "on"]);
     veth.far
         .ip(&["address", "add", &format!("{HOST}/24"), "dev", VethPair::WIRE]);
+}
+
+/// A stream arrives that the guest sends to an iperf3 at this address, or by `-R` one from there. It is of more than the
+/// sender's socket holds, for which iperf3 does not wait.
+///
+/// # Panics
+/// If it does not arrive.
+#[track_caller]
+pub fn assert_stream(guest: &Guest, to: &str, direction: &str) {
+    let report = guest.run(&format!("iperf3 -c {to} -n 20M -J {direction}"));
+    let received = received_bytes(&report, "sum_received");
+    assert!(
+        received > 10_000_000,
+        "{to}: {received} bytes {direction}: {report}"
+    );
 }
 
 /// Bytes that arrived, of a report of `iperf3 -J`: one of the sums at its end.

@@ -9,7 +9,7 @@ use rstest::rstest;
 use testkit::daemon::DIR;
 use testkit::guest::Guest;
 use testkit::lan::{frame, mac, once};
-use testkit::world::{HOST as LAN_IP, give_address, iperf_server, received_bytes};
+use testkit::world::{HOST as LAN_IP, assert_stream, give_address, iperf_server};
 use testkit::{
     Daemon, Driver, DriverConfig, Layout, NetNs, PacketPort, Running, Serve, VethPair, require, soak, wait,
 };
@@ -502,9 +502,7 @@ fn linux_guest_reaches_the_host_and_the_lan_by_tcp(#[values(1, 2)] workers: usiz
                 ["frames", "bytes"].map(|what| counter_of(&host, &format!("{counted}_{what}")))
             };
             let before = counts();
-            let said = guest.run(&format!("iperf3 -c {to} -n 5M -J {direction}"));
-            let received = received_bytes(&said, "sum_received");
-            assert!(received > 1_000_000, "{to}: {received} bytes {direction}: {said}");
+            assert_stream(&guest, to, direction);
             let [frames, bytes] = [0, 1].map(|at| counts()[at] - before[at]);
             // Between host and guest in packets longer than a wire takes: two segments at least, however slow it is.
             assert!(

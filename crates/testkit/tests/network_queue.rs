@@ -9,7 +9,7 @@ use rstest::rstest;
 use testkit::driver::{F_IN_ORDER, F_RING_PACKED};
 use testkit::guest::Guest;
 use testkit::lan::{BROADCAST, Lan, STRANGER, frame, mac, port, tagged};
-use testkit::world::{HOST as LAN_IP, give_address, iperf_server, received_bytes};
+use testkit::world::{HOST as LAN_IP, assert_stream, give_address, iperf_server};
 use testkit::{
     Daemon, Driver, DriverConfig, Layout, NetNs, PacketPort, Serve, VethPair, require, soak, wait,
 };
@@ -524,9 +524,7 @@ fn linux_guest_reaches_another_one_and_the_lan_by_tcp(
         let pinged = guests[OWN].run_until_success(10 * wait::SOON, &format!("ping -c 3 -W 20 {to}"));
         pinged.unwrap_or_else(|said| panic!("no ping of {to}: {said}\n{:#}", daemon.status()));
         for direction in ["", "-R"] {
-            let said = guests[OWN].run(&format!("iperf3 -c {to} -n 5M -J {direction}"));
-            let received = received_bytes(&said, "sum_received");
-            assert!(received > 1_000_000, "{to}: {received} bytes {direction}: {said}");
+            assert_stream(&guests[OWN], to, direction);
         }
     }
 }

@@ -7,7 +7,7 @@ use rstest::rstest;
 use testkit::daemon::Placement;
 use testkit::driver::F_RING_PACKED;
 use testkit::guest::{Backend, Guest};
-use testkit::world::{GUEST, HOST, Listener, Setting, features, received_bytes};
+use testkit::world::{GUEST, HOST, Listener, Setting, assert_stream, features, received_bytes};
 use testkit::{World, require, soak, wait};
 
 /// Port where a greeting is said to each who connects.
@@ -34,9 +34,7 @@ fn guest_pings_moves_tcp_both_ways_and_survives_restarts_of_the_daemon(
     assert_eq!(packed, options.contains(&"--packed"), "{port:#}");
     let _server = world.iperf_server();
     for direction in ["", "-R"] {
-        let said = world.guest.run(&format!("iperf3 -c {HOST} -n 5M -J {direction}"));
-        let received = received_bytes(&said, "sum_received");
-        assert!(received > 1_000_000, "{received} bytes {direction}");
+        assert_stream(&world.guest, HOST, direction);
     }
 
     for gently in [true, false] {

@@ -4,7 +4,7 @@ use rstest::rstest;
 use testkit::daemon::{Mode, Placement};
 use testkit::guest::{Guest, UML};
 use testkit::process::{output_of, run};
-use testkit::world::{GUEST, HOST, Setting, received_bytes};
+use testkit::world::{GUEST, HOST, Setting, assert_stream};
 use testkit::{World, require, wait};
 
 fn world(placement: Placement, mode: Mode) -> World {
@@ -42,11 +42,7 @@ fn guest_pings_and_moves_tcp_with_offloads(#[case] placement: Placement, #[case]
     }
     let _server = world.iperf_server();
     for direction in ["", "-R"] {
-        let said = world
-            .guest
-            .run(&format!("iperf3 -c {HOST} -n 20M -J {direction}"));
-        let received = received_bytes(&said, "sum_received");
-        assert!(received > 1_000_000, "{received} bytes {direction}");
+        assert_stream(&world.guest, HOST, direction);
     }
     let port = world.daemon.port(0);
     assert!(world.daemon.counter("from_guest_super_frames") > 0, "{port:#}");
