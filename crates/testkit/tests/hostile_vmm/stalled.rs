@@ -18,7 +18,12 @@ fn file_whose_pages_never_come_is_refused_unasked(
     let scene = Bystander::new(placement, 1);
     for role in ROLES {
         let mut stalled = Stalled::new(PROGRAM, role, &scene.socket(1));
-        assert_eq!(stalled.go(), "refused", "{role:?}: {}", scene.daemon.said());
+        assert_eq!(
+            stalled.go(wait::SOON),
+            "refused",
+            "{role:?}: {}",
+            scene.daemon.said()
+        );
         // The port notes the end after it has answered.
         let why = || scene.daemon.port(1)["last_closed"][1].to_string();
         let told = wait::until(wait::SOON, || why().contains("memory-files=any"));
@@ -44,8 +49,10 @@ fn file_system_that_answers_nothing_holds_up_nobody_else(
     for (port, role) in (1..).zip(ROLES) {
         let mut stalled = Stalled::new(PROGRAM, role, &scene.socket(port));
         stalled.mute();
-        let outcome = stalled.go();
+        let outcome = stalled.go(wait::QUIET);
         assert_ne!(outcome, "accepted", "{role:?}");
+        let is_held = wait::until(wait::SOON, || !stalled.asked_by_others().is_empty());
+        assert!(is_held, "{role:?}: {}", scene.daemon.said());
         held.push(stalled);
         // Another guest comes, frames pass, the status is told.
         drop(Driver::connect(&scene.socket(4), &DriverConfig::default()).expect("accepted meanwhile"));
@@ -94,7 +101,7 @@ fn file_that_is_accepted_and_never_answers_holds_up_one_worker_at_most(
     // The worker with the fewest lanes gets the next one.
     let mut first = Driver::connect(&socket(&daemon, 0), &DriverConfig::default()).expect("accepted");
     let mut stalled = Stalled::new(PROGRAM, role, &socket(&daemon, 1));
-    assert_eq!(stalled.go(), "no answer", "{}", daemon.said());
+    assert_eq!(stalled.go(wait::QUIET), "no answer", "{}", daemon.said());
     if always_worker {
         let is_named = || {
             let hangs = daemon.status()["workers"][1]["hangs"].clone();

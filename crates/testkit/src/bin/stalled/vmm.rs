@@ -1,11 +1,10 @@
-//! A VMM that shares a file of such a file system, and does not wait long for answers.
+//! A VMM that shares a file of such a file system.
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
 use testkit::vmm::{Act, LOG, RAM, Shared, Vmm, inflight_bytes, memory, table};
-use testkit::wait;
 use vhost::vhost_user::message::FrontendReq;
 
 /// Says a whole session once it is told to, then how far it came, and keeps all that it has.
@@ -24,11 +23,7 @@ pub(crate) fn give(role: &str, file: &Path, socket: &Path) {
             }
         }
     }
-    let vmm = Vmm::connect(socket);
-    vmm.socket()
-        .set_read_timeout(Some(wait::QUIET))
-        .expect("not zero");
-    match vmm.perform(&shared, &acts) {
+    match Vmm::connect(socket).perform(&shared, &acts) {
         Ok(done) if done < acts.len() => println!("refused"),
         Ok(_) => println!("accepted"),
         Err(_) => println!("no answer"),
