@@ -370,7 +370,7 @@ impl AsFd for Changes {
 }
 
 /// `protocol`: none is NETLINK_ROUTE, number 0.
-fn netlink_socket(protocol: Option<Protocol>) -> io::Result<OwnedFd> {
+pub(crate) fn netlink_socket(protocol: Option<Protocol>) -> io::Result<OwnedFd> {
     let (family, kind) = (AddressFamily::NETLINK, SocketType::RAW);
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     Ok(socket_with(family, kind, flags, protocol)?)

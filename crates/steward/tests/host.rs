@@ -7,6 +7,7 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::time::Duration;
 
+use common::hostile::assert_serves;
 use common::raw::Raw;
 use common::{World, holder, holder_may, refusal, take, wanted};
 use rustix::io::Errno;
@@ -14,6 +15,7 @@ use rustix::process::Signal;
 use steer::Station;
 use steward::client::Lease;
 use steward::protocol::{Answer, HostEnd, Reason, Request, StationChange, Wanted};
+use testkit::stalled::StuckWrite;
 use testkit::{PacketPort, VethPair, frame, require, wait};
 
 const OURS: [u8; 6] = [2, 0, 0, 0, 0, 0xaa];
@@ -284,6 +286,39 @@ fn holder_that_turns_hostile_has_no_more_than_its_own_device() {
     assert_nothing_left(&world);
 }
 
+/// The kernel is not done with removing a device before that, and others notice nothing of it.
+#[test]
+fn write_to_the_device_that_never_ends_holds_up_neither_others_nor_the_end_of_the_steward() {
+    require!(Root, Fuse);
+    let mut world = World::with(2, &policy());
+    let mut guest = Guest::new(&world);
+    let mut stuck = vec![StuckWrite::begin(&guest.tap)];
+    // Another is made in its place, and is its holder's in the same way.
+    let (end, tap) = guest.lease.host(0).expect("allowed");
+    assert_ne!(end.index, guest.end.index);
+    (guest.end, guest.tap) = (end, File::from(tap.expect("another")));
+    assert!(
+        guest.answers(&host(&world), &to(OURS, 1), wait::SOON),
+        "{}",
+        world.steward
+    );
+    stuck.push(StuckWrite::begin(&guest.tap));
+    assert_serves(&world);
+    drop(guest.lease);
+    assert_serves(&world);
+    assert_nothing_left(&world);
+    // The next one has it, and goes first.
+    let mut next = Guest::new(&world);
+    assert!(
+        next.answers(&host(&world), &to(OURS, 2), wait::SOON),
+        "{}",
+        world.steward
+    );
+    stuck.push(StuckWrite::begin(&next.tap));
+    world.end_steward(Signal::TERM);
+    assert_nothing_left(&world);
+}
+
 #[test]
 fn host_is_reached_without_a_steward_and_with_the_next_one() {
     require!(Root);
@@ -423,7 +458,7 @@ fn host_is_refused_with_the_reason() {
         refusal(guest.lease.host(guest.end.index)).reason,
         Reason::NotAllowed
     );
-    assert!(guest.is_gone());
+    assert!(wait::until(wait::SOON, || guest.is_gone()), "{}", world.steward);
     assert_nothing_left(&world);
 }
 

@@ -6,10 +6,12 @@ use crate::common;
 use std::fs::File;
 use std::io::{ErrorKind, Write};
 
+use common::hostile::assert_serves;
 use common::{World, holder, refusal, take, wanted};
 use rustix::process::Signal;
 use steward::client::Lease;
 use steward::protocol::{Reason, SendTapEnd};
+use testkit::stalled::StuckWrite;
 use testkit::{NetNs, VethPair, frame, require, wait};
 
 /// A lease of all queues of the interface, and a tap for its first one.
@@ -159,6 +161,23 @@ fn holder_that_turns_hostile_keeps_nothing() {
     assert!(links(&world).contains("vaxs"), "it is persistent");
     drop(lease);
     assert_nothing_left(&world);
+}
+
+/// The kernel is not done with removing a device before that, and others notice nothing of it.
+#[test]
+fn write_that_never_ends_holds_up_neither_others_nor_the_end_of_the_steward() {
+    require!(Root, Fuse);
+    let mut world = World::new();
+    let (lease, _, tap) = lease_and_tap(&world, 1);
+    let _stuck = StuckWrite::begin(&tap);
+    assert_serves(&world);
+    drop(lease);
+    assert_serves(&world);
+    assert_nothing_left(&world);
+    let (_lease, _, tap) = lease_and_tap(&world, 1);
+    assert_leaves(&world, &tap, 1);
+    let _stuck = StuckWrite::begin(&tap);
+    world.end_steward(Signal::TERM);
 }
 
 #[test]

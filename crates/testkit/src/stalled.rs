@@ -2,9 +2,12 @@
 //! (`src/bin/stalled`).
 
 use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
+
+use rustix::io::{FdFlags, fcntl_setfd};
 
 use crate::vmm::{LOG, RAM, inflight_bytes};
 use crate::{Running, program};
@@ -119,6 +122,35 @@ impl LateFile {
     pub fn open(&self) -> File {
         let file = File::options().read(true).write(true).open(&self.path);
         file.expect("it is served")
+    }
+}
+
+/// A process whose write to a tap device does not end: what it writes is in such a file. On drop the server goes first,
+/// and the write ends.
+pub struct StuckWrite {
+    _server: Running,
+    _writer: Running,
+}
+
+impl StuckWrite {
+    /// Begins it.
+    ///
+    /// # Panics
+    /// If there is no FUSE.
+    #[must_use]
+    pub fn begin(tap: &File) -> Self {
+        let program = program::stalled();
+        let (mut server, file) = serve(program, 4096, &[]);
+        // The process inherits it.
+        fcntl_setfd(tap, FdFlags::empty()).expect("it is open");
+        let mut command = Command::new(program);
+        command.args(["write", &file, &tap.as_raw_fd().to_string()]);
+        let writer = Running::start(command);
+        server.await_text("asked READ");
+        Self {
+            _server: server,
+            _writer: writer,
+        }
     }
 }
 

@@ -168,16 +168,17 @@ impl Tap {
             false => Ok(()),
         }
     }
+}
 
-    /// Removes it, if it is there, whoever has its descriptor.
-    pub(crate) fn remove(&self) -> io::Result<()> {
-        let mut request = rt_link::Request::new().op_dellink_do(&Ifinfomsg::default());
-        request.encode().push_ifname(&text(&self.name)?);
-        match acknowledged(&request) {
-            Err(error) if error.raw_os_error() == Some(Errno::NODEV.raw_os_error()) => Ok(()),
-            removed => removed,
-        }
-    }
+/// The message that removes an interface, whoever has its descriptor: `struct nlmsghdr` and `struct ifinfomsg`,
+/// include/uapi/linux/netlink.h and rtnetlink.h.
+pub(crate) fn removal_of(index: u32) -> [u8; 32] {
+    let mut message = [0; 32];
+    message[..4].copy_from_slice(&32u32.to_ne_bytes());
+    message[4..6].copy_from_slice(&libc::RTM_DELLINK.to_ne_bytes());
+    message[6..8].copy_from_slice(&(libc::NLM_F_REQUEST as u16).to_ne_bytes());
+    message[20..24].copy_from_slice(&index.to_ne_bytes());
+    message
 }
 
 /// All that there are in this network namespace; none, if that cannot be told, which is logged.

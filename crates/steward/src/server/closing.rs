@@ -110,6 +110,7 @@ impl Drop for Server {
         if self.store.is_none() {
             self.take_hosts_back();
         }
+        self.removals.wait();
         let open = std::mem::take(&mut self.connections).into_values();
         let open = open.map(Connection::into_socket);
         let over = self.unclosed.drain(..).map(|over| over.socket);

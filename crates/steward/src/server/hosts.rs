@@ -19,7 +19,7 @@ use super::file::may_crash;
 use super::interface::Interface;
 use super::lease::LeaseRef;
 use super::limits::DeviceChange;
-use super::send_taps::end;
+use super::removals::Removals;
 use super::state::Records;
 use super::{Answered, Server, no_lease};
 use crate::backoff::Retry;
@@ -117,6 +117,7 @@ impl Host {
         &mut self,
         interface: &Interface,
         has: u32,
+        removals: &mut Removals,
         may_make: impl FnOnce() -> Result<(), Refusal>,
     ) -> Result<(Link, Option<OwnedFd>), NotGiven> {
         let name = &self.tap.name;
@@ -125,8 +126,7 @@ impl Host {
             there => {
                 may_make().map_err(NotGiven::Limit)?;
                 if there.is_some() {
-                    let removed = self.tap.remove();
-                    removed.map_err(|error| format!("cannot remove {name}: {error}"))?;
+                    removals.make_room(&self.tap)?;
                 }
                 let made = self.tap.make(interface.link.mtu);
                 let NewTap { descriptor, cuts_udp } = made.map_err(|error| {
@@ -235,8 +235,8 @@ impl Host {
         !self.why.is_empty()
     }
 
-    /// Takes all of it back.
-    fn end(self, interface: Option<&Interface>) {
+    /// Takes all of it back but the device, which is then to be removed.
+    fn end(self, interface: Option<&Interface>) -> Tap {
         // Nothing comes by it any more when the program is taken off.
         let _ = self.tap.set_up(false);
         let pins = interface.and_then(Interface::pins);
@@ -248,11 +248,11 @@ impl Host {
             }
         };
         may_crash("parted");
-        // However that went, no device stays.
-        let removed = self.tap.remove();
-        if let Err(error) = detached.and(removed) {
+        if let Err(error) = detached {
             tracing::error!("cannot take {} back: {error}", self.tap.name);
         }
+        // However that went, no device stays.
+        self.tap
     }
 }
 
@@ -268,7 +268,7 @@ impl Server {
         let host = self.hosts.entry(at).or_insert_with(|| Host::new(tap()));
         let (uid, changes) = (self.connections[&number].peer.uid, &mut self.device_changes);
         let may_make = || changes.take(DeviceChange::HostTap, interface.name(), uid, Instant::now());
-        let given = host.give(interface, has, may_make);
+        let given = host.give(interface, has, &mut self.removals, may_make);
         let link = interface.link.clone();
         self.look_at_stale_bridges(Instant::now());
         match given {
@@ -391,7 +391,8 @@ impl Server {
         let host = self.hosts.remove(&at);
         let was_there = host.is_some();
         if let Some(host) = host {
-            host.end(self.interfaces.get(&at.0));
+            let tap = host.end(self.interfaces.get(&at.0));
+            self.removals.begin(&tap);
         }
         was_there
     }
@@ -442,7 +443,7 @@ impl Server {
     }
 
     /// Removes devices that no steward has: of interfaces that are ours, or that have no program of a steward's.
-    pub(super) fn remove_stray_taps(&self) {
+    pub(super) fn remove_stray_taps(&mut self) {
         for tap in all_taps() {
             let is_known = match tap.purpose {
                 Purpose::Host => self.hosts.values().any(|host| host.tap == tap),
@@ -457,14 +458,10 @@ impl Server {
                 continue;
             }
             tracing::info!(tap = tap.name, "removed: another steward left it");
-            if tap.purpose == Purpose::Send {
-                end(tap);
-                continue;
+            if tap.purpose == Purpose::Host {
+                remove_left(None, tap.first, uplink);
             }
-            remove_left(None, tap.first, uplink);
-            if let Err(error) = tap.remove() {
-                tracing::warn!("cannot remove {}: {error}", tap.name);
-            }
+            self.removals.begin(&tap);
         }
         self.remove_stray_filters();
     }

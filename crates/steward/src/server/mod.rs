@@ -41,6 +41,7 @@ mod networks;
 mod notify;
 mod ready;
 mod reload;
+mod removals;
 mod restore;
 mod rings;
 mod send_taps;
@@ -75,6 +76,7 @@ use limits::{Bucket, DeviceChanges, Quiet, Rate, Turns, Waiting};
 use ready::ReadyConnection;
 pub use reload::NewPolicy;
 use reload::Reload;
+use removals::Removals;
 use restore::Orphan;
 use rings::Rings;
 use sockets::LostErrand;
@@ -112,6 +114,8 @@ pub struct Server {
     connections: BTreeMap<u64, Connection>,
     /// Of networks that reach it.
     hosts: BTreeMap<NetworkAt, Host>,
+    /// Of tap devices.
+    removals: Removals,
     /// Of networks, and of those who had one.
     rings: Rings,
     /// Leases of another steward's whose holders have not come back yet.
@@ -170,6 +174,7 @@ impl Server {
             interfaces: BTreeMap::new(),
             connections: BTreeMap::new(),
             hosts: BTreeMap::new(),
+            removals: Removals::default(),
             rings: Rings::new(),
             orphans: BTreeMap::new(),
             store: None,
@@ -208,6 +213,7 @@ impl Server {
             }
             let now = Instant::now();
             self.end_errands();
+            self.removals.forget_done();
             self.end_deserted();
             self.serve_ready(&ready.connections);
             // Before others come, who may come in the place of these.

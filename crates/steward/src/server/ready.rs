@@ -112,7 +112,8 @@ impl Server {
         let errands = errands.chain(self.lost_errands.iter().map(|lost| &lost.errand));
         fds.extend(errands.map(|errand| PollFd::new(errand, PollFlags::IN)));
         let closing = self.closing.iter().map(|closing| &closing.child);
-        fds.extend(closing.map(|child| PollFd::new(child, PollFlags::IN)));
+        let children = closing.chain(self.removals.children());
+        fds.extend(children.map(|child| PollFd::new(child, PollFlags::IN)));
         fds
     }
 

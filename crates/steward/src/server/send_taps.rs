@@ -3,9 +3,6 @@
 //! A holder asks for one for a queue ([`Request::SendTap`](crate::protocol::Request::SendTap)). Its descriptor is the
 //! holder's alone, and its program goes with the device: nothing is kept here, nor pinned. With the lease the device is
 //! set down, so that nothing leaves by it any more, and removed, should its holder have made it persistent.
-//!
-//! A thread removes the device, because the kernel waits until nobody writes to it any more, and no signal ends that
-//! (`netdev_run_todo`, net/core/dev.c). A hostile holder's write may wait for ever for memory that never answers.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -59,12 +56,12 @@ impl Server {
     }
 
     /// Ends the devices of a lease that ends, whoever has their descriptors.
-    pub(super) fn end_send_taps(&self, held: &Held) {
+    pub(super) fn end_send_taps(&mut self, held: &Held) {
         let Some(interface) = self.interfaces.get(&held.interface) else {
             return;
         };
         for tap in all_taps().into_iter().filter(|tap| is_of(tap, interface, held)) {
-            end(tap);
+            self.removals.begin(&tap);
         }
     }
 }
@@ -75,23 +72,6 @@ fn is_of(tap: &Tap, interface: &Interface, held: &Held) -> bool {
     tap.purpose == Purpose::Send
         && (tap.uplink == expected.uplink || tap.name == expected.name)
         && held.wanted.range().contains(&tap.first)
-}
-
-/// Sets the device down, so that it sends nothing, and begins to remove it. Does not wait for the removal.
-pub(super) fn end(tap: Tap) {
-    if let Err(error) = tap.set_up(false) {
-        tracing::debug!("cannot set {} down: {error}", tap.name);
-    }
-    let name = tap.name.clone();
-    let thread = std::thread::Builder::new().name("remove".to_owned());
-    let begun = thread.spawn(move || {
-        if let Err(error) = tap.remove() {
-            tracing::warn!("cannot remove {}: {error}", tap.name);
-        }
-    });
-    if let Err(error) = begun {
-        tracing::warn!("cannot remove {name}: no thread for that: {error}");
-    }
 }
 
 /// Makes a device.

@@ -6,6 +6,7 @@
 //!                                  opened
 //! stalled give ROLE FILE SOCKET    a VMM that gives it as `ram`, `buffers`, `log` or `inflight` to the back end at
 //!                                  SOCKET
+//! stalled write FILE DESCRIPTOR    a process that writes a frame of it to a tap device, whose descriptor it inherited
 //! ```
 //!
 //! Theory of operation. Closing a file of FUSE waits for an answer of its server, and nothing ends that wait but the
@@ -16,6 +17,7 @@
 
 mod server;
 mod vmm;
+mod writer;
 
 use std::io::BufRead;
 use std::process::ExitCode;
@@ -35,10 +37,9 @@ fn main() -> ExitCode {
         ["serve", bytes] => server::serve(bytes.parse().expect("a number"), false),
         ["serve", bytes, "late"] => server::serve(bytes.parse().expect("a number"), true),
         ["give", role, file, socket] => vmm::give(role, file.as_ref(), socket.as_ref()),
+        ["write", file, descriptor] => writer::write(file.as_ref(), descriptor.parse().expect("a number")),
         _ => {
-            eprintln!(
-                "stalled serve BYTES [late], or stalled give ROLE FILE SOCKET; the tests are what calls it"
-            );
+            eprintln!("stalled serve, give or write: see its source; the tests are what calls it");
             return ExitCode::from(2);
         }
     }
