@@ -12,7 +12,7 @@ use testkit::bad_wire::{Faults, Tally, VLAN};
 use testkit::daemon::{Mode, Placement};
 use testkit::driver::F_HOST_USO;
 use testkit::guest::{Backend, Guest, UML, netcheck};
-use testkit::world::{GUEST, HOST, features};
+use testkit::world::{GUEST, HOST, await_placement, features};
 use testkit::{BadWire, Daemon, PacketPort, Running, Serve, VethPair, frame, require, soak, wait};
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -78,6 +78,8 @@ impl Bench {
              ip link set eth0.{VLAN} up"
         );
         let _ = guest.run(&address);
+        // What goes to the guest while its memory is registered is lost in part.
+        await_placement(&daemon);
         let mut bench = Self {
             guest,
             daemon,
