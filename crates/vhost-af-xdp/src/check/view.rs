@@ -123,7 +123,7 @@ impl Report {
         };
         let held = self.held_queues.iter().map(|held| format!("; {held}"));
         format!(
-            "{}{most} in use, free: {free}{}",
+            "{}{most} enabled, free: {free}{}",
             interface.receive_queues,
             held.collect::<String>()
         )
