@@ -12,7 +12,8 @@ use crate::config::file::{Said, Table};
 pub(crate) const PORT_EXAMPLES: &str = "\
 Examples:
   One more guest on a network:
-    vhost-af-xdp port add vm3 network=lan socket-path=/run/vms/vm3.sock mac=52:54:00:00:00:03
+    vhost-af-xdp port add vm3 network=lan mac=52:54:00:00:00:03 \\
+        socket-path=/run/vhost-af-xdp-lan/vm3.sock socket-group=vm3
   Another VLAN, while the guest goes on; and none any more:
     vhost-af-xdp port set vm3 vlan=100
     vhost-af-xdp port set vm3 vlan=
