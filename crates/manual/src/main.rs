@@ -78,7 +78,9 @@ fn write_page_and_below(command: &Command, name: &str, directory: &Path) -> anyh
 
 fn write_page(command: &Command, name: &str, path: &Path) -> anyhow::Result<()> {
     let after = command.get_after_help().map(ToString::to_string);
-    let man = Man::new(command.clone().after_help("").display_name(name.to_owned())).section("1");
+    let man = Man::new(command.clone().after_help("").display_name(name.to_owned()))
+        .section("1")
+        .source(format!("vhost-af-xdp {VERSION}"));
     let mut page = Vec::new();
     man.render_title(&mut page)?;
     man.render_name_section(&mut page)?;
