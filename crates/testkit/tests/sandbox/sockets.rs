@@ -149,6 +149,19 @@ fn vmm_that_nobody_may_connect_to_is_named_with_the_remedy() {
 }
 
 #[test]
+fn vmm_that_comes_later_and_may_not_be_connected_to_is_named() {
+    require!(Root);
+    let veth = VethPair::new();
+    let directory = private_dir();
+    std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o711)).expect("ours");
+    let path = directory.path().join("vm.sock");
+    let mut running = client_of(&path, &veth, &[]);
+    running.await_text("no VMM there yet");
+    let _vmm = UnixListener::bind(&path).expect("listens");
+    running.await_text("may not be connected to by this user (65534)");
+}
+
+#[test]
 fn root_without_capabilities_reaches_a_vmm_of_roots() {
     require!(Root);
     let veth = VethPair::new();

@@ -92,18 +92,22 @@ fn serve_all_of(port: &Arc<Port>, listener: UnixListener) {
 /// Serves those who listen there.
 fn serve_all_at(port: &Arc<Port>, path: &Path) {
     let mut pauses = Pauses::default();
-    let (mut said, mut lines) = (false, LogLimit::default());
+    // Of what was said last, whether it was a lack of permission: that may follow on a socket that was not there.
+    let (mut said, mut lines) = (None, LogLimit::default());
     while !port.removed.is_raised() {
         match UnixStream::connect(path) {
             Ok(stream) => {
-                said = false;
+                said = None;
                 pauses.after(port, serve_connection(port, stream));
             }
             Err(error) => {
-                if !said && let Some(left_out) = lines.allow() {
+                let denied = Some(error.kind() == io::ErrorKind::PermissionDenied);
+                if said != denied
+                    && let Some(left_out) = lines.allow()
+                {
                     say_absent(path, &error, &left_out);
                 }
-                said = true;
+                said = denied;
             }
         }
         std::thread::sleep(CONNECT_PAUSE);
