@@ -7,7 +7,7 @@
  * An AF_XDP socket takes frames that are ready for the wire. A guest's GSO packet would have to be segmented for it, and
  * each segment sent alone. Written to a tap it is a packet of the kernel's own, which the interface takes as it is, or
  * the kernel segments at the last moment. The program is attached to the tap's ingress and redirects every frame, so the
- * host's stack gets none; packet sockets see them. Programs of host.bpf.c at the interface leave them alone.
+ * host's stack gets none; packet sockets see them. Programs of tap.bpf.c at the interface leave them alone.
  */
 #include "steer.h"
 
@@ -20,7 +20,7 @@ char _license[] SEC("license") = "Dual BSD/GPL";
 /* Set before the program is loaded. */
 const volatile __u32 send_uplink;
 /* Transmit queue, plus 1, as skb_record_rx_queue stores it: skb_tx_hash (net/core/dev.c) takes it if neither the driver
- * nor XPS chooses.
+ * nor XPS chooses. 0: any.
  */
 const volatile __u32 send_queue;
 

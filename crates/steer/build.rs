@@ -31,7 +31,7 @@ fn main() {
         args.push(dir.into());
     }
 
-    for name in ["steer", "steer_bound", "verdict", "host", "send"] {
+    for name in ["steer", "steer_bound", "verdict", "send", "tap"] {
         let source = bpf_dir.join(name).with_extension("bpf.c");
         println!("cargo:rerun-if-changed={}", source.display());
         let mut builder = SkeletonBuilder::new();

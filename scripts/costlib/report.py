@@ -17,6 +17,7 @@ TITLES = {
     "ours/network": "**network**",
     "ours/network/polling": "– polling",
     "ours/network/62-idle": "– 62 idle guests beside it",
+    "ours/network/tap": "– in tap mode",
     "ours/socket-alone": "– its AF_XDP socket alone, no guest",
     "vhost-net/bridge": "vhost-net, bridge",
     "vhost-net/openvswitch": "vhost-net, Open vSwitch",

@@ -7,7 +7,7 @@ in its best form: what was chosen for that is beside it.
 
 from dataclasses import dataclass
 
-ALL_WAYS = ("from-guest", "to-guest", "guest-to-guest", "gso")
+ALL_WAYS = ("from-guest", "to-guest", "guest-to-guest", "gso", "stream")
 
 
 @dataclass(frozen=True)
@@ -108,9 +108,9 @@ def _one(name, options=QUIET):
     return Setup(name, _serve(f"{options} {ONE}"), STOP, PORT, polls=QUIET not in options)
 
 
-def _network(name, options=QUIET, idle=0):
-    """A daemon with a network, and so many of its guests connected that do nothing."""
-    make = f"""printf '[network.lan]\\nuplink="va"\\n' >/tmp/n.toml
+def _network(name, options=QUIET, idle=0, keys=""):
+    """A daemon with a network that has these keys, and so many of its guests connected that do nothing."""
+    make = f"""printf '[network.lan]\\nuplink="va"\\n{keys}' >/tmp/n.toml
 for i in $(seq 1 {PORTS}); do
 printf '[port.p%d]\\nnetwork="lan"\\nsocket-path="/tmp/p%d"\\nmac="52:54:00:00:09:%02x"\\n' $i $i $i; done >>/tmp/n.toml
 """
@@ -131,6 +131,7 @@ PORT = ("vhost-user:/tmp/s",)
 NETWORK = ("vhost-user:/tmp/p1", "vhost-user:/tmp/p2")
 FRAMES_ONLY = ("from-guest", "to-guest", "guest-to-guest")
 
+TAP = _network("ours/network/tap", keys='mode="tap"\\n')
 # On veth only: where a NIC completes later it polls meanwhile.
 RAW = Setup("ours/socket-alone", "true", "true", (), ("from-guest",))
 IN_KERNEL = (
@@ -152,6 +153,7 @@ WIRES = (
             _network("ours/network"),
             _network("ours/network/polling", POLLING),
             _network("ours/network/62-idle", idle=62),
+            TAP,
             RAW,
         ),
     ),
@@ -166,9 +168,10 @@ WIRES = (
                 _one("ours/one-guest"),
                 _one("ours/one-guest/forced-copy", f"{QUIET} --force-copy"),
                 _network("ours/network"),
+                TAP,
             ),
             # Between guests it has no part.
-            ("from-guest", "to-guest", "gso"),
+            ("from-guest", "to-guest", "gso", "stream"),
         )
         for name in ("igb", "virtio_net")
     ),

@@ -22,15 +22,20 @@ pub(crate) struct Target {
 }
 
 impl Target {
-    /// Looks the interface up, and refuses one that has a program.
-    pub(crate) fn check(ifindex: u32, frags: bool) -> Result<Self, AttachError> {
+    /// Looks the interface up.
+    pub(crate) fn find(ifindex: u32, frags: bool) -> Result<Self, AttachError> {
         let device = Netdevice::by_index(ifindex).map_err(|_| AttachError::NoSuchInterface { ifindex })?;
         let interface = device.name().to_owned();
-        let target = Self {
+        Ok(Self {
             ifindex,
             interface,
             frags,
-        };
+        })
+    }
+
+    /// The same, and refuses one that has a program.
+    pub(crate) fn check(ifindex: u32, frags: bool) -> Result<Self, AttachError> {
+        let target = Self::find(ifindex, frags)?;
         match program_on(ifindex) {
             Some(program) => Err(AttachError::Foreign {
                 interface: target.interface,
@@ -58,6 +63,10 @@ impl Target {
         let first = match request {
             ModeRequest::Auto | ModeRequest::Native => Mode::Native,
             ModeRequest::Skb => Mode::Skb,
+            ModeRequest::Tap => {
+                let program = program.try_clone_to_owned();
+                return Ok(attached(program.map_err(AttachError::Config)?, Mode::Tap, None));
+            }
         };
         match self.attach_in(program, first) {
             Ok(link) => Ok(attached(link, first, None)),

@@ -60,7 +60,7 @@ pub enum AttachError {
         if *.frags { "" } else { " without multi-buffer frames" },
         match .mode {
             Mode::Native => ", or use skb mode (mode=skb)",
-            Mode::Skb => "",
+            Mode::Skb | Mode::Tap => "",
         })]
     MtuTooLarge {
         interface: String,
@@ -81,7 +81,7 @@ pub enum AttachError {
     /// The kernel or the driver refused for another reason.
     #[error("{interface} refuses an XDP program in {mode} mode{}", match .mode {
         Mode::Native => "; the driver may lack XDP: try skb mode (mode=skb)",
-        Mode::Skb => "",
+        Mode::Skb | Mode::Tap => "",
     })]
     Refused {
         interface: String,

@@ -88,7 +88,7 @@ impl ForeignProgram {
             AttachedAs::Mode(Mode::Native) => "xdpdrv",
             AttachedAs::Mode(Mode::Skb) => "xdpgeneric",
             AttachedAs::Hardware => "xdpoffload",
-            AttachedAs::Several => "xdp",
+            AttachedAs::Several | AttachedAs::Mode(Mode::Tap) => "xdp",
         };
         // Our own programs are on links.
         let shared = "(daemons share an interface by vhost-af-xdp-steward, guests as ports of one daemon)";

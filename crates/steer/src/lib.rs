@@ -22,8 +22,8 @@
 //! there, without losing a frame, that leaves it before the frames of queues that ask for it ([`QueueConf::hints`]).
 //! What stands where is said by [`Program::layouts`], and read by [`xsk::metadata`].
 //!
-//! [`HostAccess`] lets such a network and the host reach each other; [`attach_redirect`] lets packets leave that
-//! were written to a tap.
+//! [`TapAccess`] lets such a network and the host reach each other by a tap, and where no program is on the interface
+//! the network and the wire; [`attach_redirect`] lets packets leave that were written to a tap.
 //!
 //! [`VerdictProgram`] is for measuring beside it: every frame is dropped, or sent back, in the driver.
 //!
@@ -57,9 +57,9 @@ mod btf;
 mod capture;
 mod config;
 mod error;
+mod filter;
 mod foreign;
 mod hints;
-mod host;
 mod layout;
 mod link;
 mod load;
@@ -77,6 +77,7 @@ mod ring;
 mod send;
 mod shape;
 mod socket_map;
+mod tap;
 mod text;
 mod verdict;
 
@@ -84,7 +85,6 @@ pub use btf::{LayoutOfError, layout_of_map, layout_of_program};
 pub use error::{AttachError, KernelRefusal, PinError, with_sources};
 pub use foreign::{AttachedAs, ForeignProgram, Held, is_detached, program_on, unnamed_program_on};
 pub use hints::{HintSet, NoSuchHint};
-pub use host::{HostAccess, HostError, HostHook, detach_host, network_of_filter, pinned_hosts};
 pub use layout::{Filter, LAST_VLAN, MAX_QUEUES, QueueConf, QueueCounters, VirtioHeader};
 pub use marks::{Flow, InterfaceMarks, InterfaceMarksError, MAX_MARKS, MarkError};
 pub use mode::{Mode, ModeRequest};
@@ -95,6 +95,7 @@ pub use program_hints::HintsError;
 pub use ring::{Group, GroupReader, GroupRing};
 pub use send::{SendError, attach_redirect};
 pub use socket_map::{SocketMap, SocketMapError};
+pub use tap::{Hook, TapAccess, TapError, TapTo, detach_tap, network_of_filter, pinned_taps};
 pub use text::{mac_bytes, mac_text, ranges, ranges_text};
 pub use verdict::{Verdict, VerdictError, VerdictProgram};
 
@@ -112,12 +113,12 @@ mod skel {
         include!(concat!(env!("OUT_DIR"), "/steer_bound.skel.rs"));
     }
 
-    pub(crate) mod host {
-        include!(concat!(env!("OUT_DIR"), "/host.skel.rs"));
-    }
-
     pub(crate) mod send {
         include!(concat!(env!("OUT_DIR"), "/send.skel.rs"));
+    }
+
+    pub(crate) mod tap {
+        include!(concat!(env!("OUT_DIR"), "/tap.skel.rs"));
     }
 
     pub(crate) mod verdict {

@@ -13,7 +13,7 @@ use std::path::Path;
 use std::ptr;
 
 use libbpf_rs::query::{LinkInfo, LinkTypeInfo};
-use libbpf_rs::{Link, libbpf_sys};
+use libbpf_rs::{Link, Program, libbpf_sys};
 
 use crate::capture::messages_of;
 use crate::error::PinError;
@@ -24,6 +24,7 @@ use crate::netlink::as_int;
 /// An attached program, detached on drop, and by the kernel when the process dies, unless it was pinned.
 #[derive(Debug)]
 pub(crate) struct Attached {
+    /// Of [`Mode::Tap`] the program itself.
     pub(crate) link: OwnedFd,
     /// The kernel's id of the program that was there first.
     pub(crate) program: u32,
@@ -36,6 +37,9 @@ pub(crate) struct Attached {
 impl Attached {
     /// Takes the program off the interface; nothing happens if it is off already.
     pub(crate) fn detach(&self) -> io::Result<()> {
+        if self.mode == Mode::Tap {
+            return Ok(());
+        }
         // SAFETY: no memory is passed; the descriptor is open.
         let (result, _) = messages_of(|| unsafe { libbpf_sys::bpf_link_detach(self.link.as_raw_fd()) });
         match result {
@@ -60,6 +64,29 @@ impl Attached {
         pin(self.link.as_fd(), path)?;
         self.stays = true;
         Ok(())
+    }
+
+    /// Opens a program that was pinned without being attached to the interface, which is there.
+    pub(crate) fn open_unattached(ifindex: u32, path: &Path) -> Result<Self, PinError> {
+        let opened = messages_of(|| {
+            let program = Program::fd_from_pinned_path(path)?;
+            Ok((Program::id_from_fd(program.as_fd())?, program))
+        });
+        let (id, link) = opened.0.map_err(|error: libbpf_rs::Error| PinError::Pin {
+            path: path.to_owned(),
+            source: io::Error::other(error),
+        })?;
+        if ifindex == 0 {
+            let path = path.to_owned();
+            return Err(PinError::Gone { path, ifindex });
+        }
+        Ok(Self {
+            link,
+            program: id,
+            stays: true,
+            mode: Mode::Tap,
+            fallback: None,
+        })
     }
 
     /// Opens a link that was pinned, of a program that is on the interface now.

@@ -14,6 +14,8 @@ pub enum ModeRequest {
     Native,
     /// In the host's stack after the driver (generic XDP): works with every driver, slower.
     Skb,
+    /// Not at all: what stations of networks get and send goes by a tap device ([`TapAccess`](crate::TapAccess)).
+    Tap,
 }
 
 /// Which attachment is in use.
@@ -23,6 +25,8 @@ pub enum Mode {
     Native,
     /// Generic XDP, after the driver.
     Skb,
+    /// It is not attached: programs at the interface's tc hooks do its work.
+    Tap,
 }
 
 impl Mode {
@@ -31,6 +35,7 @@ impl Mode {
         match self {
             Self::Native => libbpf_sys::XDP_FLAGS_DRV_MODE,
             Self::Skb => libbpf_sys::XDP_FLAGS_SKB_MODE,
+            Self::Tap => 0,
         }
     }
 }
@@ -40,6 +45,7 @@ impl fmt::Display for Mode {
         f.write_str(match self {
             Self::Native => "native",
             Self::Skb => "skb",
+            Self::Tap => "tap",
         })
     }
 }

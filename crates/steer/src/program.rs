@@ -131,9 +131,13 @@ impl Program {
     ///
     /// # Errors
     /// [`AttachError::Foreign`] if any XDP program is there already, ours or not. With
-    /// [`ModeRequest::Auto`] a refusal of native mode by the driver is no error: see [`Program::fallback`].
+    /// [`ModeRequest::Auto`] a refusal of native mode by the driver is no error: see [`Program::fallback`]. With
+    /// [`ModeRequest::Tap`] it is attached nowhere, and others may be there.
     pub fn attach(ifindex: u32, request: ModeRequest, frags: bool) -> Result<Self, AttachError> {
-        let target = Target::check(ifindex, frags)?;
+        let target = match request {
+            ModeRequest::Tap => Target::find(ifindex, frags)?,
+            ModeRequest::Auto | ModeRequest::Native | ModeRequest::Skb => Target::check(ifindex, frags)?,
+        };
         let (loaded, said) = messages_of(|| {
             let (loaded, maps) = load::plain(frags, &[])?;
             let (number, notes) = (number_of(&maps.queues)?, Notes::new()?);
@@ -434,9 +438,13 @@ impl Program {
             let (pinned, _) = messages_of(|| map.pin(dir.join(shape.name)));
             pinned.map_err(|error| failed(shape.name, io::Error::other(error)))?;
         }
+        let last = match self.mode() {
+            Mode::Native | Mode::Skb => LINK,
+            Mode::Tap => UNATTACHED,
+        };
         self.attached
-            .pin(&dir.join(LINK))
-            .map_err(|source| failed(LINK, source))?;
+            .pin(&dir.join(last))
+            .map_err(|source| failed(last, source))?;
         self.dir = Some(dir.to_owned());
         Ok(())
     }
@@ -447,7 +455,11 @@ impl Program {
     /// # Errors
     /// [`PinError`]: what is pinned cannot be used, and is as it was.
     pub fn open_pinned(ifindex: u32, dir: &Path) -> Result<Self, PinError> {
-        let attached = Attached::open_pinned(ifindex, &dir.join(LINK))?;
+        let unattached = dir.join(UNATTACHED);
+        let attached = match unattached.exists() {
+            true => Attached::open_unattached(ifindex, &unattached)?,
+            false => Attached::open_pinned(ifindex, &dir.join(LINK))?,
+        };
         let refused = |path: PathBuf, error| PinError::Pin {
             path,
             source: io::Error::other::<libbpf_rs::Error>(error),
@@ -522,6 +534,8 @@ fn number_of(queues: &MapHandle) -> libbpf_rs::Result<u32> {
 
 /// Name of the pinned link.
 const LINK: &str = "link";
+/// The same of the program where it is not attached.
+const UNATTACHED: &str = "program";
 
 const QUEUES: Shape = Shape {
     name: "queues",

@@ -11,7 +11,7 @@ use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{TC_INGRESS, libbpf_sys};
 
 use crate::capture::messages_of;
-use crate::host::{Place, attach_filter};
+use crate::filter::{Place, attach_filter};
 use crate::link;
 use crate::skel::send::SendSkelBuilder;
 
@@ -44,7 +44,7 @@ pub enum SendError {
 /// # Errors
 /// [`SendError`]; nothing is attached then.
 pub fn attach_redirect(device: u32, uplink: u32, queue: u32) -> Result<(), SendError> {
-    let (loaded, detail) = messages_of(|| load(uplink, queue));
+    let (loaded, detail) = messages_of(|| load(uplink, Some(queue)));
     let program = loaded.map_err(|source| SendError::Load { detail, source })?;
     let attached = match link::attach_without_link(program.as_fd(), device, libbpf_sys::BPF_TCX_INGRESS) {
         // No such place: before Linux 6.6, or built without it.
@@ -61,13 +61,13 @@ pub fn attach_redirect(device: u32, uplink: u32, queue: u32) -> Result<(), SendE
     attached.map_err(SendError::Attach)
 }
 
-fn load(uplink: u32, queue: u32) -> libbpf_rs::Result<OwnedFd> {
+/// The program, for a transmit queue or any.
+pub(crate) fn load(uplink: u32, queue: Option<u32>) -> libbpf_rs::Result<OwnedFd> {
     let mut storage = MaybeUninit::uninit();
     let mut open = SendSkelBuilder::default().open(&mut storage)?;
     if let Some(values) = open.maps.rodata_data.as_deref_mut() {
         values.send_uplink = uplink;
-        // 0: of no queue.
-        values.send_queue = queue.saturating_add(1);
+        values.send_queue = queue.map_or(0, |queue| queue.saturating_add(1));
     }
     let skel = open.load()?;
     Ok(skel.progs.to_uplink.as_fd().try_clone_to_owned()?)

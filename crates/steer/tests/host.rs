@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use common::{Pair, as_a_steward};
 use steer::{
-    GroupLimit, GroupRing, HostAccess, HostHook, ModeRequest, Program, QueueConf, Station, attach_redirect,
+    GroupLimit, GroupRing, Hook, ModeRequest, Program, QueueConf, Station, TapAccess, TapTo, attach_redirect,
 };
 use testkit::{NetNs, PacketPort, TaggedPort, VethPair, frame, wait};
 
@@ -23,14 +23,14 @@ const INNER_END: &str = "vaxg0";
 const BYTES: usize = 3 << 20;
 
 struct World {
-    access: Option<HostAccess>,
+    access: Option<TapAccess>,
     program: Program,
     guest: NetNs,
     pair: Pair,
 }
 
 impl World {
-    fn new(hook: HostHook) -> Option<Self> {
+    fn new(hook: Hook) -> Option<Self> {
         let pair = Pair::new(1500)?;
         let (near, guest) = (&pair.veth.near, NetNs::new("guest"));
         near.ip(&[
@@ -77,8 +77,8 @@ impl World {
         program.enable_queue(0, xsk.as_fd(), conf).expect("queue 0");
         let host_end = near.index_of(HOST_END);
         let uplink = pair.ifindex();
-        let access =
-            as_a_steward(|| HostAccess::attach(&program, 0, uplink, host_end, hook)).expect("joined");
+        let access = as_a_steward(|| TapAccess::attach(&program, TapTo::Host, 0, (uplink, host_end), hook))
+            .expect("joined");
         near.await_sender(HOST_END);
         pair.veth.await_near();
         Some(Self {
@@ -122,7 +122,7 @@ fn send_tcp(from: &NetNs, to: &NetNs, ip: &str) {
 
 #[test]
 fn host_and_guest_reach_each_other_over_the_hosts_own_interface() {
-    for hook in [HostHook::Best, HostHook::Clsact] {
+    for hook in [Hook::Best, Hook::Clsact] {
         let Some(mut world) = World::new(hook) else { return };
         let host = world.host();
         let answers = |from, to| wait::until(wait::SOON, || world.pings(from, to));
@@ -143,7 +143,7 @@ fn host_and_guest_reach_each_other_over_the_hosts_own_interface() {
 
 #[test]
 fn what_the_host_sends_comes_whole_and_not_out_of_the_nic() {
-    let Some(world) = World::new(HostHook::Best) else {
+    let Some(world) = World::new(Hook::Best) else {
         return;
     };
     let inside = PacketPort::open_to_read_with_header(&world.guest, INNER_END);
@@ -172,7 +172,7 @@ fn what_the_host_sends_comes_whole_and_not_out_of_the_nic() {
 
 #[test]
 fn groups_go_both_ways_and_strangers_out_of_the_nic_only() {
-    let Some(world) = World::new(HostHook::Best) else {
+    let Some(world) = World::new(Hook::Best) else {
         return;
     };
     let inside = PacketPort::open(&world.guest, INNER_END);
@@ -205,7 +205,7 @@ fn groups_go_both_ways_and_strangers_out_of_the_nic_only() {
 /// A guest's packets that leave by a tap pass the hook of the host's, and are not the host's.
 #[test]
 fn what_is_redirected_for_guests_leaves_as_what_sockets_send() {
-    let Some(world) = World::new(HostHook::Best) else {
+    let Some(world) = World::new(Hook::Best) else {
         return;
     };
     let near = world.host();
@@ -236,7 +236,7 @@ fn what_is_redirected_for_guests_leaves_as_what_sockets_send() {
 /// A service tag's number is no VLAN's, in the frame or beside it.
 #[test]
 fn frame_of_the_host_with_a_service_tag_is_of_no_vlan() {
-    let Some(world) = World::new(HostHook::Best) else {
+    let Some(world) = World::new(Hook::Best) else {
         return;
     };
     let inside = PacketPort::open(&world.guest, INNER_END);

@@ -291,7 +291,19 @@ impl Lease {
     /// # Errors
     /// [`LeaseError`].
     pub fn host(&self, has: u32) -> Result<(HostEnd, Option<OwnedFd>), LeaseError> {
-        let mut answered = self.ask(&Request::Host { has })?;
+        self.tap(&Request::Host { has }, has)
+    }
+
+    /// The same of the wire, for a lease of [`steer::ModeRequest::Tap`].
+    ///
+    /// # Errors
+    /// [`LeaseError`].
+    pub fn uplink(&self, has: u32) -> Result<(HostEnd, Option<OwnedFd>), LeaseError> {
+        self.tap(&Request::Uplink { has }, has)
+    }
+
+    fn tap(&self, request: &Request, has: u32) -> Result<(HostEnd, Option<OwnedFd>), LeaseError> {
+        let mut answered = self.ask(request)?;
         match (answered.answer, answered.descriptors.pop()) {
             (Answer::Host(host), tap) if tap.is_some() || host.index == has => Ok((host, tap)),
             _ => Err(LeaseError::Mismatch),

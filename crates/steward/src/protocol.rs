@@ -242,6 +242,7 @@ mod kind {
     pub(super) const ZCRX_REGISTER: u16 = 19;
     pub(super) const NETKIT: u16 = 20;
     pub(super) const SEND_TAP: u16 = 21;
+    pub(super) const UPLINK: u16 = 22;
 
     pub(super) const DONE: u16 = 64;
     pub(super) const THESE_FACTS: u16 = 65;

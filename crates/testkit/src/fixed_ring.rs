@@ -3,7 +3,7 @@
 //!
 //! Theory of operation. Descriptors and available entries are written when the ring is made. To give the device a batch
 //! is to store avail.idx then, and to wait for one is to read used.idx and, where it is not there, the call eventfd,
-//! which blocks. No used element is read. So buffers have to come back in the order in which the device got them, which
+//! which blocks. No used element is read, but by [`FixedRing::take`]. So buffers have to come back in the order in which the device got them, which
 //! [`FixedRing::check`] looks at afterwards. One call is asked for a batch, as by a driver that coalesces interrupts.
 
 use std::sync::atomic::{Ordering, fence};
@@ -82,6 +82,29 @@ impl<'a> FixedRing<'a> {
         while self.back.wrapping_sub(split.used_idx()).cast_signed() > 0 {
             self.ring.call.read().expect("it blocks");
         }
+    }
+
+    /// The next buffer that is back, which is awaited: its entry, and how many bytes the device has written to it.
+    ///
+    /// # Panics
+    /// If the call eventfd cannot be read.
+    pub fn take(&mut self) -> (u16, u32) {
+        let driver = &self.ring.driver;
+        let split = driver.split();
+        while split.used_idx() == self.back {
+            split.set_used_event(self.back);
+            // As in `wait`.
+            fence(Ordering::SeqCst);
+            if split.used_idx() == self.back {
+                self.ring.call.read().expect("it blocks");
+            }
+        }
+        let entry = self.back % driver.size().get();
+        let mut len = [0; 4];
+        let element = driver.ring_guest_addresses().used + USED_HEADER + USED_ELEMENT * u64::from(entry);
+        driver.ram().read(GuestAddr(element + 4), &mut len);
+        self.back = self.back.wrapping_add(1);
+        (entry, u32::from_le_bytes(len))
     }
 
     /// Fails unless each buffer came back in its turn.

@@ -70,8 +70,17 @@ impl PacketPort {
     /// If there is no such interface.
     #[must_use]
     pub fn open_with_header(netns: &NetNs, interface: &str) -> Self {
+        netns.enter(|| Self::here_with_header(interface))
+    }
+
+    /// The same in this network namespace.
+    ///
+    /// # Panics
+    /// If there is no such interface.
+    #[must_use]
+    pub fn here_with_header(interface: &str) -> Self {
         // No protocol: nothing is received, and what is sent passes no tap of ours.
-        let fd = netns.enter(|| open_socket(interface, 0));
+        let fd = open_socket(interface, 0);
         let fd = fd.unwrap_or_else(|error| panic!("packet socket on {interface}: {error}"));
         set(&fd, libc::SOL_PACKET, PACKET_VNET_HDR, 1).expect("every kernel has it");
         Self { fd }

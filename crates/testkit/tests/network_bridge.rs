@@ -96,7 +96,7 @@ fn hears(port: &PacketPort, frame: &[u8]) {
 #[rstest]
 fn guests_of_the_network_and_stations_of_the_bridge_reach_each_other(
     #[values(Serve::file().leased(), Serve::file().by_root())] serve: Serve,
-    #[values("", "mode = \"skb\"")] mode: &str,
+    #[values("", "mode = \"skb\"", "mode = \"tap\"")] mode: &str,
 ) {
     require!(Root);
     let mut world = Bridged::new(&serve, mode, &["", "", "vlan = 100"]);

@@ -80,7 +80,13 @@ fn assert_hears(port: &PacketPort, frame: &[u8]) {
 
 #[rstest]
 fn long_frames_reach_whom_they_are_for(
-    #[values("segments = \"whole\"", "segments = \"by-reference\"", "mode = \"skb\"")] keys: &str,
+    #[values(
+        "segments = \"whole\"",
+        "segments = \"by-reference\"",
+        "mode = \"skb\"",
+        "mode = \"tap\""
+    )]
+    keys: &str,
 ) {
     require!(Root);
     let mut world = World::new(keys);

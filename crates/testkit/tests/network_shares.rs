@@ -224,9 +224,10 @@ fn connect(daemon: &Daemon, number: usize, features: u64, queue: usize) -> Drive
 #[rstest]
 fn uplink_is_shared_by_segments(
     #[values((2000, 1), (65_000, 32), (65_000, 1448))] (payload, size): (usize, u16),
+    #[values("", "mode = \"tap\"")] mode: &str,
 ) {
     require!(Root);
-    let mut shared = Shared::new(2, QUEUE, "");
+    let mut shared = Shared::new(2, QUEUE, mode);
     let usual = Flood::frames(1514);
     let noisy = Flood::packets(STRANGER, NOISY, payload, size);
     let came = shared.compete([&usual, &noisy]);

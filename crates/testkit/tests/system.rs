@@ -59,6 +59,7 @@ mod network_policy;
 mod network_queue;
 mod network_reload;
 mod network_shares;
+mod network_tap;
 mod offload_kernel;
 mod offload_rx;
 mod offload_tcp;

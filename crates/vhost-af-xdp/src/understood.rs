@@ -243,6 +243,7 @@ fn program(mode: ModeRequest) -> &'static str {
         ModeRequest::Auto => "native, skb where the driver refuses",
         ModeRequest::Native => "native",
         ModeRequest::Skb => "skb",
+        ModeRequest::Tap => "none: frames go by a tap",
     }
 }
 

@@ -49,7 +49,7 @@ impl Receiver {
         config.bind_timeout = wait::SOON;
         config.attach = match program.mode() {
             Mode::Native => AttachMode::Native,
-            Mode::Skb => AttachMode::Skb,
+            Mode::Skb | Mode::Tap => AttachMode::Skb,
         };
         let socket = Socket::open(&umem, &config).expect("veth takes a socket");
         let pool = umem.all_frames().expect("first time").collect();

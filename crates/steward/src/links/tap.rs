@@ -1,5 +1,5 @@
-//! Tap devices that a steward makes: between the host and a network (see `server::hosts`), and to send by an interface
-//! (see `server::send_taps`).
+//! Tap devices that a steward makes: between a network and the host or the wire (see `server::hosts`), and to send by an
+//! interface (see `server::send_taps`).
 //!
 //! A device is there as long as somebody has its descriptor, and no longer: it is never made persistent. It says in its
 //! alias (`ip link show`) what it is for, by which a successor of the steward finds it.
@@ -14,6 +14,7 @@ use netlink_bindings::traits::Pusher;
 use netlink_bindings::utils::{finalize_nested_header, push_header, push_nested_header};
 use netlink_socket2::NetlinkSocket;
 use rustix::io::Errno;
+use steer::TapTo;
 
 use super::{Link, acknowledged};
 use crate::sys;
@@ -21,17 +22,20 @@ use crate::sys;
 /// What one is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// It joins the host with a network.
-    Host,
+    /// It joins a network with the host, or with the wire.
+    Joins(TapTo),
     /// What is written to it leaves by an interface.
     Send,
 }
 
 impl Purpose {
+    const ALL: [Self; 3] = [Self::Joins(TapTo::Host), Self::Joins(TapTo::Uplink), Self::Send];
+
     /// What its name begins with, and its alias, of which the rest says whose it is.
     fn begins(self) -> (&'static str, &'static str) {
         match self {
-            Self::Host => ("vaxh", "vhost-af-xdp: the host on "),
+            Self::Joins(TapTo::Host) => ("vaxh", "vhost-af-xdp: the host on "),
+            Self::Joins(TapTo::Uplink) => ("vaxu", "vhost-af-xdp: uplink "),
             Self::Send => ("vaxs", "vhost-af-xdp: sends by "),
         }
     }
@@ -40,8 +44,8 @@ impl Purpose {
     /// at 10 Gbit/s. What the host is to receive does not wait.
     fn most_unsent(self) -> libc::c_int {
         match self {
-            Self::Host => libc::c_int::MAX,
-            Self::Send => 2 << 20,
+            Self::Joins(TapTo::Host) => libc::c_int::MAX,
+            Self::Joins(TapTo::Uplink) | Self::Send => 2 << 20,
         }
     }
 }
@@ -115,7 +119,7 @@ impl Tap {
                 first: first.parse().ok()?,
             })
         };
-        of(Purpose::Host).or_else(|| of(Purpose::Send))
+        Purpose::ALL.into_iter().find_map(of)
     }
 
     fn alias(&self) -> String {
@@ -259,7 +263,7 @@ mod tests {
 
     #[test]
     fn device_is_known_by_alias_and_name() {
-        for purpose in [Purpose::Host, Purpose::Send] {
+        for purpose in Purpose::ALL {
             let tap = Tap::new(purpose, "eth0", 7, 2);
             assert_eq!(Tap::of(&tap.alias(), &tap.name), Some(tap.clone()));
             assert_eq!(Tap::of("", &tap.name), None);

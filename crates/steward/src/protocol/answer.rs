@@ -395,6 +395,7 @@ impl Facts {
                 None => 0,
                 Some(Mode::Native) => 1,
                 Some(Mode::Skb) => 2,
+                Some(Mode::Tap) => 3,
             },
             flags: flags_of([
                 (self.up, FLAG_UP),
@@ -451,6 +452,7 @@ impl Facts {
                 0 => None,
                 1 => Some(Mode::Native),
                 2 => Some(Mode::Skb),
+                3 => Some(Mode::Tap),
                 other => return Err(value("mode", other)),
             },
             program: body.program,

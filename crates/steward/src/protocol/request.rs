@@ -100,6 +100,13 @@ pub enum Request {
         /// Index of the device whose descriptor the holder has; 0: of none.
         has: u32,
     },
+    /// The same of the wire, for a lease of [`ModeRequest::Tap`]: the device has what comes by the interface for stations
+    /// of the network, and copies of frames to groups, and what is written to it leaves by the interface. No address, and
+    /// no bridge, is told.
+    Uplink {
+        /// As of [`Request::Host`].
+        has: u32,
+    },
     /// Stations behind the bridge that the interface of the network is part of, in order: at most
     /// [`CHANGES_MAX`](super::CHANGES_MAX) that come after this one. Only after [`Request::Host`].
     Behind {
@@ -342,6 +349,7 @@ impl Request {
             Self::Stations { changes } => message(kind::STATIONS, serial, &stations::body(changes)),
             Self::Groups => message(kind::GROUPS, serial, &[0u8; 0]),
             Self::Host { has } => message(kind::HOST, serial, has),
+            Self::Uplink { has } => message(kind::UPLINK, serial, has),
             &Self::Behind { after } => message(kind::BEHIND, serial, &StationBody::of(after)),
             Self::Hints(wish) => message(kind::HINTS, serial, &wish.number()),
             Self::Zcrx(wanted) => message(kind::ZCRX, serial, &wanted.body()),
@@ -389,6 +397,9 @@ impl Request {
             },
             kind::GROUPS => read::<[u8; 0]>(kind, body).map(|_| Self::Groups)?,
             kind::HOST => Self::Host {
+                has: read(kind, body)?,
+            },
+            kind::UPLINK => Self::Uplink {
                 has: read(kind, body)?,
             },
             kind::BEHIND => Self::Behind {

@@ -1,8 +1,9 @@
-//! The host as one more receiver of networks (`steer::HostAccess`).
+//! The host as one more receiver of networks, and the wire where no XDP program is on the interface
+//! (`steer::TapAccess`).
 //!
-//! A holder of a network asks for it ([`Request::Host`](crate::protocol::Request::Host)). Then there is a tap device,
-//! with programs between it and the interface of the network. Its descriptor is the holder's alone, so that the device
-//! goes with the holder, and stays without a steward; it goes with the lease of the network, too.
+//! A holder of a network asks for one ([`Request::Host`](crate::protocol::Request::Host), `Uplink`). Then there is a tap
+//! device, with programs between it and the interface of the network. Its descriptor is the holder's alone, so that the
+//! device goes with the holder, and stays without a steward; it goes with the lease of the network, too.
 //!
 //! What a steward left that died is found by what the device says in its alias, and by pins beside those of the
 //! interface's program: the next one goes on with those of leases that go on, and removes all others.
@@ -12,7 +13,9 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use steer::{HostAccess, HostHook, Program, Station, detach_host, pinned_hosts, program_on, with_sources};
+use steer::{
+    Hook, Mode, Program, Station, TapAccess, TapTo, detach_tap, pinned_taps, program_on, with_sources,
+};
 
 use super::connection::{Connection, Held, Reply};
 use super::file::may_crash;
@@ -24,7 +27,7 @@ use super::state::Records;
 use super::{Answered, Server, no_lease};
 use crate::backoff::Retry;
 use crate::links::bridge::BridgeFdb;
-use crate::links::filters;
+use crate::links::filters::{self, Filter};
 use crate::links::tap::{NewTap, Purpose, Tap, addresses_on, all_taps};
 use crate::links::{Link, LinkError};
 use crate::protocol::{Answer, CHANGES_MAX, ENTRIES_MAX, HostEnd, Reason, Refusal, Wanted};
@@ -36,11 +39,14 @@ const FDB_SHARE: u32 = 20;
 
 /// A network: its interface's number, and its first queue.
 pub(super) type NetworkAt = (u64, u32);
+/// A network, and where its tap leads.
+pub(super) type TapAt = (NetworkAt, TapTo);
 
-/// The host of a network.
+/// What a tap of a network leads to.
 #[derive(Debug)]
 pub(super) struct Host {
     tap: Tap,
+    to: TapTo,
     /// See [`HostEnd::cuts_udp`].
     cuts_udp: bool,
     joined: Option<Joined>,
@@ -56,7 +62,7 @@ pub(super) struct Host {
 
 #[derive(Debug)]
 struct Joined {
-    access: HostAccess,
+    access: TapAccess,
     between: Between,
 }
 
@@ -89,9 +95,10 @@ fn network_at(held: &Held) -> NetworkAt {
 }
 
 impl Host {
-    fn new(tap: Tap) -> Self {
+    fn new(tap: Tap, to: TapTo) -> Self {
         Self {
             tap,
+            to,
             cuts_udp: false,
             joined: None,
             macs: Vec::new(),
@@ -151,6 +158,9 @@ impl Host {
 
     /// Looks which addresses the host has, and which bridges the interface is part of.
     fn look_at_links(&mut self, uplink: &Link) {
+        if self.to != TapTo::Host {
+            return;
+        }
         if let Ok(macs) = addresses_on(uplink) {
             self.macs = macs;
             self.macs.truncate(ENTRIES_MAX);
@@ -214,7 +224,7 @@ impl Host {
         // A filter of its own would be taken for the next one's.
         self.joined = None;
         let Between { uplink, tap, .. } = between;
-        let access = HostAccess::attach(program, self.tap.first, uplink, tap, HostHook::Best);
+        let access = TapAccess::attach(program, self.to, self.tap.first, (uplink, tap), Hook::Best);
         let mut access = access.map_err(|error| with_sources(&error))?;
         may_crash("joined");
         if let Some(pins) = interface.pins()
@@ -222,7 +232,7 @@ impl Host {
         {
             tracing::warn!(
                 tap = self.tap.name,
-                "the host will not outlive this process: {}: {error}",
+                "what joins it will not outlive this process: {}: {error}",
                 pins.display()
             );
         }
@@ -244,7 +254,7 @@ impl Host {
             Some(joined) => joined.access.detach(pins),
             None => {
                 let uplink = interface.map_or(0, |interface| interface.link.index);
-                detach_host(pins, self.tap.first, uplink)
+                detach_tap(pins, self.to, self.tap.first, uplink)
             }
         };
         may_crash("parted");
@@ -257,15 +267,27 @@ impl Host {
 }
 
 impl Server {
-    /// A network is to reach the host.
-    pub(super) fn host(&mut self, number: u64, has: u32) -> Answered {
+    /// A network is to reach the host, or the wire by a tap.
+    pub(super) fn tap(&mut self, number: u64, to: TapTo, has: u32) -> Answered {
         let held = self.held_network(number)?;
-        self.policy.check_host(held.rule)?;
-        let at = network_at(&held);
+        let network = network_at(&held);
+        let at = (network, to);
         let interface = self.interfaces.get(&held.interface).ok_or_else(no_lease)?;
-        interface.program()?;
-        let tap = || Tap::new(Purpose::Host, interface.name(), interface.link.index, at.1);
-        let host = self.hosts.entry(at).or_insert_with(|| Host::new(tap()));
+        let mode = interface.program()?.mode();
+        match to {
+            TapTo::Host => self.policy.check_host(held.rule)?,
+            TapTo::Uplink if mode == Mode::Tap => {}
+            TapTo::Uplink => {
+                let text = format!(
+                    "frames of {} come by an XDP program in {mode} mode, not by a tap",
+                    interface.name()
+                );
+                return Err(Refusal::new(Reason::Program, text));
+            }
+        }
+        let purpose = Purpose::Joins(to);
+        let tap = || Tap::new(purpose, interface.name(), interface.link.index, network.1);
+        let host = self.hosts.entry(at).or_insert_with(|| Host::new(tap(), to));
         let (uid, changes) = (self.connections[&number].peer.uid, &mut self.device_changes);
         let may_make = || changes.take(DeviceChange::HostTap, interface.name(), uid, Instant::now());
         let given = host.give(interface, has, &mut self.removals, may_make);
@@ -276,7 +298,8 @@ impl Server {
                 let host = self.hosts.get(&at).ok_or_else(no_lease)?;
                 if descriptor.is_some() && self.leases.may_say(uid) {
                     let (interface, tap) = (&link.name, &device.name);
-                    tracing::info!(interface, tap, "joined with the host");
+                    let with = words(to);
+                    tracing::info!(interface, tap, "joined with {with}");
                 }
                 Ok(Reply {
                     answer: Answer::Host(HostEnd {
@@ -295,7 +318,7 @@ impl Server {
             Err(NotGiven::Failed(why)) => {
                 let text = format!("{} cannot be joined with a network: {why}", link.name);
                 // It hears why. That something changed it must not hear: it would ask again at once.
-                self.take_host_back(at);
+                self.take_tap_back(at);
                 Err(Refusal::new(Reason::Kernel, text))
             }
         }
@@ -303,7 +326,7 @@ impl Server {
 
     /// Looks at all of them again; holders are told what changed.
     pub(super) fn look_at_hosts(&mut self) {
-        for (at, host) in &mut self.hosts {
+        for (&(at, to), host) in &mut self.hosts {
             let Some(interface) = self.interfaces.get(&at.0) else {
                 continue;
             };
@@ -321,11 +344,15 @@ impl Server {
             let is_lost = was_joined && matches!(looked, Ok(false));
             let why = looked.err().unwrap_or_default();
             if !why.is_empty() && why != host.why {
-                tracing::error!(interface = interface.link.name, "not joined with the host: {why}");
+                tracing::error!(
+                    interface = interface.link.name,
+                    "not joined with {}: {why}",
+                    words(to)
+                );
             }
             host.why = why;
             let (is_other, is_other_behind) = (is_lost || host.macs != macs, host.behind.changes() != behind);
-            for holder in holders(&mut self.connections, *at) {
+            for holder in holders(&mut self.connections, at) {
                 holder.dirty |= is_other;
                 holder.other_behind |= is_other_behind;
             }
@@ -335,7 +362,7 @@ impl Server {
     /// Tells a holder of a network what is behind the bridge that its interface is part of.
     pub(super) fn behind(&self, number: u64, after: Station) -> Answered {
         let at = network_at(&self.held_network(number)?);
-        let host = self.hosts.get(&at).ok_or_else(|| {
+        let host = self.hosts.get(&(at, TapTo::Host)).ok_or_else(|| {
             let text = "this network does not reach the host: ask for that first";
             Refusal::new(Reason::Lease, text)
         })?;
@@ -364,10 +391,10 @@ impl Server {
     /// Looks at bridges' forwarding databases again, and notifies holders of changes.
     pub(super) fn look_behind_bridges(&mut self) {
         let begun = Instant::now();
-        for (at, host) in &mut self.hosts {
+        for (&(at, _), host) in &mut self.hosts {
             match host.behind.look_at_fdb() {
                 Ok(true) => {
-                    holders(&mut self.connections, *at).for_each(|holder| holder.other_behind = true);
+                    holders(&mut self.connections, at).for_each(|holder| holder.other_behind = true);
                 }
                 Ok(false) => {}
                 Err(error) => tracing::debug!("cannot ask what a bridge reaches: {error}"),
@@ -377,21 +404,28 @@ impl Server {
         self.fdb_pause = now + FDB_PAUSE.max(now.duration_since(begun) * FDB_SHARE);
     }
 
-    /// The host of a network is not reached any more: with its lease, or because the policy says so.
-    pub(super) fn end_host(&mut self, at: NetworkAt) {
-        if !self.take_host_back(at) {
+    /// A network has all its taps no more, with its lease.
+    pub(super) fn end_taps(&mut self, at: NetworkAt) {
+        for to in [TapTo::Host, TapTo::Uplink] {
+            self.end_tap((at, to));
+        }
+    }
+
+    /// A tap of a network leads nowhere any more: with its lease, or because the policy says so.
+    pub(super) fn end_tap(&mut self, at: TapAt) {
+        if !self.take_tap_back(at) {
             return;
         }
         // Who has the network still asks, and hears why.
-        holders(&mut self.connections, at).for_each(|holder| holder.dirty = true);
+        holders(&mut self.connections, at.0).for_each(|holder| holder.dirty = true);
     }
 
-    /// The same, and nobody is told; whether it was reached, or was to be.
-    fn take_host_back(&mut self, at: NetworkAt) -> bool {
+    /// The same, and nobody is told; whether it led there, or was to.
+    fn take_tap_back(&mut self, at: TapAt) -> bool {
         let host = self.hosts.remove(&at);
         let was_there = host.is_some();
         if let Some(host) = host {
-            let tap = host.end(self.interfaces.get(&at.0));
+            let tap = host.end(self.interfaces.get(&at.0.0));
             self.removals.begin(&tap);
         }
         was_there
@@ -400,13 +434,14 @@ impl Server {
     /// Takes all of them back, for a process that ends and has no successor.
     pub(super) fn take_hosts_back(&mut self) {
         for at in self.hosts.keys().copied().collect::<Vec<_>>() {
-            self.end_host(at);
+            self.end_tap(at);
         }
     }
 
     /// Takes note of devices that another steward has left for leases that may go on.
     pub(super) fn adopt_hosts(&mut self, records: &Records) {
-        for tap in all_taps().into_iter().filter(|tap| tap.purpose == Purpose::Host) {
+        for tap in all_taps() {
+            let Purpose::Joins(to) = tap.purpose else { continue };
             let interfaces = self.interfaces.iter();
             let mut uplink = interfaces
                 .filter(|(_, interface)| interface.name() == tap.uplink)
@@ -417,7 +452,7 @@ impl Server {
                 leases.any(|lease| lease.wanted().is_some_and(wants))
             };
             if let Some(at) = uplink.find(is_network) {
-                self.hosts.insert((at, tap.first), Host::new(tap));
+                self.hosts.insert(((at, tap.first), to), Host::new(tap, to));
             }
         }
     }
@@ -425,17 +460,19 @@ impl Server {
     /// Removes those whose leases do not go on, and goes on with the others.
     pub(super) fn sweep_hosts(&mut self) {
         for at in self.hosts.keys().copied().collect::<Vec<_>>() {
-            let goes_on = |lease: LeaseRef<'_>| lease.held.wanted.network && network_at(lease.held) == at;
+            let goes_on = |lease: LeaseRef<'_>| lease.held.wanted.network && network_at(lease.held) == at.0;
             if !self.all_leases().any(goes_on) {
-                self.end_host(at);
+                self.end_tap(at);
             }
         }
         self.look_at_hosts();
         for (&at, interface) in &self.interfaces {
             let Some(pins) = interface.pins() else { continue };
-            for first in pinned_hosts(pins) {
-                if !self.hosts.contains_key(&(at, first)) {
-                    remove_left(Some(pins), first, interface.link.index);
+            for to in [TapTo::Host, TapTo::Uplink] {
+                for first in pinned_taps(pins, to) {
+                    if !self.hosts.contains_key(&((at, first), to)) {
+                        remove_left(Some(pins), (to, first), interface.link.index);
+                    }
                 }
             }
         }
@@ -444,9 +481,10 @@ impl Server {
 
     /// Removes devices that no steward has: of interfaces that are ours, or that have no program of a steward's.
     pub(super) fn remove_stray_taps(&mut self) {
-        for tap in all_taps() {
+        let taps = all_taps();
+        for tap in taps.clone() {
             let is_known = match tap.purpose {
-                Purpose::Host => self.hosts.values().any(|host| host.tap == tap),
+                Purpose::Joins(_) => self.hosts.values().any(|host| host.tap == tap),
                 Purpose::Send => self.is_of_a_lease(&tap),
             };
             let is_ours = self
@@ -454,39 +492,60 @@ impl Server {
                 .values()
                 .any(|interface| interface.name() == tap.uplink);
             let uplink = Link::by_name(&tap.uplink).map_or(0, |link| link.index);
-            if is_known || !(is_ours || uplink == 0 || program_on(uplink).is_none()) {
+            // Another steward may have it still.
+            let is_in_use = || program_on(uplink).is_some() || has_uplink_tap(&taps, &tap.uplink, tap.first);
+            if is_known || !(is_ours || uplink == 0 || !is_in_use()) {
                 continue;
             }
             tracing::info!(tap = tap.name, "removed: another steward left it");
-            if tap.purpose == Purpose::Host {
-                remove_left(None, tap.first, uplink);
+            if let Purpose::Joins(to) = tap.purpose {
+                remove_left(None, (to, tap.first), uplink);
             }
             self.removals.begin(&tap);
         }
-        self.remove_stray_filters();
+        self.remove_stray_filters(&taps);
     }
 
     /// Removes filters whose device went with its holder, who died with the steward: frames to stations would go
     /// nowhere.
-    fn remove_stray_filters(&self) {
-        let filters = filters::of_hosts().unwrap_or_else(|error| {
+    fn remove_stray_filters(&self, taps: &[Tap]) {
+        let filters = filters::of_networks().unwrap_or_else(|error| {
             tracing::warn!("cannot look for filters that another steward left: {error}");
             Vec::new()
         });
-        for (uplink, first) in filters {
+        for Filter { uplink, to, first } in filters {
             let mut ours = self
                 .interfaces
                 .iter()
                 .filter(|(_, interface)| interface.link.index == uplink);
             let is_left = match ours.next() {
-                Some((&at, _)) => !self.hosts.contains_key(&(at, first)),
-                None => program_on(uplink).is_none(),
+                Some((&at, _)) => !self.hosts.contains_key(&((at, first), to)),
+                None => {
+                    let name = Link::by_index(uplink).map(|link| link.name).unwrap_or_default();
+                    program_on(uplink).is_none() && !has_uplink_tap(taps, &name, first)
+                }
             };
             if is_left {
                 tracing::info!(uplink, first, "a filter is removed: another steward left it");
-                remove_left(None, first, uplink);
+                remove_left(None, (to, first), uplink);
             }
         }
+    }
+}
+
+/// Whether a network of this interface and first queue reaches the wire by a tap: then no XDP program shows that somebody
+/// has it.
+fn has_uplink_tap(taps: &[Tap], uplink: &str, first: u32) -> bool {
+    let is_its = |tap: &Tap| tap.uplink == uplink && tap.first == first;
+    taps.iter()
+        .any(|tap| tap.purpose == Purpose::Joins(TapTo::Uplink) && is_its(tap))
+}
+
+/// Where a tap leads, in a sentence.
+fn words(to: TapTo) -> &'static str {
+    match to {
+        TapTo::Host => "the host",
+        TapTo::Uplink => "the wire",
     }
 }
 
@@ -503,8 +562,8 @@ fn count(of: usize) -> u32 {
     of.try_into().unwrap_or(u32::MAX)
 }
 
-fn remove_left(pins: Option<&Path>, first: u32, uplink: u32) {
-    if let Err(error) = detach_host(pins, first, uplink) {
-        tracing::warn!("what joined the host with a network stays: {error}");
+fn remove_left(pins: Option<&Path>, (to, first): (TapTo, u32), uplink: u32) {
+    if let Err(error) = detach_tap(pins, to, first, uplink) {
+        tracing::warn!("what joined {} with a network stays: {error}", words(to));
     }
 }

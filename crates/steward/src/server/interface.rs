@@ -214,9 +214,11 @@ impl Interface {
     pub(super) fn suits(&self, mode: ModeRequest) -> bool {
         let attached = self.program.as_ref().map(Program::mode);
         match mode {
-            ModeRequest::Auto => attached.is_some(),
+            // Who does not say would expect queues.
+            ModeRequest::Auto => attached.is_some_and(|mode| mode != Mode::Tap),
             ModeRequest::Native => attached == Some(Mode::Native),
             ModeRequest::Skb => attached == Some(Mode::Skb),
+            ModeRequest::Tap => attached == Some(Mode::Tap),
         }
     }
 
@@ -293,15 +295,27 @@ impl Interface {
                 }
             }
         }
-        let id = self.program.as_ref().map(Program::id);
+        let attached = self
+            .program
+            .as_ref()
+            .filter(|program| program.mode() != Mode::Tap);
+        let id = attached.map(Program::id);
         if id.is_some_and(|id| steer::is_detached(self.link.index, id)) {
             tracing::warn!(interface = self.link.name, "somebody has detached the program");
             self.program = None;
         }
     }
 
-    /// Looks whether it stands on other interfaces.
+    /// Whether its frames come and go by taps.
+    pub(super) fn is_by_tap(&self) -> bool {
+        self.program.as_ref().map(Program::mode) == Some(Mode::Tap)
+    }
+
+    /// Looks whether it stands on other interfaces, of which an XDP program loses frames.
     fn look_below(&mut self) {
+        if self.is_by_tap() {
+            return;
+        }
         match losses_above(&self.link) {
             Ok(losses) => self.losses = losses,
             // What is known holds still.

@@ -59,6 +59,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use steer::TapTo;
 
 use crate::backoff::{Backoff, RETRY};
 use crate::links::Changes;
@@ -70,7 +71,7 @@ use crate::sys;
 use closing::{Closing, Over};
 use connection::{Connection, Held, Incoming, Reply};
 use file::may_crash;
-use hosts::{Host, NetworkAt};
+use hosts::{Host, TapAt};
 use interface::Interface;
 use limits::{Bucket, DeviceChanges, Quiet, Rate, Turns, Waiting};
 use ready::ReadyConnection;
@@ -113,7 +114,7 @@ pub struct Server {
     interfaces: BTreeMap<u64, Interface>,
     connections: BTreeMap<u64, Connection>,
     /// Of networks that reach it.
-    hosts: BTreeMap<NetworkAt, Host>,
+    hosts: BTreeMap<TapAt, Host>,
     /// Of tap devices.
     removals: Removals,
     /// Of networks, and of those who had one.
@@ -340,7 +341,8 @@ impl Server {
             Request::Leases { after } => return Ok(self.next_lease(number, *after).into()),
             Request::Stations { changes } => return self.change_stations(number, changes),
             Request::Groups => return self.groups(number),
-            Request::Host { has } => return self.host(number, *has),
+            Request::Host { has } => return self.tap(number, TapTo::Host, *has),
+            Request::Uplink { has } => return self.tap(number, TapTo::Uplink, *has),
             Request::Behind { after } => return self.behind(number, *after),
             &Request::SendTap { queue, only_with_tso } => return self.send_tap(number, queue, only_with_tso),
             &Request::Hints(wish) => return self.ask_for_hints(number, wish),
@@ -359,6 +361,7 @@ impl Server {
             | Request::Stations { .. }
             | Request::Groups
             | Request::Host { .. }
+            | Request::Uplink { .. }
             | Request::Behind { .. }
             | Request::SendTap { .. }
             | Request::Hints(_)
@@ -440,7 +443,7 @@ impl Server {
         self.end_send_taps(held);
         if held.wanted.network {
             // Before others can have the queues.
-            self.end_host((held.interface, held.wanted.start_queue));
+            self.end_taps((held.interface, held.wanted.start_queue));
         }
         if let Some(interface) = self.interfaces.get_mut(&held.interface) {
             interface.release(number, held.wanted.range());

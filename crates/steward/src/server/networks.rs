@@ -2,6 +2,8 @@
 
 use std::os::fd::AsFd;
 
+use steer::TapTo;
+
 use super::connection::{Held, Reply};
 use super::{Answered, Server, no_lease};
 use crate::protocol::{Answer, Reason, Refusal, StationChange};
@@ -51,7 +53,7 @@ impl Server {
     /// more it loses.
     pub(super) fn judge_network(&mut self, held: &Held) {
         if self.policy.check_host(held.rule).is_err() {
-            self.end_host((held.interface, held.wanted.start_queue));
+            self.end_tap(((held.interface, held.wanted.start_queue), TapTo::Host));
         }
         self.judge_stations(held);
     }

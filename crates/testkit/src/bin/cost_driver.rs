@@ -2,8 +2,8 @@
 //!
 //! `cost_driver WAY BATCH SIZE ROUNDS END [END]`, END: `vhost-net:TAP` (a macvtap by its path) or
 //! `vhost-user:SOCKET`. WAY: `from-guest`; `to-guest`, from a sender of this host at 10.66.0.9; `guest-to-guest`,
-//! with two ENDs; `gso`, TCP packets of SIZE bytes from the guest; `idle`, which connects, posts buffers and does
-//! nothing. Prints JSON: nanoseconds a frame, which are instructions under QEMU's `-icount shift=0,sleep=off`, and
+//! with two ENDs; `gso`, TCP packets of SIZE bytes from the guest; `stream`, the same to it, from a packet socket on
+//! the interface `vb`; `idle`, which connects, posts buffers and does nothing. Prints JSON: nanoseconds a frame, which are instructions under QEMU's `-icount shift=0,sleep=off`, and
 //! the part of the time for which the CPU was idle.
 //!
 //! Theory of operation. A round shows the device a batch, and waits until it is done with all of it: from the
@@ -19,9 +19,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use testkit::driver::{F_CSUM, F_EVENT_IDX, F_GUEST_CSUM, F_HOST_TSO4, F_MRG_RXBUF, F_VERSION_1, HEADER};
+use testkit::driver::{
+    F_CSUM, F_EVENT_IDX, F_GUEST_CSUM, F_GUEST_TSO4, F_HOST_TSO4, F_MRG_RXBUF, F_VERSION_1, HEADER,
+};
 use testkit::vhost_net::VhostNet;
-use testkit::{Driver, DriverConfig, FixedRing, Pair};
+use testkit::{Driver, DriverConfig, FixedRing, PacketPort, Pair};
 use virtqueue::GuestAddr;
 use virtqueue::driver::{Buffer, GuestRam};
 
@@ -38,6 +40,8 @@ const LEAST_BUSY: u64 = 40;
 /// Headers of a UDP frame, and of a TCP frame.
 const UDP_HEADERS: usize = 42;
 const TCP_HEADERS: usize = 54;
+/// `num_buffers` in a virtio-net header.
+const NUM_BUFFERS_AT: u64 = 10;
 const MSS: u16 = 1448;
 const UDP_SEGMENT: libc::c_int = 103;
 /// What one call of a sender carries: the kernel's limits.
@@ -55,15 +59,15 @@ enum Served {
 }
 
 impl Served {
-    fn connect(end: &str) -> Self {
+    fn connect(end: &str, features: u64) -> Self {
         let config = DriverConfig {
-            features: FEATURES,
+            features,
             regions: vec![(GuestAddr(0), RAM)],
             ..DriverConfig::default()
         };
         match end.split_once(':').expect("KIND:NAME") {
             ("vhost-net", tap) => {
-                let (device, features) = VhostNet::open(tap, FEATURES).expect("vhost-net and a tap device");
+                let (device, features) = VhostNet::open(tap, features).expect("vhost-net and a tap device");
                 assert_ne!(features & F_EVENT_IDX, 0, "vhost-net without event indices");
                 let ram = Arc::new(GuestRam::new(&config.regions).expect("memory"));
                 let pair = Box::new(Pair::new(&ram, &config, features));
@@ -96,6 +100,8 @@ impl Served {
 
 /// A guest whose buffers stay where they are.
 struct Guest<'a> {
+    ram: &'a GuestRam,
+    buffers: Vec<Buffer>,
     receive: FixedRing<'a>,
     send: FixedRing<'a>,
 }
@@ -114,12 +120,33 @@ impl<'a> Guest<'a> {
         let receive: Vec<_> = (0..RING).map(receive).collect();
         let send: Vec<_> = (0..copies).map(send).collect();
         let mut guest = Self {
+            ram,
+            buffers: receive.clone(),
             receive: FixedRing::new(&pair.to_guest, &receive),
             send: FixedRing::new(&pair.from_guest, &send),
         };
         guest.receive.show(POSTED);
         guest.receive.disable_calls();
         guest
+    }
+
+    /// Takes TCP packets until they have so many bytes of payload, and gives their buffers again.
+    fn take_stream(&mut self, bytes: usize) {
+        let (mut payload, mut missing) = (0, 0);
+        while payload < bytes || missing > 0 {
+            let (entry, len) = self.receive.take();
+            payload += len as usize;
+            if missing == 0 {
+                let mut count = [0; 2];
+                let header = self.buffers[usize::from(entry)].addr;
+                self.ram
+                    .read(GuestAddr(header.get() + NUM_BUFFERS_AT), &mut count);
+                missing = u16::from_le_bytes(count);
+                payload -= HEADER + TCP_HEADERS;
+            }
+            missing -= 1;
+            self.receive.show(1);
+        }
     }
 
     fn check(&self) {
@@ -269,9 +296,14 @@ fn main() {
     let batch: u16 = batch.parse().expect("BATCH is a number");
     let size: usize = size.parse().expect("SIZE is a number");
     let rounds: u32 = rounds.parse().expect("ROUNDS is a number");
-    let served: Vec<_> = ends.iter().map(|end| Served::connect(end)).collect();
+    let features = match way.as_str() {
+        "stream" => FEATURES | F_GUEST_TSO4,
+        _ => FEATURES,
+    };
+    let served: Vec<_> = ends.iter().map(|end| Served::connect(end, features)).collect();
     let packet = |from: usize| match (way.as_str(), served.len()) {
         ("gso", _) => tcp(size, 1, BEHIND_NIC),
+        ("stream", _) => udp(64, 1, BEHIND_NIC),
         (_, 2) => udp(size, [1, 2][from], [2, 1][from]),
         _ => udp(size, 1, BEHIND_NIC),
     };
@@ -315,6 +347,19 @@ fn main() {
                 sender.send(batch);
                 guest.receive.wait(batch);
                 guest.receive.show(batch);
+            });
+        }
+        ("stream", [guest]) => {
+            // So that its address is known.
+            guest.send.show(1);
+            guest.send.wait(1);
+            let sender = PacketPort::here_with_header("vb");
+            // PACKET_VNET_HDR takes the header's first ten bytes.
+            let mut packet = tcp(size, BEHIND_NIC, 1);
+            packet.drain(10..HEADER);
+            measure(batch, rounds, || {
+                (0..batch).for_each(|_| sender.send(&packet));
+                guest.take_stream(usize::from(batch) * (size - TCP_HEADERS));
             });
         }
         _ => panic!("{way} with {} guests is no way", ends.len()),

@@ -234,7 +234,7 @@ impl Plan {
         plan.benchmark = benchmark;
         plan.args.mode = Some(match mode {
             Mode::Native => ModeArg::Native,
-            Mode::Skb => ModeArg::Skb,
+            Mode::Skb | Mode::Tap => ModeArg::Skb,
         });
         plan.args.force_copy = !zero_copy;
         plan.args.force_zero_copy = zero_copy;

@@ -193,7 +193,7 @@ fn config(plan: &Plan, mode: Mode, binding: Binding, multi_buffer: bool) -> Sock
     let mut config = SocketConfig::new(plan.link.index, QueueId(plan.args.queue));
     config.attach = match mode {
         Mode::Native => AttachMode::Native,
-        Mode::Skb => AttachMode::Skb,
+        Mode::Skb | Mode::Tap => AttachMode::Skb,
     };
     config.bind = binding.ask;
     // With room for whatever there is to receive into: of a frame in several pieces all are in the ring, or none.

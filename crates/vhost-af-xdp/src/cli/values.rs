@@ -12,6 +12,8 @@ pub(crate) enum ModeArg {
     Native,
     /// In the stack, after the driver; works with every driver
     Skb,
+    /// Not at all: frames go by a tap device, GSO packets whole
+    Tap,
 }
 
 pub(crate) fn mode_request(mode: Option<ModeArg>) -> ModeRequest {
@@ -19,6 +21,7 @@ pub(crate) fn mode_request(mode: Option<ModeArg>) -> ModeRequest {
         None => ModeRequest::Auto,
         Some(ModeArg::Native) => ModeRequest::Native,
         Some(ModeArg::Skb) => ModeRequest::Skb,
+        Some(ModeArg::Tap) => ModeRequest::Tap,
     }
 }
 

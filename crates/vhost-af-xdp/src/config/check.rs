@@ -29,8 +29,14 @@ impl ServeConfig {
             let Some(uplink) = &network.uplink else { continue };
             check_text(&uplink.name).map_err(|error| Wrong { port: None, error })?;
             let named = uplink.hints.named();
-            if uplink.mode == ModeRequest::Skb && !named.is_empty() {
-                let error = ConfigError::HintsSkb(named);
+            let error = match uplink.mode {
+                ModeRequest::Skb | ModeRequest::Tap if !named.is_empty() => {
+                    Some(ConfigError::HintsSkb(named))
+                }
+                ModeRequest::Tap if uplink.bind == BindRequest::ForceZeroCopy => Some(ConfigError::ForcedSkb),
+                _ => None,
+            };
+            if let Some(error) = error {
                 return Err(Wrong { port: None, error });
             }
             for other in &self.networks[..at] {
@@ -208,6 +214,7 @@ impl PortConfig {
 
     fn check_bind(&self) -> Result<(), ConfigError> {
         match self.nic.queues() {
+            Some(queues) if queues.mode == ModeRequest::Tap => Err(ConfigError::TapOfPort),
             Some(queues) if queues.bind != BindRequest::ForceZeroCopy => Ok(()),
             Some(queues) if queues.mode == ModeRequest::Skb => Err(ConfigError::ForcedSkb),
             Some(_) if self.placement == Placement::Direct => Err(ConfigError::ForcedDirect),
@@ -228,7 +235,7 @@ impl PortConfig {
             return Err(ConfigError::HintsExternal(named));
         }
         match queues.mode {
-            ModeRequest::Skb => Err(ConfigError::HintsSkb(named)),
+            ModeRequest::Skb | ModeRequest::Tap => Err(ConfigError::HintsSkb(named)),
             ModeRequest::Auto | ModeRequest::Native => Ok(()),
         }
     }

@@ -61,9 +61,7 @@ pub(crate) enum ConfigError {
          one out"
     )]
     SharedExternal,
-    #[error(
-        "--force-zero-copy and --mode skb exclude each other: zero-copy takes a native program, leave one out"
-    )]
+    #[error("--force-zero-copy excludes --mode skb and tap: zero-copy takes a native program, leave one out")]
     ForcedSkb,
     #[error(
         "--hints {0} with memory={1}: frames lie in the guest's memory, where the virtio-net header stands in the place \
@@ -75,9 +73,11 @@ pub(crate) enum ConfigError {
     )]
     HintsExternal(HintSet),
     #[error(
-        "--hints {0} and --mode skb exclude each other: only in native mode a driver tells anything, leave one out"
+        "--hints {0} exclude --mode skb and tap: only in native mode a driver tells anything, leave one out"
     )]
     HintsSkb(HintSet),
+    #[error("--mode tap is for networks: make the guest a port of a [network.NAME] that has mode = \"tap\"")]
+    TapOfPort,
     #[error("--vlan: only frames of an interface are looked at, give --ifname NAME")]
     Vlans,
     #[error("--vlan: {0} VLANs, a port has {ENTRIES_MAX} at most: give fewer, or none for all")]

@@ -40,6 +40,14 @@ pub(crate) struct UplinkConfig {
 }
 
 impl UplinkConfig {
+    /// How many lanes of it there are: one for each queue, or that of a tap.
+    pub(crate) fn lanes(&self) -> u32 {
+        match self.mode {
+            ModeRequest::Tap => 1,
+            ModeRequest::Auto | ModeRequest::Native | ModeRequest::Skb => self.queues,
+        }
+    }
+
     /// What is to be leased.
     pub(crate) fn wanted(&self) -> Wanted {
         Wanted {

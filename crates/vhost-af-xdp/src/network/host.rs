@@ -1,5 +1,5 @@
 //! The host as one more receiver of a network: a tap device that the steward joins with the uplink's interface, and
-//! whose descriptor it hands over. It is served by a lane of its own ([`crate::switch::host_lane`]). The network works
+//! whose descriptor it hands over. It is served by a lane of its own ([`crate::switch::tap_lane`]). The network works
 //! without it; why it is not reached is said once, and it is tried again less and less often.
 //!
 //! Where the uplink is a port of a bridge, what the bridge reaches by its other ports is reached through the host: the
@@ -20,10 +20,10 @@ use crate::nic::interface::Interface;
 use crate::nic::tap::Tap;
 use crate::port::lane_facts::LaneFacts;
 use crate::switch::ethernet::Mac;
-use crate::switch::host_lane::HostLane;
 use crate::switch::new_lane::NewLane;
 use crate::switch::role::Role;
 use crate::switch::table::BridgeStations;
+use crate::switch::tap_lane::{TapLane, To};
 use crate::switch::workers::LaneAt;
 
 /// As far as it is reached.
@@ -148,7 +148,7 @@ impl Network {
     /// Lets a lane serve a device.
     fn serve_host(&self, state: &State, end: &HostEnd, tap: OwnedFd) -> Result<End, InterfaceError> {
         let counters = Arc::clone(&state.host.counters);
-        let lane = HostLane::new(Tap::new(tap), end.cuts_udp, counters);
+        let lane = TapLane::new(Tap::new(tap), (To::Host, end.cuts_udp), counters);
         let lane = lane.map_err(|source| InterfaceError::Host {
             name: end.interface.clone(),
             source: source.into(),

@@ -72,9 +72,16 @@ pub(crate) struct NetworkLink {
     pub(crate) mtu: u32,
 }
 
-/// A queue of the uplink in the hands of a worker.
+/// By what frames come and go.
+enum Way {
+    Queue(InterfaceQueue),
+    /// The device of this index.
+    Tap(u32),
+}
+
+/// A queue of the uplink, or its tap, in the hands of a worker.
 struct Running {
-    queue: InterfaceQueue,
+    way: Way,
     at: LaneAt,
     counters: Arc<PairCounters>,
     /// Dropped before the lane is stopped: the socket in it keeps the queue bound.
@@ -192,7 +199,7 @@ impl State {
 
     /// There is nothing yet of what it has from now on.
     fn be_given(&mut self, uplink: Option<UplinkConfig>) {
-        let queues = uplink.as_ref().map_or(0, |uplink| uplink.queues);
+        let queues = uplink.as_ref().map_or(0, UplinkConfig::lanes);
         self.counters = (0..queues).map(|_| Arc::default()).collect();
         self.running = (0..queues).map(|_| None).collect();
         self.uplink = uplink;

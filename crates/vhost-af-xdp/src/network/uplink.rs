@@ -11,16 +11,17 @@ use std::time::{Duration, Instant};
 
 use device::counters::PairCounters;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use steer::with_sources;
+use steer::{Mode, with_sources};
 use steward::backoff::{RETRY, Retry};
 use steward::links::Link;
 
-use super::{Network, NetworkLink, Running, State, stations};
+use super::{Network, NetworkLink, Running, State, Way, stations};
 use crate::nic::binding::L2_BYTES;
 use crate::nic::error::InterfaceError;
 use crate::nic::interface::Interface;
 use crate::nic::interface_queue::{Fit, InterfaceQueue};
 use crate::nic::mode::Fallback;
+use crate::nic::tap::Tap;
 use crate::port::journal::{JOURNAL, Of, What};
 use crate::port::lane_facts::LaneFacts;
 use crate::switch::arrivals::Origin;
@@ -29,6 +30,7 @@ use crate::switch::lane::{Lane, Near};
 use crate::switch::new_lane::NewLane;
 use crate::switch::role::Role;
 use crate::switch::table::PortNumber;
+use crate::switch::tap_lane::{TapLane, To};
 use crate::switch::uplink_lane::UplinkLane;
 
 /// How long others may have an interface still that is given back.
@@ -196,7 +198,9 @@ impl Network {
         state.link = Some(told);
         let (changes, now) = (interface.steering.changes(), Instant::now());
         let all_run = state.running.iter().all(Option::is_some);
-        if !follows && state.retry.is_due(changes, all_run, now) && !all_run {
+        // A tap may be another one.
+        let is_by_tap = interface.steering.mode() == Mode::Tap;
+        if !follows && state.retry.is_due(changes, all_run, now) && (is_by_tap || !all_run) {
             let started = self.start_lanes(state, interface);
             state.retry.note(started.is_ok(), now);
             self.note(state, started);
@@ -211,12 +215,13 @@ impl Network {
         let mut unfit = None;
         for (at, running) in state.running.iter().enumerate() {
             let Some(running) = running else { continue };
-            match running.queue.fit() {
+            let Way::Queue(queue) = &running.way else { continue };
+            match queue.fit() {
                 Fit::Same => {}
                 Fit::Limit => {
                     let change = move |lane: &mut dyn Lane, _: Near<'_>| lane.set_frame_limit(bytes);
                     self.workers.change(running.at, change);
-                    if let Err(error) = running.queue.follow_limit() {
+                    if let Err(error) = queue.follow_limit() {
                         tracing::debug!(network = self.name, "frame limit: {}", with_sources(&error));
                     }
                 }
@@ -330,6 +335,9 @@ impl Network {
         if state.uplink.is_none() {
             return Ok(());
         }
+        if interface.steering.mode() == Mode::Tap {
+            return self.start_tap(state, interface);
+        }
         if state.groups.is_none()
             && let Some(groups) = interface.steering.groups()?
         {
@@ -349,6 +357,49 @@ impl Network {
             state.groups = Some(self.workers.add(lane, &self.owner));
         }
         (0..state.running.len()).try_for_each(|at| self.start_queue(state, interface, at))
+    }
+
+    /// Lets the uplink's tap run, or the next one if that is another.
+    fn start_tap(&self, state: &mut State, interface: &Interface) -> Result<(), InterfaceError> {
+        let has = match state.running.first() {
+            Some(Some(Running {
+                way: Way::Tap(index), ..
+            })) => *index,
+            _ => 0,
+        };
+        let asked = match interface.steering.uplink(has) {
+            // What there is goes on; it is asked for again when the steward is back.
+            Err(error) if error.is_away() && has != 0 => return Ok(()),
+            asked => asked?,
+        };
+        let Some((end, Some(tap))) = asked else {
+            return Ok(());
+        };
+        self.stop_lanes(state);
+        let (Some(running), Some(counters)) = (state.running.first_mut(), state.counters.first()) else {
+            return Ok(());
+        };
+        let lane = TapLane::new(Tap::new(tap), (To::Wire, end.cuts_udp), Arc::clone(counters));
+        let lane = lane.map_err(|source| InterfaceError::Host {
+            name: end.interface.clone(),
+            source: source.into(),
+        })?;
+        let lane = NewLane {
+            lane: Box::new(lane),
+            role: Role::UplinkTap {
+                network: Arc::clone(&self.owner),
+            },
+            node: interface.link.node,
+            // Both ends of its queues are ours.
+            on_fault: Box::new(|fault| tracing::error!(?fault, "the way to the wire ended")),
+        };
+        *running = Some(Running {
+            way: Way::Tap(end.index),
+            at: self.workers.add(lane, &self.owner),
+            counters: Arc::clone(counters),
+            facts: Arc::new(LaneFacts::tap()),
+        });
+        Ok(())
     }
 
     /// Lets the uplink's queue of that place run, if it does not yet.
@@ -410,7 +461,7 @@ impl Network {
             on_fault: Box::new(|_| ()),
         };
         Ok(Running {
-            queue,
+            way: Way::Queue(queue),
             at: self.workers.add(lane, &self.owner),
             counters: Arc::clone(counters),
             facts: Arc::new(facts),
@@ -428,14 +479,14 @@ impl Network {
 
     fn stop_queue(&self, running: Running) {
         let Running {
-            queue,
+            way,
             at,
             counters,
             facts,
         } = running;
         drop(facts);
         let nic = self.workers.remove(at).and_then(|lane| lane.stop().queue);
-        if let Some(nic) = nic {
+        if let (Some(nic), Way::Queue(queue)) = (nic, way) {
             queue.give_back(nic, &counters);
         }
     }

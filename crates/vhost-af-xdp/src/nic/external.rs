@@ -200,6 +200,7 @@ impl External {
             ModeRequest::Auto => None,
             ModeRequest::Native => Some(Mode::Native),
             ModeRequest::Skb => Some(Mode::Skb),
+            ModeRequest::Tap => Some(Mode::Tap),
         };
         if let (Some(attached), Some(wanted), Some(program)) = (attached, wanted, program)
             && attached != wanted

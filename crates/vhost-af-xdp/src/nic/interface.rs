@@ -303,7 +303,8 @@ impl Interface {
         let mut config = SocketConfig::new(self.link.index, QueueId(request.queue));
         config.attach = match self.steering.mode() {
             Mode::Native => AttachMode::Native,
-            Mode::Skb => AttachMode::Skb,
+            // In tap mode there are no sockets.
+            Mode::Skb | Mode::Tap => AttachMode::Skb,
         };
         config.bind = request.bind;
         config.rx = Some(RingSize::at_least(RECEIVE_RING));

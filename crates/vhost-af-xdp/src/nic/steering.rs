@@ -367,6 +367,14 @@ impl Steering {
         }
     }
 
+    /// The same for the wire, where frames of the network come and go by a tap: see [`Lease::uplink`].
+    pub(crate) fn uplink(&self, has: u32) -> Result<Option<(HostEnd, Option<OwnedFd>)>, InterfaceError> {
+        match self {
+            Self::External(_) => Ok(None),
+            Self::Leased(leased) => leased.done(leased.lease.uplink(has)).map(Some),
+        }
+    }
+
     /// A tap by which GSO packets leave unsegmented from a queue; none where there is no such thing.
     pub(crate) fn send_tap(
         &self,

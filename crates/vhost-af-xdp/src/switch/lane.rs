@@ -28,7 +28,7 @@ use super::link_note::LinkNotes;
 use super::members::Members;
 use super::pending::Pending;
 use super::rate_limit::{Policer, PortLimits, RateLimit};
-use super::to_host::ToHost;
+use super::to_tap::ToTap;
 use crate::nic::endpoint::NicQueue;
 use crate::nic::hints::Promise;
 use crate::nic::xdp::XdpNic;
@@ -167,8 +167,8 @@ pub(crate) trait Network {
     fn guest(&mut self, at: SlotAt) -> Option<Peer<'_>>;
     /// The NIC queue of a lane, if it is one of the network's uplink.
     fn uplink(&mut self, at: SlotAt) -> Option<&mut NicQueue<XdpNic>>;
-    /// The way to the host, if the lane is that.
-    fn host(&mut self, at: SlotAt) -> Option<&mut ToHost>;
+    /// The way to the host, or to the wire, if the lane is one by a tap.
+    fn tap(&mut self, at: SlotAt) -> Option<&mut ToTap>;
     /// A guest that was given frames did wrong: it takes none any more.
     fn blame(&mut self, at: SlotAt, fault: Fault);
 }
@@ -207,8 +207,8 @@ pub(crate) trait Lane: Send {
     fn uplink(&mut self) -> Option<&mut NicQueue<XdpNic>> {
         None
     }
-    /// The way to the host that it is, for frames of other lanes; `None`: it is none.
-    fn host(&mut self) -> Option<&mut ToHost> {
+    /// The way by a tap that it is, for frames of other lanes; `None`: it is none.
+    fn tap(&mut self) -> Option<&mut ToTap> {
         None
     }
     /// Who belongs to the lane's network now, and where.

@@ -26,6 +26,8 @@ pub(crate) struct Members {
     pub(crate) is_filtered: bool,
     /// Lanes of queues of the uplink.
     pub(crate) uplinks: Vec<SlotAt>,
+    /// The one of the uplink, where it is reached by a tap.
+    pub(crate) uplink_tap: Option<Guest>,
     /// The one of the host.
     pub(crate) host: Option<Guest>,
     /// Where the others are.
@@ -88,17 +90,31 @@ impl Members {
         }
     }
 
+    /// The same for frames that came by the uplink: the host has had them.
+    pub(super) fn without_ways_out(&self) -> Self {
+        Self {
+            uplink_tap: None,
+            host: None,
+            ways_out: [None; 2],
+            ..self.clone()
+        }
+    }
+
     /// Whether frames leave by the uplink, here or at another worker.
     pub(crate) fn has_uplink(&self) -> bool {
         let [uplink, _] = self.ways_out;
-        !self.uplinks.is_empty() || uplink.is_some()
+        self.has_uplink_here() || uplink.is_some()
+    }
+
+    fn has_uplink_here(&self) -> bool {
+        !self.uplinks.is_empty() || self.uplink_tap.is_some()
     }
 
     /// Whether frames of this worker reach the uplink by a link only. What goes to a group goes by that link in any
     /// case.
     pub(crate) fn reaches_uplink_by_link(&self) -> bool {
         let [uplink, _] = self.ways_out;
-        self.uplinks.is_empty() && uplink.is_some()
+        !self.has_uplink_here() && uplink.is_some()
     }
 
     /// Whether a port has a guest at no worker.

@@ -33,7 +33,6 @@ pub(crate) mod gso;
 pub(crate) mod guard;
 pub(crate) mod guest_frame;
 pub(crate) mod guests;
-pub(crate) mod host_lane;
 pub(crate) mod inner_queue;
 pub(crate) mod joined;
 pub(crate) mod lane;
@@ -71,14 +70,15 @@ pub(crate) mod statistics;
 mod stray_tests;
 pub(crate) mod table;
 mod tap_frame;
+pub(crate) mod tap_lane;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod test_guest;
 #[cfg(test)]
 pub(crate) mod test_nic;
 mod to_group;
 pub(crate) mod to_guest;
-pub(crate) mod to_host;
 pub(crate) mod to_nic;
+pub(crate) mod to_tap;
 pub(crate) mod uplink_lane;
 pub(crate) mod vlans;
 pub(crate) mod worker;

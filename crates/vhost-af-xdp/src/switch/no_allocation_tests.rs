@@ -26,7 +26,7 @@ use super::port_lane::PortLane;
 use super::table::{PortNumber, Table, TablePort};
 use super::test_guest::{HEADER, Memory};
 use super::test_nic::{TestNic, Wire, own_memory, queue};
-use super::to_host::ToHost;
+use super::to_tap::ToTap;
 use crate::direct::send_direct::SendDirectLane;
 use crate::direct::{CHUNK_BYTES, DirectLane, DirectMemory};
 use crate::nic::endpoint::NicQueue;
@@ -354,7 +354,7 @@ impl Network for Alone {
         None
     }
 
-    fn host(&mut self, _at: SlotAt) -> Option<&mut ToHost> {
+    fn tap(&mut self, _at: SlotAt) -> Option<&mut ToTap> {
         None
     }
 

@@ -6,7 +6,7 @@
 //! place of the bytes in guest memory, which the guest may have changed meanwhile.
 //!
 //! To another port of the same worker a frame is copied once, from RAM to RAM, with its segmentation and checksum
-//! request as it came ([`Passing`]), and so to the host ([`super::to_host`]). To the uplink it is copied into a chunk,
+//! request as it came ([`Passing`]), and so to the host ([`super::to_tap`]). To the uplink it is copied into a chunk,
 //! and cut where it asks for that ([`super::to_nic`]); the lane there has the kernel send what all lanes put there
 //! ([`super::uplink_lane`]).
 //!
@@ -97,8 +97,8 @@ enum From {
     Guest,
     /// Those of a link from another worker, where they were judged.
     Link,
-    /// The host's, of which those for its ports are the network's.
-    Host,
+    /// The host's, of which those for its ports are the network's, or what came by the uplink's tap.
+    Tap,
 }
 
 /// A lane's turn, and the network that it goes to.
@@ -134,10 +134,10 @@ impl PortLane {
         }
     }
 
-    /// The way from the host, and to it ([`super::host_lane`]).
-    pub(crate) fn of_host(pair: QueuePair, counters: Arc<PairCounters>) -> Self {
+    /// The way from a tap, and to it ([`super::tap_lane`]).
+    pub(crate) fn of_tap(pair: QueuePair, counters: Arc<PairCounters>) -> Self {
         Self {
-            from: From::Host,
+            from: From::Tap,
             ..Self::new(pair, counters, (PortNumber(u16::MAX), 0))
         }
     }
@@ -325,10 +325,12 @@ impl<O: OwnQueue> PortLane<O> {
             }
             let mut copies = 0;
             let host = self.members.host.filter(|_| from.is_some());
+            let uplink_tap = self.members.uplink_tap.filter(|_| leaves_here && !has_uplink);
+            let taps = host.into_iter().chain(uplink_tap);
             let note = self.note(first);
             let ports = self.members.ports_of(judged.vlan, from);
             let ports = ports.map(|(port, guest)| (guest, self.members.is_tagged(port)));
-            for (guest, is_tagged) in host.map(|host| (host, true)).into_iter().chain(ports) {
+            for (guest, is_tagged) in taps.map(|tap| (tap, true)).chain(ports) {
                 let passed = with_tag(judged, frame, is_tagged, |frame| {
                     pass_copy(burst.network, guest.at, (frame, note), &self.counters)
                 });
@@ -362,7 +364,7 @@ impl<O: OwnQueue> PortLane<O> {
         match self.from {
             From::Guest => Some(self.number),
             From::Link => self.chains[at].source,
-            From::Host => None,
+            From::Tap => None,
         }
     }
 

@@ -274,6 +274,7 @@ impl LaneName {
                 queue: Some(*queue),
                 ..of_network("uplink")
             },
+            Role::UplinkTap { .. } => of_network("uplink"),
             Role::Host { .. } => of_network("host"),
             Role::Groups { .. } => of_network("groups"),
             Role::LinkTo { worker, .. } | Role::LinkFrom { worker, .. } => Self {

@@ -23,6 +23,8 @@ pub(crate) enum Role {
     },
     /// A queue of a network's uplink.
     Uplink { network: Arc<str>, queue: u32 },
+    /// The uplink of a network, where it is reached by a tap.
+    UplinkTap { network: Arc<str> },
     /// The way to the host of a network's uplink.
     Host { network: Arc<str> },
     /// Frames to groups that came to a network's uplink.
@@ -49,6 +51,7 @@ impl Role {
             Self::Member { network, port, .. } => Some(Group::Port(Arc::clone(network), *port)),
             Self::Pair { port, pair } => (*pair == 0 || !receives).then(|| Group::Name(Arc::clone(port))),
             Self::Uplink { .. }
+            | Self::UplinkTap { .. }
             | Self::Host { .. }
             | Self::Groups { .. }
             | Self::LinkTo { .. }
@@ -78,6 +81,7 @@ impl Role {
         match self {
             Self::Member { network, .. }
             | Self::Uplink { network, .. }
+            | Self::UplinkTap { network }
             | Self::Host { network }
             | Self::Groups { network }
             | Self::LinkTo { network, .. }

@@ -15,7 +15,7 @@ use super::role::Role;
 use super::spread::Spread;
 use super::statistics::LaneCounted;
 use super::table::Table;
-use super::to_host::ToHost;
+use super::to_tap::ToTap;
 use crate::nic::endpoint::NicQueue;
 use crate::nic::xdp::XdpNic;
 use device::pair::{Fault, QueuePair};
@@ -309,13 +309,17 @@ pub(super) fn acquaint(slots: &mut [Slot], tables: &Tables, place: &Place) {
                 );
             }
             Role::Uplink { .. } => members.uplinks.push(at),
-            Role::Host { .. } => {
-                members.host = Some(Guest {
+            Role::Host { .. } | Role::UplinkTap { .. } => {
+                let guest = Guest {
                     at,
                     id,
                     pair: 0,
                     is_link: false,
-                });
+                };
+                match slot.role {
+                    Role::Host { .. } => members.host = Some(guest),
+                    _ => members.uplink_tap = Some(guest),
+                }
             }
             _ => {}
         }
@@ -335,6 +339,7 @@ pub(super) fn acquaint(slots: &mut [Slot], tables: &Tables, place: &Place) {
             let mut near = members.clone();
             if !uplink {
                 near.uplinks.clear();
+                near.uplink_tap = None;
             }
             near.host = near.host.filter(|_| host);
             Arc::new(near)
@@ -344,6 +349,7 @@ pub(super) fn acquaint(slots: &mut [Slot], tables: &Tables, place: &Place) {
                 role if role.network() != Some(&network) => {}
                 Role::LinkFrom { worker, .. } => slot.lane.meet(&near(*worker)),
                 Role::Host { .. } => slot.lane.meet(&Arc::new(all.without_host())),
+                Role::UplinkTap { .. } => slot.lane.meet(&Arc::new(all.without_ways_out())),
                 _ => slot.lane.meet(&all),
             }
         }
@@ -456,8 +462,8 @@ impl Network for Others<'_> {
         self.other(at)?.lane.uplink()
     }
 
-    fn host(&mut self, at: SlotAt) -> Option<&mut ToHost> {
-        self.other(at)?.lane.host()
+    fn tap(&mut self, at: SlotAt) -> Option<&mut ToTap> {
+        self.other(at)?.lane.tap()
     }
 
     fn blame(&mut self, at: SlotAt, fault: Fault) {

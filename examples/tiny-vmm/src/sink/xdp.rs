@@ -150,7 +150,7 @@ fn config(ifindex: u32, mode: Mode) -> SocketConfig {
     SocketConfig {
         attach: match mode {
             Mode::Native => AttachMode::Native,
-            Mode::Skb => AttachMode::Skb,
+            Mode::Skb | Mode::Tap => AttachMode::Skb,
         },
         bind: BindRequest::ForceCopy,
         rx: Some(RingSize::at_least(RING)),

@@ -26,7 +26,11 @@ impl Interface {
         if let Some(network) = self.networks.get(&queues.start) {
             facts.steered = Steered::ByNetwork;
             facts.strips_tags = network.strips_tags && !self.restores_tags(queues.start);
-            beyond = network.note(&self.link.name);
+            // By a tap frames come from all queues.
+            beyond = match self.is_by_tap() {
+                true => String::new(),
+                false => network.note(&self.link.name),
+            };
         }
         facts.loses = !(beyond.is_empty() && self.losses.is_empty());
         facts.steering = entries::joined([&self.losses, &beyond, &entries.note()]);

@@ -182,7 +182,7 @@ impl Interface {
         }
         let possible = match program.mode() {
             Mode::Native => self.hints.driver.with(HintSet::MARK),
-            Mode::Skb => HintSet::NONE,
+            Mode::Skb | Mode::Tap => HintSet::NONE,
         };
         let wanted = wanted.among(possible);
         let surplus = program.hints().among(possible).without(wanted);
@@ -220,6 +220,9 @@ impl Interface {
 
     /// Whether the lease of this first queue is told of tags that are taken off.
     pub(super) fn restores_tags(&self, first: u32) -> bool {
+        if self.is_by_tap() {
+            return true;
+        }
         let asked = self.hints.leases.get(&first);
         asked.is_some_and(|asked| self.restores_for(asked))
     }
@@ -242,7 +245,7 @@ impl Interface {
         };
         let possible = match program.mode() {
             Mode::Native => driver.with(HintSet::MARK),
-            Mode::Skb => HintSet::NONE,
+            Mode::Skb | Mode::Tap => HintSet::NONE,
         };
         let on = match asked.has_any() {
             true => program.hints(),
@@ -251,18 +254,20 @@ impl Interface {
         Hinted {
             possible,
             on,
-            why: self.why_not(&asked, possible, on),
+            why: self.why_not(&asked, program.mode(), possible, on),
             layouts: program.all_layouts(),
         }
     }
 
-    fn why_not(&self, asked: &LeaseHints, possible: HintSet, on: HintSet) -> String {
+    fn why_not(&self, asked: &LeaseHints, program_mode: Mode, possible: HintSet, on: HintSet) -> String {
         let missing = asked.wish.asked.without(on);
         if missing.is_empty() {
             return String::new();
         }
-        if let Some(Mode::Skb) = self.program.as_ref().map(steer::Program::mode) {
-            return format!("no {missing}: hints take native mode, and the program is in skb mode");
+        if program_mode != Mode::Native {
+            return format!(
+                "no {missing}: hints take native mode, and the program is in {program_mode} mode"
+            );
         }
         let refused = missing.without(asked.allowed);
         let refused = match refused.is_empty() {

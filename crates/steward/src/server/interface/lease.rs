@@ -213,6 +213,10 @@ pub(in crate::server) fn check(link: &Link, wanted: &Wanted, hints: LeaseHints) 
         );
         return Err(Refusal::new(Reason::NoInterface, text));
     }
+    if wanted.mode == ModeRequest::Tap && !wanted.network {
+        let text = "tap mode is for networks: make the guest a port of one, or choose another mode";
+        return Err(Refusal::new(Reason::Program, text));
+    }
     let may_restore = || wanted.mode != ModeRequest::Skb && Interface::may_restore_tags(link.index, hints);
     entries::check_tags(name, &wanted.filter, may_restore)
         .map_err(|text| Refusal::new(Reason::NoInterface, text))

@@ -33,9 +33,11 @@ impl Interface {
                 self.note = format!("{why}: use mode=skb");
                 return;
             }
+            (ModeRequest::Tap, _) => ModeRequest::Tap,
             (_, Some(_)) => ModeRequest::Skb,
             (mode, None) => mode,
         };
+        let only_skb = only_skb.filter(|_| mode == ModeRequest::Skb);
         let attached = Program::attach(self.link.index, mode, wants_frags(self.link.mtu));
         may_crash("attached");
         // A program that does not know what leases take must not be used by them: it is off again at once.

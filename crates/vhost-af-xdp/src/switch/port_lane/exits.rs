@@ -13,6 +13,7 @@ use crate::switch::lane::{Blame, Network, Peer};
 use crate::switch::members::Guest;
 use crate::switch::own_queue::OwnQueue;
 use crate::switch::to_nic::NicSink;
+use crate::switch::to_tap::Put as ToTapPut;
 
 /// Chains of a turn that go the same way out.
 struct Frames<'a> {
@@ -141,9 +142,15 @@ impl<O: OwnQueue> PortLane<O> {
     /// Puts a run of frames to the uplink, here or where another worker has it; what is not taken waits. `nobody`: where
     /// those are counted for which there is none.
     pub(super) fn leave(&mut self, run: usize, burst: &mut Burst<'_>, nobody: fn(&PairCounters) -> &Counter) {
-        if self.put_to_nic(run, burst).is_none() && !self.wait_for_uplink() {
-            let [link, _] = self.members.ways_out;
-            self.leave_by(link, run, burst, nobody);
+        if self.put_to_nic(run, burst).is_some() || self.wait_for_uplink() {
+            return;
+        }
+        match self.members.uplink_tap {
+            Some(tap) => self.to_tap(tap, run, burst, nobody),
+            None => {
+                let [link, _] = self.members.ways_out;
+                self.leave_by(link, run, burst, nobody);
+            }
         }
     }
 
@@ -166,36 +173,58 @@ impl<O: OwnQueue> PortLane<O> {
         burst: &mut Burst<'_>,
         nobody: fn(&PairCounters) -> &Counter,
     ) {
-        let [_, link] = self.members.ways_out;
-        let Some(host) = self.members.host else {
-            return self.leave_by(link, run, burst, nobody);
-        };
+        match self.members.host {
+            Some(host) => self.to_tap(host, run, burst, nobody),
+            None => {
+                let [_, link] = self.members.ways_out;
+                self.leave_by(link, run, burst, nobody);
+            }
+        }
+    }
+
+    /// Passes a run of frames to the lane of a tap.
+    fn to_tap(
+        &mut self,
+        tap: Guest,
+        run: usize,
+        burst: &mut Burst<'_>,
+        nobody: fn(&PairCounters) -> &Counter,
+    ) {
         let end = burst.done + run;
-        self.write_to_host(host, end, burst);
+        self.write_to_tap(tap, end, burst);
         // What cannot be written from where it lies, if the turn has more.
         if self.goes_on(burst.done, end, &burst.turn) {
-            self.leave_by(Some(host), 1, burst, nobody);
+            self.leave_by(Some(tap), 1, burst, nobody);
         }
     }
 
     /// Writes the next frames from where they lie, as far as that can be done: not before the rest of a packet of the same
-    /// sender that the host gets cut.
-    fn write_to_host(&mut self, host: Guest, end: usize, burst: &mut Burst<'_>) {
-        let pending = burst.network.guest(host.at).and_then(|guest| guest.pending);
+    /// sender that the tap gets cut.
+    fn write_to_tap(&mut self, tap: Guest, end: usize, burst: &mut Burst<'_>) {
+        let pending = burst.network.guest(tap.at).and_then(|guest| guest.pending);
         if pending.is_some_and(|pending| pending.is_of(&self.counters)) {
             return;
         }
-        let Some(host) = burst.network.host(host.at) else {
+        let Some(tap) = burst.network.tap(tap.at) else {
             return;
         };
         while self.goes_on(burst.done, end, &burst.turn) {
             let (judged, chain) = (&self.chains[burst.done], self.sender.chains().chains[burst.done]);
             let buffers = self.sender.chains().buffers(&chain);
             if let Some(frame) = judged.frame(&self.pair, buffers) {
-                if !with_tag(judged, frame, true, |frame| host.put(frame)) {
-                    return;
+                match with_tag(judged, frame, true, |frame| tap.put(frame, &self.counters)) {
+                    ToTapPut::Done => burst.turn.tally.add(frame.sending.len),
+                    ToTapPut::Whole { segments, headers } => {
+                        let len = frame.sending.len;
+                        burst.turn.tally.add_unsegmented(len, segments.into(), headers);
+                    }
+                    ToTapPut::NoRoom => {
+                        self.counters.from_guest_waits.add(1);
+                        self.waits = true;
+                        return;
+                    }
+                    ToTapPut::Refused => return,
                 }
-                burst.turn.tally.add(frame.sending.len);
             }
             self.own.give_back(&mut self.pair, chain.id);
             burst.turn.note(buffers.len());

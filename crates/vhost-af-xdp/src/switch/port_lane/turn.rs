@@ -107,7 +107,7 @@ impl<O: OwnQueue> PortLane<O> {
         }
         self.sender.settle(&mut self.pair, &turn, done, &self.counters);
         match self.from {
-            From::Guest | From::Host => meter::took(done),
+            From::Guest | From::Tap => meter::took(done),
             From::Link => meter::took_linked(done),
         }
         if self.sender.throttle.is_on() {

@@ -1,8 +1,9 @@
-//! The host as one more receiver of a network: frames go to it and come from it by a tap device.
+//! The host as one more receiver of a network, and the wire where no XDP program is on the uplink: frames go there and
+//! come from there by a tap device.
 //!
-//! To the others the host is a guest that takes GSO packets whole and checksums unfinished, but that frames can be
-//! written to from where they lie ([`super::to_host`]): a frame a system call, in which the host's stack does its part.
-//! What the host sends is read into buffers of ours, with its segmentation and checksum request, and from there it goes
+//! To the others it is a guest that takes GSO packets whole and checksums unfinished, but that frames can be
+//! written to from where they lie ([`super::to_tap`]): a frame a system call, in which the host's stack does its part.
+//! What comes by the tap is read into buffers of ours, with its segmentation and checksum request, and from there it goes
 //! the ways of a guest's frames ([`PortLane`]), judged by its addresses only: to ports, and to other workers where
 //! those are. Guests without these offloads get it cut and completed, as from each other.
 //!
@@ -25,7 +26,8 @@ use super::lane::{Blame, Lane, Near, Peer, Stopped, Work};
 use super::limits::BATCH;
 use super::members::Members;
 use super::port_lane::PortLane;
-use super::to_host::{ToHost, push};
+pub(crate) use super::to_tap::To;
+use super::to_tap::{ToTap, push};
 use crate::nic::tap::{Parts, Tap};
 
 /// While guests give the host frames, what it says meanwhile is read once in so many rounds more: acknowledgements of a
@@ -40,9 +42,9 @@ const QUIET: u64 = 8;
 const ASKED_EACH: u64 = 8;
 
 /// See the module's head.
-pub(crate) struct HostLane {
+pub(crate) struct TapLane {
     lane: PortLane,
-    to_host: ToHost,
+    to_tap: ToTap,
     /// What our half takes.
     from_host: SplitDriver,
     /// Buffers to read into; the one that was used last is the next.
@@ -60,12 +62,12 @@ pub(crate) struct HostLane {
     has_frames: bool,
 }
 
-impl HostLane {
-    /// By that device; `cuts_udp`: its kernel cuts UDP packets, too.
+impl TapLane {
+    /// By that device, which leads there; `cuts_udp`: its kernel cuts UDP packets, too.
     /// Errors: [`InnerQueueError`].
     pub(crate) fn new(
         tap: Tap,
-        cuts_udp: bool,
+        (to, cuts_udp): (To, bool),
         counters: Arc<PairCounters>,
     ) -> Result<Self, InnerQueueError> {
         let read_into = BATCH + PARTS;
@@ -73,19 +75,24 @@ impl HostLane {
         let (mut to_guest, received) = memory.queue(None, None)?;
         let (mut from_guest, from_host) = memory.queue(None, None)?;
         (to_guest.enabled, from_guest.enabled) = (true, true);
+        let (takes_tcp, takes_udp) = (to == To::Host, to == To::Host && cuts_udp);
         let offloads = Offloads {
-            guest_uso4: cuts_udp,
-            guest_uso6: cuts_udp,
+            guest_tso4: takes_tcp,
+            guest_tso6: takes_tcp,
+            guest_uso4: takes_udp,
+            guest_uso6: takes_udp,
             ..Offloads::all()
         };
         let pair = memory.pair(from_guest, to_guest, offloads);
         let free = (0..read_into).map(|_| memory.ram.alloc(BUFFER_BYTES.into(), 64));
         Ok(Self {
-            lane: PortLane::of_host(pair, Arc::clone(&counters)),
+            lane: PortLane::of_tap(pair, Arc::clone(&counters)),
             from_host,
             free: free.collect::<Result<_, _>>()?,
-            to_host: ToHost {
+            to_tap: ToTap {
                 tap,
+                to,
+                is_stuck: false,
                 waiting: Received::new(received, &memory)?,
                 ram: memory.ram,
                 cuts_udp,
@@ -101,7 +108,7 @@ impl HostLane {
         })
     }
 
-    /// Reads what the host sends into the queue of our half; whether there was something.
+    /// Reads what comes by the tap into the queue of our half; whether there was something.
     fn read(&mut self) -> bool {
         let mut any = false;
         while !self.is_gone && self.free.len() >= PARTS {
@@ -109,11 +116,11 @@ impl HostLane {
             for &buffer in self.free.iter().rev().take(PARTS) {
                 push(
                     &mut parts,
-                    &self.to_host.ram,
+                    &self.to_tap.ram,
                     Buffer::writable(buffer, BUFFER_BYTES),
                 );
             }
-            let bytes = match self.to_host.tap.read(&parts) {
+            let bytes = match self.to_tap.tap.read(&parts) {
                 Ok(bytes) => bytes,
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
                 Err(error) => {
@@ -168,10 +175,10 @@ impl HostLane {
     }
 }
 
-impl Lane for HostLane {
+impl Lane for TapLane {
     fn breathe(&mut self, near: Near<'_>) -> Result<usize, Blame> {
-        let written = self.to_host.write_waiting();
-        let is_given = std::mem::take(&mut self.to_host.is_given);
+        let written = self.to_tap.write_waiting();
+        let is_given = std::mem::take(&mut self.to_tap.is_given);
         self.put_off = match is_given && self.put_off < PUT_OFF {
             true => self.put_off + 1,
             false => 0,
@@ -189,14 +196,16 @@ impl Lane for HostLane {
     fn arm(&mut self, near: Near<'_>) -> Work {
         // Those behind frames that wait here are read when these have gone.
         let is_next = self.has_frames && self.free.len() >= PARTS;
-        match self.to_host.waiting.driver.enable_calls() || is_next {
+        match self.to_tap.waiting.driver.enable_calls() || is_next {
             true => Work::Now,
+            // Of room nobody tells.
+            false if self.to_tap.is_stuck => self.lane.arm(near).max(Work::SOON),
             false => self.lane.arm(near),
         }
     }
 
     fn disarm(&mut self) {
-        self.to_host.waiting.driver.disable_calls();
+        self.to_tap.waiting.driver.disable_calls();
         self.lane.disarm();
     }
 
@@ -216,8 +225,8 @@ impl Lane for HostLane {
         self.lane.peer()
     }
 
-    fn host(&mut self) -> Option<&mut ToHost> {
-        Some(&mut self.to_host)
+    fn tap(&mut self) -> Option<&mut ToTap> {
+        Some(&mut self.to_tap)
     }
 
     fn meet(&mut self, members: &Arc<Members>) {
@@ -225,7 +234,7 @@ impl Lane for HostLane {
     }
 
     fn event_fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.to_host.tap.as_fd())
+        Some(self.to_tap.tap.as_fd())
     }
 
     fn note_event(&mut self) {
@@ -236,9 +245,9 @@ impl Lane for HostLane {
 
     fn stop(mut self: Box<Self>) -> Stopped {
         // What waits for the host it gets still; the ways to the others are not here.
-        self.to_host.write_waiting();
+        self.to_tap.write_waiting();
         let left = left_in(&mut self.from_host, &mut self.parts_of);
-        self.to_host.counters.from_guest_queue_stopped.add(left);
+        self.to_tap.counters.from_guest_queue_stopped.add(left);
         Box::new(self.lane).stop()
     }
 }

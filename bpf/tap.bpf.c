@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: (Apache-2.0 OR BSD-3-Clause)
+/*
+ * tap.bpf.c: the ways between an interface, a network's uplink, and tap devices of who serves the network.
+ *
+ * THEORY OF OPERATION
+ *
+ * A tap has no address, and nobody looks at it. Programs move frames between it and the uplink, which is the host's own
+ * interface. One tap joins the network with the host, over the uplink's own interface and addresses:
+ *
+ *   to_network    at egress of the uplink. What the host sends to a station of the network goes into the tap instead of
+ *                 out of the NIC. Of frames to groups a copy goes there. Everything else leaves as ever.
+ *   to_host       at ingress of the tap. What the network sends to the host is received by the uplink, as if it had
+ *                 come from outside. So the host has one interface, one address, one neighbour table.
+ *
+ * Where the uplink has no XDP program, another tap joins the network with the wire:
+ *
+ *   from_uplink   at ingress of the uplink: as to_network, of what comes from outside.
+ *   to_uplink     at ingress of the tap: send.bpf.c.
+ *
+ * Stations are those of the XDP program, on the interface or not: it is the same map. What the host receives by to_host
+ * comes to the uplink's ingress: from_uplink knows it by its mark, and the XDP program meets it only in skb mode, where
+ * a frame to a group comes into the network's ring once more, with the address of the station that sent it.
+ */
+#include "steer.h"
+
+#include <linux/bpf.h>
+#include <linux/pkt_cls.h>
+#include <bpf/bpf_helpers.h>
+
+#include "steer_key.h"
+
+char _license[] SEC("license") = "Dual BSD/GPL";
+
+/* Set before the programs are loaded. */
+const volatile __u32 tap_network;
+const volatile __u32 tap_uplink;
+const volatile __u32 tap_device;
+/* from_uplink is at the uplink. */
+const volatile __u32 tap_marks;
+
+/* The one of steer_body.h. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, STEER_MAX_STATIONS);
+	__type(key, struct steer_station);
+	__type(value, struct steer_member);
+} steer_stations SEC(".maps");
+
+/* Says nothing about the frame: other programs have their say, then it goes on as ever (TCX_NEXT, too). */
+#define GO_ON TC_ACT_UNSPEC
+
+/* Redirects a frame to a station of the network to its tap, and a copy of one to a group. */
+static __always_inline int to_tap(struct __sk_buff *skb)
+{
+	struct steer_member *member;
+	volatile __u64 key;
+	__u32 vlan = 0;
+	__u8 head[16];
+	__u16 type;
+
+	if (bpf_skb_load_bytes(skb, 0, head, sizeof(head)))
+		return GO_ON;
+	/* Bit 0 of the first byte: multicast or broadcast (IEEE 802). */
+	if (head[0] & 1) {
+		/* Without memory for a copy the network has lost a frame, as on any wire. */
+		bpf_clone_redirect(skb, tap_device, 0);
+		return GO_ON;
+	}
+	type = head[12] << 8 | head[13];
+	/* A service tag (802.1ad) is of no VLAN here, as in steer_body.h. */
+	if (skb->vlan_present)
+		vlan = skb->vlan_proto == NETWORK16(0x8100) ? skb->vlan_tci & 0xfff : 0;
+	else if (type == 0x8100)
+		vlan = (head[14] & 0x0f) << 8 | head[15];
+	key = station_key(vlan, head);
+	member = bpf_map_lookup_elem(&steer_stations, (const void *)&key);
+	if (!member || member->network != tap_network)
+		return GO_ON;
+	return bpf_redirect(tap_device, 0);
+}
+
+SEC("tc")
+int to_network(struct __sk_buff *skb)
+{
+	/* A guest's, not the host's: for others, as what sockets send. */
+	if (skb->tc_index == SENT_BY_TAP)
+		return GO_ON;
+	return to_tap(skb);
+}
+
+SEC("tc")
+int from_uplink(struct __sk_buff *skb)
+{
+	/* A guest's, for the host. */
+	if (skb->tc_index == SENT_BY_TAP) {
+		skb->tc_index = 0;
+		return GO_ON;
+	}
+	return to_tap(skb);
+}
+
+SEC("tc")
+int to_host(struct __sk_buff *skb)
+{
+	if (tap_marks)
+		skb->tc_index = SENT_BY_TAP;
+	return bpf_redirect(tap_uplink, BPF_F_INGRESS);
+}

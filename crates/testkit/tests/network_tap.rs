@@ -1,0 +1,332 @@
+//! A network whose uplink has no XDP program (`mode = "tap"`): frames come and go by a tap device, GSO packets whole.
+
+use std::time::Duration;
+
+use rstest::rstest;
+use rustix::process::Signal;
+use serde_json::Value;
+use testkit::daemon::Mode;
+use testkit::driver::{F_GUEST_ALL, F_HOST_ALL, HEADER};
+use testkit::gso_packet::{GsoPacket, Ip};
+use testkit::lan::{Lan, STRANGER, file, frame, mac};
+use testkit::{DriverConfig, Layout, NetNs, PacketPort, Serve, VethPair, foreign, kernel, require, wait};
+
+/// Ports with these keys in a network in tap mode.
+fn lan(serve: &Serve, ports: &[&str], features: u64) -> Lan {
+    let text = file(Some(VethPair::NIC), ports).replacen("[port.vm0]", "mode = \"tap\"\n[port.vm0]", 1);
+    Lan::on(
+        VethPair::new(),
+        serve,
+        &text,
+        ports.len(),
+        &DriverConfig::with(features),
+    )
+}
+
+/// Frames pass both ways, and between guests.
+#[track_caller]
+fn assert_passes(lan: &mut Lan, number: u8) {
+    let sent = frame(STRANGER, mac(0), 300, number);
+    lan.send(0, &sent);
+    assert!(
+        std::iter::from_fn(|| lan.wire.receive(wait::SOON)).any(|got| got == sent),
+        "{}",
+        lan.daemon.said()
+    );
+    let sent = frame(mac(0), STRANGER, 300, number);
+    lan.wire.send(&sent);
+    await_frame(lan, 0, &sent);
+    let sent = frame(mac(1), mac(0), 300, number);
+    lan.send(0, &sent);
+    await_frame(lan, 1, &sent);
+}
+
+/// A guest gets a frame, whatever comes before.
+#[track_caller]
+fn await_frame(lan: &mut Lan, guest: usize, frame: &[u8]) {
+    while lan.received(guest) != frame {}
+}
+
+/// The same as soon as frames pass again: some are lost until then.
+#[track_caller]
+fn await_passes(lan: &mut Lan) {
+    let mut number = 0;
+    let passes = wait::until(wait::SOON, || {
+        number += 1;
+        let sent = frame(mac(0), STRANGER, 200, number);
+        lan.wire.send(&sent);
+        let got = lan.guests[0].pairs[0].receive(Duration::from_millis(100));
+        got.is_some_and(|got| got.frame == sent)
+    });
+    assert!(passes, "{}", lan.daemon.said());
+    assert_passes(lan, 255);
+}
+
+fn network(lan: &Lan) -> Value {
+    lan.daemon.status()["networks"][0].clone()
+}
+
+#[track_caller]
+fn await_network(lan: &Lan, what: &str, condition: impl Fn(&Value) -> bool) {
+    let became = wait::until(wait::SOON, || condition(&network(lan)));
+    assert!(became, "{what}: {:#}\n{}", network(lan), lan.daemon.said());
+}
+
+/// The devices by which networks reach the wire.
+fn taps(netns: &NetNs) -> String {
+    netns.output_of("ip", &["-o", "link", "show", "type", "tun"])
+}
+
+fn has_program(netns: &NetNs) -> bool {
+    netns
+        .output_of("ip", &["-d", "link", "show", VethPair::NIC])
+        .contains("prog/xdp")
+}
+
+/// A packet from one address to another, and what is asked for it: segments of so many bytes.
+fn gso(packet: &GsoPacket, to: [u8; 6], from: [u8; 6], size: u16) -> (Vec<u8>, [u8; 10]) {
+    let frame = [&to[..], &from[..], &packet.bytes()[12..]].concat();
+    (frame, packet.request(size))
+}
+
+/// The next frame of a guest's that the other end of the uplink gets, behind the first ten bytes of its header.
+#[track_caller]
+fn heard(ear: &PacketPort, from: [u8; 6]) -> (Vec<u8>, Vec<u8>) {
+    let mut bytes = vec![0; 70_000];
+    let frame = wait::until_some(wait::SOON, || {
+        let (len, _) = ear.read_into(&mut bytes, Duration::from_millis(100)).ok()?;
+        let (header, frame) = bytes[..len].split_at(10);
+        (frame[6..12] == from).then(|| (frame.to_vec(), header.to_vec()))
+    });
+    frame.expect("it comes")
+}
+
+/// Sends GSO packets to the uplink, which come there as they are.
+fn mouth(lan: &Lan) -> PacketPort {
+    let on = [
+        "-K",
+        VethPair::WIRE,
+        "tx",
+        "on",
+        "tso",
+        "on",
+        "tx-udp-segmentation",
+        "on",
+    ];
+    lan.veth.far.run("ethtool", &on);
+    PacketPort::open_with_header(&lan.veth.far, VethPair::WIRE)
+}
+
+fn ask(request: &[u8; 10]) -> [u8; HEADER] {
+    let mut header = [0; HEADER];
+    header[..10].copy_from_slice(request);
+    header
+}
+
+#[rstest]
+fn gso_packets_pass_whole_to_the_wire_and_from_it(#[values(1, 2)] workers: usize) {
+    require!(Root);
+    let ports = file(Some(VethPair::NIC), &["", ""]).replacen("[port.vm0]", "mode = \"tap\"\n[port.vm0]", 1);
+    let text = format!("[daemon]\nworkers = {workers}\n{ports}");
+    let config = DriverConfig::with(F_HOST_ALL | F_GUEST_ALL);
+    let mut lan = Lan::on(VethPair::new(), &Serve::file(), &text, 2, &config);
+    assert!(!has_program(&lan.veth.near));
+    let ear = PacketPort::open_to_read_with_header(&lan.veth.far, VethPair::WIRE);
+    let mouth = mouth(&lan);
+    // UDP packets that are to be cut pass whole since Linux 6.2.
+    let udp = (kernel::version() >= (6, 2)).then(|| GsoPacket::udp(Ip::V4(0), 40_000));
+    let kinds = [
+        GsoPacket::tcp(Ip::V4(0), 60_000),
+        GsoPacket::tcp(Ip::V6(Vec::new()), 30_001),
+    ];
+    let mut sent = 0;
+    for packet in kinds.into_iter().chain(udp) {
+        for (guest, piece) in [(0, 9000), (1, 4000)] {
+            let (frame, request) = gso(&packet, STRANGER, mac(guest), 1000);
+            lan.guests[guest].pairs[0].send_asking(&[(ask(&request), &frame)], Layout::Pieces(piece));
+            let (got, asked) = heard(&ear, mac(guest));
+            assert_eq!(got.len(), frame.len(), "guest {guest}: whole");
+            assert!(got == frame);
+            assert_eq!((asked[1], &asked[4..6]), (request[1], &request[4..6]));
+            sent += 1;
+
+            let (frame, request) = gso(&packet, mac(guest), STRANGER, 1000);
+            mouth.send(&[&request[..], &frame].concat());
+            let got = lan.guests[guest].pairs[0].receive(wait::SOON).expect("it comes");
+            assert_eq!(got.frame.len(), frame.len(), "guest {guest}: whole");
+            assert!(got.frame == frame);
+            assert_eq!((got.header[1], &got.header[4..6]), (request[1], &request[4..6]));
+        }
+    }
+    let whole = lan.daemon.counter("from_guest_super_frames_unsegmented");
+    assert_eq!(whole, sent, "{:#}", lan.daemon.status());
+}
+
+#[rstest]
+fn header_that_lies_is_refused_before_the_kernel_sees_it() {
+    require!(Root);
+    let mut lan = lan(&Serve::file(), &["", ""], F_HOST_ALL);
+    let packet = GsoPacket::tcp(Ip::V4(0), 20_000);
+    let (right, request) = gso(&packet, STRANGER, mac(0), 1000);
+    let with = |at: usize, bytes: [u8; 2]| {
+        let mut request = request;
+        request[at..at + 2].copy_from_slice(&bytes);
+        request
+    };
+    let of_udp = {
+        let mut request = request;
+        request[1] = 5;
+        request
+    };
+    let lies = [
+        // No size, one that is larger than the packet; the checksum's place in front of the headers, and behind the packet.
+        with(4, [0, 0]),
+        with(4, [0xff, 0xff]),
+        with(6, [0, 0]),
+        with(6, [0xff, 0x7f]),
+        with(8, [0xff, 0xff]),
+        // UDP segmentation with TCP inside, and without a checksum.
+        of_udp,
+        with(0, [0, request[1]]),
+    ];
+    for (number, request) in lies.iter().enumerate() {
+        lan.guests[0].pairs[0].send_asking(&[(ask(request), &right)], Layout::Whole);
+        assert_passes(&mut lan, number as u8);
+        let names = [
+            "from_guest_offload_malformed",
+            "from_guest_segment_too_long",
+            "from_guest_checksum_in_headers",
+        ];
+        let counted = names.map(|name| lan.daemon.counter(name)).iter().sum::<u64>();
+        assert_eq!(counted, number as u64 + 1, "{request:?}: {}", lan.daemon.said());
+    }
+    assert_eq!(lan.daemon.counter("from_guest_super_frames_unsegmented"), 0);
+}
+
+#[rstest]
+fn frames_go_on_while_the_steward_is_restarted() {
+    require!(Root);
+    let mut lan = lan(&Serve::file().leased(), &["", ""], 0);
+    assert_passes(&mut lan, 0);
+    let before = taps(&lan.veth.near);
+    for signal in [Signal::TERM, Signal::KILL] {
+        let steward = &mut lan.daemon.lessor.as_mut().expect("leased").steward;
+        steward.signal(signal);
+        steward.wait(wait::SOON);
+        for number in 0..10 {
+            assert_passes(&mut lan, number);
+        }
+        lan.daemon.restart_lessor(&lan.veth.near);
+        assert_passes(&mut lan, 20);
+    }
+    assert_eq!(taps(&lan.veth.near), before, "others than before");
+    assert!(network(&lan)["impaired"].is_null());
+    // The lease is one like before: it hears of changes, and ends with its holder.
+    lan.veth.near.ip(&["link", "set", VethPair::NIC, "mtu", "1400"]);
+    await_network(&lan, "the MTU", |network| network["mtu"] == 1400);
+    assert_passes(&mut lan, 21);
+    lan.daemon.terminate();
+    let left = || taps(&lan.veth.near);
+    assert!(wait::until(wait::SOON, || left().is_empty()), "{}", left());
+}
+
+#[rstest]
+fn tap_or_uplink_that_is_deleted_comes_back() {
+    require!(Root);
+    let mut lan = lan(&Serve::file().leased(), &["", ""], 0);
+    assert_passes(&mut lan, 0);
+    let name = taps(&lan.veth.near);
+    let name = name.split([':', ' ']).find(|word| word.starts_with("vaxu"));
+    let name = name.expect("there is one").to_owned();
+    lan.veth.near.ip(&["link", "delete", &name]);
+    await_passes(&mut lan);
+    for state in ["down", "up"] {
+        lan.veth.near.ip(&["link", "set", VethPair::NIC, state]);
+        await_network(&lan, "the link", |network| network["up"] == (state == "up"));
+    }
+    lan.veth.await_near();
+    await_passes(&mut lan);
+    lan.veth.near.ip(&["link", "delete", VethPair::NIC]);
+    await_network(&lan, "gone", |network| network["impaired"].is_string());
+    lan.veth.join(1, 1500);
+    lan.wire = PacketPort::open(&lan.veth.far, VethPair::WIRE);
+    await_passes(&mut lan);
+}
+
+#[rstest]
+fn program_of_somebody_else_stays_and_has_the_frames_before(#[values(Mode::Native, Mode::Skb)] mode: Mode) {
+    require!(Root);
+    let veth = VethPair::new();
+    let _foreign = foreign::Foreign::attach(&veth.near, VethPair::NIC, mode, 0);
+    let text = file(Some(VethPair::NIC), &["", ""]).replacen("[port.vm0]", "mode = \"tap\"\n[port.vm0]", 1);
+    let mut lan = Lan::on(veth, &Serve::file(), &text, 2, &DriverConfig::default());
+    assert_passes(&mut lan, 0);
+    assert!(has_program(&lan.veth.near));
+}
+
+#[rstest]
+fn frames_wait_with_the_guest_while_the_interface_has_no_room() {
+    require!(Root);
+    let mut lan = lan(&Serve::file(), &["", ""], F_HOST_ALL);
+    // Bytes that wait in a queue of 64 MB: more than the tap may have there.
+    let slow = ["rate", "200mbit", "burst", "128k", "limit", "64m"];
+    let add = ["qdisc", "add", "dev", VethPair::NIC, "root", "tbf"];
+    lan.veth.near.run("tc", &[&add[..], &slow[..]].concat());
+    let packet = GsoPacket::tcp(Ip::V4(0), 60_000);
+    let ear = PacketPort::open_to_read_with_header(&lan.veth.far, VethPair::WIRE);
+    let (frame, request) = gso(&packet, STRANGER, mac(0), 1000);
+    const SENT: usize = 100;
+    let (mut shown, mut came) = (0, 0);
+    let mut bytes = vec![0; 70_000];
+    let all = wait::until(wait::SOON, || {
+        while shown < SENT && shown - came < 60 {
+            lan.guests[0].pairs[0].send_asking(&[(ask(&request), &frame)], Layout::Whole);
+            shown += 1;
+        }
+        while let Ok((len, _)) = ear.read_into(&mut bytes, Duration::from_millis(1)) {
+            came += usize::from(bytes[16..len.min(22)] == mac(0));
+        }
+        came == SENT
+    });
+    assert!(all, "{came} of {SENT}: {:#}", lan.daemon.port(0));
+    assert!(
+        lan.daemon.counter("from_guest_waits") > 0,
+        "{:#}",
+        lan.daemon.port(0)
+    );
+}
+
+#[rstest]
+fn guest_without_offloads_gets_segments_of_what_comes_whole() {
+    require!(Root);
+    let mut lan = lan(&Serve::file(), &["", ""], 0);
+    let mouth = mouth(&lan);
+    let packet = GsoPacket::tcp(Ip::V4(0), 10_500);
+    let (frame, request) = gso(&packet, mac(0), STRANGER, 1000);
+    mouth.send(&[&request[..], &frame].concat());
+    let headers = packet.header_len();
+    let mut payload: Vec<u8> = Vec::new();
+    while payload.len() < 10_500 {
+        let got = lan.guests[0].pairs[0].receive(wait::SOON).expect("it comes");
+        assert_eq!(got.header[..6], [0; 6], "nothing is left to be done");
+        assert!(got.frame.len() <= headers + 1000);
+        payload.extend(&got.frame[headers..]);
+    }
+    assert!(payload == frame[headers..]);
+}
+
+#[rstest]
+fn guest_that_takes_no_frames_costs_only_its_own() {
+    require!(Root);
+    let mut lan = lan(&Serve::file(), &["", ""], 0);
+    assert_passes(&mut lan, 0);
+    // It has 64 buffers, and gives none back.
+    for number in 0..200u32 {
+        lan.wire.send(&frame(mac(1), STRANGER, 60, number as u8));
+    }
+    for number in 0..100 {
+        let sent = frame(mac(0), STRANGER, 60, number);
+        lan.wire.send(&sent);
+        await_frame(&mut lan, 0, &sent);
+    }
+}
