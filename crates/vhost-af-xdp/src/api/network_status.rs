@@ -17,7 +17,8 @@ pub(crate) struct NetworkStatus {
     pub(crate) name: String,
     /// Interface that its ports share; none: they reach each other only.
     pub(crate) uplink: Option<String>,
-    /// How the steering program is attached: `native` or `skb`; none without an uplink, or a program on it.
+    /// How the steering program is attached: `native`, `skb`, or `tap`: not at all, and frames come by a tap; none without
+    /// an uplink, or a program on it.
     pub(crate) attached: Option<String>,
     /// What its holder should know of how frames come to its queues.
     #[serde(default)]

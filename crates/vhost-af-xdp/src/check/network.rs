@@ -86,6 +86,11 @@ impl Seen {
             "[network.lan]".to_owned(),
             format!("uplink = \"{name}\""),
             format!("queues = {queues}"),
+        ]);
+        if network.mode.as_deref() != Some("zero-copy") {
+            lines.push("# mode = \"tap\": without XDP, where streams matter more than small frames (docs/hardware.md)".to_owned());
+        }
+        lines.extend([
             "# and [port.vm1] with network, socket-path and mac for each guest (docs/networks.md); then"
                 .to_owned(),
             match self.steward && !self.lacking.is_empty() {
