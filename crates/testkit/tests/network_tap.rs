@@ -243,6 +243,14 @@ fn tap_or_uplink_that_is_deleted_comes_back() {
     for state in ["down", "up"] {
         lan.veth.near.ip(&["link", "set", VethPair::NIC, state]);
         await_network(&lan, "the link", |network| network["up"] == (state == "up"));
+        if state == "down" {
+            let lost = wait::until(wait::SOON, || {
+                lan.send(0, &frame(STRANGER, mac(0), 60, 1));
+                std::thread::sleep(Duration::from_millis(10));
+                lan.daemon.counter("from_guest_interface_down") > 0
+            });
+            assert!(lost, "{}", lan.daemon.said());
+        }
     }
     lan.veth.await_near();
     await_passes(&mut lan);
@@ -329,4 +337,41 @@ fn guest_that_takes_no_frames_costs_only_its_own() {
         lan.wire.send(&sent);
         await_frame(&mut lan, 0, &sent);
     }
+}
+
+/// Whose lower device hands it packets that GRO has joined, or that a veth's peer has sent whole: no XDP program takes
+/// them (docs/hardware.md).
+#[rstest]
+fn uplink_above_another_interface_carries_packets_whole() {
+    require!(Root);
+    let veth = VethPair::new();
+    let above = [
+        "link",
+        "add",
+        "link",
+        VethPair::NIC,
+        "name",
+        "above0",
+        "type",
+        "macvlan",
+        "mode",
+        "passthru",
+    ];
+    veth.near.ip(&above);
+    veth.near.ip(&["link", "set", "above0", "up"]);
+    let text = file(Some("above0"), &["", ""]).replacen("[port.vm0]", "mode = \"tap\"\n[port.vm0]", 1);
+    let mut lan = Lan::on(
+        veth,
+        &Serve::file(),
+        &text,
+        2,
+        &DriverConfig::with(F_HOST_ALL | F_GUEST_ALL),
+    );
+    await_passes(&mut lan);
+    let mouth = mouth(&lan);
+    let packet = GsoPacket::tcp(Ip::V4(0), 60_000);
+    let (frame, request) = gso(&packet, mac(0), STRANGER, 1000);
+    mouth.send(&[&request[..], &frame].concat());
+    let got = lan.guests[0].pairs[0].receive(wait::SOON).expect("it comes");
+    assert!(got.frame == frame, "{} bytes", got.frame.len());
 }

@@ -21,6 +21,7 @@ use crate::nic::error::InterfaceError;
 use crate::nic::interface::Interface;
 use crate::nic::interface_queue::{Fit, InterfaceQueue};
 use crate::nic::mode::Fallback;
+use crate::nic::queue::LinkState;
 use crate::nic::tap::Tap;
 use crate::port::journal::{JOURNAL, Of, What};
 use crate::port::lane_facts::LaneFacts;
@@ -196,6 +197,7 @@ impl Network {
             told.mtu = told.mtu.min(before.mtu);
         }
         state.link = Some(told);
+        self.tell_link(state);
         let (changes, now) = (interface.steering.changes(), Instant::now());
         let all_run = state.running.iter().all(Option::is_some);
         // A tap may be another one.
@@ -399,7 +401,24 @@ impl Network {
             counters: Arc::clone(counters),
             facts: Arc::new(LaneFacts::tap()),
         });
+        self.tell_link(state);
         Ok(())
+    }
+
+    /// Tells the lane of a tap whether frames can leave; those of queues find out by themselves.
+    fn tell_link(&self, state: &State) {
+        let link = match state.link {
+            Some(NetworkLink { up: false, .. }) => LinkState::Down,
+            _ => LinkState::Up,
+        };
+        for running in state.running.iter().flatten() {
+            if let Way::Tap(_) = running.way {
+                self.workers
+                    .change(running.at, move |lane: &mut dyn Lane, _: Near<'_>| {
+                        lane.set_link(link)
+                    });
+            }
+        }
     }
 
     /// Lets the uplink's queue of that place run, if it does not yet.

@@ -31,6 +31,7 @@ use super::rate_limit::{Policer, PortLimits, RateLimit};
 use super::to_tap::ToTap;
 use crate::nic::endpoint::NicQueue;
 use crate::nic::hints::Promise;
+use crate::nic::queue::LinkState;
 use crate::nic::xdp::XdpNic;
 
 use device::pair::{Fault, QueuePair};
@@ -220,6 +221,8 @@ pub(crate) trait Lane: Send {
             pair.frame_limit = bytes;
         }
     }
+    /// What becomes of frames for the wire from now on, of a lane that does not find out by itself.
+    fn set_link(&mut self, _link: LinkState) {}
     /// What its guest may send and get, from now on.
     fn set_limits(&mut self, _limits: &PortLimits) {}
     /// Which frames its guest may send and get from now on, where that is possible; `None`: all. What it went by before

@@ -28,6 +28,7 @@ use super::members::Members;
 use super::port_lane::PortLane;
 pub(crate) use super::to_tap::To;
 use super::to_tap::{ToTap, push};
+use crate::nic::queue::LinkState;
 use crate::nic::tap::{Parts, Tap};
 
 /// While guests give the host frames, what it says meanwhile is read once in so many rounds more: acknowledgements of a
@@ -92,6 +93,7 @@ impl TapLane {
             to_tap: ToTap {
                 tap,
                 to,
+                link: LinkState::Up,
                 is_stuck: false,
                 waiting: Received::new(received, &memory)?,
                 ram: memory.ram,
@@ -231,6 +233,10 @@ impl Lane for TapLane {
 
     fn meet(&mut self, members: &Arc<Members>) {
         self.lane.meet(members);
+    }
+
+    fn set_link(&mut self, link: LinkState) {
+        self.to_tap.link = link;
     }
 
     fn event_fd(&self) -> Option<BorrowedFd<'_>> {

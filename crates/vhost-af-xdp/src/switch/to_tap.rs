@@ -23,6 +23,7 @@ use super::gso::GsoPacket;
 use super::guest_frame::GuestFrame;
 use super::inner_queue::Received;
 use super::tap_frame::{parts_of, tap_header};
+use crate::nic::queue::LinkState;
 use crate::nic::tap::{Parts, Tap};
 
 /// Most segments of a GSO packet that is written at once.
@@ -52,6 +53,8 @@ pub(crate) enum Put {
 pub(crate) struct ToTap {
     pub(super) tap: Tap,
     pub(super) to: To,
+    /// The uplink's, if it leads to the wire.
+    pub(super) link: LinkState,
     pub(super) waiting: Received,
     /// The frame that `waiting` gave last found no room.
     pub(super) is_stuck: bool,
@@ -96,6 +99,10 @@ impl ToTap {
 
     /// Writes a frame of a guest's, whose counters these are.
     pub(crate) fn put(&mut self, frame: GuestFrame<'_>, of_guest: &PairCounters) -> Put {
+        if let Some(counter) = self.link.loses(of_guest) {
+            counter.add(1);
+            return Put::Done;
+        }
         let len = frame.sending.len;
         let request = frame.sending.request;
         let Some(gso) = request.gso else {
