@@ -294,7 +294,7 @@ impl Lease {
         self.tap(&Request::Host { has }, has)
     }
 
-    /// The same of the wire, for a lease of [`steer::ModeRequest::Tap`].
+    /// The same with the wire instead of the host, for a lease of [`steer::ModeRequest::Tap`]: see [`Request::Uplink`].
     ///
     /// # Errors
     /// [`LeaseError`].

@@ -35,7 +35,7 @@
 //! | 10 `Await` | 8 | queue, how long at most (ms): until no socket has the queue |
 //! | 12 `Stations` | 772 | how many (4), then 64 × 12: VLAN (2), address (6), number of its port (4; none: all ones) |
 //! | 13 `Groups` | 0 | |
-//! | 14 `Host` | 0 | |
+//! | 14 `Host` | 4 | index of the tap device whose descriptor the holder has; 0: of none |
 //! | 15 `Behind` | 8 | VLAN (2) and address (6): stations behind the bridge after this one; zeros: the first ones |
 //! | 16 `Leases` | 8 | the first lease whose number is higher, of those that the asker may know of; needs no lease |
 //! | 17 `Hints` | 4 | which hints (1 hash, 2 VLAN, 4 timestamp, 8 mark, 0x100 VLAN where it is needed); see `hints` |
@@ -43,13 +43,15 @@
 //! | 19 `ZcrxRegister` | 96 | memory (16), number of rings, entries, bytes of a buffer, 16 × 4: descriptors, zero |
 //! | 20 `Netkit` | 24 | queue, zero (4 each), name (16); with a network namespace or none; see `netkit` |
 //! | 21 `SendTap` | 8 | queue, 1: only if the NIC has TSO, else 0; by the tap in the answer GSO packets leave unsegmented |
+//! | 22 `Uplink` | 4 | as of `Host`, for a lease in tap mode |
 //!
-//! `Lease`: mode 0 is any, 1 native, 2 skb; then follow addresses (16 × 6), VLANs (16 × 2), and 1 for the queues of a
-//! network (4; addresses and VLANs are none then), else 0. `Stations`, `Groups` and `Host` are for such a lease: who
-//! its frames are for; the ring with its frames to groups (a BPF map), which comes with the answer; and that it is to
-//! reach the host, by an interface of whose queue its user can have a lease then. `Register`: rings are
-//! fill, completion, RX, TX; then follow parts (65 × 16: offset in the file, length, bytes). `Activate`: from now on
-//! the socket is used that was bound last; with hints only who has said `Hints`.
+//! `Lease`: mode 0 is native or skb, 1 native, 2 skb, 3 tap (for networks only: no XDP program is attached); then
+//! follow addresses (16 × 6), VLANs (16 × 2), and 1 for the queues of a network (4; addresses and VLANs are none then),
+//! else 0. These are for the lease of a network: `Stations`, which sets whose frames it receives; `Groups`, whose
+//! answer has the ring with its frames to groups (a BPF map); `Host`, whose answer has a tap device between the network
+//! and the host; `Uplink`, whose answer has one between the network and the interface. `Register`: rings are fill,
+//! completion, RX, TX; then follow parts (65 × 16: offset in the file, length, bytes). `Activate`: from now on the
+//! socket is used that was bound last; with hints only who has said `Hints`.
 //!
 //! | kind | body, bytes | from the steward |
 //! |---|---|---|
@@ -59,7 +61,7 @@
 //! | 67 `Refused` | 488 | to anything: code (4), zero (4), text (480) |
 //! | 68 `Changed` | 840 | by itself |
 //! | 69 `Failed` | 8 | to `Register`, `Bind`, `Share` and `Await`: step (4), the kernel's error number (4) |
-//! | 70 `Host` | 148 | to `Host`: interface (16), addresses of the host (16 × 6), bridge (16) …, see `host` |
+//! | 70 `Host` | 148 | to `Host`, `Uplink`: interface (16), addresses of the host (16 × 6), bridge (16) …, see `host` |
 //! | 71 `Hinted` | 636 | to `Hints`, and unasked: possible, on, how many layouts (4 each), they (24 × 16), why (240) |
 //! | 72 `ZcrxRegistered` | 104 | to `ZcrxRegister`: mapping (16), entries, bytes of a buffer, 3 offsets, 17 numbers |
 //! | 73 `Netkit` | 24 | to `Netkit`, with a map: index, number of its queue (4 each), name (16) |

@@ -1,4 +1,5 @@
-//! What the steward sends the holder of a network about the host, and about the bridge that the uplink is part of.
+//! What the steward sends the holder of a network about its tap to the host or to the wire, and about the bridge that
+//! the uplink is part of.
 
 use steer::Station;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -6,8 +7,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use super::field::{NAME_BYTES, field, flags_of, interface_name, listed, padded, value};
 use super::{ANY_VLAN, BEHIND_MAX, CHANGES_MAX, ENTRIES_MAX, Malformed};
 
-/// The host as one more receiver of a network: frames go to it and come from it by a tap device, of which the holder
-/// alone has the descriptor. Each frame has a virtio-net header of 12 bytes before it.
+/// A tap device between a network and the host, or between a network and the wire
+/// ([`Request::Uplink`](super::Request::Uplink)). The holder alone has its descriptor. Each frame has a virtio-net
+/// header of 12 bytes before it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct HostEnd {
     /// Name of that device.
@@ -17,7 +19,7 @@ pub struct HostEnd {
     /// It takes and gives UDP packets that are to be cut, beside TCP's; told with the descriptor.
     pub cuts_udp: bool,
     /// Addresses of the host, in any VLAN: frames to these are to be sent by that device. That of the interface of the
-    /// lease first; at most [`ENTRIES_MAX`].
+    /// lease first; at most [`ENTRIES_MAX`]. None for a device to the wire, as for all that follows.
     pub macs: Vec<[u8; 6]>,
     /// The bridge that the interface of the lease is part of; empty: none.
     pub bridge: String,

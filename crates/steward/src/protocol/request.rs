@@ -93,18 +93,18 @@ pub enum Request {
     },
     /// The ring with the frames to groups of stations that come to the network; see [`steer::GroupReader`].
     Groups,
-    /// The network is to reach the host; see [`HostEnd`](super::HostEnd). The device's descriptor comes with the answer
-    /// if it was made for this request: because there was none, or not the one that the holder has. It ends with the
-    /// lease.
+    /// Asks for a tap device between the network and the host; see [`HostEnd`](super::HostEnd). The device's descriptor
+    /// comes with the answer if the steward made the device for this request: because there was none, or not the one
+    /// that the holder has. The device ends with the lease.
     Host {
         /// Index of the device whose descriptor the holder has; 0: of none.
         has: u32,
     },
-    /// The same of the wire, for a lease of [`ModeRequest::Tap`]: the device has what comes by the interface for stations
-    /// of the network, and copies of frames to groups, and what is written to it leaves by the interface. No address, and
-    /// no bridge, is told.
+    /// Asks for a tap device between the network and the interface, for a lease of [`ModeRequest::Tap`]. The device
+    /// receives the interface's frames to stations of the network, and copies of its frames to groups. Frames written
+    /// to the device leave by the interface. The answer is that of [`Request::Host`], without addresses and bridge.
     Uplink {
-        /// As of [`Request::Host`].
+        /// Index of the device whose descriptor the holder has; 0: of none.
         has: u32,
     },
     /// Stations behind the bridge that the interface of the network is part of, in order: at most
