@@ -222,7 +222,7 @@ fn holder_cannot_have_devices_made_without_end() {
     assert!(
         refused
             .text
-            .contains("user 0 had the host joined with networks of nic0 too often"),
+            .contains("user 0 had taps made for networks of nic0 too often"),
         "{refused}"
     );
     // What there is stays, and is asked for as often as one likes.

@@ -1,5 +1,5 @@
-//! Tap devices that a steward makes: between a network and the host or the wire (see `server::hosts`), and to send by an
-//! interface (see `server::send_taps`).
+//! Tap devices that a steward makes: between a network and the host or the wire (see `server::network_taps`), and to
+//! send by an interface (see `server::send_taps`).
 //!
 //! A device is there as long as somebody has its descriptor, and no longer: it is never made persistent. It says in its
 //! alias (`ip link show`) what it is for, by which a successor of the steward finds it.
@@ -40,8 +40,8 @@ impl Purpose {
         }
     }
 
-    /// Bytes that were written and may wait in the kernel, with what that needs for them: to be sent for two milliseconds
-    /// at 10 Gbit/s. What the host is to receive does not wait.
+    /// Limit of bytes that wait in the kernel after a write (`TUNSETSNDBUF`), with the kernel's bookkeeping: what 10
+    /// Gbit/s send in two milliseconds. Frames to the host do not wait.
     fn most_unsent(self) -> libc::c_int {
         match self {
             Self::Joins(TapTo::Host) => libc::c_int::MAX,
@@ -64,7 +64,7 @@ const OF_IPV6: u32 = 1280;
 pub(crate) struct Tap {
     pub(crate) name: String,
     pub(crate) purpose: Purpose,
-    /// Name of the interface whose host it joins, or that it sends by, as it was leased first.
+    /// Name of the network's interface, or of the one that it sends by, when it was leased first.
     pub(crate) uplink: String,
     /// The network's first queue, or the one that it sends from.
     pub(crate) first: u32,

@@ -108,7 +108,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         if self.store.is_none() {
-            self.take_hosts_back();
+            self.end_all_network_taps();
         }
         self.removals.wait();
         let open = std::mem::take(&mut self.connections).into_values();

@@ -121,8 +121,8 @@ impl<K: Ord + Clone> Buckets<K> {
 pub(super) enum DeviceChange {
     /// The program is attached, and goes when there has been no lease for a while.
     Program,
-    /// The host's tap is made, with its programs.
-    HostTap,
+    /// A tap between a network and the host or the wire is made, with its programs.
+    NetworkTap,
     /// A tap is made by which GSO packets leave a queue unsegmented.
     SendTap,
     /// The NIC is looked at or told something for a netkit, or for zero-copy receive: twice for each queue.
@@ -142,7 +142,7 @@ impl DeviceChange {
                 let times = linger.min(LINGER).as_nanos() / OF_USER.each.as_nanos();
                 u32::try_from(times).unwrap_or(u32::MAX)
             }
-            Self::HostTap => 64,
+            Self::NetworkTap => 64,
             Self::Hints => 8,
             Self::NicSetUp => 4,
             Self::SendTap => 2,
@@ -153,7 +153,7 @@ impl DeviceChange {
     fn words(self, interface: &str) -> String {
         match self {
             Self::Program => format!("had the program attached to {interface}, or tried to,"),
-            Self::HostTap => format!("had the host joined with networks of {interface}"),
+            Self::NetworkTap => format!("had taps made for networks of {interface}"),
             Self::SendTap => format!("had tap devices made to send by {interface}"),
             Self::NicSetUp => format!("had {interface} set up for queues"),
             Self::NicRules => format!("had {interface} told of leases' frames"),
@@ -395,10 +395,10 @@ mod tests {
             let all = (0..10_000).take_while(|_| changes.take(change, "eth1", uid, at).is_ok());
             all.count()
         };
-        assert_eq!(made(DeviceChange::HostTap, 7, start), 8);
+        assert_eq!(made(DeviceChange::NetworkTap, 7, start), 8);
         let [program, tap, set_up, rules, hints] = [
             DeviceChange::Program,
-            DeviceChange::HostTap,
+            DeviceChange::NetworkTap,
             DeviceChange::NicSetUp,
             DeviceChange::NicRules,
             DeviceChange::Hints,
@@ -408,7 +408,7 @@ mod tests {
         }
         assert_eq!(made(DeviceChange::NicRules, 8, start), 512);
         // With time that comes back: two taps in five seconds.
-        assert_eq!(made(DeviceChange::HostTap, 7, start + LINGER), 2);
+        assert_eq!(made(DeviceChange::NetworkTap, 7, start + LINGER), 2);
     }
 
     #[test]
@@ -416,8 +416,8 @@ mod tests {
         let (mut changes, start) = (DeviceChanges::new(Duration::ZERO), Instant::now());
         let program = DeviceChange::Program;
         assert!((0..1000).all(|_| changes.take(program, "eth1", 7, start).is_ok()));
-        (0..8).for_each(|_| changes.note(DeviceChange::HostTap, "eth1", 7, start));
-        assert!(changes.check(DeviceChange::HostTap, "eth1", 7, start).is_err());
+        (0..8).for_each(|_| changes.note(DeviceChange::NetworkTap, "eth1", 7, start));
+        assert!(changes.check(DeviceChange::NetworkTap, "eth1", 7, start).is_err());
     }
 
     #[test]

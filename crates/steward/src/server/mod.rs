@@ -29,7 +29,6 @@ mod errand;
 mod file;
 mod held_queue;
 mod hints;
-mod hosts;
 mod interface;
 mod lease;
 mod ledger;
@@ -37,6 +36,7 @@ mod limits;
 #[cfg(test)]
 mod named_tests;
 mod netkit;
+mod network_taps;
 mod networks;
 mod notify;
 mod ready;
@@ -71,9 +71,9 @@ use crate::sys;
 use closing::{Closing, Over};
 use connection::{Connection, Held, Incoming, Reply};
 use file::may_crash;
-use hosts::{Host, TapAt};
 use interface::Interface;
 use limits::{Bucket, DeviceChanges, Quiet, Rate, Turns, Waiting};
+use network_taps::{NetworkTap, TapAt};
 use ready::ReadyConnection;
 pub use reload::NewPolicy;
 use reload::Reload;
@@ -113,9 +113,9 @@ pub struct Server {
     namespace: u64,
     interfaces: BTreeMap<u64, Interface>,
     connections: BTreeMap<u64, Connection>,
-    /// Of networks that reach it.
-    hosts: BTreeMap<TapAt, Host>,
-    /// Of tap devices.
+    /// Taps of networks, to the host and to the wire.
+    network_taps: BTreeMap<TapAt, NetworkTap>,
+    /// Removals of tap devices that are not finished.
     removals: Removals,
     /// Of networks, and of those who had one.
     rings: Rings,
@@ -174,7 +174,7 @@ impl Server {
             namespace: listing::namespace(),
             interfaces: BTreeMap::new(),
             connections: BTreeMap::new(),
-            hosts: BTreeMap::new(),
+            network_taps: BTreeMap::new(),
             removals: Removals::default(),
             rings: Rings::new(),
             orphans: BTreeMap::new(),
@@ -214,7 +214,7 @@ impl Server {
             }
             let now = Instant::now();
             self.end_errands();
-            self.removals.forget_done();
+            self.removals.forget_finished();
             self.end_deserted();
             self.serve_ready(&ready.connections);
             // Before others come, who may come in the place of these.
@@ -254,8 +254,8 @@ impl Server {
     /// When all is to be looked at again, though nothing changes, if at all; `planned`: when it was to be.
     fn next_look(&self, planned: Option<Instant>, now: Instant) -> Option<Instant> {
         let is_unfinished = |interface: &Interface| interface.is_unfinished(now, self.linger);
-        let unfinished =
-            self.interfaces.values().any(is_unfinished) || self.hosts.values().any(Host::is_unfinished);
+        let unfinished = self.interfaces.values().any(is_unfinished)
+            || self.network_taps.values().any(NetworkTap::is_unfinished);
         unfinished.then(|| planned.unwrap_or(now + RETRY))
     }
 
@@ -341,8 +341,8 @@ impl Server {
             Request::Leases { after } => return Ok(self.next_lease(number, *after).into()),
             Request::Stations { changes } => return self.change_stations(number, changes),
             Request::Groups => return self.groups(number),
-            Request::Host { has } => return self.tap(number, TapTo::Host, *has),
-            Request::Uplink { has } => return self.tap(number, TapTo::Uplink, *has),
+            Request::Host { has } => return self.network_tap(number, TapTo::Host, *has),
+            Request::Uplink { has } => return self.network_tap(number, TapTo::Uplink, *has),
             Request::Behind { after } => return self.behind(number, *after),
             &Request::SendTap { queue, only_with_tso } => return self.send_tap(number, queue, only_with_tso),
             &Request::Hints(wish) => return self.ask_for_hints(number, wish),
@@ -443,7 +443,7 @@ impl Server {
         self.end_send_taps(held);
         if held.wanted.network {
             // Before others can have the queues.
-            self.end_taps((held.interface, held.wanted.start_queue));
+            self.end_network_taps((held.interface, held.wanted.start_queue));
         }
         if let Some(interface) = self.interfaces.get_mut(&held.interface) {
             interface.release(number, held.wanted.range());
@@ -532,7 +532,7 @@ impl Server {
         }
         of_host.into_iter().for_each(|at| self.judge_stations_on(at));
         self.look_at_queues();
-        self.look_at_hosts();
+        self.look_at_network_taps();
         // Before holders are told.
         other.into_iter().for_each(|at| self.record_interface(at));
         self.forget_idle();

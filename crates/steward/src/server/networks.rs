@@ -53,7 +53,7 @@ impl Server {
     /// more it loses.
     pub(super) fn judge_network(&mut self, held: &Held) {
         if self.policy.check_host(held.rule).is_err() {
-            self.end_tap(((held.interface, held.wanted.start_queue), TapTo::Host));
+            self.end_network_tap(((held.interface, held.wanted.start_queue), TapTo::Host));
         }
         self.judge_stations(held);
     }

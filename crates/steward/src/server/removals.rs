@@ -1,9 +1,9 @@
 //! Removing tap devices, whose descriptors holders have.
 //!
-//! The kernel waits until nobody writes to the device any more, and no signal ends that (`netdev_run_todo`,
-//! net/core/dev.c). A hostile holder's write may wait for ever for memory that never answers. So a child removes the
-//! device, for which neither the steward's rounds wait nor its end. Before the kernel waits, it takes the device from
-//! the list of interfaces: another one can have its name.
+//! The kernel removes a device only when nobody writes to it any more, and no signal ends that wait (`netdev_run_todo`,
+//! net/core/dev.c). A hostile holder's write can wait forever, for a page that never comes (FUSE). So a child process
+//! removes the device. Neither a round of the steward nor its end waits for it longer than [`LIMIT`]. The kernel takes
+//! the device off the list of interfaces before it waits, so another device can have its name.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -18,17 +18,17 @@ use crate::links::netlink_socket;
 use crate::links::tap::{Tap, removal_of};
 use crate::sys::child::{self, Child};
 
-/// How long is waited for a removal, where it is.
+/// How long [`Removals::make_room`] and [`Removals::wait`] wait.
 const LIMIT: Duration = Duration::from_secs(1);
 
-/// Those that have begun.
+/// Removals that have begun and are not known to have finished.
 #[derive(Debug, Default)]
 pub(super) struct Removals(Vec<Child>);
 
 impl Removals {
-    /// Sets a device down, so that nothing passes any more, and begins to remove it.
+    /// Sets a device down, so that no frame passes any more, and begins to remove it. Does not wait.
     pub(super) fn begin(&mut self, tap: &Tap) {
-        if let Err(error) = self.remove(tap) {
+        if let Err(error) = self.start(tap) {
             tracing::error!("cannot remove {}: {error}", tap.name);
         }
     }
@@ -38,7 +38,7 @@ impl Removals {
     pub(super) fn make_room(&mut self, tap: &Tap) -> Result<(), String> {
         let name = &tap.name;
         let failed = |error| format!("cannot remove {name}: {error}");
-        let removed = self.remove(tap).map_err(failed)?;
+        let removed = self.start(tap).map_err(failed)?;
         let is_free = || Ok(index_of(tap)? != removed);
         match removed.is_none() || wait_until(is_free).map_err(failed)? {
             true => Ok(()),
@@ -50,15 +50,15 @@ impl Removals {
         }
     }
 
-    /// The device's index; none: it is not there.
-    fn remove(&mut self, tap: &Tap) -> io::Result<Option<u32>> {
+    /// Returns the device's index; none: it is not there.
+    fn start(&mut self, tap: &Tap) -> io::Result<Option<u32>> {
         let Some(index) = index_of(tap)? else {
             return Ok(None);
         };
         if let Err(error) = tap.set_up(false) {
             tracing::debug!("cannot set {} down: {error}", tap.name);
         }
-        // By its index: until the child is there, another device may have the name.
+        // By index: when the child runs, another device may have the name.
         let (socket, message) = (netlink_socket(None)?, removal_of(index));
         self.0.push(child::begin(&[socket.as_fd()], TO_TAKE_RINGS, || {
             let _ = send(&socket, &message, SendFlags::empty());
@@ -66,20 +66,21 @@ impl Removals {
         Ok(Some(index))
     }
 
-    /// Children that are at work, as far as is known.
+    /// Children that have not been seen to end.
     pub(super) fn children(&self) -> impl Iterator<Item = &Child> {
         self.0.iter()
     }
 
-    /// Forgets those that are done; whether all are.
-    pub(super) fn forget_done(&mut self) -> bool {
+    /// Forgets finished removals; whether all are.
+    pub(super) fn forget_finished(&mut self) -> bool {
         self.0.retain(|child| !child.has_ended());
         self.0.is_empty()
     }
 
-    /// Waits until all are done, but not for long: children end with this process, unless the kernel is at it already.
+    /// Waits until all are finished, a second at most: a child that has not asked the kernel yet would end with this
+    /// process.
     pub(super) fn wait(&mut self) {
-        let _ = wait_until(|| Ok(self.forget_done()));
+        let _ = wait_until(|| Ok(self.forget_finished()));
     }
 }
 
@@ -91,10 +92,10 @@ fn index_of(tap: &Tap) -> io::Result<Option<u32>> {
     }
 }
 
-/// Whether it becomes so in time.
-fn wait_until(mut is_so: impl FnMut() -> io::Result<bool>) -> io::Result<bool> {
+/// Whether the condition holds within [`LIMIT`].
+fn wait_until(mut condition: impl FnMut() -> io::Result<bool>) -> io::Result<bool> {
     let begun = Instant::now();
-    while !is_so()? {
+    while !condition()? {
         if begun.elapsed() > LIMIT {
             return Ok(false);
         }

@@ -68,7 +68,7 @@ impl Server {
         self.zcrx = ZcrxQueues::open(store.dir());
         self.store = Some(store);
         may_crash("adopted");
-        self.adopt_hosts(&records);
+        self.adopt_network_taps(&records);
         for record in &records.leases {
             if let Some(orphan) = self.orphan(record) {
                 self.orphans.insert(record.number, orphan);
@@ -78,7 +78,7 @@ impl Server {
         self.interfaces.values_mut().for_each(Interface::sweep);
         // What leases of before asked for is known; the policy may be another.
         self.interfaces.values_mut().for_each(Interface::decide_hints);
-        self.sweep_hosts();
+        self.sweep_network_taps();
         // The policy may be another, and the host have other addresses.
         let interfaces: Vec<u64> = self.interfaces.keys().copied().collect();
         interfaces.into_iter().for_each(|at| self.judge_stations_on(at));

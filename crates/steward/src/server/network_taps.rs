@@ -1,12 +1,13 @@
-//! The host as one more receiver of networks, and the wire where no XDP program is on the interface
+//! Tap devices that join a network with the host, or with the wire where no XDP program is on the interface
 //! (`steer::TapAccess`).
 //!
-//! A holder of a network asks for one ([`Request::Host`](crate::protocol::Request::Host), `Uplink`). Then there is a tap
-//! device, with programs between it and the interface of the network. Its descriptor is the holder's alone, so that the
-//! device goes with the holder, and stays without a steward; it goes with the lease of the network, too.
+//! A holder of a network asks for one by [`Request::Host`](crate::protocol::Request::Host) or
+//! [`Request::Uplink`](crate::protocol::Request::Uplink). The steward makes the device and attaches programs that move
+//! frames between it and the network's interface. Only the holder has the device's descriptor: the device ends with the
+//! holder, and survives the steward. It ends with the lease of the network, too.
 //!
-//! What a steward left that died is found by what the device says in its alias, and by pins beside those of the
-//! interface's program: the next one goes on with those of leases that go on, and removes all others.
+//! The next steward finds the devices of a steward that died by their aliases, and their programs by pins beside those
+//! of the interface's program. It keeps those of leases that go on, and removes all others.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -42,19 +43,19 @@ pub(super) type NetworkAt = (u64, u32);
 /// A network, and where its tap leads.
 pub(super) type TapAt = (NetworkAt, TapTo);
 
-/// What a tap of a network leads to.
+/// A tap that joins a network with the host or with the wire.
 #[derive(Debug)]
-pub(super) struct Host {
+pub(super) struct NetworkTap {
     tap: Tap,
     to: TapTo,
     /// See [`HostEnd::cuts_udp`].
     cuts_udp: bool,
     joined: Option<Joined>,
-    /// Addresses of the host.
+    /// Addresses of the host; none if the tap leads to the wire.
     macs: Vec<[u8; 6]>,
-    /// What the bridge reaches that the interface is part of.
+    /// What the bridge reaches that the interface is part of; nothing if the tap leads to the wire.
     behind: BridgeFdb,
-    /// Why they are not joined, as it was said.
+    /// Why tap and interface are not joined, as it was logged; empty: they are.
     why: String,
     /// Pauses between attempts to join them; the state is both ends and the MTU.
     retry: Retry<(Between, u32)>,
@@ -94,7 +95,7 @@ fn network_at(held: &Held) -> NetworkAt {
     (held.interface, held.wanted.start_queue)
 }
 
-impl Host {
+impl NetworkTap {
     fn new(tap: Tap, to: TapTo) -> Self {
         Self {
             tap,
@@ -118,8 +119,8 @@ impl Host {
         }
     }
 
-    /// Sees to it that there is a device whose descriptor the holder has, who has that of the one with this index: a
-    /// new one's, if it is another. `may_make`: whether a device may be made now.
+    /// Ensures that there is a device whose descriptor the holder has. `has`: index of the device whose descriptor it
+    /// has now. Returns a descriptor if the device is a new one. `may_make`: whether a device may be made now.
     fn give(
         &mut self,
         interface: &Interface,
@@ -170,7 +171,7 @@ impl Host {
         }
     }
 
-    /// Sees to it that all is for the interface as it is now; `None`: the device is gone.
+    /// Repairs what does not fit the interface as it is now; `None`: the device is gone.
     /// Errors: in words.
     fn look(&mut self, interface: &Interface) -> Result<Option<Link>, String> {
         let program = interface.program().map_err(|refusal| refusal.text)?;
@@ -245,7 +246,7 @@ impl Host {
         !self.why.is_empty()
     }
 
-    /// Takes all of it back but the device, which is then to be removed.
+    /// Detaches the programs. The caller removes the device that this returns.
     fn end(self, interface: Option<&Interface>) -> Tap {
         // Nothing comes by it any more when the program is taken off.
         let _ = self.tap.set_up(false);
@@ -267,8 +268,8 @@ impl Host {
 }
 
 impl Server {
-    /// A network is to reach the host, or the wire by a tap.
-    pub(super) fn tap(&mut self, number: u64, to: TapTo, has: u32) -> Answered {
+    /// Answers the holder of a network that asks for its tap to the host or to the wire.
+    pub(super) fn network_tap(&mut self, number: u64, to: TapTo, has: u32) -> Answered {
         let held = self.held_network(number)?;
         let network = network_at(&held);
         let at = (network, to);
@@ -286,30 +287,32 @@ impl Server {
             }
         }
         let purpose = Purpose::Joins(to);
-        let tap = || Tap::new(purpose, interface.name(), interface.link.index, network.1);
-        let host = self.hosts.entry(at).or_insert_with(|| Host::new(tap(), to));
+        let device = || Tap::new(purpose, interface.name(), interface.link.index, network.1);
+        let tap = self
+            .network_taps
+            .entry(at)
+            .or_insert_with(|| NetworkTap::new(device(), to));
         let (uid, changes) = (self.connections[&number].peer.uid, &mut self.device_changes);
-        let may_make = || changes.take(DeviceChange::HostTap, interface.name(), uid, Instant::now());
-        let given = host.give(interface, has, &mut self.removals, may_make);
+        let may_make = || changes.take(DeviceChange::NetworkTap, interface.name(), uid, Instant::now());
+        let given = tap.give(interface, has, &mut self.removals, may_make);
         let link = interface.link.clone();
         self.look_at_stale_bridges(Instant::now());
         match given {
             Ok((device, descriptor)) => {
-                let host = self.hosts.get(&at).ok_or_else(no_lease)?;
+                let tap = self.network_taps.get(&at).ok_or_else(no_lease)?;
                 if descriptor.is_some() && self.leases.may_say(uid) {
                     let (interface, tap) = (&link.name, &device.name);
-                    let with = words(to);
-                    tracing::info!(interface, tap, "joined with {with}");
+                    tracing::info!(interface, tap, "joined with {}", words(to));
                 }
                 Ok(Reply {
                     answer: Answer::Host(HostEnd {
                         interface: device.name,
                         index: device.index,
-                        cuts_udp: host.cuts_udp,
-                        macs: host.macs.clone(),
-                        bridge: host.behind.bridge().to_owned(),
-                        behind: count(host.behind.len()),
-                        left_out: count(host.behind.left_out()),
+                        cuts_udp: tap.cuts_udp,
+                        macs: tap.macs.clone(),
+                        bridge: tap.behind.bridge().to_owned(),
+                        behind: count(tap.behind.len()),
+                        left_out: count(tap.behind.left_out()),
                     }),
                     socket: descriptor,
                 })
@@ -317,41 +320,41 @@ impl Server {
             Err(NotGiven::Limit(refusal)) => Err(refusal),
             Err(NotGiven::Failed(why)) => {
                 let text = format!("{} cannot be joined with a network: {why}", link.name);
-                // It hears why. That something changed it must not hear: it would ask again at once.
-                self.take_tap_back(at);
+                // The answer has the reason. A notification besides would make the holder ask again at once.
+                self.take_network_tap_back(at);
                 Err(Refusal::new(Reason::Kernel, text))
             }
         }
     }
 
-    /// Looks at all of them again; holders are told what changed.
-    pub(super) fn look_at_hosts(&mut self) {
-        for (&(at, to), host) in &mut self.hosts {
+    /// Looks at all of them again, and notifies holders of changes.
+    pub(super) fn look_at_network_taps(&mut self) {
+        for (&(at, to), tap) in &mut self.network_taps {
             let Some(interface) = self.interfaces.get(&at.0) else {
                 continue;
             };
-            let (macs, was_joined) = (host.macs.clone(), host.joined.is_some());
-            let behind = host.behind.changes();
+            let (macs, was_joined) = (tap.macs.clone(), tap.joined.is_some());
+            let behind = tap.behind.changes();
             // It is looked at again when the interface is back.
             let looked: Result<bool, String> = interface.program().map_or(Ok(true), |_| {
-                host.look_at_links(&interface.link);
-                let is_there = host.look(interface)?.is_some();
+                tap.look_at_links(&interface.link);
+                let is_there = tap.look(interface)?.is_some();
                 if !is_there {
-                    host.joined = None;
+                    tap.joined = None;
                 }
                 Ok(is_there)
             });
             let is_lost = was_joined && matches!(looked, Ok(false));
             let why = looked.err().unwrap_or_default();
-            if !why.is_empty() && why != host.why {
+            if !why.is_empty() && why != tap.why {
                 tracing::error!(
                     interface = interface.link.name,
                     "not joined with {}: {why}",
                     words(to)
                 );
             }
-            host.why = why;
-            let (is_other, is_other_behind) = (is_lost || host.macs != macs, host.behind.changes() != behind);
+            tap.why = why;
+            let (is_other, is_other_behind) = (is_lost || tap.macs != macs, tap.behind.changes() != behind);
             for holder in holders(&mut self.connections, at) {
                 holder.dirty |= is_other;
                 holder.other_behind |= is_other_behind;
@@ -362,7 +365,7 @@ impl Server {
     /// Tells a holder of a network what is behind the bridge that its interface is part of.
     pub(super) fn behind(&self, number: u64, after: Station) -> Answered {
         let at = network_at(&self.held_network(number)?);
-        let host = self.hosts.get(&(at, TapTo::Host)).ok_or_else(|| {
+        let host = self.network_taps.get(&(at, TapTo::Host)).ok_or_else(|| {
             let text = "this network does not reach the host: ask for that first";
             Refusal::new(Reason::Lease, text)
         })?;
@@ -372,13 +375,13 @@ impl Server {
 
     /// Whether changes of bridges' forwarding databases are to be looked at now.
     pub(super) fn watches_bridges(&self, now: Instant) -> bool {
-        let mut hosts = self.hosts.values();
-        self.fdb_pause <= now && hosts.any(|host| !host.behind.bridge().is_empty())
+        let mut taps = self.network_taps.values();
+        self.fdb_pause <= now && taps.any(|tap| !tap.behind.bridge().is_empty())
     }
 
     /// Whether bridges' forwarding databases are to be read, whose bridges or ports are others than when they were.
     pub(super) fn has_stale_bridges(&self) -> bool {
-        self.hosts.values().any(|host| host.behind.is_stale())
+        self.network_taps.values().any(|tap| tap.behind.is_stale())
     }
 
     /// Reads bridges' forwarding databases if [some are stale](Self::has_stale_bridges), and the pause is over.
@@ -391,8 +394,8 @@ impl Server {
     /// Looks at bridges' forwarding databases again, and notifies holders of changes.
     pub(super) fn look_behind_bridges(&mut self) {
         let begun = Instant::now();
-        for (&(at, _), host) in &mut self.hosts {
-            match host.behind.look_at_fdb() {
+        for (&(at, _), tap) in &mut self.network_taps {
+            match tap.behind.look_at_fdb() {
                 Ok(true) => {
                     holders(&mut self.connections, at).for_each(|holder| holder.other_behind = true);
                 }
@@ -404,42 +407,42 @@ impl Server {
         self.fdb_pause = now + FDB_PAUSE.max(now.duration_since(begun) * FDB_SHARE);
     }
 
-    /// A network has all its taps no more, with its lease.
-    pub(super) fn end_taps(&mut self, at: NetworkAt) {
+    /// Ends all taps of a network, with its lease.
+    pub(super) fn end_network_taps(&mut self, at: NetworkAt) {
         for to in [TapTo::Host, TapTo::Uplink] {
-            self.end_tap((at, to));
+            self.end_network_tap((at, to));
         }
     }
 
-    /// A tap of a network leads nowhere any more: with its lease, or because the policy says so.
-    pub(super) fn end_tap(&mut self, at: TapAt) {
-        if !self.take_tap_back(at) {
+    /// Ends a tap of a network, with its lease or by the policy.
+    pub(super) fn end_network_tap(&mut self, at: TapAt) {
+        if !self.take_network_tap_back(at) {
             return;
         }
         // Who has the network still asks, and hears why.
         holders(&mut self.connections, at.0).for_each(|holder| holder.dirty = true);
     }
 
-    /// The same, and nobody is told; whether it led there, or was to.
-    fn take_tap_back(&mut self, at: TapAt) -> bool {
-        let host = self.hosts.remove(&at);
-        let was_there = host.is_some();
-        if let Some(host) = host {
-            let tap = host.end(self.interfaces.get(&at.0.0));
-            self.removals.begin(&tap);
+    /// The same without notifying holders; whether there was such a tap.
+    fn take_network_tap_back(&mut self, at: TapAt) -> bool {
+        let ended = self.network_taps.remove(&at);
+        let was_there = ended.is_some();
+        if let Some(ended) = ended {
+            let device = ended.end(self.interfaces.get(&at.0.0));
+            self.removals.begin(&device);
         }
         was_there
     }
 
-    /// Takes all of them back, for a process that ends and has no successor.
-    pub(super) fn take_hosts_back(&mut self) {
-        for at in self.hosts.keys().copied().collect::<Vec<_>>() {
-            self.end_tap(at);
+    /// Ends all of them, for a process that ends and has no successor.
+    pub(super) fn end_all_network_taps(&mut self) {
+        for at in self.network_taps.keys().copied().collect::<Vec<_>>() {
+            self.end_network_tap(at);
         }
     }
 
-    /// Takes note of devices that another steward has left for leases that may go on.
-    pub(super) fn adopt_hosts(&mut self, records: &Records) {
+    /// Takes over devices that another steward has left for leases that may go on.
+    pub(super) fn adopt_network_taps(&mut self, records: &Records) {
         for tap in all_taps() {
             let Purpose::Joins(to) = tap.purpose else { continue };
             let interfaces = self.interfaces.iter();
@@ -452,25 +455,26 @@ impl Server {
                 leases.any(|lease| lease.wanted().is_some_and(wants))
             };
             if let Some(at) = uplink.find(is_network) {
-                self.hosts.insert(((at, tap.first), to), Host::new(tap, to));
+                self.network_taps
+                    .insert(((at, tap.first), to), NetworkTap::new(tap, to));
             }
         }
     }
 
     /// Removes those whose leases do not go on, and goes on with the others.
-    pub(super) fn sweep_hosts(&mut self) {
-        for at in self.hosts.keys().copied().collect::<Vec<_>>() {
+    pub(super) fn sweep_network_taps(&mut self) {
+        for at in self.network_taps.keys().copied().collect::<Vec<_>>() {
             let goes_on = |lease: LeaseRef<'_>| lease.held.wanted.network && network_at(lease.held) == at.0;
             if !self.all_leases().any(goes_on) {
-                self.end_tap(at);
+                self.end_network_tap(at);
             }
         }
-        self.look_at_hosts();
+        self.look_at_network_taps();
         for (&at, interface) in &self.interfaces {
             let Some(pins) = interface.pins() else { continue };
             for to in [TapTo::Host, TapTo::Uplink] {
                 for first in pinned_taps(pins, to) {
-                    if !self.hosts.contains_key(&((at, first), to)) {
+                    if !self.network_taps.contains_key(&((at, first), to)) {
                         remove_left(Some(pins), (to, first), interface.link.index);
                     }
                 }
@@ -484,7 +488,7 @@ impl Server {
         let taps = all_taps();
         for tap in taps.clone() {
             let is_known = match tap.purpose {
-                Purpose::Joins(_) => self.hosts.values().any(|host| host.tap == tap),
+                Purpose::Joins(_) => self.network_taps.values().any(|its| its.tap == tap),
                 Purpose::Send => self.is_of_a_lease(&tap),
             };
             let is_ours = self
@@ -492,7 +496,7 @@ impl Server {
                 .values()
                 .any(|interface| interface.name() == tap.uplink);
             let uplink = Link::by_name(&tap.uplink).map_or(0, |link| link.index);
-            // Another steward may have it still.
+            // Another steward may have it still: its XDP program is on the uplink, or the uplink's own tap is there.
             let is_in_use = || program_on(uplink).is_some() || has_uplink_tap(&taps, &tap.uplink, tap.first);
             if is_known || !(is_ours || uplink == 0 || !is_in_use()) {
                 continue;
@@ -506,8 +510,8 @@ impl Server {
         self.remove_stray_filters(&taps);
     }
 
-    /// Removes filters whose device went with its holder, who died with the steward: frames to stations would go
-    /// nowhere.
+    /// Removes filters at uplinks whose tap is gone, because steward and holder died: they would redirect frames to a
+    /// device that does not exist.
     fn remove_stray_filters(&self, taps: &[Tap]) {
         let filters = filters::of_networks().unwrap_or_else(|error| {
             tracing::warn!("cannot look for filters that another steward left: {error}");
@@ -519,7 +523,7 @@ impl Server {
                 .iter()
                 .filter(|(_, interface)| interface.link.index == uplink);
             let is_left = match ours.next() {
-                Some((&at, _)) => !self.hosts.contains_key(&((at, first), to)),
+                Some((&at, _)) => !self.network_taps.contains_key(&((at, first), to)),
                 None => {
                     let name = Link::by_index(uplink).map(|link| link.name).unwrap_or_default();
                     program_on(uplink).is_none() && !has_uplink_tap(taps, &name, first)
@@ -533,8 +537,8 @@ impl Server {
     }
 }
 
-/// Whether a network of this interface and first queue reaches the wire by a tap: then no XDP program shows that somebody
-/// has it.
+/// Whether a network of this interface and first queue reaches the wire by a tap: then a steward has the interface,
+/// though no XDP program is on it.
 fn has_uplink_tap(taps: &[Tap], uplink: &str, first: u32) -> bool {
     let is_its = |tap: &Tap| tap.uplink == uplink && tap.first == first;
     taps.iter()
