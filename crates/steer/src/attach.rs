@@ -33,7 +33,7 @@ impl Target {
         })
     }
 
-    /// The same, and refuses one that has a program.
+    /// Looks the interface up, and refuses one that has a program.
     pub(crate) fn check(ifindex: u32, frags: bool) -> Result<Self, AttachError> {
         let target = Self::find(ifindex, frags)?;
         match program_on(ifindex) {

@@ -11,21 +11,20 @@ use crate::netlink::as_int;
 
 const PRIORITY: u32 = 1;
 
-/// Where a program goes.
+/// Where a program is attached.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Place {
     pub(crate) ifindex: u32,
     pub(crate) at: TcAttachPoint,
-    /// Of a filter.
+    /// Of the filter, if it is one: two with the same handle replace each other.
     pub(crate) handle: u32,
 }
 
-/// Attaches a program as a filter of clsact, which is made if it is missing. The filter stays until somebody removes it
-/// or the interface.
+/// Attaches a program as a filter of clsact, which is made if it is missing.
 pub(crate) fn attach_filter(program: BorrowedFd<'_>, place: Place) -> io::Result<()> {
     let mut filter = filter(program, place)?;
     let (attached, _) = messages_of(|| {
-        // There already is as good.
+        // No error if it is there already.
         filter.create()?;
         filter.attach()
     });
@@ -41,9 +40,9 @@ fn filter(program: BorrowedFd<'_>, place: Place) -> io::Result<TcHook> {
         .hook(place.at))
 }
 
-/// Removes a filter of ours. It is gone with its interface, or is replaced by the next one.
+/// Removes a filter of ours. Errors are ignored: the filter went with its interface, or the next one replaces it.
 pub(crate) fn remove_filter(place: Place) {
-    // By its handle alone: what program it is nobody looks at.
+    // The handle alone identifies it: the descriptor is not used.
     if let Ok(mut filter) = filter(io::stderr().as_fd(), place) {
         let _ = messages_of(|| filter.detach());
     }

@@ -22,8 +22,8 @@
 //! there, without losing a frame, that leaves it before the frames of queues that ask for it ([`QueueConf::hints`]).
 //! What stands where is said by [`Program::layouts`], and read by [`xsk::metadata`].
 //!
-//! [`TapAccess`] lets such a network and the host reach each other by a tap, and where no program is on the interface
-//! the network and the wire; [`attach_redirect`] lets packets leave that were written to a tap.
+//! [`TapAccess`] joins such a network with the host by a tap, and with the wire where no XDP program is on the
+//! interface; [`attach_redirect`] sends what is written to a tap by an interface.
 //!
 //! [`VerdictProgram`] is for measuring beside it: every frame is dropped, or sent back, in the driver.
 //!

@@ -24,7 +24,7 @@ use crate::netlink::as_int;
 /// An attached program, detached on drop, and by the kernel when the process dies, unless it was pinned.
 #[derive(Debug)]
 pub(crate) struct Attached {
-    /// Of [`Mode::Tap`] the program itself.
+    /// Descriptor of the link; in [`Mode::Tap`], where there is no link, of the program.
     pub(crate) link: OwnedFd,
     /// The kernel's id of the program that was there first.
     pub(crate) program: u32,
@@ -66,7 +66,8 @@ impl Attached {
         Ok(())
     }
 
-    /// Opens a program that was pinned without being attached to the interface, which is there.
+    /// Opens a program that was pinned without being attached ([`Mode::Tap`]). `ifindex`: of the interface, 0 if it is
+    /// gone.
     pub(crate) fn open_unattached(ifindex: u32, path: &Path) -> Result<Self, PinError> {
         let opened = messages_of(|| {
             let program = Program::fd_from_pinned_path(path)?;

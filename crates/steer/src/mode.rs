@@ -14,7 +14,7 @@ pub enum ModeRequest {
     Native,
     /// In the host's stack after the driver (generic XDP): works with every driver, slower.
     Skb,
-    /// Not at all: what stations of networks get and send goes by a tap device ([`TapAccess`](crate::TapAccess)).
+    /// No XDP program: frames of networks' stations pass by a tap device ([`TapAccess`](crate::TapAccess)).
     Tap,
 }
 
@@ -25,12 +25,12 @@ pub enum Mode {
     Native,
     /// Generic XDP, after the driver.
     Skb,
-    /// It is not attached: programs at the interface's tc hooks do its work.
+    /// No XDP program is attached: programs at the interface's tc hooks do its work.
     Tap,
 }
 
 impl Mode {
-    /// As `<linux/if_link.h>` has it.
+    /// As `<linux/if_link.h>` has it; none in tap mode.
     pub(crate) fn flag(self) -> u32 {
         match self {
             Self::Native => libbpf_sys::XDP_FLAGS_DRV_MODE,

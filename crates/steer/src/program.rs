@@ -132,7 +132,7 @@ impl Program {
     /// # Errors
     /// [`AttachError::Foreign`] if any XDP program is there already, ours or not. With
     /// [`ModeRequest::Auto`] a refusal of native mode by the driver is no error: see [`Program::fallback`]. With
-    /// [`ModeRequest::Tap`] it is attached nowhere, and others may be there.
+    /// [`ModeRequest::Tap`] the program is not attached, and another one on the interface is no error.
     pub fn attach(ifindex: u32, request: ModeRequest, frags: bool) -> Result<Self, AttachError> {
         let target = match request {
             ModeRequest::Tap => Target::find(ifindex, frags)?,
@@ -534,7 +534,7 @@ fn number_of(queues: &MapHandle) -> libbpf_rs::Result<u32> {
 
 /// Name of the pinned link.
 const LINK: &str = "link";
-/// The same of the program where it is not attached.
+/// Name of the pinned program, where it is not attached and there is no link.
 const UNATTACHED: &str = "program";
 
 const QUEUES: Shape = Shape {

@@ -1,14 +1,14 @@
-//! Ways between the uplink of a network and a device (a tap, or one end of a veth pair) by which frames go to and from
-//! who serves the network: the programs of `bpf/tap.bpf.c`. One is to the host, as one more receiver of the network;
-//! where no XDP program is on the uplink, another is to the wire.
+//! Joins the uplink of a network with a device (a tap, or one end of a veth pair) whose other side is the process that
+//! serves the network, by the programs of `bpf/tap.bpf.c`. One device leads to the host, as one more receiver of the
+//! network. Where no XDP program is on the uplink, another device leads to the wire.
 //!
-//! They hang on tcx links, which go with the [`TapAccess`] or the process, unless they are pinned
-//! ([`TapAccess::pin`]). Before Linux 6.6, which has none, they are filters of the qdisc clsact: these stay when the
-//! process is killed, and who comes next puts its own in their place, or removes them ([`detach_tap`]). A clsact that
-//! was not there stays, without filters, as nobody can tell whether others use it by then.
+//! The programs are attached by tcx links, which end with the [`TapAccess`] or the process unless they are pinned
+//! ([`TapAccess::pin`]). Before Linux 6.6, which has no tcx, they are filters of the qdisc clsact. Filters stay when
+//! the process is killed: the next process replaces them, or removes them ([`detach_tap`]). A clsact that was made for
+//! them stays, without filters, because others may use it by then.
 //!
-//! The device is its maker's. Frames come to it with checksums unfinished, packets uncut and VLAN tags beside them, as
-//! far as its features say that it takes them so.
+//! The caller makes the device and removes it. Frames reach it with partial checksums, unsegmented, and with VLAN tags
+//! in the metadata, as far as its features allow that.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -35,7 +35,7 @@ pub enum TapTo {
     Uplink,
 }
 
-/// Why a tap leads nowhere.
+/// Why tap and uplink are not joined.
 ///
 /// `source` is what the kernel or libbpf returned.
 #[derive(Debug, thiserror::Error)]
@@ -49,7 +49,7 @@ pub enum TapError {
         #[source]
         source: libbpf_rs::Error,
     },
-    /// It refused one of them at its place.
+    /// The kernel refused to attach one of them.
     #[error(
         "cannot attach what joins a tap with the uplink to the {at}, which takes tcx (Linux 6.6) or the modules \
          sch_ingress and cls_bpf"
@@ -62,43 +62,62 @@ pub enum TapError {
     },
 }
 
-/// Where the programs hang.
+/// How the programs are attached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Hook {
-    /// On tcx links, or where there are none on clsact.
+    /// By tcx links, or by clsact where there are none.
     Best,
-    /// On clsact.
+    /// By filters of clsact.
     Clsact,
 }
 
-/// A tap that leads somewhere, for as long as this value lives, or longer ([`TapAccess::pin`]).
+/// A tap that is joined with the uplink, for as long as this value lives, or longer ([`TapAccess::pin`]).
 #[derive(Debug)]
 pub struct TapAccess {
     to: TapTo,
     network: u32,
-    // First what sends frames to the network.
-    from: Hung,
-    towards: Hung,
+    // Dropped first: it sends frames to the tap.
+    at_uplink: Attachment,
+    at_tap: Attachment,
 }
 
 #[derive(Debug)]
-struct Hung {
-    on: Hold,
+struct Attachment {
+    by: AttachedBy,
     /// It outlives this value.
     stays: bool,
 }
 
 #[derive(Debug)]
-enum Hold {
+enum AttachedBy {
     Link(OwnedFd),
     Filter(Place),
 }
 
-/// Of our filters, so that the next ones take the place of those that a process left which was killed; and the
-/// network's number, so that several have theirs on one interface.
-const HANDLES: [(TapTo, u32); 2] = [(TapTo::Host, 0x7661_0000), (TapTo::Uplink, 0x7662_0000)];
+impl TapTo {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Host, Self::Uplink];
 
-/// Names of pinned links: at the uplink, and at the tap. What begins so belongs to the network whose number follows.
+    /// Where at the uplink frames are taken for the network.
+    fn uplink_hook(self) -> TcAttachPoint {
+        match self {
+            Self::Host => TC_EGRESS,
+            Self::Uplink => TC_INGRESS,
+        }
+    }
+
+    /// Handle of the filters of a network. A fixed one, so that the next process replaces filters of one that was
+    /// killed; with the network's number, so that several networks have theirs on one interface.
+    fn handle(self, network: u32) -> u32 {
+        let base = match self {
+            Self::Host => 0x7661_0000,
+            Self::Uplink => 0x7662_0000,
+        };
+        base | network
+    }
+}
+
+/// Prefixes of the names of pinned links, at the uplink and at the tap. The network's number follows.
 fn pins(to: TapTo) -> [&'static str; 2] {
     match to {
         TapTo::Host => ["host-egress-", "host-ingress-"],
@@ -110,17 +129,9 @@ fn pin_paths(dir: &Path, to: TapTo, network: u32) -> [PathBuf; 2] {
     pins(to).map(|name| dir.join(format!("{name}{network}")))
 }
 
-/// Where at the uplink frames are taken for the network.
-fn place_of(to: TapTo) -> TcAttachPoint {
-    match to {
-        TapTo::Host => TC_EGRESS,
-        TapTo::Uplink => TC_INGRESS,
-    }
-}
-
 impl TapAccess {
-    /// Joins the network of this number, whose program is `program`, by a `device` with the host, or with the wire:
-    /// frames go between the interface with index `uplink`, which the program is for, and the device.
+    /// Joins the network of this number, whose stations `program` knows, with the host or the wire: frames pass between
+    /// the interface `uplink`, which the program is for, and the tap `device`, both given by their indexes.
     ///
     /// # Errors
     /// [`TapError`]; nothing is attached then.
@@ -136,11 +147,11 @@ impl TapAccess {
         let place = |ifindex, at| Place {
             ifindex,
             at,
-            handle: handle(to, network),
+            handle: to.handle(network),
         };
-        // First the way out: a network that only hears is no harm.
-        let towards = hang(
-            loaded.towards.as_fd(),
+        // First what takes frames from the tap, then what sends frames to it.
+        let at_tap = attach_at(
+            loaded.at_tap.as_fd(),
             place(device, TC_INGRESS),
             "ingress of the tap",
             hook,
@@ -149,28 +160,33 @@ impl TapAccess {
             TapTo::Host => "egress of the uplink",
             TapTo::Uplink => "ingress of the uplink",
         };
-        let from = hang(loaded.from.as_fd(), place(uplink, place_of(to)), at, hook)?;
+        let at_uplink = attach_at(
+            loaded.at_uplink.as_fd(),
+            place(uplink, to.uplink_hook()),
+            at,
+            hook,
+        )?;
         Ok(Self {
             to,
             network,
-            from,
-            towards,
+            at_uplink,
+            at_tap,
         })
     }
 
-    /// Lets it outlive this value and the process: links are pinned into `dir`, in the place of those of a predecessor,
-    /// which this one took over from. Who wants it off calls [`TapAccess::detach`] or [`detach_tap`].
+    /// Makes the attachments outlive this value and the process: pins links into `dir`, in the place of a
+    /// predecessor's. [`TapAccess::detach`] or [`detach_tap`] removes them.
     ///
     /// # Errors
-    /// The kernel's; it goes with this value then.
+    /// The kernel's; the attachments end with this value then.
     pub fn pin(&mut self, dir: &Path) -> io::Result<()> {
-        let hung = [&mut self.from, &mut self.towards];
-        for (hung, path) in hung.into_iter().zip(pin_paths(dir, self.to, self.network)) {
-            if let Hold::Link(link) = &hung.on {
+        let both = [&mut self.at_uplink, &mut self.at_tap];
+        for (attachment, path) in both.into_iter().zip(pin_paths(dir, self.to, self.network)) {
+            if let AttachedBy::Link(link) = &attachment.by {
                 unpin(&path)?;
                 link::pin(link.as_fd(), &path)?;
             }
-            hung.stays = true;
+            attachment.stays = true;
         }
         Ok(())
     }
@@ -180,26 +196,26 @@ impl TapAccess {
     /// # Errors
     /// The kernel's.
     pub fn detach(mut self, dir: Option<&Path>) -> io::Result<()> {
-        (self.from.stays, self.towards.stays) = (false, false);
+        (self.at_uplink.stays, self.at_tap.stays) = (false, false);
         dir.map_or(Ok(()), |dir| unpin_all(dir, self.to, self.network))
     }
 }
 
-/// Takes off what somebody has left who let a tap of the network of this number lead there: links that are pinned in
-/// `dir`, and a filter at the interface with index `uplink`.
+/// Detaches what another process left attached for the tap of a network: links that are pinned in `dir`, and a filter
+/// at the interface with index `uplink`.
 ///
 /// # Errors
 /// The kernel's.
 pub fn detach_tap(dir: Option<&Path>, to: TapTo, network: u32, uplink: u32) -> io::Result<()> {
     remove_filter(Place {
         ifindex: uplink,
-        at: place_of(to),
-        handle: handle(to, network),
+        at: to.uplink_hook(),
+        handle: to.handle(network),
     });
     dir.map_or(Ok(()), |dir| unpin_all(dir, to, network))
 }
 
-/// Numbers of the networks whose links to there are pinned in `dir`.
+/// Numbers of the networks whose links, for taps that lead `to` there, are pinned in `dir`.
 #[must_use]
 pub fn pinned_taps(dir: &Path, to: TapTo) -> Vec<u32> {
     let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
@@ -213,17 +229,12 @@ pub fn pinned_taps(dir: &Path, to: TapTo) -> Vec<u32> {
         .collect()
 }
 
-/// The network whose filter at an uplink has this handle, if it is one of ours, and where its tap leads.
+/// Where the tap leads whose filter has this handle, and its network's number; none: the filter is not ours.
 #[must_use]
 pub fn network_of_filter(handle: u32) -> Option<(TapTo, u32)> {
-    let (number, network) = (handle & 0xffff_0000, handle & 0xffff);
-    let (to, _) = HANDLES.into_iter().find(|&(_, its)| its == number)?;
+    let network = handle & 0xffff;
+    let to = TapTo::ALL.into_iter().find(|to| to.handle(network) == handle)?;
     Some((to, network))
-}
-
-fn handle(to: TapTo, network: u32) -> u32 {
-    let number = HANDLES.into_iter().find(|&(its, _)| its == to);
-    number.map_or(0, |(_, number)| number | network)
 }
 
 fn unpin_all(dir: &Path, to: TapTo, network: u32) -> io::Result<()> {
@@ -232,7 +243,7 @@ fn unpin_all(dir: &Path, to: TapTo, network: u32) -> io::Result<()> {
         .try_for_each(|path| unpin(path))
 }
 
-/// Takes off the link that is pinned there, if there is one.
+/// Detaches the link that is pinned there, if there is one.
 fn unpin(path: &Path) -> io::Result<()> {
     link::detach_pinned(path)?;
     match std::fs::remove_file(path) {
@@ -242,36 +253,45 @@ fn unpin(path: &Path) -> io::Result<()> {
 }
 
 /// `at`: the place in words.
-fn hang(program: BorrowedFd<'_>, place: Place, at: &'static str, hook: Hook) -> Result<Hung, TapError> {
+fn attach_at(
+    program: BorrowedFd<'_>,
+    place: Place,
+    at: &'static str,
+    hook: Hook,
+) -> Result<Attachment, TapError> {
     let ifindex = place.ifindex;
     let attach_type = match place.at {
         TC_EGRESS => libbpf_sys::BPF_TCX_EGRESS,
         _ => libbpf_sys::BPF_TCX_INGRESS,
     };
     let failed = |source| TapError::Attach { at, source };
-    let hung = |on| Hung { on, stays: false };
+    let attachment = |by| Attachment { by, stays: false };
     if hook == Hook::Best {
         match link::create_at(program, ifindex, attach_type, 0) {
             // No such kind of link: before Linux 6.6.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
-            linked => return linked.map(|link| hung(Hold::Link(link))).map_err(failed),
+            linked => {
+                return linked
+                    .map(|link| attachment(AttachedBy::Link(link)))
+                    .map_err(failed);
+            }
         }
     }
     attach_filter(program, place).map_err(failed)?;
-    Ok(hung(Hold::Filter(place)))
+    Ok(attachment(AttachedBy::Filter(place)))
 }
 
-impl Drop for Hung {
+impl Drop for Attachment {
     fn drop(&mut self) {
-        if let (&Hold::Filter(place), false) = (&self.on, self.stays) {
+        if let (&AttachedBy::Filter(place), false) = (&self.by, self.stays) {
             remove_filter(place);
         }
     }
 }
 
 struct Loaded {
-    from: OwnedFd,
-    towards: OwnedFd,
+    at_uplink: OwnedFd,
+    at_tap: OwnedFd,
 }
 
 fn load(
@@ -295,7 +315,7 @@ fn load(
         .steer_stations
         .reuse_fd(program.networks.stations.as_fd())?;
     let skel = open.load()?;
-    let (from, towards) = match to {
+    let (at_uplink, at_tap) = match to {
         TapTo::Host => (
             &skel.progs.to_network,
             skel.progs.to_host.as_fd().try_clone_to_owned()?,
@@ -303,7 +323,7 @@ fn load(
         TapTo::Uplink => (&skel.progs.from_uplink, send::load(uplink, None)?),
     };
     Ok(Loaded {
-        from: from.as_fd().try_clone_to_owned()?,
-        towards,
+        at_uplink: at_uplink.as_fd().try_clone_to_owned()?,
+        at_tap,
     })
 }

@@ -409,7 +409,7 @@ impl Server {
 
     /// Ends all taps of a network, with its lease.
     pub(super) fn end_network_taps(&mut self, at: NetworkAt) {
-        for to in [TapTo::Host, TapTo::Uplink] {
+        for to in TapTo::ALL {
             self.end_network_tap((at, to));
         }
     }
@@ -472,7 +472,7 @@ impl Server {
         self.look_at_network_taps();
         for (&at, interface) in &self.interfaces {
             let Some(pins) = interface.pins() else { continue };
-            for to in [TapTo::Host, TapTo::Uplink] {
+            for to in TapTo::ALL {
                 for first in pinned_taps(pins, to) {
                     if !self.network_taps.contains_key(&((at, first), to)) {
                         remove_left(Some(pins), (to, first), interface.link.index);
