@@ -31,9 +31,11 @@ impl ServeConfig {
             let named = uplink.hints.named();
             let error = match uplink.mode {
                 ModeRequest::Skb | ModeRequest::Tap if !named.is_empty() => {
-                    Some(ConfigError::HintsSkb(named))
+                    Some(ConfigError::HintsNeedNative(named))
                 }
-                ModeRequest::Tap if uplink.bind == BindRequest::ForceZeroCopy => Some(ConfigError::ForcedSkb),
+                ModeRequest::Tap if uplink.bind == BindRequest::ForceZeroCopy => {
+                    Some(ConfigError::ZeroCopyNeedsNative)
+                }
                 _ => None,
             };
             if let Some(error) = error {
@@ -214,9 +216,9 @@ impl PortConfig {
 
     fn check_bind(&self) -> Result<(), ConfigError> {
         match self.nic.queues() {
-            Some(queues) if queues.mode == ModeRequest::Tap => Err(ConfigError::TapOfPort),
+            Some(queues) if queues.mode == ModeRequest::Tap => Err(ConfigError::TapWithoutNetwork),
             Some(queues) if queues.bind != BindRequest::ForceZeroCopy => Ok(()),
-            Some(queues) if queues.mode == ModeRequest::Skb => Err(ConfigError::ForcedSkb),
+            Some(queues) if queues.mode == ModeRequest::Skb => Err(ConfigError::ZeroCopyNeedsNative),
             Some(_) if self.placement == Placement::Direct => Err(ConfigError::ForcedDirect),
             Some(_) | None => Ok(()),
         }
@@ -235,7 +237,7 @@ impl PortConfig {
             return Err(ConfigError::HintsExternal(named));
         }
         match queues.mode {
-            ModeRequest::Skb | ModeRequest::Tap => Err(ConfigError::HintsSkb(named)),
+            ModeRequest::Skb | ModeRequest::Tap => Err(ConfigError::HintsNeedNative(named)),
             ModeRequest::Auto | ModeRequest::Native => Ok(()),
         }
     }

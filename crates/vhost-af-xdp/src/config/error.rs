@@ -62,7 +62,7 @@ pub(crate) enum ConfigError {
     )]
     SharedExternal,
     #[error("--force-zero-copy excludes --mode skb and tap: zero-copy takes a native program, leave one out")]
-    ForcedSkb,
+    ZeroCopyNeedsNative,
     #[error(
         "--hints {0} with memory={1}: frames lie in the guest's memory, where the virtio-net header stands in the place \
          of hints: use memory=copy for them, or leave hints out"
@@ -75,9 +75,9 @@ pub(crate) enum ConfigError {
     #[error(
         "--hints {0} exclude --mode skb and tap: only in native mode a driver tells anything, leave one out"
     )]
-    HintsSkb(HintSet),
+    HintsNeedNative(HintSet),
     #[error("--mode tap is for networks: make the guest a port of a [network.NAME] that has mode = \"tap\"")]
-    TapOfPort,
+    TapWithoutNetwork,
     #[error("--vlan: only frames of an interface are looked at, give --ifname NAME")]
     Vlans,
     #[error("--vlan: {0} VLANs, a port has {ENTRIES_MAX} at most: give fewer, or none for all")]

@@ -40,7 +40,7 @@ pub(crate) struct UplinkConfig {
 }
 
 impl UplinkConfig {
-    /// How many lanes of it there are: one for each queue, or that of a tap.
+    /// How many lanes serve it: one for each queue, or in tap mode one for the tap.
     pub(crate) fn lanes(&self) -> u32 {
         match self.mode {
             ModeRequest::Tap => 1,

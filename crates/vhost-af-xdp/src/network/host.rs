@@ -149,7 +149,7 @@ impl Network {
     fn serve_host(&self, state: &State, end: &HostEnd, tap: OwnedFd) -> Result<End, InterfaceError> {
         let counters = Arc::clone(&state.host.counters);
         let lane = TapLane::new(Tap::new(tap), (To::Host, end.cuts_udp), counters);
-        let lane = lane.map_err(|source| InterfaceError::Host {
+        let lane = lane.map_err(|source| InterfaceError::Tap {
             name: end.interface.clone(),
             source: source.into(),
         })?;

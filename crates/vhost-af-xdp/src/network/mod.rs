@@ -72,10 +72,10 @@ pub(crate) struct NetworkLink {
     pub(crate) mtu: u32,
 }
 
-/// By what frames come and go.
+/// What a lane of the uplink serves.
 enum Way {
     Queue(InterfaceQueue),
-    /// The device of this index.
+    /// In tap mode: index of the tap device.
     Tap(u32),
 }
 

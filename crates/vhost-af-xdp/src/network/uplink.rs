@@ -200,7 +200,7 @@ impl Network {
         self.tell_link(state);
         let (changes, now) = (interface.steering.changes(), Instant::now());
         let all_run = state.running.iter().all(Option::is_some);
-        // A tap may be another one.
+        // Also while its lane runs: the steward may have made another tap.
         let is_by_tap = interface.steering.mode() == Mode::Tap;
         if !follows && state.retry.is_due(changes, all_run, now) && (is_by_tap || !all_run) {
             let started = self.start_lanes(state, interface);
@@ -361,7 +361,7 @@ impl Network {
         (0..state.running.len()).try_for_each(|at| self.start_queue(state, interface, at))
     }
 
-    /// Lets the uplink's tap run, or the next one if that is another.
+    /// Asks for the uplink's tap, and lets a lane serve it if it is a new one.
     fn start_tap(&self, state: &mut State, interface: &Interface) -> Result<(), InterfaceError> {
         let has = match state.running.first() {
             Some(Some(Running {
@@ -370,7 +370,7 @@ impl Network {
             _ => 0,
         };
         let asked = match interface.steering.uplink(has) {
-            // What there is goes on; it is asked for again when the steward is back.
+            // The tap works without the steward, and is asked for again when the steward is back.
             Err(error) if error.is_away() && has != 0 => return Ok(()),
             asked => asked?,
         };
@@ -382,7 +382,7 @@ impl Network {
             return Ok(());
         };
         let lane = TapLane::new(Tap::new(tap), (To::Wire, end.cuts_udp), Arc::clone(counters));
-        let lane = lane.map_err(|source| InterfaceError::Host {
+        let lane = lane.map_err(|source| InterfaceError::Tap {
             name: end.interface.clone(),
             source: source.into(),
         })?;

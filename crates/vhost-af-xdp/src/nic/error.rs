@@ -38,7 +38,7 @@ pub(crate) enum InterfaceError {
     #[error(transparent)]
     Umem(#[from] UmemError),
     #[error("{name} cannot be served")]
-    Host {
+    Tap {
         name: String,
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,

@@ -367,7 +367,7 @@ impl Steering {
         }
     }
 
-    /// The same for the wire, where frames of the network come and go by a tap: see [`Lease::uplink`].
+    /// The same for the tap to the wire, in tap mode: see [`Lease::uplink`].
     pub(crate) fn uplink(&self, has: u32) -> Result<Option<(HostEnd, Option<OwnedFd>)>, InterfaceError> {
         match self {
             Self::External(_) => Ok(None),

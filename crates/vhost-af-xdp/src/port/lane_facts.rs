@@ -72,7 +72,7 @@ impl LaneFacts {
         }
     }
 
-    /// Of a way to the host, which does checksums itself.
+    /// Of a tap, whose kernel completes checksums.
     pub(crate) fn tap() -> Self {
         Self {
             mode: DataPath::Tap,

@@ -1,5 +1,5 @@
-//! Virtqueues in memory of ours, whose driver is ours, too: how frames come to, and from, those who are no guest but
-//! take part in a network as one does: other workers ([`super::link`]), and the host ([`super::host_lane`]).
+//! Virtqueues in memory of ours, whose driver is ours, too. Frames pass by them to and from members of a network that
+//! are no guests: other workers ([`super::link`]), and taps to the host or to the wire ([`super::tap_lane`]).
 //!
 //! To who gives frames the device's half is a guest that takes them with their tags, GSO packets whole and checksums
 //! unfinished. So all that is done for guests is done here, too: batches, back-pressure, loss after that.
@@ -183,7 +183,7 @@ impl Received {
         }
     }
 
-    /// The frame that came last.
+    /// The frame that [`Received::next`] returned last, until it is [posted again](Self::post_again).
     pub(super) fn last(&self) -> &[Buffer] {
         &self.frame
     }

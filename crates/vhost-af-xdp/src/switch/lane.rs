@@ -168,7 +168,7 @@ pub(crate) trait Network {
     fn guest(&mut self, at: SlotAt) -> Option<Peer<'_>>;
     /// The NIC queue of a lane, if it is one of the network's uplink.
     fn uplink(&mut self, at: SlotAt) -> Option<&mut NicQueue<XdpNic>>;
-    /// The way to the host, or to the wire, if the lane is one by a tap.
+    /// What writes to a tap, if the lane is that of one.
     fn tap(&mut self, at: SlotAt) -> Option<&mut ToTap>;
     /// A guest that was given frames did wrong: it takes none any more.
     fn blame(&mut self, at: SlotAt, fault: Fault);
@@ -208,7 +208,7 @@ pub(crate) trait Lane: Send {
     fn uplink(&mut self) -> Option<&mut NicQueue<XdpNic>> {
         None
     }
-    /// The way by a tap that it is, for frames of other lanes; `None`: it is none.
+    /// What writes frames of other lanes to a tap; `None`: the lane has no tap.
     fn tap(&mut self) -> Option<&mut ToTap> {
         None
     }

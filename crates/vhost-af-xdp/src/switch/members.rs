@@ -26,9 +26,9 @@ pub(crate) struct Members {
     pub(crate) is_filtered: bool,
     /// Lanes of queues of the uplink.
     pub(crate) uplinks: Vec<SlotAt>,
-    /// The one of the uplink, where it is reached by a tap.
+    /// Lane of the uplink's tap, in tap mode; then there are no queues of it.
     pub(crate) uplink_tap: Option<Guest>,
-    /// The one of the host.
+    /// Lane of the tap to the host.
     pub(crate) host: Option<Guest>,
     /// Where the others are.
     spread: Arc<Spread>,
@@ -90,7 +90,8 @@ impl Members {
         }
     }
 
-    /// The same for frames that came by the uplink: the host has had them.
+    /// The same for frames that came by the uplink's tap: neither back to the uplink, nor to the host, which the kernel
+    /// delivers them to.
     pub(super) fn without_ways_out(&self) -> Self {
         Self {
             uplink_tap: None,

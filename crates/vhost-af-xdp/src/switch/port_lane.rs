@@ -97,7 +97,7 @@ enum From {
     Guest,
     /// Those of a link from another worker, where they were judged.
     Link,
-    /// The host's, of which those for its ports are the network's, or what came by the uplink's tap.
+    /// Those from a tap: the host's, or the uplink's in tap mode.
     Tap,
 }
 
@@ -134,7 +134,7 @@ impl PortLane {
         }
     }
 
-    /// The way from a tap, and to it ([`super::tap_lane`]).
+    /// The lane of a tap ([`super::tap_lane`]).
     pub(crate) fn of_tap(pair: QueuePair, counters: Arc<PairCounters>) -> Self {
         Self {
             from: From::Tap,

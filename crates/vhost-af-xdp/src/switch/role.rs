@@ -23,7 +23,7 @@ pub(crate) enum Role {
     },
     /// A queue of a network's uplink.
     Uplink { network: Arc<str>, queue: u32 },
-    /// The uplink of a network, where it is reached by a tap.
+    /// The tap of a network's uplink, in tap mode.
     UplinkTap { network: Arc<str> },
     /// The way to the host of a network's uplink.
     Host { network: Arc<str> },

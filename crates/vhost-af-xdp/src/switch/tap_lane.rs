@@ -1,14 +1,13 @@
-//! The host as one more receiver of a network, and the wire where no XDP program is on the uplink: frames go there and
-//! come from there by a tap device.
+//! The lane of a tap device: it joins a network with the host, or with the wire where no XDP program is on the uplink.
 //!
-//! To the others it is a guest that takes GSO packets whole and checksums unfinished, but that frames can be
-//! written to from where they lie ([`super::to_tap`]): a frame a system call, in which the host's stack does its part.
-//! What comes by the tap is read into buffers of ours, with its segmentation and checksum request, and from there it goes
-//! the ways of a guest's frames ([`PortLane`]), judged by its addresses only: to ports, and to other workers where
-//! those are. Guests without these offloads get it cut and completed, as from each other.
+//! To the other lanes it is a guest that takes GSO packets whole and partial checksums, with one difference: they write
+//! frames to it from where these lie ([`super::to_tap`]), a frame a system call, in which the kernel does its part.
+//! Frames from the tap are read into buffers of ours, with their segmentation and checksum request. From there they go
+//! the ways of a guest's frames ([`PortLane`]), judged by their addresses only: to ports, and to other workers where
+//! those are. Guests without these offloads get them segmented and with complete checksums, as they do from each other.
 //!
-//! A turn reads no more than one of a guest's has; the rest waits in the device, as long as its queue is, and what
-//! finds no room there is lost, which the kernel counts (`ip -s link`).
+//! A turn reads as many frames as a guest's turn sends. The rest wait in the device's queue. The kernel drops what
+//! finds no room there, and counts it (`ip -s link`).
 
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -31,31 +30,31 @@ use super::to_tap::{ToTap, push};
 use crate::nic::queue::LinkState;
 use crate::nic::tap::{Parts, Tap};
 
-/// While guests give the host frames, what it says meanwhile is read once in so many rounds more: acknowledgements of a
-/// stream come in fewer batches then, each of which may cost a guest an interrupt. Whoever waits for an answer gives
-/// none meanwhile, and has it in the next round.
+/// While guests' frames are written to the tap, the tap is read only once in so many rounds more: acknowledgements of a
+/// stream come in fewer batches then, each of which may cost a guest an interrupt. A guest that waits for an answer
+/// sends nothing meanwhile, and gets the answer in the next round.
 const PUT_OFF: u32 = 4;
-/// After so many rounds in which it neither said nor got anything, the host is asked in one of [`ASKED_EACH`] only, and
-/// in those after its device told of frames, until it says or gets something. Asking is a system call: in each round it
-/// would cost guests that are busy with others a quarter of what a frame of theirs costs.
+/// After so many rounds without a frame in either direction, the tap is read in one of [`READ_EACH`] only, and after
+/// the device reported frames, until a frame passes again. A read is a system call: in each round it would cost guests
+/// that are busy with others a quarter of what a frame of theirs costs.
 const QUIET: u64 = 8;
 /// See [`QUIET`].
-const ASKED_EACH: u64 = 8;
+const READ_EACH: u64 = 8;
 
 /// See the module's head.
 pub(crate) struct TapLane {
     lane: PortLane,
     to_tap: ToTap,
-    /// What our half takes.
-    from_host: SplitDriver,
+    /// The driver's side of the queue that frames from the tap are put into.
+    from_tap: SplitDriver,
     /// Buffers to read into; the one that was used last is the next.
     free: Vec<GuestAddr>,
-    /// By chain of `from_host`: its buffers.
+    /// By chain of `from_tap`: its buffers.
     parts_of: Vec<Vec<GuestAddr>>,
     frame: Vec<Buffer>,
-    /// Rounds in a row in which the host was given frames, and what it said was left for later.
+    /// Rounds in a row in which frames were written to the tap, and reading it was put off.
     put_off: u32,
-    /// Rounds in a row in which it neither said nor got anything.
+    /// Rounds in a row in which no frame was written or read.
     quiet: u64,
     /// The device is gone.
     is_gone: bool,
@@ -64,7 +63,7 @@ pub(crate) struct TapLane {
 }
 
 impl TapLane {
-    /// By that device, which leads there; `cuts_udp`: its kernel cuts UDP packets, too.
+    /// Serves this device. `cuts_udp`: its kernel segments UDP GSO packets, too.
     /// Errors: [`InnerQueueError`].
     pub(crate) fn new(
         tap: Tap,
@@ -74,8 +73,9 @@ impl TapLane {
         let read_into = BATCH + PARTS;
         let memory = Memory::new(u64::from(BUFFERS) + read_into as u64, 2)?;
         let (mut to_guest, received) = memory.queue(None, None)?;
-        let (mut from_guest, from_host) = memory.queue(None, None)?;
+        let (mut from_guest, from_tap) = memory.queue(None, None)?;
         (to_guest.enabled, from_guest.enabled) = (true, true);
+        // GSO packets to the wire that cannot be written from where they lie are segmented here, in portions.
         let (takes_tcp, takes_udp) = (to == To::Host, to == To::Host && cuts_udp);
         let offloads = Offloads {
             guest_tso4: takes_tcp,
@@ -88,7 +88,7 @@ impl TapLane {
         let free = (0..read_into).map(|_| memory.ram.alloc(BUFFER_BYTES.into(), 64));
         Ok(Self {
             lane: PortLane::of_tap(pair, Arc::clone(&counters)),
-            from_host,
+            from_tap,
             free: free.collect::<Result<_, _>>()?,
             to_tap: ToTap {
                 tap,
@@ -110,7 +110,7 @@ impl TapLane {
         })
     }
 
-    /// Reads what comes by the tap into the queue of our half; whether there was something.
+    /// Reads frames from the tap into the queue; whether there were any.
     fn read(&mut self) -> bool {
         let mut any = false;
         while !self.is_gone && self.free.len() >= PARTS {
@@ -138,15 +138,15 @@ impl TapLane {
             any = true;
         }
         if any {
-            // It looks right after.
-            self.from_host.publish();
+            // No kick: the lane looks at the queue right after.
+            self.from_tap.publish();
         }
         any
     }
 
-    /// Whether the host is asked in this round.
-    fn is_asked(&self) -> bool {
-        let is_due = self.quiet < QUIET || self.quiet.is_multiple_of(ASKED_EACH);
+    /// Whether the tap is read in this round.
+    fn is_read_due(&self) -> bool {
+        let is_due = self.quiet < QUIET || self.quiet.is_multiple_of(READ_EACH);
         self.put_off == 0 && (self.has_frames || is_due)
     }
 
@@ -162,15 +162,15 @@ impl TapLane {
             left -= len;
         }
         // There are more descriptors than buffers.
-        if let Some(chain) = self.from_host.add(&self.frame) {
+        if let Some(chain) = self.from_tap.add(&self.frame) {
             let parts = self.frame.iter().map(|part| part.addr);
             self.parts_of[usize::from(chain)].extend(parts);
         }
     }
 
-    /// Takes the buffers back that our half is done with.
+    /// Takes back the buffers of frames that are delivered or dropped.
     fn take_back(&mut self) {
-        while let Some(used) = self.from_host.take_used() {
+        while let Some(used) = self.from_tap.take_used() {
             let parts = &mut self.parts_of[usize::from(used.head)];
             self.free.extend(parts.drain(..).rev());
         }
@@ -185,8 +185,8 @@ impl Lane for TapLane {
             true => self.put_off + 1,
             false => 0,
         };
-        let said = self.is_asked() && self.read();
-        self.quiet = match said || is_given {
+        let has_read = self.is_read_due() && self.read();
+        self.quiet = match has_read || is_given {
             true => 0,
             false => self.quiet + 1,
         };
@@ -196,11 +196,11 @@ impl Lane for TapLane {
     }
 
     fn arm(&mut self, near: Near<'_>) -> Work {
-        // Those behind frames that wait here are read when these have gone.
+        // While all buffers are in use there is nothing to read into: the tap is read when some are back.
         let is_next = self.has_frames && self.free.len() >= PARTS;
         match self.to_tap.waiting.driver.enable_calls() || is_next {
             true => Work::Now,
-            // Of room nobody tells.
+            // Nothing reports that there is room again (the epoll set waits for frames to read): ask soon.
             false if self.to_tap.is_stuck => self.lane.arm(near).max(Work::SOON),
             false => self.lane.arm(near),
         }
@@ -250,9 +250,10 @@ impl Lane for TapLane {
     fn inject(&mut self, _frame: &[u8], _near: Near<'_>) {}
 
     fn stop(mut self: Box<Self>) -> Stopped {
-        // What waits for the host it gets still; the ways to the others are not here.
+        // Frames in the queue to the tap are written, as far as there is room. Frames from it are lost: the lanes of
+        // their receivers are out of reach here.
         self.to_tap.write_waiting();
-        let left = left_in(&mut self.from_host, &mut self.parts_of);
+        let left = left_in(&mut self.from_tap, &mut self.parts_of);
         self.to_tap.counters.from_guest_queue_stopped.add(left);
         Box::new(self.lane).stop()
     }

@@ -1,14 +1,14 @@
-//! By a tap device to the host, or to the wire.
+//! Writes frames to a tap device, to the host or to the wire.
 //!
-//! What guests send is written from where it lies, as a guest's own device would do it: our copy of the
-//! first bytes, by which the frame was judged, and behind it guest memory. The kernel copies each byte once and looks
-//! at its copy. What is put together here, or comes to several, or is in too many pieces, or asks for what this kernel
-//! does not do, waits in a queue of ours ([`Received`]), as for a guest, until the lane has its turn. Nothing overtakes
-//! it. A GSO packet that is for the wire is cut on that way, in portions, as for a NIC: the kernel would segment it in one
-//! go.
+//! What guests send is written from where it lies, as a guest's own device would do it: our copy of the first bytes, by
+//! which the frame was judged, and behind it guest memory. The kernel copies each byte once and looks at its copy only.
+//! Other frames wait in a queue of ours ([`Received`]), as for a guest, until the lane has its turn: frames that are
+//! put together here, have several receivers or too many pieces, or ask for what this kernel does not do. They stay in
+//! order: the queue is written before a guest's frame is. A GSO packet that goes through the queue to the wire is
+//! segmented here, in portions, as for a NIC: the kernel would segment it in one go.
 //!
-//! The host takes what is written at once. Of what is for the wire so much waits in the kernel as the device allows;
-//! then frames wait with those who send them, as they do for a NIC.
+//! The kernel delivers frames to the host at once. Frames to the wire wait in the kernel up to the device's limit
+//! (`TUNSETSNDBUF`); beyond it they wait in their senders' queues, as they do for a NIC.
 
 use std::io::ErrorKind;
 use std::sync::Arc;
@@ -36,17 +36,17 @@ pub(crate) enum To {
     Wire,
 }
 
-/// What became of a frame that was to be written.
+/// What became of a guest's frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Put {
-    /// It is written, or lost and counted.
+pub(crate) enum TapPut {
+    /// It is written, or dropped and counted.
     Done,
-    /// It is written, a GSO packet for the wire: of so many segments, each with so many bytes of headers.
+    /// It is written, a GSO packet to the wire, unsegmented. `headers`: bytes of headers of each segment.
     Whole { segments: u32, headers: u32 },
     /// There is no room for it now, and nothing was done.
     NoRoom,
-    /// It has to wait with the others in the queue, and nothing was done.
-    Refused,
+    /// It cannot be written from where it lies, and nothing was done: pass it through the queue.
+    Queue,
 }
 
 /// See the module's head.
@@ -56,18 +56,18 @@ pub(crate) struct ToTap {
     /// The uplink's, if it leads to the wire.
     pub(super) link: LinkState,
     pub(super) waiting: Received,
-    /// The frame that `waiting` gave last found no room.
+    /// There was no room for the frame that [`Received::next`] returned last: it is the next one to be written.
     pub(super) is_stuck: bool,
     pub(super) ram: Arc<GuestRam>,
-    /// Its kernel cuts UDP packets, too.
+    /// The kernel segments UDP GSO packets, too (Linux 6.2).
     pub(super) cuts_udp: bool,
     pub(super) counters: Arc<PairCounters>,
-    /// A guest's frame was written since the lane looked.
+    /// A guest's frame was written since the lane's last turn.
     pub(super) is_given: bool,
 }
 
 impl ToTap {
-    /// Writes what waits, as far as there is room; frames that were taken.
+    /// Writes the frames in the queue as far as there is room; how many the kernel took.
     pub(super) fn write_waiting(&mut self) -> usize {
         let (mut frames, mut any) = (0, false);
         loop {
@@ -97,11 +97,11 @@ impl ToTap {
         frames
     }
 
-    /// Writes a frame of a guest's, whose counters these are.
-    pub(crate) fn put(&mut self, frame: GuestFrame<'_>, of_guest: &PairCounters) -> Put {
+    /// Writes a guest's frame. `of_guest`: the guest's counters.
+    pub(crate) fn put(&mut self, frame: GuestFrame<'_>, of_guest: &PairCounters) -> TapPut {
         if let Some(counter) = self.link.loses(of_guest) {
             counter.add(1);
-            return Put::Done;
+            return TapPut::Done;
         }
         let len = frame.sending.len;
         let request = frame.sending.request;
@@ -109,35 +109,35 @@ impl ToTap {
             return self.put_as_it_is(frame);
         };
         if u32::from(gso.size) * SEGMENTS < len || (gso.kind == GsoKind::Udp && !self.cuts_udp) {
-            return Put::Refused;
+            return TapPut::Queue;
         }
         let mut headers = [0; HEADERS_MAX];
-        // By these the kernel segments it.
+        // The kernel segments it by our copy of the headers.
         let Some(packet) = GsoPacket::open(frame, gso, of_guest, &mut headers) else {
-            return Put::Done;
+            return TapPut::Done;
         };
         let put = self.put_as_it_is(frame.headed(&headers[..packet.plan.header_len()]));
-        if put != Put::Done || self.to == To::Host {
+        if put != TapPut::Done || self.to == To::Host {
             return put;
         }
         let segments = packet.plan.segments();
         of_guest.from_guest_super_frames.add(1);
         of_guest.from_guest_super_frames_unsegmented.add(1);
         of_guest.from_guest_checksums_left.add(segments.into());
-        Put::Whole {
+        TapPut::Whole {
             segments,
             headers: packet.plan.header_len() as u32,
         }
     }
 
-    fn put_as_it_is(&mut self, frame: GuestFrame<'_>) -> Put {
+    fn put_as_it_is(&mut self, frame: GuestFrame<'_>) -> TapPut {
         let header = tap_header(frame);
         let Some(parts) = parts_of(&header, frame) else {
-            return Put::Refused;
+            return TapPut::Queue;
         };
         self.write_waiting();
         if self.is_stuck {
-            return Put::NoRoom;
+            return TapPut::NoRoom;
         }
         match write(&self.tap, self.to, &parts, &self.counters) {
             Written::Yes => {
@@ -146,17 +146,17 @@ impl ToTap {
                 self.counters.to_guest_bytes.add(frame.sending.len.into());
             }
             Written::Lost => {}
-            Written::NoRoom => return Put::NoRoom,
+            Written::NoRoom => return TapPut::NoRoom,
         }
         self.is_given = true;
-        Put::Done
+        TapPut::Done
     }
 }
 
 /// What became of a write.
 enum Written {
     Yes,
-    /// The kernel refused it, which was counted.
+    /// The kernel refused it, which is counted.
     Lost,
     NoRoom,
 }
@@ -172,7 +172,7 @@ fn write(tap: &Tap, to: To, frame: &Parts<'_>, counters: &PairCounters) -> Writt
     }
 }
 
-/// Adds a buffer, which is in the memory, as one of as many as there can be.
+/// Adds a buffer, which lies in the memory. There is room for as many as a frame can have.
 pub(super) fn push<'a>(parts: &mut Parts<'a>, ram: &'a GuestRam, buffer: Buffer) {
     let offset = ram.map().translate(buffer.addr, buffer.len.into());
     let is_in = offset.is_some_and(|offset| parts.push(ram.map(), offset, buffer.len as usize));

@@ -1,4 +1,5 @@
-//! By what frames of a port leave the network: the uplink, or a queue of its own, and the way to the host.
+//! How frames of a port leave the network: by the uplink (NIC queues or a tap), by a queue of the port's own, or to the
+//! host.
 
 use device::counters::{Counter, PairCounters};
 use device::pair::{Fault, QueuePair};
@@ -13,7 +14,7 @@ use crate::switch::lane::{Blame, Network, Peer};
 use crate::switch::members::Guest;
 use crate::switch::own_queue::OwnQueue;
 use crate::switch::to_nic::NicSink;
-use crate::switch::to_tap::Put as ToTapPut;
+use crate::switch::to_tap::TapPut;
 
 /// Chains of a turn that go the same way out.
 struct Frames<'a> {
@@ -192,14 +193,14 @@ impl<O: OwnQueue> PortLane<O> {
     ) {
         let end = burst.done + run;
         self.write_to_tap(tap, end, burst);
-        // What cannot be written from where it lies, if the turn has more.
+        // The next frame cannot be written from where it lies, if the turn has more.
         if self.goes_on(burst.done, end, &burst.turn) {
             self.leave_by(Some(tap), 1, burst, nobody);
         }
     }
 
-    /// Writes the next frames from where they lie, as far as that can be done: not before the rest of a packet of the same
-    /// sender that the tap gets cut.
+    /// Writes the next frames from where they lie, up to one that cannot. None, while segments of the same sender's
+    /// last GSO packet wait for the tap.
     fn write_to_tap(&mut self, tap: Guest, end: usize, burst: &mut Burst<'_>) {
         let pending = burst.network.guest(tap.at).and_then(|guest| guest.pending);
         if pending.is_some_and(|pending| pending.is_of(&self.counters)) {
@@ -213,17 +214,17 @@ impl<O: OwnQueue> PortLane<O> {
             let buffers = self.sender.chains().buffers(&chain);
             if let Some(frame) = judged.frame(&self.pair, buffers) {
                 match with_tag(judged, frame, true, |frame| tap.put(frame, &self.counters)) {
-                    ToTapPut::Done => burst.turn.tally.add(frame.sending.len),
-                    ToTapPut::Whole { segments, headers } => {
+                    TapPut::Done => burst.turn.tally.add(frame.sending.len),
+                    TapPut::Whole { segments, headers } => {
                         let len = frame.sending.len;
                         burst.turn.tally.add_unsegmented(len, segments.into(), headers);
                     }
-                    ToTapPut::NoRoom => {
+                    TapPut::NoRoom => {
                         self.counters.from_guest_waits.add(1);
                         self.waits = true;
                         return;
                     }
-                    ToTapPut::Refused => return,
+                    TapPut::Queue => return,
                 }
             }
             self.own.give_back(&mut self.pair, chain.id);
