@@ -5,7 +5,6 @@
 //! Where the uplink is a port of a bridge, what the bridge reaches by its other ports is reached through the host: the
 //! steward reads the bridge's forwarding database, and tells when that changes (`steward::links::bridge`).
 
-use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
@@ -17,13 +16,10 @@ use steward::protocol::HostEnd;
 use super::{Network, State};
 use crate::nic::error::InterfaceError;
 use crate::nic::interface::Interface;
-use crate::nic::tap::Tap;
 use crate::port::lane_facts::LaneFacts;
 use crate::switch::ethernet::Mac;
-use crate::switch::new_lane::NewLane;
-use crate::switch::role::Role;
 use crate::switch::table::BridgeStations;
-use crate::switch::tap_lane::{TapLane, To};
+use crate::switch::tap_lane::To;
 use crate::switch::workers::LaneAt;
 
 /// As far as it is reached.
@@ -114,7 +110,13 @@ impl Network {
         };
         if let Some(tap) = tap {
             self.stop_host(state);
-            state.host.end = Some(self.serve_host(state, &end, tap)?);
+            let counters = Arc::clone(&state.host.counters);
+            state.host.end = Some(End {
+                name: end.interface.clone(),
+                index: end.index,
+                at: self.serve_tap((&end, tap), To::Host, None, counters)?,
+                facts: Arc::new(LaneFacts::tap()),
+            });
         }
         let behind = match end.behind {
             0 => BridgeStations::default(),
@@ -143,31 +145,6 @@ impl Network {
                 "the uplink is a port of a bridge: what that reaches by its other ports is reached through the host"
             );
         }
-    }
-
-    /// Lets a lane serve a device.
-    fn serve_host(&self, state: &State, end: &HostEnd, tap: OwnedFd) -> Result<End, InterfaceError> {
-        let counters = Arc::clone(&state.host.counters);
-        let lane = TapLane::new(Tap::new(tap), (To::Host, end.cuts_udp), counters);
-        let lane = lane.map_err(|source| InterfaceError::Tap {
-            name: end.interface.clone(),
-            source: source.into(),
-        })?;
-        let lane = NewLane {
-            lane: Box::new(lane),
-            role: Role::Host {
-                network: Arc::clone(&self.owner),
-            },
-            node: None,
-            // Both ends of its queues are ours.
-            on_fault: Box::new(|fault| tracing::error!(?fault, "the way to the host ended")),
-        };
-        Ok(End {
-            name: end.interface.clone(),
-            index: end.index,
-            at: self.workers.add(lane, &self.owner),
-            facts: Arc::new(LaneFacts::tap()),
-        })
     }
 
     /// Takes note of what came of it; said when it is another thing than before.

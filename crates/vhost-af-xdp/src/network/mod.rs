@@ -12,6 +12,7 @@ mod naming;
 mod owed;
 mod room;
 mod seen;
+mod tap;
 mod uplink;
 
 use std::collections::HashSet;

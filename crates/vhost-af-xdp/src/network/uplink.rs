@@ -22,7 +22,6 @@ use crate::nic::interface::Interface;
 use crate::nic::interface_queue::{Fit, InterfaceQueue};
 use crate::nic::mode::Fallback;
 use crate::nic::queue::LinkState;
-use crate::nic::tap::Tap;
 use crate::port::journal::{JOURNAL, Of, What};
 use crate::port::lane_facts::LaneFacts;
 use crate::switch::arrivals::Origin;
@@ -31,7 +30,7 @@ use crate::switch::lane::{Lane, Near};
 use crate::switch::new_lane::NewLane;
 use crate::switch::role::Role;
 use crate::switch::table::PortNumber;
-use crate::switch::tap_lane::{TapLane, To};
+use crate::switch::tap_lane::To;
 use crate::switch::uplink_lane::UplinkLane;
 
 /// How long others may have an interface still that is given back.
@@ -381,23 +380,9 @@ impl Network {
         let (Some(running), Some(counters)) = (state.running.first_mut(), state.counters.first()) else {
             return Ok(());
         };
-        let lane = TapLane::new(Tap::new(tap), (To::Wire, end.cuts_udp), Arc::clone(counters));
-        let lane = lane.map_err(|source| InterfaceError::Tap {
-            name: end.interface.clone(),
-            source: source.into(),
-        })?;
-        let lane = NewLane {
-            lane: Box::new(lane),
-            role: Role::UplinkTap {
-                network: Arc::clone(&self.owner),
-            },
-            node: interface.link.node,
-            // Both ends of its queues are ours.
-            on_fault: Box::new(|fault| tracing::error!(?fault, "the way to the wire ended")),
-        };
         *running = Some(Running {
             way: Way::Tap(end.index),
-            at: self.workers.add(lane, &self.owner),
+            at: self.serve_tap((&end, tap), To::Wire, interface.link.node, Arc::clone(counters))?,
             counters: Arc::clone(counters),
             facts: Arc::new(LaneFacts::tap()),
         });

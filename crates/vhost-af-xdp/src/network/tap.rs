@@ -1,0 +1,45 @@
+//! A lane for a tap device of the steward's, to the host or to the wire.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use device::counters::PairCounters;
+use steward::protocol::HostEnd;
+use xsk::NumaNode;
+
+use super::Network;
+use crate::nic::error::InterfaceError;
+use crate::nic::tap::Tap;
+use crate::switch::new_lane::NewLane;
+use crate::switch::role::Role;
+use crate::switch::tap_lane::{TapLane, To};
+use crate::switch::workers::LaneAt;
+
+impl Network {
+    /// Has a worker serve a device. `node`: of the uplink, if frames go there.
+    pub(super) fn serve_tap(
+        &self,
+        (end, tap): (&HostEnd, OwnedFd),
+        to: To,
+        node: Option<NumaNode>,
+        counters: Arc<PairCounters>,
+    ) -> Result<LaneAt, InterfaceError> {
+        let lane = TapLane::new(Tap::new(tap), (to, end.cuts_udp), counters);
+        let lane = lane.map_err(|source| InterfaceError::Tap {
+            name: end.interface.clone(),
+            source: source.into(),
+        })?;
+        let network = Arc::clone(&self.owner);
+        let lane = NewLane {
+            lane: Box::new(lane),
+            role: match to {
+                To::Host => Role::Host { network },
+                To::Wire => Role::UplinkTap { network },
+            },
+            node,
+            // Both ends of its queues are ours.
+            on_fault: Box::new(move |fault| tracing::error!(?fault, ?to, "the lane of a tap ended")),
+        };
+        Ok(self.workers.add(lane, &self.owner))
+    }
+}
