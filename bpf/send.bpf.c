@@ -20,7 +20,7 @@ char _license[] SEC("license") = "Dual BSD/GPL";
 /* Set before the program is loaded. */
 const volatile __u32 send_uplink;
 /* Transmit queue, plus 1, as skb_record_rx_queue stores it: skb_tx_hash (net/core/dev.c) takes it if neither the driver
- * nor XPS chooses. 0: any.
+ * nor XPS chooses. 0: the kernel chooses.
  */
 const volatile __u32 send_queue;
 
@@ -29,7 +29,7 @@ int to_uplink(struct __sk_buff *skb)
 {
 	__u32 mtu = 0;
 
-	/* Segments that are longer than the interface takes are no NIC's to find out. */
+	/* Drops packets whose segments are longer than the interface's MTU: the NIC does not check that. */
 	if (bpf_check_mtu(skb, send_uplink, &mtu, 0, BPF_MTU_CHK_SEGS))
 		return TC_ACT_SHOT;
 	skb->queue_mapping = send_queue;

@@ -1,25 +1,27 @@
 // SPDX-License-Identifier: (Apache-2.0 OR BSD-3-Clause)
 /*
- * tap.bpf.c: the ways between an interface, a network's uplink, and tap devices of who serves the network.
+ * tap.bpf.c: moves frames between an interface, which is a network's uplink, and the network's tap devices.
  *
  * THEORY OF OPERATION
  *
- * A tap has no address, and nobody looks at it. Programs move frames between it and the uplink, which is the host's own
- * interface. One tap joins the network with the host, over the uplink's own interface and addresses:
+ * The process that serves the network reads and writes the taps. A tap has no address. Its ingress redirects every frame,
+ * so the host's stack receives none from it. The uplink is the host's own interface. One tap joins the network with the
+ * host, over the uplink's addresses:
  *
- *   to_network    at egress of the uplink. What the host sends to a station of the network goes into the tap instead of
- *                 out of the NIC. Of frames to groups a copy goes there. Everything else leaves as ever.
- *   to_host       at ingress of the tap. What the network sends to the host is received by the uplink, as if it had
- *                 come from outside. So the host has one interface, one address, one neighbour table.
+ *   to_network    at egress of the uplink: redirects what the host sends to a station of the network to the tap, instead
+ *                 of out of the NIC. Of frames to groups the tap gets a copy. All other frames leave as before.
+ *   to_host       at ingress of the tap: the uplink receives what the network sends to the host, as if it came from
+ *                 outside. So the host has one interface, one address, one neighbour table.
  *
  * Where the uplink has no XDP program, another tap joins the network with the wire:
  *
- *   from_uplink   at ingress of the uplink: as to_network, of what comes from outside.
- *   to_uplink     at ingress of the tap: send.bpf.c.
+ *   from_uplink   at ingress of the uplink: does for received frames what to_network does for the host's.
+ *   to_uplink     at ingress of the tap: see send.bpf.c.
  *
- * Stations are those of the XDP program, on the interface or not: it is the same map. What the host receives by to_host
- * comes to the uplink's ingress: from_uplink knows it by its mark, and the XDP program meets it only in skb mode, where
- * a frame to a group comes into the network's ring once more, with the address of the station that sent it.
+ * The stations are those of the XDP program's map, also where that program is loaded but not attached (tap mode). Frames
+ * that to_host redirects pass the uplink's ingress. There from_uplink recognizes them by a mark. An XDP program in skb
+ * mode receives them, too: it copies those to groups into the network's ring again, with the address of the station that
+ * sent them. In native mode it does not receive them.
  */
 #include "steer.h"
 
@@ -35,10 +37,10 @@ char _license[] SEC("license") = "Dual BSD/GPL";
 const volatile __u32 tap_network;
 const volatile __u32 tap_uplink;
 const volatile __u32 tap_device;
-/* from_uplink is at the uplink. */
+/* from_uplink is attached to the uplink: to_host has to mark frames for it. */
 const volatile __u32 tap_marks;
 
-/* The one of steer_body.h. */
+/* The map of steer_body.h, shared. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -47,7 +49,7 @@ struct {
 	__type(value, struct steer_member);
 } steer_stations SEC(".maps");
 
-/* Says nothing about the frame: other programs have their say, then it goes on as ever (TCX_NEXT, too). */
+/* No verdict: the next program decides, then the stack goes on (TCX_NEXT has the same value). */
 #define GO_ON TC_ACT_UNSPEC
 
 /* Redirects a frame to a station of the network to its tap, and a copy of one to a group. */
@@ -83,7 +85,7 @@ static __always_inline int to_tap(struct __sk_buff *skb)
 SEC("tc")
 int to_network(struct __sk_buff *skb)
 {
-	/* A guest's, not the host's: for others, as what sockets send. */
+	/* A guest's frame, from send.bpf.c: it leaves by the NIC, as frames of AF_XDP sockets do. */
 	if (skb->tc_index == SENT_BY_TAP)
 		return GO_ON;
 	return to_tap(skb);
@@ -92,7 +94,7 @@ int to_network(struct __sk_buff *skb)
 SEC("tc")
 int from_uplink(struct __sk_buff *skb)
 {
-	/* A guest's, for the host. */
+	/* A guest's frame, from to_host: the host's stack receives it. */
 	if (skb->tc_index == SENT_BY_TAP) {
 		skb->tc_index = 0;
 		return GO_ON;
