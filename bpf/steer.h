@@ -217,8 +217,13 @@ struct steer_virtio_header_hash {
 _Static_assert(sizeof(struct steer_virtio_header_hash) == STEER_HEADER_HASH_LEN, "virtio_net_hdr_hash");
 
 /* In skb->tc_index: a guest's packet, from the tap of send.bpf.c. The kernel's own users of that field are gone with
- * Linux 6.3.
+ * Linux 6.3. A veth, and whatever else passes packets on as they are, keeps it: the uplink at the other end receives
+ * marked packets.
  */
 #define SENT_BY_TAP 0x7661
+/* The same from to_host to from_uplink, both of tap.bpf.c, which removes it. Another value, because packets with the
+ * other one come from outside there.
+ */
+#define SENT_TO_HOST 0x7662
 
 #endif
