@@ -201,7 +201,8 @@ impl Network {
         let all_run = state.running.iter().all(Option::is_some);
         // Also while its lane runs: the steward may have made another tap.
         let is_by_tap = interface.steering.mode() == Mode::Tap;
-        if !follows && state.retry.is_due(changes, all_run, now) && (is_by_tap || !all_run) {
+        let is_whole = all_run && !(is_by_tap && state.impaired.is_some());
+        if !follows && state.retry.is_due(changes, is_whole, now) && (is_by_tap || !all_run) {
             let started = self.start_lanes(state, interface);
             state.retry.note(started.is_ok(), now);
             self.note(state, started);
