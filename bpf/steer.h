@@ -221,9 +221,10 @@ _Static_assert(sizeof(struct steer_virtio_header_hash) == STEER_HEADER_HASH_LEN,
  * marked packets.
  */
 #define SENT_BY_TAP 0x7661
-/* The same from to_host to from_uplink, both of tap.bpf.c, which removes it. Another value, because packets with the
- * other one come from outside there.
+/* The same from to_host to from_uplink of tap.bpf.c, with the network's number (its first queue). A value of its own:
+ * there, packets with SENT_BY_TAP come from outside. With the number: on an uplink of several networks, each from_uplink
+ * removes its own mark only.
  */
-#define SENT_TO_HOST 0x7662
+#define SENT_TO_HOST 0x8000
 
 #endif

@@ -95,7 +95,7 @@ SEC("tc")
 int from_uplink(struct __sk_buff *skb)
 {
 	/* A guest's frame, from to_host: the host's stack receives it. */
-	if (skb->tc_index == SENT_TO_HOST) {
+	if (skb->tc_index == (SENT_TO_HOST | tap_network)) {
 		skb->tc_index = 0;
 		return GO_ON;
 	}
@@ -106,6 +106,6 @@ SEC("tc")
 int to_host(struct __sk_buff *skb)
 {
 	if (tap_marks)
-		skb->tc_index = SENT_TO_HOST;
+		skb->tc_index = SENT_TO_HOST | tap_network;
 	return bpf_redirect(tap_uplink, BPF_F_INGRESS);
 }
