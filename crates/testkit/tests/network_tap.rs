@@ -8,8 +8,10 @@ use serde_json::Value;
 use testkit::daemon::Mode;
 use testkit::driver::{F_GUEST_ALL, F_HOST_ALL, HEADER};
 use testkit::gso_packet::{GsoPacket, Ip};
-use testkit::lan::{Lan, STRANGER, file, frame, mac};
-use testkit::{DriverConfig, Layout, NetNs, PacketPort, Serve, VethPair, foreign, kernel, require, wait};
+use testkit::lan::{Lan, STRANGER, file, frame, guests, mac};
+use testkit::{
+    Daemon, DriverConfig, Layout, NetNs, PacketPort, Serve, VethPair, foreign, kernel, require, wait,
+};
 
 /// Ports with these keys in a network in tap mode.
 fn lan(serve: &Serve, ports: &[&str], features: u64) -> Lan {
@@ -204,6 +206,28 @@ fn header_that_lies_is_refused_before_the_kernel_sees_it() {
 }
 
 #[rstest]
+fn networks_in_tap_mode_at_both_ends_of_a_veth_reach_each_other() {
+    require!(Root);
+    let near = lan(&Serve::file(), &["", ""], F_HOST_ALL);
+    let text =
+        file(Some(VethPair::WIRE), &["", "", "", ""]).replacen("[port.vm0]", "mode = \"tap\"\n[port.vm0]", 1);
+    let daemon = Daemon::start_file(&near.veth.far, &Serve::file(), &[VethPair::WIRE], &text);
+    let mut far = guests(&daemon, 4, &DriverConfig::with(F_HOST_ALL));
+    let (mut near, packet) = (near, GsoPacket::tcp(Ip::V4(0), 3000));
+    // The first two of either have the same addresses.
+    for (to, from) in [(2, 0), (3, 1)] {
+        let sent = frame(mac(to), mac(from), 300, 1);
+        near.send(from, &sent);
+        let got = || far[to].pairs[0].receive(wait::SOON).expect("it comes").frame;
+        assert!(std::iter::repeat_with(got).any(|got| got == sent));
+        let (sent, request) = gso(&packet, mac(to), mac(from), 1000);
+        near.guests[from].pairs[0].send_asking(&[(ask(&request), &sent)], Layout::Whole);
+        let got = || far[to].pairs[0].receive(wait::SOON).expect("it comes").frame;
+        assert!(std::iter::repeat_with(got).any(|got| got[6..12] == mac(from) && got.len() > 1000));
+    }
+}
+
+#[rstest]
 fn frames_go_on_while_the_steward_is_restarted() {
     require!(Root);
     let mut lan = lan(&Serve::file().leased(), &["", ""], 0);
@@ -360,13 +384,13 @@ fn uplink_above_another_interface_carries_packets_whole() {
     veth.near.ip(&above);
     veth.near.ip(&["link", "set", "above0", "up"]);
     let text = file(Some("above0"), &["", ""]).replacen("[port.vm0]", "mode = \"tap\"\n[port.vm0]", 1);
-    let mut lan = Lan::on(
+    let daemon = Daemon::start_file(&veth.near, &Serve::file(), &["above0"], &text);
+    let mut lan = Lan {
+        guests: guests(&daemon, 2, &DriverConfig::with(F_HOST_ALL | F_GUEST_ALL)),
+        daemon,
+        wire: PacketPort::open(&veth.far, VethPair::WIRE),
         veth,
-        &Serve::file(),
-        &text,
-        2,
-        &DriverConfig::with(F_HOST_ALL | F_GUEST_ALL),
-    );
+    };
     await_passes(&mut lan);
     let mouth = mouth(&lan);
     let packet = GsoPacket::tcp(Ip::V4(0), 60_000);
