@@ -236,7 +236,7 @@ counters! {
     Drop to_guest_tag_unknown,
     /// Network: the guest had no buffer for the frame, and not for some time, or the frame is to a group.
     Drop to_guest_no_buffer,
-    /// Network: the host's kernel did not take the frame: its end of the network is down or gone, or it knows no such
+    /// Network: the kernel did not take the frame from the tap to host or wire, which is down or gone, or it knows no such
     /// request for a checksum or segmentation.
     Drop to_guest_host_refused,
     /// Frame beyond the port's limit of what its guest gets. A GSO packet of another guest counts as the frames that a

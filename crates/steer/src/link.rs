@@ -69,6 +69,10 @@ impl Attached {
     /// Opens a program that was pinned without being attached ([`Mode::Tap`]). `ifindex`: of the interface, 0 if it is
     /// gone.
     pub(crate) fn open_unattached(ifindex: u32, path: &Path) -> Result<Self, PinError> {
+        if ifindex == 0 {
+            let path = path.to_owned();
+            return Err(PinError::Gone { path, ifindex });
+        }
         let opened = messages_of(|| {
             let program = Program::fd_from_pinned_path(path)?;
             Ok((Program::id_from_fd(program.as_fd())?, program))
@@ -77,10 +81,6 @@ impl Attached {
             path: path.to_owned(),
             source: io::Error::other(error),
         })?;
-        if ifindex == 0 {
-            let path = path.to_owned();
-            return Err(PinError::Gone { path, ifindex });
-        }
         Ok(Self {
             link,
             program: id,

@@ -253,6 +253,8 @@ impl Lane for TapLane {
         // Frames in the queue to the tap are written, as far as there is room. Frames from it are lost: the lanes of
         // their receivers are out of reach here.
         self.to_tap.write_waiting();
+        let stuck = self.to_tap.is_stuck;
+        self.to_tap.counters.to_guest_queue_stopped.add(stuck.into());
         let left = left_in(&mut self.from_tap, &mut self.parts_of);
         self.to_tap.counters.from_guest_queue_stopped.add(left);
         Box::new(self.lane).stop()
