@@ -33,6 +33,6 @@ int to_uplink(struct __sk_buff *skb)
 	if (bpf_check_mtu(skb, send_uplink, &mtu, 0, BPF_MTU_CHK_SEGS))
 		return TC_ACT_SHOT;
 	skb->queue_mapping = send_queue;
-	skb->tc_index = SENT_BY_TAP;
+	skb->tc_index = SENT_BY_TAP(skb->ingress_ifindex, send_uplink);
 	return bpf_redirect(send_uplink, 0);
 }

@@ -216,15 +216,14 @@ struct steer_virtio_header_hash {
 };
 _Static_assert(sizeof(struct steer_virtio_header_hash) == STEER_HEADER_HASH_LEN, "virtio_net_hdr_hash");
 
-/* In skb->tc_index: a guest's packet, from the tap of send.bpf.c. The kernel's own users of that field are gone with
- * Linux 6.3. A veth, and whatever else passes packets on as they are, keeps it: the uplink at the other end receives
- * marked packets.
+/* In skb->tc_index: a guest's packet, written to the tap with this index for the interface with that one (send.bpf.c).
+ * The field stays with the packet over a veth pair and over bridges: whoever meets it there must not take it for one that
+ * was written here. The kernel's own users of that field are gone with Linux 6.3.
  */
-#define SENT_BY_TAP 0x7661
-/* The same from to_host to from_uplink of tap.bpf.c, with the network's number (its first queue). A value of its own:
- * there, packets with SENT_BY_TAP come from outside. With the number: on an uplink of several networks, each from_uplink
- * removes its own mark only.
+#define SENT_BY_TAP(tap, uplink) (0x8000 | (((tap) * 31 + (uplink)) & 0x7fff))
+/* The same: a packet for the host of a guest of this network, until the network's program at the uplink's ingress has
+ * seen it (tap.bpf.c). None of the above.
  */
-#define SENT_TO_HOST 0x8000
+#define SENT_TO_HOST(network) (0x4000 | ((network) & 0x3fff))
 
 #endif

@@ -57,7 +57,7 @@ static __always_inline int to_tap(struct __sk_buff *skb)
 {
 	struct steer_member *member;
 	volatile __u64 key;
-	__u32 vlan = 0;
+	__u32 vlan = 0, mtu = 0;
 	__u8 head[16];
 	__u16 type;
 
@@ -79,14 +79,19 @@ static __always_inline int to_tap(struct __sk_buff *skb)
 	member = bpf_map_lookup_elem(&steer_stations, (const void *)&key);
 	if (!member || member->network != tap_network)
 		return GO_ON;
+	/* The tap went with who had it, and nobody has taken this program off: a redirect would lose the frame, before
+	 * the next network's program sees it, too.
+	 */
+	if (bpf_check_mtu(skb, tap_device, &mtu, 0, 0) < 0)
+		return GO_ON;
 	return bpf_redirect(tap_device, 0);
 }
 
 SEC("tc")
 int to_network(struct __sk_buff *skb)
 {
-	/* A guest's frame, from send.bpf.c: it leaves by the NIC, as frames of AF_XDP sockets do. */
-	if (skb->tc_index == SENT_BY_TAP)
+	/* A guest's, not the host's: for others, as what sockets send. */
+	if (skb->tc_index == SENT_BY_TAP(skb->ingress_ifindex, tap_uplink))
 		return GO_ON;
 	return to_tap(skb);
 }
@@ -94,8 +99,10 @@ int to_network(struct __sk_buff *skb)
 SEC("tc")
 int from_uplink(struct __sk_buff *skb)
 {
-	/* A guest's frame, from to_host: the host's stack receives it. */
-	if (skb->tc_index == (SENT_TO_HOST | tap_network)) {
+	/* A guest's of this network, for the host. One of another network on this interface keeps its mark, by which that
+	 * network's program knows it, wherever that is in the row.
+	 */
+	if (skb->tc_index == SENT_TO_HOST(tap_network)) {
 		skb->tc_index = 0;
 		return GO_ON;
 	}
@@ -106,6 +113,6 @@ SEC("tc")
 int to_host(struct __sk_buff *skb)
 {
 	if (tap_marks)
-		skb->tc_index = SENT_TO_HOST | tap_network;
+		skb->tc_index = SENT_TO_HOST(tap_network);
 	return bpf_redirect(tap_uplink, BPF_F_INGRESS);
 }

@@ -558,3 +558,62 @@ fn host_is_reached_where_there_is_no_ipv6_and_has_no_address_of_it_where_there_i
     drop(guest);
     assert_nothing_left(&world);
 }
+
+/// The wire by a tap is for who has a network in that mode, and ends with the lease, whoever keeps the descriptor.
+#[test]
+fn way_to_the_wire_is_for_leases_of_networks_in_tap_mode_and_ends_with_them() {
+    require!(Root);
+    let world = World::with(2, &policy());
+    let mut raw = Raw::connect(&world.socket());
+    assert!(matches!(raw.ask(&Request::Uplink { has: 0 }), Answer::Refused(_)));
+    let plain = take(&world.socket(), &wanted(0, 1)).expect("allowed");
+    assert_eq!(refusal(plain.uplink(0)).reason, Reason::Lease);
+    drop(plain);
+    world.await_nothing();
+    let native = take(&world.socket(), &network()).expect("allowed");
+    for has in [0, 1, 2, u32::MAX] {
+        assert_eq!(refusal(native.uplink(has)).reason, Reason::Program);
+    }
+    let links = || world.veth.near.output_of("ip", &["-o", "link"]);
+    assert!(!links().contains("vaxu"), "{}", links());
+    drop(native);
+    world.await_nothing();
+    let in_tap_mode = Wanted {
+        mode: steer::ModeRequest::Tap,
+        ..network()
+    };
+    let lease = take(&world.socket(), &in_tap_mode).expect("allowed");
+    set_ours(&lease);
+    let (end, tap) = lease.uplink(0).expect("allowed");
+    let mut tap = File::from(tap.expect("a new one's"));
+    assert!(lease.uplink(end.index).expect("the same").1.is_none());
+    let out = [&[0; 12][..], &to([2, 0, 0, 0, 9, 9], 7)].concat();
+    tap.write_all(&out).expect("it is up");
+    assert!(wait::until(wait::SOON, || world
+        .wire
+        .receive(Duration::from_millis(50))
+        .as_deref()
+        == Some(&out[12..])));
+    // Another is asked for again and again: each has a limit.
+    let mut refused = 0;
+    let mut kept = vec![tap];
+    for _ in 0..30 {
+        match lease.uplink(0) {
+            Ok((_, tap)) => kept.extend(tap.map(File::from)),
+            Err(_) => refused += 1,
+        }
+    }
+    assert!(refused > 0);
+    drop(lease);
+    assert!(
+        wait::until(wait::SOON, || !links().contains("vaxu")),
+        "{}",
+        links()
+    );
+    while world.wire.receive(Duration::ZERO).is_some() {}
+    for tap in &mut kept {
+        assert!(tap.write_all(&out).is_err());
+        assert!(tap.read(&mut [0; 64]).is_err());
+    }
+    assert!(world.wire.receive(Duration::from_millis(200)) != Some(out[12..].to_vec()));
+}

@@ -8,9 +8,9 @@ use serde_json::Value;
 use testkit::daemon::Mode;
 use testkit::driver::{F_GUEST_ALL, F_HOST_ALL, HEADER};
 use testkit::gso_packet::{GsoPacket, Ip};
-use testkit::lan::{Lan, STRANGER, file, frame, guests, mac};
+use testkit::lan::{BROADCAST, Lan, STRANGER, assert_reaches, file, frame, guests, mac, port};
 use testkit::{
-    Daemon, DriverConfig, Layout, NetNs, PacketPort, Serve, VethPair, foreign, kernel, require, wait,
+    Daemon, Driver, DriverConfig, Layout, NetNs, PacketPort, Serve, VethPair, foreign, kernel, require, wait,
 };
 
 /// Ports with these keys in a network in tap mode.
@@ -206,28 +206,6 @@ fn header_that_lies_is_refused_before_the_kernel_sees_it() {
 }
 
 #[rstest]
-fn networks_in_tap_mode_at_both_ends_of_a_veth_reach_each_other() {
-    require!(Root);
-    let near = lan(&Serve::file(), &["", ""], F_HOST_ALL);
-    let text =
-        file(Some(VethPair::WIRE), &["", "", "", ""]).replacen("[port.vm0]", "mode = \"tap\"\n[port.vm0]", 1);
-    let daemon = Daemon::start_file(&near.veth.far, &Serve::file(), &[VethPair::WIRE], &text);
-    let mut far = guests(&daemon, 4, &DriverConfig::with(F_HOST_ALL));
-    let (mut near, packet) = (near, GsoPacket::tcp(Ip::V4(0), 3000));
-    // The first two of either have the same addresses.
-    for (to, from) in [(2, 0), (3, 1)] {
-        let sent = frame(mac(to), mac(from), 300, 1);
-        near.send(from, &sent);
-        let got = || far[to].pairs[0].receive(wait::SOON).expect("it comes").frame;
-        assert!(std::iter::repeat_with(got).any(|got| got == sent));
-        let (sent, request) = gso(&packet, mac(to), mac(from), 1000);
-        near.guests[from].pairs[0].send_asking(&[(ask(&request), &sent)], Layout::Whole);
-        let got = || far[to].pairs[0].receive(wait::SOON).expect("it comes").frame;
-        assert!(std::iter::repeat_with(got).any(|got| got[6..12] == mac(from) && got.len() > 1000));
-    }
-}
-
-#[rstest]
 fn frames_go_on_while_the_steward_is_restarted() {
     require!(Root);
     let mut lan = lan(&Serve::file().leased(), &["", ""], 0);
@@ -398,4 +376,158 @@ fn uplink_above_another_interface_carries_packets_whole() {
     mouth.send(&[&request[..], &frame].concat());
     let got = lan.guests[0].pairs[0].receive(wait::SOON).expect("it comes");
     assert!(got.frame == frame, "{} bytes", got.frame.len());
+}
+
+#[rstest]
+fn guests_of_two_networks_in_tap_mode_reach_each_other_over_a_veth_pair() {
+    require!(Root);
+    let mut lan = lan(&Serve::file(), &["", ""], 0);
+    let text = format!(
+        "[network.lan]\nuplink = \"{}\"\nmode = \"tap\"\n{}",
+        VethPair::WIRE,
+        port(2, "")
+    );
+    let other = Daemon::start_file(&lan.veth.far, &Serve::file(), &[VethPair::WIRE], &text);
+    let mut guest = Driver::connect(&other.path("vm2.sock"), &DriverConfig::with(0)).expect("accepted");
+    guest.pairs[0].post(32, &[2048]);
+    other.await_port(0, "a lane runs", |port| port["lanes"][0]["running"] == true);
+    for (to, number) in [(BROADCAST, 1), (mac(2), 2)] {
+        let sent = frame(to, mac(0), 300, number);
+        lan.send(0, &sent);
+        let got = std::iter::from_fn(|| guest.pairs[0].receive(wait::QUIET)).any(|got| got.frame == sent);
+        assert!(got, "{number}: {:#}\n{:#}", lan.daemon.status(), other.status());
+    }
+}
+
+#[rstest]
+fn second_steward_leaves_the_taps_of_an_uplink_that_was_renamed() {
+    require!(Root);
+    let mut lan = lan(&Serve::file().leased(), &["", ""], 0);
+    assert_passes(&mut lan, 0);
+    let near = &lan.veth.near;
+    near.ip(&["link", "add", "nic1", "type", "veth", "peer", "name", "wire1"]);
+    let before = taps(near);
+    near.ip(&["link", "set", VethPair::NIC, "name", "nic9"]);
+    let text = format!(
+        "[network.lan]\nuplink = \"nic1\"\nmode = \"tap\"\n{}",
+        port(2, "")
+    );
+    let _other = Daemon::start_file(near, &Serve::file().leased(), &["nic1"], &text);
+    assert!(taps(near).contains(before.trim()), "{before}{}", taps(near));
+    assert_passes(&mut lan, 1);
+}
+
+#[rstest]
+fn mtu_is_followed(#[values(9000, 68, 65_535)] mtu: u32) {
+    require!(Root);
+    let mut lan = lan(&Serve::file().leased(), &["", ""], 0);
+    for mtu in [mtu, 1500] {
+        let to = mtu.to_string();
+        lan.veth.far.ip(&["link", "set", VethPair::WIRE, "mtu", &to]);
+        lan.veth.near.ip(&["link", "set", VethPair::NIC, "mtu", &to]);
+        await_network(&lan, "the MTU", |network| {
+            network["mtu"] == mtu && network["impaired"].is_null()
+        });
+        // As long as the smallest one takes.
+        for number in 0..3 {
+            let sent = frame(STRANGER, mac(0), 60, number);
+            lan.send(0, &sent);
+            assert!(std::iter::from_fn(|| lan.wire.receive(wait::SOON)).any(|got| got == sent));
+            let sent = frame(mac(0), STRANGER, 60, number);
+            lan.wire.send(&sent);
+            await_frame(&mut lan, 0, &sent);
+        }
+    }
+}
+
+/// What is killed leaves nothing that takes frames.
+#[rstest]
+fn frames_to_stations_go_on_when_all_are_killed(#[values(false, true)] again: bool) {
+    require!(Root);
+    let mut lan = lan(&Serve::file().leased(), &["", ""], 0);
+    assert_passes(&mut lan, 0);
+    let steward = &mut lan.daemon.lessor.as_mut().expect("leased").steward;
+    steward.signal(Signal::KILL);
+    steward.wait(wait::SOON);
+    lan.daemon.kill();
+    let near = &lan.veth.near;
+    assert!(
+        wait::until(wait::SOON, || taps(near).is_empty()),
+        "{}",
+        taps(near)
+    );
+    if again {
+        // Another steward, with a state of its own.
+        let text =
+            file(Some(VethPair::NIC), &["", ""]).replacen("[port.vm0]", "mode = \"tap\"\n[port.vm0]", 1);
+        let daemon = Daemon::start_file(near, &Serve::file().leased(), &[VethPair::NIC], &text);
+        lan.guests = guests(&daemon, 2, &DriverConfig::with(0));
+        let _old = std::mem::replace(&mut lan.daemon, daemon);
+        await_passes(&mut lan);
+        return;
+    }
+    near.ip(&[
+        "link",
+        "add",
+        "mv0",
+        "link",
+        VethPair::NIC,
+        "address",
+        "02:00:00:00:00:00",
+        "type",
+        "macvlan",
+        "mode",
+        "bridge",
+    ]);
+    near.ip(&["link", "set", "mv0", "up"]);
+    let ear = PacketPort::open(near, "mv0");
+    let sent = frame(mac(0), STRANGER, 200, 9);
+    lan.wire.send(&sent);
+    assert!(
+        std::iter::from_fn(|| ear.receive(wait::QUIET)).any(|got| got == sent),
+        "it is lost"
+    );
+}
+
+/// What a guest of one sends to all comes to nobody twice, and not back.
+#[rstest]
+fn networks_in_tap_mode_on_one_interface_give_nobody_its_own_frames() {
+    require!(Root);
+    let network = |name: &str, queue: u32| {
+        format!(
+            "[network.{name}]\nuplink = \"{}\"\nmode = \"tap\"\nstart-queue = {queue}\n",
+            VethPair::NIC
+        )
+    };
+    let ports = [
+        port(0, "").replace("\"lan\"", "\"a\""),
+        port(1, "").replace("\"lan\"", "\"b\""),
+    ];
+    let text = [network("a", 0), network("b", 1), ports.concat()].concat();
+    let mut lan = Lan::on(
+        VethPair::with(2, 1500),
+        &Serve::file().leased(),
+        &text,
+        2,
+        &DriverConfig::with(0),
+    );
+    for guest in 0..2 {
+        assert_reaches(&mut lan.guests[guest], guest, &lan.wire);
+    }
+    for guest in 0..2u8 {
+        let sent = frame(BROADCAST, mac(guest.into()), 200, guest);
+        lan.send(guest.into(), &sent);
+        let pair = &mut lan.guests[usize::from(guest)].pairs[0];
+        let back = std::iter::from_fn(|| pair.receive(wait::QUIET))
+            .filter(|got| got.frame == sent)
+            .count();
+        let pair = &mut lan.guests[usize::from(1 - guest)].pairs[0];
+        let other = std::iter::from_fn(|| pair.receive(wait::QUIET))
+            .filter(|got| got.frame == sent)
+            .count();
+        let wire = std::iter::from_fn(|| lan.wire.receive(wait::QUIET))
+            .filter(|got| *got == sent)
+            .count();
+        assert_eq!((back, other, wire), (0, 1, 1), "guest {guest}");
+    }
 }

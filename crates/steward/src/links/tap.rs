@@ -56,6 +56,9 @@ const AF_SPEC: u16 = 26;
 const OF_INET6: u16 = libc::AF_INET6.cast_unsigned() as u16;
 const ADDR_GEN_MODE: u16 = 8;
 const NO_ADDRESS: u8 = 1;
+/// Largest MTU of a tap: `MAX_MTU` without `ETH_HLEN`, drivers/net/tun.c. Interfaces have larger ones (veth, lo); frames
+/// that a program redirects are not measured by it.
+const MOST: u32 = 65_535 - 14;
 /// `IPV6_MIN_MTU`, include/uapi/linux/ipv6.h: an interface of a smaller one has no IPv6.
 const OF_IPV6: u32 = 1280;
 
@@ -88,6 +91,13 @@ impl Tap {
             uplink: uplink.to_owned(),
             first,
         }
+    }
+
+    /// Index of that interface when the device was made, by which it is found when it has another name now; 0: unknown.
+    pub(crate) fn ifindex(&self) -> u32 {
+        let digits = self.name.trim_start_matches(|c: char| !c.is_ascii_digit());
+        let index = digits.split_once('-').map(|(index, _)| index.parse());
+        index.and_then(Result::ok).unwrap_or_default()
     }
 
     /// All that there are in this network namespace.
@@ -125,6 +135,11 @@ impl Tap {
     fn alias(&self) -> String {
         let (_, begin) = self.purpose.begins();
         format!("{begin}{}, queue {}", self.uplink, self.first)
+    }
+
+    /// The MTU that one has for an interface with this one.
+    pub(crate) fn mtu_for(interface: u32) -> u32 {
+        interface.min(MOST)
     }
 
     /// Makes it, down, with an MTU in bytes: it has no address and looks for no neighbours.
@@ -266,6 +281,7 @@ mod tests {
         for purpose in Purpose::ALL {
             let tap = Tap::new(purpose, "eth0", 7, 2);
             assert_eq!(Tap::of(&tap.alias(), &tap.name), Some(tap.clone()));
+            assert_eq!(tap.ifindex(), 7);
             assert_eq!(Tap::of("", &tap.name), None);
             assert_eq!(Tap::of(&tap.alias(), "eth0"), None, "another's");
             // IFNAMSIZ, with its end.

@@ -136,7 +136,7 @@ impl NetworkTap {
                 if there.is_some() {
                     removals.make_room(&self.tap)?;
                 }
-                let made = self.tap.make(interface.link.mtu);
+                let made = self.tap.make(Tap::mtu_for(interface.link.mtu));
                 let NewTap { descriptor, cuts_udp } = made.map_err(|error| {
                     format!("cannot make the tap device {name} (by /dev/net/tun): {error}")
                 })?;
@@ -186,7 +186,7 @@ impl NetworkTap {
         };
         let joined = self.joined.as_ref().map(|joined| joined.between);
         // An administrator may have set it down.
-        if joined == Some(between) && device.mtu == uplink.mtu && !self.is_unfinished() {
+        if joined == Some(between) && device.mtu == Tap::mtu_for(uplink.mtu) && !self.is_unfinished() {
             return Ok(Some(device));
         }
         let now = Instant::now();
@@ -207,7 +207,7 @@ impl NetworkTap {
     fn join(&mut self, interface: &Interface, device: &Link, between: Between) -> Result<(), String> {
         let (program, mtu) = (
             interface.program().map_err(|refusal| refusal.text)?,
-            interface.link.mtu,
+            Tap::mtu_for(interface.link.mtu),
         );
         if device.mtu != mtu {
             let set = self.tap.set_mtu(mtu, device.mtu);
@@ -495,9 +495,14 @@ impl Server {
                 .interfaces
                 .values()
                 .any(|interface| interface.name() == tap.uplink);
-            let uplink = Link::by_name(&tap.uplink).map_or(0, |link| link.index);
-            // Another steward may have it still: its XDP program is on the uplink, or the uplink's own tap is there.
-            let is_in_use = || program_on(uplink).is_some() || has_uplink_tap(&taps, &tap.uplink, tap.first);
+            // It may have another name now.
+            let named = Link::by_name(&tap.uplink)
+                .ok()
+                .or_else(|| Link::by_index(tap.ifindex()));
+            let uplink = named.map_or(0, |link| link.index);
+            // Another steward may have it still.
+            let is_in_use =
+                || program_on(uplink).is_some() || has_uplink_tap(&taps, uplink, &tap.uplink, tap.first);
             if is_known || !(is_ours || uplink == 0 || !is_in_use()) {
                 continue;
             }
@@ -526,7 +531,7 @@ impl Server {
                 Some((&at, _)) => !self.network_taps.contains_key(&((at, first), to)),
                 None => {
                     let name = Link::by_index(uplink).map(|link| link.name).unwrap_or_default();
-                    program_on(uplink).is_none() && !has_uplink_tap(taps, &name, first)
+                    program_on(uplink).is_none() && !has_uplink_tap(taps, uplink, &name, first)
                 }
             };
             if is_left {
@@ -539,8 +544,8 @@ impl Server {
 
 /// Whether a network of this interface and first queue reaches the wire by a tap: then a steward has the interface,
 /// though no XDP program is on it.
-fn has_uplink_tap(taps: &[Tap], uplink: &str, first: u32) -> bool {
-    let is_its = |tap: &Tap| tap.uplink == uplink && tap.first == first;
+fn has_uplink_tap(taps: &[Tap], ifindex: u32, uplink: &str, first: u32) -> bool {
+    let is_its = |tap: &Tap| (tap.uplink == uplink || tap.ifindex() == ifindex) && tap.first == first;
     taps.iter()
         .any(|tap| tap.purpose == Purpose::Joins(TapTo::Uplink) && is_its(tap))
 }

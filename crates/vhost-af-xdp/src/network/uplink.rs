@@ -401,7 +401,7 @@ impl Network {
             if let Way::Tap(_) = running.way {
                 self.workers
                     .change(running.at, move |lane: &mut dyn Lane, _: Near<'_>| {
-                        lane.set_link(link)
+                        lane.set_link(link);
                     });
             }
         }
