@@ -81,12 +81,12 @@ class Figures:
             lines.append(" | ".join([f"| {TITLES[who]}", *(self.cell(nic, who, way, *column) for column in FRAMES)]) + " |")
         return lines
 
-    def gso(self):
-        """The table of GSO packets, a NIC a column."""
-        size, batch = next((key[3:] for key in self.by if key[2] == "gso"), (0, 0))
+    def whole(self, way):
+        """The table of GSO packets that way, a NIC a column."""
+        size, batch = next((key[3:] for key in self.by if key[2] == way), (0, 0))
         lines = ["| | " + " | ".join(NICS) + " |", "|---" * (len(NICS) + 1) + "|"]
         for who in TITLES:
-            cells = [self.cell(nic, who, "gso", size, batch) for nic in NICS]
+            cells = [self.cell(nic, who, way, size, batch) for nic in NICS]
             lines += [" | ".join([f"| {TITLES[who]}", *cells]) + " |"] if any(cells) else []
         return lines
 
@@ -97,7 +97,7 @@ class Figures:
     def table(self, name):
         """What stands behind a mark of that name."""
         words = name.split()
-        return {"path": self.path, "gso": self.gso, "missing": self.missing}[words[0]](*words[1:])
+        return {"path": self.path, "whole": self.whole, "missing": self.missing}[words[0]](*words[1:])
 
 
 def filled(page, figures):

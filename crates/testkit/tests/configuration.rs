@@ -155,7 +155,7 @@ fn ports_come_and_go_while_anothers_frames_pass(#[values(false, true)] leased: b
         frame::assert_same(&far.receive(wait::SOON).expect("it arrives"), &sent);
         // Another queue, by the same name, and without the other one.
         let said = daemon.reload_with(&format!("{stays}{}", queue("b", "nic1", 1)));
-        assert!(said.contains("port b has another start-queue: ended"), "{said}");
+        assert!(said.contains("port b has changed (start-queue): ended"), "{said}");
         assert!(
             said.contains("port c is not in the file any more: ended"),
             "{said}"
@@ -202,7 +202,7 @@ fn signal_reads_the_file_again_and_tells_what_changed() {
     assert!(said.contains("nothing changed"), "{said}");
     let said = daemon.reload_with(&null("b", "frame-size = 100\nclient = false"));
     assert!(
-        said.contains("port b has another client, frame-size: ended"),
+        said.contains("port b has changed (client, frame-size): ended"),
         "{said}"
     );
     assert!(is_served(&daemon.path("b.sock")));

@@ -213,13 +213,19 @@ fn reload_applies_other_rules_and_the_guest_stays() {
     let said = lan.daemon.reload_with(&text(&[
         "direction=from-guest action=allow protocol=udp destination-ports=2",
     ]));
-    assert!(said.contains("port vm0 has another rule, and goes on"), "{said}");
+    assert!(
+        said.contains("port vm0 has changed (rule), and goes on"),
+        "{said}"
+    );
     for port in [1, 2] {
         lan.send(0, &sent(port));
     }
     assert_eq!(on_the_wire(&lan, 1), [sent(2)]);
     let said = lan.daemon.reload_with(&text(&[]));
-    assert!(said.contains("port vm0 has another rule, and goes on"), "{said}");
+    assert!(
+        said.contains("port vm0 has changed (rule), and goes on"),
+        "{said}"
+    );
     lan.send(0, &sent(3));
     assert_eq!(on_the_wire(&lan, 1), [sent(3)]);
     assert_eq!(lan.daemon.port_named("vm0").expect("it is there")["sessions"], 1);

@@ -172,7 +172,10 @@ fn reload_changes_its_rules_and_the_guest_stays() {
         TO,
     ];
     let said = lan.daemon.reload_with(&port("copy", "", &other));
-    assert!(said.contains("port vm0 has another rule, and goes on"), "{said}");
+    assert!(
+        said.contains("port vm0 has changed (rule), and goes on"),
+        "{said}"
+    );
     lan.send(0, &sent(53));
     lan.send(0, &sent(54));
     assert_eq!(on_wire(&lan), sent(54));

@@ -203,7 +203,7 @@ fn addresses_change_while_the_guest_stays() {
     arrives(&own);
     arrives(&other);
     let said = daemon.reload_with(&text(IPS));
-    assert!(said.contains("port vm0 has another ips, and goes on"), "{said}");
+    assert!(said.contains("port vm0 has changed (ips), and goes on"), "{said}");
     daemon.await_port(0, "the guest stays", |port| port["connected"] == true);
     arrives(&own);
     // What was told a moment ago holds soon.

@@ -52,7 +52,7 @@ fn switch(daemon: &Daemon, text: &str, whose: &str) {
             std::thread::sleep(Duration::from_millis(100));
             return false;
         }
-        let goes_on = said.contains(&format!("{whose} has another hints, and goes on"));
+        let goes_on = said.contains(&format!("{whose} has changed (hints), and goes on"));
         assert!(goes_on || said.contains("nothing changed"), "{said}");
         true
     });

@@ -291,7 +291,7 @@ fn guest_gets_back_what_it_sends_to_itself_where_its_port_says_so(#[values(1, 2)
     );
     let told = lan.daemon.reload_with(&text);
     assert!(
-        told.contains("port vm1 has another hairpin, and goes on"),
+        told.contains("port vm1 has changed (hairpin), and goes on"),
         "{told}"
     );
     let own = frame(mac(1), mac(1), 1514, 4);

@@ -72,18 +72,22 @@ fn uplink_changes_while_guests_reach_each_other(#[values(false, true)] leased: b
     let wire = PacketPort::open(&veth.far, VethPair::WIRE);
     let nic = VethPair::NIC;
     for (keys, said) in [
-        (format!("uplink = \"{nic}\""), "network lan has another uplink"),
+        (format!("uplink = \"{nic}\""), "network lan has changed (uplink)"),
         (
             format!("uplink = \"{nic}\"\nqueues = 2\npacket-memory = \"1M\""),
-            "network lan has another packet-memory, queues",
+            "network lan has changed (packet-memory, queues)",
         ),
         (
             format!("uplink = \"{nic}\"\nstart-queue = 1"),
-            "network lan has another packet-memory, queues, start-queue",
+            "network lan has changed (packet-memory, queues, start-queue)",
         ),
         (
             format!("uplink = \"{nic}\"\nqueues = 2"),
-            "network lan has another queues, start-queue",
+            "network lan has changed (queues, start-queue)",
+        ),
+        (
+            format!("uplink = \"{nic}\"\nmode = \"tap\""),
+            "network lan has changed (mode, queues)",
         ),
     ] {
         let frames = all_arrive(&mut guests, || {
@@ -130,7 +134,7 @@ fn networks_come_and_go_with_their_ports(#[values(false, true)] leased: bool) {
             assert_reaches(&mut guest(&daemon, 2), 2, &wire);
             // To the other network, which has no uplink.
             let told = daemon.reload_with(&[&*stays, &port(2, "lan")].concat());
-            assert!(told.contains("port vm2 has another network: ended"), "{told}");
+            assert!(told.contains("port vm2 has changed (network): ended"), "{told}");
             assert!(
                 told.contains("network b is not in the file any more: ended"),
                 "{told}"

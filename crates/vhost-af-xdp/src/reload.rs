@@ -242,7 +242,7 @@ impl<C> Changes<C> {
                 None => go.push((table.name.clone(), gone.to_owned())),
                 Some(other) => match table.differences(other).as_slice() {
                     [] => {}
-                    keys => go.push((table.name.clone(), format!("has another {}", keys.join(", ")))),
+                    keys => go.push((table.name.clone(), format!("has changed ({})", keys.join(", ")))),
                 },
             }
         }
@@ -474,7 +474,7 @@ impl Reader {
         let name = &port.name;
         Ok(match keys.iter().all(|key| is_limit(key)) {
             true => format!("port {name} goes on with other limits: {}", port.rates),
-            false => format!("port {name} has another {}, and goes on", keys.join(", ")),
+            false => format!("port {name} has changed ({}), and goes on", keys.join(", ")),
         })
     }
 
@@ -487,7 +487,7 @@ impl Reader {
         let keys = known.map_or_else(Vec::new, |known| known.differences(table));
         replace(&mut self.networks, table);
         let (name, keys) = (&network.name, keys.join(", "));
-        Ok(format!("network {name} has another {keys}, and goes on"))
+        Ok(format!("network {name} has changed ({keys}), and goes on"))
     }
 
     /// A network begins, or has another uplink.

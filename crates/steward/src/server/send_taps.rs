@@ -79,7 +79,7 @@ fn is_of(tap: &Tap, interface: &Interface, held: &Held) -> bool {
 fn make(tap: &Tap, link: &Link) -> Result<(SendTapEnd, OwnedFd), String> {
     let name = &tap.name;
     let failed = |what: &str, error: io::Error| format!("cannot {what} {name}: {error}");
-    let made = tap.make(link.mtu);
+    let made = tap.make(Tap::mtu_for(link.mtu));
     let made = made.map_err(|error| match error.kind() {
         io::ErrorKind::ResourceBusy => format!("{name} is there: close its descriptor first"),
         _ => failed("make the tap device (by /dev/net/tun)", error),

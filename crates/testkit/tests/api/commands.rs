@@ -31,7 +31,7 @@ fn commands_ask_the_api() {
     );
     let (code, said) = run(&["port", "set", "vm2", "isolated", "vlan=5"]);
     assert!(
-        code == Some(0) && said.contains("has another isolated, vlan, and goes on"),
+        code == Some(0) && said.contains("has changed (isolated, vlan), and goes on"),
         "{said}"
     );
     // What is neither true nor false switches nothing off.

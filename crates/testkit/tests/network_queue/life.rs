@@ -58,7 +58,7 @@ fn it_comes_and_goes_and_the_others_lose_no_frame(
             assert_reaches(&mut guest, OWN, &wire);
             // Without its queue, and its guest comes again.
             let told = daemon.reload_with(&[&*stays, &port(OWN, "")].concat());
-            assert!(told.contains("port vm0 has another"), "{told}");
+            assert!(told.contains("port vm0 has changed"), "{told}");
             drop(guest);
             assert_reaches(&mut connect(&daemon, OWN), OWN, &wire);
             daemon.reload_with(&stays);
