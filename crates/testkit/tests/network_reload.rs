@@ -85,10 +85,6 @@ fn uplink_changes_while_guests_reach_each_other(#[values(false, true)] leased: b
             format!("uplink = \"{nic}\"\nqueues = 2"),
             "network lan has changed (queues, start-queue)",
         ),
-        (
-            format!("uplink = \"{nic}\"\nmode = \"tap\""),
-            "network lan has changed (mode, queues)",
-        ),
     ] {
         let frames = all_arrive(&mut guests, || {
             let told = daemon.reload_with(&file(&keys));
