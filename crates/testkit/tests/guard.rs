@@ -214,7 +214,7 @@ fn addresses_change_while_the_guest_stays() {
     });
     assert!(soon, "{:#}", daemon.status());
     let said = daemon.reload_with(&text("ips = \"192.0.2.11\"\nrouter = true"));
-    assert!(said.contains("ips, router, and goes on"), "{said}");
+    assert!(said.contains("has changed (ips, router), and goes on"), "{said}");
 }
 
 #[rstest]
