@@ -216,13 +216,13 @@ struct steer_virtio_header_hash {
 };
 _Static_assert(sizeof(struct steer_virtio_header_hash) == STEER_HEADER_HASH_LEN, "virtio_net_hdr_hash");
 
-/* In skb->tc_index: a guest's packet, written to the tap with this index for the interface with that one (send.bpf.c).
- * The field stays with the packet over a veth pair and over bridges: whoever meets it there must not take it for one that
- * was written here. The kernel's own users of that field are gone with Linux 6.3.
+/* Mark in skb->tc_index of a guest's packet: written to the tap with this index, to leave by that uplink (send.bpf.c). The
+ * kernel keeps the field over veth pairs and bridges, so both indexes are in the mark: a program at another interface
+ * must not take the packet for one of its own uplink. The kernel's own users of the field are gone with Linux 6.3.
  */
 #define SENT_BY_TAP(tap, uplink) (0x8000 | (((tap) * 31 + (uplink)) & 0x7fff))
-/* The same: a packet for the host of a guest of this network, until the network's program at the uplink's ingress has
- * seen it (tap.bpf.c). None of the above.
+/* Mark in skb->tc_index of a packet from a guest of this network to the host: from to_host to from_uplink, which removes
+ * it (tap.bpf.c). No mark of the other kind has this value.
  */
 #define SENT_TO_HOST(network) (0x4000 | ((network) & 0x3fff))
 

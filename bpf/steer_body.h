@@ -51,6 +51,7 @@
 #include <bpf/bpf_helpers.h>
 
 #include "steer_key.h"
+#include "steer_stations.h"
 
 #ifdef STEER_BOUND
 #include "steer_hints.h"
@@ -96,15 +97,6 @@ struct {
 	__type(key, struct steer_entry);
 	__type(value, __u8);
 } steer_entries SEC(".maps");
-
-/* Written by the loader: who is where. Of all networks of the interface. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, STEER_MAX_STATIONS);
-	__type(key, struct steer_station);
-	__type(value, struct steer_member);
-} steer_stations SEC(".maps");
 
 /* Where frames to groups are copied, by the number of the network; filled by the loader. */
 struct {

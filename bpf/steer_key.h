@@ -22,11 +22,4 @@
 #endif
 #define BYTE(bytes, i, at) ((__u64)(bytes)[i] << SHIFT(at, 1))
 
-/* The word of a steer_station, of a frame's first bytes. */
-static __always_inline __u64 station_key(__u32 vlan, const __u8 *mac)
-{
-	return (__u64)(__u16)vlan << SHIFT(0, 2) | BYTE(mac, 0, 2) | BYTE(mac, 1, 3) | BYTE(mac, 2, 4) |
-	       BYTE(mac, 3, 5) | BYTE(mac, 4, 6) | BYTE(mac, 5, 7);
-}
-
 #endif

@@ -29,7 +29,7 @@
 #include <linux/pkt_cls.h>
 #include <bpf/bpf_helpers.h>
 
-#include "steer_key.h"
+#include "steer_stations.h"
 
 char _license[] SEC("license") = "Dual BSD/GPL";
 
@@ -39,15 +39,6 @@ const volatile __u32 tap_uplink;
 const volatile __u32 tap_device;
 /* from_uplink is attached to the uplink: to_host has to mark frames for it. */
 const volatile __u32 tap_marks;
-
-/* The map of steer_body.h, shared. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, STEER_MAX_STATIONS);
-	__type(key, struct steer_station);
-	__type(value, struct steer_member);
-} steer_stations SEC(".maps");
 
 /* No verdict: the next program decides, then the stack goes on (TCX_NEXT has the same value). */
 #define GO_ON TC_ACT_UNSPEC
@@ -79,8 +70,8 @@ static __always_inline int to_tap(struct __sk_buff *skb)
 	member = bpf_map_lookup_elem(&steer_stations, (const void *)&key);
 	if (!member || member->network != tap_network)
 		return GO_ON;
-	/* The tap went with who had it, and nobody has taken this program off: a redirect would lose the frame, before
-	 * the next network's program sees it, too.
+	/* The tap may be gone, with the process that had it, and this program still be attached. A redirect would drop the
+	 * frame then, and no program behind this one would see it.
 	 */
 	if (bpf_check_mtu(skb, tap_device, &mtu, 0, 0) < 0)
 		return GO_ON;
@@ -90,7 +81,7 @@ static __always_inline int to_tap(struct __sk_buff *skb)
 SEC("tc")
 int to_network(struct __sk_buff *skb)
 {
-	/* A guest's, not the host's: for others, as what sockets send. */
+	/* A guest's frame, by send.bpf.c of this uplink: it leaves by the NIC, as frames of AF_XDP sockets do. */
 	if (skb->tc_index == SENT_BY_TAP(skb->ingress_ifindex, tap_uplink))
 		return GO_ON;
 	return to_tap(skb);
@@ -99,8 +90,8 @@ int to_network(struct __sk_buff *skb)
 SEC("tc")
 int from_uplink(struct __sk_buff *skb)
 {
-	/* A guest's of this network, for the host. One of another network on this interface keeps its mark, by which that
-	 * network's program knows it, wherever that is in the row.
+	/* A frame of this network's guest for the host, by to_host: the host's stack receives it. Frames of other networks
+	 * on this uplink keep their marks for their own programs, which may run before this one or after it.
 	 */
 	if (skb->tc_index == SENT_TO_HOST(tap_network)) {
 		skb->tc_index = 0;

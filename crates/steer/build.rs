@@ -15,7 +15,13 @@ fn main() {
     let out_dir = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
     let bpf_dir = manifest_dir.join("../../bpf");
 
-    for header in ["steer.h", "steer_body.h", "steer_hints.h", "steer_key.h"] {
+    for header in [
+        "steer.h",
+        "steer_body.h",
+        "steer_hints.h",
+        "steer_key.h",
+        "steer_stations.h",
+    ] {
         println!("cargo:rerun-if-changed={}", bpf_dir.join(header).display());
     }
     println!("cargo:rerun-if-env-changed=CLANG");

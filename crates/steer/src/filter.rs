@@ -40,7 +40,8 @@ fn filter(program: BorrowedFd<'_>, place: Place) -> io::Result<TcHook> {
         .hook(place.at))
 }
 
-/// Removes a filter of ours. Errors are ignored: the filter went with its interface, or the next one replaces it.
+/// Removes a filter that [`attach_filter`] made. Errors are ignored: either the interface is gone, and the filter with
+/// it, or the next filter replaces this one.
 pub(crate) fn remove_filter(place: Place) {
     // The handle alone identifies it: the descriptor is not used.
     if let Ok(mut filter) = filter(io::stderr().as_fd(), place) {

@@ -50,8 +50,8 @@
 //! else 0. These are for the lease of a network: `Stations`, which sets whose frames it receives; `Groups`, whose
 //! answer has the ring with its frames to groups (a BPF map); `Host`, whose answer has a tap device between the network
 //! and the host; `Uplink`, whose answer has one between the network and the interface. `Register`: rings are fill,
-//! completion, RX, TX; then follow parts (65 × 16: offset in the file, length, bytes). `Activate`: from now on the
-//! socket is used that was bound last; with hints only who has said `Hints`.
+//! completion, RX, TX; then follow parts (65 × 16: offset in the file, length, bytes). `Activate`: frames go
+//! to the socket that was bound last. Only a holder that has sent `Hints` may ask for hints there.
 //!
 //! | kind | body, bytes | from the steward |
 //! |---|---|---|

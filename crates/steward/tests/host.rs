@@ -559,7 +559,8 @@ fn host_is_reached_where_there_is_no_ipv6_and_has_no_address_of_it_where_there_i
     assert_nothing_left(&world);
 }
 
-/// The wire by a tap is for who has a network in that mode, and ends with the lease, whoever keeps the descriptor.
+/// Only a network's lease in tap mode gets a tap to the wire, which ends with the lease, even if its descriptor is kept
+/// open.
 #[test]
 fn way_to_the_wire_is_for_leases_of_networks_in_tap_mode_and_ends_with_them() {
     require!(Root);

@@ -73,7 +73,20 @@ impl PacketPort {
         netns.enter(|| Self::here_with_header(interface))
     }
 
-    /// The same in this network namespace.
+    /// As [`Self::open_with_header`], at the far end of a pair. GSO packets come to the near end unsegmented, unless an
+    /// XDP program is there.
+    ///
+    /// # Panics
+    /// If there is no far end.
+    #[must_use]
+    pub fn open_gso_sender(veth: &VethPair) -> Self {
+        let wire = VethPair::WIRE;
+        let on = ["-K", wire, "tx", "on", "tso", "on", "tx-udp-segmentation", "on"];
+        veth.far.run("ethtool", &on);
+        Self::open_with_header(&veth.far, wire)
+    }
+
+    /// As [`Self::open_with_header`], in this network namespace.
     ///
     /// # Panics
     /// If there is no such interface.

@@ -214,7 +214,7 @@ impl Interface {
     pub(super) fn suits(&self, mode: ModeRequest) -> bool {
         let attached = self.program.as_ref().map(Program::mode);
         match mode {
-            // Who does not say would expect queues.
+            // A holder that names no mode expects queues.
             ModeRequest::Auto => attached.is_some_and(|mode| mode != Mode::Tap),
             ModeRequest::Native => attached == Some(Mode::Native),
             ModeRequest::Skb => attached == Some(Mode::Skb),

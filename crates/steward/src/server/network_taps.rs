@@ -6,8 +6,8 @@
 //! frames between it and the network's interface. Only the holder has the device's descriptor: the device ends with the
 //! holder, and survives the steward. It ends with the lease of the network, too.
 //!
-//! The next steward finds the devices of a steward that died by their aliases, and their programs by pins beside those
-//! of the interface's program. It keeps those of leases that go on, and removes all others.
+//! After a steward died, the next one finds the devices by their aliases, and the programs by their pins, which lie
+//! beside those of the interface's program. It keeps those of leases that go on, and removes all others.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;

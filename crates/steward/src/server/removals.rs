@@ -1,8 +1,8 @@
 //! Removing tap devices, whose descriptors holders have.
 //!
-//! The kernel removes a device only when nobody writes to it any more, and no signal ends that wait (`netdev_run_todo`,
-//! net/core/dev.c). A hostile holder's write can wait forever, for a page that never comes (FUSE). So a child process
-//! removes the device. Neither a round of the steward nor its end waits for it longer than [`LIMIT`]. The kernel takes
+//! A removal waits in the kernel until every write to the device has returned, and no signal interrupts that wait
+//! (`netdev_run_todo`, net/core/dev.c). A hostile holder's write can wait forever, for a page that never comes (FUSE).
+//! So a child process removes the device. Neither a round of the steward nor its end waits for it longer than [`LIMIT`]. The kernel takes
 //! the device off the list of interfaces before it waits, so another device can have its name.
 
 use std::io;
@@ -43,8 +43,8 @@ impl Removals {
         match removed.is_none() || wait_until(is_free).map_err(failed)? {
             true => Ok(()),
             false => Err(format!(
-                "{name} is still there {} s after its removal began, which other changes of interfaces hold up, or \
-                 who has the device (`grep -l {name} /proc/[0-9]*/fdinfo/*`): try again later",
+                "{name} is still there {} s after its removal began: other changes of interfaces hold it up, or a \
+                 process that has the device open (`grep -l {name} /proc/[0-9]*/fdinfo/*` lists those): try again later",
                 LIMIT.as_secs()
             )),
         }

@@ -8,7 +8,7 @@ use testkit::driver::{F_GUEST_ALL, F_HOST_ALL, HEADER};
 use testkit::gso_packet::{GsoPacket, Ip};
 use testkit::{Layout, PacketPort, Serve, VethPair, kernel, require, wait};
 
-use super::{HOST, Lan, file, mac};
+use super::{HOST, Lan, OTHER, file, mac};
 
 /// From one address to another, with a tag or none, and what is asked for it: segments of so many bytes.
 fn gso(packet: &GsoPacket, to: [u8; 6], from: [u8; 6], tag: &[u8]) -> (Vec<u8>, [u8; 10]) {
@@ -75,12 +75,16 @@ fn gso_packets_pass_whole_both_ways(
 }
 
 #[rstest]
-fn guest_without_offloads_gets_segments_with_whole_checksums() {
+fn guest_without_offloads_gets_segments_with_whole_checksums(#[values(false, true)] from_the_wire: bool) {
     require!(Root);
-    let mut lan = Lan::new(&Serve::file(), "", &[""]);
-    let mouth = PacketPort::open_with_header(&lan.veth.near, VethPair::NIC);
+    let keys = if from_the_wire { "mode = \"tap\"" } else { "" };
+    let mut lan = Lan::new(&Serve::file(), keys, &[""]);
+    let (mouth, from) = match from_the_wire {
+        true => (PacketPort::open_gso_sender(&lan.veth), OTHER),
+        false => (PacketPort::open_with_header(&lan.veth.near, VethPair::NIC), HOST),
+    };
     let packet = GsoPacket::tcp(Ip::V4(0), 10_500);
-    let (frame, request) = gso(&packet, mac(0), HOST, &[]);
+    let (frame, request) = gso(&packet, mac(0), from, &[]);
     mouth.send(&[&request[..], &frame].concat());
     let headers = packet.header_len();
     let mut payload: Vec<u8> = Vec::new();

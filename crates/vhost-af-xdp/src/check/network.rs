@@ -88,7 +88,9 @@ impl Seen {
             format!("queues = {queues}"),
         ]);
         if network.mode.as_deref() != Some("zero-copy") {
-            lines.push("# mode = \"tap\": without XDP, where streams matter more than small frames (docs/hardware.md)".to_owned());
+            lines.push(
+                "# mode = \"tap\": if streams matter more than small frames (docs/hardware.md)".to_owned(),
+            );
         }
         lines.extend([
             "# and [port.vm1] with network, socket-path and mac for each guest (docs/networks.md); then"

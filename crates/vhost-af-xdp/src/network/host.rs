@@ -9,7 +9,7 @@ use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use device::counters::PairCounters;
-use steer::with_sources;
+use steer::{TapTo, with_sources};
 use steward::backoff::Retry;
 use steward::protocol::HostEnd;
 
@@ -19,7 +19,6 @@ use crate::nic::interface::Interface;
 use crate::port::lane_facts::LaneFacts;
 use crate::switch::ethernet::Mac;
 use crate::switch::table::BridgeStations;
-use crate::switch::tap_lane::To;
 use crate::switch::workers::LaneAt;
 
 /// As far as it is reached.
@@ -114,7 +113,7 @@ impl Network {
             state.host.end = Some(End {
                 name: end.interface.clone(),
                 index: end.index,
-                at: self.serve_tap((&end, tap), To::Host, None, counters)?,
+                at: self.serve_tap((&end, tap), TapTo::Host, None, counters)?,
                 facts: Arc::new(LaneFacts::tap()),
             });
         }

@@ -4,6 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use device::counters::PairCounters;
+use steer::TapTo;
 use steward::protocol::HostEnd;
 use xsk::NumaNode;
 
@@ -12,7 +13,7 @@ use crate::nic::error::InterfaceError;
 use crate::nic::tap::Tap;
 use crate::switch::new_lane::NewLane;
 use crate::switch::role::Role;
-use crate::switch::tap_lane::{TapLane, To};
+use crate::switch::tap_lane::TapLane;
 use crate::switch::workers::LaneAt;
 
 impl Network {
@@ -20,7 +21,7 @@ impl Network {
     pub(super) fn serve_tap(
         &self,
         (end, tap): (&HostEnd, OwnedFd),
-        to: To,
+        to: TapTo,
         node: Option<NumaNode>,
         counters: Arc<PairCounters>,
     ) -> Result<LaneAt, InterfaceError> {
@@ -33,8 +34,8 @@ impl Network {
         let lane = NewLane {
             lane: Box::new(lane),
             role: match to {
-                To::Host => Role::Host { network },
-                To::Wire => Role::UplinkTap { network },
+                TapTo::Host => Role::Host { network },
+                TapTo::Uplink => Role::UplinkTap { network },
             },
             node,
             // Both ends of its queues are ours.

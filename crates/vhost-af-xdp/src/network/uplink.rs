@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use device::counters::PairCounters;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use steer::{Mode, with_sources};
+use steer::{Mode, TapTo, with_sources};
 use steward::backoff::{RETRY, Retry};
 use steward::links::Link;
 
@@ -30,7 +30,6 @@ use crate::switch::lane::{Lane, Near};
 use crate::switch::new_lane::NewLane;
 use crate::switch::role::Role;
 use crate::switch::table::PortNumber;
-use crate::switch::tap_lane::To;
 use crate::switch::uplink_lane::UplinkLane;
 
 /// How long others may have an interface still that is given back.
@@ -195,8 +194,10 @@ impl Network {
         if let Some(before) = state.link.filter(|_| follows) {
             told.mtu = told.mtu.min(before.mtu);
         }
-        state.link = Some(told);
-        self.tell_link(state);
+        let before = state.link.replace(told);
+        if before.map(|before| before.up) != Some(told.up) {
+            self.tell_link(state);
+        }
         let (changes, now) = (interface.steering.changes(), Instant::now());
         let all_run = state.running.iter().all(Option::is_some);
         // Also while its lane runs: the steward may have made another tap.
@@ -383,7 +384,12 @@ impl Network {
         };
         *running = Some(Running {
             way: Way::Tap(end.index),
-            at: self.serve_tap((&end, tap), To::Wire, interface.link.node, Arc::clone(counters))?,
+            at: self.serve_tap(
+                (&end, tap),
+                TapTo::Uplink,
+                interface.link.node,
+                Arc::clone(counters),
+            )?,
             counters: Arc::clone(counters),
             facts: Arc::new(LaneFacts::tap()),
         });

@@ -294,6 +294,12 @@ pub(super) fn acquaint(slots: &mut [Slot], tables: &Tables, place: &Place) {
         });
         members.is_filtered |= slot.lane.is_filtered();
         let (id, at) = (slot.id, SlotAt(at));
+        let of_tap = Guest {
+            at,
+            id,
+            pair: 0,
+            is_link: false,
+        };
         match &slot.role {
             Role::Member { port, pair, .. } if slot.receives() => {
                 let pair = *pair;
@@ -309,18 +315,8 @@ pub(super) fn acquaint(slots: &mut [Slot], tables: &Tables, place: &Place) {
                 );
             }
             Role::Uplink { .. } => members.uplinks.push(at),
-            Role::Host { .. } | Role::UplinkTap { .. } => {
-                let guest = Guest {
-                    at,
-                    id,
-                    pair: 0,
-                    is_link: false,
-                };
-                match slot.role {
-                    Role::Host { .. } => members.host = Some(guest),
-                    _ => members.uplink_tap = Some(guest),
-                }
-            }
+            Role::Host { .. } => members.host = Some(of_tap),
+            Role::UplinkTap { .. } => members.uplink_tap = Some(of_tap),
             _ => {}
         }
     }

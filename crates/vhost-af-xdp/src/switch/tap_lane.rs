@@ -17,6 +17,7 @@ use device::counters::PairCounters;
 use device::offloads::Offloads;
 use device::pair::{HEADER_BYTES, QueuePair};
 use rustix::io::Errno;
+use steer::TapTo;
 use virtqueue::GuestAddr;
 use virtqueue::driver::{Buffer, SplitDriver};
 
@@ -25,7 +26,6 @@ use super::lane::{Blame, Lane, Near, Peer, Stopped, Work};
 use super::limits::BATCH;
 use super::members::Members;
 use super::port_lane::PortLane;
-pub(crate) use super::to_tap::To;
 use super::to_tap::{ToTap, push};
 use crate::nic::queue::LinkState;
 use crate::nic::tap::{Parts, Tap};
@@ -67,7 +67,7 @@ impl TapLane {
     /// Errors: [`InnerQueueError`].
     pub(crate) fn new(
         tap: Tap,
-        (to, cuts_udp): (To, bool),
+        (to, cuts_udp): (TapTo, bool),
         counters: Arc<PairCounters>,
     ) -> Result<Self, InnerQueueError> {
         let read_into = BATCH + PARTS;
@@ -76,7 +76,8 @@ impl TapLane {
         let (mut from_guest, from_tap) = memory.queue(None, None)?;
         (to_guest.enabled, from_guest.enabled) = (true, true);
         // GSO packets to the wire that cannot be written from where they lie are segmented here, in portions.
-        let (takes_tcp, takes_udp) = (to == To::Host, to == To::Host && cuts_udp);
+        let takes_tcp = to == TapTo::Host;
+        let takes_udp = takes_tcp && cuts_udp;
         let offloads = Offloads {
             guest_tso4: takes_tcp,
             guest_tso6: takes_tcp,

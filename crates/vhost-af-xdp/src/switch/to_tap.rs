@@ -17,6 +17,7 @@ use device::counters::PairCounters;
 use device::meter;
 use offload::packet::HEADERS_MAX;
 use offload::segment::GsoKind;
+use steer::TapTo;
 use virtqueue::driver::{Buffer, GuestRam};
 
 use super::gso::GsoPacket;
@@ -28,13 +29,6 @@ use crate::nic::tap::{Parts, Tap};
 
 /// Most segments of a GSO packet that is written at once.
 const SEGMENTS: u32 = 256;
-
-/// Where a tap leads.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum To {
-    Host,
-    Wire,
-}
 
 /// What became of a guest's frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,7 +46,7 @@ pub(crate) enum TapPut {
 /// See the module's head.
 pub(crate) struct ToTap {
     pub(super) tap: Tap,
-    pub(super) to: To,
+    pub(super) to: TapTo,
     /// The uplink's, if it leads to the wire.
     pub(super) link: LinkState,
     pub(super) waiting: Received,
@@ -80,7 +74,15 @@ impl ToTap {
             for part in frame {
                 push(&mut parts, &self.ram, *part);
             }
-            match write(&self.tap, self.to, &parts, &self.counters) {
+            let written = match self.link.loses(&self.counters) {
+                // The kernel would drop it without a word.
+                Some(counter) => {
+                    counter.add(1);
+                    Written::Lost
+                }
+                None => write(&self.tap, self.to, &parts, &self.counters),
+            };
+            match written {
                 Written::Yes => frames += 1,
                 Written::Lost => {}
                 Written::NoRoom => {
@@ -117,7 +119,7 @@ impl ToTap {
             return TapPut::Done;
         };
         let put = self.put_as_it_is(frame.headed(&headers[..packet.plan.header_len()]));
-        if put != TapPut::Done || self.to == To::Host {
+        if put != TapPut::Done || self.to == TapTo::Host {
             return put;
         }
         let segments = packet.plan.segments();
@@ -161,10 +163,10 @@ enum Written {
     NoRoom,
 }
 
-fn write(tap: &Tap, to: To, frame: &Parts<'_>, counters: &PairCounters) -> Written {
+fn write(tap: &Tap, to: TapTo, frame: &Parts<'_>, counters: &PairCounters) -> Written {
     match tap.write(frame) {
         Ok(()) => Written::Yes,
-        Err(error) if to == To::Wire && error.kind() == ErrorKind::WouldBlock => Written::NoRoom,
+        Err(error) if to == TapTo::Uplink && error.kind() == ErrorKind::WouldBlock => Written::NoRoom,
         Err(_) => {
             counters.to_guest_host_refused.add(1);
             Written::Lost

@@ -19,7 +19,7 @@ pub(crate) fn write(file: &Path, tap: RawFd) {
         unsafe { mmap(std::ptr::null_mut(), BYTES, protection, flags, &file, 0) }.expect("a mapping");
     // SAFETY: it was mapped just now, and stays so; only the kernel reads it.
     let frame = unsafe { std::slice::from_raw_parts(memory.cast::<u8>(), BYTES) };
-    // SAFETY: inherited for this, and nobody else's here.
+    // SAFETY: the parent left this descriptor open for this call, and nothing here closes it.
     let tap = unsafe { BorrowedFd::borrow_raw(tap) };
     println!("{:?}", rustix::io::write(tap, frame));
 }

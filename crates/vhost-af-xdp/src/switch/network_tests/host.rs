@@ -9,7 +9,7 @@ use crate::nic::tap::Tap;
 use crate::switch::fairness_tests::with_offloads;
 use crate::switch::lane::Work;
 use crate::switch::limits::BATCH;
-use crate::switch::tap_lane::{TapLane, To};
+use crate::switch::tap_lane::TapLane;
 
 const HOST: Mac = [2, 0, 0, 0, 2, 0];
 const BEFORE: usize = HEADER as usize;
@@ -33,7 +33,11 @@ fn world_with(ports: u8, cuts_udp: bool) -> (World, OwnedFd, Arc<PairCounters>) 
     let (family, flags) = (AddressFamily::UNIX, SocketFlags::NONBLOCK);
     let (host, tap) = socketpair(family, SocketType::SEQPACKET, flags, None).expect("sockets");
     let counters = Arc::<PairCounters>::default();
-    let lane = TapLane::new(Tap::new(tap), (To::Host, cuts_udp), Arc::clone(&counters));
+    let lane = TapLane::new(
+        Tap::new(tap),
+        (steer::TapTo::Host, cuts_udp),
+        Arc::clone(&counters),
+    );
     let role = Role::Host {
         network: NETWORK.into(),
     };
