@@ -116,7 +116,8 @@ impl InterfaceError {
             Self::Refused(refusal) | Self::Lease(LeaseError::Refused(refusal)) => {
                 refusal.reason == Reason::NoInterface
             }
-            Self::Lease(LeaseError::Connect { .. })
+            // A steward that ends closes connections that it has not accepted.
+            Self::Lease(LeaseError::Connect { .. } | LeaseError::Gone)
             | Self::Keeper(KeeperError::Gone)
             | Self::Link(LinkError::Unknown(_)) => true,
             _ => self.is_away(),
