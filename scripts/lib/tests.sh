@@ -2,8 +2,8 @@
 # Runs the tests of the workspace by cargo-nextest: what scripts/test and scripts/soak share.
 #
 # Theory of operation. Each test is a process of its own, and several run at a time, as .config/nextest.toml says. The
-# programs under test are built once, before. Huge pages are given back, and namespaces of tests that were killed are
-# removed, when the script ends.
+# programs under test are built once, before. Huge pages are given back, the scheduler's setting is restored, and
+# namespaces of tests that were killed are removed, when the script ends.
 # Needs common.sh, install.sh and guest.sh.
 
 readonly TARGET="${CARGO_TARGET_DIR:-$REPO/target}"
@@ -18,6 +18,9 @@ export KERNEL_RIG_BIN="$TARGET/debug/kernel_rig" SANDBOX_ATTEMPT_BIN="$TARGET/de
 # Where install_cargo_tool puts what it builds.
 PATH="$CACHE/tools/bin:$PATH"
 readonly HUGE_PAGES=/proc/sys/vm/nr_hugepages
+# While tests run, the scheduler makes no group of each session's tasks: beside busy groups Linux 6.18 lets kernel threads
+# wait for a CPU for up to a minute, among them RCU's, and with them everything that removes a device or a socket.
+readonly AUTOGROUP=/proc/sys/kernel/sched_autogroup_enabled
 
 # All that system tests need.
 install_for_system_tests() {
@@ -32,11 +35,19 @@ install_for_system_tests() {
     guest_keep_prepared GUEST_PREPARED
     guest_choose_accel
     on_exit set_huge_pages "$(<"$HUGE_PAGES")"
+    if [[ -e $AUTOGROUP ]]; then
+        on_exit set_autogroup "$(<"$AUTOGROUP")"
+        set_autogroup 0
+    fi
     on_exit remove_namespaces
 }
 
 set_huge_pages() {
     echo "$1" >"$HUGE_PAGES"
+}
+
+set_autogroup() {
+    echo "$1" >"$AUTOGROUP"
 }
 
 # add_huge_pages COUNT: as tests that need some do (testkit's huge_pages.rs), under the same lock.

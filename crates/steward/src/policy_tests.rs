@@ -441,17 +441,18 @@ fn file_that_others_can_replace_is_refused() {
     mode(&path, 0o644);
     mode(&inner, 0o755);
     assert!(Policy::read(&path).is_ok() && Policy::read(&link).is_ok());
-    for (of, others) in [
-        (&inner, 0o777),
-        (&inner, 0o1777),
-        (&inner, 0o775),
-        (&dir.path().to_owned(), 0o777),
+    let (change, move_it) = ("chmod go-w", "move it, for example to /etc/vhost-af-xdp");
+    for (of, others, remedy) in [
+        (&inner, 0o777, change),
+        (&inner, 0o1777, move_it),
+        (&inner, 0o775, change),
+        (&dir.path().to_owned(), 0o777, change),
     ] {
         mode(of, others);
         for path in [&path, &link] {
             let error = Policy::read(path).expect_err("replaceable").to_string();
             assert!(
-                error.contains("chmod go-w") && error.contains(&of.display().to_string()),
+                error.contains(remedy) && error.contains(&of.display().to_string()),
                 "{error}"
             );
         }

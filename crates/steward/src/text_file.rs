@@ -50,8 +50,8 @@ pub enum FileError {
     },
     /// Others could put another one in its place.
     #[error(
-        "the {} {} could be replaced by others, who may write to {} (owner {owner}, mode {mode:04o}): move it, or \
-         `chown root PATH; chmod go-w PATH` for that directory", .kind.what, .path.display(), .dir.display()
+        "the {} {} could be replaced by others, who may write to {} (owner {owner}, mode {mode:04o}): {}",
+        .kind.what, .path.display(), .dir.display(), place_remedy(*mode)
     )]
     UnsafePlace {
         kind: Kind,
@@ -68,6 +68,14 @@ pub enum FileError {
         line: Option<usize>,
         what: String,
     },
+}
+
+/// What to do about a directory that others may write to. One that is shared on purpose (/tmp) stays as it is.
+fn place_remedy(mode: u32) -> &'static str {
+    match mode & 0o1000 {
+        0 => "move it, or `chown root PATH; chmod go-w PATH` for that directory",
+        _ => "move it, for example to /etc/vhost-af-xdp",
+    }
 }
 
 /// What to do about a file that cannot be read.

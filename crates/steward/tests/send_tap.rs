@@ -89,7 +89,7 @@ fn host_gets_nothing_of_it_whomever_it_is_for() {
         let said = world
             .veth
             .near
-            .output_of("cat", &[&format!("/sys/class/net/{interface}/address")]);
+            .with_sysfs(&format!("cat /sys/class/net/{interface}/address"));
         steer::mac_bytes(said.trim()).expect("an address")
     };
     // What the host's stack would take: IPv4 without options, from 192.0.2.9 to 192.0.2.1, which is the host's.

@@ -31,25 +31,24 @@ impl NetNs {
             name: format!("{}{serial}-{label}", sweep::prefix()),
         };
         run("ip", &["netns", "add", &ns.name]);
-        ns.run(
-            "sysctl",
-            &[
-                "-qw",
-                "net.ipv6.conf.default.disable_ipv6=1",
-                "net.ipv6.conf.all.disable_ipv6=1",
-            ],
-        );
-        run("ip", &["-n", &ns.name, "link", "set", "lo", "up"]);
+        ns.enter(|| {
+            for of in ["default", "all"] {
+                let setting = format!("/proc/sys/net/ipv6/conf/{of}/disable_ipv6");
+                std::fs::write(&setting, "1").unwrap_or_else(|error| panic!("{setting}: {error}"));
+            }
+            run("ip", &["link", "set", "lo", "up"]);
+        });
         ns
     }
 
-    /// Its name, for `ip -n`.
+    /// Its name, as ip(8) knows it.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// A command that will run in it. `ip netns exec` becomes the command, so the child's number is the command's.
+    /// A command that will run in it, with its own /sys. `ip netns exec` becomes the command, so the child's number is the
+    /// command's.
     #[must_use]
     pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = Command::new("ip");
@@ -57,7 +56,8 @@ impl NetNs {
         command
     }
 
-    /// Runs a command in it to its end.
+    /// Runs a command in it to its end, with the /sys of this process: for another one `ip netns exec` and `ip -n` make a
+    /// mount namespace, which costs more than most commands.
     ///
     /// # Panics
     /// If it fails.
@@ -65,15 +65,13 @@ impl NetNs {
         let _ = self.output_of(program, args);
     }
 
-    /// Runs a command in it and returns what it printed.
+    /// As [`run`](Self::run); returns what it printed.
     ///
     /// # Panics
     /// If it fails.
     #[must_use]
     pub fn output_of(&self, program: &str, args: &[&str]) -> String {
-        let mut all = vec!["netns", "exec", &self.name, program];
-        all.extend(args);
-        output_of("ip", &all)
+        self.enter(|| output_of(program, args))
     }
 
     /// Runs `ip` on its interfaces.
@@ -81,9 +79,15 @@ impl NetNs {
     /// # Panics
     /// If it fails.
     pub fn ip(&self, args: &[&str]) {
-        let mut all = vec!["-n", &self.name];
-        all.extend(args);
-        run("ip", &all);
+        self.run("ip", args);
+    }
+
+    /// Runs commands of a shell that look into /sys, and returns what they printed.
+    ///
+    /// # Panics
+    /// If one fails.
+    pub fn with_sysfs(&self, commands: &str) -> String {
+        output_of("ip", &["netns", "exec", &self.name, "sh", "-ec", commands])
     }
 
     /// The number of an interface in it.
@@ -115,7 +119,7 @@ impl NetNs {
 
     /// What ip(8) tells of an interface.
     fn link(&self, interface: &str) -> serde_json::Value {
-        let said = output_of("ip", &["-n", &self.name, "-s", "-j", "link", "show", interface]);
+        let said = self.output_of("ip", &["-s", "-j", "link", "show", interface]);
         let links: serde_json::Value = serde_json::from_str(&said).expect("JSON");
         links[0].clone()
     }

@@ -29,6 +29,17 @@ pub fn leaves_out(chosen: bool) -> bool {
     is_left_out
 }
 
+/// Whether a case of a matrix of three parameters or more is left to soaks: in the short form those whose places among
+/// the values of their parameters add up to an odd number. Any two values of two parameters are together in one that is
+/// not left, if a third parameter has values at even and at odd places.
+///
+/// # Panics
+/// As [`count`].
+#[must_use]
+pub fn leaves_out_half(places: &[usize]) -> bool {
+    leaves_out(places.iter().sum::<usize>().is_multiple_of(2))
+}
+
 fn times() -> usize {
     let said = std::env::var(TIMES);
     said.map_or(0, |text| text.parse().expect("VHOST_AF_XDP_SOAK is a number"))

@@ -174,7 +174,7 @@ fn lay_nics(driver: &str, nic: &str, peer: &str) -> VethPair {
     // A case before may have let its interrupts wait.
     let settings = format!("/sys/class/net/{}", VethPair::NIC);
     let at_once = format!("echo 0 >{settings}/napi_defer_hard_irqs; echo 0 >{settings}/gro_flush_timeout");
-    pair.near.run("sh", &["-ec", &at_once]);
+    let _ = pair.near.with_sysfs(&at_once);
     if driver == "igb" || driver == "rig_nic" {
         // The others have one queue only, and no tags that they take off.
         pair.near.run("ethtool", &["-L", VethPair::NIC, "combined", "1"]);

@@ -368,7 +368,7 @@ fn ports_that_came_and_went_leave_nothing_behind(#[values(false, true)] leased: 
     let before = [pid, keeper].map(|pid| holdings::steady(pid, wait::QUIET));
     let kib = holdings::resident_kib(pid);
     // Two ports each.
-    for number in 0..soak::count(100, 1000) {
+    for number in 0..soak::count(40, 1000) {
         round(&daemon, number % 10 == 0);
     }
     holdings::await_within(&[pid, keeper], &before);

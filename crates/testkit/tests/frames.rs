@@ -9,7 +9,7 @@ use testkit::daemon::{Mode, Placement};
 use testkit::driver::{
     F_EVENT_IDX, F_IN_ORDER, F_INDIRECT, F_MRG_RXBUF, F_MTU, F_RING_PACKED, F_VERSION_1, HEADER,
 };
-use testkit::{DriverConfig, Layout, Rig, Serve, VethPair, frame, require, wait};
+use testkit::{DriverConfig, Layout, Rig, Serve, VethPair, frame, require, soak, wait};
 use virtqueue::GuestAddr;
 use virtqueue::driver::Buffer;
 
@@ -41,6 +41,13 @@ fn frames_from_guest_arrive_byte_exact(
     #[values(Mode::Native, Mode::Skb)] mode: Mode,
     #[values(SPLIT, F_RING_PACKED)] ring: u64,
 ) {
+    if soak::leaves_out_half(&[
+        placement as usize,
+        mode as usize,
+        usize::from(ring == F_RING_PACKED),
+    ]) {
+        return;
+    }
     require!(Root);
     let mut rig = rig_with(ring, placement, mode);
     for (seed, size) in SIZES.into_iter().enumerate() {
@@ -60,6 +67,13 @@ fn frames_to_guest_arrive_byte_exact(
     #[values(Mode::Native, Mode::Skb)] mode: Mode,
     #[values(SPLIT, F_RING_PACKED)] ring: u64,
 ) {
+    if soak::leaves_out_half(&[
+        placement as usize,
+        mode as usize,
+        usize::from(ring == F_RING_PACKED),
+    ]) {
+        return;
+    }
     require!(Root);
     let mut rig = rig_with(ring, placement, mode);
     rig.post(64, &[BUFFER]);
@@ -146,6 +160,13 @@ fn frames_span_merged_buffers(
     #[values(Mode::Native, Mode::Skb)] mode: Mode,
     #[values(SPLIT, F_RING_PACKED)] ring: u64,
 ) {
+    if soak::leaves_out_half(&[
+        placement as usize,
+        mode as usize,
+        usize::from(ring == F_RING_PACKED),
+    ]) {
+        return;
+    }
     require!(Root);
     let mut rig = rig_with(ring, placement, mode);
     rig.post(64, &[200]);
@@ -164,6 +185,13 @@ fn frames_fill_chains_of_several_buffers(
     #[values(&[12, 2000], &[1, 11, 1, 2000], &[300, 300, 2000])] lengths: &[u32],
     #[values(SPLIT, F_RING_PACKED)] ring: u64,
 ) {
+    if soak::leaves_out_half(&[
+        placement as usize,
+        lengths.len(),
+        usize::from(ring == F_RING_PACKED),
+    ]) {
+        return;
+    }
     require!(Root);
     let config = DriverConfig {
         features: F_VERSION_1 | F_EVENT_IDX | F_INDIRECT | F_MTU | ring,
@@ -207,6 +235,13 @@ fn buffers_at_region_edges_are_used_and_nothing_beside_them_is_touched(
     #[values(Mode::Native, Mode::Skb)] mode: Mode,
     #[values(SPLIT, F_RING_PACKED)] ring: u64,
 ) {
+    if soak::leaves_out_half(&[
+        placement as usize,
+        mode as usize,
+        usize::from(ring == F_RING_PACKED),
+    ]) {
+        return;
+    }
     require!(Root);
     // Far from each other for the guest, side by side in the daemon's map.
     let (low, high, len) = (GuestAddr(0), GuestAddr(4 << 30), 4 << 20);
@@ -271,6 +306,14 @@ fn thousands_of_frames_keep_their_order_and_their_bytes(
     #[values(0, F_IN_ORDER, F_EVENT_IDX, F_IN_ORDER | F_EVENT_IDX)] features: u64,
     #[values(SPLIT, F_RING_PACKED)] ring: u64,
 ) {
+    if soak::leaves_out_half(&[
+        placement as usize,
+        usize::from(features & F_IN_ORDER != 0),
+        usize::from(features & F_EVENT_IDX != 0),
+        usize::from(ring == F_RING_PACKED),
+    ]) {
+        return;
+    }
     require!(Root);
     let features = F_VERSION_1 | F_MRG_RXBUF | F_INDIRECT | features | ring;
     let config = DriverConfig {

@@ -7,7 +7,7 @@ use rstest::rstest;
 use testkit::daemon::Placement;
 use testkit::driver::{F_EVENT_IDX, F_INDIRECT, F_MRG_RXBUF, F_RING_PACKED, F_VERSION_1};
 use testkit::pair::Ring;
-use testkit::{DriverConfig, Layout, TwoGuests, frame, require};
+use testkit::{DriverConfig, Layout, TwoGuests, frame, require, soak};
 use virtqueue::GuestAddr;
 use virtqueue::driver::Buffer;
 use virtqueue::layout::{
@@ -78,6 +78,11 @@ fn table(ring: &Ring, entries: &[Descriptor]) -> u64 {
     table.get()
 }
 
+/// In the short form each lie is told in copy placement, and those of one kind in the others, too.
+fn leaves_out(placement: Placement, reason: &str) -> bool {
+    soak::leaves_out(placement == Placement::Copy || reason == "outside-memory")
+}
+
 #[rstest]
 #[case::descriptor_loop("descriptor-loop", |r: &Ring| {
     r.driver.split().write_descriptor(1, next(MIB, 100, DESC_NEXT, 0));
@@ -142,6 +147,9 @@ fn lie_in_the_transmit_queue_closes_only_that_port(
     #[case] lie: fn(&Ring),
     #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
 ) {
+    if leaves_out(placement, reason) {
+        return;
+    }
     assert_closed_by_transmit(&config(), placement, lie, reason);
 }
 
@@ -165,6 +173,9 @@ fn lie_in_the_receive_queue_closes_only_that_port(
     #[case] lie: fn(&Ring),
     #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
 ) {
+    if leaves_out(placement, reason) {
+        return;
+    }
     assert_closed_by_receive(&config(), placement, lie, reason);
 }
 
@@ -288,6 +299,9 @@ fn lie_in_a_packed_transmit_queue_closes_only_that_port(
     #[case] lie: fn(&Ring),
     #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
 ) {
+    if leaves_out(placement, reason) {
+        return;
+    }
     assert_closed_by_transmit(&packed_config(), placement, lie, reason);
 }
 
@@ -302,6 +316,9 @@ fn lie_in_a_packed_receive_queue_closes_only_that_port(
     #[case] lie: fn(&Ring),
     #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
 ) {
+    if leaves_out(placement, reason) {
+        return;
+    }
     assert_closed_by_receive(&packed_config(), placement, lie, reason);
 }
 

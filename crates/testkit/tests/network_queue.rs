@@ -108,6 +108,13 @@ fn it_reaches_everybody_and_everybody_it(
     #[values(Queue0::Networks, Queue0::Ports)] queue_0: Queue0,
     #[values(1, 2)] workers: usize,
 ) {
+    if soak::leaves_out_half(&[
+        memory.len(),
+        usize::from(matches!(queue_0, Queue0::Ports)),
+        workers,
+    ]) {
+        return;
+    }
     require!(Root);
     let mut lan = lan(queue_0, memory, &["", "", ""], workers);
     let shown = lan.daemon.port(OWN);
@@ -274,6 +281,9 @@ fn frames_reach_it_by_whichever_queue_they_come(
     #[values(1, 2)] pairs: usize,
     #[values(1, 2)] workers: usize,
 ) {
+    if soak::leaves_out_half(&[usize::from(memory == "copy"), pairs, workers]) {
+        return;
+    }
     require!(Root);
     let queues = u32::try_from(pairs + 1).expect("few");
     let keys = own(Queue0::Networks, memory, &format!("queues = {pairs}"));

@@ -92,6 +92,9 @@ fn queue_that_is_reset_is_left_alone_and_the_other_one_goes_on(
     #[values(0, F_RING_PACKED)] ring: u64,
     #[values(TO_GUEST, FROM_GUEST)] index: usize,
 ) {
+    if soak::leaves_out_half(&[placement as usize, usize::from(ring == F_RING_PACKED), index]) {
+        return;
+    }
     require!(Root);
     let mut rig = rig(placement, ring);
     let fallbacks = |rig: &Rig| rig.daemon.port(0)["lanes"][0]["fallbacks"].to_string();
@@ -198,6 +201,13 @@ fn queue_comes_back_with_more_or_fewer_entries(
     #[values(0, F_RING_PACKED)] ring: u64,
     #[values(false, true)] inflight: bool,
 ) {
+    if soak::leaves_out_half(&[
+        placement as usize,
+        usize::from(ring == F_RING_PACKED),
+        usize::from(inflight),
+    ]) {
+        return;
+    }
     require!(Root);
     let mut config = config(ring);
     config.protocol.set(Protocol::INFLIGHT_SHMFD, inflight);

@@ -244,15 +244,12 @@ fn queue_that_another_process_has_is_tried_again_until_it_is_free() {
     end_steward(&mut rig, Signal::KILL);
     rig = rig.next_guest_with(&guest);
     rig.daemon.await_impaired(0, "changes wait");
-    let index = rig
-        .veth
-        .near
-        .output_of("cat", &[&format!("/sys/class/net/{}/ifindex", VethPair::NIC)]);
+    let index = rig.veth.near.index_of(VethPair::NIC);
     let memory = OwnMemory::new(64 * 2048).expect("memory");
     let umem = Umem::aligned(Arc::new(memory), 2048, 0).expect("good");
     let config = SocketConfig {
         bind_timeout: wait::SOON,
-        ..SocketConfig::new(index.trim().parse().expect("a number"), QueueId(1))
+        ..SocketConfig::new(index, QueueId(1))
     };
     let other = rig
         .veth

@@ -2,7 +2,7 @@
 
 use rstest::rstest;
 use testkit::daemon::{Mode, Placement};
-use testkit::{DriverConfig, Layout, Rig, Serve, VethPair, frame, require, wait};
+use testkit::{DriverConfig, Layout, Rig, Serve, VethPair, frame, require, soak, wait};
 use virtqueue::GuestAddr;
 
 use super::BUFFER;
@@ -92,6 +92,9 @@ fn partial_checksums_of_veth_are_completed_for_a_guest_that_does_not_take_them(
     #[values(Mode::Native, Mode::Skb)] mode: Mode,
     #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
 ) {
+    if soak::leaves_out_half(&[usize::from(partial), mode as usize, placement as usize]) {
+        return;
+    }
     require!(Root);
     let mut rig = Rig::new(placement, mode);
     rig.post(64, &[BUFFER]);

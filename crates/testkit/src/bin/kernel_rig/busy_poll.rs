@@ -96,7 +96,7 @@ fn defer_interrupts(near: &NetNs) {
     let longest = VERY_LONG.as_nanos();
     let write =
         format!("echo 2 >{settings}/napi_defer_hard_irqs; echo {longest} >{settings}/gro_flush_timeout");
-    near.run("sh", &["-ec", &write]);
+    let _ = near.with_sysfs(&write);
 }
 
 /// How many frames system calls have polled for in a namespace (`LINUX_MIB_BUSYPOLLRXPACKETS`, net/ipv4/proc.c).

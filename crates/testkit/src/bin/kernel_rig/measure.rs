@@ -124,7 +124,7 @@ impl Scene {
             "for irq in /proc/irq/[0-9]*; do echo 0 >$irq/smp_affinity_list || true; done 2>/dev/null
             for irq in $({INTERRUPTS}); do echo {cpu} >/proc/irq/$irq/smp_affinity_list; done"
         );
-        veth.near.run("sh", &["-ec", &settings]);
+        let _ = veth.near.with_sysfs(&settings);
         Self { veth, cpu }
     }
 
@@ -135,7 +135,7 @@ impl Scene {
             "echo {} >{nic}/napi_defer_hard_irqs; echo {timeout} >{nic}/gro_flush_timeout",
             2 * u8::from(contender.deferred)
         );
-        self.veth.near.run("sh", &["-ec", &settings]);
+        let _ = self.veth.near.with_sysfs(&settings);
         let polling: &[&str] = match contender.polls {
             true => &["--busy-poll-us", "20"],
             false => &[],
@@ -239,8 +239,10 @@ fn receive_until(pair: &mut Pair, ended: &AtomicBool) {
 
 /// Frames that the NIC has given away: those of sockets are among them.
 fn received(near: &NetNs) -> u64 {
-    let path = format!("/sys/class/net/{}/statistics/rx_packets", VethPair::NIC);
-    number(&near.output_of("cat", &[&path]))
+    number(&near.with_sysfs(&format!(
+        "cat /sys/class/net/{}/statistics/rx_packets",
+        VethPair::NIC
+    )))
 }
 
 fn number(text: &str) -> u64 {
@@ -277,7 +279,7 @@ const INTERRUPTS: &str =
 
 /// How many interrupts a NIC has had so far.
 fn interrupts(near: &NetNs) -> u64 {
-    let numbers = near.output_of("sh", &["-c", INTERRUPTS]);
+    let numbers = near.with_sysfs(INTERRUPTS);
     let text = fs::read_to_string("/proc/interrupts").expect("the kernel tells");
     let of_irq = |irq: &str| {
         let head = format!("{irq}:");

@@ -106,7 +106,7 @@ fn make_stack(veth: &VethPair) -> [u8; 6] {
         "permanent",
     ]);
     far.run("ethtool", &["-K", VethPair::WIRE, "rx", "off"]);
-    let text = far.output_of("cat", &[&format!("/sys/class/net/{}/address", VethPair::WIRE)]);
+    let text = far.with_sysfs(&format!("cat /sys/class/net/{}/address", VethPair::WIRE));
     mac(text.trim())
 }
 
