@@ -3,6 +3,8 @@
 import argparse
 import json
 import os
+import platform
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,6 +14,14 @@ from . import own
 BUDGET = Path(__file__).with_name("budget.json")
 # A path may cost so much more than its budget, as a part.
 TOLERANCE = 0.02
+# What the budget was counted with, in its file.
+TOOLS = "counted with"
+
+
+def tools():
+    """The compiler and the libc, which are part of every figure."""
+    rustc = subprocess.run(["rustc", "--version"], capture_output=True, text=True)
+    return f"{' '.join(rustc.stdout.split()[:2]) or 'no rustc'}, {' '.join(platform.libc_ver())}"
 
 
 def parse(arguments):
@@ -60,7 +70,8 @@ def main():
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         counted = list(pool.map(lambda path: own.instructions(options.program, path), paths))
     rows = [(path.name, figure) for path, figure in zip(paths, counted)]
-    budget = json.loads(BUDGET.read_text()) if BUDGET.exists() else {}
+    budget = json.loads(BUDGET.read_text())
+    here, there = tools(), budget.pop(TOOLS)
     over = table(rows, budget)
     if options.profile:
         for path in paths:
@@ -69,7 +80,10 @@ def main():
         Path(options.json).write_text(json.dumps(dict(rows), indent=1) + "\n")
     if options.write_budget:
         budget.update((name, round(figure, 1)) for name, figure in rows)
-        BUDGET.write_text(json.dumps(dict(sorted(budget.items())), indent=1) + "\n")
+        BUDGET.write_text(json.dumps({TOOLS: here, **dict(sorted(budget.items()))}, indent=1) + "\n")
+        return 0
+    if over and here != there:
+        print(f"\nSKIPPED: the budget was counted with {there}, and this with {here}: {', '.join(over)} cost more than it says")
         return 0
     if over:
         print(

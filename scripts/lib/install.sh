@@ -10,6 +10,7 @@
 # shellcheck disable=SC2034 # the groups are for the scripts that source this file
 {
     PACKAGES_BUILD=(ca-certificates clang curl gcc git libc6-dev libelf-dev llvm make pkg-config zlib1g-dev)
+    PACKAGES_COST=(python3 valgrind)
     PACKAGES_NET=(ethtool iproute2 iputils-ping procps)
     PACKAGES_GUEST=(busybox-static cpio ethtool gcc iperf3 libc6-dev libmnl0 qemu-system-x86 util-linux xz-utils zstd)
     # procps has pgrep.
