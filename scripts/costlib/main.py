@@ -20,8 +20,12 @@ TOOLS = "counted with"
 
 def tools():
     """The compiler and the libc, which are part of every figure."""
-    rustc = subprocess.run(["rustc", "--version"], capture_output=True, text=True)
-    return f"{' '.join(rustc.stdout.split()[:2]) or 'no rustc'}, {' '.join(platform.libc_ver())}"
+    try:
+        said = subprocess.run(["rustc", "--version"], capture_output=True, text=True).stdout
+    except FileNotFoundError:
+        said = ""
+    rustc = " ".join(said.split()[:2]) or "no rustc"
+    return f"{rustc}, {' '.join(platform.libc_ver())}, {platform.machine()}"
 
 
 def parse(arguments):
@@ -66,12 +70,15 @@ def main():
     if not paths:
         print(f"cost: no path's name contains {' or '.join(options.only)}: scripts/cost --list", file=sys.stderr)
         return 2
+    budget = json.loads(BUDGET.read_text()) if BUDGET.exists() else {}
+    here, there = tools(), budget.pop(TOOLS, "unknown tools")
+    if options.write_budget and options.only and here != there:
+        print(f"cost: the budget was counted with {there}, and this is {here}: write all of it, without --only", file=sys.stderr)
+        return 2
     # callgrind is one thread; what is counted does not depend on what runs beside.
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         counted = list(pool.map(lambda path: own.instructions(options.program, path), paths))
     rows = [(path.name, figure) for path, figure in zip(paths, counted)]
-    budget = json.loads(BUDGET.read_text())
-    here, there = tools(), budget.pop(TOOLS)
     over = table(rows, budget)
     if options.profile:
         for path in paths:

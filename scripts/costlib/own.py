@@ -18,6 +18,12 @@ COUNTED = "*Rounds*round*"
 ROUNDS, MORE_ROUNDS, PROFILE_ROUNDS = 61, 61 * 6, 61 * 5
 # Lines of a profile.
 TOP = 25
+# What frames are held against besides. The NIC that is not there makes frames that no rule lets pass.
+CHECKS = {
+    "from-guest": ("rules", "guard", "limits"),
+    "to-guest": ("limits",),
+    "guest-to-guest": ("rules", "guard", "limits", "vlan"),
+}
 ENVIRONMENT = {"GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX512F,-AVX512VL,-AVX_Fast_Unaligned_Load,-ERMS,-FSRM,-RTM"}
 
 
@@ -44,9 +50,8 @@ def _paths():
             yield Path(f"{way}/60/split", at_once)
         yield Path(f"{way}/60/packed", 64)
         yield Path(f"{way}/1514/split", 64)
-        # The NIC that is not there makes frames that no rule lets pass.
-        if way != "to-guest":
-            yield Path(f"{way}/60/split/rules", 64)
+        for check in CHECKS[way]:
+            yield Path(f"{way}/60/split/{check}", 64)
 
 
 PATHS = tuple(_paths())

@@ -56,8 +56,8 @@ impl NetNs {
         command
     }
 
-    /// Runs a command in it to its end, with the /sys of this process: for another one `ip netns exec` and `ip -n` make a
-    /// mount namespace, which costs more than most commands.
+    /// Runs a command in this namespace and waits for it. /sys stays that of the caller: for the namespace's own `ip netns
+    /// exec` and `ip -n` make a mount namespace, which costs more than most commands ([`Self::with_sysfs`]).
     ///
     /// # Panics
     /// If it fails.

@@ -36,6 +36,8 @@ const fn anywhere(file: usize, start: u64, end: u64) -> Range {
     }
 }
 
+/// Kinds of sessions: one for each of these, and one for all of them.
+pub const KINDS: usize = WHAT.len() + 1;
 /// The rings with their indices, the descriptors alone, frames with their headers, the inflight region, the numbers in
 /// it by which chains are put into their order, the log.
 const WHAT: [Range; 6] = [
@@ -76,7 +78,7 @@ pub fn session(socket: &Path, (offloads, packed): (u64, bool), frame: &[u8], num
     let further = [0, F_EVENT_IDX, F_INDIRECT | F_EVENT_IDX, offloads];
     shared.features |= further[number % further.len()];
     // Each alone, and all together.
-    let what = match number % (WHAT.len() + 1) {
+    let what = match number % KINDS {
         0 => &WHAT[..],
         at => &WHAT[at - 1..at],
     };

@@ -29,9 +29,9 @@ pub fn leaves_out(chosen: bool) -> bool {
     is_left_out
 }
 
-/// Whether a case of a matrix of three parameters or more is left to soaks: in the short form those whose places among
-/// the values of their parameters add up to an odd number. Any two values of two parameters are together in one that is
-/// not left, if a third parameter has values at even and at odd places.
+/// Whether a case of a matrix is left to soaks: every second one, those whose positions among the values of their
+/// parameters add up to an odd number. Any two values of two parameters still meet if a third parameter has both even and
+/// odd positions.
 ///
 /// # Panics
 /// As [`count`].

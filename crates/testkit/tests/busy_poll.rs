@@ -19,7 +19,11 @@ fn frames_pass_whoever_polls(
     #[values(Mode::Native, Mode::Skb)] mode: Mode,
     #[values(false, true)] leased: bool,
 ) {
-    if soak::leaves_out_half(&[placement as usize, mode as usize, usize::from(leased)]) {
+    if soak::leaves_out_half(&[
+        usize::from(placement == Placement::Direct),
+        mode as usize,
+        usize::from(leased),
+    ]) {
         return;
     }
     require!(Root);

@@ -142,7 +142,7 @@ fn guests_on_the_null_nic_leave_nothing_behind() {
     // In copy placement each that starts costs the kernel 6 MiB of fresh memory.
     for (placement, count) in [
         (Placement::Copy, soak::count(200, 2000)),
-        (Placement::Direct, soak::count(200, 8000)),
+        (Placement::Direct, soak::count(400, 8000)),
     ] {
         let serve = Serve::null().placement(placement);
         let mut daemon = Daemon::start_ports(&netns, &serve, &["queues=1"; PORTS]);

@@ -11,8 +11,9 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 use testkit::daemon::{binary, private_dir, run_to_end};
+use testkit::lan::Lan;
 use testkit::process::output_of;
-use testkit::{Daemon, NetNs, Running, Serve, require, wait};
+use testkit::{Daemon, DriverConfig, NetNs, Running, Serve, require, wait};
 
 /// A user that nobody else is, with a directory and a copy of the program in it.
 struct Somebody {
@@ -87,6 +88,32 @@ fn status_by_root() -> Vec<Value> {
     match serde_json::from_str(&text).expect("JSON") {
         Value::Array(daemons) => daemons,
         other => panic!("no array: {other}"),
+    }
+}
+
+/// Tests read the socket; users, the command.
+#[test]
+fn command_prints_all_that_the_control_socket_answers() {
+    require!(Root);
+    let rules = testkit::filter_rules::tables(0, &["direction=from-guest action=allow"]);
+    let keys = format!("ips = [\"192.0.2.1\"]\nto-guest-bits = \"1G\"\n{rules}");
+    let lan = Lan::new(&[&keys, ""], &DriverConfig::default());
+    let control = lan.daemon.path("control");
+    let args = ["status", "--json", "--control", control.to_str().expect("UTF-8")];
+    let text = output_of(binary().to_str().expect("UTF-8"), &args);
+    let printed: Value = serde_json::from_str(&text).expect("JSON");
+    assert_eq!(shape(&printed[0]), shape(&lan.daemon.status()));
+}
+
+/// The same with nothing in the place of numbers and texts, which change.
+fn shape(value: &Value) -> Value {
+    match value {
+        Value::Object(fields) => fields
+            .iter()
+            .map(|(key, value)| (key.clone(), shape(value)))
+            .collect(),
+        Value::Array(items) => items.iter().map(shape).collect(),
+        _ => Value::Null,
     }
 }
 

@@ -3,7 +3,7 @@
 //!
 //!     cargo run --release -p vhost-af-xdp --features counted --example path_cost from-guest/60/split 64 1000
 
-use vhost_af_xdp::fuzzing::{Path, Rounds, Way};
+use vhost_af_xdp::fuzzing::{Checks, Path, Rounds, Way};
 
 /// So many come before, in which memory is touched for the first time, and flows are judged.
 const WARM: usize = 50;
@@ -35,8 +35,8 @@ fn main() {
 
 fn usage() {
     eprintln!(
-        "path_cost WAY/BYTES/RING[/rules] FRAMES ROUNDS: from-guest, to-guest or guest-to-guest; frames of so many bytes, \
-         60 to 1514; split or packed; with ten filter rules; so many frames a round, 1 to 128"
+        "path_cost WAY/BYTES/RING[/CHECK] FRAMES ROUNDS: from-guest, to-guest or guest-to-guest; frames of so many bytes, \
+         60 to 1514; split or packed; with ten filter rules, guard, limits or vlan; so many frames a round, 1 to 128"
     );
     std::process::exit(2);
 }
@@ -59,9 +59,12 @@ fn path_of(text: &str, at_once: usize) -> Option<Path> {
         "packed" => true,
         _ => return None,
     };
-    let rules = match parts.next() {
-        None => 0,
-        Some("rules") => 10,
+    let checks = match parts.next() {
+        None => Checks::None,
+        Some("rules") => Checks::Rules(10),
+        Some("guard") => Checks::Guard,
+        Some("limits") => Checks::Limits,
+        Some("vlan") => Checks::Vlan,
         Some(_) => return None,
     };
     parts.next().is_none().then_some(Path {
@@ -69,6 +72,6 @@ fn path_of(text: &str, at_once: usize) -> Option<Path> {
         packed,
         frame_bytes,
         at_once,
-        rules,
+        checks,
     })
 }

@@ -7,7 +7,7 @@
 //!
 //! `scripts/bench --only statistics/` runs both in turn, and says what the statistics of workers cost.
 
-use vhost_af_xdp::fuzzing::{Path, Rounds, Way};
+use vhost_af_xdp::fuzzing::{Checks, Path, Rounds, Way};
 
 /// Rounds of which the cycles are added up: as many looks at the clock, and rounds that are timed, are in each.
 const ROUNDS: usize = 61 * 3;
@@ -18,28 +18,28 @@ const WARM: usize = 500;
 
 fn main() {
     let mut arguments = std::env::args().skip(1);
-    let rules = match arguments.next().as_deref() {
-        Some("plain") => Some(0),
-        Some("rules") => Some(10),
+    let checks = match arguments.next().as_deref() {
+        Some("plain") => Some(Checks::None),
+        Some("rules") => Some(Checks::Rules(10)),
         _ => None,
     };
     let frames = arguments.next().and_then(|frames| frames.parse::<usize>().ok());
     let frames = frames.filter(|frames| (1..=64).contains(frames));
-    let (Some(rules), Some(frames)) = (rules, frames) else {
+    let (Some(checks), Some(frames)) = (checks, frames) else {
         eprintln!("round_cost plain|rules FRAMES: how many frames each guest sends a round, 1 to 64");
         std::process::exit(2);
     };
-    println!("{}", serde_json::json!({ "cycles": cost(rules, frames) }));
+    println!("{}", serde_json::json!({ "cycles": cost(checks, frames) }));
 }
 
 /// Cycles a frame, in the median.
-fn cost(rules: u32, frames: usize) -> f64 {
+fn cost(checks: Checks, frames: usize) -> f64 {
     let mut rounds = Rounds::new(Path {
         way: Way::GuestToGuest,
         packed: false,
         frame_bytes: 60,
         at_once: frames,
-        rules,
+        checks,
     });
     // A flow that no rules have judged yet takes room of many frames from the round.
     rounds.play(1);

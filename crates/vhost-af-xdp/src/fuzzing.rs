@@ -23,7 +23,7 @@ use crate::switch::gso::GsoPacket;
 use crate::switch::guard::{self, Lock};
 use crate::switch::guest_frame::GuestFrame;
 use crate::switch::polling::Waits;
-pub use crate::switch::worker::rounds::{Path, Rounds, Way};
+pub use crate::switch::worker::rounds::{Checks, Path, Rounds, Way};
 use crate::switch::workers::Workers;
 use crate::vhost_user::accept;
 use crate::vhost_user::connection::Connection;

@@ -40,9 +40,12 @@ pub enum LeaseError {
         /// Where it was.
         path: PathBuf,
     },
-    /// The steward has ended the connection: before it answered, or with the lease.
-    #[error("the steward has ended the connection: its log says why")]
+    /// The steward is gone, and the lease with it.
+    #[error("the steward has ended the connection; the lease is over: its log says why")]
     Gone,
+    /// The steward has ended the connection before there was a lease: a steward that ends accepts nobody.
+    #[error("the steward has ended the connection unanswered: its log says why")]
+    Unanswered,
     /// The steward does not answer.
     #[error("the steward runs, but has not answered for {} s: if that goes on, start it again", .0.as_secs())]
     Silent(Duration),

@@ -48,7 +48,7 @@ impl Lease {
     pub(super) fn disconnected(&self, state: &mut Connection) -> Result<(), LeaseError> {
         if matches!(state.phase, Phase::New) {
             state.over = true;
-            return Err(LeaseError::Gone);
+            return Err(LeaseError::Unanswered);
         }
         let now = Instant::now();
         let next = match state.phase {

@@ -4,11 +4,9 @@ mod file;
 mod options;
 mod status;
 
-use std::io::Read;
-use std::net::Shutdown;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::process::{Command, ExitStatus};
 
@@ -50,22 +48,11 @@ impl Daemon {
     /// # Panics
     /// If it ends, or does not answer.
     pub fn await_ready(&mut self) {
-        let control = self.path("control");
-        let answers = || {
-            let mut stream = UnixStream::connect(&control).ok()?;
-            stream.set_read_timeout(Some(wait::SOON)).ok()?;
-            // Without a request: the status is wanted.
-            stream.shutdown(Shutdown::Write).ok()?;
-            stream
-                .read_to_end(&mut Vec::new())
-                .ok()
-                .filter(|&bytes| bytes > 0)
-        };
         let ready = wait::until(wait::SOON, || {
-            answers().is_some() || self.running.ended().is_some()
+            self.ask().is_ok_and(|text| !text.is_empty()) || self.running.ended().is_some()
         });
         self.running.check();
-        assert!(ready, "no answer at {}: {}", control.display(), self.running);
+        assert!(ready, "no answer at its control socket: {}", self.running);
     }
 
     /// Waits until it has made its socket and its control socket.

@@ -11,26 +11,30 @@ use super::Daemon;
 use crate::wait;
 
 impl Daemon {
-    /// The document that its control socket gives whoever asks, as `vhost-af-xdp status` does: a process for each of the
-    /// thousands of times that tests ask would be a tenth of the suite's CPU time.
+    /// The daemon's status, read from its control socket. Starting `vhost-af-xdp status` each time took a tenth of the
+    /// suite's CPU time.
     ///
     /// # Panics
-    /// If that fails.
+    /// If there is none within [`wait::SOON`], or it is not JSON.
     #[must_use]
     pub fn status(&self) -> Value {
-        let asked = || -> std::io::Result<Vec<u8>> {
-            let mut control = UnixStream::connect(self.dir.path().join("control"))?;
-            control.set_read_timeout(Some(wait::SOON))?;
-            // Fails where it has answered and gone already.
-            let _ = control.shutdown(Shutdown::Write);
-            let mut text = Vec::new();
-            control.read_to_end(&mut text)?;
-            Ok(text)
-        };
-        let text = asked().unwrap_or_else(|error| panic!("no status: {error}\n{}", self.said()));
+        let text = self
+            .ask()
+            .unwrap_or_else(|error| panic!("no status ({error}; is the daemon stopped?)\n{}", self.said()));
         serde_json::from_slice(&text).unwrap_or_else(|error| {
             panic!("status is not JSON ({error}): {}", String::from_utf8_lossy(&text))
         })
+    }
+
+    /// What its control socket answers to a request that is empty.
+    pub(super) fn ask(&self) -> std::io::Result<Vec<u8>> {
+        let mut control = UnixStream::connect(self.dir.path().join("control"))?;
+        control.set_read_timeout(Some(wait::SOON))?;
+        // Fails where it has answered and gone already.
+        let _ = control.shutdown(Shutdown::Write);
+        let mut text = Vec::new();
+        control.read_to_end(&mut text)?;
+        Ok(text)
     }
 
     /// What `status` tells of a port.
@@ -107,7 +111,7 @@ impl Daemon {
         let sleeps = || sum_named(&self.status()["workers"], "sleeps");
         let steady = wait::until_some(wait::SOON, || {
             let seen = sleeps();
-            std::thread::sleep(Duration::from_millis(30));
+            std::thread::sleep(Duration::from_millis(50));
             (sleeps() == seen).then_some(seen)
         });
         steady.unwrap_or_else(|| panic!("workers do not come to rest: {:#}", self.status()))

@@ -13,9 +13,9 @@ use testkit::{Bystander, driver, frame, require, scribble, soak};
 /// waits: for the grace period of the kernel between a socket and the next one on its queue, and for the pause after
 /// one that did wrong.
 const PORTS: u32 = 4;
-const SESSIONS: usize = 5;
+const SESSIONS: usize = scribble::KINDS;
 /// After so many sessions an honest guest is served in the place of the hostile ones.
-const PEACE: usize = 4;
+const PEACE: usize = SESSIONS - 1;
 
 #[rstest]
 fn scribbling_over_every_shared_byte_harms_nobody_else(

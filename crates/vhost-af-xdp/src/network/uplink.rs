@@ -302,7 +302,12 @@ impl Network {
         }
         let taken_up = self.take_up(state);
         // To look whether it is there costs nothing, and nobody tells when it is.
-        if !taken_up.as_ref().is_err_and(InterfaceError::is_absent) {
+        if taken_up.as_ref().is_err_and(InterfaceError::is_absent) {
+            // Why it is not there is known already, and better.
+            if state.impaired.is_some() {
+                return;
+            }
+        } else {
             state.opening.note(taken_up.is_ok(), now);
         }
         if taken_up.is_ok() && state.interface.is_some() {

@@ -98,9 +98,11 @@ impl InterfaceError {
             LeaseError::Silent(limit) => KeeperError::Silent(limit).into(),
             LeaseError::Protocol(_) | LeaseError::Mismatch => KeeperError::Mismatch.into(),
             LeaseError::Io(source) => KeeperError::Io(source).into(),
-            LeaseError::Connect { .. } | LeaseError::Away { .. } | LeaseError::Gone | LeaseError::Ending => {
-                KeeperError::Gone.into()
-            }
+            LeaseError::Connect { .. }
+            | LeaseError::Away { .. }
+            | LeaseError::Gone
+            | LeaseError::Unanswered
+            | LeaseError::Ending => KeeperError::Gone.into(),
             error @ (LeaseError::Failed { .. } | LeaseError::Open(_)) => error.into(),
         }
     }
@@ -116,8 +118,7 @@ impl InterfaceError {
             Self::Refused(refusal) | Self::Lease(LeaseError::Refused(refusal)) => {
                 refusal.reason == Reason::NoInterface
             }
-            // A steward that ends closes connections that it has not accepted.
-            Self::Lease(LeaseError::Connect { .. } | LeaseError::Gone)
+            Self::Lease(LeaseError::Connect { .. } | LeaseError::Unanswered)
             | Self::Keeper(KeeperError::Gone)
             | Self::Link(LinkError::Unknown(_)) => true,
             _ => self.is_away(),
@@ -229,6 +230,7 @@ mod tests {
             },
             LeaseError::Away { path },
             LeaseError::Gone,
+            LeaseError::Unanswered,
             LeaseError::Silent(Duration::from_secs(2)),
             LeaseError::Ending,
             LeaseError::Mismatch,

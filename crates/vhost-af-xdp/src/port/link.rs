@@ -174,7 +174,12 @@ impl Port {
         match (follows, &state.impaired) {
             (true, _) => Again::AtOnce,
             // Nobody tells when a leased interface is back.
-            (false, Some(_)) => Again::At(state.retry.0.due().unwrap_or_else(|| Instant::now() + RETRY)),
+            (false, Some(_)) => {
+                let now = Instant::now();
+                // Looking whether it is there is no attempt, and leaves the time of the last one's successor behind.
+                let due = state.retry.0.due().filter(|&due| due > now);
+                Again::At(due.unwrap_or(now + RETRY))
+            }
             (false, None) => Again::Told,
         }
     }

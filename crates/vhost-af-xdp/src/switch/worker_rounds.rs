@@ -16,16 +16,20 @@ use super::{Command, Pace, Worker, WorkerHandle};
 use crate::nic::endpoint::{Chunks, NicQueue};
 use crate::nic::null::{NullConfig, NullNic};
 use crate::nic::queue::Sends;
+use crate::rates::{Beyond, PortRates, Rate, Rates, Unit};
 use crate::switch::cycles;
 use crate::switch::filter::{Action, FilterConfig, PortFilter, Rule};
+use crate::switch::guard::{Addresses, Guard, IpPrefix, Lock};
 use crate::switch::joined::CopyLane;
 use crate::switch::lane::{Lane, LaneId};
 use crate::switch::new_lane::NewLane;
 use crate::switch::polling::Waits;
 use crate::switch::port_lane::PortLane;
+use crate::switch::rate_limit::PortLimits;
 use crate::switch::role::Role;
 use crate::switch::table::{PortNumber, Table, TablePort};
 use crate::switch::test_guest::{HEADER, Memory};
+use crate::switch::vlans::Vlans;
 
 const NETWORK: &str = "between";
 /// Receive buffers of a guest, and the most frames of a round.
@@ -66,8 +70,23 @@ pub struct Path {
     pub frame_bytes: u32,
     /// Frames of a round, at most [`BUFFERS`]; between guests of each.
     pub at_once: usize,
-    /// Filter rules on each side and in each direction, of which the last one lets frames pass.
-    pub rules: u32,
+    /// What each frame is held against besides.
+    pub checks: Checks,
+}
+
+/// What frames are held against, each of which passes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Checks {
+    /// Nothing.
+    None,
+    /// So many filter rules on each side and in each direction, of which the last one lets frames pass.
+    Rules(u32),
+    /// The guest's MAC and IP address, where it sends.
+    Guard,
+    /// Limits of bits and packets in each direction.
+    Limits,
+    /// A VLAN of both guests, without tags towards them.
+    Vlan,
 }
 
 /// From where to where frames go.
@@ -96,15 +115,32 @@ impl Rounds {
         let (worker, handle) = made.expect("descriptors");
         let known = (0..2).map(|number| TablePort {
             mac: mac(number),
+            vlans: match path.checks {
+                Checks::Vlan => Vlans::Access(100),
+                _ => Vlans::Untagged,
+            },
+            lock: (path.checks == Checks::Guard).then(|| Arc::new(lock(number))),
             ..TablePort::default()
         });
         let table = Table::new(known.map(Some).collect());
         handle.send(Command::Table(NETWORK.into(), Arc::new(table)));
-        let filter = PortFilter::new(&filter(path.rules));
+        let filter = PortFilter::new(&filter(match path.checks {
+            Checks::Rules(rules) => rules,
+            _ => 0,
+        }));
         let count = if path.way == Way::GuestToGuest { 2 } else { 1 };
         let guests = (0..count).map(|number| {
             let (guest, mut lane, role) = Guest::new(number, path);
             drop(lane.set_filter(filter.for_a_lane(0)));
+            match path.checks {
+                Checks::Guard => lane.set_guard(Some(&Guard {
+                    mac: mac(number),
+                    vlans: Vec::new(),
+                    lock: Some(lock(number)),
+                })),
+                Checks::Limits => lane.set_limits(&limits()),
+                Checks::None | Checks::Rules(_) | Checks::Vlan => {}
+            }
             let new = NewLane {
                 lane,
                 role,
@@ -242,6 +278,28 @@ fn frame(from: u8) -> [u8; 60] {
     frame[26..34].copy_from_slice(&[198, 18, 0, 1 + from, 198, 18, 0, 2 - from]);
     frame[34..40].copy_from_slice(&[0, 9, 0, 9, 0, 26]);
     frame
+}
+
+/// The address from which a guest sends.
+fn lock(number: u8) -> Lock {
+    let own = IpPrefix::of_any(&format!("198.18.0.{}", 1 + number)).expect("an address");
+    Lock {
+        addresses: Addresses::new(&[own]),
+        ..Lock::default()
+    }
+}
+
+/// More than any guest reaches.
+fn limits() -> PortLimits {
+    let most = |unit| Some(Rate::new(1 << 40, unit, Beyond::IsDropped));
+    let rates = Rates {
+        bits: most(Unit::Bits),
+        packets: most(Unit::Packets),
+    };
+    PortLimits::new(PortRates {
+        from_guest: rates,
+        to_guest: rates,
+    })
 }
 
 fn filter(rules: u32) -> FilterConfig {
