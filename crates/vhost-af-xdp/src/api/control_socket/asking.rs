@@ -4,7 +4,7 @@
 //! limited time and length, beside the others, and what it says goes to the terminal without control characters.
 
 use std::collections::HashMap;
-use std::io::{self, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ use crate::api::status::Status;
 use crate::listener::stream;
 use crate::reload::Outcome;
 
-/// How often it is said again where the status came back: the daemon was too busy to see it in time.
+/// How often a request is repeated that the daemon was too busy to see in time.
 const ATTEMPTS: usize = 10;
 /// How long a daemon may take to answer: it waits for nothing but a CPU, and half a second for stewards.
 const ANSWER: Duration = Duration::from_secs(10);
@@ -49,7 +49,7 @@ pub(crate) fn reset_workers(path: &Path) -> io::Result<Outcome> {
 pub(crate) fn begin_capture(path: &Path, wanted: &Request) -> io::Result<(UnixStream, Answer)> {
     let wanted = serde_json::to_vec(wanted)?;
     let request = [CAPTURE, &wanted, b"\n"].concat();
-    for _ in 0..ATTEMPTS {
+    let begun = until_answered(|| {
         let mut stream = UnixStream::connect(path)?;
         stream.set_read_timeout(Some(ANSWER))?;
         stream.write_all(&request)?;
@@ -58,27 +58,37 @@ pub(crate) fn begin_capture(path: &Path, wanted: &Request) -> io::Result<(UnixSt
         while line.len() < LONGEST_REQUEST && !line.ends_with(b"\n") && stream.read(&mut byte)? == 1 {
             line.push(byte[0]);
         }
-        if let Ok(answer) = serde_json::from_slice(&line) {
-            return Ok((stream, answer));
-        }
-    }
+        let answer = serde_json::from_slice(&line).ok();
+        Ok(answer.map(|answer| (stream, answer)))
+    })?;
     let old = "it answers with its status: is it older than this command?";
-    Err(io::Error::new(io::ErrorKind::InvalidData, old))
+    begun.ok_or_else(|| io::Error::new(ErrorKind::InvalidData, old))
 }
 
 fn request(path: &Path, request: &[u8]) -> io::Result<Outcome> {
-    for _ in 0..ATTEMPTS {
+    let outcome = until_answered(|| {
         let mut stream = UnixStream::connect(path)?;
         stream.write_all(request)?;
         let mut text = Vec::new();
         (&stream).take(LONGEST).read_to_end(&mut text)?;
         let mut value: Value = serde_json::from_slice(&text)?;
         without_control_characters(&mut value);
-        if let Ok(outcome) = serde_json::from_value(value) {
-            return Ok(outcome);
+        Ok(serde_json::from_value(value).ok())
+    })?;
+    outcome.ok_or_else(|| ErrorKind::TimedOut.into())
+}
+
+/// Repeats a request that a daemon did not wait for long enough: it answered with its status, or closed the connection
+/// with the request unread, which resets it (`unix_release_sock`, net/unix/af_unix.c).
+fn until_answered<T>(mut ask: impl FnMut() -> io::Result<Option<T>>) -> io::Result<Option<T>> {
+    for _ in 0..ATTEMPTS {
+        match ask() {
+            Ok(None) => {}
+            Err(error) if matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe) => {}
+            answered => return answered,
         }
     }
-    Err(io::ErrorKind::TimedOut.into())
+    Ok(None)
 }
 
 /// Asks all these daemons at once; those that answer, in this order.
@@ -90,7 +100,7 @@ pub(crate) fn ask_all(paths: &[PathBuf]) -> Vec<Status> {
     }
     let ask_one = |path: &PathBuf| match ask_within(path, &allowances[&path.parent()]) {
         Ok(status) => Some(status),
-        Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+        Err(error) if error.kind() == ErrorKind::TimedOut => {
             let (path, seconds) = (path.display(), ANSWER.as_secs());
             tracing::warn!(%path, "no answer within {seconds} s: is its process stopped, or no daemon?");
             None
@@ -135,7 +145,7 @@ impl Allowance {
             .fetch_update(Relaxed, Relaxed, |left| left.checked_sub(bytes as u64));
         taken
             .map(drop)
-            .map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "the answer is longer than any status"))
+            .map_err(|_| io::Error::new(ErrorKind::InvalidData, "the answer is longer than any status"))
     }
 }
 
@@ -159,7 +169,7 @@ fn ask_within(path: &Path, allowance: &Allowance) -> io::Result<Status> {
     // Connecting waits for room among those that wait to be accepted, for as long as sending may.
     set_socket_timeout(&socket, Timeout::Send, Some(ANSWER))?;
     connect(&socket, &SocketAddrUnix::new(path)?).map_err(|errno| match errno {
-        Errno::AGAIN => io::ErrorKind::TimedOut.into(),
+        Errno::AGAIN => ErrorKind::TimedOut.into(),
         errno => io::Error::from(errno),
     })?;
     let pid = socket_peercred(&socket)?.pid.as_raw_pid();
@@ -171,7 +181,7 @@ fn ask_within(path: &Path, allowance: &Allowance) -> io::Result<Status> {
     loop {
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Err(io::ErrorKind::TimedOut.into());
+            return Err(ErrorKind::TimedOut.into());
         }
         stream.set_read_timeout(Some(left))?;
         match stream.read(&mut part) {
@@ -180,10 +190,10 @@ fn ask_within(path: &Path, allowance: &Allowance) -> io::Result<Status> {
                 allowance.take(count)?;
                 text.extend_from_slice(&part[..count]);
             }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                return Err(io::ErrorKind::TimedOut.into());
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                return Err(ErrorKind::TimedOut.into());
             }
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
         }
     }
@@ -243,6 +253,30 @@ mod tests {
         assert!(!said().contains("longer than"), "two bytes of three");
         assert!(said().contains("longer than"), "of all together");
         liar.join().expect("asked twice");
+        fs::remove_dir_all(directory).expect("ours");
+    }
+
+    #[test]
+    fn request_that_a_busy_daemon_left_unread_is_repeated() {
+        let directory = make_directory().expect("a place");
+        let path = directory.join("1.sock");
+        let listener = UnixListener::bind(&path).expect("listens");
+        let busy = std::thread::spawn(move || {
+            let mut request = [0; RELOAD.len()];
+            let (mut unread, _) = listener.accept().expect("somebody asks");
+            // It is there, and the rest of it is not read.
+            unread.read_exact(&mut request[..1]).expect("a request");
+            drop(unread);
+            let (mut read, _) = listener.accept().expect("and again");
+            read.read_exact(&mut request).expect("a request");
+            let done = Outcome {
+                done: vec!["x".to_owned()],
+                ..Outcome::default()
+            };
+            serde_json::to_writer(read, &done).expect("a reader");
+        });
+        assert_eq!(reload(&path).expect("answered").done, ["x"]);
+        busy.join().expect("asked twice");
         fs::remove_dir_all(directory).expect("ours");
     }
 
