@@ -112,7 +112,7 @@ fn frames_to_a_null_nic_are_counted_in_and_out_and_a_reset_begins_anew() {
     ] {
         assert!(text.contains(words), "{words}: {text}");
     }
-    assert_eq!(said(&daemon, &["--reset"]), "statistics of workers begin anew\n");
+    assert_eq!(said(&daemon, &["--reset"]), "statistics of workers were reset\n");
     let now = workers(&daemon);
     check(&now[0]);
     assert_eq!(frames(&now), [0; 3]);

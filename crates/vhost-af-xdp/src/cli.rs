@@ -160,7 +160,7 @@ pub(crate) struct WorkersArgs {
     /// Show them again and again, each time what they did since the last one
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1", value_parser = parse_pause)]
     pub(crate) watch: Option<u64>,
-    /// Let these statistics begin anew, and print nothing else; counters of `status` and metrics go on
+    /// Reset these statistics, and print nothing else; counters of `status` and metrics go on
     #[arg(long, conflicts_with_all = ["json", "watch"])]
     pub(crate) reset: bool,
 }

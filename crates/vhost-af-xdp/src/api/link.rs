@@ -37,7 +37,7 @@ pub(crate) enum Question {
 pub(crate) enum Wish {
     /// Ports change, or the file is read again.
     Change(Change),
-    /// Statistics of workers begin anew.
+    /// Statistics of workers are reset.
     ResetWorkers,
 }
 

@@ -36,7 +36,7 @@ pub(crate) struct Asked<R> {
     pub(crate) rules: ReadRules,
     /// Changes ports, where that may be.
     pub(crate) reload: Option<Reload>,
-    /// Lets statistics of workers begin anew, where that may be.
+    /// Resets statistics of workers, where that is allowed.
     pub(crate) reset: Option<Reset>,
 }
 

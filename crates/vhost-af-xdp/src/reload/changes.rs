@@ -75,7 +75,7 @@ impl Changed {
 }
 
 /// In words.
-pub(crate) const RESET: &str = "statistics of workers begin anew";
+pub(crate) const RESET: &str = "statistics of workers were reset";
 
 /// Why nothing was done.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]

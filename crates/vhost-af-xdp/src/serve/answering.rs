@@ -69,7 +69,7 @@ impl<R: Fn() -> Status + Send + Sync + 'static> Answers<'_, R> {
         service::start(link, asked, lost).context(NO_THREAD)
     }
 
-    /// Lets statistics of workers begin anew.
+    /// Resets statistics of workers.
     fn reset(&self) -> Reset {
         let workers = Arc::clone(self.workers);
         Arc::new(move || workers.reset_statistics())

@@ -247,7 +247,7 @@ impl LaneList {
         lanes
     }
 
-    /// Statistics begin anew.
+    /// Statistics are reset.
     pub(super) fn reset(&mut self) {
         for listed in self.0.values_mut() {
             listed.before = listed.now();

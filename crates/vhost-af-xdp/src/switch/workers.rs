@@ -387,7 +387,7 @@ impl Workers {
         readings.collect()
     }
 
-    /// Statistics begin anew: what was done so far is what was before. Counters of workers only grow.
+    /// Statistics are reset: what was done so far is what was before. Counters of workers only grow.
     pub(crate) fn reset_statistics(&self) {
         let mut roster = self.roster();
         roster.before = self.counters().map(Reading::of).collect();

@@ -38,7 +38,7 @@ pub(crate) fn reload(path: &Path) -> io::Result<Outcome> {
     request(path, RELOAD)
 }
 
-/// Lets statistics of the workers of the daemon at `path` begin anew.
+/// Resets statistics of the workers of the daemon at `path`.
 /// Errors: nobody listens there, it ends meanwhile, or is too old to know of that.
 pub(crate) fn reset_workers(path: &Path) -> io::Result<Outcome> {
     request(path, RESET_WORKERS)

@@ -2,7 +2,7 @@
 //!
 //! A connection gets one JSON document, the [`Status`](super::status::Status), and is closed; with the request `reload`
 //! before, the document says what came of that ([`Outcome`](crate::reload::Outcome)); so it does with `reset`, after
-//! which statistics of workers begin anew. With `capture` it stays, and frames of a port are shown
+//! which statistics of workers are reset. With `capture` it stays, and frames of a port are shown
 //! ([`Captures`](super::capture::Captures)). Who connects and says nothing is given the status after a moment. The
 //! socket is for its owner only (and root).
 //!
