@@ -12,7 +12,9 @@ use testkit::daemon::{DIR, Placement};
 use testkit::driver::{F_CSUM, HEADER};
 use testkit::frame::{ipv4, ipv6, udp_ports};
 use testkit::lan::{BROADCAST, Lan, STRANGER, file, frame, guests, mac, tagged};
-use testkit::{Daemon, DriverConfig, Layout, NetNs, PacketPort, Pair, Rig, Serve, VethPair, require, wait};
+use testkit::{
+    Daemon, DriverConfig, Layout, NetNs, PacketPort, Pair, Rig, Serve, VethPair, require, soak, wait,
+};
 use virtqueue::driver::Buffer;
 
 const OWN: &str = "192.0.2.10";
@@ -412,6 +414,9 @@ fn header_in_the_guests_own_memory_is_sent_as_it_was_judged(
     (placement, segments): (Placement, &str),
     #[values(60, 1000)] len: usize,
 ) {
+    if soak::leaves_out((len == 1000) == (placement == Placement::Copy)) {
+        return;
+    }
     require!(Root);
     let mut rig = own_queue(placement, segments, &[OWN_IPS], &DriverConfig::default());
     let mut honest = udp(STRANGER, OWN, [1, 2]);
