@@ -11,6 +11,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 use testkit::daemon::{Mode, Placement, private_dir};
 use testkit::driver::region_info;
+use testkit::lan::{self, Lan};
 use testkit::{
     Daemon, DriverConfig, Layout, Lessor, PacketPort, Rig, Serve, VethPair, frame, require, soak, wait,
 };
@@ -334,8 +335,30 @@ fn daemon_leases_anew_from_a_steward_that_knows_nothing_of_it() {
     assert!(rig.daemon.port(0)["impaired"].is_null());
 }
 
+#[test]
+fn network_leases_anew_from_a_steward_that_knows_nothing_of_it() {
+    require!(Root);
+    let text = lan::file(Some(VethPair::NIC), &[""]);
+    let serve = Serve::file().leased();
+    let mut lan = Lan::on(VethPair::new(), &serve, &text, 1, &DriverConfig::default());
+    end(&mut lan.daemon, Signal::INT);
+    let why = |lan: &Lan| lan.daemon.status()["networks"][0]["impaired"].clone();
+    let keeps_the_reason = || {
+        why(&lan)
+            .as_str()
+            .is_some_and(|why| why.contains("takes all leases back and ends"))
+    };
+    assert!(wait::until(wait::SOON, keeps_the_reason), "{}", why(&lan));
+    lan.daemon.restart_lessor(&lan.veth.near);
+    assert!(wait::until(wait::SOON, || why(&lan).is_null()), "{}", why(&lan));
+}
+
 fn end_steward(rig: &mut Rig, signal: Signal) {
-    let lessor = rig.daemon.lessor.as_mut().expect("leased");
+    end(&mut rig.daemon, signal);
+}
+
+fn end(daemon: &mut Daemon, signal: Signal) {
+    let lessor = daemon.lessor.as_mut().expect("leased");
     lessor.steward.signal(signal);
     lessor.steward.wait(wait::SOON);
 }
