@@ -18,7 +18,7 @@ COUNTED = "*Rounds*round*"
 ROUNDS, MORE_ROUNDS, PROFILE_ROUNDS = 61, 61 * 6, 61 * 5
 # Lines of a profile.
 TOP = 25
-# What frames are held against besides. The NIC that is not there makes frames that no rule lets pass.
+# Checks that frames pass. No filter rule allows the frames that the null NIC makes.
 CHECKS = {
     "from-guest": ("rules", "guard", "limits"),
     "to-guest": ("limits",),

@@ -70,7 +70,7 @@ pub enum FileError {
     },
 }
 
-/// What to do about a directory that others may write to. One that is shared on purpose (/tmp) stays as it is.
+/// What to do about a directory that others may write to. The mode of a shared one (sticky, as /tmp) must not change.
 fn place_remedy(mode: u32) -> &'static str {
     match mode & 0o1000 {
         0 => "move it, or `chown root PATH; chmod go-w PATH` for that directory",

@@ -78,7 +78,7 @@ fn table(ring: &Ring, entries: &[Descriptor]) -> u64 {
     table.get()
 }
 
-/// In the short form each lie is told in copy placement. Only those of one kind are told in the others, too.
+/// The short form tests each violation in copy placement, and `outside-memory` alone in the other placements, too.
 fn leaves_out(placement: Placement, reason: &str) -> bool {
     soak::leaves_out(placement == Placement::Copy || reason == "outside-memory")
 }

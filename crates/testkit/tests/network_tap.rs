@@ -486,7 +486,7 @@ fn frames_to_stations_go_on_when_all_are_killed(#[values(false, true)] again: bo
     );
 }
 
-/// A guest's broadcast reaches nobody twice, and does not come back to the guest.
+/// Every receiver gets a guest's broadcast once; the guest itself gets none.
 #[rstest]
 fn networks_in_tap_mode_on_one_interface_give_nobody_its_own_frames() {
     require!(Root);

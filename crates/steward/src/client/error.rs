@@ -43,7 +43,7 @@ pub enum LeaseError {
     /// The steward is gone, and the lease with it.
     #[error("the steward has ended the connection; the lease is over: its log says why")]
     Gone,
-    /// The steward has ended the connection before there was a lease: a steward that ends accepts nobody.
+    /// The steward closed the connection before it granted a lease, as one does that is shutting down.
     #[error("the steward has ended the connection unanswered: its log says why")]
     Unanswered,
     /// The steward does not answer.

@@ -303,7 +303,7 @@ impl Network {
         let taken_up = self.take_up(state);
         // To look whether it is there costs nothing, and nobody tells when it is.
         if taken_up.as_ref().is_err_and(InterfaceError::is_absent) {
-            // Why it is not there is known already, and better.
+            // The reason in `impaired` is the more specific one.
             if state.impaired.is_some() {
                 return;
             }

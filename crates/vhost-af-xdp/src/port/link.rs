@@ -176,7 +176,7 @@ impl Port {
             // Nobody tells when a leased interface is back.
             (false, Some(_)) => {
                 let now = Instant::now();
-                // Looking whether it is there is no attempt, and leaves the time of the last one's successor behind.
+                // A look that finds no interface is not counted as an attempt, so this time may have passed.
                 let due = state.retry.0.due().filter(|&due| due > now);
                 Again::At(due.unwrap_or(now + RETRY))
             }

@@ -70,11 +70,11 @@ pub struct Path {
     pub frame_bytes: u32,
     /// Frames of a round, at most [`BUFFERS`]; between guests of each.
     pub at_once: usize,
-    /// What each frame is held against besides.
+    /// Which checks each frame passes.
     pub checks: Checks,
 }
 
-/// What frames are held against, each of which passes.
+/// Checks of frames; every frame passes them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Checks {
     /// Nothing.

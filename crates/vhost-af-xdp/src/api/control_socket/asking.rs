@@ -78,8 +78,8 @@ fn request(path: &Path, request: &[u8]) -> io::Result<Outcome> {
     outcome.ok_or_else(|| ErrorKind::TimedOut.into())
 }
 
-/// Repeats a request that a daemon did not wait for long enough: it answered with its status, or closed the connection
-/// with the request unread, which resets it (`unix_release_sock`, net/unix/af_unix.c).
+/// Repeats a request that arrived after the daemon had stopped waiting for it: the daemon answered with its status, or
+/// closed the connection with the request unread, which resets it (`unix_release_sock`, net/unix/af_unix.c).
 fn until_answered<T>(mut ask: impl FnMut() -> io::Result<Option<T>>) -> io::Result<Option<T>> {
     for _ in 0..ATTEMPTS {
         match ask() {
