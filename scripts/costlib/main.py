@@ -19,13 +19,15 @@ TOOLS = "counted with"
 
 
 def tools():
-    """The compiler and the libc, which are part of every figure."""
+    """The compiler, the libc and the CPU's instructions, which are part of every figure."""
     try:
         said = subprocess.run(["rustc", "--version"], capture_output=True, text=True).stdout
     except FileNotFoundError:
         said = ""
     rustc = " ".join(said.split()[:2]) or "no rustc"
-    return f"{rustc}, {' '.join(platform.libc_ver())}, {platform.machine()}"
+    # Checksums are computed with it.
+    avx2 = ", AVX2" if " avx2 " in Path("/proc/cpuinfo").read_text() else ""
+    return f"{rustc}, {' '.join(platform.libc_ver())}, {platform.machine()}{avx2}"
 
 
 def parse(arguments):
