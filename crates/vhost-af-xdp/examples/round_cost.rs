@@ -36,10 +36,10 @@ fn main() {
 fn cost(checks: Checks, frames: usize) -> f64 {
     let mut rounds = Rounds::new(Path {
         way: Way::GuestToGuest,
-        packed: false,
         frame_bytes: 60,
         at_once: frames,
         checks,
+        ..Path::default()
     });
     // A flow that no rules have judged yet takes room of many frames from the round.
     rounds.play(1);

@@ -11,7 +11,7 @@ use vhost::vhost_user::VhostUserBackendReqHandler;
 use vhost::vhost_user::message::VhostUserConfigFlags;
 use virtqueue::{Buffer, Chain, MemoryMap, Queue};
 
-use crate::config::{Endpoint, ExternalProgram, NicConfig, Placement, PortConfig, Segments};
+use crate::config::{self, Endpoint, ExternalProgram, NicConfig, PortConfig, Segments};
 use crate::config::{FileKinds, MemoryRules};
 use crate::guard::sigbus;
 use crate::nic::endpoint::COPY_BYTES;
@@ -23,7 +23,7 @@ use crate::switch::gso::GsoPacket;
 use crate::switch::guard::{self, Lock};
 use crate::switch::guest_frame::GuestFrame;
 use crate::switch::polling::Waits;
-pub use crate::switch::worker::rounds::{Checks, Path, Rounds, Way};
+pub use crate::switch::worker::rounds::{Checks, Frames, Path, Placement, Rounds, Way};
 use crate::switch::workers::Workers;
 use crate::vhost_user::accept;
 use crate::vhost_user::connection::Connection;
@@ -46,9 +46,9 @@ impl NullPort {
         sigbus::install().expect("a handler");
         let workers = Workers::start(1, &[], Waits::default()).expect("a thread");
         let placement = if direct {
-            Placement::Direct
+            config::Placement::Direct
         } else {
-            Placement::Copy
+            config::Placement::Copy
         };
         let config = PortConfig {
             name: "fuzz".into(),

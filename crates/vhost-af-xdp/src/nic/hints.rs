@@ -45,7 +45,7 @@ pub(crate) struct Promise {
 
 impl Promise {
     /// These hints, in one of these layouts.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn of(hints: HintSet, layouts: &[Layout]) -> Self {
         Self {
             hints,

@@ -4,24 +4,38 @@
 //! all in the calling thread. The drivers run between the rounds, and only rounds are measured. So what a round reads is
 //! in the caches of its own CPU: frames cost less than they do elsewhere, and whatever is done beside them is a larger share of the round.
 
+#[path = "worker_rounds/frames.rs"]
+mod frames;
+
 use std::sync::Arc;
 use std::time::Duration;
 
+use device::counters::PairCounters;
 use device::offloads::Offloads;
 use device::pair::QueuePair;
+use steer::HintSet;
 use virtqueue::driver::{Buffer, QueueDriver};
 use virtqueue::{Journal, QueueFeatures};
+use xsk::{Umem, UmemOffset};
 
+use self::frames::mac;
 use super::{Command, Pace, Worker, WorkerHandle};
-use crate::nic::endpoint::{Chunks, NicQueue};
+use crate::direct::send_direct::SendDirectLane;
+use crate::direct::{CHUNK_BYTES, DirectLane, DirectMemory};
+use crate::nic::binding::TX_METADATA_BYTES;
+use crate::nic::endpoint::{Chunks, NicQueue, usual_place};
+use crate::nic::hints::Promise;
+use crate::nic::interface_queue::Coupled;
 use crate::nic::null::{NullConfig, NullNic};
-use crate::nic::queue::Sends;
+use crate::nic::queue::{MOST_PIECES, Sends};
 use crate::rates::{Beyond, PortRates, Rate, Rates, Unit};
+use crate::switch::bytes::GuestRam;
 use crate::switch::cycles;
 use crate::switch::filter::{Action, FilterConfig, PortFilter, Rule};
 use crate::switch::guard::{Addresses, Guard, IpPrefix, Lock};
 use crate::switch::joined::CopyLane;
 use crate::switch::lane::{Lane, LaneId};
+use crate::switch::limits::BATCH;
 use crate::switch::new_lane::NewLane;
 use crate::switch::polling::Waits;
 use crate::switch::port_lane::PortLane;
@@ -32,10 +46,12 @@ use crate::switch::test_guest::{HEADER, Memory};
 use crate::switch::vlans::Vlans;
 
 const NETWORK: &str = "between";
-/// Receive buffers of a guest, and the most frames of a round.
-const BUFFERS: usize = 128;
+/// Receive buffers of a guest, and the most frames that it sends at a time.
+const BUFFERS: usize = 256;
 /// Chunks of a NIC's queue.
 const CHUNKS: u32 = 512;
+/// Descriptors of a GSO packet are of a page each.
+const PAGE: u32 = 4096;
 /// Longer than any pause here: it does not sleep.
 const SPIN: Duration = Duration::from_secs(3600);
 
@@ -44,40 +60,91 @@ pub struct Rounds {
     worker: Worker,
     pace: Pace,
     guests: Vec<Guest>,
+    counters: Vec<Arc<PairCounters>>,
     _handle: WorkerHandle,
 }
 
 /// A guest's drivers.
 struct Guest {
-    _memory: Memory,
+    memory: Memory,
     from_guest: QueueDriver,
     to_guest: QueueDriver,
     /// The frame that it sends.
-    frame: Buffer,
+    frame: Vec<Buffer>,
     /// By the number that the driver knows them by.
     buffers: Vec<Buffer>,
+    /// What a NIC receives for it.
+    arrivals: Option<Arrivals>,
     way: Way,
 }
 
+/// What the null NIC receives. It is written into all chunks between the rounds, as lanes write there, too.
+struct Arrivals {
+    umem: Umem,
+    /// With the places of their first bytes.
+    frames: Vec<(UmemOffset, Vec<u8>)>,
+}
+
 /// Which way frames go, through which queues.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub struct Path {
     /// From where to where.
     pub way: Way,
     /// Whether rings are packed.
     pub packed: bool,
-    /// Bytes of a frame, without the virtio-net header, at most 1514.
+    /// Bytes of a frame, without the virtio-net header: 60 to 1514, or those of a GSO packet.
     pub frame_bytes: u32,
-    /// Frames of a round, at most [`BUFFERS`]; between guests of each.
+    /// Frames that a guest sends or gets before it looks again, at most [`BUFFERS`].
     pub at_once: usize,
     /// Which checks each frame passes.
     pub checks: Checks,
+    /// Whose memory the NIC reads and writes.
+    pub placement: Placement,
+    /// What they are.
+    pub frames: Frames,
+}
+
+impl Path {
+    /// Rounds that move them: in each a lane moves [`BATCH`] of them, or one GSO packet.
+    #[must_use]
+    pub fn rounds(&self) -> usize {
+        self.at_once.div_ceil(BATCH)
+    }
+}
+
+/// What frames are, and what comes with them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Frames {
+    /// UDP datagrams.
+    #[default]
+    Plain,
+    /// GSO packets of TCP, from guests that accepted `tso4` and `guest-tso4`.
+    Gso,
+    /// Segments of a TCP flow from the NIC, in order, to a guest that accepted `guest-tso4`.
+    Gro,
+    /// Datagrams from the NIC, with its hash, a timestamp and a mark before each.
+    Hints,
+    /// The same with a VLAN tag that the NIC took off.
+    Tag,
+}
+
+/// Which memory a NIC reads and writes; see [`crate::direct`].
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Placement {
+    /// Ours.
+    #[default]
+    Copy,
+    /// It reads the guest's and writes ours.
+    SendDirect,
+    /// The guest's.
+    Direct,
 }
 
 /// Checks of frames; every frame passes them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Checks {
     /// Nothing.
+    #[default]
     None,
     /// So many filter rules on each side and in each direction, of which the last one lets frames pass.
     Rules(u32),
@@ -90,9 +157,10 @@ pub enum Checks {
 }
 
 /// From where to where frames go.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Way {
-    /// From a guest to the null NIC, copied.
+    /// From a guest to the null NIC.
+    #[default]
     FromGuest,
     /// From the null NIC to a guest.
     ToGuest,
@@ -129,8 +197,9 @@ impl Rounds {
             _ => 0,
         }));
         let count = if path.way == Way::GuestToGuest { 2 } else { 1 };
-        let guests = (0..count).map(|number| {
-            let (guest, mut lane, role) = Guest::new(number, path);
+        let counters: Vec<_> = (0..count).map(|_| Arc::default()).collect();
+        let guests = (0..count).zip(&counters).map(|(number, counters)| {
+            let (guest, mut lane, role) = Guest::new(number, path, Arc::clone(counters));
             drop(lane.set_filter(filter.for_a_lane(0)));
             match path.checks {
                 Checks::Guard => lane.set_guard(Some(&Guard {
@@ -156,8 +225,14 @@ impl Rounds {
             worker,
             pace,
             guests,
+            counters,
             _handle: handle,
         }
+    }
+
+    /// What its lanes counted.
+    pub fn counters(&self) -> impl Iterator<Item = &PairCounters> {
+        self.counters.iter().map(Arc::as_ref)
     }
 
     /// Each guest takes what it got, and sends so many frames, at most [`BUFFERS`], if it sends any; how many were
@@ -178,19 +253,27 @@ impl Rounds {
 }
 
 impl Guest {
-    fn new(number: u8, path: Path) -> (Self, Box<dyn Lane>, Role) {
-        let memory = Memory::new(4 << 20, 0);
+    fn new(number: u8, path: Path, counters: Arc<PairCounters>) -> (Self, Box<dyn Lane>, Role) {
+        let private = match path.placement {
+            Placement::Copy => 0,
+            Placement::SendDirect | Placement::Direct => CHUNKS * CHUNK_BYTES,
+        };
+        let memory = Memory::new(4 << 20, private as usize);
         let features = QueueFeatures {
             packed: path.packed,
             ..QueueFeatures::default()
         };
         let vring = || memory.vring(256, features, Journal::None);
         let ((from, from_guest), (to, mut to_guest)) = (vring(), vring());
-        let pair = memory.side(from, to, Offloads::NONE);
-        let mut frame = [&[0; HEADER as usize][..], &frame(number)].concat();
-        frame.resize((HEADER + path.frame_bytes) as usize, 0);
-        let frame = Buffer::readable(memory.put(&frame), frame.len() as u32);
-        let mut buffers = vec![frame; 256];
+        let pair = memory.side(from, to, offloads(path.frames));
+        let frame = frames::from_guest(path.frames, number, path.frame_bytes);
+        let (at, len) = (memory.put(&frame), frame.len() as u32);
+        let frame = (0..len).step_by(PAGE as usize).map(|skipped| {
+            let at = at.checked_add(skipped.into()).expect("inside");
+            Buffer::readable(at, PAGE.min(len - skipped))
+        });
+        let frame: Vec<_> = frame.collect();
+        let mut buffers = vec![frame[0]; 256];
         for _ in 0..BUFFERS {
             let addr = memory.ram.alloc(2048, 2048).expect("memory");
             let buffer = Buffer::writable(addr, 2048);
@@ -198,24 +281,33 @@ impl Guest {
             buffers[usize::from(head)] = buffer;
         }
         to_guest.publish();
-        let (lane, role) = lane(pair, number, path);
+        let (lane, arrivals) = lane((pair, counters), &memory, number, path);
         let guest = Self {
-            _memory: memory,
+            memory,
             from_guest,
             to_guest,
             frame,
             buffers,
+            arrivals,
             way: path.way,
         };
-        (guest, lane, role)
+        (guest, lane, role(number, path))
     }
 
     fn play(&mut self, frames: usize) -> usize {
         let (mut taken, mut sent) = (0, 0);
+        let mut rest = 0;
         while let Some(used) = self.to_guest.take_used() {
-            taken += 1;
             // Heads are given back and taken again one by one, so that it is the same.
             let buffer = self.buffers[usize::from(used.head)];
+            if rest == 0 {
+                taken += 1;
+                let mut buffers = [0; 2];
+                let at = buffer.addr.checked_add(10).expect("inside");
+                self.memory.ram.read(at, &mut buffers);
+                rest = u16::from_le_bytes(buffers);
+            }
+            rest -= 1;
             let head = self.to_guest.add(&[buffer]).expect("room");
             self.buffers[usize::from(head)] = buffer;
         }
@@ -223,61 +315,139 @@ impl Guest {
         while self.from_guest.take_used().is_some() {
             sent += 1;
         }
+        if let Some(Arrivals { umem, frames }) = &self.arrivals {
+            for (at, bytes) in frames {
+                umem.write(*at, bytes).expect("inside");
+            }
+        }
         if self.way == Way::ToGuest {
             return taken;
         }
         for _ in 0..frames.min(BUFFERS) {
-            self.from_guest.add(&[self.frame]).expect("room");
+            self.from_guest.add(&self.frame).expect("room");
         }
         self.from_guest.publish();
         if self.way == Way::FromGuest { sent } else { taken }
     }
 }
 
-/// A guest's lane, and what it is to others.
-fn lane(pair: QueuePair, number: u8, path: Path) -> (Box<dyn Lane>, Role) {
-    if path.way == Way::GuestToGuest {
-        let role = Role::Member {
+impl Arrivals {
+    fn new(umem: &Umem, path: Path) -> Self {
+        let frames = (0..CHUNKS).map(|number| {
+            // They are received into from the last one on.
+            let chunk = UmemOffset::new(u64::from((CHUNKS - 1 - number) * 2048));
+            let (mut bytes, before) = frames::to_guest(path.frames, number, path.frame_bytes);
+            // The rest is zeros, as is that memory.
+            bytes.truncate(128);
+            let at = usual_place(umem, chunk).get() - u64::from(before);
+            (UmemOffset::new(at), bytes)
+        });
+        Self {
+            umem: umem.clone(),
+            frames: frames.collect(),
+        }
+    }
+}
+
+/// What the guests accepted.
+fn offloads(frames: Frames) -> Offloads {
+    let tcp = matches!(frames, Frames::Gso | Frames::Gro);
+    Offloads {
+        tso4: tcp,
+        guest_tso4: tcp,
+        ..Offloads::NONE
+    }
+    .closed()
+}
+
+/// What a guest's lane is to others.
+fn role(number: u8, path: Path) -> Role {
+    match path.way {
+        Way::FromGuest | Way::ToGuest => Role::Pair {
+            port: "alone".into(),
+            pair: 0,
+        },
+        Way::GuestToGuest => Role::Member {
             network: NETWORK.into(),
             port: PortNumber(number.into()),
             pair: 0,
-        };
-        let of = (PortNumber(number.into()), 0);
-        return (Box::new(PortLane::new(pair, Arc::default(), of)), role);
+        },
     }
-    let chunks = Chunks::new(CHUNKS * 2048, 2048, CHUNKS / 2).expect("memory");
-    let config = NullConfig {
+}
+
+/// A guest's lane, and what the NIC receives for it.
+fn lane(
+    (pair, counters): (QueuePair, Arc<PairCounters>),
+    memory: &Memory,
+    number: u8,
+    path: Path,
+) -> (Box<dyn Lane>, Option<Arrivals>) {
+    if path.way == Way::GuestToGuest {
+        let of = (PortNumber(number.into()), 0);
+        return (Box::new(PortLane::new(pair, counters, of)), None);
+    }
+    if path.placement == Placement::Copy {
+        let queue = queue(path);
+        let arrivals = (path.way == Way::ToGuest).then(|| Arrivals::new(&queue.umem, path));
+        return (Box::new(CopyLane::new(pair, queue, counters)), arrivals);
+    }
+    let (queue, memory) = coupled(memory, path);
+    let lane: Box<dyn Lane> = match path.placement {
+        Placement::Direct => Box::new(DirectLane::new(pair, queue, memory, counters)),
+        _ => Box::new(SendDirectLane::new(pair, queue, memory, counters)),
+    };
+    (lane, None)
+}
+
+/// How the null NIC receives.
+fn null_config(path: Path) -> NullConfig {
+    NullConfig {
         frame_bytes: if path.way == Way::ToGuest {
             path.frame_bytes
         } else {
             0
         },
-        header_bytes: 0,
+        header_bytes: if path.placement == Placement::Direct {
+            HEADER
+        } else {
+            0
+        },
         at_once: path.at_once,
-    };
-    let nic = NullNic::new(chunks.umem.clone(), config, CHUNKS as usize);
-    let queue = NicQueue::new(nic, chunks, Sends::PLAIN);
-    let role = Role::Pair {
-        port: "alone".into(),
-        pair: 0,
-    };
-    (Box::new(CopyLane::new(pair, queue, Arc::default())), role)
+    }
 }
 
-fn mac(number: u8) -> [u8; 6] {
-    [2, 0, 0, 0, 0, number]
+/// A queue of the null NIC with memory of ours.
+fn queue(path: Path) -> NicQueue<NullNic> {
+    let chunks = Chunks::new(CHUNKS * 2048, 2048, CHUNKS / 2).expect("memory");
+    let nic = NullNic::new(chunks.umem.clone(), null_config(path), CHUNKS as usize);
+    let mut queue = NicQueue::new(nic, chunks, Sends::PLAIN);
+    if matches!(path.frames, Frames::Hints | Frames::Tag) {
+        queue.promise(&Promise::of(HintSet::ALL, &[frames::layout()]));
+    }
+    queue
 }
 
-/// A UDP datagram over IPv4 to the other guest.
-fn frame(from: u8) -> [u8; 60] {
-    let mut frame = [0; 60];
-    frame[..6].copy_from_slice(&mac(1 - from));
-    frame[6..12].copy_from_slice(&mac(from));
-    frame[12..18].copy_from_slice(&[0x08, 0x00, 0x45, 0, 0, 46]);
-    frame[22..24].copy_from_slice(&[64, 17]);
-    frame[26..34].copy_from_slice(&[198, 18, 0, 1 + from, 198, 18, 0, 2 - from]);
-    frame[34..40].copy_from_slice(&[0, 9, 0, 9, 0, 26]);
-    frame
+/// A queue of the null NIC that has the guest's memory, and ours behind it. It completes checksums.
+fn coupled(memory: &Memory, path: Path) -> (Coupled<NullNic>, DirectMemory) {
+    let (own, map) = (memory.map.guest_len(), Arc::clone(&memory.map));
+    let umem = Umem::unaligned(Arc::new(GuestRam(map)), CHUNK_BYTES, 0)
+        .and_then(|umem| umem.with_tx_metadata(TX_METADATA_BYTES))
+        .expect("good");
+    let nic = NullNic::new(umem.clone(), null_config(path), CHUNKS as usize);
+    let to_receive = match path.placement {
+        Placement::Direct => 0,
+        _ => CHUNKS as usize / 2,
+    };
+    let end = own + u64::from(CHUNKS * CHUNK_BYTES);
+    let memory = DirectMemory::new(umem, own..end, to_receive, CHUNKS as usize).expect("inside");
+    let sends = Sends {
+        most_pieces: MOST_PIECES,
+        checksum: true,
+        zero_copy: true,
+        by_dma: false,
+        refers: true,
+    };
+    (Coupled::new(nic, sends), memory)
 }
 
 /// The address from which a guest sends.
