@@ -39,6 +39,12 @@ pub(crate) trait Sink {
     }
     /// Takes a chain with its frame; `None`: there is nothing in it that can be sent.
     fn put(&mut self, chain: ChainId, frame: Option<GuestFrame<'_>>, turn: &mut Turn) -> Put;
+    /// Takes the first of these chains, as long as a copy is all that a frame takes ([`QueuePair::plain`]), and none is
+    /// in doubt; how many. The guest is given them back.
+    #[inline]
+    fn put_plain(&mut self, _pair: &QueuePair, _chains: &Chains, _turn: &mut Turn) -> usize {
+        0
+    }
     /// It has part of a frame left, which nothing overtakes.
     fn has_rest(&self) -> bool;
 }
@@ -57,6 +63,11 @@ impl<S: Sink> Sink for &mut S {
     #[inline]
     fn put(&mut self, chain: ChainId, frame: Option<GuestFrame<'_>>, turn: &mut Turn) -> Put {
         (**self).put(chain, frame, turn)
+    }
+
+    #[inline]
+    fn put_plain(&mut self, pair: &QueuePair, chains: &Chains, turn: &mut Turn) -> usize {
+        (**self).put_plain(pair, chains, turn)
     }
 
     #[inline]
@@ -200,6 +211,32 @@ impl Turn {
         self.tally.further += u64::from(frames);
     }
 
+    /// For who takes chains of one descriptor only: it takes more until there were so many of them, or so many bytes.
+    #[inline]
+    pub(crate) fn left(&self) -> (usize, u64) {
+        let Tally {
+            frames,
+            bytes,
+            descriptors,
+            further,
+            ..
+        } = self.tally;
+        let most = self.frames.saturating_sub(further);
+        let by_descriptors = most
+            .saturating_mul(DESCRIPTORS_A_FRAME)
+            .saturating_sub(descriptors);
+        let chains = most.saturating_sub(frames).min(by_descriptors);
+        let bytes = most.saturating_mul(self.bytes_a_frame).saturating_sub(bytes);
+        (usize::try_from(chains).unwrap_or(usize::MAX), bytes)
+    }
+
+    /// So many chains of one descriptor were taken, with a frame each, of so many bytes together.
+    #[inline]
+    pub(crate) fn note_plain(&mut self, chains: usize, bytes: u64) {
+        self.tally.add_all(chains as u64, bytes);
+        self.note(chains);
+    }
+
     /// Whether another chain may be taken in it: its work is less than its frames. Without a division, as this is asked
     /// for each chain.
     #[inline]
@@ -303,10 +340,18 @@ impl Sender {
         let most = self.left.min(self.takes.most).min(room);
         let mut turn = Turn::of(self.left);
         pair.from_guest.queue.pop(&mut self.chains, most)?;
-        let (mut done, mut full) = (0, false);
         let is_open = self.gate.is_open();
+        let is_judged = !is_open || self.throttle.is_on();
+        let mut done = match self.chains.is_empty() || is_judged {
+            true => 0,
+            false => sink.put_plain(pair, &self.chains, &mut turn),
+        };
+        for chain in &self.chains.chains[..done] {
+            pair.from_guest.queue.push_used(chain.id, 0);
+        }
+        let mut full = false;
         let mut sending = Sending::default();
-        for (at, chain) in self.chains.iter().enumerate() {
+        for (at, chain) in self.chains.iter().enumerate().skip(done) {
             let buffers = self.chains.buffers(chain);
             let put = match turn.takes_more() && sink.has_room() {
                 false => None,

@@ -273,8 +273,8 @@ impl<O: OwnQueue> PortLane<O> {
     }
 
     /// The common case of that: passes the next frames, before `end`, as long as a copy is all that they take. The first
-    /// one that takes more, and those behind it, are left.
-    #[inline]
+    /// one that takes more, and those behind it, are left. A function of its own, so that the loop has all registers.
+    #[inline(never)]
     fn pass_whole(
         &mut self,
         passing: &mut Passing<'_>,
@@ -282,19 +282,17 @@ impl<O: OwnQueue> PortLane<O> {
         end: usize,
         (turn, done): (&mut Turn, &mut usize),
     ) {
-        let next = *done..end.min(done.saturating_add(self.own.places()));
+        // Descriptors were counted when the chains were judged.
+        let (most, most_bytes) = turn.left();
+        let next = *done..end.min(done.saturating_add(self.own.places().min(most)));
         let taken = self.sender.chains();
-        let mut ahead = *turn;
+        let mut bytes = 0;
         let frames = self.chains[next.clone()].iter().zip(&taken.chains[next]);
         let frames = frames.map_while(|(judged, chain)| {
-            let buffers = taken.buffers(chain);
-            let whole = judged.whole(is_tagged, &self.pair, buffers)?;
-            if !ahead.takes_more() {
-                return None;
-            }
-            ahead.tally.add(judged.sending.len);
-            ahead.note(buffers.len());
-            Some(whole)
+            let whole = judged.whole(is_tagged, &self.pair, taken.buffers(chain))?;
+            let takes_more = bytes < most_bytes;
+            bytes += u64::from(judged.sending.len);
+            takes_more.then_some(whole)
         });
         let (count, bytes) = passing.pass_whole(&self.pair.memory, frames, &self.counters);
         for chain in &taken.chains[*done..*done + count] {

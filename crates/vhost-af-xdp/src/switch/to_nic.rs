@@ -22,11 +22,11 @@ use std::time::Duration;
 
 use device::counters::{Counter, PairCounters};
 use device::meter;
-use device::pair::{Cursor, Sending};
+use device::pair::{Cursor, Piece, QueuePair, Sending};
 use offload::packet::HEADERS_MAX;
 use offload::segment::{Gso, GsoKind, Plan, Request};
 use rustix::io::Errno;
-use virtqueue::ChainId;
+use virtqueue::{ChainId, Chains};
 use xsk::{TxDesc, Umem, UmemOffset};
 
 use super::bucket::Ticks;
@@ -174,6 +174,47 @@ impl<N: Nic> Sink for NicSink<'_, N> {
                 Put::NoRoom
             }
         }
+    }
+
+    #[inline]
+    fn put_plain(&mut self, pair: &QueuePair, chains: &Chains, turn: &mut Turn) -> usize {
+        if self.transmit.uses_tap || self.unsendable(self.counters).is_some() {
+            return 0;
+        }
+        let NicQueue {
+            umem, pool, sends, ..
+        } = &mut *self.queue;
+        let (most, most_bytes) = turn.left();
+        let longest = umem.max_sent_bytes();
+        let before = self.transmit.outgoing.len();
+        let room = self.ring.saturating_sub(before).min(most);
+        let mut bytes = 0;
+        let copied = chains.iter().take(room).map_while(|chain| {
+            let buffers = chains.buffers(chain);
+            let Sending { start, len, .. } = pair.plain(chain, buffers)?;
+            if len > longest || bytes >= most_bytes {
+                return None;
+            }
+            let chunk = pool.take()?;
+            let data = umem.send_offset(&chunk);
+            let frame = Piece {
+                offset: buffers[0].offset + u64::from(start.within),
+                len,
+            };
+            guest_to_umem(&pair.memory, frame, umem, data)?;
+            bytes += u64::from(len);
+            Some(TxDesc {
+                frame: chunk,
+                offset: data,
+                len: fill_up(umem, data, len, *sends),
+                more: false,
+                metadata: false,
+            })
+        });
+        self.transmit.outgoing.extend(copied);
+        let done = self.transmit.outgoing.len() - before;
+        turn.note_plain(done, bytes);
+        done
     }
 
     #[inline]

@@ -3,7 +3,7 @@
 use device::pair::{Cursor, Piece, QueuePair, Sending};
 use offload::checksum::ChecksumAt;
 use offload::segment::{Malformed, Request};
-use virtqueue::{Buffer, MemoryMap};
+use virtqueue::{Buffer, Chain, MemoryMap};
 
 use crate::switch::ethernet::{self, Tags};
 use crate::switch::filter::{Verdict, is_long};
@@ -159,6 +159,18 @@ impl Judged {
         GuestFrame::new(pair, buffers, &self.sending).read_start(&mut self.head[..known.into()]);
     }
 
+    /// The same of one in a chain for whose frame nothing has to be done, and whose first bytes are all that is looked at;
+    /// false: it is not like that. What else is known of it is the caller's to say.
+    #[inline(always)]
+    pub(super) fn read_plain(&mut self, pair: &QueuePair, chain: &Chain, buffers: &[Buffer]) -> bool {
+        let Some(sending) = pair.plain(chain, buffers) else {
+            return false;
+        };
+        self.sending = sending;
+        self.read_as_much(SHORT_HEAD, pair, buffers);
+        true
+    }
+
     /// By what its frame is spread over pairs of the port that it goes to.
     #[inline]
     pub(super) fn flow(&self) -> Flow {
@@ -193,18 +205,27 @@ pub(super) fn with_tag<R>(
 /// Copies the first bytes of a frame; those that it does not have are 0.
 #[inline(always)]
 fn read_short_head(pair: &QueuePair, buffers: &[Buffer], sending: &Sending, head: &mut [u8; SHORT_HEAD]) {
-    let at = sending.start;
-    let start = buffers.get(at.buffer).filter(|start| {
-        // In one piece, as nearly all are: of a length that is known here, which takes no call.
-        start.len - at.within >= SHORT_HEAD as u32
+    const HALF: usize = SHORT_HEAD / 2;
+    let (at, len) = (sending.start, sending.len as usize);
+    let (start, here) = buffers.get(at.buffer).map_or((0, 0), |buffer| {
+        let here = (buffer.len - at.within) as usize;
+        (buffer.offset + u64::from(at.within), here)
     });
-    if let Some(start) = start {
-        // Inside the map, as checked when the descriptor was read.
-        let _ = pair
-            .memory
-            .copy_from_guest(start.offset + u64::from(at.within), head);
+    // Nearly all lie in one piece. There what is copied is of lengths that are known here, which takes no call; it is
+    // inside the map, as checked when the descriptor was read.
+    if here >= SHORT_HEAD {
+        let _ = pair.memory.copy_from_guest(start, head);
         return;
     }
     *head = [0; SHORT_HEAD];
-    GuestFrame::new(pair, buffers, sending).read_start(&mut head[..SHORT_HEAD.min(sending.len as usize)]);
+    if here >= len && (HALF..=SHORT_HEAD).contains(&len) {
+        // The shortest frames: two halves, of which the second may begin inside the first.
+        let second = len - HALF;
+        let _ = pair.memory.copy_from_guest(start, &mut head[..HALF]);
+        let _ = pair
+            .memory
+            .copy_from_guest(start + second as u64, &mut head[second..][..HALF]);
+        return;
+    }
+    GuestFrame::new(pair, buffers, sending).read_start(&mut head[..SHORT_HEAD.min(len)]);
 }

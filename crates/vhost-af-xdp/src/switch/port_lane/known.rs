@@ -74,6 +74,27 @@ fn judge_any(
     judge(looked, to, (chain, filter), counters)
 }
 
+/// What is true of a frame without a tag, of a port whose source was noted, and of those that begin as it does.
+#[derive(Clone, Copy)]
+pub(super) struct Alike {
+    start: [u64; 2],
+    vlan: u16,
+    to: Destination,
+}
+
+impl Alike {
+    /// Whether a frame of which the first bytes and what it asks for, nothing, are known is one; then that is noted.
+    #[inline(always)]
+    pub(super) fn judge(&self, chain: &mut Judged) -> bool {
+        if chain.head.first_chunk().map(start_of) != Some(self.start) {
+            return false;
+        }
+        (chain.is_sent, chain.to) = (true, self.to);
+        (chain.vlan, chain.is_tagged) = (self.vlan, false);
+        true
+    }
+}
+
 /// Where a frame is from.
 #[derive(Clone, Copy)]
 struct Source<'a> {
@@ -136,6 +157,19 @@ impl Known {
         }
         self.source = Some(source.station);
         Some(())
+    }
+
+    /// What frames are that begin as the last one did, and ask for nothing; `None`: each has to be looked at.
+    #[inline]
+    pub(super) fn alike(&self) -> Option<Alike> {
+        let &Plain {
+            start,
+            vlan,
+            destination,
+            ..
+        } = self.plain.as_ref()?;
+        let (_, to) = self.destination.filter(|&(known, _)| known == destination)?;
+        Some(Alike { start, vlan, to })
     }
 
     /// What [`Self::check`] says of a frame that begins as the last one did; `None`: it has to be asked.

@@ -1,10 +1,11 @@
 //! A turn of a lane: chains are taken from its guest, judged, and handed over in runs with the same destination.
 
 use device::meter;
-use device::pair::Fault;
+use device::pair::{Fault, QueuePair};
+use virtqueue::Chains;
 
 use super::judged::Judged;
-use super::known::Known;
+use super::known::{Alike, Known};
 use super::{Burst, From, NO_STATION, PortLane};
 use crate::switch::from_guest::Turn;
 use crate::switch::lane::Network;
@@ -120,7 +121,8 @@ impl<O: OwnQueue> PortLane<O> {
     /// Looks at the chains of the turn; where there is a limit, as far as it allows, and where there are filter rules,
     /// by them. Code for that in the loop of those who have none would cost them. What looking flows up was work for.
     /// Errors: what the guest did wrong; nothing was done then.
-    #[inline]
+    // A loop of its own for each: in one function they would have no registers left.
+    #[inline(never)]
     fn judge<const LIMITED: bool, const FILTERED: bool>(&mut self, turn: &Turn) -> Result<u64, Fault> {
         self.judged = 0;
         self.costs.clear();
@@ -137,10 +139,11 @@ impl<O: OwnQueue> PortLane<O> {
         let taken = &self.sender.chains;
         let mut work = turn.anew();
         let mut known = Known::default();
-        for (chain, of_chain) in taken.chains.iter().zip(&mut self.chains) {
-            if !work.takes_more() {
-                break;
-            }
+        let looks_at_each = LIMITED || FILTERED || reads_all || port.flows.is_some();
+        while let Some(chain) = taken.chains.get(self.judged)
+            && let Some(of_chain) = self.chains.get_mut(self.judged)
+            && work.takes_more()
+        {
             let buffers = taken.buffers(chain);
             of_chain.is_sent = pair.judge_into(chain, buffers, None, counters, &mut of_chain.sending)?;
             if FILTERED {
@@ -174,6 +177,13 @@ impl<O: OwnQueue> PortLane<O> {
             }
             work.note(buffers.len());
             self.judged += 1;
+            let is_last = self.judged == taken.len();
+            if !looks_at_each
+                && !is_last
+                && let Some(alike) = known.alike()
+            {
+                self.judged += judge_alike(pair, (taken, self.judged), &mut self.chains, alike, &mut work);
+            }
         }
         Ok(looked_up)
     }
@@ -191,4 +201,28 @@ impl<O: OwnQueue> PortLane<O> {
         rest.take_while(|judged| judged.to == to && judged.source == source)
             .count()
     }
+}
+
+/// Judges chains from the one at `first` on, as long as frames are alike; how many.
+#[inline(never)]
+fn judge_alike(
+    pair: &QueuePair,
+    (taken, first): (&Chains, usize),
+    chains: &mut [Judged],
+    alike: Alike,
+    work: &mut Turn,
+) -> usize {
+    let (most, most_bytes) = work.left();
+    let (mut count, mut bytes) = (0, 0);
+    let chains = taken.chains[first..].iter().zip(&mut chains[first..]);
+    for (chain, of_chain) in chains.take(most) {
+        let is_plain = bytes < most_bytes && of_chain.read_plain(pair, chain, taken.buffers(chain));
+        if !is_plain || !alike.judge(of_chain) {
+            break;
+        }
+        bytes += u64::from(of_chain.sending.len);
+        count += 1;
+    }
+    work.note_plain(count, bytes);
+    count
 }
