@@ -1,7 +1,7 @@
 //! What lanes are called: within the process, and within their worker.
 
 /// Names a lane within the process.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct LaneId(pub(crate) u64);
 
 /// The place of a lane among those of its worker, until it is told another.

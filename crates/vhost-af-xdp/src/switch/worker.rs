@@ -239,8 +239,10 @@ struct Worker {
     moderation: Moderation,
     counters: Arc<WorkerCounters>,
     progress: Arc<Progress>,
+    /// By their numbers.
     lanes: Vec<Slot>,
-    /// Places of those that do not doze.
+    /// Places of those that do not doze: a sleep and a round look at these only, so that who is idle costs others
+    /// nothing.
     awake: Vec<usize>,
     /// How often another one became the first of them.
     shifts: usize,
@@ -304,9 +306,9 @@ impl Worker {
         // Without a sleep between, sockets that send much would stay in the epoll set.
         if self.nic_wakes > 0 && self.moved > FEW {
             self.nic_wakes = 0;
-            self.lanes
-                .iter_mut()
-                .for_each(|slot| slot.unwatch_nic(&self.epoll));
+            for &at in &self.awake {
+                self.lanes[at].unwatch_nic(&self.epoll);
+            }
         }
         pace.looks = pace.looks.wrapping_add(1);
         let is_told = meter::IS_KEPT && pace.looks.is_multiple_of(LOOKS_PER_TIMED);
@@ -396,8 +398,8 @@ impl Worker {
     fn wake(&mut self, events: &[Event]) {
         let mut woke = false;
         for event in events {
-            let id = LaneId(event.data.u64());
-            for slot in self.lanes.iter_mut().filter(|slot| slot.id == id) {
+            if let Some(at) = self.place_of(LaneId(event.data.u64())) {
+                let slot = &mut self.lanes[at];
                 slot.lane.note_event();
                 woke |= slot.wake();
             }
@@ -405,6 +407,11 @@ impl Worker {
         if woke {
             self.count_awake();
         }
+    }
+
+    /// Where a lane is.
+    fn place_of(&self, id: LaneId) -> Option<usize> {
+        self.lanes.binary_search_by_key(&id, |slot| slot.id).ok()
     }
 
     /// How long lanes that carry much are let alone now.
@@ -445,7 +452,8 @@ impl Worker {
             asleep = self.wait(limit.as_ref());
             self.is_woken = wait.is_none_or(|wait| asleep < wait);
         }
-        for slot in self.lanes.iter_mut().filter(|slot| !slot.dozes) {
+        for &at in &self.awake {
+            let slot = &mut self.lanes[at];
             self.progress.take_up(slot.id);
             slot.lane.disarm();
         }
@@ -458,10 +466,11 @@ impl Worker {
         if std::mem::take(&mut self.moved) > FEW {
             self.nic_wakes = 0;
         }
-        for slot in &mut self.lanes {
-            slot.watch_nic(&self.epoll, self.nic_wakes >= OFTEN);
+        // Lanes that doze have no NIC.
+        for &at in &self.awake {
+            self.lanes[at].watch_nic(&self.epoll, self.nic_wakes >= OFTEN);
         }
-        let nics = self.lanes.iter().filter_map(Slot::polled_nic);
+        let nics = self.awake.iter().filter_map(|&at| self.lanes[at].polled_nic());
         let mut fds: Vec<_> = nics
             .map(|nic| PollFd::from_borrowed_fd(nic, PollFlags::IN))
             .collect();
@@ -498,10 +507,10 @@ impl Worker {
     /// Counts who woke the worker, and listens no more to a lane that does so for nothing.
     fn note_wakes(&mut self, events: &[Event]) {
         for event in events {
-            let id = LaneId(event.data.u64());
-            let Some(slot) = self.lanes.iter_mut().find(|slot| slot.id == id) else {
+            let Some(at) = self.place_of(LaneId(event.data.u64())) else {
                 continue;
             };
+            let slot = &mut self.lanes[at];
             slot.futile += 1;
             if slot.futile > FUTILE_WAKES && slot.deaf.is_none() {
                 slot.unlisten(&self.epoll);
@@ -512,11 +521,13 @@ impl Worker {
 
     /// Listens again to lanes whose time is up; how long to sleep because of those that are not listened to.
     fn listen_again(&mut self) -> Work {
-        if self.lanes.iter().all(|slot| slot.deaf.is_none()) {
+        // None of them dozes.
+        if self.awake.iter().all(|&at| self.lanes[at].deaf.is_none()) {
             return Work::None;
         }
         let now = Instant::now();
-        for slot in &mut self.lanes {
+        for &at in &self.awake {
+            let slot = &mut self.lanes[at];
             if slot.deaf.is_some_and(|until| until <= now) {
                 slot.listen(&self.epoll);
                 slot.deaf = None;
@@ -531,7 +542,7 @@ impl Worker {
         if self.posted.load(Ordering::Relaxed) {
             return Work::Now;
         }
-        match self.lanes.iter().any(|slot| slot.deaf.is_some()) {
+        match self.awake.iter().any(|&at| self.lanes[at].deaf.is_some()) {
             true => Work::SOON,
             false => Work::None,
         }
@@ -557,8 +568,7 @@ impl Worker {
             match self.inbox.try_recv() {
                 Ok(Command::Add(id, lane, counted)) => self.add(id, lane, counted),
                 Ok(Command::Remove(id, answer)) => {
-                    let at = self.lanes.iter().position(|slot| slot.id == id);
-                    let slot = at.map(|at| self.lanes.remove(at));
+                    let slot = self.place_of(id).map(|at| self.lanes.remove(at));
                     self.acquaint();
                     let _ = answer.send(slot.map(|mut slot| {
                         slot.check_calls();
@@ -569,7 +579,7 @@ impl Worker {
                 }
                 Ok(Command::Change(id, change, done)) => {
                     self.progress.take_up(id);
-                    if let Some(at) = self.lanes.iter().position(|slot| slot.id == id) {
+                    if let Some(at) = self.place_of(id) {
                         self.lanes[at].wake();
                         self.lanes[at].unwatch_nic(&self.epoll);
                         slots::change(&mut self.lanes, at, change);
@@ -598,7 +608,8 @@ impl Worker {
         let mut slot = Slot::new(id, new);
         slot.counted = counted;
         slot.listen(&self.epoll);
-        self.lanes.push(slot);
+        let at = self.lanes.partition_point(|other| other.id < id);
+        self.lanes.insert(at, slot);
         self.acquaint();
     }
 }
