@@ -68,6 +68,8 @@ pub(crate) struct UplinkLane<N> {
     inboxes: Vec<Inbox>,
     /// By port number: its inboxes.
     inbox_of: Vec<Inboxes>,
+    /// Those in which frames wait: a network has many, of which few have some.
+    filled: Vec<usize>,
     /// Chunks in all inboxes.
     waiting: usize,
     /// Of a frame whose next piece has not come.
@@ -109,6 +111,7 @@ impl<N: Lent> UplinkLane<N> {
             is_stale: false,
             inboxes: Vec::new(),
             inbox_of: Vec::new(),
+            filled: Vec::new(),
             waiting: 0,
             route: None,
             unfinished: Vec::with_capacity(BATCH),
@@ -243,6 +246,7 @@ impl<N: Lent> UplinkLane<N> {
         }
         match route {
             Route::Inbox(at) | Route::Far(at) => {
+                self.note_filled(at);
                 self.inboxes[at].waiting.push_back(piece);
                 self.waiting += 1;
             }
@@ -258,10 +262,19 @@ impl<N: Lent> UplinkLane<N> {
         match route {
             _ if more => {}
             Route::Inbox(at) | Route::Far(at) => {
+                self.note_filled(at);
                 self.waiting += self.unfinished.len();
                 self.inboxes[at].waiting.extend(self.unfinished.drain(..));
             }
             _ => self.group.append(&mut self.unfinished),
+        }
+    }
+
+    /// Something comes into an inbox.
+    #[inline]
+    fn note_filled(&mut self, at: usize) {
+        if self.inboxes[at].len() == 0 {
+            self.filled.push(at);
         }
     }
 
@@ -341,16 +354,16 @@ impl<N: Lent> UplinkLane<N> {
     /// Delivers what waits, as far as guests have buffers; the frames that they got.
     fn deliver(&mut self, network: &mut dyn Network) -> usize {
         let mut frames = 0;
-        if self.waiting > 0 {
-            for inbox in self.inboxes.iter_mut().filter(|inbox| inbox.len() > 0) {
-                let before = inbox.len();
-                match inbox.deliver(&self.queue.umem, &mut self.queue.empty, network) {
-                    Ok(delivered) => frames += delivered,
-                    Err(fault) => network.blame(inbox.guest.at, fault),
-                }
-                self.waiting -= before - inbox.len();
+        self.filled.retain(|&at| {
+            let inbox = &mut self.inboxes[at];
+            let before = inbox.len();
+            match inbox.deliver(&self.queue.umem, &mut self.queue.empty, network) {
+                Ok(delivered) => frames += delivered,
+                Err(fault) => network.blame(inbox.guest.at, fault),
             }
-        }
+            self.waiting -= before - inbox.len();
+            inbox.len() > 0
+        });
         frames + self.deliver_groups(network)
     }
 }
@@ -392,10 +405,8 @@ impl<N: Lent> Lane for UplinkLane<N> {
             return Work::Now;
         }
         let mut work = Work::None;
-        if let Near::Network(network) = near
-            && self.waiting > 0
-        {
-            for inbox in self.inboxes.iter().filter(|inbox| inbox.len() > 0) {
+        if let Near::Network(network) = near {
+            for inbox in self.filled.iter().map(|&at| &self.inboxes[at]) {
                 if let Some(peer) = network.guest(inbox.guest.at)
                     && peer.pair.to_guest.queue.enable_kicks()
                 {

@@ -148,6 +148,12 @@ impl<N: Lent> UplinkLane<N> {
         for mut inbox in before {
             inbox.empty(&mut self.queue.empty, &self.counters);
         }
+        let filled = self
+            .inboxes
+            .iter()
+            .enumerate()
+            .filter(|(_, inbox)| inbox.len() > 0);
+        self.filled = filled.map(|(at, _)| at).collect();
         self.waiting = self.inboxes.iter().map(Inbox::len).sum();
         self.go_on_with(unfinished);
     }
