@@ -1,7 +1,7 @@
 //! Logs which kinds of frames sockets, steering programs and networks lose: the first of each kind in a session of a
 //! port, or since a network is there. What the queue pairs of a port count is logged by `port/losses.rs`.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use steward::log_limit::LogLimit;
@@ -35,11 +35,13 @@ pub(crate) struct OtherLosses {
 impl OtherLosses {
     /// Logs what was lost since the last look. These ports and networks are all that there are.
     pub(crate) fn look(&mut self, ports: &[Arc<Port>], networks: &[Arc<Network>]) {
-        self.ports
-            .retain(|name, _| ports.iter().any(|port| port.name() == name));
+        // Others have neither a socket nor a program. There may be many, so they are not asked.
+        let with_queues = || ports.iter().filter(|port| port.config.nic.queues().is_some());
+        let named: HashSet<_> = with_queues().map(|port| port.name()).collect();
+        self.ports.retain(|name, _| named.contains(name.as_str()));
         self.networks
             .retain(|name, _| networks.iter().any(|network| network.name == *name));
-        for port in ports {
+        for port in with_queues() {
             let status = PortStatus::read(port);
             let counters = status.lanes.into_iter().flat_map(|lane| lane.counters);
             let elsewhere = sums(counters.filter(|counter| counter.source != "lane"));

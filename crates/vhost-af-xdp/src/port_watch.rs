@@ -4,7 +4,7 @@
 //! A thread of its own looks at the counters of all ports and networks now and then. Nobody is asked, and no worker
 //! notices.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -53,7 +53,8 @@ pub(crate) fn start(ports: Arc<Ports>) -> io::Result<()> {
             let networks = ports.networks();
             let ports = ports.all();
             losses.look(&ports, &networks);
-            seen.retain(|name, _| ports.iter().any(|port| port.name() == name));
+            let named: HashSet<_> = ports.iter().map(|port| port.name()).collect();
+            seen.retain(|name, _| named.contains(name.as_str()));
             for port in &ports {
                 port.log_losses();
                 let [from_guest, to_guest] = seen.entry(port.name().to_owned()).or_default();
