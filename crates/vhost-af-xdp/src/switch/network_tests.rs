@@ -35,7 +35,7 @@ use super::uplink_lane::UplinkLane;
 use super::vlans::Vlans;
 use crate::nic::endpoint::NicQueue;
 use crate::nic::queue::Sends;
-use device::counters::PairCounters;
+use device::counters::{Counter, PairCounters};
 use device::offloads::Offloads;
 use device::pair::QueuePair;
 
@@ -368,7 +368,7 @@ fn frames_that_begin_alike_arrive_whole_whatever_their_lengths_and_those_between
         &counters.from_guest_runt,
         &counters.from_guest_too_long,
     ];
-    assert_eq!(dropped.map(|counter| counter.get()), [5, 2, 2]);
+    assert_eq!(dropped.map(Counter::get), [5, 2, 2]);
     assert_eq!(counters.from_guest_frames.get(), 9 * 5);
 }
 
