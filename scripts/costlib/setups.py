@@ -8,12 +8,15 @@ in its best form: what was chosen for that is beside it.
 from dataclasses import dataclass
 
 ALL_WAYS = ("from-guest", "to-guest", "guest-to-guest", "gso", "stream")
+FRAMES_ONLY = ("from-guest", "to-guest", "guest-to-guest")
+# With many guests, or none.
+OUT_AND_IN = ("from-guest", "to-guest")
 
 
 @dataclass(frozen=True)
 class Setup:
-    """Something that serves guests; without ends, a socket alone that sends. `polls`: it takes all of a CPU, so the driver
-    runs at real-time priority."""
+    """Something that serves guests. `polls`: it takes all of a CPU, so the driver runs at real-time priority. `busy`: so
+    many guests send or receive at once."""
 
     name: str
     make: str
@@ -21,6 +24,7 @@ class Setup:
     ends: tuple
     ways: tuple = ALL_WAYS
     polls: bool = False
+    busy: int = 1
 
 
 @dataclass(frozen=True)
@@ -39,18 +43,35 @@ for i in all default; do echo 1 > /proc/sys/net/ipv6/conf/$i/disable_ipv6; done
 for i in /sys/class/net/eth*; do [ -e $i ] || continue
 case $(readlink $i/device/driver) in *e1000e) to=vb ;; *) to=va ;; esac
 ip link set ${i##*/} down; ip link set ${i##*/} name $to; done; true"""
+# How many guests send or receive at once, where not one or two do.
+BUSY = 64
 # Frames of a sender of this host are each of their own on the wire.
-SENDER = """ip link set va up; ip link set vb up gso_max_segs 1; ip addr replace 10.66.0.9/24 dev vb
-ip neigh replace 10.66.0.1 lladdr 52:54:00:00:09:01 dev vb nud permanent"""
+SENDER = f"""ip link set va up; ip link set vb up gso_max_segs 1; ip addr replace 10.66.0.99/24 dev vb
+for i in $(seq {BUSY}); do
+ip neigh replace 10.66.0.$i lladdr 52:54:00:00:09:$(printf %02x $i) dev vb nud permanent; done"""
 
 # Whom frames of guests go to; a switch would flood them if it did not know.
 BEHIND = "52:54:00:00:09:99"
-# GRO of the NIC is on, and no multicast is snooped.
-BRIDGE = f"""ip link add br0 type bridge mcast_snooping 0; ip link set br0 up; ip link set va master br0
+
+
+def _taps(count, then=""):
+    """Makes taps, and does something with each."""
+    return f"for t in $(seq 0 {count - 1}); do ip tuntap add t$t mode tap vnet_hdr; ip link set t$t up; {then} done"
+
+
+def _no_taps(count):
+    return f"for t in $(seq 0 {count - 1}); do ip link del t$t; done"
+
+
+def _bridge(name, taps=2, **more):
+    """GRO of the NIC is on, and no multicast is snooped."""
+    make = f"""ip link add br0 type bridge mcast_snooping 0; ip link set br0 up; ip link set va master br0
 bridge fdb add {BEHIND} dev va master static; ethtool -K va gro on >/dev/null
-for t in t0 t1; do ip tuntap add $t mode tap vnet_hdr; ip link set $t master br0 up; done"""
-NO_TAPS = "ip link del t0; ip link del t1"
-NO_BRIDGE = f"{NO_TAPS}; ip link set va nomaster; ip link del br0"
+{_taps(taps, "ip link set t$t master br0;")}"""
+    unmake = f"{_no_taps(taps)}; ip link set va nomaster; ip link del br0"
+    return Setup(name, make, unmake, tuple(f"vhost-net:t{tap}" for tap in range(taps)), **more)
+
+
 MACVTAP = """ip link set va promisc on; ethtool -K va gro on >/dev/null
 for n in 0 1; do ip link add link va name m$n address 52:54:00:00:09:0$((n + 1)) type macvtap mode bridge
 ip link set m$n up
@@ -64,12 +85,17 @@ ovs-vsctl --no-wait init -- set Open_vSwitch . other_config:n-handler-threads=1 
 """
 VSWITCHD = "ovs-vswitchd --detach --pidfile -vfile:off -vconsole:off -vsyslog:off"
 NO_OVS = "cd /run/ovs; kill $(cat *.pid); sleep 2; cd /; rm -rf /run/ovs/*"
-OPENVSWITCH = f"""{OVS}
-for t in t0 t1; do ip tuntap add $t mode tap vnet_hdr; ip link set $t up; done; ethtool -K va gro on >/dev/null
+
+
+def _openvswitch(name, taps=2, **more):
+    make = f"""{OVS}
+{_taps(taps)}; ethtool -K va gro on >/dev/null
 {VSWITCHD}
-ovs-vsctl --timeout=60 add-br ov -- add-port ov va -- add-port ov t0 -- add-port ov t1
+ovs-vsctl --timeout=60 add-br ov -- add-port ov va $(for t in $(seq 0 {taps - 1}); do echo -- add-port ov t$t; done)
 ovs-appctl fdb/add ov va 0 {BEHIND}"""
-NO_OPENVSWITCH = f"ovs-dpctl del-dp ovs-system; {NO_OVS}; {NO_TAPS}"
+    unmake = f"ovs-dpctl del-dp ovs-system; {NO_OVS}; {_no_taps(taps)}"
+    return Setup(name, make, unmake, tuple(f"vhost-net:t{tap}" for tap in range(taps)), **more)
+
 
 HUGE = "mount -t hugetlbfs none /dev/hugepages; echo 320 >/proc/sys/vm/nr_hugepages"
 NO_HUGE = "echo 0 >/proc/sys/vm/nr_hugepages; umount /dev/hugepages"
@@ -79,28 +105,40 @@ TESTPMD = """(sleep 1000000 | nice -n 19 dpdk-testpmd --lcores '(0,1)@0' --no-pc
 --auto-start --forward-mode=io >/tmp/log 2>&1 &)
 for i in $(seq 100); do ip link show va | grep -q xdp && break; sleep 0.1; done; sleep 1; tail -n 1 /tmp/log"""
 NO_TESTPMD = "kill -INT $(pidof dpdk-testpmd); sleep 0.5; kill $(pidof sleep)"
-OVS_DPDK = f"""{HUGE}; {OVS}
+
+
+def _ovs_dpdk(name, guests=2, ways=FRAMES_ONLY, **more):
+    make = f"""{HUGE}; {OVS}
 ovs-vsctl --no-wait set Open_vSwitch . other_config:dpdk-init=true other_config:pmd-cpu-mask=1 \
 other_config:dpdk-socket-mem=400 'other_config:dpdk-extra="--no-pci --single-file-segments"'
 LD_LIBRARY_PATH=$(echo /usr/lib/*/dpdk/pmds-*) nice -n 19 {VSWITCHD}
 ovs-vsctl --timeout=60 add-br ov -- set bridge ov datapath_type=netdev -- add-port ov va -- \
 set Interface va type=dpdk options:dpdk-devargs=net_af_xdp0,iface=va \
--- add-port ov v0 -- set Interface v0 type=dpdkvhostuser -- add-port ov v1 -- set Interface v1 type=dpdkvhostuser
+$(for v in $(seq 0 {guests - 1}); do echo -- add-port ov v$v -- set Interface v$v type=dpdkvhostuser; done)
 ovs-appctl fdb/add ov va 0 {BEHIND}"""
-NO_OVS_DPDK = f"export OVS_RUNDIR=/run/ovs; ovs-vsctl --timeout=20 del-br ov; {NO_OVS}; {NO_HUGE}"
+    unmake = f"export OVS_RUNDIR=/run/ovs; ovs-vsctl --timeout=20 del-br ov; {NO_OVS}; {NO_HUGE}"
+    ends = tuple(f"vhost-user:/run/ovs/v{guest}" for guest in range(guests))
+    return Setup(name, make, unmake, ends, ways, polls=True, **more)
+
 
 SERVE = "vhost-af-xdp serve --moderation-us 0 --control /tmp/ctl"
 STOP = "kill $(cat /tmp/pid); sleep 2; rm -f /tmp/pid"
 ONE = "--ifname va --socket-path /tmp/s"
 # Workers sleep at once; they poll for a second before they do.
 QUIET, POLLING = "--spin-us 0", "--spin-us 1000000"
-# How many ports the network has.
+# How many ports a network has, at least.
 PORTS = 64
 
 
-def _serve(options, before=""):
-    """Makes a daemon with these options, which is ready when that is over."""
-    return f"{before}({SERVE} {options} >/tmp/log 2>&1 & echo $! >/tmp/pid); sleep 8; cat /tmp/log"
+def _await(condition):
+    """Waits until that is so, half an hour of the guest's at most."""
+    return f"for i in $(seq 3600); do {condition} && break; sleep 0.5; done"
+
+
+def _serve(options, socket="/tmp/s"):
+    """Makes a daemon with these options, which is ready when that is over: it has this socket, the last of its."""
+    start = f"({SERVE} {options} >/tmp/log 2>&1 & echo $! >/tmp/pid)"
+    return f"""{start}; {_await(f"{{ [ -e {socket} ] || ! kill -0 $(cat /tmp/pid); }}")}; sleep 8; cat /tmp/log"""
 
 
 def _one(name, options=QUIET):
@@ -108,35 +146,43 @@ def _one(name, options=QUIET):
     return Setup(name, _serve(f"{options} {ONE}"), STOP, PORT, polls=QUIET not in options)
 
 
-def _network(name, options=QUIET, idle=0, keys=""):
+def _network(name, options=QUIET, idle=0, keys="", ways=ALL_WAYS, busy=1):
     """A daemon with a network that has these keys, and so many of its guests connected that do nothing."""
+    ports = max(PORTS, 2 + idle)
+    # Addresses of ports that only idle guests have are none of another's here.
     make = f"""printf '[network.lan]\\nuplink="va"\\n{keys}' >/tmp/n.toml
-for i in $(seq 1 {PORTS}); do
-printf '[port.p%d]\\nnetwork="lan"\\nsocket-path="/tmp/p%d"\\nmac="52:54:00:00:09:%02x"\\n' $i $i $i; done >>/tmp/n.toml
-"""
-    make += _serve(f"{options} --config /tmp/n.toml")
+for i in $(seq {ports}); do
+printf '[port.p%d]\\nnetwork="lan"\\nsocket-path="/tmp/p%d"\\nmac="52:54:00:00:%02x:%02x"\\n' \
+$i $i $((i > {PORTS} ? 16 + i / 256 : 9)) $((i % 256)); done >>/tmp/n.toml
+{_serve(f"{options} --config /tmp/n.toml", f"/tmp/p{ports}")}"""
     unmake = STOP
     if idle:
         make += f"""
-for i in $(seq 3 {2 + idle}); do
-(cost_driver idle 1 64 1 vhost-user:/tmp/p$i >>/tmp/idle.log 2>&1 & echo $! >>/tmp/idle); done; sleep 8
+(cost_driver idle 1 64 1 $(seq 3 {2 + idle} | sed s,^,vhost-user:/tmp/p,) >/tmp/idle.log 2>&1 & echo $! >/tmp/idle)
+{_await("{ grep -q connected /tmp/idle.log || ! kill -0 $(cat /tmp/idle); }")}; sleep 8
 kill -0 $(cat /tmp/idle) || {{ tail -n 3 /tmp/idle.log; false; }}"""
         unmake = f"kill $(cat /tmp/idle); rm /tmp/idle /tmp/idle.log; {STOP}"
-    return Setup(name, make, unmake, NETWORK, polls=options != QUIET)
+    ends = tuple(f"vhost-user:/tmp/p{port}" for port in range(1, max(2, busy) + 1))
+    return Setup(name, make, unmake, ends, ways, options != QUIET, busy)
 
 
-TAPS = ("vhost-net:t0", "vhost-net:t1")
 MACVTAPS = ("vhost-net:/dev/m0", "vhost-net:/dev/m1")
 PORT = ("vhost-user:/tmp/s",)
-NETWORK = ("vhost-user:/tmp/p1", "vhost-user:/tmp/p2")
-FRAMES_ONLY = ("from-guest", "to-guest", "guest-to-guest")
 
-TAP = _network("ours/network/tap", keys='mode="tap"\\n')
-# On veth only: where a NIC completes later it polls meanwhile.
-RAW = Setup("ours/socket-alone", "true", "true", (), ("from-guest",))
-IN_KERNEL = (
-    Setup("vhost-net/bridge", BRIDGE, NO_BRIDGE, TAPS),
-    Setup("vhost-net/openvswitch", OPENVSWITCH, NO_OPENVSWITCH, TAPS),
+MANY = {"ways": OUT_AND_IN, "busy": BUSY}
+# Of every NIC.
+SETUPS = (
+    _bridge("vhost-net/bridge"),
+    _openvswitch("vhost-net/openvswitch"),
+    Setup("vhost-net/macvtap", MACVTAP, NO_MACVTAP, MACVTAPS),
+    Setup("dpdk/vhost", f"{HUGE}; {TESTPMD}", f"{NO_TESTPMD}; {NO_HUGE}", ("vhost-user:/tmp/d0",), FRAMES_ONLY, True),
+    _ovs_dpdk("dpdk/openvswitch"),
+    _one("ours/one-guest"),
+    _one("ours/one-guest/polling", POLLING),
+    _network("ours/network"),
+    _network("ours/network/polling", POLLING),
+    _network("ours/network/tap", keys='mode="tap"\\n'),
+    Setup("ours/socket-alone", "true", "true", ("xdp:va",), OUT_AND_IN),
 )
 WIRES = (
     Wire(
@@ -144,17 +190,13 @@ WIRES = (
         f"ip link add va type veth peer name vb; {SENDER}",
         "ip link del va",
         (
-            *IN_KERNEL,
-            Setup("vhost-net/macvtap", MACVTAP, NO_MACVTAP, MACVTAPS),
-            Setup("dpdk/vhost", f"{HUGE}; {TESTPMD}", f"{NO_TESTPMD}; {NO_HUGE}", ("vhost-user:/tmp/d0",), FRAMES_ONLY, True),
-            Setup("dpdk/openvswitch", OVS_DPDK, NO_OVS_DPDK, ("vhost-user:/run/ovs/v0", "vhost-user:/run/ovs/v1"), FRAMES_ONLY, True),
-            _one("ours/one-guest"),
-            _one("ours/one-guest/polling", POLLING),
-            _network("ours/network"),
-            _network("ours/network/polling", POLLING),
-            _network("ours/network/62-idle", idle=62),
-            TAP,
-            RAW,
+            *SETUPS,
+            *(_network(f"ours/network/{idle}-idle", idle=idle) for idle in (62, 1000)),
+            _bridge(f"vhost-net/bridge/{BUSY}-busy", BUSY, **MANY),
+            _openvswitch(f"vhost-net/openvswitch/{BUSY}-busy", BUSY, **MANY),
+            _ovs_dpdk(f"dpdk/openvswitch/{BUSY}-busy", BUSY, **MANY),
+            _network(f"ours/network/{BUSY}-busy", **MANY),
+            _network(f"ours/network/{BUSY}-busy/polling", POLLING, **MANY),
         ),
     ),
     *(
@@ -163,13 +205,7 @@ WIRES = (
             # It drops frames to guests otherwise.
             f"{SENDER}; ip link set va promisc on",
             "ip link set va promisc off",
-            (
-                *IN_KERNEL,
-                _one("ours/one-guest"),
-                _one("ours/one-guest/forced-copy", f"{QUIET} --force-copy"),
-                _network("ours/network"),
-                TAP,
-            ),
+            (*SETUPS, _one("ours/one-guest/forced-copy", f"{QUIET} --force-copy")),
             # Between guests it has no part.
             ("from-guest", "to-guest", "gso", "stream"),
         )

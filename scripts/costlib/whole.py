@@ -23,6 +23,8 @@ from . import setups
 RUN = Path(__file__).parents[1] / "lib" / "whole-cost"
 # Bytes of a frame, and frames of a batch.
 FRAMES = ((64, 64), (64, 8), (64, 1), (1514, 64), (1514, 1))
+# The same of each of many guests.
+FRAMES_OF_MANY = ((64, 64), (64, 1))
 # So many frames, and GSO packets, or many times as many.
 COUNTED, COUNTED_GSO, GSO_BYTES = 20000, 300, 64000
 # GSO packets, from the guest and to it, and how many are of a batch: a guest has buffers for 4.
@@ -45,10 +47,8 @@ class Case:
 
     @property
     def command(self):
-        if not self.setup.ends:
-            return f"vhost-af-xdp bench txonly --ifname va --size {self.size} --batch {self.batch} --duration 1 --json 2>/dev/null"
-        rounds = COUNTED_GSO // self.batch if self.way in WHOLE else COUNTED // (self.batch + 9)
-        ends = self.setup.ends[: 2 if self.way == "guest-to-guest" else 1]
+        rounds = COUNTED_GSO // self.batch if self.way in WHOLE else COUNTED // (self.batch + 9 * self.setup.busy)
+        ends = self.setup.ends[: 2 if self.way == "guest-to-guest" else self.setup.busy]
         priority = "chrt -f 1 " if self.setup.polls else ""
         # The sender's NIC segments a stream.
         before = "ip link set vb up gso_max_segs 65535; " if self.way == "stream" else ""
@@ -63,7 +63,8 @@ def cases(wire, setup):
         if way in WHOLE:
             yield Case(wire, setup, way, WHOLE[way], GSO_BYTES)
             continue
-        yield from (Case(wire, setup, way, batch, size) for size, batch in FRAMES)
+        frames = FRAMES if setup.busy == 1 else FRAMES_OF_MANY
+        yield from (Case(wire, setup, way, batch, size) for size, batch in frames)
 
 
 class Guest:
@@ -90,9 +91,7 @@ def measure(guest, case):
         told = json.loads(guest.run(case.command).splitlines()[-1])
     except (RuntimeError, ValueError, IndexError) as error:
         return row | {"reason": str(error)}
-    # A socket alone is never idle.
-    idle, ns = told.get("idle", 0.0), told.get("ns", told.get("ns_per_frame"))
-    return row | {"instructions": round(ns * (1 - idle), 1), "idle": idle}
+    return row | {"instructions": round(told["ns"] * (1 - told["idle"]), 1), "idle": told["idle"]}
 
 
 def rows(guest, wire, wanted):

@@ -1,31 +1,36 @@
 //! What a frame costs the whole system: a virtio-net driver in a closed loop, with vhost-net or vhost-user.
 //!
-//! `cost_driver WAY BATCH SIZE ROUNDS END [END]`, END: `vhost-net:TAP` (a macvtap by its path) or
-//! `vhost-user:SOCKET`. WAY: `from-guest`; `to-guest`, from a sender of this host at 10.66.0.9; `guest-to-guest`,
-//! with two ENDs; `gso`, TCP packets of SIZE bytes from the guest; `stream`, the same to it, from a packet socket on
-//! the interface `vb`; `idle`, which connects, posts buffers and does nothing. Prints JSON: nanoseconds a frame, which are instructions under QEMU's `-icount shift=0,sleep=off`, and
-//! the part of the time for which the CPU was idle.
+//! `cost_driver WAY BATCH SIZE ROUNDS END…`, END: `vhost-net:TAP` (a macvtap by its path) or `vhost-user:SOCKET`, a
+//! guest each. WAY: `from-guest` and `to-guest`, from a sender of this host at 10.66.0.99, with any number of guests;
+//! `guest-to-guest`, with two; `gso`, TCP packets of SIZE bytes from a guest; `stream`, the same to it, from a packet
+//! socket on the interface `vb`; `idle`: all guests connect, post buffers and do nothing. With `xdp:INTERFACE` for END
+//! there is no guest, but an AF_XDP socket of this process, which sends (`from-guest`) or receives (`to-guest`).
+//! Prints JSON: nanoseconds a frame, which are instructions under QEMU's `-icount shift=0,sleep=off`, and the part of
+//! the time for which the CPU was idle.
 //!
-//! Theory of operation. A round shows the device a batch, and waits until it is done with all of it: from the
-//! guest, until the buffers are back; to a guest, until the frames are there. It asks for one call a batch, and does
-//! nothing for a single frame ([`FixedRing`]). Driver, kernel, daemon and, to the guest, the sender share one CPU: all
-//! of them are in the figure. Whoever starts it has to end it, should it wait in vain.
+//! Theory of operation. A round shows the device a batch of each guest, and waits until it is done with all of them:
+//! from the guest, until the buffers are back; to a guest, until the frames are there, [`MOST_UNDER_WAY`] at once. It
+//! asks for one call a batch, and does nothing for a single frame ([`FixedRing`]). Driver, kernel, daemon and, to the
+//! guest, the sender share one CPU: all of them are in the figure. Whoever starts it has to end it, should it wait in
+//! vain.
 
 #![allow(unsafe_code)]
 
-use std::net::UdpSocket;
+use std::net::{Ipv4Addr, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, poll};
 use testkit::driver::{
     F_CSUM, F_EVENT_IDX, F_GUEST_CSUM, F_GUEST_TSO4, F_HOST_TSO4, F_MRG_RXBUF, F_VERSION_1, HEADER,
 };
 use testkit::vhost_net::VhostNet;
-use testkit::{Driver, DriverConfig, FixedRing, PacketPort, Pair};
+use testkit::{Driver, DriverConfig, FixedRing, PacketPort, Pair, Redirect};
 use virtqueue::GuestAddr;
 use virtqueue::driver::{Buffer, GuestRam};
+use xsk::{Frame, FramePool, Kick, OwnMemory, QueueId, Socket, SocketConfig, TxDesc, Umem};
 
 const FEATURES: u64 = F_VERSION_1 | F_MRG_RXBUF | F_EVENT_IDX | F_CSUM | F_GUEST_CSUM | F_HOST_TSO4;
 const RAM: u64 = 8 << 20;
@@ -33,9 +38,19 @@ const RAM: u64 = 8 << 20;
 const RING: u16 = 256;
 const POSTED: u16 = RING - 1;
 const BUFFER: u32 = 2048;
+/// Chunks of a socket without a guest: more than are in its rings and those of a NIC.
+const ALONE_FRAMES: usize = 3 * 2048;
+/// Most frames to guests that are under way at once: what a veth's ring holds, so that none is dropped.
+const MOST_UNDER_WAY: u16 = 256;
 /// Last byte of the MAC address behind the NIC that guests send to.
 const BEHIND_NIC: u8 = 0x99;
 const START: Duration = Duration::from_millis(100);
+/// Until a NIC is up again that got an XDP program.
+const START_NIC: Duration = Duration::from_secs(5);
+/// What is not counted: so many rounds, or frames if those are fewer. The daemon stops looking at guests that were idle
+/// for 256 rounds, and looks at all of them when another connects.
+const WARM_UP_ROUNDS: usize = 600;
+const WARM_UP_FRAMES: usize = 50_000;
 const LEAST_BUSY: u64 = 40;
 /// Headers of a UDP frame, and of a TCP frame.
 const UDP_HEADERS: usize = 42;
@@ -130,6 +145,12 @@ impl<'a> Guest<'a> {
         guest
     }
 
+    /// Sends a frame, so that the other side learns its address.
+    fn make_known(&mut self) {
+        self.send.show(1);
+        self.send.wait(1);
+    }
+
     /// Takes TCP packets until they have so many bytes of payload, and gives their buffers again.
     fn take_stream(&mut self, bytes: usize) {
         let (mut payload, mut missing) = (0, 0);
@@ -163,9 +184,12 @@ struct Sender {
 }
 
 impl Sender {
-    fn new(size: usize) -> Self {
-        let socket = UdpSocket::bind("10.66.0.9:0").expect("10.66.0.9 is an address of this host");
-        socket.connect("10.66.0.1:9").expect("a route");
+    /// To the guest of this number.
+    fn new(size: usize, to: u8) -> Self {
+        let socket = UdpSocket::bind("10.66.0.99:0").expect("10.66.0.99 is an address of this host");
+        socket
+            .connect((Ipv4Addr::new(10, 66, 0, to), 9))
+            .expect("a route");
         let segment = size - UDP_HEADERS;
         let value = libc::c_int::try_from(segment).expect("a frame's");
         // SAFETY: `value` is an int that outlives the call, which is told its size.
@@ -266,15 +290,16 @@ fn ticks() -> [u64; 2] {
     [fields[3] + fields[4], fields.iter().sum()]
 }
 
-/// Does the rounds, after some that are not counted, and prints what a frame took. Idle time is known to a tick of 10
-/// ms; so it does them again until the CPU was busy for [`LEAST_BUSY`] ticks.
-fn measure(batch: u16, rounds: u32, mut round: impl FnMut()) {
-    (0..rounds / 10 + 2).for_each(|_| round());
+/// Does rounds of so many frames, after some that are not counted, and prints what a frame took. Idle time is known to a
+/// tick of 10 ms; so it does them again until the CPU was busy for [`LEAST_BUSY`] ticks.
+fn measure(frames_a_round: usize, rounds: u32, mut round: impl FnMut()) {
+    let uncounted = (WARM_UP_FRAMES / frames_a_round).min(WARM_UP_ROUNDS);
+    (0..uncounted.max(2)).for_each(|_| round());
     let (ticks_before, begun) = (ticks(), Instant::now());
-    let mut frames = 0.0;
+    let mut rounds_done = 0.0;
     let (idle, all) = loop {
         (0..rounds).for_each(|_| round());
-        frames += f64::from(rounds) * f64::from(batch);
+        rounds_done += f64::from(rounds);
         let now = ticks();
         let [idle, all] = [0, 1].map(|at| now[at] - ticks_before[at]);
         if all - idle >= LEAST_BUSY {
@@ -283,54 +308,159 @@ fn measure(batch: u16, rounds: u32, mut round: impl FnMut()) {
     };
     println!(
         r#"{{"ns": {:.1}, "idle": {:.4}}}"#,
-        begun.elapsed().as_nanos() as f64 / frames,
+        begun.elapsed().as_nanos() as f64 / (rounds_done * frames_a_round as f64),
         idle / all
     );
+}
+
+/// An AF_XDP socket without a guest, on the first queue of an interface, in the best mode that there is.
+struct Alone {
+    pool: FramePool,
+    socket: Socket,
+    _program: Redirect,
+}
+
+impl Alone {
+    /// A socket that sends this frame.
+    fn open(interface: &str, frame: &[u8]) -> Self {
+        let index = format!("/sys/class/net/{interface}/ifindex");
+        let index = std::fs::read_to_string(index).expect("an interface");
+        let index = index.trim().parse().expect("a number");
+        let program = Redirect::attach(index, true).expect("an XDP program in native mode");
+        let memory = OwnMemory::new(ALONE_FRAMES * BUFFER as usize).expect("memory");
+        let umem = Umem::aligned(Arc::new(memory), BUFFER, 0).expect("a UMEM");
+        let write = |chunk: &Frame| umem.write(chunk.offset(), frame).expect("a chunk holds it");
+        let pool = umem.all_frames().expect("whole chunks").inspect(write).collect();
+        let socket = Socket::open(&umem, &SocketConfig::new(index, QueueId(0))).expect("a free queue");
+        program.steer(0, &socket).expect("a place in the map");
+        Self {
+            pool,
+            socket,
+            _program: program,
+        }
+    }
+
+    fn sleep_until(&self, flags: PollFlags) {
+        poll(&mut [PollFd::new(&self.socket, flags)], None).expect("no signal");
+    }
+
+    /// Sends a batch as soon as there is room for it.
+    fn send(&mut self, batch: u32, size: u32) {
+        self.pool.extend(self.socket.completion.peek(u32::MAX));
+        while self.socket.tx.free() < batch {
+            self.sleep_until(PollFlags::OUT);
+        }
+        let mut sending = self.socket.tx.reserve(batch);
+        while sending.room() > 0 {
+            let frame = self.pool.take().expect("more than the rings hold");
+            sending.push(TxDesc::whole(frame, size));
+        }
+        sending.submit();
+        // Once for each 32 frames in copy mode.
+        while self.socket.tx.needs_wakeup()
+            && self.socket.kick_tx().expect("the interface is up") == Kick::Again
+        {}
+    }
+
+    /// Receives a batch, and gives its frames back to the fill ring.
+    fn receive(&mut self, batch: u32) {
+        let mut missing = batch;
+        while missing > 0 {
+            let received = self.socket.rx.peek(missing);
+            missing -= received.len() as u32;
+            if received.len() == 0 {
+                drop(received);
+                self.sleep_until(PollFlags::IN);
+                continue;
+            }
+            let mut fill = self.socket.fill.reserve(received.len() as u32);
+            received.for_each(|desc| fill.push(desc.frame));
+            fill.submit();
+            if self.socket.fill.needs_wakeup() {
+                self.socket.wake_rx().expect("the interface is up");
+            }
+        }
+    }
+
+    fn measure(&mut self, way: &str, batch: u16, size: usize, rounds: u32) {
+        let (frames, batch) = (usize::from(batch), u32::from(batch));
+        match way {
+            "from-guest" => {
+                std::thread::sleep(START_NIC);
+                measure(frames, rounds, || self.send(batch, size as u32));
+            }
+            "to-guest" => {
+                self.socket.fill.refill(&mut self.pool, u32::MAX);
+                std::thread::sleep(START_NIC);
+                let sender = Sender::new(size, 1);
+                measure(frames, rounds, || {
+                    sender.send(batch as u16);
+                    self.receive(batch);
+                });
+            }
+            _ => panic!("{way} is no way of a socket"),
+        }
+    }
 }
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [way, batch, size, rounds, ends @ ..] = &arguments[..] else {
-        panic!("WAY BATCH SIZE ROUNDS END [END], see the head of this file");
+        panic!("WAY BATCH SIZE ROUNDS END…, see the head of this file");
     };
     let batch: u16 = batch.parse().expect("BATCH is a number");
     let size: usize = size.parse().expect("SIZE is a number");
     let rounds: u32 = rounds.parse().expect("ROUNDS is a number");
-    let features = match way.as_str() {
+    let way = way.as_str();
+    if let [end] = ends
+        && let Some(interface) = end.strip_prefix("xdp:")
+    {
+        let frame = udp(size, 1, BEHIND_NIC);
+        return Alone::open(interface, &frame[HEADER..]).measure(way, batch, size, rounds);
+    }
+    let features = match way {
         "stream" => FEATURES | F_GUEST_TSO4,
         _ => FEATURES,
     };
     let served: Vec<_> = ends.iter().map(|end| Served::connect(end, features)).collect();
-    let packet = |from: usize| match (way.as_str(), served.len()) {
-        ("gso", _) => tcp(size, 1, BEHIND_NIC),
-        ("stream", _) => udp(64, 1, BEHIND_NIC),
-        (_, 2) => udp(size, [1, 2][from], [2, 1][from]),
-        _ => udp(size, 1, BEHIND_NIC),
+    let packet = |from: u8| match way {
+        "gso" => tcp(size, from, BEHIND_NIC),
+        "stream" => udp(64, from, BEHIND_NIC),
+        "guest-to-guest" => udp(size, from, 3 - from),
+        _ => udp(size, from, BEHIND_NIC),
     };
-    let copies = if way == "gso" { 1 } else { RING.into() };
+    let copies = match way {
+        "gso" | "idle" => 1,
+        _ => RING.into(),
+    };
     let mut guests: Vec<_> = served
         .iter()
-        .enumerate()
-        .map(|(number, served)| Guest::new(served, &packet(number), copies))
+        .zip((1..=u8::MAX).cycle())
+        .map(|(served, number)| Guest::new(served, &packet(number), copies))
         .collect();
     // Until the other side has seen the buffers.
     std::thread::sleep(START);
-    match (way.as_str(), &mut guests[..]) {
-        ("idle", _) => loop {
-            std::thread::park();
-        },
-        ("from-guest" | "gso", [guest]) => {
-            measure(batch, rounds, || {
-                guest.send.show(batch);
-                guest.send.wait(batch);
+    if matches!(way, "to-guest" | "stream") {
+        guests.iter_mut().for_each(Guest::make_known);
+    }
+    let frames = usize::from(batch) * guests.len();
+    match (way, &mut guests[..]) {
+        ("idle", _) => {
+            println!("connected");
+            loop {
+                std::thread::park();
+            }
+        }
+        ("from-guest" | "gso", guests) => {
+            measure(frames, rounds, || {
+                guests.iter_mut().for_each(|guest| guest.send.show(batch));
+                guests.iter_mut().for_each(|guest| guest.send.wait(batch));
             });
         }
         ("guest-to-guest", [from, to]) => {
-            // So that its address is known.
-            to.send.show(1);
-            to.send.wait(1);
+            to.make_known();
             from.receive.wait(1);
-            measure(batch, rounds, || {
+            measure(batch.into(), rounds, || {
                 from.send.disable_calls();
                 from.send.show(batch);
                 to.receive.wait(batch);
@@ -338,26 +468,25 @@ fn main() {
                 from.send.wait(batch);
             });
         }
-        ("to-guest", [guest]) => {
-            // So that its address is known.
-            guest.send.show(1);
-            guest.send.wait(1);
-            let sender = Sender::new(size);
-            measure(batch, rounds, || {
-                sender.send(batch);
-                guest.receive.wait(batch);
-                guest.receive.show(batch);
+        ("to-guest", guests) => {
+            let senders: Vec<_> = (1..).zip(&*guests).map(|(to, _)| Sender::new(size, to)).collect();
+            let at_once = usize::from((MOST_UNDER_WAY / batch).max(1));
+            measure(frames, rounds, || {
+                for (senders, guests) in senders.chunks(at_once).zip(guests.chunks_mut(at_once)) {
+                    senders.iter().for_each(|sender| sender.send(batch));
+                    for guest in guests {
+                        guest.receive.wait(batch);
+                        guest.receive.show(batch);
+                    }
+                }
             });
         }
         ("stream", [guest]) => {
-            // So that its address is known.
-            guest.send.show(1);
-            guest.send.wait(1);
             let sender = PacketPort::here_with_header("vb");
             // PACKET_VNET_HDR takes the header's first ten bytes.
             let mut packet = tcp(size, BEHIND_NIC, 1);
             packet.drain(10..HEADER);
-            measure(batch, rounds, || {
+            measure(frames, rounds, || {
                 (0..batch).for_each(|_| sender.send(&packet));
                 guest.take_stream(usize::from(batch) * (size - TCP_HEADERS));
             });
