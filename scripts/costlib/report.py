@@ -17,13 +17,19 @@ TITLES = {
     "ours/network": "**network**",
     "ours/network/polling": "– polling",
     "ours/network/62-idle": "– 62 idle guests beside it",
+    "ours/network/1000-idle": "– 1,000 idle guests beside it",
     "ours/network/tap": "– in tap mode",
-    "ours/socket-alone": "– its AF_XDP socket alone, no guest",
+    "ours/network/64-busy": "– 64 guests at once",
+    "ours/network/64-busy/polling": "– 64 guests at once, polling",
+    "ours/socket-alone": "– an AF_XDP socket alone, no guest",
     "vhost-net/bridge": "vhost-net, bridge",
+    "vhost-net/bridge/64-busy": "– 64 guests at once",
     "vhost-net/openvswitch": "vhost-net, Open vSwitch",
+    "vhost-net/openvswitch/64-busy": "– 64 guests at once",
     "vhost-net/macvtap": "vhost-net, macvtap",
     "dpdk/vhost": "DPDK's vhost (polls)",
     "dpdk/openvswitch": "Open vSwitch, DPDK (polls)",
+    "dpdk/openvswitch/64-busy": "– 64 guests at once",
 }
 # What of ours is to be held against a peer: that which does the same for guests.
 SAME = {
@@ -32,6 +38,9 @@ SAME = {
     "vhost-net/macvtap": "ours/one-guest",
     "dpdk/vhost": "ours/one-guest/polling",
     "dpdk/openvswitch": "ours/network/polling",
+    "vhost-net/bridge/64-busy": "ours/network/64-busy",
+    "vhost-net/openvswitch/64-busy": "ours/network/64-busy",
+    "dpdk/openvswitch/64-busy": "ours/network/64-busy/polling",
 }
 NICS = ("veth", "igb", "virtio_net")
 # Of the picture: a group each, and a bar each in it.

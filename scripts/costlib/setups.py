@@ -16,7 +16,7 @@ OUT_AND_IN = ("from-guest", "to-guest")
 @dataclass(frozen=True)
 class Setup:
     """Something that serves guests. `polls`: it takes all of a CPU, so the driver runs at real-time priority. `busy`: so
-    many guests send or receive at once."""
+    many guests send or receive at once. `ticks`: for so many ticks of 10 ms it is counted at least."""
 
     name: str
     make: str
@@ -25,6 +25,7 @@ class Setup:
     ways: tuple = ALL_WAYS
     polls: bool = False
     busy: int = 1
+    ticks: int = 40
 
 
 @dataclass(frozen=True)
@@ -97,14 +98,18 @@ ovs-appctl fdb/add ov va 0 {BEHIND}"""
     return Setup(name, make, unmake, tuple(f"vhost-net:t{tap}" for tap in range(taps)), **more)
 
 
-HUGE = "mount -t hugetlbfs none /dev/hugepages; echo 320 >/proc/sys/vm/nr_hugepages"
-NO_HUGE = "echo 0 >/proc/sys/vm/nr_hugepages; umount /dev/hugepages"
+HUGE = "mount -t hugetlbfs none /dev/hugepages; echo 1 >/proc/sys/vm/compact_memory; echo 320 >/proc/sys/vm/nr_hugepages"
+NO_HUGE = "rm -f /dev/hugepages/*; echo 0 >/proc/sys/vm/nr_hugepages; umount /dev/hugepages"
+# No busy polling: a NIC whose transmit queue has an interrupt of its own sends nothing then (xsk_no_wakeup,
+# net/xdp/xsk.c).
+AF_XDP = "net_af_xdp0,iface=va,busy_budget=0"
 # At the lowest priority, so that it does not keep the shell from the CPU.
-TESTPMD = """(sleep 1000000 | nice -n 19 dpdk-testpmd --lcores '(0,1)@0' --no-pci -m 256 \
---vdev net_vhost0,iface=/tmp/d0 --vdev net_af_xdp0,iface=va -- --total-num-mbufs=16384 --disable-link-check \
+TESTPMD = f"""(sleep 1000000 | nice -n 19 dpdk-testpmd --lcores '(0,1)@0' --no-pci -m 256 \
+--vdev net_vhost0,iface=/tmp/d0 --vdev {AF_XDP} -- --total-num-mbufs=16384 --disable-link-check \
 --auto-start --forward-mode=io >/tmp/log 2>&1 &)
 for i in $(seq 100); do ip link show va | grep -q xdp && break; sleep 0.1; done; sleep 1; tail -n 1 /tmp/log"""
-NO_TESTPMD = "kill -INT $(pidof dpdk-testpmd); sleep 0.5; kill $(pidof sleep)"
+NO_TESTPMD = """kill -INT $(pidof dpdk-testpmd)
+for i in $(seq 100); do pidof dpdk-testpmd >/dev/null || break; sleep 0.1; done; kill $(pidof sleep)"""
 
 
 def _ovs_dpdk(name, guests=2, ways=FRAMES_ONLY, **more):
@@ -113,7 +118,7 @@ ovs-vsctl --no-wait set Open_vSwitch . other_config:dpdk-init=true other_config:
 other_config:dpdk-socket-mem=400 'other_config:dpdk-extra="--no-pci --single-file-segments"'
 LD_LIBRARY_PATH=$(echo /usr/lib/*/dpdk/pmds-*) nice -n 19 {VSWITCHD}
 ovs-vsctl --timeout=60 add-br ov -- set bridge ov datapath_type=netdev -- add-port ov va -- \
-set Interface va type=dpdk options:dpdk-devargs=net_af_xdp0,iface=va \
+set Interface va type=dpdk options:dpdk-devargs={AF_XDP} \
 $(for v in $(seq 0 {guests - 1}); do echo -- add-port ov v$v -- set Interface v$v type=dpdkvhostuser; done)
 ovs-appctl fdb/add ov va 0 {BEHIND}"""
     unmake = f"export OVS_RUNDIR=/run/ovs; ovs-vsctl --timeout=20 del-br ov; {NO_OVS}; {NO_HUGE}"
@@ -163,7 +168,8 @@ $i $i $((i > {PORTS} ? 16 + i / 256 : 9)) $((i % 256)); done >>/tmp/n.toml
 kill -0 $(cat /tmp/idle) || {{ tail -n 3 /tmp/idle.log; false; }}"""
         unmake = f"kill $(cat /tmp/idle); rm /tmp/idle /tmp/idle.log; {STOP}"
     ends = tuple(f"vhost-user:/tmp/p{port}" for port in range(1, max(2, busy) + 1))
-    return Setup(name, make, unmake, ends, ways, options != QUIET, busy)
+    # Every 2 s the daemon reads the counters of all ports: once while it is counted.
+    return Setup(name, make, unmake, ends, ways, options != QUIET, busy, 200 if idle else 40)
 
 
 MACVTAPS = ("vhost-net:/dev/m0", "vhost-net:/dev/m1")
