@@ -100,8 +100,12 @@ class Figures:
         return lines
 
     def missing(self):
-        """What was not measured, a line each."""
-        return [f"- {row['name']}: {row['reason']}" for row in self.rows if "reason" in row]
+        """What was not measured, a line for each reason of a path."""
+        sizes = {}
+        for row in (row for row in self.rows if "reason" in row):
+            path, _, size = row["name"].rpartition("/") if "way" in row else (row["name"], "", "")
+            sizes.setdefault((path, row["reason"]), []).append(size)
+        return [f"- {path} {', '.join(which)}".rstrip() + f": {reason}" for (path, reason), which in sizes.items()]
 
     def table(self, name):
         """What stands behind a mark of that name."""

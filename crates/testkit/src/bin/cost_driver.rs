@@ -146,7 +146,7 @@ impl<'a> Guest<'a> {
         guest
     }
 
-    /// Sends a frame, so that the other side learns its address.
+    /// Sends a frame, so that a switch learns its address, and has time to install a flow.
     fn make_known(&mut self) {
         self.send.show(1);
         self.send.wait(1);
@@ -454,8 +454,9 @@ fn main() {
         .collect();
     // Until the other side has seen the buffers.
     std::thread::sleep(START);
-    if matches!(way, "to-guest" | "stream") {
+    if !matches!(way, "idle" | "guest-to-guest") {
         guests.iter_mut().for_each(Guest::make_known);
+        std::thread::sleep(START);
     }
     let frames = usize::from(batch) * guests.len();
     match (way, &mut guests[..]) {
