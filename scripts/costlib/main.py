@@ -26,7 +26,7 @@ def tools():
         said = ""
     rustc = " ".join(said.split()[:2]) or "no rustc"
     # Checksums are computed with it.
-    avx2 = ", AVX2" if " avx2 " in Path("/proc/cpuinfo").read_text() else ""
+    avx2 = ", AVX2" if "avx2" in Path("/proc/cpuinfo").read_text().split() else ""
     return f"{rustc}, {' '.join(platform.libc_ver())}, {platform.machine()}{avx2}"
 
 

@@ -3,9 +3,9 @@
 //! A chain arrives here with every descriptor already copied out of guest memory and bounds-checked
 //! by the `virtqueue` crate. What remains is meaning: a chain from the guest is readable only, a
 //! chain to the guest is writable only, the virtio-net header (VirtIO 1.3, 5.1.6) may lie across
-//! descriptors, and it may not ask for what was not negotiated. The header is copied out once and
-//! judged on the copy (CVE-2024-11614: a guest may change it between two looks): its first two bytes, or
-//! the ten that speak of offloads when any were negotiated.
+//! descriptors, and it may not ask for what was not negotiated. A guest may change the header
+//! between two looks (CVE-2024-11614), so each decision rests on the bytes of one read: the first two show whether a
+//! frame asks for anything; if it does, the ten that speak of offloads are read, and judged on that copy alone.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -255,9 +255,13 @@ impl QueuePair {
     }
 
     /// The frame in a chain of the transmit queue, if it is one that nothing has to be done for: in one buffer, behind a
-    /// header that asks for nothing, and neither too short nor too long. `None`: [`QueuePair::judge`] has to look.
+    /// header that asks for nothing, and neither too short nor too long. `None`: [`QueuePair::judge`] has to look, by
+    /// what it reads itself.
     #[inline(always)]
     pub fn plain(&self, chain: &Chain, buffers: &[Buffer]) -> Option<Sending> {
+        if self.sent_before > 0 {
+            return None;
+        }
         let (1, 0, Some(buffer)) = (chain.readable, chain.writable, buffers.first()) else {
             return None;
         };
@@ -273,7 +277,7 @@ impl QueuePair {
             buffer: 0,
             within: self.header_bytes,
         };
-        (!asks && self.sent_before == 0).then_some(Sending {
+        (!asks).then_some(Sending {
             start,
             len,
             request: Request::default(),

@@ -35,7 +35,7 @@ pub(crate) struct OtherLosses {
 impl OtherLosses {
     /// Logs what was lost since the last look. These ports and networks are all that there are.
     pub(crate) fn look(&mut self, ports: &[Arc<Port>], networks: &[Arc<Network>]) {
-        // Others have neither a socket nor a program. There may be many, so they are not asked.
+        // Only a port with queues of its own has counters of a socket or a program; of others there may be many.
         let with_queues = || ports.iter().filter(|port| port.config.nic.queues().is_some());
         let named: HashSet<_> = with_queues().map(|port| port.name()).collect();
         self.ports.retain(|name, _| named.contains(name.as_str()));

@@ -17,10 +17,10 @@ use xsk::{MemoryPart, RxDesc, TxDesc, Umem, UmemMemory, UmemOffset};
 
 use device::pair::{HEADER_BYTES, Piece};
 
-/// The shortest frames have 60 bytes without their checksum, and so many bytes of each frame are looked at where frames go
-/// by address: most of what is copied has 33 to this many.
+/// Frames of the minimum length have 60 bytes without their checksum, and where frames go by address the first 64 of each
+/// are judged: most copies have 32 to 64 bytes.
 const SHORT: usize = 64;
-/// Two of these are those.
+/// A copy of 32 to 64 bytes is two copies of so many, which may overlap.
 const HALF: usize = SHORT / 2;
 
 /// Guest RAM with the bounce area behind it, as memory for a UMEM (direct placement).
@@ -242,6 +242,21 @@ fn copy(source: NonNull<u8>, target: NonNull<u8>, len: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn as_many_bytes_are_copied_as_are_asked_for_and_no_others() {
+        for len in 0..=80 {
+            for (source, target) in [(0, 100), (100, 0), (50, 60), (60, 50)] {
+                let mut memory: [u8; 200] = std::array::from_fn(|at| at as u8);
+                let mut wanted = memory;
+                wanted.copy_within(source..source + len, target);
+                let start = NonNull::from(&mut memory).cast::<u8>();
+                // SAFETY: both ranges end inside the array.
+                unsafe { copy_short(start.add(source), start.add(target), len) };
+                assert_eq!(memory, wanted, "{len} bytes from {source} to {target}");
+            }
+        }
+    }
 
     #[test]
     fn header_is_there_afterwards_wherever_it_lies_and_whatever_was_there() {

@@ -2,6 +2,7 @@
 //!
 //! [`Sender::burst`] is the one way for frames to leave a guest: it takes chains, lets the queue pair judge them, and
 //! puts each into a [`Sink`], until the turn is used up or the sink is full. What does not fit stays with the guest.
+//! Frames that only have to be copied go first, in a loop of the sink's own ([`Sink::put_plain`]).
 //! Sinks are a NIC queue that frames are copied to (`to_nic.rs`), one that reads guest RAM (`direct`), and another
 //! guest (`guests.rs`).
 
@@ -39,8 +40,8 @@ pub(crate) trait Sink {
     }
     /// Takes a chain with its frame; `None`: there is nothing in it that can be sent.
     fn put(&mut self, chain: ChainId, frame: Option<GuestFrame<'_>>, turn: &mut Turn) -> Put;
-    /// Takes the first of these chains, as long as a copy is all that a frame takes ([`QueuePair::plain`]), and none is
-    /// in doubt; how many. The guest is given them back.
+    /// Takes chains from the first on, as long as their frames only have to be copied ([`QueuePair::plain`]); how many.
+    /// The caller marks them used.
     #[inline]
     fn put_plain(&mut self, _pair: &QueuePair, _chains: &Chains, _turn: &mut Turn) -> usize {
         0
@@ -211,7 +212,7 @@ impl Turn {
         self.tally.further += u64::from(frames);
     }
 
-    /// For who takes chains of one descriptor only: it takes more until there were so many of them, or so many bytes.
+    /// How many more chains of one descriptor, and how many more bytes, it takes.
     #[inline]
     pub(crate) fn left(&self) -> (usize, u64) {
         let Tally {

@@ -11,7 +11,7 @@ use super::*;
 use crate::direct::send_direct::SendDirectLane;
 use crate::direct::{CHUNK_BYTES, DirectLane, DirectMemory};
 use crate::nic::interface_queue::Coupled;
-use crate::nic::queue::{LinkState, MOST_PIECES};
+use crate::nic::queue::{LinkState, MOST_PIECES, SHORTEST_BY_DMA};
 use crate::nic::tap::SendTap;
 use crate::switch::bytes::GuestRam as Ram;
 use crate::switch::guests::GuestLane;
@@ -348,6 +348,43 @@ fn segments_are_sent_in_order_whatever_the_room() {
             world.assert_sent(true);
             assert_eq!(world.counters.from_guest_super_frames.get(), 4, "{setup:?}");
             assert_eq!(world.counters.from_guest_frames.get(), world.wanted.len() as u64);
+        }
+    }
+}
+
+#[test]
+fn frames_that_ask_for_nothing_and_others_leave_in_their_order() {
+    for setup in Setup::all() {
+        for (ring, chunks) in [(64, 40), (5, 40), (64, 3)] {
+            let mut world = World::new(Setup {
+                ring,
+                chunks,
+                ..setup
+            });
+            for len in [100, 14, 31, 32, 60, 63, 64, 65] {
+                world.send_plain(60);
+                world.send_plain(len);
+                if setup.sends.must_fill_up(len as u32) {
+                    // With nothing of what was in the chunk before.
+                    let short = world.wanted.last_mut().expect("just now");
+                    short.resize(SHORTEST_BY_DMA as usize, 0);
+                }
+                // Its checksum is asked for.
+                let (mut header, mut frame) = gso_packet(len, 1448, len as u32);
+                header[1..6].fill(0);
+                world.add(&[&header[..], &[0, 0], &frame].concat(), 1);
+                checksum::complete(
+                    &mut frame,
+                    ChecksumAt {
+                        start: 34,
+                        offset: 16,
+                    },
+                )
+                .expect("inside");
+                world.wanted.push(frame);
+            }
+            world.finish();
+            world.assert_sent(true);
         }
     }
 }

@@ -282,7 +282,7 @@ impl<O: OwnQueue> PortLane<O> {
         end: usize,
         (turn, done): (&mut Turn, &mut usize),
     ) {
-        // Descriptors were counted when the chains were judged.
+        // No more than was judged. Descriptors beyond the turn are owed by the next ones ([`Sender::spend`]).
         let (most, most_bytes) = turn.left();
         let next = *done..end.min(done.saturating_add(self.own.places().min(most)));
         let taken = self.sender.chains();

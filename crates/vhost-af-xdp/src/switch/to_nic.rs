@@ -17,12 +17,14 @@
 //! the socket would pass them. A packet is the kernel's before its chain is used: if the daemon dies in between, its
 //! successor sends the packet once more.
 
+mod plain;
+
 use std::io::ErrorKind;
 use std::time::Duration;
 
 use device::counters::{Counter, PairCounters};
 use device::meter;
-use device::pair::{Cursor, Piece, QueuePair, Sending};
+use device::pair::{Cursor, QueuePair, Sending};
 use offload::packet::HEADERS_MAX;
 use offload::segment::{Gso, GsoKind, Plan, Request};
 use rustix::io::Errno;
@@ -178,43 +180,10 @@ impl<N: Nic> Sink for NicSink<'_, N> {
 
     #[inline]
     fn put_plain(&mut self, pair: &QueuePair, chains: &Chains, turn: &mut Turn) -> usize {
-        if self.transmit.uses_tap || self.unsendable(self.counters).is_some() {
-            return 0;
+        match self.transmit.uses_tap || self.unsendable(self.counters).is_some() {
+            true => 0,
+            false => self.copy_plain(pair, chains, turn),
         }
-        let NicQueue {
-            umem, pool, sends, ..
-        } = &mut *self.queue;
-        let (most, most_bytes) = turn.left();
-        let longest = umem.max_sent_bytes();
-        let before = self.transmit.outgoing.len();
-        let room = self.ring.saturating_sub(before).min(most);
-        let mut bytes = 0;
-        let copied = chains.iter().take(room).map_while(|chain| {
-            let buffers = chains.buffers(chain);
-            let Sending { start, len, .. } = pair.plain(chain, buffers)?;
-            if len > longest || bytes >= most_bytes {
-                return None;
-            }
-            let chunk = pool.take()?;
-            let data = umem.send_offset(&chunk);
-            let frame = Piece {
-                offset: buffers[0].offset + u64::from(start.within),
-                len,
-            };
-            guest_to_umem(&pair.memory, frame, umem, data)?;
-            bytes += u64::from(len);
-            Some(TxDesc {
-                frame: chunk,
-                offset: data,
-                len: fill_up(umem, data, len, *sends),
-                more: false,
-                metadata: false,
-            })
-        });
-        self.transmit.outgoing.extend(copied);
-        let done = self.transmit.outgoing.len() - before;
-        turn.note_plain(done, bytes);
-        done
     }
 
     #[inline]
@@ -315,13 +284,8 @@ impl<'a, N: Nic> NicSink<'a, N> {
             guest_to_umem(frame.memory, piece, &self.queue.umem, UmemOffset::new(at))?;
             at += u64::from(piece.len);
         }
-        self.transmit.outgoing.push(TxDesc {
-            frame: chunk,
-            offset: data,
-            len: fill_up(&self.queue.umem, data, len, self.queue.sends),
-            more: false,
-            metadata: false,
-        });
+        let whole = plain::whole(&self.queue.umem, self.queue.sends, chunk, len);
+        self.transmit.outgoing.push(whole);
         tally.add(len);
         Some(())
     }

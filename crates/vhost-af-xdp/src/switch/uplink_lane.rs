@@ -68,7 +68,7 @@ pub(crate) struct UplinkLane<N> {
     inboxes: Vec<Inbox>,
     /// By port number: its inboxes.
     inbox_of: Vec<Inboxes>,
-    /// Those in which frames wait: a network has many, of which few have some.
+    /// Places of those in which frames wait, each once: of many inboxes few have some.
     filled: Vec<usize>,
     /// Chunks in all inboxes.
     waiting: usize,

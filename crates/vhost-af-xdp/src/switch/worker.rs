@@ -24,7 +24,8 @@
 //! A guest's fault takes that lane out of the rounds and is reported once through the lane's
 //! `on_fault`; the other lanes never notice.
 
-use std::cmp::Reverse;
+mod sleep;
+
 use std::io;
 use std::mem::MaybeUninit;
 use std::num::NonZeroU64;
@@ -36,16 +37,16 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::thread::{CpuSet, sched_setaffinity, set_current_timer_slack};
 use xsk::NumaNode;
 
-use super::lane::{Lane, LaneId, Near, Work};
+use super::lane::{Lane, LaneId, Near};
 use super::moderation::Moderation;
 use super::new_lane::NewLane;
 use super::polling::{Polling, Waits};
 use super::progress::{Progress, Watcher};
-use super::slots::{self, NIC_EVENT, Place, Slot, Tables};
+use super::slots::{self, Place, Slot, Tables};
 use super::spread::Spread;
 use super::statistics::{LOOKS_PER_TIMED, LaneCounted, Stopwatch, WorkerCounters};
 use super::table::Table;
@@ -239,7 +240,7 @@ struct Worker {
     moderation: Moderation,
     counters: Arc<WorkerCounters>,
     progress: Arc<Progress>,
-    /// By their numbers.
+    /// Sorted by id.
     lanes: Vec<Slot>,
     /// Places of those that do not doze: a sleep and a round look at these only, so that who is idle costs others
     /// nothing.
@@ -359,6 +360,10 @@ impl Worker {
 
     /// Lets lanes know whom they give frames to.
     fn acquaint(&mut self) {
+        debug_assert!(
+            self.lanes.is_sorted_by_key(|slot| slot.id),
+            "place_of searches them"
+        );
         slots::acquaint(&mut self.lanes, &self.tables, &self.place);
         self.count_awake();
     }
@@ -412,140 +417,6 @@ impl Worker {
     /// Where a lane is.
     fn place_of(&self, id: LaneId) -> Option<usize> {
         self.lanes.binary_search_by_key(&id, |slot| slot.id).ok()
-    }
-
-    /// How long lanes that carry much are let alone now.
-    fn pause(&mut self, now: Instant) -> Duration {
-        let lanes = self.lanes.iter_mut();
-        let lanes = lanes.map(|slot| (slot.lane.carried(), &mut slot.share));
-        self.moderation.look(now, lanes);
-        self.moderation.pause()
-    }
-
-    /// Arms all lanes but those that are let alone for a while, and sleeps until something happens; how long.
-    fn rest(&mut self, now: Instant) -> Duration {
-        let mut work = self.listen_again();
-        let (pause, mut is_pause) = (self.pause(now), false);
-        for &at in &self.awake {
-            let Slot { share, lane, .. } = &mut self.lanes[at];
-            if share.begin(!pause.is_zero(), now, || lane.carried()) {
-                is_pause = true;
-                work = work.max(Work::Later(Reverse(pause)));
-                continue;
-            }
-            self.progress.take_up(self.lanes[at].id);
-            work = work.max(slots::arm(&mut self.lanes, at).unwrap_or(Work::None));
-        }
-        let mut asleep = Duration::ZERO;
-        self.is_woken = true;
-        if work != Work::Now {
-            self.counters.sleeps.add(1);
-            if is_pause {
-                self.counters.pauses.add(1);
-                self.moderation.note_pause();
-            }
-            let wait = match work {
-                Work::Later(Reverse(wait)) => Some(wait),
-                Work::None | Work::Now => None,
-            };
-            let limit = wait.and_then(|wait| Timespec::try_from(wait).ok());
-            asleep = self.wait(limit.as_ref());
-            self.is_woken = wait.is_none_or(|wait| asleep < wait);
-        }
-        for &at in &self.awake {
-            let slot = &mut self.lanes[at];
-            self.progress.take_up(slot.id);
-            slot.lane.disarm();
-        }
-        asleep
-    }
-
-    /// Sleeps until a guest kicks, control has sent something, a NIC that a lane awaits has frames, or so long; how
-    /// long that was.
-    fn wait(&mut self, limit: Option<&Timespec>) -> Duration {
-        if std::mem::take(&mut self.moved) > FEW {
-            self.nic_wakes = 0;
-        }
-        // Lanes that doze have no NIC.
-        for &at in &self.awake {
-            self.lanes[at].watch_nic(&self.epoll, self.nic_wakes >= OFTEN);
-        }
-        let nics = self.awake.iter().filter_map(|&at| self.lanes[at].polled_nic());
-        let mut fds: Vec<_> = nics
-            .map(|nic| PollFd::from_borrowed_fd(nic, PollFlags::IN))
-            .collect();
-        self.progress.sleep();
-        let before = Instant::now();
-        self.counters.time.fall_asleep(before);
-        // EINTR and whatever is ready mean the same: look again.
-        let (mut limit, mut is_nic, mut has_events) = (limit, false, true);
-        if !fds.is_empty() {
-            fds.push(PollFd::new(&self.epoll, PollFlags::IN));
-            let ready = poll(&mut fds, limit).unwrap_or_default();
-            has_events = fds.last().is_some_and(|epoll| !epoll.revents().is_empty());
-            is_nic = ready > 0 && !has_events;
-            limit = Some(&NO_TIME);
-        }
-        let mut events = [MaybeUninit::<Event>::uninit(); EVENTS];
-        let events = match has_events.then(|| epoll::wait(&self.epoll, &mut events, limit)) {
-            Some(Ok((events, _))) => &*events,
-            _ => &[],
-        };
-        let now = Instant::now();
-        self.counters.time.wake(now);
-        self.progress.wake();
-        is_nic |= events.iter().any(|event| event.data.u64() == NIC_EVENT);
-        self.nic_wakes = match is_nic {
-            true => (self.nic_wakes + 1).min(2 * OFTEN),
-            false => self.nic_wakes.saturating_sub(1),
-        };
-        self.note_wakes(events);
-        self.wake(events);
-        now.duration_since(before)
-    }
-
-    /// Counts who woke the worker, and listens no more to a lane that does so for nothing.
-    fn note_wakes(&mut self, events: &[Event]) {
-        for event in events {
-            let Some(at) = self.place_of(LaneId(event.data.u64())) else {
-                continue;
-            };
-            let slot = &mut self.lanes[at];
-            slot.futile += 1;
-            if slot.futile > FUTILE_WAKES && slot.deaf.is_none() {
-                slot.unlisten(&self.epoll);
-                slot.deaf = Some(Instant::now() + DEAF);
-            }
-        }
-    }
-
-    /// Listens again to lanes whose time is up; how long to sleep because of those that are not listened to.
-    fn listen_again(&mut self) -> Work {
-        // None of them dozes.
-        if self.awake.iter().all(|&at| self.lanes[at].deaf.is_none()) {
-            return Work::None;
-        }
-        let now = Instant::now();
-        for &at in &self.awake {
-            let slot = &mut self.lanes[at];
-            if slot.deaf.is_some_and(|until| until <= now) {
-                slot.listen(&self.epoll);
-                slot.deaf = None;
-            }
-        }
-        // An eventfd that was written meanwhile is reported at once. Whatever these events tell is seen when the lanes
-        // are armed, but for the mailbox's: a command that came since it was read would not be told again.
-        let mut events = [MaybeUninit::<Event>::uninit(); EVENTS];
-        if let Ok((events, _)) = epoll::wait(&self.epoll, &mut events, Some(&NO_TIME)) {
-            self.wake(events);
-        }
-        if self.posted.load(Ordering::Relaxed) {
-            return Work::Now;
-        }
-        match self.awake.iter().any(|&at| self.lanes[at].deaf.is_some()) {
-            true => Work::SOON,
-            false => Work::None,
-        }
     }
 
     /// Acts on commands; false when the thread is to end.

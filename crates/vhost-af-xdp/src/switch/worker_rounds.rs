@@ -52,6 +52,8 @@ const BUFFERS: usize = 256;
 const CHUNKS: u32 = 512;
 /// Descriptors of a GSO packet are of a page each.
 const PAGE: u32 = 4096;
+/// Where `num_buffers` stands in a virtio-net header.
+const NUM_BUFFERS_AT: u64 = 10;
 /// Longer than any pause here: it does not sleep.
 const SPIN: Duration = Duration::from_secs(3600);
 
@@ -128,7 +130,7 @@ pub enum Frames {
     Tag,
 }
 
-/// Which memory a NIC reads and writes; see [`crate::direct`].
+/// Which memory a NIC reads and writes: `config::Placement`, which is not public.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Placement {
     /// Ours.
@@ -302,10 +304,10 @@ impl Guest {
             let buffer = self.buffers[usize::from(used.head)];
             if rest == 0 {
                 taken += 1;
-                let mut buffers = [0; 2];
-                let at = buffer.addr.checked_add(10).expect("inside");
-                self.memory.ram.read(at, &mut buffers);
-                rest = u16::from_le_bytes(buffers);
+                let mut num_buffers = [0; 2];
+                let at = buffer.addr.checked_add(NUM_BUFFERS_AT).expect("inside");
+                self.memory.ram.read(at, &mut num_buffers);
+                rest = u16::from_le_bytes(num_buffers);
             }
             rest -= 1;
             let head = self.to_guest.add(&[buffer]).expect("room");

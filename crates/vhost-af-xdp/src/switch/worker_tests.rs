@@ -7,7 +7,7 @@ use virtqueue::{GuestAddr, Journal, QueueFeatures};
 
 use super::*;
 use crate::switch::guests::GuestLane;
-use crate::switch::lane::{Blame, Stopped};
+use crate::switch::lane::{Blame, Stopped, Work};
 use crate::switch::role::Role;
 use crate::switch::table::PortNumber;
 use crate::switch::test_guest::Memory;

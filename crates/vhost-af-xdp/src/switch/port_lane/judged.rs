@@ -159,8 +159,9 @@ impl Judged {
         GuestFrame::new(pair, buffers, &self.sending).read_start(&mut self.head[..known.into()]);
     }
 
-    /// The same of one in a chain for whose frame nothing has to be done, and whose first bytes are all that is looked at;
-    /// false: it is not like that. What else is known of it is the caller's to say.
+    /// Reads a chain whose frame only has to be passed on, and its first bytes; false: it is not like that. Sets what is
+    /// sent and the head, and leaves all else to the caller; what only lanes with rules, and those of links, read stays
+    /// as it was.
     #[inline(always)]
     pub(super) fn read_plain(&mut self, pair: &QueuePair, chain: &Chain, buffers: &[Buffer]) -> bool {
         let Some(sending) = pair.plain(chain, buffers) else {

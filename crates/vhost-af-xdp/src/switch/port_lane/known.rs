@@ -18,6 +18,8 @@ pub(super) struct Known {
     destination: Option<(Station, Destination)>,
     /// One that was found to be fit to be sent.
     plain: Option<Plain>,
+    /// The last frame began as the one before it did.
+    repeats: bool,
 }
 
 /// A frame without a tag, of a port whose frames are judged by what stands before their content alone: one that begins
@@ -74,7 +76,8 @@ fn judge_any(
     judge(looked, to, (chain, filter), counters)
 }
 
-/// What is true of a frame without a tag, of a port whose source was noted, and of those that begin as it does.
+/// Where frames without a tag go that begin with these bytes, addresses and type, and ask for nothing. More is not looked
+/// at: the port has no lock and no rules, and their source was accepted.
 #[derive(Clone, Copy)]
 pub(super) struct Alike {
     start: [u64; 2],
@@ -83,7 +86,7 @@ pub(super) struct Alike {
 }
 
 impl Alike {
-    /// Whether a frame of which the first bytes and what it asks for, nothing, are known is one; then that is noted.
+    /// If the frame begins with these bytes, notes where it goes.
     #[inline(always)]
     pub(super) fn judge(&self, chain: &mut Judged) -> bool {
         if chain.head.first_chunk().map(start_of) != Some(self.start) {
@@ -115,6 +118,7 @@ impl Known {
         counters: &PairCounters,
     ) -> Option<()> {
         let known = self.recall(chain);
+        self.repeats = known.is_some();
         let (destination, source) = known.or_else(|| self.check(table, port, chain, counters))?;
         self.note_source(source, counters)?;
         chain.to = match self.destination {
@@ -159,7 +163,7 @@ impl Known {
         Some(())
     }
 
-    /// What frames are that begin as the last one did, and ask for nothing; `None`: each has to be looked at.
+    /// Where frames go that begin as the last two did, and ask for nothing; `None`: each has to be looked at.
     #[inline]
     pub(super) fn alike(&self) -> Option<Alike> {
         let &Plain {
@@ -167,7 +171,7 @@ impl Known {
             vlan,
             destination,
             ..
-        } = self.plain.as_ref()?;
+        } = self.plain.as_ref().filter(|_| self.repeats)?;
         let (_, to) = self.destination.filter(|&(known, _)| known == destination)?;
         Some(Alike { start, vlan, to })
     }

@@ -1,0 +1,58 @@
+//! Frames that only have to be copied, into a chunk each, in one loop: most frames are of that kind.
+
+use device::pair::{Piece, QueuePair, Sending};
+use virtqueue::Chains;
+use xsk::{Frame, TxDesc, Umem};
+
+use super::{NicSink, fill_up};
+use crate::nic::endpoint::NicQueue;
+use crate::nic::queue::{Nic, Sends};
+use crate::switch::bytes::guest_to_umem;
+use crate::switch::from_guest::Turn;
+
+impl<N: Nic> NicSink<'_, N> {
+    /// Copies frames of these chains, from the first on, as long as they are like that and there is room; how many.
+    #[inline]
+    pub(super) fn copy_plain(&mut self, pair: &QueuePair, chains: &Chains, turn: &mut Turn) -> usize {
+        let NicQueue {
+            umem, pool, sends, ..
+        } = &mut *self.queue;
+        let (most, most_bytes) = turn.left();
+        let longest = umem.max_sent_bytes();
+        let before = self.transmit.outgoing.len();
+        let room = self.ring.saturating_sub(before).min(most);
+        let mut bytes = 0;
+        let copied = chains.iter().take(room).map_while(|chain| {
+            let buffers = chains.buffers(chain);
+            let Sending { start, len, .. } = pair.plain(chain, buffers)?;
+            if len > longest || bytes >= most_bytes {
+                return None;
+            }
+            let chunk = pool.take()?;
+            let frame = Piece {
+                offset: buffers[0].offset + u64::from(start.within),
+                len,
+            };
+            guest_to_umem(&pair.memory, frame, umem, umem.send_offset(&chunk))?;
+            bytes += u64::from(len);
+            Some(whole(umem, *sends, chunk, len))
+        });
+        self.transmit.outgoing.extend(copied);
+        let done = self.transmit.outgoing.len() - before;
+        turn.note_plain(done, bytes);
+        done
+    }
+}
+
+/// Sends a frame of `len` bytes that was copied into a chunk.
+#[inline(always)]
+pub(super) fn whole(umem: &Umem, sends: Sends, chunk: Frame, len: u32) -> TxDesc {
+    let data = umem.send_offset(&chunk);
+    TxDesc {
+        frame: chunk,
+        offset: data,
+        len: fill_up(umem, data, len, sends),
+        more: false,
+        metadata: false,
+    }
+}
