@@ -48,8 +48,7 @@ const BEHIND_NIC: u8 = 0x99;
 const START: Duration = Duration::from_millis(100);
 /// Until a NIC is up again that got an XDP program.
 const START_NIC: Duration = Duration::from_secs(5);
-/// What is not counted: so many rounds, or frames if those are fewer. The daemon stops looking at guests that were idle
-/// for 256 rounds, and looks at all of them when another connects.
+/// What is not counted: so many rounds, or frames if those are fewer. The daemon looks at idle guests for 256 rounds.
 const WARM_UP_ROUNDS: usize = 600;
 const WARM_UP_FRAMES: usize = 50_000;
 const LEAST_BUSY: u64 = 40;
