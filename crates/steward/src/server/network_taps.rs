@@ -7,7 +7,8 @@
 //! holder, and survives the steward. It ends with the lease of the network, too.
 //!
 //! After a steward died, the next one finds the devices by their aliases, and the programs by their pins, which lie
-//! beside those of the interface's program. It keeps those of leases still held, and removes all others.
+//! beside those of the interface's program. It keeps devices and programs of leases that are still held, and removes all
+//! others.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;

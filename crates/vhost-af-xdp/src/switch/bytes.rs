@@ -84,6 +84,14 @@ pub(crate) fn guest_to_umem(guest: &MemoryMap, from: Piece, umem: &Umem, to: Ume
     Some(())
 }
 
+/// Copies bytes of guest memory into memory of ours; as [`guest_to_umem`].
+#[inline(always)]
+pub(crate) fn guest_to_own(guest: &MemoryMap, offset: u64, to: &mut [u8]) -> Option<()> {
+    let source = guest.ptr(offset, to.len())?;
+    copy_short(source, NonNull::from(&mut *to).cast(), to.len());
+    Some(())
+}
+
 /// Copies a piece of the UMEM into guest memory; as [`guest_to_umem`].
 #[inline]
 pub(crate) fn umem_to_guest(umem: &Umem, from: UmemOffset, guest: &MemoryMap, to: Piece) -> Option<()> {

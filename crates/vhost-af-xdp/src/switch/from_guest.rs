@@ -215,19 +215,10 @@ impl Turn {
     /// How many more chains of one descriptor, and how many more bytes, it takes.
     #[inline]
     pub(crate) fn left(&self) -> (usize, u64) {
-        let Tally {
-            frames,
-            bytes,
-            descriptors,
-            further,
-            ..
-        } = self.tally;
-        let most = self.frames.saturating_sub(further);
-        let by_descriptors = most
-            .saturating_mul(DESCRIPTORS_A_FRAME)
-            .saturating_sub(descriptors);
-        let chains = most.saturating_sub(frames).min(by_descriptors);
-        let bytes = most.saturating_mul(self.bytes_a_frame).saturating_sub(bytes);
+        let most = self.frames.saturating_sub(self.tally.further);
+        let left = |allowed: u64, taken| most.saturating_mul(allowed).saturating_sub(taken);
+        let chains = left(1, self.tally.frames).min(left(DESCRIPTORS_A_FRAME, self.tally.descriptors));
+        let bytes = left(self.bytes_a_frame, self.tally.bytes);
         (usize::try_from(chains).unwrap_or(usize::MAX), bytes)
     }
 
@@ -242,10 +233,8 @@ impl Turn {
     /// for each chain.
     #[inline]
     pub(crate) fn takes_more(&self) -> bool {
-        let frames = self.frames.saturating_sub(self.tally.further);
-        self.tally.frames < frames
-            && self.tally.descriptors < frames.saturating_mul(DESCRIPTORS_A_FRAME)
-            && self.tally.bytes < frames.saturating_mul(self.bytes_a_frame)
+        let (chains, bytes) = self.left();
+        chains > 0 && bytes > 0
     }
 }
 

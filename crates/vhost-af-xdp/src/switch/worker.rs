@@ -242,7 +242,7 @@ struct Worker {
     progress: Arc<Progress>,
     /// Sorted by id.
     lanes: Vec<Slot>,
-    /// Places of those that do not doze: a sleep and a round look at these only, so that who is idle costs others
+    /// Indices of the lanes that do not doze. Rounds and sleeps visit only these, so that idle guests cost the others
     /// nothing.
     awake: Vec<usize>,
     /// How often another one became the first of them.

@@ -418,7 +418,7 @@ fn null_config(path: Path) -> NullConfig {
     }
 }
 
-/// A queue of the null NIC with memory of ours.
+/// A queue of the null NIC, with chunks in the daemon's memory.
 fn queue(path: Path) -> NicQueue<NullNic> {
     let chunks = Chunks::new(CHUNKS * 2048, 2048, CHUNKS / 2).expect("memory");
     let nic = NullNic::new(chunks.umem.clone(), null_config(path), CHUNKS as usize);

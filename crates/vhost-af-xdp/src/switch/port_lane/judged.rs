@@ -5,6 +5,7 @@ use offload::checksum::ChecksumAt;
 use offload::segment::{Malformed, Request};
 use virtqueue::{Buffer, Chain, MemoryMap};
 
+use crate::switch::bytes::guest_to_own;
 use crate::switch::ethernet::{self, Tags};
 use crate::switch::filter::{Verdict, is_long};
 use crate::switch::flow_hints::FlowHints;
@@ -206,26 +207,20 @@ pub(super) fn with_tag<R>(
 /// Copies the first bytes of a frame; those that it does not have are 0.
 #[inline(always)]
 fn read_short_head(pair: &QueuePair, buffers: &[Buffer], sending: &Sending, head: &mut [u8; SHORT_HEAD]) {
-    const HALF: usize = SHORT_HEAD / 2;
     let (at, len) = (sending.start, sending.len as usize);
     let (start, here) = buffers.get(at.buffer).map_or((0, 0), |buffer| {
         let here = (buffer.len - at.within) as usize;
         (buffer.offset + u64::from(at.within), here)
     });
-    // Nearly all lie in one piece. There what is copied is of lengths that are known here, which takes no call; it is
-    // inside the map, as checked when the descriptor was read.
+    // Nearly all lie in one piece, which is inside the map, as checked when the descriptor was read.
     if here >= SHORT_HEAD {
+        // Of a length that is known here, which takes no call.
         let _ = pair.memory.copy_from_guest(start, head);
         return;
     }
     *head = [0; SHORT_HEAD];
-    if here >= len && (HALF..=SHORT_HEAD).contains(&len) {
-        // The shortest frames: two halves, of which the second may begin inside the first.
-        let second = len - HALF;
-        let _ = pair.memory.copy_from_guest(start, &mut head[..HALF]);
-        let _ = pair
-            .memory
-            .copy_from_guest(start + second as u64, &mut head[second..][..HALF]);
+    if here >= len {
+        let _ = guest_to_own(&pair.memory, start, &mut head[..len]);
         return;
     }
     GuestFrame::new(pair, buffers, sending).read_start(&mut head[..SHORT_HEAD.min(len)]);

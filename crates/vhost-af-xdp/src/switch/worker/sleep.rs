@@ -120,7 +120,7 @@ impl Worker {
 
     /// Listens again to lanes whose time is up; how long to sleep because of those that are not listened to.
     pub(super) fn listen_again(&mut self) -> Work {
-        // A lane that is not listened to does not doze: try_doze refuses, and who is woken for its kicks is awake.
+        // A deaf lane never dozes: try_doze refuses it, and its kick has woken it before it goes deaf.
         if self.awake.iter().all(|&at| self.lanes[at].deaf.is_none()) {
             return Work::None;
         }
