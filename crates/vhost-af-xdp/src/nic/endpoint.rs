@@ -81,7 +81,11 @@ pub(crate) struct NicQueue<N> {
     pub(crate) custody: Custody,
     /// Of descriptors that are being sent, to chunks that are not in the pool.
     pub(crate) references: References,
-    /// How long those take.
+    /// Descriptors were queued since the kernel was asked last to send.
+    is_unkicked: bool,
+    /// Somebody waits for what is being sent to come back.
+    pub(crate) is_awaited: bool,
+    /// How long that takes.
     completion_time: CompletionTime,
     /// Received, and not delivered: whole frames, and perhaps one whose last piece has not come.
     pub(crate) received: Vec<RxDesc>,
@@ -128,6 +132,8 @@ impl<N: Nic> NicQueue<N> {
             packet_bytes: pool.len() as u64 * u64::from(umem.chunk_size()),
             umem,
             pool,
+            is_unkicked: false,
+            is_awaited: false,
             completion_time: CompletionTime::new(),
             received: Vec::with_capacity(to_receive.min(256)),
             empty: Vec::with_capacity(to_receive),
@@ -182,8 +188,21 @@ impl<N: Nic> NicQueue<N> {
     /// Has the kernel send what is queued, and notes what it says of the link.
     #[inline]
     pub(crate) fn kick(&mut self, counters: &PairCounters) {
+        self.is_unkicked = false;
         self.link = self.nic.kick();
         counters.nic_kicks.add(1);
+    }
+
+    /// Has the kernel send what was queued since it was asked last, and takes back what was sent by then; whether it was
+    /// asked.
+    #[inline]
+    pub(crate) fn kick_queued(&mut self, most: usize, counters: &PairCounters) -> bool {
+        let is_unkicked = self.is_unkicked;
+        if is_unkicked {
+            self.kick(counters);
+        }
+        self.reclaim(most, counters);
+        is_unkicked
     }
 
     /// Asks whether a link that was down is up again, where nothing waits for that in the ring.
@@ -235,6 +254,7 @@ impl<N: Nic> NicQueue<N> {
     #[inline]
     pub(crate) fn send(&mut self, frames: &mut Vec<TxDesc>) {
         let custody = &mut self.custody;
+        self.is_unkicked = true;
         self.nic
             .to_nic(frames.drain(..).inspect(|desc| custody.send(&desc.frame)));
     }
@@ -243,6 +263,7 @@ impl<N: Nic> NicQueue<N> {
     #[inline]
     pub(crate) fn reclaim(&mut self, most: usize, counters: &PairCounters) {
         if self.nic.unsent() == 0 {
+            self.is_awaited = false;
             return;
         }
         let (mut back, mut strays) = (0, 0);
@@ -255,6 +276,7 @@ impl<N: Nic> NicQueue<N> {
             }
         }
         self.came_back(back);
+        self.is_awaited &= back == 0;
         if back > 0 && self.link == LinkState::Down {
             // The kernel sends again: poll(2) has it do so, too (`xsk_poll`), so that no kick need have told of it.
             self.link = LinkState::Up;
@@ -280,6 +302,19 @@ impl<N: Nic> NicQueue<N> {
             }
             out => Some(self.completion_time.wait(out, Instant::now())),
         }
+    }
+
+    /// The same of a queue that sends copies: nobody waits for those, as long as half of the chunks for sending are left
+    /// and the NIC has taken all descriptors. What it completes is found when there is something else to do.
+    pub(crate) fn until_copies_sent(&mut self) -> Option<Duration> {
+        let chunks = self.packet_bytes / u64::from(self.umem.chunk_size());
+        let to_send = (chunks as usize).saturating_sub(self.to_receive);
+        let has_enough = self.pool.len() >= to_send / 2 && !self.is_awaited;
+        if !has_enough || self.nic.has_untaken() {
+            return self.until_sent();
+        }
+        self.completion_time.forget();
+        None
     }
 
     /// Gives chunks back that were to be sent.

@@ -134,6 +134,24 @@ pub(crate) fn between_guests(
     Some(())
 }
 
+/// Copies a frame of a guest's into the UMEM: bytes of ours, then those of a piece; as [`guest_to_umem`].
+#[inline(always)]
+pub(crate) fn judged_to_umem(
+    guest: &MemoryMap,
+    head: &[u8],
+    rest: Piece,
+    umem: &Umem,
+    to: UmemOffset,
+) -> Option<()> {
+    let source = guest.ptr(rest.offset, rest.len as usize)?;
+    let target = umem.ptr(to, head.len() + rest.len as usize)?;
+    // SAFETY: `target` has room for both, one behind the other, as was just checked.
+    let at_rest = unsafe { target.add(head.len()) };
+    copy_short(NonNull::from(head).cast(), target, head.len());
+    copy_short(source, at_rest, rest.len as usize);
+    Some(())
+}
+
 /// Copies a whole frame into guest memory, with its virtio-net header in front; as [`guest_to_umem`].
 #[inline]
 pub(crate) fn frame_to_guest(

@@ -90,7 +90,7 @@ pub(super) fn gso_packet(to: Mac, from: Mac, payload: usize, size: u16) -> ([u8;
 }
 
 pub(super) fn with_offloads(world: &mut World, port: usize, offloads: Offloads) {
-    slots::change(&mut world.slots, port, |lane, _| {
+    slots::change(&mut world.slots, port, &mut Vec::new(), |lane, _| {
         let pair = lane.pair_mut().expect("a guest");
         pair.offloads = offloads;
     });

@@ -157,9 +157,17 @@ impl<N: Lent> Lane for CopyLane<N> {
                 return work.max(held);
             }
         }
-        let work = Work::after(self.queue.until_sent()).max(held);
-        let soon = self.transmit.has_rest() || self.pair.is_polled();
-        if soon { work.max(Work::SOON) } else { work }
+        self.transmit.pause();
+        let work = match self.transmit.has_rest() {
+            true => Work::after(self.queue.until_sent()).max(Work::SOON),
+            false => Work::after(self.queue.until_copies_sent()),
+        };
+        let work = work.max(held);
+        if self.pair.is_polled() {
+            work.max(Work::SOON)
+        } else {
+            work
+        }
     }
 
     fn carried(&self) -> u64 {

@@ -45,6 +45,7 @@ mod link_note;
 mod long_chains_tests;
 pub(crate) mod members;
 mod moderation;
+mod naps;
 #[cfg(test)]
 mod network_tests;
 pub(crate) mod new_lane;

@@ -210,7 +210,7 @@ impl World {
 
     pub(super) fn breathe(&mut self) {
         for at in 0..self.slots.len() {
-            let breath = slots::breathe(&mut self.slots, at);
+            let breath = slots::breathe(&mut self.slots, at, &mut Vec::new());
             if breath.is_some_and(|breath| breath.left) {
                 self.acquaint();
             }

@@ -174,6 +174,11 @@ impl<O: OwnQueue> PortLane<O> {
         }
     }
 
+    /// Frames of others wait for its guest's buffers.
+    pub(super) fn has_pending(&self) -> bool {
+        self.pending.is_some()
+    }
+
     /// Its frames were judged already.
     #[inline]
     fn is_trusted(&self) -> bool {

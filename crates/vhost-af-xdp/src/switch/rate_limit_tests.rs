@@ -27,13 +27,15 @@ fn frames(count: u64) -> Rates {
 
 fn limit(world: &mut World, port: usize, from_guest: Rates, to_guest: Rates) {
     let limits = PortLimits::new(PortRates { from_guest, to_guest });
-    slots::change(&mut world.slots, port, |lane, _| lane.set_limits(&limits));
+    slots::change(&mut world.slots, port, &mut Vec::new(), |lane, _| {
+        lane.set_limits(&limits);
+    });
     world.acquaint();
 }
 
 /// What the lane of a port is to do that is about to sleep.
 fn arm(world: &mut World, port: usize) -> Work {
-    slots::arm(&mut world.slots, port).expect("in the rounds")
+    slots::arm(&mut world.slots, port, &mut Vec::new()).expect("in the rounds")
 }
 
 fn counters(world: &World, port: usize) -> Arc<PairCounters> {

@@ -50,6 +50,10 @@ pub(super) struct Slot {
     pub(super) share: Share,
     /// It is armed, and does not breathe until it is kicked, or somebody gives it frames.
     pub(super) dozes: bool,
+    /// It was armed last with nothing to do, and has no NIC that could wake it.
+    pub(super) is_quiet: bool,
+    /// The sleep in which it began to doze, if it did so as its worker fell asleep ([`super::naps`]).
+    pub(super) nap: Option<u32>,
     /// The worker's epoll set has its NIC.
     is_nic_watched: bool,
 }
@@ -60,8 +64,6 @@ pub(super) struct Breath {
     pub(super) frames: usize,
     /// A lane left the rounds.
     pub(super) left: bool,
-    /// A lane began to doze, or does not any more.
-    pub(super) turned: bool,
 }
 
 impl Slot {
@@ -79,6 +81,8 @@ impl Slot {
             idle: 0,
             share: Share::default(),
             dozes: false,
+            is_quiet: false,
+            nap: None,
             is_nic_watched: false,
         }
     }
@@ -86,10 +90,22 @@ impl Slot {
     /// Lets it breathe again; whether it dozed.
     pub(super) fn wake(&mut self) -> bool {
         self.idle = 0;
+        self.end_doze()
+    }
+
+    /// The same, where nothing came: it may go on counting breaths without a frame.
+    pub(super) fn end_doze(&mut self) -> bool {
+        self.nap = None;
         if self.dozes {
             self.lane.disarm();
         }
         std::mem::take(&mut self.dozes)
+    }
+
+    /// Whether it may sleep on when its worker wakes. No NIC may wake it, and no peer may have frames for it that nobody
+    /// would see: those of a network wake it when they give it some. Its kicks must be heard.
+    pub(super) fn may_nap(&self) -> bool {
+        self.role.network().is_some() && self.lane.nic().is_none() && self.deaf.is_none()
     }
 
     /// Whether it is in the rounds.
@@ -177,10 +193,11 @@ pub(super) fn receives(lane: &dyn Lane) -> bool {
     lane.pair().is_some_and(|pair| pair.to_guest.enabled)
 }
 
-/// Lets the lane at a place breathe; `None`: it is not in the rounds.
+/// Lets the lane at a place breathe; `None`: it is not in the rounds. Lanes that do not doze any more join those that
+/// are `awake`.
 #[inline]
-pub(super) fn breathe(slots: &mut [Slot], at: usize) -> Option<Breath> {
-    let (slot, mut others) = Others::of(slots, at)?;
+pub(super) fn breathe(slots: &mut [Slot], at: usize, awake: &mut Vec<usize>) -> Option<Breath> {
+    let (slot, mut others) = Others::of(slots, at, awake)?;
     let moved = slot
         .lane
         .breathe(others.near(slot.peer, slot.role.network().is_some()));
@@ -219,44 +236,51 @@ pub(super) fn breathe(slots: &mut [Slot], at: usize) -> Option<Breath> {
             0
         }
     };
-    let Others { left, woke, .. } = others;
-    let mut turned = woke;
+    let left = others.left;
     if is_idle {
         slot.idle += 1;
         if slot.idle.is_multiple_of(DOZE) {
-            turned |= try_doze(slots, at);
+            try_doze(slots, at, awake);
         }
     }
-    Some(Breath { frames, left, turned })
+    Some(Breath { frames, left })
 }
 
-/// Lets the lane at a place doze, if it has nothing to do; whether it does.
+/// Lets the lane at a place doze, if it has nothing to do.
 #[cold]
-fn try_doze(slots: &mut [Slot], at: usize) -> bool {
+fn try_doze(slots: &mut [Slot], at: usize, awake: &mut Vec<usize>) {
     // Nobody hears its guest's kicks, and a worker that never sleeps does not begin to listen again.
     if slots[at].deaf.is_some() {
-        return false;
+        return;
     }
-    let is_quiet = arm(slots, at) == Some(Work::None);
+    let is_quiet = arm(slots, at, awake) == Some(Work::None);
     let slot = &mut slots[at];
     match is_quiet {
-        true => slot.dozes = true,
+        true => {
+            slot.dozes = true;
+            awake.retain(|&other| other != at);
+        }
         false => slot.lane.disarm(),
     }
-    is_quiet
 }
 
-/// Arms the lane at a place; `None`: it is not in the rounds.
-pub(super) fn arm(slots: &mut [Slot], at: usize) -> Option<Work> {
-    let (slot, mut others) = Others::of(slots, at)?;
+/// Arms the lane at a place; `None`: it is not in the rounds. Lanes that do not doze any more join those that are
+/// `awake`.
+pub(super) fn arm(slots: &mut [Slot], at: usize, awake: &mut Vec<usize>) -> Option<Work> {
+    let (slot, mut others) = Others::of(slots, at, awake)?;
     slot.check_calls();
     let near = others.near(slot.peer, slot.role.network().is_some());
     Some(slot.lane.arm(near))
 }
 
 /// Changes the lane at a place.
-pub(super) fn change(slots: &mut [Slot], at: usize, change: impl FnOnce(&mut dyn Lane, Near<'_>)) {
-    let (slot, mut others) = Others::around(slots, at);
+pub(super) fn change(
+    slots: &mut [Slot],
+    at: usize,
+    awake: &mut Vec<usize>,
+    change: impl FnOnce(&mut dyn Lane, Near<'_>),
+) {
+    let (slot, mut others) = Others::around(slots, at, awake);
     let near = others.near(slot.peer, slot.role.network().is_some());
     change(&mut *slot.lane, near);
 }
@@ -388,26 +412,26 @@ struct Others<'a> {
     back: &'a mut [Slot],
     /// One of them left the rounds.
     left: bool,
-    /// One of them dozed, and does not any more.
-    woke: bool,
+    /// Those that dozed, and do not any more, are added to these.
+    awake: &'a mut Vec<usize>,
 }
 
 impl<'a> Others<'a> {
     /// The slot at a place, if it is in the rounds, and the others.
     #[inline]
-    fn of(slots: &'a mut [Slot], at: usize) -> Option<(&'a mut Slot, Self)> {
-        slots[at].is_in_rounds().then(|| Self::around(slots, at))
+    fn of(slots: &'a mut [Slot], at: usize, awake: &'a mut Vec<usize>) -> Option<(&'a mut Slot, Self)> {
+        slots[at].is_in_rounds().then(|| Self::around(slots, at, awake))
     }
 
     #[inline]
-    fn around(slots: &'a mut [Slot], at: usize) -> (&'a mut Slot, Self) {
+    fn around(slots: &'a mut [Slot], at: usize, awake: &'a mut Vec<usize>) -> (&'a mut Slot, Self) {
         let (front, rest) = slots.split_at_mut(at);
         let (slot, back) = rest.split_at_mut(1);
         let others = Self {
             front,
             back,
             left: false,
-            woke: false,
+            awake,
         };
         (&mut slot[0], others)
     }
@@ -446,7 +470,9 @@ impl Network for Others<'_> {
         let woke = slot.wake();
         slot.check_calls();
         let is_left = !slot.is_in_rounds();
-        self.woke |= woke;
+        if woke {
+            self.awake.push(at.0);
+        }
         if is_left {
             self.left = true;
             return None;

@@ -41,6 +41,9 @@ const QUIET: u64 = 8;
 /// See [`QUIET`].
 const READ_EACH: u64 = 8;
 
+/// Buffers to read into: of a turn, and of the longest frame.
+const READ_INTO: usize = BATCH + PARTS;
+
 /// See the module's head.
 pub(crate) struct TapLane {
     lane: PortLane,
@@ -70,8 +73,7 @@ impl TapLane {
         (to, cuts_udp): (TapTo, bool),
         counters: Arc<PairCounters>,
     ) -> Result<Self, InnerQueueError> {
-        let read_into = BATCH + PARTS;
-        let memory = Memory::new(u64::from(BUFFERS) + read_into as u64, 2)?;
+        let memory = Memory::new(u64::from(BUFFERS) + READ_INTO as u64, 2)?;
         let (mut to_guest, received) = memory.queue(None, None)?;
         let (mut from_guest, from_tap) = memory.queue(None, None)?;
         (to_guest.enabled, from_guest.enabled) = (true, true);
@@ -86,7 +88,7 @@ impl TapLane {
             ..Offloads::all()
         };
         let pair = memory.pair(from_guest, to_guest, offloads);
-        let free = (0..read_into).map(|_| memory.ram.alloc(BUFFER_BYTES.into(), 64));
+        let free = (0..READ_INTO).map(|_| memory.ram.alloc(BUFFER_BYTES.into(), 64));
         Ok(Self {
             lane: PortLane::of_tap(pair, Arc::clone(&counters)),
             from_tap,
@@ -191,6 +193,9 @@ impl Lane for TapLane {
             true => 0,
             false => self.quiet + 1,
         };
+        if self.free.len() == READ_INTO && !self.lane.has_pending() {
+            return Ok(written);
+        }
         let moved = self.lane.breathe(near)?;
         self.take_back();
         Ok(written + moved)

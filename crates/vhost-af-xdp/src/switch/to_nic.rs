@@ -237,6 +237,12 @@ impl<'a, N: Nic> NicSink<'a, N> {
         self.queue.kick(self.counters);
     }
 
+    /// A frame waits for room, which is there when others are sent.
+    #[inline]
+    pub(super) fn note_wait(&mut self, waits: bool) {
+        self.queue.is_awaited |= waits;
+    }
+
     /// Lets the kernel go on with what it has not sent.
     pub(super) fn kick_unsent(&mut self) {
         if self.queue.nic.unsent() > 0 {
@@ -463,6 +469,10 @@ impl<'a, N: Nic> NicSink<'a, N> {
         match &self.queue.send_tap {
             Some(SendTap { cuts_udp, .. }) if *cuts_udp || !is_udp => {}
             _ => return ByTap::Refused,
+        }
+        if self.transmit.is_shared && self.queue.is_awaited {
+            // Others wait for room in the ring: it has its turn with them.
+            return ByTap::NoRoom;
         }
         if !self.transmit.outgoing.is_empty() {
             self.flush();

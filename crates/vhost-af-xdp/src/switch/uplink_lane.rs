@@ -386,8 +386,9 @@ impl<N: Lent> Lane for UplinkLane<N> {
         if self.is_stale {
             self.renew_inboxes(network);
         }
-        self.queue.reclaim(SEGMENTS * 2, &self.counters);
-        if self.queue.nic.unsent() > 0 || self.queue.link != LinkState::Up {
+        let is_kicked = self.queue.kick_queued(SEGMENTS * 2, &self.counters);
+        let kicks = self.queue.nic.unsent() > 0 || self.queue.link != LinkState::Up;
+        if kicks && !is_kicked {
             self.queue.kick(&self.counters);
         }
         self.of_groups = 0;
@@ -400,6 +401,8 @@ impl<N: Lent> Lane for UplinkLane<N> {
     }
 
     fn arm(&mut self, near: Near<'_>) -> Work {
+        // What others put there since it breathed.
+        self.queue.kick_queued(SEGMENTS * 2, &self.counters);
         self.awaits_nic = self.queue.nic.received() == 0;
         if !self.awaits_nic || self.is_stale || self.has_group() {
             return Work::Now;
@@ -417,7 +420,7 @@ impl<N: Lent> Lane for UplinkLane<N> {
                 }
             }
         }
-        work.max(Work::after(self.queue.until_sent()))
+        work.max(Work::after(self.queue.until_copies_sent()))
     }
 
     fn carried(&self) -> u64 {

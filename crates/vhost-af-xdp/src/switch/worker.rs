@@ -43,9 +43,11 @@ use xsk::NumaNode;
 
 use super::lane::{Lane, LaneId, Near};
 use super::moderation::Moderation;
+use super::naps::Naps;
 use super::new_lane::NewLane;
 use super::polling::{Polling, Waits};
 use super::progress::{Progress, Watcher};
+use super::role::Role;
 use super::slots::{self, Place, Slot, Tables};
 use super::spread::Spread;
 use super::statistics::{LOOKS_PER_TIMED, LaneCounted, Stopwatch, WorkerCounters};
@@ -66,6 +68,9 @@ const ROUNDS_PER_LOOK: u32 = 61;
 const OFTEN: u8 = 16;
 /// So many frames at most move between two of these sleeps: each frame that a socket in the set sends costs a wake-up.
 const FEW: usize = 16;
+/// After so many sleeps in a row that each ended with one round of work, the worker sleeps again after one without
+/// looking for more: arming the lanes does that, too.
+const SINGLE: u32 = 4;
 /// Most events that are read at once; the others are read the next time.
 const EVENTS: usize = 16;
 /// To look without waiting.
@@ -160,7 +165,8 @@ impl WorkerHandle {
             progress: Arc::clone(&progress),
             lanes: Vec::new(),
             awake: Vec::new(),
-            shifts: 0,
+            naps: Naps::default(),
+            order: 1,
             moved: 0,
             nic_wakes: 0,
             is_woken: true,
@@ -245,8 +251,9 @@ struct Worker {
     /// Indices of the lanes that do not doze. Rounds and sleeps visit only these, so that idle guests cost the others
     /// nothing.
     awake: Vec<usize>,
-    /// How often another one became the first of them.
-    shifts: usize,
+    naps: Naps,
+    /// Of a sequence of numbers that is as good as random: who became the first of them last.
+    order: u64,
     /// Frames that moved since it slept last.
     moved: usize,
     /// Sleeps that NICs ended, less those that anything else did: 0 to twice [`OFTEN`].
@@ -276,25 +283,39 @@ impl Worker {
                 self.counters.busy_rounds.add(1);
                 pace.watch.note_busy();
             }
-            pace.end_pause();
-            return;
+            pace.end_pause(Instant::now);
+            pace.busy_rounds += 1;
+            if !pace.was_last() {
+                self.naps.end(&mut self.lanes, &mut self.awake);
+                return;
+            }
         }
         std::hint::spin_loop();
         let now = Instant::now();
         if meter::IS_KEPT {
-            self.counters.idle_rounds.add(1);
-            pace.watch.note_idle(now, &self.counters.time);
+            match moved {
+                true => pace.watch.look(now, &self.counters.time),
+                false => {
+                    self.counters.idle_rounds.add(1);
+                    pace.watch.note_idle(now, &self.counters.time);
+                }
+            }
         }
         let since = *pace.idle_since.get_or_insert(now);
-        if now.duration_since(since) >= pace.polling.now {
-            self.counters.counted.publish(&mut pace.work);
-            let asleep = self.rest(now);
-            pace.watch.note_sleep(asleep, Instant::now(), &self.counters.time);
-            pace.slept = true;
-            // Else it only looks: if nothing has come the pause goes on, and it does not poll again first.
-            if self.is_woken {
-                pace.end_pause();
-            }
+        if now.duration_since(since) < pace.polling.now {
+            self.naps.end(&mut self.lanes, &mut self.awake);
+            return;
+        }
+        self.counters.counted.publish(&mut pace.work);
+        let Some((asleep, woken)) = self.rest(now, moved) else {
+            pace.expect_more();
+            return;
+        };
+        pace.watch.note_sleep(asleep, woken, &self.counters.time);
+        pace.note_sleep();
+        // Else it only looks: if nothing has come the pause goes on, and it does not poll again first.
+        if self.is_woken {
+            pace.end_pause(|| woken);
         }
     }
 
@@ -328,10 +349,13 @@ impl Worker {
         let (mut moved, mut next) = (0, 0);
         let mut taken = meter::passes();
         // Who is awake may change meanwhile: then a lane breathes a round later, or twice in one.
-        while let Some(&at) = self.awake.get(next) {
+        let round = self.awake.len();
+        while next < round
+            && let Some(&at) = self.awake.get(next)
+        {
             next += 1;
             self.progress.take_up(self.lanes[at].id);
-            let Some(breath) = slots::breathe(&mut self.lanes, at) else {
+            let Some(breath) = slots::breathe(&mut self.lanes, at, &mut self.awake) else {
                 continue;
             };
             moved += breath.frames;
@@ -345,8 +369,6 @@ impl Worker {
             }
             if breath.left {
                 self.acquaint();
-            } else if breath.turned {
-                self.count_awake();
             }
         }
         self.moved = self.moved.saturating_add(moved);
@@ -365,6 +387,7 @@ impl Worker {
             "place_of searches them"
         );
         slots::acquaint(&mut self.lanes, &self.tables, &self.place);
+        self.naps.forget(&mut self.lanes);
         self.count_awake();
     }
 
@@ -373,15 +396,25 @@ impl Worker {
         self.awake.clear();
         let awake = self.lanes.iter().enumerate().filter(|(_, slot)| !slot.dozes);
         self.awake.extend(awake.map(|(at, _)| at));
-        let first = self.shifts.checked_rem(self.awake.len());
-        self.awake.rotate_left(first.unwrap_or(0));
+        self.shift();
     }
 
-    /// Lets another lane breathe first, and with it take what is scarce in a round: room in a ring that several fill.
+    /// Lets another lane breathe first, whichever, and with it take what is scarce in a round: room in a ring that several
+    /// fill. (In turn would not be fair: sleeps and rounds keep time with the ring.) Uplinks stay in front: who comes
+    /// behind one has the room that it makes.
     fn shift(&mut self) {
-        self.shifts = self.shifts.wrapping_add(1);
-        let by = self.awake.len().min(1);
-        self.awake.rotate_left(by);
+        let mut uplinks = 0;
+        for at in 0..self.awake.len() {
+            if matches!(self.lanes[self.awake[at]].role, Role::Uplink { .. }) {
+                self.awake[uplinks..=at].rotate_right(1);
+                uplinks += 1;
+            }
+        }
+        let others = &mut self.awake[uplinks..];
+        // Knuth's generator (The Art of Computer Programming 2, 3.3.4): its upper bits are as good as random.
+        self.order = (self.order.wrapping_mul(6_364_136_223_846_793_005)).wrapping_add(1);
+        let by = (self.order >> 33) as usize;
+        others.rotate_left(by.checked_rem(others.len()).unwrap_or(0));
     }
 
     /// Whether some lanes doze.
@@ -401,16 +434,14 @@ impl Worker {
 
     /// Lets lanes breathe again whose guests kicked.
     fn wake(&mut self, events: &[Event]) {
-        let mut woke = false;
         for event in events {
             if let Some(at) = self.place_of(LaneId(event.data.u64())) {
                 let slot = &mut self.lanes[at];
                 slot.lane.note_event();
-                woke |= slot.wake();
+                if slot.wake() {
+                    self.awake.push(at);
+                }
             }
-        }
-        if woke {
-            self.count_awake();
         }
     }
 
@@ -453,7 +484,7 @@ impl Worker {
                     if let Some(at) = self.place_of(id) {
                         self.lanes[at].wake();
                         self.lanes[at].unwatch_nic(&self.epoll);
-                        slots::change(&mut self.lanes, at, change);
+                        slots::change(&mut self.lanes, at, &mut self.awake, change);
                         self.acquaint();
                     }
                     let _ = done.send(());
@@ -492,6 +523,10 @@ struct Pace {
     idle_since: Option<Instant>,
     /// The worker has slept since.
     slept: bool,
+    /// Rounds that moved frames since it slept last.
+    busy_rounds: u32,
+    /// Sleeps in a row that ended with one such round.
+    single: u32,
     polling: Polling,
     watch: Watch,
     /// What its thread had done when that was told last.
@@ -507,6 +542,8 @@ impl Pace {
             rounds: 0,
             idle_since: None,
             slept: false,
+            busy_rounds: 0,
+            single: 0,
             polling: Polling::new(spin),
             watch: Watch::new(Instant::now()),
             work: meter::read(),
@@ -514,12 +551,33 @@ impl Pace {
         }
     }
 
-    /// Something came, or may have.
+    /// Whether the round that moved frames was the last one before the next sleep, most likely.
     #[inline]
-    fn end_pause(&mut self) {
+    fn was_last(&self) -> bool {
+        self.busy_rounds == 1 && self.single >= SINGLE && self.polling.now.is_zero()
+    }
+
+    /// It was not.
+    fn expect_more(&mut self) {
+        (self.single, self.idle_since) = (0, None);
+    }
+
+    /// The worker slept.
+    fn note_sleep(&mut self) {
+        self.slept = true;
+        match std::mem::take(&mut self.busy_rounds) {
+            0 => {}
+            1 => self.single = self.single.saturating_add(1),
+            _ => self.single = 0,
+        }
+    }
+
+    /// Something came, or may have, at that time.
+    #[inline]
+    fn end_pause(&mut self, at: impl FnOnce() -> Instant) {
         if let Some(since) = self.idle_since.take() {
             match std::mem::take(&mut self.slept) {
-                true => self.polling.adapt(since.elapsed()),
+                true => self.polling.adapt(at().saturating_duration_since(since)),
                 false => self.polling.meet(),
             }
         }

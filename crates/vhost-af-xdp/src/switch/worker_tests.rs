@@ -100,21 +100,38 @@ fn guest_that_is_not_listened_to_is_looked_at_for_as_long() {
 }
 
 #[test]
-fn each_lane_is_the_first_one_in_its_turn() {
+fn each_lane_is_the_first_one_behind_the_uplink_as_often_as_others() {
     let (mut worker, _handle) = worker();
-    worker.shift();
-    for id in 0..3 {
-        worker.add(LaneId(id), lane(0, true, &[]), Arc::default());
+    for id in 0..4 {
+        let role = match id {
+            2 => Role::Uplink {
+                network: "lan".into(),
+                queue: 0,
+            },
+            _ => lane(0, true, &[]).role,
+        };
+        let new = NewLane {
+            role,
+            ..lane(0, true, &[])
+        };
+        worker.add(LaneId(id), new, Arc::default());
     }
-    let mut firsts = Vec::new();
-    for _ in 0..6 {
-        firsts.push(worker.awake[0]);
+    // Each second one, too.
+    let mut firsts = [[0; 4]; 2];
+    for shift in 0..3000 {
         worker.shift();
-        // Lanes that doze and wake up begin no new order.
-        worker.count_awake();
-        assert_eq!(worker.awake.len(), 3);
+        assert_eq!(worker.awake[0], 2);
+        firsts[shift % 2][worker.awake[1]] += 1;
     }
-    assert_eq!(firsts, [1, 2, 0, 1, 2, 0]);
+    let [others, uplink]: [Vec<_>; 2] = [&[0, 1, 3][..], &[2]].map(|lanes| {
+        let lanes = lanes.iter().flat_map(|&lane| firsts.map(|counts| counts[lane]));
+        lanes.collect()
+    });
+    assert!(
+        others.iter().all(|count| (400..600).contains(count)),
+        "{firsts:?}"
+    );
+    assert_eq!(uplink, [0, 0]);
 }
 
 #[test]
@@ -142,7 +159,7 @@ fn command_is_not_slept_through_that_comes_when_a_guest_is_listened_to_again() {
     let (answer, _answered) = mpsc::channel();
     handle.send(Command::Change(LaneId(1), Box::new(|_, _| ()), answer));
     std::thread::spawn(move || {
-        worker.rest(Instant::now());
+        worker.rest(Instant::now(), false);
         let _ = rested.send(());
     });
     rests
@@ -171,13 +188,13 @@ fn lane_that_carries_much_is_let_alone_and_the_others_wake_the_worker_meanwhile(
     let again = kick.try_clone().expect("descriptors");
     let (rested, rests) = mpsc::channel();
     std::thread::spawn(move || {
-        worker.rest(Instant::now());
+        worker.rest(Instant::now(), false);
         let is_let_alone = [0, 1].map(|at: usize| worker.lanes[at].share.is_let_alone());
         // Armed since, it sleeps like any other, though it has moved no frame.
         worker.lanes[0].dozes = true;
         worker.count_awake();
         rustix::io::write(&again, &1u64.to_ne_bytes()).expect("room");
-        worker.rest(Instant::now());
+        worker.rest(Instant::now(), false);
         let _ = rested.send(is_let_alone);
     });
     let is_let_alone = rests.recv_timeout(Duration::from_secs(10)).expect("it wakes");
@@ -343,4 +360,160 @@ fn nic_of_a_guest_that_sends_is_not_in_the_epoll_set() {
         worker.wait(Some(&NO_TIME));
         assert!(worker.lanes[0].polled_nic().is_some());
     }
+}
+
+/// A lane of a network, whose descriptor tells of frames; how often it breathes is counted.
+struct Told {
+    bell: OwnedFd,
+    has_frame: bool,
+    breaths: Arc<std::sync::atomic::AtomicUsize>,
+}
+
+impl Lane for Told {
+    fn breathe(&mut self, _near: Near<'_>) -> Result<usize, Blame> {
+        self.breaths.fetch_add(1, Ordering::Relaxed);
+        Ok(std::mem::take(&mut self.has_frame).into())
+    }
+
+    fn arm(&mut self, _near: Near<'_>) -> Work {
+        Work::None
+    }
+
+    fn event_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.bell.as_fd())
+    }
+
+    fn note_event(&mut self) {
+        self.has_frame = true;
+    }
+
+    fn pair(&self) -> Option<&QueuePair> {
+        None
+    }
+
+    fn pair_mut(&mut self) -> Option<&mut QueuePair> {
+        None
+    }
+
+    fn inject(&mut self, _frame: &[u8], _near: Near<'_>) {}
+
+    fn stop(self: Box<Self>) -> Stopped {
+        unreachable!("the test does not stop it")
+    }
+}
+
+/// Three of them; the last one's role is one that polls for ever.
+struct ThreeTold {
+    worker: Worker,
+    handle: WorkerHandle,
+    bells: Vec<OwnedFd>,
+    breaths: Vec<Arc<std::sync::atomic::AtomicUsize>>,
+}
+
+impl ThreeTold {
+    fn new() -> Self {
+        let (mut worker, handle) = worker();
+        let network: Arc<str> = "lan".into();
+        let (mut bells, mut breaths) = (Vec::new(), Vec::new());
+        for number in 0..3 {
+            let bell = eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd");
+            bells.push(bell.try_clone().expect("descriptors"));
+            breaths.push(Arc::default());
+            let told = Told {
+                bell,
+                has_frame: false,
+                breaths: Arc::clone(&breaths[usize::from(number)]),
+            };
+            let role = match number {
+                2 => Role::Groups {
+                    network: Arc::clone(&network),
+                },
+                _ => Role::Member {
+                    network: Arc::clone(&network),
+                    port: PortNumber(number),
+                    pair: 0,
+                },
+            };
+            let new = NewLane {
+                lane: Box::new(told),
+                role,
+                ..lane(0, true, &[])
+            };
+            worker.add(LaneId(u64::from(number) + 1), new, Arc::default());
+        }
+        Self {
+            worker,
+            handle,
+            bells,
+            breaths,
+        }
+    }
+
+    fn ring(&self, lane: usize) {
+        rustix::io::write(&self.bells[lane], &1u64.to_ne_bytes()).expect("room");
+    }
+
+    /// How often each breathed since that was asked last.
+    fn breaths(&self) -> Vec<usize> {
+        let breaths = self.breaths.iter();
+        breaths
+            .map(|breaths| breaths.swap(0, Ordering::Relaxed))
+            .collect()
+    }
+}
+
+#[test]
+fn after_a_sleep_only_lanes_with_work_breathe_and_all_if_the_worker_stays_awake() {
+    let mut told = ThreeTold::new();
+    told.ring(1);
+    told.worker.rest(Instant::now(), false);
+    assert_eq!(told.worker.awake, [1]);
+    assert!(told.worker.breathe(None));
+    assert_eq!(told.breaths(), [0, 1, 0]);
+    // It does not sleep: a worker that polls hears no events.
+    let mut pace = Pace::new(Duration::from_secs(3600));
+    told.worker.round(&mut pace);
+    told.breaths();
+    told.worker.round(&mut pace);
+    assert_eq!(told.breaths(), [1, 1, 1]);
+}
+
+#[test]
+fn lane_that_naps_for_long_dozes_if_it_may() {
+    let mut told = ThreeTold::new();
+    for _ in 0..600 {
+        told.ring(1);
+        told.worker.rest(Instant::now(), false);
+        told.worker.breathe(None);
+    }
+    let naps: Vec<_> = told.worker.lanes.iter().map(|slot| slot.nap.is_some()).collect();
+    assert_eq!(naps, [false, false, true]);
+    assert!(told.worker.lanes[0].dozes && told.worker.lanes[2].dozes && !told.worker.lanes[1].dozes);
+    let Worker {
+        naps, lanes, awake, ..
+    } = &mut told.worker;
+    naps.end(lanes, awake);
+    assert_eq!(told.worker.awake, [1, 2]);
+    // Its event is heard nevertheless.
+    told.ring(0);
+    told.worker.rest(Instant::now(), false);
+    assert_eq!(told.worker.awake, [0]);
+}
+
+#[test]
+fn worker_whose_sleeps_end_with_one_round_of_work_each_looks_for_no_more() {
+    let mut told = ThreeTold::new();
+    let mut pace = Pace::new(Duration::ZERO);
+    // The first sleep is without work before it.
+    for _ in 0..20 {
+        told.ring(0);
+        let sleeps = told.handle.counters.sleeps.get();
+        while told.handle.counters.sleeps.get() == sleeps {
+            told.worker.round(&mut pace);
+        }
+    }
+    let counters = &told.handle.counters;
+    assert_eq!((counters.busy_rounds.get(), counters.sleeps.get()), (19, 20));
+    // One before the first sleep, and one behind each of the first rounds of work.
+    assert_eq!(counters.idle_rounds.get(), 1 + u64::from(SINGLE));
 }

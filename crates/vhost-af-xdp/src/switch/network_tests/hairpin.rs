@@ -168,7 +168,9 @@ fn limit_of_what_a_guest_gets_holds_for_what_it_sends_to_itself() {
         },
         ..PortRates::UNLIMITED
     });
-    slots::change(&mut world.slots, 0, |lane, _| lane.set_limits(&limits));
+    slots::change(&mut world.slots, 0, &mut Vec::new(), |lane, _| {
+        lane.set_limits(&limits);
+    });
     for to in [mac(0), mac(0), BROADCAST, mac(0), BROADCAST] {
         world.ports[0].send(&frame(to, mac(0), 60));
     }

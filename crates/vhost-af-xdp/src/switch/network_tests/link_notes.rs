@@ -190,7 +190,7 @@ fn frames_of_a_flow_with_different_marks_are_not_merged() {
         let mut workers = workers();
         filter(&mut workers.0[1], "direction=to-guest action=allow mark=7");
         // Segments, as a guest of the first worker gets them that takes no packets.
-        slots::change(&mut workers.0[0].slots, 0, |lane, _| {
+        slots::change(&mut workers.0[0].slots, 0, &mut Vec::new(), |lane, _| {
             lane.pair_mut().expect("a guest's").offloads = Offloads::all();
         });
         let (asked, packet) = gso_packet(mac(1), mac(0), 8000, 1000);

@@ -392,7 +392,7 @@ fn gso_packet_comes_whole_where_the_guest_takes_it_and_cut_where_not() {
         let mut workers = Workers::plain(16, false);
         for (port, offloads) in [(0, Offloads::all()), (2, offloads)] {
             let (world, at) = place(port);
-            slots::change(&mut workers.0[world].slots, at, |lane, _| {
+            slots::change(&mut workers.0[world].slots, at, &mut Vec::new(), |lane, _| {
                 lane.pair_mut().expect("a guest's").offloads = offloads;
             });
         }

@@ -386,7 +386,7 @@ pub(super) fn filter(world: &mut World, rules: &str) {
         rules: rules.collect(),
         ..FilterConfig::default()
     });
-    slots::change(&mut world.slots, 0, |lane, _| {
+    slots::change(&mut world.slots, 0, &mut Vec::new(), |lane, _| {
         drop(lane.set_filter(filter.for_a_lane(0)));
     });
     world.acquaint();

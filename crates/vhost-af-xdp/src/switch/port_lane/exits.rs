@@ -27,6 +27,34 @@ struct Frames<'a> {
 }
 
 impl Frames<'_> {
+    /// The common case of [`Frames::put`]: copies the next ones, as long as a copy is all that they take. A function of
+    /// its own, so that the loop has all registers.
+    #[inline(never)]
+    fn copy_whole(
+        &mut self,
+        sink: &mut NicSink<'_, XdpNic>,
+        give_back: &mut impl FnMut(&mut QueuePair, ChainId),
+        (turn, done): (&mut Turn, &mut usize),
+    ) {
+        let (most, most_bytes) = turn.left();
+        let next = *done..self.end.min(done.saturating_add(most));
+        let mut bytes = 0;
+        let frames = self.judged[next.clone()].iter().zip(&self.chains.chains[next]);
+        let frames = frames.map_while(|(judged, chain)| {
+            let whole = judged.whole(true, self.pair, self.chains.buffers(chain))?;
+            let takes_more = bytes < most_bytes;
+            bytes += u64::from(judged.sending.len);
+            takes_more.then_some(whole)
+        });
+        let (count, bytes) = sink.copy_judged(&self.pair.memory, frames);
+        for chain in &self.chains.chains[*done..*done + count] {
+            give_back(self.pair, chain.id);
+            turn.note(chain.readable.into());
+        }
+        turn.tally.add_all(count as u64, bytes);
+        *done += count;
+    }
+
     /// Puts them from `done` on, as far as there is room; true if the next one waits for some. Chains that the sink does
     /// not keep are given back.
     #[inline]
@@ -125,7 +153,10 @@ impl<O: OwnQueue> PortLane<O> {
         if self.transmit.has_rest() {
             let mut turn = Turn::shared(self.sender.left());
             match self.sink(network) {
-                Some(mut sink) => _ = sink.send_rest(&mut turn),
+                Some(mut sink) => {
+                    sink.send_rest(&mut turn);
+                    sink.note_wait(sink.has_rest());
+                }
                 None => self.transmit.lose(&self.counters),
             }
             self.sender.spend(&turn);
@@ -282,7 +313,7 @@ impl<O: OwnQueue> PortLane<O> {
             transmit,
             ..
         } = self;
-        let frames = Frames {
+        let mut frames = Frames {
             pair,
             judged: chains,
             chains: sender.chains(),
@@ -300,8 +331,10 @@ impl<O: OwnQueue> PortLane<O> {
         }
         let queue = network.uplink(place?)?;
         let mut sink = NicSink::new(queue, transmit, counters);
-        let give_back = |pair: &mut QueuePair, chain| own.give_back(pair, chain);
+        let mut give_back = |pair: &mut QueuePair, chain| own.give_back(pair, chain);
+        frames.copy_whole(&mut sink, &mut give_back, (turn, done));
         self.waits = frames.put(&mut sink, give_back, (turn, done));
+        sink.note_wait(self.waits);
         Some(())
     }
 

@@ -1,14 +1,15 @@
 //! Frames that only have to be copied, into a chunk each, in one loop: most frames are of that kind.
 
 use device::pair::{Piece, QueuePair, Sending};
-use virtqueue::Chains;
+use offload::checksum::ChecksumAt;
+use virtqueue::{Chains, MemoryMap};
 use xsk::{Frame, TxDesc, Umem};
 
 use super::{NicSink, fill_up};
 use crate::nic::endpoint::NicQueue;
 use crate::nic::queue::{Nic, Sends};
-use crate::switch::bytes::guest_to_umem;
-use crate::switch::from_guest::Turn;
+use crate::switch::bytes::{guest_to_umem, judged_to_umem};
+use crate::switch::from_guest::{Sink, Turn};
 
 impl<N: Nic> NicSink<'_, N> {
     /// Copies frames of these chains, from the first on, as long as they are like that and there is room; how many.
@@ -41,6 +42,38 @@ impl<N: Nic> NicSink<'_, N> {
         let done = self.transmit.outgoing.len() - before;
         turn.note_plain(done, bytes);
         done
+    }
+
+    /// The same of frames that were judged: bytes of ours, and the rest in guest memory. How many, and their bytes.
+    #[inline]
+    pub(in crate::switch) fn copy_judged<'f>(
+        &mut self,
+        memory: &MemoryMap,
+        frames: impl Iterator<Item = (Option<ChecksumAt>, &'f [u8], Piece)>,
+    ) -> (usize, u64) {
+        if self.transmit.uses_tap || self.unsendable(self.counters).is_some() {
+            return (0, 0);
+        }
+        let NicQueue {
+            umem, pool, sends, ..
+        } = &mut *self.queue;
+        let longest = umem.max_sent_bytes();
+        let before = self.transmit.outgoing.len();
+        let mut bytes = 0;
+        let copied = frames
+            .take(self.ring.saturating_sub(before))
+            .map_while(|(asked, head, rest)| {
+                let len = rest.len + head.len() as u32;
+                if asked.is_some() || len > longest {
+                    return None;
+                }
+                let chunk = pool.take()?;
+                judged_to_umem(memory, head, rest, umem, umem.send_offset(&chunk))?;
+                bytes += u64::from(len);
+                Some(whole(umem, *sends, chunk, len))
+            });
+        self.transmit.outgoing.extend(copied);
+        (self.transmit.outgoing.len() - before, bytes)
     }
 }
 

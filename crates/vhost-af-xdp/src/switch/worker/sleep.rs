@@ -21,23 +21,48 @@ impl Worker {
         self.moderation.pause()
     }
 
-    /// Arms all lanes but those that are let alone for a while, and sleeps until something happens; how long.
-    pub(super) fn rest(&mut self, now: Instant) -> Duration {
+    /// Arms all lanes but those that are let alone for a while, and sleeps until something happens; how long, and until
+    /// when. `None`: it does not, as lanes that have moved frames just now (`may_go_on`) may have more to do.
+    pub(super) fn rest(&mut self, now: Instant, may_go_on: bool) -> Option<(Duration, Instant)> {
         let mut work = self.listen_again();
         let (pause, mut is_pause) = (self.pause(now), false);
-        for &at in &self.awake {
-            let Slot { share, lane, .. } = &mut self.lanes[at];
+        let mut next = 0;
+        // One that dozed may have to be armed anew, for what others wait for of it.
+        while let Some(&at) = self.awake.get(next) {
+            next += 1;
+            let Slot {
+                share,
+                lane,
+                is_quiet,
+                ..
+            } = &mut self.lanes[at];
+            *is_quiet = false;
             if share.begin(!pause.is_zero(), now, || lane.carried()) {
                 is_pause = true;
                 work = work.max(Work::Later(Reverse(pause)));
                 continue;
             }
             self.progress.take_up(self.lanes[at].id);
-            work = work.max(slots::arm(&mut self.lanes, at).unwrap_or(Work::None));
+            let of_lane = slots::arm(&mut self.lanes, at, &mut self.awake).unwrap_or(Work::None);
+            work = work.max(of_lane);
+            let slot = &mut self.lanes[at];
+            slot.is_quiet = of_lane == Work::None && slot.may_nap();
         }
-        let mut asleep = Duration::ZERO;
+        if let Work::Later(_) = work {
+            // Some may wait for room, and others should have it next.
+            self.shift();
+        }
+        if may_go_on && (work == Work::Now || work == Work::SOON) {
+            self.naps.end(&mut self.lanes, &mut self.awake);
+            self.disarm();
+            return None;
+        }
+        let (mut asleep, mut woken) = (Duration::ZERO, now);
         self.is_woken = true;
-        if work != Work::Now {
+        if work == Work::Now {
+            self.naps.end(&mut self.lanes, &mut self.awake);
+        } else {
+            self.naps.begin(&mut self.lanes, &mut self.awake);
             self.counters.sleeps.add(1);
             if is_pause {
                 self.counters.pauses.add(1);
@@ -48,20 +73,25 @@ impl Worker {
                 Work::None | Work::Now => None,
             };
             let limit = wait.and_then(|wait| Timespec::try_from(wait).ok());
-            asleep = self.wait(limit.as_ref());
+            (asleep, woken) = self.wait(limit.as_ref());
             self.is_woken = wait.is_none_or(|wait| asleep < wait);
         }
+        self.disarm();
+        Some((asleep, woken))
+    }
+
+    /// Asks for no kicks of lanes that breathe.
+    fn disarm(&mut self) {
         for &at in &self.awake {
             let slot = &mut self.lanes[at];
             self.progress.take_up(slot.id);
             slot.lane.disarm();
         }
-        asleep
     }
 
     /// Sleeps until a guest kicks, control has sent something, a NIC that a lane awaits has frames, or so long; how
-    /// long that was.
-    pub(super) fn wait(&mut self, limit: Option<&Timespec>) -> Duration {
+    /// long that was, and until when.
+    pub(super) fn wait(&mut self, limit: Option<&Timespec>) -> (Duration, Instant) {
         if std::mem::take(&mut self.moved) > FEW {
             self.nic_wakes = 0;
         }
@@ -100,7 +130,7 @@ impl Worker {
         };
         self.note_wakes(events);
         self.wake(events);
-        now.duration_since(before)
+        (now.duration_since(before), now)
     }
 
     /// Counts who woke the worker, and listens no more to a lane that does so for nothing.

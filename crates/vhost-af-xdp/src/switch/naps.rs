@@ -1,0 +1,75 @@
+//! Lanes that nap: they fall asleep with their worker, and do not wake with it.
+//!
+//! Theory of operation. A worker that sleeps has armed its lanes. What ends the sleep is mostly for one or two of them,
+//! so the others stay armed: in the first round after a sleep only those breathe that have a NIC, were reported by the
+//! epoll set, or are given frames. If the worker does not sleep again after that round, all of them wake
+//! ([`Naps::end`]), since a worker that polls hears no kicks.
+//!
+//! A lane that may doze does so after [`LONG`] sleeps in a row, and is not looked for any more: then it costs nothing,
+//! however often the worker sleeps and wakes. So of many guests only those are here that were busy a while ago.
+
+use std::collections::VecDeque;
+
+use super::slots::Slot;
+
+/// In sleeps; about as long as a lane breathes without a frame before it dozes.
+const LONG: u32 = 256;
+
+/// See the module's head.
+#[derive(Default)]
+pub(super) struct Naps {
+    /// In which sleep each began, and which lane it is; those that are over since are skipped.
+    lanes: VecDeque<(u32, usize)>,
+    sleep: u32,
+}
+
+impl Naps {
+    /// The worker falls asleep: lanes that have nothing to do nap. They are not `awake` any more.
+    pub(super) fn begin(&mut self, slots: &mut [Slot], awake: &mut Vec<usize>) {
+        self.sleep = self.sleep.wrapping_add(1);
+        awake.retain(|&at| {
+            let slot = &mut slots[at];
+            if !slot.is_quiet {
+                return true;
+            }
+            slot.dozes = true;
+            self.add(slot, at);
+            false
+        });
+        while let Some(&(since, at)) = self.lanes.front()
+            && self.sleep.wrapping_sub(since) > LONG
+        {
+            self.lanes.pop_front();
+            let slot = &mut slots[at];
+            if slot.nap == Some(since) {
+                match slot.role.may_doze() {
+                    true => slot.nap = None,
+                    false => self.add(slot, at),
+                }
+            }
+        }
+    }
+
+    /// Lanes have changed places: all that nap wake. Who is awake is counted anew then.
+    pub(super) fn forget(&mut self, slots: &mut [Slot]) {
+        self.lanes.clear();
+        for slot in slots.iter_mut().filter(|slot| slot.nap.is_some()) {
+            slot.end_doze();
+        }
+    }
+
+    fn add(&mut self, slot: &mut Slot, at: usize) {
+        slot.nap = Some(self.sleep);
+        self.lanes.push_back((self.sleep, at));
+    }
+
+    /// They wake, and are `awake` with the others.
+    #[inline]
+    pub(super) fn end(&mut self, slots: &mut [Slot], awake: &mut Vec<usize>) {
+        while let Some((since, at)) = self.lanes.pop_front() {
+            if slots[at].nap == Some(since) && slots[at].end_doze() {
+                awake.push(at);
+            }
+        }
+    }
+}
