@@ -17,6 +17,8 @@
  *
  *   from_uplink   at ingress of the uplink: does for received frames what to_network does for the host's.
  *   to_uplink     at ingress of the tap: see send.bpf.c.
+ *   to_device     at egress of the tap: drops what did not come by the uplink. Every process of the host can send by an
+ *                 interface that is up, also without an address: to groups, by SO_BINDTODEVICE or IP_MULTICAST_IF.
  *
  * The stations are those of the XDP program's map, also where that program is loaded but not attached (tap mode). Frames
  * that to_host redirects pass the uplink's ingress. There from_uplink recognizes them by a mark. An XDP program in skb
@@ -98,6 +100,12 @@ int from_uplink(struct __sk_buff *skb)
 		return GO_ON;
 	}
 	return to_tap(skb);
+}
+
+SEC("tc")
+int to_device(struct __sk_buff *skb)
+{
+	return skb->ingress_ifindex == tap_uplink ? GO_ON : TC_ACT_SHOT;
 }
 
 SEC("tc")

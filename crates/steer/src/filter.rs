@@ -40,6 +40,13 @@ fn filter(program: BorrowedFd<'_>, place: Place) -> io::Result<TcHook> {
         .hook(place.at))
 }
 
+/// Whether a filter that [`attach_filter`] made is still there.
+pub(crate) fn has_filter(place: Place) -> bool {
+    // The handle alone identifies it: the descriptor is not used.
+    let filter = filter(io::stderr().as_fd(), place);
+    filter.is_ok_and(|mut filter| messages_of(|| filter.query()).0.is_ok())
+}
+
 /// Removes a filter that [`attach_filter`] made. Errors are ignored: either the interface is gone, and the filter with
 /// it, or the next filter replaces this one.
 pub(crate) fn remove_filter(place: Place) {

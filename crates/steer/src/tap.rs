@@ -15,11 +15,12 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
+use libbpf_rs::query::{LinkInfo, LinkTypeInfo};
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
-use libbpf_rs::{TC_EGRESS, TC_INGRESS, TcAttachPoint, libbpf_sys};
+use libbpf_rs::{ProgramMut, TC_EGRESS, TC_INGRESS, TcAttachPoint, libbpf_sys};
 
 use crate::capture::messages_of;
-use crate::filter::{Place, attach_filter, remove_filter};
+use crate::filter::{Place, attach_filter, has_filter, remove_filter};
 use crate::link;
 use crate::mode::Mode;
 use crate::program::Program;
@@ -76,9 +77,8 @@ pub enum Hook {
 pub struct TapAccess {
     to: TapTo,
     network: u32,
-    // Dropped first: it sends frames to the tap.
-    at_uplink: Attachment,
-    at_tap: Attachment,
+    /// In the order of [`pins`]. The first one is dropped first: it sends frames to the tap.
+    attachments: Vec<Attachment>,
 }
 
 #[derive(Debug)]
@@ -118,15 +118,17 @@ impl TapTo {
 }
 
 /// Prefixes of the names of pinned links, at the uplink and at the tap. The network's number follows.
-fn pins(to: TapTo) -> [&'static str; 2] {
+fn pins(to: TapTo) -> &'static [&'static str] {
     match to {
-        TapTo::Host => ["host-egress-", "host-ingress-"],
-        TapTo::Uplink => ["uplink-ingress-", "uplink-egress-"],
+        TapTo::Host => &["host-egress-", "host-ingress-"],
+        TapTo::Uplink => &["uplink-ingress-", "uplink-egress-", "uplink-device-"],
     }
 }
 
-fn pin_paths(dir: &Path, to: TapTo, network: u32) -> [PathBuf; 2] {
-    pins(to).map(|name| dir.join(format!("{name}{network}")))
+fn pin_paths(dir: &Path, to: TapTo, network: u32) -> impl Iterator<Item = PathBuf> {
+    pins(to)
+        .iter()
+        .map(move |name| dir.join(format!("{name}{network}")))
 }
 
 impl TapAccess {
@@ -149,13 +151,17 @@ impl TapAccess {
             at,
             handle: to.handle(network),
         };
-        // First what takes frames from the tap, then what sends frames to it.
-        let at_tap = attach_at(
+        // First what takes frames from the tap, last what sends frames to it.
+        let mut attachments = vec![attach_at(
             loaded.at_tap.as_fd(),
             place(device, TC_INGRESS),
             "ingress of the tap",
             hook,
-        )?;
+        )?];
+        if let Some(to_device) = &loaded.to_device {
+            let place = place(device, TC_EGRESS);
+            attachments.push(attach_at(to_device.as_fd(), place, "egress of the tap", hook)?);
+        }
         let at = match to {
             TapTo::Host => "egress of the uplink",
             TapTo::Uplink => "ingress of the uplink",
@@ -166,12 +172,18 @@ impl TapAccess {
             at,
             hook,
         )?;
+        attachments.insert(0, at_uplink);
         Ok(Self {
             to,
             network,
-            at_uplink,
-            at_tap,
+            attachments,
         })
+    }
+
+    /// Whether all programs are where they were attached: others can detach a link, and remove a filter or its qdisc.
+    #[must_use]
+    pub fn is_attached(&self) -> bool {
+        self.attachments.iter().all(Attachment::is_there)
     }
 
     /// Makes the attachments outlive this value and the process: pins links into `dir`, in the place of a
@@ -180,8 +192,8 @@ impl TapAccess {
     /// # Errors
     /// The kernel's; the attachments end with this value then.
     pub fn pin(&mut self, dir: &Path) -> io::Result<()> {
-        let both = [&mut self.at_uplink, &mut self.at_tap];
-        for (attachment, path) in both.into_iter().zip(pin_paths(dir, self.to, self.network)) {
+        let paths = pin_paths(dir, self.to, self.network);
+        for (attachment, path) in self.attachments.iter_mut().zip(paths) {
             if let AttachedBy::Link(link) = &attachment.by {
                 unpin(&path)?;
                 link::pin(link.as_fd(), &path)?;
@@ -196,7 +208,9 @@ impl TapAccess {
     /// # Errors
     /// The kernel's.
     pub fn detach(mut self, dir: Option<&Path>) -> io::Result<()> {
-        (self.at_uplink.stays, self.at_tap.stays) = (false, false);
+        for attachment in &mut self.attachments {
+            attachment.stays = false;
+        }
         dir.map_or(Ok(()), |dir| unpin_all(dir, self.to, self.network))
     }
 }
@@ -238,9 +252,7 @@ pub fn network_of_filter(handle: u32) -> Option<(TapTo, u32)> {
 }
 
 fn unpin_all(dir: &Path, to: TapTo, network: u32) -> io::Result<()> {
-    pin_paths(dir, to, network)
-        .iter()
-        .try_for_each(|path| unpin(path))
+    pin_paths(dir, to, network).try_for_each(|path| unpin(&path))
 }
 
 /// Detaches the link that is pinned there, if there is one.
@@ -267,7 +279,8 @@ fn attach_at(
     let failed = |source| TapError::Attach { at, source };
     let attachment = |by| Attachment { by, stays: false };
     if hook == Hook::Best {
-        match link::create_at(program, ifindex, attach_type, 0) {
+        // Before others, as an XDP program is and a filter of ours: theirs may end with a verdict for the host.
+        match link::create_at(program, ifindex, attach_type, libbpf_sys::BPF_F_BEFORE) {
             // No such kind of link: before Linux 6.6.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
             linked => {
@@ -281,6 +294,20 @@ fn attach_at(
     Ok(attachment(AttachedBy::Filter(place)))
 }
 
+impl Attachment {
+    /// Whether the program is still there. No answer of the kernel is no reason to attach another.
+    fn is_there(&self) -> bool {
+        match &self.by {
+            // One that was detached, or whose interface is gone, has none (tcx_link_fill_info, kernel/bpf/tcx.c).
+            AttachedBy::Link(link) => {
+                let (info, _) = messages_of(|| LinkInfo::from_fd(link.as_fd()));
+                !matches!(info, Ok(LinkInfo { info: LinkTypeInfo::Tcx(tcx), .. }) if tcx.ifindex == 0)
+            }
+            AttachedBy::Filter(place) => has_filter(*place),
+        }
+    }
+}
+
 impl Drop for Attachment {
     fn drop(&mut self) {
         if let (&AttachedBy::Filter(place), false) = (&self.by, self.stays) {
@@ -292,6 +319,8 @@ impl Drop for Attachment {
 struct Loaded {
     at_uplink: OwnedFd,
     at_tap: OwnedFd,
+    /// At the other hook of the tap.
+    to_device: Option<OwnedFd>,
 }
 
 fn load(
@@ -311,19 +340,22 @@ fn load(
     open.progs.to_network.set_autoload(to == TapTo::Host);
     open.progs.to_host.set_autoload(to == TapTo::Host);
     open.progs.from_uplink.set_autoload(to == TapTo::Uplink);
+    open.progs.to_device.set_autoload(to == TapTo::Uplink);
     open.maps
         .steer_stations
         .reuse_fd(program.networks.stations.as_fd())?;
     let skel = open.load()?;
-    let (at_uplink, at_tap) = match to {
-        TapTo::Host => (
-            &skel.progs.to_network,
-            skel.progs.to_host.as_fd().try_clone_to_owned()?,
-        ),
-        TapTo::Uplink => (&skel.progs.from_uplink, send::load(uplink, None)?),
-    };
-    Ok(Loaded {
-        at_uplink: at_uplink.as_fd().try_clone_to_owned()?,
-        at_tap,
+    let owned = |program: &ProgramMut<'_>| program.as_fd().try_clone_to_owned();
+    Ok(match to {
+        TapTo::Host => Loaded {
+            at_uplink: owned(&skel.progs.to_network)?,
+            at_tap: owned(&skel.progs.to_host)?,
+            to_device: None,
+        },
+        TapTo::Uplink => Loaded {
+            at_uplink: owned(&skel.progs.from_uplink)?,
+            at_tap: send::load(uplink, None)?,
+            to_device: Some(owned(&skel.progs.to_device)?),
+        },
     })
 }

@@ -12,4 +12,5 @@ mod host;
 mod network;
 mod pin;
 mod redirect;
+mod uplink_tap;
 mod verdict;

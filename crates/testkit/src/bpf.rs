@@ -14,14 +14,18 @@ const BPF_MAP_UPDATE_ELEM: u32 = 2;
 const BPF_PROG_LOAD: u32 = 5;
 const BPF_OBJ_PIN: u32 = 6;
 const BPF_BTF_LOAD: u32 = 18;
+const BPF_PROG_QUERY: u32 = 16;
 const BPF_LINK_CREATE: u32 = 28;
+const BPF_LINK_GET_FD_BY_ID: u32 = 30;
+const BPF_LINK_DETACH: u32 = 34;
 pub(crate) const BPF_MAP_TYPE_ARRAY: u32 = 2;
 pub(crate) const BPF_MAP_TYPE_XSKMAP: u32 = 17;
 const BPF_PROG_TYPE_SCHED_CLS: u32 = 3;
 const BPF_PROG_TYPE_XDP: u32 = 6;
 const BPF_ATTACH_XDP: u32 = 37;
-const BPF_TCX_EGRESS: u32 = 47;
-const BPF_F_BEFORE: u32 = 1 << 3;
+pub(crate) const BPF_TCX_INGRESS: u32 = 46;
+pub(crate) const BPF_TCX_EGRESS: u32 = 47;
+pub(crate) const BPF_F_BEFORE: u32 = 1 << 3;
 const BPF_F_XDP_HAS_FRAGS: u32 = 1 << 5;
 // include/uapi/linux/if_link.h.
 const XDP_FLAGS_SKB_MODE: u32 = 1 << 1;
@@ -82,6 +86,22 @@ struct LinkCreate {
     target_ifindex: u32,
     attach_type: u32,
     flags: u32,
+}
+
+#[derive(Default)]
+#[repr(C)]
+struct ProgQuery {
+    target_ifindex: u32,
+    attach_type: u32,
+    query_flags: u32,
+    attach_flags: u32,
+    program_ids: u64,
+    count: u32,
+    padding: u32,
+    program_attach_flags: u64,
+    link_ids: u64,
+    link_attach_flags: u64,
+    revision: u64,
 }
 
 #[repr(C)]
@@ -258,9 +278,21 @@ pub(crate) fn load_tagger(kind: u16, vlan: u8) -> io::Result<OwnedFd> {
         instruction(0xb7, 0, 0, 0, u32::MAX), // r0 = TCX_NEXT
         instruction(0x95, 0, 0, 0, 0),        // exit
     ];
+    load_classifier(&program)
+}
+
+/// `return verdict;` at an interface's ingress or egress.
+pub(crate) fn load_tc_verdict(verdict: u32) -> io::Result<OwnedFd> {
+    load_classifier(&[
+        instruction(0xb7, 0, 0, 0, verdict), // r0 = verdict
+        instruction(0x95, 0, 0, 0, 0),       // exit
+    ])
+}
+
+fn load_classifier(program: &[u64]) -> io::Result<OwnedFd> {
     let load = ProgLoad {
         prog_type: BPF_PROG_TYPE_SCHED_CLS,
-        insn_count: 7,
+        insn_count: program.len() as u32,
         insns: program.as_ptr() as u64,
         license: c"GPL".as_ptr() as u64,
         ..ProgLoad::default()
@@ -268,15 +300,47 @@ pub(crate) fn load_tagger(kind: u16, vlan: u8) -> io::Result<OwnedFd> {
     bpf(BPF_PROG_LOAD, &load).map(descriptor)
 }
 
-/// Attaches a program at the egress of an interface, before all others there, for as long as the link is open.
-pub(crate) fn attach_at_egress(program: &OwnedFd, ifindex: u32) -> io::Result<OwnedFd> {
+/// Attaches a program at the ingress or egress of an interface for as long as the link is open. `flags`:
+/// [`BPF_F_BEFORE`]: before all others there; 0: behind them.
+pub(crate) fn attach_tcx(program: &OwnedFd, ifindex: u32, place: u32, flags: u32) -> io::Result<OwnedFd> {
     let create = LinkCreate {
         program: number(program),
         target_ifindex: ifindex,
-        attach_type: BPF_TCX_EGRESS,
-        flags: BPF_F_BEFORE,
+        attach_type: place,
+        flags,
     };
     bpf(BPF_LINK_CREATE, &create).map(descriptor)
+}
+
+/// Detaches all programs there that a link holds; how many there were.
+pub(crate) fn detach_tcx(ifindex: u32, place: u32) -> io::Result<usize> {
+    let (mut programs, mut links) = ([0u32; 64], [0u32; 64]);
+    let mut query = ProgQuery {
+        target_ifindex: ifindex,
+        attach_type: place,
+        program_ids: programs.as_mut_ptr() as u64,
+        count: 64,
+        link_ids: links.as_mut_ptr() as u64,
+        ..ProgQuery::default()
+    };
+    // SAFETY: the kernel reads and writes a live union member, and arrays of the length that it states.
+    let asked = unsafe {
+        libc::syscall(
+            libc::SYS_bpf,
+            BPF_PROG_QUERY,
+            &raw mut query,
+            size_of::<ProgQuery>(),
+        )
+    };
+    if asked < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let held: Vec<u32> = links.into_iter().filter(|&link| link != 0).collect();
+    for link in &held {
+        let link = bpf(BPF_LINK_GET_FD_BY_ID, link).map(descriptor)?;
+        bpf(BPF_LINK_DETACH, &number(&link))?;
+    }
+    Ok(held.len())
 }
 
 /// Attaches a program to an interface, natively or in skb mode, for as long as the link is open.

@@ -122,6 +122,48 @@ pub fn judge_all(netns: &NetNs, interface: &str, verdict: Verdict) -> OwnedFd {
     link(&program, netns, interface, Mode::Native)
 }
 
+/// Where programs see an interface's frames that an XDP program has passed on, or that are about to leave (tcx).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// Frames that it receives.
+    Ingress,
+    /// Frames that it is to send.
+    Egress,
+}
+
+impl Side {
+    fn place(self) -> u32 {
+        match self {
+            Self::Ingress => bpf::BPF_TCX_INGRESS,
+            Self::Egress => bpf::BPF_TCX_EGRESS,
+        }
+    }
+}
+
+/// Attaches a program that accepts all frames, behind the programs that are there, for as long as the result lives:
+/// those behind it see none.
+///
+/// # Panics
+/// If that fails, for want of tcx (Linux 6.6) for example.
+#[must_use]
+pub fn accept_all(netns: &NetNs, interface: &str, side: Side) -> OwnedFd {
+    const TCX_PASS: u32 = 0;
+    let program = bpf::load_tc_verdict(TCX_PASS).expect("the verifier accepts it");
+    let index = netns.index_of(interface);
+    let link = netns.enter(|| bpf::attach_tcx(&program, index, side.place(), 0));
+    link.expect("tcx")
+}
+
+/// Detaches all programs there that links hold, as an administrator may (`bpftool link detach`); how many there were.
+///
+/// # Panics
+/// If that fails.
+pub fn detach_all(netns: &NetNs, interface: &str, side: Side) -> usize {
+    let index = netns.index_of(interface);
+    let detached = netns.enter(|| bpf::detach_tcx(index, side.place()));
+    detached.expect("we are root")
+}
+
 /// An AF_XDP socket of a namespace with an RX ring, without which a map takes none (Linux 7.1), and nothing more.
 ///
 /// # Panics

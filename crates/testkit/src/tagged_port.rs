@@ -21,7 +21,7 @@ impl TaggedPort {
     pub fn on((netns, interface): (&NetNs, &str), kind: u16, vlan: u8) -> Self {
         let program = bpf::load_tagger(kind, vlan).expect("a program that tags");
         let index = netns.index_of(interface);
-        let link = netns.enter(|| bpf::attach_at_egress(&program, index));
+        let link = netns.enter(|| bpf::attach_tcx(&program, index, bpf::BPF_TCX_EGRESS, bpf::BPF_F_BEFORE));
         let port = PacketPort::open(netns, interface);
         let mark = 1u32;
         // SAFETY: the kernel reads four bytes of a live value.

@@ -1,0 +1,134 @@
+//! A device that joins a network with the wire, where no XDP program is on the uplink: which frames it carries, and what
+//! others do to the programs. Who serves the network is a namespace with the other end of the device.
+
+use crate::common;
+
+use common::{Pair, as_a_steward};
+use steer::{GroupLimit, GroupRing, Hook, ModeRequest, Program, Station, TapAccess, TapTo};
+use testkit::foreign::{Side, accept_all, detach_all};
+use testkit::{NetNs, PacketPort, VethPair, frame};
+
+const GUEST: [u8; 6] = [2, 0, 0, 0, 0, 0x11];
+const DEVICE: &str = "vaxu0";
+const INNER_END: &str = "vaxg0";
+
+struct World {
+    access: TapAccess,
+    inside: PacketPort,
+    _program: Program,
+    _namespace: NetNs,
+    pair: Pair,
+}
+
+impl World {
+    /// `before`: what is done to the uplink before.
+    fn new<T>(hook: Hook, before: impl FnOnce(&NetNs) -> T) -> Option<(Self, T)> {
+        let pair = Pair::new(1500)?;
+        let (near, namespace) = (&pair.veth.near, NetNs::new("serves"));
+        let add = ["link", "add", DEVICE, "type", "veth", "peer", "name", INNER_END];
+        near.ip(&[&add[..], &["netns", namespace.name()]].concat());
+        near.ip(&["link", "set", DEVICE, "arp", "off", "up"]);
+        namespace.ip(&["link", "set", INNER_END, "up"]);
+        let before = before(near);
+        let program = Program::attach(pair.ifindex(), ModeRequest::Tap, false).expect("nothing is attached");
+        let ring = GroupRing::new().expect("memory");
+        let network = program.set_network(0..1, GroupLimit::default(), &ring);
+        network.expect("queue 0");
+        let station = Station { vlan: 0, mac: GUEST };
+        program.set_station(0, station, 1).expect("room");
+        let ends = (pair.ifindex(), near.index_of(DEVICE));
+        let access = as_a_steward(|| TapAccess::attach(&program, TapTo::Uplink, 0, ends, hook));
+        near.await_sender(DEVICE);
+        pair.veth.await_near();
+        let world = Self {
+            access: access.expect("joined"),
+            inside: PacketPort::open(&namespace, INNER_END),
+            _program: program,
+            _namespace: namespace,
+            pair,
+        };
+        Some((world, before))
+    }
+
+    fn near(&self) -> &NetNs {
+        &self.pair.veth.near
+    }
+
+    /// What the device has carried before a frame that comes by the uplink for the guest.
+    #[track_caller]
+    fn carried(&self, seed: u8) -> Vec<Vec<u8>> {
+        let last = to(GUEST, seed);
+        self.pair.far_socket.send(&last);
+        self.inside.receive_before(&last)
+    }
+}
+
+fn to(mac: [u8; 6], seed: u8) -> Vec<u8> {
+    let mut sent = frame::plain(100, seed);
+    sent[..6].copy_from_slice(&mac);
+    sent
+}
+
+/// A process of the host can send by each interface that is up: to groups without a privilege.
+#[test]
+fn device_carries_nothing_of_the_hosts_but_what_comes_by_the_uplink() {
+    for hook in [Hook::Best, Hook::Clsact] {
+        let Some((world, ())) = World::new(hook, |_| ()) else {
+            return;
+        };
+        // What was under way before the programs were there.
+        world.carried(0);
+        let host = PacketPort::open(world.near(), DEVICE);
+        for (seed, mac) in [GUEST, [0xff; 6], [0x01, 0, 0x5e, 0, 0, 1]]
+            .into_iter()
+            .enumerate()
+        {
+            // The kernel says that there is no room (ENOBUFS).
+            let _ = host.try_send(&to(mac, seed as u8));
+        }
+        assert_eq!(world.carried(9), Vec::<Vec<u8>>::new(), "{hook:?}");
+        // Frames to groups do come by the uplink.
+        let group = to([0xff; 6], 10);
+        world.pair.far_socket.send(&group);
+        assert_eq!(world.carried(11), [group], "{hook:?}");
+    }
+}
+
+#[test]
+fn program_that_accepts_all_for_the_host_does_not_take_the_networks_frames() {
+    let accept = |near: &NetNs| accept_all(near, VethPair::NIC, Side::Ingress);
+    let Some((world, _accepting)) = World::new(Hook::Best, accept) else {
+        return;
+    };
+    world.carried(0);
+}
+
+#[test]
+fn program_that_somebody_detaches_is_missed() {
+    for (interface, side) in [
+        (VethPair::NIC, Side::Ingress),
+        (DEVICE, Side::Ingress),
+        (DEVICE, Side::Egress),
+    ] {
+        let Some((world, ())) = World::new(Hook::Best, |_| ()) else {
+            return;
+        };
+        assert!(world.access.is_attached());
+        assert_eq!(detach_all(world.near(), interface, side), 1);
+        assert!(!world.access.is_attached(), "{interface}, {side:?}");
+    }
+}
+
+#[test]
+fn filter_that_goes_with_its_qdisc_is_missed() {
+    for interface in [VethPair::NIC, DEVICE] {
+        let Some((world, ())) = World::new(Hook::Clsact, |_| ()) else {
+            return;
+        };
+        assert!(world.access.is_attached());
+        world
+            .near()
+            .run("tc", &["qdisc", "del", "dev", interface, "clsact"]);
+        assert!(!world.access.is_attached(), "{interface}");
+    }
+}
