@@ -1,7 +1,7 @@
 //! Network interfaces as the kernel tells of them (rtnetlink).
 //!
-//! [`Link::by_name`] asks once; [`Changes`] waits for RTMGRP_LINK notifications, and for those of ethtool: rtnetlink
-//! says nothing of `ethtool -L`. A notification is only a reason to ask again: asking gives the state now, whatever
+//! [`Link::by_name`] asks once; [`Changes`] waits for RTMGRP_LINK notifications, for RTMGRP_TC ones (`tc qdisc del` takes
+//! filters of ours off), and for those of ethtool: rtnetlink says nothing of `ethtool -L`. A notification is only a reason to ask again: asking gives the state now, whatever
 //! messages were lost before.
 
 #[cfg(feature = "server")]
@@ -326,10 +326,8 @@ impl Changes {
     /// The kernel's.
     pub fn subscribe() -> io::Result<Self> {
         let route = netlink_socket(None)?;
-        bind(
-            &route,
-            &SocketAddrNetlink::new(0, libc::RTMGRP_LINK.cast_unsigned()),
-        )?;
+        let groups = libc::RTMGRP_LINK | libc::RTMGRP_TC;
+        bind(&route, &SocketAddrNetlink::new(0, groups.cast_unsigned()))?;
         // What it tells is missed where it cannot be had; nothing else is.
         let ethtool = ethtool_changes().ok();
         let any = epoll::create(epoll::CreateFlags::CLOEXEC)?;

@@ -185,9 +185,21 @@ impl NetworkTap {
             uplink: uplink.index,
             tap: device.index,
         };
+        if let Some(joined) = &self.joined
+            && !joined.access.is_attached()
+        {
+            tracing::warn!(
+                tap = self.tap.name,
+                "somebody has detached a program that joins it"
+            );
+            // Without its programs the host's stack would take what guests send.
+            let _ = self.tap.set_up(false);
+            self.joined = None;
+        }
         let joined = self.joined.as_ref().map(|joined| joined.between);
-        // An administrator may have set it down.
-        if joined == Some(between) && device.mtu == Tap::mtu_for(uplink.mtu) && !self.is_unfinished() {
+        // While it is down the kernel drops all that the programs redirect to it.
+        let is_whole = device.up && device.mtu == Tap::mtu_for(uplink.mtu);
+        if joined == Some(between) && is_whole && !self.is_unfinished() {
             return Ok(Some(device));
         }
         let now = Instant::now();
