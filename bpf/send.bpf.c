@@ -24,13 +24,23 @@ const volatile __u32 send_uplink;
  */
 const volatile __u32 send_queue;
 
+/* A tag of a VLAN (802.1Q). */
+#define TAG_BYTES 4
+
 SEC("tc")
 int to_uplink(struct __sk_buff *skb)
 {
 	__u32 mtu = 0;
+	long too_long;
 
-	/* Drops packets whose segments are longer than the interface's MTU: the NIC does not check that. */
-	if (bpf_check_mtu(skb, send_uplink, &mtu, 0, BPF_MTU_CHK_SEGS))
+	/* Drops what is longer than the interface's MTU allows: the NIC does not check that. Frames may be as long as with a
+	 * tag, as for sockets and bridges (is_skb_forwardable, net/core/dev.c). Segments may not: the daemon cuts those.
+	 */
+	if (skb->gso_size)
+		too_long = bpf_check_mtu(skb, send_uplink, &mtu, 0, BPF_MTU_CHK_SEGS);
+	else
+		too_long = bpf_check_mtu(skb, send_uplink, &mtu, -TAG_BYTES, 0);
+	if (too_long)
 		return TC_ACT_SHOT;
 	skb->queue_mapping = send_queue;
 	skb->tc_index = SENT_BY_TAP(skb->ingress_ifindex, send_uplink);

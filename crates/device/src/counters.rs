@@ -170,8 +170,8 @@ counters! {
     Drop from_guest_too_long,
     /// virtio-net header that asks for a checksum or segmentation that was not negotiated.
     Drop from_guest_offload_not_negotiated,
-    /// virtio-net header that contradicts itself or its frame: segments of no bytes, an unknown kind, segmentation
-    /// without a checksum, a checksum that is not in the frame, headers of another protocol or length.
+    /// virtio-net header that contradicts itself or its frame: segments of 0 or 65,535 bytes, an unknown kind,
+    /// segmentation without a checksum, a checksum that is not in the frame, headers of another protocol or length.
     Drop from_guest_offload_malformed,
     /// GSO packet whose segments would be longer than the interface's MTU plus Ethernet and VLAN header.
     Drop from_guest_segment_too_long,
@@ -297,10 +297,10 @@ mod tests {
     #[test]
     fn first_reason_is_kept_until_it_is_taken() {
         let counters = PairCounters::default();
-        counters.drop_malformed(Malformed::SegmentSize);
+        counters.drop_malformed(Malformed::SegmentSize(0));
         counters.drop_malformed(Malformed::GsoWithoutChecksum);
         assert_eq!(counters.from_guest_offload_malformed.get(), 2);
-        assert_eq!(counters.why_malformed.take(), Some(Malformed::SegmentSize));
+        assert_eq!(counters.why_malformed.take(), Some(Malformed::SegmentSize(0)));
         assert_eq!(counters.why_malformed.take(), None);
         counters.drop_malformed(Malformed::GsoWithoutChecksum);
         assert_eq!(counters.why_malformed.take(), Some(Malformed::GsoWithoutChecksum));

@@ -42,9 +42,9 @@ pub enum Malformed {
     /// ECN beside a type that is not TCP.
     #[error("GSO type {0:#x} asks for ECN, which only TCP has")]
     EcnWithoutTcp(u8),
-    /// A segment size of zero.
-    #[error("GSO with segments of no bytes")]
-    SegmentSize,
+    /// A segment size of zero, or of 65,535.
+    #[error("GSO with segments of {0} bytes")]
+    SegmentSize(u16),
     /// GSO without a partial checksum (VirtIO 1.3, 5.1.6.2).
     #[error("GSO without NEEDS_CSUM")]
     GsoWithoutChecksum,
@@ -124,7 +124,7 @@ impl Plan {
         check_lengths(headers, &layers, frame_len)?;
         let size = u32::from(gso.size);
         if size == 0 {
-            return Err(Malformed::SegmentSize);
+            return Err(Malformed::SegmentSize(gso.size));
         }
         let (ip, transport, payload) = (layers.ip.into(), layers.transport.into(), layers.payload.into());
         let mut template = [0; HEADERS_MAX];

@@ -116,3 +116,25 @@ pub fn assert_sane(got: &Received, offloads: u64) {
         assert!(headers + size.min(len - headers) <= 1518 && (len - headers).div_ceil(size) <= 2048);
     }
 }
+
+/// A GSO packet with sound headers, and what it asks for.
+#[must_use]
+pub fn nearly_right(noise: &mut Noise) -> (Vec<u8>, [u8; 12]) {
+    let payload = noise.one(&[0, 1, 100, 2000, 2048, 20_001, 64_000]);
+    let ip = match noise.index(2) {
+        0 => Ip::V4(0),
+        _ => Ip::V6(vec![]),
+    };
+    let packet = match noise.index(3) {
+        0 => GsoPacket::udp(ip, payload),
+        _ => GsoPacket::tcp(ip, payload),
+    };
+    let frame = packet.bytes();
+    let mut header = [0; 12];
+    header[..10].copy_from_slice(&packet.request(noise.one(&[0, 1, 48, 1000, 1448, 9000, 65_535])));
+    let right = packet.header_len();
+    // How long they are is a hint (VirtIO 1.3, 5.1.6.2).
+    let said = noise.one(&[right, right, 0, 14, frame.len(), 65_535]) as u16;
+    header[2..4].copy_from_slice(&said.to_le_bytes());
+    (frame, header)
+}

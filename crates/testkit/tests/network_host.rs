@@ -373,10 +373,13 @@ fn addresses_of_the_host_are_followed() {
 }
 
 #[rstest]
-fn network_without_the_host_is_as_before(#[values(false, true)] by_policy: bool) {
+fn network_without_the_host_is_as_before(
+    #[values(false, true)] by_policy: bool,
+    #[values("", "mode = \"tap\"")] mode: &str,
+) {
     require!(Root);
-    let keys = if by_policy { "" } else { "host = false" };
-    let mut lan = Lan::new(&Serve::file().leased(), keys, &["", ""]);
+    let keys = if by_policy { "" } else { "\nhost = false" };
+    let mut lan = Lan::new(&Serve::file().leased(), &format!("{mode}{keys}"), &["", ""]);
     if by_policy {
         lan = forbidden(lan);
     }

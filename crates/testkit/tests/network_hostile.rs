@@ -9,16 +9,14 @@ use std::time::Instant;
 
 use rstest::rstest;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-use testkit::any_frame::{any_frame, any_header, assert_sane};
+use testkit::any_frame::{any_frame, any_header, assert_sane, nearly_right};
 use testkit::driver::{F_GUEST_ALL, F_HOST_ALL, region_info};
 use testkit::frame::NUMBERED;
-use testkit::gso_packet::Ip;
 use testkit::lan::{self, mac};
 use testkit::pair::Ring;
 use testkit::vmm::{Act, Shared, Vmm};
 use testkit::{
-    Daemon, Driver, DriverConfig, GsoPacket, Layout, NetNs, Noise, Serve, driver, message, scribble, soak,
-    wait,
+    Daemon, Driver, DriverConfig, Layout, NetNs, Noise, Serve, driver, message, scribble, soak, wait,
 };
 use vhost::vhost_user::VhostUserFrontend;
 use virtqueue::driver::{Buffer, GuestRam};
@@ -219,27 +217,6 @@ fn guest_that_comes_and_goes_in_a_storm_costs_others_no_frame() {
         drop(liar);
         world.assert_goes_on();
     }
-}
-
-/// A GSO packet with sound headers, and what it asks for.
-fn nearly_right(noise: &mut Noise) -> (Vec<u8>, [u8; 12]) {
-    let payload = noise.one(&[0, 1, 100, 2000, 2048, 20_001, 64_000]);
-    let ip = match noise.index(2) {
-        0 => Ip::V4(0),
-        _ => Ip::V6(vec![]),
-    };
-    let packet = match noise.index(3) {
-        0 => GsoPacket::udp(ip, payload),
-        _ => GsoPacket::tcp(ip, payload),
-    };
-    let frame = packet.bytes();
-    let mut header = [0; 12];
-    header[..10].copy_from_slice(&packet.request(noise.one(&[0, 1, 48, 1000, 1448, 9000, 65_535])));
-    let right = packet.header_len();
-    // How long they are is a hint (VirtIO 1.3, 5.1.6.2).
-    let said = noise.one(&[right, right, 0, 14, frame.len(), 65_535]) as u16;
-    header[2..4].copy_from_slice(&said.to_le_bytes());
-    (frame, header)
 }
 
 /// They ask for segments of no bytes, of 65,535, for headers beyond the frame's end, and for what is right; for a guest

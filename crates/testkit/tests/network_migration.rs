@@ -78,7 +78,8 @@ fn connect(daemon: &Daemon, guest: usize) -> Driver {
 }
 
 impl Hosts {
-    fn new(vlan: u16) -> Self {
+    /// `mode`: the key of the network, or nothing.
+    fn new(vlan: u16, mode: &str) -> Self {
         let veth = VethPair::new();
         let second = NetNs::new("second");
         let far = &veth.far;
@@ -119,7 +120,7 @@ impl Hosts {
             let netns = [&veth.near, &second][host];
             // So that XDP sees tags.
             netns.run("ethtool", &["-K", VethPair::NIC, "rxvlan", "off"]);
-            let mut text = format!("[network.lan]\nuplink = \"{}\"\n", VethPair::NIC);
+            let mut text = format!("[network.lan]\nuplink = \"{}\"\n{mode}\n", VethPair::NIC);
             for guest in [GUEST, PEERS[host]] {
                 let keys = if vlan == 0 {
                     String::new()
@@ -198,9 +199,13 @@ impl Hosts {
 }
 
 #[rstest]
-fn guest_moves_to_another_host_with_its_address(#[values(0, 100)] vlan: u16) {
+#[case(0, "")]
+#[case(100, "")]
+#[case(0, "mode = \"tap\"")]
+#[case(100, "mode = \"tap\"")]
+fn guest_moves_to_another_host_with_its_address(#[case] vlan: u16, #[case] mode: &str) {
     require!(Root);
-    let mut hosts = Hosts::new(vlan);
+    let mut hosts = Hosts::new(vlan, mode);
     hosts.assert_all_reach_all();
     assert!(
         hosts.whereabouts().contains(VethPair::WIRE),

@@ -1,5 +1,7 @@
 //! A network whose uplink has no XDP program (`mode = "tap"`): frames come and go by a tap device, GSO packets whole.
 
+mod hostile;
+
 use std::time::Duration;
 
 use rstest::rstest;
@@ -229,6 +231,11 @@ fn mode_changes_under_guests() {
     assert!(told.contains("network lan has changed (mode)"), "{told}");
     await_passes(&mut lan);
     assert!(!has_program(&lan.veth.near));
+    let told = lan.daemon.reload_with(&text);
+    assert!(told.contains("network lan has changed (mode)"), "{told}");
+    await_passes(&mut lan);
+    assert!(has_program(&lan.veth.near));
+    assert!(!taps(&lan.veth.near).contains("vaxu"));
     assert_eq!(lan.daemon.port(0)["sessions"].as_u64(), Some(1));
 }
 

@@ -85,8 +85,9 @@ impl Request {
         if ecn && kind == GsoKind::Udp {
             return Err(Malformed::EcnWithoutTcp(*gso_type));
         }
-        if size == 0 {
-            return Err(Malformed::SegmentSize);
+        // Linux takes the largest one for no size (GSO_BY_FRAGS, include/linux/skbuff.h), and refuses it.
+        if matches!(size, 0 | u16::MAX) {
+            return Err(Malformed::SegmentSize(size));
         }
         if csum.is_none() {
             return Err(Malformed::GsoWithoutChecksum);

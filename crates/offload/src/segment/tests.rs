@@ -82,7 +82,7 @@ fn bad_requests_are_refused() {
     );
     assert_eq!(
         Request::from_header(&header(1, 1, 0)),
-        Err(Malformed::SegmentSize)
+        Err(Malformed::SegmentSize(0))
     );
     assert_eq!(
         Request::from_header(&header(0, 1, 1460)),

@@ -17,6 +17,11 @@ fn malformed() -> Vec<(&'static str, [u8; 10], &'static str)> {
     };
     vec![
         ("segments of no bytes", with(4, &[0, 0]), MALFORMED),
+        (
+            "the size that Linux takes for none",
+            with(4, &[0xff, 0xff]),
+            MALFORMED,
+        ),
         ("unknown kind", with(1, &[2]), MALFORMED),
         ("UFO", with(1, &[3]), MALFORMED),
         ("unknown kind with ECN", with(1, &[0xff]), MALFORMED),
@@ -36,7 +41,7 @@ fn malformed() -> Vec<(&'static str, [u8; 10], &'static str)> {
         ),
         (
             "the longest segments",
-            with(4, &[0xff, 0xff]),
+            with(4, &[0xfe, 0xff]),
             "from_guest_segment_too_long",
         ),
         (
@@ -166,7 +171,7 @@ fn first_lost_frame_of_a_kind_is_logged_with_what_was_wrong(
     let is_logged = || lines(&rig, MALFORMED).len() == 2;
     assert!(wait::until(wait::SOON, is_logged), "{}", rig.daemon.said());
     let line = &lines(&rig, MALFORMED)[1];
-    assert!(line.contains("GSO with segments of no bytes."), "{line}");
+    assert!(line.contains("GSO with segments of 0 bytes."), "{line}");
 }
 
 #[rstest]

@@ -195,7 +195,7 @@ impl Network {
             told.mtu = told.mtu.min(before.mtu);
         }
         let before = state.link.replace(told);
-        if before.map(|before| before.up) != Some(told.up) {
+        if before != Some(told) {
             self.tell_link(state);
         }
         let (changes, now) = (interface.steering.changes(), Instant::now());
@@ -402,17 +402,19 @@ impl Network {
         Ok(())
     }
 
-    /// Tells the lane of a tap whether frames can leave; those of queues find out by themselves.
+    /// Tells the lane of a tap whether frames can leave, and how long ones; those of queues find out by themselves.
     fn tell_link(&self, state: &State) {
-        let link = match state.link {
-            Some(NetworkLink { up: false, .. }) => LinkState::Down,
-            _ => LinkState::Up,
+        let Some(NetworkLink { up, mtu }) = state.link else {
+            return;
         };
+        let link = if up { LinkState::Up } else { LinkState::Down };
+        let frame_limit = mtu.saturating_add(L2_BYTES);
         for running in state.running.iter().flatten() {
             if let Way::Tap(_) = running.way {
                 self.workers
                     .change(running.at, move |lane: &mut dyn Lane, _: Near<'_>| {
                         lane.set_link(link);
+                        lane.set_frame_limit(frame_limit);
                     });
             }
         }

@@ -97,6 +97,7 @@ impl TapLane {
                 tap,
                 to,
                 link: LinkState::Up,
+                frame_limit: u32::MAX,
                 is_stuck: false,
                 waiting: Received::new(received, &memory)?,
                 ram: memory.ram,
@@ -243,6 +244,11 @@ impl Lane for TapLane {
 
     fn set_link(&mut self, link: LinkState) {
         self.to_tap.link = link;
+    }
+
+    fn set_frame_limit(&mut self, bytes: u32) {
+        // Frames from the tap have none: the kernel has taken them.
+        self.to_tap.frame_limit = bytes;
     }
 
     fn event_fd(&self) -> Option<BorrowedFd<'_>> {

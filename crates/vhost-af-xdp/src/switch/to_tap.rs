@@ -20,6 +20,7 @@ use offload::segment::GsoKind;
 use steer::TapTo;
 use virtqueue::driver::{Buffer, GuestRam};
 
+use super::ethernet::{self, TAG_BYTES};
 use super::gso::GsoPacket;
 use super::guest_frame::GuestFrame;
 use super::inner_queue::Received;
@@ -27,8 +28,10 @@ use super::tap_frame::{parts_of, tap_header};
 use crate::nic::queue::LinkState;
 use crate::nic::tap::{Parts, Tap};
 
-/// Most segments of a GSO packet that is written at once.
+/// Most segments of a GSO packet that is written at once, of TCP and of UDP: the kernel refuses UDP packets of more
+/// (`UDP_MAX_SEGMENTS`, include/linux/udp.h; 128 from Linux 6.9).
 const SEGMENTS: u32 = 256;
+const UDP_SEGMENTS: u32 = 64;
 
 /// What became of a guest's frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,6 +52,8 @@ pub(crate) struct ToTap {
     pub(super) to: TapTo,
     /// The uplink's, if it leads to the wire.
     pub(super) link: LinkState,
+    /// Longest frame of the uplink, with a tag, if it leads to the wire.
+    pub(super) frame_limit: u32,
     pub(super) waiting: Received,
     /// There was no room for the frame that [`Received::next`] returned last: it is the next one to be written.
     pub(super) is_stuck: bool,
@@ -110,7 +115,12 @@ impl ToTap {
         let Some(gso) = request.gso else {
             return self.put_as_it_is(frame);
         };
-        if u32::from(gso.size) * SEGMENTS < len || (gso.kind == GsoKind::Udp && !self.cuts_udp) {
+        let most = match gso.kind {
+            GsoKind::Udp if !self.cuts_udp => 0,
+            GsoKind::Udp => UDP_SEGMENTS,
+            _ => SEGMENTS,
+        };
+        if u32::from(gso.size) * most < len {
             return TapPut::Queue;
         }
         let mut headers = [0; HEADERS_MAX];
@@ -118,6 +128,18 @@ impl ToTap {
         let Some(packet) = GsoPacket::open(frame, gso, of_guest, &mut headers) else {
             return TapPut::Done;
         };
+        if self.to == TapTo::Uplink {
+            let (longest, limit) = (packet.plan.segment_bytes_max(), self.frame_limit);
+            if longest > limit {
+                of_guest.from_guest_segment_too_long.add(1);
+                return TapPut::Done;
+            }
+            let is_tagged = ethernet::is_tag(u16::from_be_bytes([headers[12], headers[13]]));
+            // As long as only frames with a tag are: the kernel takes frames of that length, but no segments.
+            if longest > limit - TAG_BYTES as u32 && !is_tagged {
+                return TapPut::Queue;
+            }
+        }
         let put = self.put_as_it_is(frame.headed(&headers[..packet.plan.header_len()]));
         if put != TapPut::Done || self.to == TapTo::Host {
             return put;
