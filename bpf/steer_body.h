@@ -51,6 +51,7 @@
 #include <bpf/bpf_helpers.h>
 
 #include "steer_key.h"
+#include "steer_groups.h"
 #include "steer_stations.h"
 
 #ifdef STEER_BOUND
@@ -108,40 +109,6 @@ struct {
 		__uint(max_entries, 4096);
 	});
 } steer_rings SEC(".maps");
-
-/* How many of them, by the number of the network; written by the loader. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, STEER_MAX_QUEUES);
-	__type(key, __u32);
-	__type(value, struct steer_limit);
-} steer_limits SEC(".maps");
-
-/* When the next of them is due on this CPU, ns, by the number of the network. */
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, STEER_MAX_QUEUES);
-	__type(key, __u32);
-	__type(value, __u64);
-} steer_due SEC(".maps");
-
-/* Per CPU, and a CPU runs one receive softirq at a time: plain additions lose nothing. */
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, STEER_MAX_QUEUES);
-	__type(key, __u32);
-	__type(value, struct steer_counters);
-} steer_counts SEC(".maps");
-
-/*
- * Counts a frame. What follows keeps the compiler from joining the ends of several branches into one that adds to a
- * counter of variable offset: a pointer that it calculates so takes CAP_PERFMON.
- */
-#define COUNT(counters, counter)                  \
-	do {                                      \
-		(counters)->counter++;            \
-		asm volatile("" : : : "memory");  \
-	} while (0)
 
 #ifndef STEER_BOUND
 /* The plain program knows nothing of a frame but its bytes; all this leaves no instruction. */
@@ -250,23 +217,6 @@ static __always_inline int is_ours(struct xdp_md *ctx, __u32 queue, __u32 flags,
 	/* Bit 0 of the first byte: multicast or broadcast (IEEE 802). */
 	if ((flags & STEER_QUEUE_MACS) && !(frame[0] & 1))
 		return has_entry(queue, STEER_ENTRY_MAC, frame);
-	return 1;
-}
-
-/* Whether one more frame is within the limit (GCRA: ITU-T I.371). */
-static __always_inline int is_due(__u32 network)
-{
-	struct steer_limit *limit = bpf_map_lookup_elem(&steer_limits, &network);
-	__u64 *due = bpf_map_lookup_elem(&steer_due, &network);
-	__u64 now, from;
-
-	if (!limit || !due || !limit->each_ns)
-		return 1;
-	now = bpf_ktime_get_ns();
-	from = *due > now ? *due : now;
-	if (from - now > limit->burst_ns)
-		return 0;
-	*due = from + limit->each_ns;
 	return 1;
 }
 

@@ -31,6 +31,7 @@
 #include <linux/pkt_cls.h>
 #include <bpf/bpf_helpers.h>
 
+#include "steer_groups.h"
 #include "steer_stations.h"
 
 char _license[] SEC("license") = "Dual BSD/GPL";
@@ -45,8 +46,10 @@ const volatile __u32 tap_marks;
 /* No verdict: the next program decides, then the stack goes on (TCX_NEXT has the same value). */
 #define GO_ON TC_ACT_UNSPEC
 
-/* Redirects a frame to a station of the network to its tap, and a copy of one to a group. */
-static __always_inline int to_tap(struct __sk_buff *skb)
+/* Redirects a frame to a station of the network to its tap, and a copy of one to a group. `limits`: of these no more than
+ * the network's limit allows, as in the XDP program: all wait in one queue.
+ */
+static __always_inline int to_tap(struct __sk_buff *skb, int limits)
 {
 	struct steer_member *member;
 	volatile __u64 key;
@@ -58,8 +61,19 @@ static __always_inline int to_tap(struct __sk_buff *skb)
 		return GO_ON;
 	/* Bit 0 of the first byte: multicast or broadcast (IEEE 802). */
 	if (head[0] & 1) {
+		__u32 network = tap_network;
+		struct steer_counters *counters = bpf_map_lookup_elem(&steer_counts, &network);
+
+		if (!counters)
+			return GO_ON;
+		if (limits && !is_due(network)) {
+			COUNT(counters, group_limited);
+			return GO_ON;
+		}
 		/* Without memory for a copy the network has lost a frame, as on any wire. */
 		bpf_clone_redirect(skb, tap_device, 0);
+		if (limits)
+			COUNT(counters, group_copied);
 		return GO_ON;
 	}
 	type = head[12] << 8 | head[13];
@@ -86,7 +100,7 @@ int to_network(struct __sk_buff *skb)
 	/* A guest's frame, by send.bpf.c of this uplink: it leaves by the NIC, as frames of AF_XDP sockets do. */
 	if (skb->tc_index == SENT_BY_TAP(skb->ingress_ifindex, tap_uplink))
 		return GO_ON;
-	return to_tap(skb);
+	return to_tap(skb, 0);
 }
 
 SEC("tc")
@@ -99,7 +113,7 @@ int from_uplink(struct __sk_buff *skb)
 		skb->tc_index = 0;
 		return GO_ON;
 	}
-	return to_tap(skb);
+	return to_tap(skb, 1);
 }
 
 SEC("tc")

@@ -18,6 +18,7 @@ fn main() {
     for header in [
         "steer.h",
         "steer_body.h",
+        "steer_groups.h",
         "steer_hints.h",
         "steer_key.h",
         "steer_stations.h",

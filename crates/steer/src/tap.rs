@@ -341,9 +341,10 @@ fn load(
     open.progs.to_host.set_autoload(to == TapTo::Host);
     open.progs.from_uplink.set_autoload(to == TapTo::Uplink);
     open.progs.to_device.set_autoload(to == TapTo::Uplink);
-    open.maps
-        .steer_stations
-        .reuse_fd(program.networks.stations.as_fd())?;
+    let maps = &mut open.maps;
+    maps.steer_stations.reuse_fd(program.networks.stations.as_fd())?;
+    maps.steer_limits.reuse_fd(program.networks.limits.as_fd())?;
+    maps.steer_counts.reuse_fd(program.counts.as_fd())?;
     let skel = open.load()?;
     let owned = |program: &ProgramMut<'_>| program.as_fd().try_clone_to_owned();
     Ok(match to {

@@ -6,16 +6,21 @@ use crate::common;
 use common::{Pair, as_a_steward};
 use steer::{GroupLimit, GroupRing, Hook, ModeRequest, Program, Station, TapAccess, TapTo};
 use testkit::foreign::{Side, accept_all, detach_all};
-use testkit::{NetNs, PacketPort, VethPair, frame};
+use testkit::{NetNs, PacketPort, VethPair, frame, wait};
 
 const GUEST: [u8; 6] = [2, 0, 0, 0, 0, 0x11];
 const DEVICE: &str = "vaxu0";
 const INNER_END: &str = "vaxg0";
+/// Of the next frame's time nothing comes to pass in a test.
+const LIMIT: GroupLimit = GroupLimit {
+    a_second: 1,
+    burst: 10,
+};
 
 struct World {
     access: TapAccess,
     inside: PacketPort,
-    _program: Program,
+    program: Program,
     _namespace: NetNs,
     pair: Pair,
 }
@@ -32,7 +37,7 @@ impl World {
         let before = before(near);
         let program = Program::attach(pair.ifindex(), ModeRequest::Tap, false).expect("nothing is attached");
         let ring = GroupRing::new().expect("memory");
-        let network = program.set_network(0..1, GroupLimit::default(), &ring);
+        let network = program.set_network(0..1, LIMIT, &ring);
         network.expect("queue 0");
         let station = Station { vlan: 0, mac: GUEST };
         program.set_station(0, station, 1).expect("room");
@@ -43,7 +48,7 @@ impl World {
         let world = Self {
             access: access.expect("joined"),
             inside: PacketPort::open(&namespace, INNER_END),
-            _program: program,
+            program,
             _namespace: namespace,
             pair,
         };
@@ -130,5 +135,36 @@ fn filter_that_goes_with_its_qdisc_is_missed() {
             .near()
             .run("tc", &["qdisc", "del", "dev", interface, "clsact"]);
         assert!(!world.access.is_attached(), "{interface}");
+    }
+}
+
+/// Frames to stations wait in the device's queue behind those to groups.
+#[test]
+fn groups_beyond_the_limit_reach_the_host_only_and_are_counted() {
+    for hook in [Hook::Best, Hook::Clsact] {
+        let Some((world, ())) = World::new(hook, |_| ()) else {
+            return;
+        };
+        world.carried(0);
+        let before = world.program.counters(0).expect("counters");
+        let group = to([0xff; 6], 1);
+        // On this CPU alone, as the limit is each CPU's own.
+        common::on_one_cpu(|| (0..30).for_each(|_| world.pair.far_socket.send(&group)));
+        let carried = world.carried(2);
+        assert!((5..=15).contains(&carried.len()), "{hook:?}: {}", carried.len());
+        assert!(carried.iter().all(|carried| *carried == group));
+        let counters = world.program.counters(0).expect("counters");
+        assert_eq!(counters.group_copied - before.group_copied, carried.len() as u64);
+        assert_eq!(
+            counters.group_limited - before.group_limited,
+            30 - carried.len() as u64
+        );
+        for _ in 0..30 {
+            let host = std::iter::from_fn(|| world.pair.near_socket.receive(wait::SOON));
+            assert!(
+                host.into_iter().any(|got| got == group),
+                "{hook:?}: the host misses one"
+            );
+        }
     }
 }
