@@ -146,7 +146,8 @@ counters! {
     /// Frames that came in at a queue whose pair the guest has switched off or not set up, and went by its first pair.
     Work spilled_frames,
     /// Network: frames to groups that came to the uplink with the source of a port whose guest is here: they are that
-    /// guest's own, which the kernel gives the XDP program once more in skb mode. The other ports have them already.
+    /// guest's own, which the kernel gives the XDP program once more in skb mode, or a switch sends back. The other
+    /// ports have them already.
     Work returned_frames,
     /// Times the driver was notified (call eventfd written).
     Work calls,

@@ -8,12 +8,12 @@ use testkit::any_frame::{any_frame, any_header, nearly_right};
 use testkit::driver::{F_GUEST_ALL, F_HOST_ALL};
 use testkit::foreign::{Side, detach_all};
 use testkit::gso_packet::{GsoPacket, Ip, NEEDS_CSUM};
-use testkit::lan::{Lan, STRANGER, assert_reaches, file, frame, guests, mac, once};
+use testkit::lan::{BROADCAST, Lan, STRANGER, assert_reaches, file, frame, guests, mac, once, tagged};
 use testkit::noise::Noise;
 use testkit::pair::Received;
-use testkit::{Daemon, DriverConfig, Layout, PacketPort, Serve, VethPair, require, soak, wait};
+use testkit::{Daemon, DriverConfig, Layout, NetNs, PacketPort, Serve, VethPair, require, soak, wait};
 
-use super::{ask, assert_passes, gso, heard, lan, network, taps};
+use super::{ask, assert_passes, await_network, gso, heard, lan, network, taps};
 
 /// A counter of the way to the wire.
 fn counter(lan: &Lan, name: &str) -> u64 {
@@ -301,4 +301,55 @@ fn bridge_as_uplink_carries_packets_whole_and_the_host_stays_out_of_reach() {
     lan.wire.send(&last);
     let before = host.receive_before(&last);
     assert!(before.iter().all(|got| got[..6] != HOST), "{before:02x?}");
+}
+
+/// As with an XDP program: a switch that sends frames to groups back, or a guest's address in somebody else's.
+#[rstest]
+fn frame_to_a_group_that_comes_back_reaches_no_guest(#[values(1, 2)] workers: usize) {
+    require!(Root);
+    let ports =
+        file(Some(VethPair::NIC), &["", "vlan = 5"]).replacen("[port.vm0]", "mode = \"tap\"\n[port.vm0]", 1);
+    let text = format!("[daemon]\nworkers = {workers}\n{ports}");
+    let config = DriverConfig::with(0);
+    let mut lan = Lan::on(VethPair::new(), &Serve::file(), &text, 2, &config);
+    assert_reaches(&mut lan.guests[0], 0, &lan.wire);
+    for (number, [guest, other]) in [[0, 0], [1, 1], [0, 1]].into_iter().enumerate() {
+        let on_wire = |frame: Vec<u8>| match other {
+            0 => frame,
+            _ => tagged(&frame, 5),
+        };
+        let sent = once(BROADCAST, mac(guest), 100);
+        lan.wire.send(&on_wire(sent.clone()));
+        let last = once(mac(other), STRANGER, 60);
+        lan.wire.send(&on_wire(last.clone()));
+        let before = lan.guests[other].pairs[0].receive_before(&last);
+        // An address of another VLAN is another station.
+        let comes = usize::from(guest != other);
+        assert_eq!(before.iter().filter(|got| got.frame == sent).count(), comes);
+        let returned = counter(&lan, "returned_frames");
+        assert_eq!(returned, 2.min(number as u64 + 1));
+    }
+}
+
+#[rstest]
+fn uplink_is_followed_under_another_name_and_comes_back_from_another_namespace() {
+    require!(Root);
+    let mut lan = lan(&Serve::file().leased(), &["", ""], 0);
+    assert_passes(&mut lan, 0);
+    lan.veth.near.ip(&["link", "set", VethPair::NIC, "name", "nic9"]);
+    assert_passes(&mut lan, 1);
+    lan.veth.near.ip(&["link", "set", "nic9", "mtu", "1400"]);
+    await_network(&lan, "the MTU", |network| network["mtu"] == 1400);
+    lan.veth.near.ip(&["link", "set", "nic9", "name", VethPair::NIC]);
+    assert_passes(&mut lan, 2);
+    let other = NetNs::new("other");
+    lan.veth
+        .near
+        .ip(&["link", "set", VethPair::NIC, "netns", other.name()]);
+    await_network(&lan, "gone", |network| network["impaired"].is_string());
+    let left = || taps(&lan.veth.near);
+    assert!(wait::until(wait::SOON, || !left().contains("vaxu")), "{}", left());
+    other.ip(&["link", "set", VethPair::NIC, "netns", lan.veth.near.name()]);
+    lan.veth.near.ip(&["link", "set", VethPair::NIC, "up"]);
+    assert_reaches(&mut lan.guests[0], 0, &lan.wire);
 }

@@ -67,14 +67,10 @@ impl<R: ReadGroups> GroupsLane<R> {
         }
     }
 
-    /// Whether a port of this network whose guest is here sent the frame in hand. One that has none here has moved, and
-    /// what it sends there comes once.
-    fn is_of_a_port(&self, vlan: u16) -> bool {
+    /// Whether a guest of this network sent the frame in hand.
+    fn is_of_a_guest(&self, vlan: u16) -> bool {
         let from = self.frame.get(MAC_BYTES..).and_then(|rest| rest.first_chunk());
-        from.is_some_and(|&from| {
-            let found = self.members.table.find(Station::new(vlan, from));
-            matches!(found, Destination::Port(port) if !self.members.is_absent(port))
-        })
+        from.is_some_and(|&from| self.members.has_guest(Station::new(vlan, from)))
     }
 }
 
@@ -90,7 +86,7 @@ impl<R: ReadGroups> Lane for GroupsLane<R> {
             && let Some(Group { vlan, .. }) = self.reader.read(&mut self.frame)
         {
             read += 1;
-            if self.is_of_a_port(vlan) {
+            if self.is_of_a_guest(vlan) {
                 self.counters.returned_frames.add(1);
                 continue;
             }

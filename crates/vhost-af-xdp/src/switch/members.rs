@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::flows::{Flow, Flows};
 use super::lane_id::{LaneId, SlotAt};
 use super::spread::Spread;
-use super::table::{PortNumber, Table, TablePort};
+use super::table::{Destination, PortNumber, Station, Table, TablePort};
 use super::vlans::Vlans;
 
 /// See the module's head.
@@ -121,6 +121,14 @@ impl Members {
     /// Whether a port has a guest at no worker.
     pub(crate) fn is_absent(&self, port: PortNumber) -> bool {
         self.lanes(port).is_empty() && !self.spread.ports.contains_key(&port)
+    }
+
+    /// Whether a port whose guest is here has this address: a frame to a group that comes from outside with that source
+    /// is the guest's own, and the others have it. One that has no guest here has moved, and what it sends there comes
+    /// once.
+    pub(crate) fn has_guest(&self, station: Station) -> bool {
+        let found = self.table.find(station);
+        matches!(found, Destination::Port(port) if !self.is_absent(port))
     }
 
     /// Another worker is reached by a link, and with it these ports.

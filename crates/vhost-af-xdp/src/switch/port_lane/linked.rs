@@ -34,7 +34,7 @@ impl<O: OwnQueue> PortLane<O> {
                 of_chain.read_head(&self.pair, buffers, (&all, self.members.is_filtered));
                 work.tally.add(of_chain.sending.len);
                 let bytes = of_chain.head.first_chunk().copied().unwrap_or_default();
-                let tags = ethernet::head(&bytes).tags;
+                let Head { from, tags, .. } = ethernet::head(&bytes);
                 let vlan = tags.vlan();
                 if vlan != 0 && !of_chain.may_be_retagged(tags) {
                     self.counters.drop_malformed(of_chain.not_retagged());
@@ -45,6 +45,11 @@ impl<O: OwnQueue> PortLane<O> {
                 (of_chain.source, of_chain.to) = ends(&self.members, self.from, note, &bytes);
                 of_chain.flow_hints = note.flow;
                 (of_chain.vlan, of_chain.is_tagged) = (vlan, vlan != 0);
+                let is_to_group = of_chain.to == Destination::Group && self.from == From::Tap;
+                if is_to_group && self.members.has_guest(Station::new(vlan, from)) {
+                    self.counters.returned_frames.add(1);
+                    of_chain.is_sent = false;
+                }
             }
             work.note(buffers.len());
             self.judged += 1;
