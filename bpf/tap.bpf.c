@@ -10,6 +10,7 @@
  *
  *   to_network    at egress of the uplink: redirects what the host sends to a station of the network to the tap, instead
  *                 of out of the NIC. Of frames to groups the tap gets a copy. All other frames leave as before.
+ *   to_host_device  at egress of the tap: see to_device. The device's own address tells what did not pass the uplink.
  *   to_host       at ingress of the tap: the uplink receives what the network sends to the host, as if it came from
  *                 outside. So the host has one interface, one address, one neighbour table.
  *
@@ -40,6 +41,7 @@ char _license[] SEC("license") = "Dual BSD/GPL";
 const volatile __u32 tap_network;
 const volatile __u32 tap_uplink;
 const volatile __u32 tap_device;
+const volatile __u8 tap_mac[6];
 /* from_uplink is attached to the uplink: to_host has to mark frames for it. */
 const volatile __u32 tap_marks;
 
@@ -120,6 +122,20 @@ SEC("tc")
 int to_device(struct __sk_buff *skb)
 {
 	return skb->ingress_ifindex == tap_uplink ? GO_ON : TC_ACT_SHOT;
+}
+
+SEC("tc")
+int to_host_device(struct __sk_buff *skb)
+{
+	__u8 mac[6];
+	int i;
+
+	if (bpf_skb_load_bytes(skb, 6, mac, sizeof(mac)))
+		return TC_ACT_SHOT;
+	for (i = 0; i < 6; i++)
+		if (mac[i] != tap_mac[i])
+			return GO_ON;
+	return TC_ACT_SHOT;
 }
 
 SEC("tc")

@@ -72,6 +72,15 @@ pub enum Hook {
     Clsact,
 }
 
+/// A tap, or what is in its place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TapDevice {
+    /// Its index.
+    pub index: u32,
+    /// Its address.
+    pub mac: [u8; 6],
+}
+
 /// A tap that is joined with the uplink, for as long as this value lives, or longer ([`TapAccess::pin`]).
 #[derive(Debug)]
 pub struct TapAccess {
@@ -120,7 +129,7 @@ impl TapTo {
 /// Prefixes of the names of pinned links, at the uplink and at the tap. The network's number follows.
 fn pins(to: TapTo) -> &'static [&'static str] {
     match to {
-        TapTo::Host => &["host-egress-", "host-ingress-"],
+        TapTo::Host => &["host-egress-", "host-ingress-", "host-device-"],
         TapTo::Uplink => &["uplink-ingress-", "uplink-egress-", "uplink-device-"],
     }
 }
@@ -133,7 +142,7 @@ fn pin_paths(dir: &Path, to: TapTo, network: u32) -> impl Iterator<Item = PathBu
 
 impl TapAccess {
     /// Joins the network of this number, whose stations `program` knows, with the host or the wire: frames pass between
-    /// the interface `uplink`, which the program is for, and the tap `device`, both given by their indexes.
+    /// the interface with index `uplink`, which the program is for, and the tap `device`.
     ///
     /// # Errors
     /// [`TapError`]; nothing is attached then.
@@ -141,7 +150,7 @@ impl TapAccess {
         program: &Program,
         to: TapTo,
         network: u32,
-        (uplink, device): (u32, u32),
+        (uplink, device): (u32, TapDevice),
         hook: Hook,
     ) -> Result<Self, TapError> {
         let (loaded, detail) = messages_of(|| load(program, to, network, (uplink, device)));
@@ -154,14 +163,16 @@ impl TapAccess {
         // First what takes frames from the tap, last what sends frames to it.
         let mut attachments = vec![attach_at(
             loaded.at_tap.as_fd(),
-            place(device, TC_INGRESS),
+            place(device.index, TC_INGRESS),
             "ingress of the tap",
             hook,
         )?];
-        if let Some(to_device) = &loaded.to_device {
-            let place = place(device, TC_EGRESS);
-            attachments.push(attach_at(to_device.as_fd(), place, "egress of the tap", hook)?);
-        }
+        attachments.push(attach_at(
+            loaded.to_device.as_fd(),
+            place(device.index, TC_EGRESS),
+            "egress of the tap",
+            hook,
+        )?);
         let at = match to {
             TapTo::Host => "egress of the uplink",
             TapTo::Uplink => "ingress of the uplink",
@@ -320,25 +331,26 @@ struct Loaded {
     at_uplink: OwnedFd,
     at_tap: OwnedFd,
     /// At the other hook of the tap.
-    to_device: Option<OwnedFd>,
+    to_device: OwnedFd,
 }
 
 fn load(
     program: &Program,
     to: TapTo,
     network: u32,
-    (uplink, device): (u32, u32),
+    (uplink, device): (u32, TapDevice),
 ) -> libbpf_rs::Result<Loaded> {
     let mut storage = MaybeUninit::uninit();
     let mut open = TapSkelBuilder::default().open(&mut storage)?;
     if let Some(values) = open.maps.rodata_data.as_deref_mut() {
         values.tap_network = network;
         values.tap_uplink = uplink;
-        values.tap_device = device;
+        (values.tap_device, values.tap_mac) = (device.index, device.mac);
         values.tap_marks = (program.mode() == Mode::Tap).into();
     }
     open.progs.to_network.set_autoload(to == TapTo::Host);
     open.progs.to_host.set_autoload(to == TapTo::Host);
+    open.progs.to_host_device.set_autoload(to == TapTo::Host);
     open.progs.from_uplink.set_autoload(to == TapTo::Uplink);
     open.progs.to_device.set_autoload(to == TapTo::Uplink);
     let maps = &mut open.maps;
@@ -351,12 +363,12 @@ fn load(
         TapTo::Host => Loaded {
             at_uplink: owned(&skel.progs.to_network)?,
             at_tap: owned(&skel.progs.to_host)?,
-            to_device: None,
+            to_device: owned(&skel.progs.to_host_device)?,
         },
         TapTo::Uplink => Loaded {
             at_uplink: owned(&skel.progs.from_uplink)?,
             at_tap: send::load(uplink, None)?,
-            to_device: Some(owned(&skel.progs.to_device)?),
+            to_device: owned(&skel.progs.to_device)?,
         },
     })
 }

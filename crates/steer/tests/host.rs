@@ -75,7 +75,7 @@ impl World {
             hints: false,
         };
         program.enable_queue(0, xsk.as_fd(), conf).expect("queue 0");
-        let host_end = near.index_of(HOST_END);
+        let host_end = common::device(near, HOST_END);
         let uplink = pair.ifindex();
         let access = as_a_steward(|| TapAccess::attach(&program, TapTo::Host, 0, (uplink, host_end), hook))
             .expect("joined");
@@ -267,5 +267,35 @@ fn frame_of_the_host_with_a_service_tag_is_of_no_vlan() {
         let tagged = TaggedPort::on((world.host(), VethPair::NIC), kind, 100);
         tagged.port().send(&to(of_vlan, &[], 3));
         assert_eq!(reach(of_vlan), reached, "{kind:#x} beside the frame");
+    }
+}
+
+/// A process without a privilege can send by the device itself, with the device's address as source.
+#[test]
+fn device_carries_nothing_that_does_not_pass_the_uplink() {
+    for hook in [Hook::Best, Hook::Clsact] {
+        let Some(world) = World::new(hook) else { return };
+        let inside = PacketPort::open(&world.guest, INNER_END);
+        let (device, out) = (
+            PacketPort::open(world.host(), HOST_END),
+            PacketPort::open(world.host(), VethPair::NIC),
+        );
+        let to = |mac: [u8; 6], seed| {
+            let mut sent = frame::plain(100, seed);
+            sent[..6].copy_from_slice(&mac);
+            sent
+        };
+        let first = to(GUEST, 1);
+        out.send(&first);
+        inside.receive_before(&first);
+        for mac in [GUEST, [0xff; 6]] {
+            let mut sent = to(mac, 2);
+            sent[6..12].copy_from_slice(&common::device(world.host(), HOST_END).mac);
+            // The kernel says that there is no room (ENOBUFS).
+            let _ = device.try_send(&sent);
+        }
+        let last = to(GUEST, 3);
+        out.send(&last);
+        assert_eq!(inside.receive_before(&last), Vec::<Vec<u8>>::new(), "{hook:?}");
     }
 }

@@ -41,7 +41,7 @@ impl World {
         network.expect("queue 0");
         let station = Station { vlan: 0, mac: GUEST };
         program.set_station(0, station, 1).expect("room");
-        let ends = (pair.ifindex(), near.index_of(DEVICE));
+        let ends = (pair.ifindex(), common::device(near, DEVICE));
         let access = as_a_steward(|| TapAccess::attach(&program, TapTo::Uplink, 0, ends, hook));
         near.await_sender(DEVICE);
         pair.veth.await_near();

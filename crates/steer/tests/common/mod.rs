@@ -18,8 +18,9 @@ use std::time::Duration;
 use libbpf_rs::libbpf_sys;
 use libbpf_rs::query::ProgInfoIter;
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+use steer::TapDevice;
 use testkit::privilege::{Need, have};
-use testkit::{PacketPort, VethPair, foreign, frame, wait};
+use testkit::{NetNs, PacketPort, VethPair, foreign, frame, wait};
 
 /// Two namespaces joined by a veth pair; this thread is in the near one.
 pub(crate) struct Pair {
@@ -55,6 +56,18 @@ impl Pair {
     /// An AF_XDP socket that is bound to nothing, with an RX ring: good enough for a slot of the map.
     pub(crate) fn unbound_xsk(&self) -> OwnedFd {
         foreign::socket(&self.veth.near)
+    }
+}
+
+/// A device by its name.
+pub(crate) fn device(netns: &NetNs, name: &str) -> TapDevice {
+    let shown = netns.output_of("ip", &["-o", "link", "show", "dev", name]);
+    let (_, mac) = shown.split_once("link/ether ").expect("an Ethernet interface");
+    let bytes = mac[..17].split(':').map(|byte| u8::from_str_radix(byte, 16));
+    let bytes: Vec<u8> = bytes.collect::<Result<_, _>>().expect("six bytes");
+    TapDevice {
+        index: netns.index_of(name),
+        mac: bytes.try_into().expect("six bytes"),
     }
 }
 

@@ -16,7 +16,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use steer::{
-    Hook, Mode, Program, Station, TapAccess, TapTo, detach_tap, pinned_taps, program_on, with_sources,
+    Hook, Mode, Program, Station, TapAccess, TapDevice, TapTo, detach_tap, pinned_taps, program_on,
+    with_sources,
 };
 
 use super::connection::{Connection, Held, Reply};
@@ -227,18 +228,26 @@ impl NetworkTap {
             set.map_err(|error| format!("cannot set the MTU of {}: {error}", self.tap.name))?;
         }
         if self.joined.as_ref().map(|joined| joined.between) != Some(between) {
-            self.attach(interface, program, between)?;
+            self.attach(interface, program, (between, device.mac))?;
         }
         // Not before: only the program may take the tap's frames.
         let up = self.tap.set_up(true);
         up.map_err(|error| format!("cannot set {} up: {error}", self.tap.name))
     }
 
-    fn attach(&mut self, interface: &Interface, program: &Program, between: Between) -> Result<(), String> {
+    fn attach(
+        &mut self,
+        interface: &Interface,
+        program: &Program,
+        (between, mac): (Between, [u8; 6]),
+    ) -> Result<(), String> {
         // A filter of its own would be taken for the next one's.
         self.joined = None;
-        let Between { uplink, tap, .. } = between;
-        let access = TapAccess::attach(program, self.to, self.tap.first, (uplink, tap), Hook::Best);
+        let Between {
+            uplink, tap: index, ..
+        } = between;
+        let ends = (uplink, TapDevice { index, mac });
+        let access = TapAccess::attach(program, self.to, self.tap.first, ends, Hook::Best);
         let mut access = access.map_err(|error| with_sources(&error))?;
         may_crash("joined");
         if let Some(pins) = interface.pins()
