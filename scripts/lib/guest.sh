@@ -347,7 +347,8 @@ guest_choose_accel() {
 # one where QEMU listens, to which processes of the group G may connect.
 guest_boot() {
     local state="$1" netdev="$2" mac=52:54:00:12:34:56 ip='' mtu='' queues=1 ring=1024 packed='' mem=512
-    local hotplug='' cpus='' hugepages='' intx='' migratable='' incoming='' group='' reconnect=1000 socket='' setting
+    local hotplug='' cpus='' hugepages='' intx='' migratable='' incoming='' group='' reconnect=1000 socket='' device=''
+    local setting
     for setting in "${@:3}"; do
         case "$setting" in
             mac=* | ip=* | mtu=* | queues=* | ring=* | packed=* | mem=* | hotplug=* | cpus=* | hugepages=* | intx=* | migratable=* | incoming=* | group=* | reconnect=*) local "$setting" ;;
@@ -356,7 +357,11 @@ guest_boot() {
     done
     ! guest_alive "$state" || fail "a guest of $state is running already; end it first: scripts/guest stop --dir $state"
     if [[ ${GUEST_ACCEL-} == uml ]]; then
-        [[ $netdev == vhost-user:* ]] || fail "a UML guest needs a back end that listens (--socket)"
+        case "$netdev" in
+            vhost-user:*) device="virtio_uml.device=${netdev#*:}:1" ;;
+            transport=*) device="vec0:$netdev" ;;
+            *) fail "a UML guest needs a back end that listens (--socket), or a transport of its own (--netdev transport=...)" ;;
+        esac
         for setting in "${@:3}"; do
             case "$setting" in
                 queues=1 | ip=* | mtu=* | mem=* | group=*) ;;
@@ -365,7 +370,7 @@ guest_boot() {
         done
         uml_prepare
         say "guest: booting under uml"
-        uml_start "$state" "${netdev#*:}" "$mem" ${ip:+"guest.ip=$ip"} ${mtu:+"guest.mtu=$mtu"}
+        uml_start "$state" "$device" "$mem" ${ip:+"guest.ip=$ip"} ${mtu:+"guest.mtu=$mtu"}
         guest_await_booted "$state"
         return 0
     fi
@@ -395,7 +400,7 @@ guest_boot() {
     case "$netdev" in
         vhost-user*) netdev="vhost-user,chardev=backend,queues=$queues" ;;
     esac
-    local device="virtio-net-pci,netdev=net0,mac=$mac,disable-legacy=on,rx_queue_size=$ring,romfile="
+    device="virtio-net-pci,netdev=net0,mac=$mac,disable-legacy=on,rx_queue_size=$ring,romfile="
     # QEMU allows longer transmit rings with vhost-user only.
     [[ $netdev != vhost-user* ]] || device+=",tx_queue_size=$ring"
     ((queues == 1)) || device+=",mq=on"

@@ -4,7 +4,7 @@
 # Theory of operation. The kernel and its modules are Debian's package user-mode-linux; initramfs, guest-init, the
 # command shell and the state directory are those of guest.sh. ttyS1 is the pair of pipes shell.in and shell.out; the
 # console is console.log. virtio_uml is the VMM: it connects to the back end's socket, and takes the MAC address that
-# the back end has. The guest has one CPU and no other NIC.
+# the back end has. Or UML's own driver has the NIC (a tap, a packet socket). The guest has one CPU and no other NIC.
 #     pid     number and start time of the UML process      uml/    mconsole and pid, UML's own (umid)
 # The guest's memory is a file without a name in /dev/shm, which the back end maps.
 # UML runs each of the guest's programs in a host process. So it is the first process of a PID namespace: when it ends,
@@ -44,9 +44,10 @@ uml_started() {
     UML_PID="$(pgrep --oldest --full "^$UML_PROGRAM umid=uml uml_dir=$2/ ")" || [[ ! -e /proc/$1 ]]
 }
 
-# uml_start STATE SOCKET MIB ARGUMENT...: starts UML in the background and returns at once; see guest_start.
+# uml_start STATE DEVICE MIB ARGUMENT...: starts UML in the background and returns at once; see guest_start. DEVICE is the
+# argument that makes its NIC.
 uml_start() {
-    local state socket="$2" mib="$3" in out
+    local state device="$2" mib="$3" in out
     state="$(realpath "$1")"
     shift 3
     guest_new_state "$state"
@@ -59,7 +60,7 @@ uml_start() {
         unshare --pid --fork --kill-child "$UML_PROGRAM" \
         umid=uml uml_dir="$state/" mem="${mib}M" initrd="$GUEST_INITRAMFS" \
         con=null con0=null,fd:1 ssl=null "ssl1=fd:$in,fd:$out" console=tty0 panic=-1 net.ifnames=0 \
-        "virtio_uml.device=$socket:1" "$@" </dev/null >"$state/console.log" 2>&1 &
+        "$device" "$@" </dev/null >"$state/console.log" 2>&1 &
     local starter=$!
     disown "$starter"
     exec {in}>&- {out}>&-
