@@ -3,7 +3,7 @@
 import fnmatch
 
 from . import echo, flood, guest_flows, held_up, hints, idle_guests, lan, lease_wait, measure, neighbours, notify, offload, outage, pairs, tcp
-from . import two_guests, worker_statistics
+from . import two_guests, uml, worker_statistics
 
 SIZES = (64, 1514)
 DIRECTIONS = ("from-guest", "to-guest")
@@ -32,6 +32,8 @@ class Case:
     place = None
     # DPDK takes part.
     needs_huge_pages = True
+    # How many of Open vSwitch are there at once.
+    switches = 1
     # Only when --only names it.
     only_by_name = False
 
@@ -60,6 +62,23 @@ class GuestsCase(Case):
         super().__init__(f"guests/{name}", list(two_guests.CONTENDERS), unit, run_once)
         if unit == "gbps":
             self.also_compared = ("bytes_per_cpu_s",)
+
+
+class UmlCase(Case):
+    """TCP and UDP of guests under User-mode Linux; see uml.py."""
+
+    references = ("tap", "ovs")
+    only_by_name = True
+    switches = 2
+
+    def __init__(self, name, unit, take, table=None, size=None):
+        """`take(run, contender, place)`: `name` begins with the place."""
+        at = name.split("/")[0]
+        super().__init__(f"uml/{name}", list(uml.CONTENDERS[at]), unit, lambda run, who: take(run, who, at))
+        self.also_compared = {"gbps": ("bytes_per_cpu_s",), "per_second": ("per_cpu_s",)}.get(unit, ("cpu_us_each",))
+        self.parts = ("cpu_us_each", "lost_percent") if unit == "kpps" else ()
+        # Cases whose names differ by their sizes have a row in common.
+        self.place = (table, name.removesuffix(f"/{size}"), size) if table else None
 
 
 class OffloadCase(Case):
@@ -336,6 +355,24 @@ def guests_cases():
     return [*cases, GuestsCase("rr", "per_second", two_guests.request_response)]
 
 
+def uml_cases():
+    """Those with guests under User-mode Linux."""
+    cases = []
+    ways = {"lan/from-guest": True, "lan/to-guest": False, "guests/stream": False}
+    for way, reverse in ways.items():
+        for streams in uml.STREAMS:
+            take = lambda *who, reverse=reverse, streams=streams: uml.throughput(*who, reverse, streams)  # noqa: E731
+            cases.append(UmlCase(f"{way}/{streams}", "gbps", take, "TCP_STREAM", uml.MESSAGE))
+    for place in uml.CONTENDERS:
+        for streams in uml.STREAMS:
+            for size in uml.REQUESTS:
+                take = lambda *who, streams=streams, size=size: uml.request_response(*who, streams, size)  # noqa: E731
+                cases.append(UmlCase(f"{place}/rr/{streams}/{size}", "per_second", take, "TCP_RR", size))
+    for name, reverse in {"lan/udp/from-guest": True, "lan/udp/to-guest": False, "guests/udp": False}.items():
+        cases.append(UmlCase(name, "kpps", lambda *who, reverse=reverse: uml.datagrams(*who, reverse)))
+    return cases
+
+
 def all_cases():
     """Every case, in the order of a whole run."""
     cases = [traffic(kind, direction, size) for kind in ("nic", "null", "packed") for direction in DIRECTIONS for size in SIZES]
@@ -355,7 +392,7 @@ def all_cases():
     cases.append(HeldUpCase())
     cases.append(IdleGuestsCase())
     cases += [OffloadCase(what, size) for what, sizes in offload.SIZES.items() for size in sizes]
-    return cases + tcp_cases() + guests_cases() + hints_cases() + notify_cases()
+    return cases + tcp_cases() + guests_cases() + uml_cases() + hints_cases() + notify_cases()
 
 
 def chosen(patterns):

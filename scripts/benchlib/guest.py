@@ -1,4 +1,4 @@
-"""A Linux guest under QEMU, booted by scripts/guest and then spoken to over its serial line without a shell in between.
+"""A Linux guest under QEMU or User-mode Linux, booted by scripts/guest and then spoken to over its serial line without a shell in between.
 
 The line's protocol is guest-init's (scripts/lib/guest-init): `ID SECONDS BASE64` there, the output between `@begin ID` and
 `@end ID STATUS` back. Asking it from here costs the host next to nothing, which matters where its CPU time is being measured.
@@ -24,20 +24,21 @@ def netcheck():
 
 
 class Guest:
-    """One guest, for as long as the `with` lasts. `options` go to `scripts/guest boot`, which runs in the namespace `netns` if there is one."""
+    """One guest, for as long as the `with` lasts. `options` go to `scripts/guest boot`, which runs in the namespace `netns` if there is one, and
+    which `prefix` starts."""
 
-    def __init__(self, state, options, netns=None):
+    def __init__(self, state, options, netns=None, prefix=()):
         self.name = "guest"
         self.state = state
         self.argv = [f"{SCRIPTS}/guest", "boot", "--dir", state, *options]
-        self.netns = netns
+        self.netns, self.prefix = netns, prefix
         self.into = self.out = self.left = None
 
     def __enter__(self):
         self.left = caretaker.later(*self._stop())
         prefix = ["ip", "netns", "exec", self.netns] if self.netns else []
         done = subprocess.run(
-            prefix + self.argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+            [*self.prefix, *prefix, *self.argv], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
         )
         if done.returncode != 0:
             raise Failed(f"the guest did not boot: {done.stdout.strip().splitlines()[-1:]}")
@@ -58,7 +59,7 @@ class Guest:
 
     @property
     def pid(self):
-        """The number of its QEMU."""
+        """The number of its QEMU, or of its UML."""
         with open(os.path.join(self.state, "pid"), encoding="ascii") as file:
             return int(file.read().split()[0])
 

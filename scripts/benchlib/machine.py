@@ -19,6 +19,8 @@ QEMU = os.environ.get("GUEST_QEMU", "qemu-system-x86_64")
 HUGEPAGES_FILE = "/proc/sys/vm/nr_hugepages"
 # Guest 256 MiB, back end 256 MiB, generator 256 MiB, and 64 MiB for a UMEM of the daemon's: 2 MiB pages.
 HUGEPAGES_NEEDED = 3 * 128 + 32
+# Open vSwitch's, of which there is one among the former.
+HUGEPAGES_OF_A_SWITCH = 256
 
 
 def read(path):
@@ -89,8 +91,9 @@ def change_pages(count):
 class Hugepages:
     """Huge pages and a place to get them from, for as long as the `with` lasts; the value is the directory."""
 
-    def __init__(self):
+    def __init__(self, switches):
         self.stack = ExitStack()
+        self.needed = HUGEPAGES_NEEDED + (switches - 1) * HUGEPAGES_OF_A_SWITCH
 
     def __enter__(self):
         try:
@@ -103,13 +106,13 @@ class Hugepages:
         self.stack.close()
 
     def _make(self):
-        more = HUGEPAGES_NEEDED - meminfo().get("HugePages_Free", 0)
+        more = self.needed - meminfo().get("HugePages_Free", 0)
         if more > 0:
             self._make_and_take_back(change_pages(more), change_pages(-more))
         got = meminfo().get("HugePages_Free", 0)
-        if got < HUGEPAGES_NEEDED:
+        if got < self.needed:
             raise RuntimeError(
-                f"only {got} of the {HUGEPAGES_NEEDED} huge pages (2 MiB) that DPDK needs are free; "
+                f"only {got} of the {self.needed} huge pages (2 MiB) that DPDK needs are free; "
                 "free some memory, or run: sysctl vm.compact_memory=1"
             )
         directory = os.path.join(tempfile.gettempdir(), f"vax-bench.{os.getpid()}")

@@ -153,7 +153,8 @@ def main(arguments):
         # Root's, whoever log_dir is handed over to: a daemon reads no configuration that others could replace.
         config_dir = stack.enter_context(Directory("vax-bench-config."))
         os.chmod(config_dir, 0o755)
-        huge_dir = stack.enter_context(machine.Hugepages()) if any(case.needs_huge_pages for case in what) else None
+        switches = [case.switches for case in what if case.needs_huge_pages]
+        huge_dir = stack.enter_context(machine.Hugepages(max(switches))) if switches else None
         run = Run(options, log_dir, config_dir, huge_dir)
         run.worlds = stack.enter_context(tcp.Worlds())
         if any(case.unit == "mpps" for case in what):

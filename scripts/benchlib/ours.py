@@ -35,12 +35,13 @@ def cable(run, cpu, socket_paths, directory=None):
     return Process("daemon", argv, directory)
 
 
-def network(run, cpu, socket_paths, directory=None, uplink=None, rules=""):
+def network(run, cpu, socket_paths, directory=None, uplink=None, rules="", mode=None):
     """`vhost-af-xdp serve` with a network of ports, as `cable`; the ports' addresses count up as the guests' do. `uplink`: an interface and its
-    namespace. `rules`: further lines of each port."""
+    namespace, which may have a mode. `rules`: further lines of each port."""
     directory = directory or run.log_dir
     interface, netns = uplink or (None, None)
     text = "[network.between]\n" + (f'uplink = "{interface}"\n' if interface else "")
+    text += f'mode = "{mode}"\n' if mode else ""
     for number, path in enumerate(socket_paths):
         text += f'[port.p{number}]\nnetwork = "between"\nmac = "{mac(number)}"\nsocket-path = "{path}"\n{rules}'
     config = os.path.join(run.config_dir, "network.toml")

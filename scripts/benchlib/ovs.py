@@ -26,9 +26,9 @@ BRIDGE = "br0"
 class Switch(Process):
     """ovs-vswitchd, with the database before it. `socket_paths`: a port each; of those nobody serves it tries again and again.
     `uplink`: an interface and its namespace, which DPDK drives by AF_XDP; alone on the bridge each of its frames goes back out of it. `emc_all`: its cache of exact
-    flows takes each one at once, and not one of 100 frames' only, as it comes."""
+    flows takes each one at once, and not one of 100 frames' only, as it comes. `directory`: for logs."""
 
-    def __init__(self, run, socket_paths, tso=False, uplink=None, emc_all=False):
+    def __init__(self, run, socket_paths, tso=False, uplink=None, emc_all=False, directory=None):
         if not ROOT:
             raise NotHere("no Open vSwitch with DPDK among this machine's packages")
         self.run, self.socket_paths, self.tso = run, socket_paths, tso
@@ -36,9 +36,10 @@ class Switch(Process):
         self.emc_all = emc_all
         self.home, self.database, self.left = Directory("vax-ovs."), None, None
         self.db = f"unix:{self.home.path}/db.sock"
-        self.prefix = f"vax{os.getpid()}-ovs"
+        # That of no other in this run.
+        self.prefix = os.path.basename(self.home.path)
         program = f"{ROOT}/usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk"
-        super().__init__("ovs", self._program(program, self.db, "ovs"), run.log_dir, netns)
+        super().__init__("ovs", self._program(program, self.db, "ovs"), directory or run.log_dir, netns)
 
     def __enter__(self):
         try:
@@ -54,7 +55,7 @@ class Switch(Process):
         file = f"{home}/conf.db"
         self._tool("usr/bin/ovsdb-tool", "create", file, f"{ROOT}/usr/share/openvswitch/vswitch.ovsschema")
         argv = self._program(f"{ROOT}/usr/sbin/ovsdb-server", file, "db", f"--remote=p{self.db}")
-        self.database = Process("ovsdb", argv, self.run.log_dir)
+        self.database = Process("ovsdb", argv, os.path.dirname(self.log_path))
         self.database.__enter__()
         self.database.until("its socket", lambda: os.path.exists(f"{home}/db.sock"))
         self._set_up()

@@ -84,8 +84,9 @@ def columns(case):
             ("MB/CPU s", lambda row: number(row["median"]["bytes_per_cpu_s"] / mb, 0)),
             *ratios(case, "bytes_per_cpu_s_", "MB/CPU s "),
             ("CPUs", lambda row: number(row["median"]["host_cpus"])),
-            ("QEMU", lambda row: number(row["median"]["qemu_cpus"])),
+            ("guest", lambda row: number(row["median"]["guest_cpus"])),
             ("daemon", lambda row: number(row["median"].get("daemon_cpus"))),
+            ("peer", lambda row: number(row["median"].get("peer_cpus"))),
             ("retransmits", lambda row: number(row["median"]["retransmits"], 0)),
         ]
     if case.unit == "kqps":

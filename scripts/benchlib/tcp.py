@@ -164,6 +164,10 @@ class World:
             lambda: f"{self.guest.run('tail -n 3 /tmp/iperf3.log')} retransmitted: {self.retransmitted()}",
         )
 
+    def round_trips(self, streams, size):
+        """What netcheck prints."""
+        return self.peer(self.run.netcheck, "rr", "connect", GUEST_IP, str(RR_PORT), str(self.run.seconds), str(size), str(streams)).stdout
+
     def retransmitted(self):
         """Segments that TCP sent again so far, the peer's and the guest's."""
         said = [text.splitlines() for text in (self.peer("cat", "/proc/net/snmp").stdout, self.guest.run("cat /proc/net/snmp"))]
@@ -187,7 +191,7 @@ class World:
 
     def cpu_ns(self):
         """CPU time so far, in nanoseconds, by name; `host` is all of it."""
-        result = {"host": busy_ns(), "qemu": threads_ns(self.guest.pid)}
+        result = {"host": busy_ns(), "guest": threads_ns(self.guest.pid)}
         if self.daemon:
             result["daemon"] = self.daemon.cpu_ns()
         return result
@@ -265,26 +269,25 @@ def iperf_sample(world, *argv):
     result = {
         "gbps": report["sum_received"]["bits_per_second"] / 1e9,
         "bytes_per_cpu_s": report["sum_received"]["bytes"] / spent["host"],
-        "host_cpus": spent["host"] / elapsed,
-        "qemu_cpus": spent["qemu"] / elapsed,
         "retransmits": report["sum_sent"].get("retransmits", 0),
     }
-    if "daemon" in spent:
-        result["daemon_cpus"] = spent["daemon"] / elapsed
-    return result
+    return {**result, **{f"{name}_cpus": value / elapsed for name, value in spent.items()}}
 
 
 def request_response(run, contender, streams, size):
     """TCP_RR: `size` bytes there and back on each of the connections, by netcheck."""
-    world = world_of(run, contender)
-    argv = [run.netcheck, "rr", "connect", GUEST_IP, str(RR_PORT), str(run.seconds), str(size), str(streams)]
+    return rr_sample(world_of(run, contender), streams, size)
+
+
+def rr_sample(world, streams, size):
+    """What a run of netcheck brought, and what it cost."""
     before, begun = world.cpu_ns(), time.monotonic()
-    said = world.peer(*argv).stdout
+    said = world.round_trips(streams, size)
     elapsed, spent = time.monotonic() - begun, (world.cpu_ns()["host"] - before["host"]) / 1e9
     per_second, median_us, p99_us = map(float, said.split())
     return {
         "per_second": per_second,
-        "per_cpu_s": per_second * run.seconds / spent,
+        "per_cpu_s": per_second * world.run.seconds / spent,
         "us": median_us,
         "p99_us": p99_us,
         "host_cpus": spent / elapsed,

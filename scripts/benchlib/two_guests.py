@@ -54,7 +54,7 @@ class World:
             netns = self.stack.enter_context(Namespace("b")).name
             options = [["--netdev", f"tap,ifname=tap{number},script=no,downscript=no"] for number in range(2)]
             options = [words + ["--intx"] * self.kind.endswith("-intx") for words in options]
-            make_bridge(netns)
+            make_bridge(netns, 2)
         elif self.kind == "ovs":
             options = [["--listen", path] for path in paths]
             self.between = self.stack.enter_context(ovs.Switch(self.run, paths, tso=True)).ready()
@@ -96,19 +96,22 @@ class World:
 
     def cpu_ns(self):
         """CPU time so far, in nanoseconds, by name; `host` is all of it."""
-        result = {"host": tcp.busy_ns(), "qemu": sum(threads_ns(guest.pid) for guest in self.guests)}
+        result = {"host": tcp.busy_ns(), "guest": sum(threads_ns(guest.pid) for guest in self.guests)}
         if self.between:
             result["daemon"] = self.between.cpu_ns()
         return result
 
 
-def make_bridge(netns):
-    """Two taps on a bridge."""
+def make_bridge(netns, count, *ports):
+    """So many taps on a bridge, and other interfaces; the names of the taps."""
+    taps = [f"tap{number}" for number in range(count)]
     ip("-n", netns, "link", "add", "br0", "type", "bridge", "forward_delay", "0", "mcast_snooping", "0")
-    for tap in ("tap0", "tap1"):
+    for tap in taps:
         ip("-n", netns, "tuntap", "add", tap, "mode", "tap", "vnet_hdr")
-        ip("-n", netns, "link", "set", tap, "master", "br0", "up")
+    for port in (*taps, *ports):
+        ip("-n", netns, "link", "set", port, "master", "br0", "up")
     ip("-n", netns, "link", "set", "br0", "up")
+    return taps
 
 
 def throughput(run, contender, streams, message):
@@ -130,8 +133,12 @@ def round_trips(world):
 
 
 def taken(run, contender, take):
-    """What `take(world)` says, when it is that world's turn."""
-    world = run.worlds.get(run, ("two guests", contender), lambda: World(run, contender))
+    """What `take(world)` says, when it is that contender's turn."""
+    return in_turn(run.worlds.get(run, ("two guests", contender), lambda: World(run, contender)), take)
+
+
+def in_turn(world, take):
+    """What `take(world)` says, while the world works."""
     world.work()
     try:
         return take(world)
