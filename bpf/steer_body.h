@@ -50,8 +50,7 @@
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
-#include "steer_key.h"
-#include "steer_groups.h"
+#include "steer_queues.h"
 #include "steer_stations.h"
 
 #ifdef STEER_BOUND
@@ -59,15 +58,6 @@
 #endif
 
 char _license[] SEC("license") = "Dual BSD/GPL";
-
-/* Written by the loader (mapped into it), only read here. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, STEER_MAX_QUEUES);
-	__type(key, __u32);
-	__type(value, __u64);
-} steer_queues SEC(".maps");
 
 /* Filled by the loader; the kernel empties a slot when its socket is closed. */
 struct {
@@ -89,15 +79,6 @@ struct {
 		__type(value, __u32);
 	});
 } steer_own SEC(".maps");
-
-/* Written by the loader: a set, of which only the keys count. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, STEER_MAX_ENTRIES);
-	__type(key, struct steer_entry);
-	__type(value, __u8);
-} steer_entries SEC(".maps");
 
 /* Where frames to groups are copied, by the number of the network; filled by the loader. */
 struct {
@@ -178,26 +159,6 @@ static __always_inline int vlan_of(const struct hints *hints, const __u8 *frame,
 	if ((const void *)(frame + 16) > end)
 		return -1;
 	return (frame[14] & 0x0f) << 8 | frame[15];
-}
-
-/*
- * Whether an entry is in the set; `mac` may be absent.
- *
- * The key is a steer_entry, see steer_key.h.
- */
-static __always_inline int has_entry(__u32 queue, __u32 vlan, const __u8 *mac)
-{
-	volatile __u64 key[2];
-	__u64 first = (__u64)(__u16)queue << SHIFT(0, 2) | (__u64)(__u16)vlan << SHIFT(2, 2);
-	__u64 second = 0;
-
-	if (mac) {
-		first |= BYTE(mac, 0, 4) | BYTE(mac, 1, 5) | BYTE(mac, 2, 6) | BYTE(mac, 3, 7);
-		second = BYTE(mac, 4, 0) | BYTE(mac, 5, 1);
-	}
-	key[0] = first;
-	key[1] = second;
-	return !!bpf_map_lookup_elem(&steer_entries, (const void *)key);
 }
 
 /* Whether the frame is one of those that the queue takes. */

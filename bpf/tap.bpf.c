@@ -21,6 +21,12 @@
  *   to_device     at egress of the tap: drops what did not come by the uplink. Every process of the host can send by an
  *                 interface that is up, also without an address: to groups, by SO_BINDTODEVICE or IP_MULTICAST_IF.
  *
+ * A guest that is alone on queues of an interface has such a tap, too. In the place of from_uplink it has
+ *
+ *   from_queues   at ingress of the uplink: the tap gets what the XDP program would put into the guest's socket, by the
+ *                 same configuration (steer.h). A guest that takes certain addresses has their frames from all queues,
+ *                 and copies of frames to groups.
+ *
  * The stations are those of the XDP program's map, also where that program is loaded but not attached (tap mode). Frames
  * that to_host redirects pass the uplink's ingress. There from_uplink recognizes them by a mark. An XDP program in skb
  * mode receives them, too: it copies those to groups into the network's ring again, with the address of the station that
@@ -32,7 +38,7 @@
 #include <linux/pkt_cls.h>
 #include <bpf/bpf_helpers.h>
 
-#include "steer_groups.h"
+#include "steer_queues.h"
 #include "steer_stations.h"
 
 char _license[] SEC("license") = "Dual BSD/GPL";
@@ -42,11 +48,41 @@ const volatile __u32 tap_network;
 const volatile __u32 tap_uplink;
 const volatile __u32 tap_device;
 const volatile __u8 tap_mac[6];
+/* Of from_queues: so many, from the one on that has the network's number. */
+const volatile __u32 tap_queues;
 /* from_uplink is attached to the uplink: to_host has to mark frames for it. */
 const volatile __u32 tap_marks;
 
 /* No verdict: the next program decides, then the stack goes on (TCX_NEXT has the same value). */
 #define GO_ON TC_ACT_UNSPEC
+
+/* Of an Ethernet header. */
+#define HEADER_LEN 14
+
+/* The VLAN of a frame's outermost tag, by the frame's header; 0: none, or it is cut off. A service tag (802.1ad) is of
+ * no VLAN here, as in steer_body.h.
+ */
+static __always_inline __u32 vlan_of(struct __sk_buff *skb, const __u8 *head)
+{
+	__u16 type = head[12] << 8 | head[13];
+	__u8 tag[2];
+
+	if (skb->vlan_present)
+		return skb->vlan_proto == NETWORK16(0x8100) ? skb->vlan_tci & 0xfff : 0;
+	if (type != 0x8100 || bpf_skb_load_bytes(skb, HEADER_LEN, tag, sizeof(tag)))
+		return 0;
+	return (tag[0] & 0x0f) << 8 | tag[1];
+}
+
+/* The tap may be gone, with the process that had it, and this program still be attached. A redirect would drop the frame
+ * then, and no program behind this one would see it.
+ */
+static __always_inline int is_tap_there(struct __sk_buff *skb)
+{
+	__u32 mtu = 0;
+
+	return bpf_check_mtu(skb, tap_device, &mtu, 0, 0) >= 0;
+}
 
 /* Redirects a frame to a station of the network to its tap, and a copy of one to a group. `limits`: of these no more than
  * the network's limit allows, as in the XDP program: all wait in one queue.
@@ -55,9 +91,7 @@ static __always_inline int to_tap(struct __sk_buff *skb, int limits)
 {
 	struct steer_member *member;
 	volatile __u64 key;
-	__u32 vlan = 0, mtu = 0;
-	__u8 head[16];
-	__u16 type;
+	__u8 head[HEADER_LEN];
 
 	if (bpf_skb_load_bytes(skb, 0, head, sizeof(head)))
 		return GO_ON;
@@ -78,20 +112,9 @@ static __always_inline int to_tap(struct __sk_buff *skb, int limits)
 			COUNT(counters, group_copied);
 		return GO_ON;
 	}
-	type = head[12] << 8 | head[13];
-	/* A service tag (802.1ad) is of no VLAN here, as in steer_body.h. */
-	if (skb->vlan_present)
-		vlan = skb->vlan_proto == NETWORK16(0x8100) ? skb->vlan_tci & 0xfff : 0;
-	else if (type == 0x8100)
-		vlan = (head[14] & 0x0f) << 8 | head[15];
-	key = station_key(vlan, head);
+	key = station_key(vlan_of(skb, head), head);
 	member = bpf_map_lookup_elem(&steer_stations, (const void *)&key);
-	if (!member || member->network != tap_network)
-		return GO_ON;
-	/* The tap may be gone, with the process that had it, and this program still be attached. A redirect would drop the
-	 * frame then, and no program behind this one would see it.
-	 */
-	if (bpf_check_mtu(skb, tap_device, &mtu, 0, 0) < 0)
+	if (!member || member->network != tap_network || !is_tap_there(skb))
 		return GO_ON;
 	return bpf_redirect(tap_device, 0);
 }
@@ -136,6 +159,57 @@ int to_host_device(struct __sk_buff *skb)
 		if (mac[i] != tap_mac[i])
 			return GO_ON;
 	return TC_ACT_SHOT;
+}
+
+SEC("tc")
+int from_queues(struct __sk_buff *skb)
+{
+	/* As generic XDP has it (netif_receive_generic_xdp, net/core/dev.c). */
+	__u32 queue = skb->queue_mapping ? skb->queue_mapping - 1 : 0;
+	__u32 first = tap_network, flags;
+	struct steer_counters *counters;
+	__u8 head[HEADER_LEN];
+	__u64 *config;
+
+	config = bpf_map_lookup_elem(&steer_queues, &first);
+	counters = bpf_map_lookup_elem(&steer_counts, &first);
+	if (!config || !counters)
+		return GO_ON;
+	flags = *config >> STEER_FLAGS_SHIFT;
+	if (!(flags & STEER_QUEUE_MACS) && queue - first >= tap_queues)
+		return GO_ON;
+	if (!(flags & STEER_QUEUE_ACTIVE)) {
+		COUNT(counters, passed);
+		return GO_ON;
+	}
+	if (bpf_skb_load_bytes(skb, 0, head, sizeof(head)))
+		goto not_ours;
+	if ((flags & STEER_QUEUE_VLANS) && !has_entry(first, vlan_of(skb, head), 0))
+		goto not_ours;
+	if (flags & STEER_QUEUE_MACS) {
+		/* Bit 0 of the first byte: multicast or broadcast (IEEE 802). */
+		if (head[0] & 1) {
+			if (!is_due(first))
+				COUNT(counters, group_limited);
+			else if (bpf_clone_redirect(skb, tap_device, 0))
+				COUNT(counters, group_lost);
+			else
+				COUNT(counters, group_copied);
+			return GO_ON;
+		}
+		if (!has_entry(first, STEER_ENTRY_MAC, head))
+			goto not_ours;
+	}
+	if (!is_tap_there(skb)) {
+		COUNT(counters, no_socket);
+		return GO_ON;
+	}
+	COUNT(counters, redirected);
+	return bpf_redirect(tap_device, 0);
+
+not_ours:
+	COUNT(counters, not_ours);
+	return GO_ON;
 }
 
 SEC("tc")

@@ -21,6 +21,7 @@ fn main() {
         "steer_groups.h",
         "steer_hints.h",
         "steer_key.h",
+        "steer_queues.h",
         "steer_stations.h",
     ] {
         println!("cargo:rerun-if-changed={}", bpf_dir.join(header).display());

@@ -95,7 +95,9 @@ pub use program_hints::HintsError;
 pub use ring::{Group, GroupReader, GroupRing};
 pub use send::{SendError, attach_redirect};
 pub use socket_map::{SocketMap, SocketMapError};
-pub use tap::{Hook, TapAccess, TapDevice, TapError, TapTo, detach_tap, network_of_filter, pinned_taps};
+pub use tap::{
+    Hook, TapAccess, TapDevice, TapError, TapTo, TapUser, detach_tap, network_of_filter, pinned_taps,
+};
 pub use text::{mac_bytes, mac_text, ranges, ranges_text};
 pub use verdict::{Verdict, VerdictError, VerdictProgram};
 

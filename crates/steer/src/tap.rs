@@ -1,6 +1,7 @@
 //! Joins the uplink of a network with a device (a tap, or one end of a veth pair) whose other side is the process that
 //! serves the network, by the programs of `bpf/tap.bpf.c`. One device leads to the host, as one more receiver of the
-//! network. Where no XDP program is on the uplink, another device leads to the wire.
+//! network. Where no XDP program is on the uplink, another device leads to the wire. So does one of a guest that is
+//! alone on queues of the interface ([`TapUser::Queues`]).
 //!
 //! The programs are attached by tcx links, which end with the [`TapAccess`] or the process unless they are pinned
 //! ([`TapAccess::pin`]). Before Linux 6.6, which has no tcx, they are filters of the qdisc clsact. Filters stay when
@@ -34,6 +35,30 @@ pub enum TapTo {
     Host,
     /// To whoever is reached by the uplink.
     Uplink,
+}
+
+/// Whose frames a tap carries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TapUser {
+    /// Those of a network's stations. The number: that of the network, its first queue.
+    Network(u32),
+    /// Those that so many queues from the first one on take: by their filter and their configuration. Leads to the
+    /// wire only.
+    Queues {
+        /// The first one, whose filter and configuration count.
+        first: u32,
+        /// How many.
+        count: u32,
+    },
+}
+
+impl TapUser {
+    /// The number of the network, or of the first queue.
+    fn number(self) -> u32 {
+        match self {
+            Self::Network(number) | Self::Queues { first: number, .. } => number,
+        }
+    }
 }
 
 /// Why tap and uplink are not joined.
@@ -141,19 +166,20 @@ fn pin_paths(dir: &Path, to: TapTo, network: u32) -> impl Iterator<Item = PathBu
 }
 
 impl TapAccess {
-    /// Joins the network of this number, whose stations `program` knows, with the host or the wire: frames pass between
-    /// the interface with index `uplink`, which the program is for, and the tap `device`.
+    /// Joins a network or queues, whose stations or filters `program` knows, with the host or the wire: frames pass
+    /// between the interface with index `uplink`, which the program is for, and the tap `device`.
     ///
     /// # Errors
     /// [`TapError`]; nothing is attached then.
     pub fn attach(
         program: &Program,
         to: TapTo,
-        network: u32,
+        user: TapUser,
         (uplink, device): (u32, TapDevice),
         hook: Hook,
     ) -> Result<Self, TapError> {
-        let (loaded, detail) = messages_of(|| load(program, to, network, (uplink, device)));
+        let network = user.number();
+        let (loaded, detail) = messages_of(|| load(program, to, user, (uplink, device)));
         let loaded = loaded.map_err(|source| TapError::Load { detail, source })?;
         let place = |ifindex, at| Place {
             ifindex,
@@ -337,13 +363,17 @@ struct Loaded {
 fn load(
     program: &Program,
     to: TapTo,
-    network: u32,
+    user: TapUser,
     (uplink, device): (u32, TapDevice),
 ) -> libbpf_rs::Result<Loaded> {
+    let is_network = matches!(user, TapUser::Network(_));
     let mut storage = MaybeUninit::uninit();
     let mut open = TapSkelBuilder::default().open(&mut storage)?;
     if let Some(values) = open.maps.rodata_data.as_deref_mut() {
-        values.tap_network = network;
+        values.tap_network = user.number();
+        if let TapUser::Queues { count, .. } = user {
+            values.tap_queues = count;
+        }
         values.tap_uplink = uplink;
         (values.tap_device, values.tap_mac) = (device.index, device.mac);
         values.tap_marks = (program.mode() == Mode::Tap).into();
@@ -351,11 +381,16 @@ fn load(
     open.progs.to_network.set_autoload(to == TapTo::Host);
     open.progs.to_host.set_autoload(to == TapTo::Host);
     open.progs.to_host_device.set_autoload(to == TapTo::Host);
-    open.progs.from_uplink.set_autoload(to == TapTo::Uplink);
+    open.progs
+        .from_uplink
+        .set_autoload(to == TapTo::Uplink && is_network);
+    open.progs.from_queues.set_autoload(!is_network);
     open.progs.to_device.set_autoload(to == TapTo::Uplink);
     let maps = &mut open.maps;
     maps.steer_stations.reuse_fd(program.networks.stations.as_fd())?;
     maps.steer_limits.reuse_fd(program.networks.limits.as_fd())?;
+    maps.steer_queues.reuse_fd(program.queues.as_fd())?;
+    maps.steer_entries.reuse_fd(program.entries.as_fd())?;
     maps.steer_counts.reuse_fd(program.counts.as_fd())?;
     let skel = open.load()?;
     let owned = |program: &ProgramMut<'_>| program.as_fd().try_clone_to_owned();
@@ -366,7 +401,10 @@ fn load(
             to_device: owned(&skel.progs.to_host_device)?,
         },
         TapTo::Uplink => Loaded {
-            at_uplink: owned(&skel.progs.from_uplink)?,
+            at_uplink: match is_network {
+                true => owned(&skel.progs.from_uplink)?,
+                false => owned(&skel.progs.from_queues)?,
+            },
             at_tap: send::load(uplink, None)?,
             to_device: owned(&skel.progs.to_device)?,
         },

@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use common::{Pair, as_a_steward};
 use steer::{
-    GroupLimit, GroupRing, Hook, ModeRequest, Program, QueueConf, Station, TapAccess, TapTo, attach_redirect,
+    GroupLimit, GroupRing, Hook, ModeRequest, Program, QueueConf, Station, TapAccess, TapTo, TapUser,
+    attach_redirect,
 };
 use testkit::{NetNs, PacketPort, TaggedPort, VethPair, frame, wait};
 
@@ -77,8 +78,16 @@ impl World {
         program.enable_queue(0, xsk.as_fd(), conf).expect("queue 0");
         let host_end = common::device(near, HOST_END);
         let uplink = pair.ifindex();
-        let access = as_a_steward(|| TapAccess::attach(&program, TapTo::Host, 0, (uplink, host_end), hook))
-            .expect("joined");
+        let access = as_a_steward(|| {
+            TapAccess::attach(
+                &program,
+                TapTo::Host,
+                TapUser::Network(0),
+                (uplink, host_end),
+                hook,
+            )
+        })
+        .expect("joined");
         near.await_sender(HOST_END);
         pair.veth.await_near();
         Some(Self {

@@ -4,7 +4,7 @@
 use crate::common;
 
 use common::{Pair, as_a_steward};
-use steer::{GroupLimit, GroupRing, Hook, ModeRequest, Program, Station, TapAccess, TapTo};
+use steer::{GroupLimit, GroupRing, Hook, ModeRequest, Program, Station, TapAccess, TapTo, TapUser};
 use testkit::foreign::{Side, accept_all, detach_all};
 use testkit::{NetNs, PacketPort, VethPair, frame, wait};
 
@@ -42,7 +42,8 @@ impl World {
         let station = Station { vlan: 0, mac: GUEST };
         program.set_station(0, station, 1).expect("room");
         let ends = (pair.ifindex(), common::device(near, DEVICE));
-        let access = as_a_steward(|| TapAccess::attach(&program, TapTo::Uplink, 0, ends, hook));
+        let access =
+            as_a_steward(|| TapAccess::attach(&program, TapTo::Uplink, TapUser::Network(0), ends, hook));
         near.await_sender(DEVICE);
         pair.veth.await_near();
         let world = Self {

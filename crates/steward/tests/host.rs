@@ -562,13 +562,13 @@ fn host_is_reached_where_there_is_no_ipv6_and_has_no_address_of_it_where_there_i
 /// Only a network's lease in tap mode gets a tap to the wire, which ends with the lease, even if its descriptor is kept
 /// open.
 #[test]
-fn way_to_the_wire_is_for_leases_of_networks_in_tap_mode_and_ends_with_them() {
+fn way_to_the_wire_is_for_leases_in_tap_mode_and_ends_with_them() {
     require!(Root);
     let world = World::with(2, &policy());
     let mut raw = Raw::connect(&world.socket());
     assert!(matches!(raw.ask(&Request::Uplink { has: 0 }), Answer::Refused(_)));
     let plain = take(&world.socket(), &wanted(0, 1)).expect("allowed");
-    assert_eq!(refusal(plain.uplink(0)).reason, Reason::Lease);
+    assert_eq!(refusal(plain.uplink(0)).reason, Reason::Program);
     drop(plain);
     world.await_nothing();
     let native = take(&world.socket(), &network()).expect("allowed");

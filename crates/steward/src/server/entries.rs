@@ -156,9 +156,13 @@ impl Entries {
         }
     }
 
-    /// Looks what of the frames the program will not see on this interface.
-    pub(super) fn look(&mut self, link: &Link) {
-        self.tags = tags_of(&link.name, &self.filter);
+    /// Looks what of the frames the program will not see on this interface. `is_by_tap`: the programs of a tap look, which
+    /// see tags beside frames.
+    pub(super) fn look(&mut self, link: &Link, is_by_tap: bool) {
+        self.tags = match is_by_tap {
+            true => None,
+            false => tags_of(&link.name, &self.filter),
+        };
         self.look_beyond(link);
     }
 

@@ -247,9 +247,10 @@ impl Interface {
             self.attaching.note(self.program.is_some(), now);
         }
         let mut were_blind = Vec::new();
+        let is_by_tap = self.is_by_tap();
         for entries in self.entries.values_mut() {
             were_blind.push(entries.is_blind());
-            entries.look(&self.link);
+            entries.look(&self.link, is_by_tap);
         }
         for network in self.networks.values_mut() {
             network.look(&self.link);

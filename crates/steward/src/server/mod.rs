@@ -73,7 +73,7 @@ use connection::{Connection, Held, Incoming, Reply};
 use file::may_crash;
 use interface::Interface;
 use limits::{Bucket, DeviceChanges, Quiet, Rate, Turns, Waiting};
-use network_taps::{NetworkTap, TapAt};
+use network_taps::{NetworkTap, TapAt, may_have_taps};
 use ready::ReadyConnection;
 pub use reload::NewPolicy;
 use reload::Reload;
@@ -441,7 +441,7 @@ impl Server {
     /// Takes a lease back.
     fn release(&mut self, number: u64, held: &Held) {
         self.end_send_taps(held);
-        if held.wanted.network {
+        if may_have_taps(&held.wanted) {
             // Before others can have the queues.
             self.end_network_taps((held.interface, held.wanted.start_queue));
         }

@@ -1,5 +1,6 @@
 //! Tap devices that join a network with the host, or with the wire where no XDP program is on the interface
-//! (`steer::TapAccess`).
+//! (`steer::TapAccess`). So does a guest that is alone on queues of such an interface: what is said of networks here is
+//! true of its lease, too.
 //!
 //! A holder of a network asks for one by [`Request::Host`](crate::protocol::Request::Host) or
 //! [`Request::Uplink`](crate::protocol::Request::Uplink). The steward makes the device and attaches programs that move
@@ -16,8 +17,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use steer::{
-    Hook, Mode, Program, Station, TapAccess, TapDevice, TapTo, detach_tap, pinned_taps, program_on,
-    with_sources,
+    Hook, Mode, ModeRequest, Program, Station, TapAccess, TapDevice, TapTo, TapUser, detach_tap, pinned_taps,
+    program_on, with_sources,
 };
 
 use super::connection::{Connection, Held, Reply};
@@ -50,6 +51,7 @@ pub(super) type TapAt = (NetworkAt, TapTo);
 pub(super) struct NetworkTap {
     tap: Tap,
     to: TapTo,
+    user: TapUser,
     /// See [`HostEnd::cuts_udp`].
     cuts_udp: bool,
     joined: Option<Joined>,
@@ -93,15 +95,30 @@ impl From<String> for NotGiven {
     }
 }
 
+/// Whether a lease may have taps: it is of a network, or of a guest that is alone on its queues in tap mode.
+pub(super) fn may_have_taps(wanted: &Wanted) -> bool {
+    wanted.network || wanted.mode == ModeRequest::Tap
+}
+
+/// Whose frames the taps of a lease carry.
+fn user_of(wanted: &Wanted) -> TapUser {
+    let (first, count) = (wanted.start_queue, wanted.queues);
+    match wanted.network {
+        true => TapUser::Network(first),
+        false => TapUser::Queues { first, count },
+    }
+}
+
 fn network_at(held: &Held) -> NetworkAt {
     (held.interface, held.wanted.start_queue)
 }
 
 impl NetworkTap {
-    fn new(tap: Tap, to: TapTo) -> Self {
+    fn new(tap: Tap, to: TapTo, user: TapUser) -> Self {
         Self {
             tap,
             to,
+            user,
             cuts_udp: false,
             joined: None,
             macs: Vec::new(),
@@ -247,7 +264,7 @@ impl NetworkTap {
             uplink, tap: index, ..
         } = between;
         let ends = (uplink, TapDevice { index, mac });
-        let access = TapAccess::attach(program, self.to, self.tap.first, ends, Hook::Best);
+        let access = TapAccess::attach(program, self.to, self.user, ends, Hook::Best);
         let mut access = access.map_err(|error| with_sources(&error))?;
         may_crash("joined");
         if let Some(pins) = interface.pins()
@@ -292,7 +309,10 @@ impl NetworkTap {
 impl Server {
     /// Answers the holder of a network that asks for its tap to the host or to the wire.
     pub(super) fn network_tap(&mut self, number: u64, to: TapTo, has: u32) -> Answered {
-        let held = self.held_network(number)?;
+        let held = match to {
+            TapTo::Host => self.held_network(number)?,
+            TapTo::Uplink => self.held_lease(number)?,
+        };
         let network = network_at(&held);
         let at = (network, to);
         let interface = self.interfaces.get(&held.interface).ok_or_else(no_lease)?;
@@ -313,7 +333,7 @@ impl Server {
         let tap = self
             .network_taps
             .entry(at)
-            .or_insert_with(|| NetworkTap::new(device(), to));
+            .or_insert_with(|| NetworkTap::new(device(), to, user_of(&held.wanted)));
         let (uid, changes) = (self.connections[&number].peer.uid, &mut self.device_changes);
         let may_make = || changes.take(DeviceChange::NetworkTap, interface.name(), uid, Instant::now());
         let given = tap.give(interface, has, &mut self.removals, may_make);
@@ -471,14 +491,15 @@ impl Server {
             let mut uplink = interfaces
                 .filter(|(_, interface)| interface.name() == tap.uplink)
                 .map(|(&at, _)| at);
-            let is_network = |&at: &u64| {
+            let user = uplink.find_map(|at| {
                 let mut leases = records.leases.iter().filter(|lease| lease.interface == at);
-                let wants = |wanted: Wanted| wanted.network && wanted.start_queue == tap.first;
-                leases.any(|lease| lease.wanted().is_some_and(wants))
-            };
-            if let Some(at) = uplink.find(is_network) {
+                let wants = |wanted: &Wanted| may_have_taps(wanted) && wanted.start_queue == tap.first;
+                let wanted = leases.find_map(|lease| lease.wanted().filter(wants))?;
+                Some((at, user_of(&wanted)))
+            });
+            if let Some((at, user)) = user {
                 self.network_taps
-                    .insert(((at, tap.first), to), NetworkTap::new(tap, to));
+                    .insert(((at, tap.first), to), NetworkTap::new(tap, to, user));
             }
         }
     }
@@ -486,7 +507,8 @@ impl Server {
     /// Removes those whose leases do not go on, and goes on with the others.
     pub(super) fn sweep_network_taps(&mut self) {
         for at in self.network_taps.keys().copied().collect::<Vec<_>>() {
-            let goes_on = |lease: LeaseRef<'_>| lease.held.wanted.network && network_at(lease.held) == at.0;
+            let goes_on =
+                |lease: LeaseRef<'_>| may_have_taps(&lease.held.wanted) && network_at(lease.held) == at.0;
             if !self.all_leases().any(goes_on) {
                 self.end_network_tap(at);
             }

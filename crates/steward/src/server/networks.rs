@@ -37,11 +37,15 @@ impl Server {
         })
     }
 
-    pub(super) fn held_network(&self, number: u64) -> Result<Held, Refusal> {
+    pub(super) fn held_lease(&self, number: u64) -> Result<Held, Refusal> {
         let connection = self.connections.get(&number).ok_or_else(no_lease)?;
-        let held = connection.held.as_ref().ok_or_else(no_lease)?;
+        connection.held.clone().ok_or_else(no_lease)
+    }
+
+    pub(super) fn held_network(&self, number: u64) -> Result<Held, Refusal> {
+        let held = self.held_lease(number)?;
         match held.wanted.network {
-            true => Ok(held.clone()),
+            true => Ok(held),
             false => Err(Refusal::new(
                 Reason::Lease,
                 "this lease is not one of a network: that is asked for with the lease",

@@ -19,7 +19,9 @@ impl Interface {
         facts.steered = entries.outcome.steered;
         // Where a network is, frames for the guest come to its queues, too.
         let is_alone = self.networks.is_empty();
-        let mut beyond = match is_alone {
+        // By a tap frames to certain addresses come from all queues.
+        let comes = self.is_by_tap() && !entries.filter.macs.is_empty();
+        let mut beyond = match is_alone && !comes {
             true => entries.unserved.note(&self.link.name, queues, false),
             false => String::new(),
         };

@@ -52,7 +52,7 @@ impl Interface {
             .extend(queues.clone().map(|queue| (queue, Holder::Lease(connection))));
         self.idle_since = None;
         let mut entries = Entries::new(queues.clone(), wanted.filter.clone(), names);
-        entries.look(&self.link);
+        entries.look(&self.link, self.is_by_tap());
         let installed = entries.install(self.program()?);
         if installed.is_ok() {
             entries.apply(&self.link, &mut self.ledger);
@@ -155,7 +155,7 @@ impl Interface {
             return false;
         }
         let mut entries = Entries::new(queues.clone(), wanted.filter.clone(), names);
-        entries.look(&self.link);
+        entries.look(&self.link, self.is_by_tap());
         entries.restored = self.restores_for(&hints);
         if let Some(program) = &self.program {
             let stopped = |queue| !entries.is_blind() || program.deactivate_queue(queue).is_ok();
@@ -213,9 +213,9 @@ pub(in crate::server) fn check(link: &Link, wanted: &Wanted, hints: LeaseHints) 
         );
         return Err(Refusal::new(Reason::NoInterface, text));
     }
-    if wanted.mode == ModeRequest::Tap && !wanted.network {
-        let text = "tap mode is for networks: make the guest a port of one, or choose another mode";
-        return Err(Refusal::new(Reason::Program, text));
+    if wanted.mode == ModeRequest::Tap {
+        // The kernel keeps tags that are taken off beside the frame, where the programs of a tap find them.
+        return Ok(());
     }
     let may_restore = || wanted.mode != ModeRequest::Skb && Interface::may_restore_tags(link.index, hints);
     entries::check_tags(name, &wanted.filter, may_restore)

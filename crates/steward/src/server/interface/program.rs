@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 
-use steer::{ModeRequest, Program, with_sources};
+use steer::{Mode, ModeRequest, Program, with_sources};
 
 use super::Interface;
 use crate::links::DriverSends;
@@ -62,7 +62,7 @@ impl Interface {
                 self.program = Some(program);
                 self.hints_of_new_program();
                 let entries = self.entries.values_mut();
-                entries.for_each(|entries| entries.look(&self.link));
+                entries.for_each(|entries| entries.look(&self.link, mode == Mode::Tap));
                 self.go_on_with_netkits();
                 // An interface that was made anew has no rules; one that came back may have them still.
                 let entries = self.entries.values_mut();
