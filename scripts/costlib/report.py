@@ -14,6 +14,7 @@ TITLES = {
     "ours/one-guest": "**one guest**",
     "ours/one-guest/forced-copy": "– in copy mode",
     "ours/one-guest/polling": "– polling",
+    "ours/one-guest/tap": "– in tap mode",
     "ours/network": "**network**",
     "ours/network/polling": "– polling",
     "ours/network/62-idle": "– 62 idle guests beside it",

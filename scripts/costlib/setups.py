@@ -185,6 +185,7 @@ SETUPS = (
     _ovs_dpdk("dpdk/openvswitch"),
     _one("ours/one-guest"),
     _one("ours/one-guest/polling", POLLING),
+    _one("ours/one-guest/tap", f"{QUIET} --mode tap"),
     _network("ours/network"),
     _network("ours/network/polling", POLLING),
     _network("ours/network/tap", keys='mode="tap"\\n'),

@@ -237,8 +237,8 @@ counters! {
     Drop to_guest_tag_unknown,
     /// Network: the guest had no buffer for the frame, and not for some time, or the frame is to a group.
     Drop to_guest_no_buffer,
-    /// Network: the kernel did not take the frame from the tap to host or wire, which is down or gone, or it knows no such
-    /// request for a checksum or segmentation.
+    /// Network, and tap mode: the kernel did not take the frame from the tap to host or wire, which is down or gone, or it
+    /// knows no such request for a checksum or segmentation.
     Drop to_guest_host_refused,
     /// Frame beyond the port's limit of what its guest gets. A GSO packet of another guest counts as the frames that a
     /// wire would carry.
@@ -248,6 +248,9 @@ counters! {
     /// Frame whose headers contradict themselves, or go on behind the bytes that are looked at, for a guest with filter
     /// rules for what it gets.
     Drop to_guest_filter_headers,
+    /// Tap mode, without a network: frame from the tap whose virtio-net header contradicts itself or its frame, or asks
+    /// for what the guest did not accept.
+    Drop to_guest_offload_malformed,
     /// Frame longer than the guest's buffer (or than all its buffers, where they may be merged).
     Drop to_guest_buffer_too_small,
     /// Frame in several pieces that is longer than the interface's frames are, so that a piece or an end of another is

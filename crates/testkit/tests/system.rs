@@ -67,6 +67,7 @@ mod offload_tx;
 mod package;
 mod packet_memory;
 mod pairs;
+mod port_tap;
 mod protocol;
 mod qemu;
 mod queue_life;

@@ -12,7 +12,7 @@ pub(crate) enum ModeArg {
     Native,
     /// In the stack, after the driver; works with every driver
     Skb,
-    /// No XDP program: frames pass by a tap device, GSO packets whole (networks only)
+    /// No XDP program: frames pass by a tap device, GSO packets whole
     Tap,
 }
 

@@ -216,11 +216,28 @@ impl PortConfig {
 
     fn check_bind(&self) -> Result<(), ConfigError> {
         match self.nic.queues() {
-            Some(queues) if queues.mode == ModeRequest::Tap => Err(ConfigError::TapWithoutNetwork),
+            Some(queues) if queues.mode == ModeRequest::Tap => self.check_tap(queues),
             Some(queues) if queues.bind != BindRequest::ForceZeroCopy => Ok(()),
             Some(queues) if queues.mode == ModeRequest::Skb => Err(ConfigError::ZeroCopyNeedsNative),
             Some(_) if self.placement == Placement::Direct => Err(ConfigError::ForcedDirect),
             Some(_) | None => Ok(()),
+        }
+    }
+
+    /// What tap mode has no queue for.
+    fn check_tap(&self, queues: &PortQueues) -> Result<(), ConfigError> {
+        if matches!(self.nic, NicConfig::Network { .. }) {
+            return Err(ConfigError::TapExcludes("a queue of the port's own"));
+        }
+        if self.placement.has_guest_ram() {
+            return Err(ConfigError::TapExcludes("memory=direct and send-direct"));
+        }
+        if self.has_external_program() {
+            return Err(ConfigError::TapExcludes("inhibit"));
+        }
+        match queues.bind {
+            BindRequest::ForceZeroCopy => Err(ConfigError::ZeroCopyNeedsNative),
+            _ => Ok(()),
         }
     }
 

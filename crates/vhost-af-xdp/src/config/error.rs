@@ -76,8 +76,8 @@ pub(crate) enum ConfigError {
         "--hints {0} exclude --mode skb and tap: only in native mode a driver tells anything, leave one out"
     )]
     HintsNeedNative(HintSet),
-    #[error("--mode tap is for networks: make the guest a port of a [network.NAME] that has mode = \"tap\"")]
-    TapWithoutNetwork,
+    #[error("--mode tap excludes {0}: frames pass by a tap device, and no queue is bound; leave one out")]
+    TapExcludes(&'static str),
     #[error("--vlan: only frames of an interface are looked at, give --ifname NAME")]
     Vlans,
     #[error("--vlan: {0} VLANs, a port has {ENTRIES_MAX} at most: give fewer, or none for all")]

@@ -385,7 +385,10 @@ impl PortConfig {
     /// Memory that is locked for its queues while it copies, bytes.
     pub(crate) fn copy_bytes(&self) -> u64 {
         let bytes = |_| u64::from(self.queues) * u64::from(self.packet_bytes);
-        self.nic.queues().map_or(0, bytes)
+        let queues = self.nic.queues();
+        queues
+            .filter(|queues| queues.mode != ModeRequest::Tap)
+            .map_or(0, bytes)
     }
 
     /// Offloads that are possible and not offered, by name.
@@ -395,7 +398,9 @@ impl PortConfig {
 
     /// Whether its queues can have their memory in one UMEM with those of other ports; all others have their own.
     pub(crate) fn can_share(&self) -> bool {
-        self.placement == Placement::Copy && matches!(self.nic, NicConfig::Interface(_))
+        let has_queues = |queues: &PortQueues| queues.mode != ModeRequest::Tap;
+        self.placement == Placement::Copy
+            && matches!(&self.nic, NicConfig::Interface(queues) if has_queues(queues))
     }
 
     /// Whether it comes with sockets or a map of somebody else's.

@@ -5,7 +5,7 @@
 //! us. Undone in reverse: entry, socket (with its place in the map), program with its last user.
 
 use std::collections::HashSet;
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -25,6 +25,7 @@ use super::hints::{Promises, SeenHints};
 use super::queue_state::QueueState;
 use super::shared_memory::{SharedMemory, Slice};
 use super::steering::{Attached, Prepared, Steering};
+use super::tap::OpenTap;
 use crate::config::{HintsConfig, Placement, PortConfig, Segments, UplinkConfig};
 
 /// Entries of RX and fill ring.
@@ -112,7 +113,7 @@ pub(crate) struct Interface {
     // Dropped first: sockets go before the program does.
     queues: Vec<Mutex<QueueState>>,
     /// Number of the first of them.
-    first: u32,
+    pub(super) first: u32,
     /// As it was when the program was attached; for the MTU see [`Self::mtu`]. Its NUMA node is one of several here.
     pub(crate) link: Link,
     /// Bytes, as it was told last. Nothing is published through it.
@@ -135,6 +136,10 @@ pub(crate) struct Interface {
     pub(super) promises: Mutex<Promises>,
     /// For the slices of its queues, if they have any.
     memory: Option<Arc<SharedMemory>>,
+    /// Of one in tap mode; `None`: it is not open.
+    pub(super) tap: Mutex<Option<OpenTap>>,
+    /// It is up, as it was told last. Nothing is published through it.
+    up: AtomicBool,
 }
 
 /// How a queue is to be opened.
@@ -153,6 +158,8 @@ impl Interface {
             queues: wanted.range().map(|_| Mutex::default()).collect(),
             first: wanted.start_queue,
             mtu: AtomicU32::new(link.mtu),
+            up: AtomicBool::new(link.up),
+            tap: Mutex::default(),
             name: Mutex::new(link.name.clone()),
             busy: Mutex::default(),
             link,
@@ -231,14 +238,20 @@ impl Interface {
         self.mtu.load(Relaxed)
     }
 
+    /// Whether it is up.
+    pub(crate) fn is_up(&self) -> bool {
+        self.up.load(Relaxed)
+    }
+
     /// Its name as it is now.
     pub(crate) fn name(&self) -> String {
         self.name.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Takes note of a changed name or MTU; queues that are open keep their frame limit.
+    /// Takes note of a changed name or MTU, and whether it is up; queues that are open keep their frame limit.
     pub(crate) fn take_note(&self, link: &Link) {
         self.mtu.store(link.mtu, Relaxed);
+        self.up.store(link.up, Relaxed);
         self.name
             .lock()
             .unwrap_or_else(PoisonError::into_inner)

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`interfaces`], [`interface`] | the interface of each port, and what is known of it |
 //! | [`interface_queue`], `queue_state.rs` | a queue's life: opened, lent to lanes, coupled with a guest's memory |
+//! | [`interface_tap`], [`tap`] | tap devices: that of a port in tap mode, and those of networks |
 //! | [`steering`] | program and sockets of a steward, or of the daemon's own keeper |
 //! | [`external`], [`afxdp_plugin`] | program, map or sockets that somebody else made |
 //! | [`binding`], [`drivers`], [`mode`], [`demand`] | how a queue is bound, why no better, what memory that locks |
@@ -25,6 +26,7 @@ pub(crate) mod external;
 pub(crate) mod hints;
 pub(crate) mod interface;
 pub(crate) mod interface_queue;
+pub(crate) mod interface_tap;
 pub(crate) mod interfaces;
 pub(crate) mod lent;
 pub(crate) mod mode;

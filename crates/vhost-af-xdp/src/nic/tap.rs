@@ -8,62 +8,71 @@
 
 use std::io;
 use std::marker::PhantomData;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::ptr;
 
 use device::meter::{self, KernelCall};
+use device::offloads::Offloads;
 use virtqueue::MemoryMap;
 
-/// Most parts of a frame.
-pub(crate) const PARTS: usize = 32;
+/// Most parts of a frame: a GSO packet in buffers of an MTU of 1500 has 44.
+pub(crate) const PARTS: usize = 48;
+/// `TUNSETOFFLOAD`, include/uapi/linux/if_tun.h: `_IOW('T', 208, unsigned int)`, of which the value is the argument.
+pub(crate) const SET_OFFLOAD: u64 = 0x4004_54d0;
 
 /// Where the bytes of a frame lie, front to back.
 pub(crate) struct Parts<'a> {
-    parts: [libc::iovec; PARTS],
+    /// The first `count` are there.
+    parts: [MaybeUninit<libc::iovec>; PARTS],
     count: usize,
-    /// Some are of slices, which nobody writes to.
-    is_ours: bool,
+    /// Some are of slices that nobody writes to.
+    is_constant: bool,
     memory: PhantomData<&'a MemoryMap>,
 }
 
 impl<'a> Parts<'a> {
     pub(crate) fn new() -> Self {
-        let none = libc::iovec {
-            iov_base: ptr::null_mut(),
-            iov_len: 0,
-        };
         Self {
-            parts: [none; PARTS],
+            parts: [const { MaybeUninit::uninit() }; PARTS],
             count: 0,
-            is_ours: false,
+            is_constant: false,
             memory: PhantomData,
         }
     }
 
     /// Adds bytes of ours, for writing; false, and nothing done: there is no room.
     pub(crate) fn push_bytes(&mut self, bytes: &'a [u8]) -> bool {
+        // Only of what is read into the kernel writes, and there are none of these then ([`Tap::read`]).
+        self.is_constant = true;
+        self.add(bytes.as_ptr().cast_mut(), bytes.len())
+    }
+
+    /// Adds room of ours, for reading; false, and nothing done: there is no room.
+    pub(crate) fn push_room(&mut self, room: &'a mut [u8]) -> bool {
+        self.add(room.as_mut_ptr(), room.len())
+    }
+
+    /// How many more there is room for.
+    pub(crate) fn left(&self) -> usize {
+        PARTS - self.count
+    }
+
+    fn add(&mut self, start: *mut u8, len: usize) -> bool {
         let part = self.parts.get_mut(self.count);
         part.is_some_and(|part| {
-            // Only of what is read into the kernel writes, and there are none of these then ([`Tap::read`]).
-            part.iov_base = bytes.as_ptr().cast_mut().cast();
-            part.iov_len = bytes.len();
+            part.write(libc::iovec {
+                iov_base: start.cast(),
+                iov_len: len,
+            });
             self.count += 1;
-            self.is_ours = true;
             true
         })
     }
 
     /// Adds bytes of a map; false, and nothing done: there is no room, or they are not in it.
     pub(crate) fn push(&mut self, memory: &'a MemoryMap, offset: u64, len: usize) -> bool {
-        match (self.parts.get_mut(self.count), memory.ptr(offset, len)) {
-            (Some(part), Some(start)) => {
-                part.iov_base = start.as_ptr().cast();
-                part.iov_len = len;
-                self.count += 1;
-                true
-            }
-            _ => false,
-        }
+        let start = memory.ptr(offset, len);
+        start.is_some_and(|start| self.add(start.as_ptr(), len))
     }
 }
 
@@ -79,11 +88,12 @@ impl Tap {
     /// Takes the next frame of the host; its bytes, with the header.
     /// Errors: the kernel's; EAGAIN: there is none, EBADFD: nor will there be.
     pub(crate) fn read(&self, into: &Parts<'_>) -> io::Result<usize> {
-        if into.is_ours {
+        if into.is_constant {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        let (parts, count) = (into.parts.as_ptr(), into.count as libc::c_int);
-        // SAFETY: each part is inside a map that lives as long as `into`, of which nobody has references to bytes.
+        let (parts, count) = (into.parts.as_ptr().cast(), into.count as libc::c_int);
+        // SAFETY: `count` parts are there. Each is inside a map that lives as long as `into`, of which nobody has references
+        // to bytes, or room that is borrowed as long.
         let bytes = meter::call(KernelCall::Host, || unsafe {
             libc::readv(self.0.as_raw_fd(), parts, count)
         });
@@ -93,7 +103,7 @@ impl Tap {
     /// Writes a frame, with its header.
     /// Errors: the kernel's, which has refused it.
     pub(crate) fn write(&self, frame: &Parts<'_>) -> io::Result<()> {
-        let (parts, count) = (frame.parts.as_ptr(), frame.count as libc::c_int);
+        let (parts, count) = (frame.parts.as_ptr().cast(), frame.count as libc::c_int);
         // SAFETY: as in read, or of a slice that is borrowed as long; the kernel reads only, and answers EFAULT where memory is gone.
         let bytes = meter::call(KernelCall::Host, || unsafe {
             libc::writev(self.0.as_raw_fd(), parts, count)
@@ -105,11 +115,68 @@ impl Tap {
     }
 }
 
+impl Tap {
+    /// What reads give from now on: GSO packets and partial checksums that a guest takes. The kernel segments and
+    /// completes the others. `cuts_udp`: it can do that with UDP.
+    /// Errors: the kernel's.
+    pub(crate) fn set_offloads(&self, offloads: &Offloads, cuts_udp: bool) -> io::Result<()> {
+        // TUN_F_CSUM, TUN_F_TSO4, TUN_F_TSO6, TUN_F_TSO_ECN, TUN_F_USO4 and TUN_F_USO6: of these both or none.
+        let tso = offloads.guest_tso4 || offloads.guest_tso6;
+        let uso = cuts_udp && offloads.guest_uso4 && offloads.guest_uso6;
+        let flags = [
+            (offloads.guest_csum, 0x01),
+            (offloads.guest_tso4, 0x02),
+            (offloads.guest_tso6, 0x04),
+            (offloads.guest_ecn && tso, 0x08),
+            (uso, 0x60),
+        ];
+        let flags = flags.iter().filter(|(is_on, _)| *is_on && offloads.guest_csum);
+        let flags = flags.fold(0, |all, (_, flag)| all | flag);
+        // SAFETY: the argument is a number.
+        let done = unsafe { libc::ioctl(self.0.as_raw_fd(), SET_OFFLOAD as _, flags as libc::c_ulong) };
+        match done {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    /// The same device once more.
+    /// Errors: no descriptor is left.
+    pub(crate) fn again(&self) -> io::Result<Self> {
+        self.0.try_clone().map(Self)
+    }
+
+    /// Takes what waits out of it, and drops it: at most so many frames.
+    pub(crate) fn discard(&self, most: usize) {
+        let mut room = [0; 16];
+        for _ in 0..most {
+            let mut parts = Parts::new();
+            if !parts.push_room(&mut room) || self.read(&parts).is_err() {
+                break;
+            }
+        }
+    }
+}
+
 impl AsFd for Tap {
     /// Readable when the host has frames.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
+}
+
+/// A tap that joins a port with the wire, for as long as its interface is open.
+#[derive(Debug)]
+pub(crate) struct OpenTap {
+    pub(crate) tap: Tap,
+    /// Its name.
+    pub(crate) name: String,
+    /// By which it is told from the next one of that name.
+    pub(crate) index: u32,
+    /// Its kernel cuts UDP packets, too.
+    pub(crate) cuts_udp: bool,
+    /// How often something of the interface had changed when it was asked for last.
+    pub(crate) changes: u32,
 }
 
 /// A tap whose frames leave by a NIC queue's interface.

@@ -1,12 +1,15 @@
 //! What a queue pair's frames go to.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use xsk::NumaNode;
 
 use crate::config::Placement;
 use crate::network::NetworkEnd;
 use crate::nic::binding::L2_BYTES;
+use crate::nic::error::InterfaceError;
+use crate::nic::interface::Interface;
 use crate::nic::interface_queue::InterfaceQueue;
 use crate::switch::role::Role;
 
@@ -37,6 +40,8 @@ pub(crate) struct Member {
 #[derive(Clone)]
 pub(crate) enum FarSide {
     Queue(InterfaceQueue),
+    /// The tap of an interface in tap mode.
+    Tap(Arc<Interface>),
     /// An end of a cable to another port.
     Cable(CableEnd),
     /// A network.
@@ -54,22 +59,37 @@ impl FarSide {
     pub(crate) fn queue(&self) -> Option<&InterfaceQueue> {
         match self {
             Self::Queue(queue) | Self::Member(Member { queue, .. }) => Some(queue),
-            Self::Cable(_) | Self::Network(_) | Self::Null { .. } => None,
+            Self::Tap(_) | Self::Cable(_) | Self::Network(_) | Self::Null { .. } => None,
+        }
+    }
+
+    /// Its interface, if it is one.
+    fn interface(&self) -> Option<&Interface> {
+        match self {
+            Self::Tap(interface) => Some(interface),
+            _ => self.queue().map(|queue| &*queue.interface),
         }
     }
 
     /// The NUMA node of its NIC, where there are several.
     pub(crate) fn node(&self) -> Option<NumaNode> {
-        self.queue()?.interface.link.node
+        self.interface()?.link.node
+    }
+
+    /// Opens what there is to be opened of an interface.
+    /// Errors: [`InterfaceError`].
+    pub(crate) fn open_until(&self, deadline: Instant) -> Result<(), InterfaceError> {
+        match self {
+            Self::Tap(interface) => interface.open_tap().map(drop),
+            _ => self.queue().map_or(Ok(()), |queue| queue.open_until(deadline)),
+        }
     }
 
     /// Whether frames may come from a stack on the same machine, which leaves checksums unfinished.
     pub(crate) fn partial_checksums(&self) -> bool {
-        match self {
-            Self::Queue(queue) | Self::Member(Member { queue, .. }) => queue.interface.link.partial_checksums,
-            // What a network's uplink brings, its lane knows.
-            Self::Network(_) | Self::Cable(_) | Self::Null { .. } => false,
-        }
+        // What a network's uplink brings, its lane knows.
+        self.interface()
+            .is_some_and(|interface| interface.link.partial_checksums)
     }
 
     /// What a lane of a pair is to others. `port`: the port's name.
@@ -81,7 +101,7 @@ impl FarSide {
                 pair,
             },
             Self::Network(end) | Self::Member(Member { end, .. }) => end.role(pair),
-            Self::Queue(_) | Self::Null { .. } => Role::Pair {
+            Self::Queue(_) | Self::Tap(_) | Self::Null { .. } => Role::Pair {
                 port: Arc::clone(port),
                 pair,
             },
@@ -92,6 +112,7 @@ impl FarSide {
     pub(crate) fn frame_limit(&self) -> u32 {
         match self {
             Self::Queue(queue) | Self::Member(Member { queue, .. }) => queue.interface.frame_limit(),
+            Self::Tap(interface) => interface.frame_limit(),
             Self::Network(end) => end.network.link().mtu.saturating_add(L2_BYTES),
             Self::Cable(_) | Self::Null { .. } => NULL_MTU + L2_BYTES,
         }

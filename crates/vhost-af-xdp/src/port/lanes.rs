@@ -18,11 +18,11 @@ use crate::direct::{CHUNK_BYTES, DirectLane, DirectMemory};
 use crate::nic::binding::{BufferOrder, GuestBuffers, SMALL_CHUNK};
 use crate::nic::endpoint::{COPY_BYTES, Chunks, ChunksError, NicQueue};
 use crate::nic::error::InterfaceError;
-use crate::nic::interface::{RECEIVE_RING, SEND_RING};
+use crate::nic::interface::{Interface, RECEIVE_RING, SEND_RING};
 use crate::nic::interface_queue::{Coupled, InterfaceQueue};
-use crate::nic::mode::Fallback;
+use crate::nic::mode::{Checksums, Fallback};
 use crate::nic::null::{NullConfig, NullNic};
-use crate::nic::queue::{Nic, Sends};
+use crate::nic::queue::{LinkState, Nic, Sends};
 use crate::nic::xdp::XdpNic;
 use crate::switch::guests::GuestLane;
 use crate::switch::joined::CopyLane;
@@ -30,6 +30,7 @@ use crate::switch::lane::Lane;
 use crate::switch::own_queue::CopyQueue;
 use crate::switch::port_lane::PortLane;
 use crate::switch::table::PortNumber;
+use crate::switch::tap_guest::TapGuestLane;
 use device::counters::PairCounters;
 use device::net_device::{NetDevice, PairError, Path};
 use device::pair::QueuePair;
@@ -136,6 +137,10 @@ impl LaneParts<'_> {
     pub(crate) fn build(self, placement: Placement) -> Result<BuiltLane, LaneError> {
         match (placement, &self.far) {
             (_, FarSide::Cable(_)) => self.build_cable(),
+            (_, FarSide::Tap(interface)) => {
+                let interface = Arc::clone(interface);
+                self.build_on_tap(&interface)
+            }
             (_, FarSide::Network(end)) => {
                 let number = end.number;
                 self.build_member(number)
@@ -200,6 +205,29 @@ impl LaneParts<'_> {
         })
     }
 
+    /// Builds a lane on the tap of an interface. Frames come to the first pair: a guest has that always, and the tap has
+    /// one queue.
+    fn build_on_tap(self, interface: &Arc<Interface>) -> Result<BuiltLane, LaneError> {
+        let guest = self.guest_side()?;
+        let lent = interface.lend_tap(&guest.offloads, self.pair == 0)?;
+        let mut facts = LaneFacts::tap();
+        facts.checksums = self.csum().then_some(Checksums::Kernel);
+        let link = match interface.is_up() {
+            true => LinkState::Up,
+            false => LinkState::Down,
+        };
+        let lane = TapGuestLane::new(guest, lent, link, self.counters);
+        let lane = lane.map_err(|source| InterfaceError::Tap {
+            name: interface.name(),
+            source: source.into(),
+        })?;
+        Ok(BuiltLane {
+            lane: Box::new(lane),
+            facts,
+            lent: None,
+        })
+    }
+
     fn build_copy(self) -> Result<BuiltLane, LaneError> {
         let guest = self.guest_side()?;
         match &self.far {
@@ -211,11 +239,7 @@ impl LaneParts<'_> {
                 let frame_bytes = *frame_bytes;
                 self.build_null(guest, frame_bytes)
             }
-            FarSide::Cable(_) => self.build_cable(),
-            FarSide::Network(end) => {
-                let number = end.number;
-                self.build_member(number)
-            }
+            FarSide::Tap(_) | FarSide::Cable(_) | FarSide::Network(_) => self.build(Placement::Copy),
         }
     }
 
@@ -344,7 +368,7 @@ impl LaneParts<'_> {
             (far, _) => {
                 let frame_bytes = match far {
                     FarSide::Null { frame_bytes } => *frame_bytes,
-                    FarSide::Queue(_) | FarSide::Cable(_) | FarSide::Network(_) | FarSide::Member(_) => 0,
+                    _ => 0,
                 };
                 let config = NullConfig {
                     frame_bytes,

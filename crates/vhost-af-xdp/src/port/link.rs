@@ -247,6 +247,7 @@ impl Port {
             self.impair(state, shortage);
         }
         let went_down = !link.up && !state.link_down;
+        let is_other = link.up == state.link_down || link.mtu != interface.mtu();
         if link.up == state.link_down {
             state.link_down = !link.up;
             let now = if link.up { "up" } else { "down" };
@@ -256,6 +257,9 @@ impl Port {
             tracing::info!(interface = link.name, mtu = link.mtu, "MTU changed");
         }
         interface.take_note(link);
+        if interface.is_by_tap() {
+            self.follow_tap(state, interface, is_other);
+        }
         // In direct placement the guest's own buffers wait in the socket of an interface that is
         // down; only closing it gives them back.
         let direct = self.config.placement.has_guest_ram();
@@ -271,6 +275,19 @@ impl Port {
             state.retry.0.note(state.impaired.is_none(), now);
         }
         follows
+    }
+
+    /// Lets lanes go on with the tap that there is now. `is_other`: the interface has another MTU, or another link state.
+    fn follow_tap(&self, state: &mut PortState, interface: &Interface, is_other: bool) {
+        match interface.open_tap() {
+            Ok(true) => self.restart_lanes(state),
+            Ok(false) => {}
+            Err(error) => self.impair(state, with_sources(&error)),
+        }
+        if let (true, Some(session)) = (is_other, &state.session) {
+            session.set_frame_limit(interface.frame_limit(), &self.workers);
+            session.set_link(interface.is_up(), &self.workers);
+        }
     }
 
     /// Lets lanes go on with the interface's MTU as it is now; whether a queue was set up anew for that.

@@ -232,7 +232,7 @@ impl Opened {
     pub(crate) fn open_queues(&self) -> Result<(), LaneError> {
         let deadline = Instant::now() + START_TIMEOUT;
         for far in self.port.far_sides(self.state.interface.as_ref()) {
-            far.queue().map_or(Ok(()), |queue| queue.open_until(deadline))?;
+            far.open_until(deadline)?;
         }
         Ok(())
     }
@@ -360,8 +360,11 @@ impl Port {
             NicConfig::Interface(queues) => interface
                 .map(|interface| {
                     let first = queues.start_queue;
-                    let queue = |pair| FarSide::Queue(InterfaceQueue::new(interface, first + pair));
-                    (0..pairs).map(queue).collect()
+                    let far = |pair| match interface.is_by_tap() {
+                        true => FarSide::Tap(Arc::clone(interface)),
+                        false => FarSide::Queue(InterfaceQueue::new(interface, first + pair)),
+                    };
+                    (0..pairs).map(far).collect()
                 })
                 .unwrap_or_default(),
         }

@@ -12,6 +12,8 @@ use libc::{
     O_TRUNC, PR_SET_NAME, PR_SET_TIMERSLACK, PROT_EXEC, SIGSYS, SOL_SOCKET, SOL_XDP, c_long,
 };
 
+use crate::nic::tap::SET_OFFLOAD;
+
 /// `PR_SET_VMA`, include/uapi/linux/prctl.h.
 const PR_SET_VMA: u64 = 0x5356_4d41;
 /// `PR_GET_AUXV`, same place (Linux 6.4).
@@ -161,8 +163,8 @@ pub(super) const CALLS: &[Call] = table! {
         &[If::Is(1, F_GETFL as u64)], &[If::Is(1, F_SETFL as u64)],
         &[If::Is(1, F_GET_SEALS as u64)], &[If::Is(1, F_ADD_SEALS as u64)],
     ], "copies of descriptors, eventfds that do not block, seals: no owner, no signal, no lease";
-    SYS_ioctl: &[&[If::Is(1, libc::FIONBIO)], &[If::Is(1, libc::FIONREAD)]],
-        "sockets that do not block; whether a VMM's call socket holds bytes";
+    SYS_ioctl: &[&[If::Is(1, libc::FIONBIO)], &[If::Is(1, libc::FIONREAD)], &[If::Is(1, SET_OFFLOAD)]],
+        "sockets that do not block; whether a VMM's call socket holds bytes; what a guest takes from a tap";
     SYS_fstat: ALWAYS, "size and kind of what a VMM passed";
     SYS_fstatfs: ALWAYS, "page size of guest memory";
     SYS_newfstatat: ALWAYS, "as fstat; backtraces";

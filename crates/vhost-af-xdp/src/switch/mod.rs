@@ -71,6 +71,7 @@ pub(crate) mod statistics;
 mod stray_tests;
 pub(crate) mod table;
 mod tap_frame;
+pub(crate) mod tap_guest;
 pub(crate) mod tap_lane;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod test_guest;

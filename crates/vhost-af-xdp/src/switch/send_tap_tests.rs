@@ -80,7 +80,7 @@ fn packet_leaves_with_its_request_and_is_counted_as_its_segments() {
 #[test]
 fn packet_in_too_many_pieces_for_a_write_is_cut() {
     let (mut world, kernel) = world(COPIES);
-    world.send(20_000, 1000, 40);
+    world.send(20_000, 1000, 50);
     world.finish();
     world.assert_sent(true);
     assert!(next(&kernel).is_none());

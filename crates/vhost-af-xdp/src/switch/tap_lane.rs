@@ -103,6 +103,8 @@ impl TapLane {
                 ram: memory.ram,
                 cuts_udp,
                 counters,
+                is_member: true,
+                may_wait: true,
                 is_given: false,
             },
             parts_of: vec![Vec::with_capacity(PARTS); usize::from(BUFFERS)],

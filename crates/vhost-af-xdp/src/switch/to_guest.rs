@@ -17,6 +17,7 @@ use super::bytes::{UmemRange, between_guests, frame_to_guest, umem_to_guest};
 use super::limits::{BATCH, DESCRIPTORS};
 use super::link_note::{LinkNote, LinkNotes};
 use crate::nic::custody::{Custody, Stray};
+use crate::nic::tap::Parts;
 
 /// The virtio-net header, but for the number of buffers, of a frame about which nothing is said.
 pub(crate) const NO_OFFLOAD: [u8; 10] = [0; 10];
@@ -233,6 +234,11 @@ impl<'a> Delivery<'a> {
         self.next < self.chains.len()
     }
 
+    /// How many buffers are in hand.
+    pub(super) fn left(&self) -> usize {
+        self.chains.len() - self.next
+    }
+
     /// The guest.
     pub(super) fn pair(&self) -> &QueuePair {
         self.pair
@@ -328,6 +334,78 @@ impl<'a> Delivery<'a> {
         self.frames += taken as u64;
         self.bytes += bytes;
         (taken, bytes)
+    }
+
+    /// Has a frame of `bytes` bytes read into the next buffers, behind the place of its header; how many bytes they hold.
+    /// One part is left for what is longer.
+    pub(super) fn offer<'p>(&'p self, parts: &mut Parts<'p>, bytes: u32) -> u32 {
+        let (mut offered, mut taken) = (0, self.pair.header_bytes);
+        for chain in self.chains_of_frame() {
+            for buffer in self.chains.buffers(chain) {
+                let before = taken.min(buffer.len);
+                let (at, len) = (buffer.offset + u64::from(before), buffer.len - before);
+                if offered >= bytes || parts.left() <= 1 || !parts.push(&self.pair.memory, at, len as usize) {
+                    return offered;
+                }
+                (offered, taken) = (offered + len, taken - before);
+            }
+        }
+        offered
+    }
+
+    /// A frame of `len` bytes was read there.
+    pub(super) fn take_in_place(&mut self, len: u32, offload: [u8; 10]) {
+        let wanted = len + self.pair.header_bytes;
+        let Some(count) = self.chains_for(wanted) else {
+            return;
+        };
+        let header = with_buffers(offload, count);
+        let mut left = wanted;
+        for (at, chain) in self.chains.chains[self.next..self.next + count]
+            .iter()
+            .enumerate()
+        {
+            let buffers = self.chains.buffers(chain);
+            if at == 0 {
+                write_header(self.pair, buffers, &header);
+            }
+            let written = left.min(chain.writable_bytes);
+            if self.pair.log.is_some() {
+                buffers
+                    .iter()
+                    .for_each(|buffer| self.pair.wrote(buffer.offset, buffer.len));
+            }
+            self.pair.to_guest.queue.push_used(chain.id, written);
+            self.room -= u64::from(chain.writable_bytes);
+            left -= written;
+        }
+        self.next += count;
+        self.note(len);
+    }
+
+    /// Reads the first bytes of such a frame back.
+    #[cold]
+    pub(super) fn read_back(&self, to: &mut [u8]) {
+        let (mut left, mut taken) = (to, self.pair.header_bytes);
+        for chain in self.chains_of_frame() {
+            for buffer in self.chains.buffers(chain) {
+                let before = taken.min(buffer.len);
+                let (at, len) = (buffer.offset + u64::from(before), buffer.len - before);
+                let (now, later) = left.split_at_mut((len as usize).min(left.len()));
+                // Inside the map, as checked when the descriptor was read.
+                let _ = self.pair.memory.copy_from_guest(at, now);
+                (left, taken) = (later, taken - before);
+            }
+        }
+    }
+
+    /// The chains that the next frame may have.
+    fn chains_of_frame(&self) -> &[Chain] {
+        let chains = &self.chains.chains[self.next..];
+        match self.pair.mergeable {
+            true => chains,
+            false => &chains[..chains.len().min(1)],
+        }
     }
 
     #[inline]

@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 use device::counters::PairCounters;
 use device::meter;
+use device::pair::HEADER_BYTES;
 use offload::packet::HEADERS_MAX;
 use offload::segment::GsoKind;
 use steer::TapTo;
@@ -61,13 +62,25 @@ pub(crate) struct ToTap {
     /// The kernel segments UDP GSO packets, too (Linux 6.2).
     pub(super) cuts_udp: bool,
     pub(super) counters: Arc<PairCounters>,
+    /// The tap is a member of a network, with counters of its own: frames that are written to it are delivered there.
+    pub(super) is_member: bool,
+    /// Frames may be in `waiting`. Of a member others put some there.
+    pub(super) may_wait: bool,
     /// A guest's frame was written since the lane's last turn.
     pub(super) is_given: bool,
 }
 
 impl ToTap {
     /// Writes the frames in the queue as far as there is room; how many the kernel took.
+    #[inline]
     pub(super) fn write_waiting(&mut self) -> usize {
+        match self.may_wait {
+            true => self.write_all(),
+            false => 0,
+        }
+    }
+
+    fn write_all(&mut self) -> usize {
         let (mut frames, mut any) = (0, false);
         loop {
             let frame = match std::mem::take(&mut self.is_stuck) {
@@ -101,7 +114,17 @@ impl ToTap {
         if any {
             self.waiting.driver.publish();
         }
+        self.may_wait = self.is_member || self.is_stuck;
         frames
+    }
+
+    /// Writes a frame of ours, if there is room for it now.
+    pub(super) fn inject(&self, frame: &[u8]) {
+        let mut parts = Parts::new();
+        let header = [0; HEADER_BYTES as usize];
+        if parts.push_bytes(&header) && parts.push_bytes(frame) {
+            write(&self.tap, self.to, &parts, &self.counters);
+        }
     }
 
     /// Writes a guest's frame. `of_guest`: the guest's counters.
@@ -165,9 +188,11 @@ impl ToTap {
         }
         match write(&self.tap, self.to, &parts, &self.counters) {
             Written::Yes => {
-                self.counters.to_guest_frames.add(1);
                 meter::gave(1);
-                self.counters.to_guest_bytes.add(frame.sending.len.into());
+                if self.is_member {
+                    self.counters.to_guest_frames.add(1);
+                    self.counters.to_guest_bytes.add(frame.sending.len.into());
+                }
             }
             Written::Lost => {}
             Written::NoRoom => return TapPut::NoRoom,

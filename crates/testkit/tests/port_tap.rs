@@ -1,0 +1,441 @@
+//! A guest alone on an interface without an XDP program (`--mode tap`): frames come and go by a tap device, GSO packets
+//! whole, read straight into the guest's buffers.
+
+use std::time::Duration;
+
+use rstest::rstest;
+use rustix::process::Signal;
+use testkit::control_queue::{self, ControlQueue, guest_offloads};
+use testkit::daemon::{DIR, run_to_end};
+use testkit::driver::{F_CTRL_GUEST_OFFLOADS, F_CTRL_VQ, F_GUEST_ALL, F_GUEST_CSUM, F_HOST_ALL, HEADER};
+use testkit::frame;
+use testkit::gso_packet::{GsoPacket, Ip, fold};
+use testkit::lan::{self, BROADCAST, Lan, STRANGER, mac, tagged};
+use testkit::{Driver, DriverConfig, Layout, NetNs, PacketPort, Rig, Serve, VethPair, kernel, require, wait};
+
+fn serve() -> Serve {
+    Serve::interface(VethPair::NIC).with("--mode", "tap")
+}
+
+/// With the guest's usual buffers.
+fn rig(serve: &Serve, features: u64) -> Rig {
+    rig_with(serve, features, 64, &[1536])
+}
+
+fn rig_with(serve: &Serve, features: u64, buffers: usize, lengths: &[u32]) -> Rig {
+    let mut rig = Rig::with(VethPair::new(), serve, &DriverConfig::with(features));
+    rig.post(buffers, lengths);
+    rig
+}
+
+/// A port with these keys, on the interface in tap mode.
+fn port(guest: usize, keys: &str) -> String {
+    let nic = VethPair::NIC;
+    format!(
+        "[port.vm{guest}]\nsocket-path = \"{DIR}/vm{guest}.sock\"\nifname = \"{nic}\"\nmode = \"tap\"\n{keys}\n"
+    )
+}
+
+fn lan(veth: VethPair, text: &str, guests: usize) -> Lan {
+    Lan::on(veth, &Serve::file(), text, guests, &DriverConfig::default())
+}
+
+/// The devices by which guests reach the wire.
+fn taps(netns: &NetNs) -> String {
+    netns.output_of("ip", &["-o", "link", "show", "type", "tun"])
+}
+
+fn ask(request: &[u8; 10]) -> [u8; HEADER] {
+    let mut header = [0; HEADER];
+    header[..10].copy_from_slice(request);
+    header
+}
+
+/// A packet of a guest's, with its request.
+fn packets() -> Vec<GsoPacket> {
+    // UDP packets that are to be cut pass whole since Linux 6.2.
+    let udp = (kernel::version() >= (6, 2)).then(|| GsoPacket::udp(Ip::V4(0), 40_000));
+    let tcp = [
+        GsoPacket::tcp(Ip::V4(0), 60_000),
+        GsoPacket::tcp(Ip::V6(Vec::new()), 30_001),
+    ];
+    tcp.into_iter().chain(udp).collect()
+}
+
+/// The next frame of that many bytes that the guest gets.
+#[track_caller]
+fn got_of(rig: &mut Rig, len: usize) -> testkit::pair::Received {
+    let pair = &mut rig.driver.pairs[0];
+    let mut got = std::iter::from_fn(|| pair.receive(wait::SOON));
+    let got = got.find(|got| got.frame.len() == len);
+    got.unwrap_or_else(|| panic!("{:#}\n{}", rig.daemon.port(0), rig.daemon.said()))
+}
+
+#[rstest]
+fn frames_pass_both_ways_and_status_says_how() {
+    require!(Root);
+    let mut rig = rig(&serve(), 0);
+    for len in [14, 60, 1514] {
+        for layout in [Layout::Whole, Layout::HeaderApart, Layout::Pieces(100)] {
+            rig.assert_from_guest(&frame::plain(len, 1), layout);
+            rig.assert_to_guest(&frame::plain(len, 2));
+        }
+    }
+    let port = rig.daemon.port(0);
+    assert_eq!(port["attached"], "tap");
+    assert_eq!(port["lanes"][0]["mode"], "tap");
+    let shown = rig
+        .veth
+        .near
+        .output_of("ip", &["-d", "link", "show", VethPair::NIC]);
+    assert!(!shown.contains("prog/xdp"), "{shown}");
+    assert!(rig.daemon.counter("redirected") > 0, "the program's");
+    rig.daemon.terminate();
+    let left = || taps(&rig.veth.near);
+    assert!(wait::until(wait::SOON, || left().is_empty()), "{}", left());
+}
+
+#[rstest]
+fn gso_packets_pass_whole_both_ways(
+    #[values((64, 1536), (20, 4096), (2, 65_562))] (buffers, len): (usize, u32),
+) {
+    require!(Root);
+    let mut rig = rig_with(&serve(), F_HOST_ALL | F_GUEST_ALL, buffers, &[len]);
+    let ear = PacketPort::open_to_read_with_header(&rig.veth.far, VethPair::WIRE);
+    let mouth = PacketPort::open_gso_sender(&rig.veth);
+    let mut sent = 0;
+    for packet in packets() {
+        let (frame, request) = (&packet.bytes(), packet.request(1000));
+        // The second one is expected, and needs no other buffers than what it is read into.
+        for piece in [9000, 4000] {
+            rig.pair()
+                .send_asking(&[(ask(&request), frame)], Layout::Pieces(piece));
+            let mut bytes = vec![0; 70_000];
+            let got = wait::until_some(wait::SOON, || {
+                let (len, _) = ear.read_into(&mut bytes, Duration::from_millis(100)).ok()?;
+                (bytes[10..len] == *frame).then(|| bytes[..10].to_vec())
+            });
+            let got = got.expect("whole");
+            assert_eq!((got[1], &got[4..6]), (request[1], &request[4..6]));
+            sent += 1;
+
+            mouth.send(&[&request[..], frame].concat());
+            let got = got_of(&mut rig, frame.len());
+            assert!(got.frame == *frame);
+            assert_eq!((got.header[1], &got.header[4..6]), (request[1], &request[4..6]));
+        }
+    }
+    let whole = rig.daemon.counter("from_guest_super_frames_unsegmented");
+    assert_eq!(whole, sent, "{:#}", rig.daemon.port(0));
+}
+
+#[rstest]
+fn guest_gets_what_it_accepted_and_changes_its_mind() {
+    require!(Root);
+    let features = F_GUEST_ALL | F_CTRL_VQ | F_CTRL_GUEST_OFFLOADS;
+    let mut rig = rig(&serve(), features);
+    let mut control = ControlQueue::new(&rig.driver, 2);
+    assert_eq!(control.start(&mut rig.driver), [0; 6]);
+    let mouth = PacketPort::open_gso_sender(&rig.veth);
+    let packet = GsoPacket::tcp(Ip::V4(0), 20_000);
+    let all = rig.driver.features() & F_GUEST_ALL;
+    for (on, arrive) in [(all, 1), (F_GUEST_CSUM, 20), (0, 20), (all, 1)] {
+        assert_eq!(control.ask(&guest_offloads(on)), control_queue::OK);
+        rig.await_to_guest();
+        mouth.send(&[&packet.request(1000)[..], &packet.bytes()].concat());
+        let headers = packet.header_len();
+        let mut payload = Vec::new();
+        for _ in 0..arrive {
+            let got = got_of(&mut rig, headers + 20_000 / arrive);
+            payload.extend(&got.frame[headers..]);
+            if on == 0 {
+                assert_eq!(got.header[..10], [0; 10]);
+                let len = (got.frame.len() - 34) as u16;
+                let pseudo = [&got.frame[26..34], &[0, 6], &len.to_be_bytes()].concat();
+                assert_eq!(
+                    fold(&[&pseudo, &got.frame[34..]].concat()),
+                    0xffff,
+                    "its checksum"
+                );
+            }
+        }
+        frame::assert_same(&payload, &packet.bytes()[headers..]);
+    }
+}
+
+#[rstest]
+fn packet_for_which_there_are_too_few_buffers_waits_and_one_that_never_fits_is_counted() {
+    require!(Root);
+    let mut rig = rig(&serve(), F_HOST_ALL | F_GUEST_ALL);
+    let mouth = PacketPort::open_gso_sender(&rig.veth);
+    let packet = GsoPacket::tcp(Ip::V4(0), 60_000);
+    let sent = [&packet.request(1000)[..], &packet.bytes()].concat();
+    // Leaves it a few: those that it gets are not posted again.
+    for number in 0..50 {
+        rig.wire.send(&frame::plain(60, number));
+        let pair = rig.pair();
+        assert!(wait::until_some(wait::SOON, || pair.take_chain()).is_some());
+    }
+    mouth.send(&sent);
+    rig.daemon.await_counter("to_guest_waits", 1);
+    rig.pair().post(50, &[1536]);
+    let got = got_of(&mut rig, packet.bytes().len());
+    assert!(got.frame == packet.bytes());
+
+    let mut rig = rig_with(&serve(), F_HOST_ALL | F_GUEST_ALL, 64, &[200]);
+    let mouth = PacketPort::open_gso_sender(&rig.veth);
+    mouth.send(&sent);
+    rig.await_to_guest();
+    assert_eq!(rig.daemon.counter("to_guest_buffer_too_small"), 1);
+}
+
+#[rstest]
+fn guest_without_buffers_loses_its_frames_and_gets_others_when_it_has_some() {
+    require!(Root);
+    let mut rig = Rig::with(VethPair::new(), &serve(), &DriverConfig::default());
+    for number in 0..1000u32 {
+        rig.wire.send(&frame::plain(60, number as u8));
+    }
+    rig.driver.pairs[0].post(64, &[1536]);
+    // Of the others some have waited.
+    rig.await_passes_both_ways();
+}
+
+#[rstest]
+fn header_that_lies_is_refused_before_the_kernel_sees_it() {
+    require!(Root);
+    let mut rig = rig(&serve(), F_HOST_ALL);
+    let packet = GsoPacket::tcp(Ip::V4(0), 20_000);
+    let request = packet.request(1000);
+    let with = |at: usize, bytes: [u8; 2]| {
+        let mut request = request;
+        request[at..at + 2].copy_from_slice(&bytes);
+        request
+    };
+    let lies = [
+        with(4, [0, 0]),
+        with(4, [0xff, 0xff]),
+        with(6, [0, 0]),
+        with(6, [0xff, 0x7f]),
+        with(8, [0xff, 0xff]),
+        // UDP segmentation with TCP inside, and without a checksum.
+        with(0, [1, 5]),
+        with(0, [0, request[1]]),
+    ];
+    for (number, request) in lies.iter().enumerate() {
+        rig.pair()
+            .send_asking(&[(ask(request), &packet.bytes())], Layout::Whole);
+        rig.assert_passes_both_ways();
+        let names = [
+            "from_guest_offload_malformed",
+            "from_guest_segment_too_long",
+            "from_guest_checksum_in_headers",
+        ];
+        let counted = names.map(|name| rig.daemon.counter(name)).iter().sum::<u64>();
+        assert_eq!(counted, number as u64 + 1, "{request:?}: {}", rig.daemon.said());
+    }
+    assert_eq!(rig.daemon.counter("from_guest_super_frames_unsegmented"), 0);
+}
+
+#[rstest]
+fn packet_in_many_pieces_or_of_many_segments_leaves_all_the_same() {
+    require!(Root);
+    let mut rig = rig(&serve(), F_HOST_ALL);
+    let packet = GsoPacket::tcp(Ip::V4(0), 20_000);
+    for (size, piece) in [(1000, 300), (20, 9000)] {
+        let request = packet.request(size);
+        rig.pair()
+            .send_asking(&[(ask(&request), &packet.bytes())], Layout::Pieces(piece));
+        let headers = packet.header_len();
+        let mut payload = Vec::new();
+        while payload.len() < 20_000 {
+            let got = rig
+                .wire
+                .receive(wait::SOON)
+                .unwrap_or_else(|| panic!("{:#}", rig.daemon.port(0)));
+            if got[..12] == packet.bytes()[..12] {
+                payload.extend(&got[headers..headers + (got.len() - headers).min(usize::from(size))]);
+            }
+        }
+        frame::assert_same(&payload, &packet.bytes()[headers..]);
+    }
+}
+
+#[rstest]
+fn guests_get_the_frames_of_their_addresses_and_vlans() {
+    require!(Root);
+    let ports = [
+        port(0, "mac = \"02:00:00:00:00:00\""),
+        port(1, "mac = \"02:00:00:00:00:01\"\nstart-queue = 1\nvlan = [5]"),
+    ];
+    let mut lan = lan(VethPair::with(2, 1500), &ports.concat(), 2);
+    let plain = |to, number| lan::frame(to, STRANGER, 100, number);
+    let sent = [
+        plain(mac(1), 1),
+        plain(mac(0), 2),
+        tagged(&plain(mac(1), 3), 6),
+        tagged(&plain(mac(1), 4), 5),
+        tagged(&plain(mac(0), 5), 7),
+        plain(BROADCAST, 6),
+        tagged(&plain(BROADCAST, 7), 5),
+        plain(STRANGER, 8),
+    ];
+    let wanted: [&[usize]; 2] = [&[1, 4, 5, 6], &[3, 6]];
+    wait::until(wait::SOON, || {
+        lan.wire.send(&lan::frame(mac(0), STRANGER, 60, 0));
+        lan.guests[0].pairs[0]
+            .receive(Duration::from_millis(100))
+            .is_some()
+    });
+    for frame in &sent {
+        lan.wire.send(frame);
+    }
+    for (guest, wanted) in wanted.into_iter().enumerate() {
+        let mut got = Vec::new();
+        while got.len() < wanted.len() {
+            let frame = lan.received(guest);
+            got.extend(sent.iter().position(|sent| *sent == frame));
+        }
+        assert_eq!(got, wanted, "guest {guest}");
+    }
+}
+
+#[rstest]
+fn rules_limits_and_guard_hold() {
+    require!(Root);
+    let keys = "mac = \"02:00:00:00:00:00\"\nguard = true\nto-guest-packets = 5\n";
+    let mut lan = lan(VethPair::new(), &port(0, keys), 1);
+    lan.send(0, &lan::frame(STRANGER, mac(9), 60, 1));
+    lan.send(0, &lan::frame(STRANGER, mac(0), 60, 2));
+    let sent = lan::frame(STRANGER, mac(0), 60, 2);
+    assert!(std::iter::from_fn(|| lan.wire.receive(wait::SOON)).any(|got| got == sent));
+    assert_eq!(lan.daemon.counter("from_guest_source_address"), 1);
+    for number in 0..200 {
+        lan.wire.send(&lan::frame(mac(0), STRANGER, 60, number));
+    }
+    let limited = wait::until(wait::SOON, || lan.daemon.counter("to_guest_limit") > 0);
+    assert!(limited, "{:#}", lan.daemon.port(0));
+}
+
+#[rstest]
+fn steward_and_daemon_restart_under_a_guest() {
+    require!(Root);
+    let serve = serve().leased();
+    let mut rig = rig(&serve, 0);
+    rig.assert_passes_both_ways();
+    let before = taps(&rig.veth.near);
+    for signal in [Signal::TERM, Signal::KILL] {
+        let steward = &mut rig.daemon.lessor.as_mut().expect("leased").steward;
+        steward.signal(signal);
+        steward.wait(wait::SOON);
+        rig.assert_passes_both_ways();
+        rig.daemon.restart_lessor(&rig.veth.near);
+        rig.assert_passes_both_ways();
+    }
+    assert_eq!(taps(&rig.veth.near), before, "others than before");
+    rig.veth.near.ip(&["link", "set", VethPair::NIC, "mtu", "1400"]);
+    rig.daemon.await_port(0, "the MTU", |port| port["mtu"] == 1400);
+    rig.assert_passes_both_ways();
+}
+
+#[rstest]
+fn tap_or_interface_that_is_deleted_comes_back() {
+    require!(Root);
+    let mut rig = rig(&serve().leased(), 0);
+    let name = taps(&rig.veth.near);
+    let name = name.split([':', ' ']).find(|word| word.starts_with("vaxu"));
+    let name = name.expect("there is one").to_owned();
+    rig.veth.near.ip(&["link", "delete", &name]);
+    rig.await_passes_both_ways();
+    rig.veth.near.ip(&["link", "set", VethPair::NIC, "down"]);
+    let lost = wait::until(wait::SOON, || {
+        rig.driver.pairs[0].send(&frame::plain(60, 1), Layout::Whole);
+        std::thread::sleep(Duration::from_millis(10));
+        rig.daemon.counter("from_guest_interface_down") > 0
+    });
+    assert!(lost, "{:#}", rig.daemon.port(0));
+    rig.veth.near.ip(&["link", "set", VethPair::NIC, "up"]);
+    rig.veth.await_near();
+    rig.await_passes_both_ways();
+    rig.veth.near.ip(&["link", "delete", VethPair::NIC]);
+    rig.daemon.await_impaired(0, "gone");
+    rig.veth.join(1, 1500);
+    rig.wire = PacketPort::open(&rig.veth.far, VethPair::WIRE);
+    rig.await_passes_both_ways();
+}
+
+#[rstest]
+fn host_has_the_frames_while_there_is_no_guest() {
+    require!(Root);
+    let rig = rig(&serve(), 0);
+    let host = PacketPort::open(&rig.veth.near, VethPair::NIC);
+    let Rig {
+        driver,
+        daemon,
+        wire,
+        veth,
+    } = rig;
+    drop(driver);
+    daemon.await_port(0, "no guest", |port| port["connected"] == false);
+    let passed = wait::until(wait::SOON, || {
+        wire.send(&frame::plain(60, 7));
+        daemon.counter("passed") > 0
+    });
+    assert!(passed, "{:#}", daemon.port(0));
+    drop(host);
+    let driver = Driver::connect(&daemon.socket(), &DriverConfig::default()).expect("accepted");
+    let mut rig = Rig {
+        driver,
+        daemon,
+        wire,
+        veth,
+    };
+    rig.post(64, &[1536]);
+    rig.assert_passes_both_ways();
+}
+
+#[rstest]
+fn all_pairs_of_a_guest_send_and_the_first_one_receives() {
+    require!(Root);
+    let serve = serve().with("--queues", "2");
+    let config = DriverConfig {
+        pairs: 2,
+        ..DriverConfig::default()
+    };
+    let mut rig = Rig::with(VethPair::with(2, 1500), &serve, &config);
+    rig.post(64, &[1536]);
+    for pair in [0, 1] {
+        let sent = frame::plain(200, pair as u8);
+        rig.driver.pairs[pair].send(&sent, Layout::Whole);
+        let mut got = std::iter::from_fn(|| rig.wire.receive(wait::SOON));
+        assert!(got.any(|got| got == sent), "pair {pair}");
+    }
+    rig.assert_to_guest(&frame::plain(200, 3));
+}
+
+#[rstest]
+fn what_tap_mode_has_no_queue_for_is_refused() {
+    require!(Root);
+    let veth = VethPair::new();
+    for option in [
+        &["--memory", "direct"][..],
+        &["--force-zero-copy"],
+        &["--memory", "send-direct"],
+    ] {
+        let args = [
+            &[
+                "serve",
+                "--ifname",
+                VethPair::NIC,
+                "--mode",
+                "tap",
+                "--socket-path",
+                "/tmp/none",
+            ],
+            option,
+        ]
+        .concat();
+        let (status, said) = run_to_end(&veth.near, &args);
+        assert!(!status.success() && said.contains("leave one out"), "{said}");
+    }
+}

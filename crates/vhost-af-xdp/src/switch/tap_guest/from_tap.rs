@@ -1,0 +1,296 @@
+//! From a tap into a guest's buffers, by one readv(2) a frame.
+//!
+//! The header comes into memory of ours. It is checked, and written before the frame when the frame is there. What the
+//! buffers offered do not hold comes into memory of ours, behind them. Then the frame is put together there, and copied
+//! into the buffers when the guest has enough. How long the next frame may be is guessed by those before it, as what is
+//! offered in vain costs, too.
+//!
+//! A frame that the guest may not get, by its limit or by rules, must not come into its buffers: while there are any,
+//! all frames come into memory of ours, and are copied.
+
+use std::io::ErrorKind;
+
+use device::counters::PairCounters;
+use device::meter;
+use device::offloads::Offloads;
+use device::pair::{Fault, HEADER_BYTES};
+use offload::checksum::ChecksumAt;
+use offload::segment::{GsoKind, Request};
+use rustix::io::Errno;
+
+use crate::nic::tap::{Parts, Tap};
+use crate::switch::filter::{Facts, Judge};
+use crate::switch::guard::LOOK_BYTES;
+use crate::switch::lane::Peer;
+use crate::switch::limits::{BATCH, BYTES_A_FRAME};
+use crate::switch::rate_limit::{Cost, Policer};
+use crate::switch::to_guest::{Delivery, Fit};
+
+/// Bytes of the longest frame: a GSO packet with a tag.
+const LONGEST: usize = 65_560;
+/// Shortest frame, bytes.
+const SHORTEST: u32 = 14;
+/// After a read that found nothing, the tap is read again in so many rounds, or when the epoll set reports frames. A
+/// worker that polls finds frames so; a read in each round would cost its other guests.
+const READ_EACH: u32 = 8;
+/// Bytes that one turn moves.
+const TURN_BYTES: u64 = BATCH as u64 * BYTES_A_FRAME;
+
+/// See the module's head. What a lane keeps of it between two turns.
+pub(super) struct FromTap {
+    /// A frame that its guest's buffers did not hold.
+    room: Box<[u8]>,
+    /// The one in `room` that waits for buffers.
+    held: Option<Held>,
+    /// Bytes of the next frame, as it is guessed.
+    expected: u32,
+    /// Frames of the last turn, and buffers of the last frame.
+    last: usize,
+    buffers: usize,
+    /// The tap may have frames: it was not found empty since the epoll set reported some.
+    has_frames: bool,
+    is_gone: bool,
+    /// Rounds since the tap was read last.
+    rounds: u32,
+    /// What asking filter rules was work for beyond turns so far, in frames: turns are left out for it.
+    owed: usize,
+}
+
+/// A frame that waits: its bytes, and what its header says.
+#[derive(Debug, Clone, Copy)]
+struct Held {
+    len: u32,
+    header: [u8; 10],
+}
+
+/// What came of a read.
+enum Came {
+    Nothing,
+    /// A frame that cannot be, which is counted.
+    Wrong,
+    /// It is in the guest's buffers.
+    InPlace(Held),
+    /// It is in memory of ours.
+    Ours(Held),
+}
+
+impl Default for FromTap {
+    fn default() -> Self {
+        Self {
+            room: vec![0; LONGEST].into(),
+            held: None,
+            expected: 1,
+            last: 1,
+            buffers: 1,
+            has_frames: true,
+            is_gone: false,
+            rounds: 0,
+            owed: 0,
+        }
+    }
+}
+
+impl FromTap {
+    /// Whether a round is to look for frames.
+    #[inline]
+    pub(super) fn is_due(&mut self) -> bool {
+        self.rounds += 1;
+        self.may_have_frames() || (self.rounds >= READ_EACH && !self.is_gone)
+    }
+
+    /// Whether frames may wait that no event will tell of.
+    pub(super) fn may_have_frames(&self) -> bool {
+        self.has_frames || self.held.is_some()
+    }
+
+    /// Whether a frame waits for more buffers than the guest had.
+    pub(super) fn is_short(&self) -> bool {
+        self.held.is_some()
+    }
+
+    /// The epoll set has reported frames.
+    pub(super) fn note_event(&mut self) {
+        self.has_frames = !self.is_gone;
+    }
+
+    /// Delivers what waits, a turn at most, as far as the guest has buffers; the frames that it got.
+    /// Errors: what the guest did wrong.
+    pub(super) fn deliver(&mut self, tap: &Tap, mut guest: Peer<'_>) -> Result<usize, Fault> {
+        self.rounds = 0;
+        if self.owed >= BATCH {
+            self.owed -= BATCH;
+            return Ok(0);
+        }
+        // The read that finds nothing needs some, too.
+        let most = (self.last + 1) * self.buffers;
+        let mut delivery = Delivery::begin_with(guest.pair, guest.buffers, guest.counters, most)?;
+        let mut admission = Admission {
+            policer: &mut guest.policer,
+            filter: guest.filter.as_deref_mut(),
+        };
+        let done = self.fill(tap, &mut delivery, &mut admission);
+        let frames = done.map(|()| delivery.finish())?;
+        self.last = frames.max(1);
+        self.owed += guest.take_work();
+        meter::took(frames);
+        Ok(frames)
+    }
+
+    fn fill(
+        &mut self,
+        tap: &Tap,
+        delivery: &mut Delivery<'_>,
+        admission: &mut Admission<'_, '_>,
+    ) -> Result<(), Fault> {
+        for _ in 0..BATCH {
+            if let Some(Held { len, header }) = self.held {
+                let fit = delivery.fit(len)?;
+                if fit == Fit::Now {
+                    delivery.write(len, header, &mut &self.room[..len as usize]);
+                }
+                if fit == Fit::Later {
+                    break;
+                }
+                self.held = None;
+            }
+            if delivery.bytes() >= TURN_BYTES {
+                self.has_frames = true;
+                break;
+            }
+            if !delivery.has_buffer(self.buffers)? {
+                break;
+            }
+            if self.expected > delivery.room_for_frame() && delivery.pair().mergeable {
+                delivery.fetch_more()?;
+            }
+            let before = delivery.left();
+            let may_be_in_place = admission.admits_all() && delivery.pair().header_bytes == HEADER_BYTES;
+            match self.read(tap, delivery, may_be_in_place) {
+                Came::Nothing => break,
+                Came::Wrong => {}
+                Came::InPlace(Held { len, header }) => {
+                    delivery.take_in_place(len, header);
+                    self.buffers = (before - delivery.left()).max(self.buffers - self.buffers / 4);
+                }
+                Came::Ours(frame) => {
+                    let bytes = &self.room[..frame.len as usize];
+                    self.held = admission
+                        .admits(bytes, &frame.header, delivery.counters)
+                        .then_some(frame);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads a frame, into the guest's next buffers if it may come there.
+    #[inline]
+    fn read(&mut self, tap: &Tap, delivery: &mut Delivery<'_>, may_be_in_place: bool) -> Came {
+        let mut header = [0; HEADER_BYTES as usize];
+        let mut parts = Parts::new();
+        parts.push_room(&mut header);
+        let offered = match may_be_in_place {
+            true => delivery.offer(&mut parts, self.expected),
+            false => 0,
+        };
+        let from = (offered as usize).min(LONGEST);
+        parts.push_room(&mut self.room[from..]);
+        let bytes = loop {
+            match tap.read(&parts) {
+                Ok(bytes) => break bytes,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => {
+                    self.is_gone = error.raw_os_error() == Some(Errno::BADFD.raw_os_error());
+                    self.has_frames = false;
+                    return Came::Nothing;
+                }
+            }
+        };
+        self.has_frames = true;
+        let [header @ .., _, _] = header;
+        let len = (bytes as u32).saturating_sub(HEADER_BYTES);
+        self.expected = len.max(self.expected - self.expected / 4);
+        let Some(header) = checked(header, len, &delivery.pair().offloads) else {
+            delivery.counters.to_guest_offload_malformed.add(1);
+            return Came::Wrong;
+        };
+        let frame = Held { len, header };
+        if may_be_in_place && len <= offered {
+            return Came::InPlace(frame);
+        }
+        delivery.read_back(&mut self.room[..from]);
+        Came::Ours(frame)
+    }
+}
+
+/// Which frames the guest gets, and how many.
+struct Admission<'a, 'b> {
+    policer: &'a mut Policer<'b>,
+    filter: Option<&'a mut Judge>,
+}
+
+impl Admission<'_, '_> {
+    #[inline]
+    fn admits_all(&self) -> bool {
+        self.policer.limit.is_none() && self.filter.is_none()
+    }
+
+    /// Whether the guest gets a frame; if not that is counted.
+    fn admits(&mut self, frame: &[u8], header: &[u8; 10], counters: &PairCounters) -> bool {
+        if self.admits_all() {
+            return true;
+        }
+        let request = Request::from_header(header).unwrap_or_default();
+        if let Some(filter) = &mut self.filter {
+            let facts = Facts {
+                stored: request.csum.map(ChecksumAt::field),
+                ..Facts::of_len(frame.len())
+            };
+            if !filter.lets_pass(&frame[..frame.len().min(LOOK_BYTES)], facts, counters) {
+                return false;
+            }
+        }
+        let headers = u16::from_le_bytes([header[2], header[3]]);
+        self.policer
+            .lets_pass(|| cost(frame.len() as u32, &request, headers.into()), counters)
+    }
+}
+
+/// What a packet of `len` bytes, with so many of headers, is on a wire.
+fn cost(len: u32, request: &Request, headers: u32) -> Cost {
+    let Some(gso) = request.gso else {
+        return Cost::frame(len);
+    };
+    let frames = len.saturating_sub(headers).div_ceil(gso.size.into()).max(1);
+    Cost {
+        frames,
+        bytes: u64::from(len) + u64::from(frames - 1) * u64::from(headers),
+    }
+}
+
+/// The header of a frame of `len` bytes, if it asks for nothing but what the guest accepted, and that can be.
+#[inline]
+fn checked(header: [u8; 10], len: u32, offloads: &Offloads) -> Option<[u8; 10]> {
+    if len < SHORTEST {
+        return None;
+    }
+    // Who accepted no partial checksums is not told either that one was checked (VirtIO 1.3, 5.1.6.4.1).
+    if header == [0; 10] || (!offloads.guest_csum && header[0] & NEEDS_CSUM == 0 && header[1] == 0) {
+        return Some([0; 10]);
+    }
+    let request = Request::from_header(&header).ok()?;
+    let is_in_frame = |at: usize| at + 2 <= len as usize;
+    let has_checksum = request.csum.is_none_or(|at| is_in_frame(at.field()));
+    let is_taken = request.gso.is_none_or(|gso| {
+        let kind = match gso.kind {
+            GsoKind::Tcp4 => offloads.guest_tso4,
+            GsoKind::Tcp6 => offloads.guest_tso6,
+            GsoKind::Udp => offloads.guest_uso4 && offloads.guest_uso6,
+        };
+        kind && (offloads.guest_ecn || !gso.ecn) && u32::from(gso.size) < len
+    });
+    (offloads.guest_csum && has_checksum && is_taken).then_some(header)
+}
+
+/// `VIRTIO_NET_HDR_F_NEEDS_CSUM`, VirtIO 1.3, 5.1.6.
+const NEEDS_CSUM: u8 = 1;
