@@ -134,7 +134,7 @@ counters! {
     Work to_guest_frames,
     /// Bytes of these frames, without the virtio-net header.
     Work to_guest_bytes,
-    /// GSO packets among them: several received frames of a flow, coalesced.
+    /// GSO packets among them: several received frames of a flow, coalesced, here or, in tap mode, before.
     Work to_guest_super_frames,
     /// Received frames that went to the guest as parts of GSO packets.
     Work to_guest_coalesced_frames,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use rstest::rstest;
 use rustix::process::Signal;
 use testkit::control_queue::{self, ControlQueue, guest_offloads};
-use testkit::daemon::{DIR, run_to_end};
+use testkit::daemon::{DIR, Mode, run_to_end};
 use testkit::driver::{F_CTRL_GUEST_OFFLOADS, F_CTRL_VQ, F_GUEST_ALL, F_GUEST_CSUM, F_HOST_ALL, HEADER};
 use testkit::frame;
 use testkit::gso_packet::{GsoPacket, Ip, fold};
@@ -14,7 +14,7 @@ use testkit::lan::{self, BROADCAST, Lan, STRANGER, mac, tagged};
 use testkit::{Driver, DriverConfig, Layout, NetNs, PacketPort, Rig, Serve, VethPair, kernel, require, wait};
 
 fn serve() -> Serve {
-    Serve::interface(VethPair::NIC).with("--mode", "tap")
+    Serve::interface(VethPair::NIC).mode(Mode::Tap)
 }
 
 /// With the guest's usual buffers.

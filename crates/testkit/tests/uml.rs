@@ -5,7 +5,7 @@ use testkit::daemon::{Mode, Placement};
 use testkit::guest::{Guest, UML};
 use testkit::process::{output_of, run};
 use testkit::world::{GUEST, HOST, Setting, assert_stream};
-use testkit::{World, require, wait};
+use testkit::{VethPair, World, require, wait};
 
 fn world(placement: Placement, mode: Mode) -> World {
     World::new(Setting {
@@ -19,12 +19,18 @@ fn world(placement: Placement, mode: Mode) -> World {
 #[rstest]
 #[case::copy(Placement::Copy, Mode::Native)]
 #[case::copy_skb(Placement::Copy, Mode::Skb)]
+#[case::tap(Placement::Copy, Mode::Tap)]
 #[case::send_direct(Placement::SendDirect, Mode::Native)]
 #[case::direct(Placement::Direct, Mode::Native)]
 #[case::direct_skb(Placement::Direct, Mode::Skb)]
 fn guest_pings_and_moves_tcp_with_offloads(#[case] placement: Placement, #[case] mode: Mode) {
     require!(Root, Uml);
     let world = world(placement, mode);
+    if mode == Mode::Tap {
+        // Nobody here joins frames.
+        let on = ["-K", VethPair::WIRE, "tx", "on", "gso", "on", "tso", "on"];
+        world.veth.far.run("ethtool", &on);
+    }
     world.assert_pings();
     let address = GUEST.split_once('/').expect("a prefix length").0;
     let said = world

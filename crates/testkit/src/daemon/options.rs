@@ -30,6 +30,8 @@ pub enum Mode {
     Native,
     /// `--mode skb`.
     Skb,
+    /// `--mode tap`.
+    Tap,
 }
 
 impl Mode {
@@ -39,6 +41,7 @@ impl Mode {
         match self {
             Self::Native => "native",
             Self::Skb => "skb",
+            Self::Tap => "tap",
         }
     }
 }

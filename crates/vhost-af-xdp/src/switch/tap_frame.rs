@@ -23,7 +23,7 @@ pub(super) fn tap_header(frame: GuestFrame<'_>) -> [u8; HEADER_BYTES as usize] {
 /// it is in too many pieces.
 pub(super) fn parts_of<'a>(header: &'a [u8], frame: GuestFrame<'a>) -> Option<Parts<'a>> {
     let mut parts = Parts::new();
-    let is_there = parts.push_bytes(header) && parts.push_bytes(frame.head);
+    let is_there = parts.push_bytes(header) && (frame.head.is_empty() || parts.push_bytes(frame.head));
     let head = frame.head.len() as u32;
     let place = frame.place_of(head);
     let mut left = frame.sending.len.saturating_sub(head);

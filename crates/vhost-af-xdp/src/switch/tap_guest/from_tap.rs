@@ -2,8 +2,8 @@
 //!
 //! The header comes into memory of ours. It is checked, and written before the frame when the frame is there. What the
 //! buffers offered do not hold comes into memory of ours, behind them. Then the frame is put together there, and copied
-//! into the buffers when the guest has enough. How long the next frame may be is guessed by those before it, as what is
-//! offered in vain costs, too.
+//! into the buffers when the guest has enough. How long the next frame may be, and how many come in a turn, is guessed by
+//! those before, as what is offered in vain costs, too: behind as many frames as are expected no buffers are offered.
 //!
 //! A frame that the guest may not get, by its limit or by rules, must not come into its buffers: while there are any,
 //! all frames come into memory of ours, and are copied.
@@ -44,8 +44,10 @@ pub(super) struct FromTap {
     held: Option<Held>,
     /// Bytes of the next frame, as it is guessed.
     expected: u32,
-    /// Frames of the last turn, and buffers of the last frame.
-    last: usize,
+    /// Frames of a turn, as it is guessed: so many eighths. It falls by one each turn, so that a few more now and then
+    /// are expected, too.
+    frames: usize,
+    /// Buffers of the last frame, or of longer ones a while ago.
     buffers: usize,
     /// The tap may have frames: it was not found empty since the epoll set reported some.
     has_frames: bool,
@@ -80,7 +82,7 @@ impl Default for FromTap {
             room: vec![0; LONGEST].into(),
             held: None,
             expected: 1,
-            last: 1,
+            frames: 8,
             buffers: 1,
             has_frames: true,
             is_gone: false,
@@ -121,8 +123,7 @@ impl FromTap {
             self.owed -= BATCH;
             return Ok(0);
         }
-        // The read that finds nothing needs some, too.
-        let most = (self.last + 1) * self.buffers;
+        let most = self.frames.div_ceil(8) * self.buffers;
         let mut delivery = Delivery::begin_with(guest.pair, guest.buffers, guest.counters, most)?;
         let mut admission = Admission {
             policer: &mut guest.policer,
@@ -130,7 +131,6 @@ impl FromTap {
         };
         let done = self.fill(tap, &mut delivery, &mut admission);
         let frames = done.map(|()| delivery.finish())?;
-        self.last = frames.max(1);
         self.owed += guest.take_work();
         meter::took(frames);
         Ok(frames)
@@ -142,11 +142,13 @@ impl FromTap {
         delivery: &mut Delivery<'_>,
         admission: &mut Admission<'_, '_>,
     ) -> Result<(), Fault> {
-        for _ in 0..BATCH {
+        let mut came = 0;
+        while came < BATCH {
             if let Some(Held { len, header }) = self.held {
                 let fit = delivery.fit(len)?;
                 if fit == Fit::Now {
                     delivery.write(len, header, &mut &self.room[..len as usize]);
+                    count(&header, delivery.counters);
                 }
                 if fit == Fit::Later {
                     break;
@@ -157,19 +159,23 @@ impl FromTap {
                 self.has_frames = true;
                 break;
             }
-            if !delivery.has_buffer(self.buffers)? {
-                break;
-            }
-            if self.expected > delivery.room_for_frame() && delivery.pair().mergeable {
-                delivery.fetch_more()?;
+            let is_expected = came < self.frames.div_ceil(8);
+            if is_expected {
+                if !delivery.has_buffer(self.buffers)? {
+                    break;
+                }
+                if self.expected > delivery.room_for_frame() && delivery.pair().mergeable {
+                    delivery.fetch_more()?;
+                }
             }
             let before = delivery.left();
-            let may_be_in_place = admission.admits_all() && delivery.pair().header_bytes == HEADER_BYTES;
-            match self.read(tap, delivery, may_be_in_place) {
+            let has_header = delivery.pair().header_bytes == HEADER_BYTES;
+            match self.read(tap, delivery, is_expected && has_header && admission.admits_all()) {
                 Came::Nothing => break,
                 Came::Wrong => {}
                 Came::InPlace(Held { len, header }) => {
                     delivery.take_in_place(len, header);
+                    count(&header, delivery.counters);
                     self.buffers = (before - delivery.left()).max(self.buffers - self.buffers / 4);
                 }
                 Came::Ours(frame) => {
@@ -179,7 +185,10 @@ impl FromTap {
                         .then_some(frame);
                 }
             }
+            came += 1;
+            self.frames = self.frames.max((came + usize::from(!is_expected)) * 8);
         }
+        self.frames = (came * 8).max(self.frames - 1).clamp(8, BATCH * 8);
         Ok(())
     }
 
@@ -253,6 +262,15 @@ impl Admission<'_, '_> {
         let headers = u16::from_le_bytes([header[2], header[3]]);
         self.policer
             .lets_pass(|| cost(frame.len() as u32, &request, headers.into()), counters)
+    }
+}
+
+/// Counts a frame that was delivered, if it is a GSO packet.
+#[inline]
+fn count(header: &[u8; 10], counters: &PairCounters) {
+    let [_, gso_type, ..] = header;
+    if *gso_type != 0 {
+        counters.to_guest_super_frames.add(1);
     }
 }
 
