@@ -347,7 +347,8 @@ impl<'a> Delivery<'a> {
                 if offered >= bytes || parts.left() <= 1 || !parts.push(&self.pair.memory, at, len as usize) {
                     return offered;
                 }
-                (offered, taken) = (offered + len, taken - before);
+                // A buffer may have up to 4 GiB.
+                (offered, taken) = (offered.saturating_add(len), taken - before);
             }
         }
         offered
