@@ -102,7 +102,8 @@ pub enum Request {
     },
     /// Asks for a tap device between the network and the interface, for a lease of [`ModeRequest::Tap`]. The device
     /// receives the interface's frames to stations of the network, and copies of its frames to groups; of a lease that
-    /// is of no network, the frames that its queues take. Frames written to the device leave by the interface. The answer is that of [`Request::Host`], without addresses and bridge.
+    /// is of no network, the frames that its queues take. Frames written to the device leave by the interface. The
+    /// answer is that of [`Request::Host`], without addresses and bridge.
     Uplink {
         /// Index of the device whose descriptor the holder has; 0: of none.
         has: u32,
