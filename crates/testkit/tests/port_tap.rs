@@ -7,7 +7,9 @@ use rstest::rstest;
 use rustix::process::Signal;
 use testkit::control_queue::{self, ControlQueue, guest_offloads};
 use testkit::daemon::{DIR, Mode, run_to_end};
-use testkit::driver::{F_CTRL_GUEST_OFFLOADS, F_CTRL_VQ, F_GUEST_ALL, F_GUEST_CSUM, F_HOST_ALL, HEADER};
+use testkit::driver::{
+    F_CTRL_GUEST_OFFLOADS, F_CTRL_VQ, F_GUEST_ALL, F_GUEST_CSUM, F_HOST_ALL, HEADER, connect,
+};
 use testkit::frame;
 use testkit::gso_packet::{GsoPacket, Ip, fold};
 use testkit::lan::{self, BROADCAST, Lan, STRANGER, mac, tagged};
@@ -336,6 +338,13 @@ fn steward_and_daemon_restart_under_a_guest() {
     rig.veth.near.ip(&["link", "set", VethPair::NIC, "mtu", "1400"]);
     rig.daemon.await_port(0, "the MTU", |port| port["mtu"] == 1400);
     rig.assert_passes_both_ways();
+    rig.daemon.terminate();
+    rig.daemon.restart(&rig.veth.near, &serve);
+    let mut rig = rig.exchange(|driver, daemon| {
+        let resumed = driver.resume(connect(&daemon.socket()));
+        resumed.expect("the guest goes on with its rings")
+    });
+    rig.await_passes_both_ways();
 }
 
 #[rstest]
