@@ -126,9 +126,11 @@ impl<N: Nic> DirectEnd<N> {
         // While the interface is down every breath that sends asks whether it is up again.
         if self.queue.nic.unsent() > 0 || (moved > 0 && self.link == LinkState::Down) {
             self.kick();
-            return self.reap(pair);
+        } else if moved == 0 {
+            return 0;
         }
-        0
+        // Also chains that were dropped: the next turn may be far.
+        self.reap(pair)
     }
 
     /// What a lane is to do about to sleep, for whose guest chains wait.

@@ -81,9 +81,10 @@ pub(crate) struct NicQueue<N> {
     pub(crate) custody: Custody,
     /// Of descriptors that are being sent, to chunks that are not in the pool.
     pub(crate) references: References,
-    /// Descriptors were queued since the kernel was asked last to send.
+    /// Descriptors were [handed over](Self::send) since the kernel was asked last to send. Of direct placement, where
+    /// the lane does both by itself, this is not known.
     is_unkicked: bool,
-    /// Somebody waits for what is being sent to come back.
+    /// A sender waits for room in the ring or for chunks; until something comes back.
     pub(crate) is_awaited: bool,
     /// How long that takes.
     completion_time: CompletionTime,
@@ -168,6 +169,7 @@ impl<N: Nic> NicQueue<N> {
     /// A lane begins with it: what its kicks told the last one was for that.
     pub(crate) fn begin(&mut self) {
         self.link = LinkState::Up;
+        self.is_awaited = false;
         self.completion_time.forget();
         self.fill();
     }

@@ -10,6 +10,7 @@
 
 use std::collections::VecDeque;
 
+use super::progress::Progress;
 use super::slots::Slot;
 
 /// In sleeps; about as long as a lane breathes without a frame before it dozes.
@@ -51,9 +52,10 @@ impl Naps {
     }
 
     /// Lanes have changed places: all that nap wake. Who is awake is counted anew then.
-    pub(super) fn forget(&mut self, slots: &mut [Slot]) {
+    pub(super) fn forget(&mut self, slots: &mut [Slot], progress: &Progress) {
         self.lanes.clear();
         for slot in slots.iter_mut().filter(|slot| slot.nap.is_some()) {
+            progress.take_up(slot.id);
             slot.end_doze();
         }
     }
@@ -65,10 +67,14 @@ impl Naps {
 
     /// They wake, and are `awake` with the others.
     #[inline]
-    pub(super) fn end(&mut self, slots: &mut [Slot], awake: &mut Vec<usize>) {
+    pub(super) fn end(&mut self, slots: &mut [Slot], awake: &mut Vec<usize>, progress: &Progress) {
         while let Some((since, at)) = self.lanes.pop_front() {
-            if slots[at].nap == Some(since) && slots[at].end_doze() {
-                awake.push(at);
+            let slot = &mut slots[at];
+            if slot.nap == Some(since) {
+                progress.take_up(slot.id);
+                if slot.end_doze() {
+                    awake.push(at);
+                }
             }
         }
     }

@@ -174,9 +174,9 @@ impl<O: OwnQueue> PortLane<O> {
         }
     }
 
-    /// Frames of others wait for its guest's buffers.
-    pub(super) fn has_pending(&self) -> bool {
-        self.pending.is_some()
+    /// Nothing waits: no frames of others for its guest's buffers, and no rest of a GSO packet for room.
+    pub(super) fn is_idle(&self) -> bool {
+        !self.pending.is_some() && !self.has_rest()
     }
 
     /// Its frames were judged already.
@@ -406,6 +406,10 @@ impl<O: OwnQueue> Lane for PortLane<O> {
             held == Work::None && self.pair.from_guest.enabled && self.pair.from_guest.queue.enable_kicks();
         if frames && !self.waits && self.own.places() > 0 {
             return Work::Now;
+        }
+        if !frames {
+            self.transmit.pause();
+            self.own.pause();
         }
         let buffers =
             self.pending.is_some() && self.pair.to_guest.enabled && self.pair.to_guest.queue.enable_kicks();

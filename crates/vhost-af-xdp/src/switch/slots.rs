@@ -50,7 +50,7 @@ pub(super) struct Slot {
     pub(super) share: Share,
     /// It is armed, and does not breathe until it is kicked, or somebody gives it frames.
     pub(super) dozes: bool,
-    /// It was armed last with nothing to do, and has no NIC that could wake it.
+    /// It may nap in the sleep to come.
     pub(super) is_quiet: bool,
     /// The sleep in which it began to doze, if it did so as its worker fell asleep ([`super::naps`]).
     pub(super) nap: Option<u32>,

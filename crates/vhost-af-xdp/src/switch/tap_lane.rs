@@ -196,7 +196,7 @@ impl Lane for TapLane {
             true => 0,
             false => self.quiet + 1,
         };
-        if self.free.len() == READ_INTO && !self.lane.has_pending() {
+        if self.free.len() == READ_INTO && self.lane.is_idle() {
             return Ok(written);
         }
         let moved = self.lane.breathe(near)?;

@@ -402,7 +402,12 @@ impl<N: Lent> Lane for UplinkLane<N> {
 
     fn arm(&mut self, near: Near<'_>) -> Work {
         // What others put there since it breathed.
+        let (was_awaited, unsent) = (self.queue.is_awaited, self.queue.nic.unsent());
         self.queue.kick_queued(SEGMENTS * 2, &self.counters);
+        if was_awaited && self.queue.nic.unsent() < unsent {
+            // There is room now for who waits.
+            return Work::Now;
+        }
         self.awaits_nic = self.queue.nic.received() == 0;
         if !self.awaits_nic || self.is_stale || self.has_group() {
             return Work::Now;

@@ -2,7 +2,8 @@
 //!
 //! Theory of operation. A worker breathes all its lanes in turn. When none has moved a frame for
 //! the spin time it arms them (drivers are asked for kicks, with the re-check that makes a lost
-//! kick impossible) and sleeps in one ppoll(2): on an epoll set of the kick eventfds, its mailbox and what else lanes
+//! kick impossible) and sleeps. Where each of the last sleeps ended with one round of work ([`SINGLE`]) it arms them
+//! after such a round, without another one that would find nothing. It sleeps in one ppoll(2): on an epoll set of the kick eventfds, its mailbox and what else lanes
 //! add ([`Lane::event_fd`]), and beside it on the AF_XDP sockets. The set is edge-triggered: readiness is only a
 //! reason to look, and eventfds are not read, so a stale counter does not make it spin.
 //!
@@ -41,6 +42,7 @@ use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::thread::{CpuSet, sched_setaffinity, set_current_timer_slack};
 use xsk::NumaNode;
 
+use self::sleep::Rest;
 use super::lane::{Lane, LaneId, Near};
 use super::moderation::Moderation;
 use super::naps::Naps;
@@ -166,7 +168,7 @@ impl WorkerHandle {
             lanes: Vec::new(),
             awake: Vec::new(),
             naps: Naps::default(),
-            order: 1,
+            rotation: 1,
             moved: 0,
             nic_wakes: 0,
             is_woken: true,
@@ -252,8 +254,8 @@ struct Worker {
     /// nothing.
     awake: Vec<usize>,
     naps: Naps,
-    /// Of a sequence of numbers that is as good as random: who became the first of them last.
-    order: u64,
+    /// State of a linear congruential generator, which picks the one that goes first.
+    rotation: u64,
     /// Frames that moved since it slept last.
     moved: usize,
     /// Sleeps that NICs ended, less those that anything else did: 0 to twice [`OFTEN`].
@@ -284,9 +286,10 @@ impl Worker {
                 pace.watch.note_busy();
             }
             pace.end_pause(Instant::now);
-            pace.busy_rounds += 1;
-            if !pace.was_last() {
-                self.naps.end(&mut self.lanes, &mut self.awake);
+            pace.busy_rounds = pace.busy_rounds.saturating_add(1);
+            // Lanes that are let alone are not armed: what they have left would wait for the end of the pause.
+            if !pace.expects_no_more() || !self.moderation.pause().is_zero() {
+                self.naps.end(&mut self.lanes, &mut self.awake, &self.progress);
                 return;
             }
         }
@@ -303,19 +306,20 @@ impl Worker {
         }
         let since = *pace.idle_since.get_or_insert(now);
         if now.duration_since(since) < pace.polling.now {
-            self.naps.end(&mut self.lanes, &mut self.awake);
+            self.naps.end(&mut self.lanes, &mut self.awake, &self.progress);
             return;
         }
         self.counters.counted.publish(&mut pace.work);
-        let Some((asleep, woken)) = self.rest(now, moved) else {
-            pace.expect_more();
-            return;
-        };
-        pace.watch.note_sleep(asleep, woken, &self.counters.time);
-        pace.note_sleep();
-        // Else it only looks: if nothing has come the pause goes on, and it does not poll again first.
-        if self.is_woken {
-            pace.end_pause(|| woken);
+        match self.rest(now, !moved) {
+            Rest::Slept { asleep, woken } => {
+                pace.watch.note_sleep(asleep, woken, &self.counters.time);
+                pace.note_sleep(asleep);
+                // Else it only looks: if nothing has come the pause goes on, and it does not poll again first.
+                if self.is_woken {
+                    pace.end_pause(|| woken);
+                }
+            }
+            Rest::HasWork => pace.note_more_work(moved),
         }
     }
 
@@ -387,7 +391,7 @@ impl Worker {
             "place_of searches them"
         );
         slots::acquaint(&mut self.lanes, &self.tables, &self.place);
-        self.naps.forget(&mut self.lanes);
+        self.naps.forget(&mut self.lanes, &self.progress);
         self.count_awake();
     }
 
@@ -412,8 +416,8 @@ impl Worker {
         }
         let others = &mut self.awake[uplinks..];
         // Knuth's generator (The Art of Computer Programming 2, 3.3.4): its upper bits are as good as random.
-        self.order = (self.order.wrapping_mul(6_364_136_223_846_793_005)).wrapping_add(1);
-        let by = (self.order >> 33) as usize;
+        self.rotation = (self.rotation.wrapping_mul(6_364_136_223_846_793_005)).wrapping_add(1);
+        let by = (self.rotation >> 33) as usize;
         others.rotate_left(by.checked_rem(others.len()).unwrap_or(0));
     }
 
@@ -426,7 +430,7 @@ impl Worker {
     #[cold]
     fn listen(&mut self) {
         let mut events = [MaybeUninit::<Event>::uninit(); EVENTS];
-        // That of the mailbox is not missed: what it tells of is looked at in each round.
+        // That of the mailbox is not missed: the worker looks for commands in each round, and before it sleeps.
         if let Ok((events, _)) = epoll::wait(&self.epoll, &mut events, Some(&NO_TIME)) {
             self.wake(events);
         }
@@ -438,6 +442,7 @@ impl Worker {
             if let Some(at) = self.place_of(LaneId(event.data.u64())) {
                 let slot = &mut self.lanes[at];
                 slot.lane.note_event();
+                self.progress.take_up(slot.id);
                 if slot.wake() {
                     self.awake.push(at);
                 }
@@ -526,7 +531,7 @@ struct Pace {
     /// Rounds that moved frames since it slept last.
     busy_rounds: u32,
     /// Sleeps in a row that ended with one such round.
-    single: u32,
+    single_rounds: u32,
     polling: Polling,
     watch: Watch,
     /// What its thread had done when that was told last.
@@ -543,7 +548,7 @@ impl Pace {
             idle_since: None,
             slept: false,
             busy_rounds: 0,
-            single: 0,
+            single_rounds: 0,
             polling: Polling::new(spin),
             watch: Watch::new(Instant::now()),
             work: meter::read(),
@@ -553,22 +558,29 @@ impl Pace {
 
     /// Whether the round that moved frames was the last one before the next sleep, most likely.
     #[inline]
-    fn was_last(&self) -> bool {
-        self.busy_rounds == 1 && self.single >= SINGLE && self.polling.now.is_zero()
+    fn expects_no_more(&self) -> bool {
+        self.busy_rounds == 1 && self.single_rounds >= SINGLE && self.polling.now.is_zero()
     }
 
-    /// It was not.
-    fn expect_more(&mut self) {
-        (self.single, self.idle_since) = (0, None);
+    /// The worker would have slept, and lanes had more to do; right after a round that moved frames (`is_next`) there was
+    /// no pause.
+    fn note_more_work(&mut self, is_next: bool) {
+        self.single_rounds = 0;
+        if is_next {
+            self.idle_since = None;
+        } else {
+            self.slept = true;
+            self.end_pause(Instant::now);
+        }
     }
 
-    /// The worker slept.
-    fn note_sleep(&mut self) {
+    /// The worker slept so long. Where that is hardly any time, another round would have found the work.
+    fn note_sleep(&mut self, asleep: Duration) {
         self.slept = true;
         match std::mem::take(&mut self.busy_rounds) {
             0 => {}
-            1 => self.single = self.single.saturating_add(1),
-            _ => self.single = 0,
+            1 if asleep >= Polling::LEAST => self.single_rounds = self.single_rounds.saturating_add(1),
+            _ => self.single_rounds = 0,
         }
     }
 

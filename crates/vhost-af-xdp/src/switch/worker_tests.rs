@@ -159,7 +159,7 @@ fn command_is_not_slept_through_that_comes_when_a_guest_is_listened_to_again() {
     let (answer, _answered) = mpsc::channel();
     handle.send(Command::Change(LaneId(1), Box::new(|_, _| ()), answer));
     std::thread::spawn(move || {
-        worker.rest(Instant::now(), false);
+        worker.rest(Instant::now(), true);
         let _ = rested.send(());
     });
     rests
@@ -188,13 +188,13 @@ fn lane_that_carries_much_is_let_alone_and_the_others_wake_the_worker_meanwhile(
     let again = kick.try_clone().expect("descriptors");
     let (rested, rests) = mpsc::channel();
     std::thread::spawn(move || {
-        worker.rest(Instant::now(), false);
+        worker.rest(Instant::now(), true);
         let is_let_alone = [0, 1].map(|at: usize| worker.lanes[at].share.is_let_alone());
         // Armed since, it sleeps like any other, though it has moved no frame.
         worker.lanes[0].dozes = true;
         worker.count_awake();
         rustix::io::write(&again, &1u64.to_ne_bytes()).expect("room");
-        worker.rest(Instant::now(), false);
+        worker.rest(Instant::now(), true);
         let _ = rested.send(is_let_alone);
     });
     let is_let_alone = rests.recv_timeout(Duration::from_secs(10)).expect("it wakes");
@@ -363,13 +363,13 @@ fn nic_of_a_guest_that_sends_is_not_in_the_epoll_set() {
 }
 
 /// A lane of a network, whose descriptor tells of frames; how often it breathes is counted.
-struct Told {
+struct EventLane {
     bell: OwnedFd,
     has_frame: bool,
     breaths: Arc<std::sync::atomic::AtomicUsize>,
 }
 
-impl Lane for Told {
+impl Lane for EventLane {
     fn breathe(&mut self, _near: Near<'_>) -> Result<usize, Blame> {
         self.breaths.fetch_add(1, Ordering::Relaxed);
         Ok(std::mem::take(&mut self.has_frame).into())
@@ -403,14 +403,14 @@ impl Lane for Told {
 }
 
 /// Three of them; the last one's role is one that polls for ever.
-struct ThreeTold {
+struct ThreeLanes {
     worker: Worker,
     handle: WorkerHandle,
     bells: Vec<OwnedFd>,
     breaths: Vec<Arc<std::sync::atomic::AtomicUsize>>,
 }
 
-impl ThreeTold {
+impl ThreeLanes {
     fn new() -> Self {
         let (mut worker, handle) = worker();
         let network: Arc<str> = "lan".into();
@@ -419,7 +419,7 @@ impl ThreeTold {
             let bell = eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd");
             bells.push(bell.try_clone().expect("descriptors"));
             breaths.push(Arc::default());
-            let told = Told {
+            let event_lane = EventLane {
                 bell,
                 has_frame: false,
                 breaths: Arc::clone(&breaths[usize::from(number)]),
@@ -435,7 +435,7 @@ impl ThreeTold {
                 },
             };
             let new = NewLane {
-                lane: Box::new(told),
+                lane: Box::new(event_lane),
                 role,
                 ..lane(0, true, &[])
             };
@@ -464,56 +464,80 @@ impl ThreeTold {
 
 #[test]
 fn after_a_sleep_only_lanes_with_work_breathe_and_all_if_the_worker_stays_awake() {
-    let mut told = ThreeTold::new();
-    told.ring(1);
-    told.worker.rest(Instant::now(), false);
-    assert_eq!(told.worker.awake, [1]);
-    assert!(told.worker.breathe(None));
-    assert_eq!(told.breaths(), [0, 1, 0]);
+    let mut three = ThreeLanes::new();
+    three.ring(1);
+    three.worker.rest(Instant::now(), true);
+    assert_eq!(three.worker.awake, [1]);
+    assert!(three.worker.breathe(None));
+    assert_eq!(three.breaths(), [0, 1, 0]);
     // It does not sleep: a worker that polls hears no events.
     let mut pace = Pace::new(Duration::from_secs(3600));
-    told.worker.round(&mut pace);
-    told.breaths();
-    told.worker.round(&mut pace);
-    assert_eq!(told.breaths(), [1, 1, 1]);
+    three.worker.round(&mut pace);
+    three.breaths();
+    three.worker.round(&mut pace);
+    assert_eq!(three.breaths(), [1, 1, 1]);
 }
 
 #[test]
 fn lane_that_naps_for_long_dozes_if_it_may() {
-    let mut told = ThreeTold::new();
+    let mut three = ThreeLanes::new();
     for _ in 0..600 {
-        told.ring(1);
-        told.worker.rest(Instant::now(), false);
-        told.worker.breathe(None);
+        three.ring(1);
+        three.worker.rest(Instant::now(), true);
+        three.worker.breathe(None);
     }
-    let naps: Vec<_> = told.worker.lanes.iter().map(|slot| slot.nap.is_some()).collect();
+    let naps: Vec<_> = three.worker.lanes.iter().map(|slot| slot.nap.is_some()).collect();
     assert_eq!(naps, [false, false, true]);
-    assert!(told.worker.lanes[0].dozes && told.worker.lanes[2].dozes && !told.worker.lanes[1].dozes);
+    assert!(three.worker.lanes[0].dozes && three.worker.lanes[2].dozes && !three.worker.lanes[1].dozes);
     let Worker {
-        naps, lanes, awake, ..
-    } = &mut told.worker;
-    naps.end(lanes, awake);
-    assert_eq!(told.worker.awake, [1, 2]);
+        naps,
+        lanes,
+        awake,
+        progress,
+        ..
+    } = &mut three.worker;
+    naps.end(lanes, awake, progress);
+    assert_eq!(three.worker.awake, [1, 2]);
     // Its event is heard nevertheless.
-    told.ring(0);
-    told.worker.rest(Instant::now(), false);
-    assert_eq!(told.worker.awake, [0]);
+    three.ring(0);
+    three.worker.rest(Instant::now(), true);
+    assert_eq!(three.worker.awake, [0]);
 }
 
 #[test]
 fn worker_whose_sleeps_end_with_one_round_of_work_each_looks_for_no_more() {
-    let mut told = ThreeTold::new();
+    let mut three = ThreeLanes::new();
     let mut pace = Pace::new(Duration::ZERO);
-    // The first sleep is without work before it.
-    for _ in 0..20 {
-        told.ring(0);
-        let sleeps = told.handle.counters.sleeps.get();
-        while told.handle.counters.sleeps.get() == sleeps {
-            told.worker.round(&mut pace);
+    let counted = |three: &ThreeLanes| {
+        let counters = &three.handle.counters;
+        [&counters.busy_rounds, &counters.idle_rounds, &counters.sleeps].map(device::counters::Counter::get)
+    };
+    three.ring(0);
+    three.worker.round(&mut pace);
+    assert_eq!(counted(&three), [0, 1, 1]);
+    pace.single_rounds = SINGLE;
+    three.ring(1);
+    three.worker.round(&mut pace);
+    assert_eq!(counted(&three), [1, 1, 2], "it slept after a round of work");
+    pace.single_rounds = SINGLE - 1;
+    three.worker.round(&mut pace);
+    assert_eq!(counted(&three), [2, 1, 2]);
+}
+
+#[test]
+fn single_rounds_are_expected_where_sleeps_between_them_are_long() {
+    let mut pace = Pace::new(Duration::ZERO);
+    let mut sleeps = |rounds: &[u32], asleep: Duration| {
+        for &busy in rounds {
+            pace.busy_rounds = busy;
+            pace.note_sleep(asleep);
         }
-    }
-    let counters = &told.handle.counters;
-    assert_eq!((counters.busy_rounds.get(), counters.sleeps.get()), (19, 20));
-    // One before the first sleep, and one behind each of the first rounds of work.
-    assert_eq!(counters.idle_rounds.get(), 1 + u64::from(SINGLE));
+        pace.busy_rounds = 1;
+        pace.expects_no_more()
+    };
+    assert!(!sleeps(&[1; 3], Polling::LEAST));
+    assert!(sleeps(&[1, 0], Polling::LEAST));
+    assert!(!sleeps(&[2, 1, 1, 1], Polling::LEAST));
+    assert!(sleeps(&[1], Polling::LEAST));
+    assert!(!sleeps(&[1], Duration::from_micros(1)));
 }

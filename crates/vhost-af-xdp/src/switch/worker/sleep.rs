@@ -12,6 +12,14 @@ use super::{DEAF, EVENTS, FEW, FUTILE_WAKES, NO_TIME, OFTEN, Worker};
 use crate::switch::lane::{LaneId, Work};
 use crate::switch::slots::{self, NIC_EVENT, Slot};
 
+/// How a rest ended.
+pub(super) enum Rest {
+    /// The worker slept so long, until then.
+    Slept { asleep: Duration, woken: Instant },
+    /// There is work, and it did not.
+    HasWork,
+}
+
 impl Worker {
     /// How long lanes that carry much are let alone now.
     pub(super) fn pause(&mut self, now: Instant) -> Duration {
@@ -21,9 +29,9 @@ impl Worker {
         self.moderation.pause()
     }
 
-    /// Arms all lanes but those that are let alone for a while, and sleeps until something happens; how long, and until
-    /// when. `None`: it does not, as lanes that have moved frames just now (`may_go_on`) may have more to do.
-    pub(super) fn rest(&mut self, now: Instant, may_go_on: bool) -> Option<(Duration, Instant)> {
+    /// Arms all lanes but those that are let alone for a while, and sleeps until something happens. `is_sure`: the last
+    /// round has moved no frames; else lanes may have more to do, and then it does not sleep.
+    pub(super) fn rest(&mut self, now: Instant, is_sure: bool) -> Rest {
         let mut work = self.listen_again();
         let (pause, mut is_pause) = (self.pause(now), false);
         let mut next = 0;
@@ -52,32 +60,31 @@ impl Worker {
             // Some may wait for room, and others should have it next.
             self.shift();
         }
-        if may_go_on && (work == Work::Now || work == Work::SOON) {
-            self.naps.end(&mut self.lanes, &mut self.awake);
+        // A command may have come since it looked for some; that its event was read ended no sleep then.
+        if self.posted.load(Ordering::Relaxed) {
+            work = Work::Now;
+        }
+        if work == Work::Now || (work == Work::SOON && !is_sure) {
+            self.is_woken = true;
+            self.naps.end(&mut self.lanes, &mut self.awake, &self.progress);
             self.disarm();
-            return None;
+            return Rest::HasWork;
         }
-        let (mut asleep, mut woken) = (Duration::ZERO, now);
-        self.is_woken = true;
-        if work == Work::Now {
-            self.naps.end(&mut self.lanes, &mut self.awake);
-        } else {
-            self.naps.begin(&mut self.lanes, &mut self.awake);
-            self.counters.sleeps.add(1);
-            if is_pause {
-                self.counters.pauses.add(1);
-                self.moderation.note_pause();
-            }
-            let wait = match work {
-                Work::Later(Reverse(wait)) => Some(wait),
-                Work::None | Work::Now => None,
-            };
-            let limit = wait.and_then(|wait| Timespec::try_from(wait).ok());
-            (asleep, woken) = self.wait(limit.as_ref());
-            self.is_woken = wait.is_none_or(|wait| asleep < wait);
+        self.naps.begin(&mut self.lanes, &mut self.awake);
+        self.counters.sleeps.add(1);
+        if is_pause {
+            self.counters.pauses.add(1);
+            self.moderation.note_pause();
         }
+        let wait = match work {
+            Work::Later(Reverse(wait)) => Some(wait),
+            Work::None | Work::Now => None,
+        };
+        let limit = wait.and_then(|wait| Timespec::try_from(wait).ok());
+        let (asleep, woken) = self.wait(limit.as_ref());
+        self.is_woken = wait.is_none_or(|wait| asleep < wait);
         self.disarm();
-        Some((asleep, woken))
+        Rest::Slept { asleep, woken }
     }
 
     /// Asks for no kicks of lanes that breathe.
@@ -163,13 +170,10 @@ impl Worker {
             }
         }
         // An eventfd that was written meanwhile is reported at once. Whatever these events tell is seen when the lanes
-        // are armed, but for the mailbox's: a command that came since it was read would not be told again.
+        // are armed, and commands before the worker sleeps.
         let mut events = [MaybeUninit::<Event>::uninit(); EVENTS];
         if let Ok((events, _)) = epoll::wait(&self.epoll, &mut events, Some(&NO_TIME)) {
             self.wake(events);
-        }
-        if self.posted.load(Ordering::Relaxed) {
-            return Work::Now;
         }
         match self.awake.iter().any(|&at| self.lanes[at].deaf.is_some()) {
             true => Work::SOON,
