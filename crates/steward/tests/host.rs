@@ -618,3 +618,51 @@ fn way_to_the_wire_is_for_leases_in_tap_mode_and_ends_with_them() {
     }
     assert!(world.wire.receive(Duration::from_millis(200)) != Some(out[12..].to_vec()));
 }
+
+/// In tap mode a guest without a network has the frames to its addresses from all queues.
+#[test]
+fn guest_alone_in_tap_mode_takes_no_frames_of_the_host_of_another_or_of_a_network() {
+    require!(Root);
+    let world = World::with(2, &policy());
+    let alone = |queue, mac| {
+        let alone = Wanted {
+            mode: steer::ModeRequest::Tap,
+            filter: steer::Filter {
+                macs: vec![mac],
+                vlans: Vec::new(),
+            },
+            ..wanted(queue, 1)
+        };
+        take(&world.socket(), &alone).expect("allowed")
+    };
+    let reason = |lease: &Lease| refusal(lease.uplink(0)).reason;
+    let told = world
+        .veth
+        .near
+        .output_of("ip", &["-br", "link", "show", VethPair::NIC]);
+    let of_host = told.split_whitespace().nth(2).expect("its address");
+    let of_host = steer::mac_bytes(of_host).expect("an address");
+    let first = alone(0, of_host);
+    assert_eq!(reason(&first), Reason::NotAllowed);
+    drop(first);
+    world.await_nothing();
+    let (first, second) = (alone(0, OURS), alone(1, OURS));
+    assert_eq!(reason(&first), Reason::NotAllowed);
+    drop(second);
+    assert!(
+        wait::until(wait::SOON, || first.uplink(0).is_ok()),
+        "nobody else has it"
+    );
+    let beside = Wanted {
+        mode: steer::ModeRequest::Tap,
+        ..network()
+    };
+    let beside = Wanted {
+        start_queue: 1,
+        ..beside
+    };
+    let beside = take(&world.socket(), &beside).expect("allowed");
+    assert_eq!(reason(&beside), Reason::NotAllowed);
+    drop(first);
+    assert!(wait::until(wait::SOON, || beside.uplink(0).is_ok()));
+}

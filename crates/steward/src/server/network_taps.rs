@@ -315,11 +315,15 @@ impl Server {
         };
         let network = network_at(&held);
         let at = (network, to);
+        if !held.wanted.network {
+            let interface = self.interfaces.get_mut(&held.interface).ok_or_else(no_lease)?;
+            interface.look_at_host();
+        }
         let interface = self.interfaces.get(&held.interface).ok_or_else(no_lease)?;
         let mode = interface.program()?.mode();
         match to {
             TapTo::Host => self.policy.check_host(held.rule)?,
-            TapTo::Uplink if mode == Mode::Tap => {}
+            TapTo::Uplink if mode == Mode::Tap => self.check_uplink_tap(number, &held, interface)?,
             TapTo::Uplink => {
                 let text = format!(
                     "frames of {} come by an XDP program in {mode} mode, not by a tap",

@@ -2,9 +2,10 @@
 
 use std::os::fd::AsFd;
 
-use steer::TapTo;
+use steer::{Station, TapTo, mac_text};
 
 use super::connection::{Held, Reply};
+use super::interface::Interface;
 use super::{Answered, Server, no_lease};
 use crate::protocol::{Answer, Reason, Refusal, StationChange};
 
@@ -35,6 +36,52 @@ impl Server {
             answer: Answer::Done,
             socket: Some(ring),
         })
+    }
+
+    /// Whether the holder of a lease in tap mode may have a tap to the wire. A guest that is alone on its queues has the
+    /// frames to its addresses from all queues: so they are judged as a network's stations are, and nobody else has
+    /// them. What guests of a network send to the host it would have, too: so there is no network beside it.
+    pub(super) fn check_uplink_tap(
+        &self,
+        number: u64,
+        held: &Held,
+        interface: &Interface,
+    ) -> Result<(), Refusal> {
+        let refused = |why: String| {
+            let text = format!("{}: {why}", interface.link.name);
+            Err(Refusal::new(Reason::NotAllowed, text))
+        };
+        let others = self.connections.iter().filter(|&(&other, _)| other != number);
+        let others = others.filter_map(|(_, other)| other.held.as_ref());
+        let others = others.filter(|other| other.interface == held.interface);
+        let (macs, vlans) = (&held.wanted.filter.macs, &held.wanted.filter.vlans);
+        for other in others {
+            if other.wanted.network != held.wanted.network {
+                return refused(
+                    "a network and a guest without one exclude each other in tap mode: make the guest a port of the \
+                     network"
+                        .to_owned(),
+                );
+            }
+            if let Some(&mac) = macs.iter().find(|mac| other.wanted.filter.macs.contains(mac)) {
+                return refused(format!(
+                    "MAC {} is that of another lease's guest: give this one another",
+                    mac_text(mac)
+                ));
+            }
+        }
+        let vlans = match vlans.is_empty() {
+            true => &[0][..],
+            false => &vlans[..],
+        };
+        let stations = macs
+            .iter()
+            .flat_map(|&mac| vlans.iter().map(move |&vlan| Station { mac, vlan }));
+        for station in stations {
+            let judged = self.policy.check_station(held.rule, station, &interface.of_host);
+            judged.or_else(refused)?;
+        }
+        Ok(())
     }
 
     pub(super) fn held_lease(&self, number: u64) -> Result<Held, Refusal> {

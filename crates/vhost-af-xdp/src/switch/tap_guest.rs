@@ -122,7 +122,8 @@ impl TapGuestLane {
         let burst = self
             .sender
             .burst(&mut self.pair, &mut sink, BATCH, &self.counters)?;
-        self.waits_for_room = burst.full;
+        // Also what of this burst's frames the tap had no room for, and segments that follow.
+        self.waits_for_room = burst.full || has_rest(&mut self.queue) || self.to_tap.is_stuck;
         if burst.done > 0 {
             self.pair.from_guest.publish(&self.counters);
         }

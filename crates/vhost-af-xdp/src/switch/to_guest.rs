@@ -372,9 +372,13 @@ impl<'a> Delivery<'a> {
             }
             let written = left.min(chain.writable_bytes);
             if self.pair.log.is_some() {
-                buffers
-                    .iter()
-                    .for_each(|buffer| self.pair.wrote(buffer.offset, buffer.len));
+                // No more than that: a buffer may have 4 GiB, of which each page is noted.
+                let mut unnoted = written;
+                for buffer in buffers {
+                    let here = buffer.len.min(unnoted);
+                    self.pair.wrote(buffer.offset, here);
+                    unnoted -= here;
+                }
             }
             self.pair.to_guest.queue.push_used(chain.id, written);
             self.room -= u64::from(chain.writable_bytes);

@@ -166,8 +166,9 @@ impl Interface {
     }
 
     /// Looks which addresses the host has on it.
-    pub(super) fn look_at_host(&mut self) {
-        if self.networks.is_empty() || self.link.index == 0 {
+    pub(in crate::server) fn look_at_host(&mut self) {
+        let is_asked = !self.networks.is_empty() || self.is_by_tap();
+        if !is_asked || self.link.index == 0 {
             return;
         }
         match addresses_above(&self.link) {
