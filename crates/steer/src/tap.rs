@@ -316,7 +316,7 @@ fn attach_at(
     let failed = |source| TapError::Attach { at, source };
     let attachment = |by| Attachment { by, stays: false };
     if hook == Hook::Best {
-        // Before others, as an XDP program is and a filter of ours: theirs may end with a verdict for the host.
+        // First at its hook, like an XDP program: another program's verdict may hand the frame to the host.
         match link::create_at(program, ifindex, attach_type, libbpf_sys::BPF_F_BEFORE) {
             // No such kind of link: before Linux 6.6.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}

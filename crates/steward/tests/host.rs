@@ -653,16 +653,13 @@ fn guest_alone_in_tap_mode_takes_no_frames_of_the_host_of_another_or_of_a_networ
         wait::until(wait::SOON, || first.uplink(0).is_ok()),
         "nobody else has it"
     );
-    let beside = Wanted {
+    let network = Wanted {
+        start_queue: 1,
         mode: steer::ModeRequest::Tap,
         ..network()
     };
-    let beside = Wanted {
-        start_queue: 1,
-        ..beside
-    };
-    let beside = take(&world.socket(), &beside).expect("allowed");
-    assert_eq!(reason(&beside), Reason::NotAllowed);
+    let network = take(&world.socket(), &network).expect("allowed");
+    assert_eq!(reason(&network), Reason::NotAllowed);
     drop(first);
-    assert!(wait::until(wait::SOON, || beside.uplink(0).is_ok()));
+    assert!(wait::until(wait::SOON, || network.uplink(0).is_ok()));
 }

@@ -156,8 +156,8 @@ impl Entries {
         }
     }
 
-    /// Looks what of the frames the program will not see on this interface. `is_by_tap`: the programs of a tap look, which
-    /// see tags beside frames.
+    /// Looks which frames the program will not see on this interface. `is_by_tap`: the programs of a tap look, which see
+    /// tags that the NIC stripped.
     pub(super) fn look(&mut self, link: &Link, is_by_tap: bool) {
         self.tags = match is_by_tap {
             true => None,

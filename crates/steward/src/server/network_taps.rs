@@ -1,6 +1,6 @@
 //! Tap devices that join a network with the host, or with the wire where no XDP program is on the interface
-//! (`steer::TapAccess`). So does a guest that is alone on queues of such an interface: what is said of networks here is
-//! true of its lease, too.
+//! (`steer::TapAccess`). A guest without a network has such a device, too, in tap mode: here, "network" includes its
+//! lease.
 //!
 //! A holder of a network asks for one by [`Request::Host`](crate::protocol::Request::Host) or
 //! [`Request::Uplink`](crate::protocol::Request::Uplink). The steward makes the device and attaches programs that move

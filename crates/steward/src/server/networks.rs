@@ -38,9 +38,9 @@ impl Server {
         })
     }
 
-    /// Whether the holder of a lease in tap mode may have a tap to the wire. A guest that is alone on its queues has the
-    /// frames to its addresses from all queues: so they are judged as a network's stations are, and nobody else has
-    /// them. What guests of a network send to the host it would have, too: so there is no network beside it.
+    /// Whether the holder of a lease in tap mode may have a tap to the wire. A guest without a network receives frames to
+    /// its addresses from all queues: so the policy checks these addresses like a network's stations, and no other lease
+    /// may have them. It would also receive what guests of a network send to the host: so the interface has no network.
     pub(super) fn check_uplink_tap(
         &self,
         number: u64,

@@ -214,7 +214,7 @@ pub(in crate::server) fn check(link: &Link, wanted: &Wanted, hints: LeaseHints) 
         return Err(Refusal::new(Reason::NoInterface, text));
     }
     if wanted.mode == ModeRequest::Tap {
-        // The kernel keeps tags that are taken off beside the frame, where the programs of a tap find them.
+        // The NIC may strip tags: the kernel keeps them in the skb, where the programs of a tap read them.
         return Ok(());
     }
     let may_restore = || wanted.mode != ModeRequest::Skb && Interface::may_restore_tags(link.index, hints);
