@@ -36,7 +36,7 @@ pub use self::sockets::Prepared;
 pub use self::zcrx::{Area, QueueLease, Refill};
 use crate::protocol::{
     Answer, BEHIND_MAX, CHANGES_MAX, FRAME_LIMITS, Facts, HintWish, Hinted, HostEnd, NetkitEnd, NetkitWanted,
-    Reason, Request, SendTapEnd, StationChange, Token, Wanted,
+    Reason, Request, SendTapEnd, StationChange, TAP_QUEUES_MAX, Token, Wanted,
 };
 use crate::sys;
 
@@ -291,21 +291,35 @@ impl Lease {
     /// # Errors
     /// [`LeaseError`].
     pub fn host(&self, has: u32) -> Result<(HostEnd, Option<OwnedFd>), LeaseError> {
-        self.tap(&Request::Host { has }, has)
+        let (host, mut tap) = self.tap(&Request::Host { has }, (has, 1))?;
+        Ok((host, tap.pop()))
     }
 
     /// The same with the wire instead of the host, for a lease of [`steer::ModeRequest::Tap`]: see [`Request::Uplink`].
+    /// Another device has so many `queues`, which are no more than the lease has: [`TAP_QUEUES_MAX`] at most, and one
+    /// if the steward does not know of several. Each has a descriptor, from which its frames are to be read.
     ///
     /// # Errors
     /// [`LeaseError`].
-    pub fn uplink(&self, has: u32) -> Result<(HostEnd, Option<OwnedFd>), LeaseError> {
-        self.tap(&Request::Uplink { has }, has)
+    pub fn uplink(&self, has: u32, queues: u32) -> Result<(HostEnd, Vec<OwnedFd>), LeaseError> {
+        let mut queues = queues.clamp(1, TAP_QUEUES_MAX as u32);
+        if queues > 1 && !self.knows(&Request::Uplink { has, queues })? {
+            queues = 1;
+        }
+        self.tap(&Request::Uplink { has, queues }, (has, queues as usize))
     }
 
-    fn tap(&self, request: &Request, has: u32) -> Result<(HostEnd, Option<OwnedFd>), LeaseError> {
-        let mut answered = self.ask(request)?;
-        match (answered.answer, answered.descriptors.pop()) {
-            (Answer::Host(host), tap) if tap.is_some() || host.index == has => Ok((host, tap)),
+    fn tap(
+        &self,
+        request: &Request,
+        (has, queues): (u32, usize),
+    ) -> Result<(HostEnd, Vec<OwnedFd>), LeaseError> {
+        let answered = self.ask(request)?;
+        let (taps, is_same) = (answered.descriptors, |host: &HostEnd| host.index == has);
+        match answered.answer {
+            Answer::Host(host) if taps.len() == queues || (taps.is_empty() && is_same(&host)) => {
+                Ok((host, taps))
+            }
             _ => Err(LeaseError::Mismatch),
         }
     }
@@ -336,10 +350,15 @@ impl Lease {
     /// Whether the steward knows a message. An older one closes the connection that sends it, so this uses one without a
     /// lease.
     fn knows(&self, request: &Request) -> Result<bool, LeaseError> {
-        let mut asking = Connection::to(&self.path, self.waiting.answer)?;
+        let away = || LeaseError::Away {
+            path: self.path.clone(),
+        };
+        let mut asking = Connection::to(&self.path, self.waiting.answer).map_err(|_| away())?;
         match asking.ask(request, &[], &self.waiting, self.deadline()) {
+            Ok(Some(_)) => Ok(true),
+            Ok(None) => Err(away()),
             Err(LeaseError::Refused(refusal)) if refusal.reason == Reason::Malformed => Ok(false),
-            answered => answered.map(|message| message.is_some()),
+            Err(error) => Err(error),
         }
     }
 

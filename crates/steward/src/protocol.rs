@@ -18,7 +18,7 @@
 //! place in the program's map. So a holder never has a socket that it could bind to another queue, for a socket is
 //! bound once (`xsk_bind`, net/xdp/xsk.c). Before Linux 6.4, where the rings of such a socket cannot be mapped, it
 //! comes with the answer to `Register`, and its holder binds it; `Share` is refused there. The answer to `Share` has
-//! such a socket, too.
+//! such a socket, too. With the answers to `Host` and `Uplink` come the queues of a new tap, one descriptor for each.
 //!
 //! | kind | body, bytes | from the holder |
 //! |---|---|---|
@@ -44,6 +44,7 @@
 //! | 20 `Netkit` | 24 | queue, zero (4 each), name (16); with a network namespace or none; see `netkit` |
 //! | 21 `SendTap` | 8 | queue, 1: only if the NIC has TSO, else 0; by the tap in the answer GSO packets leave unsegmented |
 //! | 22 `Uplink` | 4 | as of `Host`, for a lease in tap mode |
+//! | 23 `Uplink` | 8 | as of `Host`, queues (4), 2 to 16: the same with a device of several queues |
 //!
 //! `Lease`: mode 0 is native or skb, 1 native, 2 skb, 3 tap (for networks only: no XDP program is attached); then
 //! follow addresses (16 × 6), VLANs (16 × 2), and 1 for the queues of a network (4; addresses and VLANs are none then),
@@ -55,7 +56,7 @@
 //!
 //! | kind | body, bytes | from the steward |
 //! |---|---|---|
-//! | 64 `Done` | 0 | to all that have no other answer; `Hints`, `SendTap` without a lease; `Groups`, with the ring |
+//! | 64 `Done` | 0 | to all without another answer; `Groups`, with the ring; `Hints`, `SendTap`, 23 without a lease |
 //! | 65 `Facts` | 840 | to `Lease`, `Resume` and `Facts` |
 //! | 66 `Counters` | 72 | to `Counters` |
 //! | 67 `Refused` | 488 | to anything: code (4), zero (4), text (480) |
@@ -116,6 +117,9 @@ pub const VERSION: u16 = 6;
 pub const MESSAGE_MAX: usize = 1088;
 /// Most queues of one lease.
 pub const QUEUES_MAX: u32 = 128;
+/// Most queues of a tap, hence most descriptors of one answer. The kernel has at most 256 (`MAX_TAP_QUEUES`,
+/// drivers/net/tun.c).
+pub const TAP_QUEUES_MAX: usize = 16;
 /// Most parts of a socket's memory, hence most descriptors of one message (the kernel carries 253, SCM_MAX_FD): a
 /// guest's regions, and what a device has behind them.
 pub const PARTS_MAX: usize = 65;
@@ -245,6 +249,7 @@ mod kind {
     pub(super) const NETKIT: u16 = 20;
     pub(super) const SEND_TAP: u16 = 21;
     pub(super) const UPLINK: u16 = 22;
+    pub(super) const UPLINK_QUEUES: u16 = 23;
 
     pub(super) const DONE: u16 = 64;
     pub(super) const THESE_FACTS: u16 = 65;

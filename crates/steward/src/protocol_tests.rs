@@ -129,6 +129,11 @@ fn requests() -> Vec<Request> {
         },
         Request::Groups,
         Request::Host { has: 7 },
+        Request::Uplink { has: 7, queues: 1 },
+        Request::Uplink {
+            has: 7,
+            queues: TAP_QUEUES_MAX as u32,
+        },
         Request::Behind { after: station(0, 0) },
         Request::Behind {
             after: station(ANY_VLAN, 2),
@@ -445,6 +450,21 @@ fn impossible_values_are_malformed() {
     assert!(activate(12, 1518).is_ok());
     for (header, limit) in [(11, 1518), (u32::MAX, 1518), (0, 13), (0, 65_554)] {
         assert!(matches!(activate(header, limit), Err(Malformed::Value { .. })));
+    }
+}
+
+/// So stewards know it that know of one queue only.
+#[test]
+fn uplink_of_one_queue_is_a_message_of_its_own() {
+    let one = Request::Uplink { has: 7, queues: 1 }.encode(1);
+    assert_eq!((&one[2..4], one.len()), (&22u16.to_ne_bytes()[..], 12));
+    let several = |queues: u32| Request::decode(&message(kind::UPLINK_QUEUES, 1, &[7, queues]));
+    assert!(several(2).is_ok());
+    for queues in [0, 1, TAP_QUEUES_MAX as u32 + 1, u32::MAX] {
+        assert!(
+            matches!(several(queues), Err(Malformed::Value { .. })),
+            "{queues}"
+        );
     }
 }
 

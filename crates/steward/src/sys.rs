@@ -68,13 +68,43 @@ const fn tun_request(number: u32) -> c_ulong {
     (1 << 30 | 4 << 16 | (b'T' as u32) << 8 | number) as c_ulong
 }
 
-/// A new tap device, by its descriptor, which does not block; each frame has the virtio-net header before it, of 12
-/// bytes in VirtIO's order. Whether it takes and gives UDP packets that are to be cut, too. Of what is written at most
-/// so many bytes may wait to be sent.
+/// A new tap device, by the descriptors of its queues, which do not block; each frame has the virtio-net header before
+/// it, of 12 bytes in VirtIO's order. Whether it takes and gives UDP packets that are to be cut, too. Of what is
+/// written by a queue at most so many bytes may wait to be sent.
 #[cfg(feature = "server")]
-pub(crate) fn new_tap(name: &CStr, most_unsent: c_int) -> io::Result<(OwnedFd, bool)> {
-    let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let tap = rustix::fs::open("/dev/net/tun", flags, Mode::empty())?;
+pub(crate) fn new_tap(name: &CStr, most_unsent: c_int, queues: usize) -> io::Result<(Vec<OwnedFd>, bool)> {
+    let several = if queues > 1 { libc::IFF_MULTI_QUEUE } else { 0 };
+    let first = new_tap_queue(name, several | TUN_EXCL)?;
+    // TUNSETOWNER: without an owner every user may attach a queue to a device that takes several
+    // (`tun_not_capable`, drivers/net/tun.c), and would receive some of its frames.
+    if several != 0 {
+        ioctl(
+            &first,
+            tun_request(204),
+            rustix::process::geteuid().as_raw().into(),
+        )?;
+    }
+    let further = (1..queues).map(|_| new_tap_queue(name, several));
+    let further: Vec<OwnedFd> = further.collect::<io::Result<_>>()?;
+    // TUNSETVNETHDRSZ, TUNSETVNETLE, TUNSETSNDBUF, of all queues that the device has now.
+    for (number, value) in [(216, 12), (220, 1), (212, most_unsent)] {
+        let value: c_int = value;
+        ioctl(&first, tun_request(number), (&raw const value) as c_ulong)?;
+    }
+    // TUNSETOFFLOAD, declared with unsigned int and given by value.
+    let offload = |which| ioctl(&first, tun_request(208), which);
+    let cuts_udp = offload(TUN_CSUM_TSO | TUN_USO).is_ok();
+    if !cuts_udp {
+        offload(TUN_CSUM_TSO)?;
+    }
+    Ok((std::iter::once(first).chain(further).collect(), cuts_udp))
+}
+
+/// A queue of the tap device of that name.
+#[cfg(feature = "server")]
+fn new_tap_queue(name: &CStr, flags: c_int) -> io::Result<OwnedFd> {
+    let open = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let tap = rustix::fs::open("/dev/net/tun", open, Mode::empty())?;
     // SAFETY: all zeros are a valid ifreq.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     let mut bytes = name.to_bytes().iter();
@@ -83,21 +113,11 @@ pub(crate) fn new_tap(name: &CStr, most_unsent: c_int) -> io::Result<(OwnedFd, b
     for (to, &from) in request.ifr_name[..room].iter_mut().zip(&mut bytes) {
         *to = from.cast_signed() as libc::c_char;
     }
-    let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR | TUN_EXCL;
+    let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR | flags;
     request.ifr_ifru.ifru_flags = flags as libc::c_short;
-    // TUNSETIFF, TUNSETVNETHDRSZ, TUNSETVNETLE, TUNSETSNDBUF.
+    // TUNSETIFF.
     ioctl(&tap, tun_request(202), (&raw mut request) as c_ulong)?;
-    for (number, value) in [(216, 12), (220, 1), (212, most_unsent)] {
-        let value: c_int = value;
-        ioctl(&tap, tun_request(number), (&raw const value) as c_ulong)?;
-    }
-    // TUNSETOFFLOAD, declared with unsigned int and given by value.
-    let offload = |which| ioctl(&tap, tun_request(208), which);
-    let cuts_udp = offload(TUN_CSUM_TSO | TUN_USO).is_ok();
-    if !cuts_udp {
-        offload(TUN_CSUM_TSO)?;
-    }
-    Ok((tap, cuts_udp))
+    Ok(tap)
 }
 
 /// `argument`: a number, or where the request's structure is, which lives during the call.

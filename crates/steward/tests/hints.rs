@@ -4,21 +4,17 @@
 use crate::common;
 
 use std::fs;
-use std::os::fd::{AsFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::os::fd::AsFd;
+use std::path::Path;
 use std::time::Instant;
 
+use common::older::Older;
 use common::{World, refusal, take, wanted};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{
-    RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, accept_with, bind, connect, listen, recv, send,
-};
 use rustix::process::Signal;
 use steer::{Filter, HintSet, Mode, ModeRequest, QueueConf, Station};
 use steward::client::{Lease, LeaseError, Waiting};
-use steward::protocol::{
-    Answer, HintWish, Hinted, MESSAGE_MAX, Malformed, Reason, Refusal, StationChange, Wanted, new_socket,
-};
+use steward::protocol::{HintWish, Hinted, Reason, StationChange, Wanted};
 use testkit::{VethPair, require, wait};
 
 const POLICY: &str =
@@ -345,63 +341,14 @@ fn hints_outlive_the_steward() {
     assert_eq!(lease.facts().generation, facts.generation, "the same sockets");
 }
 
-/// A steward of a version without hints: it passes on what it knows, and ends the connection of who says more.
-struct WithoutHints {
-    path: PathBuf,
-}
-
 /// `Hints`, see `protocol.rs`.
 const HINTS: u16 = 17;
-
-impl WithoutHints {
-    fn start(world: &World) -> Self {
-        let path = world.dir.path().join("old.sock");
-        let listener = new_socket(SocketFlags::empty()).expect("a socket");
-        bind(&listener, &SocketAddrUnix::new(&path).expect("short")).expect("new");
-        listen(&listener, 16).expect("bound");
-        let to = world.socket();
-        std::thread::spawn(move || {
-            // Not passed on to the stewards that the test starts: the holder would never see that this one has gone.
-            while let Ok(holder) = accept_with(&listener, SocketFlags::CLOEXEC) {
-                let steward = new_socket(SocketFlags::empty()).expect("a socket");
-                connect(&steward, &SocketAddrUnix::new(&to).expect("short")).expect("it listens");
-                std::thread::spawn(move || Self::pass_on(&holder, &steward));
-            }
-        });
-        Self { path }
-    }
-
-    fn pass_on(holder: &OwnedFd, steward: &OwnedFd) {
-        let mut bytes = vec![0; MESSAGE_MAX];
-        loop {
-            let mut fds = [holder, steward].map(|fd| PollFd::new(fd, PollFlags::IN));
-            poll(&mut fds, None).expect("both are open");
-            let ready = fds.map(|fd| !fd.revents().is_empty());
-            let (from, to) = if ready[0] {
-                (holder, steward)
-            } else {
-                (steward, holder)
-            };
-            let len = recv(from, &mut bytes, RecvFlags::empty()).map_or(0, |(len, _)| len);
-            if len == 0 {
-                return;
-            }
-            if ready[0] && bytes[2..4] == HINTS.to_ne_bytes() {
-                let text = Malformed::Kind(HINTS).to_string();
-                let refused = Answer::Refused(Refusal::new(Reason::Malformed, text)).encode(0);
-                let _ = send(holder, &refused, SendFlags::NOSIGNAL);
-                return;
-            }
-            let _ = send(to, &bytes[..len], SendFlags::NOSIGNAL);
-        }
-    }
-}
 
 #[test]
 fn lease_of_a_steward_without_hints_has_none() {
     require!(Root);
     let mut world = World::kept_for(POLICY, "60");
-    let old = WithoutHints::start(&world);
+    let old = Older::start(&world, HINTS);
     let lease = hinted(&old.path, &wanted(0, 1), wish("hash")).expect("as without hints");
     assert_eq!(lease.hinted(), None);
     lease.ask_for_hints(wish("vlan")).expect("nothing happens");
@@ -417,7 +364,7 @@ fn lease_of_a_steward_without_hints_has_none() {
     }
     // And one without comes after that.
     fs::remove_file(&old.path).expect("it is there");
-    let _again = WithoutHints::start(&world);
+    let _again = Older::start(&world, HINTS);
     let path = world.dir.path().join("old.sock");
     assert!(path.exists());
     world.restart_after(Signal::TERM);

@@ -22,3 +22,4 @@ mod send_tap;
 mod sharing;
 mod steering;
 mod storm;
+mod tap_mode;

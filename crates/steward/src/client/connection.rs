@@ -18,7 +18,7 @@ use super::Waiting;
 use super::error::LeaseError;
 use crate::backoff::Backoff;
 use crate::protocol::{
-    Answer, Facts, HintWish, Hinted, MESSAGE_MAX, Malformed, PARTS_MAX, Request, new_socket,
+    Answer, Facts, HintWish, Hinted, MESSAGE_MAX, Malformed, PARTS_MAX, Request, TAP_QUEUES_MAX, new_socket,
 };
 
 /// Pauses between attempts to reach a steward that is away: the first, and the longest, to which they double.
@@ -204,7 +204,7 @@ impl Connection {
             return Ok(Incoming::End);
         };
         let mut bytes = vec![0; MESSAGE_MAX];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(TAP_QUEUES_MAX))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
         let mut read = || recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags);

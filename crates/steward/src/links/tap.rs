@@ -1,15 +1,21 @@
 //! Tap devices that a steward makes: between a network and the host or the wire (see `server::network_taps`), and to
 //! send by an interface (see `server::send_taps`).
 //!
-//! A device is there as long as somebody has its descriptor, and no longer: it is never made persistent. It says in its
-//! alias (`ip link show`) what it is for, by which a successor of the steward finds it.
+//! A device is there as long as somebody has a descriptor of it, and no longer: it is never made persistent. It says in
+//! its alias (`ip link show`) what it is for, by which a successor of the steward finds it.
+//!
+//! One of several queues has a descriptor for each, and the kernel spreads flows over them (`tun_automq_select_queue`,
+//! drivers/net/tun.c). For each such device the kernel keeps 256 transmit queues with qdiscs (`MAX_TAP_QUEUES`), some 6
+//! MiB. A holder can detach queues and attach them again (`TUNSETQUEUE`). That concerns its own frames only: those of a
+//! detached queue come by the others, and are dropped if there are none. Detached queues go with the device
+//! (`tun_detach_all`).
 
 use std::collections::BTreeSet;
 use std::ffi::CString;
 use std::io;
 use std::os::fd::OwnedFd;
 
-use netlink_bindings::rt_link::{self, Ifinfomsg, IterableLinkAttrs, PushLinkAttrs};
+use netlink_bindings::rt_link::{self, Ifinfomsg, IterableLinkAttrs, LinkinfoDataMsg, PushLinkAttrs};
 use netlink_bindings::traits::Pusher;
 use netlink_bindings::utils::{finalize_nested_header, push_header, push_nested_header};
 use netlink_socket2::NetlinkSocket;
@@ -40,8 +46,8 @@ impl Purpose {
         }
     }
 
-    /// Limit of bytes that wait in the kernel after a write (`TUNSETSNDBUF`), with the kernel's bookkeeping: what 10
-    /// Gbit/s send in two milliseconds. Frames to the host do not wait.
+    /// Limit of bytes of a queue that wait in the kernel after a write (`TUNSETSNDBUF`), with the kernel's bookkeeping:
+    /// what 10 Gbit/s send in two milliseconds. Frames to the host do not wait.
     fn most_unsent(self) -> libc::c_int {
         match self {
             Self::Joins(TapTo::Host) => libc::c_int::MAX,
@@ -73,10 +79,11 @@ pub(crate) struct Tap {
     pub(crate) first: u32,
 }
 
-/// One that was made: it goes with this descriptor.
+/// One that was made: it goes with these descriptors.
 #[derive(Debug)]
 pub(crate) struct NewTap {
-    pub(crate) descriptor: OwnedFd,
+    /// Of its queues.
+    pub(crate) descriptors: Vec<OwnedFd>,
     /// It takes and gives UDP packets that are to be cut (Linux 6.2).
     pub(crate) cuts_udp: bool,
 }
@@ -142,15 +149,46 @@ impl Tap {
         interface.min(MOST)
     }
 
-    /// Makes it, down, with an MTU in bytes: it has no address and looks for no neighbours.
-    pub(crate) fn make(&self, mtu: u32) -> io::Result<NewTap> {
-        let (descriptor, cuts_udp) = sys::new_tap(&text(&self.name)?, self.purpose.most_unsent())?;
+    /// Makes it, down, with so many queues and an MTU in bytes: it has no address and looks for no neighbours.
+    pub(crate) fn make(&self, queues: usize, mtu: u32) -> io::Result<NewTap> {
+        let most_unsent = self.purpose.most_unsent();
+        let (descriptors, cuts_udp) = sys::new_tap(&text(&self.name)?, most_unsent, queues)?;
+        if queues > 1 {
+            self.check_queues(queues)?;
+        }
         let mut request = rt_link::Request::new().op_setlink_do(&header(libc::IFF_NOARP, libc::IFF_NOARP));
         let attributes = request.encode().push_ifname(&text(&self.name)?);
         attributes.push_mtu(mtu).push_ifalias(&text(&self.alias())?);
         acknowledged(&request)?;
         self.leave_without_address()?;
-        Ok(NewTap { descriptor, cuts_udp })
+        Ok(NewTap {
+            descriptors,
+            cuts_udp,
+        })
+    }
+
+    /// Whether it has these queues and no others: before it had an owner, everybody could attach one.
+    fn check_queues(&self, queues: usize) -> io::Result<()> {
+        let mut socket = NetlinkSocket::new();
+        let mut request = rt_link::Request::new().op_getlink_do(&Ifinfomsg::default());
+        request.encode().push_ifname(&text(&self.name)?);
+        let mut replies = socket.request(&request)?;
+        let (_, attributes) = replies.recv_one().map_err(io::Error::from)?;
+        let counted = match attributes.get_linkinfo().and_then(|info| info.get_data()) {
+            Ok(LinkinfoDataMsg::Tun(tun)) => {
+                tun.get_num_queues().ok().zip(tun.get_num_disabled_queues().ok())
+            }
+            _ => None,
+        };
+        match counted {
+            Some((attached, 0)) if usize::try_from(attached) == Ok(queues) => Ok(()),
+            Some((attached, detached)) => Err(io::Error::other(format!(
+                "{queues} queues were made and {attached} are there ({detached} more are detached): another process \
+                 attaches some, `grep -l {} /proc/[0-9]*/fdinfo/*` lists those that have any",
+                self.name
+            ))),
+            None => Err(io::Error::other("the kernel does not say how many queues it has")),
+        }
     }
 
     /// Lets frames pass, or none any more.

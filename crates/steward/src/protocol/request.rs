@@ -14,7 +14,7 @@ use super::stations::{self, StationChange};
 use super::zcrx::{ZcrxRings, ZcrxWanted};
 use super::{
     BIND_FLAGS, BIND_WAIT_MAX, ENTRIES_MAX, FRAME_LIMITS, Head, MESSAGE_MAX, Malformed, PARTS_MAX,
-    QUEUES_MAX, RING_MAX, Token, UMEM_FLAGS, kind, message, read, split,
+    QUEUES_MAX, RING_MAX, TAP_QUEUES_MAX, Token, UMEM_FLAGS, kind, message, read, split,
 };
 
 /// What a holder asks for.
@@ -103,10 +103,14 @@ pub enum Request {
     /// Asks for a tap device between the network and the interface, for a lease of [`ModeRequest::Tap`]. The device
     /// receives the interface's frames to stations of the network, and copies of its frames to groups; of a lease that
     /// is of no network, the frames that its queues take. Frames written to the device leave by the interface. The
-    /// answer is that of [`Request::Host`], without addresses and bridge.
+    /// answer is that of [`Request::Host`], without addresses and bridge. For several queues, but without a lease, the
+    /// answer is `Done`: so clients find out whether the steward knows the message.
     Uplink {
-        /// Index of the device whose descriptor the holder has; 0: of none.
+        /// Index of the device whose descriptors the holder has; 0: of none.
         has: u32,
+        /// Queues of a device that is made for this, 1 to [`TAP_QUEUES_MAX`], and no more than the lease has. The
+        /// answer has as many descriptors.
+        queues: u32,
     },
     /// Stations behind the bridge that the interface of the network is part of, in order: at most
     /// [`CHANGES_MAX`](super::CHANGES_MAX) that come after this one. Only after [`Request::Host`].
@@ -350,7 +354,8 @@ impl Request {
             Self::Stations { changes } => message(kind::STATIONS, serial, &stations::body(changes)),
             Self::Groups => message(kind::GROUPS, serial, &[0u8; 0]),
             Self::Host { has } => message(kind::HOST, serial, has),
-            Self::Uplink { has } => message(kind::UPLINK, serial, has),
+            &Self::Uplink { has, queues: 1 } => message(kind::UPLINK, serial, &has),
+            &Self::Uplink { has, queues } => message(kind::UPLINK_QUEUES, serial, &[has, queues]),
             &Self::Behind { after } => message(kind::BEHIND, serial, &StationBody::of(after)),
             Self::Hints(wish) => message(kind::HINTS, serial, &wish.number()),
             Self::Zcrx(wanted) => message(kind::ZCRX, serial, &wanted.body()),
@@ -402,7 +407,15 @@ impl Request {
             },
             kind::UPLINK => Self::Uplink {
                 has: read(kind, body)?,
+                queues: 1,
             },
+            kind::UPLINK_QUEUES => {
+                let [has, queues] = read(kind, body)?;
+                if !(2..=TAP_QUEUES_MAX as u32).contains(&queues) {
+                    return Err(value("number of queues of a tap", queues));
+                }
+                Self::Uplink { has, queues }
+            }
             kind::BEHIND => Self::Behind {
                 after: read::<StationBody>(kind, body)?.read()?,
             },

@@ -27,12 +27,12 @@ use super::held_queue::HeldQueue;
 use super::limits::{Bucket, Rate};
 use crate::peer::{self, Credentials};
 use crate::protocol::{
-    Answer, Head, HintWish, MESSAGE_MAX, Malformed, Reason, Refusal, Wanted, is_for_errand, may_have_files,
-    serial_of,
+    Answer, Head, HintWish, MESSAGE_MAX, Malformed, Reason, Refusal, TAP_QUEUES_MAX, Wanted, is_for_errand,
+    may_have_files, serial_of,
 };
 use crate::sys;
 
-/// Send buffer, bytes as SO_SNDBUF counts them: some twenty answers.
+/// Send buffer, bytes as SO_SNDBUF counts them: some twenty answers, each with at most [`TAP_QUEUES_MAX`] descriptors.
 const SEND_BUFFER: usize = 16 << 10;
 /// Requests that a holder may send: restarting the lanes of 128 queues takes 384.
 const REQUESTS: Rate = Rate {
@@ -73,14 +73,14 @@ impl Held {
 /// What a request led to.
 pub(super) struct Reply {
     pub(super) answer: Answer,
-    /// The socket that goes along.
-    pub(super) socket: Option<OwnedFd>,
+    /// What goes along: a socket, a map, or the queues of a tap.
+    pub(super) files: Vec<OwnedFd>,
 }
 
 impl From<Answer> for Reply {
     fn from(answer: Answer) -> Self {
-        let socket = None;
-        Self { answer, socket }
+        let files = Vec::new();
+        Self { answer, files }
     }
 }
 
@@ -89,7 +89,7 @@ impl From<Answer> for Reply {
 struct Unsent {
     serial: u32,
     bytes: Vec<u8>,
-    socket: Option<OwnedFd>,
+    files: Vec<OwnedFd>,
 }
 
 /// What a connection is waited for.
@@ -273,7 +273,7 @@ impl Connection {
         self.unsent = Some(Unsent {
             serial,
             bytes: reply.answer.encode(serial),
-            socket: reply.socket,
+            files: reply.files,
         });
         self.flush()
     }
@@ -283,8 +283,8 @@ impl Connection {
         let Some(unsent) = &self.unsent else {
             return true;
         };
-        let borrowed: Vec<BorrowedFd<'_>> = unsent.socket.iter().map(AsFd::as_fd).collect();
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let borrowed: Vec<BorrowedFd<'_>> = unsent.files.iter().map(AsFd::as_fd).collect();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(TAP_QUEUES_MAX))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         if !borrowed.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&borrowed)) {
             return false;

@@ -120,7 +120,7 @@ impl Server {
         }
         Ok(Reply {
             answer: Answer::Netkit(end),
-            socket: Some(map),
+            files: vec![map],
         })
     }
 }

@@ -4,8 +4,8 @@
 //!
 //! A holder of a network asks for one by [`Request::Host`](crate::protocol::Request::Host) or
 //! [`Request::Uplink`](crate::protocol::Request::Uplink). The steward makes the device and attaches programs that move
-//! frames between it and the network's interface. Only the holder has the device's descriptor: the device ends with the
-//! holder, and survives the steward. It ends with the lease of the network, too.
+//! frames between it and the network's interface. Only the holder has the device's descriptors: the device ends with
+//! the holder, and survives the steward. It ends with the lease of the network, too.
 //!
 //! After a steward died, the next one finds the devices by their aliases, and the programs by their pins, which lie
 //! beside those of the interface's program. It keeps devices and programs of leases that are still held, and removes all
@@ -138,36 +138,40 @@ impl NetworkTap {
         }
     }
 
-    /// Ensures that there is a device whose descriptor the holder has. `has`: index of the device whose descriptor it
-    /// has now. Returns a descriptor if the device is a new one. `may_make`: whether a device may be made now.
+    /// Ensures that there is a device whose descriptors the holder has. `has`: index of the device whose descriptors it
+    /// has now. Returns descriptors if the device is a new one, of so many `queues`. `may_make`: whether a device may
+    /// be made now.
     fn give(
         &mut self,
         interface: &Interface,
-        has: u32,
+        (has, queues): (u32, usize),
         removals: &mut Removals,
         may_make: impl FnOnce() -> Result<(), Refusal>,
-    ) -> Result<(Link, Option<OwnedFd>), NotGiven> {
+    ) -> Result<(Link, Vec<OwnedFd>), NotGiven> {
         let name = &self.tap.name;
         let made = match self.device()? {
-            Some(device) if device.index == has => None,
+            Some(device) if device.index == has => Vec::new(),
             there => {
                 may_make().map_err(NotGiven::Limit)?;
                 if there.is_some() {
                     removals.make_room(&self.tap)?;
                 }
-                let made = self.tap.make(Tap::mtu_for(interface.link.mtu));
-                let NewTap { descriptor, cuts_udp } = made.map_err(|error| {
+                let made = self.tap.make(queues, Tap::mtu_for(interface.link.mtu));
+                let NewTap {
+                    descriptors,
+                    cuts_udp,
+                } = made.map_err(|error| {
                     format!("cannot make the tap device {name} (by /dev/net/tun): {error}")
                 })?;
                 may_crash("made");
                 self.cuts_udp = cuts_udp;
                 // How often devices are made has a limit of its own.
                 self.retry = Retry::default();
-                Some(descriptor)
+                descriptors
             }
         };
         // What it has is looked at when it changes.
-        if made.is_some() || self.joined.is_none() {
+        if !made.is_empty() || self.joined.is_none() {
             self.look_at_links(&interface.link);
         }
         match self.look(interface)? {
@@ -307,8 +311,27 @@ impl NetworkTap {
 }
 
 impl Server {
-    /// Answers the holder of a network that asks for its tap to the host or to the wire.
-    pub(super) fn network_tap(&mut self, number: u64, to: TapTo, has: u32) -> Answered {
+    /// Answers the holder of a lease in tap mode that asks for its tap, of so many queues. Without a lease the answer
+    /// for several is `Done`, as the message is known.
+    pub(super) fn uplink_tap(&mut self, number: u64, has: u32, queues: u32) -> Answered {
+        let connection = self.connections.get(&number).ok_or_else(no_lease)?;
+        match &connection.held {
+            None if queues > 1 => return Ok(Answer::Done.into()),
+            Some(held) if queues > held.wanted.queues => {
+                let text = format!(
+                    "a tap of {queues} queues for a lease of {}: ask for no more, or for a larger lease",
+                    held.wanted.queues
+                );
+                return Err(Refusal::new(Reason::Lease, text));
+            }
+            _ => {}
+        }
+        self.network_tap(number, TapTo::Uplink, has, queues as usize)
+    }
+
+    /// Answers the holder of a network that asks for its tap to the host or to the wire. `queues`: of a device that is
+    /// made for this.
+    pub(super) fn network_tap(&mut self, number: u64, to: TapTo, has: u32, queues: usize) -> Answered {
         let held = match to {
             TapTo::Host => self.held_network(number)?,
             TapTo::Uplink => self.held_lease(number)?,
@@ -340,15 +363,15 @@ impl Server {
             .or_insert_with(|| NetworkTap::new(device(), to, user_of(&held.wanted)));
         let (uid, changes) = (self.connections[&number].peer.uid, &mut self.device_changes);
         let may_make = || changes.take(DeviceChange::NetworkTap, interface.name(), uid, Instant::now());
-        let given = tap.give(interface, has, &mut self.removals, may_make);
+        let given = tap.give(interface, (has, queues), &mut self.removals, may_make);
         let link = interface.link.clone();
         self.look_at_stale_bridges(Instant::now());
         match given {
-            Ok((device, descriptor)) => {
+            Ok((device, files)) => {
                 let tap = self.network_taps.get(&at).ok_or_else(no_lease)?;
-                if descriptor.is_some() && self.leases.may_say(uid) {
+                if !files.is_empty() && self.leases.may_say(uid) {
                     let (interface, tap) = (&link.name, &device.name);
-                    tracing::info!(interface, tap, "joined with {}", words(to));
+                    tracing::info!(interface, tap, queues = files.len(), "joined with {}", words(to));
                 }
                 Ok(Reply {
                     answer: Answer::Host(HostEnd {
@@ -360,7 +383,7 @@ impl Server {
                         behind: count(tap.behind.len()),
                         left_out: count(tap.behind.left_out()),
                     }),
-                    socket: descriptor,
+                    files,
                 })
             }
             Err(NotGiven::Limit(refusal)) => Err(refusal),

@@ -34,7 +34,7 @@ impl Server {
         })?;
         Ok(Reply {
             answer: Answer::Done,
-            socket: Some(ring),
+            files: vec![ring],
         })
     }
 

@@ -37,13 +37,13 @@ impl Server {
         self.device_changes
             .take(DeviceChange::SendTap, interface.name(), uid, Instant::now())?;
         let tap = Tap::new(Purpose::Send, interface.name(), link.index, queue);
-        let (answer, descriptor) = make(&tap, link).map_err(|why| {
+        let (answer, files) = make(&tap, link).map_err(|why| {
             let text = format!("no tap for {}: {why}", link.name);
             Refusal::new(Reason::Kernel, text)
         })?;
         Ok(Reply {
             answer: Answer::SendTap(answer),
-            socket: Some(descriptor),
+            files,
         })
     }
 
@@ -76,10 +76,10 @@ fn is_of(tap: &Tap, interface: &Interface, held: &Held) -> bool {
 
 /// Makes a device.
 /// Errors: in words.
-fn make(tap: &Tap, link: &Link) -> Result<(SendTapEnd, OwnedFd), String> {
+fn make(tap: &Tap, link: &Link) -> Result<(SendTapEnd, Vec<OwnedFd>), String> {
     let name = &tap.name;
     let failed = |what: &str, error: io::Error| format!("cannot {what} {name}: {error}");
-    let made = tap.make(Tap::mtu_for(link.mtu));
+    let made = tap.make(1, Tap::mtu_for(link.mtu));
     let made = made.map_err(|error| match error.kind() {
         io::ErrorKind::ResourceBusy => format!("{name} is there: close its descriptor first"),
         _ => failed("make the tap device (by /dev/net/tun)", error),
@@ -92,5 +92,5 @@ fn make(tap: &Tap, link: &Link) -> Result<(SendTapEnd, OwnedFd), String> {
         interface: name.clone(),
         cuts_udp: made.cuts_udp,
     };
-    Ok((answer, made.descriptor))
+    Ok((answer, made.descriptors))
 }

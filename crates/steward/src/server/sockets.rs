@@ -492,7 +492,7 @@ fn hand_over(
     interface.sockets.note_bound(queue, Some(bound));
     Ok(Reply {
         answer: Answer::Done,
-        socket: Some(socket),
+        files: vec![socket],
     })
 }
 

@@ -135,6 +135,33 @@ pub(crate) fn tun_ioctl(tap: &File, number: u32, value: u64) -> io::Result<()> {
     }
 }
 
+/// Attaches a descriptor of /dev/net/tun to the device of that name, as one more queue (`TUNSETIFF`).
+pub(crate) fn attach_tun(tun: &File, name: &str) -> io::Result<()> {
+    let several = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR | libc::IFF_MULTI_QUEUE;
+    tun_request(tun, 202, name, several)
+}
+
+/// Detaches a queue from its device, or attaches it again (`TUNSETQUEUE`).
+pub(crate) fn detach_queue(tap: &File, detach: bool) -> io::Result<()> {
+    let flags = if detach {
+        libc::IFF_DETACH_QUEUE
+    } else {
+        libc::IFF_ATTACH_QUEUE
+    };
+    tun_request(tap, 217, "", flags)
+}
+
+/// An ioctl that takes name and flags of an interface.
+fn tun_request(tun: &File, number: u32, name: &str, flags: i32) -> io::Result<()> {
+    // SAFETY: all zeros are a valid ifreq.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, &from) in request.ifr_name.iter_mut().zip(name.as_bytes()) {
+        *to = from.cast_signed() as libc::c_char;
+    }
+    request.ifr_ifru.ifru_flags = flags as libc::c_short;
+    tun_ioctl(tun, number, (&raw mut request) as u64)
+}
+
 fn limit_memory() {
     let limit = rustix::process::getrlimit(Resource::Memlock);
     let limit = Rlimit {

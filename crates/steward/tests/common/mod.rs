@@ -5,6 +5,7 @@
 pub(crate) mod holder;
 pub(crate) mod hostile;
 pub(crate) mod netkit;
+pub(crate) mod older;
 pub(crate) mod raw;
 pub(crate) mod receiving;
 pub(crate) mod ring;

@@ -375,12 +375,12 @@ impl Network {
             })) => *index,
             _ => 0,
         };
-        let asked = match interface.steering.uplink(has) {
+        let asked = match interface.steering.uplink(has, 1) {
             // The tap works without the steward, and is asked for again when the steward is back.
             Err(error) if error.is_away() && has != 0 => return Ok(()),
             asked => asked?,
         };
-        let Some((end, Some(tap))) = asked else {
+        let Some((end, Some(tap))) = asked.map(|(end, mut taps)| (end, taps.pop())) else {
             return Ok(());
         };
         self.stop_lanes(state);

@@ -53,7 +53,8 @@ impl Interface {
         if open.as_ref().is_some_and(|open| open.changes == changes) {
             return Ok(false);
         }
-        match self.steering.uplink(has) {
+        let asked = self.steering.uplink(has, 1);
+        match asked.map(|asked| asked.map(|(end, mut taps)| (end, taps.pop()))) {
             // The tap works without the steward, and is asked for again when the steward is back.
             Err(error) if error.is_away() && has != 0 => Ok(false),
             Err(error) => Err(error),

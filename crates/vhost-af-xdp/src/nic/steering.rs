@@ -367,11 +367,15 @@ impl Steering {
         }
     }
 
-    /// The same for the tap to the wire, in tap mode: see [`Lease::uplink`].
-    pub(crate) fn uplink(&self, has: u32) -> Result<Option<(HostEnd, Option<OwnedFd>)>, InterfaceError> {
+    /// The same for the tap to the wire, of so many queues, in tap mode: see [`Lease::uplink`].
+    pub(crate) fn uplink(
+        &self,
+        has: u32,
+        queues: u32,
+    ) -> Result<Option<(HostEnd, Vec<OwnedFd>)>, InterfaceError> {
         match self {
             Self::External(_) => Ok(None),
-            Self::Leased(leased) => leased.done(leased.lease.uplink(has)).map(Some),
+            Self::Leased(leased) => leased.done(leased.lease.uplink(has, queues)).map(Some),
         }
     }
 

@@ -1,0 +1,369 @@
+//! Taps to the wire, for leases in tap mode: who gets one, of how many queues, and what it carries.
+
+use crate::common;
+
+use std::fs::File;
+use std::io::{ErrorKind, Read, Write};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::time::Duration;
+
+use common::older::Older;
+use common::raw::{Raw, as_user};
+use common::{World, holder, holder_may, refusal, take, wanted};
+use rustix::process::Signal;
+use steer::{Station, mac_bytes};
+use steward::client::Lease;
+use steward::protocol::{Answer, Reason, Request, StationChange, Wanted};
+use testkit::{VethPair, frame, require, wait};
+
+const OURS: [u8; 6] = [2, 0, 0, 0, 0, 0xaa];
+/// `Uplink` with a number of queues, see `protocol.rs`.
+const UPLINK_QUEUES: u16 = 23;
+/// Flows that are sent, of which each queue is to get some.
+const FLOWS: u16 = 64;
+
+/// Holders and root may have networks.
+fn policy() -> String {
+    holder_may(VethPair::NIC, "0")
+        + "network = true\n[[allow]]\nuser = 0\ninterface = \"nic0\"\nqueues = \"all\"\nnetwork = true\n"
+}
+
+/// In tap mode, with so many queues.
+fn network(queues: u32) -> Wanted {
+    Wanted {
+        network: true,
+        mode: steer::ModeRequest::Tap,
+        ..wanted(0, queues)
+    }
+}
+
+fn to(mac: [u8; 6], mut frame: Vec<u8>) -> Vec<u8> {
+    frame[..6].copy_from_slice(&mac);
+    frame
+}
+
+/// A lease of a network with a station.
+fn network_of_ours(world: &World, queues: u32) -> Lease {
+    network_at(&world.socket(), queues)
+}
+
+fn network_at(steward: &Path, queues: u32) -> Lease {
+    let lease = take(steward, &network(queues)).expect("allowed");
+    let station = Station { vlan: 0, mac: OURS };
+    let port = Some(1);
+    lease
+        .set_stations(&[StationChange { station, port }])
+        .expect("allowed");
+    lease
+}
+
+#[track_caller]
+fn only(taps: Vec<OwnedFd>) -> File {
+    let [tap] = <[OwnedFd; 1]>::try_from(taps).expect("one queue");
+    File::from(tap)
+}
+
+/// Network with a tap of two queues.
+struct TwoQueues {
+    lease: Lease,
+    name: String,
+    index: u32,
+    taps: Vec<File>,
+}
+
+impl TwoQueues {
+    fn new(world: &World) -> Self {
+        let lease = network_of_ours(world, 2);
+        let (end, taps) = lease.uplink(0, 2).expect("allowed");
+        assert_eq!(taps.len(), 2);
+        Self {
+            lease,
+            name: end.interface,
+            index: end.index,
+            taps: taps.into_iter().map(File::from).collect(),
+        }
+    }
+
+    /// Sends a frame of each flow from the wire: which flows come by each queue. All come, each once.
+    fn flows(&mut self, world: &World) -> Vec<Vec<u16>> {
+        for flow in 0..FLOWS {
+            world.wire.send(&to(OURS, frame::udp(flow, 100)));
+        }
+        let mut flows = vec![Vec::new(); self.taps.len()];
+        let have_come = wait::until(wait::SOON, || {
+            for (tap, flows) in self.taps.iter_mut().zip(&mut flows) {
+                let mut buffer = [0; 4096];
+                while let Ok(bytes) = tap.read(&mut buffer) {
+                    let got = &buffer[12..bytes];
+                    let is_flow = |&flow: &u16| got == to(OURS, frame::udp(flow, 100));
+                    flows.extend((0..FLOWS).find(is_flow));
+                }
+            }
+            flows.iter().map(Vec::len).sum::<usize>() == usize::from(FLOWS)
+        });
+        assert!(have_come, "{flows:?} {}", world.steward);
+        flows.iter_mut().for_each(|flows| flows.sort_unstable());
+        let mut all = flows.concat();
+        all.sort_unstable();
+        assert_eq!(all, (0..FLOWS).collect::<Vec<_>>());
+        flows
+    }
+
+    #[track_caller]
+    fn assert_spreads(&mut self, world: &World) {
+        let flows = self.flows(world);
+        assert!(flows.iter().all(|flows| !flows.is_empty()), "{flows:?}");
+    }
+
+    fn is_back(&self) -> bool {
+        self.lease.take_changes().is_ok() && !self.lease.is_away()
+    }
+}
+
+fn shown(world: &World, name: &str) -> String {
+    world
+        .veth
+        .near
+        .output_of("ip", &["-d", "-o", "link", "show", name])
+}
+
+fn links(world: &World) -> String {
+    world.veth.near.output_of("ip", &["-o", "link"])
+}
+
+#[track_caller]
+fn assert_no_tap(world: &World) {
+    let is_gone = || !links(world).contains("vaxu");
+    assert!(
+        wait::until(wait::SOON, is_gone),
+        "{} {}",
+        links(world),
+        world.steward
+    );
+}
+
+#[test]
+fn tap_of_two_queues_spreads_flows_and_sends_by_each() {
+    require!(Root);
+    let world = World::with(2, &policy());
+    let mut network = TwoQueues::new(&world);
+    assert!(shown(&world, &network.name).contains(" numqueues 2 "));
+    let flows = network.flows(&world);
+    assert!(flows.iter().all(|flows| !flows.is_empty()), "{flows:?}");
+    assert_eq!(network.flows(&world), flows, "a flow keeps its queue");
+    for (seed, mut tap) in (0..).zip(&network.taps) {
+        let out = to([2, 0, 0, 0, 9, 9], frame::plain(200, seed));
+        tap.write_all(&[&[0; 12], &out[..]].concat()).expect("it is up");
+        assert_eq!(world.wire.receive(wait::SOON), Some(out));
+    }
+    let (end, taps) = network.lease.uplink(network.index, 2).expect("the same");
+    assert_eq!((end.index, taps.len()), (network.index, 0));
+    // In its place comes one of as many queues as are asked for.
+    let (end, tap) = network.lease.uplink(0, 1).expect("another");
+    let _tap = only(tap);
+    assert_ne!(end.index, network.index);
+    assert!(!shown(&world, &end.interface).contains(" numqueues 2 "));
+    assert!((&network.taps[0]).read(&mut [0; 64]).is_err(), "gone");
+}
+
+#[test]
+fn tap_has_no_more_queues_than_the_lease() {
+    require!(Root);
+    let world = World::with(2, &policy());
+    let lease = network_of_ours(&world, 1);
+    let refused = refusal(lease.uplink(0, 2));
+    assert_eq!(refused.reason, Reason::Lease, "{refused}");
+    let _tap = only(lease.uplink(0, 1).expect("allowed").1);
+    let mut raw = Raw::connect(&world.socket());
+    assert_eq!(raw.ask(&Request::Uplink { has: 0, queues: 2 }), Answer::Done);
+}
+
+/// Which queues a device has is the steward's matter: who can open /dev/net/tun gets no frames of it.
+#[test]
+fn other_users_attach_no_queue() {
+    require!(Root);
+    let world = World::with(2, &policy());
+    let mut network = TwoQueues::new(&world);
+    let attached = world.veth.near.enter(|| {
+        let tun = File::options().read(true).write(true).open("/dev/net/tun");
+        let tun = tun.expect("root may open it");
+        as_user(4321, 4321, || holder::attach_tun(&tun, &network.name))
+    });
+    assert_eq!(
+        attached.map_err(|error| error.kind()),
+        Err(ErrorKind::PermissionDenied)
+    );
+    network.assert_spreads(&world);
+}
+
+#[test]
+fn holder_that_detaches_queues_loses_frames_of_its_own_only_and_keeps_nothing() {
+    require!(Root);
+    let world = World::with(2, &policy());
+    let mut network = TwoQueues::new(&world);
+    holder::detach_queue(&network.taps[1], true).expect("its own");
+    let flows = network.flows(&world);
+    assert_eq!(flows[1], [0; 0], "all come by the other");
+    holder::detach_queue(&network.taps[0], true).expect("its own");
+    world.wire.send(&to(OURS, frame::udp(0, 100)));
+    world.wire.send(&to([0xff; 6], frame::udp(0, 100)));
+    for tap in &network.taps {
+        holder::detach_queue(tap, false).expect("its own");
+    }
+    network.assert_spreads(&world);
+    // TUNSETPERSIST, and an owner who may attach further ones.
+    holder::tun_ioctl(&network.taps[0], 203, 1).expect("its own");
+    holder::tun_ioctl(&network.taps[0], 204, 4321).expect("its own");
+    let closed = network.taps.pop();
+    drop(closed);
+    assert_eq!(network.flows(&world)[0].len(), usize::from(FLOWS));
+    holder::detach_queue(&network.taps[0], true).expect("its own");
+    let TwoQueues { lease, taps, .. } = network;
+    drop(lease);
+    assert_no_tap(&world);
+    assert!((&taps[0]).read(&mut [0; 64]).is_err(), "gone");
+    assert!(holder::detach_queue(&taps[0], false).is_err(), "gone");
+}
+
+#[test]
+fn tap_of_two_queues_goes_on_without_a_steward_and_with_the_next_one() {
+    require!(Root);
+    let mut world = World::kept_lingering(&policy(), "1");
+    let mut network = TwoQueues::new(&world);
+    for (signal, mtu) in [(Signal::TERM, "1400"), (Signal::KILL, "1000")] {
+        world.end_steward(signal);
+        network.assert_spreads(&world);
+        world.restart();
+        assert!(wait::until(wait::SOON, || network.is_back()), "{}", world.steward);
+        let (end, taps) = network.lease.uplink(network.index, 2).expect("the same");
+        assert_eq!((end.index, taps.len()), (network.index, 0));
+        network.assert_spreads(&world);
+        world.veth.near.ip(&["link", "set", VethPair::NIC, "mtu", mtu]);
+        let is_followed = || shown(&world, &network.name).contains(&format!("mtu {mtu} "));
+        assert!(wait::until(wait::SOON, is_followed), "{}", world.steward);
+        network.assert_spreads(&world);
+    }
+    drop(network);
+    assert_no_tap(&world);
+}
+
+#[test]
+fn tap_of_a_steward_that_knows_one_queue_has_one() {
+    require!(Root);
+    let world = World::with(2, &policy());
+    let old = Older::start(&world, UPLINK_QUEUES);
+    let lease = network_at(&old.path, 2);
+    let (end, tap) = lease.uplink(0, 2).expect("as before");
+    let mut tap = only(tap);
+    assert!(lease.uplink(end.index, 2).expect("the same").1.is_empty());
+    world.wire.send(&to(OURS, frame::udp(1, 100)));
+    let has_come = || tap.read(&mut [0; 256]).is_ok();
+    assert!(wait::until(wait::SOON, has_come), "{}", world.steward);
+}
+
+/// Only a network's lease in tap mode gets a tap to the wire, which ends with the lease, even if its descriptor is kept
+/// open.
+#[test]
+fn way_to_the_wire_is_for_leases_in_tap_mode_and_ends_with_them() {
+    require!(Root);
+    let world = World::with(2, &policy());
+    let mut raw = Raw::connect(&world.socket());
+    assert!(matches!(
+        raw.ask(&Request::Uplink { has: 0, queues: 1 }),
+        Answer::Refused(_)
+    ));
+    let plain = take(&world.socket(), &wanted(0, 1)).expect("allowed");
+    assert_eq!(refusal(plain.uplink(0, 1)).reason, Reason::Program);
+    drop(plain);
+    world.await_nothing();
+    let native = Wanted {
+        mode: steer::ModeRequest::Auto,
+        ..network(1)
+    };
+    let native = take(&world.socket(), &native).expect("allowed");
+    for has in [0, 1, 2, u32::MAX] {
+        assert_eq!(refusal(native.uplink(has, 1)).reason, Reason::Program);
+    }
+    let links = || world.veth.near.output_of("ip", &["-o", "link"]);
+    assert!(!links().contains("vaxu"), "{}", links());
+    drop(native);
+    world.await_nothing();
+    let lease = network_of_ours(&world, 1);
+    let (end, tap) = lease.uplink(0, 1).expect("allowed");
+    let mut tap = only(tap);
+    assert!(lease.uplink(end.index, 1).expect("the same").1.is_empty());
+    let out = [&[0; 12][..], &to([2, 0, 0, 0, 9, 9], frame::plain(200, 7))].concat();
+    tap.write_all(&out).expect("it is up");
+    assert!(wait::until(wait::SOON, || world
+        .wire
+        .receive(Duration::from_millis(50))
+        .as_deref()
+        == Some(&out[12..])));
+    // Another is asked for again and again: each has a limit.
+    let mut refused = 0;
+    let mut kept = vec![tap];
+    for _ in 0..30 {
+        match lease.uplink(0, 1) {
+            Ok((_, taps)) => kept.extend(taps.into_iter().map(File::from)),
+            Err(_) => refused += 1,
+        }
+    }
+    assert!(refused > 0);
+    drop(lease);
+    assert!(
+        wait::until(wait::SOON, || !links().contains("vaxu")),
+        "{}",
+        links()
+    );
+    while world.wire.receive(Duration::ZERO).is_some() {}
+    for tap in &mut kept {
+        assert!(tap.write_all(&out).is_err());
+        assert!(tap.read(&mut [0; 64]).is_err());
+    }
+    assert!(world.wire.receive(Duration::from_millis(200)) != Some(out[12..].to_vec()));
+}
+
+/// In tap mode a guest without a network has the frames to its addresses from all queues.
+#[test]
+fn guest_alone_in_tap_mode_takes_no_frames_of_the_host_of_another_or_of_a_network() {
+    require!(Root);
+    let world = World::with(2, &policy());
+    let alone = |queue, mac| {
+        let alone = Wanted {
+            mode: steer::ModeRequest::Tap,
+            filter: steer::Filter {
+                macs: vec![mac],
+                vlans: Vec::new(),
+            },
+            ..wanted(queue, 1)
+        };
+        take(&world.socket(), &alone).expect("allowed")
+    };
+    let reason = |lease: &Lease| refusal(lease.uplink(0, 1)).reason;
+    let told = world
+        .veth
+        .near
+        .output_of("ip", &["-br", "link", "show", VethPair::NIC]);
+    let of_host = told.split_whitespace().nth(2).expect("its address");
+    let of_host = mac_bytes(of_host).expect("an address");
+    let first = alone(0, of_host);
+    assert_eq!(reason(&first), Reason::NotAllowed);
+    drop(first);
+    world.await_nothing();
+    let (first, second) = (alone(0, OURS), alone(1, OURS));
+    assert_eq!(reason(&first), Reason::NotAllowed);
+    drop(second);
+    assert!(
+        wait::until(wait::SOON, || first.uplink(0, 1).is_ok()),
+        "nobody else has it"
+    );
+    let network = Wanted {
+        start_queue: 1,
+        ..network(1)
+    };
+    let network = take(&world.socket(), &network).expect("allowed");
+    assert_eq!(reason(&network), Reason::NotAllowed);
+    drop(first);
+    assert!(wait::until(wait::SOON, || network.uplink(0, 1).is_ok()));
+}
