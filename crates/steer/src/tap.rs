@@ -223,6 +223,12 @@ impl TapAccess {
         self.attachments.iter().all(Attachment::is_there)
     }
 
+    /// Whether somebody has detached a link, of which the kernel tells nobody. Of a removed filter it does.
+    #[must_use]
+    pub fn has_detached_link(&self) -> bool {
+        self.attachments.iter().any(Attachment::is_detached_link)
+    }
+
     /// Makes the attachments outlive this value and the process: pins links into `dir`, in the place of a
     /// predecessor's. [`TapAccess::detach`] or [`detach_tap`] removes them.
     ///
@@ -335,13 +341,18 @@ impl Attachment {
     /// Whether the program is still there. No answer of the kernel is no reason to attach another.
     fn is_there(&self) -> bool {
         match &self.by {
-            // One that was detached, or whose interface is gone, has none (tcx_link_fill_info, kernel/bpf/tcx.c).
-            AttachedBy::Link(link) => {
-                let (info, _) = messages_of(|| LinkInfo::from_fd(link.as_fd()));
-                !matches!(info, Ok(LinkInfo { info: LinkTypeInfo::Tcx(tcx), .. }) if tcx.ifindex == 0)
-            }
+            AttachedBy::Link(_) => !self.is_detached_link(),
             AttachedBy::Filter(place) => has_filter(*place),
         }
+    }
+
+    /// A link that was detached, or whose interface is gone, has no interface (`tcx_link_fill_info`, kernel/bpf/tcx.c).
+    fn is_detached_link(&self) -> bool {
+        let AttachedBy::Link(link) = &self.by else {
+            return false;
+        };
+        let (info, _) = messages_of(|| LinkInfo::from_fd(link.as_fd()));
+        matches!(info, Ok(LinkInfo { info: LinkTypeInfo::Tcx(tcx), .. }) if tcx.ifindex == 0)
     }
 }
 

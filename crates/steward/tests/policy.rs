@@ -19,7 +19,7 @@ fn write_policy(world: &World, text: &str) {
 
 /// Lets the steward read its policy again.
 #[track_caller]
-fn reread(world: &mut World, text: &str, words: &str) {
+pub(crate) fn reread(world: &mut World, text: &str, words: &str) {
     let said = |world: &World| world.steward.said().matches(words).count();
     let before = said(world);
     write_policy(world, text);

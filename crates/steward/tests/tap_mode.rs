@@ -1,6 +1,7 @@
 //! Taps to the wire, for leases in tap mode: who gets one, of how many queues, and what it carries.
 
 use crate::common;
+use crate::policy::reread;
 
 use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
@@ -12,9 +13,10 @@ use common::older::Older;
 use common::raw::{Raw, as_user};
 use common::{World, holder, holder_may, refusal, take, wanted};
 use rustix::process::Signal;
-use steer::{Station, mac_bytes};
-use steward::client::Lease;
+use steer::{Filter, ModeRequest, QueueConf, Station, mac_bytes};
+use steward::client::{Lease, LeaseError};
 use steward::protocol::{Answer, Reason, Request, StationChange, Wanted};
+use testkit::foreign::{Side, detach_all};
 use testkit::{VethPair, frame, require, wait};
 
 const OURS: [u8; 6] = [2, 0, 0, 0, 0, 0xaa];
@@ -23,17 +25,19 @@ const UPLINK_QUEUES: u16 = 23;
 /// Flows that are sent, of which each queue is to get some.
 const FLOWS: u16 = 64;
 
+/// What root may lease, unless a test says otherwise.
+const POLICY: &str = "[[allow]]\nuser = 0\ninterface = \"nic0\"\nqueues = \"all\"\nnetwork = true\n";
+
 /// Holders and root may have networks.
 fn policy() -> String {
-    holder_may(VethPair::NIC, "0")
-        + "network = true\n[[allow]]\nuser = 0\ninterface = \"nic0\"\nqueues = \"all\"\nnetwork = true\n"
+    holder_may(VethPair::NIC, "0") + "network = true\n" + POLICY
 }
 
 /// In tap mode, with so many queues.
 fn network(queues: u32) -> Wanted {
     Wanted {
         network: true,
-        mode: steer::ModeRequest::Tap,
+        mode: ModeRequest::Tap,
         ..wanted(0, queues)
     }
 }
@@ -116,6 +120,29 @@ impl TwoQueues {
         assert!(flows.iter().all(|flows| !flows.is_empty()), "{flows:?}");
     }
 
+    #[track_caller]
+    fn assert_sends_by_each(&self, world: &World) {
+        for (seed, mut tap) in (0..).zip(&self.taps) {
+            let out = to([2, 0, 0, 0, 9, 9], frame::plain(200, seed));
+            tap.write_all(&[&[0; 12], &out[..]].concat()).expect("it is up");
+            assert_eq!(world.wire.receive(wait::SOON), Some(out));
+        }
+    }
+
+    /// Frames come again.
+    #[track_caller]
+    fn await_frames(&mut self, world: &World) {
+        let comes = || {
+            world.wire.send(&to(OURS, frame::last()));
+            self.taps.iter_mut().any(|tap| tap.read(&mut [0; 4096]).is_ok())
+        };
+        assert!(wait::until(wait::SOON, comes), "{}", world.steward);
+        std::thread::sleep(wait::QUIET);
+        for tap in &mut self.taps {
+            while tap.read(&mut [0; 4096]).is_ok() {}
+        }
+    }
+
     fn is_back(&self) -> bool {
         self.lease.take_changes().is_ok() && !self.lease.is_away()
     }
@@ -152,11 +179,7 @@ fn tap_of_two_queues_spreads_flows_and_sends_by_each() {
     let flows = network.flows(&world);
     assert!(flows.iter().all(|flows| !flows.is_empty()), "{flows:?}");
     assert_eq!(network.flows(&world), flows, "a flow keeps its queue");
-    for (seed, mut tap) in (0..).zip(&network.taps) {
-        let out = to([2, 0, 0, 0, 9, 9], frame::plain(200, seed));
-        tap.write_all(&[&[0; 12], &out[..]].concat()).expect("it is up");
-        assert_eq!(world.wire.receive(wait::SOON), Some(out));
-    }
+    network.assert_sends_by_each(&world);
     let (end, taps) = network.lease.uplink(network.index, 2).expect("the same");
     assert_eq!((end.index, taps.len()), (network.index, 0));
     // In its place comes one of as many queues as are asked for.
@@ -278,7 +301,7 @@ fn way_to_the_wire_is_for_leases_in_tap_mode_and_ends_with_them() {
     drop(plain);
     world.await_nothing();
     let native = Wanted {
-        mode: steer::ModeRequest::Auto,
+        mode: ModeRequest::Auto,
         ..network(1)
     };
     let native = take(&world.socket(), &native).expect("allowed");
@@ -324,46 +347,226 @@ fn way_to_the_wire_is_for_leases_in_tap_mode_and_ends_with_them() {
     assert!(world.wire.receive(Duration::from_millis(200)) != Some(out[12..].to_vec()));
 }
 
+/// What somebody does to a link the kernel tells nobody.
+#[test]
+fn detached_program_is_attached_again_though_nothing_else_changes() {
+    require!(Root);
+    if testkit::kernel::version() < (6, 6) {
+        println!("SKIPPED: no tcx links");
+        return;
+    }
+    let world = World::with(2, &policy());
+    let mut network = TwoQueues::new(&world);
+    for interface in [VethPair::NIC, &network.name.clone()] {
+        let said = |world: &World| world.steward.said().matches("somebody has detached").count();
+        let before = said(&world);
+        assert!(detach_all(&world.veth.near, interface, Side::Ingress) > 0);
+        assert!(
+            wait::until(wait::SOON, || said(&world) > before),
+            "{}",
+            world.steward
+        );
+        network.await_frames(&world);
+        network.assert_spreads(&world);
+        network.assert_sends_by_each(&world);
+    }
+}
+
+/// Guest without a network that takes frames to [`OURS`], and its tap while it has one.
+struct Alone {
+    lease: Lease,
+    index: u32,
+    tap: Option<File>,
+}
+
+impl Alone {
+    fn take(world: &World, queue: u32, mac: [u8; 6], vlans: &[u16]) -> Self {
+        let wanted = Wanted {
+            mode: ModeRequest::Tap,
+            filter: Filter {
+                macs: vec![mac],
+                vlans: vlans.to_vec(),
+            },
+            ..wanted(queue, 1)
+        };
+        // The queue may not be free yet.
+        let lease = wait::until_some(wait::SOON, || take(&world.socket(), &wanted).ok());
+        let lease = lease.unwrap_or_else(|| panic!("{}", world.steward));
+        let conf = QueueConf {
+            virtio_header: None,
+            frame_limit: 1514,
+            hints: false,
+        };
+        lease.activate(queue, conf).expect("ours");
+        Self {
+            lease,
+            index: 0,
+            tap: None,
+        }
+    }
+
+    /// Asks for the tap; whether it has one.
+    fn ask(&mut self) -> Result<(), LeaseError> {
+        let (end, taps) = self
+            .lease
+            .uplink(self.index, 1)
+            .inspect_err(|_| self.tap = None)?;
+        self.index = end.index;
+        self.tap = taps.into_iter().next().map(File::from).or(self.tap.take());
+        Ok(())
+    }
+
+    /// Asks whenever the steward tells of a change, as a daemon does, until it has a tap.
+    #[track_caller]
+    fn await_tap(&mut self, world: &World) {
+        let has_one = || self.lease.take_changes().expect("it goes on").is_some() && self.ask().is_ok();
+        assert!(wait::until(wait::SOON, has_one), "{}", world.steward);
+    }
+
+    /// The same, until it is refused one; for these `words`.
+    #[track_caller]
+    fn await_refusal(&mut self, world: &World, words: &str) {
+        let refused = wait::until_some(wait::SOON, || {
+            let is_told = self.lease.take_changes().expect("it goes on").is_some();
+            is_told.then(|| self.ask().err()).flatten()
+        });
+        let refused = refusal::<()>(Err(refused.unwrap_or_else(|| panic!("{}", world.steward))));
+        assert_eq!(refused.reason, Reason::NotAllowed);
+        assert!(refused.text.contains(words), "{refused}");
+        assert_no_tap(world);
+        while self.lease.take_changes().expect("it goes on").is_some() {}
+    }
+
+    /// The frame comes from the wire.
+    #[track_caller]
+    fn assert_gets(&mut self, world: &World, frame: &[u8]) {
+        let mut tap = self.tap.as_ref().expect("it has a tap");
+        let mut buffer = [0; 4096];
+        while tap.read(&mut buffer).is_ok() {}
+        let has_come = wait::until(wait::SOON, || {
+            world.wire.send(frame);
+            wait::until(Duration::from_millis(100), || {
+                tap.read(&mut buffer)
+                    .is_ok_and(|bytes| buffer[12..bytes] == *frame)
+            })
+        });
+        assert!(has_come, "{}", world.steward);
+    }
+}
+
+fn address_of_nic(world: &World) -> String {
+    let near = &world.veth.near;
+    let told = near.output_of("ip", &["-br", "link", "show", VethPair::NIC]);
+    told.split_whitespace().nth(2).expect("its address").to_owned()
+}
+
 /// In tap mode a guest without a network has the frames to its addresses from all queues.
 #[test]
 fn guest_alone_in_tap_mode_takes_no_frames_of_the_host_of_another_or_of_a_network() {
     require!(Root);
     let world = World::with(2, &policy());
-    let alone = |queue, mac| {
-        let alone = Wanted {
-            mode: steer::ModeRequest::Tap,
-            filter: steer::Filter {
-                macs: vec![mac],
-                vlans: Vec::new(),
-            },
-            ..wanted(queue, 1)
-        };
-        take(&world.socket(), &alone).expect("allowed")
-    };
-    let reason = |lease: &Lease| refusal(lease.uplink(0, 1)).reason;
-    let told = world
-        .veth
-        .near
-        .output_of("ip", &["-br", "link", "show", VethPair::NIC]);
-    let of_host = told.split_whitespace().nth(2).expect("its address");
-    let of_host = mac_bytes(of_host).expect("an address");
-    let first = alone(0, of_host);
-    assert_eq!(reason(&first), Reason::NotAllowed);
+    let of_host = mac_bytes(&address_of_nic(&world)).expect("an address");
+    let mut first = Alone::take(&world, 0, of_host, &[]);
+    assert_eq!(refusal(first.ask()).reason, Reason::NotAllowed);
     drop(first);
     world.await_nothing();
-    let (first, second) = (alone(0, OURS), alone(1, OURS));
-    assert_eq!(reason(&first), Reason::NotAllowed);
-    drop(second);
-    assert!(
-        wait::until(wait::SOON, || first.uplink(0, 1).is_ok()),
-        "nobody else has it"
-    );
-    let network = Wanted {
-        start_queue: 1,
-        ..network(1)
-    };
-    let network = take(&world.socket(), &network).expect("allowed");
-    assert_eq!(reason(&network), Reason::NotAllowed);
+    let mut first = Alone::take(&world, 0, OURS, &[]);
+    let mut second = Alone::take(&world, 1, OURS, &[]);
+    first.ask().expect("nobody else has one");
+    assert_eq!(refusal(second.ask()).reason, Reason::NotAllowed);
+    first.ask().expect("it keeps it");
+    first.assert_gets(&world, &to(OURS, frame::plain(200, 1)));
+    while second.lease.take_changes().expect("it goes on").is_some() {}
     drop(first);
+    second.await_tap(&world);
+    second.assert_gets(&world, &to(OURS, frame::plain(200, 2)));
+    let network = take(&world.socket(), &network(1)).expect("allowed");
+    assert_eq!(refusal(network.uplink(0, 1)).reason, Reason::NotAllowed);
+    assert_eq!(refusal(network.host(0)).reason, Reason::NotAllowed);
+    drop(second);
     assert!(wait::until(wait::SOON, || network.uplink(0, 1).is_ok()));
+}
+
+#[test]
+fn guests_with_one_address_in_different_vlans_have_a_tap_each() {
+    require!(Root);
+    let world = World::with(3, &policy());
+    let mut guests = [&[5, 0][..], &[6, 7]].map(|vlans| {
+        let first = if vlans[0] == 5 { 0 } else { 1 };
+        let mut guest = Alone::take(&world, first, OURS, vlans);
+        guest.ask().expect("VLANs of its own");
+        guest
+    });
+    for (guest, vlan) in [(0, 5), (1, 6), (1, 7), (0, 5)] {
+        guests[guest].assert_gets(&world, &to(OURS, frame::tagged(200, vlan, 1)));
+    }
+    guests[0].assert_gets(&world, &to(OURS, frame::plain(200, 2)));
+    for vlans in [&[7, 8][..], &[0], &[]] {
+        let mut third = Alone::take(&world, 2, OURS, vlans);
+        assert_eq!(refusal(third.ask()).reason, Reason::NotAllowed, "{vlans:?}");
+    }
+}
+
+#[test]
+fn guest_has_no_tap_while_its_address_is_the_hosts() {
+    require!(Root);
+    let mut world = World::kept_lingering(&policy(), "1");
+    let before = address_of_nic(&world);
+    let ours = steer::mac_text(OURS).to_string();
+    let frame = to(OURS, frame::plain(200, 1));
+    let mut guest = Alone::take(&world, 0, OURS, &[]);
+    guest.ask().expect("allowed");
+    guest.assert_gets(&world, &frame);
+    let set_address = |world: &World, mac: &str| {
+        let near = &world.veth.near;
+        near.ip(&["link", "set", VethPair::NIC, "address", mac]);
+    };
+    set_address(&world, &ours);
+    guest.await_refusal(&world, "is the host's");
+    assert!(
+        world.steward.said().contains("a guest's tap is taken back"),
+        "{}",
+        world.steward
+    );
+    set_address(&world, &before);
+    guest.await_tap(&world);
+    guest.assert_gets(&world, &frame);
+    let above = [
+        "link",
+        "add",
+        "link",
+        VethPair::NIC,
+        "name",
+        "above0",
+        "address",
+        &ours,
+        "type",
+        "macvlan",
+    ];
+    world.veth.near.ip(&above);
+    guest.await_refusal(&world, "is the host's");
+    world.veth.near.ip(&["link", "delete", "above0"]);
+    guest.await_tap(&world);
+    guest.assert_gets(&world, &frame);
+    // It may have the host's while the policy's rule names it.
+    let naming = format!("{POLICY}macs = [\"{ours}\"]\n");
+    reread(&mut world, &naming, "the policy was read again");
+    set_address(&world, &ours);
+    let is_known = || guest.lease.take_changes().is_ok() && guest.lease.facts().mac == OURS;
+    assert!(wait::until(wait::SOON, is_known), "{}", world.steward);
+    guest.ask().expect("it is named");
+    guest.assert_gets(&world, &frame);
+    reread(&mut world, POLICY, "the policy was read again");
+    guest.await_refusal(&world, "is the host's");
+    set_address(&world, &before);
+    guest.await_tap(&world);
+    // It changes while there is no steward.
+    world.end_steward(Signal::KILL);
+    guest.assert_gets(&world, &frame);
+    set_address(&world, &ours);
+    world.restart();
+    guest.await_refusal(&world, "is the host's");
+    set_address(&world, &before);
+    guest.await_tap(&world);
+    guest.assert_gets(&world, &frame);
 }

@@ -77,8 +77,10 @@ pub(super) struct Interface {
     networks: BTreeMap<u32, Network>,
     /// Those that have a queue of it.
     netkits: BTreeMap<u32, Netkit>,
-    /// Addresses of the host's on it, which no network may have; none while it has no network.
+    /// Addresses of the host's on it, which no network and no guest in tap mode may have; none while it has neither.
     pub(super) of_host: BTreeSet<[u8; 6]>,
+    /// They are others than when leases were held against them.
+    pub(super) other_of_host: bool,
     /// Leases that were taken back, all of them, since this was taken last.
     pub(super) ended: Vec<u64>,
     /// Since when it has no lease, as far as that was noticed.

@@ -115,6 +115,8 @@ pub struct Server {
     connections: BTreeMap<u64, Connection>,
     /// Taps of networks, to the host and to the wire.
     network_taps: BTreeMap<TapAt, NetworkTap>,
+    /// When their programs are looked at, whatever happens.
+    tap_programs_due: Instant,
     /// Removals of tap devices that are not finished.
     removals: Removals,
     /// Of networks, and of those who had one.
@@ -175,6 +177,7 @@ impl Server {
             interfaces: BTreeMap::new(),
             connections: BTreeMap::new(),
             network_taps: BTreeMap::new(),
+            tap_programs_due: Instant::now(),
             removals: Removals::default(),
             rings: Rings::new(),
             orphans: BTreeMap::new(),
@@ -237,6 +240,7 @@ impl Server {
                 self.look_behind_bridges();
             }
             self.look_at_stale_bridges(now);
+            self.look_at_tap_programs(now);
             self.end_orphans(now);
             self.end_idle(now);
             if self.zcrx.next_due(now).is_some_and(|at| at <= now) {
@@ -516,9 +520,8 @@ impl Server {
             .map(|interface| interface.link.index)
             .collect();
         for (&at, interface) in &mut self.interfaces {
-            let before = interface.of_host.clone();
             let changed = interface.look(&taken);
-            if interface.of_host != before {
+            if std::mem::take(&mut interface.other_of_host) {
                 of_host.push(at);
             }
             if changed {
@@ -530,7 +533,7 @@ impl Server {
                 .filter(|connection| connection.held.as_ref().is_some_and(|held| held.interface == at));
             holders.for_each(|connection| connection.dirty |= changed);
         }
-        of_host.into_iter().for_each(|at| self.judge_stations_on(at));
+        of_host.into_iter().for_each(|at| self.judge_addresses_on(at));
         self.look_at_queues();
         self.look_at_network_taps();
         // Before holders are told.

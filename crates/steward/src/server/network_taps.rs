@@ -40,6 +40,8 @@ use crate::protocol::{Answer, CHANGES_MAX, ENTRIES_MAX, HostEnd, Reason, Refusal
 const FDB_PAUSE: Duration = Duration::from_millis(100);
 /// A look is followed by a pause so many times as long.
 const FDB_SHARE: u32 = 20;
+/// Between two looks whether programs are attached: three short system calls for each tap.
+const PROGRAMS_PAUSE: Duration = Duration::from_secs(1);
 
 /// A network: its interface's number, and its first queue.
 pub(super) type NetworkAt = (u64, u32);
@@ -109,7 +111,7 @@ fn user_of(wanted: &Wanted) -> TapUser {
     }
 }
 
-fn network_at(held: &Held) -> NetworkAt {
+pub(super) fn network_at(held: &Held) -> NetworkAt {
     (held.interface, held.wanted.start_queue)
 }
 
@@ -284,6 +286,11 @@ impl NetworkTap {
         Ok(())
     }
 
+    fn has_detached_program(&self) -> bool {
+        let joined = self.joined.as_ref();
+        joined.is_some_and(|joined| joined.access.has_detached_link())
+    }
+
     /// Whether something is to be tried again.
     pub(super) fn is_unfinished(&self) -> bool {
         !self.why.is_empty()
@@ -344,10 +351,13 @@ impl Server {
         }
         let interface = self.interfaces.get(&held.interface).ok_or_else(no_lease)?;
         let mode = interface.program()?.mode();
-        match to {
-            TapTo::Host => self.policy.check_host(held.rule)?,
-            TapTo::Uplink if mode == Mode::Tap => self.check_uplink_tap(number, &held, interface)?,
-            TapTo::Uplink => {
+        if to == TapTo::Host {
+            self.policy.check_host(held.rule)?;
+        }
+        match mode {
+            Mode::Tap => self.check_tap_mode(number, &held, interface)?,
+            _ if to == TapTo::Host => {}
+            _ => {
                 let text = format!(
                     "frames of {} come by an XDP program in {mode} mode, not by a tap",
                     interface.name()
@@ -431,6 +441,17 @@ impl Server {
         }
     }
 
+    /// Looks whether somebody has detached programs, and attaches them again. The kernel does not tell of it.
+    pub(super) fn look_at_tap_programs(&mut self, now: Instant) {
+        if now < self.tap_programs_due {
+            return;
+        }
+        self.tap_programs_due = now + PROGRAMS_PAUSE;
+        if self.network_taps.values().any(NetworkTap::has_detached_program) {
+            self.look_at_network_taps();
+        }
+    }
+
     /// Tells a holder of a network what is behind the bridge that its interface is part of.
     pub(super) fn behind(&self, number: u64, after: Station) -> Answered {
         let at = network_at(&self.held_network(number)?);
@@ -488,8 +509,16 @@ impl Server {
         if !self.take_network_tap_back(at) {
             return;
         }
-        // Who has the network still asks, and hears why.
-        holders(&mut self.connections, at.0).for_each(|holder| holder.dirty = true);
+        // Who has the network still asks, and hears why. Others may have been refused theirs because of this one.
+        let ((network, to), taps) = (at, &self.network_taps);
+        for other in self.connections.values_mut() {
+            let may_have_one = |held: &Held| {
+                let lacks_it = held.interface == network.0 && !taps.contains_key(&(network_at(held), to));
+                network_at(held) == network
+                    || (to == TapTo::Uplink && may_have_taps(&held.wanted) && lacks_it)
+            };
+            other.dirty |= other.held.as_ref().is_some_and(may_have_one);
+        }
     }
 
     /// The same without notifying holders; whether there was such a tap.

@@ -1,11 +1,13 @@
-//! Requests of those whose lease is one of a network.
+//! Requests of those whose lease is one of a network, and which addresses these and guests in tap mode may have.
 
 use std::os::fd::AsFd;
 
-use steer::{Station, TapTo, mac_text};
+use steer::{Filter, Station, TapTo, mac_text};
 
 use super::connection::{Held, Reply};
 use super::interface::Interface;
+use super::lease::LeaseRef;
+use super::network_taps::{may_have_taps, network_at};
 use super::{Answered, Server, no_lease};
 use crate::protocol::{Answer, Reason, Refusal, StationChange};
 
@@ -38,10 +40,11 @@ impl Server {
         })
     }
 
-    /// Whether the holder of a lease in tap mode may have a tap to the wire. A guest without a network receives frames to
-    /// its addresses from all queues: so the policy checks these addresses like a network's stations, and no other lease
-    /// may have them. It would also receive what guests of a network send to the host: so the interface has no network.
-    pub(super) fn check_uplink_tap(
+    /// Whether the holder of a lease in tap mode may have a tap. A guest without a network receives frames to its
+    /// addresses from all queues: so the policy checks these addresses like a network's stations, and no other lease
+    /// that has a tap may have them in the same VLAN. It would also receive what guests of a network send to the host:
+    /// so the interface has no network with a tap. A lease that has a tap keeps it when another one comes.
+    pub(super) fn check_tap_mode(
         &self,
         number: u64,
         held: &Held,
@@ -51,11 +54,12 @@ impl Server {
             let text = format!("{}: {why}", interface.link.name);
             Err(Refusal::new(Reason::NotAllowed, text))
         };
-        let others = self.connections.iter().filter(|&(&other, _)| other != number);
-        let others = others.filter_map(|(_, other)| other.held.as_ref());
-        let others = others.filter(|other| other.interface == held.interface);
-        let (macs, vlans) = (&held.wanted.filter.macs, &held.wanted.filter.vlans);
-        for other in others {
+        let Filter { macs, vlans } = &held.wanted.filter;
+        let others = self.all_leases().filter(|other| other.number != number);
+        for LeaseRef { held: other, .. } in others.filter(|other| self.has_tap(other.held)) {
+            if other.interface != held.interface {
+                continue;
+            }
             if other.wanted.network != held.wanted.network {
                 return refused(
                     "a network and a guest without one exclude each other in tap mode: make the guest a port of the \
@@ -63,9 +67,14 @@ impl Server {
                         .to_owned(),
                 );
             }
-            if let Some(&mac) = macs.iter().find(|mac| other.wanted.filter.macs.contains(mac)) {
+            let theirs = &other.wanted.filter;
+            // Who names no VLAN takes frames of all.
+            let share_vlans = vlans.is_empty()
+                || theirs.vlans.is_empty()
+                || vlans.iter().any(|vlan| theirs.vlans.contains(vlan));
+            if let Some(&mac) = macs.iter().find(|mac| share_vlans && theirs.macs.contains(mac)) {
                 return refused(format!(
-                    "MAC {} is that of another lease's guest: give this one another",
+                    "MAC {} is that of another lease's guest: give this one another, or each VLANs of its own",
                     mac_text(mac)
                 ));
             }
@@ -84,6 +93,13 @@ impl Server {
         Ok(())
     }
 
+    fn has_tap(&self, held: &Held) -> bool {
+        let at = network_at(held);
+        TapTo::ALL
+            .iter()
+            .any(|&to| self.network_taps.contains_key(&(at, to)))
+    }
+
     pub(super) fn held_lease(&self, number: u64) -> Result<Held, Refusal> {
         let connection = self.connections.get(&number).ok_or_else(no_lease)?;
         connection.held.clone().ok_or_else(no_lease)
@@ -100,21 +116,51 @@ impl Server {
         }
     }
 
-    /// A lease is charged to another rule, or to one that says something else now: what its network may not have any
-    /// more it loses.
-    pub(super) fn judge_network(&mut self, held: &Held) {
+    /// A lease is charged to another rule, or to one that says something else now: what its network, or its guest in
+    /// tap mode, may not have any more it loses.
+    pub(super) fn judge_taps(&mut self, number: u64, held: &Held) {
+        if !held.wanted.network {
+            return self.judge_guest_tap(number, held);
+        }
         if self.policy.check_host(held.rule).is_err() {
-            self.end_network_tap(((held.interface, held.wanted.start_queue), TapTo::Host));
+            self.end_network_tap((network_at(held), TapTo::Host));
         }
         self.judge_stations(held);
     }
 
-    /// The host has other addresses on an interface: what it has now no network may have.
-    pub(super) fn judge_stations_on(&mut self, interface: u64) {
-        let held = self.all_leases().map(|lease| lease.held);
-        let networks = held.filter(|held| held.interface == interface && held.wanted.network);
-        let networks: Vec<Held> = networks.cloned().collect();
-        networks.iter().for_each(|held| self.judge_stations(held));
+    /// The host has other addresses on an interface: what it has now no network and no guest in tap mode may have.
+    pub(super) fn judge_addresses_on(&mut self, interface: u64) {
+        let leases = self
+            .all_leases()
+            .filter(|lease| lease.held.interface == interface);
+        let leases: Vec<_> = leases.map(|lease| (lease.number, lease.held.clone())).collect();
+        for (number, held) in &leases {
+            match held.wanted.network {
+                true => self.judge_stations(held),
+                false => {
+                    self.judge_guest_tap(*number, held);
+                    // It may have one now that it was refused.
+                    if !self.has_tap(held) {
+                        self.have_asked_again(*number);
+                    }
+                }
+            }
+        }
+    }
+
+    /// A guest without a network loses its tap if it may not have its addresses any more.
+    fn judge_guest_tap(&mut self, number: u64, held: &Held) {
+        let at = (network_at(held), TapTo::Uplink);
+        let Some(interface) = self.interfaces.get(&held.interface) else {
+            return;
+        };
+        if self.network_taps.contains_key(&at)
+            && let Err(refusal) = self.check_tap_mode(number, held, interface)
+        {
+            let first = held.wanted.start_queue;
+            tracing::warn!(first, "a guest's tap is taken back: {refusal}");
+            self.end_network_tap(at);
+        }
     }
 
     fn judge_stations(&mut self, held: &Held) {
@@ -153,11 +199,12 @@ impl Server {
         }
     }
 
-    /// Has the holder of a lease name its stations again, if it is one of a network: they are judged otherwise than
-    /// when it named them.
-    pub(super) fn ask_for_stations(&mut self, number: u64) {
+    /// Has the holder of a lease name its stations again, if it is one of a network, and ask for its taps: they are
+    /// judged otherwise than when it did.
+    pub(super) fn have_asked_again(&mut self, number: u64) {
         if let Some(connection) = self.connections.get_mut(&number) {
-            connection.dirty |= connection.held.as_ref().is_some_and(|held| held.wanted.network);
+            let held = connection.held.as_ref();
+            connection.dirty |= held.is_some_and(|held| may_have_taps(&held.wanted));
         }
     }
 }

@@ -168,7 +168,7 @@ impl Server {
         match found.and_then(|rule| self.check_netkit_of(held, rule).map(|()| rule)) {
             Ok(rule) => {
                 self.charge(number, rule);
-                self.ask_for_stations(number);
+                self.have_asked_again(number);
             }
             Err(refusal) => {
                 let (pid, queues) = (peer.pid, held.wanted.range());
@@ -198,9 +198,7 @@ impl Server {
         held.rule = rule;
         let held = held.clone();
         let (at, queues) = (held.interface, held.wanted.range());
-        if held.wanted.network {
-            self.judge_network(&held);
-        }
+        self.judge_taps(number, &held);
         let hints = self.hints_under(rule, held.wish);
         if let Some(interface) = self.interfaces.get_mut(&at) {
             let before = interface.facts_for(&queues);

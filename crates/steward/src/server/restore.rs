@@ -81,7 +81,12 @@ impl Server {
         self.sweep_network_taps();
         // The policy may be another, and the host have other addresses.
         let interfaces: Vec<u64> = self.interfaces.keys().copied().collect();
-        interfaces.into_iter().for_each(|at| self.judge_stations_on(at));
+        for at in interfaces {
+            if let Some(interface) = self.interfaces.get_mut(&at) {
+                interface.look_at_host();
+            }
+            self.judge_addresses_on(at);
+        }
         let orphaned: Vec<u64> = self.orphans.keys().copied().collect();
         self.record(|records| records.leases.retain(|record| orphaned.contains(&record.number)));
         self.forget_idle();
@@ -228,7 +233,7 @@ impl Server {
             connection.other_hints = true;
         }
         // This steward may have another policy.
-        self.ask_for_stations(number);
+        self.have_asked_again(number);
         Ok(Answer::Facts(facts).into())
     }
 

@@ -172,7 +172,10 @@ impl Interface {
             return;
         }
         match addresses_above(&self.link) {
-            Ok(of_host) => self.of_host = of_host,
+            Ok(of_host) => {
+                self.other_of_host |= self.of_host != of_host;
+                self.of_host = of_host;
+            }
             // Those that are known are the host's still.
             Err(error) => {
                 if let Some(left_out) = self.lines.allow() {
