@@ -12,7 +12,7 @@ use testkit::driver::{
 };
 use testkit::frame;
 use testkit::gso_packet::{GsoPacket, Ip, fold};
-use testkit::lan::{self, BROADCAST, Lan, STRANGER, mac, tagged};
+use testkit::lan::{self, BROADCAST, Lan, STRANGER, assert_reaches, mac, tagged};
 use testkit::{Driver, DriverConfig, Layout, NetNs, PacketPort, Rig, Serve, VethPair, kernel, require, wait};
 
 fn serve() -> Serve {
@@ -371,6 +371,37 @@ fn tap_or_interface_that_is_deleted_comes_back() {
     rig.veth.join(1, 1500);
     rig.wire = PacketPort::open(&rig.veth.far, VethPair::WIRE);
     rig.await_passes_both_ways();
+}
+
+#[rstest]
+fn guest_whose_address_the_host_has_waits_until_it_has_another() {
+    require!(Root);
+    let serve = Serve::file().leased();
+    let of_guest = "02:00:00:00:00:00";
+    let keys = format!("mac = \"{of_guest}\"");
+    let mut lan = Lan::on(
+        VethPair::new(),
+        &serve,
+        &port(0, &keys),
+        1,
+        &DriverConfig::default(),
+    );
+    assert_reaches(&mut lan.guests[0], 0, &lan.wire);
+    let before = lan
+        .veth
+        .near
+        .with_sysfs(&format!("cat /sys/class/net/{}/address", VethPair::NIC));
+    let set_address = |lan: &Lan, mac: &str| {
+        let near = &lan.veth.near;
+        near.ip(&["link", "set", VethPair::NIC, "address", mac]);
+    };
+    set_address(&lan, of_guest);
+    lan.daemon.await_impaired(0, "is the host's");
+    assert_eq!(taps(&lan.veth.near), "");
+    set_address(&lan, before.trim());
+    assert_reaches(&mut lan.guests[0], 0, &lan.wire);
+    lan.daemon
+        .await_port(0, "no fault", |port| port["impaired"].is_null());
 }
 
 #[rstest]

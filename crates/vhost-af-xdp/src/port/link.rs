@@ -282,7 +282,13 @@ impl Port {
         match interface.open_tap() {
             Ok(true) => self.restart_lanes(state),
             Ok(false) => {}
-            Err(error) => self.impair(state, with_sources(&error)),
+            Err(error) => {
+                // The tap that lanes have is gone then.
+                if let (true, Some(session)) = (error.is_refusal(), &mut state.session) {
+                    session.stop_all(&self.workers);
+                }
+                self.impair(state, with_sources(&error));
+            }
         }
         if let (true, Some(session)) = (is_other, &state.session) {
             session.set_frame_limit(interface.frame_limit(), &self.workers);
