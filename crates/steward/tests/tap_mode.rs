@@ -7,7 +7,8 @@ use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 
 use common::older::Older;
 use common::raw::{Raw, as_user};
@@ -202,7 +203,23 @@ fn tap_has_no_more_queues_than_the_lease() {
     assert_eq!(raw.ask(&Request::Uplink { has: 0, queues: 2 }), Answer::Done);
 }
 
-/// Which queues a device has is the steward's matter: who can open /dev/net/tun gets no frames of it.
+/// Attaches descriptors of /dev/net/tun to the device of that name, as another user, whenever it can, until the end.
+fn intrude(world: &World, name: &str, end: &AtomicBool) {
+    world.veth.near.enter(|| {
+        let open = || File::options().read(true).write(true).open("/dev/net/tun");
+        let tuns: Vec<File> = (0..50).map(|_| open().expect("root may open it")).collect();
+        as_user(4321, 4321, || {
+            let (mut attached, begun) = (0, Instant::now());
+            // A test that fails does not say that it ends.
+            while !end.load(Relaxed) && attached < tuns.len() && begun.elapsed() < wait::SOON {
+                attached += usize::from(holder::attach_tun(&tuns[attached], name).is_ok());
+            }
+        });
+    });
+}
+
+/// Which queues a device has is the steward's matter: who can open /dev/net/tun gets no frames of it, also if it was
+/// there before the device had an owner.
 #[test]
 fn other_users_attach_no_queue() {
     require!(Root);
@@ -218,6 +235,20 @@ fn other_users_attach_no_queue() {
         Err(ErrorKind::PermissionDenied)
     );
     network.assert_spreads(&world);
+    let (name, end) = (network.name.clone(), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| intrude(&world, &name, &end));
+        for _ in 0..6 {
+            if let Ok((end, taps)) = network.lease.uplink(0, 2) {
+                network.index = end.index;
+                network.taps = taps.into_iter().map(File::from).collect();
+                network.assert_spreads(&world);
+            }
+        }
+        end.store(true, Relaxed);
+    });
+    let made = wait::until(wait::SOON, || network.lease.uplink(0, 2).is_ok());
+    assert!(made, "{}", world.steward);
 }
 
 #[test]
