@@ -60,31 +60,34 @@ impl Target {
             mode,
             fallback,
         };
-        let first = match request {
-            ModeRequest::Auto | ModeRequest::Native => Mode::Native,
-            ModeRequest::Skb => Mode::Skb,
-            ModeRequest::Tap => {
-                let program = program.try_clone_to_owned();
-                return Ok(attached(program.map_err(AttachError::Config)?, Mode::Tap, None));
-            }
+        let (first, instead) = match request {
+            ModeRequest::Xdp => (Mode::Native, Some(Mode::Skb)),
+            ModeRequest::Native => (Mode::Native, None),
+            ModeRequest::Skb => (Mode::Skb, None),
+            ModeRequest::Tap => (Mode::Tap, None),
+            ModeRequest::Auto => (Mode::Native, Some(Mode::Tap)),
         };
-        match self.attach_in(program, first) {
-            Ok(link) => Ok(attached(link, first, None)),
-            Err(error) if request == ModeRequest::Auto && error.is_worth_a_fallback() => {
+        match (self.attach_in(program, first), instead) {
+            (Ok(link), _) => Ok(attached(link, first, None)),
+            (Err(error), Some(instead)) if error.is_worth_a_fallback() => {
                 let native = with_sources(&error);
-                match self.attach_in(program, Mode::Skb) {
-                    Ok(link) => Ok(attached(link, Mode::Skb, Some(native))),
+                match self.attach_in(program, instead) {
+                    Ok(link) => Ok(attached(link, instead, Some(native))),
                     Err(skb) => Err(AttachError::Neither {
                         native,
                         skb: Box::new(skb),
                     }),
                 }
             }
-            Err(error) => Err(error),
+            (Err(error), _) => Err(error),
         }
     }
 
     fn attach_in(&self, program: BorrowedFd<'_>, mode: Mode) -> Result<OwnedFd, AttachError> {
+        if mode == Mode::Tap {
+            // There is nothing to attach it to.
+            return program.try_clone_to_owned().map_err(AttachError::Config);
+        }
         link::create(program, self.ifindex, mode).map_err(|errno| self.explain(program, mode, errno))
     }
 

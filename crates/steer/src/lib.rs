@@ -41,7 +41,7 @@
 //! use steer::{ModeRequest, Program, QueueConf, VirtioHeader};
 //!
 //! # fn example(ifindex: u32, xsk: std::os::fd::BorrowedFd<'_>) -> Result<(), Box<dyn std::error::Error>> {
-//! let program = Program::attach(ifindex, ModeRequest::Auto, false)?;
+//! let program = Program::attach(ifindex, ModeRequest::Xdp, false)?;
 //! if let Some(reason) = program.fallback() {
 //!     eprintln!("{} mode, because native was refused: {reason}", program.mode());
 //! }

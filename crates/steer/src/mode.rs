@@ -9,13 +9,15 @@ use libbpf_rs::libbpf_sys;
 pub enum ModeRequest {
     /// Native, and skb where the driver refuses native; the reason is kept.
     #[default]
-    Auto,
+    Xdp,
     /// In the driver, or not at all.
     Native,
     /// In the host's stack after the driver (generic XDP): works with every driver, slower.
     Skb,
     /// No XDP program: frames of networks' stations pass by a tap device ([`TapAccess`](crate::TapAccess)).
     Tap,
+    /// Native, and tap where the driver refuses native; the reason is kept.
+    Auto,
 }
 
 /// Which attachment is in use.

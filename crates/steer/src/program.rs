@@ -131,12 +131,14 @@ impl Program {
     ///
     /// # Errors
     /// [`AttachError::Foreign`] if any XDP program is there already, ours or not. With
-    /// [`ModeRequest::Auto`] a refusal of native mode by the driver is no error: see [`Program::fallback`]. With
+    /// [`ModeRequest::Xdp`] and [`ModeRequest::Auto`] a refusal of native mode by the driver is no error: see [`Program::fallback`]. With
     /// [`ModeRequest::Tap`] the program is not attached, and another one on the interface is no error.
     pub fn attach(ifindex: u32, request: ModeRequest, frags: bool) -> Result<Self, AttachError> {
         let target = match request {
             ModeRequest::Tap => Target::find(ifindex, frags)?,
-            ModeRequest::Auto | ModeRequest::Native | ModeRequest::Skb => Target::check(ifindex, frags)?,
+            ModeRequest::Xdp | ModeRequest::Native | ModeRequest::Skb | ModeRequest::Auto => {
+                Target::check(ifindex, frags)?
+            }
         };
         let (loaded, said) = messages_of(|| {
             let (loaded, maps) = load::plain(frags, &[])?;
@@ -179,7 +181,7 @@ impl Program {
         self.attached.mode
     }
 
-    /// Why native mode was not possible, where [`ModeRequest::Auto`] ended with skb; one line.
+    /// Why native mode was not possible, where [`ModeRequest::Xdp`] ended with skb; one line.
     pub fn fallback(&self) -> Option<&str> {
         self.attached.fallback.as_deref()
     }

@@ -63,7 +63,7 @@ impl VerdictProgram {
         self.attached.mode
     }
 
-    /// Why native mode was not possible, where [`ModeRequest::Auto`] ended with skb; one line.
+    /// Why native mode was not possible, where [`ModeRequest::Xdp`] ended with skb; one line.
     pub fn fallback(&self) -> Option<&str> {
         self.attached.fallback.as_deref()
     }

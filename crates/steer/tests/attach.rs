@@ -32,7 +32,7 @@ fn child_ifindex() -> u32 {
 fn each_mode_and_variant_attaches_as_asked() {
     let Some(pair) = Pair::new(1500) else { return };
     let cases = [
-        (ModeRequest::Auto, Mode::Native),
+        (ModeRequest::Xdp, Mode::Native),
         (ModeRequest::Native, Mode::Native),
         (ModeRequest::Skb, Mode::Skb),
     ];
@@ -55,7 +55,7 @@ fn each_mode_and_variant_attaches_as_asked() {
 #[test]
 fn auto_falls_back_to_skb_and_keeps_the_reason() {
     let Some(pair) = Pair::new(1500) else { return };
-    let program = Program::attach(pair.loopback(), ModeRequest::Auto, false).expect("skb works everywhere");
+    let program = Program::attach(pair.loopback(), ModeRequest::Xdp, false).expect("skb works everywhere");
     assert_eq!(program.mode(), Mode::Skb);
     let reason = program.fallback().expect("lo has no native XDP");
     assert!(reason.contains("native mode"), "{reason}");
@@ -105,7 +105,7 @@ fn large_mtu_is_named_in_native_mode_and_frags_or_skb_take_it() {
         "{text}"
     );
 
-    let auto = Program::attach(pair.ifindex(), ModeRequest::Auto, false).expect("skb takes it");
+    let auto = Program::attach(pair.ifindex(), ModeRequest::Xdp, false).expect("skb takes it");
     assert_eq!(auto.mode(), Mode::Skb);
     assert!(
         auto.fallback().is_some_and(|reason| reason.contains("9000")),
@@ -131,7 +131,7 @@ fn program_loads_with_the_capabilities_of_a_steward() {
 fn interface_that_is_not_there_is_named() {
     let Some(_pair) = Pair::new(1500) else { return };
     for ifindex in [4_000_000, u32::MAX] {
-        let error = Program::attach(ifindex, ModeRequest::Auto, false).expect_err("no such interface");
+        let error = Program::attach(ifindex, ModeRequest::Xdp, false).expect_err("no such interface");
         assert!(error.to_string().contains(&ifindex.to_string()), "{error}");
     }
 }
@@ -141,7 +141,7 @@ fn program_of_another_is_named_and_stays() {
     let Some(pair) = Pair::new(1500) else { return };
     for native in [true, false] {
         let foreign = ForeignProgram::attach(pair.ifindex(), native);
-        for request in [ModeRequest::Auto, ModeRequest::Native, ModeRequest::Skb] {
+        for request in [ModeRequest::Xdp, ModeRequest::Native, ModeRequest::Skb] {
             let error = Program::attach(pair.ifindex(), request, false).expect_err("the place is taken");
             let AttachError::Foreign {
                 interface,
@@ -193,7 +193,7 @@ fn look_at_a_program_loads_none_and_tries_none_in_its_place() {
 fn program_on_a_link_is_named_with_its_link() {
     let Some(pair) = Pair::new(1500) else { return };
     let first = Program::attach(pair.ifindex(), ModeRequest::Skb, false).expect("free");
-    let error = Program::attach(pair.ifindex(), ModeRequest::Auto, false).expect_err("the place is taken");
+    let error = Program::attach(pair.ifindex(), ModeRequest::Xdp, false).expect_err("the place is taken");
     let AttachError::Foreign { program, held, .. } = &error else {
         panic!("{error:?}")
     };
@@ -236,7 +236,7 @@ fn killed_process_leaves_no_program() {
 #[test]
 #[ignore = "run in a process of its own by killed_process_leaves_no_program"]
 fn child_attaches_and_waits() {
-    let program = Program::attach(child_ifindex(), ModeRequest::Auto, false).expect("free");
+    let program = Program::attach(child_ifindex(), ModeRequest::Xdp, false).expect("free");
     println!("\nattached {}", program.id());
     loop {
         std::thread::park();

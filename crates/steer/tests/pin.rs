@@ -69,7 +69,7 @@ fn owner_takes_a_pinned_program_off_when_it_says_so() {
     let Some(pair) = Pair::new(1500) else { return };
     let bpffs = BpfFs::new();
     let dir = new_dir(&bpffs);
-    let mut program = attach(&pair, ModeRequest::Auto);
+    let mut program = attach(&pair, ModeRequest::Xdp);
     program.pin(&dir).expect("a bpffs");
     program.detach().expect("ours");
     assert_eq!(program_on(pair.ifindex()), None);
@@ -83,7 +83,7 @@ fn what_is_not_whole_or_not_of_the_interface_is_not_taken_over() {
     let dir = new_dir(&bpffs);
     assert!(matches!(refused(pair.ifindex(), &dir), PinError::Pin { .. }));
     steer::detach_pinned(&dir).expect("nothing to do");
-    let mut program = attach(&pair, ModeRequest::Auto);
+    let mut program = attach(&pair, ModeRequest::Xdp);
     // Not a bpffs: it goes with its owner, as if it had not been tried.
     program.pin(Path::new("/proc")).expect_err("no bpffs");
     let id = program.id();

@@ -29,7 +29,7 @@ fn lease(socket: &Path, start_queue: u32) -> Result<Lease, LeaseError> {
         interface: VethPair::NIC.to_owned(),
         start_queue,
         queues: 1,
-        mode: ModeRequest::Auto,
+        mode: ModeRequest::Xdp,
         filter: Filter::default(),
         network: false,
     };

@@ -24,7 +24,7 @@ fn wanted(interface: &str, start_queue: u32, queues: u32) -> Wanted {
         interface: interface.to_owned(),
         start_queue,
         queues,
-        mode: ModeRequest::Auto,
+        mode: ModeRequest::Xdp,
         filter: Filter::default(),
         network: false,
     }

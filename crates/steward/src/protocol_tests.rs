@@ -433,7 +433,7 @@ fn impossible_values_are_malformed() {
     };
     assert!(matches!(number(0, 1), Malformed::Version(1)));
     assert!(matches!(number(4, 0), Malformed::Serial));
-    for (at, value) in [(24, u32::MAX), (28, 0), (28, QUEUES_MAX + 1), (32, 4)] {
+    for (at, value) in [(24, u32::MAX), (28, 0), (28, QUEUES_MAX + 1), (32, 5)] {
         assert!(
             matches!(number(at, value), Malformed::Value { .. }),
             "{value} at {at}"

@@ -563,7 +563,7 @@ fn program_of_somebody_else_that_came_meanwhile_is_not_touched() {
     let foreign = world
         .veth
         .near
-        .enter(|| steer::Program::attach(index, steer::ModeRequest::Auto, false).expect("free"));
+        .enter(|| steer::Program::attach(index, steer::ModeRequest::Xdp, false).expect("free"));
     world.restart();
     let refusal = common::refusal(world.lease(0, 1));
     assert_eq!(refusal.reason, Reason::Program, "{refusal}");

@@ -231,7 +231,8 @@ fn reload_applies_other_rules_and_the_guest_stays() {
     assert_eq!(lan.daemon.port_named("vm0").expect("it is there")["sessions"], 1);
     // A mistake is told with its line, and nothing changes.
     let wrong = text(&[first, "direction=from-guest action=allow destination-ports=1"]);
-    let line = wrong.lines().count();
+    // One more line is the mode.
+    let line = wrong.lines().count() + 1;
     lan.daemon.write_file(&wrong);
     let (done, said) = lan.daemon.reload();
     assert!(

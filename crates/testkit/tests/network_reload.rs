@@ -72,7 +72,10 @@ fn uplink_changes_while_guests_reach_each_other(#[values(false, true)] leased: b
     let wire = PacketPort::open(&veth.far, VethPair::WIRE);
     let nic = VethPair::NIC;
     for (keys, said) in [
-        (format!("uplink = \"{nic}\""), "network lan has changed (uplink)"),
+        (
+            format!("uplink = \"{nic}\""),
+            "network lan has changed (mode, uplink)",
+        ),
         (
             format!("uplink = \"{nic}\"\nqueues = 2\npacket-memory = \"1M\""),
             "network lan has changed (packet-memory, queues)",

@@ -43,6 +43,7 @@ mod losses;
 mod marks;
 mod memlock;
 mod migration;
+mod mode;
 mod mtu;
 mod neighbours;
 mod netcheck;

@@ -30,7 +30,7 @@ pub(crate) fn run(args: &NetkitArgs) -> anyhow::Result<()> {
         interface: args.interface.clone(),
         start_queue: args.queue,
         queues: 1,
-        mode: ModeRequest::Auto,
+        mode: ModeRequest::Xdp,
         filter: args.filter(),
         network: false,
     };

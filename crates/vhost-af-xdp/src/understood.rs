@@ -119,7 +119,7 @@ fn network_lines(config: &ServeConfig, network: &NetworkConfig) -> Vec<Line> {
     let all_kib = u64::from(kib) * u64::from(uplink.queues);
     vec![
         ("uplink", queues(&uplink.name, uplink.start_queue, uplink.queues)),
-        ("program", program(uplink.mode).to_owned()),
+        ("program", program(uplink.wanted().mode).to_owned()),
         ("frames", frames(uplink.bind, uplink.segments, uplink.busy_poll)),
         ("hints", uplink.hints.to_string()),
         (
@@ -151,9 +151,9 @@ fn port_lines(port: &PortConfig) -> Vec<Line> {
     lines.extend((!options.is_empty()).then(|| ("options", options.join(", "))));
     lines.extend(filter_lines(port, &rules));
     lines.push(("limits", port.rates.to_string()));
-    if let Some(own) = port.nic.queues() {
+    if let (Some(own), Some(wanted)) = (port.nic.queues(), port.wanted()) {
         lines.push(match port.external {
-            ExternalProgram::None => ("program", program(own.mode).to_owned()),
+            ExternalProgram::None => ("program", program(wanted.mode).to_owned()),
             _ => ("program", "another's, which is there".to_owned()),
         });
         lines.push(("frames", frames(own.bind, port.segments, port.busy_poll)));
@@ -240,10 +240,11 @@ fn queues(interface: &str, first: u32, count: u32) -> String {
 
 fn program(mode: ModeRequest) -> &'static str {
     match mode {
-        ModeRequest::Auto => "native, skb where the driver refuses",
+        ModeRequest::Xdp => "native, skb where the driver refuses",
         ModeRequest::Native => "native",
         ModeRequest::Skb => "skb",
-        ModeRequest::Tap => "none: frames go by a tap",
+        ModeRequest::Tap => "none: frames come by a tap",
+        ModeRequest::Auto => "native where the driver has zero-copy, else none: frames come by a tap",
     }
 }
 
@@ -360,7 +361,7 @@ mod tests {
             &of(&text, "network lan"),
             &[
                 "uplink eth0 queues 0-3",
-                "program native, skb where the driver refuses",
+                "program native where the driver has zero-copy, else none: frames come by a tap",
                 "frames zero-copy where it works and does no harm, else copied by the kernel",
                 "packet memory 1024 KiB for each queue, 4096 KiB in all, which its ports share",
                 "host keeps eth0 and what is for no port; it and the guests reach each other by its addresses there",

@@ -197,7 +197,7 @@ mod tests {
             interface: "eth1".to_owned(),
             start_queue: queue,
             queues: 1,
-            mode: ModeRequest::Auto,
+            mode: ModeRequest::Xdp,
             filter: Filter::default(),
             network: false,
         }

@@ -57,10 +57,11 @@ pub(crate) fn enumerated<T: TryFromBytes>(name: &'static str, number: u32) -> Re
 /// How a program is to be attached, by the number that `as u32` makes of it.
 pub(crate) fn mode_request(number: u32) -> Result<ModeRequest, Malformed> {
     let modes = [
-        ModeRequest::Auto,
+        ModeRequest::Xdp,
         ModeRequest::Native,
         ModeRequest::Skb,
         ModeRequest::Tap,
+        ModeRequest::Auto,
     ];
     let mode = modes.into_iter().find(|&mode| mode as u32 == number);
     mode.ok_or_else(|| value("mode", number))

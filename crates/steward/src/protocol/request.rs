@@ -202,6 +202,12 @@ impl Wanted {
     pub fn range(&self) -> Range<u32> {
         self.start_queue..self.start_queue.saturating_add(self.queues)
     }
+
+    /// The same in that mode.
+    #[must_use]
+    pub fn in_mode(&self, mode: ModeRequest) -> Self {
+        Self { mode, ..self.clone() }
+    }
 }
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]

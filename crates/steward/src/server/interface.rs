@@ -214,13 +214,14 @@ impl Interface {
 
     /// Whether a lease of this mode can have the program as it is attached.
     pub(super) fn suits(&self, mode: ModeRequest) -> bool {
-        let attached = self.program.as_ref().map(Program::mode);
+        let attached = self.mode();
         match mode {
             // A holder that names no mode expects queues.
-            ModeRequest::Auto => attached.is_some_and(|mode| mode != Mode::Tap),
+            ModeRequest::Xdp => attached.is_some_and(|mode| mode != Mode::Tap),
             ModeRequest::Native => attached == Some(Mode::Native),
             ModeRequest::Skb => attached == Some(Mode::Skb),
             ModeRequest::Tap => attached == Some(Mode::Tap),
+            ModeRequest::Auto => attached.is_some(),
         }
     }
 
@@ -309,9 +310,14 @@ impl Interface {
         }
     }
 
-    /// Whether its frames come and go by taps.
+    /// How the program is attached; `None`: it is not.
+    pub(super) fn mode(&self) -> Option<Mode> {
+        self.program.as_ref().map(Program::mode)
+    }
+
+    /// Whether its frames come by taps.
     pub(super) fn is_by_tap(&self) -> bool {
-        self.program.as_ref().map(Program::mode) == Some(Mode::Tap)
+        self.mode() == Some(Mode::Tap)
     }
 
     /// Looks whether it stands on other interfaces, of which an XDP program loses frames.

@@ -11,7 +11,7 @@ use super::limits::DeviceChange;
 use super::rings::RingOf;
 use super::state::LeaseRecord;
 use super::{Answered, Server};
-use steer::{GroupRing, with_sources};
+use steer::{GroupRing, ModeRequest, TapTo, with_sources};
 
 use crate::links::Link;
 use crate::listing::Listed;
@@ -58,6 +58,7 @@ impl Server {
         let hints = self.hints_under(rule, wish);
         let at = self.interface_for(link, wanted, &peer, hints)?;
         self.record_interface(at);
+        let wanted = &self.settled(at, wanted);
         match self.give(at, number, wanted, (rule, hints)) {
             Ok(()) => {
                 let held = Held {
@@ -98,20 +99,30 @@ impl Server {
         peer: &Credentials,
         hints: LeaseHints,
     ) -> Result<u64, Refusal> {
-        interface::check(&link, wanted, hints)?;
         let find =
             |is: &dyn Fn(&Interface) -> bool| self.interfaces.iter().find(|(_, interface)| is(interface));
         let known = find(&|interface| interface.link.index == link.index)
             .or_else(|| find(&|interface| interface.was(&link.name)));
-        let known = known.map(|(&at, interface)| (at, interface.is_idle() && !interface.suits(wanted.mode)));
-        if let Some((at, false)) = known {
+        let attached = known.and_then(|(_, interface)| interface.mode());
+        let mode = Interface::mode_of(attached, &link, wanted.mode);
+        interface::check(&link, &wanted.in_mode(mode), hints)?;
+        let known = known.map(|(&at, interface)| (at, interface.is_idle(), interface.suits(wanted.mode)));
+        if let Some((at, _, true)) = known {
             return Ok(at);
         }
         let (now, name) = (Instant::now(), link.name.clone());
         let change = DeviceChange::Program;
+        if let Some((at, false, _)) = known {
+            if self.device_changes.check(change, &name, peer.uid, now).is_ok()
+                && self.leave_tap_mode(at, mode)
+            {
+                self.device_changes.note(change, &name, peer.uid, now);
+            }
+            return Ok(at);
+        }
         self.device_changes.check(change, &name, peer.uid, now)?;
         // Attached otherwise, for leases that have ended.
-        if let Some((at, _)) = known
+        if let Some((at, ..)) = known
             && !self.forget(at)
         {
             let text = format!("the program of other leases cannot be taken off {name} yet: try again");
@@ -125,6 +136,34 @@ impl Server {
         self.device_changes.note(change, &name, peer.uid, now);
         self.interfaces.insert(at, opened);
         Ok(at)
+    }
+
+    /// A lease that is asked for on an interface, in the mode that it has there.
+    fn settled(&mut self, at: u64, wanted: &Wanted) -> Wanted {
+        match self.interfaces.get_mut(&at) {
+            Some(interface) => wanted.in_mode(interface.settle_mode(wanted.mode)),
+            None => wanted.clone(),
+        }
+    }
+
+    /// Has all leases of an interface go on in that mode, if it is in tap mode and nobody asked for that by name; whether
+    /// they do.
+    fn leave_tap_mode(&mut self, at: u64, mode: ModeRequest) -> bool {
+        let interface = self.interfaces.get_mut(&at);
+        if !interface.is_some_and(|interface| interface.leave_tap_mode(mode)) {
+            return false;
+        }
+        let taps = self
+            .network_taps
+            .keys()
+            .filter(|((of, _), to)| *of == at && *to == TapTo::Uplink);
+        let taps: Vec<_> = taps.copied().collect();
+        taps.into_iter().for_each(|tap| self.end_network_tap(tap));
+        for holder in self.connections.values_mut() {
+            holder.dirty |= holder.held.as_ref().is_some_and(|held| held.interface == at);
+        }
+        self.record_interface(at);
+        true
     }
 
     /// The first lease of a higher number, of those that the asker may know of.

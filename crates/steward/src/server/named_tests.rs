@@ -92,7 +92,7 @@ proptest! {
         let policy = policy_of(&rules);
         let peer = Credentials { pid: 1, uid: 7, gid: 7, groups: Vec::new() };
         let filter = Filter { macs, vlans };
-        let wanted = Wanted { interface: "eth1".to_owned(), start_queue, queues, mode: ModeRequest::Auto, filter, network: false };
+        let wanted = Wanted { interface: "eth1".to_owned(), start_queue, queues, mode: ModeRequest::Xdp, filter, network: false };
         let Ok(by) = policy.find(&peer, &wanted, |_| 0) else {
             return Ok(());
         };

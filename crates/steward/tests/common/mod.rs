@@ -355,7 +355,7 @@ pub(crate) fn wanted(start_queue: u32, queues: u32) -> Wanted {
         interface: VethPair::NIC.to_owned(),
         start_queue,
         queues,
-        mode: ModeRequest::Auto,
+        mode: ModeRequest::Xdp,
         filter: Filter::default(),
         network: false,
     }

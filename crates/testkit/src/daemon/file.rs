@@ -107,7 +107,25 @@ fn start(netns: &NetNs, dir: &tempfile::TempDir, lessor: Option<&Lessor>, serve:
     Running::start(command)
 }
 
+/// A file's text where sockets are in that directory. Where a table with an interface says no mode it is AF_XDP.
 fn in_dir(text: &str, dir: &tempfile::TempDir) -> String {
     let path: PathBuf = dir.path().to_owned();
-    text.replace(DIR, path.to_str().expect("UTF-8"))
+    let text = text.replace(DIR, path.to_str().expect("UTF-8"));
+    let tables = text
+        .split_inclusive('\n')
+        .fold(Vec::<String>::new(), |mut tables, line| {
+            match tables.last_mut().filter(|_| !line.starts_with('[')) {
+                Some(table) => table.push_str(line),
+                None => tables.push(line.to_owned()),
+            }
+            tables
+        });
+    let is_key = |line: &str, key: &str| line.split('=').next().is_some_and(|name| name.trim() == key);
+    let has = |table: &str, key: &str| table.lines().any(|line| is_key(line, key));
+    let with_mode =
+        |table: String| match (has(&table, "ifname") || has(&table, "uplink")) && !has(&table, "mode") {
+            true => format!("{}\nmode = \"xdp\"\n", table.trim_end_matches('\n')),
+            false => table,
+        };
+    tables.into_iter().map(with_mode).collect()
 }

@@ -123,6 +123,10 @@ impl Daemon {
         let lessor = lessor_for(netns, &dir, serve, &further);
         let mut command = serving(netns, &dir, lessor.as_ref(), serve);
         command.args(serve.args());
+        // By AF_XDP, where nothing says otherwise.
+        if !further.is_empty() && !serve.args().iter().any(|arg| arg == "--mode") {
+            command.args(["--mode", "xdp"]);
+        }
         for (socket, port) in sockets.iter().zip(ports) {
             command
                 .arg("--port")

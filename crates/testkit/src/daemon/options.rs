@@ -26,6 +26,10 @@ impl Placement {
 /// How the steering program is attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
+    /// `--mode auto`.
+    Auto,
+    /// `--mode xdp`.
+    Xdp,
     /// `--mode native`.
     Native,
     /// `--mode skb`.
@@ -39,6 +43,8 @@ impl Mode {
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
+            Self::Auto => "auto",
+            Self::Xdp => "xdp",
             Self::Native => "native",
             Self::Skb => "skb",
             Self::Tap => "tap",
@@ -75,17 +81,18 @@ pub struct Serve {
 }
 
 impl Serve {
-    /// With an interface, without privileges: its queues are leased from a steward. `TESTKIT_STEWARD=0`: as root,
-    /// without one.
+    /// With an interface, by AF_XDP, without privileges: its queues are leased from a steward. `TESTKIT_STEWARD=0`: as
+    /// root, without one.
     #[must_use]
     pub fn interface(name: &str) -> Self {
-        Self {
+        let serve = Self {
             args: vec!["--ifname".to_owned(), name.to_owned()],
             privilege: Privilege::Leased.or_root(),
-        }
+        };
+        serve.mode(Mode::Xdp)
     }
 
-    /// With what a file says, without privileges: queues are leased from a steward.
+    /// With what a file says, by AF_XDP where it says no mode, without privileges: queues are leased from a steward.
     #[must_use]
     pub fn file() -> Self {
         Self {
@@ -126,9 +133,13 @@ impl Serve {
         }
     }
 
-    /// One more option, with its value.
+    /// One more option, with its value. Another mode takes the place of the one before.
     #[must_use]
     pub fn with(mut self, option: &str, value: impl Into<String>) -> Self {
+        let mode = self.args.iter().position(|arg| arg == "--mode");
+        if let Some(at) = mode.filter(|_| option == "--mode") {
+            self.args.drain(at..at + 2);
+        }
         self.args.extend([option.to_owned(), value.into()]);
         self
     }

@@ -18,10 +18,10 @@ use super::{ask, assert_passes, await_network, gso, heard, lan, network, taps};
 /// A counter of the way to the wire.
 fn counter(lan: &Lan, name: &str) -> u64 {
     let network = network(lan);
-    let counters = network["queues"][0]["counters"].as_array();
-    let mut counters = counters.into_iter().flatten();
-    let counter = counters.find(|counter| counter["name"] == name);
-    counter.and_then(|counter| counter["value"].as_u64()).unwrap_or(0)
+    let queues = network["queues"].as_array().into_iter().flatten();
+    let counters = queues.filter_map(|queue| queue["counters"].as_array());
+    let counters = counters.flatten().filter(|counter| counter["name"] == name);
+    counters.filter_map(|counter| counter["value"].as_u64()).sum()
 }
 
 /// The name of the device that leads to the wire.
@@ -91,7 +91,7 @@ fn kernel_refuses_no_frame_whatever_a_guest_asks_for() {
 
 /// The kernel takes none of these whole.
 #[rstest]
-fn udp_packet_of_many_segments_leaves_in_segments(#[values(100, 129, 300)] segments: usize) {
+fn udp_packet_of_many_segments_leaves_in_segments(#[values(129, 300)] segments: usize) {
     require!(Root);
     let mut lan = lan(&Serve::file(), &["", ""], F_HOST_ALL);
     let packet = GsoPacket::udp(Ip::V4(0), segments * 100);

@@ -132,9 +132,10 @@ impl NetworkStatus {
         // Held for a moment only: a socket in there keeps its queue bound.
         let interface = shown.interface.as_ref().and_then(Weak::upgrade);
         let interface = interface.as_deref();
-        let first = shown.uplink.as_ref().map(|uplink| uplink.start_queue);
+        let mut numbers = shown.uplink.as_ref().map(|uplink| uplink.wanted().range());
         let queues = shown.counters.iter().enumerate().map(|(at, counters)| {
-            let queue = first.zip(u32::try_from(at).ok()).map(|(first, at)| first + at);
+            // A tap has none.
+            let queue = numbers.as_mut().and_then(Iterator::next);
             let facts = shown.lanes.get(at).and_then(Weak::upgrade);
             LaneStatus::read(at, queue, counters, facts.as_deref(), interface)
         });

@@ -176,6 +176,10 @@ impl RawArgs {
             "--flows {flows}: choose 1 to {MOST_FLOWS}, and more than 1 for txonly only"
         );
         ensure!(
+            self.mode != Some(ModeArg::Tap),
+            "--mode tap: AF_XDP sockets are measured, leave it out"
+        );
+        ensure!(
             !(self.force_zero_copy && self.mode == Some(ModeArg::Skb)),
             "--force-zero-copy and --mode skb exclude each other: zero-copy takes a native program, leave one out"
         );

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, ensure};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::thread::CpuSet;
-use steer::{Mode, Program, QueueConf, QueueCounters};
+use steer::{Mode, ModeRequest, Program, QueueConf, QueueCounters};
 use steward::links::Link;
 use xsk::{
     AttachMode, Backing, FramePool, OwnMemory, PreferNode, QueueId, RingSize, Socket, SocketConfig,
@@ -89,7 +89,11 @@ impl Rig {
     pub(super) fn set_up(plan: &Plan) -> anyhow::Result<Self> {
         let multi_buffer = plan.benchmark.receives() && plan.longest_received() > LONGEST_IN_ONE_BUFFER;
         let had_link = has_link(plan);
-        let program = Program::attach(plan.link.index, mode_request(plan.args.mode), multi_buffer)?;
+        let mode = match mode_request(plan.args.mode) {
+            ModeRequest::Auto => ModeRequest::Xdp,
+            mode => mode,
+        };
+        let program = Program::attach(plan.link.index, mode, multi_buffer)?;
         let hints = plan.hints(program.mode());
         program.set_hints(hints)?;
         let binding = plan.binding(program.mode())?;

@@ -71,7 +71,7 @@ fn attempt(seen: &Seen, queue: u32, tried: &mut Tried) -> anyhow::Result<()> {
     let frags = wants_frags(seen.link.mtu);
     let mode = match seen.link.only_skb() {
         Some(_) => ModeRequest::Skb,
-        None => ModeRequest::Auto,
+        None => ModeRequest::Xdp,
     };
     let program = Program::attach(seen.link.index, mode, frags)?;
     let native = program.mode() == Mode::Native;

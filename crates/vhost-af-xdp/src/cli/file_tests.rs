@@ -340,7 +340,10 @@ fn ports_that_do_not_go_together_are_told_by_the_later_one() {
         "[port.a]\nsocket-path = \"/a\"\nifname = \"e\"\n[port.b]\nsocket-path = \"/b\"\nifname = \"e\"\n";
     assert_wrong(one, &["line 4: port b: queue 0 of e is asked for by port a, too"]);
     assert_wrong(
-        &format!("{one}mode = \"skb\"\nstart-queue = 1\n"),
+        &format!(
+            "{}mode = \"skb\"\nstart-queue = 1\n",
+            one.replacen("[port.b]", "mode = \"native\"\n[port.b]", 1)
+        ),
         &["port b: interface e is asked for with"],
     );
     let cable = "[port.a]\nsocket-path = \"/a\"\ncable = \"c\"\n";

@@ -5,9 +5,13 @@ use clap::ValueEnum;
 use steer::{LAST_VLAN, ModeRequest, mac_bytes, ranges};
 use xsk::BindRequest;
 
-/// How the XDP program is attached.
+/// How frames come from an interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ModeArg {
+    /// By AF_XDP where the driver has zero-copy, else by a tap, unless an option needs AF_XDP; the default
+    Auto,
+    /// By an XDP program and AF_XDP sockets: native, or skb where the driver refuses native
+    Xdp,
     /// In the driver
     Native,
     /// In the stack, after the driver; works with every driver
@@ -18,7 +22,8 @@ pub(crate) enum ModeArg {
 
 pub(crate) fn mode_request(mode: Option<ModeArg>) -> ModeRequest {
     match mode {
-        None => ModeRequest::Auto,
+        None | Some(ModeArg::Auto) => ModeRequest::Auto,
+        Some(ModeArg::Xdp) => ModeRequest::Xdp,
         Some(ModeArg::Native) => ModeRequest::Native,
         Some(ModeArg::Skb) => ModeRequest::Skb,
         Some(ModeArg::Tap) => ModeRequest::Tap,

@@ -255,7 +255,7 @@ impl PortConfig {
         }
         match queues.mode {
             ModeRequest::Skb | ModeRequest::Tap => Err(ConfigError::HintsNeedNative(named)),
-            ModeRequest::Auto | ModeRequest::Native => Ok(()),
+            ModeRequest::Auto | ModeRequest::Xdp | ModeRequest::Native => Ok(()),
         }
     }
 
@@ -327,7 +327,8 @@ fn check_apart(wanted: &Wanted, others: &Wanted, other: std::fmt::Arguments<'_>)
     if name != others.interface {
         return Ok(());
     }
-    if wanted.mode != others.mode {
+    let modes = [wanted.mode, others.mode];
+    if modes[0] != modes[1] && !modes.contains(&ModeRequest::Auto) {
         return Err(ConfigError::TwoModes(name));
     }
     let queue = wanted.start_queue.max(others.start_queue);
@@ -365,7 +366,7 @@ mod tests {
             nic: NicConfig::Interface(PortQueues {
                 name: "eth0".into(),
                 start_queue,
-                mode: ModeRequest::Auto,
+                mode: ModeRequest::Xdp,
                 bind: BindRequest::Auto,
             }),
             external: ExternalProgram::None,

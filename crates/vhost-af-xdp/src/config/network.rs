@@ -5,7 +5,7 @@ use steward::protocol::Wanted;
 use xsk::{BindRequest, BusyPoll};
 
 use super::hints::HintsConfig;
-use super::port::Segments;
+use super::port::{Segments, asks_for_xdp, mode_where};
 
 /// Ports that reach each other by address, and what they share.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,21 +40,13 @@ pub(crate) struct UplinkConfig {
 }
 
 impl UplinkConfig {
-    /// How many lanes serve it: one for each queue, or in tap mode one for the tap.
-    pub(crate) fn lanes(&self) -> u32 {
-        match self.mode {
-            ModeRequest::Tap => 1,
-            ModeRequest::Auto | ModeRequest::Native | ModeRequest::Skb => self.queues,
-        }
-    }
-
     /// What is to be leased.
     pub(crate) fn wanted(&self) -> Wanted {
         Wanted {
             interface: self.name.clone(),
             start_queue: self.start_queue,
             queues: self.queues,
-            mode: self.mode,
+            mode: mode_where(asks_for_xdp(self.bind, self.hints, self.busy_poll), self.mode),
             filter: Filter::default(),
             network: true,
         }

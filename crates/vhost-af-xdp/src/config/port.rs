@@ -12,6 +12,7 @@ use xsk::{BindRequest, BusyPoll};
 use super::guard::GuardConfig;
 use super::hints::HintsConfig;
 use crate::listener::Access;
+use crate::nic::endpoint::to_send_only;
 use crate::rates::PortRates;
 use crate::switch::filter::FilterConfig;
 
@@ -154,6 +155,19 @@ pub(crate) struct PortQueues {
     pub(crate) mode: ModeRequest,
     /// Zero-copy or copy, where the user says.
     pub(crate) bind: BindRequest,
+}
+
+/// The mode that is asked for, where something else that is asked for may be had only with AF_XDP.
+pub(super) fn mode_where(has_only_xdp: bool, mode: ModeRequest) -> ModeRequest {
+    match mode {
+        ModeRequest::Auto if has_only_xdp => ModeRequest::Xdp,
+        mode => mode,
+    }
+}
+
+/// Whether one of these can be had only with AF_XDP.
+pub(super) fn asks_for_xdp(bind: BindRequest, hints: HintsConfig, busy_poll: Option<BusyPoll>) -> bool {
+    bind != BindRequest::Auto || !hints.named().is_empty() || busy_poll.is_some()
 }
 
 impl NicConfig {
@@ -373,7 +387,7 @@ impl PortConfig {
             interface: queues.name.clone(),
             start_queue: queues.start_queue,
             queues: self.queues.into(),
-            mode: queues.mode,
+            mode: self.mode(queues),
             filter: Filter {
                 macs: self.mac.into_iter().collect(),
                 vlans,
@@ -382,13 +396,22 @@ impl PortConfig {
         })
     }
 
+    /// The mode that is asked for.
+    fn mode(&self, queues: &PortQueues) -> ModeRequest {
+        let has_only_xdp = self.nic.network().is_some()
+            || self.placement.has_guest_ram()
+            || self.has_external_program()
+            || asks_for_xdp(queues.bind, self.hints, self.busy_poll);
+        mode_where(has_only_xdp, queues.mode)
+    }
+
     /// Memory that is locked for its queues while it copies, bytes.
     pub(crate) fn copy_bytes(&self) -> u64 {
-        let bytes = |_| u64::from(self.queues) * u64::from(self.packet_bytes);
-        let queues = self.nic.queues();
-        queues
-            .filter(|queues| queues.mode != ModeRequest::Tap)
-            .map_or(0, bytes)
+        let bytes = |queues: &PortQueues| match queues.mode {
+            ModeRequest::Tap => to_send_only(self.packet_bytes),
+            _ => self.packet_bytes,
+        };
+        u64::from(self.queues) * u64::from(self.nic.queues().map_or(0, bytes))
     }
 
     /// Offloads that are possible and not offered, by name.
@@ -398,9 +421,7 @@ impl PortConfig {
 
     /// Whether its queues can have their memory in one UMEM with those of other ports; all others have their own.
     pub(crate) fn can_share(&self) -> bool {
-        let has_queues = |queues: &PortQueues| queues.mode != ModeRequest::Tap;
-        self.placement == Placement::Copy
-            && matches!(&self.nic, NicConfig::Interface(queues) if has_queues(queues))
+        self.placement == Placement::Copy && matches!(self.nic, NicConfig::Interface(_))
     }
 
     /// Whether it comes with sockets or a map of somebody else's.

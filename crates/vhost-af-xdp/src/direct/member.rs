@@ -19,7 +19,7 @@ use crate::nic::xdp::XdpNic;
 use crate::switch::from_guest::{Sender, Sink};
 use crate::switch::lane::{Peer, Work};
 use crate::switch::own_queue::OwnQueue;
-use crate::switch::receiver::{Receiver, has_frames};
+use crate::switch::receiver::{Receive, Receiver, has_frames};
 
 /// In send-direct placement: what the NIC receives lies in memory of ours, and is copied once.
 pub(crate) struct SendDirectQueue<N> {
@@ -102,7 +102,7 @@ impl<N: Nic> OwnQueue for SendDirectQueue<N> {
     }
 
     fn awaits_nic(&self) -> bool {
-        self.receiver.awaits_nic
+        self.receiver.awaits_nic()
     }
 
     fn inject(&mut self, frame: &[u8], _counters: &PairCounters) {

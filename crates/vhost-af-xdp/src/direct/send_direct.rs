@@ -21,7 +21,7 @@ use crate::switch::from_guest::Sender;
 use crate::switch::guard::Guard;
 use crate::switch::lane::{Blame, Lane, Near, Peer, Stopped, Work};
 use crate::switch::rate_limit::{PortLimits, RateLimit};
-use crate::switch::receiver::{Receiver, has_frames};
+use crate::switch::receiver::{Receive, Receiver, has_frames};
 
 pub(crate) struct SendDirectLane<N> {
     pair: QueuePair,
@@ -133,7 +133,7 @@ impl<N: Nic> Lane for SendDirectLane<N> {
     }
 
     fn awaits_nic(&self) -> bool {
-        self.receiver.awaits_nic
+        self.receiver.awaits_nic()
     }
 
     fn inject(&mut self, frame: &[u8], _near: Near<'_>) {

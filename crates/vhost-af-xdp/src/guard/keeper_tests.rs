@@ -41,7 +41,7 @@ fn refusal(private: &OwnedFd) -> Reason {
         interface: "no-such-nic".to_owned(),
         start_queue: 0,
         queues: 1,
-        mode: steer::ModeRequest::Auto,
+        mode: steer::ModeRequest::Xdp,
         filter: steer::Filter::default(),
         network: false,
     };

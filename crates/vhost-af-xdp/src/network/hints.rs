@@ -5,7 +5,7 @@
 
 use std::sync::{Arc, PoisonError, TryLockError};
 
-use super::{Network, Way};
+use super::Network;
 use crate::config::HintsConfig;
 use crate::nic::error::InterfaceError;
 use crate::nic::hints::Promise;
@@ -53,8 +53,7 @@ impl Network {
             let at = {
                 let state = self.state();
                 let mut running = state.running.iter().flatten();
-                let its =
-                    running.find(|running| matches!(&running.way, Way::Queue(its) if its.number == queue));
+                let its = running.find(|running| running.queue.number == queue);
                 its.map(|running| running.at)
             };
             if let Some(at) = at {

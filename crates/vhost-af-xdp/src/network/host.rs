@@ -16,6 +16,7 @@ use steward::protocol::HostEnd;
 use super::{Network, State};
 use crate::nic::error::InterfaceError;
 use crate::nic::interface::Interface;
+use crate::nic::tap::Tap;
 use crate::port::lane_facts::LaneFacts;
 use crate::switch::ethernet::Mac;
 use crate::switch::table::BridgeStations;
@@ -110,10 +111,11 @@ impl Network {
         if let Some(tap) = tap {
             self.stop_host(state);
             let counters = Arc::clone(&state.host.counters);
+            let tap = (end.interface.as_str(), Tap::new(tap), end.cuts_udp);
             state.host.end = Some(End {
                 name: end.interface.clone(),
                 index: end.index,
-                at: self.serve_tap((&end, tap), TapTo::Host, None, counters)?,
+                at: self.serve_tap(tap, TapTo::Host, None, counters)?,
                 facts: Arc::new(LaneFacts::tap()),
             });
         }

@@ -73,19 +73,21 @@ pub(crate) struct NetworkLink {
     pub(crate) mtu: u32,
 }
 
-/// What a lane of the uplink serves.
-enum Way {
-    Queue(InterfaceQueue),
-    /// In tap mode: index of the tap device.
-    Tap(u32),
-}
-
-/// A queue of the uplink, or its tap, in the hands of a worker.
+/// A queue of the uplink in the hands of a worker.
 struct Running {
-    way: Way,
+    queue: InterfaceQueue,
     at: LaneAt,
     counters: Arc<PairCounters>,
     /// Dropped before the lane is stopped: the socket in it keeps the queue bound.
+    facts: Arc<LaneFacts>,
+}
+
+/// The tap of the uplink in the hands of workers.
+struct RunningTap {
+    /// Of the device.
+    index: u32,
+    /// Of each of its queues.
+    lanes: Vec<LaneAt>,
     facts: Arc<LaneFacts>,
 }
 
@@ -93,13 +95,13 @@ struct Running {
 #[derive(Clone, Default)]
 pub(crate) struct ShownNetwork {
     pub(crate) uplink: Option<UplinkConfig>,
-    /// Of each queue of the uplink.
+    /// Of each queue of the uplink, and in tap mode of the tap's.
     pub(crate) counters: Vec<Arc<PairCounters>>,
     pub(crate) link: NetworkLink,
     /// Why no frames move over the uplink although they should.
     pub(crate) impaired: Option<String>,
     pub(crate) interface: Option<Weak<Interface>>,
-    /// Of each queue of the uplink.
+    /// As the counters.
     pub(crate) lanes: Vec<Weak<LaneFacts>>,
     /// Where it is to be reached.
     pub(crate) host: Option<ShownHost>,
@@ -117,6 +119,10 @@ struct State {
     interface: Option<Arc<Interface>>,
     /// Of each queue of the uplink; `None`: something is lacking.
     running: Vec<Option<Running>>,
+    /// In tap mode, by what frames come; `None`: it is lacking.
+    tap: Option<RunningTap>,
+    /// Counters of its queues, of as many as there ever were.
+    tap_counters: Vec<Arc<PairCounters>>,
     /// When those that do not run are tried again, and when the interface is that is not there.
     retry: Retry<u32>,
     opening: Retry<u32>,
@@ -200,8 +206,9 @@ impl State {
 
     /// There is nothing yet of what it has from now on.
     fn be_given(&mut self, uplink: Option<UplinkConfig>) {
-        let queues = uplink.as_ref().map_or(0, UplinkConfig::lanes);
+        let queues = uplink.as_ref().map_or(0, |uplink| uplink.queues);
         self.counters = (0..queues).map(|_| Arc::default()).collect();
+        self.tap_counters.clear();
         self.running = (0..queues).map(|_| None).collect();
         self.uplink = uplink;
     }

@@ -58,14 +58,21 @@ impl Seen {
             .map(|(station, port)| (port, station))
             .collect();
         learned.sort_unstable_by_key(|(port, station)| (port.0, station.bits()));
+        let mut counters = state.counters.clone();
+        let mut lanes: Vec<_> = state.running.iter().map(lane).collect();
+        for of_tap in &state.tap_counters {
+            counters.push(Arc::clone(of_tap));
+            let facts = state.tap.as_ref().map(|tap| Arc::downgrade(&tap.facts));
+            lanes.push(facts.unwrap_or_default());
+        }
         let host = state.uplink.as_ref().filter(|uplink| uplink.host);
         let shown = ShownNetwork {
             uplink: state.uplink.clone(),
-            counters: state.counters.clone(),
+            counters,
             link,
             impaired: state.impaired.clone().or_else(|| state.named.refused.clone()),
             interface: state.interface.as_ref().map(Arc::downgrade),
-            lanes: state.running.iter().map(lane).collect(),
+            lanes,
             host: host.map(|_| state.host.shown()),
             learned,
             evicted: state.evicted,

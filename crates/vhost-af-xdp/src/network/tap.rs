@@ -1,11 +1,9 @@
 //! A lane for a tap device of the steward's, to the host or to the wire.
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use device::counters::PairCounters;
 use steer::TapTo;
-use steward::protocol::HostEnd;
 use xsk::NumaNode;
 
 use super::Network;
@@ -20,14 +18,14 @@ impl Network {
     /// Has a worker serve a device. `node`: of the uplink, if frames go there.
     pub(super) fn serve_tap(
         &self,
-        (end, tap): (&HostEnd, OwnedFd),
+        (name, tap, cuts_udp): (&str, Tap, bool),
         to: TapTo,
         node: Option<NumaNode>,
         counters: Arc<PairCounters>,
     ) -> Result<LaneAt, InterfaceError> {
-        let lane = TapLane::new(Tap::new(tap), (to, end.cuts_udp), counters);
+        let lane = TapLane::new(tap, cuts_udp, counters);
         let lane = lane.map_err(|source| InterfaceError::Tap {
-            name: end.interface.clone(),
+            name: name.to_owned(),
             source: source.into(),
         })?;
         let network = Arc::clone(&self.owner);

@@ -11,17 +11,16 @@ use std::time::{Duration, Instant};
 
 use device::counters::PairCounters;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use steer::{Mode, TapTo, with_sources};
+use steer::{TapTo, with_sources};
 use steward::backoff::{RETRY, Retry};
 use steward::links::Link;
 
-use super::{Network, NetworkLink, Running, State, Way, stations};
+use super::{Network, NetworkLink, Running, RunningTap, State, stations};
 use crate::nic::binding::L2_BYTES;
 use crate::nic::error::InterfaceError;
 use crate::nic::interface::Interface;
 use crate::nic::interface_queue::{Fit, InterfaceQueue};
 use crate::nic::mode::Fallback;
-use crate::nic::queue::LinkState;
 use crate::port::journal::{JOURNAL, Of, What};
 use crate::port::lane_facts::LaneFacts;
 use crate::switch::arrivals::Origin;
@@ -194,19 +193,22 @@ impl Network {
         if let Some(before) = state.link.filter(|_| follows) {
             told.mtu = told.mtu.min(before.mtu);
         }
-        let before = state.link.replace(told);
-        if before != Some(told) {
-            self.tell_link(state);
-        }
+        state.link = Some(told);
         let (changes, now) = (interface.steering.changes(), Instant::now());
-        let all_run = state.running.iter().all(Option::is_some);
         // Also while its lane runs: the steward may have made another tap.
-        let is_by_tap = interface.steering.mode() == Mode::Tap;
+        let is_by_tap = interface.is_by_tap();
+        let has_tap = !is_by_tap || state.tap.is_some();
+        let all_run = has_tap && state.running.iter().all(Option::is_some);
         let is_whole = all_run && !(is_by_tap && state.impaired.is_some());
         if !follows && state.retry.is_due(changes, is_whole, now) && (is_by_tap || !all_run) {
             let started = self.start_lanes(state, interface);
             state.retry.note(started.is_ok(), now);
+            let is_refused = started.as_ref().is_err_and(InterfaceError::is_lasting_refusal);
             self.note(state, started);
+            if is_refused && is_by_tap && interface.is_mode_chosen {
+                // Another mode may be had.
+                self.lose_interface(state);
+            }
         }
         follows
     }
@@ -217,13 +219,14 @@ impl Network {
         let bytes = interface.frame_limit();
         let mut unfit = None;
         for (at, running) in state.running.iter().enumerate() {
-            let Some(running) = running else { continue };
-            let Way::Queue(queue) = &running.way else { continue };
+            let Some(Running { queue, at: lane, .. }) = running else {
+                continue;
+            };
             match queue.fit() {
                 Fit::Same => {}
                 Fit::Limit => {
                     let change = move |lane: &mut dyn Lane, _: Near<'_>| lane.set_frame_limit(bytes);
-                    self.workers.change(running.at, change);
+                    self.workers.change(*lane, change);
                     if let Err(error) = queue.follow_limit() {
                         tracing::debug!(network = self.name, "frame limit: {}", with_sources(&error));
                     }
@@ -343,10 +346,8 @@ impl Network {
         if state.uplink.is_none() {
             return Ok(());
         }
-        if interface.steering.mode() == Mode::Tap {
-            return self.start_tap(state, interface);
-        }
-        if state.groups.is_none()
+        if !interface.is_by_tap()
+            && state.groups.is_none()
             && let Some(groups) = interface.steering.groups()?
         {
             let counters = Arc::clone(&self.group_counters);
@@ -364,60 +365,34 @@ impl Network {
             };
             state.groups = Some(self.workers.add(lane, &self.owner));
         }
-        (0..state.running.len()).try_for_each(|at| self.start_queue(state, interface, at))
+        (0..state.running.len()).try_for_each(|at| self.start_queue(state, interface, at))?;
+        // Who gets a frame can answer by then.
+        match interface.is_by_tap() {
+            true => self.start_tap(state, interface),
+            false => Ok(()),
+        }
     }
 
-    /// Asks for the uplink's tap, and lets a lane serve it if it is a new one.
+    /// Lets a lane serve the uplink's tap, if it is another one than before.
     fn start_tap(&self, state: &mut State, interface: &Interface) -> Result<(), InterfaceError> {
-        let has = match state.running.first() {
-            Some(Some(Running {
-                way: Way::Tap(index), ..
-            })) => *index,
-            _ => 0,
-        };
-        let asked = match interface.steering.uplink(has, 1) {
-            // The tap works without the steward, and is asked for again when the steward is back.
-            Err(error) if error.is_away() && has != 0 => return Ok(()),
-            asked => asked?,
-        };
-        let Some((end, Some(tap))) = asked.map(|(end, mut taps)| (end, taps.pop())) else {
+        interface.open_tap()?;
+        let open = interface.tap_again()?;
+        if state.tap.as_ref().is_some_and(|tap| tap.index == open.index) {
             return Ok(());
-        };
-        self.stop_lanes(state);
-        let (Some(running), Some(counters)) = (state.running.first_mut(), state.counters.first()) else {
-            return Ok(());
-        };
-        *running = Some(Running {
-            way: Way::Tap(end.index),
-            at: self.serve_tap(
-                (&end, tap),
-                TapTo::Uplink,
-                interface.link.node,
-                Arc::clone(counters),
-            )?,
-            counters: Arc::clone(counters),
+        }
+        self.stop_tap(state);
+        let counters = &mut state.tap_counters;
+        counters.resize_with(counters.len().max(open.queues.len()), Arc::default);
+        let lanes = open.queues.into_iter().zip(counters).map(|(tap, counters)| {
+            let tap = (open.name.as_str(), tap, open.cuts_udp);
+            self.serve_tap(tap, TapTo::Uplink, interface.link.node, Arc::clone(counters))
+        });
+        state.tap = Some(RunningTap {
+            index: open.index,
+            lanes: lanes.collect::<Result<_, _>>()?,
             facts: Arc::new(LaneFacts::tap()),
         });
-        self.tell_link(state);
         Ok(())
-    }
-
-    /// Tells the lane of a tap whether frames can leave, and how long ones; those of queues find out by themselves.
-    fn tell_link(&self, state: &State) {
-        let Some(NetworkLink { up, mtu }) = state.link else {
-            return;
-        };
-        let link = if up { LinkState::Up } else { LinkState::Down };
-        let frame_limit = mtu.saturating_add(L2_BYTES);
-        for running in state.running.iter().flatten() {
-            if let Way::Tap(_) = running.way {
-                self.workers
-                    .change(running.at, move |lane: &mut dyn Lane, _: Near<'_>| {
-                        lane.set_link(link);
-                        lane.set_frame_limit(frame_limit);
-                    });
-            }
-        }
     }
 
     /// Lets the uplink's queue of that place run, if it does not yet.
@@ -479,7 +454,7 @@ impl Network {
             on_fault: Box::new(|_| ()),
         };
         Ok(Running {
-            way: Way::Queue(queue),
+            queue,
             at: self.workers.add(lane, &self.owner),
             counters: Arc::clone(counters),
             facts: Arc::new(facts),
@@ -487,6 +462,7 @@ impl Network {
     }
 
     fn stop_lanes(&self, state: &mut State) {
+        self.stop_tap(state);
         if let Some(at) = state.groups.take() {
             drop(self.workers.remove(at));
         }
@@ -497,15 +473,20 @@ impl Network {
 
     fn stop_queue(&self, running: Running) {
         let Running {
-            way,
+            queue,
             at,
             counters,
             facts,
         } = running;
         drop(facts);
-        let nic = self.workers.remove(at).and_then(|lane| lane.stop().queue);
-        if let (Some(nic), Way::Queue(queue)) = (nic, way) {
+        if let Some(nic) = self.workers.remove(at).and_then(|lane| lane.stop().queue) {
             queue.give_back(nic, &counters);
+        }
+    }
+
+    fn stop_tap(&self, state: &mut State) {
+        for at in state.tap.take().into_iter().flat_map(|tap| tap.lanes) {
+            drop(self.workers.remove(at).map(Lane::stop));
         }
     }
 

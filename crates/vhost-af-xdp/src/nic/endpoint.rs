@@ -28,6 +28,12 @@ pub(crate) const COPY_BYTES: u32 = 6 << 20;
 /// Least of it, bytes: in large chunks, 51 of which are for sending, a GSO packet's segments of 1,448 bytes fit.
 pub(crate) const LEAST_COPY_BYTES: u32 = 512 << 10;
 
+/// Of so much the part that a queue needs which only sends, as in tap mode, bytes: of the usual memory as many small
+/// chunks as its ring has entries.
+pub(crate) const fn to_send_only(bytes: u32) -> u32 {
+    bytes / 3 / 4096 * 4096
+}
+
 /// Memory for a queue in copy placement, none of which is with the kernel.
 pub(crate) struct Chunks {
     pub(crate) umem: Umem,
@@ -100,6 +106,9 @@ pub(crate) struct NicQueue<N> {
     pub(crate) no_tap_because: Option<String>,
     /// As the last kick told.
     pub(crate) link: LinkState,
+    /// Longest frame that may be sent, bytes: senders judge their frames themselves, but not segments of other workers'
+    /// guests.
+    pub(crate) frame_limit: u32,
     /// What backs the memory, in words.
     pub(crate) backing: String,
     /// Of the chunks, its own only.
@@ -142,6 +151,7 @@ impl<N: Nic> NicQueue<N> {
             send_tap: None,
             no_tap_because: None,
             link: LinkState::Up,
+            frame_limit: u32::MAX,
             backing,
             hints: HintSet::NONE,
             seen: Arc::default(),

@@ -109,7 +109,20 @@ impl InterfaceError {
 
     /// Whether a steward answered, and said no.
     pub(crate) fn is_refusal(&self) -> bool {
-        matches!(self, Self::Refused(_) | Self::Lease(LeaseError::Refused(_)))
+        self.refusal().is_some()
+    }
+
+    fn refusal(&self) -> Option<&Refusal> {
+        match self {
+            Self::Refused(refusal) | Self::Lease(LeaseError::Refused(refusal)) => Some(refusal),
+            _ => None,
+        }
+    }
+
+    /// The same, and not because it was asked too often.
+    pub(crate) fn is_lasting_refusal(&self) -> bool {
+        self.refusal()
+            .is_some_and(|refusal| refusal.reason != Reason::Limit)
     }
 
     /// Whether there is no interface, or no steward: looking for it changes nothing.

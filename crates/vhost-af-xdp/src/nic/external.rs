@@ -197,7 +197,7 @@ impl External {
         let program = steer::unnamed_program_on(link.index).ok().flatten();
         let attached = program.as_ref().map(mode_of);
         let wanted = match mode {
-            ModeRequest::Auto => None,
+            ModeRequest::Auto | ModeRequest::Xdp => None,
             ModeRequest::Native => Some(Mode::Native),
             ModeRequest::Skb => Some(Mode::Skb),
             ModeRequest::Tap => Some(Mode::Tap),

@@ -5,11 +5,11 @@
 //! us. Undone in reverse: entry, socket (with its place in the map), program with its last user.
 
 use std::collections::HashSet;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use steer::Mode;
+use steer::{Mode, ModeRequest};
 use steward::links::{DriverSends, Link};
 use steward::protocol::Wanted;
 use xsk::{
@@ -138,8 +138,10 @@ pub(crate) struct Interface {
     memory: Option<Arc<SharedMemory>>,
     /// Of one in tap mode; `None`: it is not open.
     pub(super) tap: Mutex<Option<OpenTap>>,
-    /// It is up, as it was told last. Nothing is published through it.
-    up: AtomicBool,
+    /// Nobody asked for a mode.
+    pub(crate) is_mode_chosen: bool,
+    /// Why it is not in tap mode, which would be chosen for it.
+    pub(crate) no_tap_because: Option<String>,
 }
 
 /// How a queue is to be opened.
@@ -158,8 +160,9 @@ impl Interface {
             queues: wanted.range().map(|_| Mutex::default()).collect(),
             first: wanted.start_queue,
             mtu: AtomicU32::new(link.mtu),
-            up: AtomicBool::new(link.up),
             tap: Mutex::default(),
+            is_mode_chosen: wanted.mode == ModeRequest::Auto,
+            no_tap_because: None,
             name: Mutex::new(link.name.clone()),
             busy: Mutex::default(),
             link,
@@ -177,6 +180,14 @@ impl Interface {
     /// Its queues have slices of that memory, where they are to have any.
     pub(super) fn sharing(self, memory: Option<Arc<SharedMemory>>) -> Self {
         Self { memory, ..self }
+    }
+
+    /// It would be in tap mode, but for that reason.
+    pub(super) fn without_tap(self, why: String) -> Self {
+        Self {
+            no_tap_because: Some(why),
+            ..self
+        }
     }
 
     /// A queue's slice of the memory that all share; `None`: it has a UMEM of its own.
@@ -238,9 +249,10 @@ impl Interface {
         self.mtu.load(Relaxed)
     }
 
-    /// Whether it is up.
-    pub(crate) fn is_up(&self) -> bool {
-        self.up.load(Relaxed)
+    /// How many queues it has.
+    pub(super) fn queue_count(&self) -> u32 {
+        // A lease has few.
+        u32::try_from(self.queues.len()).unwrap_or(u32::MAX)
     }
 
     /// Its name as it is now.
@@ -248,10 +260,9 @@ impl Interface {
         self.name.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Takes note of a changed name or MTU, and whether it is up; queues that are open keep their frame limit.
+    /// Takes note of a changed name or MTU; queues that are open keep their frame limit.
     pub(crate) fn take_note(&self, link: &Link) {
         self.mtu.store(link.mtu, Relaxed);
-        self.up.store(link.up, Relaxed);
         self.name
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -316,7 +327,7 @@ impl Interface {
         let mut config = SocketConfig::new(self.link.index, QueueId(request.queue));
         config.attach = match self.steering.mode() {
             Mode::Native => AttachMode::Native,
-            // In tap mode there are no sockets.
+            // In tap mode sockets only send.
             Mode::Skb | Mode::Tap => AttachMode::Skb,
         };
         config.bind = request.bind;

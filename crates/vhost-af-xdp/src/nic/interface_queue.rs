@@ -11,6 +11,9 @@
 //! away), the socket is closed instead, which has the same effect. Somebody else's program is not told: what comes then
 //! waits, and is discarded.
 //!
+//! In tap mode frames come by a tap ([`super::interface_tap`]): a queue only sends, in copy mode and without a program.
+//! What is longer than a chunk leaves by the queue's tap as GSO packets do, so it needs no pieces.
+//!
 //! Direct placement is the exception: the queue is *coupled* to one guest's memory ([`InterfaceQueue::couple`]), and
 //! closed when that lane ends. Its port has the queue open only while a guest copies.
 //!
@@ -25,7 +28,7 @@ use steer::{QueueConf, VirtioHeader, with_sources};
 use xsk::{BindRequest, Mode, OpenError, Socket, Umem};
 
 use super::binding::{Binding, GuestBuffers, LONGEST_FRAME, LONGEST_ZERO_COPY, TX_METADATA_BYTES};
-use super::endpoint::{Chunks, NicQueue};
+use super::endpoint::{Chunks, NicQueue, to_send_only};
 use super::error::{ExternalError, InterfaceError};
 use super::interface::{BIND_TIMEOUT, Interface, QueueRequest, SEND_RING};
 use super::mode::Checksums;
@@ -198,6 +201,7 @@ impl InterfaceQueue {
         let promise = self.interface.promise(self.number);
         open.nic.promise(&promise);
         open.nic.seen = Arc::clone(&self.interface.seen);
+        open.nic.frame_limit = open.opened.frame_limit;
         open.nic.fill();
         open.opened.leaves = promise.leaves;
         let conf = open.opened.conf();
@@ -424,9 +428,13 @@ impl InterfaceQueue {
         let opened = self.wanted(None)?;
         let (socket, chunks, in_use) = self.open_socket(&self.request(&opened), opened.chunk_bytes)?;
         let ended = Ended::default();
+        let to_receive = match interface.is_by_tap() {
+            true => 0,
+            false => chunks.to_receive.min(socket.rx.size() as usize),
+        };
         let chunks = Chunks {
             umem: socket.umem().clone(),
-            to_receive: chunks.to_receive.min(socket.rx.size() as usize),
+            to_receive,
             ..chunks
         };
         let nic = XdpNic::new(socket, (in_use, NotesEnd(Arc::clone(&ended))));
@@ -461,7 +469,11 @@ impl InterfaceQueue {
     ) -> Result<(Socket, Chunks, Option<SliceUse>), InterfaceError> {
         let interface = &self.interface;
         let Some(slice) = interface.slice(self.number) else {
-            let chunks = Chunks::new(interface.options.packet_bytes, chunk_bytes, SEND_RING)?;
+            let bytes = match interface.is_by_tap() {
+                true => to_send_only(interface.options.packet_bytes),
+                false => interface.options.packet_bytes,
+            };
+            let chunks = Chunks::new(bytes, chunk_bytes, SEND_RING)?;
             let socket = self.bind(self.prepare(&chunks.umem, request)?)?;
             return Ok((socket, chunks, None));
         };
@@ -504,9 +516,8 @@ impl InterfaceQueue {
     /// takes several pieces in zero-copy mode.
     fn wants_pieces(&self) -> bool {
         let several = self.interface.driver_sends().most_pieces > 1;
-        self.interface.shares()
-            || self.interface.frame_limit() > LONGEST_FRAME
-            || self.interface.options.segments.refer(several)
+        let needs = self.interface.frame_limit() > LONGEST_FRAME && !self.interface.is_by_tap();
+        self.interface.shares() || needs || self.interface.options.segments.refer(several)
     }
 
     /// What a socket of the queue's does for frames that are sent.

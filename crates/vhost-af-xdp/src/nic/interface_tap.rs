@@ -1,43 +1,24 @@
-//! The tap of an interface in tap mode, for a port that is of no network.
+//! The tap by which frames come to a network, or to a port that is of none, in tap mode.
 //!
-//! It takes the place of the port's queues: it is opened once, and lanes borrow it. While the port's first pair has no
-//! lane, frames go to the host: the program that moves them goes by the configuration of the port's first queue, as the
-//! XDP program does.
+//! The queues only send there ([`super::interface_queue`]). The program that moves a port's frames to the tap
+//! goes by the configuration of its first queue, as the XDP program does: while that queue is not lent they go to the
+//! host.
 
-use std::io;
-use std::sync::{Arc, PoisonError};
+use std::sync::{MutexGuard, PoisonError};
 
-use steer::{Mode, QueueConf};
+use device::offloads::Offloads;
+use steer::Mode;
 
 use super::error::InterfaceError;
 use super::interface::Interface;
 use super::tap::{OpenTap, Tap};
-use device::offloads::Offloads;
 
-/// Frames that a tap holds (`TUN_READQ_SIZE`, drivers/net/tun.c).
-const HELD: usize = 500;
-
-/// A tap that a lane has.
-pub(crate) struct LentTap {
-    pub(crate) tap: Tap,
-    /// Its kernel cuts UDP packets, too.
-    pub(crate) cuts_udp: bool,
-    /// Held while frames come by it; `None`: another lane has these.
-    pub(crate) receiving: Option<Receiving>,
-}
-
-/// When this ends, the interface's frames go to the host.
-pub(crate) struct Receiving(Arc<Interface>);
-
-impl Drop for Receiving {
-    fn drop(&mut self) {
-        // Fails only when the interface or the steward is gone, or away.
-        self.0.pass_to_host(self.0.first);
-    }
-}
+/// Most frames of before that are discarded of a queue: it holds 1000, or as many as somebody set (`ip link set
+/// txqueuelen`).
+const HELD_MOST: usize = 1 << 16;
 
 impl Interface {
-    /// Whether its frames come and go by a tap.
+    /// Whether its frames come by a tap, and not to its queues.
     pub(crate) fn is_by_tap(&self) -> bool {
         self.steering.mode() == Mode::Tap
     }
@@ -45,7 +26,7 @@ impl Interface {
     /// Opens the tap, if it is not open or the steward has made another; whether it is another one than before.
     /// Errors: [`InterfaceError`].
     pub(crate) fn open_tap(&self) -> Result<bool, InterfaceError> {
-        let mut open = self.tap.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = self.tap();
         let (changes, has) = (
             self.steering.changes(),
             open.as_ref().map_or(0, |open| open.index),
@@ -53,19 +34,18 @@ impl Interface {
         if open.as_ref().is_some_and(|open| open.changes == changes) {
             return Ok(false);
         }
-        let asked = self.steering.uplink(has, 1);
-        match asked.map(|asked| asked.map(|(end, mut taps)| (end, taps.pop()))) {
+        match self.steering.uplink(has, self.queue_count()) {
             // The tap works without the steward, and is asked for again when the steward is back.
             Err(error) if error.is_away() && has != 0 => Ok(false),
-            Err(error) => Err(error),
-            Ok(Some((end, Some(descriptor)))) => {
-                *open = Some(OpenTap {
-                    tap: Tap::new(descriptor),
-                    name: end.interface,
-                    index: end.index,
-                    cuts_udp: end.cuts_udp,
-                    changes,
-                });
+            Err(error) => {
+                if error.is_refusal() {
+                    // There is none any more.
+                    *open = None;
+                }
+                Err(error)
+            }
+            Ok(Some((end, taps))) if !taps.is_empty() => {
+                *open = Some(OpenTap::new(end, taps, changes));
                 Ok(has != 0)
             }
             Ok(_) => {
@@ -77,37 +57,51 @@ impl Interface {
         }
     }
 
-    /// Lends the tap to a lane whose guest takes these offloads. `receives`: frames go to that lane from now on; what
-    /// came before is discarded.
+    /// Discards what came by the tap before a guest's lane begins, if the interface has one.
     /// Errors: [`InterfaceError`].
-    pub(crate) fn lend_tap(
-        self: &Arc<Self>,
-        offloads: &Offloads,
-        receives: bool,
-    ) -> Result<LentTap, InterfaceError> {
-        self.open_tap()?;
-        let open = self.tap.lock().unwrap_or_else(PoisonError::into_inner);
+    pub(crate) fn forget_frames_of_tap(&self) -> Result<(), InterfaceError> {
+        if !self.is_by_tap() {
+            return Ok(());
+        }
+        // Whether there is another one by now is for the port to find out, which has all lanes go on with that.
+        if self.tap().is_none() {
+            self.open_tap()?;
+        }
+        if let Some(open) = &*self.tap() {
+            open.queues.iter().for_each(|tap| tap.discard(HELD_MOST));
+        }
+        Ok(())
+    }
+
+    /// The tap, which is open, once more.
+    /// Errors: [`InterfaceError`].
+    pub(crate) fn tap_again(&self) -> Result<OpenTap, InterfaceError> {
+        let open = self.tap();
         let open = open.as_ref().ok_or(InterfaceError::InUse)?;
-        let failed = |source: io::Error| InterfaceError::Tap {
+        open.again().map_err(InterfaceError::Duplicate)
+    }
+
+    /// The tap's queue for a pair of a guest that takes these offloads; `None`: it has fewer queues.
+    /// Errors: [`InterfaceError`].
+    pub(crate) fn receive_by_tap(
+        &self,
+        pair: u16,
+        offloads: &Offloads,
+    ) -> Result<Option<Tap>, InterfaceError> {
+        let open = self.tap();
+        let open = open.as_ref().ok_or(InterfaceError::InUse)?;
+        let Some(tap) = open.queues.get(usize::from(pair)) else {
+            return Ok(None);
+        };
+        let set = tap.set_offloads(offloads, open.cuts_udp);
+        let tap = set.and_then(|()| tap.again());
+        tap.map(Some).map_err(|source| InterfaceError::Tap {
             name: open.name.clone(),
             source: source.into(),
-        };
-        let mut receiving = None;
-        if receives {
-            open.tap.set_offloads(offloads, open.cuts_udp).map_err(failed)?;
-            open.tap.discard(HELD);
-            let conf = QueueConf {
-                virtio_header: None,
-                frame_limit: self.frame_limit(),
-                hints: false,
-            };
-            self.steering.activate(self.first, conf)?;
-            receiving = Some(Receiving(Arc::clone(self)));
-        }
-        Ok(LentTap {
-            tap: open.tap.again().map_err(failed)?,
-            cuts_udp: open.cuts_udp,
-            receiving,
         })
+    }
+
+    fn tap(&self) -> MutexGuard<'_, Option<OpenTap>> {
+        self.tap.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

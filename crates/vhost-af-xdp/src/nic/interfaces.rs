@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use steer::{ModeRequest, with_sources};
 use steward::backoff::Backoff;
 use steward::client::LeaseError;
 use steward::protocol::{Reason, Wanted};
@@ -92,22 +93,17 @@ impl Interfaces {
             let options = options.on_given(&given.link)?;
             return Ok(self.interface(given.into(), wanted, options));
         }
-        let (mut pauses, end) = (
-            Backoff::new(PREDECESSOR / 4, PREDECESSOR),
-            self.began + PREDECESSOR,
-        );
-        let leased = loop {
-            let leased = Steering::lease(&self.steward, wanted, options.hints);
-            let is_predecessors = leased.as_ref().err().is_some_and(is_predecessors);
-            match is_predecessors
-                .then(|| pauses.failed_before(end, Instant::now()))
-                .flatten()
-            {
-                Some(pause) => std::thread::sleep(pause),
-                None => break leased?,
+        let interface = self.interface(self.lease(wanted, options)?, wanted, options);
+        let interface = match self.check_tap(&interface, wanted) {
+            Ok(()) => interface,
+            Err(why) => {
+                // The lease ends with it.
+                drop(interface);
+                let wanted = &wanted.in_mode(ModeRequest::Xdp);
+                let leased = self.lease(wanted, options)?;
+                Arc::new(self.describe(leased, wanted, options).without_tap(why))
             }
         };
-        let interface = self.interface(leased, wanted, options);
         if let Some(why) = interface.lacks_hints() {
             let (name, asked) = (interface.name(), options.hints);
             tracing::warn!(interface = name, hints = %asked, "{why}");
@@ -116,6 +112,36 @@ impl Interfaces {
             tracing::warn!(interface = interface.name(), "{why}");
         }
         Ok(interface)
+    }
+
+    fn lease(&self, wanted: &Wanted, options: QueueOptions) -> Result<Attached, InterfaceError> {
+        let (mut pauses, end) = (
+            Backoff::new(PREDECESSOR / 4, PREDECESSOR),
+            self.began + PREDECESSOR,
+        );
+        loop {
+            let leased = Steering::lease(&self.steward, wanted, options.hints);
+            let is_predecessors = leased.as_ref().err().is_some_and(is_predecessors);
+            match is_predecessors
+                .then(|| pauses.failed_before(end, Instant::now()))
+                .flatten()
+            {
+                Some(pause) => std::thread::sleep(pause),
+                None => return leased,
+            }
+        }
+    }
+
+    /// Where nobody asked for tap mode by name: whether the interface's tap is to be had.
+    /// Errors: why not, in words.
+    fn check_tap(&self, interface: &Interface, wanted: &Wanted) -> Result<(), String> {
+        if wanted.mode != ModeRequest::Auto || !interface.is_by_tap() {
+            return Ok(());
+        }
+        match interface.open_tap() {
+            Err(error) if error.is_lasting_refusal() => Err(with_sources(&error)),
+            _ => Ok(()),
+        }
     }
 
     /// Opens the queues that somebody else gave for a port ahead, while that is still allowed.
@@ -135,14 +161,17 @@ impl Interfaces {
         Ok(())
     }
 
-    fn interface(&self, mut attached: Attached, wanted: &Wanted, options: QueueOptions) -> Arc<Interface> {
+    fn interface(&self, attached: Attached, wanted: &Wanted, options: QueueOptions) -> Arc<Interface> {
+        Arc::new(self.describe(attached, wanted, options))
+    }
+
+    fn describe(&self, mut attached: Attached, wanted: &Wanted, options: QueueOptions) -> Interface {
         let demand = Demand {
             copy_bytes: self.copy_bytes.load(Relaxed),
             pairs: wanted.queues,
         };
         attached.link.node = self.nodes.known(attached.link.node);
-        let interface = Interface::new(attached, wanted, demand, options);
-        Arc::new(interface.sharing(self.memory.clone()))
+        Interface::new(attached, wanted, demand, options).sharing(self.memory.clone())
     }
 }
 

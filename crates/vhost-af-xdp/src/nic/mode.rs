@@ -43,6 +43,11 @@ pub(crate) enum Fallback {
     /// The reason as the daemon or the steward that attached the program says it.
     #[error("native not used: {0}")]
     NotNative(String),
+    /// Nobody asked for a mode; the steward's reason.
+    #[error("tap mode is used: {0} (mode=xdp for an XDP program)")]
+    ByTap(String),
+    #[error("tap mode not used: {0}")]
+    NotByTap(String),
     /// The kernel refused what was tried first; in its words.
     #[error("{0}")]
     Refused(String),

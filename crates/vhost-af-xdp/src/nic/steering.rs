@@ -13,11 +13,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use steer::{GroupReader, Mode, QueueConf, QueueCounters};
+use steer::{GroupReader, Mode, ModeRequest, QueueConf, QueueCounters};
 use steward::backoff::Backoff;
 use steward::client::{Lease, LeaseError, Waiting};
 use steward::links::{DriverSends, Link};
-use steward::protocol::{Facts, HintWish, Hinted, HostEnd, StationChange, Steered, Wanted};
+use steward::protocol::{Facts, HintWish, Hinted, HostEnd, Reason, StationChange, Steered, Wanted};
 use xsk::{First, OpenError, Socket, SocketConfig, Umem, Unbound};
 
 use super::binding::Judge;
@@ -114,7 +114,18 @@ impl Steering {
         wanted: &Wanted,
         hints: HintsConfig,
     ) -> Result<Attached, InterfaceError> {
-        let taken = Lease::take_hinted(&steward.path, wanted, hints.wish(), steward.waiting.clone());
+        let take = |wanted: &Wanted| {
+            Lease::take_hinted(&steward.path, wanted, hints.wish(), steward.waiting.clone())
+        };
+        let taken = match take(wanted) {
+            // A steward from before it chose the mode.
+            Err(LeaseError::Refused(refusal))
+                if refusal.reason == Reason::Malformed && wanted.mode == ModeRequest::Auto =>
+            {
+                take(&wanted.in_mode(ModeRequest::Xdp))
+            }
+            taken => taken,
+        };
         let lease = taken.map_err(|error| match error {
             error if steward.is_own => InterfaceError::of_keeper(error),
             error => error.into(),

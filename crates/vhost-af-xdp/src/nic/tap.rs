@@ -13,6 +13,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use device::meter::{self, KernelCall};
 use device::offloads::Offloads;
+use steward::protocol::HostEnd;
 use virtqueue::MemoryMap;
 
 /// Most parts of a frame: a GSO packet in buffers of an MTU of 1500 has 44.
@@ -168,7 +169,7 @@ impl AsFd for Tap {
 /// A tap that joins a port with the wire, for as long as its interface is open.
 #[derive(Debug)]
 pub(crate) struct OpenTap {
-    pub(crate) tap: Tap,
+    pub(crate) queues: Vec<Tap>,
     /// Its name.
     pub(crate) name: String,
     /// By which it is told from the next one of that name.
@@ -177,6 +178,29 @@ pub(crate) struct OpenTap {
     pub(crate) cuts_udp: bool,
     /// How often something of the interface had changed when it was asked for last.
     pub(crate) changes: u32,
+}
+
+impl OpenTap {
+    /// One that the steward made, and when: see `changes`.
+    pub(crate) fn new(end: HostEnd, queues: Vec<OwnedFd>, changes: u32) -> Self {
+        Self {
+            queues: queues.into_iter().map(Tap::new).collect(),
+            name: end.interface,
+            index: end.index,
+            cuts_udp: end.cuts_udp,
+            changes,
+        }
+    }
+
+    /// The same once more.
+    /// Errors: no descriptor is left.
+    pub(crate) fn again(&self) -> io::Result<Self> {
+        Ok(Self {
+            queues: self.queues.iter().map(Tap::again).collect::<Result<_, _>>()?,
+            name: self.name.clone(),
+            ..*self
+        })
+    }
 }
 
 /// A tap whose frames leave by a NIC queue's interface.

@@ -40,8 +40,6 @@ pub(crate) struct Member {
 #[derive(Clone)]
 pub(crate) enum FarSide {
     Queue(InterfaceQueue),
-    /// The tap of an interface in tap mode.
-    Tap(Arc<Interface>),
     /// An end of a cable to another port.
     Cable(CableEnd),
     /// A network.
@@ -59,16 +57,13 @@ impl FarSide {
     pub(crate) fn queue(&self) -> Option<&InterfaceQueue> {
         match self {
             Self::Queue(queue) | Self::Member(Member { queue, .. }) => Some(queue),
-            Self::Tap(_) | Self::Cable(_) | Self::Network(_) | Self::Null { .. } => None,
+            Self::Cable(_) | Self::Network(_) | Self::Null { .. } => None,
         }
     }
 
     /// Its interface, if it is one.
     fn interface(&self) -> Option<&Interface> {
-        match self {
-            Self::Tap(interface) => Some(interface),
-            _ => self.queue().map(|queue| &*queue.interface),
-        }
+        self.queue().map(|queue| &*queue.interface)
     }
 
     /// The NUMA node of its NIC, where there are several.
@@ -79,10 +74,11 @@ impl FarSide {
     /// Opens what there is to be opened of an interface.
     /// Errors: [`InterfaceError`].
     pub(crate) fn open_until(&self, deadline: Instant) -> Result<(), InterfaceError> {
-        match self {
-            Self::Tap(interface) => interface.open_tap().map(drop),
-            _ => self.queue().map_or(Ok(()), |queue| queue.open_until(deadline)),
+        let Some(queue) = self.queue() else { return Ok(()) };
+        if queue.interface.is_by_tap() {
+            queue.interface.open_tap()?;
         }
+        queue.open_until(deadline)
     }
 
     /// Whether frames may come from a stack on the same machine, which leaves checksums unfinished.
@@ -101,7 +97,7 @@ impl FarSide {
                 pair,
             },
             Self::Network(end) | Self::Member(Member { end, .. }) => end.role(pair),
-            Self::Queue(_) | Self::Tap(_) | Self::Null { .. } => Role::Pair {
+            Self::Queue(_) | Self::Null { .. } => Role::Pair {
                 port: Arc::clone(port),
                 pair,
             },
@@ -112,7 +108,6 @@ impl FarSide {
     pub(crate) fn frame_limit(&self) -> u32 {
         match self {
             Self::Queue(queue) | Self::Member(Member { queue, .. }) => queue.interface.frame_limit(),
-            Self::Tap(interface) => interface.frame_limit(),
             Self::Network(end) => end.network.link().mtu.saturating_add(L2_BYTES),
             Self::Cable(_) | Self::Null { .. } => NULL_MTU + L2_BYTES,
         }

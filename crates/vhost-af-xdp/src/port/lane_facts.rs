@@ -110,16 +110,23 @@ impl LaneFacts {
         nic: &XdpNic,
         sends: Sends,
     ) -> io::Result<()> {
-        let binding = interface.binding(guest);
-        let note = binding.ok().and_then(|binding| binding.note);
-        self.fallbacks.extend(note.map(Fallback::NoZeroCopy));
         let bound = nic.socket();
-        self.mode = DataPath::Socket(bound.mode());
-        let not_native = interface
-            .steering
-            .fallback()
-            .map(|reason| Fallback::NotNative(reason.to_owned()));
-        self.fallbacks.extend(not_native);
+        self.mode = match interface.is_by_tap() {
+            true => DataPath::Tap,
+            false => DataPath::Socket(bound.mode()),
+        };
+        if self.mode != DataPath::Tap {
+            let binding = interface.binding(guest);
+            let note = binding.ok().and_then(|binding| binding.note);
+            self.fallbacks.extend(note.map(Fallback::NoZeroCopy));
+        }
+        let why = interface.steering.fallback().map(str::to_owned);
+        self.fallbacks.extend(match self.mode {
+            DataPath::Tap => why.map(Fallback::ByTap),
+            _ => why.map(Fallback::NotNative),
+        });
+        let no_tap = interface.no_tap_because.clone();
+        self.fallbacks.extend(no_tap.map(Fallback::NotByTap));
         let refused = bound.fallbacks().iter().map(ToString::to_string);
         self.fallbacks.extend(refused.map(Fallback::Refused));
         if interface.steering.mode() == steer::Mode::Skb && interface.link.partial_checksums {

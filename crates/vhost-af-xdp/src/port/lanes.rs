@@ -18,19 +18,19 @@ use crate::direct::{CHUNK_BYTES, DirectLane, DirectMemory};
 use crate::nic::binding::{BufferOrder, GuestBuffers, SMALL_CHUNK};
 use crate::nic::endpoint::{COPY_BYTES, Chunks, ChunksError, NicQueue};
 use crate::nic::error::InterfaceError;
-use crate::nic::interface::{Interface, RECEIVE_RING, SEND_RING};
+use crate::nic::interface::{RECEIVE_RING, SEND_RING};
 use crate::nic::interface_queue::{Coupled, InterfaceQueue};
-use crate::nic::mode::{Checksums, Fallback};
+use crate::nic::mode::Fallback;
 use crate::nic::null::{NullConfig, NullNic};
-use crate::nic::queue::{LinkState, Nic, Sends};
+use crate::nic::queue::{Nic, Sends};
 use crate::nic::xdp::XdpNic;
+use crate::switch::from_tap::FromTap;
 use crate::switch::guests::GuestLane;
 use crate::switch::joined::CopyLane;
 use crate::switch::lane::Lane;
 use crate::switch::own_queue::CopyQueue;
 use crate::switch::port_lane::PortLane;
 use crate::switch::table::PortNumber;
-use crate::switch::tap_guest::TapGuestLane;
 use device::counters::PairCounters;
 use device::net_device::{NetDevice, PairError, Path};
 use device::pair::QueuePair;
@@ -121,6 +121,13 @@ impl LentQueue {
     }
 }
 
+/// See [`LaneParts::copying_side`].
+pub(crate) struct CopyingSide {
+    pair: QueuePair,
+    /// In tap mode, by what frames come to the pair.
+    from_tap: Option<FromTap>,
+}
+
 /// What a pair's lane is made of.
 pub(crate) struct LaneParts<'a> {
     pub(crate) pair: u16,
@@ -137,10 +144,6 @@ impl LaneParts<'_> {
     pub(crate) fn build(self, placement: Placement) -> Result<BuiltLane, LaneError> {
         match (placement, &self.far) {
             (_, FarSide::Cable(_)) => self.build_cable(),
-            (_, FarSide::Tap(interface)) => {
-                let interface = Arc::clone(interface);
-                self.build_on_tap(&interface)
-            }
             (_, FarSide::Network(end)) => {
                 let number = end.number;
                 self.build_member(number)
@@ -205,42 +208,35 @@ impl LaneParts<'_> {
         })
     }
 
-    /// Builds a lane on the tap of an interface. Frames come to the first pair: a guest has that always, and the tap has
-    /// one queue.
-    fn build_on_tap(self, interface: &Arc<Interface>) -> Result<BuiltLane, LaneError> {
-        let guest = self.guest_side()?;
-        let lent = interface.lend_tap(&guest.offloads, self.pair == 0)?;
-        let mut facts = LaneFacts::tap();
-        facts.checksums = self.csum().then_some(Checksums::Kernel);
-        let link = match interface.is_up() {
-            true => LinkState::Up,
-            false => LinkState::Down,
-        };
-        let lane = TapGuestLane::new(guest, lent, link, self.counters);
-        let lane = lane.map_err(|source| InterfaceError::Tap {
-            name: interface.name(),
-            source: source.into(),
-        })?;
-        Ok(BuiltLane {
-            lane: Box::new(lane),
-            facts,
-            lent: None,
-        })
-    }
-
     fn build_copy(self) -> Result<BuiltLane, LaneError> {
-        let guest = self.guest_side()?;
         match &self.far {
             FarSide::Queue(queue) | FarSide::Member(Member { queue, .. }) => {
+                if self.pair == 0 {
+                    // Frames come to all pairs from the moment on that this queue is lent.
+                    queue.interface.forget_frames_of_tap()?;
+                }
+                let guest = self.copying_side()?;
                 let (queue, nic) = (queue.clone(), queue.lend(&self.counters)?);
                 self.build_on(queue, nic, guest)
             }
             FarSide::Null { frame_bytes } => {
                 let frame_bytes = *frame_bytes;
+                let guest = self.guest_side()?;
                 self.build_null(guest, frame_bytes)
             }
-            FarSide::Tap(_) | FarSide::Cable(_) | FarSide::Network(_) => self.build(Placement::Copy),
+            FarSide::Cable(_) | FarSide::Network(_) => self.build(Placement::Copy),
         }
+    }
+
+    /// The guest's half of a lane of copy placement.
+    pub(crate) fn copying_side(&self) -> Result<CopyingSide, LaneError> {
+        let pair = self.guest_side()?;
+        let interface = self.far.queue().map(|queue| &queue.interface);
+        let from_tap = match interface.filter(|interface| interface.is_by_tap()) {
+            None => None,
+            Some(interface) => Some(FromTap::new(interface.receive_by_tap(self.pair, &pair.offloads)?)),
+        };
+        Ok(CopyingSide { pair, from_tap })
     }
 
     /// Builds a lane of copy placement on a queue that was lent.
@@ -248,7 +244,7 @@ impl LaneParts<'_> {
         self,
         queue: InterfaceQueue,
         nic: NicQueue<XdpNic>,
-        guest: QueuePair,
+        guest: CopyingSide,
     ) -> Result<BuiltLane, LaneError> {
         let mut facts = LaneFacts::new(&nic.umem, nic.packet_bytes, nic.backing.clone(), self.csum());
         facts
@@ -271,14 +267,19 @@ impl LaneParts<'_> {
     }
 
     /// A lane of copy placement.
-    pub(crate) fn copying(self, guest: QueuePair, nic: NicQueue<XdpNic>) -> Box<dyn Lane> {
-        match &self.far {
-            FarSide::Member(Member { end, untags, .. }) => {
+    pub(crate) fn copying(self, guest: CopyingSide, nic: NicQueue<XdpNic>) -> Box<dyn Lane> {
+        let CopyingSide {
+            pair: guest,
+            from_tap,
+        } = guest;
+        match (&self.far, from_tap) {
+            (FarSide::Member(Member { end, untags, .. }), _) => {
                 let own = CopyQueue::new(&guest, nic, *untags, &self.counters);
                 let of = (end.number, self.pair);
                 Box::new(PortLane::with_queue(guest, self.counters, of, own))
             }
-            _ => Box::new(CopyLane::new(guest, nic, self.counters)),
+            (_, Some(from_tap)) => Box::new(CopyLane::by_tap(guest, nic, from_tap, self.counters)),
+            (_, None) => Box::new(CopyLane::new(guest, nic, self.counters)),
         }
     }
 

@@ -247,7 +247,6 @@ impl Port {
             self.impair(state, shortage);
         }
         let went_down = !link.up && !state.link_down;
-        let is_other = link.up == state.link_down || link.mtu != interface.mtu();
         if link.up == state.link_down {
             state.link_down = !link.up;
             let now = if link.up { "up" } else { "down" };
@@ -257,8 +256,8 @@ impl Port {
             tracing::info!(interface = link.name, mtu = link.mtu, "MTU changed");
         }
         interface.take_note(link);
-        if interface.is_by_tap() {
-            self.follow_tap(state, interface, is_other);
+        if interface.is_by_tap() && !self.follow_tap(state, interface) {
+            return false;
         }
         // In direct placement the guest's own buffers wait in the socket of an interface that is
         // down; only closing it gives them back.
@@ -277,8 +276,8 @@ impl Port {
         follows
     }
 
-    /// Lets lanes go on with the tap that there is now. `is_other`: the interface has another MTU, or another link state.
-    fn follow_tap(&self, state: &mut PortState, interface: &Interface, is_other: bool) {
+    /// Lets lanes go on with the tap that there is now; false: the interface is given up, as another mode may be had.
+    fn follow_tap(&self, state: &mut PortState, interface: &Interface) -> bool {
         match interface.open_tap() {
             Ok(true) => self.restart_lanes(state),
             Ok(false) => {}
@@ -288,12 +287,14 @@ impl Port {
                     session.stop_all(&self.workers);
                 }
                 self.impair(state, with_sources(&error));
+                if interface.is_mode_chosen && error.is_lasting_refusal() {
+                    interface.close_queues();
+                    state.interface = None;
+                    return false;
+                }
             }
         }
-        if let (true, Some(session)) = (is_other, &state.session) {
-            session.set_frame_limit(interface.frame_limit(), &self.workers);
-            session.set_link(interface.is_up(), &self.workers);
-        }
+        true
     }
 
     /// Lets lanes go on with the interface's MTU as it is now; whether a queue was set up anew for that.

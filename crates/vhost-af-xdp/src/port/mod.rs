@@ -360,10 +360,7 @@ impl Port {
             NicConfig::Interface(queues) => interface
                 .map(|interface| {
                     let first = queues.start_queue;
-                    let far = |pair| match interface.is_by_tap() {
-                        true => FarSide::Tap(Arc::clone(interface)),
-                        false => FarSide::Queue(InterfaceQueue::new(interface, first + pair)),
-                    };
+                    let far = |pair| FarSide::Queue(InterfaceQueue::new(interface, first + pair));
                     (0..pairs).map(far).collect()
                 })
                 .unwrap_or_default(),

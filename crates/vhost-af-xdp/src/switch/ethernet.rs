@@ -62,6 +62,11 @@ pub(crate) fn is_tag(kind: u16) -> bool {
     matches!(kind, TAG | SERVICE_TAG) || OLD_SERVICE_TAGS.contains(&kind)
 }
 
+/// Whether a frame has a tag, by its first bytes.
+pub(crate) fn has_tag(frame: &[u8]) -> bool {
+    matches!(frame.get(ADDRESS_BYTES..), Some(&[high, low, ..]) if is_tag(u16::from_be_bytes([high, low])))
+}
+
 /// Reads a header. `bytes`: the frame's first; those that a short frame does not have are 0.
 #[inline]
 pub(crate) fn head(bytes: &[u8; LOOK_BYTES]) -> Head {

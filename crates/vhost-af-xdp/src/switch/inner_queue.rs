@@ -183,11 +183,6 @@ impl Received {
         }
     }
 
-    /// The frame that [`Received::next`] returned last, until it is [posted again](Self::post_again).
-    pub(super) fn last(&self) -> &[Buffer] {
-        &self.frame
-    }
-
     /// Gives the other side the buffers of the frame again that came last.
     pub(super) fn post_again(&mut self) {
         let mut frame = std::mem::take(&mut self.frame);

@@ -6,6 +6,8 @@
 //! A guest that uses fewer pairs than its port has would lose what the NIC puts into the queues of the others: the NIC
 //! spreads frames over its queues whatever the guest does. So what arrives for a pair that is off goes to the pair that
 //! the lane has as its [`Peer`]: the first one, which is always on (VirtIO 1.3, 5.1.6.5.5).
+//!
+//! In tap mode nothing comes to the queue: frames come by a tap ([`super::from_tap`]). Both ways are a [`Receive`].
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -16,24 +18,26 @@ use virtqueue::Chains;
 
 use super::filter::LaneFilter;
 use super::from_guest::{Sender, Sink, Turn};
+use super::from_tap::FromTap;
 use super::guard::Guard;
 use super::lane::{Blame, Lane, Near, Peer, Stopped, Work};
 use super::limits::SEGMENTS;
 use super::rate_limit::{PortLimits, RateLimit};
-use super::receiver::{Receiver, has_frames};
+use super::receiver::{Receive, Receiver};
 use super::to_nic::{NicSink, Transmit};
 use crate::nic::endpoint::NicQueue;
 use crate::nic::hints::Promise;
 use crate::nic::lent::Lent;
 use crate::nic::queue::Nic;
 
-pub(crate) struct CopyLane<N> {
+/// See the module's head.
+pub(crate) struct CopyLane<N, R = Receiver> {
     pair: QueuePair,
     queue: NicQueue<N>,
     counters: Arc<PairCounters>,
     sender: Sender,
     transmit: Transmit,
-    receiver: Receiver,
+    receiver: R,
     buffers: Chains,
     /// What its guest may get.
     limit: Option<Arc<RateLimit>>,
@@ -46,6 +50,26 @@ impl<N: Nic> CopyLane<N> {
     pub(crate) fn new(pair: QueuePair, queue: NicQueue<N>, counters: Arc<PairCounters>) -> Self {
         let mut queue = queue;
         let receiver = Receiver::new(&pair, &mut queue, &counters);
+        Self::with(pair, queue, receiver, counters)
+    }
+}
+
+impl<N: Nic> CopyLane<N, FromTap> {
+    /// The same in tap mode.
+    pub(crate) fn by_tap(
+        pair: QueuePair,
+        queue: NicQueue<N>,
+        from_tap: FromTap,
+        counters: Arc<PairCounters>,
+    ) -> Self {
+        let mut queue = queue;
+        queue.begin();
+        Self::with(pair, queue, from_tap, counters)
+    }
+}
+
+impl<N: Nic, R: Receive> CopyLane<N, R> {
+    fn with(pair: QueuePair, queue: NicQueue<N>, receiver: R, counters: Arc<PairCounters>) -> Self {
         Self {
             pair,
             queue,
@@ -114,10 +138,10 @@ impl<N: Nic> CopyLane<N> {
     }
 }
 
-impl<N: Lent> Lane for CopyLane<N> {
+impl<N: Lent, R: Receive + Send> Lane for CopyLane<N, R> {
     fn breathe(&mut self, near: Near<'_>) -> Result<usize, Blame> {
         let sent = self.from_guest();
-        let received = match (&sent, has_frames(&mut self.queue), near.into_peer()) {
+        let received = match (&sent, self.receiver.has_frames(&mut self.queue), near.into_peer()) {
             (Err(_), ..) | (_, false, _) => Ok(0),
             _ if self.pair.to_guest.enabled => self.to_guest().map_err(Blame::Own),
             (.., Some(mut peer)) => self.to_peer(&mut peer).map_err(|fault| {
@@ -201,7 +225,7 @@ impl<N: Lent> Lane for CopyLane<N> {
     }
 
     fn set_frame_limit(&mut self, bytes: u32) {
-        self.pair.frame_limit = bytes;
+        (self.pair.frame_limit, self.queue.frame_limit) = (bytes, bytes);
         self.receiver.set_frame_limit(bytes);
     }
 
@@ -215,11 +239,19 @@ impl<N: Lent> Lane for CopyLane<N> {
     }
 
     fn awaits_nic(&self) -> bool {
-        self.receiver.awaits_nic
+        self.receiver.awaits_nic()
     }
 
     fn has_edges(&self) -> bool {
         self.queue.nic.has_edges()
+    }
+
+    fn event_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.receiver.tap()
+    }
+
+    fn note_event(&mut self) {
+        self.receiver.note_event();
     }
 
     fn inject(&mut self, frame: &[u8], _near: Near<'_>) {

@@ -31,7 +31,6 @@ use super::rate_limit::{Policer, PortLimits, RateLimit};
 use super::to_tap::ToTap;
 use crate::nic::endpoint::NicQueue;
 use crate::nic::hints::Promise;
-use crate::nic::queue::LinkState;
 use crate::nic::xdp::XdpNic;
 
 use device::pair::{Fault, QueuePair};
@@ -221,8 +220,6 @@ pub(crate) trait Lane: Send {
             pair.frame_limit = bytes;
         }
     }
-    /// What becomes of frames for the wire from now on, of a lane that does not find out by itself.
-    fn set_link(&mut self, _link: LinkState) {}
     /// What its guest may send and get, from now on.
     fn set_limits(&mut self, _limits: &PortLimits) {}
     /// Which frames its guest may send and get from now on, where that is possible; `None`: all. What it went by before
@@ -257,7 +254,7 @@ pub(crate) trait Lane: Send {
     fn event_fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }
-    /// The epoll set has reported one of the lane's descriptors.
+    /// The epoll set has reported [`Self::event_fd`].
     fn note_event(&mut self) {}
     /// Sends a frame of ours, if there is room for it now: it is an announcement, and the network may lose those.
     fn inject(&mut self, frame: &[u8], near: Near<'_>);

@@ -26,8 +26,6 @@ pub(crate) struct Members {
     pub(crate) is_filtered: bool,
     /// Lanes of queues of the uplink.
     pub(crate) uplinks: Vec<SlotAt>,
-    /// Lane of the uplink's tap, in tap mode; then there are no queues of it.
-    pub(crate) uplink_tap: Option<Guest>,
     /// Lane of the tap to the host.
     pub(crate) host: Option<Guest>,
     /// Where the others are.
@@ -94,7 +92,7 @@ impl Members {
     /// delivers them to.
     pub(super) fn without_ways_out(&self) -> Self {
         Self {
-            uplink_tap: None,
+            uplinks: Vec::new(),
             host: None,
             ways_out: [None; 2],
             ..self.clone()
@@ -104,18 +102,14 @@ impl Members {
     /// Whether frames leave by the uplink, here or at another worker.
     pub(crate) fn has_uplink(&self) -> bool {
         let [uplink, _] = self.ways_out;
-        self.has_uplink_here() || uplink.is_some()
-    }
-
-    fn has_uplink_here(&self) -> bool {
-        !self.uplinks.is_empty() || self.uplink_tap.is_some()
+        !self.uplinks.is_empty() || uplink.is_some()
     }
 
     /// Whether frames of this worker reach the uplink by a link only. What goes to a group goes by that link in any
     /// case.
     pub(crate) fn reaches_uplink_by_link(&self) -> bool {
         let [uplink, _] = self.ways_out;
-        !self.has_uplink_here() && uplink.is_some()
+        self.uplinks.is_empty() && uplink.is_some()
     }
 
     /// Whether a port has a guest at no worker.

@@ -25,6 +25,7 @@ pub(crate) mod filter;
 mod flow_hints;
 pub(crate) mod flows;
 pub(crate) mod from_guest;
+pub(crate) mod from_tap;
 mod gate;
 #[cfg(test)]
 mod gate_tests;
@@ -71,7 +72,6 @@ pub(crate) mod statistics;
 mod stray_tests;
 pub(crate) mod table;
 mod tap_frame;
-pub(crate) mod tap_guest;
 pub(crate) mod tap_lane;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod test_guest;

@@ -18,7 +18,7 @@ use super::from_guest::{Put, Sender, Sink, Turn};
 use super::guest_frame::GuestFrame;
 use super::lane::{Peer, Work};
 use super::limits::SEGMENTS;
-use super::receiver::{Receiver, has_frames};
+use super::receiver::{Receive, Receiver, has_frames};
 use super::to_nic::{NicSink, Transmit};
 use crate::nic::endpoint::NicQueue;
 use crate::nic::hints::Promise;
@@ -262,7 +262,7 @@ impl<N: Lent> OwnQueue for CopyQueue<N> {
     }
 
     fn awaits_nic(&self) -> bool {
-        self.receiver.awaits_nic
+        self.receiver.awaits_nic()
     }
 
     fn has_edges(&self) -> bool {

@@ -328,12 +328,10 @@ impl<O: OwnQueue> PortLane<O> {
             }
             let mut copies = 0;
             let host = self.members.host.filter(|_| from.is_some());
-            let uplink_tap = self.members.uplink_tap.filter(|_| leaves_here && !has_uplink);
-            let taps = host.into_iter().chain(uplink_tap);
             let note = self.note(first);
             let ports = self.members.ports_of(judged.vlan, from);
             let ports = ports.map(|(port, guest)| (guest, self.members.is_tagged(port)));
-            for (guest, is_tagged) in taps.map(|tap| (tap, true)).chain(ports) {
+            for (guest, is_tagged) in host.map(|host| (host, true)).into_iter().chain(ports) {
                 let passed = with_tag(judged, frame, is_tagged, |frame| {
                     pass_copy(burst.network, guest.at, (frame, note), &self.counters)
                 });

@@ -1,4 +1,8 @@
 //! A lane's way of frames from a NIC queue that has memory of ours to guests: each copied once.
+//!
+//! In tap mode frames come another way ([`super::from_tap`]): a lane knows what both can do ([`Receive`]).
+
+use std::os::fd::BorrowedFd;
 
 use device::counters::PairCounters;
 use device::pair::{Fault, QueuePair, Vring};
@@ -13,11 +17,35 @@ use crate::nic::queue::Nic;
 /// Batches delivered when a lane is stopped: what a receive ring holds, and not more although it may fill all the time.
 const LAST_BATCHES: usize = 32;
 
+/// How frames come to a lane that has a NIC queue.
+pub(crate) trait Receive {
+    /// Whether frames may wait.
+    fn has_frames<N: Nic>(&mut self, queue: &mut NicQueue<N>) -> bool;
+    /// Delivers a batch, as far as the guest has buffers; the frames that it got.
+    /// Errors: what the guest did wrong.
+    fn deliver<N: Nic>(&mut self, queue: &mut NicQueue<N>, guest: &mut Peer<'_>) -> Result<usize, Fault>;
+    /// The lane is about to sleep: whether frames wait already. Else the next one has to wake it.
+    fn arm<N: Nic>(&mut self, queue: &mut NicQueue<N>) -> bool;
+    /// What the lane is to do if frames wait; `None`: sleep until the guest has buffers.
+    fn when_frames_wait(&self, to_guest: &mut Vring) -> Option<Work>;
+    /// Frames may have so many bytes from now on.
+    fn set_frame_limit(&mut self, bytes: u32);
+    /// See [`Lane::awaits_nic`](super::lane::Lane::awaits_nic).
+    fn awaits_nic(&self) -> bool;
+    /// The tap that they come by; `None`: they come to the queue.
+    fn tap(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+    /// The epoll set has reported that tap.
+    fn note_event(&mut self) {}
+    /// The lane is stopped: delivers what has come since the last breath, as far as the guest has buffers.
+    fn finish<N: Nic>(self, queue: &mut NicQueue<N>, guest: Peer<'_>);
+}
+
 /// See the module's head. What a lane keeps of it between two batches.
 pub(crate) struct Receiver {
     arrivals: Arrivals,
-    /// See [`Lane::awaits_nic`](super::lane::Lane::awaits_nic).
-    pub(crate) awaits_nic: bool,
+    awaits_nic: bool,
     /// What asking filter rules was work for beyond batches so far, in frames: batches are left out for it.
     owed: usize,
 }
@@ -41,20 +69,20 @@ impl Receiver {
             ..self
         }
     }
+}
 
-    /// Frames may have so many bytes from now on.
-    pub(crate) fn set_frame_limit(&mut self, bytes: u32) {
+impl Receive for Receiver {
+    #[inline]
+    fn has_frames<N: Nic>(&mut self, queue: &mut NicQueue<N>) -> bool {
+        has_frames(queue)
+    }
+
+    fn set_frame_limit(&mut self, bytes: u32) {
         self.arrivals.set_frame_limit(bytes);
     }
 
-    /// Delivers a batch, as far as the guest has buffers; the frames that it got.
-    /// Errors: what the guest did wrong.
     #[inline]
-    pub(crate) fn deliver<N: Nic>(
-        &mut self,
-        queue: &mut NicQueue<N>,
-        guest: &mut Peer<'_>,
-    ) -> Result<usize, Fault> {
+    fn deliver<N: Nic>(&mut self, queue: &mut NicQueue<N>, guest: &mut Peer<'_>) -> Result<usize, Fault> {
         if self.owed >= BATCH {
             self.owed -= BATCH;
             return Ok(0);
@@ -72,14 +100,12 @@ impl Receiver {
         frames
     }
 
-    /// The lane is about to sleep: whether frames wait already. Else the next one has to wake it.
-    pub(crate) fn arm<N: Nic>(&mut self, queue: &mut NicQueue<N>) -> bool {
+    fn arm<N: Nic>(&mut self, queue: &mut NicQueue<N>) -> bool {
         self.awaits_nic = !has_frames(queue);
         !self.awaits_nic
     }
 
-    /// What the lane is to do if frames wait; `None`: sleep until the guest has buffers.
-    pub(crate) fn when_frames_wait(&self, to_guest: &mut Vring) -> Option<Work> {
+    fn when_frames_wait(&self, to_guest: &mut Vring) -> Option<Work> {
         // Buffers are there, or came just now.
         let has_buffers = to_guest.enabled && to_guest.queue.enable_kicks();
         has_buffers.then_some(match self.arrivals.short {
@@ -88,12 +114,15 @@ impl Receiver {
         })
     }
 
-    /// The lane is stopped: delivers what has come since the last breath, as far as the guest has buffers. Between that
-    /// and [`stop`](super::lane::Lane::stop) the control thread may have waited for a CPU. What is wrong with the guest
-    /// now is nobody's business any more.
+    fn awaits_nic(&self) -> bool {
+        self.awaits_nic
+    }
+
+    /// Between the last breath and [`stop`](super::lane::Lane::stop) the control thread may have waited for a CPU. What
+    /// is wrong with the guest now is nobody's business any more.
     ///
     /// Not for a guest that did wrong, whose VMM takes the queue's place from the ring already: its queues are off.
-    pub(crate) fn finish<N: Nic>(mut self, queue: &mut NicQueue<N>, mut guest: Peer<'_>) {
+    fn finish<N: Nic>(mut self, queue: &mut NicQueue<N>, mut guest: Peer<'_>) {
         if guest.pair.to_guest.enabled {
             for _ in 0..LAST_BATCHES {
                 self.owed = 0;

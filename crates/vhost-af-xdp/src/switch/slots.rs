@@ -25,6 +25,8 @@ use device::pair::{Fault, QueuePair};
 const DOZE: u32 = 256;
 /// Data of the event that a NIC has frames: the number of no lane.
 pub(super) const NIC_EVENT: u64 = u64::MAX;
+/// With the number of a lane: of its [`Lane::event_fd`]. Without: of a kick.
+pub(super) const EVENT_FD: u64 = 1 << 63;
 
 /// Of each network, by its name.
 pub(super) type Tables = HashMap<Arc<str>, Arc<Table>>;
@@ -119,23 +121,25 @@ impl Slot {
         self.is_in_rounds() && receives(&*self.lane)
     }
 
-    /// The descriptors that are in the worker's epoll set as long as the lane is listened to.
-    fn event_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+    /// The descriptors that are in the worker's epoll set as long as the lane is listened to, each with its number there.
+    fn event_fds(&self) -> impl Iterator<Item = (BorrowedFd<'_>, u64)> {
         let kicks = self.lane.pair().into_iter().flat_map(QueuePair::kicks);
-        kicks.chain(self.lane.event_fd())
+        let kicks = kicks.map(|kick| (kick, self.id.0));
+        let other = self.lane.event_fd().map(|fd| (fd, self.id.0 | EVENT_FD));
+        kicks.chain(other)
     }
 
     /// Lets its descriptors wake the worker.
     pub(super) fn listen(&self, epoll: &OwnedFd) {
-        for fd in self.event_fds() {
+        for (fd, number) in self.event_fds() {
             let flags = EventFlags::IN | EventFlags::ET;
             // A descriptor that cannot be watched (a regular file as kick fd) is only polled.
-            let _ = epoll::add(epoll, fd, EventData::new_u64(self.id.0), flags);
+            let _ = epoll::add(epoll, fd, EventData::new_u64(number), flags);
         }
     }
 
     pub(super) fn unlisten(&self, epoll: &OwnedFd) {
-        for fd in self.event_fds() {
+        for (fd, _) in self.event_fds() {
             let _ = epoll::delete(epoll, fd);
         }
     }
@@ -318,7 +322,7 @@ pub(super) fn acquaint(slots: &mut [Slot], tables: &Tables, place: &Place) {
         });
         members.is_filtered |= slot.lane.is_filtered();
         let (id, at) = (slot.id, SlotAt(at));
-        let of_tap = Guest {
+        let of_host = Guest {
             at,
             id,
             pair: 0,
@@ -339,8 +343,7 @@ pub(super) fn acquaint(slots: &mut [Slot], tables: &Tables, place: &Place) {
                 );
             }
             Role::Uplink { .. } => members.uplinks.push(at),
-            Role::Host { .. } => members.host = Some(of_tap),
-            Role::UplinkTap { .. } => members.uplink_tap = Some(of_tap),
+            Role::Host { .. } => members.host = Some(of_host),
             _ => {}
         }
     }
@@ -359,7 +362,6 @@ pub(super) fn acquaint(slots: &mut [Slot], tables: &Tables, place: &Place) {
             let mut near = members.clone();
             if !uplink {
                 near.uplinks.clear();
-                near.uplink_tap = None;
             }
             near.host = near.host.filter(|_| host);
             Arc::new(near)

@@ -1,4 +1,5 @@
-//! The lane of a tap device: it joins a network with the host, or with the wire where no XDP program is on the uplink.
+//! The lane of a tap device: it joins a network with the host. In tap mode the network has another one, by which frames
+//! come from the wire; of that only the reading half is used, as frames leave by the uplink's queues.
 //!
 //! To the other lanes it is a guest that takes GSO packets whole and partial checksums, with one difference: they write
 //! frames to it from where these lie ([`super::to_tap`]), a frame a system call, in which the kernel does its part.
@@ -17,7 +18,6 @@ use device::counters::PairCounters;
 use device::offloads::Offloads;
 use device::pair::{HEADER_BYTES, QueuePair};
 use rustix::io::Errno;
-use steer::TapTo;
 use virtqueue::GuestAddr;
 use virtqueue::driver::{Buffer, SplitDriver};
 
@@ -27,7 +27,6 @@ use super::limits::BATCH;
 use super::members::Members;
 use super::port_lane::PortLane;
 use super::to_tap::{ToTap, push};
-use crate::nic::queue::LinkState;
 use crate::nic::tap::{Parts, Tap};
 
 /// While guests' frames are written to the tap, the tap is read only once in so many rounds more: acknowledgements of a
@@ -70,21 +69,16 @@ impl TapLane {
     /// Errors: [`InnerQueueError`].
     pub(crate) fn new(
         tap: Tap,
-        (to, cuts_udp): (TapTo, bool),
+        cuts_udp: bool,
         counters: Arc<PairCounters>,
     ) -> Result<Self, InnerQueueError> {
         let memory = Memory::new(u64::from(BUFFERS) + READ_INTO as u64, 2)?;
         let (mut to_guest, received) = memory.queue(None, None)?;
         let (mut from_guest, from_tap) = memory.queue(None, None)?;
         (to_guest.enabled, from_guest.enabled) = (true, true);
-        // GSO packets to the wire that cannot be written from where they lie are segmented here, in portions.
-        let takes_tcp = to == TapTo::Host;
-        let takes_udp = takes_tcp && cuts_udp;
         let offloads = Offloads {
-            guest_tso4: takes_tcp,
-            guest_tso6: takes_tcp,
-            guest_uso4: takes_udp,
-            guest_uso6: takes_udp,
+            guest_uso4: cuts_udp,
+            guest_uso6: cuts_udp,
             ..Offloads::all()
         };
         let pair = memory.pair(from_guest, to_guest, offloads);
@@ -95,16 +89,10 @@ impl TapLane {
             free: free.collect::<Result<_, _>>()?,
             to_tap: ToTap {
                 tap,
-                to,
-                link: LinkState::Up,
-                frame_limit: u32::MAX,
-                is_stuck: false,
                 waiting: Received::new(received, &memory)?,
                 ram: memory.ram,
                 cuts_udp,
                 counters,
-                is_member: true,
-                may_wait: true,
                 is_given: false,
             },
             parts_of: vec![Vec::with_capacity(PARTS); usize::from(BUFFERS)],
@@ -209,8 +197,6 @@ impl Lane for TapLane {
         let is_next = self.has_frames && self.free.len() >= PARTS;
         match self.to_tap.waiting.driver.enable_calls() || is_next {
             true => Work::Now,
-            // Nothing reports that there is room again (the epoll set waits for frames to read): ask soon.
-            false if self.to_tap.is_stuck => self.lane.arm(near).max(Work::SOON),
             false => self.lane.arm(near),
         }
     }
@@ -244,13 +230,8 @@ impl Lane for TapLane {
         self.lane.meet(members);
     }
 
-    fn set_link(&mut self, link: LinkState) {
-        self.to_tap.link = link;
-    }
-
-    fn set_frame_limit(&mut self, bytes: u32) {
+    fn set_frame_limit(&mut self, _bytes: u32) {
         // Frames from the tap have none: the kernel has taken them.
-        self.to_tap.frame_limit = bytes;
     }
 
     fn event_fd(&self) -> Option<BorrowedFd<'_>> {
@@ -264,11 +245,9 @@ impl Lane for TapLane {
     fn inject(&mut self, _frame: &[u8], _near: Near<'_>) {}
 
     fn stop(mut self: Box<Self>) -> Stopped {
-        // Frames in the queue to the tap are written, as far as there is room. Frames from it are lost: the lanes of
-        // their receivers are out of reach here.
+        // Frames in the queue to the tap are written. Frames from it are lost: the lanes of their receivers are out of
+        // reach here.
         self.to_tap.write_waiting();
-        let stuck = self.to_tap.is_stuck;
-        self.to_tap.counters.to_guest_queue_stopped.add(stuck.into());
         let left = left_in(&mut self.from_tap, &mut self.parts_of);
         self.to_tap.counters.from_guest_queue_stopped.add(left);
         Box::new(self.lane).stop()

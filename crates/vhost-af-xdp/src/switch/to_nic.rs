@@ -15,7 +15,7 @@
 //! other. So the kernel takes what is in the ring before a packet is written to the tap. What follows the packet goes by
 //! the tap, too, until the guest pauses for longer than packets wait in the interface's queue (tc(8)), where frames of
 //! the socket would pass them. A packet is the kernel's before its chain is used: if the daemon dies in between, its
-//! successor sends the packet once more.
+//! successor sends the packet once more. Frames with more pieces than the queue takes go the same way.
 
 mod plain;
 
@@ -34,6 +34,7 @@ use xsk::{TxDesc, Umem, UmemOffset};
 use super::bucket::Ticks;
 use super::bytes::guest_to_umem;
 use super::cutter::Cutter;
+use super::ethernet;
 use super::from_guest::{Put, Sink, Tally, Turn};
 use super::gso::{Builder, FromChain, GsoPacket, Remainder, Source};
 use super::guest_frame::GuestFrame;
@@ -63,7 +64,7 @@ pub(crate) struct Transmit {
     is_shared: bool,
     /// The guest's next GSO packet found no room before.
     has_waited: bool,
-    /// A GSO packet went by the tap, and may still be on its way.
+    /// A GSO packet, or a long frame, went by the tap, and may still be on its way.
     uses_tap: bool,
     /// When the last frame went by it.
     last_by_tap: Ticks,
@@ -300,6 +301,11 @@ impl<'a, N: Nic> NicSink<'a, N> {
     #[cold]
     fn copy_in_pieces(&mut self, frame: GuestFrame<'_>, tally: &mut Tally) -> Option<()> {
         let len = frame.sending.len;
+        if self.needs_tap(len)
+            && let Some(done) = self.put_by_tap(frame, tally)
+        {
+            return done;
+        }
         let Some(chunks) = self.chunks(len) else {
             return Some(());
         };
@@ -327,10 +333,21 @@ impl<'a, N: Nic> NicSink<'a, N> {
         Some(())
     }
 
+    /// Whether a frame can leave only by the tap, if there is one.
+    #[inline]
+    fn needs_tap(&self, len: u32) -> bool {
+        self.queue.send_tap.is_some() && self.pieces(len) > self.queue.sends.most_pieces
+    }
+
+    #[inline]
+    fn pieces(&self, len: u32) -> usize {
+        len.div_ceil(self.queue.umem.max_sent_bytes()) as usize
+    }
+
     /// Chunks that a frame needs; `None`: more than one can have, which is counted.
     #[inline]
     fn chunks(&self, len: u32) -> Option<usize> {
-        let chunks = len.div_ceil(self.queue.umem.max_sent_bytes()) as usize;
+        let chunks = self.pieces(len);
         if chunks > self.queue.sends.most_pieces {
             self.counters.from_guest_too_many_pieces.add(1);
             return None;
@@ -342,19 +359,11 @@ impl<'a, N: Nic> NicSink<'a, N> {
     #[inline(never)]
     fn copy_asking(&mut self, frame: GuestFrame<'_>, turn: &mut Turn) -> Option<()> {
         let &Sending { len, request, .. } = frame.sending;
-        if self.transmit.uses_tap && request.gso.is_none() {
-            match self.send_by_tap(frame) {
-                ByTap::Sent => {
-                    self.counters
-                        .from_guest_checksums_left
-                        .add(request.csum.is_some().into());
-                    turn.tally.add(len);
-                    return Some(());
-                }
-                ByTap::Lost => return Some(()),
-                ByTap::NoRoom => return None,
-                ByTap::Refused => {}
-            }
+        if request.gso.is_none()
+            && (self.transmit.uses_tap || self.needs_tap(len))
+            && let Some(done) = self.put_by_tap(frame, &mut turn.tally)
+        {
+            return done;
         }
         match request {
             Request {
@@ -375,6 +384,25 @@ impl<'a, N: Nic> NicSink<'a, N> {
                 Some(())
             }
             Request { csum: None, .. } => self.copy(frame, &mut turn.tally),
+        }
+    }
+
+    /// Sends a frame by the tap; `None`: the tap does not take it.
+    fn put_by_tap(&mut self, frame: GuestFrame<'_>, tally: &mut Tally) -> Option<Option<()>> {
+        let &Sending { len, request, .. } = frame.sending;
+        match self.send_by_tap(frame) {
+            ByTap::Sent => {
+                self.transmit.uses_tap = true;
+                let leaves_checksum = request.csum.is_some();
+                self.counters
+                    .from_guest_checksums_left
+                    .add(leaves_checksum.into());
+                tally.add(len);
+                Some(Some(()))
+            }
+            ByTap::Lost => Some(Some(())),
+            ByTap::NoRoom => Some(None),
+            ByTap::Refused => None,
         }
     }
 
@@ -401,6 +429,10 @@ impl<'a, N: Nic> NicSink<'a, N> {
     /// now.
     fn cut(&mut self, frame: GuestFrame<'_>, gso: Gso, turn: &mut Turn) -> Option<()> {
         let mut headers = [0; HEADERS_MAX];
+        let frame = GuestFrame {
+            frame_limit: frame.frame_limit.min(self.queue.frame_limit),
+            ..frame
+        };
         let Some(mut packet) = GsoPacket::open(frame, gso, self.counters, &mut headers) else {
             return Some(());
         };
@@ -448,6 +480,11 @@ impl<'a, N: Nic> NicSink<'a, N> {
         let (segments, headers) = (u64::from(plan.segments()), plan.header_len() as u32);
         if segments > SEGMENTS as u64 {
             // The kernel would segment it in one go, in the worker's time; the daemon sends it in portions.
+            return ByTap::Refused;
+        }
+        let untagged_limit = frame.frame_limit.saturating_sub(ethernet::TAG_BYTES as u32);
+        if plan.segment_bytes_max() > untagged_limit && !ethernet::has_tag(frame.head) {
+            // As long as only frames with a tag are: the kernel takes frames of that length, but no segments.
             return ByTap::Refused;
         }
         let sent = self.send_by_tap(frame);

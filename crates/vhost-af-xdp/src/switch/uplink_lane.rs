@@ -449,7 +449,7 @@ impl<N: Lent> Lane for UplinkLane<N> {
     }
 
     fn set_frame_limit(&mut self, bytes: u32) {
-        self.origin.frame_limit = bytes;
+        (self.origin.frame_limit, self.queue.frame_limit) = (bytes, bytes);
         for inbox in &mut self.inboxes {
             inbox.arrivals.set_frame_limit(bytes);
         }

@@ -50,7 +50,7 @@ use super::new_lane::NewLane;
 use super::polling::{Polling, Waits};
 use super::progress::{Progress, Watcher};
 use super::role::Role;
-use super::slots::{self, Place, Slot, Tables};
+use super::slots::{self, EVENT_FD, Place, Slot, Tables};
 use super::spread::Spread;
 use super::statistics::{LOOKS_PER_TIMED, LaneCounted, Stopwatch, WorkerCounters};
 use super::table::Table;
@@ -439,9 +439,12 @@ impl Worker {
     /// Lets lanes breathe again whose guests kicked.
     fn wake(&mut self, events: &[Event]) {
         for event in events {
-            if let Some(at) = self.place_of(LaneId(event.data.u64())) {
+            let number = event.data.u64();
+            if let Some(at) = self.place_of(LaneId(number & !EVENT_FD)) {
                 let slot = &mut self.lanes[at];
-                slot.lane.note_event();
+                if number & EVENT_FD != 0 {
+                    slot.lane.note_event();
+                }
                 self.progress.take_up(slot.id);
                 if slot.wake() {
                     self.awake.push(at);

@@ -94,9 +94,7 @@ impl Roster {
         for lane in self.of_network(network) {
             match &lane.role {
                 Role::Member { port, .. } => _ = spread.ports.insert(*port, lane.worker),
-                Role::Uplink { .. } | Role::UplinkTap { .. } => {
-                    _ = spread.exits[0].insert(lane.worker);
-                }
+                Role::Uplink { .. } => _ = spread.exits[0].insert(lane.worker),
                 Role::Host { .. } => _ = spread.exits[1].insert(lane.worker),
                 _ => {}
             }

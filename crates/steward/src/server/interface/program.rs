@@ -8,12 +8,14 @@ use std::path::Path;
 use steer::{Mode, ModeRequest, Program, with_sources};
 
 use super::Interface;
-use crate::links::DriverSends;
+use crate::links::{DriverSends, Link};
 use crate::protocol::{Reason, Refusal};
 use crate::server::file::may_crash;
 
 /// Ethernet header and one VLAN tag, bytes: what a frame may be longer than the MTU.
 const L2_BYTES: u32 = 18;
+/// Largest MTU whose frames drivers put into one buffer in zero-copy.
+const LONGEST_MTU_IN_ONE: u32 = 1500;
 /// Longest frame for which a program without multi-buffer support can be attached, bytes: a page less headroom and the
 /// kernel's own tail (veth and most drivers).
 const LONGEST_WITHOUT_FRAGS: u32 = 3000;
@@ -24,20 +26,89 @@ pub fn wants_frags(mtu: u32) -> bool {
     mtu.saturating_add(L2_BYTES) > LONGEST_WITHOUT_FRAGS
 }
 
+/// Drivers of devices that are made of software, which have no zero-copy: kernels before Linux 6.3 do not say.
+const SOFTWARE: [&str; 10] = [
+    "veth",
+    "netkit",
+    "macvlan",
+    "ipvlan",
+    "802.1Q VLAN Support",
+    "bridge",
+    "bonding",
+    "team",
+    "tun",
+    "dummy",
+];
+
+/// Why AF_XDP would copy frames of an interface, as far as that is known without a try. A tap costs streams less then.
+fn copies(link: &Link) -> Option<&'static str> {
+    let sends = DriverSends::by_index(link.index);
+    let has_none = SOFTWARE.contains(&link.driver.as_str()) || !sends.zero_copy;
+    let is_long = link.mtu > LONGEST_MTU_IN_ONE && sends.most_pieces == 1;
+    match (has_none, is_long) {
+        (true, _) => Some("the driver has no zero-copy"),
+        (false, true) => Some("beyond MTU 1500 the driver has no multi-buffer in zero-copy"),
+        (false, false) => None,
+    }
+}
+
 impl Interface {
+    /// How a lease's request for a mode is met: as the program is attached, or would be.
+    pub(in crate::server) fn mode_of(attached: Option<Mode>, link: &Link, asked: ModeRequest) -> ModeRequest {
+        let is_tap = match attached {
+            Some(mode) => mode == Mode::Tap,
+            None => copies(link).is_some(),
+        };
+        match (asked, is_tap) {
+            (ModeRequest::Auto, true) => ModeRequest::Tap,
+            (ModeRequest::Auto, false) => ModeRequest::Xdp,
+            (asked, _) => asked,
+        }
+    }
+
+    /// In which mode a lease is that is given now.
+    pub(in crate::server) fn settle_mode(&mut self, asked: ModeRequest) -> ModeRequest {
+        if asked == ModeRequest::Tap {
+            // From now on somebody has asked for it.
+            self.mode = asked;
+        }
+        Self::mode_of(self.mode(), &self.link, asked)
+    }
+
+    /// Attaches the program otherwise, for all leases, where nobody has asked for tap mode by name; whether it is.
+    pub(in crate::server) fn leave_tap_mode(&mut self, asked: ModeRequest) -> bool {
+        let may = self.mode == ModeRequest::Auto && self.is_by_tap();
+        if !may || matches!(asked, ModeRequest::Auto | ModeRequest::Tap) || !self.detach() {
+            return false;
+        }
+        self.mode = asked;
+        self.attach();
+        if self.program.is_some() {
+            return true;
+        }
+        let why = std::mem::take(&mut self.note);
+        self.mode = ModeRequest::Auto;
+        self.attach();
+        tracing::warn!(interface = self.link.name, "tap mode not left: {why}");
+        false
+    }
+
     pub(super) fn attach(&mut self) {
         self.unpin();
         let only_skb = self.link.only_skb();
-        let mode = match (self.mode, only_skb) {
+        let (mode, why) = match (self.mode, only_skb) {
             (ModeRequest::Native, Some(why)) => {
                 self.note = format!("{why}: use mode=skb");
                 return;
             }
-            (ModeRequest::Tap, _) => ModeRequest::Tap,
-            (_, Some(_)) => ModeRequest::Skb,
-            (mode, None) => mode,
+            (ModeRequest::Auto, _) => match copies(&self.link) {
+                Some(why) => (ModeRequest::Tap, Some(why)),
+                None => (ModeRequest::Auto, None),
+            },
+            (ModeRequest::Tap, _) => (ModeRequest::Tap, None),
+            (_, Some(_)) => (ModeRequest::Skb, only_skb),
+            (mode, None) => (mode, None),
         };
-        let only_skb = only_skb.filter(|_| mode == ModeRequest::Skb);
         let attached = Program::attach(self.link.index, mode, wants_frags(self.link.mtu));
         may_crash("attached");
         // A program that does not know what leases take must not be used by them: it is off again at once.
@@ -53,7 +124,7 @@ impl Interface {
             });
         match known {
             Ok(mut program) => {
-                self.note = program.fallback().or(only_skb).unwrap_or_default().to_owned();
+                self.note = program.fallback().or(why).unwrap_or_default().to_owned();
                 self.sends = DriverSends::by_index(self.link.index);
                 self.generation = self.generation.wrapping_add(1);
                 let (mode, program_id) = (program.mode(), program.id());

@@ -92,7 +92,7 @@ impl Setting<'_> {
         };
         let plan = self.plan;
         let frags = plan.longest_received() > LONGEST_IN_ONE_BUFFER;
-        let program = VerdictProgram::attach(plan.link.index, ModeRequest::Auto, frags, verdict)?;
+        let program = VerdictProgram::attach(plan.link.index, ModeRequest::Xdp, frags, verdict)?;
         let mut figure = self.watched(|tally| {
             loop {
                 let is_last = self.meter.is_stopped();

@@ -32,7 +32,6 @@ use crate::direct::registration::UnderWay;
 use crate::guard::alarm::Alarm;
 use crate::guard::sigbus::{Watch, Watched};
 use crate::nic::hints::Promise;
-use crate::nic::queue::LinkState;
 use crate::port::announce;
 use crate::port::far::FarSide;
 use crate::port::features::{self, F_LOG_ALL, F_PROTOCOL_FEATURES, PASSED_CONTROL};
@@ -358,14 +357,6 @@ impl Session {
     pub(crate) fn set_frame_limit(&self, bytes: u32, workers: &Workers) {
         for lane in self.lanes.iter().flatten() {
             lane.change(workers, move |lane, _| lane.set_frame_limit(bytes));
-        }
-    }
-
-    /// What becomes of frames for the wire from now on, where lanes do not find out by themselves. `up`: the interface is.
-    pub(crate) fn set_link(&self, up: bool, workers: &Workers) {
-        let link = if up { LinkState::Up } else { LinkState::Down };
-        for lane in self.lanes.iter().flatten() {
-            lane.change(workers, move |lane, _| lane.set_link(link));
         }
     }
 

@@ -214,7 +214,7 @@ impl Session {
             lent.give_back(queue);
             return self.start_pair(pair, context);
         }
-        match self.parts(pair, context).guest_side() {
+        match self.parts(pair, context).copying_side() {
             Ok(guest) => {
                 let lane = self.parts(pair, context).copying(guest, queue);
                 let at = self.give_to_worker(pair, lane, context);

@@ -33,11 +33,7 @@ fn world_with(ports: u8, cuts_udp: bool) -> (World, OwnedFd, Arc<PairCounters>) 
     let (family, flags) = (AddressFamily::UNIX, SocketFlags::NONBLOCK);
     let (host, tap) = socketpair(family, SocketType::SEQPACKET, flags, None).expect("sockets");
     let counters = Arc::<PairCounters>::default();
-    let lane = TapLane::new(
-        Tap::new(tap),
-        (steer::TapTo::Host, cuts_udp),
-        Arc::clone(&counters),
-    );
+    let lane = TapLane::new(Tap::new(tap), cuts_udp, Arc::clone(&counters));
     let role = Role::Host {
         network: NETWORK.into(),
     };

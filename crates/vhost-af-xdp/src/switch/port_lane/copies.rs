@@ -59,8 +59,8 @@ impl<O: OwnQueue> PortLane<O> {
             }
             let ports = members.ports_of(vlan, Some(self.number));
             let ports = ports.map(|(port, guest)| (guest, members.is_tagged(port)));
-            let taps = members.host.into_iter().chain(members.uplink_tap);
-            for (guest, is_tagged) in taps.map(|tap| (tap, true)).chain(ports) {
+            let host = members.host.map(|host| (host, true));
+            for (guest, is_tagged) in host.into_iter().chain(ports) {
                 let shown = if is_tagged { &tagged[..] } else { frame };
                 let len = u32::try_from(shown.len()).unwrap_or(u32::MAX);
                 if let Some(mut peer) = network.guest(guest.at)

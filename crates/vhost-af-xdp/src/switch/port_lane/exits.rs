@@ -1,4 +1,4 @@
-//! How frames of a port leave the network: by the uplink (NIC queues or a tap), by a queue of the port's own, or to the
+//! How frames of a port leave the network: by the uplink, by a queue of the port's own, or to the
 //! host.
 
 use device::counters::{Counter, PairCounters};
@@ -177,13 +177,8 @@ impl<O: OwnQueue> PortLane<O> {
         if self.put_to_nic(run, burst).is_some() || self.wait_for_uplink() {
             return;
         }
-        match self.members.uplink_tap {
-            Some(tap) => self.to_tap(tap, run, burst, nobody),
-            None => {
-                let [link, _] = self.members.ways_out;
-                self.leave_by(link, run, burst, nobody);
-            }
-        }
+        let [link, _] = self.members.ways_out;
+        self.leave_by(link, run, burst, nobody);
     }
 
     /// Lets frames wait for the uplink, if its last queue is set up anew; whether they do. Those of a link do not: they
@@ -246,15 +241,6 @@ impl<O: OwnQueue> PortLane<O> {
             if let Some(frame) = judged.frame(&self.pair, buffers) {
                 match with_tag(judged, frame, true, |frame| tap.put(frame, &self.counters)) {
                     TapPut::Done => burst.turn.tally.add(frame.sending.len),
-                    TapPut::Whole { segments, headers } => {
-                        let len = frame.sending.len;
-                        burst.turn.tally.add_unsegmented(len, segments.into(), headers);
-                    }
-                    TapPut::NoRoom => {
-                        self.counters.from_guest_waits.add(1);
-                        self.waits = true;
-                        return;
-                    }
                     TapPut::Queue => return,
                 }
             }

@@ -140,7 +140,7 @@ impl Worker {
         (now.duration_since(before), now)
     }
 
-    /// Counts who woke the worker, and listens no more to a lane that does so for nothing.
+    /// Counts kicks that woke the worker, and listens no more to a lane whose guest does so for nothing.
     pub(super) fn note_wakes(&mut self, events: &[Event]) {
         for event in events {
             let Some(at) = self.place_of(LaneId(event.data.u64())) else {

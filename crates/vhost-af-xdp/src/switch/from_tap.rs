@@ -1,4 +1,7 @@
-//! From a tap into a guest's buffers, by one readv(2) a frame.
+//! From a tap into a guest's buffers, by one readv(2) a frame: how frames come where the interface is in tap mode and
+//! the guest has its queues for itself. The kernel segments them and completes checksums as far as the guest did not
+//! accept such offloads ([`Tap::set_offloads`]). What finds no buffers of the guest waits in the tap. The kernel drops
+//! what finds no room there, and counts it.
 //!
 //! The header comes into memory of ours. It is checked, and written before the frame when the frame is there. What the
 //! buffers offered do not hold comes into memory of ours, behind them. Then the frame is put together there, and copied
@@ -9,22 +12,26 @@
 //! all frames come into memory of ours, and are copied.
 
 use std::io::ErrorKind;
+use std::os::fd::{AsFd, BorrowedFd};
 
 use device::counters::PairCounters;
 use device::meter;
 use device::offloads::Offloads;
-use device::pair::{Fault, HEADER_BYTES};
+use device::pair::{Fault, HEADER_BYTES, Vring};
 use offload::checksum::ChecksumAt;
 use offload::segment::{GsoKind, Request};
 use rustix::io::Errno;
 
+use super::filter::{Facts, Judge};
+use super::guard::LOOK_BYTES;
+use super::lane::{Peer, Work};
+use super::limits::{BATCH, BYTES_A_FRAME};
+use super::rate_limit::{Cost, Policer};
+use super::receiver::Receive;
+use super::to_guest::{Delivery, Fit};
+use crate::nic::endpoint::NicQueue;
+use crate::nic::queue::Nic;
 use crate::nic::tap::{Parts, Tap};
-use crate::switch::filter::{Facts, Judge};
-use crate::switch::guard::LOOK_BYTES;
-use crate::switch::lane::Peer;
-use crate::switch::limits::{BATCH, BYTES_A_FRAME};
-use crate::switch::rate_limit::{Cost, Policer};
-use crate::switch::to_guest::{Delivery, Fit};
 
 /// Bytes of the longest frame: a GSO packet with a tag.
 const LONGEST: usize = 65_560;
@@ -37,7 +44,9 @@ const READ_EACH: u32 = 8;
 const TURN_BYTES: u64 = BATCH as u64 * BYTES_A_FRAME;
 
 /// See the module's head. What a lane keeps of it between two turns.
-pub(super) struct FromTap {
+pub(crate) struct FromTap {
+    /// `None`: no frames come to this lane, or no more: the tap is gone.
+    tap: Option<Tap>,
     /// A frame that its guest's buffers did not hold.
     room: Box<[u8]>,
     /// The one in `room` that waits for buffers.
@@ -51,7 +60,8 @@ pub(super) struct FromTap {
     buffers: usize,
     /// The tap may have frames: it was not found empty since the epoll set reported some.
     has_frames: bool,
-    is_gone: bool,
+    /// The frame that is held waits for more buffers than the guest had.
+    short: bool,
     /// Rounds since the tap was read last.
     rounds: u32,
     /// What asking filter rules was work for beyond turns so far, in frames: turns are left out for it.
@@ -76,72 +86,30 @@ enum Came {
     Ours(Held),
 }
 
-impl Default for FromTap {
-    fn default() -> Self {
+impl FromTap {
+    /// Of a tap; without one no frames come.
+    pub(crate) fn new(tap: Option<Tap>) -> Self {
+        let bytes = if tap.is_some() { LONGEST } else { 0 };
         Self {
-            room: vec![0; LONGEST].into(),
+            tap,
+            room: vec![0; bytes].into(),
             held: None,
             expected: 1,
             frames: 8,
             buffers: 1,
             has_frames: true,
-            is_gone: false,
+            short: false,
             rounds: 0,
             owed: 0,
         }
     }
-}
-
-impl FromTap {
-    /// Whether a round is to look for frames.
-    #[inline]
-    pub(super) fn is_due(&mut self) -> bool {
-        self.rounds += 1;
-        self.may_have_frames() || (self.rounds >= READ_EACH && !self.is_gone)
-    }
 
     /// Whether frames may wait that no event will tell of.
-    pub(super) fn may_have_frames(&self) -> bool {
-        self.has_frames || self.held.is_some()
+    fn may_have_frames(&self) -> bool {
+        self.held.is_some() || (self.has_frames && self.tap.is_some())
     }
 
-    /// Whether a frame waits for more buffers than the guest had.
-    pub(super) fn is_short(&self) -> bool {
-        self.held.is_some()
-    }
-
-    /// The epoll set has reported frames.
-    pub(super) fn note_event(&mut self) {
-        self.has_frames = !self.is_gone;
-    }
-
-    /// Delivers what waits, a turn at most, as far as the guest has buffers; the frames that it got.
-    /// Errors: what the guest did wrong.
-    pub(super) fn deliver(&mut self, tap: &Tap, mut guest: Peer<'_>) -> Result<usize, Fault> {
-        self.rounds = 0;
-        if self.owed >= BATCH {
-            self.owed -= BATCH;
-            return Ok(0);
-        }
-        let most = self.frames.div_ceil(8) * self.buffers;
-        let mut delivery = Delivery::begin_with(guest.pair, guest.buffers, guest.counters, most)?;
-        let mut admission = Admission {
-            policer: &mut guest.policer,
-            filter: guest.filter.as_deref_mut(),
-        };
-        let done = self.fill(tap, &mut delivery, &mut admission);
-        let frames = done.map(|()| delivery.finish())?;
-        self.owed += guest.take_work();
-        meter::took(frames);
-        Ok(frames)
-    }
-
-    fn fill(
-        &mut self,
-        tap: &Tap,
-        delivery: &mut Delivery<'_>,
-        admission: &mut Admission<'_, '_>,
-    ) -> Result<(), Fault> {
+    fn fill(&mut self, delivery: &mut Delivery<'_>, admission: &mut Admission<'_, '_>) -> Result<(), Fault> {
         let (mut came, mut refused) = (0, 0);
         while came < BATCH {
             if let Some(Held { len, header }) = self.held {
@@ -151,6 +119,7 @@ impl FromTap {
                     count(&header, delivery.counters);
                 }
                 if fit == Fit::Later {
+                    self.short = true;
                     break;
                 }
                 self.held = None;
@@ -171,7 +140,7 @@ impl FromTap {
             }
             let before = delivery.left();
             let has_header = delivery.pair().header_bytes == HEADER_BYTES;
-            match self.read(tap, delivery, is_expected && has_header && admission.admits_all()) {
+            match self.read(delivery, is_expected && has_header && admission.admits_all()) {
                 Came::Nothing => break,
                 Came::Wrong => {}
                 Came::InPlace(Held { len, header }) => {
@@ -195,7 +164,10 @@ impl FromTap {
 
     /// Reads a frame, into the guest's next buffers if it may come there.
     #[inline]
-    fn read(&mut self, tap: &Tap, delivery: &mut Delivery<'_>, may_be_in_place: bool) -> Came {
+    fn read(&mut self, delivery: &mut Delivery<'_>, may_be_in_place: bool) -> Came {
+        let Some(tap) = &self.tap else {
+            return Came::Nothing;
+        };
         let mut header = [0; HEADER_BYTES as usize];
         let mut parts = Parts::new();
         parts.push_room(&mut header);
@@ -209,10 +181,18 @@ impl FromTap {
             match tap.read(&parts) {
                 Ok(bytes) => break bytes,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => {
-                    self.is_gone = error.raw_os_error() == Some(Errno::BADFD.raw_os_error());
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     self.has_frames = false;
                     return Came::Nothing;
+                }
+                Err(error) if error.raw_os_error() == Some(Errno::BADFD.raw_os_error()) => {
+                    self.tap = None;
+                    return Came::Nothing;
+                }
+                // The kernel had a frame, and could not write it there: it is lost.
+                Err(_) => {
+                    delivery.counters.to_guest_host_refused.add(1);
+                    return Came::Wrong;
                 }
             }
         };
@@ -230,6 +210,70 @@ impl FromTap {
         }
         delivery.read_back(&mut self.room[..from]);
         Came::Ours(frame)
+    }
+}
+
+impl Receive for FromTap {
+    /// Whether a round is to look for frames.
+    #[inline]
+    fn has_frames<N: Nic>(&mut self, _queue: &mut NicQueue<N>) -> bool {
+        self.rounds += 1;
+        self.may_have_frames() || (self.rounds >= READ_EACH && self.tap.is_some())
+    }
+
+    fn deliver<N: Nic>(&mut self, _queue: &mut NicQueue<N>, guest: &mut Peer<'_>) -> Result<usize, Fault> {
+        self.rounds = 0;
+        if self.owed >= BATCH {
+            self.owed -= BATCH;
+            return Ok(0);
+        }
+        self.short = false;
+        let most = self.frames.div_ceil(8) * self.buffers;
+        let mut delivery = Delivery::begin_with(guest.pair, guest.buffers, guest.counters, most)?;
+        let mut admission = Admission {
+            policer: &mut guest.policer,
+            filter: guest.filter.as_deref_mut(),
+        };
+        let done = self.fill(&mut delivery, &mut admission);
+        let frames = done.map(|()| delivery.finish())?;
+        self.owed += guest.take_work();
+        meter::took(frames);
+        Ok(frames)
+    }
+
+    fn arm<N: Nic>(&mut self, _queue: &mut NicQueue<N>) -> bool {
+        self.may_have_frames()
+    }
+
+    fn when_frames_wait(&self, to_guest: &mut Vring) -> Option<Work> {
+        // Buffers are there, or came just now.
+        let has_buffers = to_guest.enabled && to_guest.queue.enable_kicks();
+        has_buffers.then_some(match self.short {
+            true => Work::SOON,
+            false => Work::Now,
+        })
+    }
+
+    /// Frames from the tap have no limit: the kernel has taken them.
+    fn set_frame_limit(&mut self, _bytes: u32) {}
+
+    /// Nothing comes to the socket, so it is not waited for.
+    fn awaits_nic(&self) -> bool {
+        false
+    }
+
+    fn tap(&self) -> Option<BorrowedFd<'_>> {
+        self.tap.as_ref().map(Tap::as_fd)
+    }
+
+    fn note_event(&mut self) {
+        self.has_frames = true;
+    }
+
+    /// What waits in the tap is for whoever reads it next.
+    fn finish<N: Nic>(self, _queue: &mut NicQueue<N>, guest: Peer<'_>) {
+        let held = u64::from(self.held.is_some());
+        guest.counters.to_guest_queue_stopped.add(held);
     }
 }
 
@@ -313,3 +357,7 @@ fn checked(header: [u8; 10], len: u32, offloads: &Offloads) -> Option<[u8; 10]> 
 
 /// `VIRTIO_NET_HDR_F_NEEDS_CSUM`, VirtIO 1.3, 5.1.6.
 const NEEDS_CSUM: u8 = 1;
+
+#[cfg(test)]
+#[path = "from_tap_tests.rs"]
+mod tests;

@@ -1,15 +1,20 @@
-//! A guest joined with a tap, which is played by a socket that keeps frames apart.
+//! A guest that gets frames from a tap, which is played by a socket that keeps frames apart.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use device::offloads::Offloads;
+use device::pair::QueuePair;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use virtqueue::driver::{Buffer, QueueDriver};
-use virtqueue::{Journal, QueueFeatures};
+use virtqueue::{Chains, Journal, QueueFeatures};
 
 use super::*;
-use crate::nic::tap::Tap;
+use crate::nic::endpoint::Chunks;
+use crate::nic::null::{NullConfig, NullNic};
+use crate::nic::queue::Sends;
 use crate::rates::{PortRates, Rate, Rates};
+use crate::switch::rate_limit::{PortLimits, RateLimit};
 use crate::switch::test_guest::{HEADER, Memory};
 
 const BEFORE: usize = HEADER as usize;
@@ -19,8 +24,12 @@ const TCP: [u8; BEFORE] = [1, 1, 54, 0, 232, 3, 34, 0, 16, 0, 0, 0];
 
 struct World {
     memory: Memory,
-    lane: TapGuestLane,
-    sends: QueueDriver,
+    from_tap: FromTap,
+    pair: QueuePair,
+    chains: Chains,
+    limit: Option<Arc<RateLimit>>,
+    /// That nothing comes to.
+    queue: NicQueue<NullNic>,
     receives: QueueDriver,
     /// Receive buffers by the number that the driver knows them by.
     buffers: Vec<Buffer>,
@@ -32,27 +41,30 @@ impl World {
     fn new(offloads: Offloads, mergeable: bool) -> Self {
         let memory = Memory::new(4 << 20, 0);
         let vring = || memory.vring(64, QueueFeatures::default(), Journal::None);
-        let ((from_guest, sends), (to_guest, receives)) = (vring(), vring());
+        let ((from_guest, _), (to_guest, receives)) = (vring(), vring());
         let pair = QueuePair {
             mergeable,
             ..memory.side(from_guest, to_guest, offloads)
         };
         let (family, flags) = (AddressFamily::UNIX, SocketFlags::NONBLOCK);
         let (kernel, tap) = socketpair(family, SocketType::SEQPACKET, flags, None).expect("sockets");
-        let counters = Arc::<PairCounters>::default();
-        let lent = LentTap {
-            tap: Tap::new(tap),
-            cuts_udp: true,
-            receiving: None,
+        let chunks = Chunks::new(1 << 20, 2048, 64).expect("memory");
+        let config = NullConfig {
+            frame_bytes: 0,
+            header_bytes: 0,
+            at_once: 0,
         };
-        let lane = TapGuestLane::new(pair, lent, LinkState::Up, Arc::clone(&counters));
+        let nic = NullNic::new(chunks.umem.clone(), config, 64);
         Self {
-            lane: lane.expect("memory"),
+            from_tap: FromTap::new(Some(Tap::new(tap))),
+            pair,
+            chains: Chains::default(),
+            limit: None,
+            queue: NicQueue::new(nic, chunks, Sends::PLAIN),
             memory,
-            sends,
             receives,
             buffers: vec![Buffer::writable(virtqueue::GuestAddr(0), 0); 64],
-            counters,
+            counters: Arc::default(),
             kernel,
         }
     }
@@ -72,10 +84,17 @@ impl World {
         rustix::io::write(&self.kernel, &[&header[..], frame].concat()).expect("room");
     }
 
+    fn deliver(&mut self) {
+        let guest = Peer::new(&mut self.pair, &mut self.chains, &self.counters);
+        let mut guest = guest.limited(self.limit.as_ref());
+        let delivered = self.from_tap.deliver(&mut self.queue, &mut guest);
+        delivered.expect("no fault");
+    }
+
     /// A turn to the guest; what it got, with the header of the first buffer.
     fn turn(&mut self) -> Vec<(Vec<u8>, usize)> {
-        self.lane.from_tap.note_event();
-        self.lane.to_guest().expect("no fault");
+        self.from_tap.note_event();
+        self.deliver();
         let mut got: Vec<(Vec<u8>, usize)> = Vec::new();
         let mut missing = 0;
         while let Some(used) = self.receives.take_used() {
@@ -91,30 +110,6 @@ impl World {
         }
         assert_eq!(missing, 0, "buffers of a frame come together");
         got
-    }
-
-    /// The guest sends; what the kernel gets then.
-    fn send(&mut self, bytes: &[u8], pieces: usize) -> Option<Vec<u8>> {
-        let addr = self.memory.put(bytes);
-        let step = bytes.len().div_ceil(pieces);
-        let buffers: Vec<_> = (0..bytes.len())
-            .step_by(step)
-            .map(|at| {
-                let addr = addr.checked_add(at as u64).expect("inside");
-                Buffer::readable(addr, step.min(bytes.len() - at) as u32)
-            })
-            .collect();
-        self.sends.add(&buffers).expect("room in the ring");
-        self.sends.publish();
-        self.lane.from_guest().expect("no fault");
-        self.heard()
-    }
-
-    fn heard(&self) -> Option<Vec<u8>> {
-        let mut bytes = vec![0; 70_000];
-        let len = rustix::io::read(&self.kernel, &mut bytes).ok()?;
-        bytes.truncate(len);
-        Some(bytes)
     }
 }
 
@@ -172,7 +167,7 @@ fn frame_waits_for_buffers_and_others_behind_it() {
     world.give(TCP, &large);
     world.give(NOTHING, &behind);
     assert_eq!(world.turn(), []);
-    assert!(world.lane.from_tap.is_short());
+    assert!(world.from_tap.short);
     world.post(8, 1526);
     let got = world.turn();
     assert!(got == [with_buffers(TCP, &large, 6), with_buffers(NOTHING, &behind, 1)]);
@@ -251,7 +246,7 @@ fn frame_beyond_the_limit_never_comes_into_a_buffer() {
         to_guest: Rates { packets, bits: None },
         ..PortRates::default()
     };
-    world.lane.set_limits(&PortLimits::new(rates));
+    world.limit = PortLimits::new(rates).to_guest;
     for number in [1, 2] {
         world.give(NOTHING, &frame(60, number));
     }
@@ -262,28 +257,14 @@ fn frame_beyond_the_limit_never_comes_into_a_buffer() {
 }
 
 #[test]
-fn frames_are_written_from_where_they_lie() {
-    let mut world = World::new(Offloads::all(), true);
-    let small = [&NOTHING[..], &frame(60, 1)].concat();
-    for pieces in [1, 2, 50] {
-        assert_eq!(world.send(&small, pieces), Some(small.clone()), "{pieces}");
-    }
-    assert_eq!(world.counters.from_guest_frames.get(), 3);
-    assert_eq!(world.counters.to_guest_frames.get(), 0);
-    world.lane.set_link(LinkState::Down);
-    assert_eq!(world.send(&small, 1), None);
-    assert_eq!(world.counters.from_guest_interface_down.get(), 1);
-}
-
-#[test]
 fn lane_that_found_nothing_reads_again_only_now_and_then() {
     let mut world = World::new(Offloads::all(), true);
     world.post(8, 1526);
     world.turn();
     let due = (0..32).filter(|_| {
-        let is_due = world.lane.from_tap.is_due();
+        let is_due = world.from_tap.has_frames(&mut world.queue);
         if is_due {
-            world.lane.to_guest().expect("no fault");
+            world.deliver();
         }
         is_due
     });
