@@ -4,7 +4,8 @@ import json
 import re
 from pathlib import Path
 
-from .whole import FRAMES
+from .setups import HOST_WAYS
+from .whole import FRAMES, FRAMES_OF_HOST, GSO_BYTES, WHOLE
 
 ROOT = Path(__file__).parents[2]
 ROWS = ROOT / "docs" / "benchmarks" / "whole.json"
@@ -31,6 +32,10 @@ TITLES = {
     "dpdk/vhost": "DPDK's vhost (polls)",
     "dpdk/openvswitch": "Open vSwitch, DPDK (polls)",
     "dpdk/openvswitch/64-busy": "– 64 guests at once",
+    "host/alone": "no daemon",
+    "host/native": "native mode",
+    "host/skb": "skb mode",
+    "host/tap": "tap mode",
 }
 # What of ours is to be held against a peer: that which does the same for guests.
 SAME = {
@@ -100,6 +105,17 @@ class Figures:
             lines += [" | ".join([f"| {TITLES[who]}", *cells]) + " |"] if any(cells) else []
         return lines
 
+    def host(self, nic):
+        """The table of the host's own traffic on a NIC: figures, and what they are of those without a daemon."""
+        ways = [(way, *column) for way in HOST_WAYS for column in (((GSO_BYTES, 1),) if way in WHOLE else FRAMES_OF_HOST)]
+        lines = [" | ".join([f"| {nic}", *(f"{way.replace('-', ' ')}, {size:,} x{batch}" for way, size, batch in ways)]) + " |"]
+        lines.append("|---" * (len(ways) + 1) + "|")
+        for who in (who for who in TITLES if who.startswith("host/")):
+            figures = [(self.of(nic, who, *column), self.of(nic, "host/alone", *column)) for column in ways]
+            cells = [f"{figure:,.0f}" + (f" ({figure / alone:.2f})" if figure != alone else "") for figure, alone in figures]
+            lines.append(" | ".join([f"| {TITLES[who]}", *cells]) + " |")
+        return lines
+
     def missing(self):
         """What was not measured, a line for each reason of a path."""
         sizes = {}
@@ -111,7 +127,7 @@ class Figures:
     def table(self, name):
         """What stands behind a mark of that name."""
         words = name.split()
-        return {"path": self.path, "whole": self.whole, "missing": self.missing}[words[0]](*words[1:])
+        return {"path": self.path, "whole": self.whole, "host": self.host, "missing": self.missing}[words[0]](*words[1:])
 
 
 def filled(page, figures):

@@ -5,10 +5,12 @@ cost_driver connects to. The NIC under test is `va`; behind it is `vb`, with the
 in its best form: what was chosen for that is beside it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 ALL_WAYS = ("from-guest", "to-guest", "guest-to-guest", "gso", "stream")
 FRAMES_ONLY = ("from-guest", "to-guest", "guest-to-guest")
+# Of the host's own, beside guests.
+HOST_WAYS = ("stream-to-host", "stream-from-host", "to-host", "from-host")
 # With many guests, or none.
 OUT_AND_IN = ("from-guest", "to-guest")
 
@@ -36,7 +38,7 @@ class Wire:
     make: str
     unmake: str
     setups: tuple
-    ways: tuple = ALL_WAYS
+    ways: tuple = ALL_WAYS + HOST_WAYS
 
 
 PREPARE = """mount -t bpf bpf /sys/fs/bpf; mkdir -p /run/ovs /dev/hugepages
@@ -50,6 +52,11 @@ BUSY = 64
 SENDER = f"""ip link set va up; ip link set vb up gso_max_segs 1; ip addr replace 10.66.0.99/24 dev vb
 for i in $(seq {BUSY}); do
 ip neigh replace 10.66.0.$i lladdr 52:54:00:00:09:$(printf %02x $i) dev vb nud permanent; done"""
+
+# The far end is in a namespace of its own, so that the host's own traffic passes the wire.
+FAR = """ip netns add far; ip link set vb netns far; ip addr replace 10.66.0.98/24 dev va
+ip -n far addr replace 10.66.0.99/24 dev vb; ip -n far link set vb up"""
+NEAR = "ip link set va gso_max_segs 65535; ip addr flush dev va; ip -n far link set vb netns 1; ip netns del far"
 
 # Whom frames of guests go to; a switch would flood them if it did not know.
 BEHIND = "52:54:00:00:09:99"
@@ -172,6 +179,11 @@ kill -0 $(cat /tmp/idle) || {{ tail -n 3 /tmp/idle.log; false; }}"""
     return Setup(name, make, unmake, ends, ways, options != QUIET, busy, 200 if idle else 40)
 
 
+def _host(name, network=Setup("", "true", "true", ())):
+    """The host's own traffic on the interface of a network that has a guest, or of none."""
+    return replace(network, name=name, make=f"{FAR}\n{network.make}", unmake=f"{network.unmake}; {NEAR}", ways=HOST_WAYS)
+
+
 MACVTAPS = ("vhost-net:/dev/m0", "vhost-net:/dev/m1")
 PORT = ("vhost-user:/tmp/s",)
 
@@ -191,6 +203,13 @@ SETUPS = (
     _network("ours/network/tap", keys='mode="tap"\\n'),
     Setup("ours/socket-alone", "true", "true", ("xdp:va",), OUT_AND_IN),
 )
+# Not on virtio_net: what the host sends there is idle time, most of it, and differs by a half from run to run.
+HOSTS = (
+    _host("host/alone"),
+    _host("host/native", _network("")),
+    _host("host/skb", _network("", keys='mode="skb"\\n')),
+    _host("host/tap", _network("", keys='mode="tap"\\n')),
+)
 WIRES = (
     Wire(
         "veth",
@@ -198,6 +217,7 @@ WIRES = (
         "ip link del va",
         (
             *SETUPS,
+            *HOSTS,
             *(_network(f"ours/network/{idle}-idle", idle=idle) for idle in (62, 1000)),
             _bridge(f"vhost-net/bridge/{BUSY}-busy", BUSY, **MANY),
             _openvswitch(f"vhost-net/openvswitch/{BUSY}-busy", BUSY, **MANY),
@@ -212,9 +232,9 @@ WIRES = (
             # It drops frames to guests otherwise.
             f"{SENDER}; ip link set va promisc on",
             "ip link set va promisc off",
-            (*SETUPS, _one("ours/one-guest/forced-copy", f"{QUIET} --force-copy")),
+            (*SETUPS, _one("ours/one-guest/forced-copy", f"{QUIET} --force-copy"), *(HOSTS if name == "igb" else ())),
             # Between guests it has no part.
-            ("from-guest", "to-guest", "gso", "stream"),
+            ("from-guest", "to-guest", "gso", "stream", *HOST_WAYS),
         )
         for name in ("igb", "virtio_net")
     ),

@@ -23,12 +23,14 @@ from . import setups
 RUN = Path(__file__).parents[1] / "lib" / "whole-cost"
 # Bytes of a frame, and frames of a batch.
 FRAMES = ((64, 64), (64, 8), (64, 1), (1514, 64), (1514, 1))
-# The same of each of many guests.
+# The same of each of many guests, and of the host's own.
 FRAMES_OF_MANY = ((64, 64), (64, 1))
+FRAMES_OF_HOST = ((64, 64),)
 # So many frames, and GSO packets, or many times as many.
 COUNTED, COUNTED_GSO, GSO_BYTES = 20000, 300, 64000
-# GSO packets, from the guest and to it, and how many are of a batch: a guest has buffers for 4.
-WHOLE = {"gso": 8, "stream": 4}
+# GSO packets, from the guest and to it, and how many are of a batch: a guest has buffers for 4. Of the host's own: what
+# one call writes.
+WHOLE = {"gso": 8, "stream": 4, "stream-to-host": 1, "stream-from-host": 1}
 TO_GUEST = ("to-guest", "stream")
 # Such a part of the frames may be dropped, or be under way at the end.
 LOST = 0.02
@@ -54,7 +56,10 @@ class Case:
         ends = self.setup.ends[: 2 if self.way == "guest-to-guest" else self.setup.busy]
         priority = "chrt -f 1 " if self.setup.polls else ""
         # The sender's NIC segments a stream.
-        before = "ip link set vb up gso_max_segs 65535; " if self.way == "stream" else ""
+        segments = 65535 if self.way in WHOLE else 1
+        before = f"ip link set vb up gso_max_segs {segments}; " if self.way == "stream" else ""
+        if self.way in setups.HOST_WAYS:
+            before = f"for n in '-n far link set vb' 'link set va'; do ip $n gso_max_segs {segments}; done; "
         # While igb delays an interrupt, what polls would poll in vain, which would be counted.
         if self.wire.name == "igb":
             before += f"ethtool -C va rx-usecs {0 if self.setup.polls and self.way in TO_GUEST else 3}; "
@@ -70,7 +75,7 @@ def cases(wire, setup):
         if way in WHOLE:
             yield Case(wire, setup, way, WHOLE[way], GSO_BYTES)
             continue
-        frames = FRAMES if setup.busy == 1 else FRAMES_OF_MANY
+        frames = FRAMES_OF_HOST if way in setups.HOST_WAYS else FRAMES if setup.busy == 1 else FRAMES_OF_MANY
         yield from (Case(wire, setup, way, batch, size) for size, batch in frames)
 
 

@@ -5,6 +5,11 @@
 //! `guest-to-guest`, with two; `gso`, TCP packets of SIZE bytes from a guest; `stream`, the same to it, from a packet
 //! socket on the interface `vb`; `idle`: all guests connect, post buffers and do nothing. With `xdp:INTERFACE` for END
 //! there is no guest, but an AF_XDP socket of this process, which sends (`from-guest`) or receives (`to-guest`).
+//!
+//! `to-host` and `from-host`, datagrams, and `stream-to-host` and `stream-from-host`, SIZE bytes of TCP, are traffic of
+//! the host's own, beside the guests, which do nothing: between a socket at 10.66.0.98, the address of `va`, and one at
+//! 10.66.0.99 in the network namespace `far`.
+//!
 //! Prints JSON: nanoseconds a frame, which are instructions under QEMU's `-icount shift=0,sleep=off`, the part of the
 //! time for which the CPU was idle, and how many frames the interface `va` has sent for each that the guests sent. It
 //! counts until the CPU was busy for COST_TICKS ticks of 10 ms, 40 unless that is set.
@@ -17,13 +22,17 @@
 
 #![allow(unsafe_code)]
 
-use std::net::{Ipv4Addr, UdpSocket};
-use std::os::fd::AsRawFd;
+use std::fs::File;
+use std::io::{Read as _, Write as _};
+use std::net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::{AsFd as _, AsRawFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::net::sockopt::set_socket_recv_buffer_size_force;
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use testkit::driver::{
     F_CSUM, F_EVENT_IDX, F_GUEST_CSUM, F_GUEST_TSO4, F_HOST_TSO4, F_MRG_RXBUF, F_VERSION_1, HEADER,
 };
@@ -45,6 +54,13 @@ const ALONE_FRAMES: usize = 3 * 2048;
 const MOST_UNDER_WAY: u16 = 256;
 /// Last byte of the MAC address behind the NIC that guests send to.
 const BEHIND_NIC: u8 = 0x99;
+/// The far end's address, the host's own, and the namespace of the former, where the host's sockets are measured.
+const FAR: Ipv4Addr = Ipv4Addr::new(10, 66, 0, 99);
+const HOST: Ipv4Addr = Ipv4Addr::new(10, 66, 0, 98);
+const FAR_NETNS: &str = "/run/netns/far";
+const DISCARD: u16 = 9;
+/// A socket's, so that no batch is lost.
+const SOCKET_BYTES: usize = 4 << 20;
 const START: Duration = Duration::from_millis(100);
 /// Until a NIC is up again that got an XDP program.
 const START_NIC: Duration = Duration::from_secs(5);
@@ -185,11 +201,13 @@ struct Sender {
 
 impl Sender {
     /// To the guest of this number.
-    fn new(size: usize, to: u8) -> Self {
-        let socket = UdpSocket::bind("10.66.0.99:0").expect("10.66.0.99 is an address of this host");
-        socket
-            .connect((Ipv4Addr::new(10, 66, 0, to), 9))
-            .expect("a route");
+    fn to_guest(size: usize, number: u8) -> Self {
+        Self::new(size, FAR, Ipv4Addr::new(10, 66, 0, number))
+    }
+
+    fn new(size: usize, from: Ipv4Addr, to: Ipv4Addr) -> Self {
+        let socket = UdpSocket::bind((from, 0)).expect("an address of this host");
+        socket.connect((to, DISCARD)).expect("a route");
         let segment = size - UDP_HEADERS;
         let value = libc::c_int::try_from(segment).expect("a frame's");
         // SAFETY: `value` is an int that outlives the call, which is told its size.
@@ -405,7 +423,7 @@ impl Alone {
             "to-guest" => {
                 self.socket.fill.refill(&mut self.pool, u32::MAX);
                 std::thread::sleep(START_NIC);
-                let sender = Sender::new(size, 1);
+                let sender = Sender::to_guest(size, 1);
                 measure(frames, rounds, || {
                     sender.send(batch as u16);
                     self.receive(batch);
@@ -414,6 +432,48 @@ impl Alone {
             _ => panic!("{way} is no way of a socket"),
         }
     }
+}
+
+/// Does something where an address is: in this namespace, or in the far end's.
+fn at<T: Send>(address: Ipv4Addr, work: impl FnOnce() -> T + Send) -> T {
+    let inside = || {
+        if address == FAR {
+            let netns = File::open(FAR_NETNS).expect("the far end's namespace");
+            move_into_link_name_space(netns.as_fd(), Some(LinkNameSpaceType::Network)).expect("we are root");
+        }
+        work()
+    };
+    std::thread::scope(|scope| scope.spawn(inside).join().expect("it does not panic"))
+}
+
+/// Traffic of the host's own, one way.
+fn measure_host(way: &str, batch: u16, size: usize, rounds: u32) {
+    let (from, to) = match way.ends_with("to-host") {
+        true => (FAR, HOST),
+        false => (HOST, FAR),
+    };
+    let frames = usize::from(batch);
+    let mut payload = vec![0; size];
+    if way.starts_with("stream") {
+        let listener = at(to, || TcpListener::bind((to, DISCARD))).expect("an address");
+        set_socket_recv_buffer_size_force(&listener, SOCKET_BYTES).expect("we are root");
+        let mut sender = at(from, || TcpStream::connect((to, DISCARD))).expect("a route");
+        sender.set_nodelay(true).expect("TCP");
+        let (mut receiver, _) = listener.accept().expect("it is connected");
+        return measure(frames, rounds, || {
+            (0..batch).for_each(|_| sender.write_all(&payload).expect("connected"));
+            (0..batch).for_each(|_| receiver.read_exact(&mut payload).expect("connected"));
+        });
+    }
+    let receiver = at(to, || UdpSocket::bind((to, DISCARD))).expect("an address");
+    set_socket_recv_buffer_size_force(&receiver, SOCKET_BYTES).expect("we are root");
+    let sender = at(from, || Sender::new(size, from, to));
+    measure(frames, rounds, || {
+        sender.send(batch);
+        for _ in 0..batch {
+            receiver.recv(&mut payload).expect("it is bound");
+        }
+    });
 }
 
 fn main() {
@@ -438,7 +498,7 @@ fn main() {
     let served: Vec<_> = ends.iter().map(|end| Served::connect(end, features)).collect();
     let packet = |from: u8| match way {
         "gso" => tcp(size, from, BEHIND_NIC),
-        "stream" => udp(64, from, BEHIND_NIC),
+        way if way.starts_with("stream") => udp(64, from, BEHIND_NIC),
         "guest-to-guest" => udp(size, from, 3 - from),
         _ => udp(size, from, BEHIND_NIC),
     };
@@ -483,7 +543,10 @@ fn main() {
             });
         }
         ("to-guest", guests) => {
-            let senders: Vec<_> = (1..).zip(&*guests).map(|(to, _)| Sender::new(size, to)).collect();
+            let senders: Vec<_> = (1..)
+                .zip(&*guests)
+                .map(|(to, _)| Sender::to_guest(size, to))
+                .collect();
             let at_once = usize::from((MOST_UNDER_WAY / batch).max(1));
             measure(frames, rounds, || {
                 for (senders, guests) in senders.chunks(at_once).zip(guests.chunks_mut(at_once)) {
@@ -505,6 +568,7 @@ fn main() {
                 guest.take_stream(usize::from(batch) * (size - TCP_HEADERS));
             });
         }
+        (way, _) if way.ends_with("host") => measure_host(way, batch, size, rounds),
         _ => panic!("{way} with {} guests is no way", ends.len()),
     }
     guests.iter().for_each(Guest::check);

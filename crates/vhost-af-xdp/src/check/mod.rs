@@ -10,6 +10,7 @@
 mod advice;
 mod expected;
 mod held;
+mod host;
 mod kernels;
 mod loopback;
 mod netkit;
@@ -75,6 +76,8 @@ pub(crate) struct Report {
     placements: Vec<Expected>,
     /// What a network gives that has all of it as its uplink.
     network: NetworkReport,
+    /// What the host's own traffic will cost.
+    host: Option<String>,
     queues: Vec<Queue>,
     /// Queues that nobody is seen to have.
     free_queues: Vec<u32>,
@@ -219,6 +222,7 @@ impl Report {
             advice: advice::lines(&seen, &placements, &network),
             placements: placements.into(),
             network,
+            host: seen.host(),
             free_queues: seen.free_queues(),
             held_queues: seen.held(),
             steering: SteeringReport {

@@ -89,7 +89,8 @@ impl Seen {
         ]);
         if network.mode.as_deref() != Some("zero-copy") {
             lines.push(
-                "# mode = \"tap\": if streams matter more than small frames (docs/hardware.md)".to_owned(),
+                "# mode = \"tap\": if streams, of guests or the host, matter more than small frames (docs/hardware.md)"
+                    .to_owned(),
             );
         }
         lines.extend([

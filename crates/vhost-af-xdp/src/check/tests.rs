@@ -422,6 +422,7 @@ fn json_has_these_fields() {
         "program",
         "placements",
         "network",
+        "host",
         "queues",
         "free_queues",
         "held_queues",
@@ -455,4 +456,25 @@ fn what_an_interface_loses_that_stands_on_others_comes_first() {
     let losses = "mv0 gets packets of up to 64 KiB";
     let report = with(|seen| seen.losses = losses.to_owned());
     assert_eq!(typed(&report, "first"), format!("# {losses}"));
+}
+
+#[test]
+fn what_tcp_of_the_host_costs_goes_by_interface_and_mode() {
+    let said = |change: fn(&mut Seen)| with(change).host;
+    let costs = |change, times: &str| {
+        let said = said(change).expect("something");
+        assert!(
+            said.contains(&format!("costs it {times} times as much")),
+            "{said}"
+        );
+    };
+    costs(|_| (), "1.3");
+    costs(|seen| seen.driver.as_mut().expect("said").native = false, "3.3");
+    costs(|seen| seen.link.partial_checksums = true, "14");
+    let above = |seen: &mut Seen| {
+        seen.losses = "mv0 gets packets of up to 64 KiB".to_owned();
+        seen.driver.as_mut().expect("said").native = false;
+    };
+    costs(above, "1.4");
+    assert_eq!(said(|seen| seen.loopback = true), None);
 }

@@ -37,7 +37,7 @@ impl fmt::Display for Report {
 }
 
 impl Report {
-    fn facts(&self) -> [(&'static str, String); 11] {
+    fn facts(&self) -> [(&'static str, String); 12] {
         [
             ("interface", self.interface_line()),
             ("driver", self.driver.known.clone()),
@@ -48,6 +48,7 @@ impl Report {
             ("VLANs", self.steering.vlans.clone()),
             ("hints", self.hints.line.clone()),
             ("network", self.network.line()),
+            ("host", or_dash(self.host.as_ref())),
             ("memory", self.memory_line()),
             ("privileges", self.privileges_line()),
         ]

@@ -1,0 +1,63 @@
+//! What the host's own traffic costs on the interface while a daemon has it.
+
+use super::seen::Seen;
+
+/// What 64,000 bytes of TCP to the host cost beside a network, of what they cost without (docs/benchmarks.md, "The
+/// host's own traffic"): on veth and on igb, natively and in skb mode; and why.
+const COSTS: [[(&str, &str); 2]; 2] = [
+    [
+        ("14", "the peer sends no GSO packets to a native XDP program"),
+        (
+            "1.4",
+            "the kernel copies GSO packets for an XDP program in skb mode",
+        ),
+    ],
+    [
+        ("1.3", "measured on igb"),
+        (
+            "3.3",
+            "measured on igb: the kernel joins no segments for an XDP program in skb mode",
+        ),
+    ],
+];
+
+impl Seen {
+    /// None: it is no interface that a guest gets frames by.
+    pub(super) fn host(&self) -> Option<String> {
+        // Those above others get packets whole, as a veth does.
+        let gets_whole = self.link.partial_checksums || !self.losses.is_empty();
+        let modes = COSTS[usize::from(!gets_whole)];
+        let (times, why) = modes[usize::from(self.native().is_err())];
+        (!self.loopback && !self.link.has_leased_only).then(|| {
+            format!("what it receives by TCP costs it {times} times as much while a daemon has the interface ({why}); not in tap mode")
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::COSTS;
+
+    #[test]
+    fn costs_are_those_that_were_measured() {
+        let rows = include_str!("../../../../docs/benchmarks/whole.json");
+        let rows: Vec<Value> = serde_json::from_str(rows).expect("JSON");
+        for (nic, modes) in ["veth", "igb"].into_iter().zip(COSTS) {
+            let of = |mode: &str| {
+                let name = format!("{nic}/host/{mode}/stream-to-host/64000 x1");
+                let row = rows.iter().find(|row| row["name"] == *name);
+                row.and_then(|row| row["instructions"].as_f64())
+                    .expect("measured")
+            };
+            for (mode, (times, _)) in ["native", "skb"].into_iter().zip(modes) {
+                let said: f64 = times.parse().expect("a number");
+                let ratio = of(mode) / of("alone");
+                assert!((ratio / said - 1.0).abs() < 0.1, "{nic}, {mode}: {ratio}");
+            }
+            let tap = of("tap") / of("alone");
+            assert!((tap - 1.0).abs() < 0.1, "{nic}, tap: {tap}");
+        }
+    }
+}
