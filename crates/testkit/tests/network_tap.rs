@@ -340,7 +340,7 @@ fn guest_that_takes_no_frames_costs_only_its_own() {
 }
 
 /// Whose lower device hands it packets that GRO has joined, or that a veth's peer has sent whole: no XDP program takes
-/// them (docs/hardware.md).
+/// them (docs/hardware.md). Of other kinds of interfaces: `scripts/kernels --wire uppers`.
 #[rstest]
 fn uplink_above_another_interface_carries_packets_whole() {
     require!(Root);

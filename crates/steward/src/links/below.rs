@@ -113,7 +113,8 @@ fn told(name: &str, lowest: &[Lowest]) -> String {
         _ => "those below",
     };
     format!(
-        "{name} may get packets of up to 64 KiB from {below}, whole, and drops them (too_long): TCP stalls: {}",
+        "{name} may get packets of up to 64 KiB from {below}, whole, and drops them (too_long): TCP stalls: use \
+         mode = \"tap\", or {}",
         remedies.collect::<Vec<_>>().join(", ")
     )
 }

@@ -23,6 +23,7 @@ mod canaries;
 mod cases;
 mod dpdk;
 mod foreseen;
+mod made;
 mod measure;
 mod own_queue;
 mod raw;
@@ -91,8 +92,13 @@ fn main() -> ExitCode {
             try_case(wire.name(), &case.name, &|| case.run(wire));
         }
     }
-    for kind in uppers::KINDS.iter().filter(|_| options.uppers) {
-        try_case(UPPERS, kind.name, &|| kind.run());
+    for kind in uppers::kinds().filter(|_| options.uppers) {
+        if kind.is_above() {
+            try_case(UPPERS, kind.name, &|| kind.run());
+        }
+        for (with_network, name) in kind.in_tap_mode() {
+            try_case(UPPERS, &name, &|| kind.run_tap(with_network));
+        }
     }
     println!("END\t{count}");
     ExitCode::from(u8::from(failed > 0))
