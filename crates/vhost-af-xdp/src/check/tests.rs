@@ -464,7 +464,7 @@ fn what_tcp_of_the_host_costs_goes_by_interface_and_mode() {
     let costs = |change, times: &str| {
         let said = said(change).expect("something");
         assert!(
-            said.contains(&format!("costs it {times} times as much")),
+            said.contains(&format!("costs it {times} times the instructions")),
             "{said}"
         );
     };
