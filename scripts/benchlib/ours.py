@@ -7,11 +7,14 @@ from .lease import LeasedDaemon
 from .machine import output
 from .process import Failed, Process
 
+# By default the daemon has a tap where there is no zero-copy.
+XDP = ("--mode", "xdp")
+
 
 def daemon(run, cpu, socket_path, placement, interface=None, netns=None, queues=1, size=None, spin_us=None, further=()):
     """`vhost-af-xdp serve` with its worker on `cpu`, or its workers on such a list; without an interface, over the null NIC."""
     argv = [run.binary, "serve", "--socket-path", socket_path, "--memory", placement]
-    argv += ["--ifname", interface] if interface else ["--null"]
+    argv += ["--ifname", interface, *([] if "--mode" in further else XDP)] if interface else ["--null"]
     if not interface and size is not None:
         argv += ["--frame-size", str(size)]
     argv += ["--spin-us", str(spin_us)] if spin_us else []
@@ -22,7 +25,7 @@ def daemon(run, cpu, socket_path, placement, interface=None, netns=None, queues=
 def client(run, cpu, socket_path, placement, interface, netns):
     """`vhost-af-xdp serve --client`, by root, which connects to a guest that listens."""
     argv = [run.binary, "serve", "--socket-path", socket_path, "--client", "--memory", placement]
-    argv += ["--ifname", interface, "--cpus", str(cpu), "--control", control_path(run)]
+    argv += ["--ifname", interface, *XDP, "--cpus", str(cpu), "--control", control_path(run)]
     return Process("daemon", argv, run.log_dir, netns)
 
 
@@ -35,13 +38,13 @@ def cable(run, cpu, socket_paths, directory=None):
     return Process("daemon", argv, directory)
 
 
-def network(run, cpu, socket_paths, directory=None, uplink=None, rules="", mode=None):
+def network(run, cpu, socket_paths, directory=None, uplink=None, rules="", mode="xdp"):
     """`vhost-af-xdp serve` with a network of ports, as `cable`; the ports' addresses count up as the guests' do. `uplink`: an interface and its
     namespace, which may have a mode. `rules`: further lines of each port."""
     directory = directory or run.log_dir
     interface, netns = uplink or (None, None)
     text = "[network.between]\n" + (f'uplink = "{interface}"\n' if interface else "")
-    text += f'mode = "{mode}"\n' if mode else ""
+    text += f'mode = "{mode}"\n' if interface else ""
     for number, path in enumerate(socket_paths):
         text += f'[port.p{number}]\nnetwork = "between"\nmac = "{mac(number)}"\nsocket-path = "{path}"\n{rules}'
     config = os.path.join(run.config_dir, "network.toml")

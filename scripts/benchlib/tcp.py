@@ -129,7 +129,7 @@ class World:
         placement = self.kind.removesuffix("-none").removesuffix("-nospin")
         variant = self.kind.removeprefix(placement).removeprefix("-")
         path = os.path.join(state, "vm.sock")
-        argv = [self.run.binary, "serve", "--socket-path", path, "--memory", placement, "--ifname", self.veth.nic]
+        argv = [self.run.binary, "serve", "--socket-path", path, "--memory", placement, "--ifname", self.veth.nic, *ours.XDP]
         argv += ["--control", os.path.join(state, "control"), "--offload", "none" if variant == "none" else "all"]
         argv += ["--spin-us", "0"] if variant == "nospin" else []
         if variant == "none":

@@ -124,9 +124,9 @@ class World:
         if self.kind == "cable":
             return ours.cable(self.run, None, paths, state)
         if self.kind == "alone":
-            argv = [self.run.binary, "serve", "--socket-path", paths[0], "--ifname", uplink[0]]
+            argv = [self.run.binary, "serve", "--socket-path", paths[0], "--ifname", uplink[0], *ours.XDP]
             return ours.start(self.run, [*argv, "--control", os.path.join(state, "control")], state, uplink[1], uplink[0])
-        return ours.network(self.run, None, paths, state, uplink, mode="tap" if self.kind == "network-tap" else None)
+        return ours.network(self.run, None, paths, state, uplink, mode="tap" if self.kind == "network-tap" else "xdp")
 
     def _at(self, part, cpu):
         return [*self.group.prefix(part), "taskset", "-c", str(cpu)]

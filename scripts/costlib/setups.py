@@ -153,16 +153,16 @@ def _serve(options, socket="/tmp/s"):
     return f"""{start}; {_await(f"{{ [ -e {socket} ] || ! kill -0 $(cat /tmp/pid); }}")}; sleep 8; cat /tmp/log"""
 
 
-def _one(name, options=QUIET):
+def _one(name, options=QUIET, mode="xdp"):
     """A daemon with a guest that has the queue alone. Where workers spin, they poll."""
-    return Setup(name, _serve(f"{options} {ONE}"), STOP, PORT, polls=QUIET not in options)
+    return Setup(name, _serve(f"{options} --mode {mode} {ONE}"), STOP, PORT, polls=QUIET not in options)
 
 
-def _network(name, options=QUIET, idle=0, keys="", ways=ALL_WAYS, busy=1):
+def _network(name, options=QUIET, idle=0, mode="xdp", keys="", ways=ALL_WAYS, busy=1):
     """A daemon with a network that has these keys, and so many of its guests connected that do nothing."""
     ports = max(PORTS, 2 + idle)
     # Addresses of ports that only idle guests have are none of another's here.
-    make = f"""printf '[network.lan]\\nuplink="va"\\n{keys}' >/tmp/n.toml
+    make = f"""printf '[network.lan]\\nuplink="va"\\nmode="{mode}"\\n{keys}' >/tmp/n.toml
 for i in $(seq {ports}); do
 printf '[port.p%d]\\nnetwork="lan"\\nsocket-path="/tmp/p%d"\\nmac="52:54:00:00:%02x:%02x"\\n' \
 $i $i $((i > {PORTS} ? 16 + i / 256 : 9)) $((i % 256)); done >>/tmp/n.toml
@@ -197,18 +197,18 @@ SETUPS = (
     _ovs_dpdk("dpdk/openvswitch"),
     _one("ours/one-guest"),
     _one("ours/one-guest/polling", POLLING),
-    _one("ours/one-guest/tap", f"{QUIET} --mode tap"),
+    _one("ours/one-guest/tap", mode="tap"),
     _network("ours/network"),
     _network("ours/network/polling", POLLING),
-    _network("ours/network/tap", keys='mode="tap"\\n'),
+    _network("ours/network/tap", mode="tap"),
     Setup("ours/socket-alone", "true", "true", ("xdp:va",), OUT_AND_IN),
 )
 # Not on virtio_net: what the host sends there is idle time, most of it, and differs by a half from run to run.
 HOSTS = (
     _host("host/alone"),
     _host("host/native", _network("")),
-    _host("host/skb", _network("", keys='mode="skb"\\n')),
-    _host("host/tap", _network("", keys='mode="tap"\\n')),
+    _host("host/skb", _network("", mode="skb")),
+    _host("host/tap", _network("", mode="tap")),
 )
 WIRES = (
     Wire(

@@ -84,6 +84,8 @@ struct Seen {
     hinted: Option<Hinted>,
     behind: u32,
     away: bool,
+    /// How often it was back.
+    returns: u32,
 }
 
 impl Lease {
@@ -136,6 +138,7 @@ impl Lease {
                 hinted: None,
                 behind: 0,
                 away: false,
+                returns: 0,
             }),
         };
         lease.state().wish = wish;
@@ -211,6 +214,11 @@ impl Lease {
     /// [`Lease::take_changes`].
     pub fn behind_changes(&self) -> u32 {
         self.seen().behind
+    }
+
+    /// How often the steward was away and is back, since the lease was taken.
+    pub fn returns(&self) -> u32 {
+        self.seen().returns
     }
 
     /// Whether the steward is away, and the lease not over for all that is known.
@@ -510,6 +518,7 @@ impl Lease {
         seen.hinted.clone_from(&state.hinted);
         seen.behind = state.behind;
         seen.away = matches!(state.phase, Phase::Away { .. } | Phase::Asked { .. });
+        seen.returns = state.returns;
     }
 
     /// An answer that is asked for now is waited for until then.

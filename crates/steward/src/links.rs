@@ -99,6 +99,22 @@ impl LinkError {
     }
 }
 
+/// Drivers of devices that are made of software, which have no zero-copy: kernels before Linux 6.3 do not say.
+const SOFTWARE: [&str; 10] = [
+    "veth",
+    "netkit",
+    "macvlan",
+    "ipvlan",
+    "802.1Q VLAN Support",
+    "bridge",
+    "bonding",
+    "team",
+    "tun",
+    "dummy",
+];
+/// Largest MTU whose frames drivers put into one buffer in zero-copy.
+const LONGEST_MTU_IN_ONE: u32 = 1500;
+
 impl Link {
     /// Asks for an Ethernet interface by name.
     ///
@@ -147,6 +163,18 @@ impl Link {
     pub fn only_skb(&self) -> Option<&'static str> {
         (self.driver == "bonding")
             .then_some("a bond runs a native program on its ports, whose frames its sockets miss")
+    }
+
+    /// Why AF_XDP copies its frames, as far as that is known without a try. A tap costs streams less then.
+    #[must_use]
+    pub fn copies(&self, sends: DriverSends) -> Option<&'static str> {
+        let has_none = SOFTWARE.contains(&self.driver.as_str()) || !sends.zero_copy;
+        let is_long = self.mtu > LONGEST_MTU_IN_ONE && sends.most_pieces == 1;
+        match (has_none, is_long) {
+            (true, _) => Some("the driver has no zero-copy"),
+            (false, true) => Some("beyond MTU 1500 the driver has no multi-buffer in zero-copy"),
+            (false, false) => None,
+        }
     }
 
     /// Whether the interface of that index has its link now (`IFF_LOWER_UP`).

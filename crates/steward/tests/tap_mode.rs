@@ -332,7 +332,7 @@ fn way_to_the_wire_is_for_leases_in_tap_mode_and_ends_with_them() {
     drop(plain);
     world.await_nothing();
     let native = Wanted {
-        mode: ModeRequest::Auto,
+        mode: ModeRequest::Xdp,
         ..network(1)
     };
     let native = take(&world.socket(), &native).expect("allowed");

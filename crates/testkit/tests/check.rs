@@ -4,7 +4,7 @@ use std::process::{Command, Output};
 
 use rstest::rstest;
 use serde_json::{Value, json};
-use testkit::daemon::DIR;
+use testkit::daemon::{DIR, Mode};
 use testkit::driver::F_CSUM;
 use testkit::{Daemon, Driver, DriverConfig, NetNs, Serve, VethPair, daemon, require};
 
@@ -83,17 +83,24 @@ fn veth_is_what_serve_then_makes_of_it() {
         "{tried:#}"
     );
 
-    let daemon = Daemon::start(&veth.near, &Serve::interface(VethPair::NIC).by_root());
-    let guest = Driver::connect(&daemon.socket(), &DriverConfig::with(F_CSUM)).expect("accepted");
-    let port = daemon.port(0);
-    let lane = &port["lanes"][0];
-    assert_eq!(modes(&seen), [&lane["mode"]; 3], "{seen:#}");
-    assert_eq!(tried["tried"]["mode"], lane["mode"], "{tried:#}");
+    let serve = Serve::interface(VethPair::NIC).by_root();
+    let lane_of = |daemon: &Daemon| {
+        let _guest = Driver::connect(&daemon.socket(), &DriverConfig::with(F_CSUM)).expect("accepted");
+        daemon.port(0)["lanes"][0].clone()
+    };
+    let mut daemon = Daemon::start(&veth.near, &serve.clone().mode(Mode::Auto));
+    let lane = lane_of(&daemon);
+    assert_eq!(modes(&seen)[0], &lane["mode"], "{seen:#}");
     assert_eq!(
         seen["placements"][0]["why_not_more"], lane["fallbacks"],
         "{lane:#}"
     );
     assert_eq!(seen["placements"][0]["checksums"], lane["checksums"], "{lane:#}");
+    daemon.terminate();
+    let daemon = Daemon::start(&veth.near, &serve);
+    let lane = lane_of(&daemon);
+    assert_eq!(modes(&seen)[1..], [&lane["mode"]; 2], "{seen:#}");
+    assert_eq!(tried["tried"]["mode"], lane["mode"], "{tried:#}");
 
     // And once it is there, another queue is free, and the program is another's.
     let beside = report(&veth.near, &[VethPair::NIC, "--try"]);
@@ -108,7 +115,6 @@ fn veth_is_what_serve_then_makes_of_it() {
         typed(&beside).contains("an XDP program is there already"),
         "{beside:#}"
     );
-    drop(guest);
 }
 
 #[test]
@@ -131,7 +137,7 @@ fn network_is_what_serve_then_makes_of_it() {
     let port = format!(
         "[port.vm1]\nnetwork = \"lan\"\nsocket-path = \"{DIR}/vm1.sock\"\nmac = \"02:00:00:00:00:01\"\n"
     );
-    let text = format!("{}\n{port}", file.join("\n"));
+    let text = format!("{}\nmode = \"auto\"\n{port}", file.join("\n"));
     let daemon = Daemon::start_file(&veth.near, &Serve::file().by_root(), &[], &text);
     let status = daemon.status();
     let network = &status["networks"][0];
@@ -142,7 +148,8 @@ fn network_is_what_serve_then_makes_of_it() {
         .map(|queue| &queue["mode"])
         .collect();
     let mode = &seen["network"]["mode"];
-    assert_eq!(modes, [mode, mode], "{status:#}");
+    // Two queues, and the two of the tap.
+    assert_eq!(modes, [mode; 4], "{status:#}");
     assert_eq!(
         seen["network"]["why_not_more"], network["queues"][0]["fallbacks"],
         "{status:#}"
@@ -222,9 +229,10 @@ fn native_mode_is_not_promised_where_a_veth_refuses_it() {
     let veth = VethPair::with(2, 1500);
     veth.near.run("ethtool", &["-L", VethPair::NIC, "rx", "1"]);
     let report = report(&veth.near, &[VethPair::NIC, "--try"]);
-    assert_eq!(modes(&report), [&json!("copy (skb)"); 3], "{report:#}");
+    let [tap, skb] = ["tap", "copy (skb)"].map(Value::from);
+    assert_eq!(modes(&report), [&tap, &skb, &skb], "{report:#}");
     assert_eq!(report["tried"]["mode"], "copy (skb)", "{report:#}");
-    let why = report["placements"][0]["why_not_more"].to_string();
+    let why = report["placements"][1]["why_not_more"].to_string();
     assert!(why.contains("fewer receive queues than its peer"), "{why}");
     let answer = report["tried"]["why_not_more"].to_string();
     assert!(answer.contains("os error"), "the kernel's own: {answer}");
@@ -238,7 +246,8 @@ fn interfaces_that_are_no_nics_are_told_apart() {
     netns.ip(&["link", "add", "bridge0", "type", "bridge"]);
     netns.ip(&["link", "set", "dev", "lo", "up"]);
     let bridge = report(netns, &["bridge0"]);
-    assert_eq!(modes(&bridge), [&json!("copy (skb)"); 3], "{bridge:#}");
+    let [tap, skb] = ["tap", "copy (skb)"].map(Value::from);
+    assert_eq!(modes(&bridge), [&tap, &skb, &skb], "{bridge:#}");
     assert!(typed(&bridge).contains("bridge0 is no NIC"), "{bridge:#}");
     assert!(
         typed(&bridge).contains("ip link set dev bridge0 up"),
@@ -246,11 +255,7 @@ fn interfaces_that_are_no_nics_are_told_apart() {
     );
     let lo = report(netns, &["lo", "--try"]);
     assert_eq!(lo["tried"]["mode"], "copy (skb)", "{lo:#}");
-    assert_eq!(
-        modes(&lo),
-        [&json!("copy (skb)"), &Value::Null, &Value::Null],
-        "{lo:#}"
-    );
+    assert_eq!(modes(&lo), [&tap, &Value::Null, &Value::Null], "{lo:#}");
     assert!(typed(&lo).contains("lo is this host with itself"), "{lo:#}");
     assert!(!typed(&lo).contains("ifname lo"), "{lo:#}");
     // What is said to serve instead does: a pair of which a network has one end.
@@ -261,7 +266,8 @@ fn interfaces_that_are_no_nics_are_told_apart() {
         assert!(typed(&lo).contains(line), "{lo:#}");
         netns.run("ip", &line.split(' ').skip(1).collect::<Vec<_>>());
     }
-    assert_eq!(modes(&report(netns, &["vms"])), [&json!("copy (native)"); 3]);
+    let native = Value::from("copy (native)");
+    assert_eq!(modes(&report(netns, &["vms"])), [&tap, &native, &native]);
     // Not every kernel has these.
     for (name, kind) in [
         ("dummy0", &["type", "dummy"][..]),

@@ -30,6 +30,8 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(320);
 pub(crate) struct Connection {
     pub(super) socket: Option<OwnedFd>,
     pub(super) phase: Phase,
+    /// How often the steward was away and is back.
+    pub(super) returns: u32,
     /// Between attempts to come back.
     pub(super) pauses: Backoff,
     /// Of the last request.
@@ -118,6 +120,7 @@ impl Connection {
         Self {
             socket: None,
             phase: Phase::New,
+            returns: 0,
             pauses: Backoff::new(FIRST_PAUSE, LONGEST_PAUSE),
             serial: 0,
             facts,

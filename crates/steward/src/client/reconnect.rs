@@ -94,6 +94,7 @@ impl Lease {
                         state.changed |= state.hinted.take().is_some();
                     }
                     (state.facts, state.phase) = (facts, Phase::Here);
+                    state.returns = state.returns.wrapping_add(1);
                     self.sleep()?;
                     return Ok(true);
                 }

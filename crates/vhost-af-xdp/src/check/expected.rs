@@ -12,7 +12,7 @@ use crate::config::Placement;
 use crate::nic::binding::{
     Binding, BufferOrder, GuestBuffers, IntoGuest, Judge, L2_BYTES, LONGEST_FRAME, NoZeroCopy, Wish,
 };
-use crate::nic::mode::{Checksums, Fallback};
+use crate::nic::mode::{Checksums, DataPath, Fallback};
 
 /// One placement.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -115,12 +115,20 @@ impl Seen {
             (Ok(()), true) => Mode::ZeroCopy,
             (Ok(()), false) => Mode::NativeCopy,
         };
+        let by_tap = self.by_tap().filter(|_| placement == Placement::Copy);
+        if let Some(why) = by_tap {
+            return Expected {
+                placement: name,
+                mode: Some(DataPath::Tap.to_string()),
+                why_not_more: vec![Fallback::ByTap(why).to_string()],
+                depends_on: Vec::new(),
+                checksums: Some(self.checksums(false)),
+            };
+        }
         let mut why: Vec<Fallback> = note.map(Fallback::NoZeroCopy).into_iter().collect();
         let on_skb = native.is_err() && self.link.partial_checksums;
         why.extend(native.clone().err().map(Fallback::NotNative));
         why.extend(on_skb.then_some(Fallback::SkbOnVeth));
-        let metadata = self.kernel.is_some_and(|kernel| kernel >= kernels::TX_METADATA);
-        let is_veth = self.link.partial_checksums;
         let depends_on = match direct && zero_copy {
             true => self.conditions(ask),
             false => Vec::new(),
@@ -130,8 +138,20 @@ impl Seen {
             mode: Some(mode.to_string()),
             why_not_more: why.iter().map(ToString::to_string).collect(),
             depends_on,
-            checksums: Some(Checksums::completed(metadata, self.sends(), is_veth, zero_copy).to_string()),
+            checksums: Some(self.checksums(zero_copy)),
         }
+    }
+
+    fn checksums(&self, zero_copy: bool) -> String {
+        let metadata = self.kernel.is_some_and(|kernel| kernel >= kernels::TX_METADATA);
+        let is_veth = self.link.partial_checksums;
+        Checksums::completed(metadata, self.sends(), is_veth, zero_copy).to_string()
+    }
+
+    /// Why frames come by a tap where nobody asks for a mode; `None`: they come by an XDP program.
+    pub(super) fn by_tap(&self) -> Option<String> {
+        let why = self.link.copies(self.sends()).map(str::to_owned);
+        why.or_else(|| self.native().err())
     }
 
     /// Why a placement is not to be had at all.

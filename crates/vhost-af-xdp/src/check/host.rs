@@ -29,7 +29,7 @@ impl Seen {
         let modes = COSTS[usize::from(!gets_whole)];
         let (times, why) = modes[usize::from(self.native().is_err())];
         (!self.loopback && !self.link.has_leased_only).then(|| {
-            format!("what it receives by TCP costs it {times} times the instructions while a daemon has the interface ({why}); not in tap mode")
+            format!("what it receives by TCP costs it {times} times the instructions beside an XDP program ({why}); not in tap mode")
         })
     }
 }

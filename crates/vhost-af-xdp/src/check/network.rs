@@ -87,12 +87,14 @@ impl Seen {
             format!("uplink = \"{name}\""),
             format!("queues = {queues}"),
         ]);
-        if network.mode.as_deref() != Some("zero-copy") {
-            lines.push(
-                "# mode = \"tap\": if streams, of guests or the host, matter more than small frames (docs/hardware.md)"
-                    .to_owned(),
-            );
-        }
+        let other = match network.mode.as_deref() {
+            Some("zero-copy") => None,
+            Some("tap") => {
+                Some("xdp\": if small frames to guests matter more than streams, of guests or the host")
+            }
+            _ => Some("tap\": if streams, of guests or the host, matter more than small frames"),
+        };
+        lines.extend(other.map(|other| format!("# mode = \"{other} (docs/hardware.md)")));
         lines.extend([
             "# and [port.vm1] with network, socket-path and mac for each guest (docs/networks.md); then"
                 .to_owned(),

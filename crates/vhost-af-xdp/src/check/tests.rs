@@ -66,6 +66,7 @@ fn typed(report: &Report, goal: &str) -> String {
 const ZERO_COPY: Option<&str> = Some("zero-copy");
 const NATIVE: Option<&str> = Some("copy (native)");
 const SKB: Option<&str> = Some("copy (skb)");
+const TAP: Option<&str> = Some("tap");
 
 #[test]
 fn modes_are_those_of_the_conditions_that_serve_goes_by() {
@@ -94,11 +95,11 @@ fn modes_are_those_of_the_conditions_that_serve_goes_by() {
     assert!(ice.placements[0].why_not_more[0].contains("known bad"), "{ice}");
 
     let none = with(|seen| seen.driver.as_mut().expect("said").native = false);
-    assert_eq!(modes(&none), [SKB; 3]);
+    assert_eq!(modes(&none), [TAP, SKB, SKB]);
     let bond = with(|seen| seen.link.driver = "bonding".to_owned());
-    assert_eq!(modes(&bond), [SKB; 3]);
+    assert_eq!(modes(&bond), [TAP, SKB, SKB]);
     let jumbo = with(|seen| seen.link.mtu = 9000);
-    assert_eq!(modes(&jumbo), [SKB, None, None]);
+    assert_eq!(modes(&jumbo), [TAP, None, None]);
     assert!(typed(&jumbo, "direct placement").contains("mtu 3822"), "{jumbo}");
 }
 
@@ -112,7 +113,7 @@ fn kernel_that_does_not_say_is_told_of_by_the_table_of_drivers() {
     let lacks: Vec<_> = old.kernel.lacks.iter().map(|lack| lack.from.as_str()).collect();
     assert_eq!(lacks, ["6.3", "6.4", "6.6", "6.8", "6.18"]);
     let unknown = with(|seen| (seen.driver, seen.line) = (None, None));
-    assert_eq!(modes(&unknown), [SKB; 3]);
+    assert_eq!(modes(&unknown), [TAP, SKB, SKB]);
 }
 
 #[test]
@@ -380,7 +381,7 @@ fn network_takes_all_queues_and_says_what_becomes_of_tags() {
     }
     // Frames in guest memory are of no use to it.
     let jumbo = with(|seen| seen.link.mtu = 9000);
-    assert_eq!(of(&jumbo)["mode"], "copy (skb)");
+    assert_eq!(of(&jumbo)["mode"], "tap");
 }
 
 #[test]

@@ -83,6 +83,8 @@ pub(crate) struct Leased {
     changes: AtomicU32,
     /// The steward was away at the last look. Nothing is published through it.
     away: AtomicBool,
+    /// How often it had come back by then.
+    returns: AtomicU32,
     /// What the program had done with a queue's frames when the steward answered last.
     counted: Mutex<HashMap<u32, QueueCounters>>,
     /// The limit on locked memory was too low the last time. Nothing is published through it.
@@ -138,6 +140,7 @@ impl Steering {
             facts,
             changes: AtomicU32::new(0),
             away: AtomicBool::new(false),
+            returns: AtomicU32::new(0),
             counted: Mutex::default(),
             short: AtomicBool::new(false),
         };
@@ -484,12 +487,15 @@ impl Leased {
         if changes.is_some() {
             self.changes.fetch_add(1, Relaxed);
         }
-        let (facts, away) = (self.lease.facts(), self.lease.is_away());
-        if self.away.swap(away, Relaxed) != away {
-            let said = match away {
-                true => AWAY,
-                false => "the steward is back, and the lease goes on",
-            };
+        let (facts, away, returns) = (self.lease.facts(), self.lease.is_away(), self.lease.returns());
+        let was_away = self.away.swap(away, Relaxed);
+        // It may have been away between two looks.
+        let is_back = self.returns.swap(returns, Relaxed) != returns;
+        let said = match away && !was_away {
+            true => Some(AWAY),
+            false => is_back.then_some("the steward is back, and the lease goes on"),
+        };
+        if let Some(said) = said {
             // The daemon ends with its own keeper, and says so.
             if !self.is_own {
                 tracing::info!(interface = facts.name, "{said}");

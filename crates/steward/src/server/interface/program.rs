@@ -14,8 +14,6 @@ use crate::server::file::may_crash;
 
 /// Ethernet header and one VLAN tag, bytes: what a frame may be longer than the MTU.
 const L2_BYTES: u32 = 18;
-/// Largest MTU whose frames drivers put into one buffer in zero-copy.
-const LONGEST_MTU_IN_ONE: u32 = 1500;
 /// Longest frame for which a program without multi-buffer support can be attached, bytes: a page less headroom and the
 /// kernel's own tail (veth and most drivers).
 const LONGEST_WITHOUT_FRAGS: u32 = 3000;
@@ -26,38 +24,12 @@ pub fn wants_frags(mtu: u32) -> bool {
     mtu.saturating_add(L2_BYTES) > LONGEST_WITHOUT_FRAGS
 }
 
-/// Drivers of devices that are made of software, which have no zero-copy: kernels before Linux 6.3 do not say.
-const SOFTWARE: [&str; 10] = [
-    "veth",
-    "netkit",
-    "macvlan",
-    "ipvlan",
-    "802.1Q VLAN Support",
-    "bridge",
-    "bonding",
-    "team",
-    "tun",
-    "dummy",
-];
-
-/// Why AF_XDP would copy frames of an interface, as far as that is known without a try. A tap costs streams less then.
-fn copies(link: &Link) -> Option<&'static str> {
-    let sends = DriverSends::by_index(link.index);
-    let has_none = SOFTWARE.contains(&link.driver.as_str()) || !sends.zero_copy;
-    let is_long = link.mtu > LONGEST_MTU_IN_ONE && sends.most_pieces == 1;
-    match (has_none, is_long) {
-        (true, _) => Some("the driver has no zero-copy"),
-        (false, true) => Some("beyond MTU 1500 the driver has no multi-buffer in zero-copy"),
-        (false, false) => None,
-    }
-}
-
 impl Interface {
     /// How a lease's request for a mode is met: as the program is attached, or would be.
     pub(in crate::server) fn mode_of(attached: Option<Mode>, link: &Link, asked: ModeRequest) -> ModeRequest {
         let is_tap = match attached {
             Some(mode) => mode == Mode::Tap,
-            None => copies(link).is_some(),
+            None => link.copies(DriverSends::by_index(link.index)).is_some(),
         };
         match (asked, is_tap) {
             (ModeRequest::Auto, true) => ModeRequest::Tap,
@@ -101,7 +73,7 @@ impl Interface {
                 self.note = format!("{why}: use mode=skb");
                 return;
             }
-            (ModeRequest::Auto, _) => match copies(&self.link) {
+            (ModeRequest::Auto, _) => match self.link.copies(DriverSends::by_index(self.link.index)) {
                 Some(why) => (ModeRequest::Tap, Some(why)),
                 None => (ModeRequest::Auto, None),
             },

@@ -35,7 +35,7 @@ pub(crate) struct Setting {
 }
 
 impl Setting {
-    /// What nobody asks otherwise: copied, in the best mode.
+    /// Copied by AF_XDP, in the best mode.
     pub(crate) const DEFAULT: Self = Self {
         placement: Placement::Copy,
         mode: None,
@@ -45,6 +45,12 @@ impl Setting {
         passed_in: false,
         busy_poll: false,
         into_guest: false,
+    };
+
+    /// What nobody asks otherwise: copied, in the mode that is chosen.
+    pub(crate) const AUTO: Self = Self {
+        mode: Some(Mode::Auto),
+        ..Self::DEFAULT
     };
 
     /// Sent from the guest's memory, received into the daemon's.
@@ -121,6 +127,7 @@ impl Setting {
                 leased: false,
                 ..copy
             },
+            Self::AUTO,
             mode(Mode::Native),
             mode(Mode::Skb),
             Self {
@@ -173,6 +180,12 @@ impl Setting {
     pub(crate) fn expected(self, driver: &str) -> &'static str {
         match (self.mode, self.placement) {
             (Some(Mode::Skb), _) => "copy (skb)",
+            // Older kernels do not say that a NIC has none.
+            (Some(Mode::Auto), Placement::Copy)
+                if !has_zero_copy(driver) && (driver == "veth" || kernel::version() >= (6, 3)) =>
+            {
+                "tap"
+            }
             (_, Placement::Copy | Placement::SendDirect) if has_zero_copy(driver) && !self.force_copy => {
                 "zero-copy"
             }
