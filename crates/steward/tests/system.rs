@@ -23,3 +23,4 @@ mod sharing;
 mod steering;
 mod storm;
 mod tap_mode;
+mod tap_mode_left;

@@ -11,7 +11,7 @@ use super::limits::DeviceChange;
 use super::rings::RingOf;
 use super::state::LeaseRecord;
 use super::{Answered, Server};
-use steer::{GroupRing, ModeRequest, TapTo, with_sources};
+use steer::{GroupRing, ModeRequest, with_sources};
 
 use crate::links::Link;
 use crate::listing::Listed;
@@ -58,9 +58,14 @@ impl Server {
         let hints = self.hints_under(rule, wish);
         let at = self.interface_for(link, wanted, &peer, hints)?;
         self.record_interface(at);
+        let asked = wanted.mode;
         let wanted = &self.settled(at, wanted);
         match self.give(at, number, wanted, (rule, hints)) {
             Ok(()) => {
+                let interface = self.interfaces.get_mut(&at);
+                if interface.is_some_and(|interface| interface.note_mode(asked)) {
+                    self.record_interface(at);
+                }
                 let held = Held {
                     interface: at,
                     wanted: wanted.clone(),
@@ -113,10 +118,14 @@ impl Server {
         let (now, name) = (Instant::now(), link.name.clone());
         let change = DeviceChange::Program;
         if let Some((at, false, _)) = known {
-            if self.device_changes.check(change, &name, peer.uid, now).is_ok()
-                && self.leave_tap_mode(at, mode)
+            let interface = self.interfaces.get(&at);
+            if interface.is_some_and(|interface| interface.may_leave_tap_mode(mode))
+                && self.device_changes.check(change, &name, peer.uid, now).is_ok()
             {
-                self.device_changes.note(change, &name, peer.uid, now);
+                match self.leave_tap_mode(at, mode) {
+                    true => self.device_changes.note(change, &name, peer.uid, now),
+                    false => self.device_changes.note_in_vain(change, &name, peer.uid, now),
+                }
             }
             return Ok(at);
         }
@@ -139,31 +148,31 @@ impl Server {
     }
 
     /// A lease that is asked for on an interface, in the mode that it has there.
-    fn settled(&mut self, at: u64, wanted: &Wanted) -> Wanted {
-        match self.interfaces.get_mut(&at) {
-            Some(interface) => wanted.in_mode(interface.settle_mode(wanted.mode)),
+    fn settled(&self, at: u64, wanted: &Wanted) -> Wanted {
+        match self.interfaces.get(&at) {
+            Some(interface) => {
+                wanted.in_mode(Interface::mode_of(interface.mode(), &interface.link, wanted.mode))
+            }
             None => wanted.clone(),
         }
     }
 
-    /// Has all leases of an interface go on in that mode, if it is in tap mode and nobody asked for that by name; whether
-    /// they do.
+    /// Has all leases of an interface go on in that mode, which it may leave tap mode for; whether they do.
     fn leave_tap_mode(&mut self, at: u64, mode: ModeRequest) -> bool {
-        let interface = self.interfaces.get_mut(&at);
-        if !interface.is_some_and(|interface| interface.leave_tap_mode(mode)) {
+        let Some(interface) = self.interfaces.get_mut(&at) else {
             return false;
+        };
+        let before = interface.facts();
+        interface.leave_tap_mode(mode);
+        let (is_left, is_other) = (!interface.is_by_tap(), interface.facts() != before);
+        if is_other {
+            self.end_taps_without_tap_mode();
+            for holder in self.connections.values_mut() {
+                holder.dirty |= holder.held.as_ref().is_some_and(|held| held.interface == at);
+            }
+            self.record_interface(at);
         }
-        let taps = self
-            .network_taps
-            .keys()
-            .filter(|((of, _), to)| *of == at && *to == TapTo::Uplink);
-        let taps: Vec<_> = taps.copied().collect();
-        taps.into_iter().for_each(|tap| self.end_network_tap(tap));
-        for holder in self.connections.values_mut() {
-            holder.dirty |= holder.held.as_ref().is_some_and(|held| held.interface == at);
-        }
-        self.record_interface(at);
-        true
+        is_left
     }
 
     /// The first lease of a higher number, of those that the asker may know of.

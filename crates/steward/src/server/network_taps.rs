@@ -406,8 +406,20 @@ impl Server {
         }
     }
 
+    /// Ends taps to the wire of interfaces that have an XDP program now: it has the frames first, and leases go by it.
+    pub(super) fn end_taps_without_tap_mode(&mut self) {
+        let is_over = |&&((at, _), to): &&TapAt| {
+            let interface = self.interfaces.get(&at);
+            let mode = interface.and_then(Interface::mode);
+            to == TapTo::Uplink && mode.is_some_and(|mode| mode != Mode::Tap)
+        };
+        let over: Vec<_> = self.network_taps.keys().filter(is_over).copied().collect();
+        over.into_iter().for_each(|at| self.end_network_tap(at));
+    }
+
     /// Looks at all of them again, and notifies holders of changes.
     pub(super) fn look_at_network_taps(&mut self) {
+        self.end_taps_without_tap_mode();
         for (&(at, to), tap) in &mut self.network_taps {
             let Some(interface) = self.interfaces.get(&at.0) else {
                 continue;

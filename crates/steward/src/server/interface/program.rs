@@ -38,41 +38,54 @@ impl Interface {
         }
     }
 
-    /// In which mode a lease is that is given now.
-    pub(in crate::server) fn settle_mode(&mut self, asked: ModeRequest) -> ModeRequest {
-        if asked == ModeRequest::Tap {
-            // From now on somebody has asked for it.
+    /// A lease was given that asked for this mode; whether it is the first that asks for tap mode by name.
+    pub(in crate::server) fn note_mode(&mut self, asked: ModeRequest) -> bool {
+        let is_first = asked == ModeRequest::Tap && self.mode != asked;
+        if is_first {
             self.mode = asked;
         }
-        Self::mode_of(self.mode(), &self.link, asked)
+        is_first
     }
 
-    /// Attaches the program otherwise, for all leases, where nobody has asked for tap mode by name; whether it is.
-    pub(in crate::server) fn leave_tap_mode(&mut self, asked: ModeRequest) -> bool {
-        let may = self.mode == ModeRequest::Auto && self.is_by_tap();
-        if !may || matches!(asked, ModeRequest::Auto | ModeRequest::Tap) || !self.detach() {
-            return false;
-        }
+    /// Whether all leases may go on in that mode: the interface is in tap mode, and nobody has asked for that by name.
+    pub(in crate::server) fn may_leave_tap_mode(&self, asked: ModeRequest) -> bool {
+        let is_of_xdp = !matches!(asked, ModeRequest::Auto | ModeRequest::Tap);
+        is_of_xdp && self.mode == ModeRequest::Auto && self.is_by_tap()
+    }
+
+    /// Attaches the program in that mode, for all leases. They go on as they did if it cannot be attached: in tap mode
+    /// nothing of ours is where it goes.
+    pub(in crate::server) fn leave_tap_mode(&mut self, asked: ModeRequest) {
+        let attached = match self.attach_as(asked) {
+            Ok(attached) if self.detach() => attached,
+            attached => {
+                let why = attached.err().unwrap_or_else(|| "its programs stay".to_owned());
+                tracing::warn!(interface = self.link.name, "tap mode not left: {why}");
+                return;
+            }
+        };
         self.mode = asked;
-        self.attach();
-        if self.program.is_some() {
-            return true;
+        self.take_on(Ok(attached));
+        if self.program.is_none() {
+            let why = std::mem::take(&mut self.note);
+            tracing::warn!(interface = self.link.name, "tap mode not left: {why}");
+            self.mode = ModeRequest::Auto;
+            self.attach();
         }
-        let why = std::mem::take(&mut self.note);
-        self.mode = ModeRequest::Auto;
-        self.attach();
-        tracing::warn!(interface = self.link.name, "tap mode not left: {why}");
-        false
     }
 
     pub(super) fn attach(&mut self) {
         self.unpin();
+        let attached = self.attach_as(self.mode);
+        self.take_on(attached);
+    }
+
+    /// Attaches a program, which knows nothing of leases yet; with why it is not attached in a better mode.
+    /// Errors: in words.
+    fn attach_as(&self, mode: ModeRequest) -> Result<(Program, String), String> {
         let only_skb = self.link.only_skb();
-        let (mode, why) = match (self.mode, only_skb) {
-            (ModeRequest::Native, Some(why)) => {
-                self.note = format!("{why}: use mode=skb");
-                return;
-            }
+        let (mode, why) = match (mode, only_skb) {
+            (ModeRequest::Native, Some(why)) => return Err(format!("{why}: use mode=skb")),
             (ModeRequest::Auto, _) => match self.link.copies(DriverSends::by_index(self.link.index)) {
                 Some(why) => (ModeRequest::Tap, Some(why)),
                 None => (ModeRequest::Auto, None),
@@ -81,22 +94,27 @@ impl Interface {
             (_, Some(_)) => (ModeRequest::Skb, only_skb),
             (mode, None) => (mode, None),
         };
-        let attached = Program::attach(self.link.index, mode, wants_frags(self.link.mtu));
+        let program = Program::attach(self.link.index, mode, wants_frags(self.link.mtu));
         may_crash("attached");
+        let program = program.map_err(|error| with_sources(&error))?;
+        let note = program.fallback().or(why).unwrap_or_default().to_owned();
+        Ok((program, note))
+    }
+
+    /// Goes on with a program that was attached.
+    fn take_on(&mut self, attached: Result<(Program, String), String>) {
         // A program that does not know what leases take must not be used by them: it is off again at once.
-        let known = attached
-            .map_err(|error| with_sources(&error))
-            .and_then(|program| {
-                let mut entries = self.entries.values();
-                let installed = entries.try_for_each(|entries| entries.install(&program));
-                installed.map_err(|error| with_sources(&error))?;
-                let mut networks = self.networks.values();
-                networks.try_for_each(|network| network.install(&program))?;
-                Ok(program)
-            });
+        let known = attached.and_then(|(program, note)| {
+            let mut entries = self.entries.values();
+            let installed = entries.try_for_each(|entries| entries.install(&program));
+            installed.map_err(|error| with_sources(&error))?;
+            let mut networks = self.networks.values();
+            networks.try_for_each(|network| network.install(&program))?;
+            Ok((program, note))
+        });
         match known {
-            Ok(mut program) => {
-                self.note = program.fallback().or(why).unwrap_or_default().to_owned();
+            Ok((mut program, note)) => {
+                self.note = note;
                 self.sends = DriverSends::by_index(self.link.index);
                 self.generation = self.generation.wrapping_add(1);
                 let (mode, program_id) = (program.mode(), program.id());

@@ -1,0 +1,165 @@
+//! Tap mode that nobody asked for by name, and somebody who wants an XDP program on the interface.
+
+use crate::common;
+
+use std::fs::File;
+use std::io::Read;
+use std::time::Duration;
+
+use common::{World, refusal, take, wanted};
+use rustix::process::Signal;
+use steer::{Filter, ModeRequest, QueueConf};
+use steward::client::{Lease, LeaseError};
+use steward::protocol::Reason;
+use steward::protocol::Wanted;
+use testkit::daemon::Mode;
+use testkit::foreign::Foreign;
+use testkit::{VethPair, frame, require, wait};
+
+const POLICY: &str = "[[allow]]\nuser = 0\ninterface = \"nic0\"\nqueues = \"all\"\nnetwork = true\n";
+const OURS: [u8; 6] = [2, 0, 0, 0, 0, 0xaa];
+
+fn wanted_in(mode: ModeRequest, queue: u32) -> Wanted {
+    Wanted {
+        mode,
+        filter: Filter {
+            macs: vec![[2, 0, 0, 0, 0, 0xaa + queue as u8]],
+            vlans: Vec::new(),
+        },
+        ..wanted(queue, 1)
+    }
+}
+
+fn lease(world: &World, mode: ModeRequest, queue: u32) -> Result<Lease, LeaseError> {
+    take(&world.socket(), &wanted_in(mode, queue))
+}
+
+/// A guest without a network, of queue 0.
+struct Guest {
+    lease: Lease,
+    index: u32,
+    tap: Option<File>,
+}
+
+impl Guest {
+    fn new(world: &World, mode: ModeRequest) -> Self {
+        let lease = lease(world, mode, 0).expect("allowed");
+        let mut guest = Self {
+            lease,
+            index: 0,
+            tap: None,
+        };
+        guest.set_up().expect("it may have a tap");
+        guest
+    }
+
+    /// What a daemon does when the lease's generation is another.
+    fn set_up(&mut self) -> Result<(), LeaseError> {
+        let conf = QueueConf {
+            virtio_header: None,
+            frame_limit: 1514,
+            hints: false,
+        };
+        self.lease.activate(0, conf)?;
+        let (end, taps) = self.lease.uplink(self.index, 1)?;
+        self.index = end.index;
+        self.tap = taps.into_iter().next().map(File::from).or(self.tap.take());
+        Ok(())
+    }
+
+    fn gets(&mut self, world: &World, number: u8) -> bool {
+        let mut sent = frame::plain(200, number);
+        sent[..6].copy_from_slice(&OURS);
+        let Some(tap) = &mut self.tap else { return false };
+        let mut buffer = [0; 4096];
+        wait::until(wait::SOON, || {
+            world.wire.send(&sent);
+            wait::until(Duration::from_millis(100), || {
+                tap.read(&mut buffer).is_ok_and(|bytes| buffer[12..bytes] == sent)
+            })
+        })
+    }
+}
+
+/// Natively nothing can be attached, as somebody else's program is there.
+#[test]
+fn leases_in_tap_mode_go_on_undisturbed_while_it_cannot_be_left() {
+    require!(Root);
+    let world = World::with(2, POLICY);
+    let mut guest = Guest::new(&world, ModeRequest::Auto);
+    let _foreign = Foreign::attach(&world.veth.near, VethPair::NIC, Mode::Native, 0);
+    assert!(guest.gets(&world, 1), "{}", world.steward);
+    for _ in 0..20 {
+        let refused = refusal(lease(&world, ModeRequest::Native, 1));
+        assert_eq!(refused.reason, Reason::Program, "{refused}");
+    }
+    assert!(guest.gets(&world, 2), "{}", world.steward);
+    let said = world.steward.said();
+    assert!(!said.contains("program detached"), "{said}");
+}
+
+#[test]
+fn mode_that_was_asked_for_by_name_is_known_to_the_next_steward() {
+    require!(Root);
+    let mut world = World::kept_lingering(POLICY, "1");
+    let first = lease(&world, ModeRequest::Auto, 1).expect("allowed");
+    let mut guest = Guest::new(&world, ModeRequest::Tap);
+    drop(first);
+    world.restart_after(Signal::KILL);
+    let back = || guest.lease.take_changes().is_ok() && !guest.lease.is_away();
+    assert!(wait::until(wait::SOON, back));
+    assert_eq!(
+        refusal(lease(&world, ModeRequest::Native, 1)).reason,
+        Reason::Program
+    );
+    assert!(guest.gets(&world, 3), "{}", world.steward);
+}
+
+#[test]
+fn mode_that_was_asked_for_by_name_in_vain_can_be_left() {
+    require!(Root);
+    let world = World::with(2, POLICY);
+    let _guest = Guest::new(&world, ModeRequest::Auto);
+    assert_eq!(refusal(lease(&world, ModeRequest::Tap, 0)).reason, Reason::Taken);
+    lease(&world, ModeRequest::Native, 1).expect("nobody has a lease of tap mode by name");
+}
+
+/// The steward dies while it leaves tap mode: the tap has frames as long as there is no XDP program, and not beside one.
+#[test]
+fn tap_does_not_stay_beside_an_xdp_program_if_the_steward_dies_when_it_is_attached() {
+    require!(Root);
+    for point in ["attached", "detached", "unpinned", "pinned"] {
+        let mut world = World::kept_lingering(POLICY, "1");
+        let mut guest = Guest::new(&world, ModeRequest::Auto);
+        world.end_steward(Signal::KILL);
+        world.restart_to_crash(point);
+        world.steward.await_text("ready");
+        let is_back = |guest: &Guest| guest.lease.take_changes().is_ok() && !guest.lease.is_away();
+        assert!(wait::until(wait::SOON, || is_back(&guest)), "{}", world.steward);
+        assert!(guest.gets(&world, 1), "{}", world.steward);
+        assert!(lease(&world, ModeRequest::Native, 1).is_err(), "{point}");
+        world.steward.wait(wait::SOON);
+        world.restart();
+        let is_settled = || is_back(&guest) && guest.lease.facts().mode.is_some();
+        assert!(wait::until(wait::SOON, is_settled), "{}", world.steward);
+        let is_native = |guest: &Guest| guest.lease.facts().mode == Some(steer::Mode::Native);
+        assert_eq!(is_native(&guest), point == "pinned", "{point} {}", world.steward);
+        // What the kernel lost with the program comes back with another.
+        let set_up = wait::until(wait::SOON, || {
+            let _ = guest.lease.take_changes();
+            guest.set_up().is_ok() || is_native(&guest)
+        });
+        assert!(set_up, "{point} {}", world.steward);
+        match is_native(&guest) {
+            true => {
+                let links = || world.veth.near.output_of("ip", &["-o", "link"]);
+                assert!(
+                    wait::until(wait::SOON, || !links().contains("vaxu")),
+                    "{}",
+                    links()
+                );
+            }
+            false => assert!(guest.gets(&world, 2), "{point} {}", world.steward),
+        }
+    }
+}
