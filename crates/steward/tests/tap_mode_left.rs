@@ -163,3 +163,44 @@ fn tap_does_not_stay_beside_an_xdp_program_if_the_steward_dies_when_it_is_attach
         }
     }
 }
+
+/// Where the interface is then, another device may have the number of the tap.
+#[test]
+fn interface_that_is_moved_away_takes_no_program_of_ours_along() {
+    require!(Root);
+    let world = World::with(2, POLICY);
+    // Numbers that are free there.
+    for name in ["more0", "more1", "more2", "more3"] {
+        world.veth.near.ip(&["link", "add", name, "type", "veth"]);
+    }
+    let mut guest = Guest::new(&world, ModeRequest::Tap);
+    assert!(guest.gets(&world, 1), "{}", world.steward);
+    let (near, far) = (&world.veth.near, &world.veth.far);
+    let index = guest.index.to_string();
+    far.ip(&[
+        "link", "add", "other0", "index", &index, "type", "veth", "peer", "other1",
+    ]);
+    far.ip(&["link", "set", "other0", "up"]);
+    far.ip(&["link", "set", "other1", "up"]);
+
+    near.ip(&["link", "set", VethPair::NIC, "netns", far.name()]);
+    far.ip(&["link", "set", VethPair::NIC, "up"]);
+    std::thread::sleep(Duration::from_millis(500));
+    let sent_by_other = || far.output_of("sh", &["-c", "ip -s link show other0 | tail -1"]);
+    let before = sent_by_other();
+    let mut sent = frame::plain(200, 9);
+    sent[..6].copy_from_slice(&OURS);
+    for _ in 0..100 {
+        world.wire.send(&sent);
+    }
+    std::thread::sleep(Duration::from_millis(200));
+    assert_eq!(before, sent_by_other());
+    far.ip(&["link", "set", VethPair::NIC, "netns", near.name()]);
+    near.ip(&["link", "set", VethPair::NIC, "up"]);
+    let is_back = || {
+        let _ = guest.lease.take_changes();
+        guest.lease.facts().mode.is_some() && guest.set_up().is_ok()
+    };
+    assert!(wait::until(wait::SOON, is_back), "{}", world.steward);
+    assert!(guest.gets(&world, 2), "{}", world.steward);
+}

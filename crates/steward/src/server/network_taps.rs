@@ -286,6 +286,17 @@ impl NetworkTap {
         Ok(())
     }
 
+    /// The interface is gone. It may have gone to another network namespace, with the programs, and there another device
+    /// may have the tap's index.
+    fn part(&mut self, pins: Option<&Path>) {
+        let Some(joined) = self.joined.take() else { return };
+        // Without its programs the host's stack would take what guests send.
+        let _ = self.tap.set_up(false);
+        if let Err(error) = joined.access.detach(pins) {
+            tracing::error!("cannot detach the programs that join {}: {error}", self.tap.name);
+        }
+    }
+
     fn has_detached_program(&self) -> bool {
         let joined = self.joined.as_ref();
         joined.is_some_and(|joined| joined.access.has_detached_link())
@@ -426,6 +437,9 @@ impl Server {
             };
             let (macs, was_joined) = (tap.macs.clone(), tap.joined.is_some());
             let behind = tap.behind.changes();
+            if interface.link.index == 0 {
+                tap.part(interface.pins());
+            }
             // It is looked at again when the interface is back.
             let looked: Result<bool, String> = interface.program().map_or(Ok(true), |_| {
                 tap.look_at_links(&interface.link);
