@@ -7,7 +7,7 @@ use rstest::rstest;
 use serde_json::Value;
 use testkit::daemon::{DIR, Mode};
 use testkit::lan::{self, Lan, STRANGER, file, mac};
-use testkit::{Driver, DriverConfig, NetNs, Rig, Serve, VethPair, require, wait};
+use testkit::{Driver, DriverConfig, Layout, NetNs, Rig, Serve, VethPair, frame, require, wait};
 
 fn rig(serve: &Serve) -> Rig {
     let mut rig = Rig::with(VethPair::with(2, 1500), serve, &DriverConfig::default());
@@ -163,4 +163,45 @@ fn guest_with_an_address_of_the_host_is_by_af_xdp() {
     let port = lan.daemon.port(0);
     assert!(is_said(&port, "tap mode not used: "), "{port:#}");
     assert_eq!(port["sessions"], 1);
+}
+
+#[rstest]
+fn longest_frames_of_any_mtu_pass(#[values(68, 1279, 1280, 3900, 9000, 65_500)] mtu: u32) {
+    require!(Root);
+    let serve = Serve::interface(VethPair::NIC).mode(Mode::Auto);
+    let mut rig = Rig::with(VethPair::with(1, mtu), &serve, &DriverConfig::default());
+    rig.post(64, &[1536]);
+    assert_eq!(rig.daemon.port(0)["attached"], "tap");
+    let (short, long) = (frame::plain(60, 1), frame::plain(mtu as usize + 14, 2));
+    let reaches = wait::until(wait::SOON, || {
+        rig.wire.send(&short);
+        rig.driver.pairs[0].receive(Duration::from_millis(100)).is_some()
+    });
+    assert!(reaches, "{:#}", rig.daemon.port(0));
+    for sent in [&short, &long] {
+        rig.assert_from_guest(sent, Layout::Whole);
+        rig.assert_to_guest(sent);
+    }
+}
+
+#[rstest]
+fn interface_that_was_moved_away_and_back_is_in_tap_mode_again() {
+    require!(Root);
+    let mut rig = rig(&Serve::interface(VethPair::NIC).mode(Mode::Auto).leased());
+    rig.assert_passes_both_ways();
+    for _ in 0..2 {
+        let (near, far) = (&rig.veth.near, &rig.veth.far);
+        near.ip(&["link", "set", VethPair::NIC, "netns", far.name()]);
+        rig.daemon.await_impaired(0, "gone");
+        let (near, far) = (&rig.veth.near, &rig.veth.far);
+        far.ip(&["link", "set", VethPair::NIC, "netns", near.name()]);
+        near.ip(&["link", "set", VethPair::NIC, "up"]);
+        rig.await_passes_both_ways();
+    }
+    rig.veth.near.ip(&["link", "set", VethPair::NIC, "down"]);
+    rig.veth
+        .near
+        .ip(&["link", "set", VethPair::NIC, "name", "other0"]);
+    rig.veth.near.ip(&["link", "set", "other0", "up"]);
+    rig.await_passes_both_ways();
 }

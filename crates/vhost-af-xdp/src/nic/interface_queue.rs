@@ -12,7 +12,8 @@
 //! waits, and is discarded.
 //!
 //! In tap mode frames come by a tap ([`super::interface_tap`]): a queue only sends, in copy mode and without a program.
-//! What is longer than a chunk leaves by the queue's tap as GSO packets do, so it needs no pieces.
+//! Where the kernel takes no pieces (before Linux 6.6) what is longer than a chunk leaves by the queue's tap, as GSO
+//! packets do.
 //!
 //! Direct placement is the exception: the queue is *coupled* to one guest's memory ([`InterfaceQueue::couple`]), and
 //! closed when that lane ends. Its port has the queue open only while a guest copies.
@@ -516,7 +517,7 @@ impl InterfaceQueue {
     /// takes several pieces in zero-copy mode.
     fn wants_pieces(&self) -> bool {
         let several = self.interface.driver_sends().most_pieces > 1;
-        let needs = self.interface.frame_limit() > LONGEST_FRAME && !self.interface.is_by_tap();
+        let needs = self.interface.frame_limit() > LONGEST_FRAME;
         self.interface.shares() || needs || self.interface.options.segments.refer(several)
     }
 
