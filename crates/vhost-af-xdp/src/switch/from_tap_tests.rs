@@ -39,8 +39,12 @@ struct World {
 
 impl World {
     fn new(offloads: Offloads, mergeable: bool) -> Self {
+        Self::with_ring(64, offloads, mergeable)
+    }
+
+    fn with_ring(size: u32, offloads: Offloads, mergeable: bool) -> Self {
         let memory = Memory::new(4 << 20, 0);
-        let vring = || memory.vring(64, QueueFeatures::default(), Journal::None);
+        let vring = || memory.vring(size, QueueFeatures::default(), Journal::None);
         let ((from_guest, _), (to_guest, receives)) = (vring(), vring());
         let pair = QueuePair {
             mergeable,
@@ -184,6 +188,20 @@ fn frame_that_never_fits_is_counted_and_the_next_one_comes() {
         assert!(got == [with_buffers(NOTHING, &frame(60, 2), 1)]);
         assert_eq!(world.counters.to_guest_buffer_too_small.get(), 1);
         assert_eq!(world.counters.to_guest_frames.get(), 1);
+    }
+}
+
+/// A ring with fewer entries than a batch has frames.
+#[test]
+fn frame_that_the_whole_ring_does_not_hold_is_counted_and_the_next_one_comes() {
+    for size in [2, 4, 16] {
+        let mut world = World::with_ring(size, Offloads::all(), true);
+        world.post(size as usize, 1526);
+        world.give(TCP, &frame(60_000, 1));
+        world.give(NOTHING, &frame(60, 2));
+        let got = [world.turn(), world.turn()].concat();
+        assert!(got == [with_buffers(NOTHING, &frame(60, 2), 1)], "{size}");
+        assert_eq!(world.counters.to_guest_buffer_too_small.get(), 1);
     }
 }
 

@@ -444,11 +444,12 @@ impl<'a> Delivery<'a> {
 
     /// Whether a frame that does not fit the buffers in hand will fit later; counted either way. It never will where
     /// more buffers would not help: without mergeable buffers a frame has one chain, with them no frame gets more
-    /// chains than a batch holds.
+    /// chains than a batch holds, or the ring.
     #[cold]
     pub(super) fn misfit(&self) -> Fit {
         let in_hand = self.chains.len() - self.next;
-        let in_vain = in_hand == BATCH || (in_hand > 0 && !self.pair.mergeable);
+        let most = usize::from(self.pair.to_guest.queue.size().get()).min(BATCH);
+        let in_vain = in_hand == most || (in_hand > 0 && !self.pair.mergeable);
         if in_vain && (self.next == 0 || !self.pair.mergeable) {
             self.counters.to_guest_buffer_too_small.add(1);
             return Fit::Never;
