@@ -668,10 +668,10 @@ impl Server {
     }
 }
 
-/// Whether a network of this interface and first queue reaches the wire by a tap: then a steward has the interface,
-/// though no XDP program is on it.
-fn has_uplink_tap(taps: &[Tap], ifindex: u32, uplink: &str, first: u32) -> bool {
-    let is_its = |tap: &Tap| (tap.uplink == uplink || tap.ifindex() == ifindex) && tap.first == first;
+/// Whether a network of this interface reaches the wire by a tap, which may have this queue: then a steward has the
+/// interface, though no XDP program is on it.
+fn has_uplink_tap(taps: &[Tap], ifindex: u32, uplink: &str, queue: u32) -> bool {
+    let is_its = |tap: &Tap| (tap.uplink == uplink || tap.ifindex() == ifindex) && tap.first <= queue;
     taps.iter()
         .any(|tap| tap.purpose == Purpose::Joins(TapTo::Uplink) && is_its(tap))
 }
