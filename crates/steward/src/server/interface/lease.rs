@@ -59,6 +59,7 @@ impl Interface {
         }
         entries.look_beyond(&self.link);
         self.entries.insert(queues.start, entries);
+        self.accept_stations(queues.start);
         self.look_below();
         let installed = kernel(installed).and_then(|()| match ring {
             Some(ring) => self
@@ -117,6 +118,7 @@ impl Interface {
     pub(in crate::server) fn rename_entries(&mut self, queues: &Range<u32>, names: Names) {
         if let Some(entries) = self.entries.get_mut(&queues.start) {
             entries.rename(names, &self.link, &mut self.ledger);
+            self.accept_stations(queues.start);
         }
     }
 
@@ -176,6 +178,7 @@ impl Interface {
         }
         entries.look_beyond(&self.link);
         self.entries.insert(queues.start, entries);
+        self.accept_stations(queues.start);
         self.look_below();
         self.adopt_netkit(queues.start);
         self.adopt_hints(queues.start, hints);

@@ -127,7 +127,6 @@ impl Interface {
         network.install(program)?;
         self.networks.insert(first, network);
         self.look_at_host();
-        self.accept_stations(first);
         Ok(())
     }
 
@@ -278,9 +277,14 @@ impl Interface {
         Ok(())
     }
 
-    /// Lets the NIC accept frames to the stations.
+    /// Lets the NIC accept frames to the stations of a network, or to a guest alone in tap mode. To one that is not the
+    /// policy lets it ([`Entries::apply`](crate::server::entries::Entries::apply)).
     pub(super) fn accept_stations(&mut self, first: u32) {
-        let mut macs: Vec<[u8; 6]> = self.stations(first).map(|station| station.mac).collect();
+        let mut macs: Vec<[u8; 6]> = match (self.networks.get(&first), self.entries.get(&first)) {
+            (Some(network), _) => network.stations.keys().map(|station| station.mac).collect(),
+            (None, Some(entries)) if self.is_by_tap() => entries.filter.macs.clone(),
+            _ => return,
+        };
         macs.sort_unstable();
         macs.dedup();
         if macs.is_empty() {
@@ -288,7 +292,7 @@ impl Interface {
         } else if let Err(error) = self.ledger.accept(self.link.index, first, &macs) {
             tracing::warn!(
                 interface = self.link.name,
-                "the NIC may not accept frames to stations of a network: {error}"
+                "the NIC may not accept frames to guests: {error}"
             );
         }
     }

@@ -128,8 +128,8 @@ impl Interface {
                 // An interface that was made anew has no rules; one that came back may have them still.
                 let entries = self.entries.values_mut();
                 entries.for_each(|entries| entries.apply(&self.link, &mut self.ledger));
-                let networks: Vec<u32> = self.networks.keys().copied().collect();
-                networks.into_iter().for_each(|first| self.accept_stations(first));
+                let leases: Vec<u32> = self.entries.keys().copied().collect();
+                leases.into_iter().for_each(|first| self.accept_stations(first));
             }
             Err(note) => self.note = note,
         }

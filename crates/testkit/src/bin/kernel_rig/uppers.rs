@@ -189,10 +189,6 @@ impl Kind {
             false => (mac(0), ""),
         };
         let veth = self.lay(&own);
-        if self.accepts && !with_network {
-            // A network's addresses the steward adds; a bridge without them passes no frames to these.
-            veth.near.ip(&["link", "set", UPPER, "promisc", "on"]);
-        }
         let text = match with_network {
             true => file(Some(UPPER), &[""]).replacen("[port.vm0]", "mode = \"tap\"\n[port.vm0]", 1),
             false => lone(&format!("mode = \"tap\"\n{keys}")),
