@@ -16,8 +16,9 @@ use pcap_file::pcapng::blocks::interface_statistics::InterfaceStatisticsOption;
 use pcap_file::pcapng::{Block, PcapNgReader};
 use rstest::rstest;
 use rustix::process::Signal;
+use testkit::daemon::DIR;
 use testkit::filter_rules::{HOST, tables as rules, udp};
-use testkit::lan::{Lan, STRANGER, file, frame, mac};
+use testkit::lan::{Lan, STRANGER, assert_reaches, file, frame, mac};
 use testkit::{Daemon, Driver, DriverConfig, Layout, NetNs, Running, Serve, VethPair, daemon, require, wait};
 
 const LONG: Duration = Duration::from_secs(30);
@@ -189,6 +190,28 @@ fn both_directions_are_captured_with_what_rules_said(#[values(1, 2)] workers: us
     ]
     .map(counter);
     assert_eq!(counts, [1, 1, 2]);
+}
+
+/// Of one whose frames come to its queue, and of one whose frames the kernel writes into its buffers otherwise.
+#[rstest]
+fn guest_alone_is_captured_both_ways(#[values("xdp", "tap")] mode: &str) {
+    require!(Root);
+    let text = format!(
+        "[port.vm0]\nifname = \"{}\"\nmode = \"{mode}\"\nmac = \"02:00:00:00:00:00\"\nsocket-path = \"{DIR}/vm0.sock\"\n",
+        VethPair::NIC
+    );
+    let config = DriverConfig::default();
+    let mut lan = Lan::on(VethPair::new(), &Serve::file(), &text, 1, &config);
+    assert_reaches(&mut lan.guests[0], 0, &lan.wire);
+    let capture = capture(&lan.daemon, "vm0", &[]);
+    let (sent, got) = (frame(STRANGER, mac(0), 1000, 1), frame(mac(0), STRANGER, 900, 2));
+    lan.send(0, &sent);
+    assert!(std::iter::from_fn(|| lan.wire.receive(wait::SOON)).any(|it| it == sent));
+    lan.wire.send(&got);
+    while lan.received(0) != got {}
+    let (frames, lost) = end(capture);
+    let wanted = vec![Captured::of(&sent, true), Captured::of(&got, false)];
+    assert_eq!((of_ours(frames), lost), (wanted, Some(0)));
 }
 
 #[test]

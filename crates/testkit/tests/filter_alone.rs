@@ -19,7 +19,8 @@ use virtqueue::driver::Buffer;
 /// A port with queue 0 to itself.
 fn port(memory: &str, keys: &str, list: &[&str]) -> String {
     let socket = format!("socket-path = \"{DIR}/vm0.sock\"");
-    let queue = format!("ifname = \"{}\"\nmemory = \"{memory}\"", VethPair::NIC);
+    let key = if memory == "tap" { "mode" } else { "memory" };
+    let queue = format!("ifname = \"{}\"\n{key} = \"{memory}\"", VethPair::NIC);
     format!("[port.vm0]\n{socket}\n{queue}\n{keys}\n{}", tables(0, list))
 }
 
@@ -73,7 +74,7 @@ const TO: &str = "direction=to-guest action=allow protocol=udp destination-ports
 
 #[rstest]
 fn it_sends_what_rules_allow(
-    #[values("copy", "send-direct", "direct")] memory: &str,
+    #[values("copy", "send-direct", "direct", "tap")] memory: &str,
     #[values("", "guard = true\nmac = \"02:00:00:00:00:00\"")] guard: &str,
 ) {
     require!(Root);
@@ -101,7 +102,7 @@ fn it_sends_what_rules_allow(
 }
 
 #[rstest]
-fn it_gets_what_rules_allow(#[values("copy", "send-direct")] memory: &str) {
+fn it_gets_what_rules_allow(#[values("copy", "send-direct", "tap")] memory: &str) {
     require!(Root);
     let mut lan = alone(memory, "", &[TO]);
     for _ in 0..100 {
@@ -118,7 +119,7 @@ fn it_gets_what_rules_allow(#[values("copy", "send-direct")] memory: &str) {
 
 #[rstest]
 fn header_that_changes_meanwhile_is_sent_as_it_was_judged(
-    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct, Placement::Tap)] placement: Placement,
 ) {
     require!(Root);
     let serve = Serve::interface(VethPair::NIC)

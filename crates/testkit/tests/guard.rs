@@ -366,7 +366,8 @@ fn guest_with_a_queue_of_its_own_is_guarded_as_well(
         (Placement::Copy, "auto"),
         (Placement::SendDirect, "auto"),
         (Placement::Direct, "auto"),
-        (Placement::Direct, "by-reference")
+        (Placement::Direct, "by-reference"),
+        (Placement::Tap, "auto")
     )]
     (placement, segments): (Placement, &str),
     #[values(Layout::Whole, Layout::HeaderApart, Layout::Pieces(100))] layout: Layout,

@@ -49,7 +49,7 @@ fn memory_comes_and_goes_while_frames_pass_each_millisecond(
     let traffic = match placement {
         Placement::Copy => Traffic::start_within(driver, wire, PACE, WINDOW),
         // Another socket is bound: what comes meanwhile is lost.
-        Placement::SendDirect | Placement::Direct => Traffic::start(driver, wire, PACE),
+        _ => Traffic::start(driver, wire, PACE),
     };
     let more = GuestRam::new(&[(GuestAddr(16 << 30), mib * MIB)]).expect("memory");
     let regions = more.regions().expect("regions");

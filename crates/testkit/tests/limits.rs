@@ -113,7 +113,7 @@ fn limited(placement: Placement, direction: &str) -> (Rig, Instant) {
 
 #[rstest]
 fn guest_with_a_queue_of_its_own_is_held_back(
-    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct, Placement::Tap)] placement: Placement,
 ) {
     require!(Root);
     let (mut rig, since) = limited(placement, "from-guest");
@@ -136,7 +136,7 @@ fn guest_with_a_queue_of_its_own_is_held_back(
 
 #[rstest]
 fn guest_with_a_queue_of_its_own_gets_no_more(
-    #[values(Placement::Copy, Placement::SendDirect)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Tap)] placement: Placement,
 ) {
     require!(Root);
     let (mut rig, since) = limited(placement, "to-guest");

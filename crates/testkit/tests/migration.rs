@@ -9,7 +9,7 @@
 //!
 //! The bridge stands for the switch: it learns from the guest's announcement where the guest is now. Three streams
 //! cross the migration: iperf3; a file that the guest sends, whose second half is read only after the guest has moved;
-//! and bytes that pile up in the guest's receive buffers, where only the daemon (in direct placement, the kernel) has
+//! and bytes that pile up in the guest's receive buffers, where only the daemon (in direct placement and in tap mode, the kernel) has
 //! written them, and which the guest reads only after it has moved. However long the migration takes, it does not
 //! outlast them. Before it goes on at its destination both memories are compared byte for byte: a page that the dirty
 //! log missed shows there.
@@ -241,7 +241,7 @@ fn start_streams(guest: &Guest) -> String {
 
 #[rstest]
 fn streams_survive_migration_and_their_bytes_are_intact(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::Direct, Placement::Tap)] placement: Placement,
     #[values(false, true)] packed: bool,
 ) {
     require!(Root, Qemu);
@@ -273,7 +273,7 @@ fn streams_survive_migration_and_their_bytes_are_intact(
         bridged.whereabouts()
     );
 
-    let copies = placement == Placement::Copy;
+    let copies = placement != Placement::Direct;
     assert!(
         !copies || xdp_sockets(pid) == opened,
         "a guest's boot opened a queue"

@@ -45,7 +45,12 @@ struct Kind {
 impl Kind {
     fn all(listener: Listener) -> Vec<Self> {
         let mut all = Vec::new();
-        for placement in [Placement::Copy, Placement::SendDirect, Placement::Direct] {
+        for placement in [
+            Placement::Copy,
+            Placement::SendDirect,
+            Placement::Direct,
+            Placement::Tap,
+        ] {
             for packed in [false, true] {
                 for inflight in [false, true] {
                     all.push(Self {
@@ -280,7 +285,7 @@ fn large_guest_in_direct_is_copied_for_until_its_memory_is_registered() {
 
 #[rstest]
 fn vmm_that_is_killed_and_started_again_is_served_at_once(
-    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct, Placement::Tap)] placement: Placement,
 ) {
     require!(Root);
     let mut rig = Rig::new(placement, testkit::daemon::Mode::Native);

@@ -246,7 +246,7 @@ fn features_and_protocol_features_of_the_contract_are_offered() {
 
 #[rstest]
 fn memory_slots_come_and_go_while_frames_pass(
-    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct, Placement::Tap)] placement: Placement,
 ) {
     require!(Root);
     let mut rig = Rig::new(placement, Mode::Native);
@@ -270,7 +270,7 @@ fn memory_slots_come_and_go_while_frames_pass(
 
 #[rstest]
 fn stopped_pair_keeps_its_place_and_starts_again(
-    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct, Placement::Tap)] placement: Placement,
     #[values(0, F_RING_PACKED)] ring: u64,
 ) {
     require!(Root);
@@ -296,7 +296,7 @@ fn stopped_pair_keeps_its_place_and_starts_again(
 
 #[rstest]
 fn guest_that_comes_back_to_a_new_daemon_goes_on(
-    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct, Placement::Tap)] placement: Placement,
     #[values(0, F_RING_PACKED)] ring: u64,
     #[values(false, true)] inflight: bool,
 ) {
@@ -487,7 +487,7 @@ fn client_mode_does_not_spin_while_there_is_no_vmm() {
 
 #[rstest]
 fn idle_guest_costs_no_cpu(
-    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct, Placement::Tap)] placement: Placement,
 ) {
     require!(Root);
     let mut rig = Rig::new(placement, Mode::Native);

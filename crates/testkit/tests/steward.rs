@@ -287,7 +287,7 @@ fn memory_that_is_plugged_in_while_the_steward_is_away_ends_nothing(
     match placement {
         Placement::Copy => rig.assert_passes_both_ways(),
         // Other memory needs another socket.
-        Placement::SendDirect | Placement::Direct => rig.daemon.await_impaired(0, "changes wait"),
+        _ => rig.daemon.await_impaired(0, "changes wait"),
     }
     rig.daemon.restart_lessor(&rig.veth.near);
     rig.daemon.await_recovered(0);

@@ -9,16 +9,19 @@ pub enum Placement {
     SendDirect,
     /// `--memory direct`.
     Direct,
+    /// `--memory copy`, where frames come by a tap: `--mode tap`.
+    Tap,
 }
 
 impl Placement {
-    /// As the option has it.
+    /// As the option has it, or that of the mode.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Copy => "copy",
             Self::SendDirect => "send-direct",
             Self::Direct => "direct",
+            Self::Tap => "tap",
         }
     }
 }
@@ -154,7 +157,10 @@ impl Serve {
     /// `--memory`.
     #[must_use]
     pub fn placement(self, placement: Placement) -> Self {
-        self.with("--memory", placement.name())
+        match placement {
+            Placement::Tap => self.mode(Mode::Tap),
+            _ => self.with("--memory", placement.name()),
+        }
     }
 
     /// `--mode`.

@@ -90,7 +90,7 @@ fn sparse_files_of_128_tib_on_all_ports_leave_room_for_a_neighbour(
     let rest = match placement {
         Placement::Copy => MOST - 2 * GIB,
         // All of it would be made and pinned.
-        Placement::SendDirect | Placement::Direct => 128 * MIB,
+        _ => 128 * MIB,
     };
     let config = DriverConfig {
         regions: vec![(GuestAddr(0), 2 * GIB.min(rest)), (GuestAddr(4 * GIB), rest)],

@@ -19,16 +19,16 @@ const PEACE: usize = SESSIONS - 1;
 
 #[rstest]
 fn scribbling_over_every_shared_byte_harms_nobody_else(
-    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct, Placement::Tap)] placement: Placement,
 ) {
     require!(Root);
     let offloads = match placement {
-        Placement::Copy | Placement::SendDirect => F_HOST_ALL | F_GUEST_ALL,
         Placement::Direct => F_HOST_ALL | F_GUEST_CSUM,
+        _ => F_HOST_ALL | F_GUEST_ALL,
     };
     let scene = Bystander::with(placement, PORTS, |serve| match placement {
-        Placement::Copy | Placement::SendDirect => serve.offload("all"),
         Placement::Direct => serve,
+        _ => serve.offload("all"),
     });
     let wire = scene.hostile_wire();
     let stop = AtomicBool::new(false);
