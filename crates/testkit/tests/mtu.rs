@@ -206,7 +206,7 @@ fn find_flows(rig: &mut Rig) -> [u16; PAIRS] {
 /// Neither a lane nor a socket is touched, and no frame is lost.
 #[rstest]
 fn queues_that_do_for_another_mtu_carry_frames_on(
-    #[values(Placement::Copy, Placement::SendDirect)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Tap)] placement: Placement,
 ) {
     require!(Root);
     let mut world = Pairs::new(placement, false);

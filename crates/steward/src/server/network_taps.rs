@@ -83,6 +83,18 @@ struct Between {
     tap: u32,
 }
 
+impl Between {
+    /// As they are now.
+    /// Errors: in words.
+    fn of(interface: &Interface, device: &Link) -> Result<Self, String> {
+        Ok(Self {
+            program: interface.program().map_err(|refusal| refusal.text)?.number(),
+            uplink: interface.link.index,
+            tap: device.index,
+        })
+    }
+}
+
 /// Why a holder does not get the device.
 enum NotGiven {
     /// It asks too often: what there is stays.
@@ -151,7 +163,9 @@ impl NetworkTap {
         may_make: impl FnOnce() -> Result<(), Refusal>,
     ) -> Result<(Link, Vec<OwnedFd>), NotGiven> {
         let name = &self.tap.name;
-        let made = match self.device()? {
+        let there = self.device()?;
+        let known = there.clone().filter(|device| device.index == has);
+        let made = match there {
             Some(device) if device.index == has => Vec::new(),
             there => {
                 may_make().map_err(NotGiven::Limit)?;
@@ -176,10 +190,23 @@ impl NetworkTap {
         if !made.is_empty() || self.joined.is_none() {
             self.look_at_links(&interface.link);
         }
-        match self.look(interface)? {
-            Some(device) => Ok((device, made)),
-            None => Err(NotGiven::Failed(format!("{} is gone again", self.tap.name))),
+        match (self.look(interface), known) {
+            (Ok(Some(device)), _) => Ok((device, made)),
+            (Ok(None), _) => Err(NotGiven::Failed(format!("{} is gone again", self.tap.name))),
+            // Another MTU is tried again later: until then frames pass as before.
+            (Err(why), Some(device)) if self.joins(interface, &device) => {
+                self.why = why;
+                Ok((device, made))
+            }
+            (Err(why), _) => Err(why.into()),
         }
+    }
+
+    /// Whether frames pass between the device and the interface as they are now.
+    fn joins(&self, interface: &Interface, device: &Link) -> bool {
+        let joined = self.joined.as_ref();
+        let is_same = |joined: &Joined| Between::of(interface, device).is_ok_and(|now| now == joined.between);
+        device.up && joined.is_some_and(is_same)
     }
 
     /// Looks which addresses the host has, and which bridges the interface is part of.
@@ -199,16 +226,11 @@ impl NetworkTap {
     /// Repairs what does not fit the interface as it is now; `None`: the device is gone.
     /// Errors: in words.
     fn look(&mut self, interface: &Interface) -> Result<Option<Link>, String> {
-        let program = interface.program().map_err(|refusal| refusal.text)?;
         let uplink = &interface.link;
         let Some(device) = self.device()? else {
             return Ok(None);
         };
-        let between = Between {
-            program: program.number(),
-            uplink: uplink.index,
-            tap: device.index,
-        };
+        let between = Between::of(interface, &device)?;
         if let Some(joined) = &self.joined
             && !joined.access.is_attached()
         {
