@@ -84,26 +84,42 @@ static __always_inline int is_tap_there(struct __sk_buff *skb)
 	return bpf_check_mtu(skb, tap_device, &mtu, 0, 0) >= 0;
 }
 
+/* Whether a frame is longer than those of the interface, by the configuration of the first queue, if there is one; of GSO
+ * packets each segment is a frame.
+ */
+static __always_inline int is_too_long(struct __sk_buff *skb, __u64 config)
+{
+	__u32 limit = config;
+
+	return limit && !skb->gso_size && skb->len > limit;
+}
+
 /* Redirects a frame to a station of the network to its tap, and a copy of one to a group. `limits`: of these no more than
  * the network's limit allows, as in the XDP program: all wait in one queue.
  */
 static __always_inline int to_tap(struct __sk_buff *skb, int limits)
 {
 	struct steer_member *member;
+	__u32 network = tap_network;
+	struct steer_counters *counters;
+	__u64 *config;
 	volatile __u64 key;
 	__u8 head[HEADER_LEN];
 
 	if (bpf_skb_load_bytes(skb, 0, head, sizeof(head)))
 		return GO_ON;
 	/* Bit 0 of the first byte: multicast or broadcast (IEEE 802). */
+	config = bpf_map_lookup_elem(&steer_queues, &network);
+	counters = bpf_map_lookup_elem(&steer_counts, &network);
+	if (!config || !counters)
+		return GO_ON;
 	if (head[0] & 1) {
-		__u32 network = tap_network;
-		struct steer_counters *counters = bpf_map_lookup_elem(&steer_counts, &network);
-
-		if (!counters)
-			return GO_ON;
 		if (limits && !is_due(network)) {
 			COUNT(counters, group_limited);
+			return GO_ON;
+		}
+		if (limits && is_too_long(skb, *config)) {
+			COUNT(counters, group_lost);
 			return GO_ON;
 		}
 		/* Without memory for a copy the network has lost a frame, as on any wire. */
@@ -116,6 +132,10 @@ static __always_inline int to_tap(struct __sk_buff *skb, int limits)
 	member = bpf_map_lookup_elem(&steer_stations, (const void *)&key);
 	if (!member || member->network != tap_network || !is_tap_there(skb))
 		return GO_ON;
+	if (limits && is_too_long(skb, *config)) {
+		COUNT(counters, too_long);
+		return TC_ACT_SHOT;
+	}
 	return bpf_redirect(tap_device, 0);
 }
 
@@ -191,7 +211,7 @@ int from_queues(struct __sk_buff *skb)
 		if (head[0] & 1) {
 			if (!is_due(first))
 				COUNT(counters, group_limited);
-			else if (bpf_clone_redirect(skb, tap_device, 0))
+			else if (is_too_long(skb, *config) || bpf_clone_redirect(skb, tap_device, 0))
 				COUNT(counters, group_lost);
 			else
 				COUNT(counters, group_copied);
@@ -203,6 +223,10 @@ int from_queues(struct __sk_buff *skb)
 	if (!is_tap_there(skb)) {
 		COUNT(counters, no_socket);
 		return GO_ON;
+	}
+	if (is_too_long(skb, *config)) {
+		COUNT(counters, too_long);
+		return TC_ACT_SHOT;
 	}
 	COUNT(counters, redirected);
 	return bpf_redirect(tap_device, 0);

@@ -120,6 +120,7 @@ impl Server {
         if let Some((at, false, _)) = known {
             let interface = self.interfaces.get(&at);
             if interface.is_some_and(|interface| interface.may_leave_tap_mode(mode))
+                && self.has_all_of(at, peer)
                 && self.device_changes.check(change, &name, peer.uid, now).is_ok()
             {
                 match self.leave_tap_mode(at, mode) {
@@ -155,6 +156,13 @@ impl Server {
             }
             None => wanted.clone(),
         }
+    }
+
+    /// Whether all leases of an interface are this user's, or it is root: others' guests would lose what comes by further
+    /// queues.
+    fn has_all_of(&self, at: u64, peer: &Credentials) -> bool {
+        let mut others = self.all_leases().filter(|lease| lease.held.interface == at);
+        peer.uid == 0 || others.all(|lease| lease.peer.uid == peer.uid)
     }
 
     /// Has all leases of an interface go on in that mode, which it may leave tap mode for; whether they do.

@@ -13,7 +13,7 @@ use testkit::noise::Noise;
 use testkit::pair::Received;
 use testkit::{Daemon, DriverConfig, Layout, NetNs, PacketPort, Serve, VethPair, require, soak, wait};
 
-use super::{ask, assert_passes, await_network, gso, heard, lan, network, taps};
+use super::{ask, assert_passes, await_network, await_passes, gso, heard, lan, network, taps};
 
 /// A counter of the way to the wire.
 fn counter(lan: &Lan, name: &str) -> u64 {
@@ -40,12 +40,21 @@ fn what_somebody_takes_away_comes_back() {
     let tap = tap(&lan);
     lan.veth.near.ip(&["link", "set", &tap, "down"]);
     assert_reaches(&mut lan.guests[0], 0, &lan.wire);
-    for (interface, side) in [(VethPair::NIC, Side::Ingress), (&tap, Side::Ingress)] {
-        let near = &lan.veth.near;
+    for (times, interface) in [(1, VethPair::NIC), (2, &tap)] {
+        let (near, side) = (&lan.veth.near, Side::Ingress);
         assert!(detach_all(near, interface, side) > 0);
         near.run("tc", &["qdisc", "add", "dev", interface, "clsact"]);
         near.run("tc", &["qdisc", "del", "dev", interface, "clsact"]);
-        assert_reaches(&mut lan.guests[0], 0, &lan.wire);
+        // The steward sets the device down until its programs are there again.
+        let noticed = wait::until(wait::SOON, || {
+            let steward = &lan.daemon.lessor.as_ref().expect("leased").steward;
+            let said = steward.to_string();
+            said.matches("somebody has detached a program that joins it")
+                .count()
+                == times
+        });
+        assert!(noticed, "{}", lan.daemon.said());
+        await_passes(&mut lan);
     }
     assert_eq!(self::tap(&lan), tap, "the same device");
     assert!(network(&lan)["impaired"].is_null());

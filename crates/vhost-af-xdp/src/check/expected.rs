@@ -151,7 +151,8 @@ impl Seen {
     /// Why frames come by a tap where nobody asks for a mode; `None`: they come by an XDP program.
     pub(super) fn by_tap(&self) -> Option<String> {
         let why = self.link.copies(self.sends()).map(str::to_owned);
-        why.or_else(|| self.native().err())
+        // A kernel that does not say so may take a native program.
+        why.or_else(|| self.native().err().filter(|_| self.driver.is_some()))
     }
 
     /// Why a placement is not to be had at all.

@@ -76,7 +76,11 @@ impl FarSide {
     pub(crate) fn open_until(&self, deadline: Instant) -> Result<(), InterfaceError> {
         let Some(queue) = self.queue() else { return Ok(()) };
         if queue.interface.is_by_tap() {
-            queue.interface.open_tap()?;
+            match queue.interface.open_tap() {
+                // Asked too often: it is asked again when there is a guest.
+                Err(error) if error.is_refusal() && !error.is_lasting_refusal() => {}
+                opened => _ = opened?,
+            }
         }
         queue.open_until(deadline)
     }
