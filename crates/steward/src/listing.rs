@@ -6,120 +6,15 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use steer::Filter;
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
-
 use crate::client::{Connection, LeaseError, Waiting};
-use crate::protocol::{Answer, ENTRIES_MAX, Malformed, Request, Steered};
-use crate::protocol::{enumerated, field, flags_of, interface_name, listed, padded, value, zero};
+use crate::protocol::{Answer, Request};
+
+pub use crate::protocol::Listed;
 
 /// How long a steward may take for an answer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 /// Most leases that are asked for: more than there can be.
 const LEASES_MAX: usize = 4096;
-
-/// One lease.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Listed {
-    /// Increases from one to the next; 0 is before the first.
-    pub number: u64,
-    /// Inode of the network namespace that the interface is in; see [`namespace`].
-    pub namespace: u64,
-    /// Its holder's process, as the steward's PID namespace has it; 0: not there.
-    pub pid: u32,
-    /// Its holder's user.
-    pub uid: u32,
-    /// The interface, by its name now.
-    pub interface: String,
-    /// First queue.
-    pub start_queue: u32,
-    /// How many.
-    pub queues: u32,
-    /// Which frames it takes.
-    pub filter: Filter,
-    /// How they come.
-    pub steered: Steered,
-    /// They do not, although they should.
-    pub impaired: bool,
-    /// The holder has not come back since the steward was started again.
-    pub orphaned: bool,
-    /// It is for io_uring zero-copy receive, not for AF_XDP.
-    pub zcrx: bool,
-}
-
-#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-pub(crate) struct ListedBody {
-    number: u64,
-    namespace: u64,
-    pid: u32,
-    uid: u32,
-    start_queue: u32,
-    queues: u32,
-    steered: u32,
-    flags: u32,
-    mac_count: u32,
-    vlan_count: u32,
-    interface: [u8; 16],
-    macs: [[u8; 6]; ENTRIES_MAX],
-    vlans: [u16; ENTRIES_MAX],
-}
-
-const FLAG_IMPAIRED: u32 = 1;
-const FLAG_ORPHANED: u32 = 2;
-const FLAG_ZCRX: u32 = 4;
-
-const _: () = assert!(size_of::<ListedBody>() == 192);
-
-impl Listed {
-    pub(crate) fn body(&self) -> ListedBody {
-        ListedBody {
-            number: self.number,
-            namespace: self.namespace,
-            pid: self.pid,
-            uid: self.uid,
-            start_queue: self.start_queue,
-            queues: self.queues,
-            steered: self.steered as u32,
-            flags: flags_of([
-                (self.impaired, FLAG_IMPAIRED),
-                (self.orphaned, FLAG_ORPHANED),
-                (self.zcrx, FLAG_ZCRX),
-            ]),
-            mac_count: self.filter.macs.len().try_into().unwrap_or(u32::MAX),
-            vlan_count: self.filter.vlans.len().try_into().unwrap_or(u32::MAX),
-            interface: field(&self.interface),
-            macs: padded(&self.filter.macs),
-            vlans: padded(&self.filter.vlans),
-        }
-    }
-
-    pub(crate) fn read(body: &ListedBody) -> Result<Self, Malformed> {
-        zero(u64::from(
-            body.flags & !(FLAG_IMPAIRED | FLAG_ORPHANED | FLAG_ZCRX),
-        ))?;
-        if body.start_queue.checked_add(body.queues).is_none() {
-            return Err(value("first queue", body.start_queue));
-        }
-        Ok(Self {
-            number: body.number,
-            namespace: body.namespace,
-            pid: body.pid,
-            uid: body.uid,
-            interface: interface_name(&body.interface)?,
-            start_queue: body.start_queue,
-            queues: body.queues,
-            filter: Filter {
-                macs: listed(&body.macs, body.mac_count, "number of addresses")?,
-                vlans: listed(&body.vlans, body.vlan_count, "number of VLANs")?,
-            },
-            steered: enumerated("way of steering", body.steered)?,
-            impaired: body.flags & FLAG_IMPAIRED != 0,
-            orphaned: body.flags & FLAG_ORPHANED != 0,
-            zcrx: body.flags & FLAG_ZCRX != 0,
-        })
-    }
-}
 
 /// Inode of the network namespace of the calling thread; 0 if that cannot be told.
 #[must_use]

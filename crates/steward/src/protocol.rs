@@ -68,7 +68,7 @@
 //! | 73 `Netkit` | 24 | to `Netkit`, with a map: index, number of its queue (4 each), name (16) |
 //! | 74 `Behind` | 516 | to `Behind`: how many (4), 64 × 8: VLAN (2; any: all ones), address (6); unasked: others now |
 //! | 75 `SendTap` | 20 | to `SendTap`: interface (16), 1 if it takes UDP GSO packets, else 0 (4); see `send_tap` |
-//! | 80 `Lease` | 192 | to `Leases`; after the last one `Done` (see `listing`) |
+//! | 80 `Lease` | 192 | to `Leases`; after the last one `Done` (see `listed`) |
 //!
 //! Requests are in `protocol/request.rs`, answers in `protocol/answer.rs`, what both are made of in
 //! `protocol/field.rs`.
@@ -86,6 +86,7 @@ mod answer;
 mod field;
 mod hints;
 mod host;
+mod listed;
 mod netkit;
 mod part;
 mod request;
@@ -93,10 +94,11 @@ mod send_tap;
 mod stations;
 mod zcrx;
 
-pub use answer::{Answer, Facts, Reason, Refusal, Steered, Step};
+pub use answer::{Answer, Facts, Reason, Refusal, Step};
 pub use field::is_interface_name;
 pub use hints::{HintWish, Hinted};
 pub use host::HostEnd;
+pub use listed::{Listed, Steered};
 pub use netkit::{NetkitEnd, NetkitWanted};
 pub use part::Part;
 pub use request::{Request, Rings, UmemLayout, Wanted};
@@ -107,9 +109,7 @@ pub use zcrx::{
 };
 
 pub(crate) use answer::STEERING_BYTES;
-pub(crate) use field::{
-    enumerated, field, flags_of, interface_name, listed, mode_request, padded, value, zero,
-};
+pub(crate) use field::{enumerated, field, mode_request, padded};
 
 /// Of this protocol; a message of another one is refused.
 pub const VERSION: u16 = 6;

@@ -5,6 +5,8 @@
 //! refusal is seen where it happens. Its queue pairs, a [`Pair`] each, send and receive. After the back end went it
 //! connects again as QEMU does: with the same memory and rings, from where used.idx stands.
 
+pub mod pair;
+
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -23,7 +25,8 @@ use virtio_bindings::{virtio_config, virtio_net, virtio_ring};
 use virtqueue::driver::GuestRam;
 use virtqueue::{GuestAddr, Region, RingFormat};
 
-use crate::{Pair, message, wait};
+use self::pair::Pair;
+use crate::{message, wait};
 
 /// VIRTIO_F_VERSION_1.
 pub const F_VERSION_1: u64 = 1 << virtio_config::VIRTIO_F_VERSION_1;

@@ -117,6 +117,7 @@ mod region;
 mod rig_tests;
 mod rings;
 mod split;
+mod start;
 
 pub use addr::{GuestAddr, MAX_QUEUE_SIZE, QueueSize, QueueSizeError};
 pub use chain::{Buffer, Chain, ChainId, Chains};
@@ -126,6 +127,7 @@ pub use inflight::{InflightError, InflightFile, InflightQueue, InflightRegion, I
 pub use log::{DirtyLog, LOG_PAGE_BYTES};
 pub use mapping::{FileError, FileRange, ForeignFiles, Guard, TrustedFiles};
 pub use memory::{HUGE_PAGE_BYTES, MappedFile, MemoryMap};
-pub use queue::{Journal, Queue, QueueFeatures, QueueStart, ResetQueue};
+pub use queue::{Queue, ResetQueue};
 pub use region::{MAX_REGIONS, MapError, MappedRegion, Region};
 pub use rings::{RingAddresses, RingError, RingFormat, RingLayout, RingPart, RingShape};
+pub use start::{Journal, QueueFeatures, QueueStart};

@@ -9,6 +9,7 @@ use proptest::prelude::*;
 use rustix::fs::MemfdFlags;
 
 use super::*;
+use crate::Journal;
 use crate::crash;
 use crate::driver::{Buffer, DriverFeatures, GuestRam, QueueDriver};
 use crate::inflight::{InflightFile, InflightRegion, InflightShape};

@@ -14,8 +14,8 @@ use crate::sys;
 pub struct NumaNode(u16);
 
 impl NumaNode {
-    /// Nodes that a kernel can have (`MAX_NUMNODES`, include/linux/numa.h; CONFIG_NODES_SHIFT is at most 10).
-    pub const MOST: u16 = 1024;
+    /// Nodes that a kernel can have.
+    pub const MOST: u16 = sys::MAX_NODES;
 
     /// Of that number; `None` if no node can have it. What has no node has -1 in sysfs (`NUMA_NO_NODE`).
     #[must_use]

@@ -23,10 +23,12 @@ pub(crate) const XDP_MAX_TX_SKB_BUDGET: c_int = 9;
 /// Arguments of system calls that are made by number: as long as a register.
 const NO_FLAGS: c_long = 0;
 const THIS_PROCESS: c_long = 0;
-/// A bit for each node that a kernel can have.
-type NodeMask = [u64; crate::NumaNode::MOST as usize / 64];
+/// Nodes that a kernel can have (`MAX_NUMNODES`, include/linux/numa.h; CONFIG_NODES_SHIFT is at most 10).
+pub(crate) const MAX_NODES: u16 = 1024;
+/// A bit for each.
+type NodeMask = [u64; MAX_NODES as usize / 64];
 /// How many they are, as the kernel counts: one more (`get_nodes`, mm/mempolicy.c).
-const MASK_BITS: usize = crate::NumaNode::MOST as usize + 1;
+const MASK_BITS: usize = MAX_NODES as usize + 1;
 
 /// Where the parts of a ring lie in its mapping, in bytes (`struct xdp_ring_offset`).
 #[derive(Clone, Copy, Debug)]

@@ -6,11 +6,11 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes};
 
 use super::field::{NAME_BYTES, enumerated, field, flags_of, interface_name, text, value, zero};
 use super::hints::Hinted;
+use super::listed::{Listed, Steered};
 use super::netkit::NetkitEnd;
 use super::zcrx::ZcrxRegistered;
 use super::{HostEnd, Malformed, SendTapEnd, host, kind, message, read, split};
 use crate::links::DriverSends;
-use crate::listing::Listed;
 
 /// Of a driver's name (ETHTOOL_BUSINFO_LEN, include/uapi/linux/ethtool.h).
 const DRIVER_BYTES: usize = 32;
@@ -150,39 +150,6 @@ pub struct Facts {
     pub note: String,
     /// Why frames do not come in a better way, or what of them is not seen; else empty. Cut to 184 bytes.
     pub steering: String,
-}
-
-/// How frames come to the queues of a lease.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, TryFromBytes)]
-#[repr(u32)]
-pub enum Steered {
-    /// All that the NIC puts into the queues, by whatever rules it has.
-    #[default]
-    ByQueue,
-    /// Of what the NIC puts into the queues, the frames of the lease's addresses and VLANs; the program looks.
-    ByProgram,
-    /// The NIC brings the frames of these addresses and VLANs to the lease's first queue (n-tuple rules); the program
-    /// looks, too.
-    ByRules,
-    /// The NIC spreads the frames of these addresses and VLANs over the lease's queues (n-tuple rules and an RSS
-    /// context); the program looks, too.
-    ByContext,
-    /// Those to the stations of a network, whichever of the queues they come to; the program looks.
-    ByNetwork,
-}
-
-impl Steered {
-    /// For status and JSON.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::ByQueue => "queue",
-            Self::ByProgram => "program",
-            Self::ByRules => "n-tuple rules",
-            Self::ByContext => "n-tuple rules, RSS context",
-            Self::ByNetwork => "network",
-        }
-    }
 }
 
 /// Why a request was refused, for programs.

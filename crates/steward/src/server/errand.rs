@@ -30,7 +30,7 @@ use rustix::thread::CapabilitySet;
 use zerocopy::IntoBytes;
 
 use super::held_queue::QueueKey;
-use super::interface::Holds;
+use super::interface::{Holds, Memory, Registered};
 use crate::capabilities::TO_TAKE_RINGS;
 use crate::protocol::{Refusal, Rings, Step, UmemLayout, ZcrxRings, enumerated};
 use crate::sys::child::{self, Child, LockedFor};
@@ -172,31 +172,6 @@ type Attempt = Result<(), Failure>;
 pub(super) struct Errand {
     child: Child,
     said: OwnedFd,
-}
-
-/// A socket that has memory and no queue.
-#[derive(Debug)]
-pub(super) struct Registered {
-    pub(super) socket: OwnedFd,
-    pub(super) memory: Memory,
-}
-
-/// What is registered once, for one socket or for several.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Memory {
-    /// Another one for each registration.
-    pub(super) number: u64,
-    pub(super) bytes: u64,
-}
-
-impl Memory {
-    /// What the kernel has for each socket beside the memory, at most, bytes: for a chunk of 2048 up to 144 (`struct
-    /// xdp_buff_xsk`, Linux 6.6 to 6.12) and 8 in unaligned mode, and for all chunks, whoever uses them
-    /// (`xp_create_and_assign_umem`, net/xdp/xsk_buff_pool.c); in zero-copy 8 for a page (`xp_init_dma_info`, same
-    /// file).
-    pub(super) fn kernel_bytes(self) -> u64 {
-        self.bytes.div_ceil(13)
-    }
 }
 
 /// What a connection waits for.

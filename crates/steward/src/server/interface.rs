@@ -43,7 +43,7 @@ use crate::protocol::{Reason, Refusal, mode_request};
 pub(super) use self::hints::LeaseHints;
 pub(super) use self::lease::check;
 pub(super) use self::program::remove_pins;
-pub(super) use self::sockets::{Bound, Holds, bytes_held};
+pub(super) use self::sockets::{Bound, Holds, Memory, Registered, bytes_held};
 
 /// Who has a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -16,9 +16,9 @@ use steer::with_sources;
 use xsk::PreferNode;
 
 use super::connection::{Connection, Held, Reply};
-use super::errand::{self, Bind, Errand, Memory, Outcome, Pending, Pends, Probe, QueueAt, Registered, Task};
+use super::errand::{self, Bind, Errand, Outcome, Pending, Pends, Probe, QueueAt, Task};
 use super::held_queue::QueueKey;
-use super::interface::{Bound, Holds, Interface, bytes_held};
+use super::interface::{Bound, Holds, Interface, Memory, Registered, bytes_held};
 use super::{Answered, Server, hands_over_bound};
 use crate::protocol::{Answer, Reason, Refusal, Request, Rings, Step, UmemLayout, may_have_files};
 use crate::sys::{self, child::LockedFor};

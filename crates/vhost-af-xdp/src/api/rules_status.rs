@@ -3,9 +3,8 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::cli::filter::json_of_rule;
 use crate::port::Port;
-use crate::switch::filter::{Direction, FilterConfig, Rules};
+use crate::switch::filter::{Direction, FilterConfig, Rule, Rules};
 
 /// See the module's head.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -41,8 +40,8 @@ impl RulesStatus {
                 frames[number] = count;
             }
         }
-        let with_frames = |(rule, frames): (_, u64)| {
-            let mut said = json_of_rule(rule);
+        let with_frames = |(rule, frames): (&Rule, u64)| {
+            let mut said = rule.json();
             said.insert("frames".to_owned(), frames.into());
             said
         };

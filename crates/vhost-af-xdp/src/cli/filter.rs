@@ -149,22 +149,11 @@ pub(super) fn json_of_rules(text: &str) -> serde_json::Value {
     match parse_rules(text) {
         Ok(RuleList(rules)) => rules
             .iter()
-            .map(|rule| json_of_rule(rule).into())
+            .map(|rule| rule.json().into())
             .collect::<Vec<serde_json::Value>>()
             .into(),
         Err(_) => text.into(),
     }
-}
-
-/// A rule as a JSON object.
-pub(crate) fn json_of_rule(rule: &Rule) -> serde_json::Map<String, serde_json::Value> {
-    let value = |key: &str, text: String| match text.parse::<u32>() {
-        Ok(mark) if key == "mark" => mark.into(),
-        _ => text.into(),
-    };
-    let said = rule.said().into_iter();
-    said.map(|(key, text)| (key.to_owned(), value(key, text)))
-        .collect()
 }
 
 #[cfg(test)]

@@ -1,7 +1,6 @@
 //! What a guest may send, as it was asked for.
 
-use super::PortConfig;
-use crate::switch::guard::{Addresses, Guard, IpPrefix, Lock};
+use crate::switch::guard::{Addresses, IpPrefix, Lock};
 
 /// See the module's head.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -29,19 +28,5 @@ impl GuardConfig {
             router: self.router,
             dhcp_server: self.dhcp_server,
         })
-    }
-}
-
-impl PortConfig {
-    /// By what its guest's frames are judged, where no network does that.
-    pub(crate) fn guard(&self) -> Option<Guard> {
-        let lock = self.guard.lock();
-        let mac = self.mac.filter(|_| self.nic.network().is_none());
-        mac.filter(|_| self.guard.source || lock.is_some())
-            .map(|mac| Guard {
-                mac,
-                vlans: self.vlans.clone(),
-                lock,
-            })
     }
 }

@@ -15,6 +15,7 @@ use crate::listener::Access;
 use crate::nic::endpoint::to_send_only;
 use crate::rates::PortRates;
 use crate::switch::filter::FilterConfig;
+use crate::switch::guard::Guard;
 
 /// Where a port and its VMM connect.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -412,6 +413,18 @@ impl PortConfig {
             _ => self.packet_bytes,
         };
         u64::from(self.queues) * u64::from(self.nic.queues().map_or(0, bytes))
+    }
+
+    /// By what its guest's frames are judged, where no network does that.
+    pub(crate) fn guard(&self) -> Option<Guard> {
+        let lock = self.guard.lock();
+        let mac = self.mac.filter(|_| self.nic.network().is_none());
+        mac.filter(|_| self.guard.source || lock.is_some())
+            .map(|mac| Guard {
+                mac,
+                vlans: self.vlans.clone(),
+                lock,
+            })
     }
 
     /// Offloads that are possible and not offered, by name.

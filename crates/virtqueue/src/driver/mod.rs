@@ -18,5 +18,5 @@ mod split;
 pub use packed::PackedDriver;
 pub use queue::QueueDriver;
 pub use ram::{GuestRam, RamError};
-pub use ring::DriverRing;
-pub use split::{Buffer, DriverFeatures, SplitDriver, Used};
+pub use ring::{DriverFeatures, DriverRing};
+pub use split::{Buffer, SplitDriver, Used};

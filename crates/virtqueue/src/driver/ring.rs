@@ -5,9 +5,18 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::{DriverFeatures, GuestRam, RamError};
+use super::{GuestRam, RamError};
 use crate::cell::Cell;
 use crate::{GuestAddr, QueueSize, RingAddresses, RingShape, layout};
+
+/// What the driver negotiated, as far as it concerns the ring. Indirect descriptors are used when asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DriverFeatures {
+    /// VIRTIO_F_EVENT_IDX.
+    pub event_idx: bool,
+    /// VIRTIO_F_IN_ORDER: descriptors are used in ring order, and must come back in that order.
+    pub in_order: bool,
+}
 
 /// A ring in a guest's memory. Both drivers dereference to theirs.
 #[derive(Debug)]

@@ -5,21 +5,12 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 
-use super::ring::DriverRing;
+use super::ring::{DriverFeatures, DriverRing};
 use super::{GuestRam, RamError};
 use crate::cell::Cell;
 use crate::layout::{self, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Descriptor};
 use crate::notify::Words;
 use crate::{GuestAddr, QueueSize, RingAddresses, RingFormat, RingShape};
-
-/// What the driver negotiated, as far as it concerns the ring. Indirect descriptors are used when asked for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct DriverFeatures {
-    /// VIRTIO_F_EVENT_IDX.
-    pub event_idx: bool,
-    /// VIRTIO_F_IN_ORDER: descriptors are used in ring order, and must come back in that order.
-    pub in_order: bool,
-}
 
 /// One buffer of a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

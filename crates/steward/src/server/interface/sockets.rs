@@ -2,9 +2,34 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::os::fd::OwnedFd;
 
 use crate::protocol::{Reason, Refusal};
-use crate::server::errand::{Memory, Registered};
+
+/// A socket that has memory and no queue.
+#[derive(Debug)]
+pub(in crate::server) struct Registered {
+    pub(in crate::server) socket: OwnedFd,
+    pub(in crate::server) memory: Memory,
+}
+
+/// What is registered once, for one socket or for several.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::server) struct Memory {
+    /// Another one for each registration.
+    pub(in crate::server) number: u64,
+    pub(in crate::server) bytes: u64,
+}
+
+impl Memory {
+    /// What the kernel has for each socket beside the memory, at most, bytes: for a chunk of 2048 up to 144 (`struct
+    /// xdp_buff_xsk`, Linux 6.6 to 6.12) and 8 in unaligned mode, and for all chunks, whoever uses them
+    /// (`xp_create_and_assign_umem`, net/xdp/xsk_buff_pool.c); in zero-copy 8 for a page (`xp_init_dma_info`, same
+    /// file).
+    pub(in crate::server) fn kernel_bytes(self) -> u64 {
+        self.bytes.div_ceil(13)
+    }
+}
 
 #[derive(Debug, Default)]
 pub(in crate::server) struct Sockets {

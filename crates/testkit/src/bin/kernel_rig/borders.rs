@@ -11,7 +11,7 @@ use testkit::{Driver, Rig, Wire, driver, frame, wait};
 use virtqueue::driver::{Buffer, GuestRam};
 use virtqueue::{GuestAddr, Region};
 
-use crate::cases::{self, Seen};
+use crate::kit::{self, Seen};
 use crate::setting::Setting;
 
 const MIB: u64 = 1 << 20;
@@ -75,7 +75,7 @@ pub(crate) fn run(wire: &Wire, setting: Setting) -> Seen {
         &(0..OFTEN).map(|number| at(64 * number)).collect::<Vec<_>>(),
         "overlapping",
     );
-    cases::assert_no_strays(&rig.daemon);
+    kit::assert_no_strays(&rig.daemon);
     println!("borders: {} frames bounced", rig.daemon.counter("bounced_frames"));
     seen
 }

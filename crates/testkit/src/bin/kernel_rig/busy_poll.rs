@@ -10,7 +10,7 @@ use std::fs;
 use testkit::process::run as run_program;
 use testkit::{NetNs, VethPair, Wire, frame, wait};
 
-use crate::cases::{self, BUFFERS, Seen};
+use crate::kit::{self, BUFFERS, Seen};
 use crate::setting::{Setting, VERY_LONG};
 
 /// Frames that are polled for.
@@ -20,7 +20,7 @@ const NOT_POLLED: &str = "no busy polling";
 
 /// Goes through it; panics if it does not go well.
 pub(crate) fn run(wire: &Wire, setting: Setting) -> Seen {
-    let (mut rig, _program) = cases::start(wire, setting);
+    let (mut rig, _program) = kit::start(wire, setting);
     rig.post(BUFFERS, &[setting.buffer(wire.driver())]);
     let seen = Seen::of(&rig.daemon);
     let polled = setting.is_polled(wire.driver());
@@ -45,7 +45,7 @@ pub(crate) fn run(wire: &Wire, setting: Setting) -> Seen {
             "the worker does not poll"
         );
     }
-    cases::frames_pass_byte_exact(&mut rig);
+    kit::frames_pass_byte_exact(&mut rig);
     seen
 }
 

@@ -30,7 +30,7 @@ use testkit::holdings::copies_of_sockets;
 use testkit::{Layout, PacketPort, Rig, VethPair, Wire, frame, lan, wait};
 use virtqueue::GuestAddr;
 
-use crate::cases::{self, ELSEWHERE, RAM, Seen};
+use crate::kit::{self, ELSEWHERE, RAM, Seen};
 use crate::setting::Setting;
 
 /// The guest's.
@@ -82,8 +82,8 @@ pub(crate) fn run(wire: &Wire, setting: Setting) -> Seen {
             "in the guest's memory"
         );
     }
-    cases::assert_untouched(&mut rig, &guards);
-    cases::assert_no_strays(&rig.daemon);
+    kit::assert_untouched(&mut rig, &guards);
+    kit::assert_no_strays(&rig.daemon);
     if !setting.leased {
         return seen;
     }
@@ -96,7 +96,7 @@ pub(crate) fn run(wire: &Wire, setting: Setting) -> Seen {
     for byte in AFTER {
         assert_eq!(canaries_in(&mut rig, byte), 0, "in the guest's memory");
     }
-    cases::assert_untouched(&mut rig, &guards);
+    kit::assert_untouched(&mut rig, &guards);
     seen
 }
 
@@ -109,13 +109,13 @@ fn start(wire: &Wire, setting: Setting) -> (Rig, Vec<GuestAddr>) {
         _ => {}
     }
     veth.far
-        .ip(&["link", "set", VethPair::WIRE, "mtu", cases::LONG_MTU]);
+        .ip(&["link", "set", VethPair::WIRE, "mtu", kit::LONG_MTU]);
     let serve = match setting.filtered {
         true => setting.serve().with("--vlan", VLAN.to_string()),
         false => setting.serve(),
     };
-    let mut rig = cases::start_with(veth, &serve, &setting.guest());
-    let guards = cases::post(&mut rig, setting.buffer(wire.driver()));
+    let mut rig = kit::start_with(veth, &serve, &setting.guest());
+    let guards = kit::post(&mut rig, setting.buffer(wire.driver()));
     await_own(&mut rig);
     (rig, guards)
 }
@@ -271,7 +271,7 @@ fn places_of(memory: &[u8], value: u8) -> Vec<usize> {
         let places = pairs.filter(|(_, pair)| **pair == [value; 2]);
         places.map(|(at, _)| start + at).collect::<Vec<_>>()
     };
-    cases::blocks_with(memory, value).flat_map(places_in).collect()
+    kit::blocks_with(memory, value).flat_map(places_in).collect()
 }
 
 /// Where a driver counts what comes to its second queue, for those that spread flows over two here.
@@ -419,7 +419,7 @@ fn is_in_memory_of(pid: u32, value: u8) -> bool {
             let Ok(read) = memory.read_at(&mut bytes[..len], at) else {
                 continue;
             };
-            let blocks = cases::blocks_with(&bytes[..read], value);
+            let blocks = kit::blocks_with(&bytes[..read], value);
             let mut runs = blocks.flat_map(|(_, block)| block.chunks_exact(RUN));
             if runs.any(|run| run == [value; RUN]) {
                 return true;

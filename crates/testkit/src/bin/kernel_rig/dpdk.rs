@@ -9,7 +9,7 @@ use std::time::Duration;
 use testkit::testpmd::Testpmd;
 use testkit::{Daemon, PacketPort, VethPair, Wire, frame, wait};
 
-use crate::cases::{self, PLAIN, Seen, TAGGED};
+use crate::kit::{self, PLAIN, Seen, TAGGED};
 use crate::setting::Setting;
 
 /// Options of virtio-user: of one guest, and of the next one.
@@ -40,7 +40,7 @@ pub(crate) fn run(wire: &Wire, setting: Setting) -> Seen {
         guest.process().check();
         seen
     });
-    cases::assert_no_strays(&daemon);
+    kit::assert_no_strays(&daemon);
     let [first, _] = seen;
     first
 }

@@ -3,7 +3,7 @@
 use testkit::daemon::binary;
 use testkit::{VethPair, Wire};
 
-use crate::cases::{Seen, start_with};
+use crate::kit::{Seen, start_with};
 use crate::setting::Setting;
 
 /// Goes through it; panics if it does not go well.

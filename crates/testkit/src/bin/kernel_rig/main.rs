@@ -23,6 +23,7 @@ mod canaries;
 mod cases;
 mod dpdk;
 mod foreseen;
+mod kit;
 mod made;
 mod measure;
 mod own_queue;
@@ -39,7 +40,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use testkit::Wire;
 
-use crate::cases::Seen;
+use crate::kit::Seen;
 use crate::measure::Plan;
 
 /// What the last panic said, in one line.

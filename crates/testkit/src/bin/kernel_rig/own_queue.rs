@@ -16,7 +16,7 @@ use testkit::lan::{self, BROADCAST, Lan, STRANGER, mac};
 use testkit::{DriverConfig, Layout, Serve, VethPair, Wire, frame, wait};
 use virtqueue::GuestAddr;
 
-use crate::cases::{self, ELSEWHERE, PLAIN, RAM, Seen, assert_no_strays};
+use crate::kit::{self, ELSEWHERE, PLAIN, RAM, Seen, assert_no_strays};
 use crate::setting::Setting;
 
 /// The guest whose port has a queue of its own, and the one whose port has not.
@@ -267,7 +267,7 @@ impl Scene {
         self.comes(&[OWN], &lan::frame(mac(OWN), STRANGER, 60, 1));
         let places = [OWN, OTHER].map(|guest| {
             let memory = self.lan.guests[guest].ram().read_vec(GuestAddr(0), RAM as usize);
-            cases::places_of_16(&memory, &[CANARY; 16])
+            kit::places_of_16(&memory, &[CANARY; 16])
         });
         assert_eq!(
             places[OWN], 0,

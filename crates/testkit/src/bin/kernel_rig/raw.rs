@@ -4,7 +4,7 @@ use rustix::process::Signal;
 use testkit::daemon::binary;
 use testkit::{PacketPort, Running, VethPair, Wire, frame, lan, wait};
 
-use crate::cases::Seen;
+use crate::kit::Seen;
 use crate::setting::Setting;
 
 /// Frames that are received.

@@ -14,7 +14,7 @@ use std::time::Duration;
 use testkit::driver::{F_GUEST_ALL, F_HOST_ALL, HEADER};
 use testkit::{DriverConfig, Layout, Rig, VethPair, Wire, wait};
 
-use crate::cases::{self, Seen};
+use crate::kit::{self, Seen};
 use crate::setting::{self, Setting};
 
 const GUEST: [u8; 4] = [10, 77, 0, 2];
@@ -57,7 +57,7 @@ pub(crate) fn run(wire: &Wire, setting: Setting) -> Seen {
     let peer = make_stack(&veth);
     let config = DriverConfig::with(F_HOST_ALL | F_GUEST_ALL);
     let serve = setting.serve().offload("all");
-    let mut rig = cases::start_with(veth, &serve, &config);
+    let mut rig = kit::start_with(veth, &serve, &config);
     rig.pair().post(120, &[2048]);
     let mut guest = Guest { rig, peer };
     guest.await_far_end();
@@ -79,7 +79,7 @@ pub(crate) fn run(wire: &Wire, setting: Setting) -> Seen {
         println!("{name}: {count}");
         assert!(count > 0, "{name}: {:#}", daemon.status());
     }
-    cases::assert_no_strays(daemon);
+    kit::assert_no_strays(daemon);
     println!(
         "to_guest_super_frames: {}",
         daemon.counter("to_guest_super_frames")

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use testkit::{Driver, PacketPort, Pair, Rig, Traffic, VethPair, Wire, frame, wait};
 use virtqueue::driver::{Buffer, GuestRam};
 
-use crate::cases::{self, Seen};
+use crate::kit::{self, Seen};
 use crate::setting::Setting;
 
 const PACE: Duration = Duration::from_micros(500);
@@ -33,8 +33,8 @@ const RUN: usize = 32;
 
 /// Goes through it; panics if it does not go well.
 pub(crate) fn run(wire: &Wire, setting: Setting) -> Seen {
-    let (mut rig, _program) = cases::start(wire, setting);
-    let guards = cases::post(&mut rig, setting.buffer(wire.driver()));
+    let (mut rig, _program) = kit::start(wire, setting);
+    let guards = kit::post(&mut rig, setting.buffer(wire.driver()));
     rig.await_to_guest();
     let seen = Seen::of(&rig.daemon);
     assert_eq!(seen.mode, setting.expected(wire.driver()), "{}", seen.note);
@@ -45,7 +45,7 @@ pub(crate) fn run(wire: &Wire, setting: Setting) -> Seen {
         veth,
     } = rig;
     veth.far
-        .ip(&["link", "set", VethPair::WIRE, "mtu", cases::LONG_MTU]);
+        .ip(&["link", "set", VethPair::WIRE, "mtu", kit::LONG_MTU]);
     let disturber = PacketPort::open(&veth.far, VethPair::WIRE);
     let disturb = || drop(disturber.try_send(&frame::plain(TOO_LONG, 0)));
     let host = PacketPort::open(&veth.near, VethPair::NIC);
@@ -75,9 +75,9 @@ pub(crate) fn run(wire: &Wire, setting: Setting) -> Seen {
     assert!(empty > 0 || seen.mode != "zero-copy", "no buffer was overtaken");
     let mut rig = Rig::after(traffic, daemon, veth);
     let _ = rig.flush_to_guest();
-    cases::frames_keep_coming_in_order(&mut rig);
-    cases::assert_untouched(&mut rig, &guards);
-    cases::assert_no_strays(&rig.daemon);
+    kit::frames_keep_coming_in_order(&mut rig);
+    kit::assert_untouched(&mut rig, &guards);
+    kit::assert_no_strays(&rig.daemon);
     seen
 }
 

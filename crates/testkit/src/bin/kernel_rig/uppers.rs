@@ -10,7 +10,7 @@ use testkit::gso_packet::{GsoPacket, Ip};
 use testkit::lan::{BROADCAST, STRANGER, file, frame, guests, mac, tagged};
 use testkit::{Daemon, Driver, DriverConfig, Layout, PacketPort, Serve, VethPair, kernel, wait};
 
-use crate::cases::Seen;
+use crate::kit::Seen;
 use crate::made;
 
 /// Its name, whatever it is.

@@ -14,7 +14,7 @@ use std::os::unix::net::UnixStream;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use crate::cases::{self, BUFFERS, Seen};
+use crate::kit::{self, BUFFERS, Seen};
 use crate::setting::Setting;
 use testkit::traffic::Flow;
 use testkit::{Daemon, Driver, DriverConfig, NetNs, Rig, Serve, Traffic, VethPair, Wire, driver, wait};
@@ -284,9 +284,9 @@ impl<'a> Scene<'a> {
         let mut rig = Rig::after(traffic, daemon, veth);
         let _ = rig.flush_to_guest();
         // More than there are buffers.
-        cases::frames_keep_coming_in_order(&mut rig);
+        kit::frames_keep_coming_in_order(&mut rig);
         rig.pair().await_sent();
-        cases::assert_no_strays(&rig.daemon);
+        kit::assert_no_strays(&rig.daemon);
         assert!(rig.daemon.terminate().success(), "{}", rig.daemon.said());
         rig.daemon.restart(&rig.veth.near, &serve);
         rig.daemon.await_ready();
@@ -298,7 +298,7 @@ impl<'a> Scene<'a> {
 fn guest(socket: UnixStream, buffer: u32) -> Driver {
     let mut config = DriverConfig::default();
     config.protocol |= VhostUserProtocolFeatures::INFLIGHT_SHMFD;
-    let mut driver = Driver::start_with(socket, &config, cases::memory()).expect("accepted");
+    let mut driver = Driver::start_with(socket, &config, kit::memory()).expect("accepted");
     driver.pairs[0].post(BUFFERS, &[buffer]);
     driver
 }

@@ -6,6 +6,8 @@
 use std::fmt;
 use std::net::IpAddr;
 
+use serde_json::{Map, Value};
+
 use super::key::{ARP, DCCP, ICMP, IPV4, IPV6, LLC, SCTP, TCP, UDP, UDP_LITE};
 use crate::switch::guard::{ICMP_V6, IpPrefix};
 
@@ -290,6 +292,17 @@ impl Rule {
         ];
         let pairs = KEYS.into_iter().zip(values);
         pairs.filter_map(|(key, value)| Some((key, value?))).collect()
+    }
+
+    /// The same as a JSON object.
+    pub(crate) fn json(&self) -> Map<String, Value> {
+        let value = |key: &str, text: String| match text.parse::<u32>() {
+            Ok(mark) if key == "mark" => mark.into(),
+            _ => text.into(),
+        };
+        let said = self.said().into_iter();
+        said.map(|(key, text)| (key.to_owned(), value(key, text)))
+            .collect()
     }
 }
 

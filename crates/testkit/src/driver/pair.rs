@@ -11,7 +11,7 @@ use virtqueue::driver::{Buffer, DriverFeatures, GuestRam, QueueDriver, Used};
 use virtqueue::{GuestAddr, QueueSize, RingFormat, RingShape};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-use crate::driver::{DriverConfig, F_EVENT_IDX, F_IN_ORDER, F_MRG_RXBUF, F_RING_PACKED, HEADER};
+use super::{DriverConfig, F_EVENT_IDX, F_IN_ORDER, F_MRG_RXBUF, F_RING_PACKED, HEADER};
 use crate::wait;
 
 /// The header of a frame without offloads.
