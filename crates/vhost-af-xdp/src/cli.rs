@@ -3,9 +3,7 @@
 mod access;
 mod api;
 pub(crate) mod ask;
-pub(crate) mod busy_poll;
 pub(crate) mod capture;
-pub(crate) mod choice;
 pub(crate) mod complete;
 mod daemon;
 mod external;

@@ -13,6 +13,7 @@ mod ask;
 mod bench;
 mod capture;
 mod check;
+mod choice;
 mod cli;
 mod complete;
 mod config;
@@ -21,11 +22,13 @@ mod direct;
 #[doc(hidden)]
 pub mod fuzzing;
 mod guard;
+mod journal;
 mod listener;
 mod mark;
 mod netkit;
 mod network;
 mod nic;
+mod options;
 mod other_losses;
 mod port;
 mod port_watch;
@@ -34,6 +37,8 @@ mod rates;
 mod reload;
 mod sandbox;
 mod serve;
+mod shortage;
+mod signal_handler;
 mod switch;
 mod told;
 mod understood;
@@ -54,6 +59,7 @@ use cli::{Cli, Command, QueuesArgs, ReloadArgs, ServeArgs, StatusArgs, WorkersAr
 use config::ServeConfig;
 use guard::keeper;
 use serve::Sandboxed;
+use shortage::shortage;
 use steward::log::{self, LogArgs};
 
 /// The program: reads the command line, does what it asks for.
@@ -98,7 +104,7 @@ pub fn run() -> ExitCode {
             Ok(()) => mark::run(&args.command, print),
             Err(error) => return explain(&error, ExitCode::from(2)),
         },
-        Command::Netkit(args) => netkit::run(&args),
+        Command::Netkit(args) => netkit::run(&args, print),
         Command::Complete(args) => {
             print(&cli::complete::complete(&args.words, &complete::OfThisHost)).map(|_| ())
         }
@@ -150,25 +156,6 @@ fn explain(error: &anyhow::Error, code: ExitCode) -> ExitCode {
     let text = steer::with_sources(error.as_ref());
     log::report_end("vhost-af-xdp", &format!("{text}{}", shortage(&text)));
     code
-}
-
-/// What to do about the shortage that an error's text ends with, wherever it came from.
-fn shortage(text: &str) -> &'static str {
-    match text {
-        // EMFILE, as std and rustix write it.
-        _ if text.contains("(os error 24)") => {
-            ": raise the limit of open files (`ulimit -n`, systemd: LimitNOFILE=)"
-        }
-        // EAGAIN, of fork(2) and clone(2).
-        _ if text.contains("(os error 11)") && ["thread", "start"].iter().any(|of| text.contains(of)) => {
-            ": raise the limit of processes and threads (`ulimit -u`, systemd: TasksMax=, LimitNPROC=)"
-        }
-        // ENFILE.
-        _ if text.contains("(os error 23)") => {
-            ": raise the machine's limit of open files (`sysctl fs.file-max`)"
-        }
-        _ => "",
-    }
 }
 
 /// The one daemon that answers there, or all that are found.
@@ -364,24 +351,5 @@ fn print(text: &str) -> anyhow::Result<bool> {
     match std::io::stdout().lock().write_all(text.as_bytes()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
         written => Ok(written.is_ok()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn shortage_of_descriptors_is_told_with_its_remedy() {
-        let text = std::io::Error::from(rustix::io::Errno::MFILE).to_string();
-        assert!(shortage(&text).contains("ulimit -n"));
-        let text = format!("x: {}", rustix::io::Errno::NFILE);
-        assert!(shortage(&text).contains("fs.file-max"));
-        let text = format!(
-            "cannot start workers: {}",
-            std::io::Error::from(rustix::io::Errno::AGAIN)
-        );
-        assert!(shortage(&text).contains("ulimit -u"), "{text}");
-        assert_eq!(shortage("no such file"), "");
     }
 }

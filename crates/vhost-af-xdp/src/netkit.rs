@@ -15,15 +15,16 @@ use steer::{ModeRequest, SocketMap};
 use steward::client::{Lease, Waiting};
 use steward::protocol::{NetkitWanted, Wanted};
 
+use crate::ask::Print;
 use crate::cli::netkit::NetkitArgs;
-use crate::{print, told};
+use crate::told;
 
 /// Between two looks whether it is to end, ns.
 const LOOK_NS: i64 = 100_000_000;
 
 /// Makes the netkit and holds it until it is enough.
 /// Errors: what the steward says, or the map cannot be pinned.
-pub(crate) fn run(args: &NetkitArgs) -> anyhow::Result<()> {
+pub(crate) fn run(args: &NetkitArgs, print: Print) -> anyhow::Result<()> {
     let signalled = told::to_end()?;
     let namespace = args.netns.as_deref().map(open).transpose()?;
     let wanted = Wanted {

@@ -9,9 +9,9 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::journal::{JOURNAL, Of, What};
 use crate::other_losses::OtherLosses;
 use crate::port::Port;
-use crate::port::journal::{JOURNAL, Of, What};
 use crate::ports::Ports;
 
 /// Between two looks.

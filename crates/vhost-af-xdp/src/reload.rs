@@ -31,7 +31,7 @@ use self::changes::{Change, Changed, ReadKeys, Refused};
 use crate::config::file::{ConfigFile, RULE, Table};
 use crate::config::{Endpoint, NetworkConfig, PortConfig, live};
 use crate::guard::keeper::Requests;
-use crate::port::journal::{JOURNAL, Of, What};
+use crate::journal::{JOURNAL, Of, What};
 use crate::ports::{NO_THREAD, Ports};
 use crate::rates::is_limit;
 use crate::vhost_user::accept::VmmSource;

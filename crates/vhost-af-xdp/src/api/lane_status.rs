@@ -11,7 +11,7 @@ use xsk::NumaNode;
 
 use crate::nic::hints::HintsStatus;
 use crate::nic::interface::Interface;
-use crate::port::lane_facts::LaneFacts;
+use crate::nic::lane_facts::LaneFacts;
 
 /// A number with its name.
 #[derive(Debug, Clone, Serialize, Deserialize)]

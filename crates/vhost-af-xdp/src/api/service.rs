@@ -21,7 +21,7 @@ use super::link::{
 };
 use super::rules_status::RulesStatus;
 use super::status::Status;
-use crate::port::journal::JOURNAL;
+use crate::journal::JOURNAL;
 use crate::reload::Reload;
 use crate::reload::changes::{Changed, Refused};
 

@@ -9,10 +9,9 @@ use steward::links::{DriverSends, Link};
 
 use super::choice::{Benchmark, MatrixArgs, What};
 use super::frame::Mac;
-use crate::cli::busy_poll::BusyPollArgs;
-use crate::cli::values::{ModeArg, bind_request};
 use crate::nic::binding::{Binding, L2_BYTES, LARGE_CHUNK, SMALL_CHUNK, Wish};
 use crate::nic::drivers;
+use crate::options::{BusyPollArgs, ModeArg, bind_request};
 
 /// Entries of the rx and the tx ring.
 pub(super) const RING: u32 = 2048;

@@ -18,8 +18,8 @@ use super::args::{Plan, RING};
 use super::classify::FlowJudge;
 use super::hints::HintReader;
 use super::meter::{Meter, Tally};
-use crate::cli::values::mode_request;
 use crate::nic::binding::{Binding, NoZeroCopy};
+use crate::options::mode_request;
 
 /// Frames of a benchmark that receives, and the size of its fill ring, which therefore always has room for a frame.
 /// Twice the rx ring, because a zero-copy driver takes a ring of its own full of them.

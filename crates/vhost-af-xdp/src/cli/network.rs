@@ -4,11 +4,11 @@ use anyhow::bail;
 use clap::{ArgAction, Args};
 use steward::protocol::is_interface_name;
 
-use super::busy_poll::BusyPollArgs;
 use super::hints::HintsArgs;
 use super::memory::{of_a_pair, parse_packet_memory};
-use super::values::{ModeArg, VlanList, bind_request, mode_request, parse_vlans};
+use super::values::{VlanList, parse_vlans};
 use crate::config::{MemberVlans, NetworkConfig, NicConfig, Segments, UplinkConfig};
+use crate::options::{BusyPollArgs, ModeArg, bind_request, mode_request};
 
 /// Keys of a network's table.
 #[derive(Debug, Clone, Args)]

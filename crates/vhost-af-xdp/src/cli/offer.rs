@@ -2,7 +2,7 @@
 
 use device::features::OnRequest;
 
-use super::choice::Choice;
+use crate::choice::Choice;
 
 /// From a list: `none`, `all`, names, or names with a `-` before each (all but these), joined by `,` or `+`.
 /// Errors: one sentence, naming the word.

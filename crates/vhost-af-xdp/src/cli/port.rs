@@ -8,7 +8,6 @@ use clap::{Args, Command, FromArgMatches};
 use steward::protocol::is_interface_name;
 
 use super::access::AccessArgs;
-use super::busy_poll::BusyPollArgs;
 use super::external::ExternalArgs;
 use super::filter::FilterArgs;
 use super::guard::GuardArgs;
@@ -17,10 +16,11 @@ use super::keys::{Keys, unknown_key};
 use super::limits::LimitArgs;
 use super::memory::{MemoryArgs, of_a_pair, parse_packet_memory};
 use super::network::MemberArgs;
-use super::values::{ModeArg, VlanList, bind_request, mode_request, parse_mac, parse_vlans};
+use super::values::{VlanList, parse_mac, parse_vlans};
 use super::{keys, offer, offload, sentence};
 use crate::config::{Endpoint, NicConfig, Placement, PortConfig, PortQueues, Segments};
 use crate::nic::endpoint::COPY_BYTES;
+use crate::options::{BusyPollArgs, ModeArg, bind_request, mode_request};
 use crate::rates::{PortRates, Rates};
 
 /// Options that hold for all ports.

@@ -1,43 +1,7 @@
 //! Values as they are written on the command line: addresses, lists, numbers.
 
 use anyhow::{Context, bail};
-use clap::ValueEnum;
-use steer::{LAST_VLAN, ModeRequest, mac_bytes, ranges};
-use xsk::BindRequest;
-
-/// How frames come from an interface.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum ModeArg {
-    /// By AF_XDP where the driver has zero-copy, else by a tap, unless an option needs AF_XDP; the default
-    Auto,
-    /// By an XDP program and AF_XDP sockets: native, or skb where the driver refuses native
-    Xdp,
-    /// In the driver
-    Native,
-    /// In the stack, after the driver; works with every driver
-    Skb,
-    /// No XDP program: frames pass by a tap device, GSO packets whole
-    Tap,
-}
-
-pub(crate) fn mode_request(mode: Option<ModeArg>) -> ModeRequest {
-    match mode {
-        None | Some(ModeArg::Auto) => ModeRequest::Auto,
-        Some(ModeArg::Xdp) => ModeRequest::Xdp,
-        Some(ModeArg::Native) => ModeRequest::Native,
-        Some(ModeArg::Skb) => ModeRequest::Skb,
-        Some(ModeArg::Tap) => ModeRequest::Tap,
-    }
-}
-
-/// What `--force-copy` and `--force-zero-copy` say; they exclude each other.
-pub(crate) fn bind_request(force_copy: bool, force_zero_copy: bool) -> BindRequest {
-    match (force_copy, force_zero_copy) {
-        (true, _) => BindRequest::ForceCopy,
-        (false, true) => BindRequest::ForceZeroCopy,
-        (false, false) => BindRequest::Auto,
-    }
-}
+use steer::{LAST_VLAN, mac_bytes, ranges};
 
 /// VLANs by number.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::{SendFlags, send};
 
-use super::handler;
+use crate::signal_handler;
 use crate::switch::progress::Watcher;
 
 /// Between two looks whether a thread waits.
@@ -49,7 +49,7 @@ struct Writing {
 /// Installs the handler, for the process.
 pub(crate) fn install() -> io::Result<()> {
     // SAFETY: it does nothing.
-    unsafe { handler::install(SIGNAL, nothing, 0, &[]) }
+    unsafe { signal_handler::install(SIGNAL, nothing, 0, &[]) }
 }
 
 extern "C" fn nothing(_signal: libc::c_int, _info: *mut libc::siginfo_t, _context: *mut libc::c_void) {}

@@ -3,7 +3,6 @@
 
 pub(crate) mod alarm;
 pub(crate) mod handed;
-pub(crate) mod handler;
 pub(crate) mod interrupt;
 pub(crate) mod keeper;
 pub(crate) mod private_memory;

@@ -33,8 +33,9 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering, fence};
 use rustix::mm::{MapFlags, ProtFlags};
 use virtqueue::{ForeignFiles, Guard};
 
-use super::{handler, interrupt};
+use super::interrupt;
 use crate::guard::alarm::Alarm;
+use crate::signal_handler;
 
 /// What is said when a port closes for it.
 pub(crate) const TRUNCATED: &str =
@@ -195,7 +196,7 @@ impl Entry {
 pub(crate) fn install() -> io::Result<()> {
     // SAFETY: it does system calls and atomics, see the head. The other signal waits: an alternate stack has room for
     // one frame with all registers.
-    unsafe { handler::install(libc::SIGBUS, on_sigbus, 0, &[interrupt::SIGNAL]) }
+    unsafe { signal_handler::install(libc::SIGBUS, on_sigbus, 0, &[interrupt::SIGNAL]) }
 }
 
 extern "C" fn on_sigbus(_signal: libc::c_int, info: *mut libc::siginfo_t, _context: *mut libc::c_void) {

@@ -9,9 +9,9 @@ use steward::backoff::Retry;
 use steward::protocol::StationChange;
 
 use super::{Network, State, change, note_of, stations};
+use crate::journal::{JOURNAL, Of, What};
 use crate::nic::error::InterfaceError;
 use crate::nic::interface::Interface;
-use crate::port::journal::{JOURNAL, Of, What};
 use crate::switch::table::PortNumber;
 
 /// So many are named of those that are refused.

@@ -6,8 +6,8 @@ use steward::protocol::STATIONS_MAX;
 
 use super::learning::{self, Evicted};
 use super::{Network, State, stations};
+use crate::journal::{JOURNAL, Of, What};
 use crate::nic::error::InterfaceError;
-use crate::port::journal::{JOURNAL, Of, What};
 use crate::switch::table::{PortNumber, Table, TablePort};
 
 impl State {

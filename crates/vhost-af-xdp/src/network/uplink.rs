@@ -16,13 +16,13 @@ use steward::backoff::{RETRY, Retry};
 use steward::links::Link;
 
 use super::{Network, NetworkLink, Running, RunningTap, State, stations};
+use crate::journal::{JOURNAL, Of, What};
 use crate::nic::binding::L2_BYTES;
 use crate::nic::error::InterfaceError;
 use crate::nic::interface::Interface;
 use crate::nic::interface_queue::{Fit, InterfaceQueue};
+use crate::nic::lane_facts::LaneFacts;
 use crate::nic::mode::Fallback;
-use crate::port::journal::{JOURNAL, Of, What};
-use crate::port::lane_facts::LaneFacts;
 use crate::switch::arrivals::Origin;
 use crate::switch::groups_lane::GroupsLane;
 use crate::switch::lane::{Lane, Near};

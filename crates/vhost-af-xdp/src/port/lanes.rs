@@ -9,7 +9,6 @@ use virtqueue::MemoryMap;
 use xsk::{OpenError, Umem, UmemError};
 
 use super::far::{FarSide, Member};
-use super::lane_facts::LaneFacts;
 use crate::config::Placement;
 use crate::direct::member::SendDirectQueue;
 use crate::direct::registration::{Registered, Registration};
@@ -20,6 +19,7 @@ use crate::nic::endpoint::{COPY_BYTES, Chunks, ChunksError, NicQueue};
 use crate::nic::error::InterfaceError;
 use crate::nic::interface::{RECEIVE_RING, SEND_RING};
 use crate::nic::interface_queue::{Coupled, InterfaceQueue};
+use crate::nic::lane_facts::LaneFacts;
 use crate::nic::mode::Fallback;
 use crate::nic::null::{NullConfig, NullNic};
 use crate::nic::queue::{Nic, Sends};

@@ -7,10 +7,9 @@
 
 pub(crate) mod announce;
 mod declined;
+mod events;
 pub(crate) mod far;
 pub(crate) mod features;
-pub(crate) mod journal;
-pub(crate) mod lane_facts;
 pub(crate) mod lanes;
 mod limits;
 mod link;
@@ -21,7 +20,6 @@ pub(crate) mod reasons;
 pub(crate) mod session;
 mod sessions;
 pub(crate) mod shown;
-pub(crate) mod wakers;
 
 use std::io;
 use std::sync::atomic::AtomicI32;
@@ -41,15 +39,14 @@ use crate::nic::error::InterfaceError;
 use crate::nic::interface::{Interface, QueueOptions};
 use crate::nic::interface_queue::InterfaceQueue;
 use crate::nic::interfaces::Interfaces;
+use crate::nic::wakers::{PortRetry, Wakers};
 use crate::port::far::{CableEnd, FarSide, Member, NULL_MTU};
-use crate::port::journal::JOURNAL;
 use crate::port::lanes::LaneError;
 use crate::port::losses::Losses;
 use crate::port::mailbox::{Mailbox, Message, Task};
 use crate::port::reasons::{Closed, Impaired};
 use crate::port::session::{FaultCell, PortContext, Session};
 use crate::port::shown::{Shown, ShownInterface, ShownSession, Window};
-use crate::port::wakers::{PortRetry, Wakers};
 use crate::switch::filter::{FilterConfig, PortFilter};
 use crate::switch::guard::Guard;
 use crate::switch::rate_limit::PortLimits;
@@ -326,7 +323,7 @@ impl Port {
     /// Leaves what is to be seen of the state, and notes what is different from before.
     fn show(&self, state: &PortState) {
         let shown = state.shown();
-        JOURNAL.note(&self.name, self.window.shown().as_deref(), &shown);
+        events::note(&self.name, self.window.shown().as_deref(), &shown);
         self.window.show(shown);
     }
 

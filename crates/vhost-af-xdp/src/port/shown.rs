@@ -15,10 +15,10 @@ use std::time::{Duration, Instant};
 use steer::Mode;
 use xsk::NumaNode;
 
-use super::lane_facts::LaneFacts;
 use super::mailbox::Task;
 use super::reasons::{Busy, Closed, Impaired, TurnedAway};
 use crate::nic::interface::Interface;
+use crate::nic::lane_facts::LaneFacts;
 use crate::nic::steering::SteeringReport;
 
 /// `status` names a message that takes longer.

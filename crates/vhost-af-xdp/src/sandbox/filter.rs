@@ -18,7 +18,7 @@ use seccompiler::{
 
 use super::SandboxError;
 use super::calls::{ABSENT, CALLS, Call, EXTERNAL, If};
-use crate::guard::handler;
+use crate::signal_handler;
 
 /// Rules by number of the system call; none: always.
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
@@ -35,7 +35,7 @@ pub(super) fn install(tables: &[&[Call]]) -> Result<String, SandboxError> {
     // action.
     let flags = libc::SA_NODEFER | libc::SA_RESETHAND;
     // SAFETY: it writes a line, formatted in place, and ends the process.
-    let handled = unsafe { handler::install(libc::SIGSYS, on_sigsys, flags, &[]) };
+    let handled = unsafe { signal_handler::install(libc::SIGSYS, on_sigsys, flags, &[]) };
     handled.map_err(SandboxError::at("handler for SIGSYS"))?;
     // Has its effect with seccomp's own privilege check.
     rustix::thread::set_no_new_privs(true).map_err(SandboxError::at("no_new_privs"))?;

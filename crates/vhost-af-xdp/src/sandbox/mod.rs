@@ -37,7 +37,7 @@ use rustix::io::Errno;
 use rustix::thread::CapabilitySet;
 use serde::{Deserialize, Serialize};
 
-use crate::cli::choice::{Choice, ChoiceError};
+use crate::choice::{Choice, ChoiceError};
 
 pub(crate) use mounts::{Reach, without_links};
 pub(crate) use user::{User, group_number, user_number};

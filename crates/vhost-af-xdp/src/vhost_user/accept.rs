@@ -17,6 +17,7 @@ use crate::guard::alarm::Alarm;
 use crate::port::Port;
 use crate::port::reasons::{Closed, Ended};
 use crate::port::session::VmmConnection;
+use crate::shortage::shortage;
 use steward::backoff::Backoff;
 use steward::log_limit::{LeftOut, LogLimit};
 
@@ -146,7 +147,7 @@ fn start_accepting(
                 },
                 Err(error) => {
                     if let Some(left_out) = lines.allow() {
-                        let hint = crate::shortage(&error.to_string());
+                        let hint = shortage(&error.to_string());
                         tracing::warn!(
                             port = %port.config.name,
                             "cannot accept a connection, trying again: {error}{hint}{left_out}"

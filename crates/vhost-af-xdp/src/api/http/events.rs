@@ -16,7 +16,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::body::Body;
 use crate::api::link::{self, EventsAfter};
-use crate::port::journal::{Event, Read, Ring};
+use crate::journal::{Event, Read, Ring};
 
 /// A stream on which nothing happens says so in between, or a connection that is lost would be kept.
 const BEAT: Duration = Duration::from_secs(15);
@@ -119,7 +119,7 @@ fn rendered(read: &Read) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::port::journal::What;
+    use crate::journal::What;
 
     fn event(sequence: u64) -> Event {
         Event {

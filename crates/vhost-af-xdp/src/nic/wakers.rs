@@ -17,7 +17,7 @@ use steward::links::Link;
 const LONGEST_RETRY: Duration = Duration::from_secs(5);
 
 /// By how often something was told of its interface, and what that is.
-pub(crate) struct PortRetry(pub(super) Retry<(u32, Link)>);
+pub(crate) struct PortRetry(pub(crate) Retry<(u32, Link)>);
 
 impl Default for PortRetry {
     fn default() -> Self {

@@ -5,7 +5,7 @@
 //! oldest one: a port whose VMM comes and goes without end displaces its own entries and no others.
 //!
 //! The journal is the daemon's only one. A port's thread writes what differs between the picture that it
-//! [shows](super::shown) and the one before. Others read from a place of theirs on, and wait for more; who reads too
+//! [shows](crate::port::shown) and the one before. Others read from a place of theirs on, and wait for more; who reads too
 //! slowly loses the oldest entries and is told how many. Nobody who writes waits for a reader.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -13,9 +13,6 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
-
-use super::reasons::Impaired;
-use super::shown::Shown;
 
 /// Entries that are kept.
 const KEPT: usize = 1024;
@@ -178,20 +175,12 @@ impl Journal {
         }
     }
 
-    /// Notes what is different.
-    pub(super) fn note(&self, port: &str, before: Option<&Shown>, now: &Shown) {
-        let none = Shown::default();
-        for (event, reason, detail) in differences(before.unwrap_or(&none), now) {
-            self.add(Of::Port(port), event, reason, detail);
-        }
-    }
-
     /// Notes what no port shows.
     pub(crate) fn tell(&self, of: Of<'_>, event: What, detail: Option<String>) {
         self.add(of, event, None, detail);
     }
 
-    fn add(&self, of: Of<'_>, event: What, reason: Option<String>, detail: Option<String>) {
+    pub(crate) fn add(&self, of: Of<'_>, event: What, reason: Option<String>, detail: Option<String>) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let unix_ms = now.map_or(0, |now| u64::try_from(now.as_millis()).unwrap_or(0));
         let mut ring = self.ring();
@@ -236,93 +225,9 @@ impl Journal {
     }
 }
 
-type Difference = (What, Option<String>, Option<String>);
-
-/// In the order in which it happened.
-fn differences(before: &Shown, now: &Shown) -> Vec<Difference> {
-    let mut found = Vec::new();
-    let another = now.sessions != before.sessions;
-    if before.session.is_some() && (now.session.is_none() || another) {
-        let closed = now.last_closed.as_ref();
-        let reason = closed.map(|closed| closed.name().to_owned());
-        found.push((What::Closed, reason, closed.map(ToString::to_string)));
-    }
-    if now.session.is_some() && (before.session.is_none() || another) {
-        let peer = now.session.as_ref().and_then(|session| session.peer);
-        found.push((What::Connected, None, peer.map(|peer| format!("process {peer}"))));
-    }
-    let is_down = |shown: &Shown| matches!(shown.impaired, Some(Impaired::LinkDown(_)));
-    let words = |shown: &Shown| shown.impaired.as_ref().map(ToString::to_string);
-    if before.impaired != now.impaired {
-        match (is_down(before), is_down(now)) {
-            (false, true) => found.push((What::LinkDown, None, words(now))),
-            (true, _) => found.push((What::LinkUp, None, None)),
-            (false, false) => {}
-        }
-        match (&before.impaired, &now.impaired) {
-            (_, Some(_)) if !is_down(now) => found.push((What::Impaired, None, words(now))),
-            (Some(_), None) if !is_down(before) => found.push((What::Recovered, None, None)),
-            _ => {}
-        }
-    }
-    found
-}
-
 #[cfg(test)]
 mod tests {
-    use super::super::reasons::Closed;
-    use super::super::shown::ShownSession;
     use super::*;
-
-    fn connected(sessions: u64) -> Shown {
-        Shown {
-            session: Some(ShownSession {
-                features: 0,
-                peer: Some(7),
-                lanes: Vec::new(),
-            }),
-            sessions,
-            ..Shown::default()
-        }
-    }
-
-    fn events(before: &Shown, now: &Shown) -> Vec<What> {
-        let found = differences(before, now);
-        found.into_iter().map(|(event, ..)| event).collect()
-    }
-
-    #[test]
-    fn guest_that_came_and_went_between_two_looks_is_told_of() {
-        let none = Shown::default();
-        let over = Shown {
-            last_closed: Some(Closed::Disconnected),
-            sessions: 1,
-            ..Shown::default()
-        };
-        assert_eq!(events(&none, &connected(1)), [What::Connected]);
-        assert_eq!(events(&connected(1), &over), [What::Closed]);
-        assert_eq!(
-            events(&connected(1), &connected(2)),
-            [What::Closed, What::Connected]
-        );
-        assert_eq!(events(&connected(1), &connected(1)), []);
-    }
-
-    #[test]
-    fn link_and_other_impairments_are_told_apart() {
-        let with = |impaired: Impaired| Shown {
-            impaired: Some(impaired),
-            ..Shown::default()
-        };
-        let (well, down) = (Shown::default(), with(Impaired::LinkDown("eth1".to_owned())));
-        let away = with(Impaired::StewardAway);
-        assert_eq!(events(&well, &down), [What::LinkDown]);
-        assert_eq!(events(&down, &well), [What::LinkUp]);
-        assert_eq!(events(&well, &away), [What::Impaired]);
-        assert_eq!(events(&away, &well), [What::Recovered]);
-        assert_eq!(events(&down, &away), [What::LinkUp, What::Impaired]);
-        assert_eq!(events(&away, &down), [What::LinkDown]);
-    }
 
     #[test]
     fn slow_reader_is_told_how_many_it_lost() {

@@ -1,0 +1,103 @@
+//! What the [journal](crate::journal) is told of a port: how the picture that its thread shows differs from the one
+//! before.
+
+use super::reasons::Impaired;
+use super::shown::Shown;
+use crate::journal::{JOURNAL, Of, What};
+
+/// Notes what is different.
+pub(super) fn note(port: &str, before: Option<&Shown>, now: &Shown) {
+    let none = Shown::default();
+    for (event, reason, detail) in differences(before.unwrap_or(&none), now) {
+        JOURNAL.add(Of::Port(port), event, reason, detail);
+    }
+}
+
+type Difference = (What, Option<String>, Option<String>);
+
+/// In the order in which it happened.
+fn differences(before: &Shown, now: &Shown) -> Vec<Difference> {
+    let mut found = Vec::new();
+    let another = now.sessions != before.sessions;
+    if before.session.is_some() && (now.session.is_none() || another) {
+        let closed = now.last_closed.as_ref();
+        let reason = closed.map(|closed| closed.name().to_owned());
+        found.push((What::Closed, reason, closed.map(ToString::to_string)));
+    }
+    if now.session.is_some() && (before.session.is_none() || another) {
+        let peer = now.session.as_ref().and_then(|session| session.peer);
+        found.push((What::Connected, None, peer.map(|peer| format!("process {peer}"))));
+    }
+    let is_down = |shown: &Shown| matches!(shown.impaired, Some(Impaired::LinkDown(_)));
+    let words = |shown: &Shown| shown.impaired.as_ref().map(ToString::to_string);
+    if before.impaired != now.impaired {
+        match (is_down(before), is_down(now)) {
+            (false, true) => found.push((What::LinkDown, None, words(now))),
+            (true, _) => found.push((What::LinkUp, None, None)),
+            (false, false) => {}
+        }
+        match (&before.impaired, &now.impaired) {
+            (_, Some(_)) if !is_down(now) => found.push((What::Impaired, None, words(now))),
+            (Some(_), None) if !is_down(before) => found.push((What::Recovered, None, None)),
+            _ => {}
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::reasons::Closed;
+    use super::super::shown::ShownSession;
+    use super::*;
+
+    fn connected(sessions: u64) -> Shown {
+        Shown {
+            session: Some(ShownSession {
+                features: 0,
+                peer: Some(7),
+                lanes: Vec::new(),
+            }),
+            sessions,
+            ..Shown::default()
+        }
+    }
+
+    fn events(before: &Shown, now: &Shown) -> Vec<What> {
+        let found = differences(before, now);
+        found.into_iter().map(|(event, ..)| event).collect()
+    }
+
+    #[test]
+    fn guest_that_came_and_went_between_two_looks_is_told_of() {
+        let none = Shown::default();
+        let over = Shown {
+            last_closed: Some(Closed::Disconnected),
+            sessions: 1,
+            ..Shown::default()
+        };
+        assert_eq!(events(&none, &connected(1)), [What::Connected]);
+        assert_eq!(events(&connected(1), &over), [What::Closed]);
+        assert_eq!(
+            events(&connected(1), &connected(2)),
+            [What::Closed, What::Connected]
+        );
+        assert_eq!(events(&connected(1), &connected(1)), []);
+    }
+
+    #[test]
+    fn link_and_other_impairments_are_told_apart() {
+        let with = |impaired: Impaired| Shown {
+            impaired: Some(impaired),
+            ..Shown::default()
+        };
+        let (well, down) = (Shown::default(), with(Impaired::LinkDown("eth1".to_owned())));
+        let away = with(Impaired::StewardAway);
+        assert_eq!(events(&well, &down), [What::LinkDown]);
+        assert_eq!(events(&down, &well), [What::LinkUp]);
+        assert_eq!(events(&well, &away), [What::Impaired]);
+        assert_eq!(events(&away, &well), [What::Recovered]);
+        assert_eq!(events(&down, &away), [What::LinkUp, What::Impaired]);
+        assert_eq!(events(&away, &down), [What::LinkDown]);
+    }
+}
