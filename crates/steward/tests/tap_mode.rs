@@ -357,7 +357,7 @@ fn way_to_the_wire_is_for_leases_in_tap_mode_and_ends_with_them() {
     // Another is asked for again and again: each has a limit.
     let mut refused = 0;
     let mut kept = vec![tap];
-    for _ in 0..30 {
+    for _ in 0..100 {
         match lease.uplink(0, 1) {
             Ok((_, taps)) => kept.extend(taps.into_iter().map(File::from)),
             Err(_) => refused += 1,

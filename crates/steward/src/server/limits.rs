@@ -142,7 +142,8 @@ impl DeviceChange {
                 let times = linger.min(LINGER).as_nanos() / OF_USER.each.as_nanos();
                 u32::try_from(times).unwrap_or(u32::MAX)
             }
-            Self::NetworkTap | Self::Hints => 8,
+            Self::NetworkTap => 16,
+            Self::Hints => 8,
             Self::NicSetUp => 4,
             Self::SendTap => 2,
             Self::NicRules => 1,
@@ -394,7 +395,7 @@ mod tests {
             let all = (0..10_000).take_while(|_| changes.take(change, "eth1", uid, at).is_ok());
             all.count()
         };
-        assert_eq!(made(DeviceChange::NetworkTap, 7, start), 64);
+        assert_eq!(made(DeviceChange::NetworkTap, 7, start), 32);
         let [program, tap, set_up, rules, hints] = [
             DeviceChange::Program,
             DeviceChange::NetworkTap,
@@ -406,8 +407,8 @@ mod tests {
             assert_eq!(made(change, 7, start), 0, "{change:?}");
         }
         assert_eq!(made(DeviceChange::NicRules, 8, start), 512);
-        // With time that comes back: 16 taps in five seconds.
-        assert_eq!(made(DeviceChange::NetworkTap, 7, start + LINGER), 16);
+        // With time that comes back: eight taps in five seconds.
+        assert_eq!(made(DeviceChange::NetworkTap, 7, start + LINGER), 8);
     }
 
     #[test]
@@ -415,7 +416,7 @@ mod tests {
         let (mut changes, start) = (DeviceChanges::new(Duration::ZERO), Instant::now());
         let program = DeviceChange::Program;
         assert!((0..1000).all(|_| changes.take(program, "eth1", 7, start).is_ok()));
-        (0..64).for_each(|_| changes.note(DeviceChange::NetworkTap, "eth1", 7, start));
+        (0..32).for_each(|_| changes.note(DeviceChange::NetworkTap, "eth1", 7, start));
         assert!(changes.check(DeviceChange::NetworkTap, "eth1", 7, start).is_err());
     }
 
