@@ -181,7 +181,7 @@ impl Program {
         self.attached.mode
     }
 
-    /// Why native mode was not possible, where [`ModeRequest::Xdp`] ended with skb; one line.
+    /// Why native mode was not possible, where [`ModeRequest::Xdp`] or [`ModeRequest::Auto`] ended with another; one line.
     pub fn fallback(&self) -> Option<&str> {
         self.attached.fallback.as_deref()
     }

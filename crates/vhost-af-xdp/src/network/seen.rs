@@ -60,7 +60,12 @@ impl Seen {
         learned.sort_unstable_by_key(|(port, station)| (port.0, station.bits()));
         let mut counters = state.counters.clone();
         let mut lanes: Vec<_> = state.running.iter().map(lane).collect();
-        for of_tap in &state.tap_counters {
+        // While the interface is gone it may come back as it was.
+        let has_tap = state
+            .interface
+            .as_ref()
+            .is_none_or(|interface| interface.is_by_tap());
+        for of_tap in state.tap_counters.iter().filter(|_| has_tap) {
             counters.push(Arc::clone(of_tap));
             let facts = state.tap.as_ref().map(|tap| Arc::downgrade(&tap.facts));
             lanes.push(facts.unwrap_or_default());

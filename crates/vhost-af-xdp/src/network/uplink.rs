@@ -383,16 +383,25 @@ impl Network {
         self.stop_tap(state);
         let counters = &mut state.tap_counters;
         counters.resize_with(counters.len().max(open.queues.len()), Arc::default);
-        let lanes = open.queues.into_iter().zip(counters).map(|(tap, counters)| {
-            let tap = (open.name.as_str(), tap, open.cuts_udp);
-            self.serve_tap(tap, TapTo::Uplink, interface.link.node, Arc::clone(counters))
-        });
+        let mut lanes = Vec::new();
+        let served = open
+            .queues
+            .into_iter()
+            .zip(counters)
+            .try_for_each(|(tap, counters)| {
+                let tap = (open.name.as_str(), tap, open.cuts_udp);
+                lanes.push(self.serve_tap(tap, TapTo::Uplink, interface.link.node, Arc::clone(counters))?);
+                Ok(())
+            });
         state.tap = Some(RunningTap {
             index: open.index,
-            lanes: lanes.collect::<Result<_, _>>()?,
+            lanes,
             facts: Arc::new(LaneFacts::tap()),
         });
-        Ok(())
+        if served.is_err() {
+            self.stop_tap(state);
+        }
+        served
     }
 
     /// Lets the uplink's queue of that place run, if it does not yet.

@@ -6,6 +6,7 @@
 
 use std::sync::{MutexGuard, PoisonError};
 
+use device::counters::PairCounters;
 use device::offloads::Offloads;
 use steer::Mode;
 
@@ -57,9 +58,9 @@ impl Interface {
         }
     }
 
-    /// Discards what came by the tap before a guest's lane begins, if the interface has one.
+    /// Discards what came by the tap before a guest's lane begins, if the interface has one, and counts it.
     /// Errors: [`InterfaceError`].
-    pub(crate) fn forget_frames_of_tap(&self) -> Result<(), InterfaceError> {
+    pub(crate) fn forget_frames_of_tap(&self, counters: &PairCounters) -> Result<(), InterfaceError> {
         if !self.is_by_tap() {
             return Ok(());
         }
@@ -68,7 +69,9 @@ impl Interface {
             self.open_tap()?;
         }
         if let Some(open) = &*self.tap() {
-            open.queues.iter().for_each(|tap| tap.discard(HELD_MOST));
+            let frames = open.queues.iter().map(|tap| tap.discard(HELD_MOST));
+            let frames = frames.sum::<usize>() as u64;
+            counters.to_guest_queue_stopped.add(frames);
         }
         Ok(())
     }

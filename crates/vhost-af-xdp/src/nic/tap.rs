@@ -147,15 +147,14 @@ impl Tap {
         self.0.try_clone().map(Self)
     }
 
-    /// Takes what waits out of it, and drops it: at most so many frames.
-    pub(crate) fn discard(&self, most: usize) {
+    /// Takes what waits out of it, and drops it: at most so many frames. How many there were.
+    pub(crate) fn discard(&self, most: usize) -> usize {
         let mut room = [0; 16];
-        for _ in 0..most {
+        let mut is_taken = || {
             let mut parts = Parts::new();
-            if !parts.push_room(&mut room) || self.read(&parts).is_err() {
-                break;
-            }
-        }
+            parts.push_room(&mut room) && self.read(&parts).is_ok()
+        };
+        (0..most).take_while(|_| is_taken()).count()
     }
 }
 

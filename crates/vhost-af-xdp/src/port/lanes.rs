@@ -213,7 +213,7 @@ impl LaneParts<'_> {
             FarSide::Queue(queue) | FarSide::Member(Member { queue, .. }) => {
                 if self.pair == 0 {
                     // Frames come to all pairs from the moment on that this queue is lent.
-                    queue.interface.forget_frames_of_tap()?;
+                    queue.interface.forget_frames_of_tap(&self.counters)?;
                 }
                 let guest = self.copying_side()?;
                 let (queue, nic) = (queue.clone(), queue.lend(&self.counters)?);

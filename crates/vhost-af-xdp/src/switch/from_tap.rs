@@ -146,7 +146,7 @@ impl FromTap {
                 Came::InPlace(Held { len, header }) => {
                     delivery.take_in_place(len, header);
                     count(&header, delivery.counters);
-                    self.buffers = (before - delivery.left()).max(self.buffers - self.buffers / 4);
+                    self.buffers = (before - delivery.left()).max(self.buffers - self.buffers.div_ceil(4));
                 }
                 Came::Ours(frame) => {
                     let bytes = &self.room[..frame.len as usize];
@@ -217,7 +217,7 @@ impl Receive for FromTap {
     /// Whether a round is to look for frames.
     #[inline]
     fn has_frames<N: Nic>(&mut self, _queue: &mut NicQueue<N>) -> bool {
-        self.rounds += 1;
+        self.rounds = self.rounds.saturating_add(1);
         self.may_have_frames() || (self.rounds >= READ_EACH && self.tap.is_some())
     }
 
