@@ -151,8 +151,7 @@ impl Seen {
     /// Why frames come by a tap where nobody asks for a mode; `None`: they come by an XDP program.
     pub(super) fn by_tap(&self) -> Option<String> {
         let why = self.link.copies(self.sends()).map(str::to_owned);
-        // A kernel that does not say so may take a native program.
-        why.or_else(|| self.native().err().filter(|_| self.driver.is_some()))
+        why.or_else(|| self.native().err())
     }
 
     /// Why a placement is not to be had at all.
