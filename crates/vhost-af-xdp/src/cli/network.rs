@@ -22,7 +22,7 @@ pub(super) struct NetworkArgs {
     /// Queues of the interface: all that it spreads frames over (`ethtool -l`)
     #[arg(long, value_name = "N", default_value_t = 1)]
     queues: u32,
-    /// How to attach the XDP program [default: native, skb where the driver cannot]
+    /// How frames come from the interface [default: auto]
     #[arg(long, value_enum)]
     mode: Option<ModeArg>,
     /// Never use the driver's zero-copy mode

@@ -32,7 +32,7 @@ pub(super) struct AllPortsArgs {
     /// Length of the frames that --null makes; 0: none
     #[arg(long, value_name = "BYTES", default_value_t = 64)]
     frame_size: u32,
-    /// How to attach the XDP program [default: native, skb where the driver cannot]
+    /// How frames come from the interface [default: auto]
     #[arg(long, value_enum)]
     mode: Option<ModeArg>,
     /// Never use the driver's zero-copy mode
