@@ -223,7 +223,7 @@ impl TapAccess {
         self.attachments.iter().all(Attachment::is_there)
     }
 
-    /// Whether somebody has detached a link, of which the kernel tells nobody. Of a removed filter it does.
+    /// Whether somebody has detached a link. The kernel sends no notification of that, as it does of a removed filter.
     #[must_use]
     pub fn has_detached_link(&self) -> bool {
         self.attachments.iter().any(Attachment::is_detached_link)

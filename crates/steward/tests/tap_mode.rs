@@ -378,7 +378,7 @@ fn way_to_the_wire_is_for_leases_in_tap_mode_and_ends_with_them() {
     assert!(world.wire.receive(Duration::from_millis(200)) != Some(out[12..].to_vec()));
 }
 
-/// What somebody does to a link the kernel tells nobody.
+/// The kernel sends no notification when a link is detached.
 #[test]
 fn detached_program_is_attached_again_though_nothing_else_changes() {
     require!(Root);

@@ -1,4 +1,4 @@
-//! A lease, as any user that asks is told of it, and how frames come to its queues.
+//! An entry of the list of leases, which any user may ask for, and how frames are steered to the queues of a lease.
 
 use steer::Filter;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes};

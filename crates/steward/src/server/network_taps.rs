@@ -557,7 +557,7 @@ impl Server {
         if !self.take_network_tap_back(at) {
             return;
         }
-        // Who has the network still asks, and hears why. Others may have been refused theirs because of this one.
+        // The holder asks again, and is told why. Others ask again, too: they may have been refused because of this tap.
         let ((network, to), taps) = (at, &self.network_taps);
         for other in self.connections.values_mut() {
             let may_have_one = |held: &Held| {

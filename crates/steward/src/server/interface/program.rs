@@ -47,14 +47,14 @@ impl Interface {
         is_first
     }
 
-    /// Whether all leases may go on in that mode: the interface is in tap mode, and nobody has asked for that by name.
+    /// Whether the interface may change from tap mode to that mode: no lease has asked for tap mode by name.
     pub(in crate::server) fn may_leave_tap_mode(&self, asked: ModeRequest) -> bool {
         let is_of_xdp = !matches!(asked, ModeRequest::Auto | ModeRequest::Tap);
         is_of_xdp && self.mode == ModeRequest::Auto && self.is_by_tap()
     }
 
-    /// Attaches the program in that mode, for all leases. They go on as they did if it cannot be attached: in tap mode
-    /// nothing of ours is where it goes.
+    /// Attaches the program in that mode, for all leases. If that fails they stay in tap mode, where no program of ours is
+    /// attached that would be in the way.
     pub(in crate::server) fn leave_tap_mode(&mut self, asked: ModeRequest) {
         let attached = match self.attach_as(asked) {
             Ok(attached) if self.detach() => attached,

@@ -22,7 +22,7 @@ pub(in crate::server) struct Memory {
 }
 
 impl Memory {
-    /// What the kernel has for each socket beside the memory, at most, bytes: for a chunk of 2048 up to 144 (`struct
+    /// Most that the kernel allocates for a socket beside the memory, bytes: for a chunk of 2048 up to 144 (`struct
     /// xdp_buff_xsk`, Linux 6.6 to 6.12) and 8 in unaligned mode, and for all chunks, whoever uses them
     /// (`xp_create_and_assign_umem`, net/xdp/xsk_buff_pool.c); in zero-copy 8 for a page (`xp_init_dma_info`, same
     /// file).
