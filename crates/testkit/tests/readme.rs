@@ -1,4 +1,4 @@
-//! What README.md has people type under "Use", as it stands there, under a systemd's namespaces: as root, with the
+//! What README.md has people type, as it stands there, under a systemd's namespaces: as root, with the
 //! interfaces that it names. What stands for `…` is a kernel and its consoles.
 
 use std::fs;
@@ -21,7 +21,7 @@ const SERVE_OWNED: &str = "vhost-af-xdp serve --socket-path /run/vm1.sock --sock
 const QEMU: &str = "qemu-system-x86_64";
 const RUN: [&str; 5] = [CHECK, STATUS, SERVE_FILE, SERVE_OWNED, QEMU];
 /// Those that no test of this file runs, and why.
-const NOT_RUN: [(&str, &str); 6] = [
+const NOT_RUN: [(&str, &str); 5] = [
     (SERVE, "the same with --socket-owner is run"),
     ("scripts/demo", "it boots guests for minutes"),
     ("scripts/test", "it runs this test"),
@@ -33,9 +33,8 @@ const NOT_RUN: [(&str, &str); 6] = [
         "apt install",
         "it would change this host; package.rs unpacks the package",
     ),
-    ("cloud-hypervisor", "Debian has no package of it"),
 ];
-/// What README tells to add without KVM.
+/// What to add without KVM, as README has it.
 const WITHOUT_KVM: &str = ",vectors=0";
 
 /// The lines that are meant to be typed, or to be in a file: the block that has these words.
