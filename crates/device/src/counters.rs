@@ -312,7 +312,7 @@ mod tests {
 
     #[test]
     fn documents_tell_of_each_counter() {
-        let document = include_str!("../../../docs/cli.md");
+        let document = include_str!("../../../docs/counters.md");
         for reading in PairCounters::default().read() {
             let kind = if reading.kind == Kind::Drop {
                 "drop"
@@ -320,7 +320,7 @@ mod tests {
                 "work"
             };
             let row = format!("| {} | {kind} |", reading.name);
-            assert!(document.contains(&row), "docs/cli.md has no row {row}");
+            assert!(document.contains(&row), "docs/counters.md has no row {row}");
         }
     }
 }
