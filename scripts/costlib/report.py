@@ -1,10 +1,9 @@
-"""What docs and README show of the whole system's figures: tables and a picture, made from the rows in a file."""
+"""What docs/benchmarks.md shows of the whole system's figures: tables and a picture, made from the rows in a file."""
 
 import json
 import re
 from pathlib import Path
 
-from .setups import HOST_WAYS
 from .whole import FRAMES, FRAMES_OF_HOST, GSO_BYTES, WHOLE
 
 ROOT = Path(__file__).parents[2]
@@ -23,14 +22,14 @@ TITLES = {
     "ours/network/tap": "– in tap mode",
     "ours/network/64-busy": "– 64 guests at once",
     "ours/network/64-busy/polling": "– 64 guests at once, polling",
-    "ours/socket-alone": "– an AF_XDP socket alone, no guest",
+    "ours/socket-alone": "– AF_XDP socket, no guest",
     "vhost-net/bridge": "vhost-net, bridge",
     "vhost-net/bridge/64-busy": "– 64 guests at once",
-    "vhost-net/openvswitch": "vhost-net, Open vSwitch",
+    "vhost-net/openvswitch": "vhost-net, OVS",
     "vhost-net/openvswitch/64-busy": "– 64 guests at once",
-    "vhost-net/macvtap": "vhost-net, macvtap",
+    "vhost-net/macvtap": "macvtap",
     "dpdk/vhost": "DPDK's vhost (polls)",
-    "dpdk/openvswitch": "Open vSwitch, DPDK (polls)",
+    "dpdk/openvswitch": "OVS, DPDK (polls)",
     "dpdk/openvswitch/64-busy": "– 64 guests at once",
     "host/alone": "no daemon",
     "host/native": "native mode",
@@ -49,6 +48,9 @@ SAME = {
     "dpdk/openvswitch/64-busy": "ours/network/64-busy/polling",
 }
 NICS = ("veth", "igb", "virtio_net")
+# Columns of a NIC where there are several, and how rows end that only the file has.
+FEW = ((64, 64), (64, 1))
+NOT_SHOWN = ("-idle", "-busy", "-busy/polling", "/forced-copy")
 # Of the picture: a group each, and a bar each in it.
 GROUPS = (
     ("from guest, 64 bytes, 64 at once", "from-guest", 64, 64),
@@ -85,49 +87,43 @@ class Figures:
         ours = self.of(nic, same, way, size, batch)
         return f"{figure:,.0f}" + (f" ({ours / figure:.2f})" if ours else "")
 
-    def whose(self, nic, way):
-        """Who has figures there."""
-        return [who for who in TITLES if any(key[:3] == (nic, who, way) and self.of(*key) for key in self.by)]
-
-    def path(self, nic, way):
-        """The table of a path."""
-        lines = [" | ".join([f"| {nic}", *(f"{size:,} x{batch}" for size, batch in FRAMES)]) + " |", "|---" * (len(FRAMES) + 1) + "|"]
-        for who in self.whose(nic, way):
-            lines.append(" | ".join([f"| {TITLES[who]}", *(self.cell(nic, who, way, *column) for column in FRAMES)]) + " |")
-        return lines
-
-    def whole(self, way):
-        """The table of GSO packets that way, a NIC a column."""
-        size, batch = next((key[3:] for key in self.by if key[2] == way), (0, 0))
-        lines = ["| | " + " | ".join(NICS) + " |", "|---" * (len(NICS) + 1) + "|"]
-        for who in TITLES:
-            cells = [self.cell(nic, who, way, size, batch) for nic in NICS]
+    def path(self, way):
+        """The table of a path: a NIC's columns are left out where it has no part in it."""
+        nics = [nic for nic in NICS if any(key[0] == nic and key[2] == way for key in self.by)]
+        columns = [(nic, *column) for nic in nics for column in (FRAMES if len(nics) == 1 else FEW)]
+        lines = [" | ".join(["|", *(f"{nic} {size:,} x{batch}" for nic, size, batch in columns)]) + " |"]
+        lines.append("|---" * (len(columns) + 1) + "|")
+        for who in (who for who in TITLES if not who.endswith(NOT_SHOWN)):
+            cells = [self.cell(nic, who, way, size, batch) for nic, size, batch in columns]
             lines += [" | ".join([f"| {TITLES[who]}", *cells]) + " |"] if any(cells) else []
         return lines
 
-    def host(self, nic):
-        """The table of the host's own traffic on a NIC: figures, and what they are of those without a daemon."""
-        ways = [(way, *column) for way in HOST_WAYS for column in (((GSO_BYTES, 1),) if way in WHOLE else FRAMES_OF_HOST)]
-        lines = [" | ".join([f"| {nic}", *(f"{way.replace('-', ' ')}, {size:,} x{batch}" for way, size, batch in ways)]) + " |"]
-        lines.append("|---" * (len(ways) + 1) + "|")
+    def whole(self):
+        """The table of GSO packets, by way and NIC."""
+        columns = [(way, nic) for way in ("gso", "stream") for nic in NICS]
+        names = {"gso": "from", "stream": "to"}
+        lines = ["| | " + " | ".join(f"{names[way]}, {nic}" for way, nic in columns) + " |", "|---" * (len(columns) + 1) + "|"]
+        for who in (who for who in TITLES if not who.endswith(NOT_SHOWN)):
+            cells = [self.cell(nic, who, way, GSO_BYTES, WHOLE[way]) for way, nic in columns]
+            lines += [" | ".join([f"| {TITLES[who]}", *cells]) + " |"] if any(cells) else []
+        return lines
+
+    def host(self):
+        """The table of the host's own traffic: figures, and what they are of those without a daemon."""
+        ways = {"stream-to-host": (GSO_BYTES, WHOLE["stream-to-host"]), "to-host": FRAMES_OF_HOST[0]}
+        columns = [(nic, way, *size) for nic in NICS[:2] for way, size in ways.items()]
+        heads = (f"{nic}, {way.replace('-', ' ')}, {size:,} x{batch}" for nic, way, size, batch in columns)
+        lines = ["| | " + " | ".join(heads) + " |", "|---" * (len(columns) + 1) + "|"]
         for who in (who for who in TITLES if who.startswith("host/")):
-            figures = [(self.of(nic, who, *column), self.of(nic, "host/alone", *column)) for column in ways]
+            figures = [(self.of(nic, who, *column), self.of(nic, "host/alone", *column)) for nic, *column in columns]
             cells = [f"{figure:,.0f}" + (f" ({figure / alone:.2f})" if figure != alone else "") for figure, alone in figures]
             lines.append(" | ".join([f"| {TITLES[who]}", *cells]) + " |")
         return lines
 
-    def missing(self):
-        """What was not measured, a line for each reason of a path."""
-        sizes = {}
-        for row in (row for row in self.rows if "reason" in row):
-            path, _, size = row["name"].rpartition("/") if "way" in row else (row["name"], "", "")
-            sizes.setdefault((path, row["reason"]), []).append(size)
-        return [f"- {path} {', '.join(which)}".rstrip() + f": {reason}" for (path, reason), which in sizes.items()]
-
     def table(self, name):
         """What stands behind a mark of that name."""
         words = name.split()
-        return {"path": self.path, "whole": self.whole, "host": self.host, "missing": self.missing}[words[0]](*words[1:])
+        return {"path": self.path, "whole": self.whole, "host": self.host}[words[0]](*words[1:])
 
 
 def filled(page, figures):
