@@ -78,7 +78,6 @@ mod send;
 mod shape;
 mod socket_map;
 mod tap;
-mod text;
 mod verdict;
 
 pub use btf::{LayoutOfError, layout_of_map, layout_of_program};
@@ -88,6 +87,7 @@ pub use hints::{HintSet, NoSuchHint};
 pub use layout::{Filter, LAST_VLAN, MAX_QUEUES, QueueConf, QueueCounters, VirtioHeader};
 pub use marks::{Flow, InterfaceMarks, InterfaceMarksError, MAX_MARKS, MarkError};
 pub use mode::{Mode, ModeRequest};
+pub use model::text::{mac_bytes, mac_text, ranges, ranges_text};
 pub use network::{GroupLimit, MAX_STATIONS, NOTE_BYTES, Station, StationError, note_layout, noted_port};
 pub use own_map::OwnMap;
 pub use program::{Program, QueueError, detach_pinned};
@@ -98,7 +98,6 @@ pub use socket_map::{SocketMap, SocketMapError};
 pub use tap::{
     Hook, TapAccess, TapDevice, TapError, TapTo, TapUser, detach_tap, network_of_filter, pinned_taps,
 };
-pub use text::{mac_bytes, mac_text, ranges, ranges_text};
 pub use verdict::{Verdict, VerdictError, VerdictProgram};
 
 /// The skeletons that `build.rs` makes of the programs below `bpf`.

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::bail;
 use hyper::Method;
+use model::config::RULE_KEYS;
 use serde_json::Value;
 
 use crate::api::client::{Ask, Client};
@@ -16,7 +17,6 @@ use crate::cli::ask::{
     AtArgs, EventsArgs, KeysArgs, ListArgs, NetworkCommand, PortCommand, RulesArgs, SetArgs,
 };
 use crate::config::PortRules;
-use crate::switch::filter::rule::KEYS;
 
 /// Pause before a stream of events that ended is asked for again.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -122,7 +122,10 @@ fn rules(args: &RulesArgs, print: Print) -> anyhow::Result<()> {
     let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
     let rules = document["rules"].as_array().into_iter().flatten();
     for (number, rule) in (1..).zip(rules) {
-        let keys = KEYS.iter().skip(2).filter_map(|&key| Some((key, rule.get(key)?)));
+        let keys = RULE_KEYS
+            .iter()
+            .skip(2)
+            .filter_map(|&key| Some((key, rule.get(key)?)));
         let words: Vec<_> = keys
             .map(|(key, value)| format!("{key}={}", text(value)))
             .collect();

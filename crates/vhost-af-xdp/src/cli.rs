@@ -1,28 +1,11 @@
 //! The command line. Options that QEMU's `-netdev af-xdp` has carry its names.
 
-mod access;
-mod api;
 pub(crate) mod ask;
 pub(crate) mod capture;
 pub(crate) mod complete;
-mod daemon;
-mod external;
-pub(crate) mod file;
-pub(crate) mod filter;
-mod guard;
-mod hints;
-pub(crate) mod json;
-mod keys;
-mod limits;
 pub(crate) mod mark;
-pub(crate) mod memory;
 pub(crate) mod netkit;
-mod network;
-mod offer;
-mod offload;
-mod port;
 mod serve;
-pub(crate) mod values;
 
 use std::error::Error;
 use std::num::{IntErrorKind, ParseFloatError, ParseIntError};
@@ -31,8 +14,8 @@ use std::process::ExitCode;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, Args, CommandFactory, Parser, Subcommand};
+use model::mistakes::nearest;
 use steward::log::report_end;
-use steward::text_file::nearest;
 
 use self::ask::{
     EVENTS_EXAMPLES, EventsArgs, NETWORK_EXAMPLES, NetworkCommandArgs, PORT_EXAMPLES, PortCommandArgs,
@@ -41,7 +24,6 @@ use self::capture::{CAPTURE_EXAMPLES, CaptureArgs};
 use self::complete::CompleteArgs;
 use self::mark::{MARK_EXAMPLES, MarkCommandArgs};
 use self::netkit::{NETKIT_EXAMPLES, NetkitArgs};
-use self::values::parse_pause;
 use crate::api::process::ProcessArgs;
 use crate::bench::BenchArgs;
 use crate::check::{CHECK_EXAMPLES, CheckArgs};
@@ -228,6 +210,12 @@ pub(crate) struct QueuesArgs {
     pub(crate) watch: Option<u64>,
 }
 
+/// Seconds between two tables.
+fn parse_pause(text: &str) -> Result<u64, String> {
+    let seconds = text.parse().ok().filter(|seconds| (1..=86_400).contains(seconds));
+    seconds.ok_or_else(|| "1 to 86400 seconds between tables".to_owned())
+}
+
 /// Prints help where help was asked for; else what is wrong with the command line, in one line.
 pub(crate) fn explain(error: &clap::Error) -> ExitCode {
     if !error.use_stderr() {
@@ -298,4 +286,4 @@ fn reason(source: &(dyn Error + 'static)) -> String {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -1,12 +1,12 @@
 //! What `serve` was asked for, checked: ports and workers.
 
+pub(crate) mod build;
 mod check;
 mod error;
 pub(crate) mod file;
-mod guard;
 mod hints;
-pub(crate) mod live;
 mod network;
+mod offload;
 mod port;
 mod port_rules;
 
@@ -15,16 +15,15 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use model::config::ConfigFile;
+pub(crate) use model::config::{FileKinds, Placement, Segments};
 use steward::policy::Queues;
 
 pub(crate) use self::error::Wrong;
-use self::file::ConfigFile;
-pub(crate) use self::guard::{GuardConfig, is_guard};
 pub(crate) use self::hints::HintsConfig;
 pub(crate) use self::network::{NetworkConfig, UplinkConfig};
 pub(crate) use self::port::{
-    Endpoint, ExternalProgram, FileKinds, Inherited, MemberVlans, MemoryRules, NicConfig, Placement,
-    PortConfig, PortQueues, Segments,
+    Endpoint, ExternalProgram, Inherited, MemberVlans, MemoryRules, NicConfig, PortConfig, PortQueues,
 };
 pub(crate) use self::port_rules::PortRules;
 use crate::listener::Access;
@@ -120,7 +119,10 @@ impl ServeConfig {
             Endpoint::Server(path) => path.parent().map(Path::to_owned),
             Endpoint::Client(_) | Endpoint::Fd(_) => None,
         };
-        let named = self.file.iter().flat_map(|file| file.directories.clone());
+        let named = self
+            .file
+            .iter()
+            .flat_map(|file| file.daemon.value.process.socket_directories.clone());
         let all: BTreeSet<PathBuf> = self.ports.iter().filter_map(parent).chain(named).collect();
         all.into_iter().collect()
     }

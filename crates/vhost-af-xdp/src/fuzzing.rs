@@ -18,7 +18,7 @@ use crate::nic::endpoint::COPY_BYTES;
 use crate::nic::interfaces::Interfaces;
 use crate::port::{Joined, Port};
 use crate::switch::ethernet::{self, Tags};
-use crate::switch::filter::{Action, Facts, FilterConfig, FlowKey, Judge, PortFilter, Rule};
+use crate::switch::filter::{Action, Facts, FlowKey, Judge, PortFilter, Rule};
 use crate::switch::gso::GsoPacket;
 use crate::switch::guard::{self, Lock};
 use crate::switch::guest_frame::GuestFrame;
@@ -68,8 +68,8 @@ impl NullPort {
             asked: placement,
             mac: None,
             vlans: Vec::new(),
-            guard: crate::config::GuardConfig::default(),
-            filter: crate::switch::filter::FilterConfig::default(),
+            guard: model::config::Guard::default(),
+            filter: model::config::Filter::default(),
             packet_bytes: COPY_BYTES,
             slices_from: None,
             offload: Offloads::all(),
@@ -262,11 +262,11 @@ impl Filter {
     /// Of rules as `docs/filter.md` has them, as words `key=value`, a line each; `None`: they are none.
     #[must_use]
     pub fn new(rules: &str, default_denies: bool) -> Option<Self> {
-        let rules: Result<Vec<Rule>, String> = rules.lines().map(Rule::of_words).collect();
-        let filter = PortFilter::new(&FilterConfig {
-            rules: rules.ok()?,
+        let rules: Result<Vec<Rule>, String> = rules.lines().map(str::parse).collect();
+        let filter = PortFilter::new(&model::config::Filter {
+            rule: rules.ok()?,
             to_guest_default: default_denies.then_some(Action::Deny),
-            ..FilterConfig::default()
+            ..model::config::Filter::default()
         });
         Some(Self {
             judge: filter.for_a_lane(0)?.to_guest?,

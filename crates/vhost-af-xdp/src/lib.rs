@@ -56,7 +56,7 @@ use api::workers::WorkersDocument;
 use api::{control_socket, process, queues, status_view, workers_view};
 use check::CheckArgs;
 use cli::{Cli, Command, QueuesArgs, ReloadArgs, ServeArgs, StatusArgs, WorkersArgs};
-use config::ServeConfig;
+use config::{ServeConfig, file};
 use guard::keeper;
 use serve::Sandboxed;
 use shortage::shortage;
@@ -91,7 +91,13 @@ pub fn run() -> ExitCode {
             (false, Ok(config)) => serve::run(&config),
             (_, Err(error)) => return explain(&error, ExitCode::from(2)),
         },
-        Command::Keeper(args) => keeper::run(args, cli::file::JUDGE),
+        Command::Keeper(args) => keeper::run(
+            args,
+            keeper::Judge {
+                read: file::read,
+                judge: file::judge,
+            },
+        ),
         Command::Api(args) => process::run(&args),
         Command::Status(args) => status(&args),
         Command::Workers(args) => show_workers(&args),

@@ -4,6 +4,7 @@
 //! daemon or the library loaded the program makes no difference. Marks last as long as programs of ours are on
 //! the interface: they are given after the first one came.
 
+use model::config::protocol_name;
 use std::net::IpAddr;
 
 use anyhow::{Context, anyhow, bail};
@@ -14,7 +15,6 @@ use steward::links::Link;
 use crate::api::status_view::{or_dash, table};
 use crate::ask::Print;
 use crate::cli::mark::MarkCommand;
-use crate::switch::filter::rule::protocol_name;
 
 /// A flow that has a mark, as `mark list --json` prints it.
 #[derive(Debug, Serialize)]

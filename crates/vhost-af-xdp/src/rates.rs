@@ -4,8 +4,6 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Highest rate, of bits or packets a second: more than any NIC has.
-pub(crate) const HIGHEST: u64 = 1_000_000_000_000;
 /// Longest time in which a burst may come together, seconds.
 pub(crate) const LONGEST_BURST_SECONDS: u64 = 3600;
 /// A burst of which nothing is said, where what is beyond the limit waits, is what the limit lets pass in so many
@@ -18,15 +16,6 @@ const DROPPING_BURST_MS: u64 = 200;
 const LEAST_BURST_BITS: u64 = 8 << 16;
 /// The same of packets.
 const LEAST_BURST_PACKETS: u64 = 16;
-
-/// Whether a key of a port says one of its limits.
-pub(crate) fn is_limit(key: &str) -> bool {
-    let key = key.strip_suffix("-burst").unwrap_or(key);
-    let key = key
-        .strip_prefix("from-guest-")
-        .or_else(|| key.strip_prefix("to-guest-"));
-    matches!(key, Some("bits" | "packets"))
-}
 
 /// What is counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -158,14 +147,6 @@ mod tests {
         assert_eq!(burst(10, Unit::Packets), 16);
         // The longest that there is.
         assert_eq!(burst(1, Unit::Bits), 3600);
-    }
-
-    #[test]
-    fn limits_are_told_from_other_keys() {
-        let limits = ["from-guest-bits", "to-guest-packets", "to-guest-bits-burst"];
-        assert!(limits.into_iter().all(is_limit));
-        let others = ["bits", "from-guest", "queues", "burst", "from-guest-bytes"];
-        assert!(!others.into_iter().any(is_limit));
     }
 
     #[test]

@@ -5,8 +5,7 @@
 //! to be others are given back; what the file says is what counts ([`keeper`](crate::guard::keeper)); networks have
 //! their uplinks, and ports that are new or changed begin. A port of which the file says the same as before is not
 //! looked at: its VMM stays connected, its frames go on, also to the other ports of a network whose uplink changes. So
-//! do those of a port that has other limits, rules or hints and nothing else, and of a network whose uplink has other
-//! hints ([`live`]).
+//! do those of a port or network in which only keys differ that can change at run time ([`Table::is_live`]).
 //!
 //! One thread does it, and one reading after the other. What cannot be done for one port is said, and the others are as
 //! the file has them; the next reading tries again.
@@ -17,23 +16,22 @@ pub(crate) mod changes;
 
 use std::collections::BTreeMap;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
+use model::config::{ConfigFile, Entry, Network, Port, Table};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use steer::with_sources;
-use steward::text_file::FileError;
 
-use self::changes::{Change, Changed, ReadKeys, Refused};
-use crate::config::file::{ConfigFile, RULE, Table};
-use crate::config::{Endpoint, NetworkConfig, PortConfig, live};
+use self::changes::{Change, Changed, Refused};
+use crate::config::file::{build_network, build_port};
+use crate::config::{Endpoint, NetworkConfig, PortConfig};
 use crate::guard::keeper::Requests;
 use crate::journal::{JOURNAL, Of, What};
 use crate::ports::{NO_THREAD, Ports};
-use crate::rates::is_limit;
 use crate::vhost_user::accept::VmmSource;
 
 /// What came of a reading.
@@ -89,22 +87,6 @@ pub(crate) struct Reload {
     readings: Arc<Mutex<Readings>>,
 }
 
-/// What tables mean.
-#[derive(Clone, Copy)]
-pub(crate) struct Build {
-    /// That of a port, in a file that has so many.
-    pub(crate) port: fn(&Path, &Table, usize) -> Result<PortConfig, FileError>,
-    pub(crate) network: fn(&Path, &Table) -> Result<NetworkConfig, FileError>,
-}
-
-/// How tables are read and written.
-#[derive(Clone, Copy)]
-pub(crate) struct Forms {
-    pub(crate) build: Build,
-    pub(crate) read: ReadKeys,
-    pub(crate) write: fn(&Table) -> Map<String, Value>,
-}
-
 /// What cannot be had any more in the sandbox.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Reach {
@@ -118,14 +100,13 @@ pub(crate) struct Reach {
 struct Reader {
     ports: Arc<Ports>,
     requests: Arc<Requests>,
-    forms: Forms,
     reach: Reach,
     /// What was read, and counts.
     file: ConfigFile,
     /// What is said of the ports that run.
-    running: Vec<Table>,
+    running: Vec<Entry<Port>>,
     /// What is said of the networks that there are.
-    networks: Vec<Table>,
+    networks: Vec<Entry<Network>>,
     readings: Arc<Mutex<Readings>>,
 }
 
@@ -135,7 +116,7 @@ impl Reload {
         file: ConfigFile,
         ports: Arc<Ports>,
         requests: Arc<Requests>,
-        (forms, reach): (Forms, Reach),
+        reach: Reach,
     ) -> io::Result<Self> {
         let (wanted, asked) = mpsc::channel();
         let readings = Arc::new(Mutex::new(Readings {
@@ -147,7 +128,6 @@ impl Reload {
         let reader = Reader {
             ports,
             requests,
-            forms,
             reach,
             running: file.ports.clone(),
             networks: file.networks.clone(),
@@ -211,30 +191,30 @@ pub(crate) fn now() -> u64 {
 const GONE: &str = "is not in the file any more";
 
 /// What is to be done of one kind of things.
-struct Changes<C> {
+struct Changes<T, C> {
     /// Names of those that end, and why.
     go: Vec<(String, String)>,
     /// Those that there were until now are among them if they are others.
-    come: Vec<(Table, C)>,
+    come: Vec<(Entry<T>, C)>,
 }
 
 /// What is to be done.
 struct Difference {
-    ports: Changes<PortConfig>,
-    networks: Changes<NetworkConfig>,
+    ports: Changes<Port, PortConfig>,
+    networks: Changes<Network, NetworkConfig>,
     /// Ports that go on, of which something is said otherwise.
-    changed: Vec<(Table, PortConfig)>,
+    changed: Vec<(Entry<Port>, PortConfig)>,
     /// The same of networks.
-    changed_networks: Vec<(Table, NetworkConfig)>,
+    changed_networks: Vec<(Entry<Network>, NetworkConfig)>,
 }
 
-impl<C> Changes<C> {
+impl<T: Table, C> Changes<T, C> {
     /// What is new in these tables, and what means another thing than in those from before.
     fn between(
-        before: &[Table],
-        now: &[Table],
+        before: &[Entry<T>],
+        now: &[Entry<T>],
         gone: &str,
-        build: impl Fn(&Table) -> Result<C, String>,
+        build: impl Fn(&Entry<T>) -> Result<C, String>,
     ) -> Result<Self, String> {
         let (mut go, mut come) = (Vec::new(), Vec::new());
         for table in before {
@@ -261,12 +241,12 @@ impl<C> Changes<C> {
     }
 }
 
-fn of_name<'a>(tables: &'a [Table], name: &str) -> Option<&'a Table> {
+fn of_name<'a, T>(tables: &'a [Entry<T>], name: &str) -> Option<&'a Entry<T>> {
     tables.iter().find(|table| table.name == name)
 }
 
 /// Lets a table take the place of the one of its name.
-fn replace(tables: &mut [Table], by: &Table) {
+fn replace<T: Clone>(tables: &mut [Entry<T>], by: &Entry<T>) {
     let known = tables.iter_mut().find(|table| table.name == by.name);
     known.into_iter().for_each(|known| known.clone_from(by));
 }
@@ -299,9 +279,9 @@ impl Reader {
                 true => Source::File,
                 false => Source::Api,
             };
-            let mut keys = (self.forms.write)(table);
+            let mut keys = table.value.keys();
             // There may be many; they are asked for by themselves.
-            keys.remove(RULE);
+            keys.remove("rule");
             (table.name.clone(), Described { source, keys })
         });
         locked(&self.readings).ports = described.collect();
@@ -319,17 +299,12 @@ impl Reader {
         };
         let mut outcome = Outcome::default();
         let daemon = file.daemon.differences(&self.file.daemon);
-        if !daemon.is_empty() || file.directories != self.file.directories {
-            let keys = if daemon.is_empty() {
-                "socket-directories".to_owned()
-            } else {
-                daemon.join(", ")
-            };
+        if !daemon.is_empty() {
+            let keys = daemon.join(", ");
             let why = format!("{keys} of [daemon] changed: this takes effect when the daemon is restarted");
             outcome.failed.push(why);
             // The daemon runs with those of its start: the next reading is compared with these, too.
             file.daemon = self.file.daemon.clone();
-            file.directories.clone_from(&self.file.directories);
         }
         self.apply(file, difference, &mut outcome);
         locked(&self.readings).read_at = now();
@@ -342,19 +317,19 @@ impl Reader {
     /// What a file says otherwise than what runs; `of`: only of the port of that name.
     /// Errors: what cannot be done at all, with its line.
     fn difference(&self, file: &ConfigFile, of: Option<&str>) -> Result<Difference, String> {
-        let is_meant = |table: &&Table| of.is_none_or(|name| table.name == name);
-        let now: Vec<Table> = file.all_ports().filter(is_meant).cloned().collect();
-        let mut running: Vec<Table> = self.running.iter().filter(is_meant).cloned().collect();
-        let port = |table: &Table| {
-            let built = (self.forms.build.port)(&file.path, table, file.all_ports().count());
+        let is_meant = |table: &&Entry<Port>| of.is_none_or(|name| table.name == name);
+        let now: Vec<Entry<Port>> = file.all_ports().filter(is_meant).cloned().collect();
+        let mut running: Vec<Entry<Port>> = self.running.iter().filter(is_meant).cloned().collect();
+        let port = |table: &Entry<Port>| {
+            let built = build_port(&file.path, table, file.all_ports().count());
             let port = built.map_err(|error| with_sources(&error))?;
             match self.reach.lacks(&port) {
                 None => Ok(port),
                 Some((key, why)) => Err(format!("{}: {why}", file.place_of(table, key))),
             }
         };
-        let network = |table: &Table| {
-            let built = (self.forms.build.network)(&file.path, table);
+        let network = |table: &Entry<Network>| {
+            let built = build_network(&file.path, table);
             let network = built.map_err(|error| with_sources(&error))?;
             match self.reach.lacks_uplink(&network) {
                 None => Ok(network),
@@ -369,7 +344,7 @@ impl Reader {
             let known = running.iter_mut().find(|known| known.name == table.name);
             if let Some(known) = known {
                 let keys = known.differences(table);
-                if !keys.is_empty() && live::needing_a_beginning(known, &keys).is_empty() {
+                if !keys.is_empty() && keys.iter().all(|key| known.value.is_live(key)) {
                     changed.push((table.clone(), port(table)?));
                     known.clone_from(table);
                 }
@@ -378,7 +353,11 @@ impl Reader {
         let (mut changed_networks, mut known_networks) = (Vec::new(), self.networks.clone());
         for table in file.networks.iter().filter(|_| of.is_none()) {
             let known = known_networks.iter_mut().find(|known| known.name == table.name);
-            if let Some(known) = known.filter(|known| live::keeps_uplink(&known.differences(table))) {
+            let is_live = |known: &&mut Entry<Network>| {
+                let keys = known.differences(table);
+                !keys.is_empty() && keys.iter().all(|key| known.value.is_live(key))
+            };
+            if let Some(known) = known.filter(is_live) {
                 changed_networks.push((table.clone(), network(table)?));
                 known.clone_from(table);
             }
@@ -465,21 +444,21 @@ impl Reader {
     }
 
     /// A port goes on as another one; in words.
-    fn change_live(&mut self, table: &Table, port: &PortConfig) -> anyhow::Result<String> {
+    fn change_live(&mut self, table: &Entry<Port>, port: &PortConfig) -> anyhow::Result<String> {
         let known = of_name(&self.running, &table.name);
         let keys = known.map_or_else(Vec::new, |known| known.differences(table));
         self.ports.change(port)?;
         replace(&mut self.running, table);
         JOURNAL.tell(Of::Port(&port.name), What::Changed, Some(keys.join(", ")));
         let name = &port.name;
-        Ok(match keys.iter().all(|key| is_limit(key)) {
-            true => format!("port {name} goes on with other limits: {}", port.rates),
-            false => format!("port {name} has changed ({}), and goes on", keys.join(", ")),
-        })
+        Ok(format!(
+            "port {name} has changed ({}), and goes on",
+            keys.join(", ")
+        ))
     }
 
     /// A network goes on with its uplink as another one; in words.
-    fn change_uplink(&mut self, table: &Table, network: &NetworkConfig) -> anyhow::Result<String> {
+    fn change_uplink(&mut self, table: &Entry<Network>, network: &NetworkConfig) -> anyhow::Result<String> {
         if let Some(uplink) = &network.uplink {
             self.ports.set_uplink_hints(&network.name, uplink.hints)?;
         }
@@ -491,7 +470,7 @@ impl Reader {
     }
 
     /// A network begins, or has another uplink.
-    fn have(&mut self, table: Table, network: NetworkConfig, outcome: &mut Outcome) {
+    fn have(&mut self, table: Entry<Network>, network: NetworkConfig, outcome: &mut Outcome) {
         let known = self.networks.iter_mut().find(|known| known.name == network.name);
         let Some(known) = known else {
             match self.ports.add_network(&network) {
@@ -542,9 +521,9 @@ fn tell(of: &str, outcome: &Outcome) {
 }
 
 /// Where a port's socket is, if it was made here.
-fn made_at(table: &Table) -> Option<PathBuf> {
-    let is_client = table.get("client") == Some("true");
-    table.get("socket-path").filter(|_| !is_client).map(PathBuf::from)
+fn made_at(entry: &Entry<Port>) -> Option<PathBuf> {
+    let socket = &entry.value.socket;
+    socket.socket_path.clone().filter(|_| !socket.client)
 }
 
 impl Reach {

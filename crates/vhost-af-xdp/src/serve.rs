@@ -29,9 +29,7 @@ use super::port::Port;
 use crate::api::process;
 use crate::api::status::Status;
 use crate::api::status_view;
-use crate::cli;
-use crate::cli::file::{build_network, build_port};
-use crate::cli::json;
+use crate::config::build::machine_bytes;
 use crate::guard::alarm::Alarm;
 use crate::guard::interrupt;
 use crate::guard::keeper::{Keeper, Orders, Requests};
@@ -47,8 +45,7 @@ use crate::nic::shared_memory::SharedMemory;
 use crate::nic::steering::StewardAt;
 use crate::port_watch;
 use crate::ports::{NO_THREAD, Ports, STOPPING};
-use crate::reload::changes::Refused;
-use crate::reload::{self, Build, Forms, Reload};
+use crate::reload::{self, Reload};
 use crate::sandbox::{self, Calls, Layer, Plan, Reach, User};
 use crate::switch::workers::Workers;
 use crate::vhost_user::accept::VmmSource;
@@ -59,19 +56,6 @@ use steward::client::Waiting;
 use steward::links::Changes;
 use steward::policy::Queues;
 use steward::protocol::DEFAULT_SOCKET;
-
-/// How what is said of ports while the daemon runs is read and written.
-const FORMS: Forms = Forms {
-    build: Build {
-        port: build_port,
-        network: build_network,
-    },
-    read: |name, keys| {
-        let table = json::table_of(name, keys);
-        table.map_err(|json::Mistake { key, what }| Refused::Mistake { key, what })
-    },
-    write: json::json_of,
-};
 
 /// Runs until a signal ends it, or the one connection that was passed in is over.
 /// Errors: what prevents the start; nothing stays behind then.
@@ -120,7 +104,7 @@ impl<'a> Sandboxed<'a> {
         }
         // While the sandbox does not keep it from being asked for.
         let _ = drivers::kernel();
-        let _ = cli::memory::machine_bytes();
+        let _ = machine_bytes();
         let control = listen_for_status(&config.control, &mut leftovers)?;
         let listeners = listen_for_http(&config.api, &mut leftovers)?;
         let nodes = Nodes::read();
@@ -230,7 +214,7 @@ fn start_reload(
     let (Some(file), Some(requests)) = (&config.file, requests) else {
         return Ok(None);
     };
-    let started = Reload::start(file.clone(), Arc::clone(ports), requests, (FORMS, reach));
+    let started = Reload::start(file.clone(), Arc::clone(ports), requests, reach);
     started.map(Some).context(NO_THREAD)
 }
 

@@ -98,7 +98,10 @@ fn daemon(config: &ServeConfig) -> Vec<Line> {
         );
     }
     lines.extend(api.metrics.map(|address| ("metrics", address.to_string())));
-    let directories = config.file.iter().flat_map(|file| &file.directories);
+    let directories = config
+        .file
+        .iter()
+        .flat_map(|file| &file.daemon.value.process.socket_directories);
     lines.extend(directories.map(|directory| ("later sockets", format!("in {}", directory.display()))));
     lines
 }
@@ -147,7 +150,7 @@ fn port_lines(port: &PortConfig) -> Vec<Line> {
     let mut lines = vec![("on", place(port))];
     lines.extend(gets(port, &rules).map(|gets| ("gets", gets)));
     lines.push(("sends from", rules.sends_from()));
-    let options = rules.options();
+    let options = rules.options.names();
     lines.extend((!options.is_empty()).then(|| ("options", options.join(", "))));
     lines.extend(filter_lines(port, &rules));
     lines.push(("limits", port.rates.to_string()));
@@ -176,12 +179,12 @@ fn filter_lines(port: &PortConfig, rules: &PortRules) -> Vec<Line> {
     let Some(summary) = &rules.filter else {
         return Vec::new();
     };
-    let shown = port.filter.rules.iter().take(RULES_SHOWN);
+    let shown = port.filter.rule.iter().take(RULES_SHOWN);
     let mut lines: Vec<Line> = (1..)
         .zip(shown)
         .map(|(number, rule)| ("rule", format!("{number} {rule}")))
         .collect();
-    if let Some(more @ 1..) = port.filter.rules.len().checked_sub(RULES_SHOWN) {
+    if let Some(more @ 1..) = port.filter.rule.len().checked_sub(RULES_SHOWN) {
         lines.push(("rule", format!("and {more} more")));
     }
     let (from, to) = (&summary.from_guest_default, &summary.to_guest_default);
@@ -314,12 +317,12 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::cli::file;
+    use crate::config::file;
 
     /// What is said of a file of this text, a line each, without padding.
     fn said(text: &str) -> Vec<String> {
         let file = file::parse(Path::new("c.toml"), text).expect("TOML");
-        let config = (file::JUDGE.judge)(file).expect("possible");
+        let config = file::judge(file).expect("possible");
         let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
         render(&config).lines().map(words).collect()
     }

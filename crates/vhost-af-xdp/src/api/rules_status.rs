@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::port::Port;
-use crate::switch::filter::{Direction, FilterConfig, Rule, Rules};
+use crate::switch::filter::{Direction, Filter, Rule, Rules};
 
 /// See the module's head.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -34,7 +34,7 @@ impl RulesStatus {
     /// Those of a port.
     pub(crate) fn of(port: &Port) -> Self {
         let (config, compiled) = port.filter_rules();
-        let mut frames = vec![0; config.rules.len()];
+        let mut frames = vec![0; config.rule.len()];
         for rules in [&compiled.from_guest, &compiled.to_guest].into_iter().flatten() {
             for (number, count) in rules.counts() {
                 frames[number] = count;
@@ -46,7 +46,7 @@ impl RulesStatus {
             said
         };
         Self {
-            rules: config.rules.iter().zip(frames).map(with_frames).collect(),
+            rules: config.rule.iter().zip(frames).map(with_frames).collect(),
             from_guest: DirectionStatus::of(&config, Direction::FromGuest, compiled.from_guest.as_deref()),
             to_guest: DirectionStatus::of(&config, Direction::ToGuest, compiled.to_guest.as_deref()),
         }
@@ -54,11 +54,11 @@ impl RulesStatus {
 }
 
 impl DirectionStatus {
-    fn of(config: &FilterConfig, direction: Direction, rules: Option<&Rules>) -> Self {
+    fn of(config: &Filter, direction: Direction, rules: Option<&Rules>) -> Self {
         let [default_frames, link_frames] = rules.map_or([0; 2], Rules::default_counts);
         Self {
             default: config.default_for(direction).name().to_owned(),
-            default_said: config.said_default(direction).is_some(),
+            default_said: config.set_default(direction).is_some(),
             default_frames,
             link_frames,
             memory_bytes: rules.map_or(0, Rules::bytes),

@@ -11,7 +11,9 @@ use super::choice::{Benchmark, MatrixArgs, What};
 use super::frame::Mac;
 use crate::nic::binding::{Binding, L2_BYTES, LARGE_CHUNK, SMALL_CHUNK, Wish};
 use crate::nic::drivers;
-use crate::options::{BusyPollArgs, ModeArg, bind_request};
+use model::config::{Mode as ModeArg, Polling};
+
+use crate::config::build::bind_request;
 
 /// Entries of the rx and the tx ring.
 pub(super) const RING: u32 = 2048;
@@ -111,7 +113,7 @@ pub(crate) struct RawArgs {
     #[arg(long, value_name = "LIST", value_parser = HintsArg::parse)]
     pub(super) hints: Option<HintsArg>,
     #[command(flatten)]
-    pub(super) busy_poll: BusyPollArgs,
+    pub(super) busy_poll: Polling,
     #[command(flatten)]
     pub(super) matrix: MatrixArgs,
 }
@@ -275,7 +277,7 @@ impl Plan {
     pub(super) fn binding(&self, mode: Mode) -> anyhow::Result<Binding> {
         let receives = self.benchmark.receives();
         let wish = Wish {
-            asked: bind_request(self.args.force_copy, self.args.force_zero_copy),
+            asked: bind_request(self.args.force_copy, self.args.force_zero_copy)?,
             into_guest: None,
             native: mode == Mode::Native,
             driver: DriverSends::by_index(self.link.index),

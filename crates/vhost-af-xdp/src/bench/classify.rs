@@ -15,7 +15,9 @@ use xsk::{Umem, UmemOffset};
 
 use super::hints::{Cost, Reads};
 use crate::switch::cycles;
-use crate::switch::filter::{Classifier, Facts, FilterConfig, MOST_RULES, PortFilter, Rule};
+use model::config::MOST_RULES;
+
+use crate::switch::filter::{Classifier, Facts, Filter, PortFilter, Rule};
 use crate::switch::guard::SHORT_LOOK_BYTES;
 
 /// Judges frames, and counts what that takes.
@@ -41,9 +43,9 @@ impl FlowJudge {
     /// By so many rules, of batches of at most so many frames.
     /// Errors: there are no so many rules.
     pub(super) fn new(rules: u32, program: &Program, batch: u32) -> anyhow::Result<Self> {
-        let filter = PortFilter::new(&FilterConfig {
-            rules: list(rules)?,
-            ..FilterConfig::default()
+        let filter = PortFilter::new(&Filter {
+            rule: list(rules)?,
+            ..Filter::default()
         });
         let lane = filter.for_a_lane(0).and_then(|lane| lane.to_guest?.rules);
         let layouts = match program.hints().is_empty() {
@@ -148,7 +150,7 @@ fn list(rules: u32) -> anyhow::Result<Vec<Rule>> {
         )
     });
     let last = "direction=to-guest action=allow protocol=udp destination-ports=9".to_owned();
-    let rules = others.chain([last]).map(|words| Rule::of_words(&words));
+    let rules = others.chain([last]).map(|words| words.parse::<Rule>());
     rules.collect::<Result<_, _>>().map_err(anyhow::Error::msg)
 }
 
@@ -209,9 +211,9 @@ mod tests {
 
     #[test]
     fn only_the_last_rule_is_for_frames_that_are_made() {
-        let config = FilterConfig {
-            rules: list(300).expect("so many"),
-            ..FilterConfig::default()
+        let config = Filter {
+            rule: list(300).expect("so many"),
+            ..Filter::default()
         };
         let rules = PortFilter::new(&config).to_guest.expect("some");
         let mut classifier = Classifier::new(std::sync::Arc::clone(&rules));

@@ -212,7 +212,7 @@ fn config(plan: &Plan, mode: Mode, binding: Binding, multi_buffer: bool) -> Sock
     config.completion = ring;
     config.multi_buffer = multi_buffer;
     config.max_tx_skb_budget = plan.benchmark.sends().then_some(plan.args.tx_budget);
-    config.busy_poll = plan.args.busy_poll.build();
+    config.busy_poll = crate::config::build::busy_poll(&plan.args.busy_poll).unwrap_or_default();
     config.bind_timeout = BIND_TIMEOUT;
     config
 }

@@ -2,12 +2,12 @@
 
 use std::path::PathBuf;
 
-use anyhow::{anyhow, bail};
+use anyhow::anyhow;
 use clap::{Args, Subcommand};
+use model::config::{Keys, Mistake, Port, Table};
 use serde_json::{Map, Value};
 
-use super::json::{Mistake, json_of, table_of};
-use crate::config::file::{Said, Table};
+use crate::config::file::port_of;
 
 pub(crate) const PORT_EXAMPLES: &str = "\
 Examples:
@@ -24,9 +24,6 @@ Examples:
     vhost-af-xdp port set vm3 rule=
   The guest goes:
     vhost-af-xdp port remove vm3";
-
-/// The key that may be given several times.
-const RULE: &str = "rule";
 
 pub(crate) const NETWORK_EXAMPLES: &str = "\
 Examples:
@@ -152,29 +149,21 @@ pub(crate) struct EventsArgs {
 }
 
 impl KeysArgs {
-    /// The keys as the API takes them; null: not said any more.
+    /// The keys as the API takes them; null: not set any more.
     /// Errors: one line, naming the key.
     pub(crate) fn json(&self) -> anyhow::Result<Map<String, Value>> {
-        let (mut table, mut unsaid) = (Table::default(), Vec::new());
-        for pair in &self.keys {
-            let (key, value) = pair.split_once('=').unwrap_or((pair, "true"));
-            let before = table.keys.get(key).map(|said| said.value.clone());
-            let is_unsaid = unsaid.iter().any(|(unsaid, _)| unsaid == key);
-            let value = match before {
-                // Each word is one, and all of them are the list.
-                Some(before) if key == RULE && !value.is_empty() => format!("{before}\n{value}"),
-                None if !is_unsaid => value.to_owned(),
-                _ => bail!("{key} is given more than once: give it once"),
-            };
-            match value.is_empty() {
-                true => unsaid.push((key.to_owned(), Value::Null)),
-                false => drop(table.keys.insert(key.to_owned(), Said { value, line: 0 })),
-            }
+        let wrong = |mistake: Mistake| anyhow!(mistake.what);
+        let words = Keys::of_words(self.keys.iter().map(String::as_str)).map_err(wrong)?;
+        let (set, unset) = words.split_empty();
+        let names: Vec<String> = set.names().map(str::to_owned).collect();
+        let mut keys = Port::read_words(set).map_err(wrong)?.keys();
+        for name in names {
+            // Only what is true is written down.
+            keys.entry(name).or_insert(Value::Bool(false));
         }
-        let mut keys = json_of(&table);
-        keys.extend(unsaid);
-        // As the daemon reads it, so that what is wrong is said without one, too.
-        table_of(&self.name, &keys).map_err(|Mistake { what, .. }| anyhow!(what))?;
+        keys.extend(unset.into_iter().map(|name| (name, Value::Null)));
+        // As the daemon reads it, so that a mistake is reported without one, too.
+        port_of(&self.name, &keys).map_err(wrong)?;
         Ok(keys)
     }
 }
@@ -184,7 +173,6 @@ mod tests {
     use clap::{Command, FromArgMatches};
     use serde_json::json;
 
-    use super::super::port::PortTableArgs;
     use super::*;
 
     fn keys(words: &[&str]) -> anyhow::Result<Value> {
@@ -250,12 +238,15 @@ mod tests {
 
     #[test]
     fn every_key_of_true_and_false_refuses_all_else() {
-        let known = PortTableArgs::keys();
-        let flags: Vec<&str> = known.flags().collect();
+        let flags: Vec<String> = Port::schema()
+            .into_iter()
+            .filter(|(_, property)| property["type"] == "boolean")
+            .map(|(key, _)| key)
+            .collect();
         for known in ["isolated", "learning", "guard", "router", "promiscuous"] {
-            assert!(flags.contains(&known), "{known}: {flags:?}");
+            assert!(flags.iter().any(|flag| flag == known), "{known}: {flags:?}");
         }
-        for flag in flags {
+        for flag in &flags {
             for (word, on) in [("", true), ("=true", true), ("=false", false)] {
                 let said = keys(&[&format!("{flag}{word}")]).expect("well said");
                 assert_eq!(said[flag], on, "{flag}{word}");

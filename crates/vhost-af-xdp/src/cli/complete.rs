@@ -10,8 +10,9 @@ use std::fs;
 
 use clap::{Arg, ArgAction, Args, Command, CommandFactory as _};
 
+use model::config::Port;
+
 use super::Cli;
-use super::port::{PortArgs, PortTableArgs};
 
 /// Options of the hidden command.
 #[derive(Debug, Args)]
@@ -130,18 +131,18 @@ fn values(arg: &Arg, current: &str, names: &dyn Names) -> Vec<Candidate> {
         (_, Some("network")) => plain(names.networks()),
         ("PATH" | "FILE" | "SOCKET", _) => paths(current),
         ("BOOL", _) => plain(vec!["true".to_owned(), "false".to_owned()]),
-        ("KEY=VALUE", _) => keys::<PortTableArgs>(current, names),
+        ("KEY=VALUE", _) => keys(current, names),
         ("KEY=VALUE,...", _) => match current.rsplit_once(',') {
-            Some((before, last)) => behind(&format!("{before},"), keys::<PortArgs>(last, names)),
-            None => keys::<PortArgs>(current, names),
+            Some((before, last)) => behind(&format!("{before},"), keys(last, names)),
+            None => keys(current, names),
         },
         _ => Vec::new(),
     }
 }
 
 /// Keys of a port, and their values.
-fn keys<A: Args>(current: &str, names: &dyn Names) -> Vec<Candidate> {
-    let mut table = A::augment_args(Command::new("table"));
+fn keys(current: &str, names: &dyn Names) -> Vec<Candidate> {
+    let mut table = Port::augment_args(Command::new("table"));
     table.build();
     let known = |arg: &&Arg| arg.get_long().is_some_and(|long| long != "help");
     match current.split_once('=') {

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use clap::{Args, Subcommand, value_parser};
 use steer::Flow;
 
-use crate::switch::filter::rule::protocol;
+use model::config::protocol;
 
 pub(crate) const MARK_EXAMPLES: &str = "\
 Examples:

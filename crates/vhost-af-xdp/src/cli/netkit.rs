@@ -3,10 +3,9 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use model::config::{Mac, Vlans};
 use steer::Filter;
 use steward::protocol::DEFAULT_SOCKET;
-
-use super::values::{VlanList, parse_mac, parse_vlans};
 
 pub(crate) const NETKIT_EXAMPLES: &str = "\
 Examples:
@@ -44,11 +43,11 @@ pub(crate) struct NetkitArgs {
     pub(crate) pin: Option<PathBuf>,
     /// Only frames to this address, and to groups; the netkit has it, too, and the NIC is told where the policy names
     /// it [default: all frames of the queue]
-    #[arg(long, value_name = "MAC", value_parser = parse_mac)]
-    mac: Option<[u8; 6]>,
+    #[arg(long, value_name = "MAC")]
+    mac: Option<Mac>,
     /// Only frames of these VLANs: 100,200-203; 0: those without one
-    #[arg(long, value_name = "LIST", value_parser = parse_vlans)]
-    vlan: Option<VlanList>,
+    #[arg(long, value_name = "LIST")]
+    vlan: Option<Vlans>,
     /// The steward's socket
     #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET)]
     pub(crate) steward: PathBuf,
@@ -58,7 +57,7 @@ impl NetkitArgs {
     /// Which frames the queue is to have.
     pub(crate) fn filter(&self) -> Filter {
         Filter {
-            macs: self.mac.into_iter().collect(),
+            macs: self.mac.into_iter().map(|mac| mac.0).collect(),
             vlans: self.vlan.clone().map_or_else(Vec::new, |list| list.0),
         }
     }

@@ -4,14 +4,14 @@ use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 use device::offloads::Offloads;
+use model::mistakes::nearest;
 use steer::{ModeRequest, mac_text};
 use steward::protocol::{ENTRIES_MAX, STATIONS_MAX, Wanted};
-use steward::text_file::nearest;
 use xsk::BindRequest;
 
 use super::error::{ConfigError, Wrong};
-use super::port::{Endpoint, ExternalProgram, Inherited, NicConfig, Placement, PortConfig, PortQueues};
-use super::{Control, GuardConfig, MOST_BYTES, MOST_QUEUES, ServeConfig};
+use super::port::{Endpoint, ExternalProgram, Inherited, NicConfig, PortConfig, PortQueues, offloads_of};
+use super::{Control, MOST_BYTES, MOST_QUEUES, Placement, ServeConfig};
 
 impl ServeConfig {
     /// Checks what can be checked without the kernel.
@@ -137,7 +137,7 @@ impl PortConfig {
         if !(1..=MOST_QUEUES).contains(&self.queues) {
             return Err(ConfigError::Queues(self.queues));
         }
-        let cannot = self.offload.without(self.placement.offloads());
+        let cannot = self.offload.without(offloads_of(self.placement));
         if cannot != Offloads::NONE {
             return Err(ConfigError::Offload(cannot));
         }
@@ -158,7 +158,7 @@ impl PortConfig {
                 return Err(ConfigError::NetworkExternal);
             }
         }
-        if self.guard != GuardConfig::default() && self.mac.is_none() {
+        if self.guard != model::config::Guard::default() && self.mac.is_none() {
             return Err(ConfigError::Guard);
         }
         self.check_bind()?;
@@ -381,8 +381,8 @@ mod tests {
             hints: super::super::HintsConfig::default(),
             mac: None,
             vlans: Vec::new(),
-            guard: GuardConfig::default(),
-            filter: crate::switch::filter::FilterConfig::default(),
+            guard: model::config::Guard::default(),
+            filter: crate::switch::filter::Filter::default(),
             packet_bytes: COPY_BYTES,
             slices_from: None,
             offload: Offloads::NONE,

@@ -6,8 +6,8 @@ use device::offloads::Offloads;
 use steer::HintSet;
 use steward::protocol::{ENTRIES_MAX, STATIONS_MAX};
 
-use super::port::{Endpoint, Placement};
-use super::{MOST_BYTES, MOST_QUEUES};
+use super::port::Endpoint;
+use super::{MOST_BYTES, MOST_QUEUES, Placement};
 
 /// Values that do not go together.
 #[derive(Debug, thiserror::Error)]

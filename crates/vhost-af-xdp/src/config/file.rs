@@ -1,148 +1,154 @@
-//! A configuration file as it was read: tables of keys, each value in the words of the command line, with its line.
-//!
-//! What the words mean is said in one place for file and command line (`cli/`). Two readings of a file are compared by
-//! what is written there, so that a port is left alone only if nothing that was said of it changed.
+//! Reads the configuration file of `serve --config`, and what it means ([`build`]).
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::Path;
 
-use serde::{Deserialize, Serialize};
+use model::config::{
+    ADDED, ConfigFile, Daemon, Entry, Mistake, Network, Port, Table, WrongLine, is_name, name_rule,
+};
+use serde_json::{Map, Value};
+use steward::text_file::{self, FileError, Kind};
 
-/// Where a port's table is from that no file has, as its mistakes are told.
-pub(crate) const ADDED: &str = "added by the API";
+use super::{Endpoint, NetworkConfig, PortConfig, ServeConfig, Wrong, build};
 
-/// The key of filter rules.
-pub(crate) const RULE: &str = "rule";
+/// Where a configuration comes from.
+const FILE: Kind = Kind {
+    what: "configuration",
+    reader: "daemon",
+    example: "docs/deploy/vhost-af-xdp.toml",
+    option: "--config",
+};
+/// Longest file, bytes: a thousand filter rules for each of 64 ports, as tables, and more.
+const LONGEST: u64 = 16 << 20;
 
-/// A value, as the command line would have it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Said {
-    pub(crate) value: String,
-    /// Counted from 1; 0: it is in no file.
-    pub(crate) line: usize,
+/// Reads a file.
+/// Errors: it cannot be read, others could change it, or it has other keys, or other kinds of values, than are known.
+pub(crate) fn read(path: &Path) -> anyhow::Result<ConfigFile> {
+    let path = std::path::absolute(path)?;
+    Ok(parse(&path, &text_file::read(FILE, &path, LONGEST)?)?)
 }
 
-/// A table.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Table {
-    /// Of the port; of `[daemon]` nothing.
-    pub(crate) name: String,
-    /// Where it begins; 0: in no file.
-    pub(crate) line: usize,
-    pub(crate) keys: BTreeMap<String, Said>,
+pub(crate) fn parse(path: &Path, text: &str) -> Result<ConfigFile, FileError> {
+    ConfigFile::parse(path, text).map_err(|WrongLine { line, what }| FileError::Syntax {
+        path: path.to_owned(),
+        line,
+        what,
+    })
 }
 
-impl Table {
-    /// The same, as it is in no file.
-    pub(crate) fn of_no_file(mut self) -> Self {
-        self.line = 0;
-        self.keys.values_mut().for_each(|said| said.line = 0);
-        self
-    }
+/// The configuration of a file by itself.
+/// Errors: [`FileError`], naming line and key.
+pub(crate) fn judge(file: ConfigFile) -> Result<ServeConfig, FileError> {
+    configured(file, &Daemon::default())
+}
 
-    /// The same, but for a key.
-    pub(crate) fn without(&self, key: &str) -> Self {
-        let mut table = self.clone();
-        table.keys.remove(key);
-        table
+/// The configuration of a file, with these options of the daemon before its own.
+/// Errors: [`FileError`], naming line and key.
+pub(crate) fn configured(file: ConfigFile, options: &Daemon) -> Result<ServeConfig, FileError> {
+    let mut file = file;
+    // A port that the file has now is the file's.
+    let of_file = |entry: &Entry<Port>| file.ports.iter().any(|port| port.name == entry.name);
+    let added = file.added.iter().filter(|entry| !of_file(entry)).cloned();
+    file.added = added.collect();
+    let count = file.all_ports().count();
+    let mut ports = Vec::new();
+    for entry in file.ports.iter_mut().chain(&mut file.added) {
+        let port = build_port(&file.path, entry, count)?;
+        with_numbers(entry, &port);
+        ports.push(port);
     }
+    let networks = file.networks.iter().map(|entry| build_network(&file.path, entry));
+    let networks = networks.collect::<Result<_, _>>()?;
+    let daemon = |what: &str| wrong_in(&file.path, "[daemon]", &file.daemon, what);
+    let built = build::daemon(&options.or(&file.daemon.value), ports);
+    let built = built.map_err(|error| daemon(&format!("{error:#}")))?;
+    let built = ServeConfig { networks, ..built };
+    built.check().map_err(|Wrong { port, error }| {
+        match port.and_then(|port| file.all_ports().nth(port)) {
+            Some(entry) => wrong_in(
+                &file.path,
+                &format!("port {}", entry.name),
+                entry,
+                &error.to_string(),
+            ),
+            None => daemon(&error.to_string()),
+        }
+    })?;
+    Ok(ServeConfig {
+        file: Some(file),
+        ..built
+    })
+}
 
-    /// Says filter rules; no rules are the same as nothing said.
-    pub(crate) fn say_rules(&mut self, key: &str, value: String, line: usize) {
-        if !value.is_empty() {
-            self.keys.insert(key.to_owned(), Said { value, line });
+/// The configuration of a network of a file.
+/// Errors: [`FileError`], naming line and key.
+pub(crate) fn build_network(path: &Path, entry: &Entry<Network>) -> Result<NetworkConfig, FileError> {
+    let of = format!("network {}", entry.name);
+    build::network(&entry.name, &entry.value)
+        .map_err(|error| wrong_in(path, &of, entry, &format!("{error:#}")))
+}
+
+/// The configuration of a port of a file that has so many.
+/// Errors: [`FileError`], naming line and key.
+pub(crate) fn build_port(path: &Path, entry: &Entry<Port>, ports: usize) -> Result<PortConfig, FileError> {
+    let built = build::port(&entry.value, ports).and_then(|port| check_path(&port.endpoint).map(|()| port));
+    let of = format!("port {}", entry.name);
+    let port = built.map_err(|error| wrong_in(path, &of, entry, &format!("{error:#}")))?;
+    Ok(PortConfig {
+        name: entry.name.as_str().into(),
+        ..port
+    })
+}
+
+/// A file is read again from wherever the daemon is, and its sockets are made in directories that were named.
+fn check_path(endpoint: &Endpoint) -> anyhow::Result<()> {
+    match endpoint {
+        Endpoint::Server(path) | Endpoint::Client(path) if !build::is_plain(path) => anyhow::bail!(
+            "socket-path = {:?}: give an absolute path without `..`",
+            path.display().to_string()
+        ),
+        _ => Ok(()),
+    }
+}
+
+/// Writes numbers where names of users and groups were: the sandbox has no names to look up.
+fn with_numbers(entry: &mut Entry<Port>, port: &PortConfig) {
+    use model::config::Account;
+    let socket = &mut entry.value.socket;
+    for (account, number) in [
+        (&mut socket.socket_owner, port.access.owner),
+        (&mut socket.socket_group, port.access.group),
+    ] {
+        if let (Some(account), Some(number)) = (account, number) {
+            *account = Account(number.to_string());
         }
     }
+}
 
-    /// The value of a key.
-    pub(crate) fn get(&self, key: &str) -> Option<&str> {
-        self.keys.get(key).map(|said| said.value.as_str())
-    }
-
-    /// The keys that do not say the same in both.
-    pub(crate) fn differences(&self, other: &Self) -> Vec<String> {
-        let keys: BTreeSet<&String> = self.keys.keys().chain(other.keys.keys()).collect();
-        let other_than = |key: &&String| self.get(key) != other.get(key);
-        keys.into_iter().filter(other_than).cloned().collect()
-    }
-
-    /// The first of its keys that these words name.
-    pub(crate) fn named_by(&self, words: &str) -> Option<(&String, &Said)> {
-        let is_of_none = |c: char| !(c.is_ascii_alphanumeric() || c == '-');
-        let mut keys = words.split(is_of_none).map(|word| word.trim_start_matches('-'));
-        keys.find_map(|key| self.keys.get_key_value(key))
-    }
-
-    /// The line that a mistake is in: that of the first of its keys that these words name, else the table's.
-    pub(crate) fn line_of(&self, words: &str) -> usize {
-        self.named_by(words).map_or(self.line, |(_, said)| said.line)
+/// A mistake in an entry, with the line of the key that its text names.
+fn wrong_in<T: Table>(path: &Path, of: &str, entry: &Entry<T>, what: &str) -> FileError {
+    let line = Some(entry.line_of(what)).filter(|&line| line > 0 || entry.name.is_empty());
+    FileError::Syntax {
+        path: line.map_or(Path::new(ADDED), |_| path).to_owned(),
+        line: line.filter(|&line| line > 0),
+        what: format!("{of}: {}", without_dashes(what)),
     }
 }
 
-/// All of a file.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct ConfigFile {
-    /// Absolute.
-    pub(crate) path: PathBuf,
-    /// `[daemon]`.
-    pub(crate) daemon: Table,
-    /// `[daemon] socket-directories`: where ports that come later may have their sockets, beside those of the ports
-    /// that are there.
-    pub(crate) directories: Vec<PathBuf>,
-    /// `[network.NAME]`, in the order of the file.
-    pub(crate) networks: Vec<Table>,
-    /// `[port.NAME]`, in the order of the file.
-    pub(crate) ports: Vec<Table>,
-    /// Ports of no file, which somebody added while the daemon ran.
-    pub(crate) added: Vec<Table>,
+/// Options as keys.
+fn without_dashes(text: &str) -> String {
+    let text = text.strip_prefix("--").unwrap_or(text);
+    text.replace(" --", " ").replace("'--", "'").replace("(--", "(")
 }
 
-impl ConfigFile {
-    /// All ports, first those of the file.
-    pub(crate) fn all_ports(&self) -> impl Iterator<Item = &Table> {
-        self.ports.iter().chain(&self.added)
+/// The port of that name with these keys; one that is null is not set.
+/// Errors: [`Mistake`]: a name that cannot be, a key that is unknown, a value of another kind.
+pub(crate) fn port_of(name: &str, keys: &Map<String, Value>) -> Result<Entry<Port>, Mistake> {
+    if !is_name(name) {
+        return Err(Mistake::of_no_key(format!("port {name:?}: {}", name_rule())));
     }
-
-    /// Where a port's table has what these words are about.
-    pub(crate) fn place_of(&self, port: &Table, words: &str) -> String {
-        match port.line_of(words) {
-            0 => format!("{ADDED}: port {}", port.name),
-            line => format!("{} line {line}: port {}", self.path.display(), port.name),
-        }
-    }
+    Ok(Entry::of_no_file(name, Port::read(keys.clone().into())?))
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn table(line: usize, keys: &[(&str, &str)]) -> Table {
-        let said = |(at, (key, value)): (usize, &(&str, &str))| {
-            let (value, line) = ((*value).to_owned(), line + 1 + at);
-            ((*key).to_owned(), Said { value, line })
-        };
-        Table {
-            name: "vm1".to_owned(),
-            line,
-            keys: keys.iter().enumerate().map(said).collect(),
-        }
-    }
-
-    #[test]
-    fn tables_differ_by_what_they_say_and_not_by_where() {
-        let one = table(1, &[("queues", "2"), ("null", "true")]);
-        assert!(
-            one.differences(&table(7, &[("queues", "2"), ("null", "true")]))
-                .is_empty()
-        );
-        let other = table(1, &[("queues", "1"), ("mac", "x"), ("null", "true")]);
-        assert_eq!(one.differences(&other), ["mac", "queues"]);
-    }
-
-    #[test]
-    fn mistake_is_in_the_line_of_the_key_that_it_names() {
-        let table = table(3, &[("ifname", "eth0"), ("queues", "0")]);
-        assert_eq!(table.line_of("--queues 0: a port has 1 to 128 queue pairs"), 5);
-        assert_eq!(table.line_of("no socket-path and no fd: give one"), 3);
-    }
-}
+#[path = "file_tests.rs"]
+mod tests;

@@ -4,8 +4,9 @@ use steer::{Filter, ModeRequest};
 use steward::protocol::Wanted;
 use xsk::{BindRequest, BusyPoll};
 
+use super::Segments;
 use super::hints::HintsConfig;
-use super::port::{Segments, asks_for_xdp, mode_where};
+use super::port::{asks_for_xdp, mode_where};
 
 /// Ports that reach each other by address, and what they share.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -5,17 +5,16 @@ use std::sync::Arc;
 
 use device::features::OnRequest;
 use device::offloads::Offloads;
-use steer::{Filter, ModeRequest};
+use model::config::{FileKinds, Filter, MemberOptions, Placement};
+use steer::ModeRequest;
 use steward::protocol::Wanted;
 use xsk::{BindRequest, BusyPoll};
 
-use super::guard::GuardConfig;
 use super::hints::HintsConfig;
 use crate::listener::Access;
 use crate::nic::endpoint::to_send_only;
 use crate::rates::PortRates;
-use crate::switch::filter::FilterConfig;
-use crate::switch::guard::Guard;
+use crate::switch::guard::{Guard, Lock};
 
 /// Where a port and its VMM connect.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,65 +37,12 @@ impl std::fmt::Display for Endpoint {
     }
 }
 
-/// Where frames lie while they are with the NIC.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum Placement {
-    /// In memory of the daemon; each frame is copied once
-    Copy,
-    /// In the guest's RAM, which is pinned, when they are sent; in memory of the daemon, and copied once, when received
-    SendDirect,
-    /// In the guest's RAM, which is pinned; no copy in user space
-    Direct,
-}
-
-/// How the segments of a guest's GSO packet leave.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum Segments {
-    /// With copy placement the GSO packet leaves unsegmented, by a tap, where the kernel copies frames or the NIC has TSO. Else
-    /// by reference where the NIC reads frames itself (zero-copy), and built whole where the kernel copies them
-    Auto,
-    /// Headers apart from the payload, which lies in the guest's memory (direct, send-direct) or in one copy of the GSO
-    /// packet's (copy), where socket and driver take frames in several pieces
-    ByReference,
-    /// Each in one piece in memory of ours
-    Whole,
-}
-
-impl Segments {
-    /// Whether they refer to their payload, on a socket that is zero-copy or not.
-    pub(crate) fn refer(self, zero_copy: bool) -> bool {
-        match self {
-            Self::Auto => zero_copy,
-            Self::ByReference => true,
-            Self::Whole => false,
-        }
-    }
-}
-
-impl Placement {
-    /// Guest RAM is registered with the NIC's queues.
-    pub(crate) fn has_guest_ram(self) -> bool {
-        matches!(self, Self::SendDirect | Self::Direct)
-    }
-
-    /// The offloads that it can do. Frames that lie in the guest's buffers already cannot be joined: all buffers
-    /// of a frame but the last must be filled to the end (VirtIO 1.3, 5.1.6.4.1).
-    pub(crate) fn offloads(self) -> Offloads {
-        match self {
-            Self::Copy | Self::SendDirect => Offloads::all(),
-            Self::Direct => Offloads::all().without(Offloads::coalescing()),
-        }
-    }
-}
-
-impl std::fmt::Display for Placement {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Copy => "copy",
-            Self::SendDirect => "send-direct",
-            Self::Direct => "direct",
-        })
+/// The offloads that a placement can do. Frames that lie in the guest's buffers already cannot be joined: all buffers of
+/// a frame but the last must be filled to the end (VirtIO 1.3, 5.1.6.4.1).
+pub(super) fn offloads_of(placement: Placement) -> Offloads {
+    match placement {
+        Placement::Copy | Placement::SendDirect => Offloads::all(),
+        Placement::Direct => Offloads::all().without(Offloads::coalescing()),
     }
 }
 
@@ -114,16 +60,8 @@ pub(crate) enum NicConfig {
     Network {
         name: String,
         vlans: MemberVlans,
-        /// It reaches no other port that is isolated, too.
-        isolated: bool,
-        /// It gets copies of frames that are for others.
-        promiscuous: bool,
-        /// What its guest sends to itself, or to a group, comes back to it.
-        hairpin: bool,
-        /// Its guest may send what the two ends of a link tell each other.
-        link_control: bool,
-        /// It may have further addresses, which are learned from what its guest sends.
-        learning: bool,
+        /// What it may do there.
+        options: MemberOptions,
         /// Queues of the uplink's interface that are its alone.
         own: Option<PortQueues>,
     },
@@ -179,14 +117,6 @@ impl NicConfig {
             Self::Network { own, .. } => own.as_ref(),
             Self::Cable { .. } | Self::Null { .. } => None,
         }
-    }
-
-    /// The same, where it is a network, with these for the port alone.
-    pub(crate) fn with_queues(mut self, queues: Option<PortQueues>) -> Self {
-        if let Self::Network { own, .. } = &mut self {
-            *own = queues;
-        }
-        self
     }
 
     /// The placement that a port gets which asks for one. Direct placement has the guest's receive buffers with the
@@ -304,15 +234,6 @@ impl ExternalProgram {
     }
 }
 
-/// Which files are taken as memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum FileKinds {
-    /// Of memfd, tmpfs and hugetlbfs
-    Shared,
-    /// Of any file system
-    Any,
-}
-
 /// What memory a port takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct MemoryRules {
@@ -346,7 +267,7 @@ pub(crate) struct PortConfig {
     /// What memory is taken of a VMM.
     pub(crate) memory: MemoryRules,
     /// How segments leave.
-    pub(crate) segments: Segments,
+    pub(crate) segments: super::Segments,
     /// Whether system calls poll the driver.
     pub(crate) busy_poll: Option<BusyPoll>,
     /// What the NIC is to tell of frames.
@@ -356,9 +277,9 @@ pub(crate) struct PortConfig {
     /// VLANs whose frames the guest gets; none: all.
     pub(crate) vlans: Vec<u16>,
     /// What it may send.
-    pub(crate) guard: GuardConfig,
+    pub(crate) guard: model::config::Guard,
     /// Which frames it may send and gets, by rules.
-    pub(crate) filter: FilterConfig,
+    pub(crate) filter: Filter,
     /// Offloads offered to the guest.
     pub(crate) offload: Offloads,
     /// Features offered because somebody asked for them.
@@ -389,7 +310,7 @@ impl PortConfig {
             start_queue: queues.start_queue,
             queues: self.queues.into(),
             mode: self.mode(queues),
-            filter: Filter {
+            filter: steer::Filter {
                 macs: self.mac.into_iter().collect(),
                 vlans,
             },
@@ -417,9 +338,9 @@ impl PortConfig {
 
     /// By what its guest's frames are judged, where no network does that.
     pub(crate) fn guard(&self) -> Option<Guard> {
-        let lock = self.guard.lock();
+        let lock = Lock::of(&self.guard);
         let mac = self.mac.filter(|_| self.nic.network().is_none());
-        mac.filter(|_| self.guard.source || lock.is_some())
+        mac.filter(|_| self.guard.guard || lock.is_some())
             .map(|mac| Guard {
                 mac,
                 vlans: self.vlans.clone(),
@@ -429,7 +350,7 @@ impl PortConfig {
 
     /// Offloads that are possible and not offered, by name.
     pub(crate) fn offloads_off(&self) -> Vec<&'static str> {
-        self.placement.offloads().without(self.offload).names()
+        offloads_of(self.placement).without(self.offload).names()
     }
 
     /// Whether its queues can have their memory in one UMEM with those of other ports; all others have their own.

@@ -1,11 +1,12 @@
 //! Which frames a port's guest may send and gets, as it was asked for: what `status`, `port list` and `serve --check`
 //! tell of that.
 
+use model::config::MemberOptions;
 use serde::{Deserialize, Serialize};
 use steer::ranges_text;
 
 use super::port::{MemberVlans, NicConfig, PortConfig};
-use crate::switch::filter::{Action, Direction, FilterConfig};
+use crate::switch::filter::{Action, Direction, Filter};
 
 /// IP addresses that are named where there is little room.
 const FEW: usize = 2;
@@ -18,16 +19,9 @@ pub(crate) struct PortRules {
     pub(crate) vlan: Option<u16>,
     /// Those of a port of a network whose tags the guest sees, as a file has them.
     pub(crate) trunk: Option<String>,
-    /// It reaches no other port of the network that is isolated, too.
-    pub(crate) isolated: bool,
-    /// It gets copies of frames that are for others.
-    pub(crate) promiscuous: bool,
-    /// What its guest sends to itself, or to a group, comes back to it.
-    pub(crate) hairpin: bool,
-    /// Its guest may send what the two ends of a link tell each other.
-    pub(crate) link_control: bool,
-    /// It may have further addresses, which are learned from what its guest sends.
-    pub(crate) learning: bool,
+    /// What it may do in its network.
+    #[serde(flatten)]
+    pub(crate) options: MemberOptions,
     /// The guest sends from its own address and VLANs only.
     pub(crate) guard: bool,
     /// And from these IP addresses and networks only; empty: from any.
@@ -53,14 +47,14 @@ pub(crate) struct FilterSummary {
 }
 
 impl FilterSummary {
-    fn of(filter: &FilterConfig) -> Option<Self> {
+    fn of(filter: &Filter) -> Option<Self> {
         let default = |direction| filter.default_for(direction).name().to_owned();
         let of = [Direction::FromGuest, Direction::ToGuest];
         let denies = of
             .iter()
             .any(|&direction| filter.default_for(direction) == Action::Deny);
-        (denies || !filter.rules.is_empty()).then(|| Self {
-            rules: filter.rules.len(),
+        (denies || !filter.rule.is_empty()).then(|| Self {
+            rules: filter.rule.len(),
             from_guest_default: default(Direction::FromGuest),
             to_guest_default: default(Direction::ToGuest),
         })
@@ -81,32 +75,26 @@ impl PortRules {
     pub(crate) fn of(port: &PortConfig) -> Self {
         let guard = &port.guard;
         let mut rules = Self {
-            guard: guard.source || !guard.ips.is_empty(),
-            ips: guard.ips.iter().map(ToString::to_string).collect(),
+            guard: guard.guard || guard.ips.is_some(),
+            ips: guard
+                .ips
+                .iter()
+                .flat_map(|ips| &ips.0)
+                .map(ToString::to_string)
+                .collect(),
             router: guard.router,
             dhcp_server: guard.dhcp_server,
             filter: FilterSummary::of(&port.filter),
             ..Self::default()
         };
-        if let NicConfig::Network {
-            vlans,
-            isolated,
-            promiscuous,
-            hairpin,
-            link_control,
-            learning,
-            ..
-        } = &port.nic
-        {
+        if let NicConfig::Network { vlans, options, .. } = &port.nic {
             match vlans {
                 MemberVlans::Untagged => {}
                 MemberVlans::Access(vlan) => rules.vlan = Some(*vlan),
                 MemberVlans::Trunk(vlans) => rules.trunk = Some(ranges_text(vlans.iter().copied())),
             }
-            (rules.isolated, rules.promiscuous) = (*isolated, *promiscuous);
-            (rules.hairpin, rules.learning) = (*hairpin, *learning);
-            rules.link_control = *link_control;
-            rules.guard = !learning;
+            rules.options = *options;
+            rules.guard = !options.learning;
         }
         rules
     }
@@ -120,22 +108,9 @@ impl PortRules {
         }
     }
 
-    /// What it is beside that.
-    pub(crate) fn options(&self) -> Vec<&'static str> {
-        let options = [
-            (self.isolated, "isolated"),
-            (self.promiscuous, "promiscuous"),
-            (self.hairpin, "hairpin"),
-            (self.link_control, "link-control"),
-            (self.learning, "learning"),
-        ];
-        let said = options.into_iter().filter(|(is_said, _)| *is_said);
-        said.map(|(_, option)| option).collect()
-    }
-
     /// From where its guest sends.
     pub(crate) fn sends_from(&self) -> String {
-        let mut words = match (self.guard, self.learning) {
+        let mut words = match (self.guard, self.options.learning) {
             (true, _) => "its mac only".to_owned(),
             (false, true) => "its mac, and further ones that are learned".to_owned(),
             (false, false) => return "any address".to_owned(),
@@ -155,7 +130,7 @@ impl PortRules {
     /// All that is not as it is where nothing is said, in a line; `None`: nothing. `in_network`: of a port of one,
     /// which is always guarded.
     pub(crate) fn line(&self, in_network: bool) -> Option<String> {
-        let options = self.options().into_iter().map(str::to_owned);
+        let options = self.options.names();
         let mut words: Vec<String> = self.vlans().into_iter().chain(options).collect();
         if self.guard != in_network || !self.ips.is_empty() {
             words.push(format!("sends from {}", self.sends_from()));
@@ -166,7 +141,7 @@ impl PortRules {
 
     /// The same but for VLANs by the names of keys, where there is little room.
     pub(crate) fn short(&self, in_network: bool) -> String {
-        let mut words: Vec<String> = self.options().into_iter().map(str::to_owned).collect();
+        let mut words: Vec<String> = self.options.names();
         if !self.ips.is_empty() {
             let mut ips = self.ips.iter().take(FEW).cloned().collect::<Vec<_>>().join(" ");
             if let Some(more @ 1..) = self.ips.len().checked_sub(FEW) {
@@ -195,9 +170,11 @@ mod tests {
     fn trunk() -> PortRules {
         PortRules {
             trunk: Some("100,200-203".to_owned()),
-            isolated: true,
-            hairpin: true,
-            link_control: false,
+            options: MemberOptions {
+                isolated: true,
+                hairpin: true,
+                ..MemberOptions::default()
+            },
             guard: true,
             ips: ["192.0.2.10", "192.0.2.11", "2001:db8::/64"]
                 .map(str::to_owned)
@@ -232,7 +209,10 @@ mod tests {
             )
         );
         let learns = PortRules {
-            learning: true,
+            options: MemberOptions {
+                learning: true,
+                ..MemberOptions::default()
+            },
             ..PortRules::default()
         };
         assert_eq!(

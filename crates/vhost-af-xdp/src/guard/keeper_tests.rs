@@ -7,6 +7,7 @@ use steward::client::{Lease, LeaseError, Waiting};
 use steward::protocol::{Reason, Wanted};
 
 use super::*;
+use crate::config::file;
 
 #[test]
 fn leases_are_read_as_they_are_written() {
@@ -67,8 +68,7 @@ fn queues_are_leased_by_the_file_that_was_adopted_last() {
     let config = |text: &str| {
         let path = directory.join("c.toml");
         fs::write(&path, text).expect("written");
-        let Judge { read, judge } = crate::cli::file::JUDGE;
-        judge(read(&path).expect("a file")).expect("a configuration")
+        file::judge(file::read(&path).expect("a file")).expect("a configuration")
     };
     assert_eq!(refusal(&file), Reason::NotAllowed, "of no file");
     let port = "[port.a]\nsocket-path = \"/x\"\nifname = \"no-such-nic\"\n";

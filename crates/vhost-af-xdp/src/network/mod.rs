@@ -41,6 +41,7 @@ use crate::nic::interfaces::Interfaces;
 use crate::nic::lane_facts::LaneFacts;
 use crate::nic::wakers::Wakers;
 use crate::switch::ethernet::Mac;
+use crate::switch::guard::Lock;
 use crate::switch::learned::Learned;
 use crate::switch::role::Role;
 use crate::switch::table::{PortNote, PortNumber, Station, Table, TablePort};
@@ -321,7 +322,7 @@ impl Network {
             // What was learned of it stays.
             port.learned.clone_from(&before.learned);
             port.flows.clone_from(&before.flows);
-            let noted = |port: &TablePort| (port.mac, port.isolated);
+            let noted = |port: &TablePort| (port.mac, port.options.isolated);
             if noted(before) == noted(&port) && before.vlans == port.vlans {
                 // The uplink need not be told.
                 port.life = before.life;
@@ -442,17 +443,7 @@ fn configured(state: &State) -> Table {
 
 /// A port as the table has it.
 fn table_port(port: &PortConfig, mac: Mac, news: &Arc<OwnedFd>) -> TablePort {
-    let lock = port.guard.lock().map(Arc::new);
-    let NicConfig::Network {
-        vlans,
-        isolated,
-        promiscuous,
-        hairpin,
-        link_control,
-        learning,
-        ..
-    } = &port.nic
-    else {
+    let NicConfig::Network { vlans, options, .. } = &port.nic else {
         return TablePort {
             mac,
             ..TablePort::default()
@@ -465,13 +456,10 @@ fn table_port(port: &PortConfig, mac: Mac, news: &Arc<OwnedFd>) -> TablePort {
             MemberVlans::Access(vlan) => Vlans::Access(*vlan),
             MemberVlans::Trunk(vlans) => Vlans::Trunk(vlans.clone()),
         },
-        isolated: *isolated,
-        promiscuous: *promiscuous,
-        hairpin: *hairpin,
-        link_control: *link_control,
+        options: *options,
         flows: (port.queues > 1).then(Arc::default),
-        learned: learning.then(|| Arc::new(Learned::new(Arc::clone(news)))),
-        lock,
+        learned: options.learning.then(|| Arc::new(Learned::new(Arc::clone(news)))),
+        lock: Lock::of(&port.guard).map(Arc::new),
         // Of who has its number.
         life: 0,
     }

@@ -10,7 +10,7 @@ use crate::nic::error::InterfaceError;
 use crate::nic::hints::Promise;
 use crate::rates::PortRates;
 use crate::switch::capture::Capture;
-use crate::switch::filter::{FilterConfig, PortFilter};
+use crate::switch::filter::{Filter, PortFilter};
 use crate::switch::guard::Guard;
 use crate::switch::rate_limit::PortLimits;
 use crate::switch::table::Station;
@@ -49,13 +49,13 @@ impl Port {
     }
 
     /// Its rules, and what they were compiled to, which counts.
-    pub(crate) fn filter_rules(&self) -> (FilterConfig, PortFilter) {
+    pub(crate) fn filter_rules(&self) -> (Filter, PortFilter) {
         self.filter.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Its guest may send and get what these rules allow from now on; it stays connected. When this returns that is so
     /// for every frame that comes. Counters begin anew, unless the rules are what they were.
-    pub(crate) fn set_filter(self: &Arc<Self>, config: &FilterConfig) {
+    pub(crate) fn set_filter(self: &Arc<Self>, config: &Filter) {
         if self.filter.lock().unwrap_or_else(PoisonError::into_inner).0 == *config {
             return;
         }
@@ -73,10 +73,7 @@ impl Port {
         self.change_filter(move |before| before.1.capture = capture);
     }
 
-    fn change_filter(
-        self: &Arc<Self>,
-        change: impl FnOnce(&mut (FilterConfig, PortFilter)) + Send + 'static,
-    ) {
+    fn change_filter(self: &Arc<Self>, change: impl FnOnce(&mut (Filter, PortFilter)) + Send + 'static) {
         let change = move |port: &Arc<Self>, state: &mut PortState| {
             let filter = {
                 let mut filter = port.filter.lock().unwrap_or_else(PoisonError::into_inner);

@@ -47,7 +47,7 @@ use crate::port::mailbox::{Mailbox, Message, Task};
 use crate::port::reasons::{Closed, Impaired};
 use crate::port::session::{FaultCell, PortContext, Session};
 use crate::port::shown::{Shown, ShownInterface, ShownSession, Window};
-use crate::switch::filter::{FilterConfig, PortFilter};
+use crate::switch::filter::{Filter, PortFilter};
 use crate::switch::guard::Guard;
 use crate::switch::rate_limit::PortLimits;
 use crate::switch::table::Station;
@@ -191,7 +191,7 @@ pub(crate) struct Port {
     /// What the guest may send, where no network says it.
     guard: Mutex<Option<Guard>>,
     /// Which frames it may send and gets: as it was said, and compiled.
-    filter: Mutex<(FilterConfig, PortFilter)>,
+    filter: Mutex<(Filter, PortFilter)>,
     /// What the NIC is to tell of its frames.
     hints: Mutex<HintsConfig>,
     /// What is said of that, and of what it gets.

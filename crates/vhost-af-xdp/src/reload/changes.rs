@@ -5,13 +5,13 @@
 //! again: the keeper judges the port as if it stood there, and what is said otherwise without a new beginning disturbs
 //! nobody. If a port cannot begin, all is put back to what it was before.
 
+use model::config::{ADDED, ConfigFile, Entry, Mistake, Port, Table};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use steer::with_sources;
 
 use super::{Outcome, Reader, tell};
-use crate::config::file::{ADDED, ConfigFile, RULE, Table};
-use crate::config::live;
+use crate::config::file::port_of;
 use crate::guard::keeper::RequestError;
 
 /// What somebody wants.
@@ -100,8 +100,14 @@ pub(crate) enum Refused {
     Ending,
 }
 
-/// Makes a table of keys that were said of a port of that name.
-pub(crate) type ReadKeys = fn(&str, &Map<String, Value>) -> Result<Table, Refused>;
+impl From<Mistake> for Refused {
+    fn from(mistake: Mistake) -> Self {
+        Self::Mistake {
+            key: mistake.key,
+            what: mistake.what,
+        }
+    }
+}
 
 impl Change {
     fn port(&self) -> &str {
@@ -124,7 +130,7 @@ impl Reader {
             };
         }
         let name = change.port();
-        let named = |table: &&Table| table.name == name;
+        let named = |table: &&Entry<Port>| table.name == name;
         if self.file.ports.iter().any(|table| table.name == name) {
             return Err(Refused::OfFile {
                 port: name.to_owned(),
@@ -158,7 +164,12 @@ impl Reader {
 
     /// What a change comes to.
     /// Errors: the port would have to begin anew, and it was not said that it may.
-    fn what(&self, change: &Change, before: Option<&Table>, after: Option<&Table>) -> Result<Done, Refused> {
+    fn what(
+        &self,
+        change: &Change,
+        before: Option<&Entry<Port>>,
+        after: Option<&Entry<Port>>,
+    ) -> Result<Done, Refused> {
         let (before, after) = match (before, after) {
             (None, _) => return Ok(Done::Added),
             (Some(_), None) => return Ok(Done::Removed),
@@ -168,7 +179,11 @@ impl Reader {
             return Ok(Done::Added);
         }
         let keys = before.differences(after);
-        let begins = live::needing_a_beginning(before, &keys);
+        let begins: Vec<String> = keys
+            .iter()
+            .filter(|key| !before.value.is_live(key))
+            .cloned()
+            .collect();
         Ok(match change {
             _ if keys.is_empty() => Done::Nothing,
             _ if begins.is_empty() => Done::Changed,
@@ -187,26 +202,29 @@ impl Reader {
     }
 
     /// What the port is to be then; `None`: gone.
-    fn wanted(&self, change: &Change, before: Option<&Table>) -> Result<Option<Table>, Refused> {
+    fn wanted(&self, change: &Change, before: Option<&Entry<Port>>) -> Result<Option<Entry<Port>>, Refused> {
         let there = || before.ok_or_else(|| Refused::NoPort(change.port().to_owned()));
         match change {
-            Change::Put { name, keys, .. } => (self.forms.read)(name, keys).map(Some),
+            Change::Put { name, keys, .. } => Ok(Some(port_of(name, keys)?)),
             Change::Patch { name, keys, .. } => {
-                let mut table = there()?.clone();
-                let said = (self.forms.read)(name, keys)?;
-                table.keys.retain(|key, _| !keys.contains_key(key));
-                table.keys.extend(said.keys);
-                Ok(Some(table))
+                let mut all = there()?.value.keys();
+                // What is wrong with one of these is reported without the others.
+                all.extend(port_of(name, keys)?.value.keys());
+                all.retain(|key, _| {
+                    keys.get(key)
+                        .is_none_or(|value| !(value.is_null() || *value == false))
+                });
+                Ok(Some(port_of(name, &all)?))
             }
             Change::Remove { .. } | Change::Reload => there().map(|_| None),
         }
     }
 
     /// Has the keeper judge it.
-    fn propose(&self, name: &str, port: Option<&Table>) -> Result<ConfigFile, Refused> {
+    fn propose(&self, name: &str, port: Option<&Entry<Port>>) -> Result<ConfigFile, Refused> {
         let proposed = match port {
             // Rules give nobody anything that the keeper watches over, and are longer than its messages.
-            Some(port) => self.requests.put(&port.without(RULE)),
+            Some(port) => self.requests.put(&without_rules(port)),
             None => self.requests.without(name),
         };
         let proposed = proposed.map(|file| self.with_rules(file, port));
@@ -218,12 +236,12 @@ impl Reader {
 
     /// The same with the filter rules of ports that are in no file, which only this thread has; `port`: one that says them
     /// anew.
-    pub(super) fn with_rules(&self, mut file: ConfigFile, port: Option<&Table>) -> ConfigFile {
+    pub(super) fn with_rules(&self, mut file: ConfigFile, port: Option<&Entry<Port>>) -> ConfigFile {
         for table in &mut file.added {
             let anew = port.filter(|port| port.name == table.name);
             let known = anew.or_else(|| self.file.added.iter().find(|known| known.name == table.name));
-            if let Some(said) = known.and_then(|known| known.keys.get(RULE)) {
-                table.keys.insert(RULE.to_owned(), said.clone());
+            if let Some(known) = known {
+                table.value.filter.rule.clone_from(&known.value.filter.rule);
             }
         }
         file
@@ -241,7 +259,7 @@ impl Reader {
     }
 
     /// What went wrong with that, too.
-    fn put_back(&mut self, name: &str, before: Option<&Table>) -> Vec<String> {
+    fn put_back(&mut self, name: &str, before: Option<&Entry<Port>>) -> Vec<String> {
         let proposed = self.propose(name, before);
         match proposed.and_then(|file| self.settle(file, name)) {
             Ok(outcome) => outcome.failed,
@@ -251,7 +269,7 @@ impl Reader {
 }
 
 /// A mistake in the words of who reads a file.
-fn mistake(port: Option<&Table>, words: &str) -> Refused {
+fn mistake(port: Option<&Entry<Port>>, words: &str) -> Refused {
     let what = words
         .strip_prefix(ADDED)
         .and_then(|words| words.strip_prefix(": "));
@@ -260,7 +278,14 @@ fn mistake(port: Option<&Table>, words: &str) -> Refused {
     let said = port.and_then(|port| what.strip_prefix(&format!("port {}: ", port.name)));
     let key = port.and_then(|port| port.named_by(said.unwrap_or(what)));
     Refused::Mistake {
-        key: key.map(|(key, _)| key.clone()),
+        key,
         what: what.to_owned(),
     }
+}
+
+/// The same without its filter rules.
+fn without_rules(port: &Entry<Port>) -> Entry<Port> {
+    let mut port = port.clone();
+    port.value.filter.rule.clear();
+    port
 }

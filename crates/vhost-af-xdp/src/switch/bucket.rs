@@ -143,7 +143,9 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::rates::{HIGHEST, LONGEST_BURST_SECONDS};
+    use crate::rates::LONGEST_BURST_SECONDS;
+
+    const HIGHEST: u64 = 1_000_000_000_000;
 
     const SECOND: Ticks = Ticks(1_000_000_000 * TICKS_A_NS);
 

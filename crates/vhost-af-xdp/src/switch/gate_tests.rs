@@ -5,7 +5,7 @@ use std::sync::Arc;
 use virtqueue::driver::{Buffer, QueueDriver};
 use virtqueue::{GuestAddr, Journal, QueueFeatures};
 
-use super::filter::{FilterConfig, PortFilter, Rule};
+use super::filter::{Filter, PortFilter, Rule};
 use super::guests::GuestLane;
 use super::joined::CopyLane;
 use super::lane::{Lane, Near};
@@ -78,12 +78,12 @@ fn udp(flow: u32, port: u16) -> Vec<u8> {
 }
 
 fn rules(lines: &[&str]) -> PortFilter {
-    PortFilter::new(&FilterConfig {
-        rules: lines
+    PortFilter::new(&Filter {
+        rule: lines
             .iter()
-            .map(|words| Rule::of_words(words).expect(words))
+            .map(|words| words.parse::<Rule>().expect(words))
             .collect(),
-        ..FilterConfig::default()
+        ..Filter::default()
     })
 }
 

@@ -65,7 +65,7 @@ impl Members {
         }
         if self.guests[at].is_empty() {
             self.present.push(port);
-            if self.table.port(port).is_some_and(|port| port.promiscuous) {
+            if self.table.port(port).is_some_and(|port| port.options.promiscuous) {
                 self.promiscuous.push(port);
             }
         }
@@ -128,7 +128,11 @@ impl Members {
     /// Another worker is reached by a link, and with it these ports.
     pub(super) fn add_link(&mut self, link: Guest, ports: impl Iterator<Item = PortNumber>) {
         let ports: Vec<_> = ports.filter(|&port| self.lanes(port).is_empty()).collect();
-        let listens = |port: &PortNumber| self.table.port(*port).is_some_and(|port| port.promiscuous);
+        let listens = |port: &PortNumber| {
+            self.table
+                .port(*port)
+                .is_some_and(|port| port.options.promiscuous)
+        };
         let is_heard = ports.iter().any(listens);
         let number = self.table.end() + self.links.len();
         let Ok(number) = u16::try_from(number).map(PortNumber) else {
@@ -233,10 +237,11 @@ impl Members {
         from: Option<PortNumber>,
     ) -> impl Iterator<Item = (PortNumber, Guest)> + Clone {
         let sender = from.and_then(|from| self.table.port(from));
-        let is_isolated = sender.is_some_and(|sender| sender.isolated);
+        let is_isolated = sender.is_some_and(|sender| sender.options.isolated);
         self.first_lanes(ports).filter(move |&(port, _)| {
             let known = self.port(port);
-            let takes = known.is_some_and(|port| port.vlans.carries(vlan) && !(is_isolated && port.isolated));
+            let takes =
+                known.is_some_and(|port| port.vlans.carries(vlan) && !(is_isolated && port.options.isolated));
             takes && from != Some(port)
         })
     }

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::*;
+use model::config::MemberOptions;
 
 /// A frame to a port with the tag of a VLAN, cut off after so many bytes.
 fn cut_off(to: Mac, vlan: u16, len: usize) -> Vec<u8> {
@@ -73,7 +74,10 @@ fn guest_that_may_tells_the_other_end_of_its_link_all_but_to_be_quiet() {
     let port = |at: u8, vlans| TablePort {
         mac: mac(at),
         vlans,
-        link_control: at < 2,
+        options: MemberOptions {
+            link_control: at < 2,
+            ..MemberOptions::default()
+        },
         ..TablePort::default()
     };
     let known = vec![

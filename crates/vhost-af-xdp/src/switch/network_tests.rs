@@ -18,6 +18,7 @@ mod tunnels;
 
 use std::sync::{Arc, Mutex};
 
+use model::config::MemberOptions;
 use rustix::event::{EventfdFlags, eventfd};
 use virtqueue::driver::{Buffer, QueueDriver};
 use virtqueue::{GuestAddr, Journal, QueueFeatures};
@@ -576,7 +577,10 @@ fn uplink_has_tags_and_ports_have_those_that_they_are_for() {
 fn isolated_ports_do_not_reach_each_other() {
     let port = |at: u8| TablePort {
         mac: mac(at),
-        isolated: at < 2,
+        options: MemberOptions {
+            isolated: at < 2,
+            ..MemberOptions::default()
+        },
         ..TablePort::default()
     };
     let mut world = World::of(vec![port(0), port(1), port(2)]);

@@ -11,13 +11,14 @@ use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
+use model::config::MemberOptions;
 use virtqueue::driver::{Buffer, QueueDriver};
 use virtqueue::{Journal, QueueFeatures};
 use xsk::Umem;
 
 use super::arrivals::Arrivals;
 use super::bytes::GuestRam as Ram;
-use super::filter::{Action, FilterConfig, LaneFilter, PortFilter, Rule};
+use super::filter::{Action, Filter, LaneFilter, PortFilter, Rule};
 use super::guests::GuestLane;
 use super::joined::CopyLane;
 use super::lane::{Lane, Near, Network, Peer, SlotAt};
@@ -365,10 +366,10 @@ impl Network for Alone {
 
 /// Rules for what a guest sends and gets; all frames pass.
 fn filter() -> Option<Box<LaneFilter>> {
-    let rule = |direction: &str| Rule::of_words(&format!("direction={direction} action=allow ethertype=llc"));
+    let rule = |direction: &str| format!("direction={direction} action=allow ethertype=llc").parse::<Rule>();
     let rules = ["from-guest", "to-guest"].map(|direction| rule(direction).expect("a rule"));
-    PortFilter::new(&FilterConfig {
-        rules: rules.to_vec(),
+    PortFilter::new(&Filter {
+        rule: rules.to_vec(),
         from_guest_default: Some(Action::Allow),
         to_guest_default: Some(Action::Allow),
     })
@@ -381,7 +382,10 @@ fn frames_that_come_back_allocate_nothing() {
         let (mut guest, pair) = Guest::new(&asking(), offloads, 0);
         // All addresses of its frames are 0.
         let port = TablePort {
-            hairpin: true,
+            options: MemberOptions {
+                hairpin: true,
+                ..MemberOptions::default()
+            },
             ..TablePort::default()
         };
         let table = Table::new(vec![Some(port)]);

@@ -8,6 +8,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 use std::time::Instant;
 
+use model::config::MemberOptions;
 use steward::protocol::ANY_VLAN;
 
 use super::ethernet::Mac;
@@ -43,14 +44,8 @@ pub(crate) struct TablePort {
     /// Tells it, with the addresses that it has now, from others that had its number, and from itself with others.
     pub(crate) life: u16,
     pub(crate) vlans: Vlans,
-    /// Neither gets frames of a port that is isolated, too, nor sends it any.
-    pub(crate) isolated: bool,
-    /// It gets copies of frames that are for others.
-    pub(crate) promiscuous: bool,
-    /// What its guest sends to an address of the port, or to a group, comes back to it.
-    pub(crate) hairpin: bool,
-    /// Its guest may send what the two ends of a link tell each other, but for MAC control.
-    pub(crate) link_control: bool,
+    /// What it may do in the network.
+    pub(crate) options: MemberOptions,
     /// Addresses that it has beside its own, if it may have any.
     pub(crate) learned: Option<Arc<Learned>>,
     /// Its guest's IP addresses; `None`: any.
@@ -212,7 +207,7 @@ impl Table {
     #[inline]
     pub(crate) fn find_for(&self, from: &TablePort, to: Station) -> Destination {
         match self.find(to) {
-            Destination::Port(port) if from.isolated && self.is_isolated_from(from, port) => {
+            Destination::Port(port) if from.options.isolated && self.is_isolated_from(from, port) => {
                 Destination::Nobody
             }
             found => found,
@@ -222,7 +217,7 @@ impl Table {
     /// Whether that port is another isolated one; `from` is one of this table.
     fn is_isolated_from(&self, from: &TablePort, port: PortNumber) -> bool {
         let port = self.port(port).filter(|port| !std::ptr::eq(*port, from));
-        port.is_some_and(|port| port.isolated)
+        port.is_some_and(|port| port.options.isolated)
     }
 
     /// Where a frame to a station goes.

@@ -31,8 +31,8 @@ use crate::nic::queue::{MOST_PIECES, Sends};
 use crate::rates::{Beyond, PortRates, Rate, Rates, Unit};
 use crate::switch::bytes::GuestRam;
 use crate::switch::cycles;
-use crate::switch::filter::{Action, FilterConfig, PortFilter, Rule};
-use crate::switch::guard::{Addresses, Guard, IpPrefix, Lock};
+use crate::switch::filter::{Action, Filter, PortFilter, Rule};
+use crate::switch::guard::{Addresses, Guard, Lock};
 use crate::switch::joined::CopyLane;
 use crate::switch::lane::{Lane, LaneId};
 use crate::switch::limits::BATCH;
@@ -454,7 +454,7 @@ fn coupled(memory: &Memory, path: Path) -> (Coupled<NullNic>, DirectMemory) {
 
 /// The address from which a guest sends.
 fn lock(number: u8) -> Lock {
-    let own = IpPrefix::of_any(&format!("198.18.0.{}", 1 + number)).expect("an address");
+    let own = format!("198.18.0.{}", 1 + number).parse().expect("an address");
     Lock {
         addresses: Addresses::new(&[own]),
         ..Lock::default()
@@ -474,7 +474,7 @@ fn limits() -> PortLimits {
     })
 }
 
-fn filter(rules: u32) -> FilterConfig {
+fn filter(rules: u32) -> Filter {
     let of = |direction: &str| {
         let others = (1..rules).map(move |port| format!("action=deny protocol=tcp destination-ports={port}"));
         let last = (rules > 0).then(|| "action=allow protocol=udp destination-ports=9".to_owned());
@@ -482,12 +482,12 @@ fn filter(rules: u32) -> FilterConfig {
             .chain(last)
             .map(|words| format!("direction={direction} {words}"));
         rules
-            .map(|words| Rule::of_words(&words).expect("a rule"))
+            .map(|words| words.parse::<Rule>().expect("a rule"))
             .collect::<Vec<_>>()
     };
     let default = (rules == 0).then_some(Action::Allow);
-    FilterConfig {
-        rules: [of("from-guest"), of("to-guest")].concat(),
+    Filter {
+        rule: [of("from-guest"), of("to-guest")].concat(),
         from_guest_default: default,
         to_guest_default: default,
     }

@@ -30,6 +30,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use model::config::{ConfigFile, Entry, Port};
 use rustix::fs::{CWD, MemfdFlags, Mode, OFlags, memfd_create, openat};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
@@ -40,7 +41,6 @@ use serde::{Deserialize, Serialize};
 use steward::text_file::FileError;
 
 use super::files::Files;
-use crate::config::file::{ConfigFile, Table};
 use crate::config::{Endpoint, PortConfig, ServeConfig, UplinkConfig};
 use crate::listener::{Access, listen_at};
 
@@ -73,7 +73,7 @@ enum Request {
     Read,
     /// A port beside those of the file, which is not read again; in the place of one of this name that is there.
     /// Nothing is allowed by it yet.
-    Put(Table),
+    Put(Entry<Port>),
     /// The port of that name, which is beside those of the file, is not wanted any more.
     Without(String),
     /// What was read or put together last is what counts.
@@ -119,7 +119,7 @@ impl Requests {
     }
 
     /// What counts, with this port beside those of the file, checked.
-    pub(crate) fn put(&self, port: &Table) -> Result<ConfigFile, RequestError> {
+    pub(crate) fn put(&self, port: &Entry<Port>) -> Result<ConfigFile, RequestError> {
         self.ask_for_file(&Request::Put(port.clone()))
     }
 
@@ -368,7 +368,7 @@ impl Desk {
             }
             Request::Put(port) => {
                 // Whatever line it says that it is in.
-                let port = port.of_no_file();
+                let port = Entry::of_no_file(&port.name, port.value);
                 let mut file = self.with_others(books)?;
                 match file.added.iter().position(|other| other.name == port.name) {
                     Some(at) => file.added[at] = port,

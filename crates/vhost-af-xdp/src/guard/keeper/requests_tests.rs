@@ -1,13 +1,11 @@
 //! Tests of what a daemon that was taken over gets by its requests; in one process.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::thread::JoinHandle;
 
 use super::*;
-use crate::config::file::Said;
 use crate::guard::keeper::questions::VmmSockets;
 use crate::guard::keeper::{adopting, make_directory, message_pair};
 
@@ -28,7 +26,10 @@ impl Kept {
         let (files, vmm_sockets) = (Arc::new(Files::of(Vec::new())), Arc::new(VmmSockets::default()));
         let desk = Desk {
             file,
-            judge: crate::cli::file::JUDGE,
+            judge: Judge {
+                read: crate::config::file::read,
+                judge: crate::config::file::judge,
+            },
             beside: Beside::All,
             directories: Arc::new(Directories::open(std::slice::from_ref(&place))),
             adopt: adopting(None, &vmm_sockets, &files),
@@ -61,43 +62,29 @@ impl Drop for Kept {
     }
 }
 
-/// A port of the null NIC, which says of itself that it is in that line.
-fn port(name: &str, line: usize, path: &Path, further: &[(&str, &str)]) -> Table {
-    let said = |(key, value): (&str, &str)| {
-        let value = value.to_owned();
-        (key.to_owned(), Said { value, line })
-    };
-    let path = path.to_str().expect("UTF-8");
-    let keys = [("socket-path", path), ("null", "true")];
-    let keys: BTreeMap<_, _> = keys
-        .into_iter()
-        .chain(further.iter().copied())
-        .map(said)
-        .collect();
-    Table {
-        name: name.to_owned(),
-        line,
-        keys,
-    }
+/// A port of the null NIC.
+fn port(name: &str, path: &Path, client: bool) -> Entry<Port> {
+    let mut port = Port::default();
+    port.socket.socket_path = Some(path.to_owned());
+    port.socket.client = client;
+    port.interface.null = true;
+    Entry::of_no_file(name, port)
 }
 
 #[test]
 fn port_beside_the_file_is_none_of_the_files_whatever_line_it_says() {
     let kept = Kept::new();
-    let client = [("client", "true")];
     for line in [0, 1, usize::MAX] {
         // By such a socket it would be told of the memory of all who listen, or connect, there.
-        let elsewhere = port("a", line, Path::new("/run/of-another.sock"), &client);
+        let mut elsewhere = port("a", Path::new("/run/of-another.sock"), true);
+        elsewhere.line = line;
         let refused = kept.requests.put(&elsewhere).expect_err("elsewhere").to_string();
         assert!(refused.contains("added by the API"), "line {line}: {refused}");
         assert!(refused.contains("may have sockets in"), "line {line}: {refused}");
-        let here = port("a", line, &kept.place.join("a.sock"), &client);
+        let mut here = port("a", &kept.place.join("a.sock"), true);
+        here.line = line;
         let judged = kept.requests.put(&here).expect("allowed");
-        let table = &judged.added[0];
-        assert!(
-            table.line == 0 && table.keys.values().all(|said| said.line == 0),
-            "{table:?}"
-        );
+        assert_eq!(judged.added[0].line_of("socket-path"), 0);
     }
 }
 
@@ -108,7 +95,7 @@ fn there_are_no_more_sockets_than_ports_that_count() {
     for number in 0..20 {
         // One port, each time at another path; nothing of it is ever removed by the daemon.
         let path = kept.place.join(format!("{number}.sock"));
-        kept.requests.put(&port("a", 0, &path, &[])).expect("allowed");
+        kept.requests.put(&port("a", &path, false)).expect("allowed");
         kept.requests.adopt().expect("judged");
         listeners.push(kept.requests.listen("a").expect("it counts"));
         assert_eq!(kept.sockets(), 1);
@@ -117,7 +104,7 @@ fn there_are_no_more_sockets_than_ports_that_count() {
     }
     // What counts stays, whatever else comes.
     let other = kept.place.join("other.sock");
-    kept.requests.put(&port("b", 0, &other, &[])).expect("allowed");
+    kept.requests.put(&port("b", &other, false)).expect("allowed");
     kept.requests.adopt().expect("judged");
     listeners.push(kept.requests.listen("b").expect("it counts"));
     assert!(kept.place.join("19.sock").exists());

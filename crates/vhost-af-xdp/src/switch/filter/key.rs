@@ -4,14 +4,11 @@
 //! packet that says it is longer than it is, or ends inside its headers, is judged by nobody, since its receiver may read
 //! something else than was read here.
 
-use crate::switch::ethernet::{self, ADDRESS_BYTES};
-use crate::switch::guard::{AUTHENTICATION, FRAGMENT_BYTES, HOST_IDENTITY, ICMP_V6, MOBILITY, SHIM, Upper};
+use model::config::{ARP, DCCP, ICMP, ICMP_V6, IPV4, IPV6, LLC, SCTP, TCP, UDP, UDP_LITE};
 
-pub(crate) const ARP: u16 = 0x0806;
-pub(crate) const IPV4: u16 = 0x0800;
-pub(crate) const IPV6: u16 = 0x86dd;
-/// What frames count as whose type is a length (IEEE 802.3 with LLC), but for those that have a type behind it.
-pub(crate) const LLC: u16 = 0;
+use crate::switch::ethernet::{self, ADDRESS_BYTES};
+use crate::switch::guard::{AUTHENTICATION, FRAGMENT_BYTES, HOST_IDENTITY, MOBILITY, SHIM, Upper};
+
 const FIRST_TYPE: u16 = 0x0600;
 /// SNAP whose protocol is an ethertype (IEEE 802; RFC 1042 for IP), and that of bridges (00-00-F8, IEEE 802.1H), which
 /// wireless stations take off alike: some receivers take such frames like others.
@@ -22,12 +19,6 @@ const SNAP_BYTES: usize = SNAP.len() + 2;
 const TAG: u16 = 0x8100;
 const TAG_BYTES: usize = 4;
 
-pub(crate) const ICMP: u8 = 1;
-pub(crate) const TCP: u8 = 6;
-pub(crate) const UDP: u8 = 17;
-pub(crate) const DCCP: u8 = 33;
-pub(crate) const SCTP: u8 = 132;
-pub(crate) const UDP_LITE: u8 = 136;
 /// Headers of IPv6 that are protocols of their own to rules: none but hosts that agreed on it go on behind them (IPsec,
 /// shim6), or nobody does (mobility, RFC 6275; host identity, RFC 7401).
 const NOT_FOLLOWED: [u8; 4] = [AUTHENTICATION, MOBILITY, HOST_IDENTITY, SHIM];

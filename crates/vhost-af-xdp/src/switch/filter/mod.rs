@@ -23,7 +23,6 @@ mod cache;
 mod dimension;
 mod judge;
 mod key;
-pub(crate) mod rule;
 mod rules;
 #[cfg(test)]
 mod tests;
@@ -34,54 +33,24 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use device::counters::PairCounters;
 use device::meter;
+pub(crate) use model::config::{Action, Direction, Filter, Rule};
 use xsk::metadata::Hints;
 
 use self::cache::FlowCache;
 pub(crate) use self::judge::Judge;
 pub(crate) use self::key::{FlowKey, Looked, is_long};
-pub(crate) use self::rule::{Action, Direction, Rule};
 pub(crate) use self::rules::{Rules, Verdict};
 use super::capture::Capture;
 use super::flow_hints::FlowHints;
 use super::guard::LOOK_BYTES;
 use super::table::Destination;
 
-/// Most rules of a port, of both directions together: what a frame of an unknown flow costs stays about a microsecond,
-/// and their memory within [`Rules`]' bound.
-pub(crate) const MOST_RULES: usize = 10_000;
-
-/// As a port has them: one list, in its order, and a default for each direction; `None`: what follows from the list.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct FilterConfig {
-    pub(crate) rules: Vec<Rule>,
-    pub(crate) from_guest_default: Option<Action>,
-    pub(crate) to_guest_default: Option<Action>,
-}
-
-impl FilterConfig {
-    /// What becomes of frames that no rule matches. What is not said is as with security groups: all pass where there
-    /// are no rules, none where there are some.
-    pub(crate) fn default_for(&self, direction: Direction) -> Action {
-        let has_rules = self.rules.iter().any(|rule| rule.direction == direction);
-        let follows = if has_rules { Action::Deny } else { Action::Allow };
-        self.said_default(direction).unwrap_or(follows)
-    }
-
-    /// What was said of that.
-    pub(crate) fn said_default(&self, direction: Direction) -> Option<Action> {
-        match direction {
-            Direction::FromGuest => self.from_guest_default,
-            Direction::ToGuest => self.to_guest_default,
-        }
-    }
-
-    /// Compiles those of a direction; `None`: all frames pass.
-    fn compile(&self, direction: Direction) -> Option<Arc<Rules>> {
-        let numbered = (0..).zip(&self.rules);
-        let its: Vec<(usize, &Rule)> = numbered.filter(|(_, rule)| rule.direction == direction).collect();
-        let default = self.default_for(direction);
-        (!its.is_empty() || default == Action::Deny).then(|| Arc::new(Rules::new(&its, default, direction)))
-    }
+/// Compiles the rules of a direction; `None`: all frames pass.
+fn compile(filter: &Filter, direction: Direction) -> Option<Arc<Rules>> {
+    let numbered = (0..).zip(&filter.rule);
+    let its: Vec<(usize, &Rule)> = numbered.filter(|(_, rule)| rule.direction == direction).collect();
+    let default = filter.default_for(direction);
+    (!its.is_empty() || default == Action::Deny).then(|| Arc::new(Rules::new(&its, default, direction)))
 }
 
 /// The rules of a port, compiled, as the lanes of its pairs have them in common.
@@ -94,10 +63,10 @@ pub(crate) struct PortFilter {
 }
 
 impl PortFilter {
-    pub(crate) fn new(config: &FilterConfig) -> Self {
+    pub(crate) fn new(filter: &Filter) -> Self {
         Self {
-            from_guest: config.compile(Direction::FromGuest),
-            to_guest: config.compile(Direction::ToGuest),
+            from_guest: compile(filter, Direction::FromGuest),
+            to_guest: compile(filter, Direction::ToGuest),
             capture: None,
         }
     }

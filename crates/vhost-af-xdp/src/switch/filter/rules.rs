@@ -7,10 +7,11 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use model::config::{Action, Direction, Intervals, MOST_RULES, NO_PORT, Rule};
+
+use super::RuleCounter;
 use super::dimension::{Dimension, words_for};
 use super::key::FlowKey;
-use super::rule::{Action, Direction, Intervals, NO_PORT, Rule};
-use super::{MOST_RULES, RuleCounter};
 
 /// Words of a set of as many rules as there can be.
 const MOST_WORDS: usize = MOST_RULES.div_ceil(64);

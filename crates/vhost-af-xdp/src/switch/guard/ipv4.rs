@@ -1,9 +1,10 @@
 //! IPv4 (RFC 791).
 
+use model::config::ICMP;
+
 use super::{Lock, Packet, Refusal, UDP, is_of_server};
 
 const HEADER_BYTES: usize = 20;
-const ICMP: u8 = 1;
 /// ICMP: redirect (RFC 792), and router advertisement (RFC 1256).
 const OF_ROUTERS: [u8; 2] = [5, 9];
 const DHCP_SERVER: u16 = 67;

@@ -1,5 +1,7 @@
 //! IPv6 (RFC 8200): the header, and the chain of those that extend it.
 
+use model::config::ICMP_V6;
+
 use super::neighbours::{self, Message, OF_THE_UNNAMED};
 use super::{Lock, Packet, Refusal, UDP, is_of_server};
 use crate::switch::ethernet::Mac;
@@ -10,7 +12,6 @@ const ROUTING: u8 = 43;
 const FRAGMENT: u8 = 44;
 pub(crate) const FRAGMENT_BYTES: usize = 8;
 pub(crate) const AUTHENTICATION: u8 = 51;
-pub(crate) const ICMP: u8 = 58;
 const DESTINATION_OPTIONS: u8 = 60;
 pub(crate) const MOBILITY: u8 = 135;
 pub(crate) const HOST_IDENTITY: u8 = 139;
@@ -43,7 +44,7 @@ pub(super) fn check(lock: &Lock, mac: Mac, packet: Packet<'_>) -> Result<usize, 
     }
     let is_unnamed = source == [0; 16];
     match upper.protocol {
-        Some(ICMP) => {
+        Some(ICMP_V6) => {
             let [kind] = *packet.bytes(upper.at)?;
             if is_unnamed && !OF_THE_UNNAMED.contains(&kind) {
                 return Err(Refusal::Source);

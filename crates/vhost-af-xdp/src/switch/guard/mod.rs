@@ -31,11 +31,10 @@ mod tests;
 
 use device::counters::{Counter, PairCounters};
 use device::pair::Sending;
+use model::config::{ARP, IPV4, IPV6, UDP};
 
-pub(crate) use self::addresses::{Addresses, IpPrefix};
-pub(crate) use self::ipv6::{
-    AUTHENTICATION, FRAGMENT_BYTES, HOST_IDENTITY, ICMP as ICMP_V6, MOBILITY, SHIM, Upper,
-};
+pub(crate) use self::addresses::Addresses;
+pub(crate) use self::ipv6::{AUTHENTICATION, FRAGMENT_BYTES, HOST_IDENTITY, MOBILITY, SHIM, Upper};
 pub(crate) use self::own::{Guard, Guarded};
 use super::ethernet::{self, ADDRESS_BYTES, Mac, TAG_BYTES, Tags};
 
@@ -43,12 +42,6 @@ use super::ethernet::{self, ADDRESS_BYTES, Mac, TAG_BYTES, Tags};
 pub(crate) const LOOK_BYTES: usize = 256;
 /// The same where only its Ethernet header says whether it may be sent.
 pub(crate) const SHORT_LOOK_BYTES: usize = 64;
-
-const ARP: u16 = 0x0806;
-const IPV4: u16 = 0x0800;
-const IPV6: u16 = 0x86dd;
-
-const UDP: u8 = 17;
 
 /// See the module's head.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -59,6 +52,18 @@ pub(crate) struct Lock {
     pub(crate) router: bool,
     /// It may give addresses to others.
     pub(crate) dhcp_server: bool,
+}
+
+impl Lock {
+    /// What the options of a port say; `None`: it checks nothing but the Ethernet header.
+    pub(crate) fn of(guard: &model::config::Guard) -> Option<Self> {
+        let ips = guard.ips.as_ref()?;
+        Some(Self {
+            addresses: Addresses::new(&ips.0),
+            router: guard.router,
+            dhcp_server: guard.dhcp_server,
+        })
+    }
 }
 
 /// Why a frame is not sent.

@@ -5,9 +5,10 @@ use std::ops::Range;
 
 use super::groups::Copies;
 use super::*;
-use crate::switch::filter::{FilterConfig, PortFilter, Rule, Rules};
+use crate::switch::filter::{Filter, PortFilter, Rule, Rules};
 use crate::switch::groups_lane::GroupsLane;
 use crate::switch::slots;
+use model::config::MemberOptions;
 
 /// A port has these rules from now on, a line each.
 fn filter(world: &mut World, port: usize, rules: &str) -> PortFilter {
@@ -18,10 +19,10 @@ fn filter(world: &mut World, port: usize, rules: &str) -> PortFilter {
 fn filter_all(world: &mut World, ports: Range<usize>, rules: &str) -> PortFilter {
     let rules = rules
         .lines()
-        .map(|words| Rule::of_words(words.trim()).expect(words));
-    let filter = PortFilter::new(&FilterConfig {
-        rules: rules.collect(),
-        ..FilterConfig::default()
+        .map(|words| words.trim().parse::<Rule>().expect(words));
+    let filter = PortFilter::new(&Filter {
+        rule: rules.collect(),
+        ..Filter::default()
     });
     for port in ports {
         let lane_filter = filter.for_a_lane(0);
@@ -246,7 +247,10 @@ fn heard() -> World {
     let port = |at: u8| TablePort {
         mac: mac(at),
         vlans: Vlans::Access(100),
-        promiscuous: at == 1,
+        options: MemberOptions {
+            promiscuous: at == 1,
+            ..MemberOptions::default()
+        },
         ..TablePort::default()
     };
     let mut world = World::of(vec![port(0), port(1)]).with_uplink(1024);

@@ -1,5 +1,6 @@
 //! Ports whose guests get back what they send to themselves.
 
+use model::config::MemberOptions;
 use offload::verify::{self, Verdict};
 
 use super::*;
@@ -14,14 +15,17 @@ const INNER: [Mac; 2] = [[2, 0, 0, 0, 5, 1], [2, 0, 0, 0, 5, 2]];
 pub(super) fn hairpin(at: u8) -> TablePort {
     TablePort {
         mac: mac(at),
-        hairpin: true,
+        options: MemberOptions {
+            hairpin: true,
+            ..MemberOptions::default()
+        },
         ..TablePort::default()
     }
 }
 
 fn plain(at: u8) -> TablePort {
     TablePort {
-        hairpin: false,
+        options: MemberOptions::default(),
         ..hairpin(at)
     }
 }
@@ -59,8 +63,10 @@ fn what_a_guest_sends_to_itself_is_lost_where_the_port_does_not_say_so() {
     for isolated in [false, true] {
         let mut world = world_of(
             TablePort {
-                hairpin: false,
-                isolated,
+                options: MemberOptions {
+                    isolated,
+                    ..MemberOptions::default()
+                },
                 ..hairpin(0)
             },
             Offloads::NONE,
@@ -79,7 +85,11 @@ fn what_a_guest_sends_to_itself_is_lost_where_the_port_does_not_say_so() {
 #[test]
 fn isolated_guest_reaches_itself() {
     let isolated = TablePort {
-        isolated: true,
+        options: MemberOptions {
+            isolated: true,
+            hairpin: true,
+            ..MemberOptions::default()
+        },
         ..hairpin(0)
     };
     let mut world = world_of(isolated, Offloads::NONE);
@@ -184,12 +194,18 @@ fn limit_of_what_a_guest_gets_holds_for_what_it_sends_to_itself() {
 fn listener_hears_once_what_comes_back_and_nothing_of_what_does_not() {
     for (is_hairpin, heard) in [(true, 2), (false, 1)] {
         let first = TablePort {
-            hairpin: is_hairpin,
-            promiscuous: true,
+            options: MemberOptions {
+                hairpin: is_hairpin,
+                promiscuous: true,
+                ..MemberOptions::default()
+            },
             ..hairpin(0)
         };
         let listener = TablePort {
-            promiscuous: true,
+            options: MemberOptions {
+                promiscuous: true,
+                ..MemberOptions::default()
+            },
             ..plain(1)
         };
         let mut world = World::of(vec![first, listener]);
@@ -298,7 +314,10 @@ fn checksum_is_left_to_a_guest_that_takes_that_and_completed_for_one_that_does_n
 fn frame_comes_back_by_the_pair_that_sent_it_or_by_the_first_if_that_receives_nothing() {
     for is_hairpin in [true, false] {
         let port = TablePort {
-            hairpin: is_hairpin,
+            options: MemberOptions {
+                hairpin: is_hairpin,
+                ..MemberOptions::default()
+            },
             flows: Some(Arc::default()),
             ..hairpin(0)
         };

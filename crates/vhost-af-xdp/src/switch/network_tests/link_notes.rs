@@ -1,5 +1,6 @@
 //! What goes with frames from one worker to another: the second one goes by it, and reads no address.
 
+use model::config::MemberOptions;
 use proptest::prelude::*;
 use steer::HintSet;
 
@@ -84,7 +85,10 @@ fn frame_for_a_port_whose_number_another_one_has_by_now_is_lost() {
 fn frame_of_a_port_that_is_another_one_by_now_goes_by_what_is_known_of_its_source() {
     let news = Arc::new(eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd"));
     let isolated = |at: u8, life| TablePort {
-        isolated: at != 3,
+        options: MemberOptions {
+            isolated: at != 3,
+            ..MemberOptions::default()
+        },
         learned: (at == 0).then(|| Arc::new(Learned::new(Arc::clone(&news)))),
         ..port(mac(at), life, Vlans::Untagged)
     };
@@ -112,7 +116,10 @@ fn frame_of_a_port_that_is_another_one_by_now_goes_by_what_is_known_of_its_sourc
 #[test]
 fn frame_of_a_port_that_is_gone_is_not_of_who_has_its_address_by_now() {
     let known = (0..4).map(|at| TablePort {
-        isolated: at % 2 == 0,
+        options: MemberOptions {
+            isolated: at % 2 == 0,
+            ..MemberOptions::default()
+        },
         ..port(mac(at), 1, Vlans::Untagged)
     });
     let mut workers = Workers::new(known.clone().collect(), false);
@@ -135,7 +142,10 @@ fn frame_of_a_port_that_is_gone_is_not_of_who_has_its_address_by_now() {
 fn frame_that_came_by_the_uplink_is_no_ports_at_either_worker() {
     let known = plain().into_iter().flatten();
     let known = known.map(|port| TablePort {
-        isolated: true,
+        options: MemberOptions {
+            isolated: true,
+            ..MemberOptions::default()
+        },
         ..port
     });
     let mut workers = Workers::new(known.collect(), true);
@@ -220,7 +230,10 @@ fn frames_of_a_flow_with_different_marks_are_not_merged() {
 fn copy_for_a_listener_of_the_other_worker_is_judged_by_the_mark() {
     let known = plain().into_iter().flatten().enumerate();
     let known = known.map(|(at, port)| TablePort {
-        promiscuous: at == 2,
+        options: MemberOptions {
+            promiscuous: at == 2,
+            ..MemberOptions::default()
+        },
         ..port
     });
     let mut workers = Workers::hinted(known.collect(), Some(HintSet::MARK));

@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 
+use model::config::MemberOptions;
 use steer::HintSet;
 
 use super::notes::promise;
@@ -213,7 +214,10 @@ fn frames_of_a_hairpin_port_come_back_once() {
     for has_uplink in [false, true] {
         let port = |at| TablePort {
             mac: mac(at),
-            hairpin: true,
+            options: MemberOptions {
+                hairpin: true,
+                ..MemberOptions::default()
+            },
             ..TablePort::default()
         };
         let mut workers = Workers::new((0..4).map(port).collect(), has_uplink);
@@ -251,7 +255,10 @@ fn vlans_and_isolation_hold_between_workers() {
     let port = |at: u8, vlans, isolated| TablePort {
         mac: mac(at),
         vlans,
-        isolated,
+        options: MemberOptions {
+            isolated,
+            ..MemberOptions::default()
+        },
         ..TablePort::default()
     };
     let access = || Vlans::Access(100);
@@ -282,7 +289,10 @@ fn isolation_holds_between_workers_for_addresses_that_were_not_learned_yet() {
     let news = Arc::new(eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd"));
     let port = |at: u8| TablePort {
         mac: mac(at),
-        isolated: at != 3,
+        options: MemberOptions {
+            isolated: at != 3,
+            ..MemberOptions::default()
+        },
         learned: (at == 0).then(|| Arc::new(Learned::new(Arc::clone(&news)))),
         ..TablePort::default()
     };
@@ -304,8 +314,11 @@ fn isolated_port_that_listens_hears_nothing_of_another_one_whose_address_was_not
     for listens in [false, true] {
         let port = |at: u8| TablePort {
             mac: mac(at),
-            isolated: at != 3,
-            promiscuous: at == 2 && listens,
+            options: MemberOptions {
+                isolated: at != 3,
+                promiscuous: at == 2 && listens,
+                ..MemberOptions::default()
+            },
             learned: (at == 0).then(|| Arc::new(Learned::new(Arc::clone(&news)))),
             ..TablePort::default()
         };
@@ -326,7 +339,10 @@ fn promiscuous_port_of_another_worker_hears_each_frame_once() {
     for listener in [1, 3] {
         let port = |at| TablePort {
             mac: mac(at),
-            promiscuous: usize::from(at) == listener,
+            options: MemberOptions {
+                promiscuous: usize::from(at) == listener,
+                ..MemberOptions::default()
+            },
             ..TablePort::default()
         };
         let mut workers = Workers::new((0..4).map(port).collect(), true);
@@ -439,7 +455,10 @@ fn frame_for_a_guest_that_is_nowhere_goes_where_the_uplink_is() {
 fn frame_for_a_guest_that_has_moved_is_heard_once() {
     let port = |at| TablePort {
         mac: mac(at),
-        promiscuous: at == 1,
+        options: MemberOptions {
+            promiscuous: at == 1,
+            ..MemberOptions::default()
+        },
         ..TablePort::default()
     };
     let mut workers = Workers::new((0..4).map(port).collect(), true);

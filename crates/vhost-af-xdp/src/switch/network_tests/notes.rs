@@ -2,6 +2,7 @@
 
 mod switched;
 
+use model::config::MemberOptions;
 use proptest::prelude::*;
 use steer::{HintSet, NOTE_BYTES, note_layout};
 use xsk::metadata::{Field, Layout};
@@ -10,7 +11,7 @@ use xsk::{RxDesc, UmemOffset, XDP_PACKET_HEADROOM};
 use super::*;
 use crate::nic::endpoint::NicQueue;
 use crate::nic::hints::Promise;
-use crate::switch::filter::{FilterConfig, PortFilter, Rule};
+use crate::switch::filter::{Filter, PortFilter, Rule};
 use crate::switch::own_queue::CopyQueue;
 use crate::switch::test_nic::frame_at;
 
@@ -248,7 +249,10 @@ fn tag_that_the_nic_took_off_is_as_if_it_were_in_the_frame() {
     ];
     for by_note in [false, true] {
         let known = (0..).zip(&vlans).map(|(at, vlans)| TablePort {
-            promiscuous: at == 3,
+            options: MemberOptions {
+                promiscuous: at == 3,
+                ..MemberOptions::default()
+            },
             ..port(mac(at), 5, vlans.clone())
         });
         let mut world = World::of(known.collect()).noted(HintSet::VLAN);
@@ -381,10 +385,10 @@ pub(super) fn udp(source: u16) -> Vec<u8> {
 
 /// Rules of the first port, a line each.
 pub(super) fn filter(world: &mut World, rules: &str) {
-    let rules = rules.lines().map(|words| Rule::of_words(words).expect(words));
-    let filter = PortFilter::new(&FilterConfig {
-        rules: rules.collect(),
-        ..FilterConfig::default()
+    let rules = rules.lines().map(|words| words.parse::<Rule>().expect(words));
+    let filter = PortFilter::new(&Filter {
+        rule: rules.collect(),
+        ..Filter::default()
     });
     slots::change(&mut world.slots, 0, &mut Vec::new(), |lane, _| {
         drop(lane.set_filter(filter.for_a_lane(0)));

@@ -2,13 +2,17 @@
 
 use super::*;
 use crate::switch::fairness_tests::gso_packet;
+use model::config::MemberOptions;
 
 /// Ports of these VLANs, with 16 receive buffers each; the last one listens.
 fn heard(vlans: &[Vlans]) -> World {
     let port = |(at, vlans_of): (usize, &Vlans)| TablePort {
         mac: mac(at as u8),
         vlans: vlans_of.clone(),
-        promiscuous: at == vlans.len() - 1,
+        options: MemberOptions {
+            promiscuous: at == vlans.len() - 1,
+            ..MemberOptions::default()
+        },
         ..TablePort::default()
     };
     let mut world = World::of(vlans.iter().enumerate().map(port).collect());
@@ -93,7 +97,10 @@ fn promiscuous_port_without_buffers_holds_nobody_up() {
 fn packet_that_a_listener_gets_cut_holds_up_copies_of_the_same_sender_only() {
     let port = |at: u8| TablePort {
         mac: mac(at),
-        promiscuous: at == 3,
+        options: MemberOptions {
+            promiscuous: at == 3,
+            ..MemberOptions::default()
+        },
         ..TablePort::default()
     };
     let sends = Offloads {

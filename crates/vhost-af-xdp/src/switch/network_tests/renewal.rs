@@ -4,6 +4,7 @@
 use std::time::{Duration, Instant};
 
 use super::*;
+use model::config::MemberOptions;
 
 const LONG: Duration = Duration::from_secs(3600);
 
@@ -24,7 +25,10 @@ impl World {
     fn renew_with(&mut self, back_in: Option<Duration>, listens: Option<u8>) {
         let ports = (0..3).map(|port| TablePort {
             mac: mac(port),
-            promiscuous: listens == Some(port),
+            options: MemberOptions {
+                promiscuous: listens == Some(port),
+                ..MemberOptions::default()
+            },
             ..TablePort::default()
         });
         let until = back_in.map(|wait| Instant::now() + wait);

@@ -23,7 +23,7 @@ impl<O: OwnQueue> PortLane<O> {
     /// Whether the guest's frames come back to it.
     pub(super) fn is_hairpin(&self) -> bool {
         let port = self.members.table.port(self.number);
-        port.is_some_and(|port| port.hairpin)
+        port.is_some_and(|port| port.options.hairpin)
     }
 
     /// Passes a run of frames to the guest that sends them.

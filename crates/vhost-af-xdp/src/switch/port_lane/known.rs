@@ -205,7 +205,7 @@ impl Known {
         let bytes = chain.head.first_chunk()?;
         let Head { to, from, tags } = ethernet::head(bytes);
         if let Some(kind) = ethernet::link_control(bytes, tags)
-            && (kind == LinkControl::Mac || !port.link_control)
+            && (kind == LinkControl::Mac || !port.options.link_control)
         {
             counters.from_guest_link_control.add(1);
             return None;

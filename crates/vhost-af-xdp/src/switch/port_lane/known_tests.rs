@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::*;
-use crate::switch::filter::{Action, FilterConfig, PortFilter, Rule};
+use crate::switch::filter::{Action, Filter, PortFilter, Rule};
 use crate::switch::learned::{Learned, Note};
 use crate::switch::table::PortNumber;
 use crate::switch::vlans::Vlans;
@@ -70,7 +70,10 @@ fn table((vlans, learns, link_control): (Vlans, bool, bool)) -> Table {
     let sender = TablePort {
         mac: FROM[0],
         vlans: vlans.clone(),
-        link_control,
+        options: model::config::MemberOptions {
+            link_control,
+            ..Default::default()
+        },
         learned: learns.then(|| Arc::new(Learned::new(Arc::new(news)))),
         ..TablePort::default()
     };
@@ -122,8 +125,8 @@ fn with_content(mut chain: Judged, passes: bool) -> Judged {
 
 fn classifier() -> Classifier {
     let rule = "direction=from-guest action=allow protocol=udp destination-ports=9";
-    let filter = PortFilter::new(&FilterConfig {
-        rules: vec![Rule::of_words(rule).expect("a rule")],
+    let filter = PortFilter::new(&Filter {
+        rule: vec![rule.parse::<Rule>().expect("a rule")],
         from_guest_default: Some(Action::Deny),
         to_guest_default: Some(Action::Allow),
     });

@@ -1,7 +1,7 @@
 //! What is read of headers: hop limits, what SNAP carries, and which headers of IPv6 are followed.
 
 use super::*;
-use crate::switch::filter::key::{ARP, LLC};
+use model::config::{ARP, LLC};
 
 #[test]
 fn what_a_router_may_have_passed_on_is_not_of_the_link() {

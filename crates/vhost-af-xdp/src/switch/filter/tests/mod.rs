@@ -24,7 +24,9 @@ fn key(packet: &Packet) -> FlowKey {
 }
 
 fn rule(words: &str) -> Rule {
-    Rule::of_words(&format!("direction=to-guest {words}")).unwrap_or_else(|error| panic!("{words}: {error}"))
+    format!("direction=to-guest {words}")
+        .parse::<Rule>()
+        .unwrap_or_else(|error| panic!("{words}: {error}"))
 }
 
 fn is_plain(packet: &Packet) -> bool {
@@ -191,7 +193,7 @@ proptest! {
     #[test]
     fn rule_is_read_as_it_is_written(rules in rules(8)) {
         for (_, rule) in rules {
-            prop_assert_eq!(Rule::of_words(&rule.to_string()), Ok(rule));
+            prop_assert_eq!(rule.to_string().parse::<Rule>(), Ok(rule));
         }
     }
 }
@@ -343,11 +345,11 @@ fn link_works_without_a_rule_and_not_against_one() {
 
 #[test]
 fn default_follows_from_the_rules_where_it_is_not_said() {
-    let mut config = FilterConfig::default();
+    let mut config = Filter::default();
     assert_eq!(config.default_for(Direction::FromGuest), Action::Allow);
     assert!(PortFilter::new(&config).for_a_lane(0).is_none());
     let words = "direction=from-guest action=allow protocol=tcp";
-    config.rules.push(Rule::of_words(words).expect(words));
+    config.rule.push(words.parse::<Rule>().expect(words));
     assert_eq!(config.default_for(Direction::FromGuest), Action::Deny);
     assert_eq!(config.default_for(Direction::ToGuest), Action::Allow);
     config.from_guest_default = Some(Action::Allow);
@@ -361,15 +363,11 @@ fn default_follows_from_the_rules_where_it_is_not_said() {
 #[test]
 fn keys_that_cannot_be_together_are_refused_with_the_remedy() {
     for (words, key, remedy) in [
-        ("action=allow", "direction", "say one of from-guest"),
-        ("direction=from-guest", "action", "say one of allow"),
-        ("direction=in action=allow", "direction", "give one of from-guest"),
-        ("direction=to-guest action=drop", "action", "give one of allow"),
-        (
-            "direction=to-guest action=deny port=1",
-            "port",
-            "it has direction",
-        ),
+        ("action=allow", "direction", "give from-guest or"),
+        ("direction=from-guest", "action", "give allow or deny"),
+        ("direction=in action=allow", "direction", "give from-guest or"),
+        ("direction=to-guest action=drop", "action", "give allow or deny"),
+        ("direction=to-guest action=deny port=1", "port", "unknown key"),
         (
             "direction=to-guest action=deny destination-ports=22",
             "destination-ports",
@@ -429,7 +427,7 @@ fn keys_that_cannot_be_together_are_refused_with_the_remedy() {
         ("direction=to-guest action=deny mark=0", "mark", "1 to"),
         ("direction=from-guest action=deny mark=1", "mark", "to-guest only"),
     ] {
-        let error = Rule::of_words(words).expect_err(words);
+        let error = words.parse::<Rule>().expect_err(words);
         assert!(
             error.starts_with(key) && error.contains(remedy),
             "{words}: {error}"

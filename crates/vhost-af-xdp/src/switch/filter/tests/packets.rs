@@ -195,11 +195,10 @@ impl Wanted {
                     .map(|mark| mark.to_string()),
             ),
         ];
-        let said: Vec<_> = pairs
+        let words = pairs
             .iter()
-            .filter_map(|(key, value)| Some((*key, value.as_deref()?)))
-            .collect();
-        Rule::of(&said).ok()
+            .filter_map(|(key, value)| Some(format!("{key}={}", value.as_deref()?)));
+        words.collect::<Vec<_>>().join(" ").parse().ok()
     }
 
     /// The slow and obvious way to say whether it is about a frame.

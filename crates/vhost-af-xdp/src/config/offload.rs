@@ -8,7 +8,7 @@ use crate::choice::Choice;
 /// are possible but these), joined by `,` or `+`. What names rest on is added; with one that is taken away goes
 /// what rests on it.
 /// Errors: one sentence, naming the word.
-pub(super) fn parse(list: &str, possible: Offloads) -> Result<Offloads, String> {
+pub(crate) fn parse(list: &str, possible: Offloads) -> Result<Offloads, String> {
     let choice = Choice::read(list, &[',', '+'], "none").map_err(|error| error.to_string())?;
     Ok(match choice {
         Choice::Only(words) => named(&words)?.closed(),

@@ -1,24 +1,19 @@
 //! Tests of configuration files.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use clap::Parser;
+use model::config::MemberOptions;
 
-use super::super::serve::OF_PORTS;
-use super::super::{Cli, Command};
 use super::*;
+use crate::cli::tests::serve as read_options;
 use crate::config::{MemberVlans, NicConfig, Placement};
 
 fn read(text: &str) -> Result<ServeConfig, FileError> {
-    configured(parse(Path::new("c.toml"), text)?, DaemonArgs::default())
+    judge(parse(Path::new("c.toml"), text)?)
 }
 
 fn serve(arguments: &[&str]) -> ServeConfig {
-    let arguments = ["vhost-af-xdp", "serve"].iter().chain(arguments);
-    match Cli::try_parse_from(arguments).expect("options").command {
-        Some(Command::Serve(args)) => args.into_config().expect("a configuration"),
-        _ => panic!("not serve"),
-    }
+    read_options(arguments).expect("a configuration")
 }
 
 #[track_caller]
@@ -113,59 +108,40 @@ fn defaults_of_a_file_are_those_of_the_options() {
 }
 
 #[test]
-fn every_option_of_a_port_and_of_the_daemon_is_a_key() {
-    use clap::CommandFactory;
-    let command = Cli::command();
-    let serve = command.find_subcommand("serve").expect("a subcommand");
-    let (ports, daemon) = (PortTableArgs::keys(), Keys::of::<DaemonArgs>());
-    // The log begins before the file is read.
-    let not_keys = [
-        "config",
-        "check",
-        "port",
-        "help",
-        "shared-umem",
-        "log-level",
-        "log-format",
-    ];
-    let options = serve.get_arguments().filter_map(clap::Arg::get_long);
-    for option in options.filter(|option| !not_keys.contains(option)) {
-        let kinds = [ports.takes(option), daemon.takes(option)];
-        assert!(
-            matches!(kinds, [Some(_), None] | [None, Some(_)]),
-            "{option}: {kinds:?}"
-        );
-        let is_of_ports = OF_PORTS.contains(&option.replace('-', "_").as_str());
-        assert_eq!(is_of_ports, kinds[0].is_some(), "{option} beside --config");
-    }
-}
-
-#[test]
 fn mistakes_are_told_with_line_key_and_remedy() {
     let port = "[port.vm1]\nsocket-path = \"/a\"\n";
     for (line, words) in [
-        ("ifname = 5", ["line 3: ifname = 5", "give text in quotes"]),
-        ("queues = \"2\"", ["line 3: queues = \"2\"", "give a number"]),
-        ("client = 1", ["line 3: client = 1", "give true or false"]),
-        ("vlan = [[1]]", ["line 3: vlan = [[1]]", "give a list"]),
+        (
+            "ifname = 5",
+            ["line 3: port vm1: ifname = 5", "give text in quotes"],
+        ),
+        (
+            "queues = \"2\"",
+            ["line 3: port vm1: queues = \"2\"", "give a number"],
+        ),
+        (
+            "client = 1",
+            ["line 3: port vm1: client = 1", "give true or false"],
+        ),
+        ("vlan = [[1]]", ["line 3: port vm1: vlan = [[1]]", "give a list"]),
         (
             "socket-mode = 0o660",
-            ["line 3: socket-mode = 0o660", "give text"],
+            ["line 3: port vm1: socket-mode = 0o660", "give text"],
         ),
         (
             "colour = \"red\"",
-            ["line 3: unknown key \"colour\"", "docs/config.md lists them"],
+            [
+                "line 3: port vm1: unknown key \"colour\"",
+                "docs/config.md lists them",
+            ],
         ),
-        ("workers = 2", ["line 3: workers belongs", "`[daemon]`"]),
+        ("workers = 2", ["line 3: port vm1: workers belongs", "`[daemon]`"]),
         (
             "network = \"lan\"",
             ["line 3: port vm1: network \"lan\"", "`[network.lan]`"],
         ),
         ("null = true\ntrunk = [7]", ["line 4: port vm1: trunk", "network"]),
-        (
-            "queues = 70000",
-            ["line 3: port vm1: queues = \"70000\"", "65535"],
-        ),
+        ("queues = 70000", ["line 3: port vm1: queues = 70000", "65535"]),
         (
             "null = true\nqueues = 0",
             ["line 4: port vm1: queues 0", "1 to 128"],
@@ -224,7 +200,7 @@ fn mistakes_are_told_with_line_key_and_remedy() {
         ),
         (
             "[daemon]\nsocket-directories = [\"run\"]\n",
-            ["line 2: socket-directories", "absolute"],
+            ["line 2: [daemon]: socket-directories", "absolute"],
         ),
         (
             "[networks.lan]\n",
@@ -240,7 +216,7 @@ fn mistakes_are_told_with_line_key_and_remedy() {
         ),
         (
             "[network.lan]\nifname = \"e\"\n",
-            ["line 2: unknown key \"ifname\"", "docs/config.md lists them"],
+            ["line 2: network lan: ifname belongs", "[port.NAME]"],
         ),
         ("port = 1\n", ["line 1: port: a port begins", "[port.NAME]"]),
         ("[[port]]\n", ["line 1: port: a port begins", "[port.NAME]"]),
@@ -294,6 +270,7 @@ fn messages_name_keys_and_no_options() {
         "/bench/",
         "/check/",
         "config/error.rs",
+        "config/build.rs",
         "sandbox/calls.rs",
         "tests.rs",
     ];
@@ -307,8 +284,8 @@ fn messages_name_keys_and_no_options() {
         !apart.iter().any(|part| path.contains(part))
     });
     assert!(files.len() > 100, "{}", files.len());
-    let (ports, networks) = (PortTableArgs::keys(), Keys::of::<NetworkArgs>());
-    let is_key = |word: &str| ports.takes(word).or_else(|| networks.takes(word)).is_some();
+    let (ports, networks) = (Port::schema(), Network::schema());
+    let is_key = |word: &str| ports.contains_key(word) || networks.contains_key(word);
     let mut wrong = Vec::new();
     for path in files {
         let text = std::fs::read_to_string(&path).expect("text");
@@ -402,11 +379,13 @@ fn ports_of_networks_say_what_goes_together() {
     let wanted = NicConfig::Network {
         name: "lan".to_owned(),
         vlans: MemberVlans::Trunk(vec![3, 4, 7]),
-        isolated: true,
-        promiscuous: false,
-        hairpin: true,
-        link_control: true,
-        learning: true,
+        options: MemberOptions {
+            isolated: true,
+            promiscuous: false,
+            hairpin: true,
+            link_control: true,
+            learning: true,
+        },
         own: None,
     };
     assert_eq!(read.ports[0].nic, wanted);
@@ -480,11 +459,8 @@ fn addresses_of_a_guest_are_read_as_they_are_written() {
             ["line 6: port a: ips", "192.0.2.0/24"],
         ),
         ("ips = []", ["line 6: port a: ips", "is not an IP address"]),
-        ("router = true", ["line 6: port a: router", "goes with ips"]),
-        (
-            "dhcp-server = true",
-            ["line 6: port a: dhcp-server", "goes with ips"],
-        ),
+        ("router = true", ["line 6: port a: router", "needs ips"]),
+        ("dhcp-server = true", ["line 6: port a: dhcp-server", "needs ips"]),
     ] {
         assert_wrong(&format!("{lan}{line}\n"), &words);
     }
@@ -497,7 +473,12 @@ fn addresses_of_a_guest_are_read_as_they_are_written() {
     }
     let text = format!("{lan}ips = [\"192.0.2.10\", \"2001:db8:1::/64\"]\nrouter = true\n");
     let guard = read(&text).expect("valid").ports[0].guard.clone();
-    let shown: Vec<_> = guard.ips.iter().map(ToString::to_string).collect();
+    let shown: Vec<_> = guard
+        .ips
+        .iter()
+        .flat_map(|ips| &ips.0)
+        .map(ToString::to_string)
+        .collect();
     assert_eq!(shown, ["192.0.2.10", "2001:db8:1::/64"]);
     assert_eq!((guard.router, guard.dhcp_server), (true, false));
 }
@@ -509,21 +490,20 @@ fn file_without_ports_is_one() {
 
 #[test]
 fn command_line_goes_before_the_files_daemon() {
-    let said = DaemonArgs::default();
     let file = parse(Path::new("c.toml"), "[daemon]\nspin-us = 7\n").expect("valid");
-    assert_eq!(configured(file, said).expect("valid").waits.spin.as_micros(), 7);
-    let options = Cli::try_parse_from(["vhost-af-xdp", "serve", "--config=/none", "--queues=2"]);
-    assert!(options.expect_err("a port's").to_string().contains("--config"));
-    let options = Cli::try_parse_from(["vhost-af-xdp", "serve", "--check", "--null", "--socket-path=/a"]);
-    let Some(Command::Serve(args)) = options.expect("options").command else {
-        panic!("not serve");
-    };
-    assert!(
-        args.into_config()
-            .expect_err("no file")
-            .to_string()
-            .contains("--config FILE")
-    );
+    assert_eq!(judge(file).expect("valid").waits.spin.as_micros(), 7);
+    for (options, words) in [
+        (["--config=/none", "--queues=2"], "--config"),
+        (
+            ["--config=/none", "--rule=action=allow direction=to-guest"],
+            "--config",
+        ),
+        (["--config=/none", "--port=socket-path=/a"], "--config"),
+        (["--check", "--socket-path=/a"], "--config FILE"),
+    ] {
+        let error = read_options(&options).expect_err(options[1]).to_string();
+        assert!(error.contains(words), "{error}");
+    }
 }
 
 #[test]
@@ -540,7 +520,7 @@ fn examples_are_understood() {
         for table in &file.ports {
             let mut table = table.clone();
             // There may be no such group here.
-            table.keys.remove("socket-group");
+            table.value.socket.socket_group = None;
             build_port(&file.path, &table, 4).expect("possible");
         }
     }

@@ -1,0 +1,111 @@
+//! Options of the daemon as a whole.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::Args;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::table::{Keys, Table, table};
+use super::values::{Account, Cpus, Words};
+
+/// Options of the daemon: those of the command line, and `[daemon]` of a file.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, JsonSchema, Args)]
+pub struct Daemon {
+    /// Threads, sockets and confinement.
+    #[serde(flatten)]
+    #[command(flatten)]
+    pub process: Process,
+    /// Where HTTP is answered.
+    #[serde(flatten)]
+    #[command(flatten)]
+    pub api: Api,
+}
+
+table!(Daemon { process, api });
+
+impl Daemon {
+    /// These options, and where they are not set those of the other.
+    #[must_use]
+    pub fn or(&self, other: &Self) -> Self {
+        let mut keys = other.keys();
+        keys.extend(self.keys());
+        // Both were read from such keys.
+        Self::read(Keys::<Value>::from(keys)).unwrap_or_default()
+    }
+}
+
+/// Threads, sockets and confinement of the daemon.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema, Args)]
+#[serde(rename_all = "kebab-case", default)]
+pub struct Process {
+    /// Worker threads [default: one for each queue pair, at most one for two CPUs, or one for each of --cpus]
+    #[arg(long, value_name = "N")]
+    pub workers: Option<usize>,
+    /// CPUs to pin workers to, for instance 2,3 or 4-7
+    #[arg(long, value_name = "LIST")]
+    pub cpus: Option<Cpus>,
+    /// How long a worker polls without work before it sleeps, at most: less while pauses are longer [default: 50]
+    #[arg(long, value_name = "MICROSECONDS")]
+    pub spin_us: Option<u64>,
+    /// How long a worker lets frames of busy guests gather before it polls again, at most, where that moves more of
+    /// them, as NICs do with their interrupts; 0: never [default: 800]
+    #[arg(long, value_name = "MICROSECONDS")]
+    pub moderation_us: Option<u64>,
+    /// Lease queues from the steward that listens there, instead of making programs and sockets: needs no privilege.
+    /// The steward's policy limits the memory that may be pinned
+    #[arg(long, value_name = "PATH")]
+    pub steward: Option<PathBuf>,
+    /// How long to wait for an answer of the steward
+    #[arg(long, value_name = "SECONDS", hide = true)]
+    pub steward_timeout: Option<u64>,
+    /// Where `status` finds this daemon; `none` for nowhere [default: PID.sock in /run/vhost-af-xdp, for other users
+    /// than root in $XDG_RUNTIME_DIR/vhost-af-xdp, /run/user/UID/vhost-af-xdp or /tmp/vhost-af-xdp-UID]
+    #[arg(long, value_name = "PATH")]
+    pub control: Option<PathBuf>,
+    /// User to become, a name, or UID or UID:GID in numbers, once sockets are bound [default: nobody, if started by
+    /// root]
+    #[arg(long, value_name = "USER")]
+    pub user: Option<Account>,
+    /// What confines this process: all, off, only some of user, mounts, network, capabilities, files, calls, or all but
+    /// some: a `-` before each [default: all]
+    #[arg(long, value_name = "LIST", allow_hyphen_values = true)]
+    pub sandbox: Option<Words>,
+    /// Directories in which ports that are added later can have their sockets, besides those of the ports that the
+    /// daemon starts with
+    #[arg(skip)]
+    pub socket_directories: Vec<PathBuf>,
+}
+
+/// Where HTTP is answered, and to whom.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema, Args)]
+#[serde(rename_all = "kebab-case", default)]
+pub struct Api {
+    /// Answer HTTP on a Unix socket there: status, ports, counters, events, metrics (docs/api.md)
+    #[arg(long, value_name = "PATH")]
+    pub api: Option<PathBuf>,
+    /// Owner of the sockets of --api and --api-read-only [default: the user that starts the daemon]
+    #[arg(long, value_name = "USER")]
+    pub api_owner: Option<Account>,
+    /// Group that may connect to the socket of --api [default: none]
+    #[arg(long, value_name = "GROUP")]
+    pub api_group: Option<Account>,
+    /// Permissions of the socket of --api, octal [default: 600, with --api-group 660]
+    #[arg(long, value_name = "MODE")]
+    pub api_mode: Option<String>,
+    /// One more such socket, where nothing can be changed: for monitoring
+    #[arg(long, value_name = "PATH")]
+    pub api_read_only: Option<PathBuf>,
+    /// Group that may connect to the socket of --api-read-only [default: none]
+    #[arg(long, value_name = "GROUP")]
+    pub api_read_only_group: Option<Account>,
+    /// Permissions of the socket of --api-read-only, octal [default: 600, with --api-read-only-group 660]
+    #[arg(long, value_name = "MODE")]
+    pub api_read_only_mode: Option<String>,
+    /// Answer /metrics, and nothing else, to everybody who can connect to this address: 127.0.0.1:9419
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    #[schemars(with = "Option<String>")]
+    pub metrics: Option<SocketAddr>,
+}

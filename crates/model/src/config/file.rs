@@ -1,0 +1,299 @@
+//! The configuration file: TOML with `[daemon]`, `[network.NAME]` and `[port.NAME]`.
+//!
+//! ```toml
+//! [daemon]
+//! workers = 2
+//!
+//! [port.vm1]
+//! socket-path = "/run/vhost-af-xdp/vm1.sock"
+//! ifname = "eth1"
+//! ```
+//!
+//! An entry keeps the line of each of its keys, so that what turns out to be wrong later is reported with its line, too.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use super::table::{Mistake, Table};
+use super::{Daemon, Network, Port};
+use crate::mistakes::{cut, line_of, quoted};
+
+/// Where an entry comes from that no file has, in error messages.
+pub const ADDED: &str = "added by the API";
+
+/// Longest name of a port or network, bytes.
+const LONGEST_NAME: usize = 32;
+
+/// A table of a file, or what is added to the file at run time.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Entry<T> {
+    /// Of the port or network; of `[daemon]` empty.
+    pub name: String,
+    /// What it says.
+    pub value: T,
+    /// The line in which it begins, counted from 1; 0: it is in no file.
+    pub line: usize,
+    /// The line of each key.
+    key_lines: BTreeMap<String, usize>,
+}
+
+impl<T: Table> Entry<T> {
+    /// One that is in no file.
+    pub fn of_no_file(name: &str, value: T) -> Self {
+        Self {
+            name: name.to_owned(),
+            value,
+            line: 0,
+            key_lines: BTreeMap::new(),
+        }
+    }
+
+    /// Names of keys whose values differ.
+    #[must_use]
+    pub fn differences(&self, other: &Self) -> Vec<String> {
+        self.value.differences(&other.value)
+    }
+
+    /// The first of its keys that this text names.
+    #[must_use]
+    pub fn named_by(&self, text: &str) -> Option<String> {
+        let keys = self.value.keys();
+        let is_of_none = |c: char| !(c.is_ascii_alphanumeric() || c == '-');
+        let mut words = text.split(is_of_none).map(|word| word.trim_start_matches('-'));
+        words.find(|word| keys.contains_key(*word)).map(str::to_owned)
+    }
+
+    /// The line of the first of its keys that this text names, else of the table.
+    #[must_use]
+    pub fn line_of(&self, text: &str) -> usize {
+        let line = self
+            .named_by(text)
+            .and_then(|key| self.key_lines.get(&key).copied());
+        line.unwrap_or(self.line)
+    }
+}
+
+/// A file, and what was added to it at run time.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct ConfigFile {
+    /// Absolute.
+    pub path: PathBuf,
+    /// `[daemon]`.
+    pub daemon: Entry<Daemon>,
+    /// `[network.NAME]`, in the order of the file.
+    pub networks: Vec<Entry<Network>>,
+    /// `[port.NAME]`, in the order of the file.
+    pub ports: Vec<Entry<Port>>,
+    /// Ports that were added at run time.
+    pub added: Vec<Entry<Port>>,
+}
+
+/// What is wrong with a file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WrongLine {
+    /// Counted from 1.
+    pub line: Option<usize>,
+    /// In one sentence.
+    pub what: String,
+}
+
+impl ConfigFile {
+    /// All ports, first those of the file.
+    pub fn all_ports(&self) -> impl Iterator<Item = &Entry<Port>> {
+        self.ports.iter().chain(&self.added)
+    }
+
+    /// Where a port has the key that this text names.
+    #[must_use]
+    pub fn place_of(&self, port: &Entry<Port>, text: &str) -> String {
+        match port.line_of(text) {
+            0 => format!("{ADDED}: port {}", port.name),
+            line => format!("{} line {line}: port {}", self.path.display(), port.name),
+        }
+    }
+
+    /// Reads the text of a file.
+    ///
+    /// # Errors
+    /// [`WrongLine`]: the text is not TOML, a key is unknown, or its value is not possible.
+    pub fn parse(path: &Path, text: &str) -> Result<Self, WrongLine> {
+        let tables = DeTable::parse(text).map_err(|error| WrongLine {
+            line: error.span().map(|place| line_of(text, place.start)),
+            what: quoted(text, error.span(), error.message()),
+        })?;
+        let mut file = Self {
+            path: path.to_owned(),
+            ..Self::default()
+        };
+        for (key, value) in tables.get_ref() {
+            let wrong = |what: String| WrongLine {
+                line: Some(line_of(text, key.span().start)),
+                what,
+            };
+            match (key.get_ref().as_ref(), value.get_ref()) {
+                ("daemon", DeValue::Table(table)) => file.daemon = entry(text, "", key.span(), table)?,
+                ("port", DeValue::Table(tables)) => file.ports = entries(text, "port", tables)?,
+                ("network", DeValue::Table(tables)) => file.networks = entries(text, "network", tables)?,
+                ("daemon", _) => {
+                    return Err(wrong(
+                        "daemon: give keys and values below a line `[daemon]`".to_owned(),
+                    ));
+                }
+                (kind @ ("port" | "network"), _) => {
+                    return Err(wrong(format!(
+                        "{kind}: a {kind} begins with a line `[{kind}.NAME]`"
+                    )));
+                }
+                (other, _) => {
+                    let tables = "[daemon], [network.NAME], [port.NAME]";
+                    return Err(wrong(format!("unknown table {other:?}: one of {tables}")));
+                }
+            }
+        }
+        Ok(file)
+    }
+}
+
+/// The entries of a kind, in the order of the file.
+fn entries<T: Table>(text: &str, kind: &str, tables: &DeTable<'_>) -> Result<Vec<Entry<T>>, WrongLine> {
+    let mut found = Vec::new();
+    for (name, value) in tables {
+        let called = name.get_ref().as_ref();
+        let wrong = |what: String| WrongLine {
+            line: Some(line_of(text, name.span().start)),
+            what,
+        };
+        let DeValue::Table(table) = value.get_ref() else {
+            return Err(wrong(format!(
+                "{kind}.{called}: a {kind} begins with a line `[{kind}.NAME]`"
+            )));
+        };
+        if !is_name(called) {
+            return Err(wrong(format!("{kind} {called:?}: {}", name_rule())));
+        }
+        found.push(
+            entry(text, called, name.span(), table).map_err(|error: WrongLine| WrongLine {
+                what: format!("{kind} {called}: {}", error.what),
+                ..error
+            })?,
+        );
+    }
+    found.sort_by_key(|entry: &Entry<T>| entry.line);
+    Ok(found)
+}
+
+fn entry<T: Table>(
+    text: &str,
+    name: &str,
+    place: Range<usize>,
+    table: &DeTable<'_>,
+) -> Result<Entry<T>, WrongLine> {
+    let keys: Map<String, Value> = table
+        .iter()
+        .map(|(key, value)| (key.get_ref().as_ref().to_owned(), json(value.get_ref())))
+        .collect();
+    let value = T::read(keys.into()).map_err(|mistake| WrongLine {
+        line: Some(line_of(
+            text,
+            place_of(table, &mistake).unwrap_or(place.clone()).start,
+        )),
+        what: as_written(text, table, mistake),
+    })?;
+    let lines = table.iter().map(|(key, _)| {
+        let line = line_of(text, key.span().start);
+        (key.get_ref().as_ref().to_owned(), line)
+    });
+    Ok(Entry {
+        name: name.to_owned(),
+        value,
+        line: line_of(text, place.start),
+        key_lines: lines.collect(),
+    })
+}
+
+/// The sentence of a mistake, with the value as the file has it, which may have another form than JSON.
+fn as_written(text: &str, table: &DeTable<'_>, mistake: Mistake) -> String {
+    let Some(key) = &mistake.key else {
+        return mistake.what;
+    };
+    let value = table
+        .iter()
+        .find(|(known, _)| known.get_ref() == key.as_str())
+        .map(|(_, value)| value);
+    let (Some(value), Some((_, reason))) = (value, mistake.what.split_once(": ")) else {
+        return mistake.what;
+    };
+    let first = text[value.span()].lines().next().unwrap_or_default();
+    match mistake.number.is_none() && mistake.what.starts_with(&format!("{key} = ")) {
+        true => format!("{key} = {}: {reason}", cut(first.trim_end())),
+        false => mistake.what,
+    }
+}
+
+/// Where a table has the value that a mistake is about.
+fn place_of(table: &DeTable<'_>, mistake: &Mistake) -> Option<Range<usize>> {
+    let (key, value) = find(table, mistake.key.as_deref()?)?;
+    let list = value.get_ref().as_array();
+    let element = list.and_then(|list| list.get(mistake.number?.checked_sub(1)?));
+    let Some(element) = element else { return Some(key) };
+    let inner = element.get_ref().as_table();
+    // What does not go together is named by the sentence itself.
+    let named = mistake.inner_key.as_deref().or_else(|| {
+        let what = mistake.what.split_once(": ")?.1;
+        Some(what.split([':', ' ']).next().unwrap_or_default())
+    });
+    let inner = inner.and_then(|keys| find(keys, named?));
+    Some(inner.map_or_else(|| element.span(), |(key, _)| key))
+}
+
+fn find<'a>(table: &'a DeTable<'_>, name: &str) -> Option<(Range<usize>, &'a Spanned<DeValue<'a>>)> {
+    let (key, value) = table.iter().find(|(key, _)| key.get_ref() == name)?;
+    Some((key.span(), value))
+}
+
+/// A value as JSON has it.
+fn json(value: &DeValue<'_>) -> Value {
+    match value {
+        DeValue::Boolean(on) => Value::Bool(*on),
+        DeValue::Integer(number) => {
+            let number = i64::from_str_radix(number.as_str(), number.radix());
+            number.map_or_else(
+                |_| Value::String("a number that is too large".to_owned()),
+                Value::from,
+            )
+        }
+        DeValue::String(text) => Value::String(text.to_string()),
+        DeValue::Float(number) => number.as_str().parse::<f64>().map_or(Value::Null, Value::from),
+        DeValue::Datetime(time) => Value::String(time.to_string()),
+        DeValue::Array(list) => list.iter().map(|value| json(value.get_ref())).collect(),
+        DeValue::Table(table) => {
+            let entries = table.iter();
+            let entries =
+                entries.map(|(key, value)| (key.get_ref().as_ref().to_owned(), json(value.get_ref())));
+            Value::Object(entries.collect())
+        }
+    }
+}
+
+/// What names are possible, in words.
+#[must_use]
+pub fn name_rule() -> String {
+    format!(
+        "a name has 1 to {LONGEST_NAME} letters, digits, `-`, `_` or `.`, and begins with a letter or a digit"
+    )
+}
+
+/// Whether a port or network can have this name.
+#[must_use]
+pub fn is_name(name: &str) -> bool {
+    let is_part = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    (1..=LONGEST_NAME).contains(&name.len())
+        && name.chars().all(is_part)
+        && name.starts_with(|c: char| c.is_ascii_alphanumeric())
+}

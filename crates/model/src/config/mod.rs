@@ -1,0 +1,45 @@
+//! Ports, networks and the daemon, as an operator configures them.
+//!
+//! A table of a file or a JSON object is read key by key into sections ([`Table`]): each section is a structure that the
+//! code which uses it gets whole. An error names the key, its value and the remedy ([`Mistake`]). Values are checked for
+//! themselves here; what must fit together is checked by the daemon when it builds what it runs.
+
+mod daemon;
+mod file;
+mod network;
+mod port;
+mod prefix;
+mod rule;
+mod table;
+mod values;
+
+pub use self::daemon::{Api, Daemon, Process};
+pub use self::file::{ADDED, ConfigFile, Entry, WrongLine, is_name, name_rule};
+pub use self::network::{Network, Uplink};
+pub use self::port::{
+    External, Filter, Guard, Interface, Limits, MemberOptions, Membership, Memory, Offers, Polling, Port,
+    Socket,
+};
+pub use self::prefix::{IpPrefix, Prefixes};
+pub use self::rule::{
+    ARP, Action, DCCP, Direction, ICMP, ICMP_V6, IPV4, IPV6, Intervals, LLC, MOST_RULES, NO_PORT, RULE_KEYS,
+    Rule, SCTP, TCP, UDP, UDP_LITE, protocol, protocol_name,
+};
+pub use self::table::{Keys, Mistake, Table, Word};
+pub use self::values::{
+    Account, Burst, Cpus, Fds, FileKinds, Mac, Mode, Placement, Rate, Segments, Size, Vlans, Words,
+};
+
+/// The table that has this key, if one has.
+fn table_with(key: &str) -> Option<&'static str> {
+    let tables = [
+        ("port.NAME", Port::schema()),
+        ("network.NAME", Network::schema()),
+        ("daemon", Daemon::schema()),
+    ];
+    let its = tables.into_iter().find(|(_, known)| known.contains_key(key));
+    its.map(|(name, _)| name)
+}
+
+#[cfg(test)]
+mod tests;

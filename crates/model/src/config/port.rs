@@ -1,0 +1,434 @@
+//! Ports: each is the network device of one guest.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::prefix::Prefixes;
+use super::rule::{Action, Direction, Rule, rules};
+use super::table::{Keys, Mistake, Table, Word, fields, table};
+use super::values::{
+    Account, Burst, Fds, FileKinds, Mac, Mode, Placement, Rate, Segments, Size, Vlans, Words,
+};
+
+/// A port: the options of `serve`, `--port`, `[port.NAME]` of a file, and the body of the API.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, JsonSchema, Args)]
+pub struct Port {
+    /// Where the VMM is.
+    #[serde(flatten)]
+    #[command(flatten)]
+    pub socket: Socket,
+    /// Where frames go to and come from.
+    #[serde(flatten)]
+    #[command(flatten)]
+    pub interface: Interface,
+    /// Busy polling.
+    #[serde(flatten)]
+    #[command(flatten)]
+    pub polling: Polling,
+    /// Another program's XDP program, map and sockets.
+    #[serde(flatten)]
+    #[command(flatten)]
+    pub external: External,
+    /// Where frames lie.
+    #[serde(flatten)]
+    #[command(flatten)]
+    pub memory: Memory,
+    /// The network that the port belongs to.
+    #[serde(flatten)]
+    #[command(flatten)]
+    pub member: Membership,
+    /// What it may do there.
+    #[serde(flatten)]
+    #[command(flatten)]
+    pub options: MemberOptions,
+    /// What the guest may send.
+    #[serde(flatten)]
+    #[command(flatten)]
+    pub guard: Guard,
+    /// What the guest is offered.
+    #[serde(flatten)]
+    #[command(flatten)]
+    pub offers: Offers,
+    /// How much it may send and receive.
+    #[serde(flatten)]
+    #[command(flatten)]
+    pub limits: Limits,
+    /// Filter rules.
+    #[serde(flatten)]
+    #[command(flatten)]
+    pub filter: Filter,
+}
+
+table! {
+    Port { socket, interface, polling, external, memory, member, options, guard, offers, limits, filter }
+
+    fn keeps(&self, key: &str) -> bool {
+        // The VLANs of a port with queues of its own are those of its lease; learned addresses are of the VLANs of before.
+        let keeps_vlans = self.options.learning || self.interface.ifname.is_some() || self.member.network.is_none();
+        keeps_vlans && ["vlan", "trunk"].contains(&key)
+    }
+}
+
+impl Port {
+    /// Names of the groups of options, for options that exclude them all.
+    pub const GROUPS: [&'static str; 11] = [
+        "Socket",
+        "Interface",
+        "Polling",
+        "External",
+        "Memory",
+        "Membership",
+        "MemberOptions",
+        "Guard",
+        "Offers",
+        "Limits",
+        "Filter",
+    ];
+
+    /// A port that has the keys of these words, and all others from this one, except its socket.
+    ///
+    /// # Errors
+    /// A word is no key, or its value is not possible.
+    pub fn with_words<'a>(&self, words: impl IntoIterator<Item = &'a str>) -> Result<Self, Mistake> {
+        let words = Keys::<Word>::of_words(words)?;
+        let given: Vec<String> = words.names().map(str::to_owned).collect();
+        let has = |key: &str| given.iter().any(|given| given == key);
+        let mut keys = self.keys();
+        keys.retain(|key, _| !(has(key) || ["socket-path", "fd"].contains(&key.as_str())));
+        if has("ifname") || has("cable") {
+            keys.retain(|key, _| !["ifname", "cable"].contains(&key.as_str()));
+        }
+        keys.extend(Self::read_words(words)?.keys());
+        if keys.contains_key("fd") || keys.contains_key("client") {
+            // The daemon does not make that socket: options for the sockets of other ports are not meant.
+            keys.retain(|key, _| {
+                has(key) || !["socket-owner", "socket-group", "socket-mode"].contains(&key.as_str())
+            });
+        }
+        Self::read(keys.into())
+    }
+}
+
+/// The vhost-user socket of a port.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema, Args)]
+#[serde(rename_all = "kebab-case", default)]
+pub struct Socket {
+    /// vhost-user socket to listen on (with --client: to connect to)
+    #[arg(long, value_name = "PATH")]
+    pub socket_path: Option<PathBuf>,
+    /// Inherited descriptor instead of a path: a listening socket, or a connected one
+    #[arg(long, value_name = "FDNUM", conflicts_with = "socket_path")]
+    pub fd: Option<i32>,
+    /// Owner of the socket, name or number; only root can name others [default: the user that starts the daemon]
+    #[arg(long, value_name = "USER")]
+    pub socket_owner: Option<Account>,
+    /// Group that may connect to the socket, name or number [default: none]
+    #[arg(long, value_name = "GROUP")]
+    pub socket_group: Option<Account>,
+    /// Permissions of the socket, octal: who may write may connect [default: 600, with --socket-group 660]
+    #[arg(long, value_name = "MODE")]
+    pub socket_mode: Option<String>,
+    /// Connect to the VMM, which listens, and again after a disconnect
+    #[arg(long)]
+    pub client: bool,
+}
+
+/// What a port's frames go to and come from.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema, Args)]
+#[serde(rename_all = "kebab-case", default)]
+pub struct Interface {
+    /// Network interface that the frames go to and come from
+    #[arg(long, value_name = "IFNAME")]
+    pub ifname: Option<String>,
+    /// Join two ports of this process: frames of one's guest go to the other's. Both name it
+    #[arg(long, value_name = "NAME", conflicts_with = "ifname")]
+    pub cable: Option<String>,
+    /// No interface: frames are made and dropped in this process (to measure the virtqueue path)
+    #[arg(long, conflicts_with_all = ["ifname", "cable"])]
+    pub null: bool,
+    /// Length of the frames that --null makes; 0: none [default: 64]
+    #[arg(long, value_name = "BYTES")]
+    pub frame_size: Option<u32>,
+    /// Queue pairs, each on a queue of the interface [default: 1]
+    #[arg(long, value_name = "N")]
+    pub queues: Option<u16>,
+    /// First queue of the interface [default: 0]
+    #[arg(long, value_name = "M")]
+    pub start_queue: Option<u32>,
+    /// How frames come from the interface [default: auto]
+    #[arg(long, value_enum)]
+    pub mode: Option<Mode>,
+    /// Never use the driver's zero-copy mode
+    #[arg(long)]
+    pub force_copy: bool,
+    /// Use the driver's zero-copy mode, whatever is known of the driver, or fail
+    #[arg(long, conflicts_with = "force_copy")]
+    pub force_zero_copy: bool,
+    /// How segments of the guest's GSO packets leave [default: auto]
+    #[arg(long, value_enum)]
+    pub segments: Option<Segments>,
+    /// Hints of the NIC that come with frames: some of hash, vlan, timestamp, mark; none; or auto: the VLAN tag alone,
+    /// where the driver strips tags and reports them, and VLANs matter. In native mode, with drivers that have them;
+    /// docs/hints.md [default: auto]
+    #[arg(long, value_name = "LIST")]
+    #[schemars(extend("x-live" = true))]
+    pub hints: Option<Words>,
+    /// MAC address that the guest is told. The guest then receives frames for this address and multicast only; others go
+    /// to the host [default: made from socket and interface, the same each time, and all frames of the queues are the
+    /// guest's]
+    #[arg(long)]
+    pub mac: Option<Mac>,
+    /// VLANs whose frames the guest receives, for instance 100,200-203; 0: untagged ones [default: all]
+    #[arg(long, value_name = "LIST")]
+    #[schemars(extend("x-live" = true))]
+    pub vlan: Option<Vlans>,
+}
+
+/// Busy polling of AF_XDP sockets.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema, Args)]
+#[serde(rename_all = "kebab-case", default)]
+pub struct Polling {
+    /// Let system calls on AF_XDP sockets run the driver's poll function on the worker's CPU (SO_BUSY_POLL,
+    /// SO_PREFER_BUSY_POLL); 0: do not [default: 0]
+    #[arg(long, value_name = "MICROSECONDS")]
+    pub busy_poll_us: Option<u32>,
+    /// Frames that one such poll may handle (SO_BUSY_POLL_BUDGET) [default: 64]
+    #[arg(long, value_name = "FRAMES")]
+    pub busy_poll_budget: Option<u16>,
+}
+
+/// Another program's XDP program, map and sockets: names and rules are those of QEMU's `-netdev af-xdp` (qapi/net.json,
+/// since 10.1); `map-fd` and `afxdp-plugin` are further ways to the same.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema, Args)]
+#[serde(rename_all = "kebab-case", default)]
+pub struct External {
+    /// Load no XDP program, use the one that is there: needs --sock-fds, --map-path or --map-fd, and --memory copy
+    #[arg(long)]
+    pub inhibit: bool,
+    /// AF_XDP sockets that another program opened, put into the XDP program's map and did not bind: inherited
+    /// descriptors in the order of the queues
+    #[arg(long, value_name = "FD:FD...")]
+    pub sock_fds: Option<Fds>,
+    /// Put sockets into the XSKMAP that is pinned there
+    #[arg(long, value_name = "PATH")]
+    pub map_path: Option<PathBuf>,
+    /// Put sockets into the XSKMAP that is this inherited descriptor
+    #[arg(long, value_name = "FD")]
+    pub map_fd: Option<i32>,
+    /// Index in the map of the first queue's socket [default: 0]
+    #[arg(long, value_name = "N")]
+    pub map_start_index: Option<u32>,
+    /// Get the interface's XSKMAP from the AF_XDP device plugin for Kubernetes, which listens there, and load no XDP
+    /// program
+    #[arg(long, value_name = "PATH")]
+    pub afxdp_plugin: Option<PathBuf>,
+    /// Metadata that the XDP program writes before frames: the structure of this name, as the types (BTF) of a program
+    /// that uses the map describe it [default: none is read]
+    #[arg(long, value_name = "STRUCT")]
+    pub map_layout: Option<String>,
+}
+
+/// Where frames lie, and what memory of a guest is accepted.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema, Args)]
+#[serde(rename_all = "kebab-case", default)]
+pub struct Memory {
+    /// Where frames lie: memory of the daemon, or the guest's own RAM (pins all of it; no ballooning, no overcommit, no
+    /// postcopy), for those that are sent or for all [default: copy]
+    #[arg(long, value_enum)]
+    pub memory: Option<Placement>,
+    /// Memory of the daemon for the frames of each queue pair while it copies them both ways, from 512KiB to 6MiB: less
+    /// is for many queues [default: 6MiB]
+    #[arg(long, value_name = "SIZE")]
+    pub packet_memory: Option<Size>,
+    /// Most memory that a guest may have, for instance 32GiB [default: what the machine has, with swap]
+    #[arg(long, value_name = "SIZE", value_parser = Size::of_guest)]
+    #[serde(deserialize_with = "guest_memory")]
+    pub max_memory: Option<Size>,
+    /// Files that are accepted as memory of a VMM. `any` lets a VMM whose file system does not answer (FUSE, NFS) hang
+    /// the worker, and with it every guest on that [default: shared]
+    #[arg(long, value_enum)]
+    pub memory_files: Option<FileKinds>,
+}
+
+/// Reads the memory of a guest.
+fn guest_memory<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<Size>, D::Error> {
+    let size: Option<Size> = Deserialize::deserialize(from)?;
+    if let Some(Size(bytes)) = size {
+        Size::of_guest(&bytes.to_string()).map_err(serde::de::Error::custom)?;
+    }
+    Ok(size)
+}
+
+/// The network that a port belongs to.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema, Args)]
+#[serde(rename_all = "kebab-case", default)]
+pub struct Membership {
+    /// Network that the port belongs to: one that the file has a table for. With `vlan` its frames are of that VLAN,
+    /// without a tag towards the guest. With `ifname` the port has queues of the uplink's interface for itself
+    #[arg(long, value_name = "NAME", hide = true, conflicts_with_all = ["cable", "null"])]
+    pub network: Option<String>,
+    /// VLANs of the network whose frames the guest receives and sends, with their tags, for instance 100,200-203
+    #[arg(long, value_name = "LIST", hide = true, conflicts_with = "vlan")]
+    #[schemars(extend("x-live" = true))]
+    pub trunk: Option<Vlans>,
+}
+
+/// What a port of a network may do there.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, Args)]
+#[serde(rename_all = "kebab-case", default)]
+pub struct MemberOptions {
+    /// The guest reaches no other isolated port of the network
+    #[arg(long, hide = true)]
+    #[schemars(extend("x-live" = true))]
+    pub isolated: bool,
+    /// The guest receives copies of the frames of its VLANs that the network moves for others
+    #[arg(long, hide = true)]
+    #[schemars(extend("x-live" = true))]
+    pub promiscuous: bool,
+    /// The guest receives what it sends to an address of its own port, or to multicast, as with a bridge in hairpin mode
+    #[arg(long, hide = true)]
+    #[schemars(extend("x-live" = true))]
+    pub hairpin: bool,
+    /// The guest may send link control frames, which switches may act on: spanning tree, LACP, 802.1X, LLDP
+    #[arg(long, hide = true)]
+    #[schemars(extend("x-live" = true))]
+    pub link_control: bool,
+    /// The guest may send from further addresses, which are learned, for what is inside it or behind it: up to 64
+    #[arg(long, hide = true)]
+    pub learning: bool,
+}
+
+impl MemberOptions {
+    /// Names of those that are on.
+    #[must_use]
+    pub fn names(&self) -> Vec<String> {
+        let options = serde_json::to_value(self).unwrap_or_default();
+        let on = fields::<Self>().iter().filter(|name| options[**name] == true);
+        on.map(|name| (*name).to_owned()).collect()
+    }
+}
+
+/// What a guest may send: source addresses that are not its own are rejected.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, Args)]
+#[serde(rename_all = "kebab-case", default)]
+pub struct Guard {
+    /// The guest may send only from the address of --mac, and in the VLANs of --vlan. Guests of a network may never send
+    /// from others
+    #[arg(long)]
+    #[schemars(extend("x-live" = true))]
+    pub guard: bool,
+    /// IP addresses and networks of the guest, for instance 192.0.2.10,2001:db8:1::/64: the guest may send ARP, IPv4,
+    /// IPv6 and neighbour discovery from these only, and nothing else; neither router advertisements nor answers of a
+    /// DHCP server [default: any, and all protocols]
+    #[arg(long, value_name = "LIST")]
+    #[schemars(extend("x-live" = true))]
+    pub ips: Option<Prefixes>,
+    /// With --ips: the guest may be a router
+    #[arg(long)]
+    #[schemars(extend("x-live" = true))]
+    pub router: bool,
+    /// With --ips: the guest may be a DHCP server
+    #[arg(long)]
+    #[schemars(extend("x-live" = true))]
+    pub dhcp_server: bool,
+}
+
+/// What a guest is offered.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema, Args)]
+#[serde(rename_all = "kebab-case", default)]
+pub struct Offers {
+    /// Offloads between guest and daemon: all that --memory allows, none, only some of csum, tso4, tso6, ecn, uso,
+    /// guest-csum, guest-tso4, guest-tso6, guest-ecn, guest-uso4, guest-uso6, or all but some: a `-` before each
+    /// [default: all]
+    #[arg(long, value_name = "LIST", allow_hyphen_values = true)]
+    pub offload: Option<Words>,
+    /// Features that are offered only where they are named here, because the VMM has to do its part: none, all, only
+    /// some of ring-reset, access-platform, or all but some: a `-` before each; docs/vmm.md lists the VMMs that do
+    /// [default: none]
+    #[arg(long, value_name = "LIST", allow_hyphen_values = true)]
+    pub offer: Option<Words>,
+}
+
+/// How much a guest may send and receive.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema, Args)]
+#[serde(rename_all = "kebab-case", default)]
+pub struct Limits {
+    /// Most bits a second that the guest may send, for instance 100M: what is more waits. Bits of Ethernet frames
+    /// without their checksum, of a GSO packet those of the frames that it is segmented into [default: no limit]
+    #[arg(long, value_name = "RATE")]
+    #[schemars(extend("x-live" = true))]
+    pub from_guest_bits: Option<Rate>,
+    /// So many of them at once [default: what the limit lets pass in 50 ms, at least 524288]
+    #[arg(long, value_name = "BURST")]
+    #[schemars(extend("x-live" = true))]
+    pub from_guest_bits_burst: Option<Burst>,
+    /// Most frames a second that the guest may send, for instance 100k: what is more waits [default: no limit]
+    #[arg(long, value_name = "RATE")]
+    #[schemars(extend("x-live" = true))]
+    pub from_guest_packets: Option<Rate>,
+    /// So many of them at once [default: what the limit lets pass in 50 ms, at least 16]
+    #[arg(long, value_name = "BURST")]
+    #[schemars(extend("x-live" = true))]
+    pub from_guest_packets_burst: Option<Burst>,
+    /// Most bits a second that the guest receives: what is more is dropped [default: no limit]
+    #[arg(long, value_name = "RATE")]
+    #[schemars(extend("x-live" = true))]
+    pub to_guest_bits: Option<Rate>,
+    /// So many of them at once [default: what the limit lets pass in 200 ms, at least 524288]
+    #[arg(long, value_name = "BURST")]
+    #[schemars(extend("x-live" = true))]
+    pub to_guest_bits_burst: Option<Burst>,
+    /// Most frames a second that the guest receives: what is more is dropped [default: no limit]
+    #[arg(long, value_name = "RATE")]
+    #[schemars(extend("x-live" = true))]
+    pub to_guest_packets: Option<Rate>,
+    /// So many of them at once [default: what the limit lets pass in 200 ms, at least 16]
+    #[arg(long, value_name = "BURST")]
+    #[schemars(extend("x-live" = true))]
+    pub to_guest_packets_burst: Option<Burst>,
+}
+
+/// Which frames the guest may send and receives: one list of rules, of which the first that matches a frame decides, and
+/// a default for each direction.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, Args)]
+#[serde(rename_all = "kebab-case", default)]
+pub struct Filter {
+    /// Rules, of which the first that matches a frame decides, as words with `;` between two, for instance
+    /// "direction=to-guest action=allow protocol=tcp destination-ports=22"; docs/filter.md lists the words
+    #[arg(long, value_name = "RULES", value_delimiter = ';')]
+    #[serde(deserialize_with = "rules")]
+    #[schemars(extend("x-live" = true))]
+    pub rule: Vec<Rule>,
+    /// What happens to frames of the guest that no rule matches, allow or deny [default: allow; deny, if there are
+    /// rules from-guest]
+    #[arg(long, value_name = "ACTION")]
+    #[schemars(extend("x-live" = true))]
+    pub from_guest_default: Option<Action>,
+    /// The same for frames to the guest [default: allow; deny, if there are rules to-guest]
+    #[arg(long, value_name = "ACTION")]
+    #[schemars(extend("x-live" = true))]
+    pub to_guest_default: Option<Action>,
+}
+
+impl Filter {
+    /// What happens to frames that no rule matches. Without a default it is as with security groups: all pass where there
+    /// are no rules, none where there are some.
+    #[must_use]
+    pub fn default_for(&self, direction: Direction) -> Action {
+        let has_rules = self.rule.iter().any(|rule| rule.direction == direction);
+        let follows = if has_rules { Action::Deny } else { Action::Allow };
+        self.set_default(direction).unwrap_or(follows)
+    }
+
+    /// The default that is set.
+    #[must_use]
+    pub fn set_default(&self, direction: Direction) -> Option<Action> {
+        match direction {
+            Direction::FromGuest => self.from_guest_default,
+            Direction::ToGuest => self.to_guest_default,
+        }
+    }
+}

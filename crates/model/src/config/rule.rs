@@ -1,0 +1,695 @@
+//! Filter rules of a port: which frames its guest may send, and which it receives.
+//!
+//! A rule is a table in a file and in JSON, and words `KEY=VALUE` on a command line. What a rule does not name it does
+//! not look at.
+
+use std::fmt::{self, Display};
+use std::str::FromStr;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator};
+use serde::de::value::{MapAccessDeserializer, MapDeserializer};
+use serde::de::{Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::{Map, Value};
+
+use super::prefix::IpPrefix;
+use super::table::{Keys, reason};
+use super::values::{Written, written};
+
+/// Most rules of a port, of both directions together: what a frame of an unknown flow costs stays about a microsecond,
+/// and the memory of the compiled rules within its bound.
+pub const MOST_RULES: usize = 10_000;
+/// Most ranges of ports of one rule and side.
+const MOST_RANGES: usize = 15;
+/// Where a frame has no port: behind all that it could have.
+pub const NO_PORT: u32 = 1 << 16;
+
+/// Intervals of values, first and last.
+pub type Intervals = Vec<(u32, u32)>;
+
+/// Ethertype of ARP.
+pub const ARP: u16 = 0x0806;
+/// Ethertype of IPv4.
+pub const IPV4: u16 = 0x0800;
+/// Ethertype of IPv6.
+pub const IPV6: u16 = 0x86dd;
+/// What frames count as whose type is a length (IEEE 802.3 with LLC), but for those that have a type behind it.
+pub const LLC: u16 = 0;
+/// Lowest ethertype; what is lower is a length.
+const FIRST_TYPE: u16 = 0x0600;
+
+/// Protocol number of ICMP.
+pub const ICMP: u8 = 1;
+/// Protocol number of TCP.
+pub const TCP: u8 = 6;
+/// Protocol number of UDP.
+pub const UDP: u8 = 17;
+/// Protocol number of DCCP.
+pub const DCCP: u8 = 33;
+/// Protocol number of ICMPv6.
+pub const ICMP_V6: u8 = 58;
+/// Protocol number of SCTP.
+pub const SCTP: u8 = 132;
+/// Protocol number of UDP-Lite.
+pub const UDP_LITE: u8 = 136;
+
+const ETHERTYPES: [(&str, u16); 4] = [("ipv4", IPV4), ("ipv6", IPV6), ("arp", ARP), ("llc", LLC)];
+const PROTOCOLS: [(&str, u8); 11] = [
+    ("tcp", TCP),
+    ("udp", UDP),
+    ("icmp", ICMP),
+    ("icmpv6", ICMP_V6),
+    ("sctp", SCTP),
+    ("dccp", DCCP),
+    ("udplite", UDP_LITE),
+    ("igmp", 2),
+    ("gre", 47),
+    ("esp", 50),
+    ("ah", 51),
+];
+
+/// Seen from the guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+#[schemars(inline)]
+pub enum Direction {
+    /// What it sends.
+    FromGuest,
+    /// What it receives.
+    ToGuest,
+}
+
+impl Direction {
+    /// As it is written.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::FromGuest => "from-guest",
+            Self::ToGuest => "to-guest",
+        }
+    }
+}
+
+/// What happens to a frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+#[schemars(inline)]
+pub enum Action {
+    /// It passes.
+    Allow,
+    /// It is dropped.
+    Deny,
+}
+
+impl Action {
+    /// As it is written.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Allow => "allow",
+            Self::Deny => "deny",
+        }
+    }
+}
+
+/// A filter rule of a port.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Rule {
+    /// Frames of this direction.
+    pub direction: Direction,
+    /// What happens to frames that the rule matches.
+    pub action: Action,
+    /// `ipv4`, `ipv6`, `arp`, `llc`, or a number of 0x0600 or more [default: IPv4 and IPv6].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ethertype: Option<Ethertype>,
+    /// IP protocol, by name or number.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    protocol: Option<Protocol>,
+    /// Source address or network.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    source: Option<IpPrefix>,
+    /// Destination address or network.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    destination: Option<IpPrefix>,
+    /// Source ports, such as 22,80,8000-8100.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    source_ports: Option<Ports>,
+    /// Destination ports.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    destination_ports: Option<Ports>,
+    /// ICMP type, or type and code, such as 8 or 3/4.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    icmp_type: Option<IcmpType>,
+    /// Mark of the frame's flow, which `mark set` writes into the NIC's program.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mark: Option<FlowMark>,
+}
+
+/// The keys of a rule as they are read. `frames`: the API shows it with a rule, and it is ignored in one.
+#[derive(Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+struct RuleTable {
+    direction: Option<Direction>,
+    action: Option<Action>,
+    ethertype: Option<Ethertype>,
+    protocol: Option<Protocol>,
+    source: Option<IpPrefix>,
+    destination: Option<IpPrefix>,
+    source_ports: Option<Ports>,
+    destination_ports: Option<Ports>,
+    icmp_type: Option<IcmpType>,
+    mark: Option<FlowMark>,
+    #[serde(default, rename = "frames")]
+    _frames: IgnoredAny,
+}
+
+/// Keys of a rule, in the order in which they are written.
+pub const RULE_KEYS: [&str; 10] = [
+    "direction",
+    "action",
+    "ethertype",
+    "protocol",
+    "source",
+    "destination",
+    "source-ports",
+    "destination-ports",
+    "icmp-type",
+    "mark",
+];
+
+impl TryFrom<RuleTable> for Rule {
+    type Error = String;
+
+    fn try_from(table: RuleTable) -> Result<Self, String> {
+        let rule = Self {
+            direction: table
+                .direction
+                .ok_or("direction is missing: give from-guest or to-guest")?,
+            action: table.action.ok_or("action is missing: give allow or deny")?,
+            ethertype: table.ethertype,
+            protocol: table.protocol,
+            source: table.source,
+            destination: table.destination,
+            source_ports: table.source_ports,
+            destination_ports: table.destination_ports,
+            icmp_type: table.icmp_type,
+            mark: table.mark,
+        };
+        rule.check().map(|()| rule)
+    }
+}
+
+impl<'de> Deserialize<'de> for Rule {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct TableOrWords;
+
+        impl<'de> Visitor<'de> for TableOrWords {
+            type Value = RuleTable;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a table of keys such as direction and action, or words key=value")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, keys: A) -> Result<RuleTable, A::Error> {
+                RuleTable::deserialize(MapAccessDeserializer::new(keys))
+            }
+
+            fn visit_str<E: serde::de::Error>(self, words: &str) -> Result<RuleTable, E> {
+                let words: Vec<&str> = words.split_whitespace().collect();
+                if let Some(word) = words.iter().find(|word| !word.contains('=')) {
+                    return Err(E::custom(format!(
+                        "{word:?}: a rule is written as words key=value"
+                    )));
+                }
+                let keys = Keys::of_words(words).map_err(|mistake| E::custom(mistake.what))?;
+                serde_path_to_error::deserialize(MapDeserializer::new(keys.into_iter())).map_err(|error| {
+                    let key = error.path().to_string();
+                    let reason = reason(&error.into_inner().to_string());
+                    match key.as_str() {
+                        "." => E::custom(reason),
+                        key => E::custom(format!("{key}: {reason}")),
+                    }
+                })
+            }
+        }
+
+        let table = from.deserialize_any(TableOrWords)?;
+        table.try_into().map_err(D::Error::custom)
+    }
+}
+
+impl Rule {
+    /// Checks which keys can be together.
+    fn check(&self) -> Result<(), String> {
+        let version_of = |prefix: &Option<IpPrefix>| prefix.map(|prefix| version(&prefix));
+        let versions = [version_of(&self.source), version_of(&self.destination)];
+        if let [Some(source), Some(destination)] = versions
+            && source != destination
+        {
+            return Err(
+                "source and destination: one is IPv4 and the other IPv6: make it two rules".to_owned(),
+            );
+        }
+        let by_addresses = versions.into_iter().flatten().next();
+        let ethertype = self.ethertype.map(|Ethertype(number)| number);
+        let protocol = self.protocol.map(|Protocol(number)| number);
+        let is_ip = ethertype.is_none_or(|ethertype| matches!(ethertype, IPV4 | IPV6));
+        let names_ip = protocol.is_some() || by_addresses.is_some();
+        if !is_ip && names_ip {
+            return Err(
+                "ethertype: a rule looks at protocol and addresses of IPv4 and IPv6 only: leave these out"
+                    .to_owned(),
+            );
+        }
+        if by_addresses.is_some_and(|version| ethertype.is_some_and(|ethertype| ethertype != version)) {
+            return Err("ethertype: source and destination are not of it: leave it out".to_owned());
+        }
+        let icmp = match protocol {
+            Some(ICMP) => Some(IPV4),
+            Some(ICMP_V6) => Some(IPV6),
+            _ => None,
+        };
+        let named = by_addresses.or(ethertype);
+        if icmp.is_some_and(|version| named.is_some_and(|named| named != version)) {
+            return Err("protocol: icmp is IPv4's, icmpv6 is IPv6's: give the other one".to_owned());
+        }
+        if self.mark.is_some() && self.direction == Direction::FromGuest {
+            return Err("mark: only frames from a NIC have one: give it to rules to-guest only".to_owned());
+        }
+        if self.icmp_type.is_some() && icmp.is_none() {
+            return Err("icmp-type: needs protocol icmp or icmpv6: name one".to_owned());
+        }
+        let ports = [
+            ("source-ports", &self.source_ports),
+            ("destination-ports", &self.destination_ports),
+        ];
+        let has_ports = matches!(protocol, Some(TCP | UDP | SCTP | DCCP | UDP_LITE));
+        match ports.iter().find(|(_, ports)| ports.is_some() && !has_ports) {
+            Some((key, _)) => Err(format!(
+                "{key}: needs protocol tcp, udp, sctp, dccp or udplite: name one"
+            )),
+            None => Ok(()),
+        }
+    }
+
+    /// Ethertype and IP protocol that it matches: `ethertype << 8 | protocol`.
+    #[must_use]
+    pub fn kinds(&self) -> Intervals {
+        let protocol = self.protocol.map(|Protocol(number)| number);
+        let of = |ethertype: u16| {
+            let first = u32::from(ethertype) << 8;
+            match protocol {
+                Some(protocol) => (first | u32::from(protocol), first | u32::from(protocol)),
+                None => (first, first | 0xff),
+            }
+        };
+        let by_address = self.source.or(self.destination).map(|prefix| version(&prefix));
+        let by_protocol = match protocol {
+            Some(ICMP) => Some(IPV4),
+            Some(ICMP_V6) => Some(IPV6),
+            _ => None,
+        };
+        match self
+            .ethertype
+            .map(|Ethertype(number)| number)
+            .or(by_address)
+            .or(by_protocol)
+        {
+            Some(ethertype) => vec![of(ethertype)],
+            None => vec![of(IPV4), of(IPV6)],
+        }
+    }
+
+    /// First and last source address that it matches.
+    #[must_use]
+    pub fn sources(&self) -> (u128, u128) {
+        self.source.map_or((0, u128::MAX), |prefix| prefix.range())
+    }
+
+    /// First and last destination address that it matches.
+    #[must_use]
+    pub fn destinations(&self) -> (u128, u128) {
+        self.destination.map_or((0, u128::MAX), |prefix| prefix.range())
+    }
+
+    /// Source ports that it matches.
+    #[must_use]
+    pub fn source_ports(&self) -> Intervals {
+        Ports::intervals(self.source_ports.as_ref())
+    }
+
+    /// Destination ports that it matches; those of ICMP are type and code.
+    #[must_use]
+    pub fn destination_ports(&self) -> Intervals {
+        match self.icmp_type {
+            Some(IcmpType(kind, code)) => {
+                let first = u32::from(kind) << 8;
+                let (low, high) = code.map_or((0, 0xff), |code| (code.into(), code.into()));
+                vec![(first | low, first | high)]
+            }
+            None => Ports::intervals(self.destination_ports.as_ref()),
+        }
+    }
+
+    /// The mark that it matches; `None`: any, and none.
+    #[must_use]
+    pub fn mark(&self) -> Option<u64> {
+        self.mark.map(|FlowMark(mark)| mark.into())
+    }
+
+    /// Its keys as JSON.
+    #[must_use]
+    pub fn json(&self) -> Map<String, Value> {
+        match serde_json::to_value(self) {
+            Ok(Value::Object(keys)) => keys,
+            _ => Map::new(),
+        }
+    }
+}
+
+/// As words `KEY=VALUE`.
+impl Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let keys = self.json();
+        let named = RULE_KEYS.iter().filter_map(|key| Some((key, keys.get(*key)?)));
+        let words = named.map(|(key, value)| match value {
+            Value::String(text) => format!("{key}={text}"),
+            other => format!("{key}={other}"),
+        });
+        f.write_str(&words.collect::<Vec<_>>().join(" "))
+    }
+}
+
+impl FromStr for Rule {
+    type Err = String;
+
+    fn from_str(words: &str) -> Result<Self, String> {
+        Self::deserialize(serde::de::value::StrDeserializer::<serde::de::value::Error>::new(
+            words,
+        ))
+        .map_err(|error| error.to_string())
+    }
+}
+
+/// Reads rules in their order: a list of tables, or words, a rule each line or with `;` between two.
+pub(super) fn rules<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Rule>, D::Error> {
+    struct ListOrText;
+
+    impl<'de> Visitor<'de> for ListOrText {
+        type Value = Vec<Rule>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a list of tables, or `[[port.NAME.rule]]` each")
+        }
+
+        fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Vec<Rule>, E> {
+            let lines = text
+                .split(['\n', ';'])
+                .map(str::trim)
+                .filter(|line| !line.is_empty());
+            let rule = |(number, line): (usize, &str)| {
+                line.parse()
+                    .map_err(|what: String| E::custom(format!("rule {number}: {what}")))
+            };
+            check_count(
+                (1..)
+                    .zip(lines)
+                    .take(MOST_RULES + 1)
+                    .map(rule)
+                    .collect::<Result<_, _>>()?,
+            )
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Vec<Rule>, A::Error> {
+            let mut rules = Vec::new();
+            while rules.len() <= MOST_RULES
+                && let Some(rule) = list.next_element()?
+            {
+                rules.push(rule);
+            }
+            check_count(rules)
+        }
+    }
+
+    from.deserialize_any(ListOrText)
+}
+
+fn check_count<E: serde::de::Error>(rules: Vec<Rule>) -> Result<Vec<Rule>, E> {
+    match rules.len() > MOST_RULES {
+        true => Err(E::custom(format!(
+            "a port has {MOST_RULES} rules at most: one rule can name a network, or a list of ports"
+        ))),
+        false => Ok(rules),
+    }
+}
+
+written!(Ethertype, Protocol, Ports, IcmpType, FlowMark);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Ethertype(u16);
+
+impl Written for Ethertype {
+    const MEANT: &'static str = "one of ipv4, ipv6, arp, llc, or a number of 0x0600 or more";
+    const NUMBER: bool = true;
+}
+
+impl FromStr for Ethertype {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Some((_, number)) = ETHERTYPES.iter().find(|(name, _)| *name == text) {
+            return Ok(Self(*number));
+        }
+        let digits = text.strip_prefix("0x");
+        let number = digits.map_or_else(|| text.parse(), |digits| u16::from_str_radix(digits, 16));
+        let number = number.ok().filter(|&number| number >= FIRST_TYPE);
+        number
+            .map(Self)
+            .ok_or_else(|| format!("{text:?} is not an ethertype: give {}", Self::MEANT))
+    }
+}
+
+impl Display for Ethertype {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match ETHERTYPES.iter().find(|(_, known)| *known == self.0) {
+            Some((name, _)) => f.write_str(name),
+            None => write!(f, "{:#06x}", self.0),
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Protocol(u8);
+
+impl Written for Protocol {
+    const MEANT: &'static str = "a name such as tcp, or a number up to 255";
+    const NUMBER: bool = true;
+}
+
+impl FromStr for Protocol {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        protocol(text).map(Self)
+    }
+}
+
+impl Display for Protocol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&protocol_name(self.0))
+    }
+}
+
+/// The ethertype of addresses.
+fn version(prefix: &IpPrefix) -> u16 {
+    match prefix.first().is_ipv4() {
+        true => IPV4,
+        false => IPV6,
+    }
+}
+
+/// As it is written: by its name, or its number.
+#[must_use]
+pub fn protocol_name(protocol: u8) -> String {
+    let known = PROTOCOLS.iter().find(|(_, known)| *known == protocol);
+    known.map_or_else(|| protocol.to_string(), |(name, _)| (*name).to_owned())
+}
+
+/// The IP protocol of that name or number.
+///
+/// # Errors
+/// There is none.
+pub fn protocol(text: &str) -> Result<u8, String> {
+    if let Some((_, number)) = PROTOCOLS.iter().find(|(name, _)| *name == text) {
+        return Ok(*number);
+    }
+    let names: Vec<_> = PROTOCOLS.iter().map(|(name, _)| *name).collect();
+    text.parse().map_err(|_| {
+        format!(
+            "{text:?} is not a protocol: give one of {}, or a number up to 255",
+            names.join(", ")
+        )
+    })
+}
+
+/// Ranges of ports, first and last, in ascending order, apart from each other.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Ports(Vec<(u16, u16)>);
+
+impl Written for Ports {
+    const MEANT: &'static str = "a list such as [22, \"8000-8100\"], or text in quotes";
+    const NUMBER: bool = true;
+    const JOINT: Option<char> = Some(',');
+}
+
+impl FromStr for Ports {
+    type Err = String;
+
+    /// Numbers and ranges, joined by commas, or by `+` where commas have another meaning.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = |_| format!("{text:?} is not a list of ports such as 22,80,8000-8100");
+        let mut ranges = Vec::new();
+        for part in text.split([',', '+']).map(str::trim) {
+            let (first, last) = part.split_once('-').unwrap_or((part, part));
+            let first: u16 = first.trim().parse().map_err(wrong)?;
+            let last: u16 = last.trim().parse().map_err(wrong)?;
+            if last < first {
+                return Err(format!(
+                    "{part} ends before it begins: write the smaller one first"
+                ));
+            }
+            ranges.push((first, last));
+        }
+        ranges.sort_unstable();
+        ranges.dedup_by(|next, before| {
+            let is_one = u32::from(next.0) <= u32::from(before.1) + 1;
+            if is_one {
+                before.1 = before.1.max(next.1);
+            }
+            is_one
+        });
+        match ranges.len() > MOST_RANGES {
+            true => Err(format!(
+                "{} ranges of ports, a rule has {MOST_RANGES} at most",
+                ranges.len()
+            )),
+            false => Ok(Self(ranges)),
+        }
+    }
+}
+
+impl Ports {
+    fn intervals(ports: Option<&Self>) -> Intervals {
+        ports.map_or(vec![(0, NO_PORT)], |Self(ranges)| {
+            let wide = |&(first, last): &(u16, u16)| (first.into(), last.into());
+            ranges.iter().map(wide).collect()
+        })
+    }
+}
+
+impl Display for Ports {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = |&(first, last): &(u16, u16)| match first == last {
+            true => first.to_string(),
+            false => format!("{first}-{last}"),
+        };
+        f.write_str(&self.0.iter().map(text).collect::<Vec<_>>().join(","))
+    }
+}
+
+/// ICMP type, and code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct IcmpType(u8, Option<u8>);
+
+impl Written for IcmpType {
+    const MEANT: &'static str = "a type such as 8, or type and code in quotes such as \"3/4\"";
+    const NUMBER: bool = true;
+}
+
+impl FromStr for IcmpType {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = |_| format!("{text:?} is not an ICMP type, or type and code, such as 8 or 3/4");
+        let (kind, code) = text.split_once('/').map_or((text, None), |(a, b)| (a, Some(b)));
+        let code = code.map(str::parse).transpose().map_err(wrong)?;
+        Ok(Self(kind.parse().map_err(wrong)?, code))
+    }
+}
+
+impl Display for IcmpType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.1 {
+            Some(code) => write!(f, "{}/{code}", self.0),
+            None => write!(f, "{}", self.0),
+        }
+    }
+}
+
+/// The mark of a flow; never 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct FlowMark(u32);
+
+impl Written for FlowMark {
+    const MEANT: &'static str = "a number of 1 to 4294967295";
+    const NUMBER: bool = true;
+}
+
+impl FromStr for FlowMark {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let digits = text.strip_prefix("0x");
+        let number = digits.map_or_else(|| text.parse(), |digits| u32::from_str_radix(digits, 16));
+        let number = number.ok().filter(|&number| number > 0).map(Self);
+        number.ok_or_else(|| format!("{text:?} is not {}", Self::MEANT))
+    }
+}
+
+impl Display for FlowMark {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn read(value: Value) -> Result<Vec<Rule>, String> {
+        rules(value).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn rules_are_the_same_however_they_are_written() {
+        let tables = json!([
+            {
+                "direction": "from-guest", "action": "allow", "protocol": "tcp",
+                "destination-ports": [443, "80-81"], "frames": 7,
+            },
+            {"action": "deny", "direction": "to-guest", "source": "10.0.0.0/8", "mark": 9},
+        ]);
+        let text = "direction=from-guest action=allow protocol=tcp destination-ports=80-81,443\n\
+                    direction=to-guest action=deny source=10.0.0.0/8 mark=9";
+        let rules = read(tables).expect("possible");
+        let words: Vec<String> = rules.iter().map(Rule::to_string).collect();
+        assert_eq!(words.join("\n"), text);
+        assert_eq!(read(json!(text.replace('\n', " ; "))), Ok(rules.clone()));
+        assert_eq!(read(json!(rules)), Ok(rules));
+    }
+
+    #[test]
+    fn too_many_rules_are_refused() {
+        let rule = json!({"direction": "from-guest", "action": "allow"});
+        for rules in [
+            json!(vec![rule; MOST_RULES + 1]),
+            json!("direction=from-guest action=allow;".repeat(MOST_RULES + 1)),
+        ] {
+            let error = read(rules).expect_err("too many");
+            assert!(error.contains("10000 rules at most"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,429 @@
+//! Tables: keys with values, as a file, a JSON object or words `KEY=VALUE` have them.
+
+use std::collections::BTreeMap;
+use std::fmt::Display;
+
+use schemars::{JsonSchema, schema_for};
+use serde::de::value::MapDeserializer;
+use serde::de::{self, DeserializeOwned, Deserializer, Error as _, IntoDeserializer, Unexpected, Visitor};
+use serde::{Serialize, forward_to_deserialize_any};
+use serde_json::{Map, Value};
+
+use crate::mistakes::nearest;
+
+/// As many known keys an error message lists.
+const FEW_KEYS: usize = 12;
+
+/// What is wrong with a table, in one sentence that begins with the key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mistake {
+    /// The key, if the mistake is one key's.
+    pub key: Option<String>,
+    /// The place in the value, if that is a list: counted from 1.
+    pub number: Option<usize>,
+    /// The key of that element of the list.
+    pub inner_key: Option<String>,
+    /// The sentence.
+    pub what: String,
+}
+
+impl Mistake {
+    /// One that no key has.
+    pub fn of_no_key(what: impl Into<String>) -> Self {
+        Self {
+            key: None,
+            number: None,
+            inner_key: None,
+            what: what.into(),
+        }
+    }
+
+    /// One of a value.
+    #[must_use]
+    pub fn of_key(key: &str, what: String) -> Self {
+        Self {
+            key: Some(key.to_owned()),
+            ..Self::of_no_key(what)
+        }
+    }
+}
+
+/// A structure that a table is read into.
+///
+/// Its fields are sections: structures whose keys are together those of the table.
+pub trait Table: Sized + Default + Clone + PartialEq + Serialize + JsonSchema {
+    /// Reads the values of keys; those that are null are as if they were absent.
+    ///
+    /// # Errors
+    /// A key is unknown, or its value is not possible.
+    fn read(keys: Keys<Value>) -> Result<Self, Mistake>;
+
+    /// The same from words `KEY=VALUE`; a word without a value is true.
+    ///
+    /// # Errors
+    /// A word is given twice, a key is unknown, or its value is not possible.
+    fn read_words(words: Keys<Word>) -> Result<Self, Mistake>;
+
+    /// Those keys that are set, as JSON.
+    fn keys(&self) -> Map<String, Value> {
+        let Ok(Value::Object(mut keys)) = serde_json::to_value(self) else {
+            return Map::new();
+        };
+        keys.retain(|_, value| match value {
+            Value::Null | Value::Bool(false) => false,
+            Value::Array(list) => !list.is_empty(),
+            _ => true,
+        });
+        keys
+    }
+
+    /// Whether another value of this key takes effect at run time, while guests stay connected.
+    fn is_live(&self, key: &str) -> bool {
+        let schema = Self::schema();
+        let is_live = schema
+            .get(key)
+            .is_some_and(|property| property.get("x-live").is_some());
+        is_live && !self.keeps(key)
+    }
+
+    /// Whether a key that can change at run time cannot with the others that are set.
+    fn keeps(&self, _key: &str) -> bool {
+        false
+    }
+
+    /// Names of keys whose values differ.
+    fn differences(&self, other: &Self) -> Vec<String> {
+        let (mine, others) = (self.keys(), other.keys());
+        let names: BTreeMap<&String, ()> = mine.keys().chain(others.keys()).map(|key| (key, ())).collect();
+        let differs = names.into_keys().filter(|key| mine.get(*key) != others.get(*key));
+        differs.cloned().collect()
+    }
+
+    /// The JSON Schema of the table: each property with its documentation, and `x-live` where it can change at run time.
+    fn schema() -> Map<String, Value> {
+        let mut schema = schema_for!(Self);
+        match schema.remove("properties") {
+            Some(Value::Object(properties)) => properties,
+            _ => Map::new(),
+        }
+    }
+}
+
+/// Implements [`Table`] for a structure whose fields are sections.
+macro_rules! table {
+    ($table:ident { $($section:ident),* } $($method:item)*) => {
+        impl $crate::config::table::Table for $table {
+            fn read(keys: $crate::config::table::Keys<serde_json::Value>)
+                -> Result<Self, $crate::config::table::Mistake> {
+                let mut keys = keys.without_nulls();
+                let read = Self { $($section: keys.section()?),* };
+                keys.end::<Self>()?;
+                Ok(read)
+            }
+
+            fn read_words(words: $crate::config::table::Keys<$crate::config::table::Word>)
+                -> Result<Self, $crate::config::table::Mistake> {
+                let mut words = words;
+                let read = Self { $($section: words.section()?),* };
+                words.end::<Self>()?;
+                Ok(read)
+            }
+
+            $($method)*
+        }
+
+        impl<'de> serde::Deserialize<'de> for $table {
+            fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+                let keys = serde_json::Map::deserialize(from)?;
+                let read = <Self as $crate::config::table::Table>::read(keys.into());
+                read.map_err(|mistake| serde::de::Error::custom(mistake.what))
+            }
+        }
+    };
+}
+pub(crate) use table;
+
+/// Keys that are not read yet, with their values.
+#[derive(Debug)]
+pub struct Keys<V>(BTreeMap<String, V>);
+
+impl From<Map<String, Value>> for Keys<Value> {
+    fn from(keys: Map<String, Value>) -> Self {
+        Self(keys.into_iter().collect())
+    }
+}
+
+impl Keys<Value> {
+    pub(crate) fn without_nulls(mut self) -> Self {
+        self.0.retain(|_, value| !value.is_null());
+        self
+    }
+}
+
+impl<V: Clone + Display> Keys<V> {
+    /// Takes those of a section.
+    pub(crate) fn section<'de, T, E>(&mut self) -> Result<T, Mistake>
+    where
+        T: DeserializeOwned,
+        V: IntoDeserializer<'de, E>,
+        E: de::Error,
+    {
+        let its: Vec<(String, V)> = fields::<T>()
+            .iter()
+            .filter_map(|key| self.0.remove_entry(*key))
+            .collect();
+        let written = its.clone();
+        let read = serde_path_to_error::deserialize(MapDeserializer::<_, E>::new(its.into_iter()));
+        read.map_err(|error| {
+            let (path, error) = (error.path().clone(), error.into_inner());
+            mistake(&path, &error.to_string(), &written)
+        })
+    }
+
+    /// Those that are left are unknown.
+    pub(crate) fn end<T: Table>(&self) -> Result<(), Mistake> {
+        let Some(key) = self.0.keys().next() else {
+            return Ok(());
+        };
+        let known = T::schema();
+        let what = match super::table_with(key) {
+            Some(table) => format!("{key} belongs below a line `[{table}]`"),
+            None => unknown_key(key, known.keys().map(String::as_str)),
+        };
+        Err(Mistake::of_key(key, what))
+    }
+}
+
+fn unknown_key<'a>(key: &str, known: impl Iterator<Item = &'a str> + Clone) -> String {
+    match nearest(key, known.clone()) {
+        Some(near) => format!("unknown key {key:?}: did you mean {near:?}?"),
+        None if known.clone().count() > FEW_KEYS => format!("unknown key {key:?}: docs/config.md lists them"),
+        None => format!(
+            "unknown key {key:?}: give one of {}",
+            known.collect::<Vec<_>>().join(", ")
+        ),
+    }
+}
+
+/// The mistake that serde found in the value at this path.
+fn mistake<V: Display>(path: &serde_path_to_error::Path, error: &str, written: &[(String, V)]) -> Mistake {
+    use serde_path_to_error::Segment;
+    let (mut keys, mut number) = (Vec::new(), None);
+    for segment in path {
+        match segment {
+            Segment::Map { key } => keys.push(key.clone()),
+            Segment::Seq { index } => number = Some(index + 1),
+            Segment::Enum { .. } | Segment::Unknown => {}
+        }
+    }
+    let mut keys = keys.into_iter();
+    let (key, inner_key) = (keys.next(), keys.next());
+    let reason = reason(error);
+    let what = match (&key, number) {
+        (Some(key), Some(number)) => {
+            let inner = inner_key
+                .as_ref()
+                .map_or_else(String::new, |inner| format!("{inner}: "));
+            format!("{key} {number}: {inner}{reason}")
+        }
+        (Some(key), None) => {
+            let written = written.iter().find(|(known, _)| known == key);
+            let written =
+                written.map_or_else(String::new, |(_, value)| crate::mistakes::cut(&value.to_string()));
+            format!("{key} = {written}: {reason}")
+        }
+        (None, _) => reason,
+    };
+    Mistake {
+        key,
+        number,
+        inner_key,
+        what,
+    }
+}
+
+/// What to do about a value, of what serde says about it.
+pub(super) fn reason(error: &str) -> String {
+    if let Some(key) = error.strip_prefix("missing field ") {
+        return format!("{} is missing: add it", key.trim_matches('`'));
+    }
+    let Some((wrong, expected)) = error.rsplit_once(", expected ") else {
+        return error.to_owned();
+    };
+    let expected = expected.replace('`', "");
+    if let Some(key) = wrong.strip_prefix("unknown field ") {
+        return unknown_key(
+            key.trim_matches('`'),
+            expected.trim_start_matches("one of ").split(", "),
+        );
+    }
+    match expected.as_str() {
+        "u16" => "give a number of 0 to 65535, without quotes".to_owned(),
+        "u32" | "u64" | "usize" => format!("give a number such as 1, without quotes{}", most(&expected)),
+        "i32" => "give the number of a descriptor, without quotes".to_owned(),
+        "a boolean" => "give true or false".to_owned(),
+        "a string" | "path string" => "give text in quotes".to_owned(),
+        "a sequence" => "give a list such as [\"one\", \"two\"]".to_owned(),
+        expected => format!("give {expected}"),
+    }
+}
+
+fn most(kind: &str) -> &'static str {
+    match kind {
+        "u32" => ", up to 4294967295",
+        _ => "",
+    }
+}
+
+/// Names of the keys that a structure is read from.
+pub(crate) fn fields<T: DeserializeOwned>() -> &'static [&'static str] {
+    struct Fields<'a>(&'a mut &'static [&'static str]);
+
+    impl<'de> Deserializer<'de> for Fields<'_> {
+        type Error = de::value::Error;
+
+        fn deserialize_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value, Self::Error> {
+            Err(Self::Error::custom("not a structure"))
+        }
+
+        fn deserialize_struct<V: Visitor<'de>>(
+            self,
+            _: &'static str,
+            fields: &'static [&'static str],
+            _: V,
+        ) -> Result<V::Value, Self::Error> {
+            *self.0 = fields;
+            Err(Self::Error::custom("only the names are of interest"))
+        }
+
+        forward_to_deserialize_any! {
+            bool i8 i16 i32 i64 u8 u16 u32 u64 f32 f64 char str string bytes byte_buf option unit unit_struct
+            newtype_struct seq tuple tuple_struct map enum identifier ignored_any
+        }
+    }
+
+    let mut names: &'static [&'static str] = &[];
+    // The error is how it ends.
+    let _ = T::deserialize(Fields(&mut names));
+    names
+}
+
+/// A value as a command line has it.
+#[derive(Debug, Clone)]
+pub struct Word(String);
+
+impl Display for Word {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:?}", self.0)
+    }
+}
+
+impl Keys<Word> {
+    /// Reads words `KEY=VALUE`; a word without a value is true.
+    ///
+    /// # Errors
+    /// A key is given twice.
+    pub fn of_words<'a>(words: impl IntoIterator<Item = &'a str>) -> Result<Self, Mistake> {
+        let mut keys = BTreeMap::new();
+        for word in words {
+            let (key, value) = word.split_once('=').unwrap_or((word, "true"));
+            // Each word is one rule, and all of them are the list.
+            let is_rule = |Word(before): &&mut Word| key == "rule" && !before.is_empty() && !value.is_empty();
+            if let Some(Word(before)) = keys.get_mut(key).filter(is_rule) {
+                before.push_str(&format!("\n{value}"));
+            } else if keys.insert(key.to_owned(), Word(value.to_owned())).is_some() {
+                let what = format!("{key} is given more than once: give it once");
+                return Err(Mistake::of_key(key, what));
+            }
+        }
+        Ok(Self(keys))
+    }
+
+    /// Those that have a value, and the names of those whose value is empty.
+    #[must_use]
+    pub fn split_empty(self) -> (Self, Vec<String>) {
+        let (set, empty): (BTreeMap<_, _>, BTreeMap<_, _>) =
+            self.0.into_iter().partition(|(_, word)| !word.0.is_empty());
+        (Self(set), empty.into_keys().collect())
+    }
+
+    /// Names of the keys.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.0.keys().map(String::as_str)
+    }
+}
+
+impl IntoDeserializer<'_> for Word {
+    type Deserializer = Self;
+
+    fn into_deserializer(self) -> Self {
+        self
+    }
+}
+
+impl Word {
+    fn parsed<T: std::str::FromStr>(&self, visitor: &dyn de::Expected) -> Result<T, de::value::Error> {
+        let Self(text) = self;
+        text.parse()
+            .map_err(|_| de::Error::invalid_type(Unexpected::Str(text), visitor))
+    }
+}
+
+macro_rules! numbers {
+    ($($deserialize:ident $visit:ident $type:ty),*) => {
+        $(fn $deserialize<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Self::Error> {
+            let value: $type = self.parsed(&visitor)?;
+            visitor.$visit(value)
+        })*
+    };
+}
+
+/// Reads the word as the type that the field has.
+impl<'de> Deserializer<'de> for Word {
+    type Error = de::value::Error;
+
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Self::Error> {
+        visitor.visit_string(self.0)
+    }
+
+    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Self::Error> {
+        visitor.visit_some(self)
+    }
+
+    fn deserialize_newtype_struct<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        visitor: V,
+    ) -> Result<V::Value, Self::Error> {
+        visitor.visit_newtype_struct(self)
+    }
+
+    fn deserialize_enum<V: Visitor<'de>>(
+        self,
+        name: &'static str,
+        variants: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, Self::Error> {
+        let word: de::value::StringDeserializer<Self::Error> = self.0.into_deserializer();
+        word.deserialize_enum(name, variants, visitor)
+    }
+
+    numbers! {
+        deserialize_bool visit_bool bool, deserialize_u16 visit_u16 u16, deserialize_u32 visit_u32 u32,
+        deserialize_u64 visit_u64 u64, deserialize_i32 visit_i32 i32
+    }
+
+    forward_to_deserialize_any! {
+        i8 i16 i64 u8 f32 f64 char str string bytes byte_buf unit unit_struct seq tuple tuple_struct map struct
+        identifier ignored_any
+    }
+}
+
+impl IntoIterator for Keys<Word> {
+    type Item = (String, Word);
+    type IntoIter = std::collections::btree_map::IntoIter<String, Word>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.into_iter()
+    }
+}

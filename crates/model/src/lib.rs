@@ -1,0 +1,12 @@
+//! What an operator writes and reads, each thing described by one type.
+//!
+//! [`config`] has ports, networks and the daemon's own options. Each is a serde type that is the table of a
+//! configuration file, the body of an API request, the options of a command line ([`clap::Args`]) and a JSON Schema at
+//! once. An option is added by adding its field: its documentation comment is its help, and its attributes say whether
+//! it can change at run time.
+
+#[cfg(feature = "config")]
+pub mod config;
+#[cfg(feature = "config")]
+pub mod mistakes;
+pub mod text;

@@ -1,0 +1,678 @@
+//! What the options of a port, a network and the daemon mean: from [`model::config`], whose values are checked for
+//! themselves, to what runs. Errors are one line that names the option.
+
+use std::path::{Component, Path, PathBuf};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use anyhow::{Context, anyhow, bail};
+use device::features::OnRequest;
+use model::config::{
+    Account, Api, Daemon, External, Interface, Limits, Network, Placement, Polling, Port, Process, Size,
+    Socket, Vlans, Words,
+};
+use steward::protocol::is_interface_name;
+use xsk::{BindRequest, BusyPoll};
+
+use super::port::offloads_of;
+use super::{
+    ApiConfig, Control, Endpoint, ExternalProgram, HintsConfig, MOST_BYTES, MemberVlans, MemoryRules,
+    NetworkConfig, NicConfig, PortConfig, PortQueues, ServeConfig, UplinkConfig, offload,
+};
+use crate::choice::Choice;
+use crate::listener::Access;
+use crate::nic::binding::LARGE_CHUNK;
+use crate::nic::endpoint::{COPY_BYTES, LEAST_COPY_BYTES};
+use crate::options::mode_request;
+use crate::rates::{Beyond, LONGEST_BURST_SECONDS, PortRates, Rate, Rates, Unit};
+use crate::sandbox::{Layer, Layers, User, group_number, user_number};
+use crate::switch::polling::Waits;
+
+/// How long a worker polls without work before it sleeps, microseconds.
+const SPIN_US: u64 = 50;
+/// How long it lets frames of busy guests gather, microseconds.
+const MODERATION_US: u64 = 800;
+/// As long as that at most: a millisecond is how long a frame waits of which no notification comes.
+const MOST_MODERATION_US: u64 = 1000;
+/// How long a steward may take, seconds.
+const STEWARD_TIMEOUT: u64 = 10;
+/// Longest time of one busy poll, microseconds.
+const MOST_BUSY_POLL_US: u32 = 1_000_000;
+/// Length of the frames that the null NIC makes, bytes.
+const NULL_FRAME: u32 = 64;
+
+/// The configuration of one of so many ports.
+/// Errors: options that do not go together.
+pub(crate) fn port(port: &Port, ports: usize) -> anyhow::Result<PortConfig> {
+    let endpoint = endpoint(&port.socket)?;
+    check_access(&port.socket, &endpoint)?;
+    let nic = nic(port)?;
+    let asked = port.memory.memory.unwrap_or_default();
+    let placement = nic.placement(asked);
+    let rates = rates(&port.limits, placement)?;
+    check_guard(port)?;
+    check_filter(port, placement)?;
+    // What is named must be possible (check.rs), `all` means what is.
+    let offload = words(&port.offers.offload, "all");
+    let offer = words(&port.offers.offer, "none");
+    let max_memory = port.memory.max_memory.map(|Size(bytes)| bytes);
+    let vlans = port.interface.vlan.as_ref().filter(|_| nic.network().is_none());
+    Ok(PortConfig {
+        name: endpoint.to_string().into(),
+        access: access(
+            "socket",
+            &port.socket.socket_owner,
+            &port.socket.socket_group,
+            &port.socket.socket_mode,
+        )?,
+        endpoint,
+        queues: port.interface.queues.unwrap_or(1),
+        external: external(&port.external)?,
+        placement,
+        asked,
+        packet_bytes: packet_bytes(port.memory.packet_memory)?,
+        slices_from: None,
+        memory: MemoryRules {
+            most_bytes: max_memory.unwrap_or_else(|| machine_share(ports)),
+            files: port.memory.memory_files.unwrap_or_default(),
+        },
+        rates,
+        segments: port.interface.segments.unwrap_or_default(),
+        busy_poll: busy_poll(&port.polling)?,
+        hints: hints(port.interface.hints.as_ref())?,
+        mac: port.interface.mac.map(|mac| mac.0),
+        vlans: vlans.map_or_else(Vec::new, |Vlans(vlans)| vlans.clone()),
+        guard: port.guard.clone(),
+        filter: port.filter.clone(),
+        offload: offload::parse(offload, offloads_of(placement))
+            .map_err(anyhow::Error::msg)
+            .with_context(|| format!("--offload {offload}"))?,
+        offer: on_request(offer)
+            .map_err(anyhow::Error::msg)
+            .with_context(|| format!("--offer {offer}"))?,
+        nic,
+    })
+}
+
+fn words<'a>(words: &'a Option<Words>, default: &'static str) -> &'a str {
+    words.as_ref().map_or(default, |Words(words)| words)
+}
+
+/// Where the VMM is.
+fn endpoint(socket: &Socket) -> anyhow::Result<Endpoint> {
+    Ok(match (socket.socket_path.clone(), socket.fd) {
+        (Some(path), None) if socket.client => Endpoint::Client(path),
+        (Some(path), None) => Endpoint::Server(path),
+        (None, Some(_)) if socket.client => bail!("client needs socket-path instead of fd"),
+        (None, Some(fd)) => Endpoint::Fd(fd),
+        (Some(_), Some(_)) => bail!("fd excludes socket-path: leave one out"),
+        (None, None) => bail!("no socket-path and no fd: give one"),
+    })
+}
+
+/// Only a socket that the daemon makes has an owner and permissions.
+fn check_access(socket: &Socket, endpoint: &Endpoint) -> anyhow::Result<()> {
+    match access_option(socket).filter(|_| !matches!(endpoint, Endpoint::Server(_))) {
+        Some(key) => bail!("{key}: the daemon does not make this socket: leave it out with client and fd"),
+        None => Ok(()),
+    }
+}
+
+/// The first option about the access to a socket that is given.
+pub(crate) fn access_option(socket: &Socket) -> Option<&'static str> {
+    let given = [
+        ("socket-owner", socket.socket_owner.is_some()),
+        ("socket-group", socket.socket_group.is_some()),
+        ("socket-mode", socket.socket_mode.is_some()),
+    ];
+    given.into_iter().find(|(_, given)| *given).map(|(name, _)| name)
+}
+
+/// What the options `X-owner`, `X-group` and `X-mode` say together.
+fn access(
+    of: &str,
+    owner: &Option<Account>,
+    group: &Option<Account>,
+    mode: &Option<String>,
+) -> anyhow::Result<Access> {
+    let usual = if group.is_some() { 0o660 } else { 0o600 };
+    let owner = owner.as_ref().map(|Account(text)| {
+        user_number(text).ok_or_else(|| anyhow!("{of}-owner {text}: no such user: give a name or a number"))
+    });
+    let group = group.as_ref().map(|Account(text)| {
+        group_number(text).ok_or_else(|| anyhow!("{of}-group {text}: no such group: give a name or a number"))
+    });
+    Ok(Access {
+        owner: owner.transpose()?,
+        group: group.transpose()?,
+        mode: mode.as_ref().map_or(Ok(usual), |text| permissions(of, text))?,
+    })
+}
+
+fn permissions(of: &str, text: &str) -> anyhow::Result<u32> {
+    let digits = text.chars().all(|digit| digit.is_digit(8));
+    let mode = u32::from_str_radix(text, 8)
+        .ok()
+        .filter(|mode| digits && *mode <= 0o777);
+    let mode = mode.ok_or_else(|| anyhow!("{of}-mode {text}: give octal digits such as 660, at most 777"))?;
+    match mode & 0o222 {
+        0 => bail!(
+            "{of}-mode {text}: nobody could connect, which needs write permission: give 660, for instance"
+        ),
+        _ => Ok(mode),
+    }
+}
+
+/// Where frames go to and come from.
+fn nic(port: &Port) -> anyhow::Result<NicConfig> {
+    let Interface {
+        ifname,
+        cable,
+        null,
+        frame_size,
+        ..
+    } = &port.interface;
+    let queues = queues(&port.interface)?;
+    if let Some(other) = port
+        .interface
+        .cable
+        .as_ref()
+        .map(|_| "cable")
+        .or(null.then_some("null"))
+    {
+        match (ifname, &port.member.network) {
+            (Some(_), _) => bail!("ifname excludes {other}: leave one out"),
+            (None, Some(_)) => bail!("network excludes {other}: leave one out"),
+            (None, None) if cable.is_some() && *null => bail!("cable excludes null: leave one out"),
+            (None, None) => {}
+        }
+    }
+    let Some(network) = &port.member.network else {
+        if let Some(key) = port.options.names().first().cloned().or(port
+            .member
+            .trunk
+            .as_ref()
+            .map(|_| "trunk".to_owned()))
+        {
+            bail!("{key}: needs a network: name one");
+        }
+        return Ok(match (queues, cable) {
+            (Some(queues), _) => NicConfig::Interface(queues),
+            (None, Some(name)) => NicConfig::Cable { name: name.clone() },
+            (None, None) if *null => NicConfig::Null {
+                frame_bytes: frame_size.unwrap_or(NULL_FRAME),
+            },
+            (None, None) => bail!(
+                "no network and no interface: name one by network or ifname, or give cable, or null for none"
+            ),
+        });
+    };
+    if queues.is_none()
+        && let Some(key) = queue_option(&port.interface)
+    {
+        bail!(
+            "{key}: the queues are the network's: name the uplink by ifname for one of the port's own, or leave it out"
+        );
+    }
+    Ok(NicConfig::Network {
+        name: network.clone(),
+        vlans: member_vlans(port)?,
+        options: port.options,
+        own: queues,
+    })
+}
+
+/// The first option about queues of a port's own that is given.
+fn queue_option(interface: &Interface) -> Option<&'static str> {
+    let given = [
+        ("start-queue", interface.start_queue.is_some()),
+        ("mode", interface.mode.is_some()),
+        ("force-copy", interface.force_copy),
+        ("force-zero-copy", interface.force_zero_copy),
+    ];
+    given.into_iter().find(|(_, given)| *given).map(|(name, _)| name)
+}
+
+fn member_vlans(port: &Port) -> anyhow::Result<MemberVlans> {
+    match (&port.member.trunk, &port.interface.vlan) {
+        (Some(_), Some(_)) => bail!("trunk excludes vlan: leave one out"),
+        (Some(Vlans(trunk)), None) if trunk.first() == Some(&0) => {
+            bail!("trunk: there is no VLAN 0: give 1 to 4094")
+        }
+        (Some(Vlans(trunk)), None) => Ok(MemberVlans::Trunk(trunk.clone())),
+        (None, Some(Vlans(vlans))) => match vlans[..] {
+            [vlan] if vlan > 0 => Ok(MemberVlans::Access(vlan)),
+            _ => bail!("vlan: a port of a network has one VLAN, 1 to 4094: for several give trunk"),
+        },
+        (None, None) => Ok(MemberVlans::Untagged),
+    }
+}
+
+fn queues(interface: &Interface) -> anyhow::Result<Option<PortQueues>> {
+    let Some(name) = &interface.ifname else {
+        return Ok(None);
+    };
+    check_interface("ifname", name)?;
+    Ok(Some(PortQueues {
+        name: name.clone(),
+        start_queue: interface.start_queue.unwrap_or(0),
+        mode: mode_request(interface.mode),
+        bind: bind_request(interface.force_copy, interface.force_zero_copy)?,
+    }))
+}
+
+fn check_interface(key: &str, name: &str) -> anyhow::Result<()> {
+    if !is_interface_name(name) {
+        bail!(
+            "{key} {name:?}: no interface can have this name: 1 to 15 bytes, no `/`, `:` or blank (`ip link` lists them)"
+        );
+    }
+    Ok(())
+}
+
+pub(crate) fn bind_request(force_copy: bool, force_zero_copy: bool) -> anyhow::Result<BindRequest> {
+    match (force_copy, force_zero_copy) {
+        (true, true) => bail!("force-zero-copy excludes force-copy: leave one out"),
+        (true, false) => Ok(BindRequest::ForceCopy),
+        (false, true) => Ok(BindRequest::ForceZeroCopy),
+        (false, false) => Ok(BindRequest::Auto),
+    }
+}
+
+pub(crate) fn busy_poll(polling: &Polling) -> anyhow::Result<Option<BusyPoll>> {
+    let (usecs, budget) = (
+        polling.busy_poll_us.unwrap_or(0),
+        polling.busy_poll_budget.unwrap_or(64),
+    );
+    if usecs > MOST_BUSY_POLL_US {
+        bail!("busy-poll-us {usecs}: give 0 to {MOST_BUSY_POLL_US}");
+    }
+    if budget == 0 {
+        bail!("busy-poll-budget 0: give 1 to 65535");
+    }
+    Ok((usecs > 0).then(|| BusyPoll {
+        usecs,
+        budget: budget.into(),
+        prefer: true,
+    }))
+}
+
+fn hints(words: Option<&Words>) -> anyhow::Result<HintsConfig> {
+    let Some(Words(words)) = words else {
+        return Ok(HintsConfig::default());
+    };
+    words
+        .parse()
+        .map_err(|error| anyhow!("hints = {words:?}: {error}"))
+}
+
+/// Another program's XDP program, map and sockets: the rules are QEMU's.
+fn external(external: &External) -> anyhow::Result<ExternalProgram> {
+    let External {
+        inhibit,
+        sock_fds,
+        map_path,
+        map_fd,
+        map_start_index,
+        afxdp_plugin,
+        map_layout: layout,
+    } = external.clone();
+    let has_map = map_path.is_some() || map_fd.is_some();
+    if map_start_index.is_some() && !has_map {
+        bail!("map-start-index requires map-path or map-fd");
+    }
+    if layout.is_some() && !has_map && afxdp_plugin.is_none() {
+        bail!(
+            "map-layout requires map-path, map-fd or afxdp-plugin: its types are those of a program that uses the map"
+        );
+    }
+    if !inhibit && (has_map || sock_fds.is_some()) {
+        bail!("sock-fds, map-path and map-fd require inhibit");
+    }
+    let first = map_start_index.unwrap_or(0);
+    match (sock_fds, map_path, map_fd, afxdp_plugin) {
+        (None, None, None, None) if inhibit => {
+            bail!("inhibit requires sock-fds, map-path, map-fd or afxdp-plugin")
+        }
+        (None, None, None, None) => Ok(ExternalProgram::None),
+        (Some(fds), None, None, None) => Ok(ExternalProgram::Sockets(fds.0)),
+        (None, Some(path), None, None) => Ok(ExternalProgram::PinnedMap { path, first, layout }),
+        (None, None, Some(fd), None) => Ok(ExternalProgram::Map { fd, first, layout }),
+        (None, None, None, Some(path)) => Ok(ExternalProgram::Plugin { path, layout }),
+        _ => bail!("sock-fds, map-path, map-fd and afxdp-plugin exclude each other: give one"),
+    }
+}
+
+fn check_guard(port: &Port) -> anyhow::Result<()> {
+    let needs_ips = [
+        ("router", port.guard.router),
+        ("dhcp-server", port.guard.dhcp_server),
+    ];
+    match needs_ips.iter().find(|(_, on)| *on && port.guard.ips.is_none()) {
+        Some((key, _)) => {
+            bail!("{key}: needs ips: name the guest's addresses; without them it may send from any")
+        }
+        None => Ok(()),
+    }
+}
+
+/// With memory=direct a frame is in the guest's memory before the daemon could drop it.
+fn check_filter(port: &Port, placement: Placement) -> anyhow::Result<()> {
+    use model::config::{Action, Direction};
+    let to_guest = port
+        .filter
+        .rule
+        .iter()
+        .any(|rule| rule.direction == Direction::ToGuest);
+    let keys = [
+        (to_guest, "rule"),
+        (
+            port.filter.to_guest_default == Some(Action::Deny),
+            "to-guest-default",
+        ),
+    ];
+    match keys
+        .iter()
+        .find(|(given, _)| *given && placement == Placement::Direct)
+    {
+        Some((_, key)) => bail!(
+            "{key}: with memory=direct a frame is in the guest's memory before the daemon could drop it: use \
+             memory=send-direct or copy for rules about what a guest receives"
+        ),
+        None => Ok(()),
+    }
+}
+
+/// Limits, of which those to the guest need a daemon that can drop a frame.
+fn rates(limits: &Limits, placement: Placement) -> anyhow::Result<PortRates> {
+    let bits = |key, rate, burst| rate_of(key, rate, burst, Unit::Bits);
+    let packets = |key, rate, burst| rate_of(key, rate, burst, Unit::Packets);
+    let rates = PortRates {
+        from_guest: Rates {
+            bits: bits(
+                "from-guest-bits",
+                limits.from_guest_bits,
+                limits.from_guest_bits_burst,
+            )?,
+            packets: packets(
+                "from-guest-packets",
+                limits.from_guest_packets,
+                limits.from_guest_packets_burst,
+            )?,
+        },
+        to_guest: Rates {
+            bits: bits("to-guest-bits", limits.to_guest_bits, limits.to_guest_bits_burst)?,
+            packets: packets(
+                "to-guest-packets",
+                limits.to_guest_packets,
+                limits.to_guest_packets_burst,
+            )?,
+        },
+    };
+    if placement == Placement::Direct && rates.to_guest != Rates::default() {
+        bail!(
+            "to-guest limits: with memory=direct a frame is in the guest's memory before the daemon could drop it: use \
+             memory=send-direct or copy for them"
+        );
+    }
+    Ok(rates)
+}
+
+fn rate_of(
+    key: &str,
+    rate: Option<model::config::Rate>,
+    burst: Option<model::config::Burst>,
+    unit: Unit,
+) -> anyhow::Result<Option<Rate>> {
+    match (rate.map(|rate| rate.0), burst.map(|burst| burst.0)) {
+        (None, None) => Ok(None),
+        (None, Some(_)) => bail!("{key}-burst: there is no {key} that it belongs to: name both, or neither"),
+        (Some(rate), None) => {
+            let beyond = match key.starts_with("to-guest") {
+                true => Beyond::IsDropped,
+                false => Beyond::Waits,
+            };
+            Ok(Some(Rate::new(rate, unit, beyond)))
+        }
+        (Some(rate), Some(burst)) if burst > Rate::most_burst(rate) => bail!(
+            "{key}-burst {burst}: takes more than {LONGEST_BURST_SECONDS} s at {rate} a second: give {} at most",
+            Rate::most_burst(rate)
+        ),
+        (Some(per_second), Some(burst)) => Ok(Some(Rate { per_second, burst })),
+    }
+}
+
+/// Features from a list: `none`, `all`, names, or names with a `-` before each (all but these), joined by `,` or `+`.
+/// Errors: one sentence, naming the word.
+fn on_request(list: &str) -> Result<OnRequest, String> {
+    let named = |words: &[&str]| {
+        words.iter().try_fold(OnRequest::NONE, |all, word| {
+            let one = OnRequest::named(word).ok_or_else(|| {
+                let known = OnRequest::all().names().join(", ");
+                format!("{word:?} is not offered on request: none, all, or some of {known}")
+            })?;
+            Ok::<_, String>(all.with(one))
+        })
+    };
+    let choice = Choice::read(list, &[',', '+'], "none").map_err(|error| error.to_string())?;
+    Ok(match choice {
+        Choice::Only(words) => named(&words)?,
+        Choice::AllBut(words) => OnRequest::all().without(named(&words)?),
+    })
+}
+
+const NOT_OF_A_PAIR: &str = "is not from 512KiB to 6MiB, in whole pages of 4KiB: give 1MiB, for instance";
+
+/// Packet memory of a queue pair that has a UMEM of its own: whole pages, so that they are whole chunks.
+fn packet_bytes(size: Option<Size>) -> anyhow::Result<u32> {
+    let Some(Size(bytes)) = size else {
+        return Ok(COPY_BYTES);
+    };
+    check_packet_memory(bytes)?;
+    let fits = u32::try_from(bytes).ok().filter(|&bytes| bytes <= COPY_BYTES);
+    fits.with_context(|| format!("packet-memory: {bytes} bytes for each queue pair {NOT_OF_A_PAIR}"))
+}
+
+fn check_packet_memory(bytes: u64) -> anyhow::Result<()> {
+    match bytes >= LEAST_COPY_BYTES.into() && bytes.is_multiple_of(LARGE_CHUNK.into()) {
+        true => Ok(()),
+        false => bail!("packet-memory: {bytes} bytes {NOT_OF_A_PAIR}"),
+    }
+}
+
+/// `--shared-umem`: gives each queue pair that copies a slice of memory that all share; the size is for all of them
+/// together.
+/// Errors: one line: there are none; slices would be too small, or too large.
+pub(crate) fn share(ports: &mut [PortConfig], size: Option<Size>) -> anyhow::Result<()> {
+    let sharing = || ports.iter().filter(|port| port.can_share());
+    let pairs: u64 = sharing().map(|port| u64::from(port.queues)).sum();
+    if pairs == 0 {
+        bail!(
+            "--shared-umem: no port has queues of an interface with memory=copy, which it is for: leave it out"
+        );
+    }
+    let least = pairs * u64::from(LEAST_COPY_BYTES);
+    let bytes = size.map_or_else(|| least.max(COPY_BYTES.into()), |Size(bytes)| bytes);
+    check_packet_memory(bytes)?;
+    let slice = bytes / pairs / u64::from(LARGE_CHUNK) * u64::from(LARGE_CHUNK);
+    let slice = u32::try_from(slice)
+        .ok()
+        .filter(|slice| (LEAST_COPY_BYTES..=COPY_BYTES).contains(slice))
+        .with_context(|| {
+            format!(
+                "--packet-memory with --shared-umem is for all {pairs} queue pair(s) together, and {bytes} bytes make \
+                 {slice} for each, which is not from 512KiB to 6MiB: give {}KiB to {}KiB, or leave it out",
+                least >> 10,
+                (pairs * u64::from(COPY_BYTES)) >> 10
+            )
+        })?;
+    let mut next = 0;
+    for port in ports.iter_mut().filter(|port| port.can_share()) {
+        (port.packet_bytes, port.slices_from) = (slice, Some(next));
+        next += u32::from(port.queues);
+    }
+    Ok(())
+}
+
+/// The most memory of a guest that has no other limit: what the machine has, but so little that guests of all ports fit
+/// into the address space.
+fn machine_share(ports: usize) -> u64 {
+    machine_bytes().min(MOST_BYTES / ports.max(1) as u64)
+}
+
+/// Memory of the machine, with swap. Must be called first outside of the sandbox, in which the kernel refuses it.
+pub(crate) fn machine_bytes() -> u64 {
+    static BYTES: OnceLock<u64> = OnceLock::new();
+    *BYTES.get_or_init(|| {
+        let info = rustix::system::sysinfo();
+        #[allow(clippy::unnecessary_cast, clippy::useless_conversion)] // other types on other machines
+        let (ram, swap) = (u64::from(info.totalram), u64::from(info.totalswap));
+        ram.saturating_add(swap).saturating_mul(info.mem_unit.into())
+    })
+}
+
+/// The configuration of the network of that name.
+/// Errors: options that do not go together.
+pub(crate) fn network(name: &str, network: &Network) -> anyhow::Result<NetworkConfig> {
+    let options = &network.uplink;
+    let busy_poll = busy_poll(&network.polling)?;
+    let uplink = match &options.uplink {
+        None => None,
+        Some(uplink) => {
+            check_interface("uplink", uplink)?;
+            Some(UplinkConfig {
+                name: uplink.clone(),
+                start_queue: options.start_queue.unwrap_or(0),
+                queues: options.queues.unwrap_or(1),
+                mode: mode_request(options.mode),
+                bind: bind_request(options.force_copy, options.force_zero_copy)?,
+                packet_bytes: packet_bytes(options.packet_memory)?,
+                segments: options.segments.unwrap_or_default(),
+                busy_poll,
+                hints: hints(options.hints.as_ref())?,
+                host: options.host.unwrap_or(true),
+            })
+        }
+    };
+    Ok(NetworkConfig {
+        name: name.to_owned(),
+        uplink,
+    })
+}
+
+/// What the options of the daemon mean, for these ports.
+/// Errors: one line, naming the option.
+pub(crate) fn daemon(daemon: &Daemon, ports: Vec<PortConfig>) -> anyhow::Result<ServeConfig> {
+    let Process {
+        workers,
+        cpus,
+        spin_us,
+        moderation_us,
+        steward,
+        steward_timeout,
+        control,
+        user,
+        sandbox,
+        socket_directories,
+    } = daemon.process.clone();
+    let cpus = cpus.map_or_else(Vec::new, |cpus| cpus.0);
+    check_cpus(&cpus)?;
+    let pairs: usize = ports.iter().map(|port| usize::from(port.queues)).sum();
+    let usable = match cpus.len() {
+        // The other half is for guests: where they have all CPUs, further workers take from them what they add.
+        0 => std::thread::available_parallelism().map_or(1, |all| usize::from(all).div_ceil(2)),
+        named => named,
+    };
+    let workers = workers.unwrap_or_else(|| pairs.clamp(1, usable));
+    if !(1..=256).contains(&workers) {
+        bail!("--workers {workers}: give 1 to 256 threads");
+    }
+    let moderation_us = moderation_us.unwrap_or(MODERATION_US);
+    if moderation_us > MOST_MODERATION_US {
+        bail!("--moderation-us {moderation_us}: give {MOST_MODERATION_US} at most, or 0 for never");
+    }
+    let control = match control {
+        None => Control::Usual,
+        Some(path) if path.as_os_str() == "none" => Control::Nowhere,
+        Some(path) => Control::At(path),
+    };
+    let sandbox = words(&sandbox, "all");
+    let layers = Layers::parse(sandbox)?;
+    if let Some(Account(user)) = user.as_ref().filter(|_| !layers.has(Layer::User)) {
+        bail!("--user {user} with --sandbox {sandbox}, which leaves the user as it is: add `user` there");
+    }
+    let is_directory = |path: &&PathBuf| is_plain(path) && path.parent().is_some();
+    if let Some(other) = socket_directories.iter().find(|path| !is_directory(path)) {
+        bail!("socket-directories: {other:?}: give absolute paths without `..`, such as [\"/run/vms\"]");
+    }
+    Ok(ServeConfig {
+        file: None,
+        ports,
+        networks: Vec::new(),
+        workers,
+        cpus,
+        waits: Waits {
+            spin: Duration::from_micros(spin_us.unwrap_or(SPIN_US)),
+            moderation: Duration::from_micros(moderation_us),
+        },
+        steward,
+        steward_timeout: Duration::from_secs(steward_timeout.unwrap_or(STEWARD_TIMEOUT)),
+        control,
+        api: api(&daemon.api)?,
+        layers,
+        user: user.map(|Account(user)| User::parse(&user)).transpose()?,
+    })
+}
+
+/// Whether a path leads to the same file wherever the daemon is, and cannot leave the directories that were named.
+pub(crate) fn is_plain(path: &Path) -> bool {
+    path.is_absolute() && !path.components().any(|part| part == Component::ParentDir)
+}
+
+/// Refuses CPUs that this process may not run on.
+fn check_cpus(cpus: &[usize]) -> anyhow::Result<()> {
+    let allowed = rustix::thread::sched_getaffinity(None).context("cannot read the CPU affinity")?;
+    let Some(cpu) = cpus.iter().find(|&&cpu| !allowed.is_set(cpu)) else {
+        return Ok(());
+    };
+    let may: Vec<String> = (0..1024)
+        .filter(|&cpu| allowed.is_set(cpu))
+        .map(|cpu| cpu.to_string())
+        .collect();
+    bail!(
+        "--cpus: CPU {cpu} does not exist or is not allowed: this process may use {}",
+        may.join(",")
+    )
+}
+
+fn api(api: &Api) -> anyhow::Result<ApiConfig> {
+    let without = |path: &Option<PathBuf>, given: bool| path.is_none() && given;
+    if without(&api.api, api.api_group.is_some() || api.api_mode.is_some()) {
+        bail!("--api-group and --api-mode belong to the socket of --api: name that, too");
+    }
+    let read_only_given = api.api_read_only_group.is_some() || api.api_read_only_mode.is_some();
+    if without(&api.api_read_only, read_only_given) {
+        bail!(
+            "--api-read-only-group and --api-read-only-mode belong to the socket of --api-read-only: name that, too"
+        );
+    }
+    if api.api_owner.is_some() && api.api.is_none() && api.api_read_only.is_none() {
+        bail!("--api-owner belongs to the sockets of --api and --api-read-only: name one");
+    }
+    if api.api.is_some() && api.api == api.api_read_only {
+        bail!("--api-read-only: the socket of --api has this path: choose another");
+    }
+    let owner = &api.api_owner;
+    let all = access("--api", owner, &api.api_group, &api.api_mode)?;
+    let read_only = access(
+        "--api-read-only",
+        owner,
+        &api.api_read_only_group,
+        &api.api_read_only_mode,
+    )?;
+    Ok(ApiConfig {
+        all: api.api.clone().map(|path| (path, all)),
+        read_only: api.api_read_only.clone().map(|path| (path, read_only)),
+        metrics: api.metrics,
+    })
+}
