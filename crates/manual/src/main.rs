@@ -1,4 +1,5 @@
-//! Makes the manual pages of both programs, and completions for bash, zsh and fish: `manual DIRECTORY`.
+//! Makes the manual pages of the programs, and completions for bash, zsh and fish: `manual DIRECTORY`; and documents
+//! that are made of the model: `manual --docs TREE`.
 //!
 //! Pages are made of the command lines as the programs themselves define them, so that nothing is written twice. What
 //! completes is the program itself, at the time: the scripts only ask it.
@@ -8,6 +9,8 @@
 //! |---|---|
 //! | `man1/` | a page for each program and each of its commands |
 //! | `bash/`, `zsh/`, `fish/` | completions, under the names that the shells look for |
+
+mod reference;
 
 use std::fmt::Write as _;
 use std::fs;
@@ -21,7 +24,12 @@ use clap_mangen::Man;
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 fn main() -> anyhow::Result<()> {
-    let directory = std::env::args_os().nth(1).map(PathBuf::from);
+    let mut words = std::env::args_os().skip(1);
+    let (first, tree) = (words.next(), words.next().map(PathBuf::from));
+    if let (Some("--docs"), Some(tree)) = (first.as_ref().and_then(|word| word.to_str()), tree) {
+        return write_documents(&tree);
+    }
+    let directory = first.map(PathBuf::from);
     let directory = directory.context("manual DIRECTORY: where are they to be written?")?;
     for (name, command) in [
         ("vhost-af-xdp", vhost_af_xdp::command_line()),
@@ -31,6 +39,15 @@ fn main() -> anyhow::Result<()> {
         write_pages(&command, &place(&directory, "man1")?)?;
         write_completions(name, &directory)?;
     }
+    Ok(())
+}
+
+/// The documents of a tree that are made of the model.
+fn write_documents(tree: &Path) -> anyhow::Result<()> {
+    let openapi = tree.join("docs/openapi.json");
+    let text = fs::read_to_string(&openapi).with_context(|| format!("cannot read {}", openapi.display()))?;
+    fs::write(&openapi, reference::openapi(&text)?)?;
+    fs::write(tree.join("docs/keys.md"), reference::keys())?;
     Ok(())
 }
 

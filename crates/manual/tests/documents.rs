@@ -174,3 +174,25 @@ fn anchors_are_as_github_makes_them() {
     ];
     assert_eq!(anchors(text), expected.map(str::to_owned).into());
 }
+
+/// `cargo run -p manual -- --docs .` writes them.
+#[test]
+fn generated_documents_are_those_of_the_model() {
+    let tree = tempfile::tempdir().expect("a directory");
+    let docs = tree.path().join("docs");
+    fs::create_dir(&docs).expect("ours");
+    fs::copy(root().join("docs/openapi.json"), docs.join("openapi.json")).expect("readable");
+    let manual = std::process::Command::new(env!("CARGO_BIN_EXE_manual"))
+        .arg("--docs")
+        .arg(tree.path())
+        .status();
+    assert!(manual.expect("a program").success());
+    for name in ["keys.md", "openapi.json"] {
+        let written = fs::read_to_string(docs.join(name)).expect("written");
+        let is_same = written == text(&Path::new("docs").join(name));
+        assert!(
+            is_same,
+            "docs/{name} is not what the model says: cargo run -p manual -- --docs ."
+        );
+    }
+}

@@ -4,6 +4,7 @@ mod changes;
 mod commands;
 mod document;
 mod hostile;
+mod kept;
 mod life;
 mod prometheus;
 mod workers;

@@ -104,7 +104,7 @@ fn mistake_in_a_file_is_told_with_line_and_key_and_nothing_starts() {
     ] {
         let (status, said) = run_to_end(&netns, args);
         assert_eq!(status.code(), Some(2), "{said}");
-        assert!(said.contains("line 3: unknown key \"queus\""), "{said}");
+        assert!(said.contains("line 3: port a: unknown key \"queus\""), "{said}");
     }
     std::fs::write(&path, "[port.a]\nsocket-path = \"/x\"\nnull = true\n").expect("writable");
     let (status, said) = run_to_end(&netns, &["serve", "--config", name, "--check"]);
@@ -246,7 +246,7 @@ fn file_with_a_mistake_changes_nothing_and_is_told() {
     daemon.await_port(0, "a guest", |port| port["connected"] == true);
     let elsewhere = "[port.b]\nsocket-path = \"/run/elsewhere.sock\"\nnull = true\n";
     for (text, words) in [
-        (null("b", "queus = 1"), "line 4: unknown key \"queus\""),
+        (null("b", "queus = 1"), "line 4: port b: unknown key \"queus\""),
         (
             null("b", "queues = 0"),
             "line 4: port b: queues 0: a port has 1 to 128",

@@ -238,7 +238,7 @@ fn reload_applies_other_rules_and_the_guest_stays() {
     assert!(
         !done
             && said.contains(&format!(
-                "line {line}: port vm0: rule 2: destination-ports: goes with protocol tcp"
+                "line {line}: port vm0: rule 2: destination-ports: needs protocol tcp"
             )),
         "{said}"
     );

@@ -9,6 +9,7 @@ mod network;
 mod offload;
 mod port;
 mod port_rules;
+pub(crate) mod state;
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -64,6 +65,8 @@ pub(crate) struct ServeConfig {
     pub(crate) control: Control,
     /// Where HTTP is answered.
     pub(crate) api: ApiConfig,
+    /// Where ports are kept that are added at run time.
+    pub(crate) state: Option<PathBuf>,
     /// What the process is confined by.
     pub(crate) layers: Layers,
     /// Whom it becomes; `None`: it stays who it is, or becomes nobody if that is root.
@@ -113,18 +116,11 @@ impl ServeConfig {
             .collect()
     }
 
-    /// Where sockets may be made later on: beside those of the ports that there are, and where the file says.
+    /// Where sockets may be made later on.
     pub(crate) fn socket_directories(&self) -> Vec<PathBuf> {
-        let parent = |port: &PortConfig| match &port.endpoint {
-            Endpoint::Server(path) => path.parent().map(Path::to_owned),
-            Endpoint::Client(_) | Endpoint::Fd(_) => None,
-        };
-        let named = self
-            .file
-            .iter()
-            .flat_map(|file| file.daemon.value.process.socket_directories.clone());
-        let all: BTreeSet<PathBuf> = self.ports.iter().filter_map(parent).chain(named).collect();
-        all.into_iter().collect()
+        socket_directories(&self.ports, self.file.as_ref())
+            .into_iter()
+            .collect()
     }
 
     /// Frames that one poll of the driver may handle, if any port's sockets are to poll it.
@@ -134,4 +130,16 @@ impl ServeConfig {
             .map(|poll| poll.budget.try_into().unwrap_or(u16::MAX))
             .max()
     }
+}
+
+/// Directories of the sockets of these ports, and those that the file names.
+fn socket_directories(ports: &[PortConfig], file: Option<&ConfigFile>) -> BTreeSet<PathBuf> {
+    let parent = |port: &PortConfig| match &port.endpoint {
+        Endpoint::Server(path) => path.parent().map(Path::to_owned),
+        Endpoint::Client(_) | Endpoint::Fd(_) => None,
+    };
+    let named = file
+        .iter()
+        .flat_map(|file| &file.daemon.value.process.socket_directories);
+    ports.iter().filter_map(parent).chain(named.cloned()).collect()
 }

@@ -57,7 +57,8 @@ use api::{control_socket, process, queues, status_view, workers_view};
 use check::CheckArgs;
 use cli::{Cli, Command, QueuesArgs, ReloadArgs, ServeArgs, StatusArgs, WorkersArgs};
 use config::{ServeConfig, file};
-use guard::keeper;
+use guard::keeper::{self, Beside, Judge};
+use model::config::Daemon;
 use serve::Sandboxed;
 use shortage::shortage;
 use steward::log::{self, LogArgs};
@@ -91,13 +92,7 @@ pub fn run() -> ExitCode {
             (false, Ok(config)) => serve::run(&config),
             (_, Err(error)) => return explain(&error, ExitCode::from(2)),
         },
-        Command::Keeper(args) => keeper::run(
-            args,
-            keeper::Judge {
-                read: file::read,
-                judge: file::judge,
-            },
-        ),
+        Command::Keeper(args) => keeper::run(args, JUDGE),
         Command::Api(args) => process::run(&args),
         Command::Status(args) => status(&args),
         Command::Workers(args) => show_workers(&args),
@@ -123,6 +118,18 @@ pub fn run() -> ExitCode {
     };
     done.map_or_else(|error| explain(&error, ExitCode::FAILURE), |()| ExitCode::SUCCESS)
 }
+
+/// How the keeper reads and checks the daemon's files.
+const JUDGE: Judge = Judge {
+    at_start: |path, state, beside| {
+        let mut options = Daemon::default();
+        options.process.state = state.map(Path::to_owned);
+        let started = file::at_start(path, &options, |_| beside == Beside::OfItsInterfaces);
+        started.ok().and_then(|(config, _)| config.file)
+    },
+    read: file::read,
+    judge: file::judge,
+};
 
 /// The command line as it is defined, for the manual pages and completions that are made of it (crate `manual`).
 #[doc(hidden)]

@@ -103,6 +103,8 @@ struct Reader {
     reach: Reach,
     /// What was read, and counts.
     file: ConfigFile,
+    /// Where the ports that are beside those of the file are kept for the next start.
+    state: Option<PathBuf>,
     /// What is said of the ports that run.
     running: Vec<Entry<Port>>,
     /// What is said of the networks that there are.
@@ -113,7 +115,7 @@ struct Reader {
 impl Reload {
     /// Reads the file of these ports again, whenever somebody wants that.
     pub(crate) fn start(
-        file: ConfigFile,
+        (file, state): (ConfigFile, Option<PathBuf>),
         ports: Arc<Ports>,
         requests: Arc<Requests>,
         reach: Reach,
@@ -129,9 +131,10 @@ impl Reload {
             ports,
             requests,
             reach,
-            running: file.ports.clone(),
+            running: file.all_ports().cloned().collect(),
             networks: file.networks.clone(),
             file,
+            state,
             readings: Arc::clone(&readings),
         };
         reader.describe();
@@ -306,7 +309,12 @@ impl Reader {
             // The daemon runs with those of its start: the next reading is compared with these, too.
             file.daemon = self.file.daemon.clone();
         }
+        let added = self.file.added.len();
         self.apply(file, difference, &mut outcome);
+        if self.file.added.len() != added {
+            // The file has some of them now.
+            outcome.done.push(self.keep());
+        }
         locked(&self.readings).read_at = now();
         if outcome.done.is_empty() && outcome.failed.is_empty() {
             outcome.done.push("read again, nothing changed".to_owned());

@@ -214,7 +214,12 @@ fn start_reload(
     let (Some(file), Some(requests)) = (&config.file, requests) else {
         return Ok(None);
     };
-    let started = Reload::start(file.clone(), Arc::clone(ports), requests, reach);
+    let started = Reload::start(
+        (file.clone(), config.state.clone()),
+        Arc::clone(ports),
+        requests,
+        reach,
+    );
     started.map(Some).context(NO_THREAD)
 }
 
@@ -370,6 +375,7 @@ fn leave_privileges(
         files: &leftovers.0,
         vmm_sockets: &config.paths(),
         config: file.map(|file| file.path.as_path()),
+        state: config.state.as_deref(),
         directories: &file.map_or_else(Vec::new, |_| config.socket_directories()),
         changes: config.api.all.is_some(),
     })?;

@@ -73,6 +73,10 @@ pub struct Process {
     /// some: a `-` before each [default: all]
     #[arg(long, value_name = "LIST", allow_hyphen_values = true)]
     pub sandbox: Option<Words>,
+    /// File that keeps ports which are added at run time, so that a restarted daemon has them [default: they end with the
+    /// daemon]
+    #[arg(long, value_name = "FILE")]
+    pub state: Option<PathBuf>,
     /// Directories in which ports that are added later can have their sockets, besides those of the ports that the
     /// daemon starts with
     #[arg(skip)]

@@ -20,7 +20,7 @@ fn mac(guest: u8) -> [u8; 6] {
 }
 
 /// What a file says of a port of the network, and of the directory of sockets.
-fn of_file(guest: u8) -> String {
+pub(super) fn of_file(guest: u8) -> String {
     format!(
         "[port.vm{guest}]\nnetwork = \"lan\"\nsocket-path = \"{DIR}/vm{guest}.sock\"\nmac = \"02:00:00:00:00:{guest:02x}\"\n"
     )
@@ -38,6 +38,7 @@ pub(super) struct Scene {
     pub(super) daemon: Daemon,
     pub(super) api: Api,
     document: Document,
+    serve: Serve,
     _dir: TempDir,
 }
 
@@ -47,21 +48,27 @@ impl Scene {
         let (serve, api) = super::with_api(serve, &dir);
         Self {
             daemon: Daemon::start_file(netns, &serve, interfaces, text),
+            serve,
             api,
             document: Document::read(),
             _dir: dir,
         }
     }
 
+    /// Starts it again after its end.
+    pub(super) fn restart(&mut self, netns: &NetNs) {
+        self.daemon.restart_file(netns, &self.serve);
+    }
+
     /// The keys of a port of the network.
-    fn keys(&self, guest: u8) -> Value {
+    pub(super) fn keys(&self, guest: u8) -> Value {
         let socket = self.daemon.path(&format!("vm{guest}.sock"));
         json!({"network": "lan", "socket-path": socket, "mac": format!("02:00:00:00:00:{guest:02x}")})
     }
 
     /// Asks for a change of a port, and holds the answer against the document.
     #[track_caller]
-    fn change(&self, method: &str, port: &str, body: &Value) -> Answer {
+    pub(super) fn change(&self, method: &str, port: &str, body: &Value) -> Answer {
         let answer = self.api.change(method, &format!("/v1/ports/{port}"), body);
         self.document.check_of(method, PORT, &answer);
         answer
@@ -69,7 +76,7 @@ impl Scene {
 
     /// The same, where it is done.
     #[track_caller]
-    fn do_change(&self, method: &str, port: &str, body: &Value, what: &str) {
+    pub(super) fn do_change(&self, method: &str, port: &str, body: &Value, what: &str) {
         let answer = self.change(method, port, body);
         let status = if what == "added" { 201 } else { 200 };
         assert_eq!(answer.status, status, "{answer:?}\n{}", self.daemon.said());
@@ -94,7 +101,7 @@ impl Scene {
         assert!(problem["remedy"].as_str().is_some_and(|remedy| remedy.len() > 10));
     }
 
-    fn guest(&self, guest: u8) -> Driver {
+    pub(super) fn guest(&self, guest: u8) -> Driver {
         let path = self.daemon.path(&format!("vm{guest}.sock"));
         let mut driver = Driver::connect(&path, &DriverConfig::default()).expect("accepted");
         driver.pairs[0].post(64, &[2048]);

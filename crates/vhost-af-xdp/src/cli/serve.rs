@@ -40,10 +40,19 @@ impl ServeArgs {
     /// Errors: one line, naming the option.
     pub(crate) fn into_config(self) -> anyhow::Result<ServeConfig> {
         if let Some(path) = &self.config {
-            return Ok(file::configured(file::read(path)?, &self.daemon)?);
+            let (config, left_out) = file::at_start(path, &self.daemon, |config| config.steward.is_none())?;
+            for wrong in left_out {
+                tracing::error!(
+                    "{wrong}; this port is left out, and not kept any more after the next change"
+                );
+            }
+            return Ok(config);
         }
         if self.check {
             bail!("--check needs --config FILE: it shows how a file is understood");
+        }
+        if self.daemon.process.state.is_some() {
+            bail!("--state needs --config FILE: without a file ports are fixed");
         }
         let first = &self.first.socket;
         let is_port = first.socket_path.is_some() || first.fd.is_some();

@@ -573,6 +573,7 @@ pub(crate) fn daemon(daemon: &Daemon, ports: Vec<PortConfig>) -> anyhow::Result<
         control,
         user,
         sandbox,
+        state,
         socket_directories,
     } = daemon.process.clone();
     let cpus = cpus.map_or_else(Vec::new, |cpus| cpus.0);
@@ -619,6 +620,7 @@ pub(crate) fn daemon(daemon: &Daemon, ports: Vec<PortConfig>) -> anyhow::Result<
         steward_timeout: Duration::from_secs(steward_timeout.unwrap_or(STEWARD_TIMEOUT)),
         control,
         api: api(&daemon.api)?,
+        state: state.map(std::path::absolute).transpose()?,
         layers,
         user: user.map(|Account(user)| User::parse(&user)).transpose()?,
     })

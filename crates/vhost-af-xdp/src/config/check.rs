@@ -67,7 +67,11 @@ impl ServeConfig {
             Control::Nowhere | Control::Usual => None,
         };
         let api = [&self.api.all, &self.api.read_only].into_iter().flatten();
-        let paths = api.map(|(path, _)| path).chain(control).chain(&self.steward);
+        let paths = api
+            .map(|(path, _)| path)
+            .chain(control)
+            .chain(&self.steward)
+            .chain(&self.state);
         paths
             .chain(self.file.as_ref().map(|file| &file.path))
             .map(PathBuf::as_path)
@@ -402,6 +406,7 @@ mod tests {
             steward_timeout: Duration::from_secs(1),
             control: Control::Nowhere,
             api: ApiConfig::default(),
+            state: None,
             networks: Vec::new(),
             layers: Layers::parse("off").expect("a word"),
             user: None,

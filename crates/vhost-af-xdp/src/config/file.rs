@@ -1,5 +1,6 @@
 //! Reads the configuration file of `serve --config`, and what it means ([`build`]).
 
+use std::collections::HashSet;
 use std::path::Path;
 
 use model::config::{
@@ -8,7 +9,9 @@ use model::config::{
 use serde_json::{Map, Value};
 use steward::text_file::{self, FileError, Kind};
 
-use super::{Endpoint, NetworkConfig, PortConfig, ServeConfig, Wrong, build};
+use super::{
+    Endpoint, NetworkConfig, PortConfig, ServeConfig, UplinkConfig, Wrong, build, socket_directories, state,
+};
 
 /// Where a configuration comes from.
 const FILE: Kind = Kind {
@@ -32,6 +35,91 @@ pub(crate) fn parse(path: &Path, text: &str) -> Result<ConfigFile, FileError> {
         path: path.to_owned(),
         line,
         what,
+    })
+}
+
+/// What a daemon starts with: a file, and the ports that an earlier one kept; and what is wrong with those of them that
+/// are left out. `is_steward`: it leases queues to itself, of the interfaces that the file names only.
+/// Errors: what is wrong with either file.
+pub(crate) fn at_start(
+    path: &Path,
+    options: &Daemon,
+    is_steward: impl Fn(&ServeConfig) -> bool,
+) -> anyhow::Result<(ServeConfig, Vec<String>)> {
+    let file = read(path)?;
+    let state = options.or(&file.daemon.value).process.state;
+    let kept = state.map_or(Ok(Vec::new()), |state| state::read(&state))?;
+    let with = |added: Vec<Entry<Port>>| {
+        let file = ConfigFile {
+            added,
+            ..file.clone()
+        };
+        let config = configured(file, options).map_err(|error| steer::with_sources(&error))?;
+        check_sockets_of_added(&config)?;
+        match is_steward(&config) {
+            true => check_interfaces_of_added(&config).map(|()| config),
+            false => Ok(config),
+        }
+    };
+    if let Ok(config) = with(kept.clone()) {
+        return Ok((config, Vec::new()));
+    }
+    let (mut config, mut added, mut left_out) = (configured(file.clone(), options)?, Vec::new(), Vec::new());
+    for entry in kept {
+        added.push(entry);
+        match with(added.clone()) {
+            Ok(with_it) => config = with_it,
+            Err(wrong) => {
+                added.pop();
+                left_out.push(wrong);
+            }
+        }
+    }
+    Ok((config, left_out))
+}
+
+/// Ports that were added have their sockets where those of the file have, or where it says.
+fn check_sockets_of_added(config: &ServeConfig) -> Result<(), String> {
+    let Some(file) = &config.file else { return Ok(()) };
+    let (of_file, added) = config.ports.split_at(file.ports.len());
+    let allowed = socket_directories(of_file, Some(file));
+    for (port, entry) in added.iter().zip(&file.added) {
+        if let Endpoint::Server(path) | Endpoint::Client(path) = &port.endpoint
+            && !path.parent().is_some_and(|parent| allowed.contains(parent))
+        {
+            return Err(format!(
+                "{}: socket-path = {path:?}: add its directory to `socket-directories` below [daemon]",
+                file.place_of(entry, "socket-path")
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Ports that were added get no interface that the file does not name: the daemon could have been taken over by others.
+pub(crate) fn check_interfaces_of_added(config: &ServeConfig) -> Result<(), String> {
+    let Some(file) = &config.file else { return Ok(()) };
+    let (of_file, added) = config.ports.split_at(file.ports.len().min(config.ports.len()));
+    let uplinks = config
+        .networks
+        .iter()
+        .filter_map(|network| network.uplink.as_ref());
+    let named: HashSet<String> = of_file
+        .iter()
+        .filter_map(PortConfig::wanted)
+        .chain(uplinks.map(UplinkConfig::wanted))
+        .map(|wanted| wanted.interface)
+        .collect();
+    let other = added.iter().zip(&file.added).find_map(|(port, entry)| {
+        let wanted = port.wanted()?;
+        (!named.contains(&wanted.interface)).then_some((entry, wanted.interface))
+    });
+    other.map_or(Ok(()), |(entry, interface)| {
+        Err(format!(
+            "{}: ifname = {interface:?}: the API may use interfaces that ports or networks of the file have: name it \
+             there, or start the daemon with --steward, whose policy limits what it may use",
+            file.place_of(entry, "ifname")
+        ))
     })
 }
 

@@ -59,13 +59,13 @@ use steward::server::{NewPolicy, Server};
 
 use self::files::Files;
 use self::questions::VmmSockets;
-use self::requests::{Adopt, Beside, Desk, Directories};
+use self::requests::{Adopt, Desk, Directories};
 use crate::config::ServeConfig;
 use crate::guard::handed::{close_all_on_exec, taken};
 use crate::listener::{Access, ListenError, listen_as};
 
 pub(crate) use questions::private_address;
-pub(crate) use requests::{Judge, RequestError, Requests};
+pub(crate) use requests::{Beside, Judge, RequestError, Requests};
 
 /// How long the keeper may take to end after the daemon said so.
 const END_TIMEOUT: Duration = Duration::from_secs(5);
@@ -90,6 +90,8 @@ pub(crate) struct Orders<'a> {
     pub(crate) vmm_sockets: &'a [PathBuf],
     /// The daemon's file, if it has one.
     pub(crate) config: Option<&'a Path>,
+    /// Where ports are kept that are added to it.
+    pub(crate) state: Option<&'a Path>,
     /// Where sockets may be made by it.
     pub(crate) directories: &'a [PathBuf],
     /// There may be ports beside those of the file.
@@ -114,6 +116,9 @@ impl Orders<'_> {
         }
         for path in self.directories {
             command.arg("--directory").arg(path);
+        }
+        if let Some(path) = self.state {
+            command.arg("--state").arg(path);
         }
         if self.changes {
             command.arg("--changes");
@@ -290,6 +295,8 @@ pub(crate) struct KeeperArgs {
     config: Option<PathBuf>,
     #[arg(long, requires = "config")]
     requests: Option<RawFd>,
+    #[arg(long)]
+    state: Option<PathBuf>,
     #[arg(long = "directory")]
     directories: Vec<PathBuf>,
     #[arg(long)]
@@ -341,6 +348,7 @@ pub(crate) fn run(args: KeeperArgs, judge: Judge) -> anyhow::Result<()> {
         let policies = args.listener.is_some().then_some(policies);
         let desk = Desk {
             file,
+            state: args.state,
             judge,
             beside: match (args.changes, args.listener) {
                 (false, _) => Beside::None,

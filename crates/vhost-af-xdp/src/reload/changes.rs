@@ -152,8 +152,9 @@ impl Reader {
                 done: Vec::new(),
             });
         }
-        let Outcome { done, mut failed } = self.settle(file, name)?;
+        let Outcome { mut done, mut failed } = self.settle(file, name)?;
         if failed.is_empty() {
+            done.push(self.keep());
             return Ok(Changed { what, done });
         }
         if what != Done::Removed {
@@ -256,6 +257,23 @@ impl Reader {
         self.apply(file, difference, &mut outcome);
         tell("API", &outcome);
         Ok(outcome)
+    }
+
+    /// Keeps the ports that were added for the next start; in words.
+    pub(super) fn keep(&self) -> String {
+        let Some(path) = &self.state else {
+            return "added ports end with the daemon: `state` below [daemon] names a file that keeps them"
+                .to_owned();
+        };
+        let path = path.display();
+        match self.requests.keep(&self.file.added) {
+            Ok(()) => format!("added ports are kept in {path} for the next start"),
+            Err(error) => {
+                let why = with_sources(&error);
+                tracing::error!("added ports are not kept in {path}: {why}");
+                format!("added ports are NOT kept in {path}: {why}")
+            }
+        }
     }
 
     /// What went wrong with that, too.

@@ -20,7 +20,7 @@
 //! So what is possible beyond what runs is what the operator wrote into the file, perhaps before he said that it is to
 //! be read.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut, Read, Seek, Write};
 use std::mem::MaybeUninit;
@@ -31,7 +31,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use model::config::{ConfigFile, Entry, Port};
-use rustix::fs::{CWD, MemfdFlags, Mode, OFlags, memfd_create, openat};
+use rustix::fs::{CWD, MemfdFlags, Mode, OFlags, fcntl_get_seals, memfd_create, openat};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
@@ -41,7 +41,8 @@ use serde::{Deserialize, Serialize};
 use steward::text_file::FileError;
 
 use super::files::Files;
-use crate::config::{Endpoint, PortConfig, ServeConfig, UplinkConfig};
+use crate::config::file::check_interfaces_of_added;
+use crate::config::{Endpoint, PortConfig, ServeConfig, state};
 use crate::listener::{Access, listen_at};
 
 /// How long the keeper may take for an answer: it reads a file, and tells a steward of what is in it.
@@ -78,6 +79,8 @@ enum Request {
     Without(String),
     /// What was read or put together last is what counts.
     Adopt,
+    /// Keeps the ports that are beside those of the file, by the text that comes with it, for the next start.
+    Keep,
     /// The listening socket of the port of that name.
     Listen(String),
     /// Nobody listens at that path any more.
@@ -129,16 +132,20 @@ impl Requests {
     }
 
     fn ask_for_file(&self, request: &Request) -> Result<ConfigFile, RequestError> {
-        let mut file = File::from(self.ask_for_one(request)?);
-        let mut text = String::new();
-        let read = file.rewind().and_then(|()| file.read_to_string(&mut text));
-        read.map_err(RequestError::Gone)?;
+        let text = text_of(self.ask_for_one(request)?, u64::MAX).map_err(RequestError::Gone)?;
         serde_json::from_str(&text).map_err(|error| RequestError::Gone(error.into()))
     }
 
     /// From now on what was read last is what counts.
     pub(crate) fn adopt(&self) -> Result<(), RequestError> {
         self.ask(&Request::Adopt).map(drop)
+    }
+
+    /// Keeps these ports, which are beside those of the file, for the next start.
+    pub(crate) fn keep(&self, ports: &[Entry<Port>]) -> Result<(), RequestError> {
+        let text = state::text(ports).map_err(|error| RequestError::Refused(error.to_string()))?;
+        let text = in_memory(text.as_bytes()).map_err(RequestError::Gone)?;
+        self.ask_with(&Request::Keep, Some(text.as_fd())).map(drop)
     }
 
     /// A socket for a port that counts.
@@ -157,6 +164,14 @@ impl Requests {
     }
 
     fn ask(&self, request: &Request) -> Result<Option<OwnedFd>, RequestError> {
+        self.ask_with(request, None)
+    }
+
+    fn ask_with(
+        &self,
+        request: &Request,
+        descriptor: Option<BorrowedFd<'_>>,
+    ) -> Result<Option<OwnedFd>, RequestError> {
         let mut asked = self
             .asked
             .lock()
@@ -167,7 +182,7 @@ impl Requests {
             number,
             what: request,
         };
-        send(self.socket.as_fd(), &message, None)?;
+        send(self.socket.as_fd(), &message, descriptor)?;
         loop {
             let (answer, descriptor) = receive::<Answer>(self.socket.as_fd())?;
             match answer {
@@ -281,7 +296,9 @@ impl Directory {
 /// The keeper's side.
 pub(super) struct Desk {
     pub(super) file: PathBuf,
-    /// Reads and checks it.
+    /// Where ports are kept that are added to it.
+    pub(super) state: Option<PathBuf>,
+    /// Reads and checks both.
     pub(super) judge: Judge,
     /// What may be beside it.
     pub(super) beside: Beside,
@@ -300,6 +317,8 @@ pub(super) type Adopt = Box<dyn Fn(&ServeConfig) -> Result<(), String> + Send>;
 /// Who reads and checks a file.
 #[derive(Clone, Copy)]
 pub(crate) struct Judge {
+    /// What the daemon starts with.
+    pub(crate) at_start: fn(&Path, Option<&Path>, Beside) -> Option<ConfigFile>,
     pub(crate) read: fn(&Path) -> anyhow::Result<ConfigFile>,
     /// What it means.
     pub(crate) judge: fn(ConfigFile) -> Result<ServeConfig, FileError>,
@@ -307,7 +326,7 @@ pub(crate) struct Judge {
 
 /// Which ports there may be beside those of the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Beside {
+pub(crate) enum Beside {
     None,
     /// All whose queues somebody else leases.
     All,
@@ -333,13 +352,13 @@ impl Desk {
     pub(super) fn answer_all(&self, socket: BorrowedFd<'_>) {
         let mut books = Books {
             // As the daemon has just read it.
-            counts: (self.judge.read)(&self.file).ok(),
+            counts: (self.judge.at_start)(&self.file, self.state.as_deref(), self.beside),
             ..Books::default()
         };
-        while let Ok((request, _)) = receive::<Request>(socket) {
+        while let Ok((request, descriptor)) = receive::<Request>(socket) {
             let (number, done) = match request {
                 None => (0, Err("this is no request".to_owned())),
-                Some(Numbered { number, what }) => (number, self.answer(what, &mut books)),
+                Some(Numbered { number, what }) => (number, self.answer(what, descriptor, &mut books)),
             };
             let (what, descriptor) = match done {
                 Ok(descriptor) => (Answer::Done, descriptor),
@@ -356,7 +375,12 @@ impl Desk {
         }
     }
 
-    fn answer(&self, request: Request, books: &mut Books) -> Result<Option<OwnedFd>, String> {
+    fn answer(
+        &self,
+        request: Request,
+        came: Option<OwnedFd>,
+        books: &mut Books,
+    ) -> Result<Option<OwnedFd>, String> {
         match request {
             Request::Read => {
                 let file = (self.judge.read)(&self.file);
@@ -393,6 +417,15 @@ impl Desk {
                 books.counts = config.file;
                 Ok(None)
             }
+            Request::Keep => {
+                let (path, came) = (
+                    self.state.as_ref().ok_or("no file is named")?,
+                    came.ok_or("no text came")?,
+                );
+                let text = text_of(came, state::LONGEST).map_err(|error| error.to_string())?;
+                let written = state::write(path, &text);
+                written.map_err(|error| error.to_string()).map(|()| None)
+            }
             Request::Listen(port) => {
                 let (path, access) = books.sockets.get(&port).ok_or("the file has no such port")?;
                 self.listen(path, access).map(Some)
@@ -422,44 +455,13 @@ impl Desk {
     fn propose(&self, file: ConfigFile, books: &mut Books) -> Result<Option<OwnedFd>, String> {
         let config = (self.judge.judge)(file).map_err(|error| steer::with_sources(&error))?;
         self.check_directories(&config)?;
-        self.check_interfaces(&config)?;
-        let text = in_memory(&config).map_err(|error| error.to_string())?;
+        if self.beside == Beside::OfItsInterfaces {
+            check_interfaces_of_added(&config)?;
+        }
+        let text = serde_json::to_vec(&config.file).map_err(|error| error.to_string())?;
+        let text = in_memory(&text).map_err(|error| error.to_string())?;
         books.proposed = Some(config);
         Ok(Some(text))
-    }
-
-    /// The daemon could be in somebody else's hands: by ports beside the file it gets no interface that the file does
-    /// not name.
-    fn check_interfaces(&self, config: &ServeConfig) -> Result<(), String> {
-        let Some(file) = config
-            .file
-            .as_ref()
-            .filter(|_| self.beside == Beside::OfItsInterfaces)
-        else {
-            return Ok(());
-        };
-        let (of_file, added) = config.ports.split_at(file.ports.len().min(config.ports.len()));
-        let uplinks = config
-            .networks
-            .iter()
-            .filter_map(|network| network.uplink.as_ref());
-        let named: HashSet<String> = of_file
-            .iter()
-            .filter_map(PortConfig::wanted)
-            .chain(uplinks.map(UplinkConfig::wanted))
-            .map(|wanted| wanted.interface)
-            .collect();
-        let other = added.iter().zip(&file.added).find_map(|(port, table)| {
-            let wanted = port.wanted()?;
-            (!named.contains(&wanted.interface)).then_some((table, wanted.interface))
-        });
-        other.map_or(Ok(()), |(table, interface)| {
-            Err(format!(
-                "{}: ifname = {interface:?}: the API may use interfaces that ports or networks of the file have: name \
-                 it there, or start the daemon with --steward, whose policy says what it may",
-                file.place_of(table, "ifname")
-            ))
-        })
     }
 
     /// What is asked for later is refused now, before anything is done.
@@ -515,12 +517,26 @@ fn socket_of(port: &PortConfig) -> Option<(String, (PathBuf, Access))> {
     }
 }
 
-/// A file as it was understood, for the daemon to read.
-fn in_memory(config: &ServeConfig) -> io::Result<OwnedFd> {
+/// A text for the other side to read.
+fn in_memory(text: &[u8]) -> io::Result<OwnedFd> {
     let memory = memfd_create("configuration", MemfdFlags::CLOEXEC)?;
     let mut file = File::from(memory);
-    file.write_all(&serde_json::to_vec(&config.file)?)?;
+    file.write_all(text)?;
     Ok(file.into())
+}
+
+/// The text that the other side wrote.
+/// Errors: it has more bytes, or cannot be read.
+fn text_of(memory: OwnedFd, most_bytes: u64) -> io::Result<String> {
+    let mut file = File::from(memory);
+    // A pipe, or a file that does not answer, would keep us waiting.
+    if fcntl_get_seals(&file).is_err() {
+        return Err(io::Error::other("it is no memory file"));
+    }
+    file.rewind()?;
+    let mut text = String::new();
+    file.take(most_bytes).read_to_string(&mut text)?;
+    Ok(text)
 }
 
 #[cfg(test)]

@@ -26,10 +26,8 @@ impl Kept {
         let (files, vmm_sockets) = (Arc::new(Files::of(Vec::new())), Arc::new(VmmSockets::default()));
         let desk = Desk {
             file,
-            judge: Judge {
-                read: crate::config::file::read,
-                judge: crate::config::file::judge,
-            },
+            state: None,
+            judge: crate::JUDGE,
             beside: Beside::All,
             directories: Arc::new(Directories::open(std::slice::from_ref(&place))),
             adopt: adopting(None, &vmm_sockets, &files),

@@ -1,0 +1,114 @@
+//! Ports that were added are there after a restart, where the file names a place that keeps them.
+
+use serde_json::{Value, json};
+use testkit::daemon::DIR;
+use testkit::{NetNs, Serve, require};
+
+use super::changes::{Scene, network};
+
+/// The file of a network with a port, and a place for those that are added.
+fn text() -> String {
+    network(None, &[1]).replacen(
+        "[daemon]\n",
+        &format!("[daemon]\nstate = \"{DIR}/ports.toml\"\n"),
+        1,
+    )
+}
+
+/// Kills the daemon in a moment that it does not choose, and starts it again.
+fn restart(scene: &mut Scene, netns: &NetNs) {
+    scene.daemon.kill();
+    scene.restart(netns);
+}
+
+#[test]
+fn added_ports_are_there_after_a_restart() {
+    require!(Root);
+    let netns = NetNs::new("api");
+    let mut scene = Scene::new(&netns, Serve::file().by_root(), &[], &text());
+    let mut keys = scene.keys(2);
+    keys["rule"] =
+        json!([{"direction": "to-guest", "action": "allow", "protocol": "tcp", "destination-ports": "22"}]);
+    scene.do_change("PUT", "vm2", &keys, "added");
+    scene.do_change("PUT", "vm3", &scene.keys(3), "added");
+    let done = scene.change("PATCH", "vm2", &json!({"isolated": true})).json()["done"].to_string();
+    assert!(
+        done.contains("added ports are kept in ") && done.contains("ports.toml for the next start"),
+        "{done}"
+    );
+    restart(&mut scene, &netns);
+    let port = scene.api.get("/v1/ports/vm2");
+    assert_eq!(
+        (&port["source"], &port["isolated"]),
+        (&json!("api"), &json!(true)),
+        "{port}"
+    );
+    let rules = scene.api.get("/v1/ports/vm2/rules");
+    assert_eq!(rules["rules"][0]["destination-ports"], "22", "{rules}");
+    assert!(
+        scene.daemon.port_named("vm3").is_some(),
+        "{}",
+        scene.daemon.said()
+    );
+    drop(scene.guest(3));
+    scene.do_change("DELETE", "vm3", &Value::Null, "removed");
+    restart(&mut scene, &netns);
+    assert!(scene.daemon.port_named("vm3").is_none());
+    // One that the file names is the file's from then on.
+    scene.daemon.reload_with(&(text() + &super::changes::of_file(2)));
+    restart(&mut scene, &netns);
+    assert_eq!(scene.api.get("/v1/ports/vm2")["source"], "file");
+}
+
+#[test]
+fn kept_port_that_is_not_possible_any_more_is_left_out_and_logged() {
+    require!(Root);
+    let netns = NetNs::new("api");
+    let mut scene = Scene::new(&netns, Serve::file().by_root(), &[], &text());
+    scene.do_change("PUT", "vm2", &scene.keys(2), "added");
+    scene.do_change("PUT", "vm3", &scene.keys(3), "added");
+    // The file has the address of one of them now; an attacker who was the daemon names an interface for another.
+    let other = super::changes::of_file(4).replace("00:04", "00:02");
+    scene.daemon.write_file(&(text() + &other));
+    let kept = scene.daemon.path("ports.toml");
+    let before = std::fs::read_to_string(&kept).expect("kept");
+    let thief = "[port.thief]\nifname = \"lo\"\nsocket-path = \"";
+    let thief = format!(
+        "{before}\n{thief}{}\"\n",
+        scene.daemon.path("thief.sock").display()
+    );
+    let outside = "[port.outside]\nnetwork = \"lan\"\nsocket-path = \"/run/elsewhere/x.sock\"\n";
+    std::fs::write(&kept, format!("{thief}{outside}")).expect("ours");
+    restart(&mut scene, &netns);
+    let names =
+        ["vm1", "vm2", "vm3", "vm4", "thief", "outside"].map(|name| scene.daemon.port_named(name).is_some());
+    assert_eq!(
+        names,
+        [true, false, true, true, false, false],
+        "{}",
+        scene.daemon.said()
+    );
+    for words in [
+        "port vm2: mac 02:00:00:00:00:02",
+        "port thief: ifname = \"lo\"",
+        "port outside: socket-path",
+    ] {
+        assert!(
+            scene.daemon.said().contains(words),
+            "{words}: {}",
+            scene.daemon.said()
+        );
+    }
+}
+
+#[test]
+fn without_a_place_the_answer_says_that_ports_end_with_the_daemon() {
+    require!(Root);
+    let netns = NetNs::new("api");
+    let scene = Scene::new(&netns, Serve::file().by_root(), &[], &network(None, &[1]));
+    let done = scene.change("PUT", "vm2", &scene.keys(2)).json()["done"].to_string();
+    assert!(
+        done.contains("added ports end with the daemon: `state` below [daemon]"),
+        "{done}"
+    );
+}
