@@ -432,7 +432,7 @@ fn check_shows_rules_and_why_some_cannot_be() {
     let from_guest = "direction=from-guest action=allow protocol=tcp";
     let (status, said) = check(&alone("direct", to_guest));
     assert!(!status.success());
-    let why = "rule: with memory=direct a frame is in the guest's memory before anybody could judge it";
+    let why = "rule: with memory=direct a frame is in the guest's memory before the daemon could drop it";
     assert!(said.contains(why), "{said}");
     for (memory, words) in [
         ("direct", from_guest),

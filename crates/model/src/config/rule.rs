@@ -115,6 +115,7 @@ impl Action {
 /// A filter rule of a port.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
+#[schemars(inline)]
 pub struct Rule {
     /// Frames of this direction.
     pub direction: Direction,
@@ -452,6 +453,7 @@ struct Ethertype(u16);
 impl Written for Ethertype {
     const MEANT: &'static str = "one of ipv4, ipv6, arp, llc, or a number of 0x0600 or more";
     const NUMBER: bool = true;
+    const WRITES_NUMBER: bool = false;
 }
 
 impl FromStr for Ethertype {
@@ -485,6 +487,7 @@ struct Protocol(u8);
 impl Written for Protocol {
     const MEANT: &'static str = "a name such as tcp, or a number up to 255";
     const NUMBER: bool = true;
+    const WRITES_NUMBER: bool = false;
 }
 
 impl FromStr for Protocol {
@@ -540,6 +543,7 @@ struct Ports(Vec<(u16, u16)>);
 impl Written for Ports {
     const MEANT: &'static str = "a list such as [22, \"8000-8100\"], or text in quotes";
     const NUMBER: bool = true;
+    const WRITES_NUMBER: bool = false;
     const JOINT: Option<char> = Some(',');
 }
 
@@ -605,6 +609,7 @@ struct IcmpType(u8, Option<u8>);
 impl Written for IcmpType {
     const MEANT: &'static str = "a type such as 8, or type and code in quotes such as \"3/4\"";
     const NUMBER: bool = true;
+    const WRITES_NUMBER: bool = false;
 }
 
 impl FromStr for IcmpType {

@@ -25,6 +25,8 @@ pub(super) trait Written: FromStr<Err = String> + Display {
     const MEANT: &'static str;
     /// A number will do.
     const NUMBER: bool = false;
+    /// What is a number is written as one.
+    const WRITES_NUMBER: bool = Self::NUMBER;
     /// A list will do, whose elements text joins by this character.
     const JOINT: Option<char> = None;
 }
@@ -97,7 +99,7 @@ macro_rules! written {
             fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
                 let text = self.to_string();
                 match text.parse::<i64>() {
-                    Ok(number) if <Self as $crate::config::values::Written>::NUMBER => to.serialize_i64(number),
+                    Ok(number) if <Self as $crate::config::values::Written>::WRITES_NUMBER => to.serialize_i64(number),
                     _ => to.serialize_str(&text),
                 }
             }

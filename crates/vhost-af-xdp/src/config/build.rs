@@ -203,7 +203,7 @@ fn nic(port: &Port) -> anyhow::Result<NicConfig> {
                 frame_bytes: frame_size.unwrap_or(NULL_FRAME),
             },
             (None, None) => bail!(
-                "no network and no interface: name one by network or ifname, or give cable, or null for none"
+                "no network and no interface: name one by network or --ifname, or give --cable, or --null for none"
             ),
         });
     };
