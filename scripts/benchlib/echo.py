@@ -1,4 +1,4 @@
-"""TCP messages that a server of one thread sends back, by epoll and by io_uring: `vhost-af-xdp bench echo`.
+"""TCP messages that a server of one thread sends back, by epoll and by io_uring: `vhost-af-xdp-bench echo`.
 
 The server listens at one end of a veth pair, in a process of its own on run.backend_cpu; the client is another one at
 the other end, on run.guest_cpu: 24 connections from 6 threads, each with one message under way. It copies nothing, so
@@ -26,7 +26,7 @@ def rate(run, contender, size):
         veth = stack.enter_context(Veth())
         for netns, interface, address in ((veth.near, veth.nic, NEAR), (veth.far, veth.wire, FAR)):
             ip("-n", netns, "address", "add", f"{address}/24", "dev", interface)
-        argv = [run.binary, "bench", "echo", "--json", "--engine", contender]
+        argv = [f"{run.binary}-bench", "echo", "--json", "--engine", contender]
         argv += ["--listen", f"{NEAR}:0", "--cpu", str(run.backend_cpu)]
         server = stack.enter_context(Process("server", argv, run.log_dir, veth.near))
         run.remember(server)
@@ -37,7 +37,7 @@ def rate(run, contender, size):
                 raise NotHere(str(error)) from error
             raise
         port = re.search(r":(\d+): listens", server.log()).group(1)
-        argv = [run.binary, "bench", "echo", "--json", "--connect", f"{NEAR}:{port}"]
+        argv = [f"{run.binary}-bench", "echo", "--json", "--connect", f"{NEAR}:{port}"]
         argv += ["--size", str(size), "--duration", str(run.seconds)]
         client = stack.enter_context(Process("client", argv, run.log_dir, veth.far, run.guest_cpu))
         run.remember(client)

@@ -1,6 +1,6 @@
 """What a frame takes to be classified, with the NIC's hash and without, and Open vSwitch beside it.
 
-`bench rxdrop` and `bench l2fwd` with --classify judge frames as a port's filter does (crates/vhost-af-xdp/src/bench/classify.rs), of so many
+`bench rxdrop` and `bench l2fwd` with --classify judge frames as a port's filter does (crates/bench/src/classify.rs), of so many
 flows. *off*: the hash is computed. *nic*: the program leaves the NIC's before each frame, and reading it is part of what is measured. A
 sample: `judge_cycles` of the median frame by the time stamp counter, `mpps`, `hits_percent` of the flow cache, `cpu_ns` a frame. The frames are testkit's
 example `flows`', by a packet socket: what AF_XDP sends the kernel gives no hash. Those come one by one; so the receiver sleeps after each batch and

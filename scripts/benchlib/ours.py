@@ -67,8 +67,8 @@ def start(run, argv, log_dir, netns=None, interface=None):
 
 
 def socket_bench(run, name, verb, cpu, interface, netns, size, seconds, further=()):
-    """`vhost-af-xdp bench txonly|rxdrop|l2fwd`, all of it on `cpu`; prints JSON at its end."""
-    argv = [run.binary, "bench", verb, "--ifname", interface, "--size", str(size), "--duration", str(seconds), "--json", *further]
+    """`vhost-af-xdp-bench txonly|rxdrop|l2fwd`, all of it on `cpu`; prints JSON at its end."""
+    argv = [f"{run.binary}-bench", verb, "--ifname", interface, "--size", str(size), "--duration", str(seconds), "--json", *further]
     return Process(name, argv, run.log_dir, netns, cpu)
 
 

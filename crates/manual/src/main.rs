@@ -33,6 +33,7 @@ fn main() -> anyhow::Result<()> {
     let directory = directory.context("manual DIRECTORY: where are they to be written?")?;
     for (name, command) in [
         ("vhost-af-xdp", vhost_af_xdp::command_line()),
+        ("vhost-af-xdp-bench", bench::command_line()),
         ("vhost-af-xdp-steward", steward::options::Options::command()),
     ] {
         let command = shown(name, &command);

@@ -53,6 +53,10 @@ fn each_program_and_each_command_has_a_page() {
     let directory = made();
     let mut wanted = vec!["vhost-af-xdp-steward.1".to_owned()];
     pages_of("vhost-af-xdp", &vhost_af_xdp::command_line(), &mut wanted);
+    pages_of("vhost-af-xdp-bench", &bench::command_line(), &mut wanted);
+    wanted.sort_unstable();
+    // The daemon's command that runs the program has the same name.
+    wanted.dedup();
     wanted.sort_unstable();
     assert_eq!(names(&directory.path().join("man1")), wanted);
     for page in ["vhost-af-xdp-serve.1", "vhost-af-xdp-port-add.1"] {
@@ -100,7 +104,7 @@ fn page_has_options_and_examples_as_they_are() {
 #[test]
 fn completions_are_under_the_names_that_shells_look_for() {
     let directory = made();
-    for program in ["vhost-af-xdp", "vhost-af-xdp-steward"] {
+    for program in ["vhost-af-xdp", "vhost-af-xdp-bench", "vhost-af-xdp-steward"] {
         for file in [
             format!("bash/{program}"),
             format!("zsh/_{program}"),
@@ -114,4 +118,62 @@ fn completions_are_under_the_names_that_shells_look_for() {
             );
         }
     }
+}
+
+/// Help is wrapped at 100 columns: an example that is longer could not be typed in as it is shown.
+#[test]
+fn examples_of_help_are_shown_as_they_are_typed_in() {
+    fn look(command: &clap::Command, path: &str) -> usize {
+        let path = format!("{path} {}", command.get_name());
+        let text = command
+            .get_after_help()
+            .map(ToString::to_string)
+            .unwrap_or_default();
+        for line in text.lines() {
+            assert!(line.chars().count() <= 100, "{path}: {line}");
+        }
+        let inner: usize = command.get_subcommands().map(|inner| look(inner, &path)).sum();
+        inner + usize::from(!text.is_empty())
+    }
+    assert!(look(&vhost_af_xdp::command_line(), "") > 10, "there are examples");
+    assert_eq!(look(&bench::command_line(), ""), 2);
+}
+
+/// Each option that help tells of is in the section of its command, or among the lines that show how to call it.
+#[test]
+fn document_has_every_option_of_help() {
+    fn look(command: &clap::Command, sections: &[&str]) {
+        let name = command.get_name();
+        let shown = command.get_opts().filter(|option| !option.is_hide_set());
+        for option in shown.filter_map(|option| option.get_long()) {
+            let option = format!("--{option}");
+            assert!(
+                sections.iter().any(|section| section.contains(&option)),
+                "{option} of {name} is not in docs/cli.md"
+            );
+        }
+        for inner in command.get_subcommands() {
+            look(inner, sections);
+        }
+    }
+    let document = include_str!("../../../docs/cli.md");
+    let section = |name: &str| {
+        document.split("\n## ").find(|section| {
+            let title = section.lines().next().unwrap_or_default();
+            title.split(", ").any(|word| word == name)
+        })
+    };
+    let command_line = vhost_af_xdp::command_line();
+    for command in command_line
+        .get_subcommands()
+        .filter(|command| !command.is_hide_set())
+    {
+        let name = command.get_name();
+        let called = document
+            .lines()
+            .find(|line| line.starts_with(&format!("    vhost-af-xdp {name} ")));
+        let sections: Vec<_> = section(name).into_iter().chain(called).collect();
+        look(command, &sections);
+    }
+    look(&bench::command_line(), &[section("bench").expect("a section")]);
 }

@@ -325,9 +325,9 @@ fn server_of_the_benchmark_receives_by_a_lease() {
     );
     let world = World::with(1, &rule);
     // It may lie where that user may not look.
-    let program = std::fs::File::open(testkit::daemon::binary()).expect("it is built");
+    let program = std::fs::File::open(testkit::program::bench()).expect("it is built");
     let mut command = Command::new(format!("/proc/self/fd/{}", program.as_raw_fd()));
-    command.uid(common::holder_uid()).args(["bench", "echo"]);
+    command.uid(common::holder_uid()).arg("echo");
     command.args(["--engine", "zcrx", "--ifname", "lo", "--address", SERVER]);
     command.args(["--connections", "8", "--threads", "2", "--duration", "0.5"]);
     command
@@ -386,7 +386,7 @@ fn queue_of_a_netkit_that_nobody_leased_to_it_is_not_served_by_copy() {
         ("--queues=1", "cannot do zero-copy"),
         ("--force-copy", "leave force-copy out"),
     ] {
-        let mut command = veth.near.command(testkit::daemon::binary());
+        let mut command = veth.near.command(testkit::program::bench());
         let dir = testkit::daemon::private_dir();
         command.args([
             "serve",

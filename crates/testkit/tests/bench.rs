@@ -1,11 +1,12 @@
-//! `vhost-af-xdp bench`: the raw socket benchmarks move the frames that they count, and leave nothing behind.
+//! `vhost-af-xdp-bench`: the raw socket benchmarks move the frames that they count, and leave nothing behind.
 
 use std::time::Duration;
 
 use rstest::rstest;
 use rustix::process::Signal;
-use testkit::daemon::{Mode, assert_complaint, binary, run_to_end};
+use testkit::daemon::{Mode, assert_complaint, binary};
 use testkit::foreign::Foreign;
+use testkit::program::{self, bench};
 use testkit::{PacketPort, Running, VethPair, frame, packet, require, wait};
 
 const MODES: [&str; 2] = ["native", "skb"];
@@ -14,9 +15,18 @@ const MODES: [&str; 2] = ["native", "skb"];
 const LOOKS: u64 = 8;
 
 fn start(pair: &VethPair, args: &[&str]) -> Running {
-    let mut command = pair.near.command(binary());
-    command.args(["bench", "--ifname", VethPair::NIC]).args(args);
+    let mut command = pair.near.command(bench());
+    command.args(["--ifname", VethPair::NIC]).args(args);
     Running::start(command)
+}
+
+/// It fails with one line that has this word, and leaves nothing.
+#[track_caller]
+fn assert_refused(pair: &VethPair, args: &[&str], word: &str) {
+    let mut running = start(pair, args);
+    let status = running.wait(wait::SOON);
+    assert_complaint(status, &running.said(), &[word]);
+    assert_nothing_attached(pair);
 }
 
 /// Starts one that receives, and waits until it does: it shows progress after a second.
@@ -185,13 +195,7 @@ fn txonly_numbers_its_frames(#[values("60", "64", "1514")] size: &str, #[values(
 fn bad_value_is_one_line_that_names_it(#[case] args: &[&str], #[case] named: &str) {
     require!(Root);
     let pair = VethPair::new();
-    let all: Vec<&str> = ["bench", "--ifname", VethPair::NIC]
-        .into_iter()
-        .chain(args.iter().copied())
-        .collect();
-    let (status, said) = run_to_end(&pair.near, &all);
-    assert_complaint(status, &said, &[named]);
-    assert_nothing_attached(&pair);
+    assert_refused(&pair, args, named);
 }
 
 /// A veth has none; what is known of its driver is said in any case.
@@ -363,9 +367,8 @@ fn whole_matrix_has_a_figure_or_a_reason_everywhere() {
     for end in ["one", "other"] {
         pair.near.ip(&["link", "set", end, "up"]);
     }
-    let mut command = pair.near.command(binary());
+    let mut command = pair.near.command(bench());
     command.args([
-        "bench",
         "matrix",
         "--ifname",
         "one",
@@ -422,8 +425,42 @@ fn matrix_without_a_sender_says_that_no_frame_came() {
 fn bad_value_of_a_matrix_is_one_line_that_names_it(#[case] args: &[&str], #[case] named: &str) {
     require!(Root);
     let pair = VethPair::new();
-    let mut all = vec!["bench", "matrix", "--ifname", VethPair::NIC];
-    all.extend(args);
-    let (status, said) = run_to_end(&pair.near, &all);
-    assert_complaint(status, &said, &[named]);
+    assert_refused(&pair, &[&["matrix"], args].concat(), named);
+}
+
+/// The benchmarks were a command of the daemon's, and scripts name it.
+#[test]
+fn command_of_the_daemon_runs_the_benchmarks() {
+    require!(Root);
+    let pair = VethPair::new();
+    let raw = ["bench", "txonly", "--ifname", VethPair::NIC, "--duration", "0.3"];
+    for (args, words) in [
+        (&raw[..], "ended by duration"),
+        (&["bench", "--help"], "Usage: vhost-af-xdp-bench [OPTIONS]"),
+        (&["complete", "--", "vhost-af-xdp", "bench", "rx"], "rxdrop\t"),
+    ] {
+        // Beside the daemon, or there.
+        let path = format!("PATH={}", bench().parent().expect("a directory").display());
+        let mut command = pair.near.command("env");
+        command.arg(path).arg(binary()).args(args);
+        let mut running = Running::start(command);
+        assert!(running.wait(wait::SOON).success(), "{running}");
+        assert!(running.said().contains(words), "{words}: {running}");
+    }
+}
+
+#[test]
+fn without_the_program_of_the_benchmarks_the_command_names_it() {
+    require!(Root);
+    let (pair, dir) = (VethPair::new(), tempfile::tempdir().expect("a directory"));
+    let mut command = pair.near.command("env");
+    command.arg("PATH=/nowhere").arg(program::daemon_in(dir.path()));
+    command.args(["bench", "rxdrop"]);
+    let mut running = Running::start(command);
+    let status = running.wait(wait::SOON);
+    assert_complaint(
+        status,
+        &running.said(),
+        &["cannot run vhost-af-xdp-bench: install it"],
+    );
 }

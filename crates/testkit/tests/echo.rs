@@ -1,4 +1,4 @@
-//! `vhost-af-xdp bench echo`: what comes back is what was sent, by each engine; and nobody who connects does harm.
+//! `vhost-af-xdp-bench echo`: what comes back is what was sent, by each engine; and nobody who connects does harm.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use rstest::rstest;
 use rustix::process::Signal;
-use testkit::daemon::{assert_complaint, binary};
+use testkit::daemon::assert_complaint;
+use testkit::program::bench;
 use testkit::{NetNs, Running, VethPair, require, wait};
 
 const NEAR: &str = "10.9.0.1";
@@ -27,8 +28,8 @@ fn addressed() -> VethPair {
 }
 
 fn start(netns: &NetNs, args: &[&str]) -> Running {
-    let mut command = netns.command(binary());
-    command.args(["bench", "echo"]).args(args);
+    let mut command = netns.command(bench());
+    command.arg("echo").args(args);
     Running::start(command)
 }
 
@@ -168,7 +169,7 @@ fn progress_and_table_name_the_engine(#[values("epoll", "io-uring")] engine: &st
 #[case::negative(&["--duration", "-1"], "--duration -1")]
 #[case::nobody_there(&["--connect", "127.0.0.1:1"], "--connect 127.0.0.1:1: cannot connect, start")]
 #[case::of_raw_sockets(&["--ifname", "lo", "--queue", "0"], "--ifname")]
-#[case::unreadable(&["--size", "x"], "`vhost-af-xdp bench echo --help` explains")]
+#[case::unreadable(&["--size", "x"], "`vhost-af-xdp-bench echo --help` explains")]
 fn bad_value_is_one_line_that_names_it(#[case] args: &[&str], #[case] named: &str) {
     require!(Root);
     let netns = NetNs::new("echo");

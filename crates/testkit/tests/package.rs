@@ -38,8 +38,12 @@ exec env -i PATH="$PATH" sh /tmp/inside /package.deb "$4""#;
 fn package(directory: &TempDir) -> PathBuf {
     let programs = directory.path().join("programs");
     fs::create_dir(&programs).expect("writable");
-    let manual = program::manual();
-    for path in [program::daemon(), program::steward(), manual] {
+    for path in [
+        program::daemon(),
+        program::bench(),
+        program::steward(),
+        program::manual(),
+    ] {
         let name = path.file_name().expect("a program");
         std::os::unix::fs::symlink(path, programs.join(name)).expect("writable");
     }
@@ -100,6 +104,7 @@ fn assert_is_roots_and_has_what_it_should(package: &Path) {
     }
     for path in [
         "usr/bin/vhost-af-xdp",
+        "usr/bin/vhost-af-xdp-bench",
         "usr/bin/vhost-af-xdp-steward",
         "usr/lib/systemd/system/vhost-af-xdp@.service",
         "usr/lib/systemd/system/vhost-af-xdp-network@.service",

@@ -7,25 +7,19 @@ pub(crate) mod mark;
 pub(crate) mod netkit;
 mod serve;
 
-use std::error::Error;
-use std::num::{IntErrorKind, ParseFloatError, ParseIntError};
+use std::ffi::OsString;
 use std::path::PathBuf;
-use std::process::ExitCode;
 
-use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Arg, Args, CommandFactory, Parser, Subcommand};
-use model::mistakes::nearest;
-use steward::log::report_end;
+use clap::{Args, Parser, Subcommand};
+use common::complete::CompleteArgs;
 
 use self::ask::{
     EVENTS_EXAMPLES, EventsArgs, NETWORK_EXAMPLES, NetworkCommandArgs, PORT_EXAMPLES, PortCommandArgs,
 };
 use self::capture::{CAPTURE_EXAMPLES, CaptureArgs};
-use self::complete::CompleteArgs;
 use self::mark::{MARK_EXAMPLES, MarkCommandArgs};
 use self::netkit::{NETKIT_EXAMPLES, NetkitArgs};
 use crate::api::process::ProcessArgs;
-use crate::bench::BenchArgs;
 use crate::check::{CHECK_EXAMPLES, CheckArgs};
 use crate::guard::keeper::KeeperArgs;
 
@@ -105,9 +99,13 @@ pub(crate) enum Command {
     /// Say before anything is started what an interface, its driver and this kernel will give, and what to type
     #[command(after_help = CHECK_EXAMPLES)]
     Check(CheckArgs),
-    /// Measure raw AF_XDP sockets on an interface, beside AF_PACKET
-    #[command(after_help = BENCH_EXAMPLES)]
-    Bench(Box<BenchArgs>),
+    /// Run vhost-af-xdp-bench, which measures raw AF_XDP sockets on an interface, and TCP messages
+    #[command(disable_help_flag = true)]
+    Bench {
+        /// Its options, see `vhost-af-xdp-bench --help`
+        #[arg(value_name = "OPTION", trailing_var_arg = true, allow_hyphen_values = true)]
+        words: Vec<OsString>,
+    },
     /// What `serve` starts for what its sandbox keeps from it
     #[command(hide = true)]
     Keeper(KeeperArgs),
@@ -175,15 +173,6 @@ Examples:
   Ports where no frames move although they should, with the reason:
     vhost-af-xdp status --json | jq '.[].ports[] | select(.impaired) | .endpoint, .impaired'";
 
-const BENCH_EXAMPLES: &str = "\
-Examples:
-  What comes in at queue 0 of eth1:
-    vhost-af-xdp bench rxdrop --ifname eth1 --duration 5
-  What can be sent:
-    vhost-af-xdp bench txonly --ifname eth1 --size 1514 --mode skb --json
-  Everything in every mode, beside AF_PACKET, with frames from the other end:
-    vhost-af-xdp bench matrix --ifname veth0 --sender veth1";
-
 const QUEUES_EXAMPLES: &str = "\
 Examples:
   Every queue of every interface in this network namespace:
@@ -214,75 +203,6 @@ pub(crate) struct QueuesArgs {
 fn parse_pause(text: &str) -> Result<u64, String> {
     let seconds = text.parse().ok().filter(|seconds| (1..=86_400).contains(seconds));
     seconds.ok_or_else(|| "1 to 86400 seconds between tables".to_owned())
-}
-
-/// Prints help where help was asked for; else what is wrong with the command line, in one line.
-pub(crate) fn explain(error: &clap::Error) -> ExitCode {
-    if !error.use_stderr() {
-        let _ = error.print();
-        return ExitCode::SUCCESS;
-    }
-    report_end("vhost-af-xdp", &mistake(std::env::args().skip(1), error));
-    ExitCode::from(2)
-}
-
-/// What is wrong with these words, and where the command is explained.
-fn mistake(words: impl Iterator<Item = String>, error: &clap::Error) -> String {
-    let (command, named) = named_command(words);
-    let what = match (error.kind(), error.get(ContextKind::InvalidArg)) {
-        (ErrorKind::UnknownArgument, Some(ContextValue::String(option))) if option.starts_with("--") => {
-            let known = command.get_arguments().filter_map(Arg::get_long);
-            let near = nearest(option.trim_start_matches('-'), known);
-            let near = near.map_or_else(String::new, |near| format!(": did you mean --{near}?"));
-            format!("unknown option {option}{near}")
-        }
-        _ => sentence(error),
-    };
-    format!("{what}; `vhost-af-xdp {named}--help` explains")
-}
-
-/// The command that a command line names, and its name with those of the outer ones: `bench echo `.
-fn named_command(words: impl Iterator<Item = String>) -> (clap::Command, String) {
-    let (mut command, mut named) = (Cli::command(), String::new());
-    for word in words {
-        if let Some(inner) = command.find_subcommand(&word) {
-            command = inner.clone();
-            named += &format!("{word} ");
-        }
-    }
-    (command, named)
-}
-
-/// What is wrong with a command line, in one line.
-fn sentence(error: &clap::Error) -> String {
-    let text = error.render().to_string();
-    let said: Vec<&str> = text
-        .lines()
-        .map(str::trim)
-        .take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more information"))
-        .filter(|line| !line.is_empty())
-        .collect();
-    let mut said = said.join(" ").replace(" tip: ", "; ");
-    if let Some(source) = error.source() {
-        said = said.replace(&source.to_string(), &reason(source));
-    }
-    said.trim_start_matches("error: ").replace("..=", " to ")
-}
-
-/// Why a value is refused. Of what is no number, std says which of its steps failed, not what is meant.
-fn reason(source: &(dyn Error + 'static)) -> String {
-    if let Some(error) = source.downcast_ref::<ParseIntError>() {
-        return match error.kind() {
-            IntErrorKind::PosOverflow => "the number is too large",
-            IntErrorKind::NegOverflow => "the number is too small",
-            _ => "give a whole number such as 4",
-        }
-        .to_owned();
-    }
-    if source.is::<ParseFloatError>() {
-        return "give a number such as 4 or 0.5".to_owned();
-    }
-    source.to_string().replace("..=", " to ")
 }
 
 #[cfg(test)]

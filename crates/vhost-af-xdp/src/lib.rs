@@ -3,7 +3,7 @@
 //! Rooms: [`serve`] starts and ends the daemon. A VMM's messages come in by [`vhost_user`] and act on a [`port`], which
 //! is one guest's network device. Queues of interfaces come from [`nic`]. Frames go through [`switch`], or, where guest
 //! RAM is the UMEM, through [`direct`]. An operator asks by [`api`]; [`guard`] and [`sandbox`] protect the process;
-//! [`bench`] measures raw sockets, [`check`] says what they will be. docs/architecture.md draws the whole.
+//! [`check`] says what sockets will be. docs/architecture.md draws the whole.
 //!
 //! A library only so that the program's parts can be fuzzed (feature `fuzzing`, `fuzz/`) and its sandbox be tried from
 //! within (`examples/`); it has no interface for others. The program is `main.rs`, one line.
@@ -28,7 +28,6 @@ mod mark;
 mod netkit;
 mod network;
 mod nic;
-mod options;
 mod other_losses;
 mod port;
 mod port_watch;
@@ -37,7 +36,6 @@ mod rates;
 mod reload;
 mod sandbox;
 mod serve;
-mod shortage;
 mod signal_handler;
 mod switch;
 mod told;
@@ -50,6 +48,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::{CommandFactory, Parser};
+use common::command_line;
 
 use api::status::Status;
 use api::workers::WorkersDocument;
@@ -60,15 +59,14 @@ use config::{ServeConfig, file};
 use guard::keeper::{self, Beside, Judge};
 use model::config::Daemon;
 use serve::Sandboxed;
-use shortage::shortage;
-use steward::log::{self, LogArgs};
+use steward::log::LogArgs;
 
 /// The program: reads the command line, does what it asks for.
 #[must_use]
 pub fn run() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        Err(error) => return cli::explain(&error),
+        Err(error) => return command_line::explain(&Cli::command(), &error),
     };
     if cli.print_capabilities {
         println!("{{\"type\":\"net\"}}");
@@ -90,7 +88,7 @@ pub fn run() -> ExitCode {
         Command::Serve(args) => match (args.check, checked(*args)) {
             (true, Ok(config)) => print(&understood::render(&config)).map(|_| ()),
             (false, Ok(config)) => serve::run(&config),
-            (_, Err(error)) => return explain(&error, ExitCode::from(2)),
+            (_, Err(error)) => return explain(&error, 2),
         },
         Command::Keeper(args) => keeper::run(args, JUDGE),
         Command::Api(args) => process::run(&args),
@@ -103,20 +101,18 @@ pub fn run() -> ExitCode {
         Command::Events(args) => ask::events(&args, print),
         Command::Mark(args) => match args.command.check() {
             Ok(()) => mark::run(&args.command, print),
-            Err(error) => return explain(&error, ExitCode::from(2)),
+            Err(error) => return explain(&error, 2),
         },
         Command::Netkit(args) => netkit::run(&args, print),
-        Command::Complete(args) => {
-            print(&cli::complete::complete(&args.words, &complete::OfThisHost)).map(|_| ())
-        }
+        Command::Complete(args) => match bench::words_of(&args.words) {
+            Some(words) => bench::complete(words),
+            None => print(&cli::complete::complete(&args.words, &complete::OfThisHost)).map(|_| ()),
+        },
         Command::Queues(args) => show_queues(&args),
         Command::Check(args) => show_check(&args),
-        Command::Bench(args) => match args.check() {
-            Ok(()) => bench::run(*args),
-            Err(error) => return explain(&error, ExitCode::from(2)),
-        },
+        Command::Bench { words } => bench::run(words),
     };
-    done.map_or_else(|error| explain(&error, ExitCode::FAILURE), |()| ExitCode::SUCCESS)
+    done.map_or_else(|error| explain(&error, 1), |()| ExitCode::SUCCESS)
 }
 
 /// How the keeper reads and checks the daemon's files.
@@ -165,10 +161,8 @@ fn checked(args: ServeArgs) -> anyhow::Result<ServeConfig> {
 }
 
 /// Says what was not possible, and how to end.
-fn explain(error: &anyhow::Error, code: ExitCode) -> ExitCode {
-    let text = steer::with_sources(error.as_ref());
-    log::report_end("vhost-af-xdp", &format!("{text}{}", shortage(&text)));
-    code
+fn explain(error: &anyhow::Error, code: u8) -> ExitCode {
+    command_line::report("vhost-af-xdp", error.as_ref(), code)
 }
 
 /// The one daemon that answers there, or all that are found.

@@ -18,6 +18,7 @@ use std::sync::mpsc;
 use std::time::Instant;
 
 use anyhow::{Context, bail};
+use common::drivers;
 use rustix::thread::CapabilitySet;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::{Handle, Signals};
@@ -36,7 +37,6 @@ use crate::guard::keeper::{Keeper, Orders, Requests};
 use crate::guard::service_manager::ServiceManager;
 use crate::guard::sigbus;
 use crate::guard::watchdog::Watchdog;
-use crate::nic::drivers;
 use crate::nic::external::{self, Given};
 use crate::nic::interface::QueueOptions;
 use crate::nic::interfaces::Interfaces;

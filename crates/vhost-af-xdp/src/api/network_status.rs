@@ -3,13 +3,13 @@
 use std::fmt::Write as _;
 use std::sync::{Arc, Weak};
 
+use common::drivers;
 use serde::{Deserialize, Serialize};
 use steer::mac_text;
 use steward::protocol::BEHIND_MAX;
 
 use super::lane_status::{LaneStatus, Named};
 use crate::network::{Network, ShownBridge, ShownHost};
-use crate::nic::drivers;
 use crate::port::Port;
 
 #[derive(Debug, Clone, Serialize, Deserialize)]

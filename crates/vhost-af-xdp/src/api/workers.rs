@@ -3,7 +3,7 @@
 //! Measured and exact: rounds, frames, batches, calls of the kernel. Measured by the clock: busy, idle and asleep.
 //! Worked out of samples: what lanes took of the busy time, by rounds that were timed lane by lane, and what calls of
 //! the kernel took, by those that were timed ([`crate::switch::statistics`]). Cycles are nanoseconds by the rate of the
-//! CPU's time stamp counter ([`crate::switch::cycles`]).
+//! CPU's time stamp counter ([`common::cycles`]).
 
 use device::meter::{KernelCall, SIZES};
 use serde::Serialize;

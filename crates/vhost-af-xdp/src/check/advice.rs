@@ -1,5 +1,6 @@
 //! What to type, for what was seen.
 
+use common::binding::{L2_BYTES, LONGEST_FRAME};
 use serde::Serialize;
 use steward::hardware::Tags;
 use steward::protocol::DEFAULT_SOCKET;
@@ -10,7 +11,6 @@ use super::loopback;
 use super::netkit;
 use super::network::NetworkReport;
 use super::seen::Seen;
-use crate::nic::binding::{L2_BYTES, LONGEST_FRAME};
 use crate::nic::endpoint::COPY_BYTES;
 
 /// Most pairs that are proposed.

@@ -1,5 +1,8 @@
 //! What a placement will be in, and why not in a better mode: the same conditions that `serve` goes by, in its words.
 
+use common::binding::{
+    Binding, BufferOrder, GuestBuffers, IntoGuest, Judge, L2_BYTES, LONGEST_FRAME, NoZeroCopy, Wish,
+};
 use serde::Serialize;
 use steward::links::DriverSends;
 use steward::server::wants_frags;
@@ -9,9 +12,6 @@ use super::kernels;
 use super::netkit;
 use super::seen::Seen;
 use crate::config::Placement;
-use crate::nic::binding::{
-    Binding, BufferOrder, GuestBuffers, IntoGuest, Judge, L2_BYTES, LONGEST_FRAME, NoZeroCopy, Wish,
-};
 use crate::nic::mode::{Checksums, DataPath, Fallback};
 
 /// One placement.

@@ -3,7 +3,7 @@
 //!
 //! # Theory of operation
 //! [`seen`] reads what is there; nothing is attached, bound or set. [`expected`] asks the same conditions that `serve`
-//! goes by (`nic/binding.rs`), with what was seen and with the best that a guest and its VMM can be, and takes its
+//! goes by ([`common::binding`]), with what was seen and with the best that a guest and its VMM can be, and takes its
 //! words from the same places as `status`. [`advice`] says what to type, [`view`] puts all of it into tables. What
 //! needs a try to be known is said by [`trial`], and only if it was asked for.
 
@@ -22,6 +22,7 @@ mod view;
 use std::path::PathBuf;
 
 use clap::Args;
+use common::drivers;
 use serde::Serialize;
 use steer::{HintSet, mac_text};
 use steward::hardware::Tags;
@@ -33,7 +34,6 @@ use self::seen::{HugePages, Seen};
 use self::trial::Tried;
 use crate::api::queues::Queue;
 use crate::config::Placement;
-use crate::nic::drivers;
 use crate::nic::endpoint::COPY_BYTES;
 use crate::nic::hints;
 

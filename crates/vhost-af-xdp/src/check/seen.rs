@@ -5,6 +5,7 @@ use std::io;
 use std::path::Path;
 
 use anyhow::Context as _;
+use common::drivers::{self, Line};
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
 use steer::{ForeignProgram, HintSet, program_on, unnamed_program_on};
@@ -17,7 +18,6 @@ use steward::protocol::DEFAULT_SOCKET;
 
 use crate::api::control_socket;
 use crate::api::queues::{self, Queue};
-use crate::nic::drivers::{self, Line};
 
 const HUGE_PAGES: &str = "/sys/kernel/mm/hugepages";
 

@@ -1,3 +1,4 @@
+use common::drivers::TABLE;
 use steer::{AttachedAs, ForeignProgram, HintSet, Mode};
 use steward::links::{DriverSends, DriverXdp, Link};
 
@@ -5,7 +6,6 @@ use steward::protocol::DEFAULT_SOCKET;
 
 use super::*;
 use crate::api::queues::{Holder, Leased};
-use crate::nic::drivers::TABLE;
 
 /// igb with two queues, beside nothing else, as root sees it.
 fn igb() -> Seen {

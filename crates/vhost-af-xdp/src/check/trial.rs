@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use common::binding::{LONGEST_FRAME, TX_METADATA_BYTES};
 use serde::Serialize;
 use steer::{Mode, ModeRequest, Program, with_sources};
 use steward::server::wants_frags;
@@ -13,7 +14,6 @@ use xsk::{AttachMode, OwnMemory, QueueId, RingSize, Socket, SocketConfig, Umem};
 
 use super::netkit;
 use super::seen::Seen;
-use crate::nic::binding::{LONGEST_FRAME, TX_METADATA_BYTES};
 use crate::nic::interface::{RECEIVE_RING, SEND_RING};
 use crate::nic::mode::Fallback;
 

@@ -3,9 +3,8 @@
 use std::net::IpAddr;
 
 use clap::{Args, Subcommand, value_parser};
-use steer::Flow;
-
 use model::config::protocol;
+use steer::Flow;
 
 pub(crate) const MARK_EXAMPLES: &str = "\
 Examples:

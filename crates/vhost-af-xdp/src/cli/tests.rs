@@ -1,7 +1,8 @@
 use anyhow::bail;
-use clap::{Command as Described, CommandFactory, Parser};
+use clap::{CommandFactory, Parser};
+use common::command_line::{mistake, named_command, sentence};
 
-use super::{Cli, Command, mistake, named_command, sentence};
+use super::{Cli, Command};
 use crate::config::{Control, NicConfig, Placement, PortQueues, ServeConfig};
 
 pub(crate) fn serve(arguments: &[&str]) -> anyhow::Result<ServeConfig> {
@@ -238,7 +239,11 @@ fn mistyped_option_is_told_in_one_line_with_the_one_that_was_meant() {
         let words = ["vhost-af-xdp", "serve", option, "2"];
         let error = Cli::try_parse_from(words).expect_err("no such option");
         assert_eq!(
-            mistake(words.into_iter().skip(1).map(str::to_owned), &error),
+            mistake(
+                &Cli::command(),
+                words.into_iter().skip(1).map(str::to_owned),
+                &error
+            ),
             format!("unknown option {option}{meant}; `vhost-af-xdp serve --help` explains")
         );
     }
@@ -309,13 +314,11 @@ fn mistakes_point_at_the_help_of_the_innermost_command() {
     for (line, named) in [
         ("--bogus", ""),
         ("serve --bogus", "serve "),
-        ("bench --bogus", "bench "),
-        ("bench echo --size x", "bench echo "),
         ("mark set eth1 0", "mark set "),
         ("port set mark vlan", "port set "),
     ] {
         assert_eq!(
-            named_command(line.split(' ').map(str::to_owned)).1,
+            named_command(&Cli::command(), line.split(' ').map(str::to_owned)).1,
             named,
             "{line}"
         );
@@ -325,18 +328,10 @@ fn mistakes_point_at_the_help_of_the_innermost_command() {
 #[test]
 fn value_that_is_no_number_is_named_with_what_is_meant() {
     for (line, words) in [
-        (
-            "bench echo --size x",
-            "'x' for '--size <BYTES>': give a whole number such as 4",
-        ),
         ("serve --queues=", "--queues"),
         (
             "mark set eth1 x",
             "'x' for '<MARK>': give a whole number such as 4",
-        ),
-        (
-            "bench rxdrop --duration x",
-            "'x' for '--duration <SECS>': give a number such as 4 or 0.5",
         ),
         ("events --after 99999999999999999999", "the number is too large"),
         ("mark set eth1 0", "0 is not in 1 to"),
@@ -357,61 +352,4 @@ fn value_that_is_no_number_is_named_with_what_is_meant() {
         format!("{error:#}").contains("queues = \"x\": give a number of 0 to 65535"),
         "{error:#}"
     );
-}
-
-/// Help is wrapped at 100 columns: an example that is longer could not be typed in as it is shown.
-#[test]
-fn examples_of_help_are_shown_as_they_are_typed_in() {
-    fn look(command: &Described, path: &str) -> usize {
-        let path = format!("{path} {}", command.get_name());
-        let text = command
-            .get_after_help()
-            .map(ToString::to_string)
-            .unwrap_or_default();
-        for line in text.lines() {
-            assert!(line.chars().count() <= 100, "{path}: {line}");
-        }
-        let inner: usize = command.get_subcommands().map(|inner| look(inner, &path)).sum();
-        inner + usize::from(!text.is_empty())
-    }
-    assert!(look(&Cli::command(), "") > 10, "there are examples");
-}
-
-/// Each option that help tells of is in the section of its command, or among the lines that show how to call it.
-#[test]
-fn document_has_every_option_of_help() {
-    fn look(command: &Described, sections: &[&str]) {
-        let name = command.get_name();
-        let shown = command.get_opts().filter(|option| !option.is_hide_set());
-        for option in shown.filter_map(|option| option.get_long()) {
-            let option = format!("--{option}");
-            assert!(
-                sections.iter().any(|section| section.contains(&option)),
-                "{option} of {name} is not in docs/cli.md"
-            );
-        }
-        for inner in command.get_subcommands() {
-            look(inner, sections);
-        }
-    }
-    let document = include_str!("../../../../docs/cli.md");
-    let section = |name: &str| {
-        document.split("\n## ").find(|section| {
-            let title = section.lines().next().unwrap_or_default();
-            title.split(", ").any(|word| word == name)
-        })
-    };
-    let command_line = Cli::command();
-    for command in command_line
-        .get_subcommands()
-        .filter(|command| !command.is_hide_set())
-    {
-        let name = command.get_name();
-        let called = document
-            .lines()
-            .find(|line| line.starts_with(&format!("    vhost-af-xdp {name} ")));
-        let sections =
-            [section(name), called].map(|found| found.unwrap_or_else(|| panic!("{name}: no section")));
-        look(command, &sections);
-    }
 }

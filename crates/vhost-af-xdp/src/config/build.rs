@@ -6,13 +6,14 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
+use common::binding::LARGE_CHUNK;
+use common::options::{bind_request, busy_poll, mode_request};
 use device::features::OnRequest;
 use model::config::{
-    Account, Api, Daemon, External, Interface, Limits, Network, Placement, Polling, Port, Process, Size,
-    Socket, Vlans, Words,
+    Account, Api, Daemon, External, Interface, Limits, Network, Placement, Port, Process, Size, Socket,
+    Vlans, Words,
 };
 use steward::protocol::is_interface_name;
-use xsk::{BindRequest, BusyPoll};
 
 use super::port::offloads_of;
 use super::{
@@ -21,9 +22,7 @@ use super::{
 };
 use crate::choice::Choice;
 use crate::listener::Access;
-use crate::nic::binding::LARGE_CHUNK;
 use crate::nic::endpoint::{COPY_BYTES, LEAST_COPY_BYTES};
-use crate::options::mode_request;
 use crate::rates::{Beyond, LONGEST_BURST_SECONDS, PortRates, Rate, Rates, Unit};
 use crate::sandbox::{Layer, Layers, User, group_number, user_number};
 use crate::switch::polling::Waits;
@@ -36,8 +35,6 @@ const MODERATION_US: u64 = 800;
 const MOST_MODERATION_US: u64 = 1000;
 /// How long a steward may take, seconds.
 const STEWARD_TIMEOUT: u64 = 10;
-/// Longest time of one busy poll, microseconds.
-const MOST_BUSY_POLL_US: u32 = 1_000_000;
 /// Length of the frames that the null NIC makes, bytes.
 const NULL_FRAME: u32 = 64;
 
@@ -268,33 +265,6 @@ fn check_interface(key: &str, name: &str) -> anyhow::Result<()> {
         );
     }
     Ok(())
-}
-
-pub(crate) fn bind_request(force_copy: bool, force_zero_copy: bool) -> anyhow::Result<BindRequest> {
-    match (force_copy, force_zero_copy) {
-        (true, true) => bail!("force-zero-copy excludes force-copy: leave one out"),
-        (true, false) => Ok(BindRequest::ForceCopy),
-        (false, true) => Ok(BindRequest::ForceZeroCopy),
-        (false, false) => Ok(BindRequest::Auto),
-    }
-}
-
-pub(crate) fn busy_poll(polling: &Polling) -> anyhow::Result<Option<BusyPoll>> {
-    let (usecs, budget) = (
-        polling.busy_poll_us.unwrap_or(0),
-        polling.busy_poll_budget.unwrap_or(64),
-    );
-    if usecs > MOST_BUSY_POLL_US {
-        bail!("busy-poll-us {usecs}: give 0 to {MOST_BUSY_POLL_US}");
-    }
-    if budget == 0 {
-        bail!("busy-poll-budget 0: give 1 to 65535");
-    }
-    Ok((usecs > 0).then(|| BusyPoll {
-        usecs,
-        budget: budget.into(),
-        prefer: true,
-    }))
 }
 
 fn hints(words: Option<&Words>) -> anyhow::Result<HintsConfig> {

@@ -54,12 +54,12 @@ use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
+use common::binding::LARGE_CHUNK;
 use virtqueue::{Buffer, ChainId, Chains, Prefetch};
 use xsk::{Frame, FramePool, RxDesc, TxDesc, Umem, UmemError, UmemOffset};
 
 use crate::direct::in_flight::InFlight;
 use crate::direct::place::Place;
-use crate::nic::binding::LARGE_CHUNK;
 use crate::nic::endpoint::{Chunks, NicQueue};
 use crate::nic::interface::RECEIVE_RING;
 use crate::nic::interface_queue::{Coupled, Release};

@@ -1,10 +1,9 @@
 //! Where in a guest's memory a frame may be received into: see the head of `direct`.
 
+use common::binding::LARGE_CHUNK;
 use device::pair::QueuePair;
 use virtqueue::{Buffer, HUGE_PAGE_BYTES};
 use xsk::{Umem, UmemOffset, XDP_PACKET_HEADROOM};
-
-use crate::nic::binding::LARGE_CHUNK;
 
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Place {

@@ -9,11 +9,11 @@ use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 
+use common::binding::GuestBuffers;
 use virtqueue::{MappedRegion, MemoryMap};
 use xsk::Umem;
 
 use crate::direct::CHUNK_BYTES;
-use crate::nic::binding::GuestBuffers;
 use crate::nic::error::InterfaceError;
 use crate::nic::interface_queue::{InterfaceQueue, RegisteredSocket};
 use crate::switch::bytes::GuestRam;

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
+use common::binding::L2_BYTES;
 use device::counters::PairCounters;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use steer::{TapTo, with_sources};
@@ -17,7 +18,6 @@ use steward::links::Link;
 
 use super::{Network, NetworkLink, Running, RunningTap, State, stations};
 use crate::journal::{JOURNAL, Of, What};
-use crate::nic::binding::L2_BYTES;
 use crate::nic::error::InterfaceError;
 use crate::nic::interface::Interface;
 use crate::nic::interface_queue::{Fit, InterfaceQueue};

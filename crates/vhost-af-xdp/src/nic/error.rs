@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::RawFd;
 use std::time::Duration;
 
+use common::binding::{L2_BYTES, NoZeroCopy};
 use steer::{ForeignProgram, LayoutOfError, SocketMapError};
 use steward::client::LeaseError;
 use steward::links::LinkError;
@@ -11,7 +12,6 @@ use steward::protocol::{Reason, Refusal};
 use xsk::{OpenError, UmemError};
 
 use super::afxdp_plugin::PluginError;
-use super::binding::{L2_BYTES, NoZeroCopy};
 use super::endpoint::ChunksError;
 
 /// Why an interface or one of its queues cannot be used.

@@ -9,6 +9,8 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use common::binding::{Binding, GuestBuffers, IntoGuest, L2_BYTES, LONGEST_FRAME, NoZeroCopy, Wish};
+use common::drivers;
 use steer::{Mode, ModeRequest};
 use steward::links::{DriverSends, Link};
 use steward::protocol::Wanted;
@@ -17,9 +19,7 @@ use xsk::{
     Umem,
 };
 
-use super::binding::{Binding, GuestBuffers, IntoGuest, L2_BYTES, LONGEST_FRAME, NoZeroCopy, Wish};
 use super::demand::Demand;
-use super::drivers;
 use super::error::{ExternalError, InterfaceError, Lost};
 use super::hints::{Promises, SeenHints};
 use super::queue_state::QueueState;

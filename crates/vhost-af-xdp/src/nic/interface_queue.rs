@@ -24,11 +24,11 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use common::binding::{Binding, GuestBuffers, LONGEST_FRAME, LONGEST_ZERO_COPY, TX_METADATA_BYTES};
 use device::counters::PairCounters;
 use steer::{QueueConf, VirtioHeader, with_sources};
 use xsk::{BindRequest, Mode, OpenError, Socket, Umem};
 
-use super::binding::{Binding, GuestBuffers, LONGEST_FRAME, LONGEST_ZERO_COPY, TX_METADATA_BYTES};
 use super::endpoint::{Chunks, NicQueue, to_send_only};
 use super::error::{ExternalError, InterfaceError};
 use super::interface::{BIND_TIMEOUT, Interface, QueueRequest, SEND_RING};

@@ -5,12 +5,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
+use common::binding::GuestBuffers;
+use common::drivers;
 use xsk::{NumaNode, Umem};
 
-use crate::nic::binding::GuestBuffers;
-use crate::nic::drivers;
 use crate::nic::interface::Interface;
-use crate::nic::mode::{Checksums, DataPath, Fallback, is_polled};
+use crate::nic::mode::{Checksums, DataPath, Fallback};
 use crate::nic::queue::Sends;
 use crate::nic::shared_memory::SharedMemory;
 use crate::nic::xdp::XdpNic;
@@ -132,7 +132,7 @@ impl LaneFacts {
         if interface.steering.mode() == steer::Mode::Skb && interface.link.partial_checksums {
             self.fallbacks.push(Fallback::SkbOnVeth);
         }
-        if bound.busy_polls() && !is_polled(bound.mode(), drivers::kernel()) {
+        if bound.busy_polls() && !drivers::is_polled(bound.mode(), drivers::kernel()) {
             self.fallbacks.push(Fallback::NotPolled);
         }
         self.fallbacks

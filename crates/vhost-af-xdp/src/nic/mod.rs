@@ -7,7 +7,7 @@
 //! | [`interface_tap`], [`tap`] | tap devices: that of a port in tap mode, and those of networks |
 //! | [`steering`] | program and sockets of a steward, or of the daemon's own keeper |
 //! | [`external`], [`afxdp_plugin`] | program, map or sockets that somebody else made |
-//! | [`binding`], [`drivers`], [`mode`], [`demand`] | how a queue is bound, why no better, what memory that locks |
+//! | [`mode`], [`demand`] | why a queue is bound no better, what memory that locks |
 //! | [`queue`], [`xdp`], [`null`] | the four rings, as a lane sees them: of a socket, or of no NIC |
 //! | [`endpoint`], [`custody`], [`lent`] | rings and UMEM together, who has which chunk, what outlives a lane |
 //! | [`hints`], [`promise`] | what the NIC tells of frames, as it is shown, and as lanes are told |
@@ -15,11 +15,9 @@
 //! | [`numa`] | the machine's nodes, and which of them workers run on |
 
 pub(crate) mod afxdp_plugin;
-pub(crate) mod binding;
 pub(crate) mod completion_time;
 pub(crate) mod custody;
 pub(crate) mod demand;
-pub(crate) mod drivers;
 pub(crate) mod endpoint;
 pub(crate) mod error;
 pub(crate) mod external;

@@ -3,9 +3,10 @@
 
 use std::fmt;
 
+use common::binding::NoZeroCopy;
+use common::drivers::NOT_POLLED;
 use steward::links::DriverSends;
 
-use super::binding::NoZeroCopy;
 use crate::config::Placement;
 
 /// The data path that is really in use.
@@ -72,9 +73,7 @@ pub(crate) enum Fallback {
     /// Of a port of a network with a queue of its own, see config/port.rs.
     #[error("direct not used: what other ports send a guest cannot be put where the NIC receives")]
     SendsOnly,
-    #[error(
-        "no busy polling: the kernel does it for zero-copy sockets and, before Linux 6.13, in native mode"
-    )]
+    #[error("{NOT_POLLED}")]
     NotPolled,
     /// There is no tap by which they would leave unsegmented; the steward's reason.
     #[error("the daemon segments GSO packets from the guest: {0}")]
@@ -82,17 +81,6 @@ pub(crate) enum Fallback {
     /// Hints that were asked for by name are not before frames, or not all; the reason as the steward says it.
     #[error("hints: {0}")]
     NoHints(String),
-}
-
-/// Whether a kernel polls the driver for sockets of a mode. From 6.13 on a queue is told no number of its NAPI
-/// (`napi_enable`, net/core/dev.c), and a socket finds it at its bind, in zero-copy only (6.14, `xsk_bind`,
-/// net/xdp/xsk.c). In skb mode no driver is behind it.
-pub(crate) fn is_polled(mode: xsk::Mode, kernel: Option<(u32, u32)>) -> bool {
-    match mode {
-        xsk::Mode::ZeroCopy => true,
-        xsk::Mode::NativeCopy => kernel.is_none_or(|version| version < (6, 13)),
-        xsk::Mode::SkbCopy => false,
-    }
 }
 
 /// Who completes the checksums of frames from the guest.
@@ -155,18 +143,6 @@ mod tests {
             }
             let said = Fallback::NotYet(placement).to_string();
             assert!(said.starts_with(&format!("not {name} yet: ")), "{said}");
-        }
-    }
-
-    #[test]
-    fn copied_frames_are_polled_for_by_older_kernels_and_in_native_mode_only() {
-        let [old, new] = [(6, 12), (6, 13)].map(Some);
-        for (mode, polled) in [
-            (xsk::Mode::ZeroCopy, [true, true]),
-            (xsk::Mode::NativeCopy, [true, false]),
-            (xsk::Mode::SkbCopy, [false, false]),
-        ] {
-            assert_eq!([old, new].map(|kernel| is_polled(mode, kernel)), polled, "{mode}");
         }
     }
 }

@@ -22,11 +22,11 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use common::binding::LARGE_CHUNK;
 use steward::client::LeaseError;
 use steward::protocol::Reason;
 use xsk::{First, FramePool, Lender, OpenError, OwnMemory, QueueId, Socket, Umem, UmemOffset};
 
-use super::binding::LARGE_CHUNK;
 use super::endpoint::{Chunks, ChunksError, for_sending};
 use super::error::InterfaceError;
 

@@ -13,6 +13,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use common::binding::Judge;
 use steer::{GroupReader, Mode, ModeRequest, QueueConf, QueueCounters};
 use steward::backoff::Backoff;
 use steward::client::{Lease, LeaseError, Waiting};
@@ -20,7 +21,6 @@ use steward::links::{DriverSends, Link};
 use steward::protocol::{Facts, HintWish, Hinted, HostEnd, Reason, StationChange, Steered, Wanted};
 use xsk::{First, OpenError, Socket, SocketConfig, Umem, Unbound};
 
-use super::binding::Judge;
 use super::error::{InterfaceError, Lost};
 use super::external::External;
 use super::tap::{SendTap, Tap};

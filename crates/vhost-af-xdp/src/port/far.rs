@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use common::binding::L2_BYTES;
 use xsk::NumaNode;
 
 use crate::config::Placement;
 use crate::network::NetworkEnd;
-use crate::nic::binding::L2_BYTES;
 use crate::nic::error::InterfaceError;
 use crate::nic::interface::Interface;
 use crate::nic::interface_queue::InterfaceQueue;

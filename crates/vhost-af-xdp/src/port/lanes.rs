@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use common::binding::{BufferOrder, GuestBuffers, SMALL_CHUNK};
 use virtqueue::MemoryMap;
 use xsk::{OpenError, Umem, UmemError};
 
@@ -14,7 +15,6 @@ use crate::direct::member::SendDirectQueue;
 use crate::direct::registration::{Registered, Registration};
 use crate::direct::send_direct::SendDirectLane;
 use crate::direct::{CHUNK_BYTES, DirectLane, DirectMemory};
-use crate::nic::binding::{BufferOrder, GuestBuffers, SMALL_CHUNK};
 use crate::nic::endpoint::{COPY_BYTES, Chunks, ChunksError, NicQueue};
 use crate::nic::error::InterfaceError;
 use crate::nic::interface::{RECEIVE_RING, SEND_RING};

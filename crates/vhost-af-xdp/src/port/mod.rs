@@ -28,13 +28,13 @@ use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use common::drivers;
 use device::counters::PairCounters;
 use xsk::NumaNode;
 
 use crate::config::{HintsConfig, NicConfig, PortConfig, PortQueues, PortRules};
 use crate::guard::alarm::Alarm;
 use crate::network::NetworkEnd;
-use crate::nic::drivers;
 use crate::nic::error::InterfaceError;
 use crate::nic::interface::{Interface, QueueOptions};
 use crate::nic::interface_queue::InterfaceQueue;

@@ -1,20 +1,13 @@
 //! The Ethernet header, as far as it says where a frame goes (IEEE 802.3; tags: IEEE 802.1Q, 802.1ad).
 
+pub(crate) use acl::ethernet::{ADDRESS_BYTES, TAG_BYTES};
+use acl::ethernet::{TAG, is_tag};
+
 /// An address.
 pub(crate) type Mac = [u8; 6];
 
-/// Bytes of the two addresses, behind which a tag stands.
-pub(crate) const ADDRESS_BYTES: usize = 12;
-/// Bytes of a tag.
-pub(crate) const TAG_BYTES: usize = 4;
 /// Bytes that [`head`] looks at.
 pub(crate) const LOOK_BYTES: usize = ADDRESS_BYTES + TAG_BYTES + 2;
-/// `ETH_P_8021Q`
-const TAG: u16 = 0x8100;
-/// `ETH_P_8021AD`
-const SERVICE_TAG: u16 = 0x88a8;
-/// What others took for a service tag before there was one (`ETH_P_QINQ1` to 3). A switch that frames go to may still.
-const OLD_SERVICE_TAGS: [u16; 3] = [0x9100, 0x9200, 0x9300];
 /// What the 16 addresses begin with that are reserved for the two ends of a link.
 const RESERVED: [u8; 5] = [0x01, 0x80, 0xc2, 0x00, 0x00];
 /// The last byte of that of a pause.
@@ -54,12 +47,6 @@ impl Tags {
             Self::One(vlan) | Self::Several(vlan) => vlan,
         }
     }
-}
-
-/// Whether a type says that a tag follows.
-#[inline]
-pub(crate) fn is_tag(kind: u16) -> bool {
-    matches!(kind, TAG | SERVICE_TAG) || OLD_SERVICE_TAGS.contains(&kind)
 }
 
 /// Whether a frame has a tag, by its first bytes.

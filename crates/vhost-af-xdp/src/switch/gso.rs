@@ -13,6 +13,7 @@
 
 #![allow(unsafe_code)]
 
+use common::binding::TX_METADATA_BYTES;
 use offload::checksum::{self, ChecksumAt, Sum};
 use offload::packet::{self, HEADERS_MAX};
 use offload::segment::{Gso, Malformed, Plan};
@@ -22,7 +23,6 @@ use xsk::{FramePool, TxDesc, Umem, UmemOffset};
 use super::bytes::{guest_to_umem, own_bytes};
 use super::guest_frame::GuestFrame;
 use super::rate_limit::Cost;
-use crate::nic::binding::TX_METADATA_BYTES;
 use crate::nic::queue::Sends;
 use device::counters::PairCounters;
 use device::pair::Cursor;

@@ -1,9 +1,8 @@
 //! A frame of a guest's on its way to where it is sent.
 
+use acl::FlowHints;
 use device::pair::{Cursor, Piece, QueuePair, Sending};
 use virtqueue::{Buffer, MemoryMap};
-
-use super::flow_hints::FlowHints;
 
 /// A frame of the guest's that is to be sent, where it lies.
 #[derive(Clone, Copy)]

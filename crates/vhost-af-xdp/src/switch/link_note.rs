@@ -25,9 +25,9 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use acl::FlowHints;
 use virtqueue::Buffer;
 
-use super::flow_hints::FlowHints;
 use super::inner_queue::BUFFER_BYTES;
 use super::table::{Destination, PortNote, PortNumber, Table};
 

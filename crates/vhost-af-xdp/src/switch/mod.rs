@@ -17,12 +17,10 @@ pub(crate) mod bytes;
 pub(crate) mod capture;
 pub(crate) mod checksums;
 mod cutter;
-pub(crate) mod cycles;
 pub(crate) mod ethernet;
 #[cfg(test)]
 mod fairness_tests;
 pub(crate) mod filter;
-mod flow_hints;
 pub(crate) mod flows;
 pub(crate) mod from_guest;
 pub(crate) mod from_tap;

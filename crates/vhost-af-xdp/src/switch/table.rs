@@ -23,7 +23,7 @@ use super::vlans::Vlans;
 pub(crate) struct PortNumber(pub(crate) u16);
 
 /// Where a frame goes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Destination {
     Port(PortNumber),
     /// All ports of the VLAN, the uplink, and the host.
@@ -31,6 +31,7 @@ pub(crate) enum Destination {
     /// The host, over its own interface.
     Host,
     /// Nobody here: the uplink.
+    #[default]
     Unknown,
     /// A port that it may not go to.
     Nobody,

@@ -1,5 +1,6 @@
 //! A frame for several stations: a copy for each guest that has a buffer now.
 
+use acl::FlowHints;
 use device::counters::PairCounters;
 use device::pair::Fault;
 use offload::checksum;
@@ -10,7 +11,6 @@ use offload::verify::Unfinished;
 use super::checksums::Partial;
 use super::ethernet::{ADDRESS_BYTES, TAG_BYTES};
 use super::filter::Facts;
-use super::flow_hints::FlowHints;
 use super::guard::LOOK_BYTES;
 use super::lane::{Network, Peer};
 use super::link_note::LinkNote;

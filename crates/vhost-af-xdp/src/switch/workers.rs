@@ -8,10 +8,10 @@ use std::sync::mpsc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
+use common::cycles::CycleRate;
 use device::counters::PairCounters;
 use xsk::NumaNode;
 
-use super::cycles::CycleRate;
 use super::inner_queue::InnerQueueError;
 use super::lane::{Lane, LaneId, Near};
 use super::link::Link;

@@ -8,6 +8,7 @@ use std::sync::mpsc::{self, SyncSender, TrySendError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use common::shortage::shortage;
 use rustix::net::{RecvFlags, recv};
 use vhost::vhost_user::{BackendReqHandler, Error};
 
@@ -17,7 +18,6 @@ use crate::guard::alarm::Alarm;
 use crate::port::Port;
 use crate::port::reasons::{Closed, Ended};
 use crate::port::session::VmmConnection;
-use crate::shortage::shortage;
 use steward::backoff::Backoff;
 use steward::log_limit::{LeftOut, LogLimit};
 

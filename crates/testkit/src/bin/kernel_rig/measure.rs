@@ -18,7 +18,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
-use testkit::daemon::{Placement, binary};
+use testkit::daemon::Placement;
+use testkit::program;
 use testkit::{Daemon, Driver, DriverConfig, NetNs, Pair, Running, Serve, VethPair, Wire, wait};
 
 use crate::busy_poll::frames_polled_for;
@@ -225,8 +226,8 @@ impl Scene {
 }
 
 fn bench(netns: &NetNs, interface: &str, args: &[&str]) -> Running {
-    let mut command = netns.command(binary());
-    command.args(["bench", "--ifname", interface]).args(args);
+    let mut command = netns.command(program::bench());
+    command.args(["--ifname", interface]).args(args);
     Running::start(command)
 }
 

@@ -1,7 +1,7 @@
-//! `vhost-af-xdp bench` on a wire: each frame is counted, comes back, or is sent, and nothing stays behind.
+//! `vhost-af-xdp-bench` on a wire: each frame is counted, comes back, or is sent, and nothing stays behind.
 
 use rustix::process::Signal;
-use testkit::daemon::binary;
+use testkit::program::bench;
 use testkit::{PacketPort, Running, VethPair, Wire, frame, lan, wait};
 
 use crate::kit::Seen;
@@ -139,8 +139,8 @@ fn send(pair: &VethPair, port: &PacketPort, length: &str) -> String {
 }
 
 fn start(pair: &VethPair, args: &[&str]) -> Running {
-    let mut command = pair.near.command(binary());
-    command.args(["bench", "--ifname", VethPair::NIC]).args(args);
+    let mut command = pair.near.command(bench());
+    command.args(["--ifname", VethPair::NIC]).args(args);
     Running::start(command)
 }
 

@@ -33,15 +33,11 @@ use device::counters::{Counter, PairCounters};
 use device::pair::Sending;
 use model::config::{ARP, IPV4, IPV6, UDP};
 
+pub(crate) use acl::{LOOK_BYTES, SHORT_LOOK_BYTES};
+
 pub(crate) use self::addresses::Addresses;
-pub(crate) use self::ipv6::{AUTHENTICATION, FRAGMENT_BYTES, HOST_IDENTITY, MOBILITY, SHIM, Upper};
 pub(crate) use self::own::{Guard, Guarded};
 use super::ethernet::{self, ADDRESS_BYTES, Mac, TAG_BYTES, Tags};
-
-/// Bytes of a frame that are looked at. All headers have to be in them.
-pub(crate) const LOOK_BYTES: usize = 256;
-/// The same where only its Ethernet header says whether it may be sent.
-pub(crate) const SHORT_LOOK_BYTES: usize = 64;
 
 /// See the module's head.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

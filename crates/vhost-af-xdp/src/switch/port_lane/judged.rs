@@ -1,5 +1,6 @@
 //! A chain of a turn, judged: what of it is sent, and where it goes.
 
+use acl::FlowHints;
 use device::pair::{Cursor, Piece, QueuePair, Sending};
 use offload::checksum::ChecksumAt;
 use offload::segment::{Malformed, Request};
@@ -8,7 +9,6 @@ use virtqueue::{Buffer, Chain, MemoryMap};
 use crate::switch::bytes::guest_to_own;
 use crate::switch::ethernet::{self, Tags};
 use crate::switch::filter::{Verdict, is_long};
-use crate::switch::flow_hints::FlowHints;
 use crate::switch::flows::Flow;
 use crate::switch::guard::{LOOK_BYTES as LONG_HEAD, SHORT_LOOK_BYTES as SHORT_HEAD};
 use crate::switch::guest_frame::GuestFrame;

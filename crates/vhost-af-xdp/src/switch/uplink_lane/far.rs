@@ -7,6 +7,7 @@
 
 use std::collections::VecDeque;
 
+use acl::FlowHints;
 use xsk::RxDesc;
 use xsk::metadata::Hints;
 
@@ -14,7 +15,6 @@ use super::UplinkLane;
 use super::place::Route;
 use crate::nic::lent::Lent;
 use crate::switch::arrivals::Beside;
-use crate::switch::flow_hints::FlowHints;
 use crate::switch::lane::Network;
 use crate::switch::limits::BATCH;
 use crate::switch::link_note::LinkNote;

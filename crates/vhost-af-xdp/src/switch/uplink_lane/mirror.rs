@@ -3,13 +3,13 @@
 //! A frame is copied as it comes, before its tag is taken off and its chunks are gone, and given to those who listen
 //! when its last piece is there. Only while there is somebody who does.
 
+use acl::FlowHints;
 use device::counters::PairCounters;
 use xsk::metadata::{Hints, Tag};
 use xsk::{RxDesc, Umem};
 
 use crate::switch::arrivals::Origin;
 use crate::switch::ethernet::{self, ADDRESS_BYTES, LOOK_BYTES, TAG_BYTES};
-use crate::switch::flow_hints::FlowHints;
 use crate::switch::lane::Network;
 use crate::switch::link_note::LinkNote;
 use crate::switch::members::Members;

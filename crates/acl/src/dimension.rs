@@ -1,0 +1,88 @@
+//! One field that rules look at: which of them match a value of it.
+//!
+//! A rule matches an interval of values, or several. Along the line of all values the set of rules that match changes at
+//! the ends of intervals only; so it is known by where it changes, and by whole sets at every [`SPACING`]th change. To
+//! find the set of a value takes a binary search, one whole set, and fewer than [`SPACING`] single rules that are put in
+//! or taken out. So both memory (two changes an interval, a bit a rule for each whole set) and time are bounded, whatever
+//! the rules are.
+
+/// So many changes lie between two whole sets.
+const SPACING: usize = 64;
+
+/// See the module's head.
+#[derive(Debug)]
+pub(crate) struct Dimension<V> {
+    /// From that value on the set has that rule where it had it not before, or the other way round; in ascending order.
+    values: Vec<V>,
+    rules: Vec<u16>,
+    /// Sets before every `SPACING`th change, one behind the other.
+    sets: Vec<u64>,
+    words: usize,
+}
+
+/// Words of a set of so many rules.
+pub(crate) fn words_for(rules: usize) -> usize {
+    rules.div_ceil(64)
+}
+
+impl<V: Ord + Copy> Dimension<V> {
+    /// Of so many rules. `intervals`: of each rule, by its number, those that it matches: first value, and the one behind
+    /// the last, `None`: there is none. Those of one rule do not touch.
+    pub(crate) fn new(rules: usize, intervals: impl Iterator<Item = (u16, V, Option<V>)>, least: V) -> Self {
+        let words = words_for(rules);
+        let mut set = vec![0; words];
+        let mut changes = Vec::new();
+        for (rule, first, behind) in intervals {
+            match first > least {
+                true => changes.push((first, rule)),
+                false => flip(&mut set, rule),
+            }
+            changes.extend(behind.map(|behind| (behind, rule)));
+        }
+        changes.sort_unstable();
+        let mut sets = Vec::with_capacity((changes.len() / SPACING + 1) * words);
+        for chunk in changes.chunks(SPACING) {
+            sets.extend_from_slice(&set);
+            chunk.iter().for_each(|&(_, rule)| flip(&mut set, rule));
+        }
+        if changes.len().is_multiple_of(SPACING) {
+            sets.extend_from_slice(&set);
+        }
+        Self {
+            values: changes.iter().map(|(value, _)| *value).collect(),
+            rules: changes.iter().map(|(_, rule)| *rule).collect(),
+            sets,
+            words,
+        }
+    }
+
+    /// Leaves of `found` only rules that match a value. `room`: as long as a set.
+    #[inline]
+    pub(crate) fn narrow(&self, value: V, found: &mut [u64], room: &mut [u64]) {
+        let changes = self.values.partition_point(|&change| change <= value);
+        let before = changes / SPACING;
+        let set = &self.sets[before * self.words..][..self.words];
+        let rest = &self.rules[before * SPACING..changes];
+        if rest.is_empty() {
+            return narrow_by(found, set);
+        }
+        room.copy_from_slice(set);
+        rest.iter().for_each(|&rule| flip(room, rule));
+        narrow_by(found, room);
+    }
+
+    /// Bytes that it takes.
+    pub(crate) fn bytes(&self) -> usize {
+        self.values.len() * (size_of::<V>() + size_of::<u16>()) + self.sets.len() * size_of::<u64>()
+    }
+}
+
+#[inline]
+fn flip(set: &mut [u64], rule: u16) {
+    set[usize::from(rule / 64)] ^= 1 << (rule % 64);
+}
+
+#[inline]
+fn narrow_by(found: &mut [u64], set: &[u64]) {
+    found.iter_mut().zip(set).for_each(|(found, set)| *found &= set);
+}

@@ -1,0 +1,52 @@
+//! What NIC and XDP program told of a frame's flow, as it goes with the frame wherever its bytes are copied to.
+
+use xsk::metadata::Hints;
+
+/// See the module's head. 0: that is not known, as no rule names the mark 0, and a hash of 0 is as good as none.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct FlowHints {
+    mark: u32,
+    hash: u32,
+}
+
+impl FlowHints {
+    /// Nothing was told.
+    pub const NONE: Self = Self { mark: 0, hash: 0 };
+
+    /// Of a frame before which this stood.
+    #[inline]
+    pub fn of(hints: &Hints) -> Self {
+        let hash = hints.hash.filter(|hash| hash.is_of_ports());
+        Self {
+            mark: hints.mark.unwrap_or(0),
+            hash: hash.map_or(0, |hash| hash.value),
+        }
+    }
+
+    /// The flow's mark, as the program noted it.
+    #[inline]
+    pub fn mark(self) -> Option<u32> {
+        (self.mark != 0).then_some(self.mark)
+    }
+
+    /// The NIC's hash of the flow, addresses and ports.
+    #[inline]
+    pub fn hash(self) -> Option<u32> {
+        (self.hash != 0).then_some(self.hash)
+    }
+
+    /// Both in a word.
+    #[inline]
+    pub fn bits(self) -> u64 {
+        u64::from(self.mark) << 32 | u64::from(self.hash)
+    }
+
+    /// The inverse of [`Self::bits`].
+    #[inline]
+    pub fn from_bits(bits: u64) -> Self {
+        // The halves.
+        #[allow(clippy::cast_possible_truncation)]
+        let (mark, hash) = ((bits >> 32) as u32, bits as u32);
+        Self { mark, hash }
+    }
+}

@@ -1,0 +1,322 @@
+//! The command line of `bench`, checked.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, bail, ensure};
+use clap::Args;
+use common::binding::{Binding, L2_BYTES, LARGE_CHUNK, SMALL_CHUNK, Wish};
+use common::drivers;
+use common::options::bind_request;
+use model::config::{Mode as ModeArg, Polling};
+use steer::{HintSet, Mode, NoSuchHint, mac_bytes};
+use steward::links::{DriverSends, Link};
+
+use super::choice::{Benchmark, MatrixArgs, What};
+use super::frame::Mac;
+
+/// Entries of the rx and the tx ring.
+pub(super) const RING: u32 = 2048;
+/// Shortest Ethernet frame, without its checksum.
+const SHORTEST_FRAME: u32 = 60;
+/// Most destinations that `txonly` spreads frames over: each has some of the chunks.
+const MOST_DESTINATIONS: u32 = 1024;
+/// Most flows that `txonly` sends frames of.
+const MOST_FLOWS: u32 = 60_000;
+/// Longest frame that `txonly` makes: one chunk, and the largest chunk is a page.
+const LONGEST_FRAME: u32 = 4096;
+
+/// What `--hints` says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum HintsArg {
+    /// What the driver says it has.
+    Auto,
+    These(HintSet),
+}
+
+impl HintsArg {
+    fn parse(text: &str) -> Result<Self, NoSuchHint> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            text => text.parse().map(Self::These),
+        }
+    }
+}
+
+/// What measures raw sockets
+#[derive(Debug, Clone, Args)]
+pub(crate) struct RawArgs {
+    /// What to measure
+    #[arg(value_enum)]
+    what: What,
+    /// Network interface
+    #[arg(long, value_name = "IFNAME")]
+    ifname: String,
+    /// Its queue, counted from 0
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(super) queue: u32,
+    /// How the XDP program is attached [default: native, skb where the driver refuses]
+    #[arg(long, value_enum)]
+    pub(super) mode: Option<ModeArg>,
+    /// Do not use zero-copy, even where the device can
+    #[arg(long)]
+    force_copy: bool,
+    /// Use zero-copy, whatever is known of the driver, or fail
+    #[arg(long, conflicts_with = "force_copy")]
+    force_zero_copy: bool,
+    /// Length of the frames that txonly sends, in bytes without the frame checksum
+    #[arg(long, value_name = "BYTES", default_value_t = 64)]
+    pub(super) size: u32,
+    /// How long to run; 0: until a signal, not for matrix [default: 10; matrix: 3 for each figure]
+    #[arg(long, value_name = "SECS", allow_negative_numbers = true)]
+    duration: Option<f64>,
+    /// Frames handled at a time
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    pub(super) batch: u32,
+    /// Sleep this long after each batch: paces txonly, and lets others on its CPU run; has frames gather where they are
+    /// received
+    #[arg(long, value_name = "MICROSECONDS", default_value_t = 0)]
+    pub(super) pause_us: u32,
+    /// Pin the measuring thread to this CPU
+    #[arg(long, value_name = "N")]
+    pub(super) cpu: Option<usize>,
+    /// Print one JSON object instead of a table, and no progress unless on a terminal
+    #[arg(long)]
+    pub(super) json: bool,
+    /// Destination of the frames that txonly sends [default: 02:00:00:00:00:01]
+    #[arg(long, value_name = "MAC")]
+    dst_mac: Option<String>,
+    /// Spread what txonly sends over so many destinations, which count up from --dst-mac: ports of a network
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(super) dst_macs: u32,
+    /// Source of the frames that txonly sends [default: the interface's own]
+    #[arg(long, value_name = "MAC")]
+    src_mac: Option<String>,
+    /// Frames that one system call may send in copy mode (XDP_MAX_TX_SKB_BUDGET, Linux 6.18); by default the whole
+    /// ring
+    #[arg(long, value_name = "N", default_value_t = RING)]
+    pub(super) tx_budget: u32,
+    /// Put frames at any offset (unaligned chunks) instead of one a chunk
+    #[arg(long)]
+    pub(super) unaligned: bool,
+    /// UDP flows that txonly sends frames of, one after the other: as many source ports, from 1024
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(super) flows: u32,
+    /// rxdrop, l2fwd: classify each frame by a port's filter and its flow cache, by the NIC's hash where --hints has it
+    #[arg(long)]
+    pub(super) classify: bool,
+    /// Rules of that filter, of which the last one is for the frames that txonly sends
+    #[arg(long, value_name = "N", default_value_t = 10, requires = "classify")]
+    pub(super) rules: u32,
+    /// rxdrop: have the NIC's hints left before frames, and read them: a list of hash, vlan and timestamp, none, or auto,
+    /// what the driver says it has; in native mode only
+    #[arg(long, value_name = "LIST", value_parser = HintsArg::parse)]
+    pub(super) hints: Option<HintsArg>,
+    #[command(flatten)]
+    pub(super) busy_poll: Polling,
+    #[command(flatten)]
+    pub(super) matrix: MatrixArgs,
+}
+
+/// A checked command line, and the interface that it names.
+#[derive(Debug, Clone)]
+pub(super) struct Plan {
+    pub(super) args: RawArgs,
+    pub(super) benchmark: Benchmark,
+    pub(super) link: Link,
+    /// `None`: until a signal.
+    pub(super) duration: Option<Duration>,
+    pub(super) to: Mac,
+    pub(super) from: Mac,
+}
+
+impl RawArgs {
+    /// Which benchmark is to be run; `None`: the matrix of all.
+    pub(super) fn benchmark(&self) -> Option<Benchmark> {
+        match self.what {
+            What::Rxdrop => Some(Benchmark::Rxdrop),
+            What::Txonly => Some(Benchmark::Txonly),
+            What::L2fwd => Some(Benchmark::L2fwd),
+            What::Matrix => None,
+        }
+    }
+
+    /// Errors: options that do not go together, or values that none of them can have.
+    pub(super) fn check(&self) -> anyhow::Result<()> {
+        let (batch, budget) = (self.batch, self.tx_budget);
+        ensure!((1..=RING).contains(&batch), "--batch {batch}: choose 1 to {RING}");
+        duration_of(self.duration.unwrap_or_default())?;
+        ensure!(
+            (32..=RING).contains(&budget),
+            "--tx-budget {budget}: choose 32 to {RING}"
+        );
+        let makes_frames = matches!(self.what, What::Txonly | What::Matrix);
+        ensure!(
+            makes_frames || (self.dst_mac.is_none() && self.src_mac.is_none()),
+            "--dst-mac and --src-mac are for txonly: {} makes no frames",
+            self.benchmark().map_or("", Benchmark::name)
+        );
+        let most = MOST_DESTINATIONS;
+        ensure!(
+            (1..=most).contains(&self.dst_macs) && (self.dst_macs == 1 || matches!(self.what, What::Txonly)),
+            "--dst-macs {}: choose 1 to {most}, and more than 1 for txonly only",
+            self.dst_macs
+        );
+        let receives = matches!(self.what, What::Rxdrop | What::L2fwd);
+        ensure!(
+            !self.classify || receives,
+            "--classify is for rxdrop and l2fwd: they receive frames"
+        );
+        ensure!(
+            self.hints.is_none() || matches!(self.what, What::Rxdrop) || self.classify,
+            "--hints is for rxdrop, and beside --classify: nothing else reads what stands before frames"
+        );
+        let flows = self.flows;
+        ensure!(
+            (1..=MOST_FLOWS).contains(&flows) && (flows == 1 || matches!(self.what, What::Txonly)),
+            "--flows {flows}: choose 1 to {MOST_FLOWS}, and more than 1 for txonly only"
+        );
+        ensure!(
+            self.mode != Some(ModeArg::Tap),
+            "--mode tap: AF_XDP sockets are measured, leave it out"
+        );
+        ensure!(
+            !(self.force_zero_copy && self.mode == Some(ModeArg::Skb)),
+            "--force-zero-copy and --mode skb exclude each other: zero-copy takes a native program, leave one out"
+        );
+        match self.what {
+            What::Matrix => ensure!(
+                self.mode.is_none() && !self.force_copy && !self.force_zero_copy,
+                "--mode, --force-copy and --force-zero-copy: matrix measures every mode; choose some by --paths"
+            ),
+            _ => self.matrix.check_unused()?,
+        }
+        let without_end = self.duration == Some(0.0) && self.what == What::Matrix;
+        ensure!(
+            !without_end,
+            "--duration 0: each figure of a matrix takes some time"
+        );
+        Ok(())
+    }
+}
+
+impl TryFrom<RawArgs> for Plan {
+    type Error = anyhow::Error;
+
+    fn try_from(args: RawArgs) -> anyhow::Result<Self> {
+        let usual = args.benchmark().map_or(3.0, |_| 10.0);
+        let duration = duration_of(args.duration.unwrap_or(usual))?;
+        let link = Link::by_name(&args.ifname)?;
+        let Link { name, mtu, .. } = &link;
+        ensure!(link.up, "{name} is down: `ip link set dev {name} up`");
+        ensure!(
+            args.queue < link.rx_queues,
+            "--queue {}: {name} has {} receive queue(s), counted from 0",
+            args.queue,
+            link.rx_queues
+        );
+        let longest = LONGEST_FRAME.min(mtu.saturating_add(L2_BYTES));
+        ensure!(
+            (SHORTEST_FRAME..=longest).contains(&args.size),
+            "--size {}: choose {SHORTEST_FRAME} to {longest} bytes (MTU of {name}: {mtu})",
+            args.size
+        );
+        Ok(Self {
+            to: mac_of("--dst-mac", args.dst_mac.as_deref(), [2, 0, 0, 0, 0, 1])?,
+            from: mac_of("--src-mac", args.src_mac.as_deref(), link.mac)?,
+            benchmark: args.benchmark().unwrap_or(Benchmark::Rxdrop),
+            duration,
+            link,
+            args,
+        })
+    }
+}
+
+impl Plan {
+    /// The same for another benchmark over AF_XDP in one mode only.
+    pub(super) fn over_xdp(&self, benchmark: Benchmark, mode: Mode, zero_copy: bool) -> Self {
+        let mut plan = self.clone();
+        plan.benchmark = benchmark;
+        plan.args.mode = Some(match mode {
+            Mode::Native => ModeArg::Native,
+            Mode::Skb | Mode::Tap => ModeArg::Skb,
+        });
+        plan.args.force_copy = !zero_copy;
+        plan.args.force_zero_copy = zero_copy;
+        plan
+    }
+
+    /// What the program is to leave before frames, in this mode.
+    pub(super) fn hints(&self, mode: Mode) -> HintSet {
+        match self.args.hints {
+            None => HintSet::NONE,
+            Some(HintsArg::These(hints)) => hints,
+            Some(HintsArg::Auto) if mode == Mode::Skb => HintSet::NONE,
+            // A kernel that does not tell has hints of which nobody knows.
+            Some(HintsArg::Auto) => HintSet::of_driver(self.link.index)
+                .unwrap_or(HintSet::NONE)
+                .among(HintSet::of_kernel()),
+        }
+    }
+
+    /// Sleeps after a batch, if that was asked for.
+    #[inline]
+    pub(super) fn pause(&self) {
+        if self.args.pause_us > 0 {
+            std::thread::sleep(Duration::from_micros(self.args.pause_us.into()));
+        }
+    }
+
+    /// Longest frame that the interface can receive, in bytes.
+    pub(super) fn longest_received(&self) -> u32 {
+        self.link.mtu.saturating_add(L2_BYTES)
+    }
+
+    /// How the socket is bound beside a program that is attached like that, and the size of its chunks.
+    /// Errors: zero-copy is forced, and cannot be.
+    pub(super) fn binding(&self, mode: Mode) -> anyhow::Result<Binding> {
+        let receives = self.benchmark.receives();
+        let wish = Wish {
+            asked: bind_request(self.args.force_copy, self.args.force_zero_copy)?,
+            into_guest: None,
+            native: mode == Mode::Native,
+            driver: DriverSends::by_index(self.link.index),
+            line: drivers::line(&self.link.driver),
+            shares: false,
+            frame_limit: if receives { self.longest_received() } else { 0 },
+        };
+        let binding = wish
+            .binding()
+            .with_context(|| format!("--force-zero-copy on {}", self.link.name))?;
+        if receives {
+            return Ok(binding);
+        }
+        // Nothing is received into them, and no headroom is left.
+        let chunk_bytes = match self.args.size <= SMALL_CHUNK {
+            true => SMALL_CHUNK,
+            false => LARGE_CHUNK,
+        };
+        Ok(Binding {
+            chunk_bytes,
+            ..binding
+        })
+    }
+}
+
+/// `None`: without end.
+pub(super) fn duration_of(seconds: f64) -> anyhow::Result<Option<Duration>> {
+    if seconds == 0.0 {
+        return Ok(None);
+    }
+    match Duration::try_from_secs_f64(seconds) {
+        Ok(duration) => Ok(Some(duration)),
+        Err(_) => bail!("--duration {seconds}: choose seconds, or 0 to run until a signal"),
+    }
+}
+
+fn mac_of(option: &str, text: Option<&str>, default: Mac) -> anyhow::Result<Mac> {
+    let mac = text.map_or(Some(default), mac_bytes);
+    mac.with_context(|| {
+        let text = text.unwrap_or_default();
+        format!("{option} {text}: choose an address such as 02:00:00:00:00:01")
+    })
+}

@@ -1,0 +1,131 @@
+//! The server: one thread that sends every message back, by the engine that was chosen.
+//!
+//! # What others can do to it
+//! Whoever reaches its port can connect, so it bounds what that costs. It has so many connections as `--connections`
+//! says; further ones are closed as soon as they are accepted. Each has room for one message that goes back and one
+//! that comes in, never more. What is no message ends the connection. So does a message that is not there, or a reply
+//! that is not taken, within [`PATIENCE`]: a connection that does nothing keeps its place no longer than that.
+
+use std::net::TcpListener;
+
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+use rustix::net::{SocketFlags, accept_with, sockopt};
+use serde::Serialize;
+use zcrx::Source;
+
+use super::counts::Counts;
+use super::lease::Wish;
+use crate::meter::Meter;
+
+/// Longest time from one message's end to the next one's, in seconds.
+pub(super) const PATIENCE: u64 = 30;
+/// Connections that are accepted at a time, so that a flood of them does not hold up those that are there.
+const ACCEPTED_AT_ONCE: usize = 16;
+
+/// What a server has to do with.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Serving<'a> {
+    pub(super) listener: &'a TcpListener,
+    pub(super) cpu: usize,
+    /// Where zero-copy receives from.
+    pub(super) source: Source,
+    /// What is leased for that, if it is no queue that this process registers.
+    pub(super) lease: Option<&'a Wish>,
+    /// Most connections at a time.
+    pub(super) connections: usize,
+    pub(super) counts: &'a Counts,
+    pub(super) meter: &'a Meter,
+}
+
+/// What became of its connections, and how bytes came in.
+#[derive(Debug, Clone, Default, Serialize)]
+pub(super) struct Served {
+    /// Messages sent back.
+    #[serde(skip)]
+    pub(super) messages: u64,
+    /// Bytes of them.
+    #[serde(skip)]
+    pub(super) bytes: u64,
+    /// Connections that had a place.
+    pub(super) accepted: u64,
+    /// Connections for which there was no place, or no descriptor.
+    pub(super) refused: u64,
+    /// Connections that sent what is no message.
+    pub(super) malformed: u64,
+    /// Connections that did nothing for too long.
+    pub(super) stalled: u64,
+    /// Connections that ended in the middle of a message, or by a reset.
+    pub(super) cut: u64,
+    #[serde(skip)]
+    pub(super) received: Option<Received>,
+}
+
+/// How io_uring received.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct Received {
+    /// The way that is in use.
+    pub(super) mode: String,
+    /// Of the bytes, those that the NIC wrote where they were read; `None`: the kernel does not tell.
+    pub(super) zero_copy_share: Option<f64>,
+    /// Parts that messages came in.
+    pub(super) pieces: u64,
+    /// How often the kernel copied although zero-copy is in use, and how many bytes; `None`: it does not tell.
+    pub(super) kernel_copies: Option<u64>,
+    pub(super) kernel_copied_bytes: Option<u64>,
+    /// Bytes of messages that came in so many pieces that they were copied here.
+    pub(super) gathered_bytes: u64,
+    /// How often no buffer was left.
+    pub(super) ran_out: u64,
+}
+
+/// Why a connection is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Over {
+    /// By its client, between messages.
+    Ended,
+    Cut,
+    Malformed,
+    Stalled,
+}
+
+impl Served {
+    pub(super) fn count_over(&mut self, over: Over) {
+        match over {
+            Over::Ended => {}
+            Over::Cut => self.cut += 1,
+            Over::Malformed => self.malformed += 1,
+            Over::Stalled => self.stalled += 1,
+        }
+    }
+}
+
+impl Serving<'_> {
+    /// Accepts what waits, some at a time. `take` says whether there was a place. False: the process has no
+    /// descriptor left, and there is no use in asking before some time has passed.
+    pub(super) fn accept(&self, served: &mut Served, mut take: impl FnMut(OwnedFd) -> bool) -> bool {
+        for _ in 0..ACCEPTED_AT_ONCE {
+            let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+            match accept_with(self.listener, flags) {
+                Ok(stream) => {
+                    // Replies are sent whole: nothing is to be waited for.
+                    let _ = sockopt::set_tcp_nodelay(&stream, true);
+                    match take(stream) {
+                        true => served.accepted += 1,
+                        false => served.refused += 1,
+                    }
+                }
+                Err(Errno::AGAIN) => return true,
+                // Of the connection that was to be accepted (accept(2)).
+                Err(
+                    Errno::CONNABORTED | Errno::INTR | Errno::NETDOWN | Errno::PROTO | Errno::HOSTUNREACH,
+                ) => {}
+                Err(_) => {
+                    served.refused += 1;
+                    return false;
+                }
+            }
+        }
+        true
+    }
+}

@@ -1,0 +1,420 @@
+//! `rxdrop --hints`: what stands before the frames, how long ago their NIC received them, and what it costs to read.
+//!
+//! Batches are read in turn by the two ways that there are ([`xsk::metadata`]): the layout expected, decided once, and
+//! each frame's looked up by its id. Both find the bytes as cold as the other, and each has its own cycles counted.
+//!
+//! The time of receipt is of the NIC's clock, which may be any. So at the first frame with one it is compared with the
+//! kernel's clocks: the one that shows a little later is that which somebody (phc2sys) keeps the NIC's at, and
+//! latencies are by that. Where none does, they are relative to the least one.
+
+use std::time::Duration;
+
+use common::cycles;
+use hdrhistogram::Histogram;
+use rustix::time::{ClockId, DynamicClockId, clock_gettime, clock_gettime_dynamic};
+use serde::Serialize;
+use steer::{HintSet, Program};
+use xsk::metadata::{Expected, Found, Hints, Layouts};
+use xsk::{Umem, UmemOffset};
+
+/// Longest time that a frame may have been under way, if the clocks are to be taken for the same.
+const PLAUSIBLE: Duration = Duration::from_secs(1);
+/// Longest latency that is told apart.
+const LONGEST_NS: u64 = 10_000_000_000;
+/// Most that a frame may take to be read, if it is told apart: tenths of a cycle.
+const MOST_TENTHS: u64 = 1_000_000;
+const CLOCKS: [(Clock, &str); 4] = [
+    (Clock::Tai, "TAI"),
+    (Clock::Kernel(ClockId::Realtime), "real time"),
+    (Clock::Kernel(ClockId::Monotonic), "monotonic"),
+    (Clock::Kernel(ClockId::Boottime), "boot time"),
+];
+
+/// A clock of the kernel's.
+#[derive(Debug, Clone, Copy)]
+enum Clock {
+    Kernel(ClockId),
+    Tai,
+}
+
+/// What a loop that receives does with the places of frames.
+pub(super) trait Reads {
+    /// A frame begins there, whose first piece has so many bytes.
+    fn note(&mut self, frame: UmemOffset, len: u32);
+    /// Reads what was noted since; before any of these frames is given back.
+    fn read(&mut self, umem: &Umem);
+}
+
+/// Nothing, and it costs nothing.
+impl Reads for () {
+    #[inline]
+    fn note(&mut self, _frame: UmemOffset, _len: u32) {}
+    #[inline]
+    fn read(&mut self, _umem: &Umem) {}
+}
+
+/// Reads hints, and counts.
+#[derive(Debug)]
+pub(super) struct HintReader {
+    asked: HintSet,
+    layouts: Layouts,
+    expected: Option<Expected>,
+    /// The batch in hand.
+    frames: Vec<UmemOffset>,
+    found: Vec<Found>,
+    by_id_next: bool,
+    seen: Seen,
+    by_expected: Cost,
+    by_id: Cost,
+    latency: Option<Latency>,
+}
+
+/// Frames.
+#[derive(Debug, Clone, Copy, Default)]
+struct Seen {
+    frames: u64,
+    hash: u64,
+    vlan: u64,
+    timestamp: u64,
+    mark: u64,
+    nothing: u64,
+    unknown: u64,
+}
+
+/// What reading, or judging, takes: tenths of a cycle a frame, by frames.
+#[derive(Debug)]
+pub(super) struct Cost(Histogram<u64>);
+
+impl Cost {
+    pub(super) fn new() -> Self {
+        Self(Histogram::new_with_bounds(1, MOST_TENTHS, 3).expect("constants that it takes"))
+    }
+
+    pub(super) fn record(&mut self, cycles: u64, frames: u64) {
+        if let Some(tenths) = cycles.saturating_mul(10).checked_div(frames) {
+            self.0.saturating_record_n(tenths.max(1), frames);
+        }
+    }
+
+    /// Of the frame in the middle: whoever else had the CPU in between does not count.
+    pub(super) fn a_frame(&self) -> Option<f64> {
+        (!self.0.is_empty()).then(|| self.0.value_at_quantile(0.5) as f64 / 10.0)
+    }
+}
+
+impl HintReader {
+    /// A reader of what the program leaves, of batches of at most so many frames.
+    pub(super) fn new(program: &Program, batch: u32) -> Self {
+        let layouts = Layouts::new(&program.layouts());
+        let batch = batch as usize;
+        Self {
+            asked: program.hints(),
+            expected: Expected::latest(&layouts),
+            layouts,
+            frames: Vec::with_capacity(batch),
+            found: vec![Found::Nothing; batch],
+            by_id_next: false,
+            seen: Seen::default(),
+            by_expected: Cost::new(),
+            by_id: Cost::new(),
+            latency: None,
+        }
+    }
+
+    fn count(&mut self) {
+        let frames = self.frames.len();
+        let mut now = None;
+        for found in self.found.iter().take(frames) {
+            let seen = &mut self.seen;
+            seen.frames += 1;
+            let hints: &Hints = match found {
+                Found::Hints(hints) => hints,
+                Found::Nothing => {
+                    seen.nothing += 1;
+                    continue;
+                }
+                // Of a driver's own: virtio_net has its header there in zero-copy.
+                Found::Unknown(_) if self.asked.is_empty() => {
+                    seen.nothing += 1;
+                    continue;
+                }
+                Found::Unknown(_) => {
+                    seen.unknown += 1;
+                    continue;
+                }
+            };
+            seen.hash += u64::from(hints.hash.is_some());
+            seen.vlan += u64::from(hints.tag.is_some());
+            seen.mark += u64::from(hints.mark.is_some());
+            if let Some(timestamp) = hints.timestamp {
+                seen.timestamp += 1;
+                let latency = self.latency.get_or_insert_with(|| Latency::new(timestamp.get()));
+                // One look at the clock for the batch: all of it is in hand now.
+                let now = *now.get_or_insert_with(|| nanoseconds(latency.clock));
+                latency.record(now, timestamp.get());
+            }
+        }
+        self.frames.clear();
+    }
+
+    pub(super) fn report(&self) -> HintsReport {
+        let seen = self.seen;
+        let share = |frames: u64| match seen.frames {
+            0 => 0.0,
+            all => frames as f64 / all as f64,
+        };
+        HintsReport {
+            asked: self.asked.to_string(),
+            with_hash: share(seen.hash),
+            with_vlan: share(seen.vlan),
+            with_timestamp: share(seen.timestamp),
+            with_mark: share(seen.mark),
+            with_nothing: share(seen.nothing),
+            of_unknown_layout: share(seen.unknown),
+            cycles_a_frame_expected: self.by_expected.a_frame(),
+            cycles_a_frame_by_id: self.by_id.a_frame(),
+            latency: self.latency.as_ref().map(Latency::report),
+        }
+    }
+}
+
+impl Reads for HintReader {
+    #[inline]
+    fn note(&mut self, frame: UmemOffset, _len: u32) {
+        // No batch is larger than there was room made for.
+        self.frames.push(frame);
+    }
+
+    fn read(&mut self, umem: &Umem) {
+        let by_id = self.by_id_next;
+        self.by_id_next = !by_id;
+        let begun = cycles::counter();
+        let cost = match (by_id, &self.expected) {
+            (false, Some(expected)) => {
+                expected.read_batch(&self.layouts, umem, &self.frames, &mut self.found);
+                &mut self.by_expected
+            }
+            _ => {
+                for (&frame, found) in self.frames.iter().zip(&mut self.found) {
+                    *found = self.layouts.read(umem, frame);
+                }
+                &mut self.by_id
+            }
+        };
+        if let (Some(begun), Some(ended)) = (begun, cycles::counter()) {
+            cost.record(ended.saturating_sub(begun), self.frames.len() as u64);
+        }
+        self.count();
+    }
+}
+
+/// How long ago frames were received.
+#[derive(Debug)]
+struct Latency {
+    clock: Clock,
+    clock_name: Option<&'static str>,
+    histogram: Histogram<u64>,
+    /// Of a clock that nobody keeps: what is taken off each difference, which is the least so far.
+    offset: i128,
+}
+
+impl Latency {
+    fn new(timestamp: u64) -> Self {
+        let ago = |clock| nanoseconds(clock).checked_sub(timestamp);
+        let is_plausible = |&(clock, _): &(Clock, &str)| {
+            ago(clock).is_some_and(|ago| u128::from(ago) <= PLAUSIBLE.as_nanos())
+        };
+        let kept = CLOCKS.into_iter().find(is_plausible);
+        let (clock, clock_name) = kept.map_or((Clock::Kernel(ClockId::Monotonic), None), |(clock, name)| {
+            (clock, Some(name))
+        });
+        Self {
+            clock,
+            clock_name,
+            histogram: Histogram::new_with_bounds(1, LONGEST_NS, 3).expect("constants that it takes"),
+            offset: match clock_name {
+                Some(_) => 0,
+                None => i128::from(nanoseconds(clock)) - i128::from(timestamp),
+            },
+        }
+    }
+
+    fn record(&mut self, now: u64, timestamp: u64) {
+        let ago = i128::from(now) - i128::from(timestamp);
+        if self.clock_name.is_none() {
+            self.offset = self.offset.min(ago);
+        }
+        // A frame from the future, as clocks are kept only so well, has come at once.
+        let ago = u64::try_from(ago - self.offset).unwrap_or(0);
+        self.histogram.saturating_record(ago.max(1));
+    }
+
+    fn report(&self) -> LatencyReport {
+        let at = |quantile| self.histogram.value_at_quantile(quantile);
+        LatencyReport {
+            clock: self.clock_name,
+            frames: self.histogram.len(),
+            min_ns: self.histogram.min(),
+            p50_ns: at(0.5),
+            p90_ns: at(0.9),
+            p99_ns: at(0.99),
+            p999_ns: at(0.999),
+            max_ns: self.histogram.max(),
+        }
+    }
+}
+
+fn nanoseconds(clock: Clock) -> u64 {
+    let now = match clock {
+        Clock::Kernel(clock) => clock_gettime(clock),
+        // Every kernel that this program runs on has it.
+        Clock::Tai => {
+            clock_gettime_dynamic(DynamicClockId::Tai).unwrap_or_else(|_| clock_gettime(ClockId::Realtime))
+        }
+    };
+    // None of these clocks is before its beginning.
+    now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned()
+}
+
+/// The field names are the names in the JSON object. Shares of frames are 0 to 1.
+#[derive(Debug, Serialize)]
+pub(super) struct HintsReport {
+    /// What the program leaves.
+    asked: String,
+    with_hash: f64,
+    with_vlan: f64,
+    with_timestamp: f64,
+    with_mark: f64,
+    with_nothing: f64,
+    of_unknown_layout: f64,
+    /// Reading alone, the layout expected, of the median frame; none where cycles are not known.
+    cycles_a_frame_expected: Option<f64>,
+    /// The same, the layout of each frame looked up by its id.
+    cycles_a_frame_by_id: Option<f64>,
+    /// From the NIC's receipt until this program had the batch in hand.
+    latency: Option<LatencyReport>,
+}
+
+#[derive(Debug, Serialize)]
+struct LatencyReport {
+    /// Which of the kernel's clocks the NIC's is kept at; none: times are relative to the least.
+    clock: Option<&'static str>,
+    frames: u64,
+    min_ns: u64,
+    p50_ns: u64,
+    p90_ns: u64,
+    p99_ns: u64,
+    p999_ns: u64,
+    max_ns: u64,
+}
+
+impl HintsReport {
+    /// For the table.
+    pub(super) fn rows(&self) -> Vec<(&'static str, String)> {
+        let percent = |share: f64| format!("{:.1} %", share * 100.0);
+        let mut rows = vec![
+            ("hints", self.asked.clone()),
+            (
+                "frames with",
+                format!(
+                    "hash {}, vlan {}, timestamp {}, mark {}",
+                    percent(self.with_hash),
+                    percent(self.with_vlan),
+                    percent(self.with_timestamp),
+                    percent(self.with_mark)
+                ),
+            ),
+            (
+                "frames without",
+                format!(
+                    "{} nothing left, {} of an unknown layout",
+                    percent(self.with_nothing),
+                    percent(self.of_unknown_layout)
+                ),
+            ),
+        ];
+        if let (Some(expected), Some(by_id)) = (self.cycles_a_frame_expected, self.cycles_a_frame_by_id) {
+            rows.push((
+                "reading a frame",
+                format!("{expected:.1} cycles, the layout expected; {by_id:.1}, looked up by its id"),
+            ));
+        }
+        rows.push(("latency", self.latency_text()));
+        rows
+    }
+
+    fn latency_text(&self) -> String {
+        let asked = self.asked.split(',').any(|hint| hint == "timestamp");
+        let Some(latency) = &self.latency else {
+            return match asked {
+                true => "no frame has a time of receipt: its driver, or NIC, has no clock (veth never has)",
+                false => "not asked for (--hints timestamp)",
+            }
+            .to_owned();
+        };
+        let by = match latency.clock {
+            Some(clock) => format!("by the clock for {clock}"),
+            None => "relative to the least, as the NIC's clock is none of the kernel's".to_owned(),
+        };
+        let us = |ns: u64| ns as f64 / 1000.0;
+        format!(
+            "{:.1} µs median, {:.1} 90 %, {:.1} 99 %, {:.1} 99.9 %, {:.1} most, {by}",
+            us(latency.p50_ns),
+            us(latency.p90_ns),
+            us(latency.p99_ns),
+            us(latency.p999_ns),
+            us(latency.max_ns)
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cost_is_that_of_the_frame_in_the_middle() {
+        let mut cost = Cost::new();
+        assert_eq!(cost.a_frame(), None);
+        cost.record(100, 0);
+        assert_eq!(cost.a_frame(), None);
+        for (cycles, frames) in [(640, 64), (u64::MAX, 1), (30, 2)] {
+            cost.record(cycles, frames);
+        }
+        assert_eq!(cost.a_frame(), Some(10.0));
+    }
+
+    #[test]
+    fn clock_that_the_nic_is_kept_at_is_recognised() {
+        for (clock, name) in CLOCKS {
+            let latency = Latency::new(nanoseconds(clock) - 1000);
+            // Some may show the same, such as TAI where nobody has set it, or a machine that never slept.
+            let alike = nanoseconds(latency.clock).abs_diff(nanoseconds(clock)) < 1_000_000_000;
+            assert!(latency.clock_name == Some(name) || alike, "{name}: {latency:?}");
+        }
+    }
+
+    #[test]
+    fn latencies_by_a_clock_of_its_own_are_relative_to_the_least() {
+        let mut latency = Latency::new(12_345);
+        assert_eq!(latency.clock_name, None);
+        let first = u64::try_from(latency.offset).expect("it began long ago") + 12_345;
+        for (now, timestamp) in [(first, 12_345), (first + 5000, 12_400), (first, 20_345)] {
+            latency.record(now, timestamp);
+        }
+        let report = latency.report();
+        assert_eq!((report.frames, report.min_ns, report.clock), (3, 1, None));
+        assert!((4900..5000).contains(&report.max_ns), "{report:?}");
+    }
+
+    #[test]
+    fn frame_from_the_future_has_come_at_once() {
+        let now = nanoseconds(Clock::Kernel(ClockId::Realtime));
+        let mut latency = Latency::new(now);
+        latency.record(now, now + 500);
+        latency.record(now + 100_000_000_000, now);
+        let report = latency.report();
+        assert_eq!((report.min_ns, report.frames), (1, 2));
+        assert!(report.max_ns >= LONGEST_NS, "{report:?}");
+    }
+}

@@ -1,0 +1,5 @@
+//! `vhost-af-xdp-bench`, see the library.
+
+fn main() -> std::process::ExitCode {
+    bench::run()
+}

@@ -1,0 +1,540 @@
+//! Which data path a queue is asked for, and how large the chunks of its memory are.
+//!
+//! Memory is registered before the kernel says which mode it grants. So both are decided before, by what is known of
+//! the driver (`drivers.rs`): chunks of 2048 bytes go with copy modes only, and where zero-copy may be granted chunks
+//! have 4096.
+//!
+//! What drivers make of a chunk in zero-copy mode, after 256 bytes of headroom (seen by running them, Linux 7.2 under
+//! QEMU, and in their sources):
+//!
+//! - igb (`igb_setup_srrctl`; igc has the same register): 1024 bytes of a frame in a chunk of 2048, 3072 in one of
+//!   4096: whole KiB. A longer frame goes on in the next chunk, without a mark that it does (XDP_PKT_CONTD), so that
+//!   each piece looks like a frame.
+//! - virtio_net: 1792 and 3840 bytes: multiples of 128. A longer frame is dropped; the bind is refused where the MTU
+//!   does not fit.
+//!
+//! So a frame must not reach the end of a chunk. With an MTU of at most 1500 NICs drop what is much longer (igb: from
+//! some 1,650 bytes on, `IGB_MAX_FRAME_BUILD_SKB` in `igb_set_rx_mode`); with a larger one igb takes up to 9,216 bytes,
+//! and zero-copy is left to drivers that have multi-buffer there, which mark the pieces.
+
+use steward::links::DriverSends;
+use xsk::{BindRequest, XDP_PACKET_HEADROOM};
+
+use crate::drivers::{Line, ZeroCopy};
+
+/// Ethernet header and one VLAN tag, bytes: what a frame may be longer than the MTU.
+pub const L2_BYTES: u32 = 18;
+/// Bytes of a chunk for frames up to 1,792 bytes.
+pub const SMALL_CHUNK: u32 = 2048;
+/// Bytes of a chunk for longer frames, or for zero-copy.
+pub const LARGE_CHUNK: u32 = 4096;
+/// Longest frame that the kernel receives into one chunk, bytes.
+pub const LONGEST_FRAME: u32 = LARGE_CHUNK - XDP_PACKET_HEADROOM;
+/// Bytes of metadata before each frame sent, where there is any: `struct xsk_tx_metadata`
+/// (include/uapi/linux/if_xdp.h) has 16 or, from 6.14 on, 24; this many leave the frame on a cache line of its own.
+pub const TX_METADATA_BYTES: u32 = 64;
+/// Longest frame in one piece in zero-copy mode, bytes: at an MTU of 1500.
+pub const LONGEST_ZERO_COPY: u32 = 1500 + L2_BYTES;
+
+/// What is known of a queue before it is bound.
+#[derive(Debug, Clone, Copy)]
+pub struct Wish {
+    /// What the user wants.
+    pub asked: BindRequest,
+    /// Received into guest memory, now or soon (the queue is not to change its mode meanwhile); `None`: into ours.
+    pub into_guest: Option<IntoGuest>,
+    /// The program is attached natively.
+    pub native: bool,
+    /// What the driver says that it does.
+    pub driver: DriverSends,
+    /// What is known of it otherwise.
+    pub line: Option<&'static Line>,
+    /// Its memory is a slice of what all queues of the daemon share.
+    pub shares: bool,
+    /// Longest frame, bytes.
+    pub frame_limit: u32,
+}
+
+/// What decides, beside the driver, whether a NIC may write frames into guest memory by itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct IntoGuest {
+    /// Who decides which frames are the guest's.
+    pub judge: Judge,
+    /// The steward is this daemon's own, so that no lease ends while the daemon stands still and keeps the socket.
+    pub is_own: bool,
+    /// An IOMMU translates for the NIC.
+    pub translated: bool,
+    /// None: no guest is there yet.
+    pub guest: Option<GuestBuffers>,
+}
+
+/// What decides of a guest's receive buffers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GuestBuffers {
+    /// How they come back to it.
+    pub order: BufferOrder,
+    /// Some of its memory is in huge pages.
+    pub huge_pages: bool,
+}
+
+/// Who decides whether a frame that comes into a queue is the guest's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Judge {
+    /// The NIC: all that it puts into the queue is.
+    Nic,
+    /// Our XDP program, which looks at addresses and VLANs. Also where rules of the NIC bring the guest's frames: its
+    /// hash brings others to the same queue.
+    Program,
+    /// Somebody else's program.
+    Foreign,
+}
+
+/// How a guest's receive buffers come back to it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BufferOrder {
+    /// As the NIC is done with them.
+    Any,
+    /// As they were posted: the guest negotiated VIRTIO_F_IN_ORDER.
+    InOrder,
+    /// As they were posted: the VMM keeps no inflight region, and the ring alone does not tell a successor which are
+    /// out.
+    NoRegion,
+}
+
+/// How it is bound.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Binding {
+    /// What the kernel is asked for.
+    pub ask: BindRequest,
+    /// Chunks of copy placement, bytes.
+    pub chunk_bytes: u32,
+    /// Where a NIC may write frames into guest memory by itself: how far it must reach from where one begins, bytes.
+    pub window: Option<u32>,
+    /// Why it is not asked for, unless the user wanted that.
+    pub note: Option<NoZeroCopy>,
+}
+
+/// Why zero-copy is not asked for, where the user did not want that.
+// The messages are the documentation.
+#[allow(missing_docs)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum NoZeroCopy {
+    #[error(
+        "with --shared-umem all queues are as the first that is opened, and not every interface may have zero-copy: \
+         leave it out for a NIC that has it"
+    )]
+    Shared,
+    #[error(
+        "with memory=direct and an XDP program that judges frames (mac, vlan) the NIC would write those of others \
+         into guest memory before that: leave them out, or use memory=send-direct"
+    )]
+    Judged,
+    #[error(
+        "with memory=direct beside somebody else's XDP program nobody knows which frames are the guest's"
+    )]
+    ForeignProgram,
+    #[error(
+        "with memory=direct a NIC whose driver is not known for it might write beyond a guest's buffers: use \
+         memory=send-direct"
+    )]
+    Unbounded,
+    #[error(
+        "with memory=direct and a driver that takes several buffers for a frame the kernel would keep its own notes of \
+         these in guest memory"
+    )]
+    Chains,
+    #[error(
+        "with memory=direct a guest that wants its buffers back in order (VIRTIO_F_IN_ORDER) would wait for those that \
+         the NIC keeps: use memory=send-direct, or a driver without it"
+    )]
+    InOrder,
+    #[error(
+        "with memory=direct and no inflight region of the VMM's a daemon that takes over could not tell which buffers \
+         the NIC keeps: QEMU has none for network devices, use memory=send-direct"
+    )]
+    NoRegion,
+    #[error(
+        "with memory=direct and a steward of several daemons a lease may end while its holder stands still, and the \
+         NIC would write on into guest memory: start this daemon as root and without --steward, or use \
+         memory=send-direct"
+    )]
+    SharedSteward,
+    #[error(
+        "with memory=direct and an IOMMU that translates for the NIC (iommu_group/type in sysfs is not `identity`) \
+         hardly a buffer of the guest's can be received into: use memory=send-direct, or boot with iommu.passthrough=1"
+    )]
+    Translated,
+    #[error(
+        "with memory=direct and guest memory in pages of 4 KiB hardly a buffer of the guest's can be received into: \
+         huge pages are needed (QEMU: memory-backend-memfd,hugetlb=on)"
+    )]
+    SmallPages,
+    #[error("with memory=direct zero-copy begins when the guest's memory is registered: wait")]
+    NoGuest,
+    #[error("the XDP program is attached in skb mode")]
+    SkbMode,
+    #[error("the driver has no zero-copy")]
+    Driver,
+    #[error("it is known bad with this driver (force-zero-copy uses it all the same): {}", .0.why)]
+    KnownBad(&'static Line),
+    #[error(
+        "beyond MTU 1500 a driver without multi-buffer in zero-copy may cut a frame into several: set an MTU of 1500"
+    )]
+    LongFrames,
+}
+
+impl Wish {
+    /// How it is bound.
+    /// Errors: the user wants zero-copy whatever is known of the driver, and frames would not be whole, or not a
+    /// guest's alone, or not sent.
+    pub fn binding(&self) -> Result<Binding, NoZeroCopy> {
+        let (ask, note) = match (self.asked, self.refusal()) {
+            (BindRequest::ForceCopy, _) => (BindRequest::ForceCopy, None),
+            (BindRequest::ForceZeroCopy, Some(why)) => return Err(why),
+            (BindRequest::Auto, Some(why)) => (BindRequest::ForceCopy, Some(why)),
+            (asked, None) => (asked, None),
+        };
+        let into_guest = self.into_guest.filter(|_| ask != BindRequest::ForceCopy);
+        let window = into_guest.and_then(|_| self.window());
+        let fits_small = self.frame_limit.saturating_add(XDP_PACKET_HEADROOM) <= SMALL_CHUNK;
+        let chunk_bytes = match ask {
+            BindRequest::ForceCopy if fits_small && !self.shares => SMALL_CHUNK,
+            _ => LARGE_CHUNK,
+        };
+        Ok(Binding {
+            ask,
+            chunk_bytes,
+            window,
+            note,
+        })
+    }
+
+    /// The least that a NIC of this kind can be given for a frame, and stays in, bytes. With a small MTU, too, it is
+    /// for frames of the usual one, which NICs take then: igb would cut them, and the program could not know their
+    /// tails from frames.
+    fn window(&self) -> Option<u32> {
+        let longest = self.frame_limit.max(LONGEST_ZERO_COPY);
+        let window = self.line?.window.bytes(longest);
+        window.filter(|&bytes| bytes <= LONGEST_FRAME)
+    }
+
+    /// Why zero-copy is not asked for; what is only known of the driver does not count where the user insists.
+    fn refusal(&self) -> Option<NoZeroCopy> {
+        let insists = self.asked == BindRequest::ForceZeroCopy;
+        let known = self.line.filter(|_| !insists);
+        let missing = known.is_some_and(|line| line.zero_copy == ZeroCopy::Missing);
+        let cut = self.frame_limit > LONGEST_ZERO_COPY && self.driver.most_pieces == 1;
+        match known {
+            _ if !self.native => Some(NoZeroCopy::SkbMode),
+            _ if self.shares && self.driver.zero_copy => Some(NoZeroCopy::Shared),
+            _ if missing || !(self.driver.zero_copy || insists) => Some(NoZeroCopy::Driver),
+            _ if cut => Some(NoZeroCopy::LongFrames),
+            Some(line) if line.zero_copy == ZeroCopy::Bad => Some(NoZeroCopy::KnownBad(line)),
+            _ => self.danger(self.into_guest?),
+        }
+    }
+
+    /// Why a NIC must not write frames into guest memory by itself: the first of the conditions that is not met
+    /// (docs/hardware.md).
+    fn danger(&self, into_guest: IntoGuest) -> Option<NoZeroCopy> {
+        let IntoGuest {
+            judge,
+            is_own,
+            translated,
+            guest,
+        } = into_guest;
+        Some(match (judge, guest) {
+            (Judge::Program, _) => NoZeroCopy::Judged,
+            (Judge::Foreign, _) => NoZeroCopy::ForeignProgram,
+            _ if !is_own => NoZeroCopy::SharedSteward,
+            _ if self.window().is_none() => NoZeroCopy::Unbounded,
+            _ if self.driver.most_pieces > 1 => NoZeroCopy::Chains,
+            _ if translated => NoZeroCopy::Translated,
+            (Judge::Nic, None) => NoZeroCopy::NoGuest,
+            (Judge::Nic, Some(GuestBuffers { order, huge_pages })) => match order {
+                BufferOrder::InOrder => NoZeroCopy::InOrder,
+                BufferOrder::NoRegion => NoZeroCopy::NoRegion,
+                BufferOrder::Any if !huge_pages => NoZeroCopy::SmallPages,
+                BufferOrder::Any => return None,
+            },
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::drivers::TABLE;
+
+    /// A NIC with zero-copy, as igb is.
+    const IGB: Wish = Wish {
+        asked: BindRequest::Auto,
+        into_guest: None,
+        native: true,
+        driver: DriverSends {
+            checksum: false,
+            most_pieces: 1,
+            zero_copy: true,
+        },
+        line: None,
+        shares: false,
+        frame_limit: 1518,
+    };
+    const NO_ZERO_COPY: DriverSends = DriverSends {
+        zero_copy: false,
+        ..IGB.driver
+    };
+
+    fn line(driver: &str) -> Option<&'static Line> {
+        TABLE.iter().find(|line| line.driver == driver)
+    }
+
+    /// Nothing is in the way there.
+    const GOOD: IntoGuest = IntoGuest {
+        judge: Judge::Nic,
+        is_own: true,
+        translated: false,
+        guest: Some(GuestBuffers {
+            order: BufferOrder::Any,
+            huge_pages: true,
+        }),
+    };
+
+    /// igb, whose frames would go into guest memory.
+    fn direct(judge: Judge, order: Option<BufferOrder>) -> Wish {
+        let guest = order.map(|order| GuestBuffers {
+            order,
+            huge_pages: true,
+        });
+        igb_with(IntoGuest { judge, guest, ..GOOD })
+    }
+
+    fn igb_with(into_guest: IntoGuest) -> Wish {
+        Wish {
+            into_guest: Some(into_guest),
+            line: line("igb"),
+            ..IGB
+        }
+    }
+
+    #[test]
+    fn first_condition_of_guest_memory_that_is_not_met_is_said() {
+        use super::BufferOrder::{Any, InOrder, NoRegion};
+        let whole = |order| direct(Judge::Nic, order);
+        let driver = |driver| Wish {
+            line: line(driver),
+            ..whole(Some(Any))
+        };
+        let small = Some(GuestBuffers {
+            order: Any,
+            huge_pages: false,
+        });
+        let skb = Wish {
+            native: false,
+            ..direct(Judge::Program, Some(InOrder))
+        };
+        let chains = Wish {
+            driver: DriverSends {
+                most_pieces: 8,
+                ..IGB.driver
+            },
+            ..driver("i40e")
+        };
+        for (wish, said) in [
+            (skb, NoZeroCopy::SkbMode),
+            (driver("veth"), NoZeroCopy::Driver),
+            (direct(Judge::Program, Some(InOrder)), NoZeroCopy::Judged),
+            (direct(Judge::Foreign, Some(Any)), NoZeroCopy::ForeignProgram),
+            (driver("ixgbe"), NoZeroCopy::Unbounded),
+            (driver("not in the table"), NoZeroCopy::Unbounded),
+            (chains, NoZeroCopy::Chains),
+            (whole(Some(InOrder)), NoZeroCopy::InOrder),
+            (whole(Some(NoRegion)), NoZeroCopy::NoRegion),
+            (
+                igb_with(IntoGuest {
+                    is_own: false,
+                    translated: true,
+                    ..GOOD
+                }),
+                NoZeroCopy::SharedSteward,
+            ),
+            (
+                igb_with(IntoGuest {
+                    translated: true,
+                    ..GOOD
+                }),
+                NoZeroCopy::Translated,
+            ),
+            (
+                igb_with(IntoGuest { guest: small, ..GOOD }),
+                NoZeroCopy::SmallPages,
+            ),
+            (whole(None), NoZeroCopy::NoGuest),
+        ] {
+            let binding = wish.binding().expect("zero-copy is not forced");
+            assert_eq!(
+                (binding.ask, binding.note),
+                (BindRequest::ForceCopy, Some(said)),
+                "{wish:?}"
+            );
+            let asked = BindRequest::ForceZeroCopy;
+            let forced = Wish { asked, ..wish }.binding();
+            assert!(forced.is_err() || said == NoZeroCopy::Driver, "{wish:?}");
+        }
+    }
+
+    #[test]
+    fn guest_memory_is_received_into_by_a_nic_that_cannot_write_beyond_its_buffers() {
+        for (driver, window) in [("igb", 2048), ("virtio_net", 1536)] {
+            for frame_limit in [86, 918, 1518] {
+                let wish = Wish {
+                    line: line(driver),
+                    frame_limit,
+                    ..igb_with(GOOD)
+                };
+                let binding = wish.binding().expect("not forced");
+                let found = (binding.ask, binding.note, binding.window);
+                assert_eq!(
+                    found,
+                    (BindRequest::Auto, None, Some(window)),
+                    "{driver}, {frame_limit}"
+                );
+            }
+        }
+        // Nothing is bounded where the kernel copies.
+        let copied = Wish {
+            asked: BindRequest::ForceCopy,
+            ..igb_with(GOOD)
+        };
+        assert_eq!(copied.binding().expect("not forced").window, None);
+    }
+
+    #[test]
+    fn queues_that_share_a_umem_copy_in_large_chunks_whatever_the_driver_and_the_mtu() {
+        for driver in [IGB.driver, NO_ZERO_COPY] {
+            for frame_limit in [86, 1518, 9018] {
+                for asked in [BindRequest::Auto, BindRequest::ForceCopy] {
+                    let wish = Wish {
+                        asked,
+                        driver,
+                        frame_limit,
+                        shares: true,
+                        ..IGB
+                    };
+                    let binding = wish.binding().expect("not forced");
+                    assert_eq!(
+                        (binding.ask, binding.chunk_bytes),
+                        (BindRequest::ForceCopy, LARGE_CHUNK)
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn zero_copy_is_asked_for_with_chunks_that_no_frame_fills() {
+        for line in [None, line("igb"), line("igc")] {
+            let binding = Wish { line, ..IGB }.binding().expect("not forced");
+            assert_eq!((binding.ask, binding.note), (BindRequest::Auto, None));
+            // What igb makes of it: whole KiB.
+            let window = (binding.chunk_bytes - XDP_PACKET_HEADROOM) / 1024 * 1024;
+            assert!(window > 2 * 1024, "{binding:?}");
+        }
+    }
+
+    #[test]
+    fn small_chunks_are_for_copy_modes() {
+        let forced = Wish {
+            asked: BindRequest::ForceCopy,
+            ..IGB
+        };
+        let none = Wish {
+            driver: NO_ZERO_COPY,
+            ..IGB
+        };
+        let with = |line| Wish { line, ..IGB };
+        let bad = line("ice").expect("a line");
+        for (wish, said) in [
+            (forced, None),
+            (direct(Judge::Program, None), Some(NoZeroCopy::Judged)),
+            (Wish { native: false, ..IGB }, Some(NoZeroCopy::SkbMode)),
+            (none, Some(NoZeroCopy::Driver)),
+            (with(line("veth")), Some(NoZeroCopy::Driver)),
+            (with(Some(bad)), Some(NoZeroCopy::KnownBad(bad))),
+        ] {
+            let binding = wish.binding().expect("zero-copy is not forced");
+            assert_eq!(
+                (binding.ask, binding.chunk_bytes),
+                (BindRequest::ForceCopy, 2048),
+                "{wish:?}"
+            );
+            assert_eq!(binding.note, said, "{wish:?}");
+        }
+        let long = Wish {
+            frame_limit: 1793,
+            ..forced
+        };
+        assert_eq!(long.binding().expect("not forced").chunk_bytes, 4096);
+    }
+
+    #[test]
+    fn long_frames_are_zero_copy_only_where_their_pieces_are_marked() {
+        let jumbo = Wish {
+            frame_limit: 1519,
+            ..IGB
+        };
+        let binding = jumbo.binding().expect("not forced");
+        assert_eq!(
+            (binding.ask, binding.note),
+            (BindRequest::ForceCopy, Some(NoZeroCopy::LongFrames))
+        );
+        let driver = DriverSends {
+            most_pieces: 8,
+            ..IGB.driver
+        };
+        let marked = Wish {
+            driver,
+            frame_limit: 9018,
+            ..IGB
+        };
+        assert_eq!(marked.binding().expect("not forced").ask, BindRequest::Auto);
+    }
+
+    #[test]
+    fn forced_zero_copy_overrides_the_table_and_nothing_that_frames_depend_on() {
+        let forced = Wish {
+            asked: BindRequest::ForceZeroCopy,
+            driver: NO_ZERO_COPY,
+            line: line("ice"),
+            ..IGB
+        };
+        let binding = forced.binding().expect("possible");
+        assert_eq!(
+            (binding.ask, binding.chunk_bytes, binding.note),
+            (BindRequest::ForceZeroCopy, LARGE_CHUNK, None)
+        );
+        let jumbo = Wish {
+            frame_limit: 9018,
+            ..forced
+        };
+        for (wish, why) in [
+            (jumbo, NoZeroCopy::LongFrames),
+            (
+                Wish {
+                    native: false,
+                    ..forced
+                },
+                NoZeroCopy::SkbMode,
+            ),
+            (
+                Wish {
+                    into_guest: direct(Judge::Program, None).into_guest,
+                    ..forced
+                },
+                NoZeroCopy::Judged,
+            ),
+        ] {
+            assert_eq!(wish.binding(), Err(why));
+        }
+    }
+}

@@ -1,0 +1,19 @@
+//! What the daemon and the benchmarks have alike.
+//!
+//! | module | what |
+//! |---|---|
+//! | [`options`] | the options that both have: the mode, how sockets are bound, busy polling |
+//! | [`binding`] | which data path a queue is asked for, and how large the chunks of its memory are |
+//! | [`drivers`] | what is known of drivers in zero-copy |
+//! | [`command_line`] | how a program ends, and what is wrong with its command line |
+//! | [`shortage`] | what to do about a resource that has run out |
+//! | [`complete`] | completions for shells, made of a command line's definition |
+//! | [`cycles`] | the CPU's time stamp counter |
+
+pub mod binding;
+pub mod command_line;
+pub mod complete;
+pub mod cycles;
+pub mod drivers;
+pub mod options;
+pub mod shortage;
