@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use anyhow::{Context as _, bail, ensure};
-use clap::Args;
+use anyhow::{Context as _, ensure};
+use clap::{Args, value_parser};
 use common::binding::{Binding, L2_BYTES, LARGE_CHUNK, SMALL_CHUNK, Wish};
 use common::drivers;
 use common::options::bind_request;
-use model::config::{Mode as ModeArg, Polling};
+use model::config::{MOST_RULES, Mode as ModeArg, Polling};
 use steer::{HintSet, Mode, NoSuchHint, mac_bytes};
 use steward::links::{DriverSends, Link};
 
@@ -18,10 +18,6 @@ use super::frame::Mac;
 pub(super) const RING: u32 = 2048;
 /// Shortest Ethernet frame, without its checksum.
 const SHORTEST_FRAME: u32 = 60;
-/// Most destinations that `txonly` spreads frames over: each has some of the chunks.
-const MOST_DESTINATIONS: u32 = 1024;
-/// Most flows that `txonly` sends frames of.
-const MOST_FLOWS: u32 = 60_000;
 /// Longest frame that `txonly` makes: one chunk, and the largest chunk is a page.
 const LONGEST_FRAME: u32 = 4096;
 
@@ -67,10 +63,10 @@ pub(crate) struct RawArgs {
     #[arg(long, value_name = "BYTES", default_value_t = 64)]
     pub(super) size: u32,
     /// How long to run; 0: until a signal, not for matrix [default: 10; matrix: 3 for each figure]
-    #[arg(long, value_name = "SECS", allow_negative_numbers = true)]
-    duration: Option<f64>,
+    #[arg(long, value_name = "SECS", allow_negative_numbers = true, value_parser = seconds)]
+    duration: Option<Duration>,
     /// Frames handled at a time
-    #[arg(long, value_name = "N", default_value_t = 64)]
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = value_parser!(u32).range(1..=RING.into()))]
     pub(super) batch: u32,
     /// Sleep this long after each batch: paces txonly, and lets others on its CPU run; has frames gather where they are
     /// received
@@ -83,29 +79,29 @@ pub(crate) struct RawArgs {
     #[arg(long)]
     pub(super) json: bool,
     /// Destination of the frames that txonly sends [default: 02:00:00:00:00:01]
-    #[arg(long, value_name = "MAC")]
-    dst_mac: Option<String>,
+    #[arg(long, value_name = "MAC", value_parser = mac)]
+    dst_mac: Option<Mac>,
     /// Spread what txonly sends over so many destinations, which count up from --dst-mac: ports of a network
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = value_parser!(u32).range(1..=1024))]
     pub(super) dst_macs: u32,
     /// Source of the frames that txonly sends [default: the interface's own]
-    #[arg(long, value_name = "MAC")]
-    src_mac: Option<String>,
+    #[arg(long, value_name = "MAC", value_parser = mac)]
+    src_mac: Option<Mac>,
     /// Frames that one system call may send in copy mode (XDP_MAX_TX_SKB_BUDGET, Linux 6.18); by default the whole
     /// ring
-    #[arg(long, value_name = "N", default_value_t = RING)]
+    #[arg(long, value_name = "N", default_value_t = RING, value_parser = value_parser!(u32).range(32..=RING.into()))]
     pub(super) tx_budget: u32,
     /// Put frames at any offset (unaligned chunks) instead of one a chunk
     #[arg(long)]
     pub(super) unaligned: bool,
     /// UDP flows that txonly sends frames of, one after the other: as many source ports, from 1024
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = value_parser!(u32).range(1..=60_000))]
     pub(super) flows: u32,
     /// rxdrop, l2fwd: classify each frame by a port's filter and its flow cache, by the NIC's hash where --hints has it
     #[arg(long)]
     pub(super) classify: bool,
     /// Rules of that filter, of which the last one is for the frames that txonly sends
-    #[arg(long, value_name = "N", default_value_t = 10, requires = "classify")]
+    #[arg(long, value_name = "N", default_value_t = 10, requires = "classify", value_parser = value_parser!(u32).range(1..=MOST_RULES as i64))]
     pub(super) rules: u32,
     /// rxdrop: have the NIC's hints left before frames, and read them: a list of hash, vlan and timestamp, none, or auto,
     /// what the driver says it has; in native mode only
@@ -140,41 +136,46 @@ impl RawArgs {
         }
     }
 
-    /// Errors: options that do not go together, or values that none of them can have.
+    /// Errors: options that do not go together.
     pub(super) fn check(&self) -> anyhow::Result<()> {
-        let (batch, budget) = (self.batch, self.tx_budget);
-        ensure!((1..=RING).contains(&batch), "--batch {batch}: choose 1 to {RING}");
-        duration_of(self.duration.unwrap_or_default())?;
-        ensure!(
-            (32..=RING).contains(&budget),
-            "--tx-budget {budget}: choose 32 to {RING}"
-        );
-        let makes_frames = matches!(self.what, What::Txonly | What::Matrix);
-        ensure!(
-            makes_frames || (self.dst_mac.is_none() && self.src_mac.is_none()),
-            "--dst-mac and --src-mac are for txonly: {} makes no frames",
-            self.benchmark().map_or("", Benchmark::name)
-        );
-        let most = MOST_DESTINATIONS;
-        ensure!(
-            (1..=most).contains(&self.dst_macs) && (self.dst_macs == 1 || matches!(self.what, What::Txonly)),
-            "--dst-macs {}: choose 1 to {most}, and more than 1 for txonly only",
-            self.dst_macs
-        );
-        let receives = matches!(self.what, What::Rxdrop | What::L2fwd);
-        ensure!(
-            !self.classify || receives,
-            "--classify is for rxdrop and l2fwd: they receive frames"
-        );
-        ensure!(
-            self.hints.is_none() || matches!(self.what, What::Rxdrop) || self.classify,
-            "--hints is for rxdrop, and beside --classify: nothing else reads what stands before frames"
-        );
-        let flows = self.flows;
-        ensure!(
-            (1..=MOST_FLOWS).contains(&flows) && (flows == 1 || matches!(self.what, What::Txonly)),
-            "--flows {flows}: choose 1 to {MOST_FLOWS}, and more than 1 for txonly only"
-        );
+        use What::{L2fwd, Matrix, Rxdrop, Txonly};
+        let has_mode = self.mode.is_some() || self.force_copy || self.force_zero_copy;
+        for (is_used, by, complaint) in [
+            (
+                self.dst_mac.is_some() || self.src_mac.is_some(),
+                &[Txonly, Matrix][..],
+                "--dst-mac and --src-mac are for txonly and matrix: no other benchmark makes frames",
+            ),
+            (self.dst_macs > 1, &[Txonly], "--dst-macs is for txonly"),
+            (self.flows > 1, &[Txonly], "--flows is for txonly"),
+            (
+                self.classify,
+                &[Rxdrop, L2fwd],
+                "--classify is for rxdrop and l2fwd: they receive frames",
+            ),
+            (
+                self.hints.is_some() && !self.classify,
+                &[Rxdrop],
+                "--hints is for rxdrop, and for --classify: nothing else reads them",
+            ),
+            (
+                self.matrix.is_used(),
+                &[Matrix],
+                "--sender, --benchmarks, --paths and --reps are for matrix",
+            ),
+            (
+                has_mode,
+                &[Rxdrop, Txonly, L2fwd],
+                "--mode, --force-copy and --force-zero-copy: matrix measures every mode; choose some by --paths",
+            ),
+            (
+                self.duration == Some(Duration::ZERO),
+                &[Rxdrop, Txonly, L2fwd],
+                "--duration 0: each figure of a matrix takes some time",
+            ),
+        ] {
+            ensure!(!is_used || by.contains(&self.what), complaint);
+        }
         ensure!(
             self.mode != Some(ModeArg::Tap),
             "--mode tap: AF_XDP sockets are measured, leave it out"
@@ -182,18 +183,6 @@ impl RawArgs {
         ensure!(
             !(self.force_zero_copy && self.mode == Some(ModeArg::Skb)),
             "--force-zero-copy and --mode skb exclude each other: zero-copy takes a native program, leave one out"
-        );
-        match self.what {
-            What::Matrix => ensure!(
-                self.mode.is_none() && !self.force_copy && !self.force_zero_copy,
-                "--mode, --force-copy and --force-zero-copy: matrix measures every mode; choose some by --paths"
-            ),
-            _ => self.matrix.check_unused()?,
-        }
-        let without_end = self.duration == Some(0.0) && self.what == What::Matrix;
-        ensure!(
-            !without_end,
-            "--duration 0: each figure of a matrix takes some time"
         );
         Ok(())
     }
@@ -203,8 +192,8 @@ impl TryFrom<RawArgs> for Plan {
     type Error = anyhow::Error;
 
     fn try_from(args: RawArgs) -> anyhow::Result<Self> {
-        let usual = args.benchmark().map_or(3.0, |_| 10.0);
-        let duration = duration_of(args.duration.unwrap_or(usual))?;
+        let usual = Duration::from_secs(args.benchmark().map_or(3, |_| 10));
+        let duration = Some(args.duration.unwrap_or(usual)).filter(|duration| !duration.is_zero());
         let link = Link::by_name(&args.ifname)?;
         let Link { name, mtu, .. } = &link;
         ensure!(link.up, "{name} is down: `ip link set dev {name} up`");
@@ -221,8 +210,8 @@ impl TryFrom<RawArgs> for Plan {
             args.size
         );
         Ok(Self {
-            to: mac_of("--dst-mac", args.dst_mac.as_deref(), [2, 0, 0, 0, 0, 1])?,
-            from: mac_of("--src-mac", args.src_mac.as_deref(), link.mac)?,
+            to: args.dst_mac.unwrap_or([2, 0, 0, 0, 0, 1]),
+            from: args.src_mac.unwrap_or(link.mac),
             benchmark: args.benchmark().unwrap_or(Benchmark::Rxdrop),
             duration,
             link,
@@ -302,21 +291,12 @@ impl Plan {
     }
 }
 
-/// `None`: without end.
-pub(super) fn duration_of(seconds: f64) -> anyhow::Result<Option<Duration>> {
-    if seconds == 0.0 {
-        return Ok(None);
-    }
-    match Duration::try_from_secs_f64(seconds) {
-        Ok(duration) => Ok(Some(duration)),
-        Err(_) => bail!("--duration {seconds}: choose seconds, or 0 to run until a signal"),
-    }
+/// Seconds on the command line; 0: without end.
+pub(super) fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| "give a number such as 4 or 0.5")?;
+    Duration::try_from_secs_f64(seconds).map_err(|_| "choose seconds, or 0 to run until a signal".to_owned())
 }
 
-fn mac_of(option: &str, text: Option<&str>, default: Mac) -> anyhow::Result<Mac> {
-    let mac = text.map_or(Some(default), mac_bytes);
-    mac.with_context(|| {
-        let text = text.unwrap_or_default();
-        format!("{option} {text}: choose an address such as 02:00:00:00:00:01")
-    })
+fn mac(text: &str) -> Result<Mac, &'static str> {
+    mac_bytes(text).ok_or("choose an address such as 02:00:00:00:00:01")
 }

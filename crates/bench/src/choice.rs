@@ -1,7 +1,7 @@
 //! What can be chosen to be measured: benchmarks, and the paths that frames take between a driver and a program.
 
-use anyhow::ensure;
-use clap::{Args, ValueEnum};
+use clap::{Args, ValueEnum, value_parser};
+use serde::Serialize;
 
 /// What is to be measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -17,7 +17,8 @@ pub(super) enum What {
 }
 
 /// What to do with the frames.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub(super) enum Benchmark {
     /// Receive frames and drop them
     Rxdrop,
@@ -28,16 +29,6 @@ pub(super) enum Benchmark {
 }
 
 impl Benchmark {
-    pub(super) const ALL: [Self; 3] = [Self::Rxdrop, Self::Txonly, Self::L2fwd];
-
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Rxdrop => "rxdrop",
-            Self::Txonly => "txonly",
-            Self::L2fwd => "l2fwd",
-        }
-    }
-
     pub(super) fn receives(self) -> bool {
         self != Self::Txonly
     }
@@ -48,7 +39,8 @@ impl Benchmark {
 }
 
 /// Which way frames go.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub(super) enum Path {
     /// AF_XDP, the NIC uses our memory
     ZeroCopy,
@@ -65,27 +57,6 @@ pub(super) enum Path {
 }
 
 impl Path {
-    pub(super) const ALL: [Self; 6] = [
-        Self::ZeroCopy,
-        Self::NativeCopy,
-        Self::SkbCopy,
-        Self::PacketV3,
-        Self::PacketV2,
-        Self::Xdp,
-    ];
-
-    /// As on the command line and in JSON.
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::ZeroCopy => "zero-copy",
-            Self::NativeCopy => "native-copy",
-            Self::SkbCopy => "skb-copy",
-            Self::PacketV3 => "packet-v3",
-            Self::PacketV2 => "packet-v2",
-            Self::Xdp => "xdp",
-        }
-    }
-
     /// As in the table.
     pub(super) fn title(self) -> &'static str {
         match self {
@@ -113,34 +84,37 @@ pub(crate) struct MatrixArgs {
     #[arg(long, value_enum, value_delimiter = ',')]
     paths: Vec<Path>,
     /// How often each figure is measured; the table has medians [default: 1]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=1000))]
     pub(super) reps: Option<u32>,
 }
 
 impl MatrixArgs {
-    /// Errors: one of these options was used with another benchmark.
-    pub(super) fn check_unused(&self) -> anyhow::Result<()> {
-        let unused = self.sender.is_none()
-            && self.benchmarks.is_empty()
-            && self.paths.is_empty()
-            && self.reps.is_none();
-        ensure!(
-            unused,
-            "--sender, --benchmarks, --paths and --reps are for matrix: see `vhost-af-xdp-bench --help`"
-        );
-        Ok(())
+    /// Whether any of them was given.
+    pub(super) fn is_used(&self) -> bool {
+        self.sender.is_some() || !self.benchmarks.is_empty() || !self.paths.is_empty() || self.reps.is_some()
     }
 
     pub(super) fn benchmarks(&self) -> Vec<Benchmark> {
-        let chosen =
-            |benchmark: &Benchmark| self.benchmarks.is_empty() || self.benchmarks.contains(benchmark);
-        Benchmark::ALL.into_iter().filter(chosen).collect()
+        chosen(&self.benchmarks)
     }
 
     pub(super) fn paths(&self) -> Vec<Path> {
-        let chosen = |path: &Path| self.paths.is_empty() || self.paths.contains(path);
-        Path::ALL.into_iter().filter(chosen).collect()
+        chosen(&self.paths)
     }
+}
+
+/// All where none is named, in their order.
+fn chosen<T: ValueEnum + PartialEq>(named: &[T]) -> Vec<T> {
+    let all = T::value_variants().iter().cloned();
+    all.filter(|value| named.is_empty() || named.contains(value))
+        .collect()
+}
+
+/// As on the command line and in JSON.
+pub(super) fn name_of(value: impl ValueEnum) -> String {
+    value
+        .to_possible_value()
+        .map_or_else(String::new, |value| value.get_name().to_owned())
 }
 
 #[cfg(test)]
@@ -148,10 +122,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_those_of_the_command_line() {
-        for path in Path::ALL {
-            let value = path.to_possible_value().expect("none is hidden");
-            assert_eq!(value.get_name(), path.name());
+    fn names_of_json_are_those_of_the_command_line() {
+        for &path in Path::value_variants() {
+            assert_eq!(serde_json::json!(path), name_of(path));
+        }
+        for &benchmark in Benchmark::value_variants() {
+            assert_eq!(serde_json::json!(benchmark), name_of(benchmark));
         }
     }
 }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use common::cycles;
 use hdrhistogram::Histogram;
 use rustix::time::{ClockId, DynamicClockId, clock_gettime, clock_gettime_dynamic};
-use serde::Serialize;
+use serde_json::{Value, json};
 use steer::{HintSet, Program};
 use xsk::metadata::{Expected, Found, Hints, Layouts};
 use xsk::{Umem, UmemOffset};
@@ -157,24 +157,31 @@ impl HintReader {
         self.frames.clear();
     }
 
-    pub(super) fn report(&self) -> HintsReport {
+    /// Shares of frames are 0 to 1. Cycles are those of reading alone, of the median frame; none where they are not known.
+    pub(super) fn report(&self) -> Value {
         let seen = self.seen;
-        let share = |frames: u64| match seen.frames {
-            0 => 0.0,
-            all => frames as f64 / all as f64,
-        };
-        HintsReport {
-            asked: self.asked.to_string(),
-            with_hash: share(seen.hash),
-            with_vlan: share(seen.vlan),
-            with_timestamp: share(seen.timestamp),
-            with_mark: share(seen.mark),
-            with_nothing: share(seen.nothing),
-            of_unknown_layout: share(seen.unknown),
-            cycles_a_frame_expected: self.by_expected.a_frame(),
-            cycles_a_frame_by_id: self.by_id.a_frame(),
-            latency: self.latency.as_ref().map(Latency::report),
-        }
+        let share = |frames: u64| frames as f64 / seen.frames.max(1) as f64;
+        json!({
+            "asked": self.asked.to_string(),
+            "with_hash": share(seen.hash),
+            "with_vlan": share(seen.vlan),
+            "with_timestamp": share(seen.timestamp),
+            "with_mark": share(seen.mark),
+            "with_nothing": share(seen.nothing),
+            "of_unknown_layout": share(seen.unknown),
+            "cycles_a_frame_expected": self.by_expected.a_frame(),
+            "cycles_a_frame_by_id": self.by_id.a_frame(),
+            "latency": self.latency.as_ref().map(Latency::report),
+            "no_latency": self.why_no_latency(),
+        })
+    }
+
+    fn why_no_latency(&self) -> Option<&'static str> {
+        let is_asked = self.asked.to_string().contains("timestamp");
+        self.latency.is_none().then_some(match is_asked {
+            true => "no frame has a time of receipt: its driver, or NIC, has no clock (veth never has)",
+            false => "not asked for (--hints timestamp)",
+        })
     }
 }
 
@@ -249,18 +256,20 @@ impl Latency {
         self.histogram.saturating_record(ago.max(1));
     }
 
-    fn report(&self) -> LatencyReport {
+    /// From the NIC's receipt until this program had the batch in hand. `clock`: which of the kernel's the NIC's is kept
+    /// at; none: times are relative to the least.
+    fn report(&self) -> Value {
         let at = |quantile| self.histogram.value_at_quantile(quantile);
-        LatencyReport {
-            clock: self.clock_name,
-            frames: self.histogram.len(),
-            min_ns: self.histogram.min(),
-            p50_ns: at(0.5),
-            p90_ns: at(0.9),
-            p99_ns: at(0.99),
-            p999_ns: at(0.999),
-            max_ns: self.histogram.max(),
-        }
+        json!({
+            "clock": self.clock_name,
+            "frames": self.histogram.len(),
+            "min_ns": self.histogram.min(),
+            "p50_ns": at(0.5),
+            "p90_ns": at(0.9),
+            "p99_ns": at(0.99),
+            "p999_ns": at(0.999),
+            "max_ns": self.histogram.max(),
+        })
     }
 }
 
@@ -274,98 +283,6 @@ fn nanoseconds(clock: Clock) -> u64 {
     };
     // None of these clocks is before its beginning.
     now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned()
-}
-
-/// The field names are the names in the JSON object. Shares of frames are 0 to 1.
-#[derive(Debug, Serialize)]
-pub(super) struct HintsReport {
-    /// What the program leaves.
-    asked: String,
-    with_hash: f64,
-    with_vlan: f64,
-    with_timestamp: f64,
-    with_mark: f64,
-    with_nothing: f64,
-    of_unknown_layout: f64,
-    /// Reading alone, the layout expected, of the median frame; none where cycles are not known.
-    cycles_a_frame_expected: Option<f64>,
-    /// The same, the layout of each frame looked up by its id.
-    cycles_a_frame_by_id: Option<f64>,
-    /// From the NIC's receipt until this program had the batch in hand.
-    latency: Option<LatencyReport>,
-}
-
-#[derive(Debug, Serialize)]
-struct LatencyReport {
-    /// Which of the kernel's clocks the NIC's is kept at; none: times are relative to the least.
-    clock: Option<&'static str>,
-    frames: u64,
-    min_ns: u64,
-    p50_ns: u64,
-    p90_ns: u64,
-    p99_ns: u64,
-    p999_ns: u64,
-    max_ns: u64,
-}
-
-impl HintsReport {
-    /// For the table.
-    pub(super) fn rows(&self) -> Vec<(&'static str, String)> {
-        let percent = |share: f64| format!("{:.1} %", share * 100.0);
-        let mut rows = vec![
-            ("hints", self.asked.clone()),
-            (
-                "frames with",
-                format!(
-                    "hash {}, vlan {}, timestamp {}, mark {}",
-                    percent(self.with_hash),
-                    percent(self.with_vlan),
-                    percent(self.with_timestamp),
-                    percent(self.with_mark)
-                ),
-            ),
-            (
-                "frames without",
-                format!(
-                    "{} nothing left, {} of an unknown layout",
-                    percent(self.with_nothing),
-                    percent(self.of_unknown_layout)
-                ),
-            ),
-        ];
-        if let (Some(expected), Some(by_id)) = (self.cycles_a_frame_expected, self.cycles_a_frame_by_id) {
-            rows.push((
-                "reading a frame",
-                format!("{expected:.1} cycles, the layout expected; {by_id:.1}, looked up by its id"),
-            ));
-        }
-        rows.push(("latency", self.latency_text()));
-        rows
-    }
-
-    fn latency_text(&self) -> String {
-        let asked = self.asked.split(',').any(|hint| hint == "timestamp");
-        let Some(latency) = &self.latency else {
-            return match asked {
-                true => "no frame has a time of receipt: its driver, or NIC, has no clock (veth never has)",
-                false => "not asked for (--hints timestamp)",
-            }
-            .to_owned();
-        };
-        let by = match latency.clock {
-            Some(clock) => format!("by the clock for {clock}"),
-            None => "relative to the least, as the NIC's clock is none of the kernel's".to_owned(),
-        };
-        let us = |ns: u64| ns as f64 / 1000.0;
-        format!(
-            "{:.1} µs median, {:.1} 90 %, {:.1} 99 %, {:.1} 99.9 %, {:.1} most, {by}",
-            us(latency.p50_ns),
-            us(latency.p90_ns),
-            us(latency.p99_ns),
-            us(latency.p999_ns),
-            us(latency.max_ns)
-        )
-    }
 }
 
 #[cfg(test)]
@@ -403,8 +320,12 @@ mod tests {
             latency.record(now, timestamp);
         }
         let report = latency.report();
-        assert_eq!((report.frames, report.min_ns, report.clock), (3, 1, None));
-        assert!((4900..5000).contains(&report.max_ns), "{report:?}");
+        assert_eq!(
+            (&report["frames"], &report["min_ns"], &report["clock"]),
+            (&json!(3), &json!(1), &json!(null))
+        );
+        let most = report["max_ns"].as_u64().expect("a number");
+        assert!((4900..5000).contains(&most), "{report}");
     }
 
     #[test]
@@ -414,7 +335,7 @@ mod tests {
         latency.record(now, now + 500);
         latency.record(now + 100_000_000_000, now);
         let report = latency.report();
-        assert_eq!((report.min_ns, report.frames), (1, 2));
-        assert!(report.max_ns >= LONGEST_NS, "{report:?}");
+        assert_eq!((&report["min_ns"], &report["frames"]), (&json!(1), &json!(2)));
+        assert!(report["max_ns"].as_u64() >= Some(LONGEST_NS), "{report}");
     }
 }

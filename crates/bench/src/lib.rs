@@ -50,6 +50,7 @@ use common::complete::{CompleteArgs, Names, complete};
 use steward::log::LogArgs;
 
 use args::{Plan, RawArgs};
+use choice::name_of;
 use echo::EchoArgs;
 use meter::{Meter, Stopwatch, Tally};
 use setup::Rig;
@@ -178,5 +179,5 @@ fn run_one(plan: &Plan) -> anyhow::Result<()> {
     let report = report::Report::new(plan, &rig, &measured);
     drop(rig);
     report.print(plan.args.json)?;
-    end.map_err(|error| anyhow::anyhow!("{} on {}: {error}", plan.benchmark.name(), plan.link.name))
+    end.map_err(|error| anyhow::anyhow!("{} on {}: {error}", name_of(plan.benchmark), plan.link.name))
 }

@@ -29,12 +29,28 @@ pub(super) struct Meter {
     shown: Shown,
 }
 
-/// On a cache line of its own: the loop writes it once a batch.
+/// What a thread has counted, for others to read. On a cache line of its own: it is written once a batch.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-struct Shown {
-    frames: AtomicU64,
+pub(super) struct Shown {
+    count: AtomicU64,
     bytes: AtomicU64,
+}
+
+impl Shown {
+    #[inline]
+    pub(super) fn set(&self, count: u64, bytes: u64) {
+        // Relaxed: each number is for display, and they need not fit together.
+        self.count.store(count, Ordering::Relaxed);
+        self.bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    pub(super) fn get(&self) -> (u64, u64) {
+        (
+            self.count.load(Ordering::Relaxed),
+            self.bytes.load(Ordering::Relaxed),
+        )
+    }
 }
 
 impl CpuTime {
@@ -65,9 +81,7 @@ impl Meter {
     /// For the loop, once a batch.
     #[inline]
     pub(super) fn show(&self, tally: &Tally) {
-        // Relaxed: each number is for display, and they need not fit together.
-        self.shown.frames.store(tally.frames, Ordering::Relaxed);
-        self.shown.bytes.store(tally.bytes, Ordering::Relaxed);
+        self.shown.set(tally.frames, tally.bytes);
     }
 
     /// For the loop, once a batch: whether to end.
@@ -98,10 +112,7 @@ impl Meter {
 
     /// Frames and bytes so far, as last shown.
     pub(super) fn shown(&self) -> (u64, u64) {
-        (
-            self.shown.frames.load(Ordering::Relaxed),
-            self.shown.bytes.load(Ordering::Relaxed),
-        )
+        self.shown.get()
     }
 }
 

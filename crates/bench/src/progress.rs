@@ -12,6 +12,7 @@ use rustix::thread::CpuSet;
 use xsk::WakeError;
 
 use super::args::Plan;
+use super::choice::name_of;
 use super::meter::Meter;
 
 const EVERY: Duration = Duration::from_secs(1);
@@ -41,7 +42,7 @@ fn watch(plan: &Plan, meter: &Meter) {
     let deadline = plan.duration.map(|duration| start + duration);
     let label = format!(
         "{} {} queue {}",
-        plan.benchmark.name(),
+        name_of(plan.benchmark),
         plan.link.name,
         plan.args.queue
     );

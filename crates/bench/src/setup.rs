@@ -63,17 +63,15 @@ pub(super) enum Looks {
 }
 
 impl Looks {
-    fn new(plan: &Plan, program: &Program) -> anyhow::Result<Option<Self>> {
-        let batch = plan.args.batch;
-        Ok(match (plan.args.classify, plan.args.hints) {
-            (true, _) => Some(Self::Flows(Box::new(FlowJudge::new(
-                plan.args.rules,
-                program,
-                batch,
-            )?))),
-            (false, Some(_)) => Some(Self::Hints(Box::new(HintReader::new(program, batch)))),
-            (false, None) => None,
-        })
+    fn new(plan: &Plan, program: &Program) -> Option<Self> {
+        let (rules, batch) = (plan.args.rules, plan.args.batch);
+        match plan.args.classify {
+            true => Some(Self::Flows(Box::new(FlowJudge::new(rules, program, batch)))),
+            false => plan
+                .args
+                .hints
+                .map(|_| Self::Hints(Box::new(HintReader::new(program, batch)))),
+        }
     }
 }
 
@@ -110,7 +108,7 @@ impl Rig {
             note: binding.note,
             looks: None,
         };
-        rig.looks = Looks::new(plan, &rig.program)?;
+        rig.looks = Looks::new(plan, &rig.program);
         if plan.benchmark.receives() {
             rig.socket.fill.refill(&mut rig.pool, FRAMES);
             let frame_limit = if rig.socket.multi_buffer() {

@@ -155,10 +155,10 @@ fn progress_and_table_name_the_engine(#[values("epoll", "io-uring")] engine: &st
 }
 
 #[rstest]
-#[case::nothing_to_send(&["--size", "63"], "--size 63: choose 64 to 65536")]
-#[case::too_much(&["--size", "65537"], "--size 65537")]
-#[case::nobody(&["--connections", "0"], "--connections 0: choose 1 to 1024")]
-#[case::crowd(&["--connections", "1025"], "--connections 1025")]
+#[case::nothing_to_send(&["--size", "63"], "63 is not in 64 to 65536")]
+#[case::too_much(&["--size", "65537"], "65537 is not in 64 to 65536")]
+#[case::nobody(&["--connections", "0"], "0 is not in 1 to 1024")]
+#[case::crowd(&["--connections", "1025"], "'1025' for '--connections <N>'")]
 #[case::idle_thread(&["--connections", "2", "--threads", "3"], "--threads 3: choose 1 to 2")]
 #[case::no_such_cpu(&["--cpu", "4000"], "--cpu 4000")]
 #[case::no_port(&["--connect", "127.0.0.1:0"], "--connect 127.0.0.1:0: name the server's port")]
@@ -166,7 +166,7 @@ fn progress_and_table_name_the_engine(#[values("epoll", "io-uring")] engine: &st
 #[case::address_of_nobody(&["--listen", "192.0.2.1:0"], "--listen 192.0.2.1:0: cannot listen there")]
 #[case::no_netns(&["--client-netns", "none-such"], "--client-netns none-such")]
 #[case::two_roles(&["--listen", "127.0.0.1:0", "--connect", "127.0.0.1:1"], "--connect")]
-#[case::negative(&["--duration", "-1"], "--duration -1")]
+#[case::negative(&["--duration", "-1"], "'-1' for '--duration <SECS>'")]
 #[case::nobody_there(&["--connect", "127.0.0.1:1"], "--connect 127.0.0.1:1: cannot connect, start")]
 #[case::of_raw_sockets(&["--ifname", "lo", "--queue", "0"], "--ifname")]
 #[case::unreadable(&["--size", "x"], "`vhost-af-xdp-bench echo --help` explains")]

@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
+use crate::meter::Shown;
+
 /// All of it is for display and for decisions that may come a little late: Relaxed throughout, nothing else is
 /// published by it.
 #[derive(Debug)]
@@ -13,14 +15,6 @@ pub(super) struct Counts {
     seconds: AtomicU64,
     /// Number of the server's thread; 0: it does not serve yet.
     server: AtomicI32,
-}
-
-/// On a cache line of its own: one thread writes it, after each message or batch.
-#[derive(Debug, Default)]
-#[repr(align(128))]
-struct Shown {
-    messages: AtomicU64,
-    bytes: AtomicU64,
 }
 
 impl Counts {
@@ -39,20 +33,14 @@ impl Counts {
     #[inline]
     pub(super) fn show(&self, place: usize, messages: u64, bytes: u64) {
         if let Some(shown) = self.shown.get(place) {
-            shown.messages.store(messages, Ordering::Relaxed);
-            shown.bytes.store(bytes, Ordering::Relaxed);
+            shown.set(messages, bytes);
         }
     }
 
     /// Messages and bytes that came back to clients; that the server sent back, where no client is here.
     pub(super) fn total(&self) -> (u64, u64) {
         let clients = self.shown.len() - 1;
-        let each = self.shown.iter().skip(clients.min(1)).map(|shown| {
-            (
-                shown.messages.load(Ordering::Relaxed),
-                shown.bytes.load(Ordering::Relaxed),
-            )
-        });
+        let each = self.shown.iter().skip(clients.min(1)).map(Shown::get);
         each.fold((0, 0), |sum, more| (sum.0 + more.0, sum.1 + more.1))
     }
 

@@ -4,12 +4,13 @@
 //! it may, and waits for readiness to write only if not all was taken. So a message costs the share of one `epoll_wait`
 //! that has several connections, as many reads as it comes in pieces, and one write.
 
+use std::collections::HashMap;
 use std::mem::MaybeUninit;
 
 use anyhow::Context as _;
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
-use rustix::fd::{AsFd as _, OwnedFd};
+use rustix::fd::{AsRawFd as _, OwnedFd};
 use rustix::io::{Errno, read};
 use rustix::net::{SendFlags, send};
 
@@ -55,9 +56,8 @@ enum Step {
 struct Server<'a> {
     serving: &'a Serving<'a>,
     epoll: OwnedFd,
-    connections: Vec<Option<Connection>>,
-    /// Places without a connection.
-    free: Vec<usize>,
+    /// By what their events say ([`number_of`]).
+    connections: HashMap<u64, Connection>,
     served: Served,
     /// Whether the listener's events are asked for.
     listens: bool,
@@ -66,12 +66,10 @@ struct Server<'a> {
 /// Serves until the meter says stop.
 /// Errors: the kernel has no epoll for us.
 pub(super) fn run(serving: &Serving<'_>) -> anyhow::Result<Served> {
-    let places = serving.connections;
     let mut server = Server {
         serving,
         epoll: epoll::create(CreateFlags::CLOEXEC).context("cannot make an epoll descriptor")?,
-        connections: (0..places).map(|_| None).collect(),
-        free: (0..places).rev().collect(),
+        connections: HashMap::with_capacity(serving.connections),
         served: Served::default(),
         listens: false,
     };
@@ -113,38 +111,32 @@ impl Server<'_> {
         if of == LISTENER {
             return self.accept();
         }
-        let Some(place) = usize::try_from(of).ok() else {
-            return;
-        };
         let now = self.serving.counts.seconds();
         // It may have gone by an earlier event of the batch.
-        let Some(connection) = self.connections.get_mut(place).and_then(Option::as_mut) else {
+        let Some(connection) = self.connections.get_mut(&of) else {
             return;
         };
-        match connection.step(&self.epoll, place, now) {
+        match connection.step(&self.epoll, now) {
             Step::Waits => {}
             Step::Replied(bytes) => {
                 self.served.messages += 1;
                 self.served.bytes += bytes as u64;
             }
-            Step::Over(over) => self.close(place, over),
+            Step::Over(over) => self.close(of, over),
         }
     }
 
     #[cold]
     fn accept(&mut self) {
         let now = self.serving.counts.seconds();
-        let (epoll, free, connections) = (&self.epoll, &mut self.free, &mut self.connections);
+        let (epoll, connections, most) = (&self.epoll, &mut self.connections, self.serving.connections);
         let may_go_on = self.serving.accept(&mut self.served, |stream| {
-            let Some(place) = free.pop() else { return false };
-            let data = EventData::new_u64(place as u64);
-            if epoll::add(epoll, &stream, data, EventFlags::IN).is_err() {
-                free.push(place);
+            let id = number_of(&stream);
+            let data = EventData::new_u64(id);
+            if connections.len() >= most || epoll::add(epoll, &stream, data, EventFlags::IN).is_err() {
                 return false;
             }
-            if let Some(connection) = connections.get_mut(place) {
-                *connection = Some(Connection::new(stream, now));
-            }
+            connections.insert(id, Connection::new(stream, now));
             true
         });
         if !may_go_on {
@@ -154,24 +146,26 @@ impl Server<'_> {
     }
 
     #[cold]
-    fn close(&mut self, place: usize, over: Over) {
+    fn close(&mut self, id: u64, over: Over) {
         // Closing takes it out of the epoll set.
-        if self.connections.get_mut(place).and_then(Option::take).is_some() {
+        if self.connections.remove(&id).is_some() {
             self.served.count_over(over);
-            self.free.push(place);
         }
     }
 
     /// Ends connections that did nothing for too long.
     #[cold]
     fn sweep(&mut self, now: u64) {
-        for place in 0..self.connections.len() {
-            let connection = self.connections.get(place).and_then(Option::as_ref);
-            if connection.is_some_and(|connection| now.saturating_sub(connection.since) > PATIENCE) {
-                self.close(place, Over::Stalled);
-            }
-        }
+        let before = self.connections.len();
+        self.connections
+            .retain(|_, it| now.saturating_sub(it.since) <= PATIENCE);
+        self.served.stalled += (before - self.connections.len()) as u64;
     }
+}
+
+/// The number of its descriptor, which no other connection has.
+fn number_of(stream: &OwnedFd) -> u64 {
+    u64::from(stream.as_raw_fd().unsigned_abs())
 }
 
 impl Connection {
@@ -189,7 +183,7 @@ impl Connection {
 
     /// Reads once, or writes on; and writes the message back that became whole.
     #[inline]
-    fn step(&mut self, epoll: &OwnedFd, place: usize, now: u64) -> Step {
+    fn step(&mut self, epoll: &OwnedFd, now: u64) -> Step {
         if !self.blocked {
             match self.read() {
                 Ok(true) => {}
@@ -206,14 +200,8 @@ impl Connection {
         };
         if blocked != self.blocked {
             let flags = if blocked { EventFlags::OUT } else { EventFlags::IN };
-            if epoll::modify(
-                epoll,
-                self.stream.as_fd(),
-                EventData::new_u64(place as u64),
-                flags,
-            )
-            .is_err()
-            {
+            let data = EventData::new_u64(number_of(&self.stream));
+            if epoll::modify(epoll, &self.stream, data, flags).is_err() {
                 return Step::Over(Over::Cut);
             }
             self.blocked = blocked;

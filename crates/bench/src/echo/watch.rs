@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use super::args::{Engine, Plan, Role};
 use super::counts::Counts;
 use super::usage::{Reading, Usage};
+use crate::choice::name_of;
 use crate::meter::Meter;
 use crate::progress::Show;
 
@@ -47,7 +48,7 @@ impl Watched<'_> {
 
     fn label(&self) -> String {
         let server = self.server;
-        match (self.plan.role, self.engine.map_or("", Engine::name)) {
+        match (self.plan.role, self.engine.map_or_else(String::new, name_of)) {
             (Role::Client, _) => format!("echo to {server}"),
             (_, engine) => format!("echo by {engine} at {server}"),
         }

@@ -10,10 +10,10 @@ use steer::{Mode, ModeRequest, Verdict, VerdictProgram, with_sources};
 use super::sender::Sender;
 use super::traffic;
 use crate::args::Plan;
-use crate::choice::{Benchmark, Path};
+use crate::choice::{Benchmark, Path, name_of};
 use crate::meter::{Meter, Stopwatch, Tally};
 use crate::over_xdp;
-use crate::packet::{self, Version};
+use crate::packet::{self, PacketSocket, Version};
 use crate::setup::{self, LONGEST_IN_ONE_BUFFER, Rig};
 
 /// How long the first frame may take to come.
@@ -80,7 +80,7 @@ impl Setting<'_> {
     fn over_packet(&self, version: Version) -> anyhow::Result<Figure> {
         let mut plan = self.plan.clone();
         plan.benchmark = self.benchmark;
-        let mut socket = packet::open(&plan, version)?;
+        let mut socket = PacketSocket::open(&plan, version)?;
         self.watched(|tally| Ok(packet::run(&mut socket, &plan, self.meter, tally)?))
     }
 
@@ -120,9 +120,9 @@ impl Setting<'_> {
         self.meter.begin_again();
         eprintln!(
             "{} {} by {}",
-            self.benchmark.name(),
+            name_of(self.benchmark),
             self.plan.link.name,
-            self.path.name()
+            name_of(self.path)
         );
         let mut tally = Tally::default();
         let (end, window) = thread::scope(|scope| {
@@ -183,8 +183,8 @@ impl Setting<'_> {
             }
             thread::sleep(Duration::from_millis(1));
         }
-        let index = self.plan.link.index;
-        let before = traffic::sent(index);
+        let name = &self.plan.link.name;
+        let before = traffic::sent(name);
         let stopwatch = Stopwatch::start()?;
         let (first, _) = self.meter.shown();
         let begun = Instant::now();
@@ -194,7 +194,7 @@ impl Setting<'_> {
         }
         let (last, _) = self.meter.shown();
         let spent = stopwatch.stop()?;
-        let after = traffic::sent(index);
+        let after = traffic::sent(name);
         Ok(Some(Window {
             seconds: spent.elapsed.as_secs_f64(),
             cpu_seconds: (spent.cpu.user + spent.cpu.system).as_secs_f64(),

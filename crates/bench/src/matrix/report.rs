@@ -1,12 +1,13 @@
 //! The matrix: a table to read, or one JSON object.
 
-use comfy_table::{CellAlignment, Table, presets};
+use clap::ValueEnum as _;
+use comfy_table::CellAlignment;
 use serde::Serialize;
 
 use super::figure::Figure;
 use crate::args::Plan;
-use crate::choice::{Benchmark, Path};
-use crate::report::print;
+use crate::choice::{Benchmark, Path, name_of};
+use crate::report::{print, table_of};
 
 /// All figures. The field names are the names in the JSON object.
 #[derive(Debug, Serialize)]
@@ -28,8 +29,8 @@ pub(super) struct Matrix {
 /// A benchmark by a path.
 #[derive(Debug, Serialize)]
 struct Row {
-    benchmark: &'static str,
-    path: &'static str,
+    benchmark: Benchmark,
+    path: Path,
     /// Medians, and the extremes.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     result: Option<Summary>,
@@ -75,8 +76,8 @@ impl Summary {
 impl Matrix {
     pub(super) fn new(plan: &Plan, repetitions: u32, benchmarks: &[Benchmark], paths: &[Path]) -> Self {
         let row = |benchmark: Benchmark, path: Path| Row {
-            benchmark: benchmark.name(),
-            path: path.name(),
+            benchmark,
+            path,
             result: None,
             measured: Vec::new(),
             reason: Some("not measured: ended by a signal".to_owned()),
@@ -100,7 +101,6 @@ impl Matrix {
 
     /// Takes note of one repetition's figure, or why there is none.
     pub(super) fn add(&mut self, benchmark: Benchmark, path: Path, figure: Result<Figure, String>) {
-        let (benchmark, path) = (benchmark.name(), path.name());
         let mut rows = self.figures.iter_mut();
         let Some(row) = rows.find(|row| (row.benchmark, row.path) == (benchmark, path)) else {
             return;
@@ -125,21 +125,19 @@ impl Matrix {
     }
 
     fn table(&self) -> String {
-        let benchmarks: Vec<&str> = Benchmark::ALL
-            .map(Benchmark::name)
-            .into_iter()
-            .filter(|name| self.figures.iter().any(|row| row.benchmark == *name))
-            .collect();
-        let mut table = Table::new();
-        table.load_style(presets::UTF8_BORDERS_ONLY);
+        let is_row = |benchmark: Benchmark| self.figures.iter().any(|row| row.benchmark == benchmark);
+        let benchmarks = Benchmark::value_variants()
+            .iter()
+            .copied()
+            .filter(|&it| is_row(it));
         let title = format!(
             "{} queue {}, {} bytes: Mpps, CPU ns a frame",
             self.interface, self.queue, self.size
         );
-        table.set_header(std::iter::once(title.as_str()).chain(benchmarks.iter().copied()));
-        let mut notes = Vec::new();
-        for path in Path::ALL {
-            let rows = || self.figures.iter().filter(|row| row.path == path.name());
+        let head = std::iter::once(title).chain(benchmarks.map(name_of));
+        let (mut table, mut notes) = (Vec::new(), Vec::new());
+        for &path in Path::value_variants() {
+            let rows = || self.figures.iter().filter(|row| row.path == path);
             if rows().next().is_none() {
                 continue;
             }
@@ -148,31 +146,31 @@ impl Matrix {
                     format!("{:.3} {:.0}", it.frames_per_second / 1e6, it.cpu_ns_per_frame)
                 })
             };
-            table.add_row(std::iter::once(path.title().to_owned()).chain(rows().map(cell)));
+            let row = std::iter::once(path.title().to_owned()).chain(rows().map(cell));
+            table.push(row.collect::<Vec<_>>());
             for row in rows() {
                 let said = row.reason.iter().chain(&row.note);
                 notes.extend(said.map(|said| (path, row.benchmark, said)));
             }
         }
-        for at in 1..=benchmarks.len() {
-            if let Some(column) = table.column_mut(at) {
-                column.set_cell_alignment(CellAlignment::Right);
-            }
-        }
-        format!("{table}{}", notes_text(&notes))
+        format!(
+            "{}{}",
+            table_of(head, table, CellAlignment::Right),
+            notes_text(&notes)
+        )
     }
 }
 
 /// A line for each reason, naming the benchmarks of a path that share it.
-fn notes_text(notes: &[(Path, &str, &String)]) -> String {
-    let mut lines: Vec<(Path, Vec<&str>, &String)> = Vec::new();
+fn notes_text(notes: &[(Path, Benchmark, &String)]) -> String {
+    let mut lines: Vec<(Path, Vec<String>, &String)> = Vec::new();
     for &(path, benchmark, said) in notes {
         match lines.iter_mut().find(|line| line.0 == path && line.2 == said) {
-            Some(line) => line.1.push(benchmark),
-            None => lines.push((path, vec![benchmark], said)),
+            Some(line) => line.1.push(name_of(benchmark)),
+            None => lines.push((path, vec![name_of(benchmark)], said)),
         }
     }
-    let line = |(path, benchmarks, said): &(Path, Vec<&str>, &String)| {
+    let line = |(path, benchmarks, said): &(Path, Vec<String>, &String)| {
         format!("\n{}, {}: {said}", path.title(), benchmarks.join(", "))
     };
     lines.iter().map(line).collect()
@@ -208,9 +206,9 @@ mod tests {
     fn reason_that_several_benchmarks_share_is_one_line() {
         let (no, other) = ("the driver has no zero-copy".to_owned(), "no link".to_owned());
         let notes = [
-            (Path::ZeroCopy, "rxdrop", &no),
-            (Path::ZeroCopy, "txonly", &no),
-            (Path::Xdp, "l2fwd", &other),
+            (Path::ZeroCopy, Benchmark::Rxdrop, &no),
+            (Path::ZeroCopy, Benchmark::Txonly, &no),
+            (Path::Xdp, Benchmark::L2fwd, &other),
         ];
         assert_eq!(
             notes_text(&notes),

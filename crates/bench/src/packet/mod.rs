@@ -5,26 +5,13 @@ mod ring;
 use rustix::event::{PollFd, PollFlags, poll};
 use xsk::WakeError;
 
-use super::args::{Plan, RING};
+use super::args::Plan;
 use super::choice::Benchmark;
 use super::frame::{SEQUENCE_AT, template};
 use super::meter::{Meter, Tally};
 use super::setup::{Idle, SLEEP};
 
-pub(super) use ring::{PacketError, PacketSocket, Version};
-
-/// Opens the socket that a benchmark needs.
-/// Errors: what the kernel refuses.
-pub(super) fn open(plan: &Plan, version: Version) -> Result<PacketSocket, PacketError> {
-    PacketSocket::open(&ring::Wanted {
-        ifindex: plan.link.index,
-        version,
-        receives: plan.benchmark.receives(),
-        sends: plan.benchmark.sends(),
-        longest: plan.longest_received().max(plan.args.size),
-        slots: RING,
-    })
-}
+pub(super) use ring::{PacketSocket, Version};
 
 /// Runs until the meter says stop.
 /// Errors: the interface is down or gone.
@@ -71,14 +58,13 @@ fn send(socket: &mut PacketSocket, plan: &Plan, meter: &Meter, tally: &mut Tally
         tally.bytes += sent * u64::from(plan.args.size);
         let batch = (plan.args.batch as usize).min(socket.room());
         for _ in 0..batch {
-            socket.send(plan.args.size, |slot| {
-                // A slot keeps the frame that was in it.
-                if unwritten > 0 {
-                    unwritten -= 1;
-                    slot.write(0, &bytes);
-                }
-                slot.write(SEQUENCE_AT as usize, &sequence.to_be_bytes());
-            });
+            // A slot keeps the frame that was in it.
+            if unwritten > 0 {
+                unwritten -= 1;
+                socket.write(0, &bytes);
+            }
+            socket.write(SEQUENCE_AT as usize, &sequence.to_be_bytes());
+            socket.send(plan.args.size);
             sequence += 1;
         }
         tally.kicks += 1;

@@ -24,11 +24,14 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use anyhow::Context as _;
 use libc::{tpacket_block_desc, tpacket_hdr_v1, tpacket_req3, tpacket2_hdr, tpacket3_hdr};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, send, socket_with};
 use xsk::WakeError;
+
+use crate::args::{Plan, RING};
 
 /// Bytes of a block. Version 3 hands out whole ones.
 const BLOCK_BYTES: usize = 1 << 16;
@@ -45,62 +48,40 @@ pub(crate) enum Version {
     V3,
 }
 
-impl Version {
-    fn number(self) -> c_int {
-        match self {
-            Self::V2 => libc::tpacket_versions::TPACKET_V2 as c_int,
-            Self::V3 => libc::tpacket_versions::TPACKET_V3 as c_int,
-        }
-    }
-
-    /// Where the status of a slot stands.
-    fn status_at(self) -> usize {
-        match self {
-            Self::V2 => offset_of!(tpacket2_hdr, tp_status),
-            Self::V3 => offset_of!(tpacket3_hdr, tp_status),
-        }
-    }
-
-    /// Where a frame begins in a transmit slot: behind the header (`tpacket_parse_header`).
-    fn frame_at(self) -> usize {
-        let header = match self {
-            Self::V2 => size_of::<tpacket2_hdr>(),
-            Self::V3 => size_of::<tpacket3_hdr>(),
-        };
-        header.next_multiple_of(libc::TPACKET_ALIGNMENT)
-    }
-}
-
-/// What is asked for.
+/// What is different in a version: its number, where fields of a slot's header stand, and its length.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Wanted {
-    pub(crate) ifindex: u32,
-    pub(crate) version: Version,
-    pub(crate) receives: bool,
-    pub(crate) sends: bool,
-    /// Longest frame, bytes.
-    pub(crate) longest: u32,
-    /// Slots of each ring, at least.
-    pub(crate) slots: u32,
+struct Layout {
+    number: c_int,
+    status: usize,
+    len: usize,
+    received_len: usize,
+    received_at: usize,
+    header_bytes: usize,
 }
 
-/// Why there is no such socket; `what` names the step.
-#[derive(Debug, thiserror::Error)]
-#[error("AF_PACKET: {what}: {source}{remedy}", remedy = remedy(source))]
-pub(crate) struct PacketError {
-    what: &'static str,
-    source: io::Error,
+macro_rules! layout {
+    ($number:path, $header:ty) => {
+        Layout {
+            number: $number as c_int,
+            status: offset_of!($header, tp_status),
+            len: offset_of!($header, tp_len),
+            received_len: offset_of!($header, tp_snaplen),
+            received_at: offset_of!($header, tp_mac),
+            header_bytes: size_of::<$header>(),
+        }
+    };
 }
 
-fn remedy(error: &io::Error) -> &'static str {
-    match error.raw_os_error() {
-        Some(libc::EPERM) => "; it needs CAP_NET_RAW",
-        Some(libc::EINVAL) => "; version 3 needs Linux 4.11 to send",
-        _ => "",
+impl Version {
+    fn layout(self) -> Layout {
+        match self {
+            Self::V2 => layout!(libc::tpacket_versions::TPACKET_V2, tpacket2_hdr),
+            Self::V3 => layout!(libc::tpacket_versions::TPACKET_V3, tpacket3_hdr),
+        }
     }
 }
 
-/// A frame that was received: where it lies in the mapping, and its bytes.
+/// A frame that was received: where it is in the mapping, and its bytes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Received {
     at: usize,
@@ -112,29 +93,21 @@ pub(crate) struct Received {
 pub(crate) struct PacketSocket {
     map: Mapping,
     fd: OwnedFd,
-    version: Version,
-    receive: Option<ReceiveRing>,
-    transmit: Option<TransmitRing>,
-}
-
-#[derive(Debug)]
-struct ReceiveRing {
-    ring: Ring,
-    /// Version 3, within a block that is ours: frames left, and where the next one's header is.
+    layout: Layout,
+    /// Version 3: units of the receive ring are blocks.
+    has_blocks: bool,
+    receive: Ring,
+    /// In the unit that is ours: frames left, and where the next one's header is.
     left: u32,
-    next: usize,
-}
-
-#[derive(Debug)]
-struct TransmitRing {
-    ring: Ring,
+    header: usize,
+    transmit: Ring,
     /// The slot that was given to the kernel first, of those that it has.
     oldest: usize,
     /// How many it has.
     with_kernel: usize,
 }
 
-/// Units of equal size, and the one that is next.
+/// Units of equal size, and the one that is next. Without units it is not used.
 #[derive(Debug)]
 struct Ring {
     start: usize,
@@ -163,170 +136,148 @@ impl Ring {
 }
 
 impl PacketSocket {
-    /// Opens it, makes its rings, and binds it.
-    ///
-    /// # Errors
-    /// [`PacketError`].
-    pub(crate) fn open(wanted: &Wanted) -> Result<Self, PacketError> {
-        let failed = |what| move |source| PacketError { what, source };
+    /// Opens it, makes the rings that the benchmark uses, and binds it.
+    /// Errors: what the kernel refuses.
+    pub(crate) fn open(plan: &Plan, version: Version) -> anyhow::Result<Self> {
+        let Layout { number, .. } = version.layout();
+        let (receives, sends) = (plan.benchmark.receives(), plan.benchmark.sends());
         // No protocol yet: nothing comes before the rings are there and the interface is chosen.
         let fd = socket_with(AddressFamily::PACKET, SocketType::RAW, SocketFlags::CLOEXEC, None)
-            .map_err(io::Error::from)
-            .map_err(failed("no socket"))?;
+            .context("AF_PACKET: it needs CAP_NET_RAW")?;
         let set = |name, value: c_int| set_option(fd.as_fd(), name, &value);
-        set(libc::PACKET_VERSION, wanted.version.number()).map_err(failed("PACKET_VERSION refused"))?;
+        set(libc::PACKET_VERSION, number).context("AF_PACKET: PACKET_VERSION refused")?;
         // Straight to the driver, as AF_XDP does. What we send is not to come back as received (Linux 4.20; a socket
         // that bypasses queueing is not shown it anyway).
-        set(libc::PACKET_QDISC_BYPASS, 1).map_err(failed("PACKET_QDISC_BYPASS refused"))?;
+        set(libc::PACKET_QDISC_BYPASS, 1).context("AF_PACKET: PACKET_QDISC_BYPASS refused")?;
         let _ = set(libc::PACKET_IGNORE_OUTGOING, 1);
 
-        let slot_bytes = (wanted.longest as usize + SLOT_OVERHEAD).next_power_of_two();
+        let longest = plan.longest_received().max(plan.args.size) as usize;
+        let slot_bytes = (longest + SLOT_OVERHEAD).next_power_of_two();
         let slot_bytes = slot_bytes.clamp(2048, BLOCK_BYTES);
-        let bytes = (wanted.slots as usize * slot_bytes).next_multiple_of(BLOCK_BYTES);
-        let mut rings = 0;
-        for (name, wanted_ring) in [
-            (libc::PACKET_RX_RING, wanted.receives),
-            (libc::PACKET_TX_RING, wanted.sends),
-        ] {
-            if wanted_ring {
-                make_ring(fd.as_fd(), wanted.version, name, (bytes, slot_bytes))
-                    .map_err(failed("the ring was refused"))?;
-                rings += 1;
+        let ring_bytes = (RING as usize * slot_bytes).next_multiple_of(BLOCK_BYTES);
+        let bytes_of = |is_used: bool| if is_used { ring_bytes } else { 0 };
+        for (name, is_used) in [(libc::PACKET_RX_RING, receives), (libc::PACKET_TX_RING, sends)] {
+            if is_used {
+                make_ring(fd.as_fd(), version, name, (ring_bytes, slot_bytes))
+                    .context("AF_PACKET: the ring was refused; version 3 needs Linux 4.11 to send")?;
             }
         }
-        let map = Mapping::new(fd.as_fd(), rings * bytes).map_err(failed("the rings could not be mapped"))?;
-        bind(fd.as_fd(), wanted.ifindex, wanted.receives).map_err(failed("cannot bind to the interface"))?;
-        let unit = match wanted.version {
-            Version::V2 => slot_bytes,
-            Version::V3 => BLOCK_BYTES,
-        };
+        let (received, sent) = (bytes_of(receives), bytes_of(sends));
+        let map = Mapping::new(fd.as_fd(), received + sent).context("AF_PACKET: cannot map the rings")?;
+        bind(fd.as_fd(), plan.link.index, receives).context("AF_PACKET: cannot bind to the interface")?;
+        let has_blocks = version == Version::V3;
+        let unit_bytes = if has_blocks { BLOCK_BYTES } else { slot_bytes };
         Ok(Self {
-            receive: wanted.receives.then(|| ReceiveRing {
-                ring: Ring::new(0, unit, bytes),
-                left: 0,
-                next: 0,
-            }),
-            transmit: wanted.sends.then(|| TransmitRing {
-                ring: Ring::new(if wanted.receives { bytes } else { 0 }, slot_bytes, bytes),
-                oldest: 0,
-                with_kernel: 0,
-            }),
             map,
             fd,
-            version: wanted.version,
+            layout: version.layout(),
+            has_blocks,
+            receive: Ring::new(0, unit_bytes, received),
+            left: 0,
+            header: 0,
+            transmit: Ring::new(received, slot_bytes, sent),
+            oldest: 0,
+            with_kernel: 0,
         })
+    }
+
+    /// Where the status of the receive ring's unit in hand is.
+    fn receive_status(&self) -> usize {
+        let block = offset_of!(tpacket_block_desc, hdr) + offset_of!(tpacket_hdr_v1, block_status);
+        self.receive.place(self.receive.next)
+            + if self.has_blocks {
+                block
+            } else {
+                self.layout.status
+            }
     }
 
     /// The frame that is next, if one came; the same until [`PacketSocket::give_back`].
     #[inline]
     pub(crate) fn received(&mut self) -> Option<Received> {
-        let receive = self.receive.as_mut()?;
-        let place = receive.ring.place(receive.ring.next);
-        let header = match self.version {
-            Version::V2 => self
-                .map
-                .is_ours(place + offset_of!(tpacket2_hdr, tp_status))
-                .then_some(place)?,
-            Version::V3 => {
-                if receive.left == 0 {
-                    let block = place + offset_of!(tpacket_block_desc, hdr);
-                    if !self.map.is_ours(block + offset_of!(tpacket_hdr_v1, block_status)) {
-                        return None;
-                    }
-                    receive.left = self.map.word(block + offset_of!(tpacket_hdr_v1, num_pkts));
-                    receive.next = place
-                        + self
-                            .map
-                            .word(block + offset_of!(tpacket_hdr_v1, offset_to_first_pkt))
-                            as usize;
-                    if receive.left == 0 {
-                        // Grown old while it was empty.
-                        self.give_unit_back();
-                        return None;
-                    }
-                }
-                receive.next
+        if self.left == 0 {
+            if self.receive.units == 0 || !self.map.is_ours(self.receive_status()) {
+                return None;
             }
-        };
-        let (mac_at, len_at) = match self.version {
-            Version::V2 => (
-                offset_of!(tpacket2_hdr, tp_mac),
-                offset_of!(tpacket2_hdr, tp_snaplen),
-            ),
-            Version::V3 => (
-                offset_of!(tpacket3_hdr, tp_mac),
-                offset_of!(tpacket3_hdr, tp_snaplen),
-            ),
-        };
+            let unit = self.receive.place(self.receive.next);
+            let field = |at| self.map.word(unit + offset_of!(tpacket_block_desc, hdr) + at);
+            (self.left, self.header) = match self.has_blocks {
+                true => (
+                    field(offset_of!(tpacket_hdr_v1, num_pkts)),
+                    unit + field(offset_of!(tpacket_hdr_v1, offset_to_first_pkt)) as usize,
+                ),
+                false => (1, unit),
+            };
+            if self.left == 0 {
+                // The block grew old while it was empty.
+                self.give_unit_back();
+                return None;
+            }
+        }
+        let at = self.map.half_word(self.header + self.layout.received_at);
         Some(Received {
-            at: header + usize::from(self.map.half_word(header + mac_at)),
-            len: self.map.word(header + len_at),
+            at: self.header + usize::from(at),
+            len: self.map.word(self.header + self.layout.received_len),
         })
     }
 
     /// Gives back the frame that [`PacketSocket::received`] returned.
     #[inline]
     pub(crate) fn give_back(&mut self) {
-        let Some(receive) = self.receive.as_mut() else {
-            return;
-        };
-        if self.version == Version::V3 && receive.left > 1 {
-            receive.left -= 1;
-            let step = self
-                .map
-                .word(receive.next + offset_of!(tpacket3_hdr, tp_next_offset));
-            receive.next += step as usize;
-            return;
+        self.left -= 1;
+        match self.left {
+            0 => self.give_unit_back(),
+            _ => {
+                self.header += self
+                    .map
+                    .word(self.header + offset_of!(tpacket3_hdr, tp_next_offset))
+                    as usize
+            }
         }
-        self.give_unit_back();
     }
 
     /// Gives back the slot or block in hand.
     fn give_unit_back(&mut self) {
-        let Some(receive) = self.receive.as_mut() else {
-            return;
-        };
-        let place = receive.ring.place(receive.ring.next);
-        let status = match self.version {
-            Version::V2 => place + offset_of!(tpacket2_hdr, tp_status),
-            Version::V3 => {
-                place + offset_of!(tpacket_block_desc, hdr) + offset_of!(tpacket_hdr_v1, block_status)
-            }
-        };
-        receive.left = 0;
-        receive.ring.next = receive.ring.after(receive.ring.next);
-        self.map.set_status(status, libc::TP_STATUS_KERNEL);
+        self.map.set_status(self.receive_status(), libc::TP_STATUS_KERNEL);
+        self.receive.next = self.receive.after(self.receive.next);
     }
 
     /// Frames for which there is room in the transmit ring.
     #[inline]
     pub(crate) fn room(&self) -> usize {
-        self.transmit
-            .as_ref()
-            .map_or(0, |transmit| transmit.ring.units - transmit.with_kernel)
+        self.transmit.units - self.with_kernel
     }
 
-    /// Puts a frame into the transmit ring, which must have room for it: `write` fills it, by [`Slot`].
+    /// Writes into the next frame of the transmit ring, which must have room for it: `bytes` from `at` on.
     #[inline]
-    pub(crate) fn send(&mut self, len: u32, write: impl FnOnce(&Slot<'_>)) {
-        let Some(transmit) = self.transmit.as_mut() else {
-            return;
-        };
-        let place = transmit.ring.place(transmit.ring.next);
-        let slot = Slot {
-            map: &self.map,
-            at: place + self.version.frame_at(),
-        };
-        write(&slot);
-        match self.version {
-            Version::V2 => self.map.set_word(place + offset_of!(tpacket2_hdr, tp_len), len),
-            // tp_next_offset stays 0, as the kernel asks for.
-            Version::V3 => self.map.set_word(place + offset_of!(tpacket3_hdr, tp_len), len),
-        }
-        transmit.ring.next = transmit.ring.after(transmit.ring.next);
-        transmit.with_kernel += 1;
+    pub(crate) fn write(&self, at: usize, bytes: &[u8]) {
+        self.map.write(self.next_frame() + at, bytes);
+    }
+
+    /// Sends the next frame of the transmit ring, with the bytes that are there.
+    #[inline]
+    pub(crate) fn send(&mut self, len: u32) {
+        let slot = self.transmit.place(self.transmit.next);
+        // With version 3 tp_next_offset stays 0, as the kernel asks for.
+        self.map.set_word(slot + self.layout.len, len);
         self.map
-            .set_status(place + self.version.status_at(), libc::TP_STATUS_SEND_REQUEST);
+            .set_status(slot + self.layout.status, libc::TP_STATUS_SEND_REQUEST);
+        self.transmit.next = self.transmit.after(self.transmit.next);
+        self.with_kernel += 1;
+    }
+
+    /// Sends on what was received, with its MAC addresses swapped; there must be room for it.
+    #[inline]
+    pub(crate) fn send_back(&mut self, received: Received) {
+        self.map
+            .copy_swapped(received.at, self.next_frame(), received.len as usize);
+        self.send(received.len);
+    }
+
+    /// Where the next frame begins in its slot of the transmit ring: behind the header (`tpacket_parse_header`).
+    fn next_frame(&self) -> usize {
+        let header_bytes = self.layout.header_bytes.next_multiple_of(libc::TPACKET_ALIGNMENT);
+        self.transmit.place(self.transmit.next) + header_bytes
     }
 
     /// Makes the kernel send what is in the transmit ring.
@@ -346,17 +297,16 @@ impl PacketSocket {
     #[inline]
     pub(crate) fn sent(&mut self) -> u32 {
         const WITH_KERNEL: u32 = libc::TP_STATUS_SEND_REQUEST | libc::TP_STATUS_SENDING;
-        let Some(transmit) = self.transmit.as_mut() else {
-            return 0;
-        };
         let mut sent = 0;
-        while transmit.with_kernel > 0 {
-            let place = transmit.ring.place(transmit.oldest);
-            if self.map.status(place + self.version.status_at()) & WITH_KERNEL != 0 {
+        while self.with_kernel > 0 {
+            let status = self
+                .map
+                .status(self.transmit.place(self.oldest) + self.layout.status);
+            if status & WITH_KERNEL != 0 {
                 break;
             }
-            transmit.oldest = transmit.ring.after(transmit.oldest);
-            transmit.with_kernel -= 1;
+            self.oldest = self.transmit.after(self.oldest);
+            self.with_kernel -= 1;
             sent += 1;
         }
         sent
@@ -365,53 +315,13 @@ impl PacketSocket {
     /// Frames in the transmit ring that the kernel has.
     #[inline]
     pub(crate) fn with_kernel(&self) -> usize {
-        self.transmit.as_ref().map_or(0, |transmit| transmit.with_kernel)
-    }
-
-    /// Sends on what was received, with its MAC addresses swapped; there must be room for it.
-    #[inline]
-    pub(crate) fn send_back(&mut self, received: Received) {
-        self.send(received.len, |slot| slot.copy_swapped(received));
+        self.with_kernel
     }
 }
 
 impl AsFd for PacketSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
-    }
-}
-
-/// A frame in the transmit ring that is being written.
-pub(crate) struct Slot<'a> {
-    map: &'a Mapping,
-    at: usize,
-}
-
-impl Slot<'_> {
-    /// Writes `bytes` so many bytes behind the frame's begin.
-    #[inline]
-    pub(crate) fn write(&self, behind: usize, bytes: &[u8]) {
-        let to = self.map.part(self.at + behind, bytes.len());
-        // SAFETY: `part` has checked that the bytes lie in the mapping; the slice is memory of ours, not of the
-        // mapping, to which there are no references.
-        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), to.as_ptr(), bytes.len()) };
-    }
-
-    #[inline]
-    fn copy_swapped(&self, received: Received) {
-        let len = received.len as usize;
-        let from = self.map.part(received.at, len);
-        let to = self.map.part(self.at, len);
-        if len < 12 {
-            return;
-        }
-        // SAFETY: both lie in the mapping for `len` bytes, at least 12, as `part` has checked; they do not overlap, the
-        // receive ring ends where the transmit ring begins. Both units are ours until their status says otherwise.
-        unsafe {
-            ptr::copy_nonoverlapping(from.as_ptr().add(6), to.as_ptr(), 6);
-            ptr::copy_nonoverlapping(from.as_ptr(), to.as_ptr().add(6), 6);
-            ptr::copy_nonoverlapping(from.as_ptr().add(12), to.as_ptr().add(12), len - 12);
-        }
     }
 }
 
@@ -442,6 +352,31 @@ impl Mapping {
         assert!(inside, "{len} bytes at {at} of rings of {} bytes", self.len);
         // SAFETY: at <= len of the mapping, which lives as long as self.
         unsafe { self.start.add(at) }
+    }
+
+    #[inline]
+    fn write(&self, at: usize, bytes: &[u8]) {
+        let to = self.part(at, bytes.len());
+        // SAFETY: `part` has checked that the bytes lie in the mapping; the slice is memory of ours, not of the
+        // mapping, to which there are no references.
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), to.as_ptr(), bytes.len()) };
+    }
+
+    /// Copies a frame from the receive ring to the transmit ring, with its MAC addresses swapped. One that is too short to
+    /// have both is not copied.
+    #[inline]
+    fn copy_swapped(&self, from: usize, to: usize, len: usize) {
+        let (from, to) = (self.part(from, len), self.part(to, len));
+        if len < 12 {
+            return;
+        }
+        // SAFETY: both lie in the mapping for `len` bytes, at least 12, as `part` has checked; they do not overlap, the
+        // receive ring ends where the transmit ring begins. Both units are ours until their status says otherwise.
+        unsafe {
+            ptr::copy_nonoverlapping(from.as_ptr().add(6), to.as_ptr(), 6);
+            ptr::copy_nonoverlapping(from.as_ptr(), to.as_ptr().add(6), 6);
+            ptr::copy_nonoverlapping(from.as_ptr().add(12), to.as_ptr().add(12), len - 12);
+        }
     }
 
     #[inline]

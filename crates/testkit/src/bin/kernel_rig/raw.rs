@@ -39,7 +39,7 @@ pub(crate) fn run(wire: &Wire, lengths: &[&str]) -> Seen {
     all.extend(lengths.iter().map(|length| send(&pair, &port, length)));
     let expected = Setting::DEFAULT.expected(wire.driver());
     for said in &all {
-        assert_eq!(row(said, "mode in use"), expected, "{said}");
+        assert_eq!(row(said, "mode"), expected, "{said}");
         assert!(row(said, "driver").starts_with(wire.driver()), "{said}");
     }
     let link = pair.near.output_of("ip", &["link", "show", "dev", VethPair::NIC]);
@@ -68,23 +68,25 @@ pub(crate) fn hints(wire: &Wire) -> Seen {
             false => port.send(&sent),
         }
     });
-    let (asked, with) = (row(&said, "hints"), row(&said, "frames with"));
-    let without = row(&said, "frames without");
-    let nothing = if asked == "none" { 100 } else { 0 };
-    let expected = format!("{nothing}.0 % nothing left, 0.0 % of an unknown layout");
-    assert_eq!(without, expected, "{said}");
-    if *wire == Wire::Veth && asked != "none" {
-        assert!(asked.contains("hash") && with.contains("hash 100.0 %"), "{said}");
+    let asked = row(&said, "hints asked");
+    let share = |of: &str| row(&said, &format!("hints {of}"));
+    let nothing = if asked == "none" { "1.000" } else { "0.000" };
+    assert_eq!(share("with nothing"), nothing, "{said}");
+    assert_eq!(share("of unknown layout"), "0.000", "{said}");
+    let hints: &[&str] = match has_all {
+        true => &["hash", "vlan", "timestamp"],
+        false if *wire == Wire::Veth && asked != "none" => &["hash"],
+        false => &[],
+    };
+    for hint in hints {
+        let is_there = share(&format!("with {hint}")) == "1.000";
+        assert!(asked.contains(hint) && is_there, "{hint}: {said}");
     }
-    if has_all {
-        for hint in ["hash", "vlan", "timestamp"] {
-            let is_there = with.contains(&format!("{hint} 100.0 %"));
-            assert!(asked.contains(hint) && is_there, "{hint}: {said}");
-        }
-    }
+    let with = ["hash", "vlan", "timestamp", "mark"]
+        .map(|hint| format!("{hint} {}", share(&format!("with {hint}"))));
     Seen {
-        mode: row(&said, "mode in use"),
-        note: format!("asked for {asked}; frames with {with}"),
+        mode: row(&said, "mode"),
+        note: format!("asked for {asked}; share of frames with {}", with.join(", ")),
     }
 }
 
