@@ -49,6 +49,7 @@ impl Facts {
     }
 
     /// One of that length of which nothing else is known.
+    #[inline]
     pub fn of_len(len: usize) -> Self {
         Self {
             len,

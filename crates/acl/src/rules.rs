@@ -58,6 +58,7 @@ impl RuleCounter {
         self.0.store(self.get().wrapping_add(frames), Relaxed);
     }
 
+    #[inline]
     pub(crate) fn get(&self) -> u64 {
         self.0.load(Relaxed)
     }

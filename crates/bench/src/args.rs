@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use clap::{Args, value_parser};
-use common::binding::{Binding, L2_BYTES, LARGE_CHUNK, SMALL_CHUNK, Wish};
+use common::binding::{Binding, L2_BYTES, LARGE_CHUNK, QueueFacts, SMALL_CHUNK};
 use common::drivers;
 use common::options::bind_request;
 use model::config::{MOST_RULES, Mode as ModeArg, Polling};
@@ -264,7 +264,7 @@ impl Plan {
     /// Errors: zero-copy is forced, and cannot be.
     pub(super) fn binding(&self, mode: Mode) -> anyhow::Result<Binding> {
         let receives = self.benchmark.receives();
-        let wish = Wish {
+        let facts = QueueFacts {
             asked: bind_request(self.args.force_copy, self.args.force_zero_copy)?,
             into_guest: None,
             native: mode == Mode::Native,
@@ -273,7 +273,7 @@ impl Plan {
             shares: false,
             frame_limit: if receives { self.longest_received() } else { 0 },
         };
-        let binding = wish
+        let binding = facts
             .binding()
             .with_context(|| format!("--force-zero-copy on {}", self.link.name))?;
         if receives {

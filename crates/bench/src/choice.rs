@@ -111,7 +111,7 @@ fn chosen<T: ValueEnum + PartialEq>(named: &[T]) -> Vec<T> {
 }
 
 /// As on the command line and in JSON.
-pub(super) fn name_of(value: impl ValueEnum) -> String {
+pub(super) fn name_of(value: impl ValueEnum + Copy) -> String {
     value
         .to_possible_value()
         .map_or_else(String::new, |value| value.get_name().to_owned())

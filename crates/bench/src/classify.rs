@@ -2,7 +2,7 @@
 //!
 //! The filter is the one that ports have ([`acl`]), and is asked as they ask it: by a copy of the
 //! frame's first bytes. Where the program leaves hints the flow is looked for by the NIC's hash, else by one that is
-//! computed of what rules look at; the header decides in both cases. Frames are judged by the batch, and the CPU's
+//! computed of what rules look at; the header decides in both cases. Frames are classified by the batch, and the CPU's
 //! counter is read before it and behind it: what hints take to be read is in it. What was decided is counted, and not
 //! done.
 
@@ -15,11 +15,11 @@ use steer::Program;
 use xsk::metadata::{Expected, Layouts};
 use xsk::{Umem, UmemOffset};
 
-use super::hints::{Cost, Reads};
+use super::hints::{Cost, Inspect};
 
-/// Judges frames, and counts what that takes.
+/// Classifies frames, and counts the cycles that takes.
 #[derive(Debug)]
-pub(super) struct FlowJudge {
+pub(super) struct FlowClassifier {
     rules: u32,
     classifier: Classifier<()>,
     counters: PairCounters,
@@ -31,12 +31,12 @@ pub(super) struct FlowJudge {
     lens: Vec<u32>,
     /// The NIC's, where they tell flows apart.
     hashes: Vec<Option<u32>>,
-    judged: u64,
+    classified: u64,
     by_hash_of_nic: u64,
     cost: Cost,
 }
 
-impl FlowJudge {
+impl FlowClassifier {
     /// By so many rules, one at least, of batches of at most so many frames.
     pub(super) fn new(rules: u32, program: &Program, batch: u32) -> Self {
         let config = Filter {
@@ -58,13 +58,13 @@ impl FlowJudge {
             frames: Vec::with_capacity(batch),
             lens: Vec::with_capacity(batch),
             hashes: vec![None; batch],
-            judged: 0,
+            classified: 0,
             by_hash_of_nic: 0,
             cost: Cost::new(),
         }
     }
 
-    fn judge(&mut self, umem: &Umem) {
+    fn classify(&mut self, umem: &Umem) {
         // All that is read of a batch comes at once, and not a line after the other.
         for &frame in &self.frames {
             umem.prefetch(frame);
@@ -100,7 +100,7 @@ impl FlowJudge {
         let counters = &self.counters;
         json!({
             "rules": self.rules,
-            "by_hash_of_nic": self.by_hash_of_nic as f64 / self.judged.max(1) as f64,
+            "by_hash_of_nic": self.by_hash_of_nic as f64 / self.classified.max(1) as f64,
             "hits": counters.filter_hits.get(),
             "misses": counters.filter_misses.get(),
             "evictions": counters.filter_evictions.get(),
@@ -111,7 +111,7 @@ impl FlowJudge {
     }
 }
 
-impl Reads for FlowJudge {
+impl Inspect for FlowClassifier {
     #[inline]
     fn note(&mut self, frame: UmemOffset, len: u32) {
         // No batch is larger than there was room made for.
@@ -121,12 +121,12 @@ impl Reads for FlowJudge {
 
     fn read(&mut self, umem: &Umem) {
         let begun = cycles::counter();
-        self.judge(umem);
+        self.classify(umem);
         if let (Some(begun), Some(ended)) = (begun, cycles::counter()) {
             self.cost
                 .record(ended.saturating_sub(begun), self.frames.len() as u64);
         }
-        self.judged += self.frames.len() as u64;
+        self.classified += self.frames.len() as u64;
         self.frames.clear();
         self.lens.clear();
     }

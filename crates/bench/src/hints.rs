@@ -38,22 +38,22 @@ enum Clock {
 }
 
 /// What a loop that receives does with the places of frames.
-pub(super) trait Reads {
+pub(super) trait Inspect {
     /// A frame begins there, whose first piece has so many bytes.
     fn note(&mut self, frame: UmemOffset, len: u32);
-    /// Reads what was noted since; before any of these frames is given back.
+    /// Inspect what was noted since; before any of these frames is given back.
     fn read(&mut self, umem: &Umem);
 }
 
 /// Nothing, and it costs nothing.
-impl Reads for () {
+impl Inspect for () {
     #[inline]
     fn note(&mut self, _frame: UmemOffset, _len: u32) {}
     #[inline]
     fn read(&mut self, _umem: &Umem) {}
 }
 
-/// Reads hints, and counts.
+/// Inspect hints, and counts.
 #[derive(Debug)]
 pub(super) struct HintReader {
     asked: HintSet,
@@ -185,7 +185,7 @@ impl HintReader {
     }
 }
 
-impl Reads for HintReader {
+impl Inspect for HintReader {
     #[inline]
     fn note(&mut self, frame: UmemOffset, _len: u32) {
         // No batch is larger than there was room made for.

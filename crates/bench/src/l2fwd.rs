@@ -2,11 +2,11 @@
 
 use xsk::{Kick, TxDesc, Umem, UmemOffset, WakeError};
 
-use super::hints::Reads;
+use super::hints::Inspect;
 use super::setup::{Idle, Loop, Rig};
 
 /// Runs until the meter says stop.
-pub(super) fn run(of: Loop<'_>, reads: &mut impl Reads) -> Result<(), WakeError> {
+pub(super) fn run(of: Loop<'_>, inspect: &mut impl Inspect) -> Result<(), WakeError> {
     let Loop {
         rig,
         plan,
@@ -24,7 +24,7 @@ pub(super) fn run(of: Loop<'_>, reads: &mut impl Reads) -> Result<(), WakeError>
         let count = received.len() as u32;
         for desc in received {
             if !inside {
-                reads.note(desc.data, desc.len);
+                inspect.note(desc.data, desc.len);
                 swap_macs(&rig.umem, desc.data);
             }
             inside = desc.more;
@@ -39,7 +39,7 @@ pub(super) fn run(of: Loop<'_>, reads: &mut impl Reads) -> Result<(), WakeError>
             });
         }
         // The kernel has none of them yet.
-        reads.read(&rig.umem);
+        inspect.read(&rig.umem);
         sending.submit();
         in_flight += count;
 

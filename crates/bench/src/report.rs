@@ -12,7 +12,7 @@ use common::drivers;
 use super::args::Plan;
 use super::choice::name_of;
 use super::meter::{Spent, Tally};
-use super::setup::{Counted, Looks, Rig};
+use super::setup::{Counted, Inspection, Rig};
 
 #[derive(Debug)]
 pub(super) struct Measured {
@@ -86,9 +86,9 @@ impl Report {
         if !plan.benchmark.receives() {
             values.push(("size", json!(plan.args.size)));
         }
-        values.extend(rig.looks.as_ref().map(|looks| match looks {
-            Looks::Hints(hints) => ("hints", hints.report()),
-            Looks::Flows(judge) => ("classify", judge.report()),
+        values.extend(rig.inspection.as_ref().map(|inspection| match inspection {
+            Inspection::Hints(hints) => ("hints", hints.report()),
+            Inspection::Flows(flows) => ("classify", flows.report()),
         }));
         let title = [
             name_of(plan.benchmark),

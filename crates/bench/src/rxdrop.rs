@@ -2,11 +2,11 @@
 
 use xsk::WakeError;
 
-use super::hints::Reads;
+use super::hints::Inspect;
 use super::setup::{Idle, Loop};
 
 /// Runs until the meter says stop.
-pub(super) fn run(of: Loop<'_>, reads: &mut impl Reads) -> Result<(), WakeError> {
+pub(super) fn run(of: Loop<'_>, inspect: &mut impl Inspect) -> Result<(), WakeError> {
     let Loop {
         rig,
         plan,
@@ -28,7 +28,7 @@ pub(super) fn run(of: Loop<'_>, reads: &mut impl Reads) -> Result<(), WakeError>
         let mut fill = rig.socket.fill.reserve(received.len() as u32);
         for desc in received {
             if is_first {
-                reads.note(desc.data, desc.len);
+                inspect.note(desc.data, desc.len);
             }
             is_first = !desc.more;
             tally.frames += u64::from(!desc.more);
@@ -40,7 +40,7 @@ pub(super) fn run(of: Loop<'_>, reads: &mut impl Reads) -> Result<(), WakeError>
             }
         }
         // The kernel has none of them back yet.
-        reads.read(&rig.umem);
+        inspect.read(&rig.umem);
         fill.submit();
         if rig.socket.fill.needs_wakeup() {
             rig.socket.wake_rx()?;

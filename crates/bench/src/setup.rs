@@ -17,7 +17,7 @@ use xsk::{
 };
 
 use super::args::{Plan, RING};
-use super::classify::FlowJudge;
+use super::classify::FlowClassifier;
 use super::hints::HintReader;
 use super::meter::{Meter, Tally};
 
@@ -50,23 +50,23 @@ pub(super) struct Rig {
     pub(super) backing: Backing,
     /// Why zero-copy was not asked for.
     pub(super) note: Option<NoZeroCopy>,
-    pub(super) looks: Option<Looks>,
+    pub(super) inspection: Option<Inspection>,
 }
 
 /// What looks at frames beside, where that was asked for.
 #[derive(Debug)]
-pub(super) enum Looks {
+pub(super) enum Inspection {
     /// At what the program leaves before them.
     Hints(Box<HintReader>),
     /// At their flows.
-    Flows(Box<FlowJudge>),
+    Flows(Box<FlowClassifier>),
 }
 
-impl Looks {
+impl Inspection {
     fn new(plan: &Plan, program: &Program) -> Option<Self> {
         let (rules, batch) = (plan.args.rules, plan.args.batch);
         match plan.args.classify {
-            true => Some(Self::Flows(Box::new(FlowJudge::new(rules, program, batch)))),
+            true => Some(Self::Flows(Box::new(FlowClassifier::new(rules, program, batch)))),
             false => plan
                 .args
                 .hints
@@ -106,9 +106,9 @@ impl Rig {
             umem,
             backing,
             note: binding.note,
-            looks: None,
+            inspection: None,
         };
-        rig.looks = Looks::new(plan, &rig.program);
+        rig.inspection = Inspection::new(plan, &rig.program);
         if plan.benchmark.receives() {
             rig.socket.fill.refill(&mut rig.pool, FRAMES);
             let frame_limit = if rig.socket.multi_buffer() {

@@ -38,7 +38,7 @@ pub const LONGEST_ZERO_COPY: u32 = 1500 + L2_BYTES;
 
 /// What is known of a queue before it is bound.
 #[derive(Debug, Clone, Copy)]
-pub struct Wish {
+pub struct QueueFacts {
     /// What the user wants.
     pub asked: BindRequest,
     /// Received into guest memory, now or soon (the queue is not to change its mode meanwhile); `None`: into ours.
@@ -183,7 +183,7 @@ pub enum NoZeroCopy {
     LongFrames,
 }
 
-impl Wish {
+impl QueueFacts {
     /// How it is bound.
     /// Errors: the user wants zero-copy whatever is known of the driver, and frames would not be whole, or not a
     /// guest's alone, or not sent.
@@ -267,7 +267,7 @@ mod tests {
     use crate::drivers::TABLE;
 
     /// A NIC with zero-copy, as igb is.
-    const IGB: Wish = Wish {
+    const IGB: QueueFacts = QueueFacts {
         asked: BindRequest::Auto,
         into_guest: None,
         native: true,
@@ -301,7 +301,7 @@ mod tests {
     };
 
     /// igb, whose frames would go into guest memory.
-    fn direct(judge: Judge, order: Option<BufferOrder>) -> Wish {
+    fn direct(judge: Judge, order: Option<BufferOrder>) -> QueueFacts {
         let guest = order.map(|order| GuestBuffers {
             order,
             huge_pages: true,
@@ -309,8 +309,8 @@ mod tests {
         igb_with(IntoGuest { judge, guest, ..GOOD })
     }
 
-    fn igb_with(into_guest: IntoGuest) -> Wish {
-        Wish {
+    fn igb_with(into_guest: IntoGuest) -> QueueFacts {
+        QueueFacts {
             into_guest: Some(into_guest),
             line: line("igb"),
             ..IGB
@@ -321,7 +321,7 @@ mod tests {
     fn first_condition_of_guest_memory_that_is_not_met_is_said() {
         use super::BufferOrder::{Any, InOrder, NoRegion};
         let whole = |order| direct(Judge::Nic, order);
-        let driver = |driver| Wish {
+        let driver = |driver| QueueFacts {
             line: line(driver),
             ..whole(Some(Any))
         };
@@ -329,18 +329,18 @@ mod tests {
             order: Any,
             huge_pages: false,
         });
-        let skb = Wish {
+        let skb = QueueFacts {
             native: false,
             ..direct(Judge::Program, Some(InOrder))
         };
-        let chains = Wish {
+        let chains = QueueFacts {
             driver: DriverSends {
                 most_pieces: 8,
                 ..IGB.driver
             },
             ..driver("i40e")
         };
-        for (wish, said) in [
+        for (facts, said) in [
             (skb, NoZeroCopy::SkbMode),
             (driver("veth"), NoZeroCopy::Driver),
             (direct(Judge::Program, Some(InOrder)), NoZeroCopy::Judged),
@@ -371,15 +371,15 @@ mod tests {
             ),
             (whole(None), NoZeroCopy::NoGuest),
         ] {
-            let binding = wish.binding().expect("zero-copy is not forced");
+            let binding = facts.binding().expect("zero-copy is not forced");
             assert_eq!(
                 (binding.ask, binding.note),
                 (BindRequest::ForceCopy, Some(said)),
-                "{wish:?}"
+                "{facts:?}"
             );
             let asked = BindRequest::ForceZeroCopy;
-            let forced = Wish { asked, ..wish }.binding();
-            assert!(forced.is_err() || said == NoZeroCopy::Driver, "{wish:?}");
+            let forced = QueueFacts { asked, ..facts }.binding();
+            assert!(forced.is_err() || said == NoZeroCopy::Driver, "{facts:?}");
         }
     }
 
@@ -387,12 +387,12 @@ mod tests {
     fn guest_memory_is_received_into_by_a_nic_that_cannot_write_beyond_its_buffers() {
         for (driver, window) in [("igb", 2048), ("virtio_net", 1536)] {
             for frame_limit in [86, 918, 1518] {
-                let wish = Wish {
+                let facts = QueueFacts {
                     line: line(driver),
                     frame_limit,
                     ..igb_with(GOOD)
                 };
-                let binding = wish.binding().expect("not forced");
+                let binding = facts.binding().expect("not forced");
                 let found = (binding.ask, binding.note, binding.window);
                 assert_eq!(
                     found,
@@ -402,7 +402,7 @@ mod tests {
             }
         }
         // Nothing is bounded where the kernel copies.
-        let copied = Wish {
+        let copied = QueueFacts {
             asked: BindRequest::ForceCopy,
             ..igb_with(GOOD)
         };
@@ -414,14 +414,14 @@ mod tests {
         for driver in [IGB.driver, NO_ZERO_COPY] {
             for frame_limit in [86, 1518, 9018] {
                 for asked in [BindRequest::Auto, BindRequest::ForceCopy] {
-                    let wish = Wish {
+                    let facts = QueueFacts {
                         asked,
                         driver,
                         frame_limit,
                         shares: true,
                         ..IGB
                     };
-                    let binding = wish.binding().expect("not forced");
+                    let binding = facts.binding().expect("not forced");
                     assert_eq!(
                         (binding.ask, binding.chunk_bytes),
                         (BindRequest::ForceCopy, LARGE_CHUNK)
@@ -434,7 +434,7 @@ mod tests {
     #[test]
     fn zero_copy_is_asked_for_with_chunks_that_no_frame_fills() {
         for line in [None, line("igb"), line("igc")] {
-            let binding = Wish { line, ..IGB }.binding().expect("not forced");
+            let binding = QueueFacts { line, ..IGB }.binding().expect("not forced");
             assert_eq!((binding.ask, binding.note), (BindRequest::Auto, None));
             // What igb makes of it: whole KiB.
             let window = (binding.chunk_bytes - XDP_PACKET_HEADROOM) / 1024 * 1024;
@@ -444,33 +444,33 @@ mod tests {
 
     #[test]
     fn small_chunks_are_for_copy_modes() {
-        let forced = Wish {
+        let forced = QueueFacts {
             asked: BindRequest::ForceCopy,
             ..IGB
         };
-        let none = Wish {
+        let none = QueueFacts {
             driver: NO_ZERO_COPY,
             ..IGB
         };
-        let with = |line| Wish { line, ..IGB };
+        let with = |line| QueueFacts { line, ..IGB };
         let bad = line("ice").expect("a line");
-        for (wish, said) in [
+        for (facts, said) in [
             (forced, None),
             (direct(Judge::Program, None), Some(NoZeroCopy::Judged)),
-            (Wish { native: false, ..IGB }, Some(NoZeroCopy::SkbMode)),
+            (QueueFacts { native: false, ..IGB }, Some(NoZeroCopy::SkbMode)),
             (none, Some(NoZeroCopy::Driver)),
             (with(line("veth")), Some(NoZeroCopy::Driver)),
             (with(Some(bad)), Some(NoZeroCopy::KnownBad(bad))),
         ] {
-            let binding = wish.binding().expect("zero-copy is not forced");
+            let binding = facts.binding().expect("zero-copy is not forced");
             assert_eq!(
                 (binding.ask, binding.chunk_bytes),
                 (BindRequest::ForceCopy, 2048),
-                "{wish:?}"
+                "{facts:?}"
             );
-            assert_eq!(binding.note, said, "{wish:?}");
+            assert_eq!(binding.note, said, "{facts:?}");
         }
-        let long = Wish {
+        let long = QueueFacts {
             frame_limit: 1793,
             ..forced
         };
@@ -479,7 +479,7 @@ mod tests {
 
     #[test]
     fn long_frames_are_zero_copy_only_where_their_pieces_are_marked() {
-        let jumbo = Wish {
+        let jumbo = QueueFacts {
             frame_limit: 1519,
             ..IGB
         };
@@ -492,7 +492,7 @@ mod tests {
             most_pieces: 8,
             ..IGB.driver
         };
-        let marked = Wish {
+        let marked = QueueFacts {
             driver,
             frame_limit: 9018,
             ..IGB
@@ -502,7 +502,7 @@ mod tests {
 
     #[test]
     fn forced_zero_copy_overrides_the_table_and_nothing_that_frames_depend_on() {
-        let forced = Wish {
+        let forced = QueueFacts {
             asked: BindRequest::ForceZeroCopy,
             driver: NO_ZERO_COPY,
             line: line("ice"),
@@ -513,28 +513,28 @@ mod tests {
             (binding.ask, binding.chunk_bytes, binding.note),
             (BindRequest::ForceZeroCopy, LARGE_CHUNK, None)
         );
-        let jumbo = Wish {
+        let jumbo = QueueFacts {
             frame_limit: 9018,
             ..forced
         };
-        for (wish, why) in [
+        for (facts, why) in [
             (jumbo, NoZeroCopy::LongFrames),
             (
-                Wish {
+                QueueFacts {
                     native: false,
                     ..forced
                 },
                 NoZeroCopy::SkbMode,
             ),
             (
-                Wish {
+                QueueFacts {
                     into_guest: direct(Judge::Program, None).into_guest,
                     ..forced
                 },
                 NoZeroCopy::Judged,
             ),
         ] {
-            assert_eq!(wish.binding(), Err(why));
+            assert_eq!(facts.binding(), Err(why));
         }
     }
 }

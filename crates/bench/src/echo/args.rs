@@ -13,7 +13,7 @@ use steward::links::Link;
 use xsk::QueueId;
 use zcrx::{OpenError, Source};
 
-use super::lease::Wish;
+use super::lease::QueueRequest;
 use super::message::{LONGEST, SHORTEST};
 use crate::args::seconds;
 use crate::choice::name_of;
@@ -140,7 +140,7 @@ pub(super) struct Plan {
     /// Where zero-copy receives from.
     pub(super) source: Source,
     /// By a lease.
-    pub(super) lease: Option<Wish>,
+    pub(super) lease: Option<QueueRequest>,
     pub(super) address: SocketAddr,
     /// The option that named the address, and its value: for errors.
     pub(super) named: String,
@@ -226,8 +226,8 @@ impl EchoArgs {
     }
 
     /// What is to be leased, if something is.
-    fn lease(&self) -> Option<Wish> {
-        Some(Wish {
+    fn lease(&self) -> Option<QueueRequest> {
+        Some(QueueRequest {
             steward: self.steward.clone()?,
             interface: self.ifname.clone()?,
             queue: self.queue,

@@ -174,7 +174,7 @@ impl Thread<'_> {
             let now = self.counts.seconds();
             if now != second {
                 second = now;
-                self.judge_silence(connections)?;
+                self.check_silence(connections)?;
             }
         }
         Ok(())
@@ -187,7 +187,7 @@ impl Thread<'_> {
     }
 
     #[cold]
-    fn judge_silence(&self, connections: &[Connection]) -> anyhow::Result<()> {
+    fn check_silence(&self, connections: &[Connection]) -> anyhow::Result<()> {
         for connection in connections {
             if connection.begun.elapsed() > PATIENCE {
                 let (about, seconds) = (self.about(connection), PATIENCE.as_secs());

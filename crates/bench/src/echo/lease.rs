@@ -14,14 +14,14 @@ const LOOPBACK: &str = "lo";
 
 /// What is to be leased.
 #[derive(Debug)]
-pub(super) struct Wish {
+pub(super) struct QueueRequest {
     /// The steward's socket.
     pub(super) steward: PathBuf,
     pub(super) interface: String,
     pub(super) queue: u32,
 }
 
-impl Wish {
+impl QueueRequest {
     /// A receiver by a lease, to which connections to that address come. The lease lasts as long as what is returned
     /// beside it.
     /// Errors: what the steward says.

@@ -78,7 +78,7 @@ pub(super) fn run(args: EchoArgs) -> anyhow::Result<()> {
             .and_then(|error| error.downcast_ref::<Unavailable>());
         match unavailable.map(|it| it.reason.clone()) {
             Some(reason) if plan.engines.len() > 1 => {
-                report.add_unavailable(engine, reason);
+                report.add_unavailable(engine, &reason);
                 end = Ok(());
             }
             _ => report.add(engine, &measured),

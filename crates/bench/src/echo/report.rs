@@ -106,7 +106,7 @@ impl Report {
     }
 
     /// Takes note of an engine that cannot be had here.
-    pub(super) fn add_unavailable(&mut self, engine: Option<Engine>, reason: String) {
+    pub(super) fn add_unavailable(&mut self, engine: Option<Engine>, reason: &str) {
         self.push(json!({ "engine": engine, "reason": reason }));
     }
 

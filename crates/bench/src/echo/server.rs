@@ -15,7 +15,7 @@ use serde::Serialize;
 use zcrx::Source;
 
 use super::counts::Counts;
-use super::lease::Wish;
+use super::lease::QueueRequest;
 use crate::meter::Meter;
 
 /// Longest time from one message's end to the next one's, in seconds.
@@ -31,7 +31,7 @@ pub(super) struct Serving<'a> {
     /// Where zero-copy receives from.
     pub(super) source: Source,
     /// What is leased for that, if it is no queue that this process registers.
-    pub(super) lease: Option<&'a Wish>,
+    pub(super) lease: Option<&'a QueueRequest>,
     /// Most connections at a time.
     pub(super) connections: usize,
     pub(super) counts: &'a Counts,

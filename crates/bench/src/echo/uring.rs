@@ -121,14 +121,14 @@ fn open(
     engine: Engine,
     config: &Config,
 ) -> anyhow::Result<(Receiver, Option<QueueLease>)> {
-    let Some(wish) = serving.lease.filter(|_| engine == Engine::Zcrx) else {
+    let Some(request) = serving.lease.filter(|_| engine == Engine::Zcrx) else {
         return Ok((Receiver::open(config)?, None));
     };
     let address = serving
         .listener
         .local_addr()
         .context("cannot ask for the address")?;
-    let (receiver, lease) = wish.take(address, config)?;
+    let (receiver, lease) = request.take(address, config)?;
     Ok((receiver, Some(lease)))
 }
 

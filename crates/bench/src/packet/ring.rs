@@ -225,15 +225,11 @@ impl PacketSocket {
     #[inline]
     pub(crate) fn give_back(&mut self) {
         self.left -= 1;
-        match self.left {
-            0 => self.give_unit_back(),
-            _ => {
-                self.header += self
-                    .map
-                    .word(self.header + offset_of!(tpacket3_hdr, tp_next_offset))
-                    as usize
-            }
+        if self.left == 0 {
+            return self.give_unit_back();
         }
+        let next = self.header + offset_of!(tpacket3_hdr, tp_next_offset);
+        self.header += self.map.word(next) as usize;
     }
 
     /// Gives back the slot or block in hand.

@@ -1,7 +1,7 @@
 //! What a placement will be in, and why not in a better mode: the same conditions that `serve` goes by, in its words.
 
 use common::binding::{
-    Binding, BufferOrder, GuestBuffers, IntoGuest, Judge, L2_BYTES, LONGEST_FRAME, NoZeroCopy, Wish,
+    Binding, BufferOrder, GuestBuffers, IntoGuest, Judge, L2_BYTES, LONGEST_FRAME, NoZeroCopy, QueueFacts,
 };
 use serde::Serialize;
 use steward::links::DriverSends;
@@ -66,8 +66,8 @@ impl Seen {
     }
 
     /// How a queue will be asked for beside a program that is attached like that.
-    pub(super) fn wish(&self, native: bool, into_guest: Option<IntoGuest>) -> Wish {
-        Wish {
+    pub(super) fn facts(&self, native: bool, into_guest: Option<IntoGuest>) -> QueueFacts {
+        QueueFacts {
             asked: BindRequest::Auto,
             into_guest,
             native,
@@ -103,7 +103,7 @@ impl Seen {
             };
         }
         let native = self.native();
-        let ask = |into_guest| self.wish(native.is_ok(), into_guest).binding();
+        let ask = |into_guest| self.facts(native.is_ok(), into_guest).binding();
         let direct = placement == Placement::Direct;
         let binding = ask(direct.then(|| self.into_guest(BEST)));
         let (zero_copy, note) = match binding {

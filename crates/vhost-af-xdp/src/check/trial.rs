@@ -76,8 +76,8 @@ fn attempt(seen: &Seen, queue: u32, tried: &mut Tried) -> anyhow::Result<()> {
     let program = Program::attach(seen.link.index, mode, frags)?;
     let native = program.mode() == Mode::Native;
     tried.program = Some(program.mode().to_string());
-    let wish = seen.wish(native, None);
-    let binding = wish.binding()?;
+    let facts = seen.facts(native, None);
+    let binding = facts.binding()?;
     let not_native = program.fallback().map(|why| Fallback::NotNative(why.to_owned()));
     let notes = [binding.note.map(Fallback::NoZeroCopy), not_native];
     tried
@@ -94,7 +94,7 @@ fn attempt(seen: &Seen, queue: u32, tried: &mut Tried) -> anyhow::Result<()> {
     let (receive, send) = (RingSize::at_least(RECEIVE_RING), RingSize::at_least(SEND_RING));
     (config.rx, config.tx) = (Some(receive), Some(send));
     (config.fill, config.completion) = (receive, send);
-    config.multi_buffer = wish.frame_limit > LONGEST_FRAME;
+    config.multi_buffer = facts.frame_limit > LONGEST_FRAME;
     config.bind_timeout = BIND_TIMEOUT;
     let roomy = umem.clone().with_tx_metadata(TX_METADATA_BYTES)?;
     let socket = Socket::open(&roomy, &config).or_else(|_| Socket::open(&umem, &config))?;

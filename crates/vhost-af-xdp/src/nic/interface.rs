@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use common::binding::{Binding, GuestBuffers, IntoGuest, L2_BYTES, LONGEST_FRAME, NoZeroCopy, Wish};
+use common::binding::{Binding, GuestBuffers, IntoGuest, L2_BYTES, LONGEST_FRAME, NoZeroCopy, QueueFacts};
 use common::drivers;
 use steer::{Mode, ModeRequest};
 use steward::links::{DriverSends, Link};
@@ -297,7 +297,7 @@ impl Interface {
             translated: self.link.translated,
             guest,
         });
-        let wish = Wish {
+        let facts = QueueFacts {
             asked: self.options.bind,
             into_guest,
             native: self.steering.mode() == Mode::Native,
@@ -306,7 +306,7 @@ impl Interface {
             shares: self.shares(),
             frame_limit: self.frame_limit(),
         };
-        wish.binding()
+        facts.binding()
     }
 
     /// Notes whether a bind found the queue taken: then the next one waits [`BIND_AGAIN_TIMEOUT`] only.
