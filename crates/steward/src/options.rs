@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::Parser;
 
 use crate::log::LogArgs;
+use crate::policy::DEFAULT_POLICY;
 use crate::protocol::DEFAULT_SOCKET;
 
 const EXAMPLES: &str = "\
@@ -35,7 +36,7 @@ It needs CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF, CAP_IPC_LOCK and CAP_SETUID.";
 #[command(name = "vhost-af-xdp-steward", version, max_term_width = 100, after_help = EXAMPLES)]
 pub struct Options {
     /// Who may lease what; must not be writable by others
-    #[arg(long, value_name = "PATH", default_value = "/etc/vhost-af-xdp/steward.toml")]
+    #[arg(long, value_name = "PATH", default_value = DEFAULT_POLICY)]
     pub policy: PathBuf,
     /// Where holders connect; everybody may, the policy decides. A socket passed by systemd comes first
     #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET)]

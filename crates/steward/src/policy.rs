@@ -63,6 +63,9 @@ const FILE: Kind = Kind {
 /// Longest one, bytes: thousands of rules.
 const LONGEST: u64 = 1 << 20;
 
+/// Where the policy is if a steward is not told otherwise.
+pub const DEFAULT_POLICY: &str = "/etc/vhost-af-xdp/steward.toml";
+
 /// Queues of an interface, one after the other.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Queues {
@@ -280,6 +283,32 @@ impl Policy {
             "user {uid} may not lease queues of {interface}{allowed}: the policy has no rule for that: add one that says \
              `{who}` and `interface = {interface:?}`, or start the daemon as a user that has one (--user)"
         )
+    }
+
+    /// Whether a rule allows such a user and groups a lease, while no other is leased; `host`: the network is to reach
+    /// the host.
+    ///
+    /// # Errors
+    /// Why not, and what to do.
+    pub fn allows(
+        &self,
+        uid: u32,
+        gid: u32,
+        groups: Vec<u32>,
+        wanted: &Wanted,
+        host: bool,
+    ) -> Result<(), Refusal> {
+        let peer = Credentials {
+            pid: 0,
+            uid,
+            gid,
+            groups,
+        };
+        let rule = self.find(&peer, wanted, |_| 0)?;
+        match host {
+            true => self.check_host(rule),
+            false => Ok(()),
+        }
     }
 
     /// The first rule that allows all that is wanted; `leased` says how many queues are leased under a rule.

@@ -34,6 +34,10 @@ fn typed(report: &Value) -> String {
     report["type"].to_string()
 }
 
+fn found(report: &Value) -> String {
+    report["findings"].to_string()
+}
+
 /// What `ip` and the kernel say of an interface and its programs.
 fn state(netns: &NetNs, interface: &str) -> String {
     let mut command = netns.command("ip");
@@ -112,7 +116,7 @@ fn veth_is_what_serve_then_makes_of_it() {
     let refused = beside["tried"]["refused"].as_str().expect("a reason");
     assert!(refused.contains("already has an XDP program"), "{refused}");
     assert!(
-        typed(&beside).contains("an XDP program is there already"),
+        found(&beside).contains("already has an XDP program"),
         "{beside:#}"
     );
 }
@@ -151,7 +155,7 @@ fn network_is_what_serve_then_makes_of_it() {
     // Two queues, and the two of the tap.
     assert_eq!(modes, [mode; 4], "{status:#}");
     assert_eq!(
-        seen["network"]["why_not_more"], network["queues"][0]["fallbacks"],
+        seen["placements"][0]["why_not_more"], network["queues"][0]["fallbacks"],
         "{status:#}"
     );
 
@@ -205,13 +209,18 @@ fn network_that_runs_is_named_with_how_a_guest_more_is_had(#[values(false, true)
         format!(
             "# in {file}, then `vhost-af-xdp reload`: [port.NAME] with socket-path = \\\"PATH\\\", network = \\\"lan\\\""
         ),
-        "its XDP program is".to_owned(),
         "queue 2 is not its own".to_owned(),
         "a port of network lan has as many as it says".to_owned(),
         alone,
     ] {
         assert!(lines.contains(&said), "{said}: {lines}");
     }
+    let program = seen["program"].as_str().expect("one");
+    assert!(
+        program.contains("process ") || program.contains("the steward's"),
+        "{program}"
+    );
+    assert_eq!(found(&seen), "[]", "{seen:#}");
     for wrong in ["end its holder", "another's", "[network.lan]"] {
         assert!(!lines.contains(wrong), "{wrong}: {lines}");
     }
@@ -248,15 +257,15 @@ fn interfaces_that_are_no_nics_are_told_apart() {
     let bridge = report(netns, &["bridge0"]);
     let [tap, skb] = ["tap", "copy (skb)"].map(Value::from);
     assert_eq!(modes(&bridge), [&tap, &skb, &skb], "{bridge:#}");
-    assert!(typed(&bridge).contains("bridge0 is no NIC"), "{bridge:#}");
+    assert!(found(&bridge).contains("use the interface below"), "{bridge:#}");
     assert!(
-        typed(&bridge).contains("ip link set dev bridge0 up"),
+        found(&bridge).contains("ip link set dev bridge0 up"),
         "{bridge:#}"
     );
     let lo = report(netns, &["lo", "--try"]);
     assert_eq!(lo["tried"]["mode"], "copy (skb)", "{lo:#}");
     assert_eq!(modes(&lo), [&tap, &Value::Null, &Value::Null], "{lo:#}");
-    assert!(typed(&lo).contains("lo is this host with itself"), "{lo:#}");
+    assert!(found(&lo).contains("lo is this host with itself"), "{lo:#}");
     assert!(!typed(&lo).contains("ifname lo"), "{lo:#}");
     // What is said to serve instead does: a pair of which a network has one end.
     for line in [
@@ -337,7 +346,7 @@ fn without_privileges_it_goes_as_far_as_it_can() {
         "{report:#}"
     );
     assert!(
-        typed(&report).contains("be root, or start vhost-af-xdp-steward"),
+        found(&report).contains("start it as root or with these, or lease queues from a steward"),
         "{report:#}"
     );
     assert!(
@@ -380,4 +389,232 @@ fn people_get_lines_that_can_be_typed() {
         assert_eq!(output.status.code(), Some(1), "{line}: {said}");
         assert!(said.contains(socket), "{line}: {said}");
     }
+}
+
+#[test]
+fn strict_check_fails_if_there_is_something_to_act_on() {
+    require!(Root);
+    let veth = VethPair::with(2, 1500);
+    let status = |args: &[&str]| {
+        check(&veth.near, &[&[VethPair::NIC], args].concat())
+            .status
+            .code()
+    };
+    assert_eq!(status(&["--strict"]), Some(0));
+    veth.near.ip(&["link", "set", "dev", VethPair::NIC, "down"]);
+    assert_eq!((status(&[]), status(&["--strict"])), (Some(0), Some(1)));
+    let finding = &report(&veth.near, &[VethPair::NIC])["findings"][0];
+    for (field, value) in [
+        ("severity", "error"),
+        ("name", "link-down"),
+        ("subject", VethPair::NIC),
+        ("remedy", &format!("`ip link set dev {} up`", VethPair::NIC)),
+    ] {
+        assert_eq!(finding[field], value, "{finding:#}");
+    }
+}
+
+/// A file in a directory of its own, which is that of its sockets, too.
+struct File {
+    dir: tempfile::TempDir,
+}
+
+impl File {
+    fn new(text: &str) -> Self {
+        let dir = testkit::directory::private_dir();
+        let text = text.replace(DIR, dir.path().to_str().expect("UTF-8"));
+        std::fs::write(dir.path().join("c.toml"), text).expect("writable");
+        Self { dir }
+    }
+
+    fn check(&self, netns: &NetNs, args: &[&str]) -> Output {
+        let mut command = netns.command(daemon::binary());
+        command.args(["serve", "--check", "--config"]);
+        command.arg(self.dir.path().join("c.toml")).args(args);
+        command.output().expect("it runs")
+    }
+
+    /// What was found, and that errors and warnings have a remedy.
+    #[track_caller]
+    fn report(&self, netns: &NetNs, args: &[&str]) -> Value {
+        let output = self.check(netns, &[args, &["--json"]].concat());
+        let said = String::from_utf8_lossy(&output.stderr);
+        let report: Value = serde_json::from_slice(&output.stdout).expect(&said);
+        let code = if report["works"] == true { 0 } else { 1 };
+        assert_eq!(output.status.code(), Some(code), "{said}: {report:#}");
+        for finding in report["findings"].as_array().expect("a list") {
+            let has_remedy = finding["remedy"].is_string();
+            assert_eq!(has_remedy, finding["severity"] != "note", "{finding:#}");
+        }
+        report
+    }
+
+    /// That the one error is of this name, with these words.
+    #[track_caller]
+    fn assert_finds(&self, netns: &NetNs, args: &[&str], name: &str, words: &str) {
+        let report = self.report(netns, args);
+        let findings = report["findings"].as_array().expect("a list");
+        let errors: Vec<_> = findings
+            .iter()
+            .filter(|finding| finding["severity"] == "error")
+            .collect();
+        assert_eq!(errors.len(), 1, "{report:#}");
+        assert_eq!(errors[0]["name"], name, "{report:#}");
+        assert!(errors[0].to_string().contains(words), "{words}: {report:#}");
+        let verdict = report["verdict"].as_str().expect("text");
+        assert!(verdict.starts_with("1 problem") && verdict.ends_with("does not work on this host"));
+    }
+}
+
+fn lan(queues: u32) -> String {
+    format!(
+        "[network.lan]\nuplink = \"{}\"\nqueues = {queues}\n[port.vm1]\nnetwork = \"lan\"\n\
+         socket-path = \"{DIR}/vm1.sock\"\nmac = \"02:00:00:00:00:01\"\n",
+        VethPair::NIC
+    )
+}
+
+#[test]
+fn configuration_that_works_is_said_to_and_nothing_is_changed() {
+    require!(Root);
+    let veth = VethPair::with(2, 1500);
+    let before = state(&veth.near, VethPair::NIC);
+    let file = File::new(&lan(2));
+    let report = file.report(&veth.near, &[]);
+    assert_eq!(
+        (&report["works"], &report["errors"], &report["warnings"]),
+        (&json!(true), &json!(0), &json!(0)),
+        "{report:#}"
+    );
+    let mode = &report["findings"][0];
+    assert_eq!(
+        (&mode["name"], &mode["subject"]),
+        (&json!("mode"), &json!("network lan"))
+    );
+    assert!(
+        mode["text"].as_str().expect("text").contains("queues 0-1: tap"),
+        "{mode:#}"
+    );
+    let output = file.check(&veth.near, &[]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        text.starts_with("daemon\n") && text.contains("\nnetwork lan\n"),
+        "{text}"
+    );
+    assert!(
+        text.ends_with("\nthis configuration works on this host\n"),
+        "{text}"
+    );
+    assert_eq!(state(&veth.near, VethPair::NIC), before);
+    let files = std::fs::read_dir(file.dir.path()).expect("its directory").count();
+    assert_eq!(files, 1, "no socket is left");
+
+    let mut command = veth.near.command(daemon::binary());
+    command.args(["serve", "--check", "--ifname", VethPair::NIC, "--socket-path"]);
+    let output = command
+        .arg(file.dir.path().join("a.sock"))
+        .output()
+        .expect("it runs");
+    assert!(output.status.success(), "options do, too");
+}
+
+#[test]
+fn what_a_configuration_lacks_on_this_host_is_named_with_a_remedy() {
+    require!(Root);
+    let veth = VethPair::with(2, 1500);
+    let netns = &veth.near;
+    let finds = |text: &str, name, words| File::new(text).assert_finds(netns, &[], name, words);
+    finds(&lan(2).replace(VethPair::NIC, "eth9"), "no-interface", "ip link");
+    finds(&lan(3), "no-such-queue", "ethtool -L");
+    let elsewhere = lan(2).replace(&format!("{DIR}/vm1"), "/nonexistent/vm1");
+    finds(&elsewhere, "cannot-listen", "mkdir -p /nonexistent");
+    let later = format!("[daemon]\nsocket-directories = [\"{DIR}/later\"]\n{}", lan(2));
+    finds(&later, "cannot-listen", "mkdir -p");
+    finds(
+        &lan(2).replace("vm1.sock", "c.toml"),
+        "cannot-listen",
+        "not a socket",
+    );
+    finds(
+        &lan(2).replace("queues = 2", "queues = 2\nforce-zero-copy = true"),
+        "mode-refused",
+        "force-zero-copy",
+    );
+    finds(
+        &lan(2)
+            .replace("queues = 2", "queues = 2\nmode = \"skb\"")
+            .replace("mac =", "vlan = 5\nmac ="),
+        "vlan-tags",
+        "rxvlan off",
+    );
+    let file = File::new(&lan(2));
+    file.assert_finds(netns, &["--steward", "/nonexistent"], "steward", "--steward");
+    let warned = File::new(&lan(1)).report(netns, &[]);
+    assert_eq!(
+        (&warned["works"], &warned["warnings"]),
+        (&json!(true), &json!(1)),
+        "{warned:#}"
+    );
+    assert_eq!(warned["findings"][1]["name"], "queues-left-out", "{warned:#}");
+
+    let _program = testkit::foreign::Foreign::attach(netns, VethPair::NIC, Mode::Native, 0);
+    finds(
+        &lan(2).replace("queues = 2", "queues = 2\nmode = \"xdp\""),
+        "program-attached",
+        "--inhibit",
+    );
+    netns.ip(&["link", "set", "dev", VethPair::NIC, "down"]);
+    finds(&lan(2), "link-down", "ip link set dev");
+}
+
+/// A daemon of the same file is no obstacle, one of another file is.
+#[test]
+fn queues_and_sockets_of_a_running_daemon_are_taken_unless_it_has_the_file() {
+    require!(Root);
+    let veth = VethPair::with(2, 1500);
+    let daemon = Daemon::start_file(&veth.near, &Serve::file().by_root(), &[], &lan(2));
+    let control = daemon.path("control");
+    let mut command = veth.near.command(daemon::binary());
+    command.args(["serve", "--check", "--json", "--config"]);
+    command
+        .arg(daemon.path("config.toml"))
+        .arg("--control")
+        .arg(&control);
+    let report: Value = serde_json::from_slice(&command.output().expect("it runs").stdout).expect("JSON");
+    assert_eq!(report["works"], true, "{report:#}");
+    assert_eq!(report["findings"][0]["name"], "running", "{report:#}");
+    let other = File::new(&lan(2));
+    other.assert_finds(&veth.near, &[], "queue-taken", "choose other queues");
+    let same_socket = lan(2).replace(
+        DIR,
+        daemon.path("").to_str().expect("UTF-8").trim_end_matches('/'),
+    );
+    let report = File::new(&same_socket).report(&veth.near, &[]);
+    assert!(
+        found(&report).contains("another process listens there"),
+        "{report:#}"
+    );
+}
+
+#[test]
+fn steward_is_asked_as_the_user_that_the_daemon_becomes() {
+    require!(Root);
+    let veth = VethPair::with(2, 1500);
+    let daemon = Daemon::start_file(&veth.near, &Serve::file().leased(), &[VethPair::NIC], "");
+    let steward = daemon.path("steward.sock");
+    let args = ["--steward", steward.to_str().expect("UTF-8")];
+    let file = File::new(&lan(2));
+    let report = file.report(&veth.near, &args);
+    assert_eq!(report["works"], true, "{report:#}");
+    let other = lan(2).replace(VethPair::NIC, "lo");
+    let report = File::new(&other).report(&veth.near, &args);
+    assert!(
+        found(&report).contains("may not lease queues of lo"),
+        "{report:#}"
+    );
+    let report = file.report(&veth.near, &[args.as_slice(), &["--user", "1234:1234"]].concat());
+    assert!(
+        found(&report).contains("user 1234 may not lease anything"),
+        "{report:#}"
+    );
 }

@@ -42,6 +42,7 @@ mod told;
 mod understood;
 mod vhost_user;
 
+use std::fmt::Display;
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -58,6 +59,7 @@ use cli::{Cli, Command, QueuesArgs, ReloadArgs, ServeArgs, StatusArgs, WorkersAr
 use config::{ServeConfig, file};
 use guard::keeper::{self, Beside, Judge};
 use model::config::Daemon;
+use serde::Serialize;
 use serve::Sandboxed;
 use steward::log::LogArgs;
 
@@ -85,10 +87,10 @@ pub fn run() -> ExitCode {
         _ => LogArgs::none().start("info"),
     }
     let done = match command {
-        Command::Serve(args) => match (args.check, checked(*args)) {
-            (true, Ok(config)) => print(&understood::render(&config)).map(|_| ()),
-            (false, Ok(config)) => serve::run(&config),
-            (_, Err(error)) => return explain(&error, 2),
+        Command::Serve(args) => match (args.check, args.json, checked(*args)) {
+            (true, json, Ok(config)) => return ended(check_serve(&config, json)),
+            (false, _, Ok(config)) => serve::run(&config),
+            (.., Err(error)) => return explain(&error, 2),
         },
         Command::Keeper(args) => keeper::run(args, JUDGE),
         Command::Api(args) => process::run(&args),
@@ -109,10 +111,19 @@ pub fn run() -> ExitCode {
             None => print(&cli::complete::complete(&args.words, &complete::OfThisHost)).map(|_| ()),
         },
         Command::Queues(args) => show_queues(&args),
-        Command::Check(args) => show_check(&args),
+        Command::Check(args) => return ended(show_check(&args)),
         Command::Bench { words } => bench::run(words),
     };
-    done.map_or_else(|error| explain(&error, 1), |()| ExitCode::SUCCESS)
+    ended(done.map(|()| true))
+}
+
+/// How to end: false is a failure that was told already.
+fn ended(done: anyhow::Result<bool>) -> ExitCode {
+    match done {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => explain(&error, 1),
+    }
 }
 
 /// How the keeper reads and checks the daemon's files.
@@ -344,11 +355,27 @@ fn watch<T>(
     }
 }
 
-fn show_check(args: &CheckArgs) -> anyhow::Result<()> {
+/// False with `--strict`, if there is something to act on.
+fn show_check(args: &CheckArgs) -> anyhow::Result<bool> {
     let report = check::run(args)?;
-    let text = match args.json {
-        true => serde_json::to_string_pretty(&report)? + "\n",
-        false => report.to_string(),
+    print_document(&report, args.json)?;
+    Ok(!(args.strict && report.is_faulty()))
+}
+
+/// Whether the configuration works on this host.
+fn check_serve(config: &ServeConfig, json: bool) -> anyhow::Result<bool> {
+    if !json {
+        print(&understood::render(config))?;
+    }
+    let report = check::check_configuration(config);
+    print_document(&report, json)?;
+    Ok(report.works)
+}
+
+fn print_document(document: &(impl Serialize + Display), json: bool) -> anyhow::Result<()> {
+    let text = match json {
+        true => serde_json::to_string_pretty(document)? + "\n",
+        false => document.to_string(),
     };
     print(&text).map(|_| ())
 }

@@ -12,10 +12,12 @@ use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Uid, chownat, fchmod, fstat, open};
+use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, Uid, accessat, chownat, fchmod, fstat, open};
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
 };
+use rustix::thread::CapabilitySet;
+use steward::capabilities;
 
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 128;
@@ -63,6 +65,14 @@ pub(crate) enum ListenError {
     Other(#[from] io::Error),
 }
 
+impl ListenError {
+    fn may_not_give(access: &Access) -> Self {
+        let to = |what, number: Option<u32>| number.map(|number| format!("{what} {number}"));
+        let to = [to("user", access.owner), to("group", access.group)];
+        Self::MayNotGive(to.into_iter().flatten().collect::<Vec<_>>().join(" and "))
+    }
+}
+
 impl From<rustix::io::Errno> for ListenError {
     fn from(errno: rustix::io::Errno) -> Self {
         Self::Other(errno.into())
@@ -95,18 +105,49 @@ pub(crate) fn listen_as(kind: SocketType, path: &Path, access: &Access) -> Resul
     Ok(socket)
 }
 
+/// What prevents [`listen_at`] there, beside its directory ([`check_directory`]), as far as that can be seen; nothing is
+/// made or removed.
+pub(crate) fn check_at(path: &Path, access: &Access) -> Result<(), ListenError> {
+    is_stale(path)?;
+    let (user, group) = (rustix::process::geteuid(), rustix::process::getegid());
+    let groups = rustix::process::getgroups().unwrap_or_default();
+    let owner = access.owner.map(Uid::from_raw).unwrap_or(user);
+    let to = access.group.map(Gid::from_raw).unwrap_or(group);
+    let is_ours = owner == user && (to == group || groups.contains(&to));
+    let may_give = || capabilities::lacking(CapabilitySet::CHOWN).is_ok_and(|lacking| lacking.is_empty());
+    match is_ours || may_give() {
+        true => Ok(()),
+        false => Err(ListenError::may_not_give(access)),
+    }
+}
+
+/// What prevents this user from making files in a directory.
+pub(crate) fn check_directory(directory: &Path) -> Result<(), ListenError> {
+    let wanted = rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK;
+    let checked = accessat(CWD, directory, wanted, AtFlags::EACCESS);
+    checked.map_err(|errno| explain(errno, &directory.join("socket")))
+}
+
 /// Removes a socket file that nobody listens on.
 /// Errors: [`ListenError::InUse`], [`ListenError::NotASocket`], or that it cannot be removed.
 pub(crate) fn remove_stale(path: &Path) -> Result<(), ListenError> {
+    match is_stale(path)? {
+        true => Ok(fs::remove_file(path)?),
+        false => Ok(()),
+    }
+}
+
+/// Whether a socket is there that nobody listens on; false: nothing is there.
+fn is_stale(path: &Path) -> Result<bool, ListenError> {
     let Ok(metadata) = fs::symlink_metadata(path) else {
-        return Ok(());
+        return Ok(false);
     };
     if !metadata.file_type().is_socket() {
         return Err(ListenError::NotASocket);
     }
     // Not waiting for one that accepts nothing.
     match connect(stream(SocketFlags::NONBLOCK)?, &SocketAddrUnix::new(path)?) {
-        Err(rustix::io::Errno::CONNREFUSED) => Ok(fs::remove_file(path)?),
+        Err(rustix::io::Errno::CONNREFUSED) => Ok(true),
         Ok(()) | Err(rustix::io::Errno::AGAIN | rustix::io::Errno::PROTOTYPE) => Err(ListenError::InUse),
         Err(errno) => Err(errno.into()),
     }
@@ -119,10 +160,7 @@ pub(crate) fn stream(flags: SocketFlags) -> io::Result<OwnedFd> {
 }
 
 fn explain(errno: rustix::io::Errno, path: &Path) -> ListenError {
-    let directory = match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
-        _ => PathBuf::from("."),
-    };
+    let directory = directory_of(path);
     match errno {
         rustix::io::Errno::NOENT | rustix::io::Errno::NOTDIR => ListenError::NoDirectory(directory),
         rustix::io::Errno::ACCESS | rustix::io::Errno::PERM | rustix::io::Errno::ROFS => {
@@ -131,6 +169,14 @@ fn explain(errno: rustix::io::Errno, path: &Path) -> ListenError {
         // Made between our look and the bind.
         rustix::io::Errno::ADDRINUSE => ListenError::InUse,
         errno => errno.into(),
+    }
+}
+
+/// Where a file is.
+pub(crate) fn directory_of(path: &Path) -> PathBuf {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
+        _ => PathBuf::from("."),
     }
 }
 
@@ -153,11 +199,7 @@ fn give(path: &Path, access: &Access) -> Result<(), ListenError> {
     }
     let (owner, group) = (access.owner.map(Uid::from_raw), access.group.map(Gid::from_raw));
     chownat(&file, "", owner, group, AtFlags::EMPTY_PATH).map_err(|errno| match errno {
-        rustix::io::Errno::PERM => {
-            let to = |what, number: Option<u32>| number.map(|number| format!("{what} {number}"));
-            let to = [to("user", access.owner), to("group", access.group)];
-            ListenError::MayNotGive(to.into_iter().flatten().collect::<Vec<_>>().join(" and "))
-        }
+        rustix::io::Errno::PERM => ListenError::may_not_give(access),
         errno => errno.into(),
     })
 }
@@ -195,6 +237,14 @@ mod tests {
         assert!(at("file").contains("not a socket: choose another path"));
         let _taken = listen_at(&directory.join("taken"), &Access::OWN).expect("listens");
         assert!(at("taken").contains("another process listens there"));
+        let seen =
+            |name: &str| check_at(&directory.join(name), &Access::OWN).map_err(|error| error.to_string());
+        assert_eq!(seen("file"), Err(at("file")));
+        assert_eq!(seen("taken"), Err(at("taken")));
+        assert_eq!(seen("free"), Ok(()));
+        let in_directory = |path: &Path| check_directory(path).map_err(|error| error.to_string());
+        assert_eq!(in_directory(&directory.join("no")), Err(at("no/a.sock")));
+        assert_eq!(in_directory(&directory), Ok(()));
         fs::remove_dir_all(directory).expect("ours");
     }
 

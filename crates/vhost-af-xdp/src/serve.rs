@@ -30,6 +30,7 @@ use super::port::Port;
 use crate::api::process;
 use crate::api::status::Status;
 use crate::api::status_view;
+use crate::check::{check_privileges, user_of};
 use crate::config::build::machine_bytes;
 use crate::guard::alarm::Alarm;
 use crate::guard::interrupt;
@@ -54,8 +55,6 @@ use steer::with_sources;
 use steward::capabilities;
 use steward::client::Waiting;
 use steward::links::Changes;
-use steward::policy::Queues;
-use steward::protocol::DEFAULT_SOCKET;
 
 /// Runs until a signal ends it, or the one connection that was passed in is over.
 /// Errors: what prevents the start; nothing stays behind then.
@@ -236,23 +235,6 @@ fn wait_for_the_end(signals: &mut Signals, read: impl Fn() -> Status, reload: Op
     }
 }
 
-/// Who has no steward leases queues of its own keeper, which has the privileges of who starts it.
-fn check_privileges(config: &ServeConfig) -> anyhow::Result<()> {
-    let queues = config.queues();
-    let Some(Queues { interface, .. }) = queues.first().filter(|_| config.steward.is_none()) else {
-        return Ok(());
-    };
-    let lacking = capabilities::lacking(capabilities::NEEDED_BY_ONE).context("cannot see capabilities")?;
-    if lacking.is_empty() {
-        return Ok(());
-    }
-    bail!(
-        "interface {interface}: an XDP program and AF_XDP sockets take {}, which this process lacks: start it as root \
-         or with these, or lease queues from a steward (--steward {DEFAULT_SOCKET})",
-        lacking.join(", ")
-    )
-}
-
 /// What was taken away from the sandbox and from what guests are offered, a line each.
 fn tell_what_is_off(config: &ServeConfig) {
     let layers = config.layers.off();
@@ -329,18 +311,6 @@ fn connects_to_vmms(config: &ServeConfig) -> bool {
 struct Confined {
     keeper: Keeper,
     in_force: sandbox::InForce,
-}
-
-/// Whom the processes that give their privileges up become; `None`: they stay who they are.
-fn user_of(config: &ServeConfig) -> anyhow::Result<Option<User>> {
-    let root = rustix::process::geteuid().is_root();
-    let user = match &config.user {
-        None if root => User::nobody(),
-        user => user.clone(),
-    };
-    let user = user.filter(|_| config.layers.has(Layer::User));
-    user.as_ref().map_or(Ok(()), User::check)?;
-    Ok(user)
 }
 
 /// Starts the keeper and enters the sandbox. From here on the keeper removes what is left over.

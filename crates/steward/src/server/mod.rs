@@ -85,6 +85,7 @@ use zcrx::ZcrxQueues;
 
 pub use interface::wants_frags;
 pub use state::{Store, StoreError};
+pub use unserved_queues::unserved_queues;
 
 /// How long the program stays on an interface without a lease: the next one comes often soon, and a NIC may lose its
 /// link and its frames for a moment each time a program comes or goes.

@@ -6,6 +6,16 @@ use crate::hardware::{Ethtool, Target};
 use crate::links::Link;
 use crate::links::below::queues_from_below;
 
+/// What the holder of such queues should know, with the remedy; empty: nothing is lost. Of a network or of one guest.
+#[must_use]
+pub fn unserved_queues(link: &Link, queues: &Range<u32>, is_network: bool) -> String {
+    let unserved = match is_network {
+        true => UnservedQueues::network(link, queues),
+        false => UnservedQueues::guest(link, queues),
+    };
+    unserved.note(&link.name, queues, is_network)
+}
+
 /// See the module's head.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct UnservedQueues {

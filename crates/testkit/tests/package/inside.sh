@@ -49,8 +49,8 @@ groupadd --system vm1
 groupadd --system vm2
 # The example for this interface, and the command of the unit with what the unit gives it.
 sed "s/eth0/$interface/; s/queues = 4/queues = 2/" /usr/share/doc/vhost-af-xdp/examples/lan.toml >/etc/vhost-af-xdp/lan.toml
-vhost-af-xdp serve --config /etc/vhost-af-xdp/lan.toml --check
 install -d -m 711 -o nobody -g nogroup /run/vhost-af-xdp-lan
+vhost-af-xdp serve --config /etc/vhost-af-xdp/lan.toml --check
 command="$(sed -n '/^ExecStart=/,/[^\\]$/{s/^ExecStart=//;s/\\$//;s/%i/lan/g;p}' \
     /usr/lib/systemd/system/vhost-af-xdp-network@.service | tr -d '\n')"
 # shellcheck disable=SC2086 # it is words

@@ -1,6 +1,6 @@
 //! What the host's own traffic costs on the interface while a daemon has it.
 
-use super::seen::Seen;
+use super::facts::Facts;
 
 /// What 64,000 bytes of TCP to the host cost beside a network, of what they cost without (docs/benchmarks.md, "The
 /// host's own traffic"): on veth and on igb, natively and in skb mode; and why.
@@ -21,7 +21,7 @@ const COSTS: [[(&str, &str); 2]; 2] = [
     ],
 ];
 
-impl Seen {
+impl Facts {
     /// None: it is no interface that a guest gets frames by.
     pub(super) fn host(&self) -> Option<String> {
         // Those above others get packets whole, as a veth does.

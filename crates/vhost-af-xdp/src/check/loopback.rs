@@ -1,12 +1,17 @@
 //! What to type where somebody asked for the loopback interface, which is no way to any guest.
 
+/// Why, and what serves instead.
+pub(super) fn unusable(name: &str) -> String {
+    format!(
+        "{name} is this host with itself, no LAN and no guest is behind it: use a network without an uplink, a pair of \
+         interfaces, or a NIC"
+    )
+}
+
 /// Goals, and the lines that lead there, in the order in which they are to be read.
-pub(super) fn lines(name: &str) -> Vec<(&'static str, Vec<String>)> {
+pub(super) fn lines() -> Vec<(&'static str, Vec<String>)> {
     let advice = |goal, lines: &[&str]| (goal, lines.iter().map(|&line| line.to_owned()).collect());
-    let first =
-        format!("# {name} is this host with itself: no LAN and no guest is behind it. What serves instead:");
     vec![
-        advice("first", &[&first]),
         advice(
             "guests among themselves",
             &[

@@ -1,23 +1,28 @@
-//! `vhost-af-xdp check IFACE`: says before anything is started what an interface, its driver, this kernel and this
-//! process will give, why not more, and what to type.
+//! `vhost-af-xdp check IFNAME` and `serve --check`: what an interface, its driver, this kernel and this process offer, why
+//! not more, what to type, and whether a configuration works on this host. Nothing is started.
 //!
 //! # Theory of operation
-//! [`seen`] reads what is there; nothing is attached, bound or set. [`expected`] asks the same conditions that `serve`
-//! goes by ([`common::binding`]), with what was seen and with the best that a guest and its VMM can be, and takes its
-//! words from the same places as `status`. [`advice`] says what to type, [`view`] puts all of it into tables. What
-//! needs a try to be known is said by [`trial`], and only if it was asked for.
+//! [`facts`] reads; nothing is attached, bound or set. [`placements`] asks the conditions that `serve` goes by
+//! ([`common::binding`]), assumes the best guest and VMM, and takes its words from the same places as `status`. [`interface`]
+//! and [`configuration`] list what an operator should act on ([`finding`]), [`advice`] says what to type, [`view`] makes
+//! text of the document that is the JSON. [`try_bind`] attaches and binds for a moment, only if that was asked for.
 
 mod advice;
-mod expected;
-mod held;
+mod configuration;
+mod facts;
+mod finding;
+mod holders;
 mod host;
+mod interface;
 mod kernels;
 mod loopback;
 mod netkit;
 mod network;
-mod seen;
-mod trial;
+mod placements;
+mod try_bind;
 mod view;
+
+pub(crate) use configuration::{check_privileges, look as check_configuration, user_of};
 
 use std::path::PathBuf;
 
@@ -25,13 +30,13 @@ use clap::Args;
 use common::drivers;
 use serde::Serialize;
 use steer::{HintSet, mac_text};
-use steward::hardware::Tags;
 
 use self::advice::Advice;
-use self::expected::Expected;
+use self::facts::{Facts, HugePages};
+use self::finding::{Finding, Severity};
 use self::network::NetworkReport;
-use self::seen::{HugePages, Seen};
-use self::trial::Tried;
+use self::placements::{PlacementReport, Request};
+use self::try_bind::TryReport;
 use crate::api::queues::Queue;
 use crate::config::Placement;
 use crate::nic::endpoint::COPY_BYTES;
@@ -43,6 +48,8 @@ Examples:
     vhost-af-xdp check eth1
   The same, tried on a queue that is free (a NIC may lose its link for a moment):
     vhost-af-xdp check eth1 --try
+  Whether there is something to act on:
+    vhost-af-xdp check eth1 --strict >/dev/null || echo 'see vhost-af-xdp check eth1'
   The mode that copy placement will be in:
     vhost-af-xdp check eth1 --json | jq -r '.placements[] | select(.placement == \"copy\") | .mode'";
 
@@ -63,6 +70,10 @@ pub(crate) struct CheckArgs {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+    /// End with 1 if there is an error (a guest would get no frames) or a warning (guests lose some frames, or are slower
+    /// than they could be)
+    #[arg(long)]
+    pub(crate) strict: bool,
 }
 
 /// All that is said.
@@ -73,9 +84,9 @@ pub(crate) struct Report {
     kernel: KernelReport,
     /// The XDP program that is on the interface.
     program: Option<String>,
-    placements: Vec<Expected>,
+    placements: Vec<PlacementReport>,
     /// What a network gives that has all of it as its uplink.
-    network: NetworkReport,
+    network: Option<NetworkReport>,
     /// What the host's own traffic will cost.
     host: Option<String>,
     queues: Vec<Queue>,
@@ -90,12 +101,14 @@ pub(crate) struct Report {
     lacking_capabilities: Vec<&'static str>,
     /// A steward's socket is where one is by default.
     steward: bool,
+    /// What an operator should act on.
+    pub(crate) findings: Vec<Finding>,
     #[serde(rename = "type")]
     advice: Vec<Advice>,
     /// What could not be seen, and why.
     not_seen: Vec<String>,
     /// With `--try`.
-    tried: Option<Tried>,
+    tried: Option<TryReport>,
 }
 
 #[derive(Debug, Clone, Serialize)]
@@ -178,88 +191,102 @@ struct MemoryReport {
 /// Looks, and tries if that was asked for.
 /// Errors: no such interface, or the kernel does not answer.
 pub(crate) fn run(args: &CheckArgs) -> anyhow::Result<Report> {
-    let seen = Seen::of(&args.interface, args.control.as_deref(), args.steward.as_deref())?;
-    let tried = args.attempt.then(|| trial::run(&seen));
-    Ok(Report::new(seen, tried))
+    let facts = Facts::of(&args.interface, args.control.as_deref(), args.steward.as_deref())?;
+    let tried = args.attempt.then(|| try_bind::run(&facts));
+    Ok(Report::new(facts, tried))
 }
 
 impl Report {
-    fn new(seen: Seen, tried: Option<Tried>) -> Self {
+    /// There is something that an operator should act on.
+    pub(crate) fn is_faulty(&self) -> bool {
+        self.findings
+            .iter()
+            .any(|finding| finding.severity != Severity::Note)
+    }
+
+    fn new(facts: Facts, tried: Option<TryReport>) -> Self {
         let placements = [Placement::Copy, Placement::SendDirect, Placement::Direct];
-        let placements = placements.map(|placement| seen.expected(placement));
-        let network = seen.network(&placements[0]);
-        let lacks = seen.kernel.into_iter().flat_map(kernels::lacks);
+        let placements = placements.map(|placement| facts.placement(&Request::of(placement)));
+        let network = facts.network(&placements[0]);
+        let lacks = facts.kernel.into_iter().flat_map(kernels::lacks);
         let lacks = lacks.map(|((major, minor), what)| Lack {
             from: format!("{major}.{minor}"),
             what,
         });
-        let said = |what: fn(&steward::links::DriverXdp) -> bool| seen.driver.as_ref().map(what);
+        let said = |what: fn(&steward::links::DriverXdp) -> bool| facts.driver.as_ref().map(what);
         Self {
             interface: InterfaceReport {
-                name: seen.link.name.clone(),
-                index: seen.link.index,
-                mtu: seen.link.mtu,
-                mac: mac_text(seen.link.mac),
-                up: seen.link.up,
-                carrier: seen.carrier,
-                receive_queues: seen.link.rx_queues,
-                most_receive_queues: seen.most_queues,
-                iommu_translates: seen.link.translated,
+                name: facts.link.name.clone(),
+                index: facts.link.index,
+                mtu: facts.link.mtu,
+                mac: mac_text(facts.link.mac),
+                up: facts.link.up,
+                carrier: facts.carrier,
+                receive_queues: facts.link.rx_queues,
+                most_receive_queues: facts.most_queues,
+                iommu_translates: facts.link.translated,
             },
             driver: DriverReport {
                 native: said(|driver| driver.native),
                 zero_copy: said(|driver| driver.sends.zero_copy),
                 pieces: said(|driver| driver.pieces),
                 checksums: said(|driver| driver.sends.checksum),
-                known: drivers::said_of(&seen.link.driver),
-                name: seen.link.driver.clone(),
+                known: drivers::said_of(&facts.link.driver),
+                name: facts.link.driver.clone(),
             },
             kernel: KernelReport {
                 lacks: lacks.collect(),
-                release: seen.release.clone(),
+                release: facts.release.clone(),
             },
-            program: seen.program.as_ref().map(ToString::to_string),
-            advice: advice::lines(&seen, &placements, &network),
+            program: facts
+                .program
+                .as_ref()
+                .map(|program| match facts.program_holder() {
+                    Some(whose) => format!("{program}, {whose}"),
+                    None => program.to_string(),
+                }),
+            findings: facts.findings(&placements[0]),
+            advice: advice::lines(&facts, &placements),
             placements: placements.into(),
             network,
-            host: seen.host(),
-            free_queues: seen.free_queues(),
-            held_queues: seen.held(),
+            host: facts.host(),
+            free_queues: facts.free_queues(),
+            held_queues: facts.holders(),
             steering: SteeringReport {
-                rules: seen.rules.as_ref().ok().copied(),
-                rules_why: seen.rules.as_ref().err().cloned(),
-                contexts: seen.contexts.as_ref().ok().copied(),
-                contexts_why: seen.contexts.as_ref().err().cloned(),
-                vlans: vlans(&seen),
+                rules: facts.rules.as_ref().ok().copied(),
+                rules_why: facts.rules.as_ref().err().cloned(),
+                contexts: facts.contexts.as_ref().ok().copied(),
+                contexts_why: facts.contexts.as_ref().err().cloned(),
+                vlans: facts.vlans(),
             },
-            hints: hints_of(&seen),
-            memory: memory(&seen),
-            lacking_capabilities: seen.lacking,
-            steward: seen.steward,
-            queues: seen.queues,
-            not_seen: seen.not_seen,
+            hints: hints_of(&facts),
+            memory: memory(&facts),
+            lacking_capabilities: facts.lacking,
+            steward: facts.steward,
+            queues: facts.queues,
+            not_seen: facts.not_seen,
             tried,
         }
     }
 }
 
-fn memory(seen: &Seen) -> MemoryReport {
-    let limit = seen.memlock_bytes.filter(|_| !seen.locks_any);
+fn memory(facts: &Facts) -> MemoryReport {
+    let limit = facts.memlock_bytes.filter(|_| !facts.locks_any);
     MemoryReport {
-        memlock_bytes: seen.memlock_bytes,
-        locks_any: seen.locks_any,
+        memlock_bytes: facts.memlock_bytes,
+        locks_any: facts.locks_any,
         copy_bytes: COPY_BYTES,
         copy_pairs: limit.map(|bytes| bytes / u64::from(COPY_BYTES)),
-        huge_pages: seen.huge_pages.clone(),
+        huge_pages: facts.huge_pages.clone(),
     }
 }
 
-fn hints_of(seen: &Seen) -> HintsReport {
+fn hints_of(facts: &Facts) -> HintsReport {
     let (kernel, native) = (
         HintSet::of_kernel(),
-        seen.driver.as_ref().map(|driver| driver.native),
+        facts.driver.as_ref().map(|driver| driver.native),
     );
-    let line = match (seen.hints, native) {
+    let line = match (facts.hints, native) {
         (None, _) => "none: the kernel does not say which (Linux 6.3 does)".to_owned(),
         (_, Some(false)) => "none: they take native mode, which the driver has not".to_owned(),
         (Some(driver), _) => {
@@ -276,29 +303,9 @@ fn hints_of(seen: &Seen) -> HintsReport {
         }
     };
     HintsReport {
-        driver: seen.hints.map(hints::names),
+        driver: facts.hints.map(hints::names),
         kernel: hints::names(kernel),
         line,
-    }
-}
-
-fn vlans(seen: &Seen) -> String {
-    let interface = &seen.link.name;
-    match seen.tags {
-        Tags::There => "tags are in the frame: --vlan works".to_owned(),
-        Tags::AsSent => {
-            "tags are where the far end puts them: `txvlan off` there, or --vlan does not see them".to_owned()
-        }
-        Tags::TakenOff if seen.tells_tags() => {
-            "the driver takes tags off, and tells of them: --vlan works in native mode with memory=copy"
-                .to_owned()
-        }
-        Tags::TakenOff => {
-            format!("the driver takes tags off, and --vlan is refused: `ethtool -K {interface} rxvlan off`")
-        }
-        Tags::Lost => {
-            "the kernel takes tags off before XDP, and --vlan is refused: use the interface below".to_owned()
-        }
     }
 }
 

@@ -4,21 +4,18 @@
 pub(super) const REFUSED: &str = "frames come by the queue of a NIC that is leased to it, which only a program on that \
                                   NIC sees: --inhibit with a map, below";
 
-/// Goals, and the lines that lead there. Its queues are its own and those that are leased to it.
-pub(super) fn lines(name: &str, queues: u32) -> Vec<(&'static str, Vec<String>)> {
-    let none =
-        format!("# no queue is leased to {name}: `vhost-af-xdp netkit` has the steward make one that has");
+/// Of one that has no queue but its own.
+pub(super) fn not_leased(name: &str) -> String {
+    format!("no queue is leased to {name}: `vhost-af-xdp netkit` has the steward make one that has")
+}
+
+/// Goals, and the lines that lead there.
+pub(super) fn lines(name: &str) -> Vec<(&'static str, Vec<String>)> {
     let serve = [
         "# MAP: pinned by who leased it the queue (`vhost-af-xdp netkit --pin MAP`)".to_owned(),
         format!(
             "vhost-af-xdp serve --socket-path /run/vm1.sock --ifname {name} --start-queue 1 --inhibit --map-path MAP"
         ),
     ];
-    vec![(
-        "one guest on the leased queue",
-        match queues {
-            0 | 1 => vec![none],
-            _ => serve.to_vec(),
-        },
-    )]
+    vec![("one guest on the leased queue", serve.to_vec())]
 }

@@ -1,5 +1,6 @@
 use common::drivers::TABLE;
 use steer::{AttachedAs, ForeignProgram, HintSet, Mode};
+use steward::hardware::Tags;
 use steward::links::{DriverSends, DriverXdp, Link};
 
 use steward::protocol::DEFAULT_SOCKET;
@@ -8,8 +9,8 @@ use super::*;
 use crate::api::queues::{Holder, Leased};
 
 /// igb with two queues, beside nothing else, as root sees it.
-fn igb() -> Seen {
-    Seen {
+fn igb() -> Facts {
+    Facts {
         link: Link {
             index: 2,
             name: "eth1".to_owned(),
@@ -48,10 +49,10 @@ fn igb() -> Seen {
     }
 }
 
-fn with(change: impl FnOnce(&mut Seen)) -> Report {
-    let mut seen = igb();
-    change(&mut seen);
-    Report::new(seen, None)
+fn with(change: impl FnOnce(&mut Facts)) -> Report {
+    let mut facts = igb();
+    change(&mut facts);
+    Report::new(facts, None)
 }
 
 fn modes(report: &Report) -> [Option<&str>; 3] {
@@ -61,6 +62,11 @@ fn modes(report: &Report) -> [Option<&str>; 3] {
 fn typed(report: &Report, goal: &str) -> String {
     let advice = report.advice.iter().find(|advice| advice.goal == goal);
     advice.map(|advice| advice.lines.join("\n")).unwrap_or_default()
+}
+
+fn found(report: &Report) -> String {
+    let lines: Vec<_> = report.findings.iter().map(ToString::to_string).collect();
+    lines.join("\n")
 }
 
 const ZERO_COPY: Option<&str> = Some("zero-copy");
@@ -79,7 +85,7 @@ fn modes_are_those_of_the_conditions_that_serve_goes_by() {
     }
     assert_eq!(report.placements[2].depends_on.len(), 5);
 
-    let ixgbe = with(|seen| seen.line = TABLE.iter().find(|line| line.driver == "ixgbe"));
+    let ixgbe = with(|facts| facts.line = TABLE.iter().find(|line| line.driver == "ixgbe"));
     assert_eq!(modes(&ixgbe), [ZERO_COPY, ZERO_COPY, NATIVE]);
     assert!(
         ixgbe.placements[2].why_not_more[0].contains("not known for it"),
@@ -90,29 +96,29 @@ fn modes_are_those_of_the_conditions_that_serve_goes_by() {
         "{ixgbe}"
     );
 
-    let ice = with(|seen| seen.line = TABLE.iter().find(|line| line.driver == "ice"));
+    let ice = with(|facts| facts.line = TABLE.iter().find(|line| line.driver == "ice"));
     assert_eq!(modes(&ice), [NATIVE; 3]);
     assert!(ice.placements[0].why_not_more[0].contains("known bad"), "{ice}");
 
-    let none = with(|seen| seen.driver.as_mut().expect("said").native = false);
+    let none = with(|facts| facts.driver.as_mut().expect("said").native = false);
     assert_eq!(modes(&none), [TAP, SKB, SKB]);
-    let bond = with(|seen| seen.link.driver = "bonding".to_owned());
+    let bond = with(|facts| facts.link.driver = "bonding".to_owned());
     assert_eq!(modes(&bond), [TAP, SKB, SKB]);
-    let jumbo = with(|seen| seen.link.mtu = 9000);
+    let jumbo = with(|facts| facts.link.mtu = 9000);
     assert_eq!(modes(&jumbo), [TAP, None, None]);
     assert!(typed(&jumbo, "direct placement").contains("mtu 3822"), "{jumbo}");
 }
 
 #[test]
 fn kernel_that_does_not_say_is_told_of_by_the_table_of_drivers() {
-    let old = with(|seen| {
-        seen.driver = None;
-        seen.kernel = Some((6, 1));
+    let old = with(|facts| {
+        facts.driver = None;
+        facts.kernel = Some((6, 1));
     });
     assert_eq!(modes(&old), [ZERO_COPY; 3]);
     let lacks: Vec<_> = old.kernel.lacks.iter().map(|lack| lack.from.as_str()).collect();
     assert_eq!(lacks, ["6.3", "6.4", "6.6", "6.8", "6.18"]);
-    let unknown = with(|seen| (seen.driver, seen.line) = (None, None));
+    let unknown = with(|facts| (facts.driver, facts.line) = (None, None));
     assert_eq!(modes(&unknown), [TAP, SKB, SKB]);
 }
 
@@ -120,11 +126,11 @@ fn kernel_that_does_not_say_is_told_of_by_the_table_of_drivers() {
 fn checksums_are_whose_they_will_be() {
     let of = |report: &Report| report.placements[0].checksums.clone();
     assert_eq!(of(&with(|_| ())).as_deref(), Some("daemon"));
-    let does = |seen: &mut Seen| seen.driver.as_mut().expect("said").sends.checksum = true;
+    let does = |facts: &mut Facts| facts.driver.as_mut().expect("said").sends.checksum = true;
     assert_eq!(of(&with(does)).as_deref(), Some("NIC (TX metadata)"));
-    let old = with(|seen| {
-        does(seen);
-        seen.kernel = Some((6, 7));
+    let old = with(|facts| {
+        does(facts);
+        facts.kernel = Some((6, 7));
     });
     assert_eq!(of(&old).as_deref(), Some("daemon"));
 }
@@ -137,9 +143,9 @@ fn queues_that_are_taken_are_not_proposed() {
         bound: vec!["xsk".to_owned()],
         ..Queue::default()
     };
-    let report = with(|seen| {
-        seen.link.rx_queues = 6;
-        seen.queues = vec![taken(0), taken(2)];
+    let report = with(|facts| {
+        facts.link.rx_queues = 6;
+        facts.queues = vec![taken(0), taken(2)];
     });
     assert_eq!(report.free_queues, [1, 3, 4, 5]);
     assert!(
@@ -150,7 +156,7 @@ fn queues_that_are_taken_are_not_proposed() {
         typed(&report, "several pairs").contains("--start-queue 3 --queues 3"),
         "{report}"
     );
-    let none = with(|seen| seen.queues = vec![taken(0), taken(1)]);
+    let none = with(|facts| facts.queues = vec![taken(0), taken(1)]);
     assert!(
         typed(&none, "one guest on a queue").contains("no queue is free"),
         "{none}"
@@ -195,9 +201,9 @@ fn program() -> Option<ForeignProgram> {
 
 #[test]
 fn network_that_has_the_queues_gets_one_more_port_and_nothing_has_to_go() {
-    let report = with(|seen| {
-        seen.queues = vec![ours(0, None), ours(1, None)];
-        seen.program = program();
+    let report = with(|facts| {
+        facts.queues = vec![ours(0, None), ours(1, None)];
+        facts.program = program();
     });
     assert_eq!(report.held_queues, ["queues 0-1: network lan, process 7"]);
     let text = report.to_string();
@@ -217,7 +223,10 @@ fn network_that_has_the_queues_gets_one_more_port_and_nothing_has_to_go() {
          vhost-af-xdp port add NAME socket-path=PATH network=lan mac=MAC --api /run/api.sock"
     );
     assert!(
-        typed(&report, "first").contains("its XDP program is process 7's, for network lan"),
+        report
+            .program
+            .as_deref()
+            .is_some_and(|program| program.ends_with("process 7's, for network lan")),
         "{text}"
     );
     // A queue more is for a guest alone: the NIC goes on spreading over those of the network.
@@ -226,10 +235,10 @@ fn network_that_has_the_queues_gets_one_more_port_and_nothing_has_to_go() {
         assert!(more.contains(line), "{line}: {more}");
     }
     // Frames for its guests come to all queues, unless the NIC is told.
-    let half = with(|seen| {
-        seen.link.rx_queues = 3;
-        seen.queues = vec![ours(0, None), ours(1, Some("vm1"))];
-        seen.program = program();
+    let half = with(|facts| {
+        facts.link.rx_queues = 3;
+        facts.queues = vec![ours(0, None), ours(1, Some("vm1"))];
+        facts.program = program();
     });
     assert_eq!(
         half.held_queues,
@@ -253,12 +262,12 @@ fn network_that_has_the_queues_gets_one_more_port_and_nothing_has_to_go() {
 #[test]
 fn further_guests_go_where_the_program_is() {
     let line = |change: fn(&mut Queue)| {
-        let report = with(|seen| {
+        let report = with(|facts| {
             let mut queue = ours(0, Some("vm1"));
             queue.holder.as_mut().expect("one").network = None;
             change(&mut queue);
-            seen.queues = vec![queue];
-            seen.program = program();
+            facts.queues = vec![queue];
+            facts.program = program();
         });
         typed(&report, "one guest on a queue")
     };
@@ -294,9 +303,9 @@ fn further_guests_go_where_the_program_is() {
 
 #[test]
 fn loopback_is_told_what_serves_instead() {
-    let report = with(|seen| {
-        seen.loopback = true;
-        seen.link.name = "lo".to_owned();
+    let report = with(|facts| {
+        facts.loopback = true;
+        facts.link.name = "lo".to_owned();
     });
     let text = report.to_string();
     assert!(
@@ -316,10 +325,10 @@ fn loopback_is_told_what_serves_instead() {
 #[test]
 fn netkit_without_a_peer_is_told_the_one_way_that_there_is() {
     let of = |queues| {
-        with(|seen| {
-            seen.link.has_leased_only = true;
-            seen.link.name = "pod0".to_owned();
-            seen.link.rx_queues = queues;
+        with(|facts| {
+            facts.link.has_leased_only = true;
+            facts.link.name = "pod0".to_owned();
+            facts.link.rx_queues = queues;
         })
     };
     let report = of(2);
@@ -352,9 +361,9 @@ fn network_takes_all_queues_and_says_what_becomes_of_tags() {
         (&"zero-copy".into(), &2.into())
     );
     assert_eq!(network["taken_queues"], serde_json::json!([]));
-    let report = with(|seen| {
-        seen.tags = Tags::TakenOff;
-        seen.queues = vec![Queue {
+    let report = with(|facts| {
+        facts.tags = Tags::TakenOff;
+        facts.queues = vec![Queue {
             interface: "eth1".to_owned(),
             queue: 1,
             bound: vec!["xsk".to_owned()],
@@ -362,54 +371,74 @@ fn network_takes_all_queues_and_says_what_becomes_of_tags() {
         }];
     });
     assert_eq!(of(&report)["taken_queues"], serde_json::json!([1]));
-    let vlans = of(&report)["vlans"].to_string();
-    assert!(vlans.contains("ethtool -K eth1 rxvlan off"), "{vlans}");
-    let told = with(|seen| (seen.tags, seen.hints) = (Tags::TakenOff, Some(HintSet::VLAN)));
-    let vlans = of(&told)["vlans"].to_string();
     assert!(
-        vlans.contains("native mode") && !vlans.contains("rxvlan"),
-        "{vlans}"
+        found(&report).contains("note: eth1: the driver takes tags off, and ports with VLANs are refused")
     );
-    let first = typed(&told, "first");
-    assert!(
-        first.contains("only for guests with VLANs in skb mode"),
-        "{first}"
-    );
+    assert!(!report.is_faulty(), "guests may use none: {report}");
+    let reported = with(|facts| (facts.tags, facts.hints) = (Tags::TakenOff, Some(HintSet::VLAN)));
+    assert!(reported.steering.vlans.contains("in native mode"), "{reported}");
+    assert_eq!(found(&reported), "");
     let lines = typed(&report, "many guests by address");
     for words in ["queue 1: somebody else's", "uplink = \"eth1\"", "queues = 2"] {
         assert!(lines.contains(words), "{words}: {lines}");
     }
     // Frames in guest memory are of no use to it.
-    let jumbo = with(|seen| seen.link.mtu = 9000);
+    let jumbo = with(|facts| facts.link.mtu = 9000);
     assert_eq!(of(&jumbo)["mode"], "tap");
 }
 
 #[test]
-fn what_stands_in_the_way_is_said_first() {
-    let report = with(|seen| {
-        seen.link.up = false;
-        seen.tags = Tags::TakenOff;
-        seen.lacking = vec!["CAP_NET_ADMIN", "CAP_BPF"];
+fn what_an_operator_should_act_on_has_a_remedy() {
+    let report = with(|facts| {
+        facts.link.up = false;
+        facts.tags = Tags::TakenOff;
+        facts.lacking = vec!["CAP_NET_ADMIN", "CAP_BPF"];
     });
-    let first = typed(&report, "first");
     for line in [
-        "ip link set dev eth1 up",
-        "lacks CAP_NET_ADMIN, CAP_BPF: be root",
+        "error: eth1: eth1 is down: `ip link set dev eth1 up`",
+        "CAP_NET_ADMIN, CAP_BPF, which this process lacks: start it as root",
         "ethtool -K eth1 rxvlan off",
     ] {
-        assert!(first.contains(line), "{line}: {first}");
+        assert!(found(&report).contains(line), "{line}: {report}");
     }
-    let leased = with(|seen| {
-        seen.lacking = vec!["CAP_BPF"];
-        seen.steward = true;
+    assert!(report.is_faulty());
+    assert_eq!(found(&with(|_| ())), "");
+    assert!(!with(|_| ()).is_faulty());
+    let leased = with(|facts| {
+        facts.lacking = vec!["CAP_BPF"];
+        facts.steward = true;
     });
     assert!(
         typed(&leased, "one guest on a queue").contains("--steward /run/vhost-af-xdp/steward.sock"),
         "{leased}"
     );
-    let short = with(|seen| (seen.locks_any, seen.memlock_bytes) = (false, Some(64 << 10)));
+    let short = with(|facts| (facts.locks_any, facts.memlock_bytes) = (false, Some(64 << 10)));
     assert_eq!(short.memory.copy_pairs, Some(0));
-    assert!(typed(&short, "first").contains("ulimit -l 6144"), "{short}");
+    assert!(found(&short).contains("raise it (`ulimit -l 6144`"), "{short}");
+    let all: [fn(&mut Facts); 7] = [
+        |facts| facts.loopback = true,
+        |facts| (facts.link.has_leased_only, facts.link.rx_queues) = (true, 1),
+        |facts| facts.carrier = Some(false),
+        |facts| (facts.link.mtu, facts.kernel) = (9000, Some((6, 1))),
+        |facts| facts.program = program(),
+        |facts| facts.losses = "mv0 drops them: use mode = \"tap\"".to_owned(),
+        |facts| {
+            facts.queues = [0, 1]
+                .map(|queue| Queue {
+                    holder: None,
+                    ..ours(queue, Some("a"))
+                })
+                .into();
+        },
+    ];
+    for change in all {
+        let report = with(change);
+        assert!(report.is_faulty(), "{report}");
+        assert!(
+            report.findings.iter().all(|finding| finding.remedy.is_some()),
+            "{report}"
+        );
+    }
 }
 
 #[test]
@@ -432,6 +461,7 @@ fn json_has_these_fields() {
         "memory",
         "lacking_capabilities",
         "steward",
+        "findings",
         "type",
         "not_seen",
         "tried",
@@ -442,9 +472,9 @@ fn json_has_these_fields() {
 
 #[test]
 fn bridge_that_the_interface_is_a_port_of_is_named() {
-    let line = |report: &Report| report.network.line();
+    let line = |report: &Report| report.network.as_ref().expect("a network").line(&[]);
     assert!(!line(&with(|_| ())).contains("bridge"));
-    let report = with(|seen| seen.bridge = Some("br0".to_owned()));
+    let report = with(|facts| facts.bridge = Some("br0".to_owned()));
     assert!(
         line(&report)
             .ends_with("a port of bridge br0: what is at its other ports is reached through the host")
@@ -453,15 +483,14 @@ fn bridge_that_the_interface_is_a_port_of_is_named() {
 
 #[test]
 fn what_an_interface_loses_that_stands_on_others_comes_first() {
-    assert_eq!(typed(&with(|_| ()), "first"), "");
-    let losses = "mv0 gets packets of up to 64 KiB";
-    let report = with(|seen| seen.losses = losses.to_owned());
-    assert_eq!(typed(&report, "first"), format!("# {losses}"));
+    let losses = "mv0 gets packets of up to 64 KiB: use mode = \"tap\"";
+    let report = with(|facts| facts.losses = losses.to_owned());
+    assert_eq!(found(&report), format!("warning: eth1: {losses}"));
 }
 
 #[test]
 fn what_tcp_of_the_host_costs_goes_by_interface_and_mode() {
-    let said = |change: fn(&mut Seen)| with(change).host;
+    let said = |change: fn(&mut Facts)| with(change).host;
     let costs = |change, times: &str| {
         let said = said(change).expect("something");
         assert!(
@@ -470,12 +499,12 @@ fn what_tcp_of_the_host_costs_goes_by_interface_and_mode() {
         );
     };
     costs(|_| (), "1.3");
-    costs(|seen| seen.driver.as_mut().expect("said").native = false, "3.3");
-    costs(|seen| seen.link.partial_checksums = true, "14");
-    let above = |seen: &mut Seen| {
-        seen.losses = "mv0 gets packets of up to 64 KiB".to_owned();
-        seen.driver.as_mut().expect("said").native = false;
+    costs(|facts| facts.driver.as_mut().expect("said").native = false, "3.3");
+    costs(|facts| facts.link.partial_checksums = true, "14");
+    let above = |facts: &mut Facts| {
+        facts.losses = "mv0 gets packets of up to 64 KiB".to_owned();
+        facts.driver.as_mut().expect("said").native = false;
     };
     costs(above, "1.4");
-    assert_eq!(said(|seen| seen.loopback = true), None);
+    assert_eq!(said(|facts| facts.loopback = true), None);
 }

@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Write as _};
 
-use super::{HugePages, Report, Tried};
+use super::{HugePages, Report, TryReport};
 use crate::api::status_view::{or_dash, table};
 
 impl fmt::Display for Report {
@@ -15,12 +15,18 @@ impl fmt::Display for Report {
             writeln!(f, "{}: {reason}", placements.join(", "))?;
         }
         if let Some(tried) = &self.tried {
-            writeln!(f, "\n{}", of_trial(tried))?;
+            writeln!(f, "\n{}", try_line(tried))?;
             tried
                 .why_not_more
                 .iter()
                 .try_for_each(|why| writeln!(f, "tried: {why}"))?;
         }
+        if !self.findings.is_empty() {
+            writeln!(f)?;
+        }
+        self.findings
+            .iter()
+            .try_for_each(|finding| writeln!(f, "{finding}"))?;
         writeln!(f, "\nwhat to type")?;
         for advice in &self.advice {
             writeln!(f, "  {}", advice.goal)?;
@@ -47,7 +53,15 @@ impl Report {
             ("rules", self.rules_line()),
             ("VLANs", self.steering.vlans.clone()),
             ("hints", self.hints.line.clone()),
-            ("network", self.network.line()),
+            (
+                "network",
+                or_dash(
+                    self.network
+                        .as_ref()
+                        .map(|network| network.line(&self.held_queues))
+                        .as_ref(),
+                ),
+            ),
             ("host", or_dash(self.host.as_ref())),
             ("memory", self.memory_line()),
             ("privileges", self.privileges_line()),
@@ -57,13 +71,13 @@ impl Report {
     /// Each reason once, with the placements that it is for.
     fn reasons(&self) -> Vec<(String, Vec<&str>)> {
         let mut said: Vec<(String, Vec<&str>)> = Vec::new();
-        for expected in &self.placements {
-            let reasons = expected.why_not_more.iter().cloned();
-            let conditions = expected.depends_on.iter();
+        for placement in &self.placements {
+            let reasons = placement.why_not_more.iter().cloned();
+            let conditions = placement.depends_on.iter();
             for reason in reasons.chain(conditions.map(|why| format!("else {why}"))) {
                 match said.iter_mut().find(|(known, _)| *known == reason) {
-                    Some((_, placements)) => placements.push(&expected.placement),
-                    None => said.push((reason, vec![&expected.placement])),
+                    Some((_, placements)) => placements.push(&placement.placement),
+                    None => said.push((reason, vec![&placement.placement])),
                 }
             }
         }
@@ -72,12 +86,12 @@ impl Report {
 
     fn modes(&self) -> String {
         let mut table = table(["placement", "mode", "checksums"], |_| false);
-        for expected in &self.placements {
+        for placement in &self.placements {
             let refused = || "refused".to_owned();
             table.add_row([
-                expected.placement.clone(),
-                expected.mode.clone().unwrap_or_else(refused),
-                or_dash(expected.checksums.as_ref()),
+                placement.placement.clone(),
+                placement.mode.clone().unwrap_or_else(refused),
+                or_dash(placement.checksums.as_ref()),
             ]);
         }
         table.to_string()
@@ -184,7 +198,7 @@ impl Report {
     }
 }
 
-fn of_trial(tried: &Tried) -> String {
+fn try_line(tried: &TryReport) -> String {
     let program = tried
         .program
         .as_ref()

@@ -14,9 +14,13 @@ pub(crate) struct ServeArgs {
     /// Read the ports from this file (TOML, docs/config.md) instead of the options; SIGHUP and `reload` read it again
     #[arg(long, value_name = "FILE", conflicts_with_all = Port::GROUPS)]
     config: Option<PathBuf>,
-    /// Print how the file is understood, and exit
+    /// Print how the configuration is understood and whether it works on this host, and exit with 0 if it does, else
+    /// with 1. Nothing is started or changed
     #[arg(long)]
     pub(crate) check: bool,
+    /// Print whether it works on this host as JSON
+    #[arg(long, requires = "check")]
+    pub(crate) json: bool,
     #[command(flatten)]
     first: Port,
     /// One UMEM for all queue pairs with --memory copy, each with a slice of its own, registered once; --packet-memory
@@ -47,9 +51,6 @@ impl ServeArgs {
                 );
             }
             return Ok(config);
-        }
-        if self.check {
-            bail!("--check needs --config FILE: it shows how a file is understood");
         }
         if self.daemon.process.state.is_some() {
             bail!("--state needs --config FILE: without a file ports are fixed");

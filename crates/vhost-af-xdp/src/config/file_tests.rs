@@ -500,7 +500,7 @@ fn command_line_goes_before_the_files_daemon() {
             "--config",
         ),
         (["--config=/none", "--port=socket-path=/a"], "--config"),
-        (["--check", "--socket-path=/a"], "--config FILE"),
+        (["--json", "--null"], "--check"),
     ] {
         let error = read_options(&options).expect_err(options[1]).to_string();
         assert!(error.contains(words), "{error}");

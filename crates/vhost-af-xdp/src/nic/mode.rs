@@ -54,7 +54,7 @@ pub(crate) enum Fallback {
     Refused(String),
     /// Native mode takes segmentation from a veth's other end (veth_xdp_set, drivers/net/veth.c); generic XDP does not.
     #[error(
-        "skb mode on a veth: GSO packets of senders on its other end are dropped (too_long) until \
+        "skb mode on a veth: GSO packets of senders on its other end are dropped (too_long): \
          `ethtool -K PEER tso off gso off` there"
     )]
     SkbOnVeth,

@@ -20,7 +20,7 @@ pub(crate) struct User {
     pub(crate) uid: u32,
     pub(crate) gid: u32,
     /// Supplementary groups.
-    groups: Vec<u32>,
+    pub(crate) groups: Vec<u32>,
 }
 
 impl User {
@@ -81,8 +81,8 @@ impl User {
         }
     }
 
-    /// Becomes this user for good. With `keeping`, permitted capabilities stay.
-    pub(super) fn enter(&self, keeping: bool) -> Result<(), SandboxError> {
+    /// Makes the calling thread this user's for good. With `keeping`, permitted capabilities stay.
+    pub(crate) fn enter(&self, keeping: bool) -> Result<(), SandboxError> {
         let step = |errno: rustix::io::Errno| match errno {
             rustix::io::Errno::PERM => SandboxError::MayNotBecome(self.clone()),
             errno => SandboxError::at("another user")(errno),

@@ -73,6 +73,11 @@ pub(crate) fn listen(path: &Path) -> Result<UnixListener, ListenError> {
     listen_at(path, &Access::OWN)
 }
 
+/// Whether [`listen`] makes a directory, if it is not there.
+pub(crate) fn is_own(directory: &Path) -> bool {
+    own_directories().iter().any(|own| own == directory)
+}
+
 /// Makes a directory for sockets of this user's daemons, if it is not there, in one that is.
 fn make_own(directory: &Path, user: u32) -> Result<(), ListenError> {
     // A steward's socket, to which everybody may connect, is beside root's.

@@ -18,4 +18,4 @@ pub(crate) use answering::serve;
 pub(crate) use asking::{
     ask, ask_all, begin_capture, no_answer, reload, reset_workers, without_control_characters,
 };
-pub(crate) use directories::{default_path, find_all, listen};
+pub(crate) use directories::{default_path, find_all, is_own, listen};

@@ -3,7 +3,7 @@
 
 use steer::ranges_text;
 
-use super::seen::Seen;
+use super::facts::Facts;
 use crate::api::queues::{Holder, Queue};
 
 /// How a further guest gets a queue of the interface.
@@ -14,12 +14,17 @@ pub(super) enum Way<'a> {
     Port(&'a Holder),
 }
 
-impl Seen {
+impl Facts {
     /// Who has which of its queues, in words, each once.
-    pub(super) fn held(&self) -> Vec<String> {
+    pub(super) fn holders(&self) -> Vec<String> {
+        self.holders_of(|queue| queue.queue < self.link.rx_queues)
+    }
+
+    /// The same of some queues.
+    pub(super) fn holders_of(&self, is_asked_for: impl Fn(&Queue) -> bool) -> Vec<String> {
         let taken = self.queues.iter().filter(|queue| !queue.is_free());
         let mut all: Vec<(String, Vec<u32>)> = Vec::new();
-        for queue in taken.filter(|queue| queue.queue < self.link.rx_queues) {
+        for queue in taken.filter(|queue| is_asked_for(queue)) {
             let whose = whose(queue);
             match all.iter_mut().find(|(known, _)| *known == whose) {
                 Some((_, queues)) => queues.push(queue.queue),
@@ -133,6 +138,13 @@ fn whose(queue: &Queue) -> String {
         (None, Some(lease)) => format!("leased by process {} of user {}", lease.pid, lease.uid),
         (None, None) => "somebody else's".to_owned(),
     }
+}
+
+/// Whether a process has a queue, itself or by a lease.
+pub(super) fn is_of(queue: &Queue, process: u32) -> bool {
+    let holder = queue.holder.as_ref().map(|holder| holder.pid);
+    let lease = queue.lease.as_ref().map(|lease| lease.pid);
+    [holder, lease].contains(&Some(process))
 }
 
 /// Queues by number.

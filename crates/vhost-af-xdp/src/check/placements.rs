@@ -4,19 +4,21 @@ use common::binding::{
     Binding, BufferOrder, GuestBuffers, IntoGuest, Judge, L2_BYTES, LONGEST_FRAME, NoZeroCopy, QueueFacts,
 };
 use serde::Serialize;
+use steer::ModeRequest;
 use steward::links::DriverSends;
 use steward::server::wants_frags;
 use xsk::{BindRequest, Mode};
 
+use super::facts::Facts;
 use super::kernels;
 use super::netkit;
-use super::seen::Seen;
 use crate::config::Placement;
+use crate::nic::error::InterfaceError;
 use crate::nic::mode::{Checksums, DataPath, Fallback};
 
 /// One placement.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub(super) struct Expected {
+pub(super) struct PlacementReport {
     /// As `--memory` has it.
     pub(super) placement: String,
     /// As `status` will say it; none: it is refused.
@@ -29,13 +31,44 @@ pub(super) struct Expected {
     pub(super) checksums: Option<String>,
 }
 
+/// What is asked for of a queue.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Request {
+    pub(super) placement: Placement,
+    pub(super) mode: ModeRequest,
+    pub(super) bind: BindRequest,
+    /// Its memory is a slice of what all queues of the daemon share.
+    pub(super) shares: bool,
+    /// The XDP program looks at addresses or VLANs.
+    pub(super) has_filter: bool,
+    /// A steward of several daemons leases it.
+    pub(super) has_steward: bool,
+}
+
+impl Request {
+    /// By root's daemon, with as few options as the placement takes.
+    pub(super) fn of(placement: Placement) -> Self {
+        Self {
+            placement,
+            mode: match placement {
+                Placement::Copy => ModeRequest::Auto,
+                Placement::SendDirect | Placement::Direct => ModeRequest::Xdp,
+            },
+            bind: BindRequest::Auto,
+            shares: false,
+            has_filter: false,
+            has_steward: false,
+        }
+    }
+}
+
 /// What a guest could be at best: nothing is known of it yet.
 const BEST: GuestBuffers = GuestBuffers {
     order: BufferOrder::Any,
     huge_pages: true,
 };
 
-impl Seen {
+impl Facts {
     /// Why a program will not be attached natively.
     /// Errors: that reason.
     pub(super) fn native(&self) -> Result<(), String> {
@@ -66,80 +99,100 @@ impl Seen {
     }
 
     /// How a queue will be asked for beside a program that is attached like that.
-    pub(super) fn facts(&self, native: bool, into_guest: Option<IntoGuest>) -> QueueFacts {
+    pub(super) fn queue_facts(&self, native: bool, request: &Request, into_guest: Option<IntoGuest>) -> QueueFacts {
         QueueFacts {
-            asked: BindRequest::Auto,
+            asked: request.bind,
             into_guest,
             native,
             driver: self.sends(),
             line: self.line,
-            shares: false,
+            shares: request.shares,
             frame_limit: self.link.mtu.saturating_add(L2_BYTES),
         }
     }
 
-    /// With nobody's program but ours, no `--mac` and no `--vlan`, and a daemon that root started.
-    fn into_guest(&self, guest: GuestBuffers) -> IntoGuest {
+    /// With the best that a guest and its VMM can be.
+    fn into_guest(&self, request: &Request) -> IntoGuest {
         IntoGuest {
             judge: match self.program {
                 Some(_) if self.program_holder().is_none() => Judge::Foreign,
-                Some(_) | None => Judge::Nic,
+                _ if request.has_filter => Judge::Program,
+                _ => Judge::Nic,
             },
-            is_own: true,
+            is_own: !request.has_steward,
             translated: self.link.translated,
-            guest: Some(guest),
+            guest: Some(BEST),
         }
     }
 
-    pub(super) fn expected(&self, placement: Placement) -> Expected {
-        let name = placement.to_string();
+    /// What a queue will be in.
+    pub(super) fn placement(&self, request: &Request) -> PlacementReport {
+        let Request {
+            placement,
+            mode: asked,
+            ..
+        } = *request;
+        let report = |mode: Option<DataPath>, why: Vec<String>, zero_copy| PlacementReport {
+            placement: placement.to_string(),
+            mode: mode.map(|mode| mode.to_string()),
+            why_not_more: why,
+            depends_on: Vec::new(),
+            checksums: mode.map(|_| self.checksums(zero_copy)),
+        };
         if let Some(refusal) = self.refusal(placement) {
-            return Expected {
-                placement: name,
-                mode: None,
-                why_not_more: vec![refusal],
-                depends_on: Vec::new(),
-                checksums: None,
-            };
+            return report(None, vec![refusal], false);
+        }
+        let by_tap = match asked {
+            ModeRequest::Tap => Some(None),
+            ModeRequest::Auto => self.by_tap().map(Fallback::ByTap).map(Some),
+            ModeRequest::Xdp | ModeRequest::Native | ModeRequest::Skb => None,
+        };
+        if let Some(why) = by_tap {
+            let why = why.iter().map(ToString::to_string).collect();
+            return report(Some(DataPath::Tap), why, false);
         }
         let native = self.native();
-        let ask = |into_guest| self.facts(native.is_ok(), into_guest).binding();
+        if let (ModeRequest::Native, Err(why)) = (asked, &native) {
+            return report(
+                None,
+                vec![format!("mode=native: {why}: use mode=xdp or mode=skb")],
+                false,
+            );
+        }
+        let is_native = native.is_ok() && asked != ModeRequest::Skb;
+        let ask = |into_guest| self.queue_facts(is_native, request, into_guest).binding();
         let direct = placement == Placement::Direct;
-        let binding = ask(direct.then(|| self.into_guest(BEST)));
+        let best = self.into_guest(request);
+        // The kernel goes by what the driver says it has.
+        let has_none = self.driver.is_some_and(|driver| !driver.sends.zero_copy);
+        let binding = match ask(direct.then_some(best)) {
+            Ok(_) if request.bind == BindRequest::ForceZeroCopy && has_none => Err(NoZeroCopy::Driver),
+            binding => binding,
+        };
         let (zero_copy, note) = match binding {
             Ok(Binding { ask, note, .. }) => (ask != BindRequest::ForceCopy, note),
-            Err(why) => (false, Some(why)),
+            Err(why) => {
+                let name = self.link.name.clone();
+                let refusal = InterfaceError::NoZeroCopy { name, why };
+                return report(None, vec![refusal.to_string()], false);
+            }
         };
-        let mode = match (&native, zero_copy) {
-            (Err(_), _) => Mode::SkbCopy,
-            (Ok(()), true) => Mode::ZeroCopy,
-            (Ok(()), false) => Mode::NativeCopy,
+        let mode = match (is_native, zero_copy) {
+            (false, _) => Mode::SkbCopy,
+            (true, true) => Mode::ZeroCopy,
+            (true, false) => Mode::NativeCopy,
         };
-        let by_tap = self.by_tap().filter(|_| placement == Placement::Copy);
-        if let Some(why) = by_tap {
-            return Expected {
-                placement: name,
-                mode: Some(DataPath::Tap.to_string()),
-                why_not_more: vec![Fallback::ByTap(why).to_string()],
-                depends_on: Vec::new(),
-                checksums: Some(self.checksums(false)),
-            };
-        }
+        let not_native = native.err().filter(|_| asked != ModeRequest::Skb);
+        let on_skb = !is_native && self.link.partial_checksums;
         let mut why: Vec<Fallback> = note.map(Fallback::NoZeroCopy).into_iter().collect();
-        let on_skb = native.is_err() && self.link.partial_checksums;
-        why.extend(native.clone().err().map(Fallback::NotNative));
+        why.extend(not_native.map(Fallback::NotNative));
         why.extend(on_skb.then_some(Fallback::SkbOnVeth));
-        let depends_on = match direct && zero_copy {
-            true => self.conditions(ask),
-            false => Vec::new(),
-        };
-        Expected {
-            placement: name,
-            mode: Some(mode.to_string()),
-            why_not_more: why.iter().map(ToString::to_string).collect(),
-            depends_on,
-            checksums: Some(self.checksums(zero_copy)),
+        let why = why.iter().map(ToString::to_string).collect();
+        let mut report = report(Some(DataPath::Socket(mode)), why, zero_copy);
+        if direct && zero_copy {
+            report.depends_on = Self::conditions(best, ask);
         }
+        report
     }
 
     fn checksums(&self, zero_copy: bool) -> String {
@@ -165,18 +218,19 @@ impl Seen {
             return None;
         }
         if placement.has_guest_ram() {
-            return Some(format!(
-                "MTU {mtu}: frames in guest memory have {LONGEST_FRAME} bytes at most: lower the MTU to {most} or use \
-                 memory=copy"
-            ));
+            let name = self.link.name.clone();
+            let limit = LONGEST_FRAME;
+            return Some(InterfaceError::MtuTooLargeForDirect { name, mtu, limit }.to_string());
         }
         let has_pieces = self.kernel.is_none_or(|kernel| kernel >= (6, 6));
-        (!has_pieces).then(|| format!("MTU {mtu}: above {most} it takes Linux 6.6, or lower the MTU"))
+        (!has_pieces).then(|| format!("MTU {mtu}: above {most} it takes Linux 6.6: lower the MTU"))
     }
 
     /// What would be said if one of the things were otherwise that are not known here.
-    fn conditions(&self, ask: impl Fn(Option<IntoGuest>) -> Result<Binding, NoZeroCopy>) -> Vec<String> {
-        let best = self.into_guest(BEST);
+    fn conditions(
+        best: IntoGuest,
+        ask: impl Fn(Option<IntoGuest>) -> Result<Binding, NoZeroCopy>,
+    ) -> Vec<String> {
         let guest = |guest| IntoGuest {
             guest: Some(guest),
             ..best

@@ -7,6 +7,7 @@ use std::path::Path;
 use anyhow::Context as _;
 use common::drivers::{self, Line};
 use rustix::process::{Resource, getrlimit};
+use rustix::thread::CapabilitySet;
 use serde::Serialize;
 use steer::{ForeignProgram, HintSet, program_on, unnamed_program_on};
 use steward::capabilities;
@@ -31,7 +32,7 @@ pub(super) struct HugePages {
 
 /// What is known of an interface, its driver, this kernel and this process.
 #[derive(Debug, Clone)]
-pub(super) struct Seen {
+pub(super) struct Facts {
     pub(super) link: Link,
     /// None: the kernel does not say.
     pub(super) carrier: Option<bool>,
@@ -75,7 +76,7 @@ pub(super) struct Seen {
     pub(super) not_seen: Vec<String>,
 }
 
-impl Seen {
+impl Facts {
     /// Looks at an interface of this network namespace; daemons are asked at `control` or where they are found, a
     /// steward at `steward` or where one is by default.
     /// Errors: there is none of that name, or the kernel does not answer.
@@ -97,8 +98,6 @@ impl Seen {
         let queues = queues_of(interface, control, steward, &mut not_seen);
         let ethtool = Ethtool::open(interface).context("cannot ask the driver")?;
         let lacking = |set| capabilities::lacking(set).context("cannot see the capabilities of this process");
-        let lacks = lacking(capabilities::NEEDED_BY_ONE)?;
-        let locks_any = !lacking(capabilities::NEEDED)?.contains(&"CAP_IPC_LOCK");
         if !rustix::process::geteuid().is_root() {
             not_seen.push("daemons and leases of other users: root sees them".to_owned());
         }
@@ -120,9 +119,9 @@ impl Seen {
             tags: ethtool.tags(),
             hints: HintSet::of_driver(link.index).ok(),
             queues,
-            lacking: lacks,
+            lacking: lacking(capabilities::NEEDED_BY_ONE)?,
             memlock_bytes: getrlimit(Resource::Memlock).current,
-            locks_any,
+            locks_any: lacking(CapabilitySet::IPC_LOCK)?.is_empty(),
             huge_pages: huge_pages(Path::new(HUGE_PAGES)),
             steward: steward_at.exists(),
             steward_at: steward_at.display().to_string(),

@@ -12,8 +12,10 @@ use steer::{Mode, ModeRequest, Program, with_sources};
 use steward::server::wants_frags;
 use xsk::{AttachMode, OwnMemory, QueueId, RingSize, Socket, SocketConfig, Umem};
 
+use super::facts::Facts;
 use super::netkit;
-use super::seen::Seen;
+use super::placements::Request;
+use crate::config::Placement;
 use crate::nic::interface::{RECEIVE_RING, SEND_RING};
 use crate::nic::mode::Fallback;
 
@@ -23,7 +25,7 @@ const BIND_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What came of it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-pub(super) struct Tried {
+pub(super) struct TryReport {
     /// The queue; none, where none is free.
     pub(super) queue: Option<u32>,
     /// How the program was attached: `native`, `skb`.
@@ -37,47 +39,47 @@ pub(super) struct Tried {
 }
 
 /// Tries copy placement, on the first queue that nobody is seen to have.
-pub(super) fn run(seen: &Seen) -> Tried {
-    if seen.link.has_leased_only {
-        return Tried {
+pub(super) fn run(facts: &Facts) -> TryReport {
+    if facts.link.has_leased_only {
+        return TryReport {
             refused: Some(netkit::REFUSED.to_owned()),
-            ..Tried::default()
+            ..TryReport::default()
         };
     }
-    if let Some(whose) = seen.program_holder().filter(|_| seen.program.is_some()) {
+    if let Some(whose) = facts.program_holder().filter(|_| facts.program.is_some()) {
         let why = format!(
             "the XDP program there is {whose}; `vhost-af-xdp status` says in which modes its queues are"
         );
-        return Tried {
+        return TryReport {
             refused: Some(why),
-            ..Tried::default()
+            ..TryReport::default()
         };
     }
-    let mut tried = Tried {
-        queue: seen.free_queues().first().copied(),
-        ..Tried::default()
+    let mut tried = TryReport {
+        queue: facts.free_queues().first().copied(),
+        ..TryReport::default()
     };
     tried.refused = match tried.queue {
         None => Some("no queue is free".to_owned()),
-        Some(queue) => attempt(seen, queue, &mut tried).err().map(|error| {
-            let error: &(dyn std::error::Error + 'static) = error.as_ref();
-            with_sources(error)
-        }),
+        Some(queue) => {
+            let tried = attempt(facts, queue, &mut tried);
+            tried.err().map(|error| with_sources(error.as_ref()))
+        }
     };
     tried
 }
 
-fn attempt(seen: &Seen, queue: u32, tried: &mut Tried) -> anyhow::Result<()> {
-    let frags = wants_frags(seen.link.mtu);
-    let mode = match seen.link.only_skb() {
+fn attempt(facts: &Facts, queue: u32, tried: &mut TryReport) -> anyhow::Result<()> {
+    let frags = wants_frags(facts.link.mtu);
+    let mode = match facts.link.only_skb() {
         Some(_) => ModeRequest::Skb,
         None => ModeRequest::Xdp,
     };
-    let program = Program::attach(seen.link.index, mode, frags)?;
+    let program = Program::attach(facts.link.index, mode, frags)?;
     let native = program.mode() == Mode::Native;
     tried.program = Some(program.mode().to_string());
-    let facts = seen.facts(native, None);
-    let binding = facts.binding()?;
+    let asked = facts.queue_facts(native, &Request::of(Placement::Copy), None);
+    let binding = asked.binding()?;
     let not_native = program.fallback().map(|why| Fallback::NotNative(why.to_owned()));
     let notes = [binding.note.map(Fallback::NoZeroCopy), not_native];
     tried
@@ -85,7 +87,7 @@ fn attempt(seen: &Seen, queue: u32, tried: &mut Tried) -> anyhow::Result<()> {
         .extend(notes.iter().flatten().map(ToString::to_string));
     let memory = OwnMemory::new(CHUNKS as usize * binding.chunk_bytes as usize)?;
     let umem = Umem::aligned(Arc::new(memory), binding.chunk_bytes, 0)?;
-    let mut config = SocketConfig::new(seen.link.index, QueueId(queue));
+    let mut config = SocketConfig::new(facts.link.index, QueueId(queue));
     config.attach = match native {
         true => AttachMode::Native,
         false => AttachMode::Skb,
@@ -101,7 +103,7 @@ fn attempt(seen: &Seen, queue: u32, tried: &mut Tried) -> anyhow::Result<()> {
     tried.mode = Some(socket.mode().to_string());
     let refused = socket.fallbacks().iter().map(ToString::to_string);
     tried.why_not_more.extend(refused);
-    if !native && seen.link.partial_checksums {
+    if !native && facts.link.partial_checksums {
         tried.why_not_more.push(Fallback::SkbOnVeth.to_string());
     }
     // The socket goes before the program does.
