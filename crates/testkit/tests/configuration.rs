@@ -201,10 +201,7 @@ fn signal_reads_the_file_again_and_tells_what_changed() {
     let said = daemon.reload_with(&null("b", ""));
     assert!(said.contains("nothing changed"), "{said}");
     let said = daemon.reload_with(&null("b", "frame-size = 100\nclient = false"));
-    assert!(
-        said.contains("port b has changed (frame-size): ended"),
-        "{said}"
-    );
+    assert!(said.contains("port b has changed (frame-size): ended"), "{said}");
     assert!(is_served(&daemon.path("b.sock")));
 }
 

@@ -162,7 +162,10 @@ fn mistake_of_a_network_is_told_and_changes_nothing() {
     let wire = PacketPort::open(&veth.far, VethPair::WIRE);
     for (text, words) in [
         (port(0, "lan"), "line 2: port vm0: network"),
-        (network("lan", "uplink = 7") + &port(0, "lan"), "line 2: network lan: uplink"),
+        (
+            network("lan", "uplink = 7") + &port(0, "lan"),
+            "line 2: network lan: uplink",
+        ),
         (good.clone() + &port(1, "wan"), "port vm1: network"),
     ] {
         daemon.write_file(&text);

@@ -99,7 +99,12 @@ impl Facts {
     }
 
     /// How a queue will be asked for beside a program that is attached like that.
-    pub(super) fn queue_facts(&self, native: bool, request: &Request, into_guest: Option<IntoGuest>) -> QueueFacts {
+    pub(super) fn queue_facts(
+        &self,
+        native: bool,
+        request: &Request,
+        into_guest: Option<IntoGuest>,
+    ) -> QueueFacts {
         QueueFacts {
             asked: request.bind,
             into_guest,

@@ -96,7 +96,7 @@ fn attempt(facts: &Facts, queue: u32, tried: &mut TryReport) -> anyhow::Result<(
     let (receive, send) = (RingSize::at_least(RECEIVE_RING), RingSize::at_least(SEND_RING));
     (config.rx, config.tx) = (Some(receive), Some(send));
     (config.fill, config.completion) = (receive, send);
-    config.multi_buffer = facts.frame_limit > LONGEST_FRAME;
+    config.multi_buffer = asked.frame_limit > LONGEST_FRAME;
     config.bind_timeout = BIND_TIMEOUT;
     let roomy = umem.clone().with_tx_metadata(TX_METADATA_BYTES)?;
     let socket = Socket::open(&roomy, &config).or_else(|_| Socket::open(&umem, &config))?;
