@@ -8,10 +8,11 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::{
-    addresses, coalesce, config_space, control, filter, net_header, packed_ring, segment, session, split_ring,
+    addresses, coalesce, config_space, control, filter, message, net_header, packed_ring, segment, session,
+    split_ring,
 };
 
-/// `session` counts the descriptors of the process, so nothing else may run beside it.
+/// `session` and `message` count the descriptors of the process, so nothing else may run beside it.
 static ALONE: Mutex<()> = Mutex::new(());
 
 /// How long variations are made.
@@ -87,6 +88,11 @@ fn run_all(target: &str, run: fn(&[u8])) {
 #[test]
 fn session_stands_its_corpus() {
     run_all("session", session::run);
+}
+
+#[test]
+fn message_stands_its_corpus() {
+    run_all("message", message::run);
 }
 
 #[test]

@@ -7,8 +7,6 @@ use std::sync::Arc;
 use offload::checksum::ChecksumAt;
 use offload::packet::HEADERS_MAX;
 use offload::segment::Request;
-use vhost::vhost_user::VhostUserBackendReqHandler;
-use vhost::vhost_user::message::VhostUserConfigFlags;
 use virtqueue::{Buffer, Chain, MemoryMap, Queue};
 
 use crate::config::{self, Endpoint, ExternalProgram, NicConfig, PortConfig, Segments};
@@ -27,6 +25,7 @@ pub use crate::switch::worker::rounds::{Checks, Frames, Path, Placement, Rounds,
 use crate::switch::workers::Workers;
 use crate::vhost_user::accept;
 use crate::vhost_user::connection::Connection;
+use crate::vhost_user::message::{self, Message, ReceiveError};
 use device::call::{Call, CallBlocked};
 use device::counters::PairCounters;
 use device::features::OnRequest;
@@ -93,17 +92,41 @@ impl NullPort {
         shown.is_some_and(|shown| shown.session.is_none())
     }
 
-    /// GET_CONFIG; `None` if it is refused.
+    /// GET_CONFIG; `None` if it is refused, or of nothing.
     #[must_use]
     pub fn config(&self, offset: u32, len: u32) -> Option<Vec<u8>> {
-        Connection::new(&self.0)
-            .get_config(offset, len, VhostUserConfigFlags::empty())
-            .ok()
+        let flags = 0;
+        let reply = Connection::new(&self.0).handle(Message::GetConfig { offset, len, flags });
+        let bytes = reply.ok()?.payload.split_off(12);
+        (!bytes.is_empty()).then_some(bytes)
     }
 
     /// SET_CONFIG.
-    pub fn set_config(&self, offset: u32, bytes: &[u8]) {
-        let _ = Connection::new(&self.0).set_config(offset, bytes, VhostUserConfigFlags::WRITABLE);
+    pub fn set_config(&self) {
+        let _ = Connection::new(&self.0).handle(Message::SetConfig);
+    }
+}
+
+/// The messages of a VMM that took these protocol features, to the end of what it wrote: each as its kind, or as what is
+/// wrong with it.
+#[must_use]
+pub fn messages(stream: &UnixStream, features: u64) -> Vec<String> {
+    let mut kinds = Vec::new();
+    loop {
+        match message::Request::receive(stream) {
+            Ok(mut request) => kinds.push(match request.decode(features) {
+                Ok(message) => {
+                    let said = format!("{message:?}");
+                    said.split(['(', ' ']).next().unwrap_or_default().to_owned()
+                }
+                Err(error) => error.to_string(),
+            }),
+            Err(ReceiveError::Disconnected) => return kinds,
+            Err(error) => {
+                kinds.push(error.to_string());
+                return kinds;
+            }
+        }
     }
 }
 

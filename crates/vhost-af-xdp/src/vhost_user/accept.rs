@@ -10,10 +10,8 @@ use std::time::{Duration, Instant};
 
 use common::shortage::shortage;
 use rustix::net::{RecvFlags, recv};
-use vhost::vhost_user::{BackendReqHandler, Error};
 
 use super::connection::Connection;
-use super::front::{self, Taken};
 use crate::guard::alarm::Alarm;
 use crate::port::Port;
 use crate::port::reasons::{Closed, Ended};
@@ -261,7 +259,7 @@ impl Pauses {
 
 /// Speaks vhost-user until the connection ends.
 pub(crate) fn serve_connection(port: &Arc<Port>, stream: UnixStream) -> Ended {
-    let (Ok(second), Ok(ahead), Ok(alarm)) = (stream.try_clone(), stream.try_clone(), Alarm::new()) else {
+    let (Ok(second), Ok(alarm)) = (stream.try_clone(), Alarm::new()) else {
         port.warn(
             "no descriptors left, the connection is dropped: raise the limit of open files (`ulimit -n`, \
                    systemd: LimitNOFILE=)"
@@ -270,38 +268,28 @@ pub(crate) fn serve_connection(port: &Arc<Port>, stream: UnixStream) -> Ended {
         return Ended::Wrong;
     };
     // A client that leaves without a message only probed the socket, and is no VMM.
-    let came = port.removed.await_message(&ahead);
-    if came.is_err() || recv(&ahead, &mut [0], PEEK) == Ok((0, 0)) {
+    let came = port.removed.await_message(&stream);
+    if came.is_err() || recv(&stream, &mut [0], PEEK) == Ok((0, 0)) {
         return Ended::Idle;
     }
-    let connection = VmmConnection {
+    let ours = VmmConnection {
         stream: second,
         alarm: alarm.clone(),
     };
-    if !port.begin_session(connection) {
+    if !port.begin_session(ours) {
         return Ended::Wrong;
     }
-    let connection = Arc::new(Connection::new(port));
-    let mut requests = BackendReqHandler::from_stream(stream, Arc::clone(&connection));
+    let mut connection = Connection::new(port);
     let mut pending = false;
     loop {
-        let came = connection.wait(&alarm, &ahead, &mut pending);
-        if let Ok(false) = came {
-            continue;
-        }
-        // It may start the control queue.
-        pending = true;
-        let header = match came.and_then(|_| front::take(&ahead, &connection)) {
-            Ok(Taken::Here) => continue,
-            Ok(Taken::Left(header)) => header.map(|header| format!("{header}: ")).unwrap_or_default(),
+        match connection.wait(&alarm, &stream, &mut pending) {
+            Ok(false) => continue,
+            // It may start the control queue.
+            Ok(true) => pending = true,
             Err(error) => return port.end_session(Closed::Protocol(format!("vhost-user: {error}"))),
-        };
-        match requests.handle_request() {
-            Ok(()) | Err(Error::SocketRetry(_)) => {}
-            Err(Error::Disconnected | Error::SocketBroken(_)) => {
-                return port.end_session(Closed::Disconnected);
-            }
-            Err(error) => return port.end_session(Closed::Protocol(format!("vhost-user: {header}{error}"))),
+        }
+        if let Err(closed) = connection.serve_message(&stream) {
+            return port.end_session(closed);
         }
     }
 }

@@ -4,18 +4,16 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{Timespec, epoll};
 use steer::with_sources;
-use vhost::vhost_user::message::VhostUserProtocolFeatures as Protocol;
 
 use super::error::MessageError;
 use crate::guard::alarm::Alarm;
 use crate::port::Port;
-use crate::port::session::{Session, SessionError};
+use crate::port::session::Session;
 
 /// Between two looks at the control queue: a guest can have lanes rebuilt 200 times a second at most.
 const CONTROL_PAUSE: Duration = Duration::from_millis(5);
@@ -27,10 +25,10 @@ const LONGEST_CONTROL_PAUSE: Duration = Duration::from_secs(1);
 
 pub(crate) struct Connection {
     pub(crate) port: Arc<Port>,
-    /// Protocol features that the VMM took. Set and read by the thread that reads the connection.
-    protocol: AtomicU64,
+    /// Protocol features that the VMM took.
+    pub(super) protocol: u64,
     /// Of the control queue, once there is one.
-    kicks: Mutex<Option<Kicks>>,
+    kicks: Option<Kicks>,
 }
 
 /// Kicks of the control queue, as workers wait for those of lanes: an epoll set that tells of each, and no read(2),
@@ -57,20 +55,14 @@ impl Connection {
     pub(crate) fn new(port: &Arc<Port>) -> Self {
         Self {
             port: Arc::clone(port),
-            protocol: AtomicU64::new(0),
-            kicks: Mutex::new(None),
+            protocol: 0,
+            kicks: None,
         }
     }
 
-    /// The VMM took these protocol features.
-    pub(super) fn negotiate(&self, features: u64) {
-        self.protocol.store(features, Relaxed);
-    }
-
     /// Waits for kicks of the control queue by that descriptor from now on.
-    pub(super) fn watch(&self, kick: &OwnedFd) -> Result<(), SessionError> {
-        let kicks = Kicks::of(kick).map_err(MessageError::Watch)?;
-        *self.kicks.lock().unwrap_or_else(PoisonError::into_inner) = Some(kicks);
+    pub(super) fn watch(&mut self, kick: &OwnedFd) -> Result<(), MessageError> {
+        self.kicks = Some(Kicks::of(kick).map_err(MessageError::Watch)?);
         Ok(())
     }
 
@@ -78,8 +70,7 @@ impl Connection {
     /// `pending`: a command may wait, and afterwards: another one may.
     /// Errors: the session is over.
     pub(super) fn wait(&self, alarm: &Alarm, stream: &UnixStream, pending: &mut bool) -> io::Result<bool> {
-        let kicks = self.kicks.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(kicks) = &*kicks else {
+        let Some(kicks) = &self.kicks else {
             return alarm.await_message(stream).map(|()| true);
         };
         let [message, kicked] = alarm.await_either(stream, &kicks.0, *pending)?;
@@ -94,16 +85,6 @@ impl Connection {
             }
         }
         Ok(message)
-    }
-
-    /// A message is refused; the closing line says why.
-    pub(super) fn refuse<R: Send + 'static>(&self, error: MessageError) -> Result<R, SessionError> {
-        self.port.with_session(move |_, _| Err(error.into()))
-    }
-
-    /// Whether it took that protocol feature.
-    pub(super) fn has(&self, feature: Protocol) -> bool {
-        self.protocol.load(Relaxed) & feature.bits() == feature.bits()
     }
 }
 

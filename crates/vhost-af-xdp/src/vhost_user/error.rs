@@ -1,38 +1,84 @@
 //! Messages that say what cannot be.
 
-use vhost::vhost_user::message::{FrontendReq, MAX_ATTACHED_FD_ENTRIES};
-
 use super::eventfd::EventfdError;
-use super::files::NotMemory;
+use super::files::{MAX_FILES, NotMemory};
 use crate::port::session::SessionError;
+
+/// What is no message.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ProtocolError {
+    #[error("the VMM disconnected within a message")]
+    Cut,
+    #[error("{0} with flags {1:#x}: of a request they are 0x1 (version 1), or 0x9 to have it answered")]
+    Flags(String, u32),
+    #[error("{0} with {1} bytes: no message is that long")]
+    Long(String, usize),
+    #[error("cannot read the connection")]
+    Read(#[source] std::io::Error),
+}
 
 /// What is wrong with a message.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum MessageError {
+pub(crate) enum MessageError {
     #[error(transparent)]
     Eventfd(#[from] EventfdError),
     #[error(transparent)]
     File(#[from] NotMemory),
-    #[error("{request:?}: {bytes} bytes{of}, at least {needed} needed")]
+    #[error("{request}: {bytes} bytes{of}, at least {needed} needed")]
     Short {
-        request: FrontendReq,
+        request: &'static str,
         bytes: usize,
         of: String,
         needed: usize,
     },
-    #[error("SET_MEM_TABLE: {0} regions, 1 to {MAX_ATTACHED_FD_ENTRIES} are possible")]
+    #[error("{request}: {bytes} bytes, at most {most} are possible")]
+    Long {
+        request: &'static str,
+        bytes: usize,
+        most: usize,
+    },
+    #[error(
+        "{request}: {came} descriptors came with it, {}", possible(*.least, *.most, *.came)
+    )]
+    Files {
+        request: &'static str,
+        came: usize,
+        least: usize,
+        most: usize,
+    },
+    #[error("SET_MEM_TABLE: {0} regions, 1 to {MAX_FILES} are possible")]
     Regions(usize),
     #[error(
         "SET_MEM_TABLE: {descriptors} descriptors for {count} regions: if no more can be open here, raise the limit of \
          open files (`ulimit -n`, systemd: LimitNOFILE=)"
     )]
-    Files { descriptors: usize, count: usize },
+    TableFiles { descriptors: usize, count: usize },
     #[error("SET_MEM_TABLE: region {0} (from 0) is empty, or its end does not fit into 64 bits")]
     Region(usize),
+    #[error("SET_LOG_BASE: the log is empty, or its end does not fit into 64 bits")]
+    Log,
+    #[error(
+        "SET_VRING_ADDR: vring {index} has flags {flags:#x}, of which 0x1 is defined, or descriptors, available or \
+         used ring are not aligned to 16, 2 and 4 bytes"
+    )]
+    Addresses { index: u32, flags: u32 },
     #[error("SET_VRING_ENABLE with state {0}: 0 and 1 are defined")]
     EnableState(u32),
+    #[error(
+        "{request}: {len} bytes from {offset} on, flags {flags:#x}, with room for {bytes}: as many bytes are to come \
+         with it, of the first 4096, and flags are 0 to 3"
+    )]
+    Config {
+        request: &'static str,
+        offset: u32,
+        len: u32,
+        flags: u32,
+        bytes: usize,
+    },
+    #[error("an inflight region for {queues} queues of {size} entries: there is nothing to note in it")]
+    NoQueues { queues: u16, size: u16 },
     #[error("{0} is not supported")]
-    Unsupported(&'static str),
+    Unsupported(String),
     #[error("{0} was sent, but the protocol feature that it belongs to was not negotiated")]
     NotNegotiated(&'static str),
     #[error("vring {index}: {}", descriptor(*.said))]
@@ -52,6 +98,21 @@ impl From<MessageError> for SessionError {
     fn from(error: MessageError) -> Self {
         Self::Message(Box::new(error))
     }
+}
+
+/// How many descriptors can come, and the remedy if too few did.
+fn possible(least: usize, most: usize, came: usize) -> String {
+    let number = match (least, most) {
+        (least, most) if least == most => format!("{most} belong there"),
+        (least, most) => format!("{least} or {most} belong there"),
+    };
+    let remedy = match came < least {
+        true => {
+            ": if no more can be open here, raise the limit of open files (`ulimit -n`, systemd: LimitNOFILE=)"
+        }
+        false => "",
+    };
+    number + remedy
 }
 
 /// What is wrong where a vring's eventfd did not come although it was `said` to, or came although it was said not to.

@@ -12,7 +12,6 @@
 //!   reads into a mapping of its own FUSE file holds a worker for as long as it likes, and no signal helps. So a pipe
 //!   is accepted from VMMs whose files are trusted only (memory-files=any).
 
-use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
@@ -52,11 +51,10 @@ pub(crate) enum EventfdError {
 pub(crate) fn take(
     index: u32,
     role: &'static str,
-    file: Option<File>,
+    fd: Option<OwnedFd>,
     kinds: FileKinds,
 ) -> Result<Option<OwnedFd>, EventfdError> {
-    let Some(file) = file else { return Ok(None) };
-    let fd = OwnedFd::from(file);
+    let Some(fd) = fd else { return Ok(None) };
     let examine = |source| EventfdError::Examine { index, role, source };
     let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())).map_err(examine)?;
     if link.as_os_str() != "anon_inode:[eventfd]" {
@@ -98,6 +96,7 @@ pub(super) fn ends_reading(socket: &OwnedFd) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
     use std::io::{Read, Write};
     use std::os::linux::net::SocketAddrExt;
     use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
@@ -105,7 +104,7 @@ mod tests {
     use super::*;
 
     fn call(fd: impl Into<OwnedFd>, kinds: FileKinds) -> Result<Option<OwnedFd>, EventfdError> {
-        take(1, "call", Some(fd.into().into()), kinds)
+        take(1, "call", Some(fd.into()), kinds)
     }
 
     #[test]
@@ -128,7 +127,7 @@ mod tests {
     fn socket_is_a_call_descriptor_and_no_kick() {
         let (ours, mut theirs) = UnixStream::pair().expect("sockets");
         let kick = OwnedFd::from(ours.try_clone().expect("a descriptor"));
-        let error = take(1, "kick", Some(kick.into()), FileKinds::Any).expect_err("not an eventfd");
+        let error = take(1, "kick", Some(kick), FileKinds::Any).expect_err("not an eventfd");
         assert!(
             error.to_string().contains("kick descriptor is not an eventfd"),
             "{error}"
@@ -178,7 +177,7 @@ mod tests {
     #[test]
     fn blocking_eventfd_is_made_non_blocking() {
         let fd = rustix::event::eventfd(0, rustix::event::EventfdFlags::empty()).expect("eventfd");
-        let taken = take(0, "kick", Some(fd.into()), FileKinds::Shared)
+        let taken = take(0, "kick", Some(fd), FileKinds::Shared)
             .expect("accepted")
             .expect("present");
         assert!(fcntl_getfl(&taken).expect("flags").contains(OFlags::NONBLOCK));

@@ -13,6 +13,9 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::PathBuf;
 
+/// Most descriptors that come with a message, and so most regions of a memory table.
+pub(super) const MAX_FILES: usize = 32;
+
 /// A file that is not accepted.
 #[derive(Debug)]
 pub(crate) struct NotMemory {

@@ -1,306 +1,199 @@
-//! The vhost-user messages, as the `vhost` crate dispatches them.
-//!
-//! One line each: the message is turned into the call of [`Session`] that means it. Messages that
-//! belong to protocol features which are not offered are refused here by name.
+//! What each vhost-user message does: it is turned into the call of [`Session`] that means it.
 
-use std::fs::File;
-use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 
-use vhost::vhost_user::message::{
-    FrontendReq, VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags,
-    VhostUserInflight, VhostUserLog, VhostUserMemoryRegion, VhostUserMsgValidator, VhostUserProtocolFeatures,
-    VhostUserShMemConfig, VhostUserSharedMsg, VhostUserSingleMemoryRegion, VhostUserVringAddrFlags,
-    VhostUserVringState,
-};
-use vhost::vhost_user::{Error, Result, VhostUserBackendReqHandler};
-use virtqueue::{FileRange, GuestAddr, Region, RingAddresses};
+use steer::with_sources;
 
 use super::connection::Connection;
 use super::error::MessageError;
+use super::eventfd::{self, ends_reading, is_stream};
 use super::files;
-use super::front;
+use super::message::{Feature, Message, ReceiveError, Reply, Request, send_config_change};
 use crate::config::FileKinds;
 use crate::port::features;
-use crate::port::memory::RegionKey;
-use crate::port::session::{InflightQueues, PortContext, Session, SessionError};
-
-type MemoryBase = vhost::VhostUserMemoryRegionBase;
+use crate::port::reasons::Closed;
+use crate::port::session::{Session, SessionError};
 
 impl Connection {
-    fn handle<R: Send + 'static>(
-        &self,
-        act: impl FnOnce(&mut Session, &PortContext<'_>) -> std::result::Result<R, SessionError> + Send + 'static,
-    ) -> Result<R> {
-        self.port.with_session(act).map_err(|error| answer(&error))
+    /// Waits for a message, does what it says, and answers it.
+    /// Errors: why the connection is over.
+    pub(super) fn serve_message(&mut self, stream: &UnixStream) -> Result<(), Closed> {
+        let mut request = match Request::receive(stream) {
+            Ok(request) => request,
+            Err(ReceiveError::Disconnected) => return Err(Closed::Disconnected),
+            Err(ReceiveError::Protocol(error)) => return Err(protocol(&error)),
+            Err(ReceiveError::Message(error)) => return Err(Closed::Refused(error.to_string())),
+        };
+        let decoded = request.decode(self.protocol).map_err(SessionError::from);
+        match decoded.and_then(|message| self.handle(message)) {
+            Ok(reply) => match request.answer(stream, Some(reply), self.protocol) {
+                Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Err(Closed::Disconnected),
+                answered => answered.map_err(|error| protocol(&error)),
+            },
+            Err(error) => {
+                // It may have gone.
+                let _ = request.answer(stream, None, self.protocol);
+                // The VMM asks whether this MTU will do, and is told; it decides what follows.
+                if matches!(error, SessionError::Mtu { .. }) {
+                    self.port.warn(error.to_string());
+                    return Ok(());
+                }
+                Err(Closed::Refused(with_sources(&error)))
+            }
+        }
     }
 
-    /// Of a message whose header came in pieces; others are taken in front of the crate.
-    fn set_event(&self, request: FrontendReq, index: u8, file: Option<File>) -> Result<()> {
-        front::set_event(request, index.into(), file, self).map_err(|error| answer(&error))
+    /// Does what a message says; what to answer with, if it is one that is answered with a payload.
+    /// Errors: why it is refused.
+    pub(crate) fn handle(&mut self, message: Message) -> Result<Reply, SessionError> {
+        let port = &self.port;
+        let act = |act: fn(&mut Session)| {
+            port.with_session(move |session, _| {
+                act(session);
+                Ok(())
+            })
+        };
+        match message {
+            Message::GetFeatures => {
+                act(|session| (session.reached.asked, session.reached.counted) = (true, false))?;
+                return Ok(features::offered(&port.config).into());
+            }
+            Message::SetFeatures(features) => {
+                port.with_session(move |session, context| session.set_features(features, context))?;
+            }
+            Message::SetOwner => act(|session| session.reached.counted = false)?,
+            Message::GetProtocolFeatures => return Ok(Feature::offered().into()),
+            Message::SetProtocolFeatures(features) => self.protocol = features,
+            Message::GetQueueNum => {
+                act(|session| session.reached.counted = true)?;
+                // For a net device: queue pairs (vhost-user, "Multiple queue support").
+                return Ok(u64::from(port.config.queues).into());
+            }
+            Message::SetMemTable(regions) => {
+                self.judge(regions.iter().map(|region| &region.file))?;
+                port.with_session(move |session, context| session.set_memory(regions, context))?;
+            }
+            // QEMU's own limit for memory slots here is 32 and more.
+            Message::GetMaxMemSlots => return Ok((virtqueue::MAX_REGIONS as u64).into()),
+            Message::AddMemReg(region) => {
+                self.judge([&region.file])?;
+                port.with_session(move |session, context| session.add_memory(region, context))?;
+            }
+            Message::RemMemReg(key) => {
+                port.with_session(move |session, context| session.remove_memory(key, context))?;
+            }
+            Message::SetVringNum(index, size) => port.with_session(move |session, context| {
+                Ok(session.idle_vring(index, context)?.set_size(index, size)?)
+            })?,
+            Message::SetVringAddr(index, addresses) => {
+                port.with_session(move |session, context| session.set_vring_addr(index, addresses, context))?;
+            }
+            Message::SetVringBase(index, base) => port.with_session(move |session, context| {
+                Ok(session.idle_vring(index, context)?.set_base(index, base)?)
+            })?,
+            Message::GetVringBase(index) => {
+                let base = port.with_session(move |session, context| session.stop_vring(index, context))?;
+                return Ok(Reply::vring_state(index, base));
+            }
+            Message::SetVringKick(index, file) => {
+                let event = self.take_event(index, "kick", file)?;
+                let kick = port.with_session(move |session, context| {
+                    session.set_vring_kick(index, event, context)?;
+                    session.control_kick(index)
+                })?;
+                if let Some(kick) = kick {
+                    self.watch(&kick)?;
+                }
+            }
+            Message::SetVringCall(index, file) => {
+                let event = self.take_event(index, "call", file)?;
+                port.with_session(move |session, context| session.set_vring_call(index, event, context))?;
+            }
+            Message::SetVringErr(index, file) => {
+                let event = self.take_event(index, "error", file)?;
+                port.with_session(move |session, _| session.set_vring_err(index, event))?;
+            }
+            Message::SetVringEnable(index, enable) => {
+                port.with_session(move |session, context| session.set_vring_enable(index, enable, context))?;
+            }
+            Message::SendRarp(mac) => port.with_session(move |session, context| {
+                session.announce(mac, context);
+                Ok(())
+            })?,
+            Message::NetSetMtu(mtu) => port.check_guest_mtu(mtu)?,
+            Message::SetBackendReqFd(file) => {
+                // Judged, and closed if it is none, by this thread: see files.rs.
+                let channel = file.filter(|file| is_stream(file) && ends_reading(file));
+                let channel = channel.map(UnixStream::from).ok_or(MessageError::NoChannel)?;
+                port.with_session(move |session, _| {
+                    session.set_channel(Box::new(move || send_config_change(&channel)));
+                    Ok(())
+                })?;
+            }
+            // The device would go on with addresses of nothing.
+            Message::Iotlb => return Err(MessageError::Iotlb.into()),
+            Message::GetConfig { offset, len, flags } => {
+                let bytes = port.config_space().read(offset, len).or_else(|error| {
+                    // Kept for the end of the session, which goes on.
+                    let _ = port.with_session(move |_, _| Err::<(), _>(error.into()));
+                    Ok::<_, SessionError>(Vec::new())
+                })?;
+                return Ok(Reply::config(offset, flags, &bytes));
+            }
+            // RESET_OWNER is deprecated: the specification asks for nothing. Every field of the config space is
+            // read-only for a driver of VIRTIO 1.0; a legacy one may write its MAC address, which means nothing to a
+            // port that does not filter.
+            Message::ResetOwner | Message::SetConfig => {}
+            Message::ResetDevice => port.with_session(|session, context| {
+                session.reset(context.workers);
+                Ok(())
+            })?,
+            Message::GetInflightFd(queues) => {
+                let made = port.with_session(move |session, _| session.make_inflight(queues))?;
+                return Ok(Reply::inflight(made.bytes, queues, made.file));
+            }
+            Message::SetInflightFd(range, queues, file) => {
+                self.judge([&file])?;
+                port.with_session(move |session, context| {
+                    session.set_inflight(range, queues, &file, context)
+                })?;
+            }
+            Message::SetLogBase(range, file) => {
+                self.judge([&file])?;
+                port.with_session(move |session, context| session.set_log(range, &file, context))?;
+                return Ok(Reply::log(range));
+            }
+            Message::SetStatus(status) => {
+                port.with_session(move |session, context| session.set_status(status, context))?;
+            }
+            Message::GetStatus => {
+                let status = port.with_session(|session, _| Ok(session.device.status()))?;
+                return Ok(u64::from(status).into());
+            }
+        }
+        Ok(Reply::default())
     }
 
     /// Judges files that the VMM gives as memory. On this thread: those that are refused are closed by it (`files.rs`).
-    fn judge<'a>(&self, files: impl IntoIterator<Item = &'a File>) -> std::result::Result<(), SessionError> {
+    fn judge<'a>(&self, files: impl IntoIterator<Item = &'a OwnedFd>) -> Result<(), MessageError> {
         if self.port.config.memory.files == FileKinds::Any {
             return Ok(());
         }
-        match files.into_iter().try_for_each(files::check) {
-            Ok(()) => Ok(()),
-            Err(refused) => self.refuse(refused.into()),
-        }
+        Ok(files.into_iter().map(AsFd::as_fd).try_for_each(files::check)?)
     }
 
-    /// SET_MEM_TABLE: a file for each region.
-    pub(super) fn set_table(
-        &self,
-        regions: &[VhostUserMemoryRegion],
-        files: Vec<File>,
-    ) -> std::result::Result<(), SessionError> {
-        if let Some(region) = regions.iter().position(|region| !region.is_valid()) {
-            return self.refuse(MessageError::Region(region));
-        }
-        self.judge(&files)?;
-        let regions = regions.iter().zip(files);
-        let regions = regions.map(|(region, file)| region_of(region, file)).collect();
-        self.port
-            .with_session(move |session, context| session.set_memory(regions, context))
-    }
-
-    fn unsupported<R: Send + 'static>(&self, message: &'static str) -> Result<R> {
-        self.refuse(MessageError::Unsupported(message))
-            .map_err(|error| answer(&error))
-    }
-}
-
-/// The protocol features that every port offers. REPLY_ACK is added by the `vhost` crate, which
-/// implements it.
-fn offered_protocol() -> VhostUserProtocolFeatures {
-    VhostUserProtocolFeatures::MQ
-        | VhostUserProtocolFeatures::CONFIG
-        | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
-        | VhostUserProtocolFeatures::INFLIGHT_SHMFD
-        | VhostUserProtocolFeatures::LOG_SHMFD
-        | VhostUserProtocolFeatures::RARP
-        | VhostUserProtocolFeatures::MTU
-        | VhostUserProtocolFeatures::STATUS
-        | VhostUserProtocolFeatures::RESET_DEVICE
-        | VhostUserProtocolFeatures::BACKEND_REQ
-}
-
-fn region_of(region: &VhostUserMemoryRegion, file: File) -> Region {
-    Region {
-        guest_addr: GuestAddr(region.guest_phys_addr),
-        user_addr: region.user_addr,
-        len: region.memory_size,
-        file: file.into(),
-        file_offset: region.mmap_offset,
-    }
-}
-
-fn answer(error: &SessionError) -> Error {
-    Error::ReqHandlerError(io::Error::other(error.to_string()))
-}
-
-impl VhostUserBackendReqHandler for Connection {
-    fn set_owner(&self) -> Result<()> {
-        self.handle(|session, _| {
-            session.reached.counted = false;
-            Ok(())
-        })
-    }
-
-    fn reset_owner(&self) -> Result<()> {
-        // Deprecated; the specification asks for nothing.
-        Ok(())
-    }
-
-    fn get_features(&self) -> Result<u64> {
-        self.handle(|session, _| {
-            (session.reached.asked, session.reached.counted) = (true, false);
-            Ok(())
-        })?;
-        Ok(features::offered(&self.port.config))
-    }
-
-    fn set_features(&self, features: u64) -> Result<()> {
-        self.handle(move |session, context| session.set_features(features, context))
-    }
-
-    fn get_protocol_features(&self) -> Result<VhostUserProtocolFeatures> {
-        Ok(offered_protocol())
-    }
-
-    fn set_protocol_features(&self, features: u64) -> Result<()> {
-        self.negotiate(features);
-        Ok(())
-    }
-
-    fn get_queue_num(&self) -> Result<u64> {
-        // For a net device: queue pairs (vhost-user, "Multiple queue support").
-        self.handle(|session, _| {
-            session.reached.counted = true;
-            Ok(())
-        })?;
-        Ok(self.port.config.queues.into())
-    }
-
-    fn set_mem_table(
-        &self,
-        regions: &[VhostUserMemoryRegion],
-        files: Vec<File>,
-        _postcopy: Option<bool>,
-    ) -> Result<Option<Vec<MemoryBase>>> {
-        let set = self.set_table(regions, files);
-        set.map(|()| None).map_err(|error| answer(&error))
-    }
-
-    fn get_max_mem_slots(&self) -> Result<u64> {
-        // QEMU's own limit for memory slots here is 32 and more.
-        Ok(virtqueue::MAX_REGIONS as u64)
-    }
-
-    fn add_mem_region(
-        &self,
-        region: &VhostUserSingleMemoryRegion,
-        file: File,
-        _postcopy: Option<bool>,
-    ) -> Result<Option<MemoryBase>> {
-        self.judge([&file]).map_err(|error| answer(&error))?;
-        let region = region_of(region, file);
-        self.handle(move |session, context| session.add_memory(region, context))
-            .map(|()| None)
-    }
-
-    fn remove_mem_region(&self, region: &VhostUserSingleMemoryRegion) -> Result<()> {
-        let key = RegionKey {
-            guest_addr: GuestAddr(region.guest_phys_addr),
-            user_addr: region.user_addr,
-            len: region.memory_size,
-        };
-        self.handle(move |session, context| session.remove_memory(key, context))
-    }
-
-    fn set_vring_num(&self, index: u32, num: u32) -> Result<()> {
-        self.handle(move |session, context| Ok(session.idle_vring(index, context)?.set_size(index, num)?))
-    }
-
-    fn set_vring_addr(
+    /// Takes an eventfd of a vring. Judged, and closed if it is none, by this thread: see files.rs.
+    fn take_event(
         &self,
         index: u32,
-        _flags: VhostUserVringAddrFlags,
-        descriptor: u64,
-        used: u64,
-        available: u64,
-        _log: u64,
-    ) -> Result<()> {
-        let addresses = RingAddresses {
-            desc: descriptor,
-            avail: available,
-            used,
-        };
-        self.handle(move |session, context| session.set_vring_addr(index, addresses, context))
-    }
-
-    fn set_vring_base(&self, index: u32, base: u32) -> Result<()> {
-        self.handle(move |session, context| Ok(session.idle_vring(index, context)?.set_base(index, base)?))
-    }
-
-    fn get_vring_base(&self, index: u32) -> Result<VhostUserVringState> {
-        let base = self.handle(move |session, context| session.stop_vring(index, context))?;
-        Ok(VhostUserVringState::new(index, base))
-    }
-
-    fn set_vring_kick(&self, index: u8, file: Option<File>) -> Result<()> {
-        self.set_event(FrontendReq::SET_VRING_KICK, index, file)
-    }
-
-    fn set_vring_call(&self, index: u8, file: Option<File>) -> Result<()> {
-        self.set_event(FrontendReq::SET_VRING_CALL, index, file)
-    }
-
-    fn set_vring_err(&self, index: u8, file: Option<File>) -> Result<()> {
-        self.set_event(FrontendReq::SET_VRING_ERR, index, file)
-    }
-
-    fn set_vring_enable(&self, index: u32, enable: bool) -> Result<()> {
-        self.handle(move |session, context| session.set_vring_enable(index, enable, context))
-    }
-
-    fn get_config(&self, offset: u32, len: u32, _flags: VhostUserConfigFlags) -> Result<Vec<u8>> {
-        match self.port.config_space().read(offset, len) {
-            Ok(bytes) => Ok(bytes),
-            Err(error) => self.handle(move |_, _| Err(error.into())),
-        }
-    }
-
-    fn set_config(&self, _offset: u32, _bytes: &[u8], _flags: VhostUserConfigFlags) -> Result<()> {
-        // Every field is read-only for a driver of VIRTIO 1.0; a legacy one may write its MAC
-        // address, which means nothing to a port that does not filter.
-        Ok(())
-    }
-
-    fn reset_device(&self) -> Result<()> {
-        self.handle(|session, context| {
-            session.reset(context.workers);
-            Ok(())
-        })
-    }
-
-    fn get_shared_object(&self, _uuid: VhostUserSharedMsg) -> Result<File> {
-        self.unsupported("GET_SHARED_OBJECT")
-    }
-
-    fn get_inflight_fd(&self, wanted: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
-        let queues = inflight_queues(wanted);
-        let region = self.handle(move |session, _| session.make_inflight(queues))?;
-        let made = VhostUserInflight::new(region.bytes, 0, wanted.num_queues, wanted.queue_size);
-        Ok((made, region.file.into()))
-    }
-
-    fn set_inflight_fd(&self, region: &VhostUserInflight, file: File) -> Result<()> {
-        self.judge([&file]).map_err(|error| answer(&error))?;
-        let queues = inflight_queues(region);
-        let range = FileRange {
-            offset: region.mmap_offset,
-            bytes: region.mmap_size,
-        };
-        self.handle(move |session, context| session.set_inflight(range, queues, &file, context))
-    }
-
-    fn set_gpu_socket(&self, _gpu: vhost::vhost_user::GpuBackend) -> Result<()> {
-        self.unsupported("GPU_SET_SOCKET")
-    }
-
-    fn set_device_state_fd(
-        &self,
-        _direction: VhostTransferStateDirection,
-        _phase: VhostTransferStatePhase,
-        _fd: File,
-    ) -> Result<Option<File>> {
-        self.unsupported("SET_DEVICE_STATE_FD")
-    }
-
-    fn check_device_state(&self) -> Result<()> {
-        self.unsupported("CHECK_DEVICE_STATE")
-    }
-
-    fn get_shmem_config(&self) -> Result<VhostUserShMemConfig> {
-        self.unsupported("GET_SHMEM_CONFIG")
-    }
-
-    fn set_log_base(&self, log: &VhostUserLog, file: File) -> Result<()> {
-        self.judge([&file]).map_err(|error| answer(&error))?;
-        let range = FileRange {
-            offset: log.mmap_offset,
-            bytes: log.mmap_size,
-        };
-        self.handle(move |session, context| session.set_log(range, &file, context))
+        role: &'static str,
+        file: Option<OwnedFd>,
+    ) -> Result<Option<OwnedFd>, MessageError> {
+        Ok(eventfd::take(index, role, file, self.port.config.memory.files)?)
     }
 }
 
-fn inflight_queues(inflight: &VhostUserInflight) -> InflightQueues {
-    InflightQueues {
-        queues: inflight.num_queues,
-        size: inflight.queue_size,
-    }
+fn protocol(error: &(dyn std::error::Error + 'static)) -> Closed {
+    Closed::Protocol(format!("vhost-user: {}", with_sources(error)))
 }

@@ -5,5 +5,5 @@ pub(crate) mod connection;
 mod error;
 pub(crate) mod eventfd;
 pub(crate) mod files;
-pub(crate) mod front;
 pub(crate) mod handler;
+pub(crate) mod message;

@@ -16,7 +16,6 @@
 mod control;
 mod pairs;
 
-use std::fs::File;
 use std::io;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
@@ -279,7 +278,7 @@ impl Session {
     pub(crate) fn set_log(
         &mut self,
         range: FileRange,
-        file: &File,
+        file: &OwnedFd,
         context: &PortContext<'_>,
     ) -> Result<(), SessionError> {
         self.memory.check_log(range.bytes)?;
@@ -315,7 +314,7 @@ impl Session {
         &mut self,
         range: FileRange,
         queues: InflightQueues,
-        file: &File,
+        file: &OwnedFd,
         context: &PortContext<'_>,
     ) -> Result<(), SessionError> {
         // Those of queues that are not ours are the VMM's affair.
