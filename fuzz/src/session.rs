@@ -223,7 +223,8 @@ impl World {
             let say_ended = say_ended.clone();
             std::thread::spawn(move || {
                 for connection in connections {
-                    port.serve(connection);
+                    port.serve(&connection);
+                    drop(connection);
                     if say_ended.send(()).is_err() {
                         return;
                     }

@@ -86,6 +86,7 @@ mod status;
 mod steering;
 mod steward;
 mod sweep;
+mod threads;
 mod uml;
 mod units;
 mod visits;

@@ -14,6 +14,7 @@ use crate::config::{FileKinds, MemoryRules};
 use crate::guard::sigbus;
 use crate::nic::endpoint::COPY_BYTES;
 use crate::nic::interfaces::Interfaces;
+use crate::port::watch::Watch;
 use crate::port::{Joined, Port};
 use crate::switch::ethernet::{self, Tags};
 use crate::switch::filter::{Action, Facts, FlowKey, Judge, PortFilter, Rule};
@@ -23,8 +24,7 @@ use crate::switch::guest_frame::GuestFrame;
 use crate::switch::polling::Waits;
 pub use crate::switch::worker::rounds::{Checks, Frames, Path, Placement, Rounds, Way};
 use crate::switch::workers::Workers;
-use crate::vhost_user::accept;
-use crate::vhost_user::connection::Connection;
+use crate::vhost_user::connection::{self, Connection};
 use crate::vhost_user::message::{self, Message, ReceiveError};
 use device::call::{Call, CallBlocked};
 use device::counters::PairCounters;
@@ -76,14 +76,16 @@ impl NullPort {
             rates: crate::rates::PortRates::UNLIMITED,
         };
         let (interfaces, workers) = (Arc::new(Interfaces::default()), Arc::new(workers));
-        let port = Port::open(config, interfaces, workers, Joined::Nothing);
+        let watch = Watch::new().expect("a descriptor");
+        let port = Port::open(config, interfaces, workers, Joined::Nothing, &watch);
         let port = port.expect("nothing is opened");
-        Self(port.start().expect("a thread").port)
+        port.start();
+        Self(port)
     }
 
     /// The conversation over one connection, to its end.
-    pub fn serve(&self, connection: UnixStream) {
-        accept::serve_connection(&self.0, connection);
+    pub fn serve(&self, connection: &UnixStream) {
+        connection::serve_connection(&self.0, connection);
     }
 
     /// Whether no session is left.

@@ -4,7 +4,7 @@
 //! It keeps a number of entries ([`KEPT`]). When there is no room, the port or network with most entries loses its
 //! oldest one: a port whose VMM comes and goes without end displaces its own entries and no others.
 //!
-//! The journal is the daemon's only one. A port's thread writes what differs between the picture that it
+//! The journal is the daemon's only one. Each turn of a port writes what differs between the picture that it
 //! [shows](crate::port::shown) and the one before. Others read from a place of theirs on, and wait for more; who reads too
 //! slowly loses the oldest entries and is told how many. Nobody who writes waits for a reader.
 

@@ -1,13 +1,11 @@
-//! The ports of a daemon, which come and go while it runs: each with its threads, none with another's.
+//! The ports of a daemon, which come and go while it runs.
 //!
 //! Adding a port opens its interface and its queues, as at the start; removing one disconnects its VMM, gives its
-//! queues back and waits for its threads. Only who does that waits: no port's thread and no worker does for another's
-//! sake.
+//! queues back and waits for its session. Only who does that waits: no port and no worker does for another's sake.
 
 use std::error::Error;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
@@ -21,13 +19,15 @@ use crate::nic::interface::QueueOptions;
 use crate::nic::interfaces::Interfaces;
 use crate::nic::numa::Nodes;
 use crate::port::far::CableEnd;
-use crate::port::{Joined, Opened, Port, Started, mac_of};
+use crate::port::watch::Watch;
+use crate::port::{Joined, Port, mac_of};
 use crate::switch::workers::Workers;
-use crate::vhost_user::accept::{VmmSource, serve_vmms};
+use crate::vhost_user::accept::{Doors, VmmSource, Way};
+use crate::vhost_user::connection;
 
 /// How long a port may take to stop before it is left to itself: longer than a bind, and than a steward is waited for.
 pub(crate) const STOPPING: Duration = Duration::from_secs(12);
-/// Between two looks whether a thread has ended.
+/// Between two looks whether a port has ended.
 const LOOK: Duration = Duration::from_millis(5);
 
 pub(crate) const NO_THREAD: &str = "cannot start a thread (ulimit -u, systemd: TasksMax=)";
@@ -40,31 +40,39 @@ pub(crate) struct Ports {
     signals: Handle,
     networks: Mutex<Vec<Arc<Network>>>,
     running: Mutex<Vec<Running>>,
+    watch: Arc<Watch>,
+    /// Of ports that listen.
+    accepting: Arc<Doors>,
+    /// Of those that connect, once there is one.
+    connecting: Mutex<Option<Arc<Doors>>>,
 }
 
 /// A port with what belongs to it.
 struct Running {
     port: Arc<Port>,
     joined: Joined,
-    threads: Vec<JoinHandle<()>>,
+    doors: Option<Arc<Doors>>,
 }
 
 /// A port that is opened and does nothing yet.
 struct Ready {
-    opened: Opened,
+    port: Arc<Port>,
     joined: Joined,
 }
 
 impl Ports {
     /// None yet.
-    pub(crate) fn new(interfaces: Interfaces, workers: &Arc<Workers>, signals: Handle) -> Self {
-        Self {
+    pub(crate) fn new(interfaces: Interfaces, workers: &Arc<Workers>, signals: Handle) -> io::Result<Self> {
+        Ok(Self {
             interfaces: Arc::new(interfaces),
             workers: Arc::clone(workers),
             signals,
             networks: Mutex::default(),
             running: Mutex::default(),
-        }
+            watch: Watch::new()?,
+            accepting: Doors::start("accept")?,
+            connecting: Mutex::default(),
+        })
     }
 
     /// Opens and starts those of the start, each with its source of VMMs; workers go where their NICs are.
@@ -85,13 +93,13 @@ impl Ports {
                 .collect();
             ready.push(self.open(port, &ends)?);
         }
-        for Ready { opened, .. } in &ready {
-            open_queues(opened)?;
+        for Ready { port, .. } in &ready {
+            open_queues(port)?;
         }
-        ready.iter().for_each(|ready| ready.opened.close_queues());
+        ready.iter().for_each(|ready| ready.port.close_queues());
         let networks = self.networks();
         let uplinks = networks.iter().flat_map(|network| network.nodes());
-        let pairs = ready.iter().flat_map(|ready| ready.opened.nodes());
+        let pairs = ready.iter().flat_map(|ready| ready.port.nodes());
         let pairs: Vec<_> = pairs.chain(uplinks).collect();
         self.workers
             .settle(&nodes.places(config.workers, &config.cpus, &pairs));
@@ -112,8 +120,8 @@ impl Ports {
         let others: u64 = self.all().iter().map(|port| port.config.copy_bytes()).sum();
         self.interfaces.expect_copies(others + port.copy_bytes());
         let ready = self.open(port, &ends)?;
-        open_queues(&ready.opened).inspect_err(|_| leave(&ready.joined))?;
-        ready.opened.close_queues();
+        open_queues(&ready.port).inspect_err(|_| leave(&ready.joined))?;
+        ready.port.close_queues();
         self.run(ready, source)
     }
 
@@ -161,10 +169,14 @@ impl Ports {
         let Some(gone) = gone else {
             return Ok(());
         };
+        // First: who is disconnected and comes back finds nobody.
+        if let Some(doors) = gone.doors {
+            doors.close(&gone.port);
+        }
         gone.port.remove();
         leave(&gone.joined);
         let deadline = Instant::now() + STOPPING;
-        while !gone.threads.iter().all(JoinHandle::is_finished) {
+        while !gone.port.is_gone() {
             if Instant::now() >= deadline {
                 let seconds = STOPPING.as_secs();
                 bail!(
@@ -173,8 +185,6 @@ impl Ports {
             }
             std::thread::sleep(LOOK);
         }
-        // None of them panicked, or the process would have ended.
-        gone.threads.into_iter().for_each(|thread| drop(thread.join()));
         Ok(())
     }
 
@@ -191,30 +201,46 @@ impl Ports {
         it.map(|it| Arc::clone(&it.port))
     }
 
-    /// Tells all ports, on a thread of its own, when interfaces change.
+    /// Looks at the interfaces of all ports on a thread of its own, and tells networks when interfaces change.
     pub(crate) fn watch_links(self: &Arc<Self>, mut changes: Changes) -> io::Result<()> {
+        self.watch.add_changes(&changes)?;
         let ports = Arc::clone(self);
         let body = move || {
             loop {
-                changes.wait(&[], None);
-                ports.all().iter().for_each(|port| port.look_again());
-                ports.networks().iter().for_each(|network| network.look_again());
+                let next = ports.look_at_interfaces();
+                let came = ports.watch.wait(next);
+                let all = ports.all();
+                if came.changes {
+                    changes.drain();
+                    all.iter().for_each(|port| port.look_again());
+                    ports.networks().iter().for_each(|network| network.look_again());
+                }
+                let told = all.iter().filter(|port| came.leases.contains(&port.looks.port));
+                told.for_each(|port| port.looks.retry());
             }
         };
         let thread = std::thread::Builder::new().name("links".to_owned());
         thread.spawn(body).map(drop)
     }
 
+    /// Looks at those for which it is time; when it is for the next one.
+    fn look_at_interfaces(&self) -> Option<Instant> {
+        let ports = self.all();
+        let with_interface = ports.iter().filter(|port| port.config.nic.queues().is_some());
+        let looked = with_interface.inspect(|port| port.look_if_due());
+        looked.filter_map(|port| port.looks.next()).min()
+    }
+
     /// `ends`: those of cables that are taken.
     fn open(&self, port: &PortConfig, ends: &[CableEnd]) -> anyhow::Result<Ready> {
         let joined = self.join(port, ends)?;
         let (interfaces, workers) = (Arc::clone(&self.interfaces), Arc::clone(&self.workers));
-        let opened = Port::open(port.clone(), interfaces, workers, joined.clone());
-        let opened = opened.map_err(|error| {
+        let opened = Port::open(port.clone(), interfaces, workers, joined.clone(), &self.watch);
+        let port = opened.map_err(|error| {
             leave(&joined);
             anyhow!("port {}: {}", port.name, with_sources(&error))
         })?;
-        Ok(Ready { opened, joined })
+        Ok(Ready { port, joined })
     }
 
     /// What a port is joined with. `ends`: those of cables that are taken.
@@ -328,48 +354,50 @@ impl Ports {
     }
 
     fn run(&self, ready: Ready, source: VmmSource) -> anyhow::Result<()> {
-        let Ready { opened, joined } = ready;
-        let started = opened.start().context(NO_THREAD);
-        let Started { port, thread } = started.inspect_err(|_| leave(&joined))?;
-        let mut threads = vec![thread];
-        let started = self.start_threads(&port, source, &mut threads);
-        self.running().push(Running {
-            port: Arc::clone(&port),
-            joined,
-            threads,
-        });
-        if started.is_err() {
-            // It is as good as none.
-            let _ = self.remove(port.name());
-        }
-        started
-    }
-
-    fn start_threads(
-        &self,
-        port: &Arc<Port>,
-        source: VmmSource,
-        threads: &mut Vec<JoinHandle<()>>,
-    ) -> anyhow::Result<()> {
-        if port.config.nic.queues().is_some() {
-            threads.push(port.watch_link().context(NO_THREAD)?);
-        }
-        let name = format!("port {}", port.name());
-        let (served, signals) = (Arc::clone(port), self.signals.clone());
-        // A connection that was passed in ends by itself, and the daemon with it.
-        let is_once = matches!(source, VmmSource::Once(_));
-        let body = move || {
-            serve_vmms(&served, source);
-            if is_once && !served.removed.is_raised() {
-                signals.close();
-            }
+        let Ready { port, joined } = ready;
+        port.start();
+        let served = self.serve(&port, source).context(NO_THREAD);
+        let (doors, failed) = match served {
+            Ok(doors) => (doors, None),
+            Err(error) => (None, Some(error)),
         };
         tracing::info!(port = %port.config.name, "ready");
-        // The kernel keeps as much of a name.
-        let name = name.chars().take(15).collect();
-        let thread = std::thread::Builder::new().name(name).spawn(body);
-        threads.push(thread.context(NO_THREAD)?);
+        let (name, started) = (Arc::clone(&port.config.name), Arc::clone(&port));
+        self.running().push(Running { port, joined, doors });
+        started.looks.retry();
+        if let Some(error) = failed {
+            // It is as good as none.
+            let _ = self.remove(&name);
+            return Err(error);
+        }
         Ok(())
+    }
+
+    /// Serves the VMMs that come by a source; who accepts them.
+    fn serve(&self, port: &Arc<Port>, source: VmmSource) -> io::Result<Option<Arc<Doors>>> {
+        let (doors, way) = match source {
+            VmmSource::Once(stream) => {
+                let (signals, served) = (self.signals.clone(), Arc::clone(port));
+                // A connection that was passed in ends by itself, and the daemon with it.
+                let then = move |_| {
+                    if !served.removed.is_raised() {
+                        signals.close();
+                    }
+                };
+                return connection::start(port, stream, then).map(|()| None);
+            }
+            VmmSource::Listen(listener) => (Arc::clone(&self.accepting), Way::Listener(listener)),
+            VmmSource::Connect(path) => {
+                let mut connecting = locked(&self.connecting);
+                let doors = match &*connecting {
+                    Some(doors) => Arc::clone(doors),
+                    None => Doors::start("connect")?,
+                };
+                (Arc::clone(connecting.insert(doors)), Way::Path(path))
+            }
+        };
+        doors.open(port, way)?;
+        Ok(Some(doors))
     }
 
     fn running(&self) -> MutexGuard<'_, Vec<Running>> {
@@ -388,7 +416,7 @@ fn leave(joined: &Joined) {
     }
 }
 
-fn open_queues(opened: &Opened) -> anyhow::Result<()> {
-    let done = opened.open_queues();
-    done.map_err(|error| anyhow!("port {}: {}", opened.name(), with_sources(&error)))
+fn open_queues(port: &Port) -> anyhow::Result<()> {
+    let done = port.open_queues();
+    done.map_err(|error| anyhow!("port {}: {}", port.name(), with_sources(&error)))
 }

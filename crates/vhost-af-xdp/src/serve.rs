@@ -138,7 +138,8 @@ impl<'a> Sandboxed<'a> {
         let reach = self.later();
         let at = self.steward_at(&ending);
         let interfaces = self.interfaces.leased_from(at);
-        let ports = Arc::new(Ports::new(interfaces, &workers, self.signals.handle()));
+        let ports = Ports::new(interfaces, &workers, self.signals.handle());
+        let ports = Arc::new(ports.context(NO_THREAD)?);
         ports.start(config, self.sources, &self.nodes)?;
         tracing::info!("sandbox: {}", self.in_force);
         tell_what_is_off(config);

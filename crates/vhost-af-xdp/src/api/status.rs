@@ -1,11 +1,11 @@
 //! What the daemon is doing, as data: the one source for `status`, its JSON and SIGUSR1.
 //!
-//! Reading it asks no port's thread ([`crate::port::shown`]) and no other process. What XDP programs counted the ports'
-//! link threads ask for; that is waited for no longer than [`SAMPLES`].
+//! Reading it waits for no port's turn ([`crate::port::shown`]) and no other process. What XDP programs counted is asked
+//! for on threads of their own, and waited for no longer than [`SAMPLES`].
 
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -232,16 +232,31 @@ fn read_work(ports: &[Arc<Port>], workers: &Workers) -> Vec<WorkerReading> {
     readings
 }
 
-/// Waits until it is known what the programs of ports and networks counted and how they are attached, all at a time.
+/// Waits until it is known what the programs of ports and networks counted and how they are attached, all at a time:
+/// each is asked by a thread of its own, as somebody may be waiting for an answer of its steward.
 fn await_samples(ports: &[Arc<Port>], networks: &[Arc<Network>]) {
     let deadline = Instant::now() + SAMPLES;
-    let of_ports = ports.iter().filter_map(|port| port.ask_for_sample());
-    let of_networks = networks.iter().filter_map(|network| network.ask_for_sample());
-    let asked: Vec<_> = of_ports.chain(of_networks).collect();
-    for known in asked {
-        // Nothing is ever sent: the sender is dropped.
-        let _ = known.recv_timeout(deadline.saturating_duration_since(Instant::now()));
+    let (asked, known) = mpsc::channel::<()>();
+    let ask = |sample: Box<dyn FnOnce() + Send>| {
+        let asked = asked.clone();
+        let body = move || {
+            sample();
+            drop(asked);
+        };
+        // Without it, what was known before is shown.
+        let _ = std::thread::Builder::new().name("sample".to_owned()).spawn(body);
+    };
+    for port in ports.iter().filter(|port| port.config.wanted().is_some()) {
+        let port = Arc::clone(port);
+        ask(Box::new(move || port.sample(deadline)));
     }
+    for network in networks.iter().filter(|network| network.shown().uplink.is_some()) {
+        let network = Arc::clone(network);
+        ask(Box::new(move || network.sample(deadline)));
+    }
+    drop(asked);
+    // Nothing is ever sent: all senders are dropped.
+    let _ = known.recv_timeout(deadline.saturating_duration_since(Instant::now()));
 }
 
 fn cpu_us() -> u64 {

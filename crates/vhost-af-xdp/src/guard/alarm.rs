@@ -9,11 +9,11 @@
 //! The end of the daemon: nobody waits for a steward's answer any more.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use rustix::io::Errno;
+use rustix::io::retry_on_intr;
 
 /// See the module's head. One a session, one a port, and one for the daemon.
 #[derive(Debug, Clone)]
@@ -37,37 +37,28 @@ impl Alarm {
         Arc::clone(&self.0)
     }
 
-    /// Waits until the connection or the other descriptor has something to be read; which of them have. `now`: only
-    /// looks.
+    /// Waits until one of these has something to be read, or its end; which of them have. `now`: only looks.
     /// Errors: it was raised.
-    pub(crate) fn await_either(
-        &self,
-        connection: &impl AsFd,
-        other: &impl AsFd,
-        now: bool,
-    ) -> io::Result<[bool; 2]> {
-        let mut three = [
-            PollFd::new(connection, PollFlags::IN),
-            PollFd::new(other, PollFlags::IN),
-            PollFd::new(&*self.0, PollFlags::IN),
-        ];
+    pub(crate) fn await_any(&self, others: &[BorrowedFd<'_>], now: bool) -> io::Result<Vec<bool>> {
+        let mut all = vec![PollFd::new(&*self.0, PollFlags::IN)];
+        all.extend(
+            others
+                .iter()
+                .map(|&fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)),
+        );
         let timeout = now.then(Timespec::default);
-        loop {
-            match poll(&mut three, timeout.as_ref()) {
-                Ok(_) if !three[2].revents().is_empty() => {
-                    return Err(io::Error::other("the session was ended"));
-                }
-                Ok(_) => return Ok([0, 1].map(|at| !three[at].revents().is_empty())),
-                Err(Errno::INTR) => {}
-                Err(errno) => return Err(errno.into()),
-            }
+        retry_on_intr(|| poll(&mut all, timeout.as_ref()))?;
+        let mut ready = all.iter().map(|fd| !fd.revents().is_empty());
+        match ready.next() {
+            Some(true) => Err(io::Error::other("the session was ended")),
+            _ => Ok(ready.collect()),
         }
     }
 
-    /// Waits until the connection has something to be read, or its end; of a listener: until somebody connects.
+    /// Waits until the connection has something to be read, or its end.
     /// Errors: it was raised.
     pub(crate) fn await_message(&self, connection: &impl AsFd) -> io::Result<()> {
-        self.await_either(connection, connection, false).map(|_| ())
+        self.await_any(&[connection.as_fd()], false).map(drop)
     }
 
     /// Whether somebody did; it stays so.

@@ -6,7 +6,6 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use common::binding::L2_BYTES;
@@ -38,8 +37,6 @@ const GIVING_BACK: Duration = Duration::from_secs(2);
 const OPENING: Duration = RETRY.saturating_mul(5);
 /// Between two looks whether they have.
 const LOOK: Duration = Duration::from_millis(1);
-/// How long a steward is asked for what the program counted.
-const SAMPLE_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// What came of a look at the uplink.
 struct Looked {
@@ -95,40 +92,22 @@ impl Network {
         Ok(())
     }
 
-    /// Asks for what the program counted; the receiver's end tells that it is known.
-    pub(crate) fn ask_for_sample(&self) -> Option<Receiver<()>> {
-        self.seen().shown.uplink.as_ref()?;
-        Some(self.wakers.ask_for_sample())
+    /// Asks what the program counted, for `status`; `deadline`: no longer than until then.
+    pub(crate) fn sample(&self, deadline: Instant) {
+        let shown = self.shown();
+        if let (Some(uplink), Some(interface)) = (shown.uplink, shown.interface.and_then(|it| it.upgrade())) {
+            let range = uplink.wanted().range();
+            interface.steering.sample(&interface.link, range, deadline);
+        }
     }
 
-    /// Waits until it is time to look at the uplink, and serves those who want samples meanwhile.
+    /// Waits until it is time to look at the uplink.
     fn await_change(&self, watched: Option<&Interface>, longest: Duration) {
-        let deadline = Instant::now() + longest;
         let lease = watched.and_then(|interface| interface.steering.watch());
-        loop {
-            let mut fds = vec![
-                PollFd::new(&self.wakers.sample, PollFlags::IN),
-                PollFd::new(&self.wakers.retry, PollFlags::IN),
-            ];
-            fds.extend(lease.map(|lease| PollFd::from_borrowed_fd(lease, PollFlags::IN)));
-            let left = deadline.saturating_duration_since(Instant::now());
-            let ready = poll(&mut fds, Timespec::try_from(left).ok().as_ref());
-            let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
-            let (sample, look) = (is_ready(&fds[0]), fds[1..].iter().any(is_ready));
-            if sample {
-                self.wakers.sample.clear();
-                let asked = self.wakers.take_asked();
-                let uplink = self.shown().uplink;
-                if let (Some(_), Some(uplink), Some(interface)) = (&asked, uplink, watched) {
-                    let (until, range) = (Instant::now() + SAMPLE_TIMEOUT, uplink.wanted().range());
-                    interface.steering.sample(&interface.link, range, until);
-                }
-            }
-            if look || ready == Ok(0) || Instant::now() >= deadline {
-                self.wakers.retry.clear();
-                return;
-            }
-        }
+        let mut fds = vec![PollFd::new(&self.wakers.retry, PollFlags::IN)];
+        fds.extend(lease.map(|lease| PollFd::from_borrowed_fd(lease, PollFlags::IN)));
+        let _ = poll(&mut fds, Timespec::try_from(longest).ok().as_ref());
+        self.wakers.retry.clear();
     }
 
     /// Its thread is to look at the uplink soon.

@@ -20,7 +20,7 @@ const NOT_SET_UP: &Fallback = &Fallback::NotSetUp;
 pub(crate) struct LaneFacts {
     /// The data path really in use.
     pub(crate) mode: DataPath,
-    /// The guest has not set the pair up: what arrives for it goes to the first one. Written by the port's thread; nothing
+    /// The guest has not set the pair up: what arrives for it goes to the first one. Written in turns of the port; nothing
     /// is published through it.
     pub(crate) is_idle: AtomicBool,
     /// Why not a better one.

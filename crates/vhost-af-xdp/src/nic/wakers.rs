@@ -1,11 +1,9 @@
-//! What wakes the thread that watches an interface for a port or a network, beside the interface; and when a port tries
-//! again what its interface lacks.
+//! What wakes the thread that watches an interface, beside the interface; and when a port tries again what its
+//! interface lacks.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
-use std::sync::mpsc::{self, Receiver, Sender};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, eventfd};
@@ -29,12 +27,12 @@ impl Default for PortRetry {
 pub(crate) struct Event(OwnedFd);
 
 impl Event {
-    fn new() -> io::Result<Self> {
+    pub(crate) fn new() -> io::Result<Self> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         Ok(Self(eventfd(0, flags)?))
     }
 
-    fn tell(&self) {
+    pub(crate) fn tell(&self) {
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
@@ -51,29 +49,24 @@ impl AsFd for Event {
     }
 }
 
+/// Of a network.
 pub(crate) struct Wakers {
     /// The interface may have changed, or queues could not be set up: it is looked at again.
     pub(crate) retry: Event,
-    /// Somebody wants to know what the program counted.
-    pub(crate) sample: Event,
     /// How often interfaces changed. Nothing is published through it.
     changes: AtomicU32,
-    /// Dropped when it is known.
-    asked: Mutex<Option<Sender<()>>>,
 }
 
 impl Wakers {
-    /// Nobody wants anything.
+    /// Nothing happened.
     pub(crate) fn new() -> io::Result<Self> {
         Ok(Self {
             retry: Event::new()?,
-            sample: Event::new()?,
             changes: AtomicU32::new(0),
-            asked: Mutex::default(),
         })
     }
 
-    /// The port is to look again soon.
+    /// The network is to look again soon.
     pub(crate) fn retry(&self) {
         self.retry.tell();
     }
@@ -87,22 +80,5 @@ impl Wakers {
     /// How often one did; it wraps.
     pub(crate) fn changes(&self) -> u32 {
         self.changes.load(Relaxed)
-    }
-
-    /// Asks for a sample; the receiver's end tells that there is one. Who had asked before is not kept waiting.
-    pub(crate) fn ask_for_sample(&self) -> Receiver<()> {
-        let (asked, known) = mpsc::channel();
-        *self.asked() = Some(asked);
-        self.sample.tell();
-        known
-    }
-
-    /// What is to be dropped when the sample is there, if somebody wants one.
-    pub(crate) fn take_asked(&self) -> Option<Sender<()>> {
-        self.asked().take()
-    }
-
-    fn asked(&self) -> MutexGuard<'_, Option<Sender<()>>> {
-        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -2,11 +2,9 @@
 
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use super::mailbox::Task;
 use super::reasons::{Impaired, TurnedAway};
 use super::session::Reached;
 use super::{Port, PortState, features};
@@ -37,19 +35,17 @@ impl Port {
             true => Impaired::FewPairs(self.config.queues),
             false => Impaired::Declined(features::offered(&self.config)),
         };
-        if let Some(left_out) = state.lines.allow() {
+        if let Some(left_out) = self.may_say() {
             tracing::warn!(port = %self.config.name, "{reason}{left_out}");
         }
         state.declined = Some(reason);
     }
 
     /// Says what a VMM did, if it may be said now.
-    pub(crate) fn warn(self: &Arc<Self>, what: String) {
-        self.post(Task::Request, move |port, state| {
-            if let Some(left_out) = state.lines.allow() {
-                tracing::warn!(port = %port.config.name, "{what}{left_out}");
-            }
-        });
+    pub(crate) fn warn(&self, what: &str) {
+        if let Some(left_out) = self.may_say() {
+            tracing::warn!(port = %self.config.name, "{what}{left_out}");
+        }
     }
 
     /// A second VMM connected, and the first stays.

@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, PoisonError};
 
-use super::mailbox::Task;
+use super::turns::Task;
 use super::{Port, PortState};
 use crate::config::{HintsConfig, PortConfig, PortRules};
 use crate::nic::error::InterfaceError;

@@ -7,29 +7,25 @@
 //!
 //! [`Session::follow_mtu`]: super::session::Session::follow_mtu
 //!
-//! That thread tells the port's thread when to look at the interface, and again while queues could not be set up. It
-//! also asks what the XDP program counted, for `status`, which asks nobody itself: a steward may take its time, or be
-//! stopped.
+//! Who looks: the thread of the port's session, and while there is none the one that looks at those of all ports
+//! ([`super::watch`]).
 
-use std::io;
 use std::sync::Arc;
-use std::sync::mpsc::Receiver;
-use std::thread::JoinHandle;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use steer::with_sources;
 use steward::backoff::RETRY;
 use steward::links::Link;
 
-use super::mailbox::Task;
 use super::reasons::Impaired;
+use super::turns::Task;
 use super::{Port, PortState};
 use crate::config::PortQueues;
 use crate::nic::interface::Interface;
 
-/// How long a steward is asked for what the program counted.
-const SAMPLE_TIMEOUT: Duration = Duration::from_millis(500);
+/// A port that something is done with is looked at after that time.
+const BUSY: Duration = Duration::from_millis(20);
 
 /// When an interface is looked at again, at the latest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,31 +39,63 @@ enum Again {
 }
 
 impl Port {
-    /// Asks for what the program counted and how it is attached; the receiver's end tells that it is known.
-    pub(crate) fn ask_for_sample(&self) -> Option<Receiver<()>> {
-        self.config.wanted()?;
-        Some(self.wakers.ask_for_sample())
+    /// Asks what the program counted and how it is attached, for `status`; `deadline`: no longer than until then.
+    pub(crate) fn sample(&self, deadline: Instant) {
+        let shown = self.window.shown();
+        let interface = shown.and_then(|shown| shown.interface.as_ref()?.itself.upgrade());
+        if let (Some(wanted), Some(interface)) = (self.config.wanted(), interface) {
+            interface
+                .steering
+                .sample(&interface.link, wanted.range(), deadline);
+        }
     }
 
-    /// Watches the interface on a thread of its own; what rtnetlink tells comes by [`Port::look_again`].
-    pub(crate) fn watch_link(self: &Arc<Self>) -> io::Result<JoinHandle<()>> {
-        let port = Arc::clone(self);
-        let body = move || {
-            loop {
-                let Some(again) = port.ask(Task::Link, |port, state| port.look(state)) else {
-                    return;
-                };
-                let watched = port.watched();
-                let longest = match again {
-                    Again::AtOnce => Some(Duration::ZERO),
-                    Again::At(due) => Some(due.saturating_duration_since(Instant::now())),
-                    // What a steward tells while another thread waits for its answer, that thread reads.
-                    Again::Told => watched.as_ref().map(|_| RETRY),
-                };
-                port.await_change(watched.as_deref(), longest);
-            }
+    /// Looks at the interface, by the thread of the port's session.
+    pub(crate) fn look_now(self: &Arc<Self>) {
+        self.looks.take();
+        let again = self.ask(Task::Link, |port, state| port.look_and_watch(state));
+        self.looks.note(again.flatten());
+    }
+
+    /// The same by the thread that looks at all, which waits for no turn: a port with a session is looked at by the
+    /// thread of the session, one whose turn lasts is looked at later.
+    pub(crate) fn look_if_due(self: &Arc<Self>) {
+        if !self.looks.is_due() {
+            return;
+        }
+        if self.in_session.load(Relaxed) {
+            return self.looks.hand_over();
+        }
+        self.looks.forget();
+        let Some(first) = self.state.draw_first() else {
+            return self.looks.note(Some(Instant::now() + BUSY));
         };
-        std::thread::Builder::new().name("link".to_owned()).spawn(body)
+        let looked = self.take_turn(first, Task::Link, |port, state| match state.session {
+            Some(_) => Err(()),
+            None => Ok(port.look_and_watch(state)),
+        });
+        match looked {
+            Some(Ok(again)) => self.looks.note(again),
+            Some(Err(())) => self.looks.hand_over(),
+            None => {}
+        }
+    }
+
+    /// Looks at the interface, and has its lease watched; when to look again at the latest.
+    fn look_and_watch(&self, state: &mut PortState) -> Option<Instant> {
+        let again = self.look(state);
+        let lease = state.interface.as_ref();
+        let lease = lease.and_then(|interface| interface.steering.watch());
+        if let Some(lease) = lease {
+            self.looks.watch_lease(lease);
+        }
+        let now = Instant::now();
+        match again {
+            Again::AtOnce => Some(now),
+            Again::At(due) => Some(due),
+            // What a steward tells while another thread waits for its answer, that thread reads.
+            Again::Told => lease.map(|_| now + RETRY),
+        }
     }
 
     /// The uplink of its network changed: lanes go by what it is now, without a pause, and the VMM is told.
@@ -85,55 +113,6 @@ impl Port {
                 session.config_changed();
             }
         });
-    }
-
-    /// Waits until it is time to look, and serves those who want samples meanwhile.
-    fn await_change(&self, watched: Option<&Interface>, longest: Option<Duration>) {
-        let deadline = longest.map(|longest| Instant::now() + longest);
-        let lease = watched.and_then(|interface| interface.steering.watch());
-        loop {
-            let mut fds = vec![
-                PollFd::new(&self.wakers.sample, PollFlags::IN),
-                PollFd::new(&self.wakers.retry, PollFlags::IN),
-            ];
-            fds.extend(lease.map(|lease| PollFd::from_borrowed_fd(lease, PollFlags::IN)));
-            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-            let left = left.and_then(|left| Timespec::try_from(left).ok());
-            let ready = poll(&mut fds, left.as_ref());
-            let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
-            let (sample, look) = (is_ready(&fds[0]), fds[1..].iter().any(is_ready));
-            drop(fds);
-            if sample {
-                self.wakers.sample.clear();
-                self.take_sample();
-            }
-            if look || ready == Ok(0) {
-                self.wakers.retry.clear();
-                return;
-            }
-        }
-    }
-
-    /// Asks about the program, if somebody wants to know.
-    fn take_sample(&self) {
-        let asked = self.wakers.take_asked();
-        if let (Some(_), Some(wanted), Some(interface)) = (&asked, self.config.wanted(), self.interface()) {
-            let deadline = Instant::now() + SAMPLE_TIMEOUT;
-            interface
-                .steering
-                .sample(&interface.link, wanted.range(), deadline);
-        }
-    }
-
-    /// The interface, if there is more to watch of it than rtnetlink tells.
-    fn watched(&self) -> Option<Arc<Interface>> {
-        self.interface()
-            .filter(|interface| interface.steering.watch().is_some())
-    }
-
-    /// The interface as it was shown last.
-    fn interface(&self) -> Option<Arc<Interface>> {
-        self.window.shown()?.interface.as_ref()?.itself.upgrade()
     }
 
     /// Looks at the interface again: it may be gone, back, down, or have another MTU.
@@ -186,7 +165,7 @@ impl Port {
 
     /// The interface was gone; goes on if one of its name is there again. To look whether one is costs nothing.
     fn try_to_take_up(&self, state: &mut PortState, name: &str) {
-        let (seen, now) = ((self.wakers.changes(), Link::default()), Instant::now());
+        let (seen, now) = ((self.looks.changes(), Link::default()), Instant::now());
         if state.retry.0.is_due(seen, false, now) {
             let is_there = self.take_up(state, name);
             if is_there {

@@ -1,9 +1,11 @@
 //! A port: one guest's network device, for as long as the daemon runs, or until it is removed.
 //!
-//! The port outlives connections ([`Session`]) and interfaces: counters go on, and an interface
-//! that vanishes and comes back is picked up again. A thread of its own has its state, and does with it what comes by
-//! the [mailbox]; `status` looks through a [`Window`]. That thread may wait for the kernel and for the steward:
-//! all that waits for it is this port's.
+//! The port outlives connections ([`Session`]) and interfaces: counters go on, and an interface that vanishes and comes
+//! back is picked up again. Its state is changed in [turns]; `status` looks through a [`Window`]. A turn may wait for
+//! the kernel and for the steward: all that waits for its end is this port's.
+//!
+//! A port has no thread of its own. That of its session ([`vhost_user`](crate::vhost_user)), if there is one, reads the
+//! VMM's connection and looks at the interface; without a session one thread looks at those of all ports ([watch]).
 
 pub(crate) mod announce;
 mod declined;
@@ -14,18 +16,17 @@ pub(crate) mod lanes;
 mod limits;
 mod link;
 mod losses;
-mod mailbox;
 pub(crate) mod memory;
 pub(crate) mod reasons;
 pub(crate) mod session;
 mod sessions;
 pub(crate) mod shown;
+mod turns;
+pub(crate) mod watch;
 
-use std::io;
-use std::sync::atomic::AtomicI32;
-use std::sync::mpsc::Receiver;
-use std::sync::{Arc, Mutex, Weak};
-use std::thread::JoinHandle;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicI32};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use common::drivers;
@@ -39,20 +40,21 @@ use crate::nic::error::InterfaceError;
 use crate::nic::interface::{Interface, QueueOptions};
 use crate::nic::interface_queue::InterfaceQueue;
 use crate::nic::interfaces::Interfaces;
-use crate::nic::wakers::{PortRetry, Wakers};
+use crate::nic::wakers::PortRetry;
 use crate::port::far::{CableEnd, FarSide, Member, NULL_MTU};
 use crate::port::lanes::LaneError;
 use crate::port::losses::Losses;
-use crate::port::mailbox::{Mailbox, Message, Task};
 use crate::port::reasons::{Closed, Impaired};
 use crate::port::session::{FaultCell, PortContext, Session};
 use crate::port::shown::{Shown, ShownInterface, ShownSession, Window};
+use crate::port::turns::{Number, Task, Turns};
+use crate::port::watch::{Looks, Watch};
 use crate::switch::filter::{Filter, PortFilter};
 use crate::switch::guard::Guard;
 use crate::switch::rate_limit::PortLimits;
 use crate::switch::table::Station;
 use crate::switch::workers::Workers;
-use steward::log_limit::LogLimit;
+use steward::log_limit::{LeftOut, LogLimit};
 
 /// How long a daemon that starts waits for a queue that is taken. The kernel gives up that of one that was killed under
 /// the lock of all network configuration (`xp_release_deferred`, net/xdp/xsk_buff_pool.c), for which it may have to
@@ -60,7 +62,7 @@ use steward::log_limit::LogLimit;
 /// meanwhile but who starts it.
 const START_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// What the port's thread has; see the module's head.
+/// What is changed in turns; see the module's head.
 #[derive(Default)]
 pub(crate) struct PortState {
     pub(crate) session: Option<Session>,
@@ -78,8 +80,6 @@ pub(crate) struct PortState {
     pub(super) declines: u32,
     /// When the session began.
     pub(super) began: Option<Instant>,
-    /// What VMMs can make the port say.
-    pub(super) lines: LogLimit,
     /// The daemon ends; nothing is set up any more.
     over: bool,
     /// What the VMM was told last when it was refused.
@@ -185,7 +185,7 @@ pub(crate) struct Port {
     workers: Arc<Workers>,
     /// As the log and `status` have it.
     name: Arc<str>,
-    mailbox: Mailbox<PortState>,
+    state: Turns<PortState>,
     /// How much its guest may send and get.
     limits: Mutex<PortLimits>,
     /// What the guest may send, where no network says it.
@@ -198,37 +198,33 @@ pub(crate) struct Port {
     rules: Mutex<PortRules>,
     /// Which kinds of lost frames were logged.
     losses: Mutex<Losses>,
+    /// What VMMs can make the port say.
+    lines: Mutex<LogLimit>,
     /// See [`PortContext::lines`].
     direct_lines: Mutex<LogLimit>,
     /// What is seen of the state from outside.
     pub(crate) window: Window,
     /// The VMM's process, 0 without one. Shown to others only: nothing is published through it.
     pub(super) vmm_pid: AtomicI32,
-    wakers: Wakers,
+    /// When its interface is looked at.
+    pub(crate) looks: Looks,
+    /// It has a session.
+    pub(super) in_session: AtomicBool,
+    /// There is a thread that serves a VMM, or what may be one.
+    served: AtomicBool,
+    /// Nothing changes any more.
+    ended: AtomicBool,
     /// Raised when the port is to go while the daemon stays.
     pub(crate) removed: Alarm,
 }
 
-/// A port whose thread does not run yet.
-pub(crate) struct Opened {
-    port: Arc<Port>,
-    state: PortState,
-    mailbox: Receiver<Message<PortState>>,
-}
-
-/// A port with the thread that has its state.
-pub(crate) struct Started {
-    pub(crate) port: Arc<Port>,
-    pub(crate) thread: JoinHandle<()>,
-}
-
-impl Opened {
+impl Port {
     /// Opens every queue, with the memory that it will need: a queue that is missing or taken, or a limit of memory
     /// that is too low, is said at the start and not when the guest boots.
     /// Errors: what will not work later either, naming the remedy.
     pub(crate) fn open_queues(&self) -> Result<(), LaneError> {
         let deadline = Instant::now() + START_TIMEOUT;
-        for far in self.port.far_sides(self.state.interface.as_ref()) {
+        for far in self.far_sides(self.opened().as_ref()) {
             far.open_until(deadline)?;
         }
         Ok(())
@@ -236,50 +232,30 @@ impl Opened {
 
     /// The NUMA node of each queue pair's NIC, where there are several.
     pub(crate) fn nodes(&self) -> Vec<Option<NumaNode>> {
-        let far = self.port.far_sides(self.state.interface.as_ref());
+        let far = self.far_sides(self.opened().as_ref());
         far.iter().map(FarSide::node).collect()
     }
 
     /// Closes queues that guest memory will be coupled with. Limits are of the process and of the user, so this is done
     /// once all ports have opened theirs.
     pub(crate) fn close_queues(&self) {
-        if self.port.config.placement.has_guest_ram()
-            && let Some(interface) = &self.state.interface
+        if self.config.placement.has_guest_ram()
+            && let Some(interface) = self.opened()
         {
             interface.close_queues();
         }
     }
 
-    /// As the log and `status` have it.
-    pub(crate) fn name(&self) -> &str {
-        &self.port.name
+    fn opened(&self) -> Option<Arc<Interface>> {
+        self.state
+            .take(self.state.draw(), |state| state.interface.clone())
     }
 
-    /// Starts its thread.
-    pub(crate) fn start(self) -> io::Result<Started> {
-        let port = Arc::clone(&self.port);
-        let body = move || self.work();
-        let thread = std::thread::Builder::new().name("port".to_owned()).spawn(body)?;
-        Ok(Started { port, thread })
+    /// Lets others see the port.
+    pub(crate) fn start(self: &Arc<Self>) {
+        self.ask(Task::Change, |_, _| ());
     }
 
-    /// The port's thread, until it ends.
-    fn work(mut self) {
-        let window = &self.port.window;
-        self.port.show(&self.state);
-        while let Ok(message) = self.mailbox.recv() {
-            window.begin(message.task);
-            let answer = (message.act)(&mut self.state);
-            self.port.show(&self.state);
-            answer();
-            if self.state.over {
-                return;
-            }
-        }
-    }
-}
-
-impl Port {
     /// Opens the interface. `joined`: what the port is joined with within this process.
     /// Errors: what will not work later either, naming the remedy.
     pub(crate) fn open(
@@ -287,9 +263,9 @@ impl Port {
         interfaces: Arc<Interfaces>,
         workers: Arc<Workers>,
         joined: Joined,
-    ) -> Result<Opened, LaneError> {
-        let (mailbox, messages) = Mailbox::new();
-        let port = Self {
+        watch: &Arc<Watch>,
+    ) -> Result<Arc<Self>, LaneError> {
+        let mut port = Self {
             name: Arc::clone(&config.name),
             counters: (0..config.queues).map(|_| Arc::default()).collect(),
             limits: Mutex::new(PortLimits::new(config.rates)),
@@ -301,23 +277,23 @@ impl Port {
             interfaces,
             joined,
             workers,
-            mailbox,
+            state: Turns::new(PortState::default()),
             losses: Mutex::default(),
+            lines: Mutex::default(),
             direct_lines: Mutex::default(),
             window: Window::default(),
             vmm_pid: AtomicI32::new(0),
-            wakers: Wakers::new().map_err(LaneError::Duplicate)?,
+            looks: Looks::new(watch).map_err(LaneError::Duplicate)?,
+            in_session: AtomicBool::new(false),
+            served: AtomicBool::new(false),
+            ended: AtomicBool::new(false),
             removed: Alarm::new().map_err(LaneError::Duplicate)?,
         };
-        let state = PortState {
+        port.state = Turns::new(PortState {
             interface: port.open_interface()?,
             ..PortState::default()
-        };
-        Ok(Opened {
-            port: Arc::new(port),
-            state,
-            mailbox: messages,
-        })
+        });
+        Ok(Arc::new(port))
     }
 
     /// Leaves what is to be seen of the state, and notes what is different from before.
@@ -378,27 +354,56 @@ impl Port {
         }
     }
 
-    /// Lets the port's thread do that, and waits for what comes of it; `None`: the port has ended.
-    fn ask<R: Send + 'static>(
-        self: &Arc<Self>,
-        task: Task,
-        act: impl FnOnce(&Arc<Self>, &mut PortState) -> R + Send + 'static,
-    ) -> Option<R> {
-        let port = Arc::clone(self);
-        self.mailbox.ask(task, move |state| act(&port, state))
+    /// Does that with the state when it is this thread's turn; `None`: the port has ended.
+    fn ask<R>(self: &Arc<Self>, task: Task, act: impl FnOnce(&Arc<Self>, &mut PortState) -> R) -> Option<R> {
+        self.take_turn(self.state.draw(), task, act)
     }
 
-    /// Lets the port's thread do that, some time.
+    fn take_turn<R>(
+        self: &Arc<Self>,
+        number: Number,
+        task: Task,
+        act: impl FnOnce(&Arc<Self>, &mut PortState) -> R,
+    ) -> Option<R> {
+        self.state.take(number, |state| {
+            if state.over {
+                return None;
+            }
+            self.window.begin(task);
+            let result = act(self, state);
+            self.show(state);
+            Some(result)
+        })
+    }
+
+    /// Does that with the state, in its turn: at once, where nothing can be waited for, else on a thread for it.
     fn post(self: &Arc<Self>, task: Task, act: impl FnOnce(&Arc<Self>, &mut PortState) + Send + 'static) {
+        let number = self.state.draw();
+        let at_once = self.state.is_called(&number) && !self.in_session.load(Relaxed);
         let port = Arc::clone(self);
-        self.mailbox.post(task, move |state| act(&port, state));
+        let body: Box<dyn FnOnce() + Send> = Box::new(move || {
+            port.take_turn(number, task, act);
+        });
+        // The number is used, whether there can be a thread or not.
+        let body = Arc::new(Mutex::new(Some(body)));
+        let run = |body: &Mutex<Option<Box<dyn FnOnce() + Send>>>| {
+            let body = body.lock().unwrap_or_else(PoisonError::into_inner).take();
+            if let Some(body) = body {
+                body();
+            }
+        };
+        let theirs = Arc::clone(&body);
+        let thread = std::thread::Builder::new().name("port".to_owned());
+        if at_once || thread.spawn(move || run(&theirs)).is_err() {
+            run(&body);
+        }
     }
 
     /// Queues cannot be set up; said when the reason is another than before.
     fn impair(&self, state: &mut PortState, why: String) {
         let impaired = Some(Impaired::Queues(why));
         if state.impaired != impaired
-            && let (Some(why), Some(left_out)) = (&impaired, state.lines.allow())
+            && let (Some(why), Some(left_out)) = (&impaired, self.may_say())
         {
             tracing::warn!(port = %self.config.name, "queues cannot be set up: {why}{left_out}");
         }
@@ -442,8 +447,7 @@ impl Port {
         });
     }
 
-    /// Ends the port, and gives its queues back: its VMM is disconnected, and nobody else is served. Its threads end
-    /// soon.
+    /// Ends the port, and gives its queues back: its VMM is disconnected, and nobody else is served.
     pub(crate) fn remove(self: &Arc<Self>) {
         // First: who is disconnected and comes back finds nobody.
         self.removed.raise();
@@ -458,14 +462,28 @@ impl Port {
                 interface.close_queues();
             }
             state.over = true;
-            // The thread that watches the interface sees that this one has ended.
-            port.wakers.retry();
+            port.ended.store(true, Release);
         });
     }
 
     /// The interface may have changed.
     pub(crate) fn look_again(&self) {
-        self.wakers.note_change();
+        self.looks.note_change();
+    }
+
+    /// After [`remove`](Self::remove): whether no thread has anything of it any more.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.ended.load(Acquire) && !self.served.load(Acquire)
+    }
+
+    /// Whether a thread serves it; begins or ends that.
+    pub(crate) fn note_served(&self, is_served: bool) {
+        self.served.store(is_served, Release);
+    }
+
+    /// What VMMs can make the port say is said now, and how much was left out before.
+    fn may_say(&self) -> Option<LeftOut> {
+        self.lines.lock().unwrap_or_else(PoisonError::into_inner).allow()
     }
 
     /// As the log and `status` have it.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use device::pair::Fault;
 
-use super::mailbox::Task;
+use super::turns::Task;
 use crate::guard::sigbus;
 use crate::nic::steering::AWAY;
 
@@ -107,7 +107,7 @@ impl fmt::Display for TurnedAway {
     }
 }
 
-/// What a port's thread does that takes long.
+/// A turn of a port that takes long.
 #[derive(Debug, Clone, Copy, thiserror::Error)]
 #[error("{task}, for {} s", .taken.as_secs())]
 pub(crate) struct Busy {

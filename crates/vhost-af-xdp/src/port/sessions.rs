@@ -12,9 +12,9 @@ use steward::peer;
 
 use super::far::NULL_MTU;
 use super::losses::Losses;
-use super::mailbox::Task;
 use super::reasons::{Closed, Ended, Impaired};
 use super::session::{FaultCell, PortContext, Reached, Session, SessionError, VmmConnection};
+use super::turns::Task;
 use super::{LinkConfig, Port, PortState};
 use crate::config::NicConfig;
 use crate::guard::interrupt;
@@ -45,7 +45,7 @@ impl Port {
         let port = Arc::downgrade(self);
         let registered = move |pair| {
             if let Some(port) = port.upgrade() {
-                port.post(Task::Request, move |port, state| port.go_direct(state, pair));
+                let _ = port.ask(Task::Request, move |port, state| port.go_direct(state, pair));
             }
         };
         state.fault = FaultCell::default();
@@ -53,7 +53,7 @@ impl Port {
         state.sessions += 1;
         state.began = Some(Instant::now());
         if state.declined.is_none()
-            && let Some(left_out) = state.lines.allow()
+            && let Some(left_out) = self.may_say()
         {
             tracing::info!(port = %self.config.name, "a VMM connected{left_out}");
         }
@@ -67,6 +67,7 @@ impl Port {
             Arc::clone(&state.fault),
             Arc::new(registered),
         ));
+        self.in_session.store(true, Relaxed);
     }
 
     /// Logs the kinds of lost frames that were not logged in this session yet.
@@ -96,10 +97,12 @@ impl Port {
             ended: Ended::Wrong,
             errors: Vec::new(),
         });
-        // Neither by the port's thread nor by a worker: each may take a while, whatever flag we set.
+        // Neither in a turn nor by a worker: each may take a while, whatever flag we set.
         for error in errors {
             let _ = interrupt::write(&error, &self.workers.watcher);
         }
+        // By the thread that looks at all again.
+        self.looks.retry();
         ended
     }
 
@@ -110,6 +113,7 @@ impl Port {
             (lost_memory, reached) = (session.lost_memory(), session.reached);
             errors = session.device.take_errors();
         }
+        self.in_session.store(false, Relaxed);
         self.log_losses();
         self.vmm_pid.store(0, Relaxed);
         let fault = state.fault.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -127,7 +131,7 @@ impl Port {
         let wrong = !matches!(closed, Closed::Disconnected | Closed::Removed);
         // It is in the log already why they come and go.
         let is_known = !wrong && state.declined.is_some();
-        match (!is_known).then(|| state.lines.allow()).flatten() {
+        match (!is_known).then(|| self.may_say()).flatten() {
             Some(left_out) if wrong => {
                 let reason = closed.name();
                 tracing::warn!(port = %self.config.name, reason, "port closed: {closed}{left_out}");
@@ -183,7 +187,7 @@ impl Port {
         }
         if let Some(shortage) = session.take_shortage() {
             self.impair(state, shortage);
-            self.wakers.retry();
+            self.looks.retry();
         }
         if let Err(error) = &result {
             state.refusal = Some(with_sources(error));

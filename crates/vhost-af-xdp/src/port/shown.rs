@@ -1,11 +1,10 @@
-//! What is seen of a port from outside, without a word from its thread.
+//! What is seen of a port from outside, without a turn.
 //!
-//! A port's thread may wait: for a queue that is still busy, for the steward, for a VMM's memory to be entered.
-//! `status` must not wait with it. So the thread, after each message, leaves in the port's [`Window`] what it made of
-//! the state, and while it works, on what and since when; a look through the window takes no lock but the window's own,
-//! under which nothing waits.
+//! A turn may last: a queue is still busy, the steward does not answer, a VMM's memory is entered. `status` must not
+//! wait for its end. So each turn leaves in the port's [`Window`] what it made of the state, and while it lasts, what
+//! it is for and since when; a look through the window takes no lock but the window's own, under which nothing waits.
 //!
-//! What a look finds may be as old as the message that is worked on. It keeps nothing alive for longer than the look: a
+//! What a look finds may be as old as the turn that lasts. It keeps nothing alive for longer than the look: a
 //! lane's socket and an interface's lease are weakly referred to, since their end is what frees a queue for its next
 //! holder.
 
@@ -15,8 +14,8 @@ use std::time::{Duration, Instant};
 use steer::Mode;
 use xsk::NumaNode;
 
-use super::mailbox::Task;
 use super::reasons::{Busy, Closed, Impaired, TurnedAway};
+use super::turns::Task;
 use crate::nic::interface::Interface;
 use crate::nic::lane_facts::LaneFacts;
 use crate::nic::steering::SteeringReport;
@@ -24,7 +23,7 @@ use crate::nic::steering::SteeringReport;
 /// `status` names a message that takes longer.
 const LONG: Duration = Duration::from_secs(1);
 
-/// What the thread left to be seen.
+/// What the last turn left to be seen.
 #[derive(Clone, Default)]
 pub(crate) struct Shown {
     pub(crate) session: Option<ShownSession>,
@@ -67,7 +66,7 @@ pub(crate) struct Window(Mutex<Seen>);
 #[derive(Default)]
 struct Seen {
     shown: Option<Arc<Shown>>,
-    /// On what the port's thread works now, and since when.
+    /// What the turn is for that lasts, and since when.
     busy: Option<(Task, Instant)>,
     /// What was said to a VMM that came while another was there.
     turned_away: Option<TurnedAway>,
@@ -79,14 +78,14 @@ impl Window {
         self.seen().shown.clone()
     }
 
-    /// On what the port's thread works, if it takes long.
+    /// What the turn is for, if it takes long.
     pub(crate) fn busy(&self) -> Option<Busy> {
         let (task, since) = self.seen().busy?;
         let taken = since.elapsed();
         (taken >= LONG).then_some(Busy { task, taken })
     }
 
-    /// The port's thread begins with a message.
+    /// A turn begins.
     pub(super) fn begin(&self, task: Task) {
         self.seen().busy = Some((task, Instant::now()));
     }

@@ -1,21 +1,34 @@
-//! The thread that reads a port's VMMs: takes one connection after the other, and speaks vhost-user over each.
+//! Where the VMMs of all ports come from: one thread accepts their connections, and starts a thread for each that it
+//! serves. (Another one connects to the VMMs that listen themselves, as the path of a socket may lead to a file system
+//! that does not answer.)
+//!
+//! A port serves one VMM. One that comes while another is served, or while the port pauses after one that did wrong,
+//! waits for a while: a VMM that is started again may be there before the end of the first is seen. Then it is refused,
+//! so that it does not wait for what may never come. Further ones wait in the listener, for which the kernel tells of
+//! the next connection only when there is room for it (EPOLLONESHOT).
+//!
+//! The thread waits for nobody: listeners and connections are looked at without waiting, pauses are times to go on.
 
+use std::collections::HashMap;
 use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::mpsc::{self, SyncSender, TrySendError};
-use std::thread::JoinHandle;
+use std::sync::mpsc::{self, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use common::shortage::shortage;
-use rustix::net::{RecvFlags, recv};
+use rustix::event::{Timespec, epoll};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::net::{SocketAddrUnix, SocketFlags, connect};
 
-use super::connection::Connection;
-use crate::guard::alarm::Alarm;
+use super::connection;
+use crate::listener;
+use crate::nic::wakers::Event;
 use crate::port::Port;
-use crate::port::reasons::{Closed, Ended};
-use crate::port::session::VmmConnection;
+use crate::port::reasons::Ended;
 use steward::backoff::Backoff;
 use steward::log_limit::{LeftOut, LogLimit};
 
@@ -33,11 +46,9 @@ const SESSIONS_MAX: u32 = 256;
 const SESSION_EACH: Duration = Duration::from_millis(100);
 /// How long a VMM waits for the end of another's session, which may wait for a bind or for an answer of the steward.
 const HANDOVER_TIMEOUT: Duration = Duration::from_secs(10);
-/// Between two attempts to hand it over.
-const HANDOVER_PAUSE: Duration = Duration::from_millis(5);
-/// Reads without taking, and does not wait.
-const PEEK: RecvFlags = RecvFlags::PEEK.union(RecvFlags::DONTWAIT);
-
+/// Before the next connection is accepted, after one that only looked whether anybody listens: else a client that does
+/// so without end keeps this thread busy.
+const PROBE_PAUSE: Duration = Duration::from_millis(5);
 /// Where a port's VMMs come from.
 pub(crate) enum VmmSource {
     Listen(UnixListener),
@@ -45,72 +56,280 @@ pub(crate) enum VmmSource {
     Once(UnixStream),
 }
 
-/// Serves VMMs, one after the other, until the port ends.
-pub(crate) fn serve_vmms(port: &Arc<Port>, source: VmmSource) {
-    match source {
-        VmmSource::Once(stream) => {
-            serve_connection(port, stream);
+/// The sources of VMMs that a thread serves, by the numbers of their ports.
+pub(crate) struct Doors {
+    epoll: OwnedFd,
+    wake: Event,
+    notes: Mutex<Vec<Note>>,
+}
+
+/// What the thread is told.
+enum Note {
+    Open(u64, Box<Door>),
+    /// Answered when it is closed.
+    Close(u64, Sender<()>),
+    /// The session of a port is over.
+    Ended(u64, Ended),
+}
+
+/// What is waited for beside the doors.
+const WAKE: u64 = u64::MAX;
+
+impl Doors {
+    /// Starts the thread.
+    pub(crate) fn start(name: &str) -> io::Result<Arc<Self>> {
+        let (epoll, wake) = (epoll::create(epoll::CreateFlags::CLOEXEC)?, Event::new()?);
+        let data = epoll::EventData::new_u64(WAKE);
+        epoll::add(&epoll, &wake, data, epoll::EventFlags::IN)?;
+        let doors = Arc::new(Self {
+            epoll,
+            wake,
+            notes: Mutex::default(),
+        });
+        let theirs = Arc::clone(&doors);
+        let thread = std::thread::Builder::new().name(name.to_owned());
+        thread.spawn(move || theirs.work())?;
+        Ok(doors)
+    }
+
+    /// Serves the VMMs that come by a listener, or listen at a path.
+    pub(crate) fn open(&self, port: &Arc<Port>, way: Way) -> io::Result<()> {
+        if let Way::Listener(listener) = &way {
+            fcntl_setfl(listener, fcntl_getfl(listener)? | OFlags::NONBLOCK)?;
         }
-        VmmSource::Listen(listener) => serve_all_of(port, listener),
-        VmmSource::Connect(path) => serve_all_at(port, &path),
+        let door = Door {
+            port: Arc::clone(port),
+            way,
+            pauses: Pauses::default(),
+            lines: LogLimit::default(),
+            denied: None,
+            is_served: false,
+            not_before: Instant::now(),
+            accepts_from: Some(Instant::now()),
+            waiting: None,
+        };
+        self.tell(Note::Open(port.looks.port, Box::new(door)));
+        Ok(())
+    }
+
+    /// Accepts nobody for a port any more.
+    pub(crate) fn close(&self, port: &Port) {
+        let (closed, done) = mpsc::channel();
+        self.tell(Note::Close(port.looks.port, closed));
+        let _ = done.recv();
+    }
+
+    fn tell(&self, note: Note) {
+        self.notes
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(note);
+        self.wake.tell();
+    }
+
+    fn work(self: &Arc<Self>) {
+        let mut doors: HashMap<u64, Box<Door>> = HashMap::new();
+        loop {
+            let next = doors.values().filter_map(|door| door.next()).min();
+            let left = next.map(|next| next.saturating_duration_since(Instant::now()));
+            let left = left.and_then(|left| Timespec::try_from(left).ok());
+            let mut space = [MaybeUninit::uninit(); 64];
+            let ready = epoll::wait(&self.epoll, &mut space, left.as_ref());
+            for event in ready.map_or(&[][..], |(events, _)| &*events) {
+                match doors.get_mut(&event.data.u64()) {
+                    Some(door) => door.look(self),
+                    None => self.wake.clear(),
+                }
+            }
+            let notes = std::mem::take(&mut *self.notes.lock().unwrap_or_else(PoisonError::into_inner));
+            for note in notes {
+                match note {
+                    Note::Open(port, door) => drop(doors.insert(port, door)),
+                    Note::Close(port, closed) => {
+                        drop(doors.remove(&port));
+                        let _ = closed.send(());
+                    }
+                    Note::Ended(port, ended) => {
+                        if let Some(door) = doors.get_mut(&port) {
+                            door.note_end(ended);
+                        }
+                    }
+                }
+            }
+            let now = Instant::now();
+            let due = doors
+                .values_mut()
+                .filter(|door| door.next().is_some_and(|next| next <= now));
+            due.for_each(|door| door.go_on(self, now));
+        }
+    }
+
+    /// Is told once when there is something of that kind.
+    fn watch(&self, port: &Port, what: impl AsFd, of: epoll::EventFlags) {
+        let (data, flags) = (
+            epoll::EventData::new_u64(port.looks.port),
+            of | epoll::EventFlags::ONESHOT,
+        );
+        if epoll::modify(&self.epoll, &what, data, flags).is_err() {
+            let _ = epoll::add(&self.epoll, &what, data, flags);
+        }
     }
 }
 
-/// Serves those who connect.
-fn serve_all_of(port: &Arc<Port>, listener: UnixListener) {
-    let mut pauses = Pauses::default();
-    // Of no length: what is handed over is served at once.
-    let (handover, connections) = mpsc::sync_channel(0);
-    let listener = Arc::new(listener);
-    let accepting = match start_accepting(port, Arc::clone(&listener), handover) {
-        Ok(thread) => Some(thread),
-        Err(error) => {
-            tracing::error!(
-                port = %port.config.name,
-                %error,
-                "no thread that accepts connections (ulimit -u, systemd: TasksMax=): a VMM that comes while another \
-                 is there waits until that one goes"
-            );
-            None
-        }
-    };
-    while let Ok(stream) = connections.recv() {
-        pauses.after(port, serve_connection(port, stream));
+/// How VMMs come.
+pub(crate) enum Way {
+    Listener(UnixListener),
+    Path(PathBuf),
+}
+
+/// The source of a port's VMMs.
+struct Door {
+    port: Arc<Port>,
+    way: Way,
+    pauses: Pauses,
+    lines: LogLimit,
+    /// Whether what was said last of a path was a lack of permission: that may follow on a socket that was not there.
+    denied: Option<bool>,
+    /// A VMM is served.
+    is_served: bool,
+    /// None is served before.
+    not_before: Instant,
+    /// None is accepted before.
+    accepts_from: Option<Instant>,
+    /// A VMM that waits to be served, and until when.
+    waiting: Option<(UnixStream, Instant)>,
+}
+
+impl Door {
+    /// When there is something to do, if nothing is told before.
+    fn next(&self) -> Option<Instant> {
+        let comes = self.waiting.is_some() || matches!(self.way, Way::Path(_));
+        let serves = (comes && !self.is_served).then_some(self.not_before);
+        let gives_up = self.waiting.as_ref().map(|(_, until)| *until);
+        [serves, gives_up, self.accepts_from].into_iter().flatten().min()
     }
-    // Only without that thread, which goes on until the port ends.
-    while port.removed.await_message(&*listener).is_ok() {
+
+    /// Somebody connected, or one who waits has gone.
+    fn look(&mut self, doors: &Arc<Doors>) {
+        let Way::Listener(listener) = &self.way else {
+            return;
+        };
+        if let Some((waiting, _)) = &self.waiting {
+            if connection::is_over(waiting) {
+                self.waiting = None;
+                self.accepts_from = Some(Instant::now() + PROBE_PAUSE);
+            }
+            return;
+        }
+        let now = Instant::now();
         match listener.accept() {
-            Ok((stream, _)) => pauses.after(port, serve_connection(port, stream)),
-            Err(_) => std::thread::sleep(pauses.next()),
+            Ok((stream, _)) if connection::is_over(&stream) => {
+                // Somebody looked whether anybody listens, as another daemon of the same path does (listener.rs).
+                self.accepts_from = Some(now + PROBE_PAUSE);
+                if !self.is_served && self.not_before <= now {
+                    self.note_end(Ended::Idle);
+                }
+            }
+            Ok((stream, _)) => {
+                doors.watch(&self.port, &stream, epoll::EventFlags::RDHUP);
+                self.waiting = Some((stream, now + HANDOVER_TIMEOUT));
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.accepts_from = Some(now),
+            Err(error) => {
+                if let Some(left_out) = self.lines.allow() {
+                    let hint = shortage(&error.to_string());
+                    tracing::warn!(
+                        port = %self.port.config.name,
+                        "cannot accept a connection, trying again: {error}{hint}{left_out}"
+                    );
+                }
+                self.accepts_from = Some(now + self.pauses.next());
+            }
         }
     }
-    // It has ended, or does in a moment.
-    let _ = accepting.map(JoinHandle::join);
-}
 
-/// Serves those who listen there.
-fn serve_all_at(port: &Arc<Port>, path: &Path) {
-    let mut pauses = Pauses::default();
-    // Of what was said last, whether it was a lack of permission: that may follow on a socket that was not there.
-    let (mut said, mut lines) = (None, LogLimit::default());
-    while !port.removed.is_raised() {
-        match UnixStream::connect(path) {
+    /// Does what it is time for.
+    fn go_on(&mut self, doors: &Arc<Doors>, now: Instant) {
+        if !self.is_served && self.not_before <= now {
+            let waiting = self.waiting.take().map(|(stream, _)| stream);
+            if let Some(stream) = waiting.or_else(|| self.connect(now)) {
+                self.serve(doors, stream);
+            }
+        }
+        if let Some((second, _)) = self.waiting.take_if(|(_, until)| *until <= now) {
+            self.port.turn_away(&second, HANDOVER_TIMEOUT, &mut self.lines);
+            self.accepts_from = Some(now);
+        }
+        if self.accepts_from.take_if(|time| *time <= now).is_some()
+            && let Way::Listener(listener) = &self.way
+        {
+            doors.watch(&self.port, listener, epoll::EventFlags::IN);
+        }
+    }
+
+    fn serve(&mut self, doors: &Arc<Doors>, stream: UnixStream) {
+        let now = Instant::now();
+        if matches!(self.way, Way::Listener(_)) {
+            let _ = epoll::delete(&doors.epoll, &stream);
+            self.accepts_from = Some(now);
+        }
+        let (told, port) = (Arc::clone(doors), self.port.looks.port);
+        match connection::start(&self.port, stream, move |ended| {
+            told.tell(Note::Ended(port, ended));
+        }) {
+            Ok(()) => self.is_served = true,
+            Err(error) => {
+                self.not_before = now + self.pauses.next();
+                if let Some(left_out) = self.lines.allow() {
+                    tracing::error!(
+                        port = %self.port.config.name,
+                        %error,
+                        "no thread that serves the VMM, which is disconnected (ulimit -u, systemd: TasksMax=){left_out}"
+                    );
+                }
+            }
+        }
+    }
+
+    /// The session is over.
+    fn note_end(&mut self, ended: Ended) {
+        self.is_served = false;
+        let mut pause = self.pauses.after(&self.port, ended);
+        if matches!(self.way, Way::Path(_)) {
+            pause += CONNECT_PAUSE;
+        }
+        self.not_before = Instant::now() + pause;
+    }
+
+    /// A connection to a VMM that listens.
+    fn connect(&mut self, now: Instant) -> Option<UnixStream> {
+        let Way::Path(path) = &self.way else { return None };
+        match connect_to(path) {
             Ok(stream) => {
-                said = None;
-                pauses.after(port, serve_connection(port, stream));
+                self.denied = None;
+                Some(stream)
             }
             Err(error) => {
                 let denied = Some(error.kind() == io::ErrorKind::PermissionDenied);
-                if said != denied
-                    && let Some(left_out) = lines.allow()
+                if self.denied != denied
+                    && let Some(left_out) = self.lines.allow()
                 {
                     say_absent(path, &error, &left_out);
                 }
-                said = denied;
+                self.denied = denied;
+                self.not_before = now + CONNECT_PAUSE;
+                None
             }
         }
-        std::thread::sleep(CONNECT_PAUSE);
     }
+}
+
+/// Connects, and does not wait for a VMM that accepts nobody.
+fn connect_to(path: &Path) -> io::Result<UnixStream> {
+    let socket = listener::stream(SocketFlags::NONBLOCK)?;
+    connect(&socket, &SocketAddrUnix::new(path)?)?;
+    fcntl_setfl(&socket, fcntl_getfl(&socket)? - OFlags::NONBLOCK)?;
+    Ok(socket.into())
 }
 
 /// The VMM that is to be connected to cannot be.
@@ -122,61 +341,6 @@ fn say_absent(path: &Path, error: &io::Error, left_out: &LeftOut) {
                                search the directory, or choose another with --user; trying again{left_out}");
     } else {
         tracing::info!(%path, %error, "no VMM there yet, trying again{left_out}");
-    }
-}
-
-/// Accepts connections on a thread of its own, and hands them over one at a time. One that comes while another is
-/// served waits for a while: a VMM that is started again may be there before the end of the first is seen. Then it is
-/// refused, so that it does not wait for what may never come.
-fn start_accepting(
-    port: &Arc<Port>,
-    listener: Arc<UnixListener>,
-    handover: SyncSender<UnixStream>,
-) -> io::Result<JoinHandle<()>> {
-    let port = Arc::clone(port);
-    let body = move || {
-        let (mut lines, mut pauses) = (LogLimit::default(), Pauses::default());
-        while port.removed.await_message(&*listener).is_ok() {
-            match listener.accept() {
-                Ok((stream, _)) => match offer(&handover, stream) {
-                    Ok(()) => pauses = Pauses::default(),
-                    Err(Some(second)) => port.turn_away(&second, HANDOVER_TIMEOUT, &mut lines),
-                    Err(None) => return,
-                },
-                Err(error) => {
-                    if let Some(left_out) = lines.allow() {
-                        let hint = shortage(&error.to_string());
-                        tracing::warn!(
-                            port = %port.config.name,
-                            "cannot accept a connection, trying again: {error}{hint}{left_out}"
-                        );
-                    }
-                    std::thread::sleep(pauses.next());
-                }
-            }
-        }
-    };
-    std::thread::Builder::new().name("accept".to_owned()).spawn(body)
-}
-
-/// Hands a connection over, or drops one that is over before anything was said: somebody only looked whether anybody
-/// listens, as another daemon of the same path does (listener.rs).
-/// Errors: the connection, if nobody took it in time; nothing, if nobody ever will.
-fn offer(handover: &SyncSender<UnixStream>, mut stream: UnixStream) -> Result<(), Option<UnixStream>> {
-    let deadline = Instant::now() + HANDOVER_TIMEOUT;
-    loop {
-        match handover.try_send(stream) {
-            Ok(()) => return Ok(()),
-            Err(TrySendError::Disconnected(_)) => return Err(None),
-            Err(TrySendError::Full(back)) if recv(&back, &mut [0], PEEK) == Ok((0, 0)) => {
-                // Else a client that probes without end keeps this thread busy.
-                std::thread::sleep(HANDOVER_PAUSE);
-                return Ok(());
-            }
-            Err(TrySendError::Full(back)) if Instant::now() >= deadline => return Err(Some(back)),
-            Err(TrySendError::Full(back)) => stream = back,
-        }
-        std::thread::sleep(HANDOVER_PAUSE);
     }
 }
 
@@ -202,17 +366,17 @@ impl Default for Pauses {
 }
 
 impl Pauses {
-    /// Pauses after a session like this.
-    fn after(&mut self, port: &Arc<Port>, ended: Ended) {
+    /// The pause after a session like this.
+    fn after(&mut self, port: &Port, ended: Ended) -> Duration {
         let by_end = self.by_end(ended);
         let by_number = self.by_number(Instant::now());
         if !by_number.is_zero() {
-            port.warn(format!(
+            port.warn(&format!(
                 "a VMM connected more than {SESSIONS_MAX} times in a short time: the next one waits for {} ms",
                 by_number.as_millis()
             ));
         }
-        std::thread::sleep(by_end.max(by_number));
+        by_end.max(by_number)
     }
 
     /// By how it ended.
@@ -254,43 +418,6 @@ impl Pauses {
 
     fn next(&mut self) -> Duration {
         self.pause.failed(Instant::now())
-    }
-}
-
-/// Speaks vhost-user until the connection ends.
-pub(crate) fn serve_connection(port: &Arc<Port>, stream: UnixStream) -> Ended {
-    let (Ok(second), Ok(alarm)) = (stream.try_clone(), Alarm::new()) else {
-        port.warn(
-            "no descriptors left, the connection is dropped: raise the limit of open files (`ulimit -n`, \
-                   systemd: LimitNOFILE=)"
-                .to_owned(),
-        );
-        return Ended::Wrong;
-    };
-    // A client that leaves without a message only probed the socket, and is no VMM.
-    let came = port.removed.await_message(&stream);
-    if came.is_err() || recv(&stream, &mut [0], PEEK) == Ok((0, 0)) {
-        return Ended::Idle;
-    }
-    let ours = VmmConnection {
-        stream: second,
-        alarm: alarm.clone(),
-    };
-    if !port.begin_session(ours) {
-        return Ended::Wrong;
-    }
-    let mut connection = Connection::new(port);
-    let mut pending = false;
-    loop {
-        match connection.wait(&alarm, &stream, &mut pending) {
-            Ok(false) => continue,
-            // It may start the control queue.
-            Ok(true) => pending = true,
-            Err(error) => return port.end_session(Closed::Protocol(format!("vhost-user: {error}"))),
-        }
-        if let Err(closed) = connection.serve_message(&stream) {
-            return port.end_session(closed);
-        }
     }
 }
 

@@ -1,19 +1,22 @@
-//! A VMM's connection: its protocol features, and the kicks of its control queue.
+//! A VMM's connection, and the thread that reads it: its messages, the kicks of its control queue, and looks at the
+//! port's interface.
 
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{Timespec, epoll};
+use rustix::net::{RecvFlags, recv};
 use steer::with_sources;
 
 use super::error::MessageError;
 use crate::guard::alarm::Alarm;
 use crate::port::Port;
-use crate::port::session::Session;
+use crate::port::reasons::{Closed, Ended};
+use crate::port::session::{Session, VmmConnection};
 
 /// Between two looks at the control queue: a guest can have lanes rebuilt 200 times a second at most.
 const CONTROL_PAUSE: Duration = Duration::from_millis(5);
@@ -22,6 +25,9 @@ const CONTROL_PAUSE: Duration = Duration::from_millis(5);
 const CONTROL_SHARE: u32 = 10;
 /// At most so long: messages of the VMM wait meanwhile.
 const LONGEST_CONTROL_PAUSE: Duration = Duration::from_secs(1);
+
+/// Reads without taking, and does not wait.
+const PEEK: RecvFlags = RecvFlags::PEEK.union(RecvFlags::DONTWAIT);
 
 pub(crate) struct Connection {
     pub(crate) port: Arc<Port>,
@@ -66,15 +72,19 @@ impl Connection {
         Ok(())
     }
 
-    /// Waits for a message, or a kick of the control queue, whose commands are served; whether there is a message.
-    /// `pending`: a command may wait, and afterwards: another one may.
+    /// Waits for a message, a kick of the control queue, whose commands are served, or for a look at the interface;
+    /// whether there is a message. `pending`: a command may wait, and afterwards: another one may.
     /// Errors: the session is over.
     pub(super) fn wait(&self, alarm: &Alarm, stream: &UnixStream, pending: &mut bool) -> io::Result<bool> {
-        let Some(kicks) = &self.kicks else {
-            return alarm.await_message(stream).map(|()| true);
-        };
-        let [message, kicked] = alarm.await_either(stream, &kicks.0, *pending)?;
-        if kicked || *pending {
+        let mut fds = vec![stream.as_fd(), self.port.looks.as_fd()];
+        fds.extend(self.kicks.as_ref().map(|kicks| kicks.0.as_fd()));
+        *pending &= self.kicks.is_some();
+        let ready = alarm.await_any(&fds, *pending)?;
+        if ready[1] {
+            self.port.look_now();
+        }
+        let kicked = ready.get(2) == Some(&true);
+        if let Some(kicks) = self.kicks.as_ref().filter(|_| kicked || *pending) {
             kicks.clear();
             let began = Instant::now();
             let served = self.port.with_session(Session::serve_control);
@@ -84,7 +94,68 @@ impl Connection {
                 std::thread::sleep(control_pause(began.elapsed()));
             }
         }
-        Ok(message)
+        Ok(ready[0])
+    }
+}
+
+/// Serves a VMM on a thread of its own, and calls `then` when its session is over.
+pub(crate) fn start(
+    port: &Arc<Port>,
+    stream: UnixStream,
+    then: impl FnOnce(Ended) + Send + 'static,
+) -> io::Result<()> {
+    let served = Arc::clone(port);
+    let body = move || {
+        let ended = serve_connection(&served, &stream);
+        drop(stream);
+        served.note_served(false);
+        then(ended);
+    };
+    // The kernel keeps as much of a name.
+    let name = format!("port {}", port.name()).chars().take(15).collect();
+    port.note_served(true);
+    let started = std::thread::Builder::new().name(name).spawn(body);
+    started.map(drop).inspect_err(|_| port.note_served(false))
+}
+
+/// Whether a connection is over before anything was said.
+pub(super) fn is_over(stream: &UnixStream) -> bool {
+    recv(stream, &mut [0], PEEK) == Ok((0, 0))
+}
+
+/// Speaks vhost-user until the connection ends.
+pub(crate) fn serve_connection(port: &Arc<Port>, stream: &UnixStream) -> Ended {
+    let (Ok(second), Ok(alarm)) = (stream.try_clone(), Alarm::new()) else {
+        port.warn(
+            "no descriptors left, the connection is dropped: raise the limit of open files (`ulimit -n`, systemd: \
+             LimitNOFILE=)",
+        );
+        return Ended::Wrong;
+    };
+    // A client that leaves without a message only probed the socket, and is no VMM.
+    let came = port.removed.await_message(stream);
+    if came.is_err() || is_over(stream) {
+        return Ended::Idle;
+    }
+    let ours = VmmConnection {
+        stream: second,
+        alarm: alarm.clone(),
+    };
+    if !port.begin_session(ours) {
+        return Ended::Wrong;
+    }
+    let mut connection = Connection::new(port);
+    let mut pending = false;
+    loop {
+        match connection.wait(&alarm, stream, &mut pending) {
+            Ok(false) => continue,
+            // It may start the control queue.
+            Ok(true) => pending = true,
+            Err(error) => return port.end_session(Closed::Protocol(format!("vhost-user: {error}"))),
+        }
+        if let Err(closed) = connection.serve_message(stream) {
+            return port.end_session(closed);
+        }
     }
 }
 

@@ -36,7 +36,7 @@ impl Connection {
                 let _ = request.answer(stream, None, self.protocol);
                 // The VMM asks whether this MTU will do, and is told; it decides what follows.
                 if matches!(error, SessionError::Mtu { .. }) {
-                    self.port.warn(error.to_string());
+                    self.port.warn(&error.to_string());
                     return Ok(());
                 }
                 Err(Closed::Refused(with_sources(&error)))

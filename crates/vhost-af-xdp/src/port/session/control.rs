@@ -1,8 +1,8 @@
 //! The control queue of a front end that passes it on: User-mode Linux, crosvm, QEMU's generic vhost-user device.
 //! QEMU's net device serves its own and never sets this vring up.
 //!
-//! The thread that reads the VMM's connection waits for kicks, and has the port's thread serve one command for each
-//! look ([`Session::serve_control`]); no worker reads this queue. What a command changes is in effect before the guest gets
+//! The thread that reads the VMM's connection waits for kicks, and serves one command for each look
+//! ([`Session::serve_control`]); no worker reads this queue. What a command changes is in effect before the guest gets
 //! its answer (VirtIO 1.3, 5.1.6.5). The call is left to this thread, as calls of a stopped lane are: see
 //! `guard/interrupt.rs`.
 

@@ -126,7 +126,7 @@ pub(crate) type OnRegistered = Arc<dyn Fn(usize) + Send + Sync>;
 /// Tells the VMM that it is to read the config space again.
 pub(crate) type TellConfig = Box<dyn Fn() + Send>;
 
-/// A fault that a worker reported, until the port's thread takes note of it.
+/// A fault that a worker reported, until the end of the session takes note of it.
 pub(crate) type FaultCell = Arc<Mutex<Option<Fault>>>;
 
 /// A lane that is in a worker's hands.

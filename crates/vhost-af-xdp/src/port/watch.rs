@@ -1,0 +1,177 @@
+//! When the interfaces of ports are looked at, and by whom.
+//!
+//! One thread waits for all that tells of interfaces: rtnetlink, the leases of ports, and times to look again. It looks
+//! at the interfaces of ports that have no session, one after the other, and does not wait for a turn. A look at the
+//! interface of a port with a session may rebuild its lanes, and so wait for its VMM: that is left to the thread of the
+//! session, which is woken by an event.
+//!
+//! Leases are watched by epoll, which keeps none alive: what is closed is not watched any more. Each is told of once,
+//! until the next look.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use rustix::event::{Timespec, epoll};
+use rustix::io::Errno;
+use steward::links::Changes;
+
+use crate::nic::wakers::Event;
+
+/// What is waited for beside leases, which have the numbers of their ports.
+const CHANGES: u64 = u64::MAX;
+const WAKE: u64 = u64::MAX - 1;
+
+/// What the thread waits for that looks at interfaces.
+pub(crate) struct Watch {
+    epoll: OwnedFd,
+    wake: Event,
+}
+
+/// What came.
+#[derive(Default)]
+pub(crate) struct Came {
+    /// Some interface changed.
+    pub(crate) changes: bool,
+    /// The ports whose leases have something to tell, by number.
+    pub(crate) leases: Vec<u64>,
+}
+
+impl Watch {
+    /// Of nothing yet.
+    pub(crate) fn new() -> io::Result<Arc<Self>> {
+        let (epoll, wake) = (epoll::create(epoll::CreateFlags::CLOEXEC)?, Event::new()?);
+        let data = epoll::EventData::new_u64(WAKE);
+        epoll::add(&epoll, &wake, data, epoll::EventFlags::IN)?;
+        Ok(Arc::new(Self { epoll, wake }))
+    }
+
+    /// Waits for changes of interfaces, too.
+    pub(crate) fn add_changes(&self, changes: &Changes) -> io::Result<()> {
+        let data = epoll::EventData::new_u64(CHANGES);
+        Ok(epoll::add(&self.epoll, changes, data, epoll::EventFlags::IN)?)
+    }
+
+    /// Waits, until then at most.
+    pub(crate) fn wait(&self, until: Option<Instant>) -> Came {
+        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+        let left = left.and_then(|left| Timespec::try_from(left).ok());
+        let mut space = [MaybeUninit::uninit(); 64];
+        let ready = epoll::wait(&self.epoll, &mut space, left.as_ref());
+        let mut came = Came::default();
+        for event in ready.map_or(&[][..], |(events, _)| &*events) {
+            match event.data.u64() {
+                CHANGES => came.changes = true,
+                WAKE => self.wake.clear(),
+                port => came.leases.push(port),
+            }
+        }
+        came
+    }
+}
+
+/// When the interface of a port is looked at.
+pub(crate) struct Looks {
+    watch: Arc<Watch>,
+    /// The port's number there.
+    pub(crate) port: u64,
+    /// It is to be looked at by the thread of the session.
+    event: Event,
+    wanted: AtomicBool,
+    /// When it is to be looked at, at the latest.
+    due: Mutex<Option<Instant>>,
+    /// How often interfaces changed. Nothing is published through it.
+    changes: AtomicU32,
+}
+
+impl Looks {
+    pub(super) fn new(watch: &Arc<Watch>) -> io::Result<Self> {
+        static PORTS: AtomicU64 = AtomicU64::new(0);
+        Ok(Self {
+            watch: Arc::clone(watch),
+            port: PORTS.fetch_add(1, Relaxed),
+            event: Event::new()?,
+            wanted: AtomicBool::new(false),
+            due: Mutex::default(),
+            changes: AtomicU32::new(0),
+        })
+    }
+
+    /// It is to be looked at soon.
+    pub(crate) fn retry(&self) {
+        self.wanted.store(true, Relaxed);
+        self.watch.wake.tell();
+    }
+
+    /// Some interface changed.
+    pub(super) fn note_change(&self) {
+        self.changes.fetch_add(1, Relaxed);
+        self.retry();
+    }
+
+    /// How often one did; it wraps.
+    pub(super) fn changes(&self) -> u32 {
+        self.changes.load(Relaxed)
+    }
+
+    /// Whether it is time to look.
+    pub(super) fn is_due(&self) -> bool {
+        self.wanted.load(Relaxed) || self.due().is_some_and(|due| due <= Instant::now())
+    }
+
+    /// When it will be, if nothing is told before.
+    pub(crate) fn next(&self) -> Option<Instant> {
+        *self.due()
+    }
+
+    /// The thread of the session is to look.
+    pub(super) fn hand_over(&self) {
+        self.forget();
+        self.event.tell();
+    }
+
+    /// A look begins: what was told before is seen by it.
+    pub(super) fn forget(&self) {
+        self.wanted.store(false, Relaxed);
+        *self.due() = None;
+    }
+
+    /// The thread of the session looks.
+    pub(super) fn take(&self) {
+        self.event.clear();
+    }
+
+    /// It was looked at, and is again then.
+    pub(super) fn note(&self, due: Option<Instant>) {
+        *self.due() = due;
+        if due.is_some() {
+            self.watch.wake.tell();
+        }
+    }
+
+    /// Waits for what the lease tells, once.
+    pub(super) fn watch_lease(&self, lease: BorrowedFd<'_>) {
+        let (data, flags) = (
+            epoll::EventData::new_u64(self.port),
+            epoll::EventFlags::IN | epoll::EventFlags::ONESHOT,
+        );
+        if epoll::add(&self.watch.epoll, lease, data, flags) == Err(Errno::EXIST) {
+            let _ = epoll::modify(&self.watch.epoll, lease, data, flags);
+        }
+    }
+
+    fn due(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.due.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl AsFd for Looks {
+    /// Readable when the thread of the session is to look.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
+    }
+}
