@@ -2,10 +2,8 @@
 
 use std::io;
 
-use rustix::thread::{
-    CapabilitySet, CapabilitySets, capabilities, clear_ambient_capability_set,
-    remove_capability_from_bounding_set, set_capabilities, set_no_new_privs,
-};
+use program::capabilities::{empty_bounding_set, keep};
+use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
 
 /// What any steward needs: interfaces and programs, sockets, BPF. That of a single daemon may do with the locked memory
 /// that its user may have.
@@ -75,28 +73,4 @@ pub fn limit_to_with(wanted: CapabilitySet, at_hand: CapabilitySet) -> io::Resul
     let own = capabilities(None)?;
     let effective = own.effective - (at_hand - wanted);
     Ok(set_capabilities(None, CapabilitySets { effective, ..own })?)
-}
-
-/// Removes what may be removed from the bounding set, but for these, and all from the ambient one. That needs
-/// CAP_SETPCAP; who does not have it has no way to the others either, by no_new_privs.
-pub fn empty_bounding_set(stays: CapabilitySet) {
-    for capability in CapabilitySet::all().difference(stays).iter() {
-        // Fails, too, for capabilities that this kernel does not have.
-        let _ = remove_capability_from_bounding_set(capability);
-    }
-    let _ = clear_ambient_capability_set();
-}
-
-/// Keeps these of the permitted capabilities, in effect, and no way to others (no_new_privs).
-///
-/// # Errors
-/// The kernel's.
-pub fn keep(stays: CapabilitySet) -> io::Result<()> {
-    let sets = CapabilitySets {
-        effective: stays,
-        permitted: stays,
-        inheritable: CapabilitySet::empty(),
-    };
-    set_capabilities(None, sets)?;
-    Ok(set_no_new_privs(true)?)
 }

@@ -38,7 +38,6 @@
 //! | [`log_limit`] | limits on lines that others can cause | both |
 //! | [`hardware`] | a NIC's queues in use, n-tuple rules, RSS contexts | the steward; reading: anybody |
 //! | `policy`, `capabilities`, `server` (feature `server`) | who may lease what; the steward | `vhost-af-xdp-steward` |
-//! | `log` (feature `server`) | the log, and its options | both |
 //! | `text_file` (feature `server`) | files that say what a privileged process does | both |
 //!
 //! # Dependencies
@@ -62,7 +61,7 @@ pub mod capabilities;
 #[cfg(feature = "server")]
 pub mod fd_store;
 #[cfg(feature = "server")]
-pub mod log;
+pub use program::log;
 #[cfg(feature = "server")]
 pub mod options;
 #[cfg(feature = "server")]
@@ -71,5 +70,3 @@ pub mod policy;
 pub mod server;
 #[cfg(feature = "server")]
 pub mod text_file;
-#[cfg(feature = "server")]
-pub mod users;

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::Parser as _;
+use program::log::report_end;
 use rustix::io::Errno;
 use rustix::net::{SocketAddrUnix, SocketFlags, bind, connect, listen};
 use rustix::thread::CapabilitySet;
@@ -18,7 +19,6 @@ use sd_notify::NotifyState;
 use steer::with_sources;
 use steward::capabilities;
 use steward::fd_store::{self, Passed};
-use steward::log::report_end;
 use steward::options::Options;
 use steward::policy::Policy;
 use steward::protocol::{DEFAULT_SOCKET, new_socket};

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use clap::Parser;
 
-use crate::log::LogArgs;
 use crate::policy::DEFAULT_POLICY;
 use crate::protocol::DEFAULT_SOCKET;
+use program::log::LogArgs;
 
 const EXAMPLES: &str = "\
 Examples:

@@ -152,7 +152,7 @@ impl Processes {
     pub fn of(daemon: &mut Daemon) -> Self {
         let pid = daemon.process().pid();
         let found = wait::until_some(wait::SOON, || {
-            let parent = children(pid).into_iter().find(|&pid| name(pid) == "api")?;
+            let parent = children(pid).into_iter().find(|&pid| name(pid) == "gateway")?;
             let child = *children(parent).first()?;
             Some(Self { parent, child })
         });

@@ -8,7 +8,8 @@ use serde_json::Value;
 
 use crate::process::{output_of, run};
 
-/// The daemon: `$VHOST_AF_XDP_BIN`, or what `cargo build` makes of this tree, once a test process.
+/// The daemon: `$VHOST_AF_XDP_BIN`, or what `cargo build` makes of this tree, once a test process. The gateway, which it
+/// starts, is beside it.
 ///
 /// # Panics
 /// If it does not build.
@@ -16,23 +17,46 @@ use crate::process::{output_of, run};
 pub fn daemon() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/../vhost-af-xdp/Cargo.toml");
-    PROGRAM.get_or_init(|| named_or_built("VHOST_AF_XDP_BIN", manifest, &[]))
+    PROGRAM.get_or_init(|| {
+        let daemon = named_or_built("VHOST_AF_XDP_BIN", manifest, &[]);
+        if !daemon.with_file_name(GATEWAY).exists() {
+            let _ = build(concat!(env!("CARGO_MANIFEST_DIR"), "/../gateway/Cargo.toml"), &[]);
+        }
+        daemon
+    })
 }
 
-/// The daemon in a directory, for a user who may not look where it was built; where it is then. A hard link, as it has
-/// 80 MB. Where it has to be a copy, another process writes that: a file that this one has open for writing is inherited
+/// The gateway, which is beside the daemon.
+///
+/// # Panics
+/// As [`daemon`].
+#[must_use]
+pub fn gateway() -> PathBuf {
+    daemon().with_file_name(GATEWAY)
+}
+
+const GATEWAY: &str = "vhost-af-xdp-gateway";
+
+/// The daemon and the gateway in a directory, for a user who may not look where it was built; where the daemon is then. Hard
+/// links, as they have 80 MB. Where it has to be a copy, another process writes that: a file that this one has open for writing is inherited
 /// by what another thread starts meanwhile, and cannot be run until that has let go of it (ETXTBSY).
 ///
 /// # Panics
 /// If it cannot be placed there.
 #[must_use]
 pub fn daemon_in(dir: &Path) -> PathBuf {
-    let (original, placed) = (daemon(), dir.join("vhost-af-xdp"));
-    if !placed.exists() && std::fs::hard_link(original, &placed).is_err() {
-        let paths = [original, &placed].map(|path| path.to_str().expect("UTF-8"));
-        run("cp", &paths);
-    }
-    placed
+    let place = |original: &Path| {
+        let placed = dir.join(original.file_name().expect("a file"));
+        if !placed.exists() && std::fs::hard_link(original, &placed).is_err() {
+            run(
+                "cp",
+                &[original, &placed].map(|path| path.to_str().expect("UTF-8")),
+            );
+        }
+        placed
+    };
+    place(&gateway());
+    place(daemon())
 }
 
 /// The steward: `$VHOST_AF_XDP_STEWARD_BIN`, or what `cargo build` makes of this tree, once a test process.

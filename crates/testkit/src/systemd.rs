@@ -29,7 +29,7 @@ echo $$ >"$1/cgroup.procs"
 netns="$2"
 shift 2
 exec ip netns exec "$netns" unshare --mount --propagation private --pid --fork --kill-child --cgroup --uts --ipc "$@""#;
-/// Arguments: the directory with units, the daemon's program, the steward's, directories to be seen in there, too.
+/// Arguments: the directory with units, the daemon's program, beside which the gateway is, the steward's, directories to be seen in there, too.
 const INSIDE: &str = r#"set -e
 mount -t proc vax-proc /proc
 mount --bind /proc/sys /proc/sys
@@ -37,10 +37,11 @@ mount -o remount,bind,ro /proc/sys
 mount -t tmpfs -o mode=755 vax-run /run
 cp -r "$1" /run/units
 mkdir -p /run/none /run/bin /run/etc/upper /run/etc/work /run/dev/pts /run/dev/shm /run/dev/net
-touch /run/bin/vhost-af-xdp /run/bin/vhost-af-xdp-steward
+touch /run/bin/vhost-af-xdp /run/bin/vhost-af-xdp-gateway /run/bin/vhost-af-xdp-steward
 mount -t overlay -o lowerdir=/etc,upperdir=/run/etc/upper,workdir=/run/etc/work vax-etc /etc
 mount -t overlay -o lowerdir=/run/bin:/usr/bin vax-bin /usr/bin
 mount --bind "$2" /usr/bin/vhost-af-xdp
+mount --bind "$2-gateway" /usr/bin/vhost-af-xdp-gateway
 mount --bind "$3" /usr/bin/vhost-af-xdp-steward
 for device in null zero full random urandom net/tun; do
     touch "/run/dev/$device"

@@ -285,13 +285,11 @@ fn client_that_reads_nothing_disturbs_nobody_and_is_told_what_it_lost() {
         .expect("a name")
         .to_owned();
     let mut client = UnixStream::connect(daemon.path("control")).expect("it listens");
-    let asked = serde_json::json!({"port": port, "from_guest": true, "to_guest": true});
-    client
-        .write_all(format!("capture {asked}\n").as_bytes())
-        .expect("read");
+    let asked = serde_json::json!({"capture": {"port": port, "from_guest": true, "to_guest": true}});
+    client.write_all(format!("{asked}\n").as_bytes()).expect("read");
     let mut begun = [0; 64];
     let read = client.read(&mut begun).expect("answered");
-    assert!(begun[..read].starts_with(b"{\"begun\""), "{:?}", &begun[..read]);
+    assert!(begun[..read].starts_with(b"{\"ok\""), "{:?}", &begun[..read]);
     for _ in 0..FRAMES {
         guest.pairs[0].send(&testkit::frame::plain(300, 1), Layout::Whole);
         guest.pairs[0].await_sent();

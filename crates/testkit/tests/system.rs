@@ -12,6 +12,7 @@ mod capture;
 mod check;
 mod completions;
 mod configuration;
+mod control;
 mod control_queue;
 mod deploy_guide;
 mod dpdk;

@@ -19,7 +19,6 @@ use self::ask::{
 use self::capture::{CAPTURE_EXAMPLES, CaptureArgs};
 use self::mark::{MARK_EXAMPLES, MarkCommandArgs};
 use self::netkit::{NETKIT_EXAMPLES, NetkitArgs};
-use crate::api::process::ProcessArgs;
 use crate::check::{CHECK_EXAMPLES, CheckArgs};
 use crate::guard::keeper::KeeperArgs;
 
@@ -78,13 +77,13 @@ pub(crate) enum Command {
     /// Let running daemons read their files again: ports that changed are replaced, all others go on
     #[command(after_help = RELOAD_EXAMPLES)]
     Reload(ReloadArgs),
-    /// List, add, change and remove ports of a running daemon, by its API
+    /// List, add, change and remove ports of a running daemon
     #[command(after_help = PORT_EXAMPLES)]
     Port(PortCommandArgs),
-    /// List networks of a running daemon, by its API
+    /// List networks of a running daemon
     #[command(after_help = NETWORK_EXAMPLES)]
     Network(NetworkCommandArgs),
-    /// Print what happens in a running daemon, as it happens, by its API
+    /// Print what happens in a running daemon, as it happens
     #[command(after_help = EVENTS_EXAMPLES)]
     Events(EventsArgs),
     /// Give flows marks, which filter rules of ports match, in the XDP program of an interface
@@ -109,9 +108,6 @@ pub(crate) enum Command {
     /// What `serve` starts for what its sandbox keeps from it
     #[command(hide = true)]
     Keeper(KeeperArgs),
-    /// What `serve` starts to answer HTTP
-    #[command(hide = true)]
-    Api(ProcessArgs),
     /// What shells ask for completions
     #[command(hide = true)]
     Complete(CompleteArgs),

@@ -3,8 +3,8 @@
 use common::complete::Names;
 
 use crate::api::control_socket::{ask_all, find_all};
-use crate::api::status::Status;
 use crate::cli::complete::keys;
+use model::state::Status;
 
 /// See [`Names`]. Daemons are asked by their control sockets, those that this user may ask.
 pub(crate) struct OfThisHost;

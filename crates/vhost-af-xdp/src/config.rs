@@ -26,10 +26,10 @@ pub(crate) use self::network::{NetworkConfig, UplinkConfig};
 pub(crate) use self::port::{
     Endpoint, ExternalProgram, Inherited, MemberVlans, MemoryRules, NicConfig, PortConfig, PortQueues,
 };
-pub(crate) use self::port_rules::PortRules;
+pub(crate) use self::port_rules::rules_of;
 use crate::listener::Access;
-use crate::sandbox::{Layers, User};
 use crate::switch::polling::Waits;
+use program::sandbox::{Layers, User};
 
 /// Where `status` finds a daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]

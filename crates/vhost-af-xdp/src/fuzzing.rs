@@ -73,7 +73,7 @@ impl NullPort {
             slices_from: None,
             offload: Offloads::all(),
             offer: OnRequest::all(),
-            rates: crate::rates::PortRates::UNLIMITED,
+            rates: model::rates::PortRates::UNLIMITED,
         };
         let (interfaces, workers) = (Arc::new(Interfaces::default()), Arc::new(workers));
         let watch = Watch::new().expect("a descriptor");

@@ -1,51 +1,19 @@
-//! What happened to ports and networks, in order: guests that came and went, links, queues that could not be set up;
-//! ports that were added, changed and removed.
+//! The daemon's only journal of events ([`Ring`]).
 //!
-//! It keeps a number of entries ([`KEPT`]). When there is no room, the port or network with most entries loses its
-//! oldest one: a port whose VMM comes and goes without end displaces its own entries and no others.
-//!
-//! The journal is the daemon's only one. Each turn of a port writes what differs between the picture that it
-//! [shows](crate::port::shown) and the one before. Others read from a place of theirs on, and wait for more; who reads too
-//! slowly loses the oldest entries and is told how many. Nobody who writes waits for a reader.
+//! Each turn of a port writes the differences between what the port [shows](crate::port::shown) and what it showed
+//! before.
+//! Readers start after an event that they know, and wait for more; a slow reader loses the oldest events and receives
+//! their number. Writers never wait for readers.
 
-use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use serde::{Deserialize, Serialize};
+use model::events::{Event, Read, Ring, What};
 
-/// Entries that are kept.
-const KEPT: usize = 1024;
-
-/// What is going on, for all who ask.
+/// The events of this process.
 pub(crate) static JOURNAL: Journal = Journal::new();
 
-/// What happened.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum What {
-    /// A VMM has connected.
-    Connected,
-    /// Its session is over; why.
-    Closed,
-    /// The interface's link is up, or is down.
-    LinkUp,
-    LinkDown,
-    /// No frames move although they should; why.
-    Impaired,
-    /// They do again.
-    Recovered,
-    /// It has more frames than its limit allows; which direction.
-    LimitReached,
-    /// Learned addresses of a network made room for others; which.
-    AddressEvicted,
-    /// There is one more port; it is said otherwise; it is gone. Why, in words.
-    Added,
-    Changed,
-    Removed,
-}
-
-/// Of what something is told.
+/// What an event is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Of<'a> {
     Port(&'a str),
@@ -66,99 +34,6 @@ impl<'a> Of<'a> {
             Self::Port(_) => None,
         }
     }
-}
-
-/// An entry.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Event {
-    /// From 1 on, since the start of the daemon; without gaps as long as none was displaced.
-    pub(crate) sequence: u64,
-    /// Milliseconds since 1970.
-    pub(crate) unix_ms: u64,
-    /// Of the one or of the other.
-    pub(crate) port: Option<String>,
-    pub(crate) network: Option<String>,
-    pub(crate) event: What,
-    /// Stable name of the reason, where there is one.
-    pub(crate) reason: Option<String>,
-    /// In words.
-    pub(crate) detail: Option<String>,
-}
-
-/// What a reader gets.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Read {
-    /// Entries that are not kept any more, before these.
-    pub(crate) lost: u64,
-    pub(crate) events: Vec<Event>,
-}
-
-/// The port or the network that an event is about.
-type Owner = (Option<String>, Option<String>);
-
-/// The newest events of each port and network.
-#[derive(Debug)]
-pub(crate) struct Ring {
-    /// Sequence of the newest one; 0 before the first.
-    newest: u64,
-    kept: VecDeque<Event>,
-    /// How many are kept of each.
-    counts: BTreeMap<Owner, usize>,
-}
-
-impl Ring {
-    pub(crate) const fn new() -> Self {
-        Self {
-            newest: 0,
-            kept: VecDeque::new(),
-            counts: BTreeMap::new(),
-        }
-    }
-
-    /// Takes one in that is newer than all.
-    pub(crate) fn push(&mut self, event: Event) {
-        self.newest = event.sequence;
-        if self.kept.len() == KEPT {
-            self.displace();
-        }
-        *self.counts.entry(owner(&event)).or_default() += 1;
-        self.kept.push_back(event);
-    }
-
-    /// Drops the oldest one of those of which most are kept.
-    fn displace(&mut self) {
-        let most = self.counts.values().copied().max();
-        let has_most = |event: &Event| self.counts.get(&owner(event)).copied() == most;
-        let oldest = self.kept.iter().position(has_most).unwrap_or(0);
-        let Some(dropped) = self.kept.remove(oldest) else {
-            return;
-        };
-        let its = owner(&dropped);
-        match self.counts.get_mut(&its) {
-            Some(count) if *count > 1 => *count -= 1,
-            _ => drop(self.counts.remove(&its)),
-        }
-    }
-
-    /// Those after this one.
-    pub(crate) fn after(&self, sequence: u64) -> Read {
-        let newer = self.kept.iter().filter(|event| event.sequence > sequence);
-        let events: Vec<Event> = newer.cloned().collect();
-        let missed = self.newest.saturating_sub(sequence);
-        Read {
-            lost: missed.saturating_sub(events.len() as u64),
-            events,
-        }
-    }
-
-    /// Sequence of the newest one; 0 before the first.
-    pub(crate) fn newest(&self) -> u64 {
-        self.newest
-    }
-}
-
-fn owner(event: &Event) -> Owner {
-    (event.port.clone(), event.network.clone())
 }
 
 /// See the module's head.
@@ -184,7 +59,7 @@ impl Journal {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let unix_ms = now.map_or(0, |now| u64::try_from(now.as_millis()).unwrap_or(0));
         let mut ring = self.ring();
-        let sequence = ring.newest + 1;
+        let sequence = ring.newest() + 1;
         ring.push(Event {
             sequence,
             unix_ms,
@@ -198,26 +73,20 @@ impl Journal {
         self.more.notify_all();
     }
 
-    /// Waits for what comes after this entry, until `over` says, which is asked after each [`wake`](Self::wake).
-    pub(crate) fn read_after(&self, sequence: u64, over: impl Fn() -> bool) -> Option<Read> {
-        let mut ring = self.ring();
-        loop {
-            if over() {
-                return None;
-            }
-            let read = ring.after(sequence);
-            if !read.events.is_empty() {
-                return Some(read);
-            }
-            ring = self.more.wait(ring).unwrap_or_else(PoisonError::into_inner);
-        }
+    /// Events after that sequence number, and the number to wait after. One that is newer than all is of a daemon before
+    /// this one, which began at 1 again.
+    pub(crate) fn read(&self, sequence: u64) -> (u64, Read) {
+        let ring = self.ring();
+        let sequence = if sequence > ring.newest() { 0 } else { sequence };
+        (sequence, ring.after(sequence))
     }
 
-    /// Lets all who wait look whether they are to go on.
-    pub(crate) fn wake(&self) {
-        // Under the lock: who has just looked waits by now.
-        let _ring = self.ring();
-        self.more.notify_all();
+    /// Waits for events after that sequence number; `None`: none happened in time.
+    pub(crate) fn wait(&self, sequence: u64, time: Duration) -> Option<Read> {
+        let waits = |ring: &mut Ring| ring.newest() <= sequence;
+        let waited = self.more.wait_timeout_while(self.ring(), time, waits);
+        let (ring, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        Some(ring.after(sequence)).filter(|read| !read.events.is_empty())
     }
 
     fn ring(&self) -> MutexGuard<'_, Ring> {
@@ -227,6 +96,8 @@ impl Journal {
 
 #[cfg(test)]
 mod tests {
+    use model::events::KEPT;
+
     use super::*;
 
     #[test]
@@ -236,12 +107,19 @@ mod tests {
         for _ in 0..kept + 10 {
             journal.add(Of::Port("vm1"), What::Connected, None, None);
         }
-        let read = journal.read_after(3, || false).expect("there is more");
+        let read = journal.read(3).1;
         assert_eq!((read.lost, read.events.len()), (7, KEPT));
         assert_eq!(read.events[0].sequence, 11);
-        let read = journal.read_after(kept + 9, || false).expect("one more");
+        let read = journal.read(kept + 9).1;
         assert_eq!((read.lost, read.events.len()), (0, 1));
-        assert_eq!(journal.read_after(kept + 10, || true), None, "who is to end does");
+        assert_eq!(journal.wait(kept + 10, Duration::ZERO), None);
+        assert_eq!(
+            journal
+                .wait(kept + 9, Duration::MAX)
+                .map(|read| read.events.len()),
+            Some(1)
+        );
+        assert_eq!(journal.read(kept + 11).0, 0, "of a daemon before this one");
     }
 
     #[test]
@@ -253,7 +131,7 @@ mod tests {
         add(Of::Port("vm9"), 10 * KEPT);
         add(Of::Port("vm2"), 4);
         add(Of::Port("vm9"), KEPT);
-        let read = journal.read_after(0, || false).expect("there are some");
+        let read = journal.read(0).1;
         let of = |port: &str| {
             let its = |event: &&Event| event.port.as_deref() == Some(port);
             read.events.iter().filter(its).count()
@@ -264,7 +142,7 @@ mod tests {
         assert_eq!(newest, Some(read.lost + KEPT as u64), "the newest are kept");
         // Two that flood have half each.
         add(Of::Port("vm8"), 10 * KEPT);
-        let read = journal.read_after(0, || false).expect("there are some");
+        let read = journal.read(0).1;
         let flood = read
             .events
             .iter()

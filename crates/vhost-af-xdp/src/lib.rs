@@ -2,7 +2,7 @@
 //!
 //! Rooms: [`serve`] starts and ends the daemon. A VMM's messages come in by [`vhost_user`] and act on a [`port`], which
 //! is one guest's network device. Queues of interfaces come from [`nic`]. Frames go through [`switch`], or, where guest
-//! RAM is the UMEM, through [`direct`]. An operator asks by [`api`]; [`guard`] and [`sandbox`] protect the process;
+//! RAM is the UMEM, through [`direct`]. An operator asks by [`api`]; [`guard`] and crate `program` protect the process;
 //! [`check`] says what sockets will be. docs/architecture.md draws the whole.
 //!
 //! A library only so that the program's parts can be fuzzed (feature `fuzzing`, `fuzz/`) and its sandbox be tried from
@@ -13,7 +13,6 @@ mod ask;
 mod bench;
 mod capture;
 mod check;
-mod choice;
 mod cli;
 mod complete;
 mod config;
@@ -32,11 +31,8 @@ mod other_losses;
 mod port;
 mod port_watch;
 mod ports;
-mod rates;
 mod reload;
-mod sandbox;
 mod serve;
-mod signal_handler;
 mod switch;
 mod told;
 mod understood;
@@ -51,17 +47,17 @@ use std::time::{Duration, Instant};
 use clap::{CommandFactory, Parser};
 use common::command_line;
 
-use api::status::Status;
-use api::workers::WorkersDocument;
-use api::{control_socket, process, queues, status_view, workers_view};
+use api::{control_socket, queues, status_view, workers_view};
 use check::CheckArgs;
 use cli::{Cli, Command, QueuesArgs, ReloadArgs, ServeArgs, StatusArgs, WorkersArgs};
 use config::{ServeConfig, file};
 use guard::keeper::{self, Beside, Judge};
 use model::config::Daemon;
+use model::control::{Change, Changed};
+use model::state::{Status, WorkersDocument};
+use program::log::LogArgs;
 use serde::Serialize;
 use serve::Sandboxed;
-use steward::log::LogArgs;
 
 /// The program: reads the command line, does what it asks for.
 #[must_use]
@@ -80,7 +76,6 @@ pub fn run() -> ExitCode {
     };
     match &command {
         Command::Serve(args) => args.log.start("info"),
-        Command::Api(args) => args.log.start("info"),
         // The daemon logs what it does.
         Command::Keeper(args) => args.log.of_errors().start("error"),
         Command::Complete(_) => LogArgs::none().start("off"),
@@ -93,7 +88,6 @@ pub fn run() -> ExitCode {
             (.., Err(error)) => return explain(&error, 2),
         },
         Command::Keeper(args) => keeper::run(args, JUDGE),
-        Command::Api(args) => process::run(&args),
         Command::Status(args) => status(&args),
         Command::Workers(args) => show_workers(&args),
         Command::Capture(args) => capture::run(&args),
@@ -251,54 +245,46 @@ fn show_workers(args: &WorkersArgs) -> anyhow::Result<()> {
 fn reset_workers(control: Option<&Path>) -> anyhow::Result<()> {
     let daemons = match control {
         Some(path) => vec![path.to_owned()],
-        None => {
-            let mut found = control_socket::find_all();
-            // Sockets of daemons that were killed are left behind.
-            found.retain(|path| control_socket::ask(path).is_ok());
-            found
-        }
+        None => daemons_that(|_| true),
     };
     if daemons.is_empty() {
         anyhow::bail!("no daemon found: name its socket with --control PATH");
     }
-    for path in daemons {
-        match control_socket::reset_workers(&path) {
-            Ok(outcome) => _ = print(&(outcome.done.join("\n") + "\n"))?,
-            Err(error) if control.is_some() => anyhow::bail!(control_socket::no_answer(&path, &error)),
-            Err(error) => anyhow::bail!("no daemon answers at {}: {error}", path.display()),
-        }
-    }
-    Ok(())
+    change_all(&daemons, &Change::ResetWorkers)
 }
 
 fn reload_all(args: &ReloadArgs) -> anyhow::Result<()> {
-    let has_file =
-        |path: &PathBuf| control_socket::ask(path).is_ok_and(|status| status.configuration.is_some());
     let daemons = match &args.control {
         Some(path) => vec![path.clone()],
-        None => control_socket::find_all().into_iter().filter(has_file).collect(),
+        None => daemons_that(|status| status.configuration.is_some()),
     };
     if daemons.is_empty() {
         anyhow::bail!("no daemon found that was started with --config: name its socket with --control PATH");
     }
-    let mut failed = Vec::new();
+    change_all(&daemons, &Change::Reload)
+}
+
+/// Control sockets of daemons that answer with such a status: killed daemons leave their sockets behind.
+fn daemons_that(is_meant: fn(&Status) -> bool) -> Vec<PathBuf> {
+    let mut found = control_socket::find_all();
+    found.retain(|path| control_socket::ask(path).is_ok_and(|status| is_meant(&status)));
+    found
+}
+
+/// Changes all of them, and prints what was done.
+/// Errors: what failed, a line each.
+fn change_all(daemons: &[PathBuf], change: &Change) -> anyhow::Result<()> {
+    let mut all_failed = Vec::new();
     for path in daemons {
-        match control_socket::reload(&path) {
-            Ok(outcome) => {
-                failed.extend(outcome.failed);
-                print(
-                    &outcome
-                        .done
-                        .iter()
-                        .map(|line| format!("{line}\n"))
-                        .collect::<String>(),
-                )?;
+        match control_socket::change(path, change.clone()) {
+            Ok(Changed { done, failed, .. }) => {
+                all_failed.extend(failed);
+                print(&done.iter().map(|line| format!("{line}\n")).collect::<String>())?;
             }
-            Err(error) if args.control.is_some() => failed.push(control_socket::no_answer(&path, &error)),
-            Err(error) => failed.push(format!("no daemon answers at {}: {error}", path.display())),
+            Err(error) => all_failed.push(control_socket::no_answer(path, &error)),
         }
     }
-    match failed.as_slice() {
+    match all_failed.as_slice() {
         [] => Ok(()),
         failed => anyhow::bail!("{}", failed.join("\n")),
     }

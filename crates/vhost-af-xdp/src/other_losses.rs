@@ -4,11 +4,10 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use model::state::Named;
 use steward::log_limit::LogLimit;
 
-use crate::api::lane_status::Named;
-use crate::api::network_status::NetworkStatus;
-use crate::api::status::PortStatus;
+use crate::api::{network_status, status};
 use crate::network::Network;
 use crate::port::Port;
 
@@ -42,7 +41,7 @@ impl OtherLosses {
         self.networks
             .retain(|name, _| networks.iter().any(|network| network.name == *name));
         for port in with_queues() {
-            let status = PortStatus::read(port);
+            let status = status::read_port(port);
             let counters = status.lanes.into_iter().flat_map(|lane| lane.counters);
             let elsewhere = sums(counters.filter(|counter| counter.source != "lane"));
             let owner = self.ports.entry(port.name().to_owned()).or_default();
@@ -51,7 +50,7 @@ impl OtherLosses {
             }
         }
         for network in networks {
-            let status = NetworkStatus::read(network, ports);
+            let status = network_status::read(network, ports);
             let queues = status
                 .queues
                 .into_iter()

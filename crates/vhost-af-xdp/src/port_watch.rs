@@ -9,10 +9,11 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::journal::{JOURNAL, Of, What};
+use crate::journal::{JOURNAL, Of};
 use crate::other_losses::OtherLosses;
 use crate::port::Port;
 use crate::ports::Ports;
+use model::events::What;
 
 /// Between two looks.
 const PAUSE: Duration = Duration::from_secs(2);

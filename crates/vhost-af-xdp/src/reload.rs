@@ -22,61 +22,31 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 use model::config::{ConfigFile, Entry, Network, Port, Table};
-use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use model::control::{Change, Changed, Refused};
+use model::events::What;
+use model::state::{Configuration, PortConfiguration, Source};
 use steer::with_sources;
 
-use self::changes::{Change, Changed, Refused};
 use crate::config::file::{build_network, build_port};
 use crate::config::{Endpoint, NetworkConfig, PortConfig};
 use crate::guard::keeper::Requests;
-use crate::journal::{JOURNAL, Of, What};
+use crate::journal::{JOURNAL, Of};
 use crate::ports::{NO_THREAD, Ports};
 use crate::vhost_user::accept::VmmSource;
 
 /// What came of a reading.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub(crate) struct Outcome {
+#[derive(Debug, Default)]
+struct Outcome {
     /// What was done, a line each.
-    pub(crate) done: Vec<String>,
+    done: Vec<String>,
     /// What was not, a line each.
-    pub(crate) failed: Vec<String>,
-}
-
-/// The last readings, for `status`.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Readings {
-    pub(crate) path: PathBuf,
-    /// When the one was that counts, seconds since 1970.
-    pub(crate) read_at: u64,
-    /// What was wrong with the last one, or could not be done.
-    pub(crate) failed: Vec<String>,
-    /// What is said of each port that runs, by name.
-    #[serde(default)]
-    pub(crate) ports: BTreeMap<String, Described>,
-}
-
-/// What is said of a port.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Described {
-    /// By whom.
-    pub(crate) source: Source,
-    /// Keys of a file's table, with their values.
-    pub(crate) keys: Map<String, Value>,
-}
-
-/// Who says what a port is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum Source {
-    File,
-    Api,
+    failed: Vec<String>,
 }
 
 /// What somebody wants.
 enum Wanted {
     /// That the file is read again.
-    Reading(Option<Sender<Outcome>>),
+    Reading,
     Change(Change, Sender<Result<Changed, Refused>>),
 }
 
@@ -84,7 +54,7 @@ enum Wanted {
 #[derive(Clone)]
 pub(crate) struct Reload {
     wanted: Sender<Wanted>,
-    readings: Arc<Mutex<Readings>>,
+    readings: Arc<Mutex<Configuration>>,
 }
 
 /// What cannot be had any more in the sandbox.
@@ -109,7 +79,7 @@ struct Reader {
     running: Vec<Entry<Port>>,
     /// What is said of the networks that there are.
     networks: Vec<Entry<Network>>,
-    readings: Arc<Mutex<Readings>>,
+    readings: Arc<Mutex<Configuration>>,
 }
 
 impl Reload {
@@ -121,7 +91,7 @@ impl Reload {
         reach: Reach,
     ) -> io::Result<Self> {
         let (wanted, asked) = mpsc::channel();
-        let readings = Arc::new(Mutex::new(Readings {
+        let readings = Arc::new(Mutex::new(Configuration {
             path: file.path.clone(),
             read_at: now(),
             failed: Vec::new(),
@@ -145,16 +115,7 @@ impl Reload {
 
     /// Some time soon.
     pub(crate) fn ask(&self) {
-        let _ = self.wanted.send(Wanted::Reading(None));
-    }
-
-    /// Waits for what comes of it.
-    pub(crate) fn run(&self) -> Outcome {
-        let (answer, outcome) = mpsc::channel();
-        let _ = self.wanted.send(Wanted::Reading(Some(answer)));
-        outcome
-            .recv()
-            .unwrap_or_else(|_| Outcome::failed("the daemon ends".to_owned()))
+        let _ = self.wanted.send(Wanted::Reading);
     }
 
     /// Waits for what comes of a change.
@@ -162,17 +123,17 @@ impl Reload {
     pub(crate) fn change(&self, change: Change) -> Result<Changed, Refused> {
         let (answer, outcome) = mpsc::channel();
         let _ = self.wanted.send(Wanted::Change(change, answer));
-        outcome.recv().unwrap_or(Err(Refused::Ending))
+        outcome.recv().unwrap_or(Err(Refused::ending()))
     }
 
-    pub(crate) fn readings(&self) -> Readings {
+    pub(crate) fn readings(&self) -> Configuration {
         locked(&self.readings).clone()
     }
 }
 
 impl Outcome {
     /// Nothing was done; why.
-    pub(crate) fn failed(why: String) -> Self {
+    fn failed(why: String) -> Self {
         Self {
             done: Vec::new(),
             failed: vec![why],
@@ -180,7 +141,7 @@ impl Outcome {
     }
 }
 
-fn locked(readings: &Mutex<Readings>) -> MutexGuard<'_, Readings> {
+fn locked(readings: &Mutex<Configuration>) -> MutexGuard<'_, Configuration> {
     readings.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -259,10 +220,7 @@ impl Reader {
         while let Ok(wanted) = asked.recv() {
             // Who asked may have gone.
             match wanted {
-                Wanted::Reading(answer) => {
-                    let outcome = self.read_and_tell();
-                    let _ = answer.map(|answer| answer.send(outcome));
-                }
+                Wanted::Reading => drop(self.read_and_tell()),
                 Wanted::Change(change, answer) => drop(answer.send(self.change(&change))),
             }
         }
@@ -285,7 +243,7 @@ impl Reader {
             let mut keys = table.value.keys();
             // There may be many; they are asked for by themselves.
             keys.remove("rule");
-            (table.name.clone(), Described { source, keys })
+            (table.name.clone(), PortConfiguration { source, keys })
         });
         locked(&self.readings).ports = described.collect();
     }

@@ -25,10 +25,11 @@ use signal_hook::iterator::{Handle, Signals};
 
 use self::answering::Answers;
 use self::listening::{Leftovers, listen_for_http, listen_for_status, vmm_source};
-use super::config::{Endpoint, PortConfig, ServeConfig};
+use model::state::Status;
+
+use super::config::{Control, Endpoint, PortConfig, ServeConfig};
 use super::port::Port;
-use crate::api::process;
-use crate::api::status::Status;
+use crate::api::gateway;
 use crate::api::status_view;
 use crate::check::{check_privileges, user_of};
 use crate::config::build::machine_bytes;
@@ -47,10 +48,10 @@ use crate::nic::steering::StewardAt;
 use crate::port_watch;
 use crate::ports::{NO_THREAD, Ports, STOPPING};
 use crate::reload::{self, Reload};
-use crate::sandbox::{self, Calls, Layer, Plan, Reach, User};
 use crate::switch::workers::Workers;
 use crate::vhost_user::accept::VmmSource;
 use device::features::F_RING_RESET;
+use program::sandbox::{self, Calls, Layer, Plan, Reach, User};
 use steer::with_sources;
 use steward::capabilities;
 use steward::client::Waiting;
@@ -77,7 +78,7 @@ pub(crate) struct Sandboxed<'a> {
     /// The steward that was named.
     steward: Option<PathBuf>,
     keeper: Keeper,
-    in_force: sandbox::InForce,
+    in_force: model::state::Sandbox,
     /// Who is told when all of it is up.
     manager: ServiceManager,
 }
@@ -111,7 +112,9 @@ impl<'a> Sandboxed<'a> {
         let steward = steward_of(config)?;
         let reach = reach(config, steward.as_deref());
         let user = user_of(config)?;
-        let api = process::start(listeners, user.as_ref(), &config.layers)?;
+        let api = gateway::start(&listeners, user.as_ref(), &config.layers)?;
+        // Nobody is to connect to sockets that nobody accepts from any more.
+        drop(listeners);
         let Confined { keeper, in_force } = leave_privileges(config, user, &mut leftovers, reach)?;
         Ok(Self {
             config,
@@ -311,7 +314,7 @@ fn connects_to_vmms(config: &ServeConfig) -> bool {
 /// A process that has given its privileges up.
 struct Confined {
     keeper: Keeper,
-    in_force: sandbox::InForce,
+    in_force: model::state::Sandbox,
 }
 
 /// Starts the keeper and enters the sandbox. From here on the keeper removes what is left over.
@@ -348,7 +351,8 @@ fn leave_privileges(
         config: file.map(|file| file.path.as_path()),
         state: config.state.as_deref(),
         directories: &file.map_or_else(Vec::new, |_| config.socket_directories()),
-        changes: config.api.all.is_some(),
+        // By the API, or by the control socket.
+        changes: config.api.all.is_some() || !matches!(config.control, Control::Nowhere),
     })?;
     leftovers.0.clear();
     let plan = Plan {

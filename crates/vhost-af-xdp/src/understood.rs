@@ -8,10 +8,11 @@ use xsk::{BindRequest, BusyPoll};
 
 use crate::api::status_view::takes;
 use crate::config::{
-    Control, Endpoint, ExternalProgram, NetworkConfig, NicConfig, PortConfig, PortRules, Segments,
-    ServeConfig, UplinkConfig,
+    Control, Endpoint, ExternalProgram, NetworkConfig, NicConfig, PortConfig, Segments, ServeConfig,
+    UplinkConfig, rules_of,
 };
 use crate::listener::Access;
+use model::state::PortRules;
 
 /// Filter rules of a port that are shown.
 const RULES_SHOWN: usize = 32;
@@ -146,7 +147,7 @@ fn host(uplink: &UplinkConfig) -> String {
 }
 
 fn port_lines(port: &PortConfig) -> Vec<Line> {
-    let rules = PortRules::of(port);
+    let rules = rules_of(port);
     let mut lines = vec![("on", place(port))];
     lines.extend(gets(port, &rules).map(|gets| ("gets", gets)));
     lines.push(("sends from", rules.sends_from()));

@@ -10,8 +10,8 @@ use toml::Spanned;
 
 use super::{CONNECTIONS, CONNECTIONS_MAX, Policy, PolicyError, Rule, zcrx};
 use crate::protocol::is_interface_name;
-use crate::users;
 use model::mistakes::{cut, line_of, quoted};
+use program::users;
 
 /// The number that chown(2) takes for none.
 const NOBODY_AT_ALL: u32 = u32::MAX;

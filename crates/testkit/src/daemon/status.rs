@@ -1,6 +1,6 @@
 //! What a daemon tells of itself by its control socket, as `vhost-af-xdp status` asks it.
 
-use std::io::Read;
+use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
@@ -21,17 +21,18 @@ impl Daemon {
         let text = self
             .ask()
             .unwrap_or_else(|error| panic!("no status ({error}; is the daemon stopped?)\n{}", self.said()));
-        serde_json::from_slice(&text).unwrap_or_else(|error| {
+        let answer: Value = serde_json::from_slice(&text).unwrap_or_else(|error| {
             panic!("status is not JSON ({error}): {}", String::from_utf8_lossy(&text))
-        })
+        });
+        answer["ok"].clone()
     }
 
-    /// What its control socket answers to a request that is empty.
+    /// What its control socket answers to a request for its status.
     pub(super) fn ask(&self) -> std::io::Result<Vec<u8>> {
         let mut control = UnixStream::connect(self.dir.path().join("control"))?;
         control.set_read_timeout(Some(wait::SOON))?;
-        // Fails where it has answered and gone already.
-        let _ = control.shutdown(Shutdown::Write);
+        control.write_all(b"{\"get\": []}\n")?;
+        control.shutdown(Shutdown::Write)?;
         let mut text = Vec::new();
         control.read_to_end(&mut text)?;
         Ok(text)

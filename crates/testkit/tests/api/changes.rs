@@ -476,7 +476,6 @@ fn what_a_port_may_send_and_gets_is_shown_as_it_is_now() {
         said
     };
     let control = scene.daemon.path("control").display().to_string();
-    let api = scene.api.socket().display().to_string();
     let assert_shown = |named: &Value, line: &str, listed: &[&str]| {
         let status = scene.daemon.port_named("vm2").expect("a port");
         for (key, value) in named.as_object().expect("keys") {
@@ -485,7 +484,7 @@ fn what_a_port_may_send_and_gets_is_shown_as_it_is_now() {
         }
         let text = by_command(&["status", "--control", &control]);
         assert!(text.lines().any(|it| it.trim() == line), "{line}:\n{text}");
-        let text = by_command(&["port", "list", "--api", &api]);
+        let text = by_command(&["port", "list", "--control", &control]);
         let row = text.lines().find(|row| row.contains("vm2.sock")).expect("a row");
         assert!(listed.iter().all(|word| row.contains(word)), "{text}");
     };

@@ -1,4 +1,4 @@
-//! `port`, `network` and `events`: commands that ask the API.
+//! `port`, `network` and `events`, and what the API shows of what they do.
 
 use serde_json::{Value, json};
 use testkit::{NetNs, Serve, require};
@@ -6,13 +6,13 @@ use testkit::{NetNs, Serve, require};
 use super::changes::{Scene, network};
 
 #[test]
-fn commands_ask_the_api() {
+fn commands_change_what_the_api_shows() {
     require!(Root);
     let netns = NetNs::new("api");
     let scene = Scene::new(&netns, Serve::file().by_root(), &[], &network(None, &[1]));
-    let socket = scene.api.socket().to_str().expect("UTF-8").to_owned();
+    let control = scene.daemon.path("control").to_str().expect("UTF-8").to_owned();
     let run = |words: &[&str]| {
-        let words = [words, &["--api", &socket]].concat();
+        let words = [words, &["--control", &control]].concat();
         let (status, said) = testkit::daemon::run_to_end(&netns, &words);
         (status.code(), said)
     };
@@ -75,7 +75,7 @@ fn commands_ask_the_api() {
         code == Some(0) && begins(0, "added: ") && begins(1, "changed: isolated, vlan"),
         "{said}"
     );
-    // The one that has an API is found by itself.
+    // A mistake is found without a daemon.
     let (status, said) = testkit::daemon::run_to_end(&netns, &["port", "add", "x", "queus=1"]);
     assert!(
         status.code() == Some(1) && said.contains("unknown key \"queus\""),

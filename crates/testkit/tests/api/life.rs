@@ -49,6 +49,57 @@ fn daemon_goes_on_without_them() {
     assert!(!api.socket().exists(), "the socket stayed behind");
 }
 
+/// As often as its parent starts another one within a few seconds.
+const KILLS: usize = 5;
+
+#[test]
+fn deaths_of_the_gateway_and_a_thousand_clients_cost_the_daemon_nothing() {
+    require!(Root);
+    let dir = super::open_dir();
+    let (mut rig, api) = super::rig(&dir);
+    let _ = api.get("/v1/status");
+    let pid = rig.daemon.process().pid();
+    let before = holdings::steady(pid, wait::QUIET);
+    let mut last = None;
+    for _ in 0..KILLS {
+        let child = wait::until_some(wait::SOON, || {
+            Some(Processes::of(&mut rig.daemon).child).filter(|&child| Some(child) != last)
+        });
+        let child = child.expect("another one");
+        let _held: Vec<_> = (0..200)
+            .filter_map(|_| UnixStream::connect(api.socket()).ok())
+            .collect();
+        kill(child);
+        rig.assert_passes_both_ways();
+        assert_eq!(
+            rig.daemon.port(0)["connected"],
+            true,
+            "the control socket answers"
+        );
+        last = Some(child);
+    }
+    // All of those that the queue of the socket takes, and as many as are let in and closed again.
+    let clients = api.clone();
+    let held = std::thread::spawn(move || {
+        let connect = |_| UnixStream::connect(clients.socket()).ok();
+        (0..1000).filter_map(connect).collect::<Vec<_>>()
+    });
+    rig.assert_passes_both_ways();
+    let held = held.join().expect("no panic");
+    assert_eq!(held.len(), 1000);
+    for _ in 0..20 {
+        assert_eq!(rig.daemon.port(0)["connected"], true);
+    }
+    assert_eq!(api.ask("/v1/status", &[]).status, 200);
+    rig.assert_passes_both_ways();
+    let is_as_before = || holdings::of(pid).is_within(&before);
+    assert!(
+        wait::until(wait::SOON, is_as_before),
+        "before {before:?}, after {:?}",
+        holdings::of(pid)
+    );
+}
+
 #[test]
 fn they_end_with_the_daemon_however_that_ends() {
     require!(Root);

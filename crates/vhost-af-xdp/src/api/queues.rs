@@ -13,6 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 
+use model::state::{HintsStatus, LaneStatus, NetworkStatus, PortStatus, Status};
 use netlink_bindings::netdev::{self, QueueType};
 use netlink_bindings::rt_link::{self, Ifinfomsg};
 use netlink_socket2::NetlinkSocket;
@@ -23,10 +24,8 @@ use steward::hardware::rings::{self, Rings, Split};
 use steward::links::has_no_peer;
 
 use super::control_socket;
-use super::network_status::NetworkStatus;
-use super::status::{LaneStatus, PortStatus, Status};
 use super::status_view::or_dash;
-use crate::nic::hints::{self, HintsStatus};
+use crate::nic::hints;
 pub(crate) use rules::Leased;
 use rules::{Answers, Rule};
 

@@ -3,13 +3,14 @@
 use std::fmt::Write as _;
 
 use comfy_table::{CellAlignment, Row, Table, presets};
+use model::rates::PortRates;
+use model::state::{
+    BridgeStatus, Configuration, HintsStatus, HostStatus, LaneStatus, NetworkStatus, PortStatus, Status,
+};
 use steer::ranges_text;
+use steward::protocol::BEHIND_MAX;
 
-use crate::nic::hints::HintsStatus;
-use crate::rates::PortRates;
-use crate::reload::{self, Readings};
-
-use super::status::{LaneStatus, PortStatus, Status};
+use crate::reload;
 
 /// Renders the whole status, ending with a newline.
 pub(crate) fn render(status: &Status) -> String {
@@ -37,7 +38,7 @@ pub(crate) fn render(status: &Status) -> String {
         let _ = writeln!(text, "workers on NUMA node {}", listed(nodes));
     }
     for network in &status.networks {
-        network.render(&mut text);
+        render_network(&mut text, network);
         render_lanes(&mut text, &network.queues);
         if let Some(host) = network.host.as_ref().filter(|host| host.queue.running) {
             text.push_str("\n  host:\n");
@@ -50,7 +51,7 @@ pub(crate) fn render(status: &Status) -> String {
     text
 }
 
-fn render_readings(text: &mut String, readings: &Readings) {
+fn render_readings(text: &mut String, readings: &Configuration) {
     let ago = reload::now().saturating_sub(readings.read_at);
     // Writing to a String cannot fail.
     let _ = writeln!(
@@ -60,6 +61,66 @@ fn render_readings(text: &mut String, readings: &Readings) {
     );
     for failed in &readings.failed {
         let _ = writeln!(text, "  {failed}");
+    }
+}
+
+fn bridge(bridge: &BridgeStatus) -> String {
+    let BridgeStatus { name, behind, .. } = bridge;
+    let left_out = match bridge.left_out {
+        0 => String::new(),
+        more => format!(", {more} are not, beyond {BEHIND_MAX} (`bridge fdb show br {name}`)"),
+    };
+    format!("uplink is a port of bridge {name}: {behind} addresses at its other ports are reached{left_out}")
+}
+
+fn host(host: &HostStatus) -> String {
+    match (&host.impaired, &host.interface) {
+        (Some(why), _) => format!("host not reached: {why}"),
+        (None, Some(interface)) => {
+            format!("host reached at {}, by {interface}", host.macs.join(", "))
+        }
+        (None, None) => "host not reached yet".to_owned(),
+    }
+}
+
+/// A network without its queues.
+fn render_network(text: &mut String, network: &NetworkStatus) {
+    let state = match (&network.impaired, network.up) {
+        (Some(why), _) => format!("impaired: {why}"),
+        (None, true) => "up".to_owned(),
+        (None, false) => "its uplink is down".to_owned(),
+    };
+    let uplink = match (&network.uplink, &network.attached) {
+        (None, _) => "no uplink".to_owned(),
+        (Some(uplink), Some(mode)) => format!("uplink {uplink} (program attached {mode})"),
+        (Some(uplink), None) => format!("uplink {uplink} (no program attached)"),
+    };
+    // Writing to a String cannot fail.
+    let _ = writeln!(text, "\nnetwork {}: {state}", network.name);
+    let _ = writeln!(
+        text,
+        "  {uplink}, mtu {}, ports: {}",
+        network.mtu,
+        network.ports.join(", ")
+    );
+    if let Some(driver) = &network.driver {
+        let _ = writeln!(text, "  driver {driver}");
+    }
+    if let Some(note) = &network.steering_note {
+        let _ = writeln!(text, "  {note}");
+    }
+    if network.learned_evicted > 0 {
+        let _ = writeln!(
+            text,
+            "  {} learned addresses were evicted",
+            network.learned_evicted
+        );
+    }
+    if let Some(of) = &network.host {
+        let _ = writeln!(text, "  {}", host(of));
+        if let Some(its) = &of.bridge {
+            let _ = writeln!(text, "  {}", bridge(its));
+        }
     }
 }
 

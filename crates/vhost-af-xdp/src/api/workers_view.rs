@@ -3,9 +3,9 @@
 
 use std::fmt::{Display, Write as _};
 
+use model::state::{LaneName, LaneShare, Share, Size, WorkerDocument, WorkersDocument};
+
 use super::status_view::{or_dash, table};
-use super::workers::{LaneShare, Share, Size, WorkerDocument, WorkersDocument};
-use crate::switch::readings::LaneName;
 
 /// Renders the workers of a daemon, ending with a newline.
 pub(crate) fn render(document: &WorkersDocument) -> String {
@@ -180,13 +180,63 @@ fn range(size: &Size) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::workers::tests::{lane, reading};
+    use model::state::{CacheReading, CallsReading, LaneReading, Reading};
+
     use super::*;
-    use crate::switch::readings::CacheReading;
+
+    /// A worker that was busy for a quarter of 10 s, in which it moved a million frames.
+    fn reading() -> Reading {
+        Reading {
+            age_ns: 10_000_000_000,
+            busy_rounds: 40_000,
+            idle_rounds: 60_000,
+            sleeps: 200,
+            pauses: 50,
+            busy_ns: 2_500_000_000,
+            idle_ns: 500_000_000,
+            asleep_ns: 7_000_000_000,
+            frames_in: 900_000,
+            passes: 1_000_000,
+            frames_out: 990_000,
+            batches: [10_000, 0, 0, 0, 0, 0, 15_000],
+            calls: [
+                CallsReading {
+                    all: 31_000,
+                    timed: 1000,
+                    timed_ns: 20_000_000,
+                },
+                CallsReading::default(),
+                CallsReading::default(),
+                CallsReading {
+                    all: 10,
+                    timed: 10,
+                    timed_ns: 15_000,
+                },
+            ],
+            timed_rounds: 200,
+            timed_ns: 10_000_000,
+            cache: None,
+        }
+    }
+
+    fn lane(port: &str, frames: u64, timed_ns: u64) -> LaneReading {
+        let lane = LaneName {
+            network: Some("lan".to_owned()),
+            port: Some(port.to_owned()),
+            kind: "pair".to_owned(),
+            pair: Some(0),
+            ..LaneName::default()
+        };
+        LaneReading {
+            lane,
+            frames,
+            timed_ns,
+        }
+    }
 
     fn shown(cache: Option<CacheReading>) -> String {
         let lanes = [lane("vm1", 750_000, 6_000_000), lane("vm2", 250_000, 2_000_000)];
-        let reading = crate::switch::readings::Reading { cache, ..reading() };
+        let reading = Reading { cache, ..reading() };
         render(&WorkersDocument {
             pid: 7,
             cycles_per_us: Some(2000.0),

@@ -15,10 +15,11 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use model::control::{CaptureBegun, CaptureRequest};
 
 use self::pcapng::PcapNg;
-use crate::api::capture::link::{Answer, End, Message, Request, message_of};
-use crate::api::control_socket::{ask, begin_capture, find_all};
+use crate::api::capture::link::{End, Message, message_of};
+use crate::api::control_socket::{Error, ask, begin_capture, find_all};
 use crate::cli::capture::{CaptureArgs, CaptureClock, CaptureDirection};
 use crate::switch::capture::SHOWN_BYTES;
 use crate::told;
@@ -45,16 +46,17 @@ pub(crate) fn run(args: &CaptureArgs) -> anyhow::Result<()> {
         Some(path) => path.clone(),
         None => daemon_with(&args.port)?,
     };
-    let request = Request {
+    let request = CaptureRequest {
         port: args.port.clone(),
         from_guest: args.direction != CaptureDirection::ToGuest,
         to_guest: args.direction != CaptureDirection::FromGuest,
     };
-    let (stream, answer) = begin_capture(&control, &request)
-        .with_context(|| format!("no daemon shows frames at {}", control.display()))?;
-    let notes = match answer {
-        Answer::Begun { notes } => notes,
-        Answer::Refused(why) => bail!("{}", plain(&why)),
+    let (stream, rest, CaptureBegun { notes }) = match begin_capture(&control, request) {
+        Ok(begun) => begun,
+        Err(Error::Refused(refused)) => bail!("{}", plain(&refused.message)),
+        Err(error) => {
+            return Err(error).with_context(|| format!("no daemon shows frames at {}", control.display()));
+        }
     };
     let notes: Vec<String> = notes.iter().take(MOST_NOTES).map(|note| plain(note)).collect();
     notes.iter().for_each(|note| eprintln!("note: {note}"));
@@ -74,7 +76,7 @@ pub(crate) fn run(args: &CaptureArgs) -> anyhow::Result<()> {
     let is_over = || signalled.load(Relaxed) || until.is_some_and(|until| Instant::now() >= until);
     match writer
         .begin(&args.port, &notes)
-        .and_then(|()| writer.copy(&stream, is_over))
+        .and_then(|()| writer.copy((&stream, rest), is_over))
     {
         Ok(ended) => tell(&args.port, writer.frames, ended),
         // Who reads has seen enough.
@@ -185,12 +187,21 @@ impl<W: Write> Writer<W> {
 
     /// Writes what comes until it is over, then the rest.
     /// Errors: it cannot be written.
-    fn copy(&mut self, mut stream: &UnixStream, is_over: impl Fn() -> bool) -> io::Result<Ended> {
+    fn copy(
+        &mut self,
+        (mut stream, rest): (&UnixStream, Vec<u8>),
+        is_over: impl Fn() -> bool,
+    ) -> io::Result<Ended> {
         let mut part = vec![0; 64 << 10];
-        let mut bytes: Vec<u8> = Vec::new();
+        let mut bytes = rest;
         let mut asked: Option<Instant> = None;
         stream.set_read_timeout(Some(LOOK))?;
         let ended = loop {
+            if let Some(ended) = self.messages(&mut bytes)? {
+                break ended;
+            }
+            // The reader has everything that is known.
+            self.file.flush()?;
             if asked.is_none() && (self.frames >= self.most || is_over()) {
                 asked = Some(Instant::now());
                 // Fails where the daemon has closed it, which is seen next.
@@ -205,11 +216,6 @@ impl<W: Write> Writer<W> {
                 Err(error) if is_later(error.kind()) => continue,
                 Err(_) => break Ended::Cut,
             }
-            if let Some(ended) = self.messages(&mut bytes)? {
-                break ended;
-            }
-            // Who reads it has all that is known.
-            self.file.flush()?;
         };
         if let Ended::Whole { lost, .. } = ended {
             self.file.end(self.frames, lost)?;

@@ -36,13 +36,13 @@ use super::loopback;
 use super::placements::Request;
 use crate::api::control_socket;
 use crate::api::queues::Queue;
-use crate::api::status::Status;
 use crate::config::{Control, Endpoint, Placement, PortConfig, ServeConfig, UplinkConfig};
 use crate::listener::{self, Access, ListenError};
 use crate::nic::error::InterfaceError;
 use crate::nic::external;
 use crate::nic::mode::{DataPath, Fallback};
-use crate::sandbox::{Layer, User};
+use model::state::Status;
+use program::sandbox::{Layer, User};
 
 /// What was found.
 #[derive(Debug, Clone, Serialize)]

@@ -1,4 +1,4 @@
-//! Commands that ask a running daemon by its API.
+//! Commands that ask or change a running daemon: `port`, `network`, `events`.
 
 use std::path::PathBuf;
 
@@ -27,9 +27,9 @@ Examples:
 
 pub(crate) const NETWORK_EXAMPLES: &str = "\
 Examples:
-  Networks of the one daemon that has an API, and of another one:
+  Networks of the one daemon that runs, and of another one:
     vhost-af-xdp network list
-    vhost-af-xdp network list --api /run/vhost-af-xdp-2/api.sock --json";
+    vhost-af-xdp network list --control /run/vhost-af-xdp-2/control.sock --json";
 
 pub(crate) const EVENTS_EXAMPLES: &str = "\
 Examples:
@@ -41,9 +41,9 @@ Examples:
 /// Which daemon is asked.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct AtArgs {
-    /// Socket of the daemon's API [default: that of the one daemon that has one]
-    #[arg(long, value_name = "SOCKET")]
-    pub(crate) api: Option<PathBuf>,
+    /// Control socket of the daemon [default: that of the one daemon that is found]
+    #[arg(long, value_name = "PATH")]
+    pub(crate) control: Option<PathBuf>,
 }
 
 /// The same, and in which form the answer is printed.
@@ -149,7 +149,7 @@ pub(crate) struct EventsArgs {
 }
 
 impl KeysArgs {
-    /// The keys as the API takes them; null: not set any more.
+    /// The keys as the daemon takes them; null: remove the key.
     /// Errors: one line, naming the key.
     pub(crate) fn json(&self) -> anyhow::Result<Map<String, Value>> {
         let wrong = |mistake: Mistake| anyhow!(mistake.what);

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Context, bail};
 use clap::Args;
 use model::config::{Daemon, Port};
-use steward::log::LogArgs;
+use program::log::LogArgs;
 
 use crate::config::{Endpoint, PortConfig, ServeConfig, build, file};
 

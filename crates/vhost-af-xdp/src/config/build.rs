@@ -20,12 +20,12 @@ use super::{
     ApiConfig, Control, Endpoint, ExternalProgram, HintsConfig, MOST_BYTES, MemberVlans, MemoryRules,
     NetworkConfig, NicConfig, PortConfig, PortQueues, ServeConfig, UplinkConfig, offload,
 };
-use crate::choice::Choice;
 use crate::listener::Access;
 use crate::nic::endpoint::{COPY_BYTES, LEAST_COPY_BYTES};
-use crate::rates::{Beyond, LONGEST_BURST_SECONDS, PortRates, Rate, Rates, Unit};
-use crate::sandbox::{Layer, Layers, User, group_number, user_number};
 use crate::switch::polling::Waits;
+use model::rates::{Beyond, LONGEST_BURST_SECONDS, PortRates, Rate, Rates, Unit};
+use program::choice::Choice;
+use program::sandbox::{Layer, Layers, User, group_number, user_number};
 
 /// How long a worker polls without work before it sleeps, microseconds.
 const SPIN_US: u64 = 50;

@@ -357,9 +357,9 @@ mod tests {
     use super::*;
     use crate::listener::Access;
     use crate::nic::endpoint::COPY_BYTES;
-    use crate::rates::PortRates;
-    use crate::sandbox::Layers;
     use crate::switch::polling::Waits;
+    use model::rates::PortRates;
+    use program::sandbox::Layers;
 
     fn port(path: &str, start_queue: u32, queues: u16) -> PortConfig {
         PortConfig {

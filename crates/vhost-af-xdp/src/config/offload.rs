@@ -2,7 +2,7 @@
 
 use device::offloads::Offloads;
 
-use crate::choice::Choice;
+use program::choice::Choice;
 
 /// From a list: `all` (that are possible), `none`, names (only these), or names with a `-` before each (all that
 /// are possible but these), joined by `,` or `+`. What names rest on is added; with one that is taken away goes

@@ -13,8 +13,8 @@ use xsk::{BindRequest, BusyPoll};
 use super::hints::HintsConfig;
 use crate::listener::Access;
 use crate::nic::endpoint::to_send_only;
-use crate::rates::PortRates;
 use crate::switch::guard::{Guard, Lock};
+use model::rates::PortRates;
 
 /// Where a port and its VMM connect.
 #[derive(Debug, Clone, PartialEq, Eq)]

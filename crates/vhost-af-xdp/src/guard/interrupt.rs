@@ -29,8 +29,8 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::{SendFlags, send};
 
-use crate::signal_handler;
 use crate::switch::progress::Watcher;
+use program::signal_handler;
 
 /// Between two looks whether a thread waits.
 pub(crate) const PERIOD: Duration = Duration::from_millis(20);

@@ -46,6 +46,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::Duration;
 
 use anyhow::Context;
+use program::log::{self, LogArgs};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::OFlags;
 use rustix::io::{FdFlags, fcntl_setfd};
@@ -53,7 +54,6 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::thread::CapabilitySet;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use steward::capabilities;
-use steward::log::{self, LogArgs};
 use steward::policy::{Policy, Queues};
 use steward::server::{NewPolicy, Server};
 
@@ -61,8 +61,8 @@ use self::files::Files;
 use self::questions::VmmSockets;
 use self::requests::{Adopt, Desk, Directories};
 use crate::config::ServeConfig;
-use crate::guard::handed::{close_all_on_exec, taken};
 use crate::listener::{Access, ListenError, listen_as};
+use program::handed::{close_all_on_exec, taken};
 
 pub(crate) use questions::private_address;
 pub(crate) use requests::{Beside, Judge, RequestError, Requests};

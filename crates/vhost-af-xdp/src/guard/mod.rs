@@ -2,7 +2,6 @@
 //! what the sandboxed process cannot do any more.
 
 pub(crate) mod alarm;
-pub(crate) mod handed;
 pub(crate) mod interrupt;
 pub(crate) mod keeper;
 pub(crate) mod private_memory;

@@ -35,7 +35,7 @@ use virtqueue::{ForeignFiles, Guard};
 
 use super::interrupt;
 use crate::guard::alarm::Alarm;
-use crate::signal_handler;
+use program::signal_handler;
 
 /// What is said when a port closes for it.
 pub(crate) const TRUNCATED: &str =

@@ -9,10 +9,11 @@ use steward::backoff::Retry;
 use steward::protocol::StationChange;
 
 use super::{Network, State, change, note_of, stations};
-use crate::journal::{JOURNAL, Of, What};
+use crate::journal::{JOURNAL, Of};
 use crate::nic::error::InterfaceError;
 use crate::nic::interface::Interface;
 use crate::switch::table::PortNumber;
+use model::events::What;
 
 /// So many are named of those that are refused.
 const SAID: usize = 3;

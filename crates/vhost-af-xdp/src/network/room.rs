@@ -6,9 +6,10 @@ use steward::protocol::STATIONS_MAX;
 
 use super::learning::{self, Evicted};
 use super::{Network, State, stations};
-use crate::journal::{JOURNAL, Of, What};
+use crate::journal::{JOURNAL, Of};
 use crate::nic::error::InterfaceError;
 use crate::switch::table::{PortNumber, Table, TablePort};
+use model::events::What;
 
 impl State {
     /// How many stations of this port are not the network's yet; `number`: whose stations change, if there are some.

@@ -16,7 +16,7 @@ use steward::backoff::{RETRY, Retry};
 use steward::links::Link;
 
 use super::{Network, NetworkLink, Running, RunningTap, State, stations};
-use crate::journal::{JOURNAL, Of, What};
+use crate::journal::{JOURNAL, Of};
 use crate::nic::error::InterfaceError;
 use crate::nic::interface::Interface;
 use crate::nic::interface_queue::{Fit, InterfaceQueue};
@@ -29,6 +29,7 @@ use crate::switch::new_lane::NewLane;
 use crate::switch::role::Role;
 use crate::switch::table::PortNumber;
 use crate::switch::uplink_lane::UplinkLane;
+use model::events::What;
 
 /// How long others may have an interface still that is given back.
 const GIVING_BACK: Duration = Duration::from_secs(2);

@@ -1,10 +1,8 @@
 //! What stands before frames of an interface's queues, as it is shown; and which of it was really there.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
-use serde::{Deserialize, Serialize};
 use steer::HintSet;
 use xsk::metadata::{Hints, Layout, MAX_LAYOUTS};
 
@@ -103,45 +101,9 @@ impl Promises {
     }
 }
 
-/// Hints of an interface, by their names.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct HintsStatus {
-    /// What was asked for, as it was written: `auto`, `none`, or names.
-    pub(crate) asked: String,
-    /// What kernel and driver have, in the mode in which the program is attached.
-    pub(crate) possible: Vec<String>,
-    /// What the program leaves before frames of these queues.
-    pub(crate) on: Vec<String>,
-    /// What frames really had so far; a tag, for instance, only those that had one.
-    pub(crate) seen: Vec<String>,
-    /// Why what was asked for by name is not on.
-    pub(crate) why: Option<String>,
-}
-
 /// The names of a set's hints.
 pub(crate) fn names(hints: HintSet) -> Vec<String> {
     hints.names().map(str::to_owned).collect()
-}
-
-impl fmt::Display for HintsStatus {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let listed = |names: &[String]| match names {
-            [] => "none".to_owned(),
-            names => names.join(", "),
-        };
-        write!(
-            f,
-            "hints before frames: {} (asked for {}; possible {}; seen in frames {})",
-            listed(&self.on),
-            self.asked,
-            listed(&self.possible),
-            listed(&self.seen)
-        )?;
-        match &self.why {
-            Some(why) => write!(f, ": {why}"),
-            None => Ok(()),
-        }
-    }
 }
 
 #[cfg(test)]
@@ -197,21 +159,5 @@ mod tests {
             .clone()
             .follow(&both, &mut |promise| told.push(promise.clone()), |_| false);
         assert!(now.leaves && now.hints.is_empty() && told.last() == Some(&now));
-    }
-
-    #[test]
-    fn they_are_told_in_a_line() {
-        let status = HintsStatus {
-            asked: "hash,mark".to_owned(),
-            possible: names(HintSet::ALL),
-            on: names(HintSet::HASH),
-            seen: Vec::new(),
-            why: Some("no mark".to_owned()),
-        };
-        assert_eq!(
-            status.to_string(),
-            "hints before frames: hash (asked for hash,mark; possible hash, vlan, timestamp, mark; seen in frames \
-             none): no mark"
-        );
     }
 }

@@ -22,11 +22,12 @@
 
 use std::sync::{MutexGuard, PoisonError};
 
+use model::state::HintsStatus;
 use steer::{HintSet, note_layout};
 use steward::client::LeaseError;
 
 use super::error::InterfaceError;
-use super::hints::{self, HintsStatus, Promise, Promises};
+use super::hints::{self, Promise, Promises};
 use super::interface::Interface;
 use super::queue_state::{Opened, QueueState};
 use crate::config::HintsConfig;

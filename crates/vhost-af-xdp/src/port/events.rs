@@ -3,7 +3,8 @@
 
 use super::reasons::Impaired;
 use super::shown::Shown;
-use crate::journal::{JOURNAL, Of, What};
+use crate::journal::{JOURNAL, Of};
+use model::events::What;
 
 /// Notes what is different.
 pub(super) fn note(port: &str, before: Option<&Shown>, now: &Shown) {

@@ -5,15 +5,16 @@ use std::sync::{Arc, PoisonError};
 
 use super::turns::Task;
 use super::{Port, PortState};
-use crate::config::{HintsConfig, PortConfig, PortRules};
+use crate::config::{HintsConfig, PortConfig, rules_of};
 use crate::nic::error::InterfaceError;
 use crate::nic::hints::Promise;
-use crate::rates::PortRates;
 use crate::switch::capture::Capture;
 use crate::switch::filter::{Filter, PortFilter};
 use crate::switch::guard::Guard;
 use crate::switch::rate_limit::PortLimits;
 use crate::switch::table::Station;
+use model::rates::PortRates;
+use model::state::PortRules;
 
 impl Port {
     /// As its lanes have them.
@@ -141,7 +142,7 @@ impl Port {
     /// Its guest may say of itself what that allows, from now on; it stays connected. When this returns that is so. Of
     /// a port of a network its network knows that.
     pub(crate) fn set_guard(self: &Arc<Self>, config: &PortConfig) {
-        let (guard, rules) = (config.guard(), PortRules::of(config));
+        let (guard, rules) = (config.guard(), rules_of(config));
         let change = move |port: &Arc<Self>, state: &mut PortState| {
             (*port.guard.lock().unwrap_or_else(PoisonError::into_inner)).clone_from(&guard);
             *port.rules.lock().unwrap_or_else(PoisonError::into_inner) = rules.clone();

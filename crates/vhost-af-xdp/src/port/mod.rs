@@ -33,7 +33,7 @@ use common::drivers;
 use device::counters::PairCounters;
 use xsk::NumaNode;
 
-use crate::config::{HintsConfig, NicConfig, PortConfig, PortQueues, PortRules};
+use crate::config::{HintsConfig, NicConfig, PortConfig, PortQueues, rules_of};
 use crate::guard::alarm::Alarm;
 use crate::network::NetworkEnd;
 use crate::nic::error::InterfaceError;
@@ -54,6 +54,7 @@ use crate::switch::guard::Guard;
 use crate::switch::rate_limit::PortLimits;
 use crate::switch::table::Station;
 use crate::switch::workers::Workers;
+use model::state::PortRules;
 use steward::log_limit::{LeftOut, LogLimit};
 
 /// How long a daemon that starts waits for a queue that is taken. The kernel gives up that of one that was killed under
@@ -272,7 +273,7 @@ impl Port {
             guard: Mutex::new(config.guard()),
             filter: Mutex::new((config.filter.clone(), PortFilter::new(&config.filter))),
             hints: Mutex::new(QueueOptions::hints_of(&config)),
-            rules: Mutex::new(PortRules::of(&config)),
+            rules: Mutex::new(rules_of(&config)),
             config,
             interfaces,
             joined,

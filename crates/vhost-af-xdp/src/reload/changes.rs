@@ -6,115 +6,22 @@
 //! nobody. If a port cannot begin, all is put back to what it was before.
 
 use model::config::{ADDED, ConfigFile, Entry, Mistake, Port, Table};
-use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use model::control::{Change, Changed, Done, Refused};
 use steer::with_sources;
 
 use super::{Outcome, Reader, tell};
 use crate::config::file::port_of;
 use crate::guard::keeper::RequestError;
 
-/// What somebody wants.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum Change {
-    /// The file is read again.
-    Reload,
-    /// A port that is this, and nothing else.
-    Put {
-        name: String,
-        keys: Map<String, Value>,
-        /// Nothing is to be replaced.
-        only_new: bool,
-    },
-    /// These keys of a port; null: not said any more.
-    Patch {
-        name: String,
-        keys: Map<String, Value>,
-        /// Its guest may be disconnected for it.
-        disconnect: bool,
-    },
-    Remove {
-        name: String,
-    },
+fn wrong(mistake: Mistake) -> Refused {
+    Refused::mistake(mistake.key, mistake.what)
 }
 
-/// What was done.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Changed {
-    pub(crate) what: Done,
-    /// In words, a line each.
-    pub(crate) done: Vec<String>,
-}
-
-/// See [`Changed`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum Done {
-    /// It was so before.
-    Nothing,
-    Added,
-    /// Its guest stays connected.
-    Changed,
-    /// It began anew, without its guest.
-    Replaced,
-    Removed,
-    Reloaded,
-    /// Statistics of workers began anew.
-    Reset,
-}
-
-impl Changed {
-    /// Statistics of workers began anew.
-    pub(crate) fn reset() -> Self {
-        Self {
-            what: Done::Reset,
-            done: vec![RESET.to_owned()],
-        }
-    }
-}
-
-/// In words.
-pub(crate) const RESET: &str = "statistics of workers were reset";
-
-/// Why nothing was done.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum Refused {
-    #[error("the daemon was started without --config FILE, so its ports are fixed")]
-    NoFile,
-    #[error("there is no port {0:?}")]
-    NoPort(String),
-    #[error("port {0} is there already")]
-    Exists(String),
-    #[error("port {port} is one of {path}")]
-    OfFile { port: String, path: String },
-    #[error("{what}")]
-    Mistake { key: Option<String>, what: String },
-    #[error("changing {} of port {port} disconnects its guest", .keys.join(", "))]
-    Begins { port: String, keys: Vec<String> },
-    /// What the host lacks, or somebody else has.
-    #[error("{0}")]
-    Failed(String),
-    #[error("the daemon ends")]
-    Ending,
-}
-
-impl From<Mistake> for Refused {
-    fn from(mistake: Mistake) -> Self {
-        Self::Mistake {
-            key: mistake.key,
-            what: mistake.what,
-        }
-    }
-}
-
-impl Change {
-    fn port(&self) -> &str {
-        match self {
-            Self::Reload => "",
-            Self::Put { name, .. } | Self::Patch { name, .. } | Self::Remove { name } => name,
-        }
+/// The name of the port that a change is about.
+fn name_in(change: &Change) -> &str {
+    match change {
+        Change::Reload | Change::ResetWorkers => "",
+        Change::Put { name, .. } | Change::Patch { name, .. } | Change::Remove { name } => name,
     }
 }
 
@@ -124,22 +31,16 @@ impl Reader {
         if *change == Change::Reload {
             let Outcome { done, failed } = self.read_and_tell();
             let what = Done::Reloaded;
-            return match failed.is_empty() {
-                true => Ok(Changed { what, done }),
-                false => Err(Refused::Failed(failed.join("; "))),
-            };
+            return Ok(Changed { what, done, failed });
         }
-        let name = change.port();
+        let name = name_in(change);
         let named = |table: &&Entry<Port>| table.name == name;
         if self.file.ports.iter().any(|table| table.name == name) {
-            return Err(Refused::OfFile {
-                port: name.to_owned(),
-                path: self.file.path.display().to_string(),
-            });
+            return Err(Refused::in_file(name, &self.file.path.display().to_string()));
         }
         let before = self.file.added.iter().find(named).cloned();
         if let (Change::Put { only_new: true, .. }, Some(_)) = (change, &before) {
-            return Err(Refused::Exists(name.to_owned()));
+            return Err(Refused::exists(name));
         }
         let wanted = self.wanted(change, before.as_ref())?;
         let file = self.propose(name, wanted.as_ref())?;
@@ -150,17 +51,18 @@ impl Reader {
             return Ok(Changed {
                 what,
                 done: Vec::new(),
+                failed: Vec::new(),
             });
         }
         let Outcome { mut done, mut failed } = self.settle(file, name)?;
         if failed.is_empty() {
             done.push(self.keep());
-            return Ok(Changed { what, done });
+            return Ok(Changed { what, done, failed });
         }
         if what != Done::Removed {
             failed.extend(self.put_back(name, before.as_ref()));
         }
-        Err(Refused::Failed(failed.join("; ")))
+        Err(Refused::failed(failed.join("; ")))
     }
 
     /// What a change comes to.
@@ -193,10 +95,7 @@ impl Reader {
                 disconnect: false,
                 ..
             } => {
-                return Err(Refused::Begins {
-                    port: name.clone(),
-                    keys: begins,
-                });
+                return Err(Refused::disconnects(name, begins));
             }
             _ => Done::Replaced,
         })
@@ -204,20 +103,20 @@ impl Reader {
 
     /// What the port is to be then; `None`: gone.
     fn wanted(&self, change: &Change, before: Option<&Entry<Port>>) -> Result<Option<Entry<Port>>, Refused> {
-        let there = || before.ok_or_else(|| Refused::NoPort(change.port().to_owned()));
+        let there = || before.ok_or_else(|| Refused::no_port(name_in(change)));
         match change {
-            Change::Put { name, keys, .. } => Ok(Some(port_of(name, keys)?)),
+            Change::Put { name, keys, .. } => Ok(Some(port_of(name, keys).map_err(wrong)?)),
             Change::Patch { name, keys, .. } => {
                 let mut all = there()?.value.keys();
                 // What is wrong with one of these is reported without the others.
-                all.extend(port_of(name, keys)?.value.keys());
+                all.extend(port_of(name, keys).map_err(wrong)?.value.keys());
                 all.retain(|key, _| {
                     keys.get(key)
                         .is_none_or(|value| !(value.is_null() || *value == false))
                 });
-                Ok(Some(port_of(name, &all)?))
+                Ok(Some(port_of(name, &all).map_err(wrong)?))
             }
-            Change::Remove { .. } | Change::Reload => there().map(|_| None),
+            Change::Remove { .. } | Change::Reload | Change::ResetWorkers => there().map(|_| None),
         }
     }
 
@@ -231,7 +130,7 @@ impl Reader {
         let proposed = proposed.map(|file| self.with_rules(file, port));
         proposed.map_err(|error| match error {
             RequestError::Refused(words) => mistake(port, &words),
-            error @ RequestError::Gone(_) => Refused::Failed(with_sources(&error)),
+            error @ RequestError::Gone(_) => Refused::failed(with_sources(&error)),
         })
     }
 
@@ -295,10 +194,7 @@ fn mistake(port: Option<&Entry<Port>>, words: &str) -> Refused {
     // Its name could be that of a key.
     let said = port.and_then(|port| what.strip_prefix(&format!("port {}: ", port.name)));
     let key = port.and_then(|port| port.named_by(said.unwrap_or(what)));
-    Refused::Mistake {
-        key,
-        what: what.to_owned(),
-    }
+    Refused::mistake(key, what.to_owned())
 }
 
 /// The same without its filter rules.

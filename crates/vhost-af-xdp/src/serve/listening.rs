@@ -11,7 +11,7 @@ use anyhow::{Context, bail};
 use rustix::net::{SocketType, sockopt};
 
 use crate::api::control_socket;
-use crate::api::process::{Changers, Listeners};
+use crate::api::gateway::{Changers, Listeners};
 use crate::config::{ApiConfig, Control, Endpoint, PortConfig};
 use crate::listener::{self, Access};
 use crate::vhost_user::accept::VmmSource;

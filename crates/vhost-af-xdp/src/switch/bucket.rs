@@ -15,7 +15,7 @@ use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use crate::rates::Rate;
+use model::rates::Rate;
 
 /// Ticks of a nanosecond.
 const TICKS_A_NS: u64 = 64;
@@ -143,7 +143,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::rates::LONGEST_BURST_SECONDS;
+    use model::rates::LONGEST_BURST_SECONDS;
 
     const HIGHEST: u64 = 1_000_000_000_000;
 

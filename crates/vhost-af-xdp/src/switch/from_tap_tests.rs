@@ -13,9 +13,9 @@ use super::*;
 use crate::nic::endpoint::Chunks;
 use crate::nic::null::{NullConfig, NullNic};
 use crate::nic::queue::Sends;
-use crate::rates::{PortRates, Rate, Rates};
 use crate::switch::rate_limit::{PortLimits, RateLimit};
 use crate::switch::test_guest::{HEADER, Memory};
+use model::rates::{PortRates, Rate, Rates};
 
 const BEFORE: usize = HEADER as usize;
 const NOTHING: [u8; BEFORE] = [0; BEFORE];

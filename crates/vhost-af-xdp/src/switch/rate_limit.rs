@@ -13,7 +13,7 @@ use std::time::Duration;
 use device::counters::PairCounters;
 
 use super::bucket::{Bucket, Ticks};
-use crate::rates::{PortRates, Rates};
+use model::rates::{PortRates, Rates};
 
 /// A lane that is held back is not woken for each frame: it waits as long as that, where bursts allow it.
 const NAP: Duration = Duration::from_millis(1);

@@ -5,11 +5,11 @@ use std::cmp::Reverse;
 use std::sync::Arc;
 
 use super::*;
-use crate::rates::Rate;
 use crate::switch::lane::Work;
 use crate::switch::network_tests::{BROADCAST, STRANGER, World, frame, mac};
 use crate::switch::slots;
 use device::counters::PairCounters;
+use model::rates::Rate;
 
 /// Bytes of the frames here.
 const LEN: usize = 1000;

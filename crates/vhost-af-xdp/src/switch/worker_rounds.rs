@@ -29,7 +29,6 @@ use crate::nic::hints::Promise;
 use crate::nic::interface_queue::Coupled;
 use crate::nic::null::{NullConfig, NullNic};
 use crate::nic::queue::{MOST_PIECES, Sends};
-use crate::rates::{Beyond, PortRates, Rate, Rates, Unit};
 use crate::switch::bytes::GuestRam;
 use crate::switch::filter::{Action, Filter, PortFilter, Rule};
 use crate::switch::guard::{Addresses, Guard, Lock};
@@ -44,6 +43,7 @@ use crate::switch::role::Role;
 use crate::switch::table::{PortNumber, Table, TablePort};
 use crate::switch::test_guest::{HEADER, Memory};
 use crate::switch::vlans::Vlans;
+use model::rates::{Beyond, PortRates, Rate, Rates, Unit};
 
 const NETWORK: &str = "between";
 /// Receive buffers of a guest, and the most frames that it sends at a time.

@@ -18,7 +18,7 @@ use super::link::Link;
 use super::new_lane::NewLane;
 use super::polling::Waits;
 use super::progress::{Activity, Watcher};
-use super::readings::{LaneList, Reading, WorkerReading};
+use super::readings::{self, LaneList};
 use super::role::{Group, Role};
 use super::slots::receives;
 use super::spread::Spread;
@@ -26,6 +26,7 @@ use super::statistics::WorkerCounters;
 use super::table::Table;
 use super::worker::{Command, WorkerHandle};
 use crate::nic::numa::WorkerPlace;
+use model::state::{Reading, WorkerReading};
 
 /// All workers of the process; spreads lanes over them.
 pub(crate) struct Workers {
@@ -378,7 +379,7 @@ impl Workers {
         let roster = self.roster();
         let workers = self.counters().zip(&roster.before).enumerate();
         let readings = workers.map(|(worker, (counters, before))| WorkerReading {
-            total: Reading::of(counters),
+            total: readings::read(counters),
             before: *before,
             lanes: roster.listed.of(worker),
         });
@@ -388,7 +389,7 @@ impl Workers {
     /// Statistics are reset: what was done so far is what was before. Counters of workers only grow.
     pub(crate) fn reset_statistics(&self) {
         let mut roster = self.roster();
-        roster.before = self.counters().map(Reading::of).collect();
+        roster.before = self.counters().map(readings::read).collect();
         roster.listed.reset();
     }
 

@@ -1,35 +1,12 @@
-//! What the daemon and `vhost-af-xdp capture` say to each other. A line of JSON each way ([`Request`], [`Answer`]),
-//! then the daemon sends messages, numbers in little endian:
+//! Frames that the daemon sends to `vhost-af-xdp capture`, after the answer to a request of the control protocol.
+//! Numbers are little endian:
 //!
 //! ```text
 //!     frame:  1, flags, seen, 0, pair:2, known:2, rule:2, 0:2, len:4, at_ns:8, received:8, bytes:known
 //!     end:    2, why, 0:6, lost:8
 //! ```
 
-use serde::{Deserialize, Serialize};
-
 use crate::switch::capture::{About, Record, SHOWN_BYTES, Seen};
-
-/// What is asked for.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Request {
-    pub(crate) port: String,
-    pub(crate) from_guest: bool,
-    pub(crate) to_guest: bool,
-}
-
-/// What is answered.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Answer {
-    /// Messages follow.
-    Begun {
-        /// What is not captured.
-        notes: Vec<String>,
-    },
-    /// Why not.
-    Refused(String),
-}
 
 /// Why a capture is over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -2,13 +2,13 @@
 //!
 //! Theory of operation. Who asks comes by the control socket, which is for those who may control the daemon: its owner
 //! and root ([`super::control_socket`]). What guests say is nobody else's business, so the API's sockets have nothing
-//! of this. Each capture has a thread, which takes records out of the queue that lanes put them into
+//! of this. The thread of the connection takes records out of the queue that lanes put them into
 //! ([`crate::switch::capture`]) and writes them to the connection, as [`link`] says. It waits for nobody: a client that
 //! reads slowly or not at all makes the queue full, and what finds no room there is counted.
 //!
 //! A capture ends when the client has closed its side or is gone, and with the port; then lanes show nothing any more,
-//! and what waits is written, with how many were lost. There is one of a port, and [`MOST`] in all, so memory and
-//! threads are bounded: what is refused has no thread.
+//! and what waits is written, with how many were lost. There is one of a port, and [`MOST`] in all, so memory is
+//! bounded.
 
 pub(crate) mod link;
 #[cfg(test)]
@@ -19,10 +19,12 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use model::control::{CaptureBegun, CaptureRequest, Refused};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::socket_peercred;
 
-use self::link::{Answer, End, Request, SHOWN, put_end, put_record};
+use self::link::{End, SHOWN, put_end, put_record};
+use crate::api::control_socket::answer;
 use crate::config::Placement;
 use crate::port::Port;
 use crate::ports::Ports;
@@ -64,26 +66,18 @@ impl Captures {
         Self::new(move |name| ports.named(name))
     }
 
-    /// Answers a request: at once, if it is refused, else on a thread of its own, of which there are [`MOST`].
-    pub(crate) fn serve(self: &Arc<Self>, stream: UnixStream, request: &[u8]) {
-        let admitted = serde_json::from_slice::<Request>(request)
-            .map_err(|error| format!("this cannot be asked: {error}"))
-            .and_then(|request| self.admit(request));
-        match admitted {
-            // Who asked is gone, or reads nothing; there is nobody to be told.
-            Err(why) => drop(answer(&stream, &Answer::Refused(why))),
-            // Who asks sees the end of the connection.
-            Ok(admitted) => drop(
-                std::thread::Builder::new()
-                    .name("capture".to_owned())
-                    .spawn(move || admitted.run(&stream)),
-            ),
+    /// Shows frames to a client, if that is possible, until the capture is over.
+    /// Errors: the client is gone.
+    pub(crate) fn serve(self: &Arc<Self>, stream: &UnixStream, request: CaptureRequest) -> io::Result<()> {
+        match self.admit(request) {
+            Ok(admitted) => admitted.run(stream),
+            Err(why) => answer::<()>(stream, Err(Refused::failed(why))),
         }
     }
 
     /// Gives what is asked for a place, before there is a thread for it.
     /// Errors: why not, with the remedy.
-    fn admit(self: &Arc<Self>, request: Request) -> Result<Admitted, String> {
+    fn admit(self: &Arc<Self>, request: CaptureRequest) -> Result<Admitted, String> {
         let name = &request.port;
         let place = self.place(name)?;
         let port =
@@ -128,7 +122,7 @@ impl Drop for Place {
 
 /// What is captured, and has its place.
 struct Admitted {
-    request: Request,
+    request: CaptureRequest,
     port: Arc<Port>,
     place: Place,
 }
@@ -147,7 +141,7 @@ impl Admitted {
         tracing::info!(port = %request.port, user, "a capture begins");
         let notes = self.notes();
         let mut waiting = Vec::with_capacity(AT_ONCE + SHOWN);
-        let shown = answer(stream, &Answer::Begun { notes })
+        let shown = answer(stream, Ok(CaptureBegun { notes }))
             .and_then(|()| show(stream, (&capture, &mut waiting), || self.is_there()));
         // When this returns lanes show nothing any more.
         port.set_capture(None);
@@ -171,13 +165,6 @@ impl Admitted {
         let port = (self.place.captures.find)(&self.place.name);
         port.is_some_and(|port| Arc::ptr_eq(&port, &self.port))
     }
-}
-
-fn answer(mut stream: &UnixStream, answer: &Answer) -> io::Result<()> {
-    stream.set_write_timeout(Some(LAST_WRITE))?;
-    let mut text = serde_json::to_vec(answer)?;
-    text.push(b'\n');
-    stream.write_all(&text)
 }
 
 /// Shows what comes, until it is over.

@@ -74,7 +74,7 @@ enum Request {
     Read,
     /// A port beside those of the file, which is not read again; in the place of one of this name that is there.
     /// Nothing is allowed by it yet.
-    Put(Entry<Port>),
+    Put(Box<Entry<Port>>),
     /// The port of that name, which is beside those of the file, is not wanted any more.
     Without(String),
     /// What was read or put together last is what counts.
@@ -123,7 +123,7 @@ impl Requests {
 
     /// What counts, with this port beside those of the file, checked.
     pub(crate) fn put(&self, port: &Entry<Port>) -> Result<ConfigFile, RequestError> {
-        self.ask_for_file(&Request::Put(port.clone()))
+        self.ask_for_file(&Request::Put(Box::new(port.clone())))
     }
 
     /// What counts, without the port of that name beside those of the file.

@@ -4,9 +4,9 @@ use model::config::MemberOptions;
 use offload::verify::{self, Verdict};
 
 use super::*;
-use crate::rates::{PortRates, Rate, Rates};
 use crate::switch::fairness_tests::{Flood, assert_fair, compete, gso_packet};
 use crate::switch::rate_limit::PortLimits;
+use model::rates::{PortRates, Rate, Rates};
 
 /// Behind each of the first port's addresses.
 const INNER: [Mac; 2] = [[2, 0, 0, 0, 5, 1], [2, 0, 0, 0, 5, 2]];

@@ -1,0 +1,139 @@
+//! Answers that say what is wrong and what to do about it (RFC 9457).
+
+use bytes::Bytes;
+use hyper::header::{ALLOW, CACHE_CONTROL, CONNECTION, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
+use hyper::{Response, StatusCode};
+use model::control::{Kind, Refused};
+use serde_json::json;
+
+use crate::body::Body;
+
+const NAMES_OF_PORTS: &str =
+    "GET /v1/ports (`port list`) lists their names; a name goes into the path percent-encoded";
+
+/// Why a request is not answered as it was meant.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Problem {
+    #[error("there is no {0:?}")]
+    NoRoute(String),
+    #[error("{method} is not for this")]
+    Method { method: String, allowed: &'static str },
+    #[error("nothing can be changed by this socket")]
+    ReadOnly,
+    #[error("this user may look, and change nothing")]
+    Others,
+    #[error("there is no port {0:?}")]
+    NoPort(String),
+    #[error("there is no network {0:?}")]
+    NoNetwork(String),
+    #[error("the request has a body")]
+    Body,
+    #[error("the body is longer than {0} bytes")]
+    LongBody(usize),
+    #[error("the body did not come in time")]
+    SlowBody,
+    #[error("the body is no JSON object: {0}")]
+    Json(String),
+    #[error("{0}")]
+    Query(String),
+    #[error("{0}")]
+    Refused(Refused),
+    #[error("too many changes wait already")]
+    Busy,
+    #[error("answers that were asked for before are not read")]
+    Unread,
+    #[error("the change takes longer, and goes on")]
+    UnderWay,
+    #[error("the daemon has not answered in time")]
+    Silent,
+    #[error("the daemon ends")]
+    Ending,
+}
+
+impl Problem {
+    fn status(&self) -> StatusCode {
+        match self {
+            Self::NoRoute(_) | Self::NoPort(_) | Self::NoNetwork(_) => StatusCode::NOT_FOUND,
+            Self::Method { .. } => StatusCode::METHOD_NOT_ALLOWED,
+            Self::ReadOnly | Self::Others => StatusCode::FORBIDDEN,
+            Self::Body | Self::LongBody(_) => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::SlowBody => StatusCode::REQUEST_TIMEOUT,
+            Self::Query(_) | Self::Json(_) => StatusCode::BAD_REQUEST,
+            Self::Refused(refused) => match refused.kind {
+                Kind::NoPort | Kind::NoSuch => StatusCode::NOT_FOUND,
+                Kind::Mistake => StatusCode::UNPROCESSABLE_ENTITY,
+                Kind::Exists => StatusCode::PRECONDITION_FAILED,
+                Kind::Ending | Kind::Busy => StatusCode::SERVICE_UNAVAILABLE,
+                Kind::NoFile | Kind::InFile | Kind::Disconnects | Kind::Failed => StatusCode::CONFLICT,
+                Kind::NoRequest | Kind::NotAllowed => StatusCode::FORBIDDEN,
+            },
+            Self::Silent | Self::UnderWay => StatusCode::GATEWAY_TIMEOUT,
+            Self::Busy | Self::Unread | Self::Ending => StatusCode::SERVICE_UNAVAILABLE,
+        }
+    }
+
+    fn remedy(&self) -> &str {
+        match self {
+            Self::NoRoute(_) => "GET /v1/openapi.json lists what there is; docs/api.md explains it",
+            Self::Method { .. } => "use a method that the header Allow names",
+            Self::ReadOnly => "ask by the socket of --api",
+            Self::Others => "ask as the user or the group that the socket belongs to, or as root",
+            Self::NoPort(_) => NAMES_OF_PORTS,
+            Self::Refused(refused) if refused.kind == Kind::NoPort => NAMES_OF_PORTS,
+            Self::NoNetwork(_) => "GET /v1/networks lists their names",
+            Self::Body => "send none with this method",
+            Self::LongBody(_) => {
+                "say less: a port has some 50 keys, and ranges such as \"100-199\" are short"
+            }
+            Self::SlowBody => "send it at once",
+            Self::Json(_) => "send an object with the keys that [port.NAME] of a file has (docs/config.md)",
+            Self::Query(_) => "leave the parameter out, or give it a value that docs/api.md names",
+            Self::Refused(refused) => &refused.remedy,
+            Self::Busy => "ask again in a second",
+            Self::Unread => "read them, or close their connections; ask again in a second",
+            Self::UnderWay => "GET /v1/ports shows what comes of it, /v1/events tells it",
+            Self::Silent => {
+                "see whether its process is stopped (ps -o stat), or the machine overloaded; ask again"
+            }
+            Self::Ending => "ask again once it was started again",
+        }
+    }
+
+    /// The key of a port that it is about.
+    fn key(&self) -> Option<&str> {
+        match self {
+            Self::Refused(refused) => refused.keys.first().map(String::as_str),
+            _ => None,
+        }
+    }
+
+    /// As an answer.
+    pub(super) fn answer(&self) -> Response<Body> {
+        let status = self.status();
+        let mut text = json!({
+            "type": "about:blank",
+            "title": status.canonical_reason(),
+            "status": status.as_u16(),
+            "detail": self.to_string(),
+            "remedy": self.remedy(),
+        });
+        if let Some(key) = self.key() {
+            text["key"] = key.into();
+        }
+        let mut response = Response::new(Body::whole(Bytes::from(text.to_string())));
+        *response.status_mut() = status;
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        match self {
+            Self::Method { allowed, .. } => drop(headers.insert(ALLOW, HeaderValue::from_static(allowed))),
+            Self::Busy | Self::Unread => drop(headers.insert(RETRY_AFTER, HeaderValue::from_static("1"))),
+            // What it sends is not read.
+            Self::Body | Self::LongBody(_) | Self::SlowBody | Self::ReadOnly | Self::Others => {
+                drop(headers.insert(CONNECTION, HeaderValue::from_static("close")));
+            }
+            _ => {}
+        }
+        response
+    }
+}

@@ -1,0 +1,266 @@
+//! HTTP/1.1 for an operator's programs: status, networks, ports, counters, events, metrics; and changes of ports.
+//!
+//! Nobody who connects can hold up anybody else: there are so many connections by each socket and of each user, a
+//! request's head has a length and a time, what does not move is given up, what is asked of the daemon is asked once
+//! for all who ask ([`crate::daemon`]), and no connection lasts for ever. hyper reads and writes the protocol.
+
+use std::convert::Infallible;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use hyper::Response;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::runtime::Builder;
+use tokio::sync::Semaphore;
+use tokio::task::yield_now;
+use tokio::time::{sleep, timeout};
+
+use crate::changes::Changes;
+use crate::daemon::Daemon;
+use crate::events::Events;
+use crate::link::Link;
+use crate::patient::Patient;
+use crate::places::{Client, Place, Places, Watched};
+use crate::problem::Problem;
+use crate::routes::{self, Door, State};
+
+/// Connections at a time by one Unix socket, of these for root and the owner, of one user there, by TCP, and of one
+/// address there.
+const MOST_BY_SOCKET: usize = 48;
+const KEPT: usize = 1;
+const MOST_OF_USER: usize = 16;
+const MOST_BY_TCP: usize = 32;
+const MOST_OF_ADDRESS: usize = 16;
+/// How long a request's head may take, and how long a connection is kept without one.
+const HEAD: Duration = Duration::from_secs(10);
+/// Bytes of a head, and headers in it.
+const HEAD_BYTES: usize = 16 << 10;
+const HEADERS: usize = 64;
+/// How long nothing may move on a connection: longer than events are waited for.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// How long a connection lasts; who reads events comes back, as it does after any other end.
+const LIFETIME: Duration = Duration::from_secs(900);
+/// Pause after a connection that could not be accepted.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// A user and a group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Changers {
+    pub(crate) user: u32,
+    pub(crate) group: u32,
+}
+
+/// What it all goes by.
+#[derive(Debug)]
+pub(crate) struct Sockets {
+    pub(crate) all: Option<UnixListener>,
+    pub(crate) read_only: Option<UnixListener>,
+    pub(crate) metrics: Option<TcpListener>,
+    /// Connections to the daemon: for its state, for events, and for changes.
+    pub(crate) questions: UnixStream,
+    pub(crate) events: UnixStream,
+    pub(crate) changes: UnixStream,
+    /// Who may change something by `all`; `None`: all who can connect.
+    pub(crate) changers: Option<Changers>,
+    /// Of the Unix sockets.
+    pub(crate) owner: u32,
+}
+
+/// Answers until the daemon ends. `limit` is called before anything is read.
+/// Errors: it cannot begin, or the daemon says what it should not.
+pub(crate) fn serve(sockets: Sockets, limit: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
+    let runtime = Builder::new_current_thread().enable_io().enable_time().build();
+    let runtime = runtime.context("no event queue")?;
+    limit()?;
+    runtime.block_on(run(sockets))
+}
+
+async fn run(sockets: Sockets) -> anyhow::Result<()> {
+    let Sockets {
+        all,
+        read_only,
+        metrics,
+        questions,
+        events,
+        changes,
+        changers,
+        owner,
+    } = sockets;
+    let (daemon, askers) = Daemon::new();
+    let (asked, changing) = Changes::new();
+    let state = State {
+        daemon,
+        changes: asked,
+        events: Events::new(),
+        long_bodies: Arc::new(Semaphore::new(routes::LONG_BODIES)),
+    };
+    let all = all.map(|listener| (listener, May::Change(changers)));
+    let read_only = read_only.map(|listener| (listener, May::Look));
+    for (listener, may) in [all, read_only].into_iter().flatten() {
+        listener.set_nonblocking(true)?;
+        let listener = tokio::net::UnixListener::from_std(listener)?;
+        tokio::spawn(accept_local(listener, may, owner, state.clone()));
+    }
+    if let Some(listener) = metrics {
+        listener.set_nonblocking(true)?;
+        let listener = tokio::net::TcpListener::from_std(listener)?;
+        tokio::spawn(accept_remote(listener, state.clone()));
+    }
+    // All end when the daemon does.
+    let done = tokio::select! {
+        done = askers.serve(Link::new(questions)?) => done,
+        done = state.events.serve(Link::new(events)?) => done,
+        done = changing.serve(Link::new(changes)?) => done,
+    };
+    match done {
+        Err(error) if [io::ErrorKind::InvalidData, io::ErrorKind::Other].contains(&error.kind()) => {
+            Err(error.into())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What may be done by a socket.
+#[derive(Debug, Clone, Copy)]
+enum May {
+    Look,
+    /// By these; `None`: by all.
+    Change(Option<Changers>),
+}
+
+impl May {
+    /// Where a client came in.
+    fn door(self, user: u32, group: u32) -> Door {
+        match self {
+            Self::Look => Door::ReadOnly,
+            Self::Change(Some(of)) if user != 0 && user != of.user && group != of.group => Door::Others,
+            Self::Change(_) => Door::All,
+        }
+    }
+}
+
+async fn accept_local(listener: tokio::net::UnixListener, may: May, owner: u32, state: State) {
+    let places = Places::new(MOST_BY_SOCKET, MOST_OF_USER, KEPT);
+    let of_owner = state.for_owner();
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                let peer = stream.peer_cred();
+                let (user, group) = peer.map_or((u32::MAX, u32::MAX), |peer| (peer.uid(), peer.gid()));
+                let is_kept_for = user == 0 || user == owner;
+                let state = if is_kept_for { &of_owner } else { &state };
+                let place = places.take(user, is_kept_for);
+                let_in(stream, &places, place, may.door(user, group), state);
+                // Those that were closed for it go first: they have descriptors.
+                yield_now().await;
+            }
+            // No descriptor is left, and the next attempt would fail at once, too.
+            Err(_) => sleep(PAUSE).await,
+        }
+    }
+}
+
+async fn accept_remote(listener: tokio::net::TcpListener, state: State) {
+    let places = Places::new(MOST_BY_TCP, MOST_OF_ADDRESS, 0);
+    loop {
+        match listener.accept().await {
+            Ok((stream, from)) => {
+                let place = places.take(network_of(from.ip()), false);
+                let_in(stream, &places, place, Door::Metrics, &state);
+                yield_now().await;
+            }
+            Err(_) => sleep(PAUSE).await,
+        }
+    }
+}
+
+/// Who counts as one: this host, an IPv4 address, or an IPv6 network of 64 bits, in which a machine has what addresses
+/// it likes.
+fn network_of(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        address if address.is_loopback() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX)).into(),
+        address => address,
+    }
+}
+
+/// Without a place it is closed.
+fn let_in<S, K>(stream: S, places: &Places<K>, place: Option<Place<K>>, door: Door, state: &State)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    K: Client,
+{
+    let Some(place) = place else { return };
+    let (number, state) = (place.number(), state.clone());
+    let task = tokio::spawn(converse(stream, Arc::new(place), door, state));
+    Place::served_by(places, number, task.abort_handle());
+}
+
+async fn converse<S, K>(stream: S, place: Arc<Place<K>>, door: Door, state: State)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    K: Client,
+{
+    let answer = service_fn(move |request: hyper::Request<Incoming>| {
+        let (state, place) = (state.clone(), Arc::clone(&place));
+        async move {
+            let waits = routes::may_wait(request.uri());
+            let request = request.map(|body| Watched::new(body, Arc::clone(&place)));
+            if waits {
+                place.set_idle();
+            }
+            let (head, body) = routes::answer(&state, door, request).await.into_parts();
+            Ok::<_, Infallible>(match place.hold(body.bytes()) {
+                Some(held) => Response::from_parts(head, body.held(held)),
+                None => Problem::Unread.answer(),
+            })
+        }
+    });
+    let mut protocol = http1::Builder::new();
+    protocol
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD)
+        .max_buf_size(HEAD_BYTES)
+        .max_headers(HEADERS);
+    let stream = TokioIo::new(Patient::new(stream, PATIENCE));
+    // However it ends, it was the client's.
+    let _ = timeout(LIFETIME, protocol.serve_connection(stream, answer)).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn others_who_can_connect_may_look_only() {
+        let of = Changers { user: 7, group: 8 };
+        let door = |user, group| May::Change(Some(of)).door(user, group);
+        assert_eq!(door(1, 1), Door::Others);
+        for (user, group) in [(0, 1), (7, 1), (1, 8)] {
+            assert_eq!(door(user, group), Door::All);
+        }
+        assert_eq!(May::Change(None).door(1, 1), Door::All);
+        assert_eq!(May::Look.door(0, 0), Door::ReadOnly);
+    }
+
+    #[test]
+    fn machine_with_many_addresses_of_a_network_counts_as_one() {
+        let of = |text: &str| network_of(text.parse().expect("an address"));
+        assert_eq!(of("192.0.2.1"), of("::ffff:192.0.2.1"));
+        assert_ne!(of("192.0.2.1"), of("192.0.2.2"));
+        assert_eq!(of("2001:db8::1"), of("2001:db8::ffff:0:0:2"));
+        assert_ne!(of("2001:db8::1"), of("2001:db8:0:1::1"));
+        assert_ne!(of("::2"), of("::1"));
+        for own in ["127.0.0.2", "127.255.255.254", "::1", "::ffff:127.0.0.3"] {
+            assert_eq!(of(own), of("127.0.0.1"), "{own}");
+        }
+    }
+}

@@ -1,0 +1,289 @@
+//! The life of the gateway as processes.
+//!
+//! # Theory of operation
+//!
+//! The daemon binds the sockets and starts this program before it enters its own sandbox. The new process has the
+//! listening sockets and one end of a socket pair, and nothing else of the daemon. It enters a
+//! [sandbox](program::sandbox) of its own, reads nothing from anybody, and forks a child (fork(2)). Only the child talks
+//! to clients: without any path, network, capability or privilege, and with [the calls](program::sandbox::limit_calls)
+//! that HTTP on listening sockets takes.
+//!
+//! Each child has new control connections to the daemon. Their far ends are sent to the daemon through the socket pair,
+//! since the sandboxes allow neither side to connect. So no half of a request of a child that died is left.
+//!
+//! A child that ends is replaced: at once if it lived long, later and later if not. A client that manages to end it costs
+//! others the API, and costs no frame. When the daemon ends, however that happens, parent and child see their
+//! connections closed and end; when the parent ends, the kernel ends the child. The daemon goes on without them.
+#![allow(unsafe_code)]
+
+use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
+use std::net::TcpListener;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use program::handed::taken;
+use program::log::LogArgs;
+use program::sandbox::{self, Calls, Layer, Layers, Plan, Reach, User};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use rustix::process::{
+    Pid, PidfdFlags, Resource, Rlimit, Signal, WaitOptions, WaitStatus, pidfd_open,
+    set_parent_process_death_signal, setrlimit, waitpid,
+};
+use rustix::thread::CapabilitySet;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+
+use crate::server::{self, Changers};
+
+/// A child that lived for so long is followed by another one at once.
+const LONG: Duration = Duration::from_secs(60);
+/// Pause after the first child that did not, and the longest one.
+const FIRST_PAUSE: Duration = Duration::from_millis(250);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// So long after its child the daemon may end.
+const DAEMON_ENDS: Duration = Duration::from_millis(100);
+/// Descriptors: all clients at a time and what the process has itself.
+const DESCRIPTORS: u64 = 160;
+/// Bytes of memory that one of the processes may map, its program included, so that an attacker who took it over cannot
+/// exhaust the host. It uses a few MiB, and a few hundred with answers about a thousand ports for slow clients.
+const MEMORY: u64 = 1 << 30;
+
+/// Sockets that listen.
+#[derive(Debug, Default)]
+pub(crate) struct Listeners {
+    pub(crate) all: Option<OwnedFd>,
+    pub(crate) read_only: Option<OwnedFd>,
+    pub(crate) metrics: Option<OwnedFd>,
+    /// Who may change something by the first; `None`: all who can connect.
+    pub(crate) changers: Option<Changers>,
+    /// Of the first two.
+    pub(crate) owner: u32,
+}
+
+/// HTTP and metrics of vhost-af-xdp; `vhost-af-xdp serve` starts it.
+#[derive(Debug, clap::Parser)]
+#[command(name = "vhost-af-xdp-gateway", version)]
+pub(crate) struct Args {
+    #[arg(long)]
+    link: RawFd,
+    #[arg(long, default_value = "all", allow_hyphen_values = true)]
+    sandbox: String,
+    #[arg(long)]
+    user: Option<String>,
+    #[arg(long)]
+    all: Option<RawFd>,
+    #[arg(long)]
+    read_only: Option<RawFd>,
+    #[arg(long)]
+    metrics: Option<RawFd>,
+    #[arg(long, value_parser = parse_changers)]
+    changers: Option<Changers>,
+    #[arg(long, default_value_t = 0)]
+    owner: u32,
+    #[command(flatten)]
+    pub(crate) log: LogArgs,
+}
+
+/// `UID:GID`.
+fn parse_changers(text: &str) -> Result<Changers, String> {
+    let numbers = text.split_once(':').and_then(|(user, group)| {
+        Some(Changers {
+            user: user.parse().ok()?,
+            group: group.parse().ok()?,
+        })
+    });
+    numbers.ok_or_else(|| format!("{text:?} is no user and group"))
+}
+
+/// The life of the parent.
+/// Errors: there is no sandbox, or no child.
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let link = UnixStream::from(taken(args.link)?);
+    let take = |fd: Option<RawFd>| fd.map(taken).transpose();
+    let listeners = Listeners {
+        all: take(args.all)?,
+        read_only: take(args.read_only)?,
+        metrics: take(args.metrics)?,
+        changers: args.changers,
+        owner: args.owner,
+    };
+    // The daemon ends in order, then we do; a signal for the whole group is the daemon's.
+    let ignored = Arc::new(AtomicBool::new(false));
+    for signal in [SIGTERM, SIGINT, SIGHUP, SIGQUIT] {
+        signal_hook::flag::register(signal, Arc::clone(&ignored)).context("cannot handle signals")?;
+    }
+    let _ = rustix::thread::set_name(c"gateway");
+    for (of, most) in [(Resource::Nofile, DESCRIPTORS), (Resource::As, MEMORY)] {
+        let most = Some(most);
+        setrlimit(
+            of,
+            Rlimit {
+                current: most,
+                maximum: most,
+            },
+        )?;
+    }
+    let layers = Layers::parse(&args.sandbox)?;
+    let plan = Plan {
+        user: args.user.as_deref().map(User::parse).transpose()?,
+        reach: Reach::Only(Vec::new()),
+        external: false,
+        calls: Calls::Later,
+        keeps: CapabilitySet::empty(),
+        layers: layers.clone(),
+    };
+    let in_force = sandbox::enter(&plan)?;
+    tracing::debug!("API: sandbox: {in_force}");
+    keep_running(&link, &listeners, layers.has(Layer::Calls))
+}
+
+/// Starts one child after the other, until the daemon ends.
+fn keep_running(link: &UnixStream, listeners: &Listeners, limited: bool) -> anyhow::Result<()> {
+    let mut pause = FIRST_PAUSE;
+    loop {
+        let begun = Instant::now();
+        let life = Child::start(link, listeners, limited).and_then(|child| child.wait(link));
+        let how = match life {
+            Ok(None) => return Ok(()),
+            Ok(Some(how)) => how,
+            // Of what the machine lacks now it may have enough later.
+            Err(error) => format!("{error:#}"),
+        };
+        if begun.elapsed() >= LONG {
+            pause = FIRST_PAUSE;
+        }
+        // Of a daemon that ends the child hears first, and nothing is wrong with that.
+        if ends_within(link, DAEMON_ENDS)? {
+            return Ok(());
+        }
+        tracing::warn!(
+            "API: {how}; another process answers after {} ms",
+            pause.as_millis()
+        );
+        if ends_within(link, pause.saturating_sub(DAEMON_ENDS))? {
+            return Ok(());
+        }
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+/// Whether the daemon ends meanwhile.
+fn ends_within(link: &UnixStream, time: Duration) -> io::Result<bool> {
+    let deadline = Instant::now() + time;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let left = Timespec::try_from(left).unwrap_or_default();
+        match poll(&mut [PollFd::new(link, PollFlags::IN)], Some(&left)) {
+            Err(rustix::io::Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+            Ok(ready) => return Ok(ready > 0),
+        }
+    }
+}
+
+/// What answers.
+struct Child {
+    pid: Pid,
+    handle: OwnedFd,
+}
+
+impl Child {
+    fn start(link: &UnixStream, listeners: &Listeners, limited: bool) -> anyhow::Result<Self> {
+        let (questions, far_questions) = UnixStream::pair()?;
+        let (events, far_events) = UnixStream::pair()?;
+        let (changes, far_changes) = UnixStream::pair()?;
+        let parent = rustix::process::getpid();
+        // SAFETY: this process has one thread, so the child may do whatever this one may.
+        let forked = unsafe { libc::fork() };
+        let Some(pid) = Pid::from_raw(forked) else {
+            drop((far_questions, far_events, far_changes));
+            // SAFETY: it is this process's copy, and nothing here uses it any more: the end of `serve` is its own.
+            unsafe { libc::close(link.as_raw_fd()) };
+            let served = serve(parent, listeners, [questions, events, changes], limited);
+            let failed = served.map_err(|error| tracing::error!("API: {error:#}")).is_err();
+            std::process::exit(i32::from(failed));
+        };
+        if forked < 0 {
+            return Err(io::Error::last_os_error()).context("no process (ulimit -u, systemd: TasksMax=)");
+        }
+        let child = Self {
+            pid,
+            handle: pidfd_open(pid, PidfdFlags::empty())?,
+        };
+        for end in [&far_questions, &far_events, &far_changes] {
+            send_end(link, end);
+        }
+        Ok(child)
+    }
+
+    /// Waits for its end, and says how it ended; `None`: the daemon ended first.
+    fn wait(self, link: &UnixStream) -> anyhow::Result<Option<String>> {
+        loop {
+            let mut sources = [
+                PollFd::new(&self.handle, PollFlags::IN),
+                PollFd::new(link, PollFlags::IN),
+            ];
+            match poll(&mut sources, None) {
+                Err(rustix::io::Errno::INTR) => continue,
+                result => result?,
+            };
+            if !sources[1].revents().is_empty() {
+                return Ok(None);
+            }
+            if !sources[0].revents().is_empty() {
+                let status = waitpid(Some(self.pid), WaitOptions::empty())?.map(|(_, status)| status);
+                let signal = status.and_then(WaitStatus::terminating_signal);
+                let how = signal.map_or("has ended".to_owned(), |signal| {
+                    format!("was ended by signal {signal}")
+                });
+                return Ok(Some(format!("process {} {how}", self.pid)));
+            }
+        }
+    }
+}
+
+/// Sends the daemon its end of a connection. Should it be gone, the child sees that as well.
+fn send_end(link: &UnixStream, end: &UnixStream) {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let rights = [end.as_fd()];
+    if control.push(SendAncillaryMessage::ScmRights(&rights)) {
+        let _ = sendmsg(link, &[IoSlice::new(&[0])], &mut control, SendFlags::NOSIGNAL);
+    }
+}
+
+/// The life of the child.
+fn serve(
+    parent: Pid,
+    listeners: &Listeners,
+    [questions, events, changes]: [UnixStream; 3],
+    limited: bool,
+) -> anyhow::Result<()> {
+    set_parent_process_death_signal(Some(Signal::KILL))?;
+    if rustix::process::getppid() != Some(parent) {
+        return Ok(());
+    }
+    let copy = |fd: &Option<OwnedFd>| fd.as_ref().map(OwnedFd::try_clone).transpose();
+    let sockets = server::Sockets {
+        all: copy(&listeners.all)?.map(UnixListener::from),
+        read_only: copy(&listeners.read_only)?.map(UnixListener::from),
+        metrics: copy(&listeners.metrics)?.map(TcpListener::from),
+        questions,
+        events,
+        changes,
+        changers: listeners.changers,
+        owner: listeners.owner,
+    };
+    let limit = || -> anyhow::Result<()> {
+        if limited {
+            sandbox::limit_calls()?;
+        }
+        Ok(())
+    };
+    server::serve(sockets, limit)
+}

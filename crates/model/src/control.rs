@@ -1,0 +1,352 @@
+//! The protocol of the control socket: JSON, one message on a line.
+//!
+//! A client sends a [`Request`] and reads an [`Answer`], as often as it likes on a connection:
+//!
+//! ```text
+//!     {"get": ["ports", "vm1", "mac"]}
+//!     {"ok": "52:54:00:00:00:01"}
+//!     {"change": {"remove": {"name": "vm2"}}}
+//!     {"error": {"kind": "no-port", "message": "there is no port \"vm2\"", "remedy": "..."}}
+//! ```
+//!
+//! `events` and `capture` use up the connection. After `events` the daemon sends an answer with a [`Read`] at once, and
+//! a further one whenever something happens. After `capture` it sends one answer, then frames, in binary.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// Longest request, its newline included: 10,000 filter rules are shorter.
+pub const LONGEST_REQUEST: usize = 4 << 20;
+
+/// A message of a client.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Request {
+    /// The [`Status`](crate::state::Status), or the part of it at this path: names of fields, and in a list the name of
+    /// an entry or its index. `["ports", NAME, "rules"]` is the [`RulesStatus`](crate::state::RulesStatus) of a port.
+    Get(Vec<String>),
+    /// Change something; answered with [`Changed`].
+    Change(Change),
+    /// Send events after that sequence number, then all further ones; answered with [`Read`](crate::events::Read).
+    Events {
+        /// 0: all that are kept.
+        after: u64,
+    },
+    /// Send frames of a port; answered with [`CaptureBegun`].
+    Capture(CaptureRequest),
+}
+
+/// What to change.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Change {
+    /// Read the configuration file again.
+    Reload,
+    /// Add a port, or replace one, with these keys.
+    Put {
+        /// Name of the port.
+        name: String,
+        /// Keys of `[port.NAME]`.
+        keys: Map<String, Value>,
+        /// Do not replace one.
+        only_new: bool,
+    },
+    /// Change these keys of a port; null: remove the key.
+    Patch {
+        /// Name of the port.
+        name: String,
+        /// Keys of `[port.NAME]`.
+        keys: Map<String, Value>,
+        /// The guest may be disconnected for it.
+        disconnect: bool,
+    },
+    /// Remove a port.
+    Remove {
+        /// Name of the port.
+        name: String,
+    },
+    /// Reset the statistics of workers.
+    ResetWorkers,
+}
+
+/// What was done.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Changed {
+    /// What was done, in a word.
+    pub what: Done,
+    /// In words, a line each.
+    pub done: Vec<String>,
+    /// What of a reload failed, a line each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub failed: Vec<String>,
+}
+
+/// See [`Changed`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Done {
+    /// There was nothing to change.
+    Nothing,
+    /// A port was added.
+    Added,
+    /// A port was changed; its guest stays connected.
+    Changed,
+    /// A port was stopped and started; its guest was disconnected.
+    Replaced,
+    /// A port was removed.
+    Removed,
+    /// The configuration file was read again.
+    Reloaded,
+    /// The statistics of workers were reset.
+    Reset,
+}
+
+/// What to capture.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CaptureRequest {
+    /// Name of the port.
+    pub port: String,
+    /// Frames that the guest sends.
+    pub from_guest: bool,
+    /// Frames that the guest receives.
+    pub to_guest: bool,
+}
+
+/// Frames follow.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CaptureBegun {
+    /// What is not captured.
+    pub notes: Vec<String>,
+}
+
+/// A message of the daemon.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Answer<T> {
+    /// What was asked for.
+    Ok(T),
+    /// Why not.
+    Error(Refused),
+}
+
+impl<T> Answer<T> {
+    /// As a result.
+    ///
+    /// # Errors
+    /// The daemon refused.
+    pub fn into_result(self) -> Result<T, Refused> {
+        match self {
+            Self::Ok(answer) => Ok(answer),
+            Self::Error(refused) => Err(refused),
+        }
+    }
+}
+
+impl<T> From<Result<T, Refused>> for Answer<T> {
+    fn from(result: Result<T, Refused>) -> Self {
+        result.map_or_else(Self::Error, Self::Ok)
+    }
+}
+
+/// Why a request was refused.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[error("{message}")]
+pub struct Refused {
+    /// The kind of reason.
+    pub kind: Kind,
+    /// What is wrong, with the values.
+    pub message: String,
+    /// What to do about it.
+    pub remedy: String,
+    /// Keys of a port that it is about.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub keys: Vec<String>,
+}
+
+/// Kinds of reasons.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    /// The request is not one.
+    NoRequest,
+    /// Nothing is at that path.
+    NoSuch,
+    /// There is no port of that name.
+    NoPort,
+    /// The daemon has no configuration file.
+    NoFile,
+    /// There is a port of that name.
+    Exists,
+    /// The port is in the configuration file.
+    InFile,
+    /// A key or its value is wrong.
+    Mistake,
+    /// The guest would have to be disconnected.
+    Disconnects,
+    /// The host lacks something, or somebody else has it.
+    Failed,
+    /// This connection may not do that.
+    NotAllowed,
+    /// There are too many of these already.
+    Busy,
+    /// The daemon ends.
+    Ending,
+}
+
+impl Refused {
+    fn new(kind: Kind, message: impl Into<String>, remedy: &str) -> Self {
+        Self {
+            kind,
+            message: message.into(),
+            remedy: remedy.to_owned(),
+            keys: Vec::new(),
+        }
+    }
+
+    /// The line is no request.
+    #[must_use]
+    pub fn no_request(why: &str) -> Self {
+        let remedy = "send a request as docs/control.md describes it, on a line";
+        Self::new(Kind::NoRequest, format!("this is no request: {why}"), remedy)
+    }
+
+    /// Nothing is at that path.
+    #[must_use]
+    pub fn no_such(path: &[String]) -> Self {
+        let message = format!("there is no {:?}", path.join("/"));
+        Self::new(Kind::NoSuch, message, "{\"get\": []} shows everything")
+    }
+
+    /// There is no port of that name.
+    #[must_use]
+    pub fn no_port(name: &str) -> Self {
+        let message = format!("there is no port {name:?}");
+        Self::new(Kind::NoPort, message, "`port list` lists their names")
+    }
+
+    /// The daemon has no configuration file.
+    #[must_use]
+    pub fn no_file() -> Self {
+        let message = "the daemon was started without --config FILE, so its ports are fixed";
+        Self::new(
+            Kind::NoFile,
+            message,
+            "start it with --config FILE, which may have no port",
+        )
+    }
+
+    /// There is a port of that name.
+    #[must_use]
+    pub fn exists(name: &str) -> Self {
+        let remedy = "change it with `port set` (PATCH), or remove it before";
+        Self::new(Kind::Exists, format!("port {name} is there already"), remedy)
+    }
+
+    /// The port is in the configuration file.
+    #[must_use]
+    pub fn in_file(name: &str, path: &str) -> Self {
+        let remedy = "change the file, and have it read again: `vhost-af-xdp reload`, or POST /v1/reload";
+        Self::new(Kind::InFile, format!("port {name} is one of {path}"), remedy)
+    }
+
+    /// A key or its value is wrong.
+    #[must_use]
+    pub fn mistake(key: Option<String>, what: String) -> Self {
+        Self {
+            keys: key.into_iter().collect(),
+            ..Self::new(Kind::Mistake, what, "docs/config.md describes the keys")
+        }
+    }
+
+    /// The guest would have to be disconnected.
+    #[must_use]
+    pub fn disconnects(name: &str, keys: Vec<String>) -> Self {
+        let message = format!(
+            "changing {} of port {name} disconnects its guest",
+            keys.join(", ")
+        );
+        let remedy = "to do it all the same: `port set --disconnect`, PATCH with ?disconnect=true, or PUT";
+        Self {
+            keys,
+            ..Self::new(Kind::Disconnects, message, remedy)
+        }
+    }
+
+    /// The host lacks something, or somebody else has it.
+    #[must_use]
+    pub fn failed(why: impl Into<String>) -> Self {
+        Self::new(Kind::Failed, why, "remove the cause, then ask again")
+    }
+
+    /// This connection may not do that.
+    #[must_use]
+    pub fn not_allowed() -> Self {
+        let message = "nothing can be changed or captured by this connection";
+        Self::new(Kind::NotAllowed, message, "use the control socket of the daemon")
+    }
+
+    /// There are too many of these already.
+    #[must_use]
+    pub fn busy(what: impl Into<String>) -> Self {
+        Self::new(Kind::Busy, what, "ask again when one of them is done")
+    }
+
+    /// The daemon ends.
+    #[must_use]
+    pub fn ending() -> Self {
+        Self::new(
+            Kind::Ending,
+            "the daemon ends",
+            "ask again when it has been started again",
+        )
+    }
+}
+
+/// A message as a line.
+///
+/// # Errors
+/// It cannot be JSON.
+pub fn line(message: &impl Serialize) -> serde_json::Result<Vec<u8>> {
+    let mut text = serde_json::to_vec(message)?;
+    text.push(b'\n');
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn requests_are_written_as_documented() {
+        let keys = Map::from_iter([("vlan".to_owned(), json!(5))]);
+        let (name, disconnect) = ("vm1".to_owned(), false);
+        for (request, wanted) in [
+            (Request::Get(Vec::new()), json!({"get": []})),
+            (Request::Events { after: 7 }, json!({"events": {"after": 7}})),
+            (Request::Change(Change::Reload), json!({"change": "reload"})),
+            (
+                Request::Change(Change::Patch {
+                    name,
+                    keys,
+                    disconnect,
+                }),
+                json!({"change": {"patch": {"name": "vm1", "keys": {"vlan": 5}, "disconnect": false}}}),
+            ),
+        ] {
+            assert_eq!(serde_json::to_value(&request).expect("JSON"), wanted);
+            assert_eq!(serde_json::from_value::<Request>(wanted).expect("read"), request);
+        }
+    }
+
+    #[test]
+    fn answer_is_ok_or_an_error_with_remedy() {
+        let answer = |result: Result<u8, Refused>| serde_json::to_value(Answer::from(result)).expect("JSON");
+        assert_eq!(answer(Ok(3)), json!({"ok": 3}));
+        let error = &answer(Err(Refused::no_port("x")))["error"];
+        assert_eq!(error["kind"], "no-port");
+        assert_eq!(error["message"], "there is no port \"x\"");
+        assert!(error["remedy"].is_string() && error.get("keys").is_none());
+    }
+}

@@ -1,0 +1,128 @@
+//! One queue pair of a port, or one queue of an uplink.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// A counter.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Named {
+    /// Its name.
+    pub name: String,
+    /// Who counts: `lane` (the daemon), `socket` (XDP_STATISTICS), or `program` (the steering program).
+    pub source: String,
+    /// It counts lost frames.
+    pub drop: bool,
+    /// Its value since the start of whatever counts it.
+    pub value: u64,
+}
+
+/// One queue pair.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct LaneStatus {
+    /// Number of the queue pair, from 0.
+    pub pair: usize,
+    /// NIC queue; none without an interface.
+    pub queue: Option<u32>,
+    /// A guest uses it.
+    pub running: bool,
+    /// The data path in use: `zero-copy`, `copy (native)`, `copy (skb)`, `cable`, `network`, `tap`, `null`.
+    pub mode: Option<String>,
+    /// Why not a faster one, in the order tried.
+    pub fallbacks: Vec<String>,
+    /// Frames may span several descriptors.
+    pub multi_buffer: bool,
+    /// Who completes checksums that the guest left out: `daemon`, `kernel (TX metadata)`, `NIC (TX metadata)`.
+    pub checksums: Option<String>,
+    /// Packet memory in the daemon, bytes.
+    pub packet_bytes: u64,
+    /// Kernel memory for it, bytes (estimated).
+    pub kernel_bytes: u64,
+    /// Number of sockets that share its UMEM (`--shared-umem`); none: the UMEM is its own.
+    pub umem_sockets: Option<usize>,
+    /// `hugetlb`, `transparent huge pages`, `4 KiB pages`, or `guest memory`.
+    pub backing: Option<String>,
+    /// NUMA node that most of the packet memory is on, see [`PortStatus::node`](super::PortStatus::node).
+    pub node: Option<u16>,
+    /// Hints of the NIC before its frames; none without an interface, or with a steward that knows no hints.
+    #[serde(default)]
+    pub hints: Option<HintsStatus>,
+    /// All counters.
+    pub counters: Vec<Named>,
+}
+
+impl LaneStatus {
+    /// Dropped frames, for any reason.
+    #[must_use]
+    pub fn drops(&self) -> u64 {
+        self.sum(|counter| counter.drop)
+    }
+
+    /// A counter by name; 0 if there is none.
+    #[must_use]
+    pub fn counter(&self, name: &str) -> u64 {
+        self.sum(|counter| counter.name == name)
+    }
+
+    fn sum(&self, is_meant: impl Fn(&Named) -> bool) -> u64 {
+        let meant = self.counters.iter().filter(|counter| is_meant(counter));
+        meant.map(|counter| counter.value).sum()
+    }
+}
+
+/// Hints of an interface, by name.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HintsStatus {
+    /// As configured: `auto`, `none`, or names.
+    pub asked: String,
+    /// What kernel and driver can provide, in the mode in which the program is attached.
+    pub possible: Vec<String>,
+    /// What the program puts before frames of these queues.
+    pub on: Vec<String>,
+    /// What was found before frames so far.
+    pub seen: Vec<String>,
+    /// Why a hint that is configured by name is not on.
+    pub why: Option<String>,
+}
+
+impl fmt::Display for HintsStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let listed = |names: &[String]| match names {
+            [] => "none".to_owned(),
+            names => names.join(", "),
+        };
+        write!(
+            f,
+            "hints before frames: {} (asked for {}; possible {}; seen in frames {})",
+            listed(&self.on),
+            self.asked,
+            listed(&self.possible),
+            listed(&self.seen)
+        )?;
+        match &self.why {
+            Some(why) => write!(f, ": {why}"),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hints_are_a_line() {
+        let status = HintsStatus {
+            asked: "hash,mark".to_owned(),
+            possible: ["hash", "vlan"].map(str::to_owned).to_vec(),
+            on: vec!["hash".to_owned()],
+            seen: Vec::new(),
+            why: Some("no mark".to_owned()),
+        };
+        assert_eq!(
+            status.to_string(),
+            "hints before frames: hash (asked for hash,mark; possible hash, vlan; seen in frames \
+             none): no mark"
+        );
+    }
+}

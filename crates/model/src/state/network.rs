@@ -1,0 +1,68 @@
+//! A network: its uplink, and the host as one more receiver.
+
+use serde::{Deserialize, Serialize};
+
+use super::{LaneStatus, Named};
+
+/// One network.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct NetworkStatus {
+    /// Its name.
+    pub name: String,
+    /// Interface that its ports share; none: its ports reach only each other.
+    pub uplink: Option<String>,
+    /// How the steering program is attached: `native`, `skb`, or `tap` (no program, frames arrive by a tap); none
+    /// without an uplink, or a program on it.
+    pub attached: Option<String>,
+    /// Why frames do not come to its queues in a better way.
+    #[serde(default)]
+    pub steering_note: Option<String>,
+    /// What is known of the uplink's driver.
+    pub driver: Option<String>,
+    /// The link is up; always true without an uplink.
+    pub up: bool,
+    /// MTU that its guests are offered, bytes.
+    pub mtu: u32,
+    /// Why no frames move over the uplink although they should.
+    pub impaired: Option<String>,
+    /// Names of its ports.
+    pub ports: Vec<String>,
+    /// Learned addresses that were evicted to make room for others.
+    #[serde(default)]
+    pub learned_evicted: u64,
+    /// Queues of the uplink.
+    pub queues: Vec<LaneStatus>,
+    /// Counters of multicast and broadcast frames from the uplink.
+    pub groups: Vec<Named>,
+    /// Counters of frames from worker to worker, all links together.
+    pub links: Vec<Named>,
+    /// How the host is reached; none without an uplink, or with `host = false`.
+    pub host: Option<HostStatus>,
+}
+
+/// The host, as one more receiver.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct HostStatus {
+    /// The tap device that connects it to the network; none: it is not reached.
+    pub interface: Option<String>,
+    /// Its addresses.
+    pub macs: Vec<String>,
+    /// The bridge that the uplink is a port of, if it is one.
+    #[serde(default)]
+    pub bridge: Option<BridgeStatus>,
+    /// Why it is not reached.
+    pub impaired: Option<String>,
+    /// The queue of the tap device.
+    pub queue: LaneStatus,
+}
+
+/// A bridge that the uplink is a port of.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct BridgeStatus {
+    /// Its name.
+    pub name: String,
+    /// Addresses at its other ports, which are reached through the host.
+    pub behind: usize,
+    /// Addresses at its other ports that are not reached: there are too many.
+    pub left_out: u32,
+}

@@ -1,0 +1,31 @@
+//! Filter rules of a port, with how many frames each decided about. They are not part of [`Status`](super::Status),
+//! since there can be many.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// Filter rules of a port.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct RulesStatus {
+    /// In order: keys and values as configured, and `frames`.
+    pub rules: Vec<Map<String, Value>>,
+    /// Frames that the guest sends.
+    pub from_guest: DirectionStatus,
+    /// Frames that the guest receives.
+    pub to_guest: DirectionStatus,
+}
+
+/// What happens to frames that no rule matches.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct DirectionStatus {
+    /// `allow` or `deny`.
+    pub default: String,
+    /// The default is configured; else it follows from whether there are rules.
+    pub default_said: bool,
+    /// Frames that the default decided about.
+    pub default_frames: u64,
+    /// Frames that were allowed all the same: ARP and neighbour discovery.
+    pub link_frames: u64,
+    /// Memory that the rules take, bytes.
+    pub memory_bytes: usize,
+}

@@ -1,0 +1,122 @@
+//! Lists that choose among names: what `--sandbox` and `--offload` take.
+//!
+//! A list says what is on, or what is off, and never both: `all`, the word for none, names (only these), or names with
+//! a `-` before each (all but these), in front of which `all` may stand. So no list means less than it seems to.
+
+/// What is wrong with a list.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ChoiceError {
+    /// A name is missing.
+    #[error("a name is missing: {0} means none of them")]
+    Missing(&'static str),
+    /// A word that must be alone in the list is not.
+    #[error("{word} stands alone: leave it out, or the others")]
+    NotAlone {
+        /// The word.
+        word: String,
+    },
+    /// A `-` before a word that is no name.
+    #[error("-{0}: a `-` goes before a name")]
+    Group(String),
+    /// Some names are on, others off.
+    #[error(
+        "{on} is to be on and {off} off: name those that are on, or those that are off with a `-` before each"
+    )]
+    Mixed {
+        /// A name that is on.
+        on: String,
+        /// A name that is off.
+        off: String,
+    },
+}
+
+/// What a list chooses; names as they were written, known or not.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Choice<'a> {
+    /// These and no others; perhaps none.
+    Only(Vec<&'a str>),
+    /// All others; perhaps all.
+    AllBut(Vec<&'a str>),
+}
+
+impl<'a> Choice<'a> {
+    /// Reads a list whose names are joined by one of these characters, and in which `none` means none.
+    ///
+    /// # Errors
+    /// [`ChoiceError`].
+    pub fn read(list: &'a str, joined_by: &[char], none: &'static str) -> Result<Self, ChoiceError> {
+        let words: Vec<&str> = list.split(joined_by).collect();
+        let (mut on, mut off) = (Vec::new(), Vec::new());
+        for &word in &words {
+            let name = word.strip_prefix('-').unwrap_or(word);
+            match (name, name == word) {
+                ("", _) => return Err(ChoiceError::Missing(none)),
+                (group, false) if group == "all" || group == none => {
+                    return Err(ChoiceError::Group(group.to_owned()));
+                }
+                (_, true) => on.push(name),
+                (_, false) => off.push(name),
+            }
+        }
+        let is_group = |word: &&&str| **word == "all" || **word == none;
+        match (on.as_slice(), off.as_slice()) {
+            (["all"] | [], _) => Ok(Self::AllBut(off)),
+            ([word], []) if *word == none => Ok(Self::Only(Vec::new())),
+            (words, _) if words.iter().any(|word| is_group(&word)) => Err(ChoiceError::NotAlone {
+                word: words.iter().find(is_group).unwrap_or(&none).to_string(),
+            }),
+            ([first, ..], [other, ..]) => Err(ChoiceError::Mixed {
+                on: (*first).to_owned(),
+                off: (*other).to_owned(),
+            }),
+            (_, []) => Ok(Self::Only(on)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(list: &str) -> Result<Choice<'_>, ChoiceError> {
+        Choice::read(list, &[',', '+'], "none")
+    }
+
+    #[test]
+    fn list_that_begins_with_a_minus_means_all_without_it() {
+        for list in ["-a", "all,-a", "all+-a"] {
+            assert_eq!(read(list), Ok(Choice::AllBut(vec!["a"])), "{list}");
+        }
+        assert_eq!(read("-a,-b"), Ok(Choice::AllBut(vec!["a", "b"])));
+        assert_eq!(read("all"), Ok(Choice::AllBut(vec![])));
+    }
+
+    #[test]
+    fn names_mean_only_these_and_none_none() {
+        assert_eq!(read("a"), Ok(Choice::Only(vec!["a"])));
+        assert_eq!(read("a+b"), Ok(Choice::Only(vec!["a", "b"])));
+        assert_eq!(read("none"), Ok(Choice::Only(vec![])));
+    }
+
+    #[test]
+    fn lists_that_say_two_things_are_refused() {
+        for (list, words) in [
+            ("", "a name is missing: none"),
+            ("-", "a name is missing"),
+            ("a,", "a name is missing"),
+            (",a", "a name is missing"),
+            ("-all", "-all: a `-` goes before a name"),
+            ("-none", "-none"),
+            ("none,-a", "none stands alone"),
+            ("none,a", "none stands alone"),
+            ("all,a", "all stands alone"),
+            ("all,none", "stands alone"),
+            ("all,all", "all stands alone"),
+            ("a,-b", "a is to be on and b off"),
+            ("-b,a", "a is to be on and b off"),
+        ] {
+            let error = read(list).expect_err(list).to_string();
+            assert!(error.contains(words), "{list}: {error}");
+        }
+    }
+}

@@ -1,0 +1,35 @@
+//! Descriptors that a program passes to a process that it starts.
+#![allow(unsafe_code)]
+
+use std::fs;
+use std::io;
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+
+use rustix::io::{FdFlags, fcntl_setfd};
+
+/// Passes no descriptor that this process was started with, or has opened, to programs that it starts.
+///
+/// # Errors
+/// The kernel's.
+pub fn close_all_on_exec() -> io::Result<()> {
+    let flags = libc::CLOSE_RANGE_CLOEXEC.cast_signed();
+    // SAFETY: no descriptor is closed.
+    match unsafe { libc::close_range(3, libc::c_uint::MAX, flags) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// The descriptor of this number, which the daemon passed to this process.
+///
+/// # Errors
+/// It did not.
+pub fn taken(number: RawFd) -> anyhow::Result<OwnedFd> {
+    if number < 3 || fs::read_link(format!("/proc/self/fd/{number}")).is_err() {
+        anyhow::bail!("descriptor {number} is not there; `serve` starts this");
+    }
+    // SAFETY: it is open, as was just seen, and by the meaning of the option it is ours alone.
+    let fd = unsafe { OwnedFd::from_raw_fd(number) };
+    fcntl_setfd(&fd, FdFlags::CLOEXEC)?;
+    Ok(fd)
+}

@@ -1,0 +1,19 @@
+//! What the programs of this tree share as processes.
+//!
+//! | module | what |
+//! |---|---|
+//! | [`log`] | the log on standard error, and its options |
+//! | [`sandbox`] | what a process gives up before it reads anything of others |
+//! | [`capabilities`] | sets of capabilities |
+//! | [`users`] | users and groups by name |
+//! | [`handed`] | descriptors that a program passes to one that it starts |
+//! | [`choice`] | lists that choose among names |
+//! | [`signal_handler`] | handlers that look at the cause of a signal |
+
+pub mod capabilities;
+pub mod choice;
+pub mod handed;
+pub mod log;
+pub mod sandbox;
+pub mod signal_handler;
+pub mod users;

@@ -1,0 +1,197 @@
+//! Whom the worker runs as.
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, CString};
+use std::fmt;
+
+use crate::users;
+use rustix::process::{Gid, Uid, getegid, geteuid};
+use rustix::thread::CapabilitySet;
+
+use super::SandboxError;
+
+/// The user that nobody is (`DEFAULT_OVERFLOWUID`, include/linux/highuid.h).
+const NOBODY: u32 = 65_534;
+
+/// A user with its groups.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct User {
+    name: Option<String>,
+    /// Number of the user.
+    pub uid: u32,
+    /// Number of its own group.
+    pub gid: u32,
+    /// Supplementary groups.
+    pub groups: Vec<u32>,
+}
+
+impl User {
+    /// What `--user` says: a name, or numbers as UID or UID:GID. A name comes with its groups; numbers come with no
+    /// more than they say.
+    pub fn parse(text: &str) -> Result<Self, SandboxError> {
+        let unknown = || SandboxError::UnknownUser(text.to_owned());
+        let (user, group) = match text.split_once(':') {
+            Some((user, group)) => (user, Some(group)),
+            None => (text, None),
+        };
+        let gid = group
+            .map(|group| group_number(group).ok_or_else(unknown))
+            .transpose()?;
+        if user.parse::<u32>().is_ok() {
+            let uid = user_number(user).ok_or_else(unknown)?;
+            return Ok(Self {
+                name: None,
+                uid,
+                gid: gid.unwrap_or(uid),
+                groups: Vec::new(),
+            });
+        }
+        let numbers = users::user_numbers(user).ok_or_else(unknown)?;
+        let name = CString::new(user).map_err(|_| unknown())?;
+        let gid = gid.unwrap_or(numbers.gid);
+        Ok(Self {
+            name: Some(user.to_owned()),
+            uid: numbers.uid,
+            gid,
+            groups: groups_of(&name, gid),
+        })
+    }
+
+    /// Whom root becomes that did not say: nobody, if there is such a user here. In a user namespace there may not be.
+    pub fn nobody() -> Option<Self> {
+        let capabilities = CapabilitySet::SETUID | CapabilitySet::SETGID;
+        let may = super::capabilities::permitted().contains(capabilities);
+        let read = |file| std::fs::read_to_string(format!("/proc/self/{file}")).unwrap_or_default();
+        let mapped = ["uid_map", "gid_map"]
+            .map(read)
+            .iter()
+            .all(|map| has_number(map, NOBODY));
+        (may && mapped && read("setgroups").trim() != "deny").then(|| Self {
+            name: Some("nobody".to_owned()),
+            uid: NOBODY,
+            gid: NOBODY,
+            groups: Vec::new(),
+        })
+    }
+
+    /// Whether this process may become that user.
+    pub fn check(&self) -> Result<(), SandboxError> {
+        let needed = CapabilitySet::SETUID | CapabilitySet::SETGID;
+        match super::capabilities::permitted().contains(needed) {
+            true => Ok(()),
+            false => Err(SandboxError::MayNotBecome(self.clone())),
+        }
+    }
+
+    /// Makes the calling thread this user's for good. With `keeping`, permitted capabilities stay.
+    ///
+    /// # Errors
+    /// This process may not.
+    pub fn enter(&self, keeping: bool) -> Result<(), SandboxError> {
+        let step = |errno: rustix::io::Errno| match errno {
+            rustix::io::Errno::PERM => SandboxError::MayNotBecome(self.clone()),
+            errno => SandboxError::at("another user")(errno),
+        };
+        let gid = |number| Gid::from_raw(number);
+        let groups: Vec<Gid> = self.groups.iter().copied().map(gid).collect();
+        rustix::thread::set_keep_capabilities(keeping).map_err(SandboxError::at("another user"))?;
+        rustix::thread::set_thread_groups(&groups).map_err(step)?;
+        rustix::thread::set_thread_res_gid(gid(self.gid), gid(self.gid), gid(self.gid)).map_err(step)?;
+        let uid = Uid::from_raw(self.uid);
+        rustix::thread::set_thread_res_uid(uid, uid, uid).map_err(step)
+    }
+}
+
+impl fmt::Display for User {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.name {
+            Some(name) => f.write_str(name),
+            None => write!(f, "{}:{}", self.uid, self.gid),
+        }
+    }
+}
+
+/// Whether a map of a user namespace has that number inside (user_namespaces(7)).
+fn has_number(map: &str, number: u32) -> bool {
+    map.lines().any(|line| {
+        let mut fields = line.split_ascii_whitespace().map(str::parse::<u32>);
+        match (fields.next(), fields.next(), fields.next()) {
+            (Some(Ok(first)), Some(_), Some(Ok(count))) => {
+                number.checked_sub(first).is_some_and(|offset| offset < count)
+            }
+            _ => false,
+        }
+    })
+}
+
+/// Who this process is, in numbers.
+pub(super) fn current() -> String {
+    format!("{}:{}", geteuid().as_raw(), getegid().as_raw())
+}
+
+/// The number of a user, by name or number.
+pub fn user_number(text: &str) -> Option<u32> {
+    number(text, |name| users::user_numbers(name).map(|numbers| numbers.uid))
+}
+
+/// The number of a group, by name or number.
+pub fn group_number(text: &str) -> Option<u32> {
+    number(text, users::group_number)
+}
+
+/// -1 means "leave it as it is" to the kernel, and nobody has it.
+fn number(text: &str, find: impl Fn(&str) -> Option<u32>) -> Option<u32> {
+    let number = text.parse().ok().or_else(|| find(text));
+    number.filter(|&number| number != u32::MAX)
+}
+
+/// The groups of a user, its own one among them.
+fn groups_of(name: &CStr, gid: u32) -> Vec<u32> {
+    let mut groups = vec![0; 1024];
+    let mut count = libc::c_int::try_from(groups.len()).unwrap_or(0);
+    // SAFETY: `groups` has room for `count` numbers, and the name ends in 0.
+    let result = unsafe { libc::getgrouplist(name.as_ptr(), gid, groups.as_mut_ptr(), &raw mut count) };
+    match usize::try_from(count) {
+        Ok(count) if result >= 0 => groups.truncate(count),
+        // More than that: none is safer than some.
+        _ => groups.clear(),
+    }
+    groups
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn user_namespace_without_nobody_is_seen() {
+        assert!(has_number("         0          0 4294967295\n", NOBODY));
+        assert!(!has_number("         0       1000          1\n", NOBODY));
+        assert!(has_number("0 1000 1\n1 100000 65536\n", NOBODY));
+        assert!(!has_number("", 0));
+    }
+
+    #[test]
+    fn users_are_names_or_numbers() {
+        for (text, uid, gid) in [
+            ("root", 0, 0),
+            ("1234", 1234, 1234),
+            ("12:34", 12, 34),
+            ("12:root", 12, 0),
+        ] {
+            let user = User::parse(text).expect(text);
+            assert_eq!((user.uid, user.gid), (uid, gid), "{text}");
+        }
+        assert!(User::parse("1234").expect("numbers").groups.is_empty());
+        for wrong in [
+            "no such user",
+            "",
+            "1:no such group",
+            "4294967295",
+            "1:4294967295",
+            "-1",
+        ] {
+            assert!(User::parse(wrong).is_err(), "{wrong:?}");
+        }
+    }
+}

@@ -1,0 +1,304 @@
+//! The side of commands that ask daemons at their control sockets.
+//!
+//! Root asks the daemons of all users. A socket in a directory of another user may be anything: it is asked for a limited
+//! time and length, in parallel with the others, and what it sends is printed without control characters.
+
+use std::collections::HashMap;
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use model::control::{Answer, CaptureBegun, CaptureRequest, Change, Changed, Refused, Request, line};
+use model::events;
+use model::state::{RulesStatus, Status};
+use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{SocketAddrUnix, SocketFlags, connect};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use steward::peer;
+
+use super::directories::owner_of;
+use crate::listener::stream;
+
+/// How long a daemon may take to answer: it waits for nothing but a CPU, and half a second for stewards.
+const ANSWER: Duration = Duration::from_secs(10);
+/// Most bytes that the daemons of a directory may answer: 256 ports of 128 pairs with all their counters have less.
+const LONGEST: u64 = 256 << 20;
+/// The same for a directory of another user's, who may fill our memory with what is no status: 1,000 queue pairs.
+const LONGEST_OF_OTHERS: u64 = 4 << 20;
+
+/// Why a request has no answer.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error("{}: {}", .0.message, .0.remedy)]
+    Refused(Refused),
+}
+
+/// A connection to a daemon.
+struct Client {
+    stream: UnixStream,
+    /// Process of the daemon, if it is in this process namespace.
+    pid: Option<u32>,
+    /// Bytes after the last answer.
+    rest: Vec<u8>,
+}
+
+impl Client {
+    /// Connects and sends a request.
+    /// Errors: nobody listens at `path`, or accepts in time.
+    fn ask(path: &Path, request: &Request) -> io::Result<Self> {
+        let socket = stream(SocketFlags::empty())?;
+        // Connecting waits for room among those that wait to be accepted, for as long as sending may.
+        set_socket_timeout(&socket, Timeout::Send, Some(ANSWER))?;
+        connect(&socket, &SocketAddrUnix::new(path)?).map_err(|errno| match errno {
+            Errno::AGAIN => ErrorKind::TimedOut.into(),
+            errno => io::Error::from(errno),
+        })?;
+        let pid = peer::process(socket.as_fd()).and_then(|pid| u32::try_from(pid).ok());
+        let mut stream = UnixStream::from(socket);
+        stream.write_all(&line(request)?)?;
+        Ok(Self {
+            stream,
+            pid,
+            rest: Vec::new(),
+        })
+    }
+
+    /// The next answer.
+    /// Errors: the daemon has ended, sends something else, or too much, or not until then; or it refuses.
+    fn receive<T: DeserializeOwned>(
+        &mut self,
+        until: Option<Instant>,
+        allowance: &Allowance,
+    ) -> Result<T, Error> {
+        let mut part = [0; 65536];
+        let mut looked = 0;
+        let end = loop {
+            if let Some(end) = self.rest[looked..].iter().position(|&byte| byte == b'\n') {
+                break looked + end;
+            }
+            looked = self.rest.len();
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            if left.is_some_and(|left| left.is_zero()) {
+                return Err(io::Error::from(ErrorKind::TimedOut).into());
+            }
+            self.stream.set_read_timeout(left)?;
+            match self.stream.read(&mut part) {
+                Ok(0) => return Err(io::Error::from(ErrorKind::UnexpectedEof).into()),
+                Ok(count) => {
+                    allowance.take(count)?;
+                    self.rest.extend_from_slice(&part[..count]);
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    return Err(io::Error::from(ErrorKind::TimedOut).into());
+                }
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error.into()),
+            }
+        };
+        let answered = serde_json::from_slice(&self.rest[..end]).and_then(|mut value| {
+            without_control_characters(&mut value);
+            serde_json::from_value::<Answer<T>>(value)
+        });
+        self.rest.drain(..=end);
+        let wrong = |error| {
+            let what = format!("it sends what is no answer ({error}): is it of another version?");
+            io::Error::new(ErrorKind::InvalidData, what)
+        };
+        answered.map_err(wrong)?.into_result().map_err(Error::Refused)
+    }
+}
+
+/// Asks the daemon at `path` for its status.
+/// Errors: nobody listens there, or it does not answer with a status in time.
+pub(crate) fn ask(path: &Path) -> Result<Status, Error> {
+    ask_within(path, &Allowance::of(LONGEST))
+}
+
+fn ask_within(path: &Path, allowance: &Allowance) -> Result<Status, Error> {
+    let until = Instant::now() + ANSWER;
+    let mut client = Client::ask(path, &Request::Get(Vec::new()))?;
+    let status: Status = client.receive(Some(until), allowance)?;
+    // The kernel knows better.
+    let pid = client.pid.unwrap_or(status.pid);
+    Ok(Status { pid, ..status })
+}
+
+/// The filter rules of a port of the daemon at `path`.
+/// Errors: nobody answers there, or there is no such port.
+pub(crate) fn rules(path: &Path, port: &str) -> Result<RulesStatus, Error> {
+    let request = Request::Get(vec!["ports".to_owned(), port.to_owned(), "rules".to_owned()]);
+    Client::ask(path, &request)?.receive(Some(Instant::now() + ANSWER), &Allowance::of(LONGEST))
+}
+
+/// Changes something of the daemon at `path`, however long that takes.
+/// Errors: nobody answers there, or it refuses.
+pub(crate) fn change(path: &Path, change: Change) -> Result<Changed, Error> {
+    Client::ask(path, &Request::Change(change))?.receive(None, &Allowance::of(LONGEST))
+}
+
+/// Calls `on_events` with events after that sequence number, at once, and whenever something happens, until it returns
+/// false.
+/// Errors: nobody answers there, or the daemon has ended.
+pub(crate) fn events(
+    path: &Path,
+    after: u64,
+    mut on_events: impl FnMut(events::Read) -> bool,
+) -> Result<(), Error> {
+    let mut client = Client::ask(path, &Request::Events { after })?;
+    while on_events(client.receive(None, &Allowance::of(LONGEST))?) {}
+    Ok(())
+}
+
+/// Begins to capture frames of a port of the daemon at `path`: the connection by which they come, what of them is here
+/// already, and what is not captured.
+/// Errors: nobody answers there, or it refuses.
+pub(crate) fn begin_capture(
+    path: &Path,
+    wanted: CaptureRequest,
+) -> Result<(UnixStream, Vec<u8>, CaptureBegun), Error> {
+    let mut client = Client::ask(path, &Request::Capture(wanted))?;
+    let begun = client.receive(Some(Instant::now() + ANSWER), &Allowance::of(LONGEST))?;
+    Ok((client.stream, client.rest, begun))
+}
+
+/// Asks all these daemons at once; those that answer, in this order.
+pub(crate) fn ask_all(paths: &[PathBuf]) -> Vec<Status> {
+    let mut allowances: HashMap<Option<&Path>, Allowance> = HashMap::new();
+    for path in paths {
+        let directory = allowances.entry(path.parent());
+        directory.or_insert_with(|| Allowance::for_daemons_in(path.parent()));
+    }
+    let ask_one = |path: &PathBuf| match ask_within(path, &allowances[&path.parent()]) {
+        Ok(status) => Some(status),
+        Err(Error::Io(error)) if error.kind() == ErrorKind::TimedOut => {
+            let (path, seconds) = (path.display(), ANSWER.as_secs());
+            tracing::warn!(%path, "no answer within {seconds} s: is its process stopped, or no daemon?");
+            None
+        }
+        // A socket that a killed daemon left behind is not worth a word.
+        Err(_) => None,
+    };
+    std::thread::scope(|scope| {
+        let asked: Vec<_> = paths
+            .iter()
+            .map(|path| std::thread::Builder::new().spawn_scoped(scope, move || ask_one(path)))
+            .collect();
+        let answers = asked.into_iter().filter_map(|thread| thread.ok()?.join().ok()?);
+        answers.collect()
+    })
+}
+
+/// Bytes that may still be read.
+struct Allowance(AtomicU64);
+
+impl Allowance {
+    fn of(bytes: u64) -> Self {
+        Self(bytes.into())
+    }
+
+    /// For all daemons of a directory together: users are kept apart by it, too.
+    fn for_daemons_in(directory: Option<&Path>) -> Self {
+        let user = rustix::process::geteuid().as_raw();
+        let owner = directory.and_then(owner_of);
+        Self::of(match owner {
+            Some(owner) if owner != user => LONGEST_OF_OTHERS,
+            _ => LONGEST,
+        })
+    }
+
+    /// Takes so many of them.
+    /// Errors: there are not as many.
+    fn take(&self, bytes: usize) -> io::Result<()> {
+        // A number only; nothing is published with it.
+        let taken = self
+            .0
+            .fetch_update(Relaxed, Relaxed, |left| left.checked_sub(bytes as u64));
+        taken
+            .map(drop)
+            .map_err(|_| io::Error::new(ErrorKind::InvalidData, "the answer is longer than any status"))
+    }
+}
+
+/// The error message where nobody answers at a socket that was named.
+pub(crate) fn no_answer(path: &Path, error: &Error) -> String {
+    match error {
+        Error::Refused(_) => error.to_string(),
+        Error::Io(io) if io.kind() == ErrorKind::PermissionDenied => {
+            let path = path.display();
+            format!("this user may not ask at {path}: ask as the user that started the daemon, or as root")
+        }
+        Error::Io(_) => format!(
+            "no daemon answers at {}: {error} (without --control all that are found are asked)",
+            path.display()
+        ),
+    }
+}
+
+/// A terminal must not obey what a daemon says.
+fn without_control_characters(value: &mut Value) {
+    match value {
+        Value::String(text) if text.contains(char::is_control) => {
+            *text = text.replace(char::is_control, "?");
+        }
+        Value::Array(values) => values.iter_mut().for_each(without_control_characters),
+        Value::Object(fields) => fields.values_mut().for_each(without_control_characters),
+        _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+    use crate::guard::keeper::make_directory;
+
+    #[test]
+    fn what_is_said_has_no_control_characters() {
+        let mut value = serde_json::json!({"a": ["\u{1b}[2Jx", {"b": "line\nline"}], "c": 1});
+        without_control_characters(&mut value);
+        assert_eq!(
+            value,
+            serde_json::json!({"a": ["?[2Jx", {"b": "line?line"}], "c": 1})
+        );
+    }
+
+    #[test]
+    fn daemons_of_a_directory_may_not_answer_without_end() {
+        let directory = make_directory().expect("a place");
+        let path = directory.join("1.sock");
+        let listener = UnixListener::bind(&path).expect("listens");
+        let liar = std::thread::spawn(move || {
+            for _ in 0..2 {
+                let (mut stream, _) = listener.accept().expect("somebody asks");
+                stream.write_all(b"{}\n").expect("little");
+            }
+        });
+        let allowance = Allowance::of(5);
+        let said = || ask_within(&path, &allowance).expect_err("no status").to_string();
+        assert!(!said().contains("longer than"), "three bytes of five");
+        assert!(said().contains("longer than"), "of all together");
+        liar.join().expect("asked twice");
+        fs::remove_dir_all(directory).expect("ours");
+    }
+
+    #[test]
+    fn daemon_that_answers_with_something_else_is_left_out() {
+        let directory = make_directory().expect("a place");
+        let path = directory.join("1.sock");
+        let listener = UnixListener::bind(&path).expect("listens");
+        let liar =
+            std::thread::spawn(move || listener.accept().map(|(mut stream, _)| stream.write_all(b"{}\n")));
+        assert!(ask_all(&[path]).is_empty());
+        let _ = liar.join();
+        fs::remove_dir_all(directory).expect("ours");
+    }
+}

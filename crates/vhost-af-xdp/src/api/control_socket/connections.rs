@@ -1,0 +1,139 @@
+//! Connections of one way in: there are few, and each has a thread.
+//!
+//! When all places are taken, the oldest connection without a request under way is closed for the next one. So clients
+//! that send nothing, or half a line, take no place from others, and no number of clients costs more than these.
+
+use std::collections::BTreeMap;
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+struct Open {
+    stream: Arc<UnixStream>,
+    /// A request is under way.
+    is_busy: bool,
+    /// It is a change, which may take long.
+    changes: bool,
+}
+
+/// See the module's head.
+pub(crate) struct Connections {
+    most: usize,
+    /// By age.
+    open: Mutex<BTreeMap<u64, Open>>,
+}
+
+/// A place among them, until it is dropped.
+pub(super) struct Place {
+    of: Arc<Connections>,
+    number: u64,
+    pub(super) stream: Arc<UnixStream>,
+}
+
+impl Connections {
+    pub(crate) fn new(most: usize) -> Arc<Self> {
+        Arc::new(Self {
+            most,
+            open: Mutex::default(),
+        })
+    }
+
+    /// A place for a connection; `None`: all others have requests under way.
+    pub(super) fn take(self: &Arc<Self>, stream: UnixStream) -> Option<Place> {
+        let mut open = self.open();
+        if open.len() >= self.most {
+            let idle = open
+                .iter()
+                .find(|(_, open)| !open.is_busy)
+                .map(|(number, _)| *number);
+            // Its thread sees the end of the connection.
+            let _ = open.remove(&idle?)?.stream.shutdown(Shutdown::Both);
+        }
+        let number = open.last_key_value().map_or(0, |(last, _)| last + 1);
+        let stream = Arc::new(stream);
+        let new = Open {
+            stream: Arc::clone(&stream),
+            is_busy: false,
+            changes: false,
+        };
+        open.insert(number, new);
+        let of = Arc::clone(self);
+        Some(Place { of, number, stream })
+    }
+
+    fn open(&self) -> MutexGuard<'_, BTreeMap<u64, Open>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Place {
+    /// A request begins or ends.
+    pub(super) fn set_busy(&self, is_busy: bool) {
+        if let Some(open) = self.of.open().get_mut(&self.number) {
+            (open.is_busy, open.changes) = (is_busy, false);
+        }
+    }
+
+    /// A change begins, unless so many are under way.
+    pub(super) fn begin_change(&self, most: usize) -> bool {
+        let mut open = self.of.open();
+        let may = open.values().filter(|open| open.changes).count() < most;
+        if let Some(open) = open.get_mut(&self.number) {
+            open.changes = may;
+        }
+        may
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        // Unless it was closed for another one.
+        self.of.open().remove(&self.number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use super::*;
+
+    /// A connection with its place, and the client's end.
+    fn connect(connections: &Arc<Connections>) -> (Option<Place>, UnixStream) {
+        let (ours, theirs) = UnixStream::pair().expect("sockets");
+        (connections.take(theirs), ours)
+    }
+
+    #[test]
+    fn oldest_connection_without_a_request_is_closed_for_the_next() {
+        let connections = Connections::new(2);
+        let [(busy, _busy), (_idle, mut idle)] = [(); 2].map(|()| connect(&connections));
+        let busy = busy.expect("a place");
+        busy.set_busy(true);
+        let (new, _new) = connect(&connections);
+        new.expect("a place").set_busy(true);
+        assert_eq!(idle.read(&mut [0]).expect("closed"), 0);
+        drop(busy);
+        assert!(connect(&connections).0.is_some());
+    }
+
+    #[test]
+    fn no_connection_is_closed_while_its_request_is_under_way() {
+        let connections = Connections::new(1);
+        let (place, _client) = connect(&connections);
+        place.as_ref().expect("a place").set_busy(true);
+        assert!(connect(&connections).0.is_none());
+        drop(place);
+        assert!(connect(&connections).0.is_some());
+    }
+
+    #[test]
+    fn changes_are_limited() {
+        let connections = Connections::new(3);
+        let places: Vec<_> = (0..3).filter_map(|_| connect(&connections).0).collect();
+        let began: Vec<_> = places.iter().map(|place| place.begin_change(2)).collect();
+        assert_eq!(began, [true, true, false]);
+        places[0].set_busy(false);
+        assert!(places[2].begin_change(2));
+    }
+}

@@ -1,0 +1,284 @@
+//! The daemon's side of the control protocol.
+//!
+//! A thread accepts, and each connection has a thread, of which there are few ([`Connections`]). A request is read up to
+//! its longest length, and nothing is waited for on behalf of others: the state is read by one connection at a time, and
+//! by each at most once in a [`PAUSE`]; a client that does not read its answer is given up after [`WRITE`]. No worker and
+//! no port's thread is asked for anything.
+
+use std::io::{self, BufRead, BufReader, ErrorKind, Read};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use model::control::{Answer, Change, Changed, Done, LONGEST_REQUEST, Refused, Request, line};
+use model::state::{RulesStatus, Status};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use serde_json::Value;
+
+use super::connections::{Connections, Place};
+use super::writing::{WRITE, answer, write_within};
+use crate::api::capture::Captures;
+use crate::journal::JOURNAL;
+use crate::reload::Reload;
+
+/// From one look at the state to the next, of a connection.
+const PAUSE: Duration = Duration::from_millis(50);
+/// How often a connection that waits for events is looked at.
+const LOOK: Duration = Duration::from_secs(5);
+/// Pause after a connection that could not be accepted.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// How long the accepting thread waits for a client that it answers itself.
+const AT_ONCE: Duration = Duration::from_secs(1);
+/// Changes under way, of one way in.
+const MOST_CHANGES: usize = 8;
+/// Longest request of a connection that may change nothing.
+const LONGEST_GET: usize = 4096;
+
+/// What a connection may do beside looking.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Access {
+    pub(crate) change: bool,
+    /// Frames of guests may be seen.
+    pub(crate) capture: bool,
+}
+
+/// What answers are made of.
+pub(crate) struct Server {
+    /// Reads the state.
+    pub(crate) read: Box<dyn Fn() -> Status + Send + Sync>,
+    /// Reads the filter rules of the port of a name.
+    pub(crate) rules: Box<dyn Fn(&str) -> Option<RulesStatus> + Send + Sync>,
+    /// Changes ports, of a daemon that has a configuration file.
+    pub(crate) reload: Option<Reload>,
+    /// Resets the statistics of workers.
+    pub(crate) reset: Box<dyn Fn() + Send + Sync>,
+    pub(crate) captures: Arc<Captures>,
+    /// Held while the state is read.
+    pub(crate) look: Mutex<()>,
+}
+
+impl Server {
+    /// Accepts clients, for ever.
+    pub(crate) fn accept(self: &Arc<Self>, listener: &UnixListener, of: &Arc<Connections>, access: Access) {
+        for stream in listener.incoming() {
+            match stream {
+                Ok(stream) => self.serve(stream, of, access),
+                // No descriptor is left, and the next attempt would fail at once, too.
+                Err(_) => std::thread::sleep(ACCEPT_PAUSE),
+            }
+        }
+    }
+
+    /// Serves a connection on a thread of its own, if there is a place. Where no thread can be started, this one answers a
+    /// look at the state.
+    pub(crate) fn serve(self: &Arc<Self>, stream: UnixStream, of: &Arc<Connections>, access: Access) {
+        let Some(place) = of.take(stream) else { return };
+        let (server, stream) = (Arc::clone(self), Arc::clone(&place.stream));
+        let thread = std::thread::Builder::new().name("control".to_owned());
+        // When the client is gone, the connection is closed.
+        if thread
+            .spawn(move || drop(server.converse(&place, access)))
+            .is_err()
+        {
+            let _ = self.answer_once(&stream);
+        }
+    }
+
+    /// Answers a look that is there, or comes at once.
+    fn answer_once(&self, mut stream: &UnixStream) -> io::Result<()> {
+        stream.set_read_timeout(Some(AT_ONCE))?;
+        let mut text = [0; LONGEST_GET];
+        let count = stream.read(&mut text)?;
+        match read_request(&mut &text[..count], LONGEST_GET)? {
+            Some(Ok(Request::Get(path))) => write_within(stream, &self.get(&path)?, AT_ONCE),
+            Some(Err(refused)) => refuse(stream, refused),
+            _ => refuse(
+                stream,
+                Refused::busy("no thread can be started (ulimit -u, systemd: TasksMax=)"),
+            ),
+        }
+    }
+
+    /// Answers requests until the client closes the connection.
+    /// Errors: it is gone, does not read, or sends what is no request.
+    fn converse(&self, place: &Place, access: Access) -> io::Result<()> {
+        let stream = &*place.stream;
+        let mut from = BufReader::new(stream);
+        let longest = if access.change {
+            LONGEST_REQUEST
+        } else {
+            LONGEST_GET
+        };
+        let mut next_look = Instant::now();
+        while let Some(request) = read_request(&mut from, longest)? {
+            place.set_busy(true);
+            match request {
+                Ok(Request::Get(path)) => {
+                    std::thread::sleep(next_look.saturating_duration_since(Instant::now()));
+                    next_look = Instant::now() + PAUSE;
+                    write_within(stream, &self.get(&path)?, WRITE)?;
+                }
+                Ok(Request::Change(_)) if !access.change => refuse(stream, Refused::not_allowed())?,
+                Ok(Request::Change(change)) => answer(stream, self.change(change, place))?,
+                Ok(Request::Events { after }) => return tell(place, after),
+                Ok(Request::Capture(_)) if !access.capture => refuse(stream, Refused::not_allowed())?,
+                Ok(Request::Capture(request)) => return self.captures.serve(stream, request),
+                Err(refused) => return refuse(stream, refused),
+            }
+            place.set_busy(false);
+        }
+        Ok(())
+    }
+
+    /// The answer to a look at what is at this path, as a line.
+    fn get(&self, path: &[String]) -> io::Result<Vec<u8>> {
+        if let [ports, name, rules] = path
+            && (ports.as_str(), rules.as_str()) == ("ports", "rules")
+        {
+            let rules = (self.rules)(name).ok_or_else(|| Refused::no_port(name));
+            return Ok(line(&Answer::from(rules))?);
+        }
+        let status = {
+            let _one = self.look.lock().unwrap_or_else(PoisonError::into_inner);
+            (self.read)()
+        };
+        if path.is_empty() {
+            return Ok(line(&Answer::Ok(status))?);
+        }
+        let all = serde_json::to_value(status)?;
+        let part = path.iter().try_fold(&all, |value, name| part_of(value, name));
+        Ok(line(&Answer::from(part.ok_or_else(|| Refused::no_such(path))))?)
+    }
+
+    fn change(&self, change: Change, place: &Place) -> Result<Changed, Refused> {
+        if change == Change::ResetWorkers {
+            (self.reset)();
+            return Ok(Changed {
+                what: Done::Reset,
+                done: vec!["statistics of workers were reset".to_owned()],
+                failed: Vec::new(),
+            });
+        }
+        let reload = self.reload.as_ref().ok_or_else(Refused::no_file)?;
+        match place.begin_change(MOST_CHANGES) {
+            true => reload.change(change),
+            false => Err(Refused::busy(format!(
+                "{MOST_CHANGES} changes are under way already"
+            ))),
+        }
+    }
+}
+
+/// A field of that name; in a list the entry of that name or index.
+fn part_of<'a>(value: &'a Value, name: &str) -> Option<&'a Value> {
+    match value {
+        Value::Array(list) => {
+            let named = list
+                .iter()
+                .find(|entry| entry.get("name").is_some_and(|its| its == name));
+            named.or_else(|| list.get(name.parse::<usize>().ok()?))
+        }
+        value => value.get(name),
+    }
+}
+
+/// Reads a request; `None`: there are no more.
+/// Errors: the client is gone.
+fn read_request(from: &mut impl BufRead, longest: usize) -> io::Result<Option<Result<Request, Refused>>> {
+    let mut text = Vec::new();
+    from.take(longest as u64).read_until(b'\n', &mut text)?;
+    match text.last() {
+        None => Ok(None),
+        Some(b'\n') => {
+            let request = serde_json::from_slice(&text);
+            Ok(Some(
+                request.map_err(|error| Refused::no_request(&error.to_string())),
+            ))
+        }
+        Some(_) if text.len() < longest => Err(ErrorKind::UnexpectedEof.into()),
+        Some(_) => {
+            let why = format!("it is longer than {longest} bytes");
+            Ok(Some(Err(Refused::no_request(&why))))
+        }
+    }
+}
+
+/// Sends events until the client closes the connection.
+/// Errors: it is gone, or does not read.
+fn tell(place: &Place, after: u64) -> io::Result<()> {
+    place.set_busy(false);
+    let (mut sequence, mut read) = JOURNAL.read(after);
+    loop {
+        write_within(&place.stream, &line(&Answer::Ok(&read))?, WRITE)?;
+        sequence = read.events.last().map_or(sequence, |event| event.sequence);
+        read = loop {
+            match JOURNAL.wait(sequence, LOOK) {
+                Some(read) => break read,
+                None if has_ended(&place.stream) => return Ok(()),
+                None => {}
+            }
+        };
+    }
+}
+
+/// Whether the client has closed its side, or sends what nobody asked for.
+fn has_ended(stream: &UnixStream) -> bool {
+    let mut sources = [PollFd::new(stream, PollFlags::IN)];
+    poll(&mut sources, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+}
+
+fn refuse(stream: &UnixStream, refused: Refused) -> io::Result<()> {
+    answer::<()>(stream, Err(refused))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn request(text: &[u8]) -> io::Result<Option<Result<Request, Refused>>> {
+        read_request(&mut BufReader::new(text), LONGEST_GET)
+    }
+
+    #[test]
+    fn line_that_is_no_request_is_refused_with_a_remedy() {
+        assert_eq!(
+            request(b"{\"get\":[]}\n").expect("read"),
+            Some(Ok(Request::Get(Vec::new())))
+        );
+        assert_eq!(request(b"").expect("the end"), None);
+        request(b"{\"get\":").expect_err("the client is gone");
+        let long = [b"\"".repeat(5000), b"\n".to_vec()].concat();
+        for wrong in [
+            b"\n" as &[u8],
+            b"\"other\"\n",
+            b"{}\n",
+            b"reload\n",
+            &[b' '; 5000],
+            &long,
+        ] {
+            let refused = request(wrong)
+                .expect("read")
+                .expect("a line")
+                .expect_err("no request");
+            assert!(refused.message.starts_with("this is no request: "), "{refused}");
+            assert!(refused.remedy.contains("docs/control.md"));
+        }
+    }
+
+    #[test]
+    fn part_of_a_list_is_found_by_name_or_index() {
+        let value = json!({"ports": [{"name": "/run/a", "mtu": 1}, {"name": "0", "mtu": 2}]});
+        let part = |path: &[&str]| {
+            path.iter()
+                .try_fold(&value, |value, name| part_of(value, name))
+                .cloned()
+        };
+        assert_eq!(part(&["ports", "/run/a", "mtu"]), Some(json!(1)));
+        assert_eq!(part(&["ports", "0", "mtu"]), Some(json!(2)), "a name comes first");
+        assert_eq!(part(&["ports", "1", "mtu"]), Some(json!(2)));
+        assert_eq!(part(&["ports", "2"]), None);
+        assert_eq!(part(&["ports", "1", "mtu", "x"]), None);
+    }
+}

@@ -1,0 +1,140 @@
+//! The daemon's side of the gateway, which answers HTTP (crate `gateway`): `serve` starts it before it enters its sandbox,
+//! and receives connections for the control protocol from it.
+//!
+//! The gateway is treated as if an attacker had taken it over: it has few connections, which may look, and change
+//! something where `--api` allows that, and never capture frames of guests. The daemon goes on without it.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+
+use anyhow::{Context, bail};
+use program::handed::close_all_on_exec;
+use program::log;
+use program::sandbox::{Layers, User};
+use rustix::io::{FdFlags, fcntl_setfd};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+
+use super::control_socket::{Access, Connections, Server};
+
+/// The program, beside this one.
+const PROGRAM: &str = "vhost-af-xdp-gateway";
+/// Connections at a time: it has three, and those of a process before it may still be there.
+const MOST: usize = 8;
+
+/// A user and a group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Changers {
+    pub(crate) user: u32,
+    pub(crate) group: u32,
+}
+
+/// Listening sockets.
+#[derive(Debug, Default)]
+pub(crate) struct Listeners {
+    pub(crate) all: Option<OwnedFd>,
+    pub(crate) read_only: Option<OwnedFd>,
+    pub(crate) metrics: Option<OwnedFd>,
+    /// Who may change something by the first; `None`: all who can connect.
+    pub(crate) changers: Option<Changers>,
+    /// Of the first two.
+    pub(crate) owner: u32,
+}
+
+/// Starts the gateway for these sockets, if there are any; the daemon's end of the link to it.
+/// Errors: it cannot be started.
+pub(crate) fn start(
+    listeners: &Listeners,
+    user: Option<&User>,
+    layers: &Layers,
+) -> anyhow::Result<Option<UnixStream>> {
+    let sockets = [
+        ("--all", &listeners.all),
+        ("--read-only", &listeners.read_only),
+        ("--metrics", &listeners.metrics),
+    ];
+    let sockets: Vec<_> = sockets
+        .iter()
+        .filter_map(|(name, fd)| Some((name, fd.as_ref()?)))
+        .collect();
+    if sockets.is_empty() {
+        return Ok(None);
+    }
+    let program = std::env::current_exe()
+        .context("no path to this program")?
+        .with_file_name(PROGRAM);
+    if !program.is_file() {
+        bail!(
+            "--api and --metrics need the program {}: install it there",
+            program.display()
+        );
+    }
+    let (ours, theirs) = UnixStream::pair().context("no socket pair")?;
+    let mut command = Command::new(&program);
+    command.stdin(Stdio::null()).stdout(Stdio::null());
+    command.args(["--link", &theirs.as_raw_fd().to_string()]);
+    command.args(["--sandbox", &layers.to_string()]);
+    log::pass_on(&mut command);
+    if let Some(user) = user {
+        // Without its groups, of which nothing is needed.
+        command.args(["--user", &format!("{}:{}", user.uid, user.gid)]);
+    }
+    if let Some(Changers { user, group }) = listeners.changers {
+        command.args(["--changers", &format!("{user}:{group}")]);
+    }
+    command.args(["--owner", &listeners.owner.to_string()]);
+    close_all_on_exec()?;
+    fcntl_setfd(&theirs, FdFlags::empty())?;
+    for (name, fd) in sockets {
+        fcntl_setfd(fd, FdFlags::empty())?;
+        command.args([*name, &fd.as_raw_fd().to_string()]);
+    }
+    // It outlives us on purpose; its end is seen by the socket pair.
+    #[allow(clippy::zombie_processes)]
+    let started = command.spawn();
+    started.with_context(|| format!("cannot start {}", program.display()))?;
+    Ok(Some(ours))
+}
+
+/// Serves connections of the gateway until it ends.
+/// Errors: there is no thread for it.
+pub(crate) fn serve(link: UnixStream, server: Arc<Server>, may_change: bool) -> io::Result<()> {
+    let connections = Connections::new(MOST);
+    let access = Access {
+        change: may_change,
+        capture: false,
+    };
+    let body = move || {
+        while let Some(stream) = receive(&link) {
+            server.serve(stream, &connections, access);
+        }
+        tracing::error!("what answers HTTP has ended: start the daemon again to have the API again");
+    };
+    let thread = std::thread::Builder::new().name("gateway".to_owned());
+    thread.spawn(body).map(drop)
+}
+
+/// The next connection; `None`: the gateway has ended.
+fn receive(link: &UnixStream) -> Option<UnixStream> {
+    loop {
+        let mut byte = [0];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let into = &mut [io::IoSliceMut::new(&mut byte)];
+        match recvmsg(link, into, &mut control, RecvFlags::CMSG_CLOEXEC) {
+            Err(rustix::io::Errno::INTR) => continue,
+            Ok(message) if message.bytes > 0 => {}
+            _ => return None,
+        }
+        let rights = control.drain().filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(rights) => Some(rights),
+            _ => None,
+        });
+        if let Some(end) = rights.flatten().next() {
+            return Some(end.into());
+        }
+    }
+}
