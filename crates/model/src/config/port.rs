@@ -99,7 +99,7 @@ impl Port {
         let mut keys = self.keys();
         keys.retain(|key, _| !(has(key) || ["socket-path", "fd"].contains(&key.as_str())));
         if has("ifname") || has("cable") {
-            keys.retain(|key, _| !["ifname", "cable"].contains(&key.as_str()));
+            keys.retain(|key, _| !["ifname", "cable", "null"].contains(&key.as_str()));
         }
         keys.extend(Self::read_words(words)?.keys());
         if keys.contains_key("fd") || keys.contains_key("client") {

@@ -6,7 +6,10 @@ use super::*;
 use crate::mistakes;
 
 fn port(json: Value) -> Result<Port, Mistake> {
-    Port::read(json.as_object().expect("an object").clone().into())
+    match json {
+        Value::Object(keys) => Port::read(keys.into()),
+        other => panic!("{other} is no object"),
+    }
 }
 
 #[test]
@@ -43,6 +46,13 @@ fn words_are_read_as_json_is() {
         "socket-group": 7,
     });
     assert_eq!(Value::Object(read.keys()), wanted);
+    let null = port(json!({"null": true})).expect("possible");
+    let on = null.with_words(["ifname=eth1"]).expect("possible");
+    assert_eq!(
+        Value::Object(on.keys()),
+        json!({"ifname": "eth1"}),
+        "the option is for ports that name nothing else"
+    );
     let client = base.with_words(["socket-path=/c", "client"]).expect("possible");
     assert_eq!(client.socket.socket_group, None, "another port's");
     let error = base.with_words(["queues=x"]).expect_err("no number");
