@@ -42,12 +42,14 @@ pub(crate) struct Access {
     pub(crate) capture: bool,
 }
 
+type ReadRules = Box<dyn Fn(&str) -> Option<RulesStatus> + Send + Sync>;
+
 /// What answers are made of.
 pub(crate) struct Server {
     /// Reads the state.
     pub(crate) read: Box<dyn Fn() -> Status + Send + Sync>,
     /// Reads the filter rules of the port of a name.
-    pub(crate) rules: Box<dyn Fn(&str) -> Option<RulesStatus> + Send + Sync>,
+    pub(crate) rules: ReadRules,
     /// Changes ports, of a daemon that has a configuration file.
     pub(crate) reload: Option<Reload>,
     /// Resets the statistics of workers.
