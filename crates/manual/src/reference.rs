@@ -32,8 +32,13 @@ fn section(text: &mut String, title: &str, table: &str, keys: Map<String, Value>
     // Writing to a String cannot fail.
     let _ = writeln!(text, "\n## {title}\n\nBelow `{table}` in a file.\n");
     let ports = Port::schema();
-    let is_known = |(key, property): &(&String, &Value)| title == "Networks" && ports.get(*key) == Some(property);
-    let known: Vec<String> = keys.iter().filter(is_known).map(|(key, _)| format!("`{key}`")).collect();
+    let is_known =
+        |(key, property): &(&String, &Value)| title == "Networks" && ports.get(*key) == Some(property);
+    let known: Vec<String> = keys
+        .iter()
+        .filter(is_known)
+        .map(|(key, _)| format!("`{key}`"))
+        .collect();
     if !known.is_empty() {
         wrap(text, &format!("- As of a port: {}", known.join(", ")));
     }

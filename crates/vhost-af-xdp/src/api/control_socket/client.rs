@@ -279,6 +279,9 @@ mod tests {
         let liar = std::thread::spawn(move || {
             for _ in 0..2 {
                 let (mut stream, _) = listener.accept().expect("somebody asks");
+                // The client writes before it reads, and would not read what is closed by then.
+                let read = std::io::BufRead::read_line(&mut io::BufReader::new(&stream), &mut String::new());
+                read.expect("a request");
                 stream.write_all(b"{}\n").expect("little");
             }
         });
