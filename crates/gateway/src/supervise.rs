@@ -65,25 +65,25 @@ pub(crate) struct Listeners {
     pub(crate) owner: u32,
 }
 
-/// HTTP and metrics of vhost-af-xdp; `vhost-af-xdp serve` starts it.
+/// HTTP and metrics of vhost-af-xdp. `vhost-af-xdp serve` starts it; it cannot be started by hand.
 #[derive(Debug, clap::Parser)]
 #[command(name = "vhost-af-xdp-gateway", version)]
 pub(crate) struct Args {
-    #[arg(long)]
+    #[arg(long, hide = true)]
     link: RawFd,
-    #[arg(long, default_value = "all", allow_hyphen_values = true)]
+    #[arg(long, hide = true, default_value = "all", allow_hyphen_values = true)]
     sandbox: String,
-    #[arg(long)]
+    #[arg(long, hide = true)]
     user: Option<String>,
-    #[arg(long)]
+    #[arg(long, hide = true)]
     all: Option<RawFd>,
-    #[arg(long)]
+    #[arg(long, hide = true)]
     read_only: Option<RawFd>,
-    #[arg(long)]
+    #[arg(long, hide = true)]
     metrics: Option<RawFd>,
-    #[arg(long, value_parser = parse_changers)]
+    #[arg(long, hide = true, value_parser = parse_changers)]
     changers: Option<Changers>,
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, hide = true, default_value_t = 0)]
     owner: u32,
     #[command(flatten)]
     pub(crate) log: LogArgs,

@@ -14,7 +14,7 @@ const HEAD: &str = "\
 
 <!-- Written by `cargo run -p manual -- --docs .` from crates/model. Do not edit. -->
 
-Each key of a port and of the daemon is an option of [`serve`](cli.md#serve) (`--KEY VALUE`), a key of the
+Each key of a port and of the daemon (except `socket-directories`) is an option of [`serve`](cli.md#serve), a key of the
 [configuration file](config.md), and, of a port, of `--port`, `port add` and the [API](api.md#ports). *live*: another
 value takes effect while the guest stays connected.
 ";

@@ -254,7 +254,7 @@ impl Refused {
     pub fn mistake(key: Option<String>, what: String) -> Self {
         Self {
             keys: key.into_iter().collect(),
-            ..Self::new(Kind::Mistake, what, "docs/config.md describes the keys")
+            ..Self::new(Kind::Mistake, what, "docs/keys.md describes the keys")
         }
     }
 

@@ -19,6 +19,9 @@ pub fn mac_bytes(text: &str) -> Option<[u8; 6]> {
     bytes?.try_into().ok()
 }
 
+/// Most numbers of a list, repetitions included.
+const MOST_NUMBERS: usize = 1 << 16;
+
 /// Numbers and ranges such as `0-3,6`, of 0 to `last`, in this order; `None`: it is no such list.
 #[must_use]
 pub fn ranges<T>(text: &str, last: T) -> Option<Vec<T>>
@@ -34,6 +37,10 @@ where
             return None;
         }
         numbers.extend(from..=to);
+        // A list that repeats itself without end.
+        if numbers.len() > MOST_NUMBERS {
+            return None;
+        }
     }
     Some(numbers)
 }

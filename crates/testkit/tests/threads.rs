@@ -7,11 +7,12 @@ use virtqueue::GuestAddr;
 
 const MANY: usize = 50;
 
-/// The names of a process's threads, sorted.
+/// The names of a process's threads, sorted, without those that answer at the control socket meanwhile.
 fn threads(daemon: &mut Daemon) -> Vec<String> {
     let tasks = fs::read_dir(format!("/proc/{}/task", daemon.process().pid())).expect("it runs");
     let name = |task: fs::DirEntry| fs::read_to_string(task.path().join("comm")).ok();
-    let mut names: Vec<_> = tasks.flatten().filter_map(name).collect();
+    let is_counted = |name: &String| !["control", "sample"].contains(&name.trim_end());
+    let mut names: Vec<_> = tasks.flatten().filter_map(name).filter(is_counted).collect();
     names.sort();
     names
 }

@@ -74,7 +74,7 @@ pub(crate) enum Command {
     /// Capture what the guest of a port sends and gets, headers of frames, as pcapng for tcpdump and wireshark
     #[command(after_help = CAPTURE_EXAMPLES)]
     Capture(CaptureArgs),
-    /// Let running daemons read their files again: ports that changed are replaced, all others go on
+    /// Make running daemons read their files again: changed ports are replaced, all others continue
     #[command(after_help = RELOAD_EXAMPLES)]
     Reload(ReloadArgs),
     /// List, add, change and remove ports of a running daemon
@@ -89,13 +89,13 @@ pub(crate) enum Command {
     /// Give flows marks, which filter rules of ports match, in the XDP program of an interface
     #[command(after_help = MARK_EXAMPLES)]
     Mark(MarkCommandArgs),
-    /// Have the steward make a netkit that a queue of a NIC is leased to, in another network namespace, while this runs
+    /// Lease a NIC queue to a netkit device in another network namespace, for as long as this command runs
     #[command(after_help = NETKIT_EXAMPLES)]
     Netkit(NetkitArgs),
     /// Show who holds which NIC queue of this host: NAPI, interrupt, sockets, leases, rules, daemons
     #[command(after_help = QUEUES_EXAMPLES)]
     Queues(QueuesArgs),
-    /// Say before anything is started what an interface, its driver and this kernel will give, and what to type
+    /// Report what an interface, its driver and this kernel provide, and what to type; nothing is started
     #[command(after_help = CHECK_EXAMPLES)]
     Check(CheckArgs),
     /// Run vhost-af-xdp-bench, which measures raw AF_XDP sockets on an interface, and TCP messages

@@ -116,6 +116,11 @@ impl ServeConfig {
             .collect()
     }
 
+    /// Whether clients can change ports while the daemon runs.
+    pub(crate) fn can_change(&self) -> bool {
+        self.api.all.is_some() || self.control != Control::Nowhere
+    }
+
     /// Where sockets may be made later on.
     pub(crate) fn socket_directories(&self) -> Vec<PathBuf> {
         socket_directories(&self.ports, self.file.as_ref())

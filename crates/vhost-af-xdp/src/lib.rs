@@ -124,7 +124,7 @@ fn ended(done: anyhow::Result<bool>) -> ExitCode {
 const JUDGE: Judge = Judge {
     at_start: |path, state, beside| {
         let mut options = Daemon::default();
-        options.process.state = state.map(Path::to_owned);
+        options.process.state = state.filter(|_| beside != Beside::None).map(Path::to_owned);
         let started = file::at_start(path, &options, |_| beside == Beside::OfItsInterfaces);
         started.ok().and_then(|(config, _)| config.file)
     },

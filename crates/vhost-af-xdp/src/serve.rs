@@ -27,7 +27,7 @@ use self::answering::Answers;
 use self::listening::{Leftovers, listen_for_http, listen_for_status, vmm_source};
 use model::state::Status;
 
-use super::config::{Control, Endpoint, PortConfig, ServeConfig};
+use super::config::{Endpoint, PortConfig, ServeConfig};
 use super::port::Port;
 use crate::api::gateway;
 use crate::api::status_view;
@@ -351,8 +351,7 @@ fn leave_privileges(
         config: file.map(|file| file.path.as_path()),
         state: config.state.as_deref(),
         directories: &file.map_or_else(Vec::new, |_| config.socket_directories()),
-        // By the API, or by the control socket.
-        changes: config.api.all.is_some() || !matches!(config.control, Control::Nowhere),
+        changes: config.can_change(),
     })?;
     leftovers.0.clear();
     let plan = Plan {

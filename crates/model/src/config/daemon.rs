@@ -47,21 +47,21 @@ pub struct Process {
     /// CPUs to pin workers to, for instance 2,3 or 4-7
     #[arg(long, value_name = "LIST")]
     pub cpus: Option<Cpus>,
-    /// How long a worker polls without work before it sleeps, at most: less while pauses are longer [default: 50]
+    /// Most microseconds that a worker polls without work before it sleeps; fewer after long pauses [default: 50]
     #[arg(long, value_name = "MICROSECONDS")]
     pub spin_us: Option<u64>,
-    /// How long a worker lets frames of busy guests gather before it polls again, at most, where that moves more of
-    /// them, as NICs do with their interrupts; 0: never [default: 800]
+    /// Most microseconds that a worker pauses while guests are busy, so that it moves more frames at once; 0: never
+    /// [default: 800]
     #[arg(long, value_name = "MICROSECONDS")]
     pub moderation_us: Option<u64>,
     /// Lease queues from the steward that listens there, instead of making programs and sockets: needs no privilege.
     /// The steward's policy limits the memory that may be pinned
     #[arg(long, value_name = "PATH")]
     pub steward: Option<PathBuf>,
-    /// How long to wait for an answer of the steward
+    /// Seconds to wait for an answer of the steward [default: 10]
     #[arg(long, value_name = "SECONDS", hide = true)]
     pub steward_timeout: Option<u64>,
-    /// Where `status` finds this daemon; `none` for nowhere [default: PID.sock in /run/vhost-af-xdp, for other users
+    /// Socket by which `status`, `port`, `reload` and others reach this daemon; `none`: no socket [default: PID.sock in /run/vhost-af-xdp, for other users
     /// than root in $XDG_RUNTIME_DIR/vhost-af-xdp, /run/user/UID/vhost-af-xdp or /tmp/vhost-af-xdp-UID]
     #[arg(long, value_name = "PATH")]
     pub control: Option<PathBuf>,
@@ -99,7 +99,7 @@ pub struct Api {
     /// Permissions of the socket of --api, octal [default: 600, with --api-group 660]
     #[arg(long, value_name = "MODE")]
     pub api_mode: Option<String>,
-    /// One more such socket, where nothing can be changed: for monitoring
+    /// Answer HTTP on a further Unix socket there, on which nothing can be changed: for monitoring
     #[arg(long, value_name = "PATH")]
     pub api_read_only: Option<PathBuf>,
     /// Group that may connect to the socket of --api-read-only [default: none]
@@ -108,7 +108,8 @@ pub struct Api {
     /// Permissions of the socket of --api-read-only, octal [default: 600, with --api-read-only-group 660]
     #[arg(long, value_name = "MODE")]
     pub api_read_only_mode: Option<String>,
-    /// Answer /metrics, and nothing else, to everybody who can connect to this address: 127.0.0.1:9419
+    /// Answer /metrics by TCP, and nothing else, to everybody who can connect to this address, for instance
+    /// 127.0.0.1:9419
     #[arg(long, value_name = "ADDRESS:PORT")]
     #[schemars(with = "Option<String>")]
     pub metrics: Option<SocketAddr>,

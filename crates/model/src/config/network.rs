@@ -33,10 +33,10 @@ pub struct Uplink {
     /// First queue of the interface [default: 0]
     #[arg(long, value_name = "M")]
     pub start_queue: Option<u32>,
-    /// Queues of the interface: all that it spreads frames over (`ethtool -l`) [default: 1]
+    /// Queues of the uplink. Set it to all that receive frames (`ethtool -l`), or guests lose frames [default: 1]
     #[arg(long, value_name = "N")]
     pub queues: Option<u32>,
-    /// How frames come from the interface [default: auto]
+    /// How frames come from and go to the interface [default: auto]
     #[arg(long, value_enum)]
     pub mode: Option<Mode>,
     /// Never use the driver's zero-copy mode

@@ -143,7 +143,7 @@ pub struct Interface {
     /// Network interface that the frames go to and come from
     #[arg(long, value_name = "IFNAME")]
     pub ifname: Option<String>,
-    /// Join two ports of this process: frames of one's guest go to the other's. Both name it
+    /// Join two ports of this daemon, both with this NAME: each guest receives the frames of the other
     #[arg(long, value_name = "NAME", conflicts_with = "ifname")]
     pub cable: Option<String>,
     /// No interface: frames are made and dropped in this process (to measure the virtqueue path)
@@ -158,7 +158,7 @@ pub struct Interface {
     /// First queue of the interface [default: 0]
     #[arg(long, value_name = "M")]
     pub start_queue: Option<u32>,
-    /// How frames come from the interface [default: auto]
+    /// How frames come from and go to the interface [default: auto]
     #[arg(long, value_enum)]
     pub mode: Option<Mode>,
     /// Never use the driver's zero-copy mode
@@ -192,10 +192,10 @@ pub struct Interface {
 #[serde(rename_all = "kebab-case", default)]
 pub struct Polling {
     /// Let system calls on AF_XDP sockets run the driver's poll function on the worker's CPU (SO_BUSY_POLL,
-    /// SO_PREFER_BUSY_POLL); 0: do not [default: 0]
+    /// SO_PREFER_BUSY_POLL); 0: off, any other number: on [default: 0]
     #[arg(long, value_name = "MICROSECONDS")]
     pub busy_poll_us: Option<u32>,
-    /// Frames that one such poll may handle (SO_BUSY_POLL_BUDGET) [default: 64]
+    /// Frames that one busy poll may handle (SO_BUSY_POLL_BUDGET) [default: 64]
     #[arg(long, value_name = "FRAMES")]
     pub busy_poll_budget: Option<u16>,
 }
@@ -208,8 +208,8 @@ pub struct External {
     /// Load no XDP program, use the one that is there: needs --sock-fds, --map-path or --map-fd, and --memory copy
     #[arg(long)]
     pub inhibit: bool,
-    /// AF_XDP sockets that another program opened, put into the XDP program's map and did not bind: inherited
-    /// descriptors in the order of the queues
+    /// AF_XDP sockets, unbound, that another program opened and put into the XDP program's map: inherited descriptors in
+    /// the order of the queues
     #[arg(long, value_name = "FD:FD...")]
     pub sock_fds: Option<Fds>,
     /// Put sockets into the XSKMAP that is pinned there
@@ -235,8 +235,8 @@ pub struct External {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema, Args)]
 #[serde(rename_all = "kebab-case", default)]
 pub struct Memory {
-    /// Where frames lie: memory of the daemon, or the guest's own RAM (pins all of it; no ballooning, no overcommit, no
-    /// postcopy), for those that are sent or for all [default: copy]
+    /// Where frames lie: copy: in memory of the daemon; send-direct: sent ones in the guest's RAM; direct: all. The last
+    /// two pin the whole RAM: no ballooning, overcommit or postcopy [default: copy]
     #[arg(long, value_enum)]
     pub memory: Option<Placement>,
     /// Memory of the daemon for the frames of each queue pair while it copies them both ways, from 512KiB to 6MiB: less
@@ -296,7 +296,8 @@ pub struct MemberOptions {
     #[arg(long, hide = true)]
     #[schemars(extend("x-live" = true))]
     pub link_control: bool,
-    /// The guest may send from further addresses, which are learned, for what is inside it or behind it: up to 64
+    /// The guest may also send from up to 64 further MAC addresses, for instance of guests or a bridge inside it; the
+    /// daemon learns them
     #[arg(long, hide = true)]
     pub learning: bool,
 }
@@ -315,22 +316,21 @@ impl MemberOptions {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, Args)]
 #[serde(rename_all = "kebab-case", default)]
 pub struct Guard {
-    /// The guest may send only from the address of --mac, and in the VLANs of --vlan. Guests of a network may never send
-    /// from others
+    /// The guest may send only from the address of --mac and in the VLANs of --vlan. Always on for guests of a network
     #[arg(long)]
     #[schemars(extend("x-live" = true))]
     pub guard: bool,
     /// IP addresses and networks of the guest, for instance 192.0.2.10,2001:db8:1::/64: the guest may send ARP, IPv4,
-    /// IPv6 and neighbour discovery from these only, and nothing else; neither router advertisements nor answers of a
-    /// DHCP server [default: any, and all protocols]
+    /// IPv6 and neighbour discovery from these only, no other protocols, no router advertisements and no DHCP server
+    /// answers [default: any source and protocol]
     #[arg(long, value_name = "LIST")]
     #[schemars(extend("x-live" = true))]
     pub ips: Option<Prefixes>,
-    /// With --ips: the guest may be a router
+    /// With --ips: the guest may send router advertisements and redirects
     #[arg(long)]
     #[schemars(extend("x-live" = true))]
     pub router: bool,
-    /// With --ips: the guest may be a DHCP server
+    /// With --ips: the guest may answer as a DHCP server
     #[arg(long)]
     #[schemars(extend("x-live" = true))]
     pub dhcp_server: bool,
@@ -361,7 +361,7 @@ pub struct Limits {
     #[arg(long, value_name = "RATE")]
     #[schemars(extend("x-live" = true))]
     pub from_guest_bits: Option<Rate>,
-    /// So many of them at once [default: what the limit lets pass in 50 ms, at least 524288]
+    /// Bits that may pass at once, beyond --from-guest-bits [default: what the limit lets pass in 50 ms, at least 524288]
     #[arg(long, value_name = "BURST")]
     #[schemars(extend("x-live" = true))]
     pub from_guest_bits_burst: Option<Burst>,
@@ -369,7 +369,7 @@ pub struct Limits {
     #[arg(long, value_name = "RATE")]
     #[schemars(extend("x-live" = true))]
     pub from_guest_packets: Option<Rate>,
-    /// So many of them at once [default: what the limit lets pass in 50 ms, at least 16]
+    /// Frames that may pass at once, beyond --from-guest-packets [default: what the limit lets pass in 50 ms, at least 16]
     #[arg(long, value_name = "BURST")]
     #[schemars(extend("x-live" = true))]
     pub from_guest_packets_burst: Option<Burst>,
@@ -377,7 +377,7 @@ pub struct Limits {
     #[arg(long, value_name = "RATE")]
     #[schemars(extend("x-live" = true))]
     pub to_guest_bits: Option<Rate>,
-    /// So many of them at once [default: what the limit lets pass in 200 ms, at least 524288]
+    /// Bits that may pass at once, beyond --to-guest-bits [default: what the limit lets pass in 200 ms, at least 524288]
     #[arg(long, value_name = "BURST")]
     #[schemars(extend("x-live" = true))]
     pub to_guest_bits_burst: Option<Burst>,
@@ -385,7 +385,7 @@ pub struct Limits {
     #[arg(long, value_name = "RATE")]
     #[schemars(extend("x-live" = true))]
     pub to_guest_packets: Option<Rate>,
-    /// So many of them at once [default: what the limit lets pass in 200 ms, at least 16]
+    /// Frames that may pass at once, beyond --to-guest-packets [default: what the limit lets pass in 200 ms, at least 16]
     #[arg(long, value_name = "BURST")]
     #[schemars(extend("x-live" = true))]
     pub to_guest_packets_burst: Option<Burst>,
@@ -407,7 +407,7 @@ pub struct Filter {
     #[arg(long, value_name = "ACTION")]
     #[schemars(extend("x-live" = true))]
     pub from_guest_default: Option<Action>,
-    /// The same for frames to the guest [default: allow; deny, if there are rules to-guest]
+    /// What happens to frames to the guest that no rule matches [default: allow; deny, if there are rules to-guest]
     #[arg(long, value_name = "ACTION")]
     #[schemars(extend("x-live" = true))]
     pub to_guest_default: Option<Action>,

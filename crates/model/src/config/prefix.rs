@@ -74,7 +74,9 @@ impl IpPrefix {
         let prefix: Self = text.parse()?;
         let all = if prefix.address.is_ipv4() { 32 } else { 128 };
         if prefix.address.is_multicast() || (prefix.bits == all && prefix.address.is_unspecified()) {
-            return Err(format!("{text} is the address of no station"));
+            return Err(format!(
+                "{text} is multicast or unspecified: give an address that the guest sends from"
+            ));
         }
         Ok(prefix)
     }
@@ -137,7 +139,7 @@ impl FromStr for Prefixes {
         let list: Vec<IpPrefix> = parts.map(IpPrefix::of_station).collect::<Result<_, _>>()?;
         match list.len() > MOST_ADDRESSES {
             true => Err(format!(
-                "{} addresses, a port has {MOST_ADDRESSES} at most",
+                "{} addresses, a port has {MOST_ADDRESSES} at most: name networks such as 192.0.2.0/24",
                 list.len()
             )),
             false => Ok(Self(list)),
@@ -185,7 +187,7 @@ mod tests {
         assert!(error.contains("192.0.2.10, or 192.0.2.0/24"), "{error}");
         for text in ["224.0.0.1", "ff02::1", "0.0.0.0", "::"] {
             let error = IpPrefix::of_station(text).expect_err("no station");
-            assert!(error.contains("no station"), "{error}");
+            assert!(error.contains("multicast or unspecified"), "{error}");
         }
     }
 }

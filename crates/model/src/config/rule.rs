@@ -552,7 +552,7 @@ impl FromStr for Ports {
 
     /// Numbers and ranges, joined by commas, or by `+` where commas have another meaning.
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = |_| format!("{text:?} is not a list of ports such as 22,80,8000-8100");
+        let wrong = |_| format!("{text:?} is not a list of ports such as 22,80,8000-8100, of 0 to 65535");
         let mut ranges = Vec::new();
         for part in text.split([',', '+']).map(str::trim) {
             let (first, last) = part.split_once('-').unwrap_or((part, part));
@@ -575,7 +575,7 @@ impl FromStr for Ports {
         });
         match ranges.len() > MOST_RANGES {
             true => Err(format!(
-                "{} ranges of ports, a rule has {MOST_RANGES} at most",
+                "{} ranges of ports, a rule has {MOST_RANGES} at most: make it two rules",
                 ranges.len()
             )),
             false => Ok(Self(ranges)),

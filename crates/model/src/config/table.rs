@@ -197,7 +197,7 @@ impl<V: Clone + Display> Keys<V> {
 fn unknown_key<'a>(key: &str, known: impl Iterator<Item = &'a str> + Clone) -> String {
     match nearest(key, known.clone()) {
         Some(near) => format!("unknown key {key:?}: did you mean {near:?}?"),
-        None if known.clone().count() > FEW_KEYS => format!("unknown key {key:?}: docs/config.md lists them"),
+        None if known.clone().count() > FEW_KEYS => format!("unknown key {key:?}: docs/keys.md lists them"),
         None => format!(
             "unknown key {key:?}: give one of {}",
             known.collect::<Vec<_>>().join(", ")

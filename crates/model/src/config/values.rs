@@ -450,7 +450,7 @@ macro_rules! choice {
 choice! {
     /// How frames come from an interface.
     Mode {
-        /// By AF_XDP where the driver has zero-copy, else by a tap, unless an option needs AF_XDP; the default
+        /// By AF_XDP where the driver has zero-copy, else by a tap, unless an option needs AF_XDP
         #[default]
         Auto,
         /// By an XDP program and AF_XDP sockets: native, or skb where the driver refuses native

@@ -105,9 +105,9 @@ pub(super) fn port_line(holder: &Holder, keys: &[(&str, &str)]) -> String {
     let socket = [("socket-path", "PATH")];
     let keys = || socket.iter().chain(keys);
     match (&holder.configuration, &holder.api) {
-        (Some(_), Some(api)) => {
+        (Some(_), Some(_)) => {
             let keys: String = keys().map(|(key, value)| format!(" {key}={value}")).collect();
-            format!("vhost-af-xdp port add NAME{keys} --api {}", api.display())
+            format!("vhost-af-xdp port add NAME{keys}")
         }
         (Some(file), None) => {
             let keys: Vec<_> = keys().map(|(key, value)| in_toml(key, value)).collect();

@@ -220,7 +220,7 @@ fn network_that_has_the_queues_gets_one_more_port_and_nothing_has_to_go() {
     assert_eq!(
         typed(&report, "many guests by address"),
         "# network lan of process 7 has queues 0-1: a further guest is a port of it, and takes no queue\n\
-         vhost-af-xdp port add NAME socket-path=PATH network=lan mac=MAC --api /run/api.sock"
+         vhost-af-xdp port add NAME socket-path=PATH network=lan mac=MAC"
     );
     assert!(
         report
@@ -253,7 +253,7 @@ fn network_that_has_the_queues_gets_one_more_port_and_nothing_has_to_go() {
     );
     assert!(
         typed(&half, "one guest on a queue").starts_with(
-            "vhost-af-xdp port add NAME socket-path=PATH ifname=eth1 start-queue=2 network=lan mac=MAC --api /run/api.sock"
+            "vhost-af-xdp port add NAME socket-path=PATH ifname=eth1 start-queue=2 network=lan mac=MAC"
         ),
         "{half}"
     );

@@ -65,7 +65,7 @@ pub(crate) struct PortCommandArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum PortCommand {
-    /// Add a port beside those of the file, until it is removed or the daemon ends
+    /// Add a port to those of the file. It stays until it is removed; without --state of serve it ends with the daemon
     #[command(after_help = PORT_EXAMPLES)]
     Add(KeysArgs),
     /// Change a port that was added; its guest stays connected where that is possible
@@ -85,8 +85,8 @@ pub(crate) struct KeysArgs {
     /// Name of the port
     #[arg(value_name = "NAME")]
     pub(crate) name: String,
-    /// Keys as below [port.NAME] of a configuration file; one without a value is true, one with an empty value not
-    /// said; rule once for each rule
+    /// Keys of [port.NAME] of a configuration file; a key without = is true, an empty value removes the key; repeat rule
+    /// for each rule
     #[arg(value_name = "KEY=VALUE", required = true)]
     keys: Vec<String>,
     #[command(flatten)]
@@ -97,7 +97,7 @@ pub(crate) struct KeysArgs {
 pub(crate) struct SetArgs {
     #[command(flatten)]
     pub(crate) keys: KeysArgs,
-    /// Disconnect its guest where what changes takes that
+    /// Disconnect the guest if a changed key requires it
     #[arg(long)]
     pub(crate) disconnect: bool,
 }

@@ -200,7 +200,7 @@ fn nic(port: &Port) -> anyhow::Result<NicConfig> {
                 frame_bytes: frame_size.unwrap_or(NULL_FRAME),
             },
             (None, None) => bail!(
-                "no network and no interface: name one by network or --ifname, or give --cable, or --null for none"
+                "no network and no interface: name one by --ifname or network, join ports by --cable, or use --null"
             ),
         });
     };
@@ -289,7 +289,7 @@ fn external(external: &External) -> anyhow::Result<ExternalProgram> {
     } = external.clone();
     let has_map = map_path.is_some() || map_fd.is_some();
     if map_start_index.is_some() && !has_map {
-        bail!("map-start-index requires map-path or map-fd");
+        bail!("map-start-index requires map-path or map-fd: name one, or leave it out");
     }
     if layout.is_some() && !has_map && afxdp_plugin.is_none() {
         bail!(
@@ -297,12 +297,12 @@ fn external(external: &External) -> anyhow::Result<ExternalProgram> {
         );
     }
     if !inhibit && (has_map || sock_fds.is_some()) {
-        bail!("sock-fds, map-path and map-fd require inhibit");
+        bail!("sock-fds, map-path and map-fd require inhibit: add it");
     }
     let first = map_start_index.unwrap_or(0);
     match (sock_fds, map_path, map_fd, afxdp_plugin) {
         (None, None, None, None) if inhibit => {
-            bail!("inhibit requires sock-fds, map-path, map-fd or afxdp-plugin")
+            bail!("inhibit requires sock-fds, map-path, map-fd or afxdp-plugin: name one")
         }
         (None, None, None, None) => Ok(ExternalProgram::None),
         (Some(fds), None, None, None) => Ok(ExternalProgram::Sockets(fds.0)),
@@ -419,7 +419,7 @@ fn on_request(list: &str) -> Result<OnRequest, String> {
         words.iter().try_fold(OnRequest::NONE, |all, word| {
             let one = OnRequest::named(word).ok_or_else(|| {
                 let known = OnRequest::all().names().join(", ");
-                format!("{word:?} is not offered on request: none, all, or some of {known}")
+                format!("{word:?} is not offered on request: give none, all, or some of {known}")
             })?;
             Ok::<_, String>(all.with(one))
         })

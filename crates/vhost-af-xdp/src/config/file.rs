@@ -47,14 +47,21 @@ pub(crate) fn at_start(
     is_steward: impl Fn(&ServeConfig) -> bool,
 ) -> anyhow::Result<(ServeConfig, Vec<String>)> {
     let file = read(path)?;
-    let state = options.or(&file.daemon.value).process.state;
-    let kept = state.map_or(Ok(Vec::new()), |state| state::read(&state))?;
+    let daemon = configured(file.clone(), options)?;
+    let kept = match &daemon.state {
+        Some(state) if *state == file.path => {
+            anyhow::bail!("state {}: this is the configuration file", state.display())
+        }
+        Some(state) if daemon.can_change() => state::read(state)?,
+        _ => Vec::new(),
+    };
     let with = |added: Vec<Entry<Port>>| {
         let file = ConfigFile {
             added,
             ..file.clone()
         };
         let config = configured(file, options).map_err(|error| steer::with_sources(&error))?;
+        check_added(&config)?;
         check_sockets_of_added(&config)?;
         match is_steward(&config) {
             true => check_interfaces_of_added(&config).map(|()| config),
@@ -64,7 +71,7 @@ pub(crate) fn at_start(
     if let Ok(config) = with(kept.clone()) {
         return Ok((config, Vec::new()));
     }
-    let (mut config, mut added, mut left_out) = (configured(file.clone(), options)?, Vec::new(), Vec::new());
+    let (mut config, mut added, mut left_out) = (daemon, Vec::new(), Vec::new());
     for entry in kept {
         added.push(entry);
         match with(added.clone()) {
@@ -76,6 +83,28 @@ pub(crate) fn at_start(
         }
     }
     Ok((config, left_out))
+}
+
+/// Ports that were added get nothing that a start gives but later changes do not: descriptors, maps and sockets of other
+/// programs, and paths to VMMs that listen.
+pub(crate) fn check_added(config: &ServeConfig) -> Result<(), String> {
+    let Some(file) = &config.file else { return Ok(()) };
+    let (of_file, added) = config.ports.split_at(file.ports.len());
+    let is_client = |port: &PortConfig| matches!(port.endpoint, Endpoint::Client(_));
+    let connects = of_file.iter().any(is_client);
+    for (port, entry) in added.iter().zip(&file.added) {
+        let key = match &port.endpoint {
+            _ if port.has_external_program() => "inhibit",
+            Endpoint::Fd(_) => "fd",
+            Endpoint::Client(_) if !connects => "client",
+            _ => continue,
+        };
+        return Err(format!(
+            "{}: {key}: a port that is added cannot have it: put the port into the file",
+            file.place_of(entry, key)
+        ));
+    }
+    Ok(())
 }
 
 /// Ports that were added have their sockets where those of the file have, or where it says.
@@ -116,7 +145,7 @@ pub(crate) fn check_interfaces_of_added(config: &ServeConfig) -> Result<(), Stri
     });
     other.map_or(Ok(()), |(entry, interface)| {
         Err(format!(
-            "{}: ifname = {interface:?}: the API may use interfaces that ports or networks of the file have: name it \
+            "{}: ifname = {interface:?}: an added port may use interfaces that ports or networks of the file have: name it \
              there, or start the daemon with --steward, whose policy limits what it may use",
             file.place_of(entry, "ifname")
         ))

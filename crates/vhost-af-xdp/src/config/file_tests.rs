@@ -132,7 +132,7 @@ fn mistakes_are_told_with_line_key_and_remedy() {
             "colour = \"red\"",
             [
                 "line 3: port vm1: unknown key \"colour\"",
-                "docs/config.md lists them",
+                "docs/keys.md lists them",
             ],
         ),
         ("workers = 2", ["line 3: port vm1: workers belongs", "`[daemon]`"]),
@@ -162,7 +162,7 @@ fn mistakes_are_told_with_line_key_and_remedy() {
             "",
             [
                 "line 1: port vm1: no network and no interface",
-                "by network or ifname",
+                "by ifname or network",
             ],
         ),
         (

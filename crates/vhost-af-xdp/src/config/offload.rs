@@ -20,7 +20,7 @@ fn named(words: &[&str]) -> Result<Offloads, String> {
     words.iter().try_fold(Offloads::NONE, |all, word| {
         let one = Offloads::named(word).ok_or_else(|| {
             let known = Offloads::all().names().join(", ");
-            format!("{word:?} is not an offload: all, none, or some of {known}")
+            format!("{word:?} is not an offload: give all, none, or some of {known}")
         })?;
         Ok(all.with(one))
     })

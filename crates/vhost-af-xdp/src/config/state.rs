@@ -16,6 +16,8 @@ const FILE: Kind = Kind {
     example: "docs/config.md",
     option: "--state",
 };
+/// Most ports beside those of the file.
+pub(crate) const MOST_ADDED: usize = 1024;
 /// Longest file, bytes: as of a configuration.
 pub(crate) const LONGEST: u64 = 16 << 20;
 
@@ -33,7 +35,9 @@ pub(super) fn read(path: &Path) -> Result<Vec<Entry<Port>>, FileError> {
     })
 }
 
-fn parse(path: &Path, text: &str) -> Result<Vec<Entry<Port>>, WrongLine> {
+/// The ports of such a text.
+/// Errors: it has something else, or too many.
+pub(crate) fn parse(path: &Path, text: &str) -> Result<Vec<Entry<Port>>, WrongLine> {
     let file = ConfigFile::parse(path, text)?;
     let ports = file.ports.iter();
     let ports: Vec<_> = ports
@@ -45,10 +49,12 @@ fn parse(path: &Path, text: &str) -> Result<Vec<Entry<Port>>, WrongLine> {
         ..ConfigFile::default()
     };
     match (&file.daemon, file.networks.is_empty()) {
-        (daemon, true) if *daemon == others.daemon => Ok(ports),
+        (daemon, true) if *daemon == others.daemon && ports.len() <= MOST_ADDED => Ok(ports),
         _ => Err(WrongLine {
             line: None,
-            what: "it has more than ports, which are all that is kept here: remove it".to_owned(),
+            what: format!(
+                "it has something else than up to {MOST_ADDED} ports, which are all that is kept here: remove it"
+            ),
         }),
     }
 }
@@ -67,10 +73,12 @@ pub(crate) fn text(ports: &[Entry<Port>]) -> Result<String, toml::ser::Error> {
 }
 
 /// Replaces the file.
-/// Errors: the text is of no such file, or the file cannot be written.
-pub(crate) fn write(path: &Path, text: &str) -> io::Result<()> {
-    parse(path, text).map_err(|wrong| io::Error::new(io::ErrorKind::InvalidData, wrong.what))?;
-    let new = path.with_extension("new");
+/// Errors: it cannot be written.
+pub(crate) fn write(path: &Path, ports: &[Entry<Port>]) -> io::Result<()> {
+    let text = text(ports).map_err(io::Error::other)?;
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".new");
+    let new = path.with_file_name(name);
     // One that is left over from a daemon that was killed.
     let _ = fs::remove_file(&new);
     let mut file = fs::OpenOptions::new()
@@ -117,8 +125,8 @@ mod tests {
         let path = directory.path().join("ports.toml");
         assert_eq!(read(&path).expect("none yet"), Vec::new());
         let port = Entry::of_no_file("a", Port::default());
-        write(&path, &text(std::slice::from_ref(&port)).expect("TOML")).expect("ours");
-        assert!(write(&path, "[daemon]\nuser = 0\n").is_err());
+        write(&path, &[]).expect("ours");
+        write(&path, std::slice::from_ref(&port)).expect("ours");
         assert_eq!(fs::read_dir(directory.path()).expect("ours").count(), 1);
         let text = fs::read_to_string(&path).expect("there");
         assert_eq!(parse(&path, &text).expect("as before"), [port]);

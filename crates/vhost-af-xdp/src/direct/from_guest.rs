@@ -270,8 +270,8 @@ impl<N: Nic> DirectEnd<N> {
         !self.queue.sends.by_dma || from / PAGE_BYTES == last / PAGE_BYTES
     }
 
-    /// Queues a descriptor that refers to guest memory.
-    #[inline]
+    /// Queues a descriptor that refers to guest memory. (Without `always` it is not inlined: 4 instructions a frame.)
+    #[inline(always)]
     pub(super) fn queue_piece(&mut self, chain: Option<ChainId>, data: UmemOffset, len: u32, more: bool) {
         // The kernel keeps the lowest bit of a sent address for itself (6.18), so that the chunk,
         // by which the completion is recognised, starts at an even one.

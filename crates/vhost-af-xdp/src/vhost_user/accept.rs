@@ -17,6 +17,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use common::shortage::shortage;
@@ -49,6 +50,8 @@ const HANDOVER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Before the next connection is accepted, after one that only looked whether anybody listens: else a client that does
 /// so without end keeps this thread busy.
 const PROBE_PAUSE: Duration = Duration::from_millis(5);
+/// Between two looks whether a connection is closed.
+const CLOSING_PAUSE: Duration = Duration::from_secs(1);
 /// Where a port's VMMs come from.
 pub(crate) enum VmmSource {
     Listen(UnixListener),
@@ -108,6 +111,7 @@ impl Doors {
             not_before: Instant::now(),
             accepts_from: Some(Instant::now()),
             waiting: None,
+            closing: None,
         };
         self.tell(Note::Open(port.looks.port, Box::new(door)));
         Ok(())
@@ -147,7 +151,8 @@ impl Doors {
                 match note {
                     Note::Open(port, door) => drop(doors.insert(port, door)),
                     Note::Close(port, closed) => {
-                        drop(doors.remove(&port));
+                        let waiting = doors.remove(&port).and_then(|door| door.waiting);
+                        let _ = waiting.and_then(|(stream, _)| close_apart(stream));
                         let _ = closed.send(());
                     }
                     Note::Ended(port, ended) => {
@@ -199,6 +204,8 @@ struct Door {
     accepts_from: Option<Instant>,
     /// A VMM that waits to be served, and until when.
     waiting: Option<(UnixStream, Instant)>,
+    /// Closes a connection that was turned away.
+    closing: Option<JoinHandle<()>>,
 }
 
 impl Door {
@@ -223,6 +230,14 @@ impl Door {
             return;
         }
         let now = Instant::now();
+        if self
+            .closing
+            .as_ref()
+            .is_some_and(|closing| !closing.is_finished())
+        {
+            self.accepts_from = Some(now + CLOSING_PAUSE);
+            return;
+        }
         match listener.accept() {
             Ok((stream, _)) if connection::is_over(&stream) => {
                 // Somebody looked whether anybody listens, as another daemon of the same path does (listener.rs).
@@ -251,14 +266,22 @@ impl Door {
 
     /// Does what it is time for.
     fn go_on(&mut self, doors: &Arc<Doors>, now: Instant) {
-        if !self.is_served && self.not_before <= now {
-            let waiting = self.waiting.take().map(|(stream, _)| stream);
-            if let Some(stream) = waiting.or_else(|| self.connect(now)) {
-                self.serve(doors, stream);
+        let comes = self.waiting.is_some() || matches!(self.way, Way::Path(_));
+        if comes && !self.is_served && self.not_before <= now {
+            match connection::prepare() {
+                Ok(()) => {
+                    let waiting = self.waiting.take().map(|(stream, _)| stream);
+                    if let Some(stream) = waiting.or_else(|| self.connect(now)) {
+                        self.serve(doors, stream);
+                    }
+                }
+                // The thread of another VMM may be free soon.
+                Err(error) => self.lack_a_thread(&error, now),
             }
         }
         if let Some((second, _)) = self.waiting.take_if(|(_, until)| *until <= now) {
             self.port.turn_away(&second, HANDOVER_TIMEOUT, &mut self.lines);
+            self.closing = close_apart(second);
             self.accepts_from = Some(now);
         }
         if self.accepts_from.take_if(|time| *time <= now).is_some()
@@ -279,16 +302,19 @@ impl Door {
             told.tell(Note::Ended(port, ended));
         }) {
             Ok(()) => self.is_served = true,
-            Err(error) => {
-                self.not_before = now + self.pauses.next();
-                if let Some(left_out) = self.lines.allow() {
-                    tracing::error!(
-                        port = %self.port.config.name,
-                        %error,
-                        "no thread that serves the VMM, which is disconnected (ulimit -u, systemd: TasksMax=){left_out}"
-                    );
-                }
-            }
+            Err(error) => self.lack_a_thread(&error, now),
+        }
+    }
+
+    /// Tries again after a pause.
+    fn lack_a_thread(&mut self, error: &io::Error, now: Instant) {
+        self.not_before = now + self.pauses.next();
+        if let Some(left_out) = self.lines.allow() {
+            tracing::error!(
+                port = %self.port.config.name,
+                %error,
+                "no thread that serves the VMM, trying again: raise `ulimit -u`, systemd: TasksMax={left_out}"
+            );
         }
     }
 
@@ -323,6 +349,13 @@ impl Door {
             }
         }
     }
+}
+
+/// Closes a connection that nothing was read from, on a thread of its own: a descriptor that waits in it may be a TCP
+/// socket that lingers (`unix_release_sock`, net/unix/af_unix.c; `tcp_close`), and all ports have one thread that accepts.
+fn close_apart(stream: UnixStream) -> Option<JoinHandle<()>> {
+    let closing = std::thread::Builder::new().name("close".to_owned());
+    closing.spawn(move || drop(stream)).ok()
 }
 
 /// Connects, and does not wait for a VMM that accepts nobody.

@@ -114,10 +114,10 @@ pub(crate) fn start(
     let job: Job = Box::new(move |park| {
         let _ = rustix::thread::set_name(&CString::new(name).unwrap_or_default());
         let ended = serve_connection(&served, &stream);
-        // Before the VMM sees the end: it may come again at once.
-        park();
         drop(stream);
         served.note_served(false);
+        // Not before: to close the stream may take long (accept.rs).
+        park();
         then(ended);
     });
     let thread = loop {
@@ -129,7 +129,7 @@ pub(crate) fn start(
     port.note_served(true);
     // It ends only when it is not kept there.
     let _ = thread.send(job);
-    // Without another one the next VMM is disconnected until this session is over, and the log says so.
+    // Without another one the next VMM waits until a session is over, and the log says so.
     let _ = prepare();
     Ok(())
 }

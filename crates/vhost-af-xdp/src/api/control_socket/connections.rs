@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 struct Open {
@@ -21,6 +22,8 @@ pub(crate) struct Connections {
     most: usize,
     /// By age.
     open: Mutex<BTreeMap<u64, Open>>,
+    /// Number of the next one.
+    next: AtomicU64,
 }
 
 /// A place among them, until it is dropped.
@@ -35,6 +38,7 @@ impl Connections {
         Arc::new(Self {
             most,
             open: Mutex::default(),
+            next: AtomicU64::new(0),
         })
     }
 
@@ -49,7 +53,7 @@ impl Connections {
             // Its thread sees the end of the connection.
             let _ = open.remove(&idle?)?.stream.shutdown(Shutdown::Both);
         }
-        let number = open.last_key_value().map_or(0, |(last, _)| last + 1);
+        let number = self.next.fetch_add(1, Relaxed);
         let stream = Arc::new(stream);
         let new = Open {
             stream: Arc::clone(&stream),

@@ -13,7 +13,7 @@
 //!    removes itself when its port does not count any more, so that there are no more of them than ports;
 //!  - queues are leased by a policy made of the file.
 //!
-//! Where the operator said so (`--api`), the daemon may name ports beside those of the file. The keeper judges them as
+//! Unless the daemon has neither a control socket nor `--api`, it may name ports beside those of the file. The keeper judges them as
 //! if they stood there, makes their sockets in the same directories, and leases queues to them of interfaces that the
 //! file names, and of no others.
 //!
@@ -30,7 +30,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use model::config::{ConfigFile, Entry, Port};
+use model::config::{ConfigFile, Entry, Port, is_name, name_rule};
 use rustix::fs::{CWD, MemfdFlags, Mode, OFlags, fcntl_get_seals, memfd_create, openat};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
@@ -41,16 +41,15 @@ use serde::{Deserialize, Serialize};
 use steward::text_file::FileError;
 
 use super::files::Files;
-use crate::config::file::check_interfaces_of_added;
-use crate::config::{Endpoint, PortConfig, ServeConfig, state};
+use crate::config::file::{check_added, check_interfaces_of_added};
+use crate::config::state::{self, MOST_ADDED};
+use crate::config::{Endpoint, PortConfig, ServeConfig};
 use crate::listener::{Access, listen_at};
 
 /// How long the keeper may take for an answer: it reads a file, and tells a steward of what is in it.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
 /// Longest request and answer, bytes; a file comes by a descriptor.
 const LONGEST: usize = 16 << 10;
-/// Most ports beside those of the file.
-const MOST_ADDED: usize = 1024;
 
 /// Why a request was not done.
 #[derive(Debug, thiserror::Error)]
@@ -393,12 +392,15 @@ impl Desk {
             Request::Put(port) => {
                 // Whatever line it says that it is in.
                 let port = Entry::of_no_file(&port.name, port.value);
+                if !is_name(&port.name) {
+                    return Err(format!("port {:?}: {}", port.name, name_rule()));
+                }
                 let mut file = self.with_others(books)?;
                 match file.added.iter().position(|other| other.name == port.name) {
                     Some(at) => file.added[at] = port,
                     None if file.added.len() >= MOST_ADDED => {
                         return Err(format!(
-                            "{MOST_ADDED} ports are there by the API already: put some into the file"
+                            "{MOST_ADDED} ports were added already: put some into the file"
                         ));
                     }
                     None => file.added.push(port),
@@ -423,7 +425,15 @@ impl Desk {
                     came.ok_or("no text came")?,
                 );
                 let text = text_of(came, state::LONGEST).map_err(|error| error.to_string())?;
-                let written = state::write(path, &text);
+                // Of the daemon's text only the filter rules count, which the keeper does not have.
+                let rules = state::parse(path, &text).map_err(|wrong| wrong.what)?;
+                let mut ports = self.with_others(books)?.added;
+                for port in &mut ports {
+                    if let Some(known) = rules.iter().find(|known| known.name == port.name) {
+                        port.value.filter.rule.clone_from(&known.value.filter.rule);
+                    }
+                }
+                let written = state::write(path, &ports);
                 written.map_err(|error| error.to_string()).map(|()| None)
             }
             Request::Listen(port) => {
@@ -440,7 +450,10 @@ impl Desk {
     /// What counts, to put something beside the file.
     fn with_others(&self, books: &Books) -> Result<ConfigFile, String> {
         if self.beside == Beside::None {
-            return Err("the daemon was started without --api".to_owned());
+            return Err(
+                "nothing can change ports of this daemon: start it without --control none, or with --api"
+                    .to_owned(),
+            );
         }
         let missing = || {
             format!(
@@ -455,6 +468,7 @@ impl Desk {
     fn propose(&self, file: ConfigFile, books: &mut Books) -> Result<Option<OwnedFd>, String> {
         let config = (self.judge.judge)(file).map_err(|error| steer::with_sources(&error))?;
         self.check_directories(&config)?;
+        check_added(&config)?;
         if self.beside == Beside::OfItsInterfaces {
             check_interfaces_of_added(&config)?;
         }
@@ -535,8 +549,15 @@ fn text_of(memory: OwnedFd, most_bytes: u64) -> io::Result<String> {
     }
     file.rewind()?;
     let mut text = String::new();
-    file.take(most_bytes).read_to_string(&mut text)?;
-    Ok(text)
+    file.take(most_bytes.saturating_add(1))
+        .read_to_string(&mut text)?;
+    match text.len() as u64 > most_bytes {
+        true => Err(io::Error::other(format!(
+            "it is longer than {} KiB",
+            most_bytes >> 10
+        ))),
+        false => Ok(text),
+    }
 }
 
 #[cfg(test)]
