@@ -266,7 +266,11 @@ fn what_cannot_be_is_refused_by_key_and_all_is_as_before() {
             Some("ifname"),
             "of the file",
         ),
-        (json!({"fd": 7, "null": true}), Some("fd"), "inherited"),
+        (
+            json!({"fd": 7, "null": true}),
+            Some("fd"),
+            "put the port into the file",
+        ),
         (scene.keys(2), None, "asked for by two ports"),
     ] {
         scene.refuse("PUT", "vm3", &body, (422, key, words));
