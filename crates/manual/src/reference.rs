@@ -22,13 +22,13 @@ value takes effect while the guest stays connected.
 /// docs/keys.md.
 pub(crate) fn keys() -> String {
     let mut text = HEAD.to_owned();
-    section(&mut text, "Ports", "[port.NAME]", Port::schema());
-    section(&mut text, "Networks", "[network.NAME]", Network::schema());
-    section(&mut text, "The daemon", "[daemon]", Daemon::schema());
+    section(&mut text, "Ports", "[port.NAME]", &Port::schema());
+    section(&mut text, "Networks", "[network.NAME]", &Network::schema());
+    section(&mut text, "The daemon", "[daemon]", &Daemon::schema());
     text
 }
 
-fn section(text: &mut String, title: &str, table: &str, keys: Map<String, Value>) {
+fn section(text: &mut String, title: &str, table: &str, keys: &Map<String, Value>) {
     // Writing to a String cannot fail.
     let _ = writeln!(text, "\n## {title}\n\nBelow `{table}` in a file.\n");
     let ports = Port::schema();

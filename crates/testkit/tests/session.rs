@@ -446,7 +446,7 @@ fn socket_of_a_daemon_that_was_killed_is_taken_over_and_that_of_a_living_one_is_
 #[case::cpu_list(&["serve", "--socket-path", SOCKET, "--null", "--cpus", "3-1"], &["--cpus", "3-1"])]
 #[case::cpu_that_is_not_there(&["serve", "--socket-path", SOCKET, "--null", "--cpus", "1000"], &["1000"])]
 #[case::multicast_mac(&["serve", "--socket-path", SOCKET, "--null", "--mac", "01:00:00:00:00:00"], &["--mac", "01:00:00:00:00:00"])]
-#[case::unknown_port_key(&["serve", "--null", "--port", "socket-path=SOCKET,color=red"], &["color", "docs/config.md"])]
+#[case::unknown_port_key(&["serve", "--null", "--port", "socket-path=SOCKET,color=red"], &["color", "docs/keys.md"])]
 #[case::directory_that_is_not_there(&["serve", "--null", "--socket-path", "/nowhere/x.sock"], &["/nowhere/x.sock"])]
 #[case::long_path(&["serve", "--null", "--socket-path", LONG_PATH], &["107"])]
 #[case::unknown_option(&["serve", "--null", "--socket-path", SOCKET, "--color"], &["--color"])]

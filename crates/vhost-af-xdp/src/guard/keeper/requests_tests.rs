@@ -79,7 +79,7 @@ fn port_beside_the_file_is_none_of_the_files_whatever_line_it_says() {
         let refused = kept.requests.put(&elsewhere).expect_err("elsewhere").to_string();
         assert!(refused.contains("added by the API"), "line {line}: {refused}");
         assert!(refused.contains("may have sockets in"), "line {line}: {refused}");
-        let mut here = port("a", &kept.place.join("a.sock"), true);
+        let mut here = port("a", &kept.place.join("a.sock"), false);
         here.line = line;
         let judged = kept.requests.put(&here).expect("allowed");
         assert_eq!(judged.added[0].line_of("socket-path"), 0);
