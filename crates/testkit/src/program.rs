@@ -17,12 +17,12 @@ use crate::process::{output_of, run};
 pub fn daemon() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/../vhost-af-xdp/Cargo.toml");
-    PROGRAM.get_or_init(|| {
-        let daemon = named_or_built("VHOST_AF_XDP_BIN", manifest, &[]);
-        if !daemon.with_file_name(GATEWAY).exists() {
+    PROGRAM.get_or_init(|| match std::env::var_os("VHOST_AF_XDP_BIN") {
+        Some(daemon) => daemon.into(),
+        None => {
             let _ = build(concat!(env!("CARGO_MANIFEST_DIR"), "/../gateway/Cargo.toml"), &[]);
+            build(manifest, &[])
         }
-        daemon
     })
 }
 
@@ -37,9 +37,10 @@ pub fn gateway() -> PathBuf {
 
 const GATEWAY: &str = "vhost-af-xdp-gateway";
 
-/// The daemon and the gateway in a directory, for a user who may not look where it was built; where the daemon is then. Hard
-/// links, as they have 80 MB. Where it has to be a copy, another process writes that: a file that this one has open for writing is inherited
-/// by what another thread starts meanwhile, and cannot be run until that has let go of it (ETXTBSY).
+/// The daemon, and the gateway if there is one, in a directory, for a user who may not look where they were built; where
+/// the daemon is then. Hard links, as they have 80 MB. Where it has to be a copy, another process writes that: a file that
+/// this one has open for writing is inherited by what another thread starts meanwhile, and cannot be run until that has
+/// let go of it (ETXTBSY).
 ///
 /// # Panics
 /// If it cannot be placed there.
@@ -55,7 +56,10 @@ pub fn daemon_in(dir: &Path) -> PathBuf {
         }
         placed
     };
-    place(&gateway());
+    let gateway = gateway();
+    if gateway.exists() {
+        place(&gateway);
+    }
     place(daemon())
 }
 
