@@ -258,7 +258,11 @@ impl NetworkTap {
         }
         let done = self.join(interface, &device, between);
         self.retry.note(done.is_ok(), now);
-        done.map(|()| Some(device))
+        match done {
+            // It went with its holder meanwhile.
+            Err(_) if matches!(self.device(), Ok(None)) => Ok(None),
+            done => done.map(|()| Some(device)),
+        }
     }
 
     /// Does what is missing between the device and the interface.
