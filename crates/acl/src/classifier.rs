@@ -13,7 +13,7 @@ use crate::flow_hints::FlowHints;
 use crate::key::{FlowKey, Looked};
 use crate::rules::{RuleCounter, Rules, Verdict};
 
-/// What is known of a frame that a guest is to get, beside its first bytes.
+/// Facts about a frame to a guest that its first bytes do not show.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Facts {
     /// Bytes of the frame.
@@ -74,7 +74,7 @@ pub struct Classifier<D> {
     /// Of the rules, what this one counts.
     counts: Arc<[RuleCounter]>,
     cache: FlowCache<D>,
-    /// What was looked up is work for that nobody was charged with yet, in frames of a turn.
+    /// Cost of look-ups that is not charged yet to a sender's budget, in frames.
     work: u64,
 }
 
@@ -90,7 +90,7 @@ impl<D: Copy + Default> Classifier<D> {
         }
     }
 
-    /// Decides about a flow. `hash`: any hash of the flow, the NIC's or [`FlowKey::hash`]; `beside`: what else decides.
+    /// Decides about a flow. `hash`: any hash of the flow, the NIC's or [`FlowKey::hash`]. `beside`: a further key.
     /// Of what a guest sends that is the station, of which `find` says where frames to it go where the cache does not
     /// know it; of what it gets the mark, which rules look at. `counters`: of the lane.
     // What is found stays in registers: in memory it would be written in pieces and read at once.

@@ -17,8 +17,8 @@ pub use self::daemon::{Api, Daemon, Process};
 pub use self::file::{ADDED, ConfigFile, Entry, WrongLine, is_name, name_rule};
 pub use self::network::{Network, Uplink};
 pub use self::port::{
-    External, Filter, Guard, Interface, Limits, MemberOptions, Membership, Memory, Offers, Polling, Port,
-    Socket,
+    Attachment, External, Filter, Guard, Interface, Limits, MemberOptions, Membership, Memory, Offers,
+    Polling, Port, Socket,
 };
 pub use self::prefix::{IpPrefix, Prefixes};
 pub use self::rule::{

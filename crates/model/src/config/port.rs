@@ -24,6 +24,10 @@ pub struct Port {
     #[serde(flatten)]
     #[command(flatten)]
     pub interface: Interface,
+    /// How the queues are used.
+    #[serde(flatten)]
+    #[command(flatten)]
+    pub attachment: Attachment,
     /// Busy polling.
     #[serde(flatten)]
     #[command(flatten)]
@@ -63,7 +67,7 @@ pub struct Port {
 }
 
 table! {
-    Port { socket, interface, polling, external, memory, member, options, guard, offers, limits, filter }
+    Port { socket, interface, attachment, polling, external, memory, member, options, guard, offers, limits, filter }
 
     fn keeps(&self, key: &str) -> bool {
         // The VLANs of a port with queues of its own are those of its lease; learned addresses are of the VLANs of before.
@@ -74,9 +78,10 @@ table! {
 
 impl Port {
     /// Names of the groups of options, for options that exclude them all.
-    pub const GROUPS: [&'static str; 11] = [
+    pub const GROUPS: [&'static str; 12] = [
         "Socket",
         "Interface",
+        "Attachment",
         "Polling",
         "External",
         "Memory",
@@ -155,6 +160,21 @@ pub struct Interface {
     /// Queue pairs, each on a queue of the interface [default: 1]
     #[arg(long, value_name = "N")]
     pub queues: Option<u16>,
+    /// MAC address that the guest is told. The guest then receives frames for this address and multicast only; others go
+    /// to the host [default: made from socket and interface, the same each time, and all frames of the queues are the
+    /// guest's]
+    #[arg(long)]
+    pub mac: Option<Mac>,
+    /// VLANs whose frames the guest receives, for instance 100,200-203; 0: untagged ones [default: all]
+    #[arg(long, value_name = "LIST")]
+    #[schemars(extend("x-live" = true))]
+    pub vlan: Option<Vlans>,
+}
+
+/// How the queues of an interface are used, by a port alone or by a network.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema, Args)]
+#[serde(rename_all = "kebab-case", default)]
+pub struct Attachment {
     /// First queue of the interface [default: 0]
     #[arg(long, value_name = "M")]
     pub start_queue: Option<u32>,
@@ -167,7 +187,7 @@ pub struct Interface {
     /// Use the driver's zero-copy mode, whatever is known of the driver, or fail
     #[arg(long, conflicts_with = "force_copy")]
     pub force_zero_copy: bool,
-    /// How segments of the guest's GSO packets leave [default: auto]
+    /// How segments of guests' GSO packets leave [default: auto]
     #[arg(long, value_enum)]
     pub segments: Option<Segments>,
     /// Hints of the NIC that come with frames: some of hash, vlan, timestamp, mark; none; or auto: the VLAN tag alone,
@@ -176,15 +196,6 @@ pub struct Interface {
     #[arg(long, value_name = "LIST")]
     #[schemars(extend("x-live" = true))]
     pub hints: Option<Words>,
-    /// MAC address that the guest is told. The guest then receives frames for this address and multicast only; others go
-    /// to the host [default: made from socket and interface, the same each time, and all frames of the queues are the
-    /// guest's]
-    #[arg(long)]
-    pub mac: Option<Mac>,
-    /// VLANs whose frames the guest receives, for instance 100,200-203; 0: untagged ones [default: all]
-    #[arg(long, value_name = "LIST")]
-    #[schemars(extend("x-live" = true))]
-    pub vlan: Option<Vlans>,
 }
 
 /// Busy polling of AF_XDP sockets.

@@ -10,8 +10,8 @@ use common::binding::LARGE_CHUNK;
 use common::options::{bind_request, busy_poll, mode_request};
 use device::features::OnRequest;
 use model::config::{
-    Account, Api, Daemon, External, Interface, Limits, Network, Placement, Port, Process, Size, Socket,
-    Vlans, Words,
+    Account, Api, Attachment, Daemon, External, Interface, Limits, Network, Placement, Port, Process, Size,
+    Socket, Vlans, Words,
 };
 use steward::protocol::is_interface_name;
 
@@ -74,9 +74,9 @@ pub(crate) fn port(port: &Port, ports: usize) -> anyhow::Result<PortConfig> {
             files: port.memory.memory_files.unwrap_or_default(),
         },
         rates,
-        segments: port.interface.segments.unwrap_or_default(),
+        segments: port.attachment.segments.unwrap_or_default(),
         busy_poll: busy_poll(&port.polling)?,
-        hints: hints(port.interface.hints.as_ref())?,
+        hints: hints(port.attachment.hints.as_ref())?,
         mac: port.interface.mac.map(|mac| mac.0),
         vlans: vlans.map_or_else(Vec::new, |Vlans(vlans)| vlans.clone()),
         guard: port.guard.clone(),
@@ -169,7 +169,7 @@ fn nic(port: &Port) -> anyhow::Result<NicConfig> {
         frame_size,
         ..
     } = &port.interface;
-    let queues = queues(&port.interface)?;
+    let queues = queues(port)?;
     if let Some(other) = port
         .interface
         .cable
@@ -205,7 +205,7 @@ fn nic(port: &Port) -> anyhow::Result<NicConfig> {
         });
     };
     if queues.is_none()
-        && let Some(key) = queue_option(&port.interface)
+        && let Some(key) = queue_option(&port.attachment)
     {
         bail!(
             "{key}: the queues are the network's: name the uplink by ifname for one of the port's own, or leave it out"
@@ -220,12 +220,12 @@ fn nic(port: &Port) -> anyhow::Result<NicConfig> {
 }
 
 /// The first option about queues of a port's own that is given.
-fn queue_option(interface: &Interface) -> Option<&'static str> {
+fn queue_option(attachment: &Attachment) -> Option<&'static str> {
     let given = [
-        ("start-queue", interface.start_queue.is_some()),
-        ("mode", interface.mode.is_some()),
-        ("force-copy", interface.force_copy),
-        ("force-zero-copy", interface.force_zero_copy),
+        ("start-queue", attachment.start_queue.is_some()),
+        ("mode", attachment.mode.is_some()),
+        ("force-copy", attachment.force_copy),
+        ("force-zero-copy", attachment.force_zero_copy),
     ];
     given.into_iter().find(|(_, given)| *given).map(|(name, _)| name)
 }
@@ -245,16 +245,17 @@ fn member_vlans(port: &Port) -> anyhow::Result<MemberVlans> {
     }
 }
 
-fn queues(interface: &Interface) -> anyhow::Result<Option<PortQueues>> {
-    let Some(name) = &interface.ifname else {
+fn queues(port: &Port) -> anyhow::Result<Option<PortQueues>> {
+    let attachment = &port.attachment;
+    let Some(name) = &port.interface.ifname else {
         return Ok(None);
     };
     check_interface("ifname", name)?;
     Ok(Some(PortQueues {
         name: name.clone(),
-        start_queue: interface.start_queue.unwrap_or(0),
-        mode: mode_request(interface.mode),
-        bind: bind_request(interface.force_copy, interface.force_zero_copy)?,
+        start_queue: attachment.start_queue.unwrap_or(0),
+        mode: mode_request(attachment.mode),
+        bind: bind_request(attachment.force_copy, attachment.force_zero_copy)?,
     }))
 }
 
@@ -504,7 +505,7 @@ pub(crate) fn machine_bytes() -> u64 {
 /// The configuration of the network of that name.
 /// Errors: options that do not go together.
 pub(crate) fn network(name: &str, network: &Network) -> anyhow::Result<NetworkConfig> {
-    let options = &network.uplink;
+    let (options, attachment) = (&network.uplink, &network.attachment);
     let busy_poll = busy_poll(&network.polling)?;
     let uplink = match &options.uplink {
         None => None,
@@ -512,14 +513,14 @@ pub(crate) fn network(name: &str, network: &Network) -> anyhow::Result<NetworkCo
             check_interface("uplink", uplink)?;
             Some(UplinkConfig {
                 name: uplink.clone(),
-                start_queue: options.start_queue.unwrap_or(0),
+                start_queue: attachment.start_queue.unwrap_or(0),
                 queues: options.queues.unwrap_or(1),
-                mode: mode_request(options.mode),
-                bind: bind_request(options.force_copy, options.force_zero_copy)?,
+                mode: mode_request(attachment.mode),
+                bind: bind_request(attachment.force_copy, attachment.force_zero_copy)?,
                 packet_bytes: packet_bytes(options.packet_memory)?,
-                segments: options.segments.unwrap_or_default(),
+                segments: attachment.segments.unwrap_or_default(),
                 busy_poll,
-                hints: hints(options.hints.as_ref())?,
+                hints: hints(attachment.hints.as_ref())?,
                 host: options.host.unwrap_or(true),
             })
         }
