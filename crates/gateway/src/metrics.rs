@@ -1,316 +1,352 @@
-//! The status in the text format of Prometheus (version 0.0.4).
+//! The state of the daemon as metrics, in the text format of Prometheus (version 0.0.4).
 //!
-//! Each family is an entry of [`FAMILIES`]: its name, its help, and how its samples are read off a [`Status`].
-//! docs/api.md shows the table; a test compares them.
+//! Each family is an entry of [`FAMILIES`]: its name, its help, and its samples of a [`Status`]. docs/api.md shows the
+//! table; a test compares them.
 
 use std::collections::BTreeMap;
-use std::fmt::{self, Write as _};
+use std::fmt;
+use std::sync::Arc;
 
-use model::state::{KERNEL_CALLS, Named, PortStatus, Reading, Status};
+use model::state::{KERNEL_CALLS, Named, PortStatus, Status, Traffic};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, prometheus_text};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::exemplar::Exemplar;
+use prometheus_client::registry::Registry;
 
-/// Media type of what [`render`] makes.
-pub(super) const MEDIA_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+/// Media type of the text of [`render`].
+pub(super) use prometheus_client::encoding::prometheus_text::CONTENT_TYPE as MEDIA_TYPE;
 
 /// Metrics of one name.
 struct Family {
+    /// For a counter without `_total`, which the format adds.
     name: &'static str,
-    /// `counter` or `gauge`.
-    kind: &'static str,
+    kind: MetricType,
     help: &'static str,
-    samples: fn(&Status, &mut Samples),
+    samples: fn(&Status) -> Vec<Sample>,
+}
+
+type Labels = Vec<(&'static str, String)>;
+
+struct Sample {
+    labels: Labels,
+    value: Value,
+}
+
+enum Value {
+    Count(u64),
+    Seconds(f64),
+}
+
+const fn counter(name: &'static str, help: &'static str, samples: fn(&Status) -> Vec<Sample>) -> Family {
+    Family {
+        name,
+        kind: MetricType::Counter,
+        help,
+        samples,
+    }
+}
+
+const fn gauge(name: &'static str, help: &'static str, samples: fn(&Status) -> Vec<Sample>) -> Family {
+    Family {
+        name,
+        kind: MetricType::Gauge,
+        help,
+        samples,
+    }
 }
 
 const FAMILIES: &[Family] = &[
-    Family {
-        name: "vhost_af_xdp_build_info",
-        kind: "gauge",
-        help: "Version of the daemon.",
-        samples: |status, samples| samples.add(&[("version", &status.version)], 1),
-    },
-    Family {
-        name: "vhost_af_xdp_cpu_seconds_total",
-        kind: "counter",
-        help: "CPU time of all threads of the daemon.",
-        samples: |status, samples| samples.add(&[], Micros(status.cpu_us)),
-    },
-    Family {
-        name: "vhost_af_xdp_port_info",
-        kind: "gauge",
-        help: "What a port is: its NIC, the driver, how the XDP program is attached, memory, and address.",
-        samples: |status, samples| {
-            each_port(status, |port, labels| {
-                let text = |value: &Option<String>| value.clone().unwrap_or_default();
-                let (attached, driver) = (text(&port.attached), text(&port.driver));
-                let more: [(&str, &str); 5] = [
-                    ("nic", &port.nic),
-                    ("driver", &driver),
-                    ("attached", &attached),
-                    ("memory", &port.memory),
-                    ("mac", &port.mac),
+    gauge("vhost_af_xdp_build_info", "Version of the daemon.", |status| {
+        vec![count([("version", status.version.clone())], 1)]
+    }),
+    counter(
+        "vhost_af_xdp_cpu_seconds",
+        "CPU time of all threads of the daemon.",
+        |status| vec![seconds([], status.cpu_us as f64 / 1e6)],
+    ),
+    gauge(
+        "vhost_af_xdp_port_info",
+        "What a port is: its NIC, the driver, how the XDP program is attached, memory, and address.",
+        |status| {
+            of_ports(status, |port| {
+                let labels = [
+                    ("nic", port.nic.clone()),
+                    ("driver", text(port.driver.as_ref())),
+                    ("attached", text(port.attached.as_ref())),
+                    ("memory", port.memory.clone()),
+                    ("mac", port.mac.clone()),
                 ];
-                samples.add(&[labels, &more[..]].concat(), 1);
-            });
+                vec![count(labels, 1)]
+            })
         },
-    },
-    Family {
-        name: "vhost_af_xdp_pair_info",
-        kind: "gauge",
-        help: "How a queue pair that a guest uses moves frames: its data path (mode), and the NIC's queue.",
-        samples: |status, samples| {
-            each_port(status, |port, labels| {
-                for lane in port.lanes.iter().filter(|lane| lane.running) {
-                    let pair = lane.pair.to_string();
-                    let queue = lane.queue.map_or(String::new(), |queue| queue.to_string());
-                    let mode = lane.mode.clone().unwrap_or_default();
-                    let more: [(&str, &str); 3] = [("pair", &pair), ("queue", &queue), ("mode", &mode)];
-                    samples.add(&[labels, &more[..]].concat(), 1);
-                }
-            });
+    ),
+    gauge(
+        "vhost_af_xdp_pair_info",
+        "How a queue pair that a guest uses moves frames: its data path (mode), and the NIC's queue.",
+        |status| {
+            of_ports(status, |port| {
+                let running = port.lanes.iter().filter(|lane| lane.running);
+                let info = running.map(|lane| {
+                    let labels = [
+                        ("pair", lane.pair.to_string()),
+                        ("queue", text(lane.queue)),
+                        ("mode", text(lane.mode.as_ref())),
+                    ];
+                    count(labels, 1)
+                });
+                info.collect()
+            })
         },
-    },
-    Family {
-        name: "vhost_af_xdp_port_connected",
-        kind: "gauge",
-        help: "1 while a VMM is connected to the port.",
-        samples: |status, samples| {
-            each_port(status, |port, labels| {
-                samples.add(labels, u8::from(port.connected));
-            });
+    ),
+    gauge(
+        "vhost_af_xdp_port_connected",
+        "1 while a VMM is connected to the port.",
+        |status| of_ports(status, |port| vec![count([], port.connected.into())]),
+    ),
+    gauge(
+        "vhost_af_xdp_port_impaired",
+        "1 while no frames move although they should; GET /v1/ports says why.",
+        |status| of_ports(status, |port| vec![count([], port.impaired.is_some().into())]),
+    ),
+    counter(
+        "vhost_af_xdp_sessions",
+        "Connections of VMMs to the port.",
+        |status| of_ports(status, |port| vec![count([], port.sessions)]),
+    ),
+    counter(
+        "vhost_af_xdp_frames",
+        "Frames moved; segments of a packet that was cut count each.",
+        |status| {
+            of_directions(status, |traffic| {
+                [traffic.from_guest_frames, traffic.to_guest_frames]
+            })
         },
-    },
-    Family {
-        name: "vhost_af_xdp_port_impaired",
-        kind: "gauge",
-        help: "1 while no frames move although they should; GET /v1/ports says why.",
-        samples: |status, samples| {
-            each_port(status, |port, labels| {
-                samples.add(labels, u8::from(port.impaired.is_some()));
-            });
+    ),
+    counter(
+        "vhost_af_xdp_bytes",
+        "Bytes of these frames, without the virtio-net header.",
+        |status| {
+            of_directions(status, |traffic| {
+                [traffic.from_guest_bytes, traffic.to_guest_bytes]
+            })
         },
-    },
-    Family {
-        name: "vhost_af_xdp_sessions_total",
-        kind: "counter",
-        help: "Connections of VMMs to the port.",
-        samples: |status, samples| each_port(status, |port, labels| samples.add(labels, port.sessions)),
-    },
-    Family {
-        name: "vhost_af_xdp_frames_total",
-        kind: "counter",
-        help: "Frames moved; segments of a packet that was cut count each.",
-        samples: |status, samples| each_direction(status, samples, "frames"),
-    },
-    Family {
-        name: "vhost_af_xdp_bytes_total",
-        kind: "counter",
-        help: "Bytes of these frames, without the virtio-net header.",
-        samples: |status, samples| each_direction(status, samples, "bytes"),
-    },
-    Family {
-        name: "vhost_af_xdp_drops_total",
-        kind: "counter",
-        help: "Frames lost, by the counter that says why and by who counts it: lane, socket or program.",
-        samples: |status, samples| each_counter(status, samples, "reason", true),
-    },
-    Family {
-        name: "vhost_af_xdp_operations_total",
-        kind: "counter",
-        help: "What else is counted and is no loss, by the counter's name and by who counts it.",
-        samples: |status, samples| each_counter(status, samples, "operation", false),
-    },
-    Family {
-        name: "vhost_af_xdp_network_info",
-        kind: "gauge",
-        help: "What a network is: its uplink, the driver, how the XDP program is attached.",
-        samples: |status, samples| {
-            for network in &status.networks {
-                let text = |value: &Option<String>| value.clone().unwrap_or_default();
-                let (uplink, driver) = (text(&network.uplink), text(&network.driver));
-                let attached = text(&network.attached);
-                let labels: [Label<'_>; 4] = [
-                    ("network", &network.name),
-                    ("uplink", &uplink),
-                    ("driver", &driver),
-                    ("attached", &attached),
+    ),
+    counter(
+        "vhost_af_xdp_drops",
+        "Frames lost, by the counter that says why and by who counts it: lane, socket or program.",
+        |status| of_counters(status, "reason", true),
+    ),
+    counter(
+        "vhost_af_xdp_operations",
+        "What else is counted and is no loss, by the counter's name and by who counts it.",
+        |status| of_counters(status, "operation", false),
+    ),
+    gauge(
+        "vhost_af_xdp_network_info",
+        "What a network is: its uplink, the driver, how the XDP program is attached.",
+        |status| {
+            let info = status.networks.iter().map(|network| {
+                let labels = [
+                    ("network", network.name.clone()),
+                    ("uplink", text(network.uplink.as_ref())),
+                    ("driver", text(network.driver.as_ref())),
+                    ("attached", text(network.attached.as_ref())),
                 ];
-                samples.add(&labels, 1);
-            }
-        },
-    },
-    Family {
-        name: "vhost_af_xdp_network_impaired",
-        kind: "gauge",
-        help: "1 while no frames move over the uplink although they should; GET /v1/networks says why.",
-        samples: |status, samples| {
-            for network in &status.networks {
-                let labels: [Label<'_>; 1] = [("network", &network.name)];
-                samples.add(&labels, u8::from(network.impaired.is_some()));
-            }
-        },
-    },
-    Family {
-        name: "vhost_af_xdp_learned_evicted_total",
-        kind: "counter",
-        help: "Learned addresses of a network that were evicted: others needed their room.",
-        samples: |status, samples| {
-            for network in &status.networks {
-                samples.add(&[("network", network.name.as_str())], network.learned_evicted);
-            }
-        },
-    },
-    Family {
-        name: "vhost_af_xdp_packet_memory_bytes",
-        kind: "gauge",
-        help: "Packet memory of the port in the daemon.",
-        samples: |status, samples| {
-            each_port(status, |port, labels| {
-                samples.add(
-                    labels,
-                    port.lanes.iter().map(|lane| lane.packet_bytes).sum::<u64>(),
-                );
+                count(labels, 1)
             });
+            info.collect()
         },
-    },
-    Family {
-        name: "vhost_af_xdp_worker_rounds_total",
-        kind: "counter",
-        help: "Rounds of a worker: busy ones moved frames, idle ones did not.",
-        samples: |status, samples| {
-            for (index, worker) in status.workers.iter().enumerate() {
-                let index = index.to_string();
-                for (state, rounds) in [("busy", worker.busy_rounds), ("idle", worker.idle_rounds)] {
-                    samples.add(&[("worker", &index), ("state", state)], rounds);
-                }
-            }
+    ),
+    gauge(
+        "vhost_af_xdp_network_impaired",
+        "1 while no frames move over the uplink although they should; GET /v1/networks says why.",
+        |status| {
+            let networks = status.networks.iter();
+            let impaired = networks.map(|network| {
+                count(
+                    [("network", network.name.clone())],
+                    network.impaired.is_some().into(),
+                )
+            });
+            impaired.collect()
         },
-    },
-    Family {
-        name: "vhost_af_xdp_worker_seconds_total",
-        kind: "counter",
-        help: "What a worker did with its time: busy in rounds that moved frames, idle in others, asleep.",
-        samples: |status, samples| {
-            for (index, worker) in status.workers.iter().enumerate() {
-                let index = index.to_string();
+    ),
+    counter(
+        "vhost_af_xdp_learned_evicted",
+        "Learned addresses of a network that were evicted: others needed their room.",
+        |status| {
+            let networks = status.networks.iter();
+            let evicted =
+                networks.map(|network| count([("network", network.name.clone())], network.learned_evicted));
+            evicted.collect()
+        },
+    ),
+    gauge(
+        "vhost_af_xdp_packet_memory_bytes",
+        "Packet memory of the port in the daemon.",
+        |status| {
+            of_ports(status, |port| {
+                vec![count([], port.lanes.iter().map(|lane| lane.packet_bytes).sum())]
+            })
+        },
+    ),
+    counter(
+        "vhost_af_xdp_worker_rounds",
+        "Rounds of a worker: busy ones moved frames, idle ones did not.",
+        |status| {
+            of_each(&status.workers, |worker| {
+                let states = [("busy", worker.busy_rounds), ("idle", worker.idle_rounds)];
+                by_label("state", states)
+            })
+        },
+    ),
+    counter(
+        "vhost_af_xdp_worker_seconds",
+        "What a worker did with its time: busy in rounds that moved frames, idle in others, asleep.",
+        |status| {
+            of_each(&status.workers, |worker| {
                 let states = [
                     ("busy", worker.busy_ns),
                     ("idle", worker.idle_ns),
                     ("asleep", worker.asleep_ns),
                 ];
-                for (state, ns) in states {
-                    let seconds = Micros(ns / 1_000);
-                    samples.add(&[("worker", &index), ("state", state)], seconds);
-                }
-            }
+                states
+                    .map(|(state, ns)| seconds([("state", state.to_owned())], ns as f64 / 1e9))
+                    .into()
+            })
         },
-    },
-    Family {
-        name: "vhost_af_xdp_worker_frames_total",
-        kind: "counter",
-        help: "Frames that a worker took of guests, NICs and the host (in), and gave (out).",
-        samples: |status, samples| {
-            each_worker(status, |worker, total| {
-                for (direction, frames) in [("in", total.frames_in), ("out", total.frames_out)] {
-                    samples.add(&[("worker", worker), ("direction", direction)], frames);
-                }
-            });
+    ),
+    counter(
+        "vhost_af_xdp_worker_frames",
+        "Frames that a worker took of guests, NICs and the host (in), and gave (out).",
+        |status| {
+            of_each(&status.work, |work| {
+                by_label(
+                    "direction",
+                    [("in", work.total.frames_in), ("out", work.total.frames_out)],
+                )
+            })
         },
-    },
-    Family {
-        name: "vhost_af_xdp_worker_batches_total",
-        kind: "counter",
-        help: "How often a worker took some at once.",
-        samples: |status, samples| {
-            each_worker(status, |worker, total| {
-                samples.add(&[("worker", worker)], total.batches.iter().sum::<u64>());
-            });
+    ),
+    counter(
+        "vhost_af_xdp_worker_batches",
+        "How often a worker took some at once.",
+        |status| {
+            of_each(&status.work, |work| {
+                vec![count([], work.total.batches.iter().sum())]
+            })
         },
-    },
-    Family {
-        name: "vhost_af_xdp_worker_kernel_calls_total",
-        kind: "counter",
-        help: "Calls of the kernel: kick (sendto), wake (recvfrom), host (tap device), call (guest's interrupt).",
-        samples: |status, samples| {
-            each_worker(status, |worker, total| {
-                for (call, calls) in KERNEL_CALLS.iter().zip(&total.calls) {
-                    samples.add(&[("worker", worker), ("call", call)], calls.all);
-                }
-            });
+    ),
+    counter(
+        "vhost_af_xdp_worker_kernel_calls",
+        "Calls of the kernel: kick (sendto), wake (recvfrom), host (tap device), call (guest's interrupt).",
+        |status| {
+            of_each(&status.work, |work| {
+                by_label(
+                    "call",
+                    KERNEL_CALLS
+                        .into_iter()
+                        .zip(work.total.calls.map(|calls| calls.all)),
+                )
+            })
         },
-    },
-    Family {
-        name: "vhost_af_xdp_worker_sleeps_total",
-        kind: "counter",
-        help: "Times that a worker slept.",
-        samples: |status, samples| {
-            for (index, worker) in status.workers.iter().enumerate() {
-                samples.add(&[("worker", &index.to_string())], worker.sleeps);
-            }
+    ),
+    counter(
+        "vhost_af_xdp_worker_sleeps",
+        "Times that a worker slept.",
+        |status| of_each(&status.workers, |worker| vec![count([], worker.sleeps)]),
+    ),
+    gauge(
+        "vhost_af_xdp_worker_hangs",
+        "1 while a worker hangs; GET /v1/status says in which port.",
+        |status| {
+            of_each(&status.workers, |worker| {
+                vec![count([], worker.hangs.is_some().into())]
+            })
         },
-    },
-    Family {
-        name: "vhost_af_xdp_worker_hangs",
-        kind: "gauge",
-        help: "1 while a worker hangs; GET /v1/status says in which port.",
-        samples: |status, samples| {
-            for (index, worker) in status.workers.iter().enumerate() {
-                samples.add(
-                    &[("worker", &index.to_string())],
-                    u8::from(worker.hangs.is_some()),
-                );
-            }
-        },
-    },
+    ),
 ];
 
-type Label<'a> = (&'a str, &'a str);
-
-/// What each worker did since it started.
-fn each_worker(status: &Status, mut add: impl FnMut(&str, &Reading)) {
-    for (index, reading) in status.work.iter().enumerate() {
-        add(&index.to_string(), &reading.total);
+fn count(labels: impl Into<Labels>, value: u64) -> Sample {
+    Sample {
+        labels: labels.into(),
+        value: Value::Count(value),
     }
 }
 
-/// Labels of every port's metrics: a network's ports have its name there.
-fn each_port(status: &Status, mut add: impl FnMut(&PortStatus, &[Label<'_>])) {
-    for port in &status.ports {
-        let network = port.network.as_deref().unwrap_or("");
-        add(port, &[("network", network), ("port", &port.name)]);
+fn seconds(labels: impl Into<Labels>, value: f64) -> Sample {
+    Sample {
+        labels: labels.into(),
+        value: Value::Seconds(value),
     }
 }
 
-fn each_direction(status: &Status, samples: &mut Samples, what: &str) {
-    each_port(status, |port, labels| {
-        for direction in ["from_guest", "to_guest"] {
-            let counter = format!("{direction}_{what}");
-            let value: u64 = port.lanes.iter().map(|lane| lane.counter(&counter)).sum();
-            samples.add(&[labels, &[("direction", direction)]].concat(), value);
-        }
+fn text(value: Option<impl ToString>) -> String {
+    value.map_or_else(String::new, |value| value.to_string())
+}
+
+fn by_label<'a>(label: &'static str, values: impl IntoIterator<Item = (&'a str, u64)>) -> Vec<Sample> {
+    let values = values.into_iter();
+    values
+        .map(|(name, value)| count([(label, name.to_owned())], value))
+        .collect()
+}
+
+/// Samples with these labels before their own.
+fn with(labels: &Labels, samples: Vec<Sample>) -> impl Iterator<Item = Sample> {
+    samples.into_iter().map(|Sample { labels: own, value }| Sample {
+        labels: labels.iter().cloned().chain(own).collect(),
+        value,
+    })
+}
+
+/// Samples of all workers, by number.
+fn of_each<T>(workers: &[T], samples: impl Fn(&T) -> Vec<Sample>) -> Vec<Sample> {
+    let workers = workers.iter().enumerate();
+    let all = workers.flat_map(|(index, worker)| {
+        with(&vec![("worker", index.to_string())], samples(worker)).collect::<Vec<_>>()
     });
+    all.collect()
 }
 
-fn each_counter(status: &Status, samples: &mut Samples, label: &str, drops: bool) {
-    each_port(status, |port, labels| {
-        let counters = port.lanes.iter().flat_map(|lane| &lane.counters);
-        add_counters(samples, labels, counters, (label, drops));
+/// Samples of all ports; a port of a network has its name, too.
+fn of_ports(status: &Status, samples: impl Fn(&PortStatus) -> Vec<Sample>) -> Vec<Sample> {
+    let all = status.ports.iter().flat_map(|port| {
+        let labels = vec![
+            ("network", text(port.network.as_ref())),
+            ("port", port.name.clone()),
+        ];
+        with(&labels, samples(port)).collect::<Vec<_>>()
+    });
+    all.collect()
+}
+
+/// Of all ports: from guest, to guest.
+fn of_directions(status: &Status, of: fn(Traffic) -> [u64; 2]) -> Vec<Sample> {
+    of_ports(status, |port| {
+        let [from_guest, to_guest] = of(port.traffic());
+        by_label("direction", [("from_guest", from_guest), ("to_guest", to_guest)])
+    })
+}
+
+fn of_counters(status: &Status, label: &'static str, drops: bool) -> Vec<Sample> {
+    let mut all = of_ports(status, |port| {
+        sums(port.lanes.iter().flat_map(|lane| &lane.counters), label, drops)
     });
     for network in &status.networks {
         let of_host = network.host.iter().map(|host| &host.queue);
         let lanes = network.queues.iter().chain(of_host);
         let counters = lanes.flat_map(|lane| &lane.counters);
-        let labels = [("network", network.name.as_str()), ("port", "")];
         let counters = counters.chain(&network.groups).chain(&network.links);
-        add_counters(samples, &labels, counters, (label, drops));
+        let labels = vec![("network", network.name.clone()), ("port", String::new())];
+        all.extend(with(&labels, sums(counters, label, drops)));
     }
+    all
 }
 
-/// All but those that have a family of their own.
-fn add_counters<'a>(
-    samples: &mut Samples,
-    labels: &[Label<'_>],
-    counters: impl Iterator<Item = &'a Named>,
-    (label, drops): (&str, bool),
-) {
+/// Sums by name and source, without those that have a family of their own.
+fn sums<'a>(counters: impl Iterator<Item = &'a Named>, label: &'static str, drops: bool) -> Vec<Sample> {
     let has_own = |name: &str| {
         let what = name
             .strip_prefix("from_guest_")
@@ -321,66 +357,55 @@ fn add_counters<'a>(
     for counter in counters.filter(|counter| counter.drop == drops && !has_own(&counter.name)) {
         *sums.entry((&counter.name, &counter.source)).or_default() += counter.value;
     }
-    for ((name, source), value) in sums {
-        samples.add(&[labels, &[(label, name), ("source", source)]].concat(), value);
-    }
+    let samples = sums.into_iter().map(|((name, source), value)| {
+        count([(label, name.to_owned()), ("source", source.to_owned())], value)
+    });
+    samples.collect()
 }
 
-/// Seconds, from microseconds.
-struct Micros(u64);
+/// Encodes all families.
+struct Metrics(Arc<Status>);
 
-impl fmt::Display for Micros {
+impl fmt::Debug for Metrics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{:06}", self.0 / 1_000_000, self.0 % 1_000_000)
+        f.write_str("Metrics")
     }
 }
 
-/// The samples of a family, as text.
-struct Samples {
-    name: &'static str,
-    text: String,
-}
-
-impl Samples {
-    fn add(&mut self, labels: &[Label<'_>], value: impl fmt::Display) {
-        self.text.push_str(self.name);
-        let mut separator = '{';
-        for (label, value) in labels {
-            self.text.push(separator);
-            // Writing to a String cannot fail.
-            let _ = write!(self.text, "{label}=\"{}\"", escaped(value));
-            separator = ',';
+impl Collector for Metrics {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        for Family {
+            name,
+            kind,
+            help,
+            samples,
+        } in FAMILIES
+        {
+            let mut family = encoder.encode_descriptor(name, help, None, *kind)?;
+            for Sample { labels, value } in samples(&self.0) {
+                let mut metric = family.encode_family(&labels)?;
+                let no_exemplar = None::<&Exemplar<Labels, f64>>;
+                match (kind, value) {
+                    (MetricType::Counter, Value::Count(count)) => metric.encode_counter(&count, no_exemplar),
+                    (MetricType::Counter, Value::Seconds(seconds)) => {
+                        metric.encode_counter(&seconds, no_exemplar)
+                    }
+                    (_, Value::Count(count)) => metric.encode_gauge(&count),
+                    (_, Value::Seconds(seconds)) => metric.encode_gauge(&seconds),
+                }?;
+            }
         }
-        if !labels.is_empty() {
-            self.text.push('}');
-        }
-        let _ = writeln!(self.text, " {value}");
+        Ok(())
     }
-}
-
-fn escaped(value: &str) -> String {
-    value
-        .replace('\\', "\\\\")
-        .replace('"', "\\\"")
-        .replace('\n', "\\n")
 }
 
 /// All metrics.
-pub(super) fn render(status: &Status) -> String {
+pub(super) fn render(status: Arc<Status>) -> String {
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(Metrics(status)));
     let mut text = String::new();
-    for family in FAMILIES {
-        let mut samples = Samples {
-            name: family.name,
-            text: String::new(),
-        };
-        (family.samples)(status, &mut samples);
-        let Family { name, kind, help, .. } = family;
-        let _ = write!(
-            text,
-            "# HELP {name} {help}\n# TYPE {name} {kind}\n{}",
-            samples.text
-        );
-    }
+    // Writing to a String cannot fail.
+    let _ = prometheus_text::encode(&mut text, &registry);
     text
 }
 
@@ -389,23 +414,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn documents_tell_of_each_family() {
+    fn document_has_each_family() {
         let document = include_str!("../../../docs/api.md");
-        for family in FAMILIES {
-            let row = format!("| `{}` | {} |", family.name, family.kind);
+        for Family { name, kind, .. } in FAMILIES {
+            let row = match kind {
+                MetricType::Counter => format!("| `{name}_total` | counter |"),
+                _ => format!("| `{name}` | gauge |"),
+            };
             assert!(document.contains(&row), "docs/api.md has no row {row}");
         }
-    }
-
-    #[test]
-    fn names_cannot_leave_their_quotes() {
-        let mut samples = Samples {
-            name: "m",
-            text: String::new(),
-        };
-        samples.add(&[("port", "a\"} 1\nm \\")], 2);
-        assert_eq!(samples.text, "m{port=\"a\\\"} 1\\nm \\\\\"} 2\n");
-        samples.add(&[], Micros(1_000_020));
-        assert!(samples.text.ends_with("\nm 1.000020\n"), "{}", samples.text);
     }
 }

@@ -243,7 +243,7 @@ async fn look<B>(
         Thing::OpenApi => whole("application/json", OPENAPI),
         Thing::Metrics => {
             let status = state.daemon.status().await?;
-            whole(metrics::MEDIA_TYPE, metrics::render(&status))
+            whole(metrics::MEDIA_TYPE, metrics::render(status))
         }
     })
 }

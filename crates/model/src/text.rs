@@ -63,6 +63,30 @@ pub fn ranges_text<T: Into<u32>>(numbers: impl IntoIterator<Item = T>) -> String
     parts.join(",")
 }
 
+/// Which frames arriving at a queue a guest receives: to these addresses, of these VLANs; an empty list: of all.
+#[must_use]
+pub fn received_frames(macs: &[String], vlans: &[u16]) -> String {
+    let vlans = vlan_words(vlans);
+    match (macs, vlans) {
+        ([], None) => "to any address, of any VLAN".to_owned(),
+        (macs, None) => format!("to {} and to groups", macs.join(", ")),
+        ([], Some(vlans)) => vlans,
+        (macs, Some(vlans)) => format!("to {} and to groups {vlans}", macs.join(", ")),
+    }
+}
+
+/// Frames of these VLANs, if not of all: number 0 is none.
+fn vlan_words(vlans: &[u16]) -> Option<String> {
+    let tagged: Vec<u16> = vlans.iter().copied().filter(|&vlan| vlan > 0).collect();
+    let numbers = ranges_text(tagged.iter().copied());
+    match (vlans, tagged.as_slice()) {
+        ([], _) => None,
+        (_, []) => Some("without a VLAN".to_owned()),
+        (all, tagged) if all.len() > tagged.len() => Some(format!("of VLAN {numbers} and without one")),
+        _ => Some(format!("of VLAN {numbers}")),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -74,7 +74,7 @@ pub fn steward() -> &'static Path {
     PROGRAM.get_or_init(|| named_or_built("VHOST_AF_XDP_STEWARD_BIN", manifest, &[]))
 }
 
-/// The benchmarks: what is beside `$VHOST_AF_XDP_BIN`, or what `cargo build` makes of this tree, once a test process.
+/// The benchmarks: beside `$VHOST_AF_XDP_BIN`, or built by `cargo build` of this tree, once a test process.
 ///
 /// # Panics
 /// If it does not build.
@@ -82,10 +82,25 @@ pub fn steward() -> &'static Path {
 pub fn bench() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/../bench/Cargo.toml");
-    PROGRAM.get_or_init(|| match std::env::var_os("VHOST_AF_XDP_BIN") {
-        Some(daemon) => Path::new(&daemon).with_file_name("vhost-af-xdp-bench"),
+    PROGRAM.get_or_init(|| sibling_or_built("vhost-af-xdp-bench", manifest))
+}
+
+/// The live view: beside `$VHOST_AF_XDP_BIN`, or built by `cargo build` of this tree, once a test process.
+///
+/// # Panics
+/// If it does not build.
+#[must_use]
+pub fn top() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/../top/Cargo.toml");
+    PROGRAM.get_or_init(|| sibling_or_built("vhost-af-xdp-top", manifest))
+}
+
+fn sibling_or_built(name: &str, manifest: &str) -> PathBuf {
+    match std::env::var_os("VHOST_AF_XDP_BIN") {
+        Some(daemon) => Path::new(&daemon).with_file_name(name),
         None => build(manifest, &[]),
-    })
+    }
 }
 
 /// What makes the manual pages: `$MANUAL_BIN`, or what `cargo build` makes of this tree, once a test process.

@@ -41,6 +41,7 @@ fn package(directory: &TempDir) -> PathBuf {
     for path in [
         program::daemon(),
         program::bench(),
+        program::top(),
         &program::gateway(),
         program::steward(),
         program::manual(),
@@ -107,6 +108,7 @@ fn assert_is_roots_and_has_what_it_should(package: &Path) {
         "usr/bin/vhost-af-xdp",
         "usr/bin/vhost-af-xdp-bench",
         "usr/bin/vhost-af-xdp-gateway",
+        "usr/bin/vhost-af-xdp-top",
         "usr/bin/vhost-af-xdp-steward",
         "usr/lib/systemd/system/vhost-af-xdp@.service",
         "usr/lib/systemd/system/vhost-af-xdp-network@.service",

@@ -105,6 +105,89 @@ fn command_prints_all_that_the_control_socket_answers() {
     assert_eq!(shape(&printed[0]), shape(&lan.daemon.status()));
 }
 
+/// Runs `status` with these arguments at a daemon's control socket.
+fn status_text(daemon: &Daemon, args: &[&str]) -> String {
+    let control = daemon.path("control");
+    let control = ["--control", control.to_str().expect("UTF-8")];
+    output_of(
+        binary().to_str().expect("UTF-8"),
+        &[&["status"], args, &control].concat(),
+    )
+}
+
+#[test]
+fn status_is_a_line_a_port_and_one_port_in_full_by_name() {
+    require!(Root);
+    let lan = Lan::new(&["to-guest-bits = \"1G\"", ""], &DriverConfig::default());
+    let text = status_text(&lan.daemon, &[]);
+    for name in ["vm0", "vm1"] {
+        let lines = text
+            .lines()
+            .filter(|line| line.split_whitespace().next() == Some(name));
+        let words: Vec<Vec<&str>> = lines.map(|line| line.split_whitespace().collect()).collect();
+        assert!(
+            matches!(words.as_slice(), [line] if line.contains(&"process")),
+            "{text}"
+        );
+    }
+    // Of the daemon, its network, and the names of the columns.
+    assert_eq!(text.lines().count(), 3 + 2, "{text}");
+    let port = status_text(&lan.daemon, &["vm0"]);
+    for line in [
+        "connected: true",
+        "    bits: per_second 1000000000, burst 200000000",
+        "lane 0:",
+    ] {
+        assert!(port.lines().any(|shown| shown == line), "{line}: {port}");
+    }
+    let all = status_text(&lan.daemon, &["--all"]);
+    for line in ["network lan:", "port vm0:", "port vm1:"] {
+        assert!(all.lines().any(|shown| shown == line), "{line}: {all}");
+    }
+    let control = lan.daemon.path("control").display().to_string();
+    let (status, error) = run_to_end(&lan.veth.near, &["status", "vm9", "--control", &control]);
+    assert!(
+        !status.success() && error.contains("there is no port or network \"vm9\""),
+        "{error}"
+    );
+}
+
+/// In a terminal of its own (script(1)), which repeats what a key makes the program draw.
+#[test]
+fn top_shows_ports_until_its_key_to_quit() {
+    require!(Root);
+    let lan = Lan::new(&["", ""], &DriverConfig::default());
+    let (top, control) = (testkit::program::top().display(), lan.daemon.path("control"));
+    let top = format!(
+        "stty rows 40 columns 200; exec {top} --control {}",
+        control.display()
+    );
+    let (mut command, drawn) = (Command::new("script"), lan.daemon.path("drawn"));
+    command.args(["--quiet", "--flush", "--return", "--command", &top]);
+    command.arg(&drawn).env("TERM", "xterm");
+    let mut running = Running::start(command);
+    let await_drawn = |text: &str| {
+        let drawn = || String::from_utf8_lossy(&std::fs::read(&drawn).unwrap_or_default()).into_owned();
+        assert!(
+            wait::until(wait::SOON, || drawn().contains(text)),
+            "{text}: {}",
+            drawn()
+        );
+    };
+    await_drawn("vm1");
+    running.type_in("3");
+    await_drawn("asleep");
+    running.type_in("q");
+    assert!(running.wait(wait::SOON).success(), "{running}");
+    // Without a terminal it names the command that needs none.
+    let output = Command::new(testkit::program::top()).output().expect("it runs");
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        !output.status.success() && error.contains("`vhost-af-xdp status`"),
+        "{error}"
+    );
+}
+
 /// The same with nothing in the place of numbers and texts, which change.
 fn shape(value: &Value) -> Value {
     match value {

@@ -10,11 +10,14 @@ use model::events::Event;
 use model::state::{DirectionStatus, NetworkStatus, PortStatus, Source, Status, documents};
 use serde_json::Value;
 
-use crate::api::control_socket::{self, Error, no_answer};
-use crate::api::status_view::{or_dash, table, takes};
 use crate::cli::ask::{
     AtArgs, EventsArgs, ListArgs, NetworkCommand, PortCommand, RemoveArgs, RulesArgs, SetArgs,
 };
+use client::connection::{self, Error, no_answer};
+use client::directories;
+use client::text::views::attachment;
+use client::text::{or_dash, table};
+use model::text::received_frames;
 
 /// Pause before a daemon that has ended is asked again.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -48,7 +51,7 @@ pub(crate) fn port(command: &PortCommand, print: Print) -> anyhow::Result<()> {
         PortCommand::List(args) => return list_ports(args, print),
         PortCommand::Rules(args) => return rules(args, print),
     };
-    let Changed { done, .. } = asked(&socket(at)?, |path| control_socket::change(path, change.clone()))?;
+    let Changed { done, .. } = asked(&socket(at)?, |path| connection::change(path, change.clone()))?;
     let text: String = done.iter().map(|line| format!("{line}\n")).collect();
     print(if text.is_empty() {
         "nothing changed\n"
@@ -59,7 +62,7 @@ pub(crate) fn port(command: &PortCommand, print: Print) -> anyhow::Result<()> {
 }
 
 fn list_ports(args: &ListArgs, print: Print) -> anyhow::Result<()> {
-    let status = asked(&socket(&args.at)?, control_socket::ask)?;
+    let status = asked(&socket(&args.at)?, connection::status)?;
     if args.json {
         return print_json(&documents::ports(&status), print);
     }
@@ -85,7 +88,7 @@ fn list_ports(args: &ListArgs, print: Print) -> anyhow::Result<()> {
 /// Errors: what was refused, with the remedy.
 pub(crate) fn network(command: &NetworkCommand, print: Print) -> anyhow::Result<()> {
     let NetworkCommand::List(args) = command;
-    let status = asked(&socket(&args.at)?, control_socket::ask)?;
+    let status = asked(&socket(&args.at)?, connection::status)?;
     if args.json {
         return print_json(&documents::networks(&status), print);
     }
@@ -110,7 +113,7 @@ pub(crate) fn events(args: &EventsArgs, print: Print) -> anyhow::Result<()> {
     let mut last = args.after;
     loop {
         let mut printed = Ok(true);
-        let ended = control_socket::events(&path, last, |read| {
+        let ended = connection::events(&path, last, |read| {
             last = read.events.last().map_or(last, |event| event.sequence);
             let lost = match read.lost {
                 0 => String::new(),
@@ -137,7 +140,7 @@ pub(crate) fn events(args: &EventsArgs, print: Print) -> anyhow::Result<()> {
 /// Prints the filter rules of a port.
 fn rules(args: &RulesArgs, print: Print) -> anyhow::Result<()> {
     let rules = asked(&socket(&args.list.at)?, |path| {
-        control_socket::rules(path, &args.name)
+        connection::rules(path, &args.name)
     })?;
     if args.list.json {
         return print_json(&serde_json::to_value(&rules)?, print);
@@ -196,9 +199,9 @@ fn socket(at: &AtArgs) -> anyhow::Result<PathBuf> {
     if let Some(path) = &at.control {
         return Ok(path.clone());
     }
-    let mut found = control_socket::find_all();
+    let mut found = directories::find_all();
     // Killed daemons leave their sockets behind.
-    found.retain(|path| control_socket::ask(path).is_ok());
+    found.retain(|path| connection::status(path).is_ok());
     match found.as_slice() {
         [one] => Ok(one.clone()),
         [] => bail!(
@@ -225,10 +228,6 @@ fn port_row(port: &PortStatus, source: Option<Source>) -> [String; 9] {
         (false, _) => "-".to_owned(),
     };
     let network = port.network.as_ref();
-    let place = match network.filter(|_| !port.nic.starts_with("network ")) {
-        Some(network) => format!("network {network}, {}", port.nic),
-        None => port.nic.clone(),
-    };
     let learned: Vec<_> = port.learned.iter().map(ToString::to_string).collect();
     let mut options = vec![port.rules.short(network.is_some())];
     if !learned.is_empty() {
@@ -239,11 +238,15 @@ fn port_row(port: &PortStatus, source: Option<Source>) -> [String; 9] {
     // VLANs of a port that has its queues for itself.
     let of_own_queues = || {
         let is_of_own = network.is_none() && !port.vlans.is_empty();
-        is_of_own.then(|| takes(&[], &port.vlans).trim_start_matches("of ").to_owned())
+        is_of_own.then(|| {
+            received_frames(&[], &port.vlans)
+                .trim_start_matches("of ")
+                .to_owned()
+        })
     };
     [
         port.name.clone(),
-        place,
+        attachment(port),
         port.endpoint.clone(),
         port.mac.clone(),
         or_dash(port.rules.vlans().or_else(of_own_queues)),

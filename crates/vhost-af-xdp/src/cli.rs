@@ -11,6 +11,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
+use client::top::{TOP_KEYS, TopArgs};
 use common::complete::CompleteArgs;
 
 use self::ask::{
@@ -65,9 +66,12 @@ pub(crate) enum Command {
     /// Serve guests
     #[command(after_help = EXAMPLES)]
     Serve(Box<ServeArgs>),
-    /// Show what running daemons do: modes, queues, counters, drops by reason
+    /// Show running daemons: a line for each network and port with rates and drops, and what is wrong
     #[command(after_help = STATUS_EXAMPLES)]
     Status(StatusArgs),
+    /// Show ports, queues and workers live in the terminal: bits, frames and drops a second (runs vhost-af-xdp-top)
+    #[command(after_help = TOP_KEYS)]
+    Top(TopArgs),
     /// Show what workers of running daemons do: where their time goes, frames and cycles a frame, shares of ports
     #[command(after_help = WORKERS_EXAMPLES)]
     Workers(WorkersArgs),
@@ -115,11 +119,17 @@ pub(crate) enum Command {
 
 #[derive(Debug, Args)]
 pub(crate) struct StatusArgs {
+    /// Show all of this port or network: options, modes, counters, drops by reason
+    #[arg(value_name = "NAME")]
+    pub(crate) name: Option<String>,
     /// Control socket of one daemon [default: all that are found]
     #[arg(long, value_name = "PATH")]
     pub(crate) control: Option<PathBuf>,
-    /// Print JSON, one document for all daemons
-    #[arg(long)]
+    /// Show all of every daemon, its ports and its networks
+    #[arg(long, conflicts_with = "name")]
+    pub(crate) all: bool,
+    /// Print JSON, with everything: one document for all daemons, or one for NAME
+    #[arg(long, conflicts_with = "all")]
     pub(crate) json: bool,
 }
 
@@ -166,6 +176,8 @@ const STATUS_EXAMPLES: &str = "\
 Examples:
   Every daemon (of this user; for root, of all users):
     vhost-af-xdp status
+  One port with all its counters:
+    vhost-af-xdp status vm1
   Ports where no frames move although they should, with the reason:
     vhost-af-xdp status --json | jq '.[].ports[] | select(.impaired) | .endpoint, .impaired'";
 

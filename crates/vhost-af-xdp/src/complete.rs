@@ -2,15 +2,16 @@
 
 use common::complete::Names;
 
-use crate::api::control_socket::{ask_all, find_all};
 use crate::cli::complete::keys;
+use client::connection::statuses;
+use client::directories::find_all;
 use model::state::Status;
 
 /// See [`Names`]. Daemons are asked by their control sockets, those that this user may ask.
 pub(crate) struct OfThisHost;
 
 fn daemons() -> Vec<Status> {
-    ask_all(&find_all())
+    statuses(&find_all())
 }
 
 impl Names for OfThisHost {

@@ -10,7 +10,6 @@
 
 mod api;
 mod ask;
-mod bench;
 mod capture;
 mod check;
 mod cli;
@@ -33,6 +32,7 @@ mod port_watch;
 mod ports;
 mod reload;
 mod serve;
+mod sibling;
 mod switch;
 mod told;
 mod understood;
@@ -47,9 +47,13 @@ use std::time::{Duration, Instant};
 use clap::{CommandFactory, Parser};
 use common::command_line;
 
-use api::{control_socket, queues, status_view, workers_view};
+use api::queues;
 use check::CheckArgs;
 use cli::{Cli, Command, QueuesArgs, ReloadArgs, ServeArgs, StatusArgs, WorkersArgs};
+use client::text::status::{Part, overview};
+use client::text::tree::tree;
+use client::text::views::Readings;
+use client::{connection, directories};
 use config::{ServeConfig, file};
 use guard::keeper::{self, Beside, Judge};
 use model::config::Daemon;
@@ -89,6 +93,7 @@ pub fn run() -> ExitCode {
         },
         Command::Keeper(args) => keeper::run(args, JUDGE),
         Command::Status(args) => status(&args),
+        Command::Top(_) => sibling::run("top", std::env::args_os().skip(2).collect()),
         Command::Workers(args) => show_workers(&args),
         Command::Capture(args) => capture::run(&args),
         Command::Reload(args) => reload_all(&args),
@@ -100,13 +105,13 @@ pub fn run() -> ExitCode {
             Err(error) => return explain(&error, 2),
         },
         Command::Netkit(args) => netkit::run(&args, print),
-        Command::Complete(args) => match bench::words_of(&args.words) {
-            Some(words) => bench::complete(words),
+        Command::Complete(args) => match sibling::completion_of_bench(&args.words) {
+            Some(options) => sibling::run("bench", options),
             None => print(&cli::complete::complete(&args.words, &complete::OfThisHost)).map(|_| ()),
         },
         Command::Queues(args) => show_queues(&args),
         Command::Check(args) => return ended(show_check(&args)),
-        Command::Bench { words } => bench::run(words),
+        Command::Bench { words } => sibling::run("bench", words),
     };
     ended(done.map(|()| true))
 }
@@ -170,39 +175,46 @@ fn explain(error: &anyhow::Error, code: u8) -> ExitCode {
     command_line::report("vhost-af-xdp", error.as_ref(), code)
 }
 
-/// The one daemon that answers there, or all that are found.
-fn ask_daemons(control: Option<&Path>) -> anyhow::Result<Vec<Status>> {
-    match control {
-        Some(path) => match control_socket::ask(path) {
-            Ok(status) => Ok(vec![status]),
-            Err(error) => anyhow::bail!(control_socket::no_answer(path, &error)),
-        },
-        None => Ok(control_socket::ask_all(&control_socket::find_all())),
-    }
-}
-
-/// The same, at least one.
-fn some_daemons(control: Option<&Path>) -> anyhow::Result<Vec<Status>> {
-    let found = ask_daemons(control)?;
-    if found.is_empty() {
-        let others = match rustix::process::geteuid().is_root() {
-            true => "",
-            false => " ask as root for those of other users,",
-        };
-        anyhow::bail!(
-            "no daemon found: start one with `vhost-af-xdp serve`,{others} or name its socket with --control PATH"
-        );
-    }
-    Ok(found)
-}
+/// Pause between the two readings of which `status` shows rates.
+const RATE_INTERVAL: Duration = Duration::from_secs(1);
 
 fn status(args: &StatusArgs) -> anyhow::Result<()> {
     let control = args.control.as_deref();
-    let text = match args.json {
-        true => serde_json::to_string_pretty(&ask_daemons(control)?)? + "\n",
-        false => some_daemons(control)?.iter().map(status_view::render).collect(),
-    };
-    print(&text).map(|_| ())
+    if args.json && args.name.is_none() {
+        return print_json(&connection::ask(control)?);
+    }
+    let before = connection::ask_some(control)?;
+    if let Some(name) = &args.name {
+        return show_parts(&Part::find(&before, name), name, args.json);
+    }
+    if args.all {
+        return print(&trees(before.iter())?).map(drop);
+    }
+    // Without a guest there are no rates to wait for.
+    let is_used = before
+        .iter()
+        .flat_map(|status| &status.ports)
+        .any(|port| port.connected);
+    let now = is_used.then(|| {
+        std::thread::sleep(RATE_INTERVAL);
+        connection::ask(control)
+    });
+    let now = now.transpose()?;
+    let overviews = now.as_ref().unwrap_or(&before).iter().map(|now| {
+        let before = before.iter().find(|before| before.pid == now.pid);
+        overview(Readings { now, before })
+    });
+    print(&overviews.collect::<Vec<_>>().join("\n")).map(drop)
+}
+
+/// Errors: there is no port or network of that name.
+fn show_parts(parts: &[Part<'_>], name: &str, json: bool) -> anyhow::Result<()> {
+    match parts {
+        [] => anyhow::bail!("there is no port or network {name:?}: `vhost-af-xdp status` lists them"),
+        [one] if json => print_json(one),
+        several if json => print_json(&several),
+        parts => print(&trees(parts.iter())?).map(drop),
+    }
 }
 
 fn show_workers(args: &WorkersArgs) -> anyhow::Result<()> {
@@ -211,22 +223,17 @@ fn show_workers(args: &WorkersArgs) -> anyhow::Result<()> {
         return reset_workers(control);
     }
     if args.json {
-        let found = ask_daemons(control)?;
-        let documents: Vec<_> = found.iter().map(WorkersDocument::of).collect();
-        return print(&(serde_json::to_string_pretty(&documents)? + "\n")).map(|_| ());
+        let found = connection::ask(control)?;
+        return print_json(&found.iter().map(WorkersDocument::of).collect::<Vec<_>>());
     }
-    let now = some_daemons(control)?;
+    let now = connection::ask_some(control)?;
     let Some(seconds) = args.watch else {
-        let documents = now.iter().map(WorkersDocument::of);
-        let text: String = documents
-            .map(|document| workers_view::render(&document))
-            .collect();
-        return print(&text).map(|_| ());
+        return print(&trees(now.iter().map(WorkersDocument::of))?).map(drop);
     };
     watch(
         seconds,
         now,
-        || ask_daemons(control),
+        || Ok(connection::ask(control)?),
         |now, earlier, _| {
             let documents = now.iter().map(|status| {
                 let same = earlier.iter().find(|earlier| earlier.pid == status.pid);
@@ -235,9 +242,7 @@ fn show_workers(args: &WorkersArgs) -> anyhow::Result<()> {
                     |same| WorkersDocument::between(same, status),
                 )
             });
-            documents
-                .map(|document| workers_view::render(&document))
-                .collect()
+            trees(documents)
         },
     )
 }
@@ -266,8 +271,8 @@ fn reload_all(args: &ReloadArgs) -> anyhow::Result<()> {
 
 /// Control sockets of daemons that answer with such a status: killed daemons leave their sockets behind.
 fn daemons_that(is_meant: fn(&Status) -> bool) -> Vec<PathBuf> {
-    let mut found = control_socket::find_all();
-    found.retain(|path| control_socket::ask(path).is_ok_and(|status| is_meant(&status)));
+    let mut found = directories::find_all();
+    found.retain(|path| connection::status(path).is_ok_and(|status| is_meant(&status)));
     found
 }
 
@@ -276,12 +281,12 @@ fn daemons_that(is_meant: fn(&Status) -> bool) -> Vec<PathBuf> {
 fn change_all(daemons: &[PathBuf], change: &Change) -> anyhow::Result<()> {
     let mut all_failed = Vec::new();
     for path in daemons {
-        match control_socket::change(path, change.clone()) {
+        match connection::change(path, change.clone()) {
             Ok(Changed { done, failed, .. }) => {
                 all_failed.extend(failed);
                 print(&done.iter().map(|line| format!("{line}\n")).collect::<String>())?;
             }
-            Err(error) => all_failed.push(control_socket::no_answer(path, &error)),
+            Err(error) => all_failed.push(connection::no_answer(path, &error)),
         }
     }
     match all_failed.as_slice() {
@@ -294,23 +299,23 @@ fn show_queues(args: &QueuesArgs) -> anyhow::Result<()> {
     let interface = args.interface.as_deref();
     if args.control.is_some() {
         // One that is named must answer.
-        ask_daemons(args.control.as_deref())?;
+        connection::ask(args.control.as_deref())?;
     }
     // Looked for anew each time: daemons come and go.
     let read = || {
         let named = args.control.as_ref().map(|path| vec![path.clone()]);
-        let controls = named.unwrap_or_else(control_socket::find_all);
+        let controls = named.unwrap_or_else(directories::find_all);
         queues::read(interface, &controls, args.steward.as_deref())
     };
     let now = read()?;
     if args.json {
-        return print(&(serde_json::to_string_pretty(&now)? + "\n")).map(|_| ());
+        return print_json(&now);
     }
     let Some(seconds) = args.watch else {
         return print(&queues::render(&now, None)).map(|_| ());
     };
     watch(seconds, now, read, |now, queues, ago| {
-        queues::render(now, Some(queues::Earlier { queues, ago }))
+        Ok(queues::render(now, Some(queues::Earlier { queues, ago })))
     })
 }
 
@@ -320,7 +325,7 @@ fn watch<T>(
     seconds: u64,
     begin: T,
     read: impl Fn() -> anyhow::Result<T>,
-    render: impl Fn(&T, &T, Duration) -> String,
+    render: impl Fn(&T, &T, Duration) -> anyhow::Result<String>,
 ) -> anyhow::Result<()> {
     let pause = Duration::from_secs(seconds);
     let mut now = begin;
@@ -328,7 +333,7 @@ fn watch<T>(
         let begun = Instant::now();
         std::thread::sleep(pause);
         let earlier = std::mem::replace(&mut now, read()?);
-        let table = render(&now, &earlier, begun.elapsed());
+        let table = render(&now, &earlier, begun.elapsed())?;
         // The cursor to the first column of the first line, and what is left of the last table cleared (ECMA-48).
         let clear = if std::io::stdout().is_terminal() {
             "\x1b[H\x1b[J"
@@ -359,11 +364,20 @@ fn check_serve(config: &ServeConfig, json: bool) -> anyhow::Result<bool> {
 }
 
 fn print_document(document: &(impl Serialize + Display), json: bool) -> anyhow::Result<()> {
-    let text = match json {
-        true => serde_json::to_string_pretty(document)? + "\n",
-        false => document.to_string(),
-    };
-    print(&text).map(|_| ())
+    match json {
+        true => print_json(document),
+        false => print(&document.to_string()).map(drop),
+    }
+}
+
+fn print_json(document: &impl Serialize) -> anyhow::Result<()> {
+    print(&(serde_json::to_string_pretty(document)? + "\n")).map(drop)
+}
+
+/// Several documents in full, with an empty line between them.
+fn trees<T: Serialize>(documents: impl Iterator<Item = T>) -> anyhow::Result<String> {
+    let texts: Result<Vec<String>, _> = documents.map(|document| tree(&document)).collect();
+    Ok(texts?.join("\n"))
 }
 
 /// Writes to stdout; false if nobody reads any more, who may have seen enough.

@@ -12,9 +12,9 @@ use serde::Serialize;
 use steer::{Flow, InterfaceMarks, InterfaceMarksError, with_sources};
 use steward::links::Link;
 
-use crate::api::status_view::{or_dash, table};
 use crate::ask::Print;
 use crate::cli::mark::MarkCommand;
+use client::text::{or_dash, table};
 
 /// A flow that has a mark, as `mark list --json` prints it.
 #[derive(Debug, Serialize)]

@@ -18,6 +18,7 @@ use std::sync::mpsc;
 use std::time::Instant;
 
 use anyhow::{Context, bail};
+use client::text::tree::tree;
 use common::drivers;
 use rustix::thread::CapabilitySet;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
@@ -30,7 +31,6 @@ use model::state::Status;
 use super::config::{Endpoint, PortConfig, ServeConfig};
 use super::port::Port;
 use crate::api::gateway;
-use crate::api::status_view;
 use crate::check::{check_privileges, user_of};
 use crate::config::build::machine_bytes;
 use crate::guard::alarm::Alarm;
@@ -231,7 +231,7 @@ fn wait_for_the_end(signals: &mut Signals, read: impl Fn() -> Status, reload: Op
     for signal in signals.forever() {
         match (signal, reload) {
             // Whether anybody reads is no matter to the guests.
-            (SIGUSR1, _) => drop(write!(io::stderr(), "{}", status_view::render(&read()))),
+            (SIGUSR1, _) => drop(write!(io::stderr(), "{}", tree(&read()).unwrap_or_default())),
             (SIGHUP, Some(reload)) => reload.ask(),
             (SIGHUP, None) => tracing::info!("SIGHUP is ignored: there is nothing to read again"),
             _ => return,

@@ -6,13 +6,13 @@ use steer::{ModeRequest, mac_text, ranges_text};
 use steward::protocol::STATIONS_MAX;
 use xsk::{BindRequest, BusyPoll};
 
-use crate::api::status_view::takes;
 use crate::config::{
     Control, Endpoint, ExternalProgram, NetworkConfig, NicConfig, PortConfig, Segments, ServeConfig,
     UplinkConfig, rules_of,
 };
 use crate::listener::Access;
 use model::state::PortRules;
+use model::text::received_frames;
 
 /// Filter rules of a port that are shown.
 const RULES_SHOWN: usize = 32;
@@ -221,7 +221,7 @@ fn place(port: &PortConfig) -> String {
 fn gets(port: &PortConfig, rules: &PortRules) -> Option<String> {
     let macs: Vec<_> = port.mac.into_iter().map(mac_text).collect();
     match &port.nic {
-        NicConfig::Interface(_) => Some(format!("frames {}", takes(&macs, &port.vlans))),
+        NicConfig::Interface(_) => Some(format!("frames {}", received_frames(&macs, &port.vlans))),
         NicConfig::Network { .. } => {
             let vlans = match (rules.vlan, &rules.trunk) {
                 (Some(vlan), _) => format!("of VLAN {vlan}, without its tag"),

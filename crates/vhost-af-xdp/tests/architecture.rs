@@ -35,7 +35,7 @@ const ROOMS: &[&str] = &[
     "api",
     "other_losses",
     "port_watch",
-    "bench",
+    "sibling",
     "check",
     "cli",
     "understood",

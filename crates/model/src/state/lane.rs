@@ -51,25 +51,6 @@ pub struct LaneStatus {
     pub counters: Vec<Named>,
 }
 
-impl LaneStatus {
-    /// Dropped frames, for any reason.
-    #[must_use]
-    pub fn drops(&self) -> u64 {
-        self.sum(|counter| counter.drop)
-    }
-
-    /// A counter by name; 0 if there is none.
-    #[must_use]
-    pub fn counter(&self, name: &str) -> u64 {
-        self.sum(|counter| counter.name == name)
-    }
-
-    fn sum(&self, is_meant: impl Fn(&Named) -> bool) -> u64 {
-        let meant = self.counters.iter().filter(|counter| is_meant(counter));
-        meant.map(|counter| counter.value).sum()
-    }
-}
-
 /// Hints of an interface, by name.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HintsStatus {

@@ -6,12 +6,14 @@ mod lane;
 mod network;
 mod policy;
 mod rules;
+mod traffic;
 mod work;
 mod workers;
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -20,6 +22,7 @@ pub use self::lane::{HintsStatus, LaneStatus, Named};
 pub use self::network::{BridgeStatus, HostStatus, NetworkStatus};
 pub use self::policy::{FilterSummary, PortRules};
 pub use self::rules::{DirectionStatus, RulesStatus};
+pub use self::traffic::Traffic;
 pub use self::work::{
     BATCH_SIZES, CacheReading, CallsReading, KERNEL_CALLS, LaneName, LaneReading, Reading, WorkerReading,
 };
@@ -56,6 +59,20 @@ pub struct Status {
     pub networks: Vec<NetworkStatus>,
     /// Its ports.
     pub ports: Vec<PortStatus>,
+}
+
+impl Status {
+    /// How long the daemon has run, on its own clock.
+    #[must_use]
+    pub fn age(&self) -> Duration {
+        Duration::from_nanos(
+            self.work
+                .iter()
+                .map(|worker| worker.total.age_ns)
+                .max()
+                .unwrap_or(0),
+        )
+    }
 }
 
 /// One port.

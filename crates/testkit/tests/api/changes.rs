@@ -480,14 +480,15 @@ fn what_a_port_may_send_and_gets_is_shown_as_it_is_now() {
         said
     };
     let control = scene.daemon.path("control").display().to_string();
-    let assert_shown = |named: &Value, line: &str, listed: &[&str]| {
+    let assert_shown = |named: &Value, lines: &[&str], listed: &[&str]| {
         let status = scene.daemon.port_named("vm2").expect("a port");
         for (key, value) in named.as_object().expect("keys") {
             assert_eq!(scene.api.get("/v1/ports/vm2")[key], *value, "{key}");
             assert_eq!(status[key], *value, "{key}");
         }
-        let text = by_command(&["status", "--control", &control]);
-        assert!(text.lines().any(|it| it.trim() == line), "{line}:\n{text}");
+        let text = by_command(&["status", "vm2", "--control", &control]);
+        let has = |line: &&str| text.lines().any(|shown| shown == *line);
+        assert!(lines.iter().all(has), "{lines:?}:\n{text}");
         let text = by_command(&["port", "list", "--control", &control]);
         let row = text.lines().find(|row| row.contains("vm2.sock")).expect("a row");
         assert!(listed.iter().all(|word| row.contains(word)), "{text}");
@@ -496,7 +497,7 @@ fn what_a_port_may_send_and_gets_is_shown_as_it_is_now() {
         "vlan": 7, "trunk": null, "isolated": false, "promiscuous": false, "hairpin": true, "learning": false,
         "guard": true, "ips": [], "router": false, "dhcp_server": false,
     });
-    assert_shown(&named, "VLAN 7, hairpin", &["VLAN 7 ", " hairpin "]);
+    assert_shown(&named, &["vlan: 7", "hairpin: true"], &["VLAN 7 ", " hairpin "]);
     let other = json!({
         "vlan": null, "trunk": [9, "7-8"], "isolated": true, "ips": "192.0.2.10,2001:db8::/64", "router": true,
     });
@@ -507,8 +508,13 @@ fn what_a_port_may_send_and_gets_is_shown_as_it_is_now() {
     });
     assert_shown(
         &named,
-        "VLANs 7-9 with tags, isolated, hairpin, sends from its mac only, of IP addresses 192.0.2.10, 2001:db8::/64; as a \
-         router, too",
+        &[
+            "trunk: 7-9",
+            "isolated: true",
+            "hairpin: true",
+            "ips: 192.0.2.10, 2001:db8::/64",
+            "router: true",
+        ],
         &[
             "VLANs 7-9 with tags",
             "isolated, hairpin, ips 192.0.2.10 2001:db8::/64, router",

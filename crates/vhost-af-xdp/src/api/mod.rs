@@ -8,5 +8,3 @@ pub(crate) mod network_status;
 pub(crate) mod queues;
 pub(crate) mod rules_status;
 pub(crate) mod status;
-pub(crate) mod status_view;
-pub(crate) mod workers_view;

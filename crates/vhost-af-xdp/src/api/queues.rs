@@ -23,9 +23,8 @@ use steward::hardware::bound::LeasedTo;
 use steward::hardware::rings::{self, Rings, Split};
 use steward::links::has_no_peer;
 
-use super::control_socket;
-use super::status_view::or_dash;
 use crate::nic::hints;
+use client::text::or_dash;
 pub(crate) use rules::Leased;
 use rules::{Answers, Rule};
 
@@ -121,7 +120,7 @@ pub(crate) fn read(
     let answers = Answers::ask(steward, names.values())?;
     let is_wanted = |name: &str| only.is_none_or(|only| only == name);
     let napis = napis()?;
-    let statuses = control_socket::ask_all(controls);
+    let statuses = client::connection::statuses(controls);
     let mut queues: BTreeMap<(String, u32), Queue> = BTreeMap::new();
     let mut hints: BTreeMap<u32, Option<Vec<String>>> = BTreeMap::new();
     let mut rings: BTreeMap<u32, Option<Rings>> = BTreeMap::new();
@@ -283,6 +282,7 @@ impl Holder {
 
     fn of_lane(status: &Status, lane: &LaneStatus) -> Self {
         let readings = status.configuration.as_ref();
+        let traffic = lane.traffic();
         Self {
             pid: status.pid,
             command: command_of(status.pid),
@@ -290,9 +290,9 @@ impl Holder {
             api: status.api.clone(),
             mode: lane.mode.clone(),
             hints: lane.hints.clone(),
-            from_guest_frames: lane.counter("from_guest_frames"),
-            to_guest_frames: lane.counter("to_guest_frames"),
-            drops: lane.drops(),
+            from_guest_frames: traffic.from_guest_frames,
+            to_guest_frames: traffic.to_guest_frames,
+            drops: traffic.drops,
             ..Self::default()
         }
     }

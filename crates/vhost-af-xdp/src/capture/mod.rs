@@ -19,10 +19,11 @@ use model::control::{CaptureBegun, CaptureRequest};
 
 use self::pcapng::PcapNg;
 use crate::api::capture::link::{End, Message, message_of};
-use crate::api::control_socket::{Error, ask, begin_capture, find_all};
 use crate::cli::capture::{CaptureArgs, CaptureClock, CaptureDirection};
 use crate::switch::capture::SHOWN_BYTES;
 use crate::told;
+use client::connection::{self, Error};
+use client::directories::find_all;
 
 /// Between two looks whether it is to end.
 const LOOK: Duration = Duration::from_millis(100);
@@ -51,7 +52,7 @@ pub(crate) fn run(args: &CaptureArgs) -> anyhow::Result<()> {
         from_guest: args.direction != CaptureDirection::ToGuest,
         to_guest: args.direction != CaptureDirection::FromGuest,
     };
-    let (stream, rest, CaptureBegun { notes }) = match begin_capture(&control, request) {
+    let (stream, rest, CaptureBegun { notes }) = match connection::capture(&control, request) {
         Ok(begun) => begun,
         Err(Error::Refused(refused)) => bail!("{}", plain(&refused.message)),
         Err(error) => {
@@ -90,7 +91,9 @@ pub(crate) fn run(args: &CaptureArgs) -> anyhow::Result<()> {
 fn daemon_with(port: &str) -> anyhow::Result<PathBuf> {
     let (mut found, mut others) = (Vec::new(), Vec::new());
     for path in find_all() {
-        let Ok(status) = ask(&path) else { continue };
+        let Ok(status) = connection::status(&path) else {
+            continue;
+        };
         match status.ports.iter().any(|its| its.name == port) {
             true => found.push(path),
             false => others.extend(status.ports.into_iter().map(|its| its.name)),

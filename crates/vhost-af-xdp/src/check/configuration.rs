@@ -34,6 +34,8 @@ use super::finding::{Finding, Kind, Severity, count};
 use super::holders::{is_of, named};
 use super::loopback;
 use super::placements::Request;
+use client::{connection, directories};
+
 use crate::api::control_socket;
 use crate::api::queues::Queue;
 use crate::config::{Control, Endpoint, Placement, PortConfig, ServeConfig, UplinkConfig};
@@ -171,9 +173,9 @@ fn running(config: &ServeConfig) -> Option<Status> {
     };
     let controls = match named_control(config) {
         Some(path) => vec![path.to_owned()],
-        None => control_socket::find_all(),
+        None => directories::find_all(),
     };
-    control_socket::ask_all(&controls).into_iter().find(is_same)
+    connection::statuses(&controls).into_iter().find(is_same)
 }
 
 fn named_control(config: &ServeConfig) -> Option<&Path> {

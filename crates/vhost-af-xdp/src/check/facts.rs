@@ -17,8 +17,8 @@ use steward::links::bridge::bridge_of;
 use steward::links::{DriverXdp, Link};
 use steward::protocol::DEFAULT_SOCKET;
 
-use crate::api::control_socket;
 use crate::api::queues::{self, Queue};
+use client::{connection, directories};
 
 const HUGE_PAGES: &str = "/sys/kernel/mm/hugepages";
 
@@ -148,14 +148,14 @@ fn queues_of(
     not_seen: &mut Vec<String>,
 ) -> Vec<Queue> {
     if let Some(path) = control
-        && let Err(error) = control_socket::ask(path)
+        && let Err(error) = connection::status(path)
     {
         not_seen.push(format!(
             "which daemon has which queue: {}",
-            control_socket::no_answer(path, &error)
+            connection::no_answer(path, &error)
         ));
     }
-    let controls = control.map_or_else(control_socket::find_all, |path| vec![path.to_owned()]);
+    let controls = control.map_or_else(directories::find_all, |path| vec![path.to_owned()]);
     let queues = queues::read(Some(interface), &controls, steward).unwrap_or_else(|error| {
         not_seen.push(format!("who has which queue: {error:#}"));
         Vec::new()

@@ -3,7 +3,7 @@
 use std::fmt::{self, Write as _};
 
 use super::{HugePages, Report, TryReport};
-use crate::api::status_view::{or_dash, table};
+use client::text::{or_dash, table};
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

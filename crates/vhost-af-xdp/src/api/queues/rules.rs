@@ -11,8 +11,8 @@ use steward::hardware::{Ethtool, Target};
 use steward::listing::{self, Listed};
 use steward::protocol::DEFAULT_SOCKET;
 
-use super::super::status_view::takes;
 use super::{Queue, command_of};
+use model::text::received_frames;
 
 /// A lease that a queue is of.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -126,7 +126,7 @@ pub(super) fn program_rule(macs: &[String], vlans: &[u16]) -> Option<Rule> {
     is_some.then(|| Rule {
         by: "program",
         location: None,
-        what: takes(macs, vlans),
+        what: received_frames(macs, vlans),
         to: None,
     })
 }

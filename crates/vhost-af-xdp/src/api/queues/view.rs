@@ -3,8 +3,8 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use super::super::status_view::{or_dash, table};
 use super::{Holder, Queue};
+use client::text::{or_dash, table};
 
 /// What was read before, for rates.
 #[derive(Clone, Copy)]

@@ -16,13 +16,12 @@ use model::events;
 use model::state::{RulesStatus, Status};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{SocketAddrUnix, SocketFlags, connect};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use steward::peer;
 
-use super::directories::owner_of;
-use crate::listener::stream;
+use crate::directories::{find_all, owner_of};
 
 /// How long a daemon may take to answer: it waits for nothing but a CPU, and half a second for stewards.
 const ANSWER: Duration = Duration::from_secs(10);
@@ -33,9 +32,11 @@ const LONGEST_OF_OTHERS: u64 = 4 << 20;
 
 /// Why a request has no answer.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Error {
+pub enum Error {
+    /// The socket failed.
     #[error(transparent)]
     Io(#[from] io::Error),
+    /// The daemon refused.
     #[error("{}: {}", .0.message, .0.remedy)]
     Refused(Refused),
 }
@@ -51,9 +52,16 @@ struct Client {
 
 impl Client {
     /// Connects and sends a request.
-    /// Errors: nobody listens at `path`, or accepts in time.
+    ///
+    /// # Errors
+    /// nobody listens at `path`, or accepts in time.
     fn ask(path: &Path, request: &Request) -> io::Result<Self> {
-        let socket = stream(SocketFlags::empty())?;
+        let socket = socket_with(
+            AddressFamily::UNIX,
+            SocketType::STREAM,
+            SocketFlags::CLOEXEC,
+            None,
+        )?;
         // Connecting waits for room among those that wait to be accepted, for as long as sending may.
         set_socket_timeout(&socket, Timeout::Send, Some(ANSWER))?;
         connect(&socket, &SocketAddrUnix::new(path)?).map_err(|errno| match errno {
@@ -71,7 +79,9 @@ impl Client {
     }
 
     /// The next answer.
-    /// Errors: the daemon has ended, sends something else, or too much, or not until then; or it refuses.
+    ///
+    /// # Errors
+    /// the daemon has ended, sends something else, or too much, or not until then; or it refuses.
     fn receive<T: DeserializeOwned>(
         &mut self,
         until: Option<Instant>,
@@ -116,12 +126,14 @@ impl Client {
 }
 
 /// Asks the daemon at `path` for its status.
-/// Errors: nobody listens there, or it does not answer with a status in time.
-pub(crate) fn ask(path: &Path) -> Result<Status, Error> {
-    ask_within(path, &Allowance::of(LONGEST))
+///
+/// # Errors
+/// nobody listens there, or it does not answer with a status in time.
+pub fn status(path: &Path) -> Result<Status, Error> {
+    status_within(path, &Allowance::of(LONGEST))
 }
 
-fn ask_within(path: &Path, allowance: &Allowance) -> Result<Status, Error> {
+fn status_within(path: &Path, allowance: &Allowance) -> Result<Status, Error> {
     let until = Instant::now() + ANSWER;
     let mut client = Client::ask(path, &Request::Get(Vec::new()))?;
     let status: Status = client.receive(Some(until), allowance)?;
@@ -131,26 +143,28 @@ fn ask_within(path: &Path, allowance: &Allowance) -> Result<Status, Error> {
 }
 
 /// The filter rules of a port of the daemon at `path`.
-/// Errors: nobody answers there, or there is no such port.
-pub(crate) fn rules(path: &Path, port: &str) -> Result<RulesStatus, Error> {
+///
+/// # Errors
+/// nobody answers there, or there is no such port.
+pub fn rules(path: &Path, port: &str) -> Result<RulesStatus, Error> {
     let request = Request::Get(vec!["ports".to_owned(), port.to_owned(), "rules".to_owned()]);
     Client::ask(path, &request)?.receive(Some(Instant::now() + ANSWER), &Allowance::of(LONGEST))
 }
 
 /// Changes something of the daemon at `path`, however long that takes.
-/// Errors: nobody answers there, or it refuses.
-pub(crate) fn change(path: &Path, change: Change) -> Result<Changed, Error> {
+///
+/// # Errors
+/// nobody answers there, or it refuses.
+pub fn change(path: &Path, change: Change) -> Result<Changed, Error> {
     Client::ask(path, &Request::Change(change))?.receive(None, &Allowance::of(LONGEST))
 }
 
 /// Calls `on_events` with events after that sequence number, at once, and whenever something happens, until it returns
 /// false.
-/// Errors: nobody answers there, or the daemon has ended.
-pub(crate) fn events(
-    path: &Path,
-    after: u64,
-    mut on_events: impl FnMut(events::Read) -> bool,
-) -> Result<(), Error> {
+///
+/// # Errors
+/// nobody answers there, or the daemon has ended.
+pub fn events(path: &Path, after: u64, mut on_events: impl FnMut(events::Read) -> bool) -> Result<(), Error> {
     let mut client = Client::ask(path, &Request::Events { after })?;
     while on_events(client.receive(None, &Allowance::of(LONGEST))?) {}
     Ok(())
@@ -158,24 +172,23 @@ pub(crate) fn events(
 
 /// Begins to capture frames of a port of the daemon at `path`: the connection by which they come, what of them is here
 /// already, and what is not captured.
-/// Errors: nobody answers there, or it refuses.
-pub(crate) fn begin_capture(
-    path: &Path,
-    wanted: CaptureRequest,
-) -> Result<(UnixStream, Vec<u8>, CaptureBegun), Error> {
+///
+/// # Errors
+/// nobody answers there, or it refuses.
+pub fn capture(path: &Path, wanted: CaptureRequest) -> Result<(UnixStream, Vec<u8>, CaptureBegun), Error> {
     let mut client = Client::ask(path, &Request::Capture(wanted))?;
     let begun = client.receive(Some(Instant::now() + ANSWER), &Allowance::of(LONGEST))?;
     Ok((client.stream, client.rest, begun))
 }
 
 /// Asks all these daemons at once; those that answer, in this order.
-pub(crate) fn ask_all(paths: &[PathBuf]) -> Vec<Status> {
+pub fn statuses(paths: &[PathBuf]) -> Vec<Status> {
     let mut allowances: HashMap<Option<&Path>, Allowance> = HashMap::new();
     for path in paths {
         let directory = allowances.entry(path.parent());
         directory.or_insert_with(|| Allowance::for_daemons_in(path.parent()));
     }
-    let ask_one = |path: &PathBuf| match ask_within(path, &allowances[&path.parent()]) {
+    let ask_one = |path: &PathBuf| match status_within(path, &allowances[&path.parent()]) {
         Ok(status) => Some(status),
         Err(Error::Io(error)) if error.kind() == ErrorKind::TimedOut => {
             let (path, seconds) = (path.display(), ANSWER.as_secs());
@@ -194,6 +207,43 @@ pub(crate) fn ask_all(paths: &[PathBuf]) -> Vec<Status> {
         answers.collect()
     })
 }
+
+/// The status of the daemon at `control`; without it of all that are found, which may be none.
+///
+/// # Errors
+/// No daemon answers at `control`.
+pub fn ask(control: Option<&Path>) -> Result<Vec<Status>, Unreachable> {
+    match control {
+        Some(path) => match status(path) {
+            Ok(status) => Ok(vec![status]),
+            Err(error) => Err(Unreachable(no_answer(path, &error))),
+        },
+        None => Ok(statuses(&find_all())),
+    }
+}
+
+/// The same, of at least one.
+///
+/// # Errors
+/// No daemon answers.
+pub fn ask_some(control: Option<&Path>) -> Result<Vec<Status>, Unreachable> {
+    let found = ask(control)?;
+    if found.is_empty() {
+        let others = match rustix::process::geteuid().is_root() {
+            true => "",
+            false => " ask as root for those of other users,",
+        };
+        return Err(Unreachable(format!(
+            "no daemon found: start one with `vhost-af-xdp serve`,{others} or name its socket with --control PATH"
+        )));
+    }
+    Ok(found)
+}
+
+/// No daemon answers: why, and the remedy.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Unreachable(String);
 
 /// Bytes that may still be read.
 struct Allowance(AtomicU64);
@@ -214,7 +264,9 @@ impl Allowance {
     }
 
     /// Takes so many of them.
-    /// Errors: there are not as many.
+    ///
+    /// # Errors
+    /// there are not as many.
     fn take(&self, bytes: usize) -> io::Result<()> {
         // A number only; nothing is published with it.
         let taken = self
@@ -227,7 +279,7 @@ impl Allowance {
 }
 
 /// The error message where nobody answers at a socket that was named.
-pub(crate) fn no_answer(path: &Path, error: &Error) -> String {
+pub fn no_answer(path: &Path, error: &Error) -> String {
     match error {
         Error::Refused(_) => error.to_string(),
         Error::Io(io) if io.kind() == ErrorKind::PermissionDenied => {
@@ -255,11 +307,9 @@ fn without_control_characters(value: &mut Value) {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
     use std::os::unix::net::UnixListener;
 
     use super::*;
-    use crate::guard::keeper::make_directory;
 
     #[test]
     fn what_is_said_has_no_control_characters() {
@@ -273,8 +323,8 @@ mod tests {
 
     #[test]
     fn daemons_of_a_directory_may_not_answer_without_end() {
-        let directory = make_directory().expect("a place");
-        let path = directory.join("1.sock");
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("1.sock");
         let listener = UnixListener::bind(&path).expect("listens");
         let liar = std::thread::spawn(move || {
             for _ in 0..2 {
@@ -286,22 +336,24 @@ mod tests {
             }
         });
         let allowance = Allowance::of(5);
-        let said = || ask_within(&path, &allowance).expect_err("no status").to_string();
+        let said = || {
+            status_within(&path, &allowance)
+                .expect_err("no status")
+                .to_string()
+        };
         assert!(!said().contains("longer than"), "three bytes of five");
         assert!(said().contains("longer than"), "of all together");
         liar.join().expect("asked twice");
-        fs::remove_dir_all(directory).expect("ours");
     }
 
     #[test]
     fn daemon_that_answers_with_something_else_is_left_out() {
-        let directory = make_directory().expect("a place");
-        let path = directory.join("1.sock");
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("1.sock");
         let listener = UnixListener::bind(&path).expect("listens");
         let liar =
             std::thread::spawn(move || listener.accept().map(|(mut stream, _)| stream.write_all(b"{}\n")));
-        assert!(ask_all(&[path]).is_empty());
+        assert!(statuses(&[path]).is_empty());
         let _ = liar.join();
-        fs::remove_dir_all(directory).expect("ours");
     }
 }

@@ -1,0 +1,107 @@
+//! `vhost-af-xdp-top`: ports, queues and workers of running daemons, live in the terminal.
+//!
+//! A thread of its own asks the daemons, so that keys work while a daemon does not answer. The tables are those of
+//! `status` ([`client::text::views`]); [`app`] sorts and draws them.
+
+mod app;
+
+use std::io::{self, IsTerminal as _};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::mpsc::{self, Receiver};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use clap::Parser as _;
+use client::connection;
+use client::top::{Top, TopArgs};
+use model::state::Status;
+use ratatui::DefaultTerminal;
+use ratatui::crossterm::event::{self, Event};
+use signal_hook::consts::{SIGHUP, SIGTERM};
+
+use self::app::App;
+
+/// Longest wait for a key, after which new readings and signals are looked at.
+const KEY_WAIT: Duration = Duration::from_millis(100);
+
+fn main() -> ExitCode {
+    match run(&Top::parse().args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("vhost-af-xdp-top: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &TopArgs) -> anyhow::Result<()> {
+    if !io::stdout().is_terminal() {
+        bail!("standard output is not a terminal: `vhost-af-xdp status` prints the state once");
+    }
+    // Without a daemon there is nothing to show.
+    let first = connection::ask_some(args.control.as_deref())?;
+    let ends = Arc::new(AtomicBool::new(false));
+    for signal in [SIGTERM, SIGHUP] {
+        signal_hook::flag::register(signal, Arc::clone(&ends)).context("cannot handle signals")?;
+    }
+    let readings = read(args.control.clone(), Duration::from_secs(args.interval))?;
+    let mut app = App::new(first);
+    let mut terminal = ratatui::try_init().context("cannot set up the terminal")?;
+    let ended = show(&mut terminal, &mut app, &readings, &ends);
+    ratatui::restore();
+    ended.context("the terminal failed")
+}
+
+/// Draws whatever changes, until a key or a signal ends it.
+fn show(
+    terminal: &mut DefaultTerminal,
+    app: &mut App,
+    readings: &Receiver<Reading>,
+    ends: &AtomicBool,
+) -> io::Result<()> {
+    let mut is_changed = true;
+    while !ends.load(Relaxed) {
+        if std::mem::take(&mut is_changed) {
+            terminal.draw(|frame| app.draw(frame))?;
+        }
+        if event::poll(KEY_WAIT)? {
+            is_changed = true;
+            if let Event::Key(key) = event::read()?
+                && !app.press(key)
+            {
+                return Ok(());
+            }
+        }
+        while let Ok(reading) = readings.try_recv() {
+            app.update(reading);
+            is_changed = true;
+        }
+    }
+    Ok(())
+}
+
+/// What daemons answer, or why none does.
+type Reading = Result<Vec<Status>, String>;
+
+/// Asks the daemons again and again, until nobody receives.
+fn read(control: Option<PathBuf>, interval: Duration) -> anyhow::Result<Receiver<Reading>> {
+    // One reading may wait: a terminal that is slow must not make them pile up.
+    let (sender, receiver) = mpsc::sync_channel(1);
+    let body = move || {
+        loop {
+            std::thread::sleep(interval);
+            let reading = connection::ask_some(control.as_deref()).map_err(|error| error.to_string());
+            if sender.send(reading).is_err() {
+                return;
+            }
+        }
+    };
+    std::thread::Builder::new()
+        .name("readings".to_owned())
+        .spawn(body)
+        .context("cannot start a thread")?;
+    Ok(receiver)
+}

@@ -1,0 +1,41 @@
+//! Programs of their own that are also commands of this one: `vhost-af-xdp bench` and `vhost-af-xdp top` run
+//! `vhost-af-xdp-bench` and `vhost-af-xdp-top`. So this program does not link what they need.
+
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt as _;
+use std::path::PathBuf;
+use std::process::Command;
+
+fn program(command: &str) -> String {
+    format!("vhost-af-xdp-{command}")
+}
+
+/// Becomes the program of a command, with these options. The one beside this one is preferred to the one in PATH.
+/// Errors: it is not there.
+pub(crate) fn run(command: &str, options: Vec<OsString>) -> anyhow::Result<()> {
+    let program = program(command);
+    let own = std::env::current_exe().unwrap_or_default();
+    let neighbour = Some(own.with_file_name(&program)).filter(|path| path.exists());
+    let error = Command::new(neighbour.unwrap_or(PathBuf::from(&program)))
+        .args(options)
+        .exec();
+    Err(anyhow::Error::new(error).context(format!(
+        "cannot run {program}: install it beside {}",
+        own.display()
+    )))
+}
+
+/// If the command line to complete is one of the benchmarks, the options that make their program complete it. Such a
+/// command line starts with the program's name, or with ours and `bench`.
+pub(crate) fn completion_of_bench(words: &[String]) -> Option<Vec<OsString>> {
+    let program = program("bench");
+    let rest = match words {
+        [first, rest @ ..] if first.ends_with(&program) => rest,
+        [_, command, rest @ ..] if command == "bench" && !rest.is_empty() => rest,
+        _ => return None,
+    };
+    let options = ["complete", "--", &program]
+        .into_iter()
+        .chain(rest.iter().map(String::as_str));
+    Some(options.map(OsString::from).collect())
+}
