@@ -180,6 +180,11 @@ impl FlowKey {
         )
     }
 
+    /// Whether it is one of several fragments.
+    pub(crate) fn is_fragment(&self) -> bool {
+        self.flags() & IS_FRAGMENT != 0
+    }
+
     fn has_ports(&self) -> bool {
         self.flags() & HAS_PORTS != 0
     }
@@ -419,7 +424,7 @@ fn with_ports(key: FlowKey, (head, at, end): (&[u8], usize, usize)) -> Result<Lo
         }
         _ => return Ok(Looked { key, bytes: at }),
     };
-    let is_cut = key.flags() & IS_FRAGMENT != 0 && known.len() < FIRST_BYTES;
+    let is_cut = key.is_fragment() && known.len() < FIRST_BYTES;
     let ports = ports.filter(|_| !is_cut).ok_or(Malformed)?;
     let rest = key.rest | u64::from(ports) << 32 | u64::from(HAS_PORTS);
     Ok(Looked {

@@ -72,6 +72,8 @@ pub struct Rules {
     destinations: Dimension<u128>,
     source_ports: Dimension<u32>,
     destination_ports: Dimension<u32>,
+    /// `None`: no rule has the key.
+    fragments: Option<Dimension<u64>>,
     /// `None`: no rule names one.
     marks: Option<Dimension<u64>>,
     /// By slot: whether it allows.
@@ -136,11 +138,15 @@ impl Rules {
             });
             Dimension::new(count, intervals, 0)
         };
-        let marks = each().map(|(at, rule)| {
-            let mark = rule.mark();
-            (at, mark.unwrap_or(0), mark.map(|mark| mark + 1))
-        });
-        let names_marks = rules.iter().any(|(_, rule)| rule.mark().is_some());
+        // Without a value the rule matches any.
+        let optional = |of: fn(&Rule) -> Option<u64>| {
+            let intervals = each().map(move |(at, rule)| {
+                let value = of(rule);
+                (at, value.unwrap_or(0), value.map(|value| value + 1))
+            });
+            let is_used = rules.iter().any(|(_, rule)| of(rule).is_some());
+            is_used.then(|| Dimension::new(count, intervals, 0))
+        };
         let kinds = each().flat_map(|(at, rule)| {
             let its = rule.kinds().into_iter();
             its.map(move |(first, last)| (at, first, last.checked_add(1)))
@@ -151,7 +157,8 @@ impl Rules {
             destinations: addresses(Rule::destinations),
             source_ports: ports(Rule::source_ports),
             destination_ports: ports(Rule::destination_ports),
-            marks: names_marks.then(|| Dimension::new(count, marks, 0)),
+            fragments: optional(|rule| rule.fragment().map(u64::from)),
+            marks: optional(Rule::mark),
             allow: each().map(|(_, rule)| rule.action == Action::Allow).collect(),
             numbers: rules.iter().map(|(number, _)| *number).collect(),
             default,
@@ -191,6 +198,9 @@ impl Rules {
         self.source_ports.narrow(port(key.source_port()), found, room);
         self.destination_ports
             .narrow(port(key.destination_port()), found, room);
+        if let Some(fragments) = &self.fragments {
+            fragments.narrow(key.is_fragment().into(), found, room);
+        }
         if let Some(marks) = &self.marks {
             marks.narrow(mark, found, room);
         }
@@ -249,6 +259,7 @@ impl Rules {
             + self.destinations.bytes()
             + self.source_ports.bytes()
             + self.destination_ports.bytes()
+            + self.fragments.as_ref().map_or(0, Dimension::bytes)
             + self.marks.as_ref().map_or(0, Dimension::bytes);
         let lists = 1 + self.counted().now.len();
         let each = size_of::<bool>() + lists * size_of::<RuleCounter>() + size_of::<usize>();

@@ -151,6 +151,7 @@ pub(super) struct Wanted {
     pub(super) source_ports: Vec<(u16, u16)>,
     pub(super) destination_ports: Vec<(u16, u16)>,
     pub(super) icmp: Option<(u8, Option<u8>)>,
+    pub(super) fragment: Option<bool>,
     pub(super) mark: u32,
 }
 
@@ -188,6 +189,7 @@ impl Wanted {
                     None => kind.to_string(),
                 }),
             ),
+            ("fragment", self.fragment.map(|fragment| fragment.to_string())),
             (
                 "mark",
                 Some(self.mark)
@@ -217,6 +219,13 @@ impl Wanted {
         }
         // icmp is IPv4's, icmpv6 is IPv6's.
         if matches!(self.protocol, Some(1 | 58)) && !packet.is_icmp() {
+            return false;
+        }
+        let is_fragment = packet.fragment != Fragment::Whole;
+        if self
+            .fragment
+            .is_some_and(|wanted| packet.ethertype.is_some() || wanted != is_fragment)
+        {
             return false;
         }
         if self.mark != 0 && self.mark != packet.mark {
@@ -375,10 +384,11 @@ pub(super) fn wanted() -> impl Strategy<Value = Wanted> {
         ethertype,
         prop::option::of(protocol()),
         icmp,
+        prop_oneof![4 => Just(None), 1 => any::<bool>().prop_map(Some)],
         mark(),
     );
     (what, prefixes, ranges(), ranges()).prop_map(|(what, (source, destination), from_ports, to_ports)| {
-        let (deny, ethertype, protocol, icmp, mark) = what;
+        let (deny, ethertype, protocol, icmp, fragment, mark) = what;
         let has_ports = matches!(protocol, Some(6 | 17 | 33 | 132 | 136));
         Wanted {
             deny,
@@ -389,6 +399,7 @@ pub(super) fn wanted() -> impl Strategy<Value = Wanted> {
             source_ports: if has_ports { from_ports } else { Vec::new() },
             destination_ports: if has_ports { to_ports } else { Vec::new() },
             icmp: icmp.filter(|_| matches!(protocol, Some(1 | 58))),
+            fragment,
             mark,
         }
     })

@@ -142,6 +142,9 @@ pub struct Rule {
     /// ICMP type, or type and code, such as 8 or 3/4.
     #[serde(skip_serializing_if = "Option::is_none")]
     icmp_type: Option<IcmpType>,
+    /// true: fragments of IP packets only; false: unfragmented IP packets only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fragment: Option<bool>,
     /// Mark of the frame's flow, which `mark set` writes into the NIC's program.
     #[serde(skip_serializing_if = "Option::is_none")]
     mark: Option<FlowMark>,
@@ -160,13 +163,14 @@ struct RuleTable {
     source_ports: Option<Ports>,
     destination_ports: Option<Ports>,
     icmp_type: Option<IcmpType>,
+    fragment: Option<bool>,
     mark: Option<FlowMark>,
     #[serde(default, rename = "frames")]
     _frames: IgnoredAny,
 }
 
 /// Keys of a rule, in the order in which they are written.
-pub const RULE_KEYS: [&str; 10] = [
+pub const RULE_KEYS: [&str; 11] = [
     "direction",
     "action",
     "ethertype",
@@ -176,6 +180,7 @@ pub const RULE_KEYS: [&str; 10] = [
     "source-ports",
     "destination-ports",
     "icmp-type",
+    "fragment",
     "mark",
 ];
 
@@ -195,6 +200,7 @@ impl TryFrom<RuleTable> for Rule {
             source_ports: table.source_ports,
             destination_ports: table.destination_ports,
             icmp_type: table.icmp_type,
+            fragment: table.fragment,
             mark: table.mark,
         };
         rule.check().map(|()| rule)
@@ -256,10 +262,10 @@ impl Rule {
         let ethertype = self.ethertype.map(|Ethertype(number)| number);
         let protocol = self.protocol.map(|Protocol(number)| number);
         let is_ip = ethertype.is_none_or(|ethertype| matches!(ethertype, IPV4 | IPV6));
-        let names_ip = protocol.is_some() || by_addresses.is_some();
+        let names_ip = protocol.is_some() || by_addresses.is_some() || self.fragment.is_some();
         if !is_ip && names_ip {
             return Err(
-                "ethertype: a rule looks at protocol and addresses of IPv4 and IPv6 only: leave these out"
+                "ethertype: only IPv4 and IPv6 have a protocol, addresses and fragments: leave these out"
                     .to_owned(),
             );
         }
@@ -351,6 +357,12 @@ impl Rule {
             }
             None => Ports::intervals(self.destination_ports.as_ref()),
         }
+    }
+
+    /// Whether it matches fragments only, or unfragmented packets only; `None`: both.
+    #[must_use]
+    pub fn fragment(&self) -> Option<bool> {
+        self.fragment
     }
 
     /// The mark that it matches; `None`: any, and none.
