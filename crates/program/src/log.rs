@@ -5,7 +5,6 @@
 //! object a line, with the message, the level, the time and the fields of the text. Processes that the daemon starts
 //! get the same options.
 
-use std::borrow::Cow;
 use std::fmt::{self, Write as _};
 use std::io::{self, IsTerminal as _, Write as _};
 use std::process::Command;
@@ -14,6 +13,7 @@ use std::sync::OnceLock;
 use clap::builder::PossibleValuesParser;
 use clap::{Args, ValueEnum};
 use rustix::fs::fstat;
+use serde_json::{Map, Value};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::EnvFilter;
@@ -202,15 +202,22 @@ where
                 text.format_event(context, Writer::new(&mut line), event)?;
             }
             LogFormat::Json => {
-                line.push('{');
+                let mut members = Members::default();
                 if !self.in_journal {
                     let mut time = String::new();
                     SystemTime.format_time(&mut Writer::new(&mut time))?;
-                    Json(&mut line).text("time", &time);
+                    members.0.insert("time".to_owned(), time.into());
                 }
-                Json(&mut line).text("level", &level.to_string().to_lowercase());
-                event.record(&mut Json(&mut line));
-                line.push('}');
+                let name = level.to_string().to_lowercase();
+                members.0.insert("level".to_owned(), name.into());
+                event.record(&mut members);
+                // JSON may have DEL and C1 control characters as they are, a terminal may not.
+                for c in Value::Object(members.0).to_string().chars() {
+                    match c.is_control() {
+                        true => write!(line, "\\u{:04x}", u32::from(c))?,
+                        false => line.push(c),
+                    }
+                }
             }
         }
         match self.in_journal {
@@ -220,64 +227,48 @@ where
     }
 }
 
-/// Members of a JSON object (RFC 8259), put at its end.
-struct Json<'a>(&'a mut String);
+/// Members of a line's JSON object, in the order in which they are logged.
+#[derive(Default)]
+struct Members(Map<String, Value>);
 
-impl Json<'_> {
-    fn bare(&mut self, name: &str, value: &dyn fmt::Display) {
-        let comma = if self.0.ends_with('{') { "" } else { "," };
-        // Writing to a String cannot fail.
-        let _ = write!(self.0, "{comma}\"{name}\":{value}");
-    }
-
-    fn text(&mut self, name: &str, value: &str) {
-        let mut quoted = "\"".to_owned();
-        for c in value.chars() {
-            let _ = match c {
-                '"' | '\\' => write!(quoted, "\\{c}"),
-                c if c.is_control() => write!(quoted, "\\u{:04x}", u32::from(c)),
-                c => write!(quoted, "{c}"),
-            };
-        }
-        self.bare(name, &(quoted + "\""));
+impl Members {
+    /// A field cannot replace a member that each line has.
+    fn add(&mut self, field: &Field, value: impl Into<Value>) {
+        let name = match field.name() {
+            name @ ("time" | "level") => format!("field.{name}"),
+            name => name.to_owned(),
+        };
+        self.0.insert(name, value.into());
     }
 }
 
-/// Name of a field's member: none is that of a member that each line has.
-fn member_of(field: &Field) -> Cow<'static, str> {
-    match field.name() {
-        name @ ("time" | "level") => format!("field.{name}").into(),
-        name => name.into(),
-    }
-}
-
-impl Visit for Json<'_> {
+impl Visit for Members {
     fn record_f64(&mut self, field: &Field, value: f64) {
         match value.is_finite() {
-            true => self.bare(&member_of(field), &value),
+            true => self.add(field, value),
             // JSON has no such numbers.
-            false => self.text(&member_of(field), &value.to_string()),
+            false => self.add(field, value.to_string()),
         }
     }
 
     fn record_u64(&mut self, field: &Field, value: u64) {
-        self.bare(&member_of(field), &value);
+        self.add(field, value);
     }
 
     fn record_i64(&mut self, field: &Field, value: i64) {
-        self.bare(&member_of(field), &value);
+        self.add(field, value);
     }
 
     fn record_bool(&mut self, field: &Field, value: bool) {
-        self.bare(&member_of(field), &value);
+        self.add(field, value);
     }
 
     fn record_str(&mut self, field: &Field, value: &str) {
-        self.text(&member_of(field), value);
+        self.add(field, value);
     }
 
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        self.text(&member_of(field), &format!("{value:?}"));
+        self.add(field, format!("{value:?}"));
     }
 }
 
@@ -360,14 +351,14 @@ mod tests {
 
     #[test]
     fn json_has_message_level_and_fields_and_is_escaped() {
-        let odd = "a \"quote\", a \\, a\nline and ü";
+        let odd = "a \"quote\", a \\, a\nline, \u{9b} and ü";
         let text = logged(LogFormat::Json, true, "info", || {
             tracing::warn!(port = %odd, queue = 3, up = true, "not {}", "up");
         });
         assert_eq!(
             text,
             "<4>{\"level\":\"warn\",\"message\":\"not up\",\
-             \"port\":\"a \\\"quote\\\", a \\\\, a\\u000aline and ü\",\"queue\":3,\"up\":true}\n"
+             \"port\":\"a \\\"quote\\\", a \\\\, a\\nline, \\u009b and ü\",\"queue\":3,\"up\":true}\n"
         );
         let text = logged(LogFormat::Json, false, "info", || tracing::info!("ready"));
         assert!(text.starts_with("{\"time\":\"20"), "{text}");
