@@ -130,7 +130,7 @@ pub(crate) fn openapi(document: &str) -> serde_json::Result<String> {
     let mut keys = Port::schema();
     // A key that is null is not set any more.
     for property in keys.values_mut().filter_map(Value::as_object_mut) {
-        property.remove("x-live");
+        property.retain(|key, _| !key.starts_with("x-"));
         let schema = Value::Object(std::mem::take(property));
         let description = schema["description"].clone();
         *property = match json!({"description": description, "anyOf": [schema, {"type": "null"}]}) {

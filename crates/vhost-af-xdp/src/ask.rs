@@ -354,7 +354,7 @@ mod tests {
             "it is there by both"
         );
         (port.network, port.vlans) = (None, vec![0, 5, 6, 7]);
-        (port.rules.vlan, port.rules.options.isolated, port.rules.ips) = (None, false, Vec::new());
+        (port.rules.vlan, port.rules.options.isolated, port.rules.guard.ips) = (None, false, None);
         assert!(row(&port, None).contains("|VLAN 5-7 and without one|guard|-|"));
     }
 }

@@ -8,7 +8,6 @@ mod hints;
 mod network;
 mod offload;
 mod port;
-mod port_rules;
 pub(crate) mod state;
 
 use std::collections::BTreeSet;
@@ -16,7 +15,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use model::config::ConfigFile;
+use model::config::{ConfigFile, Daemon};
 pub(crate) use model::config::{FileKinds, Placement, Segments};
 use steward::policy::Queues;
 
@@ -26,7 +25,6 @@ pub(crate) use self::network::{NetworkConfig, UplinkConfig};
 pub(crate) use self::port::{
     Endpoint, ExternalProgram, Inherited, MemberVlans, MemoryRules, NicConfig, PortConfig, PortQueues,
 };
-pub(crate) use self::port_rules::rules_of;
 use crate::listener::Access;
 use crate::switch::polling::Waits;
 use program::sandbox::{Layers, User};
@@ -46,6 +44,8 @@ pub(crate) enum Control {
 pub(crate) struct ServeConfig {
     /// The file that the ports are of, if it is one.
     pub(crate) file: Option<ConfigFile>,
+    /// Options of the daemon, of the command line and of the file.
+    pub(crate) keys: Daemon,
     /// The ports; without a file at least one.
     pub(crate) ports: Vec<PortConfig>,
     /// Networks that ports name.

@@ -50,6 +50,7 @@ impl NullPort {
             config::Placement::Copy
         };
         let config = PortConfig {
+            keys: Arc::default(),
             name: "fuzz".into(),
             access: crate::listener::Access::OWN,
             endpoint: Endpoint::Server(PathBuf::from("fuzz")),
@@ -67,8 +68,6 @@ impl NullPort {
             asked: placement,
             mac: None,
             vlans: Vec::new(),
-            guard: model::config::Guard::default(),
-            filter: model::config::Filter::default(),
             packet_bytes: COPY_BYTES,
             slices_from: None,
             offload: Offloads::all(),

@@ -15,6 +15,7 @@ mod check;
 mod cli;
 mod complete;
 mod config;
+mod config_display;
 mod direct;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
@@ -35,7 +36,6 @@ mod serve;
 mod sibling;
 mod switch;
 mod told;
-mod understood;
 mod vhost_user;
 
 use std::fmt::Display;
@@ -356,7 +356,7 @@ fn show_check(args: &CheckArgs) -> anyhow::Result<bool> {
 /// Whether the configuration works on this host.
 fn check_serve(config: &ServeConfig, json: bool) -> anyhow::Result<bool> {
     if !json {
-        print(&understood::render(config))?;
+        print(&config_display::render(config))?;
     }
     let report = check::check_configuration(config);
     print_document(&report, json)?;

@@ -153,7 +153,7 @@ impl Ports {
         if let Some(port) = port {
             port.set_rates(config.rates);
             port.set_guard(config);
-            port.set_filter(&config.filter);
+            port.set_filter(&config.keys.filter);
         }
         Ok(())
     }

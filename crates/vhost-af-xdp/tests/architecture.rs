@@ -38,7 +38,7 @@ const ROOMS: &[&str] = &[
     "sibling",
     "check",
     "cli",
-    "understood",
+    "config_display",
     "ask",
     "capture",
     "complete",

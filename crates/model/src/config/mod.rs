@@ -7,6 +7,7 @@
 mod daemon;
 mod file;
 mod network;
+mod policy;
 mod port;
 mod prefix;
 mod rule;
@@ -16,6 +17,7 @@ mod values;
 pub use self::daemon::{Api, Daemon, Process};
 pub use self::file::{ADDED, ConfigFile, Entry, WrongLine, is_name, name_rule};
 pub use self::network::{Network, Uplink};
+pub use self::policy::{FilterSummary, Policy};
 pub use self::port::{
     Attachment, External, Filter, Guard, Interface, Limits, MemberOptions, Membership, Memory, Offers,
     Polling, Port, Socket,
@@ -25,7 +27,7 @@ pub use self::rule::{
     ARP, Action, DCCP, Direction, ICMP, ICMP_V6, IPV4, IPV6, Intervals, LLC, MOST_RULES, NO_PORT, RULE_KEYS,
     Rule, SCTP, TCP, UDP, UDP_LITE, protocol, protocol_name,
 };
-pub use self::table::{Keys, Mistake, Table, Word};
+pub use self::table::{Keys, Mistake, Table, Word, names_of_set};
 pub use self::values::{
     Account, Burst, Cpus, Fds, FileKinds, Mac, Mode, Placement, Rate, Segments, Size, Vlans, Words,
 };

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::prefix::Prefixes;
 use super::rule::{Action, Direction, Rule, rules};
-use super::table::{Keys, Mistake, Table, Word, fields, table};
+use super::table::{Keys, Mistake, Table, Word, table};
 use super::values::{
     Account, Burst, Fds, FileKinds, Mac, Mode, Placement, Rate, Segments, Size, Vlans, Words,
 };
@@ -313,16 +313,6 @@ pub struct MemberOptions {
     pub learning: bool,
 }
 
-impl MemberOptions {
-    /// Names of those that are on.
-    #[must_use]
-    pub fn names(&self) -> Vec<String> {
-        let options = serde_json::to_value(self).unwrap_or_default();
-        let on = fields::<Self>().iter().filter(|name| options[**name] == true);
-        on.map(|name| (*name).to_owned()).collect()
-    }
-}
-
 /// What a guest may send: source addresses that are not its own are rejected.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, Args)]
 #[serde(rename_all = "kebab-case", default)]
@@ -339,11 +329,11 @@ pub struct Guard {
     pub ips: Option<Prefixes>,
     /// With --ips: the guest may send router advertisements and redirects
     #[arg(long)]
-    #[schemars(extend("x-live" = true))]
+    #[schemars(extend("x-live" = true, "x-words" = "as a router, too"))]
     pub router: bool,
     /// With --ips: the guest may answer as a DHCP server
     #[arg(long)]
-    #[schemars(extend("x-live" = true))]
+    #[schemars(extend("x-live" = true, "x-words" = "as a DHCP server, too"))]
     pub dhcp_server: bool,
 }
 

@@ -99,6 +99,25 @@ pub trait Table: Sized + Default + Clone + PartialEq + Serialize + JsonSchema {
         differs.cloned().collect()
     }
 
+    /// Those keys that are set, with their values as text.
+    fn lines(&self) -> Vec<(String, String)> {
+        let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        let line = |(key, value): (String, Value)| match &value {
+            Value::Array(list) => (key, list.iter().map(text).collect::<Vec<_>>().join(", ")),
+            value => (key, text(value)),
+        };
+        self.keys().into_iter().map(line).collect()
+    }
+
+    /// What a key is that is not set, of those whose documentation says it.
+    fn defaults() -> Vec<(String, String)> {
+        let default = |(key, property): (String, Value)| {
+            let (_, default) = property["description"].as_str()?.split_once("[default: ")?;
+            Some((key, default.split(']').next()?.replace('\n', " ")))
+        };
+        Self::schema().into_iter().filter_map(default).collect()
+    }
+
     /// The JSON Schema of the table: each property with its documentation, and `x-live` where it can change at run time.
     fn schema() -> Map<String, Value> {
         let mut schema = schema_for!(Self);
@@ -306,6 +325,14 @@ pub(crate) fn fields<T: DeserializeOwned>() -> &'static [&'static str] {
     // The error is how it ends.
     let _ = T::deserialize(Fields(&mut names));
     names
+}
+
+/// Names of the keys of a section that are true, in its order.
+#[must_use]
+pub fn names_of_set<T: Serialize + DeserializeOwned>(section: &T) -> Vec<String> {
+    let keys = serde_json::to_value(section).unwrap_or_default();
+    let set = fields::<T>().iter().filter(|name| keys[**name] == true);
+    set.map(|name| (*name).to_owned()).collect()
 }
 
 /// A value as a command line has it.

@@ -4,7 +4,6 @@
 pub mod documents;
 mod lane;
 mod network;
-mod policy;
 mod rules;
 mod traffic;
 mod work;
@@ -20,7 +19,6 @@ use serde_json::{Map, Value};
 
 pub use self::lane::{HintsStatus, LaneStatus, Named};
 pub use self::network::{BridgeStatus, HostStatus, NetworkStatus};
-pub use self::policy::{FilterSummary, PortRules};
 pub use self::rules::{DirectionStatus, RulesStatus};
 pub use self::traffic::Traffic;
 pub use self::work::{
@@ -29,6 +27,7 @@ pub use self::work::{
 pub use self::workers::{
     Batches, Frames, Iterations, Kernel, LaneShare, Share, Size, Times, WorkerDocument, WorkersDocument,
 };
+use crate::config::Policy;
 use crate::rates::PortRates;
 
 /// The whole daemon.
@@ -104,7 +103,7 @@ pub struct PortStatus {
     pub vlans: Vec<u16>,
     /// Which frames the guest may send, and which others it receives.
     #[serde(flatten)]
-    pub rules: PortRules,
+    pub rules: Policy,
     /// `copy`, `send-direct` or `direct`.
     pub memory: String,
     /// MAC address that the guest is offered.

@@ -2,7 +2,7 @@
 //! themselves, to what runs. Errors are one line that names the option.
 
 use std::path::{Component, Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
@@ -11,7 +11,7 @@ use common::options::{bind_request, busy_poll, mode_request};
 use device::features::OnRequest;
 use model::config::{
     Account, Api, Attachment, Daemon, External, Interface, Limits, Network, Placement, Port, Process, Size,
-    Socket, Vlans, Words,
+    Socket, Vlans, Words, names_of_set,
 };
 use steward::protocol::is_interface_name;
 
@@ -55,6 +55,7 @@ pub(crate) fn port(port: &Port, ports: usize) -> anyhow::Result<PortConfig> {
     let max_memory = port.memory.max_memory.map(|Size(bytes)| bytes);
     let vlans = port.interface.vlan.as_ref().filter(|_| nic.network().is_none());
     Ok(PortConfig {
+        keys: Arc::new(port.clone()),
         name: endpoint.to_string().into(),
         access: access(
             "socket",
@@ -79,8 +80,6 @@ pub(crate) fn port(port: &Port, ports: usize) -> anyhow::Result<PortConfig> {
         hints: hints(port.attachment.hints.as_ref())?,
         mac: port.interface.mac.map(|mac| mac.0),
         vlans: vlans.map_or_else(Vec::new, |Vlans(vlans)| vlans.clone()),
-        guard: port.guard.clone(),
-        filter: port.filter.clone(),
         offload: offload::parse(offload, offloads_of(placement))
             .map_err(anyhow::Error::msg)
             .with_context(|| format!("--offload {offload}"))?,
@@ -185,7 +184,7 @@ fn nic(port: &Port) -> anyhow::Result<NicConfig> {
         }
     }
     let Some(network) = &port.member.network else {
-        if let Some(key) = port.options.names().first().cloned().or(port
+        if let Some(key) = names_of_set(&port.options).first().cloned().or(port
             .member
             .trunk
             .as_ref()
@@ -579,6 +578,7 @@ pub(crate) fn daemon(daemon: &Daemon, ports: Vec<PortConfig>) -> anyhow::Result<
     }
     Ok(ServeConfig {
         file: None,
+        keys: daemon.clone(),
         ports,
         networks: Vec::new(),
         workers,

@@ -162,7 +162,7 @@ impl PortConfig {
                 return Err(ConfigError::NetworkExternal);
             }
         }
-        if self.guard != model::config::Guard::default() && self.mac.is_none() {
+        if self.keys.guard != model::config::Guard::default() && self.mac.is_none() {
             return Err(ConfigError::Guard);
         }
         self.check_bind()?;
@@ -349,6 +349,7 @@ fn check_apart(wanted: &Wanted, others: &Wanted, other: std::fmt::Arguments<'_>)
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
     use std::time::Duration;
 
     use device::features::OnRequest;
@@ -363,6 +364,7 @@ mod tests {
 
     fn port(path: &str, start_queue: u32, queues: u16) -> PortConfig {
         PortConfig {
+            keys: Arc::default(),
             name: path.into(),
             access: Access::OWN,
             endpoint: Endpoint::Server(path.into()),
@@ -385,8 +387,6 @@ mod tests {
             hints: super::super::HintsConfig::default(),
             mac: None,
             vlans: Vec::new(),
-            guard: model::config::Guard::default(),
-            filter: crate::switch::filter::Filter::default(),
             packet_bytes: COPY_BYTES,
             slices_from: None,
             offload: Offloads::NONE,
@@ -398,6 +398,7 @@ mod tests {
     fn serve(ports: Vec<PortConfig>) -> ServeConfig {
         ServeConfig {
             file: None,
+            keys: model::config::Daemon::default(),
             ports,
             workers: 1,
             cpus: Vec::new(),

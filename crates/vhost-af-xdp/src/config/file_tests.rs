@@ -473,7 +473,7 @@ fn addresses_of_a_guest_are_read_as_they_are_written() {
         );
     }
     let text = format!("{lan}ips = [\"192.0.2.10\", \"2001:db8:1::/64\"]\nrouter = true\n");
-    let guard = read(&text).expect("valid").ports[0].guard.clone();
+    let guard = read(&text).expect("valid").ports[0].keys.guard.clone();
     let shown: Vec<_> = guard
         .ips
         .iter()

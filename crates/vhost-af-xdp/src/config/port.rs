@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use device::features::OnRequest;
 use device::offloads::Offloads;
-use model::config::{FileKinds, Filter, MemberOptions, Placement};
+use model::config::{FileKinds, MemberOptions, Placement, Port};
 use steer::ModeRequest;
 use steward::protocol::Wanted;
 use xsk::{BindRequest, BusyPoll};
@@ -242,8 +242,10 @@ pub(crate) struct MemoryRules {
     pub(crate) files: FileKinds,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(crate) struct PortConfig {
+    /// As it was configured.
+    pub(crate) keys: Arc<Port>,
     /// As log and `status` have it: what the file calls it, else where the VMM is.
     pub(crate) name: Arc<str>,
     /// Who may connect to its socket, if that is made here.
@@ -276,10 +278,6 @@ pub(crate) struct PortConfig {
     pub(crate) mac: Option<[u8; 6]>,
     /// VLANs whose frames the guest gets; none: all.
     pub(crate) vlans: Vec<u16>,
-    /// What it may send.
-    pub(crate) guard: model::config::Guard,
-    /// Which frames it may send and gets, by rules.
-    pub(crate) filter: Filter,
     /// Offloads offered to the guest.
     pub(crate) offload: Offloads,
     /// Features offered because somebody asked for them.
@@ -338,9 +336,9 @@ impl PortConfig {
 
     /// By what its guest's frames are judged, where no network does that.
     pub(crate) fn guard(&self) -> Option<Guard> {
-        let lock = Lock::of(&self.guard);
+        let lock = Lock::of(&self.keys.guard);
         let mac = self.mac.filter(|_| self.nic.network().is_none());
-        mac.filter(|_| self.guard.guard || lock.is_some())
+        mac.filter(|_| self.keys.guard.guard || lock.is_some())
             .map(|mac| Guard {
                 mac,
                 vlans: self.vlans.clone(),

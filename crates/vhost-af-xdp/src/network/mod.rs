@@ -459,7 +459,7 @@ fn table_port(port: &PortConfig, mac: Mac, news: &Arc<OwnedFd>) -> TablePort {
         options: *options,
         flows: (port.queues > 1).then(Arc::default),
         learned: options.learning.then(|| Arc::new(Learned::new(Arc::clone(news)))),
-        lock: Lock::of(&port.guard).map(Arc::new),
+        lock: Lock::of(&port.keys.guard).map(Arc::new),
         // Of who has its number.
         life: 0,
     }

@@ -5,7 +5,7 @@ use std::sync::{Arc, PoisonError};
 
 use super::turns::Task;
 use super::{Port, PortState};
-use crate::config::{HintsConfig, PortConfig, rules_of};
+use crate::config::{HintsConfig, PortConfig};
 use crate::nic::error::InterfaceError;
 use crate::nic::hints::Promise;
 use crate::switch::capture::Capture;
@@ -13,8 +13,8 @@ use crate::switch::filter::{Filter, PortFilter};
 use crate::switch::guard::Guard;
 use crate::switch::rate_limit::PortLimits;
 use crate::switch::table::Station;
+use model::config::Policy;
 use model::rates::PortRates;
-use model::state::PortRules;
 
 impl Port {
     /// As its lanes have them.
@@ -130,7 +130,7 @@ impl Port {
     }
 
     /// What holds of its guest's frames.
-    pub(crate) fn rules(&self) -> PortRules {
+    pub(crate) fn rules(&self) -> Policy {
         self.rules.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -142,7 +142,7 @@ impl Port {
     /// Its guest may say of itself what that allows, from now on; it stays connected. When this returns that is so. Of
     /// a port of a network its network knows that.
     pub(crate) fn set_guard(self: &Arc<Self>, config: &PortConfig) {
-        let (guard, rules) = (config.guard(), rules_of(config));
+        let (guard, rules) = (config.guard(), config.keys.policy());
         let change = move |port: &Arc<Self>, state: &mut PortState| {
             (*port.guard.lock().unwrap_or_else(PoisonError::into_inner)).clone_from(&guard);
             *port.rules.lock().unwrap_or_else(PoisonError::into_inner) = rules.clone();

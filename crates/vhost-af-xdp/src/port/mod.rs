@@ -33,7 +33,7 @@ use common::drivers;
 use device::counters::PairCounters;
 use xsk::NumaNode;
 
-use crate::config::{HintsConfig, NicConfig, PortConfig, PortQueues, rules_of};
+use crate::config::{HintsConfig, NicConfig, PortConfig, PortQueues};
 use crate::guard::alarm::Alarm;
 use crate::network::NetworkEnd;
 use crate::nic::error::InterfaceError;
@@ -54,7 +54,7 @@ use crate::switch::guard::Guard;
 use crate::switch::rate_limit::PortLimits;
 use crate::switch::table::Station;
 use crate::switch::workers::Workers;
-use model::state::PortRules;
+use model::config::Policy;
 use steward::log_limit::{LeftOut, LogLimit};
 
 /// How long a daemon that starts waits for a queue that is taken. The kernel gives up that of one that was killed under
@@ -195,8 +195,8 @@ pub(crate) struct Port {
     filter: Mutex<(Filter, PortFilter)>,
     /// What the NIC is to tell of its frames.
     hints: Mutex<HintsConfig>,
-    /// What is said of that, and of what it gets.
-    rules: Mutex<PortRules>,
+    /// The same as `status` shows it.
+    rules: Mutex<Policy>,
     /// Which kinds of lost frames were logged.
     losses: Mutex<Losses>,
     /// What VMMs can make the port say.
@@ -271,9 +271,9 @@ impl Port {
             counters: (0..config.queues).map(|_| Arc::default()).collect(),
             limits: Mutex::new(PortLimits::new(config.rates)),
             guard: Mutex::new(config.guard()),
-            filter: Mutex::new((config.filter.clone(), PortFilter::new(&config.filter))),
+            filter: Mutex::new((config.keys.filter.clone(), PortFilter::new(&config.keys.filter))),
             hints: Mutex::new(QueueOptions::hints_of(&config)),
-            rules: Mutex::new(rules_of(&config)),
+            rules: Mutex::new(config.keys.policy()),
             config,
             interfaces,
             joined,
