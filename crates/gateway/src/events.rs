@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use model::control::Request;
-use model::events::{Read, Ring};
+use model::events::{Event, Read, Ring};
+use schemars::JsonSchema;
+use serde::Serialize;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, timeout_at};
 
@@ -21,6 +23,18 @@ use crate::link::Link;
 const BEAT: Duration = Duration::from_secs(15);
 /// Pieces that are made ahead for a client that does not read.
 const AHEAD: usize = 4;
+
+/// Events after one that the client names.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "Events")]
+pub(super) struct EventsDocument {
+    /// Number of events after that one that are not kept any more.
+    pub(super) lost: u64,
+    /// Sequence of the last one here: `after` of the next request.
+    pub(super) last: u64,
+    /// Oldest first.
+    pub(super) events: Vec<Event>,
+}
 
 /// See the module's head.
 #[derive(Clone)]
@@ -115,7 +129,7 @@ fn rendered(read: &Read) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use model::events::{Event, What};
+    use model::events::What;
 
     fn event(sequence: u64) -> Event {
         Event {

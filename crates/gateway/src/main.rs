@@ -1,34 +1,5 @@
-//! The gateway: answers HTTP and metrics for a vhost-af-xdp daemon, and asks the daemon by its control protocol
-//! ([`model::control`]).
-//!
-//! `vhost-af-xdp serve` starts it for `--api`, `--api-read-only` and `--metrics`, and passes it the listening sockets.
-//! [`supervise`] is its life as a process, [`server`] HTTP.
+//! The gateway; its parts are in the library of this package.
 
-mod body;
-mod changes;
-mod daemon;
-mod events;
-mod link;
-mod metrics;
-mod patient;
-mod places;
-mod problem;
-mod routes;
-mod server;
-mod supervise;
-
-use std::process::ExitCode;
-
-use clap::Parser as _;
-
-fn main() -> ExitCode {
-    let args = supervise::Args::parse();
-    args.log.start("info");
-    match supervise::run(&args) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            program::log::report_end("vhost-af-xdp-gateway", &format!("{error:#}"));
-            ExitCode::FAILURE
-        }
-    }
+fn main() -> std::process::ExitCode {
+    gateway::main()
 }

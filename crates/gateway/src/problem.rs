@@ -4,6 +4,8 @@ use bytes::Bytes;
 use hyper::header::{ALLOW, CACHE_CONTROL, CONNECTION, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use hyper::{Response, StatusCode};
 use model::control::{Kind, Refused};
+use schemars::JsonSchema;
+use serde::Serialize;
 use serde_json::json;
 
 use crate::body::Body;
@@ -17,7 +19,7 @@ pub(super) enum Problem {
     #[error("there is no {0:?}")]
     NoRoute(String),
     #[error("{method} is not for this")]
-    Method { method: String, allowed: &'static str },
+    Method { method: String, allowed: String },
     #[error("nothing can be changed by this socket")]
     ReadOnly,
     #[error("this user may look, and change nothing")]
@@ -48,6 +50,28 @@ pub(super) enum Problem {
     Silent,
     #[error("the daemon ends")]
     Ending,
+}
+
+/// A problem (RFC 9457).
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "Problem")]
+pub(super) struct ProblemDocument<'a> {
+    /// Always `about:blank`.
+    #[serde(rename = "type")]
+    kind: &'static str,
+    /// The status in words.
+    #[schemars(with = "String")]
+    title: Option<&'static str>,
+    /// The status of the response.
+    status: u16,
+    /// What is wrong, with the values.
+    detail: String,
+    /// What to do about it.
+    remedy: &'a str,
+    /// The key of a port that it is about.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "String")]
+    key: Option<&'a str>,
 }
 
 impl Problem {
@@ -110,23 +134,23 @@ impl Problem {
     /// As an answer.
     pub(super) fn answer(&self) -> Response<Body> {
         let status = self.status();
-        let mut text = json!({
-            "type": "about:blank",
-            "title": status.canonical_reason(),
-            "status": status.as_u16(),
-            "detail": self.to_string(),
-            "remedy": self.remedy(),
+        let text = json!(ProblemDocument {
+            kind: "about:blank",
+            title: status.canonical_reason(),
+            status: status.as_u16(),
+            detail: self.to_string(),
+            remedy: self.remedy(),
+            key: self.key(),
         });
-        if let Some(key) = self.key() {
-            text["key"] = key.into();
-        }
         let mut response = Response::new(Body::whole(Bytes::from(text.to_string())));
         *response.status_mut() = status;
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
         match self {
-            Self::Method { allowed, .. } => drop(headers.insert(ALLOW, HeaderValue::from_static(allowed))),
+            Self::Method { allowed, .. } => {
+                drop(HeaderValue::from_str(allowed).map(|allowed| headers.insert(ALLOW, allowed)));
+            }
             Self::Busy | Self::Unread => drop(headers.insert(RETRY_AFTER, HeaderValue::from_static("1"))),
             // What it sends is not read.
             Self::Body | Self::LongBody(_) | Self::SlowBody | Self::ReadOnly | Self::Others => {

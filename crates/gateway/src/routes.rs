@@ -1,37 +1,25 @@
-//! What is answered to which request.
+//! What can be asked for: paths, methods, parameters, bodies and answers, each described once.
+//!
+//! [`answers`](crate::answers) does what an [`Operation`] names, and docs/openapi.json is [made](crate::openapi) of the
+//! table.
 
-use std::future::poll_fn;
-use std::pin::Pin;
-use std::sync::Arc;
-use std::time::Duration;
+use hyper::{Method, Uri};
+use model::config::Port;
+use model::control::Changed;
+use model::state::documents::{
+    CountersDocument, DaemonDocument, KeysOf, NetworksDocument, PortDocument, PortsDocument,
+};
+use model::state::{NetworkStatus, RulesStatus, WorkersDocument};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde_json::{Value, json};
 
-use bytes::Bytes;
-use hyper::header::{ACCEPT, CACHE_CONTROL, CONTENT_TYPE, HeaderName, HeaderValue, IF_NONE_MATCH};
-use hyper::{HeaderMap, Method, Request, Response, StatusCode, Uri};
-use model::control::{Change, Changed, Done, Refused};
-use model::state::{WorkersDocument, documents};
-use serde_json::{Map, Value, json};
-use tokio::sync::Semaphore;
-use tokio::time::timeout;
-
-use crate::body::Body;
-use crate::changes::Changes;
-use crate::daemon::Daemon;
-use crate::events::Events;
+use crate::events::EventsDocument;
 use crate::metrics;
 use crate::problem::Problem;
+use crate::requests::RuleKeys;
 
-/// The API's document.
-const OPENAPI: &str = include_str!("../../../docs/openapi.json");
-/// Longest wait for events that a client may ask for.
+/// Longest wait for events that a client may ask for, seconds.
 const LONGEST_WAIT: u64 = 20;
-/// Most bytes of a body, and how long it may take.
-const MOST_OF_A_BODY: usize = 8 << 10;
-/// The same of one with filter rules, and how many of them are read at a time.
-const MOST_OF_A_LONG_BODY: usize = 2 << 20;
-pub(super) const LONG_BODIES: usize = 4;
-const BODY: Duration = Duration::from_secs(10);
-const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
 /// Where a client came in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,29 +34,9 @@ pub(super) enum Door {
     Metrics,
 }
 
-/// What answers are made of.
-#[derive(Clone)]
-pub(super) struct State {
-    pub(super) daemon: Daemon,
-    pub(super) changes: Changes,
-    pub(super) events: Events,
-    pub(super) long_bodies: Arc<Semaphore>,
-}
-
-impl State {
-    /// For root and the owner: what others hold of it is nothing to them.
-    pub(super) fn for_owner(&self) -> Self {
-        Self {
-            changes: self.changes.for_owner(),
-            long_bodies: Arc::new(Semaphore::new(LONG_BODIES)),
-            ..self.clone()
-        }
-    }
-}
-
-/// Something that can be had.
+/// What an operation does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Thing {
+pub(super) enum What {
     Status,
     Networks,
     Network,
@@ -77,277 +45,326 @@ enum Thing {
     Rules,
     Counters,
     Workers,
-    ResetWorkers,
     Events,
     Metrics,
     OpenApi,
+    PutPort,
+    PatchPort,
+    RemovePort,
+    PutRules,
+    ResetWorkers,
     Reload,
 }
 
-impl Thing {
-    /// What may be done with it, beside GET and HEAD.
-    fn methods(self) -> (&'static [Method], &'static str) {
-        match self {
-            Self::Port => (
-                &[
-                    Method::GET,
-                    Method::HEAD,
-                    Method::PUT,
-                    Method::PATCH,
-                    Method::DELETE,
-                ],
-                "GET, HEAD, PUT, PATCH, DELETE",
-            ),
-            Self::Rules => (&[Method::GET, Method::HEAD, Method::PUT], "GET, HEAD, PUT"),
-            Self::Reload | Self::ResetWorkers => (&[Method::POST], "POST"),
-            _ => (&[Method::GET, Method::HEAD], "GET, HEAD"),
-        }
+pub(super) type SchemaOf = fn(&mut SchemaGenerator) -> Schema;
+/// A media type, and what is sent in it.
+pub(super) type Form = (&'static str, SchemaOf);
+
+/// What a client can ask for.
+#[derive(Debug)]
+pub(super) struct Operation {
+    pub(super) path: &'static str,
+    /// HEAD is what GET is.
+    pub(super) method: &'static str,
+    pub(super) what: What,
+    /// Name in docs/openapi.json.
+    pub(super) id: &'static str,
+    pub(super) summary: &'static str,
+    /// Further sentences.
+    pub(super) about: &'static str,
+    pub(super) parameters: &'static [Parameter],
+    pub(super) body: &'static [Form],
+    pub(super) answer: &'static [Form],
+    /// Statuses besides those of all operations of its kind, and why.
+    pub(super) others: &'static [(u16, &'static str)],
+}
+
+/// A parameter besides `{name}`.
+#[derive(Debug)]
+pub(super) struct Parameter {
+    pub(super) name: &'static str,
+    /// `query` or `header`.
+    pub(super) place: &'static str,
+    pub(super) about: &'static str,
+    pub(super) schema: fn() -> Value,
+}
+
+fn of<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
+    generator.subschema_for::<T>()
+}
+
+const JSON: &str = "application/json";
+const PORT: &str = "/v1/ports/{name}";
+const RULES: &str = "/v1/ports/{name}/rules";
+const EVENTS: &str = "/v1/events";
+const NO_PORT: (u16, &str) = (404, "There is no such port.");
+const WRONG_KEY: (u16, &str) = (422, "A key or a value is not possible; `key` names it.");
+
+/// What is read.
+const fn look(
+    (path, what): (&'static str, What),
+    id: &'static str,
+    summary: &'static str,
+    answer: &'static [Form],
+) -> Operation {
+    Operation {
+        path,
+        method: "GET",
+        what,
+        id,
+        summary,
+        about: "",
+        parameters: &[],
+        body: &[],
+        answer,
+        others: &[],
     }
 }
 
-/// The path whose answer may wait.
-const EVENTS: &str = "/v1/events";
+/// What changes something.
+const fn change(
+    (method, path, what): (&'static str, &'static str, What),
+    id: &'static str,
+    summary: &'static str,
+) -> Operation {
+    Operation {
+        method,
+        ..look((path, what), id, summary, &[(JSON, of::<Changed>)])
+    }
+}
 
-/// Paths as the API's document has them.
-const ROUTES: &[(&str, Thing)] = &[
-    ("/v1/status", Thing::Status),
-    ("/v1/networks", Thing::Networks),
-    ("/v1/networks/{name}", Thing::Network),
-    ("/v1/ports", Thing::Ports),
-    ("/v1/ports/{name}", Thing::Port),
-    ("/v1/ports/{name}/rules", Thing::Rules),
-    ("/v1/counters", Thing::Counters),
-    ("/v1/workers", Thing::Workers),
-    ("/v1/workers/reset", Thing::ResetWorkers),
-    (EVENTS, Thing::Events),
-    ("/v1/reload", Thing::Reload),
-    ("/v1/openapi.json", Thing::OpenApi),
-    ("/metrics", Thing::Metrics),
+/// All that there is.
+pub(super) const OPERATIONS: &[Operation] = &[
+    look(
+        ("/v1/status", What::Status),
+        "getStatus",
+        "The daemon",
+        &[(JSON, of::<DaemonDocument<'_>>)],
+    ),
+    look(
+        ("/v1/networks", What::Networks),
+        "listNetworks",
+        "All networks",
+        &[(JSON, of::<NetworksDocument<'_>>)],
+    ),
+    Operation {
+        others: &[(404, "There is no such network.")],
+        ..look(
+            ("/v1/networks/{name}", What::Network),
+            "getNetwork",
+            "One network",
+            &[(JSON, of::<NetworkStatus>)],
+        )
+    },
+    look(
+        ("/v1/ports", What::Ports),
+        "listPorts",
+        "All ports",
+        &[(JSON, of::<PortsDocument<'_>>)],
+    ),
+    Operation {
+        others: &[NO_PORT],
+        ..look(
+            (PORT, What::Port),
+            "getPort",
+            "One port",
+            &[(JSON, of::<PortDocument<'_>>)],
+        )
+    },
+    Operation {
+        about: "It is kept besides the ports of the file, until it is removed, the file has one of its name, or the \
+                daemon ends. A change that a running port cannot follow disconnects its guest.",
+        parameters: &[Parameter {
+            name: "If-None-Match",
+            place: "header",
+            about: "`*`: only if there is none of that name.",
+            schema: || json!({ "type": "string", "const": "*" }),
+        }],
+        body: &[(JSON, of::<KeysOf<'_, Port>>)],
+        others: &[
+            (201, "It was added."),
+            (
+                409,
+                "The port is one of the file, or the host lacks what it needs; nothing has changed.",
+            ),
+            (412, "There is one of that name."),
+            WRONG_KEY,
+        ],
+        ..change(("PUT", PORT, What::PutPort), "putPort", "Adds or replaces a port")
+    },
+    Operation {
+        about: "A key that is null is removed.",
+        parameters: &[Parameter {
+            name: "disconnect",
+            place: "query",
+            about: "The guest may be disconnected if a changed key requires it.",
+            schema: || json!({ "type": "boolean", "default": false }),
+        }],
+        body: &[
+            (JSON, of::<KeysOf<'_, Port>>),
+            ("application/merge-patch+json", of::<KeysOf<'_, Port>>),
+        ],
+        others: &[
+            NO_PORT,
+            (
+                409,
+                "The port is one of the file, cannot change this without disconnecting its guest, or the host lacks \
+                 what it needs; nothing has changed.",
+            ),
+            WRONG_KEY,
+        ],
+        ..change(
+            ("PATCH", PORT, What::PatchPort),
+            "patchPort",
+            "Changes some keys of a port",
+        )
+    },
+    Operation {
+        others: &[NO_PORT, (409, "The port is one of the file.")],
+        ..change(
+            ("DELETE", PORT, What::RemovePort),
+            "deletePort",
+            "Removes a port that was added",
+        )
+    },
+    Operation {
+        others: &[NO_PORT],
+        ..look(
+            (RULES, What::Rules),
+            "getRules",
+            "Filter rules of a port, and how many frames each decided about",
+            &[(JSON, of::<RulesStatus>)],
+        )
+    },
+    Operation {
+        about: "They hold for every frame that arrives after the answer; the guest stays connected. Counters restart at \
+                0 where something changed.",
+        body: &[(JSON, of::<RuleKeys>)],
+        others: &[NO_PORT, (409, "The port is one of the file."), WRONG_KEY],
+        ..change(
+            ("PUT", RULES, What::PutRules),
+            "putRules",
+            "Replaces all filter rules of a port",
+        )
+    },
+    look(
+        ("/v1/counters", What::Counters),
+        "getCounters",
+        "All counters",
+        &[(JSON, of::<CountersDocument<'_>>)],
+    ),
+    look(
+        ("/v1/workers", What::Workers),
+        "getWorkers",
+        "What workers do, and which ports take how much of it",
+        &[(JSON, of::<WorkersDocument>)],
+    ),
+    change(
+        ("POST", "/v1/workers/reset", What::ResetWorkers),
+        "resetWorkers",
+        "Resets the statistics of workers; counters and metrics go on",
+    ),
+    Operation {
+        parameters: &[
+            Parameter {
+                name: "after",
+                place: "query",
+                about: "Only events after this sequence [default: 0]",
+                schema: || json!({ "type": "integer", "minimum": 0 }),
+            },
+            Parameter {
+                name: "wait",
+                place: "query",
+                about: "Seconds to wait for the first one [default: 0]",
+                schema: || json!({ "type": "integer", "minimum": 0, "maximum": LONGEST_WAIT }),
+            },
+            Parameter {
+                name: "Last-Event-ID",
+                place: "header",
+                about: "Takes precedence over `after`: what a client of a stream sends when it comes back.",
+                schema: || json!({ "type": "string" }),
+            },
+        ],
+        ..look(
+            (EVENTS, What::Events),
+            "getEvents",
+            "What happened, and what happens",
+            &[
+                (JSON, of::<EventsDocument>),
+                ("text/event-stream", |_| {
+                    json_schema!({
+                        "type": "string",
+                        "description": "Server-sent events: `id` is the sequence, `event` what happened, `data` an \
+                                        Event; an event `lost` has data of the form {\"lost\": N}.",
+                    })
+                }),
+            ],
+        )
+    },
+    Operation {
+        others: &[(
+            409,
+            "What is wrong with the file, what could not be done for which port, or that there is no file.",
+        )],
+        ..change(
+            ("POST", "/v1/reload", What::Reload),
+            "reload",
+            "Reads the configuration file again",
+        )
+    },
+    look(
+        ("/v1/openapi.json", What::OpenApi),
+        "getDocument",
+        "This document",
+        &[(JSON, |_| json_schema!({ "type": "object" }))],
+    ),
+    look(
+        ("/metrics", What::Metrics),
+        "getMetrics",
+        "All counters, for Prometheus",
+        &[(
+            metrics::MEDIA_TYPE,
+            |_| json_schema!({ "type": "string", "description": "Prometheus' text format, version 0.0.4." }),
+        )],
+    ),
 ];
 
-/// Answers a request, whatever it is.
-pub(super) async fn answer<B>(state: &State, door: Door, request: Request<B>) -> Response<Body>
-where
-    B: hyper::body::Body<Data = Bytes> + Unpin,
-{
-    let made = make(state, door, request).await;
-    made.unwrap_or_else(|problem| problem.answer())
-}
-
-async fn make<B>(state: &State, door: Door, request: Request<B>) -> Result<Response<Body>, Problem>
-where
-    B: hyper::body::Body<Data = Bytes> + Unpin,
-{
-    let (thing, name) = find(door, request.uri().path())?;
-    let (methods, allowed) = thing.methods();
-    let method = request.method().clone();
-    if !methods.contains(&method) {
-        let method = method.to_string();
-        return Err(Problem::Method { method, allowed });
-    }
-    let looks = [Method::GET, Method::HEAD].contains(&method);
-    match door {
-        _ if looks => {}
-        Door::All => {}
-        Door::Others => return Err(Problem::Others),
-        Door::ReadOnly | Door::Metrics => return Err(Problem::ReadOnly),
-    }
-    let has_body = [Method::PUT, Method::PATCH].contains(&method);
-    if !has_body && !request.body().is_end_stream() {
-        return Err(Problem::Body);
-    }
-    let query = Query::read(request.uri().query().unwrap_or(""))?;
-    query.check(thing, &method)?;
-    if looks {
-        return look(state, (thing, name), &request, &query).await;
-    }
-    let change = match thing {
-        Thing::ResetWorkers => Change::ResetWorkers,
-        _ => change_of(state, (thing, name), request, &query).await?,
+/// What a request asks for, and the `{name}` of its path.
+pub(super) fn find(door: Door, method: &Method, path: &str) -> Result<(&'static Operation, String), Problem> {
+    let is_had = |operation: &&Operation| door != Door::Metrics || operation.what == What::Metrics;
+    let at = OPERATIONS.iter().filter(is_had);
+    let mut at = at
+        .filter_map(|operation| Some((operation, name_in(operation.path, path)?)))
+        .peekable();
+    let Some(&(Operation { path: route, .. }, _)) = at.peek() else {
+        return Err(Problem::NoRoute(path.to_owned()));
     };
-    let done = state.changes.make(change).await?;
-    match done.failed.as_slice() {
-        [] => Ok(changed(&done)),
-        failed => Err(Problem::Refused(Refused::failed(failed.join("; ")))),
-    }
-}
-
-/// What is to be changed of a thing.
-async fn change_of<B>(
-    state: &State,
-    (thing, name): (Thing, String),
-    request: Request<B>,
-    query: &Query,
-) -> Result<Change, Problem>
-where
-    B: hyper::body::Body<Data = Bytes> + Unpin,
-{
-    Ok(match *request.method() {
-        Method::PUT if thing == Thing::Rules => Change::Patch {
-            name,
-            keys: rules_of(long_keys_of(state, request.into_body()).await?)?,
-            disconnect: false,
-        },
-        Method::PUT => Change::Put {
-            name,
-            only_new: is_new(request.headers())?,
-            keys: long_keys_of(state, request.into_body()).await?,
-        },
-        Method::PATCH => Change::Patch {
-            name,
-            keys: long_keys_of(state, request.into_body()).await?,
-            disconnect: query.disconnect.unwrap_or(false),
-        },
-        Method::DELETE => Change::Remove { name },
-        _ => Change::Reload,
-    })
-}
-
-/// What a thing looks like now.
-async fn look<B>(
-    state: &State,
-    (thing, name): (Thing, String),
-    request: &Request<B>,
-    query: &Query,
-) -> Result<Response<Body>, Problem> {
-    Ok(match thing {
-        Thing::Status => json_of(&documents::daemon(&*state.daemon.status().await?)),
-        Thing::Networks => json_of(&documents::networks(&*state.daemon.status().await?)),
-        Thing::Network => {
-            let status = state.daemon.status().await?;
-            let network = status.networks.iter().find(|network| network.name == name);
-            json_of(&documents::network(network.ok_or(Problem::NoNetwork(name))?))
-        }
-        Thing::Ports => json_of(&documents::ports(&*state.daemon.status().await?)),
-        Thing::Counters => json_of(&documents::counters(&*state.daemon.status().await?)),
-        Thing::Port => {
-            let status = state.daemon.status().await?;
-            let port = status.ports.iter().find(|port| port.name == name);
-            let port = port.ok_or_else(|| Problem::NoPort(name.clone()))?;
-            let mut view = documents::port(&status, port);
-            if port.rules.filter.is_some()
-                && let Some(rules) = state.daemon.rules(&name).await?
-            {
-                documents::with_rules(&mut view, rules);
-            }
-            json_of(&view)
-        }
-        Thing::Rules => {
-            let rules = state.daemon.rules(&name).await?;
-            json_of(&json!(rules.ok_or(Problem::NoPort(name))?))
-        }
-        Thing::Events => events(state, request.headers(), request.method(), query).await,
-        Thing::Workers => json_of(&json!(WorkersDocument::of(&*state.daemon.status().await?))),
-        // They are done only.
-        Thing::Reload | Thing::ResetWorkers => json_of(&Value::Null),
-        Thing::OpenApi => whole("application/json", OPENAPI),
-        Thing::Metrics => {
-            let status = state.daemon.status().await?;
-            whole(metrics::MEDIA_TYPE, metrics::render(status))
-        }
-    })
-}
-
-/// Whether nothing is to be replaced (RFC 9110, 13.1.2).
-fn is_new(headers: &HeaderMap) -> Result<bool, Problem> {
-    match headers.get(IF_NONE_MATCH).map(HeaderValue::as_bytes) {
-        None => Ok(false),
-        Some(b"*") => Ok(true),
-        Some(_) => Err(Problem::Query(
-            "If-None-Match: only `*` means something".to_owned(),
-        )),
-    }
-}
-
-/// What a body says of a port, which may be long where it says filter rules: few of these are read at a time.
-async fn long_keys_of<B>(state: &State, body: B) -> Result<Map<String, Value>, Problem>
-where
-    B: hyper::body::Body<Data = Bytes> + Unpin,
-{
-    let is_short = body
-        .size_hint()
-        .upper()
-        .is_some_and(|bytes| bytes <= MOST_OF_A_BODY as u64);
-    if is_short {
-        return keys_of(body, MOST_OF_A_BODY).await;
-    }
-    let Ok(_place) = state.long_bodies.try_acquire() else {
-        return Err(Problem::Busy);
+    let meant = if method == Method::HEAD {
+        "GET"
+    } else {
+        method.as_str()
     };
-    keys_of(body, MOST_OF_A_LONG_BODY).await
+    at.find(|(operation, _)| operation.method == meant)
+        .ok_or_else(|| Problem::Method {
+            method: method.to_string(),
+            allowed: allowed(route),
+        })
 }
 
-/// As keys of a port: all rules, and both defaults, which are not said where the body does not say them.
-fn rules_of(mut body: Map<String, Value>) -> Result<Map<String, Value>, Problem> {
-    let rules = body
-        .remove("rules")
-        .ok_or_else(|| Problem::Json("rules: is missing".to_owned()))?;
-    if !matches!(rules, Value::Array(_) | Value::String(_)) {
-        return Err(Problem::Json("rules: give a list, [] for none".to_owned()));
-    }
-    let mut keys = Map::new();
-    keys.insert("rule".to_owned(), rules);
-    for key in ["from-guest-default", "to-guest-default"] {
-        keys.insert(key.to_owned(), body.remove(key).unwrap_or(Value::Null));
-    }
-    match body.keys().next() {
-        Some(key) => Err(Problem::Json(format!(
-            "{key}: there are rules, from-guest-default and to-guest-default"
-        ))),
-        None => Ok(keys),
-    }
+/// The methods of a route, as the header Allow has them.
+fn allowed(route: &str) -> String {
+    let methods = OPERATIONS.iter().filter(|operation| operation.path == route);
+    let methods: Vec<&str> = methods.map(|operation| operation.method).collect();
+    methods.join(", ").replace("GET", "GET, HEAD")
 }
 
-/// What a body of so many bytes at most says of a port.
-async fn keys_of<B>(mut body: B, most: usize) -> Result<Map<String, Value>, Problem>
-where
-    B: hyper::body::Body<Data = Bytes> + Unpin,
-{
-    let read = async {
-        let mut text = Vec::new();
-        while let Some(frame) = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await {
-            let frame = frame.map_err(|_| Problem::Json("it ends too early".to_owned()))?;
-            if let Ok(data) = frame.into_data() {
-                if text.len() + data.len() > most {
-                    return Err(Problem::LongBody(most));
-                }
-                text.extend_from_slice(&data);
-            }
-        }
-        serde_json::from_slice(&text).map_err(|error| Problem::Json(error.to_string()))
+/// The name that a path has in the place of `{name}`, empty where the route has none; `None`: it is another route's.
+fn name_in(route: &str, path: &str) -> Option<String> {
+    let Some((before, behind)) = route.split_once("{name}") else {
+        return (route == path).then(String::new);
     };
-    timeout(BODY, read).await.unwrap_or(Err(Problem::SlowBody))
-}
-
-fn changed(changed: &Changed) -> Response<Body> {
-    let mut response = json_of(&json!(changed));
-    if changed.what == Done::Added {
-        *response.status_mut() = StatusCode::CREATED;
-    }
-    response
-}
-
-/// What a path names, and what stands for `{name}` in it.
-fn find(door: Door, path: &str) -> Result<(Thing, String), Problem> {
-    let unknown = || Problem::NoRoute(path.to_owned());
-    for (route, thing) in ROUTES {
-        if door == Door::Metrics && *thing != Thing::Metrics {
-            continue;
-        }
-        match route.split_once("{name}") {
-            None if *route == path => return Ok((*thing, String::new())),
-            Some((before, behind)) => {
-                let name = path
-                    .strip_prefix(before)
-                    .and_then(|rest| rest.strip_suffix(behind));
-                if let Some(name) = name.filter(|name| !name.contains('/')) {
-                    return Ok((*thing, decoded(name).ok_or_else(unknown)?));
-                }
-            }
-            None => {}
-        }
-    }
-    Err(unknown())
+    let name = path.strip_prefix(before)?.strip_suffix(behind)?;
+    decoded(name).filter(|_| !name.contains('/'))
 }
 
 /// Percent-encoded text (RFC 3986, 2.1).
@@ -368,50 +385,45 @@ fn decoded(text: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// Parameters of a request for events.
+/// Parameters in the query of a request.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Query {
-    after: Option<u64>,
+pub(super) struct Query {
+    pub(super) after: Option<u64>,
     /// Seconds.
-    wait: Option<u64>,
-    disconnect: Option<bool>,
+    pub(super) wait: Option<u64>,
+    pub(super) disconnect: Option<bool>,
 }
 
 impl Query {
-    fn read(text: &str) -> Result<Self, Problem> {
+    /// Errors: a parameter is unknown, is not for this operation, or its value is not possible.
+    pub(super) fn read(operation: &Operation, text: &str) -> Result<Self, Problem> {
         let mut query = Self::default();
         for pair in text.split('&').filter(|pair| !pair.is_empty()) {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-            if name == "disconnect" {
-                let value = value.parse().ok();
-                let wrong = || Problem::Query(format!("{pair:?}: true or false"));
-                query.disconnect = Some(value.ok_or_else(wrong)?);
-                continue;
+            let known = operation.parameters.iter().filter(|it| it.place == "query");
+            let known: Vec<&str> = known.map(|it| it.name).collect();
+            if !known.contains(&name) {
+                return Err(Problem::Query(match known.as_slice() {
+                    [] => format!("{name:?}: this takes no parameters"),
+                    known => format!(
+                        "there is no parameter {name:?}: this takes {}",
+                        known.join(" and ")
+                    ),
+                }));
             }
-            let into = match name {
-                "after" => &mut query.after,
-                "wait" => &mut query.wait,
-                _ => return Err(Problem::Query(format!("there is no parameter {name:?}"))),
-            };
-            let number = value.parse().ok();
-            *into = Some(number.ok_or_else(|| Problem::Query(format!("{pair:?}: a number from 0 on")))?);
+            let wrong = |what: &str| Problem::Query(format!("{pair:?}: {what}"));
+            let number = || value.parse().map_err(|_| wrong("a number from 0 on"));
+            match name {
+                "after" => query.after = Some(number()?),
+                "wait" => query.wait = Some(number()?),
+                _ => query.disconnect = Some(value.parse().map_err(|_| wrong("true or false"))?),
+            }
         }
-        if query.wait.is_some_and(|wait| wait > LONGEST_WAIT) {
-            return Err(Problem::Query(format!("wait: {LONGEST_WAIT} seconds at most")));
-        }
-        Ok(query)
-    }
-
-    /// Errors: they are not for this.
-    fn check(&self, thing: Thing, method: &Method) -> Result<(), Problem> {
-        let of_events = self.after.is_some() || self.wait.is_some();
-        let no = |words: &str| Err(Problem::Query(words.to_owned()));
-        match (thing, method) {
-            _ if *self == Self::default() => Ok(()),
-            (Thing::Events, _) if self.disconnect.is_none() => Ok(()),
-            (Thing::Port, &Method::PATCH) if !of_events => Ok(()),
-            (Thing::Events | Thing::Port, _) => no("there is another parameter than this takes"),
-            _ => no("this takes no parameters"),
+        match query.wait {
+            Some(wait) if wait > LONGEST_WAIT => {
+                Err(Problem::Query(format!("wait: {LONGEST_WAIT} seconds at most")))
+            }
+            _ => Ok(query),
         }
     }
 }
@@ -421,64 +433,22 @@ pub(super) fn may_wait(uri: &Uri) -> bool {
     uri.path() == EVENTS
 }
 
-async fn events(state: &State, headers: &HeaderMap, method: &Method, query: &Query) -> Response<Body> {
-    let text = |name: HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
-    // A client that comes back says there where it was; it asks with the address that it has asked with before.
-    let last = text(LAST_EVENT_ID).and_then(|id| id.parse().ok());
-    let after = last.or(query.after).unwrap_or(0);
-    let wants_stream = text(ACCEPT).is_some_and(|accepted| accepted.contains("text/event-stream"));
-    if wants_stream {
-        let body = match *method == Method::HEAD {
-            true => Body::whole(Bytes::new()),
-            false => state.events.stream(after),
-        };
-        return with_type("text/event-stream", body);
-    }
-    let wait = Duration::from_secs(query.wait.unwrap_or(0));
-    let read = state.events.after(after, wait).await;
-    let next = read.events.last().map_or(after, |event| event.sequence);
-    json_of(&json!({ "lost": read.lost, "last": next, "events": read.events }))
-}
-
-fn json_of(value: &Value) -> Response<Body> {
-    whole("application/json", value.to_string())
-}
-
-fn whole(media_type: &'static str, text: impl Into<Bytes>) -> Response<Body> {
-    with_type(media_type, Body::whole(text))
-}
-
-fn with_type(media_type: &'static str, body: Body) -> Response<Body> {
-    let mut response = Response::new(body);
-    let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static(media_type));
-    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    response
-}
-
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use super::*;
 
-    #[test]
-    fn document_has_the_routes_that_there_are() {
-        let document: Value = serde_json::from_str(OPENAPI).expect("JSON");
-        let paths = document["paths"].as_object().expect("paths");
-        let documented: BTreeSet<&str> = paths.keys().map(String::as_str).collect();
-        assert_eq!(documented, ROUTES.iter().map(|(path, _)| *path).collect());
+    fn get(path: &str) -> Option<(What, String)> {
+        let (operation, name) = find(Door::All, &Method::GET, path).ok()?;
+        Some((operation.what, name))
     }
 
     #[test]
     fn name_in_a_path_is_decoded_and_ends_at_a_slash() {
-        let port = |path: &str| find(Door::All, path).ok();
-        let named = |name: &str| Some((Thing::Port, name.to_owned()));
-        assert_eq!(port("/v1/ports/vm1"), named("vm1"));
-        assert_eq!(port("/v1/ports/%2Frun%2fa.sock"), named("/run/a.sock"));
-        assert_eq!(port("/v1/ports/f%C3%BCr"), named("für"));
-        let rules = Some((Thing::Rules, "vm1".to_owned()));
-        assert_eq!(port("/v1/ports/vm1/rules"), rules);
+        let named = |name: &str| Some((What::Port, name.to_owned()));
+        assert_eq!(get("/v1/ports/vm1"), named("vm1"));
+        assert_eq!(get("/v1/ports/%2Frun%2fa.sock"), named("/run/a.sock"));
+        assert_eq!(get("/v1/ports/f%C3%BCr"), named("für"));
+        assert_eq!(get("/v1/ports/vm1/rules"), Some((What::Rules, "vm1".to_owned())));
         for path in [
             "/v1/ports/a/b",
             "/v1/ports/%",
@@ -490,35 +460,57 @@ mod tests {
             "",
             "/v1/ports%2Fa",
         ] {
-            assert_eq!(port(path), None, "{path}");
+            assert_eq!(get(path), None, "{path}");
         }
     }
 
     #[test]
     fn only_metrics_are_had_at_their_address() {
-        for (path, _) in ROUTES {
-            let found = find(Door::Metrics, path).is_ok();
-            assert_eq!(found, *path == "/metrics", "{path}");
+        for operation in OPERATIONS.iter().filter(|operation| operation.method == "GET") {
+            let found = find(Door::Metrics, &Method::GET, operation.path).is_ok();
+            assert_eq!(found, operation.path == "/metrics", "{}", operation.path);
         }
     }
 
     #[test]
+    fn other_methods_are_refused_with_those_that_there_are() {
+        for (path, methods) in [
+            ("/v1/ports/vm1", "GET, HEAD, PUT, PATCH, DELETE"),
+            ("/v1/ports/vm1/rules", "GET, HEAD, PUT"),
+            ("/v1/reload", "POST"),
+            ("/metrics", "GET, HEAD"),
+        ] {
+            match find(Door::All, &Method::OPTIONS, path) {
+                Err(Problem::Method { allowed, .. }) => assert_eq!(allowed, methods, "{path}"),
+                other => panic!("{path}: {other:?}"),
+            }
+        }
+        assert!(find(Door::All, &Method::HEAD, "/v1/status").is_ok());
+    }
+
+    #[test]
     fn parameters_that_mean_nothing_are_refused() {
-        let read = |text: &str| Query::read(text);
-        let query = read("after=7&wait=20").expect("both");
+        let of = |path, method| find(Door::All, method, path).expect("known").0;
+        let (events, patch) = (of(EVENTS, &Method::GET), of("/v1/ports/a", &Method::PATCH));
+        let query = Query::read(events, "after=7&wait=20").expect("both");
         assert_eq!((query.after, query.wait), (Some(7), Some(20)));
+        let query = Query::read(patch, "disconnect=true").expect("known");
+        assert_eq!(query.disconnect, Some(true));
         for wrong in [
             "wait=21",
             "after=-1",
             "after=",
             "after",
             "x=1",
-            "disconnect=1",
-            "disconnect",
+            "disconnect=true",
             "wait=1s",
             "after=99999999999999999999",
         ] {
-            read(wrong).expect_err(wrong);
+            Query::read(events, wrong).expect_err(wrong);
         }
+        for wrong in ["disconnect=1", "disconnect", "wait=1"] {
+            Query::read(patch, wrong).expect_err(wrong);
+        }
+        Query::read(of("/v1/ports", &Method::GET), "after=1").expect_err("it takes none");
     }
 }

@@ -23,6 +23,7 @@ use tokio::sync::Semaphore;
 use tokio::task::yield_now;
 use tokio::time::{sleep, timeout};
 
+use crate::answers::{self, State};
 use crate::changes::Changes;
 use crate::daemon::Daemon;
 use crate::events::Events;
@@ -30,7 +31,8 @@ use crate::link::Link;
 use crate::patient::Patient;
 use crate::places::{Client, Place, Places, Watched};
 use crate::problem::Problem;
-use crate::routes::{self, Door, State};
+use crate::requests;
+use crate::routes::{self, Door};
 
 /// Connections at a time by one Unix socket, of these for root and the owner, of one user there, by TCP, and of one
 /// address there.
@@ -100,7 +102,7 @@ async fn run(sockets: Sockets) -> anyhow::Result<()> {
         daemon,
         changes: asked,
         events: Events::new(),
-        long_bodies: Arc::new(Semaphore::new(routes::LONG_BODIES)),
+        long_bodies: Arc::new(Semaphore::new(requests::LONG_BODIES)),
     };
     let all = all.map(|listener| (listener, May::Change(changers)));
     let read_only = read_only.map(|listener| (listener, May::Look));
@@ -217,7 +219,7 @@ where
             if waits {
                 place.set_idle();
             }
-            let (head, body) = routes::answer(&state, door, request).await.into_parts();
+            let (head, body) = answers::answer(&state, door, request).await.into_parts();
             Ok::<_, Infallible>(match place.hold(body.bytes()) {
                 Some(held) => Response::from_parts(head, body.held(held)),
                 None => Problem::Unread.answer(),

@@ -1,5 +1,5 @@
 //! Makes the manual pages of the programs, and completions for bash, zsh and fish: `manual DIRECTORY`; and documents
-//! that are made of the model: `manual --docs TREE`.
+//! that are made of the code: `manual --docs TREE`.
 //!
 //! Pages are made of the command lines as the programs themselves define them, so that nothing is written twice. What
 //! completes is the program itself, at the time: the scripts only ask it.
@@ -43,12 +43,15 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The documents of a tree that are made of the model.
+/// The documents of a tree that are made of the code.
 fn write_documents(tree: &Path) -> anyhow::Result<()> {
-    let openapi = tree.join("docs/openapi.json");
-    let text = fs::read_to_string(&openapi).with_context(|| format!("cannot read {}", openapi.display()))?;
-    fs::write(&openapi, reference::openapi(&text)?)?;
-    fs::write(tree.join("docs/keys.md"), reference::keys())?;
+    for (name, text) in [
+        ("openapi.json", reference::openapi()?),
+        ("keys.md", reference::keys()),
+    ] {
+        let path = tree.join("docs").join(name);
+        fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+    }
     Ok(())
 }
 

@@ -1,10 +1,10 @@
-//! Documents that are made of the model: docs/keys.md, and the parts of docs/openapi.json that are ports' keys.
+//! Documents that are made of the code: docs/keys.md and docs/openapi.json.
 //! `manual --docs TREE` writes them; a test compares them.
 
 use std::fmt::Write as _;
 
 use model::config::{Daemon, Network, Port, Table};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 /// Longest line of a document.
 const WIDTH: usize = 118;
@@ -121,28 +121,10 @@ fn wrap(text: &mut String, line: &str) {
     text.push('\n');
 }
 
-/// docs/openapi.json with the keys of ports as the model has them.
+/// docs/openapi.json.
 ///
 /// # Errors
-/// It is not JSON.
-pub(crate) fn openapi(document: &str) -> serde_json::Result<String> {
-    let mut document: Value = serde_json::from_str(document)?;
-    let mut keys = Port::schema();
-    // A key that is null is not set any more.
-    for property in keys.values_mut().filter_map(Value::as_object_mut) {
-        property.retain(|key, _| !key.starts_with("x-"));
-        let schema = Value::Object(std::mem::take(property));
-        let description = schema["description"].clone();
-        *property = match json!({"description": description, "anyOf": [schema, {"type": "null"}]}) {
-            Value::Object(property) => property,
-            _ => Map::new(),
-        };
-    }
-    document["components"]["schemas"]["PortKeys"] = json!({
-        "type": "object",
-        "description": "Keys of a port: docs/keys.md. A key that is null is not set.",
-        "additionalProperties": false,
-        "properties": keys,
-    });
-    Ok(serde_json::to_string_pretty(&document)? + "\n")
+/// It cannot be written as JSON.
+pub(crate) fn openapi() -> serde_json::Result<String> {
+    Ok(serde_json::to_string_pretty(&gateway::openapi::document())? + "\n")
 }

@@ -12,6 +12,7 @@
 //! `events` and `capture` use up the connection. After `events` the daemon sends an answer with a [`Read`] at once, and
 //! a further one whenever something happens. After `capture` it sends one answer, then frames, in binary.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -70,7 +71,7 @@ pub enum Change {
 }
 
 /// What was done.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Changed {
     /// What was done, in a word.
     pub what: Done,
@@ -78,12 +79,14 @@ pub struct Changed {
     pub done: Vec<String>,
     /// What of a reload failed, a line each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(skip)]
     pub failed: Vec<String>,
 }
 
 /// See [`Changed`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
+#[schemars(inline)]
 pub enum Done {
     /// There was nothing to change.
     Nothing,

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Longest time in which a burst may come together, seconds.
@@ -36,7 +37,7 @@ pub enum Beyond {
 }
 
 /// So much a second, and so much at once.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Rate {
     /// Bits or packets in a second.
     pub per_second: u64,
@@ -71,7 +72,7 @@ impl Rate {
 }
 
 /// Limits of one direction.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Rates {
     /// Bits of Ethernet frames without their checksum.
     pub bits: Option<Rate>,
@@ -80,7 +81,8 @@ pub struct Rates {
 }
 
 /// Limits of a port.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "Limits")]
 pub struct PortRates {
     /// Of frames that the guest sends.
     pub from_guest: Rates,

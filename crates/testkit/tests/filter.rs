@@ -415,8 +415,8 @@ fn check_shows_rules_and_why_some_cannot_be() {
     ));
     assert!(status.success(), "{said}");
     for line in [
-        "rule          1 direction=from-guest action=allow protocol=tcp destination-ports=22,443",
-        "else          deny from the guest, allow to the guest",
+        "  rule                     1 direction=from-guest action=allow protocol=tcp destination-ports=22,443\n",
+        "  filter                   1 filter rule(s), else from guest deny, to guest allow\n",
     ] {
         assert!(said.contains(line), "{said}");
     }
@@ -442,7 +442,10 @@ fn check_shows_rules_and_why_some_cannot_be() {
         let (status, said) = check(&alone(memory, words));
         // The file is right, and there is no such interface here.
         assert_eq!(status.code(), Some(1), "{said}");
-        assert!(said.contains(&format!("rule          1 {words}")), "{said}");
+        assert!(
+            said.contains(&format!("rule                     1 {words}")),
+            "{said}"
+        );
     }
 }
 

@@ -49,7 +49,7 @@ fn block(text: &mut String, title: &str, lines: Lines) {
 }
 
 /// Adds a fact that is no key.
-fn add(lines: &mut Lines, what: &str, value: impl ToString) {
+fn add(lines: &mut Lines, what: &str, value: &impl ToString) {
     lines.push((what.to_owned(), value.to_string()));
 }
 
@@ -74,15 +74,15 @@ fn network_lines(config: &ServeConfig, network: &NetworkConfig) -> Lines {
     let is_member = |port: &&PortConfig| port.nic.network() == Some(&network.name);
     let ports: Vec<_> = config.ports.iter().filter(is_member).collect();
     let Some(uplink) = &network.uplink else {
-        add(&mut lines, "uplink", "none: its ports reach each other only");
-        add(&mut lines, "ports", ports.len());
+        add(&mut lines, "uplink", &"none: its ports reach each other only");
+        add(&mut lines, "ports", &ports.len());
         return lines;
     };
     let stations: usize = ports.iter().map(|port| port.nic.stations().len()).sum();
     let all = Size(u64::from(uplink.packet_bytes) * u64::from(uplink.queues));
-    add(&mut lines, "memory of all queues", all);
+    add(&mut lines, "memory of all queues", &all);
     let addresses = format!("{stations} of {STATIONS_MAX} addresses (one in two VLANs counts twice)");
-    add(&mut lines, "ports", format!("{}, with {addresses}", ports.len()));
+    add(&mut lines, "ports", &format!("{}, with {addresses}", ports.len()));
     lines
 }
 
@@ -93,33 +93,33 @@ fn port_lines(port: &PortConfig) -> Lines {
     let mut lines = keys.lines();
     if port.placement != port.asked {
         let why = format!("{}: frames of other ports are received by a copy", port.placement);
-        add(&mut lines, "memory, in a network", why);
+        add(&mut lines, "memory, in a network", &why);
     }
     if port.slices_from.is_some() {
         let slice = Size(port.packet_bytes.into());
         add(
             &mut lines,
             "packet memory",
-            format!("{slice} for each pair, of one UMEM"),
+            &format!("{slice} for each pair, of one UMEM"),
         );
     }
-    add(&mut lines, "sends from", port.keys.policy().sends_from());
+    add(&mut lines, "sends from", &port.keys.policy().sends_from());
     let rules = &port.keys.filter.rule;
     for (number, rule) in (1..).zip(rules.iter().take(RULES_SHOWN)) {
-        add(&mut lines, "rule", format!("{number} {rule}"));
+        add(&mut lines, "rule", &format!("{number} {rule}"));
     }
     if let Some(more @ 1..) = rules.len().checked_sub(RULES_SHOWN) {
-        add(&mut lines, "rule", format!("and {more} more"));
+        add(&mut lines, "rule", &format!("and {more} more"));
     }
     if let Some(filter) = port.keys.policy().filter {
-        add(&mut lines, "filter", filter);
+        add(&mut lines, "filter", &filter);
     }
     if port.rates != PortRates::UNLIMITED {
-        add(&mut lines, "limits", port.rates);
+        add(&mut lines, "limits", &port.rates);
     }
     let not_offered = port.offloads_off();
     if !not_offered.is_empty() {
-        add(&mut lines, "not offered", not_offered.join(" "));
+        add(&mut lines, "not offered", &not_offered.join(" "));
     }
     lines
 }

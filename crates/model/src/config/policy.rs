@@ -213,13 +213,13 @@ mod tests {
     use super::*;
     use crate::config::{Keys, Table};
 
-    fn policy(keys: Value) -> Policy {
+    fn policy(keys: &Value) -> Policy {
         let keys = keys.as_object().expect("an object").clone();
         Port::read(Keys::from(keys)).expect("possible").policy()
     }
 
     fn trunk() -> Policy {
-        policy(json!({
+        policy(&json!({
             "network": "lan", "trunk": "100,200-203", "isolated": true, "hairpin": true, "router": true,
             "ips": ["192.0.2.10", "192.0.2.11", "2001:db8::/64"],
         }))
@@ -227,19 +227,19 @@ mod tests {
 
     #[test]
     fn line_has_what_differs_from_defaults_and_nothing_else() {
-        let guarded = policy(json!({ "guard": true }));
-        let of_network = policy(json!({ "network": "lan" }));
+        let guarded = policy(&json!({ "guard": true }));
+        let of_network = policy(&json!({ "network": "lan" }));
         assert_eq!(of_network.line(true), None, "in a network it is the default");
         assert_eq!(
             guarded.line(false).as_deref(),
             Some("sends from its mac only, any IP address")
         );
         assert_eq!(
-            policy(json!({ "vlan": [7, 8] })).line(false),
+            policy(&json!({ "vlan": [7, 8] })).line(false),
             None,
             "of its queues"
         );
-        let access = policy(json!({ "network": "lan", "vlan": 7 }));
+        let access = policy(&json!({ "network": "lan", "vlan": 7 }));
         assert_eq!(access.line(true).as_deref(), Some("VLAN 7"));
         assert_eq!(
             trunk().line(true).as_deref(),
@@ -248,13 +248,13 @@ mod tests {
                  192.0.2.11, 2001:db8::/64; as a router, too"
             )
         );
-        let learns = policy(json!({ "network": "lan", "learning": true }));
+        let learns = policy(&json!({ "network": "lan", "learning": true }));
         assert_eq!(
             learns.line(true).as_deref(),
             Some("learning, sends from its mac, and further ones that are learned, any IP address")
         );
         let rule = json!({ "direction": "to-guest", "action": "allow" });
-        let filtered = policy(json!({ "network": "lan", "rule": [rule] }));
+        let filtered = policy(&json!({ "network": "lan", "rule": [rule] }));
         assert_eq!(
             filtered.line(true).as_deref(),
             Some("1 filter rule(s), else from guest allow, to guest deny")
@@ -267,14 +267,14 @@ mod tests {
             trunk().short(true),
             "isolated, hairpin, ips 192.0.2.10 192.0.2.11 and 1 more, router"
         );
-        let of_network = policy(json!({ "network": "lan" }));
-        let guarded = policy(json!({ "guard": true }));
+        let of_network = policy(&json!({ "network": "lan" }));
+        let guarded = policy(&json!({ "guard": true }));
         assert_eq!([of_network.short(true), guarded.short(false)], ["", "guard"]);
     }
 
     #[test]
     fn document_has_a_list_of_addresses_and_is_read_again() {
-        let server = policy(json!({ "network": "lan", "ips": "192.0.2.1", "dhcp-server": true }));
+        let server = policy(&json!({ "network": "lan", "ips": "192.0.2.1", "dhcp-server": true }));
         for (policy, ips, is_server) in [
             (server, json!(["192.0.2.1"]), true),
             (Policy::default(), json!([]), false),

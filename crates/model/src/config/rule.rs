@@ -10,7 +10,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::de::value::{MapAccessDeserializer, MapDeserializer};
 use serde::de::{Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::prefix::IpPrefix;
 use super::table::{Keys, reason};
@@ -115,7 +115,7 @@ impl Action {
 /// A filter rule of a port.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
-#[schemars(inline)]
+#[schemars(inline, transform = with_frames)]
 pub struct Rule {
     /// Frames of this direction.
     pub direction: Direction,
@@ -148,6 +148,17 @@ pub struct Rule {
     /// Mark of the frame's flow, which `mark set` writes into the NIC's program.
     #[serde(skip_serializing_if = "Option::is_none")]
     mark: Option<FlowMark>,
+}
+
+/// Adds what the API shows with a rule.
+fn with_frames(schema: &mut Schema) {
+    let about = "Frames that the rule decided about; a GSO packet is one. Shown, and ignored in a request.";
+    if let Some(keys) = schema.get_mut("properties").and_then(Value::as_object_mut) {
+        keys.insert(
+            "frames".to_owned(),
+            json!({ "type": "integer", "minimum": 0, "description": about }),
+        );
+    }
 }
 
 /// The keys of a rule as they are read. `frames`: the API shows it with a rule, and it is ignored in one.

@@ -1,68 +1,221 @@
-//! Parts of the status as the API has them (docs/openapi.json).
+//! Parts of the status as the API has them: docs/openapi.json is made of these types.
 
-use serde_json::{Value, json};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::Serialize;
+use serde_json::{Map, Value, json};
 
-use super::{LaneStatus, NetworkStatus, PortStatus, RulesStatus, Status};
+use super::{
+    Configuration, LaneStatus, Named, NetworkStatus, PortStatus, RulesStatus, Sandbox, Source, Status,
+    WorkerStatus,
+};
+use crate::config::{Port, Table};
+
+/// What is not part of a port or a network there.
+const COUNTERS: [&str; 3] = ["counters", "groups", "links"];
+
+/// The daemon, without its ports.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "Status")]
+pub struct DaemonDocument<'a> {
+    /// Version of the daemon.
+    version: &'a str,
+    /// Its process.
+    pid: u32,
+    /// CPU time of all its threads, microseconds.
+    cpu_us: u64,
+    /// What confines the process.
+    sandbox: &'a Sandbox,
+    /// The file that its ports are of; null without --config.
+    configuration: Option<Configuration>,
+    /// Threads that move frames.
+    workers: &'a [WorkerStatus],
+    /// Number of its networks.
+    networks: usize,
+    /// Number of its ports.
+    ports: usize,
+}
+
+/// All networks.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "Networks")]
+pub struct NetworksDocument<'a> {
+    /// Those of the file first.
+    networks: &'a [NetworkStatus],
+}
+
+/// All ports.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "Ports")]
+pub struct PortsDocument<'a> {
+    /// Those of the file first.
+    ports: Vec<PortDocument<'a>>,
+}
+
+/// A port: the network device of one guest.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "Port")]
+pub struct PortDocument<'a> {
+    #[serde(flatten)]
+    status: &'a PortStatus,
+    /// Where its configuration is from; null without a file.
+    source: Option<Source>,
+    /// Its configuration; null without a file.
+    configuration: Option<KeysOf<'a, Port>>,
+    /// How the last session ended. It replaces the pair that the status has.
+    last_closed: Option<Closed<'a>>,
+}
+
+/// How a session ended.
+#[derive(Debug, Serialize, JsonSchema)]
+struct Closed<'a> {
+    /// Stable name.
+    reason: &'a str,
+    /// A sentence.
+    detail: &'a str,
+}
+
+/// All counters of all ports, uplinks and taps of the host.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "Counters")]
+pub struct CountersDocument<'a> {
+    /// Of all ports.
+    ports: Vec<PortCounters<'a>>,
+    /// Of all networks.
+    networks: Vec<NetworkCounters<'a>>,
+    /// Of all workers.
+    workers: &'a [WorkerStatus],
+}
+
+/// Counters of a port.
+#[derive(Debug, Serialize, JsonSchema)]
+struct PortCounters<'a> {
+    /// Name of the port.
+    name: &'a str,
+    /// Of its queue pairs.
+    pairs: Vec<PairCounters<'a>>,
+}
+
+/// Counters of a network.
+#[derive(Debug, Serialize, JsonSchema)]
+struct NetworkCounters<'a> {
+    /// Name of the network.
+    name: &'a str,
+    /// Of queues of its uplink.
+    queues: Vec<PairCounters<'a>>,
+    /// Of the tap device of the host, if it has one.
+    host: Vec<PairCounters<'a>>,
+    /// Of multicast and broadcast frames from the uplink.
+    groups: &'a [Named],
+    /// Of frames from worker to worker, all links together; none with one worker.
+    links: &'a [Named],
+}
+
+/// Counters of a queue pair.
+#[derive(Debug, Serialize, JsonSchema)]
+struct PairCounters<'a> {
+    /// Number of the queue pair.
+    pair: usize,
+    /// NIC queue.
+    queue: Option<u32>,
+    /// All counters.
+    counters: &'a [Named],
+}
+
+/// Keys of a table and their values, as a request has them and as a document shows them.
+#[derive(Debug, Serialize)]
+#[serde(transparent)]
+pub struct KeysOf<'a, T> {
+    keys: &'a Map<String, Value>,
+    #[serde(skip)]
+    of: std::marker::PhantomData<T>,
+}
+
+impl<T: Table> JsonSchema for KeysOf<'_, T> {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        format!("{}Keys", T::schema_name()).into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        let nullable = |(key, mut property): (String, Value)| {
+            let description = property["description"].take();
+            if let Some(property) = property.as_object_mut() {
+                property
+                    .retain(|key, _| !(key.starts_with("x-") || key == "default" || key == "description"));
+            }
+            (
+                key,
+                json!({ "description": description, "anyOf": [property, { "type": "null" }] }),
+            )
+        };
+        let keys: Map<String, Value> = T::schema().into_iter().map(nullable).collect();
+        json_schema!({
+            "type": "object",
+            "description": "Keys of docs/keys.md. A key that is null is not set.",
+            "additionalProperties": false,
+            "properties": keys,
+        })
+    }
+}
 
 /// The daemon, without its ports.
 #[must_use]
 pub fn daemon(status: &Status) -> Value {
-    let mut configuration = json!(status.configuration);
-    configuration.as_object_mut().map(|fields| fields.remove("ports"));
-    json!({
-        "version": status.version,
-        "pid": status.pid,
-        "cpu_us": status.cpu_us,
-        "sandbox": status.sandbox,
-        "configuration": configuration,
-        "workers": status.workers,
-        "networks": status.networks.len(),
-        "ports": status.ports.len(),
-    })
+    let configuration = status.configuration.clone();
+    let mut value = json!(DaemonDocument {
+        version: &status.version,
+        pid: status.pid,
+        cpu_us: status.cpu_us,
+        sandbox: &status.sandbox,
+        configuration,
+        workers: &status.workers,
+        networks: status.networks.len(),
+        ports: status.ports.len(),
+    });
+    let configuration = value["configuration"].as_object_mut();
+    configuration.map(|configuration| configuration.remove("ports"));
+    value
 }
 
 /// All networks without their counters.
 #[must_use]
 pub fn networks(status: &Status) -> Value {
-    let networks: Vec<Value> = status.networks.iter().map(network).collect();
-    json!({ "networks": networks })
+    without_counters(json!(NetworksDocument {
+        networks: &status.networks
+    }))
 }
 
 /// A network without its counters.
 #[must_use]
 pub fn network(network: &NetworkStatus) -> Value {
-    let mut value = json!(network);
-    without_counters(&mut value["queues"]);
-    if let Some(queue) = value.pointer_mut("/host/queue").and_then(Value::as_object_mut) {
-        queue.remove("counters");
-    }
-    if let Some(fields) = value.as_object_mut() {
-        fields.retain(|key, _| !matches!(key.as_str(), "groups" | "links"));
-    }
-    value
+    without_counters(json!(network))
 }
 
 /// All ports without their counters.
 #[must_use]
 pub fn ports(status: &Status) -> Value {
-    let ports: Vec<Value> = status.ports.iter().map(|it| port(status, it)).collect();
-    json!({ "ports": ports })
+    let ports = status.ports.iter().map(|port| document(status, port)).collect();
+    without_counters(json!(PortsDocument { ports }))
 }
 
 /// A port without its counters.
 #[must_use]
 pub fn port(status: &Status, port: &PortStatus) -> Value {
-    let mut value = json!(port);
-    let readings = status.configuration.as_ref();
-    let said = readings.and_then(|readings| readings.ports.get(&port.name));
-    value["source"] = json!(said.map(|said| said.source));
-    value["configuration"] = json!(said.map(|said| &said.keys));
-    value["last_closed"] = match &port.last_closed {
-        Some((reason, detail)) => json!({ "reason": reason, "detail": detail }),
-        None => Value::Null,
-    };
-    without_counters(&mut value["lanes"]);
-    value
+    without_counters(json!(document(status, port)))
+}
+
+fn document<'a>(status: &'a Status, port: &'a PortStatus) -> PortDocument<'a> {
+    let configuration = status.configuration.as_ref();
+    let known = configuration.and_then(|configuration| configuration.ports.get(&port.name));
+    let closed = port.last_closed.as_ref();
+    PortDocument {
+        status: port,
+        source: known.map(|known| known.source),
+        configuration: known.map(|known| KeysOf {
+            keys: &known.keys,
+            of: std::marker::PhantomData,
+        }),
+        last_closed: closed.map(|(reason, detail)| Closed { reason, detail }),
+    }
 }
 
 /// Adds the filter rules of a port to its configuration.
@@ -77,41 +230,52 @@ pub fn with_rules(port: &mut Value, rules: RulesStatus) {
     }
 }
 
-fn without_counters(lanes: &mut Value) {
-    let lanes = lanes.as_array_mut().into_iter().flatten();
-    for lane in lanes.filter_map(Value::as_object_mut) {
-        lane.remove("counters");
+fn without_counters(mut value: Value) -> Value {
+    remove_counters(&mut value);
+    value
+}
+
+fn remove_counters(value: &mut Value) {
+    match value {
+        Value::Array(list) => list.iter_mut().for_each(remove_counters),
+        Value::Object(fields) => {
+            fields.retain(|key, _| !COUNTERS.contains(&key.as_str()));
+            fields.values_mut().for_each(remove_counters);
+        }
+        _ => {}
     }
 }
 
 /// All counters of all ports, uplinks and taps of the host.
 #[must_use]
 pub fn counters(status: &Status) -> Value {
-    let of_lanes = |lanes: &[LaneStatus]| -> Vec<Value> {
+    fn of_lanes(lanes: &[LaneStatus]) -> Vec<PairCounters<'_>> {
         let lanes = lanes.iter();
         lanes
-            .map(|lane| json!({ "pair": lane.pair, "queue": lane.queue, "counters": lane.counters }))
-            .collect()
-    };
-    let ports = status.ports.iter();
-    let ports: Vec<Value> = ports
-        .map(|port| json!({ "name": port.name, "pairs": of_lanes(&port.lanes) }))
-        .collect();
-    let networks = status.networks.iter();
-    let networks: Vec<Value> = networks
-        .map(|network| {
-            let host = network
-                .host
-                .as_ref()
-                .map(|host| std::slice::from_ref(&host.queue));
-            json!({
-                "name": network.name,
-                "queues": of_lanes(&network.queues),
-                "host": of_lanes(host.unwrap_or_default()),
-                "groups": network.groups,
-                "links": network.links,
+            .map(|lane| PairCounters {
+                pair: lane.pair,
+                queue: lane.queue,
+                counters: &lane.counters,
             })
-        })
-        .collect();
-    json!({ "ports": ports, "networks": networks, "workers": status.workers })
+            .collect()
+    }
+    let ports = status.ports.iter().map(|port| PortCounters {
+        name: &port.name,
+        pairs: of_lanes(&port.lanes),
+    });
+    let networks = status.networks.iter().map(|network| NetworkCounters {
+        name: &network.name,
+        queues: of_lanes(&network.queues),
+        host: network
+            .host
+            .as_ref()
+            .map_or_else(Vec::new, |host| of_lanes(std::slice::from_ref(&host.queue))),
+        groups: &network.groups,
+        links: &network.links,
+    });
+    json!(CountersDocument {
+        ports: ports.collect(),
+        networks: networks.collect(),
+        workers: &status.workers,
+    })
 }

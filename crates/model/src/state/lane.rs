@@ -2,14 +2,17 @@
 
 use std::fmt;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// A counter.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "Counter")]
 pub struct Named {
     /// Its name.
     pub name: String,
     /// Who counts: `lane` (the daemon), `socket` (XDP_STATISTICS), or `program` (the steering program).
+    #[schemars(extend("enum" = ["lane", "socket", "program"]))]
     pub source: String,
     /// It counts lost frames.
     pub drop: bool,
@@ -18,7 +21,8 @@ pub struct Named {
 }
 
 /// One queue pair.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "Lane")]
 pub struct LaneStatus {
     /// Number of the queue pair, from 0.
     pub pair: usize,
@@ -42,17 +46,18 @@ pub struct LaneStatus {
     pub umem_sockets: Option<usize>,
     /// `hugetlb`, `transparent huge pages`, `4 KiB pages`, or `guest memory`.
     pub backing: Option<String>,
-    /// NUMA node that most of the packet memory is on, see [`PortStatus::node`](super::PortStatus::node).
+    /// NUMA node that most of the packet memory is on; none where there is one only, or that is not known.
     pub node: Option<u16>,
     /// Hints of the NIC before its frames; none without an interface, or with a steward that knows no hints.
     #[serde(default)]
     pub hints: Option<HintsStatus>,
-    /// All counters.
+    /// All counters; the API shows them at /v1/counters.
+    #[schemars(skip)]
     pub counters: Vec<Named>,
 }
 
 /// Hints of an interface, by name.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct HintsStatus {
     /// As configured: `auto`, `none`, or names.
     pub asked: String,

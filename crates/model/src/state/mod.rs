@@ -14,6 +14,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -27,7 +28,7 @@ pub use self::work::{
 pub use self::workers::{
     Batches, Frames, Iterations, Kernel, LaneShare, Share, Size, Times, WorkerDocument, WorkersDocument,
 };
-use crate::config::Policy;
+use crate::config::{Placement, Policy};
 use crate::rates::PortRates;
 
 /// The whole daemon.
@@ -75,7 +76,7 @@ impl Status {
 }
 
 /// One port.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 pub struct PortStatus {
     /// Its name in the configuration file; without a file the path of its socket.
     pub name: String,
@@ -104,7 +105,8 @@ pub struct PortStatus {
     /// Which frames the guest may send, and which others it receives.
     #[serde(flatten)]
     pub rules: Policy,
-    /// `copy`, `send-direct` or `direct`.
+    /// Placement.
+    #[schemars(with = "Placement")]
     pub memory: String,
     /// MAC address that the guest is offered.
     pub mac: String,
@@ -134,13 +136,15 @@ pub struct PortStatus {
     /// How much the guest may send and receive.
     pub limits: PortRates,
     /// How the last session ended: reason and sentence.
+    #[schemars(skip)]
     pub last_closed: Option<(String, String)>,
     /// Its queue pairs.
     pub lanes: Vec<LaneStatus>,
 }
 
 /// One worker thread.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "Worker")]
 pub struct WorkerStatus {
     /// Rounds that moved frames.
     pub busy_rounds: u64,
@@ -156,12 +160,12 @@ pub struct WorkerStatus {
     pub asleep_ns: u64,
     /// That it hangs, for how long, and in which port: on a cable it may be either of two.
     pub hangs: Option<String>,
-    /// NUMA node that it runs on, see [`PortStatus::node`].
+    /// NUMA node that it runs on, where there are several.
     pub node: Option<u16>,
 }
 
 /// A learned address of a port.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct LearnedStation {
     /// The MAC address.
     pub mac: String,
@@ -179,7 +183,7 @@ impl fmt::Display for LearnedStation {
 }
 
 /// What confines the process, each in words.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 pub struct Sandbox {
     /// User and group of the process, in numbers.
     pub user: String,
@@ -206,7 +210,7 @@ impl fmt::Display for Sandbox {
 }
 
 /// The configuration file, and what is configured.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 pub struct Configuration {
     /// The file.
     pub path: PathBuf,
@@ -216,6 +220,7 @@ pub struct Configuration {
     pub failed: Vec<String>,
     /// Configuration of each port that runs, by name.
     #[serde(default)]
+    #[schemars(skip)]
     pub ports: BTreeMap<String, PortConfiguration>,
 }
 
@@ -229,8 +234,9 @@ pub struct PortConfiguration {
 }
 
 /// Where the configuration of a port is from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
+#[schemars(inline)]
 pub enum Source {
     /// The configuration file.
     File,

@@ -1,11 +1,13 @@
 //! A network: its uplink, and the host as one more receiver.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{LaneStatus, Named};
 
 /// One network.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "Network")]
 pub struct NetworkStatus {
     /// Its name.
     pub name: String,
@@ -33,15 +35,17 @@ pub struct NetworkStatus {
     /// Queues of the uplink.
     pub queues: Vec<LaneStatus>,
     /// Counters of multicast and broadcast frames from the uplink.
+    #[schemars(skip)]
     pub groups: Vec<Named>,
     /// Counters of frames from worker to worker, all links together.
+    #[schemars(skip)]
     pub links: Vec<Named>,
     /// How the host is reached; none without an uplink, or with `host = false`.
     pub host: Option<HostStatus>,
 }
 
 /// The host, as one more receiver.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 pub struct HostStatus {
     /// The tap device that connects it to the network; none: it is not reached.
     pub interface: Option<String>,
@@ -57,7 +61,7 @@ pub struct HostStatus {
 }
 
 /// A bridge that the uplink is a port of.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 pub struct BridgeStatus {
     /// Its name.
     pub name: String,

@@ -1,5 +1,6 @@
 //! Statistics of workers and their lanes.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Kinds of batches, by how many frames they have: 1, 2 to 3, 4 to 7 and so on, and 64 or more.
@@ -59,7 +60,7 @@ pub struct CallsReading {
 }
 
 /// Statistics of a flow cache.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct CacheReading {
     /// Frames of flows that it knew.
     pub hits: u64,
@@ -81,13 +82,14 @@ pub struct LaneReading {
 }
 
 /// The name of a lane.
-#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 pub struct LaneName {
     /// The network that it is part of.
     pub network: Option<String>,
     /// The port that it is part of.
     pub port: Option<String>,
     /// `pair`, `uplink`, `host`, `groups`, `link`.
+    #[schemars(extend("enum" = ["pair", "uplink", "host", "groups", "link"]))]
     pub kind: String,
     /// Queue pair of a port.
     pub pair: Option<u16>,

@@ -4,6 +4,7 @@
 //! of lanes are estimated from rounds that were timed lane by lane, and durations of system calls from those that were
 //! timed. Cycles are nanoseconds multiplied by the rate of the CPU's time stamp counter.
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::Status;
@@ -12,7 +13,8 @@ use super::work::{
 };
 
 /// The workers of a daemon.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
+#[schemars(rename = "Workers")]
 pub struct WorkersDocument {
     /// Process ID of the daemon.
     pub pid: u32,
@@ -23,7 +25,8 @@ pub struct WorkersDocument {
 }
 
 /// Figures of a worker.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
+#[schemars(rename = "WorkerWork")]
 pub struct WorkerDocument {
     /// Its number.
     pub worker: usize,
@@ -43,6 +46,7 @@ pub struct WorkerDocument {
     pub batches: Batches,
     /// Its flow cache, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "CacheReading")]
     pub cache: Option<CacheReading>,
     /// System calls, by kind.
     pub kernel: Vec<Kernel>,
@@ -51,7 +55,7 @@ pub struct WorkerDocument {
 }
 
 /// Rounds of a worker over its lanes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Iterations {
     /// Those that moved frames.
     pub busy: u64,
@@ -66,7 +70,7 @@ pub struct Iterations {
 }
 
 /// Where the time of a worker went.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, JsonSchema)]
 pub struct Times {
     /// In rounds that moved frames.
     pub busy: Share,
@@ -77,7 +81,7 @@ pub struct Times {
 }
 
 /// A part of a worker's time.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, JsonSchema)]
 pub struct Share {
     /// Nanoseconds.
     pub ns: u64,
@@ -88,14 +92,14 @@ pub struct Share {
 }
 
 /// Frames of a worker.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, JsonSchema)]
 pub struct Frames {
-    /// See [`Reading::frames_in`].
+    /// Frames that it took from guests, NICs and the host.
     #[serde(rename = "in")]
     pub taken: u64,
-    /// See [`Reading::passes`].
+    /// These, and frames that it took from other workers.
     pub passes: u64,
-    /// See [`Reading::frames_out`].
+    /// Frames that it gave to guests, NICs, the host and other workers.
     pub out: u64,
     /// Busy time for a pass; none without frames.
     pub ns_each: Option<f64>,
@@ -104,7 +108,7 @@ pub struct Frames {
 }
 
 /// Batches of frames.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct Batches {
     /// How many.
     pub count: u64,
@@ -115,7 +119,7 @@ pub struct Batches {
 }
 
 /// Batches of so many frames.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Size {
     /// Least number of frames.
     pub from: u64,
@@ -126,9 +130,10 @@ pub struct Size {
 }
 
 /// System calls of a kind.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, JsonSchema)]
 pub struct Kernel {
-    /// See [`KERNEL_CALLS`].
+    /// `kick`: sendto, `wake`: recvfrom, `host`: a tap device, `call`: the guest's interrupt.
+    #[schemars(extend("enum" = KERNEL_CALLS))]
     pub call: &'static str,
     /// How many.
     pub count: u64,
@@ -138,7 +143,7 @@ pub struct Kernel {
 }
 
 /// Share that a lane has of its worker.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct LaneShare {
     #[serde(flatten)]
     /// Which lane.

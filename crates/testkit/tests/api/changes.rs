@@ -284,7 +284,7 @@ fn what_cannot_be_is_refused_by_key_and_all_is_as_before() {
         "PUT",
         "vm2?disconnect=true",
         &scene.keys(2),
-        (400, None, "another parameter"),
+        (400, None, "this takes no parameters"),
     );
     // What only the host knows: another one's file is there. The port is put back to what it was.
     std::fs::write(scene.daemon.path("taken"), "").expect("ours");

@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use acl::compile;
 pub(crate) use acl::{Facts, FlowKey, Looked, Rules, Verdict, is_long};
-pub(crate) use model::config::{Action, Direction, Filter, Rule};
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use model::config::Action;
+pub(crate) use model::config::{Direction, Filter, Rule};
 
 pub(crate) use self::judge::Judge;
 use super::capture::Capture;

@@ -1,0 +1,216 @@
+//! What is done for each [operation](crate::routes).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use hyper::header::{ACCEPT, CACHE_CONTROL, CONTENT_TYPE, HeaderName, HeaderValue, IF_NONE_MATCH};
+use hyper::{HeaderMap, Method, Request, Response, StatusCode};
+use model::control::{Change, Changed, Done, Refused};
+use model::state::{WorkersDocument, documents};
+use serde_json::{Value, json};
+use tokio::sync::Semaphore;
+
+use crate::body::Body;
+use crate::changes::Changes;
+use crate::daemon::Daemon;
+use crate::events::{Events, EventsDocument};
+use crate::metrics;
+use crate::problem::Problem;
+use crate::requests::{self, RuleKeys};
+use crate::routes::{Door, Query, What, find};
+
+/// The API's document.
+const OPENAPI: &str = include_str!("../../../docs/openapi.json");
+const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
+
+/// What answers are made of.
+#[derive(Clone)]
+pub(super) struct State {
+    pub(super) daemon: Daemon,
+    pub(super) changes: Changes,
+    pub(super) events: Events,
+    pub(super) long_bodies: Arc<Semaphore>,
+}
+
+impl State {
+    /// For root and the owner: what others hold of it is nothing to them.
+    pub(super) fn for_owner(&self) -> Self {
+        Self {
+            changes: self.changes.for_owner(),
+            long_bodies: Arc::new(Semaphore::new(requests::LONG_BODIES)),
+            ..self.clone()
+        }
+    }
+}
+
+/// Answers a request, whatever it is.
+pub(super) async fn answer<B>(state: &State, door: Door, request: Request<B>) -> Response<Body>
+where
+    B: hyper::body::Body<Data = Bytes> + Unpin,
+{
+    let made = make(state, door, request).await;
+    made.unwrap_or_else(|problem| problem.answer())
+}
+
+async fn make<B>(state: &State, door: Door, request: Request<B>) -> Result<Response<Body>, Problem>
+where
+    B: hyper::body::Body<Data = Bytes> + Unpin,
+{
+    let (operation, name) = find(door, request.method(), request.uri().path())?;
+    let looks = operation.method == "GET";
+    match door {
+        _ if looks => {}
+        Door::All => {}
+        Door::Others => return Err(Problem::Others),
+        Door::ReadOnly | Door::Metrics => return Err(Problem::ReadOnly),
+    }
+    if operation.body.is_empty() && !request.body().is_end_stream() {
+        return Err(Problem::Body);
+    }
+    let query = Query::read(operation, request.uri().query().unwrap_or(""))?;
+    if looks {
+        return look(state, (operation.what, name), &request, &query).await;
+    }
+    let change = change_of(state, (operation.what, name), request, &query).await?;
+    let done = state.changes.make(change).await?;
+    match done.failed.as_slice() {
+        [] => Ok(changed(&done)),
+        failed => Err(Problem::Refused(Refused::failed(failed.join("; ")))),
+    }
+}
+
+/// The change that a request asks for.
+async fn change_of<B>(
+    state: &State,
+    (what, name): (What, String),
+    request: Request<B>,
+    query: &Query,
+) -> Result<Change, Problem>
+where
+    B: hyper::body::Body<Data = Bytes> + Unpin,
+{
+    let long = &*state.long_bodies;
+    Ok(match what {
+        What::PutPort => Change::Put {
+            name,
+            only_new: is_new(request.headers())?,
+            keys: requests::read(long, request.into_body()).await?,
+        },
+        What::PatchPort => Change::Patch {
+            name,
+            keys: requests::read(long, request.into_body()).await?,
+            disconnect: query.disconnect.unwrap_or(false),
+        },
+        What::PutRules => Change::Patch {
+            name,
+            keys: requests::read::<RuleKeys, _>(long, request.into_body())
+                .await?
+                .into_keys(),
+            disconnect: false,
+        },
+        What::RemovePort => Change::Remove { name },
+        What::ResetWorkers => Change::ResetWorkers,
+        _ => Change::Reload,
+    })
+}
+
+/// What a client looks at.
+async fn look<B>(
+    state: &State,
+    (what, name): (What, String),
+    request: &Request<B>,
+    query: &Query,
+) -> Result<Response<Body>, Problem> {
+    match what {
+        What::Events => return Ok(events(state, request.headers(), request.method(), query).await),
+        What::OpenApi => return Ok(whole("application/json", OPENAPI)),
+        What::Rules => {
+            let rules = state.daemon.rules(&name).await?;
+            return Ok(json_of(&json!(rules.ok_or(Problem::NoPort(name))?)));
+        }
+        _ => {}
+    }
+    let status = state.daemon.status().await?;
+    Ok(match what {
+        What::Metrics => whole(metrics::MEDIA_TYPE, metrics::render(status)),
+        What::Networks => json_of(&documents::networks(&status)),
+        What::Network => {
+            let network = status.networks.iter().find(|network| network.name == name);
+            json_of(&documents::network(network.ok_or(Problem::NoNetwork(name))?))
+        }
+        What::Ports => json_of(&documents::ports(&status)),
+        What::Counters => json_of(&documents::counters(&status)),
+        What::Port => {
+            let port = status.ports.iter().find(|port| port.name == name);
+            let port = port.ok_or_else(|| Problem::NoPort(name.clone()))?;
+            let mut view = documents::port(&status, port);
+            if port.rules.filter.is_some()
+                && let Some(rules) = state.daemon.rules(&name).await?
+            {
+                documents::with_rules(&mut view, rules);
+            }
+            json_of(&view)
+        }
+        What::Workers => json_of(&json!(WorkersDocument::of(&status))),
+        _ => json_of(&documents::daemon(&status)),
+    })
+}
+
+/// Whether nothing is to be replaced (RFC 9110, 13.1.2).
+fn is_new(headers: &HeaderMap) -> Result<bool, Problem> {
+    match headers.get(IF_NONE_MATCH).map(HeaderValue::as_bytes) {
+        None => Ok(false),
+        Some(b"*") => Ok(true),
+        Some(_) => Err(Problem::Query(
+            "If-None-Match: only `*` means something".to_owned(),
+        )),
+    }
+}
+
+fn changed(changed: &Changed) -> Response<Body> {
+    let mut response = json_of(&json!(changed));
+    if changed.what == Done::Added {
+        *response.status_mut() = StatusCode::CREATED;
+    }
+    response
+}
+
+async fn events(state: &State, headers: &HeaderMap, method: &Method, query: &Query) -> Response<Body> {
+    let text = |name: HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
+    // A client that comes back says there where it was; it asks with the address that it has asked with before.
+    let last = text(LAST_EVENT_ID).and_then(|id| id.parse().ok());
+    let after = last.or(query.after).unwrap_or(0);
+    let wants_stream = text(ACCEPT).is_some_and(|accepted| accepted.contains("text/event-stream"));
+    if wants_stream {
+        let body = match *method == Method::HEAD {
+            true => Body::whole(Bytes::new()),
+            false => state.events.stream(after),
+        };
+        return with_type("text/event-stream", body);
+    }
+    let wait = Duration::from_secs(query.wait.unwrap_or(0));
+    let read = state.events.after(after, wait).await;
+    let next = read.events.last().map_or(after, |event| event.sequence);
+    json_of(&json!(EventsDocument {
+        lost: read.lost,
+        last: next,
+        events: read.events,
+    }))
+}
+
+fn json_of(value: &Value) -> Response<Body> {
+    whole("application/json", value.to_string())
+}
+
+fn whole(media_type: &'static str, text: impl Into<Bytes>) -> Response<Body> {
+    with_type(media_type, Body::whole(text))
+}
+
+fn with_type(media_type: &'static str, body: Body) -> Response<Body> {
+    let mut response = Response::new(body);
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(media_type));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
+}
