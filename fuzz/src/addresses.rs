@@ -48,23 +48,23 @@ pub fn run(data: &[u8]) {
     };
     let tag: &[u8] = if input.tagged { &[0x81, 0, 0, 7] } else { &[] };
     let frame = [&[2; 6][..], &MAC, tag, &u16::to_be_bytes(kind), input.packet].concat();
-    let lock = |router, server| {
+    let guard = |router, server| {
         let addresses = ["192.0.2.10", "2001:db8:1::/64"];
         Addresses::new(&addresses, router, server).expect("addresses")
     };
-    let Some(end) = lock(false, false).judge(MAC, &frame) else {
+    let Some(end) = guard(false, false).check(MAC, &frame) else {
         return;
     };
     assert!((14..=frame.len()).contains(&end), "{end} of {}", frame.len());
     let mut changed = frame.clone();
     changed[end..].fill(input.other);
     assert_eq!(
-        lock(false, false).judge(MAC, &changed),
+        guard(false, false).check(MAC, &changed),
         Some(end),
         "it rests on more"
     );
     assert!(
-        lock(true, true).judge(MAC, &frame).is_some(),
+        guard(true, true).check(MAC, &frame).is_some(),
         "a router may do less"
     );
     assert_names_its_own(kind, input.packet);

@@ -36,7 +36,7 @@ pub struct Verdict {
 
 impl Verdict {
     /// Of a frame that no rules judged.
-    pub const UNJUDGED: Self = Self {
+    pub const UNFILTERED: Self = Self {
         allows: true,
         slot: RuleSlot(u16::MAX),
     };

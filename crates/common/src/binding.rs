@@ -59,7 +59,7 @@ pub struct QueueFacts {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IntoGuest {
     /// Who decides which frames are the guest's.
-    pub judge: Judge,
+    pub steered_by: SteeredBy,
     /// The steward is this daemon's own, so that no lease ends while the daemon stands still and keeps the socket.
     pub is_own: bool,
     /// An IOMMU translates for the NIC.
@@ -79,7 +79,7 @@ pub struct GuestBuffers {
 
 /// Who decides whether a frame that comes into a queue is the guest's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Judge {
+pub enum SteeredBy {
     /// The NIC: all that it puts into the queue is.
     Nic,
     /// Our XDP program, which looks at addresses and VLANs. Also where rules of the NIC bring the guest's frames: its
@@ -128,7 +128,7 @@ pub enum NoZeroCopy {
         "with memory=direct and an XDP program that judges frames (mac, vlan) the NIC would write those of others \
          into guest memory before that: leave them out, or use memory=send-direct"
     )]
-    Judged,
+    ByProgram,
     #[error(
         "with memory=direct beside somebody else's XDP program nobody knows which frames are the guest's"
     )]
@@ -238,20 +238,20 @@ impl QueueFacts {
     /// (docs/hardware.md).
     fn danger(&self, into_guest: IntoGuest) -> Option<NoZeroCopy> {
         let IntoGuest {
-            judge,
+            steered_by,
             is_own,
             translated,
             guest,
         } = into_guest;
-        Some(match (judge, guest) {
-            (Judge::Program, _) => NoZeroCopy::Judged,
-            (Judge::Foreign, _) => NoZeroCopy::ForeignProgram,
+        Some(match (steered_by, guest) {
+            (SteeredBy::Program, _) => NoZeroCopy::ByProgram,
+            (SteeredBy::Foreign, _) => NoZeroCopy::ForeignProgram,
             _ if !is_own => NoZeroCopy::SharedSteward,
             _ if self.window().is_none() => NoZeroCopy::Unbounded,
             _ if self.driver.most_pieces > 1 => NoZeroCopy::Chains,
             _ if translated => NoZeroCopy::Translated,
-            (Judge::Nic, None) => NoZeroCopy::NoGuest,
-            (Judge::Nic, Some(GuestBuffers { order, huge_pages })) => match order {
+            (SteeredBy::Nic, None) => NoZeroCopy::NoGuest,
+            (SteeredBy::Nic, Some(GuestBuffers { order, huge_pages })) => match order {
                 BufferOrder::InOrder => NoZeroCopy::InOrder,
                 BufferOrder::NoRegion => NoZeroCopy::NoRegion,
                 BufferOrder::Any if !huge_pages => NoZeroCopy::SmallPages,
@@ -291,7 +291,7 @@ mod tests {
 
     /// Nothing is in the way there.
     const GOOD: IntoGuest = IntoGuest {
-        judge: Judge::Nic,
+        steered_by: SteeredBy::Nic,
         is_own: true,
         translated: false,
         guest: Some(GuestBuffers {
@@ -301,12 +301,16 @@ mod tests {
     };
 
     /// igb, whose frames would go into guest memory.
-    fn direct(judge: Judge, order: Option<BufferOrder>) -> QueueFacts {
+    fn direct(steered_by: SteeredBy, order: Option<BufferOrder>) -> QueueFacts {
         let guest = order.map(|order| GuestBuffers {
             order,
             huge_pages: true,
         });
-        igb_with(IntoGuest { judge, guest, ..GOOD })
+        igb_with(IntoGuest {
+            steered_by,
+            guest,
+            ..GOOD
+        })
     }
 
     fn igb_with(into_guest: IntoGuest) -> QueueFacts {
@@ -320,7 +324,7 @@ mod tests {
     #[test]
     fn first_condition_of_guest_memory_that_is_not_met_is_said() {
         use super::BufferOrder::{Any, InOrder, NoRegion};
-        let whole = |order| direct(Judge::Nic, order);
+        let whole = |order| direct(SteeredBy::Nic, order);
         let driver = |driver| QueueFacts {
             line: line(driver),
             ..whole(Some(Any))
@@ -331,7 +335,7 @@ mod tests {
         });
         let skb = QueueFacts {
             native: false,
-            ..direct(Judge::Program, Some(InOrder))
+            ..direct(SteeredBy::Program, Some(InOrder))
         };
         let chains = QueueFacts {
             driver: DriverSends {
@@ -343,8 +347,8 @@ mod tests {
         for (facts, said) in [
             (skb, NoZeroCopy::SkbMode),
             (driver("veth"), NoZeroCopy::Driver),
-            (direct(Judge::Program, Some(InOrder)), NoZeroCopy::Judged),
-            (direct(Judge::Foreign, Some(Any)), NoZeroCopy::ForeignProgram),
+            (direct(SteeredBy::Program, Some(InOrder)), NoZeroCopy::ByProgram),
+            (direct(SteeredBy::Foreign, Some(Any)), NoZeroCopy::ForeignProgram),
             (driver("ixgbe"), NoZeroCopy::Unbounded),
             (driver("not in the table"), NoZeroCopy::Unbounded),
             (chains, NoZeroCopy::Chains),
@@ -456,7 +460,7 @@ mod tests {
         let bad = line("ice").expect("a line");
         for (facts, said) in [
             (forced, None),
-            (direct(Judge::Program, None), Some(NoZeroCopy::Judged)),
+            (direct(SteeredBy::Program, None), Some(NoZeroCopy::ByProgram)),
             (QueueFacts { native: false, ..IGB }, Some(NoZeroCopy::SkbMode)),
             (none, Some(NoZeroCopy::Driver)),
             (with(line("veth")), Some(NoZeroCopy::Driver)),
@@ -528,10 +532,10 @@ mod tests {
             ),
             (
                 QueueFacts {
-                    into_guest: direct(Judge::Program, None).into_guest,
+                    into_guest: direct(SteeredBy::Program, None).into_guest,
                     ..forced
                 },
-                NoZeroCopy::Judged,
+                NoZeroCopy::ByProgram,
             ),
         ] {
             assert_eq!(facts.binding(), Err(why));

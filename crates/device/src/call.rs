@@ -3,7 +3,7 @@
 //! The VMM has the same open file, and with it its flags: it can clear O_NONBLOCK whenever it likes and fill the
 //! counter up, and then a write waits until the VMM reads. So nobody writes unless somebody else ends that wait:
 //!
-//!  - a worker is interrupted by the watchdog (guard/interrupt.rs). It sees that by EINTR, and calls no more in that
+//!  - a worker is interrupted by the watchdog (supervision/interrupt.rs). It sees that by EINTR, and calls no more in that
 //!    session, of which it may have more lanes: a session holds up a worker once.
 //!  - a lane that has left its worker writes nothing ([`Call::leave`]). Who stopped it writes what it owes its guest,
 //!    by means of its own.

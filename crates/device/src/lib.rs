@@ -56,7 +56,7 @@
 //! pair.from_guest.queue.pop(&mut chains, 64)?;
 //! for chain in chains.iter() {
 //!     let buffers = chains.buffers(chain);
-//!     if let Some(sending) = pair.judge(chain, buffers, None, &counters)? {
+//!     if let Some(sending) = pair.check(chain, buffers, None, &counters)? {
 //!         for piece in sending.start.pieces(buffers) {
 //!             let at = sink.len();
 //!             sink.resize(at + piece.len as usize, 0);

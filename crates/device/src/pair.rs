@@ -290,7 +290,7 @@ impl QueuePair {
     /// # Errors
     /// What the guest did wrong.
     #[inline]
-    pub fn judge(
+    pub fn check(
         &mut self,
         chain: &Chain,
         buffers: &[Buffer],
@@ -298,7 +298,7 @@ impl QueuePair {
         counters: &PairCounters,
     ) -> Result<Option<Sending>, Fault> {
         let mut sending = Sending::default();
-        let is_one = self.judge_into(chain, buffers, unsendable, counters, &mut sending)?;
+        let is_one = self.check_into(chain, buffers, unsendable, counters, &mut sending)?;
         Ok(is_one.then_some(sending))
     }
 
@@ -308,7 +308,7 @@ impl QueuePair {
     /// # Errors
     /// As [`QueuePair::judge`].
     #[inline(always)]
-    pub fn judge_into(
+    pub fn check_into(
         &mut self,
         chain: &Chain,
         buffers: &[Buffer],
@@ -425,7 +425,7 @@ impl QueuePair {
             let _ = self.memory.copy_from_guest(buffers[0].offset, &mut header);
             return header;
         }
-        // One byte a descriptor is legal; `judge` saw that the chain holds a whole header.
+        // One byte a descriptor is legal; `check` saw that the chain holds a whole header.
         let mut rest = &mut header[..];
         for piece in Cursor::default().pieces(buffers) {
             let (now, later) = rest.split_at_mut(rest.len().min(piece.len as usize));

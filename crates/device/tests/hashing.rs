@@ -331,7 +331,7 @@ fn what_the_guest_sends_has_the_long_header_in_front_too() {
     };
     let counters = PairCounters::default();
     let sending = pair
-        .judge(&chain, &buffers, None, &counters)
+        .check(&chain, &buffers, None, &counters)
         .expect("sound")
         .expect("a frame");
     assert_eq!((sending.len, sending.start.within), (60, 20));

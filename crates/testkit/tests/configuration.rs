@@ -361,14 +361,14 @@ fn ports_that_came_and_went_leave_nothing_behind(#[values(false, true)] leased: 
     };
     // What is made once and kept: arenas of the allocator, the log's buffers.
     (0..5).for_each(|_| round(&daemon, true));
-    let (pid, keeper) = (daemon.process().pid(), daemon.keeper());
-    let before = [pid, keeper].map(|pid| holdings::steady(pid, wait::QUIET));
+    let (pid, helper) = (daemon.process().pid(), daemon.helper());
+    let before = [pid, helper].map(|pid| holdings::steady(pid, wait::QUIET));
     let kib = holdings::resident_kib(pid);
     // Two ports each.
     for number in 0..soak::count(40, 1000) {
         round(&daemon, number % 10 == 0);
     }
-    holdings::await_within(&[pid, keeper], &before);
+    holdings::await_within(&[pid, helper], &before);
     println!(
         "before {before:?}, {kib} KiB; after {} KiB",
         holdings::resident_kib(pid)

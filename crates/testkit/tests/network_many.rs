@@ -85,8 +85,8 @@ fn ports_come_and_go_by_the_hundred_and_the_others_lose_no_frame(#[values(false,
         drop(guest);
     };
     (0..3).for_each(|_| round(&daemon, true));
-    let (pid, keeper) = (daemon.process().pid(), (!leased).then(|| daemon.keeper()));
-    let pids: Vec<_> = [pid].into_iter().chain(keeper).collect();
+    let (pid, helper) = (daemon.process().pid(), (!leased).then(|| daemon.helper()));
+    let pids: Vec<_> = [pid].into_iter().chain(helper).collect();
     let before: Vec<_> = pids
         .iter()
         .map(|&pid| holdings::steady(pid, wait::QUIET))

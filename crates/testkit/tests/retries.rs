@@ -30,7 +30,7 @@ const SHORT: [&str; 8] = [
     "xdp bind",
 ];
 
-/// A daemon by root, whose keeper does what takes a privilege, and a guest.
+/// A daemon by root, whose helper does what takes a privilege, and a guest.
 struct World {
     refusing: Refusing,
     daemon: Daemon,

@@ -5,7 +5,7 @@
 //! of the kernel's.
 
 mod attempts;
-mod keeper;
+mod helper;
 mod running;
 mod sockets;
 

@@ -84,12 +84,12 @@ fn private_mapping(file: &std::os::fd::OwnedFd, len: usize) -> u64 {
 #[test]
 fn memory_that_the_vmm_does_not_share_is_refused_with_the_remedy() {
     require!(Root);
-    // By root, whose keeper looks for it: only root and the VMM's own user may see how it maps its memory (ptrace(2),
+    // By root, whose helper looks for it: only root and the VMM's own user may see how it maps its memory (ptrace(2),
     // PTRACE_MODE_READ).
     let (netns, mut daemon) = daemon_on(&Serve::null().by_root());
     assert_private_memory_refused(&mut daemon);
     drop(daemon);
-    // Of a port that comes later, too, whose socket the keeper makes.
+    // Of a port that comes later, too, whose socket the helper makes.
     let directories = format!("[daemon]\nsocket-directories = [\"{DIR}\"]\n");
     let mut daemon = Daemon::start_file(&netns, &Serve::file().by_root(), &[], &directories);
     daemon.reload_with(&format!(
@@ -419,7 +419,7 @@ fn socket_of_a_daemon_that_was_killed_is_taken_over_and_that_of_a_living_one_is_
     daemon.process().check();
     daemon.kill();
     let gone = wait::until(wait::SOON, || !daemon.socket().exists());
-    assert!(gone, "its keeper removes it");
+    assert!(gone, "its helper removes it");
     // One that nobody removed, since the machine went down.
     drop(daemon.listen());
     assert!(daemon.socket().exists());

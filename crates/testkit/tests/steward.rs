@@ -386,7 +386,7 @@ fn daemon_that_is_killed_gives_its_lease_back() {
     }
 }
 
-/// What the one before had may be its keeper's for a moment still.
+/// What the one before had may be its helper's for a moment still.
 #[rstest]
 fn daemon_that_is_started_as_soon_as_one_was_killed_has_its_queues(
     #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,

@@ -4,7 +4,7 @@
 //! then tries one thing. How it ends tells which layer stopped it: by SIGSYS, or with an error of the kernel's; success
 //! is a hole.
 //!
-//! As the daemon it starts a keeper from its own program, so it is one, too.
+//! As the daemon it starts a helper from its own program, so it is one, too.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_long};
@@ -20,7 +20,7 @@ use anyhow::{Context, bail};
 fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);
     let name = arguments.next().unwrap_or_default();
-    if name == "keeper" {
+    if name == "helper" {
         return vhost_af_xdp::run();
     }
     // A thread that begins in the sandbox is in it, too.
@@ -110,8 +110,8 @@ fn attempt(name: &str) -> anyhow::Result<()> {
         "policy-question" => call(libc::SYS_get_mempolicy, &[0, 0, 0, 0, number()?]),
         "pages-of" => call(libc::SYS_move_pages, &[number()?, 0, 0, 0, 0, 0]),
         "move-pages" => call(libc::SYS_move_pages, &[0, 0, 0, c"".as_ptr() as c_long, 0, 0]),
-        // Requests to the keeper, a JSON list of them; what the last one is answered with.
-        "ask" => return ask_the_keeper(of),
+        // Requests to the helper, a JSON list of them; what the last one is answered with.
+        "ask" => return ask_the_helper(of),
         "nothing" => Ok(()),
         // What must work, too.
         "panic" => panic!("as was asked for"),
@@ -121,8 +121,8 @@ fn attempt(name: &str) -> anyhow::Result<()> {
     done.with_context(|| format!("attempt {name}"))
 }
 
-/// Finds the way to the keeper among all descriptors, and asks by it as soon as a line is typed in.
-fn ask_the_keeper(requests: &str) -> anyhow::Result<()> {
+/// Finds the way to the helper among all descriptors, and asks by it as soon as a line is typed in.
+fn ask_the_helper(requests: &str) -> anyhow::Result<()> {
     let requests: Vec<serde_json::Value> = serde_json::from_str(requests)?;
     let desk = (3..256).find(|&fd| {
         let socket = socket_at(fd);
@@ -132,9 +132,9 @@ fn ask_the_keeper(requests: &str) -> anyhow::Result<()> {
         let limited = socket.set_read_timeout(Some(Duration::from_secs(2)));
         limited.is_ok() && ask(&socket, &"nonsense".into()).is_ok_and(|said| said.contains("no request"))
     });
-    let desk = socket_at(desk.context("no way to the keeper")?);
+    let desk = socket_at(desk.context("no way to the helper")?);
     desk.set_read_timeout(Some(Duration::from_secs(30)))?;
-    eprintln!("found the keeper");
+    eprintln!("found the helper");
     io::stdin().read_line(&mut String::new())?;
     let mut said = String::new();
     for request in &requests {

@@ -21,7 +21,7 @@ use self::capture::{CAPTURE_EXAMPLES, CaptureArgs};
 use self::mark::{MARK_EXAMPLES, MarkCommandArgs};
 use self::netkit::{NETKIT_EXAMPLES, NetkitArgs};
 use crate::check::{CHECK_EXAMPLES, CheckArgs};
-use crate::guard::keeper::KeeperArgs;
+use crate::supervision::helper::HelperArgs;
 
 pub(crate) use self::serve::ServeArgs;
 
@@ -111,7 +111,7 @@ pub(crate) enum Command {
     },
     /// What `serve` starts for what its sandbox keeps from it
     #[command(hide = true)]
-    Keeper(KeeperArgs),
+    Helper(HelperArgs),
     /// What shells ask for completions
     #[command(hide = true)]
     Complete(CompleteArgs),

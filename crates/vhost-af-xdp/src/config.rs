@@ -57,7 +57,7 @@ pub(crate) struct ServeConfig {
     /// What a worker does that has no work, before it sleeps.
     pub(crate) waits: Waits,
     /// Where the steward listens that queues are leased from; `None`: from a private one
-    /// ([`keeper`](crate::guard::keeper)).
+    /// ([`helper`](crate::supervision::helper)).
     pub(crate) steward: Option<PathBuf>,
     /// How long a steward is waited for.
     pub(crate) steward_timeout: Duration,

@@ -11,15 +11,15 @@ use virtqueue::{Buffer, Chain, MemoryMap, Queue};
 
 use crate::config::{self, Endpoint, ExternalProgram, NicConfig, PortConfig, Segments};
 use crate::config::{FileKinds, MemoryRules};
-use crate::guard::sigbus;
 use crate::nic::endpoint::COPY_BYTES;
 use crate::nic::interfaces::Interfaces;
 use crate::port::watch::Watch;
-use crate::port::{Joined, Port};
+use crate::port::{AttachedTo, Port};
+use crate::supervision::sigbus;
 use crate::switch::ethernet::{self, Tags};
-use crate::switch::filter::{Action, Facts, FlowKey, Judge, PortFilter, Rule};
+use crate::switch::filter::{Acl, Action, Facts, FlowKey, PortFilter, Rule};
 use crate::switch::gso::GsoPacket;
-use crate::switch::guard::{self, Lock};
+use crate::switch::guard::{self, SourceGuard};
 use crate::switch::guest_frame::GuestFrame;
 use crate::switch::polling::Waits;
 pub use crate::switch::worker::rounds::{Checks, Frames, Path, Placement, Rounds, Way};
@@ -76,7 +76,7 @@ impl NullPort {
         };
         let (interfaces, workers) = (Arc::new(Interfaces::default()), Arc::new(workers));
         let watch = Watch::new().expect("a descriptor");
-        let port = Port::open(config, interfaces, workers, Joined::Nothing, &watch);
+        let port = Port::open(config, interfaces, workers, AttachedTo::Nothing, &watch);
         let port = port.expect("nothing is opened");
         port.start();
         Self(port)
@@ -89,7 +89,7 @@ impl NullPort {
 
     /// Whether no session is left.
     pub fn is_idle(&self) -> bool {
-        let shown = self.0.window.shown();
+        let shown = self.0.published.snapshot();
         shown.is_some_and(|shown| shown.session.is_none())
     }
 
@@ -194,8 +194,8 @@ impl Headers {
     /// # Panics
     /// If the frame's bytes are not in guest memory.
     #[must_use]
-    pub fn judge(&mut self, chain: &Chain, buffers: &[Buffer]) -> Verdict {
-        match self.side.judge(chain, buffers, None, &self.counters) {
+    pub fn check(&mut self, chain: &Chain, buffers: &[Buffer]) -> Verdict {
+        match self.side.check(chain, buffers, None, &self.counters) {
             Err(fault) => Verdict::Fault(fault.name()),
             Ok(None) => Verdict::Drop,
             Ok(Some(ref sending @ Sending { start, len, request })) => {
@@ -237,7 +237,7 @@ impl Headers {
 }
 
 /// What judges frames of a guest that has IP addresses.
-pub struct Addresses(Lock);
+pub struct Addresses(SourceGuard);
 
 impl Addresses {
     /// Of these, as they are written in a file; `None` if one is none.
@@ -247,7 +247,7 @@ impl Addresses {
             .iter()
             .map(|text| text.parse().ok())
             .collect::<Option<_>>()?;
-        Some(Self(Lock {
+        Some(Self(SourceGuard {
             addresses: guard::Addresses::new(&prefixes),
             router,
             dhcp_server,
@@ -259,7 +259,7 @@ impl Addresses {
     /// # Panics
     /// If the frame is shorter than an Ethernet header, which no frame is that is judged.
     #[must_use]
-    pub fn judge(&self, mac: [u8; 6], frame: &[u8]) -> Option<usize> {
+    pub fn check(&self, mac: [u8; 6], frame: &[u8]) -> Option<usize> {
         assert!(frame.len() >= 14, "a runt");
         let mut first = [0; ethernet::LOOK_BYTES];
         let known = frame.len().min(first.len());
@@ -277,7 +277,7 @@ impl Addresses {
 
 /// Filter rules of one direction, with a flow cache, as a lane of a port has them for what its guest gets.
 pub struct Filter {
-    judge: Judge,
+    acl: Acl,
     counters: PairCounters,
     mark: Option<u32>,
 }
@@ -293,7 +293,7 @@ impl Filter {
             ..model::config::Filter::default()
         });
         Some(Self {
-            judge: filter.for_a_lane(0)?.to_guest?,
+            acl: filter.for_a_lane(0)?.to_guest?,
             counters: PairCounters::default(),
             mark: None,
         })
@@ -311,13 +311,13 @@ impl Filter {
             hash,
             ..Facts::of_len(len)
         };
-        self.judge.lets_pass(head, facts, &self.counters)
+        self.acl.lets_pass(head, facts, &self.counters)
     }
 
     /// The same without the cache.
     #[must_use]
     pub fn looks_up(&self, head: &[u8], len: usize) -> bool {
-        let looked = FlowKey::of(head, len).ok().zip(self.judge.rules.as_ref());
+        let looked = FlowKey::of(head, len).ok().zip(self.acl.rules.as_ref());
         looked.is_some_and(|(looked, rules)| rules.look_up(&looked.key, self.mark).allows)
     }
 

@@ -2,7 +2,7 @@
 //!
 //! Rooms: [`serve`] starts and ends the daemon. A VMM's messages come in by [`vhost_user`] and act on a [`port`], which
 //! is one guest's network device. Queues of interfaces come from [`nic`]. Frames go through [`switch`], or, where guest
-//! RAM is the UMEM, through [`direct`]. An operator asks by [`api`]; [`guard`] and crate `program` protect the process;
+//! RAM is the UMEM, through [`direct`]. An operator asks by [`api`]; [`supervision`] and crate `program` protect the process;
 //! [`check`] says what sockets will be. docs/architecture.md draws the whole.
 //!
 //! A library only so that the program's parts can be fuzzed (feature `fuzzing`, `fuzz/`) and its sandbox be tried from
@@ -20,7 +20,6 @@ mod direct;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
-mod guard;
 mod journal;
 mod listener;
 mod mark;
@@ -34,6 +33,7 @@ mod ports;
 mod reload;
 mod serve;
 mod sibling;
+mod supervision;
 mod switch;
 mod told;
 mod vhost_user;
@@ -55,13 +55,13 @@ use client::text::tree::tree;
 use client::text::views::Readings;
 use client::{connection, directories};
 use config::{ServeConfig, file};
-use guard::keeper::{self, Beside, Judge};
 use model::config::Daemon;
 use model::control::{Change, Changed};
 use model::state::{Status, WorkersDocument};
 use program::log::LogArgs;
 use serde::Serialize;
 use serve::Sandboxed;
+use supervision::helper::{self, AddedPorts, Validator};
 
 /// The program: reads the command line, does what it asks for.
 #[must_use]
@@ -81,7 +81,7 @@ pub fn run() -> ExitCode {
     match &command {
         Command::Serve(args) => args.log.start("info"),
         // The daemon logs what it does.
-        Command::Keeper(args) => args.log.of_errors().start("error"),
+        Command::Helper(args) => args.log.of_errors().start("error"),
         Command::Complete(_) => LogArgs::none().start("off"),
         _ => LogArgs::none().start("info"),
     }
@@ -91,7 +91,7 @@ pub fn run() -> ExitCode {
             (false, _, Ok(config)) => serve::run(&config),
             (.., Err(error)) => return explain(&error, 2),
         },
-        Command::Keeper(args) => keeper::run(args, JUDGE),
+        Command::Helper(args) => helper::run(args, VALIDATOR),
         Command::Status(args) => status(&args),
         Command::Top(_) => sibling::run("top", std::env::args_os().skip(2).collect()),
         Command::Workers(args) => show_workers(&args),
@@ -125,16 +125,18 @@ fn ended(done: anyhow::Result<bool>) -> ExitCode {
     }
 }
 
-/// How the keeper reads and checks the daemon's files.
-const JUDGE: Judge = Judge {
-    at_start: |path, state, beside| {
+/// How the helper reads and checks the daemon's files.
+const VALIDATOR: Validator = Validator {
+    at_start: |path, state, added_ports| {
         let mut options = Daemon::default();
-        options.process.state = state.filter(|_| beside != Beside::None).map(Path::to_owned);
-        let started = file::at_start(path, &options, |_| beside == Beside::OfItsInterfaces);
+        options.process.state = state
+            .filter(|_| added_ports != AddedPorts::None)
+            .map(Path::to_owned);
+        let started = file::at_start(path, &options, |_| added_ports == AddedPorts::OfItsInterfaces);
         started.ok().and_then(|(config, _)| config.file)
     },
     read: file::read,
-    judge: file::judge,
+    validate: file::judge,
 };
 
 /// The command line as it is defined, for the manual pages and completions that are made of it (crate `manual`).

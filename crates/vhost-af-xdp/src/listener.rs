@@ -210,7 +210,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     use super::*;
-    use crate::guard::keeper::make_directory;
+    use crate::supervision::helper::make_directory;
 
     #[test]
     fn socket_has_the_mode_that_was_asked_for_whatever_the_umask() {

@@ -18,9 +18,9 @@ use crate::network::Network;
 use crate::nic::interface::QueueOptions;
 use crate::nic::interfaces::Interfaces;
 use crate::nic::numa::Nodes;
-use crate::port::far::CableEnd;
+use crate::port::attachment::PatchPort;
 use crate::port::watch::Watch;
-use crate::port::{Joined, Port, mac_of};
+use crate::port::{AttachedTo, Port, mac_of};
 use crate::switch::workers::Workers;
 use crate::vhost_user::accept::{Doors, VmmSource, Way};
 use crate::vhost_user::connection;
@@ -50,14 +50,14 @@ pub(crate) struct Ports {
 /// A port with what belongs to it.
 struct Running {
     port: Arc<Port>,
-    joined: Joined,
+    attached_to: AttachedTo,
     doors: Option<Arc<Doors>>,
 }
 
 /// A port that is opened and does nothing yet.
 struct Ready {
     port: Arc<Port>,
-    joined: Joined,
+    attached_to: AttachedTo,
 }
 
 impl Ports {
@@ -89,7 +89,7 @@ impl Ports {
         for port in &config.ports {
             let ends: Vec<_> = ready
                 .iter()
-                .filter_map(|ready| ready.joined.cable().cloned())
+                .filter_map(|ready| ready.attached_to.patch().cloned())
                 .collect();
             ready.push(self.open(port, &ends)?);
         }
@@ -115,12 +115,12 @@ impl Ports {
         let ends: Vec<_> = self
             .running()
             .iter()
-            .filter_map(|it| it.joined.cable().cloned())
+            .filter_map(|it| it.attached_to.patch().cloned())
             .collect();
         let others: u64 = self.all().iter().map(|port| port.config.copy_bytes()).sum();
         self.interfaces.expect_copies(others + port.copy_bytes());
         let ready = self.open(port, &ends)?;
-        open_queues(&ready.port).inspect_err(|_| leave(&ready.joined))?;
+        open_queues(&ready.port).inspect_err(|_| leave(&ready.attached_to))?;
         ready.port.close_queues();
         self.run(ready, source)
     }
@@ -128,10 +128,10 @@ impl Ports {
     /// What a port says otherwise and needs no beginning ([`live`](crate::config::live)) holds from now on.
     /// Errors: it cannot be, naming the remedy; nothing changes then.
     pub(crate) fn change(&self, config: &PortConfig) -> anyhow::Result<()> {
-        let joined = {
+        let attached_to = {
             let running = self.running();
             let it = running.iter().find(|it| it.port.name() == &*config.name);
-            it.map(|it| it.joined.clone())
+            it.map(|it| it.attached_to.clone())
         };
         let port = self.named(&config.name);
         let refused = |error: &dyn Error| anyhow!("port {}: {}", config.name, with_sources(error));
@@ -140,7 +140,7 @@ impl Ports {
             let switched = port.set_hints(QueueOptions::hints_of(config));
             switched.map_err(|error| refused(&error))?;
         }
-        if let Some(Joined::Network(end)) = joined {
+        if let Some(AttachedTo::Network(end)) = attached_to {
             let changed = end.network.change(end.number, config, mac_of(config));
             changed.map_err(|error| {
                 if let (Some(port), Some(hints)) = (&port, hints) {
@@ -174,7 +174,7 @@ impl Ports {
             doors.close(&gone.port);
         }
         gone.port.remove();
-        leave(&gone.joined);
+        leave(&gone.attached_to);
         let deadline = Instant::now() + STOPPING;
         while !gone.port.is_gone() {
             if Instant::now() >= deadline {
@@ -232,19 +232,25 @@ impl Ports {
     }
 
     /// `ends`: those of cables that are taken.
-    fn open(&self, port: &PortConfig, ends: &[CableEnd]) -> anyhow::Result<Ready> {
-        let joined = self.join(port, ends)?;
+    fn open(&self, port: &PortConfig, ends: &[PatchPort]) -> anyhow::Result<Ready> {
+        let attached_to = self.join(port, ends)?;
         let (interfaces, workers) = (Arc::clone(&self.interfaces), Arc::clone(&self.workers));
-        let opened = Port::open(port.clone(), interfaces, workers, joined.clone(), &self.watch);
+        let opened = Port::open(
+            port.clone(),
+            interfaces,
+            workers,
+            attached_to.clone(),
+            &self.watch,
+        );
         let port = opened.map_err(|error| {
-            leave(&joined);
+            leave(&attached_to);
             anyhow!("port {}: {}", port.name, with_sources(&error))
         })?;
-        Ok(Ready { port, joined })
+        Ok(Ready { port, attached_to })
     }
 
     /// What a port is joined with. `ends`: those of cables that are taken.
-    fn join(&self, port: &PortConfig, ends: &[CableEnd]) -> anyhow::Result<Joined> {
+    fn join(&self, port: &PortConfig, ends: &[PatchPort]) -> anyhow::Result<AttachedTo> {
         if let Some(name) = port.nic.network() {
             let network = self.network(name);
             let network =
@@ -252,16 +258,16 @@ impl Ports {
             let end = network
                 .join(port, mac_of(port))
                 .map_err(|error| anyhow!("port {}: {}", port.name, with_sources(&error)))?;
-            return Ok(Joined::Network(end));
+            return Ok(AttachedTo::Network(end));
         }
         let cable = port.nic.cable().map(|name| {
             let cable: Arc<str> = format!("cable {name}").into();
             let taken = |end: usize| ends.iter().any(|it| it.cable == cable && it.end == end);
             // Of a cable's two ports each is an end (config.rs).
             let end = usize::from(taken(0));
-            CableEnd { cable, end }
+            PatchPort { cable, end }
         });
-        Ok(cable.map_or(Joined::Nothing, Joined::Cable))
+        Ok(cable.map_or(AttachedTo::Nothing, AttachedTo::Patch))
     }
 
     /// Opens a network; ports that come later can be of it.
@@ -354,7 +360,7 @@ impl Ports {
     }
 
     fn run(&self, ready: Ready, source: VmmSource) -> anyhow::Result<()> {
-        let Ready { port, joined } = ready;
+        let Ready { port, attached_to } = ready;
         port.start();
         let served = self.serve(&port, source).context(NO_THREAD);
         let (doors, failed) = match served {
@@ -363,7 +369,11 @@ impl Ports {
         };
         tracing::info!(port = %port.config.name, "ready");
         let (name, started) = (Arc::clone(&port.config.name), Arc::clone(&port));
-        self.running().push(Running { port, joined, doors });
+        self.running().push(Running {
+            port,
+            attached_to,
+            doors,
+        });
         started.looks.retry();
         if let Some(error) = failed {
             // It is as good as none.
@@ -410,8 +420,8 @@ fn locked<T>(held: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// A port is gone from what it was joined with.
-fn leave(joined: &Joined) {
-    if let Joined::Network(end) = joined {
+fn leave(attached_to: &AttachedTo) {
+    if let AttachedTo::Network(end) = attached_to {
         end.network.leave(end.number);
     }
 }

@@ -1,8 +1,8 @@
 //! A configuration that is read again: its difference to what runs is applied, and nothing else is touched.
 //!
-//! The keeper reads the file, since it lies outside of the sandbox; what is wrong with it, it says, and nothing
+//! The helper reads the file, since it lies outside of the sandbox; what is wrong with it, it says, and nothing
 //! changes. Then, in this order: ports that are gone or changed end, networks that are gone, too, and uplinks that are
-//! to be others are given back; what the file says is what counts ([`keeper`](crate::guard::keeper)); networks have
+//! to be others are given back; what the file says is what counts ([`helper`](crate::supervision::helper)); networks have
 //! their uplinks, and ports that are new or changed begin. A port of which the file says the same as before is not
 //! looked at: its VMM stays connected, its frames go on, also to the other ports of a network whose uplink changes. So
 //! do those of a port or network in which only keys differ that can change at run time ([`Table::is_live`]).
@@ -29,9 +29,9 @@ use steer::with_sources;
 
 use crate::config::file::{build_network, build_port};
 use crate::config::{Endpoint, NetworkConfig, PortConfig};
-use crate::guard::keeper::Requests;
 use crate::journal::{JOURNAL, Of};
 use crate::ports::{NO_THREAD, Ports};
+use crate::supervision::helper::Requests;
 use crate::vhost_user::accept::VmmSource;
 
 /// What came of a reading.

@@ -2,7 +2,7 @@
 //!
 //! Threads: the main one waits for signals; of each port one has its state, one reads its VMM's connection, one accepts
 //! connections and one watches its interface, of which another one tells them all that something changed; one answers
-//! `status`; one reads the configuration again; one sees that the keeper lives; the workers move frames. All but the
+//! `status`; one reads the configuration again; one sees that the helper lives; the workers move frames. All but the
 //! workers sleep nearly always. A thread of a port may wait, for the kernel, the steward or its VMM; no other port
 //! waits with it.
 
@@ -33,12 +33,6 @@ use super::port::Port;
 use crate::api::gateway;
 use crate::check::{check_privileges, user_of};
 use crate::config::build::machine_bytes;
-use crate::guard::alarm::Alarm;
-use crate::guard::interrupt;
-use crate::guard::keeper::{Keeper, Orders, Requests};
-use crate::guard::service_manager::ServiceManager;
-use crate::guard::sigbus;
-use crate::guard::watchdog::Watchdog;
 use crate::nic::external::{self, Given};
 use crate::nic::interface::QueueOptions;
 use crate::nic::interfaces::Interfaces;
@@ -48,6 +42,12 @@ use crate::nic::steering::StewardAt;
 use crate::port_watch;
 use crate::ports::{NO_THREAD, Ports, STOPPING};
 use crate::reload::{self, Reload};
+use crate::supervision::alarm::Alarm;
+use crate::supervision::helper::{Helper, HelperOptions, Requests};
+use crate::supervision::interrupt;
+use crate::supervision::service_manager::ServiceManager;
+use crate::supervision::sigbus;
+use crate::supervision::watchdog::Watchdog;
 use crate::switch::workers::Workers;
 use crate::vhost_user::accept::VmmSource;
 use device::features::F_RING_RESET;
@@ -77,7 +77,7 @@ pub(crate) struct Sandboxed<'a> {
     nodes: Nodes,
     /// The steward that was named.
     steward: Option<PathBuf>,
-    keeper: Keeper,
+    helper: Helper,
     in_force: model::state::Sandbox,
     /// Who is told when all of it is up.
     manager: ServiceManager,
@@ -115,7 +115,7 @@ impl<'a> Sandboxed<'a> {
         let api = gateway::start(&listeners, user.as_ref(), &config.layers)?;
         // Nobody is to connect to sockets that nobody accepts from any more.
         drop(listeners);
-        let Confined { keeper, in_force } = leave_privileges(config, user, &mut leftovers, reach)?;
+        let Confined { helper, in_force } = leave_privileges(config, user, &mut leftovers, reach)?;
         Ok(Self {
             config,
             signals,
@@ -126,7 +126,7 @@ impl<'a> Sandboxed<'a> {
             interfaces,
             nodes,
             steward,
-            keeper,
+            helper,
             in_force,
             manager,
         })
@@ -147,7 +147,7 @@ impl<'a> Sandboxed<'a> {
         tracing::info!("sandbox: {}", self.in_force);
         tell_what_is_off(config);
         watch(&ports, self.changes)?;
-        let reload = start_reload(config, &ports, self.keeper.requests(), reach)?;
+        let reload = start_reload(config, &ports, self.helper.requests(), reach)?;
         let read = answering::status_of(
             config,
             (&ports, &workers),
@@ -163,7 +163,7 @@ impl<'a> Sandboxed<'a> {
         };
         answers.start(self.control, self.api, config.api.all.is_some())?;
         self.manager.tell_ready();
-        let lost = watch_keeper(&self.keeper, self.signals.handle())?;
+        let lost = watch_helper(&self.helper, self.signals.handle())?;
         wait_for_the_end(&mut self.signals, &*read, reload.as_ref());
         ending.raise();
         stop(&ports.all());
@@ -171,16 +171,16 @@ impl<'a> Sandboxed<'a> {
         // Waiting for a worker that hangs would be for ever; the end of the process ends all.
         std::mem::forget(workers);
         if lost.load(Ordering::Relaxed) {
-            bail!("the keeper of this daemon has ended, and the XDP program with it: start the daemon again");
+            bail!("the helper of this daemon has ended, and the XDP program with it: start the daemon again");
         }
         Ok(())
     }
 
-    /// Where queues are leased: of the steward that was named, or of the keeper. `ending` ends what waits for it.
+    /// Where queues are leased: of the steward that was named, or of the helper. `ending` ends what waits for it.
     fn steward_at(&self, ending: &Alarm) -> StewardAt {
         let named = self.steward.clone();
         StewardAt {
-            path: named.or_else(|| self.keeper.steward()).unwrap_or_default(),
+            path: named.or_else(|| self.helper.steward()).unwrap_or_default(),
             is_own: self.config.steward.is_none(),
             waiting: Waiting {
                 answer: self.config.steward_timeout,
@@ -193,7 +193,7 @@ impl<'a> Sandboxed<'a> {
     fn later(&self) -> reload::Reach {
         reload::Reach {
             vmms: connects_to_vmms(self.config) || !self.config.layers.has(Layer::Mounts),
-            leases: self.steward.is_some() || self.keeper.steward().is_some(),
+            leases: self.steward.is_some() || self.helper.steward().is_some(),
         }
     }
 }
@@ -313,11 +313,11 @@ fn connects_to_vmms(config: &ServeConfig) -> bool {
 
 /// A process that has given its privileges up.
 struct Confined {
-    keeper: Keeper,
+    helper: Helper,
     in_force: model::state::Sandbox,
 }
 
-/// Starts the keeper and enters the sandbox. From here on the keeper removes what is left over.
+/// Starts the helper and enters the sandbox. From here on the helper removes what is left over.
 fn leave_privileges(
     config: &ServeConfig,
     user: Option<User>,
@@ -340,7 +340,7 @@ fn leave_privileges(
     let file = config.file.as_ref();
     // Its file may name interfaces later.
     let may_be_steward = || capabilities::lacking(capabilities::NEEDED_BY_ONE).is_ok_and(|it| it.is_empty());
-    let keeper = Keeper::start(&Orders {
+    let helper = Helper::start(&HelperOptions {
         is_steward: !leases.is_empty() || (config.steward.is_none() && file.is_some() && may_be_steward()),
         leases: &leases,
         user: uid,
@@ -366,22 +366,22 @@ fn leave_privileges(
         },
     };
     let in_force = sandbox::enter(&plan)?;
-    Ok(Confined { keeper, in_force })
+    Ok(Confined { helper, in_force })
 }
 
-/// Ends the daemon when its keeper ends and the leases with it; true in what is returned then.
-fn watch_keeper(keeper: &Keeper, signals: Handle) -> anyhow::Result<Arc<AtomicBool>> {
-    let (lost, private) = (Arc::new(AtomicBool::new(false)), keeper.steward().is_some());
+/// Ends the daemon when its helper ends and the leases with it; true in what is returned then.
+fn watch_helper(helper: &Helper, signals: Handle) -> anyhow::Result<Arc<AtomicBool>> {
+    let (lost, private) = (Arc::new(AtomicBool::new(false)), helper.steward().is_some());
     let tell = Arc::clone(&lost);
     let gone = move || {
-        tracing::error!("the keeper of this daemon has ended; socket files will not be removed");
+        tracing::error!("the helper of this daemon has ended; socket files will not be removed");
         if private {
             // Read after the signals' iterator has ended, which synchronizes.
             tell.store(true, Ordering::Relaxed);
             signals.close();
         }
     };
-    keeper.watch(gone).context("cannot watch the keeper")?;
+    helper.watch(gone).context("cannot watch the helper")?;
     Ok(lost)
 }
 

@@ -26,7 +26,7 @@ const ROOMS: &[&str] = &[
     "switch",
     "direct",
     "config",
-    "guard",
+    "supervision",
     "network",
     "port",
     "vhost_user",

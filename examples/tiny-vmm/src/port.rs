@@ -231,7 +231,7 @@ impl Port {
         let mut result = Ok(());
         for chain in &self.chains {
             let buffers = self.chains.buffers(chain);
-            match pair.judge_into(chain, buffers, None, &self.counters, &mut sending) {
+            match pair.check_into(chain, buffers, None, &self.counters, &mut sending) {
                 Ok(true) => self
                     .sink
                     .put(&FromGuest::new(&memory, buffers, sending.start, sending.len)),

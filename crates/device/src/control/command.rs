@@ -174,7 +174,7 @@ impl Command {
             // Inside the map, as checked when the descriptor was read.
             let _ = memory.copy_from_guest(offset, bytes);
         };
-        Self::judged(&copy, buffers, *rules)
+        Self::parse_checked(&copy, buffers, *rules)
     }
 
     /// Out of bytes that are as in a driver's buffers: class, command, data.
@@ -192,10 +192,14 @@ impl Command {
             let at = offset as usize;
             into.copy_from_slice(&bytes[at..at + into.len()]);
         };
-        Self::judged(&copy, &[buffer], *rules)
+        Self::parse_checked(&copy, &[buffer], *rules)
     }
 
-    fn judged(copy: &dyn Fn(u64, &mut [u8]), buffers: &[Buffer], rules: Rules) -> Result<Self, Refusal> {
+    fn parse_checked(
+        copy: &dyn Fn(u64, &mut [u8]),
+        buffers: &[Buffer],
+        rules: Rules,
+    ) -> Result<Self, Refusal> {
         let mut bytes = Reader {
             copy,
             buffers,

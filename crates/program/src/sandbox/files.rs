@@ -3,7 +3,7 @@
 //! All access is denied but reading two things: this process's directory in /proc (which pages the kernel gave us,
 //! and where a panic happened) and its own program (for the names in a panic's backtrace). What a worker needs beyond
 //! that it has open already: its listening sockets; and connecting to a socket by its path is no access in landlock's
-//! sense. Removing socket files is left to the [keeper](keeper).
+//! sense. Removing socket files is left to the [helper](helper).
 //!
 //! Denied too, where the kernel can: TCP, connecting to abstract sockets, signals to processes outside. And always
 //! with landlock: looking into other processes (ptrace(2), /proc/PID/maps).

@@ -4,7 +4,7 @@
 //! # Theory of operation
 //!
 //! [`enter`] is called once, on the only thread that there is, after everything that needs a privilege is done
-//! (sockets are bound, the [keeper](keeper) runs) and before anything of a guest is read. Threads
+//! (sockets are bound, the [helper](helper) runs) and before anything of a guest is read. Threads
 //! that begin later inherit all of it; none of it can be undone. Six layers, each strong without the others, so that
 //! a hole in one is not the end:
 //!

@@ -89,11 +89,11 @@ impl Daemon {
         ports.iter().find(|port| port["name"] == name).cloned()
     }
 
-    /// Where its keeper is: the one process that it started.
+    /// Where its helper is: the one process that it started.
     ///
     /// # Panics
     /// If there is none.
-    pub fn keeper(&mut self) -> u32 {
+    pub fn helper(&mut self) -> u32 {
         let pid = self.process().pid();
         let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).expect("it runs");
         children.trim().parse().expect("one child")

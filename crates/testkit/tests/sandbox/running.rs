@@ -141,14 +141,14 @@ fn privileged_processes_keep_only_what_they_need() {
     let veth = VethPair::new();
     // linux/capability.h: NET_ADMIN 12, NET_RAW 13, IPC_LOCK 14, SETUID 7, BPF 39; DAC_OVERRIDE 1, SYS_PTRACE 19.
     let steward = (1 << 12) | (1 << 13) | (1 << 14) | (1 << 7) | (1 << 39);
-    let keeper = steward | (1 << 1) | (1 << 19);
+    let helper = steward | (1 << 1) | (1 << 19);
     let leased = Daemon::start(&veth.near, &Serve::interface(VethPair::NIC).leased());
     let lessor = leased.lessor.as_ref().expect("leased").steward.pid();
     assert_keeps_at_most(lessor, steward);
     drop(leased);
     let veth = VethPair::new();
     let mut daemon = Daemon::start(&veth.near, &by_root());
-    assert_keeps_at_most(daemon.keeper(), keeper);
+    assert_keeps_at_most(daemon.helper(), helper);
     drop(daemon);
     // CHOWN 0: to give away sockets of ports that come later.
     let file = format!(
@@ -156,7 +156,7 @@ fn privileged_processes_keep_only_what_they_need() {
         VethPair::NIC
     );
     let mut daemon = Daemon::start_file(&veth.near, &Serve::file().by_root(), &[], &file);
-    assert_keeps_at_most(daemon.keeper(), keeper | 1);
+    assert_keeps_at_most(daemon.helper(), helper | 1);
 }
 
 /// No set has more than these, and what is needed is there.
@@ -186,14 +186,14 @@ fn user_of_choice_is_taken_with_its_groups() {
 }
 
 #[test]
-fn daemon_ends_with_its_keeper() {
+fn daemon_ends_with_its_helper() {
     require!(Root);
     let veth = VethPair::new();
     let mut daemon = Daemon::start(&veth.near, &by_root());
     // Answered once all is set up.
     let _ = daemon.status();
-    let keeper = rustix::process::Pid::from_raw(daemon.keeper().cast_signed()).expect("not zero");
-    rustix::process::kill_process(keeper, Signal::KILL).expect("it is our daemon's");
+    let helper = rustix::process::Pid::from_raw(daemon.helper().cast_signed()).expect("not zero");
+    rustix::process::kill_process(helper, Signal::KILL).expect("it is our daemon's");
     let status = daemon.process().wait(wait::SOON);
     assert!(
         !status.success() && daemon.said().contains("start the daemon again"),

@@ -33,7 +33,7 @@ fn socket_files_go_with_the_daemon_however_it_ends() {
         daemon.process().signal(signal);
         daemon.process().wait(wait::SOON);
         let gone = || !socket.exists() && !control.exists();
-        // In order: at once. Killed: as soon as the keeper sees it.
+        // In order: at once. Killed: as soon as the helper sees it.
         assert!(gone() || signal == Signal::KILL, "{}", daemon.said());
         assert!(wait::until(wait::SOON, gone));
         let program = || {

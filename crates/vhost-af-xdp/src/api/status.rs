@@ -11,10 +11,10 @@ use steer::{Filter, mac_text};
 use xsk::NumaNode;
 
 use super::{lane_status, network_status};
-use crate::guard::watchdog::{Hang, Watchdog};
 use crate::network::Network;
 use crate::port::Port;
-use crate::switch::table::Station;
+use crate::supervision::watchdog::{Hang, Watchdog};
+use crate::switch::fdb::FdbKey;
 use crate::switch::workers::Workers;
 use device::features::Negotiated;
 use device::offloads::Offloads;
@@ -22,10 +22,10 @@ use device::offloads::Offloads;
 /// How long fresh counters of XDP programs are waited for, all together; the last ones are shown then.
 const SAMPLES: Duration = Duration::from_millis(500);
 
-fn learned(station: Station) -> LearnedStation {
+fn learned(key: FdbKey) -> LearnedStation {
     LearnedStation {
-        mac: mac_text(station.mac()),
-        vlan: station.vlan(),
+        mac: mac_text(key.mac()),
+        vlan: key.vlan(),
     }
 }
 
@@ -127,8 +127,8 @@ fn cpu_us() -> u64 {
 /// One port.
 pub(crate) fn read_port(port: &Port) -> PortStatus {
     // First: what is shown may be newer than that, and not older.
-    let busy = port.window.busy();
-    let shown = port.window.shown().unwrap_or_default();
+    let busy = port.published.busy();
+    let shown = port.published.snapshot().unwrap_or_default();
     let (session, interface) = (shown.session.as_ref(), shown.interface.as_ref());
     let steering = interface.map(|interface| &interface.steering);
     let counted = interface.and_then(|interface| interface.itself.upgrade());
@@ -175,7 +175,7 @@ pub(crate) fn read_port(port: &Port) -> PortStatus {
         impaired: shown.impaired.as_ref().map(ToString::to_string),
         busy: busy.map(|busy| busy.to_string()),
         limits: port.rates(),
-        turned_away: port.window.turned_away().map(|turned| turned.to_string()),
+        turned_away: port.published.turned_away().map(|turned| turned.to_string()),
         last_closed: (shown.last_closed.as_ref())
             .map(|closed| (closed.name().to_owned(), closed.to_string())),
         lanes: (0..port.counters.len()).map(lane).collect(),

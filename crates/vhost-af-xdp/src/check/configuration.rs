@@ -115,7 +115,7 @@ pub(crate) fn look(config: &ServeConfig) -> ConfigurationReport {
     }
 }
 
-/// Who has no steward leases queues of its own keeper, which has the privileges of who starts it.
+/// Who has no steward leases queues of its own helper, which has the privileges of who starts it.
 pub(crate) fn check_privileges(config: &ServeConfig) -> anyhow::Result<()> {
     let queues = config.queues();
     let Some(Queues { interface, .. }) = queues.first().filter(|_| config.steward.is_none()) else {

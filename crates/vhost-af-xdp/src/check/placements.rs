@@ -1,7 +1,7 @@
 //! What a placement will be in, and why not in a better mode: the same conditions that `serve` goes by, in its words.
 
 use common::binding::{
-    Binding, BufferOrder, GuestBuffers, IntoGuest, Judge, L2_BYTES, LONGEST_FRAME, NoZeroCopy, QueueFacts,
+    Binding, BufferOrder, GuestBuffers, IntoGuest, L2_BYTES, LONGEST_FRAME, NoZeroCopy, QueueFacts, SteeredBy,
 };
 use serde::Serialize;
 use steer::ModeRequest;
@@ -119,10 +119,10 @@ impl Facts {
     /// With the best that a guest and its VMM can be.
     fn into_guest(&self, request: &Request) -> IntoGuest {
         IntoGuest {
-            judge: match self.program {
-                Some(_) if self.program_holder().is_none() => Judge::Foreign,
-                _ if request.has_filter => Judge::Program,
-                _ => Judge::Nic,
+            steered_by: match self.program {
+                Some(_) if self.program_holder().is_none() => SteeredBy::Foreign,
+                _ if request.has_filter => SteeredBy::Program,
+                _ => SteeredBy::Nic,
             },
             is_own: !request.has_steward,
             translated: self.link.translated,
@@ -242,7 +242,7 @@ impl Facts {
         };
         let others = [
             IntoGuest {
-                judge: Judge::Program,
+                steered_by: SteeredBy::Program,
                 ..best
             },
             IntoGuest {

@@ -121,7 +121,7 @@ mod tests {
         let commands = offered("vhost-af-xdp ");
         assert!(commands.contains(&"serve".to_owned()), "{commands:?}");
         assert!(
-            !commands.contains(&"keeper".to_owned()) && !commands.contains(&"complete".to_owned()),
+            !commands.contains(&"helper".to_owned()) && !commands.contains(&"complete".to_owned()),
             "{commands:?}"
         );
     }

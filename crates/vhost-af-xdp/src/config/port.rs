@@ -13,7 +13,7 @@ use xsk::{BindRequest, BusyPoll};
 use super::hints::HintsConfig;
 use crate::listener::Access;
 use crate::nic::endpoint::to_send_only;
-use crate::switch::guard::{Guard, Lock};
+use crate::switch::guard::{Guard, SourceGuard};
 use model::rates::PortRates;
 
 /// Where a port and its VMM connect.
@@ -336,13 +336,13 @@ impl PortConfig {
 
     /// By what its guest's frames are judged, where no network does that.
     pub(crate) fn guard(&self) -> Option<Guard> {
-        let lock = Lock::of(&self.keys.guard);
+        let source_guard = SourceGuard::of(&self.keys.guard);
         let mac = self.mac.filter(|_| self.nic.network().is_none());
-        mac.filter(|_| self.keys.guard.guard || lock.is_some())
+        mac.filter(|_| self.keys.guard.guard || source_guard.is_some())
             .map(|mac| Guard {
                 mac,
                 vlans: self.vlans.clone(),
-                lock,
+                source_guard,
             })
     }
 

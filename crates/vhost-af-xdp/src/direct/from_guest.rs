@@ -13,7 +13,7 @@ use xsk::{TxDesc, UmemOffset};
 use super::{DirectEnd, Outbound};
 use crate::nic::interface_queue::Release;
 use crate::nic::queue::{LinkState, Nic};
-use crate::switch::from_guest::{Put, Sender, Sink, Turn};
+use crate::switch::from_guest::{Budget, Put, Sender, Sink};
 use crate::switch::gso::{Builder, FromChain, Source};
 use crate::switch::guest_frame::GuestFrame;
 use crate::switch::lane::Work;
@@ -35,7 +35,7 @@ impl<N: Nic> Sink for DirectEnd<N> {
     }
 
     #[inline]
-    fn put(&mut self, chain: ChainId, frame: Option<GuestFrame<'_>>, turn: &mut Turn) -> Put {
+    fn put(&mut self, chain: ChainId, frame: Option<GuestFrame<'_>>, budget: &mut Budget) -> Put {
         let Some(frame) = frame else {
             self.give_back(chain);
             return Put::Taken;
@@ -44,7 +44,7 @@ impl<N: Nic> Sink for DirectEnd<N> {
         let queued = match *request {
             Request { csum: None, .. } => match self.queue_frame(chain, frame) {
                 Some(true) => {
-                    turn.tally.add(len);
+                    budget.tally.add(len);
                     Some(())
                 }
                 dropped => dropped.map(|_| ()),
@@ -55,12 +55,12 @@ impl<N: Nic> Sink for DirectEnd<N> {
             } => {
                 let queued = self.queue_summed(chain, frame, at);
                 if queued.is_some() {
-                    turn.tally.add(len);
+                    budget.tally.add(len);
                 }
                 queued
             }
             Request { gso: Some(gso), .. } => {
-                self.cut(chain, frame, gso, turn);
+                self.segment(chain, frame, gso, budget);
                 Some(())
             }
         };
@@ -69,7 +69,7 @@ impl<N: Nic> Sink for DirectEnd<N> {
 
     #[inline]
     fn has_rest(&self) -> bool {
-        self.cutting.is_some()
+        self.segmentation.is_some()
     }
 }
 
@@ -85,10 +85,10 @@ impl<N: Nic> DirectEnd<N> {
     ) -> Result<usize, Fault> {
         let moved = self.take_from_guest(pair, sender, counters)?;
         self.hand_over();
-        Ok(moved + self.end_turn(pair, moved))
+        Ok(moved + self.stop_batch(pair, moved))
     }
 
-    /// The same up to where the NIC gets them ([`Self::hand_over`], [`Self::end_turn`]).
+    /// The same up to where the NIC gets them ([`Self::hand_over`], [`Self::stop_batch`]).
     pub(super) fn take_from_guest(
         &mut self,
         pair: &mut QueuePair,
@@ -114,15 +114,15 @@ impl<N: Nic> DirectEnd<N> {
         let mut moved = self.reap(pair);
         self.begin_burst();
         if self.has_rest() && sender.left() > 0 {
-            let mut turn = Turn::of(sender.left());
-            moved += self.go_on_cutting(pair, &mut turn);
-            sender.spend(&turn);
+            let mut budget = Budget::new(sender.left());
+            moved += self.continue_segmentation(pair, &mut budget);
+            sender.charge(&budget);
         }
         moved
     }
 
     /// A turn is over in which so many were moved: has the kernel send what is queued; those that came back.
-    pub(super) fn end_turn(&mut self, pair: &mut QueuePair, moved: usize) -> usize {
+    pub(super) fn stop_batch(&mut self, pair: &mut QueuePair, moved: usize) -> usize {
         // While the interface is down every breath that sends asks whether it is up again.
         if self.queue.nic.unsent() > 0 || (moved > 0 && self.link == LinkState::Down) {
             self.kick();
@@ -243,7 +243,7 @@ impl<N: Nic> DirectEnd<N> {
     #[inline]
     fn queue_frame(&mut self, chain: ChainId, frame: GuestFrame<'_>) -> Option<bool> {
         if !frame.head.is_empty() {
-            return self.queue_judged(chain, frame);
+            return self.queue_checked(chain, frame);
         }
         let &Sending { start, len, .. } = frame.sending;
         if len > self.queue.umem.max_sent_bytes() {
@@ -320,7 +320,7 @@ impl<N: Nic> DirectEnd<N> {
     /// A frame whose first bytes were judged: they are sent as they were, from a bounce chunk. What is behind them is
     /// sent from where it lies, if the socket gains by that, or the frame is longer than a chunk.
     #[inline(never)]
-    fn queue_judged(&mut self, chain: ChainId, frame: GuestFrame<'_>) -> Option<bool> {
+    fn queue_checked(&mut self, chain: ChainId, frame: GuestFrame<'_>) -> Option<bool> {
         // At most the frame's length.
         #[allow(clippy::cast_possible_truncation)]
         let (head, len) = (frame.head.len() as u32, frame.sending.len);
@@ -449,7 +449,7 @@ impl<N: Nic> DirectEnd<N> {
     /// The lane is stopped, on a thread that may wait: what is queued is sent or given up now, because repeating a
     /// frame would be worse than losing it. The chain of which only a part was sent.
     pub(super) fn send_at_last(&mut self, pair: &mut QueuePair) -> Option<ChainId> {
-        let half_sent = self.cut_at_last(pair);
+        let half_sent = self.segment_at_last(pair);
         // A NIC that reads by DMA only learns by a kick that there is something to send.
         let (kicks, wait) = match self.queue.sends.by_dma {
             true => (LAST_WAITS, LAST_WAIT),

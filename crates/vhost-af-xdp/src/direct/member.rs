@@ -17,7 +17,7 @@ use crate::nic::interface_queue::Coupled;
 use crate::nic::queue::Nic;
 use crate::nic::xdp::XdpNic;
 use crate::switch::from_guest::{Sender, Sink};
-use crate::switch::lane::{Peer, Work};
+use crate::switch::lane::{RxTarget, Work};
 use crate::switch::own_queue::OwnQueue;
 use crate::switch::receiver::{Receive, Receiver, has_frames};
 
@@ -71,12 +71,12 @@ impl<N: Nic> OwnQueue for SendDirectQueue<N> {
 
     fn finish(&mut self, pair: &mut QueuePair, moved: usize, _counters: &PairCounters) -> usize {
         self.end.hand_over();
-        let back = self.end.end_turn(pair, moved);
+        let back = self.end.stop_batch(pair, moved);
         // What others were given is done without the NIC.
         back + self.end.reap(pair)
     }
 
-    fn receive(&mut self, guest: &mut Peer<'_>) -> Result<usize, Fault> {
+    fn receive(&mut self, guest: &mut RxTarget<'_>) -> Result<usize, Fault> {
         self.receiver.deliver(&mut self.end.queue, guest)
     }
 
@@ -84,8 +84,8 @@ impl<N: Nic> OwnQueue for SendDirectQueue<N> {
         has_frames(&mut self.end.queue)
     }
 
-    fn arm(&mut self, to_guest: &mut Vring) -> Work {
-        let waiting = self.receiver.arm(&mut self.end.queue);
+    fn enable_notifications(&mut self, to_guest: &mut Vring) -> Work {
+        let waiting = self.receiver.enable_notifications(&mut self.end.queue);
         let work = self.end.when_sent();
         let frames = waiting
             .then(|| self.receiver.when_frames_wait(to_guest))
@@ -109,8 +109,8 @@ impl<N: Nic> OwnQueue for SendDirectQueue<N> {
         self.end.inject(frame);
     }
 
-    fn stop(mut self, guest: Peer<'_>) -> Option<NicQueue<XdpNic>> {
-        let Peer {
+    fn stop(mut self, guest: RxTarget<'_>) -> Option<NicQueue<XdpNic>> {
+        let RxTarget {
             pair,
             buffers,
             counters,
@@ -118,7 +118,7 @@ impl<N: Nic> OwnQueue for SendDirectQueue<N> {
             ..
         } = guest;
         let half_sent = self.end.send_at_last(pair);
-        let guest = Peer::new(pair, buffers, counters).filtered(filter);
+        let guest = RxTarget::new(pair, buffers, counters).filtered(filter);
         self.receiver.finish(&mut self.end.queue, guest);
         self.end.queue.discard(counters);
         self.end.close(pair, half_sent);

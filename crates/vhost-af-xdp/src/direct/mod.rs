@@ -40,12 +40,12 @@
 //! nobody knows that it has, nothing goes back at all: a guest that lacks buffers is better off than one whose memory
 //! is written when it uses it for something else.
 
-mod cutting;
 mod from_guest;
 pub(crate) mod in_flight;
 pub(crate) mod member;
 mod place;
 pub(crate) mod registration;
+mod segmentation;
 pub(crate) mod send_direct;
 mod to_guest;
 
@@ -69,7 +69,7 @@ use crate::switch::filter::LaneFilter;
 use crate::switch::from_guest::Sender;
 use crate::switch::gso::GsoPacket;
 use crate::switch::guard::Guard;
-use crate::switch::lane::{Blame, Lane, Near, Stopped, Work};
+use crate::switch::lane::{Blame, Lane, Siblings, Stopped, Work};
 use crate::switch::limits::BATCH;
 use crate::switch::rate_limit::PortLimits;
 use device::counters::PairCounters;
@@ -82,7 +82,7 @@ pub(crate) const CHUNK_BYTES: u32 = LARGE_CHUNK;
 const MOST_BOUNCES_POSTED: usize = 128;
 /// Buffers are parked until they have so many segments in all: each has a byte at least, so that they hold a frame of
 /// any length. A guest chooses how many segments a buffer has, and we keep them.
-const MOST_PARKED_BUFFERS: usize = 4096;
+const MOST_DEFERRED_BUFFERS: usize = 4096;
 
 /// A buffer that the NIC receives into.
 enum Posted {
@@ -103,13 +103,13 @@ struct Outbound {
 }
 
 /// A GSO packet in hand. Its chain is the guest's again once the last segment is sent.
-struct Cutting {
+struct Segmentation {
     packet: GsoPacket,
     chain: ChainId,
 }
 
 /// A receive buffer of the guest that frames reach through the bounce area.
-struct Parked {
+struct Deferred {
     chain: ChainId,
     /// How many it has.
     buffers: usize,
@@ -122,9 +122,9 @@ pub(crate) struct DirectLane<N> {
     counters: Arc<PairCounters>,
     sender: Sender,
     posted: InFlight<Posted>,
-    parked: VecDeque<Parked>,
-    parked_buffers: VecDeque<Buffer>,
-    parked_bytes: u64,
+    deferred: VecDeque<Deferred>,
+    deferred_buffers: VecDeque<Buffer>,
+    deferred_bytes: u64,
     /// Receive buffers go back as the NIC is done with them.
     any_order: bool,
     place: Place,
@@ -132,7 +132,7 @@ pub(crate) struct DirectLane<N> {
     bounces_posted: usize,
     /// A buffer smaller than the longest frame was seen: all later ones are parked, too, because
     /// frames may now need several, and the order of use must stay that of posting.
-    park_all: bool,
+    defer_all: bool,
     /// The last piece that was received said that its frame goes on.
     inside: bool,
     /// Looks at received frames, where they may have partial checksums.
@@ -152,9 +152,9 @@ pub(crate) struct DirectEnd<N> {
     link: LinkState,
     sending: InFlight<Outbound>,
     /// A GSO packet of which segments wait for room; the chains behind it wait, too.
-    cutting: Option<Cutting>,
+    segmentation: Option<Segmentation>,
     /// The buffers of its chain.
-    cut_buffers: Vec<Buffer>,
+    segmented_buffers: Vec<Buffer>,
     /// A buffer waits to be parked until a bounce chunk comes back, and with it, perhaps, a parked buffer goes.
     bounces_out: bool,
     /// Descriptors that the ring had room for when the burst began.
@@ -240,11 +240,11 @@ impl<N: Nic> DirectLane<N> {
                 true => InFlight::in_any_order(most_posted),
                 false => InFlight::new(most_posted),
             },
-            parked: VecDeque::new(),
-            parked_buffers: VecDeque::new(),
-            parked_bytes: 0,
+            deferred: VecDeque::new(),
+            deferred_buffers: VecDeque::new(),
+            deferred_bytes: 0,
             bounces_posted: 0,
-            park_all: false,
+            defer_all: false,
             inside: false,
             look,
             chains: Chains::default(),
@@ -279,10 +279,10 @@ impl<N: Nic> DirectEnd<N> {
             counters: Arc::clone(counters),
             link,
             sending: InFlight::new(memory.in_flight),
-            cutting: None,
+            segmentation: None,
             // A chain has as many buffers as its queue has entries, at most, and a burst as many descriptors as the TX
             // ring.
-            cut_buffers: Vec::with_capacity(memory.in_flight),
+            segmented_buffers: Vec::with_capacity(memory.in_flight),
             bounces_out: false,
             ring: 0,
             outgoing: Vec::with_capacity(memory.in_flight),
@@ -293,7 +293,7 @@ impl<N: Nic> DirectEnd<N> {
 }
 
 impl<N: Nic> Lane for DirectLane<N> {
-    fn breathe(&mut self, _near: Near<'_>) -> Result<usize, Blame> {
+    fn poll(&mut self, _siblings: Siblings<'_>) -> Result<usize, Blame> {
         let received = self.to_guest().map_err(Blame::Own)?;
         let sent = self
             .end
@@ -303,10 +303,10 @@ impl<N: Nic> Lane for DirectLane<N> {
         let posted = if sent > 0 { self.post_more() } else { Ok(()) };
         self.end.hand_over();
         posted.map_err(Blame::Own)?;
-        Ok(received + sent + self.end.end_turn(&mut self.pair, sent))
+        Ok(received + sent + self.end.stop_batch(&mut self.pair, sent))
     }
 
-    fn arm(&mut self, _near: Near<'_>) -> Work {
+    fn enable_notifications(&mut self, _siblings: Siblings<'_>) -> Work {
         // Kicks of a guest that is held back tell nothing.
         let held = Work::after(self.sender.throttle.held());
         if held == Work::None && self.pair.from_guest.enabled && self.pair.from_guest.queue.enable_kicks() {
@@ -343,11 +343,11 @@ impl<N: Nic> Lane for DirectLane<N> {
     }
 
     fn set_guard(&mut self, guard: Option<&Guard>) {
-        self.sender.gate.set_guard(guard);
+        self.sender.policy.set_guard(guard);
     }
 
     fn set_filter(&mut self, filter: Option<Box<LaneFilter>>) -> Option<Box<LaneFilter>> {
-        self.sender.gate.set_filter(filter)
+        self.sender.policy.set_filter(filter)
     }
 
     fn set_limits(&mut self, limits: &PortLimits) {
@@ -363,7 +363,7 @@ impl<N: Nic> Lane for DirectLane<N> {
         self.pair.to_guest.enabled
     }
 
-    fn inject(&mut self, frame: &[u8], _near: Near<'_>) {
+    fn inject(&mut self, frame: &[u8], _siblings: Siblings<'_>) {
         self.end.inject(frame);
     }
 
@@ -376,7 +376,7 @@ impl<N: Nic> Lane for DirectLane<N> {
         lane.counters.to_guest_queue_stopped.add(lane.posted.len_done());
         let let_go = lane.end.close(&mut lane.pair, half_sent);
         if let_go {
-            give_up(&mut lane.pair, &mut lane.posted, &lane.parked);
+            give_up(&mut lane.pair, &mut lane.posted, &lane.deferred);
         }
         lane.pair.to_guest.publish(&lane.counters);
         Stopped {
@@ -388,14 +388,14 @@ impl<N: Nic> Lane for DirectLane<N> {
 
 /// Leaves the guest what the NIC or the parking place held, now that nobody writes there any more: it was never used,
 /// so the queue is rewound to it; or goes back empty, where that cannot be.
-fn give_up(pair: &mut QueuePair, posted: &mut InFlight<Posted>, parked: &VecDeque<Parked>) {
+fn give_up(pair: &mut QueuePair, posted: &mut InFlight<Posted>, deferred: &VecDeque<Deferred>) {
     let queue = &mut pair.to_guest.queue;
     let overtaken = posted.has_overtaken();
     let posted = std::iter::from_fn(|| posted.pop_any()).filter_map(|posted| match posted {
         Posted::Guest { chain, .. } => Some(chain),
         Posted::Bounce { .. } => None,
     });
-    let held = posted.chain(parked.iter().map(|parked| parked.chain));
+    let held = posted.chain(deferred.iter().map(|deferred| deferred.chain));
     match overtaken {
         true => held.for_each(|chain| queue.push_used_in_any_order(chain, 0)),
         false => queue.unpop(held.map(|chain| chain.slots).sum()),

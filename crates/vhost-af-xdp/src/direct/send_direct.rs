@@ -2,7 +2,7 @@
 //!
 //! The queue's UMEM is guest RAM with chunks of ours behind it. From the guest it is the lane of [`super::DirectLane`]:
 //! frames and the payload of GSO packets leave from where they lie. To the guest it is that of
-//! [`CopyLane`](crate::switch::joined::CopyLane): the NIC receives into our chunks only, and each frame is copied once,
+//! [`CopyLane`](crate::switch::copy_lane::CopyLane): the NIC receives into our chunks only, and each frame is copied once,
 //! judged, and joined with its neighbours. So neither the kernel nor a NIC ever writes to guest RAM, in zero-copy
 //! either: no frame of another station is ever in it, and nothing depends on the guest's receive buffers.
 
@@ -19,7 +19,7 @@ use crate::nic::queue::Nic;
 use crate::switch::filter::LaneFilter;
 use crate::switch::from_guest::Sender;
 use crate::switch::guard::Guard;
-use crate::switch::lane::{Blame, Lane, Near, Peer, Stopped, Work};
+use crate::switch::lane::{Blame, Lane, RxTarget, Siblings, Stopped, Work};
 use crate::switch::rate_limit::{PortLimits, RateLimit};
 use crate::switch::receiver::{Receive, Receiver, has_frames};
 
@@ -60,15 +60,15 @@ impl<N: Nic> SendDirectLane<N> {
         if !self.pair.to_guest.enabled || !has_frames(&mut self.end.queue) {
             return Ok(0);
         }
-        let guest = Peer::new(&mut self.pair, &mut self.buffers, &self.counters);
-        let guest = guest.filtered(self.sender.gate.to_guest());
+        let guest = RxTarget::new(&mut self.pair, &mut self.buffers, &self.counters);
+        let guest = guest.filtered(self.sender.policy.to_guest());
         let mut guest = guest.limited(self.limit.as_ref());
         self.receiver.deliver(&mut self.end.queue, &mut guest)
     }
 }
 
 impl<N: Nic> Lane for SendDirectLane<N> {
-    fn breathe(&mut self, _near: Near<'_>) -> Result<usize, Blame> {
+    fn poll(&mut self, _siblings: Siblings<'_>) -> Result<usize, Blame> {
         let sent = self
             .end
             .from_guest(&mut self.pair, &mut self.sender, &self.counters);
@@ -80,8 +80,8 @@ impl<N: Nic> Lane for SendDirectLane<N> {
         moved.map_err(Blame::Own)
     }
 
-    fn arm(&mut self, _near: Near<'_>) -> Work {
-        let waiting = self.receiver.arm(&mut self.end.queue);
+    fn enable_notifications(&mut self, _siblings: Siblings<'_>) -> Work {
+        let waiting = self.receiver.enable_notifications(&mut self.end.queue);
         // Kicks of a guest that is held back tell nothing.
         let held = Work::after(self.sender.throttle.held());
         if held == Work::None && self.pair.from_guest.enabled && self.pair.from_guest.queue.enable_kicks() {
@@ -111,11 +111,11 @@ impl<N: Nic> Lane for SendDirectLane<N> {
     }
 
     fn set_guard(&mut self, guard: Option<&Guard>) {
-        self.sender.gate.set_guard(guard);
+        self.sender.policy.set_guard(guard);
     }
 
     fn set_filter(&mut self, filter: Option<Box<LaneFilter>>) -> Option<Box<LaneFilter>> {
-        self.sender.gate.set_filter(filter)
+        self.sender.policy.set_filter(filter)
     }
 
     fn set_frame_limit(&mut self, bytes: u32) {
@@ -136,7 +136,7 @@ impl<N: Nic> Lane for SendDirectLane<N> {
         self.receiver.awaits_nic()
     }
 
-    fn inject(&mut self, frame: &[u8], _near: Near<'_>) {
+    fn inject(&mut self, frame: &[u8], _siblings: Siblings<'_>) {
         self.end.inject(frame);
     }
 
@@ -144,8 +144,8 @@ impl<N: Nic> Lane for SendDirectLane<N> {
         let mut lane = *self;
         lane.pair.leave_calls();
         let half_sent = lane.end.send_at_last(&mut lane.pair);
-        let guest = Peer::new(&mut lane.pair, &mut lane.buffers, &lane.counters);
-        let guest = guest.filtered(lane.sender.gate.to_guest());
+        let guest = RxTarget::new(&mut lane.pair, &mut lane.buffers, &lane.counters);
+        let guest = guest.filtered(lane.sender.policy.to_guest());
         lane.receiver.finish(&mut lane.end.queue, guest);
         lane.end.queue.discard(&lane.counters);
         lane.end.close(&mut lane.pair, half_sent);

@@ -3,7 +3,7 @@
 use virtqueue::{Buffer, Chain, ChainId, Chains};
 use xsk::{Frame, Umem, UmemOffset};
 
-use super::{CHUNK_BYTES, DirectLane, MOST_BOUNCES_POSTED, MOST_PARKED_BUFFERS, Parked, Posted};
+use super::{CHUNK_BYTES, Deferred, DirectLane, MOST_BOUNCES_POSTED, MOST_DEFERRED_BUFFERS, Posted};
 use crate::nic::queue::Nic;
 use crate::switch::bytes::UmemRange;
 use crate::switch::limits::BATCH;
@@ -147,7 +147,7 @@ impl<N: Nic> DirectLane<N> {
             self.chains = chains;
             popped?;
         }
-        if self.park_all {
+        if self.defer_all {
             self.post_bounces();
         }
         Ok(())
@@ -167,7 +167,7 @@ impl<N: Nic> DirectLane<N> {
                     },
                 );
                 self.empty.push(frame);
-            } else if !self.park(chain, buffers) {
+            } else if !self.defer(chain, buffers) {
                 self.end.bounces_out = true;
                 self.pair.to_guest.queue.unpop(chains.slots(at));
                 break;
@@ -177,25 +177,25 @@ impl<N: Nic> DirectLane<N> {
 
     /// Parks a buffer that frames must reach through the bounce area, and posts the chunk that it
     /// is paired with; false when there is no chunk now, or enough is parked.
-    fn park(&mut self, chain: &Chain, buffers: &[Buffer]) -> bool {
-        if self.parked_buffers.len() >= MOST_PARKED_BUFFERS {
+    fn defer(&mut self, chain: &Chain, buffers: &[Buffer]) -> bool {
+        if self.deferred_buffers.len() >= MOST_DEFERRED_BUFFERS {
             return false;
         }
-        self.park_all |= u64::from(chain.writable_bytes) < self.longest();
-        if !self.park_all {
+        self.defer_all |= u64::from(chain.writable_bytes) < self.longest();
+        if !self.defer_all {
             let Some(frame) = self.bounce_to_post() else {
                 return false;
             };
             self.post_bounce(frame);
         }
         let bytes = u64::from(chain.writable_bytes);
-        self.parked.push_back(Parked {
+        self.deferred.push_back(Deferred {
             chain: chain.id,
             buffers: buffers.len(),
             bytes,
         });
-        self.parked_buffers.extend(buffers.iter().copied());
-        self.parked_bytes += bytes;
+        self.deferred_buffers.extend(buffers.iter().copied());
+        self.deferred_bytes += bytes;
         true
     }
 
@@ -227,7 +227,7 @@ impl<N: Nic> DirectLane<N> {
     #[inline]
     fn fill_address(&self, buffers: &[Buffer]) -> Option<u64> {
         match buffers {
-            [buffer] if !self.park_all => self.place.fill_address(buffer),
+            [buffer] if !self.defer_all => self.place.fill_address(buffer),
             _ => None,
         }
     }
@@ -235,9 +235,9 @@ impl<N: Nic> DirectLane<N> {
     /// Posts as many bounce chunks as the parked buffers can take frames of.
     fn post_bounces(&mut self) {
         let frames = if self.pair.mergeable {
-            usize::try_from(self.parked_bytes / self.longest()).unwrap_or(usize::MAX)
+            usize::try_from(self.deferred_bytes / self.longest()).unwrap_or(usize::MAX)
         } else {
-            self.parked.len()
+            self.deferred.len()
         };
         while self.bounces_posted < frames
             && self.posted.room() > 0
@@ -254,9 +254,9 @@ impl<N: Nic> DirectLane<N> {
     fn deliver_bounced(&mut self, frame: UmemRange) -> bool {
         let mut wanted = u64::from(self.pair.header_bytes) + u64::from(frame.len);
         let mut count = 0;
-        for parked in &self.parked {
+        for deferred in &self.deferred {
             count += 1;
-            wanted = wanted.saturating_sub(parked.bytes);
+            wanted = wanted.saturating_sub(deferred.bytes);
             if wanted == 0 || !self.pair.mergeable {
                 break;
             }
@@ -275,14 +275,15 @@ impl<N: Nic> DirectLane<N> {
         let mut header = Some(with_buffers(offload, count));
         let mut left = frame.len;
         for _ in 0..count {
-            let Some(parked) = self.parked.pop_front() else {
+            let Some(deferred) = self.deferred.pop_front() else {
                 return false;
             };
-            self.parked_bytes -= parked.bytes;
+            self.deferred_bytes -= deferred.bytes;
             self.buffers.clear();
-            self.buffers.extend(self.parked_buffers.drain(..parked.buffers));
+            self.buffers
+                .extend(self.deferred_buffers.drain(..deferred.buffers));
             let written = write(&self.pair, &self.buffers, header.take(), &mut left, &mut bytes);
-            give_back(&mut self.pair, self.any_order, parked.chain, written);
+            give_back(&mut self.pair, self.any_order, deferred.chain, written);
         }
         true
     }

@@ -8,7 +8,7 @@ use std::sync::{Arc, PoisonError, TryLockError};
 use super::Network;
 use crate::config::HintsConfig;
 use crate::nic::error::InterfaceError;
-use crate::nic::hints::Promise;
+use crate::nic::hints::XdpMetadata;
 use crate::nic::interface::Interface;
 
 impl Network {
@@ -48,8 +48,8 @@ impl Network {
     }
 
     /// Tells the lanes of the uplink's queues what stands before their frames.
-    fn teller(&self) -> impl FnMut(u32, &Promise) {
-        move |queue, promise| {
+    fn teller(&self) -> impl FnMut(u32, &XdpMetadata) {
+        move |queue, metadata| {
             let at = {
                 let state = self.state();
                 let mut running = state.running.iter().flatten();
@@ -57,8 +57,9 @@ impl Network {
                 its.map(|running| running.at)
             };
             if let Some(at) = at {
-                let promise = promise.clone();
-                self.workers.change(at, move |lane, _near| lane.promise(&promise));
+                let metadata = metadata.clone();
+                self.workers
+                    .change(at, move |lane, _siblings| lane.set_metadata(&metadata));
             }
         }
     }

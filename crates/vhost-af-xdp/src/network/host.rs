@@ -19,7 +19,7 @@ use crate::nic::interface::Interface;
 use crate::nic::lane_facts::LaneFacts;
 use crate::nic::tap::Tap;
 use crate::switch::ethernet::Mac;
-use crate::switch::table::BridgeStations;
+use crate::switch::fdb::BridgeFdb;
 use crate::switch::workers::LaneAt;
 
 /// As far as it is reached.
@@ -30,7 +30,7 @@ pub(super) struct Host {
     /// Its addresses.
     pub(super) macs: Vec<Mac>,
     /// What is reached through it.
-    pub(super) behind: Arc<BridgeStations>,
+    pub(super) behind: Arc<BridgeFdb>,
     bridge: Option<ShownBridge>,
     impaired: Option<String>,
     retry: Retry<u32>,
@@ -120,13 +120,13 @@ impl Network {
             });
         }
         let behind = match end.behind {
-            0 => BridgeStations::default(),
-            _ => BridgeStations::new(&uplink.steering.behind()?),
+            0 => BridgeFdb::default(),
+            _ => BridgeFdb::new(&uplink.steering.behind()?),
         };
         self.note_bridge(state, &end, behind.len());
         if state.host.macs != end.macs || *state.host.behind != behind {
             (state.host.macs, state.host.behind) = (end.macs, Arc::new(behind));
-            self.tell_table(state);
+            self.set_fdb(state);
         }
         Ok(())
     }
@@ -173,7 +173,7 @@ impl Network {
         if !state.host.macs.is_empty() {
             state.host.macs.clear();
             state.host.behind = Arc::default();
-            self.tell_table(state);
+            self.set_fdb(state);
         }
     }
 }

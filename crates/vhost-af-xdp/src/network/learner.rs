@@ -8,7 +8,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use steer::with_sources;
 
 use super::learning::{Change, Told, tell_each};
-use super::{Network, change, configured, note_of};
+use super::{Network, change, configured, mark_of};
 
 /// How often the notes are looked at without news.
 const SELDOM: Duration = Duration::from_secs(10);
@@ -44,13 +44,13 @@ impl Network {
         if state.over {
             return None;
         }
-        let table = configured(state);
-        self.share_room(state, &table);
+        let fdb = configured(state);
+        self.share_room(state, &fdb);
         let (interface, uplink, ports) = (state.interface.as_deref(), &state.uplink, &state.ports);
         let tell = |changes: &[Change]| {
             let changes: Vec<_> = changes
                 .iter()
-                .map(|&(station, port)| change(station, port.and_then(|port| note_of(ports, port))))
+                .map(|&(key, port)| change(key, port.and_then(|port| mark_of(ports, port))))
                 .collect();
             match interface.map(|interface| interface.steering.set_stations(&changes)) {
                 None if uplink.is_some() => Told::Later,
@@ -68,8 +68,8 @@ impl Network {
             }
         };
         let tell = |changes: &[Change]| tell_each(changes, tell);
-        if state.learning.look(&state.ports, &table, Instant::now(), tell) {
-            self.tell_table(state);
+        if state.learning.look(&state.ports, &fdb, Instant::now(), tell) {
+            self.set_fdb(state);
         }
         Some(if state.learning.waits { AGAIN } else { SELDOM })
     }

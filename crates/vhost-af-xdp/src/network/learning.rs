@@ -18,8 +18,8 @@ use std::collections::{BinaryHeap, HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use crate::switch::learned::{Learned, Note};
-use crate::switch::table::{PortNumber, Station, Table, TablePort};
+use crate::switch::fdb::{Fdb, FdbKey, FdbPort, PortNumber};
+use crate::switch::learned::{Entry, Learned};
 
 /// How long an address is kept that nobody uses; that of Linux's bridge.
 const AGE: Duration = Duration::from_secs(300);
@@ -40,7 +40,7 @@ pub(super) enum Told {
 }
 
 /// Whose a station is to be.
-pub(super) type Change = (Station, Option<PortNumber>);
+pub(super) type Change = (FdbKey, Option<PortNumber>);
 
 /// Whose a station is.
 #[derive(Debug, Clone, Copy)]
@@ -52,21 +52,21 @@ struct Owner {
 }
 
 /// An address that was evicted, and the port that had learned it.
-pub(super) type Evicted = (Station, PortNumber);
+pub(super) type Evicted = (FdbKey, PortNumber);
 
 /// A note of a port, of which the uplink is to be told.
 struct Found<'a> {
     port: PortNumber,
     learned: &'a Learned,
-    note: Note,
+    entry: Entry,
     change: Change,
 }
 
 /// See the module's head.
 #[derive(Debug, Default)]
 pub(super) struct Learning {
-    owners: HashMap<Station, Owner>,
-    refused: HashMap<(PortNumber, Station), Instant>,
+    owners: HashMap<FdbKey, Owner>,
+    refused: HashMap<(PortNumber, FdbKey), Instant>,
     /// Unsettled stations moved last.
     moved: Option<Instant>,
     /// Somebody could not be told of all, or a station is not to move yet.
@@ -75,8 +75,8 @@ pub(super) struct Learning {
 
 impl Learning {
     /// What is learned.
-    pub(super) fn stations(&self) -> impl Iterator<Item = (Station, PortNumber)> {
-        self.owners.iter().map(|(&station, owner)| (station, owner.port))
+    pub(super) fn keys(&self) -> impl Iterator<Item = (FdbKey, PortNumber)> {
+        self.owners.iter().map(|(&key, owner)| (key, owner.port))
     }
 
     /// The uplink knows of none any more: all are told again when the notes are looked at, which is asked for by
@@ -88,21 +88,21 @@ impl Learning {
     }
 
     /// The uplink does not know of one any more: it is told again when the notes are looked at.
-    pub(super) fn lose(&mut self, station: Station) {
-        self.owners.remove(&station);
+    pub(super) fn lose(&mut self, key: FdbKey) {
+        self.owners.remove(&key);
     }
 
     /// A port is gone; stations that it had.
-    pub(super) fn leave(&mut self, port: PortNumber) -> Vec<Station> {
+    pub(super) fn leave(&mut self, port: PortNumber) -> Vec<FdbKey> {
         self.refused.retain(|&(of, _), _| of != port);
-        let gone: Vec<_> = self.stations().filter(|&(_, of)| of == port).collect();
-        let gone = gone.into_iter().map(|(station, _)| station);
-        gone.inspect(|station| _ = self.owners.remove(station)).collect()
+        let gone: Vec<_> = self.keys().filter(|&(_, of)| of == port).collect();
+        let gone = gone.into_iter().map(|(key, _)| key);
+        gone.inspect(|key| _ = self.owners.remove(key)).collect()
     }
 
     /// Evicts learned stations until there are at most so many: of the port that has most, the one that was used longest
     /// ago.
-    pub(super) fn make_room(&mut self, most: usize, ports: &[Option<TablePort>]) -> Vec<Evicted> {
+    pub(super) fn make_room(&mut self, most: usize, ports: &[Option<FdbPort>]) -> Vec<Evicted> {
         let surplus = self.owners.len().saturating_sub(most);
         let mut held = self.held();
         (0..surplus)
@@ -113,41 +113,41 @@ impl Learning {
     /// Divides the room for so many learned stations among ports that noted new ones: a station of a port that has at
     /// least two more than another one is evicted for it. What there is no room for is refused. The port with fewest
     /// comes first, so none of those that are granted here would have to be evicted here.
-    pub(super) fn share(&mut self, most: usize, ports: &[Option<TablePort>], table: &Table) -> Vec<Evicted> {
+    pub(super) fn share(&mut self, most: usize, ports: &[Option<FdbPort>], fdb: &Fdb) -> Vec<Evicted> {
         let mut evicted = self.make_room(most, ports);
         let mut held = self.held();
         let mut total = self.owners.len();
         let mut noted = HashMap::new();
         let mut next = BinaryHeap::new();
         for (port, learned) in learners(ports) {
-            let is_new = |note: &Note| {
-                let station = note.station();
-                !note.is_refused() && table.is_free(station) && !self.owners.contains_key(&station)
+            let is_new = |entry: &Entry| {
+                let key = entry.key();
+                !entry.is_refused() && fdb.is_free(key) && !self.owners.contains_key(&key)
             };
-            let new: Vec<_> = learned.notes().filter(is_new).collect();
+            let new: Vec<_> = learned.entries().filter(is_new).collect();
             noted.insert(port, (learned, new.into_iter()));
             next.push(Reverse((held.get(&port).copied().unwrap_or(0), port.0)));
         }
         let mut granted = HashSet::new();
         while let Some(Reverse((_, number))) = next.pop() {
             let port = PortNumber(number);
-            let Some((learned, notes)) = noted.get_mut(&port) else {
+            let Some((learned, entries)) = noted.get_mut(&port) else {
                 continue;
             };
-            let Some(note) = notes.next() else { continue };
+            let Some(entry) = entries.next() else { continue };
             let its = held.get(&port).copied().unwrap_or(0);
-            if !granted.contains(&note.station()) {
+            if !granted.contains(&entry.key()) {
                 let is_full = total >= most;
                 let largest = held.values().copied().max().unwrap_or(0);
                 let one = (is_full && largest >= its + 2)
                     .then(|| self.evict(&mut held, ports))
                     .flatten();
                 if is_full && one.is_none() {
-                    learned.refuse(note);
+                    learned.refuse(entry);
                 } else {
                     total += usize::from(!is_full);
                     evicted.extend(one);
-                    granted.insert(note.station());
+                    granted.insert(entry.key());
                     *held.entry(port).or_default() += 1;
                 }
             }
@@ -166,30 +166,26 @@ impl Learning {
     }
 
     /// Takes from the port that has most, of `held`, the station that it used longest ago.
-    fn evict(
-        &mut self,
-        held: &mut HashMap<PortNumber, usize>,
-        ports: &[Option<TablePort>],
-    ) -> Option<Evicted> {
+    fn evict(&mut self, held: &mut HashMap<PortNumber, usize>, ports: &[Option<FdbPort>]) -> Option<Evicted> {
         let (&port, count) = held.iter_mut().max_by_key(|(port, count)| (**count, port.0))?;
         let its = self.owners.iter().filter(|(_, owner)| owner.port == port);
-        let (&station, _) = its.min_by_key(|(station, owner)| (owner.used, station.bits()))?;
+        let (&key, _) = its.min_by_key(|(key, owner)| (owner.used, key.bits()))?;
         *count -= 1;
-        self.owners.remove(&station);
+        self.owners.remove(&key);
         let learned = learners(ports).find(|&(number, _)| number == port);
         if let Some((_, learned)) = learned {
-            let notes = learned.notes().filter(|note| note.station() == station);
-            notes.for_each(|note| learned.remove(note));
+            let entries = learned.entries().filter(|entry| entry.key() == key);
+            entries.for_each(|entry| learned.remove(entry));
         }
-        Some((station, port))
+        Some((key, port))
     }
 
-    /// Looks at the notes of all ports; whether something is to be told to workers. `table`: of stations by
+    /// Looks at the notes of all ports; whether something is to be told to workers. `fdb`: of stations by
     /// configuration. `tell`: has the uplink know whose stations are, and says of each what came of it.
     pub(super) fn look(
         &mut self,
-        ports: &[Option<TablePort>],
-        table: &Table,
+        ports: &[Option<FdbPort>],
+        fdb: &Fdb,
         now: Instant,
         tell: impl FnOnce(&[Change]) -> Vec<Told>,
     ) -> bool {
@@ -200,30 +196,30 @@ impl Learning {
         self.waits = false;
         for (port, learned) in learners(ports) {
             let mut seen = HashSet::new();
-            for note in learned.notes() {
-                let station = note.station();
-                if note.is_used() {
-                    learned.take_use(note);
+            for entry in learned.entries() {
+                let key = entry.key();
+                if entry.is_used() {
+                    learned.take_use(entry);
                 }
-                if !seen.insert(station) {
-                    learned.remove(note);
-                } else if !table.is_free(station) {
+                if !seen.insert(key) {
+                    learned.remove(entry);
+                } else if !fdb.is_free(key) {
                     // It became one's by configuration, and was told as that.
-                    learned.remove(note);
-                    changed |= self.owners.remove(&station).is_some();
-                } else if note.is_refused() {
-                    let since = *self.refused.entry((port, station)).or_insert(now);
+                    learned.remove(entry);
+                    changed |= self.owners.remove(&key).is_some();
+                } else if entry.is_refused() {
+                    let since = *self.refused.entry((port, key)).or_insert(now);
                     if now.duration_since(since) >= ASK_AGAIN {
-                        self.refused.remove(&(port, station));
-                        learned.remove(note);
+                        self.refused.remove(&(port, key));
+                        learned.remove(entry);
                     }
-                } else if let Some(whose) = self.whose(port, note, now) {
-                    if in_list.insert(station) {
-                        let change = (station, whose);
+                } else if let Some(whose) = self.whose(port, entry, now) {
+                    if in_list.insert(key) {
+                        let change = (key, whose);
                         found.push(Found {
                             port,
                             learned,
-                            note,
+                            entry,
                             change,
                         });
                     } else {
@@ -244,14 +240,14 @@ impl Learning {
     fn settle<'a>(
         &mut self,
         told: impl Iterator<Item = (Found<'a>, Told)>,
-        ports: &[Option<TablePort>],
+        ports: &[Option<FdbPort>],
         now: Instant,
     ) -> bool {
         let mut changed = false;
         for (found, told) in told {
             match told {
                 Told::Later => self.waits = true,
-                Told::Refused if found.change.1.is_some() => found.learned.refuse(found.note),
+                Told::Refused if found.change.1.is_some() => found.learned.refuse(found.entry),
                 Told::Refused | Told::Done => {
                     self.place(&found, ports, now);
                     changed = true;
@@ -262,8 +258,8 @@ impl Learning {
     }
 
     /// Whose the station of a port's note is to be, if something changes.
-    fn whose(&mut self, port: PortNumber, note: Note, now: Instant) -> Option<Option<PortNumber>> {
-        let Some(owner) = self.owners.get_mut(&note.station()) else {
+    fn whose(&mut self, port: PortNumber, entry: Entry, now: Instant) -> Option<Option<PortNumber>> {
+        let Some(owner) = self.owners.get_mut(&entry.key()) else {
             return Some(Some(port));
         };
         if owner.port != port {
@@ -272,23 +268,23 @@ impl Learning {
             self.waits |= !moves;
             return moves.then_some(Some(port));
         }
-        if note.is_used() {
+        if entry.is_used() {
             owner.used = now;
         }
         (now.duration_since(owner.used) >= AGE).then_some(None)
     }
 
     /// What was found is so.
-    fn place(&mut self, found: &Found<'_>, ports: &[Option<TablePort>], now: Instant) {
+    fn place(&mut self, found: &Found<'_>, ports: &[Option<FdbPort>], now: Instant) {
         let &Found {
             port,
             learned,
-            note,
-            change: (station, whose),
+            entry,
+            change: (key, whose),
         } = found;
         if whose.is_none() {
-            learned.remove(note);
-            self.owners.remove(&station);
+            learned.remove(entry);
+            self.owners.remove(&key);
             return;
         }
         let owner = Owner {
@@ -296,20 +292,18 @@ impl Learning {
             used: now,
             moved: None,
         };
-        let Some(before) = self.owners.insert(station, owner) else {
+        let Some(before) = self.owners.insert(key, owner) else {
             return;
         };
-        self.owners
-            .entry(station)
-            .and_modify(|owner| owner.moved = Some(now));
+        self.owners.entry(key).and_modify(|owner| owner.moved = Some(now));
         if !is_past(before.moved, SETTLED, now) {
             self.moved = Some(now);
         }
         let its = learners(ports).find(|&(port, _)| port == before.port);
         if let Some((_, its)) = its {
-            its.notes()
-                .filter(|note| note.station() == station)
-                .for_each(|note| its.remove(note));
+            its.entries()
+                .filter(|entry| entry.key() == key)
+                .for_each(|entry| its.remove(entry));
         }
     }
 }
@@ -320,12 +314,12 @@ fn is_past(at: Option<Instant>, pause: Duration, now: Instant) -> bool {
 }
 
 /// What was evicted is learned again: it was in vain.
-pub(super) fn note_again(evicted: &[Evicted], ports: &[Option<TablePort>]) {
-    for &(station, port) in evicted {
+pub(super) fn record_again(evicted: &[Evicted], ports: &[Option<FdbPort>]) {
+    for &(key, port) in evicted {
         let learned = learners(ports).find(|&(number, _)| number == port);
         learned
             .into_iter()
-            .for_each(|(_, learned)| _ = learned.note(station));
+            .for_each(|(_, learned)| _ = learned.record(key));
     }
 }
 
@@ -338,7 +332,7 @@ pub(super) fn tell_each(changes: &[Change], mut tell: impl FnMut(&[Change]) -> T
 }
 
 /// Ports that learn, with what was noted.
-fn learners(ports: &[Option<TablePort>]) -> impl Iterator<Item = (PortNumber, &Learned)> {
+fn learners(ports: &[Option<FdbPort>]) -> impl Iterator<Item = (PortNumber, &Learned)> {
     let ports = (0..).map(PortNumber).zip(ports);
     ports.filter_map(|(number, port)| Some((number, &**port.as_ref()?.learned.as_ref()?)))
 }
@@ -354,14 +348,14 @@ mod tests {
 
     const GUEST: Mac = [2, 0, 0, 0, 9, 1];
 
-    fn station(mac: Mac) -> Station {
-        Station::new(0, mac)
+    fn key(mac: Mac) -> FdbKey {
+        FdbKey::new(0, mac)
     }
 
     /// Two ports that learn, and one that does not.
     struct World {
-        ports: Vec<Option<TablePort>>,
-        table: Table,
+        ports: Vec<Option<FdbPort>>,
+        fdb: Fdb,
         learning: Learning,
         now: Instant,
         /// What the uplink was told.
@@ -374,14 +368,14 @@ mod tests {
     impl World {
         fn new() -> Self {
             let news = Arc::new(eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd"));
-            let port = |at: u8| TablePort {
+            let port = |at: u8| FdbPort {
                 mac: [2, 0, 0, 0, 0, at],
                 learned: (at < 2).then(|| Arc::new(Learned::new(Arc::clone(&news)))),
-                ..TablePort::default()
+                ..FdbPort::default()
             };
             let ports: Vec<_> = (0..3).map(|at| Some(port(at))).collect();
             Self {
-                table: Table::new(ports.clone()),
+                fdb: Fdb::new(ports.clone()),
                 ports,
                 learning: Learning::default(),
                 now: Instant::now(),
@@ -407,57 +401,56 @@ mod tests {
                 *lists += 1;
                 vec![answer; changes.len()]
             };
-            self.learning.look(&self.ports, &self.table, self.now, tell)
+            self.learning.look(&self.ports, &self.fdb, self.now, tell)
         }
 
-        fn stations(&self) -> Vec<(Station, PortNumber)> {
-            self.learning.stations().collect()
+        fn keys(&self) -> Vec<(FdbKey, PortNumber)> {
+            self.learning.keys().collect()
         }
     }
 
     #[test]
     fn address_is_told_of_and_forgotten_when_it_is_not_used() {
         let mut world = World::new();
-        world.learned(0).note(station(GUEST));
+        world.learned(0).record(key(GUEST));
         assert!(world.look() && !world.look());
-        assert_eq!(world.stations(), [(station(GUEST), PortNumber(0))]);
+        assert_eq!(world.keys(), [(key(GUEST), PortNumber(0))]);
         for _ in 0..3 {
             world.now += AGE - Duration::from_secs(1);
-            world.learned(0).note(station(GUEST));
+            world.learned(0).record(key(GUEST));
             assert!(!world.look());
         }
         world.now += AGE;
         assert!(world.look());
-        assert!(world.stations().is_empty() && world.learned(0).notes().next().is_none());
+        assert!(world.keys().is_empty() && world.learned(0).entries().next().is_none());
         assert_eq!(
             world.told,
-            [(station(GUEST), Some(PortNumber(0))), (station(GUEST), None)]
+            [(key(GUEST), Some(PortNumber(0))), (key(GUEST), None)]
         );
     }
 
     #[test]
     fn address_moves_to_the_port_that_uses_it() {
         let mut world = World::new();
-        world.learned(0).note(station(GUEST));
+        world.learned(0).record(key(GUEST));
         world.look();
-        world.learned(1).note(station(GUEST));
+        world.learned(1).record(key(GUEST));
         assert!(world.look() && !world.look());
-        assert_eq!(world.stations(), [(station(GUEST), PortNumber(1))]);
-        assert!(world.learned(0).notes().next().is_none());
-        world.learned(0).note(station(GUEST));
+        assert_eq!(world.keys(), [(key(GUEST), PortNumber(1))]);
+        assert!(world.learned(0).entries().next().is_none());
+        world.learned(0).record(key(GUEST));
         assert!(world.look());
-        assert_eq!(world.stations(), [(station(GUEST), PortNumber(0))]);
+        assert_eq!(world.keys(), [(key(GUEST), PortNumber(0))]);
     }
 
     #[test]
     fn ports_that_take_addresses_from_each_other_move_them_once_in_a_while() {
         let mut world = World::new();
-        let all = (0..50).map(|at| station([2, 0, 0, 0, 9, at]));
+        let all = (0..50).map(|at| key([2, 0, 0, 0, 9, at]));
         // Both use them all the time, and are looked at 50 times a second.
         for _ in 0..500 {
             for port in [0, 1] {
-                all.clone()
-                    .for_each(|station| _ = world.learned(port).note(station));
+                all.clone().for_each(|key| _ = world.learned(port).record(key));
             }
             world.look();
             world.now += Duration::from_millis(20);
@@ -465,11 +458,11 @@ mod tests {
         assert!((10..=16).contains(&world.lists), "{} lists", world.lists);
         assert!(world.learning.waits, "some are to be moved still");
         // Nobody else waits for that.
-        let settled = station([2, 0, 0, 0, 8, 1]);
+        let settled = key([2, 0, 0, 0, 8, 1]);
         for port in [0, 1] {
-            world.learned(port).note(settled);
+            world.learned(port).record(settled);
             world.look();
-            let its = world.stations().into_iter().find(|&(its, _)| its == settled);
+            let its = world.keys().into_iter().find(|&(its, _)| its == settled);
             assert_eq!(its, Some((settled, PortNumber(port as u16))));
         }
         // Who comes last has it at last.
@@ -482,7 +475,7 @@ mod tests {
 
     #[test]
     fn address_that_is_refused_keeps_no_other_one_from_being_learned() {
-        let [good, bad] = [GUEST, [2, 0, 0, 0, 9, 2]].map(|mac| (station(mac), Some(PortNumber(0))));
+        let [good, bad] = [GUEST, [2, 0, 0, 0, 9, 2]].map(|mac| (key(mac), Some(PortNumber(0))));
         let tell = |changes: &[Change]| match changes.contains(&bad) {
             true => Told::Refused,
             false => Told::Done,
@@ -496,23 +489,23 @@ mod tests {
     fn address_that_is_refused_is_asked_for_again_later() {
         let mut world = World::new();
         world.answer = Told::Refused;
-        world.learned(0).note(station(GUEST));
+        world.learned(0).record(key(GUEST));
         assert!(!world.look() && !world.look());
-        assert!(!world.learned(0).note(station(GUEST)));
+        assert!(!world.learned(0).record(key(GUEST)));
         assert_eq!(world.told.len(), 1);
         world.now += ASK_AGAIN;
         world.answer = Told::Done;
         world.look();
-        assert!(world.learned(0).note(station(GUEST)) && world.look());
+        assert!(world.learned(0).record(key(GUEST)) && world.look());
     }
 
     #[test]
     fn steward_that_is_away_is_told_when_it_is_back() {
         let mut world = World::new();
         world.answer = Told::Later;
-        world.learned(0).note(station(GUEST));
+        world.learned(0).record(key(GUEST));
         assert!(!world.look());
-        assert!(world.learned(0).note(station(GUEST)));
+        assert!(world.learned(0).record(key(GUEST)));
         world.answer = Told::Done;
         assert!(world.look());
     }
@@ -521,17 +514,21 @@ mod tests {
     fn configured_addresses_have_the_room_of_what_was_used_longest_ago() {
         let mut world = World::new();
         for at in 0..4 {
-            world.learned(0).note(station([2, 0, 0, 0, 9, at]));
+            world.learned(0).record(key([2, 0, 0, 0, 9, at]));
             world.look();
             world.now += Duration::from_secs(1);
         }
-        world.learned(1).note(station(GUEST.map(|byte| byte ^ 2)));
+        world.learned(1).record(key(GUEST.map(|byte| byte ^ 2)));
         world.look();
         assert!(world.learning.make_room(5, &world.ports).is_empty());
-        let oldest = [0, 1].map(|at| (station([2, 0, 0, 0, 9, at]), PortNumber(0)));
+        let oldest = [0, 1].map(|at| (key([2, 0, 0, 0, 9, at]), PortNumber(0)));
         assert_eq!(world.learning.make_room(3, &world.ports), oldest);
-        assert_eq!(world.stations().len(), 3);
-        assert_eq!(world.learned(0).notes().count(), 2, "its notes are free again");
+        assert_eq!(world.keys().len(), 3);
+        assert_eq!(
+            world.learned(0).entries().count(),
+            2,
+            "its entries are free again"
+        );
         assert_eq!(world.learning.make_room(0, &world.ports).len(), 3);
     }
 
@@ -540,14 +537,14 @@ mod tests {
         let mut world = World::new();
         let learn = |world: &mut World, port, from: u8, count: u8| {
             for at in from..from + count {
-                world.learned(port).note(station([2, 0, 0, 0, 9, at]));
+                world.learned(port).record(key([2, 0, 0, 0, 9, at]));
             }
-            let evicted = world.learning.share(8, &world.ports, &world.table);
+            let evicted = world.learning.share(8, &world.ports, &world.fdb);
             world.look();
             evicted.len()
         };
         let held =
-            |world: &World| [0, 1].map(|port| world.stations().iter().filter(|(_, of)| of.0 == port).count());
+            |world: &World| [0, 1].map(|port| world.keys().iter().filter(|(_, of)| of.0 == port).count());
         assert_eq!(learn(&mut world, 0, 0, 10), 0);
         assert_eq!(held(&world), [8, 0]);
         assert_eq!(learn(&mut world, 1, 20, 3), 3);
@@ -567,36 +564,36 @@ mod tests {
         for (port, count) in [(0, 10), (1, 3)] {
             for at in 0..count {
                 let mac = [2, 0, 0, 0, 9, port * 20 + at];
-                world.learned(port.into()).note(station(mac));
+                world.learned(port.into()).record(key(mac));
             }
         }
-        assert!(world.learning.share(8, &world.ports, &world.table).is_empty());
+        assert!(world.learning.share(8, &world.ports, &world.fdb).is_empty());
         world.look();
-        let of = |port| world.stations().iter().filter(|(_, of)| of.0 == port).count();
+        let of = |port| world.keys().iter().filter(|(_, of)| of.0 == port).count();
         assert_eq!([of(0), of(1)], [5, 3]);
     }
 
     #[test]
     fn address_that_was_evicted_in_vain_is_learned_again() {
         let mut world = World::new();
-        world.learned(0).note(station(GUEST));
+        world.learned(0).record(key(GUEST));
         world.look();
         let evicted = world.learning.make_room(0, &world.ports);
-        assert!(world.stations().is_empty() && !world.look());
-        note_again(&evicted, &world.ports);
+        assert!(world.keys().is_empty() && !world.look());
+        record_again(&evicted, &world.ports);
         assert!(world.look());
-        assert_eq!(world.stations(), [(station(GUEST), PortNumber(0))]);
+        assert_eq!(world.keys(), [(key(GUEST), PortNumber(0))]);
     }
 
     #[test]
     fn what_is_configured_goes_before_what_is_learned() {
         let mut world = World::new();
-        world.learned(0).note(station(GUEST));
+        world.learned(0).record(key(GUEST));
         world.look();
         world.ports[2].as_mut().expect("a port").mac = GUEST;
-        world.table = Table::new(world.ports.clone());
+        world.fdb = Fdb::new(world.ports.clone());
         assert!(world.look());
-        assert!(world.stations().is_empty() && world.learned(0).notes().next().is_none());
+        assert!(world.keys().is_empty() && world.learned(0).entries().next().is_none());
         assert_eq!(
             world.told.len(),
             1,
@@ -607,21 +604,21 @@ mod tests {
     #[test]
     fn uplink_that_returns_is_told_of_all_again_at_once() {
         let mut world = World::new();
-        world.learned(0).note(station(GUEST));
+        world.learned(0).record(key(GUEST));
         world.look();
         let news = eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd");
         world.learning.forget(&news);
         assert!(rustix::io::read(&news, &mut [0; 8]).is_ok(), "nobody looks");
         assert!(world.look());
-        assert_eq!(world.told, [(station(GUEST), Some(PortNumber(0))); 2]);
+        assert_eq!(world.told, [(key(GUEST), Some(PortNumber(0))); 2]);
     }
 
     #[test]
     fn port_that_leaves_leaves_its_addresses() {
         let mut world = World::new();
-        world.learned(0).note(station(GUEST));
+        world.learned(0).record(key(GUEST));
         world.look();
-        assert_eq!(world.learning.leave(PortNumber(0)), [station(GUEST)]);
-        assert!(world.stations().is_empty());
+        assert_eq!(world.learning.leave(PortNumber(0)), [key(GUEST)]);
+        assert!(world.keys().is_empty());
     }
 }

@@ -1,7 +1,7 @@
 //! A network: ports that reach each other by address, and an uplink that they share.
 //!
 //! It has queues of an interface, each in the hands of a lane of the switch ([`crate::switch::uplink_lane`]), and the
-//! table of who has which address ([`crate::switch::table`]). Both outlive guests: lanes of ports come and go beside
+//! table of who has which address ([`crate::switch::fdb`]). Both outlive guests: lanes of ports come and go beside
 //! them. A thread of its own watches the interface, and tells the ports what their guests have to know of it.
 
 mod hints;
@@ -9,10 +9,10 @@ mod host;
 mod learner;
 mod learning;
 mod naming;
-mod owed;
 mod room;
 mod seen;
 mod tap;
+mod unsent;
 mod uplink;
 
 use std::collections::HashSet;
@@ -41,10 +41,10 @@ use crate::nic::interfaces::Interfaces;
 use crate::nic::lane_facts::LaneFacts;
 use crate::nic::wakers::Wakers;
 use crate::switch::ethernet::Mac;
-use crate::switch::guard::Lock;
+use crate::switch::fdb::{Fdb, FdbKey, FdbPort, PortMark, PortNumber};
+use crate::switch::guard::SourceGuard;
 use crate::switch::learned::Learned;
 use crate::switch::role::Role;
-use crate::switch::table::{PortNote, PortNumber, Station, Table, TablePort};
 use crate::switch::vlans::Vlans;
 use crate::switch::workers::{LaneAt, Workers};
 use steward::log_limit::LogLimit;
@@ -107,7 +107,7 @@ pub(crate) struct ShownNetwork {
     /// Where it is to be reached.
     pub(crate) host: Option<ShownHost>,
     /// Addresses that ports have beside their own, in order.
-    learned: Vec<(PortNumber, Station)>,
+    learned: Vec<(PortNumber, FdbKey)>,
     /// Learned addresses that were evicted, since the start.
     pub(crate) evicted: u64,
 }
@@ -128,12 +128,12 @@ struct State {
     retry: Retry<u32>,
     opening: Retry<u32>,
     /// The lane of frames to groups.
-    groups: Option<LaneAt>,
+    multicast: Option<LaneAt>,
     host: Host,
     /// By number.
-    ports: Vec<Option<TablePort>>,
-    /// How often ports began, or had other addresses ([`TablePort::life`]).
-    lives: u16,
+    ports: Vec<Option<FdbPort>>,
+    /// How often ports began, or had other addresses ([`FdbPort::generation`]).
+    generations: u16,
     /// Of each number: somebody may have lanes of it still.
     held: Vec<Weak<()>>,
     learning: Learning,
@@ -142,7 +142,7 @@ struct State {
     eviction_lines: LogLimit,
     named: Named,
     /// Of which the uplink may know another thing than holds.
-    owed: HashSet<Station>,
+    unsent: HashSet<FdbKey>,
     /// A thread looks at what is learned.
     learns: bool,
     /// Why no frames move over the uplink although they should.
@@ -196,8 +196,8 @@ impl State {
     /// A port begins, or has other addresses. After 65,536 of them one comes again, when frames that were noted for the
     /// first are long gone.
     fn next_life(&mut self) -> u16 {
-        self.lives = self.lives.wrapping_add(1);
-        self.lives
+        self.generations = self.generations.wrapping_add(1);
+        self.generations
     }
 
     /// Nobody has to look at an uplink.
@@ -217,10 +217,10 @@ impl State {
 
 impl NetworkEnd {
     /// Addresses that the port has beside its own, in order.
-    pub(crate) fn learned(&self) -> Vec<Station> {
+    pub(crate) fn learned(&self) -> Vec<FdbKey> {
         let shown = self.network.shown();
         let its = shown.learned.iter().filter(|(port, _)| *port == self.number);
-        its.map(|&(_, station)| station).collect()
+        its.map(|&(_, key)| key).collect()
     }
 
     /// What a lane of the port's is to others.
@@ -285,7 +285,7 @@ impl Network {
     /// A port begins.
     /// Errors: another one has its address; or what the uplink lacks.
     pub(crate) fn join(self: &Arc<Self>, port: &PortConfig, mac: Mac) -> Result<NetworkEnd, NetworkError> {
-        let mut port = table_port(port, mac, &self.news);
+        let mut port = fdb_port(port, mac, &self.news);
         let mut state = self.state();
         self.check_address(&state, &port, None)?;
         if port.learned.is_some() && !state.learns {
@@ -298,12 +298,12 @@ impl Network {
             state.held.push(Weak::new());
         }
         let number = PortNumber(u16::try_from(at).unwrap_or(u16::MAX));
-        port.life = state.next_life();
+        port.generation = state.next_life();
         self.set_stations_of(&mut state, &port, number)?;
         let held = Arc::new(());
         state.held[at] = Arc::downgrade(&held);
         state.ports[at] = Some(port);
-        self.tell_table(&state);
+        self.set_fdb(&state);
         Ok(NetworkEnd {
             network: Arc::clone(self),
             number,
@@ -314,7 +314,7 @@ impl Network {
     /// A port is of other VLANs, or isolated, or not any more; what is under way goes on.
     /// Errors: another one has its address there; or what the uplink lacks. Nothing changes then.
     pub(crate) fn change(&self, number: PortNumber, port: &PortConfig, mac: Mac) -> Result<(), NetworkError> {
-        let mut port = table_port(port, mac, &self.news);
+        let mut port = fdb_port(port, mac, &self.news);
         let mut state = self.state();
         self.check_address(&state, &port, Some(number))?;
         let at = usize::from(number.0);
@@ -322,25 +322,25 @@ impl Network {
             // What was learned of it stays.
             port.learned.clone_from(&before.learned);
             port.flows.clone_from(&before.flows);
-            let noted = |port: &TablePort| (port.mac, port.options.isolated);
+            let noted = |port: &FdbPort| (port.mac, port.options.isolated);
             if noted(before) == noted(&port) && before.vlans == port.vlans {
                 // The uplink need not be told.
-                port.life = before.life;
+                port.generation = before.generation;
                 *before = port;
-                self.tell_table(&state);
+                self.set_fdb(&state);
                 return Ok(());
             }
         }
         // What is under way to an address that it has no more is not for it.
-        port.life = state.next_life();
+        port.generation = state.next_life();
         self.set_stations_of(&mut state, &port, number)?;
         let before = state.ports.get_mut(at).and_then(|before| before.replace(port));
-        let before = before.map_or_else(Vec::new, |before| stations(&before, None));
-        let learned = state.learning.stations().filter(|&(_, of)| of == number);
-        let learned: Vec<_> = learned.map(|(station, _)| station).collect();
-        self.owe(&mut state, before.iter().map(station_of).chain(learned));
+        let before = before.map_or_else(Vec::new, |before| keys(&before, None));
+        let learned = state.learning.keys().filter(|&(_, of)| of == number);
+        let learned: Vec<_> = learned.map(|(key, _)| key).collect();
+        self.sync_keys(&mut state, before.iter().map(key_of).chain(learned));
         state.named.hurry(Instant::now());
-        self.tell_table(&state);
+        self.set_fdb(&state);
         Ok(())
     }
 
@@ -348,12 +348,12 @@ impl Network {
     fn check_address(
         &self,
         state: &State,
-        port: &TablePort,
+        port: &FdbPort,
         number: Option<PortNumber>,
     ) -> Result<(), NetworkError> {
         let others = (0..).map(PortNumber).zip(&state.ports);
         let mut others = others.filter(|(other, _)| Some(*other) != number);
-        let is_taken = |(_, other): (_, &Option<TablePort>)| {
+        let is_taken = |(_, other): (_, &Option<FdbPort>)| {
             (other.as_ref()).is_some_and(|other| other.mac == port.mac && other.vlans.overlap(&port.vlans))
         };
         match others.any(is_taken) {
@@ -371,9 +371,9 @@ impl Network {
         let gone = state.ports.get_mut(usize::from(number.0)).and_then(Option::take);
         let learned = state.learning.leave(number);
         state.named.hurry(Instant::now());
-        let its = gone.map_or_else(Vec::new, |gone| stations(&gone, None));
-        self.owe(&mut state, its.iter().map(station_of).chain(learned));
-        self.tell_table(&state);
+        let its = gone.map_or_else(Vec::new, |gone| keys(&gone, None));
+        self.sync_keys(&mut state, its.iter().map(key_of).chain(learned));
+        self.set_fdb(&state);
     }
 
     /// What is counted of frames from worker to worker.
@@ -388,53 +388,48 @@ impl Network {
         vec![interface.and_then(|interface| interface.link.node); shown.counters.len()]
     }
 
-    fn tell_table(&self, state: &State) {
-        self.workers.tell_table(&self.owner, &Arc::new(table(state)));
+    fn set_fdb(&self, state: &State) {
+        self.workers.set_fdb(&self.owner, &Arc::new(fdb(state)));
     }
 }
 
 /// What the program has to know of a port's addresses: whose they are, or that they are nobody's.
-fn stations(port: &TablePort, whose: Option<PortNumber>) -> Vec<StationChange> {
+fn keys(port: &FdbPort, whose: Option<PortNumber>) -> Vec<StationChange> {
     let vlans = port.vlans.all().iter();
     vlans
-        .map(|&vlan| {
-            change(
-                Station::new(vlan, port.mac),
-                whose.map(|number| port.note(number)),
-            )
-        })
+        .map(|&vlan| change(FdbKey::new(vlan, port.mac), whose.map(|number| port.mark(number))))
         .collect()
 }
 
 /// The same of one address; `note`: what is to be noted of whose it is.
-fn change(station: Station, note: Option<PortNote>) -> StationChange {
-    let (vlan, mac) = (station.vlan(), station.mac());
+fn change(key: FdbKey, mark: Option<PortMark>) -> StationChange {
+    let (vlan, mac) = (key.vlan(), key.mac());
     StationChange {
         station: steer::Station { vlan, mac },
-        port: note.map(|note| note.0),
+        port: mark.map(|mark| mark.0),
     }
 }
 
 /// What is noted of the port of a number, if there is one.
-fn note_of(ports: &[Option<TablePort>], number: PortNumber) -> Option<PortNote> {
+fn mark_of(ports: &[Option<FdbPort>], number: PortNumber) -> Option<PortMark> {
     let port = ports.get(usize::from(number.0))?.as_ref()?;
-    Some(port.note(number))
+    Some(port.mark(number))
 }
 
 /// Which one a change is of.
-fn station_of(change: &StationChange) -> Station {
-    Station::new(change.station.vlan, change.station.mac)
+fn key_of(change: &StationChange) -> FdbKey {
+    FdbKey::new(change.station.vlan, change.station.mac)
 }
 
 /// Who has which address.
-fn table(state: &State) -> Table {
-    configured(state).with_learned(state.learning.stations())
+fn fdb(state: &State) -> Fdb {
+    configured(state).with_learned(state.learning.keys())
 }
 
 /// Who has which address by configuration.
-fn configured(state: &State) -> Table {
+fn configured(state: &State) -> Fdb {
     let host = state.interface.as_ref().map(|interface| interface.link.mac);
-    Table::new(state.ports.clone())
+    Fdb::new(state.ports.clone())
         .with_host(host)
         .with_reached(&state.host.macs)
         .with_behind(&state.host.behind)
@@ -442,14 +437,14 @@ fn configured(state: &State) -> Table {
 }
 
 /// A port as the table has it.
-fn table_port(port: &PortConfig, mac: Mac, news: &Arc<OwnedFd>) -> TablePort {
+fn fdb_port(port: &PortConfig, mac: Mac, news: &Arc<OwnedFd>) -> FdbPort {
     let NicConfig::Network { vlans, options, .. } = &port.nic else {
-        return TablePort {
+        return FdbPort {
             mac,
-            ..TablePort::default()
+            ..FdbPort::default()
         };
     };
-    TablePort {
+    FdbPort {
         mac,
         vlans: match vlans {
             MemberVlans::Untagged => Vlans::Untagged,
@@ -459,9 +454,9 @@ fn table_port(port: &PortConfig, mac: Mac, news: &Arc<OwnedFd>) -> TablePort {
         options: *options,
         flows: (port.queues > 1).then(Arc::default),
         learned: options.learning.then(|| Arc::new(Learned::new(Arc::clone(news)))),
-        lock: Lock::of(&port.keys.guard).map(Arc::new),
+        source_guard: SourceGuard::of(&port.keys.guard).map(Arc::new),
         // Of who has its number.
-        life: 0,
+        generation: 0,
     }
 }
 
@@ -473,7 +468,7 @@ mod tests {
     fn number_is_free_when_its_port_is_gone_and_nobody_has_it() {
         let [stuck, gone] = [Arc::new(()), Arc::new(())];
         let mut state = State {
-            ports: vec![None, Some(TablePort::default())],
+            ports: vec![None, Some(FdbPort::default())],
             held: vec![Arc::downgrade(&stuck), Arc::downgrade(&gone)],
             ..State::default()
         };

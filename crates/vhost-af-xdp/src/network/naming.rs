@@ -8,11 +8,11 @@ use steer::{mac_text, with_sources};
 use steward::backoff::Retry;
 use steward::protocol::StationChange;
 
-use super::{Network, State, change, note_of, stations};
+use super::{Network, State, change, keys, mark_of};
 use crate::journal::{JOURNAL, Of};
 use crate::nic::error::InterfaceError;
 use crate::nic::interface::Interface;
-use crate::switch::table::PortNumber;
+use crate::switch::fdb::PortNumber;
 use model::events::What;
 
 /// So many are named of those that are refused.
@@ -67,30 +67,30 @@ impl Network {
         };
         let mut refused = Vec::new();
         let ports = (0..).map(PortNumber).zip(&state.ports);
-        let all = ports.filter_map(|(number, port)| Some(stations(port.as_ref()?, Some(number))));
+        let all = ports.filter_map(|(number, port)| Some(keys(port.as_ref()?, Some(number))));
         for of_port in all {
             if why_not(&of_port)?.is_none() {
                 continue;
             }
-            for station in of_port {
-                if let Some(why) = why_not(&[station])? {
-                    let steer::Station { vlan, mac } = station.station;
+            for key in of_port {
+                if let Some(why) = why_not(&[key])? {
+                    let steer::Station { vlan, mac } = key.station;
                     let vlan = (vlan != 0).then(|| format!(" in VLAN {vlan}"));
                     let (mac, vlan) = (mac_text(mac), vlan.unwrap_or_default());
                     refused.push(format!("frames for {mac}{vlan} do not come: {why}"));
                 }
             }
         }
-        let learned: Vec<_> = state.learning.stations().collect();
+        let learned: Vec<_> = state.learning.keys().collect();
         let mut is_lost = false;
-        for (station, port) in learned {
-            if why_not(&[change(station, note_of(&state.ports, port))])?.is_some() {
-                state.learning.lose(station);
+        for (key, port) in learned {
+            if why_not(&[change(key, mark_of(&state.ports, port))])?.is_some() {
+                state.learning.lose(key);
                 is_lost = true;
             }
         }
         if is_lost {
-            self.tell_table(state);
+            self.set_fdb(state);
         }
         Ok(refused)
     }

@@ -5,16 +5,16 @@ use steer::mac_text;
 use steward::protocol::STATIONS_MAX;
 
 use super::learning::{self, Evicted};
-use super::{Network, State, stations};
+use super::{Network, State, keys};
 use crate::journal::{JOURNAL, Of};
 use crate::nic::error::InterfaceError;
-use crate::switch::table::{PortNumber, Table, TablePort};
+use crate::switch::fdb::{Fdb, FdbPort, PortNumber};
 use model::events::What;
 
 impl State {
     /// How many stations of this port are not the network's yet; `number`: whose stations change, if there are some.
     /// A steward has the old ones until it has the new ones.
-    fn new_stations(&self, port: &TablePort, number: PortNumber) -> usize {
+    fn new_stations(&self, port: &FdbPort, number: PortNumber) -> usize {
         let before = self.ports.get(usize::from(number.0)).and_then(Option::as_ref);
         let before = before.filter(|before| before.mac == port.mac);
         let has = |vlan| before.is_some_and(|before| before.vlans.all().contains(vlan));
@@ -38,25 +38,25 @@ impl Network {
     pub(super) fn set_stations_of(
         &self,
         state: &mut State,
-        port: &TablePort,
+        port: &FdbPort,
         number: PortNumber,
     ) -> Result<(), InterfaceError> {
         let room = state.room(state.new_stations(port, number));
         let evicted = state.learning.make_room(room, &state.ports);
-        self.owe(state, evicted.iter().map(|&(station, _)| station));
-        let set = self.set_stations(state, &stations(port, Some(number)));
+        self.sync_keys(state, evicted.iter().map(|&(key, _)| key));
+        let set = self.set_stations(state, &keys(port, Some(number)));
         match set {
             Ok(()) => self.note_evicted(state, &evicted),
-            Err(_) => learning::note_again(&evicted, &state.ports),
+            Err(_) => learning::record_again(&evicted, &state.ports),
         }
         set
     }
 
     /// Divides the room among the ports that learn.
-    pub(super) fn share_room(&self, state: &mut State, table: &Table) {
+    pub(super) fn share_room(&self, state: &mut State, fdb: &Fdb) {
         let room = state.room(0);
-        let evicted = state.learning.share(room, &state.ports, table);
-        self.owe(state, evicted.iter().map(|&(station, _)| station));
+        let evicted = state.learning.share(room, &state.ports, fdb);
+        self.sync_keys(state, evicted.iter().map(|&(key, _)| key));
         self.note_evicted(state, &evicted);
     }
 
@@ -78,7 +78,7 @@ impl Network {
             tracing::warn!(network = self.name, "{text}{left_out}");
         }
         JOURNAL.tell(Of::Network(&self.name), What::AddressEvicted, Some(text));
-        self.tell_table(state);
+        self.set_fdb(state);
     }
 }
 
@@ -88,12 +88,12 @@ mod tests {
     use crate::switch::vlans::Vlans;
 
     #[test]
-    fn stations_that_a_port_has_already_need_no_room() {
+    fn keys_that_a_port_has_already_need_no_room() {
         let mac = [2, 0, 0, 0, 0, 1];
-        let port = |mac, vlans: [u16; 2]| TablePort {
+        let port = |mac, vlans: [u16; 2]| FdbPort {
             mac,
             vlans: Vlans::Trunk(vlans.into()),
-            ..TablePort::default()
+            ..FdbPort::default()
         };
         let state = State {
             ports: vec![Some(port(mac, [5, 6]))],

@@ -52,12 +52,8 @@ impl Seen {
             Some(running) => Arc::downgrade(&running.facts),
             None => Weak::new(),
         };
-        let mut learned: Vec<_> = state
-            .learning
-            .stations()
-            .map(|(station, port)| (port, station))
-            .collect();
-        learned.sort_unstable_by_key(|(port, station)| (port.0, station.bits()));
+        let mut learned: Vec<_> = state.learning.keys().map(|(key, port)| (port, key)).collect();
+        learned.sort_unstable_by_key(|(port, key)| (port.0, key.bits()));
         let mut counters = state.counters.clone();
         let mut lanes: Vec<_> = state.running.iter().map(lane).collect();
         // While the interface is gone it may come back as it was.

@@ -18,12 +18,12 @@ impl Network {
     /// Has a worker serve a device. `node`: of the uplink, if frames go there.
     pub(super) fn serve_tap(
         &self,
-        (name, tap, cuts_udp): (&str, Tap, bool),
+        (name, tap, segments_udp): (&str, Tap, bool),
         to: TapTo,
         node: Option<NumaNode>,
         counters: Arc<PairCounters>,
     ) -> Result<LaneAt, InterfaceError> {
-        let lane = TapLane::new(tap, cuts_udp, counters);
+        let lane = TapLane::new(tap, segments_udp, counters);
         let lane = lane.map_err(|source| InterfaceError::Tap {
             name: name.to_owned(),
             source: source.into(),

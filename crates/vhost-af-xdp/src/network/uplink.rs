@@ -15,7 +15,7 @@ use steer::{TapTo, with_sources};
 use steward::backoff::{RETRY, Retry};
 use steward::links::Link;
 
-use super::{Network, NetworkLink, Running, RunningTap, State, stations};
+use super::{Network, NetworkLink, Running, RunningTap, State, keys};
 use crate::journal::{JOURNAL, Of};
 use crate::nic::error::InterfaceError;
 use crate::nic::interface::Interface;
@@ -23,11 +23,11 @@ use crate::nic::interface_queue::{Fit, InterfaceQueue};
 use crate::nic::lane_facts::LaneFacts;
 use crate::nic::mode::Fallback;
 use crate::switch::arrivals::Origin;
-use crate::switch::groups_lane::GroupsLane;
-use crate::switch::lane::{Lane, Near};
+use crate::switch::fdb::PortNumber;
+use crate::switch::lane::{Lane, Siblings};
+use crate::switch::multicast_lane::MulticastLane;
 use crate::switch::new_lane::NewLane;
 use crate::switch::role::Role;
-use crate::switch::table::PortNumber;
 use crate::switch::uplink_lane::UplinkLane;
 use model::events::What;
 
@@ -139,7 +139,7 @@ impl Network {
             Some((Ok(link), interface)) if !interface.steering.is_away() => {
                 follows = self.adapt(&mut state, &interface, &link);
                 self.look_at_stations(&mut state, &interface);
-                self.pay(&mut state);
+                self.sync_unsent(&mut state);
                 self.look_at_host(&mut state, &interface);
             }
             Some((Ok(_), _)) => {}
@@ -205,7 +205,7 @@ impl Network {
             match queue.fit() {
                 Fit::Same => {}
                 Fit::Limit => {
-                    let change = move |lane: &mut dyn Lane, _: Near<'_>| lane.set_frame_limit(bytes);
+                    let change = move |lane: &mut dyn Lane, _: Siblings<'_>| lane.set_frame_limit(bytes);
                     self.workers.change(*lane, change);
                     if let Err(error) = queue.follow_limit() {
                         tracing::debug!(network = self.name, "frame limit: {}", with_sources(&error));
@@ -233,7 +233,7 @@ impl Network {
     /// Guests' frames for the uplink, where it has no queue, wait until then.
     fn await_uplink(&self, state: &mut State, until: Option<Instant>) {
         if std::mem::replace(&mut state.uplink_until, until) != until {
-            self.tell_table(state);
+            self.set_fdb(state);
         }
     }
 
@@ -308,11 +308,11 @@ impl Network {
         let is_up = interface.look().is_ok_and(|link| link.up);
         state.link = Some(link_of(&interface, is_up));
         let ports = (0..).map(PortNumber).zip(&state.ports);
-        let known = ports.filter_map(|(number, port)| Some(stations(port.as_ref()?, Some(number))));
+        let known = ports.filter_map(|(number, port)| Some(keys(port.as_ref()?, Some(number))));
         interface
             .steering
             .set_stations(&known.flatten().collect::<Vec<_>>())?;
-        state.owed.clear();
+        state.unsent.clear();
         state.learning.forget(&self.news);
         let started = self.start_lanes(state, &interface);
         state.interface = Some(Arc::clone(&interface));
@@ -327,23 +327,23 @@ impl Network {
             return Ok(());
         }
         if !interface.is_by_tap()
-            && state.groups.is_none()
+            && state.multicast.is_none()
             && let Some(groups) = interface.steering.groups()?
         {
             let counters = Arc::clone(&self.group_counters);
             let lane = NewLane {
-                lane: Box::new(GroupsLane::new(
+                lane: Box::new(MulticastLane::new(
                     groups,
                     interface.link.partial_checksums,
                     counters,
                 )),
-                role: Role::Groups {
+                role: Role::Multicast {
                     network: Arc::clone(&self.owner),
                 },
                 node: interface.link.node,
                 on_fault: Box::new(|_| ()),
             };
-            state.groups = Some(self.workers.add(lane, &self.owner));
+            state.multicast = Some(self.workers.add(lane, &self.owner));
         }
         (0..state.running.len()).try_for_each(|at| self.start_queue(state, interface, at))?;
         // Who gets a frame can answer by then.
@@ -369,7 +369,7 @@ impl Network {
             .into_iter()
             .zip(counters)
             .try_for_each(|(tap, counters)| {
-                let tap = (open.name.as_str(), tap, open.cuts_udp);
+                let tap = (open.name.as_str(), tap, open.segments_udp);
                 lanes.push(self.serve_tap(tap, TapTo::Uplink, interface.link.node, Arc::clone(counters))?);
                 Ok(())
             });
@@ -452,7 +452,7 @@ impl Network {
 
     fn stop_lanes(&self, state: &mut State) {
         self.stop_tap(state);
-        if let Some(at) = state.groups.take() {
+        if let Some(at) = state.multicast.take() {
             drop(self.workers.remove(at));
         }
         for running in state.running.iter_mut().filter_map(Option::take) {

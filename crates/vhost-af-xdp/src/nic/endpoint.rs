@@ -3,7 +3,7 @@
 //! It outlives guests: a lane borrows it by value, and gives it back when it is stopped ([`NicQueue`] is *lent*).
 //! Chunks that the kernel has meanwhile stay where they are: those to receive into in the fill ring, those sent in
 //! the TX or completion ring. All others are in the pool again, or hold received frames that nobody took yet. Which
-//! ones the kernel has is noted ([`Custody`]): so the next lane gives the NIC what it lacks, and nothing comes back
+//! ones the kernel has is noted ([`ChunkTracker`]): so the next lane gives the NIC what it lacks, and nothing comes back
 //! that it does not have.
 
 use std::sync::Arc;
@@ -17,9 +17,9 @@ use xsk::{
     XDP_PACKET_HEADROOM,
 };
 
+use super::chunk_tracker::ChunkTracker;
 use super::completion_time::CompletionTime;
-use super::custody::Custody;
-use super::hints::{Promise, SeenHints};
+use super::hints::{SeenHints, XdpMetadata};
 use super::queue::{LinkState, Nic, Sends};
 use super::tap::SendTap;
 
@@ -84,7 +84,7 @@ pub(crate) struct NicQueue<N> {
     /// Free chunks.
     pub(crate) pool: FramePool,
     /// Chunks that the NIC has. Not those of which a table in flight tells ([`crate::direct::in_flight`]).
-    pub(crate) custody: Custody,
+    pub(crate) tracker: ChunkTracker,
     /// Of descriptors that are being sent, to chunks that are not in the pool.
     pub(crate) references: References,
     /// Descriptors were [handed over](Self::send) since the kernel was asked last to send. Of direct placement, where
@@ -137,7 +137,7 @@ impl<N: Nic> NicQueue<N> {
         } = chunks;
         Self {
             nic,
-            custody: Custody::new(&umem, first, pool.len()),
+            tracker: ChunkTracker::new(&umem, first, pool.len()),
             references: References::new(&umem, first, pool.len()),
             packet_bytes: pool.len() as u64 * u64::from(umem.chunk_size()),
             umem,
@@ -163,15 +163,15 @@ impl<N: Nic> NicQueue<N> {
 
     /// What stands before frames that come from now on. To be said while no program leaves anything in the queue yet
     /// that is to be read and was not before.
-    pub(crate) fn promise(&mut self, promise: &Promise) {
-        self.hints = promise.hints;
-        self.layouts = Layouts::new(&promise.layouts);
+    pub(crate) fn set_metadata(&mut self, metadata: &XdpMetadata) {
+        self.hints = metadata.hints;
+        self.layouts = Layouts::new(&metadata.layouts);
         if self.forgets || self.layouts.is_empty() {
             return;
         }
         self.forgets = true;
         // What the NIC was given before may hold anything.
-        for chunk in self.custody.to_receive() {
+        for chunk in self.tracker.to_receive() {
             forget_before(&self.umem, chunk);
         }
     }
@@ -229,16 +229,16 @@ impl<N: Nic> NicQueue<N> {
     fn missing(&self) -> usize {
         // Those in hand go back to the NIC.
         let soon = self.empty.len() + self.received.len();
-        self.to_receive.saturating_sub(self.custody.receiving() + soon)
+        self.to_receive.saturating_sub(self.tracker.receiving() + soon)
     }
 
     /// Gives the NIC the empty chunks, as many as it has room for now.
     #[inline]
     pub(crate) fn give(&mut self) {
-        let (custody, umem) = (&mut self.custody, &self.umem);
+        let (tracker, umem) = (&mut self.tracker, &self.umem);
         let forgets = self.forgets;
         self.nic.give(&mut self.empty, |frames| {
-            custody.give(frames);
+            tracker.give(frames);
             if forgets {
                 frames
                     .iter()
@@ -255,7 +255,7 @@ impl<N: Nic> NicQueue<N> {
         };
         self.received.drain(..).for_each(&mut lose);
         for piece in self.nic.from_nic(usize::MAX) {
-            match self.custody.judge(piece) {
+            match self.tracker.accept(piece) {
                 Ok(piece) => lose(piece),
                 Err(_) => counters.to_guest_stray.add(1),
             }
@@ -265,10 +265,10 @@ impl<N: Nic> NicQueue<N> {
     /// Hands descriptors over for sending, for which the NIC has room.
     #[inline]
     pub(crate) fn send(&mut self, frames: &mut Vec<TxDesc>) {
-        let custody = &mut self.custody;
+        let tracker = &mut self.tracker;
         self.is_unkicked = true;
         self.nic
-            .to_nic(frames.drain(..).inspect(|desc| custody.send(&desc.frame)));
+            .to_nic(frames.drain(..).inspect(|desc| tracker.send(&desc.frame)));
     }
 
     /// Takes back what was sent.
@@ -278,13 +278,13 @@ impl<N: Nic> NicQueue<N> {
             self.is_awaited = false;
             return;
         }
-        let (mut back, mut strays) = (0, 0);
+        let (mut back, mut unexpected) = (0, 0);
         for frame in self.nic.sent(most) {
-            if self.custody.sent(&frame) {
+            if self.tracker.sent(&frame) {
                 back += 1;
                 self.pool.extend(self.references.give_back(frame));
             } else {
-                strays += 1;
+                unexpected += 1;
             }
         }
         self.came_back(back);
@@ -293,8 +293,8 @@ impl<N: Nic> NicQueue<N> {
             // The kernel sends again: poll(2) has it do so, too (`xsk_poll`), so that no kick need have told of it.
             self.link = LinkState::Up;
         }
-        if strays > 0 {
-            counters.from_guest_strays.add(strays);
+        if unexpected > 0 {
+            counters.from_guest_strays.add(unexpected);
         }
     }
 
@@ -443,10 +443,10 @@ mod tests {
         let mut sending: Vec<_> = (0..2).filter_map(|_| queue.pool.take()).map(sent).collect();
         queue.send(&mut sending);
         queue.fill();
-        assert_eq!((queue.custody.receiving(), queue.missing()), (7, 3));
+        assert_eq!((queue.tracker.receiving(), queue.missing()), (7, 3));
         wire.lock().expect("no panic").fill = 16;
         queue.fill();
-        assert_eq!((queue.custody.receiving(), queue.missing()), (10, 0));
+        assert_eq!((queue.tracker.receiving(), queue.missing()), (10, 0));
         queue.fill();
         assert_eq!(queue.pool.len(), 4, "never more than its share");
     }
@@ -464,11 +464,11 @@ mod tests {
                 let _ = umem.write(UmemOffset::new(chunk * 2048), &[0xa5; 2048]);
             }
             if before {
-                queue.promise(&Promise::of(HintSet::HASH, &[layout]));
+                queue.set_metadata(&XdpMetadata::of(HintSet::HASH, &[layout]));
             }
             queue.fill();
             if reads && !before {
-                queue.promise(&Promise::of(HintSet::HASH, &[layout]));
+                queue.set_metadata(&XdpMetadata::of(HintSet::HASH, &[layout]));
             }
             let given = std::mem::take(&mut wire.lock().expect("no panic").given);
             assert_eq!(given.len(), 10);
@@ -495,12 +495,12 @@ mod tests {
         wire().receive(60, false);
         let twice = wire().received[0].frame.offset();
         // Twice, one that is ours, one that there is not.
-        for stray in [twice, UmemOffset::new(0), UmemOffset::new(64 * 2048)] {
-            wire().receive_into(frame_at(stray), 60, false);
+        for offset in [twice, UmemOffset::new(0), UmemOffset::new(64 * 2048)] {
+            wire().receive_into(frame_at(offset), 60, false);
         }
         queue.discard(&counters);
         assert_eq!(counters.to_guest_queue_stopped.get(), 1);
         assert_eq!(counters.to_guest_stray.get(), 3);
-        assert_eq!((queue.pool.len(), queue.custody.receiving()), (9, 7));
+        assert_eq!((queue.pool.len(), queue.tracker.receiving()), (9, 7));
     }
 }

@@ -25,12 +25,12 @@ pub(crate) enum InterfaceError {
     Open(#[from] OpenError),
     #[error(transparent)]
     Lease(LeaseError),
-    /// The daemon's own keeper refuses a request.
+    /// The daemon's own helper refuses a request.
     #[error("{0}")]
     Refused(Refusal),
-    /// The daemon's own keeper does not answer as a steward does.
+    /// The daemon's own helper does not answer as a steward does.
     #[error(transparent)]
-    Keeper(#[from] KeeperError),
+    Helper(#[from] HelperError),
     #[error(transparent)]
     External(#[from] ExternalError),
     #[error(transparent)]
@@ -77,32 +77,32 @@ impl From<LeaseError> for InterfaceError {
     }
 }
 
-/// How the daemon's own keeper failed: where nobody runs a steward, no message names one.
+/// How the daemon's own helper failed: where nobody runs a steward, no message names one.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum KeeperError {
-    #[error("the daemon's keeper has not answered for {} s: if that goes on, restart the daemon", .0.as_secs())]
+pub(crate) enum HelperError {
+    #[error("the daemon's helper has not answered for {} s: if that goes on, restart the daemon", .0.as_secs())]
     Silent(Duration),
-    #[error("the daemon's keeper is gone, and the daemon ends with it")]
+    #[error("the daemon's helper is gone, and the daemon ends with it")]
     Gone,
-    #[error("the daemon's keeper answers without the expected descriptors: is LimitNOFILE too low?")]
+    #[error("the daemon's helper answers without the expected descriptors: is LimitNOFILE too low?")]
     Mismatch,
-    #[error("cannot ask the daemon's keeper")]
+    #[error("cannot ask the daemon's helper")]
     Io(#[source] io::Error),
 }
 
 impl InterfaceError {
-    /// Of a lease from the daemon's own keeper.
-    pub(crate) fn of_keeper(error: LeaseError) -> Self {
+    /// Of a lease from the daemon's own helper.
+    pub(crate) fn of_helper(error: LeaseError) -> Self {
         match error {
             LeaseError::Refused(refusal) => Self::Refused(refusal),
-            LeaseError::Silent(limit) => KeeperError::Silent(limit).into(),
-            LeaseError::Protocol(_) | LeaseError::Mismatch => KeeperError::Mismatch.into(),
-            LeaseError::Io(source) => KeeperError::Io(source).into(),
+            LeaseError::Silent(limit) => HelperError::Silent(limit).into(),
+            LeaseError::Protocol(_) | LeaseError::Mismatch => HelperError::Mismatch.into(),
+            LeaseError::Io(source) => HelperError::Io(source).into(),
             LeaseError::Connect { .. }
             | LeaseError::Away { .. }
             | LeaseError::Gone
             | LeaseError::Unanswered
-            | LeaseError::Ending => KeeperError::Gone.into(),
+            | LeaseError::Ending => HelperError::Gone.into(),
             error @ (LeaseError::Failed { .. } | LeaseError::Open(_)) => error.into(),
         }
     }
@@ -132,7 +132,7 @@ impl InterfaceError {
                 refusal.reason == Reason::NoInterface
             }
             Self::Lease(LeaseError::Connect { .. } | LeaseError::Unanswered)
-            | Self::Keeper(KeeperError::Gone)
+            | Self::Helper(HelperError::Gone)
             | Self::Link(LinkError::Unknown(_)) => true,
             _ => self.is_away(),
         }
@@ -215,9 +215,9 @@ pub(crate) enum Lost {
     /// With the lease.
     #[error(transparent)]
     Lease(LeaseError),
-    /// With the keeper.
+    /// With the helper.
     #[error(transparent)]
-    Keeper(InterfaceError),
+    Helper(InterfaceError),
     /// It is asked for again under this name, which need not be its last one.
     #[error("{why}, trying {name} again")]
     Gone { why: String, name: String },
@@ -233,9 +233,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_of_the_daemon_s_own_keeper_name_no_steward() {
+    fn errors_of_the_daemons_own_helper_name_no_steward() {
         let broken = || io::Error::from(io::ErrorKind::BrokenPipe);
-        let path = std::path::PathBuf::from("/run/keeper.sock");
+        let path = std::path::PathBuf::from("/run/helper.sock");
         let errors = [
             LeaseError::Connect {
                 path: path.clone(),
@@ -250,8 +250,8 @@ mod tests {
             LeaseError::Io(broken()),
         ];
         for error in errors {
-            let said = InterfaceError::of_keeper(error).to_string();
-            assert!(said.contains("keeper") && !said.contains("steward"), "{said}");
+            let said = InterfaceError::of_helper(error).to_string();
+            assert!(said.contains("helper") && !said.contains("steward"), "{said}");
         }
     }
 }

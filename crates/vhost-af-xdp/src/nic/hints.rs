@@ -33,7 +33,7 @@ impl SeenHints {
 
 /// What stands before frames of a queue that is lent.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Promise {
+pub(crate) struct XdpMetadata {
     pub(crate) hints: HintSet,
     /// How, the most usual first; none: nothing is to be read.
     pub(crate) layouts: Vec<Layout>,
@@ -41,7 +41,7 @@ pub(crate) struct Promise {
     pub(super) leaves: bool,
 }
 
-impl Promise {
+impl XdpMetadata {
     /// These hints, in one of these layouts.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn of(hints: HintSet, layouts: &[Layout]) -> Self {
@@ -65,7 +65,7 @@ impl Promise {
     }
 }
 
-impl Promise {
+impl XdpMetadata {
     /// Comes after another one: the lane is told (`tell`), and the queue's word is set where it changes (`let_leave`;
     /// false: it could not be). What the lane was told at last. What may not come is not expected; a word that was not
     /// set is set at the next look.
@@ -87,13 +87,13 @@ impl Promise {
 
 /// What frames of an interface are to have before them, and have.
 #[derive(Debug)]
-pub(super) struct Promises {
+pub(super) struct MetadataState {
     pub(super) asked: HintsConfig,
     /// By the number of each queue that is lent.
-    pub(super) of: BTreeMap<u32, Promise>,
+    pub(super) of: BTreeMap<u32, XdpMetadata>,
 }
 
-impl Promises {
+impl MetadataState {
     /// No queue is lent yet.
     pub(super) fn new(asked: HintsConfig) -> Self {
         let of = BTreeMap::new();
@@ -142,14 +142,14 @@ mod tests {
     #[test]
     fn lane_expects_no_hints_of_a_queue_whose_word_could_not_be_set() {
         let (none, both) = (
-            Promise::default(),
-            Promise::of(HintSet::ALL, &[steer::note_layout()]),
+            XdpMetadata::default(),
+            XdpMetadata::of(HintSet::ALL, &[steer::note_layout()]),
         );
         for (is_set, leaves, hints) in [(true, true, HintSet::ALL), (false, false, HintSet::NONE)] {
             let mut told = Vec::new();
             let now = both
                 .clone()
-                .follow(&none, &mut |promise| told.push(promise.clone()), |_| is_set);
+                .follow(&none, &mut |metadata| told.push(metadata.clone()), |_| is_set);
             assert_eq!((now.leaves, now.hints), (leaves, hints));
             assert_eq!(now.layouts, both.layouts, "what may come all the same is read");
             assert_eq!(told.last(), Some(&now));
@@ -157,7 +157,7 @@ mod tests {
         let mut told = Vec::new();
         let now = none
             .clone()
-            .follow(&both, &mut |promise| told.push(promise.clone()), |_| false);
+            .follow(&both, &mut |metadata| told.push(metadata.clone()), |_| false);
         assert!(now.leaves && now.hints.is_empty() && told.last() == Some(&now));
     }
 }

@@ -21,7 +21,7 @@ use xsk::{
 
 use super::demand::Demand;
 use super::error::{ExternalError, InterfaceError, Lost};
-use super::hints::{Promises, SeenHints};
+use super::hints::{MetadataState, SeenHints};
 use super::queue_state::QueueState;
 use super::shared_memory::{SharedMemory, Slice};
 use super::steering::{Attached, Prepared, Steering};
@@ -133,7 +133,7 @@ pub(crate) struct Interface {
     /// Which hints frames of its queues had.
     pub(super) seen: Arc<SeenHints>,
     /// What its frames are to have before them, and what lanes know of it.
-    pub(super) promises: Mutex<Promises>,
+    pub(super) metadata_state: Mutex<MetadataState>,
     /// For the slices of its queues, if they have any.
     memory: Option<Arc<SharedMemory>>,
     /// Of one in tap mode; `None`: it is not open.
@@ -172,7 +172,7 @@ impl Interface {
             demand,
             options,
             seen: Arc::default(),
-            promises: Mutex::new(Promises::new(options.hints)),
+            metadata_state: Mutex::new(MetadataState::new(options.hints)),
             memory: None,
         }
     }
@@ -292,7 +292,7 @@ impl Interface {
     pub(crate) fn binding(&self, guest: Option<GuestBuffers>) -> Result<Binding, NoZeroCopy> {
         let direct = self.options.placement == Placement::Direct;
         let into_guest = direct.then(|| IntoGuest {
-            judge: self.steering.judge(),
+            steered_by: self.steering.steered_by(),
             is_own: self.steering.is_own(),
             translated: self.link.translated,
             guest,

@@ -199,17 +199,17 @@ impl InterfaceQueue {
         open.nic.discard(counters);
         self.open_send_tap(&mut open.nic);
         // Before the NIC gets a chunk: somebody else's program may leave something at once.
-        let promise = self.interface.promise(self.number);
-        open.nic.promise(&promise);
+        let metadata = self.interface.metadata(self.number);
+        open.nic.set_metadata(&metadata);
         open.nic.seen = Arc::clone(&self.interface.seen);
         open.nic.frame_limit = open.opened.frame_limit;
         open.nic.fill();
-        open.opened.leaves = promise.leaves;
+        open.opened.leaves = metadata.leaves;
         let conf = open.opened.conf();
         if let Err(error) = self.interface.steering.activate(self.number, conf) {
             // A steward that did not answer in time may do it yet: then frames find no socket, and go to the host.
             state.close();
-            self.interface.forget_promise(self.number);
+            self.interface.forget_metadata(self.number);
             return Err(error);
         }
         let lent = state.lend().ok_or(InterfaceError::InUse)?;
@@ -221,7 +221,7 @@ impl InterfaceQueue {
     pub(crate) fn give_back(&self, mut nic: NicQueue<XdpNic>, counters: &PairCounters) {
         let copies = self.interface.options.placement == Placement::Copy;
         let stays = copies && self.interface.pass_to_host(self.number);
-        self.interface.forget_promise(self.number);
+        self.interface.forget_metadata(self.number);
         nic.discard(counters);
         if !stays {
             counters.from_guest_queue_stopped.add(nic.nic.unsent() as u64);

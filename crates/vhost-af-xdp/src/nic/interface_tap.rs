@@ -96,7 +96,7 @@ impl Interface {
         let Some(tap) = open.queues.get(usize::from(pair)) else {
             return Ok(None);
         };
-        let set = tap.set_offloads(offloads, open.cuts_udp);
+        let set = tap.set_offloads(offloads, open.segments_udp);
         let tap = set.and_then(|()| tap.again());
         tap.map(Some).map_err(|source| InterfaceError::Tap {
             name: open.name.clone(),

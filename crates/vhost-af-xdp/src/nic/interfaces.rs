@@ -18,7 +18,7 @@ use super::numa::Nodes;
 use super::shared_memory::SharedMemory;
 use super::steering::{Attached, Steering, StewardAt};
 
-/// How long what a daemon had that has just ended may stay: its keeper takes its program off some 30 ms later, and
+/// How long what a daemon had that has just ended may stay: its helper takes its program off some 30 ms later, and
 /// until then has its leases, too.
 const PREDECESSOR: Duration = Duration::from_millis(1000);
 
@@ -184,7 +184,7 @@ impl From<GivenInterface> for Attached {
     }
 }
 
-/// Whether what is in the way may be a daemon's that ended just now, whose keeper is not done yet. A steward is not
+/// Whether what is in the way may be a daemon's that ended just now, whose helper is not done yet. A steward is not
 /// asked again for another's program: it would count each as an attempt to attach one, of which a user has a few.
 fn is_predecessors(error: &InterfaceError) -> bool {
     match error {

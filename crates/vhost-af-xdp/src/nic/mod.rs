@@ -5,18 +5,18 @@
 //! | [`interfaces`], [`interface`] | the interface of each port, and what is known of it |
 //! | [`interface_queue`], `queue_state.rs` | a queue's life: opened, lent to lanes, coupled with a guest's memory |
 //! | [`interface_tap`], [`tap`] | tap devices: that of a port in tap mode, and those of networks |
-//! | [`steering`] | program and sockets of a steward, or of the daemon's own keeper |
+//! | [`steering`] | program and sockets of a steward, or of the daemon's own helper |
 //! | [`external`], [`afxdp_plugin`] | program, map or sockets that somebody else made |
 //! | [`mode`], [`demand`] | why a queue is bound no better, what memory that locks |
 //! | [`queue`], [`xdp`], [`null`] | the four rings, as a lane sees them: of a socket, or of no NIC |
-//! | [`endpoint`], [`custody`], [`lent`] | rings and UMEM together, who has which chunk, what outlives a lane |
+//! | [`endpoint`], [`tracker`], [`lent`] | rings and UMEM together, who has which chunk, what outlives a lane |
 //! | [`hints`], [`promise`] | what the NIC tells of frames, as it is shown, and as lanes are told |
 //! | [`shared_memory`] | one UMEM for the queues of all ports, by option |
 //! | [`numa`] | the machine's nodes, and which of them workers run on |
 
 pub(crate) mod afxdp_plugin;
+pub(crate) mod chunk_tracker;
 pub(crate) mod completion_time;
-pub(crate) mod custody;
 pub(crate) mod demand;
 pub(crate) mod endpoint;
 pub(crate) mod error;
@@ -28,10 +28,10 @@ pub(crate) mod interface_tap;
 pub(crate) mod interfaces;
 pub(crate) mod lane_facts;
 pub(crate) mod lent;
+pub(crate) mod metadata;
 pub(crate) mod mode;
 pub(crate) mod null;
 pub(crate) mod numa;
-pub(crate) mod promise;
 pub(crate) mod queue;
 mod queue_state;
 pub(crate) mod shared_memory;

@@ -6,7 +6,7 @@
 //!
 //! Ownership goes with the values: a [`Frame`] given with [`Nic::give`] or inside a [`TxDesc`] is
 //! the NIC's until it comes back from [`Nic::from_nic`] or [`Nic::sent`]. What comes back is what the driver says: who
-//! takes it looks whether the NIC had it ([`super::custody`], [`crate::direct::in_flight`]).
+//! takes it looks whether the NIC had it ([`super::tracker`], [`crate::direct::in_flight`]).
 
 use std::os::fd::BorrowedFd;
 

@@ -15,7 +15,7 @@
 //! copy mode, for frames of any length, in large chunks: nothing of it depends on the interface or its MTU.
 //!
 //! The kernel takes any address of the memory from any of the rings. A queue gives only chunks of its own slice, and
-//! what comes back it looks up there ([`super::custody`]): nothing that a driver says of one queue reaches another's
+//! what comes back it looks up there ([`super::tracker`]): nothing that a driver says of one queue reaches another's
 //! chunks. A slice has one socket at most: the second waits until the first is closed.
 
 use std::collections::HashSet;
@@ -255,7 +255,7 @@ mod tests {
 
     /// What a driver says of one queue cannot name a chunk of another's.
     #[test]
-    fn chunk_of_another_slice_is_a_stray_whichever_ring_it_comes_from() {
+    fn chunk_of_another_slice_is_unexpected_from_either_ring() {
         let memory = SharedMemory::new(3, SLICE as u32);
         let umem = memory.map().expect("memory").umem;
         let mut wire = Wire::new(umem.clone(), 8, 8);
@@ -276,7 +276,7 @@ mod tests {
         assert_eq!(counters.to_guest_stray.get(), others.len() as u64);
         assert_eq!(counters.to_guest_queue_stopped.get(), 1, "its own");
         for other in others {
-            assert!(!queue.custody.sent(&frame_at(other)), "{other}");
+            assert!(!queue.tracker.sent(&frame_at(other)), "{other}");
             assert!(queue.references.share(&umem, other).is_none(), "{other}");
         }
     }

@@ -1,5 +1,5 @@
 //! Where an interface's program and sockets come from: leased from a steward, one for many or
-//! [one of our own](crate::guard::keeper), or made by somebody else (`external.rs`).
+//! [one of our own](crate::supervision::helper), or made by somebody else (`external.rs`).
 //!
 //! A lease's interface may be in another network namespace: what is known of it, and what happens to it, the steward
 //! tells.
@@ -13,7 +13,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use common::binding::Judge;
+use common::binding::SteeredBy;
 use steer::{GroupReader, Mode, ModeRequest, QueueConf, QueueCounters};
 use steward::backoff::Backoff;
 use steward::client::{Lease, LeaseError, Waiting};
@@ -129,7 +129,7 @@ impl Steering {
             taken => taken,
         };
         let lease = taken.map_err(|error| match error {
-            error if steward.is_own => InterfaceError::of_keeper(error),
+            error if steward.is_own => InterfaceError::of_helper(error),
             error => error.into(),
         })?;
         let facts = lease.facts();
@@ -208,11 +208,11 @@ impl Steering {
     }
 
     /// Who decides whether a frame in one of the queues is the guest's.
-    pub(crate) fn judge(&self) -> Judge {
+    pub(crate) fn steered_by(&self) -> SteeredBy {
         match self.leased().map(|leased| leased.lease.facts().steered) {
-            None => Judge::Foreign,
-            Some(Steered::ByQueue) => Judge::Nic,
-            Some(_) => Judge::Program,
+            None => SteeredBy::Foreign,
+            Some(Steered::ByQueue) => SteeredBy::Nic,
+            Some(_) => SteeredBy::Program,
         }
     }
 
@@ -405,7 +405,7 @@ impl Steering {
         let given = leased.done(leased.lease.send_tap(queue, only_with_tso))?;
         Ok(given.map(|(end, descriptor)| SendTap {
             tap: Tap::new(descriptor),
-            cuts_udp: end.cuts_udp,
+            segments_udp: end.cuts_udp,
         }))
     }
 
@@ -467,10 +467,10 @@ impl Leased {
         }
     }
 
-    /// What the steward, or the keeper, answered.
+    /// What the steward, or the helper, answered.
     fn done<T>(&self, answer: Result<T, LeaseError>) -> Result<T, InterfaceError> {
         answer.map_err(|error| match error {
-            error if self.is_own => InterfaceError::of_keeper(error),
+            error if self.is_own => InterfaceError::of_helper(error),
             error => error.into(),
         })
     }
@@ -481,7 +481,7 @@ impl Leased {
 
     fn look(&self) -> Result<Link, Lost> {
         let changes = self.lease.take_changes().map_err(|error| match error {
-            error if self.is_own => Lost::Keeper(InterfaceError::of_keeper(error)),
+            error if self.is_own => Lost::Helper(InterfaceError::of_helper(error)),
             error => Lost::Lease(error),
         })?;
         if changes.is_some() {
@@ -496,7 +496,7 @@ impl Leased {
             false => is_back.then_some("the steward is back, and the lease goes on"),
         };
         if let Some(said) = said {
-            // The daemon ends with its own keeper, and says so.
+            // The daemon ends with its own helper, and says so.
             if !self.is_own {
                 tracing::info!(interface = facts.name, "{said}");
             }

@@ -118,12 +118,12 @@ impl Tap {
 
 impl Tap {
     /// What reads give from now on: GSO packets and partial checksums that a guest takes. The kernel segments and
-    /// completes the others. `cuts_udp`: it can do that with UDP.
+    /// completes the others. `segments_udp`: it can do that with UDP.
     /// Errors: the kernel's.
-    pub(crate) fn set_offloads(&self, offloads: &Offloads, cuts_udp: bool) -> io::Result<()> {
+    pub(crate) fn set_offloads(&self, offloads: &Offloads, segments_udp: bool) -> io::Result<()> {
         // TUN_F_CSUM, TUN_F_TSO4, TUN_F_TSO6, TUN_F_TSO_ECN, TUN_F_USO4 and TUN_F_USO6: of these both or none.
         let tso = offloads.guest_tso4 || offloads.guest_tso6;
-        let uso = cuts_udp && offloads.guest_uso4 && offloads.guest_uso6;
+        let uso = segments_udp && offloads.guest_uso4 && offloads.guest_uso6;
         let flags = [
             (offloads.guest_csum, 0x01),
             (offloads.guest_tso4, 0x02),
@@ -174,7 +174,7 @@ pub(crate) struct OpenTap {
     /// By which it is told from the next one of that name.
     pub(crate) index: u32,
     /// Its kernel cuts UDP packets, too.
-    pub(crate) cuts_udp: bool,
+    pub(crate) segments_udp: bool,
     /// How often something of the interface had changed when it was asked for last.
     pub(crate) changes: u32,
 }
@@ -186,7 +186,7 @@ impl OpenTap {
             queues: queues.into_iter().map(Tap::new).collect(),
             name: end.interface,
             index: end.index,
-            cuts_udp: end.cuts_udp,
+            segments_udp: end.cuts_udp,
             changes,
         }
     }
@@ -207,5 +207,5 @@ impl OpenTap {
 pub(crate) struct SendTap {
     pub(crate) tap: Tap,
     /// Its kernel cuts UDP packets, too.
-    pub(crate) cuts_udp: bool,
+    pub(crate) segments_udp: bool,
 }

@@ -58,6 +58,6 @@ impl Port {
         if let Some(left_out) = lines.allow() {
             tracing::warn!(port = %self.config.name, "{reason}{left_out}");
         }
-        self.window.note_turned_away(Some(reason));
+        self.published.set_turned_away(Some(reason));
     }
 }

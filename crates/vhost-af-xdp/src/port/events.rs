@@ -2,13 +2,13 @@
 //! before.
 
 use super::reasons::Impaired;
-use super::shown::Shown;
+use super::snapshot::PortSnapshot;
 use crate::journal::{JOURNAL, Of};
 use model::events::What;
 
 /// Notes what is different.
-pub(super) fn note(port: &str, before: Option<&Shown>, now: &Shown) {
-    let none = Shown::default();
+pub(super) fn note(port: &str, before: Option<&PortSnapshot>, now: &PortSnapshot) {
+    let none = PortSnapshot::default();
     for (event, reason, detail) in differences(before.unwrap_or(&none), now) {
         JOURNAL.add(Of::Port(port), event, reason, detail);
     }
@@ -17,7 +17,7 @@ pub(super) fn note(port: &str, before: Option<&Shown>, now: &Shown) {
 type Difference = (What, Option<String>, Option<String>);
 
 /// In the order in which it happened.
-fn differences(before: &Shown, now: &Shown) -> Vec<Difference> {
+fn differences(before: &PortSnapshot, now: &PortSnapshot) -> Vec<Difference> {
     let mut found = Vec::new();
     let another = now.sessions != before.sessions;
     if before.session.is_some() && (now.session.is_none() || another) {
@@ -29,8 +29,8 @@ fn differences(before: &Shown, now: &Shown) -> Vec<Difference> {
         let peer = now.session.as_ref().and_then(|session| session.peer);
         found.push((What::Connected, None, peer.map(|peer| format!("process {peer}"))));
     }
-    let is_down = |shown: &Shown| matches!(shown.impaired, Some(Impaired::LinkDown(_)));
-    let words = |shown: &Shown| shown.impaired.as_ref().map(ToString::to_string);
+    let is_down = |snapshot: &PortSnapshot| matches!(snapshot.impaired, Some(Impaired::LinkDown(_)));
+    let words = |snapshot: &PortSnapshot| snapshot.impaired.as_ref().map(ToString::to_string);
     if before.impaired != now.impaired {
         match (is_down(before), is_down(now)) {
             (false, true) => found.push((What::LinkDown, None, words(now))),
@@ -49,33 +49,33 @@ fn differences(before: &Shown, now: &Shown) -> Vec<Difference> {
 #[cfg(test)]
 mod tests {
     use super::super::reasons::Closed;
-    use super::super::shown::ShownSession;
+    use super::super::snapshot::SessionSnapshot;
     use super::*;
 
-    fn connected(sessions: u64) -> Shown {
-        Shown {
-            session: Some(ShownSession {
+    fn connected(sessions: u64) -> PortSnapshot {
+        PortSnapshot {
+            session: Some(SessionSnapshot {
                 features: 0,
                 peer: Some(7),
                 lanes: Vec::new(),
             }),
             sessions,
-            ..Shown::default()
+            ..PortSnapshot::default()
         }
     }
 
-    fn events(before: &Shown, now: &Shown) -> Vec<What> {
+    fn events(before: &PortSnapshot, now: &PortSnapshot) -> Vec<What> {
         let found = differences(before, now);
         found.into_iter().map(|(event, ..)| event).collect()
     }
 
     #[test]
     fn guest_that_came_and_went_between_two_looks_is_told_of() {
-        let none = Shown::default();
-        let over = Shown {
+        let none = PortSnapshot::default();
+        let over = PortSnapshot {
             last_closed: Some(Closed::Disconnected),
             sessions: 1,
-            ..Shown::default()
+            ..PortSnapshot::default()
         };
         assert_eq!(events(&none, &connected(1)), [What::Connected]);
         assert_eq!(events(&connected(1), &over), [What::Closed]);
@@ -88,11 +88,14 @@ mod tests {
 
     #[test]
     fn link_and_other_impairments_are_told_apart() {
-        let with = |impaired: Impaired| Shown {
+        let with = |impaired: Impaired| PortSnapshot {
             impaired: Some(impaired),
-            ..Shown::default()
+            ..PortSnapshot::default()
         };
-        let (well, down) = (Shown::default(), with(Impaired::LinkDown("eth1".to_owned())));
+        let (well, down) = (
+            PortSnapshot::default(),
+            with(Impaired::LinkDown("eth1".to_owned())),
+        );
         let away = with(Impaired::StewardAway);
         assert_eq!(events(&well, &down), [What::LinkDown]);
         assert_eq!(events(&down, &well), [What::LinkUp]);

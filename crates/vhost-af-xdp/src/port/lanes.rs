@@ -9,7 +9,7 @@ use common::binding::{BufferOrder, GuestBuffers, SMALL_CHUNK};
 use virtqueue::MemoryMap;
 use xsk::{OpenError, Umem, UmemError};
 
-use super::far::{FarSide, Member};
+use super::attachment::{Attachment, Member};
 use crate::config::Placement;
 use crate::direct::member::SendDirectQueue;
 use crate::direct::registration::{Registered, Registration};
@@ -24,13 +24,13 @@ use crate::nic::mode::Fallback;
 use crate::nic::null::{NullConfig, NullNic};
 use crate::nic::queue::{Nic, Sends};
 use crate::nic::xdp::XdpNic;
+use crate::switch::copy_lane::CopyLane;
+use crate::switch::fdb::PortNumber;
 use crate::switch::from_tap::FromTap;
-use crate::switch::guests::GuestLane;
-use crate::switch::joined::CopyLane;
+use crate::switch::guest_lane::GuestLane;
 use crate::switch::lane::Lane;
 use crate::switch::own_queue::CopyQueue;
 use crate::switch::port_lane::PortLane;
-use crate::switch::table::PortNumber;
 use device::counters::PairCounters;
 use device::net_device::{NetDevice, PairError, Path};
 use device::pair::QueuePair;
@@ -134,7 +134,7 @@ pub(crate) struct LaneParts<'a> {
     /// The port's: a lane may copy in a port that is direct otherwise, and a predecessor of it was.
     pub(crate) placement: Placement,
     pub(crate) device: &'a NetDevice,
-    pub(crate) far: FarSide,
+    pub(crate) attachment: Attachment,
     pub(crate) counters: Arc<PairCounters>,
 }
 
@@ -142,9 +142,9 @@ impl LaneParts<'_> {
     /// Builds a lane.
     /// Errors: [`LaneError`]; nothing stays behind.
     pub(crate) fn build(self, placement: Placement) -> Result<BuiltLane, LaneError> {
-        match (placement, &self.far) {
-            (_, FarSide::Cable(_)) => self.build_cable(),
-            (_, FarSide::Network(end)) => {
+        match (placement, &self.attachment) {
+            (_, Attachment::Patch(_)) => self.build_patch(),
+            (_, Attachment::Network(end)) => {
                 let number = end.number;
                 self.build_member(number)
             }
@@ -159,8 +159,8 @@ impl LaneParts<'_> {
     /// The guest's half alone.
     pub(crate) fn guest_side(&self) -> Result<QueuePair, LaneError> {
         let path = Path {
-            frame_limit: self.far.frame_limit(),
-            partial_checksums: self.far.partial_checksums(),
+            frame_limit: self.attachment.frame_limit(),
+            partial_checksums: self.attachment.partial_checksums(),
             in_place: self.placement.has_guest_ram(),
         };
         Ok(self.device.queue_pair(self.pair, path)?)
@@ -187,7 +187,7 @@ impl LaneParts<'_> {
         Ok(self.device.memory().ok_or(PairError::NoMemory)?)
     }
 
-    fn build_cable(self) -> Result<BuiltLane, LaneError> {
+    fn build_patch(self) -> Result<BuiltLane, LaneError> {
         Ok(BuiltLane {
             lane: Box::new(GuestLane::new(self.guest_side()?, self.counters)),
             facts: LaneFacts::cable(),
@@ -209,8 +209,8 @@ impl LaneParts<'_> {
     }
 
     fn build_copy(self) -> Result<BuiltLane, LaneError> {
-        match &self.far {
-            FarSide::Queue(queue) | FarSide::Member(Member { queue, .. }) => {
+        match &self.attachment {
+            Attachment::Queue(queue) | Attachment::Member(Member { queue, .. }) => {
                 if self.pair == 0 {
                     // Frames come to all pairs from the moment on that this queue is lent.
                     queue.interface.forget_frames_of_tap(&self.counters)?;
@@ -219,19 +219,19 @@ impl LaneParts<'_> {
                 let (queue, nic) = (queue.clone(), queue.lend(&self.counters)?);
                 self.build_on(queue, nic, guest)
             }
-            FarSide::Null { frame_bytes } => {
+            Attachment::Null { frame_bytes } => {
                 let frame_bytes = *frame_bytes;
                 let guest = self.guest_side()?;
                 self.build_null(guest, frame_bytes)
             }
-            FarSide::Cable(_) | FarSide::Network(_) => self.build(Placement::Copy),
+            Attachment::Patch(_) | Attachment::Network(_) => self.build(Placement::Copy),
         }
     }
 
     /// The guest's half of a lane of copy placement.
     pub(crate) fn copying_side(&self) -> Result<CopyingSide, LaneError> {
         let pair = self.guest_side()?;
-        let interface = self.far.queue().map(|queue| &queue.interface);
+        let interface = self.attachment.queue().map(|queue| &queue.interface);
         let from_tap = match interface.filter(|interface| interface.is_by_tap()) {
             None => None,
             Some(interface) => Some(FromTap::new(interface.receive_by_tap(self.pair, &pair.offloads)?)),
@@ -272,8 +272,8 @@ impl LaneParts<'_> {
             pair: guest,
             from_tap,
         } = guest;
-        match (&self.far, from_tap) {
-            (FarSide::Member(Member { end, untags, .. }), _) => {
+        match (&self.attachment, from_tap) {
+            (Attachment::Member(Member { end, untags, .. }), _) => {
                 let own = CopyQueue::new(&guest, nic, *untags, &self.counters);
                 let of = (end.number, self.pair);
                 Box::new(PortLane::with_queue(guest, self.counters, of, own))
@@ -310,7 +310,7 @@ impl LaneParts<'_> {
     pub(crate) fn registration(&self) -> Result<Registration, LaneError> {
         Ok(Registration {
             map: Arc::clone(self.memory()?),
-            queue: self.far.queue().cloned(),
+            queue: self.attachment.queue().cloned(),
             guest: self.guest_buffers()?,
             populate: self.pair == 0,
         })
@@ -333,7 +333,7 @@ impl LaneParts<'_> {
 
     /// Builds a direct lane on memory that is registered.
     pub(crate) fn build_direct(self, registered: Registered) -> Result<BuiltLane, LaneError> {
-        if let FarSide::Network(end) = &self.far {
+        if let Attachment::Network(end) = &self.attachment {
             let number = end.number;
             return self.build_member(number);
         }
@@ -350,25 +350,25 @@ impl LaneParts<'_> {
             Placement::Direct => self.device.negotiated().header_bytes,
             Placement::SendDirect | Placement::Copy => 0,
         };
-        let lane: Box<dyn Lane> = match (&self.far, registered.socket) {
-            (FarSide::Queue(queue) | FarSide::Member(Member { queue, .. }), Some(socket)) => {
+        let lane: Box<dyn Lane> = match (&self.attachment, registered.socket) {
+            (Attachment::Queue(queue) | Attachment::Member(Member { queue, .. }), Some(socket)) => {
                 queue.interface.check_direct(guest.frame_limit)?;
                 let coupled = queue.couple(socket, header_bytes)?;
                 let guest_buffers = Some(self.guest_buffers()?);
                 let described = facts.describe(&queue.interface, guest_buffers, &coupled.nic, coupled.sends);
                 described.map_err(LaneError::Duplicate)?;
-                if let FarSide::Member(Member {
+                if let Attachment::Member(Member {
                     asked: Placement::Direct,
                     ..
-                }) = self.far
+                }) = self.attachment
                 {
                     facts.fallbacks.push(Fallback::SendsOnly);
                 }
                 self.join(guest, coupled, memory)
             }
-            (far, _) => {
-                let frame_bytes = match far {
-                    FarSide::Null { frame_bytes } => *frame_bytes,
+            (attachment, _) => {
+                let frame_bytes = match attachment {
+                    Attachment::Null { frame_bytes } => *frame_bytes,
                     _ => 0,
                 };
                 let config = NullConfig {
@@ -398,7 +398,7 @@ impl LaneParts<'_> {
         queue: Coupled<N>,
         memory: DirectMemory,
     ) -> Box<dyn Lane> {
-        if let FarSide::Member(Member { end, untags, .. }) = &self.far {
+        if let Attachment::Member(Member { end, untags, .. }) = &self.attachment {
             let mut guest = guest;
             let own = SendDirectQueue::new(&mut guest, queue, memory, (*untags, &self.counters));
             let of = (end.number, self.pair);

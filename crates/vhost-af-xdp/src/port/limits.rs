@@ -3,16 +3,16 @@
 
 use std::sync::{Arc, PoisonError};
 
-use super::turns::Task;
+use super::ticket_lock::Task;
 use super::{Port, PortState};
 use crate::config::{HintsConfig, PortConfig};
 use crate::nic::error::InterfaceError;
-use crate::nic::hints::Promise;
+use crate::nic::hints::XdpMetadata;
 use crate::switch::capture::Capture;
+use crate::switch::fdb::FdbKey;
 use crate::switch::filter::{Filter, PortFilter};
 use crate::switch::guard::Guard;
 use crate::switch::rate_limit::PortLimits;
-use crate::switch::table::Station;
 use model::config::Policy;
 use model::rates::PortRates;
 
@@ -114,19 +114,19 @@ impl Port {
     }
 
     /// Tells the lanes of its queues what stands before their frames.
-    pub(super) fn teller(&self, state: &PortState) -> impl FnMut(u32, &Promise) {
-        move |queue, promise| {
+    pub(super) fn teller(&self, state: &PortState) -> impl FnMut(u32, &XdpMetadata) {
+        move |queue, metadata| {
             let first = self.config.nic.queues().map(|queues| queues.start_queue);
             let pair = first.and_then(|first| queue.checked_sub(first));
             if let (Some(session), Some(pair)) = (&state.session, pair) {
-                session.promise(pair as usize, promise, &self.workers);
+                session.set_metadata(pair as usize, metadata, &self.workers);
             }
         }
     }
 
     /// Addresses that it has in its network beside its own, in order.
-    pub(crate) fn learned(&self) -> Vec<Station> {
-        self.joined.learned()
+    pub(crate) fn learned(&self) -> Vec<FdbKey> {
+        self.attached_to.learned()
     }
 
     /// What holds of its guest's frames.

@@ -19,7 +19,7 @@ use steward::backoff::RETRY;
 use steward::links::Link;
 
 use super::reasons::Impaired;
-use super::turns::Task;
+use super::ticket_lock::Task;
 use super::{Port, PortState};
 use crate::config::PortQueues;
 use crate::nic::interface::Interface;
@@ -41,8 +41,8 @@ enum Again {
 impl Port {
     /// Asks what the program counted and how it is attached, for `status`; `deadline`: no longer than until then.
     pub(crate) fn sample(&self, deadline: Instant) {
-        let shown = self.window.shown();
-        let interface = shown.and_then(|shown| shown.interface.as_ref()?.itself.upgrade());
+        let snapshot = self.published.snapshot();
+        let interface = snapshot.and_then(|snapshot| snapshot.interface.as_ref()?.itself.upgrade());
         if let (Some(wanted), Some(interface)) = (self.config.wanted(), interface) {
             interface
                 .steering
@@ -67,10 +67,10 @@ impl Port {
             return self.looks.hand_over();
         }
         self.looks.forget();
-        let Some(first) = self.state.draw_first() else {
+        let Some(first) = self.state.try_ticket() else {
             return self.looks.note(Some(Instant::now() + BUSY));
         };
-        let looked = self.take_turn(first, Task::Link, |port, state| match state.session {
+        let looked = self.lock(first, Task::Link, |port, state| match state.session {
             Some(_) => Err(()),
             None => Ok(port.look_and_watch(state)),
         });
@@ -101,11 +101,11 @@ impl Port {
     /// The uplink of its network changed: lanes go by what it is now, without a pause, and the VMM is told.
     pub(crate) fn network_changed(self: &Arc<Self>) {
         self.post(Task::Link, |port, state| {
-            let Some(far) = port.far_sides(None).into_iter().next() else {
+            let Some(attachment) = port.attachments(None).into_iter().next() else {
                 return;
             };
             if let Some(session) = &state.session {
-                session.set_frame_limit(far.frame_limit(), &port.workers);
+                session.set_frame_limit(attachment.frame_limit(), &port.workers);
             }
             // Those that do not fit, and those that did not.
             port.start_lanes(state);
@@ -120,7 +120,7 @@ impl Port {
         let Some(PortQueues { name, .. }) = self.config.nic.queues() else {
             return Again::Told;
         };
-        let before = state.link_config(&self.joined);
+        let before = state.link_config(&self.attached_to);
         let mut follows = false;
         match state
             .interface
@@ -145,7 +145,7 @@ impl Port {
             }
             None => self.try_to_take_up(state, name),
         }
-        if state.link_config(&self.joined) != before
+        if state.link_config(&self.attached_to) != before
             && let Some(session) = &state.session
         {
             session.config_changed();
@@ -199,9 +199,9 @@ impl Port {
 
     /// The interface is gone; a guest of a network reaches the other ports still.
     fn go_on_without(&self, state: &mut PortState) {
-        let far = self.far_sides(None);
+        let attachment = self.attachments(None);
         if let Some(session) = &mut state.session
-            && session.start_all(&self.context(&far)).is_err()
+            && session.start_all(&self.context(&attachment)).is_err()
         {
             session.hang_up();
         }
@@ -213,11 +213,11 @@ impl Port {
         if interface.steering.is_away() {
             return false;
         }
-        let far = self.far_sides(state.interface.as_ref());
+        let attachment = self.attachments(state.interface.as_ref());
         // Memory that was registered while the steward was away.
         let mut shortage = None;
         if let Some(session) = &mut state.session {
-            if session.go_direct_all(&self.context(&far)).is_err() {
+            if session.go_direct_all(&self.context(&attachment)).is_err() {
                 session.hang_up();
             }
             shortage = session.take_shortage();
@@ -278,11 +278,11 @@ impl Port {
 
     /// Lets lanes go on with the interface's MTU as it is now; whether a queue was set up anew for that.
     fn follow_mtu(&self, state: &mut PortState) -> bool {
-        let far = self.far_sides(state.interface.as_ref());
+        let attachment = self.attachments(state.interface.as_ref());
         let Some(session) = &mut state.session else {
             return false;
         };
-        let followed = session.follow_mtu(&self.context(&far));
+        let followed = session.follow_mtu(&self.context(&attachment));
         let failed = followed.as_ref().err().map(|error| with_sources(error));
         if let Some(reason) = session.take_shortage().or(failed) {
             self.impair(state, reason);
@@ -300,10 +300,10 @@ impl Port {
 
     /// Starts lanes that do not run and should.
     fn start_lanes(&self, state: &mut PortState) {
-        let far = self.far_sides(state.interface.as_ref());
+        let attachment = self.attachments(state.interface.as_ref());
         let mut reason = self.check_mtu(state).err().map(|error| with_sources(&error));
         if let (None, Some(session)) = (&reason, &mut state.session) {
-            let started = session.start_all(&self.context(&far));
+            let started = session.start_all(&self.context(&attachment));
             reason = session
                 .take_shortage()
                 .or_else(|| started.err().map(|error| with_sources(&error)));

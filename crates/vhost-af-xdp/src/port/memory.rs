@@ -13,9 +13,9 @@ use std::sync::Arc;
 
 use virtqueue::{ForeignFiles, GuestAddr, LOG_PAGE_BYTES, MapError, MemoryMap, Region};
 
-use crate::guard::keeper;
-use crate::guard::private_memory::{self, MappedFile};
-use crate::guard::sigbus::Watched;
+use crate::supervision::helper;
+use crate::supervision::private_memory::{self, MappedFile};
+use crate::supervision::sigbus::Watched;
 
 /// Guest addresses that are not memory, bytes at most: a log covers these, too. Where RAM begins behind a hole, as at 1
 /// TiB on AMD machines (`pc_max_used_gpa`, hw/i386/pc.c in QEMU), and where a platform puts devices.
@@ -170,7 +170,7 @@ impl MemoryTable {
             .collect()
     }
 
-    /// Looks up how the VMM itself maps its memory, or lets the keeper do it. Says nothing where neither may.
+    /// Looks up how the VMM itself maps its memory, or lets the helper do it. Says nothing where neither may.
     fn check_shared(&self, regions: &[Region]) -> Result<(), MemoryError> {
         let Some(pid) = self.peer else { return Ok(()) };
         let files: Vec<_> = regions
@@ -182,7 +182,7 @@ impl MemoryTable {
             .collect();
         let private = match (private_memory::maps_of(pid), self.files.watch.connection()) {
             (Some(maps), _) => private_memory::first_private(maps, &files),
-            (None, Some(connection)) => keeper::private_address(connection.as_fd(), &files),
+            (None, Some(connection)) => helper::private_address(connection.as_fd(), &files),
             (None, None) => None,
         };
         private.map_or(Ok(()), |user_addr| Err(MemoryError::NotShared { user_addr, pid }))

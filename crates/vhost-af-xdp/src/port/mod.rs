@@ -1,16 +1,16 @@
 //! A port: one guest's network device, for as long as the daemon runs, or until it is removed.
 //!
 //! The port outlives connections ([`Session`]) and interfaces: counters go on, and an interface that vanishes and comes
-//! back is picked up again. Its state is changed in [turns]; `status` looks through a [`Window`]. A turn may wait for
+//! back is picked up again. Its state is changed in [turns]; `status` looks through a [`Published`]. A turn may wait for
 //! the kernel and for the steward: all that waits for its end is this port's.
 //!
 //! A port has no thread of its own. That of its session ([`vhost_user`](crate::vhost_user)), if there is one, reads the
 //! VMM's connection and looks at the interface; without a session one thread looks at those of all ports ([watch]).
 
 pub(crate) mod announce;
+pub(crate) mod attachment;
 mod declined;
 mod events;
-pub(crate) mod far;
 pub(crate) mod features;
 pub(crate) mod lanes;
 mod limits;
@@ -20,8 +20,8 @@ pub(crate) mod memory;
 pub(crate) mod reasons;
 pub(crate) mod session;
 mod sessions;
-pub(crate) mod shown;
-mod turns;
+pub(crate) mod snapshot;
+mod ticket_lock;
 pub(crate) mod watch;
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -34,25 +34,25 @@ use device::counters::PairCounters;
 use xsk::NumaNode;
 
 use crate::config::{HintsConfig, NicConfig, PortConfig, PortQueues};
-use crate::guard::alarm::Alarm;
 use crate::network::NetworkEnd;
 use crate::nic::error::InterfaceError;
 use crate::nic::interface::{Interface, QueueOptions};
 use crate::nic::interface_queue::InterfaceQueue;
 use crate::nic::interfaces::Interfaces;
 use crate::nic::wakers::PortRetry;
-use crate::port::far::{CableEnd, FarSide, Member, NULL_MTU};
+use crate::port::attachment::{Attachment, Member, NULL_MTU, PatchPort};
 use crate::port::lanes::LaneError;
 use crate::port::losses::Losses;
 use crate::port::reasons::{Closed, Impaired};
 use crate::port::session::{FaultCell, PortContext, Session};
-use crate::port::shown::{Shown, ShownInterface, ShownSession, Window};
-use crate::port::turns::{Number, Task, Turns};
+use crate::port::snapshot::{InterfaceSnapshot, PortSnapshot, Published, SessionSnapshot};
+use crate::port::ticket_lock::{Task, Ticket, TicketLock};
 use crate::port::watch::{Looks, Watch};
+use crate::supervision::alarm::Alarm;
+use crate::switch::fdb::FdbKey;
 use crate::switch::filter::{Filter, PortFilter};
 use crate::switch::guard::Guard;
 use crate::switch::rate_limit::PortLimits;
-use crate::switch::table::Station;
 use crate::switch::workers::Workers;
 use model::config::Policy;
 use steward::log_limit::{LeftOut, LogLimit};
@@ -100,8 +100,8 @@ struct LinkConfig {
 }
 
 impl PortState {
-    fn link_config(&self, joined: &Joined) -> LinkConfig {
-        if let Joined::Network(end) = joined {
+    fn link_config(&self, attached_to: &AttachedTo) -> LinkConfig {
+        if let AttachedTo::Network(end) = attached_to {
             let link = end.network.link();
             return LinkConfig {
                 up: link.up,
@@ -116,13 +116,13 @@ impl PortState {
     }
 
     /// What others see of it.
-    fn shown(&self) -> Shown {
+    fn snapshot(&self) -> PortSnapshot {
         let interface = self.interface.as_ref();
         let down = interface.filter(|_| self.link_down);
         let down = down.map(|interface| Impaired::LinkDown(interface.name()));
         let declined = self.declined.clone();
-        Shown {
-            session: self.session.as_ref().map(|session| ShownSession {
+        PortSnapshot {
+            session: self.session.as_ref().map(|session| SessionSnapshot {
                 features: session.features,
                 peer: session.peer,
                 lanes: session
@@ -134,7 +134,7 @@ impl PortState {
                     })
                     .collect(),
             }),
-            interface: interface.map(|interface| ShownInterface {
+            interface: interface.map(|interface| InterfaceSnapshot {
                 name: interface.name(),
                 driver: drivers::said_of(&interface.link.driver),
                 node: interface.link.node,
@@ -152,26 +152,26 @@ impl PortState {
 
 /// What a port is joined with within this process.
 #[derive(Clone)]
-pub(crate) enum Joined {
+pub(crate) enum AttachedTo {
     Nothing,
     /// A cable, and which of its ends this is.
-    Cable(CableEnd),
+    Patch(PatchPort),
     Network(NetworkEnd),
 }
 
-impl Joined {
+impl AttachedTo {
     /// Addresses that a port of a network has beside its own, in order.
-    fn learned(&self) -> Vec<Station> {
+    fn learned(&self) -> Vec<FdbKey> {
         match self {
             Self::Network(end) => end.learned(),
-            Self::Nothing | Self::Cable(_) => Vec::new(),
+            Self::Nothing | Self::Patch(_) => Vec::new(),
         }
     }
 
     /// Its end of a cable.
-    pub(crate) fn cable(&self) -> Option<&CableEnd> {
+    pub(crate) fn patch(&self) -> Option<&PatchPort> {
         match self {
-            Self::Cable(end) => Some(end),
+            Self::Patch(end) => Some(end),
             Self::Nothing | Self::Network(_) => None,
         }
     }
@@ -182,11 +182,11 @@ pub(crate) struct Port {
     pub(crate) counters: Vec<Arc<PairCounters>>,
     interfaces: Arc<Interfaces>,
     /// What it is joined with within this process.
-    joined: Joined,
+    attached_to: AttachedTo,
     workers: Arc<Workers>,
     /// As the log and `status` have it.
     name: Arc<str>,
-    state: Turns<PortState>,
+    state: TicketLock<PortState>,
     /// How much its guest may send and get.
     limits: Mutex<PortLimits>,
     /// What the guest may send, where no network says it.
@@ -204,7 +204,7 @@ pub(crate) struct Port {
     /// See [`PortContext::lines`].
     direct_lines: Mutex<LogLimit>,
     /// What is seen of the state from outside.
-    pub(crate) window: Window,
+    pub(crate) published: Published,
     /// The VMM's process, 0 without one. Shown to others only: nothing is published through it.
     pub(super) vmm_pid: AtomicI32,
     /// When its interface is looked at.
@@ -225,16 +225,16 @@ impl Port {
     /// Errors: what will not work later either, naming the remedy.
     pub(crate) fn open_queues(&self) -> Result<(), LaneError> {
         let deadline = Instant::now() + START_TIMEOUT;
-        for far in self.far_sides(self.opened().as_ref()) {
-            far.open_until(deadline)?;
+        for attachment in self.attachments(self.opened().as_ref()) {
+            attachment.open_until(deadline)?;
         }
         Ok(())
     }
 
     /// The NUMA node of each queue pair's NIC, where there are several.
     pub(crate) fn nodes(&self) -> Vec<Option<NumaNode>> {
-        let far = self.far_sides(self.opened().as_ref());
-        far.iter().map(FarSide::node).collect()
+        let attachment = self.attachments(self.opened().as_ref());
+        attachment.iter().map(Attachment::node).collect()
     }
 
     /// Closes queues that guest memory will be coupled with. Limits are of the process and of the user, so this is done
@@ -249,7 +249,7 @@ impl Port {
 
     fn opened(&self) -> Option<Arc<Interface>> {
         self.state
-            .take(self.state.draw(), |state| state.interface.clone())
+            .lock(self.state.take_ticket(), |state| state.interface.clone())
     }
 
     /// Lets others see the port.
@@ -257,13 +257,13 @@ impl Port {
         self.ask(Task::Change, |_, _| ());
     }
 
-    /// Opens the interface. `joined`: what the port is joined with within this process.
+    /// Opens the interface. `attached_to`: what the port is joined with within this process.
     /// Errors: what will not work later either, naming the remedy.
     pub(crate) fn open(
         config: PortConfig,
         interfaces: Arc<Interfaces>,
         workers: Arc<Workers>,
-        joined: Joined,
+        attached_to: AttachedTo,
         watch: &Arc<Watch>,
     ) -> Result<Arc<Self>, LaneError> {
         let mut port = Self {
@@ -276,13 +276,13 @@ impl Port {
             rules: Mutex::new(config.keys.policy()),
             config,
             interfaces,
-            joined,
+            attached_to,
             workers,
-            state: Turns::new(PortState::default()),
+            state: TicketLock::new(PortState::default()),
             losses: Mutex::default(),
             lines: Mutex::default(),
             direct_lines: Mutex::default(),
-            window: Window::default(),
+            published: Published::default(),
             vmm_pid: AtomicI32::new(0),
             looks: Looks::new(watch).map_err(LaneError::Duplicate)?,
             in_session: AtomicBool::new(false),
@@ -290,7 +290,7 @@ impl Port {
             ended: AtomicBool::new(false),
             removed: Alarm::new().map_err(LaneError::Duplicate)?,
         };
-        port.state = Turns::new(PortState {
+        port.state = TicketLock::new(PortState {
             interface: port.open_interface()?,
             ..PortState::default()
         });
@@ -299,9 +299,9 @@ impl Port {
 
     /// Leaves what is to be seen of the state, and notes what is different from before.
     fn show(&self, state: &PortState) {
-        let shown = state.shown();
-        events::note(&self.name, self.window.shown().as_deref(), &shown);
-        self.window.show(shown);
+        let snapshot = state.snapshot();
+        events::note(&self.name, self.published.snapshot().as_deref(), &snapshot);
+        self.published.publish(snapshot);
     }
 
     fn open_interface(&self) -> Result<Option<Arc<Interface>>, InterfaceError> {
@@ -316,26 +316,28 @@ impl Port {
         Ok(Some(interface))
     }
 
-    fn far_sides(&self, interface: Option<&Arc<Interface>>) -> Vec<FarSide> {
+    fn attachments(&self, interface: Option<&Arc<Interface>>) -> Vec<Attachment> {
         let pairs = u32::from(self.config.queues);
         match &self.config.nic {
-            NicConfig::Cable { .. } | NicConfig::Network { .. } => match &self.joined {
-                Joined::Cable(end) => vec![FarSide::Cable(end.clone()); usize::from(self.config.queues)],
-                Joined::Network(end) => (0..pairs)
+            NicConfig::Cable { .. } | NicConfig::Network { .. } => match &self.attached_to {
+                AttachedTo::Patch(end) => {
+                    vec![Attachment::Patch(end.clone()); usize::from(self.config.queues)]
+                }
+                AttachedTo::Network(end) => (0..pairs)
                     .map(|pair| self.in_network(end, interface, pair))
                     .collect(),
-                Joined::Nothing => Vec::new(),
+                AttachedTo::Nothing => Vec::new(),
             },
             NicConfig::Null { frame_bytes } => (0..pairs)
-                .map(|_| FarSide::Null {
+                .map(|_| Attachment::Null {
                     frame_bytes: *frame_bytes,
                 })
                 .collect(),
             NicConfig::Interface(queues) => interface
                 .map(|interface| {
                     let first = queues.start_queue;
-                    let far = |pair| FarSide::Queue(InterfaceQueue::new(interface, first + pair));
-                    (0..pairs).map(far).collect()
+                    let attachment = |pair| Attachment::Queue(InterfaceQueue::new(interface, first + pair));
+                    (0..pairs).map(attachment).collect()
                 })
                 .unwrap_or_default(),
         }
@@ -343,34 +345,34 @@ impl Port {
 
     /// The far side of a pair of a port of a network. While the interface of its own queue is gone there is the network
     /// alone.
-    fn in_network(&self, end: &NetworkEnd, interface: Option<&Arc<Interface>>, pair: u32) -> FarSide {
+    fn in_network(&self, end: &NetworkEnd, interface: Option<&Arc<Interface>>, pair: u32) -> Attachment {
         match (self.config.nic.queues(), interface) {
-            (Some(queues), Some(interface)) => FarSide::Member(Member {
+            (Some(queues), Some(interface)) => Attachment::Member(Member {
                 end: end.clone(),
                 queue: InterfaceQueue::new(interface, queues.start_queue + pair),
                 untags: self.config.nic.untags(),
                 asked: self.config.asked,
             }),
-            _ => FarSide::Network(end.clone()),
+            _ => Attachment::Network(end.clone()),
         }
     }
 
     /// Does that with the state when it is this thread's turn; `None`: the port has ended.
     fn ask<R>(self: &Arc<Self>, task: Task, act: impl FnOnce(&Arc<Self>, &mut PortState) -> R) -> Option<R> {
-        self.take_turn(self.state.draw(), task, act)
+        self.lock(self.state.take_ticket(), task, act)
     }
 
-    fn take_turn<R>(
+    fn lock<R>(
         self: &Arc<Self>,
-        number: Number,
+        ticket: Ticket,
         task: Task,
         act: impl FnOnce(&Arc<Self>, &mut PortState) -> R,
     ) -> Option<R> {
-        self.state.take(number, |state| {
+        self.state.lock(ticket, |state| {
             if state.over {
                 return None;
             }
-            self.window.begin(task);
+            self.published.begin(task);
             let result = act(self, state);
             self.show(state);
             Some(result)
@@ -379,11 +381,11 @@ impl Port {
 
     /// Does that with the state, in its turn: at once, where nothing can be waited for, else on a thread for it.
     fn post(self: &Arc<Self>, task: Task, act: impl FnOnce(&Arc<Self>, &mut PortState) + Send + 'static) {
-        let number = self.state.draw();
-        let at_once = self.state.is_called(&number) && !self.in_session.load(Relaxed);
+        let ticket = self.state.take_ticket();
+        let at_once = self.state.is_next(&ticket) && !self.in_session.load(Relaxed);
         let port = Arc::clone(self);
         let body: Box<dyn FnOnce() + Send> = Box::new(move || {
-            port.take_turn(number, task, act);
+            port.lock(ticket, task, act);
         });
         // The number is used, whether there can be a thread or not.
         let body = Arc::new(Mutex::new(Some(body)));
@@ -411,7 +413,7 @@ impl Port {
         state.impaired = impaired;
     }
 
-    fn context<'a>(&'a self, far: &'a [FarSide]) -> PortContext<'a> {
+    fn context<'a>(&'a self, attachment: &'a [Attachment]) -> PortContext<'a> {
         PortContext {
             placement: self.config.placement,
             workers: &self.workers,
@@ -421,7 +423,7 @@ impl Port {
             limits: self.limits(),
             guard: self.guard(),
             filter: self.filter(),
-            far,
+            attachment,
             opens: true,
         }
     }

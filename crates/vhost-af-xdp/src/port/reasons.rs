@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use device::pair::Fault;
 
-use super::turns::Task;
-use crate::guard::sigbus;
+use super::ticket_lock::Task;
 use crate::nic::steering::AWAY;
+use crate::supervision::sigbus;
 
 /// Why no frames move although they should.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

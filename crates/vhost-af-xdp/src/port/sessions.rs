@@ -10,14 +10,14 @@ use device::pair::Fault;
 use steer::with_sources;
 use steward::peer;
 
-use super::far::NULL_MTU;
+use super::attachment::NULL_MTU;
 use super::losses::Losses;
 use super::reasons::{Closed, Ended, Impaired};
 use super::session::{FaultCell, PortContext, Reached, Session, SessionError, VmmConnection};
-use super::turns::Task;
+use super::ticket_lock::Task;
 use super::{LinkConfig, Port, PortState};
 use crate::config::NicConfig;
-use crate::guard::interrupt;
+use crate::supervision::interrupt;
 
 /// Smallest MTU that IPv4 works with, and that VirtIO allows (1.3, 5.1.4.1).
 const SMALLEST_MTU: u64 = 68;
@@ -59,7 +59,7 @@ impl Port {
         }
         self.vmm_pid
             .store(peer::process(connection.stream.as_fd()).unwrap_or(0), Relaxed);
-        self.window.note_turned_away(None);
+        self.published.set_turned_away(None);
         self.losses().begin(&self.counters);
         state.session = Some(Session::new(
             connection,
@@ -172,10 +172,10 @@ impl Port {
             .is_some_and(|interface| interface.steering.is_away());
         // Nor what the interface's MTU does not let be opened; see `restart_lanes`.
         let unfit = self.check_mtu(state).err();
-        let far = self.far_sides(state.interface.as_ref());
+        let attachment = self.attachments(state.interface.as_ref());
         let context = PortContext {
             opens: !away && unfit.is_none(),
-            ..self.context(&far)
+            ..self.context(&attachment)
         };
         let session = state.session.as_mut().ok_or(SessionError::Closed)?;
         let result = act(session, &context).and_then(|done| session.settle(&context).map(|()| done));
@@ -198,7 +198,7 @@ impl Port {
     /// What a driver may read.
     pub(crate) fn config_space(self: &Arc<Self>) -> ConfigSpace {
         let link = self.ask(Task::Request, |port, state| {
-            let link = state.link_config(&port.joined);
+            let link = state.link_config(&port.attached_to);
             let up = link.up || matches!(port.config.nic, NicConfig::Null { .. } | NicConfig::Cable { .. });
             LinkConfig { up, ..link }
         });

@@ -2,7 +2,7 @@
 //!
 //! A port of the file is the file's: it is changed there. One that was added is kept until it is removed, until the file
 //! has one of its name, which counts from then on, or until the daemon ends. All else is as with a file that is read
-//! again: the keeper judges the port as if it stood there, and what is said otherwise without a new beginning disturbs
+//! again: the helper judges the port as if it stood there, and what is said otherwise without a new beginning disturbs
 //! nobody. If a port cannot begin, all is put back to what it was before.
 
 use model::config::{ADDED, ConfigFile, Entry, Mistake, Port, Table};
@@ -11,7 +11,7 @@ use steer::with_sources;
 
 use super::{Outcome, Reader, tell};
 use crate::config::file::port_of;
-use crate::guard::keeper::RequestError;
+use crate::supervision::helper::RequestError;
 
 fn wrong(mistake: Mistake) -> Refused {
     Refused::mistake(mistake.key, mistake.what)
@@ -120,10 +120,10 @@ impl Reader {
         }
     }
 
-    /// Has the keeper judge it.
+    /// Has the helper judge it.
     fn propose(&self, name: &str, port: Option<&Entry<Port>>) -> Result<ConfigFile, Refused> {
         let proposed = match port {
-            // Rules give nobody anything that the keeper watches over, and are longer than its messages.
+            // Rules give nobody anything that the helper watches over, and are longer than its messages.
             Some(port) => self.requests.put(&without_rules(port)),
             None => self.requests.without(name),
         };
@@ -147,7 +147,7 @@ impl Reader {
         file
     }
 
-    /// Lets the port be what the keeper has judged.
+    /// Lets the port be what the helper has judged.
     fn settle(&mut self, file: ConfigFile, name: &str) -> Result<Outcome, Refused> {
         let table = file.added.iter().find(|table| table.name == name).cloned();
         let difference = self.difference(&file, Some(name));

@@ -10,9 +10,9 @@ use crate::api::capture::Captures;
 use crate::api::control_socket::{Access, Connections, Server};
 use crate::api::{gateway, rules_status, status};
 use crate::config::ServeConfig;
-use crate::guard::watchdog::Watchdog;
 use crate::ports::{NO_THREAD, Ports};
 use crate::reload::Reload;
+use crate::supervision::watchdog::Watchdog;
 use crate::switch::workers::Workers;
 
 /// Connections at a time by the control socket.

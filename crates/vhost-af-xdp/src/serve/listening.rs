@@ -1,5 +1,5 @@
 //! Sockets that the daemon listens at, made before the sandbox closes: those of VMMs, the control socket, and those for
-//! HTTP. Their files are ours: what cannot start takes them away again, and later the keeper does.
+//! HTTP. Their files are ours: what cannot start takes them away again, and later the helper does.
 
 use std::fs;
 use std::net::TcpListener;
@@ -16,7 +16,7 @@ use crate::config::{ApiConfig, Control, Endpoint, PortConfig};
 use crate::listener::{self, Access};
 use crate::vhost_user::accept::VmmSource;
 
-/// Socket files of ours, removed if the start fails before the keeper takes over.
+/// Socket files of ours, removed if the start fails before the helper takes over.
 #[derive(Default)]
 pub(super) struct Leftovers(pub(super) Vec<PathBuf>);
 

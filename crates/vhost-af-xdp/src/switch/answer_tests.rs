@@ -9,7 +9,7 @@ use virtqueue::{Journal, QueueFeatures};
 use xsk::Umem;
 
 use super::bytes::GuestRam as Ram;
-use super::lane::{Lane, Near};
+use super::lane::{Lane, Siblings};
 use super::test_guest::{HEADER, Memory};
 use super::test_nic::{TestNic, Wire};
 use crate::direct::{CHUNK_BYTES, DirectLane, DirectMemory};
@@ -83,7 +83,7 @@ fn nic_has_the_buffers_that_were_posted_before_a_frame_when_that_is_sent() {
             let mut is_last = false;
             while !is_last {
                 is_last = over.load(Ordering::Acquire);
-                lane.breathe(Near::Nobody).expect("no fault");
+                lane.poll(Siblings::None).expect("no fault");
                 let wire = wire.lock().expect("no panic");
                 assert!(wire.given.len() >= wire.sent.len(), "{} frames", wire.sent.len());
             }
@@ -96,7 +96,7 @@ fn nic_has_the_buffers_that_were_posted_before_a_frame_when_that_is_sent() {
 fn nic_has_no_buffer_of_a_queue_that_is_off() {
     let (mut guest, mut lane, wire) = Guest::new(false);
     guest.post_and_send();
-    lane.breathe(Near::Nobody).expect("no fault");
+    lane.poll(Siblings::None).expect("no fault");
     let wire = wire.lock().expect("no panic");
     assert_eq!((wire.sent.len(), wire.given.len()), (1, 0));
 }

@@ -12,7 +12,7 @@ use virtqueue::{
 use xsk::{Frame, RxDesc, Umem, UmemOffset, XDP_PACKET_HEADROOM};
 
 use super::bytes::GuestRam as Ram;
-use super::lane::{Lane, Near};
+use super::lane::{Lane, Siblings};
 use super::test_guest::{HEADER, Memory};
 use super::test_nic::{TestNic, Wire};
 use crate::direct::{CHUNK_BYTES, DirectLane, DirectMemory};
@@ -77,7 +77,7 @@ impl World {
             let at = world.memory.ram.alloc(4096, 4096).expect("memory is left");
             world.post(Buffer::writable(at, len));
         }
-        world.breathe();
+        world.poll();
         world
     }
 
@@ -86,7 +86,7 @@ impl World {
         let journal = journal(&self.region, self.features);
         let vring = self.memory.enter(&self.driver, self.features, journal);
         (self.lane, self.wire, self.counters) = lane(&self.memory, vring);
-        self.breathe();
+        self.poll();
     }
 
     fn post(&mut self, buffer: Buffer) {
@@ -99,8 +99,8 @@ impl World {
         self.wire.lock().expect("no panic")
     }
 
-    fn breathe(&mut self) {
-        (0..3).for_each(|_| _ = self.lane.breathe(Near::Nobody).expect("no fault"));
+    fn poll(&mut self) {
+        (0..3).for_each(|_| _ = self.lane.poll(Siblings::None).expect("no fault"));
     }
 
     /// The NIC receives into the buffers that it has at these places, in this order.
@@ -114,7 +114,7 @@ impl World {
         }
         wire.given.extend(given.into_iter().flatten());
         drop(wire);
-        self.breathe();
+        self.poll();
     }
 
     /// Lengths of what the guest got, whose buffers it has again; empty ones are 0.
@@ -172,12 +172,12 @@ fn frames_reach_the_guest_as_they_arrive_whatever_buffer_they_are_in() {
             assert_eq!(world.delivered(), [100, 101, 102], "{features:?}");
             // One that the driver keeps holds up none.
             for _ in 0..40 {
-                world.breathe();
+                world.poll();
                 let last = world.wire().given.len() - 1;
                 world.receive(&[last, 1], 200);
                 assert_eq!(world.delivered(), [200, 201], "{features:?}");
             }
-            world.breathe();
+            world.poll();
             assert_eq!(world.wire().given.len(), with_nic, "{features:?}: none is lost");
             assert_eq!(world.counters.to_guest_frames.get(), 3 + 80, "{features:?}");
         }
@@ -216,7 +216,7 @@ fn frame_that_is_not_where_its_buffer_begins_is_moved_there() {
                 more: false,
             });
         }
-        world.breathe();
+        world.poll();
         let used = world.driver.take_used().expect("it is back");
         let buffer = world.heads[&used.head];
         let found = world.memory.ram.read_vec(buffer.addr, used.len as usize);

@@ -10,7 +10,7 @@
 
 #![allow(unsafe_code)]
 
-mod beside;
+mod extras;
 
 use std::collections::VecDeque;
 
@@ -24,17 +24,17 @@ use offload::verify::{Unfinished, Verdict};
 use xsk::metadata::Hints;
 use xsk::{Frame, RxDesc, Umem, UmemOffset};
 
-pub(crate) use self::beside::Beside;
-use super::before::Before;
+pub(crate) use self::extras::Extras;
 use super::bytes::{UmemRange, received_bytes_mut};
 use super::checksums::{self, Looks};
-use super::filter::{Facts, Judge};
+use super::filter::{Acl, Facts};
 use super::guard::LOOK_BYTES;
 use super::limits::BATCH;
+use super::metadata_reader::MetadataReader;
 use super::rate_limit::{Cost, Policer};
 use super::retag::{put_tag_back, untag};
 use super::to_guest::{Delivery, Fit, NO_OFFLOAD, UmemBytes, with_buffers};
-use crate::nic::custody::Stray;
+use crate::nic::chunk_tracker::Unexpected;
 use crate::nic::endpoint::NicQueue;
 use crate::nic::queue::Nic;
 
@@ -69,7 +69,7 @@ impl Origin {
 /// Which frames the guest gets, and how many.
 pub(crate) struct Admission<'a, 'b> {
     pub(crate) policer: &'a mut Policer<'b>,
-    pub(crate) filter: Option<&'a mut Judge>,
+    pub(crate) filter: Option<&'a mut Acl>,
 }
 
 impl Admission<'_, '_> {
@@ -174,29 +174,29 @@ impl Arrivals {
     pub(crate) fn deliver_waiting(
         &mut self,
         (waiting, received): (&mut VecDeque<RxDesc>, &mut Vec<RxDesc>),
-        beside: &mut impl Beside,
+        extras: &mut impl Extras,
         umem: &Umem,
         empty: &mut Vec<Frame>,
         delivery: &mut Delivery<'_>,
     ) -> Result<(), Fault> {
-        let mut waits = self.deliver_batch((received, beside), umem, delivery)?;
+        let mut waits = self.deliver_batch((received, extras), umem, delivery)?;
         while !waits {
             self.give_back(received, empty);
-            beside.clear();
+            extras.clear();
             if waiting.is_empty() || !delivery.has_buffer(waiting.len())? {
                 break;
             }
             while self.batch.len() < MOST_FRAMES
-                && beside.may_join()
+                && extras.may_merge()
                 && let Some(piece) = waiting.pop_front()
             {
                 let (frames, more) = (self.batch.len(), piece.more);
                 self.push(Ok(piece), received, umem, delivery.counters);
                 if !more {
-                    beside.join(self.batch.len() > frames);
+                    extras.push(self.batch.len() > frames);
                 }
             }
-            waits = self.deliver_batch((received, beside), umem, delivery)?;
+            waits = self.deliver_batch((received, extras), umem, delivery)?;
         }
         self.short = waits && delivery.is_short();
         Ok(())
@@ -215,7 +215,7 @@ impl Arrivals {
         if !waits {
             self.give_back(&mut queue.received, &mut queue.empty);
             let admits_all = admission.admits_all();
-            let is_read = Before::of(queue).is_read();
+            let is_read = MetadataReader::of(queue).is_read();
             let left = queue.nic.received();
             if self.looks.is_none() && admits_all && !self.untags && !is_read {
                 waits = self.deliver_plainly(queue, delivery)?;
@@ -244,23 +244,23 @@ impl Arrivals {
         let NicQueue {
             nic,
             umem,
-            custody,
+            tracker,
             received,
             empty,
             layouts,
-            hints: promised,
+            hints: expected,
             seen,
             ..
         } = queue;
-        let (umem, promised) = (&*umem, *promised);
-        let before = Before {
+        let (umem, expected) = (&*umem, *expected);
+        let before = MetadataReader {
             umem,
             layouts,
-            promised,
+            expected,
             seen,
         };
         for piece in nic.from_nic(MOST_FRAMES) {
-            let mut arrival = custody.judge(piece);
+            let mut arrival = tracker.accept(piece);
             let is_first = self.is_first(received.len()) && !self.refused;
             let mut hints = Some(Hints::default());
             if let (true, Ok(piece)) = (is_first, &mut arrival) {
@@ -290,7 +290,7 @@ impl Arrivals {
         let NicQueue {
             nic,
             umem,
-            custody,
+            tracker,
             received,
             empty,
             ..
@@ -300,8 +300,8 @@ impl Arrivals {
         while left > 0 && delivery.has_buffer(left)? {
             let before = delivery.frames();
             let arrival = match received.is_empty() && !self.torn {
-                true => delivery.take_whole(umem, &mut incoming, custody, empty),
-                false => incoming.next().map(|piece| custody.judge(piece)),
+                true => delivery.take_whole(umem, &mut incoming, tracker, empty),
+                false => incoming.next().map(|piece| tracker.accept(piece)),
             };
             left = incoming.len();
             self.taken += delivery.frames() - before;
@@ -326,7 +326,7 @@ impl Arrivals {
     #[inline]
     fn may_get(
         &mut self,
-        arrival: &Result<RxDesc, Stray>,
+        arrival: &Result<RxDesc, Unexpected>,
         hints: Option<Hints>,
         (is_first, umem): (bool, &Umem),
         admission: &mut Admission<'_, '_>,
@@ -344,7 +344,7 @@ impl Arrivals {
             return true;
         }
         if !is_first {
-            admission.policer.owe(piece.len);
+            admission.policer.overdraw(piece.len);
             return true;
         }
         let may = hints.is_some_and(|hints| admission.lets_pass(piece, &hints, umem, counters));
@@ -356,7 +356,7 @@ impl Arrivals {
     #[inline]
     fn push(
         &mut self,
-        arrival: Result<RxDesc, Stray>,
+        arrival: Result<RxDesc, Unexpected>,
         received: &mut Vec<RxDesc>,
         umem: &Umem,
         counters: &PairCounters,
@@ -367,7 +367,7 @@ impl Arrivals {
                 received.push(piece);
                 more
             }
-            Err(Stray { more }) => {
+            Err(Unexpected { more }) => {
                 counters.to_guest_stray.add(1);
                 self.torn = more || received.len() > self.whole;
                 more
@@ -415,7 +415,7 @@ impl Arrivals {
         let mut unfinished = None;
         self.batch.add(headers, len, |layers| {
             let verdict;
-            (verdict, unfinished) = looks.judge(first, layers, pieces, umem);
+            (verdict, unfinished) = looks.verify(first, layers, pieces, umem);
             verdict
         });
         if !looks.tell
@@ -434,7 +434,7 @@ impl Arrivals {
     #[inline]
     fn deliver_batch(
         &mut self,
-        (received, beside): (&mut [RxDesc], &impl Beside),
+        (received, extras): (&mut [RxDesc], &impl Extras),
         umem: &Umem,
         delivery: &mut Delivery<'_>,
     ) -> Result<bool, Fault> {
@@ -450,7 +450,7 @@ impl Arrivals {
                 continue;
             }
             if fits {
-                beside.tell(run.first(), delivery);
+                extras.apply(run.first(), delivery);
                 self.deliver_run(received, umem, delivery, &run);
             } else if delivery.misfit() == Fit::Later {
                 return Ok(true);

@@ -121,7 +121,7 @@ impl Bucket {
     }
 
     /// Takes so much although it may not have it: that has to be made up for.
-    pub(crate) fn owe(&self, units: u64, now: Ticks) {
+    pub(crate) fn overdraw(&self, units: u64, now: Ticks) {
         let cost = self.ticks(units);
         let next = |full_at: u64| Some(Ticks(full_at.max(now.0)).plus(cost).0);
         // It never fails: each value has a next one.

@@ -136,7 +136,7 @@ pub(crate) fn between_guests(
 
 /// Copies a frame of a guest's into the UMEM: bytes of ours, then those of a piece; as [`guest_to_umem`].
 #[inline(always)]
-pub(crate) fn judged_to_umem(
+pub(crate) fn head_and_rest_to_umem(
     guest: &MemoryMap,
     head: &[u8],
     rest: Piece,

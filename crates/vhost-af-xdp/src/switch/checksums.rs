@@ -61,7 +61,7 @@ impl Looks {
     /// What the checksum of a frame in chunks of our own says; and where one inside a tunnel is that has to be
     /// completed first. `first`: bytes of its first piece.
     #[inline]
-    pub(crate) fn judge(
+    pub(crate) fn verify(
         self,
         first: &[u8],
         layers: &Layers,

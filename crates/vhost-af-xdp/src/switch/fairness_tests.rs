@@ -101,7 +101,7 @@ pub(super) fn compete(world: &mut World, floods: [&Flood; 2]) -> [usize; 2] {
     let mut came = [0, 0];
     for _ in 0..ROUNDS {
         floods.iter().for_each(|flood| flood.go_on(world));
-        world.breathe();
+        world.poll();
         for frame in world.ports.iter_mut().flat_map(Port::take) {
             let is_from = |flood: &Flood| frame[6..12] == mac(flood.port as u8);
             // What goes on in further buffers has no addresses.
@@ -156,7 +156,7 @@ fn packets_of_64_kib_take_as_many_bytes_as_frames() {
 }
 
 #[test]
-fn packets_of_several_for_a_guest_that_takes_none_are_cut_in_turns() {
+fn packets_of_several_senders_are_segmented_round_robin() {
     // Whoever breathes before and behind the guest that gets them, and whoever leaves while he waits for his turn.
     for gone in 0..3 {
         let mut world = World::new(&[0, 0, 0, 128]);
@@ -167,9 +167,9 @@ fn packets_of_several_for_a_guest_that_takes_none_are_cut_in_turns() {
             })
             .collect();
         floods.iter().for_each(|flood| flood.go_on(&mut world));
-        world.breathe();
+        world.poll();
         world.slots.remove(gone).lane.stop();
-        world.acquaint();
+        world.rebuild_forwarding();
         floods.remove(gone);
         let came = compete(&mut world, [&floods[0], &floods[1]]);
         assert_fair(came[0], came[1]);

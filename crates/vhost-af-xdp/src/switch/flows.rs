@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 /// First bytes of a frame that tell its flow: a tag, IPv6, ports.
 pub(crate) const FLOW_BYTES: usize = 64;
-/// Flows that a port's table has room for, in groups of which one is looked through.
-const GROUPS: usize = 256;
-const GROUP: usize = 4;
+/// Flows that a port's table has room for, in sets of which one is looked through.
+const SETS: usize = 256;
+const WAYS: usize = 4;
 
 /// The part of a place that tells the flow.
 const OF_FLOW: u32 = !0xffff;
@@ -112,7 +112,7 @@ fn mix(value: u64) -> u64 {
 #[derive(Debug)]
 pub(crate) struct Flows {
     /// The hash's highest bits, and the pair's number and one; 0: free.
-    groups: Box<[[AtomicU32; GROUP]; GROUPS]>,
+    sets: Box<[[AtomicU32; WAYS]; SETS]>,
     /// How often something else was noted; it begins again after 2^32.
     changes: AtomicU32,
 }
@@ -120,7 +120,7 @@ pub(crate) struct Flows {
 impl Default for Flows {
     fn default() -> Self {
         Self {
-            groups: Box::new([const { [const { AtomicU32::new(0) }; GROUP] }; GROUPS]),
+            sets: Box::new([const { [const { AtomicU32::new(0) }; WAYS] }; SETS]),
             changes: AtomicU32::new(0),
         }
     }
@@ -130,16 +130,16 @@ impl Flows {
     /// The guest sends a flow by that pair.
     #[inline]
     pub(crate) fn note(&self, flow: Flow, pair: u16) {
-        let (group, tag) = self.group(flow);
+        let (set, tag) = self.set(flow);
         let word = tag | (u32::from(pair) + 1);
         let is_its = |place: &&AtomicU32| place.load(Relaxed) & OF_FLOW == tag;
         let is_free = |place: &&AtomicU32| place.load(Relaxed) == 0;
-        let place = group
+        let place = set
             .iter()
             .find(is_its)
-            .or_else(|| group.iter().find(is_free))
+            .or_else(|| set.iter().find(is_free))
             // Which one it takes the flow's hash says.
-            .unwrap_or(&group[(tag >> 16) as usize % GROUP]);
+            .unwrap_or(&set[(tag >> 16) as usize % WAYS]);
         if place.load(Relaxed) != word {
             place.store(word, Relaxed);
             self.changes.fetch_add(1, Relaxed);
@@ -155,8 +155,8 @@ impl Flows {
     /// The pair by which the guest sent it last.
     #[inline]
     pub(crate) fn find(&self, flow: Flow) -> Option<u16> {
-        let (group, tag) = self.group(flow);
-        let known = group.iter().map(|place| place.load(Relaxed));
+        let (set, tag) = self.set(flow);
+        let known = set.iter().map(|place| place.load(Relaxed));
         let its = known.into_iter().find(|word| word & OF_FLOW == tag)?;
         // Less than 2^16, as it was noted.
         #[allow(clippy::cast_possible_truncation)]
@@ -166,11 +166,11 @@ impl Flows {
 
     /// Where a flow may be noted, and what stands there beside the pair: a part of the hash, not 0.
     #[inline]
-    fn group(&self, Flow(hash): Flow) -> (&[AtomicU32; GROUP], u32) {
+    fn set(&self, Flow(hash): Flow) -> (&[AtomicU32; WAYS], u32) {
         // The highest and the lowest bits.
         #[allow(clippy::cast_possible_truncation)]
-        let (tag, group) = ((hash >> 32) as u32 & OF_FLOW, hash as usize % GROUPS);
-        (&self.groups[group], tag | 1 << 31)
+        let (tag, set) = ((hash >> 32) as u32 & OF_FLOW, hash as usize % SETS);
+        (&self.sets[set], tag | 1 << 31)
     }
 }
 

@@ -11,11 +11,11 @@ use device::meter;
 use device::pair::{Fault, QueuePair, Sending};
 use virtqueue::{ChainId, Chains};
 
-use super::gate::Gate;
 use super::guest_frame::GuestFrame;
 use super::limits::{
     BATCH, BYTES_A_FRAME, DESCRIPTORS_A_FRAME, LOOK_UP_WEIGHT, SHARED_BYTES_A_FRAME, SHORT_SEGMENT_BYTES,
 };
+use super::policy::Policy;
 use super::rate_limit::Throttle;
 
 /// What became of a chain.
@@ -39,11 +39,11 @@ pub(crate) trait Sink {
         true
     }
     /// Takes a chain with its frame; `None`: there is nothing in it that can be sent.
-    fn put(&mut self, chain: ChainId, frame: Option<GuestFrame<'_>>, turn: &mut Turn) -> Put;
+    fn put(&mut self, chain: ChainId, frame: Option<GuestFrame<'_>>, budget: &mut Budget) -> Put;
     /// Takes chains from the first on, as long as their frames only have to be copied ([`QueuePair::plain`]); how many.
     /// The caller marks them used.
     #[inline]
-    fn put_plain(&mut self, _pair: &QueuePair, _chains: &Chains, _turn: &mut Turn) -> usize {
+    fn put_plain(&mut self, _pair: &QueuePair, _chains: &Chains, _budget: &mut Budget) -> usize {
         0
     }
     /// It has part of a frame left, which nothing overtakes.
@@ -62,13 +62,13 @@ impl<S: Sink> Sink for &mut S {
     }
 
     #[inline]
-    fn put(&mut self, chain: ChainId, frame: Option<GuestFrame<'_>>, turn: &mut Turn) -> Put {
-        (**self).put(chain, frame, turn)
+    fn put(&mut self, chain: ChainId, frame: Option<GuestFrame<'_>>, budget: &mut Budget) -> Put {
+        (**self).put(chain, frame, budget)
     }
 
     #[inline]
-    fn put_plain(&mut self, pair: &QueuePair, chains: &Chains, turn: &mut Turn) -> usize {
-        (**self).put_plain(pair, chains, turn)
+    fn put_plain(&mut self, pair: &QueuePair, chains: &Chains, budget: &mut Budget) -> usize {
+        (**self).put_plain(pair, chains, budget)
     }
 
     #[inline]
@@ -84,7 +84,7 @@ pub(crate) struct Tally {
     pub(crate) bytes: u64,
     descriptors: u64,
     /// What they are work for besides, in frames: copies beyond the first, and segments that somebody else cuts.
-    further: u64,
+    extra: u64,
     /// Frames that the kernel or the NIC makes of these beyond one each, and bytes of their headers: sent, and no work.
     made: (u64, u64),
 }
@@ -110,7 +110,7 @@ impl Tally {
         self.made.0 += frames - 1;
         self.made.1 += (frames - 1) * u64::from(headers);
         if u64::from(bytes) < frames * SHORT_SEGMENT_BYTES {
-            self.further += frames - 1;
+            self.extra += frames - 1;
         }
     }
 
@@ -124,7 +124,7 @@ impl Tally {
 
 /// A turn, and what was sent in it.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Turn {
+pub(crate) struct Budget {
     /// Frames that it has in all.
     frames: u64,
     /// So many bytes are as much work as one.
@@ -134,8 +134,8 @@ pub(crate) struct Turn {
     pub(crate) tally: Tally,
 }
 
-impl Turn {
-    pub(crate) fn of(frames: usize) -> Self {
+impl Budget {
+    pub(crate) fn new(frames: usize) -> Self {
         Self {
             frames: frames as u64,
             bytes_a_frame: BYTES_A_FRAME,
@@ -148,12 +148,12 @@ impl Turn {
     pub(crate) fn shared(frames: usize) -> Self {
         Self {
             bytes_a_frame: SHARED_BYTES_A_FRAME,
-            ..Self::of(frames)
+            ..Self::new(frames)
         }
     }
 
     /// The same for frames of several guests.
-    pub(crate) fn of_many(self) -> Self {
+    pub(crate) fn for_many(self) -> Self {
         Self {
             look_up_weight: 1,
             ..self
@@ -161,7 +161,7 @@ impl Turn {
     }
 
     /// One of the same length, in which nothing was sent yet.
-    pub(crate) fn anew(&self) -> Self {
+    pub(crate) fn fresh(&self) -> Self {
         Self {
             tally: Tally::default(),
             ..*self
@@ -171,7 +171,7 @@ impl Turn {
     /// Whether another frame may be sent in it.
     #[inline]
     pub(crate) fn has_frames(&self) -> bool {
-        self.tally.frames + self.tally.further < self.frames
+        self.tally.frames + self.tally.extra < self.frames
     }
 
     /// What was done in it, in frames.
@@ -181,41 +181,41 @@ impl Turn {
             frames,
             bytes,
             descriptors,
-            further,
+            extra,
             ..
         } = self.tally;
         let others = (descriptors / DESCRIPTORS_A_FRAME).max(bytes / self.bytes_a_frame);
-        frames.max(others) + further
+        frames.max(others) + extra
     }
 
     /// A chain of so many descriptors was taken.
     #[inline]
-    pub(crate) fn note(&mut self, descriptors: usize) {
+    pub(crate) fn charge_descriptors(&mut self, descriptors: usize) {
         self.tally.descriptors += descriptors as u64;
     }
 
     /// A frame of `len` bytes was copied for so many stations.
     #[inline]
-    pub(crate) fn note_copies(&mut self, copies: u64, len: u32) {
-        self.tally.further += copies * (1 + u64::from(len) / self.bytes_a_frame);
+    pub(crate) fn charge_copies(&mut self, copies: u64, len: u32) {
+        self.tally.extra += copies * (1 + u64::from(len) / self.bytes_a_frame);
     }
 
     /// Flows of its frames were looked up, which took as long as so many frames.
     #[inline]
-    pub(crate) fn note_look_ups(&mut self, frames: u64) {
-        self.tally.further += frames * self.look_up_weight;
+    pub(crate) fn charge_look_ups(&mut self, frames: u64) {
+        self.tally.extra += frames * self.look_up_weight;
     }
 
     /// Somebody else makes so many frames of one.
     #[inline]
-    pub(crate) fn note_cut(&mut self, frames: u32) {
-        self.tally.further += u64::from(frames);
+    pub(crate) fn charge_segments(&mut self, frames: u32) {
+        self.tally.extra += u64::from(frames);
     }
 
     /// How many more chains of one descriptor, and how many more bytes, it takes.
     #[inline]
     pub(crate) fn left(&self) -> (usize, u64) {
-        let most = self.frames.saturating_sub(self.tally.further);
+        let most = self.frames.saturating_sub(self.tally.extra);
         let left = |allowed: u64, taken| most.saturating_mul(allowed).saturating_sub(taken);
         let chains = left(1, self.tally.frames).min(left(DESCRIPTORS_A_FRAME, self.tally.descriptors));
         let bytes = left(self.bytes_a_frame, self.tally.bytes);
@@ -224,15 +224,15 @@ impl Turn {
 
     /// So many chains of one descriptor were taken, with a frame each, of so many bytes together.
     #[inline]
-    pub(crate) fn note_plain(&mut self, chains: usize, bytes: u64) {
+    pub(crate) fn charge_plain(&mut self, chains: usize, bytes: u64) {
         self.tally.add_all(chains as u64, bytes);
-        self.note(chains);
+        self.charge_descriptors(chains);
     }
 
     /// Whether another chain may be taken in it: its work is less than its frames. Without a division, as this is asked
     /// for each chain.
     #[inline]
-    pub(crate) fn takes_more(&self) -> bool {
+    pub(crate) fn has_left(&self) -> bool {
         let (chains, bytes) = self.left();
         chains > 0 && bytes > 0
     }
@@ -245,13 +245,13 @@ pub(crate) struct Sender {
     /// Frames that this turn has left.
     left: usize,
     /// Frames that were sent beyond the turns so far.
-    owed: usize,
+    deficit: usize,
     takes: Takes,
     pub(super) chains: Chains,
     /// Holds a guest back that sends more than it may.
     pub(crate) throttle: Throttle,
     /// Judges its frames, where no table of a network does.
-    pub(crate) gate: Gate,
+    pub(crate) policy: Policy,
 }
 
 /// What a burst did.
@@ -271,17 +271,17 @@ impl Sender {
     pub(crate) fn begin(&mut self) -> usize {
         self.left = match self.throttle.is_held() {
             true => 0,
-            false => BATCH.saturating_sub(self.owed),
+            false => BATCH.saturating_sub(self.deficit),
         };
-        self.owed = self.owed.saturating_sub(BATCH);
+        self.deficit = self.deficit.saturating_sub(BATCH);
         self.left
     }
 
     /// A turn's work is done, which may be more than it had left.
     #[inline]
-    pub(crate) fn spend(&mut self, turn: &Turn) {
-        let frames = usize::try_from(turn.work()).unwrap_or(usize::MAX);
-        self.owed += frames.saturating_sub(self.left);
+    pub(crate) fn charge(&mut self, budget: &Budget) {
+        let frames = usize::try_from(budget.work()).unwrap_or(usize::MAX);
+        self.deficit += frames.saturating_sub(self.left);
         self.left = self.left.saturating_sub(frames);
     }
 
@@ -289,10 +289,10 @@ impl Sender {
     /// ([`Self::settle`]).
     /// Errors: what the guest did wrong.
     #[inline]
-    pub(crate) fn take(&mut self, pair: &mut QueuePair) -> Result<Turn, Fault> {
+    pub(crate) fn take(&mut self, pair: &mut QueuePair) -> Result<Budget, Fault> {
         let most = self.left.min(self.takes.most);
         pair.from_guest.queue.pop(&mut self.chains, most)?;
-        Ok(Turn::shared(self.left))
+        Ok(Budget::shared(self.left))
     }
 
     /// Those that were taken.
@@ -303,11 +303,17 @@ impl Sender {
 
     /// The first `done` of them are marked used, the others go back, and what was sent is counted.
     #[inline]
-    pub(crate) fn settle(&mut self, pair: &mut QueuePair, turn: &Turn, done: usize, counters: &PairCounters) {
+    pub(crate) fn settle(
+        &mut self,
+        pair: &mut QueuePair,
+        budget: &Budget,
+        done: usize,
+        counters: &PairCounters,
+    ) {
         pair.from_guest.queue.unpop(self.chains.slots(done));
-        self.takes.note(self.chains.len(), done);
-        self.spend(turn);
-        turn.tally.count(counters);
+        self.takes.adapt(self.chains.len(), done);
+        self.charge(budget);
+        budget.tally.count(counters);
     }
 
     /// What is left of the turn that began.
@@ -328,13 +334,13 @@ impl Sender {
         counters: &PairCounters,
     ) -> Result<Burst, Fault> {
         let most = self.left.min(self.takes.most).min(room);
-        let mut turn = Turn::of(self.left);
+        let mut budget = Budget::new(self.left);
         pair.from_guest.queue.pop(&mut self.chains, most)?;
-        let is_open = self.gate.is_open();
-        let is_judged = !is_open || self.throttle.is_on();
-        let mut done = match self.chains.is_empty() || is_judged {
+        let is_open = self.policy.is_open();
+        let is_checked = !is_open || self.throttle.is_on();
+        let mut done = match self.chains.is_empty() || is_checked {
             true => 0,
-            false => sink.put_plain(pair, &self.chains, &mut turn),
+            false => sink.put_plain(pair, &self.chains, &mut budget),
         };
         for chain in &self.chains.chains[..done] {
             pair.from_guest.queue.push_used(chain.id, 0);
@@ -343,21 +349,21 @@ impl Sender {
         let mut sending = Sending::default();
         for (at, chain) in self.chains.iter().enumerate().skip(done) {
             let buffers = self.chains.buffers(chain);
-            let put = match turn.takes_more() && sink.has_room() {
+            let put = match budget.has_left() && sink.has_room() {
                 false => None,
                 true => {
-                    match pair.judge_into(chain, buffers, sink.unsendable(counters), counters, &mut sending) {
+                    match pair.check_into(chain, buffers, sink.unsendable(counters), counters, &mut sending) {
                         Err(fault) => return Err(fault),
                         Ok(is_one) => {
                             let frame = is_one.then(|| GuestFrame::new(pair, buffers, &sending));
                             let frame = match frame {
-                                Some(frame) if !is_open => self.gate.judge(frame, counters),
+                                Some(frame) if !is_open => self.policy.check(frame, counters),
                                 frame => frame,
                             };
                             if self.throttle.holds(|| Some(frame?.cost()), counters) {
                                 None
                             } else {
-                                let put = sink.put(chain.id, frame, &mut turn);
+                                let put = sink.put(chain.id, frame, &mut budget);
                                 full = put == Put::NoRoom;
                                 if full && frame.is_some() {
                                     let cost = self.throttle.last();
@@ -370,8 +376,8 @@ impl Sender {
                 }
             };
             if !is_open {
-                turn.note_look_ups(self.gate.take_work());
-                self.gate.settle(put.is_some(), counters);
+                budget.charge_look_ups(self.policy.take_work());
+                self.policy.settle(put.is_some(), counters);
             }
             let Some(put) = put else {
                 pair.from_guest.queue.unpop(self.chains.slots(at));
@@ -380,17 +386,17 @@ impl Sender {
             if put == Put::Done {
                 pair.from_guest.queue.push_used(chain.id, 0);
             }
-            turn.tally.descriptors += buffers.len() as u64;
+            budget.tally.descriptors += buffers.len() as u64;
             done += 1;
             if sink.has_rest() {
                 pair.from_guest.queue.unpop(self.chains.slots(at + 1));
                 break;
             }
         }
-        self.takes.note(self.chains.len(), done);
-        self.spend(&turn);
+        self.takes.adapt(self.chains.len(), done);
+        self.charge(&budget);
         // Counted before they are given back: who sees a chain again finds it counted.
-        turn.tally.count(counters);
+        budget.tally.count(counters);
         meter::took(done);
         Ok(Burst {
             any: !self.chains.is_empty(),
@@ -416,7 +422,7 @@ impl Default for Takes {
 impl Takes {
     /// Of `taken` chains `used` were sent, the others were put back.
     #[inline]
-    fn note(&mut self, taken: usize, used: usize) {
+    fn adapt(&mut self, taken: usize, used: usize) {
         if used < taken {
             self.most = (used * 2).clamp(2, BATCH);
         } else if used == self.most {
@@ -430,20 +436,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn turn_takes_chains_until_its_work_is_done() {
+    fn budget_allows_chains_until_their_work_uses_it_up() {
         for frames in 0..4 {
             for descriptors in 0..20 {
                 for bytes in (0..5 * BYTES_A_FRAME).step_by(1024).chain([BYTES_A_FRAME - 1]) {
-                    for further in 0..4 {
+                    for extra in 0..4 {
                         let tally = Tally {
                             frames,
                             bytes,
                             descriptors,
-                            further,
+                            extra,
                             made: (0, 0),
                         };
-                        let turn = Turn { tally, ..Turn::of(3) };
-                        assert_eq!(turn.takes_more(), turn.work() < 3, "{turn:?}");
+                        let budget = Budget {
+                            tally,
+                            ..Budget::new(3)
+                        };
+                        assert_eq!(budget.has_left(), budget.work() < 3, "{budget:?}");
                     }
                 }
             }
@@ -451,14 +460,14 @@ mod tests {
     }
 
     #[test]
-    fn chains_that_do_not_fit_a_turn_are_not_taken_again_and_again() {
+    fn chains_beyond_the_budget_are_not_taken_again_and_again() {
         let mut takes = Takes::default();
         assert_eq!(takes.most, BATCH);
-        takes.note(BATCH, 2);
+        takes.adapt(BATCH, 2);
         assert_eq!(takes.most, 4);
         // All that were taken were sent: there may be more. That there were few says nothing.
-        takes.note(4, 4);
-        takes.note(3, 3);
+        takes.adapt(4, 4);
+        takes.adapt(3, 3);
         assert_eq!(takes.most, 8);
     }
 }

@@ -22,9 +22,9 @@ use offload::checksum::ChecksumAt;
 use offload::segment::{GsoKind, Request};
 use rustix::io::Errno;
 
-use super::filter::{Facts, Judge};
+use super::filter::{Acl, Facts};
 use super::guard::LOOK_BYTES;
-use super::lane::{Peer, Work};
+use super::lane::{RxTarget, Work};
 use super::limits::{BATCH, BYTES_A_FRAME};
 use super::rate_limit::{Cost, Policer};
 use super::receiver::Receive;
@@ -65,7 +65,7 @@ pub(crate) struct FromTap {
     /// Rounds since the tap was read last.
     rounds: u32,
     /// What asking filter rules was work for beyond turns so far, in frames: turns are left out for it.
-    owed: usize,
+    deficit: usize,
 }
 
 /// A frame that waits: its bytes, and what its header says.
@@ -100,7 +100,7 @@ impl FromTap {
             has_frames: true,
             short: false,
             rounds: 0,
-            owed: 0,
+            deficit: 0,
         }
     }
 
@@ -221,10 +221,14 @@ impl Receive for FromTap {
         self.may_have_frames() || (self.rounds >= READ_EACH && self.tap.is_some())
     }
 
-    fn deliver<N: Nic>(&mut self, _queue: &mut NicQueue<N>, guest: &mut Peer<'_>) -> Result<usize, Fault> {
+    fn deliver<N: Nic>(
+        &mut self,
+        _queue: &mut NicQueue<N>,
+        guest: &mut RxTarget<'_>,
+    ) -> Result<usize, Fault> {
         self.rounds = 0;
-        if self.owed >= BATCH {
-            self.owed -= BATCH;
+        if self.deficit >= BATCH {
+            self.deficit -= BATCH;
             return Ok(0);
         }
         self.short = false;
@@ -236,12 +240,12 @@ impl Receive for FromTap {
         };
         let done = self.fill(&mut delivery, &mut admission);
         let frames = done.map(|()| delivery.finish())?;
-        self.owed += guest.take_work();
+        self.deficit += guest.take_work();
         meter::took(frames);
         Ok(frames)
     }
 
-    fn arm<N: Nic>(&mut self, _queue: &mut NicQueue<N>) -> bool {
+    fn enable_notifications<N: Nic>(&mut self, _queue: &mut NicQueue<N>) -> bool {
         self.may_have_frames()
     }
 
@@ -271,7 +275,7 @@ impl Receive for FromTap {
     }
 
     /// What waits in the tap is for whoever reads it next.
-    fn finish<N: Nic>(self, _queue: &mut NicQueue<N>, guest: Peer<'_>) {
+    fn finish<N: Nic>(self, _queue: &mut NicQueue<N>, guest: RxTarget<'_>) {
         let held = u64::from(self.held.is_some());
         guest.counters.to_guest_queue_stopped.add(held);
     }
@@ -280,7 +284,7 @@ impl Receive for FromTap {
 /// Which frames the guest gets, and how many.
 struct Admission<'a, 'b> {
     policer: &'a mut Policer<'b>,
-    filter: Option<&'a mut Judge>,
+    filter: Option<&'a mut Acl>,
 }
 
 impl Admission<'_, '_> {

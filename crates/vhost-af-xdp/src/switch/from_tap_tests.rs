@@ -89,14 +89,14 @@ impl World {
     }
 
     fn deliver(&mut self) {
-        let guest = Peer::new(&mut self.pair, &mut self.chains, &self.counters);
+        let guest = RxTarget::new(&mut self.pair, &mut self.chains, &self.counters);
         let mut guest = guest.limited(self.limit.as_ref());
         let delivered = self.from_tap.deliver(&mut self.queue, &mut guest);
         delivered.expect("no fault");
     }
 
     /// A turn to the guest; what it got, with the header of the first buffer.
-    fn turn(&mut self) -> Vec<(Vec<u8>, usize)> {
+    fn budget(&mut self) -> Vec<(Vec<u8>, usize)> {
         self.from_tap.note_event();
         self.deliver();
         let mut got: Vec<(Vec<u8>, usize)> = Vec::new();
@@ -144,7 +144,7 @@ fn frames_come_into_as_many_buffers_as_they_need_whether_expected_or_not() {
         };
         world.give(NOTHING, &small);
         world.give(TCP, &large);
-        let got = world.turn();
+        let got = world.budget();
         let wanted = [
             with_buffers(NOTHING, &small, 1),
             with_buffers(TCP, &large, needed),
@@ -157,7 +157,7 @@ fn frames_come_into_as_many_buffers_as_they_need_whether_expected_or_not() {
         // Expected now: straight into the buffers, if there are enough.
         if !mergeable {
             world.give(TCP, &large);
-            assert!(world.turn() == [with_buffers(TCP, &large, 1)]);
+            assert!(world.budget() == [with_buffers(TCP, &large, 1)]);
         }
         assert_eq!(world.counters.to_guest_offload_malformed.get(), 0);
     }
@@ -170,10 +170,10 @@ fn frame_waits_for_buffers_and_others_behind_it() {
     let (large, behind) = (frame(9000, 1), frame(60, 2));
     world.give(TCP, &large);
     world.give(NOTHING, &behind);
-    assert_eq!(world.turn(), []);
+    assert_eq!(world.budget(), []);
     assert!(world.from_tap.short);
     world.post(8, 1526);
-    let got = world.turn();
+    let got = world.budget();
     assert!(got == [with_buffers(TCP, &large, 6), with_buffers(NOTHING, &behind, 1)]);
 }
 
@@ -184,7 +184,7 @@ fn frame_that_never_fits_is_counted_and_the_next_one_comes() {
         world.post(64, 100);
         world.give(TCP, &frame(9000, 1));
         world.give(NOTHING, &frame(60, 2));
-        let got = [world.turn(), world.turn()].concat();
+        let got = [world.budget(), world.budget()].concat();
         assert!(got == [with_buffers(NOTHING, &frame(60, 2), 1)]);
         assert_eq!(world.counters.to_guest_buffer_too_small.get(), 1);
         assert_eq!(world.counters.to_guest_frames.get(), 1);
@@ -199,7 +199,7 @@ fn frame_that_the_whole_ring_does_not_hold_is_counted_and_the_next_one_comes() {
         world.post(size as usize, 1526);
         world.give(TCP, &frame(60_000, 1));
         world.give(NOTHING, &frame(60, 2));
-        let got = [world.turn(), world.turn()].concat();
+        let got = [world.budget(), world.budget()].concat();
         assert!(got == [with_buffers(NOTHING, &frame(60, 2), 1)], "{size}");
         assert_eq!(world.counters.to_guest_buffer_too_small.get(), 1);
     }
@@ -236,7 +236,7 @@ fn frame_that_asks_for_what_the_guest_did_not_accept_or_lies_is_dropped() {
         world.post(32, 1526);
         world.give(header, &frame(9000, 1));
         world.give(NOTHING, &frame(60, 2));
-        let got = world.turn();
+        let got = world.budget();
         assert!(got == [with_buffers(NOTHING, &frame(60, 2), 1)], "{header:?}");
         assert_eq!(world.counters.to_guest_offload_malformed.get(), 1, "{header:?}");
     }
@@ -249,7 +249,7 @@ fn guest_without_checksums_is_not_told_that_one_was_checked() {
     let mut valid = NOTHING;
     valid[0] = 2;
     world.give(valid, &frame(60, 1));
-    assert!(world.turn() == [with_buffers(NOTHING, &frame(60, 1), 1)]);
+    assert!(world.budget() == [with_buffers(NOTHING, &frame(60, 1), 1)]);
 }
 
 #[test]
@@ -268,7 +268,7 @@ fn frame_beyond_the_limit_never_comes_into_a_buffer() {
     for number in [1, 2] {
         world.give(NOTHING, &frame(60, number));
     }
-    assert!(world.turn() == [with_buffers(NOTHING, &frame(60, 1), 1)]);
+    assert!(world.budget() == [with_buffers(NOTHING, &frame(60, 1), 1)]);
     assert_eq!(world.counters.to_guest_limit.get(), 1);
     let untouched = world.buffers[1];
     assert_eq!(world.memory.ram.read_vec(untouched.addr, 72), [0; 72]);
@@ -278,7 +278,7 @@ fn frame_beyond_the_limit_never_comes_into_a_buffer() {
 fn lane_that_found_nothing_reads_again_only_now_and_then() {
     let mut world = World::new(Offloads::all(), true);
     world.post(8, 1526);
-    world.turn();
+    world.budget();
     let due = (0..32).filter(|_| {
         let is_due = world.from_tap.has_frames(&mut world.queue);
         if is_due {

@@ -9,7 +9,7 @@ fn stopped_lane_sends_the_rest_and_its_base_is_behind_it() {
         let mut world = World::new(setup.with_ring(8, 4));
         world.send(20_000, 1000, 1);
         world.send_plain(60);
-        world.breathe();
+        world.poll();
         let bases = world.stop_lane(setup);
         assert_eq!(bases.from_guest & 0x7fff, 1, "{setup:?}");
         assert_eq!(
@@ -29,7 +29,7 @@ fn what_cannot_be_sent_when_the_lane_is_stopped_is_counted_once() {
         for link in [LinkState::Up, LinkState::Down, LinkState::Gone] {
             let mut world = World::new(setup.with_ring(8, 0));
             world.send(20_000, 1000, 1);
-            world.breathe();
+            world.poll();
             world.wire().link = link;
             let bases = world.stop_lane(setup);
             assert_eq!(bases.from_guest & 0x7fff, 1, "{setup:?}");
@@ -45,7 +45,7 @@ fn interface_that_is_gone_takes_the_rest_with_it() {
         let mut world = World::halfway(setup);
         world.wire().link = LinkState::Gone;
         for _ in 0..10 {
-            world.breathe();
+            world.poll();
         }
         assert_eq!(
             world.counters.from_guest_rest_of_super_frame.get(),
@@ -53,7 +53,7 @@ fn interface_that_is_gone_takes_the_rest_with_it() {
             "{setup:?}"
         );
         assert!(world.driver.take_used().is_some());
-        assert_eq!(world.lane.arm(Near::Nobody), Work::None);
+        assert_eq!(world.lane.enable_notifications(Siblings::None), Work::None);
         world.assert_sent(false);
     }
 }
@@ -64,7 +64,7 @@ fn interface_that_comes_up_again_sends_the_rest() {
         let mut world = World::halfway(setup);
         world.wire().link = LinkState::Down;
         for _ in 0..10 {
-            world.breathe();
+            world.poll();
         }
         assert!(world.wire().sent.len() < 20);
         world.wire().link = LinkState::Up;
@@ -80,10 +80,10 @@ fn rest_goes_out_of_a_queue_that_is_switched_off() {
         let mut world = World::new(setup.with_ring(8, 4));
         world.send(20_000, 1000, 1);
         world.send_plain(60);
-        world.breathe();
+        world.poll();
         world.lane.pair_mut().expect("a guest").from_guest.enabled = false;
         for _ in 0..20 {
-            world.breathe();
+            world.poll();
         }
         assert_eq!(world.wire().sent.len(), 20, "{setup:?}");
         world.lane.pair_mut().expect("a guest").from_guest.enabled = true;

@@ -14,17 +14,17 @@ use crate::nic::interface_queue::Coupled;
 use crate::nic::queue::{LinkState, MOST_PIECES, SHORTEST_BY_DMA};
 use crate::nic::tap::SendTap;
 use crate::switch::bytes::GuestRam as Ram;
-use crate::switch::guests::GuestLane;
-use crate::switch::joined::CopyLane;
-use crate::switch::lane::{Lane, Near, Work};
+use crate::switch::copy_lane::CopyLane;
+use crate::switch::guest_lane::GuestLane;
+use crate::switch::lane::{Lane, Siblings, Work};
 use crate::switch::limits::{BATCH, SEGMENTS};
 use crate::switch::test_guest::{HEADER, Memory};
 use crate::switch::test_nic::{TestNic, Wire, queue};
 use device::offloads::Offloads;
 use device::pair::{Bases, QueuePair};
 
-#[path = "cutter_lane_tests.rs"]
-mod cutter_lane;
+#[path = "segmenter_lane_tests.rs"]
+mod segmenter_lane;
 #[path = "send_tap_tests.rs"]
 mod send_tap;
 #[path = "gso_stop_tests.rs"]
@@ -210,7 +210,7 @@ impl World {
     fn halfway(setup: Setup) -> Self {
         let mut world = Self::new(setup.with_ring(8, 4));
         world.send(20_000, 1000, 1);
-        world.breathe();
+        world.poll();
         assert!(world.wire().sent.len() < 20);
         world
     }
@@ -258,14 +258,14 @@ impl World {
         self.driver.publish();
     }
 
-    fn breathe(&mut self) -> usize {
-        self.lane.breathe(Near::Nobody).expect("no fault")
+    fn poll(&mut self) -> usize {
+        self.lane.poll(Siblings::None).expect("no fault")
     }
 
     /// Breathes until everything is given back.
     fn finish(&mut self) {
         for _ in 0..1000 {
-            self.breathe();
+            self.poll();
             while self.driver.take_used().is_some() {}
             if self.driver.in_flight() == 0 && self.wire().sent.len() >= self.wanted.len() {
                 return;
@@ -410,7 +410,7 @@ fn chains_are_given_back_when_they_cannot_be_sent_twice() {
         let mut world = World::new(setup.with_ring(8, 4));
         world.send(20_000, 1000, 3);
         world.send_plain(60);
-        world.breathe();
+        world.poll();
         assert!(world.wire().sent.len() < 20);
         assert_eq!(world.driver.take_used().is_some(), !setup.direct);
         assert!(world.driver.take_used().is_none(), "the frame behind it waits");
@@ -426,17 +426,17 @@ fn lane_with_a_gso_packet_in_hand_neither_sleeps_nor_spins() {
         world.send(20_000, 1000, 3);
         world.send(20_000, 1000, 3);
         for _ in 0..3 {
-            world.breathe();
+            world.poll();
             assert!(
-                matches!(world.lane.arm(Near::Nobody), Work::Later(_)),
+                matches!(world.lane.enable_notifications(Siblings::None), Work::Later(_)),
                 "{setup:?}"
             );
-            world.lane.disarm();
+            world.lane.disable_notifications();
         }
         world.wire().each_kick = 64;
         world.finish();
-        world.breathe();
-        assert_eq!(world.lane.arm(Near::Nobody), Work::None);
+        world.poll();
+        assert_eq!(world.lane.enable_notifications(Siblings::None), Work::None);
     }
 }
 
@@ -449,9 +449,12 @@ fn gso_packet_that_waits_for_room_behind_others_does_not_spin() {
     });
     world.send(30_000, 1000, 3);
     world.send(30_000, 1000, 3);
-    world.breathe();
-    assert_eq!(world.breathe(), 0);
-    assert!(matches!(world.lane.arm(Near::Nobody), Work::Later(_)));
+    world.poll();
+    assert_eq!(world.poll(), 0);
+    assert!(matches!(
+        world.lane.enable_notifications(Siblings::None),
+        Work::Later(_)
+    ));
     world.wire().each_kick = 64;
     world.finish();
     world.assert_sent(true);
@@ -470,10 +473,13 @@ fn gso_packet_in_hand_that_needs_several_descriptors_does_not_spin() {
     for _ in 0..2 {
         world.send(60_000, 5800, 1);
     }
-    world.breathe();
-    assert_eq!(world.breathe(), 0);
+    world.poll();
+    assert_eq!(world.poll(), 0);
     assert!(world.wire().ring.len() < 8);
-    assert!(matches!(world.lane.arm(Near::Nobody), Work::Later(_)));
+    assert!(matches!(
+        world.lane.enable_notifications(Siblings::None),
+        Work::Later(_)
+    ));
     world.wire().each_kick = 64;
     world.finish();
     world.assert_sent(true);
@@ -491,39 +497,39 @@ fn payload_in_small_pieces_is_sent() {
 }
 
 /// As many frames as a guest's queue holds, again and again; what it sent in so many breaths.
-fn neighbour(setup: Setup, breaths: usize) -> usize {
+fn neighbour(setup: Setup, polls: usize) -> usize {
     let mut world = World::new(setup);
-    for _ in 0..breaths {
+    for _ in 0..polls {
         while world.driver.free_descriptors() > 0 {
             world.send_plain(60);
         }
-        world.breathe();
+        world.poll();
         while world.driver.take_used().is_some() {}
     }
     world.wire().sent.len()
 }
 
 #[test]
-fn guest_of_many_segments_has_no_more_turns_than_its_neighbour() {
-    const BREATHS: usize = 24;
+fn guest_of_many_segments_sends_no_more_than_its_neighbour() {
+    const POLLS: usize = 24;
     for setup in Setup::all() {
         let setup = Setup {
             ring: 4096,
             chunks: 1200,
             ..setup
         };
-        let fair = neighbour(setup, BREATHS);
+        let fair = neighbour(setup, POLLS);
         // One that becomes 2,000 frames, and many that become 200 each.
         for (payload, count) in [(2000, 1), (200, 20)] {
             let mut world = World::new(setup);
             for _ in 0..count {
                 world.send(payload, 1, 1);
             }
-            for breath in 0..BREATHS {
+            for polled in 0..POLLS {
                 let before = world.wire().sent.len();
-                world.breathe();
+                world.poll();
                 let sent = world.wire().sent.len() - before;
-                assert!(sent <= BATCH + SEGMENTS, "{setup:?}: {sent} in breath {breath}");
+                assert!(sent <= BATCH + SEGMENTS, "{setup:?}: {sent} in breath {polled}");
             }
             let sent = world.wire().sent.len();
             assert!(
@@ -531,7 +537,7 @@ fn guest_of_many_segments_has_no_more_turns_than_its_neighbour() {
                 "{setup:?}: {sent}, and its neighbour {fair}"
             );
             assert!(
-                sent >= BATCH * (BREATHS - 1),
+                sent >= BATCH * (POLLS - 1),
                 "{setup:?}: its own turns, but {sent}"
             );
             world.finish();
@@ -542,7 +548,7 @@ fn guest_of_many_segments_has_no_more_turns_than_its_neighbour() {
 
 /// To another guest packets pass whole: few of them are as much work as a turn of frames.
 #[test]
-fn guest_of_long_packets_to_another_has_turns_of_so_many_bytes() {
+fn guest_of_long_packets_to_another_has_a_budget_of_bytes() {
     const PACKETS: usize = 40;
     let offloads = Offloads {
         csum: true,
@@ -584,7 +590,9 @@ fn guest_of_long_packets_to_another_has_turns_of_so_many_bytes() {
     let mut receiver = GuestLane::new(receiver, Arc::default());
     let mut passed = 0;
     while passed < PACKETS {
-        sender.breathe(Near::peer(receiver.peer())).expect("no fault");
+        sender
+            .poll(Siblings::target(receiver.rx_target()))
+            .expect("no fault");
         let now = std::iter::from_fn(|| receiving.take_used()).count();
         assert!(
             (1..=BATCH * 8192 / frame.len() + 1).contains(&now),

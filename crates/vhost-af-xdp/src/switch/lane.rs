@@ -21,16 +21,16 @@ use std::time::Duration;
 use device::counters::PairCounters;
 use virtqueue::Chains;
 
-use super::filter::{Facts, Judge, LaneFilter};
+use super::cross_worker_mark::CrossWorkerMarks;
+use super::filter::{Acl, Facts, LaneFilter};
+use super::forwarding::Forwarding;
 use super::guard::Guard;
 pub(crate) use super::lane_id::{LaneId, SlotAt};
-use super::link_note::LinkNotes;
-use super::members::Members;
 use super::pending::Pending;
 use super::rate_limit::{Policer, PortLimits, RateLimit};
 use super::to_tap::ToTap;
 use crate::nic::endpoint::NicQueue;
-use crate::nic::hints::Promise;
+use crate::nic::hints::XdpMetadata;
 use crate::nic::xdp::XdpNic;
 
 use device::pair::{Fault, QueuePair};
@@ -66,11 +66,11 @@ pub(crate) enum Blame {
     /// The lane's own guest.
     Own(Fault),
     /// The one that frames were given to.
-    Peer(Fault),
+    Target(Fault),
 }
 
 /// A guest of another lane of the same worker, that a lane gives frames to.
-pub(crate) struct Peer<'a> {
+pub(crate) struct RxTarget<'a> {
     pub(crate) pair: &'a mut QueuePair,
     /// Room for its buffers.
     pub(crate) buffers: &'a mut Chains,
@@ -80,12 +80,12 @@ pub(crate) struct Peer<'a> {
     /// What it may get.
     pub(crate) policer: Policer<'a>,
     /// Which frames it may get; `None`: all.
-    pub(crate) filter: Option<&'a mut Judge>,
+    pub(crate) filter: Option<&'a mut Acl>,
     /// Of a link to another worker: where it is noted what is known of frames beside their bytes.
-    pub(crate) notes: Option<&'a LinkNotes>,
+    pub(crate) marks: Option<&'a CrossWorkerMarks>,
 }
 
-impl<'a> Peer<'a> {
+impl<'a> RxTarget<'a> {
     /// A guest that takes no frames of other guests.
     pub(crate) fn new(pair: &'a mut QueuePair, buffers: &'a mut Chains, counters: &'a PairCounters) -> Self {
         Self {
@@ -95,7 +95,7 @@ impl<'a> Peer<'a> {
             pending: None,
             policer: Policer::default(),
             filter: None,
-            notes: None,
+            marks: None,
         }
     }
 
@@ -124,7 +124,7 @@ impl<'a> Peer<'a> {
     }
 
     /// The same, where there may be rules which frames it gets.
-    pub(crate) fn filtered(self, filter: Option<&'a mut Judge>) -> Self {
+    pub(crate) fn filtered(self, filter: Option<&'a mut Acl>) -> Self {
         Self { filter, ..self }
     }
 
@@ -138,33 +138,33 @@ impl<'a> Peer<'a> {
 }
 
 /// The other lanes of its worker, as far as a lane gives them frames.
-pub(crate) enum Near<'a> {
-    Nobody,
+pub(crate) enum Siblings<'a> {
+    None,
     /// One guest ([`super::role`]).
-    Peer(Peer<'a>),
+    Target(RxTarget<'a>),
     /// All lanes of its network.
     Network(&'a mut dyn Network),
 }
 
-impl<'a> Near<'a> {
+impl<'a> Siblings<'a> {
     /// A guest, if there is one.
-    pub(crate) fn peer(peer: Option<Peer<'a>>) -> Self {
-        peer.map_or(Self::Nobody, Self::Peer)
+    pub(crate) fn target(target: Option<RxTarget<'a>>) -> Self {
+        target.map_or(Self::None, Self::Target)
     }
 
     /// The one guest that the lane gives frames to.
-    pub(crate) fn into_peer(self) -> Option<Peer<'a>> {
+    pub(crate) fn into_target(self) -> Option<RxTarget<'a>> {
         match self {
-            Self::Peer(peer) => Some(peer),
-            Self::Nobody | Self::Network(_) => None,
+            Self::Target(target) => Some(target),
+            Self::None | Self::Network(_) => None,
         }
     }
 }
 
-/// The lanes of a network that are of one worker. Each is named by its place there, which [`Lane::meet`] tells.
+/// The lanes of a network that are of one worker. Each is named by its place there, which [`Lane::set_forwarding`] tells.
 pub(crate) trait Network {
     /// The guest of a lane; `None`: it does not take part any more.
-    fn guest(&mut self, at: SlotAt) -> Option<Peer<'_>>;
+    fn guest(&mut self, at: SlotAt) -> Option<RxTarget<'_>>;
     /// The NIC queue of a lane, if it is one of the network's uplink.
     fn uplink(&mut self, at: SlotAt) -> Option<&mut NicQueue<XdpNic>>;
     /// What writes to a tap, if the lane is that of one.
@@ -181,14 +181,14 @@ pub(crate) struct Stopped {
     pub(crate) queue: Option<NicQueue<XdpNic>>,
 }
 
-/// See the module's head. Implementations: [`super::joined::CopyLane`], [`crate::direct::DirectLane`],
-/// [`super::guests::GuestLane`].
+/// See the module's head. Implementations: [`super::copy_lane::CopyLane`], [`crate::direct::DirectLane`],
+/// [`super::guest_lane::GuestLane`].
 pub(crate) trait Lane: Send {
     /// Moves a batch each way; frames moved.
     /// Errors: what a guest did wrong. The lane of that guest must not breathe again, nor be a peer.
-    fn breathe(&mut self, near: Near<'_>) -> Result<usize, Blame>;
+    fn poll(&mut self, siblings: Siblings<'_>) -> Result<usize, Blame>;
     /// Asks for kicks where the lane waits for a guest, and looks again.
-    fn arm(&mut self, near: Near<'_>) -> Work;
+    fn enable_notifications(&mut self, siblings: Siblings<'_>) -> Work;
     /// Bytes that it has carried so far, either way; counters of its guest's or of its own, so they may begin anew. 0
     /// where that is not counted, as of links, which have little room: such a lane is not let alone
     /// ([`super::moderation`]).
@@ -200,7 +200,7 @@ pub(crate) trait Lane: Send {
     /// The guest's half, to change.
     fn pair_mut(&mut self) -> Option<&mut QueuePair>;
     /// The guest's half, for frames of other lanes; `None`: it takes none.
-    fn peer(&mut self) -> Option<Peer<'_>> {
+    fn rx_target(&mut self) -> Option<RxTarget<'_>> {
         None
     }
     /// Its NIC queue, for frames of other lanes of its network; `None`: it takes none.
@@ -212,7 +212,7 @@ pub(crate) trait Lane: Send {
         None
     }
     /// Who belongs to the lane's network now, and where.
-    fn meet(&mut self, _members: &Arc<Members>) {}
+    fn set_forwarding(&mut self, _forwarding: &Arc<Forwarding>) {}
     /// Frames may have so many bytes from now on. Not of a lane whose guest receives into its own memory: its buffers
     /// were chosen by the limit.
     fn set_frame_limit(&mut self, bytes: u32) {
@@ -228,7 +228,7 @@ pub(crate) trait Lane: Send {
         filter
     }
     /// What stands before frames of its NIC queue from now on.
-    fn promise(&mut self, _promise: &Promise) {}
+    fn set_metadata(&mut self, _metadata: &XdpMetadata) {}
     /// Whether frames to its guest are judged by their headers.
     fn is_filtered(&self) -> bool {
         false
@@ -239,30 +239,30 @@ pub(crate) trait Lane: Send {
     fn nic(&self) -> Option<BorrowedFd<'_>> {
         None
     }
-    /// Whether arriving frames must wake the lane, as [`Self::arm`] decided: not while some wait there
-    /// already, for the guest's buffers. Deciding it anew would lose a frame that came after `arm`.
+    /// Whether arriving frames must wake the lane, as [`Self::enable_notifications`] decided: not while some wait there
+    /// already, for the guest's buffers. Deciding it anew would lose a frame that came after `enable_notifications`.
     fn awaits_nic(&self) -> bool {
         false
     }
-    /// Whether [`Self::nic`] can be in the epoll set instead of being polled: [`Self::arm`] has seen that no frame waits
+    /// Whether [`Self::nic`] can be in the epoll set instead of being polled: [`Self::enable_notifications`] has seen that no frame waits
     /// there, and polling it does nothing else in the kernel.
     fn has_edges(&self) -> bool {
         false
     }
     /// A descriptor in the worker's epoll set, edge-triggered: when it gets readable the worker wakes and calls
-    /// [`Self::note_event`]. [`Self::arm`] makes sure that nothing waits there.
+    /// [`Self::note_event`]. [`Self::enable_notifications`] makes sure that nothing waits there.
     fn event_fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }
     /// The epoll set has reported [`Self::event_fd`].
     fn note_event(&mut self) {}
     /// Sends a frame of ours, if there is room for it now: it is an announcement, and the network may lose those.
-    fn inject(&mut self, frame: &[u8], near: Near<'_>);
+    fn inject(&mut self, frame: &[u8], siblings: Siblings<'_>);
     /// Takes back what the kernel holds, and publishes what is done. On a control thread, so it calls nobody.
     fn stop(self: Box<Self>) -> Stopped;
 
     /// Tells the driver that no kicks are needed while the lane is polled.
-    fn disarm(&mut self) {
+    fn disable_notifications(&mut self) {
         if let Some(pair) = self.pair_mut() {
             pair.from_guest.queue.disable_kicks();
             pair.to_guest.queue.disable_kicks();

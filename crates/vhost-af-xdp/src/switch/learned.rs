@@ -13,38 +13,38 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use super::station::Station;
+use super::fdb_key::FdbKey;
 
 /// Addresses that a port can have beside its own.
 pub(crate) const LEARNED_MAX: usize = 64;
 
 /// In a note beside the station: there is one.
-const NOTED: u64 = 1 << 61;
+const PRESENT: u64 = 1 << 61;
 /// A frame came from it since control looked.
 const USED: u64 = 1 << 62;
 /// It may not be the port's.
 const REFUSED: u64 = 1 << 63;
-const FLAGS: u64 = NOTED | USED | REFUSED;
+const FLAGS: u64 = PRESENT | USED | REFUSED;
 
 /// See the module's head. Notes are all that is shared: nothing is published through them, so relaxed accesses do.
 #[derive(Debug)]
 pub(crate) struct Learned {
     /// 0: free.
-    notes: [AtomicU64; LEARNED_MAX],
+    entries: [AtomicU64; LEARNED_MAX],
     /// An eventfd: something was noted.
     news: Arc<OwnedFd>,
 }
 
 /// A note, as control sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Note {
+pub(crate) struct Entry {
     at: usize,
     word: u64,
 }
 
-impl Note {
-    pub(crate) fn station(self) -> Station {
-        Station::from_bits(self.word & !FLAGS)
+impl Entry {
+    pub(crate) fn key(self) -> FdbKey {
+        FdbKey::from_bits(self.word & !FLAGS)
     }
 
     /// A frame came from it since control looked.
@@ -61,21 +61,21 @@ impl Learned {
     /// With nothing in it; who is to look waits for `news`.
     pub(crate) fn new(news: Arc<OwnedFd>) -> Self {
         Self {
-            notes: [const { AtomicU64::new(0) }; LEARNED_MAX],
+            entries: [const { AtomicU64::new(0) }; LEARNED_MAX],
             news,
         }
     }
 
     /// A frame comes from a station, which is nobody's by configuration; whether it may.
     #[cold]
-    pub(crate) fn note(&self, station: Station) -> bool {
-        let first = place(station);
+    pub(crate) fn record(&self, key: FdbKey) -> bool {
+        let first = place(key);
         for at in 0..LEARNED_MAX {
-            let note = &self.notes[(first + at) % LEARNED_MAX];
-            let mut word = note.load(Relaxed);
+            let entry = &self.entries[(first + at) % LEARNED_MAX];
+            let mut word = entry.load(Relaxed);
             if word == 0 {
-                let new = station.bits() | NOTED | USED;
-                match note.compare_exchange(0, new, Relaxed, Relaxed) {
+                let new = key.bits() | PRESENT | USED;
+                match entry.compare_exchange(0, new, Relaxed, Relaxed) {
                     Ok(_) => {
                         // Once for each note, which control alone makes room for. A counter that is full wakes, too.
                         let _ = rustix::io::write(&*self.news, &1u64.to_ne_bytes());
@@ -84,10 +84,10 @@ impl Learned {
                     Err(other) => word = other,
                 }
             }
-            if word & !FLAGS == station.bits() {
+            if word & !FLAGS == key.bits() {
                 if word & USED == 0 {
                     // It fails where control has just removed it: then the next frame is noted anew.
-                    let _ = note.compare_exchange(word, word | USED, Relaxed, Relaxed);
+                    let _ = entry.compare_exchange(word, word | USED, Relaxed, Relaxed);
                 }
                 return word & REFUSED == 0;
             }
@@ -96,34 +96,34 @@ impl Learned {
     }
 
     /// All notes.
-    pub(crate) fn notes(&self) -> impl Iterator<Item = Note> {
-        let all = self.notes.iter().enumerate();
-        all.filter_map(|(at, note)| {
-            let word = note.load(Relaxed);
-            (word != 0).then_some(Note { at, word })
+    pub(crate) fn entries(&self) -> impl Iterator<Item = Entry> {
+        let all = self.entries.iter().enumerate();
+        all.filter_map(|(at, entry)| {
+            let word = entry.load(Relaxed);
+            (word != 0).then_some(Entry { at, word })
         })
     }
 
     /// From now on a use of it is another one.
-    pub(crate) fn take_use(&self, note: Note) {
-        self.notes[note.at].fetch_and(!USED, Relaxed);
+    pub(crate) fn take_use(&self, entry: Entry) {
+        self.entries[entry.at].fetch_and(!USED, Relaxed);
     }
 
     /// Frames from it are lost until it is removed.
-    pub(crate) fn refuse(&self, note: Note) {
-        self.notes[note.at].fetch_or(REFUSED, Relaxed);
+    pub(crate) fn refuse(&self, entry: Entry) {
+        self.entries[entry.at].fetch_or(REFUSED, Relaxed);
     }
 
     /// Removes it.
-    pub(crate) fn remove(&self, note: Note) {
-        self.notes[note.at].store(0, Relaxed);
+    pub(crate) fn remove(&self, entry: Entry) {
+        self.entries[entry.at].store(0, Relaxed);
     }
 }
 
 /// Where a station is noted, unless that is taken.
-fn place(station: Station) -> usize {
+fn place(key: FdbKey) -> usize {
     // The highest bits of a product with an odd number (Fibonacci hashing).
-    (station.bits().wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58) as usize % LEARNED_MAX
+    (key.bits().wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58) as usize % LEARNED_MAX
 }
 
 #[cfg(test)]
@@ -132,8 +132,8 @@ mod tests {
 
     use super::*;
 
-    fn station(number: u8) -> Station {
-        Station::new(7, [2, 0, 0, 0, 1, number])
+    fn key(number: u8) -> FdbKey {
+        FdbKey::new(7, [2, 0, 0, 0, 1, number])
     }
 
     fn learned() -> Learned {
@@ -151,39 +151,39 @@ mod tests {
     fn address_is_told_of_once_and_found_again() {
         let learned = learned();
         for _ in 0..3 {
-            assert!(learned.note(station(1)) && learned.note(station(2)));
+            assert!(learned.record(key(1)) && learned.record(key(2)));
         }
         assert_eq!(news(&learned), 2);
-        let mut stations: Vec<_> = learned.notes().map(|note| note.station().bits()).collect();
-        stations.sort_unstable();
-        assert_eq!(stations, [station(1).bits(), station(2).bits()]);
+        let mut keys: Vec<_> = learned.entries().map(|entry| entry.key().bits()).collect();
+        keys.sort_unstable();
+        assert_eq!(keys, [key(1).bits(), key(2).bits()]);
     }
 
     #[test]
     fn there_is_room_for_a_fixed_number_and_again_when_one_is_removed() {
         let learned = learned();
         for number in 0..LEARNED_MAX as u8 {
-            assert!(learned.note(station(number)));
+            assert!(learned.record(key(number)));
         }
-        assert!(!learned.note(station(200)));
-        assert!(learned.note(station(5)));
-        let one = learned.notes().find(|note| note.station() == station(9));
+        assert!(!learned.record(key(200)));
+        assert!(learned.record(key(5)));
+        let one = learned.entries().find(|entry| entry.key() == key(9));
         learned.remove(one.expect("noted"));
-        assert!(learned.note(station(200)));
+        assert!(learned.record(key(200)));
     }
 
     #[test]
     fn use_shows_until_it_is_taken_and_refused_ones_may_not_send() {
         let learned = learned();
-        learned.note(station(1));
-        let note = || learned.notes().next().expect("noted");
-        assert!(note().is_used());
-        learned.take_use(note());
-        assert!(!note().is_used());
-        learned.note(station(1));
-        assert!(note().is_used() && !note().is_refused());
-        learned.refuse(note());
-        assert!(!learned.note(station(1)));
-        assert!(note().is_refused());
+        learned.record(key(1));
+        let entry = || learned.entries().next().expect("noted");
+        assert!(entry().is_used());
+        learned.take_use(entry());
+        assert!(!entry().is_used());
+        learned.record(key(1));
+        assert!(entry().is_used() && !entry().is_refused());
+        learned.refuse(entry());
+        assert!(!learned.record(key(1)));
+        assert!(entry().is_refused());
     }
 }

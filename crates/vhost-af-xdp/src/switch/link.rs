@@ -7,7 +7,7 @@
 //! On the other side the buffers that came are put, as they lie there, into a second virtqueue, of which the device is
 //! a [`PortLane`]: frames are taken from it like those of a guest, but who sent them was judged where he is, and where
 //! they go was found there, too. A note beside each buffer says it, with what the NIC told of the frame's flow
-//! ([`super::link_note`]). So no address is read again here: but of frames whose ports are not what they were then,
+//! ([`super::cross_worker_mark`]). So no address is read again here: but of frames whose ports are not what they were then,
 //! which go by the table. They go to ports of this worker, and to the uplink where the other worker has none. What
 //! finds no buffer is lost at once, so that no guest holds up what goes to others.
 //!
@@ -30,10 +30,10 @@ use rustix::event::{EventfdFlags, eventfd};
 use virtqueue::GuestAddr;
 use virtqueue::driver::SplitDriver;
 
+use super::cross_worker_mark::CrossWorkerMarks;
+use super::forwarding::Forwarding;
 use super::inner_queue::{BUFFERS, InnerQueueError, Memory, Received, left_in};
-use super::lane::{Blame, Lane, Near, Stopped, Work};
-use super::link_note::LinkNotes;
-use super::members::Members;
+use super::lane::{Blame, Lane, Siblings, Stopped, Work};
 use super::port_lane::PortLane;
 
 /// Both ends of a link.
@@ -57,9 +57,9 @@ impl Link {
         (given.enabled, taken.enabled) = (true, true);
         let giving = memory.pair(memory.queue(None, None)?.0, given, Offloads::all());
         let taking = memory.pair(taken, memory.queue(None, None)?.0, Offloads::all());
-        let notes = Arc::new(LinkNotes::new(memory.bytes()));
+        let marks = Arc::new(CrossWorkerMarks::new(memory.bytes()));
         let taking = LinkLane {
-            lane: PortLane::of_link(taking, Arc::clone(&takes), Arc::clone(&notes)),
+            lane: PortLane::of_link(taking, Arc::clone(&takes), Arc::clone(&marks)),
             counters: takes,
             received: Received::new(received, &memory)?,
             sent,
@@ -67,7 +67,7 @@ impl Link {
             parts_of: vec![Vec::new(); usize::from(BUFFERS)],
         };
         Ok(Self {
-            giving: PortLane::to_link(giving, gives, notes),
+            giving: PortLane::to_link(giving, gives, marks),
             taking,
         })
     }
@@ -121,23 +121,23 @@ impl LinkLane {
 }
 
 impl Lane for LinkLane {
-    fn breathe(&mut self, near: Near<'_>) -> Result<usize, Blame> {
+    fn poll(&mut self, siblings: Siblings<'_>) -> Result<usize, Blame> {
         self.take();
-        let moved = self.lane.breathe(near);
+        let moved = self.lane.poll(siblings);
         self.give_back();
         moved
     }
 
-    fn arm(&mut self, near: Near<'_>) -> Work {
+    fn enable_notifications(&mut self, siblings: Siblings<'_>) -> Work {
         match self.received.driver.enable_calls() {
             true => Work::Now,
-            false => self.lane.arm(near),
+            false => self.lane.enable_notifications(siblings),
         }
     }
 
-    fn disarm(&mut self) {
+    fn disable_notifications(&mut self) {
         self.received.driver.disable_calls();
-        self.lane.disarm();
+        self.lane.disable_notifications();
     }
 
     fn pair(&self) -> Option<&QueuePair> {
@@ -148,15 +148,15 @@ impl Lane for LinkLane {
         self.lane.pair_mut()
     }
 
-    fn meet(&mut self, members: &Arc<Members>) {
-        self.lane.meet(members);
+    fn set_forwarding(&mut self, forwarding: &Arc<Forwarding>) {
+        self.lane.set_forwarding(forwarding);
     }
 
     fn nic(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 
-    fn inject(&mut self, _frame: &[u8], _near: Near<'_>) {}
+    fn inject(&mut self, _frame: &[u8], _siblings: Siblings<'_>) {}
 
     fn stop(mut self: Box<Self>) -> Stopped {
         self.take();

@@ -8,9 +8,9 @@ use virtqueue::{GuestAddr, Journal, QueueFeatures};
 use xsk::Umem;
 
 use super::bytes::GuestRam as Ram;
-use super::guests::GuestLane;
-use super::joined::CopyLane;
-use super::lane::{Lane, Near};
+use super::copy_lane::CopyLane;
+use super::guest_lane::GuestLane;
+use super::lane::{Lane, Siblings};
 use super::limits::DESCRIPTORS;
 use super::test_guest::{HEADER, Memory};
 use super::test_nic::{TestNic, Wire, own_memory, queue};
@@ -50,10 +50,10 @@ fn guest(memory: &Memory, first: &[Buffer]) -> (QueuePair, QueueDriver) {
 }
 
 /// Breathes until all buffers are used; how many were used by each breath.
-fn breaths(mut breathe: impl FnMut(), driver: &mut QueueDriver) -> Vec<usize> {
+fn polls(mut poll: impl FnMut(), driver: &mut QueueDriver) -> Vec<usize> {
     let mut used = Vec::new();
     while used.iter().sum::<usize>() < BUFFERS && used.len() < 2 * BUFFERS {
-        breathe();
+        poll();
         let lens = std::iter::from_fn(|| driver.take_used()).map(|used| used.len);
         used.push(lens.inspect(|&len| assert_eq!(len, HEADER + FRAME)).count());
     }
@@ -61,7 +61,7 @@ fn breaths(mut breathe: impl FnMut(), driver: &mut QueueDriver) -> Vec<usize> {
 }
 
 #[test]
-fn turn_of_a_copy_lane_is_not_made_longer_by_the_pieces_of_buffers() {
+fn pieces_of_buffers_do_not_extend_the_budget_of_a_copy_lane() {
     let looked_at = Offloads {
         guest_csum: true,
         guest_tso4: true,
@@ -79,15 +79,15 @@ fn turn_of_a_copy_lane_is_not_made_longer_by_the_pieces_of_buffers() {
         for _ in 0..BUFFERS {
             wire.lock().expect("no panic").receive(FRAME, false);
         }
-        let breathe = || {
-            lane.breathe(Near::Nobody).expect("no fault");
+        let poll = || {
+            lane.poll(Siblings::None).expect("no fault");
         };
-        assert_eq!(breaths(breathe, &mut driver), [1; BUFFERS], "{offloads:?}");
+        assert_eq!(polls(poll, &mut driver), [1; BUFFERS], "{offloads:?}");
     }
 }
 
 #[test]
-fn turn_of_a_cable_is_not_made_longer_by_the_pieces_of_buffers() {
+fn pieces_of_buffers_do_not_extend_the_budget_of_a_cable() {
     let (guest, mut driver) = guest(&Memory::new(RAM, 0), &[]);
     let mut receiver = GuestLane::new(guest, Arc::default());
     let memory = Memory::new(RAM, 0);
@@ -103,10 +103,12 @@ fn turn_of_a_cable_is_not_made_longer_by_the_pieces_of_buffers() {
     }
     sending.publish();
     let mut sender = GuestLane::new(memory.side(from_guest, to_guest, Offloads::NONE), Arc::default());
-    let breathe = || {
-        sender.breathe(Near::peer(receiver.peer())).expect("no fault");
+    let poll = || {
+        sender
+            .poll(Siblings::target(receiver.rx_target()))
+            .expect("no fault");
     };
-    assert_eq!(breaths(breathe, &mut driver), [1; BUFFERS]);
+    assert_eq!(polls(poll, &mut driver), [1; BUFFERS]);
 }
 
 #[test]
@@ -129,7 +131,7 @@ fn direct_lane_keeps_few_pieces_of_buffers_and_uses_them_all() {
         let sends = Sends::PLAIN;
         let mut lane = DirectLane::new(guest, Coupled::new(nic, sends), direct, Arc::clone(&counters));
         for _ in 0..2 * BUFFERS {
-            lane.breathe(Near::Nobody).expect("no fault");
+            lane.poll(Siblings::None).expect("no fault");
         }
         let taken = lane.pair().expect("a guest").bases().to_guest as usize;
         assert!((1..=2).contains(&taken), "{taken} buffers taken");
@@ -139,7 +141,7 @@ fn direct_lane_keeps_few_pieces_of_buffers_and_uses_them_all() {
             if used < BUFFERS + first.len() {
                 wire.lock().expect("no panic").receive(FRAME, false);
             }
-            lane.breathe(Near::Nobody).expect("no fault");
+            lane.poll(Siblings::None).expect("no fault");
             used += std::iter::from_fn(|| driver.take_used()).count();
         }
         assert_eq!(used, BUFFERS + first.len());

@@ -11,40 +11,38 @@ mod answer_tests;
 #[cfg(test)]
 mod any_order_tests;
 pub(crate) mod arrivals;
-mod before;
 mod bucket;
 pub(crate) mod bytes;
 pub(crate) mod capture;
 pub(crate) mod checksums;
-mod cutter;
+mod copies;
+pub(crate) mod copy_lane;
+mod cross_worker_mark;
 pub(crate) mod ethernet;
 #[cfg(test)]
 mod fairness_tests;
+pub(crate) mod fdb;
+mod fdb_key;
 pub(crate) mod filter;
 pub(crate) mod flows;
+pub(crate) mod forwarding;
 pub(crate) mod from_guest;
 pub(crate) mod from_tap;
-mod gate;
-#[cfg(test)]
-mod gate_tests;
-pub(crate) mod groups_lane;
 pub(crate) mod gso;
 pub(crate) mod guard;
 pub(crate) mod guest_frame;
-pub(crate) mod guests;
+pub(crate) mod guest_lane;
 pub(crate) mod inner_queue;
-pub(crate) mod joined;
 pub(crate) mod lane;
 mod lane_id;
 pub(crate) mod learned;
 pub(crate) mod limits;
 pub(crate) mod link;
-mod link_note;
 #[cfg(test)]
 mod long_chains_tests;
-pub(crate) mod members;
+mod metadata_reader;
 mod moderation;
-mod naps;
+pub(crate) mod multicast_lane;
 #[cfg(test)]
 mod network_tests;
 pub(crate) mod new_lane;
@@ -54,6 +52,9 @@ pub(crate) mod own_queue;
 pub(crate) mod pending;
 #[cfg(test)]
 mod pieces_tests;
+mod policy;
+#[cfg(test)]
+mod policy_tests;
 pub(crate) mod polling;
 pub(crate) mod port_lane;
 pub(crate) mod progress;
@@ -62,23 +63,22 @@ pub(crate) mod readings;
 pub(crate) mod receiver;
 mod retag;
 pub(crate) mod role;
+mod segmenter;
+mod sleeping;
 mod slots;
 mod spread;
-mod station;
 pub(crate) mod statistics;
-#[cfg(test)]
-mod stray_tests;
-pub(crate) mod table;
 mod tap_frame;
 pub(crate) mod tap_lane;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod test_guest;
 #[cfg(test)]
 pub(crate) mod test_nic;
-mod to_group;
 pub(crate) mod to_guest;
 pub(crate) mod to_nic;
 pub(crate) mod to_tap;
+#[cfg(test)]
+mod unexpected_completion_tests;
 pub(crate) mod uplink_lane;
 pub(crate) mod vlans;
 pub(crate) mod worker;

@@ -296,7 +296,7 @@ impl Share {
     /// there are pauses.
     pub(super) fn begin(&mut self, pauses: bool, now: Instant, carried: impl Fn() -> u64) -> bool {
         if let Some(pause) = self.pause.take() {
-            self.judge(pause, now, carried());
+            self.evaluate(pause, now, carried());
         }
         let takes_part = self.is_busy && self.waits_until.is_none_or(|until| until <= now);
         let is_let_alone = pauses && takes_part && self.stage == Stage::Moved;
@@ -311,7 +311,7 @@ impl Share {
     }
 
     /// It was let alone: whether that gathered anything.
-    fn judge(&mut self, (since, before): (Instant, u64), now: Instant, carried: u64) {
+    fn evaluate(&mut self, (since, before): (Instant, u64), now: Instant, carried: u64) {
         let gathered = Sum {
             bytes: carried.saturating_sub(before),
             time: now.saturating_duration_since(since),

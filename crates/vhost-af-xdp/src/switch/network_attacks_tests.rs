@@ -22,7 +22,7 @@ fn frame_that_ends_within_its_tag_is_dropped() {
         }
         world.ports[0].send(&cut_off(to, 256, 18));
     }
-    world.breathe();
+    world.poll();
     let whole = |to: Mac| [&to[..], &mac(0), &[0x88, 0xb5]].concat();
     assert_eq!(world.ports[1].got(), [whole(mac(1)), whole(BROADCAST)]);
     // Those that have nothing of the VLAN's number are of none.
@@ -52,7 +52,7 @@ fn what_ends_of_a_link_tell_each_other_no_guest_says() {
         world.ports[0].send(&frame(reserved(last), mac(0), 60));
         world.ports[2].send(&frame(reserved(last), mac(2), 60));
         world.ports[3].send(&tagged(&frame(reserved(last), mac(3), 60), 100));
-        world.breathe();
+        world.poll();
     }
     for to in [mac(1), STRANGER, BROADCAST] {
         world.ports[0].send(&pause(to, mac(0)));
@@ -62,7 +62,7 @@ fn what_ends_of_a_link_tell_each_other_no_guest_says() {
     // The next ones are like any group.
     let others = [reserved(16), [0x01, 0x80, 0xc2, 0, 1, 0]].map(|to| frame(to, mac(0), 60));
     others.iter().for_each(|frame| _ = world.ports[0].send(frame));
-    world.breathe();
+    world.poll();
     assert_eq!(world.ports[1].got(), others);
     assert!(world.ports[2].got().is_empty() && world.ports[3].got().is_empty());
     let refused = [0, 2, 3].map(|port: usize| world.ports[port].counters.from_guest_link_control.get());
@@ -71,14 +71,14 @@ fn what_ends_of_a_link_tell_each_other_no_guest_says() {
 
 #[test]
 fn guest_that_may_tells_the_other_end_of_its_link_all_but_to_be_quiet() {
-    let port = |at: u8, vlans| TablePort {
+    let port = |at: u8, vlans| FdbPort {
         mac: mac(at),
         vlans,
         options: MemberOptions {
             link_control: at < 2,
             ..MemberOptions::default()
         },
-        ..TablePort::default()
+        ..FdbPort::default()
     };
     let known = vec![
         port(0, Vlans::Untagged),
@@ -93,12 +93,12 @@ fn guest_that_may_tells_the_other_end_of_its_link_all_but_to_be_quiet() {
         for from in 0..3 {
             world.ports[usize::from(from)].send(&reserved(last, from));
         }
-        world.breathe();
+        world.poll();
     }
     let mut pause = reserved(14, 0);
     pause[12..14].copy_from_slice(&[0x88, 0x08]);
     world.ports[0].send(&pause);
-    world.breathe();
+    world.poll();
     let said = |from: u8| {
         (0..16)
             .filter(|&last| last != 1)
@@ -114,10 +114,10 @@ fn guest_that_may_tells_the_other_end_of_its_link_all_but_to_be_quiet() {
 /// Where a tag is taken off, a place within it would become one outside the frame.
 #[test]
 fn checksum_of_the_addresses_is_nothing_to_ask_for_in_a_vlan() {
-    let port = |at: u8, vlans| TablePort {
+    let port = |at: u8, vlans| FdbPort {
         mac: mac(at),
         vlans,
-        ..TablePort::default()
+        ..FdbPort::default()
     };
     let known = vec![port(0, Vlans::Trunk(vec![100])), port(1, Vlans::Access(100))];
     let mut world = World::offering(known, Offloads::all());
@@ -130,23 +130,23 @@ fn checksum_of_the_addresses_is_nothing_to_ask_for_in_a_vlan() {
         header[8..10].copy_from_slice(&(62 - start).to_le_bytes());
         world.ports[0].send_with(header, &sent);
     }
-    world.breathe();
+    world.poll();
     assert_eq!(world.ports[0].counters.from_guest_offload_malformed.get(), 3);
     assert_eq!(world.ports[1].got().len(), 1);
 }
 
 /// A frame to a group is copied for each: a flood of them takes no more of the worker than one of other frames.
 #[test]
-fn copies_for_a_group_count_for_the_turn_of_who_sends_them() {
+fn multicast_copies_count_for_the_budget_of_their_sender() {
     let mut world = World::new(&[0; 33]);
     for _ in 0..64 {
         world.ports[0].send(&frame(BROADCAST, mac(0), 60));
     }
-    world.breathe();
+    world.poll();
     let sent = world.ports[0].counters.from_guest_frames.get();
     assert_eq!(sent, 2, "of 32 copies each, in a turn of 64");
     for _ in 0..200 {
-        world.breathe();
+        world.poll();
     }
     assert_eq!(world.ports[0].counters.from_guest_frames.get(), 64);
 }
@@ -166,7 +166,7 @@ fn guest_with_few_buffers_does_not_hold_up_frames_to_others_for_long() {
         let (begun, mut rounds) = (Instant::now(), 0);
         // So many, too: this thread may wait for a CPU meanwhile.
         while rounds < 100 || begun.elapsed() < Duration::from_millis(4) {
-            world.breathe();
+            world.poll();
             rounds += 1;
         }
         world.ports[1].got();
@@ -179,18 +179,18 @@ fn guest_with_few_buffers_does_not_hold_up_frames_to_others_for_long() {
 #[test]
 fn frame_in_pieces_is_whole_though_its_guest_has_no_room_for_more() {
     let mut world = World::new(&[0]).with_uplink(256);
-    world.breathe();
+    world.poll();
     // It may have 64 chunks.
     for _ in 0..63 {
         world.arrive(&frame(mac(0), STRANGER, 60));
     }
     let long = frame(mac(0), STRANGER, 1200);
     world.arrive_in_pieces(&long);
-    world.breathe();
+    world.poll();
     world.arrive(&frame(mac(0), STRANGER, 61));
-    world.breathe();
+    world.poll();
     world.ports[0].post(64);
-    world.breathe();
+    world.poll();
     let got = world.ports[0].got();
     assert_eq!(got.len(), 64);
     assert!(got[63] == long);
@@ -201,13 +201,13 @@ fn frame_in_pieces_is_whole_though_its_guest_has_no_room_for_more() {
 #[test]
 fn frame_in_pieces_may_be_longer_when_all_of_the_uplink_may() {
     let mut world = World::new(&[4]).with_uplink(64);
-    world.breathe();
+    world.poll();
     let long = frame(mac(0), STRANGER, 2000);
     for (limit, given) in [(1518, 0), (2018, 1), (1518, 0)] {
         let uplink = world.slots.last_mut().expect("an uplink");
         uplink.lane.set_frame_limit(limit);
         world.arrive_in_pieces(&long);
-        world.breathe();
+        world.poll();
         let got = world.ports[0].got();
         assert!(got == vec![long.clone(); given], "{limit}: {} frames", got.len());
     }
@@ -218,17 +218,17 @@ fn frame_in_pieces_may_be_longer_when_all_of_the_uplink_may() {
 #[test]
 fn frame_in_pieces_is_whole_though_another_port_leaves_meanwhile() {
     let mut world = World::new(&[0, 8]).with_uplink(64);
-    world.breathe();
+    world.poll();
     let long = frame(mac(1), STRANGER, 1200);
     world.arrive_piece(&long[..600], true);
-    world.breathe();
+    world.poll();
     world.slots.remove(0).lane.stop();
-    world.acquaint();
-    world.breathe();
+    world.rebuild_forwarding();
+    world.poll();
     world.arrive_piece(&long[600..], false);
     let next = frame(mac(1), STRANGER, 60);
     world.arrive(&next);
-    world.breathe();
+    world.poll();
     assert!(world.ports[1].got() == [long, next]);
 }
 
@@ -238,8 +238,8 @@ fn announcement_is_in_the_vlans_of_its_port_and_of_its_own_address() {
     let (access, trunk) = (Vlans::Access(100), Vlans::Trunk(vec![100, 101]));
     let mut world = World::of_vlans(&[access.clone(), access, trunk, Vlans::Access(101), Vlans::Untagged]);
     let announce = |world: &mut World, port: usize, frame: &[u8]| {
-        slots::change(&mut world.slots, port, &mut Vec::new(), |lane, near| {
-            lane.inject(frame, near);
+        slots::change(&mut world.slots, port, &mut Vec::new(), |lane, siblings| {
+            lane.inject(frame, siblings);
         });
         (0..5).map(|port| world.ports[port].got()).collect::<Vec<_>>()
     };

@@ -1,15 +1,15 @@
 //! Lanes of a network beside each other, as a worker has them.
 
 mod alike;
+mod cross_worker_marks;
 mod filter;
-mod groups;
 mod hairpin;
 mod host;
 mod learning;
-mod link_notes;
 mod links;
-mod notes;
+mod multicast;
 mod pairs;
+mod port_marks;
 mod promiscuous;
 mod renewal;
 mod service_tags;
@@ -25,12 +25,12 @@ use virtqueue::{GuestAddr, Journal, QueueFeatures};
 
 use super::arrivals::Origin;
 use super::ethernet::Mac;
+use super::fdb::{Fdb, FdbPort, PortNumber};
 use super::lane::{Lane, LaneId};
 use super::new_lane::NewLane;
 use super::port_lane::PortLane;
 use super::role::Role;
-use super::slots::{self, Place, Slot, Tables};
-use super::table::{PortNumber, Table, TablePort};
+use super::slots::{self, Fdbs, Place, Slot};
 use super::test_guest::{HEADER, Memory};
 use super::test_nic::{TestNic, Wire, own_memory, queue};
 use super::uplink_lane::UplinkLane;
@@ -62,7 +62,7 @@ pub(super) struct Port {
 pub(super) struct World {
     pub(super) ports: Vec<Port>,
     pub(super) slots: Vec<Slot>,
-    tables: Tables,
+    fdbs: Fdbs,
     place: Place,
     /// Of the uplink, if there is one.
     pub(super) wire: Option<Arc<Mutex<Wire>>>,
@@ -82,9 +82,9 @@ pub(super) fn frame(to: Mac, from: Mac, len: usize) -> Vec<u8> {
 impl World {
     /// Ports with so many receive buffers each.
     pub(super) fn new(ports: &[usize]) -> Self {
-        let known = (0..ports.len() as u8).map(|port| TablePort {
+        let known = (0..ports.len() as u8).map(|port| FdbPort {
             mac: mac(port),
-            ..TablePort::default()
+            ..FdbPort::default()
         });
         let mut world = Self::of(known.collect());
         for (port, &buffers) in world.ports.iter_mut().zip(ports) {
@@ -95,10 +95,10 @@ impl World {
 
     /// Ports that take part in these VLANs, with 16 receive buffers each.
     fn of_vlans(vlans: &[Vlans]) -> Self {
-        let known = (0..).zip(vlans).map(|(port, vlans)| TablePort {
+        let known = (0..).zip(vlans).map(|(port, vlans)| FdbPort {
             mac: mac(port),
             vlans: vlans.clone(),
-            ..TablePort::default()
+            ..FdbPort::default()
         });
         let mut world = Self::of(known.collect());
         world.ports.iter_mut().for_each(|port| port.post(16));
@@ -106,18 +106,18 @@ impl World {
     }
 
     /// These ports, without buffers.
-    fn of(known: Vec<TablePort>) -> Self {
+    fn of(known: Vec<FdbPort>) -> Self {
         Self::offering(known, Offloads::NONE)
     }
 
     /// The same with offloads that their guests have accepted.
-    fn offering(known: Vec<TablePort>, offloads: Offloads) -> Self {
+    fn offering(known: Vec<FdbPort>, offloads: Offloads) -> Self {
         let mut world = Self::default();
         let ports = known.len() as u16;
-        let table = Table::new(known.into_iter().map(Some).collect());
-        world.tables.insert(NETWORK.into(), Arc::new(table));
+        let fdb = Fdb::new(known.into_iter().map(Some).collect());
+        world.fdbs.insert(NETWORK.into(), Arc::new(fdb));
         (0..ports).for_each(|number| world.add_pair(number, 0, offloads));
-        world.acquaint();
+        world.rebuild_forwarding();
         world
     }
 
@@ -201,19 +201,19 @@ impl World {
         };
         self.add_slot(Box::new(lane), role);
         self.wire = Some(wire);
-        self.acquaint();
+        self.rebuild_forwarding();
         self
     }
 
-    pub(super) fn acquaint(&mut self) {
-        slots::acquaint(&mut self.slots, &self.tables, &self.place);
+    pub(super) fn rebuild_forwarding(&mut self) {
+        slots::rebuild_forwarding(&mut self.slots, &self.fdbs, &self.place);
     }
 
-    pub(super) fn breathe(&mut self) {
+    pub(super) fn poll(&mut self) {
         for at in 0..self.slots.len() {
-            let breath = slots::breathe(&mut self.slots, at, &mut Vec::new());
-            if breath.is_some_and(|breath| breath.left) {
-                self.acquaint();
+            let polled = slots::poll(&mut self.slots, at, &mut Vec::new());
+            if polled.is_some_and(|polled| polled.left) {
+                self.rebuild_forwarding();
             }
         }
     }
@@ -300,7 +300,7 @@ fn frame_goes_to_the_port_that_has_its_address_and_to_nobody_else() {
     for len in [14, 60, 64, 65, 1514] {
         let sent = frame(mac(2), mac(0), len);
         world.ports[0].send(&sent);
-        world.breathe();
+        world.poll();
         assert_eq!(world.ports[2].got(), [sent]);
         world.ports[2].post(1);
     }
@@ -319,18 +319,18 @@ fn order_is_kept_whatever_the_destinations_are() {
         world.ports[0].send(&sent);
         wanted[to].push(sent);
     }
-    world.breathe();
+    world.poll();
     for to in [1, 2] {
         assert_eq!(world.ports[to].got(), wanted[to]);
     }
 }
 
 #[test]
-fn group_is_for_all_but_who_sent_it() {
+fn multicast_reaches_all_but_its_sender() {
     let mut world = World::new(&[4, 4, 0, 4]);
     let sent = frame(BROADCAST, mac(0), 60);
     world.ports[0].send(&sent);
-    world.breathe();
+    world.poll();
     assert!(world.ports[0].got().is_empty());
     for port in [1, 3] {
         assert_eq!(world.ports[port].got(), std::slice::from_ref(&sent));
@@ -364,7 +364,7 @@ fn what_a_port_may_not_send_is_counted_and_goes_nowhere() {
     // A tag that says a priority only.
     let priority = tagged(5 << 13);
     world.ports[0].send(&priority);
-    world.breathe();
+    world.poll();
     assert_eq!(world.ports[1].got(), [priority]);
     let counters = &world.ports[0].counters;
     assert_eq!(counters.from_guest_source_address.get(), 3);
@@ -379,16 +379,16 @@ fn frames_wait_for_a_guest_that_takes_some_and_are_lost_for_one_that_does_not() 
         world.ports[0].send(&frame(mac(1), mac(0), 60));
     }
     world.ports[0].send(&frame(mac(2), mac(0), 60));
-    world.breathe();
+    world.poll();
     assert_eq!((world.ports[1].got().len(), world.ports[2].got().len()), (1, 0));
     world.ports[1].post(1);
-    world.breathe();
+    world.poll();
     assert_eq!((world.ports[1].got().len(), world.ports[2].got().len()), (1, 1));
     world.ports[0].send(&frame(mac(1), mac(0), 60));
     world.ports[0].send(&frame(mac(2), mac(0), 60));
-    world.breathe();
+    world.poll();
     std::thread::sleep(std::time::Duration::from_millis(20));
-    world.breathe();
+    world.poll();
     assert_eq!((world.ports[1].got().len(), world.ports[2].got().len()), (0, 1));
     assert_eq!(world.ports[1].counters.to_guest_no_buffer.get(), 1);
 }
@@ -405,17 +405,17 @@ fn guest_that_did_wrong_leaves_and_the_others_go_on() {
     world.ports[1].to_guest.publish();
     world.ports[0].send(&frame(mac(1), mac(0), 60));
     world.ports[0].send(&frame(mac(2), mac(0), 60));
-    world.breathe();
-    world.breathe();
+    world.poll();
+    world.poll();
     assert!(!world.slots[1].is_in_rounds());
     assert_eq!(world.ports[2].got().len(), 1);
     assert_eq!(world.ports[0].counters.from_guest_no_peer.get(), 1);
 }
 
 #[test]
-fn uplink_gives_each_port_its_frames_and_groups_to_all() {
+fn uplink_delivers_unicast_to_one_port_and_multicast_to_all() {
     let mut world = World::new(&[64, 64, 64]).with_uplink(256);
-    world.breathe();
+    world.poll();
     let mut wanted = [Vec::new(), Vec::new(), Vec::new()];
     for at in 0..40 {
         let to = at % 3;
@@ -423,11 +423,11 @@ fn uplink_gives_each_port_its_frames_and_groups_to_all() {
         world.arrive(&frame);
         wanted[to].push(frame);
     }
-    world.breathe();
+    world.poll();
     world.arrive(&frame(STRANGER, STRANGER, 60));
     let group = frame(BROADCAST, STRANGER, 60);
     world.arrive(&group);
-    world.breathe();
+    world.poll();
     for (port, wanted) in world.ports.iter_mut().zip(&mut wanted) {
         wanted.push(group.clone());
         assert_eq!(port.got(), *wanted);
@@ -440,20 +440,20 @@ fn uplink_gives_each_port_its_frames_and_groups_to_all() {
 #[test]
 fn slow_guest_does_not_take_the_chunks_of_the_others() {
     let mut world = World::new(&[0, 64]).with_uplink(256);
-    world.breathe();
+    world.poll();
     for _ in 0..4 {
         for _ in 0..40 {
             world.arrive(&frame(mac(0), STRANGER, 60));
         }
         world.arrive(&frame(mac(1), STRANGER, 60));
-        world.breathe();
+        world.poll();
         assert_eq!(world.ports[1].got().len(), 1);
     }
     // Half of 128 chunks: twice what is left of three quarters of them.
     let lost = world.ports[0].counters.to_guest_no_buffer.get();
     assert_eq!(lost, 160 - 64);
     world.ports[0].post(64);
-    world.breathe();
+    world.poll();
     assert_eq!(world.ports[0].got().len(), 64);
     let wire = world.wire.as_ref().expect("an uplink").lock().expect("no panic");
     assert_eq!(wire.given.len(), 128, "all chunks are with the NIC again");
@@ -462,11 +462,11 @@ fn slow_guest_does_not_take_the_chunks_of_the_others() {
 #[test]
 fn what_waits_for_a_guest_that_leaves_goes_back_to_the_nic() {
     let mut world = World::new(&[0, 4]).with_uplink(64);
-    world.breathe();
+    world.poll();
     for _ in 0..3 {
         world.arrive(&frame(mac(0), STRANGER, 60));
     }
-    world.breathe();
+    world.poll();
     assert_eq!(
         world
             .wire
@@ -479,8 +479,8 @@ fn what_waits_for_a_guest_that_leaves_goes_back_to_the_nic() {
         29
     );
     world.slots.remove(0).lane.stop();
-    world.acquaint();
-    world.breathe();
+    world.rebuild_forwarding();
+    world.poll();
     assert_eq!(world.uplink.to_guest_queue_stopped.get(), 3);
     assert_eq!(
         world
@@ -513,7 +513,7 @@ fn ports_of_a_vlan_reach_each_other_each_with_the_tag_that_it_has() {
         }
         world.ports[2].send(&tagged(&bare(0, 2), 100));
         world.ports[2].send(&tagged(&bare(3, 2), 101));
-        world.breathe();
+        world.poll();
         assert_eq!(world.ports[0].got(), [bare(0, 2)], "{len}");
         assert_eq!(world.ports[1].got(), [bare(1, 0)], "{len}");
         assert_eq!(world.ports[2].got(), [tagged(&bare(2, 0), 100)], "{len}");
@@ -525,7 +525,7 @@ fn ports_of_a_vlan_reach_each_other_each_with_the_tag_that_it_has() {
 }
 
 #[test]
-fn group_stays_in_its_vlan() {
+fn multicast_stays_in_its_vlan() {
     let access = Vlans::Access(100);
     let mut world = World::of_vlans(&[
         access.clone(),
@@ -536,7 +536,7 @@ fn group_stays_in_its_vlan() {
     ]);
     let sent = frame(BROADCAST, mac(0), 60);
     world.ports[0].send(&sent);
-    world.breathe();
+    world.poll();
     assert_eq!(world.ports[1].got(), std::slice::from_ref(&sent));
     assert_eq!(world.ports[2].got(), [tagged(&sent, 100)]);
     for port in [0, 3, 4] {
@@ -548,7 +548,7 @@ fn group_stays_in_its_vlan() {
 fn uplink_has_tags_and_ports_have_those_that_they_are_for() {
     let mut world =
         World::of_vlans(&[Vlans::Access(100), Vlans::Trunk(vec![100]), Vlans::Untagged]).with_uplink(64);
-    world.breathe();
+    world.poll();
     let to = |port| frame(mac(port), STRANGER, 60);
     let group = frame(BROADCAST, STRANGER, 60);
     for frame in [
@@ -565,8 +565,8 @@ fn uplink_has_tags_and_ports_have_those_that_they_are_for() {
         world.arrive(&tagged(&group, vlan));
     }
     world.arrive(&group);
-    world.breathe();
-    world.breathe();
+    world.poll();
+    world.poll();
     assert_eq!(world.ports[0].got(), [to(0), group.clone()]);
     assert_eq!(world.ports[1].got(), [tagged(&to(1), 100), tagged(&group, 100)]);
     assert_eq!(world.ports[2].got(), [to(2), group]);
@@ -575,36 +575,36 @@ fn uplink_has_tags_and_ports_have_those_that_they_are_for() {
 
 #[test]
 fn isolated_ports_do_not_reach_each_other() {
-    let port = |at: u8| TablePort {
+    let port = |at: u8| FdbPort {
         mac: mac(at),
         options: MemberOptions {
             isolated: at < 2,
             ..MemberOptions::default()
         },
-        ..TablePort::default()
+        ..FdbPort::default()
     };
     let mut world = World::of(vec![port(0), port(1), port(2)]);
     world.ports.iter_mut().for_each(|port| port.post(8));
     for to in [mac(1), mac(2), BROADCAST] {
         world.ports[0].send(&frame(to, mac(0), 60));
     }
-    world.breathe();
+    world.poll();
     assert!(world.ports[1].got().is_empty());
     assert_eq!(world.ports[2].got().len(), 2);
     assert_eq!(world.ports[0].counters.from_guest_isolated.get(), 1);
 }
 
 #[test]
-fn lane_of_an_idle_guest_dozes_until_it_is_given_frames() {
+fn idle_guest_is_not_polled_until_frames_arrive_for_it() {
     let mut world = World::new(&[8, 8]);
     for _ in 0..1000 {
         world.ports[0].send(&frame(mac(0), mac(0), 60));
-        world.breathe();
+        world.poll();
         while world.ports[0].from_guest.take_used().is_some() {}
     }
-    assert!(world.slots[1].dozes && !world.slots[0].dozes);
+    assert!(world.slots[1].is_idle && !world.slots[0].is_idle);
     world.ports[0].send(&frame(mac(1), mac(0), 60));
-    world.breathe();
-    assert!(!world.slots[1].dozes);
+    world.poll();
+    assert!(!world.slots[1].is_idle);
     assert_eq!(world.ports[1].got().len(), 1);
 }

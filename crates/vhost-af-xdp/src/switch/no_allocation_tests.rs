@@ -18,13 +18,13 @@ use xsk::Umem;
 
 use super::arrivals::Arrivals;
 use super::bytes::GuestRam as Ram;
+use super::copy_lane::CopyLane;
+use super::fdb::{Fdb, FdbPort, PortNumber};
 use super::filter::{Action, Filter, LaneFilter, PortFilter, Rule};
-use super::guests::GuestLane;
-use super::joined::CopyLane;
-use super::lane::{Lane, Near, Network, Peer, SlotAt};
-use super::members::Members;
+use super::forwarding::Forwarding;
+use super::guest_lane::GuestLane;
+use super::lane::{Lane, Network, RxTarget, Siblings, SlotAt};
 use super::port_lane::PortLane;
-use super::table::{PortNumber, Table, TablePort};
 use super::test_guest::{HEADER, Memory};
 use super::test_nic::{TestNic, Wire, own_memory, queue};
 use super::to_tap::ToTap;
@@ -148,12 +148,12 @@ impl Guest {
 }
 
 /// Lets it breathe; allocations of breaths after the first half, when all scratch memory is as large as it gets.
-pub(super) fn allocations(mut breathe: impl FnMut(), mut between: impl FnMut()) -> u64 {
+pub(super) fn allocations(mut poll: impl FnMut(), mut between: impl FnMut()) -> u64 {
     let mut made = 0;
     for round in 0..ROUNDS {
         between();
         let before = COUNT.get();
-        breathe();
+        poll();
         if round >= ROUNDS / 2 {
             made += COUNT.get() - before;
         }
@@ -220,14 +220,10 @@ fn copying_to_and_from_a_null_nic_allocates_nothing() {
         if is_filtered {
             drop(lane.set_filter(filter()));
         }
-        let (mut received, breathe) = (0, || {
-            lane.breathe(Near::Nobody).expect("no fault");
+        let (mut received, poll) = (0, || {
+            lane.poll(Siblings::None).expect("no fault");
         });
-        assert_eq!(
-            allocations(breathe, || received += guest.work()),
-            0,
-            "{offloads:?}"
-        );
+        assert_eq!(allocations(poll, || received += guest.work()), 0, "{offloads:?}");
         assert!(received > ROUNDS, "frames moved");
     }
 }
@@ -263,7 +259,7 @@ fn segments_by_reference_allocate_nothing() {
     for round in 0..ROUNDS {
         guest.work();
         let before = COUNT.get();
-        lane.breathe(Near::Nobody).expect("no fault");
+        lane.poll(Siblings::None).expect("no fault");
         let some = COUNT.get() - before;
         made += if round < ROUNDS / 2 { 0 } else { some };
         let mut wire = wire.lock().expect("no panic");
@@ -306,11 +302,11 @@ fn direct_placements_allocate_nothing() {
             false => Box::new(SendDirectLane::new(pair, queue, memory, Arc::default())),
         };
         drop(lane.set_filter(filter().filter(|_| is_filtered)));
-        let (mut received, breathe) = (0, || {
-            lane.breathe(Near::Nobody).expect("no fault");
+        let (mut received, poll) = (0, || {
+            lane.poll(Siblings::None).expect("no fault");
         });
         assert_eq!(
-            allocations(breathe, || received += guest.work()),
+            allocations(poll, || received += guest.work()),
             0,
             "{offloads:?}, into guest memory: {into_guest}"
         );
@@ -329,16 +325,16 @@ fn guest_to_guest_allocates_nothing() {
         for lane in [&mut from, &mut to] {
             drop(lane.set_filter(filter().filter(|_| is_filtered)));
         }
-        let breathe = || {
-            from.breathe(Near::peer(to.peer())).expect("no fault");
-            to.breathe(Near::Nobody).expect("no fault");
+        let poll = || {
+            from.poll(Siblings::target(to.rx_target())).expect("no fault");
+            to.poll(Siblings::None).expect("no fault");
         };
         let mut received = 0;
         let between = || {
             sender.work();
             received += receiver.work();
         };
-        assert_eq!(allocations(breathe, between), 0, "{offloads:?}");
+        assert_eq!(allocations(poll, between), 0, "{offloads:?}");
         assert!(received > ROUNDS, "frames moved");
     }
 }
@@ -347,7 +343,7 @@ fn guest_to_guest_allocates_nothing() {
 struct Alone;
 
 impl Network for Alone {
-    fn guest(&mut self, _at: SlotAt) -> Option<Peer<'_>> {
+    fn guest(&mut self, _at: SlotAt) -> Option<RxTarget<'_>> {
         None
     }
 
@@ -381,28 +377,24 @@ fn frames_that_come_back_allocate_nothing() {
     for (offloads, is_filtered) in [(ALL, false), (SENDS, false), (ALL, true)] {
         let (mut guest, pair) = Guest::new(&asking(), offloads, 0);
         // All addresses of its frames are 0.
-        let port = TablePort {
+        let port = FdbPort {
             options: MemberOptions {
                 hairpin: true,
                 ..MemberOptions::default()
             },
-            ..TablePort::default()
+            ..FdbPort::default()
         };
-        let table = Table::new(vec![Some(port)]);
+        let fdb = Fdb::new(vec![Some(port)]);
         let mut lane = PortLane::new(pair, Arc::default(), (PortNumber(0), 0));
-        lane.meet(&Arc::new(Members::new(Arc::new(table))));
+        lane.set_forwarding(&Arc::new(Forwarding::new(Arc::new(fdb))));
         if is_filtered {
             drop(lane.set_filter(filter()));
         }
-        let breathe = || {
-            lane.breathe(Near::Network(&mut Alone)).expect("no fault");
+        let poll = || {
+            lane.poll(Siblings::Network(&mut Alone)).expect("no fault");
         };
         let mut received = 0;
-        assert_eq!(
-            allocations(breathe, || received += guest.work()),
-            0,
-            "{offloads:?}"
-        );
+        assert_eq!(allocations(poll, || received += guest.work()), 0, "{offloads:?}");
         assert!(received > ROUNDS, "frames moved");
     }
 }
@@ -414,9 +406,9 @@ fn frames_of_a_pair_that_is_off_allocate_nothing() {
     off.to_guest.enabled = false;
     let mut lane = CopyLane::new(off, null_queue(), Arc::default());
     let mut other = GuestLane::new(to, Arc::default());
-    let (mut received, breathe) = (0, || {
-        lane.breathe(Near::peer(other.peer())).expect("no fault");
+    let (mut received, poll) = (0, || {
+        lane.poll(Siblings::target(other.rx_target())).expect("no fault");
     });
-    assert_eq!(allocations(breathe, || received += first.work()), 0);
+    assert_eq!(allocations(poll, || received += first.work()), 0);
     assert!(received > ROUNDS, "frames moved");
 }

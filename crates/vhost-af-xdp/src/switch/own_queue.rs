@@ -14,14 +14,14 @@ use device::counters::{Counter, PairCounters};
 use device::pair::{Fault, QueuePair, Vring};
 use virtqueue::ChainId;
 
-use super::from_guest::{Put, Sender, Sink, Turn};
+use super::from_guest::{Budget, Put, Sender, Sink};
 use super::guest_frame::GuestFrame;
-use super::lane::{Peer, Work};
+use super::lane::{RxTarget, Work};
 use super::limits::SEGMENTS;
 use super::receiver::{Receive, Receiver, has_frames};
 use super::to_nic::{NicSink, Transmit};
 use crate::nic::endpoint::NicQueue;
-use crate::nic::hints::Promise;
+use crate::nic::hints::XdpMetadata;
 use crate::nic::lent::Lent;
 use crate::nic::xdp::XdpNic;
 
@@ -48,11 +48,11 @@ pub(crate) trait OwnQueue: Send {
     fn finish(&mut self, pair: &mut QueuePair, moved: usize, counters: &PairCounters) -> usize;
     /// Delivers what the NIC received, as far as the guest has buffers; the frames that it got.
     /// Errors: what the guest did wrong.
-    fn receive(&mut self, guest: &mut Peer<'_>) -> Result<usize, Fault>;
+    fn receive(&mut self, guest: &mut RxTarget<'_>) -> Result<usize, Fault>;
     /// Whether frames wait for that.
     fn has_frames(&mut self) -> bool;
     /// The lane is about to sleep.
-    fn arm(&mut self, to_guest: &mut Vring) -> Work;
+    fn enable_notifications(&mut self, to_guest: &mut Vring) -> Work;
     /// The guest has nothing to send.
     fn pause(&mut self) {}
     /// The NIC's descriptor, readable when frames arrive.
@@ -64,13 +64,13 @@ pub(crate) trait OwnQueue: Send {
         false
     }
     /// What stands before its frames from now on, where something of ours may.
-    fn promise(&mut self, _promise: &Promise) {}
+    fn set_metadata(&mut self, _metadata: &XdpMetadata) {}
     /// Frames may have so many bytes from now on.
     fn set_frame_limit(&mut self, _bytes: u32) {}
     /// Sends a frame of ours, if there is room for it now.
     fn inject(&mut self, frame: &[u8], counters: &PairCounters);
     /// The lane is stopped: takes back what the kernel holds; the queue, if that goes on without it.
-    fn stop(self, guest: Peer<'_>) -> Option<NicQueue<XdpNic>>;
+    fn stop(self, guest: RxTarget<'_>) -> Option<NicQueue<XdpNic>>;
 }
 
 /// None: frames go by the queues of the uplink, and come by them.
@@ -86,7 +86,7 @@ impl Sink for Never {
         match *self {}
     }
 
-    fn put(&mut self, _chain: ChainId, _frame: Option<GuestFrame<'_>>, _turn: &mut Turn) -> Put {
+    fn put(&mut self, _chain: ChainId, _frame: Option<GuestFrame<'_>>, _budget: &mut Budget) -> Put {
         match *self {}
     }
 
@@ -130,7 +130,7 @@ impl OwnQueue for NoQueue {
     }
 
     #[inline]
-    fn receive(&mut self, _guest: &mut Peer<'_>) -> Result<usize, Fault> {
+    fn receive(&mut self, _guest: &mut RxTarget<'_>) -> Result<usize, Fault> {
         Ok(0)
     }
 
@@ -140,7 +140,7 @@ impl OwnQueue for NoQueue {
     }
 
     #[inline]
-    fn arm(&mut self, _to_guest: &mut Vring) -> Work {
+    fn enable_notifications(&mut self, _to_guest: &mut Vring) -> Work {
         Work::None
     }
 
@@ -154,7 +154,7 @@ impl OwnQueue for NoQueue {
 
     fn inject(&mut self, _frame: &[u8], _counters: &PairCounters) {}
 
-    fn stop(self, _guest: Peer<'_>) -> Option<NicQueue<XdpNic>> {
+    fn stop(self, _guest: RxTarget<'_>) -> Option<NicQueue<XdpNic>> {
         None
     }
 }
@@ -193,9 +193,9 @@ impl<N: Lent> OwnQueue for CopyQueue<N> {
         if sender.left() == 0 || !sink.has_rest() {
             return 0;
         }
-        let mut turn = Turn::shared(sender.left());
-        let sent = sink.send_rest(&mut turn);
-        sender.spend(&turn);
+        let mut budget = Budget::shared(sender.left());
+        let sent = sink.send_rest(&mut budget);
+        sender.charge(&budget);
         sent
     }
 
@@ -225,7 +225,7 @@ impl<N: Lent> OwnQueue for CopyQueue<N> {
         0
     }
 
-    fn receive(&mut self, guest: &mut Peer<'_>) -> Result<usize, Fault> {
+    fn receive(&mut self, guest: &mut RxTarget<'_>) -> Result<usize, Fault> {
         self.receiver.deliver(&mut self.queue, guest)
     }
 
@@ -233,8 +233,8 @@ impl<N: Lent> OwnQueue for CopyQueue<N> {
         has_frames(&mut self.queue)
     }
 
-    fn arm(&mut self, to_guest: &mut Vring) -> Work {
-        let waiting = self.receiver.arm(&mut self.queue);
+    fn enable_notifications(&mut self, to_guest: &mut Vring) -> Work {
+        let waiting = self.receiver.enable_notifications(&mut self.queue);
         let mut work = Work::after(self.queue.until_sent());
         if self.transmit.has_rest() {
             work = work.max(Work::SOON);
@@ -249,8 +249,8 @@ impl<N: Lent> OwnQueue for CopyQueue<N> {
         self.transmit.pause();
     }
 
-    fn promise(&mut self, promise: &Promise) {
-        self.queue.promise(promise);
+    fn set_metadata(&mut self, metadata: &XdpMetadata) {
+        self.queue.set_metadata(metadata);
     }
 
     fn set_frame_limit(&mut self, bytes: u32) {
@@ -273,7 +273,7 @@ impl<N: Lent> OwnQueue for CopyQueue<N> {
         NicSink::new(&mut self.queue, &mut self.transmit, counters).inject(frame);
     }
 
-    fn stop(self, guest: Peer<'_>) -> Option<NicQueue<XdpNic>> {
+    fn stop(self, guest: RxTarget<'_>) -> Option<NicQueue<XdpNic>> {
         let (mut lane, counters) = (self, guest.counters);
         NicSink::new(&mut lane.queue, &mut lane.transmit, counters).send_at_last();
         lane.receiver.finish(&mut lane.queue, guest);

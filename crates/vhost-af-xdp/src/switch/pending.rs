@@ -172,7 +172,7 @@ impl Pending {
         counters: &PairCounters,
     ) -> Result<usize, Fault> {
         let mut delivery = Delivery::begin(pair, buffers, counters)?;
-        self.cut_into(&mut delivery)?;
+        self.segment_into(&mut delivery)?;
         let bytes = delivery.bytes();
         let frames = delivery.finish();
         if frames > 0 {
@@ -184,10 +184,10 @@ impl Pending {
     /// The same in a burst, a turn of them at most.
     /// Errors: what the guest did wrong.
     #[cold]
-    pub(crate) fn cut_into(&mut self, delivery: &mut Delivery<'_>) -> Result<(), Fault> {
+    pub(crate) fn segment_into(&mut self, delivery: &mut Delivery<'_>) -> Result<(), Fault> {
         let sums = delivery.pair().offloads.guest_csum;
         for _ in 0..BATCH {
-            let Some(request) = self.cut(sums) else { break };
+            let Some(request) = self.segment(sums) else { break };
             let len = u32::try_from(self.frame.len()).unwrap_or(u32::MAX);
             match delivery.fit(len)? {
                 Fit::Now => delivery.write(len, request.to_header(0), &mut &self.frame[..]),
@@ -201,7 +201,7 @@ impl Pending {
 
     /// Makes the next segment the frame in hand, with its checksum completed unless the guest takes (`sums`) partial
     /// ones; what is left to the guest.
-    fn cut(&mut self, sums: bool) -> Option<Request> {
+    fn segment(&mut self, sums: bool) -> Option<Request> {
         let plan = self.packet.plan.as_ref()?;
         let index = self.packet.next;
         let payload = plan.payload(index);

@@ -7,8 +7,8 @@ use virtqueue::{Journal, QueueFeatures};
 use xsk::{OwnMemory, Umem};
 
 use super::bytes::GuestRam as Ram;
-use super::joined::CopyLane;
-use super::lane::{Lane, Near};
+use super::copy_lane::CopyLane;
+use super::lane::{Lane, Siblings};
 use super::test_guest::{HEADER, Memory};
 use super::test_nic::{TestNic, Wire, queue};
 use crate::direct::{CHUNK_BYTES, DirectLane, DirectMemory};
@@ -84,7 +84,7 @@ impl World {
     /// Bytes of the frames that the guest got, without their headers; `None`: a buffer with nothing in it.
     fn delivered(&mut self) -> Vec<Option<u32>> {
         for _ in 0..4 {
-            self.lane.breathe(Near::Nobody).expect("no fault");
+            self.lane.poll(Siblings::None).expect("no fault");
         }
         let used = std::iter::from_fn(|| self.driver.take_used());
         used.map(|used| used.len.checked_sub(HEADER)).collect()

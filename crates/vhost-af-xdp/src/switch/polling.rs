@@ -26,7 +26,7 @@ pub(crate) struct Waits {
 pub(super) struct Polling {
     pub(super) now: Duration,
     most: Duration,
-    /// How long it polled in the last pause that polling did not meet, and slept then.
+    /// How long it polled in the last pause that polling did not hit, and slept then.
     last: (Duration, Duration),
     /// Times in a row that polling longer was in vain.
     in_vain: u32,
@@ -53,7 +53,7 @@ impl Polling {
 
     /// Work came while the worker polled.
     #[inline]
-    pub(super) fn meet(&mut self) {
+    pub(super) fn hit(&mut self) {
         self.in_vain = 0;
     }
 
@@ -120,7 +120,7 @@ mod tests {
             for _ in 0..5000 {
                 match polling.now > peer {
                     true => {
-                        polling.meet();
+                        polling.hit();
                         met += 1;
                     }
                     false => polling.adapt(peer),

@@ -17,16 +17,16 @@
 //! frames for a while loses those that come until it does ([`Pending::may_wait`]). What goes to a group waits for no
 //! guest.
 
+mod batch;
+mod classified;
 mod copies;
 mod exits;
 mod filtered;
 mod hairpin;
-mod judged;
 mod known;
 mod learning;
 mod linked;
 mod mirror;
-mod turn;
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -35,24 +35,24 @@ use device::counters::{Counter, PairCounters};
 use device::pair::{Fault, QueuePair};
 use virtqueue::Chains;
 
+use self::classified::{Classified, with_tag};
 use self::copies::pass_copy;
-use self::judged::{Judged, with_tag};
+use super::cross_worker_mark::{CrossWorkerMark, CrossWorkerMarks};
+use super::fdb::PortNumber;
 use super::filter::LaneFilter;
-use super::from_guest::{Sender, Turn};
-use super::guests::{Passed, Passing};
-use super::lane::{Blame, Lane, Near, Network, Peer, SlotAt, Stopped, Work};
+use super::forwarding::{Forwarding, LaneRef};
+use super::from_guest::{Budget, Sender};
+use super::guest_lane::{Passed, Passing};
+use super::lane::{Blame, Lane, Network, RxTarget, Siblings, SlotAt, Stopped, Work};
 use super::limits::BATCH;
-use super::link_note::{LinkNote, LinkNotes};
-use super::members::{Guest, Members};
 use super::own_queue::{NoQueue, OwnQueue};
 use super::pending::Pending;
 use super::rate_limit::{Cost, Policer, PortLimits, RateLimit};
-use super::table::PortNumber;
 use super::to_nic::Transmit;
-use crate::nic::hints::Promise;
+use crate::nic::hints::XdpMetadata;
 
 /// Where frames to addresses are counted that nobody has.
-const NO_STATION: fn(&PairCounters) -> &Counter = |counters| &counters.from_guest_no_station;
+const NO_FDB_ENTRY: fn(&PairCounters) -> &Counter = |counters| &counters.from_guest_no_station;
 
 /// See the module's head.
 pub(crate) struct PortLane<O = NoQueue> {
@@ -61,12 +61,12 @@ pub(crate) struct PortLane<O = NoQueue> {
     number: PortNumber,
     /// Which of the port's pairs it is.
     pair_number: u16,
-    members: Arc<Members>,
+    forwarding: Arc<Forwarding>,
     sender: Sender,
-    /// The first `judged` of them are of the turn. Written in place: what is put together elsewhere and moved here is
+    /// The first `classified` of them are of the turn. Written in place: what is put together elsewhere and moved here is
     /// stored in pieces and loaded as a whole, which waits for the stores.
-    chains: Box<[Judged]>,
-    judged: usize,
+    chains: Box<[Classified]>,
+    classified: usize,
     /// What they took of the port's limit, if there is one.
     costs: Vec<Cost>,
     /// To the uplink.
@@ -88,7 +88,7 @@ pub(crate) struct PortLane<O = NoQueue> {
     waits: bool,
     from: From,
     /// Of a link, at either end: what goes with its frames.
-    notes: Option<Arc<LinkNotes>>,
+    marks: Option<Arc<CrossWorkerMarks>>,
 }
 
 /// Whose frames a lane has.
@@ -104,7 +104,7 @@ enum From {
 /// A lane's turn, and the network that it goes to.
 struct Burst<'a> {
     network: &'a mut dyn Network,
-    turn: Turn,
+    budget: Budget,
     /// Chains that are done.
     done: usize,
     /// What the lane's own guest did wrong where it receives.
@@ -118,19 +118,27 @@ impl PortLane {
     }
 
     /// The end of a link to another worker ([`super::link`]). It is given frames, and has none of its own.
-    pub(crate) fn to_link(pair: QueuePair, counters: Arc<PairCounters>, notes: Arc<LinkNotes>) -> Self {
+    pub(crate) fn to_link(
+        pair: QueuePair,
+        counters: Arc<PairCounters>,
+        marks: Arc<CrossWorkerMarks>,
+    ) -> Self {
         let nobody = (PortNumber(u16::MAX), 0);
         Self {
-            notes: Some(notes),
+            marks: Some(marks),
             ..Self::new(pair, counters, nobody)
         }
     }
 
     /// The end of a link from another worker.
-    pub(crate) fn of_link(pair: QueuePair, counters: Arc<PairCounters>, notes: Arc<LinkNotes>) -> Self {
+    pub(crate) fn of_link(
+        pair: QueuePair,
+        counters: Arc<PairCounters>,
+        marks: Arc<CrossWorkerMarks>,
+    ) -> Self {
         Self {
             from: From::Link,
-            ..Self::to_link(pair, counters, notes)
+            ..Self::to_link(pair, counters, marks)
         }
     }
 
@@ -156,10 +164,10 @@ impl<O: OwnQueue> PortLane<O> {
             counters,
             number,
             pair_number,
-            members: Arc::default(),
+            forwarding: Arc::default(),
             sender: Sender::default(),
-            chains: (0..BATCH).map(|_| Judged::NOTHING).collect(),
-            judged: 0,
+            chains: (0..BATCH).map(|_| Classified::NOTHING).collect(),
+            classified: 0,
             costs: Vec::with_capacity(BATCH),
             transmit: Transmit::shared(),
             own,
@@ -170,7 +178,7 @@ impl<O: OwnQueue> PortLane<O> {
             filter: None,
             waits: false,
             from: From::Guest,
-            notes: None,
+            marks: None,
         }
     }
 
@@ -193,17 +201,17 @@ impl<O: OwnQueue> PortLane<O> {
         let (guest, run) = self.lane_for(port, burst.done, run);
         let Some(guest) = guest else {
             // What came by an uplink meets none.
-            let may_leave = self.source(burst.done).is_some() || self.members.has_uplink();
-            let is_out = may_leave && self.members.is_absent(port);
+            let may_leave = self.source(burst.done).is_some() || self.forwarding.has_uplink();
+            let is_out = may_leave && self.forwarding.is_absent(port);
             return match self.is_trusted() && !is_out {
                 // A copy for who listens here.
-                true if self.members.has_promiscuous() => self.skip(run, burst),
+                true if self.forwarding.has_promiscuous() => self.skip(run, burst),
                 true => self.lose(run, burst, |counters| &counters.from_guest_no_peer),
                 // It may be at another host still, or by now.
                 false => self.leave(run, burst, |counters| &counters.from_guest_no_peer),
             };
         };
-        let is_tagged = self.members.is_tagged(port);
+        let is_tagged = self.forwarding.is_tagged(port);
         match self.pass_to(guest.at, is_tagged, run, burst) {
             Ok(true) => {}
             Ok(false) => self.lose(run, burst, |counters| &counters.from_guest_no_peer),
@@ -213,12 +221,12 @@ impl<O: OwnQueue> PortLane<O> {
 
     /// Which lane of a port takes the next frame of a run to it, and how many of the run that one takes.
     #[inline]
-    fn lane_for(&self, port: PortNumber, first: usize, run: usize) -> (Option<Guest>, usize) {
-        match self.members.lanes(port) {
+    fn lane_for(&self, port: PortNumber, first: usize, run: usize) -> (Option<LaneRef>, usize) {
+        match self.forwarding.lanes(port) {
             [] => (None, run),
             [one] => (Some(*one), run),
             _ => {
-                let lane = |at: usize| self.members.lane_for(port, self.chains[at].flow());
+                let lane = |at: usize| self.forwarding.lane_for(port, self.chains[at].flow());
                 let one = lane(first);
                 let others = (first + 1..first + run).take_while(|&at| lane(at) == one);
                 (one, 1 + others.count())
@@ -235,29 +243,29 @@ impl<O: OwnQueue> PortLane<O> {
         run: usize,
         burst: &mut Burst<'_>,
     ) -> Result<bool, Fault> {
-        let Some(peer) = burst.network.guest(at) else {
+        let Some(target) = burst.network.guest(at) else {
             return Ok(false);
         };
-        let Some(mut passing) = Passing::begin(peer, run)? else {
+        let Some(mut passing) = Passing::begin(target, run)? else {
             return Ok(false);
         };
         // Without hints of the flow: only frames that came by a link have some, and these go to no other link.
-        passing.about(|| self.note(burst.done));
+        passing.about(|| self.mark(burst.done));
         // The host holds nobody up: its lane gives it all in each round.
-        let loses = self.from == From::Link && self.members.host.is_none_or(|host| host.at != at);
+        let loses = self.from == From::Link && self.forwarding.host.is_none_or(|host| host.at != at);
         let end = burst.done + run;
-        self.pass_whole(&mut passing, is_tagged, end, (&mut burst.turn, &mut burst.done));
-        while self.goes_on(burst.done, end, &burst.turn) {
-            let (judged, chain) = (&self.chains[burst.done], self.sender.chains().chains[burst.done]);
+        self.pass_whole(&mut passing, is_tagged, end, (&mut burst.budget, &mut burst.done));
+        while self.goes_on(burst.done, end, &burst.budget) {
+            let (classified, chain) = (&self.chains[burst.done], self.sender.chains().chains[burst.done]);
             let buffers = self.sender.chains().buffers(&chain);
-            if let Some(frame) = judged.frame(&self.pair, buffers) {
-                match with_tag(judged, frame, is_tagged, |frame| {
+            if let Some(frame) = classified.frame(&self.pair, buffers) {
+                match with_tag(classified, frame, is_tagged, |frame| {
                     passing.pass(frame, &self.counters)
                 })? {
-                    Passed::Yes => burst.turn.tally.add(frame.sending.len),
-                    Passed::Cut(frames) => {
-                        burst.turn.tally.add(frame.sending.len);
-                        burst.turn.note_cut(frames);
+                    Passed::Yes => burst.budget.tally.add(frame.sending.len),
+                    Passed::Segmented(frames) => {
+                        burst.budget.tally.add(frame.sending.len);
+                        burst.budget.charge_segments(frames);
                     }
                     Passed::Later if loses => passing.lose(),
                     Passed::Later if passing.may_wait() => {
@@ -269,10 +277,10 @@ impl<O: OwnQueue> PortLane<O> {
                 }
             }
             self.own.give_back(&mut self.pair, chain.id);
-            burst.turn.note(buffers.len());
+            burst.budget.charge_descriptors(buffers.len());
             burst.done += 1;
         }
-        burst.turn.note_look_ups(passing.take_work());
+        burst.budget.charge_look_ups(passing.take_work());
         passing.finish();
         Ok(true)
     }
@@ -285,63 +293,63 @@ impl<O: OwnQueue> PortLane<O> {
         passing: &mut Passing<'_>,
         is_tagged: bool,
         end: usize,
-        (turn, done): (&mut Turn, &mut usize),
+        (budget, done): (&mut Budget, &mut usize),
     ) {
-        // No more than was judged. Descriptors beyond the turn are owed by the next ones ([`Sender::spend`]).
-        let (most, most_bytes) = turn.left();
+        // No more than was judged. Descriptors beyond the turn are owed by the next ones ([`Sender::charge`]).
+        let (most, most_bytes) = budget.left();
         let next = *done..end.min(done.saturating_add(self.own.places().min(most)));
         let taken = self.sender.chains();
         let mut bytes = 0;
         let frames = self.chains[next.clone()].iter().zip(&taken.chains[next]);
-        let frames = frames.map_while(|(judged, chain)| {
-            let whole = judged.whole(is_tagged, &self.pair, taken.buffers(chain))?;
-            let takes_more = bytes < most_bytes;
-            bytes += u64::from(judged.sending.len);
-            takes_more.then_some(whole)
+        let frames = frames.map_while(|(classified, chain)| {
+            let whole = classified.whole(is_tagged, &self.pair, taken.buffers(chain))?;
+            let has_left = bytes < most_bytes;
+            bytes += u64::from(classified.sending.len);
+            has_left.then_some(whole)
         });
         let (count, bytes) = passing.pass_whole(&self.pair.memory, frames, &self.counters);
         for chain in &taken.chains[*done..*done + count] {
             self.own.give_back(&mut self.pair, chain.id);
-            turn.note(chain.readable.into());
+            budget.charge_descriptors(chain.readable.into());
         }
-        turn.tally.add_all(count as u64, bytes);
+        budget.tally.add_all(count as u64, bytes);
         *done += count;
     }
 
     /// Puts a frame to a group to the uplink, and passes it to the host and to all other ports that receive, and to the
     /// port itself where it is one that frames come back to.
-    fn to_group(&mut self, burst: &mut Burst<'_>) {
+    fn to_multicast(&mut self, burst: &mut Burst<'_>) {
         let first = burst.done;
         let from = self.source(first);
         // At the other end of a link it leaves by the uplink there, and not by the port's own queue as well.
-        let leaves_here = from.is_some() && !self.members.reaches_uplink_by_link();
+        let leaves_here = from.is_some() && !self.forwarding.reaches_uplink_by_link();
         let has_uplink = leaves_here && self.put_to_nic(1, burst).is_some();
         if burst.done == first && (has_uplink || self.wait_for_uplink()) {
             return;
         }
         let chain = self.sender.chains().chains[first];
         let buffers = self.sender.chains().buffers(&chain);
-        let judged = &self.chains[first];
-        if let Some(frame) = judged.frame(&self.pair, buffers) {
+        let classified = &self.chains[first];
+        if let Some(frame) = classified.frame(&self.pair, buffers) {
             if !has_uplink {
-                burst.turn.tally.add(frame.sending.len);
+                burst.budget.tally.add(frame.sending.len);
             }
             let mut copies = 0;
-            let host = self.members.host.filter(|_| from.is_some());
-            let note = self.note(first);
-            let ports = self.members.ports_of(judged.vlan, from);
-            let ports = ports.map(|(port, guest)| (guest, self.members.is_tagged(port)));
+            let host = self.forwarding.host.filter(|_| from.is_some());
+            let mark = self.mark(first);
+            let ports = self.forwarding.ports_of(classified.vlan, from);
+            let ports = ports.map(|(port, guest)| (guest, self.forwarding.is_tagged(port)));
             for (guest, is_tagged) in host.map(|host| (host, true)).into_iter().chain(ports) {
-                let passed = with_tag(judged, frame, is_tagged, |frame| {
-                    pass_copy(burst.network, guest.at, (frame, note), &self.counters)
+                let passed = with_tag(classified, frame, is_tagged, |frame| {
+                    pass_copy(burst.network, guest.at, (frame, mark), &self.counters)
                 });
                 match passed {
-                    Ok(work) => burst.turn.note_look_ups(work),
+                    Ok(work) => burst.budget.charge_look_ups(work),
                     Err(fault) => burst.network.blame(guest.at, fault),
                 }
                 copies += 1;
             }
-            burst.turn.note_copies(copies, frame.sending.len);
+            burst.budget.charge_copies(copies, frame.sending.len);
             if self.is_hairpin() {
                 self.copy_to_itself(first, burst);
             }
@@ -355,7 +363,7 @@ impl<O: OwnQueue> PortLane<O> {
     #[inline]
     fn next(&mut self, burst: &mut Burst<'_>) {
         let chain = self.sender.chains().chains[burst.done];
-        burst.turn.note(usize::from(chain.readable));
+        burst.budget.charge_descriptors(usize::from(chain.readable));
         self.own.give_back(&mut self.pair, chain.id);
         burst.done += 1;
     }
@@ -370,8 +378,8 @@ impl<O: OwnQueue> PortLane<O> {
     }
 
     /// What another worker is told of a frame: where it goes, and who sent it.
-    fn note(&self, at: usize) -> LinkNote {
-        LinkNote::new(self.chains[at].to, self.source(at), &self.members.table)
+    fn mark(&self, at: usize) -> CrossWorkerMark {
+        CrossWorkerMark::new(self.chains[at].to, self.source(at), &self.forwarding.fdb)
     }
 
     /// By what the lane's frames are spread over what has several queues.
@@ -381,7 +389,7 @@ impl<O: OwnQueue> PortLane<O> {
 }
 
 impl<O: OwnQueue> Lane for PortLane<O> {
-    fn breathe(&mut self, near: Near<'_>) -> Result<usize, Blame> {
+    fn poll(&mut self, siblings: Siblings<'_>) -> Result<usize, Blame> {
         let mut moved = 0;
         if self.pending.is_some() && self.pair.to_guest.enabled {
             let delivered = self
@@ -389,15 +397,15 @@ impl<O: OwnQueue> Lane for PortLane<O> {
                 .deliver(&mut self.pair, &mut self.buffers, &self.counters);
             moved = delivered.map_err(Blame::Own)?;
         }
-        match near {
-            Near::Network(network) if O::IS_THERE => Ok(moved + self.breathe_own(network)?),
-            Near::Network(network) => Ok(moved + self.send(network).map_err(Blame::Own)?),
-            Near::Nobody | Near::Peer(_) => Ok(moved),
+        match siblings {
+            Siblings::Network(network) if O::IS_THERE => Ok(moved + self.poll_own(network)?),
+            Siblings::Network(network) => Ok(moved + self.send(network).map_err(Blame::Own)?),
+            Siblings::None | Siblings::Target(_) => Ok(moved),
         }
     }
 
-    fn arm(&mut self, _near: Near<'_>) -> Work {
-        let own = self.own.arm(&mut self.pair.to_guest);
+    fn enable_notifications(&mut self, _siblings: Siblings<'_>) -> Work {
+        let own = self.own.enable_notifications(&mut self.pair.to_guest);
         // Kicks of a guest that is held back tell nothing.
         let held = Work::after(self.sender.throttle.held());
         let frames =
@@ -434,15 +442,15 @@ impl<O: OwnQueue> Lane for PortLane<O> {
         Some(&mut self.pair)
     }
 
-    fn peer(&mut self) -> Option<Peer<'_>> {
-        Some(Peer {
+    fn rx_target(&mut self) -> Option<RxTarget<'_>> {
+        Some(RxTarget {
             pair: &mut self.pair,
             buffers: &mut self.buffers,
             counters: &self.counters,
             pending: Some(&mut self.pending),
             policer: Policer::new(self.limit.as_ref()),
             filter: self.filter.as_mut().and_then(|filter| filter.to_guest.as_mut()),
-            notes: self.notes.as_deref(),
+            marks: self.marks.as_deref(),
         })
     }
 
@@ -458,8 +466,8 @@ impl<O: OwnQueue> Lane for PortLane<O> {
         self.own.has_edges()
     }
 
-    fn promise(&mut self, promise: &Promise) {
-        self.own.promise(promise);
+    fn set_metadata(&mut self, metadata: &XdpMetadata) {
+        self.own.set_metadata(metadata);
     }
 
     fn set_frame_limit(&mut self, bytes: u32) {
@@ -480,9 +488,9 @@ impl<O: OwnQueue> Lane for PortLane<O> {
         self.filter.is_some()
     }
 
-    fn meet(&mut self, members: &Arc<Members>) {
-        let is_same = Arc::ptr_eq(&self.members.table, &members.table);
-        self.members = Arc::clone(members);
+    fn set_forwarding(&mut self, forwarding: &Arc<Forwarding>) {
+        let is_same = Arc::ptr_eq(&self.forwarding.fdb, &forwarding.fdb);
+        self.forwarding = Arc::clone(forwarding);
         // Where frames go may be another place by another table.
         if let Some(filter) = self.filter.as_mut().and_then(|filter| filter.from_guest.as_mut())
             && !is_same
@@ -491,8 +499,8 @@ impl<O: OwnQueue> Lane for PortLane<O> {
         }
     }
 
-    fn inject(&mut self, frame: &[u8], near: Near<'_>) {
-        if let Near::Network(network) = near {
+    fn inject(&mut self, frame: &[u8], siblings: Siblings<'_>) {
+        if let Siblings::Network(network) = siblings {
             self.announce(frame, network);
         }
     }
@@ -503,7 +511,7 @@ impl<O: OwnQueue> Lane for PortLane<O> {
         lane.transmit.lose(&lane.counters);
         lane.counters.to_guest_queue_stopped.add(lane.pending.frames());
         let filter = lane.filter.as_mut().and_then(|filter| filter.to_guest.as_mut());
-        let guest = Peer::new(&mut lane.pair, &mut lane.buffers, &lane.counters).filtered(filter);
+        let guest = RxTarget::new(&mut lane.pair, &mut lane.buffers, &lane.counters).filtered(filter);
         let queue = lane.own.stop(guest);
         Stopped {
             pair: Some(lane.pair.stopped()),

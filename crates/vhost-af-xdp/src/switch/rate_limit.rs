@@ -16,7 +16,7 @@ use super::bucket::{Bucket, Ticks};
 use model::rates::{PortRates, Rates};
 
 /// A lane that is held back is not woken for each frame: it waits as long as that, where bursts allow it.
-const NAP: Duration = Duration::from_millis(1);
+const LEAST_WAIT: Duration = Duration::from_millis(1);
 
 /// What a frame is on a wire.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -71,9 +71,9 @@ impl RateLimit {
     }
 
     /// Further bytes of a frame that passed.
-    pub(crate) fn owe(&self, bytes: u32, now: Ticks) {
+    pub(crate) fn overdraw(&self, bytes: u32, now: Ticks) {
         if let Some(bits) = &self.bits {
-            bits.owe(u64::from(bytes) * 8, now);
+            bits.overdraw(u64::from(bytes) * 8, now);
         }
     }
 
@@ -89,10 +89,10 @@ impl RateLimit {
     }
 
     /// How long who is held back sleeps at least: not so long that a bucket would be full before.
-    fn nap(&self) -> Ticks {
+    fn least_wait(&self) -> Ticks {
         let buckets = self.bits.iter().chain(&self.packets);
         let halves = buckets.map(|bucket| bucket.depth().half());
-        halves.fold(Ticks::of(NAP), Ticks::min)
+        halves.fold(Ticks::of(LEAST_WAIT), Ticks::min)
     }
 }
 
@@ -173,7 +173,7 @@ impl Throttle {
                 true
             }
             Err(wait) => {
-                self.until = Some(now.plus(wait.max(limit.nap())));
+                self.until = Some(now.plus(wait.max(limit.least_wait())));
                 counters.from_guest_limit_waits.add(1);
                 false
             }
@@ -240,9 +240,9 @@ impl<'a> Policer<'a> {
     }
 
     /// Further bytes of a frame that was let pass.
-    pub(crate) fn owe(&mut self, bytes: u32) {
+    pub(crate) fn overdraw(&mut self, bytes: u32) {
         if let Some(limit) = self.limit {
-            limit.owe(bytes, *self.now.get_or_insert_with(Ticks::now));
+            limit.overdraw(bytes, *self.now.get_or_insert_with(Ticks::now));
         }
     }
 

@@ -30,12 +30,12 @@ fn limit(world: &mut World, port: usize, from_guest: Rates, to_guest: Rates) {
     slots::change(&mut world.slots, port, &mut Vec::new(), |lane, _| {
         lane.set_limits(&limits);
     });
-    world.acquaint();
+    world.rebuild_forwarding();
 }
 
 /// What the lane of a port is to do that is about to sleep.
-fn arm(world: &mut World, port: usize) -> Work {
-    slots::arm(&mut world.slots, port, &mut Vec::new()).expect("in the rounds")
+fn enable_notifications(world: &mut World, port: usize) -> Work {
+    slots::enable_notifications(&mut world.slots, port, &mut Vec::new()).expect("in the rounds")
 }
 
 fn counters(world: &World, port: usize) -> Arc<PairCounters> {
@@ -45,20 +45,23 @@ fn counters(world: &World, port: usize) -> Arc<PairCounters> {
 #[test]
 fn guest_that_sends_more_than_it_may_waits_and_goes_on_when_the_limit_is_lifted() {
     let mut world = World::new(&[0, 64]);
-    world.slots.iter_mut().for_each(|slot| slot.lane.disarm());
+    world
+        .slots
+        .iter_mut()
+        .for_each(|slot| slot.lane.disable_notifications());
     limit(&mut world, 0, frames(10), Rates::default());
     for _ in 0..30 {
         world.ports[0].send(&frame(mac(1), mac(0), LEN));
     }
     for _ in 0..3 {
-        world.breathe();
+        world.poll();
     }
     assert_eq!(world.ports[1].got().len(), 10);
     let counted = counters(&world, 0);
     assert_eq!(counted.from_guest_frames.get(), 10);
     assert_eq!(counted.from_guest_limit_waits.get(), 1, "it is not tried in vain");
     // It sleeps, for as long as a frame takes; nobody is asked for kicks.
-    let Work::Later(Reverse(wait)) = arm(&mut world, 0) else {
+    let Work::Later(Reverse(wait)) = enable_notifications(&mut world, 0) else {
         panic!("it would sleep for good, or not at all");
     };
     assert!((7900..=8000).contains(&wait.as_secs()), "{wait:?}");
@@ -67,10 +70,10 @@ fn guest_that_sends_more_than_it_may_waits_and_goes_on_when_the_limit_is_lifted(
         "its kicks tell nothing"
     );
     limit(&mut world, 0, Rates::default(), Rates::default());
-    world.breathe();
-    world.breathe();
+    world.poll();
+    world.poll();
     assert_eq!(world.ports[1].got().len(), 21);
-    assert_eq!(arm(&mut world, 0), Work::None);
+    assert_eq!(enable_notifications(&mut world, 0), Work::None);
 }
 
 #[test]
@@ -83,7 +86,7 @@ fn frame_that_has_to_wait_for_another_reason_is_not_counted_twice() {
     let mut got = 0;
     for _ in 0..4 {
         // A buffer at a time: all of the guest's frames but one are put back.
-        world.breathe();
+        world.poll();
         got += world.ports[1].got().len();
         world.ports[1].post(1);
     }
@@ -95,12 +98,12 @@ fn frame_that_has_to_wait_for_another_reason_is_not_counted_twice() {
 fn what_a_guest_gets_beyond_its_limit_is_dropped_whoever_sends_it() {
     let mut world = World::new(&[0, 64, 64]).with_uplink(256);
     limit(&mut world, 1, Rates::default(), frames(9));
-    world.breathe();
+    world.poll();
     for at in 0..8 {
         let group = if at % 2 == 0 { BROADCAST } else { mac(1) };
         world.ports[0].send(&frame(group, mac(0), LEN));
         world.arrive(&frame(group, STRANGER, LEN));
-        world.breathe();
+        world.poll();
     }
     assert_eq!(world.ports[1].got().len(), 9);
     assert_eq!(counters(&world, 1).to_guest_limit.get(), 7);
@@ -114,7 +117,7 @@ fn what_a_guest_gets_beyond_its_limit_is_dropped_whoever_sends_it() {
 #[test]
 fn limit_of_what_a_guest_gets_is_changed_for_frames_of_the_uplink_too() {
     let mut world = World::new(&[64]).with_uplink(64);
-    world.breathe();
+    world.poll();
     let mut counts = Vec::new();
     for most in [Some(2), Some(1), None] {
         limit(
@@ -126,7 +129,7 @@ fn limit_of_what_a_guest_gets_is_changed_for_frames_of_the_uplink_too() {
         for _ in 0..5 {
             world.arrive(&frame(mac(0), STRANGER, LEN));
         }
-        world.breathe();
+        world.poll();
         counts.push(world.ports[0].got().len());
     }
     assert_eq!(counts, [2, 1, 5]);

@@ -115,7 +115,7 @@ fn name_of(owner: &str, role: &Role) -> LaneName {
         ..LaneName::default()
     };
     match role {
-        Role::Pair { pair, .. } | Role::CableEnd { pair, .. } | Role::Member { pair, .. } => LaneName {
+        Role::Pair { pair, .. } | Role::PatchPort { pair, .. } | Role::Member { pair, .. } => LaneName {
             port,
             pair: Some(*pair),
             ..of_network("pair")
@@ -126,7 +126,7 @@ fn name_of(owner: &str, role: &Role) -> LaneName {
         },
         Role::UplinkTap { .. } => of_network("uplink"),
         Role::Host { .. } => of_network("host"),
-        Role::Groups { .. } => of_network("groups"),
+        Role::Multicast { .. } => of_network("groups"),
         Role::LinkTo { worker, .. } | Role::LinkFrom { worker, .. } => LaneName {
             worker: Some(*worker),
             ..of_network("link")
@@ -172,7 +172,7 @@ mod tests {
         let mut list = LaneList::default();
         let pair = |pair| Role::Member {
             network: "lan".into(),
-            port: crate::switch::table::PortNumber(0),
+            port: crate::switch::fdb::PortNumber(0),
             pair,
         };
         let other = list.add(LaneId(2), 1, "vm1", &pair(0));

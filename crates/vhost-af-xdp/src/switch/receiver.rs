@@ -8,7 +8,7 @@ use device::counters::PairCounters;
 use device::pair::{Fault, QueuePair, Vring};
 
 use super::arrivals::{Admission, Arrivals};
-use super::lane::{Peer, Work};
+use super::lane::{RxTarget, Work};
 use super::limits::BATCH;
 use super::to_guest::Delivery;
 use crate::nic::endpoint::NicQueue;
@@ -23,9 +23,9 @@ pub(crate) trait Receive {
     fn has_frames<N: Nic>(&mut self, queue: &mut NicQueue<N>) -> bool;
     /// Delivers a batch, as far as the guest has buffers; the frames that it got.
     /// Errors: what the guest did wrong.
-    fn deliver<N: Nic>(&mut self, queue: &mut NicQueue<N>, guest: &mut Peer<'_>) -> Result<usize, Fault>;
+    fn deliver<N: Nic>(&mut self, queue: &mut NicQueue<N>, guest: &mut RxTarget<'_>) -> Result<usize, Fault>;
     /// The lane is about to sleep: whether frames wait already. Else the next one has to wake it.
-    fn arm<N: Nic>(&mut self, queue: &mut NicQueue<N>) -> bool;
+    fn enable_notifications<N: Nic>(&mut self, queue: &mut NicQueue<N>) -> bool;
     /// What the lane is to do if frames wait; `None`: sleep until the guest has buffers.
     fn when_frames_wait(&self, to_guest: &mut Vring) -> Option<Work>;
     /// Frames may have so many bytes from now on.
@@ -39,7 +39,7 @@ pub(crate) trait Receive {
     /// The epoll set has reported that tap.
     fn note_event(&mut self) {}
     /// The lane is stopped: delivers what has come since the last breath, as far as the guest has buffers.
-    fn finish<N: Nic>(self, queue: &mut NicQueue<N>, guest: Peer<'_>);
+    fn finish<N: Nic>(self, queue: &mut NicQueue<N>, guest: RxTarget<'_>);
 }
 
 /// See the module's head. What a lane keeps of it between two batches.
@@ -47,7 +47,7 @@ pub(crate) struct Receiver {
     arrivals: Arrivals,
     awaits_nic: bool,
     /// What asking filter rules was work for beyond batches so far, in frames: batches are left out for it.
-    owed: usize,
+    deficit: usize,
 }
 
 impl Receiver {
@@ -58,7 +58,7 @@ impl Receiver {
         Self {
             arrivals,
             awaits_nic: true,
-            owed: 0,
+            deficit: 0,
         }
     }
 
@@ -82,9 +82,9 @@ impl Receive for Receiver {
     }
 
     #[inline]
-    fn deliver<N: Nic>(&mut self, queue: &mut NicQueue<N>, guest: &mut Peer<'_>) -> Result<usize, Fault> {
-        if self.owed >= BATCH {
-            self.owed -= BATCH;
+    fn deliver<N: Nic>(&mut self, queue: &mut NicQueue<N>, guest: &mut RxTarget<'_>) -> Result<usize, Fault> {
+        if self.deficit >= BATCH {
+            self.deficit -= BATCH;
             return Ok(0);
         }
         let in_hand = queue.received.len();
@@ -96,11 +96,11 @@ impl Receive for Receiver {
         let delivered = self.arrivals.deliver(queue, &mut delivery, admission);
         queue.give();
         let frames = delivered.map(|()| delivery.finish());
-        self.owed += guest.take_work();
+        self.deficit += guest.take_work();
         frames
     }
 
-    fn arm<N: Nic>(&mut self, queue: &mut NicQueue<N>) -> bool {
+    fn enable_notifications<N: Nic>(&mut self, queue: &mut NicQueue<N>) -> bool {
         self.awaits_nic = !has_frames(queue);
         !self.awaits_nic
     }
@@ -122,10 +122,10 @@ impl Receive for Receiver {
     /// is wrong with the guest now is nobody's business any more.
     ///
     /// Not for a guest that did wrong, whose VMM takes the queue's place from the ring already: its queues are off.
-    fn finish<N: Nic>(mut self, queue: &mut NicQueue<N>, mut guest: Peer<'_>) {
+    fn finish<N: Nic>(mut self, queue: &mut NicQueue<N>, mut guest: RxTarget<'_>) {
         if guest.pair.to_guest.enabled {
             for _ in 0..LAST_BATCHES {
-                self.owed = 0;
+                self.deficit = 0;
                 if !has_frames(queue) || !matches!(self.deliver(queue, &mut guest), Ok(1..)) {
                     break;
                 }

@@ -1,20 +1,20 @@
 //! Which lanes give frames to which: between the guests of a cable, from pairs that are off, and within a network.
 //!
 //! A worker asks here, each time its lanes change, who takes the frames that a lane has for others. In a network that
-//! is decided for each frame, by its address ([`super::members`]).
+//! is decided for each frame, by its address ([`super::forwarding`]).
 
 use std::sync::Arc;
 
-use super::table::PortNumber;
+use super::fdb::PortNumber;
 
-/// What a lane is to others: by this a worker finds the guest that a lane gives frames to ([`super::lane::Peer`]).
+/// What a lane is to others: by this a worker finds the guest that a lane gives frames to ([`super::lane::RxTarget`]).
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum Role {
     /// A pair of a port of that name. What arrives for it while it is off or not set up goes to the port's first.
     Pair { port: Arc<str>, pair: u16 },
     /// A pair of one of the two ends of a cable of that name. Its frames go to the same pair of the other end, or where
     /// that does not receive to its first.
-    CableEnd { cable: Arc<str>, end: usize, pair: u16 },
+    PatchPort { cable: Arc<str>, end: usize, pair: u16 },
     /// A pair of a port of a network.
     Member {
         network: Arc<str>,
@@ -28,7 +28,7 @@ pub(crate) enum Role {
     /// The way to the host of a network's uplink.
     Host { network: Arc<str> },
     /// Frames to groups that came to a network's uplink.
-    Groups { network: Arc<str> },
+    Multicast { network: Arc<str> },
     /// A link to the worker of that number, for frames of a network ([`super::link`]).
     LinkTo { network: Arc<str>, worker: usize },
     /// A link from it.
@@ -37,7 +37,7 @@ pub(crate) enum Role {
 
 /// What lanes that must share a worker have in common.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(super) enum Group {
+pub(super) enum Affinity {
     Name(Arc<str>),
     /// Pairs of a port of a network.
     Port(Arc<str>, PortNumber),
@@ -45,15 +45,15 @@ pub(super) enum Group {
 
 impl Role {
     /// What the lanes that must share a worker have in common; `None`: any worker will do. `receives`: the pair is on.
-    pub(super) fn group(&self, receives: bool) -> Option<Group> {
+    pub(super) fn affinity(&self, receives: bool) -> Option<Affinity> {
         match self {
-            Self::CableEnd { cable, .. } => Some(Group::Name(Arc::clone(cable))),
-            Self::Member { network, port, .. } => Some(Group::Port(Arc::clone(network), *port)),
-            Self::Pair { port, pair } => (*pair == 0 || !receives).then(|| Group::Name(Arc::clone(port))),
+            Self::PatchPort { cable, .. } => Some(Affinity::Name(Arc::clone(cable))),
+            Self::Member { network, port, .. } => Some(Affinity::Port(Arc::clone(network), *port)),
+            Self::Pair { port, pair } => (*pair == 0 || !receives).then(|| Affinity::Name(Arc::clone(port))),
             Self::Uplink { .. }
             | Self::UplinkTap { .. }
             | Self::Host { .. }
-            | Self::Groups { .. }
+            | Self::Multicast { .. }
             | Self::LinkTo { .. }
             | Self::LinkFrom { .. } => None,
         }
@@ -69,7 +69,7 @@ impl Role {
 
     /// Whether the lane need not breathe while its guest is idle: others breathe for what it gets.
     #[inline]
-    pub(super) fn may_doze(&self) -> bool {
+    pub(super) fn may_idle(&self) -> bool {
         matches!(
             self,
             Self::Member { .. } | Self::LinkTo { .. } | Self::LinkFrom { .. }
@@ -83,22 +83,22 @@ impl Role {
             | Self::Uplink { network, .. }
             | Self::UplinkTap { network }
             | Self::Host { network }
-            | Self::Groups { network }
+            | Self::Multicast { network }
             | Self::LinkTo { network, .. }
             | Self::LinkFrom { network, .. } => Some(network),
-            Self::Pair { .. } | Self::CableEnd { .. } => None,
+            Self::Pair { .. } | Self::PatchPort { .. } => None,
         }
     }
 
     /// Who takes the frames that the lane has for others, the first choice first. `receives`: the pair is on.
-    pub(super) fn peers(&self, receives: bool) -> [Option<Self>; 2] {
+    pub(super) fn targets(&self, receives: bool) -> [Option<Self>; 2] {
         match self {
             Self::Pair { port, pair: 1.. } if !receives => {
                 let port = Arc::clone(port);
                 [Some(Self::Pair { port, pair: 0 }), None]
             }
-            Self::CableEnd { cable, end, pair } => [*pair, 0].map(|pair| {
-                Some(Self::CableEnd {
+            Self::PatchPort { cable, end, pair } => [*pair, 0].map(|pair| {
+                Some(Self::PatchPort {
                     cable: Arc::clone(cable),
                     end: 1 - end,
                     pair,

@@ -26,7 +26,7 @@ fn world(setup: Setup) -> (World, OwnedFd) {
     let (kernel, tap) = socketpair(family, SocketType::SEQPACKET, flags, None).expect("sockets");
     let send_tap = SendTap {
         tap: Tap::new(tap),
-        cuts_udp: false,
+        segments_udp: false,
     };
     (World::with_tap(setup, Some(send_tap)), kernel)
 }
@@ -97,7 +97,7 @@ fn frames_that_were_put_before_are_taken_first() {
     world.add(&large(20_000, 0), 1);
     while world.wire().sent.len() < 3 {
         assert!(next(&kernel).is_none(), "{} have left", world.wire().sent.len());
-        world.breathe();
+        world.poll();
     }
     world.finish();
     assert_next(&kernel, &large(20_000, 0));
@@ -113,12 +113,12 @@ fn flow_goes_on_by_the_tap_until_the_guest_pauses() {
     let header_and_frame = next(&kernel).expect("behind it");
     assert!(header_and_frame[HEADER as usize..] == small(1)[HEADER as usize..]);
     // However short its pauses are.
-    world.breathe();
+    world.poll();
     world.add(&small(2), 1);
     world.finish();
     assert!(next(&kernel).is_some());
     std::thread::sleep(ON_ITS_WAY + Duration::from_millis(50));
-    world.breathe();
+    world.poll();
     world.add(&small(3), 1);
     world.finish();
     assert!(next(&kernel).is_none());
@@ -133,19 +133,19 @@ fn what_the_tap_has_no_room_for_waits_with_all_behind_it() {
     while world.driver.in_flight() == 0 {
         world.add(&large(60_000, sent), 1);
         sent += 1;
-        world.breathe();
+        world.poll();
         while world.driver.take_used().is_some() {}
     }
     world.add(&small(sent), 1);
     for _ in 0..3 {
-        world.breathe();
-        assert_eq!(world.lane.arm(Near::Nobody), Work::SOON);
-        world.lane.disarm();
+        world.poll();
+        assert_eq!(world.lane.enable_notifications(Siblings::None), Work::SOON);
+        world.lane.disable_notifications();
     }
     assert_eq!(world.driver.in_flight(), 2);
     for number in 0..sent {
         assert_next(&kernel, &large(60_000, number));
-        world.breathe();
+        world.poll();
     }
     let last = next(&kernel).expect("behind them");
     assert!(last[HEADER as usize..] == small(sent)[HEADER as usize..]);
@@ -157,12 +157,12 @@ fn packet_is_lost_and_counted_while_the_link_is_down() {
     let (mut world, kernel) = world(COPIES);
     world.wire().link = LinkState::Down;
     world.add(&large(20_000, 0), 1);
-    world.breathe();
+    world.poll();
     assert!(next(&kernel).is_none());
     assert_eq!(world.counters.from_guest_interface_down.get(), 1);
     world.wire().link = LinkState::Up;
     world.add(&large(20_000, 1), 1);
-    world.breathe();
+    world.poll();
     assert_next(&kernel, &large(20_000, 1));
     let counters = &world.counters;
     assert_eq!(counters.from_guest_interface_down.get(), 1);

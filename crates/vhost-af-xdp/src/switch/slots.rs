@@ -7,14 +7,14 @@ use std::time::Instant;
 
 use rustix::event::epoll::{self, EventData, EventFlags};
 
-use super::lane::{Blame, Lane, LaneId, Near, Network, Peer, SlotAt, Work};
-use super::members::{Guest, Members};
+use super::fdb::Fdb;
+use super::forwarding::{Forwarding, LaneRef};
+use super::lane::{Blame, Lane, LaneId, Network, RxTarget, Siblings, SlotAt, Work};
 use super::moderation::Share;
 use super::new_lane::{NewLane, OnFault};
 use super::role::Role;
 use super::spread::Spread;
 use super::statistics::LaneCounted;
-use super::table::Table;
 use super::to_tap::ToTap;
 use crate::nic::endpoint::NicQueue;
 use crate::nic::xdp::XdpNic;
@@ -22,14 +22,14 @@ use device::pair::{Fault, QueuePair};
 
 /// So many breaths without a frame make a lane of a network try to doze: a network has many guests, of which most are
 /// idle, and who is busy should not pay for looking at them.
-const DOZE: u32 = 256;
+const IDLE_AFTER: u32 = 256;
 /// Data of the event that a NIC has frames: the number of no lane.
 pub(super) const NIC_EVENT: u64 = u64::MAX;
 /// With the number of a lane: of its [`Lane::event_fd`]. Without: of a kick.
 pub(super) const EVENT_FD: u64 = 1 << 63;
 
 /// Of each network, by its name.
-pub(super) type Tables = HashMap<Arc<str>, Arc<Table>>;
+pub(super) type Fdbs = HashMap<Arc<str>, Arc<Fdb>>;
 
 /// A lane, with what its worker keeps of it.
 pub(super) struct Slot {
@@ -39,29 +39,29 @@ pub(super) struct Slot {
     /// What it does of what its worker does.
     pub(super) counted: Arc<LaneCounted>,
     /// Which slot takes frames that this one has for others.
-    pub(super) peer: Option<usize>,
+    pub(super) target: Option<usize>,
     /// Taken when it is called; a slot without it is out of the rounds.
     pub(super) on_fault: Option<OnFault>,
     /// Times that it woke the worker since it moved a frame.
     pub(super) futile: u32,
     /// Its eventfds are not watched until then; so it does not doze.
-    pub(super) deaf: Option<Instant>,
+    pub(super) kicks_ignored_until: Option<Instant>,
     /// Breaths in a row in which no frame moved.
-    idle: u32,
+    empty_polls: u32,
     /// What it has to do with pauses for what carries much.
     pub(super) share: Share,
     /// It is armed, and does not breathe until it is kicked, or somebody gives it frames.
-    pub(super) dozes: bool,
+    pub(super) is_idle: bool,
     /// It may nap in the sleep to come.
     pub(super) is_quiet: bool,
-    /// The sleep in which it began to doze, if it did so as its worker fell asleep ([`super::naps`]).
-    pub(super) nap: Option<u32>,
+    /// The sleep in which it began to doze, if it did so as its worker fell asleep ([`super::sleeping`]).
+    pub(super) asleep_since: Option<u32>,
     /// The worker's epoll set has its NIC.
     is_nic_watched: bool,
 }
 
 /// What came of a breath.
-pub(super) struct Breath {
+pub(super) struct Polled {
     /// Frames that moved.
     pub(super) frames: usize,
     /// A lane left the rounds.
@@ -76,38 +76,38 @@ impl Slot {
             lane: new.lane,
             role: new.role,
             counted: Arc::default(),
-            peer: None,
+            target: None,
             on_fault: Some(new.on_fault),
             futile: 0,
-            deaf: None,
-            idle: 0,
+            kicks_ignored_until: None,
+            empty_polls: 0,
             share: Share::default(),
-            dozes: false,
+            is_idle: false,
             is_quiet: false,
-            nap: None,
+            asleep_since: None,
             is_nic_watched: false,
         }
     }
 
     /// Lets it breathe again; whether it dozed.
     pub(super) fn wake(&mut self) -> bool {
-        self.idle = 0;
-        self.end_doze()
+        self.empty_polls = 0;
+        self.end_idle()
     }
 
     /// The same, where nothing came: it may go on counting breaths without a frame.
-    pub(super) fn end_doze(&mut self) -> bool {
-        self.nap = None;
-        if self.dozes {
-            self.lane.disarm();
+    pub(super) fn end_idle(&mut self) -> bool {
+        self.asleep_since = None;
+        if self.is_idle {
+            self.lane.disable_notifications();
         }
-        std::mem::take(&mut self.dozes)
+        std::mem::take(&mut self.is_idle)
     }
 
     /// Whether it may sleep on when its worker wakes. No NIC may wake it, and no peer may have frames for it that nobody
     /// would see: those of a network wake it when they give it some. Its kicks must be heard.
-    pub(super) fn may_nap(&self) -> bool {
-        self.role.network().is_some() && self.lane.nic().is_none() && self.deaf.is_none()
+    pub(super) fn may_sleep_on(&self) -> bool {
+        self.role.network().is_some() && self.lane.nic().is_none() && self.kicks_ignored_until.is_none()
     }
 
     /// Whether it is in the rounds.
@@ -130,7 +130,7 @@ impl Slot {
     }
 
     /// Lets its descriptors wake the worker.
-    pub(super) fn listen(&self, epoll: &OwnedFd) {
+    pub(super) fn watch_fds(&self, epoll: &OwnedFd) {
         for (fd, number) in self.event_fds() {
             let flags = EventFlags::IN | EventFlags::ET;
             // A descriptor that cannot be watched (a regular file as kick fd) is only polled.
@@ -138,7 +138,7 @@ impl Slot {
         }
     }
 
-    pub(super) fn unlisten(&self, epoll: &OwnedFd) {
+    pub(super) fn unwatch_fds(&self, epoll: &OwnedFd) {
         for (fd, _) in self.event_fds() {
             let _ = epoll::delete(epoll, fd);
         }
@@ -200,25 +200,25 @@ pub(super) fn receives(lane: &dyn Lane) -> bool {
 /// Lets the lane at a place breathe; `None`: it is not in the rounds. Lanes that do not doze any more join those that
 /// are `awake`.
 #[inline]
-pub(super) fn breathe(slots: &mut [Slot], at: usize, awake: &mut Vec<usize>) -> Option<Breath> {
+pub(super) fn poll(slots: &mut [Slot], at: usize, awake: &mut Vec<usize>) -> Option<Polled> {
     let (slot, mut others) = Others::of(slots, at, awake)?;
     let moved = slot
         .lane
-        .breathe(others.near(slot.peer, slot.role.network().is_some()));
+        .poll(others.siblings(slot.target, slot.role.network().is_some()));
     let left = &mut others.left;
-    let mut is_idle = false;
+    let mut can_idle = false;
     let frames = match moved {
         Ok(0) => {
             // A NIC wakes only who is asleep with its worker.
-            is_idle = slot.role.may_doze() && slot.lane.nic().is_none();
+            can_idle = slot.role.may_idle() && slot.lane.nic().is_none();
             0
         }
         Ok(frames) => {
-            (slot.futile, slot.idle) = (0, 0);
+            (slot.futile, slot.empty_polls) = (0, 0);
             slot.share.moved();
             slot.check_calls();
             *left |= !slot.is_in_rounds();
-            if let Some(other) = slot.peer {
+            if let Some(other) = slot.target {
                 let other = others.slot(other);
                 other.futile = 0;
                 other.check_calls();
@@ -232,8 +232,8 @@ pub(super) fn breathe(slots: &mut [Slot], at: usize, awake: &mut Vec<usize>) -> 
             *left = true;
             0
         }
-        Err(Blame::Peer(fault)) => {
-            if let Some(other) = slot.peer {
+        Err(Blame::Target(fault)) => {
+            if let Some(other) = slot.target {
                 others.slot(other).report(fault);
             }
             others.left = true;
@@ -241,40 +241,40 @@ pub(super) fn breathe(slots: &mut [Slot], at: usize, awake: &mut Vec<usize>) -> 
         }
     };
     let left = others.left;
-    if is_idle {
-        slot.idle += 1;
-        if slot.idle.is_multiple_of(DOZE) {
-            try_doze(slots, at, awake);
+    if can_idle {
+        slot.empty_polls += 1;
+        if slot.empty_polls.is_multiple_of(IDLE_AFTER) {
+            try_idle(slots, at, awake);
         }
     }
-    Some(Breath { frames, left })
+    Some(Polled { frames, left })
 }
 
 /// Lets the lane at a place doze, if it has nothing to do.
 #[cold]
-fn try_doze(slots: &mut [Slot], at: usize, awake: &mut Vec<usize>) {
+fn try_idle(slots: &mut [Slot], at: usize, awake: &mut Vec<usize>) {
     // Nobody hears its guest's kicks, and a worker that never sleeps does not begin to listen again.
-    if slots[at].deaf.is_some() {
+    if slots[at].kicks_ignored_until.is_some() {
         return;
     }
-    let is_quiet = arm(slots, at, awake) == Some(Work::None);
+    let is_quiet = enable_notifications(slots, at, awake) == Some(Work::None);
     let slot = &mut slots[at];
     match is_quiet {
         true => {
-            slot.dozes = true;
+            slot.is_idle = true;
             awake.retain(|&other| other != at);
         }
-        false => slot.lane.disarm(),
+        false => slot.lane.disable_notifications(),
     }
 }
 
 /// Arms the lane at a place; `None`: it is not in the rounds. Lanes that do not doze any more join those that are
 /// `awake`.
-pub(super) fn arm(slots: &mut [Slot], at: usize, awake: &mut Vec<usize>) -> Option<Work> {
+pub(super) fn enable_notifications(slots: &mut [Slot], at: usize, awake: &mut Vec<usize>) -> Option<Work> {
     let (slot, mut others) = Others::of(slots, at, awake)?;
     slot.check_calls();
-    let near = others.near(slot.peer, slot.role.network().is_some());
-    Some(slot.lane.arm(near))
+    let siblings = others.siblings(slot.target, slot.role.network().is_some());
+    Some(slot.lane.enable_notifications(siblings))
 }
 
 /// Changes the lane at a place.
@@ -282,11 +282,11 @@ pub(super) fn change(
     slots: &mut [Slot],
     at: usize,
     awake: &mut Vec<usize>,
-    change: impl FnOnce(&mut dyn Lane, Near<'_>),
+    change: impl FnOnce(&mut dyn Lane, Siblings<'_>),
 ) {
     let (slot, mut others) = Others::around(slots, at, awake);
-    let near = others.near(slot.peer, slot.role.network().is_some());
-    change(&mut *slot.lane, near);
+    let siblings = others.siblings(slot.target, slot.role.network().is_some());
+    change(&mut *slot.lane, siblings);
 }
 
 /// A worker among the others.
@@ -300,15 +300,15 @@ pub(super) struct Place {
 
 /// Who gives frames to whom, as the lanes are now.
 #[cold]
-pub(super) fn acquaint(slots: &mut [Slot], tables: &Tables, place: &Place) {
+pub(super) fn rebuild_forwarding(slots: &mut [Slot], fdbs: &Fdbs, place: &Place) {
     let receivers = slots.iter().enumerate().filter(|(_, slot)| slot.receives());
     let receivers: HashMap<_, _> = receivers.map(|(at, slot)| (slot.role.clone(), at)).collect();
     for slot in &mut *slots {
-        let wanted = slot.role.peers(receives(&*slot.lane));
+        let wanted = slot.role.targets(receives(&*slot.lane));
         let mut wanted = wanted.iter().flatten();
-        slot.peer = wanted.find_map(|role| receivers.get(role).copied());
+        slot.target = wanted.find_map(|role| receivers.get(role).copied());
     }
-    let mut networks: HashMap<Arc<str>, Members> = HashMap::new();
+    let mut networks: HashMap<Arc<str>, Forwarding> = HashMap::new();
     let mut order: Vec<_> = (0..slots.len()).collect();
     order.sort_by_key(|&at| slots[at].role.order());
     for at in order {
@@ -316,13 +316,13 @@ pub(super) fn acquaint(slots: &mut [Slot], tables: &Tables, place: &Place) {
         let Some(network) = slot.role.network() else {
             continue;
         };
-        let members = networks.entry(Arc::clone(network)).or_insert_with(|| {
-            let table = tables.get(network).cloned();
-            Members::new(table.unwrap_or_default())
+        let forwarding = networks.entry(Arc::clone(network)).or_insert_with(|| {
+            let fdb = fdbs.get(network).cloned();
+            Forwarding::new(fdb.unwrap_or_default())
         });
-        members.is_filtered |= slot.lane.is_filtered();
+        forwarding.is_filtered |= slot.lane.is_filtered();
         let (id, at) = (slot.id, SlotAt(at));
-        let of_host = Guest {
+        let of_host = LaneRef {
             at,
             id,
             pair: 0,
@@ -332,9 +332,9 @@ pub(super) fn acquaint(slots: &mut [Slot], tables: &Tables, place: &Place) {
             Role::Member { port, pair, .. } if slot.receives() => {
                 let pair = *pair;
                 let is_link = false;
-                members.add(
+                forwarding.add(
                     *port,
-                    Guest {
+                    LaneRef {
                         at,
                         id,
                         pair,
@@ -342,37 +342,37 @@ pub(super) fn acquaint(slots: &mut [Slot], tables: &Tables, place: &Place) {
                     },
                 );
             }
-            Role::Uplink { .. } => members.uplinks.push(at),
-            Role::Host { .. } => members.host = Some(of_host),
+            Role::Uplink { .. } => forwarding.uplinks.push(at),
+            Role::Host { .. } => forwarding.host = Some(of_host),
             _ => {}
         }
     }
-    for (network, members) in networks {
+    for (network, forwarding) in networks {
         let spread = place.spreads.get(&network).cloned().unwrap_or_default();
-        let members = members.among(&spread);
+        let forwarding = forwarding.among(&spread);
         let all = Arc::new(with_links(
-            members.clone(),
+            forwarding.clone(),
             slots,
             (&network, &spread),
             place.number,
         ));
         // What comes by a link goes no further, and out only where the other worker has no uplink.
-        let near = |worker: usize| {
+        let local = |worker: usize| {
             let [uplink, host] = spread.ways_out(worker).map(|way| way == Some(place.number));
-            let mut near = members.clone();
+            let mut local = forwarding.clone();
             if !uplink {
-                near.uplinks.clear();
+                local.uplinks.clear();
             }
-            near.host = near.host.filter(|_| host);
-            Arc::new(near)
+            local.host = local.host.filter(|_| host);
+            Arc::new(local)
         };
         for slot in &mut *slots {
             match &slot.role {
                 role if role.network() != Some(&network) => {}
-                Role::LinkFrom { worker, .. } => slot.lane.meet(&near(*worker)),
-                Role::Host { .. } => slot.lane.meet(&Arc::new(all.without_host())),
-                Role::UplinkTap { .. } => slot.lane.meet(&Arc::new(all.without_ways_out())),
-                _ => slot.lane.meet(&all),
+                Role::LinkFrom { worker, .. } => slot.lane.set_forwarding(&local(*worker)),
+                Role::Host { .. } => slot.lane.set_forwarding(&Arc::new(all.without_host())),
+                Role::UplinkTap { .. } => slot.lane.set_forwarding(&Arc::new(all.without_ways_out())),
+                _ => slot.lane.set_forwarding(&all),
             }
         }
     }
@@ -380,32 +380,32 @@ pub(super) fn acquaint(slots: &mut [Slot], tables: &Tables, place: &Place) {
 
 /// Members of a worker, and how those of others are reached.
 fn with_links(
-    mut members: Members,
+    mut forwarding: Forwarding,
     slots: &[Slot],
     (network, spread): (&Arc<str>, &Spread),
     here: usize,
-) -> Members {
+) -> Forwarding {
     for (at, slot) in slots.iter().enumerate() {
         if let Role::LinkTo { network: of, worker } = &slot.role
             && of == network
             && slot.receives()
         {
-            let link = Guest {
+            let link = LaneRef {
                 at: SlotAt(at),
                 id: slot.id,
                 pair: 0,
                 is_link: true,
             };
             let its = spread.ports.iter().filter(|(_, at)| *at == worker);
-            members.add_link(link, its.map(|(port, _)| *port));
-            for (way, known) in spread.ways_out(here).into_iter().zip(&mut members.ways_out) {
+            forwarding.add_link(link, its.map(|(port, _)| *port));
+            for (way, known) in spread.ways_out(here).into_iter().zip(&mut forwarding.ways_out) {
                 if way == Some(*worker) {
                     *known = Some(link);
                 }
             }
         }
     }
-    members
+    forwarding
 }
 
 /// All slots but one.
@@ -440,11 +440,11 @@ impl<'a> Others<'a> {
 
     /// Them, for a lane with that peer, or of a network.
     #[inline]
-    fn near(&mut self, peer: Option<usize>, of_network: bool) -> Near<'_> {
-        match peer {
-            Some(peer) => Near::peer(self.slot(peer).lane.peer()),
-            None if of_network => Near::Network(self),
-            None => Near::Nobody,
+    fn siblings(&mut self, target: Option<usize>, of_network: bool) -> Siblings<'_> {
+        match target {
+            Some(target) => Siblings::target(self.slot(target).lane.rx_target()),
+            None if of_network => Siblings::Network(self),
+            None => Siblings::None,
         }
     }
 
@@ -466,7 +466,7 @@ impl<'a> Others<'a> {
 }
 
 impl Network for Others<'_> {
-    fn guest(&mut self, at: SlotAt) -> Option<Peer<'_>> {
+    fn guest(&mut self, at: SlotAt) -> Option<RxTarget<'_>> {
         let slot = self.other(at)?;
         slot.futile = 0;
         let woke = slot.wake();
@@ -479,7 +479,7 @@ impl Network for Others<'_> {
             self.left = true;
             return None;
         }
-        self.other(at)?.lane.peer()
+        self.other(at)?.lane.rx_target()
     }
 
     fn uplink(&mut self, at: SlotAt) -> Option<&mut NicQueue<XdpNic>> {

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::table::PortNumber;
+use super::fdb::PortNumber;
 
 /// Where ports and queues of a network's uplink are, among the workers.
 #[derive(Debug, Clone, Default)]

@@ -90,7 +90,7 @@ fn lane_of_a_guest_that_did_wrong_uses_no_further_buffer() {
         // Its transmit queue is one for which nothing can be sent: a buffer to be written.
         std::mem::swap(&mut side.to_guest, &mut side.from_guest);
         let (mut lane, counters) = lane(side);
-        assert!(lane.breathe(Near::Nobody).is_err());
+        assert!(lane.poll(Siblings::None).is_err());
         let before = std::iter::from_fn(|| driver.take_used()).count();
         std::mem::swap(&mut lane.pair.to_guest, &mut lane.pair.from_guest);
         lane.stop();
@@ -113,14 +113,14 @@ fn next_lane_of_a_queue_repeats_no_frame_of_the_batch_in_hand() {
         for _ in 0..FRAMES {
             wire.lock().expect("no panic").receive(FRAME_BYTES, false);
         }
-        let _ = first.breathe(Near::Nobody).expect("the guest does no wrong");
+        let _ = first.poll(Siblings::None).expect("the guest does no wrong");
         first.stop();
         let delivered = std::iter::from_fn(|| driver.take_used()).count();
         assert_eq!(delivered, had);
         let nic = wire.lock().expect("no panic").given_back.take().expect("stopped");
         let (side, mut driver) = guest(false, COALESCED, 60);
         let mut next = Box::new(CopyLane::new(side, nic, Arc::default()));
-        let _ = next.breathe(Near::Nobody).expect("the guest does no wrong");
+        let _ = next.poll(Siblings::None).expect("the guest does no wrong");
         let delivered = std::iter::from_fn(|| driver.take_used()).count();
         assert_eq!(delivered, FRAMES - had, "{had} had been delivered");
         assert_eq!(
@@ -145,8 +145,8 @@ fn guest_that_did_wrong_with_frames_of_another_pair_gets_no_more_when_its_own_la
             .expect("room in the ring");
         driver.publish();
         assert!(matches!(
-            other.breathe(Near::peer(own.peer())),
-            Err(Blame::Peer(_))
+            other.poll(Siblings::target(own.rx_target())),
+            Err(Blame::Target(_))
         ));
         for _ in 0..9 {
             driver

@@ -21,10 +21,10 @@ use rustix::io::Errno;
 use virtqueue::GuestAddr;
 use virtqueue::driver::{Buffer, SplitDriver};
 
+use super::forwarding::Forwarding;
 use super::inner_queue::{BUFFER_BYTES, BUFFERS, InnerQueueError, Memory, PARTS, Received, left_in};
-use super::lane::{Blame, Lane, Near, Peer, Stopped, Work};
+use super::lane::{Blame, Lane, RxTarget, Siblings, Stopped, Work};
 use super::limits::BATCH;
-use super::members::Members;
 use super::port_lane::PortLane;
 use super::to_tap::{ToTap, push};
 use crate::nic::tap::{Parts, Tap};
@@ -65,11 +65,11 @@ pub(crate) struct TapLane {
 }
 
 impl TapLane {
-    /// Serves this device. `cuts_udp`: its kernel segments UDP GSO packets, too.
+    /// Serves this device. `segments_udp`: its kernel segments UDP GSO packets, too.
     /// Errors: [`InnerQueueError`].
     pub(crate) fn new(
         tap: Tap,
-        cuts_udp: bool,
+        segments_udp: bool,
         counters: Arc<PairCounters>,
     ) -> Result<Self, InnerQueueError> {
         let memory = Memory::new(u64::from(BUFFERS) + READ_INTO as u64, 2)?;
@@ -77,8 +77,8 @@ impl TapLane {
         let (mut from_guest, from_tap) = memory.queue(None, None)?;
         (to_guest.enabled, from_guest.enabled) = (true, true);
         let offloads = Offloads {
-            guest_uso4: cuts_udp,
-            guest_uso6: cuts_udp,
+            guest_uso4: segments_udp,
+            guest_uso6: segments_udp,
             ..Offloads::all()
         };
         let pair = memory.pair(from_guest, to_guest, offloads);
@@ -91,7 +91,7 @@ impl TapLane {
                 tap,
                 waiting: Received::new(received, &memory)?,
                 ram: memory.ram,
-                cuts_udp,
+                segments_udp,
                 counters,
                 is_given: false,
             },
@@ -172,7 +172,7 @@ impl TapLane {
 }
 
 impl Lane for TapLane {
-    fn breathe(&mut self, near: Near<'_>) -> Result<usize, Blame> {
+    fn poll(&mut self, siblings: Siblings<'_>) -> Result<usize, Blame> {
         let written = self.to_tap.write_waiting();
         let is_given = std::mem::take(&mut self.to_tap.is_given);
         self.put_off = match is_given && self.put_off < PUT_OFF {
@@ -187,23 +187,23 @@ impl Lane for TapLane {
         if self.free.len() == READ_INTO && self.lane.is_idle() {
             return Ok(written);
         }
-        let moved = self.lane.breathe(near)?;
+        let moved = self.lane.poll(siblings)?;
         self.take_back();
         Ok(written + moved)
     }
 
-    fn arm(&mut self, near: Near<'_>) -> Work {
+    fn enable_notifications(&mut self, siblings: Siblings<'_>) -> Work {
         // While all buffers are in use there is nothing to read into: the tap is read when some are back.
         let is_next = self.has_frames && self.free.len() >= PARTS;
         match self.to_tap.waiting.driver.enable_calls() || is_next {
             true => Work::Now,
-            false => self.lane.arm(near),
+            false => self.lane.enable_notifications(siblings),
         }
     }
 
-    fn disarm(&mut self) {
+    fn disable_notifications(&mut self) {
         self.to_tap.waiting.driver.disable_calls();
-        self.lane.disarm();
+        self.lane.disable_notifications();
     }
 
     fn carried(&self) -> u64 {
@@ -218,16 +218,16 @@ impl Lane for TapLane {
         self.lane.pair_mut()
     }
 
-    fn peer(&mut self) -> Option<Peer<'_>> {
-        self.lane.peer()
+    fn rx_target(&mut self) -> Option<RxTarget<'_>> {
+        self.lane.rx_target()
     }
 
     fn tap(&mut self) -> Option<&mut ToTap> {
         Some(&mut self.to_tap)
     }
 
-    fn meet(&mut self, members: &Arc<Members>) {
-        self.lane.meet(members);
+    fn set_forwarding(&mut self, forwarding: &Arc<Forwarding>) {
+        self.lane.set_forwarding(forwarding);
     }
 
     fn set_frame_limit(&mut self, _bytes: u32) {
@@ -242,7 +242,7 @@ impl Lane for TapLane {
         self.has_frames = !self.is_gone;
     }
 
-    fn inject(&mut self, _frame: &[u8], _near: Near<'_>) {}
+    fn inject(&mut self, _frame: &[u8], _siblings: Siblings<'_>) {}
 
     fn stop(mut self: Box<Self>) -> Stopped {
         // Frames in the queue to the tap are written. Frames from it are lost: the lanes of their receivers are out of

@@ -4,7 +4,7 @@
 //! its virtio-net header (VirtIO 1.3, 5.1.6.4), and gives back what was not used. Where a frame's bytes come from is a
 //! [`Bytes`]: chunks of a UMEM, another guest's chain, or memory of ours.
 //!
-//! Where the guest is a link to another worker, a note goes with each frame ([`LinkNote`]). It is written when the
+//! Where the guest is a link to another worker, a note goes with each frame ([`CrossWorkerMark`]). It is written when the
 //! buffers of several frames are done that have the same one, so that writing a frame is the same for all.
 
 use device::counters::PairCounters;
@@ -14,9 +14,9 @@ use virtqueue::{Buffer, Chain, Chains, MemoryMap};
 use xsk::{Frame, RxDesc, Umem, UmemOffset};
 
 use super::bytes::{UmemRange, between_guests, frame_to_guest, umem_to_guest};
+use super::cross_worker_mark::{CrossWorkerMark, CrossWorkerMarks};
 use super::limits::{BATCH, DESCRIPTORS};
-use super::link_note::{LinkNote, LinkNotes};
-use crate::nic::custody::{Custody, Stray};
+use crate::nic::chunk_tracker::{ChunkTracker, Unexpected};
 use crate::nic::tap::Parts;
 
 /// The virtio-net header, but for the number of buffers, of a frame about which nothing is said.
@@ -118,9 +118,9 @@ pub(crate) struct Delivery<'a> {
     bytes: u64,
     frames: u64,
     /// Where notes of frames are written, of a link.
-    notes: Option<&'a LinkNotes>,
+    marks: Option<&'a CrossWorkerMarks>,
     /// That of the frames in `chains` from `noted` on.
-    note: LinkNote,
+    mark: CrossWorkerMark,
     noted: usize,
 }
 
@@ -154,8 +154,8 @@ impl<'a> Delivery<'a> {
             read: 0,
             bytes: 0,
             frames: 0,
-            notes: None,
-            note: LinkNote::NOTHING,
+            marks: None,
+            mark: CrossWorkerMark::EMPTY,
             noted: 0,
         };
         delivery.fetch(most.min(BATCH))?;
@@ -164,18 +164,18 @@ impl<'a> Delivery<'a> {
 
     /// Notes of the frames are written there, if it is a link's.
     #[inline]
-    pub(super) fn note_in(&mut self, notes: Option<&'a LinkNotes>) {
-        self.notes = notes;
+    pub(super) fn write_marks_to(&mut self, marks: Option<&'a CrossWorkerMarks>) {
+        self.marks = marks;
     }
 
     /// The frames that follow have that note, if they go to a link.
     #[inline]
-    pub(super) fn about(&mut self, note: impl FnOnce() -> LinkNote) {
-        if self.notes.is_some() {
-            let note = note();
-            if note != self.note {
+    pub(super) fn about(&mut self, mark: impl FnOnce() -> CrossWorkerMark) {
+        if self.marks.is_some() {
+            let mark = mark();
+            if mark != self.mark {
                 self.write_notes();
-                self.note = note;
+                self.mark = mark;
             }
         }
     }
@@ -183,10 +183,10 @@ impl<'a> Delivery<'a> {
     /// Writes the notes of frames that are not published yet.
     #[inline]
     fn write_notes(&mut self) {
-        if let Some(notes) = self.notes {
+        if let Some(marks) = self.marks {
             for chain in &self.chains.chains[self.noted..self.next] {
                 if let Some(buffer) = self.chains.buffers(chain).first() {
-                    notes.write(buffer, self.note);
+                    marks.write(buffer, self.mark);
                 }
             }
             self.noted = self.next;
@@ -255,18 +255,18 @@ impl<'a> Delivery<'a> {
         &mut self,
         umem: &Umem,
         incoming: &mut impl Iterator<Item = RxDesc>,
-        custody: &mut Custody,
+        tracker: &mut ChunkTracker,
         empty: &mut Vec<Frame>,
-    ) -> Option<Result<RxDesc, Stray>> {
+    ) -> Option<Result<RxDesc, Unexpected>> {
         let (mut taken, mut room, mut bytes) = (0, 0, 0);
         let mut other = None;
         for chain in &self.chains.chains[self.next..] {
             let Some(piece) = incoming.next() else { break };
             let buffer = self.chains.buffers[chain.first as usize];
-            let piece = match custody.judge(piece) {
+            let piece = match tracker.accept(piece) {
                 Ok(piece) => piece,
-                Err(stray) => {
-                    other = Some(Err(stray));
+                Err(unexpected) => {
+                    other = Some(Err(unexpected));
                     break;
                 }
             };

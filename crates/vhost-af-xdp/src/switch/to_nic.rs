@@ -1,6 +1,6 @@
 //! From a guest to a NIC queue: frames copied into chunks of the UMEM, GSO packets cut on the way.
 //!
-//! A GSO packet is cut while it is copied (`cutter.rs`), each segment into a chunk of its own or, where the NIC reads
+//! A GSO packet is cut while it is copied (`segmenter.rs`), each segment into a chunk of its own or, where the NIC reads
 //! by DMA, into descriptors that refer to one copy of the payload. All segments are built in one go: the packet waits
 //! in the guest's queue until there is room for all. One with more segments than that ([`SEGMENTS`]), or than there can
 //! ever be room for, is copied away whole, and goes out in portions ([`Remainder`]). So a chain is used, here too,
@@ -33,12 +33,12 @@ use xsk::{TxDesc, Umem, UmemOffset};
 
 use super::bucket::Ticks;
 use super::bytes::guest_to_umem;
-use super::cutter::Cutter;
 use super::ethernet;
-use super::from_guest::{Put, Sink, Tally, Turn};
+use super::from_guest::{Budget, Put, Sink, Tally};
 use super::gso::{Builder, FromChain, GsoPacket, Remainder, Source};
 use super::guest_frame::GuestFrame;
 use super::limits::SEGMENTS;
+use super::segmenter::Segmenter;
 use super::tap_frame::{parts_of, tap_header};
 use crate::nic::endpoint::{NicQueue, References};
 use crate::nic::queue::{LinkState, Nic, SHORTEST_BY_DMA, Sends};
@@ -161,12 +161,12 @@ impl<N: Nic> Sink for NicSink<'_, N> {
     }
 
     #[inline]
-    fn put(&mut self, _chain: ChainId, frame: Option<GuestFrame<'_>>, turn: &mut Turn) -> Put {
+    fn put(&mut self, _chain: ChainId, frame: Option<GuestFrame<'_>>, budget: &mut Budget) -> Put {
         let taken = match frame {
             None => Some(()),
             Some(frame) => match frame.sending.request {
-                Request { csum: None, .. } if !self.transmit.uses_tap => self.copy(frame, &mut turn.tally),
-                _ => self.copy_asking(frame, turn),
+                Request { csum: None, .. } if !self.transmit.uses_tap => self.copy(frame, &mut budget.tally),
+                _ => self.copy_asking(frame, budget),
             },
         };
         match taken {
@@ -180,10 +180,10 @@ impl<N: Nic> Sink for NicSink<'_, N> {
     }
 
     #[inline]
-    fn put_plain(&mut self, pair: &QueuePair, chains: &Chains, turn: &mut Turn) -> usize {
+    fn put_plain(&mut self, pair: &QueuePair, chains: &Chains, budget: &mut Budget) -> usize {
         match self.transmit.uses_tap || self.unsendable(self.counters).is_some() {
             true => 0,
-            false => self.copy_plain(pair, chains, turn),
+            false => self.copy_plain(pair, chains, budget),
         }
     }
 
@@ -357,11 +357,11 @@ impl<'a, N: Nic> NicSink<'a, N> {
 
     /// A frame that asks for more than being sent; `None` when there is no room for it now.
     #[inline(never)]
-    fn copy_asking(&mut self, frame: GuestFrame<'_>, turn: &mut Turn) -> Option<()> {
+    fn copy_asking(&mut self, frame: GuestFrame<'_>, budget: &mut Budget) -> Option<()> {
         let &Sending { len, request, .. } = frame.sending;
         if request.gso.is_none()
             && (self.transmit.uses_tap || self.needs_tap(len))
-            && let Some(done) = self.put_by_tap(frame, &mut turn.tally)
+            && let Some(done) = self.put_by_tap(frame, &mut budget.tally)
         {
             return done;
         }
@@ -369,7 +369,7 @@ impl<'a, N: Nic> NicSink<'a, N> {
             Request {
                 gso: Some(gso),
                 csum: Some(_),
-            } => self.cut(frame, gso, turn),
+            } => self.segment(frame, gso, budget),
             Request { csum: Some(at), .. } => {
                 let Some(chunks) = self.chunks(len) else {
                     return Some(());
@@ -380,10 +380,10 @@ impl<'a, N: Nic> NicSink<'a, N> {
                 let mut from = Cursor::default();
                 let mut source = FromChain::frame(frame, &mut from);
                 self.builder().0.frame(len, at, &mut source);
-                turn.tally.add(len);
+                budget.tally.add(len);
                 Some(())
             }
-            Request { csum: None, .. } => self.copy(frame, &mut turn.tally),
+            Request { csum: None, .. } => self.copy(frame, &mut budget.tally),
         }
     }
 
@@ -418,16 +418,16 @@ impl<'a, N: Nic> NicSink<'a, N> {
         (builder, &mut self.queue.references)
     }
 
-    /// What builds segments of a GSO packet; see [`Cutter::new`].
-    fn cutter(&mut self, plan: &Plan) -> Option<Cutter<'_>> {
+    /// What builds segments of a GSO packet; see [`Segmenter::new`].
+    fn segmenter(&mut self, plan: &Plan) -> Option<Segmenter<'_>> {
         let ring = self.ring;
         let (builder, references) = self.builder();
-        Cutter::new(builder, references, plan, ring)
+        Segmenter::new(builder, references, plan, ring)
     }
 
     /// Cuts a GSO packet, all of it in one go unless it has very many segments; `None` when there is no room for that
     /// now.
-    fn cut(&mut self, frame: GuestFrame<'_>, gso: Gso, turn: &mut Turn) -> Option<()> {
+    fn segment(&mut self, frame: GuestFrame<'_>, gso: Gso, budget: &mut Budget) -> Option<()> {
         let mut headers = [0; HEADERS_MAX];
         let frame = GuestFrame {
             frame_limit: frame.frame_limit.min(self.queue.frame_limit),
@@ -440,7 +440,7 @@ impl<'a, N: Nic> NicSink<'a, N> {
             match self.send_unsegmented(
                 frame.headed(&headers[..packet.plan.header_len()]),
                 &packet.plan,
-                turn,
+                budget,
             ) {
                 ByTap::Sent | ByTap::Lost => return Some(()),
                 ByTap::NoRoom => return None,
@@ -448,12 +448,12 @@ impl<'a, N: Nic> NicSink<'a, N> {
             }
         }
         let waits = self.queue.nic.unsent() > 0 || !self.transmit.outgoing.is_empty();
-        let Some(mut cutter) = self.cutter(&packet.plan) else {
+        let Some(mut segmenter) = self.segmenter(&packet.plan) else {
             self.counters.from_guest_too_many_pieces.add(1);
             return Some(());
         };
         let many = packet.plan.segments() as usize > SEGMENTS;
-        if many || !cutter.has_room(&packet.plan, 0..packet.plan.segments()) {
+        if many || !segmenter.has_room(&packet.plan, 0..packet.plan.segments()) {
             let in_vain = self.transmit.is_shared && self.transmit.has_waited;
             if !many && waits && !in_vain {
                 self.transmit.has_waited = true;
@@ -463,12 +463,14 @@ impl<'a, N: Nic> NicSink<'a, N> {
             // It would take more than a few turns, or others take what comes back, or all has come back and there will
             // never be more room than now.
             self.keep(frame, &packet);
-            self.build_rest(turn);
+            self.build_rest(budget);
             return Some(());
         }
         let mut source = FromChain::rest(frame, &mut packet.payload);
         for index in 0..packet.plan.segments() {
-            turn.tally.add(cutter.segment(&packet.plan, index, &mut source));
+            budget
+                .tally
+                .add(segmenter.segment(&packet.plan, index, &mut source));
         }
         self.transmit.has_waited = false;
         self.counters.from_guest_super_frames.add(1);
@@ -476,7 +478,7 @@ impl<'a, N: Nic> NicSink<'a, N> {
     }
 
     /// Sends a GSO packet as it is. The headers by which it was judged are its head.
-    fn send_unsegmented(&mut self, frame: GuestFrame<'_>, plan: &Plan, turn: &mut Turn) -> ByTap {
+    fn send_unsegmented(&mut self, frame: GuestFrame<'_>, plan: &Plan, budget: &mut Budget) -> ByTap {
         let (segments, headers) = (u64::from(plan.segments()), plan.header_len() as u32);
         if segments > SEGMENTS as u64 {
             // The kernel would segment it in one go, in the worker's time; the daemon sends it in portions.
@@ -493,7 +495,7 @@ impl<'a, N: Nic> NicSink<'a, N> {
             self.counters.from_guest_super_frames.add(1);
             self.counters.from_guest_super_frames_unsegmented.add(1);
             self.counters.from_guest_checksums_left.add(segments);
-            turn.tally.add_unsegmented(frame.sending.len, segments, headers);
+            budget.tally.add_unsegmented(frame.sending.len, segments, headers);
         }
         sent
     }
@@ -504,7 +506,7 @@ impl<'a, N: Nic> NicSink<'a, N> {
         let gso = frame.sending.request.gso;
         let is_udp = gso.is_some_and(|gso| gso.kind == GsoKind::Udp);
         match &self.queue.send_tap {
-            Some(SendTap { cuts_udp, .. }) if *cuts_udp || !is_udp => {}
+            Some(SendTap { segments_udp, .. }) if *segments_udp || !is_udp => {}
             _ => return ByTap::Refused,
         }
         if self.transmit.is_shared && self.queue.is_awaited {
@@ -565,7 +567,7 @@ impl<'a, N: Nic> NicSink<'a, N> {
 
     /// Builds as many segments of the GSO packet in hand as there is room for, and as the turn has left.
     #[cold]
-    fn build_rest(&mut self, turn: &mut Turn) {
+    fn build_rest(&mut self, budget: &mut Budget) {
         let Some(plan) = self.transmit.rest.plan.take() else {
             return;
         };
@@ -573,9 +575,9 @@ impl<'a, N: Nic> NicSink<'a, N> {
         let first = plan.payload(next).start as usize - plan.header_len();
         let payload = std::mem::take(&mut self.transmit.rest.payload);
         let mut source = &payload[first..];
-        if let Some(mut cutter) = self.cutter(&plan) {
-            while next < plan.segments() && turn.has_frames() && cutter.has_room(&plan, next..next + 1) {
-                turn.tally.add(cutter.segment(&plan, next, &mut source));
+        if let Some(mut segmenter) = self.segmenter(&plan) {
+            while next < plan.segments() && budget.has_frames() && segmenter.has_room(&plan, next..next + 1) {
+                budget.tally.add(segmenter.segment(&plan, next, &mut source));
                 next += 1;
             }
         }
@@ -588,14 +590,14 @@ impl<'a, N: Nic> NicSink<'a, N> {
 
     /// Goes on with the GSO packet in hand for a turn; the segments that were sent.
     #[cold]
-    pub(super) fn send_rest(&mut self, turn: &mut Turn) -> usize {
+    pub(super) fn send_rest(&mut self, budget: &mut Budget) -> usize {
         if self.queue.link == LinkState::Gone {
             self.transmit.rest.plan = None;
             self.counters.from_guest_rest_of_super_frame.add(1);
             return 0;
         }
-        self.build_rest(turn);
-        let tally = &turn.tally;
+        self.build_rest(budget);
+        let tally = &budget.tally;
         if tally.frames == 0 {
             self.counters.from_guest_waits.add(1);
         }
@@ -610,7 +612,7 @@ impl<'a, N: Nic> NicSink<'a, N> {
         let mut waits = 0;
         while self.has_rest() && self.queue.link == LinkState::Up && waits < LAST_WAITS {
             self.queue.reclaim(usize::MAX, self.counters);
-            if self.send_rest(&mut Turn::of(usize::MAX)) == 0 {
+            if self.send_rest(&mut Budget::new(usize::MAX)) == 0 {
                 std::thread::sleep(LAST_WAIT);
                 waits += 1;
             }

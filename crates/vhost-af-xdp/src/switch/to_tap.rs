@@ -40,7 +40,7 @@ pub(crate) struct ToTap {
     pub(super) waiting: Received,
     pub(super) ram: Arc<GuestRam>,
     /// The kernel segments UDP GSO packets, too (Linux 6.2).
-    pub(super) cuts_udp: bool,
+    pub(super) segments_udp: bool,
     pub(super) counters: Arc<PairCounters>,
     /// A guest's frame was written since the lane's last turn.
     pub(super) is_given: bool,
@@ -73,7 +73,7 @@ impl ToTap {
             return self.put_as_it_is(frame);
         };
         let most = match gso.kind {
-            GsoKind::Udp if !self.cuts_udp => 0,
+            GsoKind::Udp if !self.segments_udp => 0,
             GsoKind::Udp => UDP_SEGMENTS,
             _ => SEGMENTS,
         };

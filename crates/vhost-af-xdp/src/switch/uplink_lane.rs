@@ -7,7 +7,7 @@
 //! (dynamic thresholds, as in switches with a shared buffer). What comes beyond is lost, and counted as that guest's.
 //!
 //! Who a frame is for the XDP program has found already, and left before the frame with what else is known of it
-//! ([`super::before`]). It is believed if the port still is what it was then ([`PortNote`](super::table::PortNote)): so
+//! ([`super::metadata_reader`]). It is believed if the port still is what it was then ([`PortMark`](super::fdb::PortMark)): so
 //! the address is looked up once. Else, and where no program of ours is on the interface, the table tells. A VLAN tag
 //! that the NIC took off counts as if it were in the frame, and is put back for who has frames with it. For a port of
 //! another worker all that goes along ([`far`]).
@@ -17,11 +17,11 @@
 //! The lanes of ports put what they send into the queue's TX ring; this one has the kernel send it, once a round.
 
 mod choices;
-mod far;
-mod groups;
+mod inbox_index;
 mod inboxes;
+mod link_marks;
 mod mirror;
-mod place;
+mod multicast;
 mod route;
 
 use std::os::fd::BorrowedFd;
@@ -34,24 +34,24 @@ use xsk::metadata::Hints;
 use xsk::{RxDesc, Umem};
 
 use self::choices::Choices;
+use self::inbox_index::{InboxIndex, Route};
 use self::inboxes::{Inbox, Inboxes};
 use self::mirror::Mirror;
-use self::place::{Place, Route};
 use super::arrivals::Origin;
-use super::before::Before;
 use super::bucket::Ticks;
 use super::bytes::UmemRange;
+use super::cross_worker_mark::CrossWorkerMark;
+use super::fdb::PortNumber;
 use super::filter::Facts;
+use super::forwarding::Forwarding;
 use super::guard::LOOK_BYTES as LONG_LOOK_BYTES;
-use super::lane::{Blame, Lane, Near, Network, Stopped, Work};
+use super::lane::{Blame, Lane, Network, Siblings, Stopped, Work};
 use super::limits::{BATCH, SEGMENTS};
-use super::link_note::LinkNote;
-use super::members::Members;
+use super::metadata_reader::MetadataReader;
 use super::rate_limit::Cost;
-use super::table::PortNumber;
 use super::to_nic::{NicSink, Transmit};
 use crate::nic::endpoint::NicQueue;
-use crate::nic::hints::Promise;
+use crate::nic::hints::XdpMetadata;
 use crate::nic::lent::Lent;
 use crate::nic::queue::LinkState;
 use crate::nic::xdp::XdpNic;
@@ -62,7 +62,7 @@ pub(crate) struct UplinkLane<N> {
     /// Of what it receives.
     origin: Origin,
     counters: Arc<PairCounters>,
-    members: Arc<Members>,
+    forwarding: Arc<Forwarding>,
     /// Other members than those that there are inboxes for.
     is_stale: bool,
     inboxes: Vec<Inbox>,
@@ -79,20 +79,20 @@ pub(crate) struct UplinkLane<N> {
     /// Who the frame in hand is for, whatever becomes of it.
     found: Option<PortNumber>,
     /// What goes with it if that is a port of another worker.
-    note: LinkNote,
+    mark: CrossWorkerMark,
     /// Pieces as the NIC gives them, for a moment.
     incoming: Vec<RxDesc>,
     /// Pieces of frames to groups.
-    group: Vec<RxDesc>,
+    multicast: Vec<RxDesc>,
     ranges: Vec<UmemRange>,
     /// When the batch was received, once that was asked for.
     now: Option<Ticks>,
     choices: Choices,
     mirror: Mirror,
     /// What was done for frames beyond turns so far, in frames: the next batches are shorter.
-    owed: usize,
+    deficit: usize,
     /// Of it, what asking filter rules about frames to groups was in this round: one frame is a look-up for each port.
-    of_groups: usize,
+    multicast_work: usize,
     awaits_nic: bool,
     /// Bytes that it received so far.
     carried: u64,
@@ -107,7 +107,7 @@ impl<N: Lent> UplinkLane<N> {
             queue,
             origin,
             counters,
-            members: Arc::default(),
+            forwarding: Arc::default(),
             is_stale: false,
             inboxes: Vec::new(),
             inbox_of: Vec::new(),
@@ -116,15 +116,15 @@ impl<N: Lent> UplinkLane<N> {
             route: None,
             unfinished: Vec::with_capacity(BATCH),
             found: None,
-            note: LinkNote::NOTHING,
+            mark: CrossWorkerMark::EMPTY,
             incoming: Vec::with_capacity(BATCH),
-            group: Vec::with_capacity(BATCH),
+            multicast: Vec::with_capacity(BATCH),
             ranges: Vec::with_capacity(BATCH),
             now: None,
             choices: Choices::default(),
             mirror: Mirror::default(),
-            owed: 0,
-            of_groups: 0,
+            deficit: 0,
+            multicast_work: 0,
             awaits_nic: true,
             carried: 0,
         }
@@ -134,15 +134,15 @@ impl<N: Lent> UplinkLane<N> {
     fn receive(&mut self, network: &mut dyn Network) {
         self.now = None;
         let mut incoming = std::mem::take(&mut self.incoming);
-        let turn = BATCH.saturating_sub(self.owed);
-        self.owed = self.owed.saturating_sub(BATCH);
-        incoming.extend(self.queue.nic.from_nic(turn));
-        let is_heard = self.members.has_promiscuous();
+        let budget = BATCH.saturating_sub(self.deficit);
+        self.deficit = self.deficit.saturating_sub(BATCH);
+        incoming.extend(self.queue.nic.from_nic(budget));
+        let is_heard = self.forwarding.has_promiscuous();
         let mut taken = 0;
         for piece in incoming.drain(..) {
             self.carried = self.carried.wrapping_add(u64::from(piece.len));
             let more = piece.more;
-            let route = match self.queue.custody.judge(piece) {
+            let route = match self.queue.tracker.accept(piece) {
                 Ok(piece) => self.take(piece, is_heard, network),
                 Err(_) => {
                     self.counters.to_guest_stray.add(1);
@@ -166,7 +166,7 @@ impl<N: Lent> UplinkLane<N> {
         let mut lost = false;
         if is_first {
             self.found = None;
-            match Before::of(&self.queue).read(&piece, &self.counters) {
+            match MetadataReader::of(&self.queue).read(&piece, &self.counters) {
                 Some(found) => hints = found,
                 None => lost = true,
             }
@@ -185,11 +185,11 @@ impl<N: Lent> UplinkLane<N> {
             self.mirror.spoil();
         }
         let route = self.sort(piece, route, &hints, network);
-        if is_heard && !more && !matches!(route, Route::Group) {
-            let (members, counters) = (&self.members, &self.counters);
-            self.owed += self
+        if is_heard && !more && !matches!(route, Route::Multicast) {
+            let (forwarding, counters) = (&self.forwarding, &self.counters);
+            self.deficit += self
                 .mirror
-                .give((self.found, self.origin), members, counters, network);
+                .give((self.found, self.origin), forwarding, counters, network);
         }
         route
     }
@@ -208,8 +208,8 @@ impl<N: Lent> UplinkLane<N> {
                 route
             }
             Route::Inbox(at) => self.lose(at, piece, network),
-            Route::Far(at) => self.sort_far(at, piece, hints, network),
-            Route::Group => {
+            Route::Link(at) => self.sort_to_link(at, piece, hints, network),
+            Route::Multicast => {
                 self.put(piece, route);
                 route
             }
@@ -229,9 +229,9 @@ impl<N: Lent> UplinkLane<N> {
     #[cold]
     fn lose(&mut self, at: usize, piece: RxDesc, network: &mut dyn Network) -> Route {
         if self.waiting_with(at) >= self.room()
-            && let Some(peer) = network.guest(self.inboxes[at].guest.at)
+            && let Some(target) = network.guest(self.inboxes[at].guest.at)
         {
-            peer.counters.to_guest_no_buffer.add(1);
+            target.counters.to_guest_no_buffer.add(1);
         }
         self.queue.empty.push(piece.frame);
         Route::Lost
@@ -245,12 +245,12 @@ impl<N: Lent> UplinkLane<N> {
             return;
         }
         match route {
-            Route::Inbox(at) | Route::Far(at) => {
+            Route::Inbox(at) | Route::Link(at) => {
                 self.note_filled(at);
                 self.inboxes[at].waiting.push_back(piece);
                 self.waiting += 1;
             }
-            _ => self.group.push(piece),
+            _ => self.multicast.push(piece),
         }
     }
 
@@ -261,12 +261,12 @@ impl<N: Lent> UplinkLane<N> {
         self.unfinished.push(piece);
         match route {
             _ if more => {}
-            Route::Inbox(at) | Route::Far(at) => {
+            Route::Inbox(at) | Route::Link(at) => {
                 self.note_filled(at);
                 self.waiting += self.unfinished.len();
                 self.inboxes[at].waiting.extend(self.unfinished.drain(..));
             }
-            _ => self.group.append(&mut self.unfinished),
+            _ => self.multicast.append(&mut self.unfinished),
         }
     }
 
@@ -295,7 +295,7 @@ impl<N: Lent> UplinkLane<N> {
         if self.route.is_some() {
             return true;
         }
-        let Some(mut peer) = network.guest(self.inboxes[at].guest.at) else {
+        let Some(mut target) = network.guest(self.inboxes[at].guest.at) else {
             return true;
         };
         let mut head = [0; LONG_LOOK_BYTES];
@@ -306,8 +306,8 @@ impl<N: Lent> UplinkLane<N> {
         } else {
             piece.len as usize
         };
-        let admits = peer.lets_pass(head, Facts::with_hints(len, hints));
-        self.owed += peer.take_work();
+        let admits = target.lets_pass(head, Facts::with_hints(len, hints));
+        self.deficit += target.take_work();
         admits
     }
 
@@ -319,12 +319,12 @@ impl<N: Lent> UplinkLane<N> {
         let inbox = &self.inboxes[at];
         let Some(limit) = &inbox.limit else { return true };
         if self.route.is_some() {
-            limit.owe(piece.len, now);
+            limit.overdraw(piece.len, now);
             return true;
         }
         let may = limit.take(Cost::frame(piece.len), now).is_ok();
-        if !may && let Some(peer) = network.guest(inbox.guest.at) {
-            peer.counters.to_guest_limit.add(1);
+        if !may && let Some(target) = network.guest(inbox.guest.at) {
+            target.counters.to_guest_limit.add(1);
         }
         may
     }
@@ -333,8 +333,8 @@ impl<N: Lent> UplinkLane<N> {
     #[inline]
     fn waiting_with(&self, at: usize) -> usize {
         let port = usize::from(self.inboxes[at].port.0);
-        match self.inbox_of.get(port).map(|its| its.place) {
-            Some(Place::Several { first, .. }) => {
+        match self.inbox_of.get(port).map(|its| its.index) {
+            Some(InboxIndex::Several { first, .. }) => {
                 let its = self.inboxes[first..].iter();
                 its.take_while(|inbox| usize::from(inbox.port.0) == port)
                     .map(Inbox::len)
@@ -364,7 +364,7 @@ impl<N: Lent> UplinkLane<N> {
             self.waiting -= before - inbox.len();
             inbox.len() > 0
         });
-        frames + self.deliver_groups(network)
+        frames + self.deliver_multicast(network)
     }
 }
 
@@ -379,8 +379,8 @@ fn first_bytes<'a>(umem: &Umem, piece: &RxDesc, room: &'a mut [u8; LONG_LOOK_BYT
 }
 
 impl<N: Lent> Lane for UplinkLane<N> {
-    fn breathe(&mut self, near: Near<'_>) -> Result<usize, Blame> {
-        let Near::Network(network) = near else {
+    fn poll(&mut self, siblings: Siblings<'_>) -> Result<usize, Blame> {
+        let Siblings::Network(network) = siblings else {
             return Ok(0);
         };
         if self.is_stale {
@@ -391,7 +391,7 @@ impl<N: Lent> Lane for UplinkLane<N> {
         if kicks && !is_kicked {
             self.queue.kick(&self.counters);
         }
-        self.of_groups = 0;
+        self.multicast_work = 0;
         // What waited first: it came first.
         let mut moved = self.deliver(network);
         self.receive(network);
@@ -400,7 +400,7 @@ impl<N: Lent> Lane for UplinkLane<N> {
         Ok(moved)
     }
 
-    fn arm(&mut self, near: Near<'_>) -> Work {
+    fn enable_notifications(&mut self, siblings: Siblings<'_>) -> Work {
         // What others put there since it breathed.
         let (was_awaited, unsent) = (self.queue.is_awaited, self.queue.nic.unsent());
         self.queue.kick_queued(SEGMENTS * 2, &self.counters);
@@ -409,14 +409,14 @@ impl<N: Lent> Lane for UplinkLane<N> {
             return Work::Now;
         }
         self.awaits_nic = self.queue.nic.received() == 0;
-        if !self.awaits_nic || self.is_stale || self.has_group() {
+        if !self.awaits_nic || self.is_stale || self.has_multicast() {
             return Work::Now;
         }
         let mut work = Work::None;
-        if let Near::Network(network) = near {
+        if let Siblings::Network(network) = siblings {
             for inbox in self.filled.iter().map(|&at| &self.inboxes[at]) {
-                if let Some(peer) = network.guest(inbox.guest.at)
-                    && peer.pair.to_guest.queue.enable_kicks()
+                if let Some(target) = network.guest(inbox.guest.at)
+                    && target.pair.to_guest.queue.enable_kicks()
                 {
                     work = match inbox.arrivals.short {
                         true => work.max(Work::SOON),
@@ -444,8 +444,8 @@ impl<N: Lent> Lane for UplinkLane<N> {
         N::uplink(&mut self.queue)
     }
 
-    fn promise(&mut self, promise: &Promise) {
-        self.queue.promise(promise);
+    fn set_metadata(&mut self, metadata: &XdpMetadata) {
+        self.queue.set_metadata(metadata);
     }
 
     fn set_frame_limit(&mut self, bytes: u32) {
@@ -455,8 +455,8 @@ impl<N: Lent> Lane for UplinkLane<N> {
         }
     }
 
-    fn meet(&mut self, members: &Arc<Members>) {
-        self.members = Arc::clone(members);
+    fn set_forwarding(&mut self, forwarding: &Arc<Forwarding>) {
+        self.forwarding = Arc::clone(forwarding);
         self.is_stale = true;
     }
 
@@ -468,14 +468,14 @@ impl<N: Lent> Lane for UplinkLane<N> {
         self.awaits_nic
     }
 
-    fn inject(&mut self, _frame: &[u8], _near: Near<'_>) {}
+    fn inject(&mut self, _frame: &[u8], _siblings: Siblings<'_>) {}
 
     fn stop(self: Box<Self>) -> Stopped {
         let mut lane = *self;
         for inbox in &mut lane.inboxes {
             inbox.empty(&mut lane.queue.empty, &lane.counters);
         }
-        let pieces = lane.group.drain(..).chain(lane.unfinished.drain(..));
+        let pieces = lane.multicast.drain(..).chain(lane.unfinished.drain(..));
         lane.queue.empty.extend(pieces.map(|piece| piece.frame));
         NicSink::new(&mut lane.queue, &mut Transmit::default(), &lane.counters).send_at_last();
         Stopped {

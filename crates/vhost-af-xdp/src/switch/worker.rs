@@ -13,7 +13,7 @@
 //! move between two ([`OFTEN`], [`FEW`]): then a sleep is one system call. For the uplink of a network that cost more.
 //!
 //! A guest may kick as often as it likes. One whose kicks bring nothing ([`FUTILE_WAKES`] of them without a frame
-//! between) is not listened to for a while ([`DEAF`]): its lane is looked at once a millisecond then, as by the
+//! between) is not listened to for a while ([`IGNORE_KICKS`]): its lane is looked at once a millisecond then, as by the
 //! clock, and the worker's time is the other lanes'.
 //!
 //! Control reaches a worker through its mailbox only ([`Command`]); a lane that is to go is handed
@@ -43,17 +43,17 @@ use rustix::thread::{CpuSet, sched_setaffinity, set_current_timer_slack};
 use xsk::NumaNode;
 
 use self::sleep::Rest;
-use super::lane::{Lane, LaneId, Near};
+use super::fdb::Fdb;
+use super::lane::{Lane, LaneId, Siblings};
 use super::moderation::Moderation;
-use super::naps::Naps;
 use super::new_lane::NewLane;
 use super::polling::{Polling, Waits};
 use super::progress::{Progress, Watcher};
 use super::role::Role;
-use super::slots::{self, EVENT_FD, Place, Slot, Tables};
+use super::sleeping::Sleeping;
+use super::slots::{self, EVENT_FD, Fdbs, Place, Slot};
 use super::spread::Spread;
 use super::statistics::{LOOKS_PER_TIMED, LaneCounted, Stopwatch, WorkerCounters};
-use super::table::Table;
 use super::worker_time::Watch;
 use crate::nic::numa::WorkerPlace;
 use device::meter;
@@ -62,7 +62,7 @@ use device::meter;
 /// its kick came, does not do that.
 const FUTILE_WAKES: u32 = 32;
 /// How long kicks of a lane beyond that are not listened to.
-const DEAF: Duration = Duration::from_millis(10);
+const IGNORE_KICKS: Duration = Duration::from_millis(10);
 /// Rounds between two looks at the kicks of guests whose lanes doze; then another lane is the first one, too. A prime,
 /// see [`LOOKS_PER_TIMED`].
 const ROUNDS_PER_LOOK: u32 = 61;
@@ -82,7 +82,7 @@ const NO_TIME: Timespec = Timespec {
 };
 
 /// Something that control does to a running lane, on its worker's thread.
-pub(crate) type Change = Box<dyn FnOnce(&mut dyn Lane, Near<'_>) + Send>;
+pub(crate) type Change = Box<dyn FnOnce(&mut dyn Lane, Siblings<'_>) + Send>;
 
 /// What control asks of a worker.
 pub(crate) enum Command {
@@ -93,7 +93,7 @@ pub(crate) enum Command {
     /// Change this lane, between two rounds.
     Change(LaneId, Change, Sender<()>),
     /// Who has which address in a network.
-    Table(Arc<str>, Arc<Table>),
+    Fdb(Arc<str>, Arc<Fdb>),
     /// Which workers have which ports of a network, if there are several.
     Spread(Arc<str>, Arc<Spread>),
     /// Run on these CPUs only.
@@ -167,12 +167,12 @@ impl WorkerHandle {
             progress: Arc::clone(&progress),
             lanes: Vec::new(),
             awake: Vec::new(),
-            naps: Naps::default(),
+            sleeping: Sleeping::default(),
             rotation: 1,
             moved: 0,
             nic_wakes: 0,
             is_woken: true,
-            tables: Tables::new(),
+            fdbs: Fdbs::new(),
             place: Place {
                 number: index,
                 ..Place::default()
@@ -253,7 +253,7 @@ struct Worker {
     /// Indices of the lanes that do not doze. Rounds and sleeps visit only these, so that idle guests cost the others
     /// nothing.
     awake: Vec<usize>,
-    naps: Naps,
+    sleeping: Sleeping,
     /// State of a linear congruential generator, which picks the one that goes first.
     rotation: u64,
     /// Frames that moved since it slept last.
@@ -262,7 +262,7 @@ struct Worker {
     nic_wakes: u8,
     /// Something other than the clock ended its last sleep.
     is_woken: bool,
-    tables: Tables,
+    fdbs: Fdbs,
     place: Place,
 }
 
@@ -279,7 +279,7 @@ impl Worker {
     fn round(&mut self, pace: &mut Pace) {
         pace.rounds = pace.rounds.wrapping_add(1);
         let is_timed = pace.rounds.is_multiple_of(ROUNDS_PER_LOOK) && self.look(pace);
-        let moved = self.breathe(is_timed.then(|| Stopwatch::start(Instant::now())));
+        let moved = self.poll(is_timed.then(|| Stopwatch::start(Instant::now())));
         if moved {
             if meter::IS_KEPT {
                 self.counters.busy_rounds.add(1);
@@ -289,7 +289,8 @@ impl Worker {
             pace.busy_rounds = pace.busy_rounds.saturating_add(1);
             // Lanes that are let alone are not armed: what they have left would wait for the end of the pause.
             if !pace.expects_no_more() || !self.moderation.pause().is_zero() {
-                self.naps.end(&mut self.lanes, &mut self.awake, &self.progress);
+                self.sleeping
+                    .end(&mut self.lanes, &mut self.awake, &self.progress);
                 return;
             }
         }
@@ -306,7 +307,8 @@ impl Worker {
         }
         let since = *pace.idle_since.get_or_insert(now);
         if now.duration_since(since) < pace.polling.now {
-            self.naps.end(&mut self.lanes, &mut self.awake, &self.progress);
+            self.sleeping
+                .end(&mut self.lanes, &mut self.awake, &self.progress);
             return;
         }
         self.counters.counted.publish(&mut pace.work);
@@ -326,8 +328,8 @@ impl Worker {
     /// What is done in one of many rounds; whether this round is to be timed.
     fn look(&mut self, pace: &mut Pace) -> bool {
         self.shift();
-        if self.has_dozing() {
-            self.listen();
+        if self.has_idle() {
+            self.poll_events();
         }
         // Without a sleep between, sockets that send much would stay in the epoll set.
         if self.nic_wakes > 0 && self.moved > FEW {
@@ -349,7 +351,7 @@ impl Worker {
     /// of its own for that would be the second place that calls lanes, and the first one, where all rounds go, slower
     /// for it.
     #[inline]
-    fn breathe(&mut self, mut stopwatch: Option<Stopwatch>) -> bool {
+    fn poll(&mut self, mut stopwatch: Option<Stopwatch>) -> bool {
         let (mut moved, mut next) = (0, 0);
         let mut taken = meter::passes();
         // Who is awake may change meanwhile: then a lane breathes a round later, or twice in one.
@@ -359,20 +361,20 @@ impl Worker {
         {
             next += 1;
             self.progress.take_up(self.lanes[at].id);
-            let Some(breath) = slots::breathe(&mut self.lanes, at, &mut self.awake) else {
+            let Some(polled) = slots::poll(&mut self.lanes, at, &mut self.awake) else {
                 continue;
             };
-            moved += breath.frames;
+            moved += polled.frames;
             let counted = &self.lanes[at].counted;
             let before = std::mem::replace(&mut taken, meter::passes());
             if taken != before {
                 counted.frames.add(taken.wrapping_sub(before));
             }
             if let Some(stopwatch) = &mut stopwatch {
-                stopwatch.lap(Instant::now(), counted, taken != before || breath.frames > 0);
+                stopwatch.lap(Instant::now(), counted, taken != before || polled.frames > 0);
             }
-            if breath.left {
-                self.acquaint();
+            if polled.left {
+                self.rebuild_forwarding();
             }
         }
         self.moved = self.moved.saturating_add(moved);
@@ -385,20 +387,20 @@ impl Worker {
     }
 
     /// Lets lanes know whom they give frames to.
-    fn acquaint(&mut self) {
+    fn rebuild_forwarding(&mut self) {
         debug_assert!(
             self.lanes.is_sorted_by_key(|slot| slot.id),
             "place_of searches them"
         );
-        slots::acquaint(&mut self.lanes, &self.tables, &self.place);
-        self.naps.forget(&mut self.lanes, &self.progress);
+        slots::rebuild_forwarding(&mut self.lanes, &self.fdbs, &self.place);
+        self.sleeping.forget(&mut self.lanes, &self.progress);
         self.count_awake();
     }
 
     /// Notes which lanes breathe.
     fn count_awake(&mut self) {
         self.awake.clear();
-        let awake = self.lanes.iter().enumerate().filter(|(_, slot)| !slot.dozes);
+        let awake = self.lanes.iter().enumerate().filter(|(_, slot)| !slot.is_idle);
         self.awake.extend(awake.map(|(at, _)| at));
         self.shift();
     }
@@ -422,13 +424,13 @@ impl Worker {
     }
 
     /// Whether some lanes doze.
-    fn has_dozing(&self) -> bool {
+    fn has_idle(&self) -> bool {
         self.awake.len() < self.lanes.len()
     }
 
     /// Looks whether a guest kicked whose lane dozes, while those of others are busy.
     #[cold]
-    fn listen(&mut self) {
+    fn poll_events(&mut self) {
         let mut events = [MaybeUninit::<Event>::uninit(); EVENTS];
         // That of the mailbox is not missed: the worker looks for commands in each round, and before it sleeps.
         if let Ok((events, _)) = epoll::wait(&self.epoll, &mut events, Some(&NO_TIME)) {
@@ -479,10 +481,10 @@ impl Worker {
                 Ok(Command::Add(id, lane, counted)) => self.add(id, lane, counted),
                 Ok(Command::Remove(id, answer)) => {
                     let slot = self.place_of(id).map(|at| self.lanes.remove(at));
-                    self.acquaint();
+                    self.rebuild_forwarding();
                     let _ = answer.send(slot.map(|mut slot| {
                         slot.check_calls();
-                        slot.unlisten(&self.epoll);
+                        slot.unwatch_fds(&self.epoll);
                         slot.unwatch_nic(&self.epoll);
                         slot.lane
                     }));
@@ -493,17 +495,17 @@ impl Worker {
                         self.lanes[at].wake();
                         self.lanes[at].unwatch_nic(&self.epoll);
                         slots::change(&mut self.lanes, at, &mut self.awake, change);
-                        self.acquaint();
+                        self.rebuild_forwarding();
                     }
                     let _ = done.send(());
                 }
-                Ok(Command::Table(network, table)) => {
-                    self.tables.insert(network, table);
-                    self.acquaint();
+                Ok(Command::Fdb(network, fdb)) => {
+                    self.fdbs.insert(network, fdb);
+                    self.rebuild_forwarding();
                 }
                 Ok(Command::Spread(network, spread)) => {
                     self.place.spreads.insert(network, spread);
-                    self.acquaint();
+                    self.rebuild_forwarding();
                 }
                 Ok(Command::RunOn(cpus)) => run_on(&cpus),
                 Ok(Command::End) | Err(TryRecvError::Disconnected) => return false,
@@ -514,13 +516,13 @@ impl Worker {
 
     fn add(&mut self, id: LaneId, mut new: NewLane, counted: Arc<LaneCounted>) {
         self.progress.take_up(id);
-        new.lane.disarm();
+        new.lane.disable_notifications();
         let mut slot = Slot::new(id, new);
         slot.counted = counted;
-        slot.listen(&self.epoll);
+        slot.watch_fds(&self.epoll);
         let at = self.lanes.partition_point(|other| other.id < id);
         self.lanes.insert(at, slot);
-        self.acquaint();
+        self.rebuild_forwarding();
     }
 }
 
@@ -593,7 +595,7 @@ impl Pace {
         if let Some(since) = self.idle_since.take() {
             match std::mem::take(&mut self.slept) {
                 true => self.polling.adapt(at().saturating_duration_since(since)),
-                false => self.polling.meet(),
+                false => self.polling.hit(),
             }
         }
     }

@@ -25,14 +25,15 @@ use super::{Command, Pace, Worker, WorkerHandle};
 use crate::direct::send_direct::SendDirectLane;
 use crate::direct::{CHUNK_BYTES, DirectLane, DirectMemory};
 use crate::nic::endpoint::{Chunks, NicQueue, usual_place};
-use crate::nic::hints::Promise;
+use crate::nic::hints::XdpMetadata;
 use crate::nic::interface_queue::Coupled;
 use crate::nic::null::{NullConfig, NullNic};
 use crate::nic::queue::{MOST_PIECES, Sends};
 use crate::switch::bytes::GuestRam;
+use crate::switch::copy_lane::CopyLane;
+use crate::switch::fdb::{Fdb, FdbPort, PortNumber};
 use crate::switch::filter::{Action, Filter, PortFilter, Rule};
-use crate::switch::guard::{Addresses, Guard, Lock};
-use crate::switch::joined::CopyLane;
+use crate::switch::guard::{Addresses, Guard, SourceGuard};
 use crate::switch::lane::{Lane, LaneId};
 use crate::switch::limits::BATCH;
 use crate::switch::new_lane::NewLane;
@@ -40,7 +41,6 @@ use crate::switch::polling::Waits;
 use crate::switch::port_lane::PortLane;
 use crate::switch::rate_limit::PortLimits;
 use crate::switch::role::Role;
-use crate::switch::table::{PortNumber, Table, TablePort};
 use crate::switch::test_guest::{HEADER, Memory};
 use crate::switch::vlans::Vlans;
 use model::rates::{Beyond, PortRates, Rate, Rates, Unit};
@@ -183,17 +183,17 @@ impl Rounds {
         };
         let made = WorkerHandle::prepare(0, waits, &Arc::default());
         let (worker, handle) = made.expect("descriptors");
-        let known = (0..2).map(|number| TablePort {
+        let known = (0..2).map(|number| FdbPort {
             mac: mac(number),
             vlans: match path.checks {
                 Checks::Vlan => Vlans::Access(100),
                 _ => Vlans::Untagged,
             },
-            lock: (path.checks == Checks::Guard).then(|| Arc::new(lock(number))),
-            ..TablePort::default()
+            source_guard: (path.checks == Checks::Guard).then(|| Arc::new(source_guard(number))),
+            ..FdbPort::default()
         });
-        let table = Table::new(known.map(Some).collect());
-        handle.send(Command::Table(NETWORK.into(), Arc::new(table)));
+        let fdb = Fdb::new(known.map(Some).collect());
+        handle.send(Command::Fdb(NETWORK.into(), Arc::new(fdb)));
         let filter = PortFilter::new(&filter(match path.checks {
             Checks::Rules(rules) => rules,
             _ => 0,
@@ -207,7 +207,7 @@ impl Rounds {
                 Checks::Guard => lane.set_guard(Some(&Guard {
                     mac: mac(number),
                     vlans: Vec::new(),
-                    lock: Some(lock(number)),
+                    source_guard: Some(source_guard(number)),
                 })),
                 Checks::Limits => lane.set_limits(&limits()),
                 Checks::None | Checks::Rules(_) | Checks::Vlan => {}
@@ -424,7 +424,7 @@ fn queue(path: Path) -> NicQueue<NullNic> {
     let nic = NullNic::new(chunks.umem.clone(), null_config(path), CHUNKS as usize);
     let mut queue = NicQueue::new(nic, chunks, Sends::PLAIN);
     if matches!(path.frames, Frames::Hints | Frames::Tag) {
-        queue.promise(&Promise::of(HintSet::ALL, &[frames::layout()]));
+        queue.set_metadata(&XdpMetadata::of(HintSet::ALL, &[frames::layout()]));
     }
     queue
 }
@@ -453,11 +453,11 @@ fn coupled(memory: &Memory, path: Path) -> (Coupled<NullNic>, DirectMemory) {
 }
 
 /// The address from which a guest sends.
-fn lock(number: u8) -> Lock {
+fn source_guard(number: u8) -> SourceGuard {
     let own = format!("198.18.0.{}", 1 + number).parse().expect("an address");
-    Lock {
+    SourceGuard {
         addresses: Addresses::new(&[own]),
-        ..Lock::default()
+        ..SourceGuard::default()
     }
 }
 

@@ -6,10 +6,10 @@ use virtqueue::driver::Buffer;
 use virtqueue::{GuestAddr, Journal, QueueFeatures};
 
 use super::*;
-use crate::switch::guests::GuestLane;
+use crate::switch::fdb::PortNumber;
+use crate::switch::guest_lane::GuestLane;
 use crate::switch::lane::{Blame, Stopped, Work};
 use crate::switch::role::Role;
-use crate::switch::table::PortNumber;
 use crate::switch::test_guest::Memory;
 use device::counters::PairCounters;
 use device::offloads::Offloads;
@@ -55,13 +55,13 @@ fn lane_of_a_guest_that_did_wrong_takes_no_frames_of_others() {
     worker.add(LaneId(1), lane(1, false, &[]), Arc::default());
     let wrong = lane(0, true, &[Buffer::writable(GuestAddr(0), 100)]);
     worker.add(LaneId(2), wrong, Arc::default());
-    assert_eq!(worker.lanes[0].peer, Some(1), "of a pair that is off");
-    assert!(!worker.breathe(None));
+    assert_eq!(worker.lanes[0].target, Some(1), "of a pair that is off");
+    assert!(!worker.poll(None));
     assert!(
         worker.lanes[1].on_fault.is_none(),
         "it is told to send a buffer to be written"
     );
-    assert_eq!(worker.lanes[0].peer, None);
+    assert_eq!(worker.lanes[0].target, None);
 }
 
 /// While others are busy the worker does not begin to listen to it again, which it does before it sleeps.
@@ -86,17 +86,17 @@ fn guest_that_is_not_listened_to_is_looked_at_for_as_long() {
     };
     kick(&worker);
     worker.wait(Some(&Timespec::default()));
-    assert!(worker.lanes[0].deaf.is_some());
-    let idle = |worker: &mut Worker| (0..1000).for_each(|_| _ = worker.breathe(None));
+    assert!(worker.lanes[0].kicks_ignored_until.is_some());
+    let idle = |worker: &mut Worker| (0..1000).for_each(|_| _ = worker.poll(None));
     idle(&mut worker);
-    assert!(!worker.has_dozing(), "its next kick would wake nobody");
-    worker.lanes[0].deaf = Some(Instant::now());
-    worker.listen_again();
+    assert!(!worker.has_idle(), "its next kick would wake nobody");
+    worker.lanes[0].kicks_ignored_until = Some(Instant::now());
+    worker.watch_again();
     idle(&mut worker);
-    assert!(worker.has_dozing());
+    assert!(worker.has_idle());
     kick(&worker);
-    worker.listen();
-    assert!(!worker.has_dozing());
+    worker.poll_events();
+    assert!(!worker.has_idle());
 }
 
 #[test]
@@ -139,13 +139,13 @@ fn lanes_of_a_cable_give_to_the_same_pair_of_the_other_end_or_where_that_is_off_
     let (mut worker, _handle) = worker();
     for (id, (end, pair)) in (0..).zip([(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]) {
         let cable = "c".into();
-        let role = Role::CableEnd { cable, end, pair };
+        let role = Role::PatchPort { cable, end, pair };
         let enabled = (end, pair) != (1, 2);
         let lane = lane(pair, enabled, &[]);
         worker.add(LaneId(id), NewLane { role, ..lane }, Arc::default());
     }
-    let peers: Vec<_> = worker.lanes.iter().map(|slot| slot.peer).collect();
-    assert_eq!(peers, [3, 4, 3, 0, 1, 2].map(Some));
+    let targets: Vec<_> = worker.lanes.iter().map(|slot| slot.target).collect();
+    assert_eq!(targets, [3, 4, 3, 0, 1, 2].map(Some));
 }
 
 /// Who listens to a guest's kicks again looks whether there were some, and is told of the mailbox, too: once.
@@ -153,7 +153,7 @@ fn lanes_of_a_cable_give_to_the_same_pair_of_the_other_end_or_where_that_is_off_
 fn command_is_not_slept_through_that_comes_when_a_guest_is_listened_to_again() {
     let (mut worker, handle) = worker();
     worker.add(LaneId(1), lane(0, true, &[]), Arc::default());
-    worker.lanes[0].deaf = Some(Instant::now());
+    worker.lanes[0].kicks_ignored_until = Some(Instant::now());
     // It has read its mail, and is about to rest.
     let (rested, rests) = mpsc::channel();
     let (answer, _answered) = mpsc::channel();
@@ -191,7 +191,7 @@ fn lane_that_carries_much_is_let_alone_and_the_others_wake_the_worker_meanwhile(
         worker.rest(Instant::now(), true);
         let is_let_alone = [0, 1].map(|at: usize| worker.lanes[at].share.is_let_alone());
         // Armed since, it sleeps like any other, though it has moved no frame.
-        worker.lanes[0].dozes = true;
+        worker.lanes[0].is_idle = true;
         worker.count_awake();
         rustix::io::write(&again, &1u64.to_ne_bytes()).expect("room");
         worker.rest(Instant::now(), true);
@@ -207,11 +207,11 @@ fn lane_that_carries_much_is_let_alone_and_the_others_wake_the_worker_meanwhile(
 struct Sending;
 
 impl Lane for Sending {
-    fn breathe(&mut self, _near: Near<'_>) -> Result<usize, Blame> {
+    fn poll(&mut self, _siblings: Siblings<'_>) -> Result<usize, Blame> {
         Ok(0)
     }
 
-    fn arm(&mut self, _near: Near<'_>) -> Work {
+    fn enable_notifications(&mut self, _siblings: Siblings<'_>) -> Work {
         Work::after(Some(Duration::from_micros(8)))
     }
 
@@ -223,7 +223,7 @@ impl Lane for Sending {
         None
     }
 
-    fn inject(&mut self, _frame: &[u8], _near: Near<'_>) {}
+    fn inject(&mut self, _frame: &[u8], _siblings: Siblings<'_>) {}
 
     fn stop(self: Box<Self>) -> Stopped {
         Stopped {
@@ -256,11 +256,11 @@ struct NicLane {
 }
 
 impl Lane for NicLane {
-    fn breathe(&mut self, _near: Near<'_>) -> Result<usize, Blame> {
+    fn poll(&mut self, _siblings: Siblings<'_>) -> Result<usize, Blame> {
         Ok(0)
     }
 
-    fn arm(&mut self, _near: Near<'_>) -> Work {
+    fn enable_notifications(&mut self, _siblings: Siblings<'_>) -> Work {
         Work::None
     }
 
@@ -284,7 +284,7 @@ impl Lane for NicLane {
         true
     }
 
-    fn inject(&mut self, _frame: &[u8], _near: Near<'_>) {}
+    fn inject(&mut self, _frame: &[u8], _siblings: Siblings<'_>) {}
 
     fn stop(self: Box<Self>) -> Stopped {
         unreachable!("the test does not stop it")
@@ -366,16 +366,16 @@ fn nic_of_a_guest_that_sends_is_not_in_the_epoll_set() {
 struct EventLane {
     bell: OwnedFd,
     has_frame: bool,
-    breaths: Arc<std::sync::atomic::AtomicUsize>,
+    polls: Arc<std::sync::atomic::AtomicUsize>,
 }
 
 impl Lane for EventLane {
-    fn breathe(&mut self, _near: Near<'_>) -> Result<usize, Blame> {
-        self.breaths.fetch_add(1, Ordering::Relaxed);
+    fn poll(&mut self, _siblings: Siblings<'_>) -> Result<usize, Blame> {
+        self.polls.fetch_add(1, Ordering::Relaxed);
         Ok(std::mem::take(&mut self.has_frame).into())
     }
 
-    fn arm(&mut self, _near: Near<'_>) -> Work {
+    fn enable_notifications(&mut self, _siblings: Siblings<'_>) -> Work {
         Work::None
     }
 
@@ -395,7 +395,7 @@ impl Lane for EventLane {
         None
     }
 
-    fn inject(&mut self, _frame: &[u8], _near: Near<'_>) {}
+    fn inject(&mut self, _frame: &[u8], _siblings: Siblings<'_>) {}
 
     fn stop(self: Box<Self>) -> Stopped {
         unreachable!("the test does not stop it")
@@ -407,25 +407,25 @@ struct ThreeLanes {
     worker: Worker,
     handle: WorkerHandle,
     bells: Vec<OwnedFd>,
-    breaths: Vec<Arc<std::sync::atomic::AtomicUsize>>,
+    polls: Vec<Arc<std::sync::atomic::AtomicUsize>>,
 }
 
 impl ThreeLanes {
     fn new() -> Self {
         let (mut worker, handle) = worker();
         let network: Arc<str> = "lan".into();
-        let (mut bells, mut breaths) = (Vec::new(), Vec::new());
+        let (mut bells, mut polls) = (Vec::new(), Vec::new());
         for number in 0..3 {
             let bell = eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd");
             bells.push(bell.try_clone().expect("descriptors"));
-            breaths.push(Arc::default());
+            polls.push(Arc::default());
             let event_lane = EventLane {
                 bell,
                 has_frame: false,
-                breaths: Arc::clone(&breaths[usize::from(number)]),
+                polls: Arc::clone(&polls[usize::from(number)]),
             };
             let role = match number {
-                2 => Role::Groups {
+                2 => Role::Multicast {
                     network: Arc::clone(&network),
                 },
                 _ => Role::Member {
@@ -445,7 +445,7 @@ impl ThreeLanes {
             worker,
             handle,
             bells,
-            breaths,
+            polls,
         }
     }
 
@@ -454,49 +454,52 @@ impl ThreeLanes {
     }
 
     /// How often each breathed since that was asked last.
-    fn breaths(&self) -> Vec<usize> {
-        let breaths = self.breaths.iter();
-        breaths
-            .map(|breaths| breaths.swap(0, Ordering::Relaxed))
-            .collect()
+    fn polls(&self) -> Vec<usize> {
+        let polls = self.polls.iter();
+        polls.map(|polls| polls.swap(0, Ordering::Relaxed)).collect()
     }
 }
 
 #[test]
-fn after_a_sleep_only_lanes_with_work_breathe_and_all_if_the_worker_stays_awake() {
+fn after_a_sleep_lanes_with_work_are_polled_and_all_if_the_worker_stays_awake() {
     let mut three = ThreeLanes::new();
     three.ring(1);
     three.worker.rest(Instant::now(), true);
     assert_eq!(three.worker.awake, [1]);
-    assert!(three.worker.breathe(None));
-    assert_eq!(three.breaths(), [0, 1, 0]);
+    assert!(three.worker.poll(None));
+    assert_eq!(three.polls(), [0, 1, 0]);
     // It does not sleep: a worker that polls hears no events.
     let mut pace = Pace::new(Duration::from_secs(3600));
     three.worker.round(&mut pace);
-    three.breaths();
+    three.polls();
     three.worker.round(&mut pace);
-    assert_eq!(three.breaths(), [1, 1, 1]);
+    assert_eq!(three.polls(), [1, 1, 1]);
 }
 
 #[test]
-fn lane_that_naps_for_long_dozes_if_it_may() {
+fn lane_asleep_for_long_becomes_idle_if_it_may() {
     let mut three = ThreeLanes::new();
     for _ in 0..600 {
         three.ring(1);
         three.worker.rest(Instant::now(), true);
-        three.worker.breathe(None);
+        three.worker.poll(None);
     }
-    let naps: Vec<_> = three.worker.lanes.iter().map(|slot| slot.nap.is_some()).collect();
-    assert_eq!(naps, [false, false, true]);
-    assert!(three.worker.lanes[0].dozes && three.worker.lanes[2].dozes && !three.worker.lanes[1].dozes);
+    let sleeping: Vec<_> = three
+        .worker
+        .lanes
+        .iter()
+        .map(|slot| slot.asleep_since.is_some())
+        .collect();
+    assert_eq!(sleeping, [false, false, true]);
+    assert!(three.worker.lanes[0].is_idle && three.worker.lanes[2].is_idle && !three.worker.lanes[1].is_idle);
     let Worker {
-        naps,
+        sleeping,
         lanes,
         awake,
         progress,
         ..
     } = &mut three.worker;
-    naps.end(lanes, awake, progress);
+    sleeping.end(lanes, awake, progress);
     assert_eq!(three.worker.awake, [1, 2]);
     // Its event is heard nevertheless.
     three.ring(0);

@@ -12,18 +12,18 @@ use common::cycles::CycleRate;
 use device::counters::PairCounters;
 use xsk::NumaNode;
 
+use super::fdb::Fdb;
 use super::inner_queue::InnerQueueError;
-use super::lane::{Lane, LaneId, Near};
+use super::lane::{Lane, LaneId, Siblings};
 use super::link::Link;
 use super::new_lane::NewLane;
 use super::polling::Waits;
 use super::progress::{Activity, Watcher};
 use super::readings::{self, LaneList};
-use super::role::{Group, Role};
+use super::role::{Affinity, Role};
 use super::slots::receives;
 use super::spread::Spread;
 use super::statistics::WorkerCounters;
-use super::table::Table;
 use super::worker::{Command, WorkerHandle};
 use crate::nic::numa::WorkerPlace;
 use model::state::{Reading, WorkerReading};
@@ -69,17 +69,17 @@ pub(crate) struct LaneAt {
 struct Entry {
     owner: Arc<str>,
     worker: usize,
-    /// See [`Role::group`].
-    group: Option<Group>,
+    /// See [`Role::affinity`].
+    affinity: Option<Affinity>,
     role: Role,
 }
 
 impl Roster {
-    /// The worker of a group, if a lane of it is there.
-    fn worker_of(&self, group: &Group) -> Option<usize> {
+    /// The worker of a affinity, if a lane of it is there.
+    fn worker_of(&self, affinity: &Affinity) -> Option<usize> {
         let mut lanes = self.lanes.values();
         lanes
-            .find(|lane| lane.group.as_ref() == Some(group))
+            .find(|lane| lane.affinity.as_ref() == Some(affinity))
             .map(|lane| lane.worker)
     }
 
@@ -151,20 +151,20 @@ impl Workers {
         self.handles.iter().map(WorkerHandle::node)
     }
 
-    /// Gives a lane of `owner` to the worker of its group, or, of those that do not hang, if possible of its NIC's
+    /// Gives a lane of `owner` to the worker of its affinity, or, of those that do not hang, if possible of its NIC's
     /// node, to the one that has the fewest.
     pub(crate) fn add(&self, lane: NewLane, owner: &Arc<str>) -> LaneAt {
         let id = self.next_id();
-        let group = lane.role.group(receives(&*lane.lane));
+        let affinity = lane.role.affinity(receives(&*lane.lane));
         let mut roster = self.roster();
         let by_load = |&worker: &usize| {
             let handle = &self.handles[worker];
-            let is_far = lane.node.is_some() && handle.node() != lane.node;
-            (handle.hangs.load(Relaxed), is_far, roster.loads[worker])
+            let is_remote = lane.node.is_some() && handle.node() != lane.node;
+            (handle.hangs.load(Relaxed), is_remote, roster.loads[worker])
         };
-        let worker = group
+        let worker = affinity
             .as_ref()
-            .and_then(|group| roster.worker_of(group))
+            .and_then(|affinity| roster.worker_of(affinity))
             .or_else(|| (0..self.handles.len()).min_by_key(by_load))
             .unwrap_or(0);
         let worker = match lane.role.network() {
@@ -175,7 +175,7 @@ impl Workers {
         let entry = Entry {
             owner: Arc::clone(owner),
             worker,
-            group,
+            affinity,
             role: lane.role.clone(),
         };
         let network = lane.role.network().cloned();
@@ -302,7 +302,7 @@ impl Workers {
     /// Whose a lane is, and whose those are that it may give frames to.
     pub(crate) fn owners(&self, id: LaneId) -> Vec<Arc<str>> {
         let roster = self.roster();
-        let group = roster.lanes.get(&id).and_then(|lane| lane.group.as_ref());
+        let affinity = roster.lanes.get(&id).and_then(|lane| lane.affinity.as_ref());
         // A network's lanes of one worker reach each other, and a link all of them.
         let link = || {
             let mut links = roster.links.iter();
@@ -318,7 +318,7 @@ impl Workers {
         let is_meant = |at: &LaneId, lane: &Entry| {
             let its = lane.role.network().map(|network| (network, lane.worker));
             *at == id
-                || (group.is_some() && lane.group.as_ref() == group)
+                || (affinity.is_some() && lane.affinity.as_ref() == affinity)
                 || (network.is_some() && its == network)
         };
         let lanes = roster.lanes.iter().filter(|(at, lane)| is_meant(at, lane));
@@ -361,16 +361,20 @@ impl Workers {
     }
 
     /// Changes a running lane; the change is in effect when this returns.
-    pub(crate) fn change(&self, at: LaneAt, change: impl FnOnce(&mut dyn Lane, Near<'_>) + Send + 'static) {
+    pub(crate) fn change(
+        &self,
+        at: LaneAt,
+        change: impl FnOnce(&mut dyn Lane, Siblings<'_>) + Send + 'static,
+    ) {
         let (done, changed) = mpsc::channel();
         self.handles[at.worker].send(Command::Change(at.id, Box::new(change), done));
         let _ = changed.recv();
     }
 
     /// Tells all who has which address in a network.
-    pub(crate) fn tell_table(&self, network: &Arc<str>, table: &Arc<Table>) {
+    pub(crate) fn set_fdb(&self, network: &Arc<str>, fdb: &Arc<Fdb>) {
         for handle in &self.handles {
-            handle.send(Command::Table(Arc::clone(network), Arc::clone(table)));
+            handle.send(Command::Fdb(Arc::clone(network), Arc::clone(fdb)));
         }
     }
 

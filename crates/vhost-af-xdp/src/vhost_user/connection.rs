@@ -16,10 +16,10 @@ use rustix::net::{RecvFlags, recv};
 use steer::with_sources;
 
 use super::error::MessageError;
-use crate::guard::alarm::Alarm;
 use crate::port::Port;
 use crate::port::reasons::{Closed, Ended};
 use crate::port::session::{Session, VmmConnection};
+use crate::supervision::alarm::Alarm;
 
 /// Between two looks at the control queue: a guest can have lanes rebuilt 200 times a second at most.
 const CONTROL_PAUSE: Duration = Duration::from_millis(5);

@@ -1,7 +1,7 @@
 //! Kick, call and error descriptors of a VMM: which are accepted.
 //!
 //! The daemon reads kicks, and writes calls and errors. A VMM may clear O_NONBLOCK, so a write may wait; the watchdog
-//! ends that (`guard/interrupt.rs`). It can end no wait that is not interruptible:
+//! ends that (`supervision/interrupt.rs`). It can end no wait that is not interruptible:
 //!
 //! - eventfd: accepted. The wait in write(2) is interruptible (`eventfd_write`, fs/eventfd.c).
 //! - Unix stream socket: accepted for calls and errors. User-mode Linux sends one end of a socket pair, because an

@@ -4,7 +4,7 @@
 //! The thread that reads the VMM's connection waits for kicks, and serves one command for each look
 //! ([`Session::serve_control`]); no worker reads this queue. What a command changes is in effect before the guest gets
 //! its answer (VirtIO 1.3, 5.1.6.5). The call is left to this thread, as calls of a stopped lane are: see
-//! `guard/interrupt.rs`.
+//! `supervision/interrupt.rs`.
 
 use std::os::fd::OwnedFd;
 

@@ -28,18 +28,18 @@ use virtqueue::{
 
 use crate::config::{Placement, PortConfig};
 use crate::direct::registration::UnderWay;
-use crate::guard::alarm::Alarm;
-use crate::guard::sigbus::{Watch, Watched};
-use crate::nic::hints::Promise;
+use crate::nic::hints::XdpMetadata;
 use crate::nic::lane_facts::LaneFacts;
 use crate::port::announce;
-use crate::port::far::FarSide;
+use crate::port::attachment::Attachment;
 use crate::port::features::{self, F_LOG_ALL, F_PROTOCOL_FEATURES, PASSED_CONTROL};
 use crate::port::lanes::{LaneError, LentQueue, private_bytes};
 use crate::port::memory::{MemoryError, MemoryTable};
+use crate::supervision::alarm::Alarm;
+use crate::supervision::sigbus::{Watch, Watched};
 use crate::switch::filter::PortFilter;
 use crate::switch::guard::Guard;
-use crate::switch::lane::{Lane, Near};
+use crate::switch::lane::{Lane, Siblings};
 use crate::switch::rate_limit::PortLimits;
 use crate::switch::workers::{LaneAt, Workers};
 use device::config_space::ConfigError;
@@ -115,7 +115,7 @@ pub(crate) struct PortContext<'a> {
     /// Which frames it may send and gets.
     pub(crate) filter: PortFilter,
     /// The far side of each pair; empty while the interface is gone.
-    pub(crate) far: &'a [FarSide],
+    pub(crate) attachment: &'a [Attachment],
     /// Queues can be opened now; those that are open go on in any case.
     pub(crate) opens: bool,
 }
@@ -393,7 +393,9 @@ impl Session {
     pub(crate) fn announce(&self, mac: [u8; 6], context: &PortContext<'_>) {
         let frame = announce::rarp(mac);
         match self.lanes.iter().flatten().next() {
-            Some(lane) => lane.change(context.workers, move |lane, near| lane.inject(&frame, near)),
+            Some(lane) => lane.change(context.workers, move |lane, siblings| {
+                lane.inject(&frame, siblings)
+            }),
             None => tracing::debug!("SEND_RARP with no queue running: nothing to send it by"),
         }
     }
@@ -402,15 +404,15 @@ impl Session {
     pub(crate) fn set_limits(&self, limits: &PortLimits, workers: &Workers) {
         for lane in self.lanes.iter().flatten() {
             let limits = limits.clone();
-            lane.change(workers, move |lane, _near| lane.set_limits(&limits));
+            lane.change(workers, move |lane, _siblings| lane.set_limits(&limits));
         }
     }
 
     /// What stands before frames of a pair's queue from now on.
-    pub(crate) fn promise(&self, pair: usize, promise: &Promise, workers: &Workers) {
+    pub(crate) fn set_metadata(&self, pair: usize, metadata: &XdpMetadata, workers: &Workers) {
         if let Some(lane) = self.lanes.get(pair).and_then(Option::as_ref) {
-            let promise = promise.clone();
-            lane.change(workers, move |lane, _near| lane.promise(&promise));
+            let metadata = metadata.clone();
+            lane.change(workers, move |lane, _siblings| lane.set_metadata(&metadata));
         }
     }
 
@@ -420,7 +422,7 @@ impl Session {
             let Some(lane) = lane else { continue };
             let filter = filter.for_a_lane(pair);
             let (give, before) = mpsc::channel();
-            lane.change(workers, move |lane, _near| {
+            lane.change(workers, move |lane, _siblings| {
                 let _ = give.send(lane.set_filter(filter));
             });
             drop(before.recv());
@@ -431,7 +433,7 @@ impl Session {
     pub(crate) fn set_guard(&self, guard: Option<&Guard>, workers: &Workers) {
         for lane in self.lanes.iter().flatten() {
             let guard = guard.cloned();
-            lane.change(workers, move |lane, _near| lane.set_guard(guard.as_ref()));
+            lane.change(workers, move |lane, _siblings| lane.set_guard(guard.as_ref()));
         }
     }
 
@@ -576,7 +578,7 @@ impl Session {
 }
 
 impl ActiveLane {
-    fn change(&self, workers: &Workers, change: impl FnOnce(&mut dyn Lane, Near<'_>) + Send + 'static) {
+    fn change(&self, workers: &Workers, change: impl FnOnce(&mut dyn Lane, Siblings<'_>) + Send + 'static) {
         workers.change(self.at, change);
     }
 }

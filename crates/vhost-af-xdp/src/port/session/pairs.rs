@@ -9,16 +9,16 @@ use virtqueue::Region;
 use super::{ActiveLane, FaultCell, PortContext, Session, SessionError};
 use crate::config::Placement;
 use crate::direct::registration::{Registered, Registration, UnderWay};
-use crate::guard::alarm::Alarm;
-use crate::guard::interrupt;
 use crate::nic::endpoint::NicQueue;
 use crate::nic::interface_queue::{Fit, InterfaceQueue};
 use crate::nic::lane_facts::LaneFacts;
 use crate::nic::mode::Fallback;
 use crate::nic::xdp::XdpNic;
-use crate::port::far::FarSide;
+use crate::port::attachment::Attachment;
 use crate::port::lanes::{BuiltLane, LaneError, LaneParts, LentQueue};
 use crate::port::memory::{MemoryError, MemoryTable, RegionKey};
+use crate::supervision::alarm::Alarm;
+use crate::supervision::interrupt;
 use crate::switch::lane::Lane;
 use crate::switch::new_lane::NewLane;
 use crate::switch::role::Role;
@@ -209,7 +209,7 @@ impl Session {
             return self.start_pair(pair, context);
         };
         let copies = self.placement_of(pair, context) == Placement::Copy;
-        if !copies || !self.wants_lane(pair, context) || context.far.get(pair).is_none() {
+        if !copies || !self.wants_lane(pair, context) || context.attachment.get(pair).is_none() {
             drop(facts);
             lent.give_back(queue);
             return self.start_pair(pair, context);
@@ -269,8 +269,8 @@ impl Session {
     /// Whether a pair is to have a lane: its guest's, or, with a queue of an interface and beside a first pair that runs,
     /// one without a guest.
     fn wants_lane(&self, pair: usize, context: &PortContext<'_>) -> bool {
-        let far = context.far.get(pair);
-        let has_queue = far.is_some_and(|far| far.queue().is_some());
+        let attachment = context.attachment.get(pair);
+        let has_queue = attachment.is_some_and(|attachment| attachment.queue().is_some());
         self.device.is_started(pair) || (pair > 0 && has_queue && self.lanes[0].is_some())
     }
 
@@ -285,8 +285,8 @@ impl Session {
     /// Errors: what the VMM or its guest did wrong.
     pub(crate) fn follow_mtu(&mut self, context: &PortContext<'_>) -> Result<bool, SessionError> {
         let mut unfit = None;
-        for (pair, far) in context.far.iter().enumerate().take(self.lanes.len()) {
-            let (Some(lane), Some(queue)) = (&self.lanes[pair], far.queue()) else {
+        for (pair, attachment) in context.attachment.iter().enumerate().take(self.lanes.len()) {
+            let (Some(lane), Some(queue)) = (&self.lanes[pair], attachment.queue()) else {
                 continue;
             };
             match queue.fit() {
@@ -335,7 +335,7 @@ impl Session {
 
     fn try_start_pair(&mut self, pair: usize, context: &PortContext<'_>) -> Result<(), SessionError> {
         let wanted = self.lanes[pair].is_none() && self.wants_lane(pair, context);
-        if !wanted || !context.opens || context.far.get(pair).is_none() {
+        if !wanted || !context.opens || context.attachment.get(pair).is_none() {
             return Ok(());
         }
         let placement = self.placement_of(pair, context);
@@ -383,17 +383,18 @@ impl Session {
     /// registration is not wanted any more.
     pub(crate) fn go_direct(&mut self, pair: usize, context: &PortContext<'_>) -> Result<(), SessionError> {
         // Without a far side it goes on by copying, and what came of the registration is looked at when that is back.
-        if !context.opens || context.far.get(pair).is_none() {
+        if !context.opens || context.attachment.get(pair).is_none() {
             return Ok(());
         }
         let Some(done) = self.registering[pair].as_ref().and_then(UnderWay::result) else {
             return Ok(());
         };
         self.registering[pair] = None;
-        let is_for_now = |registered: &Registered| match (&registered.socket, context.far[pair].queue()) {
-            (Some(socket), Some(queue)) => socket.is_for(&queue.interface),
-            _ => true,
-        };
+        let is_for_now =
+            |registered: &Registered| match (&registered.socket, context.attachment[pair].queue()) {
+                (Some(socket), Some(queue)) => socket.is_for(&queue.interface),
+                _ => true,
+            };
         let became = match done {
             Ok(registered) if is_for_now(&registered) => self.replace_by_direct(pair, registered, context),
             Err(error) if !error.is_away() => Err(LaneError::from(error).into()),
@@ -447,7 +448,7 @@ impl Session {
             pair: u16::try_from(pair).unwrap_or(u16::MAX),
             placement: context.placement,
             device: &self.device,
-            far: context.far[pair].clone(),
+            attachment: context.attachment[pair].clone(),
             counters: Arc::clone(&context.counters[pair]),
         }
     }
@@ -474,15 +475,15 @@ impl Session {
         let on_fault = Box::new(move |fault| report(&cell, fault, &alarm));
         let pair = u16::try_from(pair).unwrap_or(u16::MAX);
         drop(lane.set_filter(context.filter.for_a_lane(pair)));
-        let far = context.far.get(usize::from(pair));
-        let role = match far {
-            Some(far) => far.role(context.name, pair),
+        let attachment = context.attachment.get(usize::from(pair));
+        let role = match attachment {
+            Some(attachment) => attachment.role(context.name, pair),
             None => Role::Pair {
                 port: Arc::clone(context.name),
                 pair,
             },
         };
-        let node = far.and_then(FarSide::node);
+        let node = attachment.and_then(Attachment::node);
         let lane = NewLane {
             lane,
             role,

@@ -2,7 +2,7 @@
 //!
 //! Theory of operation. A [`Capture`] is made by control for one port and one who watches. Lanes of the port get a
 //! [`Tap`] for each direction that is wanted, by the message that brings them filter rules, and show it each frame
-//! where rules judge it ([`super::filter::Judge`]): so in both directions, in whichever lane and worker. Without a
+//! where rules judge it ([`super::filter::Acl`]): so in both directions, in whichever lane and worker. Without a
 //! capture, and without rules, nothing looks at frames, and nothing of this costs anything.
 //!
 //! Records are of one size and go through one bounded queue from all lanes to one thread of control, which takes them

@@ -1,6 +1,6 @@
 //! The [rules](acl) of a port, as the lanes of its queue pairs have them, and who watches its frames.
 
-mod judge;
+mod direction_acl;
 
 use std::sync::Arc;
 
@@ -10,9 +10,9 @@ pub(crate) use acl::{Facts, FlowKey, Looked, Rules, Verdict, is_long};
 pub(crate) use model::config::Action;
 pub(crate) use model::config::{Direction, Filter, Rule};
 
-pub(crate) use self::judge::Judge;
+pub(crate) use self::direction_acl::Acl;
 use super::capture::Capture;
-use super::table::Destination;
+use super::fdb::Destination;
 
 /// With each flow that its guest sends it remembers where frames of it go.
 pub(crate) type Classifier = acl::Classifier<Destination>;
@@ -37,10 +37,10 @@ impl PortFilter {
 
     /// What the lane of a queue pair judges by, with memory of its own; `None`: it looks at nothing.
     pub(crate) fn for_a_lane(&self, pair: u16) -> Option<Box<LaneFilter>> {
-        let judge = |rules: &Option<Arc<Rules>>, to_guest| {
-            Judge::new(rules.as_ref(), self.capture.as_ref(), (to_guest, pair))
+        let acl = |rules: &Option<Arc<Rules>>, to_guest| {
+            Acl::new(rules.as_ref(), self.capture.as_ref(), (to_guest, pair))
         };
-        let (from_guest, to_guest) = (judge(&self.from_guest, false), judge(&self.to_guest, true));
+        let (from_guest, to_guest) = (acl(&self.from_guest, false), acl(&self.to_guest, true));
         (from_guest.is_some() || to_guest.is_some()).then(|| Box::new(LaneFilter { from_guest, to_guest }))
     }
 }
@@ -48,6 +48,6 @@ impl PortFilter {
 /// What a lane judges frames by.
 #[derive(Debug, Default)]
 pub(crate) struct LaneFilter {
-    pub(crate) from_guest: Option<Judge>,
-    pub(crate) to_guest: Option<Judge>,
+    pub(crate) from_guest: Option<Acl>,
+    pub(crate) to_guest: Option<Acl>,
 }

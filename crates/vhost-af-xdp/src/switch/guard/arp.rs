@@ -1,6 +1,6 @@
 //! ARP (RFC 826): who has which address, by his own word.
 
-use super::{Lock, Packet, Refusal, word};
+use super::{Packet, Refusal, SourceGuard, word};
 use crate::switch::ethernet::Mac;
 
 /// Bytes of a message between Ethernet and IPv4.
@@ -13,17 +13,17 @@ const REPLY: u16 = 2;
 /// Whether it says of the port's addresses only that they are here. A request for one of them by somebody who has none
 /// is a probe (RFC 5227), as one sends who is about to use it; probing others' would make them believe that they are
 /// taken.
-pub(super) fn check(lock: &Lock, mac: Mac, packet: Packet<'_>) -> Result<usize, Refusal> {
+pub(super) fn check(guard: &SourceGuard, mac: Mac, packet: Packet<'_>) -> Result<usize, Refusal> {
     let Ok(message) = packet.bytes::<BYTES>(packet.at) else {
         return Err(Refusal::Arp);
     };
     let v4 = |at| [0, 1, 2, 3].map(|byte: usize| message[at + byte]);
     let (sender, target) = (v4(14), v4(24));
-    let is_probe = |operation| operation == REQUEST && sender == [0; 4] && lock.addresses.has_v4(target);
+    let is_probe = |operation| operation == REQUEST && sender == [0; 4] && guard.addresses.has_v4(target);
     let may = message[..6] == ETHERNET_IPV4
         && message[8..14] == mac
         && word(message, 6).is_some_and(|operation| match operation {
-            REQUEST | REPLY => lock.addresses.has_v4(sender) || is_probe(operation),
+            REQUEST | REPLY => guard.addresses.has_v4(sender) || is_probe(operation),
             _ => false,
         });
     if may {

@@ -2,7 +2,7 @@
 
 use model::config::ICMP;
 
-use super::{Lock, Packet, Refusal, UDP, is_of_server};
+use super::{Packet, Refusal, SourceGuard, UDP, is_of_server};
 
 const HEADER_BYTES: usize = 20;
 /// ICMP: redirect (RFC 792), and router advertisement (RFC 1256).
@@ -14,7 +14,7 @@ const FIRST_BYTES: usize = 8;
 /// Ports of who asks for an address.
 const FROM_CLIENT: [u8; 4] = [0, DHCP_CLIENT as u8, 0, DHCP_SERVER as u8];
 
-pub(super) fn check(lock: &Lock, packet: Packet<'_>) -> Result<usize, Refusal> {
+pub(super) fn check(guard: &SourceGuard, packet: Packet<'_>) -> Result<usize, Refusal> {
     let at = packet.at;
     let header = packet.bytes::<HEADER_BYTES>(at)?;
     let header_bytes = usize::from(header[0] & 0xf) * 4;
@@ -29,7 +29,7 @@ pub(super) fn check(lock: &Lock, packet: Packet<'_>) -> Result<usize, Refusal> {
     }
     let address = |at| [0, 1, 2, 3].map(|byte: usize| header[at + byte]);
     let (source, destination) = (address(12), address(16));
-    let is_own = lock.addresses.has_v4(source);
+    let is_own = guard.addresses.has_v4(source);
     let (is_first, is_last) = (field(6) & 0x1fff == 0, field(6) & 0x2000 == 0);
     if !is_first {
         return is_own.then_some(payload).ok_or(Refusal::Source);
@@ -45,7 +45,7 @@ pub(super) fn check(lock: &Lock, packet: Packet<'_>) -> Result<usize, Refusal> {
             if !is_own && !asks_for_address {
                 return Err(Refusal::Source);
             }
-            if is_of_server(ports, DHCP_SERVER, DHCP_CLIENT) && !lock.dhcp_server {
+            if is_of_server(ports, DHCP_SERVER, DHCP_CLIENT) && !guard.dhcp_server {
                 return Err(Refusal::DhcpServer);
             }
             Ok(payload + ports.len())
@@ -53,7 +53,7 @@ pub(super) fn check(lock: &Lock, packet: Packet<'_>) -> Result<usize, Refusal> {
         _ if !is_own => Err(Refusal::Source),
         ICMP => {
             let [kind] = *packet.bytes(payload)?;
-            if OF_ROUTERS.contains(&kind) && !lock.router {
+            if OF_ROUTERS.contains(&kind) && !guard.router {
                 return Err(Refusal::Router);
             }
             Ok(payload + 1)

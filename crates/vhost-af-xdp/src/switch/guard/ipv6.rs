@@ -4,14 +4,14 @@ use acl::ipv6::Upper;
 use model::config::ICMP_V6;
 
 use super::neighbours::{self, Message, OF_THE_UNNAMED};
-use super::{Lock, Packet, Refusal, UDP, is_of_server};
+use super::{Packet, Refusal, SourceGuard, UDP, is_of_server};
 use crate::switch::ethernet::Mac;
 
 const HEADER_BYTES: usize = 40;
 const DHCP_SERVER: u16 = 547;
 const DHCP_CLIENT: u16 = 546;
 
-pub(super) fn check(lock: &Lock, mac: Mac, packet: Packet<'_>) -> Result<usize, Refusal> {
+pub(super) fn check(guard: &SourceGuard, mac: Mac, packet: Packet<'_>) -> Result<usize, Refusal> {
     let header = packet.bytes::<HEADER_BYTES>(packet.at)?;
     if header[0] >> 4 != 6 {
         return Err(Refusal::Headers);
@@ -21,7 +21,7 @@ pub(super) fn check(lock: &Lock, mac: Mac, packet: Packet<'_>) -> Result<usize, 
     let source = *header[8..].first_chunk().ok_or(Refusal::Headers)?;
     let upper = Upper::behind((header[6], packet.at + HEADER_BYTES), packet.known, &[]);
     let upper = upper.ok_or(Refusal::Headers)?;
-    if !lock.is_own(mac, source) && source != [0; 16] {
+    if !guard.is_own(mac, source) && source != [0; 16] {
         return Err(Refusal::Source);
     }
     let is_unnamed = source == [0; 16];
@@ -37,12 +37,12 @@ pub(super) fn check(lock: &Lock, mac: Mac, packet: Packet<'_>) -> Result<usize, 
                 fragment: upper.fragment,
                 unnamed: is_unnamed,
             };
-            neighbours::check(lock, mac, packet, &message)
+            neighbours::check(guard, mac, packet, &message)
         }
         _ if is_unnamed => Err(Refusal::Source),
         Some(UDP) => {
             let ports = *packet.bytes::<4>(upper.at)?;
-            if is_of_server(ports, DHCP_SERVER, DHCP_CLIENT) && !lock.dhcp_server {
+            if is_of_server(ports, DHCP_SERVER, DHCP_CLIENT) && !guard.dhcp_server {
                 return Err(Refusal::DhcpServer);
             }
             Ok(upper.at + ports.len())
@@ -51,7 +51,7 @@ pub(super) fn check(lock: &Lock, mac: Mac, packet: Packet<'_>) -> Result<usize, 
     }
 }
 
-impl Lock {
+impl SourceGuard {
     /// Whether an address is the port's: the link-local one that is made of its MAC (RFC 4291, appendix A), too.
     #[inline]
     pub(super) fn is_own(&self, mac: Mac, address: [u8; 16]) -> bool {

@@ -1,6 +1,6 @@
 //! What a guest may say of itself: which IP addresses stand in what it sends (`ips` of a port).
 //!
-//! A [`Lock`] judges the first bytes of a frame, behind the Ethernet header whose source address was judged before
+//! A [`SourceGuard`] judges the first bytes of a frame, behind the Ethernet header whose source address was judged before
 //! ([`super::port_lane`]). It is pure: bytes in, a verdict out. What it reads are bytes that the guest cannot change
 //! any more, and what it does not read decides nothing: its answer is how many bytes it went by, and a checksum that
 //! the guest leaves to us must not be stored there, or it would be the way to change them afterwards.
@@ -41,7 +41,7 @@ use super::ethernet::{self, ADDRESS_BYTES, Mac, TAG_BYTES, Tags};
 
 /// See the module's head.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Lock {
+pub(crate) struct SourceGuard {
     /// The port's addresses.
     pub(crate) addresses: Addresses,
     /// It may say that it is a router, and that another one is better.
@@ -50,7 +50,7 @@ pub(crate) struct Lock {
     pub(crate) dhcp_server: bool,
 }
 
-impl Lock {
+impl SourceGuard {
     /// What the options of a port say; `None`: it checks nothing but the Ethernet header.
     pub(crate) fn of(guard: &model::config::Guard) -> Option<Self> {
         let ips = guard.ips.as_ref()?;
@@ -106,27 +106,27 @@ impl Refusal {
 }
 
 /// Whether the guest with that address may send what is behind a frame's Ethernet header. `head`: the frame's first
-/// bytes, as [`Lock::check`] has them.
+/// bytes, as [`SourceGuard::check`] has them.
 /// Errors: why not.
 #[inline]
 pub(crate) fn check_content(
-    lock: Option<&Lock>,
+    source_guard: Option<&SourceGuard>,
     mac: Mac,
     (head, tags): (&[u8], Tags),
     sending: &Sending,
 ) -> Result<(), Refusal> {
-    let judged = match lock {
+    let classified = match source_guard {
         None => ethernet::LOOK_BYTES,
-        Some(lock) => lock.check(mac, head, sending.len, tags)?,
+        Some(source_guard) => source_guard.check(mac, head, sending.len, tags)?,
     };
     // Stored there it would make them others.
     match sending.request.csum {
-        Some(at) if at.field() < judged => Err(Refusal::Checksum),
+        Some(at) if at.field() < classified => Err(Refusal::Checksum),
         _ => Ok(()),
     }
 }
 
-impl Lock {
+impl SourceGuard {
     /// Whether the guest with that address may send a frame; if so, how many of its bytes that was decided by.
     /// `head`: its first bytes, all of them or [`LOOK_BYTES`]; `len`: its length.
     /// Errors: why not.

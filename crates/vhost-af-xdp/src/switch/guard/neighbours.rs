@@ -1,6 +1,6 @@
 //! ICMPv6, and in it neighbour discovery (RFC 4861): what one says of one's addresses, and what routers say.
 
-use super::{Lock, Packet, Refusal};
+use super::{Packet, Refusal, SourceGuard};
 use crate::switch::ethernet::Mac;
 
 const ROUTER_SOLICITATION: u8 = 133;
@@ -39,10 +39,15 @@ pub(super) struct Message {
     pub(super) unnamed: bool,
 }
 
-pub(super) fn check(lock: &Lock, mac: Mac, packet: Packet<'_>, message: &Message) -> Result<usize, Refusal> {
+pub(super) fn check(
+    guard: &SourceGuard,
+    mac: Mac,
+    packet: Packet<'_>,
+    message: &Message,
+) -> Result<usize, Refusal> {
     let &Message { kind, at, .. } = message;
     let options = match kind {
-        ROUTER_ADVERTISEMENT | REDIRECT | ROUTER_RENUMBERING if lock.router => return Ok(at + 1),
+        ROUTER_ADVERTISEMENT | REDIRECT | ROUTER_RENUMBERING if guard.router => return Ok(at + 1),
         ROUTER_ADVERTISEMENT | REDIRECT | ROUTER_RENUMBERING => return Err(Refusal::Router),
         ROUTER_SOLICITATION => at + 8,
         SOLICITATION | ADVERTISEMENT => at + 24,
@@ -60,7 +65,7 @@ pub(super) fn check(lock: &Lock, mac: Mac, packet: Packet<'_>, message: &Message
     // One who asks whether somebody has the address that it means to use makes others that mean to use it give it up.
     if kind == ADVERTISEMENT || (kind == SOLICITATION && message.unnamed) {
         let target = *packet.bytes::<16>(at + 8)?;
-        if !lock.is_own(mac, target) {
+        if !guard.is_own(mac, target) {
             return Err(Refusal::Neighbour);
         }
     }

@@ -2,7 +2,7 @@
 
 use device::counters::PairCounters;
 
-use super::{LOOK_BYTES, Lock, Refusal, SHORT_LOOK_BYTES, check_content};
+use super::{LOOK_BYTES, Refusal, SHORT_LOOK_BYTES, SourceGuard, check_content};
 use crate::switch::ethernet::{self, Head, Mac, Tags};
 use crate::switch::guest_frame::GuestFrame;
 
@@ -13,7 +13,7 @@ pub(crate) struct Guard {
     /// Those of its VLANs, 0: none; empty: any.
     pub(crate) vlans: Vec<u16>,
     /// Its IP addresses; `None`: any.
-    pub(crate) lock: Option<Lock>,
+    pub(crate) source_guard: Option<SourceGuard>,
 }
 
 /// It, with room for the bytes that are judged.
@@ -34,13 +34,13 @@ impl Guarded {
     /// The frame with the first bytes that were judged in the place of those in guest memory; `None`: it may not be
     /// sent, which is counted.
     #[inline(never)]
-    pub(crate) fn judge<'a>(
+    pub(crate) fn check<'a>(
         &'a mut self,
         frame: GuestFrame<'a>,
         counters: &PairCounters,
     ) -> Option<GuestFrame<'a>> {
         let Self { guard, head } = self;
-        let most = if guard.lock.is_some() {
+        let most = if guard.source_guard.is_some() {
             LOOK_BYTES
         } else {
             SHORT_LOOK_BYTES
@@ -72,7 +72,7 @@ impl Guard {
             return Err(Refusal::SourceAddress);
         }
         check_content(
-            self.lock.as_ref(),
+            self.source_guard.as_ref(),
             self.mac,
             (&head[..known], tags),
             frame.sending,

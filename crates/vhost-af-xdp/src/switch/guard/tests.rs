@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use proptest::prelude::*;
 
-use super::{Addresses, LOOK_BYTES, Lock, Refusal};
+use super::{Addresses, LOOK_BYTES, Refusal, SourceGuard};
 use crate::switch::ethernet::{self, Mac};
 
 const MAC: Mac = [0x52, 0x54, 0, 0, 0, 1];
@@ -18,11 +18,11 @@ const OTHER_V6: &str = "2001:db8::11";
 const LINK_LOCAL: &str = "fe80::5054:ff:fe00:1";
 const NOBODY: &str = "::";
 
-fn lock() -> Lock {
+fn guard() -> SourceGuard {
     let prefixes = [OWN_V4, OWN_V6, "2001:db8:1::/64"].map(|text| text.parse().expect("valid"));
-    Lock {
+    SourceGuard {
         addresses: Addresses::new(&prefixes),
-        ..Lock::default()
+        ..SourceGuard::default()
     }
 }
 
@@ -117,26 +117,26 @@ fn arp(operation: u16, mac: Mac, sender: &str, target: &str) -> Vec<u8> {
     )
 }
 
-fn judge(lock: &Lock, frame: &[u8]) -> Result<usize, Refusal> {
+fn verdict(guard: &SourceGuard, frame: &[u8]) -> Result<usize, Refusal> {
     let mut first = [0; ethernet::LOOK_BYTES];
     let known = frame.len().min(first.len());
     first[..known].copy_from_slice(&frame[..known]);
     let head = &frame[..frame.len().min(LOOK_BYTES)];
-    lock.check(MAC, head, frame.len() as u32, ethernet::head(&first).tags)
+    guard.check(MAC, head, frame.len() as u32, ethernet::head(&first).tags)
 }
 
 #[track_caller]
 fn allowed(frame: &[u8]) {
     assert!(
-        judge(&lock(), frame).is_ok(),
+        verdict(&guard(), frame).is_ok(),
         "{:?} {frame:02x?}",
-        judge(&lock(), frame)
+        verdict(&guard(), frame)
     );
 }
 
 #[track_caller]
 fn refused(why: Refusal, frame: &[u8]) {
-    assert_eq!(judge(&lock(), frame), Err(why), "{frame:02x?}");
+    assert_eq!(verdict(&guard(), frame), Err(why), "{frame:02x?}");
 }
 
 fn tagged(frame: &[u8], vlan: u16) -> Vec<u8> {
@@ -255,14 +255,14 @@ fn dhcp_is_asked_and_not_answered() {
         );
     }
     allowed(&ipv6(LINK_LOCAL, 17, &ports(546, 547)));
-    let server = Lock {
+    let server = SourceGuard {
         dhcp_server: true,
-        ..lock()
+        ..guard()
     };
-    assert!(judge(&server, &udp(OWN_V4, "255.255.255.255", 67, 68)).is_ok());
-    assert!(judge(&server, &ipv6(LINK_LOCAL, 17, &ports(547, 546))).is_ok());
+    assert!(verdict(&server, &udp(OWN_V4, "255.255.255.255", 67, 68)).is_ok());
+    assert!(verdict(&server, &ipv6(LINK_LOCAL, 17, &ports(547, 546))).is_ok());
     let spoofed = udp(OTHER_V4, "255.255.255.255", 67, 68);
-    assert_eq!(judge(&server, &spoofed), Err(Refusal::Source));
+    assert_eq!(verdict(&server, &spoofed), Err(Refusal::Source));
 }
 
 #[test]
@@ -373,9 +373,9 @@ fn neighbour_discovery_says_only_what_is_true() {
 
 #[test]
 fn routers_say_what_they_say_only_where_they_may_be() {
-    let router = Lock {
+    let router = SourceGuard {
         router: true,
-        ..lock()
+        ..guard()
     };
     for kind in [134, 137, 138] {
         let bare = message(kind, OTHER_V6, &link_layer(1, OTHER));
@@ -405,7 +405,7 @@ fn routers_say_what_they_say_only_where_they_may_be() {
         for frame in said {
             refused(Refusal::Router, &frame);
             refused(Refusal::Router, &tagged(&frame, 0));
-            assert!(judge(&router, &frame).is_ok(), "{frame:02x?}");
+            assert!(verdict(&router, &frame).is_ok(), "{frame:02x?}");
         }
         // Not where it could be judged.
         for kinds in [&[60; 40][..], &[0; 26]] {
@@ -421,12 +421,12 @@ fn routers_say_what_they_say_only_where_they_may_be() {
                 &ipv6(LINK_LOCAL, 44, &fragment(first, 0, true, &bytes[..8])),
             );
         }
-        assert_eq!(judge(&router, &ipv6(OTHER_V6, 58, &bare)), Err(Refusal::Source));
+        assert_eq!(verdict(&router, &ipv6(OTHER_V6, 58, &bare)), Err(Refusal::Source));
     }
     for kind in [5, 9] {
         let frame = ipv4(OWN_V4, OTHER_V4, 1, 0, 4, &[kind; 16]);
         refused(Refusal::Router, &frame);
-        assert!(judge(&router, &frame).is_ok());
+        assert!(verdict(&router, &frame).is_ok());
     }
 }
 
@@ -527,16 +527,16 @@ proptest! {
 
     #[test]
     fn verdict_rests_on_the_bytes_that_it_names(frame in near_frames(), others in any::<u8>()) {
-        if let Ok(end) = judge(&lock(), &frame) {
+        if let Ok(end) = verdict(&guard(), &frame) {
             prop_assert!(end <= frame.len() && end >= 14);
             let mut changed = frame.clone();
             changed[end..].fill(others);
-            prop_assert_eq!(judge(&lock(), &changed), Ok(end));
+            prop_assert_eq!(verdict(&guard(), &changed), Ok(end));
         }
     }
 
     #[test]
     fn any_bytes_get_a_verdict(frame in prop::collection::vec(any::<u8>(), 0..400)) {
-        let _ = judge(&lock(), &frame);
+        let _ = verdict(&guard(), &frame);
     }
 }

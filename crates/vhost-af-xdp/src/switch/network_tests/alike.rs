@@ -41,7 +41,7 @@ fn frames_that_begin_alike_arrive_whole_whatever_their_lengths_and_those_between
         world.ports[0].from_guest.add(&buffers).expect("room");
         world.ports[0].from_guest.publish();
         wanted[1].push(alike);
-        world.breathe();
+        world.poll();
     }
     for to in [1, 2] {
         assert_eq!(world.ports[to].got(), wanted[to]);

@@ -3,10 +3,10 @@
 use std::net::Ipv4Addr;
 use std::ops::Range;
 
-use super::groups::Copies;
+use super::multicast::Copies;
 use super::*;
 use crate::switch::filter::{Filter, PortFilter, Rule, Rules};
-use crate::switch::groups_lane::GroupsLane;
+use crate::switch::multicast_lane::MulticastLane;
 use crate::switch::slots;
 use model::config::MemberOptions;
 
@@ -30,7 +30,7 @@ fn filter_all(world: &mut World, ports: Range<usize>, rules: &str) -> PortFilter
             drop(lane.set_filter(lane_filter));
         });
     }
-    world.acquaint();
+    world.rebuild_forwarding();
     filter
 }
 
@@ -78,7 +78,7 @@ fn frame_that_waits_for_a_buffer_is_counted_once_by_both_ports_rules() {
     let mut got = Vec::new();
     for _ in 0..12 {
         // A buffer at a time: all of the guest's frames but one are put back.
-        world.breathe();
+        world.poll();
         got.extend(world.ports[1].got());
         world.ports[1].post(1);
     }
@@ -91,7 +91,7 @@ fn frame_that_waits_for_a_buffer_is_counted_once_by_both_ports_rules() {
 }
 
 #[test]
-fn guest_that_sends_new_flows_all_the_time_has_shorter_turns_and_its_neighbour_the_same() {
+fn guest_that_sends_new_flows_all_the_time_sends_fewer_frames_and_its_neighbour_as_many() {
     let mut world = World::new(&[0, 0, 200]);
     let rules = many("from-guest");
     let filters = [0, 1].map(|port| filter(&mut world, port, &rules));
@@ -110,7 +110,7 @@ fn guest_that_sends_new_flows_all_the_time_has_shorter_turns_and_its_neighbour_t
         for _ in 0..room[1] {
             world.ports[1].send(&udp(mac(2), mac(1), 1, 53));
         }
-        world.breathe();
+        world.poll();
         world.ports[2].take();
         room = [0, 1].map(|port| {
             let driver = &mut world.ports[port].from_guest;
@@ -131,13 +131,13 @@ fn guest_that_sends_new_flows_all_the_time_has_shorter_turns_and_its_neighbour_t
 fn uplink_that_brings_new_flows_all_the_time_has_shorter_batches() {
     let mut world = World::new(&[200]).with_uplink(1024);
     let port_filter = filter(&mut world, 0, &many("to-guest"));
-    world.breathe();
+    world.poll();
     for flow in 0..320 {
         world.arrive(&udp(mac(0), STRANGER, flow, 53));
     }
     let (mut rounds, mut got) = (0, 0);
     while counts(port_filter.to_guest.as_deref())[9_999] < 320 {
-        world.breathe();
+        world.poll();
         got += world.ports[0].take().len();
         rounds += 1;
         assert!(rounds < 100, "all are delivered");
@@ -153,24 +153,24 @@ fn decision_does_not_outlive_the_table_that_it_was_made_by() {
     for _ in 0..3 {
         world.ports[0].send(&udp(mac(1), mac(0), 1, 53));
     }
-    world.breathe();
+    world.poll();
     assert_eq!(world.ports[1].got().len(), 3);
     assert_eq!(world.ports[0].counters.filter_misses.get(), 1);
     // Other lanes come and go, and the table stays.
-    world.acquaint();
+    world.rebuild_forwarding();
     world.ports[0].send(&udp(mac(1), mac(0), 1, 53));
-    world.breathe();
+    world.poll();
     assert_eq!(world.ports[1].got().len(), 1);
     assert_eq!(world.ports[0].counters.filter_misses.get(), 1);
-    let table = Arc::clone(&world.tables[NETWORK]);
-    let known = (0..3).map(|number| table.port(PortNumber(number)).cloned());
+    let fdb = Arc::clone(&world.fdbs[NETWORK]);
+    let known = (0..3).map(|number| fdb.port(PortNumber(number)).cloned());
     world
-        .tables
-        .insert(NETWORK.into(), Arc::new(Table::new(known.collect())));
-    world.acquaint();
+        .fdbs
+        .insert(NETWORK.into(), Arc::new(Fdb::new(known.collect())));
+    world.rebuild_forwarding();
     world.ports[0].send(&udp(mac(1), mac(0), 1, 53));
     world.ports[0].send(&udp(mac(2), mac(0), 1, 53));
-    world.breathe();
+    world.poll();
     assert_eq!((world.ports[1].got().len(), world.ports[2].got().len()), (1, 1));
     assert_eq!(world.ports[0].counters.filter_misses.get(), 3);
 }
@@ -191,7 +191,7 @@ fn assert_groups_hold_nobody_up(mut world: World) {
         for _ in 0..room {
             world.ports[8].send(&frame(mac(9), mac(8), 60));
         }
-        world.breathe();
+        world.poll();
         // A frame is eight look-ups, of twelve each. One that was begun is done.
         let in_a_round = looked_up(&world) - before;
         assert!(in_a_round <= 8, "{in_a_round} look-ups in a round");
@@ -208,7 +208,7 @@ fn assert_groups_hold_nobody_up(mut world: World) {
         rounds += 1;
         assert!(rounds < 200, "all are looked up");
     }
-    world.breathe();
+    world.poll();
     got += world.ports[..8]
         .iter_mut()
         .map(|port| port.take().len())
@@ -217,10 +217,10 @@ fn assert_groups_hold_nobody_up(mut world: World) {
 }
 
 #[test]
-fn new_flows_to_groups_that_an_uplink_brings_hold_nobody_up() {
+fn multicast_flows_from_an_uplink_delay_no_port() {
     let mut world = World::new(&[100; 10]).with_uplink(1024);
     filter_all(&mut world, 0..8, &many("to-guest"));
-    world.breathe();
+    world.poll();
     for flow in 0..64 {
         world.arrive(&udp(BROADCAST, STRANGER, flow, 53));
     }
@@ -228,14 +228,14 @@ fn new_flows_to_groups_that_an_uplink_brings_hold_nobody_up() {
 }
 
 #[test]
-fn new_flows_to_groups_that_the_host_has_hold_nobody_up() {
+fn multicast_flows_of_the_host_delay_no_port() {
     let mut world = World::new(&[100; 10]);
     let copies = (0..64).map(|flow| (0, udp(BROADCAST, STRANGER, flow, 53)));
-    let role = Role::Groups {
+    let role = Role::Multicast {
         network: NETWORK.into(),
     };
     world.add_slot(
-        Box::new(GroupsLane::new(Copies::new(copies), false, Arc::default())),
+        Box::new(MulticastLane::new(Copies::new(copies), false, Arc::default())),
         role,
     );
     filter_all(&mut world, 0..8, &many("to-guest"));
@@ -244,14 +244,14 @@ fn new_flows_to_groups_that_the_host_has_hold_nobody_up() {
 
 /// Two ports of VLAN 100, the second of which hears everything, with an uplink.
 fn heard() -> World {
-    let port = |at: u8| TablePort {
+    let port = |at: u8| FdbPort {
         mac: mac(at),
         vlans: Vlans::Access(100),
         options: MemberOptions {
             promiscuous: at == 1,
             ..MemberOptions::default()
         },
-        ..TablePort::default()
+        ..FdbPort::default()
     };
     let mut world = World::of(vec![port(0), port(1)]).with_uplink(1024);
     world.ports.iter_mut().for_each(|port| port.post(200));
@@ -262,13 +262,13 @@ fn heard() -> World {
 fn copies_for_a_listener_that_are_new_flows_all_the_time_make_shorter_batches() {
     let mut world = heard();
     filter(&mut world, 1, &many("to-guest"));
-    world.breathe();
+    world.poll();
     for flow in 0..320 {
         world.arrive(&tagged(&udp(mac(0), STRANGER, flow, 53), 100));
     }
     let (mut rounds, mut heard) = (0, 0);
     while heard < 320 {
-        world.breathe();
+        world.poll();
         world.ports[0].take();
         heard += world.ports[1].take().len();
         rounds += 1;
@@ -278,11 +278,11 @@ fn copies_for_a_listener_that_are_new_flows_all_the_time_make_shorter_batches() 
 }
 
 #[test]
-fn copy_for_a_listener_is_judged_as_it_is_written() {
+fn copy_for_a_listener_is_filtered_as_it_is_written() {
     let mut world = heard();
     let rules = "direction=to-guest action=allow protocol=udp destination-ports=53";
     let filter = filter(&mut world, 1, rules);
-    world.breathe();
+    world.poll();
     let [allowed, refused] = [53, 54].map(|port| udp(mac(0), STRANGER, 1, port));
     // Without the network's tag each has one: more than one is refused.
     for sent in [
@@ -292,7 +292,7 @@ fn copy_for_a_listener_is_judged_as_it_is_written() {
     ] {
         world.arrive(&tagged(sent, 100));
     }
-    world.breathe();
+    world.poll();
     assert_eq!(world.ports[1].got(), [tagged(&allowed, 0)]);
     assert_eq!(counts(filter.to_guest.as_deref()), [1]);
     assert_eq!(world.ports[1].counters.to_guest_filter.get(), 1);

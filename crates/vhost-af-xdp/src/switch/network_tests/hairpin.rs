@@ -12,19 +12,19 @@ use model::rates::{PortRates, Rate, Rates};
 const INNER: [Mac; 2] = [[2, 0, 0, 0, 5, 1], [2, 0, 0, 0, 5, 2]];
 
 /// A port whose frames come back.
-pub(super) fn hairpin(at: u8) -> TablePort {
-    TablePort {
+pub(super) fn hairpin(at: u8) -> FdbPort {
+    FdbPort {
         mac: mac(at),
         options: MemberOptions {
             hairpin: true,
             ..MemberOptions::default()
         },
-        ..TablePort::default()
+        ..FdbPort::default()
     }
 }
 
-fn plain(at: u8) -> TablePort {
-    TablePort {
+fn plain(at: u8) -> FdbPort {
+    FdbPort {
         options: MemberOptions::default(),
         ..hairpin(at)
     }
@@ -35,7 +35,7 @@ fn world() -> World {
     world_of(hairpin(0), Offloads::NONE)
 }
 
-fn world_of(first: TablePort, offloads: Offloads) -> World {
+fn world_of(first: FdbPort, offloads: Offloads) -> World {
     let mut world = World::offering(vec![first, plain(1), plain(2)], offloads);
     world.ports.iter_mut().for_each(|port| port.post(16));
     world
@@ -47,7 +47,7 @@ fn what_a_guest_sends_to_itself_comes_back_where_the_port_says_so() {
     for len in [14, 60, 64, 65, 1514] {
         let sent = [mac(0), BROADCAST].map(|to| frame(to, mac(0), len));
         sent.iter().for_each(|frame| _ = world.ports[0].send(frame));
-        world.breathe();
+        world.poll();
         assert_eq!(world.ports[0].take(), sent, "{len}");
         assert_eq!(world.ports[1].take(), sent[1..]);
     }
@@ -62,7 +62,7 @@ fn what_a_guest_sends_to_itself_comes_back_where_the_port_says_so() {
 fn what_a_guest_sends_to_itself_is_lost_where_the_port_does_not_say_so() {
     for isolated in [false, true] {
         let mut world = world_of(
-            TablePort {
+            FdbPort {
                 options: MemberOptions {
                     isolated,
                     ..MemberOptions::default()
@@ -74,7 +74,7 @@ fn what_a_guest_sends_to_itself_is_lost_where_the_port_does_not_say_so() {
         for to in [mac(0), BROADCAST] {
             world.ports[0].send(&frame(to, mac(0), 60));
         }
-        world.breathe();
+        world.poll();
         assert!(world.ports[0].got().is_empty());
         let counters = &world.ports[0].counters;
         assert_eq!(counters.from_guest_to_itself.get(), 1);
@@ -84,7 +84,7 @@ fn what_a_guest_sends_to_itself_is_lost_where_the_port_does_not_say_so() {
 
 #[test]
 fn isolated_guest_reaches_itself() {
-    let isolated = TablePort {
+    let isolated = FdbPort {
         options: MemberOptions {
             isolated: true,
             hairpin: true,
@@ -95,7 +95,7 @@ fn isolated_guest_reaches_itself() {
     let mut world = world_of(isolated, Offloads::NONE);
     let sent = frame(mac(0), mac(0), 60);
     world.ports[0].send(&sent);
-    world.breathe();
+    world.poll();
     assert_eq!(world.ports[0].got(), [sent]);
 }
 
@@ -103,31 +103,31 @@ fn isolated_guest_reaches_itself() {
 fn addresses_that_were_learned_reach_each_other_by_their_port() {
     let news = eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd");
     let learned = crate::switch::learned::Learned::new(Arc::new(news));
-    let first = TablePort {
+    let first = FdbPort {
         learned: Some(Arc::new(learned)),
         ..hairpin(0)
     };
     let mut world = world_of(first.clone(), Offloads::NONE);
-    let its = INNER.map(|mac| (crate::switch::table::Station::new(0, mac), PortNumber(0)));
-    let table = Table::new(vec![Some(first), None, None]).with_learned(its.into_iter());
-    world.tables.insert(NETWORK.into(), Arc::new(table));
-    world.acquaint();
+    let its = INNER.map(|mac| (crate::switch::fdb::FdbKey::new(0, mac), PortNumber(0)));
+    let fdb = Fdb::new(vec![Some(first), None, None]).with_learned(its.into_iter());
+    world.fdbs.insert(NETWORK.into(), Arc::new(fdb));
+    world.rebuild_forwarding();
     let sent = [frame(INNER[0], INNER[1], 60), frame(mac(0), INNER[0], 61)];
     sent.iter().for_each(|frame| _ = world.ports[0].send(frame));
     // Nobody's.
     world.ports[0].send(&frame(STRANGER, INNER[0], 62));
-    world.breathe();
+    world.poll();
     assert_eq!(world.ports[0].got(), sent);
     assert_eq!(world.ports[0].counters.from_guest_no_station.get(), 1);
 }
 
 #[test]
 fn what_comes_back_has_the_tag_that_the_guest_is_to_have() {
-    let trunk = TablePort {
+    let trunk = FdbPort {
         vlans: Vlans::Trunk(vec![100, 101]),
         ..hairpin(0)
     };
-    let access = TablePort {
+    let access = FdbPort {
         vlans: Vlans::Access(100),
         ..hairpin(1)
     };
@@ -143,7 +143,7 @@ fn what_comes_back_has_the_tag_that_the_guest_is_to_have() {
     // One that says a priority only.
     let bare = frame(mac(1), mac(1), 60);
     world.ports[1].send(&tagged(&bare, 5 << 13));
-    world.breathe();
+    world.poll();
     assert_eq!(world.ports[0].got(), sent);
     assert_eq!(world.ports[0].counters.from_guest_vlan.get(), 1);
     assert_eq!(world.ports[1].got(), [bare]);
@@ -157,7 +157,7 @@ fn guest_without_buffers_loses_what_it_sends_to_itself_and_waits_for_nothing() {
     for to in [mac(0), mac(0), mac(0), BROADCAST, mac(1)] {
         world.ports[0].send(&frame(to, mac(0), 60));
     }
-    world.breathe();
+    world.poll();
     assert_eq!((world.ports[0].got().len(), world.ports[1].got().len()), (2, 2));
     let counters = &world.ports[0].counters;
     assert_eq!(counters.to_guest_no_buffer.get(), 2);
@@ -184,7 +184,7 @@ fn limit_of_what_a_guest_gets_holds_for_what_it_sends_to_itself() {
     for to in [mac(0), mac(0), BROADCAST, mac(0), BROADCAST] {
         world.ports[0].send(&frame(to, mac(0), 60));
     }
-    world.breathe();
+    world.poll();
     assert_eq!(world.ports[0].got().len(), 3);
     assert_eq!(world.ports[0].counters.to_guest_limit.get(), 2);
     assert_eq!(world.ports[1].got().len(), 2);
@@ -193,7 +193,7 @@ fn limit_of_what_a_guest_gets_holds_for_what_it_sends_to_itself() {
 #[test]
 fn listener_hears_once_what_comes_back_and_nothing_of_what_does_not() {
     for (is_hairpin, heard) in [(true, 2), (false, 1)] {
-        let first = TablePort {
+        let first = FdbPort {
             options: MemberOptions {
                 hairpin: is_hairpin,
                 promiscuous: true,
@@ -201,7 +201,7 @@ fn listener_hears_once_what_comes_back_and_nothing_of_what_does_not() {
             },
             ..hairpin(0)
         };
-        let listener = TablePort {
+        let listener = FdbPort {
             options: MemberOptions {
                 promiscuous: true,
                 ..MemberOptions::default()
@@ -213,7 +213,7 @@ fn listener_hears_once_what_comes_back_and_nothing_of_what_does_not() {
         for to in [mac(0), BROADCAST] {
             world.ports[0].send(&frame(to, mac(0), 60));
         }
-        world.breathe();
+        world.poll();
         assert_eq!(world.ports[0].got().len(), if is_hairpin { 2 } else { 0 });
         assert_eq!(world.ports[1].got().len(), heard);
     }
@@ -253,7 +253,7 @@ fn gso_packet_comes_back_whole_to_a_guest_that_takes_it_and_cut_to_one_that_does
             // Behind it, and not before what is cut of it.
             let last = frame(mac(0), mac(0), 60);
             world.ports[0].send(&last);
-            world.breathe();
+            world.poll();
             let mut got = world.ports[0].got();
             assert_eq!(got.pop(), Some(last));
             // Into buffers of 2048 bytes; or eight frames.
@@ -280,16 +280,16 @@ fn rest_of_a_packet_that_a_guest_sends_to_itself_waits_for_its_buffers_and_nothi
     for to in [mac(0), mac(1)] {
         world.ports[0].send(&frame(to, mac(0), 60));
     }
-    world.breathe();
+    world.poll();
     assert_eq!(world.ports[0].got().len(), 16);
     assert_eq!(world.ports[1].got().len(), 1);
     let lost = |world: &World| world.ports[0].counters.to_guest_no_buffer.get();
     assert_eq!(lost(&world), 1, "it may not overtake the packet");
     world.ports[0].post(8);
-    world.breathe();
+    world.poll();
     assert_eq!((world.ports[0].got().len(), lost(&world)), (4, 1));
     world.ports[0].send(&frame(mac(0), mac(0), 60));
-    world.breathe();
+    world.poll();
     assert_eq!(world.ports[0].got().len(), 1);
 }
 
@@ -301,7 +301,7 @@ fn checksum_is_left_to_a_guest_that_takes_that_and_completed_for_one_that_does_n
         let mut header = [0; HEADER as usize];
         header[..10].copy_from_slice(&[1, 0, 0, 0, 0, 0, 34, 0, 16, 0]);
         world.ports[0].send_with(header, &sent);
-        world.breathe();
+        world.poll();
         let got = world.ports[0].got();
         assert_eq!(got.len(), 1);
         assert_eq!(got[0] == sent, takes);
@@ -313,7 +313,7 @@ fn checksum_is_left_to_a_guest_that_takes_that_and_completed_for_one_that_does_n
 #[test]
 fn frame_comes_back_by_the_pair_that_sent_it_or_by_the_first_if_that_receives_nothing() {
     for is_hairpin in [true, false] {
-        let port = TablePort {
+        let port = FdbPort {
             options: MemberOptions {
                 hairpin: is_hairpin,
                 ..MemberOptions::default()
@@ -323,22 +323,22 @@ fn frame_comes_back_by_the_pair_that_sent_it_or_by_the_first_if_that_receives_no
         };
         let mut world = World::of(vec![port]);
         world.add_pair(0, 1, Offloads::NONE);
-        world.acquaint();
+        world.rebuild_forwarding();
         world.ports.iter_mut().for_each(|port| port.post(16));
         let got = |world: &mut World| [0, 1].map(|pair: usize| world.ports[pair].got().len());
         let expected = |got: [usize; 2]| if is_hairpin { got } else { [0, 0] };
         for pair in [0, 1, 0] {
             world.ports[pair].send(&frame(mac(0), mac(0), 60));
             world.ports[pair].send(&frame(BROADCAST, mac(0), 60));
-            world.breathe();
+            world.poll();
             assert_eq!(got(&mut world), expected([2 - 2 * pair, 2 * pair]));
         }
         let second = world.slots[1].lane.pair_mut().expect("a guest's");
         second.to_guest.enabled = false;
-        world.acquaint();
+        world.rebuild_forwarding();
         world.ports[1].send(&frame(mac(0), mac(0), 60));
         world.ports[1].send(&frame(BROADCAST, mac(0), 60));
-        world.breathe();
+        world.poll();
         assert_eq!(got(&mut world), expected([2, 0]));
         world.slots[0]
             .lane
@@ -346,9 +346,9 @@ fn frame_comes_back_by_the_pair_that_sent_it_or_by_the_first_if_that_receives_no
             .expect("a guest's")
             .to_guest
             .enabled = false;
-        world.acquaint();
+        world.rebuild_forwarding();
         world.ports[1].send(&frame(mac(0), mac(0), 60));
-        world.breathe();
+        world.poll();
         let counters = &world.ports[1].counters;
         assert_eq!(counters.from_guest_no_peer.get(), u64::from(is_hairpin));
         assert_eq!(
@@ -360,7 +360,7 @@ fn frame_comes_back_by_the_pair_that_sent_it_or_by_the_first_if_that_receives_no
 
 /// All that it gets it sends again, which is as much as it may send.
 #[test]
-fn guest_whose_frames_go_round_for_ever_takes_no_turns_of_others() {
+fn guest_whose_frames_loop_for_ever_does_not_slow_others() {
     for to in [mac(0), BROADCAST] {
         let mut world = World::of(vec![hairpin(0), plain(1), plain(2)]);
         world.ports.iter_mut().for_each(|port| port.post(128));
@@ -399,7 +399,7 @@ fn guest_that_receives_into_what_it_sends_changes_nothing_for_others() {
         }
         guest.from_guest.publish();
     }
-    world.breathe();
+    world.poll();
     let got = world.ports[1].got();
     assert_eq!(got.len(), 5);
     for frame in got {
@@ -428,7 +428,7 @@ fn guest_that_breaks_the_rules_of_its_receive_queue_leaves_and_what_it_sent_befo
         // Never looked at.
         world.ports[0].send(&frame(mac(2), mac(0), 63));
         // Groups fill turns with their copies.
-        (0..3).for_each(|_| world.breathe());
+        (0..3).for_each(|_| world.poll());
         assert!(!world.slots[0].is_in_rounds());
         assert!(world.slots[1].is_in_rounds() && world.slots[2].is_in_rounds());
         assert_eq!(world.ports[1].got()[0], frame(mac(1), mac(0), 60));

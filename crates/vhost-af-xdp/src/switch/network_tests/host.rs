@@ -19,26 +19,26 @@ fn world(ports: u8) -> (World, OwnedFd, Arc<PairCounters>) {
     world_with(ports, true)
 }
 
-/// The same; `cuts_udp`: the host's kernel cuts UDP packets.
-fn world_with(ports: u8, cuts_udp: bool) -> (World, OwnedFd, Arc<PairCounters>) {
+/// The same; `segments_udp`: the host's kernel cuts UDP packets.
+fn world_with(ports: u8, segments_udp: bool) -> (World, OwnedFd, Arc<PairCounters>) {
     let mut world = World::new(&vec![16; ports.into()]);
     let known = (0..ports).map(|port| {
-        Some(TablePort {
+        Some(FdbPort {
             mac: mac(port),
-            ..TablePort::default()
+            ..FdbPort::default()
         })
     });
-    let table = Table::new(known.collect()).with_reached(&[HOST]);
-    world.tables.insert(NETWORK.into(), Arc::new(table));
+    let fdb = Fdb::new(known.collect()).with_reached(&[HOST]);
+    world.fdbs.insert(NETWORK.into(), Arc::new(fdb));
     let (family, flags) = (AddressFamily::UNIX, SocketFlags::NONBLOCK);
     let (host, tap) = socketpair(family, SocketType::SEQPACKET, flags, None).expect("sockets");
     let counters = Arc::<PairCounters>::default();
-    let lane = TapLane::new(Tap::new(tap), cuts_udp, Arc::clone(&counters));
+    let lane = TapLane::new(Tap::new(tap), segments_udp, Arc::clone(&counters));
     let role = Role::Host {
         network: NETWORK.into(),
     };
     world.add_slot(Box::new(lane.expect("memory")), role);
-    world.acquaint();
+    world.rebuild_forwarding();
     (world, host, counters)
 }
 
@@ -93,11 +93,11 @@ fn frames_behind_a_packet_that_a_host_does_not_cut_wait_until_it_has_all_of_it()
     world.ports[1].send(&other);
     // Where rounds begin changes now and then: a lane may have two turns before the host's has one.
     for at in [0, 0, 1] {
-        slots::breathe(&mut world.slots, at, &mut Vec::new());
+        slots::poll(&mut world.slots, at, &mut Vec::new());
     }
     let mut got = read(&host);
     for _ in 0..4 {
-        world.breathe();
+        world.poll();
         got.extend(read(&host));
     }
     let place = |wanted: &[u8]| got.iter().position(|frame| frame == wanted);
@@ -126,8 +126,8 @@ fn order_is_kept_between_what_is_written_at_once_and_what_waits() {
         world.ports[0].send(&frame);
         sent.push(frame);
     }
-    world.breathe();
-    world.breathe();
+    world.poll();
+    world.poll();
     assert_eq!(read(&host), sent);
 }
 
@@ -141,7 +141,7 @@ fn host_gives_frames_to_ports_and_to_nobody_else() {
         assert!(write(&host, &to_all));
         assert!(write(&host, &frame(STRANGER, HOST, len)));
         assert!(write(&host, &frame(HOST, HOST, len)));
-        world.breathe();
+        world.poll();
         assert_eq!(world.ports[1].take(), [to_one, to_all.clone()]);
         assert_eq!(world.ports[0].take(), [to_all]);
     }
@@ -158,7 +158,7 @@ fn what_the_host_does_not_take_is_counted_and_holds_nobody_up() {
     }
     let last = frame(mac(1), mac(0), 60);
     world.ports[0].send(&last);
-    world.breathe();
+    world.poll();
     assert_eq!(world.ports[1].got(), [last]);
     assert_eq!(counters.to_guest_host_refused.get(), 5);
 }
@@ -171,13 +171,13 @@ fn each_frame_is_delivered_or_counted_when_the_way_to_the_host_stops() {
         said += 1;
     }
     // One turn: the guest has buffers for a part of it.
-    slots::breathe(&mut world.slots, 2, &mut Vec::new());
+    slots::poll(&mut world.slots, 2, &mut Vec::new());
     let heard = world.ports[0].got().len() as u64;
     // Of guests nothing is lost: it is written.
     for _ in 0..5 {
         world.ports[1].send(&frame(BROADCAST, mac(1), 61));
     }
-    slots::breathe(&mut world.slots, 1, &mut Vec::new());
+    slots::poll(&mut world.slots, 1, &mut Vec::new());
     world.slots.pop().expect("the host's").lane.stop();
     // That its end was closed with frames in it.
     let _ = rustix::net::sockopt::socket_error(&host);
@@ -189,7 +189,7 @@ fn each_frame_is_delivered_or_counted_when_the_way_to_the_host_stops() {
 }
 
 #[test]
-fn turn_takes_no_more_of_the_host_than_it_has_buffers_for() {
+fn host_frames_are_read_only_while_there_are_buffers() {
     let (mut world, host, _) = world(1);
     world.ports[0].post(112);
     let mut sent = 0;
@@ -197,7 +197,7 @@ fn turn_takes_no_more_of_the_host_than_it_has_buffers_for() {
         sent += 1;
     }
     assert!(sent > 128, "{sent}");
-    world.breathe();
+    world.poll();
     let first = world.ports[0].got().len();
     assert!(first > 0 && first <= 64, "{first} of {sent}");
 }
@@ -207,7 +207,7 @@ fn rounds_until_heard(world: &mut World, host: &OwnedFd) -> u32 {
     let said = frame(mac(0), HOST, 60);
     assert!(write(host, &said));
     for round in 1..100 {
-        world.breathe();
+        world.poll();
         match &world.ports[0].take()[..] {
             [] => {}
             heard => {
@@ -222,7 +222,7 @@ fn rounds_until_heard(world: &mut World, host: &OwnedFd) -> u32 {
 #[test]
 fn host_that_is_quiet_is_asked_less_often_until_something_happens() {
     let (mut world, host, _) = world(1);
-    let is_quiet = |world: &mut World| (0..1001).for_each(|_| world.breathe());
+    let is_quiet = |world: &mut World| (0..1001).for_each(|_| world.poll());
     assert_eq!(rounds_until_heard(&mut world, &host), 1, "at first");
     is_quiet(&mut world);
     let rounds = rounds_until_heard(&mut world, &host);
@@ -234,7 +234,7 @@ fn host_that_is_quiet_is_asked_less_often_until_something_happens() {
     );
     is_quiet(&mut world);
     world.ports[0].send(&frame(HOST, mac(0), 60));
-    world.breathe();
+    world.poll();
     assert!(
         rounds_until_heard(&mut world, &host) <= 5,
         "after it got something"
@@ -254,19 +254,28 @@ fn host_that_is_quiet_is_asked_less_often_until_something_happens() {
 fn host_without_frames_leaves_the_worker_asleep() {
     let (mut world, host, _) = world(1);
     let lane = world.slots.len() - 1;
-    let arm = |world: &mut World| slots::arm(&mut world.slots, lane, &mut Vec::new());
-    world.breathe();
-    assert_eq!(arm(&mut world), Some(Work::None), "at first");
+    let enable_notifications =
+        |world: &mut World| slots::enable_notifications(&mut world.slots, lane, &mut Vec::new());
+    world.poll();
+    assert_eq!(enable_notifications(&mut world), Some(Work::None), "at first");
     // One that nobody has a buffer for: what it waits for nobody tells of.
     (0..17).for_each(|_| assert!(write(&host, &frame(mac(0), HOST, 60))));
-    world.breathe();
-    assert_eq!(arm(&mut world), Some(Work::SOON), "a frame waits");
+    world.poll();
+    assert_eq!(
+        enable_notifications(&mut world),
+        Some(Work::SOON),
+        "a frame waits"
+    );
     assert_eq!(world.ports[0].got().len(), 16);
     world.ports[0].post(16);
-    world.breathe();
-    world.breathe();
+    world.poll();
+    world.poll();
     assert_eq!(world.ports[0].got().len(), 1);
-    assert_eq!(arm(&mut world), Some(Work::None), "once it has gone");
+    assert_eq!(
+        enable_notifications(&mut world),
+        Some(Work::None),
+        "once it has gone"
+    );
 }
 
 /// Who is root here can give the device what no stack sends.
@@ -274,15 +283,15 @@ fn host_without_frames_leaves_the_worker_asleep() {
 fn frame_of_the_host_that_ends_within_its_tag_is_dropped() {
     let (mut world, host, counters) = world(2);
     let known = (0..2).map(|port| {
-        Some(TablePort {
+        Some(FdbPort {
             mac: mac(port),
             vlans: Vlans::Access(256),
-            ..TablePort::default()
+            ..FdbPort::default()
         })
     });
-    let table = Table::new(known.collect()).with_reached(&[HOST]);
-    world.tables.insert(NETWORK.into(), Arc::new(table));
-    world.acquaint();
+    let fdb = Fdb::new(known.collect()).with_reached(&[HOST]);
+    world.fdbs.insert(NETWORK.into(), Arc::new(fdb));
+    world.rebuild_forwarding();
     for to in [mac(0), BROADCAST] {
         let whole = tagged(&frame(to, HOST, 60), 256);
         for len in 15..18 {
@@ -290,7 +299,7 @@ fn frame_of_the_host_that_ends_within_its_tag_is_dropped() {
         }
         assert!(write(&host, &whole));
     }
-    world.breathe();
+    world.poll();
     let wanted = [mac(0), BROADCAST].map(|to| frame(to, HOST, 60));
     assert_eq!(world.ports[0].got(), wanted);
     assert_eq!(world.ports[1].got(), wanted[1..]);

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use model::config::MemberOptions;
 use steer::HintSet;
 
-use super::notes::promise;
+use super::port_marks::offer;
 use super::*;
 use crate::switch::fairness_tests::gso_packet;
 use crate::switch::learned::Learned;
@@ -24,14 +24,14 @@ fn place(port: usize) -> (usize, usize) {
 }
 
 impl Workers {
-    pub(super) fn new(known: Vec<TablePort>, has_uplink: bool) -> Self {
+    pub(super) fn new(known: Vec<FdbPort>, has_uplink: bool) -> Self {
         Self::hinted(known, has_uplink.then_some(HintSet::NONE))
     }
 
     /// The same with an uplink of whose frames that is promised.
-    pub(super) fn hinted(known: Vec<TablePort>, uplink: Option<HintSet>) -> Self {
+    pub(super) fn hinted(known: Vec<FdbPort>, uplink: Option<HintSet>) -> Self {
         let has_uplink = uplink.is_some();
-        let table = Arc::new(Table::new(known.into_iter().map(Some).collect()));
+        let fdb = Arc::new(Fdb::new(known.into_iter().map(Some).collect()));
         let spread = Spread {
             ports: (0..4)
                 .map(|port| (PortNumber(port), usize::from(port) / 2))
@@ -43,7 +43,7 @@ impl Workers {
             let mut world = World {
                 ports: Vec::new(),
                 slots: Vec::new(),
-                tables: Tables::from([(NETWORK.into(), Arc::clone(&table))]),
+                fdbs: Fdbs::from([(NETWORK.into(), Arc::clone(&fdb))]),
                 place: Place {
                     number: number.into(),
                     spreads: [(NETWORK.into(), Arc::clone(&spread))].into(),
@@ -76,20 +76,20 @@ impl Workers {
         }
         let [first, second] = worlds;
         let first = match uplink {
-            Some(hints) => first.with_uplink_of(256, |queue| promise(queue, hints)),
+            Some(hints) => first.with_uplink_of(256, |queue| offer(queue, hints)),
             None => first,
         };
         let mut workers = Self([first, second], counters);
-        workers.0.iter_mut().for_each(World::acquaint);
-        workers.breathe();
+        workers.0.iter_mut().for_each(World::rebuild_forwarding);
+        workers.poll();
         workers
     }
 
     /// Ports without VLANs, with so many buffers each.
     fn plain(buffers: usize, has_uplink: bool) -> Self {
-        let port = |at| TablePort {
+        let port = |at| FdbPort {
             mac: mac(at),
-            ..TablePort::default()
+            ..FdbPort::default()
         };
         let mut workers = Self::new((0..4).map(port).collect(), has_uplink);
         workers.post(buffers);
@@ -119,9 +119,9 @@ impl Workers {
     }
 
     /// Both, until what is under way has come.
-    pub(super) fn breathe(&mut self) {
+    pub(super) fn poll(&mut self) {
         for _ in 0..4 {
-            self.0.iter_mut().for_each(World::breathe);
+            self.0.iter_mut().for_each(World::poll);
         }
     }
 }
@@ -135,7 +135,7 @@ fn frames_that_are_in_a_link_when_it_stops_are_counted() {
         }
     }
     let [first, second] = &mut workers.0;
-    first.breathe();
+    first.poll();
     let at = second
         .slots
         .iter()
@@ -161,8 +161,8 @@ fn frames_of_links_and_of_the_uplink_allocate_nothing() {
         }
         workers.0[0].arrive(&frame(BROADCAST, STRANGER, 61));
     };
-    let breathe = || workers.borrow_mut().0.iter_mut().for_each(World::breathe);
-    assert_eq!(allocations(breathe, between), 0);
+    let poll = || workers.borrow_mut().0.iter_mut().for_each(World::poll);
+    assert_eq!(allocations(poll, between), 0);
     assert!(received > 500, "{received} frames moved");
 }
 
@@ -184,7 +184,7 @@ fn everybody_reaches_everybody_in_order() {
                     wanted[to].push(sent);
                 }
             }
-            workers.breathe();
+            workers.poll();
             for (to, wanted) in wanted.iter().enumerate() {
                 assert_eq!(workers.port(to).got(), *wanted, "{from} to {to}, {len}");
                 workers.port(to).post(wanted.len());
@@ -194,13 +194,13 @@ fn everybody_reaches_everybody_in_order() {
 }
 
 #[test]
-fn group_comes_once_to_all_and_not_back() {
+fn multicast_reaches_all_workers_once_and_not_its_sender() {
     for has_uplink in [false, true] {
         let mut workers = Workers::plain(16, has_uplink);
         for from in 0..4 {
             let sent = frame(BROADCAST, mac(from as u8), 60);
             workers.port(from).send(&sent);
-            workers.breathe();
+            workers.poll();
             for to in 0..4 {
                 let got = workers.port(to).got();
                 assert_eq!(got.len(), usize::from(to != from), "{from} to {to}");
@@ -212,20 +212,20 @@ fn group_comes_once_to_all_and_not_back() {
 #[test]
 fn frames_of_a_hairpin_port_come_back_once() {
     for has_uplink in [false, true] {
-        let port = |at| TablePort {
+        let port = |at| FdbPort {
             mac: mac(at),
             options: MemberOptions {
                 hairpin: true,
                 ..MemberOptions::default()
             },
-            ..TablePort::default()
+            ..FdbPort::default()
         };
         let mut workers = Workers::new((0..4).map(port).collect(), has_uplink);
         workers.post(16);
         for from in 0..4 {
             let sent = [BROADCAST, mac(from as u8)].map(|to| frame(to, mac(from as u8), 60));
             sent.iter().for_each(|frame| _ = workers.port(from).send(frame));
-            workers.breathe();
+            workers.poll();
             for to in 0..4 {
                 let got = workers.port(to).got();
                 let its = if to == from { &sent[..] } else { &sent[..1] };
@@ -243,7 +243,7 @@ fn all_get_what_the_uplink_of_one_worker_receives() {
     }
     let group = frame(BROADCAST, STRANGER, 80);
     workers.0[0].arrive(&group);
-    workers.breathe();
+    workers.poll();
     for to in 0..4 {
         let own = frame(mac(to as u8), STRANGER, 60 + to);
         assert_eq!(workers.port(to).got(), [own, group.clone()], "{to}");
@@ -252,14 +252,14 @@ fn all_get_what_the_uplink_of_one_worker_receives() {
 
 #[test]
 fn vlans_and_isolation_hold_between_workers() {
-    let port = |at: u8, vlans, isolated| TablePort {
+    let port = |at: u8, vlans, isolated| FdbPort {
         mac: mac(at),
         vlans,
         options: MemberOptions {
             isolated,
             ..MemberOptions::default()
         },
-        ..TablePort::default()
+        ..FdbPort::default()
     };
     let access = || Vlans::Access(100);
     let mut workers = Workers::new(
@@ -276,7 +276,7 @@ fn vlans_and_isolation_hold_between_workers() {
         workers.port(0).send(&frame(to, mac(0), 60));
     }
     workers.port(3).send(&tagged(&frame(mac(0), mac(3), 61), 100));
-    workers.breathe();
+    workers.poll();
     assert_eq!(workers.port(0).got(), [frame(mac(0), mac(3), 61)]);
     assert!(workers.port(1).got().is_empty() && workers.port(2).got().is_empty());
     let wanted = [mac(3), BROADCAST].map(|to| tagged(&frame(to, mac(0), 60), 100));
@@ -287,14 +287,14 @@ fn vlans_and_isolation_hold_between_workers() {
 #[test]
 fn isolation_holds_between_workers_for_addresses_that_were_not_learned_yet() {
     let news = Arc::new(eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd"));
-    let port = |at: u8| TablePort {
+    let port = |at: u8| FdbPort {
         mac: mac(at),
         options: MemberOptions {
             isolated: at != 3,
             ..MemberOptions::default()
         },
         learned: (at == 0).then(|| Arc::new(Learned::new(Arc::clone(&news)))),
-        ..TablePort::default()
+        ..FdbPort::default()
     };
     let mut workers = Workers::new((0..4).map(port).collect(), false);
     workers.post(16);
@@ -302,7 +302,7 @@ fn isolation_holds_between_workers_for_addresses_that_were_not_learned_yet() {
     let sent =
         [(BROADCAST, inner), (mac(3), inner), (BROADCAST, mac(0))].map(|(to, from)| frame(to, from, 60));
     sent.iter().for_each(|frame| _ = workers.port(0).send(frame));
-    workers.breathe();
+    workers.poll();
     assert!(workers.port(1).got().is_empty(), "of the same worker");
     assert!(workers.port(2).got().is_empty());
     assert_eq!(workers.port(3).got(), sent);
@@ -312,7 +312,7 @@ fn isolation_holds_between_workers_for_addresses_that_were_not_learned_yet() {
 fn isolated_port_that_listens_hears_nothing_of_another_one_whose_address_was_not_learned_yet() {
     let news = Arc::new(eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd"));
     for listens in [false, true] {
-        let port = |at: u8| TablePort {
+        let port = |at: u8| FdbPort {
             mac: mac(at),
             options: MemberOptions {
                 isolated: at != 3,
@@ -320,14 +320,14 @@ fn isolated_port_that_listens_hears_nothing_of_another_one_whose_address_was_not
                 ..MemberOptions::default()
             },
             learned: (at == 0).then(|| Arc::new(Learned::new(Arc::clone(&news)))),
-            ..TablePort::default()
+            ..FdbPort::default()
         };
         let mut workers = Workers::new((0..4).map(port).collect(), false);
         workers.post(16);
         let inner = [2, 0, 0, 0, 5, 1];
         let sent = [mac(0), inner, mac(0), mac(0), inner].map(|from| frame(mac(3), from, 60));
         sent.iter().for_each(|frame| _ = workers.port(0).send(frame));
-        workers.breathe();
+        workers.poll();
         assert!(workers.port(2).got().is_empty());
         assert_eq!(workers.port(3).got(), sent);
         assert_eq!(workers.port(0).counters.from_guest_isolated.get(), 0);
@@ -337,13 +337,13 @@ fn isolated_port_that_listens_hears_nothing_of_another_one_whose_address_was_not
 #[test]
 fn promiscuous_port_of_another_worker_hears_each_frame_once() {
     for listener in [1, 3] {
-        let port = |at| TablePort {
+        let port = |at| FdbPort {
             mac: mac(at),
             options: MemberOptions {
                 promiscuous: usize::from(at) == listener,
                 ..MemberOptions::default()
             },
-            ..TablePort::default()
+            ..FdbPort::default()
         };
         let mut workers = Workers::new((0..4).map(port).collect(), true);
         workers.post(64);
@@ -351,7 +351,7 @@ fn promiscuous_port_of_another_worker_hears_each_frame_once() {
         for (from, to) in [(0, 1), (0, 2), (2, 0), (2, 3), (0, 3), (2, 1)] {
             workers.port(from).send(&frame(mac(to), mac(from as u8), 60));
             heard += 1;
-            workers.breathe();
+            workers.poll();
         }
         for from in [0, 2] {
             workers.port(from).send(&frame(STRANGER, mac(from as u8), 60));
@@ -361,7 +361,7 @@ fn promiscuous_port_of_another_worker_hears_each_frame_once() {
             workers.0[0].arrive(&frame(mac(to), STRANGER, 60));
             heard += 1;
         }
-        workers.breathe();
+        workers.poll();
         assert_eq!(workers.port(listener).got().len(), heard, "{listener}");
     }
 }
@@ -375,7 +375,7 @@ fn guest_without_buffers_holds_nobody_up_who_is_reached_by_the_same_link() {
             workers.port(0).send(&frame(mac(to), mac(0), 60));
         }
     }
-    workers.breathe();
+    workers.poll();
     assert_eq!(workers.port(3).got().len(), 20);
     assert_eq!(workers.port(2).counters.to_guest_no_buffer.get(), 20);
     assert_eq!(workers.port(0).counters.from_guest_waits.get(), 0);
@@ -388,7 +388,7 @@ fn link_that_is_full_makes_wait_for_a_while_and_loses_then() {
         for _ in 0..100 {
             workers.port(0).send(&frame(mac(2), mac(0), 60));
         }
-        (0..4).for_each(|_| workers.0[0].breathe());
+        (0..4).for_each(|_| workers.0[0].poll());
         while workers.port(0).from_guest.take_used().is_some() {}
     };
     (0..3).for_each(|_| send(&mut workers));
@@ -397,7 +397,7 @@ fn link_that_is_full_makes_wait_for_a_while_and_loses_then() {
     std::thread::sleep(std::time::Duration::from_millis(20));
     send(&mut workers);
     workers.port(2).post(200);
-    workers.breathe();
+    workers.poll();
     let got = workers.port(2).got().len();
     assert!(got > 100, "{got} go on when they are taken again");
 }
@@ -416,7 +416,7 @@ fn gso_packet_comes_whole_where_the_guest_takes_it_and_cut_where_not() {
         let mut header = [0; HEADER as usize];
         header[..asked.len()].copy_from_slice(&asked);
         workers.port(0).send_with(header, &packet);
-        workers.breathe();
+        workers.poll();
         let got = workers.port(2).got();
         assert_eq!(got.len(), buffers);
         let len = got[0].len();
@@ -441,10 +441,10 @@ fn frame_for_a_guest_that_is_nowhere_goes_where_the_uplink_is() {
             .insert(NETWORK.into(), Arc::new(spread.clone()));
     }
     workers.0[1].slots.remove(1).lane.stop();
-    workers.0.iter_mut().for_each(World::acquaint);
+    workers.0.iter_mut().for_each(World::rebuild_forwarding);
     workers.port(0).send(&frame(mac(3), mac(0), 60));
     workers.port(0).send(&frame(mac(2), mac(0), 60));
-    workers.breathe();
+    workers.poll();
     assert_eq!(workers.port(2).got().len(), 1);
     // It was given to the link, too, and is not lost with who sent it.
     assert_eq!(workers.port(0).counters.from_guest_no_peer.get(), 0);
@@ -453,13 +453,13 @@ fn frame_for_a_guest_that_is_nowhere_goes_where_the_uplink_is() {
 
 #[test]
 fn frame_for_a_guest_that_has_moved_is_heard_once() {
-    let port = |at| TablePort {
+    let port = |at| FdbPort {
         mac: mac(at),
         options: MemberOptions {
             promiscuous: at == 1,
             ..MemberOptions::default()
         },
-        ..TablePort::default()
+        ..FdbPort::default()
     };
     let mut workers = Workers::new((0..4).map(port).collect(), true);
     workers.post(8);
@@ -472,9 +472,9 @@ fn frame_for_a_guest_that_has_moved_is_heard_once() {
         world.place.spreads.insert(NETWORK.into(), spread);
     }
     workers.0[1].slots.remove(1).lane.stop();
-    workers.0.iter_mut().for_each(World::acquaint);
+    workers.0.iter_mut().for_each(World::rebuild_forwarding);
     let sent = frame(mac(3), mac(2), 60);
     workers.port(2).send(&sent);
-    workers.breathe();
+    workers.poll();
     assert_eq!(workers.port(1).got(), [sent]);
 }

@@ -4,24 +4,24 @@ use super::*;
 
 /// Two ports: the first has so many pairs, the second one; each with 64 receive buffers. Pairs come first, in order.
 fn world(pairs: u16) -> World {
-    let port = |at: u8| TablePort {
+    let port = |at: u8| FdbPort {
         mac: mac(at),
         flows: (at == 0).then(Arc::default),
-        ..TablePort::default()
+        ..FdbPort::default()
     };
     let mut world = World::default();
-    let table = Table::new(vec![Some(port(0)), Some(port(1))]);
-    world.tables.insert(NETWORK.into(), Arc::new(table));
+    let fdb = Fdb::new(vec![Some(port(0)), Some(port(1))]);
+    world.fdbs.insert(NETWORK.into(), Arc::new(fdb));
     (0..pairs).for_each(|pair| world.add_pair(0, pair, Offloads::NONE));
     world.add_pair(1, 0, Offloads::NONE);
-    world.acquaint();
+    world.rebuild_forwarding();
     world.ports.iter_mut().for_each(|port| port.post(64));
     world
 }
 
 /// A UDP packet between a port of the first and one of another station, forth or back.
-fn packet(peer: Mac, port: u16, back: bool) -> Vec<u8> {
-    let ends = [(mac(0), 1, port), (peer, 2, 9)];
+fn packet(target: Mac, port: u16, back: bool) -> Vec<u8> {
+    let ends = [(mac(0), 1, port), (target, 2, 9)];
     let [(from_mac, from, from_port), (to_mac, to, to_port)] = match back {
         false => ends,
         true => [ends[1], ends[0]],
@@ -44,21 +44,21 @@ fn got(world: &mut World, pairs: usize) -> Vec<Vec<Vec<u8>>> {
 fn flow_comes_back_by_the_pair_that_sent_it_from_a_port_and_from_the_uplink() {
     for pairs in [2, 4] {
         let mut world = world(pairs).with_uplink(256);
-        world.breathe();
+        world.poll();
         let sends = |flow: u16| usize::from(flow * 7 % pairs);
         let mut wanted = vec![Vec::new(); usize::from(pairs)];
         for flow in 0..20 {
             world.ports[sends(flow)].send(&packet(mac(1), flow, false));
             world.ports[sends(flow)].send(&packet(STRANGER, 100 + flow, false));
         }
-        world.breathe();
+        world.poll();
         for flow in 0..20 {
-            let (near, far) = (packet(mac(1), flow, true), packet(STRANGER, 100 + flow, true));
-            world.ports[usize::from(pairs)].send(&near);
+            let (siblings, far) = (packet(mac(1), flow, true), packet(STRANGER, 100 + flow, true));
+            world.ports[usize::from(pairs)].send(&siblings);
             world.arrive(&far);
-            wanted[sends(flow)].extend([near, far]);
+            wanted[sends(flow)].extend([siblings, far]);
         }
-        world.breathe();
+        world.poll();
         let mut got = got(&mut world, pairs.into());
         got.iter_mut().chain(&mut wanted).for_each(|frames| frames.sort());
         assert_eq!(got, wanted);
@@ -70,9 +70,9 @@ fn flow_that_moves_to_another_pair_is_followed_and_one_that_is_off_is_not() {
     let mut world = world(2);
     for pair in [1, 0, 1] {
         world.ports[pair].send(&packet(mac(1), 5, false));
-        world.breathe();
+        world.poll();
         world.ports[2].send(&packet(mac(1), 5, true));
-        world.breathe();
+        world.poll();
         let of_pairs: Vec<_> = got(&mut world, 2).iter().map(Vec::len).collect();
         assert_eq!(of_pairs, [1 - pair, pair]);
     }
@@ -82,16 +82,16 @@ fn flow_that_moves_to_another_pair_is_followed_and_one_that_is_off_is_not() {
         .expect("a guest's")
         .to_guest
         .enabled = false;
-    world.acquaint();
+    world.rebuild_forwarding();
     world.ports[2].send(&packet(mac(1), 5, true));
-    world.breathe();
+    world.poll();
     assert_eq!(world.ports[0].got().len(), 1);
 }
 
 #[test]
 fn flows_that_were_not_sent_are_spread_and_each_keeps_its_order() {
     let mut world = world(4).with_uplink(256);
-    world.breathe();
+    world.poll();
     for round in 0..3 {
         for flow in 0..10 {
             let mut frame = packet(STRANGER, flow, true);
@@ -101,7 +101,7 @@ fn flows_that_were_not_sent_are_spread_and_each_keeps_its_order() {
             frame[59] = round;
             world.ports[4].send(&frame);
         }
-        world.breathe();
+        world.poll();
     }
     let got = got(&mut world, 4);
     assert!(got.iter().filter(|frames| !frames.is_empty()).count() > 2);
@@ -116,12 +116,12 @@ fn flows_that_were_not_sent_are_spread_and_each_keeps_its_order() {
 }
 
 #[test]
-fn group_goes_to_one_pair() {
+fn multicast_goes_to_one_pair() {
     let mut world = world(3).with_uplink(64);
-    world.breathe();
+    world.poll();
     world.arrive(&frame(BROADCAST, STRANGER, 60));
     world.ports[3].send(&frame(BROADCAST, mac(1), 60));
-    world.breathe();
+    world.poll();
     let of_pairs: Vec<_> = got(&mut world, 3).iter().map(Vec::len).collect();
     assert_eq!(of_pairs, [2, 0, 0]);
 }
@@ -130,12 +130,12 @@ fn group_goes_to_one_pair() {
 fn pairs_of_a_slow_guest_have_no_more_chunks_together_than_one_has() {
     for pairs in [1, 4] {
         let mut world = world(pairs).with_uplink(256);
-        world.breathe();
+        world.poll();
         let sent = 50 * 30;
         for flow in 0..sent {
             world.arrive(&packet(STRANGER, flow, true));
             if flow % 30 == 29 {
-                world.breathe();
+                world.poll();
             }
         }
         let counters = world.ports.iter().map(|port| &port.counters);

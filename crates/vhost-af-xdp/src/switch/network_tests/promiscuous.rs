@@ -6,14 +6,14 @@ use model::config::MemberOptions;
 
 /// Ports of these VLANs, with 16 receive buffers each; the last one listens.
 fn heard(vlans: &[Vlans]) -> World {
-    let port = |(at, vlans_of): (usize, &Vlans)| TablePort {
+    let port = |(at, vlans_of): (usize, &Vlans)| FdbPort {
         mac: mac(at as u8),
         vlans: vlans_of.clone(),
         options: MemberOptions {
             promiscuous: at == vlans.len() - 1,
             ..MemberOptions::default()
         },
-        ..TablePort::default()
+        ..FdbPort::default()
     };
     let mut world = World::of(vlans.iter().enumerate().map(port).collect());
     world.ports.iter_mut().for_each(|port| port.post(16));
@@ -23,7 +23,7 @@ fn heard(vlans: &[Vlans]) -> World {
 #[test]
 fn promiscuous_port_hears_all_that_moves_once() {
     let mut world = heard(&[Vlans::Untagged, Vlans::Untagged, Vlans::Untagged]).with_uplink(256);
-    world.breathe();
+    world.poll();
     let sent = [
         frame(mac(1), mac(0), 1514),
         // Its own.
@@ -33,7 +33,7 @@ fn promiscuous_port_hears_all_that_moves_once() {
     ];
     sent.iter().for_each(|frame| _ = world.ports[0].send(frame));
     world.ports[2].send(&frame(mac(1), mac(2), 63));
-    world.breathe();
+    world.poll();
     assert_eq!(world.ports[2].got(), sent);
     assert_eq!(world.ports[1].got().len(), 3);
     let came = [
@@ -42,7 +42,7 @@ fn promiscuous_port_hears_all_that_moves_once() {
         frame(BROADCAST, STRANGER, 66),
     ];
     came.iter().for_each(|frame| world.arrive(frame));
-    world.breathe();
+    world.poll();
     let mut got = world.ports[2].got();
     got.sort_by_key(Vec::len);
     assert_eq!(got, came);
@@ -55,16 +55,16 @@ fn promiscuous_port_hears_its_vlans_only_and_with_its_tags() {
     let trunk = Vlans::Trunk(vec![100]);
     let other = Vlans::Access(101);
     let mut world = heard(&[access.clone(), access, other.clone(), other, trunk]).with_uplink(256);
-    world.breathe();
+    world.poll();
     let sent = frame(mac(1), mac(0), 60);
     world.ports[0].send(&sent);
     world.ports[2].send(&frame(mac(3), mac(2), 60));
-    world.breathe();
+    world.poll();
     assert_eq!(world.ports[4].got(), [tagged(&sent, 100)]);
     let came = tagged(&frame(mac(1), STRANGER, 60), 100);
     world.arrive(&came);
     world.arrive(&tagged(&frame(mac(3), STRANGER, 60), 101));
-    world.breathe();
+    world.poll();
     assert_eq!(world.ports[4].got(), [came]);
     assert_eq!(world.ports[1].got(), [sent, frame(mac(1), STRANGER, 60)]);
 }
@@ -73,7 +73,7 @@ fn promiscuous_port_hears_its_vlans_only_and_with_its_tags() {
 fn what_may_not_be_sent_is_not_heard() {
     let mut world = heard(&[Vlans::Untagged, Vlans::Untagged, Vlans::Untagged]);
     world.ports[0].send(&frame(mac(1), STRANGER, 60));
-    world.breathe();
+    world.poll();
     assert!(world.ports[2].got().is_empty());
 }
 
@@ -84,7 +84,7 @@ fn promiscuous_port_without_buffers_holds_nobody_up() {
         for _ in 0..10 {
             world.ports[0].send(&frame(mac(1), mac(0), 60));
         }
-        world.breathe();
+        world.poll();
         assert_eq!(world.ports[1].got().len(), 10, "{round}");
         world.ports[1].post(10);
     }
@@ -95,13 +95,13 @@ fn promiscuous_port_without_buffers_holds_nobody_up() {
 
 #[test]
 fn packet_that_a_listener_gets_cut_holds_up_copies_of_the_same_sender_only() {
-    let port = |at: u8| TablePort {
+    let port = |at: u8| FdbPort {
         mac: mac(at),
         options: MemberOptions {
             promiscuous: at == 3,
             ..MemberOptions::default()
         },
-        ..TablePort::default()
+        ..FdbPort::default()
     };
     let sends = Offloads {
         csum: true,
@@ -118,7 +118,7 @@ fn packet_that_a_listener_gets_cut_holds_up_copies_of_the_same_sender_only() {
     world.ports[0].send_with(header, &packet);
     let other = frame(mac(2), mac(1), 60);
     world.ports[1].send(&other);
-    world.breathe();
+    world.poll();
     for at in [2, 3] {
         let got = world.ports[at].got();
         assert_eq!((got.len(), &got[64]), (101, &other), "{at}");

@@ -23,22 +23,22 @@ impl World {
 
     /// The same, while a port listens to what is for others.
     fn renew_with(&mut self, back_in: Option<Duration>, listens: Option<u8>) {
-        let ports = (0..3).map(|port| TablePort {
+        let ports = (0..3).map(|port| FdbPort {
             mac: mac(port),
             options: MemberOptions {
                 promiscuous: listens == Some(port),
                 ..MemberOptions::default()
             },
-            ..TablePort::default()
+            ..FdbPort::default()
         });
         let until = back_in.map(|wait| Instant::now() + wait);
-        let table = Table::new(ports.map(Some).collect()).with_uplink_until(until);
-        self.tables.insert(NETWORK.into(), Arc::new(table));
-        self.acquaint();
+        let fdb = Fdb::new(ports.map(Some).collect()).with_uplink_until(until);
+        self.fdbs.insert(NETWORK.into(), Arc::new(fdb));
+        self.rebuild_forwarding();
     }
 
-    fn breathe_thrice(&mut self) {
-        (0..3).for_each(|_| self.breathe());
+    fn poll_thrice(&mut self) {
+        (0..3).for_each(|_| self.poll());
     }
 }
 
@@ -46,18 +46,18 @@ impl World {
 fn frames_wait_for_it_and_those_behind_them() {
     for to in [STRANGER, BROADCAST] {
         let mut world = world(Some(LONG));
-        let near = |from, len| frame(mac(1), mac(from), len);
-        world.ports[0].send(&near(0, 60));
+        let siblings = |from, len| frame(mac(1), mac(from), len);
+        world.ports[0].send(&siblings(0, 60));
         world.ports[0].send(&frame(to, mac(0), 61));
-        world.ports[0].send(&near(0, 62));
-        world.ports[2].send(&near(2, 63));
-        world.breathe_thrice();
-        assert_eq!(world.ports[1].got(), [near(0, 60), near(2, 63)]);
+        world.ports[0].send(&siblings(0, 62));
+        world.ports[2].send(&siblings(2, 63));
+        world.poll_thrice();
+        assert_eq!(world.ports[1].got(), [siblings(0, 60), siblings(2, 63)]);
         assert_eq!(world.ports[0].counters.from_guest_frames.get(), 1);
         // It does not come back.
         world.renew(Some(Duration::ZERO));
-        world.breathe_thrice();
-        assert_eq!(world.ports[1].got().last(), Some(&near(0, 62)));
+        world.poll_thrice();
+        assert_eq!(world.ports[1].got().last(), Some(&siblings(0, 62)));
         let counters = &world.ports[0].counters;
         assert_eq!(counters.from_guest_no_station.get(), u64::from(to == STRANGER));
     }
@@ -69,10 +69,10 @@ fn who_listens_gets_frames_that_waited_once() {
     world.renew_with(Some(LONG), Some(2));
     let frames = [mac(1), STRANGER, BROADCAST].map(|to| frame(to, mac(0), 60));
     frames.iter().for_each(|frame| _ = world.ports[0].send(frame));
-    (0..10).for_each(|_| world.breathe());
+    (0..10).for_each(|_| world.poll());
     assert_eq!(world.ports[2].got(), frames[..1]);
     world.renew_with(None, Some(2));
-    world.breathe_thrice();
+    world.poll_thrice();
     assert_eq!(world.ports[2].got(), frames[1..]);
 }
 
@@ -83,7 +83,7 @@ fn frames_are_lost_when_it_does_not_come_back() {
         world.ports[0].send(&frame(STRANGER, mac(0), 60));
         world.ports[0].send(&frame(BROADCAST, mac(0), 60));
         world.ports[0].send(&frame(mac(1), mac(0), 60));
-        world.breathe();
+        world.poll();
         assert_eq!(
             world.ports[1].got(),
             [frame(BROADCAST, mac(0), 60), frame(mac(1), mac(0), 60)]

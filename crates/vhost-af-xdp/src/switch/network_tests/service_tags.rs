@@ -10,7 +10,7 @@ fn service_tagged(frame: &[u8], vlan: u8) -> Vec<u8> {
 fn service_tag_is_no_way_into_a_vlan() {
     let vlans = [Vlans::Untagged, Vlans::Access(100), Vlans::Trunk(vec![100])];
     let mut world = World::of_vlans(&vlans).with_uplink(256);
-    world.breathe();
+    world.poll();
     // Behind it may be a tag of ours, which is not looked at.
     let inner = |to| [frame(to, STRANGER, 60), tagged(&frame(to, STRANGER, 60), 100)];
     for to in [mac(0), mac(1), mac(2), BROADCAST] {
@@ -18,7 +18,7 @@ fn service_tag_is_no_way_into_a_vlan() {
             world.arrive(&service_tagged(&inner, 100));
         }
     }
-    world.breathe();
+    world.poll();
     let wanted = [mac(0), BROADCAST].map(|to| inner(to).map(|inner| service_tagged(&inner, 100)));
     assert_eq!(world.ports[0].got(), wanted.concat(), "as they came");
     for port in [1, 2] {
@@ -35,7 +35,7 @@ fn guest_sends_no_service_tag() {
         let sent = service_tagged(&frame(mac(0), mac(port), 60), 100);
         world.ports[usize::from(port)].send(&sent);
     }
-    world.breathe();
+    world.poll();
     for port in &mut world.ports {
         assert_eq!((port.got().len(), port.counters.from_guest_vlan.get()), (0, 1));
     }

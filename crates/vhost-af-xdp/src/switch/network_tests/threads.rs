@@ -58,12 +58,12 @@ impl Guest {
 fn frames_between_workers_that_sleep_are_not_slept_through() {
     let workers = Workers::start(2, &[], Waits::default()).expect("threads");
     let known = (0..2).map(|port| {
-        Some(TablePort {
+        Some(FdbPort {
             mac: mac(port),
-            ..TablePort::default()
+            ..FdbPort::default()
         })
     });
-    workers.tell_table(&NETWORK.into(), &Arc::new(Table::new(known.collect())));
+    workers.set_fdb(&NETWORK.into(), &Arc::new(Fdb::new(known.collect())));
     // The links go with the last lane, and come again with the next.
     for rounds in [2000, 100] {
         let (one, at) = Guest::new(&workers, 0);

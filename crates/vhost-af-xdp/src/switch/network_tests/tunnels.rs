@@ -35,13 +35,13 @@ fn checksum_inside_a_tunnel_is_completed_for_one_guest_and_for_all() {
             guest_csum: takes_partial,
             ..Offloads::NONE
         };
-        let ports = (0..3).map(|port| TablePort {
+        let ports = (0..3).map(|port| FdbPort {
             mac: mac(port),
-            ..TablePort::default()
+            ..FdbPort::default()
         });
         let mut world = World::offering(ports.collect(), offloads).with_uplink_from(true, 256, |_| ());
         world.ports.iter_mut().for_each(|port| port.post(16));
-        world.breathe();
+        world.poll();
         let tunnelled =
             |to, inner: &[u8]| datagram(to, 4789, &[&[8, 0, 0, 0, 0, 0, 42, 0], inner].concat(), false);
         let mut inner = datagram(mac(9), 7, b"whoever is there", true);
@@ -49,7 +49,7 @@ fn checksum_inside_a_tunnel_is_completed_for_one_guest_and_for_all() {
         checksum::complete(&mut inner[..], checksum::ChecksumAt { start: 34, offset: 6 }).expect("inside");
         let [all, one] = [BROADCAST, mac(1)].map(|to| tunnelled(to, &inner));
         sent.iter().for_each(|frame| world.arrive(frame));
-        (0..4).for_each(|_| world.breathe());
+        (0..4).for_each(|_| world.poll());
         let mut got: Vec<_> = world.ports.iter_mut().map(Port::got).collect();
         got[1].sort();
         let mut both = vec![all.clone(), one];

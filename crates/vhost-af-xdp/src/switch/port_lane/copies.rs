@@ -6,14 +6,14 @@ use device::counters::PairCounters;
 use device::pair::Fault;
 
 use super::PortLane;
+use crate::switch::copies::write_copy;
+use crate::switch::cross_worker_mark::CrossWorkerMark;
 use crate::switch::ethernet::{self, ADDRESS_BYTES};
+use crate::switch::fdb::Destination;
 use crate::switch::guest_frame::GuestFrame;
-use crate::switch::guests::{Passed, Passing};
+use crate::switch::guest_lane::{Passed, Passing};
 use crate::switch::lane::{Network, SlotAt};
-use crate::switch::link_note::LinkNote;
 use crate::switch::own_queue::OwnQueue;
-use crate::switch::table::Destination;
-use crate::switch::to_group::write_copy;
 use crate::switch::to_guest::NO_OFFLOAD;
 
 /// Passes a frame to one of several guests, which loses it if it has no buffer now; what that was work for beside the
@@ -22,15 +22,15 @@ use crate::switch::to_guest::NO_OFFLOAD;
 pub(super) fn pass_copy(
     network: &mut dyn Network,
     at: SlotAt,
-    (frame, note): (GuestFrame<'_>, LinkNote),
+    (frame, mark): (GuestFrame<'_>, CrossWorkerMark),
     from: &PairCounters,
 ) -> Result<u64, Fault> {
-    let Some(peer) = network.guest(at) else {
+    let Some(target) = network.guest(at) else {
         return Ok(0);
     };
     let mut work = 0;
-    if let Some(mut passing) = Passing::begin(peer, 1)? {
-        passing.about(|| note);
+    if let Some(mut passing) = Passing::begin(target, 1)? {
+        passing.about(|| mark);
         if passing.pass(frame, from)? == Passed::Later {
             passing.lose();
         }
@@ -43,29 +43,29 @@ pub(super) fn pass_copy(
 impl<O: OwnQueue> PortLane<O> {
     /// Sends a frame of ours in each of the port's VLANs, if it is of the port's address.
     pub(super) fn announce(&mut self, frame: &[u8], network: &mut dyn Network) {
-        let members = Arc::clone(&self.members);
-        let own = members.table.port(self.number);
+        let forwarding = Arc::clone(&self.forwarding);
+        let own = forwarding.fdb.port(self.number);
         let Some(own) = own.filter(|own| frame.get(6..ADDRESS_BYTES) == Some(&own.mac)) else {
             self.counters.from_guest_source_address.add(1);
             return;
         };
-        let note = LinkNote::new(Destination::Group, Some(self.number), &members.table);
+        let mark = CrossWorkerMark::new(Destination::Multicast, Some(self.number), &forwarding.fdb);
         for &vlan in own.vlans.all() {
             let tagged = ethernet::tagged(frame, vlan);
-            if O::IS_THERE && !members.reaches_uplink_by_link() {
+            if O::IS_THERE && !forwarding.reaches_uplink_by_link() {
                 self.own.inject(&tagged, &self.counters);
             } else if let Some(mut sink) = self.sink(network) {
                 sink.inject(&tagged);
             }
-            let ports = members.ports_of(vlan, Some(self.number));
-            let ports = ports.map(|(port, guest)| (guest, members.is_tagged(port)));
-            let host = members.host.map(|host| (host, true));
+            let ports = forwarding.ports_of(vlan, Some(self.number));
+            let ports = ports.map(|(port, guest)| (guest, forwarding.is_tagged(port)));
+            let host = forwarding.host.map(|host| (host, true));
             for (guest, is_tagged) in host.into_iter().chain(ports) {
                 let shown = if is_tagged { &tagged[..] } else { frame };
                 let len = u32::try_from(shown.len()).unwrap_or(u32::MAX);
-                if let Some(mut peer) = network.guest(guest.at)
-                    && peer.lets_pass_at_last(shown)
-                    && let Err(fault) = write_copy(peer, (len, note), NO_OFFLOAD, &mut { shown })
+                if let Some(mut target) = network.guest(guest.at)
+                    && target.lets_pass_at_last(shown)
+                    && let Err(fault) = write_copy(target, (len, mark), NO_OFFLOAD, &mut { shown })
                 {
                     network.blame(guest.at, fault);
                 }

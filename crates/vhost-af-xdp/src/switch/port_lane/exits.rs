@@ -5,13 +5,13 @@ use device::counters::{Counter, PairCounters};
 use device::pair::{Fault, QueuePair};
 use virtqueue::{ChainId, Chains};
 
-use super::judged::{Judged, with_tag};
+use super::classified::{Classified, with_tag};
 use super::{Burst, From, PortLane};
 use crate::nic::xdp::XdpNic;
-use crate::switch::from_guest::{Put, Sink, Turn};
+use crate::switch::forwarding::LaneRef;
+use crate::switch::from_guest::{Budget, Put, Sink};
 use crate::switch::guest_frame::GuestFrame;
-use crate::switch::lane::{Blame, Network, Peer};
-use crate::switch::members::Guest;
+use crate::switch::lane::{Blame, Network, RxTarget};
 use crate::switch::own_queue::OwnQueue;
 use crate::switch::to_nic::NicSink;
 use crate::switch::to_tap::TapPut;
@@ -19,7 +19,7 @@ use crate::switch::to_tap::TapPut;
 /// Chains of a turn that go the same way out.
 struct Frames<'a> {
     pair: &'a mut QueuePair,
-    judged: &'a [Judged],
+    classified: &'a [Classified],
     chains: &'a Chains,
     counters: &'a PairCounters,
     /// Behind the last of them.
@@ -34,24 +34,26 @@ impl Frames<'_> {
         &mut self,
         sink: &mut NicSink<'_, XdpNic>,
         give_back: &mut impl FnMut(&mut QueuePair, ChainId),
-        (turn, done): (&mut Turn, &mut usize),
+        (budget, done): (&mut Budget, &mut usize),
     ) {
-        let (most, most_bytes) = turn.left();
+        let (most, most_bytes) = budget.left();
         let next = *done..self.end.min(done.saturating_add(most));
         let mut bytes = 0;
-        let frames = self.judged[next.clone()].iter().zip(&self.chains.chains[next]);
-        let frames = frames.map_while(|(judged, chain)| {
-            let whole = judged.whole(true, self.pair, self.chains.buffers(chain))?;
-            let takes_more = bytes < most_bytes;
-            bytes += u64::from(judged.sending.len);
-            takes_more.then_some(whole)
+        let frames = self.classified[next.clone()]
+            .iter()
+            .zip(&self.chains.chains[next]);
+        let frames = frames.map_while(|(classified, chain)| {
+            let whole = classified.whole(true, self.pair, self.chains.buffers(chain))?;
+            let has_left = bytes < most_bytes;
+            bytes += u64::from(classified.sending.len);
+            has_left.then_some(whole)
         });
-        let (count, bytes) = sink.copy_judged(&self.pair.memory, frames);
+        let (count, bytes) = sink.copy_classified(&self.pair.memory, frames);
         for chain in &self.chains.chains[*done..*done + count] {
             give_back(self.pair, chain.id);
-            turn.note(chain.readable.into());
+            budget.charge_descriptors(chain.readable.into());
         }
-        turn.tally.add_all(count as u64, bytes);
+        budget.tally.add_all(count as u64, bytes);
         *done += count;
     }
 
@@ -62,28 +64,28 @@ impl Frames<'_> {
         self,
         sink: &mut impl Sink,
         mut give_back: impl FnMut(&mut QueuePair, ChainId),
-        (turn, done): (&mut Turn, &mut usize),
+        (budget, done): (&mut Budget, &mut usize),
     ) -> bool {
         let mut waits = false;
-        while *done < self.end && turn.takes_more() && !waits {
+        while *done < self.end && budget.has_left() && !waits {
             if !sink.has_room() {
                 self.counters.from_guest_waits.add(1);
                 return true;
             }
             let chain = self.chains.chains[*done];
             let buffers = self.chains.buffers(&chain);
-            let judged = &self.judged[*done];
-            let frame = judged.frame(self.pair, buffers);
+            let classified = &self.classified[*done];
+            let frame = classified.frame(self.pair, buffers);
             let lost = frame.and_then(|_| sink.unsendable(self.counters));
             if let Some(counter) = lost {
                 counter.add(1);
             }
             let put = match frame.filter(|_| lost.is_none()) {
                 Some(frame) => {
-                    let put = |frame: GuestFrame<'_>| sink.put(chain.id, Some(frame), turn);
-                    with_tag(judged, frame, true, put)
+                    let put = |frame: GuestFrame<'_>| sink.put(chain.id, Some(frame), budget);
+                    with_tag(classified, frame, true, put)
                 }
-                None => sink.put(chain.id, None, turn),
+                None => sink.put(chain.id, None, budget),
             };
             match put {
                 Put::NoRoom => return true,
@@ -91,7 +93,7 @@ impl Frames<'_> {
                 Put::Taken => {}
             }
             waits = sink.has_rest();
-            turn.note(buffers.len());
+            budget.charge_descriptors(buffers.len());
             *done += 1;
         }
         waits
@@ -100,7 +102,7 @@ impl Frames<'_> {
 
 impl<O: OwnQueue> PortLane<O> {
     /// Sends for the guest, and delivers what its own queue received.
-    pub(super) fn breathe_own(&mut self, network: &mut dyn Network) -> Result<usize, Blame> {
+    pub(super) fn poll_own(&mut self, network: &mut dyn Network) -> Result<usize, Blame> {
         let sent = self.send(network);
         let moved = sent.and_then(|sent| Ok(sent + self.receive(network)?));
         if moved.is_err() {
@@ -118,7 +120,7 @@ impl<O: OwnQueue> PortLane<O> {
             return self.receive_own();
         }
         // What arrived for a pair that is off goes to the first one.
-        let Some(first) = self.members.lanes(self.number).first().map(|first| first.at) else {
+        let Some(first) = self.forwarding.lanes(self.number).first().map(|first| first.at) else {
             return Ok(0);
         };
         let Some(mut guest) = network.guest(first) else {
@@ -139,7 +141,7 @@ impl<O: OwnQueue> PortLane<O> {
     /// The same for its own guest.
     fn receive_own(&mut self) -> Result<usize, Fault> {
         let filter = self.filter.as_mut().and_then(|filter| filter.to_guest.as_mut());
-        let guest = Peer::new(&mut self.pair, &mut self.buffers, &self.counters);
+        let guest = RxTarget::new(&mut self.pair, &mut self.buffers, &self.counters);
         let mut guest = guest.limited(self.limit.as_ref()).filtered(filter);
         self.own.receive(&mut guest)
     }
@@ -151,15 +153,15 @@ impl<O: OwnQueue> PortLane<O> {
             return true;
         }
         if self.transmit.has_rest() {
-            let mut turn = Turn::shared(self.sender.left());
+            let mut budget = Budget::shared(self.sender.left());
             match self.sink(network) {
                 Some(mut sink) => {
-                    sink.send_rest(&mut turn);
+                    sink.send_rest(&mut budget);
                     sink.note_wait(sink.has_rest());
                 }
                 None => self.transmit.lose(&self.counters),
             }
-            self.sender.spend(&turn);
+            self.sender.charge(&budget);
         }
         self.waits = self.has_rest();
         !self.waits && self.sender.left() > 0
@@ -177,7 +179,7 @@ impl<O: OwnQueue> PortLane<O> {
         if self.put_to_nic(run, burst).is_some() || self.wait_for_uplink() {
             return;
         }
-        let [link, _] = self.members.ways_out;
+        let [link, _] = self.forwarding.ways_out;
         self.leave_by(link, run, burst, nobody);
     }
 
@@ -186,7 +188,7 @@ impl<O: OwnQueue> PortLane<O> {
     #[cold]
     pub(super) fn wait_for_uplink(&mut self) -> bool {
         let is_ours = self.from == From::Guest && !O::IS_THERE;
-        self.waits = is_ours && !self.members.has_uplink() && self.members.table.awaits_uplink();
+        self.waits = is_ours && !self.forwarding.has_uplink() && self.forwarding.fdb.awaits_uplink();
         if self.waits {
             self.counters.from_guest_waits.add(1);
         }
@@ -200,10 +202,10 @@ impl<O: OwnQueue> PortLane<O> {
         burst: &mut Burst<'_>,
         nobody: fn(&PairCounters) -> &Counter,
     ) {
-        match self.members.host {
+        match self.forwarding.host {
             Some(host) => self.to_tap(host, run, burst, nobody),
             None => {
-                let [_, link] = self.members.ways_out;
+                let [_, link] = self.forwarding.ways_out;
                 self.leave_by(link, run, burst, nobody);
             }
         }
@@ -212,7 +214,7 @@ impl<O: OwnQueue> PortLane<O> {
     /// Passes a run of frames to the lane of a tap.
     fn to_tap(
         &mut self,
-        tap: Guest,
+        tap: LaneRef,
         run: usize,
         burst: &mut Burst<'_>,
         nobody: fn(&PairCounters) -> &Counter,
@@ -220,14 +222,14 @@ impl<O: OwnQueue> PortLane<O> {
         let end = burst.done + run;
         self.write_to_tap(tap, end, burst);
         // The next frame cannot be written from where it lies, if the turn has more.
-        if self.goes_on(burst.done, end, &burst.turn) {
+        if self.goes_on(burst.done, end, &burst.budget) {
             self.leave_by(Some(tap), 1, burst, nobody);
         }
     }
 
     /// Writes the next frames from where they lie, up to one that cannot. None, while segments of the same sender's
     /// last GSO packet wait for the tap.
-    fn write_to_tap(&mut self, tap: Guest, end: usize, burst: &mut Burst<'_>) {
+    fn write_to_tap(&mut self, tap: LaneRef, end: usize, burst: &mut Burst<'_>) {
         let pending = burst.network.guest(tap.at).and_then(|guest| guest.pending);
         if pending.is_some_and(|pending| pending.is_of(&self.counters)) {
             return;
@@ -235,17 +237,17 @@ impl<O: OwnQueue> PortLane<O> {
         let Some(tap) = burst.network.tap(tap.at) else {
             return;
         };
-        while self.goes_on(burst.done, end, &burst.turn) {
-            let (judged, chain) = (&self.chains[burst.done], self.sender.chains().chains[burst.done]);
+        while self.goes_on(burst.done, end, &burst.budget) {
+            let (classified, chain) = (&self.chains[burst.done], self.sender.chains().chains[burst.done]);
             let buffers = self.sender.chains().buffers(&chain);
-            if let Some(frame) = judged.frame(&self.pair, buffers) {
-                match with_tag(judged, frame, true, |frame| tap.put(frame, &self.counters)) {
-                    TapPut::Done => burst.turn.tally.add(frame.sending.len),
+            if let Some(frame) = classified.frame(&self.pair, buffers) {
+                match with_tag(classified, frame, true, |frame| tap.put(frame, &self.counters)) {
+                    TapPut::Done => burst.budget.tally.add(frame.sending.len),
                     TapPut::Queue => return,
                 }
             }
             self.own.give_back(&mut self.pair, chain.id);
-            burst.turn.note(buffers.len());
+            burst.budget.charge_descriptors(buffers.len());
             burst.done += 1;
         }
     }
@@ -271,7 +273,7 @@ impl<O: OwnQueue> PortLane<O> {
     /// Passes a run of frames to the lane of one that is no port.
     fn leave_by(
         &mut self,
-        way: Option<Guest>,
+        way: Option<LaneRef>,
         run: usize,
         burst: &mut Burst<'_>,
         nobody: fn(&PairCounters) -> &Counter,
@@ -289,7 +291,7 @@ impl<O: OwnQueue> PortLane<O> {
 
     /// Puts the next frames to the uplink, as far as it has room; `None`, and nothing done: there is none.
     pub(super) fn put_to_nic(&mut self, run: usize, burst: &mut Burst<'_>) -> Option<()> {
-        let place = self.members.uplink(self.flow());
+        let place = self.forwarding.uplink(self.flow());
         let Self {
             own,
             pair,
@@ -301,32 +303,35 @@ impl<O: OwnQueue> PortLane<O> {
         } = self;
         let mut frames = Frames {
             pair,
-            judged: chains,
+            classified: chains,
             chains: sender.chains(),
             counters,
             end: burst.done + run.min(own.places()),
         };
         let Burst {
-            network, turn, done, ..
+            network,
+            budget,
+            done,
+            ..
         } = burst;
         if O::IS_THERE {
             // It keeps those itself that it gives back later.
             let at_once = |pair: &mut QueuePair, chain| pair.from_guest.queue.push_used(chain, 0);
-            self.waits = frames.put(&mut own.sink(counters)?, at_once, (turn, done));
+            self.waits = frames.put(&mut own.sink(counters)?, at_once, (budget, done));
             return Some(());
         }
         let queue = network.uplink(place?)?;
         let mut sink = NicSink::new(queue, transmit, counters);
         let mut give_back = |pair: &mut QueuePair, chain| own.give_back(pair, chain);
-        frames.copy_whole(&mut sink, &mut give_back, (turn, done));
-        self.waits = frames.put(&mut sink, give_back, (turn, done));
+        frames.copy_whole(&mut sink, &mut give_back, (budget, done));
+        self.waits = frames.put(&mut sink, give_back, (budget, done));
         sink.note_wait(self.waits);
         Some(())
     }
 
     /// The uplink's queue that the lane sends by, if there is one.
     pub(super) fn sink<'n>(&'n mut self, network: &'n mut dyn Network) -> Option<NicSink<'n, XdpNic>> {
-        let queue = network.uplink(self.members.uplink(self.flow())?)?;
+        let queue = network.uplink(self.forwarding.uplink(self.flow())?)?;
         Some(NicSink::new(queue, &mut self.transmit, &self.counters))
     }
 }

@@ -1,7 +1,7 @@
 //! What filter rules said of a turn's frames.
 
 use super::PortLane;
-use crate::switch::filter::{Facts, Judge, Verdict};
+use crate::switch::filter::{Acl, Facts, Verdict};
 use crate::switch::own_queue::OwnQueue;
 
 impl<O: OwnQueue> PortLane<O> {
@@ -13,7 +13,10 @@ impl<O: OwnQueue> PortLane<O> {
             return;
         };
         if let Some(rules) = &filter.rules {
-            for verdict in self.chains[..done].iter().filter_map(|judged| judged.verdict) {
+            for verdict in self.chains[..done]
+                .iter()
+                .filter_map(|classified| classified.verdict)
+            {
                 rules.count(verdict);
                 self.counters.from_guest_filter.add((!verdict.allows).into());
             }
@@ -24,20 +27,20 @@ impl<O: OwnQueue> PortLane<O> {
     }
 
     /// Shows the frames of the first `done` chains, as the guest sent them.
-    fn show(&self, to: &Judge, done: usize) {
+    fn show(&self, to: &Acl, done: usize) {
         let chains = self.sender.chains();
         // Of those that held no frame nothing was read.
         let frames = self.chains[..done]
             .iter()
             .zip(&chains.chains)
             .filter(|(it, _)| it.known > 0);
-        for (judged, chain) in frames {
+        for (classified, chain) in frames {
             let buffers = chains.buffers(chain);
-            let frame = judged.any_frame(&self.pair.memory, self.pair.frame_limit, buffers);
-            let facts = Facts::of_len(judged.sending.len as usize);
-            let said = match judged.is_sent {
-                true => Ok(judged.verdict.unwrap_or(Verdict::UNJUDGED)),
-                false => Err(judged.verdict),
+            let frame = classified.any_frame(&self.pair.memory, self.pair.frame_limit, buffers);
+            let facts = Facts::of_len(classified.sending.len as usize);
+            let said = match classified.is_sent {
+                true => Ok(classified.verdict.unwrap_or(Verdict::UNFILTERED)),
+                false => Err(classified.verdict),
             };
             to.show(said, facts, facts.len, |bytes| frame.read_start(bytes));
         }

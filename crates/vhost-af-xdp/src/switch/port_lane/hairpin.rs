@@ -9,20 +9,20 @@ use std::sync::Arc;
 
 use device::pair::Fault;
 
+use super::classified::{Classified, with_tag};
 use super::copies::pass_copy;
-use super::judged::{Judged, with_tag};
 use super::{Burst, PortLane};
-use crate::switch::from_guest::Turn;
-use crate::switch::guests::{Passed, Passing};
-use crate::switch::lane::Peer;
-use crate::switch::link_note::LinkNote;
+use crate::switch::cross_worker_mark::CrossWorkerMark;
+use crate::switch::from_guest::Budget;
+use crate::switch::guest_lane::{Passed, Passing};
+use crate::switch::lane::RxTarget;
 use crate::switch::own_queue::OwnQueue;
 use crate::switch::rate_limit::Policer;
 
 impl<O: OwnQueue> PortLane<O> {
     /// Whether the guest's frames come back to it.
     pub(super) fn is_hairpin(&self) -> bool {
-        let port = self.members.table.port(self.number);
+        let port = self.forwarding.fdb.port(self.number);
         port.is_some_and(|port| port.options.hairpin)
     }
 
@@ -38,9 +38,9 @@ impl<O: OwnQueue> PortLane<O> {
         let first = burst.done;
         // As many as can be given back afterwards.
         let frames = first..first + run.min(self.own.places());
-        match self.pass_back(frames, &mut burst.turn) {
+        match self.pass_back(frames, &mut burst.budget) {
             Ok(done) => burst.done += done,
-            Err(fault) => self.end_turn(fault, burst),
+            Err(fault) => self.stop_batch(fault, burst),
         }
         for at in first..burst.done {
             let chain = self.sender.chains().chains[at];
@@ -51,27 +51,27 @@ impl<O: OwnQueue> PortLane<O> {
     /// The guest gets a frame to a group back.
     #[cold]
     pub(super) fn copy_to_itself(&mut self, index: usize, burst: &mut Burst<'_>) {
-        burst.turn.note_copies(1, self.chains[index].sending.len);
+        burst.budget.charge_copies(1, self.chains[index].sending.len);
         if !self.pair.to_guest.enabled {
             return self.copy_to_first_pair(index, burst);
         }
-        let mut of_copy = burst.turn.anew();
+        let mut of_copy = burst.budget.fresh();
         if let Err(fault) = self.pass_back(index..index + 1, &mut of_copy) {
-            self.end_turn(fault, burst);
+            self.stop_batch(fault, burst);
         }
     }
 
     /// The guest did wrong where it receives: no other frame of it is taken.
-    fn end_turn(&mut self, fault: Fault, burst: &mut Burst<'_>) {
+    fn stop_batch(&mut self, fault: Fault, burst: &mut Burst<'_>) {
         burst.fault = Some(fault);
         self.waits = true;
     }
 
     /// Passes frames to the pair that they come from, as long as the turn allows it; how many are done.
     /// Errors: what the guest did wrong.
-    fn pass_back(&mut self, frames: Range<usize>, turn: &mut Turn) -> Result<usize, Fault> {
-        let (done, is_cut) = self.pass_back_until_cut(frames, turn)?;
-        if is_cut {
+    fn pass_back(&mut self, frames: Range<usize>, budget: &mut Budget) -> Result<usize, Fault> {
+        let (done, is_segmented) = self.pass_back_until_segmented(frames, budget)?;
+        if is_segmented {
             // It takes what buffers there are before the next frame comes, which would be lost else.
             self.pending
                 .deliver(&mut self.pair, &mut self.buffers, &self.counters)?;
@@ -80,61 +80,65 @@ impl<O: OwnQueue> PortLane<O> {
     }
 
     /// The same, up to a GSO packet that is to be cut; whether there is one.
-    fn pass_back_until_cut(&mut self, frames: Range<usize>, turn: &mut Turn) -> Result<(usize, bool), Fault> {
-        let (mut done, mut is_cut) = (0, false);
-        let is_tagged = self.members.is_tagged(self.number);
+    fn pass_back_until_segmented(
+        &mut self,
+        frames: Range<usize>,
+        budget: &mut Budget,
+    ) -> Result<(usize, bool), Fault> {
+        let (mut done, mut is_segmented) = (0, false);
+        let is_tagged = self.forwarding.is_tagged(self.number);
         let memory = Arc::clone(&self.pair.memory);
         let frame_limit = self.pair.frame_limit;
-        let guest = Peer {
+        let guest = RxTarget {
             pair: &mut self.pair,
             buffers: &mut self.buffers,
             counters: &self.counters,
             pending: Some(&mut self.pending),
             policer: Policer::new(self.limit.as_ref()),
             filter: self.filter.as_mut().and_then(|filter| filter.to_guest.as_mut()),
-            notes: None,
+            marks: None,
         };
         let Some(mut passing) = Passing::begin(guest, frames.len())? else {
             return Ok((0, false));
         };
         for at in frames {
-            if is_cut || !turn.takes_more() {
+            if is_segmented || !budget.has_left() {
                 break;
             }
-            let (judged, chain) = (&self.chains[at], self.sender.chains().chains[at]);
+            let (classified, chain) = (&self.chains[at], self.sender.chains().chains[at]);
             let buffers = self.sender.chains().buffers(&chain);
-            if let Some(frame) = judged.frame_in(&memory, frame_limit, buffers) {
-                match with_tag(judged, frame, is_tagged, |frame| {
+            if let Some(frame) = classified.frame_in(&memory, frame_limit, buffers) {
+                match with_tag(classified, frame, is_tagged, |frame| {
                     passing.pass(frame, &self.counters)
                 })? {
-                    Passed::Yes => turn.tally.add(frame.sending.len),
-                    Passed::Cut(frames) => {
-                        turn.tally.add(frame.sending.len);
-                        turn.note_cut(frames);
-                        is_cut = true;
+                    Passed::Yes => budget.tally.add(frame.sending.len),
+                    Passed::Segmented(frames) => {
+                        budget.tally.add(frame.sending.len);
+                        budget.charge_segments(frames);
+                        is_segmented = true;
                     }
                     Passed::Later => passing.lose(),
                     Passed::Dropped => {}
                 }
             }
-            turn.note(buffers.len());
+            budget.charge_descriptors(buffers.len());
             done += 1;
         }
-        turn.note_look_ups(passing.take_work());
+        budget.charge_look_ups(passing.take_work());
         passing.finish();
-        Ok((done, is_cut))
+        Ok((done, is_segmented))
     }
 
     /// Passes a run of frames to the first pair of the port that receives, where the one that sends does not.
     fn to_first_pair(&mut self, run: usize, burst: &mut Burst<'_>) {
-        if self.members.lanes(self.number).is_empty() {
+        if self.forwarding.lanes(self.number).is_empty() {
             return self.lose(run, burst, |counters| &counters.from_guest_no_peer);
         }
         let end = burst.done + run;
-        while self.goes_on(burst.done, end, &burst.turn) {
-            let Judged { is_sent, sending, .. } = &self.chains[burst.done];
+        while self.goes_on(burst.done, end, &burst.budget) {
+            let Classified { is_sent, sending, .. } = &self.chains[burst.done];
             if *is_sent {
-                burst.turn.tally.add(sending.len);
+                burst.budget.tally.add(sending.len);
             }
             self.copy_to_first_pair(burst.done, burst);
             self.next(burst);
@@ -142,25 +146,25 @@ impl<O: OwnQueue> PortLane<O> {
     }
 
     fn copy_to_first_pair(&mut self, index: usize, burst: &mut Burst<'_>) {
-        let Some(first) = self.members.lanes(self.number).first() else {
+        let Some(first) = self.forwarding.lanes(self.number).first() else {
             return;
         };
-        let (judged, chain) = (&self.chains[index], self.sender.chains().chains[index]);
+        let (classified, chain) = (&self.chains[index], self.sender.chains().chains[index]);
         let buffers = self.sender.chains().buffers(&chain);
-        let Some(frame) = judged.frame(&self.pair, buffers) else {
+        let Some(frame) = classified.frame(&self.pair, buffers) else {
             return;
         };
-        let is_tagged = self.members.is_tagged(self.number);
-        let passed = with_tag(judged, frame, is_tagged, |frame| {
+        let is_tagged = self.forwarding.is_tagged(self.number);
+        let passed = with_tag(classified, frame, is_tagged, |frame| {
             pass_copy(
                 burst.network,
                 first.at,
-                (frame, LinkNote::NOTHING),
+                (frame, CrossWorkerMark::EMPTY),
                 &self.counters,
             )
         });
         match passed {
-            Ok(work) => burst.turn.note_look_ups(work),
+            Ok(work) => burst.budget.charge_look_ups(work),
             Err(fault) => burst.network.blame(first.at, fault),
         }
     }

@@ -2,20 +2,20 @@
 
 use device::counters::PairCounters;
 
-use super::judged::Judged;
+use super::classified::Classified;
 use super::learning;
 use crate::switch::ethernet::{self, ADDRESS_BYTES, Head, LinkControl, Tags};
+use crate::switch::fdb::{Destination, Fdb, FdbKey, FdbPort};
 use crate::switch::filter::{Classifier, FlowKey, Looked};
 use crate::switch::guard::check_content;
 use crate::switch::learned::Learned;
-use crate::switch::table::{Destination, Station, Table, TablePort};
 
 /// What was found for the last frame: the next one most often is alike.
 #[derive(Default)]
 pub(super) struct Known {
     /// A source that is the port's.
-    source: Option<Station>,
-    destination: Option<(Station, Destination)>,
+    source: Option<FdbKey>,
+    destination: Option<(FdbKey, Destination)>,
     /// One that was found to be fit to be sent.
     plain: Option<Plain>,
     /// The last frame began as the one before it did.
@@ -27,8 +27,8 @@ pub(super) struct Known {
 struct Plain {
     start: [u64; 2],
     vlan: u16,
-    source: Station,
-    destination: Station,
+    source: FdbKey,
+    destination: FdbKey,
 }
 
 /// The two addresses and the type of a frame that begins with these bytes: two words, which overlap.
@@ -44,10 +44,10 @@ fn start_of(head: &[u8; ethernet::LOOK_BYTES]) -> [u64; 2] {
 /// Has rules say whether a frame may be sent, which is noted; `None`: it may not, which is counted, now or later.
 // For each of both callers: from one to the other a key would go through memory.
 #[inline(always)]
-fn judge(
+fn apply_rules(
     Looked { key, bytes }: Looked,
-    (table, port, destination): (&Table, &TablePort, Station),
-    (chain, filter): (&mut Judged, &mut Classifier),
+    (fdb, port, destination): (&Fdb, &FdbPort, FdbKey),
+    (chain, filter): (&mut Classified, &mut Classifier),
     counters: &PairCounters,
 ) -> Option<()> {
     // Stored there it would make them others.
@@ -56,16 +56,16 @@ fn judge(
         return None;
     }
     let flow = (&key, destination.bits(), key.hash());
-    let decision = filter.decide(flow, counters, || table.find_for(port, destination));
+    let decision = filter.decide(flow, counters, || fdb.find_for(port, destination));
     chain.verdict = Some(decision.verdict);
     chain.to = decision.destination;
     decision.verdict.allows.then_some(())
 }
 
 #[inline(never)]
-fn judge_any(
-    to: (&Table, &TablePort, Station),
-    (chain, filter): (&mut Judged, &mut Classifier),
+fn apply_rules_to_any(
+    to: (&Fdb, &FdbPort, FdbKey),
+    (chain, filter): (&mut Classified, &mut Classifier),
     counters: &PairCounters,
 ) -> Option<()> {
     let head = &chain.head[..chain.known.into()];
@@ -73,7 +73,7 @@ fn judge_any(
         counters.from_guest_headers.add(1);
         return None;
     };
-    judge(looked, to, (chain, filter), counters)
+    apply_rules(looked, to, (chain, filter), counters)
 }
 
 /// Where frames without a tag go that begin with these bytes, addresses and type, and ask for nothing. More is not looked
@@ -88,7 +88,7 @@ pub(super) struct Alike {
 impl Alike {
     /// If the frame begins with these bytes, notes where it goes.
     #[inline(always)]
-    pub(super) fn judge(&self, chain: &mut Judged) -> bool {
+    pub(super) fn apply(&self, chain: &mut Classified) -> bool {
         if chain.head.first_chunk().map(start_of) != Some(self.start) {
             return false;
         }
@@ -101,7 +101,7 @@ impl Alike {
 /// Where a frame is from.
 #[derive(Clone, Copy)]
 struct Source<'a> {
-    station: Station,
+    key: FdbKey,
     /// Where that is to be noted, if it has to be.
     learned: Option<&'a Learned>,
 }
@@ -112,18 +112,18 @@ impl Known {
     #[inline(always)]
     pub(super) fn find(
         &mut self,
-        table: &Table,
-        port: &TablePort,
-        chain: &mut Judged,
+        fdb: &Fdb,
+        port: &FdbPort,
+        chain: &mut Classified,
         counters: &PairCounters,
     ) -> Option<()> {
         let known = self.recall(chain);
         self.repeats = known.is_some();
-        let (destination, source) = known.or_else(|| self.check(table, port, chain, counters))?;
+        let (destination, source) = known.or_else(|| self.check(fdb, port, chain, counters))?;
         self.note_source(source, counters)?;
         chain.to = match self.destination {
             Some((known, found)) if known == destination => found,
-            _ => table.find_for(port, destination),
+            _ => fdb.find_for(port, destination),
         };
         self.destination = Some((destination, chain.to));
         Some(())
@@ -133,18 +133,18 @@ impl Known {
     #[inline]
     pub(super) fn find_filtered(
         &mut self,
-        table: &Table,
-        port: &TablePort,
-        (chain, filter): (&mut Judged, &mut Classifier),
+        fdb: &Fdb,
+        port: &FdbPort,
+        (chain, filter): (&mut Classified, &mut Classifier),
         counters: &PairCounters,
     ) -> Option<()> {
         let known = self.recall(chain);
-        let (destination, source) = known.or_else(|| self.check(table, port, chain, counters))?;
+        let (destination, source) = known.or_else(|| self.check(fdb, port, chain, counters))?;
         let (head, len) = (&chain.head[..chain.known.into()], chain.sending.len as usize);
         let looked = FlowKey::of_plain(head, len);
         let may_pass = match looked {
-            Some(looked) => judge(looked, (table, port, destination), (chain, filter), counters),
-            None => judge_any((table, port, destination), (chain, filter), counters),
+            Some(looked) => apply_rules(looked, (fdb, port, destination), (chain, filter), counters),
+            None => apply_rules_to_any((fdb, port, destination), (chain, filter), counters),
         };
         may_pass?;
         self.note_source(source, counters)
@@ -154,12 +154,12 @@ impl Known {
     #[inline]
     fn note_source(&mut self, source: Source<'_>, counters: &PairCounters) -> Option<()> {
         if let Some(learned) = source.learned
-            && let Err(counter) = learning::note(learned, source.station)
+            && let Err(counter) = learning::record(learned, source.key)
         {
             counter(counters).add(1);
             return None;
         }
-        self.source = Some(source.station);
+        self.source = Some(source.key);
         Some(())
     }
 
@@ -178,7 +178,7 @@ impl Known {
 
     /// What [`Self::check`] says of a frame that begins as the last one did; `None`: it has to be asked.
     #[inline(always)]
-    fn recall<'a>(&self, chain: &mut Judged) -> Option<(Station, Source<'a>)> {
+    fn recall<'a>(&self, chain: &mut Classified) -> Option<(FdbKey, Source<'a>)> {
         let alike = self.plain.as_ref()?;
         let is_alike = chain.head.first_chunk().map(start_of) == Some(alike.start);
         if !is_alike || chain.sending.request.csum.is_some() {
@@ -186,7 +186,7 @@ impl Known {
         }
         (chain.vlan, chain.is_tagged) = (alike.vlan, false);
         let source = Source {
-            station: alike.source,
+            key: alike.source,
             learned: None,
         };
         Some((alike.destination, source))
@@ -197,11 +197,11 @@ impl Known {
     #[inline(never)]
     fn check<'a>(
         &mut self,
-        table: &Table,
-        port: &'a TablePort,
-        chain: &mut Judged,
+        fdb: &Fdb,
+        port: &'a FdbPort,
+        chain: &mut Classified,
         counters: &PairCounters,
-    ) -> Option<(Station, Source<'a>)> {
+    ) -> Option<(FdbKey, Source<'a>)> {
         let bytes = chain.head.first_chunk()?;
         let Head { to, from, tags } = ethernet::head(bytes);
         if let Some(kind) = ethernet::link_control(bytes, tags)
@@ -218,10 +218,10 @@ impl Known {
             counters.drop_malformed(chain.not_retagged());
             return None;
         }
-        let source = Station::new(vlan, from);
+        let source = FdbKey::new(vlan, from);
         let mut learned = None;
         if self.source != Some(source) && from != port.mac {
-            match learning::may_learn(table, port, source) {
+            match learning::may_learn(fdb, port, source) {
                 Ok(its) => learned = Some(its),
                 Err(counter) => {
                     counter(counters).add(1);
@@ -230,13 +230,14 @@ impl Known {
             }
         }
         let head = &chain.head[..chain.known.into()];
-        if let Err(refusal) = check_content(port.lock.as_deref(), from, (head, tags), &chain.sending) {
+        if let Err(refusal) = check_content(port.source_guard.as_deref(), from, (head, tags), &chain.sending)
+        {
             refusal.counter(counters).add(1);
             return None;
         }
-        let destination = Station::new(vlan, to);
+        let destination = FdbKey::new(vlan, to);
         // Whether a source may be learned is asked of each frame until one was noted.
-        let is_plain = tags == Tags::None && port.lock.is_none() && learned.is_none();
+        let is_plain = tags == Tags::None && port.source_guard.is_none() && learned.is_none();
         self.plain = is_plain.then(|| Plain {
             start: start_of(bytes),
             vlan,
@@ -248,8 +249,8 @@ impl Known {
             ethernet::set_vlan(&mut chain.head, vlan);
         }
         (chain.vlan, chain.is_tagged) = (vlan, vlan != 0 && tags != Tags::None);
-        let station = source;
-        Some((destination, Source { station, learned }))
+        let key = source;
+        Some((destination, Source { key, learned }))
     }
 }
 

@@ -7,14 +7,14 @@ use proptest::prelude::*;
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::*;
+use crate::switch::fdb::PortNumber;
 use crate::switch::filter::{Action, Filter, PortFilter, Rule};
-use crate::switch::learned::{Learned, Note};
-use crate::switch::table::PortNumber;
+use crate::switch::learned::{Entry, Learned};
 use crate::switch::vlans::Vlans;
 
 /// A frame as far as it is judged here: places in lists of addresses and types that often meet each other.
 #[derive(Debug, Clone, Copy)]
-struct Shown {
+struct Sample {
     to: usize,
     from: usize,
     kinds: [usize; 2],
@@ -38,7 +38,7 @@ const FROM: [[u8; 6]; 4] = [
 ];
 const KINDS: [u16; 6] = [0x0800, 0x0800, 0x8100, 0x88a8, 0x8808, 0x86dd];
 
-fn shown() -> impl Strategy<Value = Shown> {
+fn sample() -> impl Strategy<Value = Sample> {
     let parts = (
         0..TO.len(),
         0..FROM.len(),
@@ -46,7 +46,7 @@ fn shown() -> impl Strategy<Value = Shown> {
         0..3u16,
         prop::bool::weighted(0.1),
     );
-    parts.prop_map(|(to, from, kinds, vlan, asks)| Shown {
+    parts.prop_map(|(to, from, kinds, vlan, asks)| Sample {
         to,
         from,
         kinds,
@@ -65,9 +65,9 @@ fn ports() -> impl Strategy<Value = (Vlans, bool, bool)> {
 }
 
 /// A table with the port that sends and another one.
-fn table((vlans, learns, link_control): (Vlans, bool, bool)) -> Table {
+fn fdb((vlans, learns, link_control): (Vlans, bool, bool)) -> Fdb {
     let news = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("a descriptor");
-    let sender = TablePort {
+    let sender = FdbPort {
         mac: FROM[0],
         vlans: vlans.clone(),
         options: model::config::MemberOptions {
@@ -75,34 +75,34 @@ fn table((vlans, learns, link_control): (Vlans, bool, bool)) -> Table {
             ..Default::default()
         },
         learned: learns.then(|| Arc::new(Learned::new(Arc::new(news)))),
-        ..TablePort::default()
+        ..FdbPort::default()
     };
-    let other = TablePort {
+    let other = FdbPort {
         mac: TO[0],
         vlans,
-        ..TablePort::default()
+        ..FdbPort::default()
     };
-    Table::new(vec![Some(sender), Some(other)])
+    Fdb::new(vec![Some(sender), Some(other)])
 }
 
-fn chain(shown: Shown) -> Judged {
-    let mut chain = Judged {
+fn chain(sample: Sample) -> Classified {
+    let mut chain = Classified {
         is_sent: true,
         known: 64,
-        ..Judged::NOTHING
+        ..Classified::NOTHING
     };
     chain.sending.len = 64;
     // In what is judged, or behind it.
-    chain.sending.request.csum = shown.asks.then_some(ChecksumAt {
-        start: 14 + shown.vlan * 20,
+    chain.sending.request.csum = sample.asks.then_some(ChecksumAt {
+        start: 14 + sample.vlan * 20,
         offset: 2,
     });
-    let [kind, inner] = shown.kinds.map(|at| KINDS[at].to_be_bytes());
+    let [kind, inner] = sample.kinds.map(|at| KINDS[at].to_be_bytes());
     let bytes = [
-        &TO[shown.to][..],
-        &FROM[shown.from],
+        &TO[sample.to][..],
+        &FROM[sample.from],
         &kind,
-        &shown.vlan.to_be_bytes(),
+        &sample.vlan.to_be_bytes(),
         &inner,
     ]
     .concat();
@@ -111,7 +111,7 @@ fn chain(shown: Shown) -> Judged {
 }
 
 /// As the rules of [`classifier`] see it, by its content: UDP to a port that they let pass, or another one.
-fn with_content(mut chain: Judged, passes: bool) -> Judged {
+fn with_content(mut chain: Classified, passes: bool) -> Classified {
     let port = if passes { 9 } else { 10 };
     let at = match chain.head[12..14] {
         [0x81, 0] => 18,
@@ -131,55 +131,55 @@ fn classifier() -> Classifier {
         to_guest_default: Some(Action::Allow),
     });
     let lane = filter.for_a_lane(0).expect("it has rules");
-    let judge = lane.from_guest.expect("of its direction");
-    judge.rules.expect("they are there")
+    let acl = lane.from_guest.expect("of its direction");
+    acl.rules.expect("they are there")
 }
 
 /// What a port has learned.
-fn learned(port: &TablePort) -> Vec<Station> {
-    let notes = port.learned.iter().flat_map(|learned| learned.notes());
-    notes.map(Note::station).collect()
+fn learned(port: &FdbPort) -> Vec<FdbKey> {
+    let entries = port.learned.iter().flat_map(|learned| learned.entries());
+    entries.map(Entry::key).collect()
 }
 
 proptest! {
     #[test]
-    fn frame_is_judged_as_if_it_were_the_first(
+    fn frame_is_classified_as_if_it_were_the_first(
         of in ports(),
-        frames in prop::collection::vec((shown(), any::<bool>()), 1..40),
+        frames in prop::collection::vec((sample(), any::<bool>()), 1..40),
         repeated in 1..4usize,
         is_filtered in any::<bool>(),
         is_refused in any::<bool>(),
     ) {
-        let (table, alone) = (table(of.clone()), table(of));
+        let (fdb, alone) = (fdb(of.clone()), fdb(of));
         let counters = [PairCounters::default(), PairCounters::default()];
         let mut rules = [classifier(), classifier()];
         let mut known = Known::default();
-        let [port, lone] = [&table, &alone].map(|table| table.port(PortNumber(0)).expect("it is there"));
+        let [port, lone] = [&fdb, &alone].map(|fdb| fdb.port(PortNumber(0)).expect("it is there"));
         if is_refused {
             // One that control took from it.
             for learned in [port, lone].into_iter().filter_map(|port| port.learned.as_ref()) {
-                learned.note(Station::new(0, FROM[3]));
-                learned.notes().for_each(|note| learned.refuse(note));
+                learned.record(FdbKey::new(0, FROM[3]));
+                learned.entries().for_each(|entry| learned.refuse(entry));
             }
         }
-        for (shown, passes) in frames {
+        for (sample, passes) in frames {
             // One that the rules refuse, and then those that they let pass.
             for passes in std::iter::once(passes).chain(std::iter::repeat_n(true, repeated)) {
-                let (mut one, mut other) = (with_content(chain(shown), passes), with_content(chain(shown), passes));
+                let (mut one, mut other) = (with_content(chain(sample), passes), with_content(chain(sample), passes));
                 let [first, second] = &mut rules;
                 let (found, wanted) = if is_filtered {
-                    let found = known.find_filtered(&table, port, (&mut one, first), &counters[0]);
+                    let found = known.find_filtered(&fdb, port, (&mut one, first), &counters[0]);
                     (found, Known::default().find_filtered(&alone, lone, (&mut other, second), &counters[1]))
                 } else {
-                    let found = known.find(&table, port, &mut one, &counters[0]);
+                    let found = known.find(&fdb, port, &mut one, &counters[0]);
                     (found, Known::default().find(&alone, lone, &mut other, &counters[1]))
                 };
-                prop_assert_eq!(found, wanted, "{:?}", shown);
+                prop_assert_eq!(found, wanted, "{:?}", sample);
                 if found.is_some() {
-                    let of = |chain: &Judged| (chain.to, chain.vlan, chain.is_tagged, chain.head);
-                    prop_assert_eq!(of(&one), of(&other), "{:?}", shown);
+                    let of = |chain: &Classified| (chain.to, chain.vlan, chain.is_tagged, chain.head);
+                    prop_assert_eq!(of(&one), of(&other), "{:?}", sample);
                 }
-                prop_assert_eq!(learned(port), learned(lone), "{:?}", shown);
+                prop_assert_eq!(learned(port), learned(lone), "{:?}", sample);
             }
         }
         let refused = counters.map(|counters| format!("{counters:?}"));

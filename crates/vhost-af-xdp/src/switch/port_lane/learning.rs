@@ -2,8 +2,8 @@
 
 use device::counters::{Counter, PairCounters};
 
+use crate::switch::fdb::{Fdb, FdbKey, FdbPort};
 use crate::switch::learned::Learned;
-use crate::switch::table::{Station, Table, TablePort};
 
 /// Where a frame is counted that may not be sent.
 pub(super) type Refusal = fn(&PairCounters) -> &Counter;
@@ -11,20 +11,16 @@ pub(super) type Refusal = fn(&PairCounters) -> &Counter;
 /// Where a source is to be noted that is not the port's by configuration: its port learns, and it is nobody else's.
 /// Errors: where the frame is counted that it does not send.
 #[cold]
-pub(super) fn may_learn<'a>(
-    table: &Table,
-    port: &'a TablePort,
-    source: Station,
-) -> Result<&'a Learned, Refusal> {
-    let learned = port.learned.as_deref().filter(|_| table.is_free(source));
+pub(super) fn may_learn<'a>(fdb: &Fdb, port: &'a FdbPort, source: FdbKey) -> Result<&'a Learned, Refusal> {
+    let learned = port.learned.as_deref().filter(|_| fdb.is_free(source));
     learned.ok_or(|counters| &counters.from_guest_source_address)
 }
 
 /// Notes the source of a frame that may be sent; one that is refused for another reason takes no address from anybody.
 /// Errors: where the frame is counted that it does not send.
 #[cold]
-pub(super) fn note(learned: &Learned, source: Station) -> Result<(), Refusal> {
-    match learned.note(source) {
+pub(super) fn record(learned: &Learned, source: FdbKey) -> Result<(), Refusal> {
+    match learned.record(source) {
         true => Ok(()),
         false => Err(|counters| &counters.from_guest_not_learned),
     }

@@ -8,17 +8,17 @@ use xsk::{Frame, TxDesc, Umem};
 use super::{NicSink, fill_up};
 use crate::nic::endpoint::NicQueue;
 use crate::nic::queue::{Nic, Sends};
-use crate::switch::bytes::{guest_to_umem, judged_to_umem};
-use crate::switch::from_guest::{Sink, Turn};
+use crate::switch::bytes::{guest_to_umem, head_and_rest_to_umem};
+use crate::switch::from_guest::{Budget, Sink};
 
 impl<N: Nic> NicSink<'_, N> {
     /// Copies frames of these chains, from the first on, as long as they are like that and there is room; how many.
     #[inline]
-    pub(super) fn copy_plain(&mut self, pair: &QueuePair, chains: &Chains, turn: &mut Turn) -> usize {
+    pub(super) fn copy_plain(&mut self, pair: &QueuePair, chains: &Chains, budget: &mut Budget) -> usize {
         let NicQueue {
             umem, pool, sends, ..
         } = &mut *self.queue;
-        let (most, most_bytes) = turn.left();
+        let (most, most_bytes) = budget.left();
         let longest = umem.max_sent_bytes();
         let before = self.transmit.outgoing.len();
         let room = self.ring.saturating_sub(before).min(most);
@@ -40,13 +40,13 @@ impl<N: Nic> NicSink<'_, N> {
         });
         self.transmit.outgoing.extend(copied);
         let done = self.transmit.outgoing.len() - before;
-        turn.note_plain(done, bytes);
+        budget.charge_plain(done, bytes);
         done
     }
 
     /// The same of frames that were judged: bytes of ours, and the rest in guest memory. How many, and their bytes.
     #[inline]
-    pub(in crate::switch) fn copy_judged<'f>(
+    pub(in crate::switch) fn copy_classified<'f>(
         &mut self,
         memory: &MemoryMap,
         frames: impl Iterator<Item = (Option<ChecksumAt>, &'f [u8], Piece)>,
@@ -68,7 +68,7 @@ impl<N: Nic> NicSink<'_, N> {
                     return None;
                 }
                 let chunk = pool.take()?;
-                judged_to_umem(memory, head, rest, umem, umem.send_offset(&chunk))?;
+                head_and_rest_to_umem(memory, head, rest, umem, umem.send_offset(&chunk))?;
                 bytes += u64::from(len);
                 Some(whole(umem, *sends, chunk, len))
             });

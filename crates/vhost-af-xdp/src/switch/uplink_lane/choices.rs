@@ -5,7 +5,7 @@
 //! with one hash share a choice, which may be wrong for one of them: its frames go by another pair than its guest sends it
 //! by, in order all the same.
 
-use crate::switch::table::PortNumber;
+use crate::switch::fdb::PortNumber;
 
 /// A power of two.
 const PLACES: usize = 1024;

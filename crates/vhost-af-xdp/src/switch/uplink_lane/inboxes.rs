@@ -9,29 +9,29 @@ use device::pair::{Fault, QueuePair};
 use xsk::{Frame, RxDesc, Umem};
 
 use super::UplinkLane;
-use super::far::FarNotes;
-use super::place::{Place, Route};
+use super::inbox_index::{InboxIndex, Route};
+use super::link_marks::LinkMarks;
 use crate::nic::lent::Lent;
 use crate::switch::arrivals::{Arrivals, Origin};
 use crate::switch::checksums::PrivateLook;
+use crate::switch::fdb::PortNumber;
+use crate::switch::forwarding::{Forwarding, LaneRef};
 use crate::switch::lane::Network;
 use crate::switch::lane_id::LaneId;
 use crate::switch::limits::BATCH;
-use crate::switch::members::{Guest, Members};
 use crate::switch::rate_limit::RateLimit;
-use crate::switch::table::PortNumber;
 use crate::switch::to_guest::Delivery;
 
 /// Frames that wait for a guest's buffers.
 pub(super) struct Inbox {
     pub(super) port: PortNumber,
-    pub(super) guest: Guest,
+    pub(super) guest: LaneRef,
     pub(super) arrivals: Arrivals,
     /// Those that the arrivals have in hand.
     pub(super) received: Vec<RxDesc>,
     pub(super) waiting: VecDeque<RxDesc>,
     /// Of a link to another worker: what goes with these frames.
-    pub(super) far: Option<Box<FarNotes>>,
+    pub(super) link_marks: Option<Box<LinkMarks>>,
     /// For frames to groups.
     pub(super) look: Option<PrivateLook>,
     /// What the guest may get.
@@ -41,14 +41,14 @@ pub(super) struct Inbox {
 }
 
 impl Inbox {
-    fn new(port: PortNumber, guest: Guest, pair: &QueuePair, origin: Origin) -> Self {
+    fn new(port: PortNumber, guest: LaneRef, pair: &QueuePair, origin: Origin) -> Self {
         Self {
             port,
             guest,
             arrivals: Arrivals::from(origin, pair),
             received: Vec::with_capacity(BATCH),
             waiting: VecDeque::with_capacity(BATCH),
-            far: guest.is_link.then(Box::default),
+            link_marks: guest.is_link.then(Box::default),
             look: PrivateLook::of(pair, origin.partial_checksums),
             limit: None,
             is_filtered: false,
@@ -69,15 +69,15 @@ impl Inbox {
         empty: &mut Vec<Frame>,
         network: &mut dyn Network,
     ) -> Result<usize, Fault> {
-        let Some(peer) = network.guest(self.guest.at) else {
+        let Some(target) = network.guest(self.guest.at) else {
             return Ok(0);
         };
-        let mut delivery = Delivery::begin_with(peer.pair, peer.buffers, peer.counters, self.len())?;
-        delivery.note_in(peer.notes);
+        let mut delivery = Delivery::begin_with(target.pair, target.buffers, target.counters, self.len())?;
+        delivery.write_marks_to(target.marks);
         let (arrivals, frames) = (&mut self.arrivals, (&mut self.waiting, &mut self.received));
-        match &mut self.far {
+        match &mut self.link_marks {
             None => arrivals.deliver_waiting(frames, &mut (), umem, empty, &mut delivery)?,
-            Some(far) => arrivals.deliver_waiting(frames, &mut **far, umem, empty, &mut delivery)?,
+            Some(marks) => arrivals.deliver_waiting(frames, &mut **marks, umem, empty, &mut delivery)?,
         }
         Ok(delivery.finish())
     }
@@ -89,8 +89,8 @@ impl Inbox {
             counters.to_guest_queue_stopped.add(u64::from(!piece.more));
             empty.push(piece.frame);
         }
-        if let Some(far) = &mut self.far {
-            far.empty();
+        if let Some(marks) = &mut self.link_marks {
+            marks.empty();
         }
     }
 }
@@ -98,21 +98,21 @@ impl Inbox {
 /// The inboxes of a port, and what is known of it.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Inboxes {
-    pub(super) place: Place,
-    /// [`TablePort::life`](crate::switch::table::TablePort::life) of the port.
-    pub(super) life: u16,
+    pub(super) index: InboxIndex,
+    /// [`FdbPort::generation`](crate::switch::fdb::TablePort::life) of the port.
+    pub(super) generation: u16,
     /// The guest has the frames of its VLAN without their tag.
     pub(super) untags: bool,
 }
 
 impl Inboxes {
     /// Of a port, in that place.
-    fn of(members: &Members, port: PortNumber, place: Place) -> Self {
-        let known = members.table.port(port);
+    fn of(forwarding: &Forwarding, port: PortNumber, index: InboxIndex) -> Self {
+        let known = forwarding.fdb.port(port);
         Self {
-            place,
-            life: known.map_or(0, |port| port.life),
-            untags: !members.is_tagged(port) && known.is_some_and(|port| port.vlans.untags()),
+            index,
+            generation: known.map_or(0, |port| port.generation),
+            untags: !forwarding.is_tagged(port) && known.is_some_and(|port| port.vlans.untags()),
         }
     }
 }
@@ -124,25 +124,25 @@ impl<N: Lent> UplinkLane<N> {
         self.is_stale = false;
         self.choices.forget();
         let unfinished = match self.route {
-            Some(Route::Inbox(at) | Route::Far(at)) => self.inboxes.get(at).map(|inbox| inbox.guest.id),
+            Some(Route::Inbox(at) | Route::Link(at)) => self.inboxes.get(at).map(|inbox| inbox.guest.id),
             _ => None,
         };
-        let members = Arc::clone(&self.members);
+        let forwarding = Arc::clone(&self.forwarding);
         self.inbox_of.clear();
         let mut before = std::mem::take(&mut self.inboxes);
-        let lanes = |(port, _)| members.lanes(port).iter().map(move |&guest| (port, guest));
-        for (port, guest) in members.ports().flat_map(lanes) {
+        let lanes = |(port, _)| forwarding.lanes(port).iter().map(move |&guest| (port, guest));
+        for (port, guest) in forwarding.ports().flat_map(lanes) {
             let Some(inbox) = self.inbox_among(&mut before, (port, guest), network) else {
                 continue;
             };
             let at = self.inboxes.len();
             let its = self.inboxes_of(port);
-            *its = Inboxes::of(&members, port, its.place.and(at));
+            *its = Inboxes::of(&forwarding, port, its.index.and(at));
             self.inboxes.push(inbox);
         }
-        for (port, link) in &members.far {
+        for (port, link) in &forwarding.remote {
             if let Some(at) = self.inboxes.iter().position(|inbox| inbox.guest.id == link.id) {
-                *self.inboxes_of(*port) = Inboxes::of(&members, *port, Place::Far(at));
+                *self.inboxes_of(*port) = Inboxes::of(&forwarding, *port, InboxIndex::Link(at));
             }
         }
         for mut inbox in before {
@@ -162,16 +162,16 @@ impl<N: Lent> UplinkLane<N> {
     fn inbox_among(
         &self,
         before: &mut Vec<Inbox>,
-        (port, guest): (PortNumber, Guest),
+        (port, guest): (PortNumber, LaneRef),
         network: &mut dyn Network,
     ) -> Option<Inbox> {
         let known = before.iter().position(|inbox| inbox.guest.id == guest.id);
-        let peer = network.guest(guest.at);
-        let limit = peer.as_ref().and_then(|peer| peer.policer.limit.cloned());
-        let is_filtered = peer.as_ref().is_some_and(|peer| peer.filter.is_some());
+        let target = network.guest(guest.at);
+        let limit = target.as_ref().and_then(|target| target.policer.limit.cloned());
+        let is_filtered = target.as_ref().is_some_and(|target| target.filter.is_some());
         let inbox = match known {
             Some(at) => before.swap_remove(at),
-            None => Inbox::new(port, guest, peer?.pair, self.origin),
+            None => Inbox::new(port, guest, target?.pair, self.origin),
         };
         Some(Inbox {
             port,
@@ -194,7 +194,7 @@ impl<N: Lent> UplinkLane<N> {
     fn go_on_with(&mut self, lane: Option<LaneId>) {
         let to: fn(usize) -> Route = match self.route {
             Some(Route::Inbox(_)) => Route::Inbox,
-            Some(Route::Far(_)) => Route::Far,
+            Some(Route::Link(_)) => Route::Link,
             _ => return,
         };
         let at = self.inboxes.iter().position(|inbox| Some(inbox.guest.id) == lane);

@@ -9,12 +9,12 @@ use xsk::metadata::{Hints, Tag};
 use xsk::{RxDesc, Umem};
 
 use crate::switch::arrivals::Origin;
+use crate::switch::copies::Several;
+use crate::switch::cross_worker_mark::CrossWorkerMark;
 use crate::switch::ethernet::{self, ADDRESS_BYTES, LOOK_BYTES, TAG_BYTES};
+use crate::switch::fdb::{Destination, PortNumber};
+use crate::switch::forwarding::Forwarding;
 use crate::switch::lane::Network;
-use crate::switch::link_note::LinkNote;
-use crate::switch::members::Members;
-use crate::switch::table::{Destination, PortNumber};
-use crate::switch::to_group::Several;
 
 /// Bytes that no frame is longer than.
 const LONGEST: usize = 1 << 16;
@@ -73,7 +73,7 @@ impl Mirror {
     pub(super) fn give(
         &mut self,
         (found, origin): (Option<PortNumber>, Origin),
-        members: &Members,
+        forwarding: &Forwarding,
         counters: &PairCounters,
         network: &mut dyn Network,
     ) -> usize {
@@ -89,10 +89,10 @@ impl Mirror {
             frame: &mut self.frame,
             vlan,
             may_be_partial: origin.partial_checksums,
-            note: LinkNote::new(to, None, &members.table).with(self.flow),
+            mark: CrossWorkerMark::new(to, None, &forwarding.fdb).with(self.flow),
             counters,
         };
-        let way = found.and_then(|port| members.lanes(port).first().copied());
-        several.give(members.listeners(vlan, None, found, way), members, network)
+        let way = found.and_then(|port| forwarding.lanes(port).first().copied());
+        several.give(forwarding.listeners(vlan, None, found, way), forwarding, network)
     }
 }

@@ -4,19 +4,19 @@ use xsk::RxDesc;
 use xsk::metadata::{Hash, Hints, Tag};
 
 use super::UplinkLane;
-use super::place::{Place, Route};
+use super::inbox_index::{InboxIndex, Route};
 use crate::nic::lent::Lent;
 use crate::switch::ethernet::{self, Head, LOOK_BYTES};
+use crate::switch::fdb::{Destination, FdbKey, PortMark, PortNumber};
 use crate::switch::flows::{FLOW_BYTES, Flow, Flows};
 use crate::switch::retag::{put_tag_back, untag};
-use crate::switch::table::{Destination, PortNote, PortNumber, Station};
 
 impl<N: Lent> UplinkLane<N> {
     /// Where a frame goes, by its first piece and what stood before it. What the guest shall not see of the frame is
     /// taken off there, and what it shall see is put back.
     #[inline]
     pub(super) fn route_of(&mut self, piece: &mut RxDesc, hints: &Hints) -> Route {
-        if let Some(port) = hints.port.and_then(|note| self.noted(PortNote(note))) {
+        if let Some(port) = hints.port.and_then(|mark| self.marked(PortMark(mark))) {
             return self.to_port(port, piece, hints);
         }
         let mut bytes = [0; LOOK_BYTES];
@@ -28,12 +28,12 @@ impl<N: Lent> UplinkLane<N> {
             bytes = ethernet::with_tag(&bytes, (proto, tci));
         }
         let Head { to, tags, .. } = ethernet::head(&bytes);
-        match self.members.table.find(Station::new(tags.vlan(), to)) {
-            Destination::Group => {
+        match self.forwarding.fdb.find(FdbKey::new(tags.vlan(), to)) {
+            Destination::Multicast => {
                 if let Some(tag) = hints.tag {
                     put_tag_back(&self.queue.umem, piece, tag, &self.counters);
                 }
-                Route::Group
+                Route::Multicast
             }
             // What is for the host comes to the uplink, and then not here.
             Destination::Host | Destination::Unknown | Destination::Nobody => Route::Nobody,
@@ -43,10 +43,10 @@ impl<N: Lent> UplinkLane<N> {
 
     /// The port that a note names, if it still is the one that was noted, and has a guest.
     #[inline]
-    fn noted(&self, note: PortNote) -> Option<PortNumber> {
-        let (port, life) = note.parts();
+    fn marked(&self, mark: PortMark) -> Option<PortNumber> {
+        let (port, generation) = mark.parts();
         let its = self.inbox_of.get(usize::from(port.0))?;
-        (its.place != Place::Nowhere && its.life == life).then_some(port)
+        (its.index != InboxIndex::None && its.generation == generation).then_some(port)
     }
 
     #[inline]
@@ -55,13 +55,13 @@ impl<N: Lent> UplinkLane<N> {
         let Some(&its) = self.inbox_of.get(usize::from(port.0)) else {
             return Route::Nobody;
         };
-        let route = match its.place {
-            Place::One(at) => Route::Inbox(at),
-            Place::Several { first, count } => {
+        let route = match its.index {
+            InboxIndex::One(at) => Route::Inbox(at),
+            InboxIndex::Several { first, count } => {
                 Route::Inbox(self.inbox_for(port, (first, count), piece, hints.hash))
             }
-            Place::Far(at) => Route::Far(at),
-            Place::Nowhere => return Route::Nobody,
+            InboxIndex::Link(at) => Route::Link(at),
+            InboxIndex::None => return Route::Nobody,
         };
         match (its.untags, hints.tag) {
             (false, None) | (true, Some(_)) => {}
@@ -80,7 +80,7 @@ impl<N: Lent> UplinkLane<N> {
         piece: &RxDesc,
         hash: Option<Hash>,
     ) -> usize {
-        let changes = self.members.flows(port).map_or(0, Flows::changes);
+        let changes = self.forwarding.flows(port).map_or(0, Flows::changes);
         let hash = hash.filter(|hash| hash.is_of_ports()).map(|hash| hash.value);
         if let Some(at) = hash.and_then(|hash| self.choices.find((port, hash), changes)) {
             return at;
@@ -89,7 +89,7 @@ impl<N: Lent> UplinkLane<N> {
         let known = (piece.len as usize).min(FLOW_BYTES);
         // Inside the piece.
         let _ = self.queue.umem.read(piece.data, &mut head[..known]);
-        let guest = self.members.lane_for(port, Flow::of(&head));
+        let guest = self.forwarding.lane_for(port, Flow::of(&head));
         let mut its_places = first..first + count;
         let found = its_places.find(|&at| Some(self.inboxes[at].guest) == guest);
         let at = found.unwrap_or(first);

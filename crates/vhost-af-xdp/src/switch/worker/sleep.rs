@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::event::epoll::{self, Event};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::{DEAF, EVENTS, FEW, FUTILE_WAKES, NO_TIME, OFTEN, Worker};
+use super::{EVENTS, FEW, FUTILE_WAKES, IGNORE_KICKS, NO_TIME, OFTEN, Worker};
 use crate::switch::lane::{LaneId, Work};
 use crate::switch::slots::{self, NIC_EVENT, Slot};
 
@@ -32,7 +32,7 @@ impl Worker {
     /// Arms all lanes but those that are let alone for a while, and sleeps until something happens. `is_sure`: the last
     /// round has moved no frames; else lanes may have more to do, and then it does not sleep.
     pub(super) fn rest(&mut self, now: Instant, is_sure: bool) -> Rest {
-        let mut work = self.listen_again();
+        let mut work = self.watch_again();
         let (pause, mut is_pause) = (self.pause(now), false);
         let mut next = 0;
         // One that dozed may have to be armed anew, for what others wait for of it.
@@ -51,10 +51,11 @@ impl Worker {
                 continue;
             }
             self.progress.take_up(self.lanes[at].id);
-            let of_lane = slots::arm(&mut self.lanes, at, &mut self.awake).unwrap_or(Work::None);
+            let of_lane =
+                slots::enable_notifications(&mut self.lanes, at, &mut self.awake).unwrap_or(Work::None);
             work = work.max(of_lane);
             let slot = &mut self.lanes[at];
-            slot.is_quiet = of_lane == Work::None && slot.may_nap();
+            slot.is_quiet = of_lane == Work::None && slot.may_sleep_on();
         }
         if let Work::Later(_) = work {
             // Some may wait for room, and others should have it next.
@@ -66,11 +67,12 @@ impl Worker {
         }
         if work == Work::Now || (work == Work::SOON && !is_sure) {
             self.is_woken = true;
-            self.naps.end(&mut self.lanes, &mut self.awake, &self.progress);
-            self.disarm();
+            self.sleeping
+                .end(&mut self.lanes, &mut self.awake, &self.progress);
+            self.disable_notifications();
             return Rest::HasWork;
         }
-        self.naps.begin(&mut self.lanes, &mut self.awake);
+        self.sleeping.begin(&mut self.lanes, &mut self.awake);
         self.counters.sleeps.add(1);
         if is_pause {
             self.counters.pauses.add(1);
@@ -83,16 +85,16 @@ impl Worker {
         let limit = wait.and_then(|wait| Timespec::try_from(wait).ok());
         let (asleep, woken) = self.wait(limit.as_ref());
         self.is_woken = wait.is_none_or(|wait| asleep < wait);
-        self.disarm();
+        self.disable_notifications();
         Rest::Slept { asleep, woken }
     }
 
     /// Asks for no kicks of lanes that breathe.
-    fn disarm(&mut self) {
+    fn disable_notifications(&mut self) {
         for &at in &self.awake {
             let slot = &mut self.lanes[at];
             self.progress.take_up(slot.id);
-            slot.lane.disarm();
+            slot.lane.disable_notifications();
         }
     }
 
@@ -148,25 +150,29 @@ impl Worker {
             };
             let slot = &mut self.lanes[at];
             slot.futile += 1;
-            if slot.futile > FUTILE_WAKES && slot.deaf.is_none() {
-                slot.unlisten(&self.epoll);
-                slot.deaf = Some(Instant::now() + DEAF);
+            if slot.futile > FUTILE_WAKES && slot.kicks_ignored_until.is_none() {
+                slot.unwatch_fds(&self.epoll);
+                slot.kicks_ignored_until = Some(Instant::now() + IGNORE_KICKS);
             }
         }
     }
 
     /// Listens again to lanes whose time is up; how long to sleep because of those that are not listened to.
-    pub(super) fn listen_again(&mut self) -> Work {
+    pub(super) fn watch_again(&mut self) -> Work {
         // A deaf lane never dozes: try_doze refuses it, and its kick has woken it before it goes deaf.
-        if self.awake.iter().all(|&at| self.lanes[at].deaf.is_none()) {
+        if self
+            .awake
+            .iter()
+            .all(|&at| self.lanes[at].kicks_ignored_until.is_none())
+        {
             return Work::None;
         }
         let now = Instant::now();
         for &at in &self.awake {
             let slot = &mut self.lanes[at];
-            if slot.deaf.is_some_and(|until| until <= now) {
-                slot.listen(&self.epoll);
-                slot.deaf = None;
+            if slot.kicks_ignored_until.is_some_and(|until| until <= now) {
+                slot.watch_fds(&self.epoll);
+                slot.kicks_ignored_until = None;
             }
         }
         // An eventfd that was written meanwhile is reported at once. Whatever these events tell is seen when the lanes
@@ -175,7 +181,11 @@ impl Worker {
         if let Ok((events, _)) = epoll::wait(&self.epoll, &mut events, Some(&NO_TIME)) {
             self.wake(events);
         }
-        match self.awake.iter().any(|&at| self.lanes[at].deaf.is_some()) {
+        match self
+            .awake
+            .iter()
+            .any(|&at| self.lanes[at].kicks_ignored_until.is_some())
+        {
             true => Work::SOON,
             false => Work::None,
         }

@@ -1,0 +1,144 @@
+//! Direct placement, guest → NIC: GSO packets cut. Headers are made in the bounce area, and payload is sent from where
+//! it lies, where the NIC completes checksums; else it is copied behind them. One packet is in hand at a time: what
+//! there is no room for waits for the next turn.
+
+use device::pair::{Cursor, QueuePair};
+use offload::packet::HEADERS_MAX;
+use offload::segment::Gso;
+use virtqueue::{Buffer, ChainId, MemoryMap};
+use xsk::UmemOffset;
+
+use super::{DirectEnd, Segmentation};
+use crate::nic::queue::{LinkState, Nic};
+use crate::switch::from_guest::Budget;
+use crate::switch::gso::{FromChain, GsoPacket};
+use crate::switch::guest_frame::GuestFrame;
+use crate::switch::to_nic::{LAST_WAIT, LAST_WAITS};
+
+impl<N: Nic> DirectEnd<N> {
+    /// Begins to cut a GSO packet.
+    #[inline(never)]
+    pub(super) fn segment(&mut self, chain: ChainId, frame: GuestFrame<'_>, gso: Gso, budget: &mut Budget) {
+        let packet = GsoPacket::open(frame, gso, &self.counters, &mut [0; HEADERS_MAX]);
+        let Some(packet) = packet else {
+            return self.give_back(chain);
+        };
+        if packet.plan.segment_bytes_max() > self.queue.umem.max_sent_bytes() {
+            self.counters.from_guest_too_many_pieces.add(1);
+            return self.give_back(chain);
+        }
+        self.counters.from_guest_super_frames.add(1);
+        self.segmented_buffers.clear();
+        self.segmented_buffers.extend_from_slice(frame.buffers);
+        self.segmentation = Some(Segmentation { packet, chain });
+        self.queue_segments(frame.memory, budget);
+    }
+
+    /// Queues as many segments of the GSO packet in hand as there is room for, and as the turn has left.
+    fn queue_segments(&mut self, memory: &MemoryMap, budget: &mut Budget) {
+        let Some(mut segmentation) = self.segmentation.take() else {
+            return;
+        };
+        let buffers = std::mem::take(&mut self.segmented_buffers);
+        while segmentation.packet.left() > 0 && budget.has_frames() {
+            let Some(bytes) = self.queue_segment(memory, &mut segmentation, &buffers) else {
+                break;
+            };
+            budget.tally.add(bytes);
+        }
+        self.segmented_buffers = buffers;
+        if segmentation.packet.left() > 0 {
+            self.segmentation = Some(segmentation);
+        }
+    }
+
+    /// Queues the next segment; its bytes, or `None` when there is no room for it now.
+    fn queue_segment(
+        &mut self,
+        memory: &MemoryMap,
+        segmentation: &mut Segmentation,
+        buffers: &[Buffer],
+    ) -> Option<u32> {
+        let room = self.ring_room().min(self.sending.room());
+        if room == 0 || self.queue.pool.is_empty() {
+            return None;
+        }
+        let packet = &mut segmentation.packet;
+        let index = packet.next;
+        let chain = (packet.left() == 1).then_some(segmentation.chain);
+        let first = self.outgoing.len();
+        let payload = packet.plan.payload(index);
+        let bytes = payload.end - payload.start;
+        if self.queue.sends.refers && self.refer_to(packet.payload, buffers, bytes) {
+            if self.pieces.len() + 1 > room {
+                return None;
+            }
+            self.builder().headers(&packet.plan, index);
+            self.note_bounced(first, None);
+            let parts = std::mem::take(&mut self.pieces);
+            for (at, part) in parts.iter().enumerate() {
+                let last = at + 1 == parts.len();
+                let data = UmemOffset::new(part.offset);
+                self.queue_piece(chain.filter(|_| last), data, part.len, !last);
+            }
+            self.pieces = parts;
+            packet.payload.pass(buffers, bytes);
+            self.counters.from_guest_referred_segments.add(1);
+        } else {
+            let mut source = FromChain {
+                head: &[],
+                memory,
+                buffers,
+                at: &mut packet.payload,
+            };
+            self.builder().segment(&packet.plan, index, &mut source);
+            self.note_bounced(first, chain);
+        }
+        packet.next += 1;
+        Some(packet.plan.header_len() as u32 + bytes)
+    }
+
+    /// Whether the next `bytes` of a chain can be sent by reference behind a descriptor with headers: then `pieces`
+    /// are the pieces. The checksum must be left to the NIC, since the guest may change them.
+    fn refer_to(&mut self, from: Cursor, buffers: &[Buffer], bytes: u32) -> bool {
+        self.find_pieces(from, buffers, bytes) && self.queue.sends.checksum
+    }
+
+    /// Goes on with the GSO packet in hand for a turn; the segments that were queued.
+    #[cold]
+    pub(super) fn continue_segmentation(&mut self, pair: &QueuePair, budget: &mut Budget) -> usize {
+        if self.link == LinkState::Gone
+            && self.sending.room() > 0
+            && let Some(segmentation) = self.segmentation.take()
+        {
+            self.counters.from_guest_rest_of_super_frame.add(1);
+            self.give_back(segmentation.chain);
+            return 1;
+        }
+        self.queue_segments(&pair.memory, budget);
+        if budget.tally.frames == 0 {
+            self.counters.from_guest_waits.add(1);
+        }
+        budget.tally.count(&self.counters);
+        self.hand_over();
+        usize::try_from(budget.tally.frames).unwrap_or(usize::MAX)
+    }
+
+    /// The lane is stopped, on a thread that may wait: the GSO packet in hand goes out now, as far as the kernel takes
+    /// it. Its chain, if that was not all of it.
+    pub(super) fn segment_at_last(&mut self, pair: &mut QueuePair) -> Option<ChainId> {
+        let mut waits = 0;
+        while self.segmentation.is_some() && self.link == LinkState::Up && waits < LAST_WAITS {
+            self.begin_burst();
+            let sent = self.continue_segmentation(pair, &mut Budget::new(usize::MAX));
+            self.kick();
+            if sent + self.reap(pair) == 0 {
+                std::thread::sleep(LAST_WAIT);
+                waits += 1;
+            }
+        }
+        let segmentation = self.segmentation.take()?;
+        self.counters.from_guest_rest_of_super_frame.add(1);
+        Some(segmentation.chain)
+    }
+}

@@ -1,0 +1,190 @@
+//! What stands before frames of an interface's queues, and how that is changed while they come.
+//!
+//! A lane reads what it was promised ([`NicQueue::promise`]). Three parts have to agree: the lane, the queue's word in
+//! the program's map (whether anything is left before its frames), and the program (what). They change one after the
+//! other, and a frame may be under way from each state in between. Frames name their layouts, so what is read in vain
+//! costs time only, and what is left and not read would be lost. So:
+//!
+//! ```text
+//!     on:   the lane reads ─▶ the queue's word ─▶ the program
+//!     off:  the program ─▶ the queue's word;  the lane reads on
+//! ```
+//!
+//! The word is set before a program is there that tells of tags: that program tells frames apart by tags that are not
+//! in them, and a guest that shall see them would have its frames without. A lane expects no more than what is there
+//! before and after a change while that is under way: what is expected and does not come is counted, and where it is
+//! the tag the frame is dropped ([`crate::switch`], `before.rs`).
+//!
+//! A lane that has read layouts reads them until its queue is lent anew: frames of a program before may wait longer
+//! than anybody knows. That costs it a look before each frame.
+//!
+//! [`NicQueue::promise`]: super::endpoint::NicQueue::promise
+
+use std::sync::{MutexGuard, PoisonError};
+
+use model::state::HintsStatus;
+use steer::{HintSet, note_layout};
+use steward::client::LeaseError;
+
+use super::error::InterfaceError;
+use super::hints::{self, MetadataState, XdpMetadata};
+use super::interface::Interface;
+use super::queue_state::{Opened, QueueState};
+use crate::config::HintsConfig;
+
+/// Told of a queue whose frames have another promise from now on; when it returns its lane knows.
+pub(crate) type Tell<'a> = dyn FnMut(u32, &XdpMetadata) + 'a;
+
+impl Interface {
+    /// What stands before frames of a queue that is lent from now on.
+    pub(super) fn metadata(&self, queue: u32) -> XdpMetadata {
+        let metadata = self.metadata_now(false);
+        self.metadata_state().of.insert(queue, metadata.clone());
+        metadata
+    }
+
+    /// A queue is not lent any more.
+    pub(super) fn forget_metadata(&self, queue: u32) {
+        self.metadata_state().of.remove(&queue);
+    }
+
+    /// What was asked for.
+    fn asked(&self) -> HintsConfig {
+        self.metadata_state().asked
+    }
+
+    /// Frames of its queues are to have other hints from now on, or as soon as the steward is back; lanes go on. `tell`
+    /// tells the lane of a queue what it is to read.
+    /// Errors: the steward refuses it; then all is as it was before.
+    pub(crate) fn switch_hints(&self, asked: HintsConfig, tell: &mut Tell<'_>) -> Result<(), InterfaceError> {
+        let before = std::mem::replace(&mut self.metadata_state().asked, asked);
+        if before == asked {
+            return Ok(());
+        }
+        self.tell(true, tell);
+        let switched = match self.steering.ask_for_hints(asked.wish()) {
+            // It is told when it is back.
+            Err(InterfaceError::Lease(LeaseError::Away { .. })) => Ok(()),
+            switched => switched,
+        };
+        if switched.is_err() {
+            self.metadata_state().asked = before;
+        }
+        self.settle_hints(tell);
+        switched
+    }
+
+    /// Tells lanes what stands before frames now, where that is another thing than before.
+    pub(crate) fn settle_hints(&self, tell: &mut Tell<'_>) {
+        self.tell(false, tell);
+    }
+
+    /// `soon`: a change is under way, to what is asked for now.
+    fn tell(&self, soon: bool, tell: &mut Tell<'_>) {
+        let now = self.metadata_now(soon);
+        let lent: Vec<(u32, XdpMetadata)> = self.metadata_state().of.clone().into_iter().collect();
+        // A steward that does not answer is waited for once, not for each queue.
+        let mut answers = true;
+        for (queue, before) in lent {
+            let mut next = now.clone().after(&before);
+            if soon {
+                next.hints = next.hints.among(before.hints);
+                next.leaves |= before.leaves;
+            }
+            if next == before {
+                continue;
+            }
+            let next = next.follow(&before, &mut |metadata| tell(queue, metadata), |leaves| {
+                answers = answers && self.let_leave(queue, leaves);
+                answers
+            });
+            let mut metadata_state = self.metadata_state();
+            // Not of a queue that was lent anew meanwhile.
+            if let Some(metadata) = metadata_state.of.get_mut(&queue).filter(|now| **now == before) {
+                *metadata = next;
+            }
+        }
+    }
+
+    /// Whether the program leaves something before frames of a queue that is lent; false: it could not be told.
+    fn let_leave(&self, queue: u32, leaves: bool) -> bool {
+        let Ok(mut state) = self.state(queue) else {
+            return false;
+        };
+        let QueueState::Lent { opened, .. } = state.now() else {
+            return false;
+        };
+        let told = Opened { leaves, ..*opened };
+        let is_told = self.steering.activate(queue, told.conf()).is_ok();
+        if is_told {
+            *opened = told;
+        }
+        is_told
+    }
+
+    /// `soon`: what is asked for may be there at any time.
+    fn metadata_now(&self, soon: bool) -> XdpMetadata {
+        let asked = self.asked();
+        let hinted = self.steering.hinted();
+        let knows = hinted.is_some();
+        let hinted = hinted.unwrap_or_default();
+        let hints = asked.among(hinted.on);
+        let may_come = match asked {
+            HintsConfig::Auto => self.is_of_network || self.is_for_vlans,
+            HintsConfig::Only(named) => soon && !named.is_empty(),
+            HintsConfig::OfProgram => false,
+        };
+        let leaves = knows && (may_come || !hints.is_empty());
+        let mut layouts = match leaves {
+            true => hinted.layouts,
+            false => Vec::new(),
+        };
+        if self.is_of_network {
+            // What the plain program leaves before frames of a network's queue.
+            let at = if hints.is_empty() { 0 } else { layouts.len() };
+            layouts.insert(at, note_layout());
+        }
+        XdpMetadata {
+            hints,
+            layouts,
+            leaves,
+        }
+    }
+
+    /// Its hints, as they are shown; `None`: nothing is known of any.
+    pub(crate) fn hints_status(&self) -> Option<HintsStatus> {
+        let (hinted, asked) = (self.steering.hinted(), self.asked());
+        if hinted.is_none() && asked.named().is_empty() {
+            return None;
+        }
+        let hinted = hinted.unwrap_or_default();
+        Some(HintsStatus {
+            asked: asked.to_string(),
+            possible: hints::names(hinted.possible),
+            on: hints::names(asked.among(hinted.on)),
+            seen: hints::names(self.seen.get()),
+            why: self.lacks_hints(),
+        })
+    }
+
+    /// Why frames do not have hints that were asked for by name; `None`: they have them.
+    pub(crate) fn lacks_hints(&self) -> Option<String> {
+        let named = self.asked().named();
+        let (on, why) = match self.steering.hinted() {
+            Some(hinted) => (hinted.on, hinted.why),
+            None => (
+                HintSet::NONE,
+                "the steward is of a version without hints".to_owned(),
+            ),
+        };
+        let missing = named.without(on);
+        (!missing.is_empty()).then(|| match why.is_empty() {
+            true => format!("no {missing}"),
+            false => why,
+        })
+    }
+
+    fn metadata_state(&self) -> MutexGuard<'_, MetadataState> {
+        self.metadata_state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

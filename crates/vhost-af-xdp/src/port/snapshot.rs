@@ -1,0 +1,113 @@
+//! What is seen of a port from outside, without a turn.
+//!
+//! A turn may last: a queue is still busy, the steward does not answer, a VMM's memory is entered. `status` must not
+//! wait for its end. So each turn leaves in the port's [`Published`] what it made of the state, and while it lasts, what
+//! it is for and since when; a look through the window takes no lock but the window's own, under which nothing waits.
+//!
+//! What a look finds may be as old as the turn that lasts. It keeps nothing alive for longer than the look: a
+//! lane's socket and an interface's lease are weakly referred to, since their end is what frees a queue for its next
+//! holder.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use steer::Mode;
+use xsk::NumaNode;
+
+use super::reasons::{Busy, Closed, Impaired, TurnedAway};
+use super::ticket_lock::Task;
+use crate::nic::interface::Interface;
+use crate::nic::lane_facts::LaneFacts;
+use crate::nic::steering::SteeringReport;
+
+/// `status` names a message that takes longer.
+const LONG: Duration = Duration::from_secs(1);
+
+/// What the last turn left to be seen.
+#[derive(Clone, Default)]
+pub(crate) struct PortSnapshot {
+    pub(crate) session: Option<SessionSnapshot>,
+    pub(crate) interface: Option<InterfaceSnapshot>,
+    /// MTU told to the guest, bytes.
+    pub(crate) mtu: u32,
+    pub(crate) impaired: Option<Impaired>,
+    pub(crate) last_closed: Option<Closed>,
+    pub(crate) sessions: u64,
+}
+
+/// A session, as far as it is shown.
+#[derive(Clone)]
+pub(crate) struct SessionSnapshot {
+    pub(crate) features: u64,
+    pub(crate) peer: Option<i32>,
+    /// By pair; what is gone is stopped.
+    pub(crate) lanes: Vec<Weak<LaneFacts>>,
+}
+
+/// An interface, as far as it is shown.
+#[derive(Clone)]
+pub(crate) struct InterfaceSnapshot {
+    /// As it is now.
+    pub(crate) name: String,
+    /// What is known of its driver.
+    pub(crate) driver: String,
+    /// NUMA node of its device, where there are several.
+    pub(crate) node: Option<NumaNode>,
+    pub(crate) steering: SteeringReport,
+    /// How the program is attached, if one is.
+    pub(crate) attached: Option<Mode>,
+    /// For what is counted there.
+    pub(crate) itself: Weak<Interface>,
+}
+
+#[derive(Default)]
+pub(crate) struct Published(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    snapshot: Option<Arc<PortSnapshot>>,
+    /// What the turn is for that lasts, and since when.
+    busy: Option<(Task, Instant)>,
+    /// What was said to a VMM that came while another was there.
+    turned_away: Option<TurnedAway>,
+}
+
+impl Published {
+    /// What was shown last; nothing before the port's start is done.
+    pub(crate) fn snapshot(&self) -> Option<Arc<PortSnapshot>> {
+        self.state().snapshot.clone()
+    }
+
+    /// What the turn is for, if it takes long.
+    pub(crate) fn busy(&self) -> Option<Busy> {
+        let (task, since) = self.state().busy?;
+        let taken = since.elapsed();
+        (taken >= LONG).then_some(Busy { task, taken })
+    }
+
+    /// A turn begins.
+    pub(super) fn begin(&self, task: Task) {
+        self.state().busy = Some((task, Instant::now()));
+    }
+
+    /// It is done with it.
+    pub(super) fn publish(&self, snapshot: PortSnapshot) {
+        let snapshot = Arc::new(snapshot);
+        let mut state = self.state();
+        (state.snapshot, state.busy) = (Some(snapshot), None);
+    }
+
+    /// What was said last to a VMM that came while the present one was there.
+    pub(crate) fn turned_away(&self) -> Option<TurnedAway> {
+        self.state().turned_away
+    }
+
+    /// A VMM was turned away, or the one is there that this would be of.
+    pub(crate) fn set_turned_away(&self, reason: Option<TurnedAway>) {
+        self.state().turned_away = reason;
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

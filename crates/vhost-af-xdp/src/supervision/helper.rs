@@ -1,0 +1,476 @@
+//! The helper: a process of its own that does for a daemon what the daemon, in its sandbox, cannot do any more.
+//!
+//! # Theory of operation
+//!
+//! `serve` starts it (this program, with a hidden subcommand) after its sockets are bound and before it enters the
+//! sandbox. It sees no byte of what a VMM sends; a guest's memory is mapped by a child of it only, which has it pinned
+//! and reads nothing there either. It
+//!  1. is the steward of this one daemon, if none was named: it attaches the XDP program, makes and binds the sockets
+//!     and leases them by the same protocol, by a policy made of the command line: these interfaces and these queues,
+//!     to the user that the daemon becomes, and nothing else. Its listening socket has no name in the file system: the
+//!     daemon reaches it through a descriptor ([`Helper::steward`]);
+//!  2. removes the daemon's socket files when the daemon ends, however it ends, if they are still those that it bound;
+//!  3. looks whether a VMM shares its guest's memory (/proc/PID/maps), which landlock keeps from the daemon. It is
+//!     passed the VMM's connection, and looks at the process at its other end, and only if the connection is one of
+//!     the daemon's vhost-user sockets. With each address comes the file that the VMM passed for it, and the answer is
+//!     about private mappings of that file only: an attacker who took the daemon over, and has no other files, must not
+//!     learn where a VMM has its program, its libraries or its heap. A VMM whose memory map cannot be read because it
+//!     has locked it delays its own answer: each question is answered by a thread of its own, and
+//!     the daemon waits for no answer longer than two seconds.
+//!
+//!  4. reads the daemon's file again, if it has one, judges ports that are to be beside those of the file, and makes
+//!     the sockets of new ones ([`requests`]).
+//!
+//! Both hold an end of a socket pair, and each notices by it that the other is gone. The helper then ends after its
+//! work is done; a daemon whose helper dies ends with an error if its queues were leased from it, because the program
+//! went along.
+//!
+//! It runs as the daemon was started; root's is limited to the capabilities that it needs
+//! ([`capabilities::OF_A_KEEPER`]).
+
+mod files;
+mod queries;
+mod requests;
+
+use std::fs;
+use std::io::{self, Read, Write};
+use std::net::Shutdown;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::time::Duration;
+
+use anyhow::Context;
+use program::log::{self, LogArgs};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::OFlags;
+use rustix::io::{FdFlags, fcntl_setfd};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use rustix::thread::CapabilitySet;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+use steward::capabilities;
+use steward::policy::{Policy, Queues};
+use steward::server::{NewPolicy, Server};
+
+use self::files::Files;
+use self::queries::VmmSockets;
+use self::requests::{Adopt, Directories, RequestServer};
+use crate::config::ServeConfig;
+use crate::listener::{Access, ListenError, listen_as};
+use program::handed::{close_all_on_exec, taken};
+
+pub(crate) use queries::private_address;
+pub(crate) use requests::{AddedPorts, RequestError, Requests, Validator};
+
+/// How long the helper may take to end after the daemon said so.
+const END_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long its steward may take to go by another policy.
+const POLICY_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What it is to do.
+#[derive(Debug)]
+pub(crate) struct HelperOptions<'a> {
+    /// It is a steward.
+    pub(crate) is_steward: bool,
+    /// What that gives at first.
+    pub(crate) leases: &'a [Queues],
+    /// To that user, with that group.
+    pub(crate) user: u32,
+    pub(crate) group: u32,
+    /// Its sockets may poll the driver, so many frames at a time at most.
+    pub(crate) busy_poll: Option<u16>,
+    /// Sockets to remove in the end.
+    pub(crate) files: &'a [PathBuf],
+    /// Paths of the sockets to VMMs.
+    pub(crate) vmm_sockets: &'a [PathBuf],
+    /// The daemon's file, if it has one.
+    pub(crate) config: Option<&'a Path>,
+    /// Where ports are kept that are added to it.
+    pub(crate) state: Option<&'a Path>,
+    /// Where sockets may be made by it.
+    pub(crate) directories: &'a [PathBuf],
+    /// There may be ports beside those of the file.
+    pub(crate) changes: bool,
+}
+
+impl HelperOptions<'_> {
+    /// Those that come with no descriptor, as options.
+    fn add_arguments(&self, command: &mut Command) {
+        if let Some(frames) = self.busy_poll {
+            command.args(["--busy-poll", &frames.to_string()]);
+        }
+        for lease in self.leases {
+            let text = format!("{}+{}@{}", lease.first, lease.count, lease.interface);
+            command.arg("--lease").arg(text);
+        }
+        for file in self.files {
+            command.arg("--remove").arg(file);
+        }
+        for path in self.vmm_sockets {
+            command.arg("--vmm-socket").arg(path);
+        }
+        for path in self.directories {
+            command.arg("--directory").arg(path);
+        }
+        if let Some(path) = self.state {
+            command.arg("--state").arg(path);
+        }
+        if self.changes {
+            command.arg("--changes");
+        }
+    }
+}
+
+/// The socket of a private steward.
+struct Private {
+    listener: OwnedFd,
+    /// Its file, which has no name any more.
+    file: OwnedFd,
+}
+
+/// The daemon's side. Dropping it ends the helper, and waits until its work is done.
+pub(crate) struct Helper {
+    end: UnixStream,
+    /// Keeps the way to the private steward open.
+    steward: Option<OwnedFd>,
+    /// Where is asked what the daemon's file takes, if it has one.
+    requests: Option<Arc<Requests>>,
+    ending: Arc<AtomicBool>,
+}
+
+impl Helper {
+    /// Starts it.
+    pub(crate) fn start(options: &HelperOptions<'_>) -> anyhow::Result<Self> {
+        let (end, theirs) = UnixStream::pair().context("no socket pair")?;
+        let (queries, answers) = message_pair()?;
+        let private = match options.is_steward {
+            false => None,
+            true => Some(
+                Private::listen(options.user, options.group).context("no private socket for the leases")?,
+            ),
+        };
+        let request_server = options.config.map(|_| message_pair()).transpose()?;
+        close_all_on_exec()?;
+        let mut command = Command::new("/proc/self/exe");
+        command.arg0("vhost-af-xdp");
+        command.arg("helper").stdin(Stdio::null()).stdout(Stdio::null());
+        let mut passed = vec![theirs.as_fd(), answers.as_fd()];
+        command.args(["--end", &theirs.as_raw_fd().to_string()]);
+        command.args(["--queries", &answers.as_raw_fd().to_string()]);
+        if let Some(private) = &private {
+            command.args(["--listener", &private.listener.as_raw_fd().to_string()]);
+            command.args(["--user", &options.user.to_string()]);
+            passed.push(private.listener.as_fd());
+        }
+        log::pass_on(&mut command);
+        options.add_arguments(&mut command);
+        if let (Some((_, theirs)), Some(path)) = (&request_server, options.config) {
+            command.arg("--config").arg(path);
+            command.args(["--requests", &theirs.as_raw_fd().to_string()]);
+            passed.push(theirs.as_fd());
+        }
+        for fd in &passed {
+            fcntl_setfd(fd, FdFlags::empty())?;
+        }
+        // It outlives us on purpose; its end is seen by the socket pair.
+        #[allow(clippy::zombie_processes)]
+        command
+            .spawn()
+            .context("cannot start the helper (/proc/self/exe)")?;
+        queries::ask_by(queries);
+        let requests = request_server.map(|(ours, _)| Requests::new(ours)).transpose()?;
+        Ok(Self {
+            requests: requests.map(Arc::new),
+            end,
+            steward: private.map(|private| private.file),
+            ending: Arc::default(),
+        })
+    }
+
+    /// Where its steward is reached, if it is one.
+    pub(crate) fn steward(&self) -> Option<PathBuf> {
+        let file = self.steward.as_ref()?;
+        Some(PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd())))
+    }
+
+    /// Where is asked what the daemon's file takes, if it has one.
+    pub(crate) fn requests(&self) -> Option<Arc<Requests>> {
+        self.requests.clone()
+    }
+
+    /// Calls `gone` in a thread of its own when the helper ends before it was told to.
+    pub(crate) fn watch(&self, gone: impl FnOnce() + Send + 'static) -> io::Result<()> {
+        let (mut end, ending) = (self.end.try_clone()?, Arc::clone(&self.ending));
+        let body = move || {
+            let _ = end.read(&mut [0]);
+            // Set before what makes the helper end; see drop.
+            if !ending.load(Ordering::Acquire) {
+                gone();
+            }
+        };
+        std::thread::Builder::new()
+            .name("helper".to_owned())
+            .spawn(body)
+            .map(|_| ())
+    }
+}
+
+impl Drop for Helper {
+    fn drop(&mut self) {
+        // Published to the thread of `watch`, before it can see the end.
+        self.ending.store(true, Ordering::Release);
+        let _ = self.end.set_read_timeout(Some(END_TIMEOUT));
+        let _ = self.end.shutdown(Shutdown::Write);
+        let _ = self.end.read(&mut [0]);
+    }
+}
+
+fn message_pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    let (family, flags) = (AddressFamily::UNIX, SocketFlags::CLOEXEC);
+    Ok(socketpair(family, SocketType::SEQPACKET, flags, None)?)
+}
+
+impl Private {
+    /// Listens for this user, in a place that nobody else finds.
+    fn listen(user: u32, group: u32) -> Result<Self, ListenError> {
+        let directory = make_directory()?;
+        let path = directory.join("steward");
+        let access = Access {
+            owner: Some(user),
+            group: Some(group),
+            mode: 0o600,
+        };
+        // connect(2) follows /proc/self/fd/N to the file itself, which is found by inode (unix_find_bsd,
+        // net/unix/af_unix.c).
+        let flags = OFlags::PATH | OFlags::CLOEXEC;
+        let listened = listen_as(SocketType::SEQPACKET, &path, &access).and_then(|listener| {
+            let file = rustix::fs::open(&path, flags, rustix::fs::Mode::empty())?;
+            Ok(Self { listener, file })
+        });
+        let _ = fs::remove_file(&path);
+        let _ = fs::remove_dir(&directory);
+        listened
+    }
+}
+
+/// A new directory that only this user can look into.
+pub(crate) fn make_directory() -> io::Result<PathBuf> {
+    use std::os::unix::fs::DirBuilderExt;
+    let own = std::process::id();
+    for attempt in 0..100 {
+        let path = std::env::temp_dir().join(format!("vhost-af-xdp-{own}-{attempt}"));
+        match fs::DirBuilder::new().mode(0o700).create(&path) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            made => return made.map(|()| path),
+        }
+    }
+    Err(io::ErrorKind::AlreadyExists.into())
+}
+
+/// Options of the hidden subcommand; see [`Helper::start`].
+#[derive(Debug, clap::Args)]
+pub(crate) struct HelperArgs {
+    #[arg(long)]
+    end: RawFd,
+    #[arg(long)]
+    queries: RawFd,
+    #[arg(long)]
+    listener: Option<RawFd>,
+    #[arg(long, default_value_t = 0)]
+    user: u32,
+    #[arg(long, value_parser = parse_lease)]
+    lease: Vec<Queues>,
+    #[arg(long)]
+    busy_poll: Option<u16>,
+    #[arg(long)]
+    remove: Vec<PathBuf>,
+    #[arg(long = "vmm-socket")]
+    vmm_sockets: Vec<PathBuf>,
+    #[arg(long, requires = "requests")]
+    config: Option<PathBuf>,
+    #[arg(long, requires = "config")]
+    requests: Option<RawFd>,
+    #[arg(long)]
+    state: Option<PathBuf>,
+    #[arg(long = "directory")]
+    directories: Vec<PathBuf>,
+    #[arg(long)]
+    changes: bool,
+    #[command(flatten)]
+    pub(crate) log: LogArgs,
+}
+
+/// `FIRST+COUNT@NAME`.
+fn parse_lease(text: &str) -> Result<Queues, String> {
+    let wrong = || format!("{text:?} is no lease");
+    let (numbers, interface) = text.split_once('@').ok_or_else(wrong)?;
+    let (first, count) = numbers.split_once('+').ok_or_else(wrong)?;
+    let number = |text: &str| text.parse().map_err(|_| wrong());
+    Ok(Queues {
+        interface: interface.to_owned(),
+        first: number(first)?,
+        count: number(count)?,
+    })
+}
+
+/// The helper's life. `validate`: of a daemon's file.
+pub(crate) fn run(args: HelperArgs, validator: Validator) -> anyhow::Result<()> {
+    let (end, queries) = (taken(args.end)?, taken(args.queries)?);
+    // The daemon ends in order, then we do; a signal for the whole group is the daemon's.
+    let ignored = Arc::new(AtomicBool::new(false));
+    for signal in [SIGTERM, SIGINT, SIGHUP, SIGQUIT] {
+        signal_hook::flag::register(signal, Arc::clone(&ignored)).context("cannot handle signals")?;
+    }
+    let _ = rustix::thread::set_name(c"helper");
+    let files = Arc::new(Files::of(args.remove));
+    // Before the rights go by which they are found.
+    let directories = Arc::new(Directories::open(&args.directories));
+    if rustix::process::geteuid().is_root() {
+        let further = match args.config {
+            Some(_) => capabilities::TO_MAKE_SOCKETS,
+            None => CapabilitySet::empty(),
+        };
+        capabilities::limit_to(capabilities::OF_A_KEEPER | further).context("cannot give up capabilities")?;
+    }
+    let vmm_sockets = Arc::new(VmmSockets::default());
+    vmm_sockets.add(args.vmm_sockets);
+    let known = Arc::clone(&vmm_sockets);
+    start("queries", move || {
+        queries::answer_all(&Arc::new(queries), &known);
+    })?;
+    let (policies, others) = Policies::new(args.user)?;
+    if let (Some(file), Some(requests)) = (args.config, args.requests) {
+        let policies = args.listener.is_some().then_some(policies);
+        let request_server = RequestServer {
+            file,
+            state: args.state,
+            validator,
+            added_ports: match (args.changes, args.listener) {
+                (false, _) => AddedPorts::None,
+                (true, None) => AddedPorts::All,
+                (true, Some(_)) => AddedPorts::OfItsInterfaces,
+            },
+            directories: Arc::clone(&directories),
+            files: Arc::clone(&files),
+            adopt: adopting(policies, &vmm_sockets, &files),
+            made: Box::new(move |path| vmm_sockets.add([path])),
+        };
+        start_request_server(request_server, taken(requests)?)?;
+    }
+    let served = match args.listener {
+        Some(listener) => {
+            steward::server::raise_descriptor_limit();
+            let policy = policy(args.user, args.lease, args.busy_poll);
+            // The program goes with the server, and with the last lease: nobody else could ask for more.
+            Server::new(policy, taken(listener)?)
+                .map(|server| server.with_linger(Duration::ZERO))
+                .and_then(|server| server.with_policies(others.asked, others.policies))
+                .and_then(|mut server| server.run(end.as_fd()))
+        }
+        None => wait_for(end.as_fd()),
+    };
+    files.remove_all();
+    // By way of them files are found.
+    drop(directories);
+    served.context("the helper cannot wait for requests")
+}
+
+/// What lets a configuration count: the steward goes by it, if there is one here, and the sockets of what does not
+/// count any more are nobody's.
+fn adopting(policies: Option<Policies>, vmm_sockets: &Arc<VmmSockets>, files: &Arc<Files>) -> Adopt {
+    let (known, files) = (Arc::clone(vmm_sockets), Arc::clone(files));
+    Box::new(move |config| {
+        if let Some(policies) = &policies {
+            policies.go_by(config)?;
+        }
+        let paths = config.paths();
+        let reached = files.keep(&paths);
+        known.set(paths.into_iter().chain(reached));
+        Ok(())
+    })
+}
+
+/// Answers requests on a thread of its own.
+fn start_request_server(request_server: RequestServer, requests: OwnedFd) -> anyhow::Result<()> {
+    start("requests", move || {
+        own_umask();
+        request_server.answer_all(requests.as_fd());
+    })
+}
+
+fn start(name: &str, body: impl FnOnce() + Send + 'static) -> anyhow::Result<()> {
+    let started = std::thread::Builder::new().name(name.to_owned()).spawn(body);
+    started.map(drop).context("no thread")
+}
+
+/// The umask, which is changed for the time of a bind, becomes this thread's own.
+fn own_umask() {
+    #[allow(deprecated)] // its replacement is unsafe for the sake of CLONE_FILES, which is not asked for
+    let _ = rustix::thread::unshare(rustix::thread::UnshareFlags::FS);
+}
+
+/// What the daemon may lease.
+fn policy(user: u32, leases: Vec<Queues>, busy_poll: Option<u16>) -> Policy {
+    let policy = Policy::for_one(user, leases);
+    match busy_poll {
+        Some(frames) => policy.with_busy_poll(frames),
+        None => policy,
+    }
+}
+
+/// How the steward here hears of another policy.
+struct Policies {
+    user: u32,
+    tell: UnixStream,
+    policies: Sender<NewPolicy>,
+}
+
+/// Its end of that.
+struct OtherPolicies {
+    asked: UnixStream,
+    policies: Receiver<NewPolicy>,
+}
+
+impl Policies {
+    fn new(user: u32) -> io::Result<(Self, OtherPolicies)> {
+        let (tell, asked) = UnixStream::pair()?;
+        let (sender, policies) = mpsc::channel();
+        let ours = Self {
+            user,
+            tell,
+            policies: sender,
+        };
+        Ok((ours, OtherPolicies { asked, policies }))
+    }
+
+    /// Leases are given by this configuration from now on; those that it does not allow end.
+    fn go_by(&self, config: &ServeConfig) -> Result<(), String> {
+        let policy = policy(self.user, config.queues(), config.busy_poll_budget());
+        let (applied, done) = mpsc::channel();
+        let ended = || "the daemon's helper does not answer".to_owned();
+        self.policies
+            .send(NewPolicy { policy, applied })
+            .map_err(|_| ended())?;
+        (&self.tell).write_all(&[0]).map_err(|_| ended())?;
+        done.recv_timeout(POLICY_TIMEOUT).map_err(|_| ended())
+    }
+}
+
+fn wait_for(end: BorrowedFd<'_>) -> io::Result<()> {
+    loop {
+        match poll(&mut [PollFd::from_borrowed_fd(end, PollFlags::IN)], None) {
+            Err(rustix::io::Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+            Ok(_) => return Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "helper_tests.rs"]
+mod tests;

@@ -1,0 +1,109 @@
+//! Socket files of a daemon, which its helper removes when they are not listened on any more.
+
+use std::collections::{HashMap, HashSet};
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
+
+/// By the path that the daemon knows them by.
+pub(super) struct Files(Mutex<HashMap<PathBuf, SocketFile>>);
+
+struct SocketFile {
+    /// Where it is reached.
+    at: PathBuf,
+    identity: Identity,
+    /// It was made while the daemon runs.
+    later: bool,
+}
+
+/// What tells a file from one that took its name.
+#[derive(PartialEq, Eq)]
+struct Identity {
+    device: u64,
+    inode: u64,
+    /// Inode numbers are used again; none if the file system does not know.
+    created: Option<SystemTime>,
+}
+
+impl Identity {
+    fn of(path: &Path) -> io::Result<Self> {
+        let metadata = fs::symlink_metadata(path)?;
+        Ok(Self {
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            created: metadata.created().ok(),
+        })
+    }
+}
+
+impl SocketFile {
+    fn new(at: &Path, later: bool) -> io::Result<Self> {
+        Ok(Self {
+            at: at.to_owned(),
+            identity: Identity::of(at)?,
+            later,
+        })
+    }
+
+    fn remove(&self) {
+        if Identity::of(&self.at).is_ok_and(|now| now == self.identity) {
+            let _ = fs::remove_file(&self.at);
+        }
+    }
+}
+
+impl Files {
+    /// Those that are at these paths now.
+    pub(super) fn of(paths: Vec<PathBuf>) -> Self {
+        let known = |path: PathBuf| {
+            let file = SocketFile::new(&path, false).ok()?;
+            Some((path, file))
+        };
+        Self(Mutex::new(paths.into_iter().filter_map(known).collect()))
+    }
+
+    /// Takes note of the file that `make` makes at `at`, which the daemon knows as `path`.
+    pub(super) fn make<T, E: From<io::Error>>(
+        &self,
+        path: &Path,
+        at: &Path,
+        make: impl FnOnce() -> Result<T, E>,
+    ) -> Result<T, E> {
+        // Held until it is known: the end of the daemon, which may come meanwhile, is to find it.
+        let mut files = self.files();
+        let made = make()?;
+        files.insert(path.to_owned(), SocketFile::new(at, true)?);
+        Ok(made)
+    }
+
+    /// Removes the one of that path; false if there is none.
+    pub(super) fn remove(&self, path: &Path) -> bool {
+        let known = self.files().remove(path);
+        known.as_ref().map(SocketFile::remove).is_some()
+    }
+
+    /// Removes those that were made later and are of none of these paths; where the others of them are reached.
+    pub(super) fn keep(&self, paths: &[PathBuf]) -> Vec<PathBuf> {
+        let mut files = self.files();
+        let paths: HashSet<&PathBuf> = paths.iter().collect();
+        let gone = files.extract_if(|path, file| file.later && !paths.contains(path));
+        gone.for_each(|(_, file)| file.remove());
+        let made = files.values().filter(|file| file.later);
+        made.map(|file| file.at.clone()).collect()
+    }
+
+    fn files(&self) -> MutexGuard<'_, HashMap<PathBuf, SocketFile>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Removes all, and lets none be made any more.
+    pub(super) fn remove_all(&self) {
+        let mut files = self.files();
+        files.drain().for_each(|(_, file)| file.remove());
+        // The process ends: whoever waits to make one waits for ever.
+        std::mem::forget(files);
+    }
+}

@@ -1,0 +1,565 @@
+//! What a daemon that reads a file asks its helper for while it runs: the file, and sockets for ports that are new.
+//!
+//! The daemon in its sandbox can neither read its file again nor make a socket file. It asks by messages, one at a
+//! time, each with a number that its answer has, too. An attacker who took the daemon over can send what he likes here,
+//! so the helper takes no word of it for what may be:
+//!  - the file is the one that the daemon was started with. The helper reads it, refuses what others could change, and
+//!    checks all of it, before the daemon gets it;
+//!  - a socket is asked for by the name of a port. Its path, owner, group and mode are those of the file. It is made in
+//!    a directory that was open when the daemon began ([`Directories`]), by its name there: whatever is put in the way
+//!    of the directory's path later leads nowhere. A file in its place is not replaced, nor a socket that somebody
+//!    listens on; links are not followed;
+//!  - a socket file is removed if the helper or the daemon made it, and it is still that one; what the helper made it
+//!    removes itself when its port does not count any more, so that there are no more of them than ports;
+//!  - queues are leased by a policy made of the file.
+//!
+//! Unless the daemon has neither a control socket nor `--api`, it may name ports beside those of the file. The helper judges them as
+//! if they stood there, makes their sockets in the same directories, and leases queues to them of interfaces that the
+//! file names, and of no others.
+//!
+//! So what is possible beyond what runs is what the operator wrote into the file, perhaps before he said that it is to
+//! be read.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, IoSlice, IoSliceMut, Read, Seek, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use model::config::{ConfigFile, Entry, Port, is_name, name_rule};
+use rustix::fs::{CWD, MemfdFlags, Mode, OFlags, fcntl_get_seals, memfd_create, openat};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, recvmsg, sendmsg,
+};
+use serde::{Deserialize, Serialize};
+use steward::text_file::FileError;
+
+use super::files::Files;
+use crate::config::file::{check_added, check_interfaces_of_added};
+use crate::config::state::{self, MOST_ADDED};
+use crate::config::{Endpoint, PortConfig, ServeConfig};
+use crate::listener::{Access, listen_at};
+
+/// How long the helper may take for an answer: it reads a file, and tells a steward of what is in it.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
+/// Longest request and answer, bytes; a file comes by a descriptor.
+const LONGEST: usize = 16 << 10;
+
+/// Why a request was not done.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RequestError {
+    /// The helper's words.
+    #[error("{0}")]
+    Refused(String),
+    #[error("the helper does not answer")]
+    Gone(#[source] io::Error),
+}
+
+impl From<rustix::io::Errno> for RequestError {
+    fn from(errno: rustix::io::Errno) -> Self {
+        Self::Gone(errno.into())
+    }
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+enum Request {
+    /// Reads the file again. Nothing is allowed by it yet.
+    Read,
+    /// A port beside those of the file, which is not read again; in the place of one of this name that is there.
+    /// Nothing is allowed by it yet.
+    Put(Box<Entry<Port>>),
+    /// The port of that name, which is beside those of the file, is not wanted any more.
+    Without(String),
+    /// What was read or put together last is what counts.
+    Adopt,
+    /// Keeps the ports that are beside those of the file, by the text that comes with it, for the next start.
+    Keep,
+    /// The listening socket of the port of that name.
+    Listen(String),
+    /// Nobody listens at that path any more.
+    Remove(PathBuf),
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+enum Answer {
+    /// Perhaps with a descriptor.
+    Done,
+    Refused(String),
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Numbered<T> {
+    number: u64,
+    what: T,
+}
+
+/// The daemon's side; one thread asks at a time.
+pub(crate) struct Requests {
+    socket: OwnedFd,
+    /// Number of the last request.
+    asked: Mutex<u64>,
+}
+
+impl Requests {
+    pub(super) fn new(socket: OwnedFd) -> io::Result<Self> {
+        set_socket_timeout(&socket, Timeout::Recv, Some(ANSWER_TIMEOUT))?;
+        Ok(Self {
+            socket,
+            asked: Mutex::default(),
+        })
+    }
+
+    /// The file as it is now, checked, with what was put beside it.
+    pub(crate) fn read(&self) -> Result<ConfigFile, RequestError> {
+        self.ask_for_file(&Request::Read)
+    }
+
+    /// What counts, with this port beside those of the file, checked.
+    pub(crate) fn put(&self, port: &Entry<Port>) -> Result<ConfigFile, RequestError> {
+        self.ask_for_file(&Request::Put(Box::new(port.clone())))
+    }
+
+    /// What counts, without the port of that name beside those of the file.
+    pub(crate) fn without(&self, port: &str) -> Result<ConfigFile, RequestError> {
+        self.ask_for_file(&Request::Without(port.to_owned()))
+    }
+
+    fn ask_for_file(&self, request: &Request) -> Result<ConfigFile, RequestError> {
+        let text = text_of(self.ask_for_one(request)?, u64::MAX).map_err(RequestError::Gone)?;
+        serde_json::from_str(&text).map_err(|error| RequestError::Gone(error.into()))
+    }
+
+    /// From now on what was read last is what counts.
+    pub(crate) fn adopt(&self) -> Result<(), RequestError> {
+        self.ask(&Request::Adopt).map(drop)
+    }
+
+    /// Keeps these ports, which are beside those of the file, for the next start.
+    pub(crate) fn keep(&self, ports: &[Entry<Port>]) -> Result<(), RequestError> {
+        let text = state::text(ports).map_err(|error| RequestError::Refused(error.to_string()))?;
+        let text = in_memory(text.as_bytes()).map_err(RequestError::Gone)?;
+        self.ask_with(&Request::Keep, Some(text.as_fd())).map(drop)
+    }
+
+    /// A socket for a port that counts.
+    pub(crate) fn listen(&self, port: &str) -> Result<UnixListener, RequestError> {
+        Ok(self.ask_for_one(&Request::Listen(port.to_owned()))?.into())
+    }
+
+    /// Removes the file of a socket that is not listened on any more.
+    pub(crate) fn remove(&self, path: &Path) -> Result<(), RequestError> {
+        self.ask(&Request::Remove(path.to_owned())).map(drop)
+    }
+
+    fn ask_for_one(&self, request: &Request) -> Result<OwnedFd, RequestError> {
+        let missing = || RequestError::Gone(io::ErrorKind::InvalidData.into());
+        self.ask(request)?.ok_or_else(missing)
+    }
+
+    fn ask(&self, request: &Request) -> Result<Option<OwnedFd>, RequestError> {
+        self.ask_with(request, None)
+    }
+
+    fn ask_with(
+        &self,
+        request: &Request,
+        descriptor: Option<BorrowedFd<'_>>,
+    ) -> Result<Option<OwnedFd>, RequestError> {
+        let mut asked = self
+            .asked
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        *asked += 1;
+        let number = *asked;
+        let message = Numbered {
+            number,
+            what: request,
+        };
+        send(self.socket.as_fd(), &message, descriptor)?;
+        loop {
+            let (answer, descriptor) = receive::<Answer>(self.socket.as_fd())?;
+            match answer {
+                // One that came too late.
+                Some(answer) if answer.number != number => {}
+                Some(answer) => {
+                    return match answer.what {
+                        Answer::Done => Ok(descriptor),
+                        Answer::Refused(why) => Err(RequestError::Refused(why)),
+                    };
+                }
+                None => return Err(RequestError::Gone(io::ErrorKind::InvalidData.into())),
+            }
+        }
+    }
+}
+
+fn send<T: Serialize>(
+    socket: BorrowedFd<'_>,
+    message: &Numbered<T>,
+    descriptor: Option<BorrowedFd<'_>>,
+) -> Result<(), RequestError> {
+    let bytes = serde_json::to_vec(message).map_err(|error| RequestError::Gone(error.into()))?;
+    if bytes.len() > LONGEST {
+        return Err(RequestError::Refused(format!(
+            "it says more than {} KiB",
+            LONGEST >> 10
+        )));
+    }
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let rights: Vec<_> = descriptor.into_iter().collect();
+    if !rights.is_empty() {
+        // There is room for one.
+        control.push(SendAncillaryMessage::ScmRights(&rights));
+    }
+    sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+/// A message, and a descriptor that came with it; none, if it is not one.
+/// Errors: there will be no more.
+fn receive<T: for<'a> Deserialize<'a>>(
+    socket: BorrowedFd<'_>,
+) -> Result<(Option<Numbered<T>>, Option<OwnedFd>), RequestError> {
+    let mut bytes = vec![0; LONGEST];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let received = loop {
+        let into = &mut [IoSliceMut::new(&mut bytes)];
+        match recvmsg(socket, into, &mut control, RecvFlags::CMSG_CLOEXEC) {
+            Err(rustix::io::Errno::INTR) => {}
+            received => break received?.bytes,
+        }
+    };
+    if received == 0 {
+        return Err(RequestError::Gone(io::ErrorKind::UnexpectedEof.into()));
+    }
+    let mut descriptor = None;
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(mut rights) = message {
+            descriptor = rights.next();
+        }
+    }
+    Ok((serde_json::from_slice(&bytes[..received]).ok(), descriptor))
+}
+
+/// Directories in which sockets may be made, open since the daemon began.
+pub(super) struct Directories(Vec<Directory>);
+
+struct Directory {
+    path: PathBuf,
+    fd: OwnedFd,
+}
+
+impl Directories {
+    /// Those of these that are there.
+    pub(super) fn open(paths: &[PathBuf]) -> Self {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let open = |path: &PathBuf| {
+            Some(Directory {
+                fd: openat(CWD, path, flags, Mode::empty()).ok()?,
+                path: path.clone(),
+            })
+        };
+        Self(paths.iter().filter_map(open).collect())
+    }
+
+    fn of(&self, socket: &Path) -> Option<&Directory> {
+        let parent = socket.parent()?;
+        self.0.iter().find(|directory| directory.path == parent)
+    }
+
+    fn names(&self) -> String {
+        let names: Vec<_> = self.0.iter().map(|it| it.path.display().to_string()).collect();
+        match names.as_slice() {
+            [] => "no directory, as it began without ports".to_owned(),
+            names => format!("{} only", names.join(", ")),
+        }
+    }
+}
+
+impl Directory {
+    /// A path to a file of it that no other directory can come into.
+    fn path_to(&self, socket: &Path) -> Option<PathBuf> {
+        let name = socket.file_name()?;
+        Some(PathBuf::from(format!("/proc/self/fd/{}", self.fd.as_raw_fd())).join(name))
+    }
+}
+
+/// The helper's side.
+pub(super) struct RequestServer {
+    pub(super) file: PathBuf,
+    /// Where ports are kept that are added to it.
+    pub(super) state: Option<PathBuf>,
+    /// Reads and checks both.
+    pub(super) validator: Validator,
+    /// What may be beside it.
+    pub(super) added_ports: AddedPorts,
+    pub(super) directories: Arc<Directories>,
+    /// What was made, to be removed in the end.
+    pub(super) files: Arc<Files>,
+    /// Called with what counts from now on.
+    pub(super) adopt: Adopt,
+    /// Called with the name that the kernel has for a socket that was made.
+    pub(super) made: Box<dyn Fn(PathBuf) + Send>,
+}
+
+/// Errors: why it cannot count.
+pub(super) type Adopt = Box<dyn Fn(&ServeConfig) -> Result<(), String> + Send>;
+
+/// Who reads and checks a file.
+#[derive(Clone, Copy)]
+pub(crate) struct Validator {
+    /// What the daemon starts with.
+    pub(crate) at_start: fn(&Path, Option<&Path>, AddedPorts) -> Option<ConfigFile>,
+    pub(crate) read: fn(&Path) -> anyhow::Result<ConfigFile>,
+    /// What it means.
+    pub(crate) validate: fn(ConfigFile) -> Result<ServeConfig, FileError>,
+}
+
+/// Which ports there may be beside those of the file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AddedPorts {
+    None,
+    /// All whose queues somebody else leases.
+    All,
+    /// Those without queues of their own, or of interfaces that the file names.
+    OfItsInterfaces,
+}
+
+/// What was said so far.
+#[derive(Default)]
+struct Proposals {
+    /// What counts; none if the file could not be read.
+    in_force: Option<ConfigFile>,
+    /// What was read or put together last.
+    proposed: Option<ServeConfig>,
+    sockets: Sockets,
+}
+
+/// Where a port's socket is to be, and whose.
+type Sockets = HashMap<String, (PathBuf, Access)>;
+
+impl RequestServer {
+    /// Answers requests, until there will be no more.
+    pub(super) fn answer_all(&self, socket: BorrowedFd<'_>) {
+        let mut proposals = Proposals {
+            // As the daemon has just read it.
+            in_force: (self.validator.at_start)(&self.file, self.state.as_deref(), self.added_ports),
+            ..Proposals::default()
+        };
+        while let Ok((request, descriptor)) = receive::<Request>(socket) {
+            let (number, done) = match request {
+                None => (0, Err("this is no request".to_owned())),
+                Some(Numbered { number, what }) => (number, self.answer(what, descriptor, &mut proposals)),
+            };
+            let (what, descriptor) = match done {
+                Ok(descriptor) => (Answer::Done, descriptor),
+                Err(why) => (Answer::Refused(why), None),
+            };
+            let sent = send(
+                socket,
+                &Numbered { number, what },
+                descriptor.as_ref().map(AsFd::as_fd),
+            );
+            if sent.is_err() {
+                return;
+            }
+        }
+    }
+
+    fn answer(
+        &self,
+        request: Request,
+        came: Option<OwnedFd>,
+        proposals: &mut Proposals,
+    ) -> Result<Option<OwnedFd>, String> {
+        match request {
+            Request::Read => {
+                let file = (self.validator.read)(&self.file);
+                let mut file = file.map_err(|error| steer::with_sources(error.as_ref()))?;
+                if let Some(in_force) = &proposals.in_force {
+                    file.added.clone_from(&in_force.added);
+                }
+                self.propose(file, proposals)
+            }
+            Request::Put(port) => {
+                // Whatever line it says that it is in.
+                let port = Entry::of_no_file(&port.name, port.value);
+                if !is_name(&port.name) {
+                    return Err(format!("port {:?}: {}", port.name, name_rule()));
+                }
+                let mut file = self.with_others(proposals)?;
+                match file.added.iter().position(|other| other.name == port.name) {
+                    Some(at) => file.added[at] = port,
+                    None if file.added.len() >= MOST_ADDED => {
+                        return Err(format!(
+                            "{MOST_ADDED} ports were added already: put some into the file"
+                        ));
+                    }
+                    None => file.added.push(port),
+                }
+                self.propose(file, proposals)
+            }
+            Request::Without(port) => {
+                let mut file = self.with_others(proposals)?;
+                file.added.retain(|other| other.name != port);
+                self.propose(file, proposals)
+            }
+            Request::Adopt => {
+                let config = proposals.proposed.take().ok_or("nothing was read")?;
+                (self.adopt)(&config)?;
+                proposals.sockets = config.ports.iter().filter_map(socket_of).collect();
+                proposals.in_force = config.file;
+                Ok(None)
+            }
+            Request::Keep => {
+                let (path, came) = (
+                    self.state.as_ref().ok_or("no file is named")?,
+                    came.ok_or("no text came")?,
+                );
+                let text = text_of(came, state::LONGEST).map_err(|error| error.to_string())?;
+                // Of the daemon's text only the filter rules count, which the helper does not have.
+                let rules = state::parse(path, &text).map_err(|wrong| wrong.what)?;
+                let mut ports = self.with_others(proposals)?.added;
+                for port in &mut ports {
+                    if let Some(known) = rules.iter().find(|known| known.name == port.name) {
+                        port.value.filter.rule.clone_from(&known.value.filter.rule);
+                    }
+                }
+                let written = state::write(path, &ports);
+                written.map_err(|error| error.to_string()).map(|()| None)
+            }
+            Request::Listen(port) => {
+                let (path, access) = proposals.sockets.get(&port).ok_or("the file has no such port")?;
+                self.listen(path, access).map(Some)
+            }
+            Request::Remove(path) => match self.files.remove(&path) {
+                true => Ok(None),
+                false => Err("it is no socket of this daemon's".to_owned()),
+            },
+        }
+    }
+
+    /// What counts, to put something beside the file.
+    fn with_others(&self, proposals: &Proposals) -> Result<ConfigFile, String> {
+        if self.added_ports == AddedPorts::None {
+            return Err(
+                "nothing can change ports of this daemon: start it without --control none, or with --api"
+                    .to_owned(),
+            );
+        }
+        let missing = || {
+            format!(
+                "{} could not be read when the daemon began: `reload`",
+                self.file.display()
+            )
+        };
+        proposals.in_force.clone().ok_or_else(missing)
+    }
+
+    /// Checks all that it says. It counts once the daemon says so.
+    fn propose(&self, file: ConfigFile, proposals: &mut Proposals) -> Result<Option<OwnedFd>, String> {
+        let config = (self.validator.validate)(file).map_err(|error| steer::with_sources(&error))?;
+        self.check_directories(&config)?;
+        check_added(&config)?;
+        if self.added_ports == AddedPorts::OfItsInterfaces {
+            check_interfaces_of_added(&config)?;
+        }
+        let text = serde_json::to_vec(&config.file).map_err(|error| error.to_string())?;
+        let text = in_memory(&text).map_err(|error| error.to_string())?;
+        proposals.proposed = Some(config);
+        Ok(Some(text))
+    }
+
+    /// What is asked for later is refused now, before anything is done.
+    fn check_directories(&self, config: &ServeConfig) -> Result<(), String> {
+        let Some(file) = &config.file else { return Ok(()) };
+        for (port, table) in config.ports.iter().zip(file.all_ports()) {
+            let path = match &port.endpoint {
+                Endpoint::Server(path) => path,
+                // Questions about the process that listens there are answered to the daemon.
+                Endpoint::Client(path) if table.line == 0 => path,
+                Endpoint::Client(_) | Endpoint::Fd(_) => continue,
+            };
+            if self.directories.of(path).is_none() {
+                return Err(format!(
+                    "{}: socket-path = {:?}: the daemon may have sockets in {}: put it there, or add its directory to \
+                     `socket-directories` below [daemon] and start the daemon again",
+                    file.place_of(table, "socket-path"),
+                    path.display().to_string(),
+                    self.directories.names()
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    fn listen(&self, path: &Path, access: &Access) -> Result<OwnedFd, String> {
+        let at = self
+            .directories
+            .of(path)
+            .and_then(|directory| directory.path_to(path));
+        let at = at.ok_or("its directory is none of the daemon's")?;
+        let made = self.files.make(path, &at, || listen_at(&at, access));
+        let listener = made.map_err(|error| {
+            // The directory by the name that it has for everybody.
+            let (held, named) = (at.parent(), path.parent());
+            let text = error.to_string();
+            match (held, named) {
+                (Some(held), Some(named)) => {
+                    text.replace(&held.display().to_string(), &named.display().to_string())
+                }
+                _ => text,
+            }
+        })?;
+        (self.made)(at);
+        Ok(listener.into())
+    }
+}
+
+fn socket_of(port: &PortConfig) -> Option<(String, (PathBuf, Access))> {
+    match &port.endpoint {
+        Endpoint::Server(path) => Some((port.name.to_string(), (path.clone(), port.access))),
+        Endpoint::Client(_) | Endpoint::Fd(_) => None,
+    }
+}
+
+/// A text for the other side to read.
+fn in_memory(text: &[u8]) -> io::Result<OwnedFd> {
+    let memory = memfd_create("configuration", MemfdFlags::CLOEXEC)?;
+    let mut file = File::from(memory);
+    file.write_all(text)?;
+    Ok(file.into())
+}
+
+/// The text that the other side wrote.
+/// Errors: it has more bytes, or cannot be read.
+fn text_of(memory: OwnedFd, most_bytes: u64) -> io::Result<String> {
+    let mut file = File::from(memory);
+    // A pipe, or a file that does not answer, would keep us waiting.
+    if fcntl_get_seals(&file).is_err() {
+        return Err(io::Error::other("it is no memory file"));
+    }
+    file.rewind()?;
+    let mut text = String::new();
+    file.take(most_bytes.saturating_add(1))
+        .read_to_string(&mut text)?;
+    match text.len() as u64 > most_bytes {
+        true => Err(io::Error::other(format!(
+            "it is longer than {} KiB",
+            most_bytes >> 10
+        ))),
+        false => Ok(text),
+    }
+}
+
+#[cfg(test)]
+#[path = "requests_tests.rs"]
+mod tests;

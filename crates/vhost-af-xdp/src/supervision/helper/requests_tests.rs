@@ -1,0 +1,116 @@
+//! Tests of what a daemon that was taken over gets by its requests; in one process.
+
+use std::fs;
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::thread::JoinHandle;
+
+use super::*;
+use crate::supervision::helper::queries::VmmSockets;
+use crate::supervision::helper::{adopting, make_directory, message_pair};
+
+/// A helper of a daemon with a file without ports, which may have others in one directory.
+struct Kept {
+    requests: Requests,
+    place: PathBuf,
+    vmm_sockets: Arc<VmmSockets>,
+    answering: Option<JoinHandle<()>>,
+}
+
+impl Kept {
+    fn new() -> Self {
+        let place = make_directory().expect("a place");
+        let file = place.join("c.toml");
+        fs::write(&file, "").expect("ours");
+        let (ours, theirs) = message_pair().expect("sockets");
+        let (files, vmm_sockets) = (Arc::new(Files::of(Vec::new())), Arc::new(VmmSockets::default()));
+        let request_server = RequestServer {
+            file,
+            state: None,
+            validator: crate::VALIDATOR,
+            added_ports: AddedPorts::All,
+            directories: Arc::new(Directories::open(std::slice::from_ref(&place))),
+            adopt: adopting(None, &vmm_sockets, &files),
+            files,
+            made: {
+                let known = Arc::clone(&vmm_sockets);
+                Box::new(move |path| known.add([path]))
+            },
+        };
+        Self {
+            requests: Requests::new(ours).expect("a socket"),
+            place,
+            vmm_sockets,
+            answering: Some(std::thread::spawn(move || {
+                request_server.answer_all(theirs.as_fd())
+            })),
+        }
+    }
+
+    /// Sockets that are in its directory.
+    fn sockets(&self) -> usize {
+        fs::read_dir(&self.place).expect("ours").count() - 1
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        let _ = rustix::net::shutdown(&self.requests.socket, rustix::net::Shutdown::Both);
+        let answered = self.answering.take().map(JoinHandle::join);
+        let _ = fs::remove_dir_all(&self.place);
+        assert!(answered.is_none_or(|answered| answered.is_ok()), "it panicked");
+    }
+}
+
+/// A port of the null NIC.
+fn port(name: &str, path: &Path, client: bool) -> Entry<Port> {
+    let mut port = Port::default();
+    port.socket.socket_path = Some(path.to_owned());
+    port.socket.client = client;
+    port.interface.null = true;
+    Entry::of_no_file(name, port)
+}
+
+#[test]
+fn port_beside_the_file_is_none_of_the_files_whatever_line_it_says() {
+    let kept = Kept::new();
+    for line in [0, 1, usize::MAX] {
+        // By such a socket it would be told of the memory of all who listen, or connect, there.
+        let mut elsewhere = port("a", Path::new("/run/of-another.sock"), true);
+        elsewhere.line = line;
+        let refused = kept.requests.put(&elsewhere).expect_err("elsewhere").to_string();
+        assert!(refused.contains("added by the API"), "line {line}: {refused}");
+        assert!(refused.contains("may have sockets in"), "line {line}: {refused}");
+        let mut here = port("a", &kept.place.join("a.sock"), false);
+        here.line = line;
+        let judged = kept.requests.put(&here).expect("allowed");
+        assert_eq!(judged.added[0].line_of("socket-path"), 0);
+    }
+}
+
+#[test]
+fn there_are_no_more_sockets_than_ports_that_count() {
+    let kept = Kept::new();
+    let mut listeners = Vec::new();
+    for number in 0..20 {
+        // One port, each time at another path; nothing of it is ever removed by the daemon.
+        let path = kept.place.join(format!("{number}.sock"));
+        kept.requests.put(&port("a", &path, false)).expect("allowed");
+        kept.requests.adopt().expect("judged");
+        listeners.push(kept.requests.listen("a").expect("it counts"));
+        assert_eq!(kept.sockets(), 1);
+        // By its path, and by that which the kernel has for it.
+        assert_eq!(kept.vmm_sockets.len(), 2);
+    }
+    // What counts stays, whatever else comes.
+    let other = kept.place.join("other.sock");
+    kept.requests.put(&port("b", &other, false)).expect("allowed");
+    kept.requests.adopt().expect("judged");
+    listeners.push(kept.requests.listen("b").expect("it counts"));
+    assert!(kept.place.join("19.sock").exists());
+    assert_eq!((kept.sockets(), kept.vmm_sockets.len()), (2, 4));
+    kept.requests.without("a").expect("there");
+    kept.requests.adopt().expect("judged");
+    assert!(other.exists());
+    assert_eq!((kept.sockets(), kept.vmm_sockets.len()), (1, 2));
+}

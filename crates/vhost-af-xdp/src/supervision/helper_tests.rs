@@ -1,0 +1,102 @@
+//! Tests of the helper.
+
+use std::os::fd::AsRawFd;
+
+use rustix::net::{SocketAddrUnix, socket_with};
+use steward::client::{Lease, LeaseError, Waiting};
+use steward::protocol::{Reason, Wanted};
+
+use super::*;
+use crate::config::file;
+
+#[test]
+fn leases_are_read_as_they_are_written() {
+    let lease = parse_lease("3+2@e@th+0").expect("valid");
+    let queues = Queues {
+        interface: "e@th+0".to_owned(),
+        first: 3,
+        count: 2,
+    };
+    assert_eq!(lease, queues);
+    assert!(parse_lease("eth0").is_err() && parse_lease("a+1@eth0").is_err());
+}
+
+#[test]
+fn file_that_was_replaced_is_left_alone() {
+    let directory = make_directory().expect("a place");
+    let (ours, other) = (directory.join("ours"), directory.join("other"));
+    fs::write(&ours, "").expect("written");
+    fs::write(&other, "").expect("written");
+    let files = Files::of(vec![ours.clone(), other.clone()]);
+    let again = directory.join("again");
+    fs::write(&again, "").expect("written");
+    fs::rename(&again, &other).expect("replaced");
+    files.remove_all();
+    assert!(!ours.exists() && other.exists());
+    fs::remove_dir_all(directory).expect("ours");
+}
+
+/// A lease of queue 0 of an interface that is not there; why not.
+fn refusal(private: &OwnedFd) -> Reason {
+    let wanted = Wanted {
+        interface: "no-such-nic".to_owned(),
+        start_queue: 0,
+        queues: 1,
+        mode: steer::ModeRequest::Xdp,
+        filter: steer::Filter::default(),
+        network: false,
+    };
+    let path = PathBuf::from(format!("/proc/self/fd/{}", private.as_raw_fd()));
+    match Lease::take(&path, &wanted, Waiting::default()) {
+        Err(LeaseError::Refused(refusal)) => refusal.reason,
+        Err(error) => panic!("{error}"),
+        Ok(_) => panic!("there is no such interface"),
+    }
+}
+
+#[test]
+fn queues_are_leased_by_the_file_that_was_adopted_last() {
+    let (user, group) = (rustix::process::geteuid(), rustix::process::getegid());
+    let Private { listener, file } = Private::listen(user.as_raw(), group.as_raw()).expect("listens");
+    let (policies, others) = Policies::new(user.as_raw()).expect("sockets");
+    let server = Server::new(policy(user.as_raw(), Vec::new(), None), listener);
+    let server = server.and_then(|server| server.with_policies(others.asked, others.policies));
+    let mut server = server.expect("a steward");
+    let (end, ended) = UnixStream::pair().expect("sockets");
+    let serving = std::thread::spawn(move || server.run(ended.as_fd()));
+    let directory = make_directory().expect("a place");
+    let config = |text: &str| {
+        let path = directory.join("c.toml");
+        fs::write(&path, text).expect("written");
+        file::judge(file::read(&path).expect("a file")).expect("a configuration")
+    };
+    assert_eq!(refusal(&file), Reason::NotAllowed, "of no file");
+    let port = "[port.a]\nsocket-path = \"/x\"\nifname = \"no-such-nic\"\n";
+    for (text, reason) in [
+        (port.to_owned(), Reason::NoInterface),
+        (format!("{port}start-queue = 1\n"), Reason::NotAllowed),
+        (format!("{port}queues = 2\n"), Reason::NoInterface),
+        (String::new(), Reason::NotAllowed),
+    ] {
+        policies.go_by(&config(&text)).expect("applied");
+        assert_eq!(refusal(&file), reason, "{text}");
+    }
+    drop(end);
+    serving.join().expect("no panic").expect("it served");
+    fs::remove_dir_all(directory).expect("ours");
+}
+
+#[test]
+fn socket_without_a_name_is_reached_through_its_descriptor() {
+    let (user, group) = (rustix::process::geteuid(), rustix::process::getegid());
+    let private = Private::listen(user.as_raw(), group.as_raw()).expect("listens");
+    let path = format!("/proc/self/fd/{}", private.file.as_raw_fd());
+    let client = socket_with(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    );
+    let address = SocketAddrUnix::new(path.as_str()).expect("short");
+    rustix::net::connect(client.expect("a socket"), &address).expect("somebody listens");
+}

@@ -1,0 +1,287 @@
+//! A guest joined with a NIC queue, each frame copied once: the fused path of two endpoints (`--memory=copy`).
+//!
+//! Chunks of the queue's UMEM circulate: free pool → (filled from the guest) → TX ring → completion → pool, and pool →
+//! fill ring → RX ring → (copied to the guest) → fill ring.
+//!
+//! A guest that uses fewer pairs than its port has would lose what the NIC puts into the queues of the others: the NIC
+//! spreads frames over its queues whatever the guest does. So what arrives for a pair that is off goes to the pair that
+//! the lane has as its [`RxTarget`]: the first one, which is always on (VirtIO 1.3, 5.1.6.5.5).
+//!
+//! In tap mode nothing comes to the queue: frames come by a tap ([`super::from_tap`]). Both ways are a [`Receive`].
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use device::counters::PairCounters;
+use device::pair::{Fault, QueuePair};
+use virtqueue::Chains;
+
+use super::filter::LaneFilter;
+use super::from_guest::{Budget, Sender, Sink};
+use super::from_tap::FromTap;
+use super::guard::Guard;
+use super::lane::{Blame, Lane, RxTarget, Siblings, Stopped, Work};
+use super::limits::SEGMENTS;
+use super::rate_limit::{PortLimits, RateLimit};
+use super::receiver::{Receive, Receiver};
+use super::to_nic::{NicSink, Transmit};
+use crate::nic::endpoint::NicQueue;
+use crate::nic::hints::XdpMetadata;
+use crate::nic::lent::Lent;
+use crate::nic::queue::Nic;
+
+/// See the module's head.
+pub(crate) struct CopyLane<N, R = Receiver> {
+    pair: QueuePair,
+    queue: NicQueue<N>,
+    counters: Arc<PairCounters>,
+    sender: Sender,
+    transmit: Transmit,
+    receiver: R,
+    buffers: Chains,
+    /// What its guest may get.
+    limit: Option<Arc<RateLimit>>,
+    /// The guest's next frame waits until frames that were sent come back.
+    waits_for_room: bool,
+}
+
+impl<N: Nic> CopyLane<N> {
+    /// Joins a guest with a queue.
+    pub(crate) fn new(pair: QueuePair, queue: NicQueue<N>, counters: Arc<PairCounters>) -> Self {
+        let mut queue = queue;
+        let receiver = Receiver::new(&pair, &mut queue, &counters);
+        Self::with(pair, queue, receiver, counters)
+    }
+}
+
+impl<N: Nic> CopyLane<N, FromTap> {
+    /// The same in tap mode.
+    pub(crate) fn by_tap(
+        pair: QueuePair,
+        queue: NicQueue<N>,
+        from_tap: FromTap,
+        counters: Arc<PairCounters>,
+    ) -> Self {
+        let mut queue = queue;
+        queue.begin();
+        Self::with(pair, queue, from_tap, counters)
+    }
+}
+
+impl<N: Nic, R: Receive> CopyLane<N, R> {
+    fn with(pair: QueuePair, queue: NicQueue<N>, receiver: R, counters: Arc<PairCounters>) -> Self {
+        Self {
+            pair,
+            queue,
+            counters,
+            sender: Sender::default(),
+            transmit: Transmit::default(),
+            receiver,
+            buffers: Chains::default(),
+            limit: None,
+            waits_for_room: false,
+        }
+    }
+
+    fn from_guest(&mut self) -> Result<usize, Fault> {
+        self.queue.reclaim(SEGMENTS * 2, &self.counters);
+        self.queue.look_at_link(&self.counters);
+        let left = self.sender.begin();
+        let mut sink = NicSink::new(&mut self.queue, &mut self.transmit, &self.counters);
+        if left > 0 && sink.has_rest() {
+            let mut budget = Budget::new(left);
+            let sent = sink.send_rest(&mut budget);
+            self.sender.charge(&budget);
+            if sent > 0 || sink.has_rest() {
+                return Ok(sent);
+            }
+        }
+        if left == 0 || !self.pair.from_guest.enabled {
+            sink.kick_unsent();
+            return Ok(0);
+        }
+        let room = sink.room();
+        if room == 0 {
+            self.counters.from_guest_waits.add(1);
+            sink.kick();
+            return Ok(0);
+        }
+        let burst = self
+            .sender
+            .burst(&mut self.pair, &mut sink, room, &self.counters)?;
+        self.waits_for_room = burst.full;
+        if burst.any {
+            // Given back before they are sent: should we die in between, they are lost; the other way
+            // round a successor would send them once more.
+            self.pair.from_guest.publish(&self.counters);
+            sink.flush();
+        } else {
+            sink.kick_unsent();
+            self.transmit.pause();
+        }
+        Ok(burst.done)
+    }
+
+    fn to_guest(&mut self) -> Result<usize, Fault> {
+        let guest = RxTarget::new(&mut self.pair, &mut self.buffers, &self.counters);
+        let guest = guest.filtered(self.sender.policy.to_guest());
+        self.receiver
+            .deliver(&mut self.queue, &mut guest.limited(self.limit.as_ref()))
+    }
+
+    /// What arrived for a pair that is off goes to another.
+    #[cold]
+    fn to_target(&mut self, target: &mut RxTarget<'_>) -> Result<usize, Fault> {
+        let frames = self.receiver.deliver(&mut self.queue, target)?;
+        self.counters.spilled_frames.add(frames as u64);
+        Ok(frames)
+    }
+}
+
+impl<N: Lent, R: Receive + Send> Lane for CopyLane<N, R> {
+    fn poll(&mut self, siblings: Siblings<'_>) -> Result<usize, Blame> {
+        let sent = self.from_guest();
+        let received = match (
+            &sent,
+            self.receiver.has_frames(&mut self.queue),
+            siblings.into_target(),
+        ) {
+            (Err(_), ..) | (_, false, _) => Ok(0),
+            _ if self.pair.to_guest.enabled => self.to_guest().map_err(Blame::Own),
+            (.., Some(mut target)) => self.to_target(&mut target).map_err(|fault| {
+                switch_off(target.pair);
+                Blame::Target(fault)
+            }),
+            (.., None) => Ok(0),
+        };
+        let moved = sent.map_err(Blame::Own).and_then(|sent| Ok(sent + received?));
+        if let Err(Blame::Own(_)) = moved {
+            switch_off(&mut self.pair);
+        }
+        moved
+    }
+
+    fn enable_notifications(&mut self, siblings: Siblings<'_>) -> Work {
+        let waiting = self.receiver.enable_notifications(&mut self.queue);
+        let wants_room = self.waits_for_room || self.transmit.has_rest();
+        // Kicks of a guest that is held back tell nothing.
+        let held = Work::after(self.sender.throttle.held());
+        if held == Work::None && self.pair.from_guest.enabled && self.pair.from_guest.queue.enable_kicks() {
+            let full = self.queue.nic.room_to_nic() == 0 || self.queue.pool.is_empty();
+            let is_out = self.queue.nic.unsent() > 0 || self.transmit.tap_is_full();
+            let stuck = full || (wants_room && is_out);
+            return match stuck {
+                true => Work::after(self.queue.until_sent()).max(Work::SOON),
+                false => Work::Now,
+            };
+        }
+        if waiting {
+            let to_guest = match siblings.into_target() {
+                _ if self.pair.to_guest.enabled => Some(&mut self.pair.to_guest),
+                Some(target) => Some(&mut target.pair.to_guest),
+                None => None,
+            };
+            if let Some(work) = to_guest.and_then(|vring| self.receiver.when_frames_wait(vring)) {
+                return work.max(held);
+            }
+        }
+        self.transmit.pause();
+        let work = match self.transmit.has_rest() {
+            true => Work::after(self.queue.until_sent()).max(Work::SOON),
+            false => Work::after(self.queue.until_copies_sent()),
+        };
+        let work = work.max(held);
+        if self.pair.is_polled() {
+            work.max(Work::SOON)
+        } else {
+            work
+        }
+    }
+
+    fn carried(&self) -> u64 {
+        self.counters.carried()
+    }
+
+    fn pair(&self) -> Option<&QueuePair> {
+        Some(&self.pair)
+    }
+
+    fn pair_mut(&mut self) -> Option<&mut QueuePair> {
+        Some(&mut self.pair)
+    }
+
+    fn rx_target(&mut self) -> Option<RxTarget<'_>> {
+        let target = RxTarget::new(&mut self.pair, &mut self.buffers, &self.counters);
+        let target = target.filtered(self.sender.policy.to_guest());
+        Some(target.limited(self.limit.as_ref()))
+    }
+
+    fn set_guard(&mut self, guard: Option<&Guard>) {
+        self.sender.policy.set_guard(guard);
+    }
+
+    fn set_filter(&mut self, filter: Option<Box<LaneFilter>>) -> Option<Box<LaneFilter>> {
+        self.sender.policy.set_filter(filter)
+    }
+
+    fn set_metadata(&mut self, metadata: &XdpMetadata) {
+        self.queue.set_metadata(metadata);
+    }
+
+    fn set_frame_limit(&mut self, bytes: u32) {
+        (self.pair.frame_limit, self.queue.frame_limit) = (bytes, bytes);
+        self.receiver.set_frame_limit(bytes);
+    }
+
+    fn set_limits(&mut self, limits: &PortLimits) {
+        self.sender.throttle.set(limits.from_guest.as_ref());
+        self.limit.clone_from(&limits.to_guest);
+    }
+
+    fn nic(&self) -> Option<BorrowedFd<'_>> {
+        self.queue.nic.fd()
+    }
+
+    fn awaits_nic(&self) -> bool {
+        self.receiver.awaits_nic()
+    }
+
+    fn has_edges(&self) -> bool {
+        self.queue.nic.has_edges()
+    }
+
+    fn event_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.receiver.tap()
+    }
+
+    fn note_event(&mut self) {
+        self.receiver.note_event();
+    }
+
+    fn inject(&mut self, frame: &[u8], _siblings: Siblings<'_>) {
+        NicSink::new(&mut self.queue, &mut self.transmit, &self.counters).inject(frame);
+    }
+
+    fn stop(self: Box<Self>) -> Stopped {
+        let mut lane = *self;
+        lane.pair.leave_calls();
+        NicSink::new(&mut lane.queue, &mut lane.transmit, &lane.counters).send_at_last();
+        let guest = RxTarget::new(&mut lane.pair, &mut lane.buffers, &lane.counters);
+        let guest = guest.filtered(lane.sender.policy.to_guest());
+        lane.receiver.finish(&mut lane.queue, guest);
+        Stopped {
+            pair: Some(lane.pair.stopped()),
+            queue: N::give_back(lane.queue, &lane.counters),
+        }
+    }
+}
+
+/// The guest did wrong: its queues are not used any more, by whichever lane.
+#[cold]
+fn switch_off(pair: &mut QueuePair) {
+    (pair.from_guest.enabled, pair.to_guest.enabled) = (false, false);
+}
+
+#[cfg(test)]
+#[path = "stop_tests.rs"]
+mod stop_tests;

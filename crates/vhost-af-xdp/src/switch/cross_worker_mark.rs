@@ -1,0 +1,254 @@
+//! What goes with a frame from one worker to another beside its bytes: where it goes, which port sent it, and what the
+//! NIC told of its flow.
+//!
+//! Theory of operation. Who gives a frame to a link has found all that, and the other end is in the same process. So it
+//! is told, and no address is read or looked up again there. A link has a place for a note for each of its buffers
+//! ([`CrossWorkerMarks`]), in memory that no guest has; a frame's note is at its first buffer. The giving end writes it before
+//! it publishes the buffer, and the taking end reads it before it posts the buffer again: both words are relaxed, since
+//! the virtqueue's release of `used.idx` and `avail.idx`, and the acquires that pair with them, order them as they
+//! order the frame's bytes.
+//!
+//! Workers learn of another table one after the other, and a frame may wait in a link until a port is gone and another
+//! has its number. So a port is named with its life ([`PortMark`]), and believed as long as it lives as it did then.
+//! Else the table tells by the frame's addresses.
+//!
+//! ```text
+//!     63          48 47          32 31          16 15           0
+//!     ┌─────────────┬──────────────┬──────────────┬─────────────┐
+//!     │ sender's life, number      │ destination's life, number │  ends
+//!     ├────────────────────────────┼────────────────────────────┤
+//!     │ mark of the flow           │ the NIC's hash of it       │  flow
+//!     └────────────────────────────┴────────────────────────────┘
+//! ```
+//!
+//! No port has the number 65,535: with it, the life says what else an end is.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use acl::FlowHints;
+use virtqueue::Buffer;
+
+use super::fdb::{Destination, Fdb, PortMark, PortNumber};
+use super::inner_queue::BUFFER_BYTES;
+
+/// A number that no port has.
+const NO_PORT: PortNumber = PortNumber(u16::MAX);
+/// Nothing is said of that end.
+const UNSET: PortMark = PortMark::new(NO_PORT, 0);
+/// No port sent it: it came by an uplink, or from the host. Or it is for nobody.
+const NO_DESTINATION: PortMark = PortMark::new(NO_PORT, 1);
+/// It is for a group.
+const MULTICAST: PortMark = PortMark::new(NO_PORT, 2);
+/// For the host.
+const HOST: PortMark = PortMark::new(NO_PORT, 3);
+/// For the uplink: nobody has its address.
+const UNKNOWN: PortMark = PortMark::new(NO_PORT, 4);
+
+/// See the module's head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct CrossWorkerMark {
+    to: PortMark,
+    from: PortMark,
+    pub(crate) flow: FlowHints,
+}
+
+/// What a note says of the port that sent a frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum MarkedSender {
+    /// This one; `None`: none did.
+    Is(Option<PortNumber>),
+    /// That of this number, which is not what it was, or is not known here yet as what it is.
+    Other(PortNumber),
+    /// Nothing.
+    Unset,
+}
+
+impl CrossWorkerMark {
+    /// Of a frame of which nothing is said.
+    pub(crate) const EMPTY: Self = Self {
+        to: UNSET,
+        from: UNSET,
+        flow: FlowHints::NONE,
+    };
+
+    /// Of a frame that a port sent; `from`: `None`: none did. Ports are those of that table.
+    pub(crate) fn new(to: Destination, from: Option<PortNumber>, fdb: &Fdb) -> Self {
+        let port = |number| fdb.port(number).map_or(UNSET, |port| port.mark(number));
+        Self {
+            to: match to {
+                Destination::Port(number) => port(number),
+                Destination::Multicast => MULTICAST,
+                Destination::Host => HOST,
+                Destination::Unknown => UNKNOWN,
+                Destination::Nobody => NO_DESTINATION,
+            },
+            from: from.map_or(NO_DESTINATION, port),
+            flow: FlowHints::NONE,
+        }
+    }
+
+    /// Of a frame that came by an uplink for that port.
+    #[inline]
+    pub(crate) fn of_arrival(to: PortMark, flow: FlowHints) -> Self {
+        Self {
+            to,
+            from: NO_DESTINATION,
+            flow,
+        }
+    }
+
+    /// The same, with what is known of its flow.
+    pub(crate) fn with(self, flow: FlowHints) -> Self {
+        Self { flow, ..self }
+    }
+
+    /// Where the frame goes, by a table that knows the port that it goes to as it was; `None`: by its addresses.
+    #[inline]
+    pub(crate) fn destination(self, fdb: &Fdb) -> Option<Destination> {
+        match self.to {
+            UNSET => None,
+            MULTICAST => Some(Destination::Multicast),
+            HOST => Some(Destination::Host),
+            UNKNOWN => Some(Destination::Unknown),
+            NO_DESTINATION => Some(Destination::Nobody),
+            port => fdb.marked(port).map(Destination::Port),
+        }
+    }
+
+    /// Which port sent the frame, by a table that knows it as it was.
+    #[inline]
+    pub(crate) fn sender(self, fdb: &Fdb) -> MarkedSender {
+        match self.from {
+            UNSET => MarkedSender::Unset,
+            NO_DESTINATION => MarkedSender::Is(None),
+            port => match fdb.marked(port) {
+                Some(port) => MarkedSender::Is(Some(port)),
+                None => MarkedSender::Other(port.parts().0),
+            },
+        }
+    }
+
+    fn words(self) -> [u64; 2] {
+        let ends = u64::from(self.from.0) << 32 | u64::from(self.to.0);
+        [ends, self.flow.bits()]
+    }
+
+    fn from_words([ends, flow]: [u64; 2]) -> Self {
+        // The halves.
+        #[allow(clippy::cast_possible_truncation)]
+        let (to, from) = (PortMark(ends as u32), PortMark((ends >> 32) as u32));
+        Self {
+            to,
+            from,
+            flow: FlowHints::from_bits(flow),
+        }
+    }
+}
+
+/// Those of a link: a place for each of its buffers.
+#[derive(Debug)]
+pub(crate) struct CrossWorkerMarks(Box<[[AtomicU64; 2]]>);
+
+impl CrossWorkerMarks {
+    /// For buffers in a memory of so many bytes.
+    pub(super) fn new(bytes: u64) -> Self {
+        let places = bytes.div_ceil(BUFFER_BYTES.into());
+        Self((0..places).map(|_| Default::default()).collect())
+    }
+
+    /// The place of a buffer: none begins within another one.
+    #[inline]
+    fn place(&self, buffer: &Buffer) -> Option<&[AtomicU64; 2]> {
+        let at = usize::try_from(buffer.offset / u64::from(BUFFER_BYTES)).ok()?;
+        self.0.get(at)
+    }
+
+    /// Notes that of the frame that begins in a buffer, which is not published yet.
+    #[inline]
+    pub(super) fn write(&self, buffer: &Buffer, note: CrossWorkerMark) {
+        if let Some(place) = self.place(buffer) {
+            for (word, value) in place.iter().zip(note.words()) {
+                word.store(value, Relaxed);
+            }
+        }
+    }
+
+    /// What is noted of the frame that begins in a buffer, which came and was not posted again.
+    #[inline]
+    pub(super) fn read(&self, buffer: Option<&Buffer>) -> CrossWorkerMark {
+        let place = buffer.and_then(|buffer| self.place(buffer));
+        place.map_or(CrossWorkerMark::EMPTY, |place| {
+            CrossWorkerMark::from_words(place.each_ref().map(|word| word.load(Relaxed)))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::switch::fdb::FdbPort;
+
+    fn fdb(generations: &[Option<u16>]) -> Fdb {
+        let port = |(at, generation): (usize, &Option<u16>)| {
+            generation.map(|generation| FdbPort {
+                mac: [2, 0, 0, 0, 0, at as u8],
+                generation,
+                ..FdbPort::default()
+            })
+        };
+        Fdb::new(generations.iter().enumerate().map(port).collect())
+    }
+
+    #[test]
+    fn ports_are_believed_while_they_live_as_they_did() {
+        let (given, two) = (fdb(&[Some(7), Some(0)]), PortNumber(1));
+        let note = CrossWorkerMark::new(Destination::Port(PortNumber(0)), Some(two), &given);
+        assert_eq!(note.destination(&given), Some(Destination::Port(PortNumber(0))));
+        assert_eq!(note.sender(&given), MarkedSender::Is(Some(two)));
+        for other in [fdb(&[Some(8), Some(1)]), fdb(&[None, None]), fdb(&[])] {
+            assert_eq!(note.destination(&other), None);
+            assert_eq!(note.sender(&other), MarkedSender::Other(two));
+        }
+    }
+
+    #[test]
+    fn what_is_no_port_is_told_from_all_ports() {
+        let known = fdb(&[Some(0); 5]);
+        for to in [
+            Destination::Multicast,
+            Destination::Host,
+            Destination::Unknown,
+            Destination::Nobody,
+        ] {
+            let note = CrossWorkerMark::new(to, None, &known);
+            assert_eq!(note.destination(&known), Some(to));
+            assert_eq!(note.sender(&known), MarkedSender::Is(None));
+        }
+        assert_eq!(CrossWorkerMark::EMPTY.destination(&known), None);
+        assert_eq!(CrossWorkerMark::EMPTY.sender(&known), MarkedSender::Unset);
+        // A port that the table does not know is not named.
+        let unknown = Destination::Port(PortNumber(5));
+        let note = CrossWorkerMark::new(unknown, Some(PortNumber(5)), &known);
+        assert_eq!(note, CrossWorkerMark::EMPTY);
+    }
+
+    #[test]
+    fn note_is_read_as_it_was_written_at_its_buffer_and_nowhere_else() {
+        let notes = CrossWorkerMarks::new(3 * u64::from(BUFFER_BYTES));
+        let buffer = |at: u64| Buffer {
+            offset: at * u64::from(BUFFER_BYTES) + 64,
+            len: BUFFER_BYTES,
+            room_before: 0,
+        };
+        for at in 0..4 {
+            notes.write(&buffer(at), CrossWorkerMark::EMPTY);
+        }
+        let flow = FlowHints::from_bits(0x89ab_cdef_0123_4567);
+        let note = CrossWorkerMark::of_arrival(PortMark::new(PortNumber(0x1234), 0x5678), flow);
+        notes.write(&buffer(1), note);
+        assert_eq!(notes.read(Some(&buffer(1))), note);
+        for other in [Some(buffer(0)), Some(buffer(2)), Some(buffer(3)), None] {
+            assert_eq!(notes.read(other.as_ref()), CrossWorkerMark::EMPTY);
+        }
+    }
+}

@@ -1,0 +1,360 @@
+//! Who has which address in a network: from (VLAN, address) to port.
+//!
+//! Made by control as a whole, and never changed: workers hold it by an `Arc` of their own, so that they read it
+//! without a lock, and are given the next one by message.
+
+use std::collections::{HashMap, HashSet};
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::Arc;
+use std::time::Instant;
+
+use model::config::MemberOptions;
+use steward::protocol::ANY_VLAN;
+
+use super::ethernet::Mac;
+pub(crate) use super::fdb_key::FdbKey;
+use super::flows::Flows;
+use super::guard::SourceGuard;
+use super::learned::Learned;
+use super::vlans::Vlans;
+
+/// Names a port within its network.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct PortNumber(pub(crate) u16);
+
+/// Where a frame goes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum Destination {
+    Port(PortNumber),
+    /// All ports of the VLAN, the uplink, and the host.
+    Multicast,
+    /// The host, over its own interface.
+    Host,
+    /// Nobody here: the uplink.
+    #[default]
+    Unknown,
+    /// A port that it may not go to.
+    Nobody,
+}
+
+/// A port, as the table knows it.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct FdbPort {
+    /// Its guest's address.
+    pub(crate) mac: Mac,
+    /// Tells it, with the addresses that it has now, from others that had its number, and from itself with others.
+    pub(crate) generation: u16,
+    pub(crate) vlans: Vlans,
+    /// What it may do in the network.
+    pub(crate) options: MemberOptions,
+    /// Addresses that it has beside its own, if it may have any.
+    pub(crate) learned: Option<Arc<Learned>>,
+    /// Its guest's IP addresses; `None`: any.
+    pub(crate) source_guard: Option<Arc<SourceGuard>>,
+    /// By which pair its guest sends which flows, if it has several.
+    pub(crate) flows: Option<Arc<Flows>>,
+}
+
+impl FdbPort {
+    /// What the XDP program leaves before frames for the port of that number: the number, and above it its life.
+    pub(crate) fn mark(&self, number: PortNumber) -> PortMark {
+        PortMark::new(number, self.generation)
+    }
+}
+
+/// A port that was noted of a frame: by the XDP program, whom it is for; by who gives it to another worker, also who
+/// sent it. Such a frame may wait until the port is gone, and another has the number: so it is believed as long as the
+/// port lives as it did then, and else the table is asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PortMark(pub(crate) u32);
+
+impl PortMark {
+    pub(crate) const fn new(number: PortNumber, generation: u16) -> Self {
+        Self((generation as u32) << 16 | number.0 as u32)
+    }
+
+    /// The port's number, and its life.
+    #[inline]
+    pub(crate) fn parts(self) -> (PortNumber, u16) {
+        // The halves.
+        #[allow(clippy::cast_possible_truncation)]
+        let (number, generation) = (self.0 as u16, (self.0 >> 16) as u16);
+        (PortNumber(number), generation)
+    }
+}
+
+/// Stations behind a bridge that the uplink is part of, which the host reaches by the bridge's other ports.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct BridgeFdb(HashSet<FdbKey, FdbKeyHash>);
+
+impl BridgeFdb {
+    /// Of these; their VLAN may be [`steward::protocol::ANY_VLAN`].
+    pub(crate) fn new(keys: &[steer::Station]) -> Self {
+        let keys = keys.iter();
+        Self(keys.map(|of| FdbKey::new(of.vlan, of.mac)).collect())
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    #[inline]
+    fn has(&self, key: FdbKey) -> bool {
+        let any_vlan = || FdbKey::new(ANY_VLAN, key.mac());
+        !self.0.is_empty() && (self.0.contains(&key) || self.0.contains(&any_vlan()))
+    }
+}
+
+/// See the module's head.
+#[derive(Debug, Default)]
+pub(crate) struct Fdb {
+    keys: HashMap<FdbKey, PortNumber, FdbKeyHash>,
+    /// By number.
+    ports: Vec<Option<FdbPort>>,
+    /// The host's address on the uplink.
+    host: Option<Mac>,
+    /// Addresses of a host that is reached, in any VLAN.
+    reached: Vec<Mac>,
+    /// What is reached through that host.
+    behind: Arc<BridgeFdb>,
+    /// The last queue of the uplink is set up anew: until then guests' frames for it wait.
+    uplink_until: Option<Instant>,
+}
+
+impl Fdb {
+    /// Of these ports, by number; each station is one port's (config.rs).
+    pub(crate) fn new(ports: Vec<Option<FdbPort>>) -> Self {
+        let mut keys = HashMap::default();
+        for (number, port) in (0..).map(PortNumber).zip(&ports) {
+            if let Some(port) = port {
+                let its = port.vlans.all().iter();
+                keys.extend(its.map(|&vlan| (FdbKey::new(vlan, port.mac), number)));
+            }
+        }
+        Self {
+            keys,
+            ports,
+            host: None,
+            reached: Vec::new(),
+            behind: Arc::default(),
+            uplink_until: None,
+        }
+    }
+
+    /// With stations that ports have beside their own; none of them is another's.
+    pub(crate) fn with_learned(mut self, learned: impl Iterator<Item = (FdbKey, PortNumber)>) -> Self {
+        for (key, port) in learned {
+            self.keys.entry(key).or_insert(port);
+        }
+        self
+    }
+
+    /// With the host's address, which is no port's to learn.
+    pub(crate) fn with_host(self, host: Option<Mac>) -> Self {
+        Self { host, ..self }
+    }
+
+    /// With a host that is reached at these addresses, in any VLAN.
+    pub(crate) fn with_reached(self, macs: &[Mac]) -> Self {
+        let reached = macs.to_vec();
+        Self { reached, ..self }
+    }
+
+    /// With what is reached through that host.
+    pub(crate) fn with_behind(self, behind: &Arc<BridgeFdb>) -> Self {
+        let behind = Arc::clone(behind);
+        Self { behind, ..self }
+    }
+
+    /// With an uplink that may have no queue for a moment, and has one again by then.
+    pub(crate) fn with_uplink_until(self, uplink_until: Option<Instant>) -> Self {
+        Self { uplink_until, ..self }
+    }
+
+    /// Whether an uplink without a queue is worth waiting for.
+    pub(crate) fn awaits_uplink(&self) -> bool {
+        self.uplink_until.is_some_and(|until| Instant::now() < until)
+    }
+
+    /// Whether a station may be learned: it is nobody's by configuration.
+    pub(crate) fn is_free(&self, key: FdbKey) -> bool {
+        let its = self.keys.get(&key).and_then(|&port| self.port(port));
+        let mac = key.mac();
+        !key.is_multicast()
+            && its.is_none_or(|port| port.mac != mac)
+            && self.host != Some(mac)
+            && !self.reached.contains(&mac)
+    }
+
+    /// What is known of a port.
+    #[inline]
+    pub(crate) fn port(&self, number: PortNumber) -> Option<&FdbPort> {
+        self.ports.get(usize::from(number.0))?.as_ref()
+    }
+
+    /// The port that a note names, if it still is what was noted.
+    #[inline]
+    pub(crate) fn marked(&self, mark: PortMark) -> Option<PortNumber> {
+        let (number, generation) = mark.parts();
+        (self.port(number)?.generation == generation).then_some(number)
+    }
+
+    /// The number behind that of the last port.
+    pub(crate) fn end(&self) -> usize {
+        self.ports.len()
+    }
+
+    /// Where a frame of a port's to a station goes.
+    #[inline]
+    pub(crate) fn find_for(&self, from: &FdbPort, to: FdbKey) -> Destination {
+        match self.find(to) {
+            Destination::Port(port) if from.options.isolated && self.is_isolated_from(from, port) => {
+                Destination::Nobody
+            }
+            found => found,
+        }
+    }
+
+    /// Whether that port is another isolated one; `from` is one of this table.
+    fn is_isolated_from(&self, from: &FdbPort, port: PortNumber) -> bool {
+        let port = self.port(port).filter(|port| !std::ptr::eq(*port, from));
+        port.is_some_and(|port| port.options.isolated)
+    }
+
+    /// Where a frame to a station goes.
+    #[inline]
+    pub(crate) fn find(&self, key: FdbKey) -> Destination {
+        if key.is_multicast() {
+            return Destination::Multicast;
+        }
+        match self.keys.get(&key) {
+            Some(&port) => Destination::Port(port),
+            None if self.reached.contains(&key.mac()) || self.behind.has(key) => Destination::Host,
+            None => Destination::Unknown,
+        }
+    }
+}
+
+/// Hashes stations by a multiplication with a number that nobody outside knows: who sends frames cannot choose
+/// addresses that collide.
+#[derive(Debug, Clone)]
+struct FdbKeyHash(u64);
+
+impl Default for FdbKeyHash {
+    fn default() -> Self {
+        Self(RandomState::new().hash_one(0) | 1)
+    }
+}
+
+impl BuildHasher for FdbKeyHash {
+    type Hasher = FdbKeyHasher;
+
+    #[inline]
+    fn build_hasher(&self) -> FdbKeyHasher {
+        FdbKeyHasher {
+            factor: self.0,
+            hash: 0,
+        }
+    }
+}
+
+struct FdbKeyHasher {
+    factor: u64,
+    hash: u64,
+}
+
+impl Hasher for FdbKeyHasher {
+    #[inline]
+    fn write_u64(&mut self, key: u64) {
+        let product = u128::from(key) * u128::from(self.factor);
+        // The table uses the highest bits and the lowest: both halves of the product tell of all bits.
+        #[allow(clippy::cast_possible_truncation)]
+        let folded = (product >> 64) as u64 ^ product as u64;
+        self.hash ^= folded;
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.write_u64(byte.into());
+        }
+    }
+
+    #[inline]
+    fn finish(&self) -> u64 {
+        self.hash
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn key_is_found_in_its_vlan_only() {
+        let mac = [2, 0, 0, 0, 0, 1];
+        let port = |vlans| {
+            Some(FdbPort {
+                mac,
+                vlans,
+                ..FdbPort::default()
+            })
+        };
+        let fdb = Fdb::new(vec![
+            None,
+            port(Vlans::Untagged),
+            port(Vlans::Trunk(vec![100, 102])),
+        ]);
+        let find = |vlan, mac| fdb.find(FdbKey::new(vlan, mac));
+        assert_eq!(find(0, mac), Destination::Port(PortNumber(1)));
+        assert_eq!(find(100, mac), Destination::Port(PortNumber(2)));
+        assert_eq!(find(101, mac), Destination::Unknown);
+        assert_eq!(find(0, [2, 0, 0, 0, 0, 2]), Destination::Unknown);
+    }
+
+    #[test]
+    fn host_is_found_in_every_vlan_and_after_ports() {
+        let mac = [2, 0, 0, 0, 0, 1];
+        let port = FdbPort {
+            mac,
+            vlans: Vlans::Access(100),
+            ..FdbPort::default()
+        };
+        let fdb = Fdb::new(vec![Some(port)]).with_reached(&[[2, 0, 0, 0, 0, 9], mac]);
+        let find = |vlan, mac| fdb.find(FdbKey::new(vlan, mac));
+        assert_eq!(find(0, [2, 0, 0, 0, 0, 9]), Destination::Host);
+        assert_eq!(find(100, [2, 0, 0, 0, 0, 9]), Destination::Host);
+        assert_eq!(find(100, mac), Destination::Port(PortNumber(0)));
+        assert_eq!(find(100, [2, 0, 0, 0, 0, 8]), Destination::Unknown);
+    }
+
+    #[test]
+    fn what_is_behind_a_bridge_is_found_after_ports_and_in_its_vlan() {
+        let [port, other] = [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]];
+        let ports = vec![Some(FdbPort {
+            mac: port,
+            ..FdbPort::default()
+        })];
+        let behind = [(0, port), (7, other), (ANY_VLAN, [2, 0, 0, 0, 0, 3])];
+        let behind = behind.map(|(vlan, mac)| steer::Station { vlan, mac });
+        let fdb = Fdb::new(ports).with_behind(&Arc::new(BridgeFdb::new(&behind)));
+        let find = |vlan, mac| fdb.find(FdbKey::new(vlan, mac));
+        assert_eq!(find(0, port), Destination::Port(PortNumber(0)));
+        assert_eq!(find(7, other), Destination::Host);
+        assert_eq!(find(0, other), Destination::Unknown);
+        for vlan in [0, 7] {
+            assert_eq!(find(vlan, [2, 0, 0, 0, 0, 3]), Destination::Host);
+        }
+        // A guest may come to a port from there.
+        assert!(fdb.is_free(FdbKey::new(7, other)));
+    }
+
+    #[test]
+    fn multicast_is_one_bit_of_the_address() {
+        let fdb = Fdb::default();
+        for first in 0..=255u8 {
+            let mac = [first, 0xff, 0xff, 0xff, 0xff, 0xff];
+            let found = fdb.find(FdbKey::new(5, mac));
+            assert_eq!(found == Destination::Multicast, first & 1 == 1, "{first:#x}");
+        }
+    }
+}

@@ -1,0 +1,47 @@
+//! A station: an address in a VLAN.
+
+use super::ethernet::Mac;
+
+/// An address in a VLAN, as a number: bits 0 to 47 the address, its first byte the highest; from bit 48 on the VLAN, 0
+/// for frames without a tag.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct FdbKey(u64);
+
+impl FdbKey {
+    #[inline]
+    pub(crate) fn new(vlan: u16, mac: Mac) -> Self {
+        let [a, b, c, d, e, f] = mac;
+        Self(u64::from_be_bytes([0, 0, a, b, c, d, e, f]) | u64::from(vlan) << 48)
+    }
+
+    /// The number.
+    #[inline]
+    pub(crate) fn bits(self) -> u64 {
+        self.0
+    }
+
+    /// The station of that number.
+    pub(crate) fn from_bits(bits: u64) -> Self {
+        Self(bits)
+    }
+
+    /// 0: none.
+    pub(crate) fn vlan(self) -> u16 {
+        // The bits above are 0.
+        #[allow(clippy::cast_possible_truncation)]
+        let vlan = (self.0 >> 48) as u16;
+        vlan
+    }
+
+    #[inline]
+    pub(crate) fn mac(self) -> Mac {
+        let [_, _, mac @ ..] = self.0.to_be_bytes();
+        mac
+    }
+
+    /// Whether it is a group of stations: multicast or broadcast (IEEE 802: bit 0 of the first byte).
+    #[inline]
+    pub(crate) fn is_multicast(self) -> bool {
+        self.0 & 1 << 40 != 0
+    }
+}

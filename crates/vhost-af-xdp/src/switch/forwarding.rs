@@ -1,0 +1,251 @@
+//! Who belongs to a network, and where the lanes of its members are: as the lanes of one worker know it.
+//!
+//! A worker makes it anew each time its lanes change, and shows it to those of the network
+//! ([`super::lane::Lane::set_forwarding`]).
+
+use std::sync::Arc;
+
+use super::fdb::{Destination, Fdb, FdbKey, FdbPort, PortNumber};
+use super::flows::{Flow, Flows};
+use super::lane_id::{LaneId, SlotAt};
+use super::spread::Spread;
+use super::vlans::Vlans;
+
+/// See the module's head.
+#[derive(Default, Clone)]
+pub(crate) struct Forwarding {
+    /// Who has which address.
+    pub(crate) fdb: Arc<Fdb>,
+    /// By port number: the lanes of its pairs that receive, in their order.
+    guests: Vec<Vec<LaneRef>>,
+    /// Ports that receive.
+    present: Vec<PortNumber>,
+    /// Those of them that get copies of frames for others.
+    promiscuous: Vec<PortNumber>,
+    /// For some of them rules say which frames they get.
+    pub(crate) is_filtered: bool,
+    /// Lanes of queues of the uplink.
+    pub(crate) uplinks: Vec<SlotAt>,
+    /// Lane of the tap to the host.
+    pub(crate) host: Option<LaneRef>,
+    /// Where the others are.
+    spread: Arc<Spread>,
+    /// Links to other workers, which have the numbers behind those of the table's ports.
+    links: Vec<FdbPort>,
+    /// Ports of other workers, with the links there.
+    pub(crate) remote: Vec<(PortNumber, LaneRef)>,
+    /// The links to workers by whose uplink and host frames go out, where there is none here.
+    pub(crate) ways_out: [Option<LaneRef>; 2],
+}
+
+/// A lane of a port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct LaneRef {
+    pub(crate) at: SlotAt,
+    /// Tells one lane from the next one of the same pair.
+    pub(crate) id: LaneId,
+    pub(crate) pair: u16,
+    /// It is a link to another worker.
+    pub(crate) is_link: bool,
+}
+
+impl Forwarding {
+    pub(crate) fn new(fdb: Arc<Fdb>) -> Self {
+        Self {
+            fdb,
+            ..Self::default()
+        }
+    }
+
+    /// A port has another lane that receives. Lanes come in the order of their pairs.
+    pub(super) fn add(&mut self, port: PortNumber, guest: LaneRef) {
+        let at = usize::from(port.0);
+        if self.guests.len() <= at {
+            self.guests.resize(at + 1, Vec::new());
+        }
+        if self.guests[at].is_empty() {
+            self.present.push(port);
+            if self.fdb.port(port).is_some_and(|port| port.options.promiscuous) {
+                self.promiscuous.push(port);
+            }
+        }
+        self.guests[at].push(guest);
+    }
+
+    /// With those of other workers.
+    pub(super) fn among(self, spread: &Arc<Spread>) -> Self {
+        let spread = Arc::clone(spread);
+        Self { spread, ..self }
+    }
+
+    /// The same for frames of the host.
+    pub(super) fn without_host(&self) -> Self {
+        let [uplink, _] = self.ways_out;
+        Self {
+            host: None,
+            ways_out: [uplink, None],
+            ..self.clone()
+        }
+    }
+
+    /// The same for frames that came by the uplink's tap: neither back to the uplink, nor to the host, which the kernel
+    /// delivers them to.
+    pub(super) fn without_ways_out(&self) -> Self {
+        Self {
+            uplinks: Vec::new(),
+            host: None,
+            ways_out: [None; 2],
+            ..self.clone()
+        }
+    }
+
+    /// Whether frames leave by the uplink, here or at another worker.
+    pub(crate) fn has_uplink(&self) -> bool {
+        let [uplink, _] = self.ways_out;
+        !self.uplinks.is_empty() || uplink.is_some()
+    }
+
+    /// Whether frames of this worker reach the uplink by a link only. What goes to a group goes by that link in any
+    /// case.
+    pub(crate) fn reaches_uplink_by_link(&self) -> bool {
+        let [uplink, _] = self.ways_out;
+        self.uplinks.is_empty() && uplink.is_some()
+    }
+
+    /// Whether a port has a guest at no worker.
+    pub(crate) fn is_absent(&self, port: PortNumber) -> bool {
+        self.lanes(port).is_empty() && !self.spread.ports.contains_key(&port)
+    }
+
+    /// Whether a port whose guest is here has this address: a frame to a group that comes from outside with that source
+    /// is the guest's own, and the others have it. One that has no guest here has moved, and what it sends there comes
+    /// once.
+    pub(crate) fn has_guest(&self, key: FdbKey) -> bool {
+        let found = self.fdb.find(key);
+        matches!(found, Destination::Port(port) if !self.is_absent(port))
+    }
+
+    /// Another worker is reached by a link, and with it these ports.
+    pub(super) fn add_link(&mut self, link: LaneRef, ports: impl Iterator<Item = PortNumber>) {
+        let ports: Vec<_> = ports.filter(|&port| self.lanes(port).is_empty()).collect();
+        let listens = |port: &PortNumber| self.fdb.port(*port).is_some_and(|port| port.options.promiscuous);
+        let is_heard = ports.iter().any(listens);
+        let number = self.fdb.end() + self.links.len();
+        let Ok(number) = u16::try_from(number).map(PortNumber) else {
+            return;
+        };
+        self.links.push(FdbPort {
+            vlans: Vlans::All,
+            ..FdbPort::default()
+        });
+        for port in ports {
+            let at = usize::from(port.0);
+            if self.guests.len() <= at {
+                self.guests.resize(at + 1, Vec::new());
+            }
+            self.guests[at].push(link);
+            self.remote.push((port, link));
+        }
+        self.add(number, link);
+        if is_heard {
+            self.promiscuous.push(number);
+        }
+    }
+
+    /// What is known of a port, or of a link as if it were one.
+    #[inline]
+    pub(crate) fn port(&self, port: PortNumber) -> Option<&FdbPort> {
+        let link = || self.links.get(usize::from(port.0).checked_sub(self.fdb.end())?);
+        self.fdb.port(port).or_else(link)
+    }
+
+    /// The lanes of a port that receive; of a port of another worker the link there.
+    #[inline]
+    pub(crate) fn lanes(&self, port: PortNumber) -> &[LaneRef] {
+        self.guests.get(usize::from(port.0)).map_or(&[], Vec::as_slice)
+    }
+
+    /// Which of these lanes of a port takes frames of a flow; `None`: there is none.
+    #[inline]
+    pub(crate) fn lane_for(&self, port: PortNumber, flow: Flow) -> Option<LaneRef> {
+        let lanes = self.lanes(port);
+        let pair = self.flows(port).and_then(|flows| flows.find(flow));
+        let noted = pair.and_then(|pair| lanes.iter().find(|lane| lane.pair == pair));
+        noted.or_else(|| lanes.get(flow.spread(lanes.len()))).copied()
+    }
+
+    /// By which pair the guest of a port sends which flows, if it has several.
+    #[inline]
+    pub(crate) fn flows(&self, port: PortNumber) -> Option<&Flows> {
+        self.fdb.port(port)?.flows.as_deref()
+    }
+
+    /// The lane of the uplink's queue that a flow is sent by.
+    #[inline]
+    pub(crate) fn uplink(&self, flow: usize) -> Option<SlotAt> {
+        let at = flow.checked_rem(self.uplinks.len())?;
+        self.uplinks.get(at).copied()
+    }
+
+    /// The first lane of each port that receives.
+    pub(crate) fn ports(&self) -> impl Iterator<Item = (PortNumber, LaneRef)> + Clone {
+        self.first_lanes(&self.present)
+    }
+
+    fn first_lanes(&self, ports: &[PortNumber]) -> impl Iterator<Item = (PortNumber, LaneRef)> + Clone {
+        ports
+            .iter()
+            .filter_map(|&port| Some((port, *self.lanes(port).first()?)))
+    }
+
+    /// The same of those that carry a VLAN, 0: none, and that may have frames of one of them, if it is one's.
+    pub(crate) fn ports_of(
+        &self,
+        vlan: u16,
+        from: Option<PortNumber>,
+    ) -> impl Iterator<Item = (PortNumber, LaneRef)> + Clone {
+        self.of_vlan(&self.present, vlan, from)
+    }
+
+    /// Whether some port gets copies of frames for others.
+    #[inline]
+    pub(crate) fn has_promiscuous(&self) -> bool {
+        !self.promiscuous.is_empty()
+    }
+
+    /// Who gets copies of a frame that goes to that port, or to none. `way`: where it goes: who listens behind the same
+    /// link hears it there.
+    pub(crate) fn listeners(
+        &self,
+        vlan: u16,
+        from: Option<PortNumber>,
+        to: Option<PortNumber>,
+        way: Option<LaneRef>,
+    ) -> impl Iterator<Item = (PortNumber, LaneRef)> + Clone {
+        let listeners = self.of_vlan(&self.promiscuous, vlan, from);
+        listeners.filter(move |&(port, guest)| to != Some(port) && Some(guest) != way)
+    }
+
+    fn of_vlan(
+        &self,
+        ports: &[PortNumber],
+        vlan: u16,
+        from: Option<PortNumber>,
+    ) -> impl Iterator<Item = (PortNumber, LaneRef)> + Clone {
+        let sender = from.and_then(|from| self.fdb.port(from));
+        let is_isolated = sender.is_some_and(|sender| sender.options.isolated);
+        self.first_lanes(ports).filter(move |&(port, _)| {
+            let known = self.port(port);
+            let takes =
+                known.is_some_and(|port| port.vlans.carries(vlan) && !(is_isolated && port.options.isolated));
+            takes && from != Some(port)
+        })
+    }
+
+    /// Whether a port has frames of its VLANs with a tag.
+    #[inline]
+    pub(crate) fn is_tagged(&self, port: PortNumber) -> bool {
+        let is_remote = || self.lanes(port).first().is_some_and(|guest| guest.is_link);
+        self.port(port).is_some_and(|port| port.vlans.is_tagged()) || is_remote()
+    }
+}

@@ -1,0 +1,574 @@
+//! From a guest to another guest of this process: one copy, from RAM to RAM (`--cable`).
+//!
+//! Both lanes are of one worker, which gives the sender the other as its [`RxTarget`]. Frames wait with the sender while
+//! the other has no buffers for them.
+//!
+//! GSO packets and partial checksums pass as they are: no wire carries them that could not, and the receiving guest
+//! completes what it needs. Only a guest that did not accept an offload gets the work done here: its GSO packets are
+//! cut, its checksums completed.
+//!
+//! What a guest asks for is checked before it goes on, so that no guest can have another parse headers that say
+//! something else than its bytes: those of a GSO packet are copied once, planned by, and passed on from that copy.
+
+use std::sync::Arc;
+
+use device::counters::{Counter, PairCounters};
+use device::offloads::Offloads;
+use device::pair::{Cursor, Fault, HEADER_BYTES, Piece, QueuePair, Sending};
+use offload::checksum::ChecksumAt;
+use offload::packet::{self, HEADERS_MAX, Ip};
+use offload::segment::{Gso, GsoKind, Request};
+use virtqueue::{ChainId, Chains, MemoryMap};
+
+use super::bytes::guest_to_guest;
+use super::cross_worker_mark::CrossWorkerMark;
+use super::filter::{Acl, Facts, LaneFilter};
+use super::from_guest::{Budget, Put, Sender, Sink};
+use super::gso::{FromChain, GsoPacket};
+use super::guard::{Guard, LOOK_BYTES};
+use super::guest_frame::GuestFrame;
+use super::lane::{Blame, Lane, RxTarget, Siblings, Stopped, Work};
+use super::limits::BATCH;
+use super::pending::Pending;
+use super::policy::with_head;
+use super::rate_limit::{Policer, PortLimits, RateLimit};
+use super::to_guest::{Bytes, Delivery, Fit, IN_ONE_BUFFER, NO_OFFLOAD, WholeFrame, with_buffers};
+
+/// See the module's head: one end.
+pub(crate) struct GuestLane {
+    pair: QueuePair,
+    counters: Arc<PairCounters>,
+    sender: Sender,
+    buffers: Chains,
+    pending: Pending,
+    /// What its guest may get.
+    limit: Option<Arc<RateLimit>>,
+    /// A frame of its guest's waits for buffers of the peer.
+    waits: bool,
+}
+
+impl GuestLane {
+    pub(crate) fn new(pair: QueuePair, counters: Arc<PairCounters>) -> Self {
+        Self {
+            pair,
+            counters,
+            sender: Sender::default(),
+            buffers: Chains::default(),
+            pending: Pending::default(),
+            limit: None,
+            waits: false,
+        }
+    }
+
+    fn send(&mut self, target: Option<RxTarget<'_>>) -> Result<usize, Blame> {
+        if self.sender.begin() == 0 || !self.pair.from_guest.enabled {
+            return Ok(0);
+        }
+        let mut sink = GuestSink {
+            to: To::of(target),
+            from: &self.counters,
+            fault: None,
+        };
+        let burst = self
+            .sender
+            .burst(&mut self.pair, &mut sink, BATCH, &self.counters);
+        let fault = sink.finish();
+        let burst = burst.map_err(Blame::Own)?;
+        self.waits = burst.full;
+        if burst.done > 0 {
+            self.pair.from_guest.publish(&self.counters);
+        } else if burst.full {
+            self.counters.from_guest_waits.add(1);
+        }
+        match fault {
+            Some(fault) => Err(Blame::Target(fault)),
+            None => Ok(burst.done),
+        }
+    }
+}
+
+/// Where frames of one burst go.
+enum To<'a> {
+    None,
+    /// Nothing was put yet.
+    Target(RxTarget<'a>),
+    /// Its buffers are in hand.
+    Open(Passing<'a>),
+}
+
+impl<'a> To<'a> {
+    fn of(target: Option<RxTarget<'a>>) -> Self {
+        target.map_or(Self::None, Self::Target)
+    }
+}
+
+struct GuestSink<'a> {
+    to: To<'a>,
+    /// Counters of the guest that sends.
+    from: &'a PairCounters,
+    /// What the other guest did wrong.
+    fault: Option<Fault>,
+}
+
+/// What became of a frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Passed {
+    /// The other guest has it, or will never have room for it.
+    Yes,
+    /// The other guest gets it as so many frames, one after the other.
+    Segmented(u32),
+    /// It is lost, which is counted: its headers are not what it asks for, or the other guest may not get it.
+    Dropped,
+    /// The other guest has no room for it now.
+    Later,
+}
+
+impl From<Fit> for Passed {
+    #[inline]
+    fn from(fit: Fit) -> Self {
+        match fit {
+            Fit::Now | Fit::Never => Self::Yes,
+            Fit::Later => Self::Later,
+        }
+    }
+}
+
+impl Sink for GuestSink<'_> {
+    #[inline]
+    fn unsendable<'c>(&self, counters: &'c PairCounters) -> Option<&'c Counter> {
+        matches!(self.to, To::None).then_some(&counters.from_guest_no_peer)
+    }
+
+    #[inline]
+    fn put(&mut self, _chain: ChainId, frame: Option<GuestFrame<'_>>, budget: &mut Budget) -> Put {
+        let Some(frame) = frame else { return Put::Done };
+        let passed = self.pass(frame);
+        if let To::Open(passing) = &mut self.to {
+            budget.charge_look_ups(passing.take_work());
+        }
+        match passed {
+            Ok(Passed::Yes) => {
+                budget.tally.add(frame.sending.len);
+                Put::Done
+            }
+            Ok(Passed::Segmented(frames)) => {
+                budget.tally.add(frame.sending.len);
+                budget.charge_segments(frames);
+                Put::Done
+            }
+            Ok(Passed::Dropped) => Put::Done,
+            Ok(Passed::Later) => Put::NoRoom,
+            Err(fault) => {
+                self.fault = Some(fault);
+                Put::NoRoom
+            }
+        }
+    }
+
+    #[inline]
+    fn has_rest(&self) -> bool {
+        match &self.to {
+            To::Open(passing) => passing.has_rest(),
+            To::None | To::Target(_) => false,
+        }
+    }
+}
+
+impl GuestSink<'_> {
+    /// Passes a frame on.
+    /// Errors: what the other guest did wrong.
+    #[inline]
+    fn pass(&mut self, frame: GuestFrame<'_>) -> Result<Passed, Fault> {
+        if let To::Target(_) = self.to {
+            self.open()?;
+        }
+        match &mut self.to {
+            To::Open(passing) if passing.filter.is_some() => {
+                passing.pass(with_head(frame, &mut [0; LOOK_BYTES]), self.from)
+            }
+            To::Open(passing) => passing.pass(frame, self.from),
+            To::None | To::Target(_) => Ok(Passed::Later),
+        }
+    }
+
+    /// Takes the other guest's buffers in hand.
+    fn open(&mut self) -> Result<(), Fault> {
+        if let To::Target(target) = std::mem::replace(&mut self.to, To::None)
+            && let Some(passing) = Passing::begin(target, BATCH)?
+        {
+            self.to = To::Open(passing);
+        }
+        Ok(())
+    }
+
+    /// Gives the other guest what it got; what it did wrong.
+    fn finish(self) -> Option<Fault> {
+        if let (To::Open(passing), None) = (self.to, &self.fault) {
+            passing.finish();
+        }
+        self.fault
+    }
+}
+
+/// A guest's receive queue while frames of another guest are passed to it.
+pub(crate) struct Passing<'a> {
+    delivery: Delivery<'a>,
+    pending: &'a mut Pending,
+    policer: Policer<'a>,
+    filter: Option<&'a mut Acl>,
+}
+
+impl<'a> Passing<'a> {
+    /// Begins with at most so many buffers in hand; `None`: the guest takes no frames of others.
+    /// Errors: what it did wrong.
+    #[inline]
+    pub(crate) fn begin(guest: RxTarget<'a>, most: usize) -> Result<Option<Self>, Fault> {
+        let Some(pending) = guest.pending else {
+            return Ok(None);
+        };
+        let mut delivery = Delivery::begin_with(guest.pair, guest.buffers, guest.counters, most)?;
+        delivery.write_marks_to(guest.marks);
+        Ok(Some(Self {
+            delivery,
+            pending,
+            policer: guest.policer,
+            filter: guest.filter,
+        }))
+    }
+
+    /// The frames that follow have that note, if they go to another worker.
+    #[inline]
+    pub(crate) fn about(&mut self, mark: impl FnOnce() -> CrossWorkerMark) {
+        self.delivery.about(mark);
+    }
+
+    /// Passes a frame on; `from`: counters of the guest that sends.
+    /// Errors: what the guest that receives did wrong; then the burst is over.
+    #[inline]
+    pub(crate) fn pass(&mut self, frame: GuestFrame<'_>, from: &PairCounters) -> Result<Passed, Fault> {
+        // Nothing overtakes what the same guest sent before.
+        if self.pending.is_of(from) {
+            return Ok(Passed::Later);
+        }
+        if self.filter.is_some() {
+            return self.pass_filtered(frame, from);
+        }
+        self.pass_limited(frame, from)
+    }
+
+    /// The same, of a frame that it gets if rules say so.
+    #[cold]
+    #[inline(never)]
+    fn pass_filtered(&mut self, frame: GuestFrame<'_>, from: &PairCounters) -> Result<Passed, Fault> {
+        let counters = self.delivery.counters;
+        let stored = frame.sending.request.csum.map(ChecksumAt::field);
+        let facts = Facts {
+            stored,
+            ..Facts::of_flow(frame.sending.len as usize, frame.flow)
+        };
+        let Some(filter) = self.filter.as_mut() else {
+            return self.pass_limited(frame, from);
+        };
+        let said = filter.admits(frame.head, facts, counters);
+        let passed = match said {
+            Ok(_) => self.pass_limited(frame, from)?,
+            Err(_) => Passed::Dropped,
+        };
+        if passed != Passed::Later
+            && let Some(filter) = &self.filter
+        {
+            filter.settle(said, facts, facts.len, |to| frame.read_start(to));
+        }
+        Ok(passed)
+    }
+
+    #[inline]
+    fn pass_limited(&mut self, frame: GuestFrame<'_>, from: &PairCounters) -> Result<Passed, Fault> {
+        if !self.policer.lets_pass(|| frame.cost(), self.delivery.counters) {
+            return Ok(Passed::Dropped);
+        }
+        let passed = self.put(frame, from)?;
+        if passed == Passed::Later {
+            self.policer.give_back(|| frame.cost());
+        }
+        Ok(passed)
+    }
+
+    /// The common case: frames of which each has its first bytes with us and the rest in one piece; with what checksum it
+    /// asks for. Passes them on as long as a copy is all that one takes; how many that were, and their bytes.
+    #[inline]
+    pub(crate) fn pass_whole<'f>(
+        &mut self,
+        memory: &MemoryMap,
+        frames: impl Iterator<Item = (Option<ChecksumAt>, &'f [u8], Piece)>,
+        from: &PairCounters,
+    ) -> (usize, u64) {
+        let is_checked = self.filter.is_some() || self.policer.limit.is_some();
+        if is_checked || self.pending.is_of(from) {
+            return (0, 0);
+        }
+        let completes = self.delivery.pair().offloads.guest_csum;
+        let frames = frames.map_while(|(asked, head, rest)| {
+            let header = header_for(asked, completes)?;
+            Some(WholeFrame { header, head, rest })
+        });
+        self.delivery.take_whole_of_guest(memory, frames)
+    }
+
+    /// What judging its frames was work for, beside passing them; asked for once.
+    #[inline]
+    pub(crate) fn take_work(&mut self) -> u64 {
+        self.filter.as_mut().map_or(0, |filter| filter.take_work())
+    }
+
+    #[inline]
+    fn put(&mut self, frame: GuestFrame<'_>, from: &PairCounters) -> Result<Passed, Fault> {
+        let Self {
+            delivery, pending, ..
+        } = self;
+        let &Sending { len, request, .. } = frame.sending;
+        if let Some(gso) = request.gso {
+            return pass_packet(frame, gso, from, delivery, pending);
+        }
+        if let Some(header) = header_for(request.csum, delivery.pair().offloads.guest_csum)
+            && let (head, Some(rest)) = (frame.head, frame.rest_in_one())
+            && let whole = std::iter::once(WholeFrame { header, head, rest })
+            && let (1, _) = delivery.take_whole_of_guest(frame.memory, whole)
+        {
+            return Ok(Passed::Yes);
+        }
+        let fit = delivery.fit(len)?;
+        if fit != Fit::Now {
+            return Ok(fit.into());
+        }
+        match request.csum {
+            Some(at) if !delivery.pair().offloads.guest_csum => {
+                let mut bytes = pending.complete(frame, at);
+                delivery.write(len, NO_OFFLOAD, &mut bytes);
+            }
+            _ => {
+                let mut at = Cursor::default();
+                delivery.write(len, request.to_header(0), &mut FromChain::frame(frame, &mut at));
+            }
+        }
+        Ok(Passed::Yes)
+    }
+
+    /// Part of a GSO packet waits for buffers, and nothing overtakes it.
+    #[inline]
+    pub(crate) fn has_rest(&self) -> bool {
+        self.pending.is_some()
+    }
+
+    /// A frame found no buffer; whether it is worth to wait for one. If not it is counted as lost.
+    #[cold]
+    pub(crate) fn may_wait(&mut self) -> bool {
+        let may = self.pending.may_wait();
+        if !may {
+            self.lose();
+        }
+        may
+    }
+
+    /// A frame that found no buffer is lost.
+    #[cold]
+    pub(crate) fn lose(&mut self) {
+        self.delivery.counters.to_guest_no_buffer.add(1);
+    }
+
+    /// Gives the guest what it got.
+    #[inline]
+    pub(crate) fn finish(self) {
+        let bytes = self.delivery.bytes();
+        let frames = self.delivery.finish();
+        if frames > 0 {
+            self.pending.took(frames, bytes);
+        }
+    }
+}
+
+/// The virtio-net header of a frame in one buffer, whose sender asks for its checksum there, for a guest that completes
+/// it or does not; `None`: that has to be done for it.
+#[inline]
+fn header_for(asked: Option<ChecksumAt>, completes: bool) -> Option<[u8; HEADER_BYTES as usize]> {
+    match asked {
+        None => Some(IN_ONE_BUFFER),
+        Some(_) if completes => {
+            let request = Request {
+                csum: asked,
+                gso: None,
+            };
+            Some(with_buffers(request.to_header(0), 1))
+        }
+        Some(_) => None,
+    }
+}
+
+/// Passes a GSO packet on, or copies it away to be cut.
+#[inline(never)]
+fn pass_packet(
+    frame: GuestFrame<'_>,
+    gso: Gso,
+    from: &PairCounters,
+    delivery: &mut Delivery<'_>,
+    pending: &mut Pending,
+) -> Result<Passed, Fault> {
+    let mut headers = [0; HEADERS_MAX];
+    let Some(mut packet) = GsoPacket::open(frame, gso, from, &mut headers) else {
+        return Ok(Passed::Dropped);
+    };
+    let headers = &headers[..packet.plan.header_len()];
+    let len = frame.sending.len;
+    if !takes(&delivery.pair().offloads, gso, headers, len) {
+        if !pending.admits(from) {
+            return Ok(Passed::Later);
+        }
+        pending.keep(frame, &packet, from);
+        pending.segment_into(delivery)?;
+        return Ok(Passed::Segmented(packet.left()));
+    }
+    let fit = delivery.fit(len)?;
+    if fit == Fit::Now {
+        // A header's length is at most HEADERS_MAX.
+        #[allow(clippy::cast_possible_truncation)]
+        let header = frame.sending.request.to_header(headers.len() as u16);
+        let mut bytes = FromChain {
+            head: headers,
+            ..FromChain::rest(frame, &mut packet.payload)
+        };
+        delivery.write(len, header, &mut bytes);
+    }
+    Ok(fit.into())
+}
+
+/// Whether a guest takes such a packet whole.
+fn takes(offloads: &Offloads, gso: Gso, headers: &[u8], len: u32) -> bool {
+    let is_ipv6 = || packet::parse(headers, len).is_some_and(|layers| layers.version == Ip::V6);
+    let kind = match gso.kind {
+        GsoKind::Tcp4 => offloads.guest_tso4,
+        GsoKind::Tcp6 => offloads.guest_tso6,
+        GsoKind::Udp if offloads.guest_uso4 == offloads.guest_uso6 => offloads.guest_uso4,
+        GsoKind::Udp => is_ipv6() == offloads.guest_uso6,
+    };
+    kind && (offloads.guest_ecn || !gso.ecn)
+}
+
+impl Bytes for FromChain<'_> {
+    #[inline]
+    fn copy_to(&mut self, memory: &MemoryMap, to: Piece) {
+        let mut to = to;
+        if !self.head.is_empty() {
+            let mut head = self.take_head(to.len);
+            // At most the piece's length.
+            #[allow(clippy::cast_possible_truncation)]
+            let (now, rest) = to.split(head.len() as u32);
+            head.copy_to(memory, now);
+            to = rest;
+        }
+        while to.len > 0
+            && let Some(piece) = self.at.next(self.buffers, to.len)
+        {
+            let (now, rest) = to.split(piece.len);
+            // Both were checked when their descriptors were read.
+            let _ = guest_to_guest(self.memory, piece, memory, now.offset);
+            to = rest;
+        }
+    }
+}
+
+impl Lane for GuestLane {
+    fn poll(&mut self, siblings: Siblings<'_>) -> Result<usize, Blame> {
+        let mut moved = 0;
+        if self.pending.is_some() && self.pair.to_guest.enabled {
+            let delivered = self
+                .pending
+                .deliver(&mut self.pair, &mut self.buffers, &self.counters);
+            moved = delivered.map_err(Blame::Own)?;
+        }
+        Ok(moved + self.send(siblings.into_target())?)
+    }
+
+    fn enable_notifications(&mut self, siblings: Siblings<'_>) -> Work {
+        // Kicks of a guest that is held back tell nothing.
+        let mut work = Work::after(self.sender.throttle.held());
+        let frames =
+            work == Work::None && self.pair.from_guest.enabled && self.pair.from_guest.queue.enable_kicks();
+        if frames && !self.waits {
+            return Work::Now;
+        }
+        // Buffers are there, but fewer than the frame needs: their kick may have come already.
+        if frames
+            && siblings
+                .into_target()
+                .is_some_and(|target| target.pair.to_guest.queue.enable_kicks())
+        {
+            work = work.max(Work::SOON);
+        }
+        if self.pending.is_some() && self.pair.to_guest.enabled && self.pair.to_guest.queue.enable_kicks() {
+            work = work.max(Work::SOON);
+        }
+        if self.pair.is_polled() {
+            work = work.max(Work::SOON);
+        }
+        work
+    }
+
+    fn carried(&self) -> u64 {
+        self.counters.carried()
+    }
+
+    fn pair(&self) -> Option<&QueuePair> {
+        Some(&self.pair)
+    }
+
+    fn pair_mut(&mut self) -> Option<&mut QueuePair> {
+        Some(&mut self.pair)
+    }
+
+    fn rx_target(&mut self) -> Option<RxTarget<'_>> {
+        Some(RxTarget {
+            pair: &mut self.pair,
+            buffers: &mut self.buffers,
+            counters: &self.counters,
+            pending: Some(&mut self.pending),
+            policer: Policer::new(self.limit.as_ref()),
+            filter: self.sender.policy.to_guest(),
+            marks: None,
+        })
+    }
+
+    fn set_guard(&mut self, guard: Option<&Guard>) {
+        self.sender.policy.set_guard(guard);
+    }
+
+    fn set_filter(&mut self, filter: Option<Box<LaneFilter>>) -> Option<Box<LaneFilter>> {
+        self.sender.policy.set_filter(filter)
+    }
+
+    fn set_limits(&mut self, limits: &PortLimits) {
+        self.sender.throttle.set(limits.from_guest.as_ref());
+        self.limit.clone_from(&limits.to_guest);
+    }
+
+    fn inject(&mut self, frame: &[u8], siblings: Siblings<'_>) {
+        if let Some(mut target) = siblings.into_target()
+            && target.lets_pass_at_last(frame)
+            && let Ok(mut delivery) = Delivery::begin(target.pair, target.buffers, target.counters)
+        {
+            let len = u32::try_from(frame.len()).unwrap_or(u32::MAX);
+            if let Ok(Fit::Now) = delivery.fit(len) {
+                delivery.write(len, NO_OFFLOAD, &mut { frame });
+            }
+            delivery.finish();
+        }
+    }
+
+    fn stop(mut self: Box<Self>) -> Stopped {
+        self.pair.leave_calls();
+        self.counters.to_guest_queue_stopped.add(self.pending.frames());
+        Stopped {
+            pair: Some(self.pair.stopped()),
+            queue: None,
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! Frames to groups of stations that came to a network's uplink: copies, of which the host's stack has the frames
+//! ([`steer::GroupReader`]). Each goes to all ports of its VLAN that have a buffer now.
+//!
+//! What a guest sends to a group is given to the host, too, as received by the uplink; where XDP is in skb mode that
+//! comes here once more. The ports have it already: it is counted (`returned_frames`), and goes to nobody.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use device::counters::PairCounters;
+use device::meter;
+use device::pair::QueuePair;
+use steer::{Group, GroupReader};
+
+use super::copies::Several;
+use super::cross_worker_mark::CrossWorkerMark;
+use super::ethernet::Mac;
+use super::fdb::{Destination, FdbKey};
+use super::forwarding::Forwarding;
+use super::lane::{Blame, Lane, Siblings, Stopped, Work};
+use super::limits::BATCH;
+
+/// Of one address.
+const MAC_BYTES: usize = size_of::<Mac>();
+
+/// See the module's head.
+pub(crate) struct MulticastLane<R = GroupReader> {
+    reader: R,
+    counters: Arc<PairCounters>,
+    /// Frames may come from a stack on the same machine, which leaves checksums unfinished.
+    partial_checksums: bool,
+    forwarding: Arc<Forwarding>,
+    /// The one in hand; its memory is used again.
+    frame: Vec<u8>,
+    /// What was done for frames beyond turns so far, in frames: the next turns are shorter. One is a look-up for each
+    /// port that has filter rules.
+    deficit: usize,
+}
+
+/// Where frames to groups come from.
+pub(crate) trait ReadGroups: AsFd + Send {
+    /// The next one, into `frame`.
+    fn read(&mut self, frame: &mut Vec<u8>) -> Option<Group>;
+    /// Whether there is one; if not, the descriptor tells of it.
+    fn has_record(&mut self) -> bool;
+}
+
+impl ReadGroups for GroupReader {
+    fn read(&mut self, frame: &mut Vec<u8>) -> Option<Group> {
+        Self::read(self, frame)
+    }
+
+    fn has_record(&mut self) -> bool {
+        Self::has_record(self)
+    }
+}
+
+impl<R: ReadGroups> MulticastLane<R> {
+    pub(crate) fn new(reader: R, partial_checksums: bool, counters: Arc<PairCounters>) -> Self {
+        Self {
+            reader,
+            counters,
+            partial_checksums,
+            forwarding: Arc::default(),
+            frame: Vec::new(),
+            deficit: 0,
+        }
+    }
+
+    /// Whether a guest of this network sent the frame in hand.
+    fn is_of_a_guest(&self, vlan: u16) -> bool {
+        let from = self.frame.get(MAC_BYTES..).and_then(|rest| rest.first_chunk());
+        from.is_some_and(|&from| self.forwarding.has_guest(FdbKey::new(vlan, from)))
+    }
+}
+
+impl<R: ReadGroups> Lane for MulticastLane<R> {
+    fn poll(&mut self, siblings: Siblings<'_>) -> Result<usize, Blame> {
+        let Siblings::Network(network) = siblings else {
+            return Ok(0);
+        };
+        let budget = BATCH.saturating_sub(self.deficit);
+        self.deficit = self.deficit.saturating_sub(BATCH);
+        let (mut read, mut looked_up) = (0, 0);
+        while read + looked_up < budget
+            && let Some(Group { vlan, .. }) = self.reader.read(&mut self.frame)
+        {
+            read += 1;
+            if self.is_of_a_guest(vlan) {
+                self.counters.returned_frames.add(1);
+                continue;
+            }
+            let several = Several {
+                frame: &mut self.frame,
+                vlan,
+                may_be_partial: self.partial_checksums,
+                mark: CrossWorkerMark::new(Destination::Multicast, None, &self.forwarding.fdb),
+                counters: &self.counters,
+            };
+            looked_up += several.give(self.forwarding.ports_of(vlan, None), &self.forwarding, network);
+        }
+        self.deficit += (read + looked_up).saturating_sub(budget);
+        meter::took(read);
+        Ok(read)
+    }
+
+    fn enable_notifications(&mut self, _siblings: Siblings<'_>) -> Work {
+        match self.reader.has_record() {
+            true => Work::Now,
+            false => Work::None,
+        }
+    }
+
+    fn pair(&self) -> Option<&QueuePair> {
+        None
+    }
+
+    fn pair_mut(&mut self) -> Option<&mut QueuePair> {
+        None
+    }
+
+    fn set_forwarding(&mut self, forwarding: &Arc<Forwarding>) {
+        self.forwarding = Arc::clone(forwarding);
+    }
+
+    fn event_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.reader.as_fd())
+    }
+
+    fn inject(&mut self, _frame: &[u8], _siblings: Siblings<'_>) {}
+
+    fn stop(self: Box<Self>) -> Stopped {
+        Stopped {
+            pair: None,
+            queue: None,
+        }
+    }
+}

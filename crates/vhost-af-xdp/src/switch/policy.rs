@@ -1,0 +1,205 @@
+//! What decides which frames a guest may send that has a queue, or a cable, to itself: its guard, then its filter
+//! rules. There is no table of a network that knows it.
+//!
+//! As in a network the first bytes of a frame are copied out of guest memory, judged, and sent in the place of those
+//! that the guest may have changed meanwhile; so also where the others are sent from where they lie. A frame that finds
+//! no room comes again and is judged again: rules count it when it is done ([`Policy::settle`]).
+
+use device::counters::PairCounters;
+
+use super::fdb::Destination;
+use super::filter::{Acl, Classifier, Facts, FlowKey, LaneFilter, Looked, Verdict, is_long};
+use super::guard::{Guard, Guarded, LOOK_BYTES, SHORT_LOOK_BYTES};
+use super::guest_frame::GuestFrame;
+
+/// See the module's head. Of a lane.
+#[derive(Debug)]
+pub(crate) struct Policy {
+    guarded: Option<Box<Guarded>>,
+    filter: Option<Box<LaneFilter>>,
+    /// What rules said of the last frame, until it is counted.
+    verdict: Option<Verdict>,
+    head: [u8; LOOK_BYTES],
+    captured: Captured,
+}
+
+/// What is shown of a frame to who watches, when it is done.
+#[derive(Debug)]
+struct Captured {
+    /// `None`: nothing.
+    outcome: Option<Result<Verdict, Option<Verdict>>>,
+    len: usize,
+    /// So many bytes of `head`.
+    known: usize,
+    head: [u8; LOOK_BYTES],
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Self {
+            guarded: None,
+            filter: None,
+            verdict: None,
+            head: [0; LOOK_BYTES],
+            captured: Captured {
+                outcome: None,
+                len: 0,
+                known: 0,
+                head: [0; LOOK_BYTES],
+            },
+        }
+    }
+}
+
+impl Policy {
+    /// What the guest may say of itself from now on; `None`: what it likes.
+    pub(crate) fn set_guard(&mut self, guard: Option<&Guard>) {
+        self.guarded = guard.map(|guard| Box::new(Guarded::new(guard.clone())));
+    }
+
+    /// Which frames it may send and get from now on; what it went by before.
+    pub(crate) fn set_filter(&mut self, filter: Option<Box<LaneFilter>>) -> Option<Box<LaneFilter>> {
+        self.verdict = None;
+        self.captured.outcome = None;
+        std::mem::replace(&mut self.filter, filter)
+    }
+
+    /// Which frames it may get; `None`: all.
+    #[inline]
+    pub(crate) fn to_guest(&mut self) -> Option<&mut Acl> {
+        self.filter.as_mut().and_then(|filter| filter.to_guest.as_mut())
+    }
+
+    /// Whether all frames of the guest are let through.
+    #[inline]
+    pub(super) fn is_open(&self) -> bool {
+        self.guarded.is_none()
+            && self
+                .filter
+                .as_ref()
+                .is_none_or(|filter| filter.from_guest.is_none())
+    }
+
+    /// The frame with the first bytes that were judged in the place of those in guest memory; `None`: it may not be
+    /// sent, which is counted, now or when it is done.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn check<'a>(
+        &'a mut self,
+        frame: GuestFrame<'a>,
+        counters: &PairCounters,
+    ) -> Option<GuestFrame<'a>> {
+        let Self {
+            guarded,
+            filter,
+            verdict,
+            head,
+            captured,
+        } = self;
+        let acl = filter.as_mut().and_then(|filter| filter.from_guest.as_mut());
+        let is_watched = acl.as_ref().is_some_and(|acl| acl.is_watched());
+        let Captured {
+            outcome,
+            len,
+            known,
+            head: captured,
+        } = captured;
+        let frame = match is_watched {
+            true => read_captured(frame, captured, (len, known)),
+            false => frame,
+        };
+        *verdict = None;
+        let rules = acl.and_then(|acl| acl.rules.as_mut());
+        let classified = check_all(frame, (guarded.as_deref_mut(), rules), (verdict, head), counters);
+        *outcome = is_watched.then(|| match &classified {
+            Some(_) => Ok(verdict.unwrap_or(Verdict::UNFILTERED)),
+            None => Err(*verdict),
+        });
+        classified
+    }
+
+    /// What looking the last frame up was work for, in frames of a turn.
+    #[inline]
+    pub(super) fn take_work(&mut self) -> u64 {
+        let filter = self.filter.as_mut().and_then(|filter| filter.from_guest.as_mut());
+        filter.map_or(0, Acl::take_work)
+    }
+
+    /// The last frame is done; or it comes again.
+    #[inline]
+    pub(super) fn settle(&mut self, is_done: bool, counters: &PairCounters) {
+        let verdict = self.verdict.take().filter(|_| is_done);
+        let outcome = self.captured.outcome.take().filter(|_| is_done);
+        let Some(acl) = self.filter.as_ref().and_then(|filter| filter.from_guest.as_ref()) else {
+            return;
+        };
+        if let (Some(rules), Some(verdict)) = (&acl.rules, verdict) {
+            rules.count(verdict);
+            counters.from_guest_filter.add((!verdict.allows).into());
+        }
+        if let Some(outcome) = outcome {
+            let Captured { len, known, head, .. } = &self.captured;
+            acl.show(outcome, Facts::of_len(*len), *known, |to| {
+                to.copy_from_slice(&head[..to.len()]);
+            });
+        }
+    }
+}
+
+/// Judges a frame by the guard and the rules that there are; the rules' verdict is noted. See [`Policy::acl`].
+fn check_all<'a>(
+    frame: GuestFrame<'a>,
+    (guarded, rules): (Option<&'a mut Guarded>, Option<&mut Classifier>),
+    (verdict, head): (&mut Option<Verdict>, &'a mut [u8; LOOK_BYTES]),
+    counters: &PairCounters,
+) -> Option<GuestFrame<'a>> {
+    let frame = match guarded {
+        Some(guarded) => guarded.check(frame, counters)?,
+        None => frame,
+    };
+    let Some(rules) = rules else {
+        return Some(frame);
+    };
+    let frame = with_head(frame, head);
+    let Ok(Looked { key, bytes }) = FlowKey::of(frame.head, frame.sending.len as usize) else {
+        counters.from_guest_headers.add(1);
+        return None;
+    };
+    // Stored there it would make them others.
+    if frame.sending.request.csum.is_some_and(|at| at.field() < bytes) {
+        counters.from_guest_checksum_in_headers.add(1);
+        return None;
+    }
+    let decision = rules.decide((&key, 0, key.hash()), counters, || Destination::Unknown);
+    *verdict = Some(decision.verdict);
+    decision.verdict.allows.then_some(frame)
+}
+
+/// Copies the first bytes of a frame to show them. As many of them as are looked at stand in the place of those in
+/// guest memory from here on: what is judged is what is shown.
+fn read_captured<'a>(
+    frame: GuestFrame<'a>,
+    head: &'a mut [u8; LOOK_BYTES],
+    (len, known): (&mut usize, &mut usize),
+) -> GuestFrame<'a> {
+    *len = frame.sending.len as usize;
+    *known = LOOK_BYTES.min(*len);
+    frame.read_start(&mut head[..*known]);
+    let is_long = head.first_chunk().is_some_and(is_long);
+    let looked = if is_long { LOOK_BYTES } else { SHORT_LOOK_BYTES };
+    frame.headed(&head[..looked.min(*known)])
+}
+
+/// The frame with as many of its first bytes in `head` as rules look at, to be sent in the place of those in guest
+/// memory. What somebody has looked at before stays what that was.
+pub(super) fn with_head<'a>(frame: GuestFrame<'a>, head: &'a mut [u8; LOOK_BYTES]) -> GuestFrame<'a> {
+    let len = frame.sending.len as usize;
+    let mut known = SHORT_LOOK_BYTES.max(frame.head.len()).min(len).min(LOOK_BYTES);
+    frame.read_start(&mut head[..known]);
+    if known < LOOK_BYTES && head.first_chunk().is_some_and(is_long) {
+        // All of it anew: nothing that was read before is used.
+        known = LOOK_BYTES.min(len);
+        frame.read_start(&mut head[..known]);
+    }
+    frame.headed(&head[..known])
+}

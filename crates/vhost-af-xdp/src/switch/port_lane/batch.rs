@@ -1,0 +1,229 @@
+//! A turn of a lane: chains are taken from its guest, judged, and handed over in runs with the same destination.
+
+use device::meter;
+use device::pair::{Fault, QueuePair};
+use virtqueue::Chains;
+
+use super::classified::Classified;
+use super::known::{Alike, Known};
+use super::{Burst, From, NO_FDB_ENTRY, PortLane};
+use crate::switch::fdb::Destination;
+use crate::switch::from_guest::Budget;
+use crate::switch::lane::Network;
+use crate::switch::own_queue::OwnQueue;
+use crate::switch::rate_limit::Cost;
+
+impl<O: OwnQueue> PortLane<O> {
+    /// Sends a turn of the guest's frames; what moved.
+    /// Errors: what the guest did wrong.
+    pub(super) fn send(&mut self, network: &mut dyn Network) -> Result<usize, Fault> {
+        let left = self.sender.begin();
+        self.waits = false;
+        let begun = self.own.begin(&mut self.pair, &mut self.sender, &self.counters);
+        let moved = begun + self.send_batch(left, network)?;
+        Ok(moved + self.own.finish(&mut self.pair, moved, &self.counters))
+    }
+
+    fn send_batch(&mut self, left: usize, network: &mut dyn Network) -> Result<usize, Fault> {
+        if left == 0 || !self.pair.from_guest.enabled || !self.send_rest(network) {
+            return Ok(0);
+        }
+        let mut budget = self.sender.take(&mut self.pair)?;
+        if self.sender.chains().is_empty() {
+            self.transmit.pause();
+            self.own.pause();
+        }
+        if self.is_trusted() {
+            budget = budget.for_many();
+        }
+        let looked_up = self.classify_batch(&budget)?;
+        let mut burst = Burst {
+            network,
+            budget,
+            done: 0,
+            fault: None,
+        };
+        while self.goes_on(burst.done, self.classified, &burst.budget) {
+            self.pass_run(&mut burst);
+        }
+        let Burst {
+            network,
+            budget,
+            done,
+            fault,
+        } = burst;
+        self.settle(budget, done, looked_up);
+        if done > 0 {
+            // Before they are sent: should we die in between, they are lost; the other way round a successor would
+            // send them once more.
+            self.pair.from_guest.publish(&self.counters);
+            if !self.transmit.is_empty() {
+                match self.sink(network) {
+                    Some(mut sink) => sink.hand_over(),
+                    None => self.transmit.lose(&self.counters),
+                }
+            }
+        }
+        fault.map_or(Ok(done), Err)
+    }
+
+    /// Looks at the chains of the turn; what looking their flows up was work for, where there are filter rules.
+    /// Errors: what the guest did wrong; nothing was done then.
+    #[inline]
+    fn classify_batch(&mut self, budget: &Budget) -> Result<Option<u64>, Fault> {
+        if self.is_trusted() {
+            self.classify_trusted(budget)?;
+            return Ok(None);
+        }
+        let is_filtered = self.filter.as_ref().is_some_and(|it| it.from_guest.is_some());
+        match (is_filtered, self.sender.throttle.is_on()) {
+            (true, _) => Ok(Some(self.classify::<true, true>(budget)?)),
+            (false, true) => self.classify::<true, false>(budget).map(|_| None),
+            (false, false) => self.classify::<false, false>(budget).map(|_| None),
+        }
+    }
+
+    /// Hands the next run of frames over.
+    #[inline]
+    fn pass_run(&mut self, burst: &mut Burst<'_>) {
+        let (first, run) = (burst.done, self.run_from(burst.done));
+        match self.chains[first].to {
+            Destination::Port(port) => self.to_port(port, run, burst),
+            Destination::Unknown => self.leave(run, burst, NO_FDB_ENTRY),
+            Destination::Host => self.to_host(run, burst, NO_FDB_ENTRY),
+            Destination::Multicast => self.to_multicast(burst),
+            Destination::Nobody => self.lose(run, burst, |counters| &counters.from_guest_isolated),
+        }
+        if self.forwarding.has_promiscuous() {
+            self.mirror(first..burst.done, burst.network, &mut burst.budget);
+        }
+    }
+
+    /// The first `done` chains of the turn are, and the others are the guest's again.
+    #[inline]
+    fn settle(&mut self, mut budget: Budget, done: usize, looked_up: Option<u64>) {
+        if let Some(looked_up) = looked_up {
+            budget.charge_look_ups(looked_up);
+            self.count_filtered(done);
+        }
+        self.sender.settle(&mut self.pair, &budget, done, &self.counters);
+        match self.from {
+            From::Guest | From::Tap => meter::took(done),
+            From::Link => meter::took_linked(done),
+        }
+        if self.sender.throttle.is_on() {
+            let throttle = &mut self.sender.throttle;
+            let back = self.costs.drain(..).skip(done);
+            back.for_each(|cost| throttle.give_back(cost));
+        }
+    }
+
+    /// Looks at the chains of the turn; where there is a limit, as far as it allows, and where there are filter rules,
+    /// by them. Code for that in the loop of those who have none would cost them. What looking flows up was work for.
+    /// Errors: what the guest did wrong; nothing was done then.
+    // A loop of its own for each: in one function they would have no registers left.
+    #[inline(never)]
+    fn classify<const LIMITED: bool, const FILTERED: bool>(&mut self, budget: &Budget) -> Result<u64, Fault> {
+        self.classified = 0;
+        self.costs.clear();
+        let (pair, counters, fdb) = (&mut self.pair, &self.counters, &self.forwarding.fdb);
+        let mut filter = self
+            .filter
+            .as_mut()
+            .and_then(|filter| filter.from_guest.as_mut()?.rules.as_mut());
+        let reads_all = self.forwarding.is_filtered;
+        let mut looked_up = 0;
+        let Some(port) = fdb.port(self.number) else {
+            return Ok(looked_up);
+        };
+        let taken = &self.sender.chains;
+        let mut work = budget.fresh();
+        let mut known = Known::default();
+        let looks_at_each = LIMITED || FILTERED || reads_all || port.flows.is_some();
+        while let Some(chain) = taken.chains.get(self.classified)
+            && let Some(of_chain) = self.chains.get_mut(self.classified)
+            && work.has_left()
+        {
+            let buffers = taken.buffers(chain);
+            of_chain.is_sent = pair.check_into(chain, buffers, None, counters, &mut of_chain.sending)?;
+            if FILTERED {
+                (of_chain.verdict, of_chain.known) = (None, 0);
+            }
+            if of_chain.is_sent {
+                of_chain.read_head(pair, buffers, (port, reads_all));
+                work.tally.add(of_chain.sending.len);
+                let found = match &mut filter {
+                    Some(filter) if FILTERED => {
+                        let found = known.find_filtered(fdb, port, (of_chain, filter), counters);
+                        let took = filter.take_work();
+                        work.charge_look_ups(took);
+                        looked_up += took;
+                        found
+                    }
+                    _ => known.find(fdb, port, of_chain, counters),
+                };
+                of_chain.is_sent = found.is_some();
+                if let (Some(flows), Some(())) = (&port.flows, found) {
+                    flows.note(of_chain.flow(), self.pair_number);
+                }
+            }
+            if LIMITED {
+                let (frame, throttle) = (of_chain.frame(pair, buffers), &mut self.sender.throttle);
+                if throttle.holds(|| Some(frame?.cost()), counters) {
+                    break;
+                }
+                self.costs
+                    .push(frame.map_or(Cost::default(), |_| throttle.last()));
+            }
+            work.charge_descriptors(buffers.len());
+            self.classified += 1;
+            let is_last = self.classified == taken.len();
+            if !looks_at_each
+                && !is_last
+                && let Some(alike) = known.alike()
+            {
+                self.classified +=
+                    classify_alike(pair, (taken, self.classified), &mut self.chains, alike, &mut work);
+            }
+        }
+        Ok(looked_up)
+    }
+
+    /// Whether the next chain of a turn can be taken, of those before `end`.
+    #[inline]
+    pub(super) fn goes_on(&self, next: usize, end: usize, budget: &Budget) -> bool {
+        next < end && budget.has_left() && !self.waits && self.own.places() > 0
+    }
+
+    /// How many from one on go the same way.
+    fn run_from(&self, first: usize) -> usize {
+        let &Classified { to, source, .. } = &self.chains[first];
+        let rest = self.chains[first..self.classified].iter();
+        rest.take_while(|classified| classified.to == to && classified.source == source)
+            .count()
+    }
+}
+
+/// Judges chains from the one at `first` on, as long as frames are alike; how many.
+#[inline(never)]
+fn classify_alike(
+    pair: &QueuePair,
+    (taken, first): (&Chains, usize),
+    chains: &mut [Classified],
+    alike: Alike,
+    work: &mut Budget,
+) -> usize {
+    let (most, most_bytes) = work.left();
+    let (mut count, mut bytes) = (0, 0);
+    let chains = taken.chains[first..].iter().zip(&mut chains[first..]);
+    for (chain, of_chain) in chains.take(most) {
+        let is_plain = bytes < most_bytes && of_chain.read_plain(pair, chain, taken.buffers(chain));
+        if !is_plain || !alike.apply(of_chain) {
+            break;
+        }
+        bytes += u64::from(of_chain.sending.len);
+        count += 1;
+    }
+    work.charge_plain(count, bytes);
+    count
+}

@@ -1,0 +1,227 @@
+//! A chain of a turn, judged: what of it is sent, and where it goes.
+
+use acl::FlowHints;
+use device::pair::{Cursor, Piece, QueuePair, Sending};
+use offload::checksum::ChecksumAt;
+use offload::segment::{Malformed, Request};
+use virtqueue::{Buffer, Chain, MemoryMap};
+
+use crate::switch::bytes::guest_to_own;
+use crate::switch::ethernet::{self, Tags};
+use crate::switch::fdb::{Destination, FdbPort, PortNumber};
+use crate::switch::filter::{Verdict, is_long};
+use crate::switch::flows::Flow;
+use crate::switch::guard::{LOOK_BYTES as LONG_HEAD, SHORT_LOOK_BYTES as SHORT_HEAD};
+use crate::switch::guest_frame::GuestFrame;
+use crate::switch::retag::{Retag, Retagged};
+
+/// A chain of the turn, judged.
+pub(super) struct Classified {
+    /// If there is something to be sent.
+    pub(super) sending: Sending,
+    pub(super) is_sent: bool,
+    pub(super) to: Destination,
+    /// Of one that came by a link: the port that sent it, if one did.
+    pub(super) source: Option<PortNumber>,
+    /// The same of one that a NIC received there: what was told of its flow.
+    pub(super) flow_hints: FlowHints,
+    /// Of the frame; 0: none.
+    pub(super) vlan: u16,
+    /// The frame has its tag.
+    pub(super) is_tagged: bool,
+    /// What filter rules say of it, where there are some.
+    pub(super) verdict: Option<Verdict>,
+    /// So many bytes of `head` are the frame's.
+    pub(super) known: u16,
+    pub(super) head: [u8; LONG_HEAD],
+}
+
+impl Classified {
+    /// One of which nothing is known.
+    pub(super) const NOTHING: Self = Self {
+        sending: Sending {
+            start: Cursor { buffer: 0, within: 0 },
+            len: 0,
+            request: Request {
+                csum: None,
+                gso: None,
+            },
+        },
+        is_sent: false,
+        to: Destination::Unknown,
+        source: None,
+        flow_hints: FlowHints::NONE,
+        vlan: 0,
+        is_tagged: false,
+        verdict: None,
+        known: 0,
+        head: [0; LONG_HEAD],
+    };
+
+    /// Its frame, in those buffers, as the guest sent it.
+    #[inline]
+    pub(super) fn frame<'a>(&'a self, pair: &'a QueuePair, buffers: &'a [Buffer]) -> Option<GuestFrame<'a>> {
+        self.frame_in(&pair.memory, pair.frame_limit, buffers)
+    }
+
+    /// The same, where the pair is in other hands.
+    #[inline]
+    pub(super) fn frame_in<'a>(
+        &'a self,
+        memory: &'a MemoryMap,
+        frame_limit: u32,
+        buffers: &'a [Buffer],
+    ) -> Option<GuestFrame<'a>> {
+        self.is_sent.then(|| self.any_frame(memory, frame_limit, buffers))
+    }
+
+    /// The same of one that may not be sent.
+    #[inline]
+    pub(super) fn any_frame<'a>(
+        &'a self,
+        memory: &'a MemoryMap,
+        frame_limit: u32,
+        buffers: &'a [Buffer],
+    ) -> GuestFrame<'a> {
+        GuestFrame {
+            memory,
+            frame_limit,
+            buffers,
+            sending: &self.sending,
+            head: &self.head[..self.known.into()],
+            replaced: self.known.into(),
+            flow: self.flow_hints,
+        }
+    }
+
+    /// Its frame, if it lies in one buffer, is not to be cut, and goes on with its tag as it is: what checksum is asked
+    /// for, the bytes that were looked at, and the rest.
+    #[inline]
+    pub(super) fn whole<'a>(
+        &'a self,
+        is_tagged: bool,
+        pair: &'a QueuePair,
+        buffers: &'a [Buffer],
+    ) -> Option<(Option<ChecksumAt>, &'a [u8], Piece)> {
+        let frame = self.frame(pair, buffers)?;
+        let Request { csum, gso } = self.sending.request;
+        let goes_as_it_is = gso.is_none() && self.retag(is_tagged) == Retag::Keep;
+        let rest = frame.rest_in_one()?;
+        goes_as_it_is.then_some((csum, frame.head, rest))
+    }
+
+    /// Whether a tag can be taken off it, or put in, so that what the guest asks for stays inside the frame: one with a
+    /// tag goes on behind it, and no checksum begins before that.
+    #[inline]
+    pub(super) fn may_be_retagged(&self, tags: Tags) -> bool {
+        let is_whole = tags == Tags::None || self.sending.len as usize >= ethernet::LOOK_BYTES;
+        let asked = self.sending.request.csum;
+        is_whole && asked.is_none_or(|asked| usize::from(asked.start) >= ethernet::LOOK_BYTES)
+    }
+
+    /// Why its tag cannot be taken off, or none put in.
+    pub(super) fn not_retagged(&self) -> Malformed {
+        Malformed::Tag {
+            len: self.sending.len,
+            least: ethernet::LOOK_BYTES,
+        }
+    }
+
+    /// Copies the frame's first bytes out of guest memory. `is_filtered`: rules may look at all of its headers.
+    #[inline(always)]
+    pub(super) fn read_head(
+        &mut self,
+        pair: &QueuePair,
+        buffers: &[Buffer],
+        (port, is_filtered): (&FdbPort, bool),
+    ) {
+        match port.source_guard.is_some() {
+            true => self.read_as_much(LONG_HEAD, pair, buffers),
+            false => {
+                self.read_as_much(SHORT_HEAD, pair, buffers);
+                if is_filtered && self.head.first_chunk().is_some_and(is_long) {
+                    // All of it anew: nothing that was read before is used.
+                    self.read_as_much(LONG_HEAD, pair, buffers);
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn read_as_much(&mut self, most: usize, pair: &QueuePair, buffers: &[Buffer]) {
+        // At most LONG_HEAD.
+        #[allow(clippy::cast_possible_truncation)]
+        let known = most.min(self.sending.len as usize) as u16;
+        self.known = known;
+        if let (SHORT_HEAD, Some(short)) = (most, self.head.first_chunk_mut()) {
+            return read_short_head(pair, buffers, &self.sending, short);
+        }
+        self.head[..ethernet::LOOK_BYTES].fill(0);
+        GuestFrame::new(pair, buffers, &self.sending).read_start(&mut self.head[..known.into()]);
+    }
+
+    /// Reads a chain whose frame only has to be passed on, and its first bytes; false: it is not like that. Sets what is
+    /// sent and the head, and leaves all else to the caller; what only lanes with rules, and those of links, read stays
+    /// as it was.
+    #[inline(always)]
+    pub(super) fn read_plain(&mut self, pair: &QueuePair, chain: &Chain, buffers: &[Buffer]) -> bool {
+        let Some(sending) = pair.plain(chain, buffers) else {
+            return false;
+        };
+        self.sending = sending;
+        self.read_as_much(SHORT_HEAD, pair, buffers);
+        true
+    }
+
+    /// By what its frame is spread over pairs of the port that it goes to.
+    #[inline]
+    pub(super) fn flow(&self) -> Flow {
+        self.head.first_chunk().map_or(Flow::default(), Flow::of)
+    }
+
+    /// What changes on the way to somebody who has frames of a VLAN with a tag, or without one.
+    #[inline]
+    fn retag(&self, with_tag: bool) -> Retag {
+        match (self.is_tagged, with_tag && self.vlan != 0) {
+            (false, true) => Retag::Insert(self.vlan),
+            (true, false) => Retag::Remove,
+            (false, false) | (true, true) => Retag::Keep,
+        }
+    }
+}
+
+/// Does something with a frame, its tag as it is to be.
+#[inline]
+pub(super) fn with_tag<R>(
+    classified: &Classified,
+    frame: GuestFrame<'_>,
+    is_tagged: bool,
+    act: impl FnOnce(GuestFrame<'_>) -> R,
+) -> R {
+    match classified.retag(is_tagged) {
+        Retag::Keep => act(frame),
+        retag => act(Retagged::new(frame, retag).frame(frame)),
+    }
+}
+
+/// Copies the first bytes of a frame; those that it does not have are 0.
+#[inline(always)]
+fn read_short_head(pair: &QueuePair, buffers: &[Buffer], sending: &Sending, head: &mut [u8; SHORT_HEAD]) {
+    let (at, len) = (sending.start, sending.len as usize);
+    let (start, here) = buffers.get(at.buffer).map_or((0, 0), |buffer| {
+        let here = (buffer.len - at.within) as usize;
+        (buffer.offset + u64::from(at.within), here)
+    });
+    // Nearly all lie in one piece, which is inside the map, as checked when the descriptor was read.
+    if here >= SHORT_HEAD {
+        // Of a length that is known here, which takes no call.
+        let _ = pair.memory.copy_from_guest(start, head);
+        return;
+    }
+    *head = [0; SHORT_HEAD];
+    if here >= len {
+        let _ = guest_to_own(&pair.memory, start, &mut head[..len]);
+        return;
+    }
+    GuestFrame::new(pair, buffers, sending).read_start(&mut head[..SHORT_HEAD.min(len)]);
+}

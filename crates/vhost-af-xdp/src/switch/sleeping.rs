@@ -1,0 +1,81 @@
+//! Lanes that nap: they fall asleep with their worker, and do not wake with it.
+//!
+//! Theory of operation. A worker that sleeps has armed its lanes. What ends the sleep is mostly for one or two of them,
+//! so the others stay armed: in the first round after a sleep only those breathe that have a NIC, were reported by the
+//! epoll set, or are given frames. If the worker does not sleep again after that round, all of them wake
+//! ([`Sleeping::end`]), since a worker that polls hears no kicks.
+//!
+//! A lane that may doze does so after [`LONG`] sleeps in a row, and is not looked for any more: then it costs nothing,
+//! however often the worker sleeps and wakes. So of many guests only those are here that were busy a while ago.
+
+use std::collections::VecDeque;
+
+use super::progress::Progress;
+use super::slots::Slot;
+
+/// In sleeps; about as long as a lane breathes without a frame before it dozes.
+const LONG: u32 = 256;
+
+/// See the module's head.
+#[derive(Default)]
+pub(super) struct Sleeping {
+    /// In which sleep each began, and which lane it is; those that are over since are skipped.
+    lanes: VecDeque<(u32, usize)>,
+    sleep: u32,
+}
+
+impl Sleeping {
+    /// The worker falls asleep: lanes that have nothing to do nap. They are not `awake` any more.
+    pub(super) fn begin(&mut self, slots: &mut [Slot], awake: &mut Vec<usize>) {
+        self.sleep = self.sleep.wrapping_add(1);
+        awake.retain(|&at| {
+            let slot = &mut slots[at];
+            if !slot.is_quiet {
+                return true;
+            }
+            slot.is_idle = true;
+            self.add(slot, at);
+            false
+        });
+        while let Some(&(since, at)) = self.lanes.front()
+            && self.sleep.wrapping_sub(since) > LONG
+        {
+            self.lanes.pop_front();
+            let slot = &mut slots[at];
+            if slot.asleep_since == Some(since) {
+                match slot.role.may_idle() {
+                    true => slot.asleep_since = None,
+                    false => self.add(slot, at),
+                }
+            }
+        }
+    }
+
+    /// Lanes have changed places: all that nap wake. Who is awake is counted anew then.
+    pub(super) fn forget(&mut self, slots: &mut [Slot], progress: &Progress) {
+        self.lanes.clear();
+        for slot in slots.iter_mut().filter(|slot| slot.asleep_since.is_some()) {
+            progress.take_up(slot.id);
+            slot.end_idle();
+        }
+    }
+
+    fn add(&mut self, slot: &mut Slot, at: usize) {
+        slot.asleep_since = Some(self.sleep);
+        self.lanes.push_back((self.sleep, at));
+    }
+
+    /// They wake, and are `awake` with the others.
+    #[inline]
+    pub(super) fn end(&mut self, slots: &mut [Slot], awake: &mut Vec<usize>, progress: &Progress) {
+        while let Some((since, at)) = self.lanes.pop_front() {
+            let slot = &mut slots[at];
+            if slot.asleep_since == Some(since) {
+                progress.take_up(slot.id);
+                if slot.end_idle() {
+                    awake.push(at);
+                }
+            }
+        }
+    }
+}

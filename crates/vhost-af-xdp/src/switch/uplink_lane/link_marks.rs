@@ -1,0 +1,113 @@
+//! Frames for ports of another worker: in the inbox of the link there, each with its note.
+//!
+//! All ports of a worker have one inbox: what came first goes first, and nobody's frames are many enough to keep
+//! others' away from the link. A run of frames that is given as one has the first one's note. That is everybody's, as
+//! they are of one flow; but a program may mark each frame as it likes, so frames with another mark wait for the next
+//! batch.
+
+use std::collections::VecDeque;
+
+use acl::FlowHints;
+use xsk::RxDesc;
+use xsk::metadata::Hints;
+
+use super::UplinkLane;
+use super::inbox_index::Route;
+use crate::nic::lent::Lent;
+use crate::switch::arrivals::Extras;
+use crate::switch::cross_worker_mark::CrossWorkerMark;
+use crate::switch::fdb::PortMark;
+use crate::switch::lane::Network;
+use crate::switch::limits::BATCH;
+use crate::switch::to_guest::Delivery;
+
+/// Notes of the frames of an inbox.
+pub(super) struct LinkMarks {
+    /// Of those that wait, in their order.
+    waiting: VecDeque<CrossWorkerMark>,
+    /// Of those that the arrivals have in hand, by their numbers there.
+    in_hand: Vec<CrossWorkerMark>,
+}
+
+impl Default for LinkMarks {
+    fn default() -> Self {
+        Self {
+            waiting: VecDeque::with_capacity(BATCH),
+            in_hand: Vec::with_capacity(BATCH),
+        }
+    }
+}
+
+impl LinkMarks {
+    /// The inbox is emptied.
+    pub(super) fn empty(&mut self) {
+        self.waiting.clear();
+        self.in_hand.clear();
+    }
+}
+
+impl Extras for LinkMarks {
+    fn may_merge(&self) -> bool {
+        match (self.in_hand.first(), self.waiting.front()) {
+            (Some(first), Some(next)) => first.flow.mark() == next.flow.mark(),
+            _ => true,
+        }
+    }
+
+    fn push(&mut self, is_one: bool) {
+        let mark = self.waiting.pop_front();
+        self.in_hand
+            .extend(is_one.then(|| mark.unwrap_or(CrossWorkerMark::EMPTY)));
+    }
+
+    fn apply(&self, number: usize, delivery: &mut Delivery<'_>) {
+        delivery.about(|| {
+            self.in_hand
+                .get(number)
+                .copied()
+                .unwrap_or(CrossWorkerMark::EMPTY)
+        });
+    }
+
+    fn clear(&mut self) {
+        self.in_hand.clear();
+    }
+}
+
+impl<N: Lent> UplinkLane<N> {
+    /// Takes a piece in that goes to the inbox of a link; where further ones of its frame go.
+    pub(super) fn sort_to_link(
+        &mut self,
+        at: usize,
+        piece: RxDesc,
+        hints: &Hints,
+        network: &mut dyn Network,
+    ) -> Route {
+        if self.route.is_none() {
+            if self.waiting_with(at) >= self.room() {
+                return self.lose(at, piece, network);
+            }
+            self.mark = self.mark_of(hints);
+        }
+        let (route, more) = (Route::Link(at), piece.more);
+        self.put(piece, route);
+        if let Some(marks) = &mut self.inboxes[at].link_marks
+            && !more
+        {
+            marks.waiting.push_back(self.mark);
+        }
+        route
+    }
+
+    /// What is known of the frame in hand, whose port was found.
+    fn mark_of(&self, hints: &Hints) -> CrossWorkerMark {
+        let flow = FlowHints::of(hints);
+        let to = self.found.and_then(|port| {
+            let its = self.inbox_of.get(usize::from(port.0))?;
+            Some(PortMark::new(port, its.generation))
+        });
+        to.map_or(CrossWorkerMark::EMPTY.with(flow), |to| {
+            CrossWorkerMark::of_arrival(to, flow)
+        })
+    }
+}

@@ -1,0 +1,108 @@
+//! Frames to groups that came to the uplink's queue: a copy for each port of their VLAN that has a buffer now.
+//!
+//! Each is a look-up for each port that has filter rules. So a turn's frames may be very much work: what is more than a
+//! turn waits for the next round, and nothing more is received meanwhile.
+
+use xsk::{RxDesc, Umem};
+
+use super::{UplinkLane, first_bytes};
+use crate::nic::lent::Lent;
+use crate::switch::bytes::UmemRange;
+use crate::switch::copies::write_copy;
+use crate::switch::cross_worker_mark::CrossWorkerMark;
+use crate::switch::ethernet::{self, LOOK_BYTES};
+use crate::switch::fdb::{Destination, FdbPort};
+use crate::switch::filter::Facts;
+use crate::switch::guard::LOOK_BYTES as LONG_LOOK_BYTES;
+use crate::switch::lane::Network;
+use crate::switch::limits::BATCH;
+use crate::switch::retag::take_tag_off;
+use crate::switch::to_guest::{NO_OFFLOAD, UmemBytes};
+
+impl<N: Lent> UplinkLane<N> {
+    /// Whether a whole frame is in hand.
+    pub(super) fn has_multicast(&self) -> bool {
+        self.multicast.iter().any(|piece| !piece.more)
+    }
+
+    /// Delivers those in hand, as far as the round allows; how many were written.
+    pub(super) fn deliver_multicast(&mut self, network: &mut dyn Network) -> usize {
+        let mut frames = 0;
+        while self.multicast_work < BATCH
+            && let Some(end) = self.multicast.iter().position(|piece| !piece.more)
+        {
+            frames += self.deliver_to_all(end + 1, network);
+            self.queue
+                .empty
+                .extend(self.multicast.drain(..=end).map(|piece| piece.frame));
+        }
+        frames
+    }
+
+    /// Delivers a frame to a group, in that many pieces, to all guests that have buffers now.
+    fn deliver_to_all(&mut self, pieces: usize, network: &mut dyn Network) -> usize {
+        let umem = &self.queue.umem;
+        let vlan = vlan_of(umem, &self.multicast[0]);
+        let mark = CrossWorkerMark::new(Destination::Multicast, None, &self.forwarding.fdb);
+        let mut frames = 0;
+        // Those who have it with its tag first: without it is another frame.
+        for is_tagged in [true, false] {
+            if !is_tagged && vlan != 0 {
+                let mut bytes = [0; LOOK_BYTES];
+                let _ = umem.read(self.multicast[0].data, &mut bytes);
+                take_tag_off(umem, &mut self.multicast[0], &bytes);
+            }
+            self.ranges.clear();
+            self.ranges
+                .extend(self.multicast[..pieces].iter().map(UmemRange::of));
+            let len: u32 = self.ranges.iter().map(|range| range.len).sum();
+            for (at, inbox) in self.inboxes.iter_mut().enumerate() {
+                let known = self.forwarding.port(inbox.port);
+                // Groups go by the first pair.
+                if self.inbox_of[usize::from(inbox.port.0)].index.first() != Some(at) {
+                    continue;
+                }
+                let takes = |port: &FdbPort| port.vlans.carries(vlan) && port.vlans.is_tagged() == is_tagged;
+                if !known.is_some_and(takes) {
+                    continue;
+                }
+                let Some(mut target) = network.guest(inbox.guest.at) else {
+                    continue;
+                };
+                if inbox.is_filtered {
+                    let mut head = [0; LONG_LOOK_BYTES];
+                    let head = first_bytes(umem, &self.multicast[0], &mut head);
+                    let admits = target.lets_pass(head, Facts::of_len(len as usize));
+                    let work = target.take_work();
+                    self.deficit += work;
+                    self.multicast_work += work;
+                    if !admits {
+                        continue;
+                    }
+                }
+                let offload = match (&mut inbox.look, &self.ranges[..]) {
+                    (Some(look), &[range]) => look.look(umem, range, target.counters),
+                    _ => NO_OFFLOAD,
+                };
+                match write_copy(
+                    target,
+                    (len, mark),
+                    offload,
+                    &mut UmemBytes::new(umem, &self.ranges),
+                ) {
+                    Ok(delivered) => frames += delivered,
+                    Err(fault) => network.blame(inbox.guest.at, fault),
+                }
+            }
+        }
+        frames
+    }
+}
+
+/// The VLAN of a frame, by its first piece; 0: none.
+fn vlan_of(umem: &Umem, piece: &RxDesc) -> u16 {
+    let mut bytes = [0; LOOK_BYTES];
+    let known = (piece.len as usize).min(LOOK_BYTES);
+    let _ = umem.read(piece.data, &mut bytes[..known]);
+    ethernet::head(&bytes).tags.vlan()
+}
