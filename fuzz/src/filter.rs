@@ -64,7 +64,7 @@ pub fn run(data: &[u8]) {
         let bytes = [&[2; 12][..], tag, &u16::to_be_bytes(kind), frame.packet].concat();
         let head = &bytes[..bytes.len().min(LOOK_BYTES)];
         filter.mark(frame.mark.map(|mark| u32::from(mark) % 4));
-        let passes = filter.lets_pass(head, bytes.len(), frame.hash.map(u32::from));
+        let passes = filter.allows(head, bytes.len(), frame.hash.map(u32::from));
         assert_eq!(passes, filter.looks_up(head, bytes.len()), "{frame:?}");
         if passes {
             let longer = [&bytes[..], &[0xff; 8]].concat();

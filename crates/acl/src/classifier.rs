@@ -209,7 +209,7 @@ impl<D: Copy + Default> Classifier<D> {
     }
 
     /// The same of a frame that does not come again.
-    pub fn lets_pass(&mut self, head: &[u8], facts: Facts, counters: &PairCounters) -> bool {
+    pub fn allows(&mut self, head: &[u8], facts: Facts, counters: &PairCounters) -> bool {
         let verdict = self.admits(head, facts, counters);
         verdict.map(|verdict| self.count(verdict)).is_ok()
     }

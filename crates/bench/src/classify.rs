@@ -90,7 +90,7 @@ impl FlowClassifier {
                 hash,
                 ..Facts::of_len(len as usize)
             };
-            self.classifier.lets_pass(&head[..known], facts, &self.counters);
+            self.classifier.allows(&head[..known], facts, &self.counters);
         }
     }
 
@@ -164,7 +164,7 @@ mod tests {
         let rules = acl::compile(&config, Direction::ToGuest).expect("some");
         let mut classifier = Classifier::<()>::new(std::sync::Arc::clone(&rules));
         let frame = template([2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2], 64);
-        assert!(classifier.lets_pass(&frame, Facts::of_len(64), &PairCounters::default()));
+        assert!(classifier.allows(&frame, Facts::of_len(64), &PairCounters::default()));
         let counted: Vec<_> = rules
             .counts()
             .into_iter()

@@ -76,7 +76,7 @@ fn main() {
                 .collect();
             let nanoseconds = best(|at| {
                 let (head, hash) = &heads[at % heads.len()];
-                black_box(filter.lets_pass(head, 64, *hash));
+                black_box(filter.allows(head, 64, *hash));
             });
             let [hits, misses] = filter.found();
             let known = 100.0 * hits as f64 / (hits + misses) as f64;
@@ -89,7 +89,7 @@ fn main() {
         let mut flow = 0u32;
         let nanoseconds = best(|_| {
             flow = flow.wrapping_add(1);
-            black_box(filter.lets_pass(&head(flow.wrapping_mul(0x9e37_79b1), 53), 64, None));
+            black_box(filter.allows(&head(flow.wrapping_mul(0x9e37_79b1), 53), 64, None));
         });
         println!("{rules:>7} {:>7} {nanoseconds:>9.1} {:>7.1} %", "new", 0.0);
     }

@@ -305,13 +305,13 @@ impl Filter {
     }
 
     /// Whether a frame passes. `head`: its first bytes; `len`: its length; `hash`: the NIC's, if it told one.
-    pub fn lets_pass(&mut self, head: &[u8], len: usize, hash: Option<u32>) -> bool {
+    pub fn allows(&mut self, head: &[u8], len: usize, hash: Option<u32>) -> bool {
         let facts = Facts {
             mark: self.mark,
             hash,
             ..Facts::of_len(len)
         };
-        self.acl.lets_pass(head, facts, &self.counters)
+        self.acl.allows(head, facts, &self.counters)
     }
 
     /// The same without the cache.

@@ -263,7 +263,7 @@ fn frame_without_a_mark_matches_no_rule_that_names_one() {
             mark,
             ..Facts::of_len(300)
         };
-        classifier.lets_pass(&udp(port).bytes(), facts, &counters)
+        classifier.allows(&udp(port).bytes(), facts, &counters)
     };
     // Twice: the second time the flow is known, with that mark.
     for _ in 0..2 {
@@ -467,7 +467,7 @@ fn tags_behind_a_tag_hide_nothing() {
     ] {
         let tagged = [&packet[..12], tags, &packet[12..]].concat();
         assert!(
-            !classifier.lets_pass(&tagged, Facts::of_len(300 + tags.len()), &counters),
+            !classifier.allows(&tagged, Facts::of_len(300 + tags.len()), &counters),
             "{tags:02x?}"
         );
     }
@@ -487,7 +487,7 @@ fn flood_of_new_flows_evicts_no_more_than_there_is_room_for() {
             source: IpAddr::V4(Ipv4Addr::from_bits(flow)),
             ..udp(53)
         };
-        assert!(classifier.lets_pass(&packet.bytes(), Facts::of_len(300), &counters));
+        assert!(classifier.allows(&packet.bytes(), Facts::of_len(300), &counters));
         assert_eq!(classifier.take_work(), 3);
     }
     assert_eq!(
@@ -514,7 +514,7 @@ fn ten_thousand_flows_are_nearly_all_found_again() {
                 source: IpAddr::V4(Ipv4Addr::from_bits(0x0a00_0000 + flow)),
                 ..udp(53)
             };
-            assert!(classifier.lets_pass(&packet.bytes(), Facts::of_len(300), &counters));
+            assert!(classifier.allows(&packet.bytes(), Facts::of_len(300), &counters));
         }
     }
     let hits = counters.filter_hits.get();
@@ -535,7 +535,7 @@ fn flows_that_a_nic_hashes_alike_are_found_and_displace_nobody() {
                 source: IpAddr::V4(Ipv4Addr::from_bits(flow)),
                 ..udp(53)
             };
-            assert!(classifier.lets_pass(
+            assert!(classifier.allows(
                 &packet.bytes(),
                 Facts {
                     hash,
@@ -563,13 +563,13 @@ fn frames_are_counted_by_rule_whoever_judged_them_and_when() {
     };
     let mut first = Classifier::<u16>::new(Arc::clone(&rules));
     let mut second = Classifier::<u16>::new(Arc::clone(&rules));
-    assert!(first.lets_pass(&packet, Facts::of_len(300), &counters));
-    assert!(second.lets_pass(&packet, Facts::of_len(300), &counters));
-    assert!(!second.lets_pass(&tcp.bytes(), Facts::of_len(300), &counters));
+    assert!(first.allows(&packet, Facts::of_len(300), &counters));
+    assert!(second.allows(&packet, Facts::of_len(300), &counters));
+    assert!(!second.allows(&tcp.bytes(), Facts::of_len(300), &counters));
     drop(first);
     let mut third = Classifier::<u16>::new(Arc::clone(&rules));
     drop(second);
-    assert!(third.lets_pass(&packet, Facts::of_len(300), &counters));
+    assert!(third.allows(&packet, Facts::of_len(300), &counters));
     assert_eq!((rules.counts(), rules.default_counts()), (vec![(0, 3)], [1, 0]));
     let _fourth = Classifier::<u16>::new(Arc::clone(&rules));
     assert_eq!((rules.counts(), rules.default_counts()), (vec![(0, 3)], [1, 0]));

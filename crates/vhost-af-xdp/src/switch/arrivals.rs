@@ -6,7 +6,7 @@
 //! `rx_fill_ring_empty_descs`). Chunks are given back when the whole batch is delivered. They lie in the queue
 //! ([`NicQueue::received`]), so that the next lane finds them there.
 //!
-//! Where nobody wants frames looked at, those in one piece go from the ring straight into the guest's buffers.
+//! Frames in one piece that no filter, limit or offload reads go from the ring straight into the guest's buffers.
 
 #![allow(unsafe_code)]
 
@@ -78,9 +78,9 @@ impl Admission<'_, '_> {
         self.policer.limit.is_none() && self.filter.is_none()
     }
 
-    /// Whether the guest gets a frame, by its first piece and what stood before it; if not that is counted.
+    /// Whether filter rules admit a frame, by its first piece and its metadata; counts a denied one.
     #[cold]
-    fn lets_pass(&mut self, piece: &RxDesc, hints: &Hints, umem: &Umem, counters: &PairCounters) -> bool {
+    fn allows(&mut self, piece: &RxDesc, hints: &Hints, umem: &Umem, counters: &PairCounters) -> bool {
         if let Some(filter) = &mut self.filter {
             let mut head = [0; LOOK_BYTES];
             let known = (piece.len as usize).min(LOOK_BYTES);
@@ -90,16 +90,16 @@ impl Admission<'_, '_> {
             } else {
                 piece.len as usize
             };
-            // Inside the piece; else there is none to be judged, and that is counted there.
+            // Inside the piece; otherwise the rules reject the empty head, and count that.
             let head = match umem.read(piece.data, &mut head[..known]) {
                 Some(()) => &head[..known],
                 None => &[],
             };
-            if !filter.lets_pass(head, Facts::with_hints(len, hints), counters) {
+            if !filter.allows(head, Facts::with_hints(len, hints), counters) {
                 return false;
             }
         }
-        self.policer.lets_pass(|| Cost::frame(piece.len), counters)
+        self.policer.allows(|| Cost::frame(piece.len), counters)
     }
 }
 
@@ -112,7 +112,7 @@ pub(crate) struct Arrivals {
     batch: Batch,
     position: Position,
     frames: [FramePieces; MOST_FRAMES],
-    /// How many pieces belong to whole frames; those behind them to one whose last piece has not come yet.
+    /// Pieces that belong to whole frames. Later ones belong to a frame whose last piece has not arrived.
     whole: usize,
     /// Of that one a piece is missing.
     torn: bool,
@@ -163,7 +163,7 @@ impl Arrivals {
         Self { untags, ..self }
     }
 
-    /// Frames may have so many bytes from now on.
+    /// Sets the longest frame, bytes.
     pub(crate) fn set_frame_limit(&mut self, bytes: u32) {
         self.frame_limit = bytes;
     }
@@ -280,7 +280,7 @@ impl Arrivals {
         }
     }
 
-    /// Frames at which nobody looks; true if one is in hand that waits for buffers.
+    /// Delivers frames that nothing reads; true if one waits for buffers.
     #[inline]
     fn deliver_plainly<N: Nic>(
         &mut self,
@@ -321,8 +321,8 @@ impl Arrivals {
         received == self.whole && !self.torn
     }
 
-    /// Whether the guest gets the frame that a piece is of; if not that is counted. `hints`: what stood before it;
-    /// `None`: it is to be dropped, which is counted.
+    /// Whether the guest gets the frame of a piece; counts a denied one. `hints`: the frame's metadata; `None`: drop
+    /// it, which is counted.
     #[inline]
     fn may_get(
         &mut self,
@@ -347,7 +347,7 @@ impl Arrivals {
             admission.policer.overdraw(piece.len);
             return true;
         }
-        let may = hints.is_some_and(|hints| admission.lets_pass(piece, &hints, umem, counters));
+        let may = hints.is_some_and(|hints| admission.allows(piece, &hints, umem, counters));
         self.refused = !may && piece.more;
         may
     }
@@ -504,7 +504,7 @@ impl Arrivals {
         }
     }
 
-    /// The lane is stopped: what of the batch was delivered goes back to the NIC, so that nobody delivers it once more.
+    /// The lane is stopped: delivered pieces of the batch go back to the NIC, so that none is delivered twice.
     pub(crate) fn leave<N>(&mut self, queue: &mut NicQueue<N>) {
         let mut waits = vec![false; self.whole];
         while let Some(run) = self.batch.run(&self.position, u32::MAX) {

@@ -5,8 +5,8 @@
 //! again. So nothing is added as time passes, and pairs of a port may be of several workers: each takes with one
 //! compare-and-swap. Nothing is published through it, so all of that is relaxed.
 //!
-//! Time is counted in 1/64 ns, which tells frames of 64 bytes at 100 Gb/s apart to 0.3 % and lasts for nine years of a
-//! process. A cost is rounded up, never down: a limit is not exceeded by rounding.
+//! The unit of time is 1/64 ns, which separates frames of 64 bytes at 100 Gb/s to 0.3 % and lasts for nine years of a
+//! process. A cost is rounded up, never down: rounding never exceeds a limit.
 //!
 //! What costs more than the bucket holds passes when it is full, and has to be made up for before anything else passes:
 //! so there is no frame that never does.
@@ -27,7 +27,7 @@ const FRACTION: u32 = 32;
 pub(crate) struct Ticks(u64);
 
 impl Ticks {
-    /// Now, since the process first asked. No system call where the vDSO has the clock (x86-64, arm64).
+    /// Time since the first call of this process. No system call where the vDSO has the clock (x86-64, arm64).
     pub(crate) fn now() -> Self {
         static START: LazyLock<Instant> = LazyLock::new(Instant::now);
         Self::of(START.elapsed())
@@ -38,7 +38,7 @@ impl Ticks {
         Self(ns.saturating_mul(TICKS_A_NS))
     }
 
-    /// Rounded up, so that who waits that long does not come too early.
+    /// Rounded up, so that a waiter does not wake too early.
     pub(crate) fn duration(self) -> Duration {
         Duration::from_nanos(self.0.div_ceil(TICKS_A_NS))
     }
@@ -88,7 +88,7 @@ impl Bucket {
         self.depth
     }
 
-    /// In which so much flows in.
+    /// The time in which this many units flow in.
     #[inline]
     fn ticks(&self, units: u64) -> Ticks {
         let ticks = u128::from(units).saturating_mul(self.cost);
@@ -97,7 +97,7 @@ impl Bucket {
         Ticks(u64::try_from(ticks).unwrap_or(u64::MAX / 4))
     }
 
-    /// Takes so many bits, or packets.
+    /// Takes bits, or packets.
     /// Errors: it has not so much; how long that takes.
     #[inline]
     pub(crate) fn take(&self, units: u64, now: Ticks) -> Result<(), Ticks> {
@@ -106,7 +106,7 @@ impl Bucket {
         loop {
             let lack = Ticks(full_at).minus(now);
             if lack != Ticks(0) && lack.plus(cost) > self.depth {
-                // Until it has so much, or is full.
+                // Until it has this many, or is full.
                 return Err(lack.min(lack.plus(cost).minus(self.depth)));
             }
             let next = Ticks(full_at.max(now.0)).plus(cost).0;
@@ -120,7 +120,7 @@ impl Bucket {
         }
     }
 
-    /// Takes so much although it may not have it: that has to be made up for.
+    /// Takes units even from an empty bucket, which later calls of [`Self::take`] wait for.
     pub(crate) fn overdraw(&self, units: u64, now: Ticks) {
         let cost = self.ticks(units);
         let next = |full_at: u64| Some(Ticks(full_at.max(now.0)).plus(cost).0);
@@ -153,7 +153,7 @@ mod tests {
         Bucket::new(Rate { per_second, burst })
     }
 
-    /// Takes frames of so many units each, as early as they can be had, for so long; units taken.
+    /// Takes frames of these sizes as early as possible, until the time is over; returns the units taken.
     fn drain(bucket: &Bucket, sizes: impl Iterator<Item = u64>, start: Ticks, lasts: Ticks) -> u64 {
         let (mut now, mut taken) = (start, 0);
         for size in sizes {

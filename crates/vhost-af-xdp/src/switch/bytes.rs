@@ -5,8 +5,8 @@
 //! ever formed. A chunk of our own, in private memory, is not shared while it is in our hands; a caller that makes a
 //! slice of one promises that it is ([`own_bytes`], [`received_bytes`]).
 //!
-//! Invariant: every range is checked against its mapping here, whatever was checked before; two
-//! comparisons are cheaper than an argument.
+//! Invariant: every range is checked against its mapping here, whatever earlier checks found; two comparisons are
+//! cheaper than an argument.
 
 #![allow(unsafe_code)]
 
@@ -17,17 +17,17 @@ use xsk::{MemoryPart, RxDesc, TxDesc, Umem, UmemMemory, UmemOffset};
 
 use device::pair::{HEADER_BYTES, Piece};
 
-/// Frames of the minimum length have 60 bytes without their checksum, and where frames go by address the first 64 of each
-/// are judged: most copies have 32 to 64 bytes.
+/// Frames of the minimum length have 60 bytes without their checksum, and switching by address reads the first 64 of
+/// each: most copies have 32 to 64 bytes.
 const SHORT: usize = 64;
-/// A copy of 32 to 64 bytes is two copies of so many, which may overlap.
+/// A copy of 32 to 64 bytes is two copies of this length, which may overlap.
 const HALF: usize = SHORT / 2;
 
 /// Guest RAM with the bounce area behind it, as memory for a UMEM (direct placement).
 pub(crate) struct GuestRam(pub(crate) std::sync::Arc<MemoryMap>);
 
-// SAFETY: the mapping is `len` bytes from `base`, without a hole, and lives until the last `Arc`
-// of it goes; `MemoryMap` establishes that in its constructor and never moves or shrinks it.
+// SAFETY: the mapping is `len` bytes from `base`, without a hole, and exists until the last `Arc` of it is dropped;
+// `MemoryMap` establishes that in its constructor and never moves or shrinks it.
 unsafe impl UmemMemory for GuestRam {
     fn base(&self) -> NonNull<u8> {
         self.0.base()
@@ -84,7 +84,7 @@ pub(crate) fn guest_to_umem(guest: &MemoryMap, from: Piece, umem: &Umem, to: Ume
     Some(())
 }
 
-/// Copies bytes of guest memory into memory of ours; as [`guest_to_umem`].
+/// Copies bytes of guest memory into the daemon's memory; as [`guest_to_umem`].
 #[inline(always)]
 pub(crate) fn guest_to_own(guest: &MemoryMap, offset: u64, to: &mut [u8]) -> Option<()> {
     let source = guest.ptr(offset, to.len())?;
@@ -110,8 +110,8 @@ pub(crate) fn guest_to_guest(from: &MemoryMap, piece: Piece, to: &MemoryMap, off
     Some(())
 }
 
-/// Copies a frame of a guest's into the memory of another, or of the same, with its virtio-net header in front: bytes
-/// of ours, then those of a piece; as [`guest_to_umem`].
+/// Copies a guest's frame into the memory of another guest, or of the same, behind its virtio-net header: first bytes
+/// of the daemon's memory, then those of a piece; as [`guest_to_umem`].
 #[inline]
 pub(crate) fn between_guests(
     from: &MemoryMap,
@@ -134,7 +134,8 @@ pub(crate) fn between_guests(
     Some(())
 }
 
-/// Copies a frame of a guest's into the UMEM: bytes of ours, then those of a piece; as [`guest_to_umem`].
+/// Copies a guest's frame into the UMEM: first bytes of the daemon's memory, then those of a piece; as
+/// [`guest_to_umem`].
 #[inline(always)]
 pub(crate) fn head_and_rest_to_umem(
     guest: &MemoryMap,
@@ -170,19 +171,19 @@ pub(crate) fn frame_to_guest(
     Some(())
 }
 
-/// The bytes that a descriptor sends from a chunk of ours; `None` if they are not all in private memory of the UMEM.
-/// What lies before that may be guest memory, of which no slice is ever made.
+/// The bytes that a descriptor sends from a chunk of the daemon; `None` if they are not all in private memory of the
+/// UMEM. The memory before that may be guest memory, of which no slice is ever made.
 ///
 /// # Safety
-/// The descriptor has not been handed to a NIC, its chunk is of private memory of ours, and no other descriptor that
-/// refers to a byte of these is with a NIC or in the hands of somebody else.
+/// The descriptor has not been passed to a NIC, its chunk is private memory of the daemon, and no other descriptor that
+/// refers to one of these bytes is with a NIC or in use elsewhere.
 #[inline]
 pub(crate) unsafe fn own_bytes<'a>(umem: &'a Umem, desc: &'a mut TxDesc) -> Option<&'a mut [u8]> {
     if desc.offset < umem.private_from() {
         return None;
     }
     let start = umem.ptr(desc.offset, desc.len as usize)?;
-    // SAFETY: the range is inside the mapping, as was just checked, which the UMEM keeps alive. Nobody else reads or
+    // SAFETY: the range is inside the mapping, as was just checked, which the UMEM keeps alive. No other code reads or
     // writes it, as the caller promises; the descriptor is borrowed for as long as the slice is. Any bytes are valid.
     Some(unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), desc.len as usize) })
 }
@@ -195,8 +196,8 @@ pub(crate) unsafe fn own_bytes<'a>(umem: &'a Umem, desc: &'a mut TxDesc) -> Opti
 #[inline]
 pub(crate) unsafe fn received_bytes<'a>(umem: &'a Umem, piece: &'a RxDesc) -> Option<&'a [u8]> {
     let start = received_start(umem, piece)?;
-    // SAFETY: as received_start says; the chunk is in our hands, as the caller promises, and the piece, borrowed for as
-    // long as the slice is, stands for it.
+    // SAFETY: by the contract of received_start; this lane owns the chunk, as the caller promises, and the piece, which
+    // represents it, is borrowed for as long as the slice is.
     Some(unsafe { std::slice::from_raw_parts(start.as_ptr(), piece.len as usize) })
 }
 
@@ -211,10 +212,10 @@ pub(crate) unsafe fn received_bytes_mut<'a>(umem: &'a Umem, piece: &'a mut RxDes
     Some(unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), piece.len as usize) })
 }
 
-/// Where a received piece lies. Its bytes are inside the mapping, which the UMEM keeps alive, and inside the chunk that
-/// the piece owns: the kernel gave it up with the descriptor, and in private memory, which no guest maps, chunks lie
-/// side by side ([`Umem::frames`]). A chunk in guest memory may reach over its end, but no byte of ours is sent or
-/// received by it: buffers end where guest memory does.
+/// The position of a received piece. Its bytes are inside the mapping, which the UMEM keeps alive, and inside the chunk
+/// that the piece owns: the kernel gave it up with the descriptor, and in private memory, which no guest maps, chunks
+/// do not overlap ([`Umem::frames`]). A chunk in guest memory may reach over its end, but no byte of the daemon is sent
+/// or received through it: buffers end where guest memory does.
 #[inline]
 fn received_start(umem: &Umem, piece: &RxDesc) -> Option<NonNull<u8>> {
     let into = piece.data.get().checked_sub(piece.frame.offset().get())?;
@@ -259,9 +260,9 @@ fn copy_short(source: NonNull<u8>, target: NonNull<u8>, len: usize) {
 
 #[inline]
 fn copy(source: NonNull<u8>, target: NonNull<u8>, len: usize) {
-    // SAFETY: both ranges were just checked to lie within mappings that outlive this call. They
-    // may overlap only if the guest says so (direct placement, a chain that points at itself is
-    // still outside the bounce area), for which `copy` is defined.
+    // SAFETY: both ranges were just checked to be within mappings that outlive this call. They may overlap only if the
+    // guest chooses so (direct placement, a chain that points at itself is still outside the bounce area), for which
+    // `copy` is defined.
     unsafe { ptr::copy(source.as_ptr(), target.as_ptr(), len) }
 }
 

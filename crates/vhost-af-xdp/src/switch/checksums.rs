@@ -7,21 +7,21 @@
 //! | no | partial | has its checksum completed here |
 //! | | wrong, missing, of another protocol, of a fragment | is passed as it is, unmarked |
 //!
-//! In direct placement frames lie in the guest's memory. There a right checksum is not confirmed: it would have to be
-//! added up from a private copy of the whole frame, which costs the worker as much as it saves the guest. Partial
-//! ones are handled, with a private copy of the headers, or of the frame where it is to be completed. What the guest
-//! changes meanwhile is its own loss.
+//! In direct placement frames are in the guest's memory. There a valid checksum is not confirmed: that needs a sum over
+//! a private copy of the whole frame, which costs the worker as much as it saves the guest. Partial checksums are
+//! handled, with a private copy of the headers, or of the frame if its checksum has to be completed. If the guest
+//! changes the frame meanwhile, only that guest loses.
 //!
-//! Partial checksums come from interfaces whose other end is a stack on the same machine ([`Looks::partial`]: veth);
-//! see [`offload::verify`] for how one is told from a right one. Without GUEST_CSUM and on another interface nobody
-//! looks.
+//! Partial checksums arrive from interfaces whose other end is a stack on the same machine ([`Looks::partial`]: veth);
+//! see [`offload::verify`] for how a partial one is distinguished from a valid one. Without GUEST_CSUM and on other
+//! interfaces nothing is verified.
 //!
 //! The partial checksum of a packet inside VXLAN or Geneve ([`offload::tunnel`]) is completed for every guest: few
 //! drivers expect NEEDS_CSUM to point there. The outer checksum is right then.
 //!
-//! Not handled, because nothing in the frame tells: SCTP's checksum, which local senders leave out as well, and partial
-//! checksums inside of other tunnels. A sender on the other end of a veth can be told to finish them: `ethtool -K PEER
-//! tx off`.
+//! Not handled, because nothing in the frame shows them: SCTP's checksum, which local senders leave out as well, and
+//! partial checksums inside of other tunnels. `ethtool -K PEER tx off` makes a sender on the other end of a veth
+//! complete them.
 
 #![allow(unsafe_code)]
 
@@ -44,12 +44,12 @@ const LONGEST_COPY: usize = 4096;
 pub(crate) struct Looks {
     /// Partial checksums may occur.
     pub(crate) partial: bool,
-    /// The guest is told what is known of the checksum.
+    /// The guest accepts the result of the verification.
     pub(crate) tell: bool,
 }
 
 impl Looks {
-    /// For a guest to which frames come; `None`: nobody wants to know, and nothing has to be done.
+    /// For a guest that receives; `None`: the guest accepts no result, and nothing has to be completed.
     pub(crate) fn of(guest: &QueuePair, partial: bool) -> Option<Self> {
         let looks = Self {
             partial,
@@ -58,7 +58,7 @@ impl Looks {
         (looks.partial || looks.tell).then_some(looks)
     }
 
-    /// What the checksum of a frame in chunks of our own says; and where one inside a tunnel is that has to be
+    /// Verifies the checksum of a frame in chunks of the daemon; also returns a checksum inside a tunnel that has to be
     /// completed first. `first`: bytes of its first piece.
     #[inline]
     pub(crate) fn verify(

@@ -1,4 +1,4 @@
-//! A frame for several stations: a copy for each guest that has a buffer now.
+//! A frame for several ports: a copy for each guest that has a buffer now.
 
 use acl::FlowHints;
 use device::counters::PairCounters;
@@ -19,9 +19,9 @@ use super::lane::{Network, RxTarget};
 use super::rate_limit::Cost;
 use super::to_guest::{Bytes, Delivery, Fit, NO_OFFLOAD};
 
-/// Writes one of several copies of a frame for a guest, which loses it if it has no buffer now, or may not get it; the
-/// frames it got. What is known of the frame goes with it to another worker.
-/// Whether rules let the guest have it was asked before ([`RxTarget::lets_pass`]).
+/// Writes one of several copies of a frame for a guest. The guest loses it if it has no buffer now, or if its limit is
+/// used up. Returns the number of frames delivered. The mark goes with the frame to another worker. The caller has
+/// applied the filter rules ([`RxTarget::allows`]).
 /// Errors: what the guest did wrong.
 pub(super) fn write_copy(
     RxTarget {
@@ -36,7 +36,7 @@ pub(super) fn write_copy(
     offload: [u8; 10],
     bytes: &mut impl Bytes,
 ) -> Result<usize, Fault> {
-    if !policer.lets_pass(|| Cost::frame(len), counters) {
+    if !policer.allows(|| Cost::frame(len), counters) {
         return Ok(0);
     }
     let mut delivery = Delivery::begin_with(pair, buffers, counters, 1)?;
@@ -50,16 +50,16 @@ pub(super) fn write_copy(
     Ok(delivery.finish())
 }
 
-/// A frame in memory of ours, to be copied for several guests, each as it takes it.
+/// A frame in the daemon's memory, to be copied for several guests, for each by its offloads.
 pub(super) struct Several<'a> {
     pub(super) frame: &'a mut Vec<u8>,
     /// 0: none.
     pub(super) vlan: u16,
     /// It may come from a stack on the same machine, which leaves checksums unfinished.
     pub(super) may_be_partial: bool,
-    /// What is known of it beside its bytes.
+    /// For another worker.
     pub(super) mark: CrossWorkerMark,
-    /// Of who gives it.
+    /// Of the sender.
     pub(super) counters: &'a PairCounters,
 }
 
@@ -92,7 +92,7 @@ impl Several<'_> {
         }
     }
 
-    /// The same to those who take partial checksums, or to the others, if there is one in the frame; else to all.
+    /// Delivers to the ports that take partial checksums, or to the others, if the frame has one; otherwise to all.
     fn give_alike(
         &self,
         to: impl Iterator<Item = (PortNumber, LaneRef)>,
@@ -116,7 +116,7 @@ impl Several<'_> {
                 None => NO_OFFLOAD,
             };
             let mut shown = TwoParts::of(self.frame, tag_off);
-            let admits = shown.is_let_pass(self.mark.flow, &mut target);
+            let admits = shown.is_allowed(self.mark.flow, &mut target);
             work += target.take_work();
             // How many come is limited where they come from.
             if admits && let Err(fault) = write_copy(target, (shown.len(), self.mark), offload, &mut shown) {
@@ -137,7 +137,7 @@ impl Several<'_> {
     }
 }
 
-/// The same of a frame whose tag is taken off.
+/// The header of a frame without its tag.
 fn moved_up(header: NetHeader) -> NetHeader {
     NetHeader {
         csum_start: header.csum_start.saturating_sub(TAG_BYTES as u16),
@@ -162,8 +162,8 @@ impl<'a> TwoParts<'a> {
         u32::try_from(self.0.len() + self.1.len()).unwrap_or(u32::MAX)
     }
 
-    /// Whether rules let a guest have it, as it is written.
-    fn is_let_pass(&self, flow: FlowHints, target: &mut RxTarget<'_>) -> bool {
+    /// Whether filter rules admit it as it is written.
+    fn is_allowed(&self, flow: FlowHints, target: &mut RxTarget<'_>) -> bool {
         if target.filter.is_none() {
             return true;
         }
@@ -173,7 +173,7 @@ impl<'a> TwoParts<'a> {
         let known = rest.len().min(self.1.len());
         rest[..known].copy_from_slice(&self.1[..known]);
         let facts = Facts::of_flow(self.len() as usize, flow);
-        target.lets_pass(&head[..self.0.len() + known], facts)
+        target.allows(&head[..self.0.len() + known], facts)
     }
 }
 

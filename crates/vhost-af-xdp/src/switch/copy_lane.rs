@@ -3,9 +3,9 @@
 //! Chunks of the queue's UMEM circulate: free pool → (filled from the guest) → TX ring → completion → pool, and pool →
 //! fill ring → RX ring → (copied to the guest) → fill ring.
 //!
-//! A guest that uses fewer pairs than its port has would lose what the NIC puts into the queues of the others: the NIC
-//! spreads frames over its queues whatever the guest does. So what arrives for a pair that is off goes to the pair that
-//! the lane has as its [`RxTarget`]: the first one, which is always on (VirtIO 1.3, 5.1.6.5.5).
+//! A guest that uses fewer pairs than its port has would lose the frames of the other queues: the NIC spreads frames
+//! over all its queues. So frames for a pair that is off go to the lane's [`RxTarget`]: the first pair, which is always
+//! on (VirtIO 1.3, 5.1.6.5.5).
 //!
 //! In tap mode nothing comes to the queue: frames come by a tap ([`super::from_tap`]). Both ways are a [`Receive`].
 
@@ -164,7 +164,7 @@ impl<N: Lent, R: Receive + Send> Lane for CopyLane<N, R> {
     fn enable_notifications(&mut self, siblings: Siblings<'_>) -> Work {
         let waiting = self.receiver.enable_notifications(&mut self.queue);
         let wants_room = self.waits_for_room || self.transmit.has_rest();
-        // Kicks of a guest that is held back tell nothing.
+        // Kicks of a throttled guest mean nothing.
         let held = Work::after(self.sender.throttle.held());
         if held == Work::None && self.pair.from_guest.enabled && self.pair.from_guest.queue.enable_kicks() {
             let full = self.queue.nic.room_to_nic() == 0 || self.queue.pool.is_empty();

@@ -1,16 +1,16 @@
-//! What goes with a frame from one worker to another beside its bytes: where it goes, which port sent it, and what the
-//! NIC told of its flow.
+//! Facts that go with a frame from one worker to another: its destination, the port that sent it, and what the NIC
+//! reported about its flow.
 //!
-//! Theory of operation. Who gives a frame to a link has found all that, and the other end is in the same process. So it
-//! is told, and no address is read or looked up again there. A link has a place for a note for each of its buffers
-//! ([`CrossWorkerMarks`]), in memory that no guest has; a frame's note is at its first buffer. The giving end writes it before
-//! it publishes the buffer, and the taking end reads it before it posts the buffer again: both words are relaxed, since
-//! the virtqueue's release of `used.idx` and `avail.idx`, and the acquires that pair with them, order them as they
-//! order the frame's bytes.
+//! Theory of operation. The worker that delivers a frame to a link has found all that, and the other end is in the same
+//! process. So the mark carries it, and the other worker does not read or look up an address again. A link has room for
+//! a mark for each of its buffers ([`CrossWorkerMarks`]), in memory that no guest maps; a frame's mark belongs to its
+//! first buffer. The sending end writes it before it publishes the buffer, and the receiving end reads it before it
+//! posts the buffer again: both words are relaxed, because the virtqueue's release of `used.idx` and `avail.idx`, and
+//! the acquires that pair with them, order them as they order the frame's bytes.
 //!
-//! Workers learn of another table one after the other, and a frame may wait in a link until a port is gone and another
-//! has its number. So a port is named with its life ([`PortMark`]), and believed as long as it lives as it did then.
-//! Else the table tells by the frame's addresses.
+//! Workers receive a new FDB one after the other, and a frame may wait in a link until its port is removed and another
+//! port has the number. So a mark has the port's number and generation ([`PortMark`]), and is trusted only while the
+//! generation matches. Otherwise the FDB decides by the frame's addresses.
 //!
 //! ```text
 //!     63          48 47          32 31          16 15           0
@@ -21,7 +21,7 @@
 //!     └────────────────────────────┴────────────────────────────┘
 //! ```
 //!
-//! No port has the number 65,535: with it, the life says what else an end is.
+//! No port has the number 65,535: with it, the generation field encodes the other ends.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -33,15 +33,15 @@ use super::inner_queue::BUFFER_BYTES;
 
 /// A number that no port has.
 const NO_PORT: PortNumber = PortNumber(u16::MAX);
-/// Nothing is said of that end.
+/// That end is not known.
 const UNSET: PortMark = PortMark::new(NO_PORT, 0);
-/// No port sent it: it came by an uplink, or from the host. Or it is for nobody.
+/// As sender: no port, but an uplink or the host. As destination: none.
 const NO_DESTINATION: PortMark = PortMark::new(NO_PORT, 1);
-/// It is for a group.
+/// Multicast.
 const MULTICAST: PortMark = PortMark::new(NO_PORT, 2);
 /// For the host.
 const HOST: PortMark = PortMark::new(NO_PORT, 3);
-/// For the uplink: nobody has its address.
+/// The uplink: no port has its address.
 const UNKNOWN: PortMark = PortMark::new(NO_PORT, 4);
 
 /// See the module's head.
@@ -52,7 +52,7 @@ pub(crate) struct CrossWorkerMark {
     pub(crate) flow: FlowHints,
 }
 
-/// What a note says of the port that sent a frame.
+/// The sender of a marked frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MarkedSender {
     /// This one; `None`: none did.
@@ -64,7 +64,7 @@ pub(crate) enum MarkedSender {
 }
 
 impl CrossWorkerMark {
-    /// Of a frame of which nothing is said.
+    /// Of a frame without known ends.
     pub(crate) const EMPTY: Self = Self {
         to: UNSET,
         from: UNSET,
@@ -150,7 +150,7 @@ impl CrossWorkerMark {
 pub(crate) struct CrossWorkerMarks(Box<[[AtomicU64; 2]]>);
 
 impl CrossWorkerMarks {
-    /// For buffers in a memory of so many bytes.
+    /// For buffers in `bytes` of memory.
     pub(super) fn new(bytes: u64) -> Self {
         let places = bytes.div_ceil(BUFFER_BYTES.into());
         Self((0..places).map(|_| Default::default()).collect())

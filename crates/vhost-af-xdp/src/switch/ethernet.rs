@@ -1,4 +1,4 @@
-//! The Ethernet header, as far as it says where a frame goes (IEEE 802.3; tags: IEEE 802.1Q, 802.1ad).
+//! The part of the Ethernet header that decides where a frame goes (IEEE 802.3; tags: IEEE 802.1Q, 802.1ad).
 
 pub(crate) use acl::ethernet::{ADDRESS_BYTES, TAG_BYTES};
 use acl::ethernet::{TAG, is_tag};
@@ -14,10 +14,10 @@ const RESERVED: [u8; 5] = [0x01, 0x80, 0xc2, 0x00, 0x00];
 const PAUSE: u8 = 1;
 /// Type of MAC control.
 const MAC_CONTROL: u16 = 0x8808;
-/// The bits of a tag's second half that are the VLAN; the others say a priority.
+/// The bits of a tag's second half that are the VLAN; the others are the priority.
 const VLAN_BITS: u16 = 0xfff;
 
-/// What a header says.
+/// A parsed header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Head {
     pub(crate) to: Mac,
@@ -29,10 +29,10 @@ pub(crate) struct Head {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Tags {
     None,
-    /// One (802.1Q), of that VLAN; 0: it says a priority only.
+    /// One (802.1Q), of that VLAN; 0: the tag has a priority only.
     One(u16),
-    /// The outermost is a service tag. Its number is none of our VLANs': to a bridge that goes by 802.1Q's tags such a
-    /// frame is one without a tag (IEEE 802.1Q, 6.9: only the component's own type of tag is looked at).
+    /// The outermost is a service tag. Its number is not a VLAN of the network: for an 802.1Q bridge such a frame is
+    /// untagged (IEEE 802.1Q, 6.9: a component reads its own type of tag only).
     Service,
     /// Several, of which the outermost is of that VLAN.
     Several(u16),
@@ -81,9 +81,9 @@ pub(crate) enum LinkControl {
     Protocol,
 }
 
-/// Whether a frame is for the other end of its link alone, so that no bridge passes it on: to an address that is
-/// reserved for that (IEEE 802.1Q, table 8-1), or MAC control, such as a pause, to whatever address (IEEE 802.3, clause
-/// 31). A guest would have the switch behind the uplink close it, or wait.
+/// Whether a frame is for the other end of its link alone, so that no bridge forwards it: to a reserved address (IEEE
+/// 802.1Q, table 8-1), or MAC control, such as a pause, to any address (IEEE 802.3, clause 31). With these a guest
+/// could make the switch behind the uplink block the port, or wait.
 #[inline]
 pub(crate) fn link_control(bytes: &[u8; LOOK_BYTES], tags: Tags) -> Option<LinkControl> {
     let [a, b, c, d, e, f, .., m, n, _, _, q, r] = *bytes;
@@ -98,7 +98,7 @@ pub(crate) fn link_control(bytes: &[u8; LOOK_BYTES], tags: Tags) -> Option<LinkC
     is_reserved.then_some(LinkControl::Protocol)
 }
 
-/// Writes a VLAN into the tag, which said none, of a frame that begins with these bytes; its priority stays.
+/// Writes a VLAN into the priority tag of a frame with this head; its priority stays.
 #[inline]
 pub(crate) fn set_vlan(head: &mut [u8], vlan: u16) {
     if let [.., high, low] = &mut head[..ADDRESS_BYTES + TAG_BYTES] {

@@ -1,4 +1,4 @@
-//! Who has which address in a network: from (VLAN, address) to port.
+//! The forwarding database of a network: from (VLAN, MAC) to port.
 //!
 //! Made by control as a whole, and never changed: workers hold it by an `Arc` of their own, so that they read it
 //! without a lock, and are given the next one by message.
@@ -30,7 +30,7 @@ pub(crate) enum Destination {
     Multicast,
     /// The host, over its own interface.
     Host,
-    /// Nobody here: the uplink.
+    /// No port here: the uplink.
     #[default]
     Unknown,
     /// A port that it may not go to.
@@ -42,12 +42,13 @@ pub(crate) enum Destination {
 pub(crate) struct FdbPort {
     /// Its guest's address.
     pub(crate) mac: Mac,
-    /// Tells it, with the addresses that it has now, from others that had its number, and from itself with others.
+    /// Distinguishes this port with its present addresses from earlier ports of its number, and from itself with other
+    /// addresses.
     pub(crate) generation: u16,
     pub(crate) vlans: Vlans,
     /// What it may do in the network.
     pub(crate) options: MemberOptions,
-    /// Addresses that it has beside its own, if it may have any.
+    /// Learned addresses, if the port may learn.
     pub(crate) learned: Option<Arc<Learned>>,
     /// Its guest's IP addresses; `None`: any.
     pub(crate) source_guard: Option<Arc<SourceGuard>>,
@@ -56,15 +57,15 @@ pub(crate) struct FdbPort {
 }
 
 impl FdbPort {
-    /// What the XDP program leaves before frames for the port of that number: the number, and above it its life.
+    /// The mark of frames for this port: its number, and above it its generation.
     pub(crate) fn mark(&self, number: PortNumber) -> PortMark {
         PortMark::new(number, self.generation)
     }
 }
 
-/// A port that was noted of a frame: by the XDP program, whom it is for; by who gives it to another worker, also who
-/// sent it. Such a frame may wait until the port is gone, and another has the number: so it is believed as long as the
-/// port lives as it did then, and else the table is asked.
+/// The port of a frame, as the XDP program found it (the destination), or another worker (also the sender). Such a
+/// frame may wait until the port is removed and another port has the number. So the mark is trusted only if the port's
+/// generation still matches; otherwise the FDB decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PortMark(pub(crate) u32);
 
@@ -73,7 +74,7 @@ impl PortMark {
         Self((generation as u32) << 16 | number.0 as u32)
     }
 
-    /// The port's number, and its life.
+    /// The port's number and generation.
     #[inline]
     pub(crate) fn parts(self) -> (PortNumber, u16) {
         // The halves.
@@ -83,7 +84,7 @@ impl PortMark {
     }
 }
 
-/// Stations behind a bridge that the uplink is part of, which the host reaches by the bridge's other ports.
+/// Addresses behind a bridge that the uplink is part of, which the host reaches by the bridge's other ports.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct BridgeFdb(HashSet<FdbKey, FdbKeyHash>);
 
@@ -117,12 +118,12 @@ pub(crate) struct Fdb {
     reached: Vec<Mac>,
     /// What is reached through that host.
     behind: Arc<BridgeFdb>,
-    /// The last queue of the uplink is set up anew: until then guests' frames for it wait.
+    /// Until then guests' frames wait for the uplink, because its last queue is being set up again.
     uplink_until: Option<Instant>,
 }
 
 impl Fdb {
-    /// Of these ports, by number; each station is one port's (config.rs).
+    /// Of these ports, by number; no two ports have the same key (config.rs).
     pub(crate) fn new(ports: Vec<Option<FdbPort>>) -> Self {
         let mut keys = HashMap::default();
         for (number, port) in (0..).map(PortNumber).zip(&ports) {
@@ -141,7 +142,7 @@ impl Fdb {
         }
     }
 
-    /// With stations that ports have beside their own; none of them is another's.
+    /// Adds learned addresses. A key belongs to one port only.
     pub(crate) fn with_learned(mut self, learned: impl Iterator<Item = (FdbKey, PortNumber)>) -> Self {
         for (key, port) in learned {
             self.keys.entry(key).or_insert(port);
@@ -176,7 +177,7 @@ impl Fdb {
         self.uplink_until.is_some_and(|until| Instant::now() < until)
     }
 
-    /// Whether a station may be learned: it is nobody's by configuration.
+    /// Whether an address may be learned: no configured port has it.
     pub(crate) fn is_free(&self, key: FdbKey) -> bool {
         let its = self.keys.get(&key).and_then(|&port| self.port(port));
         let mac = key.mac();
@@ -204,7 +205,7 @@ impl Fdb {
         self.ports.len()
     }
 
-    /// Where a frame of a port's to a station goes.
+    /// The destination of a port's frame.
     #[inline]
     pub(crate) fn find_for(&self, from: &FdbPort, to: FdbKey) -> Destination {
         match self.find(to) {
@@ -221,7 +222,7 @@ impl Fdb {
         port.is_some_and(|port| port.options.isolated)
     }
 
-    /// Where a frame to a station goes.
+    /// The destination of a frame.
     #[inline]
     pub(crate) fn find(&self, key: FdbKey) -> Destination {
         if key.is_multicast() {
@@ -235,8 +236,7 @@ impl Fdb {
     }
 }
 
-/// Hashes stations by a multiplication with a number that nobody outside knows: who sends frames cannot choose
-/// addresses that collide.
+/// Hashes keys by a multiplication with a secret number, so that senders cannot choose addresses that collide.
 #[derive(Debug, Clone)]
 struct FdbKeyHash(u64);
 
@@ -267,7 +267,7 @@ impl Hasher for FdbKeyHasher {
     #[inline]
     fn write_u64(&mut self, key: u64) {
         let product = u128::from(key) * u128::from(self.factor);
-        // The table uses the highest bits and the lowest: both halves of the product tell of all bits.
+        // The hash table uses the highest bits and the lowest: both halves of the product depend on all bits.
         #[allow(clippy::cast_possible_truncation)]
         let folded = (product >> 64) as u64 ^ product as u64;
         self.hash ^= folded;

@@ -1,4 +1,4 @@
-//! A station: an address in a VLAN.
+//! The key of the FDB: a MAC address in a VLAN.
 
 use super::ethernet::Mac;
 
@@ -20,7 +20,7 @@ impl FdbKey {
         self.0
     }
 
-    /// The station of that number.
+    /// The key of that number.
     pub(crate) fn from_bits(bits: u64) -> Self {
         Self(bits)
     }
@@ -39,7 +39,7 @@ impl FdbKey {
         mac
     }
 
-    /// Whether it is a group of stations: multicast or broadcast (IEEE 802: bit 0 of the first byte).
+    /// Whether the address is multicast or broadcast (IEEE 802: bit 0 of the first byte).
     #[inline]
     pub(crate) fn is_multicast(self) -> bool {
         self.0 & 1 << 40 != 0

@@ -1,20 +1,20 @@
 //! Automatic receive steering (VirtIO 1.3, 5.1.6.5.6): a flow's frames go to the receive queue of the pair on which the
 //! guest sends it.
 //!
-//! A flow is told by a hash that is the same for both directions. A port with several pairs has a table of a fixed
-//! number of places ([`Flows`]): its lanes note there what their guest sends, and who has frames for the port looks
-//! there. A flow that is not found goes by its hash, always to the same pair. Where there is no room a flow takes the
-//! place of another, which goes by its hash then.
+//! A flow is identified by a hash that is the same for both directions. A port with several pairs has a set-associative
+//! table of a fixed size ([`Flows`]): its lanes record the flows that their guest sends, and lanes with frames for the
+//! port look them up. A flow without an entry is spread by its hash, always to the same pair. A new flow replaces
+//! another one where its set is full.
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-/// First bytes of a frame that tell its flow: a tag, IPv6, ports.
+/// First bytes of a frame that identify its flow: a tag, IPv6, ports.
 pub(crate) const FLOW_BYTES: usize = 64;
 /// Flows that a port's table has room for, in sets of which one is looked through.
 const SETS: usize = 256;
 const WAYS: usize = 4;
 
-/// The part of a place that tells the flow.
+/// The part of an entry that identifies the flow.
 const OF_FLOW: u32 = !0xffff;
 
 const IPV4: u16 = 0x0800;
@@ -24,7 +24,7 @@ const SERVICE_TAG: u16 = 0x88a8;
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 
-/// A hash of a frame's addresses, and of its ports where it has some: the same whoever of the two sends.
+/// A hash of a frame's addresses, and of its ports if it has any; the same in both directions.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Flow(u64);
 
@@ -74,7 +74,7 @@ impl Flow {
         Self(mix(mix(one).wrapping_add(mix(other)) ^ protocol))
     }
 
-    /// One of so many places, at least one, by the hash alone.
+    /// Maps the hash to a number below `over`, which is at least one.
     #[inline]
     pub(crate) fn spread(self, over: usize) -> usize {
         // Less than `over`.
@@ -138,7 +138,7 @@ impl Flows {
             .iter()
             .find(is_its)
             .or_else(|| set.iter().find(is_free))
-            // Which one it takes the flow's hash says.
+            // The flow's hash chooses the entry to replace.
             .unwrap_or(&set[(tag >> 16) as usize % WAYS]);
         if place.load(Relaxed) != word {
             place.store(word, Relaxed);
@@ -164,7 +164,7 @@ impl Flows {
         Some(pair)
     }
 
-    /// Where a flow may be noted, and what stands there beside the pair: a part of the hash, not 0.
+    /// The set of a flow, and the tag of its entries: a part of the hash, not 0.
     #[inline]
     fn set(&self, Flow(hash): Flow) -> (&[AtomicU32; WAYS], u32) {
         // The highest and the lowest bits.

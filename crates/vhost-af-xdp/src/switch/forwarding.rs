@@ -1,6 +1,6 @@
-//! Who belongs to a network, and where the lanes of its members are: as the lanes of one worker know it.
+//! Where frames of a network go from one worker: the FDB, the lanes of this worker, and the links to others.
 //!
-//! A worker makes it anew each time its lanes change, and shows it to those of the network
+//! A worker rebuilds it each time its lanes change, and sets it on all lanes of the network
 //! ([`super::lane::Lane::set_forwarding`]).
 
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use super::vlans::Vlans;
 /// See the module's head.
 #[derive(Default, Clone)]
 pub(crate) struct Forwarding {
-    /// Who has which address.
+    /// Addresses of ports.
     pub(crate) fdb: Arc<Fdb>,
     /// By port number: the lanes of its pairs that receive, in their order.
     guests: Vec<Vec<LaneRef>>,
@@ -22,7 +22,7 @@ pub(crate) struct Forwarding {
     present: Vec<PortNumber>,
     /// Those of them that get copies of frames for others.
     promiscuous: Vec<PortNumber>,
-    /// For some of them rules say which frames they get.
+    /// Filter rules decide which frames some of them get.
     pub(crate) is_filtered: bool,
     /// Lanes of queues of the uplink.
     pub(crate) uplinks: Vec<SlotAt>,
@@ -34,7 +34,7 @@ pub(crate) struct Forwarding {
     links: Vec<FdbPort>,
     /// Ports of other workers, with the links there.
     pub(crate) remote: Vec<(PortNumber, LaneRef)>,
-    /// The links to workers by whose uplink and host frames go out, where there is none here.
+    /// The links to workers through whose uplink and host frames leave, where this worker has none.
     pub(crate) ways_out: [Option<LaneRef>; 2],
 }
 
@@ -42,7 +42,7 @@ pub(crate) struct Forwarding {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct LaneRef {
     pub(crate) at: SlotAt,
-    /// Tells one lane from the next one of the same pair.
+    /// Distinguishes a lane from the next one of the same pair.
     pub(crate) id: LaneId,
     pub(crate) pair: u16,
     /// It is a link to another worker.
@@ -105,8 +105,7 @@ impl Forwarding {
         !self.uplinks.is_empty() || uplink.is_some()
     }
 
-    /// Whether frames of this worker reach the uplink by a link only. What goes to a group goes by that link in any
-    /// case.
+    /// Whether frames of this worker reach the uplink by a link only. Multicast takes that link in any case.
     pub(crate) fn reaches_uplink_by_link(&self) -> bool {
         let [uplink, _] = self.ways_out;
         self.uplinks.is_empty() && uplink.is_some()
@@ -117,9 +116,9 @@ impl Forwarding {
         self.lanes(port).is_empty() && !self.spread.ports.contains_key(&port)
     }
 
-    /// Whether a port whose guest is here has this address: a frame to a group that comes from outside with that source
-    /// is the guest's own, and the others have it. One that has no guest here has moved, and what it sends there comes
-    /// once.
+    /// Whether a port with a guest on some worker has this address: a multicast frame from outside with that source is
+    /// the guest's own, and the other ports have it already. A port without a guest has moved to another host, and its
+    /// frames arrive once.
     pub(crate) fn has_guest(&self, key: FdbKey) -> bool {
         let found = self.fdb.find(key);
         matches!(found, Destination::Port(port) if !self.is_absent(port))
@@ -213,8 +212,8 @@ impl Forwarding {
         !self.promiscuous.is_empty()
     }
 
-    /// Who gets copies of a frame that goes to that port, or to none. `way`: where it goes: who listens behind the same
-    /// link hears it there.
+    /// The promiscuous ports that get copies of a frame to that port, or to none. `way`: the link that the frame takes:
+    /// listeners behind it get their copies there.
     pub(crate) fn listeners(
         &self,
         vlan: u16,

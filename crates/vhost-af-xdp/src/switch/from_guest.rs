@@ -1,10 +1,10 @@
 //! From a guest: a turn of its frames, to wherever they go.
 //!
-//! [`Sender::burst`] is the one way for frames to leave a guest: it takes chains, lets the queue pair judge them, and
-//! puts each into a [`Sink`], until the turn is used up or the sink is full. What does not fit stays with the guest.
-//! Frames that only have to be copied go first, in a loop of the sink's own ([`Sink::put_plain`]).
-//! Sinks are a NIC queue that frames are copied to (`to_nic.rs`), one that reads guest RAM (`direct`), and another
-//! guest (`guests.rs`).
+//! [`Sender::burst`] is the one way for frames to leave a guest: it takes chains, has the queue pair check them, and
+//! puts each into a [`Sink`], until the budget is used up or the sink is full. Chains that do not fit stay with the
+//! guest. Frames that only have to be copied go first, in a loop of the sink's own ([`Sink::put_plain`]). Sinks are a
+//! NIC queue that frames are copied to (`to_nic.rs`), one that reads guest RAM (`direct`), and another guest
+//! (`guest_lane.rs`).
 
 use device::counters::{Counter, PairCounters};
 use device::meter;
@@ -83,7 +83,7 @@ pub(crate) struct Tally {
     pub(crate) frames: u64,
     pub(crate) bytes: u64,
     descriptors: u64,
-    /// What they are work for besides, in frames: copies beyond the first, and segments that somebody else cuts.
+    /// Additional work, in frames: copies beyond the first, and segments that others make.
     extra: u64,
     /// Frames that the kernel or the NIC makes of these beyond one each, and bytes of their headers: sent, and no work.
     made: (u64, u64),
@@ -95,15 +95,15 @@ impl Tally {
         self.add_all(1, bytes.into());
     }
 
-    /// The same of so many at once.
+    /// Adds several frames at once.
     #[inline]
     pub(crate) fn add_all(&mut self, frames: u64, bytes: u64) {
         self.frames += frames;
         self.bytes += bytes;
     }
 
-    /// A packet of so many bytes, of which others make that many frames, each with headers of so many bytes. Many short
-    /// ones are work for the kernel as if they were sent here.
+    /// Adds a packet of `bytes`, of which the kernel or the NIC makes `frames`, each with `headers` bytes of headers.
+    /// Many short ones are work for the kernel as if they were sent here.
     #[inline]
     pub(crate) fn add_unsegmented(&mut self, bytes: u32, frames: u64, headers: u32) {
         self.add(bytes);
@@ -127,7 +127,7 @@ impl Tally {
 pub(crate) struct Budget {
     /// Frames that it has in all.
     frames: u64,
-    /// So many bytes are as much work as one.
+    /// Bytes that are as much work as one frame.
     bytes_a_frame: u64,
     /// How often look-ups of unknown flows count.
     look_up_weight: u64,
@@ -188,25 +188,25 @@ impl Budget {
         frames.max(others) + extra
     }
 
-    /// A chain of so many descriptors was taken.
+    /// Charges a taken chain.
     #[inline]
     pub(crate) fn charge_descriptors(&mut self, descriptors: usize) {
         self.tally.descriptors += descriptors as u64;
     }
 
-    /// A frame of `len` bytes was copied for so many stations.
+    /// Charges copies of a frame of `len` bytes.
     #[inline]
     pub(crate) fn charge_copies(&mut self, copies: u64, len: u32) {
         self.tally.extra += copies * (1 + u64::from(len) / self.bytes_a_frame);
     }
 
-    /// Flows of its frames were looked up, which took as long as so many frames.
+    /// Charges look-ups of flows, which took as long as `frames` frames.
     #[inline]
     pub(crate) fn charge_look_ups(&mut self, frames: u64) {
         self.tally.extra += frames * self.look_up_weight;
     }
 
-    /// Somebody else makes so many frames of one.
+    /// Charges the segments that the receiving side makes of a packet.
     #[inline]
     pub(crate) fn charge_segments(&mut self, frames: u32) {
         self.tally.extra += u64::from(frames);
@@ -222,15 +222,15 @@ impl Budget {
         (usize::try_from(chains).unwrap_or(usize::MAX), bytes)
     }
 
-    /// So many chains of one descriptor were taken, with a frame each, of so many bytes together.
+    /// Charges chains of one descriptor, with a frame each, of `bytes` together.
     #[inline]
     pub(crate) fn charge_plain(&mut self, chains: usize, bytes: u64) {
         self.tally.add_all(chains as u64, bytes);
         self.charge_descriptors(chains);
     }
 
-    /// Whether another chain may be taken in it: its work is less than its frames. Without a division, as this is asked
-    /// for each chain.
+    /// Whether another chain may be taken: the work is less than the budget. Without a division, since it runs once for
+    /// each chain.
     #[inline]
     pub(crate) fn has_left(&self) -> bool {
         let (chains, bytes) = self.left();
@@ -238,8 +238,8 @@ impl Budget {
     }
 }
 
-/// What a lane sends for its guest, turn by turn: a guest whose frames become many has no more turns than its
-/// neighbours.
+/// Sends for a guest with a budget for each poll. Work beyond a budget is a deficit of the next ones, so that a guest
+/// whose frames become many sends no more than its neighbours.
 #[derive(Debug, Default)]
 pub(crate) struct Sender {
     /// Frames that this turn has left.
@@ -250,7 +250,7 @@ pub(crate) struct Sender {
     pub(super) chains: Chains,
     /// Holds a guest back that sends more than it may.
     pub(crate) throttle: Throttle,
-    /// Judges its frames, where no table of a network does.
+    /// Checks the guest's frames outside of networks.
     pub(crate) policy: Policy,
 }
 
@@ -285,8 +285,8 @@ impl Sender {
         self.left = self.left.saturating_sub(frames);
     }
 
-    /// Takes chains of a guest of a network for what is left of the turn, for somebody who puts them to several places
-    /// ([`Self::settle`]).
+    /// Takes chains of a network's guest for the rest of the budget; the caller puts them to several places, then calls
+    /// [`Self::settle`].
     /// Errors: what the guest did wrong.
     #[inline]
     pub(crate) fn take(&mut self, pair: &mut QueuePair) -> Result<Budget, Fault> {
@@ -395,7 +395,7 @@ impl Sender {
         }
         self.takes.adapt(self.chains.len(), done);
         self.charge(&budget);
-        // Counted before they are given back: who sees a chain again finds it counted.
+        // Counted before they are returned: an observer that sees a chain again finds it counted.
         budget.tally.count(counters);
         meter::took(done);
         Ok(Burst {
@@ -406,8 +406,8 @@ impl Sender {
     }
 }
 
-/// How many chains are taken from a guest at once. A guest whose frames become many fills a turn with a few chains, and
-/// those behind them would be read in vain each time.
+/// How many chains are taken from a guest at once. A guest whose frames become many uses up a budget with a few chains,
+/// and reading those behind them would be useless each time.
 #[derive(Debug)]
 struct Takes {
     most: usize,
@@ -465,7 +465,7 @@ mod tests {
         assert_eq!(takes.most, BATCH);
         takes.adapt(BATCH, 2);
         assert_eq!(takes.most, 4);
-        // All that were taken were sent: there may be more. That there were few says nothing.
+        // All that were taken were sent: there may be more. A short batch proves nothing.
         takes.adapt(4, 4);
         takes.adapt(3, 3);
         assert_eq!(takes.most, 8);

@@ -3,13 +3,14 @@
 //! accept such offloads ([`Tap::set_offloads`]). What finds no buffers of the guest waits in the tap. The kernel drops
 //! what finds no room there, and counts it.
 //!
-//! The header comes into memory of ours. It is checked, and written before the frame when the frame is there. What the
-//! buffers offered do not hold comes into memory of ours, behind them. Then the frame is put together there, and copied
-//! into the buffers when the guest has enough. How long the next frame may be, and how many come in a turn, is guessed by
-//! those before, as what is offered in vain costs, too: behind as many frames as are expected no buffers are offered.
+//! The virtio-net header is read into the daemon's memory, checked, and written before the frame once the frame is
+//! there. Bytes beyond the offered buffers go into the daemon's memory, too. Such a frame is assembled there, and
+//! copied into the buffers when the guest has enough. The length of the next frame, and the number of frames in a
+//! batch, are predicted from earlier ones, because unused offers cost, too: no buffers are offered beyond the expected
+//! frames.
 //!
-//! A frame that the guest may not get, by its limit or by rules, must not come into its buffers: while there are any,
-//! all frames come into memory of ours, and are copied.
+//! A frame that the guest may not get, by its limit or by rules, must not be read into its buffers: with limits or
+//! rules all frames are read into the daemon's memory, and copied.
 
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -37,8 +38,8 @@ use crate::nic::tap::{Parts, Tap};
 const LONGEST: usize = 65_560;
 /// Shortest frame, bytes.
 const SHORTEST: u32 = 14;
-/// After a read that found nothing, the tap is read again in so many rounds, or when the epoll set reports frames. A
-/// worker that polls finds frames so; a read in each round would cost its other guests.
+/// Rounds between two reads of the tap after a read that found nothing, unless the epoll set reports frames. A polling
+/// worker finds frames this way; a read in each round would cost its other guests.
 const READ_EACH: u32 = 8;
 /// Bytes that one turn moves.
 const TURN_BYTES: u64 = BATCH as u64 * BYTES_A_FRAME;
@@ -53,8 +54,8 @@ pub(crate) struct FromTap {
     held: Option<Held>,
     /// Bytes of the next frame, as it is guessed.
     expected: u32,
-    /// Frames of a turn, as it is guessed: so many eighths. It falls by one each turn, so that a few more now and then
-    /// are expected, too.
+    /// Predicted frames of a batch, in eighths. It falls by one with each batch, so that it expects a few more now and
+    /// then, too.
     frames: usize,
     /// Buffers of the last frame, or of longer ones a while ago.
     buffers: usize,
@@ -68,7 +69,7 @@ pub(crate) struct FromTap {
     deficit: usize,
 }
 
-/// A frame that waits: its bytes, and what its header says.
+/// A frame that waits: its bytes, and its parsed header.
 #[derive(Debug, Clone, Copy)]
 struct Held {
     len: u32,
@@ -82,7 +83,7 @@ enum Came {
     Wrong,
     /// It is in the guest's buffers.
     InPlace(Held),
-    /// It is in memory of ours.
+    /// In the daemon's memory.
     Ours(Held),
 }
 
@@ -104,7 +105,7 @@ impl FromTap {
         }
     }
 
-    /// Whether frames may wait that no event will tell of.
+    /// Whether frames may wait that no event reports.
     fn may_have_frames(&self) -> bool {
         self.held.is_some() || (self.has_frames && self.tap.is_some())
     }
@@ -214,7 +215,7 @@ impl FromTap {
 }
 
 impl Receive for FromTap {
-    /// Whether a round is to look for frames.
+    /// Whether a round reads the tap.
     #[inline]
     fn has_frames<N: Nic>(&mut self, _queue: &mut NicQueue<N>) -> bool {
         self.rounds = self.rounds.saturating_add(1);
@@ -274,7 +275,7 @@ impl Receive for FromTap {
         self.has_frames = true;
     }
 
-    /// What waits in the tap is for whoever reads it next.
+    /// Frames in the tap remain for its next reader.
     fn finish<N: Nic>(self, _queue: &mut NicQueue<N>, guest: RxTarget<'_>) {
         let held = u64::from(self.held.is_some());
         guest.counters.to_guest_queue_stopped.add(held);
@@ -304,13 +305,13 @@ impl Admission<'_, '_> {
                 stored: request.csum.map(ChecksumAt::field),
                 ..Facts::of_len(frame.len())
             };
-            if !filter.lets_pass(&frame[..frame.len().min(LOOK_BYTES)], facts, counters) {
+            if !filter.allows(&frame[..frame.len().min(LOOK_BYTES)], facts, counters) {
                 return false;
             }
         }
         let headers = u16::from_le_bytes([header[2], header[3]]);
         self.policer
-            .lets_pass(|| cost(frame.len() as u32, &request, headers.into()), counters)
+            .allows(|| cost(frame.len() as u32, &request, headers.into()), counters)
     }
 }
 
@@ -323,7 +324,7 @@ fn count(header: &[u8; 10], counters: &PairCounters) {
     }
 }
 
-/// What a packet of `len` bytes, with so many of headers, is on a wire.
+/// The cost of a packet of `len` bytes, with `headers` bytes of headers, on a wire.
 fn cost(len: u32, request: &Request, headers: u32) -> Cost {
     let Some(gso) = request.gso else {
         return Cost::frame(len);
@@ -335,13 +336,13 @@ fn cost(len: u32, request: &Request, headers: u32) -> Cost {
     }
 }
 
-/// The header of a frame of `len` bytes, if it asks for nothing but what the guest accepted, and that can be.
+/// The header of a frame of `len` bytes, if it is valid and requests only accepted offloads.
 #[inline]
 fn checked(header: [u8; 10], len: u32, offloads: &Offloads) -> Option<[u8; 10]> {
     if len < SHORTEST {
         return None;
     }
-    // Who accepted no partial checksums is not told either that one was checked (VirtIO 1.3, 5.1.6.4.1).
+    // A guest without GUEST_CSUM gets no DATA_VALID either (VirtIO 1.3, 5.1.6.4.1).
     if header == [0; 10] || (!offloads.guest_csum && header[0] & NEEDS_CSUM == 0 && header[1] == 0) {
         return Some([0; 10]);
     }

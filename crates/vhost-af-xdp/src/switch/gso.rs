@@ -1,15 +1,14 @@
 //! A guest's GSO packet, and the frames that are built of it.
 //!
-//! Purpose: what both placements do alike when a frame from the guest asks for more than being sent. A
-//! [`GsoPacket`] is the plan for cutting it, made of a private copy of its headers, and how far that has come. A
-//! [`Builder`] makes frames in chunks of ours: headers, payload from wherever it lies, and the checksum, which
-//! is left to the kernel or the NIC (XDP TX metadata, Documentation/networking/xsk-tx-metadata.rst) where
-//! the socket takes that, else completed in the chunk.
+//! Purpose: the common part of both placements when a guest's frame requests an offload. A [`GsoPacket`] is the plan
+//! for its segmentation, made of a private copy of its headers, and the progress. A [`Builder`] makes frames in chunks
+//! of the daemon: headers, payload from any memory, and the checksum, which the kernel or the NIC completes (XDP TX
+//! metadata, Documentation/networking/xsk-tx-metadata.rst) where the socket supports that, otherwise the builder.
 //!
-//! Invariants: what a plan or the metadata says rests on bytes that no guest can change any more. The kernel stops a TX
-//! ring for good at metadata that it finds wrong (`xsk_build_skb`, net/xdp/xsk.c, leaves the descriptor in the ring),
-//! so it is only given what it cannot refuse: a checksum that lies in the frame's first descriptor. And only for TCP
-//! and UDP where they really are: what a NIC does with other places is nothing to try on behalf of a guest.
+//! Invariants: plans and metadata depend only on bytes that no guest can change any more. The kernel stops a TX ring
+//! for good at invalid metadata (`xsk_build_skb`, net/xdp/xsk.c, leaves the descriptor in the ring), so it only gets
+//! what it cannot reject: a checksum in the frame's first descriptor. And only for TCP and UDP at their real positions:
+//! a guest must not choose other positions for a NIC to try.
 
 #![allow(unsafe_code)]
 
@@ -85,7 +84,7 @@ impl GsoPacket {
 
 impl GuestFrame<'_> {
     /// How a GSO packet is cut, by a private copy of its headers, which is left in `headers`.
-    /// Errors: they are not what the guest asks for.
+    /// Errors: the headers contradict the guest's request.
     pub(crate) fn plan(&self, gso: Gso, headers: &mut [u8; HEADERS_MAX]) -> Result<Plan, Malformed> {
         let len = self.sending.len;
         let headers = &mut headers[..HEADERS_MAX.min(len as usize)];
@@ -171,7 +170,7 @@ pub(crate) trait Source {
 
 /// From a chain of the guest's.
 pub(crate) struct FromChain<'a> {
-    /// Bytes of ours that come first.
+    /// First bytes, in the daemon's memory.
     pub(crate) head: &'a [u8],
     pub(crate) memory: &'a MemoryMap,
     pub(crate) buffers: &'a [Buffer],
@@ -232,7 +231,7 @@ impl Source for FromChain<'_> {
     }
 }
 
-/// From bytes of ours.
+/// From the daemon's memory.
 impl Source for &[u8] {
     fn copy(&mut self, len: u32, umem: &Umem, to: UmemOffset) {
         let (now, later) = self.split_at((len as usize).min(self.len()));
@@ -241,7 +240,7 @@ impl Source for &[u8] {
     }
 }
 
-/// Builds frames in chunks of ours; the caller saw that there are enough of them.
+/// Builds frames in chunks of the daemon; the caller has checked that there are enough.
 pub(crate) struct Builder<'a> {
     pub(crate) umem: &'a Umem,
     pub(crate) pool: &'a mut FramePool,
@@ -263,7 +262,7 @@ impl Builder<'_> {
         len
     }
 
-    /// Builds the headers of a segment whose payload follows in descriptors of its own.
+    /// Builds the headers of a segment whose payload follows in separate descriptors.
     pub(crate) fn headers(&mut self, plan: &Plan, index: u32) {
         let first = self.outgoing.len();
         let header_len = plan.header_len() as u32;
@@ -274,8 +273,8 @@ impl Builder<'_> {
         }
     }
 
-    /// Writes the headers of a segment whose descriptors, from `first` on, are otherwise done, and lets its checksum be
-    /// completed.
+    /// Writes the headers of a segment whose descriptors, from `first` on, are otherwise done, and requests or
+    /// completes its checksum.
     #[inline]
     pub(crate) fn finish(&mut self, plan: &Plan, index: u32, first: usize) {
         if let Some(bytes) = self.bytes(first) {
@@ -323,7 +322,7 @@ impl Builder<'_> {
         layers.is_some_and(|layers| layers.checksum_at() == at)
     }
 
-    /// Lets the checksum of the frame that begins with descriptor `first` be completed; it is in there, in the
+    /// Requests or completes the checksum of the frame that begins with descriptor `first`; the field is there, in the
     /// headers of TCP or UDP.
     #[inline]
     fn checksum(&mut self, first: usize, at: ChecksumAt) {
@@ -356,12 +355,12 @@ impl Builder<'_> {
         }
     }
 
-    /// The bytes of a descriptor that waits to be sent, in a chunk of ours.
+    /// The bytes of a descriptor that waits to be sent, in a chunk of the daemon.
     #[inline]
     fn bytes(&mut self, index: usize) -> Option<&mut [u8]> {
         let desc = self.outgoing.get_mut(index)?;
-        // SAFETY: what is in `outgoing` is with no NIC yet. Chunks of the pool are ours. Descriptors
-        // that share a chunk refer to no byte in common (cutter.rs), and all of them are here.
+        // SAFETY: no NIC has the descriptors in `outgoing` yet. Chunks of the pool belong to the daemon. Descriptors
+        // that share a chunk have no byte in common (segmenter.rs), and all of them are here.
         unsafe { own_bytes(self.umem, desc) }
     }
 

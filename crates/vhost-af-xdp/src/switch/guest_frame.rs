@@ -4,7 +4,7 @@ use acl::FlowHints;
 use device::pair::{Cursor, Piece, QueuePair, Sending};
 use virtqueue::{Buffer, MemoryMap};
 
-/// A frame of the guest's that is to be sent, where it lies.
+/// A frame that the guest sends, in guest memory.
 #[derive(Clone, Copy)]
 pub(crate) struct GuestFrame<'a> {
     /// The guest's.
@@ -14,17 +14,17 @@ pub(crate) struct GuestFrame<'a> {
     /// Those of its chain.
     pub(crate) buffers: &'a [Buffer],
     pub(crate) sending: &'a Sending,
-    /// The frame's first bytes as somebody has looked at them, to be sent in the place of those in the chain, which the
-    /// guest may change; empty, if nobody has.
+    /// A checked copy of the frame's first bytes, sent in place of those in the chain, which the guest may change;
+    /// empty, if nothing was checked.
     pub(crate) head: &'a [u8],
-    /// So many bytes of the chain, from where the frame begins there, they stand for.
+    /// Bytes of the chain, from the frame's start, that `head` replaces.
     pub(crate) replaced: u32,
-    /// Of one that came from a NIC of another worker: what that told of its flow.
+    /// If a NIC of another worker received it: what that NIC reported about its flow.
     pub(crate) flow: FlowHints,
 }
 
 impl<'a> GuestFrame<'a> {
-    /// One at which nobody has looked.
+    /// Without a checked head.
     #[inline]
     pub(crate) fn new(pair: &'a QueuePair, buffers: &'a [Buffer], sending: &'a Sending) -> Self {
         Self {

@@ -7,8 +7,8 @@
 //! completes what it needs. Only a guest that did not accept an offload gets the work done here: its GSO packets are
 //! cut, its checksums completed.
 //!
-//! What a guest asks for is checked before it goes on, so that no guest can have another parse headers that say
-//! something else than its bytes: those of a GSO packet are copied once, planned by, and passed on from that copy.
+//! A guest's requests are checked before they go on, so that no guest can make another parse headers that differ from
+//! its bytes: the headers of a GSO packet are copied once, planned by, and sent from that copy.
 
 use std::sync::Arc;
 
@@ -115,9 +115,9 @@ struct GuestSink<'a> {
 pub(crate) enum Passed {
     /// The other guest has it, or will never have room for it.
     Yes,
-    /// The other guest gets it as so many frames, one after the other.
+    /// The other guest gets it as this many frames, one after the other.
     Segmented(u32),
-    /// It is lost, which is counted: its headers are not what it asks for, or the other guest may not get it.
+    /// Dropped and counted: its headers contradict its request, or the other guest may not get it.
     Dropped,
     /// The other guest has no room for it now.
     Later,
@@ -219,7 +219,7 @@ pub(crate) struct Passing<'a> {
 }
 
 impl<'a> Passing<'a> {
-    /// Begins with at most so many buffers in hand; `None`: the guest takes no frames of others.
+    /// Begins with at most `most` buffers; `None`: the guest takes no frames of other guests.
     /// Errors: what it did wrong.
     #[inline]
     pub(crate) fn begin(guest: RxTarget<'a>, most: usize) -> Result<Option<Self>, Fault> {
@@ -256,7 +256,7 @@ impl<'a> Passing<'a> {
         self.pass_limited(frame, from)
     }
 
-    /// The same, of a frame that it gets if rules say so.
+    /// The same with filter rules.
     #[cold]
     #[inline(never)]
     fn pass_filtered(&mut self, frame: GuestFrame<'_>, from: &PairCounters) -> Result<Passed, Fault> {
@@ -284,7 +284,7 @@ impl<'a> Passing<'a> {
 
     #[inline]
     fn pass_limited(&mut self, frame: GuestFrame<'_>, from: &PairCounters) -> Result<Passed, Fault> {
-        if !self.policer.lets_pass(|| frame.cost(), self.delivery.counters) {
+        if !self.policer.allows(|| frame.cost(), self.delivery.counters) {
             return Ok(Passed::Dropped);
         }
         let passed = self.put(frame, from)?;
@@ -294,8 +294,8 @@ impl<'a> Passing<'a> {
         Ok(passed)
     }
 
-    /// The common case: frames of which each has its first bytes with us and the rest in one piece; with what checksum it
-    /// asks for. Passes them on as long as a copy is all that one takes; how many that were, and their bytes.
+    /// The common case: frames with a checked head and the rest in one piece, each with its requested checksum. Passes
+    /// them on as long as each is just a copy; returns how many, and their bytes.
     #[inline]
     pub(crate) fn pass_whole<'f>(
         &mut self,
@@ -315,7 +315,7 @@ impl<'a> Passing<'a> {
         self.delivery.take_whole_of_guest(memory, frames)
     }
 
-    /// What judging its frames was work for, beside passing them; asked for once.
+    /// Takes the cost of the look-ups since the last call, in frames of a budget.
     #[inline]
     pub(crate) fn take_work(&mut self) -> u64 {
         self.filter.as_mut().map_or(0, |filter| filter.take_work())
@@ -387,8 +387,8 @@ impl<'a> Passing<'a> {
     }
 }
 
-/// The virtio-net header of a frame in one buffer, whose sender asks for its checksum there, for a guest that completes
-/// it or does not; `None`: that has to be done for it.
+/// The virtio-net header of a frame in one buffer with this checksum request; `completes`: the guest completes
+/// checksums. `None`: the daemon has to complete it.
 #[inline]
 fn header_for(asked: Option<ChecksumAt>, completes: bool) -> Option<[u8; HEADER_BYTES as usize]> {
     match asked {
@@ -489,7 +489,7 @@ impl Lane for GuestLane {
     }
 
     fn enable_notifications(&mut self, siblings: Siblings<'_>) -> Work {
-        // Kicks of a guest that is held back tell nothing.
+        // Kicks of a throttled guest mean nothing.
         let mut work = Work::after(self.sender.throttle.held());
         let frames =
             work == Work::None && self.pair.from_guest.enabled && self.pair.from_guest.queue.enable_kicks();
@@ -552,7 +552,7 @@ impl Lane for GuestLane {
 
     fn inject(&mut self, frame: &[u8], siblings: Siblings<'_>) {
         if let Some(mut target) = siblings.into_target()
-            && target.lets_pass_at_last(frame)
+            && target.allows_once(frame)
             && let Ok(mut delivery) = Delivery::begin(target.pair, target.buffers, target.counters)
         {
             let len = u32::try_from(frame.len()).unwrap_or(u32::MAX);

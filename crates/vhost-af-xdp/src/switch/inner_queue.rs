@@ -1,8 +1,8 @@
-//! Virtqueues in memory of ours, whose driver is ours, too. Frames pass by them to and from members of a network that
-//! are no guests: other workers ([`super::link`]), and taps to the host or to the wire ([`super::tap_lane`]).
+//! Virtqueues in the daemon's memory, with the daemon as driver, too. They carry frames to and from parts of a network
+//! that are no guests: other workers ([`super::link`]), and taps to the host or to the wire ([`super::tap_lane`]).
 //!
-//! To who gives frames the device's half is a guest that takes them with their tags, GSO packets whole and checksums
-//! unfinished. So all that is done for guests is done here, too: batches, back-pressure, loss after that.
+//! A sender sees the device's half as a guest that takes frames with their tags, GSO packets whole and partial
+//! checksums. So all that guests get applies here, too: batches, back-pressure, loss after that.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -49,7 +49,7 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    /// For so many buffers and queues.
+    /// For this many buffers and queues.
     pub(super) fn new(buffers: u64, queues: u64) -> Result<Self, InnerQueueError> {
         let len = buffers * u64::from(BUFFER_BYTES) + queues * RING_BYTES;
         let ram = Arc::new(GuestRam::new(&[(GuestAddr(0), len)])?);

@@ -1,16 +1,16 @@
 //! A lane: one virtio queue pair joined with one NIC queue.
 //!
-//! A lane *breathes*: each breath takes a batch from the guest to the NIC and a batch from the NIC
-//! to the guest, publishes both, and returns how many frames moved. When nothing moves for the
-//! spin time the worker *arms* it (asks for kicks) and sleeps.
+//! A worker *polls* lanes: each poll takes a batch from the guest to the NIC and a batch from the NIC to the guest,
+//! publishes both, and returns how many frames moved. When no frame moves for the spin time, the worker enables
+//! notifications (asks for kicks) and sleeps.
 //!
 //! Transitions (the worker is the only one that makes them):
 //!
 //! ```text
-//!     polling ──arm() = None──▶ armed ──wake──▶ disarm() ─▶ polling
-//!     polling ──arm() = Now───▶ polling        (work came while arming: no kick will tell of it)
-//!     polling ──breathe() = Err──▶ faulted     (left alone until control takes it away)
-//!     any ──taken by control──▶ stop()         (consumed; the vring bases remain, and calls to be made)
+//!     polling ──enable_notifications() = None──▶ asleep ──wake──▶ disable_notifications() ─▶ polling
+//!     polling ──enable_notifications() = Now───▶ polling   (work arrived meanwhile: no kick follows)
+//!     polling ──poll() = Err──▶ faulted                    (not polled until control removes it)
+//!     any ──removed by control──▶ stop()                   (consumed; the vring bases remain, and pending calls)
 //! ```
 
 use std::cmp::Reverse;
@@ -38,9 +38,9 @@ use device::pair::{Fault, QueuePair};
 /// What is left to do when a lane is about to sleep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Work {
-    /// Nothing: a kick or a frame will wake.
+    /// Nothing: a kick or a frame wakes the worker.
     None,
-    /// Nothing for so long; then look again.
+    /// Nothing until this time has passed; then poll again.
     Later(Reverse<Duration>),
     /// Work is there: do not sleep.
     Now,
@@ -50,7 +50,7 @@ impl Work {
     /// Something waits that no file descriptor announces, nor is known how long: look again within a millisecond.
     pub(crate) const SOON: Self = Self::Later(Reverse(Duration::from_millis(1)));
 
-    /// Of a lane for which nothing is to be done for so long; `None`: until a kick or a frame wakes it.
+    /// For a lane without work until `wait` has passed; `None`: until a kick or a frame wakes it.
     pub(crate) fn after(wait: Option<Duration>) -> Self {
         match wait {
             None => Self::None,
@@ -60,7 +60,7 @@ impl Work {
     }
 }
 
-/// Who did wrong.
+/// Which guest broke a rule.
 #[derive(Debug)]
 pub(crate) enum Blame {
     /// The lane's own guest.
@@ -81,7 +81,7 @@ pub(crate) struct RxTarget<'a> {
     pub(crate) policer: Policer<'a>,
     /// Which frames it may get; `None`: all.
     pub(crate) filter: Option<&'a mut Acl>,
-    /// Of a link to another worker: where it is noted what is known of frames beside their bytes.
+    /// Of a link to another worker: where the facts about frames are stored that are not in their bytes.
     pub(crate) marks: Option<&'a CrossWorkerMarks>,
 }
 
@@ -99,24 +99,24 @@ impl<'a> RxTarget<'a> {
         }
     }
 
-    /// Whether rules let it have a frame, which does not come again; counted if not. `head`: its first bytes, all of
-    /// them or as many as are looked at.
+    /// Whether the filter rules admit a frame that is not retried; counts a denied one. `head`: its first bytes, all of
+    /// them or as many as the rules read.
     #[inline]
-    pub(crate) fn lets_pass(&mut self, head: &[u8], facts: Facts) -> bool {
+    pub(crate) fn allows(&mut self, head: &[u8], facts: Facts) -> bool {
         match &mut self.filter {
-            Some(filter) => filter.lets_pass(head, facts, self.counters),
+            Some(filter) => filter.allows(head, facts, self.counters),
             None => true,
         }
     }
 
-    /// The same, where the work is nobody's: such frames are few.
-    pub(crate) fn lets_pass_at_last(&mut self, frame: &[u8]) -> bool {
-        let admits = self.lets_pass(frame, Facts::of_len(frame.len()));
+    /// The same without charging the work to a budget: such frames are few.
+    pub(crate) fn allows_once(&mut self, frame: &[u8]) -> bool {
+        let admits = self.allows(frame, Facts::of_len(frame.len()));
         let _ = self.take_work();
         admits
     }
 
-    /// What asking them was work for, in frames of a turn; asked for once.
+    /// Takes the cost of the look-ups since the last call, in frames of a budget.
     #[inline]
     pub(crate) fn take_work(&mut self) -> usize {
         let work = self.filter.as_mut().map_or(0, |filter| filter.take_work());
@@ -161,7 +161,7 @@ impl<'a> Siblings<'a> {
     }
 }
 
-/// The lanes of a network that are of one worker. Each is named by its place there, which [`Lane::set_forwarding`] tells.
+/// The lanes of a network on one worker. [`Lane::set_forwarding`] gives the index of each.
 pub(crate) trait Network {
     /// The guest of a lane; `None`: it does not take part any more.
     fn guest(&mut self, at: SlotAt) -> Option<RxTarget<'_>>;
@@ -184,14 +184,13 @@ pub(crate) struct Stopped {
 /// See the module's head. Implementations: [`super::copy_lane::CopyLane`], [`crate::direct::DirectLane`],
 /// [`super::guest_lane::GuestLane`].
 pub(crate) trait Lane: Send {
-    /// Moves a batch each way; frames moved.
-    /// Errors: what a guest did wrong. The lane of that guest must not breathe again, nor be a peer.
+    /// Moves a batch each way; returns the frames moved. Errors: the fault of a guest. The lane of that guest must not
+    /// be polled again, nor be a target.
     fn poll(&mut self, siblings: Siblings<'_>) -> Result<usize, Blame>;
-    /// Asks for kicks where the lane waits for a guest, and looks again.
+    /// Asks for kicks where the lane waits for a guest, and checks the rings again.
     fn enable_notifications(&mut self, siblings: Siblings<'_>) -> Work;
-    /// Bytes that it has carried so far, either way; counters of its guest's or of its own, so they may begin anew. 0
-    /// where that is not counted, as of links, which have little room: such a lane is not let alone
-    /// ([`super::moderation`]).
+    /// Bytes carried so far, either way, by counters of the guest or of the lane, so they may restart at 0. 0 where
+    /// nobody counts, as for links, which have little room: such a lane takes no part in [`super::moderation`].
     fn carried(&self) -> u64 {
         0
     }
@@ -211,10 +210,10 @@ pub(crate) trait Lane: Send {
     fn tap(&mut self) -> Option<&mut ToTap> {
         None
     }
-    /// Who belongs to the lane's network now, and where.
+    /// Sets the forwarding state of the lane's network.
     fn set_forwarding(&mut self, _forwarding: &Arc<Forwarding>) {}
-    /// Frames may have so many bytes from now on. Not of a lane whose guest receives into its own memory: its buffers
-    /// were chosen by the limit.
+    /// Sets the longest frame. Has no effect on a lane whose guest receives into its own memory: its buffers were
+    /// chosen by the limit.
     fn set_frame_limit(&mut self, bytes: u32) {
         if let Some(pair) = self.pair_mut() {
             pair.frame_limit = bytes;
@@ -222,25 +221,25 @@ pub(crate) trait Lane: Send {
     }
     /// What its guest may send and get, from now on.
     fn set_limits(&mut self, _limits: &PortLimits) {}
-    /// Which frames its guest may send and get from now on, where that is possible; `None`: all. What it went by before
-    /// is given back, so that its memory is freed elsewhere.
+    /// Sets the filter rules of the guest, where that is possible; `None`: all frames pass. Returns the previous ones,
+    /// so that another thread frees their memory.
     fn set_filter(&mut self, filter: Option<Box<LaneFilter>>) -> Option<Box<LaneFilter>> {
         filter
     }
-    /// What stands before frames of its NIC queue from now on.
+    /// Sets which metadata precedes frames of its NIC queue.
     fn set_metadata(&mut self, _metadata: &XdpMetadata) {}
-    /// Whether frames to its guest are judged by their headers.
+    /// Whether filter rules read the headers of frames to its guest.
     fn is_filtered(&self) -> bool {
         false
     }
-    /// What its guest may say of itself from now on, where no network knows it; `None`: what it likes.
+    /// Sets which source addresses its guest may use, for a lane outside of networks; `None`: any.
     fn set_guard(&mut self, _guard: Option<&Guard>) {}
     /// The NIC's descriptor, readable when frames arrive; `None`: there is none.
     fn nic(&self) -> Option<BorrowedFd<'_>> {
         None
     }
-    /// Whether arriving frames must wake the lane, as [`Self::enable_notifications`] decided: not while some wait there
-    /// already, for the guest's buffers. Deciding it anew would lose a frame that came after `enable_notifications`.
+    /// Whether arriving frames must wake the lane, as [`Self::enable_notifications`] decided: not while some already
+    /// wait for the guest's buffers. A second decision would lose a frame that arrived after `enable_notifications`.
     fn awaits_nic(&self) -> bool {
         false
     }
@@ -256,12 +255,13 @@ pub(crate) trait Lane: Send {
     }
     /// The epoll set has reported [`Self::event_fd`].
     fn note_event(&mut self) {}
-    /// Sends a frame of ours, if there is room for it now: it is an announcement, and the network may lose those.
+    /// Sends an announcement of the daemon if there is room now: the network may lose those.
     fn inject(&mut self, frame: &[u8], siblings: Siblings<'_>);
-    /// Takes back what the kernel holds, and publishes what is done. On a control thread, so it calls nobody.
+    /// Takes back what the kernel holds, and publishes what is done. Runs on a control thread, so it does not call the
+    /// guest.
     fn stop(self: Box<Self>) -> Stopped;
 
-    /// Tells the driver that no kicks are needed while the lane is polled.
+    /// Asks the driver for no kicks while the lane is polled.
     fn disable_notifications(&mut self) {
         if let Some(pair) = self.pair_mut() {
             pair.from_guest.queue.disable_kicks();

@@ -4,6 +4,6 @@
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct LaneId(pub(crate) u64);
 
-/// The place of a lane among those of its worker, until it is told another.
+/// The index of a lane among those of its worker, until the worker rebuilds the forwarding state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SlotAt(pub(super) usize);

@@ -1,9 +1,9 @@
-//! Source addresses that a guest uses beside its own, where its port learns them (`learning`): those of guests inside
-//! it, or of what it bridges.
+//! Source addresses that a guest uses besides its own, if its port learns (`learning`): of nested guests, or of a
+//! bridge.
 //!
-//! A worker notes an address when it sees it first, and the frame goes on: nobody is waited for. Control looks at the
-//! notes ([`crate::network`]), puts the addresses into the table and has the XDP program told of them. One that is not
-//! used for some time is taken out by control, which alone removes notes.
+//! A worker records an address when it first sees it, and forwards the frame without waiting. Control reads the entries
+//! ([`crate::network`]), puts the addresses into the FDB and sends them to the XDP program. Only control removes
+//! entries: those of addresses that were not used for some time.
 //!
 //! Notes are of a fixed number, so that no guest fills the tables of switches with addresses that it makes up: what it
 //! sends from further ones is lost. A note is found by a hash of the address, or behind that place; where one before it
@@ -15,10 +15,10 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::fdb_key::FdbKey;
 
-/// Addresses that a port can have beside its own.
+/// Addresses that a port can learn.
 pub(crate) const LEARNED_MAX: usize = 64;
 
-/// In a note beside the station: there is one.
+/// In an entry: it has a key.
 const PRESENT: u64 = 1 << 61;
 /// A frame came from it since control looked.
 const USED: u64 = 1 << 62;
@@ -58,7 +58,7 @@ impl Entry {
 }
 
 impl Learned {
-    /// With nothing in it; who is to look waits for `news`.
+    /// Without entries; control waits for `news`.
     pub(crate) fn new(news: Arc<OwnedFd>) -> Self {
         Self {
             entries: [const { AtomicU64::new(0) }; LEARNED_MAX],
@@ -66,7 +66,7 @@ impl Learned {
         }
     }
 
-    /// A frame comes from a station, which is nobody's by configuration; whether it may.
+    /// A frame has this source, which no configured port has. Returns whether the guest may send it.
     #[cold]
     pub(crate) fn record(&self, key: FdbKey) -> bool {
         let first = place(key);
@@ -86,7 +86,7 @@ impl Learned {
             }
             if word & !FLAGS == key.bits() {
                 if word & USED == 0 {
-                    // It fails where control has just removed it: then the next frame is noted anew.
+                    // Fails if control has just removed it: then the next frame records it again.
                     let _ = entry.compare_exchange(word, word | USED, Relaxed, Relaxed);
                 }
                 return word & REFUSED == 0;
@@ -120,7 +120,7 @@ impl Learned {
     }
 }
 
-/// Where a station is noted, unless that is taken.
+/// The first position to look at.
 fn place(key: FdbKey) -> usize {
     // The highest bits of a product with an odd number (Fibonacci hashing).
     (key.bits().wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58) as usize % LEARNED_MAX

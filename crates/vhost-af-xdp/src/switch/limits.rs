@@ -1,22 +1,21 @@
 //! How much a lane does before the others of its worker have their turn.
 
-/// Most chains or frames one breath moves in each direction: a lane's turn. Segments count as the frames that they are.
+/// Most chains or frames that one poll moves in each direction: the budget of a lane. Segments count as frames.
 ///
 /// The kernel's copy-mode transmit path costs the same per frame from 32 on; 64 keeps the batch's
 /// descriptors in the first-level cache.
 pub(crate) const BATCH: usize = 64;
 
-/// So many descriptors of a guest's chains count as much as one frame of a turn. A chain of a Linux guest has two, or
-/// some 18 for dozens of segments. A chain that is made to be work has thousands for one frame, each with a copy of its
-/// own.
+/// This many descriptors of a guest's chains count as one frame of a budget. A chain of a Linux guest has two, or some
+/// 18 for dozens of segments. A hostile chain has thousands for one frame, each with a copy of its own.
 pub(crate) const DESCRIPTORS_A_FRAME: u64 = 4;
 
 /// Bytes that are as much work as a frame: what is copied once and passes whole, a GSO packet to another guest, costs
 /// by its bytes. More than most interfaces' frames have.
 pub(crate) const BYTES_A_FRAME: u64 = 8192;
 
-/// The same in a network, whose guests have a worker in common: a turn of long packets has as many bytes as one of
-/// frames of an MTU of 1500, so that neighbours get as many bytes.
+/// The same in a network, whose guests share a worker: a budget of long packets has as many bytes as one of frames of
+/// an MTU of 1500, so that neighbours get as many bytes.
 pub(crate) const SHARED_BYTES_A_FRAME: u64 = 1536;
 
 /// Segments with less are many for their bytes: a packet of them that the kernel cuts is work by its segments.
@@ -31,6 +30,6 @@ pub(crate) const LOOK_UP_WEIGHT: u64 = 4;
 /// Few enough that the other direction, with the guest's acknowledgements, waits for some 200 µs at most.
 pub(crate) const SEGMENTS: usize = 256;
 
-/// A turn takes no further buffers for frames to the guest once it has read so many descriptors of them: one buffer may
-/// have as many as the queue has entries. Usual guests have far fewer in all buffers of a turn.
+/// A poll takes no further buffers for frames to the guest once it has read this many of their descriptors: one buffer
+/// may have as many as the queue has entries. Usual guests have far fewer in all buffers of a poll.
 pub(crate) const DESCRIPTORS: usize = 4096;

@@ -1,17 +1,17 @@
-//! From one worker to another: what guests of a network send whose destinations other workers serve.
+//! From one worker to another: frames of a network's guests to destinations on other workers.
 //!
-//! Theory of operation. A link is a virtqueue in memory of ours ([`super::inner_queue`]), with the device on the worker
-//! that gives frames and the driver on the one that takes them. Where the other side sleeps it is called, or kicked,
-//! with the re-check that loses none. Both sides' fences are those of [`virtqueue`].
+//! Theory of operation. A link is a virtqueue in the daemon's memory ([`super::inner_queue`]), with the device on the
+//! sending worker and the driver on the receiving one. A sleeping side is called, or kicked, with the re-check that
+//! makes a lost one impossible. Both sides' fences are those of [`virtqueue`].
 //!
-//! On the other side the buffers that came are put, as they lie there, into a second virtqueue, of which the device is
-//! a [`PortLane`]: frames are taken from it like those of a guest, but who sent them was judged where he is, and where
-//! they go was found there, too. A note beside each buffer says it, with what the NIC told of the frame's flow
-//! ([`super::cross_worker_mark`]). So no address is read again here: but of frames whose ports are not what they were then,
-//! which go by the table. They go to ports of this worker, and to the uplink where the other worker has none. What
-//! finds no buffer is lost at once, so that no guest holds up what goes to others.
+//! The receiving side puts the buffers, as they are, into a second virtqueue, whose device is a [`PortLane`]: it takes
+//! frames like those of a guest, but the sending worker has already checked the source and found the destination. A
+//! mark for each buffer carries that, with what the NIC reported about the frame's flow ([`super::cross_worker_mark`]).
+//! So no address is read again here, except for frames whose ports have changed meanwhile, which the FDB decides.
+//! Frames go to ports of this worker, and to the uplink where the other worker has none. A frame without a buffer is
+//! lost at once, so that no guest delays frames to others.
 //!
-//! To who gives frames a link takes all offloads: GSO packets pass whole, and none is cut on the way.
+//! For a sender a link takes all offloads: GSO packets pass whole.
 //!
 //! ```text
 //!     worker A                                      worker B
@@ -45,7 +45,7 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    /// Makes one, whose ends count there.
+    /// Creates a link whose ends count there.
     /// Errors: [`InnerQueueError`].
     pub(crate) fn new([gives, takes]: [Arc<PairCounters>; 2]) -> Result<Self, InnerQueueError> {
         let memory = Memory::new(BUFFERS.into(), 4)?;

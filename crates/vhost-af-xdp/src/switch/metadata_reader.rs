@@ -1,13 +1,12 @@
 //! What the XDP program left before the frames of a NIC queue ([`xsk::metadata`]), as a lane reads it.
 //!
-//! It is believed where the kernel lets frames begin, and nowhere else: only there was what stood in the chunk before
-//! overwritten when the NIC got it ([`NicQueue::promise`]), an older frame for instance, whose bytes somebody else
-//! chose.
+//! Metadata is trusted only at the usual position of frames: only there the bytes of earlier frames, which others
+//! chose, were overwritten when the NIC got the chunk ([`NicQueue::set_metadata`]).
 //!
-//! A program may be replaced while frames are under way. Those of the one before name their own layout, and are read by
-//! that. What nobody knows is counted, and the frame is one of which nothing is known. That is not enough where the
-//! program tells of tags that the NIC took off: the frame looks as one without a tag, and may be of any VLAN. It is
-//! dropped then. Whether the NIC does take tags off is not asked: that is changed at any time (`ethtool -K`).
+//! A program may be replaced while frames are in flight. Frames of the earlier program name their own layout, and are
+//! read by that. An unknown layout is counted, and the frame has no metadata. That is not enough where the program
+//! reports tags that the NIC removed: the frame looks untagged, and may be of any VLAN. It is dropped then. The reader
+//! does not ask whether the NIC removes tags: that can change at any time (`ethtool -K`).
 
 use device::counters::PairCounters;
 use steer::HintSet;
@@ -44,8 +43,7 @@ impl<'a> MetadataReader<'a> {
         !self.layouts.is_empty()
     }
 
-    /// What is known of a received frame beside its bytes, by its first piece. `None`: it is to be dropped, and that is
-    /// counted.
+    /// The metadata of a received frame, by its first piece. `None`: drop the frame, which is counted.
     #[inline]
     pub(super) fn read(&self, piece: &RxDesc, counters: &PairCounters) -> Option<Hints> {
         if !self.is_read() {

@@ -1,27 +1,28 @@
-//! How long a worker that would sleep lets frames of busy guests gather first, where that brings more through.
+//! How long a worker that would sleep pauses first, so that frames of busy guests accumulate, where that increases
+//! throughput.
 //!
-//! Theory of operation. Who asks for kicks as soon as nothing is left is woken for each packet of a stream, and
-//! interrupts the guest that gets it as often. All that takes CPU time from the guests that make the stream. NICs hold
-//! their interrupts back then, and Linux finds out how long by what comes through (Dynamic Interrupt Moderation,
+//! Theory of operation. A worker that asks for kicks as soon as it has no work is woken for each packet of a stream,
+//! and interrupts the receiving guest as often. All that takes CPU time from the guests that make the stream. NICs
+//! delay their interrupts for this reason, and Linux adapts the delay to the throughput (Dynamic Interrupt Moderation,
 //! Documentation/networking/net_dim.rst). Here it is a pause in which the busy lanes ask for no kicks.
 //!
-//! How long is tried. There are a few lengths ([`Moderation::length`]), none among them. For [`TRIED`] windows two that
-//! are next to each other are used in turn, and what comes through with them decides which one is better; as long as
-//! that is the next one, it goes on from there. Then it stays for [`KEPT`]. The shortest pause only has to let as much
-//! through as none does, as it saves calls; longer ones must let more through ([`Level::percent`]). Who waits for
-//! answers gets fewer with each pause, so that there is none for such guests.
+//! The length is found by trial. There are a few lengths ([`Moderation::length`]), zero among them. For [`TRIED`]
+//! windows two neighbouring lengths alternate, and their throughput decides which is better; while that is the longer
+//! one, the next longer one is tried. Then the length stays for [`KEPT`]. The shortest pause needs only as much
+//! throughput as none, since it saves calls; longer ones need more ([`Level::percent`]). A guest that waits for answers
+//! gets fewer of them with each pause, so such guests cause no pauses.
 //!
-//! A worker that is never idle makes no pause, whatever may be tried: nothing is learned of them then, and none is to
-//! come later ([`PAUSES_A_WINDOW`]). And what is found holds no longer than it brings what it did: who begins to wait for
+//! A worker that is never idle makes no pause, whatever is tried: then nothing is learned about pauses, and none is
+//! used later ([`PAUSES_A_WINDOW`]). And a result holds only while its throughput does: a guest that begins to wait for
 //! answers would get few of them for seconds otherwise ([`POOR`]).
 //!
-//! Only lanes that carry much ([`BUSY_BYTES_A_US`]) take part. The others are armed meanwhile, and wake the worker at
-//! once; all lanes breathe then. So what waits is what comes by a lane that is let alone, whomever it is for: of a NIC
-//! and of the host that may be frames for guests that carry little. After a pause that brought nothing a lane is armed
-//! as well, until it has moved a frame.
+//! Only lanes with much traffic ([`BUSY_BYTES_A_US`]) take part. The others have their notifications enabled, and wake
+//! the worker at once; then it polls all lanes. So only frames that arrive by a pausing lane wait, whatever their
+//! destination: frames of a NIC and of the host may be for guests with little traffic. After a pause without frames the
+//! lane's notifications are enabled, too, until it has moved a frame.
 //!
 //! A guest that waits for answers sends nothing more in a pause, and the pause only delays it. So a lane that carries
-//! less than half of its usual rate in [`FUTILE`] pauses in a row is not let alone for a while, whatever is tried.
+//! less than half of its usual rate in [`FUTILE`] pauses in a row takes no part for a while, whatever is tried.
 
 use std::time::{Duration, Instant};
 
@@ -31,11 +32,11 @@ const WINDOW: Duration = Duration::from_millis(8);
 const TRIED: u32 = 16;
 /// How long what it showed holds.
 const KEPT: Duration = Duration::from_secs(4);
-/// So many pauses are made in windows that have them, on average, or they are not known.
+/// Least average number of pauses in windows with pauses; with fewer nothing is learned about them.
 const PAUSES_A_WINDOW: u32 = 4;
-/// After so many windows in a row that bring less than half of what was found another trial begins.
+/// Windows in a row with less than half of the kept throughput after which another trial begins.
 const POOR: u32 = 4;
-/// After so many pauses in a row in which a lane carried less than half of its usual rate it takes no part.
+/// Pauses in a row with less than half of a lane's usual rate after which it takes no part.
 const FUTILE: u32 = 2;
 /// A lane that carries as much is busy: 512 Mbit/s.
 const BUSY_BYTES_A_US: u64 = 64;
@@ -66,13 +67,13 @@ enum Way {
 
 #[derive(Debug)]
 enum Phase {
-    /// What came through with that length and with the next one, in so many windows so far.
+    /// Throughput with that length and with the next one, and the number of windows so far.
     Tried {
         lower: Level,
         windows: u32,
         sums: [Sum; 2],
     },
-    /// The length stays until then, unless so many windows in a row were poor beside what was found with it.
+    /// The length stays until then, unless `poor` windows in a row fall below half of `found`.
     Kept { until: Instant, found: Sum, poor: u32 },
 }
 
@@ -93,7 +94,7 @@ pub(super) struct Share {
     stage: Stage,
     /// What it carried in the best of the last windows.
     usual: Sum,
-    /// When its last pause began, and what it had carried then; until that is judged.
+    /// When its last pause began, and the bytes carried until then; until that is evaluated.
     pause: Option<(Instant, u64)>,
     /// Pauses in a row that brought less than half of that.
     futile: u32,
@@ -104,12 +105,12 @@ pub(super) struct Share {
 /// What comes next for a lane.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum Stage {
-    /// It has moved frames since it was armed or let alone.
+    /// It has moved frames since its notifications were enabled or its last pause.
     #[default]
     Moved,
-    /// It is let alone.
+    /// In a pause.
     Alone,
-    /// It was, and nothing came; or it is armed.
+    /// Its pause brought no frames, or its notifications are enabled.
     Spent,
 }
 
@@ -125,7 +126,7 @@ impl Level {
         }
     }
 
-    /// So much of what comes through with this one, in percent, has to come through with the next longer one.
+    /// Throughput that the next longer pause needs, in percent of this one's.
     fn percent(self) -> u128 {
         // As much, but for chance; more.
         if self == Self::NONE { 97 } else { 103 }
@@ -142,7 +143,7 @@ impl Way {
 }
 
 impl Moderation {
-    /// Pauses last so long at most; zero: there are none.
+    /// `most`: the longest pause; zero: none.
     pub(super) fn new(most: Duration, now: Instant) -> Self {
         Self {
             most,
@@ -162,7 +163,7 @@ impl Moderation {
         }
     }
 
-    /// How long busy lanes are let alone now.
+    /// How long busy lanes pause now.
     pub(super) fn pause(&self) -> Duration {
         self.length(match self.phase {
             Phase::Tried { lower, windows, .. } if windows % 2 == 1 => Level(lower.0 + 1),
@@ -268,9 +269,9 @@ impl Sum {
 }
 
 impl Share {
-    /// It has carried so much so far, of which what came in the last window is given back.
+    /// Sets the bytes carried so far; returns those of the last window.
     fn carry(&mut self, carried: u64, time: Duration) -> u64 {
-        // Counters may begin anew with another guest.
+        // Counters may restart at 0 with another guest.
         let more = carried.saturating_sub(self.carried);
         self.carried = carried;
         self.is_busy = u128::from(more) >= u128::from(BUSY_BYTES_A_US) * time.as_micros();
@@ -292,8 +293,7 @@ impl Share {
         self.stage = Stage::Moved;
     }
 
-    /// The worker is about to sleep: whether the lane, which has `carried` so much, is let alone in that sleep, where
-    /// there are pauses.
+    /// The worker is about to sleep. Returns whether the lane pauses in that sleep; `pauses`: there are pauses now.
     pub(super) fn begin(&mut self, pauses: bool, now: Instant, carried: impl Fn() -> u64) -> bool {
         if let Some(pause) = self.pause.take() {
             self.evaluate(pause, now, carried());
@@ -310,7 +310,7 @@ impl Share {
         is_let_alone
     }
 
-    /// It was let alone: whether that gathered anything.
+    /// Evaluates the last pause: whether frames have accumulated.
     fn evaluate(&mut self, (since, before): (Instant, u64), now: Instant, carried: u64) {
         let gathered = Sum {
             bytes: carried.saturating_sub(before),
@@ -327,7 +327,7 @@ impl Share {
         }
     }
 
-    /// Whether it is let alone in this sleep.
+    /// Whether it pauses in this sleep.
     pub(super) fn is_let_alone(&self) -> bool {
         self.stage == Stage::Alone
     }
@@ -348,13 +348,13 @@ mod tests {
         }
     }
 
-    /// Goes on for that time with a lane that carries so many bytes a microsecond with each length of a pause; how many
+    /// Runs for that time with a lane that carries a number of bytes a microsecond for each length; returns how many
     /// windows had which.
     fn run(moderation: &mut Moderation, time: Duration, share: &mut Share, rates: [u64; 4]) -> [u32; 4] {
         run_with(moderation, time, share, rates, PAUSES_A_WINDOW)
     }
 
-    /// The same, with so many pauses in a window that has some.
+    /// The same, with this many pauses in a window with pauses.
     fn run_with(
         moderation: &mut Moderation,
         time: Duration,
@@ -374,13 +374,13 @@ mod tests {
         windows
     }
 
-    /// The worker sleeps, where there are pauses or not; whether the lane is let alone.
+    /// The worker sleeps; returns whether the lane pauses.
     fn rest(share: &mut Share, pauses: bool) -> bool {
         share.begin(pauses, Instant::now(), || 0)
     }
 
-    /// A second of a lane that carries a burst of bytes before each sleep, and so many bytes a microsecond meanwhile:
-    /// how many sleeps there are, and in how many of them it is let alone.
+    /// A second of a lane that carries a burst of bytes before each sleep, and `rate` bytes a microsecond meanwhile:
+    /// returns the number of sleeps, and of those in which it pauses.
     fn sleeps(burst: u64, rate: u64) -> [u32; 2] {
         const PAUSE: Duration = Duration::from_micros(200);
         let (mut now, mut share) = (Instant::now(), Share::default());

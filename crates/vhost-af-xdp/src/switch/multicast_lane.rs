@@ -1,8 +1,8 @@
-//! Frames to groups of stations that came to a network's uplink: copies, of which the host's stack has the frames
+//! Multicast frames that arrived at a network's uplink: copies of frames that go to the host's stack
 //! ([`steer::GroupReader`]). Each goes to all ports of its VLAN that have a buffer now.
 //!
-//! What a guest sends to a group is given to the host, too, as received by the uplink; where XDP is in skb mode that
-//! comes here once more. The ports have it already: it is counted (`returned_frames`), and goes to nobody.
+//! Multicast of a guest goes to the host, too, as if the uplink had received it; where XDP is in skb mode that arrives
+//! here once more. The ports have it already: it is counted (`returned_frames`), and dropped.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -37,11 +37,11 @@ pub(crate) struct MulticastLane<R = GroupReader> {
     deficit: usize,
 }
 
-/// Where frames to groups come from.
+/// A source of multicast frames.
 pub(crate) trait ReadGroups: AsFd + Send {
     /// The next one, into `frame`.
     fn read(&mut self, frame: &mut Vec<u8>) -> Option<Group>;
-    /// Whether there is one; if not, the descriptor tells of it.
+    /// Whether there is one; if not, the descriptor reports the next one.
     fn has_record(&mut self) -> bool;
 }
 

@@ -1,12 +1,12 @@
 //! A NIC queue that a port of a network has for itself: its frames to the LAN leave by it, and what the NIC puts there
 //! is for its guest.
 //!
-//! All else goes by the switch: the port's lane ([`super::port_lane`]) judges each frame, and passes those for other
-//! ports and for the host on as any port's. What comes for the guest by a queue of the uplink, by the host's end, or
-//! from another port, reaches it through that lane, too.
+//! All other frames go through the switch: the port's lane ([`super::port_lane`]) classifies each frame, and passes
+//! those for other ports and for the host on as any port's. Frames for the guest from a queue of the uplink, from the
+//! host, or from another port reach it through that lane, too.
 //!
-//! Three kinds: none, which costs nothing; one in whose memory frames are copied ([`CopyQueue`]); one whose memory is
-//! the guest's ([`crate::direct::member`]).
+//! Three kinds: none, which costs nothing; a queue whose frames are copied ([`CopyQueue`]); a queue whose memory is the
+//! guest's ([`crate::direct::member`]).
 
 use std::os::fd::BorrowedFd;
 
@@ -44,7 +44,7 @@ pub(crate) trait OwnQueue: Send {
     fn places(&self) -> usize;
     /// A chain that did not go to its NIC is the guest's again, in its turn.
     fn give_back(&mut self, pair: &mut QueuePair, chain: ChainId);
-    /// A turn ends, in which so much moved: what was put is sent. What moved besides.
+    /// Ends a poll in which `moved` frames moved: sends the queued frames. Returns further frames moved.
     fn finish(&mut self, pair: &mut QueuePair, moved: usize, counters: &PairCounters) -> usize;
     /// Delivers what the NIC received, as far as the guest has buffers; the frames that it got.
     /// Errors: what the guest did wrong.
@@ -63,17 +63,17 @@ pub(crate) trait OwnQueue: Send {
     fn has_edges(&self) -> bool {
         false
     }
-    /// What stands before its frames from now on, where something of ours may.
+    /// Sets which metadata precedes its frames, if the program writes any.
     fn set_metadata(&mut self, _metadata: &XdpMetadata) {}
-    /// Frames may have so many bytes from now on.
+    /// Sets the longest frame, bytes.
     fn set_frame_limit(&mut self, _bytes: u32) {}
-    /// Sends a frame of ours, if there is room for it now.
+    /// Sends a frame of the daemon, if there is room now.
     fn inject(&mut self, frame: &[u8], counters: &PairCounters);
     /// The lane is stopped: takes back what the kernel holds; the queue, if that goes on without it.
     fn stop(self, guest: RxTarget<'_>) -> Option<NicQueue<XdpNic>>;
 }
 
-/// None: frames go by the queues of the uplink, and come by them.
+/// None: frames use the queues of the uplink.
 #[derive(Debug, Default)]
 pub(crate) struct NoQueue;
 
@@ -159,7 +159,7 @@ impl OwnQueue for NoQueue {
     }
 }
 
-/// One with memory of ours, in which each frame is copied once.
+/// A queue with memory of the daemon, in which each frame is copied once.
 pub(crate) struct CopyQueue<N> {
     queue: NicQueue<N>,
     transmit: Transmit,

@@ -1,9 +1,9 @@
 //! What waits to be delivered to a guest that takes frames of other guests.
 //!
-//! Frames wait with the guest that sends them, as long as the other has no buffers. But a GSO packet that the other
-//! does not take whole becomes many frames, and not all of them may find buffers at once: so it is copied away and cut
-//! here, as far as there are buffers at once, and then a turn after the other. Frames of the same sender wait behind
-//! it; those of others do not. Further such packets wait with who sends them, for a place here that they get in turns.
+//! Frames wait with their sender while the receiver has no buffers. But a GSO packet that the receiver does not take
+//! whole becomes many frames, and not all of them may find buffers at once: so it is copied away and segmented here, a
+//! budget of segments at a time. Frames of the same sender wait behind it; those of others do not. Further such packets
+//! wait with their senders, for this one place, which they get round robin.
 
 use std::time::{Duration, Instant};
 
@@ -20,19 +20,19 @@ use super::to_guest::{Delivery, Fit};
 
 /// How long frames of a network wait at most for a guest that takes none; those that come then are lost until it does.
 const MOST_PATIENCE: Duration = Duration::from_millis(5);
-/// A guest earns so much of it by what it takes, for each frame and for each KiB: one that is slower than that (50,000
-/// frames, or 250 Mb a second) loses frames, and does not make slow who sends to others, too.
+/// A guest earns this much waiting time by each frame and each KiB that it takes: a slower one (below 50,000 frames, or
+/// 250 Mb a second) loses frames, and does not slow down senders that send to others, too.
 const FOR_A_FRAME: Duration = Duration::from_micros(20);
 const FOR_A_KIB: Duration = Duration::from_micros(32);
-/// How long the place for a packet is kept for the sender whose turn it is. All lanes of a worker have breathed by
-/// then; who has not come has nothing more to send, or is gone.
+/// How long the place for a packet is reserved for the next sender. By then all lanes of a worker have been polled; a
+/// sender that has not used it has nothing more to send, or is gone.
 const MOST_KEPT: Duration = Duration::from_millis(1);
 
 /// How long others wait for a guest.
 #[derive(Debug)]
 struct Patience {
     left: Duration,
-    /// Since when it takes no frames although some wait for it with who sent them.
+    /// Since when it takes no frames although some wait with their senders.
     starving: Option<Instant>,
 }
 
@@ -51,7 +51,7 @@ impl Patience {
         now.duration_since(*self.starving.get_or_insert(now)) < self.left
     }
 
-    /// The guest took frames of so many bytes together.
+    /// The guest took frames of `bytes` together.
     #[inline]
     fn took(&mut self, frames: u64, bytes: u64) {
         if let Some(since) = self.starving.take() {
@@ -71,25 +71,25 @@ impl Patience {
     }
 }
 
-/// Whose packet is next, of several that send some. Without it the lane that breathes next to the guest's own would
-/// find the place free each time, and the others never.
+/// Which sender's packet is next. Without it the lane that is polled right after the guest's own would find the place
+/// free each time, and the others never.
 #[derive(Default)]
 struct NextTurn {
-    /// Who found the place taken first; 0: nobody did.
+    /// The first sender that found the place taken; 0: none.
     sender: usize,
     /// Since when the place is free and kept.
     kept: Option<Instant>,
 }
 
 impl NextTurn {
-    /// Somebody finds the place taken.
+    /// A sender finds the place taken.
     fn wait(&mut self, sender: usize) {
         if self.sender == 0 {
             self.sender = sender;
         }
     }
 
-    /// Somebody finds it free; whether it is his.
+    /// A sender finds it free; returns whether it may use it.
     fn take(&mut self, sender: usize) -> bool {
         if self.sender != 0 && self.sender != sender {
             let now = Instant::now();
@@ -106,7 +106,7 @@ impl NextTurn {
 pub(crate) struct Pending {
     patience: Patience,
     packet: Remainder,
-    /// Who sent it, known by its counters.
+    /// The sender, identified by its counters.
     sender: usize,
     next: NextTurn,
     /// The frame in hand; its memory is used again.
@@ -137,7 +137,7 @@ impl Pending {
         self.next.take(sender)
     }
 
-    /// The guest took frames of so many bytes together.
+    /// The guest took frames of `bytes` together.
     #[inline]
     pub(crate) fn took(&mut self, frames: usize, bytes: u64) {
         self.patience.took(frames as u64, bytes);
@@ -230,11 +230,11 @@ impl Pending {
         }
     }
 
-    /// A frame of another guest, with the checksum completed that is asked for at `at`; its bytes.
+    /// A frame of another guest with its checksum, at `at`, completed; its bytes.
     pub(crate) fn complete(&mut self, frame: GuestFrame<'_>, at: ChecksumAt) -> &[u8] {
         self.frame.resize(frame.sending.len as usize, 0);
         frame.read_start(&mut self.frame);
-        // Inside the frame: judged.
+        // Inside the frame, as was checked.
         let _ = checksum::complete(&mut self.frame, at);
         &self.frame
     }

@@ -1,9 +1,9 @@
 //! What decides which frames a guest may send that has a queue, or a cable, to itself: its guard, then its filter
 //! rules. There is no table of a network that knows it.
 //!
-//! As in a network the first bytes of a frame are copied out of guest memory, judged, and sent in the place of those
-//! that the guest may have changed meanwhile; so also where the others are sent from where they lie. A frame that finds
-//! no room comes again and is judged again: rules count it when it is done ([`Policy::settle`]).
+//! As in a network the first bytes of a frame are copied out of guest memory, checked, and sent in place of those in
+//! guest memory, which the guest may have changed meanwhile; the same applies where the rest is sent from guest memory.
+//! A frame without room is retried and checked again: rules count it when it is done ([`Policy::settle`]).
 
 use device::counters::PairCounters;
 
@@ -17,19 +17,19 @@ use super::guest_frame::GuestFrame;
 pub(crate) struct Policy {
     guarded: Option<Box<Guarded>>,
     filter: Option<Box<LaneFilter>>,
-    /// What rules said of the last frame, until it is counted.
+    /// Verdict of the rules on the last frame, until it is counted.
     verdict: Option<Verdict>,
     head: [u8; LOOK_BYTES],
     captured: Captured,
 }
 
-/// What is shown of a frame to who watches, when it is done.
+/// A frame for the capture, until it is done.
 #[derive(Debug)]
 struct Captured {
     /// `None`: nothing.
     outcome: Option<Result<Verdict, Option<Verdict>>>,
     len: usize,
-    /// So many bytes of `head`.
+    /// Valid bytes of `head`.
     known: usize,
     head: [u8; LOOK_BYTES],
 }
@@ -52,12 +52,12 @@ impl Default for Policy {
 }
 
 impl Policy {
-    /// What the guest may say of itself from now on; `None`: what it likes.
+    /// Sets which source addresses the guest may use; `None`: any.
     pub(crate) fn set_guard(&mut self, guard: Option<&Guard>) {
         self.guarded = guard.map(|guard| Box::new(Guarded::new(guard.clone())));
     }
 
-    /// Which frames it may send and get from now on; what it went by before.
+    /// Sets the filter rules, and returns the previous ones.
     pub(crate) fn set_filter(&mut self, filter: Option<Box<LaneFilter>>) -> Option<Box<LaneFilter>> {
         self.verdict = None;
         self.captured.outcome = None;
@@ -70,7 +70,7 @@ impl Policy {
         self.filter.as_mut().and_then(|filter| filter.to_guest.as_mut())
     }
 
-    /// Whether all frames of the guest are let through.
+    /// Whether all frames of the guest pass unchecked.
     #[inline]
     pub(super) fn is_open(&self) -> bool {
         self.guarded.is_none()
@@ -80,8 +80,8 @@ impl Policy {
                 .is_none_or(|filter| filter.from_guest.is_none())
     }
 
-    /// The frame with the first bytes that were judged in the place of those in guest memory; `None`: it may not be
-    /// sent, which is counted, now or when it is done.
+    /// The frame with its checked first bytes in place of those in guest memory; `None`: it may not be sent, which is
+    /// counted, now or when it is done.
     #[cold]
     #[inline(never)]
     pub(super) fn check<'a>(
@@ -146,7 +146,7 @@ impl Policy {
     }
 }
 
-/// Judges a frame by the guard and the rules that there are; the rules' verdict is noted. See [`Policy::acl`].
+/// Checks a frame by the guard and the rules; stores the rules' verdict. See [`Policy::check`].
 fn check_all<'a>(
     frame: GuestFrame<'a>,
     (guarded, rules): (Option<&'a mut Guarded>, Option<&mut Classifier>),
@@ -175,8 +175,8 @@ fn check_all<'a>(
     decision.verdict.allows.then_some(frame)
 }
 
-/// Copies the first bytes of a frame to show them. As many of them as are looked at stand in the place of those in
-/// guest memory from here on: what is judged is what is shown.
+/// Copies the first bytes of a frame for the capture. As many as the checks read replace those in guest memory from
+/// here on: the captured bytes are the checked ones.
 fn read_captured<'a>(
     frame: GuestFrame<'a>,
     head: &'a mut [u8; LOOK_BYTES],
@@ -190,14 +190,14 @@ fn read_captured<'a>(
     frame.headed(&head[..looked.min(*known)])
 }
 
-/// The frame with as many of its first bytes in `head` as rules look at, to be sent in the place of those in guest
-/// memory. What somebody has looked at before stays what that was.
+/// The frame with as many of its first bytes in `head` as rules read, to be sent in place of those in guest memory.
+/// Bytes that an earlier check has read stay as they are.
 pub(super) fn with_head<'a>(frame: GuestFrame<'a>, head: &'a mut [u8; LOOK_BYTES]) -> GuestFrame<'a> {
     let len = frame.sending.len as usize;
     let mut known = SHORT_LOOK_BYTES.max(frame.head.len()).min(len).min(LOOK_BYTES);
     frame.read_start(&mut head[..known]);
     if known < LOOK_BYTES && head.first_chunk().is_some_and(is_long) {
-        // All of it anew: nothing that was read before is used.
+        // Reads all of it again: no byte of the first read is used.
         known = LOOK_BYTES.min(len);
         frame.read_start(&mut head[..known]);
     }

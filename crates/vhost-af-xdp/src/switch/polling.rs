@@ -13,12 +13,12 @@
 
 use std::time::Duration;
 
-/// What a worker does that has nothing left to do, before it sleeps until somebody wakes it.
+/// How a worker without work waits before it sleeps until an event.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Waits {
-    /// It polls so long at most.
+    /// Longest polling.
     pub(crate) spin: Duration,
-    /// And lets frames of busy guests gather so long at most ([`super::moderation`]).
+    /// Longest pause in which frames of busy guests accumulate ([`super::moderation`]).
     pub(crate) moderation: Duration,
 }
 
@@ -57,7 +57,7 @@ impl Polling {
         self.in_vain = 0;
     }
 
-    /// A pause is over that was longer than the polling: it lasted so long, sleep included.
+    /// A pause longer than the polling is over; `pause`: its length, sleep included.
     pub(super) fn adapt(&mut self, pause: Duration) {
         let asleep = pause.saturating_sub(self.now);
         let (polled, slept) = std::mem::replace(&mut self.last, (self.now, asleep));
@@ -103,7 +103,7 @@ mod tests {
         assert_eq!(polling.now, limit);
     }
 
-    /// The peer needs the worker's CPU for so long, and gets it when the worker sleeps.
+    /// The peer needs the worker's CPU for this long, and gets it when the worker sleeps.
     #[test]
     fn polling_that_only_delays_its_peer_stops() {
         for most in [20, 50] {

@@ -1,21 +1,20 @@
 //! A pair of a port of a network: its frames go to other ports and to the uplink, by their addresses.
 //!
-//! A burst goes in two steps. First all chains of the turn are judged: the first bytes of each frame are copied out of
-//! guest memory, and by that copy it is decided whether the guest may send the frame, and where it goes. Then runs of
-//! frames with the same destination are handed over together. What was judged is what is sent: the copy stands in the
-//! place of the bytes in guest memory, which the guest may have changed meanwhile.
+//! A batch goes in two steps. First all its chains are classified: the first bytes of each frame are copied out of
+//! guest memory, and by that copy the lane decides whether the guest may send the frame, and where it goes. Then it
+//! passes on runs of frames with the same destination. The checked bytes are the sent ones: the copy replaces the bytes
+//! in guest memory, which the guest may have changed meanwhile.
 //!
-//! To another port of the same worker a frame is copied once, from RAM to RAM, with its segmentation and checksum
-//! request as it came ([`Passing`]), and so to the host ([`super::to_tap`]). To the uplink it is copied into a chunk,
-//! and cut where it asks for that ([`super::to_nic`]); the lane there has the kernel send what all lanes put there
+//! A frame to another port of the same worker is copied once, from RAM to RAM, with its segmentation and checksum
+//! request ([`Passing`]), and so is one to the host ([`super::to_tap`]). A frame to the uplink is copied into a chunk,
+//! and segmented if it requests that ([`super::to_nic`]); the uplink's lane has the kernel send the frames of all lanes
 //! ([`super::uplink_lane`]).
 //!
 //! A port may have a queue of a NIC for itself ([`OwnQueue`]): then its frames to the LAN go there, and what comes
 //! there is its guest's.
 //!
-//! A frame waits with the guest that sends it until its destination has room, but not for long: a guest that takes no
-//! frames for a while loses those that come until it does ([`Pending::may_wait`]). What goes to a group waits for no
-//! guest.
+//! A frame waits with its sender until the destination has room, but not for long: a guest that takes no frames for a
+//! while loses further ones until it does ([`Pending::may_wait`]). Multicast waits for no guest.
 
 mod batch;
 mod classified;
@@ -51,7 +50,7 @@ use super::rate_limit::{Cost, Policer, PortLimits, RateLimit};
 use super::to_nic::Transmit;
 use crate::nic::hints::XdpMetadata;
 
-/// Where frames to addresses are counted that nobody has.
+/// Counts frames to addresses that no port has.
 const NO_FDB_ENTRY: fn(&PairCounters) -> &Counter = |counters| &counters.from_guest_no_station;
 
 /// See the module's head.
@@ -76,9 +75,9 @@ pub(crate) struct PortLane<O = NoQueue> {
     /// Room for its buffers.
     buffers: Chains,
     pending: Pending,
-    /// Of copies that it passes to who listens, as their sender: a guest's [`Pending`] knows senders by the place of
-    /// their counters, and these are no other lane's. What is wrong with a frame was counted when it went where it is
-    /// for.
+    /// Stands for the sender of copies to promiscuous ports: a guest's [`Pending`] identifies senders by the address of
+    /// their counters, and these belong to no other lane. Faults of a frame were counted when it went to its
+    /// destination.
     uncounted: Box<PairCounters>,
     /// What its guest may get.
     limit: Option<Arc<RateLimit>>,
@@ -91,11 +90,11 @@ pub(crate) struct PortLane<O = NoQueue> {
     marks: Option<Arc<CrossWorkerMarks>>,
 }
 
-/// Whose frames a lane has.
+/// Origin of a lane's frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum From {
     Guest,
-    /// Those of a link from another worker, where they were judged.
+    /// A link from another worker, which has checked them.
     Link,
     /// Those from a tap: the host's, or the uplink's in tap mode.
     Tap,
@@ -187,7 +186,7 @@ impl<O: OwnQueue> PortLane<O> {
         !self.pending.is_some() && !self.has_rest()
     }
 
-    /// Its frames were judged already.
+    /// Whether its frames were checked already.
     #[inline]
     fn is_trusted(&self) -> bool {
         self.from != From::Guest
@@ -204,7 +203,7 @@ impl<O: OwnQueue> PortLane<O> {
             let may_leave = self.source(burst.done).is_some() || self.forwarding.has_uplink();
             let is_out = may_leave && self.forwarding.is_absent(port);
             return match self.is_trusted() && !is_out {
-                // A copy for who listens here.
+                // A copy for a promiscuous port here.
                 true if self.forwarding.has_promiscuous() => self.skip(run, burst),
                 true => self.lose(run, burst, |counters| &counters.from_guest_no_peer),
                 // It may be at another host still, or by now.
@@ -251,7 +250,7 @@ impl<O: OwnQueue> PortLane<O> {
         };
         // Without hints of the flow: only frames that came by a link have some, and these go to no other link.
         passing.about(|| self.mark(burst.done));
-        // The host holds nobody up: its lane gives it all in each round.
+        // Frames for the host wait: its lane takes all of them in each round.
         let loses = self.from == From::Link && self.forwarding.host.is_none_or(|host| host.at != at);
         let end = burst.done + run;
         self.pass_whole(&mut passing, is_tagged, end, (&mut burst.budget, &mut burst.done));
@@ -295,7 +294,7 @@ impl<O: OwnQueue> PortLane<O> {
         end: usize,
         (budget, done): (&mut Budget, &mut usize),
     ) {
-        // No more than was judged. Descriptors beyond the turn are owed by the next ones ([`Sender::charge`]).
+        // At most the classified ones. Descriptors beyond the budget become a deficit ([`Sender::charge`]).
         let (most, most_bytes) = budget.left();
         let next = *done..end.min(done.saturating_add(self.own.places().min(most)));
         let taken = self.sender.chains();
@@ -316,8 +315,8 @@ impl<O: OwnQueue> PortLane<O> {
         *done += count;
     }
 
-    /// Puts a frame to a group to the uplink, and passes it to the host and to all other ports that receive, and to the
-    /// port itself where it is one that frames come back to.
+    /// Puts a multicast frame to the uplink, and passes it to the host and to all other ports that receive, and to the
+    /// port itself if it has hairpin.
     fn to_multicast(&mut self, burst: &mut Burst<'_>) {
         let first = burst.done;
         let from = self.source(first);
@@ -377,7 +376,7 @@ impl<O: OwnQueue> PortLane<O> {
         }
     }
 
-    /// What another worker is told of a frame: where it goes, and who sent it.
+    /// The mark for another worker: destination and sender.
     fn mark(&self, at: usize) -> CrossWorkerMark {
         CrossWorkerMark::new(self.chains[at].to, self.source(at), &self.forwarding.fdb)
     }
@@ -406,7 +405,7 @@ impl<O: OwnQueue> Lane for PortLane<O> {
 
     fn enable_notifications(&mut self, _siblings: Siblings<'_>) -> Work {
         let own = self.own.enable_notifications(&mut self.pair.to_guest);
-        // Kicks of a guest that is held back tell nothing.
+        // Kicks of a throttled guest mean nothing.
         let held = Work::after(self.sender.throttle.held());
         let frames =
             held == Work::None && self.pair.from_guest.enabled && self.pair.from_guest.queue.enable_kicks();
@@ -419,11 +418,12 @@ impl<O: OwnQueue> Lane for PortLane<O> {
         }
         let buffers =
             self.pending.is_some() && self.pair.to_guest.enabled && self.pair.to_guest.queue.enable_kicks();
-        // Queues of ours have no kicks: who fills them is here. Those of a guest without any have to be looked at.
+        // Inner queues have no kicks: this thread fills them. Those of a guest without a kick eventfd have to be
+        // polled.
         let is_polled = self.from == From::Guest && self.pair.is_polled();
         // What arrived for a pair that is off waits for buffers of another lane's guest.
         let spills = O::IS_THERE && !self.pair.to_guest.enabled && self.own.has_frames();
-        // What frames wait for nobody tells of: room in another's queue.
+        // No event reports room in another's queue.
         match frames || buffers || self.has_rest() || is_polled || spills {
             true => own.max(held).max(Work::SOON),
             false => own.max(held),

@@ -27,7 +27,7 @@ pub(crate) struct Progress {
     watcher: Arc<Watcher>,
 }
 
-/// What a worker did when somebody looked.
+/// Activity of a worker at the time of a look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Activity {
     /// Between lanes.
@@ -75,13 +75,13 @@ impl Progress {
 /// What looks at workers, and rests while all sleep.
 #[derive(Debug, Default)]
 pub(crate) struct Watcher {
-    /// It rests, or is about to. What orders it is said at [`Self::rouse`].
+    /// The watcher is parked, or about to park. [`Self::rouse`] explains the ordering.
     parked: AtomicBool,
     thread: OnceLock<Thread>,
 }
 
 impl Watcher {
-    /// Rests, on the watcher's thread, until it is roused; not at all if somebody is `awake`.
+    /// Parks the watcher's thread until [`Self::rouse`]; not at all if a worker is `awake`.
     pub(crate) fn park_unless(&self, awake: impl Fn() -> bool) {
         self.thread.get_or_init(std::thread::current);
         self.parked.store(true, Relaxed);
@@ -99,7 +99,7 @@ impl Watcher {
     /// Wakes the watcher, if it rests. The caller has shown before that it is awake.
     ///
     /// Either the caller sees that the watcher has parked, or the watcher sees that the caller is awake: the fence
-    /// pairs with that of [`Self::park_unless`]. Without them each could read what was before the other's store (store
+    /// pairs with that of [`Self::park_unless`]. Without them each could read the value before the other's store (store
     /// buffering), and a hang from here on would not be noticed.
     pub(crate) fn rouse(&self) {
         fence(SeqCst);

@@ -26,7 +26,7 @@ pub(crate) struct Cost {
 }
 
 impl Cost {
-    /// One frame of so many bytes.
+    /// One frame of `bytes`.
     #[inline]
     pub(crate) fn frame(bytes: u32) -> Self {
         Self {
@@ -53,7 +53,7 @@ impl RateLimit {
         (limit.bits.is_some() || limit.packets.is_some()).then(|| Arc::new(limit))
     }
 
-    /// Lets a frame pass.
+    /// Takes the cost of a frame that passes.
     /// Errors: it may not yet; how long that takes.
     #[inline]
     pub(crate) fn take(&self, cost: Cost, now: Ticks) -> Result<(), Ticks> {
@@ -88,7 +88,7 @@ impl RateLimit {
         }
     }
 
-    /// How long who is held back sleeps at least: not so long that a bucket would be full before.
+    /// The least time that a throttled lane sleeps: not so long that a bucket would be full before.
     fn least_wait(&self) -> Ticks {
         let buckets = self.bits.iter().chain(&self.packets);
         let halves = buckets.map(|bucket| bucket.depth().half());
@@ -99,7 +99,7 @@ impl RateLimit {
 /// Of both directions, as the lanes of a port's pairs have them in common.
 #[derive(Debug, Clone)]
 pub(crate) struct PortLimits {
-    /// As they are said.
+    /// The configured rates.
     pub(crate) rates: PortRates,
     pub(crate) from_guest: Option<Arc<RateLimit>>,
     pub(crate) to_guest: Option<Arc<RateLimit>>,
@@ -119,16 +119,16 @@ impl PortLimits {
 #[derive(Debug, Default)]
 pub(crate) struct Throttle {
     limit: Option<Arc<RateLimit>>,
-    /// The time of this turn, once it was asked for.
+    /// The time of this batch, once it was read.
     now: Option<Ticks>,
     /// Nothing is sent before.
     until: Option<Ticks>,
-    /// Of the last frame that was let pass.
+    /// Cost of the last frame that passed.
     last: Cost,
 }
 
 impl Throttle {
-    /// Another limit; who was held back tries again.
+    /// Sets another limit; a throttled guest tries again.
     pub(crate) fn set(&mut self, limit: Option<&Arc<RateLimit>>) {
         *self = Self {
             limit: limit.cloned(),
@@ -159,12 +159,12 @@ impl Throttle {
     /// Whether a frame has to wait, and with it all behind it. If not it is counted as sent.
     #[inline]
     pub(crate) fn holds(&mut self, cost: impl FnOnce() -> Option<Cost>, counters: &PairCounters) -> bool {
-        self.limit.is_some() && cost().is_some_and(|cost| !self.lets_pass(cost, counters))
+        self.limit.is_some() && cost().is_some_and(|cost| !self.allows(cost, counters))
     }
 
     #[cold]
     #[inline(never)]
-    fn lets_pass(&mut self, cost: Cost, counters: &PairCounters) -> bool {
+    fn allows(&mut self, cost: Cost, counters: &PairCounters) -> bool {
         let Some(limit) = &self.limit else { return true };
         let now = *self.now.get_or_insert_with(Ticks::now);
         match limit.take(cost, now) {
@@ -180,7 +180,7 @@ impl Throttle {
         }
     }
 
-    /// What the last frame was that was let pass, for [`Self::give_back`].
+    /// Cost of the last frame that passed, for [`Self::give_back`].
     #[inline]
     pub(crate) fn last(&self) -> Cost {
         self.last
@@ -201,7 +201,7 @@ impl Throttle {
         self.limit.is_some()
     }
 
-    /// How long the guest is held back still, if it is. Its kicks tell nothing meanwhile.
+    /// How long the guest stays throttled, if it is. Its kicks mean nothing meanwhile.
     pub(crate) fn held(&self) -> Option<Duration> {
         self.until.map(|until| until.minus(Ticks::now()).duration())
     }
@@ -211,7 +211,7 @@ impl Throttle {
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Policer<'a> {
     pub(crate) limit: Option<&'a Arc<RateLimit>>,
-    /// Once it was asked for.
+    /// Once it was read.
     now: Option<Ticks>,
 }
 
@@ -223,7 +223,7 @@ impl<'a> Policer<'a> {
 
     /// Whether a frame may be delivered; if not that is counted.
     #[inline]
-    pub(crate) fn lets_pass(&mut self, cost: impl FnOnce() -> Cost, counters: &PairCounters) -> bool {
+    pub(crate) fn allows(&mut self, cost: impl FnOnce() -> Cost, counters: &PairCounters) -> bool {
         self.limit.is_none() || self.takes(cost(), counters)
     }
 
@@ -239,14 +239,14 @@ impl<'a> Policer<'a> {
         may
     }
 
-    /// Further bytes of a frame that was let pass.
+    /// Takes the cost of further bytes of a frame that passed.
     pub(crate) fn overdraw(&mut self, bytes: u32) {
         if let Some(limit) = self.limit {
             limit.overdraw(bytes, *self.now.get_or_insert_with(Ticks::now));
         }
     }
 
-    /// A frame waits that was let pass, and comes again.
+    /// Returns the cost of a frame that passed, but is retried.
     #[inline]
     pub(crate) fn give_back(&self, cost: impl FnOnce() -> Cost) {
         if let Some(limit) = self.limit {

@@ -53,7 +53,7 @@ struct Listed {
     worker: usize,
     lane: LaneName,
     counted: Arc<LaneCounted>,
-    /// Frames and nanoseconds when statistics began anew.
+    /// Frames and nanoseconds at the last reset of statistics.
     before: [u64; 2],
 }
 

@@ -1,4 +1,4 @@
-//! A lane's way of frames from a NIC queue that has memory of ours to guests: each copied once.
+//! A lane's way of frames to guests from a NIC queue with memory of the daemon: each is copied once.
 //!
 //! In tap mode frames come another way ([`super::from_tap`]): a lane knows what both can do ([`Receive`]).
 
@@ -26,9 +26,9 @@ pub(crate) trait Receive {
     fn deliver<N: Nic>(&mut self, queue: &mut NicQueue<N>, guest: &mut RxTarget<'_>) -> Result<usize, Fault>;
     /// The lane is about to sleep: whether frames wait already. Else the next one has to wake it.
     fn enable_notifications<N: Nic>(&mut self, queue: &mut NicQueue<N>) -> bool;
-    /// What the lane is to do if frames wait; `None`: sleep until the guest has buffers.
+    /// What the lane does if frames wait; `None`: it sleeps until the guest has buffers.
     fn when_frames_wait(&self, to_guest: &mut Vring) -> Option<Work>;
-    /// Frames may have so many bytes from now on.
+    /// Sets the longest frame, bytes.
     fn set_frame_limit(&mut self, bytes: u32);
     /// See [`Lane::awaits_nic`](super::lane::Lane::awaits_nic).
     fn awaits_nic(&self) -> bool;
@@ -38,7 +38,7 @@ pub(crate) trait Receive {
     }
     /// The epoll set has reported that tap.
     fn note_event(&mut self) {}
-    /// The lane is stopped: delivers what has come since the last breath, as far as the guest has buffers.
+    /// The lane is stopped: delivers frames since the last poll, as far as the guest has buffers.
     fn finish<N: Nic>(self, queue: &mut NicQueue<N>, guest: RxTarget<'_>);
 }
 
@@ -118,10 +118,10 @@ impl Receive for Receiver {
         self.awaits_nic
     }
 
-    /// Between the last breath and [`stop`](super::lane::Lane::stop) the control thread may have waited for a CPU. What
-    /// is wrong with the guest now is nobody's business any more.
+    /// Between the last poll and [`stop`](super::lane::Lane::stop) the control thread may have waited for a CPU. A
+    /// fault of the guest is ignored now.
     ///
-    /// Not for a guest that did wrong, whose VMM takes the queue's place from the ring already: its queues are off.
+    /// Not for a guest with a fault, whose VMM already reads the position from the ring: its queues are off.
     fn finish<N: Nic>(mut self, queue: &mut NicQueue<N>, mut guest: RxTarget<'_>) {
         if guest.pair.to_guest.enabled {
             for _ in 0..LAST_BATCHES {

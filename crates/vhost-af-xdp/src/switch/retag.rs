@@ -1,5 +1,4 @@
-//! A frame on its way to somebody who has frames of a VLAN with a tag, from one who has them without, or the other way
-//! round.
+//! Changes the VLAN tag of a frame from a port with tags to one without them, or the other way round.
 
 use device::counters::PairCounters;
 use device::pair::Sending;
@@ -18,7 +17,7 @@ pub(super) enum Retag {
     Remove,
 }
 
-/// The head of a frame whose tag is another one than the guest's.
+/// The head of a frame with another tag than the guest's.
 pub(super) struct Retagged {
     sending: Sending,
     head: [u8; LONG_HEAD + TAG_BYTES],
@@ -76,15 +75,15 @@ impl Retagged {
 #[cold]
 pub(super) fn take_tag_off(umem: &Umem, piece: &mut RxDesc, bytes: &[u8; LOOK_BYTES]) {
     let begin = UmemOffset::new(piece.data.get() + TAG_BYTES as u64);
-    // In the chunk, which is ours: the piece is longer than that.
+    // In the daemon's own chunk: the piece is longer than that.
     if piece.len as usize >= LOOK_BYTES && umem.write(begin, &bytes[..ADDRESS_BYTES]).is_some() {
         piece.data = begin;
         piece.len -= TAG_BYTES as u32;
     }
 }
 
-/// Puts the tag back that the NIC took off a received frame, of which this is the first piece: the addresses move down
-/// into the room where the tag was told of. Counted.
+/// Inserts the tag that the NIC removed from a received frame, of which this is the first piece: the addresses move
+/// down into the room of the metadata. Counted.
 #[cold]
 pub(super) fn put_tag_back(umem: &Umem, piece: &mut RxDesc, tag: Tag, counters: &PairCounters) {
     let mut head = [0; ADDRESS_BYTES + TAG_BYTES];

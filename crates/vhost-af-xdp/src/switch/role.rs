@@ -1,13 +1,13 @@
 //! Which lanes give frames to which: between the guests of a cable, from pairs that are off, and within a network.
 //!
-//! A worker asks here, each time its lanes change, who takes the frames that a lane has for others. In a network that
-//! is decided for each frame, by its address ([`super::forwarding`]).
+//! A worker looks up here, each time its lanes change, which lane receives another one's frames. In a network the
+//! address of each frame decides ([`super::forwarding`]).
 
 use std::sync::Arc;
 
 use super::fdb::PortNumber;
 
-/// What a lane is to others: by this a worker finds the guest that a lane gives frames to ([`super::lane::RxTarget`]).
+/// What a lane is for: a worker finds the target of another lane by it ([`super::lane::RxTarget`]).
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum Role {
     /// A pair of a port of that name. What arrives for it while it is off or not set up goes to the port's first.
@@ -27,7 +27,7 @@ pub(crate) enum Role {
     UplinkTap { network: Arc<str> },
     /// The way to the host of a network's uplink.
     Host { network: Arc<str> },
-    /// Frames to groups that came to a network's uplink.
+    /// Multicast frames that arrived at a network's uplink.
     Multicast { network: Arc<str> },
     /// A link to the worker of that number, for frames of a network ([`super::link`]).
     LinkTo { network: Arc<str>, worker: usize },
@@ -59,7 +59,7 @@ impl Role {
         }
     }
 
-    /// In which order the lanes of a network are told of: by port and pair.
+    /// The order in which the lanes of a network are listed: by port and pair.
     pub(super) fn order(&self) -> (u16, u16) {
         match self {
             Self::Member { port, pair, .. } => (port.0, *pair),
@@ -67,7 +67,7 @@ impl Role {
         }
     }
 
-    /// Whether the lane need not breathe while its guest is idle: others breathe for what it gets.
+    /// Whether the lane need not be polled while its guest is idle: other lanes deliver its frames.
     #[inline]
     pub(super) fn may_idle(&self) -> bool {
         matches!(
@@ -90,7 +90,7 @@ impl Role {
         }
     }
 
-    /// Who takes the frames that the lane has for others, the first choice first. `receives`: the pair is on.
+    /// The roles that receive the lane's frames for others, the first choice first. `receives`: the pair is on.
     pub(super) fn targets(&self, receives: bool) -> [Option<Self>; 2] {
         match self {
             Self::Pair { port, pair: 1.. } if !receives => {

@@ -1,9 +1,9 @@
 //! Copy placement, guest → NIC: the segments of a GSO packet, built whole or by reference.
 //!
 //! Whole: each segment in chunks of its own. By reference ([`Sends::refers`](crate::nic::queue::Sends)): the payload is
-//! copied once, into consecutive bytes of as few chunks as hold it, and a segment is a multi-buffer frame: a descriptor
-//! with its headers, then one for each chunk that has some of its payload. Headers stand side by side in chunks, too,
-//! each with room for its metadata before it.
+//! copied once, into consecutive bytes of as few chunks as possible, and a segment is a multi-buffer frame: a
+//! descriptor with its headers, then one for each chunk with some of its payload. Headers share chunks, too, each with
+//! room for its metadata before it.
 //!
 //! So several descriptors refer to one chunk. For the second and each further one another [`Frame`] is taken from
 //! [`References`], which counts these, and everything that comes back from the NIC goes through
@@ -21,7 +21,7 @@ use super::bytes::UmemRange;
 use super::gso::{Builder, Source};
 use crate::nic::endpoint::References;
 
-/// Headers begin at multiples of so many bytes: on cache lines of their own, as frames do.
+/// Headers begin at multiples of this, on cache lines of their own, as frames do.
 const HEADERS_ALIGNED: u32 = 64;
 
 /// See the module's head. For segments of one GSO packet.
@@ -44,8 +44,8 @@ struct Filling {
 }
 
 impl<'a> Segmenter<'a> {
-    /// For segments of this plan, with room in the NIC's ring for so many descriptors, those included that are queued
-    /// already. `None`, if a segment needs more than a frame may have.
+    /// For segments of this plan, with room in the NIC's ring for `ring` descriptors, including the queued ones.
+    /// `None`, if a segment needs more than a frame may have.
     pub(super) fn new(
         builder: Builder<'a>,
         references: &'a mut References,

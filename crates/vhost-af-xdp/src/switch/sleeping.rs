@@ -1,19 +1,19 @@
 //! Lanes that nap: they fall asleep with their worker, and do not wake with it.
 //!
-//! Theory of operation. A worker that sleeps has armed its lanes. What ends the sleep is mostly for one or two of them,
-//! so the others stay armed: in the first round after a sleep only those breathe that have a NIC, were reported by the
-//! epoll set, or are given frames. If the worker does not sleep again after that round, all of them wake
-//! ([`Sleeping::end`]), since a worker that polls hears no kicks.
+//! Theory of operation. A worker that sleeps has enabled the notifications of its lanes. Most wake-ups concern one or
+//! two lanes, so the others stay asleep: the first round after a sleep polls only lanes with a NIC, lanes that the
+//! epoll set reported, and lanes that other lanes deliver to. If the worker does not sleep again after that round, all
+//! of them wake ([`Sleeping::end`]), because a polling worker does not see kicks.
 //!
-//! A lane that may doze does so after [`LONG`] sleeps in a row, and is not looked for any more: then it costs nothing,
-//! however often the worker sleeps and wakes. So of many guests only those are here that were busy a while ago.
+//! After [`LONG`] sleeps in a row a lane becomes idle, if it may, and leaves this list: then it costs nothing, however
+//! often the worker sleeps and wakes. So of many guests the list has only those that were busy a while ago.
 
 use std::collections::VecDeque;
 
 use super::progress::Progress;
 use super::slots::Slot;
 
-/// In sleeps; about as long as a lane breathes without a frame before it dozes.
+/// In sleeps; about as long as a lane is polled without a frame before it becomes idle.
 const LONG: u32 = 256;
 
 /// See the module's head.
@@ -51,7 +51,7 @@ impl Sleeping {
         }
     }
 
-    /// Lanes have changed places: all that nap wake. Who is awake is counted anew then.
+    /// Indices of lanes have changed: all of them wake. The caller recomputes `awake` afterwards.
     pub(super) fn forget(&mut self, slots: &mut [Slot], progress: &Progress) {
         self.lanes.clear();
         for slot in slots.iter_mut().filter(|slot| slot.asleep_since.is_some()) {

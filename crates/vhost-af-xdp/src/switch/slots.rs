@@ -20,8 +20,8 @@ use crate::nic::endpoint::NicQueue;
 use crate::nic::xdp::XdpNic;
 use device::pair::{Fault, QueuePair};
 
-/// So many breaths without a frame make a lane of a network try to doze: a network has many guests, of which most are
-/// idle, and who is busy should not pay for looking at them.
+/// Polls without a frame after which a lane of a network tries to become idle: most guests of a network are, and the
+/// busy ones should not pay for polling them.
 const IDLE_AFTER: u32 = 256;
 /// Data of the event that a NIC has frames: the number of no lane.
 pub(super) const NIC_EVENT: u64 = u64::MAX;
@@ -44,23 +44,23 @@ pub(super) struct Slot {
     pub(super) on_fault: Option<OnFault>,
     /// Times that it woke the worker since it moved a frame.
     pub(super) futile: u32,
-    /// Its eventfds are not watched until then; so it does not doze.
+    /// Until then its eventfds are not watched, and it cannot become idle.
     pub(super) kicks_ignored_until: Option<Instant>,
-    /// Breaths in a row in which no frame moved.
+    /// Polls in a row in which no frame moved.
     empty_polls: u32,
     /// What it has to do with pauses for what carries much.
     pub(super) share: Share,
-    /// It is armed, and does not breathe until it is kicked, or somebody gives it frames.
+    /// Its notifications are enabled, and it is not polled until a kick or frames from another lane arrive.
     pub(super) is_idle: bool,
     /// It may nap in the sleep to come.
     pub(super) is_quiet: bool,
-    /// The sleep in which it began to doze, if it did so as its worker fell asleep ([`super::sleeping`]).
+    /// The sleep of its worker with which it became idle ([`super::sleeping`]).
     pub(super) asleep_since: Option<u32>,
     /// The worker's epoll set has its NIC.
     is_nic_watched: bool,
 }
 
-/// What came of a breath.
+/// Result of a poll.
 pub(super) struct Polled {
     /// Frames that moved.
     pub(super) frames: usize,
@@ -89,13 +89,13 @@ impl Slot {
         }
     }
 
-    /// Lets it breathe again; whether it dozed.
+    /// Makes it polled again; returns whether it was idle.
     pub(super) fn wake(&mut self) -> bool {
         self.empty_polls = 0;
         self.end_idle()
     }
 
-    /// The same, where nothing came: it may go on counting breaths without a frame.
+    /// The same without work for it: the count of empty polls continues.
     pub(super) fn end_idle(&mut self) -> bool {
         self.asleep_since = None;
         if self.is_idle {
@@ -104,8 +104,8 @@ impl Slot {
         std::mem::take(&mut self.is_idle)
     }
 
-    /// Whether it may sleep on when its worker wakes. No NIC may wake it, and no peer may have frames for it that nobody
-    /// would see: those of a network wake it when they give it some. Its kicks must be heard.
+    /// Whether it may sleep on when its worker wakes. No NIC may wake it, and no other lane may have frames for it
+    /// unseen: those of a network wake it when they deliver some. Its kicks must be watched.
     pub(super) fn may_sleep_on(&self) -> bool {
         self.role.network().is_some() && self.lane.nic().is_none() && self.kicks_ignored_until.is_none()
     }
@@ -129,7 +129,7 @@ impl Slot {
         kicks.chain(other)
     }
 
-    /// Lets its descriptors wake the worker.
+    /// Adds its descriptors to the worker's epoll set.
     pub(super) fn watch_fds(&self, epoll: &OwnedFd) {
         for (fd, number) in self.event_fds() {
             let flags = EventFlags::IN | EventFlags::ET;
@@ -178,7 +178,7 @@ impl Slot {
         self.is_in_rounds() && !self.share.is_let_alone() && self.lane.awaits_nic()
     }
 
-    /// A lane whose calls hold up the worker has to go; it calls no more, so it does that once.
+    /// Removes a lane from the rounds whose calls block the worker. It makes no further calls, so this happens once.
     pub(super) fn check_calls(&mut self) {
         if self.lane.pair().is_some_and(QueuePair::call_blocks) {
             self.report(Fault::CallBlocks);
@@ -197,8 +197,7 @@ pub(super) fn receives(lane: &dyn Lane) -> bool {
     lane.pair().is_some_and(|pair| pair.to_guest.enabled)
 }
 
-/// Lets the lane at a place breathe; `None`: it is not in the rounds. Lanes that do not doze any more join those that
-/// are `awake`.
+/// Polls the lane at an index; `None`: it is not in the rounds. Lanes that are no longer idle are added to `awake`.
 #[inline]
 pub(super) fn poll(slots: &mut [Slot], at: usize, awake: &mut Vec<usize>) -> Option<Polled> {
     let (slot, mut others) = Others::of(slots, at, awake)?;
@@ -209,7 +208,7 @@ pub(super) fn poll(slots: &mut [Slot], at: usize, awake: &mut Vec<usize>) -> Opt
     let mut can_idle = false;
     let frames = match moved {
         Ok(0) => {
-            // A NIC wakes only who is asleep with its worker.
+            // A NIC wakes a lane only while its worker sleeps, too.
             can_idle = slot.role.may_idle() && slot.lane.nic().is_none();
             0
         }
@@ -250,10 +249,10 @@ pub(super) fn poll(slots: &mut [Slot], at: usize, awake: &mut Vec<usize>) -> Opt
     Some(Polled { frames, left })
 }
 
-/// Lets the lane at a place doze, if it has nothing to do.
+/// Makes the lane at an index idle, if it has no work.
 #[cold]
 fn try_idle(slots: &mut [Slot], at: usize, awake: &mut Vec<usize>) {
-    // Nobody hears its guest's kicks, and a worker that never sleeps does not begin to listen again.
+    // The worker ignores its kicks now, and one that never sleeps would not start to watch them again.
     if slots[at].kicks_ignored_until.is_some() {
         return;
     }
@@ -268,8 +267,8 @@ fn try_idle(slots: &mut [Slot], at: usize, awake: &mut Vec<usize>) {
     }
 }
 
-/// Arms the lane at a place; `None`: it is not in the rounds. Lanes that do not doze any more join those that are
-/// `awake`.
+/// Enables notifications of the lane at an index; `None`: it is not in the rounds. Lanes that are no longer idle are
+/// added to `awake`.
 pub(super) fn enable_notifications(slots: &mut [Slot], at: usize, awake: &mut Vec<usize>) -> Option<Work> {
     let (slot, mut others) = Others::of(slots, at, awake)?;
     slot.check_calls();
@@ -298,7 +297,7 @@ pub(super) struct Place {
     pub(super) spreads: HashMap<Arc<str>, Arc<Spread>>,
 }
 
-/// Who gives frames to whom, as the lanes are now.
+/// Recomputes targets and forwarding state from the lanes there are.
 #[cold]
 pub(super) fn rebuild_forwarding(slots: &mut [Slot], fdbs: &Fdbs, place: &Place) {
     let receivers = slots.iter().enumerate().filter(|(_, slot)| slot.receives());
@@ -414,7 +413,7 @@ struct Others<'a> {
     back: &'a mut [Slot],
     /// One of them left the rounds.
     left: bool,
-    /// Those that dozed, and do not any more, are added to these.
+    /// Lanes that are no longer idle are added here.
     awake: &'a mut Vec<usize>,
 }
 

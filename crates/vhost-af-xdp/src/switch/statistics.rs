@@ -1,9 +1,8 @@
 //! What workers do, and which of their lanes for how much of it, for others to read.
 //!
 //! Theory of operation. A worker and its lanes count for themselves ([`device::meter`]). In one of many rounds
-//! ([`LOOKS_PER_TIMED`]), and before it falls asleep, the worker adds what they counted since to [`Counted`], where
-//! others read it: so that is never behind for longer than those rounds take, and a worker that sleeps is told of
-//! exactly.
+//! ([`LOOKS_PER_TIMED`]), and before it falls asleep, the worker adds the new counts to [`Counted`], where others read
+//! them: so that lags by those rounds at most, and is exact for a sleeping worker.
 //!
 //! The frames that a lane takes are counted for it in each round. Its time is not measured: a look at the clock for
 //! each lane would cost more than a lane that has nothing to do. The same round of many is timed, lane by lane, and by
@@ -21,8 +20,8 @@ use device::meter::{self, CALLS, SIZES, Work};
 
 use super::worker_time::{WorkerTime, ns};
 
-/// In one of so many of a worker's looks what was counted is told, and that round is timed. Odd, as is the number of
-/// rounds from one look to the next: some lanes do something each eighth round.
+/// A worker publishes its counts, and times the round, in one of this many looks. Odd, as is the number of rounds from
+/// one look to the next: some lanes do something each eighth round.
 pub(super) const LOOKS_PER_TIMED: u32 = 3;
 
 /// What a worker does with its time.
@@ -34,7 +33,7 @@ pub(crate) struct WorkerCounters {
     pub(crate) idle_rounds: Counter,
     /// Times it went to sleep.
     pub(crate) sleeps: Counter,
-    /// Those of them in which lanes that carry much were let alone.
+    /// Those of them in which busy lanes paused.
     pub(crate) pauses: Counter,
     /// How long it did which.
     pub(crate) time: WorkerTime,

@@ -8,7 +8,7 @@ use crate::nic::tap::Parts;
 /// Longest headers behind where the checksum begins: TCP's.
 const TRANSPORT_BYTES: u32 = 60;
 
-/// What stands before a frame in a tap.
+/// The virtio-net header of a frame in a tap.
 pub(super) fn tap_header(frame: GuestFrame<'_>) -> [u8; HEADER_BYTES as usize] {
     let request = frame.sending.request;
     let headers = request.csum.map_or(0, |at| u32::from(at.start) + TRANSPORT_BYTES);
@@ -19,8 +19,8 @@ pub(super) fn tap_header(frame: GuestFrame<'_>) -> [u8; HEADER_BYTES as usize] {
     header
 }
 
-/// A frame as it is written to a tap: what stands before it, its head, and what is behind that in guest memory; `None`:
-/// it is in too many pieces.
+/// The parts of a write to a tap: header, checked head, and the rest in guest memory; `None`: the frame has too many
+/// pieces.
 pub(super) fn parts_of<'a>(header: &'a [u8], frame: GuestFrame<'a>) -> Option<Parts<'a>> {
     let mut parts = Parts::new();
     let is_there = parts.push_bytes(header) && (frame.head.is_empty() || parts.push_bytes(frame.head));

@@ -1,11 +1,12 @@
 //! The lane of a tap device: it joins a network with the host. In tap mode the network has another one, by which frames
 //! come from the wire; of that only the reading half is used, as frames leave by the uplink's queues.
 //!
-//! To the other lanes it is a guest that takes GSO packets whole and partial checksums, with one difference: they write
-//! frames to it from where these lie ([`super::to_tap`]), a frame a system call, in which the kernel does its part.
-//! Frames from the tap are read into buffers of ours, with their segmentation and checksum request. From there they go
-//! the ways of a guest's frames ([`PortLane`]), judged by their addresses only: to ports, and to other workers where
-//! those are. Guests without these offloads get them segmented and with complete checksums, as they do from each other.
+//! For the other lanes it is a guest that takes GSO packets whole and partial checksums, with one difference: they
+//! write frames to it directly from guest memory ([`super::to_tap`]), a frame a system call, in which the kernel does
+//! its part. Frames from the tap are read into buffers of the daemon, with their segmentation and checksum request.
+//! Then they go the way of a guest's frames ([`PortLane`]), by their addresses only: to ports, and to other workers
+//! with their ports. Guests without these offloads get them segmented and with complete checksums, as they do from each
+//! other.
 //!
 //! A turn reads as many frames as a guest's turn sends. The rest wait in the device's queue. The kernel drops what
 //! finds no room there, and counts it (`ip -s link`).
@@ -29,13 +30,13 @@ use super::port_lane::PortLane;
 use super::to_tap::{ToTap, push};
 use crate::nic::tap::{Parts, Tap};
 
-/// While guests' frames are written to the tap, the tap is read only once in so many rounds more: acknowledgements of a
-/// stream come in fewer batches then, each of which may cost a guest an interrupt. A guest that waits for an answer
-/// sends nothing meanwhile, and gets the answer in the next round.
+/// While guests' frames are written to the tap, the tap is read only once in this many further rounds: acknowledgements
+/// of a stream arrive in fewer batches then, each of which may cost a guest an interrupt. A guest that waits for an
+/// answer sends nothing meanwhile, and gets the answer in the next round.
 const PUT_OFF: u32 = 4;
-/// After so many rounds without a frame in either direction, the tap is read in one of [`READ_EACH`] only, and after
+/// After this many rounds without a frame in either direction, the tap is read in one of [`READ_EACH`] only, and after
 /// the device reported frames, until a frame passes again. A read is a system call: in each round it would cost guests
-/// that are busy with others a quarter of what a frame of theirs costs.
+/// that are busy with others a quarter of the cost of their frames.
 const QUIET: u64 = 8;
 /// See [`QUIET`].
 const READ_EACH: u64 = 8;
@@ -144,7 +145,7 @@ impl TapLane {
         self.put_off == 0 && (self.has_frames || is_due)
     }
 
-    /// Puts a frame that was read, of so many bytes, into the queue.
+    /// Puts a frame of `bytes` that was read into the queue.
     fn take(&mut self, bytes: usize) {
         self.frame.clear();
         let mut left = bytes.min(PARTS * BUFFER_BYTES as usize) as u32;

@@ -22,7 +22,7 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// So many bytes; behind the map of them so many of our own.
+    /// `bytes` of guest memory; `private` bytes of the daemon behind them.
     pub(crate) fn new(bytes: u64, private: usize) -> Self {
         let ram = Arc::new(GuestRam::new(&[(GuestAddr(0), bytes)]).expect("memory"));
         let regions = ram.regions().expect("descriptors");
@@ -40,7 +40,7 @@ impl Memory {
         addr
     }
 
-    /// A queue of so many entries, polled, and its driver.
+    /// A polled queue of `size` entries, and its driver.
     pub(crate) fn vring(&self, size: u32, features: QueueFeatures, journal: Journal) -> (Vring, QueueDriver) {
         let size = QueueSize::new(size).expect("a power of two");
         let shape = RingShape::new(RingFormat::of(features.packed), size);
@@ -48,7 +48,7 @@ impl Memory {
         (self.enter(&driver, features, journal), driver)
     }
 
-    /// Our half of a queue, polled, whoever had it before.
+    /// The device's half of a queue, polled, after any earlier user.
     pub(crate) fn enter(&self, driver: &QueueDriver, features: QueueFeatures, journal: Journal) -> Vring {
         let shape = RingShape::new(driver.format(), driver.size());
         let rings = RingLayout::from_user(&self.map, shape, driver.ring_user_addresses()).expect("inside");

@@ -14,7 +14,7 @@ use crate::nic::queue::{LinkState, Nic, Sends};
 use crate::nic::xdp::XdpNic;
 use device::counters::PairCounters;
 
-/// A frame that was sent, and the checksum that its metadata asks for.
+/// A sent frame, and the checksum that its metadata requests.
 pub(crate) type Sent = (Vec<u8>, Option<ChecksumAt>);
 
 /// What the test sees of it.
@@ -26,7 +26,7 @@ pub(crate) struct Wire {
     pub(crate) link: LinkState,
     /// It reads by DMA: pages of guest RAM do not lie side by side.
     pub(crate) by_dma: bool,
-    /// A kick said that it is gone.
+    /// A kick reported that it is gone.
     pub(crate) seen_gone: bool,
     pub(crate) ring: VecDeque<TxDesc>,
     pub(crate) done: VecDeque<Frame>,
@@ -43,13 +43,13 @@ pub(crate) struct Wire {
     pub(crate) given_back: Option<NicQueue<TestNic>>,
 }
 
-/// Memory of ours: so many chunks of 2048 bytes, or some more.
+/// Memory of the daemon: `chunks` chunks of 2048 bytes, or some more.
 pub(crate) fn own_memory(chunks: usize) -> Umem {
     let memory = OwnMemory::new(chunks * 2048).expect("memory");
     Umem::aligned(Arc::new(memory), 2048, 0).expect("good")
 }
 
-/// A queue that has all chunks of its memory, and gives the NIC so many to receive into.
+/// A queue that has all chunks of its memory, and gives the NIC `to_receive` of them.
 pub(crate) fn queue<N: Nic>(nic: N, umem: Umem, to_receive: usize, sends: Sends) -> NicQueue<N> {
     let chunks = Chunks {
         pool: umem.all_frames().expect("ours").collect(),
@@ -71,7 +71,7 @@ pub(crate) fn frame_at(offset: UmemOffset) -> Frame {
 }
 
 impl Wire {
-    /// With so many entries in its ring, of which a kick sends so many.
+    /// With `capacity` entries in its ring, of which a kick sends `each_kick`.
     pub(crate) fn new(umem: Umem, capacity: usize, each_kick: usize) -> Self {
         Self {
             umem,
@@ -91,13 +91,13 @@ impl Wire {
         }
     }
 
-    /// Receives a frame of so many bytes, or a piece of one that goes on.
+    /// Receives a frame of `len` bytes, or a piece of one (`more`).
     pub(crate) fn receive(&mut self, len: u32, more: bool) {
         let frame = self.given.pop_front().expect("the lane gave some");
         self.receive_into(frame, len, more);
     }
 
-    /// Says so of any place, given or not, in the UMEM or not.
+    /// Reports a frame at any place, given or not, in the UMEM or not.
     pub(crate) fn receive_into(&mut self, frame: Frame, len: u32, more: bool) {
         let data = UmemOffset::new(frame.offset().get() + u64::from(xsk::XDP_PACKET_HEADROOM));
         self.received.push_back(RxDesc {

@@ -1,8 +1,8 @@
 //! To a guest: its buffers during a burst, and frames that are written over them.
 //!
-//! A [`Delivery`] takes buffers from the guest's receive queue as they are needed, writes frames over them, each with
-//! its virtio-net header (VirtIO 1.3, 5.1.6.4), and gives back what was not used. Where a frame's bytes come from is a
-//! [`Bytes`]: chunks of a UMEM, another guest's chain, or memory of ours.
+//! A [`Delivery`] takes buffers from the guest's receive queue as needed, writes frames over them, each with its
+//! virtio-net header (VirtIO 1.3, 5.1.6.4), and returns unused ones. The source of a frame's bytes is a [`Bytes`]:
+//! chunks of a UMEM, another guest's chain, or the daemon's memory.
 //!
 //! Where the guest is a link to another worker, a note goes with each frame ([`CrossWorkerMark`]). It is written when the
 //! buffers of several frames are done that have the same one, so that writing a frame is the same for all.
@@ -19,11 +19,11 @@ use super::limits::{BATCH, DESCRIPTORS};
 use crate::nic::chunk_tracker::{ChunkTracker, Unexpected};
 use crate::nic::tap::Parts;
 
-/// The virtio-net header, but for the number of buffers, of a frame about which nothing is said.
+/// The virtio-net header without offloads, except for the number of buffers.
 pub(crate) const NO_OFFLOAD: [u8; 10] = [0; 10];
 
-/// The header of a frame about which nothing is said, in one buffer. A constant, as building it for each frame costs
-/// more than writing it: what was stored in pieces is loaded as a whole.
+/// The header without offloads of a frame in one buffer. A constant, because building it for each frame costs more than
+/// writing it: a value that was stored in pieces is loaded as a whole.
 pub(crate) const IN_ONE_BUFFER: [u8; HEADER_BYTES as usize] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0];
 
 /// Bytes of a frame, read from front to back.
@@ -74,8 +74,8 @@ impl Bytes for &[u8] {
     }
 }
 
-/// A frame of a guest's that another one gets in one buffer: its virtio-net header there, bytes of ours, and the rest in
-/// one piece of the sender's memory.
+/// A guest's frame that another guest gets in one buffer: its virtio-net header there, bytes of the daemon, and the
+/// rest in one piece of the sender's memory.
 pub(super) struct WholeFrame<'a> {
     pub(super) header: [u8; HEADER_BYTES as usize],
     pub(super) head: &'a [u8],
@@ -109,7 +109,7 @@ pub(crate) struct Delivery<'a> {
     chains: &'a mut Chains,
     /// First of `chains` that is not used yet.
     next: usize,
-    /// How many were asked for at once the last time.
+    /// Buffers of the last fetch.
     asked: usize,
     /// Bytes that those hold which are not used yet.
     room: u64,
@@ -135,7 +135,7 @@ impl<'a> Delivery<'a> {
         Self::begin_with(pair, chains, counters, BATCH)
     }
 
-    /// The same with at most so many in hand at first.
+    /// The same with at most `most` buffers at first.
     #[inline]
     pub(crate) fn begin_with(
         pair: &'a mut QueuePair,
@@ -193,7 +193,7 @@ impl<'a> Delivery<'a> {
         }
     }
 
-    /// Takes at most so many buffers from the guest; those left from the last batch go back first.
+    /// Takes at most `most` buffers from the guest; those left from the last batch go back first.
     fn fetch(&mut self, most: usize) -> Result<(), Fault> {
         self.write_notes();
         self.pair.to_guest.queue.unpop(self.chains.slots(self.next));
@@ -244,12 +244,12 @@ impl<'a> Delivery<'a> {
         self.pair
     }
 
-    /// The common case: frames in one piece, each for a buffer in one piece that holds it. Takes them from `incoming`
-    /// as long as they are like that and buffers are in hand, and puts their chunks into `empty`; the first that is
-    /// not, or is a stray.
+    /// The common case: frames in one piece, each for a buffer in one piece that holds it. Takes such frames from
+    /// `incoming` while there are buffers, and puts their chunks into `empty`; returns the first other one, or an
+    /// unexpected one.
     ///
-    /// One loop with its sums in registers, and nothing that is stored in pieces to be loaded as a whole, or the other
-    /// way round: a worker spends its time here. So what came is judged here and not by whom it comes from.
+    /// One loop with its sums in registers, and without values that are stored in pieces and loaded as a whole, or the
+    /// other way round: a worker spends its time here. So the chunks are checked here and not by the caller.
     #[inline]
     pub(super) fn take_whole(
         &mut self,
@@ -286,7 +286,7 @@ impl<'a> Delivery<'a> {
         other
     }
 
-    /// The same for one frame, with a header of its own. False, and nothing done, if it is not like that.
+    /// The same for one frame, with a header of its own. False, and nothing done, if it is another kind of frame.
     #[inline]
     pub(super) fn whole(&mut self, umem: &Umem, piece: &RxDesc, header: [u8; HEADER_BYTES as usize]) -> bool {
         let Some(chain) = self.chains.chains.get(self.next) else {
@@ -302,8 +302,8 @@ impl<'a> Delivery<'a> {
         true
     }
 
-    /// The same for frames of another guest's: of each a head of ours, which may be empty, and the rest in one piece. How
-    /// many it took, and their bytes.
+    /// The same for frames of another guest: of each a head in the daemon's memory, which may be empty, and the rest in
+    /// one piece. Returns how many it took, and their bytes.
     #[inline]
     pub(super) fn take_whole_of_guest<'f>(
         &mut self,
@@ -517,8 +517,8 @@ impl<'a> Delivery<'a> {
     }
 }
 
-/// Writes a frame in one piece over a chain that is one buffer, which is used then; false, and nothing done, if it is
-/// not like that. In line: a call would have all that it needs stored and loaded again, once a frame.
+/// Writes a frame in one piece over a chain of one buffer, and marks it used; false, and nothing done, if it is another
+/// kind of frame. In line: a call would store and load all its arguments, once a frame.
 #[inline(always)]
 fn write_whole(
     pair: &mut QueuePair,
@@ -564,7 +564,7 @@ pub(crate) fn write(
     let mut written = 0;
     let mut from = Cursor::default();
     if let Some(header) = header {
-        // Behind it would be a hash report, which says "none"; no session of vhost-user has one.
+        // A hash report would follow, with the value "none"; no vhost-user session has one.
         let mut whole = [0; HASH_HEADER_BYTES as usize];
         whole[..header.len()].copy_from_slice(&header);
         written = write_header(pair, buffers, &whole[..pair.header_bytes as usize]);

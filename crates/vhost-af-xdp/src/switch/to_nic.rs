@@ -6,15 +6,15 @@
 //! ever be room for, is copied away whole, and goes out in portions ([`Remainder`]). So a chain is used, here too,
 //! before anything of it is with the NIC: a daemon that comes after one that died sends nothing twice.
 //!
-//! A queue that several guests fill may never have room for all segments of a packet: those who send frames take each
-//! place that becomes free. There a packet that has waited in vain is copied away, too, and its segments take places
-//! like others' frames.
+//! A queue that several guests fill may never have room for all segments of a packet: senders of frames take each place
+//! that becomes free. There a packet that has waited in vain is copied away, too, and its segments take places like
+//! others' frames.
 //!
-//! In copy mode, and where the NIC has TSO, a queue has a way that costs less: a tap ([`SendTap`]). The kernel sends its
-//! frames by the interface, from the same queue, and GSO packets unsegmented. Frames of one flow must not overtake each
-//! other. So the kernel takes what is in the ring before a packet is written to the tap. What follows the packet goes by
-//! the tap, too, until the guest pauses for longer than packets wait in the interface's queue (tc(8)), where frames of
-//! the socket would pass them. A packet is the kernel's before its chain is used: if the daemon dies in between, its
+//! In copy mode, and where the NIC has TSO, a queue has a cheaper way: a tap ([`SendTap`]). The kernel sends its frames
+//! by the interface, from the same queue, and GSO packets unsegmented. Frames of one flow must not overtake each other.
+//! So the kernel takes the frames in the ring before a packet is written to the tap. Frames behind the packet go by the
+//! tap, too, until the guest pauses for longer than packets wait in the interface's queue (tc(8)), where frames of the
+//! socket would overtake them. The kernel has a packet before its chain is used: if the daemon dies in between, its
 //! successor sends the packet once more. Frames with more pieces than the queue takes go the same way.
 
 mod plain;
@@ -48,11 +48,11 @@ use crate::nic::tap::SendTap;
 pub(crate) const LAST_WAITS: usize = 20;
 pub(crate) const LAST_WAIT: Duration = Duration::from_millis(1);
 
-/// How long a packet of the tap may wait in the interface's queue: so long all takes at 100 Mbit/s that may wait there
+/// How long a packet of the tap may wait in the interface's queue: at 100 Mbit/s this drains the longest queue
 /// (`most_unsent`, steward/src/links/tap.rs).
 pub(super) const ON_ITS_WAY: Duration = Duration::from_millis(200);
 
-/// How often it then asks the kernel to send what is queued.
+/// How often it then kicks the kernel to send queued frames.
 pub(crate) const LAST_KICKS: usize = 4;
 
 /// What a lane keeps between two bursts to its NIC queue.
@@ -64,9 +64,9 @@ pub(crate) struct Transmit {
     is_shared: bool,
     /// The guest's next GSO packet found no room before.
     has_waited: bool,
-    /// A GSO packet, or a long frame, went by the tap, and may still be on its way.
+    /// A GSO packet, or a long frame, went by the tap, and may still be in the interface's queue.
     uses_tap: bool,
-    /// When the last frame went by it.
+    /// The time of the last frame by the tap.
     last_by_tap: Ticks,
     /// The guest's next frame found no room in the tap.
     tap_is_full: bool,
@@ -106,7 +106,7 @@ impl Transmit {
         self.outgoing.is_empty()
     }
 
-    /// The guest has nothing to send. What it sends next goes by the ring again, if the last frame went by the tap long
+    /// The guest has nothing to send. Its next frame goes by the ring again, if the last frame went by the tap long
     /// enough ago.
     #[inline]
     pub(super) fn pause(&mut self) {
@@ -115,7 +115,7 @@ impl Transmit {
         }
     }
 
-    /// The guest's next frame waits for room in the tap, of which nobody tells.
+    /// The guest's next frame waits for room in the tap, which no event reports.
     #[inline]
     pub(super) fn tap_is_full(&self) -> bool {
         self.tap_is_full
@@ -138,7 +138,7 @@ pub(crate) struct NicSink<'a, N> {
     counters: &'a PairCounters,
     /// Descriptors that the ring had room for when the burst began.
     ring: usize,
-    /// The kernel was asked to send in this burst.
+    /// The kernel was kicked in this burst.
     is_kicked: bool,
 }
 
@@ -217,7 +217,7 @@ impl<'a, N: Nic> NicSink<'a, N> {
         self.ring.min(self.queue.pool.len())
     }
 
-    /// Hands over what was put, and lets the kernel send.
+    /// Publishes queued frames, and kicks the kernel.
     pub(super) fn flush(&mut self) {
         if self.transmit.outgoing.is_empty() && self.is_kicked {
             return;
@@ -227,7 +227,7 @@ impl<'a, N: Nic> NicSink<'a, N> {
         self.ring = self.queue.nic.room_to_nic();
     }
 
-    /// Hands over what was put; somebody else lets the kernel send it ([`super::uplink_lane`]).
+    /// Publishes queued frames; the uplink's lane kicks the kernel ([`super::uplink_lane`]).
     pub(super) fn hand_over(&mut self) {
         self.queue.send(&mut self.transmit.outgoing);
         self.ring = self.queue.nic.room_to_nic();
@@ -244,7 +244,7 @@ impl<'a, N: Nic> NicSink<'a, N> {
         self.queue.is_awaited |= waits;
     }
 
-    /// Lets the kernel go on with what it has not sent.
+    /// Kicks the kernel to send the rest.
     pub(super) fn kick_unsent(&mut self) {
         if self.queue.nic.unsent() > 0 {
             self.kick();
@@ -257,7 +257,7 @@ impl<'a, N: Nic> NicSink<'a, N> {
         self.ring.saturating_sub(self.transmit.outgoing.len())
     }
 
-    /// Sends a frame of ours, if there is room for it now.
+    /// Sends a frame of the daemon, if there is room now.
     pub(super) fn inject(&mut self, frame: &[u8]) {
         if self.ring_room() > 0
             && let Some(chunk) = self.queue.pool.take()
@@ -355,7 +355,7 @@ impl<'a, N: Nic> NicSink<'a, N> {
         Some(chunks)
     }
 
-    /// A frame that asks for more than being sent; `None` when there is no room for it now.
+    /// A frame that requests an offload; `None` when there is no room for it now.
     #[inline(never)]
     fn copy_asking(&mut self, frame: GuestFrame<'_>, budget: &mut Budget) -> Option<()> {
         let &Sending { len, request, .. } = frame.sending;
@@ -406,7 +406,7 @@ impl<'a, N: Nic> NicSink<'a, N> {
         }
     }
 
-    /// What builds frames that ask for more than being sent.
+    /// Builds frames that request an offload.
     fn builder(&mut self) -> (Builder<'_>, &mut References) {
         let builder = Builder {
             umem: &self.queue.umem,
@@ -477,7 +477,7 @@ impl<'a, N: Nic> NicSink<'a, N> {
         Some(())
     }
 
-    /// Sends a GSO packet as it is. The headers by which it was judged are its head.
+    /// Sends a GSO packet unsegmented, behind its checked headers.
     fn send_unsegmented(&mut self, frame: GuestFrame<'_>, plan: &Plan, budget: &mut Budget) -> ByTap {
         let (segments, headers) = (u64::from(plan.segments()), plan.header_len() as u32);
         if segments > SEGMENTS as u64 {
@@ -516,7 +516,7 @@ impl<'a, N: Nic> NicSink<'a, N> {
         if !self.transmit.outgoing.is_empty() {
             self.flush();
         } else if !self.is_kicked {
-            // What others handed over; and it tells whether there is a link.
+            // Sends published frames; and reports whether there is a link.
             self.kick();
         }
         if let Some(counter) = self.queue.link.loses(self.counters) {
@@ -549,7 +549,7 @@ impl<'a, N: Nic> NicSink<'a, N> {
             }
             Err(error) => {
                 if error.raw_os_error() == Some(Errno::BADFD.raw_os_error()) {
-                    // Somebody removed it. The next guest's lane asks for another.
+                    // The tap was removed. The next guest's lane requests another one.
                     self.queue.send_tap = None;
                 }
                 // Else it is down, or the kernel does not segment such packets.
@@ -637,7 +637,7 @@ impl<'a, N: Nic> NicSink<'a, N> {
     }
 }
 
-/// A descriptor that sends `frame` from a chunk of ours, cut to what that holds.
+/// A descriptor that sends `frame` from a chunk of the daemon, truncated to the chunk.
 pub(crate) fn copied(chunk: xsk::Frame, frame: &[u8], umem: &xsk::Umem) -> TxDesc {
     let frame = &frame[..frame.len().min(umem.max_sent_bytes() as usize)];
     let offset = umem.send_offset(&chunk);
@@ -654,7 +654,7 @@ pub(crate) fn copied(chunk: xsk::Frame, frame: &[u8], umem: &xsk::Umem) -> TxDes
     }
 }
 
-/// Fills a frame in a chunk of ours up with zeros where it is too short to be sent; its length then.
+/// Pads a frame in a chunk of the daemon with zeros where it is too short to be sent; returns its length.
 #[inline]
 pub(crate) fn fill_up(umem: &Umem, frame: UmemOffset, len: u32, sends: Sends) -> u32 {
     if !sends.must_fill_up(len) {

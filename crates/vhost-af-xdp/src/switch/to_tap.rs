@@ -1,10 +1,10 @@
 //! Writes frames to the tap device that leads to the host.
 //!
-//! What guests send is written from where it lies, as a guest's own device would do it: our copy of the first bytes, by
-//! which the frame was judged, and behind it guest memory. The kernel copies each byte once and looks at its copy only.
-//! Other frames wait in a queue of ours ([`Received`]), as for a guest, until the lane has its turn: frames that are
-//! put together here, have several receivers or too many pieces, or ask for what this kernel does not do. They stay in
-//! order: the queue is written before a guest's frame is. The kernel delivers frames to the host at once.
+//! Guests' frames are written directly from guest memory, as a guest's own device would do it: first the checked copy
+//! of their first bytes, then guest memory. The kernel copies each byte once and reads its copy only. Other frames wait
+//! in a queue of the daemon ([`Received`]), as for a guest, until the lane is polled: frames that are built here, have
+//! several receivers or too many pieces, or request offloads that this kernel does not have. They stay in order: the
+//! queue is written before a guest's frame is. The kernel delivers frames to the host at once.
 
 use std::sync::Arc;
 

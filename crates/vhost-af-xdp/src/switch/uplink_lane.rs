@@ -6,11 +6,11 @@
 //! not take the chunks from the others: an inbox takes no more than twice what is left of three quarters of them
 //! (dynamic thresholds, as in switches with a shared buffer). What comes beyond is lost, and counted as that guest's.
 //!
-//! Who a frame is for the XDP program has found already, and left before the frame with what else is known of it
-//! ([`super::metadata_reader`]). It is believed if the port still is what it was then ([`PortMark`](super::fdb::PortMark)): so
-//! the address is looked up once. Else, and where no program of ours is on the interface, the table tells. A VLAN tag
-//! that the NIC took off counts as if it were in the frame, and is put back for who has frames with it. For a port of
-//! another worker all that goes along ([`far`]).
+//! The XDP program has already found the port of a frame, and left it before the frame with other metadata
+//! ([`super::metadata_reader`]). It is trusted if the port's generation still matches
+//! ([`PortMark`](super::fdb::PortMark)): so the address is looked up once. Otherwise, and where no such program is on
+//! the interface, the FDB decides. A VLAN tag that the NIC removed counts as if it were in the frame, and is inserted
+//! again for ports with tags. For a port of another worker all that becomes the frame's mark ([`link_marks`]).
 //!
 //! A frame in several pieces goes nowhere before all of them are here.
 //!
@@ -72,26 +72,26 @@ pub(crate) struct UplinkLane<N> {
     filled: Vec<usize>,
     /// Chunks in all inboxes.
     waiting: usize,
-    /// Of a frame whose next piece has not come.
+    /// Of a frame whose next piece has not arrived.
     route: Option<Route>,
     /// Its pieces.
     unfinished: Vec<RxDesc>,
-    /// Who the frame in hand is for, whatever becomes of it.
+    /// The port of the current frame, even if the frame is lost.
     found: Option<PortNumber>,
     /// What goes with it if that is a port of another worker.
     mark: CrossWorkerMark,
     /// Pieces as the NIC gives them, for a moment.
     incoming: Vec<RxDesc>,
-    /// Pieces of frames to groups.
+    /// Pieces of multicast frames.
     multicast: Vec<RxDesc>,
     ranges: Vec<UmemRange>,
-    /// When the batch was received, once that was asked for.
+    /// When the batch was received, once it was read.
     now: Option<Ticks>,
     choices: Choices,
     mirror: Mirror,
     /// What was done for frames beyond turns so far, in frames: the next batches are shorter.
     deficit: usize,
-    /// Of it, what asking filter rules about frames to groups was in this round: one frame is a look-up for each port.
+    /// The part of it for filter rules on multicast in this round: one frame is a look-up for each port.
     multicast_work: usize,
     awaits_nic: bool,
     /// Bytes that it received so far.
@@ -306,7 +306,7 @@ impl<N: Lent> UplinkLane<N> {
         } else {
             piece.len as usize
         };
-        let admits = target.lets_pass(head, Facts::with_hints(len, hints));
+        let admits = target.allows(head, Facts::with_hints(len, hints));
         self.deficit += target.take_work();
         admits
     }
@@ -371,7 +371,7 @@ impl<N: Lent> UplinkLane<N> {
 /// The first bytes of a frame, as many as rules look at, by its first piece.
 fn first_bytes<'a>(umem: &Umem, piece: &RxDesc, room: &'a mut [u8; LONG_LOOK_BYTES]) -> &'a [u8] {
     let known = (piece.len as usize).min(LONG_LOOK_BYTES);
-    // Inside the piece; else there is none to be judged.
+    // Inside the piece; otherwise the rules get an empty head.
     match umem.read(piece.data, &mut room[..known]) {
         Some(_) => &room[..known],
         None => &[],
@@ -401,11 +401,11 @@ impl<N: Lent> Lane for UplinkLane<N> {
     }
 
     fn enable_notifications(&mut self, siblings: Siblings<'_>) -> Work {
-        // What others put there since it breathed.
+        // Frames that others have put there since the last poll.
         let (was_awaited, unsent) = (self.queue.is_awaited, self.queue.nic.unsent());
         self.queue.kick_queued(SEGMENTS * 2, &self.counters);
         if was_awaited && self.queue.nic.unsent() < unsent {
-            // There is room now for who waits.
+            // There is room now for waiting lanes.
             return Work::Now;
         }
         self.awaits_nic = self.queue.nic.received() == 0;

@@ -6,9 +6,9 @@
 //! | access, of one VLAN | without a tag | of that VLAN, without a tag |
 //! | trunk, of several | with the tag of one of these VLANs | of these VLANs, with the tag |
 //!
-//! Towards the uplink frames of a VLAN have its tag. A tag that says a priority only counts as none. Frames with
-//! several tags are nobody's: what is behind the first would be a tag where that is taken off. Nor are those with a
-//! service tag (802.1ad): who does not know it takes the frame for one without a tag.
+//! Towards the uplink frames of a VLAN have its tag. A priority tag counts as none. Frames with several tags belong to
+//! no port: the second tag would become the first where that is removed. Nor do those with a service tag (802.1ad): a
+//! receiver that does not know it takes the frame for an untagged one.
 
 use super::ethernet::Tags;
 

@@ -1,26 +1,27 @@
 //! Worker threads: each owns lanes, polls them while there is work, and sleeps when there is none.
 //!
-//! Theory of operation. A worker breathes all its lanes in turn. When none has moved a frame for
-//! the spin time it arms them (drivers are asked for kicks, with the re-check that makes a lost
-//! kick impossible) and sleeps. Where each of the last sleeps ended with one round of work ([`SINGLE`]) it arms them
-//! after such a round, without another one that would find nothing. It sleeps in one ppoll(2): on an epoll set of the kick eventfds, its mailbox and what else lanes
-//! add ([`Lane::event_fd`]), and beside it on the AF_XDP sockets. The set is edge-triggered: readiness is only a
-//! reason to look, and eventfds are not read, so a stale counter does not make it spin.
+//! Theory of operation. A worker polls all its lanes round robin. When no lane has moved a frame for the spin time, the
+//! worker enables notifications (drivers are asked for kicks, with the re-check that makes a lost kick impossible) and
+//! sleeps. If each of the last sleeps ended with one round of work ([`SINGLE`]), it does so right after such a round,
+//! without another round that would find nothing. It sleeps in one ppoll(2): on the AF_XDP sockets and on an epoll set
+//! of the kick eventfds, its mailbox and the other descriptors of lanes ([`Lane::event_fd`]). The set is
+//! edge-triggered: readiness is only a reason to look, and eventfds are not read, so a stale counter does not make it
+//! spin.
 //!
-//! Sockets are not in the set, since one who waits on an AF_XDP socket makes the kernel go through a wake-up for every
-//! frame that is sent (`sock_wfree` calls `sk_write_space`, net/core/sock.c); ppoll waits on them while it lasts only,
-//! without a call for each. The exception is a guest's own socket in copy mode while NICs end most sleeps and few frames
-//! move between two ([`OFTEN`], [`FEW`]): then a sleep is one system call. For the uplink of a network that cost more.
+//! Sockets are not in the set, because a waiter on an AF_XDP socket makes the kernel go through a wake-up for every
+//! sent frame (`sock_wfree` calls `sk_write_space`, net/core/sock.c); ppoll waits on them only for its own duration,
+//! without a call for each. The exception is a guest's own socket in copy mode while NICs end most sleeps and few
+//! frames move between two ([`OFTEN`], [`FEW`]): then a sleep is one system call. For the uplink of a network this was
+//! measured to cost more.
 //!
-//! A guest may kick as often as it likes. One whose kicks bring nothing ([`FUTILE_WAKES`] of them without a frame
-//! between) is not listened to for a while ([`IGNORE_KICKS`]): its lane is looked at once a millisecond then, as by the
-//! clock, and the worker's time is the other lanes'.
+//! A guest may kick as often as it likes. After [`FUTILE_WAKES`] kicks without a frame the worker ignores its kicks for
+//! [`IGNORE_KICKS`] and polls its lane once a millisecond, so that the other lanes get the worker's time.
 //!
-//! Control reaches a worker through its mailbox only ([`Command`]); a lane that is to go is handed
-//! back whole, so that closing sockets (which waits for the kernel) happens elsewhere.
+//! Control reaches a worker through its mailbox only ([`Command`]). The worker returns a removed lane whole, so that
+//! another thread closes the sockets, which waits for the kernel.
 //!
-//! A worker that hangs, in a guest's memory that never answers, cannot say so. It shows where it is
-//! ([`super::progress`]), and the watchdog looks.
+//! A worker that hangs, in guest memory that never answers, cannot report it. It publishes its position
+//! ([`super::progress`]), and the watchdog reads that.
 //!
 //! A guest's fault takes that lane out of the rounds and is reported once through the lane's
 //! `on_fault`; the other lanes never notice.
@@ -58,20 +59,21 @@ use super::worker_time::Watch;
 use crate::nic::numa::WorkerPlace;
 use device::meter;
 
-/// So many times may a lane wake the worker without moving a frame; chance alone, a frame that was found just before
-/// its kick came, does not do that.
+/// A lane may wake the worker this often without moving a frame. Chance alone (a frame that was found just before its
+/// kick) does not reach this.
 const FUTILE_WAKES: u32 = 32;
 /// How long kicks of a lane beyond that are not listened to.
 const IGNORE_KICKS: Duration = Duration::from_millis(10);
-/// Rounds between two looks at the kicks of guests whose lanes doze; then another lane is the first one, too. A prime,
-/// see [`LOOKS_PER_TIMED`].
+/// Rounds between two looks at the kicks of guests with idle lanes; then another lane becomes the first one, too. A
+/// prime, see [`LOOKS_PER_TIMED`].
 const ROUNDS_PER_LOOK: u32 = 61;
-/// NICs ended so many more sleeps than anything else did: then sockets in copy mode are in the epoll set.
+/// Sockets in copy mode are in the epoll set once NICs ended this many more sleeps than all other causes.
 const OFTEN: u8 = 16;
-/// So many frames at most move between two of these sleeps: each frame that a socket in the set sends costs a wake-up.
+/// At most this many frames move between two of these sleeps: each frame that a socket in the set sends costs a
+/// wake-up.
 const FEW: usize = 16;
-/// After so many sleeps in a row that each ended with one round of work, the worker sleeps again after one without
-/// looking for more: arming the lanes does that, too.
+/// After this many sleeps in a row that each ended with one round of work, the worker sleeps again after one round
+/// without looking for more: enabling notifications looks, too.
 const SINGLE: u32 = 4;
 /// Most events that are read at once; the others are read the next time.
 const EVENTS: usize = 16;
@@ -84,7 +86,7 @@ const NO_TIME: Timespec = Timespec {
 /// Something that control does to a running lane, on its worker's thread.
 pub(crate) type Change = Box<dyn FnOnce(&mut dyn Lane, Siblings<'_>) + Send>;
 
-/// What control asks of a worker.
+/// A request of control to a worker.
 pub(crate) enum Command {
     /// Take this lane into the rounds, and count there what it does.
     Add(LaneId, NewLane, Arc<LaneCounted>),
@@ -92,7 +94,7 @@ pub(crate) enum Command {
     Remove(LaneId, Sender<Option<Box<dyn Lane>>>),
     /// Change this lane, between two rounds.
     Change(LaneId, Change, Sender<()>),
-    /// Who has which address in a network.
+    /// The FDB of a network.
     Fdb(Arc<str>, Arc<Fdb>),
     /// Which workers have which ports of a network, if there are several.
     Spread(Arc<str>, Arc<Spread>),
@@ -111,10 +113,10 @@ pub(crate) struct WorkerHandle {
     /// See [`WorkerCounters`].
     pub(crate) counters: Arc<WorkerCounters>,
     pub(super) progress: Arc<Progress>,
-    /// Whether it hangs, as far as somebody has noticed: new lanes go to others. Set and read by control threads;
+    /// The watchdog has seen that it hangs: new lanes go to other workers. Only control threads set and read it;
     /// nothing is published through it.
     pub(super) hangs: AtomicBool,
-    /// Where it was put, once that was said.
+    /// Where it runs, once [`super::workers::Workers::settle`] has decided that.
     pub(super) place: OnceLock<WorkerPlace>,
     pub(super) thread: Option<JoinHandle<()>>,
 }
@@ -198,7 +200,7 @@ impl WorkerHandle {
 
     /// Sends a command; the worker acts on it within a round.
     pub(crate) fn send(&self, command: Command) {
-        // A worker ends only by Command::End, after which nobody sends.
+        // A worker ends only by Command::End, and no command follows that.
         let _ = self.commands.send(command);
         // Publishes the command; pairs with the swap in `read_mail`. Were it seen before the command, that would wait
         // until the next one is sent. A swap, since of several senders the worker sees the flag of the last one only: a
@@ -224,7 +226,7 @@ impl Drop for WorkerHandle {
     }
 }
 
-/// Lets the calling thread run there only.
+/// Restricts the calling thread to these CPUs.
 fn run_on(cpus: &CpuSet) {
     if let Err(error) = sched_setaffinity(None, cpus) {
         tracing::warn!(
@@ -235,7 +237,7 @@ fn run_on(cpus: &CpuSet) {
     }
 }
 
-/// Lets sleeps of the calling thread end when they are to. Linux adds 50 us else, as much as a NIC takes to send.
+/// Makes sleeps of the calling thread end on time. The default slack of Linux is 50 us, as long as a NIC takes to send.
 fn sleep_precisely() {
     let _ = set_current_timer_slack(NonZeroU64::new(1));
 }
@@ -250,7 +252,7 @@ struct Worker {
     progress: Arc<Progress>,
     /// Sorted by id.
     lanes: Vec<Slot>,
-    /// Indices of the lanes that do not doze. Rounds and sleeps visit only these, so that idle guests cost the others
+    /// Indices of the lanes that are not idle. Rounds and sleeps visit only these, so that idle guests cost the others
     /// nothing.
     awake: Vec<usize>,
     sleeping: Sleeping,
@@ -274,7 +276,7 @@ impl Worker {
         }
     }
 
-    /// Lets the lanes breathe, and sleeps if that has moved nothing for long enough.
+    /// Polls the lanes, and sleeps if no frame has moved for long enough.
     #[inline]
     fn round(&mut self, pace: &mut Pace) {
         pace.rounds = pace.rounds.wrapping_add(1);
@@ -287,7 +289,7 @@ impl Worker {
             }
             pace.end_pause(Instant::now);
             pace.busy_rounds = pace.busy_rounds.saturating_add(1);
-            // Lanes that are let alone are not armed: what they have left would wait for the end of the pause.
+            // Lanes in a pause have their notifications off: their remaining work would wait for the end of the pause.
             if !pace.expects_no_more() || !self.moderation.pause().is_zero() {
                 self.sleeping
                     .end(&mut self.lanes, &mut self.awake, &self.progress);
@@ -325,7 +327,7 @@ impl Worker {
         }
     }
 
-    /// What is done in one of many rounds; whether this round is to be timed.
+    /// Work of one in many rounds. Returns whether this round is timed.
     fn look(&mut self, pace: &mut Pace) -> bool {
         self.shift();
         if self.has_idle() {
@@ -354,7 +356,7 @@ impl Worker {
     fn poll(&mut self, mut stopwatch: Option<Stopwatch>) -> bool {
         let (mut moved, mut next) = (0, 0);
         let mut taken = meter::passes();
-        // Who is awake may change meanwhile: then a lane breathes a round later, or twice in one.
+        // Lanes may wake meanwhile: then a lane is polled a round later, or twice in one.
         let round = self.awake.len();
         while next < round
             && let Some(&at) = self.awake.get(next)
@@ -386,7 +388,7 @@ impl Worker {
         moved > 0
     }
 
-    /// Lets lanes know whom they give frames to.
+    /// Recomputes which lanes get frames from which.
     fn rebuild_forwarding(&mut self) {
         debug_assert!(
             self.lanes.is_sorted_by_key(|slot| slot.id),
@@ -397,7 +399,7 @@ impl Worker {
         self.count_awake();
     }
 
-    /// Notes which lanes breathe.
+    /// Collects the lanes to poll.
     fn count_awake(&mut self) {
         self.awake.clear();
         let awake = self.lanes.iter().enumerate().filter(|(_, slot)| !slot.is_idle);
@@ -405,9 +407,9 @@ impl Worker {
         self.shift();
     }
 
-    /// Lets another lane breathe first, whichever, and with it take what is scarce in a round: room in a ring that several
-    /// fill. (In turn would not be fair: sleeps and rounds keep time with the ring.) Uplinks stay in front: who comes
-    /// behind one has the room that it makes.
+    /// Makes another, random lane the first one of the round, which has the first choice of what is scarce in a round:
+    /// room in a ring that several lanes fill. (Strict rotation would not be fair: sleeps and rounds keep time with the
+    /// ring.) Uplinks stay in front: the lanes behind an uplink use the room that it frees.
     fn shift(&mut self) {
         let mut uplinks = 0;
         for at in 0..self.awake.len() {
@@ -423,12 +425,12 @@ impl Worker {
         others.rotate_left(by.checked_rem(others.len()).unwrap_or(0));
     }
 
-    /// Whether some lanes doze.
+    /// Whether some lanes are idle.
     fn has_idle(&self) -> bool {
         self.awake.len() < self.lanes.len()
     }
 
-    /// Looks whether a guest kicked whose lane dozes, while those of others are busy.
+    /// Checks for kicks of guests with idle lanes, while other lanes are busy.
     #[cold]
     fn poll_events(&mut self) {
         let mut events = [MaybeUninit::<Event>::uninit(); EVENTS];
@@ -438,7 +440,7 @@ impl Worker {
         }
     }
 
-    /// Lets lanes breathe again whose guests kicked.
+    /// Wakes the lanes of guests that kicked.
     fn wake(&mut self, events: &[Event]) {
         for event in events {
             let number = event.data.u64();
@@ -460,7 +462,7 @@ impl Worker {
         self.lanes.binary_search_by_key(&id, |slot| slot.id).ok()
     }
 
-    /// Acts on commands; false when the thread is to end.
+    /// Executes commands; false after the last one.
     #[inline]
     fn read_mail(&mut self) -> bool {
         // Most rounds find nothing: a look at the channel itself costs them a full fence. Only a hint, read again each
@@ -468,8 +470,8 @@ impl Worker {
         if !self.posted.load(Ordering::Relaxed) {
             return true;
         }
-        // Observes what was sent before the flag was set. Taken back before the channel is read: a command that comes
-        // while it is read sets it anew.
+        // Observes what was sent before the flag was set. Cleared before the channel is read: a command that arrives
+        // during the reading sets it again.
         self.posted.swap(false, Ordering::Acquire);
         self.act_on_commands()
     }
@@ -539,14 +541,14 @@ struct Pace {
     single_rounds: u32,
     polling: Polling,
     watch: Watch,
-    /// What its thread had done when that was told last.
+    /// Work of its thread at the last publication.
     work: meter::Work,
     /// Looks so far.
     looks: u32,
 }
 
 impl Pace {
-    /// Of the calling thread, which is to poll so long at most.
+    /// For the calling thread; `spin`: the longest polling.
     fn new(spin: Duration) -> Self {
         Self {
             rounds: 0,
@@ -579,7 +581,7 @@ impl Pace {
         }
     }
 
-    /// The worker slept so long. Where that is hardly any time, another round would have found the work.
+    /// The worker has slept for this long. If that is hardly any time, another round would have found the work.
     fn note_sleep(&mut self, asleep: Duration) {
         self.slept = true;
         match std::mem::take(&mut self.busy_rounds) {

@@ -1,8 +1,9 @@
 //! What a worker's round costs that moves frames: for examples/round_cost.rs and path_cost.rs.
 //!
-//! A worker as its thread has it, with two ports of a network, or one guest and the null NIC, and the guests' drivers;
-//! all in the calling thread. The drivers run between the rounds, and only rounds are measured. So what a round reads is
-//! in the caches of its own CPU: frames cost less than they do elsewhere, and whatever is done beside them is a larger share of the round.
+//! A worker as on its thread, with two ports of a network, or one guest and the null NIC, and the guests' drivers; all
+//! in the calling thread. The drivers run between the rounds, and only rounds are measured. So the data of a round is
+//! in the caches of its own CPU: frames cost less than they do elsewhere, and other work is a larger share of the
+//! round.
 
 #[path = "worker_rounds/frames.rs"]
 mod frames;
@@ -52,7 +53,7 @@ const BUFFERS: usize = 256;
 const CHUNKS: u32 = 512;
 /// Descriptors of a GSO packet are of a page each.
 const PAGE: u32 = 4096;
-/// Where `num_buffers` stands in a virtio-net header.
+/// Offset of `num_buffers` in a virtio-net header.
 const NUM_BUFFERS_AT: u64 = 10;
 /// Longer than any pause here: it does not sleep.
 const SPIN: Duration = Duration::from_secs(3600);
@@ -100,7 +101,7 @@ pub struct Path {
     pub at_once: usize,
     /// Which checks each frame passes.
     pub checks: Checks,
-    /// Whose memory the NIC reads and writes.
+    /// The memory that the NIC reads and writes.
     pub placement: Placement,
     /// What they are.
     pub frames: Frames,
@@ -133,10 +134,10 @@ pub enum Frames {
 /// Which memory a NIC reads and writes: `config::Placement`, which is not public.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Placement {
-    /// Ours.
+    /// The daemon's.
     #[default]
     Copy,
-    /// It reads the guest's and writes ours.
+    /// The NIC reads the guest's and writes the daemon's.
     SendDirect,
     /// The guest's.
     Direct,
@@ -148,7 +149,7 @@ pub enum Checks {
     /// Nothing.
     #[default]
     None,
-    /// So many filter rules on each side and in each direction, of which the last one lets frames pass.
+    /// This many filter rules on each side and in each direction, of which the last one allows the frames.
     Rules(u32),
     /// The guest's MAC and IP address, where it sends.
     Guard,
@@ -237,8 +238,8 @@ impl Rounds {
         self.counters.iter().map(Arc::as_ref)
     }
 
-    /// Each guest takes what it got, and sends so many frames, at most [`BUFFERS`], if it sends any; how many were
-    /// taken by guests, or by the NIC.
+    /// Each guest takes its received frames, and sends `frames`, at most [`BUFFERS`], if it sends any; returns how many
+    /// were taken by guests, or by the NIC.
     pub fn play(&mut self, frames: usize) -> usize {
         self.guests.iter_mut().map(|guest| guest.play(frames)).sum()
     }
@@ -362,7 +363,7 @@ fn offloads(frames: Frames) -> Offloads {
     .closed()
 }
 
-/// What a guest's lane is to others.
+/// The role of a guest's lane.
 fn role(number: u8, path: Path) -> Role {
     match path.way {
         Way::FromGuest | Way::ToGuest => Role::Pair {
@@ -429,7 +430,7 @@ fn queue(path: Path) -> NicQueue<NullNic> {
     queue
 }
 
-/// A queue of the null NIC that has the guest's memory, and ours behind it. It completes checksums.
+/// A queue of the null NIC that has the guest's memory, and the daemon's behind it. It completes checksums.
 fn coupled(memory: &Memory, path: Path) -> (Coupled<NullNic>, DirectMemory) {
     let (own, map) = (memory.map.guest_len(), Arc::clone(&memory.map));
     let umem = Umem::unaligned(Arc::new(GuestRam(map)), CHUNK_BYTES, 0)

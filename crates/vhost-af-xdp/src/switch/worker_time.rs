@@ -1,8 +1,8 @@
 //! What a worker does with its time.
 //!
-//! The clock is read at the end of each round that moved no frame, and now and then in a long run of those that did:
-//! who is busy pays nothing for it. What passed between two readings is time of the rounds that moved frames, if there
-//! were some, but for as long as an idle round takes, since one ends each such run.
+//! The clock is read at the end of each round that moved no frame, and now and then in a long run of rounds that did: a
+//! busy worker pays nothing for it. The time between two readings belongs to the rounds that moved frames, if there
+//! were some, except for the length of one idle round, since one ends each such run.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -16,10 +16,11 @@ pub(crate) struct WorkerTime {
     pub(crate) busy: Counter,
     /// In rounds that did not, and falling asleep.
     pub(crate) idle: Counter,
-    /// Asleep. While it sleeps ([`SLEEPS`]) when it would have fallen asleep, had it not slept before; by one number,
-    /// so that nobody sees a sleep twice or not at all. Written by the worker alone; nothing is published through it.
+    /// Time asleep. During a sleep ([`SLEEPS`]) the time at which it would have fallen asleep, had it not slept before;
+    /// in one number, so that no reader counts a sleep twice or misses it. Written by the worker alone; nothing is
+    /// published through it.
     asleep: AtomicU64,
-    /// From when on that is told.
+    /// The start of the measured time.
     began: Instant,
 }
 
@@ -108,7 +109,7 @@ impl Watch {
         }
     }
 
-    /// It has slept so long, which [`WorkerTime::wake`] has noted.
+    /// It has slept for `asleep`, which [`WorkerTime::wake`] has recorded.
     pub(super) fn note_sleep(&mut self, asleep: Duration, now: Instant, time: &WorkerTime) {
         let awake = self.pass(now).saturating_sub(asleep);
         time.idle.add(ns(awake));

@@ -1,5 +1,4 @@
-//! All workers of the process, for those who give them lanes: which worker has which, and how each is seen from
-//! outside.
+//! All workers of the process, for control: which worker has which lanes, and their statistics.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
@@ -39,7 +38,7 @@ pub(crate) struct Workers {
     cycles: CycleRate,
 }
 
-/// Who has which lanes.
+/// The lanes of all workers.
 struct Roster {
     /// Lanes that each worker has.
     loads: Vec<usize>,
@@ -51,7 +50,7 @@ struct Roster {
     link_counters: HashMap<Between, [Arc<PairCounters>; 2]>,
     /// What they do, links included.
     listed: LaneList,
-    /// What each worker had done when statistics began anew.
+    /// What each worker had done at the last reset of statistics.
     before: Vec<Reading>,
 }
 
@@ -136,7 +135,7 @@ impl Workers {
         })
     }
 
-    /// Puts each worker where it is to run; to be called once.
+    /// Sets the CPUs of each worker; to be called once.
     pub(crate) fn settle(&self, places: &[WorkerPlace]) {
         for (handle, place) in self.handles.iter().zip(places) {
             let _ = handle.place.set(*place);
@@ -190,7 +189,7 @@ impl Workers {
         LaneId(self.next_id.fetch_add(1, Relaxed))
     }
 
-    /// Tells all where the lanes of a network are.
+    /// Sends all workers the places of a network's lanes.
     fn tell_spread(&self, roster: &Roster, network: Option<&Arc<str>>) {
         if let (Some(network), 2..) = (network, self.handles.len()) {
             let spread = Arc::new(roster.spread(network));
@@ -262,7 +261,7 @@ impl Workers {
                 lane,
                 role,
                 node: None,
-                // Both ends are ours.
+                // The daemon has both ends.
                 on_fault: Box::new(|fault| tracing::error!(?fault, "a link between workers ended")),
             };
             let counted = listed.add(id, worker, "", &lane.role);
@@ -299,7 +298,7 @@ impl Workers {
         self.roster.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whose a lane is, and whose those are that it may give frames to.
+    /// The owner of a lane, and the owners of lanes that it may deliver to.
     pub(crate) fn owners(&self, id: LaneId) -> Vec<Arc<str>> {
         let roster = self.roster();
         let affinity = roster.lanes.get(&id).and_then(|lane| lane.affinity.as_ref());
@@ -371,7 +370,7 @@ impl Workers {
         let _ = changed.recv();
     }
 
-    /// Tells all who has which address in a network.
+    /// Sends the FDB of a network to all workers.
     pub(crate) fn set_fdb(&self, network: &Arc<str>, fdb: &Arc<Fdb>) {
         for handle in &self.handles {
             handle.send(Command::Fdb(Arc::clone(network), Arc::clone(fdb)));

@@ -1,4 +1,4 @@
-//! What goes with frames that wait, beside their bytes.
+//! Facts about waiting frames that are not in their bytes.
 
 use crate::switch::to_guest::Delivery;
 

@@ -1,9 +1,9 @@
-//! What a port's guest sends and gets, shown to who watches: first bytes of frames, and what was decided about them.
+//! Frames of a port for a capture: their first bytes, and the decision about each.
 //!
-//! Theory of operation. A [`Capture`] is made by control for one port and one who watches. Lanes of the port get a
-//! [`Tap`] for each direction that is wanted, by the message that brings them filter rules, and show it each frame
-//! where rules judge it ([`super::filter::Acl`]): so in both directions, in whichever lane and worker. Without a
-//! capture, and without rules, nothing looks at frames, and nothing of this costs anything.
+//! Theory of operation. Control creates a [`Capture`] for one port and one client. Lanes of the port receive a [`Tap`]
+//! for each wanted direction, in the message that carries their filter rules, and pass each frame to it where the rules
+//! decide ([`super::filter::Acl`]): in both directions, on any lane and worker. Without a capture and without rules
+//! nothing reads frames, and this costs nothing.
 //!
 //! Records are of one size and go through one bounded queue from all lanes to one thread of control, which takes them
 //! out. A lane never waits: what finds no room is counted as lost ([`Capture::lost`]), and the frame goes its way. Only
@@ -40,11 +40,11 @@ pub(crate) enum Seen {
     Passed,
     /// By the filter rule of that place in the port's list, from 0; `None`: by the default.
     Denied(Option<u16>),
-    /// For another reason: its headers cannot be judged, or are not what the guest may send.
+    /// For another reason: its headers are malformed, or the guest may not send them.
     Refused,
 }
 
-/// What is known of a frame beside its bytes.
+/// Facts about a frame that are not in its bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct About {
     /// Its length; `None`: not known, as it came in several pieces.
@@ -63,7 +63,7 @@ pub(crate) struct Record {
     /// Queue pair of the port.
     pub(crate) pair: u16,
     pub(crate) about: About,
-    /// So many bytes of `head` are the frame's.
+    /// The frame's first `known` bytes are in `head`.
     pub(crate) known: u16,
     pub(crate) head: [u8; SHOWN_BYTES],
 }
@@ -138,7 +138,7 @@ pub(crate) struct Tap {
 }
 
 impl Tap {
-    /// Shows a frame. `most`: bytes of it that are there; `read` copies as many as it is asked for.
+    /// Records a frame. `most`: bytes of it that are available; `read` fills the slice that it gets.
     #[cold]
     #[inline(never)]
     pub(crate) fn show(&self, about: About, most: usize, read: impl FnOnce(&mut [u8])) {

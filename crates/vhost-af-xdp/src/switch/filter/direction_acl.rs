@@ -1,5 +1,5 @@
-//! What a lane does with frames of one direction where rules say something, or somebody watches: judges them, and shows
-//! them with what was decided.
+//! Filter rules and capture of one direction of a lane: decides about frames, and passes them to the capture with the
+//! decision.
 
 use std::sync::Arc;
 
@@ -12,14 +12,14 @@ use crate::switch::guard::LOOK_BYTES;
 /// See the module's head.
 #[derive(Debug)]
 pub(crate) struct Acl {
-    /// `None`: all frames pass, whatever their headers are.
+    /// `None`: all frames pass, with any headers.
     pub(crate) rules: Option<Classifier>,
-    /// `None`: nobody watches.
+    /// `None`: there is no capture.
     tap: Option<Tap>,
 }
 
 impl Acl {
-    /// `None`: there are no rules, and nobody watches.
+    /// `None`: there are no rules, and there is no capture.
     pub(super) fn new(
         rules: Option<&Arc<Rules>>,
         capture: Option<&Arc<Capture>>,
@@ -49,7 +49,7 @@ impl Acl {
 
     /// The same of a frame that does not come again.
     #[inline]
-    pub(crate) fn lets_pass(&mut self, head: &[u8], facts: Facts, counters: &PairCounters) -> bool {
+    pub(crate) fn allows(&mut self, head: &[u8], facts: Facts, counters: &PairCounters) -> bool {
         let said = self.admits(head, facts, counters);
         self.settle(said, facts, head.len().min(LOOK_BYTES), |to| {
             to.copy_from_slice(&head[..to.len()]);
@@ -72,7 +72,7 @@ impl Acl {
         self.show(said, facts, most, read);
     }
 
-    /// Shows a frame to who watches, with what was said of it.
+    /// Passes a frame and the decision to the capture.
     #[inline]
     pub(crate) fn show(
         &self,
@@ -95,7 +95,7 @@ impl Acl {
         tap.show(about, most.min(facts.len), read);
     }
 
-    /// Whether somebody watches.
+    /// Whether there is a capture.
     #[inline]
     pub(crate) fn is_watched(&self) -> bool {
         self.tap.is_some()

@@ -1,4 +1,4 @@
-//! The [rules](acl) of a port, as the lanes of its queue pairs have them, and who watches its frames.
+//! The [rules](acl) of a port, as the lanes of its queue pairs have them, and the capture of its frames.
 
 mod direction_acl;
 
@@ -22,7 +22,7 @@ pub(crate) type Classifier = acl::Classifier<Destination>;
 pub(crate) struct PortFilter {
     pub(crate) from_guest: Option<Arc<Rules>>,
     pub(crate) to_guest: Option<Arc<Rules>>,
-    /// Somebody who watches.
+    /// A running capture.
     pub(crate) capture: Option<Arc<Capture>>,
 }
 
@@ -35,7 +35,7 @@ impl PortFilter {
         }
     }
 
-    /// What the lane of a queue pair judges by, with memory of its own; `None`: it looks at nothing.
+    /// Rules and capture for the lane of a queue pair, with memory of its own; `None`: neither.
     pub(crate) fn for_a_lane(&self, pair: u16) -> Option<Box<LaneFilter>> {
         let acl = |rules: &Option<Arc<Rules>>, to_guest| {
             Acl::new(rules.as_ref(), self.capture.as_ref(), (to_guest, pair))
@@ -45,7 +45,7 @@ impl PortFilter {
     }
 }
 
-/// What a lane judges frames by.
+/// Rules and capture of a lane.
 #[derive(Debug, Default)]
 pub(crate) struct LaneFilter {
     pub(crate) from_guest: Option<Acl>,

@@ -30,7 +30,7 @@ impl Addresses {
     #[inline]
     pub(super) fn has_v4(&self, address: [u8; 4]) -> bool {
         let address = u32::from_be_bytes(address);
-        // None of a network that is everything: nobody is 0.0.0.0, and nobody sends as a group.
+        // Even if the network is 0.0.0.0/0: 0.0.0.0 and multicast are no source addresses.
         let is_station = address != 0 && address < 0xe000_0000;
         is_station && self.v4.iter().any(|(network, mask)| address & mask == *network)
     }

@@ -1,4 +1,4 @@
-//! ARP (RFC 826): who has which address, by his own word.
+//! ARP source validation (RFC 826).
 
 use super::{Packet, Refusal, SourceGuard, word};
 use crate::switch::ethernet::Mac;
@@ -10,9 +10,9 @@ const ETHERNET_IPV4: [u8; 6] = [0, 1, 8, 0, 6, 4];
 const REQUEST: u16 = 1;
 const REPLY: u16 = 2;
 
-/// Whether it says of the port's addresses only that they are here. A request for one of them by somebody who has none
-/// is a probe (RFC 5227), as one sends who is about to use it; probing others' would make them believe that they are
-/// taken.
+/// Whether it announces the port's own addresses only. A request for one of them without a sender address is a probe
+/// (RFC 5227), which a host sends before it uses the address; a probe for others' addresses would make their owners
+/// believe that they are taken.
 pub(super) fn check(guard: &SourceGuard, mac: Mac, packet: Packet<'_>) -> Result<usize, Refusal> {
     let Ok(message) = packet.bytes::<BYTES>(packet.at) else {
         return Err(Refusal::Arp);

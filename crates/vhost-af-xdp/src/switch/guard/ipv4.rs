@@ -9,9 +9,9 @@ const HEADER_BYTES: usize = 20;
 const OF_ROUTERS: [u8; 2] = [5, 9];
 const DHCP_SERVER: u16 = 67;
 const DHCP_CLIENT: u16 = 68;
-/// What a first fragment has to have of what it carries: nobody sends less, and more cannot come later.
+/// Least payload of a first fragment: no sender sends less, and the rest must not arrive later.
 const FIRST_BYTES: usize = 8;
-/// Ports of who asks for an address.
+/// Ports of a DHCP request.
 const FROM_CLIENT: [u8; 4] = [0, DHCP_CLIENT as u8, 0, DHCP_SERVER as u8];
 
 pub(super) fn check(guard: &SourceGuard, packet: Packet<'_>) -> Result<usize, Refusal> {

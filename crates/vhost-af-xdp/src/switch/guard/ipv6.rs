@@ -3,7 +3,7 @@
 use acl::ipv6::Upper;
 use model::config::ICMP_V6;
 
-use super::neighbours::{self, Message, OF_THE_UNNAMED};
+use super::neighbours::{self, ALLOWED_FROM_UNSPECIFIED, Message};
 use super::{Packet, Refusal, SourceGuard, UDP, is_of_server};
 use crate::switch::ethernet::Mac;
 
@@ -28,14 +28,14 @@ pub(super) fn check(guard: &SourceGuard, mac: Mac, packet: Packet<'_>) -> Result
     match upper.protocol {
         Some(ICMP_V6) => {
             let [kind] = *packet.bytes(upper.at)?;
-            if is_unnamed && !OF_THE_UNNAMED.contains(&kind) {
+            if is_unnamed && !ALLOWED_FROM_UNSPECIFIED.contains(&kind) {
                 return Err(Refusal::Source);
             }
             let message = Message {
                 kind,
                 at: upper.at,
                 fragment: upper.fragment,
-                unnamed: is_unnamed,
+                unspecified: is_unnamed,
             };
             neighbours::check(guard, mac, packet, &message)
         }

@@ -1,9 +1,9 @@
-//! What a guest may say of itself: which IP addresses stand in what it sends (`ips` of a port).
+//! IP source guard: rejects spoofed IPv4, IPv6, ARP and ND (`ips` of a port).
 //!
-//! A [`SourceGuard`] judges the first bytes of a frame, behind the Ethernet header whose source address was judged before
-//! ([`super::port_lane`]). It is pure: bytes in, a verdict out. What it reads are bytes that the guest cannot change
-//! any more, and what it does not read decides nothing: its answer is how many bytes it went by, and a checksum that
-//! the guest leaves to us must not be stored there, or it would be the way to change them afterwards.
+//! A [`SourceGuard`] checks the first bytes of a frame, behind the Ethernet header, whose source address was checked
+//! before ([`super::port_lane`]). It is pure: bytes in, a verdict out. The guest cannot change the bytes that it reads
+//! any more, and other bytes decide nothing: it returns how many bytes it depends on, and a checksum that the daemon
+//! completes must not be stored there, because it would change them afterwards.
 //!
 //! | frame | is sent if |
 //! |---|---|
@@ -15,10 +15,10 @@
 //! | to a DHCP client, or from a server's port | the port is a DHCP server |
 //! | other protocols | never |
 //!
-//! Frames whose headers cannot be judged are refused, not passed: those that do not fit in [`LOOK_BYTES`], that
-//! contradict themselves, and first fragments that do not have what comes after them (RFC 7112, RFC 7113). Later
-//! fragments are judged by their source: what they continue was judged in the first one. Neighbour discovery is never
-//! fragmented (RFC 6980). What is inside of a tunnel is not looked at.
+//! Frames with unusable headers are rejected: those that do not fit in [`LOOK_BYTES`], that contradict themselves, and
+//! first fragments without the headers that have to follow (RFC 7112, RFC 7113). Later fragments are checked by their
+//! source: the rest was checked in the first one. Neighbour discovery is never fragmented (RFC 6980). The inside of
+//! tunnels is not checked.
 
 mod addresses;
 mod arp;
@@ -44,14 +44,14 @@ use super::ethernet::{self, ADDRESS_BYTES, Mac, TAG_BYTES, Tags};
 pub(crate) struct SourceGuard {
     /// The port's addresses.
     pub(crate) addresses: Addresses,
-    /// It may say that it is a router, and that another one is better.
+    /// It may send router advertisements and redirects.
     pub(crate) router: bool,
     /// It may give addresses to others.
     pub(crate) dhcp_server: bool,
 }
 
 impl SourceGuard {
-    /// What the options of a port say; `None`: it checks nothing but the Ethernet header.
+    /// By the options of a port; `None`: only the Ethernet header is checked.
     pub(crate) fn of(guard: &model::config::Guard) -> Option<Self> {
         let ips = guard.ips.as_ref()?;
         Some(Self {
@@ -69,7 +69,7 @@ pub(crate) enum Refusal {
     SourceAddress,
     /// A VLAN that the port is not for.
     Vlan,
-    /// A checksum is to be stored where that was judged.
+    /// A checksum would be stored inside the checked bytes.
     Checksum,
     /// Neither IPv4, IPv6 nor ARP.
     Protocol,
@@ -79,11 +79,11 @@ pub(crate) enum Refusal {
     Source,
     /// Neighbour discovery for others.
     Neighbour,
-    /// What a router says.
+    /// A router's message.
     Router,
-    /// What a DHCP server says.
+    /// A DHCP server's message.
     DhcpServer,
-    /// Headers that cannot be judged.
+    /// Malformed or too long headers.
     Headers,
 }
 
@@ -165,7 +165,7 @@ impl<'a> Packet<'a> {
         bytes.ok_or(Refusal::Headers)
     }
 
-    /// The same packet, which ends there by what it says itself; padding may follow.
+    /// The same packet up to the end that its own length field gives; padding may follow.
     /// Errors: the frame ends before.
     #[inline]
     fn until(self, end: usize) -> Result<Self, Refusal> {
@@ -188,8 +188,7 @@ fn word(bytes: &[u8], at: usize) -> Option<u16> {
         .map(|&word| u16::from_be_bytes(word))
 }
 
-/// Whether UDP between these ports is what a server says, or somebody else to one's clients: that alone is what they
-/// go by.
+/// Whether UDP between these ports is from a server's port, or to a client's: clients accept both.
 #[inline]
 fn is_of_server(ports: [u8; 4], server: u16, client: u16) -> bool {
     let [a, b, c, d] = ports;

@@ -1,4 +1,4 @@
-//! ICMPv6, and in it neighbour discovery (RFC 4861): what one says of one's addresses, and what routers say.
+//! ICMPv6 with neighbour discovery (RFC 4861): announcements of addresses, and messages of routers.
 
 use super::{Packet, Refusal, SourceGuard};
 use crate::switch::ethernet::Mac;
@@ -12,12 +12,12 @@ const REDIRECT: u8 = 137;
 const ROUTER_RENUMBERING: u8 = 138;
 /// RFC 3122: addresses of frame relay.
 const INVERSE: [u8; 2] = [141, 142];
-/// Reports of groups that one listens to (RFC 2710, RFC 3810).
+/// Reports of multicast listeners (RFC 2710, RFC 3810).
 const LISTENERS: [u8; 3] = [131, 132, 143];
 
-/// What a host sends that has no address yet: the question whether somebody has the one that it means to use, where
-/// routers are, and what groups it listens to.
-pub(super) const OF_THE_UNNAMED: [u8; 5] = [
+/// Messages allowed with source ::, the unspecified address: duplicate address detection, router solicitations, and
+/// reports of multicast listeners.
+pub(super) const ALLOWED_FROM_UNSPECIFIED: [u8; 5] = [
     ROUTER_SOLICITATION,
     SOLICITATION,
     LISTENERS[0],
@@ -28,7 +28,7 @@ pub(super) const OF_THE_UNNAMED: [u8; 5] = [
 /// Options that are an Ethernet address: the sender's, and the target's.
 const LINK_LAYER: [u8; 2] = [1, 2];
 
-/// A message, as far as the headers tell of it.
+/// The parsed headers of a message.
 pub(super) struct Message {
     pub(super) kind: u8,
     /// Where it begins.
@@ -36,7 +36,7 @@ pub(super) struct Message {
     /// It is one of fragments, or calls itself so.
     pub(super) fragment: bool,
     /// Its sender has no address.
-    pub(super) unnamed: bool,
+    pub(super) unspecified: bool,
 }
 
 pub(super) fn check(
@@ -62,8 +62,8 @@ pub(super) fn check(
         .get(options..)
         .filter(|_| packet.known.len() == packet.len);
     let known = known.ok_or(Refusal::Headers)?;
-    // One who asks whether somebody has the address that it means to use makes others that mean to use it give it up.
-    if kind == ADVERTISEMENT || (kind == SOLICITATION && message.unnamed) {
+    // Duplicate address detection for an address makes other hosts that want to use it give it up.
+    if kind == ADVERTISEMENT || (kind == SOLICITATION && message.unspecified) {
         let target = *packet.bytes::<16>(at + 8)?;
         if !guard.is_own(mac, target) {
             return Err(Refusal::Neighbour);

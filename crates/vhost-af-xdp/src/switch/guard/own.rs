@@ -16,7 +16,7 @@ pub(crate) struct Guard {
     pub(crate) source_guard: Option<SourceGuard>,
 }
 
-/// It, with room for the bytes that are judged.
+/// A guard, with room for the checked bytes.
 #[derive(Debug)]
 pub(crate) struct Guarded {
     guard: Guard,
@@ -31,8 +31,8 @@ impl Guarded {
         }
     }
 
-    /// The frame with the first bytes that were judged in the place of those in guest memory; `None`: it may not be
-    /// sent, which is counted.
+    /// The frame with its checked first bytes in place of those in guest memory; `None`: it may not be sent, which is
+    /// counted.
     #[inline(never)]
     pub(crate) fn check<'a>(
         &'a mut self,

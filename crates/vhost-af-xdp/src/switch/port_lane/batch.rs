@@ -1,4 +1,4 @@
-//! A turn of a lane: chains are taken from its guest, judged, and handed over in runs with the same destination.
+//! A batch of a lane: takes chains from its guest, classifies them, and passes on runs with the same destination.
 
 use device::meter;
 use device::pair::{Fault, QueuePair};
@@ -118,8 +118,9 @@ impl<O: OwnQueue> PortLane<O> {
         }
     }
 
-    /// Looks at the chains of the turn; where there is a limit, as far as it allows, and where there are filter rules,
-    /// by them. Code for that in the loop of those who have none would cost them. What looking flows up was work for.
+    /// Classifies the chains of the batch; up to the limit, if there is one (`LIMITED`), and by filter rules, if there
+    /// are some (`FILTERED`). Two flags, so that lanes without either do not pay for their code. Returns the cost of
+    /// look-ups.
     /// Errors: what the guest did wrong; nothing was done then.
     // A loop of its own for each: in one function they would have no registers left.
     #[inline(never)]
@@ -204,7 +205,7 @@ impl<O: OwnQueue> PortLane<O> {
     }
 }
 
-/// Judges chains from the one at `first` on, as long as frames are alike; how many.
+/// Classifies chains from `first` on as long as frames are alike; returns how many.
 #[inline(never)]
 fn classify_alike(
     pair: &QueuePair,

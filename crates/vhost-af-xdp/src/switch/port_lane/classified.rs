@@ -1,4 +1,4 @@
-//! A chain of a turn, judged: what of it is sent, and where it goes.
+//! A classified chain: its frame and the destination.
 
 use acl::FlowHints;
 use device::pair::{Cursor, Piece, QueuePair, Sending};
@@ -15,7 +15,7 @@ use crate::switch::guard::{LOOK_BYTES as LONG_HEAD, SHORT_LOOK_BYTES as SHORT_HE
 use crate::switch::guest_frame::GuestFrame;
 use crate::switch::retag::{Retag, Retagged};
 
-/// A chain of the turn, judged.
+/// A classified chain of a batch.
 pub(super) struct Classified {
     /// If there is something to be sent.
     pub(super) sending: Sending,
@@ -23,15 +23,15 @@ pub(super) struct Classified {
     pub(super) to: Destination,
     /// Of one that came by a link: the port that sent it, if one did.
     pub(super) source: Option<PortNumber>,
-    /// The same of one that a NIC received there: what was told of its flow.
+    /// If a NIC received it there: what the NIC reported about its flow.
     pub(super) flow_hints: FlowHints,
     /// Of the frame; 0: none.
     pub(super) vlan: u16,
     /// The frame has its tag.
     pub(super) is_tagged: bool,
-    /// What filter rules say of it, where there are some.
+    /// Verdict of filter rules, if there are some.
     pub(super) verdict: Option<Verdict>,
-    /// So many bytes of `head` are the frame's.
+    /// Valid bytes of `head`.
     pub(super) known: u16,
     pub(super) head: [u8; LONG_HEAD],
 }
@@ -94,8 +94,8 @@ impl Classified {
         }
     }
 
-    /// Its frame, if it lies in one buffer, is not to be cut, and goes on with its tag as it is: what checksum is asked
-    /// for, the bytes that were looked at, and the rest.
+    /// Its frame, if it is in one buffer, is not segmented, and keeps its tag: the requested checksum, the checked
+    /// bytes, and the rest.
     #[inline]
     pub(super) fn whole<'a>(
         &'a self,
@@ -110,8 +110,8 @@ impl Classified {
         goes_as_it_is.then_some((csum, frame.head, rest))
     }
 
-    /// Whether a tag can be taken off it, or put in, so that what the guest asks for stays inside the frame: one with a
-    /// tag goes on behind it, and no checksum begins before that.
+    /// Whether a tag can be removed or inserted so that the guest's requests stay inside the frame: a tagged frame has
+    /// bytes behind its tag, and no checksum begins before that.
     #[inline]
     pub(super) fn may_be_retagged(&self, tags: Tags) -> bool {
         let is_whole = tags == Tags::None || self.sending.len as usize >= ethernet::LOOK_BYTES;
@@ -140,7 +140,7 @@ impl Classified {
             false => {
                 self.read_as_much(SHORT_HEAD, pair, buffers);
                 if is_filtered && self.head.first_chunk().is_some_and(is_long) {
-                    // All of it anew: nothing that was read before is used.
+                    // Reads all of it again: no byte of the first read is used.
                     self.read_as_much(LONG_HEAD, pair, buffers);
                 }
             }
@@ -160,9 +160,9 @@ impl Classified {
         GuestFrame::new(pair, buffers, &self.sending).read_start(&mut self.head[..known.into()]);
     }
 
-    /// Reads a chain whose frame only has to be passed on, and its first bytes; false: it is not like that. Sets what is
-    /// sent and the head, and leaves all else to the caller; what only lanes with rules, and those of links, read stays
-    /// as it was.
+    /// Reads a plain chain, whose frame only has to be passed on, and its first bytes; false: it is not plain. Sets
+    /// `sending` and the head, and leaves the rest to the caller; the fields that only lanes with rules and those of
+    /// links use keep their values.
     #[inline(always)]
     pub(super) fn read_plain(&mut self, pair: &QueuePair, chain: &Chain, buffers: &[Buffer]) -> bool {
         let Some(sending) = pair.plain(chain, buffers) else {
@@ -179,7 +179,7 @@ impl Classified {
         self.head.first_chunk().map_or(Flow::default(), Flow::of)
     }
 
-    /// What changes on the way to somebody who has frames of a VLAN with a tag, or without one.
+    /// The change of the tag for a receiver that has frames of a VLAN with a tag, or without one.
     #[inline]
     fn retag(&self, with_tag: bool) -> Retag {
         match (self.is_tagged, with_tag && self.vlan != 0) {
@@ -190,7 +190,7 @@ impl Classified {
     }
 }
 
-/// Does something with a frame, its tag as it is to be.
+/// Calls `act` with the frame, its tag changed for the receiver.
 #[inline]
 pub(super) fn with_tag<R>(
     classified: &Classified,

@@ -1,4 +1,4 @@
-//! Frames that several get: what is for a group, and announcements.
+//! Multicast and announcements: frames for several ports.
 
 use std::sync::Arc;
 
@@ -16,8 +16,8 @@ use crate::switch::lane::{Network, SlotAt};
 use crate::switch::own_queue::OwnQueue;
 use crate::switch::to_guest::NO_OFFLOAD;
 
-/// Passes a frame to one of several guests, which loses it if it has no buffer now; what that was work for beside the
-/// copy, in frames. What is known of the frame goes with it to another worker.
+/// Passes a frame to one of several guests. The guest loses it if it has no buffer now. Returns the work besides the
+/// copy, in frames. The mark goes with the frame to another worker.
 /// Errors: what that guest did wrong.
 pub(super) fn pass_copy(
     network: &mut dyn Network,
@@ -41,7 +41,7 @@ pub(super) fn pass_copy(
 }
 
 impl<O: OwnQueue> PortLane<O> {
-    /// Sends a frame of ours in each of the port's VLANs, if it is of the port's address.
+    /// Sends an announcement of the daemon in each of the port's VLANs, if its source is the port's address.
     pub(super) fn announce(&mut self, frame: &[u8], network: &mut dyn Network) {
         let forwarding = Arc::clone(&self.forwarding);
         let own = forwarding.fdb.port(self.number);
@@ -64,7 +64,7 @@ impl<O: OwnQueue> PortLane<O> {
                 let shown = if is_tagged { &tagged[..] } else { frame };
                 let len = u32::try_from(shown.len()).unwrap_or(u32::MAX);
                 if let Some(mut target) = network.guest(guest.at)
-                    && target.lets_pass_at_last(shown)
+                    && target.allows_once(shown)
                     && let Err(fault) = write_copy(target, (len, mark), NO_OFFLOAD, &mut { shown })
                 {
                     network.blame(guest.at, fault);

@@ -183,8 +183,8 @@ impl<O: OwnQueue> PortLane<O> {
         self.leave_by(link, run, burst, nobody);
     }
 
-    /// Lets frames wait for the uplink, if its last queue is set up anew; whether they do. Those of a link do not: they
-    /// would hold up what goes to others.
+    /// Makes frames wait for the uplink, if its last queue is being set up again; returns whether they do. Those of a
+    /// link do not: they would delay frames to others.
     #[cold]
     pub(super) fn wait_for_uplink(&mut self) -> bool {
         let is_ours = self.from == From::Guest && !O::IS_THERE;
@@ -252,7 +252,7 @@ impl<O: OwnQueue> PortLane<O> {
         }
     }
 
-    /// A run of frames that nobody takes.
+    /// Drops and counts a run of frames.
     pub(super) fn lose(&mut self, run: usize, burst: &mut Burst<'_>, counter: fn(&PairCounters) -> &Counter) {
         let end = burst.done + run;
         while burst.done < end && self.own.places() > 0 {

@@ -1,12 +1,12 @@
-//! What filter rules said of a turn's frames.
+//! Counters and capture of filtered frames.
 
 use super::PortLane;
 use crate::switch::filter::{Acl, Facts, Verdict};
 use crate::switch::own_queue::OwnQueue;
 
 impl<O: OwnQueue> PortLane<O> {
-    /// Counts what they said of the first `done` chains, and shows these to who watches. Those that were put back come
-    /// again, and are judged again.
+    /// Counts the verdicts on the first `done` chains, and passes these to the capture. Chains that were put back are
+    /// checked again later.
     #[cold]
     pub(super) fn count_filtered(&self, done: usize) {
         let Some(filter) = self.filter.as_ref().and_then(|filter| filter.from_guest.as_ref()) else {

@@ -1,8 +1,8 @@
-//! What a guest sends to addresses of its own port, and to groups: where the port says so (`hairpin`) it comes back.
+//! Frames of a guest to addresses of its own port, and multicast: they come back if the port has `hairpin`.
 //!
-//! The lane's pair gives and takes here. So a frame is known by the memory that it lies in and not by its pair, which
-//! the delivery has: it is copied once, as to another guest, of whose rules all hold. But nobody waits for himself:
-//! what finds no buffer is lost at once.
+//! Here the lane's pair sends and receives. So the sender of a frame is given by its memory and not by its pair, which
+//! the delivery uses: it is copied once, as to another guest, and all rules of that apply. But a guest does not wait
+//! for itself: a frame without a buffer is lost at once.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -48,7 +48,7 @@ impl<O: OwnQueue> PortLane<O> {
         }
     }
 
-    /// The guest gets a frame to a group back.
+    /// Returns a multicast frame to its sender.
     #[cold]
     pub(super) fn copy_to_itself(&mut self, index: usize, burst: &mut Burst<'_>) {
         burst.budget.charge_copies(1, self.chains[index].sending.len);
@@ -79,7 +79,7 @@ impl<O: OwnQueue> PortLane<O> {
         Ok(done)
     }
 
-    /// The same, up to a GSO packet that is to be cut; whether there is one.
+    /// The same, up to a GSO packet that has to be segmented; returns whether there is one.
     fn pass_back_until_segmented(
         &mut self,
         frames: Range<usize>,

@@ -22,8 +22,8 @@ pub(super) struct Known {
     repeats: bool,
 }
 
-/// A frame without a tag, of a port whose frames are judged by what stands before their content alone: one that begins
-/// as it does, and asks for no checksum, so for no segmentation either, is judged as it was.
+/// An untagged frame of a port that checks the Ethernet header only: a frame with the same header, and without a
+/// request for a checksum (so without segmentation, too), is classified alike.
 struct Plain {
     start: [u64; 2],
     vlan: u16,
@@ -41,7 +41,7 @@ fn start_of(head: &[u8; ethernet::LOOK_BYTES]) -> [u64; 2] {
     })
 }
 
-/// Has rules say whether a frame may be sent, which is noted; `None`: it may not, which is counted, now or later.
+/// Applies the filter rules to a frame, and stores the verdict; `None`: they deny it, which is counted, now or later.
 // For each of both callers: from one to the other a key would go through memory.
 #[inline(always)]
 fn apply_rules(
@@ -76,8 +76,8 @@ fn apply_rules_to_any(
     apply_rules(looked, to, (chain, filter), counters)
 }
 
-/// Where frames without a tag go that begin with these bytes, addresses and type, and ask for nothing. More is not looked
-/// at: the port has no lock and no rules, and their source was accepted.
+/// The destination of untagged frames that begin with these bytes, addresses and type, and request nothing. The port
+/// has no source guard and no rules, and their source was accepted, so nothing else is read.
 #[derive(Clone, Copy)]
 pub(super) struct Alike {
     start: [u64; 2],
@@ -102,7 +102,7 @@ impl Alike {
 #[derive(Clone, Copy)]
 struct Source<'a> {
     key: FdbKey,
-    /// Where that is to be noted, if it has to be.
+    /// Where to record the source, if it is not the port's own.
     learned: Option<&'a Learned>,
 }
 
@@ -129,7 +129,7 @@ impl Known {
         Some(())
     }
 
-    /// The same where rules say which frames may be sent; what they say is noted and counted later.
+    /// The same with filter rules; their verdict is stored and counted later.
     #[inline]
     pub(super) fn find_filtered(
         &mut self,
@@ -163,7 +163,7 @@ impl Known {
         Some(())
     }
 
-    /// Where frames go that begin as the last two did, and ask for nothing; `None`: each has to be looked at.
+    /// The destination of frames that begin as the last two did, and request nothing; `None`: each has to be checked.
     #[inline]
     pub(super) fn alike(&self) -> Option<Alike> {
         let &Plain {
@@ -176,7 +176,7 @@ impl Known {
         Some(Alike { start, vlan, to })
     }
 
-    /// What [`Self::check`] says of a frame that begins as the last one did; `None`: it has to be asked.
+    /// The result of [`Self::check`] for a frame that begins as the last one did; `None`: call it.
     #[inline(always)]
     fn recall<'a>(&self, chain: &mut Classified) -> Option<(FdbKey, Source<'a>)> {
         let alike = self.plain.as_ref()?;
@@ -192,8 +192,8 @@ impl Known {
         Some((alike.destination, source))
     }
 
-    /// Whether a frame of a port's may be sent, by all but filter rules; the station that it is for, and where it is from.
-    /// `None`: it may not, which is counted.
+    /// Checks a port's frame by all but filter rules; returns its destination and source. `None`: it may not be sent,
+    /// which is counted.
     #[inline(never)]
     fn check<'a>(
         &mut self,
@@ -236,7 +236,7 @@ impl Known {
             return None;
         }
         let destination = FdbKey::new(vlan, to);
-        // Whether a source may be learned is asked of each frame until one was noted.
+        // A learned source is checked for each frame until it was recorded.
         let is_plain = tags == Tags::None && port.source_guard.is_none() && learned.is_none();
         self.plain = is_plain.then(|| Plain {
             start: start_of(bytes),
@@ -244,7 +244,7 @@ impl Known {
             source,
             destination,
         });
-        // A tag that says a priority only stays where there is no VLAN, and is that VLAN's where there is one.
+        // A priority tag stays in a network without VLANs, and becomes the tag of the port's VLAN otherwise.
         if tags == Tags::One(0) && vlan != 0 {
             ethernet::set_vlan(&mut chain.head, vlan);
         }

@@ -8,7 +8,7 @@ use crate::switch::learned::Learned;
 /// Where a frame is counted that may not be sent.
 pub(super) type Refusal = fn(&PairCounters) -> &Counter;
 
-/// Where a source is to be noted that is not the port's by configuration: its port learns, and it is nobody else's.
+/// Where to record a source that is not configured: its port learns, and no other port has it.
 /// Errors: where the frame is counted that it does not send.
 #[cold]
 pub(super) fn may_learn<'a>(fdb: &Fdb, port: &'a FdbPort, source: FdbKey) -> Result<&'a Learned, Refusal> {

@@ -13,7 +13,7 @@ use crate::switch::vlans::Vlans;
 
 impl<O: OwnQueue> PortLane<O> {
     /// Looks at the chains of the turn. Whether they may be sent was decided where they came from.
-    /// Errors: never of a guest: both ends are ours.
+    /// Errors: no guest's: the daemon has both ends.
     #[cold]
     pub(super) fn classify_trusted(&mut self, budget: &Budget) -> Result<(), Fault> {
         self.classified = 0;
@@ -69,14 +69,14 @@ fn ends(
     let sender = mark.sender(fdb);
     let source = match sender {
         MarkedSender::Is(source) => source,
-        // It may have been changed. Who else has its address now did not send this.
+        // The port may have been changed. The present owner of its address did not send this.
         MarkedSender::Other(number) => source_of(forwarding, from, bytes).filter(|&source| source == number),
         MarkedSender::Unset => source_of(forwarding, from, bytes),
     };
     let to = match (sender, mark.destination(fdb)) {
         // Whether one is isolated from the other was seen where it came from, and both are what they were then.
         (MarkedSender::Is(_), Some(to)) => to,
-        // A port sent it, and nobody knows which: others that are isolated must not hear it if that one is.
+        // The sending port is not known: isolated ports must not receive it if that one is isolated.
         (MarkedSender::Other(_), _) if source.is_none() => Destination::Nobody,
         _ => {
             let Head { to, tags, .. } = ethernet::head(bytes);

@@ -11,8 +11,8 @@ use crate::switch::lane::Network;
 use crate::switch::own_queue::OwnQueue;
 
 impl<O: OwnQueue> PortLane<O> {
-    /// Passes copies of frames that are done to those who listen. Groups go to all anyway, and what was not let through
-    /// to nobody. A frame that has no destination here goes to them, too: one of them may bridge to it.
+    /// Passes copies of frames that are done to promiscuous ports. Multicast goes to all ports anyway, and denied
+    /// frames to none. A frame without a destination here goes to them, too: one of them may be a bridge to it.
     #[cold]
     pub(super) fn mirror(&self, done: Range<usize>, network: &mut dyn Network, budget: &mut Budget) {
         for at in done {

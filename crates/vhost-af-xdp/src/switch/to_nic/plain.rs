@@ -12,7 +12,8 @@ use crate::switch::bytes::{guest_to_umem, head_and_rest_to_umem};
 use crate::switch::from_guest::{Budget, Sink};
 
 impl<N: Nic> NicSink<'_, N> {
-    /// Copies frames of these chains, from the first on, as long as they are like that and there is room; how many.
+    /// Copies the frames of these chains, from the first on, as long as they are plain and there is room; returns how
+    /// many.
     #[inline]
     pub(super) fn copy_plain(&mut self, pair: &QueuePair, chains: &Chains, budget: &mut Budget) -> usize {
         let NicQueue {
@@ -44,7 +45,8 @@ impl<N: Nic> NicSink<'_, N> {
         done
     }
 
-    /// The same of frames that were judged: bytes of ours, and the rest in guest memory. How many, and their bytes.
+    /// The same for classified frames: bytes of the daemon, and the rest in guest memory. Returns how many, and their
+    /// bytes.
     #[inline]
     pub(in crate::switch) fn copy_classified<'f>(
         &mut self,

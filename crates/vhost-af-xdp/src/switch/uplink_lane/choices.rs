@@ -1,9 +1,9 @@
-//! Which inbox of a port with several pairs takes a flow, as it was found for the flow's last frame. The flow is told by
-//! the NIC's hash, so that a frame's addresses and ports are not read for it.
+//! Caches which inbox of a port with several pairs takes a flow. The NIC's hash identifies the flow, so that a frame's
+//! addresses and ports need not be read.
 //!
-//! A choice holds until the port's guest sends some flow by another pair than before, or the inboxes are others. Two flows
-//! with one hash share a choice, which may be wrong for one of them: its frames go by another pair than its guest sends it
-//! by, in order all the same.
+//! A choice is valid until the port's guest sends some flow by another pair, or the inboxes change. Two flows with one
+//! hash share a choice, which may be wrong for one of them: its frames go to another pair than the one its guest sends
+//! by, but in order.
 
 use crate::switch::fdb::PortNumber;
 

@@ -1,5 +1,4 @@
-//! Inboxes of an uplink's queue: in each frames wait for buffers of one guest, and whose there are as members come and
-//! go.
+//! Inboxes of an uplink's queue: in each, frames wait for buffers of one guest. They follow the ports of the network.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -32,11 +31,11 @@ pub(super) struct Inbox {
     pub(super) waiting: VecDeque<RxDesc>,
     /// Of a link to another worker: what goes with these frames.
     pub(super) link_marks: Option<Box<LinkMarks>>,
-    /// For frames to groups.
+    /// For multicast.
     pub(super) look: Option<PrivateLook>,
     /// What the guest may get.
     pub(super) limit: Option<Arc<RateLimit>>,
-    /// Rules say which frames it gets.
+    /// Filter rules decide which frames it gets.
     pub(super) is_filtered: bool,
 }
 
@@ -82,7 +81,7 @@ impl Inbox {
         Ok(delivery.finish())
     }
 
-    /// What waits is for nobody.
+    /// Drops the waiting frames.
     pub(super) fn empty(&mut self, empty: &mut Vec<Frame>, counters: &PairCounters) {
         let pieces = self.received.drain(..).chain(self.waiting.drain(..));
         for piece in pieces {
@@ -99,7 +98,7 @@ impl Inbox {
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Inboxes {
     pub(super) index: InboxIndex,
-    /// [`FdbPort::generation`](crate::switch::fdb::TablePort::life) of the port.
+    /// [`FdbPort::generation`](crate::switch::fdb::FdbPort::generation) of the port.
     pub(super) generation: u16,
     /// The guest has the frames of its VLAN without their tag.
     pub(super) untags: bool,
@@ -118,7 +117,7 @@ impl Inboxes {
 }
 
 impl<N: Lent> UplinkLane<N> {
-    /// Inboxes for those who belong to the network now; what waits for one who does not any more is lost.
+    /// Makes inboxes for the lanes that the network has now; frames in inboxes of others are lost.
     #[cold]
     pub(super) fn renew_inboxes(&mut self, network: &mut dyn Network) {
         self.is_stale = false;

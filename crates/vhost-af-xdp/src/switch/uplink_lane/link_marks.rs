@@ -1,9 +1,8 @@
 //! Frames for ports of another worker: in the inbox of the link there, each with its note.
 //!
-//! All ports of a worker have one inbox: what came first goes first, and nobody's frames are many enough to keep
-//! others' away from the link. A run of frames that is given as one has the first one's note. That is everybody's, as
-//! they are of one flow; but a program may mark each frame as it likes, so frames with another mark wait for the next
-//! batch.
+//! All ports of a worker share one inbox: first in, first out, and no port's frames are many enough to keep others' off
+//! the link. A merged run of frames has the mark of the first one. It applies to all of them, since they are of one
+//! flow; but a program may mark each frame as it likes, so frames with another flow mark wait for the next batch.
 
 use std::collections::VecDeque;
 
@@ -99,7 +98,7 @@ impl<N: Lent> UplinkLane<N> {
         route
     }
 
-    /// What is known of the frame in hand, whose port was found.
+    /// The mark of the current frame, whose port was found.
     fn mark_of(&self, hints: &Hints) -> CrossWorkerMark {
         let flow = FlowHints::of(hints);
         let to = self.found.and_then(|port| {

@@ -1,7 +1,7 @@
 //! Copies of what came to the uplink for promiscuous ports.
 //!
-//! A frame is copied as it comes, before its tag is taken off and its chunks are gone, and given to those who listen
-//! when its last piece is there. Only while there is somebody who does.
+//! A frame is copied on arrival, before its tag is removed and its chunks are gone, and delivered to promiscuous ports
+//! when its last piece has arrived. Only while there is such a port.
 
 use acl::FlowHints;
 use device::counters::PairCounters;
@@ -25,7 +25,7 @@ pub(super) struct Mirror {
     frame: Vec<u8>,
     /// A piece of it is missing.
     spoiled: bool,
-    /// What was told of its flow.
+    /// What the NIC reported about its flow.
     flow: FlowHints,
 }
 
@@ -67,8 +67,8 @@ impl Mirror {
         self.spoiled = true;
     }
 
-    /// The frame, which is to no group, is whole; `found`: who it is for. Groups go to all anyway. What asking the
-    /// listeners' filter rules was work for, in frames of a turn.
+    /// Delivers a whole frame, which is no multicast (that goes to all ports anyway); `found`: its port. Returns the
+    /// cost of the listeners' filter rules, in frames of a budget.
     #[cold]
     pub(super) fn give(
         &mut self,

@@ -1,4 +1,4 @@
-//! Frames to groups that came to the uplink's queue: a copy for each port of their VLAN that has a buffer now.
+//! Multicast that arrived at the uplink's queue: a copy for each port of its VLAN that has a buffer now.
 //!
 //! Each is a look-up for each port that has filter rules. So a turn's frames may be very much work: what is more than a
 //! turn waits for the next round, and nothing more is received meanwhile.
@@ -39,13 +39,13 @@ impl<N: Lent> UplinkLane<N> {
         frames
     }
 
-    /// Delivers a frame to a group, in that many pieces, to all guests that have buffers now.
+    /// Delivers a multicast frame of `pieces` pieces to all guests that have buffers now.
     fn deliver_to_all(&mut self, pieces: usize, network: &mut dyn Network) -> usize {
         let umem = &self.queue.umem;
         let vlan = vlan_of(umem, &self.multicast[0]);
         let mark = CrossWorkerMark::new(Destination::Multicast, None, &self.forwarding.fdb);
         let mut frames = 0;
-        // Those who have it with its tag first: without it is another frame.
+        // Ports with tags first: the frame changes for those without.
         for is_tagged in [true, false] {
             if !is_tagged && vlan != 0 {
                 let mut bytes = [0; LOOK_BYTES];
@@ -58,7 +58,7 @@ impl<N: Lent> UplinkLane<N> {
             let len: u32 = self.ranges.iter().map(|range| range.len).sum();
             for (at, inbox) in self.inboxes.iter_mut().enumerate() {
                 let known = self.forwarding.port(inbox.port);
-                // Groups go by the first pair.
+                // Multicast goes to the first pair.
                 if self.inbox_of[usize::from(inbox.port.0)].index.first() != Some(at) {
                     continue;
                 }
@@ -72,7 +72,7 @@ impl<N: Lent> UplinkLane<N> {
                 if inbox.is_filtered {
                     let mut head = [0; LONG_LOOK_BYTES];
                     let head = first_bytes(umem, &self.multicast[0], &mut head);
-                    let admits = target.lets_pass(head, Facts::of_len(len as usize));
+                    let admits = target.allows(head, Facts::of_len(len as usize));
                     let work = target.take_work();
                     self.deficit += work;
                     self.multicast_work += work;

@@ -12,8 +12,8 @@ use crate::switch::flows::{FLOW_BYTES, Flow, Flows};
 use crate::switch::retag::{put_tag_back, untag};
 
 impl<N: Lent> UplinkLane<N> {
-    /// Where a frame goes, by its first piece and what stood before it. What the guest shall not see of the frame is
-    /// taken off there, and what it shall see is put back.
+    /// The route of a frame, by its first piece and its metadata. Removes the tag for a port without tags, and inserts
+    /// it again for one with tags.
     #[inline]
     pub(super) fn route_of(&mut self, piece: &mut RxDesc, hints: &Hints) -> Route {
         if let Some(port) = hints.port.and_then(|mark| self.marked(PortMark(mark))) {

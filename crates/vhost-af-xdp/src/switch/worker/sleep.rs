@@ -1,4 +1,4 @@
-//! How a worker sleeps: what it arms, what wakes it, and whom it does not listen to.
+//! How a worker sleeps: which notifications it enables, what wakes it, and whose kicks it ignores.
 
 use std::cmp::Reverse;
 use std::mem::MaybeUninit;
@@ -14,14 +14,14 @@ use crate::switch::slots::{self, NIC_EVENT, Slot};
 
 /// How a rest ended.
 pub(super) enum Rest {
-    /// The worker slept so long, until then.
+    /// The worker slept, for how long, and when it woke.
     Slept { asleep: Duration, woken: Instant },
     /// There is work, and it did not.
     HasWork,
 }
 
 impl Worker {
-    /// How long lanes that carry much are let alone now.
+    /// How long lanes with much traffic pause now.
     pub(super) fn pause(&mut self, now: Instant) -> Duration {
         let lanes = self.lanes.iter_mut();
         let lanes = lanes.map(|slot| (slot.lane.carried(), &mut slot.share));
@@ -29,13 +29,13 @@ impl Worker {
         self.moderation.pause()
     }
 
-    /// Arms all lanes but those that are let alone for a while, and sleeps until something happens. `is_sure`: the last
-    /// round has moved no frames; else lanes may have more to do, and then it does not sleep.
+    /// Enables notifications of all lanes except those in a pause, and sleeps until an event. `is_sure`: the last round
+    /// moved no frame; otherwise lanes may have more work, and the worker does not sleep.
     pub(super) fn rest(&mut self, now: Instant, is_sure: bool) -> Rest {
         let mut work = self.watch_again();
         let (pause, mut is_pause) = (self.pause(now), false);
         let mut next = 0;
-        // One that dozed may have to be armed anew, for what others wait for of it.
+        // A lane that was idle may have to enable notifications again, because other lanes wait for its buffers.
         while let Some(&at) = self.awake.get(next) {
             next += 1;
             let Slot {
@@ -89,7 +89,7 @@ impl Worker {
         Rest::Slept { asleep, woken }
     }
 
-    /// Asks for no kicks of lanes that breathe.
+    /// Disables notifications of the lanes that are polled.
     fn disable_notifications(&mut self) {
         for &at in &self.awake {
             let slot = &mut self.lanes[at];
@@ -98,13 +98,13 @@ impl Worker {
         }
     }
 
-    /// Sleeps until a guest kicks, control has sent something, a NIC that a lane awaits has frames, or so long; how
-    /// long that was, and until when.
+    /// Sleeps until a guest kicks, a command arrives, an awaited NIC has frames, or `limit` has passed. Returns the
+    /// time asleep and the time of waking.
     pub(super) fn wait(&mut self, limit: Option<&Timespec>) -> (Duration, Instant) {
         if std::mem::take(&mut self.moved) > FEW {
             self.nic_wakes = 0;
         }
-        // A lane with a NIC never dozes (slots::breathe).
+        // A lane with a NIC is never idle (slots::poll).
         for &at in &self.awake {
             self.lanes[at].watch_nic(&self.epoll, self.nic_wakes >= OFTEN);
         }
@@ -115,7 +115,7 @@ impl Worker {
         self.progress.sleep();
         let before = Instant::now();
         self.counters.time.fall_asleep(before);
-        // EINTR and whatever is ready mean the same: look again.
+        // EINTR and any ready descriptor mean the same: look again.
         let (mut limit, mut is_nic, mut has_events) = (limit, false, true);
         if !fds.is_empty() {
             fds.push(PollFd::new(&self.epoll, PollFlags::IN));
@@ -142,7 +142,7 @@ impl Worker {
         (now.duration_since(before), now)
     }
 
-    /// Counts kicks that woke the worker, and listens no more to a lane whose guest does so for nothing.
+    /// Counts kicks that woke the worker, and ignores further kicks of a guest that kicks without frames.
     pub(super) fn note_wakes(&mut self, events: &[Event]) {
         for event in events {
             let Some(at) = self.place_of(LaneId(event.data.u64())) else {
@@ -157,9 +157,9 @@ impl Worker {
         }
     }
 
-    /// Listens again to lanes whose time is up; how long to sleep because of those that are not listened to.
+    /// Watches kicks again whose time of being ignored is over. Returns how long to sleep for the remaining ones.
     pub(super) fn watch_again(&mut self) -> Work {
-        // A deaf lane never dozes: try_doze refuses it, and its kick has woken it before it goes deaf.
+        // A lane whose kicks are ignored is never idle: try_idle refuses it, and its kick has woken it before.
         if self
             .awake
             .iter()
@@ -175,8 +175,8 @@ impl Worker {
                 slot.kicks_ignored_until = None;
             }
         }
-        // An eventfd that was written meanwhile is reported at once. Whatever these events tell is seen when the lanes
-        // are armed, and commands before the worker sleeps.
+        // An eventfd that was written meanwhile is reported at once. Lanes find the work of these events when they
+        // enable notifications, and commands are looked for before the worker sleeps.
         let mut events = [MaybeUninit::<Event>::uninit(); EVENTS];
         if let Ok((events, _)) = epoll::wait(&self.epoll, &mut events, Some(&NO_TIME)) {
             self.wake(events);

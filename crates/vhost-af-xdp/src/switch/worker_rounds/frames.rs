@@ -9,7 +9,7 @@ use super::Frames;
 pub(super) const TCP_HEADERS: u32 = 54;
 /// Payload of a TCP segment, bytes: a frame of 1514.
 const SEGMENT: u16 = 1460;
-/// What stands last in the hints before a frame.
+/// The layout's identifier, the last field of the hints before a frame.
 const HINTS_ID: u32 = 7;
 
 /// The MAC address of a guest.
@@ -17,7 +17,7 @@ pub(super) fn mac(number: u8) -> [u8; 6] {
     [2, 0, 0, 0, 0, number]
 }
 
-/// What a guest sends: a virtio-net header, and a frame of so many bytes to the other guest.
+/// A chain of a guest: a virtio-net header, and a frame of `bytes` to the other guest.
 pub(super) fn from_guest(frames: Frames, from: u8, bytes: u32) -> Vec<u8> {
     let [low, high] = SEGMENT.to_le_bytes();
     match frames {
@@ -30,7 +30,7 @@ pub(super) fn from_guest(frames: Frames, from: u8, bytes: u32) -> Vec<u8> {
     }
 }
 
-/// The `number`th frame that the null NIC receives, and how many of these bytes stand before it.
+/// The `number`th frame that the null NIC receives, and the length of the metadata before it.
 pub(super) fn to_guest(frames: Frames, number: u32, bytes: u32) -> (Vec<u8>, u32) {
     let frame = match frames {
         Frames::Gro => {
@@ -48,7 +48,7 @@ pub(super) fn to_guest(frames: Frames, number: u32, bytes: u32) -> (Vec<u8>, u32
     ([&before[..], &frame].concat(), before.len() as u32)
 }
 
-/// How hints stand before a frame.
+/// The layout of hints before a frame.
 pub(super) fn layout() -> Layout {
     let fields = [
         (Field::Timestamp, 0),
@@ -107,7 +107,7 @@ fn tcp(from: u8, bytes: u32, sequence: u32) -> Vec<u8> {
     frame
 }
 
-/// Addresses of a frame of so many bytes, and nothing else.
+/// A frame of `bytes` with addresses only.
 fn ipv4(from: u8, bytes: u32) -> Vec<u8> {
     let mut frame = vec![0; bytes as usize];
     frame[..6].copy_from_slice(&mac(1 - from));
